@@ -154,19 +154,12 @@ def analyze(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Examined:
-    """A report and the data behind it, for output that needs more detail than the report.
+    """A report and the data behind it, for output that needs more detail than the report."""
 
-    Args:
-        run: The recording.
-        analyses: The analysis of each rank's trace.
-        report: The report, as returned by :func:`analyze`.
-        simulation: The simulated run; None if it could not be simulated.
-    """
-
-    run: Run
-    analyses: RankAnalyses
-    report: Report
-    simulation: Simulation | None
+    run: Run  # The recording.
+    analyses: RankAnalyses  # The analysis of each rank's trace.
+    report: Report  # The report, as returned by :func:`analyze`.
+    simulation: Simulation | None  # The simulated run; None if it could not be simulated.
 
 
 def examine(

@@ -22,26 +22,20 @@ T = TypeVar("T")
 
 
 class Bound(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of one reader.
+    """The limits of one reader."""
 
-    Args:
-        reads: Readable description of its input, for example ``a saved report``.
-        num_bytes: Largest file, decompressed if it may be gzipped.
-        rows: Most rows, events or records that are kept; None if the size bounds them.
-        names: Most distinct names, ranks or columns that are kept; None if the size bounds them.
-        depth: Deepest nesting; None if nesting does not apply.
-        beyond: What happens above a limit: ``refused`` with an error, ``skipped`` with a note in
-            the report, or ``made again`` from the trace.
-        seconds_per_mb: CPU time per million decompressed bytes on a current machine. One malformed
-            input in a thousand may come close to it.
-    """
-
-    reads: str
-    num_bytes: int
+    reads: str  # Readable description of its input, for example ``a saved report``.
+    num_bytes: int  # Largest file, decompressed if it may be gzipped.
+    # Most rows, events or records that are kept; None if the size bounds them.
     rows: int | None = None
+    # Most distinct names, ranks or columns that are kept; None if the size bounds them.
     names: int | None = None
-    depth: int | None = None
+    depth: int | None = None  # Deepest nesting; None if nesting does not apply.
+    # What happens above a limit: ``refused`` with an error, ``skipped`` with a note in the report,
+    # or ``made again`` from the trace.
     beyond: Literal["refused", "skipped", "made again"]
+    # CPU time per million decompressed bytes on a current machine. One malformed input in a
+    # thousand may come close to it.
     seconds_per_mb: float = 0.5
 
 
@@ -281,18 +275,12 @@ class GzipLimit(msgspec.Struct):
 
     Logs and traces shrink to 1 % at best, because times and numbers differ from line to line. An
     archive with a higher ratio, or with thousands of empty members, was made on purpose.
-
-    Args:
-        ratio: Highest accepted ratio of decompressed to compressed bytes.
-        slack_bytes: Decompressed bytes that any file may have.
-        packed: Compressed bytes read.
-        unpacked: Decompressed bytes produced.
     """
 
-    ratio: int = 100
-    slack_bytes: int = 1 << 26
-    packed: int = 0
-    unpacked: int = 0
+    ratio: int = 100  # Highest accepted ratio of decompressed to compressed bytes.
+    slack_bytes: int = 1 << 26  # Decompressed bytes that any file may have.
+    packed: int = 0  # Compressed bytes read.
+    unpacked: int = 0  # Decompressed bytes produced.
 
     @property
     def problem(self) -> str:

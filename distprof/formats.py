@@ -38,26 +38,20 @@ _SUFFIXES = {
 
 
 class RenderOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How to show a report.
+    """How to show a report."""
 
-    Args:
-        width: Columns of the terminal.
-        color: Whether to use colour and font weight.
-        full: Whether text has every section, instead of only the verdict, the plan and fixes.
-        show_all: Whether to show every finding, rank, class and kernel instead of the first few;
-            implies ``full``.
-        sections: Names of the sections to show; empty for all.
-        saved_as: Path of the report's JSON, for the next command; empty if it was not saved.
-        fail_on: Lowest severity of a finding that fails a job, for formats that report this; empty
-            for warnings.
-    """
-
-    width: int = 100
-    color: bool = False
+    width: int = 100  # Columns of the terminal.
+    color: bool = False  # Whether to use colour and font weight.
+    # Whether text has every section, instead of only the verdict, the plan and fixes.
     full: bool = False
+    # Whether to show every finding, rank, class and kernel instead of the first few; implies
+    # ``full``.
     show_all: bool = False
-    sections: tuple[str, ...] = ()
+    sections: tuple[str, ...] = ()  # Names of the sections to show; empty for all.
+    # Path of the report's JSON, for the next command; empty if it was not saved.
     saved_as: str = ""
+    # Lowest severity of a finding that fails a job, for formats that report this; empty for
+    # warnings.
     fail_on: str = ""
 
 

@@ -22,17 +22,11 @@ _OF_PATH = ("PathFinder", "MetadataPathFinder")
 
 
 class Plugin(NamedTuple):
-    """An entry point of an installed package.
+    """An entry point of an installed package."""
 
-    Args:
-        name: Name in its group.
-        value: Location: ``module`` or ``module:attribute``.
-        package: Name of the package that declares it; empty if unknown.
-    """
-
-    name: str
-    value: str
-    package: str
+    name: str  # Name in its group.
+    value: str  # Location: ``module`` or ``module:attribute``.
+    package: str  # Name of the package that declares it; empty if unknown.
 
     def load(self) -> object:
         """Import the object.

@@ -74,29 +74,17 @@ def option(
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
-    """One option, as declared by its struct.
+    """One option, as declared by its struct."""
 
-    Args:
-        name: Name of the field.
-        help: One sentence.
-        default: Default of the field; None if a value is required.
-        value_type: ``bool``, ``int``, ``float`` or ``str``.
-        choices: Allowed values; empty for any.
-        low: Smallest value; None for any.
-        high: Largest value; None for any.
-        flag: Name on the command line, without dashes.
-        metavar: Placeholder of the value in help; empty for click's default.
-    """
-
-    name: str
-    help: str
-    default: Any
-    value_type: type
-    choices: tuple[str, ...]
-    low: float | None
-    high: float | None
-    flag: str
-    metavar: str
+    name: str  # Name of the field.
+    help: str  # One sentence.
+    default: Any  # Default of the field; None if a value is required.
+    value_type: type  # ``bool``, ``int``, ``float`` or ``str``.
+    choices: tuple[str, ...]  # Allowed values; empty for any.
+    low: float | None  # Smallest value; None for any.
+    high: float | None  # Largest value; None for any.
+    flag: str  # Name on the command line, without dashes.
+    metavar: str  # Placeholder of the value in help; empty for click's default.
 
     @property
     def spelling(self) -> str:

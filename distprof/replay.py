@@ -41,20 +41,14 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Graph(msgspec.Struct, frozen=True, kw_only=True):
-    """Operations ``0 … n - 1`` and their dependencies. Made by :meth:`of`.
+    """Operations ``0 … n - 1`` and their dependencies. Made by :meth:`of`."""
 
-    Args:
-        num_operations: n.
-        source: int64 per edge, the operation that the target waits for; edges sorted by level.
-        target: int64 per edge, the operation that waits.
-        edge: int64 per edge, its index among the given edges.
-        levels: Slices of the edges whose targets can be computed together, in order.
-    """
-
-    num_operations: int
+    num_operations: int  # n.
+    # int64 per edge, the operation that the target waits for; edges sorted by level.
     source: NDArray[np.int64]
-    target: NDArray[np.int64]
-    edge: NDArray[np.int64]
+    target: NDArray[np.int64]  # int64 per edge, the operation that waits.
+    edge: NDArray[np.int64]  # int64 per edge, its index among the given edges.
+    # Slices of the edges whose targets can be computed together, in order.
     levels: tuple[tuple[int, int], ...]
 
     @staticmethod

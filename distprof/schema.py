@@ -27,21 +27,13 @@ ABSENT = -1
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """One column: its name, dtype, unit and meaning.
+    """One column: its name, dtype, unit and meaning."""
 
-    Args:
-        name: Ends in ``_ns``, ``_bytes`` or ``_ratio`` if it has that unit.
-        dtype: ``category`` is a :class:`Coded` column of strings.
-        doc: Meaning of a value, one sentence.
-        unit: Unit of the values; empty for counts, ids and names.
-        nullable: Whether :data:`ABSENT` (for strings: the empty string) means unknown.
-    """
-
-    name: str
-    dtype: DType
-    doc: str
-    unit: str = ""
-    nullable: bool = False
+    name: str  # Ends in ``_ns``, ``_bytes`` or ``_ratio`` if it has that unit.
+    dtype: DType  # ``category`` is a :class:`Coded` column of strings.
+    doc: str  # Meaning of a value, one sentence.
+    unit: str = ""  # Unit of the values; empty for counts, ids and names.
+    nullable: bool = False  # Whether :data:`ABSENT` (for strings: the empty string) means unknown.
 
 
 class TableSchema(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,15 +53,10 @@ class TableSchema(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Coded(msgspec.Struct, frozen=True):
-    """A dictionary-encoded column of strings.
+    """A dictionary-encoded column of strings."""
 
-    Args:
-        codes: int32, one per row; an index into ``values``.
-        values: The distinct strings.
-    """
-
-    codes: NDArray[np.int32]
-    values: tuple[str, ...]
+    codes: NDArray[np.int32]  # int32, one per row; an index into ``values``.
+    values: tuple[str, ...]  # The distinct strings.
 
     def __len__(self) -> int:
         return len(self.codes)

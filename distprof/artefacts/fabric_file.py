@@ -19,26 +19,16 @@ Tier = Literal["node", "across"]
 
 
 class FabricPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One size of one collective.
+    """One size of one collective."""
 
-    Args:
-        bytes: Size as nccl-tests counts it.
-        time_ns: Time of one operation: the mean over the iterations of the median round.
-        low_ns: Time in the fastest round; None if only one figure is known.
-        high_ns: Time in the slowest round; None if only one figure is known.
-        num_rounds: Number of measurements.
-        num_iterations: Operations in each round, None when unknown.
-        algbw_bytes_per_s: ``bytes`` divided by the time.
-        busbw_bytes_per_s: ``algbw_bytes_per_s`` times the bus factor of the kind and the group.
-    """
-
-    bytes: int
-    time_ns: int
-    low_ns: int | None = None
-    high_ns: int | None = None
-    num_rounds: int = 1
-    num_iterations: int | None = None
-    algbw_bytes_per_s: float
+    bytes: int  # Size as nccl-tests counts it.
+    time_ns: int  # Time of one operation: the mean over the iterations of the median round.
+    low_ns: int | None = None  # Time in the fastest round; None if only one figure is known.
+    high_ns: int | None = None  # Time in the slowest round; None if only one figure is known.
+    num_rounds: int = 1  # Number of measurements.
+    num_iterations: int | None = None  # Operations in each round, None when unknown.
+    algbw_bytes_per_s: float  # ``bytes`` divided by the time.
+    # ``algbw_bytes_per_s`` times the bus factor of the kind and the group.
     busbw_bytes_per_s: float
 
 
@@ -47,92 +37,54 @@ class FabricFit(msgspec.Struct, frozen=True, kw_only=True):
 
     Intervals are 95 % confidence intervals if the model holds. ``residual_ratio`` shows how well it
     fits.
-
-    Args:
-        alpha_ns: Latency of one step of the algorithm.
-        alpha_low_ns: Lower end of its interval.
-        alpha_high_ns: Upper end.
-        bandwidth_bytes_per_s: 1 / β.
-        bandwidth_low_bytes_per_s: Lower end of its interval.
-        bandwidth_high_bytes_per_s: Upper end.
-        num_steps: Steps of the algorithm, each of which pays the latency.
-        algorithm: The algorithm assumed for ``num_steps``.
-        crossover_bytes: Size at which latency and transfer take the same time. Below it, the
-            operation is latency-bound.
-        residual_ratio: Relative deviation from the fitted time, median over sizes.
-        worst_ratio: The largest relative deviation.
-        worst_bytes: Size of the largest deviation.
     """
 
-    alpha_ns: float
-    alpha_low_ns: float
-    alpha_high_ns: float
-    bandwidth_bytes_per_s: float
-    bandwidth_low_bytes_per_s: float
-    bandwidth_high_bytes_per_s: float
-    num_steps: int
-    algorithm: str
+    alpha_ns: float  # Latency of one step of the algorithm.
+    alpha_low_ns: float  # Lower end of its interval.
+    alpha_high_ns: float  # Upper end.
+    bandwidth_bytes_per_s: float  # 1 / β.
+    bandwidth_low_bytes_per_s: float  # Lower end of its interval.
+    bandwidth_high_bytes_per_s: float  # Upper end.
+    num_steps: int  # Steps of the algorithm, each of which pays the latency.
+    algorithm: str  # The algorithm assumed for ``num_steps``.
+    # Size at which latency and transfer take the same time. Below it, the operation is
+    # latency-bound.
     crossover_bytes: int
-    residual_ratio: float
-    worst_ratio: float
-    worst_bytes: int
+    residual_ratio: float  # Relative deviation from the fitted time, median over sizes.
+    worst_ratio: float  # The largest relative deviation.
+    worst_bytes: int  # Size of the largest deviation.
 
 
 class FabricCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """One collective in one group, measured over sizes.
+    """One collective in one group, measured over sizes."""
 
-    Args:
-        kind: The operation, for example ``all_reduce``.
-        group_size: Ranks of the group.
-        num_nodes: Nodes that the group spans, None when unknown.
-        tier: ``node`` inside one node, ``across`` several nodes; None when unknown.
-        in_place: Whether input and output share memory (the second half of nccl-tests' table).
-        dtype: Type of the elements.
-        points: Measurements by size, ascending.
-        fit: The fit; None if ``refusal`` says why there is none.
-        refusal: Why there is no fit, one sentence; empty if there is one.
-        num_wrong: Measurements in which nccl-tests found wrong values: the fabric is broken.
-    """
-
-    kind: str
-    group_size: int
-    num_nodes: int | None = None
+    kind: str  # The operation, for example ``all_reduce``.
+    group_size: int  # Ranks of the group.
+    num_nodes: int | None = None  # Nodes that the group spans, None when unknown.
+    # ``node`` inside one node, ``across`` several nodes; None when unknown.
     tier: Tier | None = None
+    # Whether input and output share memory (the second half of nccl-tests' table).
     in_place: bool = False
-    dtype: str = ""
-    points: tuple[FabricPoint, ...]
-    fit: FabricFit | None = None
-    refusal: str = ""
-    num_wrong: int = 0
+    dtype: str = ""  # Type of the elements.
+    points: tuple[FabricPoint, ...]  # Measurements by size, ascending.
+    fit: FabricFit | None = None  # The fit; None if ``refusal`` says why there is none.
+    refusal: str = ""  # Why there is no fit, one sentence; empty if there is one.
+    num_wrong: int = 0  # Measurements in which nccl-tests found wrong values: the fabric is broken.
 
 
 class FabricFile(msgspec.Struct, frozen=True, kw_only=True):
-    """``fabric.json``: measurements of ``distprof bench``, or converted from nccl-tests.
+    """``fabric.json``: measurements of ``distprof bench``, or converted from nccl-tests."""
 
-    Args:
-        schema: ``distprof.fabric/1``.
-        origin: ``distprof bench`` or ``nccl-tests``.
-        source: The file it was read from; empty if distprof measured it.
-        distprof_version: Version of the writer.
-        measured_ns: Time of the measurement, ns since the epoch; None when unknown.
-        device: Name of the accelerator, or ``cpu``.
-        backend: ``nccl`` or ``gloo``.
-        world_size: Ranks of the job.
-        hosts: Host names, in the order of ranks.
-        versions: Versions of torch, NCCL and other packages.
-        curves: All measured curves.
-        notes: Omissions and anomalies, one sentence each.
-    """
-
-    schema: str = FABRIC_SCHEMA
-    origin: str
-    source: str = ""
-    distprof_version: str = ""
+    schema: str = FABRIC_SCHEMA  # ``distprof.fabric/1``.
+    origin: str  # ``distprof bench`` or ``nccl-tests``.
+    source: str = ""  # The file it was read from; empty if distprof measured it.
+    distprof_version: str = ""  # Version of the writer.
+    # Time of the measurement, ns since the epoch; None when unknown.
     measured_ns: int | None = None
-    device: str = ""
-    backend: str = ""
-    world_size: int | None = None
-    hosts: tuple[str, ...] = ()
-    versions: dict[str, str] = {}
-    curves: tuple[FabricCurve, ...]
-    notes: tuple[str, ...] = ()
+    device: str = ""  # Name of the accelerator, or ``cpu``.
+    backend: str = ""  # ``nccl`` or ``gloo``.
+    world_size: int | None = None  # Ranks of the job.
+    hosts: tuple[str, ...] = ()  # Host names, in the order of ranks.
+    versions: dict[str, str] = {}  # Versions of torch, NCCL and other packages.
+    curves: tuple[FabricCurve, ...]  # All measured curves.
+    notes: tuple[str, ...] = ()  # Omissions and anomalies, one sentence each.

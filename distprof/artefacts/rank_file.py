@@ -9,91 +9,54 @@ from distprof.artefacts.run_file import Overhead, ProbeStatus, RankEntry, RunFil
 
 
 class RankFile(msgspec.Struct, frozen=True, kw_only=True):
-    """``rank.json``: written when probes start, and again when they stop.
+    """``rank.json``: written when probes start, and again when they stop."""
 
-    Args:
-        schema: ``distprof.rank/1``.
-        rank: Global rank.
-        world_size: World size in this process, None without a process group.
-        node: torchrun's group rank or SLURM's node id, None when unknown.
-        host: Host name.
-        local_rank: Index on its node, None when unknown.
-        device: Name of its accelerator, or ``cpu``.
-        backend: Backend of the default process group; empty without one.
-        pid: Process id.
-        mesh: Mesh axis to its size, as far as the process knows.
-        coordinates: Index along each mesh axis.
-        versions: As in run.json.
-        started_ns: ns since the epoch.
-        ended_ns: None until the probes have stopped cleanly.
-        probes: State of each probe so far.
-        overhead: Overhead measured so far.
-        notes: One sentence each.
-    """
-
-    schema: str = RANK_SCHEMA
-    rank: int
-    world_size: int | None = None
-    node: int | None = None
-    host: str = ""
-    local_rank: int | None = None
-    device: str = ""
-    backend: str = ""
-    pid: int
-    mesh: dict[str, int] = {}
-    coordinates: dict[str, int] = {}
-    versions: dict[str, str] = {}
-    started_ns: int
-    ended_ns: int | None = None
-    probes: tuple[ProbeStatus, ...] = ()
-    overhead: tuple[Overhead, ...] = ()
-    notes: tuple[str, ...] = ()
+    schema: str = RANK_SCHEMA  # ``distprof.rank/1``.
+    rank: int  # Global rank.
+    world_size: int | None = None  # World size in this process, None without a process group.
+    node: int | None = None  # torchrun's group rank or SLURM's node id, None when unknown.
+    host: str = ""  # Host name.
+    local_rank: int | None = None  # Index on its node, None when unknown.
+    device: str = ""  # Name of its accelerator, or ``cpu``.
+    backend: str = ""  # Backend of the default process group; empty without one.
+    pid: int  # Process id.
+    mesh: dict[str, int] = {}  # Mesh axis to its size, as far as the process knows.
+    coordinates: dict[str, int] = {}  # Index along each mesh axis.
+    versions: dict[str, str] = {}  # As in run.json.
+    started_ns: int  # ns since the epoch.
+    ended_ns: int | None = None  # None until the probes have stopped cleanly.
+    probes: tuple[ProbeStatus, ...] = ()  # State of each probe so far.
+    overhead: tuple[Overhead, ...] = ()  # Overhead measured so far.
+    notes: tuple[str, ...] = ()  # One sentence each.
 
 
 class ErrorFile(msgspec.Struct, frozen=True, kw_only=True):
-    """``error.json``: why a rank's Python code stopped.
+    """``error.json``: why a rank's Python code stopped."""
 
-    Args:
-        rank: Global rank.
-        time_ns: Time of the exception, ns since the epoch.
-        kind: Name of the exception's class.
-        message: Text of the exception.
-        traceback: Traceback in Python's format.
-        is_peer_loss: Whether the exception only reports that another rank disappeared or timed out.
-        step: Last step completed, None before the first.
-    """
-
-    rank: int
-    time_ns: int
-    kind: str
-    message: str
-    traceback: str
+    rank: int  # Global rank.
+    time_ns: int  # Time of the exception, ns since the epoch.
+    kind: str  # Name of the exception's class.
+    message: str  # Text of the exception.
+    traceback: str  # Traceback in Python's format.
+    # Whether the exception only reports that another rank disappeared or timed out.
     is_peer_loss: bool
-    step: int | None = None
+    step: int | None = None  # Last step completed, None before the first.
 
 
 class AttachFile(msgspec.Struct, frozen=True, kw_only=True):
-    """``attach.json``: where ``distprof attach`` reaches a live rank.
+    """``attach.json``: where ``distprof attach`` reaches a live rank."""
 
-    Args:
-        rank: Global rank.
-        host: The only host from which it can be reached.
-        pid: Process id on that host.
-        started_ticks: Start of that process, in clock ticks since the machine booted. Together with
-            the pid, it identifies the process uniquely.
-        socket: Path of the unix socket that its worker server listens on; empty if there is none,
-            and ``reason`` says why.
-        reason: Why the rank cannot be reached.
-        takes_requests: Whether it receives requests in the run directory, through a rank of its
-            node.
-    """
-
-    rank: int
-    host: str
-    pid: int
+    rank: int  # Global rank.
+    host: str  # The only host from which it can be reached.
+    pid: int  # Process id on that host.
+    # Start of that process, in clock ticks since the machine booted. Together with the pid, it
+    # identifies the process uniquely.
     started_ticks: int = 0
+    # Path of the unix socket that its worker server listens on; empty if there is none, and
+    # ``reason`` says why.
     socket: str = ""
-    reason: str = ""
+    reason: str = ""  # Why the rank cannot be reached.
+    # Whether it receives requests in the run directory, through a rank of its node.
     takes_requests: bool = False
 
 

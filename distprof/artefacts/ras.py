@@ -6,21 +6,13 @@ from distprof.artefacts.record import Record
 
 
 class TroubledRank(Record, frozen=True, kw_only=True):
-    """A rank with a problem.
+    """A rank with a problem."""
 
-    Args:
-        kind: ``dead``, ``unresponsive``, ``error``, ``status`` (its status differs from that of the
-            other ranks), or ``behind`` (it has launched fewer operations than the others).
-        rank: Global rank, None if unknown.
-        place: Readable location: process, GPU and node.
-        communicator: Hash of the communicator; empty for a process of the job.
-        size: Ranks of the communicator, None if unknown.
-        text: Error, status, or the number of operations launched.
-    """
-
+    # ``dead``, ``unresponsive``, ``error``, ``status`` (its status differs from that of the other
+    # ranks), or ``behind`` (it has launched fewer operations than the others).
     kind: str
-    rank: int | None
-    place: str
-    communicator: str
-    size: int | None
-    text: str
+    rank: int | None  # Global rank, None if unknown.
+    place: str  # Readable location: process, GPU and node.
+    communicator: str  # Hash of the communicator; empty for a process of the job.
+    size: int | None  # Ranks of the communicator, None if unknown.
+    text: str  # Error, status, or the number of operations launched.

@@ -11,105 +11,62 @@ SUMMARY_SCHEMA = "distprof.summary/1"
 
 
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
-    """The properties that two comparable runs share; empty or None when unknown.
+    """The properties that two comparable runs share; empty or None when unknown."""
 
-    Args:
-        world_size: Ranks of the job.
-        num_nodes: Nodes of the job.
-        device: Name of the accelerator, or of the CPU for CPU ranks.
-        backend: Backend of the process groups, for example ``nccl``.
-        workload: Name of the reference workload, or the user's command.
-        strategy: Readable name, for example ``FSDP (ZeRO-3)``.
-        mesh: Mesh axis to its size.
-        config: Configuration of the workload, flattened: ``section.option`` to its value as text.
-        versions: ``driver``, ``cuda``, ``nccl``, ``torch``, ``python``, ``distprof``.
-        environment: Allow-listed variables that change speed, for example ``NCCL_ALGO``.
-    """
-
-    world_size: int | None = None
-    num_nodes: int | None = None
-    device: str = ""
-    backend: str = ""
-    workload: str = ""
-    strategy: str = ""
-    mesh: dict[str, int] = {}
+    world_size: int | None = None  # Ranks of the job.
+    num_nodes: int | None = None  # Nodes of the job.
+    device: str = ""  # Name of the accelerator, or of the CPU for CPU ranks.
+    backend: str = ""  # Backend of the process groups, for example ``nccl``.
+    workload: str = ""  # Name of the reference workload, or the user's command.
+    strategy: str = ""  # Readable name, for example ``FSDP (ZeRO-3)``.
+    mesh: dict[str, int] = {}  # Mesh axis to its size.
+    # Configuration of the workload, flattened: ``section.option`` to its value as text.
     config: dict[str, str] = {}
+    # ``driver``, ``cuda``, ``nccl``, ``torch``, ``python``, ``distprof``.
     versions: dict[str, str] = {}
+    # Allow-listed variables that change speed, for example ``NCCL_ALGO``.
     environment: dict[str, str] = {}
 
 
 class StepParts(msgspec.Struct, frozen=True, kw_only=True):
-    """Breakdown of the mean traced step of the mean rank, ns; parts add up to ``span_ns`` exactly.
+    """Breakdown of the mean traced step of the mean rank, ns; parts add up to ``span_ns``."""
 
-    Args:
-        span_ns: The step.
-        computation_ns: Computation.
-        exposed_transfer_ns: Exposed communication that moves data.
-        exposed_wait_ns: Exposed waiting for late ranks in collectives: imbalance, stragglers.
-        bubble_ns: Waiting for messages of a pipeline.
-        unsplit_comm_ns: Exposed communication whose waiting and transfer cannot be separated.
-        host_ns: Idle because the CPU launched late or synchronised.
-        input_ns: Idle while waiting for input.
-        copy_ns: Memory copies and sets.
-        other_ns: Idle for other or unknown causes.
-    """
-
-    span_ns: int
-    computation_ns: int
-    exposed_transfer_ns: int
-    exposed_wait_ns: int
-    bubble_ns: int
-    unsplit_comm_ns: int
-    host_ns: int
-    input_ns: int
-    copy_ns: int
-    other_ns: int
+    span_ns: int  # The step.
+    computation_ns: int  # Computation.
+    exposed_transfer_ns: int  # Exposed communication that moves data.
+    exposed_wait_ns: int  # Exposed waiting for late ranks in collectives: imbalance, stragglers.
+    bubble_ns: int  # Waiting for messages of a pipeline.
+    unsplit_comm_ns: int  # Exposed communication whose waiting and transfer cannot be separated.
+    host_ns: int  # Idle because the CPU launched late or synchronised.
+    input_ns: int  # Idle while waiting for input.
+    copy_ns: int  # Memory copies and sets.
+    other_ns: int  # Idle for other or unknown causes.
 
 
 class SummaryFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one run. Ratios are 0 to 1; None means unknown, never 0.
+    """The figures of one run. Ratios are 0 to 1; None means unknown, never 0."""
 
-    Args:
-        schema: Schema of this document.
-        distprof_version: Version of the writer.
-        source: Run directory, report or file of measurements that it summarises.
-        label: Readable label, for example ``ddp on 4 ranks, repeat 2``.
-        git_commit: Commit of the code that ran; empty if unknown.
-        created_ns: End of the run, or the time of reading if unknown; ns since the epoch.
-        fingerprint: The properties that comparable runs share.
-        step_ns: Durations of steady steps without a profiler, each on the median rank, in order of
-            time; traced steps if there are no others (``is_traced``).
-        is_traced: Whether a profiler was recording during ``step_ns``.
-        tokens_per_step: Tokens of all ranks together.
-        samples_per_step: Samples of all ranks together.
-        parts: Breakdown of the traced step; None without traces.
-        overlap_ratio: Share of communication that overlaps with computation.
-        exposed_comm_ratio: Share of the step in exposed communication.
-        bubble_ratio: Largest bubble fraction of its pipelines.
-        imbalance_ratio: Cost of stragglers relative to the step: slowdown − 1 of the replayed run.
-        expert_imbalance_ratio: Largest max/mean load of its expert layers.
-        mfu_ratio: Model FLOP utilisation.
-        peak_memory_bytes: Maximum over all ranks: accelerator memory, or process memory on CPUs.
-        energy_per_step_j: Energy of all GPUs together.
-    """
-
-    schema: str = SUMMARY_SCHEMA
-    distprof_version: str
-    source: str = ""
-    label: str = ""
-    git_commit: str = ""
-    created_ns: int
-    fingerprint: Fingerprint = Fingerprint()
+    schema: str = SUMMARY_SCHEMA  # Schema of this document.
+    distprof_version: str  # Version of the writer.
+    source: str = ""  # Run directory, report or file of measurements that it summarises.
+    label: str = ""  # Readable label, for example ``ddp on 4 ranks, repeat 2``.
+    git_commit: str = ""  # Commit of the code that ran; empty if unknown.
+    created_ns: int  # End of the run, or the time of reading if unknown; ns since the epoch.
+    fingerprint: Fingerprint = Fingerprint()  # The properties that comparable runs share.
+    # Durations of steady steps without a profiler, each on the median rank, in order of time;
+    # traced steps if there are no others (``is_traced``).
     step_ns: tuple[int, ...] = ()
-    is_traced: bool = False
-    tokens_per_step: float | None = None
-    samples_per_step: float | None = None
-    parts: StepParts | None = None
-    overlap_ratio: float | None = None
-    exposed_comm_ratio: float | None = None
-    bubble_ratio: float | None = None
+    is_traced: bool = False  # Whether a profiler was recording during ``step_ns``.
+    tokens_per_step: float | None = None  # Tokens of all ranks together.
+    samples_per_step: float | None = None  # Samples of all ranks together.
+    parts: StepParts | None = None  # Breakdown of the traced step; None without traces.
+    overlap_ratio: float | None = None  # Share of communication that overlaps with computation.
+    exposed_comm_ratio: float | None = None  # Share of the step in exposed communication.
+    bubble_ratio: float | None = None  # Largest bubble fraction of its pipelines.
+    # Cost of stragglers relative to the step: slowdown − 1 of the replayed run.
     imbalance_ratio: float | None = None
-    expert_imbalance_ratio: float | None = None
-    mfu_ratio: float | None = None
+    expert_imbalance_ratio: float | None = None  # Largest max/mean load of its expert layers.
+    mfu_ratio: float | None = None  # Model FLOP utilisation.
+    # Maximum over all ranks: accelerator memory, or process memory on CPUs.
     peak_memory_bytes: int | None = None
-    energy_per_step_j: float | None = None
+    energy_per_step_j: float | None = None  # Energy of all GPUs together.

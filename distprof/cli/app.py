@@ -92,13 +92,9 @@ class _Terminated(BaseException):
 
 @dataclass
 class State:
-    """State of one invocation of the program.
+    """State of one invocation of the program."""
 
-    Args:
-        debug: Whether to show the traceback of an unexpected error.
-    """
-
-    debug: bool = False
+    debug: bool = False  # Whether to show the traceback of an unexpected error.
 
 
 class _Verbs(click.Group):

@@ -57,19 +57,13 @@ _FEW_FREE_BYTES = 2 * 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """The outcome of one check.
+    """The outcome of one check."""
 
-    Args:
-        name: What was checked.
-        state: ``ok``, ``absent`` (something optional is not installed) or ``problem``.
-        found: What was found.
-        fix: How to fix a problem, or the command that installs the absent package.
-    """
-
-    name: str
+    name: str  # What was checked.
+    # ``ok``, ``absent`` (something optional is not installed) or ``problem``.
     state: Literal["ok", "absent", "problem"]
-    found: str
-    fix: str = ""
+    found: str  # What was found.
+    fix: str = ""  # How to fix a problem, or the command that installs the absent package.
 
 
 @click.command()

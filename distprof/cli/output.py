@@ -35,29 +35,17 @@ _ASCII = str.maketrans("█▓▒▚▞░·µ–…×→", "#=~+%.-u-~x>")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """The user's choices about output.
+    """The user's choices about output."""
 
-    Args:
-        format_name: Name of a reporter; None to go by the file extension, else text.
-        output: File to write, None for stdout.
-        force: Whether files may be replaced.
-        width: Columns of text; None for the width of the terminal.
-        show_all: Whether to show every row and finding.
-        quiet: Whether to write only errors to stderr.
-        full: Whether the text of a report has every section.
-        sections: Sections of a report to show; empty for all.
-        fail_on: Lowest severity of a finding that fails; None if no finding does.
-    """
-
-    format_name: str | None
-    output: str | None
-    force: bool
-    width: int | None
-    show_all: bool
-    quiet: bool
-    full: bool = False
-    sections: tuple[str, ...] = ()
-    fail_on: str | None = None
+    format_name: str | None  # Name of a reporter; None to go by the file extension, else text.
+    output: str | None  # File to write, None for stdout.
+    force: bool  # Whether files may be replaced.
+    width: int | None  # Columns of text; None for the width of the terminal.
+    show_all: bool  # Whether to show every row and finding.
+    quiet: bool  # Whether to write only errors to stderr.
+    full: bool = False  # Whether the text of a report has every section.
+    sections: tuple[str, ...] = ()  # Sections of a report to show; empty for all.
+    fail_on: str | None = None  # Lowest severity of a finding that fails; None if no finding does.
 
     @classmethod
     def taken_from(cls, options: dict[str, Any]) -> Output:

@@ -25,25 +25,16 @@ class Action(NamedTuple):
 
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
-    """Actions of all ranks of one pipeline and step, rank by rank, in the order of each rank.
+    """Actions of all ranks of one pipeline and step, rank by rank, in the order of each rank."""
 
-    Args:
-        schedule: Source of the order.
-        num_ranks: Ranks of the pipeline.
-        rank: int32 per action, index in the pipeline's group from 0, ascending.
-        stage: int32, from 0 over the whole pipeline.
-        kind: int8, a SlotKind.
-        micro_batch: int32, from 0.
-        overlaps: bool, whether the schedule runs it concurrently with the rank's next action
-            (DualPipe's pairs of a forward and a backward).
-    """
-
-    schedule: str
-    num_ranks: int
-    rank: NDArray[np.int32]
-    stage: NDArray[np.int32]
-    kind: NDArray[np.int8]
-    micro_batch: NDArray[np.int32]
+    schedule: str  # Source of the order.
+    num_ranks: int  # Ranks of the pipeline.
+    rank: NDArray[np.int32]  # int32 per action, index in the pipeline's group from 0, ascending.
+    stage: NDArray[np.int32]  # int32, from 0 over the whole pipeline.
+    kind: NDArray[np.int8]  # int8, a SlotKind.
+    micro_batch: NDArray[np.int32]  # int32, from 0.
+    # bool, whether the schedule runs it concurrently with the rank's next action (DualPipe's pairs
+    # of a forward and a backward).
     overlaps: NDArray[np.bool_]
 
     def __len__(self) -> int:

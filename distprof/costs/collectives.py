@@ -176,15 +176,10 @@ def latency_steps(kind: CollectiveKind, group_size: int, algorithm: Algorithm) -
 
 
 class BucketTime(msgspec.Struct, frozen=True, kw_only=True):
-    """The α-β model of gradient buckets.
+    """The α-β model of gradient buckets."""
 
-    Args:
-        latency_ns: Fixed time per bucket (α).
-        ns_per_byte: Time per byte (β).
-    """
-
-    latency_ns: float
-    ns_per_byte: float
+    latency_ns: float  # Fixed time per bucket (α).
+    ns_per_byte: float  # Time per byte (β).
 
     def of(self, num_bytes: float) -> float:
         """Time of a bucket of this size, ns."""

@@ -14,27 +14,19 @@ from distprof.costs.actions import Orders, orders_from
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
-    """A pipeline schedule.
+    """A pipeline schedule."""
 
-    Args:
-        name: Name in :data:`SCHEDULES`.
-        make: Function of ranks, micro-batches and stages per rank that returns the order.
-        fewest: Minimum number of stages per rank.
-        most: Maximum number of stages per rank; None for no limit.
-        goes_back: Whether the second round of stages runs from the last rank to the first.
-        splits_backward: Whether weight gradients are separate actions.
-        fills: Whether it needs at least one micro-batch per stage of the whole pipeline.
-        grouped: Whether micro-batches pass the stages of a rank in groups.
-    """
-
-    name: str
+    name: str  # Name in :data:`SCHEDULES`.
+    # Function of ranks, micro-batches and stages per rank that returns the order.
     make: Callable[[int, int, int], Orders]
-    fewest: int = 1
-    most: int | None = 1
+    fewest: int = 1  # Minimum number of stages per rank.
+    most: int | None = 1  # Maximum number of stages per rank; None for no limit.
+    # Whether the second round of stages runs from the last rank to the first.
     goes_back: bool = False
-    splits_backward: bool = False
+    splits_backward: bool = False  # Whether weight gradients are separate actions.
+    # Whether it needs at least one micro-batch per stage of the whole pipeline.
     fills: bool = False
-    grouped: bool = False
+    grouped: bool = False  # Whether micro-batches pass the stages of a rank in groups.
 
     def rank_of(self, stage: int, num_ranks: int) -> int:
         """The rank that runs a stage."""

@@ -112,18 +112,13 @@ def lost_to_imbalance(expert_ns: ArrayLike) -> _Floats:
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """The expert in each slot of each rank, layer by layer.
+    """The expert in each slot of each rank, layer by layer."""
 
-    Args:
-        num_ranks: Ranks that share the experts.
-        num_experts: Experts of a layer.
-        expert: int64, shape ``(layers, slots)``: the expert in each slot. The first
-            ``slots / num_ranks`` slots belong to rank 0, and so on. The tokens of an expert in
-            several slots are divided evenly among them.
-    """
-
-    num_ranks: int
-    num_experts: int
+    num_ranks: int  # Ranks that share the experts.
+    num_experts: int  # Experts of a layer.
+    # int64, shape ``(layers, slots)``: the expert in each slot. The first ``slots / num_ranks``
+    # slots belong to rank 0, and so on. The tokens of an expert in several slots are divided evenly
+    # among them.
     expert: NDArray[np.int64]
 
     @property

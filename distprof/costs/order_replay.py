@@ -32,19 +32,13 @@ _GRADIENT = (SlotKind.BACKWARD, SlotKind.BACKWARD_INPUT)
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """Start and end times of a pipeline's actions; the first action starts at 0.
+    """Start and end times of a pipeline's actions; the first action starts at 0."""
 
-    Args:
-        orders: The replayed actions.
-        start_ns: Per action, int64, shape ``(n,)``, or ``(n, k)`` for k sets of durations.
-        end_ns: In the same form.
-        busy_ns: Busy time per rank, shape ``(ranks,)`` or ``(ranks, k)``.
-    """
-
-    orders: Orders
+    orders: Orders  # The replayed actions.
+    # Per action, int64, shape ``(n,)``, or ``(n, k)`` for k sets of durations.
     start_ns: NDArray[np.int64]
-    end_ns: NDArray[np.int64]
-    busy_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]  # In the same form.
+    busy_ns: NDArray[np.int64]  # Busy time per rank, shape ``(ranks,)`` or ``(ranks, k)``.
 
     @property
     def makespan_ns(self) -> Any:

@@ -20,72 +20,49 @@ from distprof.terms import SlotKind
 
 
 class StageWork(msgspec.Struct, frozen=True, kw_only=True):
-    """Work of the current stages on one of the current micro-batches.
+    """Work of the current stages on one of the current micro-batches."""
 
-    Args:
-        forward_ns: Per stage, from the first to the last.
-        backward_input_ns: Per stage, the part of the backward for gradients of inputs. If only the
-            whole backward is known, half of it is a fair estimate.
-        backward_weight_ns: Per stage, the part for gradients of weights.
-        num_micro_batches: Current number per step.
-        layers: Layers of each stage, assumed to share its work evenly; empty if unknown, so that a
-            stage can be divided anywhere.
-        fixed_ns: Fixed overhead of an action, independent of the size of its micro-batch (launches,
-            Python); 0 for none.
-    """
-
-    forward_ns: Int64Array
+    forward_ns: Int64Array  # Per stage, from the first to the last.
+    # Per stage, the part of the backward for gradients of inputs. If only the whole backward is
+    # known, half of it is a fair estimate.
     backward_input_ns: Int64Array
-    backward_weight_ns: Int64Array
-    num_micro_batches: int
+    backward_weight_ns: Int64Array  # Per stage, the part for gradients of weights.
+    num_micro_batches: int  # Current number per step.
+    # Layers of each stage, assumed to share its work evenly; empty if unknown, so that a stage can
+    # be divided anywhere.
     layers: tuple[int, ...] = ()
+    # Fixed overhead of an action, independent of the size of its micro-batch (launches, Python); 0
+    # for none.
     fixed_ns: int = 0
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A configuration to predict.
+    """A configuration to predict."""
 
-    Args:
-        schedule: One of :data:`~distprof.costs.known_schedules.SCHEDULES`.
-        num_micro_batches: Per step.
-        virtual_stages: Stages per rank; None for the schedule's minimum.
-        layer_split: Layers of each stage; None for the most even split.
-        keeps_stages: Whether to keep the work of the stages instead of using ``layer_split``. If
-            the number of stages changes, each current stage counts as the same number of layers,
-            and the new stages get equal numbers of them, so no stage is relieved.
-    """
-
-    schedule: str
-    num_micro_batches: int
-    virtual_stages: int | None = None
+    schedule: str  # One of :data:`~distprof.costs.known_schedules.SCHEDULES`.
+    num_micro_batches: int  # Per step.
+    virtual_stages: int | None = None  # Stages per rank; None for the schedule's minimum.
+    # Layers of each stage; None for the most even split.
     layer_split: tuple[int, ...] | None = None
+    # Whether to keep the work of the stages instead of using ``layer_split``. If the number of
+    # stages changes, each current stage counts as the same number of layers, and the new stages get
+    # equal numbers of them, so no stage is relieved.
     keeps_stages: bool = False
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """Predicted time and memory of a configuration; modelled, never measured.
+    """Predicted time and memory of a configuration; modelled, never measured."""
 
-    Args:
-        schedule: Name of the schedule.
-        num_micro_batches: Per step.
-        virtual_stages: Stages per rank.
-        layer_split: Layers of each stage, first to last; empty if layers are unknown.
-        step_ns: The pipeline's makespan plus the rest of the step.
-        makespan_ns: Time from the start of the first action to the end of the last.
-        bubble_fraction: Idle over total time of the ranks within the makespan, 0 to 1.
-        in_flight: Micro-batches whose activations the fullest rank holds, over all its layers.
-        activation_ratio: The same in micro-batches of the current size: its activation memory.
-    """
-
-    schedule: str
-    num_micro_batches: int
-    virtual_stages: int
+    schedule: str  # Name of the schedule.
+    num_micro_batches: int  # Per step.
+    virtual_stages: int  # Stages per rank.
+    # Layers of each stage, first to last; empty if layers are unknown.
     layer_split: tuple[int, ...]
-    step_ns: int
-    makespan_ns: int
-    bubble_fraction: float
-    in_flight: float
-    activation_ratio: float
+    step_ns: int  # The pipeline's makespan plus the rest of the step.
+    makespan_ns: int  # Time from the start of the first action to the end of the last.
+    bubble_fraction: float  # Idle over total time of the ranks within the makespan, 0 to 1.
+    in_flight: float  # Micro-batches whose activations the fullest rank holds, over all its layers.
+    activation_ratio: float  # The same in micro-batches of the current size: its activation memory.
 
 
 def predict(

@@ -35,17 +35,11 @@ Floats = NDArray[np.float64]
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """An estimate and its 95 % confidence interval, unless another level was requested.
+    """An estimate and its 95 % confidence interval, unless another level was requested."""
 
-    Args:
-        value: The estimate.
-        low: Lower end; minus infinity if the spread is unknown.
-        high: Upper end.
-    """
-
-    value: float
-    low: float
-    high: float
+    value: float  # The estimate.
+    low: float  # Lower end; minus infinity if the spread is unknown.
+    high: float  # Upper end.
 
 
 def student_quantile(freedom: float, level: Level = 95) -> float:

@@ -96,29 +96,18 @@ def peak_ranks(sigma: float, kappa: float) -> float | None:
 
 
 class ScalingFit(msgspec.Struct, frozen=True, kw_only=True):
-    """One fitted law.
+    """One fitted law."""
 
-    Args:
-        law: The law.
-        names: Names of its parameters.
-        parameters: Estimates with their intervals, clipped to the range that the law allows.
-        base_throughput: Fitted throughput of one rank.
-        residual_ratio: Median relative deviation of a throughput from the fit.
-        num_sizes: Number of distinct sizes.
-        num_points: Number of throughputs.
-        largest: Largest measured number of ranks, above which :meth:`efficiency` extrapolates.
-        notes: Deviations that the bounds hide, one sentence each.
-    """
-
-    law: Law
-    names: tuple[str, ...]
+    law: Law  # The law.
+    names: tuple[str, ...]  # Names of its parameters.
+    # Estimates with their intervals, clipped to the range that the law allows.
     parameters: tuple[Interval, ...]
-    base_throughput: float
-    residual_ratio: float
-    num_sizes: int
-    num_points: int
-    largest: int
-    notes: tuple[str, ...]
+    base_throughput: float  # Fitted throughput of one rank.
+    residual_ratio: float  # Median relative deviation of a throughput from the fit.
+    num_sizes: int  # Number of distinct sizes.
+    num_points: int  # Number of throughputs.
+    largest: int  # Largest measured number of ranks, above which :meth:`efficiency` extrapolates.
+    notes: tuple[str, ...]  # Deviations that the bounds hide, one sentence each.
     _free: _Line
     _bounded: Floats
 

@@ -12,33 +12,20 @@ Precision = Literal["bf16", "fp16", "fp8", "fp32"]
 
 
 class TrainedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """The model and how it is trained; None means unknown.
+    """The model and how it is trained; None means unknown."""
 
-    Args:
-        name: Display name of the model.
-        source: Source of the information: ``run.json`` or the configuration file.
-        parameters: N, all parameters.
-        active_parameters: Parameters that process a token.
-        shape: Layers and widths; None if only parameters are known.
-        sequence: S, tokens per sequence.
-        tokens_per_step: Tokens of all ranks together, if the configuration says so.
-        precision: Precision of matrix products.
-        recomputation: Recomputation of activations in the backward.
-        zero_stage: 0 to 3 (FSDP); None if unknown.
-        shards: Ranks that share the state.
-    """
-
-    name: str
-    source: str
-    parameters: float
-    active_parameters: float
-    shape: Transformer | None = None
-    sequence: int | None = None
+    name: str  # Display name of the model.
+    source: str  # Source of the information: ``run.json`` or the configuration file.
+    parameters: float  # N, all parameters.
+    active_parameters: float  # Parameters that process a token.
+    shape: Transformer | None = None  # Layers and widths; None if only parameters are known.
+    sequence: int | None = None  # S, tokens per sequence.
+    # Tokens of all ranks together, if the configuration says so.
     tokens_per_step: int | None = None
-    precision: Precision = "bf16"
-    recomputation: Recomputation = "none"
-    zero_stage: int | None = None
-    shards: int | None = None
+    precision: Precision = "bf16"  # Precision of matrix products.
+    recomputation: Recomputation = "none"  # Recomputation of activations in the backward.
+    zero_stage: int | None = None  # 0 to 3 (FSDP); None if unknown.
+    shards: int | None = None  # Ranks that share the state.
 
     @property
     def flop_per_token(self) -> float:

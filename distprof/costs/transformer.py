@@ -16,70 +16,40 @@ Recomputation = Literal["none", "selective", "full"]
 class Latent(msgspec.Struct, frozen=True, kw_only=True):
     """Multi-head latent attention: queries, keys and values come from compressed vectors.
 
-    Args:
-        query_rank: Width of the compressed query.
-        kv_rank: Width of the compressed key and value.
-        plain_size: Width of a head's query and key without positions.
-        rope_size: Width of the part with positions; the key's part is shared by all heads.
-        value_size: Width of a head's value.
-
     Source:
         DeepSeek-V2 report, section 2.1.
     """
 
-    query_rank: int
-    kv_rank: int
-    plain_size: int
-    rope_size: int
-    value_size: int
+    query_rank: int  # Width of the compressed query.
+    kv_rank: int  # Width of the compressed key and value.
+    plain_size: int  # Width of a head's query and key without positions.
+    rope_size: int  # Width of the part with positions; the key's part is shared by all heads.
+    value_size: int  # Width of a head's value.
 
 
 class Transformer(msgspec.Struct, frozen=True, kw_only=True):
-    """The shape of a decoder.
+    """The shape of a decoder."""
 
-    Args:
-        name: Name of the model.
-        layers: L, all blocks.
-        hidden: H.
-        heads: a, query heads.
-        kv_heads: Key and value heads.
-        ffn: Width of a dense MLP.
-        vocabulary: Vocabulary size.
-        head_size: Width of one head; 0 for H / a.
-        gated: Whether MLPs have a gate (three matrices instead of two).
-        tied: Whether input and output embedding are shared.
-        biased: Whether there are biases everywhere and norms with a shift, as in GPT.
-        learned_positions: Number of positions with a learned embedding.
-        dropout: Whether dropout masks are kept for the backward.
-        experts: E, routed experts per layer; 0 for a dense model.
-        top_k: k, experts per token.
-        expert_ffn: Width of one expert.
-        shared_experts: Experts that process every token.
-        dense_layers: Blocks of a mixture-of-experts model that have a dense MLP.
-        router_biased: Whether the router adds a bias per expert.
-        latent: Multi-head latent attention; None for standard attention.
-    """
-
-    name: str = "model"
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    ffn: int
-    vocabulary: int
-    head_size: int = 0
-    gated: bool = True
-    tied: bool = False
-    biased: bool = False
-    learned_positions: int = 0
-    dropout: bool = False
-    experts: int = 0
-    top_k: int = 0
-    expert_ffn: int = 0
-    shared_experts: int = 0
-    dense_layers: int = 0
-    router_biased: bool = False
-    latent: Latent | None = None
+    name: str = "model"  # Name of the model.
+    layers: int  # L, all blocks.
+    hidden: int  # H.
+    heads: int  # a, query heads.
+    kv_heads: int  # Key and value heads.
+    ffn: int  # Width of a dense MLP.
+    vocabulary: int  # Vocabulary size.
+    head_size: int = 0  # Width of one head; 0 for H / a.
+    gated: bool = True  # Whether MLPs have a gate (three matrices instead of two).
+    tied: bool = False  # Whether input and output embedding are shared.
+    biased: bool = False  # Whether there are biases everywhere and norms with a shift, as in GPT.
+    learned_positions: int = 0  # Number of positions with a learned embedding.
+    dropout: bool = False  # Whether dropout masks are kept for the backward.
+    experts: int = 0  # E, routed experts per layer; 0 for a dense model.
+    top_k: int = 0  # k, experts per token.
+    expert_ffn: int = 0  # Width of one expert.
+    shared_experts: int = 0  # Experts that process every token.
+    dense_layers: int = 0  # Blocks of a mixture-of-experts model that have a dense MLP.
+    router_biased: bool = False  # Whether the router adds a bias per expert.
+    latent: Latent | None = None  # Multi-head latent attention; None for standard attention.
 
     @property
     def size_of_head(self) -> int:

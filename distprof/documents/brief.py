@@ -58,19 +58,12 @@ def _most_of(piece: str) -> int:
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """Sentences under a title.
+    """Sentences under a title."""
 
-    Args:
-        title: For example ``Plan``.
-        items: Most important first, already plain.
-        share: Share of the tokens below the verdict that is reserved for the items.
-        is_numbered: Whether the items are steps to take in order.
-    """
-
-    title: str
-    items: tuple[str, ...]
-    share: float
-    is_numbered: bool = False
+    title: str  # For example ``Plan``.
+    items: tuple[str, ...]  # Most important first, already plain.
+    share: float  # Share of the tokens below the verdict that is reserved for the items.
+    is_numbered: bool = False  # Whether the items are steps to take in order.
 
 
 def render(report: Report, options: RenderOptions) -> str:

@@ -48,45 +48,32 @@ class _Header(msgspec.Struct):
 
 
 class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """One kind of result.
+    """One kind of result."""
 
-    Args:
-        kind: The struct that is written; its field ``schema`` identifies the document.
-        schema: Value of that field, for example ``distprof.plan/1``.
-        noun: For messages, for example ``a plan``.
-        title: Title of the JSON Schema: the command that writes the document, or the file.
-        file: For messages, the description of its file; by default ``a saved plan``.
-        fix: For messages, the fix for a damaged file or one of another version.
-        fix_missing: The fix for a missing file; by default as ``fix``.
-        fix_foreign: The fix for JSON without a schema; by default as ``fix``.
-        page: Makes the page that people see; None for files that only programs read.
-        cases: Makes the cases that CI services show; None for results that judge nothing.
-        formats: Further formats, or replacements of the page's ``text`` and ``md``.
-        about: The start of its reference page, Markdown; empty for no page.
-        indent: Spaces of indentation in JSON of up to :data:`LARGE` bytes; larger JSON is one line.
-        order: ``sorted`` for keys in alphabetical order, so that diffs stay readable; None for
-            the order of the struct.
-        is_whole: Whether every field is always written. In files that several versions write and
-            read, absent fields have defaults, and the schemas are with those of the run directory.
-        max_bytes: Larger files are refused.
-    """
-
-    kind: type[T]
-    schema: str
-    noun: str
-    title: str
-    file: str = ""
-    fix: str = ""
-    fix_missing: str = ""
-    fix_foreign: str = ""
+    kind: type[T]  # The struct that is written; its field ``schema`` identifies the document.
+    schema: str  # Value of that field, for example ``distprof.plan/1``.
+    noun: str  # For messages, for example ``a plan``.
+    title: str  # Title of the JSON Schema: the command that writes the document, or the file.
+    file: str = ""  # For messages, the description of its file; by default ``a saved plan``.
+    fix: str = ""  # For messages, the fix for a damaged file or one of another version.
+    fix_missing: str = ""  # The fix for a missing file; by default as ``fix``.
+    fix_foreign: str = ""  # The fix for JSON without a schema; by default as ``fix``.
+    # Makes the page that people see; None for files that only programs read.
     page: Callable[[T, RenderOptions], Page] | None = None
+    # Makes the cases that CI services show; None for results that judge nothing.
     cases: Callable[[T, RenderOptions], Cases] | None = None
+    # Further formats, or replacements of the page's ``text`` and ``md``.
     formats: Mapping[str, Reporting[T]] = msgspec.field(default_factory=dict)
-    about: str = ""
+    about: str = ""  # The start of its reference page, Markdown; empty for no page.
+    # Spaces of indentation in JSON of up to :data:`LARGE` bytes; larger JSON is one line.
     indent: int = 2
+    # ``sorted`` for keys in alphabetical order, so that diffs stay readable; None for the order of
+    # the struct.
     order: Literal["sorted"] | None = None
+    # Whether every field is always written. In files that several versions write and read, absent
+    # fields have defaults, and the schemas are with those of the run directory.
     is_whole: bool = True
-    max_bytes: int = 1 << 30
+    max_bytes: int = 1 << 30  # Larger files are refused.
 
     @property
     def bound(self) -> Bound:

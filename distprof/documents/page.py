@@ -17,49 +17,28 @@ from distprof.units import format_duration
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """Sentences under a separate title.
+    """Sentences under a separate title."""
 
-    Args:
-        title: For example ``Next``.
-        sentences: In reading order.
-        is_numbered: Whether they are steps to take in order.
-    """
-
-    title: str
-    sentences: tuple[str, ...]
-    is_numbered: bool = False
+    title: str  # For example ``Next``.
+    sentences: tuple[str, ...]  # In reading order.
+    is_numbered: bool = False  # Whether they are steps to take in order.
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """One result for people.
+    """One result for people."""
 
-    Args:
-        verdict: The result in one sentence.
-        headline: The origin of the result, half a sentence; empty for none.
-        facts: Additions to the headline, one paragraph each.
-        sentences: Further results, most important first.
-        points: Like ``sentences``, but each in a separate block.
-        listings: Sentences under titles.
-        findings: Findings of rules, most important first.
-        tables: In reading order.
-        has_captions: Whether Markdown also shows the captions of tables.
-        remarks: Sentences at the end.
-        remarks_title: Title of the remarks, for example ``Assumed``; empty for none.
-        commands: Commands to run next, each with its purpose.
-    """
-
-    verdict: str
-    headline: str = ""
-    facts: tuple[str, ...] = ()
-    sentences: tuple[str, ...] = ()
-    points: tuple[str, ...] = ()
-    listings: tuple[Listing, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    tables: tuple[TableView, ...] = ()
-    has_captions: bool = True
-    remarks: tuple[str, ...] = ()
-    remarks_title: str = ""
-    commands: tuple[tuple[str, str], ...] = ()
+    verdict: str  # The result in one sentence.
+    headline: str = ""  # The origin of the result, half a sentence; empty for none.
+    facts: tuple[str, ...] = ()  # Additions to the headline, one paragraph each.
+    sentences: tuple[str, ...] = ()  # Further results, most important first.
+    points: tuple[str, ...] = ()  # Like ``sentences``, but each in a separate block.
+    listings: tuple[Listing, ...] = ()  # Sentences under titles.
+    findings: tuple[Finding, ...] = ()  # Findings of rules, most important first.
+    tables: tuple[TableView, ...] = ()  # In reading order.
+    has_captions: bool = True  # Whether Markdown also shows the captions of tables.
+    remarks: tuple[str, ...] = ()  # Sentences at the end.
+    remarks_title: str = ""  # Title of the remarks, for example ``Assumed``; empty for none.
+    commands: tuple[tuple[str, str], ...] = ()  # Commands to run next, each with its purpose.
 
 
 def page_text(page: Page, options: RenderOptions) -> str:

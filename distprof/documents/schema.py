@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -29,9 +31,9 @@ def json_schema(
         is_whole: Whether every field is always written; else fields with a default may be absent.
     """
     roots, definitions = msgspec.json.schema_components(kinds)
-    inherited = _inherited_descriptions()
+    structs = _structs()
     for name, definition in definitions.items():
-        _describe(definition, inherited.get(name, {}))
+        _describe(definition, structs.get(name))
         if is_whole:
             _require_all(definition)
     if schema:
@@ -60,27 +62,56 @@ def schema_page(about: str, schema: dict[str, Any]) -> str:
     return "\n".join([about, *(section(name, part) for name, part in schema["$defs"].items())])
 
 
-def _describe(definition: dict[str, Any], inherited: Mapping[str, str]) -> None:
-    """Describe a struct and its fields with its docstring and those of its bases."""
-    summary, fields = _docstring_parts(definition.get("description", ""))
-    definition["description"] = summary
+def _describe(definition: dict[str, Any], struct: type[msgspec.Struct] | None) -> None:
+    """Describe a struct by its docstring, and its fields by the comments next to them."""
+    definition["description"] = _docstring_parts(definition.get("description", ""))[0]
+    fields = {} if struct is None else _descriptions(struct)
     for name, value in definition.get("properties", {}).items():
-        if name in fields or name in inherited:
-            value["description"] = fields.get(name) or inherited[name]
-    for (name, text), value in zip(fields.items(), definition.get("prefixItems", ()), strict=False):
-        value |= {"title": name, "description": text}
+        if name in fields:
+            value["description"] = fields[name]
+    names = () if struct is None else struct.__struct_fields__
+    for name, value in zip(names, definition.get("prefixItems", ()), strict=False):
+        value |= {"title": name, "description": fields.get(name, "")}
 
 
-def _inherited_descriptions() -> dict[str, dict[str, str]]:
-    """Name of a struct to the descriptions of its inherited fields."""
-    found: dict[str, dict[str, str]] = {}
+def _structs() -> dict[str, type[msgspec.Struct]]:
+    """All structs by name."""
+    found: dict[str, type[msgspec.Struct]] = {}
     pending = list(msgspec.Struct.__subclasses__())
     while pending:
         kind = pending.pop()
         pending += kind.__subclasses__()
-        for base in kind.__mro__[1:]:
-            if issubclass(base, msgspec.Struct) and base is not msgspec.Struct:
-                found.setdefault(kind.__name__, {}).update(_docstring_parts(base.__doc__ or "")[1])
+        found[kind.__name__] = kind
+    return found
+
+
+def _descriptions(struct: type[msgspec.Struct]) -> dict[str, str]:
+    """Name of each field, inherited ones included, to its description."""
+    found: dict[str, str] = {}
+    for kind in reversed(struct.__mro__):
+        if issubclass(kind, msgspec.Struct) and kind is not msgspec.Struct:
+            found |= _docstring_parts(kind.__doc__ or "")[1] | _field_comments(kind)
+    return found
+
+
+@cache
+def _field_comments(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """Name of each field to the comment after it, or to those in the lines above it."""
+    source = inspect.cleandoc(f"\n{inspect.getsource(kind)}")
+    lines = source.splitlines()
+    (body,) = ast.parse(source).body
+    found: dict[str, str] = {}
+    for field in body.body if isinstance(body, ast.ClassDef) else ():
+        if not isinstance(field, ast.AnnAssign):
+            continue
+        _, _, behind = lines[(field.end_lineno or 1) - 1][field.end_col_offset :].partition("# ")
+        first = field.lineno - 1
+        while lines[first - 1].lstrip().startswith("# "):
+            first -= 1
+        above = [line.strip().removeprefix("# ") for line in lines[first : field.lineno - 1]]
+        text = " ".join(above) or behind
+        if text:
+            found[ast.unparse(field.target)] = text
     return found
 
 

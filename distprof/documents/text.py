@@ -102,15 +102,10 @@ def _uncoloured(text: str) -> list[str]:
 
 
 class _Detail(msgspec.Struct, frozen=True):
-    """The level of detail of findings in the short report.
+    """The level of detail of findings in the short report."""
 
-    Args:
-        findings: Number of findings.
-        lines: Lines of each message and fix, except those of the first finding.
-    """
-
-    findings: int
-    lines: int
+    findings: int  # Number of findings.
+    lines: int  # Lines of each message and fix, except those of the first finding.
 
 
 _DETAILS = (_Detail(3, 3), _Detail(3, 2), _Detail(2, 2), _Detail(2, 1), _Detail(1, 1))

@@ -43,46 +43,29 @@ _PREFIX = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of GPU.
+    """One kind of GPU."""
 
-    Args:
-        name: Name on the command line.
-        title: Display name.
-        bf16_flops: Dense peak of bf16 (or fp16) matrix products, FLOP per second.
-        fp8_flops: Dense peak of fp8; None without fp8.
-        memory_bandwidth: Bytes per second of its memory.
-        memory_bytes: Size of its memory.
-        scale_up_bandwidth: Bytes per second and direction to its neighbours in the fast domain.
-        gpus_per_domain: Usual number of GPUs per fast domain; None if it has no fast domain, or if
-            the number is unknown.
-        domain_spans_hosts: Whether a domain spans hosts, as in NVL72.
-    """
-
-    name: str
-    title: str
-    bf16_flops: float
-    fp8_flops: float | None
-    memory_bandwidth: float
-    memory_bytes: float
+    name: str  # Name on the command line.
+    title: str  # Display name.
+    bf16_flops: float  # Dense peak of bf16 (or fp16) matrix products, FLOP per second.
+    fp8_flops: float | None  # Dense peak of fp8; None without fp8.
+    memory_bandwidth: float  # Bytes per second of its memory.
+    memory_bytes: float  # Size of its memory.
+    # Bytes per second and direction to its neighbours in the fast domain.
     scale_up_bandwidth: float
+    # Usual number of GPUs per fast domain; None if it has no fast domain, or if the number is
+    # unknown.
     gpus_per_domain: int | None = None
-    domain_spans_hosts: bool = False
+    domain_spans_hosts: bool = False  # Whether a domain spans hosts, as in NVL72.
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of link between nodes.
+    """One kind of link between nodes."""
 
-    Args:
-        name: Name on the command line.
-        title: Display name.
-        bandwidth: Bytes per second of one port in one direction.
-        latency_s: Latency of one step of an algorithm.
-    """
-
-    name: str
-    title: str
-    bandwidth: float
-    latency_s: float
+    name: str  # Name on the command line.
+    title: str  # Display name.
+    bandwidth: float  # Bytes per second of one port in one direction.
+    latency_s: float  # Latency of one step of an algorithm.
 
 
 class Sheet(msgspec.Struct, frozen=True, kw_only=True):

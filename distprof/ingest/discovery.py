@@ -61,24 +61,17 @@ _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker|r)[-_.=]?(\d{1,7})(?!\d)
 
 
 class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
-    """One file that may hold the trace of one rank.
+    """One file that may hold the trace of one rank."""
 
-    Args:
-        path: Local path or fsspec URL.
-        name_rank: Rank in the name of the file or its folder, None if there is none.
-        size_bytes: Size as stored, None if the file system does not report it.
-        tag: Version that the object store listed; empty for local files and stores without
-            versions.
-        flight: The Flight Recorder's dump of the same rank, empty if there is none.
-        process: Process in a file of Nsight Systems or rocprofv3, which may hold several; None for
-            a trace of torch.profiler.
-    """
-
-    path: str
+    path: str  # Local path or fsspec URL.
+    # Rank in the name of the file or its folder, None if there is none.
     name_rank: int | None = None
-    size_bytes: int | None = None
+    size_bytes: int | None = None  # Size as stored, None if the file system does not report it.
+    # Version that the object store listed; empty for local files and stores without versions.
     tag: str = ""
-    flight: str = ""
+    flight: str = ""  # The Flight Recorder's dump of the same rank, empty if there is none.
+    # Process in a file of Nsight Systems or rocprofv3, which may hold several; None for a trace of
+    # torch.profiler.
     process: int | None = None
 
     @property
@@ -88,19 +81,12 @@ class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Discovery(msgspec.Struct, frozen=True, kw_only=True):
-    """The traces that a source holds.
+    """The traces that a source holds."""
 
-    Args:
-        source: Path, glob or URL, as the user gave it.
-        folder: Local folder of the run, None for a single file, a glob or a URL.
-        traces: Candidates, ordered by the rank in their name, then by path.
-        gaps: Files that were left out, and why.
-    """
-
-    source: str
-    folder: Path | None
-    traces: tuple[TraceFile, ...]
-    gaps: tuple[Gap, ...] = ()
+    source: str  # Path, glob or URL, as the user gave it.
+    folder: Path | None  # Local folder of the run, None for a single file, a glob or a URL.
+    traces: tuple[TraceFile, ...]  # Candidates, ordered by the rank in their name, then by path.
+    gaps: tuple[Gap, ...] = ()  # Files that were left out, and why.
 
 
 def rank_in_name(path: str) -> int | None:

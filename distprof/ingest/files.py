@@ -24,13 +24,9 @@ from distprof.remote.system import ask
 
 
 class Folder(msgspec.Struct, frozen=True):
-    """A folder by its path or URL. Picklable, so another process can read it.
+    """A folder by its path or URL. Picklable, so another process can read it."""
 
-    Args:
-        path: Local path or fsspec URL.
-    """
-
-    path: str
+    path: str  # Local path or fsspec URL.
 
     @property
     def is_local(self) -> bool:
@@ -309,12 +305,9 @@ class Blocks(msgspec.Struct):
     """Blocks of whole lines. Line ends may be LF, CR LF or CR and become LF.
 
     A line longer than :data:`MAX_LINE_BYTES` comes in pieces.
-
-    Args:
-        stream: The source of the bytes.
     """
 
-    stream: BinaryIO
+    stream: BinaryIO  # The source of the bytes.
     num_lines: int = 0
     num_bytes: int = 0
     damage: str = ""

@@ -33,22 +33,14 @@ _RECORD = "record the job with torch.profiler, or with distprof capture -- COMMA
 
 
 class Foreign(msgspec.Struct, frozen=True, kw_only=True):
-    """A format that distprof does not read.
+    """A format that distprof does not read."""
 
-    Args:
-        name: What to call it in messages.
-        endings: File name endings, without ``.gz``.
-        begins: Possible first bytes of a file.
-        holds: Byte strings that must all be near the beginning; with ``begins``, both conditions
-            apply.
-        fix: What to do instead; ``{path}`` stands for what the user named.
-    """
-
-    name: str
-    endings: tuple[str, ...] = ()
-    begins: tuple[bytes, ...] = ()
+    name: str  # What to call it in messages.
+    endings: tuple[str, ...] = ()  # File name endings, without ``.gz``.
+    begins: tuple[bytes, ...] = ()  # Possible first bytes of a file.
+    # Byte strings that must all be near the beginning; with ``begins``, both conditions apply.
     holds: tuple[bytes, ...] = ()
-    fix: str = _RECORD
+    fix: str = _RECORD  # What to do instead; ``{path}`` stands for what the user named.
 
     def is_of(self, name: str, head: bytes) -> bool:
         """Whether a file is of this format.

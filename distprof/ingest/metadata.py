@@ -21,29 +21,17 @@ _MAX_TEXT = 200
 
 
 class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """What one file records about itself.
+    """What one file records about itself."""
 
-    Args:
-        rank: Global rank, None if the file does not record it.
-        world_size: Number of ranks of the job, None if the file does not record it.
-        backend: Backend of the default group, empty when unknown.
-        host: Host name, None when unknown.
-        device: The accelerators of the host; the name is empty if none is listed.
-        groups: Process groups that this rank belongs to.
-        versions: Software name to its version.
-        with_stack: Whether Python stacks were recorded, which slows the CPU.
-        notes: Problems found, one sentence each.
-    """
-
-    rank: int | None
-    world_size: int | None
-    backend: str
-    host: str | None
-    device: Device
-    groups: tuple[ProcessGroup, ...]
-    versions: Mapping[str, str]
-    with_stack: bool
-    notes: tuple[str, ...]
+    rank: int | None  # Global rank, None if the file does not record it.
+    world_size: int | None  # Number of ranks of the job, None if the file does not record it.
+    backend: str  # Backend of the default group, empty when unknown.
+    host: str | None  # Host name, None when unknown.
+    device: Device  # The accelerators of the host; the name is empty if none is listed.
+    groups: tuple[ProcessGroup, ...]  # Process groups that this rank belongs to.
+    versions: Mapping[str, str]  # Software name to its version.
+    with_stack: bool  # Whether Python stacks were recorded, which slows the CPU.
+    notes: tuple[str, ...]  # Problems found, one sentence each.
 
 
 def read_metadata(metadata: Mapping[str, Any]) -> TraceMetadata:

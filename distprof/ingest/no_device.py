@@ -27,17 +27,11 @@ _MOST_NAMED = 4
 
 
 class UnreadCategory(msgspec.Struct, frozen=True, kw_only=True):
-    """Events of a category that distprof does not know.
+    """Events of a category that distprof does not know."""
 
-    Args:
-        name: The category, as in the file.
-        count: Number of its events.
-        duration_ns: Sum of their durations.
-    """
-
-    name: str
-    count: int
-    duration_ns: int
+    name: str  # The category, as in the file.
+    count: int  # Number of its events.
+    duration_ns: int  # Sum of their durations.
 
 
 def unread_categories(host: Table) -> tuple[UnreadCategory, ...]:

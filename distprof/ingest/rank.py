@@ -64,25 +64,15 @@ _MAX_NOTES = 12
 
 
 class Conclusions(msgspec.Struct, frozen=True, kw_only=True):
-    """What one file shows about its rank.
+    """What one file shows about its rank."""
 
-    Args:
-        metadata: What the file records about itself.
-        device: The accelerator, named ``cpu`` if the host did the work.
-        activity: ACTIVITY table, communication marked.
-        collectives: COLLECTIVES table.
-        steps: The steps and how they were found.
-        quality: Quality of the file; its notes include every assumption.
-        end_ns: End of the last event that can have lasted so long.
-    """
-
-    metadata: TraceMetadata
-    device: Device
-    activity: Table
-    collectives: Table
-    steps: Steps
-    quality: Quality
-    end_ns: int
+    metadata: TraceMetadata  # What the file records about itself.
+    device: Device  # The accelerator, named ``cpu`` if the host did the work.
+    activity: Table  # ACTIVITY table, communication marked.
+    collectives: Table  # COLLECTIVES table.
+    steps: Steps  # The steps and how they were found.
+    quality: Quality  # Quality of the file; its notes include every assumption.
+    end_ns: int  # End of the last event that can have lasted so long.
 
 
 def has_device_rows(parsed: ParsedTrace) -> bool:
@@ -185,28 +175,23 @@ Rows = Literal["all", "device"]
 
 
 class IngestOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How traces are read.
+    """How traces are read."""
 
-    Args:
-        rows: ``device`` reads device rows only, which is faster but gives no data about the host.
-        strict: Refuse damaged traces instead of salvaging their intact parts.
-        cache_dir: Where parsed tables are kept; None for the default place.
-        use_cache: Whether tables of an earlier read may be used, and are kept for a later one.
-        run_dir: The folder that the traces came from; a run directory keeps its own cache.
-        in_memory: Keep tables in memory instead of the cache: for small traces, which can be read
-            again faster than their tables.
-        is_alone: Whether this is the only trace. The process that reads it then also analyses it,
-            so the tables of a parsed trace stay in memory as well.
-        communication: Names that are communication, in addition to those that ship with distprof.
-    """
-
+    # ``device`` reads device rows only, which is faster but gives no data about the host.
     rows: Rows = "all"
-    strict: bool = False
-    cache_dir: str | None = None
+    strict: bool = False  # Refuse damaged traces instead of salvaging their intact parts.
+    cache_dir: str | None = None  # Where parsed tables are kept; None for the default place.
+    # Whether tables of an earlier read may be used, and are kept for a later one.
     use_cache: bool = True
+    # The folder that the traces came from; a run directory keeps its own cache.
     run_dir: str | None = None
+    # Keep tables in memory instead of the cache: for small traces, which can be read again faster
+    # than their tables.
     in_memory: bool = False
+    # Whether this is the only trace. The process that reads it then also analyses it, so the tables
+    # of a parsed trace stay in memory as well.
     is_alone: bool = False
+    # Names that are communication, in addition to those that ship with distprof.
     communication: CommunicationConfig = msgspec.field(default_factory=CommunicationConfig)
 
 
@@ -292,17 +277,11 @@ def _with_note(rank: Rank, note: str) -> Rank:
 
 
 class _Source(msgspec.Struct, frozen=True, kw_only=True):
-    """The inputs of one rank.
+    """The inputs of one rank."""
 
-    Args:
-        trace: Its trace.
-        opened: The file, as the reader takes it.
-        flight: Its Flight Recorder entries, None without a dump.
-    """
-
-    trace: TraceFile
-    opened: Any
-    flight: FlightEntries | None
+    trace: TraceFile  # Its trace.
+    opened: Any  # The file, as the reader takes it.
+    flight: FlightEntries | None  # Its Flight Recorder entries, None without a dump.
 
 
 def _parse_and_store(source: _Source, options: IngestOptions, writer: EntryWriter) -> Rank:

@@ -19,23 +19,14 @@ from distprof.schema import Table
 
 
 class RecentTables(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows of another :class:`~distprof.run.run.TableSource` from a time on.
+    """The rows of another :class:`~distprof.run.run.TableSource` from a time on."""
 
-    Args:
-        source: All rows.
-        since_ns: Time from which rows are kept, by their start.
-        steps: Steps from then on.
-        collectives: Collectives from then on; None to load them with the other tables.
-        num_steps: Steps of the whole recording.
-        num_collectives: Collectives of the whole recording.
-    """
-
-    source: TableSource
-    since_ns: int
-    steps: Table
-    collectives: Table | None
-    num_steps: int
-    num_collectives: int
+    source: TableSource  # All rows.
+    since_ns: int  # Time from which rows are kept, by their start.
+    steps: Table  # Steps from then on.
+    collectives: Table | None  # Collectives from then on; None to load them with the other tables.
+    num_steps: int  # Steps of the whole recording.
+    num_collectives: int  # Collectives of the whole recording.
 
     @property
     def path(self) -> str:

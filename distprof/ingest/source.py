@@ -37,32 +37,26 @@ _T = TypeVar("_T", bound=Evidence)
 
 
 class Source(msgspec.Struct, Generic[_T], frozen=True, kw_only=True):
-    """One kind of source. Large readers are imported when a file of the kind is read.
+    """One kind of source. Large readers are imported when a file of the kind is read."""
 
-    Args:
-        place: Position among all kinds, ascending. The first kind that fits reads a source, because
-            some formats could be mistaken for others. Files after ``--with`` are joined in the same
-            order, because one kind may use what an earlier one added.
-        origin: What a run from this source alone is made of, for users: ``NCCL log``.
-        name: What a file of this kind is called, for users: ``an NCCL log``. Empty if the kind
-            cannot accompany a recording.
-        bound: Limits on what is read.
-        fits: Whether a path or URL is of this kind; never raises for other files.
-        read: Reads it; raises InputError if it is damaged.
-        notes: Kind of gap that notes of such a source become in a run; None if they are shown with
-            its figures instead.
-        join: Adds what was read to a recording; None to use :func:`keep`.
-        complete: Adds what else the source holds to a run from this source alone.
-    """
-
+    # Position among all kinds, ascending. The first kind that fits reads a source, because some
+    # formats could be mistaken for others. Files after ``--with`` are joined in the same order,
+    # because one kind may use what an earlier one added.
     place: int
-    origin: str
+    origin: str  # What a run from this source alone is made of, for users: ``NCCL log``.
+    # What a file of this kind is called, for users: ``an NCCL log``. Empty if the kind cannot
+    # accompany a recording.
     name: str = ""
-    bound: Bound
+    bound: Bound  # Limits on what is read.
+    # Whether a path or URL is of this kind; never raises for other files.
     fits: Callable[[str], bool]
-    read: Callable[[str], _T]
+    read: Callable[[str], _T]  # Reads it; raises InputError if it is damaged.
+    # Kind of gap that notes of such a source become in a run; None if they are shown with its
+    # figures instead.
     notes: Literal["damaged", "assumed"] | None = None
+    # Adds what was read to a recording; None to use :func:`keep`.
     join: Callable[[Run, _T], Run] | None = None
+    # Adds what else the source holds to a run from this source alone.
     complete: Callable[[Run], Run] | None = None
 
     def run_of(self, path: str) -> Run:

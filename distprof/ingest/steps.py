@@ -38,21 +38,13 @@ _OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 
 
 class Steps(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps of one rank and how they were found.
+    """Steps of one rank and how they were found."""
 
-    Args:
-        table: STEPS table.
-        source: How they were found.
-        note: How they were found, as one sentence.
-        num_overlapping: Marks that reach into the next one.
-        num_empty: First and last marks of which a part holds no event.
-    """
-
-    table: Table
-    source: StepSource
-    note: str
-    num_overlapping: int = 0
-    num_empty: int = 0
+    table: Table  # STEPS table.
+    source: StepSource  # How they were found.
+    note: str  # How they were found, as one sentence.
+    num_overlapping: int = 0  # Marks that reach into the next one.
+    num_empty: int = 0  # First and last marks of which a part holds no event.
 
 
 class _Marks(msgspec.Struct, frozen=True, kw_only=True):

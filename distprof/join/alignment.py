@@ -129,17 +129,11 @@ def _domains(
 
 
 class _Ends(msgspec.Struct, frozen=True, kw_only=True):
-    """End times of the members of collectives that end at once, instance by instance.
+    """End times of the members of collectives that end at once, instance by instance."""
 
-    Args:
-        rank: int32, rank number of the member.
-        offsets: int64, where each instance begins, followed by the end of the last.
-        end_ns: int64, on the member's own clock.
-    """
-
-    rank: NDArray[np.int32]
-    offsets: Int64Array
-    end_ns: Int64Array
+    rank: NDArray[np.int32]  # int32, rank number of the member.
+    offsets: Int64Array  # int64, where each instance begins, followed by the end of the last.
+    end_ns: Int64Array  # int64, on the member's own clock.
 
     def blocks(self) -> Iterator[tuple[slice, Int64Array]]:
         """Members of a few instances at a time, and where each instance begins among them."""

@@ -42,19 +42,12 @@ _Key: TypeAlias = tuple[str, tuple[int, ...]]
 
 
 class _Exchanges(msgspec.Struct, frozen=True):
-    """Collectives of one rank in one group in one step, in order of time, without scalars.
+    """Collectives of one rank in one group in one step, in order of time, without scalars."""
 
-    Args:
-        group: The group.
-        start_ns: Start of each collective.
-        kind: CollectiveKind of each.
-        num_bytes: Bytes of each.
-    """
-
-    group: ProcessGroup
-    start_ns: Int64Array
-    kind: NDArray[np.int8]
-    num_bytes: Int64Array
+    group: ProcessGroup  # The group.
+    start_ns: Int64Array  # Start of each collective.
+    kind: NDArray[np.int8]  # CollectiveKind of each.
+    num_bytes: Int64Array  # Bytes of each.
 
     def is_only(self, *kinds: CollectiveKind) -> bool:
         """Whether there are collectives, and all are of these kinds."""

@@ -67,21 +67,13 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pairing(msgspec.Struct, frozen=True, kw_only=True):
-    """Matched positions in two sequences, both ascending.
+    """Matched positions in two sequences, both ascending."""
 
-    Args:
-        first: Positions in the first sequence.
-        second: Positions in the second sequence.
-        low: First position of the first sequence that the second sequence's window covers.
-        high: One past the last of these positions.
-        clock: Relation of the two clocks.
-    """
-
-    first: Int64Array
-    second: Int64Array
-    low: int
-    high: int
-    clock: Clock
+    first: Int64Array  # Positions in the first sequence.
+    second: Int64Array  # Positions in the second sequence.
+    low: int  # First position of the first sequence that the second sequence's window covers.
+    high: int  # One past the last of these positions.
+    clock: Clock  # Relation of the two clocks.
 
 
 def pair(a: Operations, b: Operations, shift: int) -> Pairing:
@@ -190,23 +182,16 @@ def _walk_back(history: list[dict[int, int]], i: int, j: int) -> list[tuple[int,
 
 
 class _MergedSequence(msgspec.Struct):
-    """Ranks whose operations are paired with those of a first rank.
+    """Ranks whose operations are paired with those of a first rank."""
 
-    Args:
-        ops: The first rank's operations; ends are means over the members, on the first's clock.
-        clock: The first rank's clock.
-        members: By rank, positions in ``ops`` and positions in the rank's own operations.
-        weight: Number of ends in each mean.
-        low: First position that the windows of all members cover.
-        high: One past the last of these positions.
-    """
-
+    # The first rank's operations; ends are means over the members, on the first's clock.
     ops: Operations
-    clock: int
+    clock: int  # The first rank's clock.
+    # By rank, positions in ``ops`` and positions in the rank's own operations.
     members: dict[int, tuple[Int64Array, Int64Array]]
-    weight: NDArray[np.float64]
-    low: int
-    high: int
+    weight: NDArray[np.float64]  # Number of ends in each mean.
+    low: int  # First position that the windows of all members cover.
+    high: int  # One past the last of these positions.
 
     @classmethod
     def of_rank(cls, rank: int, ops: Operations, clock: int) -> _MergedSequence:
@@ -240,16 +225,11 @@ class _MergedSequence(msgspec.Struct):
 
 
 class GroupMerge(msgspec.Struct):
-    """State of merging the ranks of one group.
+    """State of merging the ranks of one group."""
 
-    Args:
-        main: The sequence with the most operations, which the others join.
-        waiting: Sequences that have not joined yet.
-        unfit: Ranks that fit at no shift in the last attempt.
-    """
-
-    main: _MergedSequence
-    waiting: list[_MergedSequence]
+    main: _MergedSequence  # The sequence with the most operations, which the others join.
+    waiting: list[_MergedSequence]  # Sequences that have not joined yet.
+    # Ranks that fit at no shift in the last attempt.
     unfit: set[int] = msgspec.field(default_factory=set)
     _tried_at: tuple[int, int] = (-1, -1)
 
@@ -517,17 +497,11 @@ def _ends_of_channels(
 
 
 class _Channel(msgspec.Struct, frozen=True, kw_only=True):
-    """Matched messages from one rank to another.
+    """Matched messages from one rank to another."""
 
-    Args:
-        pairs: int64, shape ``(n, 2)``: rows of the sender and of the receiver.
-        candidates: Rows that should have a partner.
-        is_clear: False if several shifts fit about equally well.
-    """
-
-    pairs: Int64Array
-    candidates: Int64Array
-    is_clear: bool
+    pairs: Int64Array  # int64, shape ``(n, 2)``: rows of the sender and of the receiver.
+    candidates: Int64Array  # Rows that should have a partner.
+    is_clear: bool  # False if several shifts fit about equally well.
 
 
 def _match_channel(

@@ -55,16 +55,11 @@ _CONVERGED = 0.01  # of the smallest error
 
 
 class Line(msgspec.Struct, frozen=True):
-    """A fitted slope; its standard error is ``scale / leverage``.
+    """A fitted slope; its standard error is ``scale / leverage``."""
 
-    Args:
-        slope: Of ``y`` over ``x``.
-        scale: Robust standard deviation of ``y`` around the line.
-        leverage: Root of the weighted sum of squares of centred ``x``; 0 if nothing can be fitted.
-    """
-
-    slope: float
-    scale: float
+    slope: float  # Of ``y`` over ``x``.
+    scale: float  # Robust standard deviation of ``y`` around the line.
+    # Root of the weighted sum of squares of centred ``x``; 0 if nothing can be fitted.
     leverage: float
 
 
@@ -397,15 +392,10 @@ _TIMES_BEST = 1.5  # exchanges up to this many times as long as the fastest are 
 
 
 class StampedClock(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's clock relative to rank 0's, measured with timestamps.
+    """A rank's clock relative to rank 0's, measured with timestamps."""
 
-    Args:
-        offset_ns: Own clock minus rank 0's.
-        error_ns: Uncertainty of the offset.
-    """
-
-    offset_ns: int
-    error_ns: int
+    offset_ns: int  # Own clock minus rank 0's.
+    error_ns: int  # Uncertainty of the offset.
 
 
 def clock_of_stamps(stamps: Table, around_ns: int) -> StampedClock | None:

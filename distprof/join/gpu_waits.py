@@ -121,22 +121,16 @@ def _rest(total: Floats, single: Floats) -> Floats:
 
 
 class StepWaits(NamedTuple):
-    """Time that ranks waited for others in one step, each of shape (ranks,); NaN if unknown.
+    """Time that ranks waited for others in one step, each of shape (ranks,); NaN if unknown."""
 
-    Args:
-        step: Number of the step.
-        least_ns: Lower bound of the wait.
-        most_ns: Upper bound of the wait.
-        late_ns: Lower bound of the lateness that the rank itself caused; negative if it may have
-            arrived early.
-        late_ratio: Largest lower bound of its lateness at a collective, as a share of the time that
-            its peers need up to there.
-    """
-
-    step: int
-    least_ns: Floats
-    most_ns: Floats
+    step: int  # Number of the step.
+    least_ns: Floats  # Lower bound of the wait.
+    most_ns: Floats  # Upper bound of the wait.
+    # Lower bound of the lateness that the rank itself caused; negative if it may have arrived
+    # early.
     late_ns: Floats
+    # Largest lower bound of its lateness at a collective, as a share of the time that its peers
+    # need up to there.
     late_ratio: Floats
 
 
@@ -213,20 +207,14 @@ def _match(rows: Mapping[int, GroupTimes]) -> bool:
 
 
 class _Arrivals(NamedTuple):
-    """How late the members of a group arrive at its collectives.
+    """How late the members of a group arrive at its collectives."""
 
-    Args:
-        ranks: Its members.
-        late_ns: Lateness at each part of the collectives, shape (members, parts).
-        peers_ns: Upper bound of the time that the peers need up to there, of the same shape or the
-            same for all members.
-        waited_ns: Waits in all collectives of the group, shape (members,).
-    """
-
-    ranks: tuple[int, ...]
-    late_ns: Floats
+    ranks: tuple[int, ...]  # Its members.
+    late_ns: Floats  # Lateness at each part of the collectives, shape (members, parts).
+    # Upper bound of the time that the peers need up to there, of the same shape or the same for all
+    # members.
     peers_ns: Floats
-    waited_ns: Floats
+    waited_ns: Floats  # Waits in all collectives of the group, shape (members,).
 
 
 class _Waits:
@@ -378,21 +366,16 @@ def medians_of_others(values: Floats) -> Floats:
 
 
 class Lateness(NamedTuple):
-    """How late ranks are in one step, each of shape (ranks,); NaN if unknown.
+    """How late ranks are in one step, each of shape (ranks,); NaN if unknown."""
 
-    Args:
-        late_ns: Lower bound of the difference between a rank's own time and that of its peers;
-            negative if the rank may be faster.
-        late_most_ns: Upper bound of the same difference.
-        excess: Lower bound of the difference up to a collective, as a share of the time that the
-            peers need up to there: the largest one.
-        most_excess: Upper bound of the difference, as a share of the peers' time.
-    """
-
+    # Lower bound of the difference between a rank's own time and that of its peers; negative if the
+    # rank may be faster.
     late_ns: Floats
-    late_most_ns: Floats
+    late_most_ns: Floats  # Upper bound of the same difference.
+    # Lower bound of the difference up to a collective, as a share of the time that the peers need
+    # up to there: the largest one.
     excess: Floats
-    most_excess: Floats
+    most_excess: Floats  # Upper bound of the difference, as a share of the peers' time.
 
 
 def lateness_of(waits: StepWaits, step_ns: float, groups: NDArray[np.int64]) -> Lateness:

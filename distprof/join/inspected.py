@@ -18,25 +18,16 @@ from distprof.schema import Int64Array
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """Collectives with a record of every member; arrays of one entry each, ascending in time.
+    """Collectives with a record of every member; arrays of one entry each, ascending in time."""
 
-    Args:
-        class_index: int32, index into the log's classes.
-        t_ns: int64, when the last member's record was written.
-        shortest_ns: int64, duration on the last member to arrive, about the transfer time.
-        total_ns: int64, sum of the durations of all members.
-        wait_ns: int64, part of the sum that exceeds the shortest duration of each member.
-        last_rank: int64, global rank of the last member to arrive.
-        rows: Rows of the log's table that belong to these collectives.
-    """
-
-    class_index: NDArray[np.int32]
-    t_ns: Int64Array
+    class_index: NDArray[np.int32]  # int32, index into the log's classes.
+    t_ns: Int64Array  # int64, when the last member's record was written.
+    # int64, duration on the last member to arrive, about the transfer time.
     shortest_ns: Int64Array
-    total_ns: Int64Array
-    wait_ns: Int64Array
-    last_rank: Int64Array
-    rows: Int64Array
+    total_ns: Int64Array  # int64, sum of the durations of all members.
+    wait_ns: Int64Array  # int64, part of the sum that exceeds the shortest duration of each member.
+    last_rank: Int64Array  # int64, global rank of the last member to arrive.
+    rows: Int64Array  # Rows of the log's table that belong to these collectives.
 
     def __len__(self) -> int:
         return len(self.t_ns)

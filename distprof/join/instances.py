@@ -24,27 +24,16 @@ _INT32 = np.iinfo(np.int32)
 
 
 class Rows(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """One entry per COLLECTIVES row of any rank, rank by rank, in order of start.
+    """One entry per COLLECTIVES row of any rank, rank by rank, in order of start."""
 
-    Args:
-        ranks: The ranks, ascending.
-        rank: int32, rank number.
-        group: int32, index into the topology's groups.
-        kind: int8, a CollectiveKind.
-        bytes: int64, ABSENT if unknown.
-        seq: int64, or int32 if all values fit; ABSENT if unknown.
-        peer: int32, ABSENT if unknown.
-        end_ns: int64, end on the rank's own clock.
-    """
-
-    ranks: Sequence[Rank]
-    rank: NDArray[np.int32]
-    group: NDArray[np.int32]
-    kind: NDArray[np.int8]
-    bytes: Int64Array
-    seq: Int64Array | NDArray[np.int32]
-    peer: NDArray[np.int32]
-    end_ns: Int64Array
+    ranks: Sequence[Rank]  # The ranks, ascending.
+    rank: NDArray[np.int32]  # int32, rank number.
+    group: NDArray[np.int32]  # int32, index into the topology's groups.
+    kind: NDArray[np.int8]  # int8, a CollectiveKind.
+    bytes: Int64Array  # int64, ABSENT if unknown.
+    seq: Int64Array | NDArray[np.int32]  # int64, or int32 if all values fit; ABSENT if unknown.
+    peer: NDArray[np.int32]  # int32, ABSENT if unknown.
+    end_ns: Int64Array  # int64, end on the rank's own clock.
 
     # Computed on demand: only matching without sequence numbers needs these columns.
 

@@ -42,14 +42,11 @@ _OVERRULES = 2 * CLEAR  # sequence numbers are strong evidence, so overruling th
 
 
 class NumberConflicts(msgspec.Struct, frozen=True, kw_only=True):
-    """Groups whose sequence numbers and times disagree, each with the ranks concerned.
+    """Groups whose sequence numbers and times disagree, each with the ranks concerned."""
 
-    Args:
-        refuted: Groups in which the times clearly show that the numbers pair wrong operations.
-        odd: Groups that imply other clock offsets than the rest, but without a clear other pairing.
-    """
-
+    # Groups in which the times clearly show that the numbers pair wrong operations.
     refuted: dict[int, set[int]]
+    # Groups that imply other clock offsets than the rest, but without a clear other pairing.
     odd: dict[int, set[int]]
 
 

@@ -29,18 +29,12 @@ TIMED = [kind for kind in CollectiveKind if kind.is_symmetric]
 
 
 class Operations(msgspec.Struct, frozen=True, kw_only=True):
-    """Operations of one rank, in order.
+    """Operations of one rank, in order."""
 
-    Args:
-        token: int64, equal for operations that could be the same.
-        end_ns: int64, ends on the rank's own clock.
-        step: int64, step number or NO_STEP.
-        is_timed: bool, whether the operation ends on both ranks at once, so its end is evidence.
-    """
-
-    token: Int64Array
-    end_ns: Int64Array
-    step: Int64Array
+    token: Int64Array  # int64, equal for operations that could be the same.
+    end_ns: Int64Array  # int64, ends on the rank's own clock.
+    step: Int64Array  # int64, step number or NO_STEP.
+    # bool, whether the operation ends on both ranks at once, so its end is evidence.
     is_timed: NDArray[np.bool_]
 
     def __len__(self) -> int:
@@ -246,15 +240,11 @@ MAX_TURNS = 8  # changes of the leading shift
 
 
 class Expectation(msgspec.Struct, frozen=True, kw_only=True):
-    """Expected offset of the second clock from the first, before operations are compared.
+    """Expected offset of the second clock from the first, before operations are compared."""
 
-    Args:
-        offset_ns: Expected offset.
-        usual_error_ns: Typical error of the expected offset, with occasional large outliers.
-            Infinite if nothing is known, for example if times do not count from the epoch.
-    """
-
-    offset_ns: float = 0.0
+    offset_ns: float = 0.0  # Expected offset.
+    # Typical error of the expected offset, with occasional large outliers. Infinite if nothing is
+    # known, for example if times do not count from the epoch.
     usual_error_ns: float = USUAL_CLOCK_OFFSET_NS
 
     @property
@@ -273,17 +263,12 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """The shift that fits best.
+    """The shift that fits best."""
 
-    Args:
-        shift: Position in the second sequence minus position in the first.
-        offset_ns: Implied offset of the second clock from the first.
-        log_odds: Natural logarithm of the odds against the best shift that implies another clock
-            offset; infinite if there is none.
-    """
-
-    shift: int
-    offset_ns: float
+    shift: int  # Position in the second sequence minus position in the first.
+    offset_ns: float  # Implied offset of the second clock from the first.
+    # Natural logarithm of the odds against the best shift that implies another clock offset;
+    # infinite if there is none.
     log_odds: float
 
     @property
@@ -330,21 +315,13 @@ def best_shift(a: Operations, b: Operations, expected: Expectation) -> Choice | 
 
 
 class _Fit(msgspec.Struct, frozen=True):
-    """Quality of fit of a shift.
+    """Quality of fit of a shift."""
 
-    Args:
-        shift: Position in the second sequence minus position in the first.
-        count: Number of compatible pairs.
-        num_tried: Number of pairs compared.
-        wobble_ns: Typical change of the difference of ends from pair to pair.
-        offset_ns: Median difference of ends.
-    """
-
-    shift: int
-    count: int
-    num_tried: int
-    wobble_ns: float
-    offset_ns: float
+    shift: int  # Position in the second sequence minus position in the first.
+    count: int  # Number of compatible pairs.
+    num_tried: int  # Number of pairs compared.
+    wobble_ns: float  # Typical change of the difference of ends from pair to pair.
+    offset_ns: float  # Median difference of ends.
 
     @property
     def agreement(self) -> float:

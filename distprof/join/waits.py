@@ -65,23 +65,14 @@ class MemberBlocks:
 
 
 class MemberBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """Consecutive instances with their members.
+    """Consecutive instances with their members."""
 
-    Args:
-        instances: Positions of the instances among all instances.
-        members: Positions of their members among those of all instances.
-        first: int64 per instance, where its members begin within the block.
-        rank: int32 per member, rank number.
-        row: int64 per member, its row among the COLLECTIVES rows of all ranks.
-        columns: Columns of COLLECTIVES, one entry per member each.
-    """
-
-    instances: slice
-    members: slice
-    first: Int64Array
-    rank: NDArray[np.int32]
-    row: Int64Array
-    columns: tuple[NDArray[Any], ...]
+    instances: slice  # Positions of the instances among all instances.
+    members: slice  # Positions of their members among those of all instances.
+    first: Int64Array  # int64 per instance, where its members begin within the block.
+    rank: NDArray[np.int32]  # int32 per member, rank number.
+    row: Int64Array  # int64 per member, its row among the COLLECTIVES rows of all ranks.
+    columns: tuple[NDArray[Any], ...]  # Columns of COLLECTIVES, one entry per member each.
 
 
 def member_rows(matches: CollectiveMatches, ranks: Sequence[Rank]) -> Int64Array:

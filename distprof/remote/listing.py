@@ -23,17 +23,11 @@ _TAGS = ("generation", "ETag", "etag")
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
-    """An object as its store describes it.
+    """An object as its store describes it."""
 
-    Args:
-        url: Address.
-        size: Size in bytes; None if the store does not report it.
-        tag: Version, which changes with the content; empty if the store has none.
-    """
-
-    url: str
-    size: int | None = None
-    tag: str = ""
+    url: str  # Address.
+    size: int | None = None  # Size in bytes; None if the store does not report it.
+    tag: str = ""  # Version, which changes with the content; empty if the store has none.
 
 
 def stat(url: str) -> Stored:

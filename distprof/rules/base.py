@@ -50,69 +50,48 @@ class Limit(msgspec.Struct, frozen=True):
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a check; the engine adds code, name, severity and page to make a finding.
+    """The result of a check; the engine adds code, name, severity and page to make a finding."""
 
-    Args:
-        message: One or two sentences with numbers and units.
-        fix: How to fix it, one or two sentences.
-        cost_ns_per_step: Step time that could be recovered, an upper bound; None when unknown, and
-            always None for a rule with ``costs_time=False``.
-        confidence: Whether the statement is measured, inferred or modelled.
-        ranks: Affected ranks; empty for all.
-        steps: Affected steps; empty for all analysed steps.
-        evidence: Sections and keys of the report that hold the numbers.
-        severity: Severity, only if it differs from that of the rule.
-        without: Key of the what-if scenario that removes this problem
-            (:class:`~distprof.sections.whatif.result.Scenario`), so that the simulated gain is
-            shown next to the cost; empty if there is no scenario.
-        explains: Codes of wider findings whose cost includes the same time, so that they add little
-            to this finding (:mod:`distprof.rules.engine`).
-        comes_first: Whether it comes before all repairs of the plan that name no ranks, because the
-            recording has too little data to simulate its repair.
-        last_resort_ns: For a finding that counts only if no other finding names the same scenario:
-            the least time that the scenario must still recover after all others. None for ordinary
-            findings.
-    """
-
-    message: str
-    fix: str
+    message: str  # One or two sentences with numbers and units.
+    fix: str  # How to fix it, one or two sentences.
+    # Step time that could be recovered, an upper bound; None when unknown, and always None for a
+    # rule with ``costs_time=False``.
     cost_ns_per_step: int | None = None
+    # Whether the statement is measured, inferred or modelled.
     confidence: Confidence = Confidence.MEASURED
-    ranks: tuple[int, ...] = ()
-    steps: tuple[int, ...] = ()
-    evidence: tuple[str, ...] = ()
-    severity: Severity | None = None
+    ranks: tuple[int, ...] = ()  # Affected ranks; empty for all.
+    steps: tuple[int, ...] = ()  # Affected steps; empty for all analysed steps.
+    evidence: tuple[str, ...] = ()  # Sections and keys of the report that hold the numbers.
+    severity: Severity | None = None  # Severity, only if it differs from that of the rule.
+    # Key of the what-if scenario that removes this problem
+    # (:class:`~distprof.sections.whatif.result.Scenario`), so that the simulated gain is shown next
+    # to the cost; empty if there is no scenario.
     without: str = ""
+    # Codes of wider findings whose cost includes the same time, so that they add little to this
+    # finding (:mod:`distprof.rules.engine`).
     explains: tuple[str, ...] = ()
+    # Whether it comes before all repairs of the plan that name no ranks, because the recording has
+    # too little data to simulate its repair.
     comes_first: bool = False
+    # For a finding that counts only if no other finding names the same scenario: the least time
+    # that the scenario must still recover after all others. None for ordinary findings.
     last_resort_ns: int | None = None
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """One rule. Made by :func:`rule`.
+    """One rule. Made by :func:`rule`."""
 
-    Args:
-        code: Family and number, for example ``COM101``; never reused.
-        name: The problem in kebab-case.
-        severity: Severity of its findings, unless a draft sets another.
-        since: First version with this rule.
-        needs: Result types, in the order of the check's parameters.
-        limits: Thresholds by name.
-        costs_time: False if no finding has a cost in time: the loss is memory, energy or model
-            quality, or no source has times for it.
-        doc: The page, parsed from the docstring of the module.
-        check: Function called with one result per type in ``needs``, then the limits.
-    """
-
-    code: str
-    name: str
-    severity: Severity
-    since: str
-    needs: tuple[type[Evidence], ...]
-    limits: Mapping[str, Limit] = msgspec.field(default_factory=dict)
+    code: str  # Family and number, for example ``COM101``; never reused.
+    name: str  # The problem in kebab-case.
+    severity: Severity  # Severity of its findings, unless a draft sets another.
+    since: str  # First version with this rule.
+    needs: tuple[type[Evidence], ...]  # Result types, in the order of the check's parameters.
+    limits: Mapping[str, Limit] = msgspec.field(default_factory=dict)  # Thresholds by name.
+    # False if no finding has a cost in time: the loss is memory, energy or model quality, or no
+    # source has times for it.
     costs_time: bool = True
-    doc: Page
-    check: Check
+    doc: Page  # The page, parsed from the docstring of the module.
+    check: Check  # Function called with one result per type in ``needs``, then the limits.
 
     @property
     def subject(self) -> Subject:
@@ -245,14 +224,8 @@ class Finding(Record, frozen=True, kw_only=True):
 
 
 class NotChecked(Record, frozen=True, kw_only=True):
-    """A rule that could not be checked, with the reason.
+    """A rule that could not be checked, with the reason."""
 
-    Args:
-        code: Code of the rule; ``PLUGIN`` for a plug-in that failed to load.
-        name: Name of the rule or plug-in.
-        why: The missing evidence and the reason, one sentence.
-    """
-
-    code: str
-    name: str
-    why: str
+    code: str  # Code of the rule; ``PLUGIN`` for a plug-in that failed to load.
+    name: str  # Name of the rule or plug-in.
+    why: str  # The missing evidence and the reason, one sentence.

@@ -72,22 +72,16 @@ class RuleOutcome(msgspec.Struct, frozen=True):
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """A draft with its rule and prices, from which the order of findings follows.
+    """A draft with its rule and prices, from which the order of findings follows."""
 
-    Args:
-        rule: The rule.
-        draft: The draft of a finding, from the rule's check.
-        recoverable_ns: Time that its scenario recovers alone; None if not simulated.
-        remaining_ns: Time that its scenario recovers after those above; None if unknown.
-        place: Position of its scenario in the plan of repairs; None outside the plan.
-        is_bound: Whether its scenario is outside the plan because many causes share the effect.
-    """
-
-    rule: Rule
-    draft: Draft
-    recoverable_ns: int | None
+    rule: Rule  # The rule.
+    draft: Draft  # The draft of a finding, from the rule's check.
+    recoverable_ns: int | None  # Time that its scenario recovers alone; None if not simulated.
+    # Time that its scenario recovers after those above; None if unknown.
     remaining_ns: int | None = None
+    # Position of its scenario in the plan of repairs; None outside the plan.
     place: int | None = None
+    # Whether its scenario is outside the plan because many causes share the effect.
     is_bound: bool = False
 
     @property

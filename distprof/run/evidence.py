@@ -47,129 +47,80 @@ OPERATIONS = TableSchema(
 
 
 class OperationLog(msgspec.Struct, frozen=True, kw_only=True):
-    """Operations of a job, and other facts in its log.
+    """Operations of a job, and other facts in its log."""
 
-    Args:
-        operations: OPERATIONS table.
-        origin: Kind of log, for display: ``operation table`` or ``pipeline timeline``.
-        world_size: Number of ranks of the job, None if the log does not give it.
-        mesh: Axis to size, for example ``{"dp": 2, "pp": 4}``.
-        num_micro_batches: Micro-batches per step, None if the log does not give them.
-        shares_clock: Whether times of different ranks can be compared.
-        step_ns: Step number to the length of the step, if the log gives it.
-        notes: Assumptions, one sentence each.
-    """
-
-    operations: Table
-    origin: str
-    world_size: int | None = None
+    operations: Table  # OPERATIONS table.
+    origin: str  # Kind of log, for display: ``operation table`` or ``pipeline timeline``.
+    world_size: int | None = None  # Number of ranks of the job, None if the log does not give it.
+    # Axis to size, for example ``{"dp": 2, "pp": 4}``.
     mesh: Mapping[str, int] = msgspec.field(default_factory=dict)
+    # Micro-batches per step, None if the log does not give them.
     num_micro_batches: int | None = None
-    shares_clock: bool = True
+    shares_clock: bool = True  # Whether times of different ranks can be compared.
+    # Step number to the length of the step, if the log gives it.
     step_ns: Mapping[int, int] = msgspec.field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # Assumptions, one sentence each.
 
 
 # Tokens per expert --------------------------------------------------------------------------------
 
 
 class ExpertCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Token assignments per expert and layer, for each part of the data.
+    """Token assignments per expert and layer, for each part of the data."""
 
-    Args:
-        tokens: Part of the data (a domain, a step) to int64, shape ``(layers, experts)``.
-        layers: Name of each layer.
-        top_k: Experts per token, None if the file does not give it.
-        model: Name of the model in the file, empty if none.
-        notes: Assumptions, one sentence each.
-    """
-
+    # Part of the data (a domain, a step) to int64, shape ``(layers, experts)``.
     tokens: Mapping[str, NDArray[np.int64]] = msgspec.field(default_factory=dict)
-    layers: tuple[str, ...] = ()
-    top_k: int | None = None
-    model: str = ""
-    notes: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()  # Name of each layer.
+    top_k: int | None = None  # Experts per token, None if the file does not give it.
+    model: str = ""  # Name of the model in the file, empty if none.
+    notes: tuple[str, ...] = ()  # Assumptions, one sentence each.
 
 
 # Tables without a timeline ------------------------------------------------------------------------
 
 
 class SummaryClass(msgspec.Struct, frozen=True, kw_only=True):
-    """Collectives with the same group, kind, type and size.
+    """Collectives with the same group, kind, type and size."""
 
-    Args:
-        group: Name of the process group, or of the kernel if the table does not name groups.
-        ranks: Members of the group in the table; empty if not listed.
-        kind: Kind of operation.
-        dtype: Element type as spelled in the table.
-        num_bytes: Size of the full buffer, None if unknown.
-    """
-
-    group: str
-    ranks: tuple[int, ...]
-    kind: CollectiveKind
-    dtype: str
-    num_bytes: int | None
+    group: str  # Name of the process group, or of the kernel if the table does not name groups.
+    ranks: tuple[int, ...]  # Members of the group in the table; empty if not listed.
+    kind: CollectiveKind  # Kind of operation.
+    dtype: str  # Element type as spelled in the table.
+    num_bytes: int | None  # Size of the full buffer, None if unknown.
 
 
 class CollectiveSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Durations of collectives by rank and class; one entry per row of the table.
+    """Durations of collectives by rank and class; one entry per row of the table."""
 
-    Args:
-        classes: Classes of collectives.
-        class_index: int64, index into ``classes``.
-        rank: int64, global rank.
-        num_calls: int64, number of calls.
-        mean_ns: int64, mean duration of a call on that rank.
-        notes: Data left out, one sentence each.
-    """
-
-    classes: tuple[SummaryClass, ...]
-    class_index: Int64Array
-    rank: Int64Array
-    num_calls: Int64Array
-    mean_ns: Int64Array
-    notes: tuple[str, ...] = ()
+    classes: tuple[SummaryClass, ...]  # Classes of collectives.
+    class_index: Int64Array  # int64, index into ``classes``.
+    rank: Int64Array  # int64, global rank.
+    num_calls: Int64Array  # int64, number of calls.
+    mean_ns: Int64Array  # int64, mean duration of a call on that rank.
+    notes: tuple[str, ...] = ()  # Data left out, one sentence each.
 
 
 class TableOperator(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of a table of operators: an operator, a kernel, an annotation or a call.
+    """One row of a table of operators: an operator, a kernel, an annotation or a call."""
 
-    Args:
-        name: As printed, possibly cut.
-        kind: Kind of its collective; UNKNOWN if it is none.
-        num_calls: Calls.
-        self_cpu_ns: CPU time without operators inside.
-        cpu_ns: CPU time.
-        self_device_ns: Time of its kernels; 0 if none is printed.
-        device_ns: The same with operators inside.
-    """
-
-    name: str
-    kind: CollectiveKind
-    num_calls: int
-    self_cpu_ns: int
-    cpu_ns: int
-    self_device_ns: int
-    device_ns: int
+    name: str  # As printed, possibly cut.
+    kind: CollectiveKind  # Kind of its collective; UNKNOWN if it is none.
+    num_calls: int  # Calls.
+    self_cpu_ns: int  # CPU time without operators inside.
+    cpu_ns: int  # CPU time.
+    self_device_ns: int  # Time of its kernels; 0 if none is printed.
+    device_ns: int  # The same with operators inside.
 
 
 class OperatorTable(msgspec.Struct, frozen=True, kw_only=True):
-    """A table of operators, as ``prof.key_averages().table()`` prints it.
+    """A table of operators, as ``prof.key_averages().table()`` prints it."""
 
-    Args:
-        operators: Its rows, in order.
-        device: Name of the device in its columns, such as ``CUDA``; empty without one.
-        self_cpu_ns: Its last lines: CPU time of all rows, also of those left out; None if missing.
-        self_device_ns: The same for the device.
-        notes: Data left out, one sentence each.
-    """
-
-    operators: tuple[TableOperator, ...]
-    device: str
+    operators: tuple[TableOperator, ...]  # Its rows, in order.
+    device: str  # Name of the device in its columns, such as ``CUDA``; empty without one.
+    # Its last lines: CPU time of all rows, also of those left out; None if missing.
     self_cpu_ns: int | None
-    self_device_ns: int | None
-    notes: tuple[str, ...] = ()
+    self_device_ns: int | None  # The same for the device.
+    notes: tuple[str, ...] = ()  # Data left out, one sentence each.
 
 
 INSPECTED = TableSchema(
@@ -190,76 +141,44 @@ INSPECTED = TableSchema(
 
 
 class InspectedMember(msgspec.Struct, frozen=True, kw_only=True):
-    """One member of one communicator.
+    """One member of one communicator."""
 
-    Args:
-        communicator: Index of the communicator.
-        number: Its rank in the communicator.
-        host: Host name.
-        pid: Process id.
-        rank: Global rank, which is the process's rank in its largest communicator; ABSENT if
-            unknown.
-    """
-
-    communicator: int
-    number: int
-    host: str
-    pid: int
+    communicator: int  # Index of the communicator.
+    number: int  # Its rank in the communicator.
+    host: str  # Host name.
+    pid: int  # Process id.
+    # Global rank, which is the process's rank in its largest communicator; ABSENT if unknown.
     rank: int
 
 
 class InspectedClass(msgspec.Struct, frozen=True, kw_only=True):
-    """Operations of one kind and size in one communicator.
+    """Operations of one kind and size in one communicator."""
 
-    Args:
-        communicator: Index of the communicator.
-        group: Name of the communicator, or its hash if it has no name.
-        kind: Kind of operation.
-        num_bytes: Bytes that each member passes in, as NCCL counts them.
-        num_ranks: Members of the communicator.
-        num_nodes: Nodes of the communicator.
-        num_records: Records of all members.
-        total_ns: Sum of the recorded durations.
-    """
-
-    communicator: int
-    group: str
-    kind: CollectiveKind
-    num_bytes: int
-    num_ranks: int
-    num_nodes: int
-    num_records: int
-    total_ns: int
+    communicator: int  # Index of the communicator.
+    group: str  # Name of the communicator, or its hash if it has no name.
+    kind: CollectiveKind  # Kind of operation.
+    num_bytes: int  # Bytes that each member passes in, as NCCL counts them.
+    num_ranks: int  # Members of the communicator.
+    num_nodes: int  # Nodes of the communicator.
+    num_records: int  # Records of all members.
+    total_ns: int  # Sum of the recorded durations.
 
 
 class InspectorLog(msgspec.Struct, frozen=True, kw_only=True):
-    """Output of NCCL Inspector from all ranks.
+    """Output of NCCL Inspector from all ranks."""
 
-    Args:
-        classes: Classes of operations.
-        members: Members of communicators.
-        table: INSPECTED: all records of a sample of the collectives, the same ones on each rank.
-        sampled_one_in: The table holds one in this many collectives; 1 if it holds all.
-        first_ns: First timestamp, ns since the epoch; None without one.
-        last_ns: Last timestamp.
-        num_records: Records of operations.
-        num_dropped: Operations that the writer dropped, by its own count.
-        num_bytes: Bytes read, uncompressed.
-        formats: Versions of the format, each once.
-        notes: Damaged or skipped data, one sentence each.
-    """
-
-    classes: tuple[InspectedClass, ...]
-    members: tuple[InspectedMember, ...]
+    classes: tuple[InspectedClass, ...]  # Classes of operations.
+    members: tuple[InspectedMember, ...]  # Members of communicators.
+    # INSPECTED: all records of a sample of the collectives, the same ones on each rank.
     table: Table
-    sampled_one_in: int = 1
-    first_ns: int | None = None
-    last_ns: int | None = None
-    num_records: int = 0
-    num_dropped: int = 0
-    num_bytes: int = 0
-    formats: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    sampled_one_in: int = 1  # The table holds one in this many collectives; 1 if it holds all.
+    first_ns: int | None = None  # First timestamp, ns since the epoch; None without one.
+    last_ns: int | None = None  # Last timestamp.
+    num_records: int = 0  # Records of operations.
+    num_dropped: int = 0  # Operations that the writer dropped, by its own count.
+    num_bytes: int = 0  # Bytes read, uncompressed.
+    formats: tuple[str, ...] = ()  # Versions of the format, each once.
+    notes: tuple[str, ...] = ()  # Damaged or skipped data, one sentence each.
 
     @property
     def world_size(self) -> int | None:
@@ -276,109 +195,65 @@ class InspectorLog(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RasRank(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank of a communicator, or a process of the job.
+    """A rank of a communicator, or a process of the job."""
 
-    Args:
-        rank: Rank in its communicator; None for a process with an unknown rank.
-        host: Address of its node, empty if unknown.
-        pid: Process id, None if unknown.
-        gpu: CUDA index of its GPU, None if unknown.
-    """
-
-    rank: int | None
-    host: str = ""
-    pid: int | None = None
-    gpu: int | None = None
+    rank: int | None  # Rank in its communicator; None for a process with an unknown rank.
+    host: str = ""  # Address of its node, empty if unknown.
+    pid: int | None = None  # Process id, None if unknown.
+    gpu: int | None = None  # CUDA index of its GPU, None if unknown.
 
 
 class RasTrouble(msgspec.Struct, frozen=True, kw_only=True):
-    """A problem with a rank.
+    """A problem with a rank."""
 
-    Args:
-        kind: ``dead``, ``unresponsive``, ``error``, or ``status`` for a status that most other
-            ranks of the communicator do not have.
-        communicator: Hash of the communicator, empty for a process of the job.
-        size: Ranks of the communicator, None if unknown.
-        rank: The rank concerned.
-        text: The error or the status.
-    """
-
+    # ``dead``, ``unresponsive``, ``error``, or ``status`` for a status that most other ranks of the
+    # communicator do not have.
     kind: str
-    communicator: str
-    size: int | None
-    rank: RasRank
-    text: str = ""
+    communicator: str  # Hash of the communicator, empty for a process of the job.
+    size: int | None  # Ranks of the communicator, None if unknown.
+    rank: RasRank  # The rank concerned.
+    text: str = ""  # The error or the status.
 
 
 class RasLaunches(msgspec.Struct, frozen=True, kw_only=True):
-    """Ranks of a communicator that have launched the same number of operations of a kind.
+    """Ranks of a communicator that have launched the same number of operations of a kind."""
 
-    Args:
-        communicator: Hash of the communicator.
-        size: Ranks of the communicator, None if unknown.
-        operation: NCCL's name of the operation: ``AllReduce``.
-        launched: Operations that each of the ranks has launched.
-        num_ranks: Number of the ranks.
-        ranks: Those of the ranks that the output names.
-    """
-
-    communicator: str
-    size: int | None
-    operation: str
-    launched: int
-    num_ranks: int = 0
-    ranks: tuple[RasRank, ...] = ()
+    communicator: str  # Hash of the communicator.
+    size: int | None  # Ranks of the communicator, None if unknown.
+    operation: str  # NCCL's name of the operation: ``AllReduce``.
+    launched: int  # Operations that each of the ranks has launched.
+    num_ranks: int = 0  # Number of the ranks.
+    ranks: tuple[RasRank, ...] = ()  # Those of the ranks that the output names.
 
 
 class RasGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Communicators with the same properties.
+    """Communicators with the same properties."""
 
-    Args:
-        num_communicators: Number of communicators.
-        num_nodes: Nodes of each.
-        size: Ranks of each.
-        status: For example ``RUNNING``.
-        errors: Any of ``INCOMPLETE``, ``ERROR``, ``MISMATCH``.
-    """
-
-    num_communicators: int
-    num_nodes: int
-    size: int
-    status: str
-    errors: tuple[str, ...]
+    num_communicators: int  # Number of communicators.
+    num_nodes: int  # Nodes of each.
+    size: int  # Ranks of each.
+    status: str  # For example ``RUNNING``.
+    errors: tuple[str, ...]  # Any of ``INCOMPLETE``, ``ERROR``, ``MISMATCH``.
 
 
 class RasStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a job at one moment according to NCCL's RAS subsystem.
+    """State of a job at one moment according to NCCL's RAS subsystem."""
 
-    Args:
-        version: NCCL's version, empty if unknown.
-        time: Time as printed, empty if unknown.
-        num_nodes: Number of nodes, None if unknown.
-        num_processes: Number of processes, None if unknown.
-        num_gpus: Number of GPUs, None if unknown.
-        num_timeouts: Timeouts while RAS collected the data.
-        groups: Communicators, the largest first.
-        troubles: Problems with ranks.
-        launches: Launch counts in communicators whose ranks have launched different numbers.
-        num_snapshots: Snapshots in the file; the last one counts.
-        stands: Whether the unequal launch counts are the same as in the previous snapshot; None
-            with a single snapshot.
-        notes: Damaged or skipped data, one sentence each.
-    """
-
-    version: str = ""
-    time: str = ""
-    num_nodes: int | None = None
-    num_processes: int | None = None
-    num_gpus: int | None = None
-    num_timeouts: int = 0
-    groups: tuple[RasGroup, ...] = ()
-    troubles: tuple[RasTrouble, ...] = ()
+    version: str = ""  # NCCL's version, empty if unknown.
+    time: str = ""  # Time as printed, empty if unknown.
+    num_nodes: int | None = None  # Number of nodes, None if unknown.
+    num_processes: int | None = None  # Number of processes, None if unknown.
+    num_gpus: int | None = None  # Number of GPUs, None if unknown.
+    num_timeouts: int = 0  # Timeouts while RAS collected the data.
+    groups: tuple[RasGroup, ...] = ()  # Communicators, the largest first.
+    troubles: tuple[RasTrouble, ...] = ()  # Problems with ranks.
+    # Launch counts in communicators whose ranks have launched different numbers.
     launches: tuple[RasLaunches, ...] = ()
-    num_snapshots: int = 1
+    num_snapshots: int = 1  # Snapshots in the file; the last one counts.
+    # Whether the unequal launch counts are the same as in the previous snapshot; None with a single
+    # snapshot.
     stands: bool | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # Damaged or skipped data, one sentence each.
 
     @property
     def world_size(self) -> int | None:
@@ -387,19 +262,12 @@ class RasStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InputReadiness(msgspec.Struct, frozen=True, kw_only=True):
-    """Input readiness of each rank over time: 1 if the rank never waited for its data loader.
+    """Input readiness of each rank over time: 1 if the rank never waited for its data loader."""
 
-    Args:
-        time_s: int64, shape ``(samples,)``, seconds since 1970, ascending.
-        ranks: Global ranks, ascending.
-        ratio: float64, shape ``(ranks, samples)``, 0 to 1, NaN if missing.
-        notes: Data left out, one sentence each.
-    """
-
-    time_s: Int64Array
-    ranks: tuple[int, ...]
-    ratio: NDArray[np.float64]
-    notes: tuple[str, ...] = ()
+    time_s: Int64Array  # int64, shape ``(samples,)``, seconds since 1970, ascending.
+    ranks: tuple[int, ...]  # Global ranks, ascending.
+    ratio: NDArray[np.float64]  # float64, shape ``(ranks, samples)``, 0 to 1, NaN if missing.
+    notes: tuple[str, ...] = ()  # Data left out, one sentence each.
 
 
 # Machines -----------------------------------------------------------------------------------------
@@ -412,25 +280,18 @@ _NVLINK = re.compile(r"NV\d{1,3}")
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """One machine, or several identical ones.
+    """One machine, or several identical ones."""
 
-    Args:
-        host: Host name; empty if unknown.
-        gpus: The driver's names of the GPUs, in its order: ``GPU0``, …
-        cards: Device names of the network cards, for example ``mlx5_0``; the driver's names
-            (``NIC0``) if unknown.
-        links: Path from each device (GPUs, then cards) to each device, for example ``NV18``,
-            ``PIX``, ``SYS``; ``X`` to itself, empty if unknown. Square.
-        cpus: CPUs with affinity to each GPU, for example ``0-55``; empty if unknown.
-        numa: NUMA nodes of each GPU; empty if unknown.
-    """
-
-    host: str
-    gpus: tuple[str, ...]
+    host: str  # Host name; empty if unknown.
+    gpus: tuple[str, ...]  # The driver's names of the GPUs, in its order: ``GPU0``, …
+    # Device names of the network cards, for example ``mlx5_0``; the driver's names (``NIC0``) if
+    # unknown.
     cards: tuple[str, ...]
+    # Path from each device (GPUs, then cards) to each device, for example ``NV18``, ``PIX``,
+    # ``SYS``; ``X`` to itself, empty if unknown. Square.
     links: tuple[tuple[str, ...], ...]
-    cpus: tuple[str, ...]
-    numa: tuple[str, ...]
+    cpus: tuple[str, ...]  # CPUs with affinity to each GPU, for example ``0-55``; empty if unknown.
+    numa: tuple[str, ...]  # NUMA nodes of each GPU; empty if unknown.
 
     def between(self, first: int, second: int) -> str:
         """Path between two devices, given by their positions in ``links``."""
@@ -472,12 +333,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Machines(msgspec.Struct, frozen=True, kw_only=True):
-    """The machines that a file describes.
+    """The machines that a file describes."""
 
-    Args:
-        machines: In order of appearance.
-        notes: Damaged or assumed data, one sentence each.
-    """
-
-    machines: tuple[Machine, ...]
-    notes: tuple[str, ...] = ()
+    machines: tuple[Machine, ...]  # In order of appearance.
+    notes: tuple[str, ...] = ()  # Damaged or assumed data, one sentence each.

@@ -36,20 +36,14 @@ _MAX_TEXT = 2_000
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """One property that differs between two runs.
+    """One property that differs between two runs."""
 
-    Args:
-        field: Name of the property, for example ``device`` or ``config training.steps``.
-        group: ``hardware`` (devices, world size, nodes, backend), ``job`` (workload and its layout)
-            or ``software`` (versions, variables).
-        first: Value in the first run; empty if unknown or not set.
-        second: Value in the second run; empty if unknown or not set.
-    """
-
-    field: str
+    field: str  # Name of the property, for example ``device`` or ``config training.steps``.
+    # ``hardware`` (devices, world size, nodes, backend), ``job`` (workload and its layout) or
+    # ``software`` (versions, variables).
     group: str
-    first: str
-    second: str
+    first: str  # Value in the first run; empty if unknown or not set.
+    second: str  # Value in the second run; empty if unknown or not set.
 
     @property
     def sentence(self) -> str:

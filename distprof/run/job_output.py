@@ -8,27 +8,18 @@ import msgspec
 
 
 class OutputEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """A line, or a record of several lines, that an expression of the table recognises.
+    """A line, or a record of several lines, that an expression of the table recognises."""
 
-    Args:
-        name: Name of the expression.
-        yields: What the line is about, as the table says: ``timeout``, ``exit``, ``memory``, ….
-        file: File, as shown.
-        line: Number of the line, from 1.
-        text: The line, without control characters, truncated.
-        rank: Rank that the line is about; None if unknown.
-        at_s: Time of the line, or of the last line before it that has one, in seconds that
-            ascend within a year; None without one nearby.
-        fields: What the expression captured, by name.
-    """
-
-    name: str
-    yields: str
-    file: str
-    line: int
-    text: str
-    rank: int | None = None
+    name: str  # Name of the expression.
+    yields: str  # What the line is about, as the table says: ``timeout``, ``exit``, ``memory``, ….
+    file: str  # File, as shown.
+    line: int  # Number of the line, from 1.
+    text: str  # The line, without control characters, truncated.
+    rank: int | None = None  # Rank that the line is about; None if unknown.
+    # Time of the line, or of the last line before it that has one, in seconds that ascend within a
+    # year; None without one nearby.
     at_s: float | None = None
+    # What the expression captured, by name.
     fields: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def number(self, name: str) -> int | None:
@@ -45,40 +36,23 @@ class OutputEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputStack(msgspec.Struct, frozen=True, kw_only=True):
-    """The Python stack of a process's main thread, as a tool or a signal printed it.
+    """The Python stack of a process's main thread, as a tool or a signal printed it."""
 
-    Args:
-        file: File, as shown.
-        line: Number of the first line of the stack.
-        rank: Rank of the process; None if unknown.
-        calls: ``function (file:line)``, innermost first.
-    """
-
-    file: str
-    line: int
-    rank: int | None
-    calls: tuple[str, ...]
+    file: str  # File, as shown.
+    line: int  # Number of the first line of the stack.
+    rank: int | None  # Rank of the process; None if unknown.
+    calls: tuple[str, ...]  # ``function (file:line)``, innermost first.
 
 
 class JobOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What the output of a job, or of some of its ranks, says about how it ended.
+    """What the output of a job, or of some of its ranks, says about how it ended."""
 
-    Args:
-        files: Files, as shown.
-        events: Events, by file and line.
-        stacks: Stacks, by file and line.
-        ranks: Ranks that printed at least one line that names them.
-        world_size: Ranks of the job according to the output; None if it does not say.
-        num_lines: Lines read.
-        lines_of: Lines of each file.
-        notes: Damaged or left-out data, one sentence each.
-    """
-
-    files: tuple[str, ...] = ()
-    events: tuple[OutputEvent, ...] = ()
-    stacks: tuple[OutputStack, ...] = ()
-    ranks: tuple[int, ...] = ()
+    files: tuple[str, ...] = ()  # Files, as shown.
+    events: tuple[OutputEvent, ...] = ()  # Events, by file and line.
+    stacks: tuple[OutputStack, ...] = ()  # Stacks, by file and line.
+    ranks: tuple[int, ...] = ()  # Ranks that printed at least one line that names them.
+    # Ranks of the job according to the output; None if it does not say.
     world_size: int | None = None
-    num_lines: int = 0
-    lines_of: Mapping[str, int] = msgspec.field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    num_lines: int = 0  # Lines read.
+    lines_of: Mapping[str, int] = msgspec.field(default_factory=dict)  # Lines of each file.
+    notes: tuple[str, ...] = ()  # Damaged or left-out data, one sentence each.

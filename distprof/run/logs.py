@@ -18,196 +18,118 @@ from distprof.schema import ABSENT, Int64Array, Table
 
 
 class NcclProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that wrote to the log.
+    """A process that wrote to the log."""
 
-    Args:
-        host: Host name as NCCL prints it.
-        pid: Process id on that host.
-        rank: Global rank, None if unknown.
-    """
-
-    host: str
-    pid: int
-    rank: int | None = None
+    host: str  # Host name as NCCL prints it.
+    pid: int  # Process id on that host.
+    rank: int | None = None  # Global rank, None if unknown.
 
 
 class NcclMember(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank of a communicator.
+    """A rank of a communicator."""
 
-    Args:
-        rank: Rank in the communicator.
-        process: Index of its process.
-        device: Index of its GPU as seen by the process, None if unknown.
-        bus_id: PCI bus id, empty if unknown.
-        is_complete: Whether the log reports the end of its initialisation.
-    """
-
-    rank: int
-    process: int
-    device: int | None = None
-    bus_id: str = ""
-    is_complete: bool = False
+    rank: int  # Rank in the communicator.
+    process: int  # Index of its process.
+    device: int | None = None  # Index of its GPU as seen by the process, None if unknown.
+    bus_id: str = ""  # PCI bus id, empty if unknown.
+    is_complete: bool = False  # Whether the log reports the end of its initialisation.
 
 
 class NcclCommunicator(msgspec.Struct, frozen=True, kw_only=True):
-    """A communicator, which the log may describe only in part.
+    """A communicator, which the log may describe only in part."""
 
-    Args:
-        name: Its id in the log (``commId``), or a number for old versions that print no id.
-        num_ranks: Size of the communicator.
-        members: Ranks that logged the communicator, ascending.
-        is_certain: Whether the members certainly belong together: by their ids, or because there is
-            only one communicator of that size.
-        init_ns: Slowest initialisation that a member reports, None if none does.
-        num_channels: Channels for collectives, None if unknown.
-        num_nvls_channels: Channels for NVLink SHARP, None if unknown.
-        rings: Ranks of each ring in order; only rings that are complete in the log.
-        tree_depths: Depth of each tree that is complete in the log.
-        num_nodes: Nodes as NCCL counts them, None if unknown.
-    """
-
-    name: str
-    num_ranks: int
-    members: tuple[NcclMember, ...] = ()
+    name: str  # Its id in the log (``commId``), or a number for old versions that print no id.
+    num_ranks: int  # Size of the communicator.
+    members: tuple[NcclMember, ...] = ()  # Ranks that logged the communicator, ascending.
+    # Whether the members certainly belong together: by their ids, or because there is only one
+    # communicator of that size.
     is_certain: bool = True
-    init_ns: int | None = None
-    num_channels: int | None = None
-    num_nvls_channels: int | None = None
+    init_ns: int | None = None  # Slowest initialisation that a member reports, None if none does.
+    num_channels: int | None = None  # Channels for collectives, None if unknown.
+    num_nvls_channels: int | None = None  # Channels for NVLink SHARP, None if unknown.
+    # Ranks of each ring in order; only rings that are complete in the log.
     rings: tuple[tuple[int, ...], ...] = ()
-    tree_depths: tuple[int, ...] = ()
-    num_nodes: int | None = None
+    tree_depths: tuple[int, ...] = ()  # Depth of each tree that is complete in the log.
+    num_nodes: int | None = None  # Nodes as NCCL counts them, None if unknown.
 
 
 class NcclEdge(msgspec.Struct, frozen=True, kw_only=True):
-    """A connection between two ranks of a communicator, over all its channels.
+    """A connection between two ranks of a communicator, over all its channels."""
 
-    Args:
-        communicator: Index of the communicator, None if unknown.
-        process: Index of the process that logged the connection.
-        source: Rank that sends, in the communicator; None for a connection to a switch.
-        target: Rank that receives; None for a connection to a switch.
-        transport: For example ``P2P/CUMEM``, ``SHM``, ``NET/IB``, ``COLLNET/SHARP``.
-        has_gdr: Whether the card accesses GPU memory directly (GPUDirect RDMA).
-        card: Index of the network card, None for other transports.
-        direction: ``send`` or ``receive`` if both sides log the connection, else empty.
-        num_lines: Lines that report the connection, one per channel and side.
-    """
-
-    communicator: int | None
-    process: int | None
-    source: int | None
-    target: int | None
-    transport: str
-    has_gdr: bool
-    card: int | None
-    direction: str
-    num_lines: int
+    communicator: int | None  # Index of the communicator, None if unknown.
+    process: int | None  # Index of the process that logged the connection.
+    source: int | None  # Rank that sends, in the communicator; None for a connection to a switch.
+    target: int | None  # Rank that receives; None for a connection to a switch.
+    transport: str  # For example ``P2P/CUMEM``, ``SHM``, ``NET/IB``, ``COLLNET/SHARP``.
+    has_gdr: bool  # Whether the card accesses GPU memory directly (GPUDirect RDMA).
+    card: int | None  # Index of the network card, None for other transports.
+    direction: str  # ``send`` or ``receive`` if both sides log the connection, else empty.
+    num_lines: int  # Lines that report the connection, one per channel and side.
 
 
 class NcclCard(msgspec.Struct, frozen=True, kw_only=True):
-    """A network card that NCCL found.
+    """A network card that NCCL found."""
 
-    Args:
-        host: Host of the card.
-        network: ``IB``, ``Socket`` or the plug-in's name.
-        index: Index that transports refer to.
-        name: For example ``mlx5_0:1``.
-        link: For example ``IB/SHARP``, ``RoCE``; empty for sockets.
-    """
-
-    host: str
-    network: str
-    index: int
-    name: str
-    link: str
+    host: str  # Host of the card.
+    network: str  # ``IB``, ``Socket`` or the plug-in's name.
+    index: int  # Index that transports refer to.
+    name: str  # For example ``mlx5_0:1``.
+    link: str  # For example ``IB/SHARP``, ``RoCE``; empty for sockets.
 
 
 class NcclChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """NCCL's choice for operations of one size, or calls without a logged choice.
+    """NCCL's choice for operations of one size, or calls without a logged choice."""
 
-    Args:
-        operation: For example ``AllReduce``; empty if an old version does not name it.
-        num_bytes: Size of the operation; None for calls without a choice.
-        algorithm: For example ``RING``; empty for calls without a choice.
-        protocol: ``LL``, ``LL128`` or ``SIMPLE``; empty for calls without a choice.
-        num_calls: Lines that report it.
-    """
-
-    operation: str
-    num_bytes: int | None
-    algorithm: str
-    protocol: str
-    num_calls: int
+    operation: str  # For example ``AllReduce``; empty if an old version does not name it.
+    num_bytes: int | None  # Size of the operation; None for calls without a choice.
+    algorithm: str  # For example ``RING``; empty for calls without a choice.
+    protocol: str  # ``LL``, ``LL128`` or ``SIMPLE``; empty for calls without a choice.
+    num_calls: int  # Lines that report it.
 
 
 class NcclWarning(msgspec.Struct, frozen=True, kw_only=True):
-    """Warnings that differ only in numbers.
+    """Warnings that differ only in numbers."""
 
-    Args:
-        text: The first of the warnings.
-        about: ``teardown`` (processes end, harmless), ``fallback`` (NCCL takes another path) or
-            ``problem``.
-        num_lines: Number of warnings.
-        processes: Indices of the processes that logged them.
-    """
-
-    text: str
+    text: str  # The first of the warnings.
+    # ``teardown`` (processes end, harmless), ``fallback`` (NCCL takes another path) or ``problem``.
     about: str
-    num_lines: int
-    processes: tuple[int, ...]
+    num_lines: int  # Number of warnings.
+    processes: tuple[int, ...]  # Indices of the processes that logged them.
 
 
 class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of NCCL's logs.
+    """Content of NCCL's logs."""
 
-    Args:
-        files: Files read.
-        num_jobs: Sets of processes that share neither a file nor a communicator; 0 without any
-            communicator.
-        processes: Processes that wrote to the logs.
-        versions: Version to the indices of the processes that log it; only rank 0 in old versions.
-        settings: Name of an environment variable to value to indices of processes.
-        communicators: Communicators, in order of appearance.
-        edges: Connections.
-        cards: Network cards.
-        missing_networks: Networks for which NCCL found no device, to indices of processes.
-        networks: Networks that NCCL chose, to indices of processes.
-        remarks: What NCCL can or cannot use, to what that is said of to indices of processes.
-        links: Types of paths between GPUs in NCCL's graph search, for example ``NVL``, ``PIX``.
-        choices: Algorithms and protocols.
-        warnings: Warnings, most frequent first.
-        num_lines: Lines read, including those of other programs.
-        num_bytes: Bytes read, uncompressed.
-        num_info: Messages marked INFO; a line may hold several if ranks wrote at the same time.
-        num_warn: Messages marked WARN.
-        num_unknown: Messages of both kinds that the reader does not recognise.
-        num_cut: Messages of both kinds that the output of other ranks cut off.
-        unknown: Examples of unrecognised messages.
-        notes: Damaged or skipped data, one sentence each.
-    """
-
-    files: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()  # Files read.
+    # Sets of processes that share neither a file nor a communicator; 0 without any communicator.
     num_jobs: int = 0
-    processes: tuple[NcclProcess, ...] = ()
+    processes: tuple[NcclProcess, ...] = ()  # Processes that wrote to the logs.
+    # Version to the indices of the processes that log it; only rank 0 in old versions.
     versions: Mapping[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    # Name of an environment variable to value to indices of processes.
     settings: Mapping[str, Mapping[str, tuple[int, ...]]] = msgspec.field(default_factory=dict)
-    communicators: tuple[NcclCommunicator, ...] = ()
-    edges: tuple[NcclEdge, ...] = ()
-    cards: tuple[NcclCard, ...] = ()
+    communicators: tuple[NcclCommunicator, ...] = ()  # Communicators, in order of appearance.
+    edges: tuple[NcclEdge, ...] = ()  # Connections.
+    cards: tuple[NcclCard, ...] = ()  # Network cards.
+    # Networks for which NCCL found no device, to indices of processes.
     missing_networks: Mapping[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    # Networks that NCCL chose, to indices of processes.
     networks: Mapping[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    # What NCCL can or cannot use, to what that is said of to indices of processes.
     remarks: Mapping[str, Mapping[str, tuple[int, ...]]] = msgspec.field(default_factory=dict)
+    # Types of paths between GPUs in NCCL's graph search, for example ``NVL``, ``PIX``.
     links: tuple[str, ...] = ()
-    choices: tuple[NcclChoice, ...] = ()
-    warnings: tuple[NcclWarning, ...] = ()
-    num_lines: int = 0
-    num_bytes: int = 0
+    choices: tuple[NcclChoice, ...] = ()  # Algorithms and protocols.
+    warnings: tuple[NcclWarning, ...] = ()  # Warnings, most frequent first.
+    num_lines: int = 0  # Lines read, including those of other programs.
+    num_bytes: int = 0  # Bytes read, uncompressed.
+    # Messages marked INFO; a line may hold several if ranks wrote at the same time.
     num_info: int = 0
-    num_warn: int = 0
-    num_unknown: int = 0
-    num_cut: int = 0
-    unknown: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    num_warn: int = 0  # Messages marked WARN.
+    num_unknown: int = 0  # Messages of both kinds that the reader does not recognise.
+    num_cut: int = 0  # Messages of both kinds that the output of other ranks cut off.
+    unknown: tuple[str, ...] = ()  # Examples of unrecognised messages.
+    notes: tuple[str, ...] = ()  # Damaged or skipped data, one sentence each.
 
     @property
     def world_size(self) -> int | None:
@@ -229,163 +151,99 @@ since midnight of an unknown date; sample numbers, if there are no times.
 
 
 class DeviceSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """Sensor samples of one GPU.
+    """Sensor samples of one GPU."""
 
-    Args:
-        file: File that holds the samples.
-        host: Host name, empty if unknown.
-        index: Index of the GPU on its host in the driver's order, None if unknown.
-        uuid: For example ``GPU-5269b708-…``; empty if unknown.
-        bus_id: PCI bus id as ``domain:bus:device.function``, lower case; empty if unknown.
-        name: For example ``NVIDIA H200``; empty if unknown.
-        clock: Meaning of the times.
-        table: TELEMETRY, ascending in time.
-        rank: Global rank that the samples were assigned to, None without one.
-    """
-
-    file: str
-    host: str
-    index: int | None
-    uuid: str
-    bus_id: str
-    name: str
-    clock: Clock
-    table: Table
-    rank: int | None = None
+    file: str  # File that holds the samples.
+    host: str  # Host name, empty if unknown.
+    index: int | None  # Index of the GPU on its host in the driver's order, None if unknown.
+    uuid: str  # For example ``GPU-5269b708-…``; empty if unknown.
+    bus_id: str  # PCI bus id as ``domain:bus:device.function``, lower case; empty if unknown.
+    name: str  # For example ``NVIDIA H200``; empty if unknown.
+    clock: Clock  # Meaning of the times.
+    table: Table  # TELEMETRY, ascending in time.
+    rank: int | None = None  # Global rank that the samples were assigned to, None without one.
 
 
 class DeviceEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An error logged by a kernel, a driver or the fabric manager.
+    """An error logged by a kernel, a driver or the fabric manager."""
 
-    Args:
-        file: File that holds the line.
-        kind: ``xid`` of a GPU, ``fabric`` of an NVSwitch, ``crash`` of a process (a segmentation
-            fault or another trap), ``oom`` for a process that the kernel killed to free memory.
-        number: Number of the error, None if the line has none.
-        text: The line, without its time.
-        t_ns: Time on ``clock``, None if the line has none.
-        clock: Meaning of ``t_ns``; ``none`` if it is None.
-        time: The time as written in the line.
-        host: Host name, empty if unknown.
-        bus_id: Bus id of the GPU or the switch, as in DeviceSeries.
-        uuid: UUID of the GPU, empty if unknown.
-        index: Index of the GPU, None if unknown.
-        rank: Global rank on that GPU, or of that process, None if unknown.
-        process: Name of the process, which the kernel cuts after 15 characters; empty if unknown.
-        pid: Id of the process or, for a crash, of the thread that crashed; None if unknown.
-        memory_bytes: Memory that a killed process held, None if unknown.
-    """
-
-    file: str
+    file: str  # File that holds the line.
+    # ``xid`` of a GPU, ``fabric`` of an NVSwitch, ``crash`` of a process (a segmentation fault or
+    # another trap), ``oom`` for a process that the kernel killed to free memory.
     kind: Literal["xid", "fabric", "crash", "oom"]
-    number: int | None
-    text: str
-    t_ns: int | None = None
-    clock: Clock = "none"
-    time: str = ""
-    host: str = ""
-    bus_id: str = ""
-    uuid: str = ""
-    index: int | None = None
-    rank: int | None = None
+    number: int | None  # Number of the error, None if the line has none.
+    text: str  # The line, without its time.
+    t_ns: int | None = None  # Time on ``clock``, None if the line has none.
+    clock: Clock = "none"  # Meaning of ``t_ns``; ``none`` if it is None.
+    time: str = ""  # The time as written in the line.
+    host: str = ""  # Host name, empty if unknown.
+    bus_id: str = ""  # Bus id of the GPU or the switch, as in DeviceSeries.
+    uuid: str = ""  # UUID of the GPU, empty if unknown.
+    index: int | None = None  # Index of the GPU, None if unknown.
+    rank: int | None = None  # Global rank on that GPU, or of that process, None if unknown.
+    # Name of the process, which the kernel cuts after 15 characters; empty if unknown.
     process: str = ""
+    # Id of the process or, for a crash, of the thread that crashed; None if unknown.
     pid: int | None = None
-    memory_bytes: int | None = None
+    memory_bytes: int | None = None  # Memory that a killed process held, None if unknown.
 
 
 class DeviceLinks(msgspec.Struct, frozen=True, kw_only=True):
-    """NVLinks of one GPU at one moment.
+    """NVLinks of one GPU at one moment."""
 
-    Args:
-        file: File that holds the data.
-        host: Host name, empty if unknown.
-        index: Index of the GPU on its host.
-        uuid: UUID of the GPU, empty if unknown.
-        name: For example ``NVIDIA A100-SXM4-80GB``.
-        gb_per_s: Speed of each link per direction, GB/s; None for an inactive link.
-        rank: Global rank on that GPU, None if unknown.
-    """
-
-    file: str
-    host: str
-    index: int
-    uuid: str
-    name: str
+    file: str  # File that holds the data.
+    host: str  # Host name, empty if unknown.
+    index: int  # Index of the GPU on its host.
+    uuid: str  # UUID of the GPU, empty if unknown.
+    name: str  # For example ``NVIDIA A100-SXM4-80GB``.
+    # Speed of each link per direction, GB/s; None for an inactive link.
     gb_per_s: tuple[float | None, ...]
-    rank: int | None = None
+    rank: int | None = None  # Global rank on that GPU, None if unknown.
 
 
 class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
-    """State of one GPU at one moment, other than its sensors.
+    """State of one GPU at one moment, other than its sensors."""
 
-    Args:
-        file: File that holds the data.
-        host: Host name, empty if unknown.
-        index: Index of the GPU on its host in the driver's order, None if unknown.
-        uuid: UUID of the GPU, empty if unknown.
-        bus_id: PCI bus id as in DeviceSeries; empty if unknown.
-        name: For example ``NVIDIA H200``; empty if unknown.
-        driver: Version of the driver; empty if unknown.
-        cuda: Newest version of CUDA that the driver supports; empty if unknown.
-        is_in_use: Whether the GPU was busy, in which case its PCIe link is not slowed down to save
-            power; None if unknown.
-        pcie_generation: Generation of the link at that moment, None if unknown.
-        pcie_generation_max: Highest generation that the GPU and its host allow.
-        pcie_width: Lanes of the link at that moment, None if unknown.
-        pcie_width_max: Most lanes that the GPU and its host allow.
-        ecc_uncorrected: Uncorrected memory errors since the driver was loaded; None if unknown.
-        is_repair_pending: Whether a memory repair waits for a reset (a row to be remapped, a page
-            to be retired); None if unknown.
-        has_repair_failed: Whether a memory repair failed; None if unknown.
-        recovery: Action that the driver requests, for example ``Reset``; empty if none or unknown.
-        rank: Global rank on that GPU, None if unknown.
-    """
-
-    file: str
-    host: str = ""
-    index: int | None = None
-    uuid: str = ""
-    bus_id: str = ""
-    name: str = ""
-    driver: str = ""
-    cuda: str = ""
+    file: str  # File that holds the data.
+    host: str = ""  # Host name, empty if unknown.
+    index: int | None = None  # Index of the GPU on its host in the driver's order, None if unknown.
+    uuid: str = ""  # UUID of the GPU, empty if unknown.
+    bus_id: str = ""  # PCI bus id as in DeviceSeries; empty if unknown.
+    name: str = ""  # For example ``NVIDIA H200``; empty if unknown.
+    driver: str = ""  # Version of the driver; empty if unknown.
+    cuda: str = ""  # Newest version of CUDA that the driver supports; empty if unknown.
+    # Whether the GPU was busy, in which case its PCIe link is not slowed down to save power; None
+    # if unknown.
     is_in_use: bool | None = None
-    pcie_generation: int | None = None
-    pcie_generation_max: int | None = None
-    pcie_width: int | None = None
-    pcie_width_max: int | None = None
+    pcie_generation: int | None = None  # Generation of the link at that moment, None if unknown.
+    pcie_generation_max: int | None = None  # Highest generation that the GPU and its host allow.
+    pcie_width: int | None = None  # Lanes of the link at that moment, None if unknown.
+    pcie_width_max: int | None = None  # Most lanes that the GPU and its host allow.
+    # Uncorrected memory errors since the driver was loaded; None if unknown.
     ecc_uncorrected: int | None = None
+    # Whether a memory repair waits for a reset (a row to be remapped, a page to be retired); None
+    # if unknown.
     is_repair_pending: bool | None = None
-    has_repair_failed: bool | None = None
+    has_repair_failed: bool | None = None  # Whether a memory repair failed; None if unknown.
+    # Action that the driver requests, for example ``Reset``; empty if none or unknown.
     recovery: str = ""
-    rank: int | None = None
+    rank: int | None = None  # Global rank on that GPU, None if unknown.
 
 
 class DeviceLog(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of sensor files and kernel logs.
+    """Content of sensor files and kernel logs."""
 
-    Args:
-        files: Files read.
-        series: Sensor samples, one entry per GPU and clock.
-        events: Errors, in order of the files.
-        links: NVLinks, one entry per GPU.
-        states: PCIe link and memory, one entry per GPU.
-        kernel_logs: Those of the files that are kernel logs.
-        num_lines: Lines read.
-        written_ns: File to the time of its last change, ns since the epoch; without compressed
-            files and files of other machines.
-        notes: Damaged or skipped data and choices made, one sentence each.
-    """
-
-    files: tuple[str, ...] = ()
-    series: tuple[DeviceSeries, ...] = ()
-    events: tuple[DeviceEvent, ...] = ()
-    links: tuple[DeviceLinks, ...] = ()
-    states: tuple[DeviceState, ...] = ()
-    kernel_logs: tuple[str, ...] = ()
-    num_lines: int = 0
+    files: tuple[str, ...] = ()  # Files read.
+    series: tuple[DeviceSeries, ...] = ()  # Sensor samples, one entry per GPU and clock.
+    events: tuple[DeviceEvent, ...] = ()  # Errors, in order of the files.
+    links: tuple[DeviceLinks, ...] = ()  # NVLinks, one entry per GPU.
+    states: tuple[DeviceState, ...] = ()  # PCIe link and memory, one entry per GPU.
+    kernel_logs: tuple[str, ...] = ()  # Those of the files that are kernel logs.
+    num_lines: int = 0  # Lines read.
+    # File to the time of its last change, ns since the epoch; without compressed files and files of
+    # other machines.
     written_ns: Mapping[str, int] = msgspec.field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # Damaged or skipped data and choices made, one sentence each.
 
     @staticmethod
     def merged(logs: Sequence[DeviceLog]) -> DeviceLog:
@@ -409,73 +267,45 @@ Float64Array = NDArray[np.float64]
 
 
 class TrainingFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Layout of the job according to the log; None for properties that the log does not give.
+    """Layout of the job according to the log; None for properties that the log does not give."""
 
-    Args:
-        world_size: Number of ranks.
-        mesh: Axis (``tp``, ``pp``, ``dp``, ``cp``, ``ep``) to its size.
-        num_micro_batches: Micro-batches per iteration and pipeline.
-        micro_batch_size: Samples per micro-batch.
-        global_batch_size: Samples per iteration, all ranks together.
-        sequence_length: Tokens per sample.
-        virtual_stages: Stages per pipeline rank.
-    """
-
-    world_size: int | None = None
+    world_size: int | None = None  # Number of ranks.
+    # Axis (``tp``, ``pp``, ``dp``, ``cp``, ``ep``) to its size.
     mesh: Mapping[str, int] = msgspec.field(default_factory=dict)
-    num_micro_batches: int | None = None
-    micro_batch_size: int | None = None
-    global_batch_size: int | None = None
-    sequence_length: int | None = None
-    virtual_stages: int | None = None
+    num_micro_batches: int | None = None  # Micro-batches per iteration and pipeline.
+    micro_batch_size: int | None = None  # Samples per micro-batch.
+    global_batch_size: int | None = None  # Samples per iteration, all ranks together.
+    sequence_length: int | None = None  # Tokens per sample.
+    virtual_stages: int | None = None  # Stages per pipeline rank.
 
 
 class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
-    """Printed iterations; all arrays have one entry per report, in the order of the log.
+    """Printed iterations; all arrays have one entry per report, in the order of the log."""
 
-    Args:
-        origin: Program that printed the log, for example ``Megatron-LM``.
-        files: Paths as the user named them.
-        iteration: int64, number of the (last) iteration of a report, or ABSENT.
-        span: int64, number of iterations that a report is the mean of, at least 1.
-        duration_ns: int64, time of one iteration, or ABSENT.
-        samples_per_s: float64, all ranks together, NaN if not printed.
-        tokens_per_s: float64, all ranks together, NaN if not printed.
-        tokens_per_s_per_device: float64, NaN if not printed.
-        tflops: float64, per GPU, NaN if not printed.
-        loss: float64, NaN if not printed.
-        printed_samples_per_s: float64 of any length, throughput printed apart from the reports.
-        timers: Name of a timer to int64 ns per iteration, or ABSENT.
-        is_of_slowest_ranks: Whether each timer shows the slowest rank in that timer.
-        startup: Name of a timer before the first iteration to its ns.
-        facts: Layout of the job according to the log.
-        num_lines: Lines of the files.
-        num_reports: Lines recognised as a report on iterations or timers.
-        num_unknown: Lines that resemble a report but could not be read.
-        num_restarts: How often the iteration number goes back.
-        notes: Assumptions and skipped data, one sentence each.
-    """
-
-    origin: str
-    files: tuple[str, ...] = ()
-    iteration: Int64Array
-    span: Int64Array
-    duration_ns: Int64Array
-    samples_per_s: Float64Array
-    tokens_per_s: Float64Array
-    tokens_per_s_per_device: Float64Array
-    tflops: Float64Array
-    loss: Float64Array
+    origin: str  # Program that printed the log, for example ``Megatron-LM``.
+    files: tuple[str, ...] = ()  # Paths as the user named them.
+    iteration: Int64Array  # int64, number of the (last) iteration of a report, or ABSENT.
+    span: Int64Array  # int64, number of iterations that a report is the mean of, at least 1.
+    duration_ns: Int64Array  # int64, time of one iteration, or ABSENT.
+    samples_per_s: Float64Array  # float64, all ranks together, NaN if not printed.
+    tokens_per_s: Float64Array  # float64, all ranks together, NaN if not printed.
+    tokens_per_s_per_device: Float64Array  # float64, NaN if not printed.
+    tflops: Float64Array  # float64, per GPU, NaN if not printed.
+    loss: Float64Array  # float64, NaN if not printed.
+    # float64 of any length, throughput printed apart from the reports.
     printed_samples_per_s: Float64Array
+    # Name of a timer to int64 ns per iteration, or ABSENT.
     timers: Mapping[str, Int64Array] = msgspec.field(default_factory=dict)
-    is_of_slowest_ranks: bool = False
+    is_of_slowest_ranks: bool = False  # Whether each timer shows the slowest rank in that timer.
+    # Name of a timer before the first iteration to its ns.
     startup: Mapping[str, int] = msgspec.field(default_factory=dict)
+    # Layout of the job according to the log.
     facts: TrainingFacts = msgspec.field(default_factory=TrainingFacts)
-    num_lines: int = 0
-    num_reports: int = 0
-    num_unknown: int = 0
-    num_restarts: int = 0
-    notes: tuple[str, ...] = ()
+    num_lines: int = 0  # Lines of the files.
+    num_reports: int = 0  # Lines recognised as a report on iterations or timers.
+    num_unknown: int = 0  # Lines that resemble a report but could not be read.
+    num_restarts: int = 0  # How often the iteration number goes back.
+    notes: tuple[str, ...] = ()  # Assumptions and skipped data, one sentence each.
 
     @property
     def is_steady(self) -> NDArray[np.bool_]:

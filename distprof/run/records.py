@@ -217,37 +217,28 @@ def untraced_steps(log: Table) -> NDArray[np.bool_]:
 
 
 class RankRecords(msgspec.Struct, frozen=True, kw_only=True):
-    """The records of one rank; a table is empty if its file does not exist.
+    """The records of one rank; a table is empty if its file does not exist."""
 
-    Args:
-        rank: Global rank.
-        step_log: STEP_LOG table, ascending by step.
-        phases: PHASES table.
-        memory: MEMORY_LOG table.
-        telemetry: TELEMETRY table.
-        routing: ROUTING table.
-        expert_tokens: int64, counts of tokens per expert, one row of ``routing`` after another.
-        pauses: PAUSES table.
-        gpu_collectives: Durations of collectives on the GPU in the last steps, ascending by step.
-        about: Table name to the properties that its file gives for all rows.
-        nccl_log_bytes: Size of the NCCL log, None without one.
-        settings: Configuration read from the job's objects, None if not recorded.
-        notes: Damaged or skipped data, one sentence each.
-    """
-
-    rank: int
+    rank: int  # Global rank.
+    # STEP_LOG table, ascending by step.
     step_log: Table = msgspec.field(default_factory=lambda: Table.empty(STEP_LOG))
-    phases: Table = msgspec.field(default_factory=lambda: Table.empty(PHASES))
+    phases: Table = msgspec.field(default_factory=lambda: Table.empty(PHASES))  # PHASES table.
+    # MEMORY_LOG table.
     memory: Table = msgspec.field(default_factory=lambda: Table.empty(MEMORY_LOG))
+    # TELEMETRY table.
     telemetry: Table = msgspec.field(default_factory=lambda: Table.empty(TELEMETRY))
-    routing: Table = msgspec.field(default_factory=lambda: Table.empty(ROUTING))
+    routing: Table = msgspec.field(default_factory=lambda: Table.empty(ROUTING))  # ROUTING table.
+    # int64, counts of tokens per expert, one row of ``routing`` after another.
     expert_tokens: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
-    pauses: Table = msgspec.field(default_factory=lambda: Table.empty(PAUSES))
+    pauses: Table = msgspec.field(default_factory=lambda: Table.empty(PAUSES))  # PAUSES table.
+    # Durations of collectives on the GPU in the last steps, ascending by step.
     gpu_collectives: tuple[CollectivesRecord, ...] = ()
+    # Table name to the properties that its file gives for all rows.
     about: Mapping[str, Mapping[str, Any]] = msgspec.field(default_factory=dict)
-    nccl_log_bytes: int | None = None
+    nccl_log_bytes: int | None = None  # Size of the NCCL log, None without one.
+    # Configuration read from the job's objects, None if not recorded.
     settings: SettingsFile | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # Damaged or skipped data, one sentence each.
 
 
 class RecordSource(Protocol):
@@ -316,58 +307,36 @@ FLIGHT = TableSchema(
 
 
 class FlightGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """A process group as a rank's dump describes it.
+    """A process group as a rank's dump describes it."""
 
-    Args:
-        name: Its name; several groups may share one.
-        description: Description that the program gave it, empty if none.
-        ranks: Global ranks of its members, ascending; empty if the dump does not list them.
-    """
-
-    name: str
-    description: str = ""
+    name: str  # Its name; several groups may share one.
+    description: str = ""  # Description that the program gave it, empty if none.
+    # Global ranks of its members, ascending; empty if the dump does not list them.
     ranks: tuple[int, ...] = ()
 
 
 class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of one group on one rank as sequence numbers, None if unknown.
+    """Progress of one group on one rank as sequence numbers, None if unknown."""
 
-    Args:
-        enqueued: Last operation that the CPU launched.
-        started: Last operation that started on the GPU; None if timing is off.
-        completed: Last operation that completed.
-    """
-
-    enqueued: int | None = None
-    started: int | None = None
-    completed: int | None = None
+    enqueued: int | None = None  # Last operation that the CPU launched.
+    started: int | None = None  # Last operation that started on the GPU; None if timing is off.
+    completed: int | None = None  # Last operation that completed.
 
 
 class FlightDump(msgspec.Struct, frozen=True, kw_only=True):
-    """The dump of one rank.
+    """The dump of one rank."""
 
-    Args:
-        rank: Global rank.
-        source: File it was read from.
-        entries: FLIGHT table.
-        version: Version of the format, for example ``2.9``.
-        library: Version of NCCL or of the library used instead, empty if unknown.
-        groups: Groups that the rank is a member of, by the recorder's name.
-        status: Number of a group within the process to its progress.
-        host: Host name, empty if unknown.
-        written_ns: When the file was last written, ns since the epoch; None if unknown.
-        digest: Digest of the file.
-        notes: Damaged or skipped data, one sentence each.
-    """
-
-    rank: int
-    source: str
-    entries: Table
-    version: str = ""
-    library: str = ""
+    rank: int  # Global rank.
+    source: str  # File it was read from.
+    entries: Table  # FLIGHT table.
+    version: str = ""  # Version of the format, for example ``2.9``.
+    library: str = ""  # Version of NCCL or of the library used instead, empty if unknown.
+    # Groups that the rank is a member of, by the recorder's name.
     groups: tuple[FlightGroup, ...] = ()
+    # Number of a group within the process to its progress.
     status: dict[int, GroupStatus] = msgspec.field(default_factory=dict)
-    host: str = ""
+    host: str = ""  # Host name, empty if unknown.
+    # When the file was last written, ns since the epoch; None if unknown.
     written_ns: int | None = None
-    digest: str = ""
-    notes: tuple[str, ...] = ()
+    digest: str = ""  # Digest of the file.
+    notes: tuple[str, ...] = ()  # Damaged or skipped data, one sentence each.

@@ -30,23 +30,14 @@ RECENT_STEPS = "recent-steps"
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):
-    """Missing or damaged evidence, and the consequences.
+    """Missing or damaged evidence, and the consequences."""
 
-    Args:
-        what: Short stable identifier, for example ``missing-ranks`` or ``truncated``.
-        message: One sentence for the user.
-        ranks: Ranks concerned; empty if the gap concerns the whole run.
-        num_files: Files skipped because they belong to another job or recording.
-        fact: Few words for the report's evidence line, if numbers or causes may be wrong.
-        hides_cause: Whether the causes of lateness of these ranks cannot be known.
-    """
-
-    what: str
-    message: str
-    ranks: tuple[int, ...] = ()
-    num_files: int = 0
-    fact: str = ""
-    hides_cause: bool = False
+    what: str  # Short stable identifier, for example ``missing-ranks`` or ``truncated``.
+    message: str  # One sentence for the user.
+    ranks: tuple[int, ...] = ()  # Ranks concerned; empty if the gap concerns the whole run.
+    num_files: int = 0  # Files skipped because they belong to another job or recording.
+    fact: str = ""  # Few words for the report's evidence line, if numbers or causes may be wrong.
+    hides_cause: bool = False  # Whether the causes of lateness of these ranks cannot be known.
 
 
 class Count(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,42 +61,29 @@ CPU ranks 0.37 and more, because threads without rows also use up numbers."""
 
 
 class Quality(msgspec.Struct, frozen=True, kw_only=True):
-    """Quality of one file: counts of events and of problems with them.
+    """Quality of one file: counts of events and of problems with them."""
 
-    Args:
-        num_events: Events kept or skipped on purpose.
-        num_repaired: Events with invalid JSON that could be repaired.
-        num_quarantined: Events that could not be read.
-        num_clamped: Events with a negative or absurd duration, kept with duration 0.
-        num_unlaunched: GPU activities without a launch record in the trace.
-        lost_bytes: Uncompressed bytes after the last complete event of a truncated file.
-        truncated: Whether the file is cut off.
-        with_stack: Whether Python stacks were recorded.
-        operator_ratio: Operators with a row over the numbers that the profiler gave to operators
-            between two collectives: about 1 in a whole trace; None if too few numbers are known.
-        no_device: Sentence that says why the GPU's activity is unknown; empty if it was recorded or
-            the CPU did the work.
-        notes: Treatment of irregularities, one sentence each, at most a few.
-        counts: Key of an invariant (:mod:`distprof.join.soundness`) to what breaks it.
-        paces: Hash of a computation kernel's name to its number of launches and their duration in
-            ns, for the most frequent kernels.
-        content: Hash of times and threads, equal only for copies; empty if unknown.
-    """
-
-    num_events: int = 0
-    num_repaired: int = 0
-    num_quarantined: int = 0
-    num_clamped: int = 0
-    num_unlaunched: int = 0
-    lost_bytes: int = 0
-    truncated: bool = False
-    with_stack: bool = False
+    num_events: int = 0  # Events kept or skipped on purpose.
+    num_repaired: int = 0  # Events with invalid JSON that could be repaired.
+    num_quarantined: int = 0  # Events that could not be read.
+    num_clamped: int = 0  # Events with a negative or absurd duration, kept with duration 0.
+    num_unlaunched: int = 0  # GPU activities without a launch record in the trace.
+    lost_bytes: int = 0  # Uncompressed bytes after the last complete event of a truncated file.
+    truncated: bool = False  # Whether the file is cut off.
+    with_stack: bool = False  # Whether Python stacks were recorded.
+    # Operators with a row over the numbers that the profiler gave to operators between two
+    # collectives: about 1 in a whole trace; None if too few numbers are known.
     operator_ratio: float | None = None
+    # Sentence that says why the GPU's activity is unknown; empty if it was recorded or the CPU did
+    # the work.
     no_device: str = ""
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # Treatment of irregularities, one sentence each, at most a few.
+    # Key of an invariant (:mod:`distprof.join.soundness`) to what breaks it.
     counts: Mapping[str, Count] = {}
+    # Hash of a computation kernel's name to its number of launches and their duration in ns, for
+    # the most frequent kernels.
     paces: Mapping[int, tuple[int, int]] = {}
-    content: str = ""
+    content: str = ""  # Hash of times and threads, equal only for copies; empty if unknown.
 
     @property
     def is_filtered(self) -> bool:
@@ -132,47 +110,27 @@ class TableSource(Protocol):
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank of the run: the metadata of its trace, and the source of its tables.
+    """One rank of the run: the metadata of its trace, and the source of its tables."""
 
-    Args:
-        rank: Global rank.
-        path: The trace, as named by the user.
-        rank_origin: Source of the rank's number.
-        world_size: World size in the trace, None if missing.
-        host: Host name, None if unknown.
-        backend: Backend of the default group, for example ``nccl``; empty if unknown.
-        device: The accelerator.
-        groups: Process groups this rank belongs to.
-        versions: Versions found in the trace, for example ``nccl`` and ``cuda``.
-        capture_start_ns: First event, own clock.
-        capture_end_ns: Last event, own clock.
-        has_epoch: Whether times count from the epoch, which comparing ranks requires.
-        step_source: Source of the steps.
-        step_note: One sentence on the source of the step windows.
-        steps: STEPS table.
-        collectives: COLLECTIVES table.
-        quality: Quality of the file.
-        tables: Loads the other tables.
-    """
-
-    rank: int
-    path: str
+    rank: int  # Global rank.
+    path: str  # The trace, as named by the user.
+    # Source of the rank's number.
     rank_origin: Literal["trace", "run.json", "file name", "assumed"]
-    world_size: int | None
-    host: str | None
-    backend: str
-    device: Device
-    groups: tuple[ProcessGroup, ...]
-    versions: Mapping[str, str]
-    capture_start_ns: int
-    capture_end_ns: int
-    has_epoch: bool
-    step_source: StepSource
-    step_note: str
-    steps: Table
-    collectives: Table
-    quality: Quality
-    tables: TableSource
+    world_size: int | None  # World size in the trace, None if missing.
+    host: str | None  # Host name, None if unknown.
+    backend: str  # Backend of the default group, for example ``nccl``; empty if unknown.
+    device: Device  # The accelerator.
+    groups: tuple[ProcessGroup, ...]  # Process groups this rank belongs to.
+    versions: Mapping[str, str]  # Versions found in the trace, for example ``nccl`` and ``cuda``.
+    capture_start_ns: int  # First event, own clock.
+    capture_end_ns: int  # Last event, own clock.
+    has_epoch: bool  # Whether times count from the epoch, which comparing ranks requires.
+    step_source: StepSource  # Source of the steps.
+    step_note: str  # One sentence on the source of the step windows.
+    steps: Table  # STEPS table.
+    collectives: Table  # COLLECTIVES table.
+    quality: Quality  # Quality of the file.
+    tables: TableSource  # Loads the other tables.
 
     def light(self) -> Rank:
         """This rank for transfer to another machine: its tables omit the collectives it holds."""
@@ -185,39 +143,28 @@ class CollectiveMatches(msgspec.Struct, frozen=True, kw_only=True):
 
     Instance ``i`` has the members ``offsets[i]:offsets[i + 1]`` of ``member_rank`` and
     ``member_row``. Instances are in order of time.
-
-    Args:
-        offsets: int64, shape ``(n + 1,)``.
-        member_rank: int32, global rank of each member.
-        member_row: int32, row of the member in its rank's COLLECTIVES table.
-        group: int32, shape ``(n,)``, index into the topology's groups.
-        kind: int8, shape ``(n,)``, a CollectiveKind.
-        bytes: int64, shape ``(n,)``, full buffer, or absent.
-        method: int8, shape ``(n,)``, a MatchMethod.
-        complete: bool, shape ``(n,)``, whether every member of the group was found.
-        num_candidates: Rows of all ranks that could have had a partner among the ranks present.
-        num_matched: Candidates that are members of a complete instance, or of one that includes
-            every rank present.
-        ambiguous_ranks: Ranks with rows that are unmatched because they fit those of others in
-            several ways about equally well.
-        misnumbered_ranks: Ranks whose collectives of equal sequence numbers do not end together:
-            the numbers of at least one of them are wrong.
-        notes: Assumptions and problems of the matching, one sentence each.
     """
 
-    offsets: Int64Array
-    member_rank: NDArray[np.int32]
-    member_row: NDArray[np.int32]
-    group: NDArray[np.int32]
-    kind: NDArray[np.int8]
-    bytes: Int64Array
-    method: NDArray[np.int8]
+    offsets: Int64Array  # int64, shape ``(n + 1,)``.
+    member_rank: NDArray[np.int32]  # int32, global rank of each member.
+    member_row: NDArray[np.int32]  # int32, row of the member in its rank's COLLECTIVES table.
+    group: NDArray[np.int32]  # int32, shape ``(n,)``, index into the topology's groups.
+    kind: NDArray[np.int8]  # int8, shape ``(n,)``, a CollectiveKind.
+    bytes: Int64Array  # int64, shape ``(n,)``, full buffer, or absent.
+    method: NDArray[np.int8]  # int8, shape ``(n,)``, a MatchMethod.
+    # bool, shape ``(n,)``, whether every member of the group was found.
     complete: NDArray[np.bool_]
-    num_candidates: int
+    num_candidates: int  # Rows of all ranks that could have had a partner among the ranks present.
+    # Candidates that are members of a complete instance, or of one that includes every rank
+    # present.
     num_matched: int
+    # Ranks with rows that are unmatched because they fit those of others in several ways about
+    # equally well.
     ambiguous_ranks: tuple[int, ...] = ()
+    # Ranks whose collectives of equal sequence numbers do not end together: the numbers of at least
+    # one of them are wrong.
     misnumbered_ranks: tuple[int, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # Assumptions and problems of the matching, one sentence each.
 
     @property
     def count(self) -> int:
@@ -252,37 +199,27 @@ class ClockAlignment(msgspec.Struct, frozen=True, kw_only=True):
 
     A clock domain is a set of ranks that share a clock (one host). If hosts are unknown, each rank
     is a domain. ``common = own - offset_ns[d] - drift_ratio[d] * (own - reference_ns)``.
-
-    Args:
-        domains: Ranks of each domain.
-        names: Name of each domain: the node, or ``rank N``.
-        offset_ns: float64 per domain, at ``reference_ns``.
-        drift_ratio: float64 per domain, dimensionless (20 ppm = 2e-5).
-        reference_ns: Time on the own clocks at which the offsets hold.
-        residual_ns: int64 per domain: 95th percentile of the distance of its members' collective
-            ends from the common end, after correction; ABSENT if not measured.
-        component: int32 per domain: only domains of one component can be compared.
-        within_ns: int64 per domain: uncertainty of a time difference between two of its ranks; None
-            if the residual applies.
-        num_checked: Matched symmetric collectives and messages tested for causality.
-        num_violations: Those that violate causality by more than the residual, for example if a
-            member ends before the last one starts.
-        notes: Assumptions and problems, one sentence each.
-        split_ns: Name of each node whose ranks turned out to have separate clocks, to the largest
-            difference between them.
     """
 
-    domains: tuple[tuple[int, ...], ...]
-    names: tuple[str, ...]
-    offset_ns: NDArray[np.float64]
-    drift_ratio: NDArray[np.float64]
-    reference_ns: int
+    domains: tuple[tuple[int, ...], ...]  # Ranks of each domain.
+    names: tuple[str, ...]  # Name of each domain: the node, or ``rank N``.
+    offset_ns: NDArray[np.float64]  # float64 per domain, at ``reference_ns``.
+    drift_ratio: NDArray[np.float64]  # float64 per domain, dimensionless (20 ppm = 2e-5).
+    reference_ns: int  # Time on the own clocks at which the offsets hold.
+    # int64 per domain: 95th percentile of the distance of its members' collective ends from the
+    # common end, after correction; ABSENT if not measured.
     residual_ns: Int64Array
-    component: NDArray[np.int32]
+    component: NDArray[np.int32]  # int32 per domain: only domains of one component can be compared.
+    # int64 per domain: uncertainty of a time difference between two of its ranks; None if the
+    # residual applies.
     within_ns: Int64Array | None = None
-    num_checked: int = 0
+    num_checked: int = 0  # Matched symmetric collectives and messages tested for causality.
+    # Those that violate causality by more than the residual, for example if a member ends before
+    # the last one starts.
     num_violations: int = 0
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # Assumptions and problems, one sentence each.
+    # Name of each node whose ranks turned out to have separate clocks, to the largest difference
+    # between them.
     split_ns: Mapping[str, int] = {}
     _domain_of: dict[int, int] = msgspec.field(default_factory=dict)
 
@@ -324,25 +261,21 @@ class ClockAlignment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CaptureWindow(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the recording to analyse, which all ranks share.
+    """The part of the recording to analyse, which all ranks share."""
 
-    Args:
-        steps: Step numbers that every rank recorded completely, ascending; empty if no rank has
-            step marks (then each rank's whole capture is one window).
-        dropped: Steps left out, with the reason, for example ``{10: "cut by the capture"}``.
-        overlap_ratio: Time that all captures share / time that any of them covers, on the common
-            clock; None for a single rank or clocks that cannot be compared.
-        transient_steps: Steps left out because starting the profiler disturbs them.
-        start_waits: Instances whose wait may come from starting the profiler, ascending.
-        start_wait_ns: Wait in the start_waits in analysed steps, mean per rank and step.
-    """
-
+    # Step numbers that every rank recorded completely, ascending; empty if no rank has step marks
+    # (then each rank's whole capture is one window).
     steps: tuple[int, ...]
+    # Steps left out, with the reason, for example ``{10: "cut by the capture"}``.
     dropped: Mapping[int, str] = msgspec.field(default_factory=dict)
+    # Time that all captures share / time that any of them covers, on the common clock; None for a
+    # single rank or clocks that cannot be compared.
     overlap_ratio: float | None = None
+    # Steps left out because starting the profiler disturbs them.
     transient_steps: tuple[int, ...] = ()
+    # Instances whose wait may come from starting the profiler, ascending.
     start_waits: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
-    start_wait_ns: int = 0
+    start_wait_ns: int = 0  # Wait in the start_waits in analysed steps, mean per rank and step.
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

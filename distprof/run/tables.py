@@ -266,21 +266,14 @@ CALL_CATEGORIES = ("runtime", "driver")
 
 
 class Launches(msgspec.Struct, frozen=True, kw_only=True):
-    """The launch call of each activity; arrays as long as the activities.
+    """The launch call of each activity; arrays as long as the activities."""
 
-    Args:
-        known: Whether the launch was recorded. The other columns hold ABSENT if it was not.
-        row: Row of the call in HOST.
-        start: Start of the call.
-        end: End of the call.
-        thread: Code of the calling thread in HOST's ``thread`` column.
-    """
-
+    # Whether the launch was recorded. The other columns hold ABSENT if it was not.
     known: NDArray[np.bool_]
-    row: Int64Array
-    start: Int64Array
-    end: Int64Array
-    thread: NDArray[np.int32]
+    row: Int64Array  # Row of the call in HOST.
+    start: Int64Array  # Start of the call.
+    end: Int64Array  # End of the call.
+    thread: NDArray[np.int32]  # Code of the calling thread in HOST's ``thread`` column.
 
 
 def main_stream(work: Table) -> NDArray[np.bool_]:

@@ -28,22 +28,16 @@ class ProcessGroup(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
     Every member has a copy of its group, so a group of all ranks would take memory quadratic in the
     number of ranks. :func:`shared_group` keeps one object per group instead, also for ranks that
     come from other processes.
-
-    Args:
-        name: PyTorch's name of the group; unique only together with ``ranks``.
-        description: PyTorch's description, often the mesh axis, for example ``mesh_tp``.
-        ranks: Global ranks of the members, ascending; empty if the trace does not list them.
-        size: Number of members, None if the trace does not give it.
-        backend: For example ``nccl`` or ``gloo``; empty if unknown.
-        axis: Mesh axis read from the description, the world, or inferred from the collectives of
-            its members; None if unknown.
     """
 
-    name: str
-    description: str
+    name: str  # PyTorch's name of the group; unique only together with ``ranks``.
+    description: str  # PyTorch's description, often the mesh axis, for example ``mesh_tp``.
+    # Global ranks of the members, ascending; empty if the trace does not list them.
     ranks: tuple[int, ...]
-    size: int | None
-    backend: str
+    size: int | None  # Number of members, None if the trace does not give it.
+    backend: str  # For example ``nccl`` or ``gloo``; empty if unknown.
+    # Mesh axis read from the description, the world, or inferred from the collectives of its
+    # members; None if unknown.
     axis: MeshAxis | None
 
     def __reduce__(self) -> tuple[Callable[[bytes], ProcessGroup], tuple[bytes]]:
@@ -66,19 +60,13 @@ def shared_group(encoded: bytes) -> ProcessGroup:
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Ranks, nodes and process groups of a run.
+    """Ranks, nodes and process groups of a run."""
 
-    Args:
-        world_size: Number of ranks of the job, None if no trace gives it.
-        nodes: Node name to its ranks; ranks whose node is unknown are in no node.
-        node_origin: Source of the nodes.
-        groups: Process groups, each once.
-    """
-
-    world_size: int | None
+    world_size: int | None  # Number of ranks of the job, None if no trace gives it.
+    # Node name to its ranks; ranks whose node is unknown are in no node.
     nodes: Mapping[str, tuple[int, ...]]
-    node_origin: NodeOrigin
-    groups: tuple[ProcessGroup, ...]
+    node_origin: NodeOrigin  # Source of the nodes.
+    groups: tuple[ProcessGroup, ...]  # Process groups, each once.
 
     def node_of(self, rank: int) -> str | None:
         """Name of the node that ``rank`` runs on, None if unknown."""

@@ -18,16 +18,12 @@ _MAIN_TABLES = ("classes", "kernels", "ranks", "clocks")
 
 
 class Result(Record, Evidence, frozen=True, kw_only=True):
-    """The result of one analyzer.
-
-    Args:
-        unavailable: What could not be measured and why, one sentence each.
-    """
+    """The result of one analyzer."""
 
     needs_traces: ClassVar[bool] = False
     """Whether only traces show it. For a run of another tool's log, that is the reason given."""
 
-    unavailable: tuple[str, ...] = ()
+    unavailable: tuple[str, ...] = ()  # What could not be measured and why, one sentence each.
 
     def __repr__(self) -> str:
         """One line instead of thousands of rows: sizes of the tables, else the first figures."""
@@ -76,14 +72,8 @@ def _tables_of(kind: type[Result]) -> dict[str, type[Record]]:
 
 
 class Verdict(Record, frozen=True, kw_only=True):
-    """The first lines of a report.
+    """The first lines of a report."""
 
-    Args:
-        line: One or two sentences: the first finding, or what dominates the step.
-        why: The numbers behind it, a few sentences.
-        part: Key of the part of the step that dominates; empty if nothing was measured.
-    """
-
-    line: str = ""
-    why: tuple[str, ...] = ()
-    part: str = ""
+    line: str = ""  # One or two sentences: the first finding, or what dominates the step.
+    why: tuple[str, ...] = ()  # The numbers behind it, a few sentences.
+    part: str = ""  # Key of the part of the step that dominates; empty if nothing was measured.

@@ -22,34 +22,22 @@ from distprof.units import name_ranks
 
 
 class RankContext(msgspec.Struct, frozen=True, kw_only=True):
-    """Input of one rank's analysis, in addition to its tables. Times on the rank's own clock.
+    """Input of one rank's analysis, in addition to its tables. Times on the rank's own clock."""
 
-    Args:
-        rank: Global rank.
-        steps: int64 step numbers of the windows.
-        windows: The analysed step windows, in order, disjoint.
-        wait_end_ns: For each row of the rank's COLLECTIVES table, when the last member started;
-            ABSENT if the row was not matched.
-        axis: For each row of COLLECTIVES, index into ``axis_names``.
-        axis_names: Mesh axes or group descriptions.
-        is_cpu: Whether CPU threads were measured, because there is no GPU.
-        is_capture: Whether the only window is the whole capture rather than a step.
-        simulated: First window to simulate, and the one after the last; None for all.
-        collections: Garbage collections of the training thread, a set; own clock.
-        is_corrected: Whether the profiler's cost was taken out of the tables.
-    """
-
-    rank: int
-    steps: Int64Array
-    windows: Intervals
+    rank: int  # Global rank.
+    steps: Int64Array  # int64 step numbers of the windows.
+    windows: Intervals  # The analysed step windows, in order, disjoint.
+    # For each row of the rank's COLLECTIVES table, when the last member started; ABSENT if the row
+    # was not matched.
     wait_end_ns: Int64Array
-    axis: NDArray[np.int32]
-    axis_names: tuple[str, ...]
-    is_cpu: bool = False
-    is_capture: bool = False
+    axis: NDArray[np.int32]  # For each row of COLLECTIVES, index into ``axis_names``.
+    axis_names: tuple[str, ...]  # Mesh axes or group descriptions.
+    is_cpu: bool = False  # Whether CPU threads were measured, because there is no GPU.
+    is_capture: bool = False  # Whether the only window is the whole capture rather than a step.
+    # First window to simulate, and the one after the last; None for all.
     simulated: tuple[int, int] | None = None
-    collections: Intervals = EMPTY
-    is_corrected: bool = False
+    collections: Intervals = EMPTY  # Garbage collections of the training thread, a set; own clock.
+    is_corrected: bool = False  # Whether the profiler's cost was taken out of the tables.
 
 
 class KernelStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,100 +51,62 @@ class KernelStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """The longest computation kernels of one rank, N of them, in each of S analysed steps.
+    """The longest computation kernels of one rank, N of them, in each of S analysed steps."""
 
-    Args:
-        names: Names of the kernels.
-        count: Shape ``(N, S)``. All arrays are int32 if the numbers fit, else int64.
-        total_ns: Shape ``(N, S)``.
-        quartile_ns: Shape ``(N, S, 3)``: lower quartile, median and upper quartile of the
-            durations; 0 if there are none.
-        blocks: Shape ``(N, S)``: thread blocks of all launches; ABSENT unless the trace has those
-            of each launch.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # Names of the kernels.
+    # Shape ``(N, S)``. All arrays are int32 if the numbers fit, else int64.
     count: NDArray[np.signedinteger[Any]]
-    total_ns: NDArray[np.signedinteger[Any]]
+    total_ns: NDArray[np.signedinteger[Any]]  # Shape ``(N, S)``.
+    # Shape ``(N, S, 3)``: lower quartile, median and upper quartile of the durations; 0 if there
+    # are none.
     quartile_ns: NDArray[np.signedinteger[Any]]
+    # Shape ``(N, S)``: thread blocks of all launches; ABSENT unless the trace has those of each
+    # launch.
     blocks: NDArray[np.signedinteger[Any]]
 
 
 class PauseStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Pauses of one rank's CPU of one kind and name, inside the analysed windows.
+    """Pauses of one rank's CPU of one kind and name, inside the analysed windows."""
 
-    Args:
-        kind: ``sync``, ``input``, ``collection``, ``memory``, ``range`` or ``python``.
-        name: Call or range.
-        count: Number of pauses.
-        blocked_ns: CPU time in them.
-        idle_ns: Idle time of the GPU that they caused.
-        caller: Operator or range that made most of these calls; empty if unknown.
-    """
-
-    kind: str
-    name: str
-    count: int
-    blocked_ns: int
-    idle_ns: int
-    caller: str = ""
+    kind: str  # ``sync``, ``input``, ``collection``, ``memory``, ``range`` or ``python``.
+    name: str  # Call or range.
+    count: int  # Number of pauses.
+    blocked_ns: int  # CPU time in them.
+    idle_ns: int  # Idle time of the GPU that they caused.
+    caller: str = ""  # Operator or range that made most of these calls; empty if unknown.
 
 
 class LikelySteps(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a step of one rank may take without the profiler, mean over its windows.
+    """How long a step of one rank may take without the profiler, mean over its windows."""
 
-    Args:
-        likely_ns: If the profiler costs as much as on fast CPUs.
-        least_ns: If it costs as much as on slow ones.
-        num_operators: Recorded operators per step.
-    """
-
-    likely_ns: int
-    least_ns: int
-    num_operators: int
+    likely_ns: int  # If the profiler costs as much as on fast CPUs.
+    least_ns: int  # If it costs as much as on slow ones.
+    num_operators: int  # Recorded operators per step.
 
 
 class StageMarks(msgspec.Struct, frozen=True, kw_only=True):
-    """Work of one pipeline stage on one rank.
+    """Work of one pipeline stage on one rank."""
 
-    Args:
-        stage: Its number in the pipeline.
-        work_ns: int64 per analysed step: computation inside its marks.
-        num_micro_batches: int64 per analysed step.
-    """
-
-    stage: int
-    work_ns: Int64Array
-    num_micro_batches: Int64Array
+    stage: int  # Its number in the pipeline.
+    work_ns: Int64Array  # int64 per analysed step: computation inside its marks.
+    num_micro_batches: Int64Array  # int64 per analysed step.
 
 
 class StageSlots(msgspec.Struct, frozen=True, kw_only=True):
-    """Work of a rank's pipeline stages, one row per slot of a micro-batch, in order of start.
+    """Work of a rank's pipeline stages, one row per slot of a micro-batch, in order of start."""
 
-    Args:
-        origin: Readable source of the slots: ``distprof marks``, ``torch annotations``, …
-        stage: int32, number of the stage in the pipeline.
-        kind: int8, a SlotKind.
-        micro_batch: int32.
-        step: int64, index of the analysed window that holds its start.
-        start_ns: int64, on the rank's own clock.
-        end_ns: int64.
-        work_ns: int64, computation inside it.
-        wait_end_ns: int64, end of the last wait for a message since the rank's previous slot;
-            ABSENT if there was none. None if waits are unknown.
-        is_sure: Whether its bounds are those of the work itself, rather than inferred.
-    """
-
-    origin: str
-    stage: NDArray[np.int32]
-    kind: NDArray[np.int8]
-    micro_batch: NDArray[np.int32]
-    step: Int64Array
-    start_ns: Int64Array
-    end_ns: Int64Array
-    work_ns: Int64Array
+    origin: str  # Readable source of the slots: ``distprof marks``, ``torch annotations``, …
+    stage: NDArray[np.int32]  # int32, number of the stage in the pipeline.
+    kind: NDArray[np.int8]  # int8, a SlotKind.
+    micro_batch: NDArray[np.int32]  # int32.
+    step: Int64Array  # int64, index of the analysed window that holds its start.
+    start_ns: Int64Array  # int64, on the rank's own clock.
+    end_ns: Int64Array  # int64.
+    work_ns: Int64Array  # int64, computation inside it.
+    # int64, end of the last wait for a message since the rank's previous slot; ABSENT if there was
+    # none. None if waits are unknown.
     wait_end_ns: Int64Array | None = None
-    is_sure: bool = True
+    is_sure: bool = True  # Whether its bounds are those of the work itself, rather than inferred.
 
     def __len__(self) -> int:
         return len(self.stage)
@@ -175,19 +125,13 @@ class Own(IntEnum):
 
 
 class LaunchBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """Segments of one line that cannot start before a delay after the end of another one.
+    """Segments of one line that cannot start before a delay after the end of another one."""
 
-    Args:
-        after: int64, the segment in which the CPU waited for the GPU.
-        segment: int64, a later segment.
-        delay_ns: int64, from the end of the first to the start of the second; may be negative.
-        excess_ns: int64, the delay less the own time between them; always positive.
-    """
-
-    after: Int64Array
-    segment: Int64Array
+    after: Int64Array  # int64, the segment in which the CPU waited for the GPU.
+    segment: Int64Array  # int64, a later segment.
+    # int64, from the end of the first to the start of the second; may be negative.
     delay_ns: Int64Array
-    excess_ns: Int64Array
+    excess_ns: Int64Array  # int64, the delay less the own time between them; always positive.
 
     @staticmethod
     def none() -> LaunchBounds:
@@ -197,65 +141,51 @@ class LaunchBounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MainLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Segments of one rank from its first analysed window to its last, S of them.
-
-    Args:
-        start_ns: Start of the first window, own clock.
-        own_ns: int64, shape ``(S, len(Own))``. The last segment is empty.
-        stage_ns: int64 per segment: computation inside the marks of pipeline stages.
-        stage: int32 per segment: the stage that computes most in it; ABSENT for none.
-        issue: int64 per row of COLLECTIVES: the segment after which it was issued; ABSENT if that
-            was outside of the line.
-        leader: int64 per row: the row on another stream whose end it waited for; ABSENT for none.
-        unheld: int64 per row: the segment after which it would have been issued, had it not waited
-            for a copy from the CPU; ABSENT if it did not.
-        copy_ns: int64 per row: how long it waited for the copy; 0 if it did not.
-        resume: The segment that could not start before the row's end; ABSENT outside of the line,
-            or if the end is unknown. For a row that overlapped with computation, the segment of the
-            pipeline slot that needs it, else the one after its window.
-        exposed: bool, whether the rank was blocked when the row ended.
-        wait_start_ns: int64 for each time that it was blocked in a send or receive without a known
-            transfer time, own clock.
-        wait_end_ns: When it continued.
-        wait_resume: The segment that it continued with.
-        opens: int64 per window: the segment that it starts with.
-        closes: The segment that starts at its end.
-        bounds: Earliest starts of segments, given by the CPU's launches.
-        held_ns: int64 per analysed window: how much longer than its own time these launches would
-            make it, if the rank never waited for another.
-        begin_ns: int64 per segment: when it started, since ``start_ns``.
-        pause_ns: Name of a pause of the CPU to the part of ``own_ns`` in ``Own.PAUSE`` that it
-            caused, int64 per segment.
-        first_window: Index of the first window among the analysed ones. A line may cover only some
-            of them (``RankContext.simulated``).
-        first_row: Row of COLLECTIVES that the first entry of each of ``of_rows`` belongs to. A
-            partial line has entries only for the rows that affect it.
-    """
+    """Segments of one rank from its first analysed window to its last, S of them."""
 
     of_rows: ClassVar[tuple[str, ...]] = (
         *("issue", "leader", "unheld", "copy_ns", "resume", "exposed"),
     )
 
-    start_ns: int
-    own_ns: Int64Array
-    stage_ns: Int64Array
+    start_ns: int  # Start of the first window, own clock.
+    own_ns: Int64Array  # int64, shape ``(S, len(Own))``. The last segment is empty.
+    stage_ns: Int64Array  # int64 per segment: computation inside the marks of pipeline stages.
+    # int32 per segment: the stage that computes most in it; ABSENT for none.
     stage: NDArray[np.int32]
+    # int64 per row of COLLECTIVES: the segment after which it was issued; ABSENT if that was
+    # outside of the line.
     issue: Int64Array
+    # int64 per row: the row on another stream whose end it waited for; ABSENT for none.
     leader: Int64Array
+    # int64 per row: the segment after which it would have been issued, had it not waited for a copy
+    # from the CPU; ABSENT if it did not.
     unheld: Int64Array
-    copy_ns: Int64Array
+    copy_ns: Int64Array  # int64 per row: how long it waited for the copy; 0 if it did not.
+    # The segment that could not start before the row's end; ABSENT outside of the line, or if the
+    # end is unknown. For a row that overlapped with computation, the segment of the pipeline slot
+    # that needs it, else the one after its window.
     resume: Int64Array
-    exposed: NDArray[np.bool_]
+    exposed: NDArray[np.bool_]  # bool, whether the rank was blocked when the row ended.
+    # int64 for each time that it was blocked in a send or receive without a known transfer time,
+    # own clock.
     wait_start_ns: Int64Array
-    wait_end_ns: Int64Array
-    wait_resume: Int64Array
-    opens: Int64Array
-    closes: Int64Array
-    bounds: LaunchBounds
+    wait_end_ns: Int64Array  # When it continued.
+    wait_resume: Int64Array  # The segment that it continued with.
+    opens: Int64Array  # int64 per window: the segment that it starts with.
+    closes: Int64Array  # The segment that starts at its end.
+    bounds: LaunchBounds  # Earliest starts of segments, given by the CPU's launches.
+    # int64 per analysed window: how much longer than its own time these launches would make it, if
+    # the rank never waited for another.
     held_ns: Int64Array
-    begin_ns: Int64Array
+    begin_ns: Int64Array  # int64 per segment: when it started, since ``start_ns``.
+    # Name of a pause of the CPU to the part of ``own_ns`` in ``Own.PAUSE`` that it caused, int64
+    # per segment.
     pause_ns: Mapping[str, Int64Array] = msgspec.field(default_factory=dict)
+    # Index of the first window among the analysed ones. A line may cover only some of them
+    # (``RankContext.simulated``).
     first_window: int = 0
+    # Row of COLLECTIVES that the first entry of each of ``of_rows`` belongs to. A partial line has
+    # entries only for the rows that affect it.
     first_row: int = 0
 
     def __len__(self) -> int:
@@ -273,210 +203,140 @@ class MainLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankGradients(msgspec.Struct, frozen=True, kw_only=True):
-    """Gradient reductions on one rank, one entry for those that follow one forward, in order.
+    """Gradient reductions on one rank, one entry for those that follow one forward, in order."""
 
-    Args:
-        axis: int32, index into the rank's ``row_axis_names``.
-        window: int64, index of the analysed window.
-        update: int64, the same number for all that one optimizer update waits for.
-        num_buckets: int64, collectives of the reduction.
-        rows: int64, rows of COLLECTIVES: those of the first reduction, then the second's, and so
-            on.
-        bytes: int64, bytes of all buckets.
-        exposed_ns: int64.
-        wait_ns: int64, exposed waiting; ABSENT if a bucket was not matched.
-        transfer_ns: int64, time in which data moves, overlapped or not; ABSENT if a bucket was not
-            matched.
-        last_bytes: int64, bytes of the bucket issued last.
-        last_exposed_ns: int64, its exposed time without waiting.
-        before_first_ns: int64, computation of backward before the first bucket is ready; ABSENT
-            if the start of backward is unknown.
-        backward_ns: int64, the same before the last bucket is ready.
-        row_bytes: int64, bytes of each of ``rows``.
-        row_moving_ns: int64, time in which its data moves; its whole time if it was not matched.
-        num_forwards: int64, forwards that the update waits for.
-        dtypes: Element types on the wire, by axis.
-        marks_updates: Whether updates are marked; if not, each reduction counts as an update.
-        search_ns: Time spent searching for unused parameters, in all windows.
-        search_exposed_ns: The exposed part of it, with the bitmap that ranks exchange.
-    """
-
-    axis: NDArray[np.int32]
-    window: Int64Array
-    update: Int64Array
-    num_buckets: Int64Array
+    axis: NDArray[np.int32]  # int32, index into the rank's ``row_axis_names``.
+    window: Int64Array  # int64, index of the analysed window.
+    update: Int64Array  # int64, the same number for all that one optimizer update waits for.
+    num_buckets: Int64Array  # int64, collectives of the reduction.
+    # int64, rows of COLLECTIVES: those of the first reduction, then the second's, and so on.
     rows: Int64Array
-    bytes: Int64Array
-    exposed_ns: Int64Array
-    wait_ns: Int64Array
+    bytes: Int64Array  # int64, bytes of all buckets.
+    exposed_ns: Int64Array  # int64.
+    wait_ns: Int64Array  # int64, exposed waiting; ABSENT if a bucket was not matched.
+    # int64, time in which data moves, overlapped or not; ABSENT if a bucket was not matched.
     transfer_ns: Int64Array
-    last_bytes: Int64Array
-    last_exposed_ns: Int64Array
+    last_bytes: Int64Array  # int64, bytes of the bucket issued last.
+    last_exposed_ns: Int64Array  # int64, its exposed time without waiting.
+    # int64, computation of backward before the first bucket is ready; ABSENT if the start of
+    # backward is unknown.
     before_first_ns: Int64Array
-    backward_ns: Int64Array
-    num_forwards: Int64Array
-    dtypes: dict[int, tuple[str, ...]]
-    marks_updates: bool
+    backward_ns: Int64Array  # int64, the same before the last bucket is ready.
+    num_forwards: Int64Array  # int64, forwards that the update waits for.
+    dtypes: dict[int, tuple[str, ...]]  # Element types on the wire, by axis.
+    marks_updates: bool  # Whether updates are marked; if not, each reduction counts as an update.
+    # int64, bytes of each of ``rows``.
     row_bytes: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    # int64, time in which its data moves; its whole time if it was not matched.
     row_moving_ns: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
-    search_ns: int = 0
-    search_exposed_ns: int = 0
+    search_ns: int = 0  # Time spent searching for unused parameters, in all windows.
+    search_exposed_ns: int = 0  # The exposed part of it, with the bitmap that ranks exchange.
 
 
 class RankInput(msgspec.Struct, frozen=True, kw_only=True):
-    """How one rank is fed, inside its analysed windows.
+    """How one rank is fed, inside its analysed windows."""
 
-    Args:
-        num_own_loads: Batches that the training thread loaded itself.
-        num_worker_loads: Batches that it took from data loader workers.
-        num_pageable: Copies from pageable CPU memory to the GPU.
-        pageable_ns: Time in them.
-        exposed_pageable_ns: The part of it that overlaps with neither computation nor
-            communication.
-    """
-
-    num_own_loads: int = 0
-    num_worker_loads: int = 0
-    num_pageable: int = 0
-    pageable_ns: int = 0
+    num_own_loads: int = 0  # Batches that the training thread loaded itself.
+    num_worker_loads: int = 0  # Batches that it took from data loader workers.
+    num_pageable: int = 0  # Copies from pageable CPU memory to the GPU.
+    pageable_ns: int = 0  # Time in them.
+    # The part of it that overlaps with neither computation nor communication.
     exposed_pageable_ns: int = 0
 
 
 class RankCopies(msgspec.Struct, frozen=True, kw_only=True):
-    """Copies of one kind on one rank, inside its windows.
+    """Copies of one kind on one rank, inside its windows."""
 
-    Args:
-        direction: As in ``ExposedCopies``.
-        host_memory: As in ``ExposedCopies``.
-        count: Copies that start inside the windows.
-        num_bytes: Bytes that they move; ABSENT if the size of one is unknown.
-        duration_ns: Sum of their durations.
-        exposed_ns: Time in which one of these copies runs and nothing else.
-        operators: Operators that launched most of them, with the time of their copies; empty if
-            copies are too short to search for them.
-    """
-
-    direction: str
-    host_memory: str
-    count: int
-    num_bytes: int
-    duration_ns: int
-    exposed_ns: int
+    direction: str  # As in ``ExposedCopies``.
+    host_memory: str  # As in ``ExposedCopies``.
+    count: int  # Copies that start inside the windows.
+    num_bytes: int  # Bytes that they move; ABSENT if the size of one is unknown.
+    duration_ns: int  # Sum of their durations.
+    exposed_ns: int  # Time in which one of these copies runs and nothing else.
+    # Operators that launched most of them, with the time of their copies; empty if copies are too
+    # short to search for them.
     operators: Mapping[str, int] = {}
 
 
 class RankTrain(msgspec.Struct, frozen=True, kw_only=True):
-    """Consecutive reductions on one rank while nothing else runs.
+    """Consecutive reductions on one rank while nothing else runs."""
 
-    Args:
-        kind: A CollectiveKind.
-        group: Their process group.
-        count: Number of reductions.
-        busy_ns: Time in them.
-        gap_ns: Time between them.
-        median_ns: Median of their durations.
-    """
-
-    kind: int
-    group: str
-    count: int
-    busy_ns: int
-    gap_ns: int
-    median_ns: int
+    kind: int  # A CollectiveKind.
+    group: str  # Their process group.
+    count: int  # Number of reductions.
+    busy_ns: int  # Time in them.
+    gap_ns: int  # Time between them.
+    median_ns: int  # Median of their durations.
 
 
 class Detail(msgspec.Struct, frozen=True, kw_only=True):
-    """How much detail a report contains.
+    """How much detail a report contains."""
 
-    Args:
-        every_step: Whether it contains every step of every rank, regardless of their number.
-    """
-
+    # Whether it contains every step of every rank, regardless of their number.
     every_step: bool = False
 
 
 class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
-    """All measurements of one rank alone; small enough to cross a process boundary.
-
-    Args:
-        steps: Breakdown of each analysed step.
-        overlap: Overlap over all analysed steps.
-        axes: Overlap by axis, with only this rank in ``ranks``.
-        idle: Idle time by cause, None without CPU rows (then the cause of all idle time is
-            unknown).
-        cpu_pauses: Pauses of the launching threads by kind and name, synchronising calls included.
-        waterfall: Exact sum over all analysed steps.
-        kernels: Computation, communication and copy rows by name.
-        exposed_ns: For each row of COLLECTIVES, exposed time inside the windows; time that several
-            rows expose together is counted in one of them.
-        exposed_wait_ns: The same for its wait; ABSENT if not matched.
-        collective_step: For each row of COLLECTIVES, index of the window in which it ends, or on a
-            CPU of the step that issued it; ABSENT outside.
-        input_ns: Idle time blamed on input, per analysed step.
-        computation_ns: Computation, per analysed step.
-        idle_host_ns: Idle time blamed on the CPU, per analysed step.
-        tail_ns: Idle time at the end of each analysed step, whatever the cause.
-        idle_comm_wait_ns: Idle time blamed on waiting for communication, per analysed step.
-        is_cpu: Whether CPU threads were measured.
-        stages: Work of the pipeline stages that it holds, ascending; empty without marks.
-        slots: Slots of these stages, None without marks.
-        attention_ns: Computation in attention, per analysed step; empty if it was not measured.
-        line: Own time between the moments at which it issued communication and continued after it;
-            None without windows.
-        window_start_ns: Start of each analysed window, own clock.
-        window_end_ns: End of each.
-        row_axis: For each row of COLLECTIVES, index into ``row_axis_names``.
-        row_axis_names: Mesh axes or group descriptions.
-        input: How it is fed.
-        copies: Its copies by direction and kind of CPU memory.
-        trains: Its consecutive reductions while nothing else runs.
-        row_overlapped_ns: For each row of COLLECTIVES, the time that overlaps with computation.
-        row_begins_overlapped: For each row, whether computation runs while it begins.
-        row_among_kernels: For each row, whether it runs on a GPU stream that also computes; empty
-            on a CPU.
-        gradients: Gradient reductions; None if nothing marks DDP.
-        kernel_steps: Its kernels step by step; None if they were not measured.
-        likely_steps: Its steps without the profiler, if only a guess is possible and matters.
-    """
+    """All measurements of one rank alone; small enough to cross a process boundary."""
 
     rank: int
-    steps: tuple[StepBreakdown, ...]
-    overlap: RankOverlap
-    axes: tuple[AxisOverlap, ...]
+    steps: tuple[StepBreakdown, ...]  # Breakdown of each analysed step.
+    overlap: RankOverlap  # Overlap over all analysed steps.
+    axes: tuple[AxisOverlap, ...]  # Overlap by axis, with only this rank in ``ranks``.
+    # Idle time by cause, None without CPU rows (then the cause of all idle time is unknown).
     idle: RankIdle | None
+    # Pauses of the launching threads by kind and name, synchronising calls included.
     cpu_pauses: tuple[PauseStats, ...]
-    waterfall: RankWaterfall
-    kernels: tuple[KernelStats, ...]
+    waterfall: RankWaterfall  # Exact sum over all analysed steps.
+    kernels: tuple[KernelStats, ...]  # Computation, communication and copy rows by name.
+    # For each row of COLLECTIVES, exposed time inside the windows; time that several rows expose
+    # together is counted in one of them.
     exposed_ns: Int64Array
-    exposed_wait_ns: Int64Array
+    exposed_wait_ns: Int64Array  # The same for its wait; ABSENT if not matched.
+    # For each row of COLLECTIVES, index of the window in which it ends, or on a CPU of the step
+    # that issued it; ABSENT outside.
     collective_step: NDArray[np.int32]
-    input_ns: Int64Array
-    computation_ns: Int64Array
-    idle_host_ns: Int64Array
+    input_ns: Int64Array  # Idle time blamed on input, per analysed step.
+    computation_ns: Int64Array  # Computation, per analysed step.
+    idle_host_ns: Int64Array  # Idle time blamed on the CPU, per analysed step.
+    # Idle time blamed on waiting for communication, per analysed step.
     idle_comm_wait_ns: Int64Array
+    # Idle time at the end of each analysed step, whatever the cause.
     tail_ns: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
-    is_cpu: bool = False
+    is_cpu: bool = False  # Whether CPU threads were measured.
+    # Work of the pipeline stages that it holds, ascending; empty without marks.
     stages: tuple[StageMarks, ...] = ()
-    slots: StageSlots | None = None
+    slots: StageSlots | None = None  # Slots of these stages, None without marks.
     message_wait_ns: Int64Array | None = None
+    # Computation in attention, per analysed step; empty if it was not measured.
     attention_ns: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    # Own time between the moments at which it issued communication and continued after it; None
+    # without windows.
     line: MainLine | None = None
+    # Start of each analysed window, own clock.
     window_start_ns: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    # End of each.
     window_end_ns: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    # For each row of COLLECTIVES, index into ``row_axis_names``.
     row_axis: NDArray[np.int32] = msgspec.field(default_factory=lambda: np.empty(0, np.int32))
-    row_axis_names: tuple[str, ...] = ()
-    input: RankInput = RankInput()
-    copies: tuple[RankCopies, ...] = ()
-    trains: tuple[RankTrain, ...] = ()
+    row_axis_names: tuple[str, ...] = ()  # Mesh axes or group descriptions.
+    input: RankInput = RankInput()  # How it is fed.
+    copies: tuple[RankCopies, ...] = ()  # Its copies by direction and kind of CPU memory.
+    trains: tuple[RankTrain, ...] = ()  # Its consecutive reductions while nothing else runs.
+    # For each row of COLLECTIVES, the time that overlaps with computation.
     row_overlapped_ns: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    # For each row, whether computation runs while it begins.
     row_begins_overlapped: NDArray[np.bool_] = msgspec.field(
         default_factory=lambda: np.empty(0, np.bool_)
     )
+    # For each row, whether it runs on a GPU stream that also computes; empty on a CPU.
     row_among_kernels: NDArray[np.bool_] = msgspec.field(
         default_factory=lambda: np.empty(0, np.bool_)
     )
-    gradients: RankGradients | None = None
+    gradients: RankGradients | None = None  # Gradient reductions; None if nothing marks DDP.
+    # Its kernels step by step; None if they were not measured.
     kernel_steps: KernelSteps | None = None
+    # Its steps without the profiler, if only a guess is possible and matters.
     likely_steps: LikelySteps | None = None
 
     @property
@@ -487,22 +347,16 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankAnalyses(Mapping[int, RankAnalysis]):
-    """The analysis of every rank that could be measured, by global rank, ascending.
+    """The analysis of every rank that could be measured, by global rank, ascending."""
 
-    Args:
-        by_rank: The analyses.
-        wait_ends: When the last member of each collective started, own clock, by global rank
-            (:func:`distprof.join.waits.last_start_on_own_clock`).
-        num_windows: Analysed windows per rank: steps, or 1 for the whole capture.
-        window: Whether the windows are steps or the whole capture.
-        unavailable: Which ranks were left out and why, one sentence each.
-    """
-
-    by_rank: Mapping[int, RankAnalysis]
+    by_rank: Mapping[int, RankAnalysis]  # The analyses.
+    # When the last member of each collective started, own clock, by global rank
+    # (:func:`distprof.join.waits.last_start_on_own_clock`).
     wait_ends: Mapping[int, Int64Array] = field(default_factory=dict)
-    num_windows: int = 1
+    num_windows: int = 1  # Analysed windows per rank: steps, or 1 for the whole capture.
+    # Whether the windows are steps or the whole capture.
     window: Literal["steps", "capture"] = "steps"
-    unavailable: tuple[str, ...] = ()
+    unavailable: tuple[str, ...] = ()  # Which ranks were left out and why, one sentence each.
 
     @staticmethod
     def of(analyses: Iterable[RankAnalysis], *, num_windows: int = 1) -> RankAnalyses:
@@ -529,17 +383,12 @@ _Found = TypeVar("_Found")
 
 
 class ProbeRecords(msgspec.Struct, frozen=True, kw_only=True):
-    """What probes recorded in addition to the traces, measured rank by rank.
+    """What probes recorded in addition to the traces, measured rank by rank."""
 
-    Args:
-        found: Measurements by type and rank, ranks ascending.
-        job: The run file, which says which probes ran; None for bare traces.
-        notes: What was damaged, one sentence each.
-    """
-
+    # Measurements by type and rank, ranks ascending.
     found: Mapping[type, Mapping[int, Any]] = field(default_factory=dict)
-    job: RunFile | None = None
-    notes: tuple[str, ...] = ()
+    job: RunFile | None = None  # The run file, which says which probes ran; None for bare traces.
+    notes: tuple[str, ...] = ()  # What was damaged, one sentence each.
 
     def of(self, kind: type[_Found]) -> Mapping[int, _Found]:
         """Measurements of one type by rank; ranks without one are left out."""

@@ -42,43 +42,26 @@ class WiringError(TypeError):
 
 
 class Inputs(msgspec.Struct, frozen=True, kw_only=True):
-    """Inputs of analyzers in addition to results of other sections, found by type.
+    """Inputs of analyzers in addition to results of other sections, found by type."""
 
-    Args:
-        run: The recording.
-        analyses: Measurements of every rank's trace.
-        records: Measurements of every rank's probe records.
-        correction: What was done to the recording to take the profiler's cost out of it.
-        fabric: Bandwidth that the network should reach; None if no profile is known.
-        sheet: Capabilities of GPUs and links.
-        topology: Scale-up domains of the cluster.
-        model: The model that the job trains; None if it is unknown.
-        bench: Receives the simulated run, from which repairs are planned.
-        detail: How much detail the report contains.
-    """
-
-    run: Run
-    analyses: RankAnalyses
-    records: ProbeRecords
-    correction: Correction
+    run: Run  # The recording.
+    analyses: RankAnalyses  # Measurements of every rank's trace.
+    records: ProbeRecords  # Measurements of every rank's probe records.
+    correction: Correction  # What was done to the recording to take the profiler's cost out of it.
+    # Bandwidth that the network should reach; None if no profile is known.
     fabric: FabricFile | None
-    sheet: Sheet
-    topology: TopologyConfig
-    model: TrainedModel | None
-    bench: Workbench
-    detail: Detail
+    sheet: Sheet  # Capabilities of GPUs and links.
+    topology: TopologyConfig  # Scale-up domains of the cluster.
+    model: TrainedModel | None  # The model that the job trains; None if it is unknown.
+    bench: Workbench  # Receives the simulated run, from which repairs are planned.
+    detail: Detail  # How much detail the report contains.
 
 
 class Analyzer(msgspec.Struct, frozen=True):
-    """How a result is made.
+    """How a result is made."""
 
-    Args:
-        make: The function.
-        needs: Its parameters and their types, without ``None``.
-    """
-
-    make: Callable[..., Result]
-    needs: Mapping[str, Any]
+    make: Callable[..., Result]  # The function.
+    needs: Mapping[str, Any]  # Its parameters and their types, without ``None``.
 
 
 def declared_functions(prefix: str) -> dict[str, Callable[..., Any]]:

@@ -58,17 +58,12 @@ def place_of(ranks: tuple[int, ...], groups: Sequence[ProcessGroup]) -> tuple[in
 
 
 class RowIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers the COLLECTIVES rows of the analysed ranks.
+    """Numbers the COLLECTIVES rows of the analysed ranks."""
 
-    Args:
-        ranks: Ranks that were analysed, ascending.
-        base: int64, shape ``(len(ranks) + 1,)``: number of each rank's first row.
-        low: int64, shape ``(len(ranks),)``: that row in the rank's table. Rows before it, and rows
-            after the last numbered one, are left out.
-    """
-
-    ranks: tuple[Rank, ...]
-    base: Int64Array
+    ranks: tuple[Rank, ...]  # Ranks that were analysed, ascending.
+    base: Int64Array  # int64, shape ``(len(ranks) + 1,)``: number of each rank's first row.
+    # int64, shape ``(len(ranks),)``: that row in the rank's table. Rows before it, and rows after
+    # the last numbered one, are left out.
     low: Int64Array
 
     @staticmethod
@@ -145,17 +140,11 @@ class RowIndex(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Members(msgspec.Struct, frozen=True, kw_only=True):
-    """Members of all instances, instance after instance.
+    """Members of all instances, instance after instance."""
 
-    Args:
-        row: Number of the member's row, int32 if all numbers fit, else int64.
-        rank_index: int32, position of its rank among the analysed ranks.
-        offsets: int64, shape ``(instances + 1,)``; an instance may have no members left.
-    """
-
-    row: NDArray[Any]
-    rank_index: NDArray[np.int32]
-    offsets: Int64Array
+    row: NDArray[Any]  # Number of the member's row, int32 if all numbers fit, else int64.
+    rank_index: NDArray[np.int32]  # int32, position of its rank among the analysed ranks.
+    offsets: Int64Array  # int64, shape ``(instances + 1,)``; an instance may have no members left.
 
     @property
     def count(self) -> int:

@@ -21,16 +21,11 @@ if TYPE_CHECKING:
 
 
 class Metric(msgspec.Struct, frozen=True, kw_only=True):
-    """One number of a report.
+    """One number of a report."""
 
-    Args:
-        name: Its name, which ends in its unit.
-        meaning: One sentence.
-        read: Function from a report to the value in base units, None if unknown.
-    """
-
-    name: str
-    meaning: str
+    name: str  # Its name, which ends in its unit.
+    meaning: str  # One sentence.
+    # Function from a report to the value in base units, None if unknown.
     read: Callable[[Report], float | None]
 
 

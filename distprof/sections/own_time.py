@@ -97,19 +97,14 @@ HOST = "idling for its CPU"
 
 
 class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Parts of own time, P ranks, S analysed steps.
+    """Parts of own time, P ranks, S analysed steps."""
 
-    Args:
-        ranks: Global rank of each position.
-        parts: int64 ns, shape ``(P, S)``, by name of the part.
-        peers: For each position, the positions that it is compared with, itself included.
-        hidden: int64 ns, shape ``(P, S)``: late launches hidden by waiting for other ranks; part of
-            idling for the CPU.
-    """
-
-    ranks: tuple[int, ...]
-    parts: Mapping[str, Int64Array]
+    ranks: tuple[int, ...]  # Global rank of each position.
+    parts: Mapping[str, Int64Array]  # int64 ns, shape ``(P, S)``, by name of the part.
+    # For each position, the positions that it is compared with, itself included.
     peers: tuple[tuple[int, ...], ...]
+    # int64 ns, shape ``(P, S)``: late launches hidden by waiting for other ranks; part of idling
+    # for the CPU.
     hidden: Int64Array
 
     @property

@@ -33,19 +33,12 @@ _LABELS = {
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of a mean step.
+    """One part of a mean step."""
 
-    Args:
-        key: Field of the waterfall, without ``_ns``.
-        label: Label in bars and tables.
-        ns: Mean over ranks and steps, in ns.
-        ratio: Share of the span.
-    """
-
-    key: str
-    label: str
-    ns: float
-    ratio: float
+    key: str  # Field of the waterfall, without ``_ns``.
+    label: str  # Label in bars and tables.
+    ns: float  # Mean over ranks and steps, in ns.
+    ratio: float  # Share of the span.
 
 
 def parts_of(report: Report) -> tuple[Part, ...]:

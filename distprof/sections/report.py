@@ -48,54 +48,32 @@ if TYPE_CHECKING:
 
 
 class GroupInfo(Record, frozen=True, kw_only=True):
-    """A process group of the run.
+    """A process group of the run."""
 
-    Args:
-        name: Name of the process group as PyTorch gives it.
-        description: Description that the program gave the group; empty without one.
-        size: Ranks in the group; null if unknown.
-        axis: Mesh axis that it spans, for example ``tp``; null if unknown.
-        num_groups: Groups with this description, for example one per data-parallel replica.
-    """
-
-    name: str
-    description: str
-    size: int | None
-    axis: str | None
-    num_groups: int
+    name: str  # Name of the process group as PyTorch gives it.
+    description: str  # Description that the program gave the group; empty without one.
+    size: int | None  # Ranks in the group; null if unknown.
+    axis: str | None  # Mesh axis that it spans, for example ``tp``; null if unknown.
+    num_groups: int  # Groups with this description, for example one per data-parallel replica.
 
 
 class RunInfo(Record, frozen=True, kw_only=True):
-    """What was recorded.
+    """What was recorded."""
 
-    Args:
-        source: Path or URL that was analysed.
-        world_size: Ranks of the job; null if the recording does not show it.
-        ranks: Global ranks with a readable trace, ascending.
-        num_steps: Analysed steps; 0 if nothing marks steps and the whole capture was analysed.
-        backend: Communication library, for example ``nccl`` or ``gloo``; empty if unknown.
-        device: Name of the GPU, or ``cpu``; empty if unknown.
-        strategy: Kind of parallelism according to run.json, for example ``fsdp``; null without a
-            run directory.
-        mesh: Size of each mesh axis, outermost first; empty if unknown.
-        nodes: Ranks of each node.
-        node_origin: Source of the nodes, for example ``run.json``, host names or ``device_count``.
-        groups: Process groups, with identical ones folded into one row.
-        versions: Version of each software, for example ``torch``, ``nccl``, ``cuda``.
-    """
-
-    source: str
-    world_size: int | None
-    ranks: tuple[int, ...]
-    num_steps: int
-    backend: str
-    device: str
+    source: str  # Path or URL that was analysed.
+    world_size: int | None  # Ranks of the job; null if the recording does not show it.
+    ranks: tuple[int, ...]  # Global ranks with a readable trace, ascending.
+    num_steps: int  # Analysed steps; 0 if nothing marks steps and the whole capture was analysed.
+    backend: str  # Communication library, for example ``nccl`` or ``gloo``; empty if unknown.
+    device: str  # Name of the GPU, or ``cpu``; empty if unknown.
+    # Kind of parallelism according to run.json, for example ``fsdp``; null without a run directory.
     strategy: str | None
-    mesh: dict[str, int]
-    nodes: dict[str, tuple[int, ...]]
+    mesh: dict[str, int]  # Size of each mesh axis, outermost first; empty if unknown.
+    nodes: dict[str, tuple[int, ...]]  # Ranks of each node.
+    # Source of the nodes, for example ``run.json``, host names or ``device_count``.
     node_origin: str
-    groups: tuple[GroupInfo, ...]
-    versions: dict[str, str]
+    groups: tuple[GroupInfo, ...]  # Process groups, with identical ones folded into one row.
+    versions: dict[str, str]  # Version of each software, for example ``torch``, ``nccl``, ``cuda``.
 
 
 class Report(Record, frozen=True, kw_only=True):

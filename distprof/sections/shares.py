@@ -27,19 +27,12 @@ WIDER_WAIT = ("COM102", "COM103")
 
 
 class MeanStep(msgspec.Struct, frozen=True, kw_only=True):
-    """The mean step over ranks and steps; without step marks, the mean rank's whole capture.
+    """The mean step over ranks and steps; without step marks, the mean rank's whole capture."""
 
-    Args:
-        step_ns: Its length.
-        word: ``step`` or ``capture``.
-        num_samples: Ranks times steps.
-        total: Sum over all ranks and steps.
-    """
-
-    step_ns: int
-    word: str
-    num_samples: int
-    total: RankWaterfall
+    step_ns: int  # Its length.
+    word: str  # ``step`` or ``capture``.
+    num_samples: int  # Ranks times steps.
+    total: RankWaterfall  # Sum over all ranks and steps.
 
     def mean(self, total_ns: int) -> int:
         """A sum over all ranks and steps as a mean per rank and step, ns."""

@@ -34,19 +34,12 @@ VerdictText: TypeAlias = "tuple[str, tuple[str, ...]] | None"
 
 
 class Declared(msgspec.Struct, Generic[P, T], frozen=True):
-    """A function of a report that its subject declares; it can be called like the function.
+    """A function of a report that its subject declares; it can be called like the function."""
 
-    Args:
-        role: ``table``, ``verdict``, ``headline`` or ``why``.
-        place: Its place among all with this role, in ascending order.
-        make: The function.
-        is_brief: Whether the short report also shows it.
-    """
-
-    role: str
-    place: int
-    make: Callable[P, T]
-    is_brief: bool = False
+    role: str  # ``table``, ``verdict``, ``headline`` or ``why``.
+    place: int  # Its place among all with this role, in ascending order.
+    make: Callable[P, T]  # The function.
+    is_brief: bool = False  # Whether the short report also shows it.
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call the function."""

@@ -31,15 +31,11 @@ _OUTLIER_RATIO = 0.05
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
-    """A share of a whole, to be drawn as a bar.
+    """A share of a whole, to be drawn as a bar."""
 
-    Args:
-        ratio: 0 to 1; values outside, in reports from elsewhere, are drawn as the nearer limit.
-        key: Part of the step that it belongs to, which decides its colour.
-    """
-
+    # 0 to 1; values outside, in reports from elsewhere, are drawn as the nearer limit.
     ratio: float
-    key: str
+    key: str  # Part of the step that it belongs to, which decides its colour.
 
     def length(self, width: int) -> int:
         """Number of characters of the bar, if the whole takes ``width``."""
@@ -47,13 +43,9 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drawing(msgspec.Struct, frozen=True):
-    """A drawing made of characters that fills the available width.
+    """A drawing made of characters that fills the available width."""
 
-    Args:
-        draw: Function from a number of characters to the text of one line.
-    """
-
-    draw: Callable[[int], str]
+    draw: Callable[[int], str]  # Function from a number of characters to the text of one line.
 
 
 Cell = str | Bar | Drawing
@@ -61,29 +53,21 @@ Cell = str | Bar | Drawing
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its heading, and what it shows of a record.
+    """One column: its heading, and what it shows of a record."""
 
-    Args:
-        title: Its heading.
-        shows: A field of the records, dotted for a field of a field, or a function of a record.
-            Empty if rows are made by hand.
-        form: Format of numbers, a key of :data:`FORMS`; by default the unit at the end of the
-            field's name, and without a unit a count. Texts are shown unchanged.
-        left: Whether cells are words, aligned left.
-        wide_only: Whether it is left out in a narrow terminal.
-        stretch: Whether it gets the remaining width, and is cut to it.
-        wrap: Whether cells are sentences, wrapped over as many lines as they need.
-        when: Whether there is anything to show; if not, the table functions leave the column out.
-    """
-
-    title: str
+    title: str  # Its heading.
+    # A field of the records, dotted for a field of a field, or a function of a record. Empty if
+    # rows are made by hand.
     shows: str | Callable[[Any], object] = ""
     _: KW_ONLY
+    # Format of numbers, a key of :data:`FORMS`; by default the unit at the end of the field's name,
+    # and without a unit a count. Texts are shown unchanged.
     form: str = ""
-    left: bool = False
-    wide_only: bool = False
-    stretch: bool = False
-    wrap: bool = False
+    left: bool = False  # Whether cells are words, aligned left.
+    wide_only: bool = False  # Whether it is left out in a narrow terminal.
+    stretch: bool = False  # Whether it gets the remaining width, and is cut to it.
+    wrap: bool = False  # Whether cells are sentences, wrapped over as many lines as they need.
+    # Whether there is anything to show; if not, the table functions leave the column out.
     when: bool = True
 
     def value(self, record: object) -> Any:
@@ -101,22 +85,14 @@ class Column:
 
 
 class TableView(msgspec.Struct, frozen=True, kw_only=True):
-    """One table.
+    """One table."""
 
-    Args:
-        title: Heading, a few words.
-        columns: The columns.
-        rows: One cell for each column; text is not escaped yet.
-        caption: Meaning of the numbers, a phrase next to the heading.
-        notes: Sentences under the table.
-        strong: Indexes of rows to be set in bold, such as a sum.
-    """
-
-    title: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    caption: str = ""
-    notes: tuple[str, ...] = ()
+    title: str  # Heading, a few words.
+    columns: tuple[Column, ...]  # The columns.
+    rows: tuple[tuple[Cell, ...], ...]  # One cell for each column; text is not escaped yet.
+    caption: str = ""  # Meaning of the numbers, a phrase next to the heading.
+    notes: tuple[str, ...] = ()  # Sentences under the table.
+    # Indexes of rows to be set in bold, such as a sum.
     strong: frozenset[int] = msgspec.field(default_factory=frozenset)
 
 

@@ -24,29 +24,18 @@ _MAX_LENGTH = 2_000
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one check.
+    """The result of one check."""
 
-    Args:
-        code: Code of the rule, or name of the metric.
-        name: Name of the rule in kebab-case; empty if the code already says it.
-        message: The result, or the reason why it could not be checked.
-        severity: Severity of the problem; None if there is no problem or it was not checked.
-        outcome: The outcome as a test: whether it fails the job.
-        fix: How to fix it; may be empty.
-        ranks: The affected ranks; empty for all.
-        docs_url: Page of the rule; empty without one.
-        gain: Gain of the fix as text; empty if unknown.
-    """
-
-    code: str
-    message: str
-    name: str = ""
+    code: str  # Code of the rule, or name of the metric.
+    message: str  # The result, or the reason why it could not be checked.
+    name: str = ""  # Name of the rule in kebab-case; empty if the code already says it.
+    # Severity of the problem; None if there is no problem or it was not checked.
     severity: Severity | None = None
-    outcome: Outcome = "passed"
-    fix: str = ""
-    ranks: tuple[int, ...] = ()
-    docs_url: str = ""
-    gain: str = ""
+    outcome: Outcome = "passed"  # The outcome as a test: whether it fails the job.
+    fix: str = ""  # How to fix it; may be empty.
+    ranks: tuple[int, ...] = ()  # The affected ranks; empty for all.
+    docs_url: str = ""  # Page of the rule; empty without one.
+    gain: str = ""  # Gain of the fix as text; empty if unknown.
 
     @property
     def title(self) -> str:
@@ -65,23 +54,14 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cases(msgspec.Struct, frozen=True, kw_only=True):
-    """All cases of one result.
+    """All cases of one result."""
 
-    Args:
-        command: The command that produced it, for example ``distprof analyze``.
-        version: Version of distprof that produced it.
-        source: The judged path, as the user named it; empty if it is not a path.
-        verdict: The result in one sentence.
-        cases: In order of importance.
-        is_source_file: Whether the source is a file that its author can edit, so that services
-            show problems in it.
-    """
-
-    command: str
-    version: str
-    source: str
-    verdict: str
-    cases: tuple[Case, ...]
+    command: str  # The command that produced it, for example ``distprof analyze``.
+    version: str  # Version of distprof that produced it.
+    source: str  # The judged path, as the user named it; empty if it is not a path.
+    verdict: str  # The result in one sentence.
+    cases: tuple[Case, ...]  # In order of importance.
+    # Whether the source is a file that its author can edit, so that services show problems in it.
     is_source_file: bool = False
 
     @property

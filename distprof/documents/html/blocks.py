@@ -19,31 +19,19 @@ _DRAWING_CELLS = 96
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of a page, listed in its table of contents.
+    """One part of a page, listed in its table of contents."""
 
-    Args:
-        anchor: Id of the section.
-        title: Heading.
-        content: Content below the heading.
-    """
-
-    anchor: str
-    title: str
-    content: Markup
+    anchor: str  # Id of the section.
+    title: str  # Heading.
+    content: Markup  # Content below the heading.
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """One piece of a bar.
+    """One piece of a bar."""
 
-    Args:
-        kind: CSS class for colour and hatching, without ``k-``.
-        ratio: Share of the whole bar.
-        title: Tooltip.
-    """
-
-    kind: str
-    ratio: float
-    title: str = ""
+    kind: str  # CSS class for colour and hatching, without ``k-``.
+    ratio: float  # Share of the whole bar.
+    title: str = ""  # Tooltip.
 
 
 def sentence(text: str, **attributes: str) -> Markup:

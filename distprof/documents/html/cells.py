@@ -22,25 +22,16 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True):
-    """Names of the rows and columns of a map.
+    """Names of the rows and columns of a map."""
 
-    Args:
-        rows: Name of each row.
-        columns: Name of each column.
-        groups: First row and name of each group of rows, such as a node; empty for none.
-        row_word: Noun for a row.
-        column_word: Noun for a column.
-        is_turned: Whether to rotate the column names because they are long.
-        group_word: Noun for a group.
-    """
-
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
+    rows: tuple[str, ...]  # Name of each row.
+    columns: tuple[str, ...]  # Name of each column.
+    # First row and name of each group of rows, such as a node; empty for none.
     groups: tuple[tuple[int, str], ...] = ()
-    row_word: str = "rank"
-    column_word: str = "step"
-    is_turned: bool = False
-    group_word: str = "node"
+    row_word: str = "rank"  # Noun for a row.
+    column_word: str = "step"  # Noun for a column.
+    is_turned: bool = False  # Whether to rotate the column names because they are long.
+    group_word: str = "node"  # Noun for a group.
 
 
 def cell_map(shades: np.ndarray, kinds: Sequence[str], grid: Grid, label: str) -> Markup:

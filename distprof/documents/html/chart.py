@@ -21,19 +21,12 @@ Tick: TypeAlias = tuple[float, str]
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):
-    """A chart area, and the mapping from values to pixels in it.
+    """A chart area, and the mapping from values to pixels in it."""
 
-    Args:
-        left: Value at the left edge.
-        right: Value at the right edge.
-        least: Value at the lower edge.
-        most: Value at the upper edge.
-    """
-
-    left: float
-    right: float
-    least: float
-    most: float
+    left: float  # Value at the left edge.
+    right: float  # Value at the right edge.
+    least: float  # Value at the lower edge.
+    most: float  # Value at the upper edge.
 
     def x(self, value: float) -> float:
         """Position of a value, in pixels from the left."""

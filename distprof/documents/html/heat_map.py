@@ -33,36 +33,24 @@ _UNKNOWN = "zz"
 
 
 class Heat(msgspec.Struct, frozen=True, kw_only=True):
-    """A matrix of shares to draw.
+    """A matrix of shares to draw."""
 
-    Args:
-        values: Shares, shape ``(rows, columns)``, from 0 and possibly above 1; NaN where nothing
-            was recorded.
-        grid: Names of rows and columns.
-        what: The reference of the shares, for labels.
-    """
-
+    # Shares, shape ``(rows, columns)``, from 0 and possibly above 1; NaN where nothing was
+    # recorded.
     values: np.ndarray
-    grid: Grid
-    what: str
+    grid: Grid  # Names of rows and columns.
+    what: str  # The reference of the shares, for labels.
 
 
 class _Cells(msgspec.Struct, frozen=True, kw_only=True):
-    """Computation and length of each step on each rank, ranks sorted by node.
+    """Computation and length of each step on each rank, ranks sorted by node."""
 
-    Args:
-        computation: Computation in ns, shape ``(ranks, steps)``; NaN where nothing was recorded.
-        span: Length of the step, in the same form.
-        ranks: Rank of each row.
-        steps: Step of each column.
-        nodes: Node of each row; empty if unknown.
-    """
-
+    # Computation in ns, shape ``(ranks, steps)``; NaN where nothing was recorded.
     computation: np.ndarray
-    span: np.ndarray
-    ranks: list[int]
-    steps: list[int]
-    nodes: list[str]
+    span: np.ndarray  # Length of the step, in the same form.
+    ranks: list[int]  # Rank of each row.
+    steps: list[int]  # Step of each column.
+    nodes: list[str]  # Node of each row; empty if unknown.
 
 
 def heats_of(report: Report) -> tuple[Heat, Heat] | None:

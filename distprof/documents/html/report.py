@@ -46,35 +46,21 @@ _NUM_TO_DO = 3
 
 
 class _Drawn(msgspec.Struct, frozen=True, kw_only=True):
-    """A report, prepared for drawing.
+    """A report, prepared for drawing."""
 
-    Args:
-        report: The report.
-        tables: Section and table, in reading order.
-        anchor_of: Returns the id of a finding.
-        sections: Sections to show; empty for all.
-    """
-
-    report: Report
-    tables: tuple[tuple[str, TableView], ...]
-    anchor_of: Callable[[Finding], str]
-    sections: tuple[str, ...]
+    report: Report  # The report.
+    tables: tuple[tuple[str, TableView], ...]  # Section and table, in reading order.
+    anchor_of: Callable[[Finding], str]  # Returns the id of a finding.
+    sections: tuple[str, ...]  # Sections to show; empty for all.
 
 
 class _Subject(msgspec.Struct, frozen=True):
-    """A part of the page about one subject.
+    """A part of the page about one subject."""
 
-    Args:
-        anchor: Id of the part.
-        title: Heading.
-        figure: Draws the figure; empty if there is nothing to show.
-        sections: Sections whose tables belong to it.
-    """
-
-    anchor: str
-    title: str
-    figure: Callable[[_Drawn], Markup]
-    sections: tuple[str, ...] = ()
+    anchor: str  # Id of the part.
+    title: str  # Heading.
+    figure: Callable[[_Drawn], Markup]  # Draws the figure; empty if there is nothing to show.
+    sections: tuple[str, ...] = ()  # Sections whose tables belong to it.
 
 
 def render(report: Report, options: RenderOptions) -> str:

@@ -25,21 +25,15 @@ MOST_REMADE = 3
 
 
 class CachedTables(msgspec.Struct, frozen=True):
-    """The tables of an entry; a :class:`~distprof.run.run.TableSource`.
+    """The tables of an entry; a :class:`~distprof.run.run.TableSource`."""
 
-    Args:
-        path: The entry.
-        has_host: Whether host rows were read.
-        held: Tables already in memory, by part. A rank holds its steps and collectives.
-        remake: Rebuilds the entry if it is missing or not on this machine.
-        key: Digest of what the entry is made from.
-    """
-
-    path: str
-    has_host: bool
+    path: str  # The entry.
+    has_host: bool  # Whether host rows were read.
+    # Tables already in memory, by part. A rank holds its steps and collectives.
     held: Mapping[Part, Table] = {}
+    # Rebuilds the entry if it is missing or not on this machine.
     remake: Callable[[], CachedTables] | None = None
-    key: str = ""
+    key: str = ""  # Digest of what the entry is made from.
 
     def light(self) -> CachedTables:
         """A copy without tables in memory: its receiver reads them from disk."""
@@ -85,15 +79,10 @@ class CachedTables(msgspec.Struct, frozen=True):
 
 
 class HeldTables(msgspec.Struct, frozen=True):
-    """Tables in memory; a :class:`~distprof.run.run.TableSource`.
+    """Tables in memory; a :class:`~distprof.run.run.TableSource`."""
 
-    Args:
-        tables: The tables that analyses need.
-        every_host_row: The HOST table with every operator.
-    """
-
-    tables: RankTables
-    every_host_row: Table
+    tables: RankTables  # The tables that analyses need.
+    every_host_row: Table  # The HOST table with every operator.
 
     @property
     def path(self) -> str:

@@ -71,15 +71,10 @@ _SCHEMAS = {
 
 
 class _Index(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the parts are.
+    """Where the parts are."""
 
-    Args:
-        key: The key under which the file was made.
-        parts: Position and size of each part, in bytes.
-    """
-
-    key: str
-    parts: dict[Part, tuple[int, int]]
+    key: str  # The key under which the file was made.
+    parts: dict[Part, tuple[int, int]]  # Position and size of each part, in bytes.
 
 
 # Writing ------------------------------------------------------------------------------------------

@@ -18,20 +18,15 @@ from distprof.terms import CollectiveKind
 
 
 class Batches(msgspec.Struct, frozen=True, kw_only=True):
-    """Messages that each of n operations sends and receives in one kernel.
+    """Messages that each of n operations sends and receives in one kernel."""
 
-    Args:
-        first: int64, shape ``(n,)``: row of ``comm_args`` of its first message, ABSENT if the
-            operation is not a batch.
-        kind: int8: ``SEND`` or ``RECV`` if all messages have one direction, else ``SEND_RECV``.
-        peer: int64: the other end, ABSENT if there are several.
-        bytes: int64: of the direction that carries more, ABSENT if a size is unknown.
-    """
-
+    # int64, shape ``(n,)``: row of ``comm_args`` of its first message, ABSENT if the operation is
+    # not a batch.
     first: Int64Array
+    # int8: ``SEND`` or ``RECV`` if all messages have one direction, else ``SEND_RECV``.
     kind: NDArray[np.int8]
-    peer: Int64Array
-    bytes: Int64Array
+    peer: Int64Array  # int64: the other end, ABSENT if there are several.
+    bytes: Int64Array  # int64: of the direction that carries more, ABSENT if a size is unknown.
 
 
 def batches_of(

@@ -39,15 +39,10 @@ from distprof.terms import ActivityKind, CollectiveKind, Origin
 
 
 class Records(msgspec.Struct, frozen=True, kw_only=True):
-    """COLLECTIVES table of one rank, with assumptions.
+    """COLLECTIVES table of one rank, with assumptions."""
 
-    Args:
-        table: COLLECTIVES table, in order of start.
-        notes: One sentence each.
-    """
-
-    table: Table
-    notes: tuple[str, ...] = ()
+    table: Table  # COLLECTIVES table, in order of start.
+    notes: tuple[str, ...] = ()  # One sentence each.
 
 
 def mark_communication(activity: Table, comm_args: Table, classifier: Classifier) -> Table:

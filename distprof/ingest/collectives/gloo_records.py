@@ -37,17 +37,11 @@ _MOSTLY = 0.5  # least requests per execution: the first may be requested before
 
 
 class Requested(msgspec.Struct, frozen=True, kw_only=True):
-    """Operators that request a collective, in order of start.
+    """Operators that request a collective, in order of start."""
 
-    Args:
-        rows: int64, rows of COMM_ARGS.
-        kind: int8, a CollectiveKind as executed.
-        elements: int64, elements of the input, ABSENT if unknown.
-    """
-
-    rows: Int64Array
-    kind: NDArray[np.int8]
-    elements: Int64Array
+    rows: Int64Array  # int64, rows of COMM_ARGS.
+    kind: NDArray[np.int8]  # int8, a CollectiveKind as executed.
+    elements: Int64Array  # int64, elements of the input, ABSENT if unknown.
 
 
 def with_groups(comm_args: Table, requested: Requested, flight: FlightEntries) -> tuple[Table, int]:

@@ -41,15 +41,10 @@ _MESSAGE_AXES = (MeshAxis.PP, MeshAxis.CP)
 
 
 class Membership(msgspec.Struct, frozen=True, kw_only=True):
-    """The groups that one rank belongs to.
+    """The groups that one rank belongs to."""
 
-    Args:
-        groups: Groups in the metadata; may be empty.
-        world_size: Number of ranks of the job, None if unknown.
-    """
-
-    groups: tuple[ProcessGroup, ...]
-    world_size: int | None
+    groups: tuple[ProcessGroup, ...]  # Groups in the metadata; may be empty.
+    world_size: int | None  # Number of ranks of the job, None if unknown.
 
     def only_ranks(self) -> tuple[int, ...]:
         """The only set of ranks that this rank communicates with.

@@ -50,25 +50,16 @@ _COUNTED_BY_INPUT = (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL)
 
 
 class CallFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts from each COMM_ARGS row about one collective. All arrays have one value per row.
+    """Facts from each COMM_ARGS row about one collective. All arrays have one value per row."""
 
-    Args:
-        kind: int8, a CollectiveKind.
-        in_elements: Elements of the input on this rank, ABSENT if unknown.
-        out_elements: Elements of the output on this rank.
-        element_bytes: Bytes of an element.
-        is_written: Whether the row gives the number of elements, so it is not derived from shapes.
-        dtype: Element type from the types of inputs, for rows without a dtype argument.
-        peer: Global rank of the other end of a point-to-point operation.
-    """
-
-    kind: NDArray[np.int8]
-    in_elements: Int64Array
-    out_elements: Int64Array
-    element_bytes: Int64Array
+    kind: NDArray[np.int8]  # int8, a CollectiveKind.
+    in_elements: Int64Array  # Elements of the input on this rank, ABSENT if unknown.
+    out_elements: Int64Array  # Elements of the output on this rank.
+    element_bytes: Int64Array  # Bytes of an element.
+    # Whether the row gives the number of elements, so it is not derived from shapes.
     is_written: NDArray[np.bool_]
-    dtype: Coded
-    peer: Int64Array
+    dtype: Coded  # Element type from the types of inputs, for rows without a dtype argument.
+    peer: Int64Array  # Global rank of the other end of a point-to-point operation.
 
 
 def call_facts(comm_args: Table) -> CallFacts:

@@ -223,27 +223,17 @@ def _known(number: int) -> int | None:
 
 
 class FlightEntries(msgspec.Struct, frozen=True, kw_only=True):
-    """Collectives that one rank requested, in order of time, without messages.
+    """Collectives that one rank requested, in order of time, without messages."""
 
-    Args:
-        time_ns: int64, time of the request, ns since the epoch on the rank's own clock.
-        kind: int8, the CollectiveKind as executed: gloo runs a reduce-scatter as an all-reduce.
-        seq: int64, sequence number in its group, ABSENT if unknown.
-        elements: int64, elements of the input, ABSENT if unknown.
-        group: Name of its process group.
-        description: Description of its process group.
-        digest: Digest of the file, the cache key of everything inferred from it.
-        notes: Damaged data, one sentence each.
-    """
-
-    time_ns: Int64Array
+    time_ns: Int64Array  # int64, time of the request, ns since the epoch on the rank's own clock.
+    # int8, the CollectiveKind as executed: gloo runs a reduce-scatter as an all-reduce.
     kind: NDArray[np.int8]
-    seq: Int64Array
-    elements: Int64Array
-    group: Coded
-    description: Coded
-    digest: str = ""
-    notes: tuple[str, ...] = ()
+    seq: Int64Array  # int64, sequence number in its group, ABSENT if unknown.
+    elements: Int64Array  # int64, elements of the input, ABSENT if unknown.
+    group: Coded  # Name of its process group.
+    description: Coded  # Description of its process group.
+    digest: str = ""  # Digest of the file, the cache key of everything inferred from it.
+    notes: tuple[str, ...] = ()  # Damaged data, one sentence each.
 
     def __len__(self) -> int:
         return len(self.time_ns)

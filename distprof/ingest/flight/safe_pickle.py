@@ -38,15 +38,11 @@ LONGEST = 4096
 
 
 class Template(msgspec.Struct, frozen=True, kw_only=True):
-    """The shape of a dict.
+    """The shape of a dict."""
 
-    Args:
-        match: Match method of a compiled expression with a group for each value.
-        keys: The keys, in order.
-    """
-
+    # Match method of a compiled expression with a group for each value.
     match: Callable[[bytes, int], re.Match[bytes] | None]
-    keys: tuple[Any, ...]
+    keys: tuple[Any, ...]  # The keys, in order.
 
 
 class Values(dict[bytes, Any]):

@@ -203,52 +203,30 @@ class _WholeFile(Generic[_Kind]):
 
 
 class RankAdded(msgspec.Struct, frozen=True, kw_only=True):
-    """Additions of one rank since the last look.
+    """Additions of one rank since the last look."""
 
-    Args:
-        rank: Global rank.
-        steps: Steps, in the order of the file.
-        memory: Memory records at the end of steps.
-        samples: Samples of its GPU's sensors.
-        pauses: Garbage collections and waits for input.
-        collectives: GPU time of its collectives, by step.
-        said: rank.json, if it was written since then.
-        error: error.json, if it was written since then.
-        exit: exit.json, if it was written since then.
-        process: attach.json, if it was written since then.
-    """
-
-    rank: int
-    steps: tuple[StepRecord, ...] = ()
-    memory: tuple[MemoryRecord, ...] = ()
-    samples: tuple[NvmlRecord, ...] = ()
-    pauses: tuple[Pause, ...] = ()
-    collectives: tuple[CollectivesRecord, ...] = ()
-    said: RankFile | None = None
-    error: ErrorFile | None = None
-    exit: ExitFile | None = None
-    process: AttachFile | None = None
+    rank: int  # Global rank.
+    steps: tuple[StepRecord, ...] = ()  # Steps, in the order of the file.
+    memory: tuple[MemoryRecord, ...] = ()  # Memory records at the end of steps.
+    samples: tuple[NvmlRecord, ...] = ()  # Samples of its GPU's sensors.
+    pauses: tuple[Pause, ...] = ()  # Garbage collections and waits for input.
+    collectives: tuple[CollectivesRecord, ...] = ()  # GPU time of its collectives, by step.
+    said: RankFile | None = None  # rank.json, if it was written since then.
+    error: ErrorFile | None = None  # error.json, if it was written since then.
+    exit: ExitFile | None = None  # exit.json, if it was written since then.
+    process: AttachFile | None = None  # attach.json, if it was written since then.
 
 
 class Added(msgspec.Struct, frozen=True, kw_only=True):
-    """Additions to a run directory since the last look.
+    """Additions to a run directory since the last look."""
 
-    Args:
-        run: run.json, if it was written since then.
-        is_another_run: Whether another run began in the same directory, so earlier data belong to
-            the previous run.
-        ranks: Ranks that added something.
-        num_bad_lines: Lines so far that are not records.
-        problems: Files that are not read, and why, one sentence each.
-        is_there: Whether the directory exists.
-    """
-
-    run: RunFile | None = None
+    run: RunFile | None = None  # run.json, if it was written since then.
+    # Whether another run began in the same directory, so earlier data belong to the previous run.
     is_another_run: bool = False
-    ranks: tuple[RankAdded, ...] = ()
-    num_bad_lines: int = 0
-    problems: tuple[str, ...] = ()
-    is_there: bool = True
+    ranks: tuple[RankAdded, ...] = ()  # Ranks that added something.
+    num_bad_lines: int = 0  # Lines so far that are not records.
+    problems: tuple[str, ...] = ()  # Files that are not read, and why, one sentence each.
+    is_there: bool = True  # Whether the directory exists.
 
 
 class GrowingRun:

@@ -33,39 +33,28 @@ _BROKEN = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError)
 
 
 class LiveRank(msgspec.Struct, kw_only=True):
-    """Totals of one rank so far.
+    """Totals of one rank so far."""
 
-    Args:
-        rank: Global rank.
-        num_steps: Steps that it completed.
-        steps_ns: Total time of these steps.
-        tokens: Tokens of these steps; None if no step reported any.
-        samples: Samples of these steps; None if no step reported any.
-        phases_ns: Phase to its time in all steps.
-        thread_ns: State of the training thread to its time in all steps: ``running`` on a CPU,
-            ``waiting_for_cpu`` ready without one, ``waiting_for_input`` asleep in the phases
-            ``input``. States that the system does not report are missing.
-        collectives_ns: GPU time of its collectives and messages in all steps; None if not recorded.
-        last: The last step; None before the first.
-        recent_ns: Durations of the last steps, the newest last.
-        memory: The latest record of memory; None if there is none.
-        sensors: The latest sample of the GPU's sensors; None if there is none.
-        num_bad: Lines that are not records, and steps with impossible times.
-    """
-
-    rank: int
-    num_steps: int = 0
-    steps_ns: int = 0
-    tokens: int | None = None
-    samples: int | None = None
+    rank: int  # Global rank.
+    num_steps: int = 0  # Steps that it completed.
+    steps_ns: int = 0  # Total time of these steps.
+    tokens: int | None = None  # Tokens of these steps; None if no step reported any.
+    samples: int | None = None  # Samples of these steps; None if no step reported any.
+    # Phase to its time in all steps.
     phases_ns: dict[str, int] = msgspec.field(default_factory=dict)
+    # State of the training thread to its time in all steps: ``running`` on a CPU,
+    # ``waiting_for_cpu`` ready without one, ``waiting_for_input`` asleep in the phases ``input``.
+    # States that the system does not report are missing.
     thread_ns: dict[str, int] = msgspec.field(default_factory=dict)
+    # GPU time of its collectives and messages in all steps; None if not recorded.
     collectives_ns: int | None = None
-    last: StepRecord | None = None
+    last: StepRecord | None = None  # The last step; None before the first.
+    # Durations of the last steps, the newest last.
     recent_ns: deque[int] = msgspec.field(default_factory=lambda: deque(maxlen=RECENT))
-    memory: MemoryRecord | None = None
+    memory: MemoryRecord | None = None  # The latest record of memory; None if there is none.
+    # The latest sample of the GPU's sensors; None if there is none.
     sensors: NvmlRecord | None = None
-    num_bad: int = 0
+    num_bad: int = 0  # Lines that are not records, and steps with impossible times.
 
     def take(self, step: StepRecord) -> bool:
         """Count a step; return False if its times make no sense and it was left out."""

@@ -71,25 +71,16 @@ _BROKEN = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError,
 
 
 class LineFile(msgspec.Struct, kw_only=True):
-    """How reading one file went.
+    """How reading one file went."""
 
-    Args:
-        name: Name of the file.
-        about: What its header says about all lines.
-        num_records: Lines that were used.
-        num_bad: Lines that were not used: not JSON, other fields or types, or nonsense.
-        is_cut: Whether the last line has no end, because its writer was stopped.
-        is_capped: Whether there were more lines than are read.
-        problem: Why the file was not read at all; usually empty.
-    """
-
-    name: str
+    name: str  # Name of the file.
+    # What its header says about all lines.
     about: dict[str, Any] = msgspec.field(default_factory=dict)
-    num_records: int = 0
-    num_bad: int = 0
-    is_cut: bool = False
-    is_capped: bool = False
-    problem: str = ""
+    num_records: int = 0  # Lines that were used.
+    num_bad: int = 0  # Lines that were not used: not JSON, other fields or types, or nonsense.
+    is_cut: bool = False  # Whether the last line has no end, because its writer was stopped.
+    is_capped: bool = False  # Whether there were more lines than are read.
+    problem: str = ""  # Why the file was not read at all; usually empty.
 
     def notes(self) -> tuple[str, ...]:
         """What a reader of the report should know, one sentence each, without the rank."""
@@ -287,15 +278,10 @@ _MOST_NS = 1 << 53
 
 
 class RankFolder(msgspec.Struct, frozen=True):
-    """A rank's folder in a run directory, the source of its records.
+    """A rank's folder in a run directory, the source of its records."""
 
-    Args:
-        rank: Global rank.
-        path: Local path or fsspec URL.
-    """
-
-    rank: int
-    path: str
+    rank: int  # Global rank.
+    path: str  # Local path or fsspec URL.
 
     def load(self) -> RankRecords:
         """Read all line-based files except clock stamps, which are read when ranks are joined."""

@@ -44,21 +44,14 @@ _T = TypeVar("_T")
 
 
 class RunDirectory(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as its run directory describes it.
+    """A job as its run directory describes it."""
 
-    Args:
-        folder: The directory.
-        job: The job; built from what its ranks recorded if run.json cannot be read.
-        records: Rank number to its folder.
-        errors: Why the Python code of ranks stopped, in order of time.
-        gaps: What is damaged or missing.
-    """
-
-    folder: Folder
-    job: RunFile
+    folder: Folder  # The directory.
+    job: RunFile  # The job; built from what its ranks recorded if run.json cannot be read.
+    # Rank number to its folder.
     records: dict[int, RankFolder] = msgspec.field(default_factory=dict)
-    errors: tuple[ErrorFile, ...] = ()
-    gaps: tuple[Gap, ...] = ()
+    errors: tuple[ErrorFile, ...] = ()  # Why the Python code of ranks stopped, in order of time.
+    gaps: tuple[Gap, ...] = ()  # What is damaged or missing.
 
 
 def find_run_directory(source: str) -> str | None:

@@ -105,15 +105,10 @@ def parse_machines(text: str) -> Machines:
 
 
 class _Block(msgspec.Struct):
-    """One matrix while it is read.
+    """One matrix while it is read."""
 
-    Args:
-        host: Host name, empty if unknown.
-        names: Devices in the order of the columns.
-    """
-
-    host: str
-    names: list[str]
+    host: str  # Host name, empty if unknown.
+    names: list[str]  # Devices in the order of the columns.
     rows: dict[str, list[str]] = msgspec.field(default_factory=dict)
     affinity: dict[str, list[str]] = msgspec.field(default_factory=dict)
     card_names: dict[str, str] = msgspec.field(default_factory=dict)

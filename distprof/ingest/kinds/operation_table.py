@@ -40,17 +40,13 @@ _FIX = "write one `key: value` per line, with sizes that are positive integers, 
 
 
 class JobSizes(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of a job, from its meta file.
+    """Sizes of a job, from its meta file."""
 
-    Args:
-        mesh: Axis to size, slowest varying first; axes that the file does not name are left out.
-        chunks: Model chunks (virtual stages) per stage, None if the file does not say.
-        world_size: World size, None if the file does not say.
-    """
-
+    # Axis to size, slowest varying first; axes that the file does not name are left out.
     mesh: dict[str, int]
+    # Model chunks (virtual stages) per stage, None if the file does not say.
     chunks: int | None = None
-    world_size: int | None = None
+    world_size: int | None = None  # World size, None if the file does not say.
 
 
 def find_sizes(table: str) -> Path | None:

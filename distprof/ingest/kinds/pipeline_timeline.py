@@ -75,22 +75,14 @@ _T = TypeVar("_T")
 
 
 class _Times(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of all ranks in all complete iterations, ns.
+    """Times of all ranks in all complete iterations, ns."""
 
-    Args:
-        ranks: Pipeline ranks, ascending.
-        steps: Iterations, ascending.
-        start_ns: Shape ``(ranks, steps, 2, slots)``: forward and backward passes in the order
-            listed.
-        end_ns: The same.
-        total_ns: Shape ``(ranks, steps)``.
-    """
-
-    ranks: tuple[int, ...]
-    steps: tuple[int, ...]
+    ranks: tuple[int, ...]  # Pipeline ranks, ascending.
+    steps: tuple[int, ...]  # Iterations, ascending.
+    # Shape ``(ranks, steps, 2, slots)``: forward and backward passes in the order listed.
     start_ns: Int64Array
-    end_ns: Int64Array
-    total_ns: Int64Array
+    end_ns: Int64Array  # The same.
+    total_ns: Int64Array  # Shape ``(ranks, steps)``.
 
 
 def fits_pipeline_timeline(source: str) -> bool:

@@ -75,14 +75,10 @@ class CommRow(NamedTuple):
 
 
 class CommColumns(NamedTuple):
-    """COMM_ARGS rows of a chunk, as columns.
+    """COMM_ARGS rows of a chunk, as columns."""
 
-    Args:
-        integers: int64 columns.
-        codes: int32 codes of names, categories, threads and texts of arguments.
-    """
-
-    integers: Mapping[str, NDArray[np.int64]]
+    integers: Mapping[str, NDArray[np.int64]]  # int64 columns.
+    # int32 codes of names, categories, threads and texts of arguments.
     codes: Mapping[str, NDArray[np.int32]]
 
 

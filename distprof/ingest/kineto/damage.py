@@ -187,27 +187,19 @@ def as_text(value: Any) -> str:
 
 
 class PermissiveEvents(msgspec.Struct):
-    """The result of decoding a list of event texts.
+    """The result of decoding a list of event texts."""
 
-    Args:
-        rows: Complete events, typed as by the usual decoder.
-        start_ns: Exact start of each event.
-        arguments: All arguments of each event.
-        metadata: Process and thread names.
-        num_repaired: Texts that had to be repaired.
-        num_quarantined: Texts that were given up.
-        num_unusual: Events that needed no repair, but have types that the usual decoder refuses.
-        first_fault: The first text that was repaired or given up.
-    """
-
+    # Complete events, typed as by the usual decoder.
     rows: list[Complete] = msgspec.field(default_factory=list)
-    start_ns: list[int] = msgspec.field(default_factory=list)
+    start_ns: list[int] = msgspec.field(default_factory=list)  # Exact start of each event.
+    # All arguments of each event.
     arguments: list[Mapping[str, Any]] = msgspec.field(default_factory=list)
-    metadata: list[Metadata] = msgspec.field(default_factory=list)
-    num_repaired: int = 0
-    num_quarantined: int = 0
+    metadata: list[Metadata] = msgspec.field(default_factory=list)  # Process and thread names.
+    num_repaired: int = 0  # Texts that had to be repaired.
+    num_quarantined: int = 0  # Texts that were given up.
+    # Events that needed no repair, but have types that the usual decoder refuses.
     num_unusual: int = 0
-    first_fault: bytes | None = None
+    first_fault: bytes | None = None  # The first text that was repaired or given up.
 
 
 def decode_permissively(texts: Iterable[bytes]) -> PermissiveEvents:

@@ -49,29 +49,17 @@ Event = Complete | ExactComplete
 
 
 class Rows(msgspec.Struct, frozen=True):
-    """Complete events and the columns that all of them have.
+    """Complete events and the columns that all of them have."""
 
-    Args:
-        events: The decoded structs.
-        index: Position of each among the complete events of the chunk.
-        start_ns: Start, int64, without the file's base.
-        end_ns: End, int64.
-        category: int32 code.
-        kind: int8: an ActivityKind or HOST.
-        name: int32 code.
-        correlation: int64.
-        num_clamped: Rows whose impossible duration became 0.
-    """
-
-    events: Sequence[Event]
-    index: NDArray[np.intp]
-    start_ns: Int64Array
-    end_ns: Int64Array
-    category: NDArray[np.int32]
-    kind: NDArray[np.int8]
-    name: NDArray[np.int32]
-    correlation: Int64Array
-    num_clamped: int = 0
+    events: Sequence[Event]  # The decoded structs.
+    index: NDArray[np.intp]  # Position of each among the complete events of the chunk.
+    start_ns: Int64Array  # Start, int64, without the file's base.
+    end_ns: Int64Array  # End, int64.
+    category: NDArray[np.int32]  # int32 code.
+    kind: NDArray[np.int8]  # int8: an ActivityKind or HOST.
+    name: NDArray[np.int32]  # int32 code.
+    correlation: Int64Array  # int64.
+    num_clamped: int = 0  # Rows whose impossible duration became 0.
 
     def __len__(self) -> int:
         return len(self.events)
@@ -244,58 +232,34 @@ def _fill(column: Int64Array, value: Callable[[int], int]) -> None:
 
 @dataclass(kw_only=True, slots=True)
 class DecodeState:
-    """State of the decoder while it reads one file.
+    """State of the decoder while it reads one file."""
 
-    Args:
-        symbols: Dictionaries, which grow.
-        boundary: Text between two events of this file; a hint.
-        device_only: Whether only device rows and step marks are kept.
-        exact: Whether times must be read as text.
-        usual: Whether all categories so far were usual ones.
-        permissive: Whether the last chunk needed the permissive decoder.
-
-    Attributes:
-        native: The kernel's part of the state.
-    """
-
-    symbols: SymbolTable = field(default_factory=SymbolTable)
+    symbols: SymbolTable = field(default_factory=SymbolTable)  # Dictionaries, which grow.
+    # Text between two events of this file; a hint.
     boundary: Boundary = field(default_factory=lambda: Boundary(b"},{"))
-    device_only: bool = False
-    exact: bool = False
-    usual: bool = True
-    permissive: bool = False
-    native: NativeReader = field(init=False)
+    device_only: bool = False  # Whether only device rows and step marks are kept.
+    exact: bool = False  # Whether times must be read as text.
+    usual: bool = True  # Whether all categories so far were usual ones.
+    permissive: bool = False  # Whether the last chunk needed the permissive decoder.
+    native: NativeReader = field(init=False)  # The kernel's part of the state.
 
     def __post_init__(self) -> None:
         self.native = NativeReader(self.symbols)
 
 
 class EventColumns(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows of one chunk. Times are int64 ns as the file counts them, without its base.
+    """Rows of one chunk. Times are int64 ns as the file counts them, without its base."""
 
-    Args:
-        device: The columns of ACTIVITY.
-        host: The columns of HOST.
-        kept: Host rows that analyses need, as a mask.
-        comm: Communication rows.
-        metadata: Process and thread names.
-        num_events: Elements of the array.
-        num_repaired: Events repaired.
-        num_quarantined: Events given up.
-        num_clamped: Events kept with duration 0.
-        first_fault: Text of the first event that was repaired or given up.
-    """
-
-    device: Columns
-    host: Columns
-    kept: NDArray[np.bool_]
-    comm: Sequence[CommRow] | CommColumns
-    metadata: Sequence[Metadata]
-    num_events: int
-    num_repaired: int = 0
-    num_quarantined: int = 0
-    num_clamped: int = 0
-    first_fault: bytes | None = None
+    device: Columns  # The columns of ACTIVITY.
+    host: Columns  # The columns of HOST.
+    kept: NDArray[np.bool_]  # Host rows that analyses need, as a mask.
+    comm: Sequence[CommRow] | CommColumns  # Communication rows.
+    metadata: Sequence[Metadata]  # Process and thread names.
+    num_events: int  # Elements of the array.
+    num_repaired: int = 0  # Events repaired.
+    num_quarantined: int = 0  # Events given up.
+    num_clamped: int = 0  # Events kept with duration 0.
+    first_fault: bytes | None = None  # Text of the first event that was repaired or given up.
 
 
 FindArguments = Callable[[Rows], Sequence[Mapping[str, Any]]]

@@ -28,12 +28,9 @@ class Boundary(msgspec.Struct, frozen=True):
     """The text from the end of one event to the first key of the next: a hint, never relied on.
 
     A longer text is found faster.
-
-    Args:
-        text: Begins with ``}`` and holds one ``,`` and one ``{``.
     """
 
-    text: bytes
+    text: bytes  # Begins with ``}`` and holds one ``,`` and one ``{``.
 
     @property
     def comma(self) -> int:

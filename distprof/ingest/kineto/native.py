@@ -56,14 +56,10 @@ class NativeChunk(NamedTuple):
 
 
 class NativeResult(NamedTuple):
-    """The kernel's result for a chunk; it holds no reference to the chunk.
+    """The kernel's result for a chunk; it holds no reference to the chunk."""
 
-    Args:
-        columns: Its result, see ``_kernel.pyi``.
-        texts: For each text column of arguments, the code of its first new text, and the new texts.
-    """
-
-    columns: Any
+    columns: Any  # Its result, see ``_kernel.pyi``.
+    # For each text column of arguments, the code of its first new text, and the new texts.
     texts: list[tuple[int, list[str]]]
 
     @property

@@ -221,34 +221,22 @@ COMM_ARGS = TableSchema(
 
 
 class ParsedTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """One Kineto file as tables, with exact int64 ns times.
+    """One Kineto file as tables, with exact int64 ns times."""
 
-    Args:
-        metadata: Top-level keys of the file except ``traceEvents``, for example
-            ``distributedInfo``.
-        thread_names: ``pid/tid`` to the last name of that thread; empty if only device rows were
-            read.
-        activity: ACTIVITY table; kernels are COMPUTATION until classified, copies and annotations
-            are distinguished by category.
-        host: HOST table. With a host sink, only the rows that analyses need (runtime and driver
-            calls, annotations, synchronisation, communication and data loading operators); the sink
-            got all of them. Without a sink, all rows. If only device rows were read, only step
-            marks.
-        host_is_complete: Whether ``host`` holds all host rows.
-        comm_args: COMM_ARGS table.
-        first_ns: Start of the first event.
-        last_ns: End of the last event.
-        has_epoch: Whether times count from the Unix epoch.
-        quality: Quality of the file.
-    """
-
+    # Top-level keys of the file except ``traceEvents``, for example ``distributedInfo``.
     metadata: Mapping[str, Any]
+    # ``pid/tid`` to the last name of that thread; empty if only device rows were read.
     thread_names: Mapping[str, str]
+    # ACTIVITY table; kernels are COMPUTATION until classified, copies and annotations are
+    # distinguished by category.
     activity: Table
+    # HOST table. With a host sink, only the rows that analyses need (runtime and driver calls,
+    # annotations, synchronisation, communication and data loading operators); the sink got all of
+    # them. Without a sink, all rows. If only device rows were read, only step marks.
     host: Table
-    host_is_complete: bool
-    comm_args: Table
-    first_ns: int
-    last_ns: int
-    has_epoch: bool
-    quality: Quality
+    host_is_complete: bool  # Whether ``host`` holds all host rows.
+    comm_args: Table  # COMM_ARGS table.
+    first_ns: int  # Start of the first event.
+    last_ns: int  # End of the last event.
+    has_epoch: bool  # Whether times count from the Unix epoch.
+    quality: Quality  # Quality of the file.

@@ -36,34 +36,21 @@ Answer: TypeAlias = "tuple[Any, BaseException | None]"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """One call, and the future that receives its result.
+    """One call, and the future that receives its result."""
 
-    Args:
-        fn: Function to call.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-        future: Receives the result.
-        path: The trace that the call works on; empty for none.
-    """
-
-    fn: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    future: Future[Any]
-    path: str
+    fn: Callable[..., Any]  # Function to call.
+    args: tuple[Any, ...]  # Positional arguments.
+    kwargs: dict[str, Any]  # Keyword arguments.
+    future: Future[Any]  # Receives the result.
+    path: str  # The trace that the call works on; empty for none.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Calls of one function that go to a worker together.
+    """Calls of one function that go to a worker together."""
 
-    Args:
-        calls: At least one.
-        place: The worker; :data:`ANYWHERE` for any.
-    """
-
-    calls: tuple[Call, ...]
-    place: str
+    calls: tuple[Call, ...]  # At least one.
+    place: str  # The worker; :data:`ANYWHERE` for any.
 
     @property
     def content(self) -> tuple[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str, Any]]]]:

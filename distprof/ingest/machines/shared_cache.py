@@ -38,13 +38,9 @@ _FAULTS = (OSError, ValueError, DistprofError, EOFError)
 
 
 class SharedCache(msgspec.Struct, frozen=True):
-    """Entries below a URL.
+    """Entries below a URL."""
 
-    Args:
-        url: The folder of all entries.
-    """
-
-    url: str
+    url: str  # The folder of all entries.
 
     def fetch(self, key: CacheKey, root: Path) -> tuple[Path | None, str]:
         """Copy an entry to this machine.

@@ -35,13 +35,9 @@ Message = tuple[tuple[bytes, int] | None, bytes, bytes]
 
 
 class Lines(msgspec.Struct):
-    """Lines of a stream, read in bounded memory; line ends are LF, CR LF or CR.
+    """Lines of a stream, read in bounded memory; line ends are LF, CR LF or CR."""
 
-    Args:
-        stream: Source of the bytes.
-    """
-
-    stream: BinaryIO
+    stream: BinaryIO  # Source of the bytes.
     num_lines: int = 0
     num_bytes: int = 0
     num_shortened: int = 0

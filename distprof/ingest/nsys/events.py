@@ -42,17 +42,11 @@ _VERSION = re.compile(r"_v\d{4,6}(?:_ptsz|_ptds)?$")
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that used a GPU.
+    """A process that used a GPU."""
 
-    Args:
-        number: ``globalPid`` divided by 2²⁴, its number in the export.
-        pid: Process id.
-        device: Lowest number of the GPUs that it used.
-    """
-
-    number: int
-    pid: int
-    device: int
+    number: int  # ``globalPid`` divided by 2²⁴, its number in the export.
+    pid: int  # Process id.
+    device: int  # Lowest number of the GPUs that it used.
 
 
 def processes_of(database: Database) -> list[Process]:

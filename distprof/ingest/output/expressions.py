@@ -34,29 +34,18 @@ _FACTOR = 2_654_435_761  # Knuth's multiplicative hash
 
 
 class Expression(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One row of the table.
+    """One row of the table."""
 
-    Args:
-        name: Name of the wording.
-        yields: What the line is about.
-        signs: Literals, of which each line of this wording contains one.
-        pattern: Regular expression whose named groups are captured, with bounded repetition.
-        example: A line, or several, of this wording.
-        fields: What the pattern captures from the example.
-        source: Programs and versions that print it.
-        before: Lines before the sign that belong to the record; 0 for single lines.
-        after: Lines after the sign that belong to the record; 0 for single lines.
-    """
-
-    name: str
-    yields: str
-    signs: tuple[str, ...]
-    pattern: str
-    example: str
+    name: str  # Name of the wording.
+    yields: str  # What the line is about.
+    signs: tuple[str, ...]  # Literals, of which each line of this wording contains one.
+    pattern: str  # Regular expression whose named groups are captured, with bounded repetition.
+    example: str  # A line, or several, of this wording.
+    # What the pattern captures from the example.
     fields: dict[str, str] = msgspec.field(default_factory=dict)
-    source: str = ""
-    before: int = 0
-    after: int = 0
+    source: str = ""  # Programs and versions that print it.
+    before: int = 0  # Lines before the sign that belong to the record; 0 for single lines.
+    after: int = 0  # Lines after the sign that belong to the record; 0 for single lines.
 
     def search(self, text: str) -> dict[str, str] | None:
         """What the expression captures from a text; None if the text is of another wording."""

@@ -257,19 +257,14 @@ the same values with more digits, and a GPU in two sources would appear twice.
 
 
 class Collector(msgspec.Struct):
-    """Collected content of one file.
+    """Collected content of one file."""
 
-    Args:
-        file: Name of the file, for display.
-        written_ns: When the file was last written, None if unknown.
-        is_kernel_log: Whether it is a kernel log, in which the absence of errors is evidence.
-    """
-
-    file: str
-    written_ns: int | None = None
+    file: str  # Name of the file, for display.
+    written_ns: int | None = None  # When the file was last written, None if unknown.
     num_lines: int = 0
     num_samples: int = 0
     num_events: int = 0
+    # Whether it is a kernel log, in which the absence of errors is evidence.
     is_kernel_log: bool = False
     events: list[DeviceEvent] = msgspec.field(default_factory=list)
     links: list[DeviceLinks] = msgspec.field(default_factory=list)

@@ -142,19 +142,12 @@ _LOCAL_NS = 14 * 3_600 * NS_PER_S
 
 
 class JoinedRecords(msgspec.Struct, frozen=True):
-    """A rank's records with sensors from a file, if its own probes recorded none.
+    """A rank's records with sensors from a file, if its own probes recorded none."""
 
-    Args:
-        rank: Global rank.
-        telemetry: TELEMETRY, on the rank's own clock.
-        origin: Source of the telemetry, for display.
-        own: The rank's own records; None for bare traces.
-    """
-
-    rank: int
-    telemetry: Table
-    origin: str
-    own: RecordSource | None = None
+    rank: int  # Global rank.
+    telemetry: Table  # TELEMETRY, on the rank's own clock.
+    origin: str  # Source of the telemetry, for display.
+    own: RecordSource | None = None  # The rank's own records; None for bare traces.
 
     def load(self) -> RankRecords:
         """Read the rank's own records and add the sensors."""

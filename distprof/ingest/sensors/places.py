@@ -16,23 +16,15 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Places(msgspec.Struct, frozen=True):
-    """Ranks by GPU and process.
+    """Ranks by GPU and process."""
 
-    Args:
-        by_bus: Host and bus id to rank, from NCCL's log.
-        by_index: Node and index of the GPU in the driver's order to rank.
-        by_uuid: UUID to rank, if ``CUDA_VISIBLE_DEVICES`` lists UUIDs.
-        nodes: Names of the nodes; a single empty name if they are unknown.
-        by_pid: Host and process id to rank, from run.json.
-        devices: Rank to the name of its GPU.
-    """
-
-    by_bus: Mapping[tuple[str, str], int]
+    by_bus: Mapping[tuple[str, str], int]  # Host and bus id to rank, from NCCL's log.
+    # Node and index of the GPU in the driver's order to rank.
     by_index: Mapping[tuple[str, int], int]
-    by_uuid: Mapping[str, int]
-    nodes: tuple[str, ...]
-    by_pid: Mapping[tuple[str, int], int]
-    devices: Mapping[int, str] = {}
+    by_uuid: Mapping[str, int]  # UUID to rank, if ``CUDA_VISIBLE_DEVICES`` lists UUIDs.
+    nodes: tuple[str, ...]  # Names of the nodes; a single empty name if they are unknown.
+    by_pid: Mapping[tuple[str, int], int]  # Host and process id to rank, from run.json.
+    devices: Mapping[int, str] = {}  # Rank to the name of its GPU.
 
     @staticmethod
     def of(run: Run) -> Places:

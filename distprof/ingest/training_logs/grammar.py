@@ -38,73 +38,46 @@ _STAMP = re.compile(rb"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1
 
 
 class Row(NamedTuple):
-    """One report on iterations.
+    """One report on iterations."""
 
-    Args:
-        iteration: Number of the last iteration that it covers, None if unknown.
-        duration_ns: Duration of one iteration, None if unknown.
-        span: Number of iterations that it is the mean of; None if it follows from the numbers.
-        samples_per_s: All ranks together.
-        tokens_per_s: All ranks together.
-        tokens_per_s_per_device: Per GPU.
-        tflops: Per GPU.
-        loss: As printed.
-        rank: Rank that printed the report, None if unknown.
-        at_s: Time of the report in seconds from any origin, None if unknown.
-    """
-
-    iteration: int | None
-    duration_ns: int | None = None
+    iteration: int | None  # Number of the last iteration that it covers, None if unknown.
+    duration_ns: int | None = None  # Duration of one iteration, None if unknown.
+    # Number of iterations that it is the mean of; None if it follows from the numbers.
     span: int | None = None
-    samples_per_s: float | None = None
-    tokens_per_s: float | None = None
-    tokens_per_s_per_device: float | None = None
-    tflops: float | None = None
-    loss: float | None = None
-    rank: int | None = None
-    at_s: float | None = None
+    samples_per_s: float | None = None  # All ranks together.
+    tokens_per_s: float | None = None  # All ranks together.
+    tokens_per_s_per_device: float | None = None  # Per GPU.
+    tflops: float | None = None  # Per GPU.
+    loss: float | None = None  # As printed.
+    rank: int | None = None  # Rank that printed the report, None if unknown.
+    at_s: float | None = None  # Time of the report in seconds from any origin, None if unknown.
 
 
 class TimerValues(msgspec.Struct):
-    """Values of one timer.
+    """Values of one timer."""
 
-    Args:
-        report: Indices of the reports that they belong to, ascending.
-        ns: Time per iteration.
-    """
-
+    # Indices of the reports that they belong to, ascending.
     report: array[int] = msgspec.field(default_factory=lambda: array("q"))
-    ns: array[int] = msgspec.field(default_factory=lambda: array("q"))
+    ns: array[int] = msgspec.field(default_factory=lambda: array("q"))  # Time per iteration.
 
 
 class Grammar(msgspec.Struct):
-    """A format that is searched for in every block of a log. Subclasses define it.
+    """A format that is searched for in every block of a log. Subclasses define it."""
 
-    Args:
-        rows: Reports, in the order of the log.
-        timers: Name of a timer to its values.
-        startup: Timers before the first report.
-        facts: Properties of the job, by the names of :class:`TrainingFacts`' fields and axes.
-        num_unknown: Lines with a sign that could not be read.
-        rates: Throughput printed apart from reports, samples per second of all ranks together.
-        num_timer_lines: Lines with timers.
-        num_timer_values: Number of timer values kept.
-        is_full: Whether some reports or timer values were dropped because of a limit.
-        is_of_slowest_ranks: Whether each timer shows the slowest rank in that timer.
-        notes: Assumptions.
-    """
-
-    rows: list[Row] = msgspec.field(default_factory=list)
+    rows: list[Row] = msgspec.field(default_factory=list)  # Reports, in the order of the log.
+    # Name of a timer to its values.
     timers: dict[str, TimerValues] = msgspec.field(default_factory=dict)
-    startup: dict[str, int] = msgspec.field(default_factory=dict)
+    startup: dict[str, int] = msgspec.field(default_factory=dict)  # Timers before the first report.
+    # Properties of the job, by the names of :class:`TrainingFacts`' fields and axes.
     facts: dict[str, int] = msgspec.field(default_factory=dict)
-    num_unknown: int = 0
-    num_timer_lines: int = 0
-    num_timer_values: int = 0
+    num_unknown: int = 0  # Lines with a sign that could not be read.
+    num_timer_lines: int = 0  # Lines with timers.
+    num_timer_values: int = 0  # Number of timer values kept.
+    # Throughput printed apart from reports, samples per second of all ranks together.
     rates: list[float] = msgspec.field(default_factory=list)
-    is_full: bool = False
-    is_of_slowest_ranks: bool = False
-    notes: list[str] = msgspec.field(default_factory=list)
+    is_full: bool = False  # Whether some reports or timer values were dropped because of a limit.
+    is_of_slowest_ranks: bool = False  # Whether each timer shows the slowest rank in that timer.
+    notes: list[str] = msgspec.field(default_factory=list)  # Assumptions.
 
     @property
     def name(self) -> str:

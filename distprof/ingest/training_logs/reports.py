@@ -35,35 +35,22 @@ _RATES = ("samples_per_s", "tokens_per_s", "tokens_per_s_per_device", "tflops", 
 
 
 class Wording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One row of the table.
+    """One row of the table."""
 
-    Args:
-        program: Program that prints it; several rows may name the same one.
-        signs: Literals, of which each line holds one.
-        line: Regular expression for the start of the line, with named groups.
-        fields: Name to a regular expression with one group, anywhere in the record.
-        timers: The same for timers, in seconds.
-        less: Lines before the sign that may belong to the record.
-        more: Lines after it.
-        span: Iterations that the report is the mean of; None if that follows from the numbers.
-        stamped: Whether durations follow from the times at which lines were written.
-        note: What a reader must know about the times.
-        example: A record of this wording.
-        values: What the example holds, by name.
-    """
-
-    program: str
-    signs: tuple[str, ...]
-    line: str
-    example: str
-    values: dict[str, float]
+    program: str  # Program that prints it; several rows may name the same one.
+    signs: tuple[str, ...]  # Literals, of which each line holds one.
+    line: str  # Regular expression for the start of the line, with named groups.
+    example: str  # A record of this wording.
+    values: dict[str, float]  # What the example holds, by name.
+    # Name to a regular expression with one group, anywhere in the record.
     fields: dict[str, str] = msgspec.field(default_factory=dict)
-    timers: dict[str, str] = msgspec.field(default_factory=dict)
-    less: int = 0
-    more: int = 0
+    timers: dict[str, str] = msgspec.field(default_factory=dict)  # The same for timers, in seconds.
+    less: int = 0  # Lines before the sign that may belong to the record.
+    more: int = 0  # Lines after it.
+    # Iterations that the report is the mean of; None if that follows from the numbers.
     span: int | None = None
-    stamped: bool = False
-    note: str = ""
+    stamped: bool = False  # Whether durations follow from the times at which lines were written.
+    note: str = ""  # What a reader must know about the times.
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

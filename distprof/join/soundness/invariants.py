@@ -15,21 +15,15 @@ from distprof.units import name_ranks
 
 
 class Invariant(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is true of every rank of a sound recording.
+    """Something that is true of every rank of a sound recording."""
 
-    Args:
-        key: Stable name, the ``what`` of the gap.
-        fact: Few words for the evidence line. ``{count}`` and ``{of}`` are those of all ranks that
-            break it, ``{ranks}`` their names.
-        message: Sentence that says what was found and done, with the same fields.
-        bound: Acceptable share of the rows that break it, 0 to 1.
-        hides_cause: Whether the causes of lateness of a rank that breaks it cannot be known.
-    """
-
-    key: str
+    key: str  # Stable name, the ``what`` of the gap.
+    # Few words for the evidence line. ``{count}`` and ``{of}`` are those of all ranks that break
+    # it, ``{ranks}`` their names.
     fact: str
-    message: str
-    bound: float = 0.0
+    message: str  # Sentence that says what was found and done, with the same fields.
+    bound: float = 0.0  # Acceptable share of the rows that break it, 0 to 1.
+    # Whether the causes of lateness of a rank that breaks it cannot be known.
     hides_cause: bool = False
 
     def is_broken(self, found: Count) -> bool:

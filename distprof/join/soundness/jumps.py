@@ -35,17 +35,11 @@ _PAUSE_SHARE = 0.9
 
 
 class Jump(msgspec.Struct, frozen=True, kw_only=True):
-    """One jump of a rank's clock.
+    """One jump of a rank's clock."""
 
-    Args:
-        after_ns: End of the last collective before it, own clock.
-        before_ns: End of the first collective after it.
-        by_ns: How far it jumps; negative for backward.
-    """
-
-    after_ns: int
-    before_ns: int
-    by_ns: int
+    after_ns: int  # End of the last collective before it, own clock.
+    before_ns: int  # End of the first collective after it.
+    by_ns: int  # How far it jumps; negative for backward.
 
 
 def may_have_jumped(matches: CollectiveMatches, clock: ClockAlignment) -> bool:
@@ -238,17 +232,11 @@ def _jumps(deviation: Int64Array, end: Int64Array) -> list[Jump]:
 
 
 class ShiftedTables(msgspec.Struct, frozen=True):
-    """The tables of another :class:`~distprof.run.run.TableSource` without jumps of the clock.
+    """The tables of another :class:`~distprof.run.run.TableSource` without jumps of the clock."""
 
-    Args:
-        source: The tables as recorded.
-        at_ns: First moment after each jump, own clock.
-        by_ns: What to subtract from then on.
-    """
-
-    source: TableSource
-    at_ns: tuple[int, ...]
-    by_ns: tuple[int, ...]
+    source: TableSource  # The tables as recorded.
+    at_ns: tuple[int, ...]  # First moment after each jump, own clock.
+    by_ns: tuple[int, ...]  # What to subtract from then on.
 
     @property
     def path(self) -> str:

@@ -63,18 +63,13 @@ def mended(activity: Table, host: Table) -> tuple[Table, dict[str, Count]]:
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
-    """What the events of a rank show about their soundness.
+    """What the events of a rank show about their soundness."""
 
-    Args:
-        counts: Key of an invariant to what breaks it.
-        paces: Hash of a kernel's name to its number of launches and their duration, for the most
-            frequent computation kernels.
-        content: Hash of times and threads; equal only for copies.
-    """
-
-    counts: dict[str, Count]
+    counts: dict[str, Count]  # Key of an invariant to what breaks it.
+    # Hash of a kernel's name to its number of launches and their duration, for the most frequent
+    # computation kernels.
     paces: dict[int, tuple[int, int]]
-    content: str
+    content: str  # Hash of times and threads; equal only for copies.
 
 
 def checked(activity: Table, host: Table, steps: Table) -> Checked:

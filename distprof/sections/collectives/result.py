@@ -25,55 +25,39 @@ class CollectiveClass(Record, frozen=True, kw_only=True):
 
     A message counts as one send and one receive. ``sent_bytes_per_step`` assumes the
     bandwidth-optimal algorithm (formula sheet, "Collectives"), and a receive sends nothing.
-
-    Args:
-        kind: Operation, for example ``all_reduce``.
-        group: Process group, or the description that its groups share.
-        group_size: Ranks in the group; null where unknown.
-        axis: Mesh axis; null where unknown.
-        bytes: Size of the full buffer in bytes, the median if sizes are folded; null where
-            unknown.
-        count: Number of collectives; each counts once, however many members were recorded.
-        num_matched: Number of them that were matched across ranks.
-        duration_ns_median: Median of a member's own duration, waiting included.
-        transfer_ns_median: Median time from the last member's start to the end; null where not
-            matched.
-        wait_ns_median: Median time that a member waits for the last one to start; null where not
-            matched.
-        wait_ns_per_step: Waiting, exposed or not, mean per rank and step; null where not matched.
-        transfer_ns_per_step: Transfer, exposed or not, mean per rank and step; null where not
-            matched.
-        exposed_ns_per_step: Time that does not overlap with computation, mean per rank and step.
-        exposed_wait_ns_per_step: Part of the exposed time spent waiting for the last member; null
-            where not matched.
-        algbw_bytes_per_s: Algorithm bandwidth as nccl-tests defines it: size over transfer time;
-            null where either is unknown.
-        busbw_bytes_per_s: Bus bandwidth as nccl-tests defines it; null where unknown.
-        expected_busbw_bytes_per_s: Bus bandwidth that the fabric profile expects for this class;
-            null if no profile covers it.
-        sent_bytes_per_step: Bytes that a rank sends with the bandwidth-optimal algorithm, mean per
-            rank and step; null where unknown.
-        num_nodes: Largest number of nodes that a group of this class spans; null where unknown.
     """
 
-    kind: str
-    group: str
-    group_size: int | None
-    axis: str | None
+    kind: str  # Operation, for example ``all_reduce``.
+    group: str  # Process group, or the description that its groups share.
+    group_size: int | None  # Ranks in the group; null where unknown.
+    axis: str | None  # Mesh axis; null where unknown.
+    # Size of the full buffer in bytes, the median if sizes are folded; null where unknown.
     bytes: int | None
-    count: int
-    num_matched: int
-    duration_ns_median: int | None
+    count: int  # Number of collectives; each counts once, however many members were recorded.
+    num_matched: int  # Number of them that were matched across ranks.
+    duration_ns_median: int | None  # Median of a member's own duration, waiting included.
+    # Median time from the last member's start to the end; null where not matched.
     transfer_ns_median: int | None
+    # Median time that a member waits for the last one to start; null where not matched.
     wait_ns_median: int | None
+    # Waiting, exposed or not, mean per rank and step; null where not matched.
     wait_ns_per_step: int | None
+    # Transfer, exposed or not, mean per rank and step; null where not matched.
     transfer_ns_per_step: int | None
+    # Time that does not overlap with computation, mean per rank and step.
     exposed_ns_per_step: int | None
+    # Part of the exposed time spent waiting for the last member; null where not matched.
     exposed_wait_ns_per_step: int | None
+    # Algorithm bandwidth as nccl-tests defines it: size over transfer time; null where either is
+    # unknown.
     algbw_bytes_per_s: float | None
-    busbw_bytes_per_s: float | None
+    busbw_bytes_per_s: float | None  # Bus bandwidth as nccl-tests defines it; null where unknown.
+    # Bus bandwidth that the fabric profile expects for this class; null if no profile covers it.
     expected_busbw_bytes_per_s: float | None
+    # Bytes that a rank sends with the bandwidth-optimal algorithm, mean per rank and step; null
+    # where unknown.
     sent_bytes_per_step: float | None = None
+    # Largest number of nodes that a group of this class spans; null where unknown.
     num_nodes: int | None = None
 
     @property
@@ -83,40 +67,25 @@ class CollectiveClass(Record, frozen=True, kw_only=True):
 
 
 class CollectiveTrain(Record, frozen=True, kw_only=True):
-    """Consecutive reductions while nothing else runs; means over ranks and steps.
+    """Consecutive reductions while nothing else runs; means over ranks and steps."""
 
-    Args:
-        kind: Operation.
-        group: Process group, or its description.
-        ranks: Ranks with trains of this kind and group.
-        num_per_step: Number of collectives in trains.
-        busy_ns_per_step: Time in these collectives.
-        gap_ns_per_step: Time between them.
-        duration_ns_median: Median of their durations.
-    """
-
-    kind: str
-    group: str
-    ranks: tuple[int, ...]
-    num_per_step: float
-    busy_ns_per_step: int
-    gap_ns_per_step: int
-    duration_ns_median: int
+    kind: str  # Operation.
+    group: str  # Process group, or its description.
+    ranks: tuple[int, ...]  # Ranks with trains of this kind and group.
+    num_per_step: float  # Number of collectives in trains.
+    busy_ns_per_step: int  # Time in these collectives.
+    gap_ns_per_step: int  # Time between them.
+    duration_ns_median: int  # Median of their durations.
 
 
 class CollectivesResult(Result, frozen=True, kw_only=True):
-    """Classes of collectives; the class with the most exposed time comes first.
-
-    Args:
-        num_ranks: Ranks that the means are over.
-        num_steps: Steps that the means are over.
-        classes: Collectives by kind, group and size, most exposed time first.
-        trains: Consecutive reductions while nothing else runs, longest first.
-    """
+    """Classes of collectives; the class with the most exposed time comes first."""
 
     needs_traces = True
 
-    num_ranks: int
-    num_steps: int
+    num_ranks: int  # Ranks that the means are over.
+    num_steps: int  # Steps that the means are over.
+    # Collectives by kind, group and size, most exposed time first.
     classes: tuple[CollectiveClass, ...]
+    # Consecutive reductions while nothing else runs, longest first.
     trains: tuple[CollectiveTrain, ...] = ()

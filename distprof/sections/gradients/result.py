@@ -1,4 +1,4 @@
-"""Data-parallel traffic: which gradients are reduced, when, how often and at which precision.
+"""Data-parallel traffic: which gradients are reduced, when, how often, at which precision.
 
 This covers DistributedDataParallel, which marks its forward in the trace. :mod:`.traffic` explains
 how its collectives are identified. A *reduction* is all buckets of one backward. An optimizer
@@ -21,59 +21,40 @@ class GradientGroup(Record, frozen=True, kw_only=True):
     Backward times count only the computation of the last backward before the update, which the
     reduction can overlap with. Exposed times are transfer if ``is_split`` is true. Otherwise they
     include waiting for late ranks.
-
-    Args:
-        axis: Mesh axis, or the group's description.
-        ranks: Ranks that reduce along it, ascending.
-        group_size: Members of one group; None if the trace does not say.
-        num_nodes: Largest number of nodes that a group spans; None if the nodes are unknown.
-        dtypes: Element types on the wire.
-        num_updates: Analysed updates of the optimizer per rank.
-        micro_batches: Forwards per update.
-        times_reduced: Reductions of the same gradients per update; 1 is enough. None if updates
-            are not marked.
-        num_buckets: Collectives of one reduction, median.
-        bytes: Bytes of one reduction, median.
-        bytes_per_step: Bytes of all reductions per step.
-        last_bucket_ratio: Share of a reduction's bytes in its last bucket.
-        is_split: Whether the exposed times exclude waiting, because all collectives were matched
-            and every member of the groups was recorded.
-        exposed_ns_per_step: Exposed time of all reductions.
-        redundant_ns_per_step: Part of it in reductions whose gradients are reduced again before the
-            update.
-        last_bucket_ns_per_step: Part of it in last buckets.
-        backward_ns: Computation of backward until the last bucket is ready; None if its beginning
-            is unknown.
-        before_first_ns: Part of it before the first bucket is ready.
-        transfer_ns: Time during which data of a reduction moves; None without matched collectives.
-        bucket_latency_ns: Fixed time per bucket (α), fitted over the buckets; None if they all have
-            the same size or were not matched.
-        bucket_ns_per_byte: Time per byte of a bucket (β), from the same fit.
-        bucket_fixed_ns: Time of a bucket that its size does not explain, from the same fit.
-            Includes waiting for late ranks unless ``is_split``; None if all have the same size.
     """
 
-    axis: str
-    ranks: tuple[int, ...]
-    group_size: int | None
+    axis: str  # Mesh axis, or the group's description.
+    ranks: tuple[int, ...]  # Ranks that reduce along it, ascending.
+    group_size: int | None  # Members of one group; None if the trace does not say.
+    # Largest number of nodes that a group spans; None if the nodes are unknown.
     num_nodes: int | None
-    dtypes: tuple[str, ...]
-    num_updates: float
-    micro_batches: float
+    dtypes: tuple[str, ...]  # Element types on the wire.
+    num_updates: float  # Analysed updates of the optimizer per rank.
+    micro_batches: float  # Forwards per update.
+    # Reductions of the same gradients per update; 1 is enough. None if updates are not marked.
     times_reduced: float | None
-    num_buckets: int
-    bytes: int
-    bytes_per_step: float
-    last_bucket_ratio: float
+    num_buckets: int  # Collectives of one reduction, median.
+    bytes: int  # Bytes of one reduction, median.
+    bytes_per_step: float  # Bytes of all reductions per step.
+    last_bucket_ratio: float  # Share of a reduction's bytes in its last bucket.
+    # Whether the exposed times exclude waiting, because all collectives were matched and every
+    # member of the groups was recorded.
     is_split: bool
-    exposed_ns_per_step: int
+    exposed_ns_per_step: int  # Exposed time of all reductions.
+    # Part of it in reductions whose gradients are reduced again before the update.
     redundant_ns_per_step: int
-    last_bucket_ns_per_step: int
+    last_bucket_ns_per_step: int  # Part of it in last buckets.
+    # Computation of backward until the last bucket is ready; None if its beginning is unknown.
     backward_ns: int | None
-    before_first_ns: int | None
+    before_first_ns: int | None  # Part of it before the first bucket is ready.
+    # Time during which data of a reduction moves; None without matched collectives.
     transfer_ns: int | None
+    # Fixed time per bucket (α), fitted over the buckets; None if they all have the same size or
+    # were not matched.
     bucket_latency_ns: float | None = None
-    bucket_ns_per_byte: float | None = None
+    bucket_ns_per_byte: float | None = None  # Time per byte of a bucket (β), from the same fit.
+    # Time of a bucket that its size does not explain, from the same fit. Includes waiting for late
+    # ranks unless ``is_split``; None if all have the same size.
     bucket_fixed_ns: float | None = None
 
     @property
@@ -83,15 +64,12 @@ class GradientGroup(Record, frozen=True, kw_only=True):
 
 
 class GradientsResult(Result, frozen=True, kw_only=True):
-    """Data-parallel traffic: which gradients are reduced, when, how often and at which precision.
+    """Data-parallel traffic: which gradients are reduced, when, how often, at which precision."""
 
-    Args:
-        groups: One row per axis, most bytes first; empty if nothing marks DDP.
-        search_ns_per_step: Time of DDP's search for unused parameters, mean over ranks and steps;
-            0 if it does not search.
-        search_exposed_ns_per_step: Exposed part of it, including the all-reduce of the result.
-    """
-
+    # One row per axis, most bytes first; empty if nothing marks DDP.
     groups: tuple[GradientGroup, ...] = ()
+    # Time of DDP's search for unused parameters, mean over ranks and steps; 0 if it does not
+    # search.
     search_ns_per_step: int = 0
+    # Exposed part of it, including the all-reduce of the result.
     search_exposed_ns_per_step: int = 0

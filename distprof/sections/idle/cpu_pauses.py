@@ -34,21 +34,13 @@ class PauseKind(IntEnum):
 
 
 class Pauses(msgspec.Struct, frozen=True, kw_only=True):
-    """Pauses of the launching threads, in order, disjoint.
+    """Pauses of the launching threads, in order, disjoint."""
 
-    Args:
-        start: int64.
-        end: int64.
-        kind: int8, a :class:`PauseKind`.
-        name: int32, index into ``names``.
-        names: Calls and ranges; for the other kinds what was done.
-    """
-
-    start: Int64Array
-    end: Int64Array
-    kind: NDArray[np.int8]
-    name: NDArray[np.int32]
-    names: tuple[str, ...]
+    start: Int64Array  # int64.
+    end: Int64Array  # int64.
+    kind: NDArray[np.int8]  # int8, a :class:`PauseKind`.
+    name: NDArray[np.int32]  # int32, index into ``names``.
+    names: tuple[str, ...]  # Calls and ranges; for the other kinds what was done.
 
     def __len__(self) -> int:
         return len(self.start)

@@ -65,28 +65,23 @@ MAX_STEPS = 4_096
 
 
 class HostPauses(msgspec.Struct, frozen=True, kw_only=True):
-    """Pauses, input and CPU time of one rank's training thread, per step.
+    """Pauses, input and CPU time of one rank's training thread, per step."""
 
-    Args:
-        gc_ns: Step to time in garbage collection; None if it was not recorded.
-        input_ns: Step to time in the phase ``input``; None if phases were not logged.
-        tokens: Step to number of training tokens; None if they were not logged.
-        run_queue_ns: Step to time ready to run but without a CPU; None if unknown.
-        cpu_ns: Step to time on a CPU; None if unknown.
-        loader_cpu_ns: Step to time that the loaders of its batches ran on a CPU while training
-            waited for them; None if unknown.
-        loader_queue_ns: Step to time that these loaders were ready to run but without a CPU.
-        untraced: Steps after the first that no profiler recorded.
-    """
-
+    # Step to time in garbage collection; None if it was not recorded.
     gc_ns: Mapping[int, int] | None = None
+    # Step to time in the phase ``input``; None if phases were not logged.
     input_ns: Mapping[int, int] | None = None
+    # Step to number of training tokens; None if they were not logged.
     tokens: Mapping[int, int] | None = None
+    # Step to time ready to run but without a CPU; None if unknown.
     run_queue_ns: Mapping[int, int] | None = None
-    cpu_ns: Mapping[int, int] | None = None
+    cpu_ns: Mapping[int, int] | None = None  # Step to time on a CPU; None if unknown.
+    # Step to time that the loaders of its batches ran on a CPU while training waited for them; None
+    # if unknown.
     loader_cpu_ns: Mapping[int, int] | None = None
+    # Step to time that these loaders were ready to run but without a CPU.
     loader_queue_ns: Mapping[int, int] | None = None
-    untraced: frozenset[int] = frozenset()
+    untraced: frozenset[int] = frozenset()  # Steps after the first that no profiler recorded.
 
 
 def measure_pauses(records: RankRecords) -> RankPauses | None:
@@ -309,32 +304,25 @@ GRAPH_LAUNCHES = re.compile(r"^(cuda|hip|cu)GraphLaunch")
 
 
 class IdleCauses(msgspec.Struct, frozen=True, kw_only=True):
-    """Idle time of one rank by cause, over the whole capture.
+    """Idle time of one rank by cause, over the whole capture."""
 
-    Args:
-        causes: Disjoint sets of intervals; the rest of the idle time has no known cause.
-        late: Mask over ACTIVITY: launched while the GPU had nothing left to do.
-        launched: Mask over ACTIVITY: the first activity of each recorded launch call.
-        within_launch: Idle time without a cause between two activities of one launch call, or
-            before the first recorded one of a graph launch that was made in time.
-        pauses: Pauses of the launching threads inside the windows, by kind and name.
-        named: Name of a pause to the idle time that it caused, for the cause ``PAUSE``; disjoint.
-        after_copies: The part of the cause ``SYNC`` that follows copy calls which had to wait.
-        launches: The launch call of each activity.
-        zeroing: Mask over ACTIVITY: launched by ``zero_grad``.
-        released_ns: int64, ascending: return times of calls that had waited for the GPU, or for
-            room in its queue.
-    """
-
+    # Disjoint sets of intervals; the rest of the idle time has no known cause.
     causes: dict[IdleCause, Intervals]
-    late: NDArray[np.bool_]
+    late: NDArray[np.bool_]  # Mask over ACTIVITY: launched while the GPU had nothing left to do.
+    # Mask over ACTIVITY: the first activity of each recorded launch call.
     launched: NDArray[np.bool_]
+    # Idle time without a cause between two activities of one launch call, or before the first
+    # recorded one of a graph launch that was made in time.
     within_launch: Intervals
+    # Pauses of the launching threads inside the windows, by kind and name.
     pauses: tuple[PauseStats, ...]
+    # Name of a pause to the idle time that it caused, for the cause ``PAUSE``; disjoint.
     named: dict[str, Intervals]
+    # The part of the cause ``SYNC`` that follows copy calls which had to wait.
     after_copies: Intervals
-    launches: Launches
-    zeroing: NDArray[np.bool_]
+    launches: Launches  # The launch call of each activity.
+    zeroing: NDArray[np.bool_]  # Mask over ACTIVITY: launched by ``zero_grad``.
+    # int64, ascending: return times of calls that had waited for the GPU, or for room in its queue.
     released_ns: Int64Array
 
 

@@ -30,87 +30,60 @@ class RankIdle(Record, frozen=True, kw_only=True):
 
     ``within_launch_ns`` is the part of ``unknown_ns`` between two activities of one launch call, or
     before the first recorded activity of a CUDA graph: the trace may lack kernels there.
-
-    Args:
-        rank: Global rank.
-        idle_ns: Time in which the GPU neither computes, communicates nor copies; the causes add up
-            to it exactly.
-        input_ns: Idle while the training thread waited for input.
-        sync_ns: Idle because a CPU call had waited for the GPU.
-        pause_ns: Idle because the CPU did something else than launching: garbage collection,
-            memory calls, a named range, or code outside of PyTorch.
-        host_ns: Idle because the CPU launched too late.
-        comm_wait_ns: Idle between work launched in time and communication on another stream.
-        unknown_ns: Idle without a cause in the trace.
-        num_kernels: Kernels in the analysed time.
-        median_kernel_ns: Their median duration; null without kernels.
-        late_launch_ratio: Share of launches made after the GPU had run out of work, 0 to 1; null
-            without launches.
-        within_launch_ns: Part of ``unknown_ns`` inside one launch call or before the first recorded
-            kernel of a CUDA graph, where the trace may lack kernels.
-        num_launches: Launches with a record in the analysed time.
-        num_zeroing: The part of them made by ``zero_grad``.
     """
 
-    rank: int
+    rank: int  # Global rank.
+    # Time in which the GPU neither computes, communicates nor copies; the causes add up to it
+    # exactly.
     idle_ns: int
-    input_ns: int
-    sync_ns: int
-    host_ns: int
-    comm_wait_ns: int
-    unknown_ns: int
-    num_kernels: int
-    median_kernel_ns: int | None
+    input_ns: int  # Idle while the training thread waited for input.
+    sync_ns: int  # Idle because a CPU call had waited for the GPU.
+    host_ns: int  # Idle because the CPU launched too late.
+    comm_wait_ns: int  # Idle between work launched in time and communication on another stream.
+    unknown_ns: int  # Idle without a cause in the trace.
+    num_kernels: int  # Kernels in the analysed time.
+    median_kernel_ns: int | None  # Their median duration; null without kernels.
+    # Share of launches made after the GPU had run out of work, 0 to 1; null without launches.
     late_launch_ratio: float | None
+    # Part of ``unknown_ns`` inside one launch call or before the first recorded kernel of a CUDA
+    # graph, where the trace may lack kernels.
     within_launch_ns: int = 0
+    # Idle because the CPU did something else than launching: garbage collection, memory calls, a
+    # named range, or code outside of PyTorch.
     pause_ns: int = 0
-    num_launches: int = 0
-    num_zeroing: int = 0
+    num_launches: int = 0  # Launches with a record in the analysed time.
+    num_zeroing: int = 0  # The part of them made by ``zero_grad``.
 
 
 # What CPUs did instead of launching ---------------------------------------------------------------
 
 
 class CpuPause(Record, frozen=True, kw_only=True):
-    """What CPUs did instead of launching, summed over all ranks and analysed steps.
+    """What CPUs did instead of launching, summed over all ranks and analysed steps."""
 
-    Args:
-        kind: ``sync`` (a call that waits for the GPU), ``input`` (waiting for a batch or loading
-            it), ``collection`` (garbage collection), ``memory`` (a call that allocates or frees
-            memory of the GPU), ``range`` (a range that the program named) or ``python`` (code
-            outside of PyTorch).
-        name: Runtime call or range, for example ``cudaStreamSynchronize`` or ``save_checkpoint``.
-        caller: Operator or range that made most of these calls, for example ``aten::item``; of
-            ``python``, the operator that ran on the CPU, or ``torch.compile`` while it compiled;
-            empty if unknown.
-        ranks: Ranks that paused.
-        count_per_step: Number of pauses, mean per rank and step.
-        cpu_ns_per_step: CPU time in them, mean per rank and step.
-        idle_ns_per_step: Idle GPU time that they caused, mean per rank and step.
-    """
-
+    # ``sync`` (a call that waits for the GPU), ``input`` (waiting for a batch or loading it),
+    # ``collection`` (garbage collection), ``memory`` (a call that allocates or frees memory of the
+    # GPU), ``range`` (a range that the program named) or ``python`` (code outside of PyTorch).
     kind: str
+    # Runtime call or range, for example ``cudaStreamSynchronize`` or ``save_checkpoint``.
     name: str
+    # Operator or range that made most of these calls, for example ``aten::item``; of ``python``,
+    # the operator that ran on the CPU, or ``torch.compile`` while it compiled; empty if unknown.
     caller: str
-    ranks: tuple[int, ...]
-    count_per_step: float
-    cpu_ns_per_step: int
-    idle_ns_per_step: int
+    ranks: tuple[int, ...]  # Ranks that paused.
+    count_per_step: float  # Number of pauses, mean per rank and step.
+    cpu_ns_per_step: int  # CPU time in them, mean per rank and step.
+    idle_ns_per_step: int  # Idle GPU time that they caused, mean per rank and step.
 
 
 class IdleResult(Result, frozen=True, kw_only=True):
-    """Idle time by cause, and the pauses of CPUs that drained the GPU's queue.
-
-    Args:
-        ranks: Each rank over all analysed steps.
-        pauses: What CPUs did instead of launching, most idle time first.
-        is_cpu: Whether the ranks compute on CPUs. Idle is then the time between operators.
-    """
+    """Idle time by cause, and the pauses of CPUs that drained the GPU's queue."""
 
     needs_traces = True
 
-    ranks: tuple[RankIdle, ...]
-    pauses: tuple[CpuPause, ...]
+    ranks: tuple[RankIdle, ...]  # Each rank over all analysed steps.
+    pauses: tuple[CpuPause, ...]  # What CPUs did instead of launching, most idle time first.
+    # Whether the ranks compute on CPUs. Idle is then the time between operators.
     is_cpu: bool = False
 
     @property
@@ -128,45 +101,29 @@ class IdleResult(Result, frozen=True, kw_only=True):
 
 
 class RankPauses(Record, frozen=True, kw_only=True):
-    """Pauses of one rank over all logged steps except the first, which includes initialisation.
+    """Pauses of one rank over all logged steps except the first, which includes initialisation."""
 
-    Args:
-        rank: Global rank.
-        gc_ns_per_step: Garbage collection, mean per step; overlapping times count once.
-        num_gc: Number of collections.
-        longest_gc_ns: Longest collection; null without one.
-        input_ns_per_step: Waiting for the data loader, mean per step.
-        num_input: Number of waits.
-        longest_input_ns: Longest wait; null without one.
-        run_queue_ns_per_step: Time the training thread was ready to run but had no CPU, mean over
-            steps of at most twice the median duration. Profiled steps count only if there are few
-            others. Null where not recorded.
-        cpu_ns_per_step: Time the training thread ran on a CPU, mean over the same steps; null where
-            not recorded.
-        input_queue_ns_per_step: Time the loaders of a batch had no CPU while training waited for
-            it, inside phases too, mean per step; null unless recorded, which needs scarce CPUs.
-    """
-
-    rank: int
-    gc_ns_per_step: int
-    num_gc: int
-    longest_gc_ns: int | None
-    input_ns_per_step: int
-    num_input: int
-    longest_input_ns: int | None
+    rank: int  # Global rank.
+    gc_ns_per_step: int  # Garbage collection, mean per step; overlapping times count once.
+    num_gc: int  # Number of collections.
+    longest_gc_ns: int | None  # Longest collection; null without one.
+    input_ns_per_step: int  # Waiting for the data loader, mean per step.
+    num_input: int  # Number of waits.
+    longest_input_ns: int | None  # Longest wait; null without one.
+    # Time the training thread was ready to run but had no CPU, mean over steps of at most twice the
+    # median duration. Profiled steps count only if there are few others. Null where not recorded.
     run_queue_ns_per_step: int | None = None
+    # Time the training thread ran on a CPU, mean over the same steps; null where not recorded.
     cpu_ns_per_step: int | None = None
+    # Time the loaders of a batch had no CPU while training waited for it, inside phases too, mean
+    # per step; null unless recorded, which needs scarce CPUs.
     input_queue_ns_per_step: int | None = None
 
 
 class PausesResult(Result, frozen=True, kw_only=True):
-    """Pauses of each rank that recorded them.
+    """Pauses of each rank that recorded them."""
 
-    Args:
-        ranks: Pauses of each rank.
-    """
-
-    ranks: tuple[RankPauses, ...] = ()
+    ranks: tuple[RankPauses, ...] = ()  # Pauses of each rank.
 
     @property
     def queued_ns(self) -> dict[int, int]:

@@ -26,47 +26,31 @@ _MAX_SECTIONS = 3  # per call: forward, recomputation for a checkpoint, backward
 
 
 class CallLabels(msgspec.Struct, frozen=True, kw_only=True):
-    """Layer and call of each section of a group.
+    """Layer and call of each section of a group."""
 
-    Args:
-        layer: Index into ``names`` of each section, int64 ``(s,)``; ABSENT where unknown.
-        names: Layers as reported.
-        is_first: bool ``(s,)``: whether the section is the forward one of its call.
-        logged: Index into ``tokens`` of each section's call, int64 ``(s,)``; ABSENT without a log.
-        tokens: Assignments per expert of each logged call, summed over the group, int64
-            ``(calls, experts)``.
-        contiguous: Whether all-to-all sizes show that experts are in contiguous blocks; None if
-            that cannot be checked.
-        problems: Sentences on missing or contradictory data.
-    """
-
-    layer: Int64Array
-    names: tuple[str, ...]
+    layer: Int64Array  # Index into ``names`` of each section, int64 ``(s,)``; ABSENT where unknown.
+    names: tuple[str, ...]  # Layers as reported.
+    # bool ``(s,)``: whether the section is the forward one of its call.
     is_first: NDArray[np.bool_]
+    # Index into ``tokens`` of each section's call, int64 ``(s,)``; ABSENT without a log.
     logged: Int64Array
+    # Assignments per expert of each logged call, summed over the group, int64 ``(calls, experts)``.
     tokens: NDArray[np.int64]
+    # Whether all-to-all sizes show that experts are in contiguous blocks; None if that cannot be
+    # checked.
     contiguous: bool | None = None
-    problems: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()  # Sentences on missing or contradictory data.
 
 
 class LoggedCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """Logged calls of a group's members, in log order; all members logged the same calls.
+    """Logged calls of a group's members, in log order; all members logged the same calls."""
 
-    Args:
-        step: Index of the step of each call.
-        layer: Index into ``names`` of each call.
-        names: Layers as reported.
-        tokens: Assignments per expert, int64 ``(members, calls, experts)``.
-        dropped: int64 ``(members, calls)``.
-        members: Positions in the group of the members with a log.
-    """
-
-    step: Int64Array
-    layer: Int64Array
-    names: tuple[str, ...]
-    tokens: NDArray[np.int64]
-    dropped: Int64Array
-    members: Int64Array
+    step: Int64Array  # Index of the step of each call.
+    layer: Int64Array  # Index into ``names`` of each call.
+    names: tuple[str, ...]  # Layers as reported.
+    tokens: NDArray[np.int64]  # Assignments per expert, int64 ``(members, calls, experts)``.
+    dropped: Int64Array  # int64 ``(members, calls)``.
+    members: Int64Array  # Positions in the group of the members with a log.
 
 
 def label_calls(

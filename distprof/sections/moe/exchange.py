@@ -49,40 +49,25 @@ class GroupExchanges(msgspec.Struct, frozen=True, kw_only=True):
 
     Arrays over exchanges have shape ``(n, …)``, over sections ``(s, …)``. The group has g members,
     of which m were recorded.
-
-    Args:
-        ranks: Global ranks of the group, g of them.
-        members: Positions in ``ranks`` of the recorded members, shape ``(m,)``.
-        is_expert: Whether the group, or its use, shows that the exchanges move expert tokens.
-        may_be: Whether they may move expert tokens, if the run has experts at all.
-        step: Index of the analysed step, int64 ``(n,)``.
-        duration_ns: int64 ``(n, m)``.
-        wait_ns: int64 ``(n, m)``; ABSENT where unknown.
-        sent: Tokens sent to each member, float32 ``(n, m, g)``; NaN where unknown.
-        received: Tokens received from each member, likewise.
-        unit_bytes: Bytes of a token, float64 ``(n,)``; NaN where unknown.
-        dispatch: Exchange that begins each section, int64 ``(s,)``; the next one ends it.
-        section_ns: int64 ``(s, m)``, time between the two on each member.
-        call: int64 ``(s,)``: number of the call within its step, in order of first sections.
-        is_first: bool ``(s,)``: whether it is the first section of its call, the forward one.
-        calls_per_step: int64 ``(steps,)``: number of calls in each step.
     """
 
-    ranks: tuple[int, ...]
-    members: Int64Array
-    is_expert: bool
-    may_be: bool
-    step: Int64Array
-    duration_ns: Int64Array
-    wait_ns: Int64Array
-    sent: _Sizes
-    received: _Sizes
-    unit_bytes: _Floats
-    dispatch: Int64Array
-    section_ns: Int64Array
+    ranks: tuple[int, ...]  # Global ranks of the group, g of them.
+    members: Int64Array  # Positions in ``ranks`` of the recorded members, shape ``(m,)``.
+    is_expert: bool  # Whether the group, or its use, shows that the exchanges move expert tokens.
+    may_be: bool  # Whether they may move expert tokens, if the run has experts at all.
+    step: Int64Array  # Index of the analysed step, int64 ``(n,)``.
+    duration_ns: Int64Array  # int64 ``(n, m)``.
+    wait_ns: Int64Array  # int64 ``(n, m)``; ABSENT where unknown.
+    sent: _Sizes  # Tokens sent to each member, float32 ``(n, m, g)``; NaN where unknown.
+    received: _Sizes  # Tokens received from each member, likewise.
+    unit_bytes: _Floats  # Bytes of a token, float64 ``(n,)``; NaN where unknown.
+    dispatch: Int64Array  # Exchange that begins each section, int64 ``(s,)``; the next one ends it.
+    section_ns: Int64Array  # int64 ``(s, m)``, time between the two on each member.
+    # int64 ``(s,)``: number of the call within its step, in order of first sections.
     call: Int64Array
+    # bool ``(s,)``: whether it is the first section of its call, the forward one.
     is_first: NDArray[np.bool_]
-    calls_per_step: Int64Array
+    calls_per_step: Int64Array  # int64 ``(steps,)``: number of calls in each step.
 
     @property
     def has_no_size(self) -> bool:

@@ -223,24 +223,16 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True):
-    """One layer in one group.
+    """One layer in one group."""
 
-    Args:
-        group: Exchanges of the group.
-        section: Sections of the layer, int64 ``(k,)``.
-        rank_load: Tokens of each rank in each section, ``(k, ranks)``; None if unknown.
-        is_first: bool ``(k,)``: forward sections.
-        origin: Source of the tokens.
-        call: Row of ``expert_load`` of each section; empty without a log.
-        expert_load: Assignments per expert of each logged call of the layer, ``(calls, experts)``.
-    """
-
-    group: GroupExchanges
-    section: NDArray[np.int64]
+    group: GroupExchanges  # Exchanges of the group.
+    section: NDArray[np.int64]  # Sections of the layer, int64 ``(k,)``.
+    # Tokens of each rank in each section, ``(k, ranks)``; None if unknown.
     rank_load: _Floats | None
-    is_first: NDArray[np.bool_]
-    origin: str
-    call: NDArray[np.int64]
+    is_first: NDArray[np.bool_]  # bool ``(k,)``: forward sections.
+    origin: str  # Source of the tokens.
+    call: NDArray[np.int64]  # Row of ``expert_load`` of each section; empty without a log.
+    # Assignments per expert of each logged call of the layer, ``(calls, experts)``.
     expert_load: NDArray[np.int64]
 
 

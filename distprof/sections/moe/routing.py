@@ -42,44 +42,28 @@ MAX_DEAD_NAMED = 16
 
 
 class LayerRouting(msgspec.Struct, frozen=True, kw_only=True):
-    """One layer on one rank.
+    """One layer on one rank."""
 
-    Args:
-        steps: int64, step numbers, ascending.
-        tokens: int64, shape ``(steps, experts)``: assignments kept and dropped, of this rank.
-        num_tokens: int64 per step: tokens routed.
-        dropped: int64 per step.
-        top_k: Experts per token.
-    """
-
-    steps: Int64Array
+    steps: Int64Array  # int64, step numbers, ascending.
+    # int64, shape ``(steps, experts)``: assignments kept and dropped, of this rank.
     tokens: NDArray[np.int64]
-    num_tokens: Int64Array
-    dropped: Int64Array
-    top_k: int
+    num_tokens: Int64Array  # int64 per step: tokens routed.
+    dropped: Int64Array  # int64 per step.
+    top_k: int  # Experts per token.
 
 
 class RoutedCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """Individual calls of layers in log order, for a few steps.
+    """Individual calls of layers in log order, for a few steps."""
 
-    Args:
-        step: int64 per call.
-        layer: int64 per call, index into ``names``.
-        micro_batch: int64 per call.
-        dropped: int64 per call: dropped assignments that ``tokens`` includes.
-        num_experts: int64 per call.
-        tokens: int64, shape ``(calls, most experts)``; zero beyond a layer's own experts. Dropped
-            assignments are excluded if the logged capacity explains their number.
-        names: Layers.
-    """
-
-    step: Int64Array
-    layer: Int64Array
-    micro_batch: Int64Array
-    dropped: Int64Array
-    num_experts: Int64Array
+    step: Int64Array  # int64 per call.
+    layer: Int64Array  # int64 per call, index into ``names``.
+    micro_batch: Int64Array  # int64 per call.
+    dropped: Int64Array  # int64 per call: dropped assignments that ``tokens`` includes.
+    num_experts: Int64Array  # int64 per call.
+    # int64, shape ``(calls, most experts)``; zero beyond a layer's own experts. Dropped assignments
+    # are excluded if the logged capacity explains their number.
     tokens: NDArray[np.int64]
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # Layers.
 
 
 class Routing(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,186 +16,111 @@ NO_LOG = "no NCCL log was read: run with NCCL_DEBUG=INFO"
 
 
 class NcclGroup(Record, frozen=True, kw_only=True):
-    """Communicators of the same size that span the same number of hosts.
+    """Communicators of the same size that span the same number of hosts."""
 
-    Args:
-        num_ranks: Ranks of one communicator.
-        num_communicators: Communicators of this size and span.
-        num_members: Members that wrote a log, all communicators together.
-        num_hosts: Hosts that one communicator spans; null if members cannot be distinguished.
-        num_channels: Channels; null if not printed.
-        num_nvls_channels: Channels of NVLink SHARP; null if not printed.
-        init_ns: Longest initialisation time; null if not printed.
-        num_rings: Rings that the log holds completely.
-        crossings: Mean number of times that a ring passes from one host to another; null without
-            rings.
-        tree_depth: Depth of the deepest tree that the log holds completely; null without one.
-    """
-
-    num_ranks: int
-    num_communicators: int
-    num_members: int
+    num_ranks: int  # Ranks of one communicator.
+    num_communicators: int  # Communicators of this size and span.
+    num_members: int  # Members that wrote a log, all communicators together.
+    # Hosts that one communicator spans; null if members cannot be distinguished.
     num_hosts: int | None
-    num_channels: int | None
-    num_nvls_channels: int | None
-    init_ns: int | None
-    num_rings: int
+    num_channels: int | None  # Channels; null if not printed.
+    num_nvls_channels: int | None  # Channels of NVLink SHARP; null if not printed.
+    init_ns: int | None  # Longest initialisation time; null if not printed.
+    num_rings: int  # Rings that the log holds completely.
+    # Mean number of times that a ring passes from one host to another; null without rings.
     crossings: float | None
+    # Depth of the deepest tree that the log holds completely; null without one.
     tree_depth: int | None
 
 
 class NcclTransport(Record, frozen=True, kw_only=True):
-    """One kind of connection between ranks.
+    """One kind of connection between ranks."""
 
-    Args:
-        where: ``between nodes`` or ``inside nodes``.
-        transport: NCCL's transport, for example ``P2P/CUMEM``, ``SHM``, ``NET/IB``.
-        has_gdr: Whether the network card reads GPU memory directly (GPUDirect RDMA).
-        num_lines: Log lines that report it: one per channel, or two if both sides write one.
-        num_pairs: Pairs of ranks.
-        num_processes: Processes that print it.
-    """
-
-    where: str
-    transport: str
-    has_gdr: bool
-    num_lines: int
-    num_pairs: int
-    num_processes: int
+    where: str  # ``between nodes`` or ``inside nodes``.
+    transport: str  # NCCL's transport, for example ``P2P/CUMEM``, ``SHM``, ``NET/IB``.
+    has_gdr: bool  # Whether the network card reads GPU memory directly (GPUDirect RDMA).
+    num_lines: int  # Log lines that report it: one per channel, or two if both sides write one.
+    num_pairs: int  # Pairs of ranks.
+    num_processes: int  # Processes that print it.
 
 
 class NcclHost(Record, frozen=True, kw_only=True):
-    """A host: its processes and network cards.
+    """A host: its processes and network cards."""
 
-    Args:
-        host: Host name.
-        num_processes: Processes on it that wrote a log.
-        ranks: Their ranks, as far as known.
-        cards: Network cards that NCCL found.
-        used_cards: Cards that carry connections; also empty if no connection leaves the host.
-        links: Link types of the cards, for example ``IB/SHARP`` or ``RoCE``.
-        networks: Networks that its processes chose, for example ``IB`` or ``Socket``.
-    """
-
-    host: str
-    num_processes: int
-    ranks: tuple[int, ...]
-    cards: tuple[str, ...]
+    host: str  # Host name.
+    num_processes: int  # Processes on it that wrote a log.
+    ranks: tuple[int, ...]  # Their ranks, as far as known.
+    cards: tuple[str, ...]  # Network cards that NCCL found.
+    # Cards that carry connections; also empty if no connection leaves the host.
     used_cards: tuple[str, ...]
-    links: tuple[str, ...]
+    links: tuple[str, ...]  # Link types of the cards, for example ``IB/SHARP`` or ``RoCE``.
+    # Networks that its processes chose, for example ``IB`` or ``Socket``.
     networks: tuple[str, ...] = ()
 
 
 class NcclSetting(Record, frozen=True, kw_only=True):
-    """An environment variable of NCCL, with one value.
+    """An environment variable of NCCL, with one value."""
 
-    Args:
-        name: Variable, for example ``NCCL_IB_HCA``.
-        value: Its value.
-        num_processes: Processes that print this value.
-        ranks: Their ranks, as far as known.
-        hosts: Their hosts.
-        num_printing: Processes that print any value of it. A process may print several, for example
-            one per communicator. Null if unknown.
-    """
-
-    name: str
-    value: str
-    num_processes: int
-    ranks: tuple[int, ...]
-    hosts: tuple[str, ...]
+    name: str  # Variable, for example ``NCCL_IB_HCA``.
+    value: str  # Its value.
+    num_processes: int  # Processes that print this value.
+    ranks: tuple[int, ...]  # Their ranks, as far as known.
+    hosts: tuple[str, ...]  # Their hosts.
+    # Processes that print any value of it. A process may print several, for example one per
+    # communicator. Null if unknown.
     num_printing: int | None = None
 
 
 class NcclChoices(Record, frozen=True, kw_only=True):
-    """NCCL's algorithm and protocol for an operation and its range of sizes, or only its calls.
+    """NCCL's algorithm and protocol for an operation and its range of sizes, or only its calls."""
 
-    Args:
-        operation: Operation, for example ``AllReduce``.
-        algorithm: Algorithm, for example ``RING`` or ``NVLS``; empty if only calls are known.
-        protocol: Protocol, for example ``LL128`` or ``SIMPLE``; empty as above.
-        min_bytes: Smallest size for which it was chosen; null if not printed.
-        max_bytes: Largest such size; null as above.
-        num_calls: Calls.
-    """
-
-    operation: str
-    algorithm: str
-    protocol: str
-    min_bytes: int | None
-    max_bytes: int | None
-    num_calls: int
+    operation: str  # Operation, for example ``AllReduce``.
+    algorithm: str  # Algorithm, for example ``RING`` or ``NVLS``; empty if only calls are known.
+    protocol: str  # Protocol, for example ``LL128`` or ``SIMPLE``; empty as above.
+    min_bytes: int | None  # Smallest size for which it was chosen; null if not printed.
+    max_bytes: int | None  # Largest such size; null as above.
+    num_calls: int  # Calls.
 
 
 class NcclWarnings(Record, frozen=True, kw_only=True):
-    """Warnings that differ only in numbers.
+    """Warnings that differ only in numbers."""
 
-    Args:
-        text: The warning, with numbers left out.
-        about: Subject, for example the network; empty if unknown.
-        num_lines: Lines with this warning.
-        ranks: Ranks that print it, as far as known.
-        hosts: Their hosts.
-    """
-
-    text: str
-    about: str
-    num_lines: int
-    ranks: tuple[int, ...]
-    hosts: tuple[str, ...]
+    text: str  # The warning, with numbers left out.
+    about: str  # Subject, for example the network; empty if unknown.
+    num_lines: int  # Lines with this warning.
+    ranks: tuple[int, ...]  # Ranks that print it, as far as known.
+    hosts: tuple[str, ...]  # Their hosts.
 
 
 class NcclResult(Result, frozen=True, kw_only=True):
-    """Contents of NCCL's logs.
+    """Contents of NCCL's logs."""
 
-    Args:
-        is_missing: Whether the job uses NCCL but no log of it was read.
-        num_files: Log files that were read.
-        num_jobs: Sets of processes that share neither a file nor a communicator: more than one
-            means logs of several jobs, or groups of one job that never meet.
-        num_processes: Processes that wrote them.
-        num_hosts: Hosts of these processes.
-        num_lines: Lines in the files.
-        num_texts: Messages of NCCL among them.
-        num_unknown: Of these, messages that distprof does not recognise.
-        num_cut: Of these, messages truncated by output of another rank.
-        unknown: Examples of unrecognised messages.
-        versions: Versions of NCCL, with the processes that print them.
-        networks: Networks in use, for example ``IB`` or ``Socket``.
-        missing_networks: Networks for which NCCL found no device.
-        paths: Types of paths between GPUs according to NCCL's graph search, for example ``NVL``,
-            ``PIX``.
-        groups: Communicators, identical ones folded into one row.
-        transports: How ranks are connected.
-        hosts: Hosts with their network cards.
-        settings: Environment variables of NCCL, each with its values.
-        remarks: What NCCL says it can or cannot use: GPUDirect RDMA by network card, access between
-            GPUs by the link that connects them.
-        choices: Algorithm and protocol by operation and size.
-        warnings: Warnings, identical ones folded into one row.
-    """
-
-    is_missing: bool = False
-    num_files: int = 0
+    is_missing: bool = False  # Whether the job uses NCCL but no log of it was read.
+    num_files: int = 0  # Log files that were read.
+    # Sets of processes that share neither a file nor a communicator: more than one means logs of
+    # several jobs, or groups of one job that never meet.
     num_jobs: int = 0
-    num_processes: int = 0
-    num_hosts: int = 0
-    num_lines: int = 0
-    num_texts: int = 0
-    num_unknown: int = 0
-    num_cut: int = 0
-    unknown: tuple[str, ...] = ()
-    versions: tuple[NcclSetting, ...] = ()
-    networks: tuple[str, ...] = ()
-    missing_networks: tuple[str, ...] = ()
+    num_processes: int = 0  # Processes that wrote them.
+    num_hosts: int = 0  # Hosts of these processes.
+    num_lines: int = 0  # Lines in the files.
+    num_texts: int = 0  # Messages of NCCL among them.
+    num_unknown: int = 0  # Of these, messages that distprof does not recognise.
+    num_cut: int = 0  # Of these, messages truncated by output of another rank.
+    unknown: tuple[str, ...] = ()  # Examples of unrecognised messages.
+    versions: tuple[NcclSetting, ...] = ()  # Versions of NCCL, with the processes that print them.
+    networks: tuple[str, ...] = ()  # Networks in use, for example ``IB`` or ``Socket``.
+    missing_networks: tuple[str, ...] = ()  # Networks for which NCCL found no device.
+    # Types of paths between GPUs according to NCCL's graph search, for example ``NVL``, ``PIX``.
     paths: tuple[str, ...] = ()
-    groups: tuple[NcclGroup, ...] = ()
-    transports: tuple[NcclTransport, ...] = ()
-    hosts: tuple[NcclHost, ...] = ()
-    settings: tuple[NcclSetting, ...] = ()
+    groups: tuple[NcclGroup, ...] = ()  # Communicators, identical ones folded into one row.
+    transports: tuple[NcclTransport, ...] = ()  # How ranks are connected.
+    hosts: tuple[NcclHost, ...] = ()  # Hosts with their network cards.
+    settings: tuple[NcclSetting, ...] = ()  # Environment variables of NCCL, each with its values.
+    # What NCCL says it can or cannot use: GPUDirect RDMA by network card, access between GPUs by
+    # the link that connects them.
     remarks: tuple[NcclSetting, ...] = ()
-    choices: tuple[NcclChoices, ...] = ()
-    warnings: tuple[NcclWarnings, ...] = ()
+    choices: tuple[NcclChoices, ...] = ()  # Algorithm and protocol by operation and size.
+    warnings: tuple[NcclWarnings, ...] = ()  # Warnings, identical ones folded into one row.
 
 
 _NAMED_HOSTS = 4

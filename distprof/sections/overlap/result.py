@@ -7,23 +7,16 @@ from distprof.sections.base import Result
 
 
 class RankOverlap(Record, frozen=True, kw_only=True):
-    """One rank over all analysed steps. ``overlap_ratio`` is None without communication.
+    """One rank over all analysed steps. ``overlap_ratio`` is None without communication."""
 
-    Args:
-        rank: Global rank.
-        computation_ns: Time in which at least one computation kernel or operator runs.
-        communication_ns: Time in which at least one communication kernel or operation runs.
-        overlapped_ns: Part of it during which computation also runs.
-        exposed_comm_ns: The rest of the communication. Time blocked in gloo messages is left out,
-            because it is unknown when their data moved. ``breakdown`` counts it.
-        overlap_ratio: Overlapped over communication, 0 to 1; null without communication.
-    """
-
-    rank: int
-    computation_ns: int
-    communication_ns: int
-    overlapped_ns: int
+    rank: int  # Global rank.
+    computation_ns: int  # Time in which at least one computation kernel or operator runs.
+    communication_ns: int  # Time in which at least one communication kernel or operation runs.
+    overlapped_ns: int  # Part of it during which computation also runs.
+    # The rest of the communication. Time blocked in gloo messages is left out, because it is
+    # unknown when their data moved. ``breakdown`` counts it.
     exposed_comm_ns: int
+    # Overlapped over communication, 0 to 1; null without communication.
     overlap_ratio: float | None
 
 
@@ -31,21 +24,14 @@ class AxisOverlap(Record, frozen=True, kw_only=True):
     """Communication of one mesh axis or process group description, summed over all ranks.
 
     Axes can communicate at the same time, so their sum may exceed the rank's communication.
-
-    Args:
-        axis: Mesh axis, or the group's description.
-        ranks: Ranks that communicate along it.
-        communication_ns: Communication along it, summed over ranks.
-        overlapped_ns: Part of it during which computation also runs.
-        exposed_comm_ns: The rest, which does not overlap with computation.
-        overlap_ratio: Overlapped over communication, 0 to 1; null without communication.
     """
 
-    axis: str
-    ranks: tuple[int, ...]
-    communication_ns: int
-    overlapped_ns: int
-    exposed_comm_ns: int
+    axis: str  # Mesh axis, or the group's description.
+    ranks: tuple[int, ...]  # Ranks that communicate along it.
+    communication_ns: int  # Communication along it, summed over ranks.
+    overlapped_ns: int  # Part of it during which computation also runs.
+    exposed_comm_ns: int  # The rest, which does not overlap with computation.
+    # Overlapped over communication, 0 to 1; null without communication.
     overlap_ratio: float | None
 
 
@@ -53,14 +39,9 @@ class AxisOverlap(Record, frozen=True, kw_only=True):
 
 
 class OverlapResult(Result, frozen=True, kw_only=True):
-    """Overlap; source: formula sheet, "Measured from traces": |K ∩ C| / |C|.
-
-    Args:
-        ranks: Each rank over all analysed steps.
-        axes: All ranks' communication by mesh axis or group description.
-    """
+    """Overlap; source: formula sheet, "Measured from traces": |K ∩ C| / |C|."""
 
     needs_traces = True
 
-    ranks: tuple[RankOverlap, ...]
-    axes: tuple[AxisOverlap, ...]
+    ranks: tuple[RankOverlap, ...]  # Each rank over all analysed steps.
+    axes: tuple[AxisOverlap, ...]  # All ranks' communication by mesh axis or group description.

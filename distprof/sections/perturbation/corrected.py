@@ -17,29 +17,19 @@ from distprof.sections.perturbation.result import PerturbationResult
 
 
 class Correction(msgspec.Struct, frozen=True, kw_only=True):
-    """A recording, without the profiler's cost if possible.
+    """A recording, without the profiler's cost if possible."""
 
-    Args:
-        run: The recording to analyse.
-        result: What was done to it.
-        collections: Garbage collections of each rank's training thread, a set; own clock.
-    """
-
-    run: Run
-    result: PerturbationResult
+    run: Run  # The recording to analyse.
+    result: PerturbationResult  # What was done to it.
+    # Garbage collections of each rank's training thread, a set; own clock.
     collections: Mapping[int, Intervals] = msgspec.field(default_factory=dict)
 
 
 class CorrectedTables(msgspec.Struct, frozen=True):
-    """The tables of another :class:`~distprof.run.run.TableSource`, moved in time.
+    """The tables of another :class:`~distprof.run.run.TableSource`, moved in time."""
 
-    Args:
-        source: The tables as recorded.
-        times: Where the rank's events are.
-    """
-
-    source: TableSource
-    times: RankTimes
+    source: TableSource  # The tables as recorded.
+    times: RankTimes  # Where the rank's events are.
 
     @property
     def path(self) -> str:

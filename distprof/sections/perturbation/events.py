@@ -59,17 +59,12 @@ class Part:
 
 
 class Edges(msgspec.Struct, frozen=True, kw_only=True):
-    """Dependencies: ``target`` starts no sooner than ``delay_ns`` after the end of ``source``.
+    """Dependencies: ``target`` starts no sooner than ``delay_ns`` after the end of ``source``."""
 
-    Args:
-        source: int64, numbers of checkpoints, or of activities counted after all checkpoints.
-        target: The same.
-        delay_ns: int64.
-    """
-
+    # int64, numbers of checkpoints, or of activities counted after all checkpoints.
     source: Int64Array
-    target: Int64Array
-    delay_ns: Int64Array
+    target: Int64Array  # The same.
+    delay_ns: Int64Array  # int64.
 
     @staticmethod
     def joined(parts: list[tuple[Int64Array, Int64Array, Int64Array]]) -> Edges:
@@ -81,50 +76,31 @@ class Edges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankEvents(msgspec.Struct, frozen=True, kw_only=True):
-    """The events of one rank, own clock: C checkpoints, A activities.
+    """The events of one rank, own clock: C checkpoints, A activities."""
 
-    Args:
-        rank: Global rank.
-        is_cpu: Whether CPU threads did the work.
-        check_ns: int64, shape ``(C,)``, ascending.
-        work_ns: int64, CPU time since the checkpoint before, without waiting.
-        part: int8, a :class:`Part`: how that time was spent.
-        half_ops: int64, starts and ends of operators and annotations in it.
-        half_calls: int64, starts and ends of launch calls in it.
-        row: int64, shape ``(A,)``, row of each activity in ACTIVITY.
-        start_ns: int64.
-        end_ns: int64.
-        is_main: bool, whether the stream of each activity is the one that computes most; False on
-            CPU ranks.
-        release_ns: int64, earliest start of activities that depend on nothing recorded; 0 if they
-            do.
-        edges: Dependencies, apart from the line of checkpoints itself.
-        of_collective: int64 per row of COLLECTIVES: its activity, ABSENT without one.
-        posted: int64 per row of COLLECTIVES: the checkpoint at which it was posted, ABSENT unless
-            the row has no transfer time.
-        receives: bool per row of COLLECTIVES: whether it receives a message.
-        wait: int64, checkpoints that end a wait for a message; ``wait_start`` those that begin it.
-        wait_start: int64.
-    """
-
-    rank: int
-    is_cpu: bool
-    check_ns: Int64Array
-    work_ns: Int64Array
-    part: NDArray[np.int8]
-    half_ops: Int64Array
-    half_calls: Int64Array
-    row: Int64Array
-    start_ns: Int64Array
-    end_ns: Int64Array
+    rank: int  # Global rank.
+    is_cpu: bool  # Whether CPU threads did the work.
+    check_ns: Int64Array  # int64, shape ``(C,)``, ascending.
+    work_ns: Int64Array  # int64, CPU time since the checkpoint before, without waiting.
+    part: NDArray[np.int8]  # int8, a :class:`Part`: how that time was spent.
+    half_ops: Int64Array  # int64, starts and ends of operators and annotations in it.
+    half_calls: Int64Array  # int64, starts and ends of launch calls in it.
+    row: Int64Array  # int64, shape ``(A,)``, row of each activity in ACTIVITY.
+    start_ns: Int64Array  # int64.
+    end_ns: Int64Array  # int64.
+    # bool, whether the stream of each activity is the one that computes most; False on CPU ranks.
     is_main: NDArray[np.bool_]
+    # int64, earliest start of activities that depend on nothing recorded; 0 if they do.
     release_ns: Int64Array
-    edges: Edges
-    of_collective: Int64Array
+    edges: Edges  # Dependencies, apart from the line of checkpoints itself.
+    of_collective: Int64Array  # int64 per row of COLLECTIVES: its activity, ABSENT without one.
+    # int64 per row of COLLECTIVES: the checkpoint at which it was posted, ABSENT unless the row has
+    # no transfer time.
     posted: Int64Array
-    receives: NDArray[np.bool_]
+    receives: NDArray[np.bool_]  # bool per row of COLLECTIVES: whether it receives a message.
+    # int64, checkpoints that end a wait for a message; ``wait_start`` those that begin it.
     wait: Int64Array
-    wait_start: Int64Array
+    wait_start: Int64Array  # int64.
 
     @property
     def num_checkpoints(self) -> int:
@@ -188,23 +164,13 @@ def _line(tables: RankTables, launches: Launches, *, is_cpu: bool) -> NDArray[np
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True):
-    """Waits of the training thread's line, ascending and disjoint.
+    """Waits of the training thread's line, ascending and disjoint."""
 
-    Args:
-        waits: When it waited.
-        until: int64 per wait: the end of the activity that ended it, own clock; ABSENT if it is
-            not known or was not an activity of this rank.
-        row: int64 per wait: row of ACTIVITY that ended it, ABSENT likewise.
-        is_message: bool per wait: for a message whose transfer time is not known.
-        for_room: When launch calls waited for room in the GPU's queue, a set.
-        loads: When it loaded its batch or waited for it, a set.
-    """
-
-    waits: Intervals
-    row: Int64Array
-    is_message: NDArray[np.bool_]
-    for_room: Intervals
-    loads: Intervals
+    waits: Intervals  # When it waited.
+    row: Int64Array  # int64 per wait: row of ACTIVITY that ended it, ABSENT if not known.
+    is_message: NDArray[np.bool_]  # bool per wait: for a message whose transfer time is not known.
+    for_room: Intervals  # When launch calls waited for room in the GPU's queue, a set.
+    loads: Intervals  # When it loaded its batch or waited for it, a set.
 
 
 def _gpu_ranks_line(tables: RankTables, launches: Launches, host: Table) -> _Line:

@@ -48,33 +48,21 @@ _TRIED = 17
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """What the profiler is taken to cost.
+    """What the profiler is taken to cost."""
 
-    Args:
-        operator_ns: For each operator or annotation.
-        call_ns: For each launch.
-        shrink: Factor on the CPU time that is left, below 1 if costs per event do not suffice.
-    """
-
-    operator_ns: float = 0.0
-    call_ns: float = 0.0
+    operator_ns: float = 0.0  # For each operator or annotation.
+    call_ns: float = 0.0  # For each launch.
+    # Factor on the CPU time that is left, below 1 if costs per event do not suffice.
     shrink: float = 1.0
 
 
 class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Simulated times of one rank's events, own clock.
+    """Simulated times of one rank's events, own clock."""
 
-    Args:
-        events: The events.
-        check_ns: int64 per checkpoint.
-        start_ns: int64 per activity.
-        end_ns: int64 per activity.
-    """
-
-    events: RankEvents
-    check_ns: Int64Array
-    start_ns: Int64Array
-    end_ns: Int64Array
+    events: RankEvents  # The events.
+    check_ns: Int64Array  # int64 per checkpoint.
+    start_ns: Int64Array  # int64 per activity.
+    end_ns: Int64Array  # int64 per activity.
 
     def moved(self, times: Int64Array) -> Int64Array:
         """Where moments of the CPU's clock are in the simulation."""
@@ -227,23 +215,15 @@ class Model:
 
 
 class _Meetings(msgspec.Struct, frozen=True, kw_only=True):
-    """Matched collectives as additional nodes: a transfer, and an end for each member.
+    """Matched collectives as additional nodes: a transfer, and an end for each member."""
 
-    Args:
-        activity: Node of each member's activity, which then lasts until the transfer starts.
-        end_node: Node whose end is the end of that activity.
-        duration: Durations of the additional nodes.
-        source: Edges to and from them, and between messages.
-        target: The same.
-        delay: The same.
-    """
-
+    # Node of each member's activity, which then lasts until the transfer starts.
     activity: Int64Array
-    end_node: Int64Array
-    duration: Int64Array
-    source: Int64Array
-    target: Int64Array
-    delay: Int64Array
+    end_node: Int64Array  # Node whose end is the end of that activity.
+    duration: Int64Array  # Durations of the additional nodes.
+    source: Int64Array  # Edges to and from them, and between messages.
+    target: Int64Array  # The same.
+    delay: Int64Array  # The same.
 
     @staticmethod
     def of(
@@ -358,20 +338,14 @@ def _message_edges(
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """The cost with which simulated steps take as long as untraced ones.
+    """The cost with which simulated steps take as long as untraced ones."""
 
-    Args:
-        cost: The cost.
-        factors: As given.
-        step_ns: Mean simulated step with it.
-        repeated_ns: Mean simulated step without any cost: the recording, if the model is right.
-        is_bound: Whether a higher cost would change nothing: the GPU, or the input, sets the pace.
-    """
-
-    cost: Cost
-    factors: Factors
-    step_ns: float
+    cost: Cost  # The cost.
+    factors: Factors  # As given.
+    step_ns: float  # Mean simulated step with it.
+    # Mean simulated step without any cost: the recording, if the model is right.
     repeated_ns: float
+    # Whether a higher cost would change nothing: the GPU, or the input, sets the pace.
     is_bound: bool
 
 

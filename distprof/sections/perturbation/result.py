@@ -11,57 +11,45 @@ StepOrigin = Literal["step log", "given", "light steps", ""]
 
 
 class PerturbationResult(Result, frozen=True, kw_only=True):
-    """The profiler's cost, and the step without it.
-
-    Args:
-        is_corrected: Whether all times in the report are those of steps without the profiler. If
-            not, they are as traced.
-        origin: Where the time of a step without the profiler comes from; empty if it is unknown.
-        untraced_ns: Mean step without the profiler; null if unknown.
-        untraced_low_ns: The same at the lower end of its 95 % confidence interval; null if unknown.
-        untraced_high_ns: At the upper end.
-        best_ns: Time that a tenth of the steps without the profiler reach; null if unknown.
-        num_untraced: Steps that it was measured in.
-        traced_ns: Mean analysed step as traced.
-        light_ns: Mean step while only the GPU was recorded; null if none was.
-        simulated_ns: Mean step that the report describes: simulated without the profiler's cost.
-        operator_ns: Cost of one recorded operator on its CPU thread, which includes nothing else;
-            null if it was not estimated.
-        call_ns: Cost of one recorded launch; null likewise.
-        num_operators: Recorded operators per step and rank, mean.
-        num_launches: Recorded launches per step and rank, mean.
-        is_paced_by_gpu: Whether a step without the profiler takes as long however cheap launches
-            are, because the GPU or the input sets its pace; null if unknown.
-        gpu_behind_ratio: Share of steps without the profiler at whose end the GPU was more than a
-            step behind its CPU; null if it was not observed.
-        window_cost_ns: Time that the job lost to its recording, from the first step that it made
-            slower to the end of saving; null without a step log.
-        least_ns: Mean step if the profiler costs as much as on the slowest CPUs known (7 µs for an
-            operator), when nothing says how long a step takes without it; null otherwise.
-        likely_ns: The same with 3 µs.
-    """
+    """The profiler's cost, and the step without it."""
 
     needs_traces = True
 
+    # Whether all times in the report are those of steps without the profiler. If not, they are as
+    # traced.
     is_corrected: bool = False
+    # Where the time of a step without the profiler comes from; empty if it is unknown.
     origin: StepOrigin = ""
-    untraced_ns: int | None = None
+    untraced_ns: int | None = None  # Mean step without the profiler; null if unknown.
+    # The same at the lower end of its 95 % confidence interval; null if unknown.
     untraced_low_ns: int | None = None
-    untraced_high_ns: int | None = None
+    untraced_high_ns: int | None = None  # At the upper end.
+    # Time that a tenth of the steps without the profiler reach; null if unknown.
     best_ns: int | None = None
-    num_untraced: int = 0
-    traced_ns: int | None = None
-    light_ns: int | None = None
+    num_untraced: int = 0  # Steps that it was measured in.
+    traced_ns: int | None = None  # Mean analysed step as traced.
+    light_ns: int | None = None  # Mean step while only the GPU was recorded; null if none was.
+    # Mean step that the report describes: simulated without the profiler's cost.
     simulated_ns: int | None = None
+    # Cost of one recorded operator on its CPU thread, which includes nothing else; null if it was
+    # not estimated.
     operator_ns: int | None = None
-    call_ns: int | None = None
-    num_operators: int | None = None
-    num_launches: int | None = None
+    call_ns: int | None = None  # Cost of one recorded launch; null likewise.
+    num_operators: int | None = None  # Recorded operators per step and rank, mean.
+    num_launches: int | None = None  # Recorded launches per step and rank, mean.
+    # Whether a step without the profiler takes as long however cheap launches are, because the GPU
+    # or the input sets its pace; null if unknown.
     is_paced_by_gpu: bool | None = None
+    # Share of steps without the profiler at whose end the GPU was more than a step behind its CPU;
+    # null if it was not observed.
     gpu_behind_ratio: float | None = None
+    # Time that the job lost to its recording, from the first step that it made slower to the end of
+    # saving; null without a step log.
     window_cost_ns: int | None = None
+    # Mean step if the profiler costs as much as on the slowest CPUs known (7 µs for an operator),
+    # when nothing says how long a step takes without it; null otherwise.
     least_ns: int | None = None
-    likely_ns: int | None = None
+    likely_ns: int | None = None  # The same with 3 µs.
 
     def surely_ns(self, launching_ns: int) -> int:
         """The part of time lost to launching that is neither chance nor the profiler's doing.

@@ -21,28 +21,20 @@ LONG_RATIO = 1.5
 
 
 class UntracedSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's steps with and without the profiler.
+    """One rank's steps with and without the profiler."""
 
-    Args:
-        untraced_ns: int64, durations of steps without it.
-        later_ns: int64, durations of steps after it, which it may still make slower.
-        light_ns: int64, durations of steps in which only the GPU was recorded.
-        input_ns: Waiting for input or loading it, mean per untraced step; None if not recorded.
-        collection_ns: Garbage collection, mean per untraced step; None if not recorded.
-        collections: Garbage collections, a set; own clock.
-        window_cost_ns: Time lost from the step before the first traced one to the one after the
-            last, beyond as many usual steps; None if that is unknown.
-        behind: Share of untraced steps at whose end the GPU was more than a step behind; None if
-            it was not observed.
-    """
-
-    untraced_ns: Int64Array
-    later_ns: Int64Array
-    light_ns: Int64Array
+    untraced_ns: Int64Array  # int64, durations of steps without it.
+    later_ns: Int64Array  # int64, durations of steps after it, which it may still make slower.
+    light_ns: Int64Array  # int64, durations of steps in which only the GPU was recorded.
+    # Waiting for input or loading it, mean per untraced step; None if not recorded.
     input_ns: float | None
-    collection_ns: float | None
-    collections: Intervals
+    collection_ns: float | None  # Garbage collection, mean per untraced step; None if not recorded.
+    collections: Intervals  # Garbage collections, a set; own clock.
+    # Time lost from the step before the first traced one to the one after the last, beyond as many
+    # usual steps; None if that is unknown.
     window_cost_ns: float | None = None
+    # Share of untraced steps at whose end the GPU was more than a step behind; None if it was not
+    # observed.
     behind: float | None = None
 
 

@@ -41,11 +41,7 @@ _NEVER = np.iinfo(np.int64).min // 2
 
 
 class IdleParts(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean idle time per step in ns; parts add up to ``idle_ns``.
-
-    Args:
-        replayed_ns: Mean span of the replay without messages and CPU delays.
-    """
+    """Mean idle time per step in ns; parts add up to ``idle_ns``."""
 
     idle_ns: int
     warm_up_drain_ns: int
@@ -53,7 +49,7 @@ class IdleParts(msgspec.Struct, frozen=True, kw_only=True):
     variation_ns: int
     exposed_p2p_ns: int
     host_ns: int
-    replayed_ns: int
+    replayed_ns: int  # Mean span of the replay without messages and CPU delays.
 
 
 def spans(observed: ObservedPipeline, *, comparable: bool) -> Int64Array:

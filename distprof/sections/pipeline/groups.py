@@ -96,23 +96,15 @@ _CLOSED = ("gpipe", "1f1b", "interleaved-1f1b", "looped-bfs")
 
 
 class PipelineSlots(msgspec.Struct, frozen=True, kw_only=True):
-    """Slots of the ranks of one pipeline.
+    """Slots of the ranks of one pipeline."""
 
-    Args:
-        members: Global ranks of the pipeline, in stage order if it is known.
-        slots: By rank, times on the common clock; ranks without slots are missing.
-        comparable: Whether times of different ranks can be compared.
-        residual_ns: Uncertainty of a difference between times of two ranks.
-        step_ns: Mean training step; None if unknown.
-        notes: Assumptions, one sentence each.
-    """
-
-    members: tuple[int, ...]
+    members: tuple[int, ...]  # Global ranks of the pipeline, in stage order if it is known.
+    # By rank, times on the common clock; ranks without slots are missing.
     slots: Mapping[int, StageSlots]
-    comparable: bool = True
-    residual_ns: int = 0
-    step_ns: int | None = None
-    notes: tuple[str, ...] = ()
+    comparable: bool = True  # Whether times of different ranks can be compared.
+    residual_ns: int = 0  # Uncertainty of a difference between times of two ranks.
+    step_ns: int | None = None  # Mean training step; None if unknown.
+    notes: tuple[str, ...] = ()  # Assumptions, one sentence each.
 
 
 class _Pipeline(msgspec.Struct, frozen=True, kw_only=True):

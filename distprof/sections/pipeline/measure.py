@@ -191,21 +191,13 @@ def _without_samples(run: Run, analyses: RankAnalyses) -> PipelineResult:
 
 
 class _Member(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank of a pipeline.
+    """A rank of a pipeline."""
 
-    Args:
-        analysis: Analysis of the rank.
-        stages: Stages that it holds.
-        work_ns: int64 per step: work in these stages.
-        num_micro_batches: Mean per step.
-        is_marked: Whether marks separate the work on micro-batches from all other computation.
-    """
-
-    analysis: RankAnalysis
-    stages: tuple[int, ...]
-    work_ns: Int64Array
-    num_micro_batches: float
-    is_marked: bool
+    analysis: RankAnalysis  # Analysis of the rank.
+    stages: tuple[int, ...]  # Stages that it holds.
+    work_ns: Int64Array  # int64 per step: work in these stages.
+    num_micro_batches: float  # Mean per step.
+    is_marked: bool  # Whether marks separate the work on micro-batches from all other computation.
 
 
 def _members_by_marks(marked: Mapping[int, RankAnalysis]) -> list[_Member]:

@@ -37,28 +37,18 @@ def number_in_run(*keys: NDArray[np.integer]) -> Int64Array:
 
 
 class ObservedPipeline(msgspec.Struct, frozen=True, kw_only=True):
-    """The n actions of one pipeline, in k steps of the same order.
+    """The n actions of one pipeline, in k steps of the same order."""
 
-    Args:
-        ranks: Global ranks by position, without missing ones.
-        orders: Actions of the ranks in their order.
-        start_ns: Shape ``(n, k)``, on the common clock if there is one.
-        end_ns: Shape ``(n, k)``, likewise.
-        work_ns: Shape ``(n, k)``, computation inside the slot.
-        wait_end_ns: Shape ``(n, k)``, end of the last wait for a message before the slot, ABSENT
-            without a wait; None if waits are unknown.
-        step: Shape ``(k,)``, index of the step of each column.
-        num_left_out: Number of steps in another order, or incomplete.
-    """
-
-    ranks: tuple[int, ...]
-    orders: Orders
-    start_ns: Int64Array
-    end_ns: Int64Array
-    work_ns: Int64Array
+    ranks: tuple[int, ...]  # Global ranks by position, without missing ones.
+    orders: Orders  # Actions of the ranks in their order.
+    start_ns: Int64Array  # Shape ``(n, k)``, on the common clock if there is one.
+    end_ns: Int64Array  # Shape ``(n, k)``, likewise.
+    work_ns: Int64Array  # Shape ``(n, k)``, computation inside the slot.
+    # Shape ``(n, k)``, end of the last wait for a message before the slot, ABSENT without a wait;
+    # None if waits are unknown.
     wait_end_ns: Int64Array | None
-    step: Int64Array
-    num_left_out: int = 0
+    step: Int64Array  # Shape ``(k,)``, index of the step of each column.
+    num_left_out: int = 0  # Number of steps in another order, or incomplete.
 
     @property
     def stages(self) -> tuple[int, ...]:

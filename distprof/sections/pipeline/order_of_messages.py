@@ -27,16 +27,12 @@ MOST_STEPS = 0.5
 
 
 class _Exchanges(msgspec.Struct, frozen=True):
-    """Messages of one rank with a neighbour, per step.
+    """Messages of one rank with a neighbour, per step."""
 
-    Args:
-        orders: For each step, the kinds of its messages by start: ``S`` for a send, ``R`` for a
-            receive, ``B`` if a send and a receive start at the same time.
-        has_directions: Whether every message is recorded as a send or a receive.
-    """
-
+    # For each step, the kinds of its messages by start: ``S`` for a send, ``R`` for a receive,
+    # ``B`` if a send and a receive start at the same time.
     orders: tuple[str, ...]
-    has_directions: bool = True
+    has_directions: bool = True  # Whether every message is recorded as a send or a receive.
 
     def share(self, first: str, last: str) -> float:
         """Share of the steps that begin and end with these kinds."""

@@ -118,22 +118,14 @@ def _split_machines(machines: Iterable[PlacedMachine]) -> Iterator[str]:
 
 
 class _Places(msgspec.Struct, frozen=True):
-    """Nodes and domains of ranks as arrays; -1 if unknown.
+    """Nodes and domains of ranks as arrays; -1 if unknown."""
 
-    Args:
-        node: int32 per rank.
-        domain: int32 per rank.
-        blocked: Node per rank if each node held consecutive ranks; None unless every rank's node is
-            known.
-        order: How ranks are numbered over nodes.
-        is_whole: Whether every rank of the job has a node.
-    """
-
-    node: NDArray[np.int32]
-    domain: NDArray[np.int32]
+    node: NDArray[np.int32]  # int32 per rank.
+    domain: NDArray[np.int32]  # int32 per rank.
+    # Node per rank if each node held consecutive ranks; None unless every rank's node is known.
     blocked: NDArray[np.int32] | None
-    order: str | None
-    is_whole: bool
+    order: str | None  # How ranks are numbered over nodes.
+    is_whole: bool  # Whether every rank of the job has a node.
 
     @staticmethod
     def of(nodes: Mapping[str, Sequence[int]], domains: Domains, world_size: int | None) -> _Places:

@@ -125,20 +125,14 @@ Nodes = Mapping[str, tuple[int, ...]]
 
 
 class Domains(msgspec.Struct, frozen=True):
-    """Domains of the ranks whose nodes are known; every such rank is in exactly one.
+    """Domains of the ranks whose nodes are known; every such rank is in exactly one."""
 
-    Args:
-        ranks: Ranks by name of the domain.
-        origin: How they were found, as text.
-        bandwidth: Bandwidth of the fabric from the hardware sheet, bytes per second and direction;
-            None if the GPU is unknown.
-        notes: What is unknown or was assumed, one sentence each.
-    """
-
-    ranks: Mapping[str, tuple[int, ...]]
-    origin: str
+    ranks: Mapping[str, tuple[int, ...]]  # Ranks by name of the domain.
+    origin: str  # How they were found, as text.
+    # Bandwidth of the fabric from the hardware sheet, bytes per second and direction; None if the
+    # GPU is unknown.
     bandwidth: float | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # What is unknown or was assumed, one sentence each.
 
     @property
     def size(self) -> int:

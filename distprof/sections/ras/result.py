@@ -10,45 +10,26 @@ __all__ = ["RasCommunicators", "RasResult", "TroubledRank"]
 
 
 class RasCommunicators(Record, frozen=True, kw_only=True):
-    """Communicators with the same size, status and errors.
+    """Communicators with the same size, status and errors."""
 
-    Args:
-        num_communicators: Number of communicators.
-        num_ranks: Ranks per communicator.
-        num_nodes: Nodes per communicator.
-        status: For example ``RUNNING``.
-        errors: Any of ``INCOMPLETE``, ``ERROR``, ``MISMATCH``.
-    """
-
-    num_communicators: int
-    num_ranks: int
-    num_nodes: int
-    status: str
-    errors: tuple[str, ...]
+    num_communicators: int  # Number of communicators.
+    num_ranks: int  # Ranks per communicator.
+    num_nodes: int  # Nodes per communicator.
+    status: str  # For example ``RUNNING``.
+    errors: tuple[str, ...]  # Any of ``INCOMPLETE``, ``ERROR``, ``MISMATCH``.
 
 
 class RasResult(Result, frozen=True, kw_only=True):
-    """A job at one moment; empty without output of ncclras.
+    """A job at one moment; empty without output of ncclras."""
 
-    Args:
-        version: NCCL's version; empty if unknown.
-        time: Time as printed; empty if unknown.
-        num_processes: Processes of the job; None if unknown.
-        num_nodes: Nodes of the job; None if unknown.
-        num_timeouts: Timeouts while NCCL gathered the status.
-        communicators: Communicators, largest first.
-        troubled: Ranks in trouble, worst kind first.
-        num_behind: Ranks that have launched fewer operations than others, including unnamed ones.
-        stands: Whether unequal launches are the same as in the previous snapshot; None with one
-            snapshot.
-    """
-
-    version: str = ""
-    time: str = ""
-    num_processes: int | None = None
-    num_nodes: int | None = None
-    num_timeouts: int = 0
-    communicators: tuple[RasCommunicators, ...] = ()
-    troubled: tuple[TroubledRank, ...] = ()
+    version: str = ""  # NCCL's version; empty if unknown.
+    time: str = ""  # Time as printed; empty if unknown.
+    num_processes: int | None = None  # Processes of the job; None if unknown.
+    num_nodes: int | None = None  # Nodes of the job; None if unknown.
+    num_timeouts: int = 0  # Timeouts while NCCL gathered the status.
+    communicators: tuple[RasCommunicators, ...] = ()  # Communicators, largest first.
+    troubled: tuple[TroubledRank, ...] = ()  # Ranks in trouble, worst kind first.
+    # Ranks that have launched fewer operations than others, including unnamed ones.
     num_behind: int = 0
+    # Whether unequal launches are the same as in the previous snapshot; None with one snapshot.
     stands: bool | None = None

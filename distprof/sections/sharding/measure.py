@@ -213,19 +213,13 @@ _LONG_RATIO = 0.6
 
 
 class Passes(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a step gathers and reduces all parameters.
+    """How often a step gathers and reduces all parameters."""
 
-    Args:
-        longest_run: Largest number of gathers in a row.
-        gathers: Passes of gathers, by elements; None if types or sizes are unknown.
-        scatters: Passes of reduce-scatters; None if there are none or their number is unclear.
-        units: Units per pass; None as for ``scatters``.
-    """
-
-    longest_run: int
-    gathers: float | None
+    longest_run: int  # Largest number of gathers in a row.
+    gathers: float | None  # Passes of gathers, by elements; None if types or sizes are unknown.
+    # Passes of reduce-scatters; None if there are none or their number is unclear.
     scatters: int | None
-    units: int | None
+    units: int | None  # Units per pass; None as for ``scatters``.
 
 
 _NOTHING = Passes(longest_run=0, gathers=None, scatters=None, units=None)

@@ -39,24 +39,15 @@ MAX_STEPS_KEPT = 512
 
 
 class StepLog(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's row, and its last steps to be joined with those of other ranks.
+    """One rank's row, and its last steps to be joined with those of other ranks."""
 
-    Args:
-        row: The rank's figures.
-        step: int64 step numbers, ascending.
-        duration_ns: int64.
-        is_plain: bool.
-        is_traced: bool.
-        cpu_ns: int64, time that the training thread ran on a CPU; negative if unknown.
-        gpu_collectives: Durations of collectives on the GPU in the last steps.
-    """
-
-    row: RankStepLog
-    step: Int64Array
-    duration_ns: Int64Array
-    is_plain: NDArray[np.bool_]
-    is_traced: NDArray[np.bool_]
-    cpu_ns: Int64Array
+    row: RankStepLog  # The rank's figures.
+    step: Int64Array  # int64 step numbers, ascending.
+    duration_ns: Int64Array  # int64.
+    is_plain: NDArray[np.bool_]  # bool.
+    is_traced: NDArray[np.bool_]  # bool.
+    cpu_ns: Int64Array  # int64, time that the training thread ran on a CPU; negative if unknown.
+    # Durations of collectives on the GPU in the last steps.
     gpu_collectives: tuple[CollectivesRecord, ...] = ()
 
 

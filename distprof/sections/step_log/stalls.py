@@ -96,21 +96,13 @@ def find_waits(step: Int64Array, duration_ns: Int64Array) -> int | None:
 
 
 class _Excess(NamedTuple):
-    """Time of each step above the usual one.
+    """Time of each step above the usual one."""
 
-    Args:
-        longer: In ns.
-        is_long: Which steps are long.
-        num_steps: Number of steps that were compared.
-        period: Steps from one wait for the GPU to the next; 0 if none shows.
-        pace_ns: Time of a step on the GPU; 0 if unknown.
-    """
-
-    longer: NDArray[np.float64]
-    is_long: NDArray[np.bool_]
-    num_steps: int
-    period: int = 0
-    pace_ns: float = 0.0
+    longer: NDArray[np.float64]  # In ns.
+    is_long: NDArray[np.bool_]  # Which steps are long.
+    num_steps: int  # Number of steps that were compared.
+    period: int = 0  # Steps from one wait for the GPU to the next; 0 if none shows.
+    pace_ns: float = 0.0  # Time of a step on the GPU; 0 if unknown.
 
 
 def _excess(duration: NDArray[np.float64]) -> _Excess:

@@ -22,65 +22,48 @@ from distprof.units import fold_ranks
 
 
 class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry per judged instance.
+    """One entry per judged instance."""
 
-    Args:
-        step: Index of the analysed step.
-        blamed: Position of the rank to blame, among the analysed ranks: the last to arrive, or the
-            rank that had made it wait before.
-        cost_ns: Median exposed wait of the other members present, as a mean over all other ranks.
-        margin_ns: Last start less the second last.
-        rest_spread_ns: Second last start less the first: how far the others are apart.
-        size: Number of members present.
-        clear: Whether the last rank is later than all others by more than the clock residual.
-        root: Entry that shows the origin of the lateness: its own, or the one that it propagated
-            from (-1 if that instance was not judged).
-    """
-
-    step: Int64Array
+    step: Int64Array  # Index of the analysed step.
+    # Position of the rank to blame, among the analysed ranks: the last to arrive, or the rank that
+    # had made it wait before.
     blamed: Int64Array
+    # Median exposed wait of the other members present, as a mean over all other ranks.
     cost_ns: Int64Array
-    margin_ns: Int64Array
-    rest_spread_ns: Int64Array
-    size: Int64Array
+    margin_ns: Int64Array  # Last start less the second last.
+    rest_spread_ns: Int64Array  # Second last start less the first: how far the others are apart.
+    size: Int64Array  # Number of members present.
+    # Whether the last rank is later than all others by more than the clock residual.
     clear: NDArray[np.bool_]
+    # Entry that shows the origin of the lateness: its own, or the one that it propagated from (-1
+    # if that instance was not judged).
     root: Int64Array
 
 
 class Blame(msgspec.Struct, frozen=True, kw_only=True):
-    """What each rank cost the others. P analysed ranks, S analysed steps.
+    """What each rank cost the others. P analysed ranks, S analysed steps."""
 
-    Args:
-        ranks: Global rank of each position.
-        lost_ns: float64, shape ``(P, S)``: cost of the instances that the rank is to blame for. If
-            several ranks start too close together to say which was last, they share it equally.
-        lateness_ns: float64, shape ``(P, S)``: mean of its starts after the median member's.
-        late: float64, shape ``(P,)``: number of instances in which it came last, shared in the same
-            way, whichever rank is to blame.
-        judged: int64, shape ``(P,)``: number of judged instances that it is a member of.
-        arrivals: The judged instances.
-        num_judged: Number of judged instances, including ``num_below_residual``.
-        num_below_residual: Instances whose members start too close together for the clocks to show
-            which was last; no rank is blamed for them.
-        num_incomparable: Instances whose members' clocks cannot be compared; not judged.
-        num_incomplete: Judged instances with a member missing from the capture.
-        num_across_stages: Instances that join ranks of different pipeline stages, which finish
-            their steps at different times by design; not judged.
-        unrecorded_ns: Cost of all instances whose last member may have waited for a rank that was
-            not recorded.
-    """
-
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # Global rank of each position.
+    # float64, shape ``(P, S)``: cost of the instances that the rank is to blame for. If several
+    # ranks start too close together to say which was last, they share it equally.
     lost_ns: NDArray[np.float64]
+    # float64, shape ``(P, S)``: mean of its starts after the median member's.
     lateness_ns: NDArray[np.float64]
+    # float64, shape ``(P,)``: number of instances in which it came last, shared in the same way,
+    # whichever rank is to blame.
     late: NDArray[np.float64]
-    judged: Int64Array
-    arrivals: Arrivals
-    num_judged: int
+    judged: Int64Array  # int64, shape ``(P,)``: number of judged instances that it is a member of.
+    arrivals: Arrivals  # The judged instances.
+    num_judged: int  # Number of judged instances, including ``num_below_residual``.
+    # Instances whose members start too close together for the clocks to show which was last; no
+    # rank is blamed for them.
     num_below_residual: int
-    num_incomparable: int
-    num_incomplete: int
+    num_incomparable: int  # Instances whose members' clocks cannot be compared; not judged.
+    num_incomplete: int  # Judged instances with a member missing from the capture.
+    # Instances that join ranks of different pipeline stages, which finish their steps at different
+    # times by design; not judged.
     num_across_stages: int = 0
+    # Cost of all instances whose last member may have waited for a rank that was not recorded.
     unrecorded_ns: int = 0
 
 

@@ -140,26 +140,17 @@ class Cause(msgspec.Struct, frozen=True):
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """Measurements that may show why a rank is late.
+    """Measurements that may show why a rank is late."""
 
-    Args:
-        analyses: Analyses of all ranks.
-        mean_step: Their mean step, ns.
-        own_time: Own time of all ranks.
-        pauses: Probe records of each rank's training thread.
-        telemetry: GPU sensors, which may show why a GPU is slow.
-        sequences: Computation that differs with sequence lengths, if it does.
-        exchanged: Amount that the all-to-alls of each rank carry.
-        crowded: Ranks that share CPUs with another rank while all of these CPUs are busy.
-    """
-
-    analyses: Mapping[int, RankAnalysis]
-    mean_step: float
-    own_time: OwnTime
-    pauses: Mapping[int, HostPauses]
-    telemetry: TelemetryResult | None = None
+    analyses: Mapping[int, RankAnalysis]  # Analyses of all ranks.
+    mean_step: float  # Their mean step, ns.
+    own_time: OwnTime  # Own time of all ranks.
+    pauses: Mapping[int, HostPauses]  # Probe records of each rank's training thread.
+    telemetry: TelemetryResult | None = None  # GPU sensors, which may show why a GPU is slow.
+    # Computation that differs with sequence lengths, if it does.
     sequences: SequenceImbalance | None = None
-    exchanged: Mapping[int, float] = {}
+    exchanged: Mapping[int, float] = {}  # Amount that the all-to-alls of each rank carry.
+    # Ranks that share CPUs with another rank while all of these CPUs are busy.
     crowded: Collection[int] = ()
 
     @property
@@ -195,17 +186,11 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Late(msgspec.Struct, frozen=True):
-    """A rank and the steps in which it was late.
+    """A rank and the steps in which it was late."""
 
-    Args:
-        position: Position of the rank in ``own_time``.
-        steps: Indices of these steps.
-        ns: Its mean lateness, or cost to the others, in one of these steps.
-    """
-
-    position: int
-    steps: Sequence[int]
-    ns: float
+    position: int  # Position of the rank in ``own_time``.
+    steps: Sequence[int]  # Indices of these steps.
+    ns: float  # Its mean lateness, or cost to the others, in one of these steps.
 
     def mean(self, part: Int64Array) -> float:
         """Mean of the rank over its late steps, from a table of ranks and steps."""
@@ -540,15 +525,10 @@ CLEAR_OF_SCATTER = 3.0
 
 
 class _Loader(msgspec.Struct, frozen=True):
-    """What a rank's data loader does in a late step while training waits for it.
+    """What a rank's data loader does in a late step while training waits for it."""
 
-    Args:
-        queue_ns: Time that it waits for a CPU.
-        more_work_ns: Time that its CPU time above its peers' takes, with waits for a CPU.
-    """
-
-    queue_ns: float
-    more_work_ns: float
+    queue_ns: float  # Time that it waits for a CPU.
+    more_work_ns: float  # Time that its CPU time above its peers' takes, with waits for a CPU.
 
     def explained(self, lateness_ns: float) -> Cause | None:
         """CPU contention as the cause, if waiting, not more work, explains half of the lateness."""
@@ -577,32 +557,25 @@ class _Queue(msgspec.Struct, frozen=True):
 
     On a busy machine, a rank that computes more also waits more, in proportion. Such waiting is not
     what makes it late.
-
-    Args:
-        beyond_its_share: Wait above what its peers would wait if they ran as long as it does.
-        beyond_peers: Wait above its peers'.
-        whole_ns: Its whole wait.
-        more_work_ns: Time that its CPU time above its peers' takes, with waits for a CPU. None if
-            the CPU time is unknown or a GPU computes.
-        runs_longer: CPU time above its peers', relative to theirs.
-        slept_ns: Own time, above its peers', in which it neither runs nor waits for a CPU.
-        excess_ns: All own time above its peers'. The cost to the others can be higher: each waits
-            for the last rank, and on a busy machine chance adds to that.
-        is_lasting: Whether at least half of all steps are late, so chance evens out.
-        is_once: Whether the rank is late in one step of several.
-        surely_slept_ns: Lower bound of ``slept_ns``, from its scatter over the late steps; for a
-            single late step, the sleep itself.
     """
 
+    # Wait above what its peers would wait if they ran as long as it does.
     beyond_its_share: _Excess
-    beyond_peers: _Excess
-    whole_ns: float
+    beyond_peers: _Excess  # Wait above its peers'.
+    whole_ns: float  # Its whole wait.
+    # Time that its CPU time above its peers' takes, with waits for a CPU. None if the CPU time is
+    # unknown or a GPU computes.
     more_work_ns: float | None = None
-    runs_longer: float = 0.0
+    runs_longer: float = 0.0  # CPU time above its peers', relative to theirs.
+    # Own time, above its peers', in which it neither runs nor waits for a CPU.
     slept_ns: float = 0.0
+    # All own time above its peers'. The cost to the others can be higher: each waits for the last
+    # rank, and on a busy machine chance adds to that.
     excess_ns: float = 0.0
-    is_lasting: bool = False
-    is_once: bool = False
+    is_lasting: bool = False  # Whether at least half of all steps are late, so chance evens out.
+    is_once: bool = False  # Whether the rank is late in one step of several.
+    # Lower bound of ``slept_ns``, from its scatter over the late steps; for a single late step, the
+    # sleep itself.
     surely_slept_ns: float = math.inf
 
     @property

@@ -49,58 +49,38 @@ _Floats: TypeAlias = NDArray[np.float64]
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """Measures of the rank's work, relative to its peers' median.
+    """Measures of the rank's work, relative to its peers' median."""
 
-    Args:
-        tokens: Tokens in the step logs; None if they are not logged.
-        exchanged: Tokens or bytes in all-to-alls; None if there are none.
-    """
-
-    tokens: float | None = None
-    exchanged: float | None = None
+    tokens: float | None = None  # Tokens in the step logs; None if they are not logged.
+    exchanged: float | None = None  # Tokens or bytes in all-to-alls; None if there are none.
 
 
 class Computing(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a rank computes longer.
+    """Why a rank computes longer."""
 
-    Args:
-        cause: Slow device, more work, or unknown.
-        why: The evidence, one sentence.
-        detail: Kind of work, such as :data:`EXPERTS`; empty if unknown.
-        confidence: Confidence in the cause, 0 to 1.
-        is_counted: Whether counts of kernels, thread blocks or tokens prove more work, and not only
-            kernel durations.
-    """
-
-    cause: StragglerCause
-    why: str
-    detail: str = ""
-    confidence: float = 0.0
+    cause: StragglerCause  # Slow device, more work, or unknown.
+    why: str  # The evidence, one sentence.
+    detail: str = ""  # Kind of work, such as :data:`EXPERTS`; empty if unknown.
+    confidence: float = 0.0  # Confidence in the cause, 0 to 1.
+    # Whether counts of kernels, thread blocks or tokens prove more work, and not only kernel
+    # durations.
     is_counted: bool = False
 
 
 class _Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's kernels in some steps, compared with the same kernels of its peers.
+    """A rank's kernels in some steps, compared with the same kernels of its peers."""
 
-    Args:
-        ratio: Mean duration over the peers' median, per shared kernel.
-        weight_ns: The peers' time, per shared kernel.
-        count_ratio: Kernels launched over the peers' median, weighted with their time.
-        time_ratio: All shared kernels' durations over the peers', at equal counts.
-        grid_ratio: Thread blocks per launch over the peers' median, per shared kernel; NaN if they
-            are not recorded.
-        extra_ratio: Time in kernels that most peers do not run at all, over the peers' time. Other
-            versions of the peers' kernels, launched equally often, do not count.
-        stall: What a few launches of one kernel took too long, if that explains the excess.
-    """
-
-    ratio: _Floats
-    weight_ns: _Floats
-    count_ratio: float
-    time_ratio: float
+    ratio: _Floats  # Mean duration over the peers' median, per shared kernel.
+    weight_ns: _Floats  # The peers' time, per shared kernel.
+    count_ratio: float  # Kernels launched over the peers' median, weighted with their time.
+    time_ratio: float  # All shared kernels' durations over the peers', at equal counts.
+    # Thread blocks per launch over the peers' median, per shared kernel; NaN if they are not
+    # recorded.
     grid_ratio: _Floats
+    # Time in kernels that most peers do not run at all, over the peers' time. Other versions of the
+    # peers' kernels, launched equally often, do not count.
     extra_ratio: float = 0.0
-    stall: str = ""
+    stall: str = ""  # What a few launches of one kernel took too long, if that explains the excess.
 
     @property
     def larger(self) -> NDArray[np.bool_]:

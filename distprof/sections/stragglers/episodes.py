@@ -72,36 +72,25 @@ MIN_ROTATING = 3
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The smallest excess worth reporting.
+    """The smallest excess worth reporting."""
 
-    Args:
-        lasting_ns: Mean excess of a set over all steps.
-        cell_ns: Excess of a rank in a single step; infinite if single steps are not judged.
-        again_ns: The same in each of several steps that together cost ``lasting_ns``, and in
-            further steps of a rank that is named anyway.
-        tests: Number of matrices that are searched.
-    """
-
-    lasting_ns: float
-    cell_ns: float
+    lasting_ns: float  # Mean excess of a set over all steps.
+    cell_ns: float  # Excess of a rank in a single step; infinite if single steps are not judged.
+    # The same in each of several steps that together cost ``lasting_ns``, and in further steps of a
+    # rank that is named anyway.
     again_ns: float
-    tests: int = 1
+    tests: int = 1  # Number of matrices that are searched.
 
 
 class Episode(msgspec.Struct, frozen=True, kw_only=True):
-    """Slow ranks, and the steps in which they are slow.
+    """Slow ranks, and the steps in which they are slow."""
 
-    Args:
-        pattern: Never ``none``.
-        excess_ns: float64, shape ``(P, S)``: time above the other ranks; 0 outside the episode.
-        since: Index of the step from which it lasts; None if it does not begin at a later step.
-        chance: Probability that identical ranks show it.
-    """
-
-    pattern: StragglerPattern
+    pattern: StragglerPattern  # Never ``none``.
+    # float64, shape ``(P, S)``: time above the other ranks; 0 outside the episode.
     excess_ns: _Floats
+    # Index of the step from which it lasts; None if it does not begin at a later step.
     since: int | None = None
-    chance: float = 0.0
+    chance: float = 0.0  # Probability that identical ranks show it.
 
     @property
     def positions(self) -> tuple[int, ...]:

@@ -90,25 +90,15 @@ def find_slow_links(
 
 
 class _Transfers(msgspec.Struct, frozen=True, kw_only=True):
-    """Transfers of all groups; arrays of equal length.
+    """Transfers of all groups; arrays of equal length."""
 
-    Args:
-        place: Place of the ranks, from :func:`~distprof.sections.matched.places`.
-        group: Index of the process group.
-        kind: A CollectiveKind.
-        bytes: Size, ABSENT if unknown.
-        step: Index of the step.
-        length_ns: From the last member's start, on the median member.
-        exposed_ns: Exposed part of it.
-    """
-
-    place: Int64Array
-    group: Int64Array
-    kind: Int64Array
-    bytes: Int64Array
-    step: Int64Array
-    length_ns: Int64Array
-    exposed_ns: Int64Array
+    place: Int64Array  # Place of the ranks, from :func:`~distprof.sections.matched.places`.
+    group: Int64Array  # Index of the process group.
+    kind: Int64Array  # A CollectiveKind.
+    bytes: Int64Array  # Size, ABSENT if unknown.
+    step: Int64Array  # Index of the step.
+    length_ns: Int64Array  # From the last member's start, on the median member.
+    exposed_ns: Int64Array  # Exposed part of it.
 
     def only(self, chosen: NDArray[np.bool_]) -> _Transfers:
         """Some of them."""
@@ -124,27 +114,16 @@ class _Transfers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Cells(msgspec.Struct, frozen=True, kw_only=True):
-    """Transfers by ranks, kind and size; arrays of equal length.
+    """Transfers by ranks, kind and size; arrays of equal length."""
 
-    Args:
-        place: Place of the ranks, from :func:`~distprof.sections.matched.places`.
-        group: Index of the process group.
-        kind: A CollectiveKind.
-        bytes: Size, ABSENT if unknown.
-        count: Number of transfers.
-        median_ns: Median of the transfers.
-        least_ns: The transfer at :data:`LEAST_QUANTILE`.
-        exposed_ns: Exposed part on the median member, sum over the transfers.
-    """
-
-    place: Int64Array
-    group: Int64Array
-    kind: Int64Array
-    bytes: Int64Array
-    count: Int64Array
-    median_ns: Int64Array
-    least_ns: Int64Array
-    exposed_ns: Int64Array
+    place: Int64Array  # Place of the ranks, from :func:`~distprof.sections.matched.places`.
+    group: Int64Array  # Index of the process group.
+    kind: Int64Array  # A CollectiveKind.
+    bytes: Int64Array  # Size, ABSENT if unknown.
+    count: Int64Array  # Number of transfers.
+    median_ns: Int64Array  # Median of the transfers.
+    least_ns: Int64Array  # The transfer at :data:`LEAST_QUANTILE`.
+    exposed_ns: Int64Array  # Exposed part on the median member, sum over the transfers.
 
     @staticmethod
     def of(transfers: _Transfers) -> _Cells:
@@ -263,29 +242,17 @@ def _nodes(run: Run, ranks: tuple[int, ...]) -> tuple[str, ...]:
 
 
 class _Slow(msgspec.Struct, frozen=True, kw_only=True):
-    """Slow transfers of one group, kind and size.
+    """Slow transfers of one group, kind and size."""
 
-    Args:
-        place: Place of the ranks.
-        group: Index of the process group.
-        kind: A CollectiveKind.
-        bytes: Size, ABSENT if unknown.
-        length_ns: Median of the transfers.
-        usual_ns: The usual time.
-        exposed_ns: Exposed part, sum over the transfers.
-        others: Places of the groups that are not slow; empty if all of the axis are.
-        steps: Steps in which they are slow; empty for all.
-    """
-
-    place: int
-    group: int
-    kind: int
-    bytes: int
-    length_ns: int
-    usual_ns: int
-    exposed_ns: int
-    others: tuple[int, ...]
-    steps: tuple[int, ...] = ()
+    place: int  # Place of the ranks.
+    group: int  # Index of the process group.
+    kind: int  # A CollectiveKind.
+    bytes: int  # Size, ABSENT if unknown.
+    length_ns: int  # Median of the transfers.
+    usual_ns: int  # The usual time.
+    exposed_ns: int  # Exposed part, sum over the transfers.
+    others: tuple[int, ...]  # Places of the groups that are not slow; empty if all of the axis are.
+    steps: tuple[int, ...] = ()  # Steps in which they are slow; empty for all.
 
     @staticmethod
     def of(cells: _Cells, cell: int, usual_ns: int, **more: tuple[int, ...]) -> _Slow:
@@ -352,17 +319,11 @@ def _for_a_time(
 
 
 class _Paces(msgspec.Struct, frozen=True, kw_only=True):
-    """How long transfers take in each step, relative to the fast ones of their group and size.
+    """How long transfers take in each step, relative to the fast ones of their group and size."""
 
-    Args:
-        place: Places of groups, int64, shape ``(places,)``.
-        group: A process group of each.
-        ratio: Shape ``(places, steps)``, NaN where a group transfers nothing.
-    """
-
-    place: Int64Array
-    group: Int64Array
-    ratio: NDArray[np.float64]
+    place: Int64Array  # Places of groups, int64, shape ``(places,)``.
+    group: Int64Array  # A process group of each.
+    ratio: NDArray[np.float64]  # Shape ``(places, steps)``, NaN where a group transfers nothing.
 
     @staticmethod
     def of(transfers: _Transfers, num_steps: int) -> _Paces:

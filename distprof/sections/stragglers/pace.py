@@ -48,16 +48,12 @@ _Rows: TypeAlias = "tuple[KernelSteps, list[int]]"
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """P ranks, S analysed steps.
+    """P ranks, S analysed steps."""
 
-    Args:
-        factor: float64, shape ``(P, S)``: 1 is usual, more is slower. Never below 1, because a rank
-            whose experts get few tokens does not have a faster device.
-        groups: Positions of ranks that can be compared with each other.
-    """
-
+    # float64, shape ``(P, S)``: 1 is usual, more is slower. Never below 1, because a rank whose
+    # experts get few tokens does not have a faster device.
     factor: NDArray[np.float64]
-    groups: tuple[tuple[int, ...], ...]
+    groups: tuple[tuple[int, ...], ...]  # Positions of ranks that can be compared with each other.
 
 
 def pace_of(analyses: Mapping[int, RankAnalysis], peers: Sequence[tuple[int, ...]]) -> Pace | None:
@@ -131,19 +127,12 @@ _CELLS = 1 << 20
 
 
 class _Usual(msgspec.Struct, frozen=True, kw_only=True):
-    """Usual values of each of K common kernels.
+    """Usual values of each of K common kernels."""
 
-    Args:
-        quartile_ns: Shape ``(K, 3)``.
-        count: Launches per step, shape ``(K,)``.
-        blocks: Thread blocks per step, shape ``(K,)``.
-        weight: Time per step, shape ``(K,)``: the same for all ranks, so more work does not weigh
-            more.
-    """
-
-    quartile_ns: NDArray[np.float64]
-    count: NDArray[np.float64]
-    blocks: NDArray[np.float64]
+    quartile_ns: NDArray[np.float64]  # Shape ``(K, 3)``.
+    count: NDArray[np.float64]  # Launches per step, shape ``(K,)``.
+    blocks: NDArray[np.float64]  # Thread blocks per step, shape ``(K,)``.
+    # Time per step, shape ``(K,)``: the same for all ranks, so more work does not weigh more.
     weight: NDArray[np.float64]
 
     @classmethod

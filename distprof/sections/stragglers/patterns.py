@@ -64,23 +64,14 @@ MIN_STEPS = 3
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict on one rank.
+    """The verdict on one rank."""
 
-    Args:
-        position: Its position among the analysed ranks.
-        pattern: Never ``none``.
-        confidence: 0 to 1, before gaps in the capture are taken into account.
-        steps: Indices of the steps in which it was late.
-        why: Reasons, one sentence each.
-        part: Part of own time that proves it; empty if something else does.
-    """
-
-    position: int
-    pattern: StragglerPattern
-    confidence: float
-    steps: tuple[int, ...]
-    why: tuple[str, ...]
-    part: str = ""
+    position: int  # Its position among the analysed ranks.
+    pattern: StragglerPattern  # Never ``none``.
+    confidence: float  # 0 to 1, before gaps in the capture are taken into account.
+    steps: tuple[int, ...]  # Indices of the steps in which it was late.
+    why: tuple[str, ...]  # Reasons, one sentence each.
+    part: str = ""  # Part of own time that proves it; empty if something else does.
 
 
 def find_patterns(

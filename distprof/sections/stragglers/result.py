@@ -24,59 +24,35 @@ PAUSED_FOR = "pause "
 
 
 class SlowTransfers(Record, frozen=True, kw_only=True):
-    """Transfers over a slow link, of one kind and size among the same ranks.
+    """Transfers over a slow link, of one kind and size among the same ranks."""
 
-    Args:
-        ranks: All ranks that take part.
-        kind: Kind of the collective or message.
-        bytes: Their size, None if unknown.
-        transfer_ns: Median transfer time.
-        others_ns: Median of the same transfers among other ranks.
-    """
-
-    ranks: tuple[int, ...]
-    kind: str
-    bytes: int | None
-    transfer_ns: int
-    others_ns: int
+    ranks: tuple[int, ...]  # All ranks that take part.
+    kind: str  # Kind of the collective or message.
+    bytes: int | None  # Their size, None if unknown.
+    transfer_ns: int  # Median transfer time.
+    others_ns: int  # Median of the same transfers among other ranks.
 
 
 class SlowLink(Record, frozen=True, kw_only=True):
-    """Ranks whose transfers take longer than the same of other groups, or of other steps.
+    """Ranks whose transfers take longer than the same of other groups, or of other steps."""
 
-    Args:
-        ranks: Ranks that the slow transfers have in common; one of their links is slow. All ranks
-            of the axis if its groups are slow together for a time.
-        nodes: Their nodes, as far as known.
-        axis: Mesh axis or description of their groups.
-        kind: Kind of the collectives that lose most.
-        bytes: Their size, None if unknown.
-        transfer_ns: Median of their transfers.
-        others_ns: Median of the other groups' transfers; of the other steps' if all groups are
-            slow together.
-        ratio: ``transfer_ns`` over ``others_ns``.
-        num_compared: Number of other groups; 0 if all are slow together.
-        steps: Numbers of the steps in which they are slow; empty for all steps.
-        num_steps: Number of steps that were compared.
-        lost_ns_per_step: Exposed transfer above ``others_ns``, mean per step.
-        share_of_step_ratio: The same over the mean step.
-        transfers: All transfers that the link slows down.
-    """
-
+    # Ranks that the slow transfers have in common; one of their links is slow. All ranks of the
+    # axis if its groups are slow together for a time.
     ranks: tuple[int, ...]
-    nodes: tuple[str, ...]
-    axis: str
-    kind: str
-    bytes: int | None
-    transfer_ns: int
+    nodes: tuple[str, ...]  # Their nodes, as far as known.
+    axis: str  # Mesh axis or description of their groups.
+    kind: str  # Kind of the collectives that lose most.
+    bytes: int | None  # Their size, None if unknown.
+    transfer_ns: int  # Median of their transfers.
+    # Median of the other groups' transfers; of the other steps' if all groups are slow together.
     others_ns: int
-    ratio: float
-    num_compared: int
-    steps: tuple[int, ...] = ()
-    num_steps: int = 0
-    lost_ns_per_step: int
-    share_of_step_ratio: float
-    transfers: tuple[SlowTransfers, ...] = ()
+    ratio: float  # ``transfer_ns`` over ``others_ns``.
+    num_compared: int  # Number of other groups; 0 if all are slow together.
+    steps: tuple[int, ...] = ()  # Numbers of the steps in which they are slow; empty for all steps.
+    num_steps: int = 0  # Number of steps that were compared.
+    lost_ns_per_step: int  # Exposed transfer above ``others_ns``, mean per step.
+    share_of_step_ratio: float  # The same over the mean step.
+    transfers: tuple[SlowTransfers, ...] = ()  # All transfers that the link slows down.
 
     @property
     def scenario(self) -> str:
@@ -86,191 +62,125 @@ class SlowLink(Record, frozen=True, kw_only=True):
 
 
 class SequenceImbalance(Record, frozen=True, kw_only=True):
-    """Computation that differs between ranks with sequence lengths, differently in each step.
+    """Computation that differs between ranks with sequence lengths, differently in each step."""
 
-    Args:
-        evidence: What shows it: tokens of the step logs, or attention in the traces.
-        correlation: Correlation of the evidence with the ranks' computation above the mean.
-        max_over_mean: The busiest rank's computation over the mean, mean over steps.
-        attention_spread: Standard deviation over mean of attention between the ranks of a step.
-        rest_spread: The same for all other computation.
-        lost_ns_per_step: The busiest rank's computation less the mean, mean over steps.
-        share_of_step_ratio: The same over the mean step.
-        ranks: Ranks compared.
-    """
-
+    # What shows it: tokens of the step logs, or attention in the traces.
     evidence: Literal["tokens", "attention"]
-    correlation: float
-    max_over_mean: float
+    correlation: float  # Correlation of the evidence with the ranks' computation above the mean.
+    max_over_mean: float  # The busiest rank's computation over the mean, mean over steps.
+    # Standard deviation over mean of attention between the ranks of a step.
     attention_spread: float | None
-    rest_spread: float | None
-    lost_ns_per_step: int
-    share_of_step_ratio: float
-    ranks: tuple[int, ...]
+    rest_spread: float | None  # The same for all other computation.
+    lost_ns_per_step: int  # The busiest rank's computation less the mean, mean over steps.
+    share_of_step_ratio: float  # The same over the mean step.
+    ranks: tuple[int, ...]  # Ranks compared.
 
 
 class MessageRank(Record, frozen=True, kw_only=True):
-    """One rank's mean step.
+    """One rank's mean step."""
 
-    Args:
-        rank: Global rank.
-        wait_ns_per_step: Exposed waiting in sends and receives.
-        idle_ns_per_step: Idle time that its CPU is to blame for.
-        late_ns_per_step: The same above the median of its peers: ranks that hold the same pipeline
-            stages, else all; 0 if it idles less than they do.
-        chance: Probability that identical ranks show this, at most 1.
-    """
-
-    rank: int
-    wait_ns_per_step: int
-    idle_ns_per_step: int
+    rank: int  # Global rank.
+    wait_ns_per_step: int  # Exposed waiting in sends and receives.
+    idle_ns_per_step: int  # Idle time that its CPU is to blame for.
+    # The same above the median of its peers: ranks that hold the same pipeline stages, else all; 0
+    # if it idles less than they do.
     late_ns_per_step: int
-    chance: float
+    chance: float  # Probability that identical ranks show this, at most 1.
 
 
 class MessagesResult(Result, frozen=True, kw_only=True):
-    """Ranks that exchange messages, ascending; empty if no rank waits for one.
-
-    Args:
-        ranks: One row per rank.
-        step_ns: Mean step that the times are parts of, None if there is none.
-    """
+    """Ranks that exchange messages, ascending; empty if no rank waits for one."""
 
     needs_traces = True
 
-    ranks: tuple[MessageRank, ...] = ()
-    step_ns: int | None = None
+    ranks: tuple[MessageRank, ...] = ()  # One row per rank.
+    step_ns: int | None = None  # Mean step that the times are parts of, None if there is none.
 
 
 class RankStraggler(Record, frozen=True, kw_only=True):
-    """The cost of one rank to the others.
+    """The cost of one rank to the others."""
 
-    Args:
-        rank: Global rank.
-        lost_ns_per_step: Exposed wait of a typical other member, summed over the collectives that
-            this rank made late, each weighted with its members, as a mean over all other ranks and
-            steps. It includes lateness propagated to other groups, but no waits below the clock
-            residual.
-        share_of_step_ratio: The same over the mean step of all ranks.
-        late_ratio: Share of its judged collectives in which this rank came last, whichever rank is
-            to blame.
-        pattern: How its lateness is spread over steps; ``none`` if it is not worth naming.
-        cause: Why, ``unknown`` if the traces do not show it.
-        confidence: Confidence that the rank is rightly named, 0 to 1.
-        cause_confidence: Confidence that the cause is right if the rank is, 0 to 1; 0 if the cause
-            is unknown.
-        evidence: Evidence for pattern and cause, one sentence each.
-        detail: Detail of the cause if known: ``gc`` (garbage collection), ``throttled``,
-            ``low_clocks``, ``sequence_length``, ``tokens``, ``inputs``, ``experts`` (they get more
-            tokens), ``memory`` (calls that allocate and free GPU memory), ``pause NAME`` (its CPU
-            is in this range), ``stall`` (a few launches of one kernel take far longer than the
-            others); empty otherwise.
-    """
-
-    rank: int
+    rank: int  # Global rank.
+    # Exposed wait of a typical other member, summed over the collectives that this rank made late,
+    # each weighted with its members, as a mean over all other ranks and steps. It includes lateness
+    # propagated to other groups, but no waits below the clock residual.
     lost_ns_per_step: int
-    share_of_step_ratio: float
+    share_of_step_ratio: float  # The same over the mean step of all ranks.
+    # Share of its judged collectives in which this rank came last, whichever rank is to blame.
     late_ratio: float | None
+    # How its lateness is spread over steps; ``none`` if it is not worth naming.
     pattern: StragglerPattern
-    cause: StragglerCause
-    confidence: float
-    evidence: tuple[str, ...] = ()
+    cause: StragglerCause  # Why, ``unknown`` if the traces do not show it.
+    confidence: float  # Confidence that the rank is rightly named, 0 to 1.
+    evidence: tuple[str, ...] = ()  # Evidence for pattern and cause, one sentence each.
+    # Detail of the cause if known: ``gc`` (garbage collection), ``throttled``, ``low_clocks``,
+    # ``sequence_length``, ``tokens``, ``inputs``, ``experts`` (they get more tokens), ``memory``
+    # (calls that allocate and free GPU memory), ``pause NAME`` (its CPU is in this range),
+    # ``stall`` (a few launches of one kernel take far longer than the others); empty otherwise.
     detail: str = ""
+    # Confidence that the cause is right if the rank is, 0 to 1; 0 if the cause is unknown.
     cause_confidence: float = 0.0
 
 
 class StragglerSet(Record, frozen=True, kw_only=True):
-    """Ranks that are slow for one reason, judged by their own time and that of the other ranks.
+    """Ranks that are slow for one reason, judged by their own time and that of the other ranks."""
 
-    Args:
-        ranks: Global ranks; one, or several that are slow together or alternately.
-        shares: What these ranks and no others have in common: ``node``, ``stage``, ``group``,
-            ``rail``; empty if nothing is known.
-        name: Name of what they have in common, for example of the node.
-        pattern: How the slowness is spread over steps.
-        steps: Step numbers in which they are slow; empty for all steps.
-        steps_by_rank: Step numbers of each of the ranks; empty for all steps.
-        since_step: The first slow step; null if the slowness lasts from the beginning or does not
-            last.
-        cause: Why, ``unknown`` if the traces do not show it.
-        detail: Detail of the cause, as in a straggler's.
-        exchange_ratio: All-to-all traffic of the busiest of them over the mean of its group; null
-            if no all-to-all of known size was recorded.
-        is_hidden: Whether the others would wait for the set if they did not wait for another rank.
-        lost_ns_per_step: How long the others wait for the set, or would wait if it is hidden, mean
-            over all steps.
-        share_of_step_ratio: The same over the mean step.
-        confidence: Confidence that these ranks and no others are slow, 0 to 1.
-        cause_confidence: Confidence that the cause is right if the ranks are, 0 to 1; 0 if the
-            cause is unknown.
-        evidence: Evidence for ranks and cause, one sentence each.
-        scenario: Key of the simulation in which all of them keep up.
-    """
-
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # Global ranks; one, or several that are slow together or alternately.
+    # What these ranks and no others have in common: ``node``, ``stage``, ``group``, ``rail``; empty
+    # if nothing is known.
     shares: str = ""
-    name: str = ""
-    pattern: StragglerPattern
-    steps: tuple[int, ...] = ()
+    name: str = ""  # Name of what they have in common, for example of the node.
+    pattern: StragglerPattern  # How the slowness is spread over steps.
+    steps: tuple[int, ...] = ()  # Step numbers in which they are slow; empty for all steps.
+    # Step numbers of each of the ranks; empty for all steps.
     steps_by_rank: tuple[tuple[int, ...], ...] = ()
+    # The first slow step; null if the slowness lasts from the beginning or does not last.
     since_step: int | None = None
-    cause: StragglerCause
-    detail: str = ""
+    cause: StragglerCause  # Why, ``unknown`` if the traces do not show it.
+    detail: str = ""  # Detail of the cause, as in a straggler's.
+    # All-to-all traffic of the busiest of them over the mean of its group; null if no all-to-all of
+    # known size was recorded.
     exchange_ratio: float | None = None
+    # Whether the others would wait for the set if they did not wait for another rank.
     is_hidden: bool = False
+    # How long the others wait for the set, or would wait if it is hidden, mean over all steps.
     lost_ns_per_step: int
-    share_of_step_ratio: float
-    confidence: float
+    share_of_step_ratio: float  # The same over the mean step.
+    confidence: float  # Confidence that these ranks and no others are slow, 0 to 1.
+    # Confidence that the cause is right if the ranks are, 0 to 1; 0 if the cause is unknown.
     cause_confidence: float
-    evidence: tuple[str, ...] = ()
-    scenario: str
+    evidence: tuple[str, ...] = ()  # Evidence for ranks and cause, one sentence each.
+    scenario: str  # Key of the simulation in which all of them keep up.
 
 
 class StepBlame(Record, frozen=True, kw_only=True):
-    """The time that one step lost to late ranks, and the rank that cost most.
+    """The time that one step lost to late ranks, and the rank that cost most."""
 
-    Args:
-        step: Step number.
-        lost_ns: Time that a typical rank lost to late ranks in this step.
-        rank: The rank that cost most; null if none did.
-        rank_lost_ns: Time that this rank cost.
-    """
-
-    step: int
-    lost_ns: int
-    rank: int | None
-    rank_lost_ns: int
+    step: int  # Step number.
+    lost_ns: int  # Time that a typical rank lost to late ranks in this step.
+    rank: int | None  # The rank that cost most; null if none did.
+    rank_lost_ns: int  # Time that this rank cost.
 
 
 class StragglersResult(Result, frozen=True, kw_only=True):
-    """Ranks that make the others wait, and other reasons why ranks wait for each other.
-
-    Args:
-        ranks: Ranks by their cost to the others, most expensive first.
-        steps: Each step's loss and the rank that cost most in it.
-        pattern: How lateness is spread over steps in the run as a whole.
-        lost_ns_per_step: Sum of the costs in ``ranks``.
-        num_judged: Matched collectives that were judged, including ``num_below_residual``.
-        num_below_residual: Judged collectives whose members start closer together than the clock
-            residual: no rank is blamed for them.
-        links: Groups whose transfers take longer than those of other groups, with no rank to blame.
-        sequences: Computation that differs with sequence lengths; null if it does not, or nothing
-            shows it.
-        sets: Ranks that are slow for one reason, most expensive first; each rank is also in
-            ``ranks``.
-        unrecorded_ns_per_step: Waiting for ranks that may have waited for an unrecorded rank
-            themselves, as a mean over all ranks; no recorded rank is blamed for it.
-    """
+    """Ranks that make the others wait, and other reasons why ranks wait for each other."""
 
     needs_traces = True
 
-    ranks: tuple[RankStraggler, ...]
-    steps: tuple[StepBlame, ...]
-    pattern: StragglerPattern
-    lost_ns_per_step: int
-    num_judged: int
+    ranks: tuple[RankStraggler, ...]  # Ranks by their cost to the others, most expensive first.
+    steps: tuple[StepBlame, ...]  # Each step's loss and the rank that cost most in it.
+    pattern: StragglerPattern  # How lateness is spread over steps in the run as a whole.
+    lost_ns_per_step: int  # Sum of the costs in ``ranks``.
+    num_judged: int  # Matched collectives that were judged, including ``num_below_residual``.
+    # Judged collectives whose members start closer together than the clock residual: no rank is
+    # blamed for them.
     num_below_residual: int
+    # Groups whose transfers take longer than those of other groups, with no rank to blame.
     links: tuple[SlowLink, ...] = ()
+    # Computation that differs with sequence lengths; null if it does not, or nothing shows it.
     sequences: SequenceImbalance | None = None
+    # Ranks that are slow for one reason, most expensive first; each rank is also in ``ranks``.
     sets: tuple[StragglerSet, ...] = ()
+    # Waiting for ranks that may have waited for an unrecorded rank themselves, as a mean over all
+    # ranks; no recorded rank is blamed for it.
     unrecorded_ns_per_step: int = 0

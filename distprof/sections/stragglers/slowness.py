@@ -66,21 +66,13 @@ _Floats = NDArray[np.float64]
 
 
 class Slowness(msgspec.Struct, frozen=True, kw_only=True):
-    """An episode, its part of own time and its cost.
+    """An episode, its part of own time and its cost."""
 
-    Args:
-        part: :data:`PACE`, :data:`WORK`, :data:`COUNTS`, copies, input or idling for the CPU.
-        episode: Who and when.
-        lost_ns: How long the others wait for it, mean per step.
-        is_alone: Whether all peers that do the same work as its ranks are slow as well.
-        is_hidden: Whether the others would wait for it if they did not wait for another rank.
-    """
-
-    part: str
-    episode: Episode
-    lost_ns: float
-    is_alone: bool
-    is_hidden: bool
+    part: str  # :data:`PACE`, :data:`WORK`, :data:`COUNTS`, copies, input or idling for the CPU.
+    episode: Episode  # Who and when.
+    lost_ns: float  # How long the others wait for it, mean per step.
+    is_alone: bool  # Whether all peers that do the same work as its ranks are slow as well.
+    is_hidden: bool  # Whether the others would wait for it if they did not wait for another rank.
 
 
 def own_part(part: str) -> str:

@@ -28,21 +28,14 @@ from distprof.terms import ActivityKind, CollectiveKind, StepSource
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """Activity of one rank's device, as sets of intervals over the whole capture.
+    """Activity of one rank's device, as sets of intervals over the whole capture."""
 
-    Args:
-        computation: K, the union of computation.
-        communication: C, the union of communication.
-        exposed_comm: C without K.
-        exposed_copy: The union of copies without K and C.
-        message_wait: Time blocked in sends and receives whose transfer time is unknown, without K,
-            C and copies. It is exposed communication but does not count in the overlap.
-    """
-
-    computation: Intervals
-    communication: Intervals
-    exposed_comm: Intervals
-    exposed_copy: Intervals
+    computation: Intervals  # K, the union of computation.
+    communication: Intervals  # C, the union of communication.
+    exposed_comm: Intervals  # C without K.
+    exposed_copy: Intervals  # The union of copies without K and C.
+    # Time blocked in sends and receives whose transfer time is unknown, without K, C and copies. It
+    # is exposed communication but does not count in the overlap.
     message_wait: Intervals = EMPTY
 
     def idle(self, low: int, high: int) -> Intervals:

@@ -8,125 +8,78 @@ from distprof.terms import StepSource
 
 
 class StepBreakdown(Record, frozen=True, kw_only=True):
-    """One rank and step; the last four add up to ``span_ns`` exactly.
+    """One rank and step; the last four add up to ``span_ns`` exactly."""
 
-    Args:
-        rank: Global rank.
-        step: Step number.
-        span_ns: Duration of the step on this rank; the other four add up to it exactly.
-        computation_ns: Time in which at least one computation kernel or operator runs.
-        exposed_comm_ns: Communication that does not overlap with computation, plus time blocked in
-            gloo messages.
-        exposed_copy_ns: Memory copies that overlap with neither computation nor communication.
-        idle_ns: The rest.
-    """
-
-    rank: int
-    step: int
-    span_ns: int
-    computation_ns: int
+    rank: int  # Global rank.
+    step: int  # Step number.
+    span_ns: int  # Duration of the step on this rank; the other four add up to it exactly.
+    computation_ns: int  # Time in which at least one computation kernel or operator runs.
+    # Communication that does not overlap with computation, plus time blocked in gloo messages.
     exposed_comm_ns: int
-    exposed_copy_ns: int
-    idle_ns: int
+    exposed_copy_ns: int  # Memory copies that overlap with neither computation nor communication.
+    idle_ns: int  # The rest.
 
 
 class RankBreakdown(Record, frozen=True, kw_only=True):
-    """One rank over all analysed steps; the last four add up to ``span_ns`` exactly.
+    """One rank over all analysed steps; the last four add up to ``span_ns`` exactly."""
 
-    Args:
-        rank: Global rank.
-        span_ns: Analysed time; the other four add up to it exactly.
-        computation_ns: Time in which at least one computation kernel or operator runs.
-        exposed_comm_ns: Communication that does not overlap with computation, plus time blocked in
-            gloo messages. ``overlap`` leaves the latter out, so its field of this name can be
-            smaller.
-        exposed_copy_ns: Memory copies that overlap with neither computation nor communication.
-        idle_ns: The rest.
-    """
-
-    rank: int
-    span_ns: int
-    computation_ns: int
+    rank: int  # Global rank.
+    span_ns: int  # Analysed time; the other four add up to it exactly.
+    computation_ns: int  # Time in which at least one computation kernel or operator runs.
+    # Communication that does not overlap with computation, plus time blocked in gloo messages.
+    # ``overlap`` leaves the latter out, so its field of this name can be smaller.
     exposed_comm_ns: int
-    exposed_copy_ns: int
-    idle_ns: int
+    exposed_copy_ns: int  # Memory copies that overlap with neither computation nor communication.
+    idle_ns: int  # The rest.
 
 
 class RankWaterfall(Record, frozen=True, kw_only=True):
-    """One rank over all analysed steps; everything after ``span_ns`` adds up to it exactly.
+    """One rank over all analysed steps; everything after ``span_ns`` adds up to it exactly."""
 
-    Args:
-        rank: Global rank; -1 for the sum over ranks.
-        span_ns: Analysed time; all other times add up to it exactly.
-        computation_ns: Time in which at least one computation kernel or operator runs.
-        exposed_transfer_ns: Exposed communication while data moves, after all members have started.
-        exposed_wait_ns: Exposed waiting in a collective for its last member.
-        exposed_p2p_wait_ns: Exposed waiting in send and recv; in a pipeline this is bubble.
-        exposed_comm_unsplit_ns: Exposed communication whose members could not be matched, so
-            waiting and transfer cannot be separated.
-        exposed_copy_ns: Memory copies that overlap with neither computation nor communication.
-        idle_host_ns: Idle because the CPU launched too late.
-        idle_sync_ns: Idle because the CPU had waited for the GPU in a call.
-        idle_pause_ns: Idle because the CPU did something else than launching.
-        idle_input_ns: Idle while the training thread waited for input.
-        idle_comm_wait_ns: Idle between work launched in time and communication on another stream.
-        idle_unknown_ns: Idle without a cause in the trace.
-    """
-
-    rank: int
-    span_ns: int
-    computation_ns: int
+    rank: int  # Global rank; -1 for the sum over ranks.
+    span_ns: int  # Analysed time; all other times add up to it exactly.
+    computation_ns: int  # Time in which at least one computation kernel or operator runs.
+    # Exposed communication while data moves, after all members have started.
     exposed_transfer_ns: int
-    exposed_wait_ns: int
-    exposed_p2p_wait_ns: int
+    exposed_wait_ns: int  # Exposed waiting in a collective for its last member.
+    exposed_p2p_wait_ns: int  # Exposed waiting in send and recv; in a pipeline this is bubble.
+    # Exposed communication whose members could not be matched, so waiting and transfer cannot be
+    # separated.
     exposed_comm_unsplit_ns: int
-    exposed_copy_ns: int
-    idle_host_ns: int
-    idle_sync_ns: int
-    idle_input_ns: int
+    exposed_copy_ns: int  # Memory copies that overlap with neither computation nor communication.
+    idle_host_ns: int  # Idle because the CPU launched too late.
+    idle_sync_ns: int  # Idle because the CPU had waited for the GPU in a call.
+    idle_input_ns: int  # Idle while the training thread waited for input.
+    # Idle between work launched in time and communication on another stream.
     idle_comm_wait_ns: int
-    idle_unknown_ns: int
-    idle_pause_ns: int = 0
+    idle_unknown_ns: int  # Idle without a cause in the trace.
+    idle_pause_ns: int = 0  # Idle because the CPU did something else than launching.
 
 
 # Where each rank's time went: computation, exposed communication, exposed copies, idle ----------
 
 
 class BreakdownResult(Result, frozen=True, kw_only=True):
-    """Exclusive split of the analysed time; source: formula sheet, "Measured from traces".
-
-    Args:
-        ranks: Each rank over all analysed steps.
-        steps: Each rank and step. A large run lists the steps of only some ranks: an eighth are
-            those whose computation differs most from the median, and the rest are evenly spaced.
-        num_ranks_left_out: Ranks without rows in ``steps``; 0 with ``--every-step``.
-    """
+    """Exclusive split of the analysed time; source: formula sheet, "Measured from traces"."""
 
     needs_traces = True
 
-    ranks: tuple[RankBreakdown, ...]
+    ranks: tuple[RankBreakdown, ...]  # Each rank over all analysed steps.
+    # Each rank and step. A large run lists the steps of only some ranks: an eighth are those whose
+    # computation differs most from the median, and the rest are evenly spaced.
     steps: tuple[StepBreakdown, ...]
-    num_ranks_left_out: int = 0
+    num_ranks_left_out: int = 0  # Ranks without rows in ``steps``; 0 with ``--every-step``.
 
 
 class StepTimeResult(Result, frozen=True, kw_only=True):
-    """Durations of the analysed steps; one value per step, the median over ranks.
+    """Durations of the analysed steps; one value per step, the median over ranks."""
 
-    Args:
-        num_steps: Analysed steps.
-        median_ns: Median duration of a step; null if nothing marks steps.
-        p95_ns: 95th percentile of the durations; null as above.
-        cv: Standard deviation over mean of the durations; null as above.
-        source: What marks the steps.
-        note: How the steps were found, one sentence.
-    """
-
-    num_steps: int
-    median_ns: int | None
-    p95_ns: int | None
-    cv: float | None
-    source: StepSource
-    note: str
+    num_steps: int  # Analysed steps.
+    median_ns: int | None  # Median duration of a step; null if nothing marks steps.
+    p95_ns: int | None  # 95th percentile of the durations; null as above.
+    cv: float | None  # Standard deviation over mean of the durations; null as above.
+    source: StepSource  # What marks the steps.
+    note: str  # How the steps were found, one sentence.
 
     @property
     def marks_steps(self) -> bool:
@@ -138,43 +91,29 @@ class StepTimeResult(Result, frozen=True, kw_only=True):
 
 
 class ExposedCopies(Record, frozen=True, kw_only=True):
-    """Copies of one direction; means over ranks and steps.
+    """Copies of one direction; means over ranks and steps."""
 
-    Args:
-        direction: ``HtoD``, ``DtoH``, ``DtoD``, ``PtoP``, ``HtoH`` or ``memset``; ``other`` if the
-            name shows none.
-        host_memory: ``pinned`` or ``pageable``; empty if no CPU memory is involved or the name does
-            not say.
-        num_per_step: Number of copies.
-        bytes_per_step: Bytes that they move; null if the size of any copy is unknown.
-        exposed_ns_per_step: Time during which only such copies run.
-        operators: The outermost tensor operators that launch most of them, at most three; empty if
-            they are unknown, or if copies are exposed for less than 5 % of the step.
-    """
-
+    # ``HtoD``, ``DtoH``, ``DtoD``, ``PtoP``, ``HtoH`` or ``memset``; ``other`` if the name shows
+    # none.
     direction: str
+    # ``pinned`` or ``pageable``; empty if no CPU memory is involved or the name does not say.
     host_memory: str
-    num_per_step: float
-    bytes_per_step: float | None
-    exposed_ns_per_step: int
+    num_per_step: float  # Number of copies.
+    bytes_per_step: float | None  # Bytes that they move; null if the size of any copy is unknown.
+    exposed_ns_per_step: int  # Time during which only such copies run.
+    # The outermost tensor operators that launch most of them, at most three; empty if they are
+    # unknown, or if copies are exposed for less than 5 % of the step.
     operators: tuple[str, ...] = ()
 
 
 class WaterfallResult(Result, frozen=True, kw_only=True):
-    """Each rank and the sum over ranks; divide by ``num_ranks * num_steps`` for a mean step.
-
-    Args:
-        num_ranks: Ranks in the sum.
-        num_steps: Analysed steps, 1 for a whole capture.
-        ranks: Each rank over all analysed steps.
-        all: Sum over ranks, with ``rank`` -1; null if nothing was measured.
-        copies: Copies by direction and kind of CPU memory, most exposed first.
-    """
+    """Each rank and the sum over ranks; divide by ``num_ranks * num_steps`` for a mean step."""
 
     needs_traces = True
 
-    num_ranks: int
-    num_steps: int
-    ranks: tuple[RankWaterfall, ...]
-    all: RankWaterfall | None
+    num_ranks: int  # Ranks in the sum.
+    num_steps: int  # Analysed steps, 1 for a whole capture.
+    ranks: tuple[RankWaterfall, ...]  # Each rank over all analysed steps.
+    all: RankWaterfall | None  # Sum over ranks, with ``rank`` -1; null if nothing was measured.
+    # Copies by direction and kind of CPU memory, most exposed first.
     copies: tuple[ExposedCopies, ...] = ()

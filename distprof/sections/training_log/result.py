@@ -28,151 +28,96 @@ MIN_RECURRING = 5
 
 
 class TrainingTimer(Record, frozen=True, kw_only=True):
-    """A timer of the program.
+    """A timer of the program."""
 
-    Args:
-        name: Name as printed.
-        num_reports: Steady reports that contain it.
-        mean_ns: Mean per iteration.
-        median_ns: Median per iteration.
-        ratio: Share of the mean iteration; None if the span that the timer covers is unknown.
-        waits: Whether it is mostly waiting for other pipeline stages.
-    """
-
-    name: str
-    num_reports: int
-    mean_ns: int
-    median_ns: int
+    name: str  # Name as printed.
+    num_reports: int  # Steady reports that contain it.
+    mean_ns: int  # Mean per iteration.
+    median_ns: int  # Median per iteration.
+    # Share of the mean iteration; None if the span that the timer covers is unknown.
     ratio: float | None
-    waits: bool = False
+    waits: bool = False  # Whether it is mostly waiting for other pipeline stages.
 
 
 class SlowIteration(Record, frozen=True, kw_only=True):
-    """An iteration that took much longer than its neighbours.
+    """An iteration that took much longer than its neighbours."""
 
-    Args:
-        iteration: Number as printed; null if not printed.
-        duration_ns: Its duration.
-    """
-
-    iteration: int | None
-    duration_ns: int
+    iteration: int | None  # Number as printed; null if not printed.
+    duration_ns: int  # Its duration.
 
 
 class SlowPeriod(Record, frozen=True, kw_only=True):
-    """Iterations in a row that take longer than those before and after.
+    """Iterations in a row that take longer than those before and after."""
 
-    Args:
-        first_iteration: Number of the first one as printed; null if not printed.
-        last_iteration: Number of the last one; null if not printed, or if the log ends with it.
-        num_reports: Steady reports in it.
-        duration_ns: Median duration of an iteration in it.
-        usual_ns: Median duration of the other iterations.
-        excess_ns: Its time beyond the usual duration, averaged over all iterations of the log.
-        is_gradual: Whether iterations get longer little by little, not from one to the next.
-    """
-
-    first_iteration: int | None
+    first_iteration: int | None  # Number of the first one as printed; null if not printed.
+    # Number of the last one; null if not printed, or if the log ends with it.
     last_iteration: int | None
-    num_reports: int
-    duration_ns: int
-    usual_ns: int
-    excess_ns: int
-    is_gradual: bool
+    num_reports: int  # Steady reports in it.
+    duration_ns: int  # Median duration of an iteration in it.
+    usual_ns: int  # Median duration of the other iterations.
+    excess_ns: int  # Its time beyond the usual duration, averaged over all iterations of the log.
+    is_gradual: bool  # Whether iterations get longer little by little, not from one to the next.
 
 
 class TrainingLogResult(Result, frozen=True, kw_only=True):
-    """Contents of a training program's log.
-
-    Args:
-        origin: Program that wrote the log, for example ``Megatron-LM``; empty without a log.
-        num_reports: Reports on iterations.
-        num_steady: Steady reports, which the figures cover.
-        first_iteration: Iteration number of the first report; None if not printed.
-        last_iteration: Iteration number of the last report.
-        iterations_per_report: Typical number of iterations that a report averages.
-        mean_ns: Mean duration of an iteration.
-        median_ns: Median duration of an iteration.
-        p95_ns: 95th percentile of the durations.
-        p99_ns: 99th percentile of the durations.
-        max_ns: Longest iteration.
-        cv: Standard deviation over mean.
-        steady_ns: Duration of an iteration in each of the last steady reports, at most a few
-            hundred, in order.
-        samples_per_s: All ranks together, median of the reports.
-        tokens_per_s: The same for tokens; if not printed, derived from the batch and sequence size.
-        tokens_per_s_per_device: As printed, median.
-        tflops: Per device, as printed, median.
-        printed_samples_per_s: Throughput that the program printed separately from iterations,
-            median.
-        first_loss: First printed loss.
-        last_loss: Last printed loss.
-        num_slow: Iterations more than 1.2 times as long as the median of their neighbours.
-        slow_period: Iterations from one slow iteration to the next, if they recur regularly.
-        slow_excess_ns: Excess of slow iterations over the median of their neighbours, averaged over
-            all iterations.
-        slowest: The slowest iterations.
-        slow_span: The iterations in a row that lose most time by being slower; null without any.
-        first_ns: Duration of an iteration in the first report, which does not count.
-        world_size: Number of ranks; null if the log does not say, like the settings below.
-        mesh: Size by axis.
-        num_micro_batches: Micro-batches per iteration and pipeline.
-        micro_batch_size: Samples per micro-batch.
-        global_batch_size: Samples per iteration.
-        sequence_length: Tokens per sample.
-        virtual_stages: Pipeline stages per rank.
-        tokens_per_step: Tokens per iteration, all ranks together.
-        timers: Timers, longest first.
-        timer_stage: Pipeline stage that the timers belong to: ``first``, ``middle`` or ``last``;
-            empty if they cover several ranks or the stage is unknown.
-        compute_ratio: Forward and backward computation of that stage over the mean iteration.
-        ideal_bubble_ratio: Idle share of a pipeline with equal stages and free messages.
-        num_unknown: Lines that look like reports but could not be parsed.
-        num_restarts: Number of times that iteration numbers go back.
-    """
+    """Contents of a training program's log."""
 
     has_own_steps: ClassVar[bool] = True
 
+    # Program that wrote the log, for example ``Megatron-LM``; empty without a log.
     origin: str = ""
-    num_reports: int = 0
-    num_steady: int = 0
-    first_iteration: int | None = None
-    last_iteration: int | None = None
-    iterations_per_report: int | None = None
-    mean_ns: int | None = None
-    median_ns: int | None = None
-    p95_ns: int | None = None
-    p99_ns: int | None = None
-    max_ns: int | None = None
-    cv: float | None = None
+    num_reports: int = 0  # Reports on iterations.
+    num_steady: int = 0  # Steady reports, which the figures cover.
+    first_iteration: int | None = None  # Iteration number of the first report; None if not printed.
+    last_iteration: int | None = None  # Iteration number of the last report.
+    iterations_per_report: int | None = None  # Typical number of iterations that a report averages.
+    mean_ns: int | None = None  # Mean duration of an iteration.
+    median_ns: int | None = None  # Median duration of an iteration.
+    p95_ns: int | None = None  # 95th percentile of the durations.
+    p99_ns: int | None = None  # 99th percentile of the durations.
+    max_ns: int | None = None  # Longest iteration.
+    cv: float | None = None  # Standard deviation over mean.
+    # Duration of an iteration in each of the last steady reports, at most a few hundred, in order.
     steady_ns: tuple[int, ...] = ()
-    samples_per_s: float | None = None
+    samples_per_s: float | None = None  # All ranks together, median of the reports.
+    # The same for tokens; if not printed, derived from the batch and sequence size.
     tokens_per_s: float | None = None
-    tokens_per_s_per_device: float | None = None
-    tflops: float | None = None
+    tokens_per_s_per_device: float | None = None  # As printed, median.
+    tflops: float | None = None  # Per device, as printed, median.
+    # Throughput that the program printed separately from iterations, median.
     printed_samples_per_s: float | None = None
-    first_loss: float | None = None
-    last_loss: float | None = None
+    first_loss: float | None = None  # First printed loss.
+    last_loss: float | None = None  # Last printed loss.
+    # Iterations more than 1.2 times as long as the median of their neighbours.
     num_slow: int | None = None
+    # Iterations from one slow iteration to the next, if they recur regularly.
     slow_period: int | None = None
+    # Excess of slow iterations over the median of their neighbours, averaged over all iterations.
     slow_excess_ns: int | None = None
-    slowest: tuple[SlowIteration, ...] = ()
+    slowest: tuple[SlowIteration, ...] = ()  # The slowest iterations.
+    # The iterations in a row that lose most time by being slower; null without any.
     slow_span: SlowPeriod | None = None
+    # Duration of an iteration in the first report, which does not count.
     first_ns: int | None = None
+    # Number of ranks; null if the log does not say, like the settings below.
     world_size: int | None = None
-    mesh: dict[str, int] = msgspec.field(default_factory=dict)
-    num_micro_batches: int | None = None
-    micro_batch_size: int | None = None
-    global_batch_size: int | None = None
-    sequence_length: int | None = None
-    virtual_stages: int | None = None
-    tokens_per_step: int | None = None
-    timers: tuple[TrainingTimer, ...] = ()
+    mesh: dict[str, int] = msgspec.field(default_factory=dict)  # Size by axis.
+    num_micro_batches: int | None = None  # Micro-batches per iteration and pipeline.
+    micro_batch_size: int | None = None  # Samples per micro-batch.
+    global_batch_size: int | None = None  # Samples per iteration.
+    sequence_length: int | None = None  # Tokens per sample.
+    virtual_stages: int | None = None  # Pipeline stages per rank.
+    tokens_per_step: int | None = None  # Tokens per iteration, all ranks together.
+    timers: tuple[TrainingTimer, ...] = ()  # Timers, longest first.
+    # Pipeline stage that the timers belong to: ``first``, ``middle`` or ``last``; empty if they
+    # cover several ranks or the stage is unknown.
     timer_stage: str = ""
+    # Forward and backward computation of that stage over the mean iteration.
     compute_ratio: float | None = None
+    # Idle share of a pipeline with equal stages and free messages.
     ideal_bubble_ratio: float | None = None
-    num_unknown: int = 0
-    num_restarts: int = 0
+    num_unknown: int = 0  # Lines that look like reports but could not be parsed.
+    num_restarts: int = 0  # Number of times that iteration numbers go back.
 
     @property
     def input_timer(self) -> TrainingTimer | None:

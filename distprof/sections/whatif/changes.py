@@ -20,20 +20,13 @@ Made: TypeAlias = Mapping[str, float]
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """What a scenario changes; subclasses add how, for each kind of run.
+    """What a scenario changes; subclasses add how, for each kind of run."""
 
-    Args:
-        what: Stable key.
-        title: What changes, as a clause that follows "if".
-        ranks: Ranks whose operations change; empty for all.
-        done: The change as a fact, if the wording of its kind does not say enough.
-        most_ns: Upper bound of the time that it recovers, for a reason that is not simulated.
-    """
-
-    what: str
-    title: str
-    ranks: tuple[int, ...] = ()
-    done: str = ""
+    what: str  # Stable key.
+    title: str  # What changes, as a clause that follows "if".
+    ranks: tuple[int, ...] = ()  # Ranks whose operations change; empty for all.
+    done: str = ""  # The change as a fact, if the wording of its kind does not say enough.
+    # Upper bound of the time that it recovers, for a reason that is not simulated.
     most_ns: int | None = None
 
 

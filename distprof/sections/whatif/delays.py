@@ -61,22 +61,15 @@ def evened(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class Sections(msgspec.Struct, frozen=True, kw_only=True):
-    """Sections of all ranks and windows, C of them.
+    """Sections of all ranks and windows, C of them."""
 
-    Args:
-        of_segment: int64 per segment, its section; ``OUTSIDE`` between windows.
-        first: int64, shape ``(P, W)``: the first section of each window.
-        count: int64, shape ``(P, W)``.
-        peers: Positions of peers, by group; every rank is in one group.
-        stages: Pipeline stages that each global rank holds; empty tuples if none are known.
-        is_expert: bool per section: between sending tokens to experts and getting them back.
-    """
-
-    of_segment: Int64Array
-    first: Int64Array
-    count: Int64Array
-    peers: tuple[tuple[int, ...], ...]
+    of_segment: Int64Array  # int64 per segment, its section; ``OUTSIDE`` between windows.
+    first: Int64Array  # int64, shape ``(P, W)``: the first section of each window.
+    count: Int64Array  # int64, shape ``(P, W)``.
+    peers: tuple[tuple[int, ...], ...]  # Positions of peers, by group; every rank is in one group.
+    # Pipeline stages that each global rank holds; empty tuples if none are known.
     stages: Mapping[int, tuple[int, ...]]
+    # bool per section: between sending tokens to experts and getting them back.
     is_expert: NDArray[np.bool_]
 
     @staticmethod

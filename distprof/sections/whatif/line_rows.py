@@ -155,34 +155,26 @@ NOWHERE = np.iinfo(np.int64).min
 
 
 class Transfers(msgspec.Struct, frozen=True, kw_only=True):
-    """Operations between ranks, J of them; their nodes follow those of the segments.
+    """Operations between ranks, J of them; their nodes follow those of the segments."""
 
-    Args:
-        duration_ns: int64.
-        kind: int8, a CollectiveKind.
-        step: int32, number of the step of a member, ABSENT outside of all.
-        axis: int32, index into the graph's ``axis_names``; ABSENT for messages of unknown group.
-        bytes: int64, ABSENT if unknown.
-        owner: int32, position of the rank; ABSENT if several ranks take part.
-        is_joined: bool, whether its members are known, so the duration contains no waiting.
-        release_ns: int64, earliest start, from a member that issued it outside of the line.
-        is_needless: bool, whether it reduces gradients that are reduced again before their update.
-        place: int64, place of its members, from :func:`~distprof.sections.matched.places`;
-            ``NOWHERE`` if they are unknown.
-        unhidden: float32, share of the duration that cannot overlap with anything: that of the last
-            bucket of gradients, which is ready only when backward has ended.
-    """
-
-    duration_ns: Int64Array
-    kind: NDArray[np.int8]
-    step: NDArray[np.int32]
+    duration_ns: Int64Array  # int64.
+    kind: NDArray[np.int8]  # int8, a CollectiveKind.
+    step: NDArray[np.int32]  # int32, number of the step of a member, ABSENT outside of all.
+    # int32, index into the graph's ``axis_names``; ABSENT for messages of unknown group.
     axis: NDArray[np.int32]
-    bytes: Int64Array
-    owner: NDArray[np.int32]
+    bytes: Int64Array  # int64, ABSENT if unknown.
+    owner: NDArray[np.int32]  # int32, position of the rank; ABSENT if several ranks take part.
+    # bool, whether its members are known, so the duration contains no waiting.
     is_joined: NDArray[np.bool_]
+    # int64, earliest start, from a member that issued it outside of the line.
     release_ns: Int64Array
+    # bool, whether it reduces gradients that are reduced again before their update.
     is_needless: NDArray[np.bool_]
+    # int64, place of its members, from :func:`~distprof.sections.matched.places`; ``NOWHERE`` if
+    # they are unknown.
     place: Int64Array
+    # float32, share of the duration that cannot overlap with anything: that of the last bucket of
+    # gradients, which is ready only when backward has ended.
     unhidden: NDArray[np.float32]
 
     def __len__(self) -> int:

@@ -22,19 +22,14 @@ from distprof.units import name_ranks
 
 
 class OperationChange(Change, frozen=True, kw_only=True):
-    """What a scenario changes in a log; None for what stays the same.
+    """What a scenario changes in a log; None for what stays the same."""
 
-    Args:
-        ideal: Operations, shape ``(n,)``, that take the ideal time of their kind.
-        level_ns: int64, shape ``(n,)``: usual length on the operation's own stage.
-        factor: float64, shape ``(n,)``, for the length of each operation.
-        is_prompt: Whether no operation is launched late.
-    """
-
-    ideal: Mask | None = None
+    ideal: Mask | None = None  # Operations, shape ``(n,)``, that take the ideal time of their kind.
+    # int64, shape ``(n,)``: usual length on the operation's own stage.
     level_ns: Int64Array | None = None
+    # float64, shape ``(n,)``, for the length of each operation.
     factor: NDArray[np.float64] | None = None
-    is_prompt: bool = False
+    is_prompt: bool = False  # Whether no operation is launched late.
 
 
 def operation_changes(replay: OperationReplay, slowest: Int64Array) -> Iterator[OperationChange]:
@@ -65,15 +60,11 @@ class OperationModel(msgspec.Struct, frozen=True, kw_only=True):
 
     Late launches add the same time to the step regardless of other changes, because it is unknown
     how late an operation would be launched if another one took less time.
-
-    Args:
-        replay: The log.
-        changes: Changes by key.
-        gaps_ns: Measured step less the simulated one, which leaves out late launches; at least 0.
     """
 
-    replay: OperationReplay
-    changes: Mapping[str, OperationChange]
+    replay: OperationReplay  # The log.
+    changes: Mapping[str, OperationChange]  # Changes by key.
+    # Measured step less the simulated one, which leaves out late launches; at least 0.
     gaps_ns: int
 
     def step_times(self, made: Sequence[Made]) -> list[int]:

@@ -48,35 +48,20 @@ RowIndex = NDArray[np.int64]
 
 
 class StepRows(msgspec.Struct, frozen=True, kw_only=True):
-    """n operations of one step, and when each ran in each of s steps.
+    """n operations of one step, and when each ran in each of s steps."""
 
-    Args:
-        steps: int64, shape ``(s,)``, step numbers.
-        kind: int64, shape ``(n,)``, index into KINDS.
-        lane: int64, shape ``(n,)``: worker, numbered ``dp_rank * num_stages + stage``.
-        worker: int64, shape ``(n,)``: the same, numbered without gaps.
-        rank: int64, shape ``(n,)``, as the log numbers it.
-        seq: int64, shape ``(n,)``.
-        chunk: int64, shape ``(n,)``, 0 if the log does not give it.
-        micro_batch: int64, shape ``(n,)``, or absent.
-        start: int64 ns, shape ``(n, s)``.
-        end: int64 ns, shape ``(n, s)``.
-        num_stages: p.
-        notes: What was left out and why, one sentence each.
-    """
-
-    steps: Int64Array
-    kind: Int64Array
-    lane: Int64Array
-    worker: Int64Array
-    rank: Int64Array
-    seq: Int64Array
-    chunk: Int64Array
-    micro_batch: Int64Array
-    start: Int64Array
-    end: Int64Array
-    num_stages: int
-    notes: tuple[str, ...] = ()
+    steps: Int64Array  # int64, shape ``(s,)``, step numbers.
+    kind: Int64Array  # int64, shape ``(n,)``, index into KINDS.
+    lane: Int64Array  # int64, shape ``(n,)``: worker, numbered ``dp_rank * num_stages + stage``.
+    worker: Int64Array  # int64, shape ``(n,)``: the same, numbered without gaps.
+    rank: Int64Array  # int64, shape ``(n,)``, as the log numbers it.
+    seq: Int64Array  # int64, shape ``(n,)``.
+    chunk: Int64Array  # int64, shape ``(n,)``, 0 if the log does not give it.
+    micro_batch: Int64Array  # int64, shape ``(n,)``, or absent.
+    start: Int64Array  # int64 ns, shape ``(n, s)``.
+    end: Int64Array  # int64 ns, shape ``(n, s)``.
+    num_stages: int  # p.
+    notes: tuple[str, ...] = ()  # What was left out and why, one sentence each.
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -185,22 +170,14 @@ Edges = tuple[Int64Array, Int64Array]
 
 
 class StepGraph(msgspec.Struct, frozen=True, kw_only=True):
-    """The graph of one step: n operations, then g meetings of operations that begin together.
+    """The graph of one step: n operations, then g meetings of operations that begin together."""
 
-    Args:
-        graph: n + g nodes.
-        group: int64, shape ``(n,)``: the meeting of each operation, -1 for none.
-        waits: Edges between operations: the one that must end first, and the one that waits.
-        edge_of: int64 per edge of ``graph``: its place in ``waits``, -1 for the edge out of a
-            meeting.
-        notes: Inconsistencies of the log, one sentence each.
-    """
-
-    graph: Graph
-    group: Int64Array
-    waits: Edges
+    graph: Graph  # n + g nodes.
+    group: Int64Array  # int64, shape ``(n,)``: the meeting of each operation, -1 for none.
+    waits: Edges  # Edges between operations: the one that must end first, and the one that waits.
+    # int64 per edge of ``graph``: its place in ``waits``, -1 for the edge out of a meeting.
     edge_of: Int64Array
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # Inconsistencies of the log, one sentence each.
 
     @property
     def num_groups(self) -> int:

@@ -40,23 +40,17 @@ Mask = NDArray[np.bool_]
 
 
 class OperationReplay(msgspec.Struct, frozen=True, kw_only=True):
-    """The inputs to simulate n operations in s steps.
+    """The inputs to simulate n operations in s steps."""
 
-    Args:
-        rows: The operations.
-        graph: Their dependencies.
-        actual: int64 ns, shape ``(n, s)``: how long each took; for operations that begin together,
-            from the start of the last member.
-        ideal: int64 ns, shape ``(n,)``: mean of the kind of computation, median of the kind of
-            communication.
-        notes: What was left out or inconsistent, one sentence each.
-    """
-
-    rows: StepRows
-    graph: StepGraph
+    rows: StepRows  # The operations.
+    graph: StepGraph  # Their dependencies.
+    # int64 ns, shape ``(n, s)``: how long each took; for operations that begin together, from the
+    # start of the last member.
     actual: Int64Array
+    # int64 ns, shape ``(n,)``: mean of the kind of computation, median of the kind of
+    # communication.
     ideal: Int64Array
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # What was left out or inconsistent, one sentence each.
 
     @property
     def num_steps(self) -> int:
@@ -244,17 +238,11 @@ _TOGETHER = {
 
 
 class Workers(msgspec.Struct, frozen=True, kw_only=True):
-    """Workers of the log in order of rank, arrays of shape ``(w,)``.
+    """Workers of the log in order of rank, arrays of shape ``(w,)``."""
 
-    Args:
-        rank: As the log numbers it.
-        dp_rank: Row of the mesh.
-        stage: Column of the mesh.
-    """
-
-    rank: Int64Array
-    dp_rank: Int64Array
-    stage: Int64Array
+    rank: Int64Array  # As the log numbers it.
+    dp_rank: Int64Array  # Row of the mesh.
+    stage: Int64Array  # Column of the mesh.
 
 
 def workers_of(rows: StepRows) -> Workers:

@@ -92,15 +92,11 @@ design."""
 
 
 class Priced(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan, and the time that other changes still recover after it.
+    """The plan, and the time that other changes still recover after it."""
 
-    Args:
-        plan: The changes in order.
-        remaining_ns: Time that each requested scenario recovers, by key: for one in the plan, after
-            those before it; for any other, after the whole plan.
-    """
-
-    plan: RepairPlan
+    plan: RepairPlan  # The changes in order.
+    # Time that each requested scenario recovers, by key: for one in the plan, after those before
+    # it; for any other, after the whole plan.
     remaining_ns: Mapping[str, int]
 
     @property
@@ -114,23 +110,16 @@ class Priced(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Simulation(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that can be simulated with any of its changes.
+    """A run that can be simulated with any of its changes."""
 
-    Args:
-        model: The run.
-        changes: Changes by key.
-        refill: Another order of the run's pipeline, also among the changes; None if there is none.
-        usual_work: How long the model's ranks work in their stages, nothing changed.
-        step_ns: Mean simulated step, nothing changed.
-        alone_ns: Time that each change recovers alone, by key.
-    """
-
-    model: Model
-    changes: Mapping[str, Change]
+    model: Model  # The run.
+    changes: Mapping[str, Change]  # Changes by key.
+    # Another order of the run's pipeline, also among the changes; None if there is none.
     refill: Refill | None
+    # How long the model's ranks work in their stages, nothing changed.
     usual_work: Mapping[int, float]
-    step_ns: int
-    alone_ns: Mapping[str, int]
+    step_ns: int  # Mean simulated step, nothing changed.
+    alone_ns: Mapping[str, int]  # Time that each change recovers alone, by key.
 
     @classmethod
     def of(

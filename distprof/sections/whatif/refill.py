@@ -26,17 +26,11 @@ from distprof.sections.whatif.changes import Change
 
 
 class Refill(Change, frozen=True, kw_only=True):
-    """Another order of the work of a pipeline.
+    """Another order of the work of a pipeline."""
 
-    Args:
-        group: The pipeline.
-        present: Its present order.
-        other: The order that replaces it.
-    """
-
-    group: PipelineGroup
-    present: Candidate
-    other: Candidate
+    group: PipelineGroup  # The pipeline.
+    present: Candidate  # Its present order.
+    other: Candidate  # The order that replaces it.
 
     def saved_ns(self, step_ns: int, usual: Mapping[int, float], work: Mapping[int, float]) -> int:
         """Time that the other order saves after other changes."""

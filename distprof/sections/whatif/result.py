@@ -19,179 +19,107 @@ time after calls that had to wait for them."""
 
 
 class Scenario(Record, frozen=True, kw_only=True):
-    """The step simulated without one cause.
+    """The step simulated without one cause."""
 
-    Args:
-        what: Stable key, for example ``rank 3``, ``stage-imbalance``, ``launch-gaps``, that rules
-            name in ``Draft.without``.
-        title: What is different, as a clause that follows "if".
-        step_ns: Simulated step.
-        recoverable_ns: Simulated step with nothing changed, less this one; never below 0.
-        ranks: Ranks whose operations were changed; empty for all.
-    """
-
+    # Stable key, for example ``rank 3``, ``stage-imbalance``, ``launch-gaps``, that rules name in
+    # ``Draft.without``.
     what: str
-    title: str
-    step_ns: int
-    recoverable_ns: int
-    ranks: tuple[int, ...] = ()
+    title: str  # What is different, as a clause that follows "if".
+    step_ns: int  # Simulated step.
+    recoverable_ns: int  # Simulated step with nothing changed, less this one; never below 0.
+    ranks: tuple[int, ...] = ()  # Ranks whose operations were changed; empty for all.
 
 
 class Repair(Record, frozen=True, kw_only=True):
-    """One change of a plan, made after those before it.
+    """One change of a plan, made after those before it."""
 
-    Args:
-        what: Key of its scenario.
-        title: What is different, as a clause that follows "if".
-        done: The change as a fact, for example ``rank 6 fixed``.
-        ranks: Ranks whose operations change; empty for all.
-        alone_ns: Time per step that it recovers alone.
-        gain_ns: Time per step that it recovers after the changes before it.
-        step_ns: The simulated step after this change and those before it.
-    """
-
-    what: str
-    title: str
-    done: str
-    ranks: tuple[int, ...]
-    alone_ns: int
-    gain_ns: int
-    step_ns: int
+    what: str  # Key of its scenario.
+    title: str  # What is different, as a clause that follows "if".
+    done: str  # The change as a fact, for example ``rank 6 fixed``.
+    ranks: tuple[int, ...]  # Ranks whose operations change; empty for all.
+    alone_ns: int  # Time per step that it recovers alone.
+    gain_ns: int  # Time per step that it recovers after the changes before it.
+    step_ns: int  # The simulated step after this change and those before it.
 
 
 class RepairPlan(Record, frozen=True, kw_only=True):
-    """Which changes to make, in which order, and how long the step takes afterwards.
+    """Which changes to make, in which order, and how long the step takes afterwards."""
 
-    Args:
-        step_ns: Mean simulated step, nothing changed, or the capture if nothing marks steps; null
-            if the run could not be simulated.
-        repairs: Changes in order; empty if none recovers 2 % of the step.
-    """
-
+    # Mean simulated step, nothing changed, or the capture if nothing marks steps; null if the run
+    # could not be simulated.
     step_ns: int | None = None
-    repairs: tuple[Repair, ...] = ()
+    repairs: tuple[Repair, ...] = ()  # Changes in order; empty if none recovers 2 % of the step.
 
 
 class KindSlowdown(Record, frozen=True, kw_only=True):
-    """S_t: the step with everything ideal except this kind of operation, over the ideal step.
+    """S_t: the step with everything ideal except this kind of operation, over the ideal step."""
 
-    Args:
-        kind: Kind of operation.
-        slowdown: Step with everything ideal except this kind, over the ideal step; 1 is none.
-    """
-
-    kind: str
-    slowdown: float
+    kind: str  # Kind of operation.
+    slowdown: float  # Step with everything ideal except this kind, over the ideal step; 1 is none.
 
 
 class WorkerSlowdown(Record, frozen=True, kw_only=True):
-    """S_w: the smaller of the slowdowns by the worker's data-parallel row and pipeline stage.
+    """S_w: the smaller of the slowdowns by the worker's data-parallel row and pipeline stage."""
 
-    Args:
-        rank: Worker.
-        dp_rank: Its data-parallel rank; null if unknown.
-        stage: Its pipeline stage; null if unknown.
-        slowdown: The smaller of the slowdowns of its data-parallel rank and of its stage; 1 is
-            none.
-    """
-
-    rank: int
-    dp_rank: int | None
-    stage: int | None
+    rank: int  # Worker.
+    dp_rank: int | None  # Its data-parallel rank; null if unknown.
+    stage: int | None  # Its pipeline stage; null if unknown.
+    # The smaller of the slowdowns of its data-parallel rank and of its stage; 1 is none.
     slowdown: float
 
 
 class StageSlowdown(Record, frozen=True, kw_only=True):
-    """The step with everything ideal except this pipeline stage, over the ideal step.
+    """The step with everything ideal except this pipeline stage, over the ideal step."""
 
-    Args:
-        stage: Index along the pipeline.
-        ranks: Its workers.
-        slowdown: 1 is none; below 1 for a stage that is faster than the mean of all.
-        compute_ns: Mean computation of a worker of the stage, per step.
-    """
-
-    stage: int
-    ranks: tuple[int, ...]
-    slowdown: float
-    compute_ns: int
+    stage: int  # Index along the pipeline.
+    ranks: tuple[int, ...]  # Its workers.
+    slowdown: float  # 1 is none; below 1 for a stage that is faster than the mean of all.
+    compute_ns: int  # Mean computation of a worker of the stage, per step.
 
 
 class StepSlowdown(Record, frozen=True, kw_only=True):
-    """One step, simulated without launch delays, over the ideal step.
+    """One step, simulated without launch delays, over the ideal step."""
 
-    Args:
-        step: Step number.
-        slowdown: The step simulated without launch delays, over the ideal step.
-    """
-
-    step: int
-    slowdown: float
+    step: int  # Step number.
+    slowdown: float  # The step simulated without launch delays, over the ideal step.
 
 
 class PathShare(Record, frozen=True, kw_only=True):
-    """Part of the critical path, mean per step.
+    """Part of the critical path, mean per step."""
 
-    Args:
-        rank: Rank of the operations; None for operations of several ranks together.
-        kind: ``compute``, ``transfer``, ``wait``, ``launch`` or ``other``.
-        name: Class of kernel or collective, for example ``all_reduce dp``; empty for all.
-        ns_per_step: Time on the path.
-        share_ratio: Share of the whole path.
-    """
-
-    rank: int | None
-    kind: str
-    name: str
-    ns_per_step: int
-    share_ratio: float
+    rank: int | None  # Rank of the operations; None for operations of several ranks together.
+    kind: str  # ``compute``, ``transfer``, ``wait``, ``launch`` or ``other``.
+    name: str  # Class of kernel or collective, for example ``all_reduce dp``; empty for all.
+    ns_per_step: int  # Time on the path.
+    share_ratio: float  # Share of the whole path.
 
 
 class WhatIfResult(Result, frozen=True, kw_only=True):
-    """The simulated step with and without each cause; all None if it could not be simulated.
+    """The simulated step with and without each cause; all None if it could not be simulated."""
 
-    Args:
-        source: Source of the graph: ``traces`` or ``operations``.
-        num_operations: Number of operations in the graph.
-        num_steps: Number of steps that the figures are means over.
-        num_left_out: Number of analysed steps left out because the run is large, half of them
-            before and half after the others; null if none are.
-        step_ns: Mean measured step.
-        replayed_ns: Mean simulated step, nothing changed.
-        model_error_ratio: Simulated over measured, less 1.
-        step_error_ratio: The same for each rank's steps, mean of the absolute values.
-        ideal_ns: Mean step with every operation as long as the mean of its peers.
-        slowdown: S = simulated without launch delays, over ideal.
-        without: Scenarios by the time that they recover, largest first.
-        kinds: S_t of each kind of operation, largest first.
-        workers: S_w of each worker, largest first.
-        m_w: Share of the slowdown that the slowest 3 % of the workers explain.
-        m_s: Share that the last pipeline stage explains.
-        path: Critical path, largest share first.
-        stages: Slowdown by pipeline stage, in order of stages.
-        steps: Slowest steps, slowest first.
-        micro_batch_correlation: Correlation between forward and backward lengths of micro-batches,
-            each over the mean of its stage: near 1 if the data (sequence lengths) differs.
-    """
-
-    source: str | None = None
-    num_operations: int | None = None
-    num_steps: int | None = None
+    source: str | None = None  # Source of the graph: ``traces`` or ``operations``.
+    num_operations: int | None = None  # Number of operations in the graph.
+    num_steps: int | None = None  # Number of steps that the figures are means over.
+    # Number of analysed steps left out because the run is large, half of them before and half after
+    # the others; null if none are.
     num_left_out: int | None = None
-    step_ns: int | None = None
-    replayed_ns: int | None = None
-    model_error_ratio: float | None = None
+    step_ns: int | None = None  # Mean measured step.
+    replayed_ns: int | None = None  # Mean simulated step, nothing changed.
+    model_error_ratio: float | None = None  # Simulated over measured, less 1.
+    # The same for each rank's steps, mean of the absolute values.
     step_error_ratio: float | None = None
-    ideal_ns: int | None = None
-    slowdown: float | None = None
-    without: tuple[Scenario, ...] = ()
-    kinds: tuple[KindSlowdown, ...] = ()
-    workers: tuple[WorkerSlowdown, ...] = ()
-    m_w: float | None = None
-    m_s: float | None = None
-    path: tuple[PathShare, ...] = ()
-    stages: tuple[StageSlowdown, ...] = ()
-    steps: tuple[StepSlowdown, ...] = ()
+    ideal_ns: int | None = None  # Mean step with every operation as long as the mean of its peers.
+    slowdown: float | None = None  # S = simulated without launch delays, over ideal.
+    without: tuple[Scenario, ...] = ()  # Scenarios by the time that they recover, largest first.
+    kinds: tuple[KindSlowdown, ...] = ()  # S_t of each kind of operation, largest first.
+    workers: tuple[WorkerSlowdown, ...] = ()  # S_w of each worker, largest first.
+    m_w: float | None = None  # Share of the slowdown that the slowest 3 % of the workers explain.
+    m_s: float | None = None  # Share that the last pipeline stage explains.
+    path: tuple[PathShare, ...] = ()  # Critical path, largest share first.
+    stages: tuple[StageSlowdown, ...] = ()  # Slowdown by pipeline stage, in order of stages.
+    steps: tuple[StepSlowdown, ...] = ()  # Slowest steps, slowest first.
+    # Correlation between forward and backward lengths of micro-batches, each over the mean of its
+    # stage: near 1 if the data (sequence lengths) differs.
     micro_batch_correlation: float | None = None
 
     @property
@@ -227,17 +155,11 @@ class CauseKind(StrEnum):
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """One cause of the slowdown.
+    """One cause of the slowdown."""
 
-    Args:
-        kind: Kind of the cause.
-        scenario: The step without it.
-        share: Share of the slowdown that it explains; causes overlap.
-    """
-
-    kind: CauseKind
-    scenario: Scenario
-    share: float
+    kind: CauseKind  # Kind of the cause.
+    scenario: Scenario  # The step without it.
+    share: float  # Share of the slowdown that it explains; causes overlap.
 
 
 def causes_of(whatif: WhatIfResult, min_share: float) -> tuple[Cause, ...]:

@@ -46,19 +46,12 @@ _HIDEABLE = (
 
 
 class TraceChange(Change, frozen=True, kw_only=True):
-    """What a scenario changes in a traced run; None for what stays the same.
+    """What a scenario changes in a traced run; None for what stays the same."""
 
-    Args:
-        own_ns: Own time per segment.
-        transfer_ns: Duration per transfer.
-        delay_ns: Delay per edge.
-        release_ns: Release time per node of the graph.
-    """
-
-    own_ns: Int64Array | None = None
-    transfer_ns: Int64Array | None = None
-    delay_ns: Int64Array | None = None
-    release_ns: Int64Array | None = None
+    own_ns: Int64Array | None = None  # Own time per segment.
+    transfer_ns: Int64Array | None = None  # Duration per transfer.
+    delay_ns: Int64Array | None = None  # Delay per edge.
+    release_ns: Int64Array | None = None  # Release time per node of the graph.
 
 
 def scenarios(

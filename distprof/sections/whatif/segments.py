@@ -51,15 +51,11 @@ _GIVEN_AWAY = (
 
 
 class StageLine(msgspec.Struct, frozen=True, kw_only=True):
-    """When a rank's pipeline stages work and need communication, own clock.
+    """When a rank's pipeline stages work and need communication, own clock."""
 
-    Args:
-        slots: When each stage works; disjoint, in order.
-        needed_ns: int64 per row of COLLECTIVES: when they would need it to continue, had it come in
-            time; ABSENT if unknown.
-    """
-
-    slots: Mapping[int, Intervals]
+    slots: Mapping[int, Intervals]  # When each stage works; disjoint, in order.
+    # int64 per row of COLLECTIVES: when they would need it to continue, had it come in time; ABSENT
+    # if unknown.
     needed_ns: Int64Array
 
 

@@ -153,19 +153,12 @@ def _all_but(graph: TraceGraph, ideal: _Ideal, positions: Sequence[int]) -> Trac
 
 
 class _WorkerRows(msgspec.Struct, frozen=True, kw_only=True):
-    """Sets of ranks that keep their own time: data-parallel rows, then stages.
+    """Sets of ranks that keep their own time: data-parallel rows, then stages."""
 
-    Args:
-        masks: Positions of each set.
-        row: Data-parallel row of each rank.
-        stage: Pipeline stage of each rank; None without a pipeline.
-        num_rows: Number of sets that are rows.
-    """
-
-    masks: tuple[tuple[int, ...], ...]
-    row: tuple[int, ...]
-    stage: tuple[int, ...] | None
-    num_rows: int
+    masks: tuple[tuple[int, ...], ...]  # Positions of each set.
+    row: tuple[int, ...]  # Data-parallel row of each rank.
+    stage: tuple[int, ...] | None  # Pipeline stage of each rank; None without a pipeline.
+    num_rows: int  # Number of sets that are rows.
 
     def workers(self, graph: TraceGraph, by_set: Sequence[float]) -> tuple[WorkerSlowdown, ...]:
         found = []

@@ -16,15 +16,10 @@ from distprof.sections.whatif.trace_graph import TraceGraph
 
 
 class _Difference(msgspec.Struct, frozen=True):
-    """The difference between an array and its changed version, stored compactly.
+    """The difference between an array and its changed version, stored compactly."""
 
-    Args:
-        index: int32 positions that change; None for all.
-        more: Values added there, int32 if they fit, else int64.
-    """
-
-    index: NDArray[np.int32] | None
-    more: NDArray[np.int32] | Int64Array
+    index: NDArray[np.int32] | None  # int32 positions that change; None for all.
+    more: NDArray[np.int32] | Int64Array  # Values added there, int32 if they fit, else int64.
 
     @staticmethod
     def of(values: Int64Array, changed: Int64Array | None) -> _Difference | None:
@@ -89,15 +84,10 @@ def packed(graph: TraceGraph, change: TraceChange) -> PackedChange:
 
 
 class TraceModel(msgspec.Struct, frozen=True, kw_only=True):
-    """See :class:`~distprof.sections.whatif.changes.Model`.
+    """See :class:`~distprof.sections.whatif.changes.Model`."""
 
-    Args:
-        graph: The run.
-        changes: Changes by key.
-    """
-
-    graph: TraceGraph
-    changes: Mapping[str, PackedChange]
+    graph: TraceGraph  # The run.
+    changes: Mapping[str, PackedChange]  # Changes by key.
 
     def step_times(self, made: Sequence[Made]) -> list[int]:
         """Mean step of each set of changes, ns."""

@@ -43,19 +43,12 @@ _NEVER = -(1 << 52)
 
 
 class CopyEdges(msgspec.Struct, frozen=True, kw_only=True):
-    """Edges to collectives that waited for a copy from the CPU, arrays of equal length.
+    """Edges to collectives that waited for a copy from the CPU, arrays of equal length."""
 
-    Args:
-        position: int32, position of the rank that copied.
-        held: int64, the edge by which the collective waits for the copy.
-        unheld: int64, the edge by which it waits for all the rest.
-        wait_ns: int64, how long it waited for the copy.
-    """
-
-    position: NDArray[np.int32]
-    held: Int64Array
-    unheld: Int64Array
-    wait_ns: Int64Array
+    position: NDArray[np.int32]  # int32, position of the rank that copied.
+    held: Int64Array  # int64, the edge by which the collective waits for the copy.
+    unheld: Int64Array  # int64, the edge by which it waits for all the rest.
+    wait_ns: Int64Array  # int64, how long it waited for the copy.
 
     def left(self, num_ranks: int) -> NDArray[np.float64]:
         """Share of each rank's waits that is left if it copies as fast as the median of all."""
@@ -65,62 +58,40 @@ class CopyEdges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceGraph(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A run of P ranks and W windows as S segments and J transfers.
+    """A run of P ranks and W windows as S segments and J transfers."""
 
-    Args:
-        ranks: Global ranks.
-        owner: int32 per segment, position of its rank.
-        own_ns: int64, shape ``(S, len(Own))``.
-        pause_ns: Name of a pause of CPUs to its part of ``Own.PAUSE``, int64 per segment.
-        stage_ns: int64 per segment, computation inside the marks of pipeline stages.
-        stage: int32 per segment, the stage that computes most in it; ABSENT for none.
-        transfers: Transfers between ranks.
-        axis_names: Mesh axes or group descriptions.
-        graph: Dependencies; nodes are segments, then transfers.
-        delay_ns: int64 per edge.
-        edge_transfer: int64 per edge, the transfer whose end it propagates; ABSENT for others.
-        launcher: int32 per edge, position of the rank whose CPU launches the target no sooner;
-            ABSENT for others.
-        copies: Collectives that waited for copies from the CPU.
-        held_ns: int64, shape ``(P,)``: how much longer than its own time launches would make a
-            window of each rank, mean over analysed windows.
-        release_ns: int64 per node.
-        opens: int64, shape ``(P, W)``, the segment that each window starts with.
-        closes: int64, the segment that starts at its end.
-        measured_ns: int64, shape ``(P, W)``, lengths of the windows.
-        issued_segment: int64 per collective of the lines, ascending: the segment after which it was
-            issued.
-        issued_kind: int8, its kind.
-        issued_axis: int32, its axis.
-        issued_bytes: int64, its size.
-        first_window: Index of the first of the W windows among the analysed ones.
-        num_analysed: Analysed windows, W unless these are a sample of them.
-    """
-
-    ranks: tuple[int, ...]
-    owner: NDArray[np.int32]
-    own_ns: Int64Array
+    ranks: tuple[int, ...]  # Global ranks.
+    owner: NDArray[np.int32]  # int32 per segment, position of its rank.
+    own_ns: Int64Array  # int64, shape ``(S, len(Own))``.
+    # Name of a pause of CPUs to its part of ``Own.PAUSE``, int64 per segment.
     pause_ns: Mapping[str, Int64Array]
-    stage_ns: Int64Array
+    stage_ns: Int64Array  # int64 per segment, computation inside the marks of pipeline stages.
+    # int32 per segment, the stage that computes most in it; ABSENT for none.
     stage: NDArray[np.int32]
-    transfers: Transfers
-    axis_names: tuple[str, ...]
-    graph: Graph
-    delay_ns: Int64Array
+    transfers: Transfers  # Transfers between ranks.
+    axis_names: tuple[str, ...]  # Mesh axes or group descriptions.
+    graph: Graph  # Dependencies; nodes are segments, then transfers.
+    delay_ns: Int64Array  # int64 per edge.
+    # int64 per edge, the transfer whose end it propagates; ABSENT for others.
     edge_transfer: Int64Array
+    # int32 per edge, position of the rank whose CPU launches the target no sooner; ABSENT for
+    # others.
     launcher: NDArray[np.int32]
-    copies: CopyEdges
+    copies: CopyEdges  # Collectives that waited for copies from the CPU.
+    # int64, shape ``(P,)``: how much longer than its own time launches would make a window of each
+    # rank, mean over analysed windows.
     held_ns: Int64Array
-    release_ns: Int64Array
-    opens: Int64Array
-    closes: Int64Array
-    measured_ns: Int64Array
+    release_ns: Int64Array  # int64 per node.
+    opens: Int64Array  # int64, shape ``(P, W)``, the segment that each window starts with.
+    closes: Int64Array  # int64, the segment that starts at its end.
+    measured_ns: Int64Array  # int64, shape ``(P, W)``, lengths of the windows.
+    # int64 per collective of the lines, ascending: the segment after which it was issued.
     issued_segment: Int64Array
-    issued_kind: NDArray[np.int8]
-    issued_axis: NDArray[np.int32]
-    issued_bytes: Int64Array
-    first_window: int
-    num_analysed: int
+    issued_kind: NDArray[np.int8]  # int8, its kind.
+    issued_axis: NDArray[np.int32]  # int32, its axis.
+    issued_bytes: Int64Array  # int64, its size.
+    first_window: int  # Index of the first of the W windows among the analysed ones.
+    num_analysed: int  # Analysed windows, W unless these are a sample of them.
 
     @cached_property
     def own_total_ns(self) -> Int64Array:

@@ -350,21 +350,13 @@ class FoundProblem(msgspec.Struct, frozen=True):
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the two runs.
+    """One of the two runs."""
 
-    Args:
-        summary: Its summary.
-        kernels: Its kernel table.
-        num_windows: Ranks times steps that the kernel table sums over.
-        collectives: Its classes of collectives.
-        problems: Its findings, with the code of their rule.
-    """
-
-    summary: SummaryFile
-    kernels: KernelsResult
-    num_windows: int
-    collectives: CollectivesResult
-    problems: tuple[FoundProblem, ...] = ()
+    summary: SummaryFile  # Its summary.
+    kernels: KernelsResult  # Its kernel table.
+    num_windows: int  # Ranks times steps that the kernel table sums over.
+    collectives: CollectivesResult  # Its classes of collectives.
+    problems: tuple[FoundProblem, ...] = ()  # Its findings, with the code of their rule.
 
 
 def compare(first: Side, second: Side, *, version: str) -> Comparison:

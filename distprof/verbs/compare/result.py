@@ -15,31 +15,18 @@ State = Literal["slower", "faster", "alike", "appeared", "vanished", "unlisted"]
 
 
 class ComparedRun(Record, frozen=True, kw_only=True):
-    """One of the two runs.
+    """One of the two runs."""
 
-    Args:
-        source: The input, as the user named it.
-        world_size: Number of ranks.
-        device: Device of its ranks.
-        workload: The workload, or the command of the program.
-        git_commit: Commit of the code; empty if unknown.
-        num_steps: Number of steps that its step time is computed from.
-        is_traced: Whether a profiler was active during these steps.
-        throughput_per_s: Throughput of all ranks, in ``throughput_unit``.
-        throughput_unit: ``tokens`` or ``samples``; empty if neither is known.
-        peak_memory_bytes: Peak memory, maximum over all ranks.
-    """
-
-    source: str
-    world_size: int | None
-    device: str
-    workload: str
-    git_commit: str
-    num_steps: int
-    is_traced: bool
-    throughput_per_s: float | None
-    throughput_unit: str
-    peak_memory_bytes: int | None
+    source: str  # The input, as the user named it.
+    world_size: int | None  # Number of ranks.
+    device: str  # Device of its ranks.
+    workload: str  # The workload, or the command of the program.
+    git_commit: str  # Commit of the code; empty if unknown.
+    num_steps: int  # Number of steps that its step time is computed from.
+    is_traced: bool  # Whether a profiler was active during these steps.
+    throughput_per_s: float | None  # Throughput of all ranks, in ``throughput_unit``.
+    throughput_unit: str  # ``tokens`` or ``samples``; empty if neither is known.
+    peak_memory_bytes: int | None  # Peak memory, maximum over all ranks.
 
 
 class FingerprintChange(Record, frozen=True, kw_only=True):
@@ -53,35 +40,23 @@ class FingerprintChange(Record, frozen=True, kw_only=True):
 
 
 class StepChange(Record, frozen=True, kw_only=True):
-    """Median steps of both runs with their uncertainty; times in ns.
+    """Median steps of both runs with their uncertainty; times in ns."""
 
-    Args:
-        first_ns: Median of the first run; None without steps.
-        first_low_ns: Lower end of its 95 % interval; None if there are too few steps for one.
-        first_high_ns: Upper end of the interval.
-        second_ns: Median of the second run.
-        second_low_ns: Lower end of its 95 % interval.
-        second_high_ns: Upper end of the interval.
-        change_ns: Second minus first.
-        change_ratio: Change divided by the first median; 0.1 is 10 % slower.
-        trend: ``alike`` if chance may explain the difference, ``unknown`` if there are too few
-            steps to decide.
-        num_apart: Steps of the second run beyond every step of the first, in the direction of the
-            change.
-        p_value: Two-sided p-value of the Mann-Whitney test on the steps; None if a side has no
-            steps.
-    """
-
-    first_ns: int | None
+    first_ns: int | None  # Median of the first run; None without steps.
+    # Lower end of its 95 % interval; None if there are too few steps for one.
     first_low_ns: int | None
-    first_high_ns: int | None
-    second_ns: int | None
-    second_low_ns: int | None
-    second_high_ns: int | None
-    change_ns: int | None
-    change_ratio: float | None
+    first_high_ns: int | None  # Upper end of the interval.
+    second_ns: int | None  # Median of the second run.
+    second_low_ns: int | None  # Lower end of its 95 % interval.
+    second_high_ns: int | None  # Upper end of the interval.
+    change_ns: int | None  # Second minus first.
+    change_ratio: float | None  # Change divided by the first median; 0.1 is 10 % slower.
+    # ``alike`` if chance may explain the difference, ``unknown`` if there are too few steps to
+    # decide.
     trend: Trend
+    # Two-sided p-value of the Mann-Whitney test on the steps; None if a side has no steps.
     p_value: float | None = None
+    # Steps of the second run beyond every step of the first, in the direction of the change.
     num_apart: int = 0
 
 
@@ -113,38 +88,23 @@ class KernelChange(Record, frozen=True, kw_only=True):
 
 
 class CollectiveChange(Record, frozen=True, kw_only=True):
-    """One class of collectives; times and counts per rank and step.
+    """One class of collectives; times and counts per rank and step."""
 
-    Args:
-        kind: Operation.
-        axis: Mesh axis, or else the description or name of the group.
-        bytes: Size; None if classes of all sizes are added up because the groups of the runs
-            differ in size.
-        state: State by exposed time.
-        first_exposed_ns: Exposed time in the first run; None if it was not measured.
-        second_exposed_ns: The same in the second run.
-        first_wait_ns: The part of it spent waiting for late ranks.
-        second_wait_ns: The same in the second run.
-        first_count: Instances per step in the first run.
-        second_count: The same in the second run.
-        first_busbw_bytes_per_s: Bus bandwidth in the first run; None if sizes are added up.
-        second_busbw_bytes_per_s: The same in the second run.
-        change_ns: Change of exposed time.
-    """
-
-    kind: str
-    axis: str
+    kind: str  # Operation.
+    axis: str  # Mesh axis, or else the description or name of the group.
+    # Size; None if classes of all sizes are added up because the groups of the runs differ in size.
     bytes: int | None
-    state: State
-    first_exposed_ns: int | None
-    second_exposed_ns: int | None
-    first_wait_ns: int | None
-    second_wait_ns: int | None
-    first_count: float | None
-    second_count: float | None
+    state: State  # State by exposed time.
+    first_exposed_ns: int | None  # Exposed time in the first run; None if it was not measured.
+    second_exposed_ns: int | None  # The same in the second run.
+    first_wait_ns: int | None  # The part of it spent waiting for late ranks.
+    second_wait_ns: int | None  # The same in the second run.
+    first_count: float | None  # Instances per step in the first run.
+    second_count: float | None  # The same in the second run.
+    # Bus bandwidth in the first run; None if sizes are added up.
     first_busbw_bytes_per_s: float | None
-    second_busbw_bytes_per_s: float | None
-    change_ns: int
+    second_busbw_bytes_per_s: float | None  # The same in the second run.
+    change_ns: int  # Change of exposed time.
 
 
 class FindingChange(Record, frozen=True, kw_only=True):
@@ -158,35 +118,22 @@ class FindingChange(Record, frozen=True, kw_only=True):
 
 
 class Comparison(Displayed, Result, frozen=True, kw_only=True):
-    """The comparison of two runs.
+    """The comparison of two runs."""
 
-    Args:
-        schema: Schema id of this document.
-        distprof_version: Version of distprof that wrote it.
-        first: The reference run.
-        second: The run compared with it.
-        is_alike: Whether hardware and job are the same, as far as both runs record them.
-        differences: Facts that differ, hardware first.
-        step: Step time.
-        parts: Change of the traced step by part, which add up exactly; empty without traces.
-        kernels: Kernels, largest change first.
-        collectives: Classes of collectives, largest change first.
-        findings: Findings by rule, new ones first.
-        compared: Properties that both runs record; differences in others are unknown.
-        common_kernels_ratio: Share of the computation in kernels that both runs have, the smaller
-            one of both runs; None without kernels.
-    """
-
-    schema: str = COMPARISON_SCHEMA
-    distprof_version: str
-    first: ComparedRun
-    second: ComparedRun
-    is_alike: bool
-    differences: tuple[FingerprintChange, ...]
-    step: StepChange
+    schema: str = COMPARISON_SCHEMA  # Schema id of this document.
+    distprof_version: str  # Version of distprof that wrote it.
+    first: ComparedRun  # The reference run.
+    second: ComparedRun  # The run compared with it.
+    is_alike: bool  # Whether hardware and job are the same, as far as both runs record them.
+    differences: tuple[FingerprintChange, ...]  # Facts that differ, hardware first.
+    step: StepChange  # Step time.
+    # Change of the traced step by part, which add up exactly; empty without traces.
     parts: tuple[PartChange, ...]
-    kernels: tuple[KernelChange, ...]
-    collectives: tuple[CollectiveChange, ...]
-    findings: tuple[FindingChange, ...]
+    kernels: tuple[KernelChange, ...]  # Kernels, largest change first.
+    collectives: tuple[CollectiveChange, ...]  # Classes of collectives, largest change first.
+    findings: tuple[FindingChange, ...]  # Findings by rule, new ones first.
+    # Properties that both runs record; differences in others are unknown.
     compared: tuple[str, ...] = ()
+    # Share of the computation in kernels that both runs have, the smaller one of both runs; None
+    # without kernels.
     common_kernels_ratio: float | None = None

@@ -15,19 +15,12 @@ from distprof.units import format_duration
 
 
 class CommonClock(msgspec.Struct, frozen=True, kw_only=True):
-    """The clock of the file: the common clock of the ranks, shifted if it starts below 0.
+    """The clock of the file: the common clock of the ranks, shifted if it starts below 0."""
 
-    Args:
-        alignment: Alignment of the clocks of the ranks.
-        shift_ns: Shift added to all times, because times in the file are unsigned.
-        first_ns: Start of the first recording.
-        last_ns: End of the last recording.
-    """
-
-    alignment: ClockAlignment
-    shift_ns: int
-    first_ns: int
-    last_ns: int
+    alignment: ClockAlignment  # Alignment of the clocks of the ranks.
+    shift_ns: int  # Shift added to all times, because times in the file are unsigned.
+    first_ns: int  # Start of the first recording.
+    last_ns: int  # End of the last recording.
 
     @staticmethod
     def of(run: Run) -> CommonClock:
@@ -79,16 +72,11 @@ def clock_text(clock: ClockAlignment, ranks: Collection[int]) -> str:
 
 
 class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
-    """Arrivals of all members at the collectives of one rank; arrays per row of COLLECTIVES.
+    """Arrivals of all members at the collectives of one rank; arrays per row of COLLECTIVES."""
 
-    Args:
-        instance: int64, number of the matched instance, from 1; 0 if it was not matched.
-        last_rank: int64, the member that started last; ABSENT if it was not matched.
-        others_ns: int64, when the last of the other members started, on the clock of the run.
-    """
-
-    instance: Int64Array
-    last_rank: Int64Array
+    instance: Int64Array  # int64, number of the matched instance, from 1; 0 if it was not matched.
+    last_rank: Int64Array  # int64, the member that started last; ABSENT if it was not matched.
+    # int64, when the last of the other members started, on the clock of the run.
     others_ns: Int64Array
 
 

@@ -25,31 +25,19 @@ MAX_RANKS = 256
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
-    """A metric family.
+    """A metric family."""
 
-    Args:
-        name: Name with its unit; names of counters end in ``_total``.
-        kind: ``counter`` for values that only grow while the job runs.
-        meaning: Description, one sentence.
-        labels: Names of its labels.
-    """
-
-    name: str
-    kind: Literal["gauge", "counter"]
-    meaning: str
-    labels: tuple[str, ...] = ()
+    name: str  # Name with its unit; names of counters end in ``_total``.
+    kind: Literal["gauge", "counter"]  # ``counter`` for values that only grow while the job runs.
+    meaning: str  # Description, one sentence.
+    labels: tuple[str, ...] = ()  # Names of its labels.
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """A current value of a family.
+    """A current value of a family."""
 
-    Args:
-        labels: Values of the labels of the family.
-        value: Value in base units.
-    """
-
-    labels: tuple[str, ...]
-    value: float
+    labels: tuple[str, ...]  # Values of the labels of the family.
+    value: float  # Value in base units.
 
 
 SampledFamilies: TypeAlias = Mapping[Family, Sequence[Sample]]

@@ -141,20 +141,14 @@ class WriteError(Exception):
 
 
 class Slices(msgspec.Struct, frozen=True, kw_only=True):
-    """Slices of one track, N of them, that nest properly.
+    """Slices of one track, N of them, that nest properly."""
 
-    Args:
-        spans: Start and end, ns on the clock of the file.
-        name: Displayed names.
-        category: Searchable categories.
-        flow: int64, ID of the flow (arrows) through each slice, or 0. None without flows.
-        numbers: Values of integer arguments by name; ABSENT if a slice does not have it.
-    """
-
-    spans: Intervals
-    name: Coded
-    category: Coded
+    spans: Intervals  # Start and end, ns on the clock of the file.
+    name: Coded  # Displayed names.
+    category: Coded  # Searchable categories.
+    # int64, ID of the flow (arrows) through each slice, or 0. None without flows.
     flow: Int64Array | None = None
+    # Values of integer arguments by name; ABSENT if a slice does not have it.
     numbers: Mapping[str, Int64Array] = {}
 
 

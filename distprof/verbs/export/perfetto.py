@@ -31,36 +31,22 @@ from distprof.verbs.export.rank_tracks import Only, RankTracks, windows_of_steps
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of a run to write.
+    """The parts of a run to write."""
 
-    Args:
-        ranks: Global ranks; None for all.
-        steps: Numbers of steps; None for the whole recording.
-        only: ``collectives``: no kernels and no CPU threads. ``gpu``: no CPU threads. None for
-            everything.
-    """
-
-    ranks: frozenset[int] | None = None
-    steps: frozenset[int] | None = None
+    ranks: frozenset[int] | None = None  # Global ranks; None for all.
+    steps: frozenset[int] | None = None  # Numbers of steps; None for the whole recording.
+    # ``collectives``: no kernels and no CPU threads. ``gpu``: no CPU threads. None for everything.
     only: Only | None = None
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True):
-    """The written file.
+    """The written file."""
 
-    Args:
-        path: Path of the file.
-        ranks: Global ranks in it.
-        num_slices: Number of slices in it.
-        num_bytes: Size of the file; 0 for a pipe.
-        notes: Missing or uncertain data, one sentence each.
-    """
-
-    path: str
-    ranks: tuple[int, ...]
-    num_slices: int
-    num_bytes: int
-    notes: tuple[str, ...]
+    path: str  # Path of the file.
+    ranks: tuple[int, ...]  # Global ranks in it.
+    num_slices: int  # Number of slices in it.
+    num_bytes: int  # Size of the file; 0 for a pipe.
+    notes: tuple[str, ...]  # Missing or uncertain data, one sentence each.
 
 
 def export_perfetto(

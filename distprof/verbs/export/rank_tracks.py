@@ -35,34 +35,21 @@ _PLACES = 10_000  # tracks of each of these kinds that keep their order
 
 
 class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
-    """Writes the tracks of one rank.
+    """Writes the tracks of one rank."""
 
-    Args:
-        run: The recording.
-        rank: The rank.
-        clock: The clock of the file.
-        arrivals: Arrivals of all members at its collectives.
-        wait_end_ns: When the last member started, per row of COLLECTIVES, on the rank's own clock;
-            ABSENT if unknown.
-        analysis: Its analysis; None if it was not analysed.
-        slow: Straggler sets that it belongs to.
-        steps: Numbers of the steps to write; None for all.
-        only: Part to write; None for everything.
-        packets: Sequence of packets to write to.
-        parent: Track of the rank.
-    """
-
-    run: Run
-    rank: Rank
-    clock: CommonClock
-    arrivals: Arrivals
+    run: Run  # The recording.
+    rank: Rank  # The rank.
+    clock: CommonClock  # The clock of the file.
+    arrivals: Arrivals  # Arrivals of all members at its collectives.
+    # When the last member started, per row of COLLECTIVES, on the rank's own clock; ABSENT if
+    # unknown.
     wait_end_ns: Int64Array
-    analysis: RankAnalysis | None
-    slow: Sequence[StragglerSet]
-    steps: frozenset[int] | None
-    only: Only | None
-    packets: PacketSequence
-    parent: int
+    analysis: RankAnalysis | None  # Its analysis; None if it was not analysed.
+    slow: Sequence[StragglerSet]  # Straggler sets that it belongs to.
+    steps: frozenset[int] | None  # Numbers of the steps to write; None for all.
+    only: Only | None  # Part to write; None for everything.
+    packets: PacketSequence  # Sequence of packets to write to.
+    parent: int  # Track of the rank.
 
     def write(self) -> int:
         """Write the tracks and return the number of slices.

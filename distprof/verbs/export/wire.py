@@ -22,14 +22,11 @@ Kept = NDArray[np.bool_]
 
 
 class Rows(msgspec.Struct, frozen=True):
-    """Encoded bytes of N messages, or parts of messages, of up to W bytes.
+    """Encoded bytes of N messages, or parts of messages, of up to W bytes."""
 
-    Args:
-        values: uint8, shape ``(W, N)``: bytes in rows, because this makes joining parts fast.
-        kept: bool, the same shape: whether each byte is part of the message; None for all.
-    """
-
+    # uint8, shape ``(W, N)``: bytes in rows, because this makes joining parts fast.
     values: NDArray[np.uint8]
+    # bool, the same shape: whether each byte is part of the message; None for all.
     kept: Kept | None = None
 
     def __len__(self) -> int:

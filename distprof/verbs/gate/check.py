@@ -22,52 +22,32 @@ _WORST = ("regressed", "inconclusive", "acknowledged", "passed", "improved")
 
 
 class MetricCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The result for one metric.
+    """The result for one metric."""
 
-    Args:
-        metric: Name of the metric.
-        label: Name in reports.
-        unit: ``ns``, ``B`` or ``ratio``.
-        state: As in :class:`~distprof.verbs.gate.decide.Decision`; ``acknowledged`` if the baseline
-            accepts the loss.
-        scale: ``ratio``: ``change`` is candidate over baseline; ``difference``: candidate minus
-            baseline.
-        baseline: Median of the baseline's repeats.
-        candidate: Median of the candidate's repeats.
-        change: Estimated change.
-        low: Lower end of its 90 % interval; None if there are too few repeats for one.
-        high: Upper end of the interval.
-        p: p-value of the rank test.
-        tolerance: Accepted loss.
-        num_baseline: Repeats of the baseline.
-        num_candidate: Repeats of the candidate.
-        needed_repeats: Number of further repeats that would settle it; None if it is settled, or if
-            no reasonable number would settle it.
-        is_gated: Whether it decides the outcome; other metrics are informational.
-        why: Reason for the state, one sentence.
-        assumes: Assumption of the decision; empty if there is none.
-        reason: Why the loss is accepted; empty unless acknowledged.
-    """
-
-    metric: str
-    label: str
-    unit: str
+    metric: str  # Name of the metric.
+    label: str  # Name in reports.
+    unit: str  # ``ns``, ``B`` or ``ratio``.
+    # As in :class:`~distprof.verbs.gate.decide.Decision`; ``acknowledged`` if the baseline accepts
+    # the loss.
     state: State
+    # ``ratio``: ``change`` is candidate over baseline; ``difference``: candidate minus baseline.
     scale: str
-    baseline: float
-    candidate: float
-    change: float
-    low: float | None
-    high: float | None
-    p: float
-    tolerance: float
-    num_baseline: int
-    num_candidate: int
+    baseline: float  # Median of the baseline's repeats.
+    candidate: float  # Median of the candidate's repeats.
+    change: float  # Estimated change.
+    low: float | None  # Lower end of its 90 % interval; None if there are too few repeats for one.
+    high: float | None  # Upper end of the interval.
+    p: float  # p-value of the rank test.
+    tolerance: float  # Accepted loss.
+    num_baseline: int  # Repeats of the baseline.
+    num_candidate: int  # Repeats of the candidate.
+    # Number of further repeats that would settle it; None if it is settled, or if no reasonable
+    # number would settle it.
     needed_repeats: int | None
-    is_gated: bool
-    why: str
-    assumes: str = ""
-    reason: str = ""
+    is_gated: bool  # Whether it decides the outcome; other metrics are informational.
+    why: str  # Reason for the state, one sentence.
+    assumes: str = ""  # Assumption of the decision; empty if there is none.
+    reason: str = ""  # Why the loss is accepted; empty unless acknowledged.
 
 
 class PartLoss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,40 +60,26 @@ class PartLoss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class CheckResult(Displayed, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The result of a check.
+    """The result of a check."""
 
-    Args:
-        schema: Schema id of this document.
-        distprof_version: Version of distprof that wrote it.
-        state: The worst state of the gated metrics.
-        baseline: File of the baseline, or the runs compared with.
-        baseline_commit: Newest commit of the baseline; empty if unknown.
-        candidate_commit: Commit of the code that ran.
-        fingerprint: Fingerprint of the candidate.
-        unlike: Differences that would forbid the comparison, but which the user allowed.
-        metrics: The metrics that both sides have.
-        parts: Change of the traced step by part; empty without traces of both sides.
-        needed_repeats: Number of further repeats that would settle all gated metrics; None if they
-            are settled, or if no reasonable number would settle them.
-        not_checked: Requested metrics that one side lacks, with the reason.
-        notes: Assumptions and other notes, one sentence each.
-        inconclusive_fails: Whether an inconclusive check counts as a failure.
-    """
-
-    schema: str = CHECK_SCHEMA
-    distprof_version: str
-    state: State
-    baseline: str
-    baseline_commit: str
-    candidate_commit: str
-    fingerprint: Fingerprint
+    schema: str = CHECK_SCHEMA  # Schema id of this document.
+    distprof_version: str  # Version of distprof that wrote it.
+    state: State  # The worst state of the gated metrics.
+    baseline: str  # File of the baseline, or the runs compared with.
+    baseline_commit: str  # Newest commit of the baseline; empty if unknown.
+    candidate_commit: str  # Commit of the code that ran.
+    fingerprint: Fingerprint  # Fingerprint of the candidate.
+    # Differences that would forbid the comparison, but which the user allowed.
     unlike: tuple[str, ...] = ()
-    metrics: tuple[MetricCheck, ...] = ()
+    metrics: tuple[MetricCheck, ...] = ()  # The metrics that both sides have.
+    # Change of the traced step by part; empty without traces of both sides.
     parts: tuple[PartLoss, ...] = ()
+    # Number of further repeats that would settle all gated metrics; None if they are settled, or if
+    # no reasonable number would settle them.
     needed_repeats: int | None = None
-    not_checked: dict[str, str] = {}
-    notes: tuple[str, ...] = ()
-    inconclusive_fails: bool = False
+    not_checked: dict[str, str] = {}  # Requested metrics that one side lacks, with the reason.
+    notes: tuple[str, ...] = ()  # Assumptions and other notes, one sentence each.
+    inconclusive_fails: bool = False  # Whether an inconclusive check counts as a failure.
 
     @property
     def is_failed(self) -> bool:
@@ -127,25 +93,17 @@ def fails(state: State, *, inconclusive_fails: bool) -> bool:
 
 
 class GateSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings for comparing runs with a baseline.
+    """Settings for comparing runs with a baseline."""
 
-    Args:
-        metrics: Metrics to gate; empty for those gated by default.
-        tolerance: Tolerances that differ from the default, by metric.
-        session_noise: Known spread of step time and efficiency between sessions, as a relative
-            standard deviation; None if unknown. It is used while the baseline has too few sessions
-            to estimate it.
-        is_paired: Whether repeats of both sides were measured alternately.
-        inconclusive_fails: Whether an inconclusive check counts as a failure.
-        alpha: Significance level of the rank test.
-    """
-
-    metrics: Sequence[str] = ()
+    metrics: Sequence[str] = ()  # Metrics to gate; empty for those gated by default.
+    # Tolerances that differ from the default, by metric.
     tolerance: Mapping[str, float] = msgspec.field(default_factory=dict)
+    # Known spread of step time and efficiency between sessions, as a relative standard deviation;
+    # None if unknown. It is used while the baseline has too few sessions to estimate it.
     session_noise: float | None = None
-    is_paired: bool = False
-    inconclusive_fails: bool = False
-    alpha: float = ALPHA
+    is_paired: bool = False  # Whether repeats of both sides were measured alternately.
+    inconclusive_fails: bool = False  # Whether an inconclusive check counts as a failure.
+    alpha: float = ALPHA  # Significance level of the rank test.
 
 
 def judge(

@@ -206,52 +206,35 @@ _MOST_NEEDED = 200  # more repeats than this are not practical, so no number is 
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """The decision from the repeats.
+    """The decision from the repeats."""
 
-    Args:
-        state: ``passed``: any loss is within the tolerance. ``regressed`` and ``improved``: the
-            change is beyond it. ``inconclusive``: the interval contains the tolerance, the rank
-            test disagrees, or sessions may differ as much.
-        change: Candidate over baseline, or candidate minus baseline on the scale ``difference``.
-        low: Lower end of its 90 % interval; None if there are too few repeats for one.
-        high: Upper end of the interval.
-        p: p-value of the rank test in the direction of the change.
-        tolerance: Tolerance that was requested.
-        num_baseline: Repeats of the baseline.
-        num_candidate: Repeats of the candidate.
-        needed_repeats: Number of further repeats of the candidate (and of the baseline, if both can
-            be run) that would settle it at the current spread; None if it is settled, or if no
-            reasonable number would settle it.
-        why: Reason for the state, one sentence.
-        assumes: Assumption of the decision, one sentence; empty if there is none.
-    """
-
+    # ``passed``: any loss is within the tolerance. ``regressed`` and ``improved``: the change is
+    # beyond it. ``inconclusive``: the interval contains the tolerance, the rank test disagrees, or
+    # sessions may differ as much.
     state: State
+    # Candidate over baseline, or candidate minus baseline on the scale ``difference``.
     change: float
-    low: float | None
-    high: float | None
-    p: float
-    tolerance: float
-    num_baseline: int
-    num_candidate: int
+    low: float | None  # Lower end of its 90 % interval; None if there are too few repeats for one.
+    high: float | None  # Upper end of the interval.
+    p: float  # p-value of the rank test in the direction of the change.
+    tolerance: float  # Tolerance that was requested.
+    num_baseline: int  # Repeats of the baseline.
+    num_candidate: int  # Repeats of the candidate.
+    # Number of further repeats of the candidate (and of the baseline, if both can be run) that
+    # would settle it at the current spread; None if it is settled, or if no reasonable number would
+    # settle it.
     needed_repeats: int | None
-    why: str
-    assumes: str = ""
+    why: str  # Reason for the state, one sentence.
+    assumes: str = ""  # Assumption of the decision, one sentence; empty if there is none.
 
 
 class _Sessions(msgspec.Struct, frozen=True):
-    """Sessions of the baseline's repeats, and how far another session may differ from them.
+    """Sessions of the baseline's repeats, and how far another session may differ from them."""
 
-    Args:
-        keys: Session of each repeat.
-        noise: Known standard deviation; None if unknown.
-        can_blame: Whether a change can be separated from differences between sessions, because
-            there are pairs, enough sessions, or a known noise. Otherwise, only a change far beyond
-            ``UNKNOWN_NOISE`` can.
-    """
-
-    keys: tuple[object, ...]
-    noise: float | None
+    keys: tuple[object, ...]  # Session of each repeat.
+    noise: float | None  # Known standard deviation; None if unknown.
+    # Whether a change can be separated from differences between sessions, because there are pairs,
+    # enough sessions, or a known noise. Otherwise, only a change far beyond ``UNKNOWN_NOISE`` can.
     can_blame: bool
 
     @classmethod

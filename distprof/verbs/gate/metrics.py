@@ -13,25 +13,17 @@ from distprof.verbs.gate.decide import Better, Scale
 
 
 class Metric(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric of a run.
+    """One metric of a run."""
 
-    Args:
-        name: Name in configuration, baselines and JSON.
-        label: Name in reports.
-        better: Which direction is an improvement.
-        scale: ``ratio`` for times and sizes; ``difference`` for shares, which may be near 0.
-        tolerance: Loss that is accepted by default.
-        read: Returns its value in a summary, or None if unknown.
-        decides: Whether it is gated by default. The parts of a step explain its time, but each is
-            noisier than the whole, and gating all of them would raise more false alarms.
-    """
-
-    name: str
-    label: str
-    better: Better
-    scale: Scale
-    tolerance: float
+    name: str  # Name in configuration, baselines and JSON.
+    label: str  # Name in reports.
+    better: Better  # Which direction is an improvement.
+    scale: Scale  # ``ratio`` for times and sizes; ``difference`` for shares, which may be near 0.
+    tolerance: float  # Loss that is accepted by default.
+    # Returns its value in a summary, or None if unknown.
     read: Callable[[SummaryFile], float | None]
+    # Whether it is gated by default. The parts of a step explain its time, but each is noisier than
+    # the whole, and gating all of them would raise more false alarms.
     decides: bool = False
 
 

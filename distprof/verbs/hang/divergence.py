@@ -30,29 +30,20 @@ _LATEST = 2**62
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """An operation in which ranks diverge.
+    """An operation in which ranks diverge."""
 
-    Args:
-        group: Process group of the operation.
-        kind: How they diverge.
-        seq: Its sequence number; None for messages.
-        waiting: Ranks that launched it and wait.
-        missing: Ranks that left a dump and did not launch it, did not finish it, or launched a
-            different operation.
-        silent: Members that left no dump.
-        example: A member that launched it, and the row of its entry; None if no ring holds it.
-        first_ns: When the first rank launched it; a time far in the future if unknown.
-        others: Operations that the missing ranks launched instead, one sentence each.
-    """
-
-    group: JobGroup
-    kind: HangKind
-    seq: int | None
-    waiting: tuple[int, ...]
+    group: JobGroup  # Process group of the operation.
+    kind: HangKind  # How they diverge.
+    seq: int | None  # Its sequence number; None for messages.
+    waiting: tuple[int, ...]  # Ranks that launched it and wait.
+    # Ranks that left a dump and did not launch it, did not finish it, or launched a different
+    # operation.
     missing: tuple[int, ...]
-    silent: tuple[int, ...] = ()
+    silent: tuple[int, ...] = ()  # Members that left no dump.
+    # A member that launched it, and the row of its entry; None if no ring holds it.
     example: tuple[Member, int] | None = None
-    first_ns: int = _LATEST
+    first_ns: int = _LATEST  # When the first rank launched it; a time far in the future if unknown.
+    # Operations that the missing ranks launched instead, one sentence each.
     others: tuple[str, ...] = ()
 
     @property

@@ -45,19 +45,12 @@ EXIT_TOGETHER_NS = 5 * NS_PER_S
 
 
 class LogFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A log to scan; picklable, so another process can read it.
+    """A log to scan; picklable, so another process can read it."""
 
-    Args:
-        folder: Folder of the file.
-        name: Name of the file in the folder.
-        shown: Name in reports.
-        rank: Rank that wrote it; None if its path does not show one.
-    """
-
-    folder: Folder
-    name: str
-    shown: str
-    rank: int | None
+    folder: Folder  # Folder of the file.
+    name: str  # Name of the file in the folder.
+    shown: str  # Name in reports.
+    rank: int | None  # Rank that wrote it; None if its path does not show one.
 
 
 # Finding the dumps of a job in a folder, and the logs and stacks next to them --------------------
@@ -94,21 +87,13 @@ _SKIPPED = frozenset(("cache", ".git", "__pycache__"))
 
 
 class DumpFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that may be a dump; picklable, so another process can read it.
+    """A file that may be a dump; picklable, so another process can read it."""
 
-    Args:
-        folder: Folder of the file.
-        name: Name of the file in the folder.
-        shown: Name in reports, relative to the source.
-        rank: Rank that wrote it.
-        is_certain: Whether its name alone shows that it is a dump.
-    """
-
-    folder: Folder
-    name: str
-    shown: str
-    rank: int
-    is_certain: bool = False
+    folder: Folder  # Folder of the file.
+    name: str  # Name of the file in the folder.
+    shown: str  # Name in reports, relative to the source.
+    rank: int  # Rank that wrote it.
+    is_certain: bool = False  # Whether its name alone shows that it is a dump.
 
 
 def read_evidence(

@@ -20,29 +20,19 @@ from distprof.verbs.hang.result import Cadence
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of one rank in one group.
+    """Progress of one rank in one group."""
 
-    Args:
-        rank: Global rank.
-        dump: Its dump.
-        collectives: int64, rows of its entries for collectives of this group, in order of launch.
-        seq: int64, their sequence numbers.
-        pending: bool, whether each was still incomplete when the rank wrote its dump.
-        messages: int64, rows of messages that had not completed.
-        enqueued: Latest collective launched; None where unknown.
-        completed: Latest collective known to have completed; None where unknown.
-        records_completion: Whether its backend records completion; gloo does not.
-    """
-
-    rank: int
-    dump: FlightDump
+    rank: int  # Global rank.
+    dump: FlightDump  # Its dump.
+    # int64, rows of its entries for collectives of this group, in order of launch.
     collectives: Int64Array
-    seq: Int64Array
+    seq: Int64Array  # int64, their sequence numbers.
+    # bool, whether each was still incomplete when the rank wrote its dump.
     pending: np.typing.NDArray[np.bool_]
-    messages: Int64Array
-    enqueued: int | None
-    completed: int | None
-    records_completion: bool
+    messages: Int64Array  # int64, rows of messages that had not completed.
+    enqueued: int | None  # Latest collective launched; None where unknown.
+    completed: int | None  # Latest collective known to have completed; None where unknown.
+    records_completion: bool  # Whether its backend records completion; gloo does not.
 
     @property
     def is_whole(self) -> bool:
@@ -57,20 +47,14 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """One process group of the job.
+    """One process group of the job."""
 
-    Args:
-        name: Name of the group.
-        description: Description given by the program; empty if it gave none.
-        ranks: Global ranks of all members, ascending.
-        members: Members that left a dump, by rank.
-        knows_ranks: Whether a dump lists the members; otherwise ``ranks`` are those with a dump.
-    """
-
-    name: str
-    description: str
-    ranks: tuple[int, ...]
+    name: str  # Name of the group.
+    description: str  # Description given by the program; empty if it gave none.
+    ranks: tuple[int, ...]  # Global ranks of all members, ascending.
+    # Members that left a dump, by rank.
     members: Mapping[int, Member] = msgspec.field(default_factory=dict)
+    # Whether a dump lists the members; otherwise ``ranks`` are those with a dump.
     knows_ranks: bool = True
 
     @property

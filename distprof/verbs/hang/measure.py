@@ -48,26 +48,16 @@ _TROUBLE = ("timeout", "peer", "device")
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """A diagnosis before it is explained in sentences.
+    """A diagnosis before it is explained in sentences."""
 
-    Args:
-        state: Whether the job hangs.
-        roots: Every independent cause, the earliest first.
-        point: The first divergent operation.
-        points: The first point of each group.
-        groups: Every group.
-        unfinished: An operation of the first root's group that all ranks launched and some did not
-            finish.
-        messages: Messages that one side has not posted.
-    """
-
-    state: HangState
-    point: Point | None = None
-    roots: tuple[Root, ...] = ()
-    points: tuple[Point, ...] = ()
-    groups: tuple[JobGroup, ...] = ()
+    state: HangState  # Whether the job hangs.
+    point: Point | None = None  # The first divergent operation.
+    roots: tuple[Root, ...] = ()  # Every independent cause, the earliest first.
+    points: tuple[Point, ...] = ()  # The first point of each group.
+    groups: tuple[JobGroup, ...] = ()  # Every group.
+    # An operation of the first root's group that all ranks launched and some did not finish.
     unfinished: Point | None = None
-    messages: tuple[Point, ...] = ()
+    messages: tuple[Point, ...] = ()  # Messages that one side has not posted.
 
     @property
     def first(self) -> Root | None:

@@ -28,33 +28,21 @@ LATE_WRITE_NS = 30 * NS_PER_S
 
 
 class LastStep(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a rank's step log.
+    """The end of a rank's step log."""
 
-    Args:
-        step: Number of the last step.
-        ended_ns: Its end, ns since the epoch.
-        usual_ns: Median length of the last steps.
-        has_own_time: Whether the modification times of the rank's files are its own, not a copy's.
-    """
-
-    step: int
-    ended_ns: int
-    usual_ns: int
+    step: int  # Number of the last step.
+    ended_ns: int  # Its end, ns since the epoch.
+    usual_ns: int  # Median length of the last steps.
+    # Whether the modification times of the rank's files are its own, not a copy's.
     has_own_time: bool = True
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that no longer completes steps.
+    """A job that no longer completes steps."""
 
-    Args:
-        step: The last step that any rank completed.
-        for_ns: Time from its end to the newest evidence.
-        usual_ns: Usual length of a step.
-    """
-
-    step: int
-    for_ns: int
-    usual_ns: int
+    step: int  # The last step that any rank completed.
+    for_ns: int  # Time from its end to the newest evidence.
+    usual_ns: int  # Usual length of a step.
 
 
 def last_step(folder: Folder) -> LastStep | None:

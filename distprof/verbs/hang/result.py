@@ -14,54 +14,35 @@ from distprof.verbs.hang.progress import Stop
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line of a rank's log that reports trouble.
+    """A line of a rank's log that reports trouble."""
 
-    Args:
-        rank: Rank that wrote it; None if unknown.
-        file: Log file.
-        line: Line number, from 1.
-        about: ``timeout``, ``nccl``, ``device``, ``peer`` (another rank was lost), ``error``, or
-            ``ras`` for a rank in trouble according to ncclras.
-        text: The line, truncated.
-    """
-
-    rank: int | None
-    file: str
-    line: int
+    rank: int | None  # Rank that wrote it; None if unknown.
+    file: str  # Log file.
+    line: int  # Line number, from 1.
+    # ``timeout``, ``nccl``, ``device``, ``peer`` (another rank was lost), ``error``, or ``ras`` for
+    # a rank in trouble according to ncclras.
     about: str
-    text: str
+    text: str  # The line, truncated.
 
 
 class HangEvidence(msgspec.Struct, frozen=True, kw_only=True):
-    """All evidence about a job that may hang.
+    """All evidence about a job that may hang."""
 
-    Args:
-        source: The input, as the user named it.
-        dumps: One dump per rank, by rank.
-        world_size: World size of the job; None if unknown.
-        hosts: Host of each rank, if known.
-        log_lines: Trouble in logs, by rank and line.
-        stacks: Calls of each rank's training thread, innermost first.
-        failed: Why each failed rank's own code stopped; losing a peer does not count.
-        has_ended_well: Whether the job is known to have completed.
-        stop: The stop of the job's steps; None if steps continued, or are unknown.
-        notes: Damaged or omitted input, one sentence each.
-        num_other_dumps: Older dumps of the same ranks, left out.
-        output: What the job printed.
-    """
-
-    source: str
-    dumps: tuple[FlightDump, ...]
-    world_size: int | None = None
-    hosts: dict[int, str] = msgspec.field(default_factory=dict)
-    log_lines: tuple[LogLine, ...] = ()
+    source: str  # The input, as the user named it.
+    dumps: tuple[FlightDump, ...]  # One dump per rank, by rank.
+    world_size: int | None = None  # World size of the job; None if unknown.
+    hosts: dict[int, str] = msgspec.field(default_factory=dict)  # Host of each rank, if known.
+    log_lines: tuple[LogLine, ...] = ()  # Trouble in logs, by rank and line.
+    # Calls of each rank's training thread, innermost first.
     stacks: dict[int, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    # Why each failed rank's own code stopped; losing a peer does not count.
     failed: dict[int, str] = msgspec.field(default_factory=dict)
-    has_ended_well: bool = False
+    has_ended_well: bool = False  # Whether the job is known to have completed.
+    # The stop of the job's steps; None if steps continued, or are unknown.
     stop: Stop | None = None
-    notes: tuple[str, ...] = ()
-    num_other_dumps: int = 0
-    output: JobOutput = JobOutput()
+    notes: tuple[str, ...] = ()  # Damaged or omitted input, one sentence each.
+    num_other_dumps: int = 0  # Older dumps of the same ranks, left out.
+    output: JobOutput = JobOutput()  # What the job printed.
 
 
 # The hang report ----------------------------------------------------------------------------------
@@ -99,206 +80,119 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class StuckOperation(_Record, frozen=True, kw_only=True):
-    """The first operation in which ranks diverge.
+    """The first operation in which ranks diverge."""
 
-    Args:
-        group: Name of its process group.
-        description: Description given by the program; empty if it gave none.
-        group_ranks: All members of the group.
-        seq: Sequence number in the group; None for messages.
-        name: Recorded name, for example ``nccl:all_to_all``; empty if no ring holds it.
-        kind: Normalised kind, for example ``all_to_all``.
-        shape: Sizes of its inputs on one of the ranks that launched it.
-        dtype: Data type of its inputs.
-        launched: Ranks that launched it.
-        missing: Ranks that did not launch it, or launched a different operation.
-        unknown: Members that left no dump.
-        launched_ns: When the first rank launched it, on that rank's clock.
-        timeout_ms: Timeout of the group.
-        frame: The call that launched it; empty if no stacks were recorded.
-        others: Operations that the missing ranks launched instead, one sentence each.
-    """
-
-    group: str
-    description: str
-    group_ranks: tuple[int, ...]
-    seq: int | None
-    name: str
-    kind: str
-    shape: str
-    dtype: str
-    launched: tuple[int, ...]
-    missing: tuple[int, ...]
-    unknown: tuple[int, ...]
-    launched_ns: int | None
-    timeout_ms: int | None
-    frame: str = ""
+    group: str  # Name of its process group.
+    description: str  # Description given by the program; empty if it gave none.
+    group_ranks: tuple[int, ...]  # All members of the group.
+    seq: int | None  # Sequence number in the group; None for messages.
+    name: str  # Recorded name, for example ``nccl:all_to_all``; empty if no ring holds it.
+    kind: str  # Normalised kind, for example ``all_to_all``.
+    shape: str  # Sizes of its inputs on one of the ranks that launched it.
+    dtype: str  # Data type of its inputs.
+    launched: tuple[int, ...]  # Ranks that launched it.
+    missing: tuple[int, ...]  # Ranks that did not launch it, or launched a different operation.
+    unknown: tuple[int, ...]  # Members that left no dump.
+    launched_ns: int | None  # When the first rank launched it, on that rank's clock.
+    timeout_ms: int | None  # Timeout of the group.
+    frame: str = ""  # The call that launched it; empty if no stacks were recorded.
+    # Operations that the missing ranks launched instead, one sentence each.
     others: tuple[str, ...] = ()
 
 
 class HangRoot(_Record, frozen=True, kw_only=True):
-    """One independent cause: ranks that others wait for, and the operation in which they wait.
+    """One independent cause: ranks that others wait for, and the operation in which they wait."""
 
-    Args:
-        kind: How the operation diverges.
-        ranks: The ranks at fault; empty if the operation itself does not finish.
-        hosts: Their hosts, if known.
-        operation: The first operation in which others wait for them.
-        has_dump: Whether the ranks left dumps; without dumps they are suspected, not proven.
-        sentence: The root in one sentence.
-    """
-
-    kind: HangKind
-    ranks: tuple[int, ...]
-    hosts: tuple[str, ...]
-    operation: StuckOperation
-    has_dump: bool
-    sentence: str
+    kind: HangKind  # How the operation diverges.
+    ranks: tuple[int, ...]  # The ranks at fault; empty if the operation itself does not finish.
+    hosts: tuple[str, ...]  # Their hosts, if known.
+    operation: StuckOperation  # The first operation in which others wait for them.
+    has_dump: bool  # Whether the ranks left dumps; without dumps they are suspected, not proven.
+    sentence: str  # The root in one sentence.
 
 
 class GroupProgress(_Record, frozen=True, kw_only=True):
-    """Progress of the members of one group.
+    """Progress of the members of one group."""
 
-    Args:
-        group: Name of the group.
-        description: Description given by the program.
-        ranks: All members.
-        lowest_seq: Latest collective launched by the member furthest behind.
-        highest_seq: Latest collective launched by the member furthest ahead.
-        behind: Members that have not launched a collective that others have.
-        unknown: Members that left no dump.
-        pending: Number of operations in flight, summed over the members.
-        waits_on: Name of the operation that the group waits in; empty if there is none.
-        waits_seq: Its sequence number.
-    """
-
-    group: str
-    description: str
-    ranks: tuple[int, ...]
-    lowest_seq: int | None
-    highest_seq: int | None
-    behind: tuple[int, ...]
-    unknown: tuple[int, ...]
-    pending: int
-    waits_on: str = ""
-    waits_seq: int | None = None
+    group: str  # Name of the group.
+    description: str  # Description given by the program.
+    ranks: tuple[int, ...]  # All members.
+    lowest_seq: int | None  # Latest collective launched by the member furthest behind.
+    highest_seq: int | None  # Latest collective launched by the member furthest ahead.
+    behind: tuple[int, ...]  # Members that have not launched a collective that others have.
+    unknown: tuple[int, ...]  # Members that left no dump.
+    pending: int  # Number of operations in flight, summed over the members.
+    waits_on: str = ""  # Name of the operation that the group waits in; empty if there is none.
+    waits_seq: int | None = None  # Its sequence number.
 
 
 class RankPosition(_Record, frozen=True, kw_only=True):
-    """Position of one rank.
+    """Position of one rank."""
 
-    Args:
-        rank: Global rank.
-        host: Host of the rank; empty if unknown.
-        source: File of its dump.
-        entries: Number of operations in the dump.
-        last_name: Latest operation launched.
-        last_group: Its group.
-        last_seq: Its sequence number.
-        last_ns: Time of its launch, on the rank's clock.
-        waits_for: Ranks it waits for; empty if there are none.
-        call: Where its Python code is, from its stack or else from the latest operation.
-    """
-
-    rank: int
-    host: str
-    source: str
-    entries: int
-    last_name: str
-    last_group: str
-    last_seq: int | None
-    last_ns: int | None
-    waits_for: tuple[int, ...]
-    call: str = ""
+    rank: int  # Global rank.
+    host: str  # Host of the rank; empty if unknown.
+    source: str  # File of its dump.
+    entries: int  # Number of operations in the dump.
+    last_name: str  # Latest operation launched.
+    last_group: str  # Its group.
+    last_seq: int | None  # Its sequence number.
+    last_ns: int | None  # Time of its launch, on the rank's clock.
+    waits_for: tuple[int, ...]  # Ranks it waits for; empty if there are none.
+    call: str = ""  # Where its Python code is, from its stack or else from the latest operation.
 
 
 class StackOfRanks(_Record, frozen=True, kw_only=True):
-    """Ranks with the same Python stack.
+    """Ranks with the same Python stack."""
 
-    Args:
-        ranks: The ranks.
-        calls: Calls, innermost first: ``function (file:line)``.
-    """
-
-    ranks: tuple[int, ...]
-    calls: tuple[str, ...]
+    ranks: tuple[int, ...]  # The ranks.
+    calls: tuple[str, ...]  # Calls, innermost first: ``function (file:line)``.
 
 
 class Cadence(_Record, frozen=True, kw_only=True):
-    """How often the same collective of a group recurs, over all ranks that dumped.
+    """How often the same collective of a group recurs, over all ranks that dumped."""
 
-    Args:
-        group: Name of the group.
-        description: Description given by the program.
-        name: Name of the operation.
-        shape: Sizes of its inputs.
-        count: Number of occurrences.
-        period_ns: Median time from one launch to the next.
-        longest_ns: Longest time from one launch to the next.
-    """
-
-    group: str
-    description: str
-    name: str
-    shape: str
-    count: int
-    period_ns: int
-    longest_ns: int
+    group: str  # Name of the group.
+    description: str  # Description given by the program.
+    name: str  # Name of the operation.
+    shape: str  # Sizes of its inputs.
+    count: int  # Number of occurrences.
+    period_ns: int  # Median time from one launch to the next.
+    longest_ns: int  # Longest time from one launch to the next.
 
 
 class HangReport(Displayed, _Record, frozen=True, kw_only=True):
-    """Whether a job hangs, in which operation, and because of which ranks.
+    """Whether a job hangs, in which operation, and because of which ranks."""
 
-    Args:
-        schema: Schema id of this document.
-        distprof_version: Version of distprof that wrote it.
-        source: The input, as the user named it.
-        state: ``stuck``, ``in_flight`` or ``no_hang``; from output alone, ``stuck``, ``failed``
-            or ``undecided``.
-        verdict: The verdict in words.
-        kind: How the first divergent operation diverges; None if no operation diverges.
-        confidence: Measured if a log, an exit or a stack agrees with the dumps, else inferred.
-        operation: The first divergent operation.
-        culprits: Ranks that others wait for and that wait for no rank, of all roots.
-        roots: Every independent cause, earliest first; ``operation`` is that of the first.
-        suspects: Further ranks that left no dump, so no evidence can clear them.
-        hosts: Hosts of the culprits, if known.
-        why: Evidence, one sentence each.
-        alternatives: Other causes with the same symptoms.
-        next_steps: Next steps, most useful first.
-        dumps: Ranks whose dumps were read.
-        missing_dumps: Ranks that exist but left no dump.
-        num_other_dumps: Dumps that were left out because the same ranks left newer ones. They may
-            be those of another job.
-        groups: Progress per group, waiting groups first.
-        ranks: Position of each rank.
-        log_lines: Trouble in logs next to the dumps, by rank and line.
-        stacks: Python stacks, rarest first.
-        cadence: How often the same collective recurs, per group.
-        notes: Damaged or omitted input.
-    """
-
-    schema: str = HANG_SCHEMA
-    distprof_version: str
-    source: str
+    schema: str = HANG_SCHEMA  # Schema id of this document.
+    distprof_version: str  # Version of distprof that wrote it.
+    source: str  # The input, as the user named it.
+    # ``stuck``, ``in_flight`` or ``no_hang``; from output alone, ``stuck``, ``failed`` or
+    # ``undecided``.
     state: HangState
-    verdict: str
+    verdict: str  # The verdict in words.
+    # How the first divergent operation diverges; None if no operation diverges.
     kind: HangKind | None = None
+    # Measured if a log, an exit or a stack agrees with the dumps, else inferred.
     confidence: Confidence | None = None
-    operation: StuckOperation | None = None
+    operation: StuckOperation | None = None  # The first divergent operation.
+    # Ranks that others wait for and that wait for no rank, of all roots.
     culprits: tuple[int, ...] = ()
+    # Every independent cause, earliest first; ``operation`` is that of the first.
     roots: tuple[HangRoot, ...] = ()
+    # Further ranks that left no dump, so no evidence can clear them.
     suspects: tuple[int, ...] = ()
-    hosts: tuple[str, ...] = ()
-    why: tuple[str, ...] = ()
-    alternatives: tuple[str, ...] = ()
-    next_steps: tuple[str, ...] = ()
-    dumps: tuple[int, ...] = ()
-    missing_dumps: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()  # Hosts of the culprits, if known.
+    why: tuple[str, ...] = ()  # Evidence, one sentence each.
+    alternatives: tuple[str, ...] = ()  # Other causes with the same symptoms.
+    next_steps: tuple[str, ...] = ()  # Next steps, most useful first.
+    dumps: tuple[int, ...] = ()  # Ranks whose dumps were read.
+    missing_dumps: tuple[int, ...] = ()  # Ranks that exist but left no dump.
+    # Dumps that were left out because the same ranks left newer ones. They may be those of another
+    # job.
     num_other_dumps: int = 0
-    groups: tuple[GroupProgress, ...] = ()
-    ranks: tuple[RankPosition, ...] = ()
-    log_lines: tuple[LogLine, ...] = ()
-    stacks: tuple[StackOfRanks, ...] = ()
-    cadence: tuple[Cadence, ...] = ()
-    notes: tuple[str, ...] = ()
+    groups: tuple[GroupProgress, ...] = ()  # Progress per group, waiting groups first.
+    ranks: tuple[RankPosition, ...] = ()  # Position of each rank.
+    log_lines: tuple[LogLine, ...] = ()  # Trouble in logs next to the dumps, by rank and line.
+    stacks: tuple[StackOfRanks, ...] = ()  # Python stacks, rarest first.
+    cadence: tuple[Cadence, ...] = ()  # How often the same collective recurs, per group.
+    notes: tuple[str, ...] = ()  # Damaged or omitted input.

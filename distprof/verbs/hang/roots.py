@@ -11,17 +11,12 @@ from distprof.verbs.hang.result import HangKind
 
 
 class Root(msgspec.Struct, frozen=True, kw_only=True):
-    """Ranks that others wait for and that wait for no rank themselves.
+    """Ranks that others wait for and that wait for no rank themselves."""
 
-    Args:
-        point: The first operation in which others wait for them.
-        ranks: The ranks; empty if all ranks launched the operation and none finished it.
-        in_circle: Whether they wait for each other.
-    """
-
-    point: Point
+    point: Point  # The first operation in which others wait for them.
+    # The ranks; empty if all ranks launched the operation and none finished it.
     ranks: tuple[int, ...]
-    in_circle: bool = False
+    in_circle: bool = False  # Whether they wait for each other.
 
     @property
     def kind(self) -> HangKind:

@@ -175,17 +175,11 @@ _HARMLESS = ("README", "README.md", "desktop.ini", "lost+found")
 
 
 class Store(msgspec.Struct, frozen=True, kw_only=True):
-    """The location of a history.
+    """The location of a history."""
 
-    Args:
-        folder: Folder or URL, as the user named it.
-        path: Path within ``system``, or a local path.
-        system: fsspec file system; None for local folders.
-    """
-
-    folder: str
-    path: str
-    system: Any = None
+    folder: str  # Folder or URL, as the user named it.
+    path: str  # Path within ``system``, or a local path.
+    system: Any = None  # fsspec file system; None for local folders.
 
     @classmethod
     def at(cls, folder: str) -> Store:

@@ -296,23 +296,15 @@ _LARGEST = 2**63 - 1
 
 
 class HistoryAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The answer to an SQL query.
+    """The answer to an SQL query."""
 
-    Args:
-        schema: Schema id of this document.
-        distprof_version: Version of distprof that wrote it.
-        source: Folder or URL of the history.
-        columns: Names of the columns.
-        rows: One value per column; types that JSON lacks (dates, decimals) are text.
-        notes: Omitted data, one sentence each.
-    """
-
-    schema: str = ANSWER_SCHEMA
-    distprof_version: str
-    source: str
-    columns: tuple[str, ...] = ()
+    schema: str = ANSWER_SCHEMA  # Schema id of this document.
+    distprof_version: str  # Version of distprof that wrote it.
+    source: str  # Folder or URL of the history.
+    columns: tuple[str, ...] = ()  # Names of the columns.
+    # One value per column; types that JSON lacks (dates, decimals) are text.
     rows: tuple[tuple[Any, ...], ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # Omitted data, one sentence each.
 
 
 def answer_of(

@@ -73,96 +73,61 @@ HISTORY_METRICS = (
 
 
 class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All runs of one commit.
+    """All runs of one commit."""
 
-    Args:
-        commit: Commit of the code; empty if unknown: then there is one point per label, or per run.
-        label: Label of its newest run.
-        created_ns: When its first run ended, ns since the epoch.
-        num_runs: Number of repeats.
-        value: Median of the repeats, in the unit of the metric.
-        low: Lower end of the 95 % interval of their centre; None with fewer than two repeats.
-        high: Upper end of the interval.
-        state: ``first`` if no point precedes it; otherwise as in
-            :class:`~distprof.verbs.gate.decide.Decision`.
-        change: Change from the points before it, a ratio or a difference; None for the first.
-        change_low: Lower end of its 90 % interval; None if there are too few repeats.
-        change_high: Upper end of that interval.
-        num_before: Number of points that it is compared with.
-        num_after: Number of later points that confirmed it.
-        needed_repeats: Number of further repeats that would settle it; None if it is settled, or if
-            no reasonable number would settle it.
-        why: Reason for the state, one sentence.
-        software: Versions and variables that differ from the previous point; only if the state is
-            ``regressed`` or ``improved``.
-    """
-
+    # Commit of the code; empty if unknown: then there is one point per label, or per run.
     commit: str
-    label: str
-    created_ns: int
-    num_runs: int
-    value: float
+    label: str  # Label of its newest run.
+    created_ns: int  # When its first run ended, ns since the epoch.
+    num_runs: int  # Number of repeats.
+    value: float  # Median of the repeats, in the unit of the metric.
+    # Lower end of the 95 % interval of their centre; None with fewer than two repeats.
     low: float | None = None
-    high: float | None = None
+    high: float | None = None  # Upper end of the interval.
+    # ``first`` if no point precedes it; otherwise as in
+    # :class:`~distprof.verbs.gate.decide.Decision`.
     state: State = "first"
+    # Change from the points before it, a ratio or a difference; None for the first.
     change: float | None = None
+    # Lower end of its 90 % interval; None if there are too few repeats.
     change_low: float | None = None
-    change_high: float | None = None
-    num_before: int = 0
-    num_after: int = 0
+    change_high: float | None = None  # Upper end of that interval.
+    num_before: int = 0  # Number of points that it is compared with.
+    num_after: int = 0  # Number of later points that confirmed it.
+    # Number of further repeats that would settle it; None if it is settled, or if no reasonable
+    # number would settle it.
     needed_repeats: int | None = None
-    why: str = ""
+    why: str = ""  # Reason for the state, one sentence.
+    # Versions and variables that differ from the previous point; only if the state is ``regressed``
+    # or ``improved``.
     software: tuple[str, ...] = ()
 
 
 class HistorySeries(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One job on one kind of hardware.
+    """One job on one kind of hardware."""
 
-    Args:
-        key: 12 hexadecimal digits, the same for comparable runs.
-        fingerprint: Fingerprint of its newest run.
-        points: Points in order of time.
-        num_earlier: Number of earlier points that are not shown.
-        num_without: Number of runs that do not have the metric.
-    """
-
-    key: str
-    fingerprint: Fingerprint
-    points: tuple[HistoryPoint, ...] = ()
-    num_earlier: int = 0
-    num_without: int = 0
+    key: str  # 12 hexadecimal digits, the same for comparable runs.
+    fingerprint: Fingerprint  # Fingerprint of its newest run.
+    points: tuple[HistoryPoint, ...] = ()  # Points in order of time.
+    num_earlier: int = 0  # Number of earlier points that are not shown.
+    num_without: int = 0  # Number of runs that do not have the metric.
 
 
 class History(Displayed, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A metric over commits.
+    """A metric over commits."""
 
-    Args:
-        schema: Schema id of this document.
-        distprof_version: Version of distprof that wrote it.
-        source: Folder or URL of the history.
-        metric: Name of the metric.
-        label: Name in reports.
-        unit: ``ns``, ``B``, ``/s``, ``J`` or ``ratio``.
-        better: Which direction is an improvement: ``lower`` or ``higher``.
-        scale: ``ratio`` if changes are ratios, ``difference`` if they are differences.
-        tolerance: Accepted loss.
-        window: Maximum number of points that a point is compared with.
-        series: Series, the one with the newest run first.
-        notes: Notes, one sentence each.
-    """
-
-    schema: str = HISTORY_SCHEMA
-    distprof_version: str
-    source: str
-    metric: str
-    label: str
-    unit: str
-    better: str
-    scale: str
-    tolerance: float
-    window: int
-    series: tuple[HistorySeries, ...] = ()
-    notes: tuple[str, ...] = ()
+    schema: str = HISTORY_SCHEMA  # Schema id of this document.
+    distprof_version: str  # Version of distprof that wrote it.
+    source: str  # Folder or URL of the history.
+    metric: str  # Name of the metric.
+    label: str  # Name in reports.
+    unit: str  # ``ns``, ``B``, ``/s``, ``J`` or ``ratio``.
+    better: str  # Which direction is an improvement: ``lower`` or ``higher``.
+    scale: str  # ``ratio`` if changes are ratios, ``difference`` if they are differences.
+    tolerance: float  # Accepted loss.
+    window: int  # Maximum number of points that a point is compared with.
+    series: tuple[HistorySeries, ...] = ()  # Series, the one with the newest run first.
+    notes: tuple[str, ...] = ()  # Notes, one sentence each.
 
 
 class _Commit(msgspec.Struct, frozen=True, kw_only=True):

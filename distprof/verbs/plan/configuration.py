@@ -32,72 +32,44 @@ _CAN_RUN = frozenset(
 class ConfigurationResult(
     msgspec.Struct, Evidence, frozen=True, kw_only=True, forbid_unknown_fields=True
 ):
-    """A layout, the objections to it and its costs. All are modelled: no step has run.
-
-    Args:
-        layout: The layout.
-        objections: Reasons against it, except memory.
-        usable_bytes: Memory of a GPU that the layout may fill.
-        memory: Memory of the fullest GPU; None if the layout cannot run.
-        estimate: Its costs; None if it cannot run.
-        larger: The same layout with half as many micro-batches of twice the size; None with
-            pipeline stages, or if the number of micro-batches is odd.
-        larger_bytes: Memory that ``larger`` takes.
-        plain_bytes: Memory without any sharding; None if the layout does not shard weights.
-    """
+    """A layout, the objections to it and its costs. All are modelled: no step has run."""
 
     subject: ClassVar[Subject] = Subject.CONFIGURATION
 
-    layout: Layout
-    objections: tuple[Objection, ...] = ()
-    usable_bytes: float
-    memory: MemoryParts | None = None
-    estimate: Estimate | None = None
+    layout: Layout  # The layout.
+    objections: tuple[Objection, ...] = ()  # Reasons against it, except memory.
+    usable_bytes: float  # Memory of a GPU that the layout may fill.
+    memory: MemoryParts | None = None  # Memory of the fullest GPU; None if the layout cannot run.
+    estimate: Estimate | None = None  # Its costs; None if it cannot run.
+    # The same layout with half as many micro-batches of twice the size; None with pipeline stages,
+    # or if the number of micro-batches is odd.
     larger: Layout | None = None
-    larger_bytes: int | None = None
+    larger_bytes: int | None = None  # Memory that ``larger`` takes.
+    # Memory without any sharding; None if the layout does not shard weights.
     plain_bytes: int | None = None
 
 
 class ConfigurationFinding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One problem of a configuration. It is modelled: no step has run.
+    """One problem of a configuration. It is modelled: no step has run."""
 
-    Args:
-        code: Code of the rule, never reused, for example ``CFG111``.
-        severity: ``error`` if the configuration cannot run.
-        message: The problem, with its numbers.
-        fix: How to fix it.
-    """
-
-    code: str
-    severity: Severity
-    message: str
-    fix: str
+    code: str  # Code of the rule, never reused, for example ``CFG111``.
+    severity: Severity  # ``error`` if the configuration cannot run.
+    message: str  # The problem, with its numbers.
+    fix: str  # How to fix it.
 
 
 class Lint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Problems and costs of a configuration.
+    """Problems and costs of a configuration."""
 
-    Args:
-        schema: Schema id of this document.
-        version: Version of distprof.
-        source: The configuration file.
-        kind: Program that the configuration is for.
-        layout: The layout that it describes.
-        findings: Problems, errors first.
-        estimate: Costs of the layout; None if it cannot run.
-        not_read: Keys that distprof does not use.
-        assumptions: Assumptions of the estimate, one sentence each.
-    """
-
-    schema: str = LINT_SCHEMA
-    version: str
-    source: str
-    kind: str
-    layout: Layout
-    findings: tuple[ConfigurationFinding, ...]
-    estimate: Estimate | None
-    not_read: tuple[str, ...]
-    assumptions: tuple[str, ...]
+    schema: str = LINT_SCHEMA  # Schema id of this document.
+    version: str  # Version of distprof.
+    source: str  # The configuration file.
+    kind: str  # Program that the configuration is for.
+    layout: Layout  # The layout that it describes.
+    findings: tuple[ConfigurationFinding, ...]  # Problems, errors first.
+    estimate: Estimate | None  # Costs of the layout; None if it cannot run.
+    not_read: tuple[str, ...]  # Keys that distprof does not use.
+    assumptions: tuple[str, ...]  # Assumptions of the estimate, one sentence each.
 
 
 def configured(question: Question, layout: Layout) -> ConfigurationResult:

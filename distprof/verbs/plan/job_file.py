@@ -126,20 +126,13 @@ _WORDS = frozenset({"model", "gpu", "inter_node", "sharding", "recomputation", "
 
 
 class JobFile(msgspec.Struct, frozen=True, kw_only=True):
-    """Values that distprof uses from a configuration.
+    """Values that distprof uses from a configuration."""
 
-    Args:
-        source: The configuration file.
-        kind: Program that the configuration is for.
-        values: Values by distprof's names: layout keys, ``batch``, ``sequence``, ``gpus``,
-            ``shape.*``.
-        not_read: Keys that distprof does not use.
-    """
-
-    source: str
-    kind: str
+    source: str  # The configuration file.
+    kind: str  # Program that the configuration is for.
+    # Values by distprof's names: layout keys, ``batch``, ``sequence``, ``gpus``, ``shape.*``.
     values: Mapping[str, Any] = msgspec.field(default_factory=dict)
-    not_read: tuple[str, ...] = ()
+    not_read: tuple[str, ...] = ()  # Keys that distprof does not use.
 
     def number(self, name: str) -> int | None:
         """An integer value; None if the file does not have it."""

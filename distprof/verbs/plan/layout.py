@@ -34,32 +34,20 @@ _MOST = 10**7
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One way to divide a job; ranks are ordered tensor (nearest), context, expert, data, pipeline.
+    """One way to divide a job; rank order: tensor (nearest), context, expert, data, pipeline."""
 
-    Args:
-        dp: Data-parallel ranks for each tensor, context and pipeline rank.
-        tp: Tensor-parallel ranks; more than one implies sequence parallelism.
-        pp: Pipeline-parallel ranks.
-        cp: Ranks that share a sequence (ring attention).
-        ep: Ranks that share the experts, taken from the data-parallel ranks.
-        sharding: Which part of the model state is divided among data- and context-parallel ranks.
-        shards: Ranks that divide the state, for ``hsdp``; 0 for all of them.
-        micro_batch: Sequences per micro-batch.
-        micro_batches: Micro-batches per step.
-        virtual_stages: Stages per pipeline rank.
-        recomputation: Recomputation of activations; ``selective`` includes flash attention.
-    """
-
-    dp: int = 1
-    tp: int = 1
-    pp: int = 1
-    cp: int = 1
-    ep: int = 1
+    dp: int = 1  # Data-parallel ranks for each tensor, context and pipeline rank.
+    tp: int = 1  # Tensor-parallel ranks; more than one implies sequence parallelism.
+    pp: int = 1  # Pipeline-parallel ranks.
+    cp: int = 1  # Ranks that share a sequence (ring attention).
+    ep: int = 1  # Ranks that share the experts, taken from the data-parallel ranks.
+    # Which part of the model state is divided among data- and context-parallel ranks.
     sharding: Sharding = "ddp"
-    shards: int = 0
-    micro_batch: int = 1
-    micro_batches: int = 1
-    virtual_stages: int = 1
+    shards: int = 0  # Ranks that divide the state, for ``hsdp``; 0 for all of them.
+    micro_batch: int = 1  # Sequences per micro-batch.
+    micro_batches: int = 1  # Micro-batches per step.
+    virtual_stages: int = 1  # Stages per pipeline rank.
+    # Recomputation of activations; ``selective`` includes flash attention.
     recomputation: Recomputation = "selective"
 
     @property
@@ -105,15 +93,10 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Objection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Why a layout cannot run, or should not.
+    """Why a layout cannot run, or should not."""
 
-    Args:
-        kind: The reason in a few words, without the numbers of the layout.
-        message: The reason with this layout's numbers.
-    """
-
-    kind: str
-    message: str
+    kind: str  # The reason in a few words, without the numbers of the layout.
+    message: str  # The reason with this layout's numbers.
 
 
 def parse_layout(text: str, *, num_gpus: int, batch: int) -> Layout:

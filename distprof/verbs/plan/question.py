@@ -27,39 +27,23 @@ _GPU, _PER_NODE, _LINK = "h100", 8, "ndr"
 
 
 class Path(msgspec.Struct, frozen=True, kw_only=True):
-    """The links between the members of a group.
+    """The links between the members of a group."""
 
-    Args:
-        tier: ``scale-up`` within the fast domain, else ``inter-node``.
-        bandwidth: Bytes per second and direction that each member gets in a ring.
-        latency_s: Latency of one step.
-        per_domain: Members of the group within one fast domain.
-        link_bandwidth: Bytes per second of one GPU's own link of that tier.
-    """
-
-    tier: str
-    bandwidth: float
-    latency_s: float
-    per_domain: int
-    link_bandwidth: float
+    tier: str  # ``scale-up`` within the fast domain, else ``inter-node``.
+    bandwidth: float  # Bytes per second and direction that each member gets in a ring.
+    latency_s: float  # Latency of one step.
+    per_domain: int  # Members of the group within one fast domain.
+    link_bandwidth: float  # Bytes per second of one GPU's own link of that tier.
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """GPUs and the links between them.
+    """GPUs and the links between them."""
 
-    Args:
-        gpu: Kind of GPU.
-        num_gpus: GPUs of the job.
-        per_node: GPUs per fast domain.
-        link: Link between nodes; one port per GPU.
-        link_efficiency: Share of a link's bandwidth that collectives reach.
-    """
-
-    gpu: Gpu
-    num_gpus: int
-    per_node: int
-    link: Link
-    link_efficiency: float = 0.8
+    gpu: Gpu  # Kind of GPU.
+    num_gpus: int  # GPUs of the job.
+    per_node: int  # GPUs per fast domain.
+    link: Link  # Link between nodes; one port per GPU.
+    link_efficiency: float = 0.8  # Share of a link's bandwidth that collectives reach.
 
     def __post_init__(self) -> None:
         if self.num_gpus < 1 or self.per_node < 1:
@@ -118,26 +102,16 @@ def inter_node_link(text: str, sheet: Sheet) -> Link:
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """A model, a cluster and a batch.
+    """A model, a cluster and a batch."""
 
-    Args:
-        model: Shape of the model.
-        cluster: The cluster that it runs on.
-        batch: Sequences per step, over all ranks.
-        sequence: Tokens per sequence.
-        compute_efficiency: Share of the dense peak that kernels reach while they run.
-        reserve_ratio: Share of a GPU's memory that stays free for contexts, communication buffers
-            and fragmentation.
-        fp32_gradients: Whether gradients are accumulated in fp32.
-    """
-
-    model: Transformer
-    cluster: Cluster
-    batch: int
-    sequence: int
-    compute_efficiency: float = 0.6
+    model: Transformer  # Shape of the model.
+    cluster: Cluster  # The cluster that it runs on.
+    batch: int  # Sequences per step, over all ranks.
+    sequence: int  # Tokens per sequence.
+    compute_efficiency: float = 0.6  # Share of the dense peak that kernels reach while they run.
+    # Share of a GPU's memory that stays free for contexts, communication buffers and fragmentation.
     reserve_ratio: float = 0.1
-    fp32_gradients: bool = False
+    fp32_gradients: bool = False  # Whether gradients are accumulated in fp32.
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.sequence < 1:

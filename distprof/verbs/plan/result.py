@@ -15,23 +15,14 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class MemoryParts(_Record, frozen=True, kw_only=True):
-    """Memory of the fullest GPU, by part.
+    """Memory of the fullest GPU, by part."""
 
-    Args:
-        weights_bytes: Weights, in bf16.
-        gradients_bytes: Gradients, in bf16, or in fp32 if requested.
-        optimizer_bytes: Master weights and Adam's two moments, fp32.
-        gathered_bytes: Gathered weights of the blocks that are unsharded at the same time.
-        activations_bytes: Activations of all micro-batches in flight.
-        logits_bytes: Logits of one micro-batch, in fp32 and bf16.
-    """
-
-    weights_bytes: int
-    gradients_bytes: int
-    optimizer_bytes: int
-    gathered_bytes: int
-    activations_bytes: int
-    logits_bytes: int
+    weights_bytes: int  # Weights, in bf16.
+    gradients_bytes: int  # Gradients, in bf16, or in fp32 if requested.
+    optimizer_bytes: int  # Master weights and Adam's two moments, fp32.
+    gathered_bytes: int  # Gathered weights of the blocks that are unsharded at the same time.
+    activations_bytes: int  # Activations of all micro-batches in flight.
+    logits_bytes: int  # Logits of one micro-batch, in fp32 and bf16.
 
     @property
     def total_bytes(self) -> int:
@@ -40,71 +31,40 @@ class MemoryParts(_Record, frozen=True, kw_only=True):
 
 
 class AxisCost(_Record, frozen=True, kw_only=True):
-    """Communication of one axis, per rank and step.
+    """Communication of one axis, per rank and step."""
 
-    Args:
-        axis: ``tp``, ``cp``, ``ep``, ``pp``, ``dp``; ``dp-shard`` and ``dp-replicate`` for HSDP.
-        ranks: Ranks per group.
-        tier: ``scale-up`` or ``inter-node``.
-        sent_bytes: Bytes that each rank sends.
-        time_ns: Communication time.
-        exposed_ns: The part of ``time_ns`` that does not overlap with computation.
-    """
-
-    axis: str
-    ranks: int
-    tier: str
-    sent_bytes: int
-    time_ns: int
-    exposed_ns: int
+    axis: str  # ``tp``, ``cp``, ``ep``, ``pp``, ``dp``; ``dp-shard`` and ``dp-replicate`` for HSDP.
+    ranks: int  # Ranks per group.
+    tier: str  # ``scale-up`` or ``inter-node``.
+    sent_bytes: int  # Bytes that each rank sends.
+    time_ns: int  # Communication time.
+    exposed_ns: int  # The part of ``time_ns`` that does not overlap with computation.
 
 
 class TierPosition(_Record, frozen=True, kw_only=True):
-    """Position of a layout on the communication roofline of one tier.
+    """Position of a layout on the communication roofline of one tier."""
 
-    Args:
-        tier: ``scale-up`` or ``inter-node``.
-        flop_per_byte: FLOP computed per byte sent over the tier.
-        ridge: FLOP per byte at which computation and communication take equally long.
-        regime: Which of the two limits the step.
-    """
-
-    tier: str
-    flop_per_byte: float
-    ridge: float
-    regime: str
+    tier: str  # ``scale-up`` or ``inter-node``.
+    flop_per_byte: float  # FLOP computed per byte sent over the tier.
+    ridge: float  # FLOP per byte at which computation and communication take equally long.
+    regime: str  # Which of the two limits the step.
 
 
 class Estimate(_Record, frozen=True, kw_only=True):
-    """Costs of one layout.
+    """Costs of one layout."""
 
-    Args:
-        layout: The layout.
-        memory: Memory of the fullest GPU.
-        step_ns: Time of one step: computation, bubble, optimizer and exposed communication.
-        compute_ns: Computation of the slowest stage over all micro-batches.
-        bubble_ns: Idle time while the pipeline fills and drains.
-        optimizer_ns: Time in which the optimizer reads and writes the state.
-        bubble_fraction: Theoretical idle share of the pipeline's time.
-        axes: Communication of each axis with more than one rank.
-        tiers: Roofline position of each tier of links in use.
-        mfu: Model FLOP utilisation: share of the dense peak.
-        hfu: Hardware FLOP utilisation, which includes recomputed FLOP.
-        tokens_per_s: Tokens per second of the whole job.
-    """
-
-    layout: Layout
-    memory: MemoryParts
-    step_ns: int
-    compute_ns: int
-    bubble_ns: int
-    optimizer_ns: int
-    bubble_fraction: float
-    axes: tuple[AxisCost, ...]
-    tiers: tuple[TierPosition, ...]
-    mfu: float
-    hfu: float
-    tokens_per_s: float
+    layout: Layout  # The layout.
+    memory: MemoryParts  # Memory of the fullest GPU.
+    step_ns: int  # Time of one step: computation, bubble, optimizer and exposed communication.
+    compute_ns: int  # Computation of the slowest stage over all micro-batches.
+    bubble_ns: int  # Idle time while the pipeline fills and drains.
+    optimizer_ns: int  # Time in which the optimizer reads and writes the state.
+    bubble_fraction: float  # Theoretical idle share of the pipeline's time.
+    axes: tuple[AxisCost, ...]  # Communication of each axis with more than one rank.
+    tiers: tuple[TierPosition, ...]  # Roofline position of each tier of links in use.
+    mfu: float  # Model FLOP utilisation: share of the dense peak.
+    hfu: float  # Hardware FLOP utilisation, which includes recomputed FLOP.
+    tokens_per_s: float  # Tokens per second of the whole job.
 
     @property
     def exposed_ns(self) -> int:
@@ -113,17 +73,11 @@ class Estimate(_Record, frozen=True, kw_only=True):
 
 
 class Rejection(_Record, frozen=True, kw_only=True):
-    """Layouts that were rejected for the same reason.
+    """Layouts that were rejected for the same reason."""
 
-    Args:
-        reason: The reason in a few words.
-        count: Number of layouts; a choice that already fails counts once, without its variants.
-        example: The reason with the numbers of one of the layouts.
-    """
-
-    reason: str
-    count: int
-    example: str
+    reason: str  # The reason in a few words.
+    count: int  # Number of layouts; a choice that already fails counts once, without its variants.
+    example: str  # The reason with the numbers of one of the layouts.
 
 
 class ModelFacts(_Record, frozen=True, kw_only=True):
@@ -152,32 +106,18 @@ class ClusterFacts(_Record, frozen=True, kw_only=True):
 
 
 class Plan(Displayed, _Record, frozen=True, kw_only=True):
-    """A plan: layouts by step time, and why others were rejected.
+    """A plan: layouts by step time, and why others were rejected."""
 
-    Args:
-        schema: Schema id of this document.
-        version: Version of distprof.
-        model: The model.
-        cluster: The cluster.
-        batch: Sequences per step.
-        sequence: Tokens per sequence.
-        considered: Number of layouts evaluated.
-        fitting: Number of feasible layouts.
-        best: The fastest layouts, fastest first; only the requested layout if there is one.
-        rejections: Reasons for rejection, most frequent first.
-        objections: Objections to the requested layout.
-        assumptions: Assumptions of the estimate, one sentence each.
-    """
-
-    schema: str = PLAN_SCHEMA
-    version: str
-    model: ModelFacts
-    cluster: ClusterFacts
-    batch: int
-    sequence: int
-    considered: int
-    fitting: int
+    schema: str = PLAN_SCHEMA  # Schema id of this document.
+    version: str  # Version of distprof.
+    model: ModelFacts  # The model.
+    cluster: ClusterFacts  # The cluster.
+    batch: int  # Sequences per step.
+    sequence: int  # Tokens per sequence.
+    considered: int  # Number of layouts evaluated.
+    fitting: int  # Number of feasible layouts.
+    # The fastest layouts, fastest first; only the requested layout if there is one.
     best: tuple[Estimate, ...]
-    rejections: tuple[Rejection, ...]
-    objections: tuple[str, ...]
-    assumptions: tuple[str, ...]
+    rejections: tuple[Rejection, ...]  # Reasons for rejection, most frequent first.
+    objections: tuple[str, ...]  # Objections to the requested layout.
+    assumptions: tuple[str, ...]  # Assumptions of the estimate, one sentence each.

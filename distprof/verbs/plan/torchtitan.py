@@ -37,17 +37,11 @@ Values = dict[str, Any]
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """A module in which names are looked up.
+    """A module in which names are looked up."""
 
-    Args:
-        file: The module.
-        root: Top folder of the checkout.
-        most_bytes: Maximum size of a file that is read.
-    """
-
-    file: Path
-    root: Path
-    most_bytes: int
+    file: Path  # The module.
+    root: Path  # Top folder of the checkout.
+    most_bytes: int  # Maximum size of a file that is read.
 
 
 def is_launch(text: str) -> bool:

@@ -45,17 +45,11 @@ _STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """How a process ended.
+    """How a process ended."""
 
-    Args:
-        exit_code: Exit code of the process; 128 plus the signal number if a signal ended it.
-        errors: The last lines that it wrote to stderr.
-        took_s: Duration in seconds.
-    """
-
-    exit_code: int
-    errors: str
-    took_s: float
+    exit_code: int  # Exit code of the process; 128 plus the signal number if a signal ended it.
+    errors: str  # The last lines that it wrote to stderr.
+    took_s: float  # Duration in seconds.
 
 
 def run_child(
@@ -180,35 +174,22 @@ _FOLDER = re.compile(r"[\w\-]{1,100}", re.ASCII)
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of a sweep.
+    """Progress of a sweep."""
 
-    Args:
-        number: Number of the current run, from 1.
-        total: Number of runs.
-        run: Name of the run in messages, for example ``2 ranks, repeat 1``.
-        elapsed_s: Duration of the current run so far; 0 before it starts.
-        left_s: Estimated time to the end of the sweep; None before the first run is done.
-    """
-
-    number: int
-    total: int
-    run: str
-    elapsed_s: float
+    number: int  # Number of the current run, from 1.
+    total: int  # Number of runs.
+    run: str  # Name of the run in messages, for example ``2 ranks, repeat 1``.
+    elapsed_s: float  # Duration of the current run so far; 0 before it starts.
+    # Estimated time to the end of the sweep; None before the first run is done.
     left_s: float | None
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a sweep ended.
+    """How a sweep ended."""
 
-    Args:
-        sweep: The sweep with the state of each run.
-        exit_code: 0 if every run is done, else the exit code of the failed run.
-        why: Last lines of the failed run's output; empty if none failed.
-    """
-
-    sweep: SweepFile
-    exit_code: int = 0
-    why: str = ""
+    sweep: SweepFile  # The sweep with the state of each run.
+    exit_code: int = 0  # 0 if every run is done, else the exit code of the failed run.
+    why: str = ""  # Last lines of the failed run's output; empty if none failed.
 
     @property
     def num_done(self) -> int:

@@ -38,26 +38,18 @@ class SweepError(ValueError):
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs of several sizes.
+    """Runs of several sizes."""
 
-    Args:
-        runs: Repeats in order of time, by ascending number of ranks.
-        work: Work per step of all ranks in ``unit``, by number of ranks; follows from the mode if
-            the runs do not record it.
-        unit: ``tokens``, ``samples`` or ``steps``.
-        has_work: Whether the runs record their work.
-        mode: Weak or strong.
-        how: How the mode was determined, one sentence.
-        left_out: One sentence for each unusable run.
-    """
-
+    # Repeats in order of time, by ascending number of ranks.
     runs: dict[int, tuple[SummaryFile, ...]]
+    # Work per step of all ranks in ``unit``, by number of ranks; follows from the mode if the runs
+    # do not record it.
     work: dict[int, float]
-    unit: str
-    has_work: bool
-    mode: Mode
-    how: str
-    left_out: tuple[str, ...]
+    unit: str  # ``tokens``, ``samples`` or ``steps``.
+    has_work: bool  # Whether the runs record their work.
+    mode: Mode  # Weak or strong.
+    how: str  # How the mode was determined, one sentence.
+    left_out: tuple[str, ...]  # One sentence for each unusable run.
 
 
 def gather(summaries: Iterable[SummaryFile], mode: Mode | None) -> Sweep:

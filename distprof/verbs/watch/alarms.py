@@ -14,17 +14,11 @@ JOB = -1
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """Current state of one kind of alert.
+    """Current state of one kind of alert."""
 
-    Args:
-        on: Ranks, or ``JOB``, for which the condition holds.
-        words: The message without its subject.
-        of_rank: Message of each rank, if messages differ between ranks.
-    """
-
-    on: frozenset[int]
-    words: str
-    of_rank: Mapping[int, str] = {}
+    on: frozenset[int]  # Ranks, or ``JOB``, for which the condition holds.
+    words: str  # The message without its subject.
+    of_rank: Mapping[int, str] = {}  # Message of each rank, if messages differ between ranks.
 
     def words_on(self, on: Collection[int]) -> str:
         """The message for a subset of ``on``: that of the first rank, if messages differ."""

@@ -21,19 +21,13 @@ _EXAMPLE: Mapping[Unit, str] = {"ratio": "10%", "times": "20x", "bytes": "64GB",
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of alert.
+    """One kind of alert."""
 
-    Args:
-        name: For example ``slow-rank``.
-        unit: Unit of its level.
-        level: Default level; None if the kind is watched for only with an explicit level.
-        about: When it is raised, one sentence.
-    """
-
-    name: str
-    unit: Unit
+    name: str  # For example ``slow-rank``.
+    unit: Unit  # Unit of its level.
+    # Default level; None if the kind is watched for only with an explicit level.
     level: float | None
-    about: str
+    about: str  # When it is raised, one sentence.
 
 
 KINDS: Mapping[str, Kind] = {

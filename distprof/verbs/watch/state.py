@@ -50,22 +50,15 @@ _ENDED: Final[tuple[JobState, ...]] = ("completed", "failed", "interrupted")
 
 
 class OwnTimes(NamedTuple):
-    """Own time of each rank in some steps, all of shape (steps, ranks); NaN if unknown.
+    """Own time of each rank in some steps, all of shape (steps, ranks); NaN if unknown."""
 
-    Args:
-        own_ns: Own time; on GPU ranks a lower bound that includes transfers.
-        late_ns: Excess over the own time of the peers; on GPU ranks a lower bound.
-        late_most_ns: Upper bound of ``late_ns``.
-        excess: ``late_ns`` as a share of the peers' own time; on GPU ranks see
-            :class:`~distprof.join.gpu_waits.Lateness`.
-        step_ns: Duration of the step, of a shape that broadcasts with the others.
-    """
-
-    own_ns: Floats
-    late_ns: Floats
-    late_most_ns: Floats
+    own_ns: Floats  # Own time; on GPU ranks a lower bound that includes transfers.
+    late_ns: Floats  # Excess over the own time of the peers; on GPU ranks a lower bound.
+    late_most_ns: Floats  # Upper bound of ``late_ns``.
+    # ``late_ns`` as a share of the peers' own time; on GPU ranks see
+    # :class:`~distprof.join.gpu_waits.Lateness`.
     excess: Floats
-    step_ns: Floats
+    step_ns: Floats  # Duration of the step, of a shape that broadcasts with the others.
 
 
 class JobWatch:

@@ -17,18 +17,12 @@ from distprof.units import format_duration, format_ratio
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """Time for which the training loop waits for its next batch, mean per step.
+    """Time for which the training loop waits for its next batch, mean per step."""
 
-    Args:
-        ns: Mean over ranks.
-        ratio: Share of the step.
-        share: As text, for example ``27.8 % of each step (11.1 ms of 39.8 ms)``.
-        ranks: Ranks that wait at least as long as the limit; empty if there are none.
-    """
-
-    ns: int
-    ratio: float
-    share: str
+    ns: int  # Mean over ranks.
+    ratio: float  # Share of the step.
+    share: str  # As text, for example ``27.8 % of each step (11.1 ms of 39.8 ms)``.
+    # Ranks that wait at least as long as the limit; empty if there are none.
     ranks: tuple[int, ...] = ()
 
 

@@ -12,23 +12,14 @@ from distprof.units import format_duration, name_ranks
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
-    """A pipeline whose idle time is split into its causes.
+    """A pipeline whose idle time is split into its causes."""
 
-    Args:
-        group: The pipeline.
-        span_ns: Span of the pipeline, above 0.
-        step_ns: Training step.
-        idle_ns: Idle time of the mean rank.
-        warm_up_drain_ns: Part of the idle time due to warm-up and drain.
-        exposed_p2p_ns: Part of the idle time due to exposed messages.
-    """
-
-    group: PipelineGroup
-    span_ns: int
-    step_ns: int
-    idle_ns: int
-    warm_up_drain_ns: int
-    exposed_p2p_ns: int
+    group: PipelineGroup  # The pipeline.
+    span_ns: int  # Span of the pipeline, above 0.
+    step_ns: int  # Training step.
+    idle_ns: int  # Idle time of the mean rank.
+    warm_up_drain_ns: int  # Part of the idle time due to warm-up and drain.
+    exposed_p2p_ns: int  # Part of the idle time due to exposed messages.
 
     @property
     def name(self) -> str:

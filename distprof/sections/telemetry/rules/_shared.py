@@ -28,21 +28,14 @@ MIN_BUSY = 0.5
 
 
 class Unit(msgspec.Struct, frozen=True):
-    """One GPU.
+    """One GPU."""
 
-    Args:
-        rank: Rank that ran on it; None if unknown.
-        label: Name of the GPU, if it has no rank.
-        kind: GPUs of one kind are compared: those of the same name, or those of all ranks.
-        figures: Figures of the analysed steps if known, otherwise of the whole run.
-        is_in_steps: Whether the figures are those of the analysed steps.
-    """
-
-    rank: int | None
-    label: str
-    kind: str
+    rank: int | None  # Rank that ran on it; None if unknown.
+    label: str  # Name of the GPU, if it has no rank.
+    kind: str  # GPUs of one kind are compared: those of the same name, or those of all ranks.
+    # Figures of the analysed steps if known, otherwise of the whole run.
     figures: WindowSensors | RankTelemetry
-    is_in_steps: bool
+    is_in_steps: bool  # Whether the figures are those of the analysed steps.
 
     @property
     def is_sure(self) -> bool:

@@ -24,17 +24,11 @@ _LINK = (
 
 
 class Meaning(msgspec.Struct, frozen=True):
-    """What an XID means.
+    """What an XID means."""
 
-    Args:
-        text: Meaning as a clause.
-        fix: How to fix it.
-        is_hardware: Whether the GPU is usually at fault, not the program.
-    """
-
-    text: str
-    fix: str
-    is_hardware: bool = True
+    text: str  # Meaning as a clause.
+    fix: str  # How to fix it.
+    is_hardware: bool = True  # Whether the GPU is usually at fault, not the program.
 
 
 _NVLINK_5 = Meaning("an NVLink had an error", _LINK)
