@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import signature
-from typing import Any, ClassVar, TypeAlias, get_type_hints
+from typing import ClassVar, TypeAlias, get_type_hints
 
 import msgspec
 
@@ -90,7 +90,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     # False if no finding has a cost in time: the loss is memory, energy or model quality, or no
     # source has times for it.
     costs_time: bool = True
-    doc: Page  # The page, parsed from the docstring of the module.
+    doc: Page  # The page, parsed from the docstring of the check.
     check: Check  # Function called with one result per type in ``needs``, then the limits.
 
     @property
@@ -138,21 +138,19 @@ def rule(
     """Turn a check function into a :class:`Rule`.
 
     The types of its parameters are the results that it needs; the last parameter is ``limits``. The
-    name and page of the rule are the name and docstring of its module, so each rule is one module.
-    Rules that differ only in a few words are entries in ``RULES`` of one module instead.
+    name and page of the rule are the name and docstring of the function.
     """
 
     def decorate(check: Check) -> Rule:
-        scope: dict[str, Any] = check.__globals__
         return Rule(
             code=code,
-            name=str(scope["__name__"]).rpartition(".")[2].replace("_", "-"),
+            name=check.__name__.replace("_", "-"),
             severity=severity,
             since=since,
             needs=_needs(check),
             limits=dict(limits or {}),
             costs_time=costs_time,
-            doc=parse_page(scope["__doc__"] or ""),
+            doc=parse_page(check.__doc__ or ""),
             check=check,
         )
 

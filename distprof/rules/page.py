@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -32,9 +33,8 @@ _NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=\S)")
 
 
 class Page(msgspec.Struct, frozen=True):
-    """A parsed page: its title and the text under each heading, in source order."""
+    """A parsed page: the text under each heading, in source order."""
 
-    title: str
     sections: Mapping[str, str]
 
     @property
@@ -55,22 +55,20 @@ class Page(msgspec.Struct, frozen=True):
             sections[heading] = text
             if heading == _BEFORE_EXAMPLE:
                 sections[_EXAMPLE] = f"```text\n{lines}\n```"
-        return Page(self.title, sections)
+        return Page(sections)
 
 
 def parse_page(text: str) -> Page:
-    """Split Markdown into its ``#`` title and ``##`` sections, none of which is required."""
-    title = ""
+    """Split a docstring into its ``##`` sections; what comes before them says what is detected."""
     sections: dict[str, list[str]] = {}
-    current: list[str] = []
-    for line in text.strip().splitlines():
+    current = sections.setdefault(HEADINGS[0], [])
+    for line in inspect.cleandoc(text).splitlines():
         if line.startswith("## "):
             current = sections.setdefault(line[3:].strip(), [])
-        elif line.startswith("# ") and not title:
-            title = line[2:].strip()
         else:
             current.append(line)
-    return Page(title, {name: "\n".join(lines).strip() for name, lines in sections.items()})
+    joined = {name: "\n".join(lines).strip() for name, lines in sections.items()}
+    return Page({name: words for name, words in joined.items() if words})
 
 
 @cache

@@ -1,6 +1,6 @@
-"""The known rules: those in the ``rules`` folder of each section and verb, and those of plug-ins.
+"""The known rules: those of the modules listed here, and those of plug-ins.
 
-A rule module holds one rule in ``check``, or several in ``RULES``. A plug-in declares an entry
+All rules at the top level of a module count, and those in its tuples. A plug-in declares an entry
 point in the group ``distprof.rules`` that names such a module, a
 :class:`~distprof.rules.base.Rule`, or an iterable of rules.
 """
@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import pkgutil
 from collections.abc import Iterable, Iterator
 from functools import cache
-from pathlib import Path
 from types import ModuleType
 
 import msgspec
 
-import distprof
 from distprof.errors import UsageError
 from distprof.installed import Plugin, plugins
 from distprof.rules.base import Rule
@@ -25,8 +22,52 @@ from distprof.rules.retired import RETIRED
 
 ENTRY_POINT_GROUP = "distprof.rules"
 
-_PLACES = ("sections", "verbs")
-"""Packages whose subpackages may contain rules."""
+MODULES = (
+    "sections.capture.rules",
+    "sections.collective_log.rules",
+    "sections.collectives.rules.bandwidth",
+    "sections.collectives.rules.calls",
+    "sections.efficiency.rules",
+    "sections.ending.rules",
+    "sections.gradients.rules.buckets",
+    "sections.gradients.rules.options",
+    "sections.idle.rules.cpus",
+    "sections.idle.rules.launches",
+    "sections.idle.rules.pauses",
+    "sections.input.rules.data",
+    "sections.input.rules.loading",
+    "sections.job.rules",
+    "sections.kernels.rules",
+    "sections.memory.rules.needless",
+    "sections.memory.rules.use",
+    "sections.moe.rules.exchange",
+    "sections.moe.rules.routing",
+    "sections.nccl.rules.network",
+    "sections.nccl.rules.settings",
+    "sections.overlap.rules",
+    "sections.pipeline.rules.bubble",
+    "sections.pipeline.rules.stages",
+    "sections.placement.rules.axes",
+    "sections.placement.rules.hosts",
+    "sections.ras.rules",
+    "sections.sharding.rules.layout",
+    "sections.sharding.rules.units",
+    "sections.step_log.rules",
+    "sections.stragglers.rules.links",
+    "sections.stragglers.rules.logs",
+    "sections.stragglers.rules.ranks",
+    "sections.stragglers.rules.work",
+    "sections.summaries.rules",
+    "sections.telemetry.rules.devices",
+    "sections.telemetry.rules.errors",
+    "sections.telemetry.rules.links",
+    "sections.telemetry.rules.usage",
+    "sections.whatif.rules",
+    "verbs.plan.rules.objections",
+    "verbs.plan.rules.planned",
+    "verbs.sweep.rules",
+)
+"""Modules of rules in this package. They depend on results, so results must not import them."""
 
 
 class Catalogue(msgspec.Struct, frozen=True):
@@ -85,21 +126,17 @@ def collect(own: Iterable[Rule], others: Iterable[Plugin]) -> Catalogue:
 
 
 def own_rules() -> Iterator[Rule]:
-    """Rules of every section and verb, discovered by folder and imported by name.
-
-    Rules depend on results, so results must not import them.
-    """
-    for place in _PLACES:
-        for folder in sorted(Path(distprof.__file__).parent.joinpath(place).glob("*/rules")):
-            package = importlib.import_module(f"distprof.{place}.{folder.parent.name}.rules")
-            for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-                if not module.name.rpartition(".")[2].startswith("_"):
-                    yield from _rules_in(importlib.import_module(module.name))
+    """Rules of every section and verb, imported by name."""
+    for name in MODULES:
+        yield from _rules_in(importlib.import_module(f"distprof.{name}"))
 
 
 def _rules_in(loaded: object) -> Iterator[Rule]:
     if isinstance(loaded, ModuleType):
-        loaded = getattr(loaded, "RULES", None) or getattr(loaded, "check", None)
+        values = [one for one in vars(loaded).values() if isinstance(one, Rule | tuple)]
+        loaded = [one for value in values for one in _flat(value) if isinstance(one, Rule)]
+        if not loaded:
+            raise TypeError("a module without a rule")
     if isinstance(loaded, Rule):
         yield loaded
     elif isinstance(loaded, Iterable):
@@ -107,6 +144,10 @@ def _rules_in(loaded: object) -> Iterator[Rule]:
             yield from _rules_in(item)
     else:
         raise TypeError(f"expected a rule, found {type(loaded).__name__}")
+
+
+def _flat(value: object) -> tuple[object, ...]:
+    return value if isinstance(value, tuple) else (value,)
 
 
 def _suggestion(wanted: str) -> str:

@@ -23,7 +23,7 @@ def all_bounds() -> tuple[Bound, ...]:
 def _constants() -> Iterator[Bound]:
     """``BOUND`` constants of all modules except those of rules, which do not read input."""
     for found in pkgutil.walk_packages(distprof.__path__, "distprof."):
-        if ".rules." in found.name or found.name.endswith("__main__"):
+        if ".rules" in found.name or found.name.endswith("__main__"):
             continue
         value = getattr(import_module(found.name), "BOUND", None)
         if isinstance(value, Bound):

@@ -1,37 +1,48 @@
 """The recipe "Add a rule" of CONTRIBUTING.md, followed with a copy of a rule elsewhere."""
 
+import inspect
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from distprof.rules import registry
 from distprof.rules.engine import run_rules
 from distprof.rules.registry import all_rules, collect, own_rules
-from distprof.sections.overlap import rules as folder
+from distprof.sections.overlap import rules as neighbours
 from docs.build import rule_page
 from docs.rule_examples import rule_examples
 from tests.rules.fixtures import fixture, overlap
 
 ROOT = Path(__file__).parents[2]
-MODULE = f"{folder.__name__}.hardly_overlapped"
+MODULE = f"{neighbours.__name__}_of_a_test"
 
 
 @pytest.fixture
-def added(tmp_path, monkeypatch):
-    """The rule as it is found after steps 1 and 2: one file in the folder of its subject."""
+def added(monkeypatch):
+    """The rule as it is found after steps 1 and 2: one function in a module that is listed."""
     all_rules()  # which keeps what it finds: without the copy
-    neighbour = Path(folder.__file__).with_name("low_overlap.py").read_text(encoding="utf-8")
-    copy = neighbour.replace("# low-overlap", "# hardly-overlapped").replace("COM101", "COM901")
-    (tmp_path / "hardly_overlapped.py").write_text(copy, encoding="utf-8")
-    monkeypatch.setattr(folder, "__path__", [*folder.__path__, str(tmp_path)])
+    source = inspect.getsource(neighbours.low_overlap.check)
+    copy = source.replace("def low_overlap", "def hardly_overlapped").replace("COM101", "COM901")
+    module = ModuleType(MODULE)
+    scope = {name: value for name, value in vars(neighbours).items() if not is_rule(value)}
+    vars(module).update(scope, __name__=MODULE)
+    exec(copy, vars(module))
+    monkeypatch.setitem(sys.modules, MODULE, module)
+    listed = (*registry.MODULES, MODULE.removeprefix("distprof."))
+    monkeypatch.setattr(registry, "MODULES", listed)
     found = {rule.name: rule for rule in collect(own_rules(), ()).rules}
-    yield found["hardly-overlapped"]
-    sys.modules.pop(MODULE)
+    return found["hardly-overlapped"]
 
 
-def test_one_file_in_the_folder_of_a_subject_is_a_rule(added):
+def is_rule(value):
+    return type(value) is type(neighbours.low_overlap)
+
+
+def test_one_function_in_a_listed_module_is_a_rule(added):
     assert (added.code, added.check.__module__) == ("COM901", MODULE)
-    assert added.doc.title == added.name
+    assert added.summary == neighbours.low_overlap.summary
 
 
 @pytest.mark.parametrize("which", ["bad", "good"])
@@ -56,13 +67,13 @@ def test_the_recipe_names_the_places_that_are_used_here():
     recipe = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     steps = recipe.partition("## Add a rule\n")[2].partition("\n## ")[0]
     for place in (
-        "distprof/sections/<subject>/rules/",
-        "`<rule>.py`",
+        "distprof/sections/<subject>/rules.py",
+        "a function `<rule>`",
         "`bad_<rule>()`",
         "`good_<rule>()`",
         "tests/rules/fixtures/<subject>.py",
         "tasks.py docs --write",
     ):
         assert place in steps
-    assert Path(folder.__file__).parent == ROOT / "distprof/sections/overlap/rules"
+    assert Path(neighbours.__file__) == ROOT / "distprof/sections/overlap/rules.py"
     assert Path(overlap.__file__) == ROOT / "tests/rules/fixtures/overlap.py"

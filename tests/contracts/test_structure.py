@@ -64,3 +64,13 @@ def test_no_folder_holds_more_modules_than_fit_on_a_screen(package):
         if count > MOST_MODULES_IN_A_FOLDER
     }
     assert crowded == {}
+
+
+MOST_LINES, MOST_FILES = 119_200, 620
+"""Ceiling of the package. It only falls: whoever needs more finds what may go."""
+
+
+def test_the_package_does_not_grow():
+    files = list((ROOT / "distprof").rglob("*.py"))
+    assert len(files) <= MOST_FILES
+    assert sum(len(path.read_text("utf-8").splitlines()) for path in files) <= MOST_LINES

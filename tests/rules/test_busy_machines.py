@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from distprof.rules.engine import run_rules
 from distprof.rules.registry import find_rule
 from distprof.sections.idle.result import IdleResult, PausesResult
-from distprof.sections.idle.rules.cpu_contention import _medians_of_others
+from distprof.sections.idle.rules.cpus import _medians_of_others
 from distprof.sections.job.result import JobError, JobFailure, JobResult
 from distprof.sections.pipeline.result import PipelineResult
 from distprof.sections.settings.result import ConfinedRank, SettingsResult

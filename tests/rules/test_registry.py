@@ -105,7 +105,7 @@ def test_a_bad_plugin_is_left_out_and_named(loads, why):
 
 def test_a_page_without_docstring_is_empty_and_fails_nothing():
     page = parse_page("")
-    assert (page.title, page.summary, dict(page.sections)) == ("", "", {})
+    assert (page.summary, dict(page.sections)) == ("", {})
 
 
 def test_a_rule_needs_what_the_parameters_of_its_check_ask_for():

@@ -20,7 +20,7 @@ from distprof.sections.telemetry.result import (
     TelemetryResult,
 )
 from distprof.sections.telemetry.rules._shared import medians_of_others
-from distprof.sections.telemetry.rules._xid_errors import meaning_of
+from distprof.sections.telemetry.rules.errors import meaning_of
 from distprof.terms import Severity
 from tests.rules.samples import RANKS, condition, healthy, telemetry
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from distprof.ingest.nccl.communicators import Communicators
-from distprof.ingest.nccl.jobs import count_jobs
 from distprof.ingest.nccl.lines import Message, Splitter
 from distprof.ingest.nccl.messages import (
     CUT,
@@ -26,7 +25,14 @@ from distprof.ingest.nccl.messages import (
     Version,
     parse,
 )
-from distprof.run.logs import NcclCard, NcclChoice, NcclLog, NcclProcess, NcclWarning
+from distprof.run.logs import (
+    NcclCard,
+    NcclChoice,
+    NcclCommunicator,
+    NcclLog,
+    NcclProcess,
+    NcclWarning,
+)
 
 MAX_PROCESSES = 1 << 17
 MAX_VALUES = 1 << 12
@@ -368,3 +374,35 @@ def _sorted(values: Mapping[str, set[int]]) -> dict[str, tuple[int, ...]]:
 
 def _text(raw: bytes) -> str:
     return raw[:_MAX_TEXT].decode("utf-8", "replace")
+
+
+def count_jobs(files: Sequence[range], communicators: Sequence[NcclCommunicator]) -> int:
+    """Number of sets of processes that share neither a file nor a communicator.
+
+    Processes without a communicator do not count. A job whose groups never share a process counts
+    as several jobs, so callers must not refuse several.
+    """
+    sets = _Sets()
+    for file in files:
+        sets.join(file)
+    for communicator in communicators:
+        sets.join([member.process for member in communicator.members])
+    return len({sets.root(c.members[0].process) for c in communicators if c.members})
+
+
+class _Sets:
+    """Disjoint sets of numbers (union-find)."""
+
+    def __init__(self) -> None:
+        self._parent: dict[int, int] = {}
+
+    def root(self, item: int) -> int:
+        """The representative of the set of ``item``."""
+        while self._parent.setdefault(item, item) != item:
+            self._parent[item] = item = self._parent[self._parent[item]]
+        return item
+
+    def join(self, items: Sequence[int]) -> None:
+        """Merge the sets of all items."""
+        for item in items:
+            self._parent[self.root(item)] = self.root(items[0])

@@ -68,7 +68,8 @@ def blame_pauses(
     launched = np.flatnonzero(launches.known & np.isin(launches.thread, threads))
     launched = launched[np.argsort(launches.start[launched], kind="stable")]
     launch, runs = launches.start[launched], activity["start_ns"][launched]
-    carried, source = _carried(gaps.call_start[mine], rest_ns[mine], own, launch, runs)
+    kind = np.where(longest >= 0, pauses.kind[np.maximum(longest, 0)], -1).astype(np.int64)
+    carried, source = _carried(gaps.call_start[mine], rest_ns[mine], own, kind, launch, runs)
     is_carried = carried > own
     ns[mine] = np.minimum(np.maximum(own, carried), rest_ns[mine])
     pause[mine] = np.where(is_carried, longest[source], longest)
@@ -103,12 +104,14 @@ def _carried(
     call_start: Int64Array,
     host_ns: Int64Array,
     own: Int64Array,
+    kind: Int64Array,
     launch: Int64Array,
     runs: Int64Array,
 ) -> tuple[Int64Array, Int64Array]:
     """What draining pauses are charged with in each gap, and the gap in which that pause ended.
 
-    ``host_ns`` of a gap can be charged, and ``own`` is the time in pauses that ended in it.
+    ``host_ns`` of a gap can be charged, and ``own`` is the time in pauses of ``kind`` that ended in
+    it.
     Launches are ascending, and ``runs`` is when the GPU started each.
     """
     charged, source = np.zeros_like(own), np.zeros_like(own)
@@ -131,7 +134,7 @@ def _carried(
         if len(caught_up):
             until = np.searchsorted(call_start, launch[caught_up[0]], side="right")
             stop = max(min(int(until), end), drain + 1)
-        lead -= _charge(lost, host_ns[drain:stop], charged[drain:stop], source[drain:stop])
+        lead -= _charge(lost, kind, host_ns[drain:stop], charged[drain:stop], source[drain:stop])
         if len(caught_up):
             lost.clear()
             lead = 0
@@ -150,9 +153,15 @@ def _limited(lost: deque[tuple[int, int]], total: int, limit: int) -> int:
 
 
 def _charge(
-    lost: deque[tuple[int, int]], host_ns: Int64Array, charged: Int64Array, source: Int64Array
+    lost: deque[tuple[int, int]],
+    kind: Int64Array,
+    host_ns: Int64Array,
+    charged: Int64Array,
+    source: Int64Array,
 ) -> int:
     """Charge gaps to the last pauses first; writes to the last two arguments.
+
+    Of a gap that several kinds of pauses explain, only the part of the largest kind is charged.
 
     Returns:
         The time that was charged.
@@ -172,8 +181,18 @@ def _charge(
     if reached:
         before = whole - host_ns
         charged[:] = np.clip(reached[-1] - before, 0, host_ns)
-        piece = np.searchsorted(np.array(reached), before, side="right")
-        source[:] = np.array(of, np.int64)[np.minimum(piece, len(of) - 1)]
+        ends, causes = np.array(reached), np.array(of, np.int64)
+        piece = np.minimum(np.searchsorted(ends, before, side="right"), len(of) - 1)
+        source[:] = causes[piece]
+        last = np.searchsorted(ends, before + charged, side="left")
+        for at in np.flatnonzero((last > piece) & (charged > 0)).tolist():
+            among = slice(int(piece[at]), int(last[at]) + 1)
+            edges = np.clip(ends[among], before[at], before[at] + charged[at])
+            amounts = np.diff(edges, prepend=before[at])
+            kinds = kind[causes[among]]
+            most = max(set(kinds.tolist()), key=lambda one: int(amounts[kinds == one].sum()))
+            charged[at] = amounts[kinds == most].sum()
+            source[at] = causes[among][np.where(kinds == most, amounts, -1).argmax()]
     return int(whole[-1]) - left_ns
 
 

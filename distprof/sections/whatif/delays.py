@@ -2,13 +2,13 @@
 
 A section is a rank's own time between two collectives that it issues. Peers are ranks that hold the
 same pipeline stages and exchange the same number of messages. Sections are cut by the collectives
-that peers issue in the same order within a window (:mod:`~distprof.sections.whatif.programs`).
+that peers issue in the same order within a window (:mod:`~distprof.sections.whatif.delays`).
 Without any, whole windows are compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from distprof.schema import Int64Array
 from distprof.sections.own_time import over_peers
-from distprof.sections.whatif.programs import common_cuts
 from distprof.sections.whatif.trace_graph import TraceGraph
 from distprof.terms import CollectiveKind, MeshAxis
 
@@ -222,3 +221,49 @@ def _expert_sections(
         for begin, end in at[: len(at) // 2 * 2].reshape(-1, 2).tolist():
             result[first[cell] + begin + 1 : first[cell] + end + 1] = True
     return result
+
+
+MAX_CLASSES = 8
+"""Number of classes that are tried; the others are too rare to cut much."""
+
+
+def common_cuts(
+    program: Int64Array,
+    peers: Sequence[Sequence[int]],
+    low: Int64Array,
+    high: Int64Array,
+) -> NDArray[np.bool_]:
+    """Mask of the collectives that peers issue in the same order in their window.
+
+    Args:
+        program: Class of each collective, in order of rank and start.
+        peers: Positions of ranks to compare, by group.
+        low: Shape ``(P, W)``, the first collective of each rank's window.
+        high: Shape ``(P, W)``, the end of the window.
+    """
+    result = np.zeros(len(program), dtype=np.bool_)
+    for group in peers:
+        for window in range(low.shape[1]):
+            rows = [slice(low[rank, window], high[rank, window]) for rank in group]
+            programs = [program[row] for row in rows]
+            kept = _common(programs)
+            for row, of_rank in zip(rows, programs, strict=True):
+                result[row] = True if kept is None else np.isin(of_rank, kept)
+    return result
+
+
+def _common(programs: Sequence[Int64Array]) -> list[int] | None:
+    """Classes that are issued in the same order; None for all."""
+    if _are_equal(programs):
+        return None
+    classes, count = np.unique(programs[0], return_counts=True)
+    kept: list[int] = []
+    for candidate in classes[np.argsort(-count, kind="stable")][:MAX_CLASSES].tolist():
+        tried = [*kept, candidate]
+        if _are_equal([program[np.isin(program, tried)] for program in programs]):
+            kept = tried
+    return kept
+
+
+def _are_equal(programs: Sequence[Int64Array]) -> bool:
+    return all(np.array_equal(programs[0], program) for program in programs[1:])

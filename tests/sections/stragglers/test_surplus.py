@@ -6,7 +6,7 @@ import pytest
 from distprof.run.run import Device
 from distprof.sections.kernels.measure import MOST_NAMES
 from distprof.sections.stragglers.measure import analyze_stragglers
-from distprof.sections.stragglers.surplus import work_by_counts
+from distprof.sections.stragglers.slowness import work_by_counts
 from distprof.terms import CollectiveKind, StragglerCause, StragglerPattern
 from tests.builders import RankBuilder, identity_clock, make_run
 from tests.sections.joined import join_by_seq

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from distprof.sections.whatif.programs import common_cuts
+from distprof.sections.whatif.delays import common_cuts
 
 TENSOR, GRADIENTS = 1, 2
 

@@ -47,7 +47,7 @@ def _row(*, code: str, name: str, severity: Severity, kind: str, fix: str, page:
         since="0.1.0",
         needs=(ConfigurationResult,),
         costs_time=False,
-        doc=Page(name, {heading: sections[heading] for heading in HEADINGS}),
+        doc=Page({heading: sections[heading] for heading in HEADINGS}),
         check=check,
     )
 

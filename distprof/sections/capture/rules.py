@@ -1,0 +1,206 @@
+"""Rules about capture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.capture.result import LEFT_OUT, CaptureResult
+from distprof.terms import Confidence, Severity
+from distprof.units import capitalized, fold_ranks, format_ratio, name_ranks
+
+
+@rule(
+    code="CAP101",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={
+        "matched_ratio": Limit(0.95, "smallest acceptable share of matched collectives"),
+        "damaged_ratio": Limit(0.001, "largest acceptable share of broken events"),
+    },
+    costs_time=False,
+)
+def capture_incomplete(capture: CaptureResult, limits: Limits) -> Iterator[Draft]:
+    """Ranks are missing from the recording, files are damaged, rows were removed from a trace after
+    the profiler wrote it, or collectives could not be matched. The other findings then describe
+    only a part of the job.
+
+    ## Why it costs time
+    It costs no time, but it limits the analysis. A missing rank may be the late one, and waiting
+    and transfer of unmatched collectives cannot be separated.
+
+    ## Evidence needed
+    The traces themselves. At least one of them must hold the world size of the job
+    (`distributedInfo.world_size`, PyTorch 1.9 and later).
+
+    ## How the cost is computed
+    No cost: it concerns the recording, not the job.
+
+    ## How to fix
+    Record every rank of at least one replica over the same steps, with the same schedule:
+    `torch.profiler.profile(schedule=schedule(wait=2, warmup=3, active=5), on_trace_ready=…)`. Add a
+    barrier before the program ends, and copy the files only after the profiler has written them.
+
+    ## When it is wrong
+    You may have left ranks out on purpose: a few ranks of each pipeline stage may be enough for
+    your question.
+
+    ## Sources
+    PyTorch documentation of `torch.profiler`.
+    """
+    problems = [*_ranks(capture), *_matches(capture, limits), *_damage(capture, limits)]
+    if not problems:
+        return
+    text = "; ".join(problems)
+    yield Draft(
+        message=f"{capitalized(text)}.",
+        fix=(
+            "Record all ranks of a replica over the same steps with one profiler schedule, and end "
+            "the job only after the files are written."
+        ),
+        ranks=_affected(capture),
+        evidence=("capture",),
+    )
+
+
+_INTENDED = frozenset({"chosen-ranks", "no-traces"})
+_DAMAGE = frozenset({"truncated", *LEFT_OUT})
+
+
+def _ranks(capture: CaptureResult) -> Iterator[str]:
+    damaged = {rank for gap in capture.gaps if gap.what in LEFT_OUT for rank in gap.ranks}
+    missing = sorted(set(capture.ranks_missing) - damaged)
+    if missing and not any(gap.what in _INTENDED for gap in capture.gaps):
+        are = "are" if len(missing) > 1 else "is"
+        yield f"{name_ranks(missing)} of {capture.world_size} {are} not in the recording"
+
+
+def _matches(capture: CaptureResult, limits: Limits) -> Iterator[str]:
+    ratio = capture.matched_ratio
+    if ratio is not None and ratio < limits["matched_ratio"]:
+        share = f"only {format_ratio(ratio)}" if ratio else "none"
+        yield f"{share} of the collectives could be matched across ranks"
+
+
+def _damage(capture: CaptureResult, limits: Limits) -> Iterator[str]:
+    files = [gap for gap in capture.gaps if gap.what in _DAMAGE]
+    if files:
+        ranks = {rank for gap in files for rank in gap.ranks}
+        count = max(len(files), len(ranks))
+        named = f" ({name_ranks(ranks)})" if ranks else ""
+        yield f"{count} {'files are' if count > 1 else 'file is'} damaged{named}"
+    if filtered := capture.filtered_ranks:
+        of = f"trace{'s' * (len(filtered) > 1)} of {name_ranks(filtered)}"
+        yield f"rows were removed from the {of}"
+    if capture.num_quarantined > limits["damaged_ratio"] * max(capture.num_events, 1):
+        yield f"{capture.num_quarantined} of {capture.num_events} events are broken"
+
+
+def _affected(capture: CaptureResult) -> tuple[int, ...]:
+    damaged = {rank for gap in capture.gaps if gap.what in _DAMAGE for rank in gap.ranks}
+    return tuple(sorted({*damaged, *capture.ranks_missing, *capture.filtered_ranks}))
+
+
+@rule(
+    code="CAP102",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={
+        "overlap_ratio": Limit(
+            0.5, "smallest acceptable share of recorded time that all ranks share"
+        )
+    },
+    costs_time=False,
+)
+def capture_windows_disjoint(capture: CaptureResult, limits: Limits) -> Iterator[Draft]:
+    """The ranks were recorded at different times, so the recordings have few or no steps in common.
+
+    ## Why it costs time
+    It costs no time, but distprof can compare ranks only in steps that all of them recorded.
+    Outside these steps it is unknown which rank waited for which.
+
+    ## Evidence needed
+    At least two ranks. Either step numbers, or clocks that could be aligned.
+
+    ## How the cost is computed
+    No cost: it concerns the recording, not the job.
+
+    ## How to fix
+    Start the profiler at the same *step* on all ranks, not at a time of day or by a signal:
+    `schedule(wait, warmup, active)` counts steps, and a barrier before the first step makes the
+    ranks begin together. Record at least three steps.
+
+    ## When it is wrong
+    Ranks of different jobs or restarts in one folder look the same. So do pipelines whose stages
+    count micro-batches as steps.
+
+    ## Sources
+    PyTorch documentation of `torch.profiler.schedule`.
+    """
+    if len(capture.ranks_present) < 2:
+        return
+    ratio = capture.window_overlap_ratio
+    lost_steps = bool(capture.dropped_steps) and not capture.steps
+    if not lost_steps and (ratio is None or ratio >= limits["overlap_ratio"]):
+        return
+    ranks = fold_ranks(capture.ranks_present)
+    common = (
+        f"no step is complete on all of ranks {ranks}"
+        if lost_steps
+        else f"the recordings of ranks {ranks} cover different times"
+    )
+    shared = "" if ratio is None else f": they share {format_ratio(ratio)} of the recorded time"
+    yield Draft(
+        message=f"{capitalized(common)}{shared}.",
+        fix=(
+            "Start the profiler at the same step on all ranks (torch.profiler.schedule after a "
+            "barrier) and record at least three steps."
+        ),
+        confidence=Confidence.MEASURED if lost_steps else Confidence.INFERRED,
+        ranks=capture.ranks_present,
+        evidence=("capture.steps", "capture.dropped_steps", "capture.window_overlap_ratio"),
+    )
+
+
+@rule(code="CAP103", severity=Severity.INFO, since="0.1.0", costs_time=False)
+def capture_start_transient(capture: CaptureResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
+    """The start of the profiler disturbed the first recorded step, and distprof left that step out.
+
+    ## Why it costs time
+    It costs no time outside the recording. Profilers start at different moments on different ranks,
+    so the first collective waits for the last profiler. The last rank then looks like an extreme
+    straggler.
+
+    ## Evidence needed
+    Collectives matched across ranks in at least two steps.
+
+    ## How the cost is computed
+    No cost: no number in the report includes the step.
+
+    ## How to fix
+    Give the profiler time to settle: `torch.profiler.schedule(wait=2, warmup=3, active=5)` and a
+    barrier before the first active step.
+
+    ## When it is wrong
+    A real stall in the first recorded step looks the same. Record again with a longer warm-up: a
+    real stall reappears.
+
+    ## Sources
+    PyTorch documentation of `torch.profiler.schedule`.
+    """
+    if not capture.transient_steps:
+        return
+    steps = fold_ranks(capture.transient_steps)
+    yield Draft(
+        message=(
+            f"Step {steps} is left out: its first collective waits until the profiler of the last "
+            "rank has started."
+        ),
+        fix=(
+            "Use torch.profiler.schedule with warmup=3 or more, and a barrier before the first "
+            "active step."
+        ),
+        confidence=Confidence.INFERRED,
+        steps=capture.transient_steps,
+        evidence=("capture.transient_steps",),
+    )

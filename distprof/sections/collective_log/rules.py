@@ -1,0 +1,155 @@
+"""Rules about collective log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.collective_log.result import BandwidthFall, CollectiveLogResult, LateSpell
+from distprof.sections.collective_log.show import time_text
+from distprof.sections.table import counted
+from distprof.terms import Confidence, Severity
+from distprof.units import format_bandwidth, format_bytes, format_ratio
+
+_MAX_FINDINGS = 3
+
+
+@rule(
+    code="COM125",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={
+        "fallen_ratio": Limit(0.75, "share of the usual bandwidth below which it is reported"),
+        "num_bytes": Limit(1_000_000, "size in bytes below which latency dominates"),
+    },
+    costs_time=False,
+)
+def fallen_bandwidth(log: CollectiveLogResult, limits: Limits) -> Iterator[Draft]:
+    """For a time, collectives of one kind and size were much slower than usual, even on the rank
+    that arrived last.
+
+    ## Why it costs time
+    A link that lost lanes, a card that fell back to a lower rate, or a switch under other jobs'
+    load slows down every collective that crosses it, and with it every step.
+
+    ## Evidence needed
+    NCCL Inspector records of all ranks of a group, over enough time to compare.
+
+    ## How the cost is computed
+    No cost: the records have no steps. The message gives the bandwidth in this period and the usual
+    bandwidth.
+
+    ## How to fix
+    Look at error counters and rates of links for that time (`ibstat`, `nvidia-smi nvlink`, the
+    switch), at NCCL's own warnings, and at other jobs on the same switches.
+
+    ## When it is wrong
+    Ranks may have moved, or settings may have changed, between restarts that wrote to the same
+    folder.
+
+    ## Sources
+    NVIDIA, NCCL Inspector; nccl-tests, `doc/PERFORMANCE.md` (bus bandwidth).
+    """
+    deepest: dict[tuple[str, int, int], BandwidthFall] = {}
+    for one in log.falls:
+        key = (one.kind, one.num_bytes, one.num_ranks)
+        is_deep = one.bytes_per_s < limits["fallen_ratio"] * one.usual_bytes_per_s
+        if not is_deep or one.num_bytes < limits["num_bytes"]:
+            continue
+        if key not in deepest or one.bytes_per_s < deepest[key].bytes_per_s:
+            deepest[key] = one
+    found = sorted(deepest.values(), key=lambda one: one.bytes_per_s / one.usual_bytes_per_s)
+    yield from map(_draft, found[:_MAX_FINDINGS])
+
+
+def _draft(one: BandwidthFall) -> Draft:
+    until = "until the end of the records" if one.is_last else f"to {time_text(one.end_ns)}"
+    return Draft(
+        message=(
+            f"The {one.kind} of {format_bytes(one.num_bytes)} on {one.num_ranks:,} ranks falls to "
+            f"{format_bandwidth(one.bytes_per_s)} from {time_text(one.start_ns)} {until}; its "
+            f"usual bandwidth is {format_bandwidth(one.usual_bytes_per_s)}."
+        ),
+        fix=(
+            "Look at link errors and rates, NCCL's warnings, and other jobs on the same switches "
+            "at that time."
+        ),
+        confidence=Confidence.MEASURED,
+        evidence=("collective_log.falls",),
+    )
+
+
+_MAX_NAMED = 3
+
+
+@rule(
+    code="STR111",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={
+        "wait_ratio": Limit(0.2, "share of the time in collectives that may be waiting"),
+        "blamed_ratio": Limit(0.8, "share of that waiting that must be for one rank"),
+        "whole_ratio": Limit(
+            0.9, "share of the recorded time from which a rank counts as late all the time"
+        ),
+    },
+    costs_time=False,
+)
+def late_rank_for_a_time(log: CollectiveLogResult, limits: Limits) -> Iterator[Draft]:
+    """For part of the recorded time, one rank arrives last in nearly all collectives in which
+    others wait.
+
+    ## Why it costs time
+    A collective ends after its last member arrives. Until then all others wait, however fast the
+    links are. If a rank is late only for a time, the cause begins and ends with it: heat, another
+    job on its host, a checkpoint, a neighbour on the network.
+
+    ## Evidence needed
+    NCCL Inspector records of all ranks (`distprof analyze nccl-inspector-17`, or `--with`).
+    `late-rank-by-summary` reports ranks that are late all the time.
+
+    ## How the cost is computed
+    No cost: the records have no steps. The message gives the share of the time in collectives that
+    is spent waiting.
+
+    ## How to fix
+    Look at what happened on the rank's host during these periods: its kernel log, the clocks and
+    temperature of its GPU, other jobs, checkpoints.
+
+    ## When it is wrong
+    Times are those at which records were written, up to one interval of the dump thread after the
+    collective. A rank whose kernels start late for lack of streams arrives last without being slow.
+
+    ## Sources
+    NVIDIA, NCCL Inspector. The rank with the shortest kernel arrives last.
+    """
+    if log.start_ns is None or log.end_ns is None:
+        return
+    by_rank: dict[int, list[LateSpell]] = {}
+    for one in log.spells:
+        if one.wait_ratio > limits["wait_ratio"] and one.blamed_ratio >= limits["blamed_ratio"]:
+            by_rank.setdefault(one.rank, []).append(one)
+    for rank, spells in sorted(by_rank.items()):
+        late_ns = sum(one.end_ns - one.start_ns for one in spells)
+        if late_ns <= limits["whole_ratio"] * max(log.end_ns - log.start_ns, 1):
+            yield _late_rank_for_a_time_draft(rank, spells)
+
+
+def _late_rank_for_a_time_draft(rank: int, spells: list[LateSpell]) -> Draft:
+    first = max(spells, key=lambda one: one.end_ns - one.start_ns)
+    others = len(spells) - 1
+    more = f", and in {counted(others, 'other period')}" if others else ""
+    return Draft(
+        message=(
+            f"Rank {rank} is late from {time_text(first.start_ns)} to "
+            f"{time_text(first.end_ns)}{more}: {format_ratio(first.wait_ratio)} of the time in "
+            f"collectives is spent waiting, {format_ratio(first.blamed_ratio)} of it for this rank."
+        ),
+        fix=(
+            f"Look at what happened on the host of rank {rank} at that time: kernel log, GPU "
+            "clocks and temperature, other jobs, checkpoints."
+        ),
+        confidence=Confidence.INFERRED,
+        ranks=(rank,),
+        evidence=("collective_log.spells",),
+    )

@@ -1,1 +1,0 @@
-"""Rules on records of collectives over hours or days."""

@@ -1,0 +1,104 @@
+"""Rules about efficiency."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.efficiency.result import CPU, EfficiencyResult
+from distprof.sections.job.result import JobResult
+from distprof.sections.time.result import WaterfallResult
+from distprof.terms import Severity
+from distprof.units import format_ratio
+
+_PARTS = {
+    "exposed communication": (
+        "exposed_transfer_ns",
+        "exposed_wait_ns",
+        "exposed_comm_unsplit_ns",
+        "exposed_p2p_wait_ns",
+    ),
+    "copies": ("exposed_copy_ns",),
+    "waiting for the CPU": ("idle_host_ns", "idle_sync_ns", "idle_pause_ns"),
+    "waiting for input": ("idle_input_ns",),
+    "idle time with other causes": ("idle_comm_wait_ns", "idle_unknown_ns"),
+}
+_WORTH_NAMING_RATIO = 0.05
+
+
+@rule(
+    code="SCA101",
+    severity=Severity.INFO,
+    since="0.1.0",
+    limits={"mfu_ratio": Limit(0.40, "lowest acceptable model FLOP utilisation")},
+    costs_time=False,
+)
+def low_mfu(
+    efficiency: EfficiencyResult, waterfall: WaterfallResult, job: JobResult, limits: Limits
+) -> Iterator[Draft]:
+    """The GPUs spend a small share of their peak on the FLOP that the model needs.
+
+    ## Why it costs time
+    Model FLOP utilisation (MFU) combines every loss in one figure: time when GPUs do not compute,
+    slow kernels, and unnecessary work. Dense training on many GPUs reaches 40 to 55 %.
+
+    ## Evidence needed
+    The model (run.json of a reference run, or `[model]` in `distprof.toml`), tokens and time of a
+    step, and a GPU that is on the hardware sheet. With traces, the finding also says where the rest
+    of the time goes.
+
+    ## How the cost is computed
+    No separate cost: other findings price each cause of low utilisation, and the distance to a
+    target is not time that a fix could recover.
+
+    ## How to fix
+    Find out where the rest of the time goes. If GPUs wait, begin with the most expensive of the
+    other findings. If the kernels are slow, use larger matrices (micro-batch, sequence, less tensor
+    parallelism), low precision, fused attention and compilation.
+
+    ## When it is wrong
+    A small model, or a mixture of many small experts, cannot fill a large GPU. distprof counts FLOP
+    from the shape of a dense transformer with causal attention: for other layers the figure is only
+    as accurate as that shape. The peak comes from the data sheet; clocks under load are lower.
+
+    ## Sources
+    Formula sheet, "Computation and communication" (MFU). A. Chowdhery et al., "PaLM", appendix B
+    (the definition).
+    """
+    mfu, peak = efficiency.mfu_ratio, efficiency.peak_flops
+    if efficiency.device == CPU or (job.kind is None and not efficiency.model):
+        return  # a CPU has no meaningful peak; bare traces of an unnamed model
+    if mfu is None or peak is None:
+        why = "; ".join(efficiency.unavailable) or "the amount of computation is unknown"
+        raise InsufficientEvidenceError(why)
+    if mfu >= limits["mfu_ratio"]:
+        return
+    yield Draft(
+        message=(
+            f"MFU is {format_ratio(mfu)}: each GPU spends {mfu * peak / 1e12:.3g} of its"
+            f" {peak / 1e12:,.0f} TFLOP/s on the model.{_where(efficiency, waterfall)}"
+        ),
+        fix=(
+            "Begin with the most expensive of the other findings. If kernels are slow, use larger"
+            " matrices, low precision, fused attention and compilation."
+        ),
+        evidence=("efficiency.mfu_ratio", "waterfall.all"),
+    )
+
+
+def _where(efficiency: EfficiencyResult, waterfall: WaterfallResult) -> str:
+    """Where the rest of the time goes, according to the traces; empty without traces."""
+    total = waterfall.all
+    if total is None or not total.span_ns:
+        return ""
+    text = f" Computation fills {format_ratio(total.computation_ns / total.span_ns)} of each step"
+    if efficiency.computing_ratio is not None:
+        text += f", at {format_ratio(efficiency.computing_ratio)} of the peak"
+    shares = {
+        name: sum(getattr(total, field) for field in fields) / total.span_ns
+        for name, fields in _PARTS.items()
+    }
+    name = max(shares, key=lambda part: shares[part])
+    if shares[name] < _WORTH_NAMING_RATIO:
+        return f"{text}."
+    return f"{text}; {name} takes {format_ratio(shares[name])}."

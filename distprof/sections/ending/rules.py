@@ -1,0 +1,52 @@
+"""Rules about ending."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limits, rule
+from distprof.sections.ending.result import EndingResult
+from distprof.terms import Confidence, Severity
+
+
+@rule(
+    code="CAP106",
+    severity=Severity.ERROR,
+    since="0.1.0",
+    costs_time=False,
+)
+def job_stopped(ending: EndingResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - no limits
+    """The output of the job says that it failed, or that ranks waited for others until a watchdog
+    ended them.
+
+    ## Why it costs time
+    The job loses all its time since the last checkpoint, and the time for which ranks waited.
+
+    ## Evidence needed
+    What the job printed: the output of its ranks and of their launcher, or Python stacks of several
+    ranks. The rule is silent without it.
+
+    ## How the cost is computed
+    No cost per step.
+
+    ## How to fix
+    Look at the rank that the finding names before any other: the ranks that report lost connections
+    and time-outs after it are its victims. If ranks ran different numbers of collectives, look for
+    a branch that depends on data or rank.
+
+    ## When it is wrong
+    The output is incomplete: the rank that failed first may have printed to another file.
+
+    ## Sources
+    PyTorch, `torch/csrc/distributed/c10d` (watchdogs) and `torch.distributed.elastic` (failures);
+    manuals of SLURM, Open MPI, Ray and Kubernetes on how they report ends of processes.
+    """
+    if not ending.state:
+        return
+    yield Draft(
+        message=ending.verdict,
+        fix=" ".join(ending.next_steps[:2]) or "Read the lines about the end of the job.",
+        ranks=ending.ranks,
+        confidence=Confidence.INFERRED,
+        evidence=("ending.verdict", "ending.lines"),
+    )

@@ -1,1 +1,0 @@
-"""Rules on what a job printed about its end."""

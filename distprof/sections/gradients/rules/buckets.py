@@ -1,0 +1,371 @@
+"""Rules about buckets of gradients."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+from distprof.costs.collectives import BucketTime
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.gradients.result import GradientGroup, GradientsResult
+from distprof.sections.gradients.rules._shared import (
+    NO_BACKWARD,
+    confidence_of,
+    exposed_label,
+    exposed_once_ns,
+    gradient_groups,
+    is_late,
+    name_of,
+)
+from distprof.sections.shares import WIDER_TRANSFER, mean_step
+from distprof.sections.step_log.result import StepLogResult
+from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.terms import Confidence, Severity
+from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
+
+
+@rule(
+    code="COM112",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={"min_step_ratio": Limit(0.03, "smallest share of the step that is worth reporting")},
+)
+def late_gradient_communication(
+    gradients: GradientsResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """DistributedDataParallel begins to reduce gradients only when backward is almost over. No
+    computation is left for the reductions to overlap with.
+
+    ## Why it costs time
+    The gradients of the last layers are ready first, early in backward. If DDP sends them at once,
+    in buckets, they travel while the GPU computes the rest of backward, and only the last bucket is
+    exposed.
+
+    ## Evidence needed
+    torch's marks of DDP in the trace, and on a GPU the launches of kernels, which show when
+    backward begins. With matched collectives, the cost excludes waiting for late ranks. Without
+    them, the finding is marked *inferred*.
+
+    ## How the cost is computed
+    The exposed transfer of one reduction per update, capped at the backward computation that it
+    could overlap with: mean over ranks and steps. This is an upper bound, because one bucket stays
+    exposed. The time is part of what `low-overlap` and `exposed-communication` count; this rule
+    names the cause.
+
+    ## How to fix
+    One bucket: lower `bucket_cap_mb` to about a tenth of the gradients' bytes (the default is 25
+    MB, and 1 MB for the first bucket). Several buckets: register modules in the order in which
+    forward uses them, avoid `find_unused_parameters=True`, which prevents DDP from reordering
+    buckets, and do not wait for reductions in gradient hooks.
+
+    ## When it is wrong
+    If only the first layers of a model are trained, their gradients are always ready last. If
+    backward is too short to overlap with anything, see `small-batch-for-data-parallelism`.
+
+    ## Sources
+    Formula sheet, "Volume per training step" (DDP: overlap with backward if buckets allow). PyTorch
+    documentation of `DistributedDataParallel` (`bucket_cap_mb`). Li et al., "PyTorch Distributed",
+    VLDB 2020.
+    """
+    for group in gradient_groups(gradients):
+        if not is_late(group):
+            continue
+        step = mean_step(waterfall, step_time)
+        cost = min(exposed_once_ns(group), group.backward_ns or 0)
+        if step.ratio(cost) < limits["min_step_ratio"]:
+            continue
+        yield Draft(
+            message=(
+                f"{_when(group)}: {step.share(cost)} is {exposed_label(group)} that could have "
+                "overlapped with backward."
+            ),
+            fix=_fix(group),
+            cost_ns_per_step=cost,
+            confidence=confidence_of(group),
+            ranks=group.ranks,
+            evidence=("gradients.groups", "waterfall.all"),
+            without="overlap",
+            explains=WIDER_TRANSFER,
+        )
+
+
+def _when(group: GradientGroup) -> str:
+    if group.num_buckets == 1:
+        return "All gradients are in one bucket, which is ready only when backward has ended"
+    done = (group.before_first_ns or 0) / max(group.backward_ns or 0, 1)
+    return (
+        f"The first of {group.num_buckets} gradient buckets is ready only after "
+        f"{format_ratio(done)} of backward"
+    )
+
+
+def _fix(group: GradientGroup) -> str:
+    if group.num_buckets == 1:
+        return (
+            f"Make the buckets smaller: bucket_cap_mb={max(group.bytes // 10_000_000, 1)} instead "
+            "of one bucket for all gradients."
+        )
+    return (
+        "Register modules in the order in which forward uses them, do not search for unused "
+        "parameters, and do not wait for reductions in gradient hooks."
+    )
+
+
+MOST_LATENCY = 0.5
+"""Share of latency in the last bucket's time above which fewer buckets are the fix."""
+
+MOST = 0.5
+"""Share of the exposed time above which the last bucket is the cause.
+
+Below it other buckets are exposed too: the network is always busy, and the split does not matter.
+"""
+
+
+@rule(
+    code="COM113",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={
+        "last_bucket_ratio": Limit(0.25, "share of the gradients that the last bucket may hold"),
+        "min_bytes": Limit(2_000_000, "smallest last bucket that is worth splitting, in bytes"),
+        "min_step_ratio": Limit(0.01, "smallest share of the step that is worth reporting"),
+    },
+)
+def large_last_bucket(
+    gradients: GradientsResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """The bucket of gradients that DistributedDataParallel reduces last holds more than a quarter
+    of all gradients and causes most of their exposed communication.
+
+    ## Why it costs time
+    When the last bucket is ready, backward has ended, so the whole transfer of that bucket prolongs
+    the step. The smaller it is, the less is exposed.
+
+    ## Evidence needed
+    torch's marks of DDP in the trace, and the sizes of collectives. There must be several buckets,
+    and the last one must cause at least half of the exposed time. With matched collectives, the
+    cost excludes waiting for late ranks.
+
+    ## How the cost is computed
+    The exposed transfer of last buckets, times the share that a last bucket with a quarter of all
+    gradients would save: mean over ranks and steps. The time of a bucket is α + β · bytes, fitted
+    over the buckets of this run. If they all have the same size, the rule assumes that transfer is
+    proportional to bytes. If α is more than half of the last bucket's time, smaller buckets save
+    little and each adds latency. The cost is then the time that a single bucket for all gradients
+    would save. The cost is modelled. The time is part of what `low-overlap` and
+    `exposed-communication` count.
+
+    ## How to fix
+    If latency dominates, raise `bucket_cap_mb` to get fewer buckets. Otherwise lower
+    `bucket_cap_mb` until there are at least 8 buckets, but not below 1 MB, where latency dominates
+    (`tiny-collectives`). A huge layer at the beginning of the model (an embedding) fills the last
+    bucket by itself: tie, shard or freeze it. Megatron-Core: `--ddp-bucket-size`.
+
+    ## When it is wrong
+    If every bucket takes more than a millisecond whatever its size, it waits for a late rank or a
+    broken path, and the rule is silent (see `exposed-communication`). The first layer may make up
+    most of the model and be needed whole. If all buckets have the same size, latency and transfer
+    cannot be separated, and the fix may recover less.
+
+    ## Sources
+    Formula sheet, "Anti-patterns" (buckets) and "Volume per training step" (DDP). PyTorch
+    documentation of `DistributedDataParallel` (`bucket_cap_mb`).
+    """
+    for group in gradient_groups(gradients):
+        if group.is_held_up or not _is_large(
+            group, limits["last_bucket_ratio"], limits["min_bytes"]
+        ):
+            continue
+        step = mean_step(waterfall, step_time)
+        exposed = group.last_bucket_ns_per_step
+        if _latency_ratio(group) > MOST_LATENCY:
+            cost = round(exposed_once_ns(group) * _saved_by_one_bucket(group))
+        else:
+            cost = round(exposed * _saved_by_splitting(group, limits["last_bucket_ratio"]))
+        if step.ratio(cost) < limits["min_step_ratio"]:
+            continue
+        yield Draft(
+            message=(
+                f"The last of {group.num_buckets} buckets holds "
+                f"{format_ratio(group.last_bucket_ratio)} of the gradients "
+                f"({format_bytes(group.bytes)}): its {exposed_label(group)} takes "
+                f"{step.share(exposed)}{_latency(group)}."
+            ),
+            fix=_large_last_bucket_fix(group),
+            cost_ns_per_step=cost,
+            confidence=Confidence.MODELLED,
+            ranks=group.ranks,
+            evidence=("gradients.groups", "waterfall.all"),
+            explains=WIDER_TRANSFER,
+        )
+
+
+def _last_bytes(group: GradientGroup) -> float:
+    return group.last_bucket_ratio * group.bytes
+
+
+def _time(group: GradientGroup) -> BucketTime:
+    """Cost model of a bucket; proportional to bytes if the fit is unknown."""
+    if group.bucket_latency_ns is None or group.bucket_ns_per_byte is None:
+        return BucketTime(latency_ns=0.0, ns_per_byte=1.0)
+    return BucketTime(latency_ns=group.bucket_latency_ns, ns_per_byte=group.bucket_ns_per_byte)
+
+
+def _latency_ratio(group: GradientGroup) -> float:
+    """Share of latency in the time of the last bucket; 0 if unknown."""
+    time = _time(group)
+    return time.latency_ns / max(time.of(_last_bytes(group)), 1.0)
+
+
+def _saved_by_splitting(group: GradientGroup, max_ratio: float) -> float:
+    """Share of the last bucket's time saved if its share of the gradients is only ``max_ratio``."""
+    time = _time(group)
+    return 1 - time.of(max_ratio * group.bytes) / max(time.of(_last_bytes(group)), 1.0)
+
+
+def _saved_by_one_bucket(group: GradientGroup) -> float:
+    """Share of the reduction's time spent on the latency of all buckets but one."""
+    time = _time(group)
+    whole = group.num_buckets * time.latency_ns + time.ns_per_byte * group.bytes
+    return (group.num_buckets - 1) * time.latency_ns / max(whole, 1.0)
+
+
+def _latency(group: GradientGroup) -> str:
+    ratio = _latency_ratio(group)
+    if ratio <= MOST_LATENCY:
+        return ""
+    latency = format_duration(round(group.bucket_latency_ns or 0))
+    return f"; {format_ratio(ratio)} of its time is latency ({latency} per bucket), not transfer"
+
+
+def _large_last_bucket_fix(group: GradientGroup) -> str:
+    if _latency_ratio(group) > MOST_LATENCY:
+        return (
+            "Make the buckets larger (bucket_cap_mb). Every bucket pays the latency, so smaller "
+            "buckets would add to it."
+        )
+    return (
+        "Make the buckets smaller (bucket_cap_mb, not below 1), so that the last one is small. If "
+        "the first layer is huge, keep it out of the buckets."
+    )
+
+
+def _is_large(group: GradientGroup, max_ratio: float, min_bytes: float) -> bool:
+    """Whether the last bucket is large and causes most exposed time; False for a single bucket."""
+    return (
+        group.num_buckets > 1
+        and group.last_bucket_ratio > max_ratio
+        and group.last_bucket_ratio * group.bytes >= min_bytes
+        and group.last_bucket_ns_per_step >= MOST * max(exposed_once_ns(group), 1)
+        and not (group.backward_ns is not None and is_late(group))
+    )
+
+
+@rule(
+    code="COM114",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={
+        "transfer_ratio": Limit(
+            1.0, "ratio of a reduction's transfer to the computation of backward"
+        ),
+        "min_step_ratio": Limit(0.05, "smallest share of the step that is worth reporting"),
+    },
+)
+def small_batch_for_data_parallelism(
+    gradients: GradientsResult,
+    step_log: StepLogResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """Reducing the gradients takes longer than computing backward, so part of the reduction stays
+    exposed even with perfect overlap: the batch per rank is too small for this number of ranks.
+
+    ## Why it costs time
+    The bytes of the gradients do not depend on the batch, but the work does. Below the critical
+    batch, batch · CCR*/CCR, the network sets the pace, and additional ranks speed up almost
+    nothing. CCR is the computation per byte, and CCR* is what the GPU computes in the time in which
+    the network moves one byte.
+
+    ## Evidence needed
+    torch's marks of DDP, launches of kernels (on a GPU), and matched collectives, which separate
+    transfer from waiting. The number of tokens comes from the step log, if there is one.
+
+    ## How the cost is computed
+    Transfer of one reduction minus the backward computation that it could overlap with, capped at
+    the exposed transfer: mean over ranks and steps. The cost is modelled: the critical batch
+    assumes that computation is proportional to the batch, and that the speeds of GPU and network do
+    not change.
+
+    ## How to fix
+    Use larger micro-batches, up to the factor in the message. If memory or convergence forbids
+    them, use fewer data-parallel ranks (more tensor or pipeline parallelism), accumulation with
+    `no_sync` (one reduction for several backwards), 16-bit or compressed gradients, or hybrid
+    sharding.
+
+    ## When it is wrong
+    Something else may slow down the transfers: check `below-fabric-bandwidth` and the rules on
+    NCCL's network before you change the batch. On CPUs, communication and computation use the same
+    cores.
+
+    ## Sources
+    Formula sheet, "Computation and communication" (critical batch) and "Anti-patterns" (small batch
+    with large DP).
+    """
+    for group in gradient_groups(gradients):
+        transfer, backward = _times(group)
+        if transfer <= limits["transfer_ratio"] * backward:
+            continue
+        step = mean_step(waterfall, step_time)
+        cost = min(transfer - backward, exposed_once_ns(group))
+        if step.ratio(cost) < limits["min_step_ratio"]:
+            continue
+        factor = transfer / max(backward, 1)
+        yield Draft(
+            message=(
+                f"Reducing {name_of(group)} takes {format_duration(transfer)}, but backward only "
+                f"{format_duration(backward)}: {step.share(cost)} cannot overlap. With "
+                f"{factor:.3g} times the samples per micro-batch{_tokens(group, step_log, factor)} "
+                "it could."
+            ),
+            fix=(
+                "Use larger micro-batches or accumulation with no_sync, else fewer data-parallel "
+                "ranks or 16-bit or compressed gradients."
+            ),
+            cost_ns_per_step=cost,
+            confidence=Confidence.MODELLED,
+            ranks=group.ranks,
+            evidence=("gradients.groups", "waterfall.all"),
+            explains=WIDER_TRANSFER,
+        )
+
+
+def _tokens(group: GradientGroup, step_log: StepLogResult, factor: float) -> str:
+    """Tokens of a micro-batch now and with the larger batch; empty if none are logged."""
+    tokens = [
+        rank.tokens_per_s * rank.median_ns / NS_PER_S / group.micro_batches
+        for rank in step_log.ranks
+        if rank.rank in group.ranks and rank.tokens_per_s and rank.median_ns
+    ]
+    if not tokens:
+        return ""
+    now = statistics.median(tokens)
+    return f" ({now * factor:,.0f} tokens instead of {now:,.0f})"
+
+
+def _times(group: GradientGroup) -> tuple[int, int]:
+    """Transfer of one reduction and computation of one backward, ns."""
+    if group.backward_ns is None:
+        raise InsufficientEvidenceError(NO_BACKWARD)
+    if group.transfer_ns is None:
+        raise InsufficientEvidenceError(
+            "transfer and waiting could not be separated: gradients were not matched across ranks"
+        )
+    return group.transfer_ns, group.backward_ns

@@ -1,0 +1,329 @@
+"""Rules about CPUs."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from statistics import median
+
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.idle.result import IdleResult, PausesResult
+from distprof.sections.settings.result import ConfinedRank, HostSetup, SettingsResult
+from distprof.sections.shares import hidden_waits, idle_gpu_ns
+from distprof.sections.step_log.result import StepLogResult
+from distprof.sections.time.result import WaterfallResult
+from distprof.terms import Confidence, Severity
+from distprof.units import format_duration, format_ratio, name_ranks
+
+
+@rule(
+    code="HST108",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={
+        "threads_per_cpu": Limit(1.5, "torch threads per CPU of a host"),
+        "busy_ratio": Limit(0.85, "share of time for which the CPUs must be busy"),
+    },
+    costs_time=False,
+)
+def oversubscribed_threads(settings: SettingsResult, limits: Limits) -> Iterator[Draft]:
+    """Ranks that compute on the CPU start more threads than the host has CPUs.
+
+    ## Why it costs time
+    torch computes an operator with all its threads and waits for the last of them. If the ranks of
+    one host together have more threads than CPUs, threads wait for a CPU in each operator, and
+    ranks wait for each other at the end of each step.
+
+    ## Evidence needed
+    A run directory with `settings.json`. It holds the number of torch threads per rank, the number
+    of ranks per host, the CPUs that these ranks may use, and how busy the CPUs were. The rule
+    judges only ranks without an accelerator.
+
+    ## How the cost is computed
+    There is no cost: no recording shows how long the step would take with fewer threads.
+
+    ## How to fix
+    Set `OMP_NUM_THREADS` (or call `torch.set_num_threads`) to the number of CPUs of the host
+    divided by its ranks, and pin each rank to separate CPUs (`torchrun --numa-binding`, `taskset`,
+    `numactl`).
+
+    ## When it is wrong
+    Ranks that compute alternately, such as the stages of a pipeline, may share CPUs. These CPUs are
+    then busy only if something else runs on them.
+
+    ## Sources
+    PyTorch documentation, "CPU threading and TorchScript inference" (oversubscription), and of
+    `torchrun`, which sets `OMP_NUM_THREADS=1` for this reason.
+    """
+    hosts = [
+        host
+        for host in settings.hosts
+        if _per_cpu(host) > limits["threads_per_cpu"]
+        and (host.cpu_busy_ratio or 0.0) >= limits["busy_ratio"]
+    ]
+    if not hosts:
+        return
+    worst = max(hosts, key=_per_cpu)
+    yield Draft(
+        message=(
+            f"On {worst.host or 'one host'} {worst.num_local_ranks} ranks with "
+            f"{worst.num_threads} threads each share {worst.num_cpus} CPUs, which are busy for "
+            f"{format_ratio(worst.cpu_busy_ratio)} of the time."
+        ),
+        fix=(
+            "Set OMP_NUM_THREADS to the number of CPUs of the host divided by its ranks, and pin "
+            "each rank to separate CPUs."
+        ),
+        confidence=Confidence.INFERRED,
+        ranks=tuple(sorted(rank for host in hosts for rank in host.ranks)),
+        evidence=("settings.hosts",),
+    )
+
+
+def _per_cpu(host: HostSetup) -> float:
+    """Threads per CPU; 0 if ranks have one thread each or compute on an accelerator."""
+    if not host.is_cpu or not host.num_cpus or (host.num_threads or 0) < 2:
+        return 0.0
+    return host.num_local_ranks * (host.num_threads or 0) / host.num_cpus
+
+
+_FIX = (
+    "Give the job CPUs of its own: stop other work on the host, pin ranks to cores, and "
+    "set OMP_NUM_THREADS to the CPUs of a rank."
+)
+_FIX_PINNING = (
+    "Give each rank as many CPUs as the others (taskset, numactl, --cpu-bind, the container's "
+    "cpuset), and stop other work on them."
+)
+
+
+@rule(
+    code="HST110",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={
+        "min_step_ratio": Limit(0.03, "share of the step that waiting for a CPU may take"),
+        "over_others": Limit(
+            2.0, "wait over that of the other ranks, in proportion to CPU time, that names a rank"
+        ),
+        "busy_step_ratio": Limit(
+            0.1, "share of the step that the other ranks wait, too, on a busy machine"
+        ),
+        "over_others_if_busy": Limit(
+            2.5, "wait over that of the other rank that waits longest, on a busy machine"
+        ),
+        "over_others_if_confined": Limit(
+            1.5, "the same of a rank that may use half of the median rank's CPUs or fewer"
+        ),
+        "of_longest": Limit(0.5, "wait over the longest from which a rank is named with it"),
+        "gpu_idle_ratio": Limit(
+            0.5, "share of the wait for which the rank's GPU must idle in the traced steps"
+        ),
+    },
+)
+def cpu_contention(
+    pauses: PausesResult,
+    step_log: StepLogResult,
+    settings: SettingsResult,
+    idle: IdleResult,
+    waterfall: WaterfallResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """Training threads are ready to run, but wait for a free CPU: other processes, or too many
+    threads of the job itself, share the host's CPUs.
+
+    ## Why it costs time
+    A thread without a CPU launches nothing and, on CPU ranks, computes nothing. Ranks wait at
+    different moments, so at the next collective all of them wait for the rank that had no CPU. It
+    looks like a slow rank, but a different rank in each run.
+
+    ## Evidence needed
+    A run directory whose step log contains each training thread's time in the run queue, as counted
+    by Linux (`/proc/thread-self/schedstat`).
+
+    ## How the cost is computed
+    Mean time per step in the run queue of the rank that waits longest, without the first step and
+    steps longer than twice the median. Ranks that are late only for this reason are not reported as
+    stragglers. To estimate the gain on an idle host, the simulation lets all ranks keep up with
+    each other.
+
+    The finding names a single rank if it waits far longer than the others, relative to the CPU time
+    of each. A smaller difference is enough for a rank that may use at most half as many CPUs as the
+    median rank of its host. Ranks that compete for the same CPUs are not distinguished if all of
+    these are busy, or if there are no more CPUs than ranks: one of two such ranks can wait twice as
+    long as the other for seconds at a time by chance. The finding then says that the machine is
+    busy, and blames no rank.
+
+    ## How to fix
+    Give the job CPUs of its own: stop other work on the host, ask the scheduler for exclusive
+    cores, pin each rank (`numactl`, `taskset`, `--cpu-bind`), and set `OMP_NUM_THREADS` to the CPUs
+    of a rank.
+
+    ## When it is wrong
+    Only the training thread is observed. Threads that compute for it may also wait, which adds to
+    the cost. On a GPU, queued work may hide the wait: a rank does not count if its GPU idles in the
+    traced steps for less than half of it. Without traces of a GPU rank, the rule cannot know.
+
+    ## Sources
+    Linux kernel documentation, "Scheduler Statistics" (schedstat).
+    """
+    step = step_log.step_ns or step_log.traced_median_ns
+    if not step:
+        return  # bare traces, which do not record it
+    least = limits["min_step_ratio"] * step
+    waits = pauses.queued_ns
+    waiting = tuple(rank for rank, ns in waits.items() if ns > least)
+    if not waiting:
+        return
+    idle_ns = idle_gpu_ns(idle, waterfall, step)
+    hidden = hidden_waits(waits, idle_ns, limits["gpu_idle_ratio"])
+    if hidden >= {*waiting}:
+        raise InsufficientEvidenceError(_while_gpu_works(waiting, waits, idle_ns))
+    waiting = tuple(rank for rank in waiting if rank not in hidden)
+    confined = {one.rank: one for host in settings.hosts for one in host.confined}
+    starved = _starved(pauses, step, limits, confined)
+    alone = _without_chance(tuple(r for r in starved if r not in hidden), settings)
+    named = alone or _with_competitors(waiting, settings)
+    worst = max(waits[rank] for rank in waiting)
+    yield Draft(
+        message=(
+            _of_few(alone, waits, step, confined)
+            if alone
+            else _of_all(named, worst, step, settings)
+        ),
+        fix=_FIX_PINNING if confined.keys() & set(alone) else _FIX,
+        cost_ns_per_step=worst,
+        confidence=Confidence.INFERRED,
+        ranks=named,
+        evidence=("pauses.ranks", "step_log.median_ns"),
+        without="late ranks",
+        explains=("COM102", "COM103", "STR110"),
+    )
+
+
+def _while_gpu_works(
+    ranks: Sequence[int], waits: Mapping[int, int], idle_ns: Mapping[int, float]
+) -> str:
+    worst = max(ranks, key=lambda rank: waits[rank])
+    return (
+        f"rank {worst} waits {format_duration(waits[worst])} of each step for a free CPU, but its"
+        f" GPU has work meanwhile: it idles for {format_duration(idle_ns[worst])} of a step"
+    )
+
+
+def _starved(
+    pauses: PausesResult, step_ns: int, limits: Limits, confined: Collection[int]
+) -> tuple[int, ...]:
+    """Ranks that wait far longer for a CPU than the others, fewer than half of all ranks.
+
+    On a busy machine, a rank that runs longer also waits longer, in proportion. A rank that runs
+    less is not expected to wait less, because CPU times vary. A rank must also wait far longer than
+    the other rank with the longest wait, because one of several ranks waits twice as long as the
+    median by chance. A smaller difference is enough for a rank that may use far fewer CPUs than the
+    others.
+    """
+    recorded = [rank.run_queue_ns_per_step for rank in pauses.ranks]
+    waits = [wait for wait in recorded if wait is not None]
+    if len(waits) < max(2, len(recorded)):
+        return ()
+    ran = [rank.cpu_ns_per_step or 0 for rank in pauses.ranks]
+    ran = ran if all(ran) else [1] * len(ran)
+    rates = [wait / ns for wait, ns in zip(waits, ran, strict=True)]
+    usual = zip(_medians_of_others(waits), _medians_of_others(rates), ran, strict=True)
+    expected = [max(wait, rate * ns) for wait, rate, ns in usual]
+    found = [
+        row
+        for row, (wait, usual_ns) in enumerate(zip(waits, expected, strict=True))
+        if wait - usual_ns > limits["min_step_ratio"] * step_ns
+        and wait > _times(pauses.ranks[row].rank, confined, limits, "over_others") * usual_ns
+    ]
+    most = max((waits[row] for row in found), default=0)
+    found = [row for row in found if waits[row] > limits["of_longest"] * most]
+    rest = sorted(set(range(len(waits))) - set(found))
+    if len(found) > len(rest):
+        return ()
+    if found and median(waits[row] for row in rest) > limits["busy_step_ratio"] * step_ns:
+        wait, rate = max(waits[row] for row in rest), max(rates[row] for row in rest)
+        found = [
+            row
+            for row in found
+            if waits[row]
+            > _times(pauses.ranks[row].rank, confined, limits, "over_others_if_busy")
+            * max(wait, rate * ran[row])
+        ]
+    return tuple(pauses.ranks[row].rank for row in found)
+
+
+def _without_chance(alone: tuple[int, ...], settings: SettingsResult) -> tuple[int, ...]:
+    """The ranks that do not merely lose out to another rank on the same CPUs."""
+    by_chance = {
+        rank
+        for host in settings.hosts
+        for competing in (host.crowded, host.without_spare)
+        if {*competing} - {*alone}
+        for rank in competing
+    }
+    return tuple(rank for rank in alone if rank not in by_chance)
+
+
+def _with_competitors(waiting: tuple[int, ...], settings: SettingsResult) -> tuple[int, ...]:
+    """The ranks that wait, and those that compete with them for too few CPUs."""
+    competing = (host.without_spare for host in settings.hosts)
+    return tuple(sorted({*waiting}.union(*(one for one in competing if {*one} & {*waiting}))))
+
+
+def _times(rank: int, confined: Collection[int], limits: Limits, usual: str) -> float:
+    """How many times as long as the others a rank must wait to be named."""
+    return limits["over_others_if_confined" if rank in confined else usual]
+
+
+def _medians_of_others(values: Sequence[float]) -> list[float]:
+    """For each of at least two values, the median of all others."""
+    ordered = sorted(values)
+    low, high = (len(values) - 2) // 2, (len(values) - 1) // 2
+    medians = []
+    for value in values:
+        place = bisect_left(ordered, value)
+        medians.append((ordered[low + (place <= low)] + ordered[high + (place <= high)]) / 2)
+    return medians
+
+
+def _of_few(
+    alone: tuple[int, ...],
+    waits: Mapping[int, int],
+    step: int,
+    confined: Mapping[int, ConfinedRank],
+) -> str:
+    worst = max(waits[rank] for rank in alone)
+    rest = max(ns for rank, ns in waits.items() if rank not in alone)
+    up_to = "waits" if len(alone) == 1 else "wait up to"
+    return (
+        f"Other processes take the CPU of {name_ranks(alone)}, which {up_to} "
+        f"{format_duration(worst)} of each step ({format_ratio(worst / step)}) for a free one. "
+        f"The other ranks wait {format_duration(rest)} at most."
+        f"{_confinement([confined[rank] for rank in alone if rank in confined])}"
+    )
+
+
+def _confinement(confined: Sequence[ConfinedRank]) -> str:
+    """How many CPUs the rank with the fewest may use; empty where all may use as many."""
+    if not confined:
+        return ""
+    worst = min(confined, key=lambda one: one.num_cpus)
+    cpus = "1 CPU" if worst.num_cpus == 1 else f"{worst.num_cpus:,} CPUs"
+    return f" Rank {worst.rank} may use {cpus}, the median rank of its host {worst.usual_cpus:,}."
+
+
+def _of_all(ranks: tuple[int, ...], worst: int, step: int, settings: SettingsResult) -> str:
+    wait = "waits" if len(ranks) == 1 else "wait up to"
+    are_few = {*ranks} <= settings.without_spare
+    reason = (
+        "There are no more CPUs than ranks, and each rank has more than one thread"
+        if are_few
+        else "Other processes, or too many threads of the job, take them"
+    )
+    unsure = ", so any of these ranks may be late by chance" if len(ranks) > 1 else ""
+    return (
+        f"The machine is busy: {name_ranks(ranks)} {wait} {format_duration(worst)} of each step "
+        f"({format_ratio(worst / step)}) for a free CPU. {reason}{unsure}."
+    )

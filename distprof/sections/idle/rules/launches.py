@@ -1,0 +1,252 @@
+"""Rules about late launches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.idle.result import (
+    COMPILES,
+    CPU_OPTIMIZER,
+    PYTHON,
+    CpuPause,
+    IdleResult,
+    RankIdle,
+    is_optimizer,
+)
+from distprof.sections.perturbation.result import PerturbationResult
+from distprof.sections.shares import MeanStep, mean_step
+from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.terms import Confidence, Severity
+from distprof.units import format_duration, format_ratio, name_ranks
+
+
+@rule(
+    code="HST101",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={"idle_host_ratio": Limit(0.15, "share of the step that the GPU may wait for launches")},
+)
+def launch_bound_host(
+    idle: IdleResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    perturbation: PerturbationResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """The GPU runs out of work because the CPU does not launch kernels fast enough.
+
+    ## Why it costs time
+    A launch takes about 5 to 10 µs on the CPU, and the Python code around it takes longer. If
+    kernels are shorter than that, the queue empties and the GPU waits for every kernel.
+
+    A profiler fakes this: it adds microseconds to each operator and launch, so a job that its GPU
+    paces may run dry while it is traced, and only then.
+
+    ## Evidence needed
+    GPU activities with their launch calls (runtime rows) on at least one rank, and the time of
+    steps without the profiler: from the step log, or from `--step-time`. Without it the profiler's
+    part is estimated at 3 to 7 µs for each operator. If that may explain the idle time, the finding
+    says so, has no price and blames nothing.
+
+    ## How the cost is computed
+    Idle GPU time charged to the CPU: gaps whose next activity was launched only after the gap had
+    opened, if nothing else that the CPU did explains them: loading data, a call that waited,
+    garbage collection, memory calls, a named range or code outside of PyTorch. Mean over ranks and
+    steps, in the time of steps without the profiler where it is known. The rule needs idle time
+    that even the fastest tenth of those steps has. The cost is not part of any other finding.
+
+    ## How to fix
+    Launch less: use `torch.compile` (`mode="reduce-overhead"` uses CUDA graphs), manual CUDA
+    graphs, fused optimizers (`fused=True` or `foreach=True`) or larger micro-batches. Launch
+    faster: pin the process to cores near its GPU, and keep Python work (logging, metrics, hooks)
+    out of the step.
+
+    ## When it is wrong
+    Python stacks (`with_stack=True`) slow launches much more than 7 µs for each operator. The first
+    steps of a compiled program include compilation. CPUs of virtual machines vary in speed: a job
+    whose CPU is almost as slow as its GPU is launch-bound at times.
+
+    ## Sources
+    Formula sheet, "Measured from traces" (host-bound idle) and "The profiler in the picture".
+    PyTorch documentation of `torch.compile` and CUDA graphs.
+    """
+    step = mean_step(waterfall, step_time)
+    if not idle.ranks:
+        raise InsufficientEvidenceError(
+            "no launch calls to judge by: the cause of idle time is unknown"
+        )
+    cost = step.mean(step.total.idle_host_ns)
+    if step.ratio(cost) < limits["idle_host_ratio"]:
+        return
+    if step.ratio(perturbation.surely_ns(cost)) < limits["idle_host_ratio"]:
+        if perturbation.is_estimated:
+            yield _undecided(perturbation, step, cost)
+        return
+    yield Draft(
+        message=(
+            f"Launch-bound: the GPU idles {step.share(cost)} waiting for the CPU to launch kernels"
+            f"{_kernels(idle.ranks)}.{_zeroing(idle.ranks, step)}"
+        ),
+        fix=(
+            f"{_SET_TO_NONE if _zeroing(idle.ranks, step) else ''}"
+            "Launch less (torch.compile with mode='reduce-overhead', CUDA graphs, fused optimizer, "
+            "larger micro-batches) or faster (pin processes to cores, keep Python work out of the "
+            "step)."
+        ),
+        cost_ns_per_step=cost,
+        ranks=tuple(r.rank for r in idle.ranks if r.host_ns * 2 >= r.idle_ns > 0),
+        evidence=("idle.ranks", "waterfall.all"),
+        without="launch-gaps",
+    )
+
+
+def _undecided(perturbation: PerturbationResult, step: MeanStep, cost: int) -> Draft:
+    """The finding on a trace in which the profiler may be the cause."""
+    least, most = (min(part, cost) for part in perturbation.explained_ns)
+    explained = "all" if least == cost else f"{format_duration(least)} to {format_duration(most)}"
+    return Draft(
+        message=(
+            f"Launch-bound in this trace: the GPU idles {step.share(cost)} waiting for launches. "
+            f"At 3 to 7 µs for each of {perturbation.num_operators:,} operators, the profiler "
+            f"explains {explained} of it."
+        ),
+        fix=(
+            "Measure the mean step without the profiler and pass it with --step-time: it decides "
+            "whether launches bound the job."
+        ),
+        severity=Severity.INFO,
+        confidence=Confidence.INFERRED,
+        evidence=("perturbation", "idle.ranks"),
+    )
+
+
+MANY_ZEROING = 0.05
+"""Share of launches that zero gradients from which the finding names them."""
+
+_SET_TO_NONE = "Use zero_grad(set_to_none=True), PyTorch's default since 2.0. "
+
+
+def _zeroing(ranks: Sequence[RankIdle], step: MeanStep) -> str:
+    """Sentence on launches that only zero gradients; empty if they are few."""
+    zeroing, launches = sum(r.num_zeroing for r in ranks), sum(r.num_launches for r in ranks)
+    if zeroing < MANY_ZEROING * launches or not zeroing:
+        return ""
+    return (
+        f" {step.mean(zeroing):,} of {step.mean(launches):,} launches per {step.word} and rank "
+        "only zero gradients."
+    )
+
+
+def _kernels(ranks: Sequence[RankIdle]) -> str:
+    """Late launches and kernel length on the rank that waits most for its CPU."""
+    worst = max(ranks, key=lambda rank: rank.host_ns)
+    parts = []
+    if worst.late_launch_ratio is not None:
+        parts.append(f"{format_ratio(worst.late_launch_ratio)} of launches found the GPU idle")
+    if worst.median_kernel_ns is not None:
+        parts.append(f"the median kernel takes {format_duration(worst.median_kernel_ns)}")
+    return f"; on rank {worst.rank}, {', '.join(parts)}" if parts else ""
+
+
+@rule(
+    code="HST112",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={
+        "idle_ratio": Limit(0.03, "share of the step that a named range may leave the GPU idle"),
+        "unnamed_ratio": Limit(0.08, "the same for code that nothing names"),
+    },
+)
+def work_between_launches(
+    idle: IdleResult, waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits
+) -> Iterator[Draft]:
+    """The training thread does something else than launching kernels for so long that the GPU runs
+    out of work: a range that the program named, an operator on the CPU, compiling, or code outside
+    of PyTorch.
+
+    ## Why it costs time
+    One thread launches all work of a rank. While it tokenises, logs, writes a file or sleeps,
+    nothing is launched, and the GPU idles as soon as its queue is empty.
+
+    ## Evidence needed
+    Launch calls of at least one rank. A name needs a range that the program annotated
+    (`torch.profiler.record_function`) around the work, or an operator that runs for most of it.
+
+    ## How the cost is computed
+    Idle GPU time between the launches before and after such a stretch, and until the CPU has caught
+    up: at most as long as the stretch, mean over ranks and steps. A stretch in a named range takes
+    at least 1 ms and 3 % of the step, one without a name 2 ms and 8 %. Loading batches, garbage
+    collection, calls that wait for the GPU and calls that manage its memory are counted elsewhere.
+    The time recovered comes from simulating the step without it; of an optimizer on the CPU, also
+    without the copies.
+
+    ## How to fix
+    Move the work to data loader workers, to another thread or process, or do it every N steps.
+    Record stacks (`--stacks`), or annotate parts of the loop, to see which code it is.
+
+    ## When it is wrong
+    Compiling in the first steps is part of every job that uses `torch.compile`. It counts if the
+    recorded steps come later.
+
+    ## Sources
+    PyTorch documentation, performance tuning guide. Formula sheet, "Measured from traces" (idle).
+    """
+    step = mean_step(waterfall, step_time)
+    if not idle.ranks:
+        raise InsufficientEvidenceError(
+            "no launch calls to judge by: the cause of idle time is unknown"
+        )
+    for pause in idle.pauses:
+        if pause.kind not in ("range", "python"):
+            continue
+        cost = pause.idle_ns_per_step
+        limit = limits["unnamed_ratio" if pause.name == PYTHON else "idle_ratio"]
+        if step.ratio(cost) < limit:
+            continue
+        yield Draft(
+            message=(
+                f"The GPU idles {step.share(cost)} while the training thread {_does(pause)}: "
+                f"{format_duration(pause.cpu_ns_per_step)} per {step.word} on "
+                f"{name_ranks(pause.ranks)}."
+            ),
+            fix=_fix(pause),
+            cost_ns_per_step=cost,
+            ranks=pause.ranks,
+            evidence=("idle.pauses", "waterfall.all"),
+            without=CPU_OPTIMIZER if is_optimizer(pause.caller) else f"pause {pause.name}",
+        )
+
+
+def _does(pause: CpuPause) -> str:
+    if pause.name != PYTHON:
+        return f"is in {pause.name}"
+    if pause.caller == COMPILES:
+        return "waits for torch.compile, which compiles"
+    return f"runs {pause.caller} on the CPU" if pause.caller else "runs code outside of PyTorch"
+
+
+def _fix(pause: CpuPause) -> str:
+    if pause.caller == COMPILES:
+        return (
+            "Code that recompiles in every step has a guard that fails each time: "
+            "TORCH_LOGS=recompiles names it. Pass what changes as a tensor, mark changing sizes "
+            "with torch._dynamo.mark_dynamic, or keep that function out with "
+            "torch.compiler.disable."
+        )
+    if pause.caller:
+        return (
+            "Run that operator on the GPU, or let another thread run it while the GPU works. An "
+            "optimizer on the CPU saves GPU memory, but its step has to fit into the time of the "
+            "next forward pass."
+            if is_optimizer(pause.caller)
+            else "Run that operator on the GPU, or move it to data loader workers or to another "
+            "thread."
+        )
+    move = "Move that work to data loader workers or to another thread, or do it every N steps."
+    if pause.name != PYTHON:
+        return move
+    return (
+        f"{move} Annotate parts of the loop with torch.profiler.record_function to see which code "
+        "it is."
+    )

@@ -1,0 +1,334 @@
+"""Rules about pauses of the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.capture.result import CaptureResult
+from distprof.sections.idle.result import (
+    COLLECTION,
+    MEMORY,
+    CpuPause,
+    IdleResult,
+    PausesResult,
+    RankPauses,
+)
+from distprof.sections.shares import mean_step
+from distprof.sections.step_log.result import StepLogResult
+from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.terms import Confidence, Severity
+from distprof.units import capitalized, format_duration, format_ratio, name_ranks
+
+OFTEN = 1.0
+"""Calls per step below which the program already does what the fix says."""
+
+
+@rule(
+    code="HST102",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={
+        "idle_sync_ratio": Limit(
+            0.02, "share of the step that the GPU may idle after synchronising calls"
+        )
+    },
+)
+def synchronising_calls(
+    idle: IdleResult, waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits
+) -> Iterator[Draft]:
+    """The CPU waits for the GPU inside the step, and the GPU then waits for the CPU.
+
+    ## Why it costs time
+    While the CPU waits, it launches nothing. When it resumes, the queue is empty, and the GPU idles
+    until new work arrives. Each call leaves a gap.
+
+    ## Evidence needed
+    Runtime calls of at least one rank (`cudaStreamSynchronize`, `cudaDeviceSynchronize`, blocking
+    copies and their HIP names) and launch calls.
+
+    The operators around the calls, if the trace has them, name the callers.
+
+    ## How the cost is computed
+    Idle GPU time caused by synchronising calls that delayed the next launches, mean over ranks and
+    steps: after the call, and later, for as long as launches would not have been late without it.
+    Time in which the CPU is blocked while the GPU works costs nothing and is not counted. A call
+    that is made less than once per step is not reported: reading results every N steps is the fix.
+    The cost is not part of any other finding.
+
+    ## How to fix
+    Find the calls: `.item()`, `.cpu()`, `.tolist()`, `print(loss)`, `if tensor:`, `torch.nonzero`,
+    boolean masks, `torch.cuda.synchronize()`, `clip_grad_norm_` with `error_if_nonfinite`. Keep
+    metrics on the GPU and read them every N steps, copy with `non_blocking=True` from pinned
+    memory, and find the remaining calls with `torch.cuda.set_sync_debug_mode("warn")`.
+
+    ## When it is wrong
+    One synchronisation at the end of a step is harmless if the first launches of the next step are
+    quick. Some frameworks synchronise on purpose to limit memory.
+
+    ## Sources
+    Formula sheet, "Measured from traces" (idle). PyTorch documentation, performance tuning guide.
+    """
+    step = mean_step(waterfall, step_time)
+    if not idle.ranks:
+        raise InsufficientEvidenceError(
+            "no runtime calls to judge by: the cause of idle time is unknown"
+        )
+    cost = step.mean(step.total.idle_sync_ns)
+    if step.ratio(cost) < limits["idle_sync_ratio"] or not idle.sync_calls:
+        return
+    worst = max(idle.sync_calls, key=lambda call: call.idle_ns_per_step)
+    if worst.count_per_step < OFTEN:
+        return
+    yield Draft(
+        message=(
+            f"The GPU idles {step.share(cost)} after the CPU has waited for it, mostly because of "
+            f"{_called(worst)}: {worst.count_per_step:.1f} calls per {step.word} on "
+            f"{name_ranks(worst.ranks)}, {format_duration(worst.idle_ns_per_step)} idle."
+        ),
+        fix=(
+            "Keep values on the GPU and read them every N steps instead of calling .item() or "
+            ".cpu(). Copy with non_blocking=True from pinned memory. "
+            "torch.cuda.set_sync_debug_mode('warn') names the lines."
+        ),
+        cost_ns_per_step=cost,
+        ranks=worst.ranks,
+        evidence=("idle.pauses", "waterfall.all"),
+        without="sync-calls",
+    )
+
+
+def _called(pause: CpuPause) -> str:
+    return f"{pause.caller} ({pause.name})" if pause.caller else pause.name
+
+
+@rule(
+    code="HST103",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={"min_step_ratio": Limit(0.01, "share of the step that collections may take")},
+)
+def garbage_collection_pauses(
+    pauses: PausesResult, step_log: StepLogResult, idle: IdleResult, limits: Limits
+) -> Iterator[Draft]:
+    """Python's garbage collector stops the training thread for a noticeable share of the time.
+
+    ## Why it costs time
+    While it collects, the CPU launches nothing. Ranks collect at different moments, so at the next
+    collective all of them wait for the rank that collected.
+
+    ## Evidence needed
+    A run directory with pauses (`pauses.jsonl`) and a step log, both of the whole run and not only
+    of the traced steps.
+
+    ## How the cost is computed
+    Time in collections on the rank that collects most, mean per step, without the first step. The
+    real cost is higher if ranks collect at different moments, and lower if the GPU has work queued.
+    A straggler finding may include the time that other ranks wait for this one.
+
+    ## How to fix
+    After set-up call `gc.collect()` and `gc.freeze()`, so that the collector skips long-lived
+    objects. Then call `gc.disable()`, and `gc.collect()` on all ranks in the same step, every few
+    hundred steps.
+
+    ## When it is wrong
+    In a short run, one long collection weighs more than in a day of training.
+
+    ## Sources
+    Python documentation of the module `gc`.
+    """
+    step = step_log.step_ns or step_log.traced_median_ns
+    if not step:
+        return  # bare traces, which do not record garbage collection
+    allowed_ns = limits["min_step_ratio"] * step
+    paused = [rank for rank in pauses.ranks if rank.gc_ns_per_step > allowed_ns]
+    if not paused:
+        return
+    ranks = tuple(rank.rank for rank in paused)
+    worst = max(paused, key=lambda rank: rank.gc_ns_per_step)
+    yield Draft(
+        message=(
+            f"{_who(ranks)} {format_duration(worst.gc_ns_per_step)} of each step "
+            f"({format_ratio(worst.gc_ns_per_step / step)}) in Python's garbage collector; "
+            f"{_longest(worst)}."
+        ),
+        fix=(
+            "Call gc.collect() and gc.freeze() after set-up, then gc.disable(), and gc.collect() "
+            "on all ranks in the same step, every few hundred steps."
+        ),
+        cost_ns_per_step=worst.gc_ns_per_step,
+        ranks=ranks,
+        evidence=("pauses.ranks", "step_log.median_ns"),
+        without=_without(ranks, idle),
+    )
+
+
+def _without(ranks: tuple[int, ...], idle: IdleResult) -> str:
+    """The scenario without collections, if the traces show what they cost."""
+    if any(pause.kind == "collection" and pause.idle_ns_per_step for pause in idle.pauses):
+        return f"pause {COLLECTION}"
+    return f"rank {ranks[0]}" if len(ranks) == 1 else ""
+
+
+def _who(ranks: tuple[int, ...]) -> str:
+    if len(ranks) == 1:
+        return f"Rank {ranks[0]} spends"
+    names = name_ranks(ranks)
+    return f"{capitalized(names)} spend up to"
+
+
+def _longest(rank: RankPauses) -> str:
+    longest = format_duration(rank.longest_gc_ns)
+    if rank.num_gc == 1:
+        return f"its only collection takes {longest}"
+    return f"the longest of {rank.num_gc} collections takes {longest}"
+
+
+DOMINATES = 0.5
+"""From this share of the step on, finding the cause comes before any other fix."""
+
+
+@rule(
+    code="HST109",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={"idle_ratio": Limit(0.2, "share of the step that may be idle for unknown causes")},
+)
+def unexplained_idle(
+    idle: IdleResult,
+    capture: CaptureResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """The GPU idles for a fifth of the step or more, and the recording does not show why.
+
+    ## Why it costs time
+    Time in which the GPU does nothing is lost. Without the cause it is unknown whether any other
+    fix helps. If the GPU idles for half of the step or more, this finding comes first, before the
+    plan.
+
+    ## Evidence needed
+    GPU activities of at least one rank.
+
+    ## How the cost is computed
+    Idle GPU time that no launch, synchronising call, input or communication explains, mean over
+    ranks and steps. It is an upper bound: the trace may lack kernels that ran in this time.
+
+    ## How to fix
+    Record what is missing. Without CPU activities no idle time has a cause: profile with
+    `ProfilerActivity.CPU`, and read it (no `--device-only`). Inside CUDA graphs some versions of
+    the profiler lose kernels: record a few steps without graphs, or with a newer version of PyTorch
+    and CUPTI. Otherwise look at the gaps in a timeline, and record with Python stacks.
+
+    ## When it is wrong
+    If the trace lacks kernels, the GPU was busy. Compare the power draw or the utilisation that
+    `nvidia-smi` shows with the computation in the report.
+
+    ## Sources
+    Formula sheet, "Measured from traces" (idle time by cause).
+    """
+    if capture.filtered_ranks:
+        raise InsufficientEvidenceError(
+            "rows were removed from traces, so the GPU may have been busy when it seems idle"
+        )
+    step = mean_step(waterfall, step_time)
+    cost = step.mean(step.total.idle_unknown_ns)
+    if idle.is_cpu or step.ratio(cost) < limits["idle_ratio"]:
+        return
+    why, fix = _reason(idle)
+    yield Draft(
+        message=f"The GPU idles {step.share(cost)}, and the recording does not show why{why}.",
+        fix=fix,
+        cost_ns_per_step=cost,
+        confidence=Confidence.INFERRED,
+        evidence=("idle.ranks", "waterfall.all"),
+        comes_first=step.ratio(cost) >= DOMINATES,
+    )
+
+
+def _reason(idle: IdleResult) -> tuple[str, str]:
+    """Why the cause is unknown, and how to find it."""
+    if not idle.ranks:
+        return ": it has no CPU activities, or they were not read", (
+            "Also profile with ProfilerActivity.CPU, and read these activities (no --device-only)."
+        )
+    unknown = sum(rank.unknown_ns for rank in idle.ranks)
+    inside = sum(rank.within_launch_ns for rank in idle.ranks)
+    if inside > unknown / 2:
+        return (
+            f": {format_ratio(inside / unknown)} of this time is inside CUDA graphs, whose kernels "
+            "the trace may lack"
+        ), (
+            "Record a few steps without CUDA graphs, or with a newer PyTorch and CUPTI, before you "
+            "change anything else: the GPU may have been busy."
+        )
+    return ", although kernels were launched in time", (
+        "Look at the gaps in a timeline, and record with Python stacks (with_stack=True)."
+    )
+
+
+@rule(
+    code="HST111",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={"idle_ratio": Limit(0.02, "share of the step that the GPU may idle due to such calls")},
+)
+def memory_calls(
+    idle: IdleResult, waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits
+) -> Iterator[Draft]:
+    """The CPU allocates or frees memory of the GPU inside steps, and the GPU runs out of work
+    meanwhile.
+
+    ## Why it costs time
+    PyTorch's caching allocator keeps the memory of freed tensors, so a steady step makes none of
+    these calls. `cudaFree` waits for the GPU and takes tens to hundreds of microseconds,
+    `cudaMalloc` as long. After `torch.cuda.empty_cache()`, or when the memory is nearly full and
+    the allocator has to free what it cached, each step pays for them again.
+
+    ## Evidence needed
+    Runtime calls and launch calls of at least one rank.
+
+    ## How the cost is computed
+    Idle GPU time that these calls caused, mean over ranks and steps: at most as long as they
+    lasted. The time recovered comes from simulating the step without it.
+
+    ## How to fix
+    Do not call `torch.cuda.empty_cache()` in the loop. If the allocator retries because memory is
+    nearly full, use smaller micro-batches or recomputation, or avoid fragmentation with
+    `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`. Allocate pinned CPU memory once.
+
+    ## When it is wrong
+    The first steps of a job allocate. A job with new tensor shapes in each step allocates for a
+    long time; `expandable_segments` helps there, too.
+
+    ## Sources
+    PyTorch documentation, "CUDA semantics" (memory management). Formula sheet, "Measured from
+    traces".
+    """
+    step = mean_step(waterfall, step_time)
+    if not idle.ranks:
+        raise InsufficientEvidenceError(
+            "no runtime calls to judge by: the cause of idle time is unknown"
+        )
+    calls = [pause for pause in idle.pauses if pause.kind == "memory"]
+    cost = sum(pause.idle_ns_per_step for pause in calls)
+    if not calls or step.ratio(cost) < limits["idle_ratio"]:
+        return
+    count = sum(pause.count_per_step for pause in calls)
+    worst = calls[0]
+    yield Draft(
+        message=(
+            f"The GPU idles {step.share(cost)} because the CPU allocates and frees its memory: "
+            f"{count:.1f} calls per {step.word}, most of the time in {worst.name}"
+            f"{f' ({worst.caller})' if worst.caller else ''}."
+        ),
+        fix=(
+            "Do not call torch.cuda.empty_cache() in the loop. If memory is nearly full, use "
+            "smaller micro-batches, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+        ),
+        cost_ns_per_step=cost,
+        ranks=worst.ranks,
+        evidence=("idle.pauses", "waterfall.all"),
+        without=f"pause {MEMORY}",
+    )

@@ -1,0 +1,381 @@
+"""Rules about the data itself."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.collectives.result import CollectivesResult
+from distprof.sections.idle.result import IdleResult, PausesResult
+from distprof.sections.input.rules._shared import named_for_late_input
+from distprof.sections.settings.result import SettingsResult
+from distprof.sections.shares import hidden_waits, idle_gpu_ns, mean_step
+from distprof.sections.step_log.result import StepLogResult
+from distprof.sections.stragglers.result import MessagesResult, StragglersResult
+from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.sections.whatif.result import PAGEABLE
+from distprof.terms import MeshAxis, Severity
+from distprof.units import capitalized, format_duration, format_ratio, name_ranks
+
+
+@rule(
+    code="INP102",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={
+        "min_step_ratio": Limit(
+            0.03, "share of the step that a rank may wait longer than its peers"
+        ),
+        "queue_ratio": Limit(
+            0.25, "share of the training thread's wait for a free CPU that the excess must exceed"
+        ),
+        "loader_queue_ratio": Limit(
+            0.5, "share of the excess from which loaders that wait for a free CPU are its cause"
+        ),
+        "gpu_idle_ratio": Limit(
+            0.5, "share of the excess for which the rank's GPU must idle in the traced steps"
+        ),
+    },
+)
+def uneven_input(
+    step_log: StepLogResult,
+    pauses: PausesResult,
+    stragglers: StragglersResult,
+    idle: IdleResult,
+    waterfall: WaterfallResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """One or a few ranks wait longer for their batches than the others.
+
+    ## Why it costs time
+    A synchronous job runs at the pace of its slowest rank: the others wait at the next collective
+    or for the next message.
+
+    ## Evidence needed
+    A step log with the phase `input`, or waits for a `DataLoader`, of every rank. If the straggler
+    rules already name the rank for its late input, this rule is silent.
+
+    ## How the cost is computed
+    The rank's input time per step minus the median of its peers. If several ranks wait, the largest
+    excess counts. This is an upper bound, because a rank that would wait for others anyway loses
+    nothing.
+
+    ## How to fix
+    Look at what this rank reads. Check the storage and size of its shard, `num_workers` and
+    `prefetch_factor`, other processes on its cores, and whether its samples are longer.
+
+    ## When it is wrong
+    A CPU that runs ahead of its GPU can wait without delaying it. The rule stays silent if the
+    rank's GPU idles in the traced steps for less than half of the excess. Without traces of a GPU
+    rank it cannot know. On a busy machine, loaders wait for a free CPU. The rule stays silent if
+    that is at least half of the excess, or if the excess is small compared with the time for which
+    the training thread itself waits for a CPU. In a pipeline only some stages need input. The
+    others never wait for it.
+
+    ## Sources
+    Formula sheet, "Measured from traces" (straggler; input wait).
+    """
+    step, waits = step_log.step_ns, _input_ns(step_log, pauses)
+    if not step or len(waits) < 2:
+        return  # bare traces, or one rank alone
+    excess = {rank: wait - _peers(waits, rank) for rank, wait in waits.items()}
+    min_excess = limits["min_step_ratio"] * step
+    named = named_for_late_input(stragglers)
+    longer = tuple(rank for rank, more in excess.items() if more > min_excess and rank not in named)
+    queued, loader_queued = pauses.queued_ns, _loaders_queued_ns(pauses)
+    late = tuple(
+        rank
+        for rank in longer
+        if excess[rank] > limits["queue_ratio"] * queued.get(rank, 0)
+        and loader_queued.get(rank, 0) < limits["loader_queue_ratio"] * excess[rank]
+    )
+    if longer and not late:
+        raise InsufficientEvidenceError(_uncertain(longer, excess, queued, loader_queued))
+    idle_ns = idle_gpu_ns(idle, waterfall, step)
+    hidden = hidden_waits({r: excess[r] for r in late}, idle_ns, limits["gpu_idle_ratio"])
+    delayed = tuple(rank for rank in late if rank not in hidden)
+    if late and not delayed:
+        raise InsufficientEvidenceError(_hidden(late, excess, idle_ns))
+    late = delayed
+    if not late:
+        return
+    worst = max(late, key=lambda rank: excess[rank])
+    yield Draft(
+        message=(
+            f"{_who(late)} {format_duration(waits[worst])} of each step "
+            f"({format_ratio(waits[worst] / step)}) for input; the median of its peers is "
+            f"{format_duration(_peers(waits, worst))}."
+        ),
+        fix=(
+            "Look at what these ranks read: storage and size of the shard, num_workers, "
+            "prefetch_factor, CPU contention with the data loader and sample lengths."
+        ),
+        cost_ns_per_step=int(excess[worst]),
+        ranks=late,
+        evidence=("step_log.ranks", "pauses.ranks"),
+        without="uneven-input",
+        explains=("COM102", "COM103"),
+    )
+
+
+def _input_ns(step_log: StepLogResult, pauses: PausesResult) -> dict[int, int]:
+    """Input time per step by rank; waits for a loader inside the phase count once."""
+    loader = {rank.rank: rank.input_ns_per_step for rank in pauses.ranks}
+    return {
+        rank.rank: rank.phases.get("input", 0) + loader.get(rank.rank, 0) for rank in step_log.ranks
+    }
+
+
+def _loaders_queued_ns(pauses: PausesResult) -> dict[int, int]:
+    """Time per step by rank for which training waits for a loader that has no CPU."""
+    return {rank.rank: rank.input_queue_ns_per_step or 0 for rank in pauses.ranks}
+
+
+def _uncertain(
+    ranks: tuple[int, ...],
+    excess: dict[int, float],
+    queued: dict[int, int],
+    loader_queued: dict[int, int],
+) -> str:
+    """Say why a busy machine may explain the longer wait."""
+    worst = max(ranks, key=lambda rank: excess[rank])
+    waits = f"rank {worst} waits {format_duration(excess[worst])} longer for input than its peers"
+    if loader_queued.get(worst, 0) > queued.get(worst, 0):
+        wait = format_duration(loader_queued[worst])
+        return (
+            f"{waits}, but the machine is busy: its loader spends {wait} of that waiting for a "
+            "free CPU"
+        )
+    wait = format_duration(queued.get(worst, 0))
+    return (
+        f"{waits}, but the machine is busy: its training thread waits {wait} of each step for a "
+        "free CPU, and so may its loader"
+    )
+
+
+def _hidden(ranks: tuple[int, ...], excess: dict[int, float], idle_ns: dict[int, float]) -> str:
+    """Say that the GPU works while the CPU waits."""
+    worst = max(ranks, key=lambda rank: excess[rank])
+    return (
+        f"rank {worst} waits {format_duration(excess[worst])} longer for input than its peers, but"
+        f" its GPU has work meanwhile: it idles for {format_duration(idle_ns[worst])} of a step"
+    )
+
+
+def _peers(waits: dict[int, int], rank: int) -> float:
+    return statistics.median(wait for other, wait in waits.items() if other != rank)
+
+
+def _who(ranks: tuple[int, ...]) -> str:
+    if len(ranks) == 1:
+        return f"Rank {ranks[0]} waits"
+    names = name_ranks(ranks)
+    return f"{capitalized(names)} wait up to"
+
+
+@rule(
+    code="INP104",
+    severity=Severity.INFO,
+    since="0.1.0",
+    limits={
+        "exposed_ratio": Limit(0.01, "share of the step that exposed copies may take"),
+        "warning_ratio": Limit(0.05, "share of the step from which the finding is a warning"),
+    },
+)
+def pageable_copies(
+    settings: SettingsResult, waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits
+) -> Iterator[Draft]:
+    """Batches are copied to the GPU from pageable memory, and nothing overlaps with these copies.
+
+    ## Why it costs time
+    The driver copies pageable memory piece by piece through an internal pinned buffer, and the call
+    returns only when the CPU has done its part. The copy is slower, and neither computation nor the
+    next launches overlap with it, even with `non_blocking=True`.
+
+    ## Evidence needed
+    Traces of NVIDIA GPUs, which name the copy `Memcpy HtoD (Pageable -> Device)`.
+
+    ## How the cost is computed
+    Time of these copies that overlaps with neither computation nor communication, mean over ranks
+    and steps. Other findings count the time that the CPU loses while it waits for them.
+    `memory-copy-bound` counts the same time among all copies.
+
+    ## How to fix
+    Use `DataLoader(..., pin_memory=True)` and `batch.to(device, non_blocking=True)`. For other
+    tensors, call `tensor.pin_memory()` once, outside the loop. Then copy one batch ahead on a
+    separate stream.
+
+    ## When it is wrong
+    A batch that the CPU creates in each step may have to be copied into pinned memory first, which
+    takes CPU time.
+
+    ## Sources
+    Formula sheet, "Anti-patterns" (input pipeline without pinned memory). CUDA Runtime API, "API
+    synchronization behavior". PyTorch tutorial "A guide on good usage of non_blocking and
+    pin_memory".
+    """
+    if not any(rank.num_pageable for rank in settings.feed):
+        return
+    step = mean_step(waterfall, step_time)
+    cost = step.mean(sum(rank.exposed_pageable_ns for rank in settings.feed))
+    if step.ratio(cost) < limits["exposed_ratio"]:
+        return
+    spans = {rank.rank: rank.span_ns for rank in waterfall.ranks}
+    count = sum(rank.num_pageable for rank in settings.feed) / step.num_samples
+    yield Draft(
+        message=(
+            f"For {step.share(cost)} the GPU only copies from pageable CPU memory "
+            f"({_copies(count)} per {step.word}){_loader(settings)}."
+        ),
+        fix=(
+            "Pin CPU memory (pin_memory=True in the data loader, Tensor.pin_memory() once for "
+            "other tensors) and copy with non_blocking=True."
+        ),
+        cost_ns_per_step=cost,
+        without=f"pause {PAGEABLE}",
+        ranks=tuple(
+            rank.rank
+            for rank in settings.feed
+            if rank.exposed_pageable_ns >= limits["exposed_ratio"] * spans.get(rank.rank, 0) > 0
+        ),
+        evidence=("settings.feed", "waterfall.all"),
+        severity=Severity.WARNING if step.ratio(cost) >= limits["warning_ratio"] else None,
+        explains=("MEM101",),
+    )
+
+
+def _copies(count: float) -> str:
+    return "1 copy" if count == 1 else f"{count:.3g} copies"
+
+
+def _loader(settings: SettingsResult) -> str:
+    """A clause on the loaders' settings; empty if any loader pins its memory or none is known."""
+    is_off = settings.loaders and not any(one.pin_memory for one in settings.loaders)
+    return "; the data loader has pin_memory=False" if is_off else ""
+
+
+@rule(
+    code="INP105",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={"min_epochs": Limit(2.0, "epochs that must have begun")},
+    costs_time=False,
+)
+def sampler_without_set_epoch(settings: SettingsResult, limits: Limits) -> Iterator[Draft]:
+    """A `DistributedSampler` that shuffles draws the same order in every epoch.
+
+    ## Why it costs time
+    It costs model quality, not time. The sampler shuffles with a seed that only `set_epoch()`
+    changes. Without that call every rank sees the same samples in the same batches in every epoch,
+    and the batches of different ranks never mix.
+
+    ## Evidence needed
+    A run directory with `settings.json`, and at least two epochs of a loader with a
+    `DistributedSampler` that shuffles. Iterations that begin in the same step count as one epoch.
+
+    ## How the cost is computed
+    No cost: the job loses no time.
+
+    ## How to fix
+    Call `loader.sampler.set_epoch(epoch)` at the beginning of each epoch, before you iterate over
+    the loader.
+
+    ## When it is wrong
+    A loader that shuffles but serves only evaluation may repeat its order.
+
+    ## Sources
+    Formula sheet, "Anti-patterns" (sampler without `set_epoch`). PyTorch documentation of
+    `DistributedSampler`.
+    """
+    for one in settings.loaders:
+        if not one.shuffle or one.num_orders != 1 or one.num_epochs < limits["min_epochs"]:
+            continue
+        yield Draft(
+            message=(
+                f"The {one.sampler} of {name_ranks(one.ranks)} drew the same order in each of "
+                f"{one.num_epochs:,} epochs: set_epoch() was never called with a new epoch."
+            ),
+            fix=(
+                "Call loader.sampler.set_epoch(epoch) at the beginning of each epoch, before you "
+                "iterate over the loader."
+            ),
+            ranks=one.ranks,
+            evidence=("settings.loaders",),
+        )
+
+
+_SAME_DATA = frozenset((MeshAxis.TP, MeshAxis.PP, MeshAxis.CP, MeshAxis.EP))
+"""Axes whose ranks share the work on the same samples."""
+
+
+@rule(
+    code="INP106",
+    severity=Severity.ERROR,
+    since="0.1.0",
+    costs_time=False,
+)
+def unsharded_data(
+    settings: SettingsResult,
+    collectives: CollectivesResult,
+    messages: MessagesResult,
+    limits: Limits,  # noqa: ARG001
+) -> Iterator[Draft]:
+    """All ranks of a data-parallel job train on the same batches.
+
+    ## Why it costs time
+    Replicas exist to process more data. On the same batch all of them compute the same gradient, so
+    the average equals that of one rank. The job learns only as fast as a single rank but pays for
+    all of them.
+
+    ## Evidence needed
+    A run directory with `settings.json` of every rank. The first batch of the loader is the same on
+    all of them (a checksum of the start of its tensors), its sampler does not divide the data, and
+    `DistributedDataParallel` or FSDP spans all ranks. The rule is silent if a tensor, pipeline,
+    context or expert axis is known, or if ranks exchange messages: these ranks have to read the
+    same data.
+
+    ## How the cost is computed
+    No cost: no step would be shorter. The job wastes the work of all ranks but one.
+
+    ## How to fix
+    Give the loader `sampler=DistributedSampler(dataset)` and call `set_epoch()` in each epoch, or
+    divide an iterable dataset by rank and worker (`split_dataset_by_node`, `islice`).
+
+    ## When it is wrong
+    Benchmarks may feed one synthetic batch to all ranks on purpose. The data of the ranks may
+    differ only after the first 16 KiB of every tensor.
+
+    ## Sources
+    Formula sheet, "Anti-patterns" (sampler). PyTorch documentation of `DistributedSampler` and of
+    `DistributedDataParallel`.
+    """
+    axes = {record.axis for record in collectives.classes}
+    if not _is_data_parallel(settings) or axes & _SAME_DATA or messages.ranks:
+        return
+    for one in settings.loaders:
+        if one.num_first_batches != 1 or len(one.ranks) != settings.num_ranks:
+            continue
+        if not (one.is_plain or one.is_iterable):
+            continue
+        how = "an IterableDataset" if one.is_iterable else f"{one.sampler} over all of it"
+        yield Draft(
+            message=(
+                f"{capitalized(name_ranks(one.ranks))} begin with the same batch of {one.dataset} "
+                f"({how}): replicas that read the same data learn no faster than a single one."
+            ),
+            fix=(
+                "Give the loader sampler=DistributedSampler(dataset) and call set_epoch() in each "
+                "epoch, or divide an iterable dataset by rank and worker."
+            ),
+            ranks=one.ranks,
+            evidence=("settings.loaders", "settings.ddp", "settings.fsdp"),
+        )
+
+
+def _is_data_parallel(settings: SettingsResult) -> bool:
+    """Whether each rank holds a replica, or a shard of one, of the same model as all others."""
+    wrapped = [(one.group_size, one.ranks) for one in settings.ddp]
+    wrapped += [(one.group_size, one.ranks) for one in settings.fsdp]
+    num_ranks = settings.num_ranks
+    return num_ranks > 1 and any(size == num_ranks == len(ranks) for size, ranks in wrapped)

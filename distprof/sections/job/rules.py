@@ -1,0 +1,195 @@
+"""Rules about job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.job.result import JobResult, ProbeOverhead
+from distprof.sections.perturbation.result import PerturbationResult
+from distprof.terms import Severity
+from distprof.units import capitalized, format_ratio
+
+_FIXES = {
+    "out_of_memory": (
+        "Use a smaller micro-batch, checkpoint activations, or shard over more ranks. The memory "
+        "table shows how much each rank used."
+    ),
+    "stopped": (
+        "Find out what stopped the process (SIGSTOP, a debugger): the job itself did not fail."
+    ),
+    "killed": (
+        "It was killed from outside: look at the log of the scheduler and at the kernel log of "
+        "the host."
+    ),
+}
+_HUNG = "Read stacks.txt of that rank: it shows where its Python code hung."
+_ATTACH = (
+    "Run distprof hang on the run directory, and distprof attach while the ranks are still running."
+)
+
+
+def _fix(job: JobResult) -> str:
+    """What to read next."""
+    failure = job.failure
+    kind = failure.kind if failure else ""
+    if kind == "hung":
+        return _HUNG if job.kind == "run" else _ATTACH
+    if kind in _FIXES:
+        return _FIXES[kind]
+    rank = failure.rank if failure else None
+    has_error = any(rank in (None, error.rank) for error in job.errors)
+    folder = "in the folder of that rank" if rank is not None else "in the folders of the ranks"
+    if job.kind == "run":
+        return f"Read {'error.json and ' if has_error else ''}output.log {folder}."
+    return f"Read output.log of the run{f', and error.json {folder}' if has_error else ''}."
+
+
+@rule(
+    code="CAP104",
+    severity=Severity.ERROR,
+    since="0.1.0",
+    costs_time=False,
+)
+def job_failed(job: JobResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - no limits
+    """The job did not complete: a rank died, hung, was stopped or ran out of memory.
+
+    ## Why it costs time
+    The job loses all its time since the last checkpoint. Measurements from before the failure may
+    already show the cause: growing memory on one rank, a GPU that slows down.
+
+    ## Evidence needed
+    A run directory: the launcher records evidence of which rank failed first. Errors that other
+    ranks report after they lost a peer never count as the cause. The rule is silent for bare
+    traces.
+
+    ## How the cost is computed
+    No cost per step.
+
+    ## How to fix
+    Read `output.log` and `error.json` in the folder of the named rank, and `stacks.txt` if a rank
+    hung. The `output.log` of a captured program is in the run directory. Out of memory: use a
+    smaller micro-batch, activation checkpointing, or more shards. Killed from outside: look at the
+    log of the scheduler and at the kernel log of the host.
+
+    ## When it is wrong
+    A user may have stopped the job on purpose, with a signal that looks like a crash.
+
+    ## Sources
+    PyTorch documentation of `torch.distributed.elastic` (error propagation); PyTorch pull request
+    61342 on the errors that peers see.
+    """
+    if job.outcome != "failed":
+        return
+    failure = job.failure
+    message = (
+        failure.message if failure else "the job failed; it is unknown which rank failed first"
+    )
+    message = " ".join(message.split()).rstrip(".")
+    own = next((error for error in job.errors if not error.is_peer_loss), None)
+    if own is not None and (failure is None or own.rank == failure.rank):
+        words = " ".join(own.message.split())[:200]
+        message += "" if words in message else f": {own.kind}: {words}"
+    yield Draft(
+        message=f"{capitalized(message)}.",
+        fix=_fix(job),
+        ranks=(failure.rank,) if failure and failure.rank is not None else (),
+        evidence=("job.failure", "job.exits", "job.errors"),
+    )
+
+
+_NAMES = {
+    "tracing": "Recording CPU and GPU makes",
+    "always_on": "The always-on probes make",
+}
+
+
+@rule(
+    code="CAP105",
+    severity=Severity.INFO,
+    since="0.1.0",
+    limits={
+        "tracing_ratio": Limit(0.05, "share of the step that tracing may add"),
+        "always_on_ratio": Limit(0.01, "share of the step that the always-on probes may add"),
+        "after_ratio": Limit(0.01, "share of the step that may remain after tracing"),
+    },
+    costs_time=False,
+)
+def probe_overhead(
+    job: JobResult, perturbation: PerturbationResult, limits: Limits
+) -> Iterator[Draft]:
+    """The probes themselves make the measured steps longer than steps without probes, or steps stay
+    longer after the profiler has stopped.
+
+    ## Why it costs time
+    They cost time only while they run. But a report that could not be corrected then describes
+    slower steps: work on the CPU takes a larger share than without a profiler, especially if it
+    consists of many small operators. A CUPTI that stays attached after tracing makes each launch
+    longer until the process ends.
+
+    ## Evidence needed
+    A run directory with measured overhead: neighbouring blocks of steps with and without probes,
+    and traced steps compared with the untraced steps before them, and steps after tracing compared
+    with those before it.
+
+    ## How the cost is computed
+    No cost: training without probes does not pay it.
+
+    ## How to fix
+    Trace fewer ranks (`--profile-ranks`), leave out stacks and memory (`--no-stacks`,
+    `--no-profile-memory`), or trace fewer steps. For permanent monitoring use `--mode always-on`.
+
+    ## When it is wrong
+    The measured blocks may differ for another reason: few steps, or a shared machine. The interval
+    shows how certain the figure is.
+
+    ## Sources
+    W. J. Conover, "Practical Nonparametric Statistics", 3.2 (the interval).
+    """
+    if job.kind is None:
+        return  # bare traces: how they were recorded is unknown
+    if not job.overhead:
+        why = next((note for note in job.probe_notes if "not measured" in note), "")
+        raise InsufficientEvidenceError(
+            why or "the cost of the probes was not measured in this run"
+        )
+    for overhead in job.overhead:
+        limit = limits.get(f"{overhead.mode}_ratio")
+        if limit is None or overhead.ratio <= limit or overhead.low <= 0:
+            continue
+        if overhead.mode == "after":
+            if overhead.low > limit:
+                yield _still_slower(overhead)
+        elif overhead.mode == "always_on" or not perturbation.is_corrected:
+            yield Draft(
+                message=(
+                    f"{_NAMES[overhead.mode]} a step {format_ratio(overhead.ratio)} longer "
+                    f"({_interval(overhead)}): the shares below refer to steps that are slower "
+                    "than without probes."
+                ),
+                fix=(
+                    "Trace fewer ranks or steps, without stacks and memory. Take the duration of a "
+                    "step from the step log."
+                ),
+                ranks=overhead.ranks,
+                evidence=("job.overhead", "step_log"),
+            )
+
+
+def _still_slower(overhead: ProbeOverhead) -> Draft:
+    return Draft(
+        message=(
+            f"Steps after tracing take {format_ratio(overhead.ratio)} longer than before it "
+            f"({_interval(overhead)}): CUPTI may still be attached, or the machine became slower."
+        ),
+        fix=(
+            "Unset TEARDOWN_CUPTI and DISABLE_CUPTI_LAZY_REINIT, and use CUDA 12.6 or newer, so "
+            "that distprof can detach CUPTI; or trace a job that you can restart."
+        ),
+        ranks=overhead.ranks,
+        evidence=("job.overhead", "step_log"),
+    )
+
+
+def _interval(overhead: ProbeOverhead) -> str:
+    return f"{format_ratio(overhead.low)} to {format_ratio(overhead.high)}"

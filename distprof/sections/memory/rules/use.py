@@ -1,0 +1,350 @@
+"""Rules about how memory is used."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.efficiency.result import DeviceMemory, EfficiencyResult
+from distprof.sections.memory.result import MemoryResult
+from distprof.sections.memory.rules.needless import measured_memory, sized_memory
+from distprof.sections.shares import mean_step
+from distprof.sections.step_log.result import StepLogResult
+from distprof.sections.time.result import ExposedCopies, StepTimeResult, WaterfallResult
+from distprof.terms import Severity
+from distprof.units import format_bytes, format_duration, format_ratio
+
+WORTH_RATIO = 0.1
+"""Share of all exposed copies from which a kind of copies is named."""
+
+MAX_NAMED = 3
+
+
+@rule(
+    code="MEM101",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={
+        "exposed_copy_ratio": Limit(0.05, "largest acceptable share of exposed copies in the step")
+    },
+)
+def memory_copy_bound(
+    waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits
+) -> Iterator[Draft]:
+    """Copies between CPU and GPU, or within the GPU, run while the GPU does nothing else.
+
+    ## Why it costs time
+    Copy engines work concurrently with kernels. A copy on the compute stream, or from pageable
+    memory, blocks that stream until it is done.
+
+    ## Evidence needed
+    GPU activities of at least one rank.
+
+    ## How the cost is computed
+    Time covered by copies and memory sets but not by computation or communication: mean over ranks
+    and steps. No other finding includes it.
+
+    ## How to fix
+    The message splits the copies by direction and names the operators that launch them. From or to
+    pageable CPU memory: pin it (`pin_memory=True` in the data loader) and copy with
+    `non_blocking=True`. If it is already pinned: copy on a separate stream, one batch ahead.
+    Offloading (optimizer, activations): prefetch and use fewer, larger copies, or offload less.
+    Pinning does not affect copies within the GPU: avoid `.contiguous()`, `torch.cat` and `.clone()`
+    in the hot path.
+
+    ## When it is wrong
+    Offloading that makes the model fit is worth its copies. A checkpoint in the recorded steps
+    copies once, not in every step.
+
+    ## Sources
+    Formula sheet, "Measured from traces" (exposed copies). PyTorch documentation, CUDA semantics
+    (pinned memory).
+    """
+    step = mean_step(waterfall, step_time)
+    cost = step.mean(step.total.exposed_copy_ns)
+    limit = limits["exposed_copy_ratio"]
+    if step.ratio(cost) < limit:
+        return
+    yield Draft(
+        message=(
+            f"Exposed copies take {step.share(cost)}: they overlap with neither computation nor "
+            f"communication{_split(waterfall)}."
+        ),
+        fix=_fix(waterfall),
+        cost_ns_per_step=cost,
+        ranks=tuple(
+            rank.rank
+            for rank in waterfall.ranks
+            if rank.exposed_copy_ns >= limit * rank.span_ns > 0
+        ),
+        evidence=("breakdown.ranks", "waterfall.all", "waterfall.copies"),
+        without="copies",
+    )
+
+
+def _worst(waterfall: WaterfallResult) -> list[ExposedCopies]:
+    """Kinds of copies that make up most of the exposed time, at least one."""
+    total = sum(row.exposed_ns_per_step for row in waterfall.copies)
+    worth = [row for row in waterfall.copies if row.exposed_ns_per_step >= WORTH_RATIO * total > 0]
+    return worth[:MAX_NAMED]
+
+
+def _split(waterfall: WaterfallResult) -> str:
+    """For example ``: 3 ms GPU to GPU, 1 ms CPU (pinned) to GPU``."""
+    parts = [
+        f"{format_duration(row.exposed_ns_per_step)} in {row.num_per_step:.3g} {_kind(row)}"
+        f"{_by(row.operators)}"
+        for row in _worst(waterfall)
+    ]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _by(operators: Sequence[str]) -> str:
+    """For example `` by aten::cat and aten::contiguous``."""
+    if len(operators) < 2:
+        return "".join(f" by {name}" for name in operators)
+    return f" by {', '.join(operators[:-1])} and {operators[-1]}"
+
+
+def _kind(row: ExposedCopies) -> str:
+    memory = f"{row.host_memory} " if row.host_memory else ""
+    words = {
+        "HtoD": f"copies from {memory}CPU memory",
+        "DtoH": f"copies to {memory}CPU memory",
+        "DtoD": "copies within the GPU",
+        "PtoP": "copies between GPUs",
+        "memset": "memory sets",
+    }
+    return words.get(row.direction, "other copies")
+
+
+def _fix(waterfall: WaterfallResult) -> str:
+    """The fix by direction, because pinning helps only with pageable CPU memory."""
+    worst = _worst(waterfall)
+    ways = {(row.direction, row.host_memory) for row in worst}
+    steps = []
+    if any(memory == "pageable" for _, memory in ways):
+        steps.append("Pin CPU memory (pin_memory=True) and copy with non_blocking=True.")
+    elif not worst or any(not memory and way in ("HtoD", "DtoH") for way, memory in ways):
+        steps.append("Pin CPU memory if it is not pinned yet, and copy with non_blocking=True.")
+    if any(memory == "pinned" for _, memory in ways):
+        steps.append(
+            "The CPU memory is already pinned: copy on a separate stream, one batch or layer "
+            "ahead, and offload less or in larger pieces."
+        )
+    if any(way == "DtoD" for way, _ in ways):
+        steps.append(
+            "Within the GPU, avoid contiguous(), torch.cat, clone() and copies of gradients "
+            "(DDP: gradient_as_bucket_view=True)."
+        )
+    if any(way == "PtoP" for way, _ in ways):
+        steps.append("Between GPUs, send while computing, on a separate stream.")
+    if any(way == "memset" for way, _ in ways):
+        steps.append("Set memory less often: zero_grad(set_to_none=True), torch.empty.")
+    return " ".join(steps) or "Copy on a separate stream, one batch ahead."
+
+
+@rule(
+    code="MEM103",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={
+        "num_retries": Limit(
+            1, "smallest number of retries of a rank in the second half of the steps"
+        )
+    },
+)
+def allocator_retries(
+    efficiency: EfficiencyResult, memory: MemoryResult, step_log: StepLogResult, limits: Limits
+) -> Iterator[Draft]:
+    """The caching allocator runs out of memory in steady steps, frees its cache and retries.
+
+    ## Why it costs time
+    A retry synchronises the GPU, returns every cached block to the driver and requests new ones.
+    This takes tens to hundreds of milliseconds on one rank, and all ranks wait in the next
+    collective.
+
+    ## Evidence needed
+    A run directory with memory counters of ranks on GPUs. Retries in the first half of the steps do
+    not count, because the allocator has to see every size once.
+
+    ## How the cost is computed
+    Extra time of steady steps with a retry over the median steady step without one, on the rank
+    that loses most, averaged over all its steady steps. Traced steps do not count. The cost is
+    unknown if every steady step has retries.
+
+    ## How to fix
+    Free memory: use a smaller micro-batch, more sharding or selective recomputation. Against
+    fragmentation set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, pad sequences to a few
+    lengths, and do not call `empty_cache` in the loop.
+
+    ## When it is wrong
+    If other long steps (checkpoints, evaluation) coincide with retries, the cost includes part of
+    their time.
+
+    ## Sources
+    PyTorch documentation, "CUDA semantics", memory management (`num_alloc_retries`).
+    """
+    measured = measured_memory(efficiency, memory)
+    known = [rank for rank in measured if rank.num_retries is not None]
+    if measured and not known:
+        raise InsufficientEvidenceError("too few steps to find retries in steady steps")
+    ranks = [rank for rank in known if (rank.num_retries or 0) >= max(1, limits["num_retries"])]
+    if not ranks:
+        return
+    total = sum(rank.num_retries or 0 for rank in ranks)
+    cost = max((rank.retry_ns_per_step or 0 for rank in ranks), default=0)
+    times = "once" if total == 1 else f"{total} times"
+    who = "1 rank" if len(ranks) == 1 else f"{len(ranks)} ranks"
+    yield Draft(
+        message=(
+            f"The allocator of {who} ran out of memory and retried {times} in the second half of"
+            f" the steps{_share(cost, step_log.step_ns)}."
+        ),
+        fix=(
+            "Free memory with a smaller micro-batch, more sharding or recomputation. Set "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation."
+        ),
+        cost_ns_per_step=cost or None,
+        ranks=tuple(rank.rank for rank in ranks),
+        evidence=("efficiency.memory", "step_log.ranks"),
+    )
+
+
+def _share(cost: int, step: int | None) -> str:
+    if not cost or not step:
+        return ""
+    mean = step + cost
+    share = f"{format_ratio(cost / mean)} of each step"
+    return f": {share} ({format_duration(cost)} of {format_duration(mean)})"
+
+
+@rule(
+    code="MEM104",
+    severity=Severity.INFO,
+    since="0.1.0",
+    limits={
+        "allocated_ratio": Limit(
+            0.90, "largest acceptable share of a GPU's memory filled by tensors"
+        )
+    },
+    costs_time=False,
+)
+def memory_nearly_full(
+    efficiency: EfficiencyResult, memory: MemoryResult, limits: Limits
+) -> Iterator[Draft]:
+    """Tensors nearly fill a GPU's memory.
+
+    ## Why it costs time
+    A longer sequence, a fragmented cache or a library that allocates its own memory can then end
+    the job. Before that, the allocator retries, which stalls all ranks.
+
+    ## Evidence needed
+    A run directory with memory counters, and the GPU's memory size from its trace or the hardware
+    sheet.
+
+    ## How the cost is computed
+    No cost: memory use that fits costs no time.
+
+    ## How to fix
+    Leave a tenth free: use a smaller micro-batch, more sharding, selective recomputation, or a
+    fused loss that keeps no logits. NCCL and the CUDA context need a few GB outside the allocator.
+
+    ## When it is wrong
+    A job with fixed shapes that has run for a long time will not need more memory.
+
+    ## Sources
+    Kineto's TensorBoard plugin (recommendation above 90 %). PyTorch documentation, "CUDA
+    semantics".
+    """
+    known = sized_memory(efficiency, memory)
+    limit = limits["allocated_ratio"]
+    full = [rank for rank in known if (rank.allocated_ratio or 0.0) >= limit]
+    if not full:
+        return
+    fullest = max(full, key=lambda rank: rank.allocated_ratio or 0.0)
+    yield Draft(
+        message=(
+            f"Tensors fill {format_ratio(fullest.allocated_ratio)} of the"
+            f" {format_bytes(fullest.capacity_bytes)} of the fullest GPU, and at least"
+            f" {format_ratio(limit)} on {len(full)} of {len(known)} ranks."
+        ),
+        fix=(
+            "Leave a tenth free: use smaller micro-batches, more sharding or selective "
+            "recomputation."
+        ),
+        ranks=tuple(rank.rank for rank in full),
+        evidence=("efficiency.memory",),
+    )
+
+
+@rule(
+    code="MEM105",
+    severity=Severity.INFO,
+    since="0.1.0",
+    limits={
+        "over_median_ratio": Limit(
+            1.25, "ratio of the memory of a stage's fullest rank to that of its median rank"
+        ),
+        "allocated_ratio": Limit(0.6, "share of a GPU's memory below which it limits no rank"),
+    },
+    costs_time=False,
+)
+def uneven_memory(
+    efficiency: EfficiencyResult, memory: MemoryResult, limits: Limits
+) -> Iterator[Draft]:
+    """One rank's GPU memory is much fuller than that of ranks that do the same work.
+
+    ## Why it costs time
+    The fullest GPU limits the micro-batch of all ranks. Ranks of one pipeline stage hold the same
+    weights and equally large activations, so any excess is something that only one rank keeps.
+
+    ## Evidence needed
+    A run directory with memory counters of several ranks of one pipeline stage, and GPU memory
+    sizes.
+
+    ## How the cost is computed
+    No cost: the gain from a larger micro-batch was not measured.
+
+    ## How to fix
+    Find out what that rank keeps: losses or outputs gathered on rank 0, a checkpoint's copy of the
+    state, processes that opened its GPU by accident (`CUDA_VISIBLE_DEVICES`, `map_location`),
+    longer sequences, or more tokens for its experts.
+
+    ## When it is wrong
+    If sequences differ in length, the fullest rank changes from step to step. Balance the sequences
+    then.
+
+    ## Sources
+    TraceML (skew of memory across ranks). PyTorch documentation, "Serialization" (`map_location`).
+    """
+    stages: dict[int, list[DeviceMemory]] = {}
+    for rank in sized_memory(efficiency, memory):
+        stages.setdefault(rank.stage, []).append(rank)
+    for ranks in stages.values():
+        yield from _judge(ranks, limits)
+
+
+def _judge(ranks: Sequence[DeviceMemory], limits: Limits) -> Iterator[Draft]:
+    """The lower median is the reference: with two ranks, the emptier one."""
+    held = [rank.allocated_bytes or 0 for rank in ranks]
+    median, fullest = statistics.median_low(held), max(ranks, key=lambda r: r.allocated_bytes or 0)
+    if (fullest.allocated_ratio or 0.0) < limits["allocated_ratio"]:
+        return
+    if max(held) < limits["over_median_ratio"] * median:
+        return
+    yield Draft(
+        message=(
+            f"Rank {fullest.rank} holds {format_bytes(max(held))}, the median rank"
+            f" {format_bytes(median)}. Rank {fullest.rank} fills"
+            f" {format_ratio(fullest.allocated_ratio)} of its GPU and limits the micro-batch of all"
+            " ranks."
+        ),
+        fix=(
+            "Find out what this rank keeps: gathered outputs, a copy of the state, other processes "
+            "on its GPU, longer sequences, or more tokens for its experts."
+        ),
+        ranks=(fullest.rank,),
+        evidence=("efficiency.memory",),
+    )

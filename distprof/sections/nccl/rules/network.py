@@ -1,0 +1,435 @@
+"""Rules about the network that NCCL uses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.collectives.result import CollectivesResult
+from distprof.sections.nccl.result import (
+    BETWEEN,
+    NcclHost,
+    NcclResult,
+    NcclTransport,
+    different_networks,
+)
+from distprof.sections.nccl.rules._shared import (
+    connections,
+    exposed_between_nodes,
+    has_log,
+    said,
+    setting_of,
+)
+from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.terms import Confidence, NcclRemark, Severity
+
+_MOST_CARDS = 4
+
+
+@rule(
+    code="NET101",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={
+        "socket_ratio": Limit(0.01, "smallest share of connections between nodes over sockets")
+    },
+)
+def nccl_over_sockets(
+    nccl: NcclResult,
+    collectives: CollectivesResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """Connections between nodes use TCP sockets, according to NCCL's log.
+
+    ## Why it costs time
+    Sockets copy every byte through CPU memory and the operating system's kernel. InfiniBand, RoCE
+    or EFA move data from GPU to GPU at several times the bandwidth and a fraction of the latency.
+
+    ## Evidence needed
+    An NCCL log (`NCCL_DEBUG=INFO`) that names connections between nodes, or at least the network
+    that NCCL chose. The log shows only networks that NCCL found. Hosts of one job that chose
+    different networks are named, too: they cannot connect.
+
+    ## How the cost is computed
+    With traces: exposed transfer per step of the collectives that cross nodes. This is an upper
+    bound on the time that a faster network would recover. A log alone gives no cost.
+
+    ## How to fix
+    Find out why NCCL did not use the fast network: `NET/IB : No device found` means that the
+    container lacks the devices (`/dev/infiniband`) or the plug-in (libnccl-net.so for EFA,
+    RDMA-SHARP, RCCL). `NCCL_IB_DISABLE=1` and `NCCL_NET=Socket` disable the fast network.
+
+    ## When it is wrong
+    Machines with only Ethernet have no faster network. More sockets and threads per connection
+    (`NCCL_NSOCKS_PERTHREAD`, `NCCL_SOCKET_NTHREADS`) help there.
+
+    ## Sources
+    NCCL's user guide, "Environment variables" and "Troubleshooting": networking.
+    """
+    if has_log(nccl) and not nccl.transports and nccl.networks:
+        yield from _by_choice(nccl)
+        return
+    sockets, total = connections(nccl, BETWEEN, lambda way: way.transport == "NET/Socket")
+    if not sockets or sockets < limits["socket_ratio"] * total:
+        return
+    yield Draft(
+        message=(
+            f"{sockets:,} of {total:,} connections between nodes use TCP sockets "
+            f"(NET/Socket){_why(nccl)}."
+        ),
+        fix=(
+            "Give NCCL access to the fast network: add InfiniBand devices or the plug-in to the "
+            "container, and unset NCCL_IB_DISABLE and NCCL_NET=Socket. With only Ethernet, use "
+            "more sockets."
+        ),
+        cost_ns_per_step=exposed_between_nodes(collectives, waterfall, step_time),
+        confidence=Confidence.INFERRED,
+        evidence=("nccl.transports", "nccl.networks"),
+    )
+
+
+def _by_choice(nccl: NcclResult) -> Iterator[Draft]:
+    """The finding from the network that NCCL chose, if the log names no connection.
+
+    Inside a node, ranks do without the network, so a log of one host is information.
+    """
+    if differ := different_networks(nccl):
+        yield Draft(
+            message=f"Hosts chose different networks: {differ}. NCCL cannot connect them.",
+            fix=(
+                "Make the same network available on all hosts (InfiniBand devices, libibverbs or "
+                "the plug-in in every container), or set NCCL_NET=Socket on all of them."
+            ),
+            confidence=Confidence.MEASURED,
+            evidence=("nccl.hosts",),
+        )
+        return
+    if set(nccl.networks) != {"Socket"}:
+        return
+    cards = sorted({card for host in nccl.hosts for card in host.cards})
+    over = f" over {', '.join(cards[:_MOST_CARDS])}" if cards else ""
+    number = nccl.num_processes
+    where = f", on all {number:,} processes of the log" if number > 1 else ""
+    yield Draft(
+        message=(f"NCCL uses TCP sockets{over} for everything between nodes{where}{_why(nccl)}."),
+        fix=(
+            "Give NCCL access to the fast network: add InfiniBand devices, libibverbs or the "
+            "plug-in to the container. With only Ethernet, use more sockets and all interfaces."
+        ),
+        confidence=Confidence.INFERRED,
+        severity=None if nccl.num_hosts > 1 else Severity.INFO,
+        evidence=("nccl.networks", "nccl.hosts"),
+    )
+
+
+def _why(nccl: NcclResult) -> str:
+    """What the log says about the fast network."""
+    if any("libibverbs" in warning.text for warning in nccl.warnings):
+        return "; libibverbs could not be opened, so InfiniBand and RoCE are out of reach"
+    for name in ("NCCL_IB_DISABLE", "NCCL_NET", "NCCL_NET_PLUGIN"):
+        value = setting_of(nccl, name)
+        if value and value != "0":
+            return f"; {name} is set to {value}"
+    if any(host.links for host in nccl.hosts):
+        return ", although NCCL found RDMA cards"
+    if nccl.missing_networks:
+        return f"; NCCL found no device for {', '.join(nccl.missing_networks)}"
+    return "; the log does not show whether the machines have a faster network"
+
+
+@rule(
+    code="NET102",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={"plain_ratio": Limit(0.05, "smallest share of RDMA connections without GPUDirect")},
+)
+def no_gpudirect(
+    nccl: NcclResult,
+    collectives: CollectivesResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """Connections between nodes use RDMA cards without GPUDirect RDMA, according to NCCL's log.
+
+    ## Why it costs time
+    Without GPUDirect each byte goes from the GPU to CPU memory and from there to the card, and the
+    same way back on the receiver. It crosses PCIe and memory twice, latency grows, and CPU threads
+    have to copy.
+
+    ## Evidence needed
+    An NCCL log (`NCCL_DEBUG=INFO`) that names connections between nodes, or in which NCCL says that
+    GPUDirect RDMA is disabled for its cards, and enabled for none. If some cards are too far from a
+    GPU, the log does not show whether another placement would bring them closer.
+
+    ## How the cost is computed
+    With traces: exposed transfer per step of the collectives that cross nodes. This is an upper
+    bound on the time that GPUDirect would recover. A log alone gives no cost.
+
+    ## How to fix
+    If some connections use GPUDirect and others do not, the drivers are fine and the latter use a
+    card that is far from their GPU: pair each GPU with the nearest card, on the same rail of every
+    node. Otherwise: NVIDIA GPUs with NVIDIA cards: load `nvidia-peermem` (or use DMA-BUF: Linux
+    5.12, open kernel modules, NCCL 2.13). AMD GPUs: DMA-BUF and large BARs. Omni-Path: the
+    GPUDirect build of its driver, and PSM2 with CUDA. EFA: `aws-ofi-nccl`. Everywhere: disable ACS
+    on PCIe switches. `NCCL_NET_GDR_LEVEL` raises the distance up to which NCCL uses GPUDirect.
+
+    ## When it is wrong
+    Some cards do not support GPUDirect (Omni-Path without its driver, virtual functions), and
+    neither do some GPUs (GeForce). Connections of rare operations count as much here as those used
+    in every step.
+
+    ## Sources
+    NCCL's user guide, `NCCL_NET_GDR_LEVEL` and "GPU Direct".
+    """
+    if (
+        has_log(nccl)
+        and not nccl.transports
+        and said(nccl, NcclRemark.GDR_OFF)
+        and not said(nccl, NcclRemark.GDR_ON)
+    ):
+        yield _by_remarks(nccl)
+        return
+    plain, _ = connections(nccl, BETWEEN, lambda way: _is_rdma(way) and not way.has_gdr)
+    total, _ = connections(nccl, BETWEEN, _is_rdma)
+    if not plain or plain < limits["plain_ratio"] * total:
+        return
+    ways = {way.transport for way in nccl.transports if _is_rdma(way) and not way.has_gdr}
+    level = setting_of(nccl, "NCCL_NET_GDR_LEVEL")
+    because = f"; NCCL_NET_GDR_LEVEL is set to {level}" if level else ""
+    yield Draft(
+        message=(
+            f"{plain:,} of {total:,} connections between nodes use {', '.join(sorted(ways))} "
+            f"without GPUDirect RDMA: every byte goes through CPU memory{because}."
+        ),
+        fix=_FIX_FAR if total > plain else _fix(nccl),
+        cost_ns_per_step=exposed_between_nodes(collectives, waterfall, step_time),
+        confidence=Confidence.INFERRED,
+        evidence=("nccl.transports",),
+    )
+
+
+def _by_remarks(nccl: NcclResult) -> Draft:
+    """From what NCCL says of its cards, where the log names no connection."""
+    remarks = said(nccl, NcclRemark.GDR_OFF)
+    cards = sorted({remark.value for remark in remarks})
+    more = f" and {len(cards) - _MOST_CARDS} more" if len(cards) > _MOST_CARDS else ""
+    most = max(remark.num_processes for remark in remarks)
+    where = f" on {most:,} of {nccl.num_processes:,} processes" if nccl.num_processes > 1 else ""
+    return Draft(
+        message=(
+            f"NCCL says{where} that GPUDirect RDMA is disabled for its network cards "
+            f"({', '.join(cards[:_MOST_CARDS])}{more}), and enabled for none: every byte between "
+            "nodes goes through CPU memory."
+        ),
+        fix=_fix(nccl),
+        confidence=Confidence.INFERRED,
+        evidence=("nccl.remarks",),
+    )
+
+
+_FIX_FAR = (
+    "GPUDirect RDMA works on the other connections, so the drivers are fine: these use a card that "
+    "is far from their GPU. Pair each GPU with the nearest card (NCCL_CROSS_NIC=0, the same rail "
+    "on each node, NCCL_TOPO_FILE in virtual machines), or raise NCCL_NET_GDR_LEVEL."
+)
+
+
+def _fix(nccl: NcclResult) -> str:
+    """The fix for this vendor's GPUs and cards; nvidia-peermem works only with NVIDIA's."""
+    if _is_amd(nccl):
+        load = (
+            "Use a kernel and amdgpu driver with DMA-BUF (or ib_peer_mem), set "
+            "NCCL_DMABUF_ENABLE=1, and allow large BARs in the BIOS"
+        )
+    elif _cards(nccl, "hfi1"):
+        load = (
+            "Install the GPUDirect build of Omni-Path's hfi1 driver and use PSM2 with CUDA "
+            "(PSM2_CUDA=1, NCCL's PSM2 network plug-in)"
+        )
+    elif _cards(nccl, "efa") or any("Libfabric" in name for name in nccl.networks):
+        load = "Use aws-ofi-nccl with an EFA driver and an instance type that supports RDMA reads"
+    elif _cards(nccl, "bnxt_re") or _cards(nccl, "irdma"):
+        load = (
+            "Use DMA-BUF: Linux 5.12 or later, open kernel modules, and a card driver with DMA-BUF"
+        )
+    else:
+        load = "Load nvidia-peermem or use DMA-BUF"
+    return (
+        f"{load}. Disable ACS on PCIe switches, and set NCCL_NET_GDR_LEVEL to a distance that "
+        "covers the cards."
+    )
+
+
+def _cards(nccl: NcclResult, prefix: str) -> bool:
+    return any(card.startswith(prefix) for host in nccl.hosts for card in host.cards)
+
+
+def _is_amd(nccl: NcclResult) -> bool:
+    """Whether the library is RCCL, by its version or by AMD's links between GPUs."""
+    versions = " ".join(version.value.lower() for version in nccl.versions)
+    is_rccl = any(word in versions for word in ("hip", "rocm", "rccl", "-head"))
+    return is_rccl or any("xgmi" in path.lower() for path in nccl.paths)
+
+
+def _is_rdma(way: NcclTransport) -> bool:
+    return (
+        way.where == BETWEEN and way.transport.startswith("NET/") and way.transport != "NET/Socket"
+    )
+
+
+_MOST_NAMED = 6
+
+
+@rule(
+    code="NET104",
+    severity=Severity.INFO,
+    since="0.1.0",
+    limits={
+        "used_ratio": Limit(
+            0.99, "smallest acceptable share of used cards among those that could each serve a GPU"
+        )
+    },
+    costs_time=False,
+)
+def unused_network_cards(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
+    """NCCL uses only some of a node's network cards, although GPUs share the cards that it uses; or
+    a setting leaves it a single RDMA card for four GPUs or more.
+
+    ## Why it costs time
+    GPUs that share a card share its bandwidth: with half of the cards, traffic between nodes runs
+    at half speed.
+
+    ## Evidence needed
+    An NCCL log (`NCCL_DEBUG=INFO`) that names the cards of a host (`NET/IB : Using …`) and the
+    connections that leave it. It does not show whether an unused card has a cable.
+
+    ## How the cost is computed
+    No cost: a log does not show how busy the cards are.
+
+    ## How to fix
+    Use more channels (`NCCL_MIN_NCHANNELS`, `NCCL_NCHANNELS_PER_NET_PEER`) or set
+    `NCCL_CROSS_NIC=1`; give NCCL the machine's topology if it runs in a virtual machine
+    (`NCCL_TOPO_FILE`); check whether `NCCL_IB_HCA` excludes cards.
+
+    ## When it is wrong
+    Cards for storage or management are not meant for NCCL (exclude them with `NCCL_IB_HCA`), and a
+    communicator of few ranks may not need all. A truncated log names only some connections.
+
+    ## Sources
+    NCCL's user guide, `NCCL_IB_HCA`, `NCCL_CROSS_NIC`, `NCCL_TOPO_FILE`.
+    """
+    if not has_log(nccl):
+        return
+    alone = [host for host in nccl.hosts if _has_one(host)]
+    allowed = setting_of(nccl, "NCCL_IB_HCA")
+    if alone and allowed:
+        yield _only_one(nccl, alone, allowed)
+        return
+    found = [host for host in nccl.hosts if _is_short(host, limits["used_ratio"])]
+    if not found:
+        return
+    worst = min(found, key=lambda host: (len(host.used_cards) / len(host.cards), host.host))
+    idle = [card for card in worst.cards if card not in worst.used_cards]
+    more = ", …" if len(idle) > _MOST_NAMED else ""
+    yield Draft(
+        message=(
+            f"On {len(found)} of {len(nccl.hosts)} hosts NCCL uses {len(worst.used_cards)} of "
+            f"{len(worst.cards)} network cards for {worst.num_processes} GPUs, for example on "
+            f"{worst.host}, where {', '.join(idle[:_MOST_NAMED])}{more} "
+            f"{'is' if len(idle) == 1 else 'are'} unused."
+        ),
+        fix=(
+            "Use more channels or NCCL_CROSS_NIC=1, give NCCL the topology (NCCL_TOPO_FILE), and "
+            "check NCCL_IB_HCA."
+        ),
+        confidence=Confidence.INFERRED,
+        ranks=tuple(sorted(rank for host in found for rank in host.ranks)),
+        evidence=("nccl.hosts",),
+    )
+
+
+def _only_one(nccl: NcclResult, alone: list[NcclHost], allowed: str) -> Draft:
+    most = max(alone, key=lambda host: (host.num_processes, host.host))
+    return Draft(
+        message=(
+            f"NCCL_IB_HCA={allowed} leaves NCCL one network card ({most.cards[0]}) for "
+            f"{most.num_processes:,} GPUs on {len(alone):,} of {len(nccl.hosts):,} hosts."
+        ),
+        fix="Unset NCCL_IB_HCA, or name all cards that are meant for training.",
+        confidence=Confidence.INFERRED,
+        ranks=tuple(sorted(rank for host in alone for rank in host.ranks)),
+        evidence=("nccl.hosts", "nccl.settings"),
+    )
+
+
+_MANY_GPUS = 4
+
+
+def _has_one(host: NcclHost) -> bool:
+    """Whether many GPUs of a host have one RDMA card between them."""
+    return len(host.cards) == 1 and bool(host.links) and host.num_processes >= _MANY_GPUS
+
+
+def _is_short(host: NcclHost, min_ratio: float) -> bool:
+    """Whether GPUs share cards while others are idle."""
+    useful = min(len(host.cards), host.num_processes)
+    return bool(host.used_cards) and len(host.used_cards) < min_ratio * useful
+
+
+_FAILED = re.compile(r"(?i)SHARP coll init error|cannot initialize CollNet")
+
+
+@rule(
+    code="NET112",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    costs_time=False,
+)
+def sharp_unavailable(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - all checks take limits
+    """NCCL was told to reduce in the switches (SHARP, CollNet), tried to, and failed.
+
+    ## Why it costs time
+    Without SHARP every all-reduce between nodes moves its data twice, and each rank adds it up.
+    Every start also spends seconds on attempts that fail.
+
+    ## Evidence needed
+    An NCCL log (`NCCL_DEBUG=WARN` suffices) with the warnings of the attempt.
+
+    ## How the cost is computed
+    No cost: a log does not show how fast SHARP would be. `distprof bench` with and without
+    `NCCL_COLLNET_ENABLE=1` measures it.
+
+    ## How to fix
+    If the fabric has SHARP: start the aggregation manager (`sharp_am`) next to the subnet manager,
+    give the job an allocation (`SHARP_COLL_ENABLE_SAT`, the partition of the nodes), and use a
+    plug-in of the same release. If not, set `NCCL_COLLNET_ENABLE=0`.
+
+    ## When it is wrong
+    The cluster may offer SHARP to one job at a time on purpose.
+
+    ## Sources
+    NVIDIA NCCL documentation, `NCCL_COLLNET_ENABLE`; nccl-rdma-sharp-plugins.
+    """
+    if not has_log(nccl):
+        return
+    failed = [warning for warning in nccl.warnings if _FAILED.search(warning.text)]
+    if not failed:
+        return
+    most = max(failed, key=lambda warning: warning.num_lines)
+    times = "once" if most.num_lines == 1 else f"{most.num_lines:,} times"
+    yield Draft(
+        message=(
+            f"NCCL could not use SHARP and reduces on the GPUs instead; it warned {times}: "
+            f"{most.text.rstrip('.')}."
+        ),
+        fix=(
+            "Start SHARP's aggregation manager (sharp_am) and allow the job to use it, or stop "
+            "trying with NCCL_COLLNET_ENABLE=0."
+        ),
+        ranks=most.ranks,
+        evidence=("nccl.warnings",),
+    )

@@ -1,0 +1,318 @@
+"""Rules about NCCL's settings."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.nccl.result import INSIDE, NcclResult, NcclSetting
+from distprof.sections.nccl.rules._shared import connections, has_log, said, setting_of
+from distprof.sections.sharding.result import ShardingResult
+from distprof.terms import Confidence, NcclRemark, Severity
+
+_LOC = ("0", "LOC")
+_ANY: tuple[str, ...] = ()
+
+_CHOICES: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "NCCL_ALGO": (_ANY, "the algorithm is forced"),
+    "NCCL_PROTO": (_ANY, "the protocol is forced"),
+    "NCCL_MAX_NCHANNELS": (_ANY, "channels are limited"),
+    "NCCL_MAX_CTAS": (_ANY, "channels are limited"),
+    "NCCL_NVLS_ENABLE": (("0",), "no reduction in the NVLink switch"),
+    "NCCL_IB_DISABLE": (("1",), "no InfiniBand or RoCE"),
+    "NCCL_NET_GDR_LEVEL": (_LOC, "no GPUDirect RDMA"),
+}
+"""Variables, the values that restrict NCCL (any value if empty), and the effect."""
+
+_TRANSPORTS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "NCCL_P2P_DISABLE": (("1",), "no direct access between GPUs"),
+    "NCCL_P2P_LEVEL": (_LOC, "no direct access between GPUs"),
+    "NCCL_SHM_DISABLE": (("1",), "no shared memory"),
+}
+"""The same for transports that every machine with several GPUs has and always benefits from."""
+
+
+@rule(
+    code="COM122",
+    severity=Severity.INFO,
+    since="0.1.0",
+    costs_time=False,
+)
+def forced_nccl_settings(
+    nccl: NcclResult,
+    sharding: ShardingResult,
+    limits: Limits,  # noqa: ARG001 - all checks take limits
+) -> Iterator[Draft]:
+    """Environment variables restrict NCCL's choices: the algorithm or protocol is forced, a
+    transport is disabled, or the number of channels is limited.
+
+    ## Why it costs time
+    NCCL chooses algorithm, protocol and channels by message size and machine. A choice that was
+    right for one benchmark is wrong for other sizes: a ring for small messages over many nodes, or
+    the low-latency protocol for large ones. If P2P, shared memory or InfiniBand is disabled, data
+    takes a slower path although a faster one may exist. These settings often outlive the problem
+    that they worked around.
+
+    ## Evidence needed
+    NCCL's log (`NCCL_DEBUG=INFO`), which lists the variables that NCCL read from the environment,
+    or the environment in a run directory. `uneven-nccl-settings` covers values that differ between
+    processes, and `shared-memory-inside-node` covers P2P settings that lead to shared memory.
+
+    ## How the cost is computed
+    No cost: the recording does not show how fast the other choice would be. Run `distprof bench`
+    with and without the variable to measure it.
+
+    ## How to fix
+    Run one job without the variable and compare, preferably with `distprof bench`. If the variable
+    must stay, document next to it the reason and the NCCL version that needs it.
+
+    ## When it is wrong
+    The setting may have been measured to be better on these machines, or work around a known bug of
+    this version. `NCCL_IB_DISABLE=1` is harmless on machines without InfiniBand.
+
+    ## Sources
+    NVIDIA NCCL documentation, Environment Variables ("not recommended to be set in production" for
+    `NCCL_ALGO` and `NCCL_PROTO`).
+    """
+    values = _set(nccl, sharding)
+    named = {
+        name: (value, *known[name][1:])
+        for known in (_TRANSPORTS, _CHOICES)
+        for name, value in values.items()
+        if name in known and _is_restrictive(value, known[name][0])
+    }
+    if any(t.where == INSIDE and t.transport.startswith("SHM") for t in nccl.transports):
+        named = {name: one for name, one in named.items() if not name.startswith("NCCL_P2P")}
+    if not named:
+        return
+    parts = [f"{name}={value} ({what})" for name, (value, what) in named.items()]
+    verb = "is" if len(parts) == 1 else "are"
+    yield Draft(
+        message=f"{' and '.join(parts)} {verb} set in the environment.",
+        fix=(
+            "Run once without these settings and compare with distprof bench. Keep only settings "
+            "that these machines and this version of NCCL need."
+        ),
+        confidence=Confidence.MEASURED,
+        severity=Severity.WARNING if named.keys() & _TRANSPORTS.keys() else None,
+        evidence=("nccl.settings", "sharding.environment"),
+    )
+
+
+def _set(nccl: NcclResult, sharding: ShardingResult) -> dict[str, str]:
+    """Values common to all processes: from NCCL's log, otherwise from the environment."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for setting in nccl.settings:
+        found[setting.name].add(setting.value)
+    if sharding.device != "cpu":
+        for variable in sharding.environment:
+            if variable.name not in found:
+                found[variable.name].add(variable.value)
+    return {name: values.pop() for name, values in found.items() if len(values) == 1}
+
+
+def _is_restrictive(value: str, values: tuple[str, ...]) -> bool:
+    return bool(value) and (not values or value.strip().upper() in values)
+
+
+@rule(
+    code="NET103",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={
+        "shared_ratio": Limit(0.01, "smallest share of connections inside nodes over shared memory")
+    },
+    costs_time=False,
+)
+def shared_memory_inside_node(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
+    """GPUs of one node communicate through CPU memory although the log shows a faster path.
+
+    ## Why it costs time
+    Through shared memory each byte crosses PCIe twice and CPU memory once. Peer access over NVLink,
+    or over one PCIe switch, is several times faster, and a ring is as slow as its slowest
+    connection.
+
+    ## Evidence needed
+    An NCCL log (`NCCL_DEBUG=INFO`) that names connections inside a node and shows the faster path:
+    a setting that disables or limits peer access (`NCCL_P2P_DISABLE`, `NCCL_P2P_LEVEL`), or NVLink
+    in the graph search (`NCCL_DEBUG_SUBSYS=INIT,GRAPH`). Or NCCL's own words that P2P is disabled
+    between connected GPUs. Without any of them the rule is not checked.
+
+    ## How the cost is computed
+    No cost: a log holds no times, and traces do not show which part of a collective used which
+    connection.
+
+    ## How to fix
+    Unset `NCCL_P2P_DISABLE`, raise `NCCL_P2P_LEVEL` (NVL < PIX < PXB < PHB < SYS), pass all GPUs of
+    the node into the container, disable ACS and, in virtual machines, set up peer access.
+
+    ## When it is wrong
+    Between the sockets of a PCIe machine shared memory can be faster than peer access.
+    `NCCL_P2P_LEVEL` may have been set after measuring this.
+
+    ## Sources
+    NCCL's user guide, `NCCL_P2P_DISABLE`, `NCCL_P2P_LEVEL` and "GPU-to-GPU communication".
+    """
+    refused = said(nccl, NcclRemark.PEER_OFF)
+    if has_log(nccl) and not nccl.transports and refused:
+        yield _by_remarks(nccl, {remark.value for remark in refused})
+        return
+    shared, total = connections(nccl, INSIDE, lambda way: way.transport == "SHM")
+    if not shared or shared < limits["shared_ratio"] * total:
+        return
+    yield Draft(
+        message=(
+            f"{shared:,} of {total:,} connections inside nodes go through CPU memory (SHM); "
+            f"{_why(nccl)}."
+        ),
+        fix="Enable peer access: unset NCCL_P2P_DISABLE, raise NCCL_P2P_LEVEL, disable ACS.",
+        confidence=Confidence.INFERRED,
+        evidence=("nccl.transports", "nccl.settings"),
+    )
+
+
+def _by_remarks(nccl: NcclResult, links: set[str]) -> Draft:
+    """From what NCCL says of GPUs, where the log names no connection."""
+    by = "NVLink" if "NVLink" in links else "PCIe"
+    value = setting_of(nccl, "NCCL_P2P_DISABLE")
+    because = f"; NCCL_P2P_DISABLE is set to {value}" if value else ""
+    look = "" if value else " Look for a broken link (nvidia-smi topo -p2p r, dmesg)."
+    return Draft(
+        message=(
+            f"NCCL says that access between GPUs connected by {by} is disabled, so that every byte "
+            f"between them goes through CPU memory{because}."
+        ),
+        fix=f"Enable peer access: unset NCCL_P2P_DISABLE, disable ACS.{look}",
+        confidence=Confidence.INFERRED,
+        evidence=("nccl.remarks", "nccl.settings"),
+    )
+
+
+def _why(nccl: NcclResult) -> str:
+    for name in ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"):
+        value = setting_of(nccl, name)
+        if value and (name, value) != ("NCCL_P2P_DISABLE", "0"):
+            return f"{name} is set to {value}"
+    if {"NVL", "NVB", "C2C", "XGMI"} & set(nccl.paths):
+        return "NCCL's graph search found NVLink between GPUs"
+    raise InsufficientEvidenceError(
+        "connections go through CPU memory, but the log does not show a faster path: log with "
+        "NCCL_DEBUG_SUBSYS=INIT,ENV,GRAPH"
+    )
+
+
+_OF_A_NODE = ("_IFNAME", "_HCA", "_FILE", "_HOSTID", "_DIR", "_PATH", "_CONF", "_CUDA_DEVICE")
+_MOST_NAMED = 3
+_MOST_HOSTS = 3
+
+
+@rule(code="NET105", severity=Severity.WARNING, since="0.1.0", costs_time=False)
+def uneven_nccl_settings(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - one signature
+    """Ranks of one job use different versions of NCCL, or different values of one of its variables.
+
+    ## Why it costs time
+    NCCL plans for a communicator as a whole. Different settings on its ranks lead to slow
+    algorithms on all ranks, to a hang, or to wrong results. Often one node has a different image or
+    profile file.
+
+    ## Evidence needed
+    An NCCL log (`NCCL_DEBUG=INFO`, subsystems INIT and ENV) of several ranks. NCCL logs a variable
+    when it first reads it, and old versions log their version only on rank 0. A variable that is
+    set on some ranks and unset on others shows only if a whole node lacks it.
+
+    ## How the cost is computed
+    No cost: different settings may cost nothing or the whole job.
+
+    ## How to fix
+    Set the environment in one place for all ranks (the launcher, `/etc/nccl.conf` in the image),
+    and use one image.
+
+    ## When it is wrong
+    Names of cards and interfaces (`NCCL_SOCKET_IFNAME`, `NCCL_IB_HCA`) and file paths may differ
+    between nodes. The rule does not compare them.
+
+    ## Sources
+    NCCL's user guide, "Environment variables": all ranks need the same values.
+    """
+    if not has_log(nccl):
+        return
+    differences = [*_versions(nccl), *_values(nccl), *_missing(nccl)]
+    if not differences:
+        return
+    more = (
+        f"; {len(differences) - _MOST_NAMED} more differ" if len(differences) > _MOST_NAMED else ""
+    )
+    yield Draft(
+        message=f"{'; '.join(differences[:_MOST_NAMED])}{more}.",
+        fix="Set the environment in one place for all ranks, and use one image.",
+        confidence=Confidence.INFERRED,
+        evidence=("nccl.settings", "nccl.versions"),
+    )
+
+
+def _versions(nccl: NcclResult) -> Iterator[str]:
+    """Differing versions; a version truncated by other ranks' output does not count."""
+    texts = [version.value for version in nccl.versions]
+    whole = [
+        version
+        for version in nccl.versions
+        if not any(text != version.value and text.startswith(version.value) for text in texts)
+    ]
+    if _differs(whole):
+        yield f"The version of NCCL is {_sides(whole)}"
+
+
+def _values(nccl: NcclResult) -> Iterator[str]:
+    for name, settings in _by_name(nccl).items():
+        if _differs(settings):
+            yield f"{name} is {_sides(settings)}"
+
+
+def _differs(settings: Sequence[NcclSetting]) -> bool:
+    """Whether processes print different values.
+
+    A process may print a variable twice, for two communicators or from two files. Processes that
+    all print the same values do not differ.
+    """
+    return len(settings) > 1 and any(
+        setting.num_printing is None or setting.num_processes < setting.num_printing
+        for setting in settings
+    )
+
+
+def _missing(nccl: NcclResult) -> Iterator[str]:
+    """Variables set by all processes of some hosts and by none of another."""
+    hosts = {host.host: host.num_processes for host in nccl.hosts}
+    printing = {host for setting in nccl.settings for host in setting.hosts}
+    for name, settings in _by_name(nccl).items():
+        present = {host for setting in settings for host in setting.hosts}
+        number = sum(setting.num_processes for setting in settings)
+        absent = printing - present
+        if len(settings) == 1 and absent and number == sum(hosts.get(host, 0) for host in present):
+            yield f"{name} is set on {_hosts(sorted(present))} and not on {_hosts(sorted(absent))}"
+
+
+def _by_name(nccl: NcclResult) -> dict[str, list[NcclSetting]]:
+    found: dict[str, list[NcclSetting]] = {}
+    for setting in nccl.settings:
+        if not setting.name.endswith(_OF_A_NODE):
+            found.setdefault(setting.name, []).append(setting)
+    return found
+
+
+def _sides(settings: Sequence[NcclSetting]) -> str:
+    ordered = sorted(settings, key=lambda setting: (-setting.num_processes, setting.value))
+    return " and ".join(_side(setting) for setting in ordered[:_MOST_NAMED])
+
+
+def _side(setting: NcclSetting) -> str:
+    if not setting.num_processes:
+        return setting.value
+    processes = "process" if setting.num_processes == 1 else "processes"
+    return f"{setting.value} on {setting.num_processes} {processes} ({_hosts(setting.hosts)})"
+
+
+def _hosts(hosts: Sequence[str]) -> str:
+    more = f" and {len(hosts) - _MOST_HOSTS} more" if len(hosts) > _MOST_HOSTS else ""
+    return ", ".join(hosts[:_MOST_HOSTS]) + more

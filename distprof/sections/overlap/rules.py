@@ -1,0 +1,352 @@
+"""Rules about overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.capture.result import CaptureResult
+from distprof.sections.collectives.result import CollectivesResult
+from distprof.sections.gradients.result import GradientGroup, GradientsResult
+from distprof.sections.overlap.result import OverlapResult
+from distprof.sections.sharding.result import ShardingResult
+from distprof.sections.shares import (
+    WIDER_TRANSFER,
+    MeanStep,
+    alone_ns,
+    has_all_members,
+    hideable_ns,
+    mean_step,
+    unrecorded,
+)
+from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.terms import Confidence, Severity
+from distprof.units import format_duration, format_ratio
+
+
+@rule(
+    code="COM101",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={
+        "overlap_ratio": Limit(
+            0.8,
+            "smallest acceptable overlap of communication, without exposed waiting",
+        ),
+        "min_step_ratio": Limit(0.02, "smallest share of the step that is worth reporting"),
+        "scalar_bytes": Limit(
+            64, "size in bytes of a loss or a norm, which the program waits for and cannot overlap"
+        ),
+    },
+)
+def low_overlap(
+    overlap: OverlapResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    capture: CaptureResult,
+    collectives: CollectivesResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """Communication runs while the GPU computes nothing, although the same step has computation
+    without concurrent communication that it could overlap with. The rule stays silent if ranks
+    mostly wait for each other: overlap hides transfer, not lateness.
+
+    ## Why it costs time
+    A transfer on a separate stream during computation costs next to nothing. The same transfer
+    after the computation adds its full length to the step.
+
+    ## Evidence needed
+    GPU activities of at least one rank. Matched collectives separate waiting from transfer. Without
+    them (with a single rank, for example), or if most lack a member in the recording, the finding
+    is marked *inferred*.
+
+    ## How the cost is computed
+    The smaller of two means over ranks and steps: exposed transfer, and computation that runs
+    without concurrent communication. This is an upper bound. The time is part of what
+    `exposed-communication` reports, so do not add the two. It does not include what
+    `transfer-bound-collectives` reports.
+
+    ## How to fix
+    DDP: keep `gradient_as_bucket_view=True`, tune `bucket_cap_mb` so that the first bucket is ready
+    early, and remove what forces a synchronisation between backward and the reduction. FSDP2: call
+    `set_modules_to_forward_prefetch` and `set_modules_to_backward_prefetch`, and wrap one
+    transformer block per unit. FSDP1: `forward_prefetch=True`, `backward_prefetch=BACKWARD_PRE`,
+    `limit_all_gathers=False` if memory allows. Tensor parallelism: use asynchronous tensor
+    parallelism or sequence parallelism.
+
+    ## When it is wrong
+    The data flow may forbid overlap: an all-to-all whose result the next kernel needs, or the
+    all-reduce of plain tensor parallelism. Kernels that already use all of the memory bandwidth
+    slow down during a transfer, so less than the cost is recovered. The rule stays silent if a loss
+    or a norm causes nearly all exposed transfer.
+
+    ## Sources
+    Formula sheet, "Measured from traces" (overlap) and "Anti-patterns" (overlap below 80 %).
+    PyTorch documentation of `DistributedDataParallel` and `fully_shard`.
+    """
+    if capture.filtered_ranks:
+        raise InsufficientEvidenceError(
+            "rows were removed from traces: computation that overlaps may be missing"
+        )
+    step = mean_step(waterfall, step_time)
+    hidden = step.mean(sum(rank.overlapped_ns for rank in overlap.ranks))
+    transfer = hidden + step.exposed_transfer_ns
+    if transfer == 0 or step.exposed_wait_ns > step.exposed_transfer_ns:
+        return
+    ratio = hidden / transfer
+    cost = hideable_ns(step, overlap)
+    if _mostly_scalars(collectives, limits["scalar_bytes"]):
+        return
+    if ratio >= limits["overlap_ratio"] or step.ratio(cost) < limits["min_step_ratio"]:
+        return
+    is_sure = step.is_split and has_all_members(capture)
+    knows_all = has_all_members(capture) and not capture.ranks_missing
+    who = "other ranks" if knows_all else unrecorded(capture)
+    yield Draft(
+        message=_message(ratio, step.exposed_transfer_ns, cost, "" if is_sure else who),
+        fix=("" if has_all_members(capture) else "Record all ranks to see how much. ")
+        + (
+            "Start transfers earlier, during computation: bucket_cap_mb (DDP), "
+            "set_modules_to_forward_prefetch and set_modules_to_backward_prefetch (FSDP2), "
+            "asynchronous tensor parallelism."
+        ),
+        cost_ns_per_step=cost,
+        confidence=Confidence.MEASURED if is_sure else Confidence.INFERRED,
+        ranks=_ranks_below(overlap, limits["overlap_ratio"]),
+        evidence=("overlap.ranks", "waterfall.all"),
+        without="overlap",
+    )
+
+
+def _ranks_below(overlap: OverlapResult, limit: float) -> tuple[int, ...]:
+    """The ranks with too little overlap; empty if it is all of them."""
+    ratios = [(rank.rank, rank.overlap_ratio) for rank in overlap.ranks]
+    below = tuple(rank for rank, ratio in ratios if ratio is not None and ratio < limit)
+    return () if len(below) == len(ratios) else below
+
+
+MOSTLY = 0.8
+"""Share of the exposed transfer that scalars must take."""
+
+
+def _mostly_scalars(collectives: CollectivesResult, most_bytes: float) -> bool:
+    """Whether scalars, such as a loss or a norm, cause nearly all exposed transfer.
+
+    No bucket makes them start earlier. Classes of unknown size count as large.
+    """
+    exposed = {True: 0, False: 0}
+    for one in collectives.classes:
+        is_scalar = one.bytes is not None and one.bytes <= most_bytes
+        exposed[is_scalar] += one.exposed_transfer_ns_per_step
+    return exposed[True] > 0 and exposed[True] >= MOSTLY * sum(exposed.values())
+
+
+def _message(ratio: float, exposed_ns: int, cost_ns: int, waits_for: str) -> str:
+    what = "communication" if waits_for else "transfer"
+    caveat = f", part of which may be waiting for {waits_for}" if waits_for else ""
+    part = "all" if cost_ns >= exposed_ns else format_duration(cost_ns)
+    overlaps = f"Only {format_ratio(ratio)} of" if ratio > 0 else "No"
+    return (
+        f"{overlaps} {what} overlaps with computation: "
+        f"{format_duration(exposed_ns)} is exposed{caveat}. Computation without concurrent "
+        f"communication could hide {part} of it."
+    )
+
+
+@rule(
+    code="COM102",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={
+        "exposed_ratio": Limit(0.2, "largest acceptable share of exposed communication in the step")
+    },
+)
+def exposed_communication(
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    capture: CaptureResult,
+    gradients: GradientsResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """Exposed communication takes more than a fifth of the step.
+
+    ## Why it costs time
+    While only communication runs, the GPU's arithmetic units are idle. The share grows with the
+    number of ranks: a fifth of the step on 16 GPUs is often half of it on 256.
+
+    ## Evidence needed
+    GPU activities of at least one rank. Waiting that the start of the profiler may have caused
+    (`capture.start_wait_ns`) is left out. With matched collectives, the finding separates transfer
+    from waiting for late ranks. If most collectives lack a member in the recording, the missing
+    member may have arrived last, and apparent transfer may be waiting for it. The finding is marked
+    *inferred* if that part is the largest.
+
+    ## How the cost is computed
+    Mean exposed communication over ranks and steps: the union of communication intervals minus the
+    union of computation intervals. This is the total, and other findings name its parts: waiting
+    (`persistent-straggler`, `transient-straggler`, `rotating-straggler`,
+    `arrival-skew-bound-collectives`), transfer that could overlap (`low-overlap`), and
+    network-bound transfer (`transfer-bound-collectives`, `tiny-collectives`). Never add its cost to
+    theirs. If one finding explains at least 80 % of it (small collectives, sharding across nodes,
+    gradients reduced too often or too late, sequences of different lengths), this finding is
+    omitted.
+
+    ## How to fix
+    Look at the split. Mostly waiting: find the late rank before you tune the network. Mostly
+    transfer: overlap it, send less (gradients in bf16, larger micro-batches or gradient
+    accumulation with `no_sync`, HSDP instead of sharding across nodes), or move the axis with the
+    most traffic inside the node. Mostly waiting in send and recv: use more micro-batches or an
+    interleaved pipeline schedule.
+
+    ## When it is wrong
+    A tiny test run has little to compute, so its share says nothing about the real run. A recording
+    of one step may include the start-up of the communicator.
+
+    ## Sources
+    Formula sheet, "Measured from traces" (exposed communication) and "Anti-patterns" (communication
+    above 20 % of the step).
+    """
+    step = mean_step(waterfall, step_time)
+    transfer = _TRANSFER if has_all_members(capture) else _DOUBTFUL
+    parts = _parts(step, transfer, capture.start_wait_ns)
+    exposed = sum(ns for ns, _ in parts)
+    if step.ratio(exposed) <= limits["exposed_ratio"]:
+        return
+    held_up = max(
+        (group for group in gradients.groups if group.is_held_up),
+        key=lambda group: group.bucket_fixed_ns or 0,
+        default=None,
+    )
+    split = ", ".join(f"{format_duration(ns)} {what}" for ns, what in parts if ns > 0)
+    yield Draft(
+        message=(
+            f"{step.share(exposed)} is exposed communication: {split}. Other findings name parts "
+            f"of the same time.{_held_up_words(held_up)}"
+        ),
+        fix=_FIXES[parts[0][1]] if held_up is None else _FIX_HELD_UP,
+        cost_ns_per_step=exposed,
+        confidence=Confidence.INFERRED if parts[0][1] == _DOUBTFUL else Confidence.MEASURED,
+        evidence=("waterfall.all", "breakdown.ranks"),
+        without="communication",
+        comes_first=held_up is not None,
+    )
+
+
+_FIX_HELD_UP = (
+    "Find what each all-reduce waits for before you tune buckets or overlap: record all ranks to "
+    "see who is late, and look for a broken path (NCCL_DEBUG=INFO, retransmissions, link errors)."
+)
+
+
+def _held_up_words(group: GradientGroup | None) -> str:
+    """What the sizes of buckets do not explain."""
+    if group is None:
+        return ""
+    return (
+        f" Each all-reduce of gradients takes {format_duration(group.bucket_fixed_ns)} whatever "
+        "its size: it waits for a late rank or a broken path."
+    )
+
+
+_WAIT, _TRANSFER = "waiting for late ranks", "transfer"
+_DOUBTFUL = "transfer or waiting for unrecorded ranks"
+_P2P, _UNSPLIT = "waiting in send and recv", "waiting or transfer, which cannot be separated"
+
+_FIXES = {
+    _WAIT: "Waiting dominates: find why ranks arrive late before tuning the network.",
+    _TRANSFER: (
+        "Transfer dominates: overlap it with computation, send less (bf16 gradients, no_sync while "
+        "accumulating, larger micro-batches), or keep the axis with the most traffic inside the "
+        "node."
+    ),
+    _DOUBTFUL: (
+        "Record all ranks of a process group to separate waiting from transfer. Overlap transfer "
+        "with computation, or send less."
+    ),
+    _P2P: (
+        "Waiting in send and recv dominates: in a pipeline, use more micro-batches or an "
+        "interleaved schedule. Elsewhere, find why the peer is late."
+    ),
+    _UNSPLIT: "Record all ranks of a process group to separate waiting from transfer.",
+}
+
+
+def _parts(step: MeanStep, transfer: str, start_wait_ns: int) -> list[tuple[int, str]]:
+    """Mean exposed communication per step by cause, largest first, without the profiler's start."""
+    total = step.total
+    parts = [
+        (max(step.mean(total.exposed_wait_ns) - start_wait_ns, 0), _WAIT),
+        (step.mean(total.exposed_transfer_ns), transfer),
+        (step.mean(total.exposed_p2p_wait_ns), _P2P),
+        (step.mean(total.exposed_comm_unsplit_ns), _UNSPLIT),
+    ]
+    return sorted(parts, key=lambda part: -part[0])
+
+
+@rule(
+    code="COM121",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={"min_step_ratio": Limit(0.03, "smallest share of the step that is worth reporting")},
+)
+def communication_on_computation_stream(
+    sharding: ShardingResult,
+    overlap: OverlapResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """Data-parallel collectives (gradients, sharded parameters) run on the GPU's compute stream.
+
+    ## Why it costs time
+    Operations on one stream run one after another. A collective on the compute stream cannot
+    overlap with computation, whatever the program intends, so it adds its full length to the step.
+
+    ## Evidence needed
+    GPU activities with their streams, and groups whose axis is data parallel (`dp`, `dp_replicate`,
+    `dp_shard`) or that gather parameters unit by unit.
+
+    ## How the cost is computed
+    The smaller of two means per rank and step: exposed transfer of these collectives, and
+    computation that runs without concurrent communication. This is an upper bound. If waiting for
+    late members is unknown, all exposed time counts as transfer.
+
+    ## How to fix
+    Launch them asynchronously (`async_op=True`, and wait before the result is used): synchronous
+    collectives run on the current stream since PyTorch 2.8. Or let the wrapper do it: DDP,
+    `fully_shard`, and Megatron's `--overlap-grad-reduce` and `--overlap-param-gather` use separate
+    streams. In custom code, use `with torch.cuda.stream(side):` and events in both directions.
+
+    ## When it is wrong
+    There may be nothing left to compute at that point, as for the norm of all gradients. Such
+    collectives are small.
+
+    ## Sources
+    Formula sheet, "Measured from traces" (overlap). PyTorch documentation of `torch.distributed`
+    (synchronous and asynchronous collectives).
+    """
+    if not sharding.shared_streams:
+        return
+    step = mean_step(waterfall, step_time)
+    alone = alone_ns(step, overlap)
+    for one in sharding.shared_streams:
+        cost = min(one.exposed_ns_per_step - (one.wait_ns_per_step or 0), alone)
+        if step.ratio(cost) < limits["min_step_ratio"]:
+            continue
+        is_split = one.wait_ns_per_step is not None
+        yield Draft(
+            message=(
+                f"{one.per_step:.0f} collectives of {one.axis} per {step.word} "
+                f"({format_ratio(one.share_ratio)} of them) run on a compute stream: "
+                f"{step.share(cost)} is transfer that cannot overlap with computation there."
+            ),
+            fix=(
+                "Launch them with async_op=True and wait where the result is used, or run them on "
+                "a separate stream, as DDP, fully_shard and Megatron's overlap options do."
+            ),
+            cost_ns_per_step=cost,
+            confidence=Confidence.MEASURED if is_split else Confidence.INFERRED,
+            evidence=("sharding.shared_streams", "overlap.ranks"),
+            without="overlap",
+            explains=WIDER_TRANSFER,
+        )

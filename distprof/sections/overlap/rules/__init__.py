@@ -1,1 +1,0 @@
-"""Rules about the overlap of communication with computation."""

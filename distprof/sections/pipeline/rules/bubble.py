@@ -1,0 +1,378 @@
+"""Rules about the bubble."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.pipeline.result import PipelineGroup, PipelineResult, refill_key
+from distprof.sections.pipeline.rules._shared import Judged, judged_groups
+from distprof.sections.training_log.result import TrainingLogResult
+from distprof.terms import Confidence, MeshAxis, Severity
+from distprof.units import format_duration, format_ratio, name_ranks
+
+BY_COUNT = 0.8
+"""A pipeline of unknown order is reported if it idles for this share of the ideal bubble."""
+
+
+@rule(
+    code="PIP102",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={
+        "bubble_ratio": Limit(0.1, "largest acceptable share of time spent filling and draining"),
+    },
+)
+def too_few_micro_batches(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
+    """A pipeline spends more than a tenth of its time filling and draining because it has too few
+    micro-batches per step for its number of stages.
+
+    ## Why it costs time
+    The last stage cannot begin before the first micro-batch has passed all others, and the first
+    one idles while the last ones drain. With P ranks, M micro-batches and V stages per rank, this
+    takes (P − 1)/(V·M + P − 1) of the time on any hardware.
+
+    ## Evidence needed
+    Slots of all stages of a pipeline: marks (`distprof:pp …`, recorded by the probe
+    `pipeline_marks`), torch's own annotations, or a pipeline timeline. If a stage is missing, the
+    causes of idle time cannot be separated and the rule is not checked. If only messages show the
+    stages, the order of actions is unknown: the rule then compares the idle time with (P − 1)/(V·M
+    + P − 1), and is *inferred*.
+
+    ## How the cost is computed
+    distprof replays the observed order of actions with equal stages and free messages. The cost is
+    the idle time of the mean rank in that replay. Only another order or more micro-batches changes
+    it, and not all of it can be recovered. Predictions replay other orders with the measured
+    durations for the same batch: twice as many micro-batches are half as large and take half as
+    long. The time that the finding recovers also comes from a replay. In the plan, this replay uses
+    the stages as the repairs above it leave them.
+
+    ## How to fix
+    Use more micro-batches if the batch can be divided further: M of at least 4 P keeps the bubble
+    below 20 %. Otherwise use several stages per rank (interleaved 1F1B), or a schedule that fills
+    the bubble with weight gradients (zero bubble, ZB-V).
+
+    ## When it is wrong
+    Smaller micro-batches use the GPU less efficiently and so take more than their share of the
+    time, and more activations may have to be kept. Predictions account for neither.
+
+    ## Sources
+    Formula sheet, "Pipeline bubble" (fraction, rule of thumb); Narayanan et al. 2021.
+    """
+    if not any(group.warm_up_drain_ns is not None for group in pipeline.groups):
+        by_count = list(_by_count(pipeline, limits["bubble_ratio"]))
+        yield from by_count
+        if by_count:
+            return
+    for judged in judged_groups(pipeline):
+        share = judged.ratio(judged.warm_up_drain_ns)
+        if share <= limits["bubble_ratio"]:
+            continue
+        group = judged.group
+        yield Draft(
+            message=(
+                f"{judged.name} spends {format_ratio(share)} of its time filling and draining "
+                f"({format_duration(judged.warm_up_drain_ns)} of {format_duration(judged.span_ns)})"
+                f": {group.num_micro_batches} micro-batches on {len(group.ranks)} ranks with "
+                f"schedule {group.schedule}."
+            ),
+            fix=_fix(judged),
+            cost_ns_per_step=judged.warm_up_drain_ns,
+            confidence=group.confidence,
+            evidence=("pipeline.groups",),
+            without=_scenario(judged),
+        )
+
+
+def _by_count(pipeline: PipelineResult, max_ratio: float) -> Iterator[Draft]:
+    """One finding per pipeline of unknown order that idles as its micro-batches predict."""
+    for group in pipeline.groups:
+        ranks, batches = len(group.ranks), group.num_micro_batches
+        span, idle = group.span_ns, group.bubble_fraction
+        if not batches or not span or idle is None:
+            continue
+        ideal = (ranks - 1) / ((group.virtual_stages or 1) * batches + ranks - 1)
+        if ideal <= max_ratio or idle < BY_COUNT * ideal:
+            continue
+        yield Draft(
+            message=(
+                f"The pipeline of {name_ranks(group.ranks)} idles {format_ratio(idle)} of its time "
+                f"({format_duration(round(idle * span))} of {format_duration(span)}): "
+                f"{batches} micro-batches on {ranks} stages leave {format_ratio(ideal)} idle at "
+                "best, if stages alternate between forward and backward."
+            ),
+            fix=(
+                f"{_more(group, ranks)}several stages per rank, or fewer stages. Mark the stages "
+                "(pipeline_marks) to see the order."
+            ),
+            cost_ns_per_step=round(min(ideal, idle) * span),
+            confidence=Confidence.INFERRED,
+            evidence=("pipeline.groups",),
+            explains=("COM101", "COM102", "COM103", "STR110"),
+            comes_first=True,
+        )
+
+
+def _more(group: PipelineGroup, ranks: int) -> str:
+    """Advice to use more micro-batches, as far as the batch has enough samples."""
+    samples = group.samples_per_step
+    if samples is not None and samples <= group.num_micro_batches:
+        return "Each micro-batch is one sample: use a larger batch, "
+    wanted = 4 * ranks if samples is None else min(4 * ranks, samples)
+    return f"Use more micro-batches ({wanted} or more for {ranks} stages), "
+
+
+def _fix(judged: Judged) -> str:
+    """The best predictions with more micro-batches and with another schedule."""
+    best = judged.group.better
+    if not best:
+        more = _more(judged.group, len(judged.group.ranks))
+        return f"{more}several stages per rank, or a zero-bubble schedule."
+    promises = "; ".join(judged.promise(row) for row in best)
+    return f"For the same batch, {promises}."
+
+
+def _scenario(judged: Judged) -> str:
+    best = judged.group.better
+    return refill_key(best[0]) if best else ""
+
+
+_IMBALANCE, _VARIATION = "unequal stages", "uneven micro-batches"
+_MESSAGES, _HOST = "messages", "late launches, stalls inside slots and other causes"
+
+_FIXES = {
+    _IMBALANCE: "Move layers from the busiest stage to the others.",
+    _VARIATION: "Give micro-batches equal work: pack sequences to equal lengths.",
+    _MESSAGES: "Put neighbouring stages on one node, and check the links between them.",
+    _HOST: (
+        "Launch earlier: use CUDA graphs or larger micro-batches, run less Python between actions, "
+        "and collect garbage only between steps. Look for exposed collectives of other axes inside "
+        "slots."
+    ),
+}
+
+
+@rule(
+    code="PIP103",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={
+        "excess_ratio": Limit(
+            0.05, "largest acceptable share of idle time beyond what the order of actions explains"
+        ),
+    },
+)
+def bubble_above_ideal(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
+    """A pipeline idles longer than its schedule explains.
+
+    ## Why it costs time
+    Warm-up and drain are the price of the schedule. Any further idle time has another cause:
+    unequal stages, messages, micro-batches of different lengths, or late launches by the CPU.
+
+    ## Evidence needed
+    Slots of all stages of a pipeline (`distprof:pp …` marks, torch's annotations, or a pipeline
+    timeline), and ranks whose clocks can be compared, to separate messages from CPU delays.
+
+    ## How the cost is computed
+    Idle time of the mean rank between the pipeline's first and last work, minus that of the same
+    order of actions replayed with equal stages and free messages. Further replays restore one
+    effect each, which splits the excess into unequal stages, uneven micro-batches, messages, and
+    CPU and other. `unequal-stages` and `exposed-pipeline-messages` report two of these parts: do
+    not add them up.
+
+    ## How to fix
+    Look at the largest part. Unequal stages: move layers. Uneven micro-batches: pack sequences to
+    equal lengths. Messages: keep neighbouring stages on the same node or on nearby nodes. CPU: use
+    CUDA graphs or larger micro-batches, run less Python between actions, and collect garbage
+    between steps. Exposed collectives of other axes inside slots (sharding, tensor parallelism)
+    also count as CPU and other.
+
+    ## When it is wrong
+    If processes share CPU cores or a GPU, the scheduler delays them, and the delay counts as CPU
+    time. The CPU is also slower under a profiler.
+
+    ## Sources
+    Formula sheet, "Pipeline bubble" (measured; split into stage imbalance and exposed messages).
+    """
+    for judged in judged_groups(pipeline):
+        excess = judged.idle_ns - judged.warm_up_drain_ns
+        if judged.ratio(excess) <= limits["excess_ratio"]:
+            continue
+        ns, what = max(_parts(judged.group))
+        yield Draft(
+            message=(
+                f"{judged.name} idles {format_ratio(judged.ratio(judged.idle_ns))} of its time, "
+                f"of which its schedule explains "
+                f"{format_ratio(judged.ratio(judged.warm_up_drain_ns))}. The largest part of the "
+                f"other {format_ratio(judged.ratio(excess))} ({format_duration(excess)}) is lost "
+                f"to {what} ({format_duration(ns)})."
+            ),
+            fix=_FIXES[what],
+            cost_ns_per_step=excess,
+            confidence=judged.group.confidence,
+            evidence=("pipeline.groups",),
+            without=_WITHOUT.get(what, ""),
+        )
+
+
+_WITHOUT = {
+    _IMBALANCE: "stage-imbalance",
+    _MESSAGES: f"axis {MeshAxis.PP}",
+    _HOST: "launch-gaps",
+}
+"""Scenarios of the simulated step, by the most expensive cause."""
+
+
+def _parts(group: PipelineGroup) -> list[tuple[int, str]]:
+    return [
+        (group.imbalance_ns or 0, _IMBALANCE),
+        (group.variation_ns or 0, _VARIATION),
+        (group.exposed_p2p_ns or 0, _MESSAGES),
+        (group.host_ns or 0, _HOST),
+    ]
+
+
+@rule(
+    code="PIP104",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={
+        "exposed_ratio": Limit(
+            0.03, "largest acceptable share of the pipeline's time spent on exposed messages"
+        ),
+    },
+)
+def exposed_pipeline_messages(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
+    """Pipeline stages wait for messages that have already been sent.
+
+    ## Why it costs time
+    A stage that has no other work while an activation or gradient is in transfer idles for the
+    whole transfer. These transfers add up as each micro-batch passes forward and backward through
+    all stages.
+
+    ## Evidence needed
+    Slots of all stages of a pipeline, and ranks whose clocks can be compared. If the trace shows
+    when receiving ended (receive kernels, or the probes' `distprof:pp_wait`), later time counts as
+    CPU time. Otherwise all time until the stage begins counts as message time.
+
+    ## How the cost is computed
+    distprof replays the observed order of actions twice: without messages, and with the time that
+    each action waited for its input after the neighbour had produced it. The difference between the
+    two spans is the cost of messages. Messages that overlap with other work cost nothing.
+
+    ## How to fix
+    Keep neighbouring stages on the same node or on nearby nodes. Send in bf16. Split messages and
+    overlap them with computation (`defer` receives). Interleaved schedules send more often, so
+    fewer stages per rank send less.
+
+    ## When it is wrong
+    Clock errors as long as a message distort the result: check the clock residual. On CPU ranks the
+    receiving thread itself may be late.
+
+    ## Sources
+    Formula sheet, "Pipeline bubble" (exposed messages) and "Volume per training step" (PP).
+    """
+    for judged in judged_groups(pipeline):
+        cost = judged.exposed_p2p_ns
+        if judged.ratio(cost) <= limits["exposed_ratio"]:
+            continue
+        yield Draft(
+            message=(
+                f"{judged.name} spends {format_ratio(judged.ratio(cost))} of its time waiting for "
+                f"messages already sent ({format_duration(cost)} of "
+                f"{format_duration(judged.span_ns)})."
+            ),
+            fix=(
+                "Put neighbouring stages on one node, check the links between them, and send "
+                "activations in bf16."
+            ),
+            cost_ns_per_step=cost,
+            confidence=judged.group.confidence,
+            evidence=("pipeline.groups",),
+            without=f"axis {MeshAxis.PP}",
+        )
+
+
+MICRO_BATCHES_PER_STAGE = 4
+
+
+@rule(
+    code="PIP105",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={
+        "idle_ratio": Limit(0.1, "largest acceptable share of an iteration without computation")
+    },
+)
+def pipeline_idle_by_timers(
+    log: TrainingLogResult, pipeline: PipelineResult, limits: Limits
+) -> Iterator[Draft]:
+    """According to the training program's timers, a pipeline stage computes for too little of an
+    iteration.
+
+    ## Why it costs time
+    A stage without a micro-batch waits: for the pipeline to fill and drain, for slower stages, or
+    for messages.
+
+    ## Evidence needed
+    A log of the training program (`distprof analyze train.log`, or `--with train.log`) with the
+    timers `forward-compute` and `backward-compute` and the layout, as Megatron-LM prints them, and
+    no marks of the pipeline's slots. If slots are known, other pipeline rules give more detail.
+
+    ## How the cost is computed
+    The mean iteration minus the stage's computation and the acceptable idle share. The ideal idle
+    share is (P − 1)/(V·M + P − 1) with P stages, M micro-batches and V chunks per rank. Idle time
+    above it is due to unequal stages, messages and all other time without computation.
+
+    ## How to fix
+    If the ideal share is the larger part, use more micro-batches (a larger batch, or smaller
+    micro-batches), several chunks per rank (interleaved 1F1B), or fewer stages. If it is the
+    smaller part, balance the stages and check the messages between them.
+
+    ## When it is wrong
+    The timers cover one stage. Another stage may compute longer if stages are unequal. The
+    optimizer step and data-parallel reductions count as idle here. The timer of the embedding's
+    all-reduce mostly shows waiting for the first and the last stage, not transfer that could be
+    faster.
+
+    ## Sources
+    Formula sheet, "Pipeline bubble" (fraction, rule of thumb); Narayanan et al. 2021.
+    """
+    if not log.origin or log.mesh.get("pp", 1) < 2:
+        return
+    if log.idle_ratio is None or log.ideal_bubble_ratio is None or log.mean_ns is None:
+        raise InsufficientEvidenceError("the log has no computation timers, or no layout")
+    if pipeline.groups or log.idle_ratio <= limits["idle_ratio"]:
+        return
+    ideal = min(log.ideal_bubble_ratio, log.idle_ratio)
+    yield Draft(
+        message=_message(log, log.idle_ratio - ideal),
+        fix=_pipeline_idle_by_timers_fix(log, ideal),
+        cost_ns_per_step=round((log.idle_ratio - limits["idle_ratio"]) * log.mean_ns),
+        evidence=("training_log.timers",),
+    )
+
+
+def _message(log: TrainingLogResult, other_ratio: float) -> str:
+    who = f"The {log.timer_stage} stage" if log.timer_stage else "The slowest rank"
+    stages, batches = log.mesh["pp"], log.num_micro_batches or 0
+    text = (
+        f"{who} computes {format_ratio(log.compute_ratio)} of each iteration of "
+        f"{format_duration(log.mean_ns)}: {batches:,} micro-batch{'' if batches == 1 else 'es'} on "
+        f"{stages} stages leave {format_ratio(log.ideal_bubble_ratio)} idle at best"
+    )
+    if not other_ratio:
+        return f"{text}."
+    return f"{text}, and {format_ratio(other_ratio)} has other causes."
+
+
+def _pipeline_idle_by_timers_fix(log: TrainingLogResult, ideal: float) -> str:
+    """A fix for the larger part of the idle time."""
+    if ideal >= (log.idle_ratio or 0.0) / 2:
+        wanted = MICRO_BATCHES_PER_STAGE * log.mesh["pp"]
+        most = (log.num_micro_batches or 0) * (log.micro_batch_size or wanted)
+        more = f"Use more micro-batches ({min(wanted, most):,} or more for {log.mesh['pp']} stages)"
+        if log.micro_batch_size == 1:
+            more = "Each micro-batch is one sample: use a larger batch"
+        return f"{more}, several chunks per rank, or fewer stages."
+    return "Balance the stages (the first and the last hold the embedding), and overlap messages."

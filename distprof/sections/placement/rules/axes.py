@@ -1,0 +1,352 @@
+"""Rules about groups across nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.moe.result import MoeResult
+from distprof.sections.placement.result import PlacedAxis, PlacementResult
+from distprof.sections.placement.rules._shared import (
+    EXPOSED_BY_NATURE,
+    crossing,
+    exposed_ns,
+    modelled_inside,
+    placed,
+    swappable,
+)
+from distprof.sections.shares import WIDER_TRANSFER, mean_step, mean_step_if_timed
+from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.terms import Confidence, MeshAxis, Severity
+
+
+@rule(
+    code="COM108",
+    severity=Severity.ERROR,
+    since="0.1.0",
+    limits={"min_step_ratio": Limit(0.05, "smallest share of the step that is worth reporting")},
+)
+def tp_across_nodes(
+    placement: PlacementResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """Tensor- or context-parallel groups span scale-up domains, so their collectives cross the
+    network between nodes.
+
+    ## Why it costs time
+    Tensor parallelism reduces activations four times per layer, and the next computation needs the
+    result, so the transfer is exposed. The network between nodes takes an order of magnitude longer
+    than NVLink. Context parallelism passes keys and values between ranks in every attention layer.
+
+    ## Evidence needed
+    Nodes of the ranks (a run directory, host names in traces, launchers' variables), the axis of
+    the mesh (`tp`, `cp`), and matched collectives, to separate transfer from waiting. Domains that
+    span hosts (NVL72) are known from the GPU name or from `[topology]` in `distprof.toml`.
+
+    ## How the cost is computed
+    Exposed transfer of the collectives of that axis (several may be exposed at the same time): mean
+    per rank and step, limited to all exposed transfer. This is an upper bound, because transfer
+    inside a domain also takes time. The message also models the time of the same bytes inside a
+    domain from the hardware sheet, without latency.
+
+    ## How to fix
+    Choose T as a divisor of the GPUs of a node, and make `tp` the innermost axis of the mesh. Use
+    pipeline stages or sharded data parallelism between nodes. Context parallelism may cross nodes
+    if the attention of each block is long enough to overlap with the transfer of the next block's
+    keys and values.
+
+    ## When it is wrong
+    If the fast fabric spans nodes and distprof does not know it, set `[topology] gpus_per_domain`.
+    Do the same if several ranks on one host run in containers with different host names.
+
+    ## Sources
+    Formula sheet, "Choosing a strategy" (TP inside the NVLink domain) and "Anti-patterns" (TP
+    across nodes). Megatron-LM's paper on pipeline parallelism across nodes (arXiv 2104.04473),
+    takeaway 1.
+    """
+    found = crossing(placement, lambda name: name in EXPOSED_BY_NATURE)
+    if not found:
+        return
+    step = mean_step(waterfall, step_time)
+    for axis in found:
+        cost = exposed_ns([axis], step)
+        if step.ratio(cost) < limits["min_step_ratio"]:
+            continue
+        yield Draft(
+            message=(
+                f"Groups of {axis.axis} ({axis.size} ranks) span {_where(axis, placement)}: "
+                f"their exposed transfer takes {step.share(cost)}."
+                f"{modelled_inside(axis, placement)}"
+            ),
+            fix=_fix(axis, placement),
+            cost_ns_per_step=cost,
+            confidence=Confidence.MODELLED,
+            ranks=axis.ranks,
+            evidence=("placement.axes", "placement.nodes"),
+            without=f"axis {axis.axis}",
+            explains=WIDER_TRANSFER,
+            severity=None if axis.axis == MeshAxis.TP.value else Severity.WARNING,
+        )
+
+
+def _where(axis: PlacedAxis, placement: PlacementResult) -> str:
+    if placement.domain_size == 1:
+        return f"{axis.num_nodes} nodes of one rank each"
+    if axis.num_domains == axis.num_nodes:
+        return f"{axis.num_nodes} nodes"
+    return f"{axis.num_domains} scale-up domains"
+
+
+def _fix(axis: PlacedAxis, placement: PlacementResult) -> str:
+    """A fix for a group that is too large for a domain, or badly placed in it."""
+    room = placement.domain_size or 0
+    if room == 1:
+        return (
+            "Use nodes with several GPUs. If these are containers on one host, set [topology] in "
+            "distprof.toml."
+        )
+    if axis.size <= room:
+        return (
+            f"Make {axis.axis} the innermost axis of the mesh, with a size that divides the {room} "
+            f"ranks of a node or domain, so that each group stays inside one."
+        )
+    if axis.axis == MeshAxis.CP.value:
+        return (
+            f"Keep {axis.axis} within the {room} ranks of a node or domain where sequences allow. "
+            "Between nodes, ring attention overlaps its messages only if each block has enough "
+            "attention: use longer sequences per rank."
+        )
+    return (
+        f"Lower {axis.axis} to at most the {room} ranks of a node or domain, and use pipeline "
+        "stages or sharded data parallelism between them."
+    )
+
+
+@rule(
+    code="COM109",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={"min_step_ratio": Limit(0.1, "largest acceptable share of the step for this exchange")},
+)
+def expert_exchange_across_nodes(
+    placement: PlacementResult,
+    moe: MoeResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """The groups of expert all-to-alls span several nodes with several ranks on each, so every rank
+    sends to every rank of every other node.
+
+    ## Why it costs time
+    Each token travels once for every expert that it chose, even if several of them are on one node.
+    This makes many small messages over the network, and the next computation waits for all of them.
+    A hierarchical all-to-all (DeepEP) sends each token once per node and forwards it inside the
+    node, with a fraction of the bytes and messages on the network.
+
+    ## Evidence needed
+    Nodes of the ranks, all-to-alls of expert parallelism (its axis of the mesh, or routing), and
+    matched collectives, to separate transfer from waiting.
+
+    ## How the cost is computed
+    Exposed transfer of those all-to-alls: mean per rank and step, limited to all exposed transfer.
+    This is an upper bound, because an exchange inside nodes also takes time.
+
+    ## How to fix
+    Keep expert parallelism within a node (or scale-up domain) if the experts fit. Otherwise limit
+    the nodes per token in routing, and use a hierarchical all-to-all (DeepEP, or the framework's
+    two-stage exchange).
+
+    ## When it is wrong
+    If the fast fabric spans nodes and distprof does not know it, set `[topology] gpus_per_domain`.
+    If experts need more memory than a node has, only the exchange can be improved.
+
+    ## Sources
+    Formula sheet, "Volume per training step" (EP) and "Choosing a strategy". DeepSeek-V3's report
+    (arXiv 2412.19437), node-limited routing; DeepEP (github.com/deepseek-ai/DeepEP).
+    """
+    is_expert = bool(moe.layers or moe.exchanges)
+    axes = crossing(placement, lambda name: _may_be_of_experts(name, is_expert=is_expert))
+    found = [axis for axis in axes if axis.size >= 2 * axis.num_nodes]
+    if not found:
+        return
+    step = mean_step(waterfall, step_time)
+    for axis in found:
+        cost = min(axis.exchange_ns_per_step or 0, step.exposed_transfer_ns)
+        if step.ratio(cost) < limits["min_step_ratio"]:
+            continue
+        yield Draft(
+            message=(
+                f"All-to-alls of {axis.axis} ({axis.size} ranks, {axis.most_on_node} on each of "
+                f"{axis.num_nodes} nodes) cross nodes: their exposed transfer takes "
+                f"{step.share(cost)}."
+            ),
+            fix=(
+                "Keep expert parallelism inside a node or scale-up domain if the experts fit. "
+                "Otherwise limit the nodes that a token is routed to and exchange in two stages "
+                "(DeepEP)."
+            ),
+            cost_ns_per_step=cost,
+            confidence=Confidence.MODELLED,
+            ranks=axis.ranks,
+            evidence=("placement.axes", "placement.nodes"),
+            without=f"axis {axis.axis}",
+            explains=WIDER_TRANSFER,
+        )
+
+
+def _may_be_of_experts(axis: str, *, is_expert: bool) -> bool:
+    """Whether all-to-alls of an axis may belong to experts."""
+    if axis in EXPOSED_BY_NATURE or axis == MeshAxis.WORLD.value:
+        return False
+    return axis == MeshAxis.EP.value or is_expert
+
+
+_OTHER_ORDERS = ("cyclic", "irregular")
+
+
+@rule(
+    code="NET106",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={"min_step_ratio": Limit(0.02, "smallest share of the step that is worth reporting")},
+)
+def group_straddles_nodes(
+    placement: PlacementResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """Process groups that would fit into one node span two because their size does not divide the
+    ranks of a node.
+
+    ## Why it costs time
+    A collective is as fast as its slowest link. A group with most members on one node and the rest
+    on the next moves everything over the network, while other groups of the same axis do not. The
+    other groups wait for it wherever both meet.
+
+    ## Evidence needed
+    Nodes of the ranks and members of process groups, from traces, a run directory or NCCL's log.
+    With a timeline, matched collectives.
+
+    ## How the cost is computed
+    Exposed transfer of the collectives of that axis: mean per rank and step, limited to all exposed
+    transfer. This is an upper bound. No cost without a timeline.
+
+    ## How to fix
+    Choose an axis size that divides the ranks of a node, or run a multiple of it on each node.
+
+    ## When it is wrong
+    If the fast fabric spans nodes and distprof does not know it, set `[topology] gpus_per_domain`.
+
+    ## Sources
+    Formula sheet, "Anti-patterns" (process groups that straddle nodes though they would fit in
+    one).
+    """
+    if placement.order in _OTHER_ORDERS:
+        placed(placement)
+        return  # the mesh may be laid out for this order
+    for axis in crossing(placement):
+        if axis.axis in EXPOSED_BY_NATURE or not axis.could_fit:
+            continue
+        step = mean_step_if_timed(waterfall, step_time)
+        cost = None if step is None else exposed_ns([axis], step)
+        if step is not None and step.ratio(cost or 0) < limits["min_step_ratio"]:
+            continue
+        share = "" if step is None else f": their exposed transfer takes {step.share(cost or 0)}"
+        yield Draft(
+            message=(
+                f"Groups of {axis.axis} ({_apart(axis)}) would fit into a node or domain of "
+                f"{placement.domain_size} ranks, but some span {axis.num_domains}{share}."
+            ),
+            fix=(
+                "Choose a size that divides the ranks of a node, or start a multiple of it on each "
+                "node."
+            ),
+            cost_ns_per_step=cost,
+            confidence=Confidence.MODELLED if cost is not None else Confidence.INFERRED,
+            severity=None if cost is not None else Severity.INFO,
+            ranks=axis.ranks,
+            evidence=("placement.axes", "placement.nodes"),
+            without=f"axis {axis.axis}",
+            explains=WIDER_TRANSFER,
+        )
+
+
+def _apart(axis: PlacedAxis) -> str:
+    if axis.stride == 1:
+        return f"{axis.size} ranks next to each other"
+    return f"{axis.size} ranks, {axis.stride} apart"
+
+
+@rule(
+    code="NET108",
+    severity=Severity.ERROR,
+    since="0.1.0",
+    limits={"min_step_ratio": Limit(0.02, "smallest share of the step that is worth reporting")},
+)
+def mesh_order(
+    placement: PlacementResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """A mesh axis that needs high bandwidth crosses nodes while one that needs less stays inside a
+    node: the axes are in the wrong order.
+
+    ## Why it costs time
+    The innermost axis of a mesh uses the links inside a node. Tensor parallelism needs them most,
+    then experts, context, stages and data parallelism: gradients can overlap with the backward
+    pass, activations cannot.
+
+    ## Evidence needed
+    Nodes of the ranks, the mesh (a run directory, or axes in the descriptions of groups), and
+    matched collectives.
+
+    ## How the cost is computed
+    Exposed transfer of the axis that crosses nodes: mean per rank and step, limited to all exposed
+    transfer. This is an upper bound, because the other axis then crosses nodes instead.
+
+    ## How to fix
+    Order the mesh axes from least to most bandwidth: `init_device_mesh("cuda", (dp, tp),
+    mesh_dim_names=("dp", "tp"))` places `tp` on neighbouring ranks.
+
+    ## When it is wrong
+    If the fast fabric spans nodes and distprof does not know it, set `[topology] gpus_per_domain`.
+    If the inner axis sends more, the rule stays silent, except for tensor parallelism, which is
+    always exposed.
+
+    ## Sources
+    Formula sheet, "Choosing a strategy" (bandwidth needs in order: TP > EP > CP > PP > DP).
+    PyTorch's `init_device_mesh`; Megatron-LM's default order `tp-cp-ep-dp-pp`.
+    """
+    placed(placement)
+    pairs = swappable(placement)
+    if not pairs:
+        return
+    step = mean_step(waterfall, step_time)
+    for outer, inner in pairs:
+        cost = exposed_ns([outer], step)
+        if step.ratio(cost) < limits["min_step_ratio"]:
+            continue
+        where = "nodes" if outer.num_domains == outer.num_nodes else "scale-up domains"
+        yield Draft(
+            message=(
+                f"Groups of {outer.axis} ({outer.size} ranks, {outer.stride} apart) span "
+                f"{outer.num_domains} {where} while those of {inner.axis} ({inner.size} ranks) "
+                f"stay inside one: the exposed transfer of {outer.axis} takes {step.share(cost)}."
+                f"{modelled_inside(outer, placement)}"
+            ),
+            fix=(
+                f"Swap the mesh axes, {inner.axis} outside and {outer.axis} inside: the last axis "
+                "of a mesh connects neighbouring ranks."
+            ),
+            cost_ns_per_step=cost,
+            confidence=Confidence.MODELLED,
+            ranks=outer.ranks,
+            evidence=("placement.axes", "run.mesh"),
+            without=f"axis {outer.axis}",
+            explains=WIDER_TRANSFER,
+        )

@@ -1,0 +1,103 @@
+"""Rules about ras."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from distprof.rules.base import Draft, Limits, rule
+from distprof.sections.ras.result import RasResult, TroubledRank
+from distprof.sections.table import counted
+from distprof.terms import Confidence, Severity
+from distprof.units import name_ranks
+
+_MAX_NAMED = 3
+_REMOTE = "Remote process error"
+_MESSAGES = {
+    "dead": "NCCL considers {who} dead: the process cannot be reached{where}",
+    "unresponsive": "NCCL gets no answer from {who}{where}",
+    "error": "NCCL reports an error on {who}, {text}{where}",
+    "behind": "NCCL has launched fewer operations on {who} than on the others, {text}{where}",
+    "status": "NCCL's communicator is {text} on {who}, unlike on the others{where}",
+}
+_FIXES = {
+    "dead": "Check the kernel log of that node, and whether the process is still alive.",
+    "unresponsive": "Check the kernel log of that node, and whether the process is still alive.",
+    "error": "Read the log of that rank from the first error on.",
+    "behind": "Look at what that rank does instead: distprof attach, or py-spy dump.",
+    "status": "Read the log of that rank: it has left, or not yet joined, the communicator.",
+}
+
+
+@rule(
+    code="NET111",
+    severity=Severity.ERROR,
+    since="0.1.0",
+    costs_time=False,
+)
+def troubled_nccl_rank(ras: RasResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
+    """Ranks that do not answer NCCL's RAS, report an error, or have launched fewer collectives than
+    others.
+
+    ## Why it costs time
+    Every member of a communicator waits for the troubled rank: the job hangs until its watchdog
+    ends it.
+
+    ## Evidence needed
+    Output of `ncclras -v`, as text, or of `ncclras -f json`. Launches are compared within one
+    snapshot. With two snapshots in one file the rule knows whether the job made progress between
+    them, and stays silent about launches if it did.
+
+    ## How the cost is computed
+    No cost: a snapshot has no times.
+
+    ## How to fix
+    Dead or silent: check the kernel log of its node, and whether the process is still alive. Error:
+    read that rank's log. Behind: look at what that rank does instead (`distprof attach`, `py-spy
+    dump`).
+
+    ## When it is wrong
+    A running job launches collectives during the query: take a second snapshot after a few seconds.
+    A remote process error is a consequence: its cause is on another rank. In groups that exchange
+    messages, launches of different pipeline stages may differ by design.
+
+    ## Sources
+    NCCL user guide, "RAS"; NVIDIA/nccl, `src/ras/client_support.cc`.
+    """
+    grouped: dict[tuple[str, str], list[TroubledRank]] = {}
+    for one in ras.troubled:
+        if one.kind != "behind" or ras.stands is not False:
+            grouped.setdefault((one.kind, one.text), []).append(one)
+    for (kind, text), ranks in grouped.items():
+        yield _draft(kind, text, ranks, stands=ras.stands)
+    if ras.num_behind and ras.stands is not False and not any(k == "behind" for k, _ in grouped):
+        yield _unnamed(ras)
+
+
+def _draft(kind: str, text: str, troubled: Sequence[TroubledRank], *, stands: bool | None) -> Draft:
+    ranks = sorted({one.rank for one in troubled if one.rank is not None})
+    places = list(dict.fromkeys(one.place for one in troubled if one.place))
+    more = f" and {len(places) - _MAX_NAMED} more" if len(places) > _MAX_NAMED else ""
+    where = f" ({'; '.join(places[:_MAX_NAMED])}{more})" if places else ""
+    count = len(dict.fromkeys((one.rank, one.place) for one in troubled))
+    who = name_ranks(ranks) if ranks else counted(count, "process")
+    is_sure = kind in ("dead", "error") or (kind == "behind" and bool(stands))
+    is_bad = is_sure and text != _REMOTE
+    return Draft(
+        message=f"{_MESSAGES[kind].format(who=who, text=text, where=where)}.",
+        fix=_FIXES[kind],
+        confidence=Confidence.MEASURED if is_sure else Confidence.INFERRED,
+        ranks=tuple(ranks),
+        evidence=("ras.troubled",),
+        severity=None if is_bad or kind == "unresponsive" else Severity.WARNING,
+    )
+
+
+def _unnamed(ras: RasResult) -> Draft:
+    return Draft(
+        message=f"{counted(ras.num_behind, 'rank')} launched fewer collectives than the others; "
+        "NCCL's output does not name them.",
+        fix="Query again with ncclras -v or ncclras -f json, which name every rank.",
+        confidence=Confidence.INFERRED,
+        evidence=("ras.num_behind",),
+        severity=None if ras.stands else Severity.WARNING,
+    )

@@ -1,1 +1,0 @@
-"""Rules on the status of a running job according to NCCL."""

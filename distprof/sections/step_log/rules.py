@@ -1,0 +1,299 @@
+"""Rules about step log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.idle.result import IdleResult, PausesResult
+from distprof.sections.step_log.result import LateInLog, LateOnGpu, PeriodicStall, StepLogResult
+from distprof.sections.stragglers.result import StragglersResult
+from distprof.terms import Confidence, Severity
+from distprof.units import capitalized, format_duration, format_ratio, name_ranks
+
+_FEWEST_STEPS = 12
+
+
+@rule(
+    code="HST105",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={
+        "stalled_ratio": Limit(0.01, "smallest share of the mean step that is worth reporting")
+    },
+)
+def periodic_stalls(step_log: StepLogResult, idle: IdleResult, limits: Limits) -> Iterator[Draft]:
+    """At regular intervals one step takes much longer on all ranks at once, for example because of
+    a checkpoint or an evaluation.
+
+    ## Why it costs time
+    No rank trains while the state is written or the model is evaluated. The mean step gets longer,
+    but a trace of a few steps hardly ever shows it.
+
+    ## Evidence needed
+    A step log of all ranks with at least 4 such steps. Traced steps and their neighbours do not
+    count. Long steps must recur at regular intervals, 4 of 5 due steps must be long, and the
+    probability that the same number of long steps at random positions does this must be below 1 %.
+
+    ## How the cost is computed
+    Time of these steps above the median step, on the fastest rank in each step, divided by the
+    number of all compared steps. This is an upper bound, because part of the work may be necessary.
+
+    On GPU ranks, a CPU that runs ahead of its GPU has short steps until the launch queue is full,
+    and a long one where it waits, for example to read the loss. There the cost is what all steps
+    from one long one to the next take above the pace with a full queue. If the log does not show
+    that pace, a long step may stop training or contain the GPU's work of the steps before it. Then
+    the cost is unknown, unless the traced steps show that the CPU waits for its GPU in each step,
+    or the long step lasts as long as 32 others: a launch queue does not hold that many.
+
+    ## How to fix
+    Save asynchronously (`torch.distributed.checkpoint.async_save`): copy to pinned memory, continue
+    training, and write in the background. Let every rank write its own shards, to a local disk
+    first. Save and evaluate no more often than failures and decisions require; log scalars without
+    synchronising.
+
+    ## When it is wrong
+    The rule ignores delays of a single rank, and logs shorter than four periods. Necessary work (an
+    evaluation) is not waste, but its cost is reported.
+
+    ## Sources
+    PyTorch documentation, "Distributed Checkpoint" (`async_save`) and "CUDA semantics"
+    (asynchronous execution). The chance is the tail of the hypergeometric distribution.
+    """
+    if not step_log.ranks:
+        return  # bare traces: a few steps show nothing periodic
+    if step_log.median_ns is None:
+        why = "; ".join(step_log.unavailable) or "no step was logged without a profiler"
+        raise InsufficientEvidenceError(why)
+    if step_log.num_steps < _FEWEST_STEPS:
+        raise InsufficientEvidenceError(
+            f"the step log has {step_log.num_steps} steps: too few to find periodic stalls"
+        )
+    for stall in step_log.stalls:
+        usual_ns = step_log.step_ns or step_log.median_ns
+        if stall.may_wait_for_gpu:  # such a stall is part of the means that step_ns is made of
+            usual_ns = step_log.median_ns
+        if stall.cost_ns_per_step < limits["stalled_ratio"] * (usual_ns + stall.cost_ns_per_step):
+            continue
+        if stall.may_wait_for_gpu and not _waits_in_each_step(idle):
+            yield _wait_or_stall(stall, usual_ns)
+        else:
+            yield _draft(stall, usual_ns)
+
+
+def _waits_in_each_step(idle: IdleResult) -> bool:
+    """Whether the CPU cannot run ahead, by the calls that emptied the GPU's queue."""
+    return sum(call.count_per_step for call in idle.sync_calls) >= 1.0
+
+
+def _what(stall: PeriodicStall, median_ns: int) -> str:
+    return (
+        f"Every {stall.period} steps, one takes {format_duration(stall.longer_ns)} longer than"
+        f" the median of {format_duration(median_ns)}, on all ranks ({stall.num_stalls} of"
+        f" {stall.num_due} due, the first is step {stall.first_step})"
+    )
+
+
+def _wait_or_stall(stall: PeriodicStall, median_ns: int) -> Draft:
+    return Draft(
+        message=(
+            f"{_what(stall, median_ns)}. Either it stops training, or the CPU only waits in it for"
+            " work that it queued on the GPU in the steps before."
+        ),
+        fix=(
+            f"Trace such a step and those before it (--start-step {stall.first_step + 1} --steps"
+            f" {stall.period}): is the GPU idle in it?"
+        ),
+        severity=Severity.INFO,
+        evidence=("step_log.stalls",),
+    )
+
+
+def _draft(stall: PeriodicStall, median_ns: int) -> Draft:
+    cost, mean = stall.cost_ns_per_step, median_ns + stall.cost_ns_per_step
+    return Draft(
+        message=(
+            f"{_what(stall, median_ns)}: {format_ratio(cost / mean)} of each step"
+            f" ({format_duration(cost)} of {format_duration(mean)})."
+        ),
+        fix=(
+            "Save checkpoints asynchronously and in shards. Evaluate and log less often, or "
+            "without stopping training."
+        ),
+        cost_ns_per_step=cost,
+        evidence=("step_log.stalls",),
+    )
+
+
+_MOST_NAMED = 0.5
+"""Largest share of ranks that may be late: above it, the job has no few stragglers to name."""
+
+_OF_INPUT = 0.5
+"""Share of a rank's excess from which its input is the cause, which another rule reports."""
+
+
+@rule(
+    code="STR112",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={
+        "excess_ratio": Limit(0.1, "smallest excess over the peers' CPU time in 65 % of the steps"),
+        "excess_ratio_if_busy": Limit(0.5, "the same if ranks wait for a free CPU"),
+        "busy_step_ratio": Limit(
+            0.1, "share of the step in the run queue from which a machine counts as busy"
+        ),
+        "gpu_excess_ratio": Limit(
+            0.075, "the same on GPUs, as a lower bound, over the peers' time up to a collective"
+        ),
+        "min_step_ratio": Limit(0.02, "smallest share of the step that is worth reporting"),
+    },
+)
+def late_rank_without_trace(
+    step_log: StepLogResult, pauses: PausesResult, stragglers: StragglersResult, limits: Limits
+) -> Iterator[Draft]:
+    """No trace compares the ranks, but the probes show one or a few late ranks in nearly every
+    step. On CPUs their training threads compute longer than those of their peers. On GPUs they
+    arrive late at collectives.
+
+    ## Why it costs time
+    All ranks wait for the last one at the next collective, so the slowest rank sets the length of
+    every step.
+
+    ## Evidence needed
+    A run directory with the step logs of at least 2 CPU ranks, and at least 20 steps without a
+    profiler for which Linux counted the CPU time of each training thread. If several ranks were
+    traced, the straggler rules have better evidence and this rule stays silent. On GPU ranks CPU
+    time does not count, because a CPU that runs ahead of its GPU can work longer without delaying
+    anything: NCCL's timing must be on (`TORCH_NCCL_ENABLE_TIMING=1`), so that the probes know how
+    long each collective takes on each GPU.
+
+    ## How the cost is computed
+    The late rank's CPU time minus that of the slowest rank that is not late: median over all steps.
+    A rank is compared with the other ranks of its pipeline stage. Its lateness is the excess over
+    their median that it reaches in 65 % of the steps.
+
+    On GPUs, the members of an all-reduce leave it together, so the late one spends the least time
+    in it. Durations alone bound the lateness. The cost is the lower bound, which is close to the
+    truth if ranks meet once per step, and far below it if they meet often (tensor parallelism,
+    FSDP). A rank counts as late by its lateness at a collective, as a share of the time that its
+    peers need up to there: buckets that wait for the one before hide part of the lateness at later
+    collectives.
+
+    ## How to fix
+    Look for work that this rank does alone: logging, evaluation, checkpoints, a larger share of the
+    batch. If there is none, compare its core or GPU with the others': clock, throttling, pinning, a
+    busy sibling. A trace of all ranks (`distprof capture --profile-ranks all`) shows the operators
+    that take longer.
+
+    ## When it is wrong
+    If a library polls for messages (MPI), waiting counts as computing. All ranks then seem to
+    compute equally long, and the rule misses a late one. On a busy machine, ranks that share a core
+    run slower, so the limit is higher there. On GPUs, the lower bound assumes that ranks run the
+    same program.
+
+    ## Sources
+    Linux kernel documentation, "Scheduler Statistics" (schedstat). Formula sheet, "Measured from
+    traces" (straggler).
+    """
+    step = step_log.step_ns
+    if not step or len(stragglers.ranks) > 1:
+        return
+    yield from _on_gpus(step_log, step, limits)
+    is_busy = _queue_ns(pauses) > limits["busy_step_ratio"] * step
+    min_ratio = limits["excess_ratio_if_busy" if is_busy else "excess_ratio"]
+    late = [
+        one
+        for one in step_log.late
+        if one.often_ratio >= min_ratio and not _is_input(step_log, one)
+    ]
+    rest = [one for one in step_log.late if one not in late]
+    if not late or len(late) > _MOST_NAMED * len(step_log.ranks):
+        return
+    cost = _cost_ns(late, rest)
+    if cost < limits["min_step_ratio"] * step:
+        return
+    yield Draft(
+        message=_message(late, cost, step),
+        fix=(
+            f"Look for work that only {name_ranks(one.rank for one in late)} "
+            f"{'does' if len(late) == 1 else 'do'}, such as logging or a larger share of the "
+            "batch, and for a slower or shared core. A trace of all ranks shows which operators "
+            "take longer."
+        ),
+        cost_ns_per_step=cost,
+        confidence=Confidence.INFERRED,
+        ranks=tuple(sorted(one.rank for one in late)),
+        evidence=("step_log.late",),
+    )
+
+
+def _on_gpus(step_log: StepLogResult, step: int, limits: Limits) -> Iterator[Draft]:
+    least = limits["gpu_excess_ratio"]
+    late = [one for one in step_log.late_on_gpus if one.often_ratio >= least]
+    if not late or len(late) > _MOST_NAMED * len(step_log.ranks):
+        return
+    first = late[0]
+    if first.late_ns < limits["min_step_ratio"] * step:
+        return
+    yield Draft(
+        message=_message_of_gpus(late),
+        fix=(
+            f"Trace a few steps of all ranks, and compare the GPU of rank {first.rank} with the"
+            " others: clocks, throttling, other processes, and work that only this rank does."
+        ),
+        cost_ns_per_step=first.late_ns,
+        confidence=Confidence.INFERRED,
+        ranks=tuple(sorted(one.rank for one in late)),
+        evidence=("step_log.late_on_gpus",),
+    )
+
+
+def _message_of_gpus(late: list[LateOnGpu]) -> str:
+    first = late[0]
+    who = capitalized(name_ranks(one.rank for one in late))
+    are = "is the straggler: it arrives" if len(late) == 1 else "are stragglers: they arrive up to"
+    by, most = format_duration(first.late_ns), format_duration(first.late_most_ns)
+    if most != by:
+        by += f" or more, at most {most},"
+    work = "it works" if len(late) == 1 else "they work up to"
+    than = "than its peers" if len(late) == 1 else "than their peers"
+    return (
+        f"{who} {are} {by} late at a collective in each step. Up to a collective {work} "
+        f"{format_ratio(first.late_ratio)} longer {than} (median of {first.num_steps:,} steps, by"
+        " the durations of collectives on the GPUs)."
+    )
+
+
+def _cost_ns(late: list[LateInLog], rest: list[LateInLog]) -> int:
+    """Excess of the latest rank over the slowest rank that is not named."""
+    if not rest:
+        return max(one.gained_ns for one in late)
+    return max(0, max(one.late_ns for one in late) - max(one.late_ns for one in rest))
+
+
+def _queue_ns(pauses: PausesResult) -> float:
+    """Time per step for which a rank waits for a free CPU, median over ranks."""
+    return median([rank.run_queue_ns_per_step or 0 for rank in pauses.ranks] or [0])
+
+
+def _is_input(step_log: StepLogResult, late: LateInLog) -> bool:
+    """Whether the phase ``input`` may account for at least half of the rank's excess."""
+    spent = {row.rank: row.phases.get("input", 0) for row in step_log.ranks}
+    others = [ns for rank, ns in spent.items() if rank != late.rank]
+    return spent[late.rank] - median(others) >= _OF_INPUT * late.late_ns
+
+
+def _message(late: list[LateInLog], cost: int, step: int) -> str:
+    first = late[0]
+    who = capitalized(name_ranks(one.rank for one in late))
+    if len(late) == 1:
+        how = f"{who} is the straggler: it computes {format_duration(first.late_ns)}"
+    else:
+        how = f"{who} are stragglers: they compute up to {format_duration(first.late_ns)}"
+    return (
+        f"{how} ({format_ratio(first.late_ratio)}) longer than "
+        f"{'its' if len(late) == 1 else 'their'} peers in each step (median of "
+        f"{first.num_steps:,} steps without a profiler). At the pace of the others a step would "
+        f"take {format_duration(cost)} less ({format_ratio(cost / step)})."
+    )

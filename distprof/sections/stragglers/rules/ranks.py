@@ -1,0 +1,588 @@
+"""Rules about ranks that make others wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.capture.result import CaptureResult
+from distprof.sections.collectives.result import CollectivesResult
+from distprof.sections.moe.result import MoeResult
+from distprof.sections.shares import mean_step_if_timed, unrecorded
+from distprof.sections.stragglers.result import (
+    MEMORY_CALLS,
+    PAUSED_FOR,
+    STALL,
+    RankStraggler,
+    StragglerSet,
+    StragglersResult,
+)
+from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.terms import Confidence, Severity, StragglerCause, StragglerPattern
+from distprof.units import capitalized, fold_ranks, format_duration, format_ratio, name_ranks
+
+_FIX = {
+    StragglerCause.SLOW_DEVICE: (
+        "Check its clocks, temperature, power limit and throttle reasons (nvidia-smi -q on a GPU), "
+        "run the job without its node, and replace the hardware if it stays slow."
+    ),
+    StragglerCause.MORE_WORK: (
+        "Give ranks equal work: pack or bucket sequences by cost, balance experts, shard embedding "
+        "tables and layers by measured time."
+    ),
+    StragglerCause.LATE_HOST: (
+        "Look at the CPU side: pin the process to its own cores, check CPU contention, garbage "
+        "collection, logging and checkpoints on this rank only."
+    ),
+    StragglerCause.LATE_INPUT: (
+        "Look at this rank's input: storage of its shard, num_workers, prefetch_factor, sample "
+        "lengths, CPU contention with the data loader."
+    ),
+    StragglerCause.SLOW_COPIES: (
+        "Compare its PCIe link with the other GPUs' (nvidia-smi -q: Link Width and Generation), "
+        "pin its process to the CPU next to its GPU (numactl), and pin the memory that is copied."
+    ),
+    StragglerCause.CPU_TAKEN: (
+        "Give the job dedicated CPUs: stop other processes on the host, or pin ranks to cores."
+    ),
+    StragglerCause.TRACING: (
+        "Training needs no change: without a profiler the rank computes no longer than its peers."
+    ),
+    StragglerCause.UNKNOWN: (
+        "The traces do not show why. Record CPU activities, compare clocks and temperatures, "
+        "and check whether lateness follows the node or the data."
+    ),
+}
+
+_FIX_OF_DETAIL = {
+    "gc": (
+        "Call gc.collect() and gc.freeze() after set-up, then gc.disable(), and gc.collect() on "
+        "all ranks in the same step, every few hundred steps."
+    ),
+    MEMORY_CALLS: (
+        "Do not call torch.cuda.empty_cache() in the loop. If memory is nearly full, use smaller "
+        "micro-batches, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+    ),
+    "throttled": (
+        "Find out why the GPU is throttled (nvidia-smi -q -d PERFORMANCE). For heat, check cooling "
+        "and air flow; for power, check cap and supply. Until then run the job without its node."
+    ),
+    STALL: (
+        "Find out what held the kernel up at that time: preemption by another process on the GPU, "
+        "page migration of managed memory, ECC errors and Xids (dmesg), a clock that dropped."
+    ),
+    "low_clocks": (
+        "Compare application clocks and power limits with the other GPUs' (nvidia-smi -q -d "
+        "CLOCK,POWER), reset them, and replace the GPU if its clock stays low."
+    ),
+    "tokens": (
+        "Give all ranks the same number of tokens: distribute the samples of a global batch by "
+        "token count, and check how this rank's data is sharded."
+    ),
+    "inputs": (
+        "Give all ranks inputs of the same size: balance the tokens of a global batch, bucket or "
+        "pack sequences by length, and check this rank's micro-batch size."
+    ),
+    "copies": (
+        "Find out what this rank alone copies: logging, checkpoints, metrics, or a larger share of "
+        "what is offloaded."
+    ),
+    "experts": (
+        "Balance the routing (load-balancing loss, bias of the router), or place busy experts on "
+        "different ranks."
+    ),
+    "sequence_length": (
+        "Give ranks batches of equal cost: balance the sum of squared sequence lengths, bucket "
+        "by length, pack documents."
+    ),
+}
+
+_BECAUSE_OF_DETAIL = {
+    "gc": "Its CPU launches late: Python's garbage collector runs",
+    MEMORY_CALLS: "Its CPU launches late: it frees and allocates GPU memory",
+    "throttled": "It runs the same kernels slower: its GPU is throttled",
+    STALL: "One of its kernels stalls",
+    "low_clocks": "It runs the same kernels slower: its GPU clock is low",
+    "sequence_length": "It has more work: longer sequences",
+    "tokens": "It has more work: more tokens",
+    "inputs": "It has more work: larger inputs",
+    "experts": "It has more work: its experts get more tokens",
+    "copies": "It copies more between CPU and GPU",
+}
+
+_BECAUSE = {
+    StragglerCause.SLOW_DEVICE: "It runs the same kernels slower",
+    StragglerCause.MORE_WORK: "It has more work",
+    StragglerCause.LATE_HOST: "Its CPU launches late",
+    StragglerCause.LATE_INPUT: "Its input arrives late",
+    StragglerCause.SLOW_COPIES: "Its copies between CPU and GPU are slow",
+    StragglerCause.CPU_TAKEN: "Other processes take its CPU",
+    StragglerCause.TRACING: "It computes longer only while it is traced",
+    StragglerCause.UNKNOWN: "The traces do not show why",
+}
+
+
+_Slow = RankStraggler | StragglerSet
+
+_SEVERAL = (
+    ("It runs", "They run"),
+    ("It has", "They have"),
+    ("It computes longer only while it is", "They compute longer only while they are"),
+    ("Its CPU launches", "Their CPUs launch"),
+    ("Its input arrives", "Their input arrives"),
+    ("Its copies", "Their copies"),
+    ("It copies", "They copy"),
+    ("One of its kernels stalls", "Their kernels stall"),
+    ("its GPU is", "their GPUs are"),
+    ("its GPU clock is", "their GPU clocks are"),
+    ("its experts", "their experts"),
+)
+
+
+def because(rank: _Slow) -> str:
+    """The cause as a sentence without its full stop."""
+    text = _because(rank)
+    if isinstance(rank, StragglerSet) and len(rank.ranks) > 1:
+        for one, several in _SEVERAL:
+            text = text.replace(one, several)
+    return text
+
+
+def who(found: StragglerSet) -> str:
+    """For example ``Ranks 4-7 (node1)``."""
+    shared = {"node": f" (node {found.name})", "": ""}.get(found.shares, f" ({found.name})")
+    ranks = name_ranks(found.ranks)
+    return f"{capitalized(ranks)}{shared}"
+
+
+def _because(rank: _Slow) -> str:
+    if rank.detail.startswith(PAUSED_FOR):
+        return f"Its CPU launches late: it is in {rank.detail.removeprefix(PAUSED_FOR)}"
+    return _BECAUSE_OF_DETAIL.get(rank.detail) or _BECAUSE[rank.cause]
+
+
+def fix_of(rank: _Slow) -> str:
+    """What to do about the cause."""
+    if rank.detail.startswith(PAUSED_FOR):
+        what = rank.detail.removeprefix(PAUSED_FOR)
+        return (
+            f"Take {what} out of the step: run it in the background or less often. If all ranks "
+            "need it, run it on all of them in the same step."
+        )
+    return _FIX_OF_DETAIL.get(rank.detail) or _FIX[rank.cause]
+
+
+def sets_of_pattern(
+    stragglers: StragglersResult, pattern: StragglerPattern, min_ratio: float
+) -> list[StragglerSet]:
+    """Return the sets of a pattern that cost at least ``min_ratio`` of the step each.
+
+    Leave out ranks whose CPU is taken by other processes, because `cpu-contention` reports that
+    cost, and ranks that are late only while they are traced.
+    """
+    return [
+        one
+        for one in stragglers.sets
+        if one.pattern is pattern and one.share_of_step_ratio >= min_ratio and one.cause.is_own
+    ]
+
+
+OVERLOADED = 2.0
+"""Load of an expert over the mean from which `overloaded-expert` reports it."""
+
+
+def is_for_experts(found: StragglerSet, moe: MoeResult) -> bool:
+    """Whether the extra work may be that of an overloaded expert, which has its own finding."""
+    if found.cause is not StragglerCause.MORE_WORK:
+        return False
+    return any(layer.busiest_share_ratio * layer.num_experts >= OVERLOADED for layer in moe.layers)
+
+
+def of_pattern(
+    stragglers: StragglersResult,
+    collectives: CollectivesResult,
+    pattern: StragglerPattern,
+    min_ratio: float,
+) -> list[RankStraggler]:
+    """Return the ranks of a pattern that together cost at least ``min_ratio`` of the step.
+
+    The list is empty if nothing was communicated. It leaves out ranks whose cost another rule
+    reports: ranks that sequences of different lengths make late in some steps
+    (`sequence-length-imbalance`), ranks whose CPU is taken by other processes (`cpu-contention`),
+    and ranks that are late only because of a slow link (`slow-link`). It also leaves out ranks that
+    are late only while they are traced.
+
+    Raises:
+        InsufficientEvidenceError: If there were collectives but lateness could not be judged.
+    """
+    if not collectives.classes:
+        return []
+    if stragglers.num_judged == 0:
+        if stragglers.sets:
+            return []
+        why = "; ".join(stragglers.unavailable) or "no collective was matched across ranks"
+        raise InsufficientEvidenceError(why)
+    in_sets = {rank for one in stragglers.sets for rank in one.ranks}
+    found = [
+        rank
+        for rank in stragglers.ranks
+        if rank.pattern is pattern
+        and rank.rank not in in_sets
+        and rank.cause.is_own
+        and not _is_held_up(rank, stragglers)
+    ]
+    if pattern is not StragglerPattern.PERSISTENT and stragglers.sequences is not None:
+        found = [rank for rank in found if rank.detail != "sequence_length"]
+    return found if sum(rank.share_of_step_ratio for rank in found) >= min_ratio else []
+
+
+def _is_held_up(rank: RankStraggler, stragglers: StragglersResult) -> bool:
+    """Whether the rank is late for an unknown cause, and its transfers use a slow link."""
+    slow = {member for link in stragglers.links for part in link.transfers for member in part.ranks}
+    return rank.cause is StragglerCause.UNKNOWN and rank.rank in slow
+
+
+@rule(
+    code="STR101",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={
+        "min_step_ratio": Limit(0.015, "share of the step that waiting for the rank may take"),
+        "error_step_ratio": Limit(0.1, "share of the step from which it is an error"),
+    },
+)
+def persistent_straggler(
+    stragglers: StragglersResult, collectives: CollectivesResult, moe: MoeResult, limits: Limits
+) -> Iterator[Draft]:
+    """The same rank (or few ranks) is last to arrive at the collectives of most steps, and the
+    others wait for it.
+
+    ## Why it costs time
+    A synchronous job runs at the speed of its slowest rank. One GPU that is 10 % slower makes a
+    thousand others 10 % slower.
+
+    ## Evidence needed
+    Collectives matched across at least two ranks, on clocks that can be compared. No rank is blamed
+    for lateness below the clock residual. A rank is named only if its share of the waiting is far
+    above what chance would give to one of many equal ranks.
+
+    ## How the cost is computed
+    For each collective at which the rank arrived last, the median exposed wait of the other
+    members, as a mean over all other ranks of the run. The cost is the sum over the collectives of
+    a step, as a mean over steps. Propagated lateness counts for the rank that caused it: a rank
+    that waited in one group of a mesh, and therefore arrives late at its next, is not blamed. The
+    time is part of what `exposed-communication` reports. With several stragglers, fixing one
+    recovers only the time down to the next. A CPU that launches slowly may cost nothing as long as
+    its GPU waits for a slower rank anyway. If its rank would be the next straggler, the rule names
+    it too, with the time that the others would then wait for it.
+
+    ## How to fix
+    By cause. Slow GPU (its kernels take longer than the same kernels elsewhere): check clocks,
+    temperature, power cap and the card, and take the node out. More work: balance data, experts and
+    layers. Late input: check its storage and `num_workers`. Late launches: pin cores, and look for
+    other processes on its machine and for Python's garbage collector.
+
+    ## When it is wrong
+    Unequal work on purpose (the last pipeline stage, a rank that also logs or evaluates) is a
+    property of the program. Where ranks are missing from the capture, one of them may be later
+    still. Lateness that propagates through a group missing from the trace is blamed on the rank
+    that shows it.
+
+    ## Sources
+    Formula sheet, "Measured from traces" (straggler).
+    """
+    found = of_pattern(
+        stragglers, collectives, StragglerPattern.PERSISTENT, limits["min_step_ratio"]
+    )
+    sets = [
+        one
+        for one in sets_of_pattern(
+            stragglers, StragglerPattern.PERSISTENT, limits["min_step_ratio"]
+        )
+        if not is_for_experts(one, moe)
+    ]
+    article = "the" if len(found) + len(sets) == 1 else "a"
+    yield from (_of_set(one, article, limits) for one in sets)
+    for rank in found:
+        share = rank.share_of_step_ratio
+        sure = rank.cause is not StragglerCause.UNKNOWN and rank.confidence >= 0.75
+        yield Draft(
+            message=(
+                f"Rank {rank.rank} is {article} straggler: the others wait "
+                f"{format_duration(rank.lost_ns_per_step)} ({format_ratio(share)}) of every step "
+                f"for it. {because(rank)}."
+            ),
+            fix=fix_of(rank),
+            cost_ns_per_step=rank.lost_ns_per_step,
+            confidence=Confidence.MEASURED if sure else Confidence.INFERRED,
+            ranks=(rank.rank,),
+            evidence=("stragglers.ranks",),
+            without=f"rank {rank.rank}",
+            severity=Severity.ERROR if share >= limits["error_step_ratio"] else None,
+        )
+
+
+def _of_set(found: StragglerSet, article: str, limits: Limits) -> Draft:
+    share = found.share_of_step_ratio
+    sure = found.cause is not StragglerCause.UNKNOWN and found.confidence >= 0.75
+    wait = f"{format_duration(found.lost_ns_per_step)} ({format_ratio(share)}) of"
+    each = "every step" if found.since_step is None else "the mean step"
+    since = "" if found.since_step is None else f" from step {found.since_step} on"
+    if found.is_hidden:
+        text = f"{who(found)} would be next: the others would wait {wait} {each}{since} if no "
+        text += "slower rank hid it."
+    elif len(found.ranks) == 1:
+        text = f"{who(found)} is {article} straggler{since}: the others wait {wait} {each} for it."
+    else:
+        text = f"{who(found)} are slow{since}: the others wait {wait} {each} for them."
+    return Draft(
+        message=f"{text} {because(found)}.",
+        fix=fix_of(found),
+        cost_ns_per_step=found.lost_ns_per_step,
+        confidence=Confidence.MEASURED if sure else Confidence.INFERRED,
+        ranks=found.ranks,
+        evidence=("stragglers.sets", "stragglers.ranks"),
+        without=found.scenario,
+        severity=Severity.ERROR if share >= limits["error_step_ratio"] else None,
+    )
+
+
+@rule(
+    code="STR102",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={"min_step_ratio": Limit(0.01, "share of the mean step that the stalls may take")},
+)
+def transient_straggler(
+    stragglers: StragglersResult,
+    collectives: CollectivesResult,
+    step_time: StepTimeResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """One rank arrives far later than all others in a few steps, and is on time in the rest.
+
+    ## Why it costs time
+    Every rank waits for it in those steps. A stall of half a second every hundred steps of 100 ms
+    costs 5 % of the run, and no average shows it.
+
+    ## Evidence needed
+    Collectives matched across at least two ranks, on comparable clocks. A late arrival counts only
+    if it is far outside the usual spread of the other members.
+
+    ## How the cost is computed
+    As for `persistent-straggler`, as a mean over *all* analysed steps: the cost of the stalls per
+    step of this recording. A short recording that caught a rare stall overstates it. The time is
+    part of what `exposed-communication` reports.
+
+    ## How to fix
+    Look at what this rank does in the named steps: a checkpoint or evaluation on one rank, logging,
+    garbage collection, a slow batch, a storage hiccup, a correctable network or memory error on its
+    node.
+
+    ## When it is wrong
+    One or two recorded steps cannot show whether lateness lasts; the evidence says so. The first
+    step of a recording may hold the start of the profiler.
+
+    ## Sources
+    Formula sheet, "Measured from traces" (straggler).
+    """
+    for one in sets_of_pattern(stragglers, StragglerPattern.TRANSIENT, limits["min_step_ratio"]):
+        yield _transient_straggler_of_set(one)
+    for rank in of_pattern(
+        stragglers, collectives, StragglerPattern.TRANSIENT, limits["min_step_ratio"]
+    ):
+        steps = _late_steps(stragglers, rank) if step_time.median_ns is not None else ()
+        yield Draft(
+            message=(
+                f"The other ranks wait for rank {rank.rank}{_how_long(rank, steps)}. "
+                f"{because(rank)}."
+            ),
+            fix=fix_of(rank),
+            cost_ns_per_step=rank.lost_ns_per_step,
+            confidence=Confidence.INFERRED,
+            ranks=(rank.rank,),
+            steps=steps,
+            evidence=("stragglers.ranks", "stragglers.steps"),
+            without=f"rank {rank.rank}",
+        )
+
+
+def _transient_straggler_of_set(found: StragglerSet) -> Draft:
+    """Finding on ranks that are slow in some steps by their own time."""
+    return Draft(
+        message=(
+            f"The other ranks wait for {name_ranks(found.ranks)}{_how_long(found, found.steps)}. "
+            f"{because(found)}."
+        ),
+        fix=fix_of(found),
+        cost_ns_per_step=found.lost_ns_per_step,
+        confidence=Confidence.INFERRED,
+        ranks=found.ranks,
+        steps=found.steps,
+        evidence=("stragglers.sets", "stragglers.steps"),
+        without=found.scenario,
+    )
+
+
+def _how_long(rank: RankStraggler | StragglerSet, steps: tuple[int, ...]) -> str:
+    mean = f"{format_duration(rank.lost_ns_per_step)}"
+    share = format_ratio(rank.share_of_step_ratio)
+    if not steps:
+        return f" for {mean} of the capture ({share})"
+    plural = "s" if len(steps) > 1 else ""
+    return f" in step{plural} {fold_ranks(steps)}: {mean} per step over all steps ({share})"
+
+
+def _late_steps(stragglers: StragglersResult, rank: RankStraggler) -> tuple[int, ...]:
+    """Steps in which the rank cost most, and more than its mean."""
+    return tuple(
+        step.step
+        for step in stragglers.steps
+        if step.rank == rank.rank and step.rank_lost_ns >= max(rank.lost_ns_per_step, 1)
+    )
+
+
+@rule(
+    code="STR103",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={"min_step_ratio": Limit(0.02, "share of the step that rotating stalls may take")},
+)
+def rotating_straggler(
+    stragglers: StragglersResult, collectives: CollectivesResult, limits: Limits
+) -> Iterator[Draft]:
+    """In most steps one rank arrives far later than all others, and it is a different one each
+    time.
+
+    ## Why it costs time
+    No rank is slow on average, yet every step waits for one. With N ranks that each stall once in N
+    steps, every step stalls.
+
+    ## Evidence needed
+    Collectives matched across ranks on comparable clocks, and several steps. Late arrivals count
+    only if they are far outside the usual spread of the other members, so ordinary noise between
+    equal ranks is not reported.
+
+    ## How the cost is computed
+    As for `persistent-straggler`, summed over the named ranks. The time is part of what
+    `exposed-communication` reports.
+
+    ## How to fix
+    Remove what stalls ranks at random: run garbage collection on all ranks at the same step
+    (`gc.disable()`, then `gc.collect()` every N steps), balance sequence lengths within each global
+    batch, give data loader workers and NCCL threads their own cores, stop periodic daemons.
+
+    ## When it is wrong
+    A few steps can look like rotation by chance. Data imbalance that changes from step to step
+    (mixture of experts, packed sequences) is real, but the machines are not at fault.
+
+    ## Sources
+    Formula sheet, "Measured from traces" (straggler).
+    """
+    for one in sets_of_pattern(stragglers, StragglerPattern.ROTATING, limits["min_step_ratio"]):
+        yield _rotating_straggler_of_set(one)
+    found = of_pattern(stragglers, collectives, StragglerPattern.ROTATING, limits["min_step_ratio"])
+    if not found:
+        return
+    lost = sum(rank.lost_ns_per_step for rank in found)
+    share = sum(rank.share_of_step_ratio for rank in found)
+    ranks = tuple(sorted(rank.rank for rank in found))
+    yield Draft(
+        message=(
+            f"Ranks {fold_ranks(ranks)} alternately arrive far behind all others, which wait "
+            f"{format_duration(lost)} ({format_ratio(share)}) of every step."
+        ),
+        fix=(
+            "Remove what stalls ranks at random: synchronise garbage collection (gc.disable and "
+            "gc.collect every N steps), balance sequence lengths in a global batch, pin loader "
+            "workers and NCCL threads to their own cores."
+        ),
+        cost_ns_per_step=lost,
+        confidence=Confidence.INFERRED,
+        ranks=ranks,
+        evidence=("stragglers.ranks", "stragglers.steps"),
+        without="late ranks",
+    )
+
+
+def _rotating_straggler_of_set(found: StragglerSet) -> Draft:
+    """Finding on ranks that are slow alternately, by their own time."""
+    share = format_ratio(found.share_of_step_ratio)
+    return Draft(
+        message=(
+            f"{who(found)} are slow alternately, each in different steps: the others wait "
+            f"{format_duration(found.lost_ns_per_step)} ({share}) of every step. {because(found)}."
+        ),
+        fix=(
+            "Remove what slows ranks at random: other processes on their machines, garbage "
+            "collection at different steps, batches of unequal cost, power limits that nodes share."
+        ),
+        cost_ns_per_step=found.lost_ns_per_step,
+        confidence=Confidence.INFERRED,
+        ranks=found.ranks,
+        steps=found.steps,
+        evidence=("stragglers.sets", "stragglers.steps"),
+        without=found.scenario,
+    )
+
+
+@rule(
+    code="STR114",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={"min_step_ratio": Limit(0.02, "smallest share of the step that is worth reporting")},
+)
+def unrecorded_straggler(
+    stragglers: StragglersResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    capture: CaptureResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """Recorded ranks arrive late at collectives because they themselves waited in a collective with
+    a rank that was not recorded. That rank, or the network to it, is slow.
+
+    ## Why it costs time
+    Lateness spreads: members of a process group wait for the slow one, and then all groups of these
+    members wait for them.
+
+    ## Evidence needed
+    Collectives of which all members are recorded, matched across ranks, after collectives that lack
+    a member. If every collective lacks one, waiting cannot be separated from transfer.
+
+    ## How the cost is computed
+    Exposed waiting of the other members at complete collectives whose last member may have waited
+    for an unrecorded rank, a mean over ranks and steps. The time in the incomplete collectives
+    themselves is not included, so the repair may save more.
+
+    ## How to fix
+    Record the missing ranks. Until then, look at their nodes: clocks and temperatures, input,
+    links.
+
+    ## When it is wrong
+    An incomplete collective may be long because its transfer is slow, and not because a rank is
+    late.
+
+    ## Sources
+    Formula sheet, "Measured from traces" (straggler).
+    """
+    cost = stragglers.unrecorded_ns_per_step
+    step = mean_step_if_timed(waterfall, step_time)
+    if step is None or step.ratio(cost) < limits["min_step_ratio"]:
+        return
+    yield Draft(
+        message=(
+            f"The recorded ranks wait {step.share(cost)} for {unrecorded(capture)}: "
+            "late ranks had waited in a collective that lacks a member."
+        ),
+        fix=(
+            "Record all ranks to see which is late and why. Until then, look at the nodes of the "
+            "missing ranks: clocks and temperatures, input, links."
+        ),
+        cost_ns_per_step=cost,
+        confidence=Confidence.INFERRED,
+        ranks=capture.ranks_missing,
+        evidence=("stragglers.unrecorded_ns_per_step",),
+        explains=("COM103",),
+        comes_first=True,
+    )

@@ -1,0 +1,260 @@
+"""Rules about unequal work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.collectives.result import CollectivesResult
+from distprof.sections.pipeline.result import PipelineResult
+from distprof.sections.shares import WIDER_WAIT
+from distprof.sections.stragglers.result import SequenceImbalance, StragglersResult
+from distprof.sections.whatif.result import (
+    Cause,
+    CauseKind,
+    WhatIfResult,
+    causes_of,
+    limiting_stage,
+)
+from distprof.terms import Confidence, Severity
+from distprof.units import format_duration, format_ratio, name_ranks
+
+NAMED_RATIO = 1.08
+"""Imbalance of stages from which `unequal-stages` names the longest."""
+
+_FIX = {
+    CauseKind.WORKERS: (
+        "Run the job without the machines of these workers, and test their GPUs and links: "
+        "clocks, temperature, memory and network errors."
+    ),
+    CauseKind.STAGES: (
+        "Move layers from the longest stage to the others. Count the output layer and the loss "
+        "with the last stage, and the embedding with the first."
+    ),
+    CauseKind.DATA: (
+        "Give micro-batches equal work: order or pack sequences so that the sum of squared "
+        "lengths, which attention costs, is even across micro-batches and data-parallel ranks."
+    ),
+    CauseKind.STALLS: (
+        "Look for what stalls workers occasionally: collect garbage on all ranks at the same "
+        "steps (gc.disable, gc.collect), pin processes to cores, stop other work on the hosts."
+    ),
+    CauseKind.TRANSFERS: (
+        "Look at the network between the members of this group: link errors, placement across "
+        "switches, other jobs on the same links."
+    ),
+}
+
+
+@rule(
+    code="STR105",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={
+        "min_slowdown": Limit(1.03, "step over the ideal one below which no cause is named"),
+        "warn_slowdown": Limit(1.1, "step over the ideal one from which it is a warning"),
+        "warn_gain_ratio": Limit(0.03, "share of the step from which one cause is a warning"),
+        "min_share": Limit(0.25, "share of the slowdown that a cause must explain"),
+    },
+)
+def uneven_operations(
+    whatif: WhatIfResult, pipeline: PipelineResult, limits: Limits
+) -> Iterator[Draft]:
+    """A log of operations shows longer steps than if all operations of a kind took equally long.
+    The rule also names the cause: a few workers, a pipeline stage, micro-batches or transfers.
+
+    ## Why it costs time
+    Workers of a step wait for each other at every message and collective, so the longest of each
+    round sets the pace and the mean does not matter.
+
+    ## Evidence needed
+    A table of operations with start and duration on clocks that agree to a few milliseconds, which
+    distprof reads in place of traces. If the order of the pipeline is known, `unequal-stages`
+    reports a stage that is far longer than the others.
+
+    ## How the cost is computed
+    Each step is simulated from its dependencies with measured operations, and again without the
+    cause: the slowest 3 % of the workers with ideal operations, all stages equally long,
+    micro-batches of a stage equally long, or all transfers of a kind at their median. The
+    difference is the cost. Causes overlap, so the costs of several findings do not add up. The
+    times that each still recovers after the findings above it do. The ideal duration is the mean of
+    a kind of computation and the median of a kind of transfer.
+
+    ## How to fix
+    A few workers: take their machines out of the job and test them. A stage: move layers from it,
+    and count the output layer and the loss with the last stage. Micro-batches that differ equally
+    in forward and backward have sequences of unequal length: give micro-batches equal attention
+    work, not equal token counts. Micro-batches that differ without this pattern: look for garbage
+    collection and other work on the hosts. Transfers: check the network of the named group.
+
+    ## When it is wrong
+    A stage that is longer on purpose, because others lack the memory. With one worker per stage, a
+    slow machine and a stage with more work look the same. Operations that the table lacks
+    (optimizer states on the CPU, evaluation) count as late launches, which the simulation leaves
+    out. The report gives the error of the simulated step relative to the measured one.
+
+    ## Sources
+    J. Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI
+    2025. Formula sheet, "What-if".
+    """
+    if whatif.source != "operations" or whatif.slowdown is None:
+        return  # other rules judge traces
+    if whatif.slowdown < limits["min_slowdown"]:
+        return
+    for cause in causes_of(whatif, limits["min_share"]):
+        if cause.kind is CauseKind.STAGES and _is_named(pipeline):
+            continue
+        yield Draft(
+            message=f"{_slowdown(whatif)}: {_because(whatif, cause)} {_gain(whatif, cause)}",
+            fix=_FIX[cause.kind],
+            cost_ns_per_step=cause.scenario.recoverable_ns,
+            confidence=Confidence.MODELLED,
+            ranks=_ranks(whatif, cause),
+            evidence=("whatif.without", "whatif.workers", "whatif.stages"),
+            severity=None if _is_large(whatif, cause, limits) else Severity.INFO,
+            without=cause.scenario.what,
+            explains=("PIP103",) if cause.kind is CauseKind.STAGES else (),
+        )
+
+
+def _is_large(whatif: WhatIfResult, cause: Cause, limits: Limits) -> bool:
+    """Whether the slowdown of the job, or the cost of this cause alone, deserves a warning."""
+    gain = cause.scenario.recoverable_ns / max(1, whatif.replayed_ns or 0)
+    slowdown = whatif.slowdown or 1.0
+    return slowdown >= limits["warn_slowdown"] or gain >= limits["warn_gain_ratio"]
+
+
+def _is_named(pipeline: PipelineResult) -> bool:
+    """Whether `unequal-stages` reports the stages of the log, so this rule need not."""
+    return any((group.imbalance_ratio or 0.0) >= NAMED_RATIO for group in pipeline.groups)
+
+
+def _slowdown(whatif: WhatIfResult) -> str:
+    beyond = (whatif.slowdown or 1.0) - 1
+    return f"Steps take {format_ratio(beyond)} longer than with even operations"
+
+
+def _gain(whatif: WhatIfResult, cause: Cause) -> str:
+    gain = cause.scenario.recoverable_ns
+    share = format_ratio(gain / max(1, whatif.replayed_ns or 0))
+    what = {
+        CauseKind.WORKERS: "Without them, a step would save",
+        CauseKind.STAGES: "Equal stages would save",
+        CauseKind.TRANSFERS: "Even transfers would save",
+    }.get(cause.kind, "Even micro-batches would save")
+    each = "" if cause.kind is CauseKind.WORKERS else " of each step"
+    return f"{what} {format_duration(gain)}{each} ({share})."
+
+
+def _because(whatif: WhatIfResult, cause: Cause) -> str:
+    if cause.kind is CauseKind.WORKERS:
+        ranks = cause.scenario.ranks
+        explain = "explains" if len(ranks) == 1 else "explain"
+        return (
+            f"{name_ranks(ranks)}, the slowest 3 % of the workers, {explain}"
+            f" {format_ratio(cause.share)} of the slowdown."
+        )
+    if cause.kind is CauseKind.STAGES:
+        return _stage_clause(whatif)
+    if cause.kind is CauseKind.TRANSFERS:
+        return f"transfers of kind {cause.scenario.what.removeprefix('kind ')} vary in duration."
+    correlation = whatif.micro_batch_correlation
+    measure = "" if correlation is None else f" (correlation {correlation:.2f})"
+    if cause.kind is CauseKind.DATA:
+        return (
+            "micro-batches of a stage differ in duration, equally in forward and backward"
+            f"{measure}: their sequences differ in length."
+        )
+    return f"micro-batches of a stage differ in duration, with no pattern in the data{measure}."
+
+
+def _stage_clause(whatif: WhatIfResult) -> str:
+    longest = limiting_stage(whatif)
+    others = [stage.compute_ns for stage in whatif.stages if stage is not longest]
+    if longest is None or not others:
+        return "pipeline stages differ in length."
+    return (
+        f"stage {longest.stage} ({name_ranks(longest.ranks)}) computes for "
+        f"{format_duration(longest.compute_ns)} per step, compared with a mean of "
+        f"{format_duration(sum(others) / len(others))} on the other stages."
+    )
+
+
+def _ranks(whatif: WhatIfResult, cause: Cause) -> tuple[int, ...]:
+    if cause.kind is CauseKind.STAGES:
+        longest = limiting_stage(whatif)
+        return longest.ranks if longest is not None else ()
+    return cause.scenario.ranks
+
+
+@rule(
+    code="STR106",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={"min_step_ratio": Limit(0.03, "share of the step that the imbalance may cost")},
+)
+def sequence_length_imbalance(
+    stragglers: StragglersResult, collectives: CollectivesResult, limits: Limits
+) -> Iterator[Draft]:
+    """In each step a different rank computes longer than the mean, because its sequences are
+    longer.
+
+    ## Why it costs time
+    Attention grows with the square of a sequence's length. A batch with one document of 8,000
+    tokens takes far longer than one with eight of 1,000, though both hold the same number of
+    tokens, and all ranks wait for the one that drew it.
+
+    ## Evidence needed
+    At least three steps of at least two ranks that do the same work. What ranks compute above the
+    mean must follow the tokens of the step log, or the time in attention kernels, which must differ
+    between ranks more than all other computation does. It must not be the same rank in all steps: a
+    slow GPU, or a shard that always has more work, is `persistent-straggler`.
+
+    ## How the cost is computed
+    The busiest rank's computation less the mean of all, mean over steps: what even batches would
+    recover. The time is part of what `exposed-communication` reports.
+
+    ## How to fix
+    Build batches of equal cost instead of equal numbers of samples or tokens: sort the documents of
+    a global batch by squared length, and give each to the rank with the least work so far.
+    Bucketing by length has much the same effect. If documents are packed, cut the longest.
+
+    ## When it is wrong
+    Attention that differs for another reason, such as caches of different sizes. Token counts that
+    correlate with another cost.
+
+    ## Sources
+    Formula sheet, "Measured from traces" (straggler; more work). Lin et al., "Understanding
+    Stragglers in Large Model Training Using What-if Analysis", OSDI 2025.
+    """
+    found = stragglers.sequences
+    if found is None or not collectives.classes:
+        return
+    if found.share_of_step_ratio < limits["min_step_ratio"]:
+        return
+    yield Draft(
+        message=(
+            f"The busiest rank of a step computes {found.max_over_mean:.2f} times as long as the "
+            f"mean rank, because its sequences are longer ({_evidence(found)}). Even batches would "
+            f"recover {format_duration(found.lost_ns_per_step)} of each step "
+            f"({format_ratio(found.share_of_step_ratio)})."
+        ),
+        fix=(
+            "Build batches of equal cost, not of equal numbers of tokens: sort the documents of a "
+            "global batch by squared length, and give each to the rank with the least work so far."
+        ),
+        cost_ns_per_step=found.lost_ns_per_step,
+        confidence=Confidence.MEASURED if found.evidence == "tokens" else Confidence.INFERRED,
+        evidence=("stragglers.sequences",),
+        without="even-work",
+        explains=WIDER_WAIT,
+    )
+
+
+def _evidence(found: SequenceImbalance) -> str:
+    if found.attention_spread is None or found.rest_spread is None:
+        return "computation follows the tokens of the step log"
+    return (
+        f"known from {found.evidence}: attention varies by {format_ratio(found.attention_spread)} "
+        f"between ranks, the rest by {format_ratio(found.rest_spread)}"
+    )

@@ -1,0 +1,72 @@
+"""Rules about summaries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.summaries.result import OperatorTableResult, TablePart
+from distprof.terms import CollectiveKind, Confidence, Severity
+from distprof.units import format_duration, format_ratio
+
+_KINDS = {kind.label for kind in CollectiveKind if kind is not CollectiveKind.UNKNOWN}
+
+
+@rule(
+    code="COM126",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={"share": Limit(0.3, "share of the GPU's time that collectives may take")},
+    costs_time=False,
+)
+def communication_by_operator_table(table: OperatorTableResult, limits: Limits) -> Iterator[Draft]:
+    """A table of operators (`prof.key_averages().table()`) in which collectives take a large part
+    of the GPU's time.
+
+    ## Why it costs time
+    Their kernels wait for late ranks and move data. What does not overlap with computation makes
+    the step longer.
+
+    ## Evidence needed
+    The printed table of one rank, with its rows of kernels or of `c10d` and `nccl` operators. It
+    has no time line, so overlap, waiting and ranks stay unknown.
+
+    ## How the cost is computed
+    Not computed. The message gives the sum of the kernels' durations over the whole table.
+
+    ## How to fix
+    Record a trace of all ranks over the same steps: it shows which part is exposed, which is
+    waiting, and for whom. Parameters that are gathered for each layer (FSDP) should be prefetched,
+    and gathered less often: keep them between forward and backward if memory suffices.
+
+    ## When it is wrong
+    Kernels that overlap with computation cost nothing, and take longer because they share the GPU.
+
+    ## Sources
+    PyTorch documentation, torch.profiler (`key_averages`).
+    """
+    parts = [part for part in table.parts if part.kind in _KINDS]
+    share = sum(part.ratio for part in parts)
+    if not parts or share <= limits["share"]:
+        return
+    yield Draft(
+        message=(
+            f"Collectives take {format_ratio(share)} of the GPU's time: {_said(parts[0])}"
+            f"{' and others' if len(parts) > 1 else ''}, of "
+            f"{format_duration(table.self_device_ns)}. How much of it overlaps with computation or "
+            "waits for other ranks, this table does not show."
+        ),
+        fix=(
+            "Write the trace of all ranks (prof.export_chrome_trace) and name their folder: it "
+            "separates waiting from transfer. With FSDP, prefetch, and reshard after forward only "
+            "if memory requires it."
+        ),
+        confidence=Confidence.MEASURED,
+        evidence=("operator_table.parts",),
+    )
+
+
+def _said(part: TablePart) -> str:
+    calls = part.num_calls or 0
+    each = f" in {calls:,} calls of {format_duration(part.device_ns / calls)}" if calls else ""
+    return f"{part.kind} {format_duration(part.device_ns)}{each}"

@@ -1,0 +1,398 @@
+"""Rules about the state of GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.stragglers.result import StragglersResult
+from distprof.sections.telemetry.result import DeviceCondition, TelemetryResult
+from distprof.sections.telemetry.rules._shared import (
+    Unit,
+    by_kind,
+    cost_of,
+    evidence_of,
+    median_of,
+    medians_of_others,
+    name_devices,
+    named,
+    ranks_of,
+    ranks_of_devices,
+    units_of,
+)
+from distprof.terms import Confidence, Severity
+from distprof.units import format_ratio
+
+
+def wrong_conditions(
+    conditions: Sequence[DeviceCondition], counted: Collection[int]
+) -> Iterator[Draft]:
+    """Yield one draft per problem."""
+    failed = [one for one in conditions if one.has_repair_failed]
+    if failed:
+        yield _draft(
+            f"Memory of {name_devices(failed)} could not be repaired: remapping a row failed.",
+            "Drain the host, run its diagnostics (dcgmi diag -r 3), and have the GPU replaced.",
+            failed,
+            Severity.ERROR,
+        )
+    waiting = [one for one in conditions if one.is_repair_pending and not one.has_repair_failed]
+    if waiting:
+        yield _draft(
+            f"Memory of {name_devices(waiting)} needs a reset to be repaired: a row remapping or "
+            "page retirement is pending.",
+            "Drain the host and reset the GPU (nvidia-smi -r): the repair takes effect only then.",
+            waiting,
+        )
+    wrong = [one for one in conditions if one.ecc_uncorrected and one.rank not in counted]
+    if wrong:
+        yield _draft(
+            f"Memory of {name_devices(wrong)} had "
+            f"{sum(one.ecc_uncorrected or 0 for one in wrong):,} uncorrectable errors since the "
+            "driver was loaded.",
+            "Look for XID 48, 63, 94 and 95 in the kernel log of the host, reset the GPU, and "
+            "replace it if the errors come back.",
+            wrong,
+        )
+    reported = {id(one) for one in (*failed, *waiting)}
+    others = [one for one in conditions if one.recovery and id(one) not in reported]
+    for action in dict.fromkeys(one.recovery for one in others):
+        same_action = [one for one in others if one.recovery == action]
+        yield _draft(
+            f'The driver requests recovery of {name_devices(same_action)} ("{action}").',
+            "Drain the host and perform the GPU Recovery Action that nvidia-smi -q shows.",
+            same_action,
+            Severity.ERROR,
+        )
+
+
+def _draft(
+    message: str, fix: str, devices: Sequence[DeviceCondition], severity: Severity | None = None
+) -> Draft:
+    return Draft(
+        message=message,
+        fix=fix,
+        ranks=ranks_of_devices(devices),
+        evidence=("telemetry.conditions",),
+        severity=severity,
+    )
+
+
+_HEAT = ("hw_thermal_slowdown", "sw_thermal_slowdown", "thermal_violation")
+_BRAKE = ("hw_power_brake_slowdown",)
+_HARDWARE = ("hw_slowdown",)
+_CAP = ("sw_power_cap", "power_violation")
+_CAUSES: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (
+        _HEAT,
+        "heat",
+        "Look at air flow, inlet temperature, fans or coolant of its host "
+        "(nvidia-smi -q -d TEMPERATURE,PERFORMANCE). Until then run the job without that host.",
+    ),
+    (
+        _BRAKE,
+        "the power brake signal",
+        "Look at the power supplies of its host and their cables: the signal comes from outside "
+        "the GPU.",
+    ),
+    (
+        _HARDWARE,
+        "its hardware, for a reason it does not report",
+        "Look at temperature, power supply and the kernel log of its host "
+        "(nvidia-smi -q -d PERFORMANCE). Replace the GPU if it stays slow.",
+    ),
+    (
+        _CAP,
+        "a power cap that its peers do not reach",
+        "Compare power limits (nvidia-smi -q -d POWER) and set one for all. If limits are equal, "
+        "check its cooling: a hot GPU needs more power for the same clock.",
+    ),
+)
+
+
+@rule(
+    code="TEL101",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={
+        "min_ratio": Limit(0.1, "share of samples in which heat or hardware may slow a GPU"),
+        "more_capped_ratio": Limit(
+            0.2, "share of samples, above the peers' median, in which a power cap may slow it"
+        ),
+    },
+)
+def throttled_device(
+    telemetry: TelemetryResult, stragglers: StragglersResult, limits: Limits
+) -> Iterator[Draft]:
+    """GPUs that throttle because of heat, the power supply, or a power cap that their peers do not
+    reach.
+
+    ## Why it costs time
+    A GPU at 70 % of its clock takes 1.4 times as long for the same kernels, and every other rank of
+    a synchronous job waits for it.
+
+    ## Evidence needed
+    Throttle reasons from distprof's probe, `nvidia-smi --query-gpu` with
+    `clocks_event_reasons.active`, `nvidia-smi dmon -s v`, or DCGM. Figures cover the analysed steps
+    if there are samples of them, otherwise the whole recording. The message says which.
+
+    ## How the cost is computed
+    The cost of the rank as a straggler: the exposed time that other ranks wait for it. There is
+    none if they do not wait for it, or if the rank is unknown.
+
+    ## How to fix
+    Heat: look at air flow, inlet temperature, fans, coolant, thermal paste. Power brake and
+    hardware slowdown: look at the power supply and its cables. A power cap on some GPUs: compare
+    `nvidia-smi -q -d POWER`, and set one limit for all.
+
+    ## When it is wrong
+    A GPU at its power cap in most samples works as intended if its peers are also at their caps,
+    and is not reported. Each sample is one moment, so a few samples show little: raise the sampling
+    rate.
+
+    ## Sources
+    NVIDIA, NVML reference, "NvmlClocksEventReasons".
+    """
+    units = units_of(telemetry)
+    left = units
+    for reasons, cause, fix in _CAUSES:
+        gpus = _slowed(left, reasons, limits)
+        if not gpus:
+            continue
+        ids = {id(unit) for unit in gpus}
+        left = [unit for unit in left if id(unit) not in ids]
+        cost, without, confidence = cost_of(gpus, stragglers)
+        yield Draft(
+            message=_message(gpus, units, reasons, cause),
+            fix=fix,
+            cost_ns_per_step=cost,
+            confidence=confidence,
+            ranks=ranks_of(gpus),
+            evidence=evidence_of(gpus),
+            without=without,
+        )
+
+
+def _share(unit: Unit, reasons: Sequence[str]) -> float:
+    """The largest share of samples with one of the reasons."""
+    return max((unit.figures.throttle_reasons.get(reason, 0.0) for reason in reasons), default=0.0)
+
+
+def _slowed(units: Sequence[Unit], reasons: Sequence[str], limits: Limits) -> list[Unit]:
+    """GPUs with one of the reasons; for a power cap, more often than their peers."""
+    if reasons is not _CAP:
+        return [unit for unit in units if _share(unit, reasons) >= limits["min_ratio"]]
+    gpus = []
+    for peers in by_kind(units):
+        shares = [_share(unit, reasons) for unit in peers]
+        for unit, share, usual in zip(peers, shares, medians_of_others(shares), strict=True):
+            if usual is not None and share - usual >= limits["more_capped_ratio"]:
+                gpus.append(unit)
+    return gpus
+
+
+def _message(
+    gpus: Sequence[Unit], units: Sequence[Unit], reasons: Sequence[str], cause: str
+) -> str:
+    shares = [_share(unit, reasons) for unit in gpus]
+    some, most = format_ratio(min(shares)), format_ratio(max(shares))
+    share = some if some == most else f"{some} to {most}"
+    names = sorted({r for unit in gpus for r in unit.figures.throttle_reasons if r in reasons})
+    when = "of the analysed steps" if all(u.is_in_steps for u in gpus) else "of the recording"
+    several = "are" if len(gpus) > 1 else "is"
+    if len(gpus) > 1:
+        cause = cause.replace("its ", "their ")
+    return (
+        f"{named(gpus)} {several} slowed down by {cause} ({', '.join(names)}), in {share} of the "
+        f"samples {when}{_clocks(gpus, units)}."
+    )
+
+
+def _clocks(gpus: Sequence[Unit], units: Sequence[Unit]) -> str:
+    own = median_of(gpus, lambda figures: figures.sm_clock_mhz_median)
+    ids = {id(unit) for unit in gpus}
+    rest = [unit for unit in units if id(unit) not in ids]
+    usual = median_of(rest, lambda figures: figures.sm_clock_mhz_median)
+    if own is None:
+        return ""
+    text = f", at a median clock of {own:,.0f} MHz"
+    return text if usual is None else f"{text}, and {usual:,.0f} MHz on the others"
+
+
+MIN_PEERS = 2
+
+
+@rule(
+    code="TEL102",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={
+        "lower_ratio": Limit(0.05, "share by which a clock may be below its peers' median"),
+        "throttled_ratio": Limit(
+            0.1, "share of throttled samples from which throttled-device reports the GPU"
+        ),
+    },
+)
+def uneven_device_clocks(
+    telemetry: TelemetryResult, stragglers: StragglersResult, limits: Limits
+) -> Iterator[Draft]:
+    """GPUs that run at a lower clock than their peers although they report no throttling.
+
+    ## Why it costs time
+    Compute kernels take longer in proportion, and all ranks wait for the slowest.
+
+    ## Evidence needed
+    Clocks of at least 3 busy GPUs of one model, from the analysed steps if samples cover them.
+    Samples without throttle reasons cannot show that nothing throttles a GPU.
+
+    ## How the cost is computed
+    The cost of the rank as a straggler: the exposed time that other ranks wait for it. There is
+    none if they do not wait for it, or if the rank is unknown.
+
+    ## How to fix
+    Reset application clocks (`nvidia-smi -rac`) and locked clocks (`nvidia-smi -rgc`), compare
+    power limits, and switch persistence mode on. Take a GPU whose clock stays low out of service.
+
+    ## When it is wrong
+    A GPU with less work may lower its clock: check whether its rank is late. Different models in
+    one job have different clocks, but distprof assumes that all ranks have the same model.
+
+    ## Sources
+    NVIDIA, `nvidia-smi` manual, "Clocks".
+    """
+    busy = [unit for unit in units_of(telemetry) if unit.is_busy and _clock(unit) is not None]
+    for peers in by_kind(busy):
+        usual = medians_of_others([_clock(unit) for unit in peers])
+        slow = [
+            unit
+            for unit, others in zip(peers, usual, strict=True)
+            if len(peers) > MIN_PEERS and _is_low(unit, others, limits)
+        ]
+        if slow:
+            yield _uneven_device_clocks_draft(slow, peers, stragglers)
+
+
+def _clock(unit: Unit) -> float | None:
+    return unit.figures.sm_clock_mhz_median
+
+
+def _is_low(unit: Unit, usual: float | None, limits: Limits) -> bool:
+    own = _clock(unit)
+    if own is None or not usual:
+        return False
+    if (unit.figures.throttled_ratio or 0.0) >= limits["throttled_ratio"]:
+        return False
+    return own < (1 - limits["lower_ratio"]) * usual
+
+
+def _uneven_device_clocks_draft(
+    slow: Sequence[Unit], peers: Sequence[Unit], stragglers: StragglersResult
+) -> Draft:
+    ids = {id(unit) for unit in slow}
+    rest = [unit for unit in peers if id(unit) not in ids]
+    own = median_of(slow, lambda figures: figures.sm_clock_mhz_median) or 0.0
+    usual = median_of(rest, lambda figures: figures.sm_clock_mhz_median) or own
+    cost, without, confidence = cost_of(slow, stragglers)
+    several = len(slow) > 1
+    return Draft(
+        message=(
+            f"{named(slow)} {'run' if several else 'runs'} at {own:,.0f} MHz, "
+            f"{format_ratio(1 - own / usual if usual else 0.0)} below the {usual:,.0f} MHz of "
+            f"{'their' if several else 'its'} peers, for no reported reason."
+        ),
+        fix=(
+            "Reset application and locked clocks (nvidia-smi -rac, nvidia-smi -rgc), compare power "
+            "limits (nvidia-smi -q -d CLOCK,POWER). Take a GPU whose clock stays low out of "
+            "service."
+        ),
+        cost_ns_per_step=cost,
+        confidence=confidence,
+        ranks=ranks_of(slow),
+        evidence=evidence_of(slow),
+        without=without,
+    )
+
+
+_LOWER_CLOCK = 0.97
+
+
+@rule(
+    code="TEL104",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={
+        "hot_c": Limit(85, "degrees Celsius from which a GPU is hot"),
+        "above_peers_c": Limit(8, "degrees above the others' median for a GPU that is slower"),
+    },
+    costs_time=False,
+)
+def hot_device(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
+    """GPUs near the temperature at which they slow down, and GPUs that are much hotter than their
+    peers and already slower.
+
+    ## Why it costs time
+    A hot GPU leaks more current and reaches its power cap at a lower clock. At a few degrees more
+    its hardware slows it down. It also fails sooner.
+
+    ## Evidence needed
+    Temperatures in the analysed steps if samples cover them, otherwise in the whole recording.
+
+    ## How the cost is computed
+    Not computed: the findings on throttling and on late ranks carry the cost of heat.
+
+    ## How to fix
+    Compare the inlet temperature and fans of its host with those of other hosts. Look for blocked
+    air flow, a missing blanking panel or a failed pump. Reseat the heat sink if only one GPU is
+    hot.
+
+    ## When it is wrong
+    Limits differ by model: some run at 85 °C by design (`nvidia-smi -q -d TEMPERATURE` shows them).
+    GPUs downstream in the air flow of a chassis are always hotter than those upstream.
+
+    ## Sources
+    NVIDIA, NVML reference, "nvmlTemperatureThresholds_t".
+    """
+    units = [u for u in units_of(telemetry) if u.figures.temperature_c_max is not None]
+    hot = [unit for peers in by_kind(units) for unit in _hot(peers, limits)]
+    if not hot:
+        return
+    hottest = max(unit.figures.temperature_c_max or 0 for unit in hot)
+    ids = {id(unit) for unit in hot}
+    rest = [unit for unit in units if id(unit) not in ids]
+    usual = median_of(rest, lambda figures: figures.temperature_c_max)
+    peers = "" if usual is None else f"; the median of the others is {usual:.0f} °C"
+    several = len(hot) > 1
+    yield Draft(
+        message=(
+            f"{named(hot)} {'reach' if several else 'reaches'} {'up to ' if several else ''}"
+            f"{hottest} °C{peers}."
+        ),
+        fix=(
+            "Compare inlet temperature, fans and air flow of the host with those of other hosts. "
+            "Reseat the heat sink if only one GPU of a host is hot."
+        ),
+        confidence=(
+            Confidence.MEASURED if all(unit.is_sure for unit in hot) else Confidence.INFERRED
+        ),
+        ranks=ranks_of(hot),
+        evidence=evidence_of(hot),
+    )
+
+
+def _hot(peers: Sequence[Unit], limits: Limits) -> list[Unit]:
+    """GPUs that are hot, or hotter than their peers and slower."""
+    heats = [float(unit.figures.temperature_c_max or 0) for unit in peers]
+    clocks = [unit.figures.sm_clock_mhz_median if unit.is_busy else None for unit in peers]
+    usual_heats, usual_clocks = medians_of_others(heats), medians_of_others(clocks)
+    hot = []
+    for i, unit in enumerate(peers):
+        usual, clock, others = usual_heats[i], clocks[i], usual_clocks[i]
+        is_hotter = usual is not None and heats[i] >= usual + limits["above_peers_c"]
+        is_lower = clock is not None and others is not None and clock < _LOWER_CLOCK * others
+        if heats[i] >= limits["hot_c"] or (is_hotter and (is_lower or _is_slowed(unit))):
+            hot.append(unit)
+    return hot
+
+
+def _is_slowed(unit: Unit) -> bool:
+    return any(unit.figures.throttle_reasons.get(reason) for reason in _HEAT)

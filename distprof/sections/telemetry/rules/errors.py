@@ -1,0 +1,451 @@
+"""Rules about errors of devices and processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from distprof.escape import shorten
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limits, rule
+from distprof.sections.telemetry.result import DeviceError, TelemetryResult
+from distprof.sections.telemetry.rules._shared import NO_SENSORS
+from distprof.sections.telemetry.rules.devices import wrong_conditions
+from distprof.terms import Confidence, Severity
+from distprof.units import format_bytes, name_ranks
+
+_NO_KERNEL_LOG = "no kernel log was read: pass the output of dmesg -T with --with"
+_TRAINING = ("python", "pt_", "torch", "ray::")
+"""Prefixes of training process names. PyTorch names its threads ``pt_main_thread``, ``pt_…``."""
+
+_MAX_NAME = 40
+
+
+def who(error: DeviceError) -> str:
+    """For example ``Rank 3 (python3, pid 4242 on node-1)``."""
+    pid = "" if error.pid is None else f"pid {error.pid}"
+    host = f"{' ' if pid else ''}on {error.device}" if error.device else ""
+    name = shorten(error.process, _MAX_NAME) or "A process"
+    if error.rank is None:
+        return f"{name} ({pid}{host})" if pid or host else name
+    return f"Rank {error.rank} ({name}, {pid}{host})"
+
+
+def number_of(error: DeviceError) -> str:
+    """Number of times, if more than once."""
+    return "" if error.count == 1 else f" {error.count:,} times"
+
+
+def when_of(error: DeviceError) -> str:
+    """Time of the first error, if the log has one."""
+    if not error.time:
+        return ""
+    return f"{', first' if error.count > 1 else ''} at {error.time}"
+
+
+def ended(telemetry: TelemetryResult, kind: str) -> Iterator[DeviceError]:
+    """Processes that the kernel ended in this way.
+
+    Raises:
+        InsufficientEvidenceError: If no kernel log was read.
+    """
+    if telemetry.is_missing and not telemetry.kernel_logs:
+        raise InsufficientEvidenceError(_NO_KERNEL_LOG)
+    return (error for error in telemetry.errors if error.kind == kind)
+
+
+def draft_of(error: DeviceError, message: str, fix: str) -> Draft:
+    """A finding, *measured* if the process is known to be a rank."""
+    return Draft(
+        message=message,
+        fix=fix,
+        confidence=Confidence.INFERRED if error.rank is None else Confidence.MEASURED,
+        ranks=() if error.rank is None else (error.rank,),
+        evidence=("telemetry.errors",),
+        severity=_severity_of(error),
+    )
+
+
+def _severity_of(error: DeviceError) -> Severity | None:
+    """A warning if the process does not look like training."""
+    is_training = error.rank is not None or error.process.startswith(_TRAINING)
+    return None if is_training else Severity.WARNING
+
+
+_RESET = (
+    "Drain the host, and reset the GPU (nvidia-smi -r) or reboot. Replace the GPU if the error "
+    "comes back."
+)
+
+_PROGRAM = (
+    "Run the program with compute-sanitizer, and with CUDA_LAUNCH_BLOCKING=1, to find the kernel. "
+    "If several programs fail on this GPU only, run diagnostics (dcgmi diag -r 3)."
+)
+
+_LINK = (
+    "Reset all GPUs of the host and its switches. If the error comes back, have links and boards "
+    "checked."
+)
+
+
+class Meaning(msgspec.Struct, frozen=True):
+    """What an XID means."""
+
+    text: str  # Meaning as a clause.
+    fix: str  # How to fix it.
+    is_hardware: bool = True  # Whether the GPU is usually at fault, not the program.
+
+
+_NVLINK_5 = Meaning("an NVLink had an error", _LINK)
+
+_MEANINGS = {
+    8: Meaning("the GPU stopped processing", _PROGRAM, False),
+    13: Meaning(
+        "a kernel performed an illegal operation (graphics engine exception)", _PROGRAM, False
+    ),
+    31: Meaning("a kernel accessed memory outside its allocations (page fault)", _PROGRAM, False),
+    32: Meaning("commands that reached the GPU were invalid or corrupted", _PROGRAM, False),
+    38: Meaning("the driver's firmware had an error", _RESET),
+    43: Meaning(
+        "the GPU stopped a program, usually because of a fault in the program", _PROGRAM, False
+    ),
+    45: Meaning(
+        "a program's work was removed, because the program died or after another error",
+        "Look for an earlier error in the same log, and for the reason why the program ended.",
+        False,
+    ),
+    48: Meaning(
+        "memory had an uncorrectable double-bit error",
+        "Drain the host and reset the GPU to remap the row. Replace the GPU if spare rows run out "
+        "(nvidia-smi -q -d ROW_REMAPPER).",
+    ),
+    54: Meaning(
+        "auxiliary power is not connected to the GPU board",
+        "Check the power cables and supplies of the host.",
+    ),
+    61: Meaning("the GPU's microcontroller stopped at a breakpoint or a warning", _RESET),
+    62: Meaning("the GPU's microcontroller halted", _RESET),
+    63: Meaning(
+        "a row of memory was remapped, or a page retired, after errors",
+        "Reset the GPU soon, because the remapping takes effect only then. Watch for more errors.",
+    ),
+    64: Meaning(
+        "a row of memory could not be remapped, or a page could not be retired",
+        "Drain the host and reset the GPU. Replace it if the error comes back.",
+    ),
+    69: Meaning(
+        "a kernel performed an illegal operation (graphics engine class error)", _PROGRAM, False
+    ),
+    74: Meaning("an NVLink had an error", _LINK),
+    79: Meaning(
+        "the GPU fell off the bus",
+        "Reboot the host. If the error comes back, check power, seating and PCIe, and replace the "
+        "GPU.",
+    ),
+    92: Meaning(
+        "memory has many single-bit errors",
+        "Watch the GPU (nvidia-smi -q -d ECC), and have it replaced if the rate stays high.",
+    ),
+    94: Meaning(
+        "an uncorrectable memory error was contained in one program",
+        "Restart the program, and reset the GPU soon.",
+    ),
+    95: Meaning(
+        "a memory error could be neither corrected nor contained",
+        "Drain the host and reset the GPU at once: results of every program on it may be wrong.",
+    ),
+    109: Meaning("switching between programs took too long (context switch timeout)", _RESET),
+    110: Meaning("the GPU reported a security fault", _RESET),
+    119: Meaning("the GPU's system processor did not respond in time (GSP)", _RESET),
+    120: Meaning("the GPU's system processor had an error (GSP)", _RESET),
+    121: Meaning("the link between CPU and GPU had an error (C2C)", _RESET),
+    137: Meaning("an access over NVLink was not allowed (fabric linear address)", _PROGRAM, False),
+    140: Meaning(
+        "memory had an unrecovered error",
+        "Drain the host and reset the GPU at once: results of every program on it may be wrong.",
+    ),
+    143: Meaning("the GPU could not be initialised", _RESET),
+    **dict.fromkeys(range(144, 151), _NVLINK_5),
+    154: Meaning(
+        "the driver requests a recovery action",
+        "Follow the text of the error: reset the GPU, drain it, or reboot the host.",
+    ),
+    156: Meaning(
+        "a part of the GPU was marked to be retired",
+        "Reset the GPU soon, because the retirement takes effect only then.",
+    ),
+    157: Meaning(
+        "a part of the GPU could not be retired",
+        "Drain the host and reset the GPU. Replace it if the error comes back.",
+    ),
+}
+
+_UNKNOWN = Meaning(
+    "see NVIDIA's list of XID errors",
+    "Look the number up in NVIDIA's list of XID errors, and run dcgmi diag -r 3 on the host.",
+    False,
+)
+
+
+def meaning_of(number: int) -> Meaning:
+    """Return what a number means, or where to look it up if it is not well known."""
+    return _MEANINGS.get(number, _UNKNOWN)
+
+
+_MAX_NAMED = 4
+
+
+class _XidErrors(msgspec.Struct):
+    """Errors with one XID number, on all GPUs."""
+
+    ranks: set[int] = msgspec.field(default_factory=set)
+    devices: list[str] = msgspec.field(default_factory=list)
+    count: int = 0
+    is_dated: bool = False
+    time: str = ""
+    process: str = ""
+
+
+@rule(
+    code="TEL103",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    costs_time=False,
+)
+def device_errors(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
+    """Errors of GPUs and switches: XID errors, uncorrectable memory errors, pending or failed
+    memory repairs, NVSwitch errors.
+
+    ## Why it costs time
+    Some end the job now or soon (a GPU that fell off the bus, failing memory). Some make a link or
+    a GPU slow while it recovers. Some are faults of the program. The number shows which.
+
+    ## Evidence needed
+    - XID errors from distprof's probe, a log of the kernel (`dmesg -T`) or of the fabric manager,
+      or DCGM's `DCGM_FI_DEV_XID_ERRORS`.
+    - The counter of uncorrected errors.
+    - `nvidia-smi -q` for memory repairs and for errors since the driver was loaded.
+
+    Errors that a log dates an hour or more away from the recording are left out. Errors without a
+    time are marked.
+
+    ## How the cost is computed
+    Not computed: the cost of an error depends on what it does to the job.
+
+    ## How to fix
+    The fix depends on the number. For program errors use compute-sanitizer. For GPU errors drain
+    the host, reset the GPU, and replace it if the error comes back.
+
+    ## When it is wrong
+    A kernel log without times may be from another job. XID 13, 31 and 43 are mostly program faults,
+    but a failing GPU can also cause them. XID 45 follows anything that ends a program. Memory
+    errors since the driver was loaded may be from earlier jobs.
+
+    ## Sources
+    NVIDIA, "XID Errors"; "GPU Memory Error Management"; "Fabric Manager for NVIDIA NVSwitch
+    Systems".
+    """
+    if telemetry.is_missing and not (telemetry.errors or telemetry.conditions):
+        raise InsufficientEvidenceError(NO_SENSORS)
+    for number, errors in sorted(_xids(telemetry).items()):
+        yield _xid_draft(number, errors)
+    wrong = [row for row in telemetry.ranks if row.ecc_uncorrected]
+    if wrong:
+        yield Draft(
+            message=(
+                f"GPU memory of {name_ranks(row.rank for row in wrong)} had "
+                f"{sum(row.ecc_uncorrected or 0 for row in wrong):,} uncorrectable errors during "
+                "the recording."
+            ),
+            fix=meaning_of(48).fix,
+            ranks=tuple(row.rank for row in wrong),
+            evidence=("telemetry.ranks",),
+            severity=Severity.ERROR,
+        )
+    yield from wrong_conditions(telemetry.conditions, {row.rank for row in wrong})
+    yield from (_fabric_draft(error) for error in telemetry.errors if error.kind == "fabric")
+
+
+def _xids(telemetry: TelemetryResult) -> dict[int, _XidErrors]:
+    """Errors by number. An error in both the probe and the kernel log of a rank counts once."""
+    by_number: dict[int, _XidErrors] = {}
+    for error in telemetry.errors:
+        if error.kind != "xid" or error.number is None:
+            continue
+        same = by_number.setdefault(error.number, _XidErrors())
+        same.count += error.count
+        same.is_dated |= error.is_dated
+        same.devices.append(error.device)
+        same.time = same.time or error.time
+        if error.process and not same.process:
+            pid = "" if error.pid is None else f" (pid {error.pid})"
+            same.process = f"{shorten(error.process, _MAX_NAME)}{pid}"
+        if error.rank is not None:
+            same.ranks.add(error.rank)
+    for row in telemetry.ranks:
+        for number in row.xid:
+            same = by_number.setdefault(number, _XidErrors())
+            same.count += row.rank not in same.ranks
+            same.ranks.add(row.rank)
+            same.is_dated = True
+    return by_number
+
+
+def _xid_draft(number: int, errors: _XidErrors) -> Draft:
+    meaning = meaning_of(number)
+    when = "" if errors.is_dated else "; the log does not show when"
+    when = f"; {'first ' if errors.count > 1 else ''}at {errors.time}" if errors.time else when
+    ran = f", in {errors.process}" if errors.process else ""
+    bad = Severity.ERROR if errors.is_dated else Severity.WARNING
+    return Draft(
+        message=f"XID {number} {_times(errors.count)} {_where(errors)}: {meaning.text}{when}{ran}.",
+        fix=meaning.fix,
+        confidence=Confidence.MEASURED if errors.is_dated else Confidence.INFERRED,
+        ranks=tuple(sorted(errors.ranks)),
+        evidence=("telemetry.errors" if errors.devices else "telemetry.ranks",),
+        severity=bad if meaning.is_hardware else None,
+    )
+
+
+def _where(errors: _XidErrors) -> str:
+    """The ranks and their GPUs, as far as they are known."""
+    devices = list(dict.fromkeys(errors.devices))
+    more = f" and {len(devices) - _MAX_NAMED} more" if len(devices) > _MAX_NAMED else ""
+    named = f"{', '.join(devices[:_MAX_NAMED])}{more}"
+    if not errors.ranks:
+        return f"on {named}"
+    return f"on the GPU of {name_ranks(errors.ranks)}{f' ({named})' if named else ''}"
+
+
+def _fabric_draft(error: DeviceError) -> Draft:
+    number = "" if error.number is None else f" {error.number}"
+    is_fatal = "fatal" in error.text and "non-fatal" not in error.text
+    return Draft(
+        message=(
+            f"{error.device or 'An NVSwitch'} logged error{number} {_times(error.count)}: "
+            f"{error.text.rstrip('.')[:200]}."
+        ),
+        fix=(
+            "Look the number up in the fabric manager's guide, reset the host's GPUs and switches, "
+            "and have the switch's board and cables checked if the error comes back."
+        ),
+        confidence=Confidence.INFERRED,
+        evidence=("telemetry.errors",),
+        severity=Severity.ERROR if is_fatal else None,
+    )
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
+
+
+_MAX_TEXT = 160
+
+
+@rule(
+    code="TEL108",
+    severity=Severity.ERROR,
+    since="0.1.0",
+    costs_time=False,
+)
+def crashed_process(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
+    """The kernel logged that a process crashed: a segmentation fault, an illegal instruction, or
+    another trap.
+
+    ## Why it costs time
+    A rank that crashes ends the job: the other ranks wait for it until their watchdog ends them,
+    and all steps since the last checkpoint are lost. Its own log often ends without a message.
+
+    ## Evidence needed
+    A kernel log: `dmesg -T`, or `journalctl -k`. A process is a rank if run.json lists its process
+    id on that host. Crashes that the log dates an hour or more away from the recording are left
+    out. The rule is silent for jobs on CPUs without a kernel log.
+
+    ## How the cost is computed
+    Not computed: there is no cost per step.
+
+    ## How to fix
+    Look up the library that the kernel names: the fault happened there. Keep a core dump (`ulimit
+    -c unlimited`), or run with `python -X faulthandler`. If the same program crashes on only one
+    host, test the host's memory.
+
+    ## When it is wrong
+    The process does not belong to the job, but to another user or a service of the host. The kernel
+    names the thread that crashed: only a rank's main thread has the process id of the rank. A
+    process in a container has another id on its host.
+
+    ## Sources
+    Linux, `show_signal_msg` in `arch/x86/mm/fault.c`; Python documentation of `faulthandler`.
+    """
+    yield from map(_draft, ended(telemetry, "crash"))
+
+
+def _draft(error: DeviceError) -> Draft:
+    text = shorten(error.text.rstrip("."), _MAX_TEXT)
+    return draft_of(
+        error,
+        message=f"{who(error)} crashed{number_of(error)}{when_of(error)}: {text}.",
+        fix=(
+            "Look at the named library, and run with python -X faulthandler to see the line of the "
+            "program. If it happens on only one host, test that host's memory."
+        ),
+    )
+
+
+_CGROUP = "memory cgroup"
+
+
+@rule(
+    code="TEL109",
+    severity=Severity.ERROR,
+    since="0.1.0",
+    costs_time=False,
+)
+def host_out_of_memory(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
+    """The kernel's OOM killer ended a process, because the host or the memory cgroup of the process
+    (a container, a job of SLURM) had no memory left.
+
+    ## Why it costs time
+    The rank, or a worker of its data loader, ends without a message (SIGKILL). The other ranks wait
+    for it until their watchdog ends them, and all steps since the last checkpoint are lost.
+
+    ## Evidence needed
+    A kernel log: `dmesg -T`, or `journalctl -k`. A process is a rank if run.json lists its process
+    id on that host. Kills that the log dates an hour or more away from the recording are left out.
+    The rule is silent for jobs on CPUs without a kernel log.
+
+    ## How the cost is computed
+    Not computed: there is no cost per step.
+
+    ## How to fix
+    Use fewer or smaller loader workers and a smaller prefetch factor, do not gather checkpoints on
+    one rank, and free pinned memory. If a cgroup was full, request more memory (`--mem`, the limit
+    of the container).
+
+    ## When it is wrong
+    The process does not belong to the job. The OOM killer ends the largest process, which need not
+    be the one whose memory grew.
+
+    ## Sources
+    Linux, `mm/oom_kill.c`; Linux documentation of memory cgroups.
+    """
+    yield from map(_host_out_of_memory_draft, ended(telemetry, "oom"))
+
+
+def _host_out_of_memory_draft(error: DeviceError) -> Draft:
+    is_cgroup = _CGROUP in error.text.lower()
+    full = (
+        "its memory cgroup (container or job) was full"
+        if is_cgroup
+        else "the host had no memory left"
+    )
+    held = f", when it held {format_bytes(error.memory_bytes)}" if error.memory_bytes else ""
+    return draft_of(
+        error,
+        message=f"{who(error)} was killed by the kernel{number_of(error)}{when_of(error)}{held}: "
+        f"{full}.",
+        fix=(
+            "Use fewer loader workers and less prefetching, and free host memory"
+            f"{', or raise the memory limit of the job or container' if is_cgroup else ''}."
+        ),
+    )

@@ -1,0 +1,232 @@
+"""Rules about how GPUs are used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import mean, median
+
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.idle.result import IdleResult
+from distprof.sections.kernels.result import KernelsResult
+from distprof.sections.shares import MeanStep, mean_step
+from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult
+from distprof.sections.telemetry.rules._shared import NO_SENSORS
+from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.terms import Confidence, Severity
+from distprof.units import capitalized, format_ratio, name_ranks
+
+
+@rule(
+    code="TEL106",
+    severity=Severity.INFO,
+    since="0.1.0",
+    limits={"waiting_ratio": Limit(0.15, "share of the energy that waiting may take")},
+    costs_time=False,
+)
+def energy_spent_waiting(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
+    """A large share of the job's energy is drawn while ranks wait for other ranks.
+
+    ## Why it costs time
+    Waiting is lost time, and other findings name the rank that causes it. This finding reports its
+    energy: NCCL's kernels poll while they wait, so a waiting GPU draws most of its power.
+
+    ## Evidence needed
+    Power, or the energy counter, of every rank's GPU over the analysed steps, and collectives
+    matched across ranks, so that waiting and transfer can be separated.
+
+    ## How the cost is computed
+    Only in energy: the sum over ranks of mean power times exposed waiting. Findings on stragglers,
+    pipelines and collectives carry the cost in time.
+
+    ## How to fix
+    Fix the causes of waiting, most expensive first. Until then a lower power cap on waiting ranks
+    saves energy and costs no time.
+
+    ## When it is wrong
+    Samples are too far apart to show the power of a GPU while it waits, so distprof uses its mean
+    power. A waiting GPU draws somewhat less than a computing one.
+
+    ## Sources
+    Formula sheet, "Measured from traces" (exposed wait).
+    """
+    share = telemetry.waiting_energy_ratio
+    if share is None:
+        if telemetry.is_missing:
+            raise InsufficientEvidenceError(NO_SENSORS)
+        if telemetry.ranks:
+            raise InsufficientEvidenceError(
+                "; ".join(telemetry.unavailable) or "no step with a known energy was analysed"
+            )
+        return
+    if share < limits["waiting_ratio"]:
+        return
+    yield Draft(
+        message=(
+            f"{_amount(telemetry.energy_per_step_j, share)} is drawn while ranks wait for others."
+        ),
+        fix=(
+            "Fix the causes of waiting, most expensive first. Until then a lower power cap on "
+            "waiting ranks saves energy and costs no time."
+        ),
+        confidence=Confidence.MODELLED,
+        evidence=("telemetry.waiting_energy_ratio",),
+    )
+
+
+def _amount(total_j: float | None, share: float) -> str:
+    if total_j is None:
+        return f"{format_ratio(share)} of the energy of the traced ranks"
+    return f"Of {_joules(total_j)} per step, {_joules(share * total_j)} ({format_ratio(share)})"
+
+
+def _joules(energy: float) -> str:
+    for unit, size in (("MJ", 1e6), ("kJ", 1e3)):
+        if energy >= size:
+            return f"{energy / size:.3g} {unit}"
+    return f"{energy:.3g} J"
+
+
+_WIDER = ("HST109", "STR110", "COM103")
+
+
+@rule(
+    code="TEL107",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={
+        "dominates_ratio": Limit(0.05, "share of the step from which this finding comes first"),
+        "stretched_ratio": Limit(
+            0.1, "share of the step from which kernels that run longer than usual count"
+        ),
+    },
+)
+def shared_gpu(
+    telemetry: TelemetryResult,
+    idle: IdleResult,
+    kernels: KernelsResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """Ranks that share one GPU, and GPUs on which another process also computes.
+
+    ## Why it costs time
+    Without MPS, processes take turns on a GPU: while the kernels of one run, those of the other
+    wait, although they were launched in time. The trace of each rank shows idle time without a
+    cause, and its collectives wait for ranks whose turn has not come. A process left behind by an
+    earlier job, or by another user of the machine, slows a single rank in this way, and all other
+    ranks wait for it.
+
+    ## Evidence needed
+    The UUID of each rank's GPU, or the number of processes that compute on it, from distprof's
+    probe. A container may show only its own processes.
+
+    ## How the cost is computed
+    Idle time of these ranks although kernels were launched in time, mean per step, less the median
+    of ranks that have a GPU to themselves. Kernels that are interrupted take longer: their time
+    beyond the usual duration of the same kernels in the fastest step is added, if it is at least a
+    tenth of the step.
+
+    ## How to fix
+    Give each rank its own GPU: set the device from LOCAL_RANK, and start as many ranks as there are
+    GPUs (`CUDA_VISIBLE_DEVICES`, `--gpus-per-task`). Stop leftover processes (`nvidia-smi`, `fuser
+    -v /dev/nvidia*`).
+
+    ## When it is wrong
+    Ranks share a GPU on purpose in tests. Under MPS their kernels run concurrently, which costs
+    less. Processes that the job starts for other work, such as writing checkpoints, count as other
+    processes.
+
+    ## Sources
+    NVIDIA, "Multi-Process Service" (time-slicing of contexts). NVML API reference,
+    nvmlDeviceGetComputeRunningProcesses.
+    """
+    if telemetry.is_missing:
+        raise InsufficientEvidenceError(NO_SENSORS)
+    step = mean_step(waterfall, step_time)
+    by_gpu: dict[str, list[RankTelemetry]] = {}
+    for one in telemetry.ranks:
+        by_gpu.setdefault(one.uuid or f"of rank {one.rank}", []).append(one)
+    shared = [sharers for sharers in by_gpu.values() if len(sharers) > 1]
+    crowded = [sharers for sharers in by_gpu.values() if _num_others(sharers) > 0]
+    for groups, text in ((shared, _of_ranks), (crowded, _of_others)):
+        if not groups:
+            continue
+        ranks = tuple(sorted(one.rank for sharers in groups for one in sharers))
+        stretched = _stretched_ns(kernels, ranks)
+        if step.ratio(stretched) < limits["stretched_ratio"]:
+            stretched = 0
+        cost = _idle_ns(idle, ranks, step) + stretched
+        is_costly = step.ratio(cost) >= limits["dominates_ratio"]
+        yield Draft(
+            message=f"{capitalized(text(groups))} {_effect(cost, stretched, step)}",
+            fix=(
+                "Give each rank its own GPU (device from LOCAL_RANK, as many ranks as GPUs), and "
+                "stop processes that earlier jobs left on it."
+            ),
+            cost_ns_per_step=cost or None,
+            confidence=Confidence.INFERRED,
+            ranks=ranks,
+            evidence=("telemetry.ranks", "idle.ranks"),
+            severity=None if groups is shared or is_costly else Severity.INFO,
+            explains=_WIDER,
+            comes_first=is_costly,
+        )
+
+
+def _num_others(sharers: Sequence[RankTelemetry]) -> int:
+    """Number of processes on a GPU that are not ranks of the job."""
+    return max(one.num_processes or 0 for one in sharers) - len(sharers)
+
+
+def _of_ranks(groups: Sequence[Sequence[RankTelemetry]]) -> str:
+    sharers = groups[0]
+    others = f", and {len(groups) - 1} more GPUs are shared" if len(groups) > 2 else ""
+    others = ", and 1 more GPU is shared" if len(groups) == 2 else others
+    return (
+        f"{name_ranks(one.rank for one in sharers)} share one GPU ({sharers[0].uuid}){others}: "
+        "their kernels take turns."
+    )
+
+
+def _of_others(groups: Sequence[Sequence[RankTelemetry]]) -> str:
+    worst = max(groups, key=_num_others)
+    number = _num_others(worst)
+    processes = "a process" if number == 1 else f"{number} processes"
+    belong = "belongs" if number == 1 else "belong"
+    return (
+        f"On the GPU of {name_ranks(one.rank for one in worst)}, {processes} that {belong} to no "
+        "rank may compute."
+    )
+
+
+def _effect(cost: int, stretched: int, step: MeanStep) -> str:
+    if not cost:
+        return "The traces do not show the cost."
+    if stretched:
+        return (
+            f"For {step.share(cost)} the GPU runs none of their kernels, or stretches them beyond "
+            "their usual duration."
+        )
+    return (
+        f"For {step.share(cost)} the GPU runs none of their kernels, although these are launched."
+    )
+
+
+def _stretched_ns(kernels: KernelsResult, ranks: Sequence[int]) -> int:
+    """Time of kernels beyond their usual durations on these ranks, mean per rank and step."""
+    known = [one.stretched_ns_per_step or 0 for one in kernels.ranks if one.rank in ranks]
+    return round(mean(known)) if known else 0
+
+
+def _idle_ns(idle: IdleResult, ranks: Sequence[int], step: MeanStep) -> int:
+    """Unexplained idle time above that of ranks with a GPU to themselves, mean per step."""
+    if idle.is_cpu:
+        return 0
+    own = [rank.unknown_ns for rank in idle.ranks if rank.rank in ranks]
+    others = [rank.unknown_ns for rank in idle.ranks if rank.rank not in ranks]
+    if not own:
+        return 0
+    num_steps = max(1, step.num_samples // len(idle.ranks))
+    usual = median(others) if others else 0
+    return max(0, round((mean(own) - usual) / num_steps))

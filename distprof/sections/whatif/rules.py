@@ -1,0 +1,115 @@
+"""Rules about whatif."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.capture.result import CaptureResult
+from distprof.sections.perturbation.result import PerturbationResult
+from distprof.sections.shares import has_all_members
+from distprof.sections.stragglers.result import StragglersResult
+from distprof.sections.whatif.result import Scenario, WhatIfResult
+from distprof.terms import Confidence, Severity
+from distprof.units import format_duration
+
+_FIXES = {
+    "late ranks": (
+        "Find out why these ranks are late: garbage collection, sequences of different "
+        "lengths, other processes on the hosts."
+    ),
+    "overlap": "Start transfers earlier: smaller buckets, prefetching, asynchronous collectives.",
+    "launch-gaps": "Launch less (CUDA graphs, torch.compile) or faster (pin processes to cores).",
+    "sync-calls": "Avoid .item(), .cpu() and other calls that wait for the GPU within a step.",
+    "input": "Load and decode input ahead of the step: more workers, prefetch_factor.",
+    "stage-imbalance": "Move layers from the longest stage to the others.",
+}
+"""Fix for each change that the rule may name, by scenario key. The rule names neither single ranks,
+which other rules judge, nor bounds, such as transfers that take no time."""
+
+_LEADS = {"overlap": "Communication runs alone where it could overlap. "}
+
+
+@rule(
+    code="STR110",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={
+        "min_step_ratio": Limit(0.05, "smallest share of the step that is worth reporting"),
+        "launch_ratio": Limit(0.15, "the same for late launches, which a profiler causes, too"),
+    },
+)
+def unexplained_loss(
+    whatif: WhatIfResult,
+    perturbation: PerturbationResult,
+    stragglers: StragglersResult,
+    capture: CaptureResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """A change that can be made, such as ranks that keep up with each other, would shorten the
+    simulated step by 5 % or more, and no other finding names it.
+
+    ## Why it costs time
+    The step takes that much longer than it could. The other rules look for known causes; this one
+    makes sure that a large loss without a known cause is not left out.
+
+    ## Evidence needed
+    A recording whose simulated step is within 10 % of the measured one.
+
+    ## How the cost is computed
+    The simulated step with the repairs of all findings above it, less the same step with this
+    change as well. The finding is *modelled*. The report leaves it out if less than the limit
+    remains.
+
+    ## How to fix
+    The finding says which change was simulated. Look at the step in a trace viewer with that change
+    in mind: which rank, which stage or which operation would move?
+
+    ## When it is wrong
+    The simulation keeps the order of operations. A change that also moves work between steps, or
+    that costs time elsewhere, recovers less.
+
+    ## Sources
+    Formula sheet, "What-if".
+    """
+    step = whatif.replayed_ns
+    if whatif.source != "traces" or not step:
+        return
+    for scenario in whatif.without:
+        least = limits["launch_ratio" if scenario.what == "launch-gaps" else "min_step_ratio"]
+        gain, min_gain_ns = scenario.recoverable_ns, round(least * step)
+        sure = perturbation.surely_ns(gain) if scenario.what == "launch-gaps" else gain
+        if sure < min_gain_ns or scenario.what not in _FIXES:
+            continue
+        if scenario.what == "overlap" and not has_all_members(capture):
+            continue  # what looks like transfer may be waiting for a rank that was not recorded
+        yield Draft(
+            message=(
+                f"{_lead(stragglers, scenario)}If {scenario.title}, a step would take "
+                f"{format_duration(gain)} less (simulated). No other finding names the reason."
+            ),
+            fix=_FIXES[scenario.what],
+            cost_ns_per_step=gain,
+            confidence=Confidence.MODELLED,
+            evidence=("whatif.without",),
+            without=scenario.what,
+            last_resort_ns=min_gain_ns,
+        )
+
+
+def _lead(stragglers: StragglersResult, scenario: Scenario) -> str:
+    """Opening sentence: who costs the others most, in how many of the steps."""
+    if scenario.what != "late ranks":
+        return _LEADS.get(scenario.what, "")
+    times = Counter(step.rank for step in stragglers.steps if step.rank is not None)
+    if not times or len(stragglers.steps) < 2:
+        return ""
+    (rank, most), *others = times.most_common()
+    steps = f"{most} of {len(stragglers.steps)} steps"
+    if others:
+        return (
+            f"{len(times)} ranks are the latest in one step or another, rank {rank} most often "
+            f"({steps}). "
+        )
+    return f"Rank {rank} is the latest in {steps}. "

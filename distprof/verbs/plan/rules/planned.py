@@ -1,0 +1,268 @@
+"""Rules about configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.terms import Confidence, Severity
+from distprof.units import format_bytes, format_duration, format_ratio
+from distprof.verbs.plan.configuration import ConfigurationResult
+
+
+@rule(
+    code="CFG111",
+    severity=Severity.ERROR,
+    since="0.1.0",
+    costs_time=False,
+)
+def configuration_beyond_memory(
+    configuration: ConfigurationResult,
+    limits: Limits,  # noqa: ARG001 - all checks take limits
+) -> Iterator[Draft]:
+    """Weights, gradients, optimizer state and activations of a layout take more memory than a GPU
+    may use.
+
+    ## Why it costs time
+    The job runs out of memory in the first step, or later if only long sequences need too much.
+
+    ## Evidence needed
+    A configuration that `distprof plan --lint` reads, the number of GPUs, and the model's shape
+    (from the file or the command line). Layouts that cannot run for another reason are not judged.
+
+    ## How the cost is computed
+    No cost is computed: the job would not run, so no step loses time. The finding is *modelled*.
+
+    ## How to fix
+    If the state alone does not fit, shard it (zero-1, FSDP), or divide the model by tp and pp. If
+    the state fits, use a smaller micro-batch, full recomputation, or more tp.
+
+    ## When it is wrong
+    With offloading, 8-bit optimizers, fp8 weights or activations in CPU memory: distprof models
+    none of these. `--reserve` sets the share of memory that stays free.
+
+    ## Sources
+    Formula sheet, "Memory".
+    """
+    memory, usable = configuration.memory, configuration.usable_bytes
+    if memory is None or memory.total_bytes <= usable:
+        return
+    state = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
+    yield Draft(
+        message=(
+            f"Does not fit: {format_bytes(memory.total_bytes)} per GPU, of which "
+            f"{format_bytes(state)} are model state. Only {format_bytes(usable)} are usable."
+        ),
+        fix=_fix(configuration, state),
+        confidence=Confidence.MODELLED,
+        evidence=("configuration.memory", "configuration.usable_bytes"),
+    )
+
+
+def _fix(configuration: ConfigurationResult, state_bytes: int) -> str:
+    if state_bytes <= configuration.usable_bytes:
+        return "Use a smaller micro-batch, full recomputation, or more tp."
+    if configuration.layout.sharding == "ddp":
+        return "Shard the state: use zero-1 or fsdp."
+    return "Shard more of the state, or divide the model by tp and pp."
+
+
+@rule(
+    code="CFG112",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={"max_bubble_ratio": Limit(0.10, "share of the pipeline's time that may be bubble")},
+)
+def planned_bubble(configuration: ConfigurationResult, limits: Limits) -> Iterator[Draft]:
+    """A pipeline has enough micro-batches to fill it, but its theoretical bubble fraction exceeds
+    10 %.
+
+    ## Why it costs time
+    Stages are idle while the pipeline fills and drains. The bubble fraction is (P − 1)/(v · M + P −
+    1) with v stages per rank.
+
+    ## Evidence needed
+    A configuration that `distprof plan --lint` reads, the number of GPUs, and the model's shape
+    (from the file or the command line). Layouts that cannot run for another reason are not judged.
+
+    ## How the cost is computed
+    Modelled: the bubble of the estimated step. Fewer stages or more micro-batches recover part of
+    it.
+
+    ## How to fix
+    Use more micro-batches (a smaller micro-batch, a larger batch), several stages per rank
+    (interleaving), or fewer pipeline ranks.
+
+    ## When it is wrong
+    With zero-bubble schedules or DualPipe, which distprof does not model.
+
+    ## Sources
+    Formula sheet, "Pipeline bubble" and "Anti-patterns" (bubble above 10 %).
+    """
+    costs = configuration.estimate
+    if costs is None or costs.bubble_fraction <= limits["max_bubble_ratio"]:
+        return
+    layout = configuration.layout
+    if layout.micro_batches < layout.pp:  # pipeline-hardly-filled reports it
+        return
+    yield Draft(
+        message=(
+            f"The pipeline's bubble fraction is {format_ratio(costs.bubble_fraction)} with "
+            f"{layout.micro_batches} micro-batches on {layout.pp} ranks."
+        ),
+        fix="Use more micro-batches, several stages per rank, or fewer ranks.",
+        cost_ns_per_step=costs.bubble_ns,
+        confidence=Confidence.MODELLED,
+        evidence=("configuration.estimate",),
+    )
+
+
+@rule(
+    code="CFG113",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    limits={
+        "max_exposed_ratio": Limit(
+            0.20, "share of the step that exposed data-parallel communication may take"
+        )
+    },
+)
+def planned_data_parallelism_exposed(
+    configuration: ConfigurationResult, limits: Limits
+) -> Iterator[Draft]:
+    """Exposed transfers of gradients and sharded parameters take more than 20 % of the estimated
+    step.
+
+    ## Why it costs time
+    Data-parallel communication overlaps with the forward and backward of a micro-batch. With few
+    tokens per rank, or a slow network, it takes longer than both, and the remainder adds to the
+    step.
+
+    ## Evidence needed
+    A configuration that `distprof plan --lint` reads, the number of GPUs, and the model's shape
+    (from the file or the command line). Layouts that cannot run for another reason are not judged.
+
+    ## How the cost is computed
+    Modelled: exposed time of the data-parallel axes in the estimated step, from the volumes and the
+    α-β model of the formula sheet.
+
+    ## How to fix
+    Use a larger batch, fewer data-parallel ranks (and more tp, pp or cp), accumulation, or hybrid
+    sharding within nodes.
+
+    ## When it is wrong
+    If links reach more than `--link-efficiency`, or gradients are compressed.
+
+    ## Sources
+    Formula sheet, "Volume per training step", "Computation and communication".
+    """
+    costs = configuration.estimate
+    if costs is None:
+        return
+    exposed = sum(axis.exposed_ns for axis in costs.axes if axis.axis.startswith("dp"))
+    if exposed <= limits["max_exposed_ratio"] * costs.step_ns:
+        return
+    yield Draft(
+        message=(
+            f"Data-parallel communication is exposed for {format_duration(exposed)} of "
+            f"{format_duration(costs.step_ns)}: each rank computes too little to overlap it."
+        ),
+        fix="Use a larger batch, fewer data-parallel ranks, or hsdp within nodes.",
+        cost_ns_per_step=exposed,
+        confidence=Confidence.MODELLED,
+        evidence=("configuration.estimate",),
+    )
+
+
+@rule(
+    code="CFG114",
+    severity=Severity.INFO,
+    since="0.1.0",
+    limits={
+        "room_ratio": Limit(0.9, "share of usable memory that the larger micro-batch may fill")
+    },
+    costs_time=False,
+)
+def planned_accumulation_without_need(
+    configuration: ConfigurationResult, limits: Limits
+) -> Iterator[Draft]:
+    """The job accumulates gradients over micro-batches although micro-batches of twice the size fit
+    into memory.
+
+    ## Why it costs time
+    Twice as many micro-batches launch twice as many kernels of half the size. With sharded
+    parameters, they also gather the parameters twice as often.
+
+    ## Evidence needed
+    A configuration that `distprof plan --lint` reads, the number of GPUs, and the model's shape
+    (from the file or the command line). Layouts that cannot run for another reason are not judged.
+
+    ## How the cost is computed
+    No cost is computed: the gain from larger matrices depends on the kernels, which distprof does
+    not model.
+
+    ## How to fix
+    Double the size of the micro-batches and halve their number.
+
+    ## When it is wrong
+    If the memory is needed for something else: occasional long sequences, evaluation,
+    fragmentation.
+
+    ## Sources
+    Formula sheet, "Memory" and "Anti-patterns" (accumulation when the batch fits).
+    """
+    larger, needed = configuration.larger, configuration.larger_bytes
+    if larger is None or needed is None:
+        return
+    if needed > limits["room_ratio"] * configuration.usable_bytes:
+        return
+    yield Draft(
+        message=f"Gradients are accumulated although micro-batches of {larger.micro_batch} fit.",
+        fix="Double the size of the micro-batches and halve their number.",
+        confidence=Confidence.MODELLED,
+        evidence=("configuration.larger_bytes", "configuration.usable_bytes"),
+    )
+
+
+@rule(
+    code="CFG115",
+    severity=Severity.INFO,
+    since="0.1.0",
+    limits={"room_ratio": Limit(0.9, "share of usable memory that unsharded state may fill")},
+    costs_time=False,
+)
+def planned_sharding_without_need(
+    configuration: ConfigurationResult, limits: Limits
+) -> Iterator[Draft]:
+    """The job shards weights although the whole model state fits into the memory of each GPU.
+
+    ## Why it costs time
+    FSDP sends three times the size of the model per micro-batch, DDP twice per step. That is at
+    least 1.5 times as much, and forward and backward may have to wait for it.
+
+    ## Evidence needed
+    A configuration that `distprof plan --lint` reads, the number of GPUs, and the model's shape
+    (from the file or the command line). Layouts that cannot run for another reason are not judged.
+
+    ## How the cost is computed
+    No cost is computed: communication that overlaps with computation costs no time. Compare both
+    layouts with `distprof plan --layout`.
+
+    ## How to fix
+    Use DDP, or ZeRO-1 if the optimizer state takes most of the memory.
+
+    ## When it is wrong
+    If larger micro-batches or less recomputation need the memory.
+
+    ## Sources
+    Formula sheet, "Volume per training step" and "Anti-patterns" (FSDP where DDP would fit).
+    """
+    plain = configuration.plain_bytes
+    if plain is None or plain > limits["room_ratio"] * configuration.usable_bytes:
+        return
+    yield Draft(
+        message="The job shards weights although the whole model state fits into each GPU.",
+        fix="Use ddp or zero-1: they send a third less.",
+        confidence=Confidence.MODELLED,
+        evidence=("configuration.plain_bytes", "configuration.usable_bytes"),
+    )
