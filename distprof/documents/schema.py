@@ -31,7 +31,7 @@ def json_schema(
         is_whole: Whether every field is always written; else fields with a default may be absent.
     """
     roots, definitions = msgspec.json.schema_components(kinds)
-    structs = _structs()
+    structs = _structs(kinds)
     for name, definition in definitions.items():
         _describe(definition, structs.get(name))
         if is_whole:
@@ -74,14 +74,20 @@ def _describe(definition: dict[str, Any], struct: type[msgspec.Struct] | None) -
         value |= {"title": name, "description": fields.get(name, "")}
 
 
-def _structs() -> dict[str, type[msgspec.Struct]]:
-    """All structs by name."""
+def _structs(kinds: Sequence[type[msgspec.Struct]]) -> dict[str, type[msgspec.Struct]]:
+    """The structs and those in their fields, by name."""
     found: dict[str, type[msgspec.Struct]] = {}
-    pending = list(msgspec.Struct.__subclasses__())
+    pending: list[Any] = list(msgspec.inspect.multi_type_info(kinds))
     while pending:
-        kind = pending.pop()
-        pending += kind.__subclasses__()
-        found[kind.__name__] = kind
+        one = pending.pop()
+        if isinstance(one, tuple):
+            pending += one
+        elif isinstance(one, msgspec.inspect.StructType):
+            if one.cls.__name__ not in found:
+                found[one.cls.__name__] = one.cls
+                pending += one.fields
+        elif isinstance(one, msgspec.inspect.Type | msgspec.inspect.Field):
+            pending += [getattr(one, name) for name in one.__struct_fields__]
     return found
 
 

@@ -36,8 +36,8 @@ def too_few_micro_batches(pipeline: PipelineResult, limits: Limits) -> Iterator[
     Slots of all stages of a pipeline: marks (`distprof:pp …`, recorded by the probe
     `pipeline_marks`), torch's own annotations, or a pipeline timeline. If a stage is missing, the
     causes of idle time cannot be separated and the rule is not checked. If only messages show the
-    stages, the order of actions is unknown: the rule then compares the idle time with (P − 1)/(V·M
-    + P − 1), and is *inferred*.
+    stages, the order of actions is unknown: the rule then compares the idle time with (P −
+    1)/(V·M + P − 1), and is *inferred*.
 
     ## How the cost is computed
     distprof replays the observed order of actions with equal stages and free messages. The cost is

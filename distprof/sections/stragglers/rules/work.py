@@ -94,8 +94,8 @@ def uneven_operations(
     out. The report gives the error of the simulated step relative to the measured one.
 
     ## Sources
-    J. Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI
-    2025. Formula sheet, "What-if".
+    J. Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis",
+    OSDI 2025. Formula sheet, "What-if".
     """
     if whatif.source != "operations" or whatif.slowdown is None:
         return  # other rules judge traces

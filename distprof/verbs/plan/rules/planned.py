@@ -78,8 +78,8 @@ def planned_bubble(configuration: ConfigurationResult, limits: Limits) -> Iterat
     10 %.
 
     ## Why it costs time
-    Stages are idle while the pipeline fills and drains. The bubble fraction is (P − 1)/(v · M + P −
-    1) with v stages per rank.
+    Stages are idle while the pipeline fills and drains. With v stages per rank, the bubble fraction
+    is (P − 1)/(v · M + P − 1).
 
     ## Evidence needed
     A configuration that `distprof plan --lint` reads, the number of GPUs, and the model's shape
