@@ -13,7 +13,7 @@ import pytest
 
 from distprof.ingest.kinds.job_output import fits_job_output, read_job_output
 from distprof.ingest.output.expressions import SHORTEST_SIGN, Expression, expressions, signs
-from distprof.ingest.output.read import Reader, prefix_rank
+from distprof.ingest.output.read import Reader, kinds_in, prefix_rank
 from distprof.sections.ending.measure import diagnose_output
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "logs"
@@ -181,3 +181,10 @@ def test_no_text_keeps_an_expression_busy(row: Expression) -> None:
             begin = time.process_time()
             row.search(text)
             assert time.process_time() - begin < 0.3, part
+
+
+def test_a_proxy_that_cannot_close_at_the_end_of_a_healthy_job_is_no_failure():
+    line = "gpu-1:7:9 [7] proxy.cc:1521 NCCL WARN [Proxy Service 1] Failed to execute operation {} "
+    line += "from rank 1, retcode 3\n"
+    assert kinds_in(line.format("Close").encode()) == set()
+    assert kinds_in(line.format("Connect").encode()) == {"nccl"}
