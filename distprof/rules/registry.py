@@ -133,8 +133,8 @@ def own_rules() -> Iterator[Rule]:
 
 def _rules_in(loaded: object) -> Iterator[Rule]:
     if isinstance(loaded, ModuleType):
-        values = [one for one in vars(loaded).values() if isinstance(one, Rule | tuple)]
-        loaded = [one for value in values for one in _flat(value) if isinstance(one, Rule)]
+        values = [v if isinstance(v, tuple) else (v,) for v in vars(loaded).values()]
+        loaded = [one for value in values for one in value if isinstance(one, Rule)]
         if not loaded:
             raise TypeError("a module without a rule")
     if isinstance(loaded, Rule):
@@ -144,10 +144,6 @@ def _rules_in(loaded: object) -> Iterator[Rule]:
             yield from _rules_in(item)
     else:
         raise TypeError(f"expected a rule, found {type(loaded).__name__}")
-
-
-def _flat(value: object) -> tuple[object, ...]:
-    return value if isinstance(value, tuple) else (value,)
 
 
 def _suggestion(wanted: str) -> str:

@@ -188,10 +188,10 @@ _DEEPSPEED_TIMERS = re.compile(
 
 _BATCH = re.compile(rb"train_batch_size \.{3,60} (\d{1,12})")
 
-_WHOLE_STEP = ("fwd", "bwd", "step")
+_WHOLE_STEP = {"fwd", "bwd", "step"}
 """Timers of the breakdown that add up to a step; the others are parts of them."""
 
-_WHOLE_MICRO_STEP = tuple(f"{name}_microstep" for name in _WHOLE_STEP)
+_WHOLE_MICRO_STEP = {f"{name}_microstep" for name in _WHOLE_STEP}
 
 _MICRO_NOTE = "The log has no times of whole steps: an iteration is a micro-batch."
 
@@ -262,9 +262,9 @@ class DeepSpeedGrammar(Grammar):
         pairs = ((name, ms_to_ns(to_float(ms))) for name, ms in _TIMER.findall(text))
         timers = {_today(n.decode("ascii", "replace")): ns for n, ns in pairs if ns is not None}
         if not self.rows or self._is_of_timers:
-            if timers.keys() >= {*_WHOLE_MICRO_STEP} and len(self._micro_steps) < _MAX_MICRO_STEPS:
+            if timers.keys() >= _WHOLE_MICRO_STEP and len(self._micro_steps) < _MAX_MICRO_STEPS:
                 self._micro_steps.append(timers)
-            if not timers.keys() >= {*_WHOLE_STEP}:
+            if not timers.keys() >= _WHOLE_STEP:
                 return
             self._is_of_timers = True
             self.add(Row(iteration=None, duration_ns=sum(timers[name] for name in _WHOLE_STEP)))

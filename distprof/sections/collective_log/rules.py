@@ -132,10 +132,10 @@ def late_rank_for_a_time(log: CollectiveLogResult, limits: Limits) -> Iterator[D
     for rank, spells in sorted(by_rank.items()):
         late_ns = sum(one.end_ns - one.start_ns for one in spells)
         if late_ns <= limits["whole_ratio"] * max(log.end_ns - log.start_ns, 1):
-            yield _late_rank_for_a_time_draft(rank, spells)
+            yield _late_draft(rank, spells)
 
 
-def _late_rank_for_a_time_draft(rank: int, spells: list[LateSpell]) -> Draft:
+def _late_draft(rank: int, spells: list[LateSpell]) -> Draft:
     first = max(spells, key=lambda one: one.end_ns - one.start_ns)
     others = len(spells) - 1
     more = f", and in {counted(others, 'other period')}" if others else ""

@@ -27,8 +27,8 @@ _REDUCTIONS = ("bwd_allreduce", "bwd_allreduce_microstep", "backward-params-all-
 
 
 _STEPS_OF_DEEPSPEED = (
-    ("fwd", "bwd", "step"),
-    ("fwd_microstep", "bwd_microstep", "step_microstep"),
+    {"fwd", "bwd", "step"},
+    {"fwd_microstep", "bwd_microstep", "step_microstep"},
 )
 """Timers that add up to a step, or else to a micro-batch."""
 
@@ -145,7 +145,7 @@ def _reducing(log: TrainingLogResult) -> str:
     DeepSpeed's breakdown has no share of an iteration, but its timers of one line add up to one.
     """
     means = {timer.name: timer.mean_ns for timer in log.timers}
-    parts = next((p for p in _STEPS_OF_DEEPSPEED if means.keys() >= {*p}), ())
+    parts = next((p for p in _STEPS_OF_DEEPSPEED if means.keys() >= p), set())
     whole = sum(means[name] for name in parts)
     for timer in (one for one in log.timers if one.name in _REDUCTIONS):
         ratio = timer.ratio

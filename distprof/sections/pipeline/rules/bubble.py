@@ -347,7 +347,7 @@ def pipeline_idle_by_timers(
     ideal = min(log.ideal_bubble_ratio, log.idle_ratio)
     yield Draft(
         message=_message(log, log.idle_ratio - ideal),
-        fix=_pipeline_idle_by_timers_fix(log, ideal),
+        fix=_fix_by_timers(log, ideal),
         cost_ns_per_step=round((log.idle_ratio - limits["idle_ratio"]) * log.mean_ns),
         evidence=("training_log.timers",),
     )
@@ -366,7 +366,7 @@ def _message(log: TrainingLogResult, other_ratio: float) -> str:
     return f"{text}, and {format_ratio(other_ratio)} has other causes."
 
 
-def _pipeline_idle_by_timers_fix(log: TrainingLogResult, ideal: float) -> str:
+def _fix_by_timers(log: TrainingLogResult, ideal: float) -> str:
     """A fix for the larger part of the idle time."""
     if ideal >= (log.idle_ratio or 0.0) / 2:
         wanted = MICRO_BATCHES_PER_STAGE * log.mesh["pp"]

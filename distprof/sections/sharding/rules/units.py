@@ -278,7 +278,7 @@ def gathers_repeated_while_accumulating(
         repeats = scatters >= limits["min_scatter_passes"]
         if gathers < limits["min_gather_passes"] and not repeats:
             continue
-        cost = _gathers_repeated_while_accumulating_cost(axis, gathers, scatters)
+        cost = _cost_of_repeats(axis, gathers, scatters)
         if step.ratio(cost) < limits["min_step_ratio"]:
             continue
         yield Draft(
@@ -298,9 +298,7 @@ def gathers_repeated_while_accumulating(
         )
 
 
-def _gathers_repeated_while_accumulating_cost(
-    axis: ShardedAxis, gathers: float, scatters: int
-) -> int:
+def _cost_of_repeats(axis: ShardedAxis, gathers: float, scatters: int) -> int:
     of_gathers = gather_transfer(axis) * (1 - min(_GATHERS / gathers, 1)) if gathers else 0.0
     of_scatters = scatter_transfer(axis) * (1 - 1 / scatters) if scatters else 0.0
     return int(of_gathers + of_scatters)

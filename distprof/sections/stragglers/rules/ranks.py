@@ -302,7 +302,7 @@ def persistent_straggler(
         if not is_for_experts(one, moe)
     ]
     article = "the" if len(found) + len(sets) == 1 else "a"
-    yield from (_of_set(one, article, limits) for one in sets)
+    yield from (_persistent_set(one, article, limits) for one in sets)
     for rank in found:
         share = rank.share_of_step_ratio
         sure = rank.cause is not StragglerCause.UNKNOWN and rank.confidence >= 0.75
@@ -322,7 +322,7 @@ def persistent_straggler(
         )
 
 
-def _of_set(found: StragglerSet, article: str, limits: Limits) -> Draft:
+def _persistent_set(found: StragglerSet, article: str, limits: Limits) -> Draft:
     share = found.share_of_step_ratio
     sure = found.cause is not StragglerCause.UNKNOWN and found.confidence >= 0.75
     wait = f"{format_duration(found.lost_ns_per_step)} ({format_ratio(share)}) of"
@@ -387,7 +387,7 @@ def transient_straggler(
     Formula sheet, "Measured from traces" (straggler).
     """
     for one in sets_of_pattern(stragglers, StragglerPattern.TRANSIENT, limits["min_step_ratio"]):
-        yield _transient_straggler_of_set(one)
+        yield _transient_set(one)
     for rank in of_pattern(
         stragglers, collectives, StragglerPattern.TRANSIENT, limits["min_step_ratio"]
     ):
@@ -407,7 +407,7 @@ def transient_straggler(
         )
 
 
-def _transient_straggler_of_set(found: StragglerSet) -> Draft:
+def _transient_set(found: StragglerSet) -> Draft:
     """Finding on ranks that are slow in some steps by their own time."""
     return Draft(
         message=(
@@ -480,7 +480,7 @@ def rotating_straggler(
     Formula sheet, "Measured from traces" (straggler).
     """
     for one in sets_of_pattern(stragglers, StragglerPattern.ROTATING, limits["min_step_ratio"]):
-        yield _rotating_straggler_of_set(one)
+        yield _rotating_set(one)
     found = of_pattern(stragglers, collectives, StragglerPattern.ROTATING, limits["min_step_ratio"])
     if not found:
         return
@@ -505,7 +505,7 @@ def rotating_straggler(
     )
 
 
-def _rotating_straggler_of_set(found: StragglerSet) -> Draft:
+def _rotating_set(found: StragglerSet) -> Draft:
     """Finding on ranks that are slow alternately, by their own time."""
     share = format_ratio(found.share_of_step_ratio)
     return Draft(

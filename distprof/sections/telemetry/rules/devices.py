@@ -269,7 +269,7 @@ def uneven_device_clocks(
             if len(peers) > MIN_PEERS and _is_low(unit, others, limits)
         ]
         if slow:
-            yield _uneven_device_clocks_draft(slow, peers, stragglers)
+            yield _uneven_draft(slow, peers, stragglers)
 
 
 def _clock(unit: Unit) -> float | None:
@@ -285,7 +285,7 @@ def _is_low(unit: Unit, usual: float | None, limits: Limits) -> bool:
     return own < (1 - limits["lower_ratio"]) * usual
 
 
-def _uneven_device_clocks_draft(
+def _uneven_draft(
     slow: Sequence[Unit], peers: Sequence[Unit], stragglers: StragglersResult
 ) -> Draft:
     ids = {id(unit) for unit in slow}

@@ -377,10 +377,10 @@ def crashed_process(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draf
     ## Sources
     Linux, `show_signal_msg` in `arch/x86/mm/fault.c`; Python documentation of `faulthandler`.
     """
-    yield from map(_draft, ended(telemetry, "crash"))
+    yield from map(_crash_draft, ended(telemetry, "crash"))
 
 
-def _draft(error: DeviceError) -> Draft:
+def _crash_draft(error: DeviceError) -> Draft:
     text = shorten(error.text.rstrip("."), _MAX_TEXT)
     return draft_of(
         error,
@@ -429,10 +429,10 @@ def host_out_of_memory(telemetry: TelemetryResult, limits: Limits) -> Iterator[D
     ## Sources
     Linux, `mm/oom_kill.c`; Linux documentation of memory cgroups.
     """
-    yield from map(_host_out_of_memory_draft, ended(telemetry, "oom"))
+    yield from map(_killed_draft, ended(telemetry, "oom"))
 
 
-def _host_out_of_memory_draft(error: DeviceError) -> Draft:
+def _killed_draft(error: DeviceError) -> Draft:
     is_cgroup = _CGROUP in error.text.lower()
     full = (
         "its memory cgroup (container or job) was full"
