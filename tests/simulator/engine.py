@@ -425,7 +425,9 @@ def _by_owner(tokens: tuple[int, ...], members: int) -> tuple[int, ...]:
 
 
 def _busiest_share(job: SimulatedJob, arrival: Arrival) -> float:
-    """What the busiest member gets or gives, over the mean."""
+    """What the busiest member gets or gives, over the mean; 1 if it does not matter."""
+    if isinstance(arrival.op, Collective) and arrival.op.is_bound_by_latency:
+        return 1.0
     totals = [
         sum(split)
         for brought in (False, True)

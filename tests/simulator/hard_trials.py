@@ -44,6 +44,7 @@ __all__ = [
     "HARD_FAULTS",
     "WORKLOADS",
     "hard_trial_of",
+    "hot_rank_of_short_messages",
     "missing_culprit",
     "noisy_hot_rank",
     "offloads",
@@ -299,13 +300,13 @@ def slow_device(workload: str, dice: random.Random) -> Trial:
     return _with(job, slow([dice.randrange(job.world_size)], dice.uniform(1.05, 1.4)), SLOWER)
 
 
-def hot_rank(workload: str, dice: random.Random) -> Trial:
+def hot_rank(workload: str, dice: random.Random, *, bound_by_latency: bool = False) -> Trial:
     """The experts of one rank of each group get 1.5 to 2 times the tokens; no routing is logged."""
     shape, steps, seed = dice.choice(SHAPES), dice.randint(6, 12), dice.random()
     number, load = 2 * shape.per_node, dice.uniform(2.0, 3.0)
     hot = dice.randrange(number)
     times = load * (number - 1) / (number - load)
-    spread = {"num_steps": steps, "with_splits": True}
+    spread = {"num_steps": steps, "with_splits": True, "bound_by_latency": bound_by_latency}
     job = mixture(shape, random.Random(seed), hot=hot, times=times, **spread)
     sound = mixture(shape, random.Random(seed), **spread)
     job, sound = (replace(one, logs_routing=False) for one in (job, sound))
@@ -319,6 +320,11 @@ def hot_rank(workload: str, dice: random.Random) -> Trial:
         codes=("STR101", "MOE101", "MOE105", "MOE103"),
     )
     return Trial(job=job, truths=(truth,))
+
+
+def hot_rank_of_short_messages(workload: str, dice: random.Random) -> Trial:
+    """The same with exchanges that last equally long, however many tokens they carry."""
+    return hot_rank(workload, dice, bound_by_latency=True)
 
 
 def noisy_hot_rank(workload: str, dice: random.Random) -> Trial:
@@ -474,6 +480,7 @@ HARD_FAULTS: Mapping[Callable[[str, random.Random], Trial], tuple[str, ...]] = {
     throttles: ALL,
     two_faults: ALL,
     hot_rank: ("moe",),
+    hot_rank_of_short_messages: ("moe",),
     noisy_hot_rank: ("moe",),
     larger_inputs: ("ddp", "fsdp", "tp_dp"),
     long_stage: ("1f1b",),

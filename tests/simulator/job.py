@@ -46,8 +46,9 @@ class Collective:
     It starts on a member once that member's earlier computation is done, and ends for all members
     ``transfer_ns`` after the last started. With ``overlap`` the next computation does not wait.
     With ``tokens_of`` a layer it carries the tokens that the job routes there, or with
-    ``brings_back`` from there: the busiest member's share stretches the transfer, and its splits
-    are in the traces. It starts no sooner than the last one on the axis ``takes`` has ended.
+    ``brings_back`` from there: the busiest member's share stretches the transfer, unless it
+    ``is_bound_by_latency``, and its splits are in the traces. It starts no sooner than the last one
+    on the axis ``takes`` has ended.
     """
 
     kind: CollectiveKind = CollectiveKind.ALL_REDUCE
@@ -57,6 +58,7 @@ class Collective:
     overlap: bool = False
     tokens_of: str = ""
     brings_back: bool = False
+    is_bound_by_latency: bool = False
     takes: str = ""
 
 

@@ -214,6 +214,7 @@ def mixture(
     hot: int | None = None,
     times: float = 1.0,
     with_splits: bool = False,
+    bound_by_latency: bool = False,
 ) -> SimulatedJob:
     """Experts spread over the ranks of a node, two on each, three layers.
 
@@ -225,13 +226,14 @@ def mixture(
         times: How many times the mean it gets before all are scaled.
         with_splits: Whether what is routed decides how long the exchanges take, and traces say
             how many tokens they carry.
+        bound_by_latency: Whether exchanges with splits last equally long all the same.
     """
     layers = ("0", "1", "2")
     program: list[Op] = [Input()]
     for times_ns in (MS, 2 * MS):  # forward, backward
         for layer in layers:
             expert = Compute(ns=times_ns, name="grouped_gemm", follows=f"experts {layer}")
-            there, back = _exchanges(layer if with_splits else "")
+            there, back = _exchanges(layer if with_splits else "", bound_by_latency)
             program += [Compute(ns=times_ns), there, expert, back]
     program += [Collective(bytes=25 << 20), NORM, ADAM]
     num_experts = 2 * shape.per_node
@@ -245,13 +247,14 @@ def mixture(
     )
 
 
-def _exchanges(tokens_of: str) -> tuple[Collective, Collective]:
+def _exchanges(tokens_of: str, bound_by_latency: bool) -> tuple[Collective, Collective]:
     there = Collective(
         kind=CollectiveKind.ALL_TO_ALL,
         axis="ep",
         transfer_ns=MS // 5,
         bytes=4 << 20,
         tokens_of=tokens_of,
+        is_bound_by_latency=bound_by_latency,
     )
     return there, replace(there, brings_back=True)
 

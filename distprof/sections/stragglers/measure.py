@@ -20,6 +20,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from distprof.run.run import Run
+from distprof.schema import Int64Array
 from distprof.sections.context import ProbeRecords, RankAnalyses, RankAnalysis
 from distprof.sections.idle.measure import HostPauses
 from distprof.sections.own_time import COMPUTATION, HOST, OwnTime, held_stages, mean_step_of
@@ -36,7 +37,7 @@ from distprof.sections.stragglers.causes import (
 )
 from distprof.sections.stragglers.computing import EXPERTS
 from distprof.sections.stragglers.episodes import Episode
-from distprof.sections.stragglers.exchanged import carried
+from distprof.sections.stragglers.exchanged import carried, elasticity
 from distprof.sections.stragglers.leads import cannot_run_ahead, launch_leads
 from distprof.sections.stragglers.links import find_slow_links
 from distprof.sections.stragglers.pace import SLOW_DEVICE_SHARE
@@ -120,6 +121,7 @@ class _Evidence(Evidence, frozen=True, kw_only=True, dict=True):
     stages: Mapping[int, tuple[int, ...]]
     even: Mapping[int, float]
     hidden: Mapping[int, str]
+    wait_ends: Mapping[int, Int64Array]
 
     def trust(self, ranks: Iterable[int]) -> float:
         """Factor on the confidence in what is said of these ranks: below 1 if damage affects it."""
@@ -133,6 +135,11 @@ class _Evidence(Evidence, frozen=True, kw_only=True, dict=True):
     def leads(self) -> dict[int, float]:
         """How far each rank's CPU runs ahead, ns."""
         return launch_leads(self.run)
+
+    @cached_property
+    def elasticity(self) -> float:
+        """How much longer an all-to-all takes whose busiest member carries more."""
+        return elasticity(self.run, self.analyses, self.wait_ends)
 
 
 def analyze_stragglers(
@@ -175,6 +182,7 @@ def analyze_stragglers(
         exchanged=_exchanged(run, analyses),
         even=_exchanged(run, analyses, both_ways=True),
         hidden={rank: gap.message for gap in run.gaps if gap.hides_cause for rank in gap.ranks},
+        wait_ends=analyses.wait_ends,
         crowded=settings.crowded if settings else (),
     )
     slow = find_slowness(
@@ -337,17 +345,14 @@ def _sum(first: StragglerSet, other: StragglerSet) -> StragglerSet:
 
 
 def _exchange_ratio(ranks: Sequence[int], evidence: _Evidence) -> float | None:
-    """Exchanges of the busiest of these ranks, over the mean of its group.
-
-    An exchange lasts as long as its busiest member needs, so it is longer by this ratio.
-    """
+    """How much longer exchanges take than even ones: their busiest of these ranks decides."""
     ratios = []
     for rank in ranks:
         peers = _exchanges_with(rank, evidence.run) or evidence.even.keys()
         even = [evidence.even[peer] for peer in evidence.even if peer in peers]
         if rank in evidence.exchanged and sum(even) > 0:
             ratios.append(evidence.exchanged[rank] * len(even) / sum(even))
-    return max(ratios, default=None)
+    return max(ratios) ** evidence.elasticity if ratios else None
 
 
 def _exchanges_with(rank: int, run: Run) -> frozenset[int]:

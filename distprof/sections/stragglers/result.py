@@ -138,8 +138,8 @@ class StragglerSet(Record, frozen=True, kw_only=True):
     since_step: int | None = None
     cause: StragglerCause  # Why, ``unknown`` if the traces do not show it.
     detail: str = ""  # Detail of the cause, as in a straggler's.
-    # All-to-all traffic of the busiest of them over the mean of its group; null if no all-to-all of
-    # known size was recorded.
+    # How many times longer all-to-alls take than with even traffic; null if no all-to-all of known
+    # size was recorded.
     exchange_ratio: float | None = None
     # Whether the others would wait for the set if they did not wait for another rank.
     is_hidden: bool = False

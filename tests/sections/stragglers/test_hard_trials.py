@@ -11,6 +11,7 @@ from tests.simulator.hard_trials import (
     HARD_FAULTS,
     WORKLOADS,
     hard_trial_of,
+    hot_rank_of_short_messages,
     missing_culprit,
     noisy_hot_rank,
     offloads,
@@ -72,6 +73,12 @@ def test_without_copies_no_collective_waits_for_them(seed):
     outcome = judge(hard_trial_of(offloads, "fsdp", seed))
     (found,) = [found for found in outcome.findings if found.code == "MEM101"]
     assert found.recoverable_ns == pytest.approx(outcome.true_ns[0], rel=0.25)
+
+
+@pytest.mark.parametrize("seed", drawn([5000, 5001, 5002, 5003], always=2))
+def test_even_routing_shortens_no_exchange_that_lasts_as_long_with_fewer_tokens(seed):
+    (error,) = judge(hard_trial_of(hot_rank_of_short_messages, "moe", seed)).cost_errors
+    assert abs(error) < 0.1
 
 
 def test_even_routing_moves_work_and_removes_no_noise():
