@@ -96,7 +96,8 @@ def _num_empty(marks: _Marks, host: Table, work: Table) -> int:
     """Whether the first mark begins long before all events, plus whether the last ends long after.
 
     Marks are written by the code that launches: right before its first event, right after its last.
-    A program that waits or saves there without any event does so in its other steps, too.
+    A program that waits or saves there without any event does so in its other steps, too; with one
+    step, other ranks show it (:mod:`distprof.join.soundness.invariants`).
     """
     names = host.coded("name")
     events = ~names.where([bool(_PROFILER_STEP.match(value)) for value in names.values])
@@ -109,7 +110,7 @@ def _num_empty(marks: _Marks, host: Table, work: Table) -> int:
     before, after = first - marks.start[0], marks.end[-1] - last
     is_early, is_late = before > MOST_EMPTY * length[0], after > MOST_EMPTY * length[-1]
     if len(length) < 2 or not (is_early or is_late):
-        return 0
+        return int(is_early) + int(is_late)
     start = np.sort(np.concatenate((host["start_ns"][events], work["start_ns"])))
     end = np.sort(np.concatenate((host["end_ns"][events], work["end_ns"])))
     at = np.minimum(np.searchsorted(start, marks.start[1:]), len(start) - 1)

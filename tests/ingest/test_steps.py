@@ -228,3 +228,10 @@ def test_windows_are_in_order_and_never_overlap(kernels):
     assert (start[1:] >= end[:-1]).all()
     assert table["step"].tolist() == [0, 1, 2, 3]
     assert start.dtype == end.dtype == np.int64
+
+
+@pytest.mark.parametrize(("begin", "end", "empty"), [(95, 1005, 0), (20, 1000, 1), (0, 1300, 2)])
+def test_nothing_is_recorded_at_the_ends_of_the_only_mark(begin, end, empty):
+    built = RankBuilder().annotation("ProfilerStep#4", begin, end)
+    built.kernel("a", 110, 1000, launched=(100, 105))
+    assert steps_of(built).num_empty == empty

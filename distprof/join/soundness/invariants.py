@@ -25,6 +25,9 @@ class Invariant(msgspec.Struct, frozen=True, kw_only=True):
     bound: float = 0.0  # Acceptable share of the rows that break it, 0 to 1.
     # Whether the causes of lateness of a rank that breaks it cannot be known.
     hides_cause: bool = False
+    needs_steps: bool = (
+        False  # Whether a recording of one step cannot distinguish it from what the program does.
+    )
 
     def is_broken(self, found: Count) -> bool:
         """Whether more rows break it than may."""
@@ -84,6 +87,7 @@ INVARIANTS: Mapping[str, Invariant] = {
             fact="{count} steps of {ranks} recorded in part",
             message="In {count} of {of} steps of {ranks}, nothing is recorded after the step mark "
             "begins or before it ends: events are missing, or the mark is too long.",
+            needs_steps=True,
         ),
         Invariant(
             key="overlapping-steps",
@@ -105,8 +109,19 @@ def broken(ranks: Iterable[Rank]) -> Iterator[Gap]:
             for rank, counts in counted
             if key in counts and invariant.is_broken(counts[key])
         }
-        if found:
+        if found and not _is_usual(invariant, found, counted):
             yield gap_of(invariant, found)
+
+
+def _is_usual(
+    invariant: Invariant,
+    found: Mapping[int, Count],
+    counted: Sequence[tuple[int, Mapping[str, Count]]],
+) -> bool:
+    """Whether most ranks of a recording of one step break it: then the program does."""
+    if not invariant.needs_steps or any(count.of > 1 for count in found.values()):
+        return False
+    return 2 * len(found) > len(counted)
 
 
 def gap_of(invariant: Invariant, found: Mapping[int, Count]) -> Gap:

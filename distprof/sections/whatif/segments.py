@@ -143,7 +143,8 @@ def main_line(
     held = issued & (unheld_ns >= line[0]) & (unheld_ns < issue_ns)
     ended = collectives["is_timed"] & (end > line[0]) & (end <= line[1])
     stretches = clip(timeline.exposed_comm, *line)
-    exposed, continued_ns, blocked = _blocked(issue_ns, end, ended, stretches, lag_ns)
+    held_up = ended & ~_before_launch(tables.activity, end, causes)
+    exposed, continued_ns, blocked = _blocked(issue_ns, end, held_up, stretches, lag_ns)
     exposed &= ~_passed_by(collectives["kind"], issue_ns, continued_ns, exposed, stretches)
     waits = clip(timeline.message_wait, *line)
     blocked = union(Intervals(*map(np.concatenate, zip(blocked, waits, strict=True))))
@@ -156,7 +157,8 @@ def main_line(
         resumed_ns = np.where(hidden, needed, resumed_ns)
     hard = np.concatenate((*windows, resumed_ns[exposed | hidden], waits.end))
     cuts = _Cuts.of(hard, np.concatenate((issue_ns[issued], unheld_ns[held])))
-    own = _own_time(cuts, blocked, timeline, causes.causes if causes else {})
+    idle_by = _with_stretches(causes.causes if causes else {}, subtract(stretches, blocked))
+    own = _own_time(cuts, blocked, timeline, idle_by)
     # A rank may wait as soon as it has issued something: then there is no segment in between
     dropped = cuts.is_soft & (own.sum(axis=1) == 0)
     stage_ns, stage = _of_stages(cuts.spans, stages, timeline.computation)
@@ -358,6 +360,41 @@ def _blocked(
     exposed[row] = True
     continued_ns[row] = last[stretch] = stretches.end[stretch]
     return exposed, continued_ns, Intervals(stretches.start, last)
+
+
+def _before_launch(
+    activity: Table, end: Int64Array, causes: IdleCauses | None
+) -> NDArray[np.bool_]:
+    """Rows after whose end the CPU launched the next kernel or copy, which it did not wait to do.
+
+    That activity could not begin sooner without the collective, so it was not the collective that
+    held it up.
+    """
+    works = np.isin(activity["kind"], (ActivityKind.COMPUTATION, ActivityKind.COPY))
+    if causes is None or not works.any():
+        return np.zeros(len(end), dtype=np.bool_)
+    rows = np.flatnonzero(works)
+    rows = rows[np.argsort(activity["start_ns"][rows], kind="stable")]
+    at = np.searchsorted(activity["start_ns"][rows], end - EARLY_NS, side="left")
+    following = rows[np.minimum(at, len(rows) - 1)]
+    launched_ns = np.where(causes.launches.known[following], causes.launches.start[following], end)
+    waits = np.searchsorted(causes.released_ns, (end - EARLY_NS, launched_ns), side="right")
+    late: NDArray[np.bool_] = (launched_ns > end) & (waits[0] == waits[1])
+    return late & (at < len(rows))
+
+
+def _with_stretches(
+    causes: Mapping[IdleCause, Intervals], free: Intervals
+) -> Mapping[IdleCause, Intervals]:
+    """Causes of idle time, with the exposed communication before it that did not block the rank."""
+    if free.size == 0:
+        return causes
+    extended = {}
+    for cause, idle in causes.items():
+        at = np.minimum(np.searchsorted(free.end, idle.start), free.size - 1)
+        start = np.where(free.end[at] == idle.start, free.start[at], idle.start)
+        extended[cause] = Intervals(start, idle.end)
+    return extended
 
 
 def _passed_by(

@@ -252,7 +252,6 @@ def _assemble(
 ) -> TraceGraph:
     num_segments = int(rows.base[-1])
     issue, resume = rows.issue[parts.row], rows.resume[parts.row]
-    unlaunched, closes = _unlaunched(rows, parts)
     has_issue, has_resume = issue != ABSENT, resume != ABSENT
     follower, leader, leader_late = (
         np.concatenate(both)
@@ -280,12 +279,6 @@ def _assemble(
             parts.late[has_resume],
             parts.of[has_resume],
         ),
-        (
-            num_segments + parts.of[unlaunched],
-            closes,
-            parts.late[unlaunched],
-            parts.of[unlaunched],
-        ),
         (num_segments + parts.unblocks_of, parts.unblocks, 0 * parts.unblocks, parts.unblocks_of),
         (
             rows.unheld[parts.row[copied]],
@@ -308,8 +301,6 @@ def _assemble(
     owner = np.repeat(np.arange(len(ranks), dtype=np.int32), np.diff(rows.base))
     launcher = np.full(len(source), ABSENT, dtype=np.int32)
     launcher[len(source) - len(launched.after) :] = owner[launched.segment]
-    first_resume = sum(len(part[0]) for part in edges[:5])
-    launcher[first_resume + (np.cumsum(has_resume) - 1)[unlaunched]] = owner[resume[unlaunched]]
     return TraceGraph(
         ranks=ranks,
         owner=owner,
@@ -343,32 +334,6 @@ def _assemble(
         first_window=first,
         num_analysed=max(len(analyses[r].steps) for r in ranks),
     )
-
-
-LATE_LAUNCH_NS = 50_000
-"""A rank whose CPU launches this long after a collective ended did not wait for its end."""
-
-
-def _unlaunched(rows: LineRows, parts: TransferParts) -> tuple[Int64Array, Int64Array]:
-    """Members that seem to wait for a transfer because their CPU launches nothing meanwhile.
-
-    At least half of the members compute while it runs, so its result is needed later.
-
-    Returns:
-        Places in ``parts.row``, and the segment after the window in which each ends: no rank begins
-        the next step without it.
-    """
-    row, count = parts.row, len(parts.transfers)
-    blocked = np.bincount(parts.of, rows.exposed[row], count)
-    half_compute = blocked <= np.bincount(parts.of, minlength=count) / 2
-    own = np.concatenate([line.own_ns for line in rows.lines])
-    late_ns = own[rows.resume[row]][:, [Own.HOST, Own.PAUSE]].sum(axis=1)
-    is_late = rows.exposed[row] & (rows.resume[row] != ABSENT) & (late_ns >= LATE_LAUNCH_NS)
-    found = np.flatnonzero(is_late & half_compute[parts.of])
-    bases = zip(rows.lines, rows.base[:-1].tolist(), strict=True)
-    closes = np.concatenate([line.closes + base for line, base in bases])
-    at = np.searchsorted(closes, rows.resume[row[found]])
-    return found, closes[np.minimum(at, len(closes) - 1)]
 
 
 def _pauses_of(lines: Sequence[MainLine]) -> dict[str, Int64Array]:

@@ -51,6 +51,30 @@ def test_a_collective_after_which_nothing_was_waited_for_leaves_idle_time():
     assert spent(line, Own.COMPUTATION, Own.OTHER) == [[0, 10_000], [30_000, 20_000], [0, 0]]
 
 
+def launched_after_a_collective(launch: int, *, wait: bool) -> MainLine:
+    rank = RankBuilder().step(0, 0, 100_000)
+    rank.kernel("gemm", 0, 20_000, launched=(0, 1_000)).comm("nccl", 20_000, 50_000)
+    if wait:
+        rank.call("cudaStreamSynchronize", 30_000, 52_000)
+    return line_of(rank.kernel("gemm", 60_000, 100_000, launched=(launch, launch + 2_000)))
+
+
+def test_a_kernel_that_was_launched_in_time_waited_for_the_collective_before_it():
+    line = launched_after_a_collective(10_000, wait=False)
+    assert line.exposed.tolist() == [True]
+
+
+def test_a_kernel_that_was_launched_after_a_collective_did_not_wait_for_it():
+    """The GPU would have waited for its launch without the collective, too."""
+    line = launched_after_a_collective(56_000, wait=False)
+    assert line.exposed.tolist() == [False]
+    assert spent(line, Own.COMPUTATION, Own.HOST) == [[20_000, 0], [40_000, 40_000], [0, 0]]
+
+
+def test_a_kernel_whose_launch_waited_for_the_collective_did_wait_for_it():
+    assert launched_after_a_collective(56_000, wait=True).exposed.tolist() == [True]
+
+
 def test_the_second_of_two_collectives_is_asked_for_after_the_first():
     rank = RankBuilder().step(0, 0, 50)
     rank.kernel("gemm", 0, 10).comm("nccl", 10, 20).comm("nccl", 20, 40, stream=21)
