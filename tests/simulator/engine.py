@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from distprof.terms import CollectiveKind
 from tests.simulator.job import (
@@ -39,6 +40,8 @@ from tests.simulator.recording import (
     RankLog,
     Recording,
 )
+
+_Timed = TypeVar("_Timed", DeviceEvent, CommEvent)
 
 COMPUTE_STREAM = 7
 COPY_STREAM = 12
@@ -377,7 +380,7 @@ def simulate(job: SimulatedJob) -> Recording:
         raise RuntimeError(f"the program deadlocks at {sorted(waiting)}")
     return Recording(
         job=job,
-        logs=tuple(process.log for process in processes),
+        logs=tuple(_stamped(job, process.log) for process in processes),
         instances=tuple(sorted(instances, key=lambda instance: instance.end_ns)),
     )
 
@@ -400,6 +403,26 @@ def _finish(job: SimulatedJob, arrived: list[Arrival]) -> Instance:
         in_splits=_splits(job, first, brought=False),
         out_splits=_splits(job, first, brought=True),
     )
+
+
+def _stamped(job: SimulatedJob, log: RankLog) -> RankLog:
+    """The log as a clock with random errors of each stamp writes it."""
+    most = job.stamp_noise_ns
+    if not most:
+        return log
+    dice = random.Random(f"stamps {job.seed} {log.rank}")
+    error = defaultdict[int, tuple[float, float]](
+        lambda: (dice.uniform(-most, most), dice.uniform(-most, most))
+    )
+
+    def stamped(event: _Timed) -> _Timed:
+        if event.correlation < 0:
+            return event
+        early, late = error[event.correlation]
+        start = event.start + early
+        return replace(event, start=start, end=max(event.end + late, start))
+
+    return replace(log, device=[*map(stamped, log.device)], comm=[*map(stamped, log.comm)])
 
 
 def _splits(job: SimulatedJob, arrival: Arrival, *, brought: bool) -> dict[int, tuple[int, ...]]:

@@ -97,9 +97,10 @@ WORKLOADS: Mapping[str, Callable[[random.Random], SimulatedJob]] = {
 
 
 def recorded(job: SimulatedJob, dice: random.Random) -> SimulatedJob:
-    """As half of all jobs are: the host runs ahead; captures also end raggedly."""
+    """As half of all jobs are: the host runs ahead; captures end raggedly and stamps are noisy."""
     cut = {rank: dice.randint(0, 3) for rank in range(job.world_size)}
-    job = replace(job, capture_cut=cut)
+    noise = random.Random(f"stamps {job.seed}").choice((0, 20, 200, 1000))
+    job = replace(job, capture_cut=cut, stamp_noise_ns=noise)
     if dice.random() < 0.5:
         return job
     return replace(job, synchronise=False, queue_depth=dice.choice((8, 32, 128, 1024)))

@@ -276,6 +276,7 @@ class SimulatedJob:
         host_noise_ns: Mean of what each host loses at random before the first computation of a
             step, distributed exponentially.
         end_jitter_ns: A member's end is up to this far from the common end, both ways.
+        stamp_noise_ns: A recorded start or end on a device is up to this far from the true one.
         clock_offset_ns: Of each node, at the start of the job.
         clock_drift_ppm: Of each node.
         capture_skip: Rank to the number of its communications missing at the start of its trace.
@@ -304,6 +305,7 @@ class SimulatedJob:
     device_spread: float = 0.0
     host_noise_ns: int = 0
     end_jitter_ns: int = 2 * US
+    stamp_noise_ns: int = 0
     clock_offset_ns: tuple[int, ...] = ()
     clock_drift_ppm: tuple[float, ...] = ()
     capture_skip: Mapping[int, int] = field(default_factory=dict)

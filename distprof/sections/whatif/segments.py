@@ -286,8 +286,9 @@ def _copied_before(activity: Table, start: Int64Array) -> NDArray[np.bool_]:
     ends = np.sort(activity["end_ns"][from_cpu & (activity["kind"] == ActivityKind.COPY)])
     if len(ends) == 0:
         return np.zeros(len(start), dtype=np.bool_)
-    since = start - ends[np.maximum(np.searchsorted(ends, start, side="right") - 1, 0)]
-    copied: NDArray[np.bool_] = (since >= 0) & (since <= QUEUED_NS)
+    last = np.searchsorted(ends, start + EARLY_NS, side="right") - 1
+    since = start - ends[np.maximum(last, 0)]
+    copied: NDArray[np.bool_] = (since >= -EARLY_NS) & (since <= QUEUED_NS)
     return copied
 
 
@@ -297,7 +298,7 @@ def _queued_behind(start: Int64Array, end: Int64Array, stream: Int64Array) -> ND
     before, after = order[:-1], order[1:]
     since = start[after] - end[before]
     follows = (stream[before] == stream[after]) & (stream[before] != ABSENT)
-    follows &= (since >= 0) & (since <= QUEUED_NS)
+    follows &= (since >= -EARLY_NS) & (since <= QUEUED_NS)
     queued = np.zeros(len(start), dtype=np.bool_)
     queued[after[follows]] = True
     return queued
@@ -308,9 +309,10 @@ def _ended_before(start: Int64Array, end: Int64Array, stream: Int64Array) -> Int
     if len(start) == 0:
         return np.empty(0, dtype=np.int64)
     order = np.argsort(end, kind="stable")
-    last = order[np.maximum(np.searchsorted(end[order], start, side="right") - 1, 0)]
+    last = np.searchsorted(end[order], start + EARLY_NS, side="right") - 1
+    last = order[np.maximum(last, 0)]
     since = start - end[last]
-    follows = (since >= 0) & (since <= QUEUED_NS) & (stream != stream[last])
+    follows = (since >= -EARLY_NS) & (since <= QUEUED_NS) & (stream != stream[last])
     follows &= (stream != ABSENT) & (stream[last] != ABSENT) & (start > start[last])
     return np.where(follows, last, ABSENT)
 
