@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import msgspec
@@ -11,6 +10,7 @@ from distprof.rules.base import InsufficientEvidenceError
 from distprof.sections.capture.result import CaptureResult
 from distprof.sections.idle.result import IdleResult
 from distprof.sections.overlap.result import OverlapResult
+from distprof.sections.own_time import chance_of_hits
 from distprof.sections.stragglers.result import StragglersResult
 from distprof.sections.time.result import RankWaterfall, StepTimeResult, WaterfallResult
 from distprof.units import format_duration, format_ratio, name_ranks
@@ -154,14 +154,4 @@ def latest_by_chance(stragglers: StragglersResult, rank: int) -> bool:
     if ranks < 2:
         return True
     late = sum(step.rank == rank for step in stragglers.steps)
-    one, others = -math.log(ranks), math.log1p(-1 / ranks)
-    tail = sum(
-        math.exp(log_choose(steps, k) + k * one + (steps - k) * others)
-        for k in range(late, steps + 1)
-    )
-    return ranks * tail > CHANCE
-
-
-def log_choose(whole: int, part: int) -> float:
-    """Logarithm of the number of ways to choose ``part`` of ``whole``."""
-    return math.lgamma(whole + 1) - math.lgamma(part + 1) - math.lgamma(whole - part + 1)
+    return ranks * chance_of_hits(late, steps, 1 / ranks) > CHANCE

@@ -36,6 +36,15 @@ def test_too_few_micro_batches_show_in_the_idle_time():
     assert finding.confidence == "inferred"
 
 
+def test_a_stage_that_was_not_recorded_counts():
+    whole = of_unknown_order(batches=8, idle=50)
+    part = replace(whole, ranks=whole.ranks[:-1])
+    assert (
+        found(part)["too-few-micro-batches"].message.partition(": ")[2]
+        == (found(whole)["too-few-micro-batches"].message.partition(": ")[2])
+    )
+
+
 @pytest.mark.parametrize(("batches", "idle"), [(64, 12), (8, 30)])
 def test_enough_micro_batches_or_another_order_are_no_finding(batches, idle):
     """64 leave 9.9 %; a pipeline that idles less than its count allows runs another order."""

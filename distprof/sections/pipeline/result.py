@@ -128,6 +128,11 @@ class PipelineGroup(Record, frozen=True, kw_only=True):
         return self.samples_per_step is None or self.samples_per_step % num_micro_batches == 0
 
     @property
+    def num_positions(self) -> int:
+        """Ranks of one pipeline, with those that were not recorded."""
+        return max(len(self.ranks), self.stages // max(self.virtual_stages, 1))
+
+    @property
     def better(self) -> tuple[PipelinePrediction, ...]:
         """The best prediction with more micro-batches, then the best with another schedule."""
         rows = [row for row in self.predictions if row.saved_ns > 0]

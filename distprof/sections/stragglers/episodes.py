@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.sections.own_time import chance_of_mean
+from distprof.sections.own_time import chance_of_hits, chance_of_mean
 from distprof.terms import StragglerPattern
 
 _Floats = NDArray[np.float64]
@@ -59,7 +59,7 @@ USUAL = 0.35
 MIN_AGAIN = 2
 """Steps in which a rank must be slow if none of them is worth reporting alone."""
 
-LEAST_OF_NODE = 0.25
+LEAST_OF_NODE = 0.15
 """Mean excess of each rank of a noisy node, relative to the mean of all of its ranks."""
 
 OVER_OTHERS = 2.0
@@ -153,7 +153,10 @@ def find_noisy_node(
         beyond = values - np.median(values[rest], axis=0)
         mine, others = beyond[list(node)], beyond[rest].mean(axis=1)
         each = mine.mean(axis=1)
-        chance = len(nodes) * float(chance_of_mean(mine.reshape(1, -1))[0])
+        chance = len(nodes) * min(
+            float(chance_of_mean(mine.reshape(1, -1))[0]),
+            _chance_of_latest(values[list(node)], values[rest]),
+        )
         is_all = each.min() >= max(LEAST_OF_NODE * each.mean(), OVER_OTHERS * others.max())
         if is_all and each.mean() >= least_ns and chance <= CHANCE:
             excess = np.zeros(values.shape)
@@ -161,6 +164,16 @@ def find_noisy_node(
             pattern = StragglerPattern.PERSISTENT
             found.append(Episode(pattern=pattern, excess_ns=excess, chance=chance))
     return found[0] if len(found) == 1 else None
+
+
+def _chance_of_latest(mine: _Floats, others: _Floats) -> float:
+    """Probability that some equal rank of these is the latest in as many steps as one of them is.
+
+    Stalls of chance length have heavy tails, so that their mean may be chance where their order is
+    not.
+    """
+    latest = int((mine.max(axis=0) > others.max(axis=0)).sum())
+    return chance_of_hits(latest, mine.shape[1], len(mine) / (len(mine) + len(others)))
 
 
 def _slow_set(values: _Floats, limits: Limits) -> NDArray[np.bool_]:

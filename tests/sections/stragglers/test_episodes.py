@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.sections.stragglers.episodes import Limits, find_episodes
+from distprof.sections.stragglers.episodes import Limits, find_episodes, find_noisy_node
 from distprof.terms import StragglerPattern
 
 LIMITS = Limits(lasting_ns=20.0, cell_ns=60.0, again_ns=60.0)
@@ -105,3 +105,26 @@ def test_a_small_stall_or_two_are_not_worth_a_word(stalls):
     values = table()
     values[5, list(stalls)] += list(stalls.values())
     assert found(values, limits=HOSTS) == []
+
+
+def stalls(ranks, mean_ns, seed):
+    """Ranks that stall in each step for as long as chance decides, and as many that never do."""
+    dice = np.random.default_rng(seed)
+    return np.concatenate((dice.exponential(mean_ns, (ranks, 12)), np.zeros((ranks, 12))))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_stalls_of_chance_length_on_all_ranks_of_a_node_are_those_of_the_node(seed):
+    found = find_noisy_node(stalls(4, 1000, seed), [(0, 1, 2, 3), (4, 5, 6, 7)], 200)
+    assert found is not None
+    assert tuple(found.positions) == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_stalls_of_one_rank_or_of_all_are_of_no_node(seed):
+    nodes = [(0, 1, 2, 3), (4, 5, 6, 7)]
+    one = stalls(4, 1000, seed)
+    one[1:] = 0
+    everywhere = np.random.default_rng(seed).exponential(1000, (8, 12))
+    assert find_noisy_node(one, nodes, 200) is None
+    assert find_noisy_node(everywhere, nodes, 200) is None

@@ -73,7 +73,7 @@ def too_few_micro_batches(pipeline: PipelineResult, limits: Limits) -> Iterator[
             message=(
                 f"{judged.name} spends {format_ratio(share)} of its time filling and draining "
                 f"({format_duration(judged.warm_up_drain_ns)} of {format_duration(judged.span_ns)})"
-                f": {group.num_micro_batches} micro-batches on {len(group.ranks)} ranks with "
+                f": {group.num_micro_batches} micro-batches on {group.num_positions} ranks with "
                 f"schedule {group.schedule}."
             ),
             fix=_fix(judged),
@@ -87,7 +87,7 @@ def too_few_micro_batches(pipeline: PipelineResult, limits: Limits) -> Iterator[
 def _by_count(pipeline: PipelineResult, max_ratio: float) -> Iterator[Draft]:
     """One finding per pipeline of unknown order that idles as its micro-batches predict."""
     for group in pipeline.groups:
-        ranks, batches = len(group.ranks), group.num_micro_batches
+        ranks, batches = group.num_positions, group.num_micro_batches
         span, idle = group.span_ns, group.bubble_fraction
         if not batches or not span or idle is None:
             continue
@@ -126,7 +126,7 @@ def _fix(judged: Judged) -> str:
     """The best predictions with more micro-batches and with another schedule."""
     best = judged.group.better
     if not best:
-        more = _more(judged.group, len(judged.group.ranks))
+        more = _more(judged.group, judged.group.num_positions)
         return f"{more}several stages per rank, or a zero-bubble schedule."
     promises = "; ".join(judged.promise(row) for row in best)
     return f"For the same batch, {promises}."
