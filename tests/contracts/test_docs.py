@@ -37,7 +37,6 @@ def test_every_fragment_of_the_changelog_has_a_kind_that_is_gathered() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]
     kinds = {kind["directory"] for kind in settings["type"]}
     fragments = [path for path in (ROOT / "changelog.d").iterdir() if path.name != "README.md"]
-    assert fragments
     assert {path.name.split(".")[-2] for path in fragments} <= kinds
 
 
