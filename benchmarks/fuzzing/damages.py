@@ -121,6 +121,66 @@ def lost_rank(traces: Traces, chance: Random) -> Traces:
     return {rank: {**trace, "traceEvents": []}}
 
 
+def lost_stream(traces: Traces, chance: Random) -> Traces:
+    """A rank has no row of one stream, or not even the launches."""
+    rank, trace = _one(traces, chance)
+    of = {id(event): str(event["args"].get("stream", event["tid"])) for event in _kernels(trace)}
+    stream, with_launches = chance.choice(sorted({*of.values()})), chance.random() < 0.5
+    launched = {
+        event["args"].get("correlation") for event in _kernels(trace) if of[id(event)] == stream
+    }
+
+    def lost(event: Event) -> bool:
+        if event.get("cat") in ("cuda_runtime", "cuda_driver"):
+            return with_launches and event.get("args", {}).get("correlation") in launched
+        return of.get(id(event)) == stream
+
+    return {rank: _without(trace, lost)}
+
+
+def lost_stretch(traces: Traces, chance: Random) -> Traces:
+    """A part of a rank's recording is missing, but for the step marks."""
+    rank, trace = _one(traces, chance)
+    first, last = _span(trace)
+    low = first + chance.uniform(0.05, 0.8) * (last - first)
+    high = low + chance.uniform(0.03, 0.3) * (last - first)
+    marks = {id(event) for event in _marks(trace)}
+    return {
+        rank: _without(
+            trace,
+            lambda e: e.get("ph") == "X" and low <= e["ts"] <= high and id(e) not in marks,
+        )
+    }
+
+
+def lost_operators(traces: Traces, chance: Random) -> Traces:
+    """Operators and annotations of a rank are missing."""
+    rank, trace = _one(traces, chance)
+    share, marks = chance.choice((1.0, 0.5)), {id(event) for event in _marks(trace)}
+    return {
+        rank: _without(
+            trace,
+            lambda e: (
+                e.get("cat") in ("cpu_op", "user_annotation")
+                and id(e) not in marks
+                and chance.random() < share
+            ),
+        )
+    }
+
+
+def lost_collectives(traces: Traces, chance: Random) -> Traces:
+    """Collectives of a rank are missing with their launches."""
+    rank, trace = _one(traces, chance)
+    share = chance.choice((1.0, 0.3, 0.05))
+    lost = {
+        event["args"].get("correlation")
+        for event in _kernels(trace)
+        if _is_communication(event) and chance.random() < share
+    }
+    return {rank: _without(trace, lambda e: e.get("args", {}).get("correlation") in lost)}
+
+
 # Times that are wrong -----------------------------------------------------------------------------
 
 
@@ -177,6 +237,28 @@ def clock_jump(traces: Traces, chance: Random) -> Traces:
     return {rank: trace}
 
 
+def wrong_pace(traces: Traces, chance: Random) -> Traces:
+    """A rank's clock runs too fast or too slow."""
+    rank, trace = _one(traces, chance)
+    first, _ = _span(trace)
+    factor = chance.choice((0.99, 1.001, 1.01, 1.1))
+    for event in _timed(trace):
+        event["ts"] = round(first + (event["ts"] - first) * factor, 3)
+        event["dur"] = round(event.get("dur", 0) * factor, 3)
+    return {rank: trace}
+
+
+def rounded(traces: Traces, chance: Random) -> Traces:
+    """Times of a rank are rounded, to 1 ms at worst."""
+    rank, trace = _one(traces, chance)
+    to = chance.choice((1, 10, 100, 1000))
+    for event in _timed(trace):
+        end = round((event["ts"] + event.get("dur", 0)) / to) * to
+        event["ts"] = round(event["ts"] / to) * to
+        event["dur"] = end - event["ts"]
+    return {rank: trace}
+
+
 # Ranks and steps that are wrong -------------------------------------------------------------------
 
 
@@ -210,6 +292,35 @@ def lost_marks(traces: Traces, chance: Random) -> Traces:
     marks = [id(event) for event in _marks(trace)]
     lost = set(chance.sample(marks, chance.choice((1, len(marks))) if marks else 0))
     return {rank: _without(trace, lambda event: id(event) in lost)}
+
+
+def renumbered_steps(traces: Traces, chance: Random) -> Traces:
+    """Steps of a rank have other numbers."""
+    rank, trace = _one(traces, chance)
+    by = chance.choice((1, -1, 100))
+    for event in _marks(trace):
+        event["name"] = f"ProfilerStep#{int(event['name'].partition('#')[2]) + by}"
+    return {rank: trace}
+
+
+def other_sequence(traces: Traces, chance: Random) -> Traces:
+    """Sequence numbers of a rank are one too high from some moment on."""
+    rank, trace = _one(traces, chance)
+    first, last = _span(trace)
+    at = first + chance.uniform(0, 0.9) * (last - first)
+    for event in _timed(trace):
+        if "Seq" in event.get("args", {}) and event["ts"] >= at:
+            event["args"]["Seq"] += 1
+    return {rank: trace}
+
+
+def other_names(traces: Traces, chance: Random) -> Traces:
+    """Kernels of a rank have other names."""
+    rank, trace = _one(traces, chance)
+    number: dict[str, int] = {}
+    for event in _kernels(trace):
+        event["name"] = f"kernel_{number.setdefault(event['name'], len(number))}"
+    return {rank: trace}
 
 
 # Disorder that changes nothing --------------------------------------------------------------------
@@ -247,4 +358,13 @@ DAMAGES: Final = (
     lost_marks,
     shuffled,
     twice,
+    lost_stream,
+    lost_stretch,
+    lost_operators,
+    lost_collectives,
+    wrong_pace,
+    rounded,
+    renumbered_steps,
+    other_sequence,
+    other_names,
 )

@@ -14,7 +14,12 @@ from distprof.join.alignment import align_clocks, check_causality
 from distprof.join.clocks import clock_of_stamps, with_stamps
 from distprof.join.instances import NO_STEP, step_labels
 from distprof.join.matching import match_collectives
-from distprof.join.soundness.across import comparable_ranks, lacking_collectives, lacking_steps
+from distprof.join.soundness.across import (
+    comparable_ranks,
+    lacking_collectives,
+    lacking_rows,
+    lacking_steps,
+)
 from distprof.join.soundness.invariants import broken
 from distprof.join.soundness.jumps import may_have_jumped, without_jumps
 from distprof.join.topology import build_topology
@@ -26,7 +31,7 @@ from distprof.units import fold_ranks, format_duration, format_ratio, name_ranks
 
 _MIN_MATCHED_RATIO = 0.95
 _MAX_VIOLATION_RATIO = 0.01
-_MAX_RESIDUAL = 0.2
+_MAX_RESIDUAL = 0.03
 """Largest residual of GPUs' clocks, as a share of the step, that lets their times be compared."""
 
 
@@ -66,6 +71,7 @@ def assemble_run(
     window, window_gaps = (
         find_window(kept, matches, clock) if kept else (CaptureWindow(steps=()), ())
     )
+    unsound = [*broken(kept)]
     return Run(
         source=source,
         ranks=kept,
@@ -77,8 +83,9 @@ def assemble_run(
             *(directory.gaps if directory else ()),
             *gaps,
             *damage,
-            *broken(kept),
+            *unsound,
             *lacking_steps(kept),
+            *lacking_rows(kept, {rank for gap in unsound for rank in gap.ranks}),
             *lacking_collectives(kept, window.steps),
             *_duplicate_gaps(duplicates),
             *(trace_gaps(kept, directory) if directory else _missing_gaps(kept, topology)),

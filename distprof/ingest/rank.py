@@ -155,7 +155,14 @@ def _checked_quality(
         return replace(quality, counts=found)
     whole = steps.table["complete"] & (steps.source is not StepSource.CAPTURE)
     rows = checked(activity, host, steps.table.take(whole))
-    return replace(quality, counts={**found, **rows.counts}, paces=rows.paces, content=rows.content)
+    return replace(
+        quality,
+        counts={**found, **rows.counts},
+        paces=rows.paces,
+        content=rows.content,
+        kernels=rows.kernels,
+        num_ranges=rows.num_ranges,
+    )
 
 
 def _notes(

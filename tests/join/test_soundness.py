@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
+from distprof.join.soundness.across import lacking_rows
 from distprof.join.soundness.invariants import broken
 from distprof.run.run import Count
 from tests.builders import RankBuilder
@@ -30,3 +31,58 @@ def test_steps_without_events_at_their_ends(empty, steps, named):
     """If all ranks begin their only step like this, the program does; else events are missing."""
     ranks = [with_count(at, Count(count=count, of=steps)) for at, count in enumerate(empty)]
     assert [gap.ranks for gap in broken(ranks)] == named
+
+
+def counted(*kernels: list[int], names: dict[int, set[int]] | None = None, ranges: int = 40):
+    """Ranks of GPUs with these computation kernels in steps 0, 1, 2, …"""
+    for number, of_steps in enumerate(kernels):
+        rank = RankBuilder(number).rank()
+        quality = replace(
+            rank.quality,
+            kernels=dict(enumerate(of_steps)),
+            num_ranges=ranges * sum(of_steps) // 40,
+            paces=dict.fromkeys((names or {}).get(number, {1, 2}), (1, 1)),
+        )
+        yield replace(rank, quality=quality)
+
+
+def facts(ranks, named=()):
+    return [gap.fact for gap in lacking_rows(list(ranks), named)]
+
+
+def test_kernels_of_a_rank_that_are_missing_in_a_step():
+    usual = [100, 100, 100, 100]
+    assert facts(counted(usual, [100, 60, 100, 100], usual)) == [
+        "kernels of rank 1 missing in step 1"
+    ]
+    assert facts(counted(usual, usual, usual)) == []
+    assert facts(counted(usual, [100, 60, 100, 100], usual), {1}) == []
+
+
+def test_a_step_with_fewer_kernels_on_all_ranks_is_another_step():
+    assert facts(counted(*[[100, 60, 100, 100]] * 3)) == []
+    assert facts(counted([100, 60, 100, 100], [100, 90, 100, 100], [100, 100, 100, 100])) == []
+
+
+def test_a_stage_with_fewer_layers_is_no_damage_and_a_rank_without_most_kernels_is():
+    usual, few = [100, 100], [40, 40]
+    assert facts(counted(few, usual, usual)) == []
+    (fact,) = facts(counted([10, 10], usual, usual))
+    assert fact == "rank 0 has 10 kernels per step, others at least 100"
+
+
+def test_two_ranks_do_not_show_which_of_them_is_usual():
+    assert facts(counted([10, 10], [100, 100])) == []
+
+
+def test_kernels_whose_names_no_other_rank_has():
+    usual = [100, 100]
+    (fact,) = facts(counted(usual, usual, usual, names={2: {7, 8}}))
+    assert fact == "kernels of rank 2 have other names than all others"
+    assert facts(counted(usual, usual, usual, names={0: {1}, 1: {2}, 2: {3}})) == []
+
+
+def test_operators_that_one_rank_lacks():
+    ranks = [*counted([100], [100], [100])]
+    ranks[1] = replace(ranks[1], quality=replace(ranks[1].quality, num_ranges=50))
+    assert facts(ranks) == ["operators of rank 1 missing"]

@@ -31,7 +31,7 @@ import msgspec
 from distprof.bounds import open_plain
 from distprof.ingest.cache.tables_file import BLOCK, DamagedTablesError, TablesWriter, open_tables
 
-CACHE_VERSION = 8
+CACHE_VERSION = 9
 """Increased whenever the same trace would give different tables."""
 
 NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from distprof.join.shifts import TIMED
 from distprof.join.soundness.invariants import broken
 from distprof.run.run import Gap, Rank
 from distprof.terms import StepSource
-from distprof.units import name_ranks
+from distprof.units import capitalized, fold_ranks, name_ranks
 
 _FACTOR = 30.0
 """Like kernels differ by less than this between ranks, even on a throttled GPU."""
@@ -140,13 +140,120 @@ def lacking_steps(ranks: Sequence[Rank]) -> list[Gap]:
     ]
 
 
+FEW_KERNELS = 0.25
+"""Kernels of a rank, relative to the least of all others, below which some are missing."""
+
+FEWER_IN_STEP = 0.9
+"""Kernels of a rank in a step, relative to its other steps, below which some are missing."""
+
+EQUAL_STEPS = 0.01
+"""Deviation of the other ranks' kernels in that step up to which the program did not change."""
+
+FEW_RANGES = 0.75
+"""Operators and ranges of a rank per kernel, relative to the least of all others, below which some
+are missing."""
+
+
+def lacking_rows(ranks: Sequence[Rank], named: Collection[int]) -> list[Gap]:
+    """Ranks with far fewer kernels, operators or names in common than all others, or in some steps.
+
+    Rows that are lost with all that belongs to them leave nothing on their own rank that shows it.
+    Ranks of whose damage something is ``named`` already are left out.
+    """
+    known = [rank for rank in ranks if rank.quality.kernels]
+    if len(known) < 3:  # of two, either may be the usual one
+        known = []
+    return [
+        Gap(
+            what="lacking-rows",
+            message=f"{capitalized(fact)}: shares of the step and causes of lateness are "
+            "uncertain there.",
+            ranks=(rank,),
+            fact=fact,
+            hides_cause=True,
+        )
+        for rank, fact in (
+            *_fewer_kernels(known),
+            *_fewer_ranges(known),
+            *_other_names(known),
+            *_no_collectives(ranks),
+        )
+        if rank not in named
+    ]
+
+
+def _fewer_kernels(ranks: Sequence[Rank]) -> Iterator[tuple[int, str]]:
+    counted = [rank.quality.kernels for rank in ranks]
+    steps = sorted(set.intersection(*map(set, counted))) if counted else []
+    if not steps:
+        return
+    count = np.array([[held[step] for step in steps] for held in counted], np.float64)
+    usual = np.median(count, axis=1)
+    relative = count / np.maximum(usual, 1)[:, None]
+    for row, rank in enumerate(ranks):
+        others = np.arange(len(count)) != row
+        least = usual[others].min()
+        same = abs(relative[others] - 1).max(axis=0) <= EQUAL_STEPS
+        fewer = [steps[at] for at in np.flatnonzero(same & (relative[row] < FEWER_IN_STEP))]
+        if usual[row] < FEW_KERNELS * least:
+            share = f"{usual[row]:,.0f} kernels per step, others at least {least:,.0f}"
+            yield rank.rank, f"rank {rank.rank} has {share}"
+        elif fewer and usual[row] > 0:
+            where = f"step{'s' if len(fewer) > 1 else ''} {fold_ranks(fewer)}"
+            yield rank.rank, f"kernels of rank {rank.rank} missing in {where}"
+
+
+def _fewer_ranges(ranks: Sequence[Rank]) -> Iterator[tuple[int, str]]:
+    kernels = np.array([sum(rank.quality.kernels.values()) for rank in ranks], np.float64)
+    ratio = np.array([rank.quality.num_ranges for rank in ranks]) / np.maximum(kernels, 1)
+    for row, rank in enumerate(ranks):
+        if ratio[row] < FEW_RANGES * np.delete(ratio, row).min():
+            yield rank.rank, f"operators of rank {rank.rank} missing"
+
+
+def _other_names(ranks: Sequence[Rank]) -> Iterator[tuple[int, str]]:
+    """The one rank whose kernels have no name in common with those of the others."""
+    for rank in ranks:
+        others = [{*other.quality.paces} for other in ranks if other is not rank]
+        shared = set.intersection(*others)
+        if shared and rank.quality.paces and not shared & {*rank.quality.paces}:
+            yield rank.rank, f"kernels of rank {rank.rank} have other names than all others"
+
+
+def _no_collectives(ranks: Sequence[Rank]) -> Iterator[tuple[int, str]]:
+    """GPU ranks without any collective, or any of a group of theirs that other ranks use."""
+    on_gpus = [rank for rank in ranks if rank.device.name != "cpu" and rank.quality.paces]
+    used = {rank.rank: _used_groups(rank) for rank in on_gpus}
+    by_any = frozenset[str]().union(*used.values())
+    for rank in on_gpus:
+        lacking = len({group.name for group in rank.groups} & (by_any - used[rank.rank]))
+        if by_any and not used[rank.rank]:
+            yield rank.rank, f"rank {rank.rank} has no collectives"
+        elif lacking:
+            yield rank.rank, f"rank {rank.rank} has no collectives of {lacking} of its groups"
+
+
+def _used_groups(rank: Rank) -> set[str]:
+    """Names of the groups of a rank's collectives."""
+    names = rank.collectives.coded("group")
+    return {names.values[code] for code in np.unique(names.codes).tolist()}
+
+
 def lacking_collectives(ranks: Sequence[Rank], steps: Sequence[int]) -> list[Gap]:
     """GPU ranks with fewer collectives of a group in a step than other members of that group."""
+    marked = [
+        rank
+        for rank in ranks
+        if rank.step_source is StepSource.PROFILER_STEP and rank.device.name != "cpu"
+    ]
+    members = {fold_ranks(group.ranks): group.ranks for rank in ranks for group in rank.groups}
     counts: dict[tuple[str, str, int], dict[int, int]] = defaultdict(dict)
-    for rank in ranks:
-        if rank.step_source is StepSource.PROFILER_STEP and rank.device.name != "cpu":
-            for key, count in _by_group_and_step(rank, steps).items():
-                counts[key][rank.rank] = count
+    for rank in marked:
+        for key, count in _by_group_and_step(rank, steps).items():
+            counts[key][rank.rank] = count
+    present = {rank.rank for rank in marked}
+    for (_, of, _), each in counts.items():
+        each |= dict.fromkeys(present.intersection(members.get(of, ())) - each.keys(), 0)
     lacking: Counter[int] = Counter()
     total = 0
     for each in counts.values():

@@ -25,9 +25,8 @@ class Invariant(msgspec.Struct, frozen=True, kw_only=True):
     bound: float = 0.0  # Acceptable share of the rows that break it, 0 to 1.
     # Whether the causes of lateness of a rank that breaks it cannot be known.
     hides_cause: bool = False
-    needs_steps: bool = (
-        False  # Whether a recording of one step cannot distinguish it from what the program does.
-    )
+    # Whether most ranks that break it once show what the program or its recorder does.
+    may_be_usual: bool = False
 
     def is_broken(self, found: Count) -> bool:
         """Whether more rows break it than may."""
@@ -83,11 +82,19 @@ INVARIANTS: Mapping[str, Invariant] = {
             hides_cause=True,
         ),
         Invariant(
+            key="coarse-times",
+            fact="times of {ranks} are rounded",
+            message="Times of {ranks} are rounded to 10 µs or more, which profilers never do: "
+            "what is shorter is uncertain.",
+            hides_cause=True,
+            may_be_usual=True,
+        ),
+        Invariant(
             key="empty-step-ends",
             fact="{count} steps of {ranks} recorded in part",
             message="In {count} of {of} steps of {ranks}, nothing is recorded after the step mark "
             "begins or before it ends: events are missing, or the mark is too long.",
-            needs_steps=True,
+            may_be_usual=True,
         ),
         Invariant(
             key="overlapping-steps",
@@ -118,8 +125,8 @@ def _is_usual(
     found: Mapping[int, Count],
     counted: Sequence[tuple[int, Mapping[str, Count]]],
 ) -> bool:
-    """Whether most ranks of a recording of one step break it: then the program does."""
-    if not invariant.needs_steps or any(count.of > 1 for count in found.values()):
+    """Whether most ranks break it, once each: then the program or its recorder does so."""
+    if not invariant.may_be_usual or any(count.of > 1 for count in found.values()):
         return False
     return 2 * len(found) > len(counted)
 

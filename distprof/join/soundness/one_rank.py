@@ -30,6 +30,8 @@ _DISORDER_NS = 100_000
 _MOST_JUMPS = 3
 """More drops are no clock that jumps: the ids of that recording do not follow time."""
 
+_RANGES = ("cpu_op", "annotation")
+
 _MOST_DROPS = 16
 _MOST_NAMES = 64
 _SAMPLED_ROWS = 4096
@@ -70,6 +72,8 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     # computation kernels.
     paces: dict[int, tuple[int, int]]
     content: str  # Hash of times and threads; equal only for copies.
+    kernels: dict[int, int]  # Number of a step to the computation kernels that begin in it.
+    num_ranges: int  # Operators and annotated ranges on the CPU.
 
 
 def checked(activity: Table, host: Table, steps: Table) -> Checked:
@@ -82,10 +86,13 @@ def checked(activity: Table, host: Table, steps: Table) -> Checked:
     """
     is_work = activity["kind"] != ActivityKind.ANNOTATION
     work = activity if is_work.all() else activity.take(np.flatnonzero(is_work))
+    found = {**_launches(work, host, steps), "coarse-times": _coarse(work)}
     return Checked(
-        counts={key: found for key, found in _launches(work, host, steps).items() if found.count},
+        counts={key: count for key, count in found.items() if count.count},
         paces=_paces(work),
         content=_content(work, host),
+        kernels=_kernels(work, steps),
+        num_ranges=int(host.coded("category").isin(_RANGES).sum()),
     )
 
 
@@ -204,6 +211,23 @@ def _unlaunched(work: Table, host: Table) -> Count:
     return Count(count=int(lost.sum()), of=len(work))
 
 
+_COARSE_NS = 10_000
+"""Times with a larger divisor in common were rounded after the profiler wrote them: those of
+PyTorch before 2.2, the coarsest, are whole microseconds."""
+
+
+def _coarse(work: Table) -> Count:
+    """One if all times are rounded more coarsely than by any profiler, else none."""
+    if len(work) < _FEW:
+        return Count(count=0, of=0)
+    since = np.concatenate((work["start_ns"], work["end_ns"])) - int(work["start_ns"][0])
+    return Count(count=int(np.gcd.reduce(since) >= _COARSE_NS), of=1)
+
+
+_FEW = 20
+"""Activities from which their times have a divisor in common by rounding only."""
+
+
 # What ranks are compared by -----------------------------------------------------------------------
 
 
@@ -221,6 +245,17 @@ def _paces(work: Table) -> dict[int, tuple[int, int]]:
         for i in most.tolist()
         if count[i]
     }
+
+
+def _kernels(work: Table, steps: Table) -> dict[int, int]:
+    """Computation kernels that begin in each step."""
+    start = work["start_ns"][work["kind"] == ActivityKind.COMPUTATION]
+    at = np.searchsorted(steps["start_ns"], start, side="right") - 1
+    inside = (
+        (at >= 0) & (start < steps["end_ns"][at]) if len(steps) else np.zeros(len(at), np.bool_)
+    )
+    count = np.bincount(at[inside], minlength=len(steps))
+    return dict(zip(steps["step"].tolist(), count.tolist(), strict=True))
 
 
 def _content(work: Table, host: Table) -> str:

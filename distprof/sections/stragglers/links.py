@@ -309,7 +309,8 @@ def _for_a_time(
             yield list(_slower_than_before(transfers.only(inside), when, steps))
         for row in rows:
             place = int(paces.place[row])
-            when = _slow_steps(paces.ratio[row] / axis_ns) if len(rows) > 1 else ()
+            ratio = np.divide(paces.ratio[row], axis_ns, where=axis_ns > 0, out=axis_ns * np.nan)
+            when = _slow_steps(ratio) if len(rows) > 1 else ()
             if when and place not in lasting:
                 named = tuple(steps[step] for step in when)
                 cells = _Cells.of(transfers.only(np.isin(transfers.step, when)))
