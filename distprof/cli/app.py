@@ -36,7 +36,7 @@ _VERBS = {
     "compare": "What changed between two runs, and which parts of a step explain it.",
     "scale": "How efficiency falls as ranks are added, and where it is lost.",
     "check": "Fail when runs are slower than a baseline: a gate for CI.",
-    "history": "Metrics of runs over commits: add, show, query.",
+    "history": "Metrics of runs over commits: add, show, compact.",
     "report": "Show a saved report in any format.",
     "export": "A timeline of all ranks for Perfetto; metrics for Prometheus and OpenTelemetry.",
     "rule": "Explain a rule: what it detects, why it costs time, how to fix it.",
@@ -70,9 +70,6 @@ _GROUPS = {
 _GARBAGE = 250_000
 """Allocations between garbage collections. Imports and definitions create many objects and no
 garbage, and scanning them takes 5 % of a short command."""
-
-_PRINT_LEAKS = {"duckdb"}
-"""Modules that report each of their objects left after the final garbage collection."""
 
 
 class ExitCode(IntEnum):
@@ -190,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _outcome(arguments, State())
     finally:
-        if arguments is None and not _PRINT_LEAKS & sys.modules.keys():
+        if arguments is None:
             gc.freeze()  # the process exits now: skip the final garbage collection
 
 

@@ -34,8 +34,6 @@ _EXTRAS = {
     "run": "torch",
     "hta": "hta",
     "dask": "distributed",
-    "history": "duckdb",
-    "plot": "matplotlib",
     "s3": "s3fs",
     "gcs": "gcsfs",
     "azure": "adlfs",

@@ -26,7 +26,6 @@ from distprof.verbs.gate.check import judge
 from distprof.verbs.gate.repeats import session_of_sizes
 from distprof.verbs.hang.evidence import read_evidence
 from distprof.verbs.hang.measure import diagnose
-from distprof.verbs.history.show import answer_of
 from distprof.verbs.history.timeline import by_series, find_history_metric, trace_metric
 from distprof.verbs.plan.job_file import layout_of, read_job_file
 from distprof.verbs.plan.lint import check_layout
@@ -86,9 +85,6 @@ SAMPLES: dict[str, Callable[[], msgspec.Struct]] = {
     ),
     "hang": lambda: diagnose(read_evidence(str(GPU_ERROR), executor="serial"), version="1"),
     "history": history,
-    "history-answer": lambda: answer_of(
-        "runs", ["commit", "step_ms", "parts"], [("c0", 1.5, [1, 2]), ("c1", None, [])], ["A note."]
-    ),
     "plan": lambda: make_plan(question(gpus=16), version="1", most=3),
     "plan-lint": lint,
     "report": straggler,
