@@ -175,14 +175,7 @@ def app() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Args:
-        arguments: Arguments to parse instead of ``sys.argv``.
-
-    Returns:
-        The exit code: see :class:`ExitCode`.
-    """
+    """Run the command line, or these arguments instead; return the :class:`ExitCode`."""
     gc.set_threshold(_GARBAGE)
     try:
         return _outcome(arguments, State())

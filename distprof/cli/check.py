@@ -253,11 +253,7 @@ def _metric_names() -> str:
 
 
 def _assigned(text: str) -> tuple[str, float]:
-    """Parse ``METRIC=VALUE``.
-
-    Raises:
-        UsageError: If the text has any other form.
-    """
+    """Parse ``METRIC=VALUE``."""
     name, _, value = text.partition("=")
     try:
         return name.strip(), float(value)
@@ -268,11 +264,7 @@ def _assigned(text: str) -> tuple[str, float]:
 
 
 def _check_writable(file: str) -> None:
-    """Reject a baseline that cannot be written, before any work is done.
-
-    Raises:
-        UsageError: If the file cannot be written; the message says why.
-    """
+    """Reject a baseline that cannot be written, before any work is done."""
     if not Path(file).exists():
         check_free(file, force=False)
     elif Path(file).is_dir() or not os.access(Path(file).resolve().parent, os.W_OK):

@@ -181,11 +181,7 @@ def _metric(name: str) -> Metric:
 def _chosen(
     summaries: Sequence[SummaryFile], key: str | None, workload: str | None
 ) -> dict[str, list[SummaryFile]]:
-    """The series that the user asked for.
-
-    Raises:
-        UsageError: If none matches; the message lists the existing series.
-    """
+    """The series that the user asked for; a UsageError without one lists the existing ones."""
     from distprof.verbs.history.show import series_name
     from distprof.verbs.history.timeline import by_series
 

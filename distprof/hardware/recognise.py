@@ -16,9 +16,7 @@ def recognise_gpu(sheet: Sheet, device: str) -> Gpu | None:
 
     All words of an entry's name must occur in the GPU's name; the entry with the most words wins. A
     PCIe, NVL or MIG variant differs from its SXM sibling and needs a separate entry that names it.
-
-    Returns:
-        None if no entry fits: a peak is never guessed.
+    None if no entry fits: a peak is never guessed.
     """
     words = _words_of(device)
     matching = [

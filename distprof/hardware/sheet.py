@@ -75,22 +75,14 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
     links: Mapping[str, Link]
 
     def gpu(self, name: str) -> Gpu:
-        """The GPU called ``name``; case does not matter.
-
-        Raises:
-            UsageError: If it is unknown; the message lists the known GPUs and how to add one.
-        """
+        """The GPU called ``name``, in any case; a UsageError if unknown says how to add one."""
         found = self.gpus.get(name.strip().lower())
         if found is None:
             raise UsageError(_unknown("GPU", name, self.gpus, "gpus", _GPU_KEYS))
         return found
 
     def link(self, name: str) -> Link:
-        """The link called ``name``; case does not matter.
-
-        Raises:
-            UsageError: If it is unknown; the message lists the known links and how to add one.
-        """
+        """The link called ``name``, in any case; a UsageError if unknown says how to add one."""
         found = self.links.get(name.strip().lower())
         if found is None:
             raise UsageError(_unknown("link", name, self.links, "links", _LINK_KEYS))
@@ -100,12 +92,7 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
 def load_sheet(more: Mapping[str, Any] | None = None, source: str = "distprof.toml") -> Sheet:
     """The sheet that comes with distprof, with the user's additions and corrections.
 
-    Args:
-        more: The table ``[hardware]`` of a configuration: ``gpus`` and ``links`` by name.
-        source: The file of that table, for messages.
-
-    Raises:
-        UsageError: If a table has an unknown key, lacks a key, or a value is not a valid number.
+    ``more`` is the table ``[hardware]`` of a configuration: ``gpus`` and ``links`` by name.
     """
     added = dict(more or {})
     _refuse_unknown(added, ("gpus", "links"), f"{source}: [hardware]")

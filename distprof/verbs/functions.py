@@ -182,11 +182,7 @@ def plan(
 
 
 def plan_of(options: Mapping[str, Any], *, most: int) -> Plan:
-    """Make a plan from the options of ``distprof plan``, by name.
-
-    Raises:
-        UsageError: As :func:`distprof.verbs.plan.question.question_of`.
-    """
+    """Make a plan from the options of ``distprof plan``, by name."""
     from distprof.verbs.plan.layout import parse_layout
     from distprof.verbs.plan.question import question_of
     from distprof.verbs.plan.search import judge_layout, make_plan

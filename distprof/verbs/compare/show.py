@@ -451,13 +451,7 @@ def _differences_table(comparison: Comparison) -> TableView:
 def compare_reports(
     first: Report, second: Report, *, names: tuple[str, str] | None = None
 ) -> Comparison:
-    """Compare the reports of two runs.
-
-    Args:
-        first: Report of the reference run.
-        second: Report of the run to compare with it.
-        names: Names of the runs; by default their sources.
-    """
+    """Compare the reports of two runs, named by their sources unless ``names`` says otherwise."""
     mine, theirs = names or (first.run.source, second.run.source)
     return compare(_side(first, mine), _side(second, theirs), version=__version__)
 

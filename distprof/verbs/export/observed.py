@@ -16,14 +16,9 @@ from distprof.verbs.export.families import SampledFamilies, families_of_report, 
 
 
 class Observed:
-    """A source of metrics.
+    """A source of metrics: a saved report, or a run directory.
 
-    Args:
-        source: A saved report, or a run directory. A run directory provides its records, and its
-            report once there is one.
-
-    Raises:
-        InputError: If it is neither.
+    A run directory provides its records, and its report once there is one.
     """
 
     def __init__(self, source: str) -> None:

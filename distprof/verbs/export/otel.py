@@ -41,11 +41,7 @@ _UNITS = {
 
 
 def base_of(endpoint: str) -> str:
-    """Check the address of a collector, and remove trailing slashes.
-
-    Raises:
-        UsageError: If it is not an ``http`` or ``https`` address.
-    """
+    """Check the address of a collector, and remove trailing slashes."""
     try:
         parts = urlsplit(endpoint)
         is_good = parts.scheme in ("http", "https") and bool(parts.hostname)
@@ -211,17 +207,10 @@ def send(
     failed: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Send once, or periodically.
+    """Send once, or every ``every_s`` seconds for ever.
 
-    Args:
-        sender: The sender.
-        endpoint: Address of the collector, for messages.
-        every_s: Seconds between two attempts, forever; None to send once.
-        failed: Called with a sentence if the collector did not accept data and is tried again.
-        sleep: Waits for this many seconds.
-
-    Raises:
-        InputError: If the only attempt fails.
+    ``failed`` gets a sentence if the collector did not accept data and is tried again. A single
+    attempt that fails raises InputError.
     """
     if every_s is not None:
         sender.forget_steps()

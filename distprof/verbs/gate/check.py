@@ -117,17 +117,10 @@ def judge(
     settings: GateSettings | None = None,
     unlike: Sequence[str] = (),
 ) -> CheckResult:
-    """Compare one session of repeats with a baseline.
+    """Compare one session of repeats with a baseline, which reports call ``source``.
 
-    Args:
-        baseline: The baseline.
-        candidate: The session to check.
-        source: Name of the baseline in reports.
-        fingerprint: Fingerprint of the candidate.
-        version: Version of distprof.
-        now_ns: Current time, ns since the epoch; acknowledged losses expire.
-        settings: Settings of the check; None for the defaults.
-        unlike: Differences that would forbid the comparison, but which the user allowed.
+    Acknowledged losses expire, so the current time counts. ``unlike`` are differences that would
+    forbid the comparison, but which the user allowed.
     """
     settings = settings or GateSettings()
     wanted = settings.metrics or [metric.name for metric in METRICS if metric.decides]

@@ -31,11 +31,7 @@ Sizes: TypeAlias = tuple[Runs, Runs]
 
 
 def sizes_of(runs: Runs) -> Sizes:
-    """Group runs by size.
-
-    Raises:
-        InputError: If runs have no steps, are named twice, or have more than two sizes.
-    """
+    """Group runs by size; InputError if they have no steps, occur twice, or have over two sizes."""
     without = next((run.source for run in runs if not run.step_ns), None)
     if not runs or without is not None:
         raise InputError(
@@ -75,11 +71,7 @@ def _reject_duplicates(runs: Runs) -> None:
 
 
 def session_of_sizes(sizes: Sizes) -> BaselineSession:
-    """The repeats as one session.
-
-    Raises:
-        InputError: If they are not repeats of the same run.
-    """
+    """The repeats as one session; InputError if they are not repeats of the same run."""
     try:
         return session_of(sizes[1], sizes[0])
     except ValueError as error:
@@ -87,11 +79,7 @@ def session_of_sizes(sizes: Sizes) -> BaselineSession:
 
 
 def baseline_of(sizes: Sizes) -> BaselineFile:
-    """The repeats as a baseline with one session, to compare other runs with.
-
-    Raises:
-        InputError: If they are not repeats of the same run.
-    """
+    """The repeats as a baseline with one session, to compare other runs with."""
     try:
         return make_baseline(sizes[1], sizes[0], distprof_version=__version__)
     except ValueError as error:
@@ -125,19 +113,10 @@ def judge_runs(
     settings: GateSettings,
     allow_unlike: bool = False,
 ) -> CheckResult:
-    """Compare runs with a baseline, or with other runs.
+    """Compare runs with a baseline, or with other runs; InputError if they are not comparable.
 
-    Args:
-        sizes: The runs to check.
-        against: A baseline, or other runs. Other runs count as pairs if both sides were measured
-            alternately; otherwise a note says that they were not.
-        source: Name of the baseline or runs in reports.
-        settings: Settings of the check; this function determines whether repeats are paired.
-        allow_unlike: Allow differences in hardware, job or software.
-
-    Raises:
-        InputError: If the runs are not repeats of the same run, or not comparable with the
-            baseline.
+    Other runs count as pairs if both sides were measured alternately; otherwise a note says that
+    they were not.
     """
     others = None if isinstance(against, BaselineFile) else against
     baseline = against if isinstance(against, BaselineFile) else baseline_of(against)
@@ -179,9 +158,6 @@ def refuse_unlike_plan(sweep: SweepFile, baseline: BaselineFile, source: str) ->
     """Before the first run, reject a plan whose runs cannot be comparable with a baseline.
 
     Facts that only a run shows (GPU, versions, variables) are compared when the runs are judged.
-
-    Raises:
-        InputError: If workload, sizes or options differ.
     """
     sizes = sorted({run.ranks for run in sweep.runs})
     largest = next(run.arguments for run in sweep.runs if run.ranks == sizes[-1])
@@ -209,17 +185,7 @@ def _with_drift_note(result: CheckResult) -> CheckResult:
 
 
 def planned_repeats(text: str, place: Path, *, repeats: int) -> SweepFile:
-    """The runs of a workload that a check makes, including those already done.
-
-    Args:
-        text: The workload as the user wrote it, for example ``ddp --ranks 2``.
-        place: Folder of the runs; an interrupted series in it continues.
-        repeats: Number of runs per size.
-
-    Raises:
-        InputError: If the folder cannot be read.
-        UsageError: If the workload is wrong, or the folder holds other files or other runs.
-    """
+    """The runs of ``ddp --ranks 2``, for example, including those already done in the folder."""
     try:
         workload, device, sizes, arguments = parse_workload(text)
     except ValueError as error:  # an unclosed quote

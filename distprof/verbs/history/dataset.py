@@ -34,15 +34,7 @@ _ATTEMPTS = 5  # attempts to read while other processes merge files
 
 
 def append(folder: str, summaries: Iterable[SummaryFile]) -> int:
-    """Add summaries and return how many were new.
-
-    Args:
-        folder: Local folder, created if it is missing, or fsspec URL.
-        summaries: Summaries of runs.
-
-    Raises:
-        InputError: If it cannot be written, or contains files other than a history.
-    """
+    """Add summaries to a folder or fsspec URL, created if missing, and return how many were new."""
     store = Store.at(folder)
     mine, others = store.names()
     if others and not mine:
@@ -62,11 +54,7 @@ def append(folder: str, summaries: Iterable[SummaryFile]) -> int:
 
 
 def read(folder: str) -> tuple[tuple[SummaryFile, ...], tuple[str, ...]]:
-    """Every summary, oldest first, and a note on each file that cannot be read.
-
-    Raises:
-        InputError: If there is no history.
-    """
+    """Every summary, oldest first, and a note on each file that cannot be read."""
     found, notes = _texts(Store.at(folder))
     summaries: dict[str, SummaryFile] = {}
     damaged: dict[str, str] = {}
@@ -87,9 +75,6 @@ def compact(folder: str) -> tuple[int, int]:
 
     It writes the new file before it removes the old ones, and a summary in two files counts once.
     Processes that add, read or compact at the same time, or are killed, therefore lose no data.
-
-    Raises:
-        InputError: If there is no history, or a file may not be removed.
     """
     store = Store.at(folder)
     found, _ = _texts(store)
@@ -114,11 +99,7 @@ def compact(folder: str) -> tuple[int, int]:
 
 
 def count_files(folder: str) -> int:
-    """Number of files in a history.
-
-    Raises:
-        InputError: If the folder cannot be listed.
-    """
+    """Number of files in a history."""
     return len(Store.at(folder).names()[0])
 
 
@@ -162,11 +143,7 @@ def _texts(store: Store) -> tuple[list[tuple[str, str]], list[str]]:
 
 
 def _names(store: Store) -> tuple[list[str], list[str]]:
-    """The history's files, and a note on other files in the folder.
-
-    Raises:
-        InputError: If there are none.
-    """
+    """The history's files, of which there must be some, and a note on other files in the folder."""
     mine, others = store.names()
     if not mine:
         raise InputError(
@@ -305,11 +282,7 @@ def parquet_of(rows: list[dict[str, Any]]) -> bytes:
 
 
 def summaries_in(data: bytes | None) -> list[str]:
-    """The column ``summary`` of a file; empty without a file.
-
-    Raises:
-        ValueError: If the file is damaged.
-    """
+    """The column ``summary`` of a file, empty without one; ValueError if the file is damaged."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -345,13 +318,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def at(cls, folder: str) -> Store:
-        """Find the location that the user named.
-
-        Raises:
-            UsageError: If the package for this kind of URL is missing; the message names the
-                install command.
-            InputError: If fsspec does not support this kind of URL.
-        """
+        """Find the location that the user named."""
         if "://" not in folder:
             path = expanded(folder)
             return cls(folder=folder, path=path)
@@ -368,11 +335,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
         return cls(folder=folder, path=str(path).rstrip("/"), system=system)
 
     def names(self) -> tuple[list[str], list[str]]:
-        """Files of the history in order of their names, and all other files.
-
-        Raises:
-            InputError: If the folder cannot be listed.
-        """
+        """Files of the history in order of their names, and all other files."""
         try:
             found = sorted(self._listed())
         except FileNotFoundError:
@@ -384,11 +347,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
         return mine, [name for name in found if name not in known and not name.startswith(".")]
 
     def put(self, name: str, data: bytes) -> bool:
-        """Write one file; False if it exists already.
-
-        Raises:
-            InputError: If it cannot be written.
-        """
+        """Write one file; False if it exists already."""
         try:
             if self.system is None:
                 return self._put_local(Path(self.path, name), data)
@@ -401,11 +360,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
         return True
 
     def get(self, name: str) -> bytes | None:
-        """Content of a file; None if it is gone, because other processes may merge files.
-
-        Raises:
-            InputError: If it cannot be read.
-        """
+        """Content of a file; None if it is gone, because other processes may merge files."""
         try:
             if self.system is None:
                 return read_plain(Path(self.path, name), BOUND.num_bytes)
@@ -417,11 +372,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
             raise _unusable(self.folder, error) from error
 
     def remove(self, name: str) -> None:
-        """Remove one file, unless another process has already done so.
-
-        Raises:
-            InputError: If it may not be removed.
-        """
+        """Remove one file, unless another process has already done so."""
         try:
             if self.system is None:
                 Path(self.path, name).unlink(missing_ok=True)

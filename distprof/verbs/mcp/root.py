@@ -16,14 +16,7 @@ _SCHEMES = ("://", "::")
 
 
 class Root:
-    """The folder that was given when the server started; no file outside it is ever opened.
-
-    Args:
-        folder: An existing folder.
-
-    Raises:
-        UsageError: If it is not a folder.
-    """
+    """The folder that was given when the server started; no file outside it is ever opened."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         try:
@@ -36,10 +29,9 @@ class Root:
     def find(self, name: str) -> str:
         """Resolve the path that a caller names to an absolute path without links.
 
-        Raises:
-            InputError: If it is a URL or a pattern, does not exist, or if it or any link below it
-                leads out of the root. For paths outside the root, the message does not depend on
-                which files exist.
+        It is refused if it is a URL or a pattern, does not exist, or if it or any link below it
+        leads out of the root. For paths outside the root, the message does not depend on which
+        files exist.
         """
         if any(sign in name for sign in _SCHEMES):
             raise self._refusal(name, "a URL", "copy the files below the root first")

@@ -26,11 +26,7 @@ _INSTRUCTIONS = (
 
 
 def make_server(root: Root) -> MCPServer[Any]:
-    """A server whose tools read files below ``root`` and do not write any.
-
-    Raises:
-        MissingExtraError: If the package ``mcp`` is not installed.
-    """
+    """A server whose tools read files below ``root`` and do not write any."""
     try:
         from mcp.server import MCPServer
         from mcp_types import ToolAnnotations

@@ -32,11 +32,7 @@ _SEVERITIES = ("info", "warning", "error")
 
 
 class Tools:
-    """The tools of one server.
-
-    Args:
-        root: The folder that may be read.
-    """
+    """The tools of one server, which may read one folder."""
 
     def __init__(self, root: Root) -> None:
         self._root = root

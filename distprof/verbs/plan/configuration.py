@@ -73,12 +73,7 @@ class Lint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def configured(question: Question, layout: Layout) -> ConfigurationResult:
-    """The evidence by which the rules judge a layout.
-
-    Args:
-        question: The model and the cluster.
-        layout: The layout; memory and times are left out if it cannot run.
-    """
+    """The evidence by which the rules judge a layout; no memory and times if it cannot run."""
     from distprof.verbs.plan.estimate import estimate, footprint
 
     against = tuple(

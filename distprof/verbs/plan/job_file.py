@@ -141,11 +141,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_job_file(path: Path) -> JobFile:
-    """Read a configuration, whose kind is detected from its content.
-
-    Raises:
-        InputError: If it cannot be read, or its kind is unknown.
-    """
+    """Read a configuration, whose kind is detected from its content."""
     source = str(path)
     if names_function(source):
         return _taken(source, "torchtitan", _TORCHTITAN, values_of_function(source, _MOST_BYTES))
@@ -309,13 +305,7 @@ def num_gpus_of(file: JobFile) -> int | None:
 def layout_of(file: JobFile, *, num_gpus: int, batch: int | None = None) -> tuple[Layout, int]:
     """The layout, and the number of sequences per step.
 
-    Args:
-        file: The configuration as read.
-        num_gpus: GPUs of the cluster.
-        batch: Replaces the batch of the file; without either, it follows from the micro-batches.
-
-    Raises:
-        UsageError: If a value is not valid in a layout.
+    ``batch`` replaces the batch of the file; without either, it follows from the micro-batches.
     """
     values = {key: file.values[key] for key in LAYOUT_KEYS if key in file.values}
     others = 1

@@ -32,14 +32,7 @@ def check_layout(
     version: str = "",
     limits: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Lint:
-    """Check a layout with the rules on configurations.
-
-    Returns:
-        The problems, errors first, then by code.
-
-    Raises:
-        UsageError: If a limit is unknown or not a finite number.
-    """
+    """Check a layout with the rules on configurations; errors first, then by code."""
     result = configured(question, layout)
     findings = sorted(
         run_rules([result], limits).findings,

@@ -59,13 +59,7 @@ def names_function(source: str) -> bool:
 def launch_values(text: str, path: Path, most_bytes: int) -> Values:
     """Values of a launch: those of its function, overridden by its command line.
 
-    Args:
-        text: Content of ``path``.
-        path: The script, inside the checkout or in the folder from which it is started.
-        most_bytes: Maximum size of a file that is read.
-
-    Raises:
-        InputError: If the command names no function, or the function is not found.
+    The script is inside the checkout, or in the folder from which it is started.
     """
     try:
         words = words_of_script(text)
@@ -87,22 +81,14 @@ MOST_CHARACTERS = 1 << 16
 
 
 def words_of_script(text: str) -> list[str]:
-    """Words of a shell script, without its comments.
-
-    Raises:
-        ValueError: If it is too long, or a quotation has no end.
-    """
+    """Words of a shell script, without its comments; ValueError if a quotation has no end."""
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"a script of more than {MOST_CHARACTERS:,} characters")
     return shlex.split(text.replace("\\\n", " "), comments=True)
 
 
 def values_of_function(source: str, most_bytes: int) -> Values:
-    """Values of one function of a file, given as ``FILE.py:FUNCTION``.
-
-    Raises:
-        InputError: If the file or the function is not found.
-    """
+    """Values of one function of a file, given as ``FILE.py:FUNCTION``."""
     name, _, function = source.rpartition(":")
     file = Path(name)
     root = next((up for up in file.absolute().parents if (up / "torchtitan").is_dir()), file.parent)
@@ -177,12 +163,7 @@ def _configured(place: _Place, function: str) -> Values:
 
 
 class _Reader:
-    """Follows the functions of one module.
-
-    Args:
-        place: The module.
-        calls: Number of functions on the call stack.
-    """
+    """Follows the functions of one module, up to a number of nested calls."""
 
     def __init__(self, place: _Place, calls: int = 0) -> None:
         self._place = place
@@ -194,11 +175,7 @@ class _Reader:
         self._imports = dict(_imports(self._tree))
 
     def called(self, name: str) -> Any:
-        """The value that a function of this module returns, as far as it can be followed.
-
-        Raises:
-            InputError: If the module has no function with this name.
-        """
+        """The value that a function of this module returns, as far as it can be followed."""
         if name not in self._functions:
             known = ", ".join(sorted(n for n in self._functions if not n.startswith("_"))[:20])
             raise _unresolved(

@@ -26,11 +26,7 @@ class Condition(msgspec.Struct, frozen=True):
 
 
 class Alarms:
-    """Keeps the raised alerts, so each is delivered once when it begins and once when it ends.
-
-    Args:
-        source: The run directory.
-    """
+    """Keeps the raised alerts, so each is delivered once when it begins and once when it ends."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -40,16 +36,7 @@ class Alarms:
     def observe(
         self, conditions: Mapping[str, Condition], *, step: int | None, now_ns: int
     ) -> list[Alert]:
-        """Compare the current conditions with the previous ones.
-
-        Args:
-            conditions: Condition of each kind that is watched for.
-            step: Last step known.
-            now_ns: Current time, ns since the epoch.
-
-        Returns:
-            One alert for each kind and change.
-        """
+        """Compare current conditions with the previous ones: an alert for each kind and change."""
         alerts: list[Alert] = []
         for kind, now in conditions.items():
             before = self._raised.get(kind, frozenset())

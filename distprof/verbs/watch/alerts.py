@@ -71,20 +71,12 @@ def default_levels() -> dict[str, float]:
 
 
 def parse_alerts(texts: Iterable[str]) -> dict[str, float]:
-    """Kinds and levels, from texts such as ``slow-rank=10%,rank-lost``.
-
-    Raises:
-        UsageError: If a kind is unknown, or a level cannot be read.
-    """
+    """Kinds and levels, from texts such as ``slow-rank=10%,rank-lost``."""
     return dict(map(_parsed, _pieces(texts)))
 
 
 def alert_kinds(texts: Iterable[str]) -> list[str]:
-    """Kinds without levels, for a job whose levels are set by another watcher.
-
-    Raises:
-        UsageError: If a kind is unknown or has a level.
-    """
+    """Kinds without levels, for a job whose levels are set by another watcher."""
     pieces = _pieces(texts)
     for piece in pieces:
         if "=" in piece:

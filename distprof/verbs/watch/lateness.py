@@ -45,18 +45,11 @@ _CLIP = 0.25
 
 
 class Persistence:
-    """Hysteresis: on when ``ON`` of the last ``WINDOW`` observations are above, off at ``OFF``.
-
-    Args:
-        size: Number of series that are observed; it may grow.
-
-    Attributes:
-        is_on: Whether each series is on, shape (size,).
-        counts: How many of its last observations were above the limit, shape (size,).
-    """
+    """Hysteresis: on when ``ON`` of the last ``WINDOW`` observations are above, off at ``OFF``."""
 
     def __init__(self, size: int) -> None:
         self._above: NDArray[np.bool_] = np.zeros((WINDOW, size), dtype=np.bool_)
+        # How many of the last observations of each series were above the limit.
         self.counts: NDArray[np.int64] = np.zeros(size, dtype=np.int64)
         self.is_on: NDArray[np.bool_] = np.zeros(size, dtype=np.bool_)
         self._next = 0
@@ -81,17 +74,12 @@ class Persistence:
 class SlowRanks:
     """Which ranks are slow, updated step by step.
 
-    Args:
-        level: Excess to report, a share of the peers' own time.
-        size: Number of ranks; it may grow.
-
-    Attributes:
-        state: Which ranks are slow, and in how many steps they were above the limit.
-        limits: Excess above which a step counts, shape (size,).
+    ``level`` is the excess to report, a share of the peers' own time.
     """
 
     def __init__(self, level: float, size: int) -> None:
         self.state = Persistence(size)
+        # Excess of each rank above which a step counts.
         self.limits: Floats = np.full(size, LIMIT_SHARE * level)
         self._level = level
         self._usual: Floats = np.zeros(size)
@@ -116,31 +104,17 @@ class SlowRanks:
             self._recent = np.pad(self._recent, ((0, 0), (0, more)), constant_values=np.nan)
 
     def observe(self, own: Floats, step: Floats | float, groups: NDArray[np.int64]) -> Floats:
-        """Add one step of all ranks.
+        """Add one step of all ranks; return the excess of each, NaN if unknown.
 
-        Args:
-            own: Own time, shape (ranks,); NaN if unknown.
-            step: Duration of the step, in the same unit.
-            groups: As in :func:`excess_of_peers`.
-
-        Returns:
-            The excess of each rank; NaN if unknown.
+        ``own`` (shape (ranks,), NaN if unknown) and ``step`` have the same unit. For ``groups`` see
+        :func:`excess_of_peers`.
         """
         excess, peers = excess_of_peers(own, groups)
         self._add(excess, excess, own - peers >= LEAST_OF_STEP * step, groups)
         return excess
 
     def observe_bounds(self, late: Lateness, step: float, groups: NDArray[np.int64]) -> Floats:
-        """Add one step of ranks whose lateness is known between two bounds.
-
-        Args:
-            late: The bounds.
-            step: Duration of the step, in ns.
-            groups: As in :func:`excess_of_peers`.
-
-        Returns:
-            The lower bound of each rank's excess; NaN if unknown.
-        """
+        """Add a step (ns) of ranks whose lateness has two bounds; return the lower excess."""
         excess = late.excess
         self._add(excess, likely_excess(late), late.late_ns >= LEAST_OF_STEP * step, groups)
         return excess

@@ -27,12 +27,7 @@ _RENEW_EVERY = 8  # steps
 
 
 class Lasting:
-    """Whether one quantity of a job stays above a limit.
-
-    Attributes:
-        count: In how many of the last steps it was above the limit.
-        is_on: Whether these are too many.
-    """
+    """Whether one quantity of a job stays above a limit."""
 
     def __init__(self) -> None:
         self._state = Persistence(1)
@@ -55,16 +50,12 @@ class Lasting:
 class JobSpeed:
     """Whether a job is slower than it was.
 
-    Args:
-        level: Excess to report, a share of the usual step time.
-
-    Attributes:
-        state: In how many steps it was slower.
-        usual_ns: Median of the steps before the last ``WINDOW``; None while there are too few.
+    ``level`` is the excess to report, a share of the usual step time.
     """
 
     def __init__(self, level: float) -> None:
-        self.state = Lasting()
+        self.state = Lasting()  # In how many steps it was slower.
+        # Median of the steps before the last ``WINDOW``; None while there are too few.
         self.usual_ns: float | None = None
         self._level = level
         self._recent: deque[int] = deque(maxlen=WINDOW)
@@ -78,12 +69,7 @@ class JobSpeed:
         return float(np.median(list(self._recent)[-ON:])) if self._recent else float("nan")
 
     def observe(self, step_ns: int, *, has_gpus: bool = False) -> None:
-        """Add the duration of one step.
-
-        Args:
-            step_ns: Duration on the CPU.
-            has_gpus: Whether the CPU may run ahead.
-        """
+        """Add the duration of one step on the CPU, which may run ahead if there are GPUs."""
         if has_gpus:
             self._smoothed.append(step_ns)
             step_ns = sum(self._smoothed) // len(self._smoothed)

@@ -32,19 +32,15 @@ _MOST_AHEAD = 100_000  # steps: a rank that claims to be further ahead is wrong
 
 
 class StepTable:
-    """A ring buffer of steps, with a column per rank.
-
-    Attributes:
-        ranks: Global rank of each column.
-        last_step: Last step that each column has reported; -1 before the first.
-        ended_ns: End of that step on the rank's own clock, ns since the epoch; 0 before the first.
-        done: The last ``WINDOW`` steps that were returned as complete.
-    """
+    """A ring buffer of steps, with a column per rank."""
 
     def __init__(self) -> None:
-        self.ranks: list[int] = []
+        self.ranks: list[int] = []  # Global rank of each column.
+        # Last step that each column has reported; -1 before the first.
         self.last_step: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        # End of that step on the rank's own clock, ns since the epoch; 0 before the first.
         self.ended_ns: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        # The last steps that were returned as complete.
         self.done: deque[int] = deque(maxlen=WINDOW)
         self._column_of: dict[int, int] = {}
         self._values = {name: np.empty((CAPACITY, 0), dtype=np.float32) for name in FIELDS}

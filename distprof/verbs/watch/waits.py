@@ -16,14 +16,10 @@ _MOST_AHEAD = 100_000  # steps: a rank that claims to be further ahead is wrong
 
 
 class WaitTable:
-    """Collectives of the steps that not all ranks have reported yet.
-
-    Attributes:
-        ranks: Ranks that have reported any step.
-    """
+    """Collectives of the steps that not all ranks have reported yet."""
 
     def __init__(self) -> None:
-        self.ranks: set[int] = set()
+        self.ranks: set[int] = set()  # Ranks that have reported any step.
         self._steps: dict[int, dict[int, tuple[GroupTimes, ...]]] = {}
         self._last: dict[int, int] = {}
         self._next = 0
