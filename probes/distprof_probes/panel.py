@@ -7,17 +7,14 @@ import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from inspect import isclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from distprof.artefacts.run_file import ProbeStatus
 from distprof_probes.options import ProbeOptions
-from distprof_probes.probe import Probe, Traced, Tracer, Unavailable, Yielded
+from distprof_probes.probe import Probe, Recording, Traced, Tracer, Unavailable, Yielded
 from distprof_probes.probes.step_log import StepLog
-
-if TYPE_CHECKING:
-    from distprof_probes.session import Session
 
 State = Literal["on", "off", "unavailable", "yielded", "failed"]
 
@@ -83,7 +80,7 @@ class Panel:
         step_log: The step log; None if it could not start.
     """
 
-    def __init__(self, session: Session, given: Sequence[Probe] | None) -> None:
+    def __init__(self, session: Recording, given: Sequence[Probe] | None) -> None:
         self._session = session
         self._given = given
         self._slots: list[_Slot] = []

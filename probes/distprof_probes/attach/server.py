@@ -16,7 +16,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -27,10 +27,7 @@ from distprof_probes.attach.requests.poller import Poller
 from distprof_probes.attach.sockets import socket_folder
 from distprof_probes.job.process import process_state
 from distprof_probes.own_files import high_numbers
-from distprof_probes.probe import Probe, Unavailable
-
-if TYPE_CHECKING:
-    from distprof_probes.session import Session
+from distprof_probes.probe import Probe, Recording, Unavailable
 
 _QUIET = 2  # c10's log level ERROR
 
@@ -46,7 +43,7 @@ class WorkerServerProbe(Probe):
         self._pid = 0
         self._poller: Poller | None = None
 
-    def start(self, session: Session) -> None:
+    def start(self, session: Recording) -> None:
         """Open the socket.
 
         Raises:
@@ -140,6 +137,6 @@ def _self(rank: int) -> dict[str, Any]:
     }
 
 
-def _write(session: Session, file: AttachFile) -> None:
+def _write(session: Recording, file: AttachFile) -> None:
     with contextlib.suppress(OSError):
         write_atomically(session.rank_dir / ATTACH_FILE, msgspec.json.encode(file))

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
@@ -20,14 +20,11 @@ from distprof.artefacts import ATTACH_FILE, COLLECTIVES_FILE
 from distprof.artefacts.rank_file import AttachFile
 from distprof.artefacts.run_file import ProbeStatus
 from distprof_probes.attach.client import NoAnswer, fetch
-from distprof_probes.probe import Probe, Unavailable
+from distprof_probes.probe import Probe, Recording, Unavailable
 from distprof_probes.probes.collective_steps import CollectiveSteps, Dump, Window
 from distprof_probes.probes.flight_recorder import has_process_group
 from distprof_probes.probes.nccl_debug import backends
 from distprof_probes.records import RecordWriter
-
-if TYPE_CHECKING:
-    from distprof_probes.session import Session
 
 TIMING_VARIABLE = "TORCH_NCCL_ENABLE_TIMING"
 
@@ -74,7 +71,7 @@ class CollectiveTimes(Probe):
         self._reader: _Reader | None = None
         self._began: tuple[int, int] | None = None
 
-    def start(self, session: Session) -> None:
+    def start(self, session: Recording) -> None:
         """Start to read.
 
         Raises:

@@ -10,14 +10,10 @@ import os
 import sys
 from collections.abc import MutableMapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from distprof.artefacts import NCCL_LOG_FILE
 from distprof.artefacts.run_file import ProbeStatus
-from distprof_probes.probe import Probe, Unavailable, Yielded
-
-if TYPE_CHECKING:
-    from distprof_probes.session import Session
+from distprof_probes.probe import Probe, Recording, Unavailable, Yielded
 
 # COLL is left out: it writes a line per call on each rank. TUNING also writes one per collective,
 # but only on the first rank of a communicator.
@@ -40,7 +36,7 @@ class NcclDebugProbe(Probe):
         self._file: Path | None = None
         self._backend = ""
 
-    def start(self, session: Session) -> None:
+    def start(self, session: Recording) -> None:
         """Enable NCCL's log.
 
         Raises:

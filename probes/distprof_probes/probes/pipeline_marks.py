@@ -12,12 +12,9 @@ import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from distprof_probes.probe import Probe, Unavailable
-
-if TYPE_CHECKING:
-    from distprof_probes.session import Session
+from distprof_probes.probe import Probe, Recording, Unavailable
 
 PREFIX = "distprof:pp"
 WAIT = "distprof:pp_wait"
@@ -70,7 +67,7 @@ class PipelineMarksProbe(Probe):
         self._wraps: tuple[_Wrap, ...] = ()
         self._active = False
 
-    def start(self, session: Session) -> None:  # noqa: ARG002  # the interface of all probes
+    def start(self, session: Recording) -> None:  # noqa: ARG002  # the interface of all probes
         """Install the marks, if the program has imported torch's pipelines.
 
         Raises:

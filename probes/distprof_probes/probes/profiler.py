@@ -15,16 +15,13 @@ from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from distprof.artefacts import LIGHT_TRACE_FILE, TRACE_FILE
 from distprof.artefacts.run_file import ProbeStatus
-from distprof_probes.probe import Traced, Tracer, Unavailable, Yielded
+from distprof_probes.probe import Recording, Traced, Tracer, Unavailable, Yielded
 from distprof_probes.probes.exported import ExportWatch
 from distprof_probes.probes.memory import resident_bytes
-
-if TYPE_CHECKING:
-    from distprof_probes.session import Session
 
 _ENTRANCES = ("_prepare_profiler", "_enable_profiler")
 _ON_DEMAND = ("torch.distributed.debug._handlers", "_torch_profile")
@@ -257,7 +254,7 @@ class ProfilerProbe(Tracer):
     def __init__(self) -> None:
         super().__init__()
         self.recorded_steps: dict[Traced, list[int]] = {"light": [], "full": []}
-        self._session: Session
+        self._session: Recording
         self._windows: list[_Window] = []
         self._profile: Any = None
         self._is_recording = False
@@ -269,7 +266,7 @@ class ProfilerProbe(Tracer):
         self._exports: ExportWatch | None = None
         self._has_given_way = False
 
-    def start(self, session: Session) -> None:
+    def start(self, session: Recording) -> None:
         """Check whether tracing can work here; it starts later, by step number."""
         self._session = session
         plan = session.plan
@@ -522,7 +519,7 @@ def _why_no_teardown() -> str:
     return ""
 
 
-def _make_profile(session: Session, window: _Window) -> Any:
+def _make_profile(session: Recording, window: _Window) -> Any:
     from torch.profiler import ProfilerActivity
     from torch.profiler.profiler import _KinetoProfile
 
@@ -553,7 +550,7 @@ def _trace_only() -> Any:
         return None
 
 
-def _metadata(session: Session, window: _Window) -> dict[str, Any]:
+def _metadata(session: Recording, window: _Window) -> dict[str, Any]:
     """Facts about the rank for the trace, in addition to torch's ``distributedInfo``.
 
     torch drops the backslashes of escaped characters, so texts keep only those that need none.
