@@ -11,13 +11,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from distprof.artefacts.records import StepRecord
 from distprof.errors import InputError, MissingExtraError, UsageError
 from distprof.escape import plain, shorten
-from distprof.verbs.export.families import Family, all_families
-from distprof.verbs.export.observed import Observed
+from distprof.verbs.addresses import is_web_address
+from distprof.verbs.export.families import Family, Observed, all_families
 from distprof.version import __version__
 
 if TYPE_CHECKING:
@@ -42,13 +41,7 @@ _UNITS = {
 
 def base_of(endpoint: str) -> str:
     """Check the address of a collector, and remove trailing slashes."""
-    try:
-        parts = urlsplit(endpoint)
-        is_good = parts.scheme in ("http", "https") and bool(parts.hostname)
-        _ = parts.port
-    except ValueError:
-        is_good = False
-    if not is_good:
+    if not is_web_address(endpoint):
         raise UsageError(f"{endpoint!r} is not an address such as http://127.0.0.1:4318")
     return endpoint.rstrip("/")
 

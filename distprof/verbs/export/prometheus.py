@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from distprof.documents.document import write_file
 from distprof.errors import InputError, MissingExtraError
 from distprof.verbs.addresses import cannot_listen
-from distprof.verbs.export.observed import Observed
+from distprof.verbs.export.families import Observed
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

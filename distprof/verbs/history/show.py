@@ -10,7 +10,7 @@ from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.escape import shorten
 from distprof.formats import RenderOptions
-from distprof.sections.table import Column, Drawing, TableView, counted
+from distprof.sections.table import Column, Drawing, TableView, counted, rows_table
 from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
 from distprof.verbs.gate.show import amount
 from distprof.verbs.history.timeline import HISTORY_SCHEMA, History, HistoryPoint, HistorySeries
@@ -130,41 +130,30 @@ def _lower_first(sentence: str) -> str:
 def history_tables(history: History, *, show_all: bool) -> Iterator[TableView]:
     """A table for each series with one row per point, including a drawing of its value."""
     del show_all  # the user asked for the content of the history
-    for series in history.series:
-        if series.points:
-            yield _series_table(history, series)
+    yield from filter(None, (_series_table(history, series) for series in history.series))
 
 
-def _series_table(history: History, series: HistorySeries) -> TableView:
-    notes = _scale_notes(history, series)
-    return TableView(
-        title=series_name(series.fingerprint),
+def _series_table(history: History, series: HistorySeries) -> TableView | None:
+    if not series.points:
+        return None
+    ends, unit = _ends(series.points), history.unit
+    columns = (
+        Column("commit", point_name, left=True),
+        Column("date", lambda point: day(point.created_ns), left=True),
+        Column("runs", "num_runs", form="id"),
+        Column("median", lambda point: metric_text(point.value, unit)),
+        Column("95 %", lambda point: _interval(point, unit), left=True, wide_only=True),
+        Column("change", lambda point: _short_change(history, point)),
+        Column("", lambda point: state_shown(history, point), left=True),
+        Column("", lambda point: _drawing(point, *ends), left=True),
+    )
+    return rows_table(
+        series_name(series.fingerprint),
+        columns,
+        series.points,
         caption=f"{history.label} over commits, series {series.key}",
-        columns=(
-            Column(title="commit", left=True),
-            Column(title="date", left=True),
-            Column(title="runs"),
-            Column(title="median"),
-            Column(title="95 %", left=True, wide_only=True),
-            Column(title="change"),
-            Column(title="", left=True),
-            Column(title="", left=True),
-        ),
-        rows=tuple(
-            (
-                point_name(point),
-                day(point.created_ns),
-                str(point.num_runs),
-                metric_text(point.value, history.unit),
-                _interval(point, history.unit),
-                _short_change(history, point),
-                state_shown(history, point),
-                _drawing(point, *_ends(series.points)),
-            )
-            for point in series.points
-        ),
-        notes=notes,
-        strong=frozenset(i for i, point in enumerate(series.points) if point.state in _MARKED),
+        notes=_scale_notes(history, series),
+        strong=(i for i, point in enumerate(series.points) if point.state in _MARKED),
     )
 
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from distprof.errors import DistprofError, InputError, MissingExtraError
 from distprof.escape import plain, shorten
-from distprof.verbs.mcp.root import Root
-from distprof.verbs.mcp.tools import Tools, bounded
+from distprof.verbs.mcp.tools import Root, Tools, bounded
 from distprof.version import __version__
 
 if TYPE_CHECKING:

@@ -161,16 +161,14 @@ def _variants(question: Question, mesh: Layout, rejections: _Rejections) -> Iter
     for layout in _batches(question, mesh, rejections):
         for sharding, shards in _shardings(question, layout):
             for recomputation in _RECOMPUTATIONS:
-                yield _replace(
-                    layout, sharding=sharding, shards=shards, recomputation=recomputation
-                )
+                yield replace(layout, sharding=sharding, shards=shards, recomputation=recomputation)
 
 
 def _batches(question: Question, mesh: Layout, rejections: _Rejections) -> Iterator[Layout]:
     for micro_batch in _MICRO_BATCHES:
         number = max(1, question.batch // (mesh.dp * micro_batch))
         for stages in _VIRTUAL if mesh.pp > 1 else (1,):
-            layout = _replace(
+            layout = replace(
                 mesh, micro_batch=micro_batch, micro_batches=number, virtual_stages=stages
             )
             against = _against(question, layout)
@@ -188,11 +186,6 @@ def _shardings(question: Question, layout: Layout) -> Iterator[tuple[str, int]]:
             yield sharding, 0
         elif 1 < within < layout.replicas and layout.replicas % within == 0:
             yield sharding, within
-
-
-def _replace(layout: Layout, **changes: object) -> Layout:
-
-    return replace(layout, **changes)
 
 
 def _plan(

@@ -26,13 +26,11 @@ from distprof.join.gpu_waits import (
     waits_of,
 )
 from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
-from distprof.verbs.watch.alarms import JOB, Alarms, Condition
-from distprof.verbs.watch.lateness import WINDOW, SlowRanks
+from distprof.verbs.watch.alerts import JOB, Alarms, Condition
 from distprof.verbs.watch.ranks import RankWatch
 from distprof.verbs.watch.result import Alert, JobState
-from distprof.verbs.watch.speed import JobSpeed, Lasting
-from distprof.verbs.watch.steps import StepTable
-from distprof.verbs.watch.waits import WaitTable
+from distprof.verbs.watch.slowness import WINDOW, JobSpeed, Lasting, SlowRanks
+from distprof.verbs.watch.steps import StepTable, WaitTable
 
 SETTLE: Final = 3
 """Number of first steps that are ignored, because caches are cold."""
