@@ -59,12 +59,12 @@ _STARTING = {
 
 
 _GROUPS = {
+    "Start": ("demo", "doctor"),
     "Record": ("capture", "run", "attach", "bench"),
     "Diagnose": ("analyze", "watch", "hang", "report", "export", "rule"),
     "Compare and gate": ("compare", "scale", "check", "history"),
     "Plan": ("plan", "fabric"),
     "Connect": ("mcp",),
-    "Set up": ("demo", "doctor"),
 }
 
 _GARBAGE = 250_000

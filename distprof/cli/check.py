@@ -340,7 +340,6 @@ def _judge(
     sizes: Sizes, settings: CheckConfig, options: dict[str, Any], *, alpha: float | None = None
 ) -> CheckResult:
     from distprof.verbs.gate.baseline import read_baseline
-    from distprof.verbs.gate.check import GateSettings
     from distprof.verbs.gate.decide import ALPHA
     from distprof.verbs.gate.repeats import judge_runs
 
@@ -350,13 +349,8 @@ def _judge(
         sizes,
         against,
         source=source,
-        settings=GateSettings(
-            metrics=settings.metrics,
-            tolerance=settings.tolerance,
-            session_noise=settings.session_noise,
-            inconclusive_fails=settings.inconclusive_fails,
-            alpha=ALPHA if alpha is None else alpha,
-        ),
+        settings=settings,
+        alpha=ALPHA if alpha is None else alpha,
         allow_unlike=options["allow_unlike"],
     )
 

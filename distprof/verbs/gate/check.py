@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -10,6 +10,7 @@ import numpy as np
 
 from distprof.artefacts.baseline_file import BaselineFile, BaselineSession
 from distprof.artefacts.summary_file import Fingerprint, StepParts
+from distprof.config import CheckConfig
 from distprof.formats import Displayed
 from distprof.verbs.gate.baseline import acknowledgement, baseline_values
 from distprof.verbs.gate.decide import ALPHA, Decision, decide
@@ -92,20 +93,6 @@ def fails(state: State, *, inconclusive_fails: bool) -> bool:
     return state == "regressed" or (state == "inconclusive" and inconclusive_fails)
 
 
-class GateSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings for comparing runs with a baseline."""
-
-    metrics: Sequence[str] = ()  # Metrics to gate; empty for those gated by default.
-    # Tolerances that differ from the default, by metric.
-    tolerance: Mapping[str, float] = msgspec.field(default_factory=dict)
-    # Known spread of step time and efficiency between sessions, as a relative standard deviation;
-    # None if unknown. It is used while the baseline has too few sessions to estimate it.
-    session_noise: float | None = None
-    is_paired: bool = False  # Whether repeats of both sides were measured alternately.
-    inconclusive_fails: bool = False  # Whether an inconclusive check counts as a failure.
-    alpha: float = ALPHA  # Significance level of the rank test.
-
-
 def judge(
     baseline: BaselineFile,
     candidate: BaselineSession,
@@ -114,18 +101,23 @@ def judge(
     fingerprint: Fingerprint,
     version: str,
     now_ns: int,
-    settings: GateSettings | None = None,
+    settings: CheckConfig | None = None,
+    alpha: float = ALPHA,
+    is_paired: bool = False,
     unlike: Sequence[str] = (),
 ) -> CheckResult:
     """Compare one session of repeats with a baseline, which reports call ``source``.
 
-    Acknowledged losses expire, so the current time counts. ``unlike`` are differences that would
-    forbid the comparison, but which the user allowed.
+    Acknowledged losses expire, so the current time counts. ``alpha`` is the level of the rank test.
+    ``unlike`` are differences that would forbid the comparison, but which the user allowed.
     """
-    settings = settings or GateSettings()
+    settings = settings or CheckConfig()
     wanted = settings.metrics or [metric.name for metric in METRICS if metric.decides]
     found = {
-        metric.name: _check(metric, baseline, candidate, settings, now_ns) for metric in METRICS
+        metric.name: _check(
+            metric, baseline, candidate, settings, alpha=alpha, is_paired=is_paired, now_ns=now_ns
+        )
+        for metric in METRICS
     }
     checks = [
         msgspec.structs.replace(check, is_gated=name in wanted)
@@ -163,7 +155,10 @@ def _check(
     metric: Metric,
     baseline: BaselineFile,
     candidate: BaselineSession,
-    settings: GateSettings,
+    settings: CheckConfig,
+    *,
+    alpha: float,
+    is_paired: bool,
     now_ns: int,
 ) -> MetricCheck | str:
     """The result for a metric, or why there is none."""
@@ -172,8 +167,7 @@ def _check(
     if not before or not after:
         return f"the {'runs do' if before else 'baseline does'} not have it"
     tolerance = settings.tolerance.get(metric.name, metric.tolerance)
-    is_paired = settings.is_paired and len(before) == len(after)
-
+    is_paired = is_paired and len(before) == len(after)
     noise = settings.session_noise if metric.decides and not is_paired else None
 
     def decided(tolerance: float) -> Decision:
@@ -187,7 +181,7 @@ def _check(
             sessions=None if is_paired else sessions,
             session_noise=noise,
             can_repeat_baseline=is_paired,
-            alpha=settings.alpha,
+            alpha=alpha,
         )
 
     found = decided(tolerance)

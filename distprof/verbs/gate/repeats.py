@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
-from msgspec.structs import replace
 
 from distprof.artefacts.baseline_file import BaselineFile, BaselineSession
 from distprof.artefacts.summary_file import Fingerprint, SummaryFile
 from distprof.artefacts.sweep_file import SweepFile
+from distprof.config import CheckConfig
 from distprof.errors import InputError, UsageError
 from distprof.run.fingerprint import flat_config
 from distprof.verbs.gate.baseline import (
@@ -20,7 +20,8 @@ from distprof.verbs.gate.baseline import (
     unlike_baseline,
     unlike_job,
 )
-from distprof.verbs.gate.check import CheckResult, GateSettings, judge
+from distprof.verbs.gate.check import CheckResult, judge
+from distprof.verbs.gate.decide import ALPHA
 from distprof.verbs.sweep.plan import parse_workload, plan_workload
 from distprof.verbs.sweep.running import configuration_of, load_sweep
 from distprof.version import __version__
@@ -110,7 +111,8 @@ def judge_runs(
     against: BaselineFile | Sizes,
     *,
     source: str,
-    settings: GateSettings,
+    settings: CheckConfig,
+    alpha: float = ALPHA,
     allow_unlike: bool = False,
 ) -> CheckResult:
     """Compare runs with a baseline, or with other runs; InputError if they are not comparable.
@@ -128,7 +130,9 @@ def judge_runs(
         fingerprint=sizes[1][-1].fingerprint,
         version=__version__,
         now_ns=time.time_ns(),
-        settings=replace(settings, is_paired=is_paired),
+        settings=settings,
+        alpha=alpha,
+        is_paired=is_paired,
         unlike=_differences(source, baseline, sizes, allow=allow_unlike),
     )
     return result if is_paired or others is None else _with_drift_note(result)

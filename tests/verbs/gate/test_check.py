@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from distprof.artefacts.baseline_file import Acknowledged, BaselineSession
 from distprof.artefacts.summary_file import Fingerprint, StepParts, SummaryFile
+from distprof.config import CheckConfig
 from distprof.verbs.gate.baseline import accepted, make_baseline, session_of
-from distprof.verbs.gate.check import GateSettings, judge
-from distprof.verbs.gate.decide import EARLY_ALPHA
+from distprof.verbs.gate.check import judge
+from distprof.verbs.gate.decide import ALPHA, EARLY_ALPHA
 
 MACHINE = Fingerprint(world_size=4, device="H200", backend="nccl")
 CALM = (100.0, 100.4, 99.7, 100.1, 99.9, 100.2, 99.8, 100.3)
@@ -42,7 +43,7 @@ def three_sessions(**fields):
     return baseline
 
 
-def judged(repeats, *, small=(), baseline=None, now_ns=0, **choices):
+def judged(repeats, *, small=(), baseline=None, now_ns=0, is_paired=False, alpha=ALPHA, **choices):
     return judge(
         baseline or three_sessions(),
         session_of(repeats, small),
@@ -50,7 +51,9 @@ def judged(repeats, *, small=(), baseline=None, now_ns=0, **choices):
         fingerprint=MACHINE,
         version="1",
         now_ns=now_ns,
-        settings=GateSettings(**choices),
+        settings=CheckConfig(**choices),
+        is_paired=is_paired,
+        alpha=alpha,
     )
 
 
@@ -201,7 +204,7 @@ def test_a_verdict_hangs_together_whatever_was_measured(before, after, noise, lo
         fingerprint=MACHINE,
         version="1",
         now_ns=0,
-        settings=GateSettings(session_noise=noise),
+        settings=CheckConfig(session_noise=noise),
     )
     (check,) = result.metrics
     assert result.state == check.state
