@@ -75,9 +75,6 @@ class Panel:
     Args:
         session: The session that owns them.
         given: Replaces the probes that the options select; the step log is always included.
-
-    Attributes:
-        step_log: The step log; None if it could not start.
     """
 
     def __init__(self, session: Recording, given: Sequence[Probe] | None) -> None:
@@ -85,7 +82,7 @@ class Panel:
         self._given = given
         self._slots: list[_Slot] = []
         self._refusal = ""
-        self.step_log: StepLog | None = None
+        self.step_log: StepLog | None = None  # The step log; None if it could not start.
         self._watchers: tuple[_Slot, ...] = ()
         self._tracers: tuple[_Slot, ...] = ()
         self._called: dict[str, tuple[_Slot, ...]] = {}

@@ -46,11 +46,7 @@ class Recording(Protocol):
 
 
 class Unavailable(Exception):  # noqa: N818  # a state, not a fault
-    """This probe cannot run here; raised by :meth:`Probe.start` or later.
-
-    Args:
-        reason: One sentence for run.json.
-    """
+    """This probe cannot run here, for this reason; raised by :meth:`Probe.start` or later."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -79,11 +75,7 @@ class Probe:
         self.num_dropped = 0
 
     def start(self, session: Recording) -> None:
-        """Start the probe.
-
-        Raises:
-            Unavailable: If it cannot run here.
-        """
+        """Start the probe; Unavailable if it cannot run here."""
 
     def step_started(self, step: int) -> None:
         """A step starts in which this probe records."""
@@ -109,11 +101,7 @@ class Probe:
     def open_writer(
         self, session: Recording, file: str, schema: str, about: dict[str, Any] | None = None
     ) -> RecordWriter:
-        """Open the writer of this probe's file in the rank's directory and write its header.
-
-        Raises:
-            OSError: If the file cannot be created.
-        """
+        """Open the writer of this probe's file in the rank's directory and write its header."""
         header = Header(schema=schema, rank=session.rank, about=about or {})
         limit = session.options.queue_records
         self.writer = RecordWriter(session.rank_dir / file, header, limit=limit)
@@ -148,8 +136,7 @@ class Tracer(Probe):
     def between_steps(self, next_step: int) -> bool:  # noqa: ARG002
         """Prepare, start, stop or save. Called between two steps and before the first.
 
-        Returns:
-            Whether it did any of these. That time then belongs to no step.
+        Returns whether it did any of these. That time then belongs to no step.
         """
         return False
 

@@ -75,11 +75,7 @@ def _never_raises(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Capture:
-    """The capture of one process.
-
-    Args:
-        run_dir: The run directory.
-    """
+    """The capture of one process."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
@@ -126,11 +122,10 @@ class Capture:
 
     @_never_raises
     def step_begins(self, optimizer: object, args: Any, kwargs: Any) -> Any:
-        """An optimizer is about to step.
+        """An optimizer is about to step; returns None, or its arguments with a wrapped closure.
 
-        Returns:
-            None, or its arguments with a wrapped closure: a closure runs forward and backward of a
-            whole micro-batch, which is not work of the optimizer.
+        A closure runs forward and backward of a whole micro-batch, which is not work of the
+        optimizer.
         """
         if self._session is None:
             self._open()

@@ -44,11 +44,7 @@ class WorkerServerProbe(Probe):
         self._poller: Poller | None = None
 
     def start(self, session: Recording) -> None:
-        """Open the socket.
-
-        Raises:
-            Unavailable: Without torch, or with a torch that has no worker server.
-        """
+        """Open the socket; Unavailable without torch, or with one that has no worker server."""
         try:
             path = self._listen(session.run_dir, session.rank)
         except Unavailable as unavailable:

@@ -33,11 +33,7 @@ _sessions = itertools.count()  # of this process; ranks open their sessions toge
 
 
 class ClockProbe(Probe):
-    """Writes ``clock.jsonl`` on every rank that sends requests.
-
-    Args:
-        environment: Used instead of ``os.environ``.
-    """
+    """Writes ``clock.jsonl`` on every rank that sends requests."""
 
     name = "clock"
 
@@ -50,11 +46,7 @@ class ClockProbe(Probe):
         self._asker: Asker | None = None
 
     def start(self, session: Recording) -> None:
-        """Start if the process group of the job exists.
-
-        Raises:
-            Unavailable: If there is no rank to compare with, or no need to.
-        """
+        """Start if the process group exists; Unavailable without need, or a rank to compare."""
         self._session = session
         self._begin()
 

@@ -78,8 +78,7 @@ class FlightRecorder(Tracer):
 def join_dumps(dumps: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One dump with the groups and entries of several recorders of a process.
 
-    Args:
-        dumps: At least one. Everything but groups and entries comes from the first one.
+    Everything else comes from the first one.
     """
     joined = dict(dumps[0])
     for dump in dumps[1:]:
@@ -93,12 +92,7 @@ def join_dumps(dumps: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def merge_dumps(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
-    """``now``, preceded by the entries of ``before`` that the ring has lost since.
-
-    Args:
-        before: An earlier dump of the same process, or None.
-        now: The later one.
-    """
+    """``now``, preceded by the entries of ``before`` that the ring has lost since."""
     if before is None:
         return now
     known = {entry.get("record_id") for entry in now["entries"]}

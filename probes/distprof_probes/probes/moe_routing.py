@@ -38,11 +38,7 @@ class MoeRoutingProbe(Probe):
         self._session = session
 
     def watch(self, *modules: Any) -> int:
-        """Watch every layer of ``modules`` that has ``watchers``, by its name in the model.
-
-        Returns:
-            Number of layers found.
-        """
+        """Watch the layers of ``modules`` that have ``watchers``, by name; return their number."""
         found = 0
         for module in modules:
             for name, layer in module.named_modules():

@@ -58,11 +58,7 @@ class NvmlProbe(Probe):
         self._trouble = "this process used no GPU"  # until a sampler runs
 
     def start(self, session: Recording) -> None:
-        """Open NVML, and start to sample if the GPU is already known.
-
-        Raises:
-            Unavailable: Without pynvml, library, driver, permission or GPU.
-        """
+        """Open NVML, and start to sample if the GPU is already known."""
         self._nvml = _initialised(self._nvml)
         self._session = session
         self._begin()
@@ -211,11 +207,7 @@ def _own_device() -> DeviceHint | None:
 
 
 def _initialised(nvml: Any) -> Any:
-    """The module pynvml, ready to use.
-
-    Raises:
-        Unavailable: With a readable reason.
-    """
+    """The module pynvml, ready to use; Unavailable with a readable reason."""
     if nvml is None:
         try:
             nvml = importlib.import_module("pynvml")

@@ -40,11 +40,7 @@ _Function = Callable[..., Any]
 
 
 class PausesProbe(Probe):
-    """Writes ``pauses.jsonl``.
-
-    Args:
-        clock: Returns nanoseconds since the epoch.
-    """
+    """Writes ``pauses.jsonl``."""
 
     name = "pauses"
 
@@ -147,17 +143,12 @@ class _LoaderWaits:
 
     Args:
         clock: Epoch nanoseconds.
-
-    Attributes:
-        waits: Those in the current step.
-        thread: The training thread.
-        active: Whether to observe.
     """
 
     def __init__(self, clock: Callable[[], int]) -> None:
-        self.waits: list[Pause] = []
-        self.thread = threading.get_ident()
-        self.active = False
+        self.waits: list[Pause] = []  # Those in the current step.
+        self.thread = threading.get_ident()  # The training thread.
+        self.active = False  # Whether to observe.
         self._clock = clock
         self._installed: list[tuple[type, str, _Function, _Function]] = []
         self._inside = False  # nested loaders wait once

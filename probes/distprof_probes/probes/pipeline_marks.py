@@ -27,19 +27,12 @@ _Function = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wrap:
-    """One function to mark.
+    """One function to mark."""
 
-    Args:
-        owner: Module or class.
-        name: Name of the function.
-        original: The original function.
-        marked: The function inside its mark.
-    """
-
-    owner: Any
-    name: str
-    original: _Function
-    marked: _Function
+    owner: Any  # Module or class.
+    name: str  # Name of the function.
+    original: _Function  # The original function.
+    marked: _Function  # The function inside its mark.
 
     def install(self) -> None:
         """Install the mark, unless it is installed already."""
@@ -68,11 +61,7 @@ class PipelineMarksProbe(Probe):
         self._active = False
 
     def start(self, session: Recording) -> None:  # noqa: ARG002  # the interface of all probes
-        """Install the marks, if the program has imported torch's pipelines.
-
-        Raises:
-            Unavailable: If the functions are missing.
-        """
+        """Install the marks, if the program has imported torch's pipelines."""
         self.resume()
 
     def step_ended(self, step: int) -> None:  # noqa: ARG002
