@@ -180,7 +180,7 @@ def note(message: str, *, quiet: bool = False) -> None:
 
 
 def to_stdout(text: str, format_name: str = "text") -> None:
-    """Write to stdout and flush; a reader that closes the pipe, such as ``head``, is no error."""
+    """Write to stdout and flush, unless the reader has closed the pipe, as ``head`` does."""
     from distprof.errors import InputError
 
     stream = sys.stdout

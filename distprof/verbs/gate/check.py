@@ -9,9 +9,10 @@ import msgspec
 import numpy as np
 
 from distprof.artefacts.baseline_file import BaselineFile, BaselineSession
-from distprof.artefacts.summary_file import Fingerprint, StepParts
+from distprof.artefacts.summary_file import Fingerprint
 from distprof.config import CheckConfig
 from distprof.formats import Displayed
+from distprof.verbs.compare.measure import part_changes
 from distprof.verbs.gate.baseline import acknowledgement, baseline_values
 from distprof.verbs.gate.decide import ALPHA, Decision, decide
 from distprof.verbs.gate.metrics import METRICS, Metric
@@ -124,6 +125,7 @@ def judge(
         for name, check in found.items()
         if not isinstance(check, str)
     ]
+    recorded = {name for one in baseline.sessions for name, each in one.values.items() if each}
     deciding = [check for check in checks if check.is_gated]
     needed = [check.needed_repeats for check in deciding if check.state == "inconclusive"]
     known = [number for number in needed if number is not None]
@@ -142,7 +144,7 @@ def judge(
             name: why
             for name, why in found.items()
             if isinstance(why, str)
-            and (name in settings.metrics or (name in wanted and _has(baseline, name)))
+            and (name in settings.metrics or (name in wanted and name in recorded))
         },
         notes=tuple(
             dict.fromkeys(f"Assumed: {check.assumes}" for check in deciding if check.assumes)
@@ -212,10 +214,6 @@ def _check(
     )
 
 
-def _has(baseline: BaselineFile, metric: str) -> bool:
-    return any(session.values.get(metric) for session in baseline.sessions)
-
-
 def _as_acknowledged(found: Decision, accepting: Decision) -> State:
     """The state after accepting an acknowledged loss, unless the loss is clearly larger than it."""
     if found.state in ("passed", "improved") or accepting.state == "regressed":
@@ -230,13 +228,7 @@ def _parts(baseline: BaselineFile, candidate: BaselineSession) -> tuple[PartLoss
     after = candidate.parts
     if before is None or after is None:
         return ()
-    names = [name for name in StepParts.__struct_fields__ if name != "span_ns"]
     return tuple(
-        PartLoss(
-            part=name.removesuffix("_ns"),
-            baseline_ns=getattr(before, name),
-            candidate_ns=getattr(after, name),
-            change_ns=getattr(after, name) - getattr(before, name),
-        )
-        for name in names
+        PartLoss(part=part, baseline_ns=mine, candidate_ns=theirs, change_ns=change)
+        for part, mine, theirs, change in part_changes(before, after)
     )

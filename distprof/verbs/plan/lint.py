@@ -129,17 +129,16 @@ def _facts(lint: Lint, *, show_all: bool) -> Iterator[str]:
         yield f"Keys not read: {', '.join(chosen)}{more}."
 
 
-def _line(finding: ConfigurationFinding) -> str:
-    return f"{finding.severity.value} {finding.code}: {finding.message} {finding.fix}"
-
-
 def _page(lint: Lint, options: RenderOptions) -> Page:
     headline, *facts = _facts(lint, show_all=options.show_all)
     return Page(
         verdict=_verdict(lint),
         headline=headline,
         facts=tuple(facts),
-        points=tuple(_line(finding) for finding in lint.findings),
+        points=tuple(
+            f"{finding.severity.value} {finding.code}: {finding.message} {finding.fix}"
+            for finding in lint.findings
+        ),
     )
 
 

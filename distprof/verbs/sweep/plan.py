@@ -118,7 +118,7 @@ def plan_program(
 ) -> SweepFile:
     """A sweep of a user's own program under ``distprof capture``.
 
-    ``{ranks}`` stands in the command for the number of ranks. Only the user knows how it scales.
+    ``{ranks}`` in the command becomes the number of ranks. Only the user knows how it scales.
     """
     if len(sizes) > 1 and not any(RANKS in word for word in command):
         raise UsageError(

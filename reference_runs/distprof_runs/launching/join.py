@@ -40,7 +40,7 @@ class Place:
 
 
 def join(place: Place, training: TrainingOptions, options: WorkloadOptions) -> Job:
-    """Make the process group and the mesh; UsageError without a device or with no such mesh."""
+    """Make the process group and the mesh; UsageError if either is impossible."""
     options.mesh(place.world_size)  # fail before other ranks wait for this one
     device = _device(place, training)
     if device.type == "cuda":
