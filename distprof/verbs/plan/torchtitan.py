@@ -16,7 +16,8 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def launch_values(text: str, path: Path, most_bytes: int) -> Values:
         raise _unresolved(str(path), f"shell variables: --module {module} --config {function}")
     file, root = _module_file(module, path)
     place = _Place(file=file, root=root, most_bytes=most_bytes)
-    return {**_flat(_configured(place, function)), **_overrides(typed)}
+    return {**_layout_values(_configured(place, function)), **_overrides(typed)}
 
 
 MOST_CHARACTERS = 1 << 16
@@ -92,7 +93,9 @@ def values_of_function(source: str, most_bytes: int) -> Values:
     name, _, function = source.rpartition(":")
     file = Path(name)
     root = next((up for up in file.absolute().parents if (up / "torchtitan").is_dir()), file.parent)
-    return _flat(_configured(_Place(file=file, root=root, most_bytes=most_bytes), function))
+    return _layout_values(
+        _configured(_Place(file=file, root=root, most_bytes=most_bytes), function)
+    )
 
 
 # The command line ---------------------------------------------------------------------------------
@@ -104,20 +107,31 @@ def _typed(words: list[str]) -> Iterator[tuple[str, str]]:
     """The variables of ``run_train.sh``, then the options, which take precedence."""
     variables = (re.fullmatch(r"(NGPU|MODULE|CONFIG)=(.+)", word) for word in words)
     yield from ((_LAUNCHER[found[1]], found[2]) for found in variables if found)
-    for word, after in zip(words, [*words[1:], ""], strict=True):
+    for name, value in options_typed(words):
+        yield (name if "." in name else name.replace("_", "-")), value or "True"
+
+
+def options_typed(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Names and values of the options of a command line; a flag has an empty value."""
+    for word, after in zip_longest(words, words[1:], fillvalue=""):
         if not word.startswith("--") or word == "--":
             continue
         name, has_value, value = word[2:].partition("=")
-        if not has_value:
-            value = after if after and not after.startswith("--") else "True"
-        yield (name if "." in name else name.replace("_", "-")), value
+        if not has_value and not after.startswith("--"):
+            value = after
+        yield name, value
+
+
+def number_or_text(value: str) -> int | str:
+    """The value of an option, as an integer if it is one."""
+    return int(value) if re.fullmatch(r"-?[0-9]{1,18}", value) else value
 
 
 def _overrides(typed: Mapping[str, str]) -> Values:
     found: Values = {}
     for name, value in typed.items():
         key = f"launch.{name}" if name in ("nproc-per-node", "nnodes") else name.replace("-", "_")
-        found[key] = int(value) if re.fullmatch(r"-?[0-9]{1,18}", value) else value
+        found[key] = number_or_text(value)
     return found
 
 
@@ -281,14 +295,17 @@ def _set(local: Values, target: ast.expr, value: Any) -> None:
         inside[path[-1]] = value
 
 
-def _flat(values: Mapping[str, Any], before: str = "") -> Values:
+def _layout_values(values: Mapping[str, Any]) -> Values:
     """Values of the sections that decide a layout, by dotted name."""
+    return flat({key: value for key, value in values.items() if key in _SECTIONS})
+
+
+def flat(values: Mapping[str, Any], before: str = "") -> Values:
+    """Values of nested tables by dotted name."""
     found: Values = {}
     for key, value in values.items():
-        if not before and key not in _SECTIONS:
-            continue
         if isinstance(value, Mapping):
-            found.update(_flat(value, f"{before}{key}."))
+            found.update(flat(value, f"{before}{key}."))
         else:
             found[f"{before}{key}"] = value
     return found
