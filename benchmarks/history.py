@@ -84,7 +84,7 @@ def marks(case: Case, histories: int, seed: int) -> str:
     began = time.perf_counter()
     for number in range(histories):
         runs = simulated(case, np.random.default_rng(seed + number))
-        history = trace_metric(by_series(runs), metric, source="", version="1")
+        history = trace_metric(by_series(runs), metric, source="")
         found = [
             i
             for i, point in enumerate(history.series[0].points)

@@ -229,14 +229,12 @@ def _traced(
 ) -> History:
     from distprof.config import load_config
     from distprof.verbs.history.timeline import trace_metric
-    from distprof.version import __version__
 
     settings = load_config(None).check
     return trace_metric(
         series,
         metric,
         source=place,
-        version=__version__,
         tolerance=settings.tolerance.get(metric.name),
         window=settings.window,
         last=last,

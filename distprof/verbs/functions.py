@@ -180,12 +180,11 @@ def plan_of(options: Mapping[str, Any], *, most: int) -> Plan:
     from distprof.verbs.plan.layout import parse_layout
     from distprof.verbs.plan.question import question_of
     from distprof.verbs.plan.search import judge_layout, make_plan
-    from distprof.version import __version__
 
     question = question_of(options)
     if options["layout"] is None:
-        return make_plan(question, version=__version__, most=most)
+        return make_plan(question, most=most)
     layout = parse_layout(
         options["layout"], num_gpus=question.cluster.num_gpus, batch=question.batch
     )
-    return judge_layout(question, layout, version=__version__)
+    return judge_layout(question, layout)

@@ -27,6 +27,7 @@ from distprof.verbs.compare.result import (
     Trend,
 )
 from distprof.verbs.gate.decide import mann_whitney
+from distprof.version import __version__
 
 ALIKE_RATIO = 0.02
 """Times that differ by less than this count as equal."""
@@ -349,7 +350,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[FoundProblem, ...] = ()  # Its findings, with the code of their rule.
 
 
-def compare(first: Side, second: Side, *, version: str) -> Comparison:
+def compare(first: Side, second: Side) -> Comparison:
     """Changes from the first run to the second; those of all parts add up to that of the step."""
     steps = _comparable_steps(first.summary, second.summary)
     is_mixed = first.summary.is_traced != second.summary.is_traced
@@ -357,7 +358,7 @@ def compare(first: Side, second: Side, *, version: str) -> Comparison:
     found = differences(first.summary.fingerprint, second.summary.fingerprint)
     windows = first.num_windows, second.num_windows
     return Comparison(
-        distprof_version=version,
+        distprof_version=__version__,
         first=_run(first.summary, steps[0], is_mixed=is_mixed),
         second=_run(second.summary, steps[1], is_mixed=is_mixed),
         is_alike=not forbidding,

@@ -27,7 +27,6 @@ from distprof.verbs.compare.result import (
     StepChange,
 )
 from distprof.verbs.summaries import summarize_report
-from distprof.version import __version__
 
 _FEW = 8
 
@@ -393,7 +392,7 @@ def compare_reports(
 ) -> Comparison:
     """Compare the reports of two runs, named by their sources unless ``names`` says otherwise."""
     mine, theirs = names or (first.run.source, second.run.source)
-    return compare(_side(first, mine), _side(second, theirs), version=__version__)
+    return compare(_side(first, mine), _side(second, theirs))
 
 
 def _side(report: Report, name: str) -> Side:

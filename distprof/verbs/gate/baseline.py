@@ -126,7 +126,6 @@ def make_baseline(
     repeats: Sequence[SummaryFile],
     small: Sequence[SummaryFile] = (),
     *,
-    distprof_version: str,
     window: int = 8,
 ) -> BaselineFile:
     """A first baseline; ValueError as :func:`session_of`, and for an invalid window."""
@@ -134,7 +133,7 @@ def make_baseline(
         raise ValueError(f"a window of {window} sessions: choose 1 to {MOST_SESSIONS}")
     session = session_of(repeats, small)
     return BaselineFile(
-        distprof_version=distprof_version,
+        distprof_version=__version__,
         fingerprint=repeats[-1].fingerprint,
         small_world_size=_world_size(small),
         window=window,
@@ -147,11 +146,11 @@ def accept_runs(
 ) -> str:
     """Write repeats to a baseline, as a new session or a new file; return what it holds now."""
     if not Path(file).exists():
-        new = make_baseline(repeats, small, distprof_version=__version__, window=window)
+        new = make_baseline(repeats, small, window=window)
         BASELINE.save(new, file)
         return f"a new baseline of {counted(len(repeats), 'repeat')}"
     old = read_baseline(file)
-    new = accepted(old, repeats, small, distprof_version=__version__, window=window)
+    new = accepted(old, repeats, small, window=window)
     BASELINE.save(new, file)
     wrong = unlike_baseline(old, repeats, small)
     restart = f" (started again because {wrong[0]})" if wrong else ""
@@ -163,7 +162,6 @@ def accepted(
     repeats: Sequence[SummaryFile],
     small: Sequence[SummaryFile] = (),
     *,
-    distprof_version: str,
     window: int | None = None,
 ) -> BaselineFile:
     """The baseline with one more session; the oldest ones beyond its window are dropped.
@@ -175,7 +173,7 @@ def accepted(
     session, window = session_of(repeats, small), window or baseline.window
     kept = () if unlike_baseline(baseline, repeats, small) else baseline.sessions
     return BaselineFile(
-        distprof_version=distprof_version,
+        distprof_version=__version__,
         fingerprint=repeats[-1].fingerprint,
         small_world_size=_world_size(small) or (baseline.small_world_size if kept else None),
         window=window,

@@ -16,6 +16,7 @@ from distprof.verbs.compare.measure import part_changes
 from distprof.verbs.gate.baseline import acknowledgement, baseline_values
 from distprof.verbs.gate.decide import ALPHA, Decision, decide
 from distprof.verbs.gate.metrics import METRICS, Metric
+from distprof.version import __version__
 
 CHECK_SCHEMA = "distprof.check/1"
 
@@ -100,7 +101,6 @@ def judge(
     *,
     source: str,
     fingerprint: Fingerprint,
-    version: str,
     now_ns: int,
     settings: CheckConfig | None = None,
     alpha: float = ALPHA,
@@ -130,7 +130,7 @@ def judge(
     needed = [check.needed_repeats for check in deciding if check.state == "inconclusive"]
     known = [number for number in needed if number is not None]
     return CheckResult(
-        distprof_version=version,
+        distprof_version=__version__,
         state=min((check.state for check in deciding), key=_WORST.index, default="inconclusive"),
         baseline=source,
         baseline_commit=baseline.sessions[-1].git_commit,

@@ -24,7 +24,6 @@ from distprof.verbs.gate.check import CheckResult, judge
 from distprof.verbs.gate.decide import ALPHA
 from distprof.verbs.sweep.plan import parse_workload, plan_workload
 from distprof.verbs.sweep.running import configuration_of, load_sweep
-from distprof.version import __version__
 
 Runs: TypeAlias = tuple[SummaryFile, ...]
 Sizes: TypeAlias = tuple[Runs, Runs]
@@ -82,7 +81,7 @@ def session_of_sizes(sizes: Sizes) -> BaselineSession:
 def baseline_of(sizes: Sizes) -> BaselineFile:
     """The repeats as a baseline with one session, to compare other runs with."""
     try:
-        return make_baseline(sizes[1], sizes[0], distprof_version=__version__)
+        return make_baseline(sizes[1], sizes[0])
     except ValueError as error:
         raise _not_repeats(sizes, error) from error
 
@@ -128,7 +127,6 @@ def judge_runs(
         session_of_sizes(sizes),
         source=source,
         fingerprint=sizes[1][-1].fingerprint,
-        version=__version__,
         now_ns=time.time_ns(),
         settings=settings,
         alpha=alpha,

@@ -25,6 +25,7 @@ from distprof.formats import Displayed
 from distprof.run.fingerprint import differences
 from distprof.verbs.gate.decide import FEWEST_SESSIONS, Decision, decide
 from distprof.verbs.gate.metrics import METRICS, Metric
+from distprof.version import __version__
 
 HISTORY_SCHEMA = "distprof.history/1"
 
@@ -176,7 +177,6 @@ def trace_metric(
     metric: Metric,
     *,
     source: str,
-    version: str,
     tolerance: float | None = None,
     window: int = 8,
     last: int | None = None,
@@ -190,7 +190,7 @@ def trace_metric(
         raise ValueError("a window and a number of points must be at least 1")
     accepted = metric.tolerance if tolerance is None else tolerance
     return History(
-        distprof_version=version,
+        distprof_version=__version__,
         source=source,
         metric=metric.name,
         label=metric.label,

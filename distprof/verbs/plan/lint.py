@@ -20,6 +20,7 @@ from distprof.verbs.plan.job_file import JobFile
 from distprof.verbs.plan.layout import Layout, objections
 from distprof.verbs.plan.question import Question, assumptions
 from distprof.verbs.plan.result import LINT_SCHEMA, ConfigurationFinding, ConfigurationResult, Lint
+from distprof.version import __version__
 
 _CAN_RUN = frozenset(
     {
@@ -36,7 +37,6 @@ def check_layout(
     layout: Layout,
     file: JobFile,
     *,
-    version: str = "",
     limits: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Lint:
     """Check a layout with the rules on configurations; errors first, then by code."""
@@ -46,7 +46,7 @@ def check_layout(
         key=lambda finding: (-finding.severity.rank, finding.code),
     )
     return Lint(
-        version=version,
+        version=__version__,
         source=file.source,
         kind=file.kind,
         layout=layout,
