@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from distprof.artefacts.summary_file import Fingerprint, SummaryFile
-from distprof.verbs.history.dataset import append, compact, query, read
+from distprof.verbs.history.dataset import append, compact, read
 from distprof.verbs.history.timeline import by_series, find_history_metric, trace_metric
 
 COMMITS, LOSS_AT = 30, 15
@@ -84,7 +84,7 @@ def marks(case: Case, histories: int, seed: int) -> str:
     began = time.perf_counter()
     for number in range(histories):
         runs = simulated(case, np.random.default_rng(seed + number))
-        history = trace_metric(by_series(runs), metric, source="", version="1")
+        history = trace_metric(by_series(runs), metric, source="")
         found = [
             i
             for i, point in enumerate(history.series[0].points)
@@ -105,10 +105,8 @@ def reading(runs: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         timed("add", lambda: append(folder, [run(STEP_NS + i, i // 3, i % 3) for i in range(runs)]))
         timed("read, loose", lambda: len(read(folder)[0]))
-        timed("SQL, loose", lambda: query(folder, "SELECT count(*) FROM history")[1])
         timed("compact", lambda: compact(folder))
         timed("read, together", lambda: len(read(folder)[0]))
-        timed("SQL, together", lambda: query(folder, "SELECT count(*) FROM history")[1])
 
 
 def timed(name: str, work: Callable[[], object]) -> None:

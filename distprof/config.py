@@ -284,11 +284,7 @@ def load_config(path: str | os.PathLike[str] | None = None) -> Config:
 
 
 def parse_config(values: Mapping[str, Any], source: str) -> Config:
-    """The configuration in a parsed TOML document.
-
-    Raises:
-        UsageError: If a key is unknown or its value invalid; the message names both.
-    """
+    """The configuration in a parsed TOML document; a UsageError names a wrong key and its value."""
     file = convert(values, ConfigFile, f"{source}: ")
     history = file.check.history
     relative = {
@@ -301,11 +297,7 @@ def parse_config(values: Mapping[str, Any], source: str) -> Config:
 
 
 def parse_communication(values: Mapping[str, Any], source: str) -> CommunicationConfig:
-    """Parse the ``patterns`` and ``exclude`` of a ``[communication]`` table.
-
-    Raises:
-        UsageError: If a key or a kind is unknown, or a regular expression is invalid.
-    """
+    """Parse the ``patterns`` and ``exclude`` of a ``[communication]`` table."""
     return convert(values, CommunicationConfig, f"{source}: ")
 
 

@@ -140,16 +140,9 @@ def click_options(
 
 
 def convert(values: Mapping[str, Any], kind: type[T], where: str) -> T:
-    """Validate a table of TOML or JSON and convert it to a struct.
+    """Validate a table of TOML or JSON and convert it to a struct, or raise a UsageError.
 
-    Args:
-        values: The parsed table.
-        kind: The struct that declares its keys.
-        where: Prefix of messages, for example ``distprof.toml: `` or ``[training] ``.
-
-    Raises:
-        UsageError: If a key is unknown or missing, or a value does not fit its field; the message
-            names the key, what was expected and what was found.
+    ``where`` is the prefix of its messages, for example ``distprof.toml: `` or ``[training] ``.
     """
     try:
         converted = msgspec.convert(values, kind)
@@ -166,9 +159,8 @@ def convert(values: Mapping[str, Any], kind: type[T], where: str) -> T:
 def parse_toml(text: str) -> dict[str, Any]:
     """Parse a TOML document that a user wrote.
 
-    Raises:
-        ValueError: If it is not valid TOML, is nested too deeply, or contains ``nan``, ``inf`` or
-            an integer of more than 64 bits; the message says which.
+    ValueError if it is not valid TOML, is nested too deeply, or contains ``nan``, ``inf`` or an
+    integer of more than 64 bits; the message says which.
     """
     try:
         values = tomllib.loads(text)
@@ -196,11 +188,7 @@ def whole_number(text: str, *, most: int) -> int | None:
 
 
 def check_known(what: str, name: str, known: Collection[str]) -> None:
-    """Reject an unknown name.
-
-    Raises:
-        UsageError: If the name is unknown; the message suggests the nearest and lists all.
-    """
+    """Reject an unknown name; the UsageError suggests the nearest and lists all."""
     if name not in known:
         raise UsageError(_unknown(what, name, known))
 

@@ -26,8 +26,8 @@ from distprof.run.records import RECORD_TABLES
 from distprof.run.tables import TABLES
 from distprof.schema import ABSENT, Column, TableSchema
 from distprof.sections.metrics import METRICS, Metric
-from distprof.verbs.bounds import all_bounds
 from distprof.verbs.documents import all_documents
+from docs.bounds import all_bounds
 from docs.clock_picture import clock_picture
 from docs.command_line import command_line_page
 from docs.contents import DOCS

@@ -119,11 +119,9 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
     It is in the usual place, where small traces stay in memory: tests of the cache name theirs.
     """
-    usual = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     with pytest.MonkeyPatch.context() as environment:
         environment.delenv("DISTPROF_CACHE_DIR", raising=False)
         environment.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "usual-cache"))
-        environment.setenv("MPLCONFIGDIR", f"{usual}/matplotlib")  # else it looks for fonts anew
         yield
 
 

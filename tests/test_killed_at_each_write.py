@@ -19,7 +19,7 @@ from distprof.artefacts.files import write_atomically
 from distprof.ingest.cache import entries
 from distprof.ingest.cache.entries import CacheKey, EntryWriter, find_entry
 from distprof.ingest.cache.tables_file import open_tables
-from distprof.verbs.history.rows import Store
+from distprof.verbs.history.dataset import Store
 
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
 DAYS_S = 200_000

@@ -27,8 +27,6 @@ NEVER = {
     "hta",
     "dask",
     "distributed",
-    "duckdb",
-    "matplotlib",
     "importlib.metadata",
     "asyncio",
 }

@@ -394,8 +394,8 @@ def _of_histories() -> Iterator[Seed]:
         files = _as_files(Path(name), "in")
     where = ("--history", "in")
     commands = (
-        ("history", "show", *where), ("history", "query", "SELECT * FROM history", *where),
-        ("history", "compact", *where), ("history", "show", "--metric", "overlap", *where),
+        ("history", "show", *where), ("history", "compact", *where),
+        ("history", "show", "--metric", "overlap", *where),
     )  # fmt: skip
     yield _seed("history", files, *commands)
 

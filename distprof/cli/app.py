@@ -36,7 +36,7 @@ _VERBS = {
     "compare": "What changed between two runs, and which parts of a step explain it.",
     "scale": "How efficiency falls as ranks are added, and where it is lost.",
     "check": "Fail when runs are slower than a baseline: a gate for CI.",
-    "history": "Metrics of runs over commits: add, show, query.",
+    "history": "Metrics of runs over commits: add, show, compact.",
     "report": "Show a saved report in any format.",
     "export": "A timeline of all ranks for Perfetto; metrics for Prometheus and OpenTelemetry.",
     "rule": "Explain a rule: what it detects, why it costs time, how to fix it.",
@@ -59,20 +59,17 @@ _STARTING = {
 
 
 _GROUPS = {
+    "Start": ("demo", "doctor"),
     "Record": ("capture", "run", "attach", "bench"),
     "Diagnose": ("analyze", "watch", "hang", "report", "export", "rule"),
     "Compare and gate": ("compare", "scale", "check", "history"),
     "Plan": ("plan", "fabric"),
     "Connect": ("mcp",),
-    "Set up": ("demo", "doctor"),
 }
 
 _GARBAGE = 250_000
 """Allocations between garbage collections. Imports and definitions create many objects and no
 garbage, and scanning them takes 5 % of a short command."""
-
-_PRINT_LEAKS = {"duckdb"}
-"""Modules that report each of their objects left after the final garbage collection."""
 
 
 class ExitCode(IntEnum):
@@ -178,19 +175,12 @@ def app() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Args:
-        arguments: Arguments to parse instead of ``sys.argv``.
-
-    Returns:
-        The exit code: see :class:`ExitCode`.
-    """
+    """Run the command line, or these arguments instead; return the :class:`ExitCode`."""
     gc.set_threshold(_GARBAGE)
     try:
         return _outcome(arguments, State())
     finally:
-        if arguments is None and not _PRINT_LEAKS & sys.modules.keys():
+        if arguments is None:
             gc.freeze()  # the process exits now: skip the final garbage collection
 
 

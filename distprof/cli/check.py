@@ -253,11 +253,7 @@ def _metric_names() -> str:
 
 
 def _assigned(text: str) -> tuple[str, float]:
-    """Parse ``METRIC=VALUE``.
-
-    Raises:
-        UsageError: If the text has any other form.
-    """
+    """Parse ``METRIC=VALUE``."""
     name, _, value = text.partition("=")
     try:
         return name.strip(), float(value)
@@ -268,11 +264,7 @@ def _assigned(text: str) -> tuple[str, float]:
 
 
 def _check_writable(file: str) -> None:
-    """Reject a baseline that cannot be written, before any work is done.
-
-    Raises:
-        UsageError: If the file cannot be written; the message says why.
-    """
+    """Reject a baseline that cannot be written, before any work is done."""
     if not Path(file).exists():
         check_free(file, force=False)
     elif Path(file).is_dir() or not os.access(Path(file).resolve().parent, os.W_OK):
@@ -348,7 +340,6 @@ def _judge(
     sizes: Sizes, settings: CheckConfig, options: dict[str, Any], *, alpha: float | None = None
 ) -> CheckResult:
     from distprof.verbs.gate.baseline import read_baseline
-    from distprof.verbs.gate.check import GateSettings
     from distprof.verbs.gate.decide import ALPHA
     from distprof.verbs.gate.repeats import judge_runs
 
@@ -358,13 +349,8 @@ def _judge(
         sizes,
         against,
         source=source,
-        settings=GateSettings(
-            metrics=settings.metrics,
-            tolerance=settings.tolerance,
-            session_noise=settings.session_noise,
-            inconclusive_fails=settings.inconclusive_fails,
-            alpha=ALPHA if alpha is None else alpha,
-        ),
+        settings=settings,
+        alpha=ALPHA if alpha is None else alpha,
         allow_unlike=options["allow_unlike"],
     )
 

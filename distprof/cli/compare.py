@@ -36,9 +36,10 @@ def compare(first: str, second: str, **output_options: Any) -> int:
     from distprof.verbs.summaries import open_report
 
     output.check(COMPARISON)
+    for source in (first, second):  # before the first is read, which may take minutes
+        check_comparable(source)
     reports = []
     for source in (first, second):
-        check_comparable(source)
         note(f"Reading {source}", quiet=output.quiet or not sys.stderr.isatty())
         reports.append(open_report(source))
     comparison = compare_reports(reports[0], reports[1], names=(first, second))

@@ -7,7 +7,8 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata, util
 from pathlib import Path
@@ -17,8 +18,8 @@ import click
 
 from distprof.cli.app import ExitCode
 from distprof.cli.options import debug_option
-from distprof.cli.output import has_color, to_stdout
-from distprof.escape import plain
+from distprof.cli.output import has_color, terminal_width, to_stdout
+from distprof.escape import plain, wrapped
 from distprof.kernel import explain
 from distprof.processors import available_processors
 from distprof.units import format_bytes
@@ -34,8 +35,6 @@ _EXTRAS = {
     "run": "torch",
     "hta": "hta",
     "dask": "distributed",
-    "history": "duckdb",
-    "plot": "matplotlib",
     "s3": "s3fs",
     "gcs": "gcsfs",
     "azure": "adlfs",
@@ -50,9 +49,8 @@ _ALL = "all"
 
 _TOOLKITS = ("cuda", "rocm", "hip", "xpu")
 """Toolkits that torch may be built for, as named in its ``version.py``."""
-_UNIX_SOCKETS = Path("/proc/net/unix")
-_KINETO_CONFIG = Path("/etc/libkineto.conf")
 _FEW_FREE_BYTES = 2 * 10**9
+_INDENT = 23
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,60 +89,64 @@ def doctor(format_name: str) -> int:
 
 def all_checks() -> Iterator[Check]:
     """Every check, in the order shown."""
-    parts: tuple[Callable[[], Iterator[Check]], ...] = (
-        _versions,
-        _torch,
-        _on_demand,
-        _extras,
-        _plugins,
-        _cache,
-        _device,
-        _machine,
-    )
-    for part in parts:
-        yield from part()
-
-
-def _versions() -> Iterator[Check]:
-    yield Check(name="distprof", state="ok", found=__version__)
-    yield Check(
-        name="python",
-        state="ok",
-        found=f"{platform.python_version()} on {platform.system()} {platform.machine()}",
-    )
-    for name in _REQUIRED:
-        yield _package(name, _version_of(name))
+    yield Check(name="distprof", state="ok", found=f"{__version__}, {_machine()}")
+    yield _packages()
     is_used, found = explain()
     yield Check(name="kernel", state="ok" if is_used else "absent", found=found)
+    yield _torch()
+    yield _extras()
+    yield _plugins()
+    yield from _caches()
+    yield _device()
 
 
-def _package(name: str, version: str | None) -> Check:
-    """Check a package that distprof requires; its version is None if it is not installed."""
-    if version is not None:
-        return Check(name=name, state="ok", found=version)
-    if name in _NOT_EVERYWHERE:
-        return Check(name=name, state="absent", found=f"not installed: {_NOT_EVERYWHERE[name]}")
-    return Check(name=name, state="problem", found="not installed", fix=f"pip install {name}")
+def _machine() -> str:
+    """For example ``Python 3.12.1 on Linux x86_64, 16 CPUs, 128 GB``."""
+    facts = [
+        f"Python {platform.python_version()} on {platform.system()} {platform.machine()}",
+        f"{available_processors()} CPUs",
+    ]
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        facts.append(format_bytes(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
+    return ", ".join(facts)
 
 
-def _torch() -> Iterator[Check]:
+def _packages() -> Check:
+    """The packages that distprof requires, with their versions."""
+    versions = {name: _version_of(name) for name in _REQUIRED}
+    found = [f"{name} {version}" for name, version in versions.items() if version]
+    lacking = [name for name, version in versions.items() if not version]
+    found += [f"no {name}: {why}" for name, why in _NOT_EVERYWHERE.items() if name in lacking]
+    needed = [name for name in lacking if name not in _NOT_EVERYWHERE]
+    if not needed:
+        return Check(name="packages", state="ok", found=", ".join(found))
+    return Check(
+        name="packages",
+        state="problem",
+        found=f"not installed: {', '.join(needed)}",
+        fix=f"pip install {' '.join(needed)}",
+    )
+
+
+def _torch() -> Check:
     """The build of torch and its NCCL version, read without importing torch (takes seconds)."""
     version = _version_of("torch")
     if version is None:
-        yield Check(name="torch", state="absent", found="only recording needs it")
-        return
-    built = _built_for()
-    yield Check(name="torch", state="ok", found=f"{version}, {built}" if built else version)
+        return Check(name="torch", state="absent", found="only recording needs it")
+    facts = [version, _built_for()]
     for distribution in metadata.distributions():
         name = distribution.metadata["Name"] or ""
         if name.startswith(("nvidia-nccl", "rccl")):
-            yield Check(name="nccl", state="ok", found=f"{distribution.version} ({name})")
+            facts.append(f"{name} {distribution.version}")
+    return Check(name="torch", state="ok", found=", ".join(filter(None, facts)))
 
 
 def _built_for() -> str:
     """For example ``CUDA 13.0`` or ``CPU only``; empty if torch does not say."""
+    spec = util.find_spec("torch")
+    folder = next(iter(spec.submodule_search_locations or ()), "") if spec else ""
     try:
-        text = Path(_torch_folder(), "version.py").read_text("utf-8")
+        text = Path(folder, "version.py").read_text("utf-8")
     except (OSError, UnicodeDecodeError):
         return ""
     matches = (re.search(rf"^{kit}\b.*= '([^']+)'", text, re.MULTILINE) for kit in _TOOLKITS)
@@ -152,69 +154,14 @@ def _built_for() -> str:
     return builds[0] if builds else "CPU only"
 
 
-def _torch_folder() -> str:
-    """The folder of torch; empty if it is not installed."""
-    spec = util.find_spec("torch")
-    return next(iter(spec.submodule_search_locations or ()), "") if spec else ""
-
-
-def _on_demand() -> Iterator[Check]:
-    """Optional ways to observe a running job, none of them required: dynolog, torch.monitor."""
-    yield _dynolog()
-    folder = _torch_folder()
-    if folder and Path(folder, "monitor", "__init__.py").is_file():
-        found = "available; its handlers accept report.metrics() (docs: training loggers)"
-        yield Check(name="torch.monitor", state="ok", found=found)
-    else:
-        found = "not available; distprof does not need it"
-        yield Check(name="torch.monitor", state="absent", found=found)
-
-
-def _dynolog() -> Check:
-    """Whether dynolog's daemon listens, and whether torch programs started here register."""
-    listens, registers = _dynolog_listens(), bool(os.environ.get("KINETO_USE_DAEMON"))
-    state: Literal["ok", "absent"] = "ok" if listens and registers else "absent"
-    found = {
-        (True, True): "listens; dyno gputrace traces torch programs started from here",
-        (True, False): "listens, but KINETO_USE_DAEMON is not set",
-        (False, True): "KINETO_USE_DAEMON is set, but no daemon listens",
-        (False, False): "not running; distprof attach does not need it",
-    }[listens, registers]
-    fix = {
-        (True, False): "set KINETO_USE_DAEMON=1 before the training starts",
-        (False, True): "start dynolog --enable_ipc_monitor, or unset the variable",
-    }.get((listens, registers), "")
-    return Check(name="dynolog", state=state, found=found + _kineto_config(), fix=fix)
-
-
-def _dynolog_listens() -> bool:
-    """Whether dynolog's socket exists, as a file or as an abstract name (Linux shows @ for NUL)."""
-    folder = os.environ.get("KINETO_IPC_SOCKET_DIR")
-    if folder:
-        return Path(folder, "dynolog").is_socket()
-    try:
-        names = _UNIX_SOCKETS.read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return False
-    return any(name.endswith((" @dynolog@", " @dynolog")) for name in names)
-
-
-def _kineto_config() -> str:
-    """A note on Kineto's configuration file, which applies to all traces; empty without one."""
-    named = os.environ.get("KINETO_CONFIG")
-    file = Path(named) if named else _KINETO_CONFIG
-    if file.is_file():
-        return f"; Kineto reads {file}"
-    return f"; KINETO_CONFIG names {file}, which does not exist" if named else ""
-
-
-def _extras() -> Iterator[Check]:
-    for extra, module in _EXTRAS.items():
-        if _is_there(module):
-            yield Check(name=f"extra {extra}", state="ok", found=f"{module} is installed")
-        else:
-            fix = f"pip install 'distprof[{extra}]'"
-            yield Check(name=f"extra {extra}", state="absent", found=f"no module {module}", fix=fix)
+def _extras() -> Check:
+    """Which extras are installed; none is needed, so a missing one is no problem."""
+    there = [extra for extra, module in _EXTRAS.items() if _is_there(module)]
+    lacking = [extra for extra in _EXTRAS if extra not in there]
+    parts = [", ".join(there) or "none"]
+    if lacking:
+        parts.append(f"not installed: {', '.join(lacking)} (pip install 'distprof[NAME]')")
+    return Check(name="extras", state="ok", found="; ".join(parts))
 
 
 def _is_there(module: str) -> bool:
@@ -224,22 +171,28 @@ def _is_there(module: str) -> bool:
         return False
 
 
-def _plugins() -> Iterator[Check]:
-    for group in ("distprof.commands", "distprof.reporters", "distprof.rules"):
-        for point in metadata.entry_points(group=group):
-            try:
-                point.load()
-            except Exception as error:  # a plug-in may raise anything
-                found = f"cannot be loaded: {type(error).__name__}: {error}"
-                fix = "update or uninstall its package"
-                yield Check(name=f"plug-in {point.name}", state="problem", found=found, fix=fix)
-            else:
-                yield Check(
-                    name=f"plug-in {point.name}", state="ok", found=f"{group} from {point.value}"
-                )
+def _plugins() -> Check:
+    """The plug-ins that other packages add, each loaded once."""
+    groups = ("distprof.commands", "distprof.reporters", "distprof.rules")
+    points = [point for group in groups for point in metadata.entry_points(group=group)]
+    broken = []
+    for point in points:
+        try:
+            point.load()
+        except Exception as error:  # a plug-in may raise anything
+            broken.append(f"{point.name} ({point.value}): {type(error).__name__}: {error}")
+    if broken:
+        return Check(
+            name="plug-ins",
+            state="problem",
+            found=f"cannot be loaded: {'; '.join(broken)}",
+            fix="update or uninstall their packages",
+        )
+    names = ", ".join(sorted({point.name for point in points})) or "none"
+    return Check(name="plug-ins", state="ok", found=names)
 
 
-def _cache() -> Iterator[Check]:
+def _caches() -> Iterator[Check]:
     from distprof.artefacts.cache_place import cache_root, shared_url
 
     yield cache_check(Path(cache_root("", None)))
@@ -263,20 +216,18 @@ def cache_check(root: Path) -> Check:
     return Check(name=name, state="ok", found=found)
 
 
-def _device() -> Iterator[Check]:
+def _device() -> Check:
     """NVML through its Python binding. Analysis needs no GPU, so a missing one is no problem."""
     try:
         import pynvml  # type: ignore[import-untyped]
     except ImportError:
         found = "no module pynvml; only telemetry needs it"
-        yield Check(name="nvml", state="absent", found=found, fix="pip install 'distprof[run]'")
-        return
+        return Check(name="NVML", state="absent", found=found, fix="pip install 'distprof[run]'")
     try:
         pynvml.nvmlInit()
     except Exception as error:  # the binding raises its own types, or OSError from the loader
         reason = str(error) or type(error).__name__
-        yield Check(name="nvml", state="absent", found=f"{reason}; only telemetry needs it")
-        return
+        return Check(name="NVML", state="absent", found=f"{reason}; only telemetry needs it")
     try:
         count = pynvml.nvmlDeviceGetCount()
         names = [
@@ -284,20 +235,10 @@ def _device() -> Iterator[Check]:
             for i in range(count)
         ]
         driver = _text(pynvml.nvmlSystemGetDriverVersion())
-        yield Check(
-            name="nvml",
-            state="ok",
-            found=f"driver {driver}, {count} GPUs: {', '.join(dict.fromkeys(names))}",
-        )
+        listed = ", ".join(dict.fromkeys(names))
+        return Check(name="NVML", state="ok", found=f"driver {driver}, {count} GPUs: {listed}")
     finally:
         pynvml.nvmlShutdown()
-
-
-def _machine() -> Iterator[Check]:
-    yield Check(name="cores", state="ok", found=str(available_processors()))
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        yield Check(name="memory", state="ok", found=format_bytes(memory))
 
 
 def _version_of(name: str) -> str | None:
@@ -316,12 +257,10 @@ def _size_of(folder: Path) -> int:
 
 
 def _line(check: Check) -> str:
-    import sys
-
     mark = {"ok": "ok     ", "absent": "absent ", "problem": "PROBLEM"}[check.state]
     if has_color(sys.stdout):
-        mark = click.style(
-            mark, fg={"ok": "green", "absent": "yellow", "problem": "red"}[check.state]
-        )
-    line = f"{mark}  {check.name:<18}  {plain(check.found)}\n"
-    return line + (f"{'':<29}{plain(check.fix)}\n" if check.fix else "")
+        color = {"ok": "green", "absent": "yellow", "problem": "red"}[check.state]
+        mark = click.style(mark, fg=color)
+    fix = f" ({check.fix})" if check.fix else ""
+    text = wrapped(plain(check.found + fix), terminal_width() - _INDENT)
+    return f"{mark}  {check.name:<12}  " + text.replace("\n", f"\n{'':{_INDENT}}") + "\n"

@@ -203,7 +203,7 @@ def otel(source: str, endpoint: str, every: float | None, rank: int | None, *, q
       distprof export otel runs/mine --endpoint http://collector:4318 --every 15
     """  # noqa: D301 - click reads it
     check_comparable(source)
-    from distprof.verbs.export.observed import Observed
+    from distprof.verbs.export.families import Observed
     from distprof.verbs.export.otel import Sender, base_of, send
 
     base_of(endpoint)  # rejects a bad URL before anything is read

@@ -1,4 +1,4 @@
-"""``distprof history``: run summaries over time, a metric over commits, and SQL queries."""
+"""``distprof history``: run summaries over time, and a metric over commits."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from distprof.cli.app import ExitCode
-from distprof.cli.options import debug_option, output_options, output_options_with
-from distprof.cli.output import Output, check_free, deliver, note
+from distprof.cli.options import debug_option, output_options
+from distprof.cli.output import Output, deliver, note
 from distprof.errors import UsageError
-from distprof.terms import PAGE_FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from distprof.verbs.gate.metrics import Metric
     from distprof.verbs.history.timeline import History
 
-_FORMATS = ("text", "json", "md")
 _FEW_SERIES = 4
 _FEW_POINTS = 20
 
@@ -33,15 +31,14 @@ _history_option = click.option(
 
 @click.group()
 def history() -> None:
-    """Store the metrics of runs, follow one metric over commits, and query all of them with SQL.
+    """Store the metrics of runs, and follow one metric over commits.
 
     A history is a folder of small Parquet files, local or at any fsspec URL (s3://, gs://). Several
     jobs may add to it at the same time without losing runs.
 
     \b
       distprof history add runs/*/
-      distprof history show --metric step_time --plot history.svg
-      distprof history query "SELECT git_commit, median(step_ns) FROM history GROUP BY ALL"
+      distprof history show --metric step_time -o history.html
     """  # noqa: D301 - click reads it
 
 
@@ -93,12 +90,6 @@ def add(
     metavar="N",
     help=f"Number of newest points.  [{_FEW_POINTS}]",
 )
-@click.option(
-    "--plot",
-    type=click.Path(),
-    metavar="FILE",
-    help="Plot the metric (.svg, .png, .pdf; extra plot).",
-)
 @output_options
 @debug_option
 def show(
@@ -107,7 +98,6 @@ def show(
     key: str | None,
     workload: str | None,
     last: int | None,
-    plot: str | None,
     **output_options: Any,
 ) -> int:
     """Show a metric over commits, and where it regressed or improved.
@@ -118,13 +108,12 @@ def show(
 
     \b
       distprof history show --metric memory --last 50
-      distprof history show --series 3f9a --plot history.svg
+      distprof history show --series 3f9a -o history.html
     """  # noqa: D301 - click reads it
     output = Output(**output_options)
     from distprof.verbs.history.show import HISTORY
 
     output.check(HISTORY)
-    _check_plot(plot, force=output.force)
     metric, place = _metric(name), _place(folder)
     from distprof.verbs.history.dataset import read
 
@@ -139,32 +128,7 @@ def show(
         last=last or (None if output.show_all else _FEW_POINTS),
         notes=notes,
     )
-    _draw(result, plot, quiet=output.quiet)
     deliver(HISTORY, result, output)
-    return ExitCode.FINE
-
-
-@history.command()
-@click.argument("sql", metavar="SQL")
-@_history_option
-@output_options_with(*PAGE_FORMATS, "csv")
-@debug_option
-def query(sql: str, folder: str | None, **output_options: Any) -> int:
-    """Query the history with DuckDB: the table is named history, with one row per run.
-
-    \b
-      distprof history query "DESCRIBE history"
-      distprof history query "SELECT git_commit, count(*), median(step_ns) / 1e6 AS step_ms
-        FROM history WHERE workload = 'ddp' GROUP BY git_commit" --format csv
-    """  # noqa: D301 - click reads it
-    output = Output(**output_options)
-    from distprof.verbs.history.dataset import query as run_query
-    from distprof.verbs.history.show import ANSWER, answer_of
-
-    output.check(ANSWER)
-    place = _place(folder)
-    columns, rows, notes = run_query(place, sql)
-    deliver(ANSWER, answer_of(place, columns, rows, notes), output)
     return ExitCode.FINE
 
 
@@ -183,24 +147,6 @@ def compact(folder: str | None, *, quiet: bool) -> int:
     files, runs = merge_files(place)
     note(f"Merged {files} files with {runs} runs in {place}", quiet=quiet)
     return ExitCode.FINE
-
-
-def _check_plot(file: str | None, *, force: bool) -> None:
-    if file is None:
-        return
-    from distprof.documents.plots import check_plot
-
-    check_plot(file)
-    check_free(file, force=force)
-
-
-def _draw(result: History, file: str | None, *, quiet: bool) -> None:
-    if file is None:
-        return
-    from distprof.verbs.history.plot import draw_history
-
-    draw_history(result, file)
-    note(f"Wrote {file}", quiet=quiet)
 
 
 def _place(folder: str | None) -> str:
@@ -235,11 +181,7 @@ def _metric(name: str) -> Metric:
 def _chosen(
     summaries: Sequence[SummaryFile], key: str | None, workload: str | None
 ) -> dict[str, list[SummaryFile]]:
-    """The series that the user asked for.
-
-    Raises:
-        UsageError: If none matches; the message lists the existing series.
-    """
+    """The series that the user asked for; a UsageError without one lists the existing ones."""
     from distprof.verbs.history.show import series_name
     from distprof.verbs.history.timeline import by_series
 
@@ -287,14 +229,12 @@ def _traced(
 ) -> History:
     from distprof.config import load_config
     from distprof.verbs.history.timeline import trace_metric
-    from distprof.version import __version__
 
     settings = load_config(None).check
     return trace_metric(
         series,
         metric,
         source=place,
-        version=__version__,
         tolerance=settings.tolerance.get(metric.name),
         window=settings.window,
         last=last,

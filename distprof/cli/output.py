@@ -66,12 +66,7 @@ class Output:
     def check(self, document: Document[Any] | None = None) -> None:
         """Reject choices that would otherwise fail only after the work is done.
 
-        Args:
-            document: The document to write; None for a report, whose format is checked earlier.
-
-        Raises:
-            UsageError: If the file exists, its folder does not, the format is unknown or has no
-                sections, or no format has the file's extension.
+        Without a document, the output is a report, whose format is checked earlier.
         """
         if self.output is not None:
             self._check_ending(self.output)
@@ -100,11 +95,7 @@ class Output:
 
 
 def check_free(file: str, *, force: bool) -> None:
-    """Reject a file that exists or cannot be created.
-
-    Raises:
-        UsageError: If the file is rejected; the message says why.
-    """
+    """Reject a file that exists or cannot be created; the UsageError says why."""
     path = Path(file)
     if not file:
         raise UsageError("the name of the output file is empty")
@@ -119,23 +110,14 @@ def check_free(file: str, *, force: bool) -> None:
 
 
 def show(report: Report, output: Output, *, saved_as: str = "") -> None:
-    """Render the report and deliver it.
-
-    Raises:
-        InputError: If a file cannot be written.
-    """
+    """Render the report and deliver it."""
     from distprof.formats import find_reporter
 
     _write(find_reporter(output.reporter)(report, _options(output, saved_as)), output)
 
 
 def deliver(document: Document[T], result: T, output: Output) -> None:
-    """Render a result other than a run's report, and write it where the user asked.
-
-    Raises:
-        InputError: If a file cannot be written.
-        UsageError: If the format is unknown.
-    """
+    """Render a result other than a run's report, and write it where the user asked."""
     _write(document.reporter(output.reporter)(result, _options(output)), output)
 
 
@@ -198,11 +180,7 @@ def note(message: str, *, quiet: bool = False) -> None:
 
 
 def to_stdout(text: str, format_name: str = "text") -> None:
-    """Write to stdout and flush. A reader that closes the pipe, such as ``head``, is not an error.
-
-    Raises:
-        InputError: If stdout cannot be written, for example because the disk is full.
-    """
+    """Write to stdout and flush, unless the reader has closed the pipe, as ``head`` does."""
     from distprof.errors import InputError
 
     stream = sys.stdout

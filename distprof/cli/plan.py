@@ -126,7 +126,6 @@ def _lint(options: dict[str, Any], output: Output) -> int:
     from distprof.verbs.plan.job_file import layout_of, num_gpus_of, read_job_file
     from distprof.verbs.plan.lint import LINT, check_layout
     from distprof.verbs.plan.question import question_of
-    from distprof.version import __version__
 
     output.check(LINT)
     if options["layout"] is not None:
@@ -138,7 +137,7 @@ def _lint(options: dict[str, Any], output: Output) -> int:
     layout, batch = layout_of(file, num_gpus=merged["gpus"], batch=options["batch"])
     question = question_of({**merged, "batch": batch})
     limits = load_config().limits
-    found = check_layout(question, layout, file, version=__version__, limits=limits)
+    found = check_layout(question, layout, file, limits=limits)
     deliver(LINT, found, output)
     show_in_step_summary(LINT, found, output)
     failed = any(finding.severity is Severity.ERROR for finding in found.findings)

@@ -46,15 +46,7 @@ def progress_bar(
     """Show a bar that appears after a second of work and is erased at the end.
 
     If stderr is not a terminal, for example in the log of a batch job, write a line every 30 s.
-
-    Args:
-        label: The work in progress.
-        quiet: Whether to show nothing.
-        unit: The unit that is counted.
-        clock: Returns the time in seconds.
-
-    Yields:
-        A function that takes the number done and the total; None if nothing is shown.
+    Yields a function that takes the number done and the total; None if nothing is shown.
     """
     if quiet:
         yield None
@@ -66,16 +58,7 @@ def progress_bar(
 
 
 class _Paced:
-    """Shows progress at a limited rate.
-
-    Args:
-        label: The work in progress.
-        unit: The unit that is counted.
-        clock: Returns the time in seconds.
-        first_s: Time until progress is first shown.
-        every_s: Least time between two updates.
-        show: Takes the label with a bar, and the numbers.
-    """
+    """Shows progress at a limited rate: a label with a bar, and the numbers."""
 
     def __init__(
         self,
@@ -107,10 +90,8 @@ class _Paced:
 def status_line() -> Iterator[Callable[[int, int, str], None]]:
     """Show a line with a bar and the current state, for work that consists of a few long tasks.
 
-    The line appears at once, is never wider than the terminal, and is erased at the end.
-
-    Yields:
-        A function that takes the number of tasks done, their total, and a text.
+    The line appears at once, is never wider than the terminal, and is erased at the end. Yields a
+    function that takes the number of tasks done, their total, and a text.
     """
     with _line() as draw:
 
@@ -150,15 +131,7 @@ def _bar(done: int, total: int, cells: int) -> str:
 def make_sweep(place: Path, sweep: SweepFile, *, again: str, quiet: bool) -> int:
     """Record every run that is not done; return the exit code, 0 if all are done.
 
-    Args:
-        place: Folder of the sweep, created if missing.
-        sweep: The plan of the sweep.
-        again: Text that tells the user how to resume after an interruption.
-        quiet: Whether to report failures only.
-
-    Raises:
-        InputError: If the folder cannot be written, or another process is using it.
-        UsageError: If the folder cannot be created.
+    ``again`` tells the user how to resume after an interruption.
     """
     from distprof.verbs.sweep.running import make_runs
 

@@ -103,8 +103,6 @@ def _as_markdown(rules: tuple[Rule, ...], *, listed: bool) -> str:
 
 
 def _as_text(rules: tuple[Rule, ...], *, listed: bool) -> str:
-    from distprof.cli.rule import listed_rules, page_text
-
     return listed_rules(rules) if listed else page_text(rules[0].page)
 
 

@@ -19,7 +19,7 @@ from distprof.units import MOST_RANKS
 if TYPE_CHECKING:
     from distprof.artefacts.summary_file import SummaryFile
     from distprof.artefacts.sweep_file import SweepFile
-    from distprof.verbs.sweep.result import Mode, ScalingReport
+    from distprof.verbs.sweep.result import Mode
 
 
 @click.command(
@@ -61,12 +61,6 @@ if TYPE_CHECKING:
 @click.option(
     "--save-summaries", type=click.Path(), metavar="FILE", help="Save the metrics of each run."
 )
-@click.option(
-    "--plot",
-    type=click.Path(),
-    metavar="FILE",
-    help="Plot efficiency and losses (.svg, .png, .pdf; extra plot).",
-)
 @fail_on_option
 @output_options
 @debug_option
@@ -95,7 +89,8 @@ def scale(
     from distprof.verbs.sweep.show import SCALING
 
     output.check(SCALING)
-    _check_files(options, force=output.force)
+    if options["save_summaries"] is not None:
+        check_free(options["save_summaries"], force=output.force)
     if sources and program:
         raise UsageError("--from starts nothing: leave out the workload or the program")
     if sources and folder is not None:
@@ -110,17 +105,6 @@ def scale(
     if code:
         return code
     return _show((str(place),), output, fail_on, options)
-
-
-def _check_files(options: dict[str, Any], *, force: bool) -> None:
-    """Reject files that cannot be written, before the runs start."""
-    for file in (options["save_summaries"], options["plot"]):
-        if file is not None:
-            check_free(file, force=force)
-    if options["plot"] is not None:
-        from distprof.documents.plots import check_plot
-
-        check_plot(options["plot"])
 
 
 def _planned(
@@ -235,7 +219,6 @@ def _show(
         num_cpus=max((sweep.num_cpus or 0 for sweep in sweeps.values()), default=0) or None,
     )
     _keep(summaries, options["save_summaries"], quiet=output.quiet)
-    _draw(report, options["plot"], quiet=output.quiet)
     deliver(SCALING, report, output)
     if not report.scaling.sizes:
         return ExitCode.INPUT
@@ -286,13 +269,4 @@ def _keep(summaries: tuple[SummaryFile, ...], file: str | None, *, quiet: bool) 
     from distprof.verbs.sweep.runs import save_summaries
 
     save_summaries(summaries, file)
-    note(f"Wrote {file}", quiet=quiet)
-
-
-def _draw(report: ScalingReport, file: str | None, *, quiet: bool) -> None:
-    if file is None:
-        return
-    from distprof.verbs.sweep.plots import draw_scaling
-
-    draw_scaling(report.scaling, file)
     note(f"Wrote {file}", quiet=quiet)

@@ -127,9 +127,7 @@ def watch(
 class _WantedAlerts:
     """The kinds of alerts that the user wants, and whether one of them fails the command.
 
-    Args:
-        kinds: Names of the kinds.
-        decides_exit_code: Whether a raised alert fails the command: only if the user named kinds.
+    A raised alert fails it only if the user named kinds.
     """
 
     def __init__(self, kinds: Iterable[str], *, decides_exit_code: bool) -> None:

@@ -75,22 +75,14 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
     links: Mapping[str, Link]
 
     def gpu(self, name: str) -> Gpu:
-        """The GPU called ``name``; case does not matter.
-
-        Raises:
-            UsageError: If it is unknown; the message lists the known GPUs and how to add one.
-        """
+        """The GPU called ``name``, in any case; a UsageError if unknown says how to add one."""
         found = self.gpus.get(name.strip().lower())
         if found is None:
             raise UsageError(_unknown("GPU", name, self.gpus, "gpus", _GPU_KEYS))
         return found
 
     def link(self, name: str) -> Link:
-        """The link called ``name``; case does not matter.
-
-        Raises:
-            UsageError: If it is unknown; the message lists the known links and how to add one.
-        """
+        """The link called ``name``, in any case; a UsageError if unknown says how to add one."""
         found = self.links.get(name.strip().lower())
         if found is None:
             raise UsageError(_unknown("link", name, self.links, "links", _LINK_KEYS))
@@ -100,12 +92,7 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
 def load_sheet(more: Mapping[str, Any] | None = None, source: str = "distprof.toml") -> Sheet:
     """The sheet that comes with distprof, with the user's additions and corrections.
 
-    Args:
-        more: The table ``[hardware]`` of a configuration: ``gpus`` and ``links`` by name.
-        source: The file of that table, for messages.
-
-    Raises:
-        UsageError: If a table has an unknown key, lacks a key, or a value is not a valid number.
+    ``more`` is the table ``[hardware]`` of a configuration: ``gpus`` and ``links`` by name.
     """
     added = dict(more or {})
     _refuse_unknown(added, ("gpus", "links"), f"{source}: [hardware]")
@@ -204,3 +191,32 @@ def _unknown(
         f"no {what} {name!r}{meant}: choose from {', '.join(known)}, or add one in distprof.toml"
         f" under [hardware.{table}.{name.lower()}] with {', '.join(keys)}"
     )
+
+
+_WORDS = re.compile(r"[a-z0-9]+")
+_SLOWER_KINDS = frozenset({"pcie", "nvl", "fhhl", "dgxs", "mig", "max", "laptop"})
+"""Words for other or cut-down chips of the same family, whose peaks differ from the SXM chip's."""
+
+
+def recognise_gpu(sheet: Sheet, device: str) -> Gpu | None:
+    """The sheet's entry for a GPU, for example ``NVIDIA H100 80GB HBM3``.
+
+    All words of an entry's name must occur in the GPU's name; the entry with the most words wins. A
+    PCIe, NVL or MIG variant differs from its SXM sibling and needs a separate entry that names it.
+    None if no entry fits: a peak is never guessed.
+    """
+    words = _words_of(device)
+    matching = [
+        gpu
+        for gpu in sheet.gpus.values()
+        if (name := _words_of(gpu.name)) and name <= words and _is_same_kind(name, words)
+    ]
+    return max(matching, key=lambda gpu: len(_words_of(gpu.name)), default=None)
+
+
+def _words_of(name: str) -> frozenset[str]:
+    return frozenset(_WORDS.findall(name.lower()))
+
+
+def _is_same_kind(name: frozenset[str], words: frozenset[str]) -> bool:
+    return words & _SLOWER_KINDS <= name

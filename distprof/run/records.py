@@ -194,11 +194,10 @@ while CUPTI is attached, each launch takes longer."""
 
 
 def untraced_steps(log: Table) -> NDArray[np.bool_]:
-    """Steps that are as long as without a profiler.
+    """Mask of the steps that are as long as without a profiler.
 
-    Returns:
-        Mask over its rows. Steps next to traced ones do not count, and those after them only if
-        they are as fast as those before, or if there are hardly any before.
+    Steps next to traced ones do not count, and those after them only if they are as fast as those
+    before, or if there are hardly any before.
     """
     row = np.arange(len(log))
     traced = np.flatnonzero(log["is_traced"])

@@ -281,37 +281,24 @@ class CaptureWindow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One recording of a job: its ranks, topology, matched collectives, clock and gaps.
+    """One recording of a job: its ranks, topology, matched collectives, clock and gaps."""
 
-    Args:
-        source: Path that the user named.
-        ranks: Ranks that could be read, ascending.
-        topology: Nodes, groups and axes.
-        matches: Collectives matched across ranks.
-        clock: Alignment of the ranks' clocks.
-        window: The part of the recording to analyse.
-        gaps: Missing or damaged evidence.
-        job: The run.json of a run directory; None for bare traces.
-        records: Rank number to its probe records, including ranks that were not traced.
-        errors: Errors that stopped the Python code of ranks, in order of time.
-        run_dir: The run directory, empty for bare traces.
-        origin: Kind of log or table of the source, for display; empty for traces and run
-            directories.
-        evidence: Evidence from logs and tables by type, at most one of each: see :meth:`get`.
-    """
-
-    source: str
-    ranks: tuple[Rank, ...]
-    topology: Topology
-    matches: CollectiveMatches
-    clock: ClockAlignment
-    window: CaptureWindow
-    gaps: tuple[Gap, ...] = ()
-    job: RunFile | None = None
+    source: str  # Path that the user named.
+    ranks: tuple[Rank, ...]  # Ranks that could be read, ascending.
+    topology: Topology  # Nodes, groups and axes.
+    matches: CollectiveMatches  # Collectives matched across ranks.
+    clock: ClockAlignment  # Alignment of the ranks' clocks.
+    window: CaptureWindow  # The part of the recording to analyse.
+    gaps: tuple[Gap, ...] = ()  # Missing or damaged evidence.
+    job: RunFile | None = None  # The run.json of a run directory; None for bare traces.
+    # Rank number to its probe records, including ranks that were not traced.
     records: Mapping[int, RecordSource] = msgspec.field(default_factory=dict)
+    # Errors that stopped the Python code of ranks, in order of time.
     errors: tuple[ErrorFile, ...] = ()
-    run_dir: str = ""
+    run_dir: str = ""  # The run directory, empty for bare traces.
+    # Kind of log or table of the source, for display; empty for traces and run directories.
     origin: str = ""
+    # Evidence from logs and tables by type, at most one of each: see :meth:`get`.
     evidence: Mapping[type, Any] = msgspec.field(default_factory=dict)
 
     def __repr__(self) -> str:

@@ -245,12 +245,7 @@ class DistinctRows:
 
 
 def order_of_codes(codes: Int64Array, count: int) -> Int64Array:
-    """Rows in stable order of their codes, by a radix sort of 16 bits at a time.
-
-    Args:
-        codes: int64, 0 to ``count - 1``.
-        count: Number of codes.
-    """
+    """Rows in stable order of codes (0 to ``count - 1``), by a radix sort of 16 bits at a time."""
     order: Int64Array = np.argsort(codes.astype(np.uint16), kind="stable")
     for bits in range(16, (count - 1).bit_length(), 16):
         digit = (codes >> bits).astype(np.uint16)

@@ -48,11 +48,7 @@ _groups: WeakValueDictionary[bytes, ProcessGroup] = WeakValueDictionary()
 
 
 def shared_group(encoded: bytes) -> ProcessGroup:
-    """The group that this JSON describes, as one object for equal text while it is in use.
-
-    Raises:
-        msgspec.MsgspecError: If it does not describe a group.
-    """
+    """The group that this JSON describes, as one object for equal text while it is in use."""
     known = _groups.get(encoded)
     if known is None:
         known = _groups[encoded] = msgspec.json.decode(encoded, type=ProcessGroup)
@@ -110,17 +106,10 @@ _AXES: tuple[tuple[re.Pattern[str], MeshAxis | None], ...] = tuple(
 def axis_of(
     description: str, ranks: Sequence[int], size: int | None, world: int | None
 ) -> MeshAxis | None:
-    """The mesh axis that a process group spans.
+    """The mesh axis that a process group spans, described for example as ``mesh_tp``.
 
-    Args:
-        description: PyTorch's description of the group, for example ``mesh_tp``.
-        ranks: Members of the group, empty if unknown.
-        size: Number of members, None if unknown.
-        world: World size, None if unknown.
-
-    Returns:
-        The axis that the description names; the world if it names none and the group has every
-        rank; None otherwise.
+    It is the axis that the description names; the world if it names none and the group has every
+    rank; None otherwise.
     """
     words = re.sub(r"[^a-z0-9]+", "_", description.lower())
     for pattern, axis in _AXES:
@@ -135,9 +124,6 @@ class GroupNames:
 
     torch numbers groups without a description (``1``, ``2``, …), so every pair of tensor-parallel
     ranks has a different number. ``ranks 0-1 and 2-3`` names the members, and both groups at once.
-
-    Args:
-        groups: All groups of the run.
     """
 
     def __init__(self, groups: Sequence[ProcessGroup]) -> None:
@@ -159,12 +145,7 @@ class GroupNames:
         self._by_name = {name: next(iter(t)) for name, t in by_name.items() if len(t) == 1}
 
     def of(self, name: str, ranks: str) -> str:
-        """The name of a group; empty if the group has a description or is unknown.
-
-        Args:
-            name: torch's name of the group.
-            ranks: Its members as ranges; empty if a record does not list them.
-        """
+        """The name of a group with these members, as ranges; empty if described or unknown."""
         return self._exact.get((name, ranks)) or (self._by_name.get(name, "") if name else "")
 
 
@@ -232,10 +213,6 @@ def with_axis(group: ProcessGroup, places: Mapping[int, Mapping[str, int]]) -> P
     """The group with the mesh axis that its members differ in, if there is exactly one.
 
     An axis from the group's description takes precedence, unless it is only the world.
-
-    Args:
-        group: A group of the run's topology.
-        places: Rank to its index along each mesh axis.
     """
     if group.axis not in (None, MeshAxis.WORLD) or len(group.ranks) < 2:
         return group

@@ -157,6 +157,7 @@ def rows_table(
     *,
     caption: str = "",
     notes: Iterable[str] = (),
+    strong: Iterable[int] = (),
     even_empty: bool = False,
 ) -> TableView | None:
     """A table of one row per record; None without records, unless ``even_empty``."""
@@ -169,6 +170,7 @@ def rows_table(
         rows=tuple(tuple(c.cell(c.value(record)) for c in kept) for record in records),
         caption=caption,
         notes=tuple(notes),
+        strong=frozenset(strong),
     )
 
 

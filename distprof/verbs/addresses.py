@@ -23,11 +23,7 @@ def is_web_address(text: str) -> bool:
 
 
 def listen_address(text: str) -> tuple[str, int]:
-    """Parse ``HOST:PORT`` or ``PORT`` into host and port; the host defaults to loopback.
-
-    Raises:
-        UsageError: If it is neither.
-    """
+    """Parse ``HOST:PORT`` or ``PORT`` into host and port; the host defaults to loopback."""
     host, _, port = text.rpartition(":")
     host = host.strip("[]") or "127.0.0.1"
     if not (port.isdecimal() and port.isascii() and len(port) <= 5 and int(port) <= _MOST_PORT):

@@ -88,7 +88,6 @@ def check(
     from distprof.config import Config, load_config
     from distprof.errors import UsageError
     from distprof.verbs.gate.baseline import read_baseline
-    from distprof.verbs.gate.check import GateSettings
     from distprof.verbs.gate.repeats import judge_runs, sizes_of
     from distprof.verbs.summaries import load_summaries
 
@@ -97,17 +96,12 @@ def check(
     if not isinstance(config, Config):
         config = load_config(None if config is None else os.fspath(config))
     names = [os.fspath(one) for one in ([baseline] if baseline is not None else against)]
-    source, guarded = ", ".join(names), config.check
+    source = ", ".join(names)
     return judge_runs(
         sizes_of(load_summaries(runs)),
         sizes_of(load_summaries(against)) if against else read_baseline(source),
         source=source,
-        settings=GateSettings(
-            metrics=guarded.metrics,
-            tolerance=guarded.tolerance,
-            session_noise=guarded.session_noise,
-            inconclusive_fails=guarded.inconclusive_fails,
-        ),
+        settings=config.check,
         allow_unlike=allow_unlike,
     )
 
@@ -182,20 +176,15 @@ def plan(
 
 
 def plan_of(options: Mapping[str, Any], *, most: int) -> Plan:
-    """Make a plan from the options of ``distprof plan``, by name.
-
-    Raises:
-        UsageError: As :func:`distprof.verbs.plan.question.question_of`.
-    """
+    """Make a plan from the options of ``distprof plan``, by name."""
     from distprof.verbs.plan.layout import parse_layout
     from distprof.verbs.plan.question import question_of
     from distprof.verbs.plan.search import judge_layout, make_plan
-    from distprof.version import __version__
 
     question = question_of(options)
     if options["layout"] is None:
-        return make_plan(question, version=__version__, most=most)
+        return make_plan(question, most=most)
     layout = parse_layout(
         options["layout"], num_gpus=question.cluster.num_gpus, batch=question.batch
     )
-    return judge_layout(question, layout, version=__version__)
+    return judge_layout(question, layout)

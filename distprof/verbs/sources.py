@@ -17,11 +17,7 @@ _MAX_ENTRIES = 10_000
 
 
 def single_source(sources: tuple[str, ...]) -> str:
-    """The only source; if there are several, the shell has probably expanded a pattern.
-
-    Raises:
-        UsageError: If there are several.
-    """
+    """The only source; if there are several, the shell has probably expanded a pattern."""
     if len(sources) == 1:
         return sources[0]
     folders = {str(Path(source).parent) for source in sources}
@@ -33,11 +29,7 @@ def single_source(sources: tuple[str, ...]) -> str:
 
 
 def spooled(source: str) -> str:
-    """The source; for ``-``, a file with what comes from standard input.
-
-    Raises:
-        InputError: If there is more than distprof keeps in scratch space.
-    """
+    """The source; for ``-``, a file with what comes from standard input."""
     if source != "-":
         return source
     import sys
@@ -64,30 +56,18 @@ def check_source(source: str) -> None:
     """Reject a local path that does not exist, is not a file or folder, or is a saved report.
 
     The reader checks URLs and globs when it opens them.
-
-    Raises:
-        InputError: If the path is rejected; the message suggests similar names, or the command that
-            shows a report.
     """
     _check_path(source, expected="a trace, a folder or glob of traces, or a run directory")
     _reject_saved_report(source)
 
 
 def check_comparable(source: str) -> None:
-    """Like :func:`check_source`, but accept a saved report.
-
-    Raises:
-        InputError: If the path is unusable; the message suggests similar names.
-    """
+    """Like :func:`check_source`, but accept a saved report."""
     _check_path(source, expected="a run directory, a saved report, or traces")
 
 
 def summaries_of(sources: Sequence[str]) -> tuple[SummaryFile, ...]:
-    """Summaries of the user's sources; all names are checked before any work starts.
-
-    Raises:
-        InputError: If a source does not exist or cannot be read.
-    """
+    """Summaries of the user's sources; all names are checked before any work starts."""
     from distprof.ingest.executor import import_numpy
 
     import_numpy()  # before anything else does

@@ -33,11 +33,7 @@ BOUND = Bound(reads="a file of summaries", num_bytes=1 << 26, depth=1_000, beyon
 
 
 def load_summaries(sources: Sequence[str | os.PathLike[str]]) -> tuple[SummaryFile, ...]:
-    """One summary per run in the sources, in their order.
-
-    Raises:
-        InputError: If a source cannot be read.
-    """
+    """One summary per run in the sources, in their order."""
     found: list[SummaryFile] = []
     for source in sources:
         found += _summaries_of(os.fspath(source))
@@ -47,15 +43,7 @@ def load_summaries(sources: Sequence[str | os.PathLike[str]]) -> tuple[SummaryFi
 def open_report(
     source: str | os.PathLike[str], *, cache_dir: str | os.PathLike[str] | None = None
 ) -> Report:
-    """The report of a run: the saved report if there is one, else a new analysis.
-
-    Args:
-        source: A saved report, a run directory, or any other input of :func:`distprof.analyze`.
-        cache_dir: Folder that caches parsed tables; None for the default folder.
-
-    Raises:
-        InputError: If it cannot be read.
-    """
+    """The report of a run: the saved report if there is one, else a new analysis."""
     from distprof.api import analyze, open_run
     from distprof.documents.saved import load_report
 
@@ -102,12 +90,7 @@ _CPU = "cpu"
 
 
 def summarize_report(report: Report, *, label: str = "") -> SummaryFile:
-    """The summary of a report, as baselines, histories and sweeps store it.
-
-    Args:
-        report: Report of one run.
-        label: Label that identifies the run to users; may be empty.
-    """
+    """The summary of a report, as baselines, histories and sweeps store it."""
     job, log, printed = report.job, report.step_log, report.training_log
     plain, traced = log.samples_ns, _traced_steps(report)
     return SummaryFile(

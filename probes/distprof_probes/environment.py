@@ -53,33 +53,19 @@ _MAX_VALUE = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """This process's place in the job.
+    """This process's place in the job."""
 
-    Args:
-        rank: Global rank; 0 when the process is alone.
-        world_size: Number of ranks in the job; None when unknown.
-        local_rank: Index on its node; None when unknown.
-        local_world_size: Number of ranks on its node; None when unknown.
-        node: Index of its node; None when unknown.
-        host: Host name.
-        origin: ``torchrun``, ``slurm``, ``mpi``, or ``alone``.
-    """
-
-    rank: int
-    world_size: int | None
-    local_rank: int | None
-    local_world_size: int | None
-    node: int | None
-    host: str
-    origin: str
+    rank: int  # Global rank; 0 when the process is alone.
+    world_size: int | None  # Number of ranks in the job; None when unknown.
+    local_rank: int | None  # Index on its node; None when unknown.
+    local_world_size: int | None  # Number of ranks on its node; None when unknown.
+    node: int | None  # Index of its node; None when unknown.
+    host: str  # Host name.
+    origin: str  # ``torchrun``, ``slurm``, ``mpi``, or ``alone``.
 
 
 def placement(environment: Mapping[str, str] | None = None) -> Placement:
-    """Placement that the launcher's environment variables give.
-
-    Args:
-        environment: Instead of the process's own.
-    """
+    """Placement that the launcher's environment variables give, or those passed in."""
     env = os.environ if environment is None else environment
     for origin, names in _LAUNCHERS:
         values = [_number(env.get(name)) for name in names]
@@ -138,11 +124,7 @@ def git_commit(folder: Path) -> str:
 
 
 def allowed_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Variables that explain performance, never one whose name suggests a secret.
-
-    Args:
-        environment: Instead of the process's own.
-    """
+    """Variables that explain performance, never one whose name suggests a secret."""
     env = os.environ if environment is None else environment
     return {
         name: env[name][:_MAX_VALUE]

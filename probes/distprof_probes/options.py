@@ -126,22 +126,14 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return msgspec.json.encode(self).decode()
 
     def profiles(self, rank: int) -> bool:
-        """Whether ``rank`` is traced.
-
-        Raises:
-            UsageError: If ``profile_ranks`` cannot be read.
-        """
+        """Whether ``rank`` is traced; UsageError if ``profile_ranks`` cannot be read."""
         if self.profile_ranks in ("all", "none"):
             return self.profile_ranks == "all"
         return any(low <= rank <= high for low, high in _rank_ranges(self.profile_ranks))
 
 
 def options_from_environment() -> ProbeOptions:
-    """Options that the launcher passed in DISTPROF_PROBES; the defaults if it passed none.
-
-    Raises:
-        UsageError: If the variable does not hold options.
-    """
+    """Options that the launcher passed in DISTPROF_PROBES; the defaults if it passed none."""
     text = os.environ.get(OPTIONS_VARIABLE)
     if not text:
         return ProbeOptions()

@@ -49,15 +49,7 @@ def paired_interval(differences: Sequence[float]) -> tuple[float, float] | None:
 
 
 def shift_interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, float] | None:
-    """95 % confidence interval of the shift of ``first`` relative to ``second``.
-
-    Args:
-        first: Independent values.
-        second: Independent values of the same distribution, up to a shift.
-
-    Returns:
-        None if there are too few values for an interval.
-    """
+    """95 % confidence interval of the shift of ``first`` against ``second``; None with few."""
     ordered = sorted(a - b for a in first for b in second)
     ways = _rank_sum_ways(len(first), len(second))
     total = math.comb(len(first) + len(second), len(first))
@@ -87,11 +79,7 @@ def _rank_sum_ways(m: int, n: int) -> list[int]:
 
 
 class OverheadMeter:
-    """Collects step durations and compares them.
-
-    Args:
-        plan: Which steps are paired.
-    """
+    """Collects step durations and compares them, as planned."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -136,19 +124,11 @@ class OverheadMeter:
         )
 
     def tracing(self, traced: Sequence[int]) -> Overhead | str:
-        """Cost of torch.profiler, or why there is no figure.
-
-        Args:
-            traced: Steps that were recorded.
-        """
+        """Cost of torch.profiler in the recorded steps, or why there is no figure."""
         return self._compared("tracing", "traced", traced)
 
     def light(self, recorded: Sequence[int]) -> Overhead | str:
-        """Cost of recording the GPU alone, or why there is no figure.
-
-        Args:
-            recorded: Steps that were recorded.
-        """
+        """Cost of recording the GPU alone, or why there is no figure."""
         return self._compared("light", "light", recorded)
 
     def after(self) -> Overhead | str:

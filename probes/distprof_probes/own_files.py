@@ -58,9 +58,6 @@ class OwnFile:
         flags: As ``os.open`` takes them; without ``O_TRUNC`` when it is opened again.
         mode: Permissions of a new file.
 
-    Attributes:
-        number: Its descriptor, which :meth:`is_open` checks.
-
     Raises:
         OSError: If it cannot be opened.
     """
@@ -68,6 +65,7 @@ class OwnFile:
     def __init__(self, path: str | os.PathLike[str], flags: int, mode: int = 0o644) -> None:
         self._path = path
         self._flags = (flags | os.O_CLOEXEC) & ~(os.O_TRUNC | os.O_CREAT)
+        # Its descriptor, which :meth:`is_open` checks.
         self.number = out_of_the_way(os.open(path, flags | os.O_CLOEXEC, mode))
         self._identity = _identity(self.number)
 

@@ -7,17 +7,14 @@ import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from inspect import isclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from distprof.artefacts.run_file import ProbeStatus
 from distprof_probes.options import ProbeOptions
-from distprof_probes.probe import Probe, Traced, Tracer, Unavailable, Yielded
+from distprof_probes.probe import Probe, Recording, Traced, Tracer, Unavailable, Yielded
 from distprof_probes.probes.step_log import StepLog
-
-if TYPE_CHECKING:
-    from distprof_probes.session import Session
 
 State = Literal["on", "off", "unavailable", "yielded", "failed"]
 
@@ -78,17 +75,14 @@ class Panel:
     Args:
         session: The session that owns them.
         given: Replaces the probes that the options select; the step log is always included.
-
-    Attributes:
-        step_log: The step log; None if it could not start.
     """
 
-    def __init__(self, session: Session, given: Sequence[Probe] | None) -> None:
+    def __init__(self, session: Recording, given: Sequence[Probe] | None) -> None:
         self._session = session
         self._given = given
         self._slots: list[_Slot] = []
         self._refusal = ""
-        self.step_log: StepLog | None = None
+        self.step_log: StepLog | None = None  # The step log; None if it could not start.
         self._watchers: tuple[_Slot, ...] = ()
         self._tracers: tuple[_Slot, ...] = ()
         self._called: dict[str, tuple[_Slot, ...]] = {}

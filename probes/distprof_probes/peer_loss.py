@@ -33,9 +33,8 @@ _PEER_LOSS = re.compile(
 def is_peer_loss(exception_text: str) -> bool:
     """Whether the text only says that another rank disappeared or did not answer in time.
 
-    Args:
-        exception_text: Class and message of the exception, for example
-            ``RuntimeError: [...] Connection closed by peer [127.0.0.1]:1234``.
+    It is the class and message of the exception, for example ``RuntimeError: [...] Connection
+    closed by peer [127.0.0.1]:1234``.
     """
     if "[Errno " in exception_text:  # Python's own sockets: a download that broke, not a rank
         return False

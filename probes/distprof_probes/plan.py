@@ -30,23 +30,14 @@ _LIGHT_WARMUP = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What happens in each step.
+    """What happens in each step."""
 
-    Args:
-        settled: First step that measurements may use.
-        light: Steps to record without operators; empty if there is no room for them.
-        warmup: Steps in which the profiler warms up, immediately before ``traced``.
-        traced: Steps to record; empty without tracing.
-        pairs: Adjacent blocks, with and without probes.
-        paused: Steps in which probes are paused.
-    """
-
-    settled: int
-    light: range
-    warmup: range
-    traced: range
-    pairs: tuple[tuple[range, range], ...]
-    paused: frozenset[int]
+    settled: int  # First step that measurements may use.
+    light: range  # Steps to record without operators; empty if there is no room for them.
+    warmup: range  # Steps in which the profiler warms up, immediately before ``traced``.
+    traced: range  # Steps to record; empty without tracing.
+    pairs: tuple[tuple[range, range], ...]  # Adjacent blocks, with and without probes.
+    paused: frozenset[int]  # Steps in which probes are paused.
 
     @property
     def light_warmup(self) -> range:
@@ -72,11 +63,7 @@ class Plan:
 
 
 def steps_to_trace(num_ranks: int | None) -> int:
-    """Number of steps needed to show which rank is slow: 13 on 2 ranks, 7 on 3, 5 on 4, else 4.
-
-    Args:
-        num_ranks: World size, None if it is unknown; one rank has no other to compare with.
-    """
+    """Number of steps needed to show which rank is slow: 13 on 2 ranks, 7 on 3, 5 on 4, else 4."""
     if num_ranks is None or num_ranks < 2:
         return _FEWEST_STEPS
     return max(_FEWEST_STEPS, 1 + -(-_FREEDOM // (num_ranks - 1)))
@@ -85,12 +72,9 @@ def steps_to_trace(num_ranks: int | None) -> int:
 def make_plan(
     options: ProbeOptions, *, is_traced: bool = True, num_ranks: int | None = None
 ) -> Plan:
-    """The plan of a session.
+    """The plan of a session. The paused steps do not depend on whether this rank is traced.
 
-    Args:
-        options: The same on all ranks.
-        is_traced: Whether this rank is traced. The paused steps do not depend on it.
-        num_ranks: World size; determines the number of traced steps if ``options`` does not.
+    The world size determines the number of traced steps if ``options`` does not.
     """
     length = options.num_steps or steps_to_trace(num_ranks)
     window = _window(options, length) if options.mode == "window" else range(0)

@@ -11,25 +11,42 @@ A probe's module defines exactly one subclass of :class:`Probe`, constructed wit
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 from distprof.artefacts.records import Header
 from distprof.artefacts.run_file import ProbeStatus
 from distprof_probes.records import RecordWriter
 
 if TYPE_CHECKING:
-    from distprof_probes.session import Session
+    from distprof_probes.environment import Placement
+    from distprof_probes.options import ProbeOptions
+    from distprof_probes.plan import Plan
+    from distprof_probes.rank_file import Mesh
 
 Traced: TypeAlias = Literal["", "light", "full"]
 """What was recorded of a step: nothing, the GPU alone, or also the CPU's operators."""
 
 
-class Unavailable(Exception):  # noqa: N818  # a state, not a fault
-    """This probe cannot run here; raised by :meth:`Probe.start` or later.
+class Recording(Protocol):
+    """What a probe sees of its session."""
 
-    Args:
-        reason: One sentence for run.json.
-    """
+    run_dir: Path  # The run directory.
+    rank_dir: Path  # This rank's directory in it.
+    rank: int  # Global rank.
+    placement: Placement  # Where this rank runs.
+    options: ProbeOptions  # Which probes run and when.
+    mesh: Mesh  # Sizes and this rank's coordinates, if known.
+    plan: Plan  # What happens in each step.
+    current_step: int  # Number of the current step, from 0.
+
+    def note(self, text: str) -> None:
+        """Add a sentence to ``rank.json``."""
+        ...
+
+
+class Unavailable(Exception):  # noqa: N818  # a state, not a fault
+    """This probe cannot run here, for this reason; raised by :meth:`Probe.start` or later."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -57,12 +74,8 @@ class Probe:
         self.num_records = 0  # of probes that write no line-wise file
         self.num_dropped = 0
 
-    def start(self, session: Session) -> None:
-        """Start the probe.
-
-        Raises:
-            Unavailable: If it cannot run here.
-        """
+    def start(self, session: Recording) -> None:
+        """Start the probe; Unavailable if it cannot run here."""
 
     def step_started(self, step: int) -> None:
         """A step starts in which this probe records."""
@@ -86,13 +99,9 @@ class Probe:
         """Stop for good: restore all changes, end threads. The session closes the writer."""
 
     def open_writer(
-        self, session: Session, file: str, schema: str, about: dict[str, Any] | None = None
+        self, session: Recording, file: str, schema: str, about: dict[str, Any] | None = None
     ) -> RecordWriter:
-        """Open the writer of this probe's file in the rank's directory and write its header.
-
-        Raises:
-            OSError: If the file cannot be created.
-        """
+        """Open the writer of this probe's file in the rank's directory and write its header."""
         header = Header(schema=schema, rank=session.rank, about=about or {})
         limit = session.options.queue_records
         self.writer = RecordWriter(session.rank_dir / file, header, limit=limit)
@@ -127,8 +136,7 @@ class Tracer(Probe):
     def between_steps(self, next_step: int) -> bool:  # noqa: ARG002
         """Prepare, start, stop or save. Called between two steps and before the first.
 
-        Returns:
-            Whether it did any of these. That time then belongs to no step.
+        Returns whether it did any of these. That time then belongs to no step.
         """
         return False
 

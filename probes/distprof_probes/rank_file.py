@@ -61,11 +61,7 @@ def write_rank_file(
     overhead: tuple[Overhead, ...] = (),
     notes: tuple[str, ...] = (),
 ) -> None:
-    """Write ``rank.json``.
-
-    Raises:
-        OSError: If the disk does not take it.
-    """
+    """Write ``rank.json``."""
     file = RankFile(
         rank=place.rank,
         world_size=place.world_size,
@@ -88,11 +84,7 @@ def write_rank_file(
 
 
 def write_error_file(rank_dir: Path, rank: int, error: BaseException, step: int | None) -> None:
-    """Write ``error.json``. Only the first error of a rank is kept: later ones follow from it.
-
-    Raises:
-        OSError: If the disk does not take it.
-    """
+    """Write ``error.json``. Only the first error of a rank is kept: later ones follow from it."""
     if (rank_dir / ERROR_FILE).exists():
         return
     kind = type(error).__name__
@@ -114,11 +106,7 @@ def start_run_file(
 ) -> bool:
     """Write ``run.json`` of kind ``session``, unless a launcher has done so.
 
-    Returns:
-        Whether it was written. If so, call :func:`conclude_run_file` at the end.
-
-    Raises:
-        OSError: If the disk does not take it.
+    Returns whether it was written. If so, call :func:`conclude_run_file` at the end.
     """
     if (run_dir / RUN_FILE).exists():
         return False
@@ -144,12 +132,7 @@ def start_run_file(
 
 
 def conclude_run_file(run_dir: Path, outcome: Outcome, ended_ns: int) -> None:
-    """Complete the ``run.json`` that :func:`start_run_file` wrote, with the ranks seen so far.
-
-    Raises:
-        OSError: If a file cannot be read or written.
-        msgspec.MsgspecError: If the contents of a file have changed.
-    """
+    """Complete the ``run.json`` that :func:`start_run_file` wrote, with the ranks seen so far."""
     run = msgspec.json.decode((run_dir / RUN_FILE).read_bytes(), type=RunFile)
     found = [
         msgspec.json.decode(file.read_bytes(), type=RankFile)

@@ -42,11 +42,6 @@ class RecordWriter:
         background: Whether the process's writer thread serves this file. Without it, only
             :meth:`flush` and :meth:`close` write.
 
-    Attributes:
-        num_records: Lines written, excluding the header.
-        num_dropped: Records lost.
-        problem: Why records were lost, in one sentence; empty if no write failed.
-
     Raises:
         OSError: If the file cannot be created.
     """
@@ -55,9 +50,9 @@ class RecordWriter:
         self, path: Path, header: Header, *, limit: int = 10_000, background: bool = True
     ) -> None:
         self.path = path
-        self.num_records = 0
-        self.num_dropped = 0
-        self.problem = ""
+        self.num_records = 0  # Lines written, excluding the header.
+        self.num_dropped = 0  # Records lost.
+        self.problem = ""  # Why records were lost, in one sentence; empty if no write failed.
         self._limit = limit
         self._queue: deque[tuple[float, msgspec.Struct | Deferred]] = deque()
         self._encoder = msgspec.json.Encoder()

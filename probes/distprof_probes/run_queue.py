@@ -24,11 +24,7 @@ class CpuTime(NamedTuple):
 
 
 class RunQueue:
-    """Observes the calling thread. Each call costs one read of a few bytes from memory.
-
-    Args:
-        file: File to read instead of Linux's.
-    """
+    """Observes the calling thread. Each call costs one read of a few bytes from memory."""
 
     def __init__(self, file: str = _SCHEDSTAT) -> None:
         self._file = file
@@ -49,14 +45,9 @@ class RunQueue:
         return self._times()
 
     def asleep_ns(self, since: CpuTime, duration_ns: int) -> int | None:
-        """Time for which this thread neither ran nor was ready to run.
+        """Time for which this thread neither ran nor was ready to run; None if unknown.
 
-        Args:
-            since: The result of :meth:`total` at the start of the interval.
-            duration_ns: Length of the interval.
-
-        Returns:
-            None if the system does not report it.
+        ``since`` is the result of :meth:`total` at the start of the interval.
         """
         passed = spent(since, self.total())
         if passed.ran_ns is None or passed.waited_ns is None:
@@ -83,11 +74,7 @@ class RunQueue:
 
 
 class ProcessTimes:
-    """Observes other processes, as a sum over the threads of each, through files that stay open.
-
-    Args:
-        proc: Folder in which the system shows processes.
-    """
+    """Observes other processes, as a sum over the threads of each, through files that stay open."""
 
     def __init__(self, proc: str = _PROC) -> None:
         self._proc = proc

@@ -44,15 +44,7 @@ _log = logging.getLogger("distprof.probes")
 
 
 class SessionFiles:
-    """Writes rank.json and error.json, and run.json if no launcher did.
-
-    Args:
-        run_dir: The run directory.
-        rank_dir: This rank's directory in it.
-        place: Where this rank runs.
-        mesh: Sizes and coordinates.
-        started_ns: Start of the session, ns since the epoch.
-    """
+    """Writes rank.json and error.json, and run.json if no launcher did."""
 
     def __init__(
         self, run_dir: Path, rank_dir: Path, place: Placement, mesh: Mesh, started_ns: int
@@ -133,11 +125,7 @@ class SessionFiles:
 
 
 def outcome_of(error: BaseException | None) -> Outcome:
-    """The outcome of a run, from the reason for which training ended.
-
-    Args:
-        error: Exception that left the session's ``with`` block; None if there was none.
-    """
+    """The outcome of a run, from the exception that left the session's block, if any."""
     if isinstance(error, KeyboardInterrupt | Terminated):
         return "interrupted"
     if isinstance(error, SystemExit):

@@ -30,12 +30,8 @@ class Terminated(SystemExit):
 def close_on_sigterm(close: Callable[[], None], *, patience_s: float = _PATIENCE_S) -> None:
     """End this process cleanly on SIGTERM. Only for a program's own main thread.
 
-    The main thread gets :class:`Terminated`. If it still runs after ``patience_s``, ``close``
-    is called from another thread and the process ends with exit code 143.
-
-    Args:
-        close: Saves the records, or waits while the main thread does.
-        patience_s: Seconds that the main thread may take to exit.
+    The main thread gets :class:`Terminated`. If it still runs after ``patience_s``, ``close``,
+    which saves the records, is called from another thread and the process ends with exit code 143.
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
@@ -56,11 +52,6 @@ class _Children:
     A child shares the wake-up file, so terminating a helper process would look like the end of this
     one. SIGTERM is blocked around the fork, because Python drops signals that reach a child before
     it is ready.
-
-    Args:
-        wakeup: The wake-up file of this process.
-        handler: Its handler of SIGTERM.
-        before: The handler that a child gets instead.
     """
 
     def __init__(self, wakeup: int, handler: object, before: Any) -> None:
@@ -87,13 +78,7 @@ class _Children:
 
 
 def not_in_children(wakeup: int, handler: object, before: Any) -> None:
-    """Keep the parent's signal handling out of forked children.
-
-    Args:
-        wakeup: The wake-up file of this process.
-        handler: Its handler of SIGTERM.
-        before: The handler that a child gets instead.
-    """
+    """Keep the parent's signal handling (wake-up file, handler) out of forked children."""
     children = _Children(wakeup, handler, before)
     os.register_at_fork(
         before=children.about_to_fork,

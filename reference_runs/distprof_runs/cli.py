@@ -49,9 +49,7 @@ _PROBES_SHOWN = (
 class GroupedOption(click.Option):
     """An option that knows its section: of the help, and of the configuration.
 
-    Args:
-        section: Heading in the help.
-        key: ``(section, name)`` in the configuration; None for options of the command itself.
+    ``key`` is its section and name in the configuration; None for options of the command itself.
     """
 
     def __init__(

@@ -52,13 +52,8 @@ class Configuration:
     ) -> Configuration:
         """The configuration in a TOML file or run.json, with defaults for absent values.
 
-        Args:
-            workload: Name of the reference run.
-            sections: ``model``, ``training``, the workload's name and ``probes``.
-            faults: Injected on purpose.
-
-        Raises:
-            UsageError: If a section, a key or a value is unknown; the message names it.
+        Sections are ``model``, ``training``, the workload's name and ``probes``. A UsageError names
+        what is unknown.
         """
         if workload not in WORKLOADS:
             raise UsageError(

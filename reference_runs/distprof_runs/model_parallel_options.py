@@ -79,11 +79,7 @@ class PpOptions(WorkloadOptions, frozen=True, kw_only=True):
         return f"PP ({self.schedule})"
 
     def plan(self, model: ModelOptions, training: TrainingOptions, ranks: int) -> PipelinePlan:
-        """Which blocks go where.
-
-        Raises:
-            UsageError: If the schedule cannot run so.
-        """
+        """Which blocks go where; UsageError if the schedule cannot run so."""
         return plan_pipeline(
             self.schedule,
             ranks=ranks,
@@ -211,11 +207,7 @@ class ThreeDOptions(WorkloadOptions, frozen=True, kw_only=True):
         return " × ".join(f"{name} {size}" for name, size in used if size > 1) or "one rank"
 
     def plan(self, model: ModelOptions, training: TrainingOptions) -> PipelinePlan:
-        """Which blocks go where, for more than one stage.
-
-        Raises:
-            UsageError: If the schedule cannot run so.
-        """
+        """Which blocks go where, for more than one stage; UsageError if that cannot run."""
         return plan_pipeline(
             self.schedule,
             ranks=self.pp,

@@ -36,11 +36,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     vocabulary: Annotated[int, option("Vocabulary size.", le=100_000_000)] = 0
 
     def resolved(self) -> ModelOptions:
-        """The same sizes, with every 0 replaced by the preset's value.
-
-        Raises:
-            UsageError: If the preset is unknown, or the sizes do not fit each other.
-        """
+        """The same sizes, with every 0 replaced by the preset's value."""
         if self.preset not in PRESETS:
             known = ", ".join(PRESETS)
             raise UsageError(f"unknown preset {self.preset!r}; choose one of {known}")
@@ -127,11 +123,7 @@ class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     training_defaults: ClassVar[dict[str, Any]] = {}
 
     def mesh(self, world_size: int) -> dict[str, int]:
-        """Mesh axis to size, slowest varying first; the product is ``world_size``.
-
-        Raises:
-            UsageError: If the ranks do not fit the mesh.
-        """
+        """Mesh axis to size, slowest varying first; the product is ``world_size``."""
         raise NotImplementedError
 
     def strategy(self) -> str:
@@ -139,11 +131,7 @@ class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         raise NotImplementedError
 
     def check(self, model: ModelOptions, training: TrainingOptions, world_size: int) -> None:
-        """Refuse options that cannot run.
-
-        Raises:
-            UsageError: With a fix.
-        """
+        """Refuse options that cannot run."""
         del model
         if training.compute == "sleep" and training.checkpoint_activations:
             raise UsageError("--compute sleep has no activations to recompute: use one of the two")
@@ -152,13 +140,7 @@ class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def notes(
         self, model: ModelOptions, training: TrainingOptions, world_size: int
     ) -> tuple[str, ...]:
-        """Notes for a reader of the run, one sentence each.
-
-        Args:
-            model: Resolved sizes.
-            training: Common options.
-            world_size: Ranks of the job.
-        """
+        """Notes for a reader of the run, one sentence each."""
         del model, training, world_size
         return ()
 
@@ -262,11 +244,7 @@ class FsdpOptions(WorkloadOptions, frozen=True, kw_only=True):
 
 
 def divide(whole: int, part: int, what: str) -> int:
-    """``whole`` ranks shared among ``part``.
-
-    Raises:
-        UsageError: If there is a remainder; ``what`` names the part.
-    """
+    """``whole`` ranks shared among ``part``; a UsageError on a remainder names the part."""
     if part < 1 or whole % part:
         raise UsageError(f"{what} = {part} does not divide {whole} ranks")
     return whole // part

@@ -24,17 +24,11 @@ _V_SHAPED = ("zbv", "dualpipev")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelinePlan:
-    """A pipeline.
+    """A pipeline."""
 
-    Args:
-        schedule: One of :data:`SCHEDULES`.
-        ranks: Of the pipeline.
-        blocks: Number of transformer blocks of each stage.
-    """
-
-    schedule: str
-    ranks: int
-    blocks: tuple[int, ...]
+    schedule: str  # One of :data:`SCHEDULES`.
+    ranks: int  # Of the pipeline.
+    blocks: tuple[int, ...]  # Number of transformer blocks of each stage.
 
     @property
     def num_stages(self) -> int:

@@ -108,11 +108,7 @@ class FaultOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def _check_one_per_node(nodes: int) -> None:
-    """If SLURM numbers the nodes, check that it started one launcher on each.
-
-    Raises:
-        UsageError: If it started another number of them.
-    """
+    """If SLURM numbers the nodes, check that it started one launcher on each."""
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "")
     if tasks.isdecimal() and int(tasks) != nodes:
         raise UsageError(
@@ -128,17 +124,11 @@ def _is_endpoint(text: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything about one reference run, checked.
+    """Everything about one reference run, checked."""
 
-    Args:
-        configuration: The configuration, as in run.json.
-        probes: Options of its probes.
-        launch: Number and placement of the ranks.
-    """
-
-    configuration: Configuration
-    probes: ProbeOptions
-    launch: LaunchOptions
+    configuration: Configuration  # The configuration, as in run.json.
+    probes: ProbeOptions  # Options of its probes.
+    launch: LaunchOptions  # Number and placement of the ranks.
 
     def on_device(self, device: Literal["cuda", "cpu"]) -> Settings:
         """The same with ``auto`` resolved."""
@@ -147,11 +137,7 @@ class Settings:
 
 
 def read_settings_file(file: Path) -> dict[str, dict[str, Any]]:
-    """Sections of a TOML file.
-
-    Raises:
-        InputError: If it cannot be read or is not TOML.
-    """
+    """Sections of a TOML file."""
     try:
         content = parse_toml(file.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -171,16 +157,7 @@ def read_settings_file(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def resolve(workload: str, file: Sections, given: Sections) -> Settings:
-    """One set of options from the file and the command line, which overrides the file.
-
-    Args:
-        workload: Name of the reference run.
-        file: Sections of the TOML file.
-        given: The same from the command line, only typed options.
-
-    Raises:
-        UsageError: If an option is unknown, contradictory or cannot run.
-    """
+    """One set of options from the file and the command line, which overrides the file."""
     sections = (*_FIXED, workload)
     for name in file:
         check_known(f"section [{name}]", name, sections)

@@ -428,7 +428,7 @@ def run_program(*arguments: str, **environment: str) -> subprocess.CompletedProc
 def test_help_groups_the_verbs_by_what_they_are_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    titles = ["Record:", "Diagnose:", "Compare and gate:", "Plan:", "Set up:"]
+    titles = ["Start:", "Record:", "Diagnose:", "Compare and gate:", "Plan:"]
     assert [line for line in shown.splitlines() if line in titles] == titles
     assert "Other:" not in shown
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import sys
 import tomllib
-from importlib import util
+from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +63,19 @@ def test_doctor_says_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["doctor"])
     out = capsys.readouterr().out
     assert code == (1 if "PROBLEM" in out else 0)
-    for name in ("distprof", "python", "numpy", "extra run", "cache", "nvml", "cores"):
+    for name in ("distprof", "Python", "numpy", "extras", "plug-ins", "cache", "NVML", "CPUs"):
         assert name in out
+
+
+@pytest.mark.parametrize("width", ["60", "120"])
+def test_doctor_keeps_to_the_width(
+    width: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    main(["doctor"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= int(width)
+    assert sum(line[:1] != " " for line in lines if line) <= 10
 
 
 def test_doctor_exits_with_1_when_there_is_a_problem(
@@ -82,22 +92,43 @@ def test_doctor_exits_with_1_when_there_is_a_problem(
 
 def test_sensors_without_their_binding_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    (check,) = clinic._device()
+    check = clinic._device()
     assert (check.state, check.fix) == ("absent", "pip install 'distprof[run]'")
 
 
-def test_an_absent_extra_names_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clinic.util, "find_spec", lambda name: None)
-    checks = {check.name: check for check in clinic._extras()}
-    assert checks["extra dask"].state == "absent"
-    assert checks["extra dask"].fix == "pip install 'distprof[dask]'"
+def test_absent_extras_are_named_with_their_install_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(clinic.util, "find_spec", lambda name: name == "hta" or None)
+    check = clinic._extras()
+    there, _, lacking = check.found.partition("; not installed: ")
+    assert check.state == "ok"
+    assert there == "hta"
+    assert "dask" in lacking
+    assert "pip install 'distprof[NAME]'" in lacking
 
 
 def test_a_missing_requirement_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clinic, "_version_of", lambda name: None)
-    states = {check.name: check.state for check in clinic._versions()}
-    assert states["markdown-it-py"] == states["numpy"] == "problem"
-    assert states["isal"] == "absent"  # zlib does its work
+    monkeypatch.setattr(clinic, "_version_of", lambda name: None if name == "numpy" else "1.0")
+    check = clinic._packages()
+    assert (check.state, check.fix) == ("problem", "pip install numpy")
+
+
+def test_a_package_that_some_machines_lack_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clinic, "_version_of", lambda name: None if name == "isal" else "1.0")
+    check = clinic._packages()
+    assert check.state == "ok"
+    assert "no isal: zlib" in check.found
+
+
+def test_a_plug_in_that_cannot_be_loaded_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = metadata.EntryPoint("mine", "no_such_package.part:verb", "distprof.commands")
+    monkeypatch.setattr(
+        clinic.metadata, "entry_points", lambda group: [bad] if group == bad.group else []
+    )
+    check = clinic._plugins()
+    assert check.state == "problem"
+    assert "mine (no_such_package.part:verb): ModuleNotFoundError" in check.found
 
 
 def test_a_cache_says_where_and_how_large(tmp_path: Path) -> None:
@@ -173,95 +204,4 @@ def test_an_extra_whose_parent_package_is_absent_is_absent(
 ) -> None:
     """``find_spec("a.b")`` raises where there is no ``a``."""
     monkeypatch.setitem(clinic._EXTRAS, "nothing", "no_such_package.part")
-    (check,) = (one for one in clinic._extras() if one.name == "extra nothing")
-    assert check.state == "absent"
-
-
-# Other ways into a running job --------------------------------------------------------------------
-
-
-@pytest.fixture
-def on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine without dynolog; its list of sockets is a file of the test."""
-    for name in ("KINETO_USE_DAEMON", "KINETO_IPC_SOCKET_DIR", "KINETO_CONFIG"):
-        monkeypatch.delenv(name, raising=False)
-    sockets = tmp_path / "unix"
-    monkeypatch.setattr(clinic, "_UNIX_SOCKETS", sockets)
-    monkeypatch.setattr(clinic, "_KINETO_CONFIG", tmp_path / "libkineto.conf")
-    return sockets
-
-
-LISTENING = """Num       RefCount Protocol Flags    Type St Inode Path
-00000000b715a645: 00000002 00000000 00000000 0002 01 1325755 @dynolog@
-"""
-
-
-@pytest.mark.parametrize(
-    ("listens", "registers", "state", "found"),
-    [
-        (True, True, "ok", "dyno gputrace traces torch programs"),
-        (True, False, "absent", "KINETO_USE_DAEMON is not set"),
-        (False, True, "absent", "no daemon listens"),
-        (False, False, "absent", "distprof attach does not need it"),
-    ],
-)
-def test_doctor_says_whether_dynolog_can_trace(
-    on_demand: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    listens: bool,
-    registers: bool,
-    state: str,
-    found: str,
-) -> None:
-    on_demand.write_text(LISTENING if listens else LISTENING.replace("@dynolog@", "@other@"))
-    if registers:
-        monkeypatch.setenv("KINETO_USE_DAEMON", "1")
-    check = clinic._dynolog()
-    assert check.state == state
-    assert found in check.found
-    assert bool(check.fix) == (listens != registers)
-
-
-def test_dynolog_may_listen_in_a_folder(
-    on_demand: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)  # the path of a socket must be short
-    monkeypatch.setenv("KINETO_IPC_SOCKET_DIR", ".")
-    assert not clinic._dynolog_listens()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
-        listener.bind("dynolog")
-        assert clinic._dynolog_listens()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="names without a file are Linux's")
-def test_a_real_socket_of_that_name_is_found(
-    on_demand: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(clinic, "_UNIX_SOCKETS", Path("/proc/net/unix"))
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
-        try:
-            listener.bind("\0dynolog\0")  # as dynolog names it
-        except OSError:
-            pytest.skip("dynolog runs here")
-        assert clinic._dynolog_listens()
-
-
-def test_the_settings_that_kineto_reads_are_named(
-    on_demand: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert clinic._kineto_config() == ""
-    (tmp_path / "libkineto.conf").touch()
-    assert clinic._kineto_config() == f"; Kineto reads {tmp_path / 'libkineto.conf'}"
-    monkeypatch.setenv("KINETO_CONFIG", "/nowhere")
-    assert clinic._kineto_config() == "; KINETO_CONFIG names /nowhere, which does not exist"
-
-
-def test_torch_monitor_is_found_without_importing_torch(
-    on_demand: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(clinic, "_torch_folder", lambda: "")
-    assert [check.state for check in clinic._on_demand()] == ["absent", "absent"]
-    (tmp_path / "monitor").mkdir()
-    (tmp_path / "monitor" / "__init__.py").write_text("raise RuntimeError('imported')")
-    monkeypatch.setattr(clinic, "_torch_folder", lambda: str(tmp_path))
-    assert [check.state for check in clinic._on_demand()] == ["absent", "ok"]
+    assert "nothing" in clinic._extras().found.partition("not installed")[2]

@@ -179,8 +179,7 @@ def test_without_work_per_step_the_mode_must_be_told(stand_in, capsys):
         (["ddp", "--ranks", "1,2", "--baseline-ranks", "3"], "not one of the sizes 1, 2"),
         (["ddp", "--ranks", "1,2", "--bach", "3"], "--bach"),
         (["ddp", "--ranks", "1,2,3", "--strong"], "--batch 12"),
-        (["ddp", "--ranks", "1,2", "--plot", "x.bmp"], ".svg, .png, .pdf"),
-        (["ddp", "--ranks", "1,2", "--plot", "missing/x.svg"], "missing"),
+        (["ddp", "--ranks", "1,2", "--save-summaries", "missing/x.json"], "missing"),
         (["ddp", "--ranks", "1,2", "--format", "junit"], "--format"),
         (["ddp", "--ranks", "1,2", "--from", "s"], "--from starts nothing"),
         (["--from", "s", "--sweep", "s"], "--from starts nothing"),
@@ -196,25 +195,17 @@ def test_what_cannot_work_is_said_before_anything_runs(stand_in, capsys, argumen
     assert calls(stand_in) == []
 
 
-def test_a_plot_without_matplotlib_is_refused_before_anything_runs(stand_in, capsys, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert main(["scale", "ddp", "--ranks", "1,2", "--plot", "x.svg"]) == 2
-    assert "plot" in capsys.readouterr().err
-    assert calls(stand_in) == []
-
-
 def test_another_sweep_does_not_go_on_in_the_same_folder(stand_in, capsys):
     assert main(["scale", "ddp", "--ranks", "1,2", "--repeats", "1", "--sweep", "s"]) == 0
     assert main(["scale", "ddp", "--ranks", "1,4", "--repeats", "1", "--sweep", "s"]) == 2
     assert "other sizes" in capsys.readouterr().err
 
 
-def test_summaries_and_plot_are_kept_and_never_replaced(stand_in, capsys):
-    files = ["--save-summaries", "all.json", "--plot", "all.svg"]
+def test_summaries_are_kept_and_never_replaced(stand_in, capsys):
+    files = ["--save-summaries", "all.json"]
     arguments = ["scale", "ddp", "--ranks", "1,2", "--repeats", "1", "--sweep", "s", *files]
     assert main(arguments) == 0
     capsys.readouterr()
-    assert "<svg" in Path("all.svg").read_text()
     assert efficiencies(scaled(capsys, "--from", "all.json"))[2] == pytest.approx(0.95)
     assert main(["scale", "--from", "s", *files]) == 2
 

@@ -14,8 +14,8 @@ from distprof.ingest import files
 from distprof.ingest.nccl import lines
 from distprof.ingest.sensors import read
 from distprof.ingest.source import known_sources
-from distprof.verbs.bounds import all_bounds
 from distprof.verbs.documents import all_documents
+from docs.bounds import all_bounds
 from tests.contracts.test_kinds import SAMPLES
 
 ROOT = Path(distprof.__file__).parent

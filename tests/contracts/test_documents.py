@@ -26,7 +26,6 @@ from distprof.verbs.gate.check import judge
 from distprof.verbs.gate.repeats import session_of_sizes
 from distprof.verbs.hang.evidence import read_evidence
 from distprof.verbs.hang.measure import diagnose
-from distprof.verbs.history.show import answer_of
 from distprof.verbs.history.timeline import by_series, find_history_metric, trace_metric
 from distprof.verbs.plan.job_file import layout_of, read_job_file
 from distprof.verbs.plan.lint import check_layout
@@ -47,9 +46,9 @@ LARGE = runs(8, 125, parts(computation=95, exposed_transfer=20, host=10))
 
 
 def baseline():
-    made = make_baseline(FAST, distprof_version="1")
+    made = make_baseline(FAST)
     loss = Acknowledged(metric="memory", up_to=0.1, reason="a larger cache")
-    return acknowledge(accepted(made, FAST, distprof_version="1"), loss)
+    return acknowledge(accepted(made, FAST), loss)
 
 
 def check():
@@ -58,7 +57,6 @@ def check():
         session_of_sizes(((), SLOW)),
         source="perf.json",
         fingerprint=SLOW[0].fingerprint,
-        version="1",
         now_ns=1,
     )
 
@@ -67,13 +65,13 @@ def history():
     metric = find_history_metric("step_time")
     assert metric is not None
     series = by_series(commits([[100e6, 101e6, 100e6]] * 4 + [[130e6, 131e6, 130e6]] * 3))
-    return trace_metric(series, metric, source="runs", version="1")
+    return trace_metric(series, metric, source="runs")
 
 
 def lint():
     file = read_job_file(TESTS / "verbs" / "plan" / "jobs_of_others" / "own.toml")
     layout, batch = layout_of(file, num_gpus=24, batch=None)
-    return check_layout(question(batch=batch or 128, gpus=24), layout, file, version="1")
+    return check_layout(question(batch=batch or 128, gpus=24), layout, file)
 
 
 SAMPLES: dict[str, Callable[[], msgspec.Struct]] = {
@@ -86,10 +84,7 @@ SAMPLES: dict[str, Callable[[], msgspec.Struct]] = {
     ),
     "hang": lambda: diagnose(read_evidence(str(GPU_ERROR), executor="serial"), version="1"),
     "history": history,
-    "history-answer": lambda: answer_of(
-        "runs", ["commit", "step_ms", "parts"], [("c0", 1.5, [1, 2]), ("c1", None, [])], ["A note."]
-    ),
-    "plan": lambda: make_plan(question(gpus=16), version="1", most=3),
+    "plan": lambda: make_plan(question(gpus=16), most=3),
     "plan-lint": lint,
     "report": straggler,
     "scaling": lambda: report_scaling([*FAST, *LARGE], source="runs"),

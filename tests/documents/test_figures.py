@@ -504,7 +504,7 @@ def test_no_hang_is_not_drawn() -> None:
 
 
 def test_steps_of_layouts_have_the_lengths_of_their_parts() -> None:
-    plan = make_plan(question(model="llama3-70b", gpus=64), version="1", most=6)
+    plan = make_plan(question(model="llama3-70b", gpus=64), most=6)
     most = max(one.step_ns for one in plan.best)
     for one, row in zip(plan.best, by_row(steps_figure(plan.best)), strict=True):
         widths = [width for _, width in rects(row)]
@@ -513,7 +513,7 @@ def test_steps_of_layouts_have_the_lengths_of_their_parts() -> None:
 
 
 def test_memory_beyond_the_limit_goes_beyond_its_line() -> None:
-    plan = make_plan(question(gpus=64), version="1", most=3)
+    plan = make_plan(question(gpus=64), most=3)
     total = plan.best[0].memory.total_bytes
     figure = memory_figure(plan.best[:1], total // 2)
     (limit,) = re.findall(r'<line x1="([\d.]+)%"', figure)

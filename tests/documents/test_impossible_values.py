@@ -101,8 +101,6 @@ def test_a_bar_is_never_longer_than_its_room(ratio: float, length: int) -> None:
         ("plan", ("best", 0, "step_ns"), 0),
         ("scaling", ("scaling", "sizes", 1, "losses", 0, "cause"), "other"),
         ("check", ("parts", 0, "part"), "other"),
-        ("history-answer", ("rows", 0), []),
-        ("history-answer", ("columns",), []),
         ("fabric", ("curves", 0, "points"), []),
         ("report", ("placement", "order"), "other"),
     ],

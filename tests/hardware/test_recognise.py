@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distprof.hardware import load_sheet
-from distprof.hardware.recognise import recognise_gpu
+from distprof.hardware.sheet import recognise_gpu
 
 SHEET = load_sheet()
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from distprof_probes.options import ProbeOptions
-from distprof_probes.probe import Probe
+from distprof_probes.probe import Probe, Recording
 from distprof_probes.session import Session
 
 from distprof.artefacts import RANK_FILE, STEPS_FILE
@@ -42,7 +42,7 @@ class Witness(Probe):
         self.calls: list[str] = []
         self._raises = raises
 
-    def start(self, session: Session) -> None:
+    def start(self, session: Recording) -> None:
         self._seen("start")
 
     def step_started(self, step: int) -> None:

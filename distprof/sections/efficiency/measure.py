@@ -16,8 +16,7 @@ from msgspec.structs import replace
 from distprof.costs.memory import activation_bytes_per_token, model_state_bytes
 from distprof.costs.roofline import bound_with_overlap, flop_utilisation, regime, ridge
 from distprof.costs.trained_model import TrainedModel
-from distprof.hardware.recognise import recognise_gpu
-from distprof.hardware.sheet import Gpu, Sheet
+from distprof.hardware.sheet import Gpu, Sheet, recognise_gpu
 from distprof.run.run import Run
 from distprof.run.topology import coordinates_of
 from distprof.sections.collectives.result import CollectivesResult

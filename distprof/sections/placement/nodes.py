@@ -10,8 +10,7 @@ import msgspec
 import numpy as np
 
 from distprof.config import TopologyConfig
-from distprof.hardware.recognise import recognise_gpu
-from distprof.hardware.sheet import Gpu, Sheet
+from distprof.hardware.sheet import Gpu, Sheet, recognise_gpu
 from distprof.run.evidence import PATHS, Machine, Machines
 from distprof.run.logs import NcclLog
 from distprof.run.run import Run

@@ -71,11 +71,7 @@ def _step_row(name: str, parts: Sequence[tuple[str, int]], most: int) -> Markup:
 
 
 def change_figure(found: Sequence[tuple[str, int]]) -> Markup:
-    """The change of each part of the step, one after another; empty if no part changed.
-
-    Args:
-        found: Key of each part and its change, ns.
-    """
+    """The change of each part of the step (key, ns), one after another; empty if none changed."""
     changed = [(PARTS.get(key, key), ns) for key, ns in found if ns]
     if not changed:
         return EMPTY

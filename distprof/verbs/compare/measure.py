@@ -27,6 +27,7 @@ from distprof.verbs.compare.result import (
     Trend,
 )
 from distprof.verbs.gate.decide import mann_whitney
+from distprof.version import __version__
 
 ALIKE_RATIO = 0.02
 """Times that differ by less than this count as equal."""
@@ -41,10 +42,7 @@ def compare_kernels(
 ) -> tuple[KernelChange, ...]:
     """Every kernel of either table, largest change first.
 
-    Args:
-        first: Kernel table of the first run.
-        second: Kernel table of the second run.
-        windows: Ranks times steps that each table sums over.
+    ``windows`` are the ranks times steps that each table sums over.
     """
     mine, theirs = _by_name(first), _by_name(second)
     folded = _is_folded(first), _is_folded(second)
@@ -222,15 +220,11 @@ _STRICT_ALPHA = 0.01
 
 
 def compare_steps(first: Sequence[int], second: Sequence[int]) -> StepChange:
-    """Medians, their intervals, and whether chance explains the difference.
+    """Medians of steps in ns, their intervals, and whether chance explains the difference.
 
     A rank test decides: a single slow step does not hide a change, as it would if the intervals of
     few values had to be disjoint. Steps of one run are treated as independent. Neither the test nor
     the intervals cover differences between runs, which ``distprof check`` measures with repeats.
-
-    Args:
-        first: Durations of the steps of the first run, ns.
-        second: Durations of the steps of the second run, ns.
     """
     mine, theirs = _median(first), _median(second)
     low, high = median_interval(first) or (None, None)
@@ -253,9 +247,6 @@ def compare_steps(first: Sequence[int], second: Sequence[int]) -> StepChange:
 
 def median_interval(values: Sequence[int]) -> tuple[int, int] | None:
     """The 95 % interval of the median from order statistics; None with fewer than six values.
-
-    Args:
-        values: Independent measurements of any distribution.
 
     Source:
         The number of values below the median is binomial (Conover, "Practical Nonparametric
@@ -359,24 +350,15 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[FoundProblem, ...] = ()  # Its findings, with the code of their rule.
 
 
-def compare(first: Side, second: Side, *, version: str) -> Comparison:
-    """Compare two runs.
-
-    Args:
-        first: The reference run.
-        second: The run to compare with it.
-        version: Version of distprof.
-
-    Returns:
-        Changes, largest first; the changes of all parts add up to that of the traced step.
-    """
+def compare(first: Side, second: Side) -> Comparison:
+    """Changes from the first run to the second; those of all parts add up to that of the step."""
     steps = _comparable_steps(first.summary, second.summary)
     is_mixed = first.summary.is_traced != second.summary.is_traced
     forbidding = unlike(first.summary.fingerprint, second.summary.fingerprint)
     found = differences(first.summary.fingerprint, second.summary.fingerprint)
     windows = first.num_windows, second.num_windows
     return Comparison(
-        distprof_version=version,
+        distprof_version=__version__,
         first=_run(first.summary, steps[0], is_mixed=is_mixed),
         second=_run(second.summary, steps[1], is_mixed=is_mixed),
         is_alike=not forbidding,

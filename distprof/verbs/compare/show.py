@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
 
 from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.formats import RenderOptions
 from distprof.sections.report import Report
-from distprof.sections.table import Column, TableView, counted
+from distprof.sections.table import Column, TableView, counted, rows_table
 from distprof.units import (
     capitalized,
-    format_bandwidth,
     format_bytes,
     format_duration,
     format_ratio,
@@ -22,15 +20,13 @@ from distprof.units import (
 from distprof.verbs.compare.measure import ALIKE_RATIO, FoundProblem, Side, compare
 from distprof.verbs.compare.result import (
     COMPARISON_SCHEMA,
-    CollectiveChange,
     ComparedRun,
     Comparison,
-    KernelChange,
+    FindingChange,
     PartChange,
     StepChange,
 )
 from distprof.verbs.summaries import summarize_report
-from distprof.version import __version__
 
 _FEW = 8
 
@@ -48,8 +44,6 @@ PARTS = {
     "other": "other",
 }
 """Names of the parts of a step in reports."""
-
-T = TypeVar("T")
 
 
 def comparison_verdict(comparison: Comparison) -> str:
@@ -299,24 +293,74 @@ def comparison_tables(comparison: Comparison, *, show_all: bool) -> Iterator[Tab
     if comparison.parts:
         yield _parts_table(comparison.parts)
     least = 0 if show_all else _LEAST_RATIO * (comparison.step.first_ns or 0)
-    changed = [c for c in comparison.collectives if abs(c.change_ns) > least or show_all]
-    if changed:
-        yield _collectives_table(_some(changed, show_all=show_all), len(changed))
+    collectives = [c for c in comparison.collectives if abs(c.change_ns) > least or show_all]
     kernels = [k for k in comparison.kernels if abs(k.change_ns) > least or show_all]
-    if kernels:
-        yield _kernels_table(_some(kernels, show_all=show_all), len(kernels))
-    if comparison.findings:
-        yield _findings_table(comparison)
-    if comparison.differences:
-        yield _differences_table(comparison)
+    tables = (
+        rows_table(
+            "Collectives",
+            _COLLECTIVES,
+            collectives if show_all else collectives[:_FEW],
+            caption="exposed time per rank and step",
+            notes=_more(collectives, show_all=show_all),
+        ),
+        rows_table(
+            "Kernels",
+            _KERNELS,
+            kernels if show_all else kernels[:_FEW],
+            caption="time per rank and step",
+            notes=_more(kernels, show_all=show_all),
+        ),
+        rows_table("Findings", _FINDINGS, comparison.findings, caption="cost per step"),
+        rows_table("Other differences", _DIFFERENCES, comparison.differences),
+    )
+    yield from filter(None, tables)
 
 
-def _some(rows: Sequence[T], *, show_all: bool) -> Sequence[T]:
-    return rows if show_all else rows[:_FEW]
+def _more(rows: Sequence[object], *, show_all: bool) -> tuple[str, ...]:
+    more = 0 if show_all else len(rows) - _FEW
+    return (f"and {more} more: --all",) if more > 0 else ()
 
 
-def _more(shown: int, total: int) -> tuple[str, ...]:
-    return (f"and {total - shown} more: --all",) if total > shown else ()
+def _calls(count: float | None) -> str:
+    return "–" if count is None else f"{count:,.4g}"
+
+
+def _cost(change: FindingChange, cost_ns: int | None, without: str) -> str:
+    """The cost of a rule's findings in one run; empty if that run has none."""
+    return "" if change.state == without else format_duration(cost_ns)
+
+
+_COLLECTIVES = (
+    Column("collective", "kind", left=True),
+    Column("axis", "axis", form="name", left=True),
+    Column("size", lambda row: "all" if row.bytes is None else format_bytes(row.bytes)),
+    Column("first", "first_exposed_ns"),
+    Column("second", "second_exposed_ns"),
+    Column("change", lambda row: signed(row.change_ns)),
+    Column("", "state", left=True),
+    Column("busbw", "first_busbw_bytes_per_s", wide_only=True),
+    Column("then", "second_busbw_bytes_per_s", wide_only=True),
+)
+_KERNELS = (
+    Column("kernel", "name", left=True, stretch=True),
+    Column("first", "first_ns"),
+    Column("second", "second_ns"),
+    Column("change", lambda row: signed(row.change_ns)),
+    Column("", "state", left=True),
+    Column("calls", lambda row: _calls(row.first_count), wide_only=True),
+    Column("then", lambda row: _calls(row.second_count), wide_only=True),
+)
+_FINDINGS = (
+    Column("rule", lambda change: f"{change.code} {change.name}", left=True),
+    Column("", "state", left=True),
+    Column("first", lambda change: _cost(change, change.first_cost_ns_per_step, "new")),
+    Column("second", lambda change: _cost(change, change.second_cost_ns_per_step, "gone")),
+)
+_DIFFERENCES = (
+    Column("", "field", left=True),
+    Column("first", lambda difference: _or(difference.first), left=True, wrap=True),
+    Column("second", lambda difference: _or(difference.second), left=True, wrap=True),
+)
 
 
 def _parts_table(parts: Sequence[PartChange]) -> TableView:
@@ -337,129 +381,18 @@ def _parts_table(parts: Sequence[PartChange]) -> TableView:
     return TableView(
         title="Where the difference is",
         caption="mean traced step, averaged over ranks",
-        columns=(
-            Column(title="part", left=True),
-            Column(title="first"),
-            Column(title="second"),
-            Column(title="change"),
-        ),
+        columns=(Column("part", left=True), *map(Column, ("first", "second", "change"))),
         rows=tuple(rows),
         strong=frozenset({len(rows) - 1}),
-    )
-
-
-def _collectives_table(rows: Sequence[CollectiveChange], total: int) -> TableView:
-    return TableView(
-        title="Collectives",
-        caption="exposed time per rank and step",
-        columns=(
-            Column(title="collective", left=True),
-            Column(title="axis", left=True),
-            Column(title="size"),
-            Column(title="first"),
-            Column(title="second"),
-            Column(title="change"),
-            Column(title="", left=True),
-            Column(title="busbw", wide_only=True),
-            Column(title="then", wide_only=True),
-        ),
-        rows=tuple(
-            (
-                row.kind,
-                row.axis or "–",
-                "all" if row.bytes is None else format_bytes(row.bytes),
-                format_duration(row.first_exposed_ns),
-                format_duration(row.second_exposed_ns),
-                signed(row.change_ns),
-                row.state,
-                format_bandwidth(row.first_busbw_bytes_per_s),
-                format_bandwidth(row.second_busbw_bytes_per_s),
-            )
-            for row in rows
-        ),
-        notes=_more(len(rows), total),
-    )
-
-
-def _kernels_table(rows: Sequence[KernelChange], total: int) -> TableView:
-    return TableView(
-        title="Kernels",
-        caption="time per rank and step",
-        columns=(
-            Column(title="kernel", left=True, stretch=True),
-            Column(title="first"),
-            Column(title="second"),
-            Column(title="change"),
-            Column(title="", left=True),
-            Column(title="calls", wide_only=True),
-            Column(title="then", wide_only=True),
-        ),
-        rows=tuple(
-            (
-                row.name,
-                format_duration(row.first_ns),
-                format_duration(row.second_ns),
-                signed(row.change_ns),
-                row.state,
-                _calls(row.first_count),
-                _calls(row.second_count),
-            )
-            for row in rows
-        ),
-        notes=_more(len(rows), total),
-    )
-
-
-def _calls(count: float | None) -> str:
-    return "–" if count is None else f"{count:,.4g}"
-
-
-def _findings_table(comparison: Comparison) -> TableView:
-    return TableView(
-        title="Findings",
-        caption="cost per step",
-        columns=(
-            Column(title="rule", left=True),
-            Column(title="", left=True),
-            Column(title="first"),
-            Column(title="second"),
-        ),
-        rows=tuple(
-            (
-                f"{change.code} {change.name}",
-                change.state,
-                "" if change.state == "new" else format_duration(change.first_cost_ns_per_step),
-                "" if change.state == "gone" else format_duration(change.second_cost_ns_per_step),
-            )
-            for change in comparison.findings
-        ),
-    )
-
-
-def _differences_table(comparison: Comparison) -> TableView:
-    return TableView(
-        title="Other differences",
-        columns=(
-            Column(title="", left=True),
-            Column(title="first", left=True, wrap=True),
-            Column(title="second", left=True, wrap=True),
-        ),
-        rows=tuple((d.field, _or(d.first), _or(d.second)) for d in comparison.differences),
     )
 
 
 def compare_reports(
     first: Report, second: Report, *, names: tuple[str, str] | None = None
 ) -> Comparison:
-    """Compare the reports of two runs.
-
-    Args:
-        first: Report of the reference run.
-        second: Report of the run to compare with it.
-        names: Names of the runs; by default their sources.
-    """
+    """Compare the reports of two runs, named by their sources unless ``names`` says otherwise."""
     mine, theirs = names or (first.run.source, second.run.source)
-    return compare(_side(first, mine), _side(second, theirs), version=__version__)
+    return compare(_side(first, mine), _side(second, theirs))
 
 
 def _side(report: Report, name: str) -> Side:

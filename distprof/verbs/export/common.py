@@ -113,12 +113,7 @@ def _of_members(run: Run) -> tuple[Int64Array, Int64Array, Int64Array]:
 
 
 def inside(rows: Intervals, windows: Intervals | None) -> Int64Array:
-    """Indices of the rows that overlap one of the windows.
-
-    Args:
-        rows: Intervals in any order.
-        windows: Disjoint windows in order; None selects all rows.
-    """
+    """Indices of the rows that overlap a window, disjoint and in order; all rows for None."""
     if windows is None:
         return np.arange(rows.size)
     if windows.size == 0:

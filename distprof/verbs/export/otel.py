@@ -11,13 +11,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from distprof.artefacts.records import StepRecord
 from distprof.errors import InputError, MissingExtraError, UsageError
 from distprof.escape import plain, shorten
-from distprof.verbs.export.families import Family, all_families
-from distprof.verbs.export.observed import Observed
+from distprof.verbs.addresses import is_web_address
+from distprof.verbs.export.families import Family, Observed, all_families
 from distprof.version import __version__
 
 if TYPE_CHECKING:
@@ -41,18 +40,8 @@ _UNITS = {
 
 
 def base_of(endpoint: str) -> str:
-    """Check the address of a collector, and remove trailing slashes.
-
-    Raises:
-        UsageError: If it is not an ``http`` or ``https`` address.
-    """
-    try:
-        parts = urlsplit(endpoint)
-        is_good = parts.scheme in ("http", "https") and bool(parts.hostname)
-        _ = parts.port
-    except ValueError:
-        is_good = False
-    if not is_good:
+    """Check the address of a collector, and remove trailing slashes."""
+    if not is_web_address(endpoint):
         raise UsageError(f"{endpoint!r} is not an address such as http://127.0.0.1:4318")
     return endpoint.rstrip("/")
 
@@ -211,17 +200,10 @@ def send(
     failed: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Send once, or periodically.
+    """Send once, or every ``every_s`` seconds for ever.
 
-    Args:
-        sender: The sender.
-        endpoint: Address of the collector, for messages.
-        every_s: Seconds between two attempts, forever; None to send once.
-        failed: Called with a sentence if the collector did not accept data and is tried again.
-        sleep: Waits for this many seconds.
-
-    Raises:
-        InputError: If the only attempt fails.
+    ``failed`` gets a sentence if the collector did not accept data and is tried again. A single
+    attempt that fails raises InputError.
     """
     if every_s is not None:
         sender.forget_steps()

@@ -158,11 +158,10 @@ def shown_name(name: str) -> str:
 
 
 class PacketFile:
-    """A file that packets are appended to.
+    """An open file that packets are appended to.
 
-    Args:
-        file: File that is open for writing.
-        epoch_ns: Time of the first event, if times are since the epoch: viewers then show dates.
+    ``epoch_ns`` is the time of the first event, if times are since the epoch: viewers then show
+    dates.
     """
 
     def __init__(self, file: IO[bytes], epoch_ns: int | None) -> None:
@@ -181,11 +180,7 @@ class PacketFile:
         return next(self._tracks)
 
     def write(self, data: bytes) -> None:
-        """Append encoded packets.
-
-        Raises:
-            WriteError: If they cannot be written. It differs from the OSError of a failed read.
-        """
+        """Append encoded packets; a WriteError is unlike the OSError of a failed read."""
         try:
             self._file.write(data)
         except OSError as error:

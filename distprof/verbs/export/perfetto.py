@@ -21,7 +21,6 @@ from distprof.rules.base import Finding
 from distprof.run.run import Rank, Run
 from distprof.schema import ABSENT, Coded, Int64Array
 from distprof.sections.perturbation.show import profiler_fact
-from distprof.sections.stragglers.result import StragglerSet
 from distprof.sections.whatif.trace_changes import TraceModel
 from distprof.sections.whatif.trace_graph import TraceGraph, node_names
 from distprof.units import capitalized, fold_ranks, format_duration, name_ranks
@@ -191,7 +190,7 @@ class _TimeLine:
                 arrivals=self._arrivals[rank.rank],
                 wait_end_ns=self._wait_ends(rank),
                 analysis=examined.analyses.get(rank.rank),
-                slow=_slow(examined.report.stragglers.sets, rank.rank),
+                slow=[one for one in examined.report.stragglers.sets if rank.rank in one.ranks],
                 steps=self._choice.steps,
                 only=self._choice.only,
                 packets=packets,
@@ -332,10 +331,6 @@ class _TimeLine:
 
 
 _Unreadable = (DistprofError, OSError, EOFError, ValueError)
-
-
-def _slow(sets: Iterable[StragglerSet], rank: int) -> list[StragglerSet]:
-    return [one for one in sets if rank in one.ranks]
 
 
 def _words(finding: Finding) -> dict[str, str]:

@@ -14,22 +14,14 @@ from typing import TYPE_CHECKING, Any
 from distprof.documents.document import write_file
 from distprof.errors import InputError, MissingExtraError
 from distprof.verbs.addresses import cannot_listen
-from distprof.verbs.export.observed import Observed
+from distprof.verbs.export.families import Observed
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 
 class Exposition:
-    """The metrics of a source as a collector for ``prometheus-client``.
-
-    Args:
-        source: As for :class:`~distprof.verbs.export.observed.Observed`.
-
-    Raises:
-        InputError: If the source is neither a saved report nor a run directory.
-        MissingExtraError: If ``prometheus-client`` is not installed.
-    """
+    """The metrics of a source as a collector for ``prometheus-client``."""
 
     def __init__(self, source: str) -> None:
         try:
@@ -75,15 +67,8 @@ def keep_file(
 ) -> None:
     """Write a file for node_exporter's textfile collector, atomically.
 
-    Args:
-        exposition: The metrics to write.
-        file: File to write; its name should end in ``.prom``.
-        every_s: Seconds between two writes, forever; None to write once.
-        failed: Called with the reason if a write fails and there will be another.
-        sleep: Waits for this many seconds.
-
-    Raises:
-        InputError: If the only write fails.
+    ``every_s`` is the time between two writes, for ever; None writes once. ``failed`` gets the
+    reason if a write fails and there will be another. A single write that fails raises InputError.
     """
     while True:
         try:
@@ -98,14 +83,7 @@ def keep_file(
 
 
 def serve(exposition: Exposition, host: str, port: int) -> tuple[Callable[[], None], int]:
-    """Answer scrapers in threads of this process.
-
-    Returns:
-        A function that stops the server, and its port, which is a free one if ``port`` is 0.
-
-    Raises:
-        InputError: If the address or port cannot be used.
-    """
+    """Answer scrapers in threads; return a function that stops the server, and its port."""
     from prometheus_client import start_http_server
 
     try:

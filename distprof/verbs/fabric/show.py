@@ -15,7 +15,7 @@ from distprof.artefacts.fabric_file import (
 from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.formats import RenderOptions
-from distprof.sections.table import Column, TableView, counted
+from distprof.sections.table import Column, TableView, counted, rows_table
 from distprof.units import format_bandwidth, format_bytes, format_duration, format_ratio
 
 _LOOSE_RATIO = 0.2
@@ -103,10 +103,19 @@ def _loose(curve: FabricCurve, fit: FabricFit) -> str:
 
 def fabric_tables(profile: FabricFile, *, show_all: bool) -> Iterator[TableView]:
     """Tables of α and β, then bandwidth by size; ``show_all`` adds every point with its spread."""
-    if any(curve.fit for curve in profile.curves):
-        yield _fit_table(profile)
+    fits = rows_table(
+        "Latency and bandwidth",
+        _FITS,
+        [curve for curve in profile.curves if curve.fit is not None],
+        caption="fitted: time = steps · α + bus factor · bytes · β",
+        notes=(
+            "Steps are those of a ring. Below the crossover, latency exceeds transfer time. The"
+            " residual is the median deviation of times from the fit.",
+        ),
+    )
+    yield from filter(None, (fits,))
     if show_all or len(profile.curves) == 1:
-        yield from (_point_table(curve) for curve in profile.curves)
+        yield from filter(None, map(_point_table, profile.curves))
         return
     groups = dict.fromkeys(_group(curve) for curve in profile.curves)
     for group in groups:
@@ -117,43 +126,26 @@ def _group(curve: FabricCurve) -> tuple[int, int | None]:
     return curve.group_size, curve.num_nodes
 
 
-def _fit_table(profile: FabricFile) -> TableView:
-    return TableView(
-        title="Latency and bandwidth",
-        caption="fitted: time = steps · α + bus factor · bytes · β",
-        columns=(
-            Column(title="collective", left=True),
-            Column(title="over", left=True, wide_only=True),
-            Column(title="α per step"),
-            Column(title="95 %", left=True, wide_only=True),
-            Column(title="1/β"),
-            Column(title="95 %", left=True, wide_only=True),
-            Column(title="crossover"),
-            Column(title="residual"),
-            Column(title="steps"),
-        ),
-        rows=tuple(_fit_row(curve, curve.fit) for curve in profile.curves if curve.fit is not None),
-        notes=(
-            "Steps are those of a ring. Below the crossover, latency exceeds transfer time. The"
-            " residual is the median deviation of times from the fit.",
-        ),
-    )
+def _alpha_ends(fit: FabricFit) -> str:
+    return f"{format_duration(fit.alpha_low_ns)} to {format_duration(fit.alpha_high_ns)}"
 
 
-def _fit_row(curve: FabricCurve, fit: FabricFit) -> tuple[str, ...]:
-    alpha = f"{format_duration(fit.alpha_low_ns)} to {format_duration(fit.alpha_high_ns)}"
+def _bandwidth_ends(fit: FabricFit) -> str:
     low, high = fit.bandwidth_low_bytes_per_s / 1e9, fit.bandwidth_high_bytes_per_s / 1e9
-    return (
-        _short(curve),
-        _where(curve),
-        format_duration(fit.alpha_ns),
-        alpha,
-        format_bandwidth(fit.bandwidth_bytes_per_s),
-        f"{low:.3g} to {high:.3g}",
-        format_bytes(fit.crossover_bytes),
-        format_ratio(fit.residual_ratio),
-        str(fit.num_steps),
-    )
+    return f"{low:.3g} to {high:.3g}"
+
+
+_FITS = (
+    Column("collective", lambda curve: _short(curve), left=True),
+    Column("over", lambda curve: _where(curve), left=True, wide_only=True),
+    Column("α per step", "fit.alpha_ns"),
+    Column("95 %", lambda curve: _alpha_ends(curve.fit), left=True, wide_only=True),
+    Column("1/β", "fit.bandwidth_bytes_per_s", form="bytes_per_s"),
+    Column("95 %", lambda curve: _bandwidth_ends(curve.fit), left=True, wide_only=True),
+    Column("crossover", "fit.crossover_bytes"),
+    Column("residual", "fit.residual_ratio"),
+    Column("steps", "fit.num_steps", form="id"),
+)
 
 
 def _size_table(curves: Sequence[FabricCurve]) -> TableView:
@@ -164,8 +156,8 @@ def _size_table(curves: Sequence[FabricCurve]) -> TableView:
         title=f"Bus bandwidth over {_where(curves[0])}",
         caption="GB/s, by size of the full buffer",
         columns=(
-            Column(title="size"),
-            *(Column(title=_short(curve)) for curve in curves),
+            Column("size"),
+            *(Column(_short(curve)) for curve in curves),
         ),
         rows=tuple(
             (format_bytes(size), *(_gigabytes(speed.get(size)) for speed in speeds))
@@ -179,32 +171,18 @@ def _gigabytes(bytes_per_s: float | None) -> str:
     return "–" if bytes_per_s is None else format_bandwidth(bytes_per_s).removesuffix(" GB/s")
 
 
-def _point_table(curve: FabricCurve) -> TableView:
-    return TableView(
-        title=_name(curve),
-        caption="median of rounds" if any(p.low_ns for p in curve.points) else "",
-        columns=(
-            Column(title="size"),
-            Column(title="time"),
-            Column(title="quickest", wide_only=True),
-            Column(title="slowest", wide_only=True),
-            Column(title="algbw"),
-            Column(title="busbw"),
-            Column(title="off the fit"),
-        ),
-        rows=tuple(
-            (
-                format_bytes(p.bytes),
-                format_duration(p.time_ns),
-                format_duration(p.low_ns),
-                format_duration(p.high_ns),
-                format_bandwidth(p.algbw_bytes_per_s),
-                format_bandwidth(p.busbw_bytes_per_s),
-                _off(curve, p),
-            )
-            for p in curve.points
-        ),
+def _point_table(curve: FabricCurve) -> TableView | None:
+    columns = (
+        Column("size", "bytes", form="bytes"),
+        Column("time", "time_ns"),
+        Column("quickest", "low_ns", wide_only=True),
+        Column("slowest", "high_ns", wide_only=True),
+        Column("algbw", "algbw_bytes_per_s"),
+        Column("busbw", "busbw_bytes_per_s"),
+        Column("off the fit", lambda point: _off(curve, point)),
     )
+    caption = "median of rounds" if any(point.low_ns for point in curve.points) else ""
+    return rows_table(_name(curve), columns, curve.points, caption=caption, even_empty=True)
 
 
 def _off(curve: FabricCurve, p: FabricPoint) -> str:

@@ -45,12 +45,7 @@ BASELINE = Document(
 
 
 def read_baseline(path: str) -> BaselineFile:
-    """Read a baseline.
-
-    Raises:
-        SchemaError: If it is another kind of document, or another version.
-        InputError: If it is missing, truncated, or holds impossible values.
-    """
+    """Read a baseline; InputError if it is missing, truncated, or holds impossible values."""
     baseline = BASELINE.load(path)
     wrong = _impossible_value(baseline)
     if wrong:
@@ -83,15 +78,10 @@ def _impossible_value(baseline: BaselineFile) -> str:
 def session_of(
     repeats: Sequence[SummaryFile], small: Sequence[SummaryFile] = ()
 ) -> BaselineSession:
-    """One session of repeats of the same run.
+    """One session of repeats of the same run; ValueError if they differ in job or hardware.
 
-    Args:
-        repeats: Repeats of the guarded run.
-        small: Repeats of a run on fewer ranks, for the scaling efficiency. Repeats of both are
-            paired, and unpaired ones do not enter the efficiency.
-
-    Raises:
-        ValueError: If there are no repeats, too many, or they differ in job or hardware.
+    ``small`` are repeats on fewer ranks, for the scaling efficiency. Repeats of both are paired,
+    and unpaired ones do not enter the efficiency.
     """
     if not 1 <= len(repeats) <= MOST_REPEATS:
         raise ValueError(f"{len(repeats)} repeats: a session has 1 to {MOST_REPEATS}")
@@ -136,19 +126,14 @@ def make_baseline(
     repeats: Sequence[SummaryFile],
     small: Sequence[SummaryFile] = (),
     *,
-    distprof_version: str,
     window: int = 8,
 ) -> BaselineFile:
-    """A first baseline.
-
-    Raises:
-        ValueError: As :func:`session_of`, and for an invalid window.
-    """
+    """A first baseline; ValueError as :func:`session_of`, and for an invalid window."""
     if not 1 <= window <= MOST_SESSIONS:
         raise ValueError(f"a window of {window} sessions: choose 1 to {MOST_SESSIONS}")
     session = session_of(repeats, small)
     return BaselineFile(
-        distprof_version=distprof_version,
+        distprof_version=__version__,
         fingerprint=repeats[-1].fingerprint,
         small_world_size=_world_size(small),
         window=window,
@@ -159,26 +144,13 @@ def make_baseline(
 def accept_runs(
     file: str, repeats: Sequence[SummaryFile], small: Sequence[SummaryFile] = (), *, window: int
 ) -> str:
-    """Write repeats to a baseline, as a new session or as a new baseline.
-
-    Args:
-        file: The baseline; it need not exist.
-        repeats: As :func:`session_of`.
-        small: As :func:`session_of`.
-        window: Number of sessions to keep.
-
-    Returns:
-        A description of the resulting baseline.
-
-    Raises:
-        InputError: If the baseline cannot be read or written.
-    """
+    """Write repeats to a baseline, as a new session or a new file; return what it holds now."""
     if not Path(file).exists():
-        new = make_baseline(repeats, small, distprof_version=__version__, window=window)
+        new = make_baseline(repeats, small, window=window)
         BASELINE.save(new, file)
         return f"a new baseline of {counted(len(repeats), 'repeat')}"
     old = read_baseline(file)
-    new = accepted(old, repeats, small, distprof_version=__version__, window=window)
+    new = accepted(old, repeats, small, window=window)
     BASELINE.save(new, file)
     wrong = unlike_baseline(old, repeats, small)
     restart = f" (started again because {wrong[0]})" if wrong else ""
@@ -190,28 +162,18 @@ def accepted(
     repeats: Sequence[SummaryFile],
     small: Sequence[SummaryFile] = (),
     *,
-    distprof_version: str,
     window: int | None = None,
 ) -> BaselineFile:
     """The baseline with one more session; the oldest ones beyond its window are dropped.
 
     Expired acknowledged losses are dropped too. Repeats of a different job or machine start a new
-    baseline, because figures of different machines do not mix.
-
-    Args:
-        baseline: The previous baseline.
-        repeats: As :func:`session_of`.
-        small: As :func:`session_of`.
-        distprof_version: Version of distprof that writes it.
-        window: Number of sessions to keep from now on; None for the previous window.
-
-    Raises:
-        ValueError: As :func:`session_of`.
+    baseline, because figures of different machines do not mix. Without ``window``, it keeps its
+    own.
     """
     session, window = session_of(repeats, small), window or baseline.window
     kept = () if unlike_baseline(baseline, repeats, small) else baseline.sessions
     return BaselineFile(
-        distprof_version=distprof_version,
+        distprof_version=__version__,
         fingerprint=repeats[-1].fingerprint,
         small_world_size=_world_size(small) or (baseline.small_world_size if kept else None),
         window=window,
@@ -247,11 +209,7 @@ def _world_size(small: Sequence[SummaryFile]) -> int | None:
 
 
 def acknowledge(baseline: BaselineFile, loss: Acknowledged) -> BaselineFile:
-    """The baseline with an accepted loss, which replaces an earlier one of the same metric.
-
-    Raises:
-        ValueError: If the metric is unknown, the loss is negative, or the reason is missing.
-    """
+    """The baseline with an accepted loss, which replaces an earlier one of the same metric."""
     if find_metric(loss.metric) is None:
         names = ", ".join(metric.name for metric in METRICS)
         raise ValueError(f"no metric {loss.metric!r}: choose from {names}")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 import numpy as np
 
 from distprof.artefacts.baseline_file import BaselineFile, BaselineSession
-from distprof.artefacts.summary_file import Fingerprint, StepParts
+from distprof.artefacts.summary_file import Fingerprint
+from distprof.config import CheckConfig
 from distprof.formats import Displayed
+from distprof.verbs.compare.measure import part_changes
 from distprof.verbs.gate.baseline import acknowledgement, baseline_values
 from distprof.verbs.gate.decide import ALPHA, Decision, decide
 from distprof.verbs.gate.metrics import METRICS, Metric
+from distprof.version import __version__
 
 CHECK_SCHEMA = "distprof.check/1"
 
@@ -92,58 +95,42 @@ def fails(state: State, *, inconclusive_fails: bool) -> bool:
     return state == "regressed" or (state == "inconclusive" and inconclusive_fails)
 
 
-class GateSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings for comparing runs with a baseline."""
-
-    metrics: Sequence[str] = ()  # Metrics to gate; empty for those gated by default.
-    # Tolerances that differ from the default, by metric.
-    tolerance: Mapping[str, float] = msgspec.field(default_factory=dict)
-    # Known spread of step time and efficiency between sessions, as a relative standard deviation;
-    # None if unknown. It is used while the baseline has too few sessions to estimate it.
-    session_noise: float | None = None
-    is_paired: bool = False  # Whether repeats of both sides were measured alternately.
-    inconclusive_fails: bool = False  # Whether an inconclusive check counts as a failure.
-    alpha: float = ALPHA  # Significance level of the rank test.
-
-
 def judge(
     baseline: BaselineFile,
     candidate: BaselineSession,
     *,
     source: str,
     fingerprint: Fingerprint,
-    version: str,
     now_ns: int,
-    settings: GateSettings | None = None,
+    settings: CheckConfig | None = None,
+    alpha: float = ALPHA,
+    is_paired: bool = False,
     unlike: Sequence[str] = (),
 ) -> CheckResult:
-    """Compare one session of repeats with a baseline.
+    """Compare one session of repeats with a baseline, which reports call ``source``.
 
-    Args:
-        baseline: The baseline.
-        candidate: The session to check.
-        source: Name of the baseline in reports.
-        fingerprint: Fingerprint of the candidate.
-        version: Version of distprof.
-        now_ns: Current time, ns since the epoch; acknowledged losses expire.
-        settings: Settings of the check; None for the defaults.
-        unlike: Differences that would forbid the comparison, but which the user allowed.
+    Acknowledged losses expire, so the current time counts. ``alpha`` is the level of the rank test.
+    ``unlike`` are differences that would forbid the comparison, but which the user allowed.
     """
-    settings = settings or GateSettings()
+    settings = settings or CheckConfig()
     wanted = settings.metrics or [metric.name for metric in METRICS if metric.decides]
     found = {
-        metric.name: _check(metric, baseline, candidate, settings, now_ns) for metric in METRICS
+        metric.name: _check(
+            metric, baseline, candidate, settings, alpha=alpha, is_paired=is_paired, now_ns=now_ns
+        )
+        for metric in METRICS
     }
     checks = [
         msgspec.structs.replace(check, is_gated=name in wanted)
         for name, check in found.items()
         if not isinstance(check, str)
     ]
+    recorded = {name for one in baseline.sessions for name, each in one.values.items() if each}
     deciding = [check for check in checks if check.is_gated]
     needed = [check.needed_repeats for check in deciding if check.state == "inconclusive"]
     known = [number for number in needed if number is not None]
     return CheckResult(
-        distprof_version=version,
+        distprof_version=__version__,
         state=min((check.state for check in deciding), key=_WORST.index, default="inconclusive"),
         baseline=source,
         baseline_commit=baseline.sessions[-1].git_commit,
@@ -157,7 +144,7 @@ def judge(
             name: why
             for name, why in found.items()
             if isinstance(why, str)
-            and (name in settings.metrics or (name in wanted and _has(baseline, name)))
+            and (name in settings.metrics or (name in wanted and name in recorded))
         },
         notes=tuple(
             dict.fromkeys(f"Assumed: {check.assumes}" for check in deciding if check.assumes)
@@ -170,7 +157,10 @@ def _check(
     metric: Metric,
     baseline: BaselineFile,
     candidate: BaselineSession,
-    settings: GateSettings,
+    settings: CheckConfig,
+    *,
+    alpha: float,
+    is_paired: bool,
     now_ns: int,
 ) -> MetricCheck | str:
     """The result for a metric, or why there is none."""
@@ -179,8 +169,7 @@ def _check(
     if not before or not after:
         return f"the {'runs do' if before else 'baseline does'} not have it"
     tolerance = settings.tolerance.get(metric.name, metric.tolerance)
-    is_paired = settings.is_paired and len(before) == len(after)
-
+    is_paired = is_paired and len(before) == len(after)
     noise = settings.session_noise if metric.decides and not is_paired else None
 
     def decided(tolerance: float) -> Decision:
@@ -194,7 +183,7 @@ def _check(
             sessions=None if is_paired else sessions,
             session_noise=noise,
             can_repeat_baseline=is_paired,
-            alpha=settings.alpha,
+            alpha=alpha,
         )
 
     found = decided(tolerance)
@@ -225,10 +214,6 @@ def _check(
     )
 
 
-def _has(baseline: BaselineFile, metric: str) -> bool:
-    return any(session.values.get(metric) for session in baseline.sessions)
-
-
 def _as_acknowledged(found: Decision, accepting: Decision) -> State:
     """The state after accepting an acknowledged loss, unless the loss is clearly larger than it."""
     if found.state in ("passed", "improved") or accepting.state == "regressed":
@@ -243,13 +228,7 @@ def _parts(baseline: BaselineFile, candidate: BaselineSession) -> tuple[PartLoss
     after = candidate.parts
     if before is None or after is None:
         return ()
-    names = [name for name in StepParts.__struct_fields__ if name != "span_ns"]
     return tuple(
-        PartLoss(
-            part=name.removesuffix("_ns"),
-            baseline_ns=getattr(before, name),
-            candidate_ns=getattr(after, name),
-            change_ns=getattr(after, name) - getattr(before, name),
-        )
-        for name in names
+        PartLoss(part=part, baseline_ns=mine, candidate_ns=theirs, change_ns=change)
+        for part, mine, theirs, change in part_changes(before, after)
     )

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
-from msgspec.structs import replace
 
 from distprof.artefacts.baseline_file import BaselineFile, BaselineSession
 from distprof.artefacts.summary_file import Fingerprint, SummaryFile
 from distprof.artefacts.sweep_file import SweepFile
+from distprof.config import CheckConfig
 from distprof.errors import InputError, UsageError
 from distprof.run.fingerprint import flat_config
 from distprof.verbs.gate.baseline import (
@@ -20,10 +20,10 @@ from distprof.verbs.gate.baseline import (
     unlike_baseline,
     unlike_job,
 )
-from distprof.verbs.gate.check import CheckResult, GateSettings, judge
+from distprof.verbs.gate.check import CheckResult, judge
+from distprof.verbs.gate.decide import ALPHA
 from distprof.verbs.sweep.plan import parse_workload, plan_workload
 from distprof.verbs.sweep.running import configuration_of, load_sweep
-from distprof.version import __version__
 
 Runs: TypeAlias = tuple[SummaryFile, ...]
 Sizes: TypeAlias = tuple[Runs, Runs]
@@ -31,11 +31,7 @@ Sizes: TypeAlias = tuple[Runs, Runs]
 
 
 def sizes_of(runs: Runs) -> Sizes:
-    """Group runs by size.
-
-    Raises:
-        InputError: If runs have no steps, are named twice, or have more than two sizes.
-    """
+    """Group runs by size; InputError if they have no steps, occur twice, or have over two sizes."""
     without = next((run.source for run in runs if not run.step_ns), None)
     if not runs or without is not None:
         raise InputError(
@@ -75,11 +71,7 @@ def _reject_duplicates(runs: Runs) -> None:
 
 
 def session_of_sizes(sizes: Sizes) -> BaselineSession:
-    """The repeats as one session.
-
-    Raises:
-        InputError: If they are not repeats of the same run.
-    """
+    """The repeats as one session; InputError if they are not repeats of the same run."""
     try:
         return session_of(sizes[1], sizes[0])
     except ValueError as error:
@@ -87,13 +79,9 @@ def session_of_sizes(sizes: Sizes) -> BaselineSession:
 
 
 def baseline_of(sizes: Sizes) -> BaselineFile:
-    """The repeats as a baseline with one session, to compare other runs with.
-
-    Raises:
-        InputError: If they are not repeats of the same run.
-    """
+    """The repeats as a baseline with one session, to compare other runs with."""
     try:
-        return make_baseline(sizes[1], sizes[0], distprof_version=__version__)
+        return make_baseline(sizes[1], sizes[0])
     except ValueError as error:
         raise _not_repeats(sizes, error) from error
 
@@ -122,22 +110,14 @@ def judge_runs(
     against: BaselineFile | Sizes,
     *,
     source: str,
-    settings: GateSettings,
+    settings: CheckConfig,
+    alpha: float = ALPHA,
     allow_unlike: bool = False,
 ) -> CheckResult:
-    """Compare runs with a baseline, or with other runs.
+    """Compare runs with a baseline, or with other runs; InputError if they are not comparable.
 
-    Args:
-        sizes: The runs to check.
-        against: A baseline, or other runs. Other runs count as pairs if both sides were measured
-            alternately; otherwise a note says that they were not.
-        source: Name of the baseline or runs in reports.
-        settings: Settings of the check; this function determines whether repeats are paired.
-        allow_unlike: Allow differences in hardware, job or software.
-
-    Raises:
-        InputError: If the runs are not repeats of the same run, or not comparable with the
-            baseline.
+    Other runs count as pairs if both sides were measured alternately; otherwise a note says that
+    they were not.
     """
     others = None if isinstance(against, BaselineFile) else against
     baseline = against if isinstance(against, BaselineFile) else baseline_of(against)
@@ -147,9 +127,10 @@ def judge_runs(
         session_of_sizes(sizes),
         source=source,
         fingerprint=sizes[1][-1].fingerprint,
-        version=__version__,
         now_ns=time.time_ns(),
-        settings=replace(settings, is_paired=is_paired),
+        settings=settings,
+        alpha=alpha,
+        is_paired=is_paired,
         unlike=_differences(source, baseline, sizes, allow=allow_unlike),
     )
     return result if is_paired or others is None else _with_drift_note(result)
@@ -179,9 +160,6 @@ def refuse_unlike_plan(sweep: SweepFile, baseline: BaselineFile, source: str) ->
     """Before the first run, reject a plan whose runs cannot be comparable with a baseline.
 
     Facts that only a run shows (GPU, versions, variables) are compared when the runs are judged.
-
-    Raises:
-        InputError: If workload, sizes or options differ.
     """
     sizes = sorted({run.ranks for run in sweep.runs})
     largest = next(run.arguments for run in sweep.runs if run.ranks == sizes[-1])
@@ -209,17 +187,7 @@ def _with_drift_note(result: CheckResult) -> CheckResult:
 
 
 def planned_repeats(text: str, place: Path, *, repeats: int) -> SweepFile:
-    """The runs of a workload that a check makes, including those already done.
-
-    Args:
-        text: The workload as the user wrote it, for example ``ddp --ranks 2``.
-        place: Folder of the runs; an interrupted series in it continues.
-        repeats: Number of runs per size.
-
-    Raises:
-        InputError: If the folder cannot be read.
-        UsageError: If the workload is wrong, or the folder holds other files or other runs.
-    """
+    """The runs of ``ddp --ranks 2``, for example, including those already done in the folder."""
     try:
         workload, device, sizes, arguments = parse_workload(text)
     except ValueError as error:  # an unclosed quote

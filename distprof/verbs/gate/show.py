@@ -9,7 +9,7 @@ from distprof.documents.ci.cases import Case, Cases, Outcome
 from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.formats import RenderOptions
-from distprof.sections.table import Column, TableView, counted
+from distprof.sections.table import Column, TableView, counted, rows_table
 from distprof.terms import Severity
 from distprof.units import format_bytes, format_duration, format_ratio, signed
 from distprof.verbs.compare.show import PARTS
@@ -119,66 +119,52 @@ def check_tables(result: CheckResult, *, show_all: bool) -> Iterator[TableView]:
     del show_all
     deciding = [check for check in result.metrics if check.is_gated]
     others = [check for check in result.metrics if not check.is_gated]
-    if deciding:
-        yield _deciding_table(deciding)
-    if others:
-        yield _shown_table(others)
-    if any(part.change_ns for part in result.parts):
-        yield _parts_table(result)
+    changed = any(part.change_ns for part in result.parts)
+    tables = (
+        rows_table(
+            "Gated metrics",
+            (*_FIGURES, *_DECISION),
+            deciding,
+            caption="medians of repeats; the change is a Hodges-Lehmann estimate",
+        ),
+        rows_table(
+            "Informational",
+            (*_FIGURES, Column("", lambda check: _NOTABLE.get(check.state, ""), left=True)),
+            others,
+            caption="the change is a Hodges-Lehmann estimate; --metrics gates them",
+        ),
+        rows_table(
+            "Where the difference is",
+            _PARTS,
+            [part for part in result.parts if changed and (part.baseline_ns or part.candidate_ns)],
+            caption="mean traced step",
+        ),
+    )
+    yield from filter(None, tables)
 
 
 _FIGURES = (
-    Column(title="metric", left=True),
-    Column(title="baseline"),
-    Column(title="now"),
-    Column(title="change"),
-    Column(title=f"{LEVEL} % interval", left=True),
+    Column("metric", "metric", left=True),
+    Column("baseline", lambda check: _value(check.baseline, check.unit)),
+    Column("now", lambda check: _value(check.candidate, check.unit)),
+    Column("change", lambda check: f"{amount(check.change, check.scale)} {_unit(check)}"),
+    Column(f"{LEVEL} % interval", lambda check: _interval(check), left=True),
 )
-
-
-def _figures(check: MetricCheck) -> tuple[str, ...]:
-    return (
-        check.metric,
-        _value(check.baseline, check.unit),
-        _value(check.candidate, check.unit),
-        f"{amount(check.change, check.scale)} {_unit(check)}",
-        _interval(check),
-    )
+_DECISION = (
+    Column("tolerance", lambda check: f"{100 * check.tolerance:.3g} {_unit(check)}"),
+    Column("p", lambda check: f"{check.p:.2g}", wide_only=True),
+    Column("", "state", left=True),
+)
+_PARTS = (
+    Column("part", lambda part: PARTS.get(part.part, part.part), left=True),
+    Column("baseline", "baseline_ns"),
+    Column("now", "candidate_ns"),
+    Column("change", lambda part: signed(part.change_ns)),
+)
 
 
 def _unit(check: MetricCheck) -> str:
     return "%" if check.scale == "ratio" else "pt"
-
-
-def _deciding_table(checks: list[MetricCheck]) -> TableView:
-    return TableView(
-        title="Gated metrics",
-        caption="medians of repeats; the change is a Hodges-Lehmann estimate",
-        columns=(
-            *_FIGURES,
-            Column(title="tolerance"),
-            Column(title="p", wide_only=True),
-            Column(title="", left=True),
-        ),
-        rows=tuple(
-            (
-                *_figures(check),
-                f"{100 * check.tolerance:.3g} {_unit(check)}",
-                f"{check.p:.2g}",
-                check.state,
-            )
-            for check in checks
-        ),
-    )
-
-
-def _shown_table(checks: list[MetricCheck]) -> TableView:
-    return TableView(
-        title="Informational",
-        caption="the change is a Hodges-Lehmann estimate; --metrics gates them",
-        columns=(*_FIGURES, Column(title="", left=True)),
-        rows=tuple((*_figures(check), _NOTABLE.get(check.state, "")) for check in checks),
-    )
 
 
 def _interval(check: MetricCheck) -> str:
@@ -191,30 +177,6 @@ def _value(value: float, unit: str) -> str:
     if unit == "ns":
         return format_duration(value)
     return format_bytes(value) if unit == "B" else format_ratio(value)
-
-
-def _parts_table(result: CheckResult) -> TableView:
-    there = [part for part in result.parts if part.baseline_ns or part.candidate_ns]
-    rows = [
-        (
-            PARTS.get(part.part, part.part),
-            format_duration(part.baseline_ns),
-            format_duration(part.candidate_ns),
-            signed(part.change_ns),
-        )
-        for part in there
-    ]
-    return TableView(
-        title="Where the difference is",
-        caption="mean traced step",
-        columns=(
-            Column(title="part", left=True),
-            Column(title="baseline"),
-            Column(title="now"),
-            Column(title="change"),
-        ),
-        rows=tuple(rows),
-    )
 
 
 # A check as text, Markdown and JSON, and for CI services ------------------------------------------

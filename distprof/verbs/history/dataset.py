@@ -6,59 +6,35 @@ a run that is added twice is stored once. :func:`compact` merges many files into
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, wait
-from contextlib import contextmanager
-from threading import Thread
+import hashlib
+import io
+import json
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from distprof.artefacts.files import write_atomically
 from distprof.artefacts.summary_file import SUMMARY_SCHEMA, SummaryFile
-from distprof.bounds import decode_json
-from distprof.errors import InputError, MissingExtraError
-from distprof.verbs.history.rows import (
-    COLUMNS,
-    MERGED_NAME,
-    Store,
-    file_name,
-    merged_name,
-    parquet_of,
-    row_of,
-    summaries_in,
-    table_of,
-)
+from distprof.bounds import Bound, decode_json, expanded, read_plain, within
+from distprof.errors import DistprofError, InputError
+from distprof.remote.system import file_system
+from distprof.verbs.history.timeline import series_of
 
 DEFAULT_FOLDER = ".distprof/history"
 
 MANY_FILES = 2_000
 """Minimum number of files for which merging pays off."""
 
-_SETTINGS = {
-    "autoinstall_known_extensions": "false",  # a query must not download extensions
-    "autoload_known_extensions": "false",
-    "memory_limit": "1GB",
-    "max_temp_directory_size": "1GB",
-}
-QUERY_SECONDS = 60.0
-"""Time that a query may take."""
-
-MOST_ROWS = 100_000
-"""Rows that a query may return."""
-
 _ATTEMPTS = 5  # attempts to read while other processes merge files
 
 
 def append(folder: str, summaries: Iterable[SummaryFile]) -> int:
-    """Add summaries and return how many were new.
-
-    Args:
-        folder: Local folder, created if it is missing, or fsspec URL.
-        summaries: Summaries of runs.
-
-    Raises:
-        InputError: If it cannot be written, or contains files other than a history.
-    """
+    """Add summaries to a folder or fsspec URL, created if missing, and return how many were new."""
     store = Store.at(folder)
     mine, others = store.names()
     if others and not mine:
@@ -78,12 +54,7 @@ def append(folder: str, summaries: Iterable[SummaryFile]) -> int:
 
 
 def read(folder: str) -> tuple[tuple[SummaryFile, ...], tuple[str, ...]]:
-    """Every summary, oldest first, and a note on each file that cannot be read.
-
-    Raises:
-        InputError: If there is no history.
-        MissingExtraError: If DuckDB is not installed (extra ``history``).
-    """
+    """Every summary, oldest first, and a note on each file that cannot be read."""
     found, notes = _texts(Store.at(folder))
     summaries: dict[str, SummaryFile] = {}
     damaged: dict[str, str] = {}
@@ -99,85 +70,11 @@ def read(folder: str) -> tuple[tuple[SummaryFile, ...], tuple[str, ...]]:
     return tuple(ordered), tuple(notes)
 
 
-def query(folder: str, sql: str) -> tuple[list[str], list[tuple[Any, ...]], tuple[str, ...]]:
-    """Run a query on the table ``history`` and return columns, rows, and notes on damaged files.
-
-    The query can access only that table: no files, no network, no variables of distprof. Its time,
-    its memory and the number of its rows are limited.
-
-    Raises:
-        InputError: If there is no history, or the query is wrong.
-        MissingExtraError: If DuckDB is not installed (extra ``history``).
-    """
-    duckdb = _duckdb()
-    summaries, notes = read(folder)
-    with _connection() as connection:
-        _fill(connection, summaries)
-        connection.execute("SET enable_external_access = false")
-        connection.execute("SET lock_configuration = true")
-        try:
-            columns, rows = _asked(connection, sql)
-        except TimeoutError as error:
-            raise InputError(
-                folder,
-                expected=f"a query that ends within {QUERY_SECONDS:g} s",
-                found="it was still running, and was stopped",
-                fix="ask for less: fewer columns, a WHERE clause, no join of the table with itself",
-            ) from error
-        except (duckdb.Error, ValueError, OverflowError) as error:
-            raise InputError(
-                folder,
-                expected="DuckDB SQL on the table history",
-                found=str(error).partition("\n")[0],
-                fix=f"columns: {', '.join(COLUMNS)}",
-            ) from error
-        return columns, rows, notes
-
-
-def _asked(
-    connection: Any, sql: str, parameters: dict[str, Any] | None = None
-) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Columns and rows of a query, which is stopped at its limit of time.
-
-    It runs on a thread, because DuckDB blocks signals meanwhile.
-    """
-    found: Future[tuple[list[str], list[tuple[Any, ...]]]] = Future()
-
-    def ask() -> tuple[list[str], list[tuple[Any, ...]]]:
-        answer = connection.execute(sql, parameters)
-        if answer is None:  # no statement
-            return [], []
-        rows = answer.fetchmany(MOST_ROWS + 1)
-        if len(rows) > MOST_ROWS:
-            raise ValueError(f"more than {MOST_ROWS:,} rows: add LIMIT, or aggregate")
-        return [str(entry[0]) for entry in answer.description or ()], rows
-
-    def work() -> None:
-        if found.set_running_or_notify_cancel():
-            try:
-                found.set_result(ask())
-            except BaseException as error:
-                found.set_exception(error)
-
-    try:
-        Thread(target=work).start()
-        return found.result(timeout=QUERY_SECONDS)
-    except BaseException:  # mainly an interrupt, which may arrive before the thread runs
-        while not (found.cancel() or found.done()):
-            connection.interrupt()
-            wait([found], timeout=0.1)
-        raise
-
-
 def compact(folder: str) -> tuple[int, int]:
     """Merge all files into one and return the number of files and of summaries.
 
     It writes the new file before it removes the old ones, and a summary in two files counts once.
     Processes that add, read or compact at the same time, or are killed, therefore lose no data.
-
-    Raises:
-        InputError: If there is no history, or a file may not be removed.
-        MissingExtraError: If DuckDB is not installed (extra ``history``).
     """
     store = Store.at(folder)
     found, _ = _texts(store)
@@ -202,11 +99,7 @@ def compact(folder: str) -> tuple[int, int]:
 
 
 def count_files(folder: str) -> int:
-    """Number of files in a history.
-
-    Raises:
-        InputError: If the folder cannot be listed.
-    """
+    """Number of files in a history."""
     return len(Store.at(folder).names()[0])
 
 
@@ -223,45 +116,34 @@ def _in_merged(store: Store, names: Sequence[str]) -> set[str]:
     found: set[str] = set()
     for name in names:
         if MERGED_NAME.fullmatch(name):
-            data = store.get(name)
-            found.update(summaries_in(data) if data is not None else ())
+            with suppress(ValueError):  # readers report damaged files
+                found.update(summaries_in(store.get(name)))
     return found
 
 
 def _texts(store: Store) -> tuple[list[tuple[str, str]], list[str]]:
-    """Each summary as JSON with the name of its file, and notes.
-
-    Only the column ``summary`` is read: the others follow from it and would take time to read.
-    """
-    with _connection(store) as connection:
-        for attempt in range(_ATTEMPTS):
-            names, notes = _names(store)
-            rows, damaged = _selected(connection, store, names)
-            if not damaged or attempt == _ATTEMPTS - 1 or _are_there(store, damaged):
-                break
-    bare = [(str(file).rpartition("/")[2], str(text)) for text, file in rows if text is not None]
-    return bare, [*notes, *damaged.values()]
-
-
-def _fill(connection: Any, summaries: Iterable[SummaryFile]) -> None:
-    """Create the table ``history`` from summaries, with the columns of this distprof version."""
-    table = table_of([row_of(summary) for summary in summaries])
-    connection.register("summaries", table)
-    connection.execute("CREATE TABLE history AS SELECT * FROM summaries")
-    connection.unregister("summaries")
-
-
-def _are_there(store: Store, damaged: dict[str, str]) -> bool:
-    """Whether unreadable files still exist and were not merged into another file."""
-    return set(damaged) <= set(store.names()[0])
+    """Each summary as JSON with the name of its file, and notes."""
+    for _ in range(_ATTEMPTS):
+        names, notes = _names(store)
+        found: list[tuple[str, str]] = []
+        is_gone = False
+        for name in names:
+            try:
+                data = store.get(name)
+                found += [(name, text) for text in summaries_in(data)]
+            except InputError as error:
+                notes.append(_left_out(name, error.found))
+            except ValueError as error:
+                notes.append(_left_out(name, str(error)))
+            else:
+                is_gone = is_gone or data is None
+        if not is_gone:  # else another process has merged it into a file that was not listed
+            break
+    return found, notes
 
 
 def _names(store: Store) -> tuple[list[str], list[str]]:
-    """The history's files, and a note on other files in the folder.
-
-    Raises:
-        InputError: If there are none.
-    """
+    """The history's files, of which there must be some, and a note on other files in the folder."""
     mine, others = store.names()
     if not mine:
         raise InputError(
@@ -275,47 +157,250 @@ def _names(store: Store) -> tuple[list[str], list[str]]:
     return mine, [f"{others[0]} and other files that are not part of a history are left out."]
 
 
-def _selected(
-    connection: Any, store: Store, names: Sequence[str]
-) -> tuple[list[tuple[Any, ...]], dict[str, str]]:
-    """Each summary as JSON with the address of its file, and why files cannot be read."""
-    import duckdb
-
-    unreadable = (duckdb.Error, OSError, ValueError, OverflowError)  # or no text, or no UTF-8
-    command = "SELECT summary, filename FROM read_parquet($files, filename = true)"
-    try:
-        files = [store.address(name) for name in names]
-        return _asked(connection, command, {"files": files})[1], {}
-    except unreadable:
-        pass
-    rows: list[tuple[Any, ...]] = []
-    damaged: dict[str, str] = {}
-    for name in names:
-        try:
-            rows += _asked(connection, command, {"files": [store.address(name)]})[1]
-        except unreadable as error:
-            damaged[name] = _left_out(name, str(error))
-    return rows, damaged
-
-
 def _left_out(what: str, why: str) -> str:
     first = why.partition("\n")[0][:200].rstrip(".")
     return f"{what} cannot be read and is left out: {first}."
 
 
-@contextmanager
-def _connection(store: Store | None = None) -> Iterator[Any]:
-    duckdb = _duckdb()
-    with duckdb.connect(config=_SETTINGS) as connection:
-        connection.execute("SET python_enable_replacements = false")
-        if store is not None and store.system is not None:
-            connection.register_filesystem(store.system)
-        yield connection
+# Rows, and the files that hold them ---------------------------------------------------------------
+
+COLUMNS: dict[str, str] = {
+    "created_ns": "int64",
+    "git_commit": "string",
+    "label": "string",
+    "source": "string",
+    "series": "string",
+    "workload": "string",
+    "strategy": "string",
+    "device": "string",
+    "backend": "string",
+    "world_size": "int64",
+    "num_nodes": "int64",
+    "step_ns": "int64",
+    "num_steps": "int64",
+    "is_traced": "bool",
+    "tokens_per_step": "float64",
+    "samples_per_step": "float64",
+    "overlap_ratio": "float64",
+    "exposed_comm_ratio": "float64",
+    "bubble_ratio": "float64",
+    "imbalance_ratio": "float64",
+    "expert_imbalance_ratio": "float64",
+    "mfu_ratio": "float64",
+    "peak_memory_bytes": "int64",
+    "energy_per_step_j": "float64",
+    "versions": "string",
+    "summary": "string",
+}
+"""Columns and their types; ``step_ns`` is the median step, ``summary`` the whole summary as JSON.
+
+``series`` is the same for comparable runs: the same job on the same hardware.
+"""
+
+_LARGEST = 2**63 - 1
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
-def _duckdb() -> Any:
+def row_of(summary: SummaryFile) -> dict[str, Any]:
+    """A summary as one row."""
+    figures = {
+        name: getattr(summary, name)
+        for name in COLUMNS
+        if name in SummaryFile.__struct_fields__ and name != "step_ns"
+    }
+    print_ = summary.fingerprint
+    job = {name: getattr(print_, name) for name in COLUMNS if hasattr(print_, name)}
+    row = {
+        **figures,
+        **job,
+        "series": series_of(print_),
+        "step_ns": int(np.median(summary.step_ns)) if summary.step_ns else None,
+        "num_steps": len(summary.step_ns),
+        "versions": json.dumps(print_.versions, sort_keys=True),
+        "summary": _json(summary),
+    }
+    return {name: _storable(row.get(name)) for name in COLUMNS}
+
+
+def _json(summary: SummaryFile) -> str:
+    """The summary as JSON; lone surrogates, from names that are not UTF-8, are escaped."""
     try:
-        import duckdb
-    except ImportError as error:
-        raise MissingExtraError("distprof history", "history") from error
-    return duckdb
+        return msgspec.json.encode(summary).decode()
+    except UnicodeEncodeError:
+        text = json.dumps(msgspec.to_builtins(summary), ensure_ascii=False)
+        return _SURROGATES.sub(lambda found: f"\\\\u{ord(found.group()):04x}", text)
+
+
+def _storable(value: Any) -> Any:
+    """A value that Parquet can store: without lone surrogates, None for integers over 64 bits."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
+        return None
+    return value
+
+
+def file_name(row: dict[str, Any]) -> str:
+    """Name of a file with only this row, from its time and content."""
+    return f"{max(row['created_ns'] or 0, 0):020d}-{_digest([row['summary']])}.parquet"
+
+
+def merged_name(rows: Iterable[dict[str, Any]]) -> str:
+    """Name of a file with these rows, from their content."""
+    return f"merged-{_digest(row['summary'] for row in rows)}.parquet"
+
+
+def _digest(texts: Iterable[str]) -> str:
+    content = hashlib.sha256()
+    for text in texts:
+        content.update(text.encode())
+        content.update(b"\0")
+    return content.hexdigest()[:24]
+
+
+def parquet_of(rows: list[dict[str, Any]]) -> bytes:
+    """Bytes of a Parquet file.
+
+    It has no statistics or dictionaries. In a file of one row, these would take most of the space
+    and most of the time to read it.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in COLUMNS.items()])
+    out = io.BytesIO()
+    pq.write_table(
+        pa.Table.from_pylist(rows, schema=schema),
+        out,
+        compression="zstd",
+        use_dictionary=False,
+        write_statistics=False,
+        store_schema=False,
+    )
+    return out.getvalue()
+
+
+def summaries_in(data: bytes | None) -> list[str]:
+    """The column ``summary`` of a file, empty without one; ValueError if the file is damaged."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if data is None:
+        return []
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data))
+        texts = file.read(["summary"], use_threads=False).column("summary").to_pylist()
+    except (pa.ArrowException, OSError, LookupError, OverflowError) as error:
+        raise ValueError(str(error)) from error
+    return [str(text) for text in texts if text is not None]
+
+
+# Where a history is stored: a folder, or any URL that fsspec supports -----------------------------
+
+FILE_NAME = re.compile(r"\d{20}-[0-9a-f]{24}\.parquet")
+"""Name of a file with one summary: end of the run, and digest of the content."""
+
+MERGED_NAME = re.compile(r"merged-[0-9a-f]{24}\.parquet")
+"""Name of a file with merged summaries."""
+
+BOUND = Bound(reads="a file of a history", num_bytes=1 << 28, beyond="refused")
+
+_HARMLESS = ("README", "README.md", "desktop.ini", "lost+found")
+
+
+class Store(msgspec.Struct, frozen=True, kw_only=True):
+    """The location of a history."""
+
+    folder: str  # Folder or URL, as the user named it.
+    path: str  # Path within ``system``, or a local path.
+    system: Any = None  # fsspec file system; None for local folders.
+
+    @classmethod
+    def at(cls, folder: str) -> Store:
+        """Find the location that the user named."""
+        if "://" not in folder:
+            path = expanded(folder)
+            return cls(folder=folder, path=path)
+        from fsspec.implementations.local import LocalFileSystem
+
+        try:
+            system, path = file_system(folder)
+        except DistprofError:
+            raise
+        except Exception as error:  # each file system has its own errors
+            raise _unusable(folder, error) from error
+        if isinstance(system, LocalFileSystem):
+            return cls(folder=folder, path=str(path))
+        return cls(folder=folder, path=str(path).rstrip("/"), system=system)
+
+    def names(self) -> tuple[list[str], list[str]]:
+        """Files of the history in order of their names, and all other files."""
+        try:
+            found = sorted(self._listed())
+        except FileNotFoundError:
+            found = []
+        except Exception as error:  # each file system has its own errors
+            raise _unusable(self.folder, error) from error
+        mine = [name for name in found if FILE_NAME.fullmatch(name) or MERGED_NAME.fullmatch(name)]
+        known = {*mine, *_HARMLESS}
+        return mine, [name for name in found if name not in known and not name.startswith(".")]
+
+    def put(self, name: str, data: bytes) -> bool:
+        """Write one file; False if it exists already."""
+        try:
+            if self.system is None:
+                return self._put_local(Path(self.path, name), data)
+            if self.system.exists(f"{self.path}/{name}"):
+                return False
+            self.system.makedirs(self.path, exist_ok=True)
+            self.system.pipe_file(f"{self.path}/{name}", data)
+        except Exception as error:  # each file system has its own errors
+            raise _unusable(self.folder, error) from error
+        return True
+
+    def get(self, name: str) -> bytes | None:
+        """Content of a file; None if it is gone, because other processes may merge files."""
+        try:
+            if self.system is None:
+                return read_plain(Path(self.path, name), BOUND.num_bytes)
+            with self.system.open(f"{self.path}/{name}", "rb") as stream:
+                return within(bytes(stream.read(BOUND.num_bytes + 1)), BOUND.num_bytes, name)
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # each file system has its own errors
+            raise _unusable(self.folder, error) from error
+
+    def remove(self, name: str) -> None:
+        """Remove one file, unless another process has already done so."""
+        try:
+            if self.system is None:
+                Path(self.path, name).unlink(missing_ok=True)
+            else:
+                self.system.rm_file(f"{self.path}/{name}")
+        except FileNotFoundError:
+            return
+        except Exception as error:  # each file system has its own errors
+            raise _unusable(self.folder, error) from error
+
+    def _listed(self) -> list[str]:
+        if self.system is None:
+            return [entry.name for entry in Path(self.path).iterdir()]
+        self.system.invalidate_cache()
+        return [str(name).rpartition("/")[2] for name in self.system.ls(self.path, detail=False)]
+
+    def _put_local(self, file: Path, data: bytes) -> bool:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.exists():
+            return False
+        write_atomically(file, data)
+        return True
+
+
+def _unusable(folder: str, error: Exception) -> InputError:
+    return InputError(
+        folder,
+        expected="a folder or URL that holds, or can hold, a history",
+        found=getattr(error, "strerror", None) or str(error) or type(error).__name__,
+        fix="choose another with --history",
+    )

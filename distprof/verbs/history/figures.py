@@ -54,7 +54,10 @@ def series_figure(history: History, series: HistorySeries) -> Markup:
     drawn = chart.drawn(
         chart.axes(_x_ticks(points), _y_ticks(chart, history.unit), "commits by time"),
         chart.curve([(i, point.value) for i, point in enumerate(points)], "thin"),
-        *(_flag(chart, i, points[i]) for i in changes[-_MOST_NAMED:]),
+        *(
+            chart.flag(i, f"{points[i].state} at {point_name(points[i])}", _KINDS[points[i].state])
+            for i in changes[-_MOST_NAMED:]
+        ),
         *(_point(chart, i, point, history) for i, point in enumerate(points)),
         label=label,
     )
@@ -102,10 +105,6 @@ def _x_ticks(points: Sequence[HistoryPoint]) -> Iterator[Tick]:
 def _y_ticks(chart: Chart, unit: str) -> Iterator[Tick]:
     ticks = nice_ticks(chart.least, chart.most, 5)
     return ((value, metric_text(value, unit)) for value in ticks if value >= 0)
-
-
-def _flag(chart: Chart, at: int, point: HistoryPoint) -> Markup:
-    return chart.flag(at, f"{point.state} at {point_name(point)}", _KINDS[point.state])
 
 
 def _point(chart: Chart, at: int, point: HistoryPoint, history: History) -> Markup:

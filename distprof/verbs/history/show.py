@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import datetime
-import io
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
-
-import msgspec
+from collections.abc import Iterator, Sequence
 
 from distprof.artefacts.summary_file import Fingerprint
 from distprof.documents.document import Document
 from distprof.documents.page import Page
-from distprof.escape import plain, shorten
+from distprof.escape import shorten
 from distprof.formats import RenderOptions
-from distprof.sections.table import Column, Drawing, TableView, counted
+from distprof.sections.table import Column, Drawing, TableView, counted, rows_table
 from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
 from distprof.verbs.gate.show import amount
 from distprof.verbs.history.timeline import HISTORY_SCHEMA, History, HistoryPoint, HistorySeries
-from distprof.version import __version__
 
 _MARKED = ("regressed", "improved")
 
@@ -136,41 +130,30 @@ def _lower_first(sentence: str) -> str:
 def history_tables(history: History, *, show_all: bool) -> Iterator[TableView]:
     """A table for each series with one row per point, including a drawing of its value."""
     del show_all  # the user asked for the content of the history
-    for series in history.series:
-        if series.points:
-            yield _series_table(history, series)
+    yield from filter(None, (_series_table(history, series) for series in history.series))
 
 
-def _series_table(history: History, series: HistorySeries) -> TableView:
-    notes = _scale_notes(history, series)
-    return TableView(
-        title=series_name(series.fingerprint),
+def _series_table(history: History, series: HistorySeries) -> TableView | None:
+    if not series.points:
+        return None
+    ends, unit = _ends(series.points), history.unit
+    columns = (
+        Column("commit", point_name, left=True),
+        Column("date", lambda point: day(point.created_ns), left=True),
+        Column("runs", "num_runs", form="id"),
+        Column("median", lambda point: metric_text(point.value, unit)),
+        Column("95 %", lambda point: _interval(point, unit), left=True, wide_only=True),
+        Column("change", lambda point: _short_change(history, point)),
+        Column("", lambda point: state_shown(history, point), left=True),
+        Column("", lambda point: _drawing(point, *ends), left=True),
+    )
+    return rows_table(
+        series_name(series.fingerprint),
+        columns,
+        series.points,
         caption=f"{history.label} over commits, series {series.key}",
-        columns=(
-            Column(title="commit", left=True),
-            Column(title="date", left=True),
-            Column(title="runs"),
-            Column(title="median"),
-            Column(title="95 %", left=True, wide_only=True),
-            Column(title="change"),
-            Column(title="", left=True),
-            Column(title="", left=True),
-        ),
-        rows=tuple(
-            (
-                point_name(point),
-                day(point.created_ns),
-                str(point.num_runs),
-                metric_text(point.value, history.unit),
-                _interval(point, history.unit),
-                _short_change(history, point),
-                state_shown(history, point),
-                _drawing(point, *_ends(series.points)),
-            )
-            for point in series.points
-        ),
-        notes=notes,
-        strong=frozenset(i for i, point in enumerate(series.points) if point.state in _MARKED),
+        notes=_scale_notes(history, series),
+        strong=(i for i, point in enumerate(series.points) if point.state in _MARKED),
     )
 
 
@@ -284,55 +267,6 @@ def metric_text(value: float, unit: str) -> str:
     return f"{number}{unit}" if unit == "/s" else f"{number} {unit}"
 
 
-# A history, and answers to queries on it, as text, Markdown, JSON and CSV -------------------------
-
-ANSWER_SCHEMA = "distprof.history-answer/1"
-
-_FEW_ROWS = 50
-
-_MAX_CELL = 40
-
-_LARGEST = 2**63 - 1
-
-
-class HistoryAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The answer to an SQL query."""
-
-    schema: str = ANSWER_SCHEMA  # Schema id of this document.
-    distprof_version: str  # Version of distprof that wrote it.
-    source: str  # Folder or URL of the history.
-    columns: tuple[str, ...] = ()  # Names of the columns.
-    # One value per column; types that JSON lacks (dates, decimals) are text.
-    rows: tuple[tuple[Any, ...], ...] = ()
-    notes: tuple[str, ...] = ()  # Omitted data, one sentence each.
-
-
-def answer_of(
-    source: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], notes: Sequence[str]
-) -> HistoryAnswer:
-    """Make the answer to a query."""
-    return HistoryAnswer(
-        distprof_version=__version__,
-        source=source,
-        columns=tuple(columns),
-        rows=tuple(tuple(_simple(value) for value in row) for row in rows),
-        notes=tuple(notes),
-    )
-
-
-def _simple(value: Any) -> Any:
-    """The value as JSON can represent it."""
-    if value is None or isinstance(value, bool | str | float):
-        return value
-    if isinstance(value, int):
-        return value if -_LARGEST <= value <= _LARGEST else str(value)
-    if isinstance(value, list | tuple):
-        return [_simple(each) for each in value]
-    if isinstance(value, dict):
-        return {str(key): _simple(each) for key, each in value.items()}
-    return str(value)
-
-
 def _history_page(history: History, options: RenderOptions) -> Page:
     return Page(
         verdict=history_verdict(history),
@@ -342,66 +276,6 @@ def _history_page(history: History, options: RenderOptions) -> Page:
     )
 
 
-def _answer_page(answer: HistoryAnswer, options: RenderOptions) -> Page:
-    tables = (_answer_table(answer, show_all=options.show_all),) if answer.rows else ()
-    return Page(
-        verdict=f"{counted(len(answer.rows), 'row')}.",
-        headline=answer.source,
-        sentences=answer.notes,
-        tables=tables,
-    )
-
-
-def _answer_table(answer: HistoryAnswer, *, show_all: bool) -> TableView:
-    some = answer.rows if show_all else answer.rows[:_FEW_ROWS]
-    width = len(answer.columns)  # rows from other writers may have too few or too many cells
-    rows = [(*row, *[None] * width)[:width] for row in some]
-    left = [not _is_number(column) for column in zip(*rows, strict=True)]
-    more = len(answer.rows) - len(rows)
-    return TableView(
-        title="Answer",
-        columns=tuple(
-            Column(title=shorten(name, _MAX_CELL) or " ", left=words)
-            for name, words in zip(answer.columns, left, strict=True)
-        ),
-        rows=tuple(tuple(shorten(_shown(value), _MAX_CELL) for value in row) for row in rows),
-        notes=(f"{counted(more, 'more row')}: --all",) if more else (),
-    )
-
-
-def _is_number(column: Sequence[Any]) -> bool:
-    return all(
-        value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-        for value in column
-    )
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, list | dict):
-        return msgspec.json.encode(value).decode()
-    return str(value)
-
-
-def _csv(answer: HistoryAnswer, _: RenderOptions) -> str:
-    """One line per row, with control characters in text escaped."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([plain(name) for name in answer.columns])
-    for row in answer.rows:
-        writer.writerow([_csv_cell(value) for value in row])
-    return out.getvalue()
-
-
-def _csv_cell(value: Any) -> Any:
-    if isinstance(value, list | dict):
-        return msgspec.json.encode(value).decode()
-    return plain(value) if isinstance(value, str) else value
-
-
 HISTORY = Document(
     kind=History,
     schema=HISTORY_SCHEMA,
@@ -409,14 +283,4 @@ HISTORY = Document(
     title="distprof history show",
     fix="make it again with: distprof history show --format json",
     page=_history_page,
-)
-
-ANSWER = Document(
-    kind=HistoryAnswer,
-    schema=ANSWER_SCHEMA,
-    noun="an answer",
-    title="distprof history query",
-    fix="make it again with: distprof history query SQL --format json",
-    page=_answer_page,
-    formats={"csv": _csv},
 )

@@ -25,6 +25,7 @@ from distprof.formats import Displayed
 from distprof.run.fingerprint import differences
 from distprof.verbs.gate.decide import FEWEST_SESSIONS, Decision, decide
 from distprof.verbs.gate.metrics import METRICS, Metric
+from distprof.version import __version__
 
 HISTORY_SCHEMA = "distprof.history/1"
 
@@ -176,32 +177,20 @@ def trace_metric(
     metric: Metric,
     *,
     source: str,
-    version: str,
     tolerance: float | None = None,
     window: int = 8,
     last: int | None = None,
     notes: Sequence[str] = (),
 ) -> History:
-    """Follow a metric over the commits of each series.
+    """Follow a metric over the commits of each series, as :func:`by_series` groups them.
 
-    Args:
-        series: Runs as :func:`by_series` groups them.
-        metric: One of :data:`HISTORY_METRICS`.
-        source: Folder or URL of the history.
-        version: Version of distprof.
-        tolerance: Accepted loss; None for the metric's default.
-        window: Maximum number of points that a point is compared with.
-        last: Number of newest points of each series to show; None for all.
-        notes: Notes to pass on.
-
-    Raises:
-        ValueError: If the window or ``last`` is below 1.
+    A point is compared with up to ``window`` points before it. ``last`` limits the points shown.
     """
     if window < 1 or (last is not None and last < 1):
         raise ValueError("a window and a number of points must be at least 1")
     accepted = metric.tolerance if tolerance is None else tolerance
     return History(
-        distprof_version=version,
+        distprof_version=__version__,
         source=source,
         metric=metric.name,
         label=metric.label,

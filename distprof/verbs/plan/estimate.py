@@ -141,13 +141,7 @@ class _Axis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def estimate(question: Question, layout: Layout, memory: MemoryParts | None = None) -> Estimate:
-    """Estimate the costs of a layout.
-
-    Args:
-        question: Model, cluster and batch.
-        layout: A layout without objections.
-        memory: Its footprint, if already computed.
-    """
+    """Estimate the costs of a layout without objections, whose memory may already be computed."""
     work = _work(question, layout)
     axes = tuple(_axes(question, layout, work))
     each = work.total_s + sum(axis.exposed_each_s for axis in axes)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,12 @@ from distprof.sections.efficiency.models import SHAPE_KEYS
 from distprof.verbs.plan.layout import LAYOUT_KEYS, Layout, parse_layout
 from distprof.verbs.plan.torchtitan import (
     UNKNOWN,
+    flat,
     is_launch,
     launch_values,
     names_function,
+    number_or_text,
+    options_typed,
     values_of_function,
     words_of_script,
 )
@@ -141,11 +143,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_job_file(path: Path) -> JobFile:
-    """Read a configuration, whose kind is detected from its content.
-
-    Raises:
-        InputError: If it cannot be read, or its kind is unknown.
-    """
+    """Read a configuration, whose kind is detected from its content."""
     source = str(path)
     if names_function(source):
         return _taken(source, "torchtitan", _TORCHTITAN, values_of_function(source, _MOST_BYTES))
@@ -165,33 +163,23 @@ def _parse(text: str, source: str) -> tuple[str, Mapping[str, str], dict[str, An
     is_json = text.lstrip().startswith("{")
     load: Callable[[str], Any] = json.loads if is_json else parse_toml
     try:
-        flat = _flat(load(text))
+        found = flat(load(text))
     except (ValueError, RecursionError) as error:
         raise _unreadable(
             source, f"neither Megatron arguments nor JSON nor TOML: {error}"
         ) from error
-    if any(key.startswith("parallelism.") for key in flat):
-        return "torchtitan", _TORCHTITAN, _without_modules(flat)
+    if any(key.startswith("parallelism.") for key in found):
+        return "torchtitan", _TORCHTITAN, _without_modules(found)
     if is_json:
-        return "DeepSpeed", _DEEPSPEED, flat
-    if any(key.startswith("layout.") for key in flat):
-        return "distprof", _OWN, flat
+        return "DeepSpeed", _DEEPSPEED, found
+    if any(key.startswith("layout.") for key in found):
+        return "distprof", _OWN, found
     raise _unreadable(source, "TOML with neither [layout] nor [parallelism]")
 
 
-def _without_modules(flat: dict[str, Any]) -> dict[str, Any]:
+def _without_modules(found: dict[str, Any]) -> dict[str, Any]:
     """Drop the model's tree of modules: name and flavor identify the model."""
-    return {key: value for key, value in flat.items() if not key.startswith("model_spec.model.")}
-
-
-def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            found.update(_flat(value, f"{before}{key}."))
-        else:
-            found[f"{before}{key}"] = value
-    return found
+    return {key: value for key, value in found.items() if not key.startswith("model_spec.model.")}
 
 
 def _arguments(text: str, source: str) -> dict[str, Any]:
@@ -201,16 +189,10 @@ def _arguments(text: str, source: str) -> dict[str, Any]:
     except ValueError as error:
         raise _unreadable(source, str(error)) from error
     found: dict[str, Any] = {}
-    for word, after in zip_longest(words, words[1:], fillvalue=""):
-        if not word.startswith("--") or word == "--":
-            continue
-        name, has_value, value = word[2:].replace("_", "-").partition("=")
-        if not has_value and after and not after.startswith("--"):
-            value = after
-        if _MEGATRON.get(name) in _FLAGS or not value:
-            found[name] = True
-        else:
-            found[name] = int(value) if re.fullmatch(r"-?[0-9]{1,18}", value) else value
+    for typed, value in options_typed(words):
+        name = typed.replace("_", "-")
+        is_flag = _MEGATRON.get(name) in _FLAGS or not value
+        found[name] = True if is_flag else number_or_text(value)
     return found
 
 
@@ -309,13 +291,7 @@ def num_gpus_of(file: JobFile) -> int | None:
 def layout_of(file: JobFile, *, num_gpus: int, batch: int | None = None) -> tuple[Layout, int]:
     """The layout, and the number of sequences per step.
 
-    Args:
-        file: The configuration as read.
-        num_gpus: GPUs of the cluster.
-        batch: Replaces the batch of the file; without either, it follows from the micro-batches.
-
-    Raises:
-        UsageError: If a value is not valid in a layout.
+    ``batch`` replaces the batch of the file; without either, it follows from the micro-batches.
     """
     values = {key: file.values[key] for key in LAYOUT_KEYS if key in file.values}
     others = 1

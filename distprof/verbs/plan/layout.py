@@ -100,16 +100,7 @@ class Objection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def parse_layout(text: str, *, num_gpus: int, batch: int) -> Layout:
-    """Parse ``tp=8,pp=4,sharding=zero-1``; keys left out are derived, or are 1.
-
-    Args:
-        text: Pairs of :data:`LAYOUT_KEYS` and values.
-        num_gpus: GPUs of the cluster, from which ``dp`` follows.
-        batch: Sequences per step, from which ``micro-batches`` follows.
-
-    Raises:
-        UsageError: If a key is unknown, a value is wrong, or a derived value is not whole.
-    """
+    """Parse ``tp=8,pp=4,sharding=zero-1``; keys left out follow from the rest, or are 1."""
     values: dict[str, int | str] = {}
     for part in text.split(","):
         key, _, value = (piece.strip() for piece in part.partition("="))

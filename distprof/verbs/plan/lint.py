@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import msgspec
+
 from distprof.documents.ci.cases import Case, Cases
 from distprof.documents.document import Document
 from distprof.documents.page import Page
@@ -13,15 +15,21 @@ from distprof.rules.registry import all_rules
 from distprof.sections.table import counted
 from distprof.terms import Severity
 from distprof.units import format_bytes, format_duration, format_ratio
-from distprof.verbs.plan.configuration import (
-    LINT_SCHEMA,
-    ConfigurationFinding,
-    Lint,
-    configured,
-)
+from distprof.verbs.plan.estimate import estimate, footprint
 from distprof.verbs.plan.job_file import JobFile
-from distprof.verbs.plan.layout import Layout
+from distprof.verbs.plan.layout import Layout, objections
 from distprof.verbs.plan.question import Question, assumptions
+from distprof.verbs.plan.result import LINT_SCHEMA, ConfigurationFinding, ConfigurationResult, Lint
+from distprof.version import __version__
+
+_CAN_RUN = frozenset(
+    {
+        "tensor parallelism leaves the fast domain",
+        "sequence too short to share",
+        "too few micro-batches",
+    }
+)
+"""Objections to layouts that can still run."""
 
 
 def check_layout(
@@ -29,24 +37,16 @@ def check_layout(
     layout: Layout,
     file: JobFile,
     *,
-    version: str = "",
     limits: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Lint:
-    """Check a layout with the rules on configurations.
-
-    Returns:
-        The problems, errors first, then by code.
-
-    Raises:
-        UsageError: If a limit is unknown or not a finite number.
-    """
+    """Check a layout with the rules on configurations; errors first, then by code."""
     result = configured(question, layout)
     findings = sorted(
         run_rules([result], limits).findings,
         key=lambda finding: (-finding.severity.rank, finding.code),
     )
     return Lint(
-        version=version,
+        version=__version__,
         source=file.source,
         kind=file.kind,
         layout=layout,
@@ -62,6 +62,42 @@ def check_layout(
         estimate=result.estimate,
         not_read=file.not_read,
         assumptions=assumptions(question),
+    )
+
+
+def configured(question: Question, layout: Layout) -> ConfigurationResult:
+    """The evidence by which the rules judge a layout; no memory and times if it cannot run."""
+    against = tuple(
+        objections(
+            layout,
+            question.model,
+            question.cluster,
+            batch=question.batch,
+            sequence=question.sequence,
+        )
+    )
+    result = ConfigurationResult(
+        layout=layout, objections=against, usable_bytes=question.usable_bytes
+    )
+    if any(objection.kind not in _CAN_RUN for objection in against):
+        return result
+    larger = _larger(layout)
+    plain = msgspec.structs.replace(layout, sharding="ddp", shards=0)
+    return msgspec.structs.replace(
+        result,
+        memory=footprint(question, layout),
+        estimate=estimate(question, layout),
+        larger=larger,
+        larger_bytes=None if larger is None else footprint(question, larger).total_bytes,
+        plain_bytes=footprint(question, plain).total_bytes if layout.zero_stage == 3 else None,
+    )
+
+
+def _larger(layout: Layout) -> Layout | None:
+    if layout.pp > 1 or layout.micro_batches % 2:
+        return None
+    return msgspec.structs.replace(
+        layout, micro_batch=2 * layout.micro_batch, micro_batches=layout.micro_batches // 2
     )
 
 
@@ -93,17 +129,16 @@ def _facts(lint: Lint, *, show_all: bool) -> Iterator[str]:
         yield f"Keys not read: {', '.join(chosen)}{more}."
 
 
-def _line(finding: ConfigurationFinding) -> str:
-    return f"{finding.severity.value} {finding.code}: {finding.message} {finding.fix}"
-
-
 def _page(lint: Lint, options: RenderOptions) -> Page:
     headline, *facts = _facts(lint, show_all=options.show_all)
     return Page(
         verdict=_verdict(lint),
         headline=headline,
         facts=tuple(facts),
-        points=tuple(_line(finding) for finding in lint.findings),
+        points=tuple(
+            f"{finding.severity.value} {finding.code}: {finding.message} {finding.fix}"
+            for finding in lint.findings
+        ),
     )
 
 

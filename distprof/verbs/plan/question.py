@@ -90,11 +90,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inter_node_link(text: str, sheet: Sheet) -> Link:
-    """The link with a name (``ndr``) or a bandwidth (``50GB/s``, ``400Gb/s``).
-
-    Raises:
-        UsageError: If it is neither a name nor a bandwidth.
-    """
+    """The link with a name (``ndr``) or a bandwidth (``50GB/s``, ``400Gb/s``)."""
     bandwidth = parse_bandwidth(text)
     if bandwidth is None:
         return sheet.link(text)
@@ -152,14 +148,7 @@ def assumptions(question: Question) -> tuple[str, ...]:
 
 
 def question_of(options: Mapping[str, Any]) -> Question:
-    """Build the question from the options of ``distprof plan``.
-
-    Args:
-        options: Values by option name; None if an option was not given.
-
-    Raises:
-        UsageError: If options contradict each other, or the number of GPUs is missing.
-    """
+    """Build the question from the options of ``distprof plan``; None for those not given."""
     model, sequence = _model(options)
     sequence = options["sequence"] or sequence
     return Question(

@@ -1,11 +1,15 @@
-"""The result of a plan: plain structs, written to JSON unchanged."""
+"""The results of a plan and of its checks: plain structs, written to JSON unchanged."""
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 import msgspec
 
 from distprof.formats import Displayed
-from distprof.verbs.plan.layout import Layout
+from distprof.rules.base import Evidence
+from distprof.terms import Severity, Subject
+from distprof.verbs.plan.layout import Layout, Objection
 
 PLAN_SCHEMA = "distprof.plan/1"
 
@@ -120,4 +124,50 @@ class Plan(Displayed, _Record, frozen=True, kw_only=True):
     best: tuple[Estimate, ...]
     rejections: tuple[Rejection, ...]  # Reasons for rejection, most frequent first.
     objections: tuple[str, ...]  # Objections to the requested layout.
+    assumptions: tuple[str, ...]  # Assumptions of the estimate, one sentence each.
+
+
+LINT_SCHEMA = "distprof.plan-lint/1"
+
+
+class ConfigurationResult(
+    msgspec.Struct, Evidence, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
+    """A layout, the objections to it and its costs. All are modelled: no step has run."""
+
+    subject: ClassVar[Subject] = Subject.CONFIGURATION
+
+    layout: Layout  # The layout.
+    objections: tuple[Objection, ...] = ()  # Reasons against it, except memory.
+    usable_bytes: float  # Memory of a GPU that the layout may fill.
+    memory: MemoryParts | None = None  # Memory of the fullest GPU; None if the layout cannot run.
+    estimate: Estimate | None = None  # Its costs; None if it cannot run.
+    # The same layout with half as many micro-batches of twice the size; None with pipeline stages,
+    # or if the number of micro-batches is odd.
+    larger: Layout | None = None
+    larger_bytes: int | None = None  # Memory that ``larger`` takes.
+    # Memory without any sharding; None if the layout does not shard weights.
+    plain_bytes: int | None = None
+
+
+class ConfigurationFinding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One problem of a configuration. It is modelled: no step has run."""
+
+    code: str  # Code of the rule, never reused, for example ``CFG111``.
+    severity: Severity  # ``error`` if the configuration cannot run.
+    message: str  # The problem, with its numbers.
+    fix: str  # How to fix it.
+
+
+class Lint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Problems and costs of a configuration."""
+
+    schema: str = LINT_SCHEMA  # Schema id of this document.
+    version: str  # Version of distprof.
+    source: str  # The configuration file.
+    kind: str  # Program that the configuration is for.
+    layout: Layout  # The layout that it describes.
+    findings: tuple[ConfigurationFinding, ...]  # Problems, errors first.
+    estimate: Estimate | None  # Costs of the layout; None if it cannot run.
+    not_read: tuple[str, ...]  # Keys that distprof does not use.
     assumptions: tuple[str, ...]  # Assumptions of the estimate, one sentence each.

@@ -20,6 +20,7 @@ from distprof.verbs.plan.result import (
     Plan,
     Rejection,
 )
+from distprof.version import __version__
 
 _TENSOR_LIMIT = 2
 _MICRO_BATCHES = (1, 2, 4, 8)
@@ -47,14 +48,13 @@ class _Rejections(msgspec.Struct):
         )
 
 
-def make_plan(question: Question, *, version: str = "", most: int = 10) -> Plan:
+def make_plan(question: Question, *, most: int = 10) -> Plan:
     """Evaluate every layout of a job."""
     rejections = _Rejections()
     found = list(_fitting(question, rejections))
     found.sort(key=_by_time)
     return _plan(
         question,
-        version,
         best=tuple(found[:most]),
         considered=len(found) + sum(rejections.count.values()),
         fitting=len(found),
@@ -62,7 +62,7 @@ def make_plan(question: Question, *, version: str = "", most: int = 10) -> Plan:
     )
 
 
-def judge_layout(question: Question, layout: Layout, *, version: str = "") -> Plan:
+def judge_layout(question: Question, layout: Layout) -> Plan:
     """Judge one layout: its costs, and the objections to it."""
     against = _against(question, layout)
     memory = footprint(question, layout)
@@ -73,7 +73,6 @@ def judge_layout(question: Question, layout: Layout, *, version: str = "") -> Pl
         best = ()
     return _plan(
         question,
-        version,
         best=best,
         considered=1,
         fitting=0 if against else 1,
@@ -161,16 +160,14 @@ def _variants(question: Question, mesh: Layout, rejections: _Rejections) -> Iter
     for layout in _batches(question, mesh, rejections):
         for sharding, shards in _shardings(question, layout):
             for recomputation in _RECOMPUTATIONS:
-                yield _replace(
-                    layout, sharding=sharding, shards=shards, recomputation=recomputation
-                )
+                yield replace(layout, sharding=sharding, shards=shards, recomputation=recomputation)
 
 
 def _batches(question: Question, mesh: Layout, rejections: _Rejections) -> Iterator[Layout]:
     for micro_batch in _MICRO_BATCHES:
         number = max(1, question.batch // (mesh.dp * micro_batch))
         for stages in _VIRTUAL if mesh.pp > 1 else (1,):
-            layout = _replace(
+            layout = replace(
                 mesh, micro_batch=micro_batch, micro_batches=number, virtual_stages=stages
             )
             against = _against(question, layout)
@@ -190,14 +187,8 @@ def _shardings(question: Question, layout: Layout) -> Iterator[tuple[str, int]]:
             yield sharding, within
 
 
-def _replace(layout: Layout, **changes: object) -> Layout:
-
-    return replace(layout, **changes)
-
-
 def _plan(
     question: Question,
-    version: str,
     *,
     best: tuple[Estimate, ...],
     considered: int,
@@ -207,7 +198,7 @@ def _plan(
 ) -> Plan:
     model, cluster = question.model, question.cluster
     return Plan(
-        version=version,
+        version=__version__,
         model=ModelFacts(
             name=model.name,
             parameters=model.parameters,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.formats import RenderOptions
-from distprof.sections.table import Column, TableView, counted
+from distprof.sections.table import Column, TableView, counted, rows_table
 from distprof.units import format_bandwidth, format_bytes, format_duration, format_ratio
 from distprof.verbs.plan.layout import Layout
 from distprof.verbs.plan.result import PLAN_SCHEMA, Estimate, MemoryParts, Plan
@@ -102,57 +102,59 @@ def reasons(plan: Plan) -> Iterator[str]:
 
 def plan_tables(plan: Plan, *, show_all: bool) -> Iterator[TableView]:
     """Tables of layouts, memory, communication and rejections, if there are any."""
-    if len(plan.best) > 1:
-        yield _layout_table(plan, show_all=show_all)
-    if plan.best:
-        yield _memory_table(plan.best[0])
-    if plan.best and plan.best[0].axes:
-        yield _axis_table(plan.best[0])
-    if plan.rejections:
-        yield _rejection_table(plan)
-
-
-def _layout_table(plan: Plan, *, show_all: bool) -> TableView:
-    chosen = plan.best if show_all else plan.best[:_FEW]
-    return TableView(
-        title="Layouts",
-        caption="fastest first; mb: sequences per micro-batch, V: stages per rank",
-        columns=(
-            Column(title="dp"),
-            Column(title="tp"),
-            Column(title="pp"),
-            Column(title="cp"),
-            Column(title="ep"),
-            Column(title="sharding", left=True),
-            Column(title="recompute", left=True),
-            Column(title="mb×number"),
-            Column(title="step"),
-            Column(title="MFU"),
-            Column(title="memory"),
-            Column(title="bubble", wide_only=True),
-            Column(title="exposed", wide_only=True),
-            Column(title="V", wide_only=True),
+    layouts = plan.best if len(plan.best) > 1 else ()
+    axes = plan.best[0].axes if plan.best else ()
+    tables = (
+        rows_table(
+            "Layouts",
+            _LAYOUTS,
+            layouts if show_all else layouts[:_FEW],
+            caption="fastest first; mb: sequences per micro-batch, V: stages per rank",
+            strong=(0,),
         ),
-        rows=tuple(_layout_row(found) for found in chosen),
-        strong=frozenset({0}),
+        _memory_table(plan.best[0]) if plan.best else None,
+        rows_table("Communication", _AXES, axes, caption="per rank and step"),
+        rows_table(
+            "Rejected",
+            _REJECTIONS,
+            plan.rejections,
+            caption="a choice that already fails counts once, without its variants",
+        ),
     )
+    yield from filter(None, tables)
 
 
-def _layout_row(found: Estimate) -> tuple[str, ...]:
-    layout = found.layout
-    sharding = layout.sharding + (f" {layout.shards}" if layout.shards else "")
-    return (
-        *(str(size) for size in (layout.dp, layout.tp, layout.pp, layout.cp, layout.ep)),
-        sharding,
-        layout.recomputation,
-        f"{layout.micro_batch}×{layout.micro_batches}",
-        format_duration(found.step_ns),
-        format_ratio(found.mfu),
-        format_bytes(found.memory.total_bytes),
-        format_ratio(found.bubble_fraction),
-        format_duration(found.exposed_ns),
-        str(layout.virtual_stages),
-    )
+_AXES = (
+    Column("axis", "axis", left=True),
+    Column("ranks", "ranks", form="count"),
+    Column("links", "tier", left=True),
+    Column("sent", "sent_bytes"),
+    Column("time", "time_ns"),
+    Column("exposed", "exposed_ns"),
+)
+_REJECTIONS = (
+    Column("layouts", "count"),
+    Column("reason", "reason", left=True),
+    Column("for example", "example", left=True, wrap=True),
+)
+
+
+def _sharding(layout: Layout) -> str:
+    return layout.sharding + (f" {layout.shards}" if layout.shards else "")
+
+
+_LAYOUTS = (
+    *(Column(axis, f"layout.{axis}", form="id") for axis in ("dp", "tp", "pp", "cp", "ep")),
+    Column("sharding", lambda found: _sharding(found.layout), left=True),
+    Column("recompute", "layout.recomputation", left=True),
+    Column("mb×number", lambda found: f"{found.layout.micro_batch}×{found.layout.micro_batches}"),
+    Column("step", "step_ns"),
+    Column("MFU", "mfu", form="ratio"),
+    Column("memory", "memory.total_bytes"),
+    Column("bubble", "bubble_fraction", wide_only=True),
+    Column("exposed", "exposed_ns", wide_only=True),
+    Column("V", "layout.virtual_stages", form="id", wide_only=True),
+)
 
 
 def _memory_table(found: Estimate) -> TableView:
@@ -162,51 +164,9 @@ def _memory_table(found: Estimate) -> TableView:
     return TableView(
         title="Memory",
         caption="the fullest GPU, in the first or the last stage",
-        columns=(Column(title="part", left=True), Column(title="size")),
+        columns=(Column("part", left=True), Column("size")),
         rows=(*shown, ("total", format_bytes(memory.total_bytes))),
         strong=frozenset({len(shown)}),
-    )
-
-
-def _axis_table(found: Estimate) -> TableView:
-    return TableView(
-        title="Communication",
-        caption="per rank and step",
-        columns=(
-            Column(title="axis", left=True),
-            Column(title="ranks"),
-            Column(title="links", left=True),
-            Column(title="sent"),
-            Column(title="time"),
-            Column(title="exposed"),
-        ),
-        rows=tuple(
-            (
-                axis.axis,
-                f"{axis.ranks:,}",
-                axis.tier,
-                format_bytes(axis.sent_bytes),
-                format_duration(axis.time_ns),
-                format_duration(axis.exposed_ns),
-            )
-            for axis in found.axes
-        ),
-    )
-
-
-def _rejection_table(plan: Plan) -> TableView:
-    return TableView(
-        title="Rejected",
-        caption="a choice that already fails counts once, without its variants",
-        columns=(
-            Column(title="layouts"),
-            Column(title="reason", left=True),
-            Column(title="for example", left=True, wrap=True),
-        ),
-        rows=tuple(
-            (f"{rejected.count:,}", rejected.reason, rejected.example)
-            for rejected in plan.rejections
-        ),
     )
 
 

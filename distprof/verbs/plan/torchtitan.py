@@ -16,7 +16,8 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +60,7 @@ def names_function(source: str) -> bool:
 def launch_values(text: str, path: Path, most_bytes: int) -> Values:
     """Values of a launch: those of its function, overridden by its command line.
 
-    Args:
-        text: Content of ``path``.
-        path: The script, inside the checkout or in the folder from which it is started.
-        most_bytes: Maximum size of a file that is read.
-
-    Raises:
-        InputError: If the command names no function, or the function is not found.
+    The script is inside the checkout, or in the folder from which it is started.
     """
     try:
         words = words_of_script(text)
@@ -79,7 +74,7 @@ def launch_values(text: str, path: Path, most_bytes: int) -> Values:
         raise _unresolved(str(path), f"shell variables: --module {module} --config {function}")
     file, root = _module_file(module, path)
     place = _Place(file=file, root=root, most_bytes=most_bytes)
-    return {**_flat(_configured(place, function)), **_overrides(typed)}
+    return {**_layout_values(_configured(place, function)), **_overrides(typed)}
 
 
 MOST_CHARACTERS = 1 << 16
@@ -87,26 +82,20 @@ MOST_CHARACTERS = 1 << 16
 
 
 def words_of_script(text: str) -> list[str]:
-    """Words of a shell script, without its comments.
-
-    Raises:
-        ValueError: If it is too long, or a quotation has no end.
-    """
+    """Words of a shell script, without its comments; ValueError if a quotation has no end."""
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"a script of more than {MOST_CHARACTERS:,} characters")
     return shlex.split(text.replace("\\\n", " "), comments=True)
 
 
 def values_of_function(source: str, most_bytes: int) -> Values:
-    """Values of one function of a file, given as ``FILE.py:FUNCTION``.
-
-    Raises:
-        InputError: If the file or the function is not found.
-    """
+    """Values of one function of a file, given as ``FILE.py:FUNCTION``."""
     name, _, function = source.rpartition(":")
     file = Path(name)
     root = next((up for up in file.absolute().parents if (up / "torchtitan").is_dir()), file.parent)
-    return _flat(_configured(_Place(file=file, root=root, most_bytes=most_bytes), function))
+    return _layout_values(
+        _configured(_Place(file=file, root=root, most_bytes=most_bytes), function)
+    )
 
 
 # The command line ---------------------------------------------------------------------------------
@@ -118,20 +107,31 @@ def _typed(words: list[str]) -> Iterator[tuple[str, str]]:
     """The variables of ``run_train.sh``, then the options, which take precedence."""
     variables = (re.fullmatch(r"(NGPU|MODULE|CONFIG)=(.+)", word) for word in words)
     yield from ((_LAUNCHER[found[1]], found[2]) for found in variables if found)
-    for word, after in zip(words, [*words[1:], ""], strict=True):
+    for name, value in options_typed(words):
+        yield (name if "." in name else name.replace("_", "-")), value or "True"
+
+
+def options_typed(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Names and values of the options of a command line; a flag has an empty value."""
+    for word, after in zip_longest(words, words[1:], fillvalue=""):
         if not word.startswith("--") or word == "--":
             continue
         name, has_value, value = word[2:].partition("=")
-        if not has_value:
-            value = after if after and not after.startswith("--") else "True"
-        yield (name if "." in name else name.replace("_", "-")), value
+        if not has_value and not after.startswith("--"):
+            value = after
+        yield name, value
+
+
+def number_or_text(value: str) -> int | str:
+    """The value of an option, as an integer if it is one."""
+    return int(value) if re.fullmatch(r"-?[0-9]{1,18}", value) else value
 
 
 def _overrides(typed: Mapping[str, str]) -> Values:
     found: Values = {}
     for name, value in typed.items():
         key = f"launch.{name}" if name in ("nproc-per-node", "nnodes") else name.replace("-", "_")
-        found[key] = int(value) if re.fullmatch(r"-?[0-9]{1,18}", value) else value
+        found[key] = number_or_text(value)
     return found
 
 
@@ -177,12 +177,7 @@ def _configured(place: _Place, function: str) -> Values:
 
 
 class _Reader:
-    """Follows the functions of one module.
-
-    Args:
-        place: The module.
-        calls: Number of functions on the call stack.
-    """
+    """Follows the functions of one module, up to a number of nested calls."""
 
     def __init__(self, place: _Place, calls: int = 0) -> None:
         self._place = place
@@ -194,11 +189,7 @@ class _Reader:
         self._imports = dict(_imports(self._tree))
 
     def called(self, name: str) -> Any:
-        """The value that a function of this module returns, as far as it can be followed.
-
-        Raises:
-            InputError: If the module has no function with this name.
-        """
+        """The value that a function of this module returns, as far as it can be followed."""
         if name not in self._functions:
             known = ", ".join(sorted(n for n in self._functions if not n.startswith("_"))[:20])
             raise _unresolved(
@@ -304,14 +295,17 @@ def _set(local: Values, target: ast.expr, value: Any) -> None:
         inside[path[-1]] = value
 
 
-def _flat(values: Mapping[str, Any], before: str = "") -> Values:
+def _layout_values(values: Mapping[str, Any]) -> Values:
     """Values of the sections that decide a layout, by dotted name."""
+    return flat({key: value for key, value in values.items() if key in _SECTIONS})
+
+
+def flat(values: Mapping[str, Any], before: str = "") -> Values:
+    """Values of nested tables by dotted name."""
     found: Values = {}
     for key, value in values.items():
-        if not before and key not in _SECTIONS:
-            continue
         if isinstance(value, Mapping):
-            found.update(_flat(value, f"{before}{key}."))
+            found.update(flat(value, f"{before}{key}."))
         else:
             found[f"{before}{key}"] = value
     return found

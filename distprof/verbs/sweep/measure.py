@@ -108,15 +108,9 @@ def analyze_scaling(
     mode: Mode | None = None,
     baseline_ranks: int | None = None,
 ) -> ScalingResult:
-    """Compare runs of several sizes.
+    """Compare runs of several sizes, each with one run or several.
 
-    Args:
-        summaries: One per run; several per size if its run was repeated.
-        mode: Weak or strong; None to infer it from the work per step.
-        baseline_ranks: Size with efficiency 1; None for the smallest size.
-
-    Returns:
-        The result; if the runs are not a sweep, only the reasons in ``unavailable``.
+    If the runs are not a sweep, the result holds only the reasons.
     """
     try:
         sweep = gather(summaries, mode)
@@ -336,14 +330,7 @@ def report_scaling(
 ) -> ScalingReport:
     """Analyse a sweep and run the rules on it.
 
-    Args:
-        summaries: One per run.
-        source: The input, as the user named it.
-        mode: Weak or strong; None to infer it.
-        baseline_ranks: Size with efficiency 1; None for the smallest size.
-        limits: Limits by code or name of the rule, then by name of the limit.
-        site: Documentation site that findings link to; empty for none.
-        num_cpus: CPUs of the machine, if one machine made all runs; None if unknown.
+    ``num_cpus`` is known if one machine made all runs.
     """
     result = analyze_scaling(summaries, mode=mode, baseline_ranks=baseline_ranks)
     outcome = run_rules([result], limits, site=site)

@@ -39,11 +39,7 @@ _QUICK = (
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Parse numbers of ranks such as ``1,2,4,8`` into ascending, distinct numbers.
-
-    Raises:
-        UsageError: If it is not a list of positive numbers.
-    """
+    """Parse numbers of ranks such as ``1,2,4,8`` into ascending, distinct numbers."""
     found = {whole_number(piece.strip(), most=MAX_RANKS) for piece in text.split(",")}
     sizes = {size for size in found if size}
     if sizes != found:
@@ -52,11 +48,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
 
 def parse_workload(text: str) -> tuple[str, Literal["gpus", "ranks"], tuple[int, ...], list[str]]:
-    """Parse ``ddp --ranks 1,2 --device cpu`` into workload, device, sizes and other arguments.
-
-    Raises:
-        UsageError: If it does not name a workload or sizes.
-    """
+    """Parse ``ddp --ranks 1,2 --device cpu`` into workload, device, sizes and other arguments."""
     words = shlex.split(text)
     if not words or words[0] not in WORKLOADS:
         raise UsageError(f"{text!r} does not begin with a workload: {', '.join(WORKLOADS)}")
@@ -93,17 +85,8 @@ def plan_workload(
 ) -> SweepFile:
     """A sweep of a reference workload.
 
-    Args:
-        workload: For example ``ddp``.
-        sizes: Numbers of ranks.
-        arguments: Further arguments for ``distprof run``.
-        repeats: Runs per size.
-        scaling: ``weak`` keeps the number of sequences per rank, ``strong`` that of all ranks.
-        device: Kind of device that the sizes count.
-        configuration: Resolves the arguments through the workload, which also checks them.
-
-    Raises:
-        UsageError: If the batch cannot be divided as requested.
+    ``weak`` keeps the number of sequences per rank, ``strong`` that of all ranks. ``configuration``
+    resolves the arguments through the workload, which also checks them.
     """
     fixed = [
         *arguments,
@@ -135,15 +118,7 @@ def plan_program(
 ) -> SweepFile:
     """A sweep of a user's own program under ``distprof capture``.
 
-    Args:
-        command: Command with ``{ranks}`` in place of the number of ranks.
-        sizes: Numbers of ranks.
-        repeats: Runs per size.
-        device: Kind of device that the sizes count.
-        scaling: Kind of scaling of the program, if the user gives it.
-
-    Raises:
-        UsageError: If the command has no placeholder for the number of ranks.
+    ``{ranks}`` in the command becomes the number of ranks. Only the user knows how it scales.
     """
     if len(sizes) > 1 and not any(RANKS in word for word in command):
         raise UsageError(

@@ -12,11 +12,7 @@ from distprof.verbs.sweep.result import CAUSES, ScalingResult, ScalingSize
 
 
 def larger_sizes(scaling: ScalingResult) -> list[ScalingSize]:
-    """Sizes larger than the baseline, ascending.
-
-    Raises:
-        InsufficientEvidenceError: If there are none.
-    """
+    """Sizes larger than the baseline, ascending; InsufficientEvidenceError if there are none."""
     base = scaling.baseline_ranks
     sizes = [size for size in scaling.sizes if base is not None and size.num_ranks > base]
     if not sizes:

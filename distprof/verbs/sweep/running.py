@@ -57,14 +57,8 @@ def run_child(
 ) -> Ended:
     """Run a command to its end without showing its output.
 
-    Args:
-        command: Program and arguments.
-        keep_open: File descriptors that stay open in the process.
-        beat: Called about every second with the seconds since the start.
-
-    Raises:
-        KeyboardInterrupt: If the user stops it. This and any other exception is raised after the
-            process has shut down.
+    ``beat`` gets the seconds since the start about every second. If the user stops it, the
+    exception is raised after the process has shut down.
     """
     started = time.monotonic()
     with subprocess.Popen(
@@ -122,14 +116,10 @@ _FILE = ".lock"
 
 @contextmanager
 def locked(folder: Path) -> Iterator[tuple[int, ...]]:
-    """Hold the lock of a sweep's folder.
+    """Hold the lock of a sweep's folder, which no other process may hold.
 
-    Yields:
-        File descriptors that the process of each run must keep open; none if the file system does
-        not support locks.
-
-    Raises:
-        InputError: If another process holds the lock, or the folder cannot be written.
+    Yields the file descriptors that the process of each run must keep open; none if the file system
+    does not support locks.
     """
     try:
         handle = os.open(folder / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -211,11 +201,7 @@ SWEEP = Document(
 
 
 def load_sweep(folder: Path) -> SweepFile | None:
-    """The sweep in a folder; None if there is none.
-
-    Raises:
-        InputError: If its file cannot be read, or is from another version.
-    """
+    """The sweep in a folder; None if there is none."""
     file = folder / SWEEP_FILE
     if not file.exists():
         return None
@@ -255,11 +241,7 @@ def save_sweep(folder: Path, sweep: SweepFile) -> None:
 
 
 def configuration_of(arguments: Sequence[str]) -> dict[str, Any]:
-    """The full configuration that arguments of ``distprof run`` select.
-
-    Raises:
-        UsageError: If the workload rejects the arguments; the message is that of the workload.
-    """
+    """The full configuration that arguments of ``distprof run`` select; UsageError as it says."""
     done = subprocess.run(
         [*_DISTPROF, *arguments, "--dry-run"], capture_output=True, text=True, check=False
     )
@@ -277,20 +259,11 @@ def finished_runs(folder: Path, sweep: SweepFile) -> tuple[Path, ...]:
 
 
 def make_runs(folder: Path, sweep: SweepFile, *, say: Callable[[Progress], None]) -> Outcome:
-    """Make every run that is not done yet.
+    """Make every run that is not done yet; ``say`` is called before each and about every second.
 
     Interrupted runs are repeated. A failed run ends the sweep, and is repeated when the sweep is
     resumed. Finished runs are kept, even if the process of the sweep was killed before it could
     record them.
-
-    Args:
-        folder: Folder of the sweep, which exists.
-        sweep: Its plan, or its current state.
-        say: Called before each run, and about every second during it.
-
-    Raises:
-        InputError: If the folder cannot be written, or another program is making its runs.
-        KeyboardInterrupt: If the user stops it; finished runs are kept.
     """
     with locked(folder) as lock:
         sweep = _with_states(folder, sweep)
@@ -382,11 +355,7 @@ def _make(
 
 
 def _clear(run_dir: Path) -> None:
-    """Remove the files of an interrupted or failed run.
-
-    Raises:
-        InputError: If it cannot be removed.
-    """
+    """Remove the files of an interrupted or failed run."""
     try:
         if run_dir.exists():
             shutil.rmtree(run_dir)

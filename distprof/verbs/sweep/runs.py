@@ -53,15 +53,10 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gather(summaries: Iterable[SummaryFile], mode: Mode | None) -> Sweep:
-    """Group runs by size.
+    """Group runs by size; without a mode, infer it from the work per step.
 
-    Args:
-        summaries: Runs in any order, several per size.
-        mode: Mode given by the user; None to infer it from the work per step.
-
-    Raises:
-        SweepError: If there are fewer than two sizes, if repeats differ in work, or if the mode
-            cannot be inferred.
+    SweepError if there are fewer than two sizes, if repeats differ in work, or if the mode cannot
+    be inferred.
     """
     runs, left_out = _by_size(summaries)
     if len(runs) < 2:
@@ -180,10 +175,6 @@ def _listed(work: dict[int, float]) -> str:
 
 
 def save_summaries(summaries: Sequence[SummaryFile], file: str) -> None:
-    """Write the summaries of runs to one file.
-
-    Raises:
-        InputError: If it cannot be written.
-    """
+    """Write the summaries of runs to one file."""
     data = msgspec.json.encode(summaries)
     write_file(Path(file), msgspec.json.format(data, indent=SUMMARY.indent))

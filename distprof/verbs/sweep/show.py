@@ -9,7 +9,7 @@ from distprof.costs.scaling import LAW_NAMES
 from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.formats import RenderOptions
-from distprof.sections.table import Bar, Cell, Column, Drawing, TableView, counted
+from distprof.sections.table import Bar, Column, Drawing, TableView, counted, rows_table
 from distprof.units import format_duration, format_ratio, signed
 from distprof.verbs.sweep.result import (
     CAUSES,
@@ -74,7 +74,7 @@ def scaling_verdict(scaling: ScalingResult) -> str:
 
 
 def _efficiency(size: ScalingSize) -> str:
-    ends = _narrow_interval(size.efficiency_low, size.efficiency_high)
+    ends = _efficiency_interval(size)
     return f"{format_ratio(size.efficiency)}{f' ({ends} %)' if ends else ''}"
 
 
@@ -208,68 +208,63 @@ def scaling_tables(scaling: ScalingResult, *, show_all: bool) -> Iterator[TableV
     """Tables of sizes, losses (drawn and in numbers) and laws."""
     if not scaling.sizes:
         return
-    yield _sizes_table(scaling)
+    yield from filter(None, (_sizes_table(scaling),))
     lossy = [size for size in scaling.sizes if size.losses]
     if lossy:
         yield _drawn_table(lossy)
         yield _losses_table(lossy, show_all=show_all)
     if scaling.laws:
-        yield _laws_table(scaling.laws)
+        laws = rows_table(
+            "Laws",
+            _LAWS,
+            scaling.laws,
+            caption="fitted to all runs; off by: median deviation of the runs",
+            notes=dict.fromkeys(note for law in scaling.laws for note in law.notes),
+        )
+        yield from filter(None, (laws,))
         followed = [law for law in scaling.laws if follows(law, scaling.sizes[-1])]
         yield from _extrapolation_table(followed)
 
 
-def _sizes_table(scaling: ScalingResult) -> TableView:
-    unit = scaling.unit
-    return TableView(
-        title="Efficiency",
+def _sizes_table(scaling: ScalingResult) -> TableView | None:
+    columns = (
+        Column("ranks", "num_ranks"),
+        Column("runs", "num_repeats", form="id", wide_only=True),
+        Column("step", "step_ns"),
+        Column("95 %", _step_interval, left=True, wide_only=True),
+        Column(f"{scaling.unit}/s", lambda size: _rate(size.throughput_per_s)),
+        Column("speed-up", lambda size: f"{size.speedup:.2f} of {size.ideal_speedup:g}"),
+        Column("efficiency", "efficiency", form="ratio"),
+        Column("95 %", _efficiency_interval, left=True),
+        Column("", lambda size: Bar(ratio=size.efficiency, key="computation"), left=True),
+    )
+    return rows_table(
+        "Efficiency",
+        columns,
+        scaling.sizes,
         caption=f"{scaling.mode} scaling, over {scaling.baseline_ranks}; 95 % intervals",
-        columns=(
-            Column(title="ranks"),
-            Column(title="runs", wide_only=True),
-            Column(title="step"),
-            Column(title="95 %", left=True, wide_only=True),
-            Column(title=f"{unit}/s"),
-            Column(title="speed-up"),
-            Column(title="efficiency"),
-            Column(title="95 %", left=True),
-            Column(title="", left=True),
-        ),
-        rows=tuple(_size_row(size) for size in scaling.sizes),
-        notes=tuple(_size_notes(scaling.sizes)),
+        notes=_size_notes(scaling.sizes),
     )
 
 
 def _size_notes(sizes: Sequence[ScalingSize]) -> Iterator[str]:
     if any(size.is_traced for size in sizes):
         yield "Steps were measured under a profiler, which makes them longer."
-    if any(
-        size.efficiency_low is not None
-        and not _narrow_interval(size.efficiency_low, size.efficiency_high)
-        for size in sizes
-    ):
+    if any(size.efficiency_low is not None and not _efficiency_interval(size) for size in sizes):
         yield (
             "Intervals that are too wide to be meaningful are left out: there are too few repeats, "
             "or they differ too much."
         )
 
 
-def _size_row(size: ScalingSize) -> tuple[Cell, ...]:
+def _step_interval(size: ScalingSize) -> str:
     low, high = size.step_low_ns, size.step_high_ns
     is_known = low is not None and high is not None and high <= _WIDEST * low
-    step = f"{format_duration(low)} to {format_duration(high)}" if is_known else ""
-    ends = _narrow_interval(size.efficiency_low, size.efficiency_high)
-    return (
-        f"{size.num_ranks:,}",
-        str(size.num_repeats),
-        format_duration(size.step_ns),
-        step,
-        _rate(size.throughput_per_s),
-        f"{size.speedup:.2f} of {size.ideal_speedup:g}",
-        format_ratio(size.efficiency),
-        ends,
-        Bar(ratio=size.efficiency, key="computation"),
-    )
+    return f"{format_duration(low)} to {format_duration(high)}" if is_known else ""
+
+
+def _efficiency_interval(size: ScalingSize) -> str:
+    return _narrow_interval(size.efficiency_low, size.efficiency_high)
 
 
 def _rate(per_s: float) -> str:
@@ -283,7 +278,7 @@ def _drawn_table(sizes: Sequence[ScalingSize]) -> TableView:
     return TableView(
         title="Where efficiency is lost",
         caption="one line per step: # at full efficiency, then the losses",
-        columns=(Column(title="ranks"), Column(title="", left=True)),
+        columns=(Column("ranks"), Column("", left=True)),
         rows=tuple((f"{size.num_ranks:,}", Drawing(_drawing(size))) for size in sizes),
         notes=(legend,) if legend else (),
     )
@@ -323,9 +318,9 @@ def _losses_table(sizes: Sequence[ScalingSize], *, show_all: bool) -> TableView:
         title="Losses by cause",
         caption="share of the step by number of ranks; the parts add up",
         columns=(
-            Column(title="", left=True),
-            *(Column(title=f"{size.num_ranks:,}") for size in shown),
-            Column(title=f"on {largest}"),
+            Column("", left=True),
+            *(Column(f"{size.num_ranks:,}") for size in shown),
+            Column(f"on {largest}"),
         ),
         rows=tuple(rows),
         strong=frozenset({len(rows) - 1}),
@@ -352,25 +347,11 @@ def _loss_row(title: str, lost: Sequence[Sequence[ScalingLoss]]) -> tuple[str, .
     )
 
 
-def _laws_table(laws: Sequence[ScalingLaw]) -> TableView:
-    return TableView(
-        title="Laws",
-        caption="fitted to all runs; off by: median deviation of the runs",
-        columns=(
-            Column(title="law", left=True),
-            Column(title="parameters, 95 % intervals", left=True, wrap=True),
-            Column(title="off by"),
-        ),
-        rows=tuple(
-            (
-                LAWS.get(law.law, law.law),
-                ", ".join(_parameter(p.name, p.value, p.low, p.high) for p in law.parameters),
-                format_ratio(law.residual_ratio),
-            )
-            for law in laws
-        ),
-        notes=tuple(dict.fromkeys(note for law in laws for note in law.notes)),
-    )
+_LAWS = (
+    Column("law", lambda law: LAWS.get(law.law, law.law), left=True),
+    Column("parameters, 95 % intervals", lambda law: _parameters(law), left=True, wrap=True),
+    Column("off by", "residual_ratio"),
+)
 
 
 def _extrapolation_table(laws: Sequence[ScalingLaw]) -> Iterator[TableView]:
@@ -381,8 +362,8 @@ def _extrapolation_table(laws: Sequence[ScalingLaw]) -> Iterator[TableView]:
         title="Beyond the measured sizes",
         caption="efficiency by each law; 95 % intervals of measurement error only",
         columns=(
-            Column(title="ranks"),
-            *(Column(title=LAWS.get(law.law, law.law), left=True) for law in laws),
+            Column("ranks"),
+            *(Column(LAWS.get(law.law, law.law), left=True) for law in laws),
         ),
         rows=tuple(
             (f"{ones[0].num_ranks:,}", *map(_interval, ones)) for ones in zip(*beyond, strict=True)
@@ -390,9 +371,12 @@ def _extrapolation_table(laws: Sequence[ScalingLaw]) -> Iterator[TableView]:
     )
 
 
-def _parameter(name: str, value: float, low: float, high: float | None) -> str:
-    upto = f"{high:.3g}" if high is not None else "∞"
-    return f"{_PARAMETERS.get(name, name)} {value:.3g} ({low:.3g} to {upto})"
+def _parameters(law: ScalingLaw) -> str:
+    return ", ".join(
+        f"{_PARAMETERS.get(each.name, each.name)} {each.value:.3g} ({each.low:.3g} to "
+        f"{'∞' if each.high is None else f'{each.high:.3g}'})"
+        for each in law.parameters
+    )
 
 
 def _page(report: ScalingReport, options: RenderOptions) -> Page:

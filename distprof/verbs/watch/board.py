@@ -21,12 +21,7 @@ MAX_CLIENTS: Final = 32
 class Board:
     """Serves the latest report at every path, in threads of this process, until it is closed.
 
-    Args:
-        host: Address to listen on.
-        port: Port to listen on; 0 for any free port.
-
-    Raises:
-        InputError: If the address or port cannot be used.
+    Port 0 is any free port.
     """
 
     def __init__(self, host: str, port: int) -> None:

@@ -43,14 +43,7 @@ class Receiver(Protocol):
 
 
 class Webhook:
-    """An address that takes alerts as JSON, by POST.
-
-    Args:
-        address: An ``http`` or ``https`` URL.
-
-    Raises:
-        UsageError: If it is not one.
-    """
+    """An ``http`` or ``https`` address that takes alerts as JSON, by POST."""
 
     def __init__(self, address: str) -> None:
         if not is_web_address(address):
@@ -75,13 +68,9 @@ class Webhook:
 
 
 class Command:
-    """A program that takes an alert on its standard input, as JSON. No shell is involved.
+    """A program that takes an alert on its standard input, as JSON.
 
-    Args:
-        line: The program and its arguments, quoted as for a shell.
-
-    Raises:
-        UsageError: If it is empty, or a quote is not closed.
+    The line is quoted as for a shell, but no shell is involved.
     """
 
     def __init__(self, line: str) -> None:
@@ -124,10 +113,8 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 class Courier:
     """Delivers alerts in order, in the background.
 
-    Args:
-        receivers: Destinations by their name in messages.
-        warn: Called with a sentence about each alert that was not delivered.
-        pause_s: Seconds before the second attempt; doubled before each further attempt.
+    ``warn`` gets a sentence about each alert that was not delivered. The pause before the second
+    attempt is doubled before each further one.
     """
 
     def __init__(

@@ -30,11 +30,7 @@ _FIX = "check that the watcher runs, and that its port is reachable from this ma
 
 
 def is_endpoint(source: str) -> bool:
-    """Whether the source is the URL of a watcher.
-
-    Raises:
-        UsageError: If it is another kind of URL.
-    """
+    """Whether the source is the URL of a watcher; UsageError if it is another kind of URL."""
     if "://" not in source:
         return False
     if not is_web_address(source):
@@ -47,20 +43,10 @@ def is_endpoint(source: str) -> bool:
 def follow_endpoint(
     url: str, *, period_s: float, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[tuple[WatchReport, list[Alert]]]:
-    """Poll a watcher.
+    """Poll a watcher: its report at each look, and the alerts that began or ended since the last.
 
-    Args:
-        url: Its address.
-        period_s: Seconds between two requests.
-        sleep: Waits for this many seconds.
-
-    Yields:
-        The report at each look, and the alerts that began or ended since the last look. While the
-        watcher does not answer, the last report with a note that says so.
-
-    Raises:
-        InputError: If the first request fails, if none is answered for a minute, or if an answer
-            is not a report.
+    While the watcher does not answer, the last report has a note that says so. InputError if the
+    first request fails, if none is answered for a minute, or if an answer is not a report.
     """
     opener, raised, answered_s = direct_opener(), dict[str, Alert](), time.monotonic()
     report = _fetch(opener, url)
@@ -99,11 +85,7 @@ def _with_note(report: WatchReport, note: str) -> WatchReport:
 
 
 def _fetch(opener: urllib.request.OpenerDirector, url: str) -> WatchReport:
-    """The latest report.
-
-    Raises:
-        InputError: If there is no answer in time, or the answer is not a report.
-    """
+    """The latest report."""
     try:
         with opener.open(url, timeout=WITHIN_S) as answer:
             data = _body(answer)
@@ -120,11 +102,7 @@ def _fetch(opener: urllib.request.OpenerDirector, url: str) -> WatchReport:
 
 
 def _body(answer: Any) -> bytes:
-    """The whole body.
-
-    Raises:
-        ValueError: If it is too long, or takes too long.
-    """
+    """The whole body; ValueError if it is too long, or takes too long."""
     until_s, parts, size = time.monotonic() + WITHIN_S, [], 0
     while part := answer.read1(1 << 16):
         parts.append(part)

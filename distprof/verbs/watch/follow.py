@@ -22,11 +22,7 @@ LONGEST_START_S = 4.0
 
 
 def run_directory(source: str | os.PathLike[str]) -> Path:
-    """The run directory that the user named.
-
-    Raises:
-        InputError: If it is an address, a file other than run.json, or does not exist.
-    """
+    """The run directory that the user named."""
     text = os.fspath(source)
     path = Path(expanded(text))
     if "://" in text:
@@ -52,20 +48,10 @@ def follow(
     period_s: float,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[tuple[WatchReport, list[Alert]]]:
-    """Watch a job until it ends.
+    """Watch a job until it ends: a report at each look, and the alerts that began or ended.
 
-    Args:
-        source: The run directory.
-        levels: Level of each kind of alert that is watched for.
-        period_s: Seconds between two looks.
-        sleep: Waits for this many seconds.
-
-    Yields:
-        The report at each look, and the alerts that began or ended. The last report is the first
-        one after the job has ended.
-
-    Raises:
-        InputError: If there is no run directory, or none within a few seconds.
+    The last report is the first one after the job has ended. InputError if there is no run
+    directory, or none within a few seconds.
     """
     path = run_directory(source)
     live, job = GrowingRun(path), JobWatch(os.fspath(source), levels)

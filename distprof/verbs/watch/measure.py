@@ -39,10 +39,7 @@ LONGER = 1.2
 def report_on(job: JobWatch, *, now_s: float, now_ns: int) -> WatchReport:
     """Report on the current state of a job.
 
-    Args:
-        job: State of the job.
-        now_s: Current time on the clock that the state was updated with, seconds.
-        now_ns: Current time, ns since the epoch.
+    ``now_s`` is on the clock that the state was updated with, ``now_ns`` since the epoch.
     """
     steps = list(job.table.done)
     typical_ns = job.typical_ns(steps)

@@ -31,34 +31,23 @@ _MAX_MESSAGE = 160  # characters of a message from another program
 class RankWatch:
     """State of one rank.
 
-    Args:
-        rank: Global rank.
-        is_alive: Returns whether a process runs, or None if this machine cannot know.
-
-    Attributes:
-        device: Name of its accelerator, or ``cpu``; empty while unknown.
-        coordinates: Its index along each mesh axis.
-        why_untimed: Why its probe does not record the durations of collectives; empty if it does,
-            or if the reason is unknown.
-        probe_cost: Overhead of its always-on probes; None until it is measured.
-        has_ended: Whether its probes stopped cleanly.
-        last_step: Last step that it completed; None before the first.
-        ended_ns: End of that step on its own clock, ns since the epoch.
-        seen_s: When the watcher saw that step, on a monotonic clock, seconds.
+    ``is_alive`` says whether a process runs; None if this machine cannot know.
     """
 
     def __init__(
         self, rank: int, is_alive: Callable[[AttachFile], bool | None] = is_running
     ) -> None:
         self.rank = rank
-        self.device = ""
-        self.coordinates: dict[str, int] = {}
+        self.device = ""  # Name of its accelerator, or ``cpu``; empty while unknown.
+        self.coordinates: dict[str, int] = {}  # Its index along each mesh axis.
+        # Why its probe does not record the durations of collectives; empty if it does, or if the
+        # reason is unknown.
         self.why_untimed = ""
-        self.probe_cost: Overhead | None = None
-        self.has_ended = False
-        self.last_step: int | None = None
-        self.ended_ns = 0
-        self.seen_s = 0.0
+        self.probe_cost: Overhead | None = None  # Of its always-on probes; None until measured.
+        self.has_ended = False  # Whether its probes stopped cleanly.
+        self.last_step: int | None = None  # Last step that it completed; None before the first.
+        self.ended_ns = 0  # End of that step on its own clock, ns since the epoch.
+        self.seen_s = 0.0  # When the watcher saw that step, on a monotonic clock, seconds.
         self._is_alive = is_alive
         self._error: ErrorFile | None = None
         self._exit: Exit | None = None

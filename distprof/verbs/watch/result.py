@@ -31,13 +31,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     source: str  # The run directory.
 
     def cleared(self, ranks: Collection[int], *, step: int | None, time_ns: int) -> Alert:
-        """The alert that says this condition has ended.
-
-        Args:
-            ranks: Ranks for which it ended; empty if the alert concerns the whole job.
-            step: Last step known.
-            time_ns: When the watcher noticed, ns since the epoch.
-        """
+        """The alert that says this condition has ended for these ranks, or for the whole job."""
         return msgspec.structs.replace(
             self,
             state="cleared",

@@ -18,7 +18,6 @@ from distprof.units import (
     name_ranks,
     signed_ratio,
 )
-from distprof.verbs.watch.lateness import ON, WINDOW
 from distprof.verbs.watch.result import (
     ALERT_SCHEMA,
     WATCH_SCHEMA,
@@ -27,6 +26,7 @@ from distprof.verbs.watch.result import (
     LostRank,
     WatchReport,
 )
+from distprof.verbs.watch.slowness import ON, WINDOW
 
 _CAUSES = {
     "no_cpu": "waits for a CPU",

@@ -26,13 +26,11 @@ from distprof.join.gpu_waits import (
     waits_of,
 )
 from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
-from distprof.verbs.watch.alarms import JOB, Alarms, Condition
-from distprof.verbs.watch.lateness import WINDOW, SlowRanks
+from distprof.verbs.watch.alerts import JOB, Alarms, Condition
 from distprof.verbs.watch.ranks import RankWatch
 from distprof.verbs.watch.result import Alert, JobState
-from distprof.verbs.watch.speed import JobSpeed, Lasting
-from distprof.verbs.watch.steps import StepTable
-from distprof.verbs.watch.waits import WaitTable
+from distprof.verbs.watch.slowness import WINDOW, JobSpeed, Lasting, SlowRanks
+from distprof.verbs.watch.steps import StepTable, WaitTable
 
 SETTLE: Final = 3
 """Number of first steps that are ignored, because caches are cold."""
@@ -62,34 +60,19 @@ class OwnTimes(NamedTuple):
 
 
 class JobWatch:
-    """State of one watched job.
-
-    Args:
-        source: The run directory, for messages.
-        levels: Level of each kind of alert that is watched for.
-
-    Attributes:
-        run: Content of run.json; None while there is none.
-        ranks: State of each rank.
-        table: The last steps of all ranks.
-        waits: Collectives of GPU ranks in steps that not all ranks have reported yet.
-        slow: Which ranks are slow.
-        speed: Whether the job is slower than it was.
-        step: Last complete step; None before the first.
-        notes: Remarks on files.
-    """
+    """State of one watched job."""
 
     def __init__(self, source: str, levels: Mapping[str, float]) -> None:
         self.source = source
         self.levels = dict(levels)
         self.alarms = Alarms(source)
-        self.run: RunFile | None = None
+        self.run: RunFile | None = None  # Content of run.json; None while there is none.
         self._begin()
 
     def _begin(self) -> None:
         self.ranks: dict[int, RankWatch] = {}
-        self.table = StepTable()
-        self.waits = WaitTable()
+        self.table = StepTable()  # The last steps of all ranks.
+        self.waits = WaitTable()  # Collectives of GPU ranks in steps that are incomplete.
         self._waited: deque[OwnTimes] = deque(maxlen=WINDOW)
         self._durations_ns: deque[float] = deque(maxlen=WINDOW)
         self._rests = Rests(WINDOW)
@@ -97,23 +80,17 @@ class JobWatch:
         self.speed = JobSpeed(self.levels.get("slow-job", 0.20))
         self.has_gpus = False
         self.waiting = Lasting()
-        self.step: int | None = None
-        self.notes: tuple[str, ...] = ()
+        self.step: int | None = None  # Last complete step; None before the first.
+        self.notes: tuple[str, ...] = ()  # Remarks on files.
         self.progress_s: float | None = None
         self._restarted: set[int] = set()
         self._longest_gap_s = 0.0
         self._step_s = 0.0
 
     def take(self, added: Added, *, now_s: float, now_ns: int) -> list[Alert]:
-        """Update the state with the records added to the run directory.
+        """Update the state with the added records; return alerts that began or ended.
 
-        Args:
-            added: Records added since the last call.
-            now_s: Current time on a monotonic clock, seconds.
-            now_ns: Current time, ns since the epoch.
-
-        Returns:
-            Alerts that began or ended.
+        ``now_s`` is on a monotonic clock, ``now_ns`` since the epoch.
         """
         if added.is_another_run:
             self._begin()
@@ -309,11 +286,10 @@ class JobWatch:
         return float(mean_without_longest(np.array(self._durations_ns)))
 
     def own_times(self, steps: list[int]) -> OwnTimes:
-        """Own time of all ranks in the last steps.
+        """Own time of all ranks in these steps, the last complete ones.
 
-        Args:
-            steps: The last complete steps. They apply to CPU ranks only: collectives of GPU ranks
-                arrive a few seconds later, so theirs are the last steps with all collectives.
+        They apply to CPU ranks only: collectives of GPU ranks arrive a few seconds later, so theirs
+        are the last steps with all collectives.
         """
         if self.waits.ranks:
             sizes = (*[len(self.table.ranks)] * 4, 1)

@@ -1,4 +1,4 @@
-"""The last steps of all ranks, as far as the ranks have reported them."""
+"""The last steps of all ranks, and the collectives of GPU ranks in them, as far as reported."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.artefacts.records import StepRecord
+from distprof.artefacts.records import CollectivesRecord, GroupTimes, StepRecord
+from distprof.join.gpu_waits import bounded_groups
 from distprof.units import NS_PER_S
-from distprof.verbs.watch.lateness import WINDOW
+from distprof.verbs.watch.slowness import WINDOW
 
 CAPACITY: Final = 128
-"""Number of steps that are kept; ranks that are further behind count as silent."""
+"""Number of steps that are kept; ranks that are further behind count as silent.
+
+As many steps at most wait for the collectives of all ranks."""
 
 PATIENCE_NS: Final = 5 * NS_PER_S
 """A step is complete when all living ranks have reported it, or most are this far past it."""
@@ -32,19 +35,15 @@ _MOST_AHEAD = 100_000  # steps: a rank that claims to be further ahead is wrong
 
 
 class StepTable:
-    """A ring buffer of steps, with a column per rank.
-
-    Attributes:
-        ranks: Global rank of each column.
-        last_step: Last step that each column has reported; -1 before the first.
-        ended_ns: End of that step on the rank's own clock, ns since the epoch; 0 before the first.
-        done: The last ``WINDOW`` steps that were returned as complete.
-    """
+    """A ring buffer of steps, with a column per rank."""
 
     def __init__(self) -> None:
-        self.ranks: list[int] = []
+        self.ranks: list[int] = []  # Global rank of each column.
+        # Last step that each column has reported; -1 before the first.
         self.last_step: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        # End of that step on the rank's own clock, ns since the epoch; 0 before the first.
         self.ended_ns: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        # The last steps that were returned as complete.
         self.done: deque[int] = deque(maxlen=WINDOW)
         self._column_of: dict[int, int] = {}
         self._values = {name: np.empty((CAPACITY, 0), dtype=np.float32) for name in FIELDS}
@@ -148,3 +147,32 @@ class StepTable:
             values[slot] = np.nan
         self._numbers[slot], self._first_end_ns[slot] = record.step, record.end_ns
         self._is_traced[slot] = False
+
+
+class WaitTable:
+    """Collectives of the steps that not all ranks have reported yet."""
+
+    def __init__(self) -> None:
+        self.ranks: set[int] = set()  # Ranks that have reported any step.
+        self._steps: dict[int, dict[int, tuple[GroupTimes, ...]]] = {}
+        self._last: dict[int, int] = {}
+        self._next = 0
+
+    def add(self, rank: int, record: CollectivesRecord) -> None:
+        """Add a step of a rank; steps that were already returned are ignored."""
+        if not 0 <= record.step < (self._next + _MOST_AHEAD if self._next else _MOST_STEPS):
+            return
+        self.ranks.add(rank)
+        self._last[rank] = max(self._last.get(rank, -1), record.step)
+        if record.step >= self._next:
+            self._steps.setdefault(record.step, {})[rank] = bounded_groups(record)
+
+    def complete(self, living: set[int]) -> Iterator[tuple[int, dict[int, tuple[GroupTimes, ...]]]]:
+        """Steps that have become complete, in ascending order, each once."""
+        waiting = [self._last[rank] for rank in self.ranks & living]
+        reported = min(waiting, default=max(self._last.values(), default=-1))
+        for step in sorted(self._steps):
+            if step > reported and len(self._steps) <= CAPACITY:
+                return
+            self._next = step + 1
+            yield step, self._steps.pop(step)

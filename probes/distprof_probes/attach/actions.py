@@ -34,15 +34,10 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers(Generic[_Answer]):
-    """Answers of the ranks.
+    """Answers of the ranks."""
 
-    Args:
-        given: Rank to its answer.
-        missing: Rank to the reason why it has none.
-    """
-
-    given: dict[int, _Answer]
-    missing: dict[int, str]
+    given: dict[int, _Answer]  # Rank to its answer.
+    missing: dict[int, str]  # Rank to the reason why it has none.
 
 
 class RanksHere:
@@ -51,10 +46,6 @@ class RanksHere:
     Args:
         run_dir: The run directory of the job.
         ranks: All of them; those that cannot be queried are skipped.
-
-    Attributes:
-        ranks: As given.
-        is_reached: Whether any can be queried.
     """
 
     is_everywhere = False
@@ -66,17 +57,10 @@ class RanksHere:
         self.ranks = ranks
         self._run_dir = run_dir
         self._able = [rank for rank in ranks if rank.can_be_asked]
-        self.is_reached = bool(self._able)
+        self.is_reached = bool(self._able)  # Whether any can be queried.
 
     def stacks(self, *, save: bool) -> Answers[Stack]:
-        """The stack of each rank's training thread.
-
-        Args:
-            save: Whether to write the stacks of all threads to each rank's ``stacks.txt``.
-
-        Raises:
-            InputError: If a file cannot be written.
-        """
+        """The stack of each rank's training thread; ``save`` writes those of all threads."""
         answers = _each(self._able, questions.stacks)
         for rank in self._able:
             if save and rank.rank in answers.given:
@@ -84,14 +68,7 @@ class RanksHere:
         return of_training(answers)
 
     def flight(self) -> Answers[int]:
-        """Write the Flight Recorder of each rank to its ``flight.json``.
-
-        Returns:
-            Rank to the number of collectives in it.
-
-        Raises:
-            InputError: If a file cannot be written.
-        """
+        """Write the Flight Recorder of each rank to a file; return its number of collectives."""
         answers = _each(self._able, questions.flight)
         for rank in self._able:
             if rank.rank in answers.given:
@@ -102,18 +79,9 @@ class RanksHere:
         )
 
     def profile(self, seconds: float, out: Path | None) -> tuple[Path, Answers[int]]:
-        """Trace each rank for a few seconds into a separate run directory.
+        """Trace each rank for a few seconds into a new run directory, by default next to the job's.
 
-        Args:
-            seconds: Duration.
-            out: The directory to create; by default next to the job's.
-
-        Returns:
-            The new directory, and the size of each trace in bytes.
-
-        Raises:
-            UsageError: If the directory cannot be created.
-            InputError: If a file cannot be written.
+        Returns the directory, and the size of each trace in bytes.
         """
         stamp = time.strftime("%Y%m%d-%H%M%S")
         asked = out or self._run_dir.with_name(f"{self._run_dir.name}-profile-{stamp}")
@@ -196,11 +164,7 @@ def description_of_profile(run_dir: Path, seconds: float, started_ns: int) -> Ru
 
 
 def write(file: Path, content: bytes) -> None:
-    """Write a file.
-
-    Raises:
-        InputError: If it cannot be written.
-    """
+    """Write a file; InputError if that is impossible."""
     try:
         write_atomically(file, content)
     except OSError as error:

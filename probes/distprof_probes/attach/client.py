@@ -21,17 +21,12 @@ class NoAnswer(Exception):  # noqa: N818  # a state of the rank, not a fault of 
 
 
 def ask(path: str, question: str, *, pid: int | None, within_s: float) -> bytes:
-    """Send a request to a rank and return its answer.
+    """Send a request to a rank and return its answer; NoAnswer if it is stopped, gone or too old.
 
-    Args:
-        path: Its socket. The path comes from a file of the run directory, which another user may
-            have written, so nothing is sent unless the rank's own process serves the socket.
-        pid: The process of the rank.
-        question: Name of a handler of torch's worker server, with parameters as in a URL.
-        within_s: Seconds to wait for each part of the answer.
-
-    Raises:
-        NoAnswer: If the rank is stopped, gone, or does not support the request.
+    The path of its socket comes from a file of the run directory, which another user may have
+    written, so nothing is sent unless the rank's own process serves the socket. The question is the
+    name of a handler of torch's worker server, with parameters as in a URL. ``within_s`` is the
+    time for each part of the answer.
     """
     parts: list[bytes] = []
     fetch(path, question, pid=pid, within_s=within_s, take=parts.append)
@@ -46,17 +41,9 @@ def fetch(
     within_s: float,
     take: Callable[[bytes], object],
 ) -> None:
-    """Send a request to a rank and pass on its answer piece by piece.
+    """As :func:`ask`, but pass on the answer in parts of at most 1 MiB.
 
-    Args:
-        path: As in :func:`ask`.
-        pid: The process of the rank.
-        question: As in :func:`ask`.
-        within_s: Seconds to wait for each part of the answer.
-        take: Called with each part of at most 1 MiB. Its exceptions propagate.
-
-    Raises:
-        NoAnswer: If the rank is stopped, gone, or does not support the request.
+    Exceptions of ``take`` propagate.
     """
     connection = http.client.HTTPConnection("localhost", timeout=within_s)
     try:

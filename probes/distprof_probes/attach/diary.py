@@ -19,13 +19,7 @@ Event = Literal["python", "torch", "recording", "passed_over", "unusable", "clos
 
 
 def write_down(run_dir: Path, event: Event, **about: Any) -> None:
-    """Add a line. A failed write is ignored.
-
-    Args:
-        run_dir: The run directory.
-        event: What happened.
-        about: Other fields of :class:`DiaryLine`.
-    """
+    """Add a line with further fields of :class:`DiaryLine`. A failed write is ignored."""
     line = DiaryLine(
         event=event, t_ns=time.time_ns(), pid=os.getpid(), host=socket.gethostname(), **about
     )

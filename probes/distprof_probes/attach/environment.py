@@ -21,12 +21,8 @@ def captured_environment(
 ) -> dict[str, str]:
     """The environment with the hook added.
 
-    ``PYTHONPATH`` starts with a folder that holds nothing but ``sitecustomize.py``.
-
-    Args:
-        environment: The present environment.
-        run_dir: The run directory, absolute.
-        options: For the sessions of all ranks.
+    ``PYTHONPATH`` starts with a folder that holds nothing but ``sitecustomize.py``. The run
+    directory is absolute.
     """
     hook = Path(__file__).parent / "inject"
     before = environment.get("PYTHONPATH", "")

@@ -27,15 +27,12 @@ class Watch:
 
     They are not child processes, so only the time of their end is visible, not the reason. A rank
     that disappeared before any other rank had trouble counts as the first.
-
-    Args:
-        run_dir: The run directory.
-        alive_until_ns: Rank to the last look that found its process, ns since the epoch.
-        stopped: Ranks whose process was stopped at the last look.
     """
 
-    run_dir: Path
+    run_dir: Path  # The run directory.
+    # Rank to the last look that found its process, ns since the epoch.
     alive_until_ns: dict[int, int] = field(default_factory=dict)
+    # Ranks whose process was stopped at the last look.
     stopped: set[int] = field(default_factory=set)
     _pids: dict[int, int] = field(default_factory=dict)
     _looked_ns: int = 0
@@ -77,12 +74,8 @@ def rank_ends(
 ) -> list[RankEvidence]:
     """Evidence about every rank after the program has ended.
 
-    Args:
-        run_dir: The run directory.
-        ending: How the program ended.
-        watch: The observations during the run.
-        own: The rank of the program itself, None if it was not a rank.
-        told: Reports of the captures of other ranks.
+    ``own`` is the rank of the program itself, None if it was not a rank; ``told`` are reports of
+    the captures of other ranks.
     """
     reports = {each.rank: each for each in told}
     found = {
@@ -96,12 +89,7 @@ def rank_ends(
 
 
 def outcome_of(ending: Ending, evidence: Sequence[RankEvidence]) -> tuple[Outcome, Failure | None]:
-    """The outcome, and the first cause if the job failed.
-
-    Args:
-        ending: How the program ended.
-        evidence: From :func:`rank_ends`.
-    """
+    """The outcome, and the first cause if the job failed."""
     ends = [ending.exit, *(each.exit for each in evidence if each.exit is not None)]
     if all(end.code == 0 for end in ends):
         return "completed", None

@@ -12,6 +12,7 @@ here reaches the training.
 from __future__ import annotations
 
 import functools
+import inspect
 import multiprocessing
 import os
 import sys
@@ -27,18 +28,13 @@ from distprof.artefacts import RANK_DIR_FORMAT
 from distprof_probes.attach.diary import write_down
 from distprof_probes.attach.ending import when_it_ends
 from distprof_probes.attach.step_clock import StepClock, stepped_by
-from distprof_probes.attach.wraps import (
-    with_closure,
-    wrap_backward,
-    wrap_group_functions,
-    wrap_step,
-)
 
 if TYPE_CHECKING:
     from distprof_probes.session import Session
 
 RUN_DIR_VARIABLE = "DISTPROF_RUN_DIR"
 _MARK = "_distprof_capture"
+_STEP_MARK = "_distprof_wrapped"
 _CLAIM = ".claimed"
 _MOMENT_S = 0.05
 
@@ -58,7 +54,7 @@ def install(torch: ModuleType) -> None:
         capture.optimizer_built(self)
 
     optimizer.__init__ = build
-    wrap_group_functions(capture)
+    _wrap_group_functions(capture)
     os.register_at_fork(after_in_child=capture.forked)
 
 
@@ -79,11 +75,7 @@ def _never_raises(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Capture:
-    """The capture of one process.
-
-    Args:
-        run_dir: The run directory.
-    """
+    """The capture of one process."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
@@ -124,17 +116,16 @@ class Capture:
     def optimizer_built(self, optimizer: object) -> None:
         """An optimizer has been built: this process trains."""
         self._set_hooks()
-        wrap_step(type(optimizer), self)
+        _wrap_step(type(optimizer), self)
         if self._session is None and _knows_its_rank():
             self._open()
 
     @_never_raises
     def step_begins(self, optimizer: object, args: Any, kwargs: Any) -> Any:
-        """An optimizer is about to step.
+        """An optimizer is about to step; returns None, or its arguments with a wrapped closure.
 
-        Returns:
-            None, or its arguments with a wrapped closure: a closure runs forward and backward of a
-            whole micro-batch, which is not work of the optimizer.
+        A closure runs forward and backward of a whole micro-batch, which is not work of the
+        optimizer.
         """
         if self._session is None:
             self._open()
@@ -150,7 +141,7 @@ class Capture:
         if not self._stepping:
             self._enter_phase("optimizer")
         self._stepping.append(id(optimizer))
-        return with_closure(args, kwargs, self._outside)
+        return _with_closure(args, kwargs, self._outside)
 
     def _outside(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """The closure, which then runs outside the phase ``optimizer``."""
@@ -264,7 +255,7 @@ class Capture:
         ends = torch.compiler.disable(self.step_ends)
         optimizer.register_optimizer_step_pre_hook(begins)
         optimizer.register_optimizer_step_post_hook(ends)
-        wrap_backward(torch, self)
+        _wrap_backward(torch, self)
 
     def _is_training_thread(self) -> bool:
         """Whether this is the first thread seen; autograd's threads also run backward passes."""
@@ -337,3 +328,97 @@ def _claim(run_dir: Path, rank: int) -> bool:
     os.write(to, str(os.getpid()).encode())
     os.close(to)
     return True
+
+
+# Wraps of torch functions, which do what they did before ------------------------------------------
+
+
+def _wrap_group_functions(capture: Capture) -> None:
+    """Notify the capture before a process group is created or destroyed."""
+    distributed = sys.modules.get("torch.distributed")
+    make = getattr(distributed, "init_process_group", None)
+    destroy = getattr(distributed, "destroy_process_group", None)
+    if make is None or destroy is None:  # torch was built without distributed
+        return
+
+    @functools.wraps(make)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        capture.joins_group(*_asked_place(make, args, kwargs))
+        return make(*args, **kwargs)
+
+    @functools.wraps(destroy)
+    def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+        capture.leaves_group()
+        return destroy(*args, **kwargs)
+
+    _replace_in_torch("init_process_group", make, init_process_group)
+    _replace_in_torch("destroy_process_group", destroy, destroy_process_group)
+
+
+def _replace_in_torch(name: str, original: object, replacement: object) -> None:
+    """Replace the function in every torch module that has imported it."""
+    for place, module in list(sys.modules.items()):
+        if place.startswith("torch.distributed") and vars(module).get(name) is original:
+            setattr(module, name, replacement)
+
+
+def _asked_place(function: Any, args: Any, kwargs: Any) -> tuple[int | None, int | None]:
+    """Rank and world size that the program passed; None if the environment decides."""
+    try:
+        given = inspect.signature(function).bind(*args, **kwargs).arguments
+    except TypeError:  # torch will report what is wrong with the call
+        return None, None
+    rank, world_size = given.get("rank", -1), given.get("world_size", -1)
+    if not isinstance(rank, int) or rank < 0:
+        return None, None
+    return rank, world_size if isinstance(world_size, int) and world_size > 0 else None
+
+
+def _wrap_step(kind: type, capture: Capture) -> None:
+    """Notify the capture when an optimizer of this class starts and ends ``step``."""
+    original: Any = getattr(kind, "step", None)
+    if original is None or hasattr(original, _STEP_MARK):
+        return
+    torch: Any = sys.modules["torch"]
+
+    @functools.wraps(original)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # do not change the compiler's view of it
+            return original(*args, **kwargs)
+        capture.call_begins()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            capture.call_ends()
+
+    setattr(step, _STEP_MARK, True)
+    kind.step = step  # type: ignore[attr-defined]
+
+
+def _with_closure(
+    args: Any, kwargs: Any, wrap: Callable[[Callable[[], Any]], Callable[[], Any]]
+) -> tuple[Any, Any] | None:
+    """Arguments of ``optimizer.step`` with the closure wrapped; None if it has no closure."""
+    if callable(kwargs.get("closure")):
+        return args, {**kwargs, "closure": wrap(kwargs["closure"])}
+    if len(args) > 1 and callable(args[1]):
+        return (args[0], wrap(args[1]), *args[2:]), kwargs
+    return None
+
+
+def _wrap_backward(torch: Any, capture: Capture) -> None:
+    """Notify the capture of backward passes; ``Tensor.backward`` looks up this name per call."""
+    original = torch.autograd.backward
+
+    @functools.wraps(original)
+    def backward(*args: Any, **kwargs: Any) -> None:
+        if torch.compiler.is_compiling():  # do not change the compiler's view of it
+            original(*args, **kwargs)
+            return
+        capture.backward_begins()
+        try:
+            original(*args, **kwargs)
+        finally:
+            capture.backward_ends()
+
+    torch.autograd.backward = backward

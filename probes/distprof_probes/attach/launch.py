@@ -32,17 +32,11 @@ _PAUSE_S = 0.02  # delay until a signal, or the end, is noticed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How the program ended.
+    """How the program ended."""
 
-    Args:
-        exit: Exit code or signal.
-        pid: Its process id.
-        signals: Signals received while it ran, in order.
-    """
-
-    exit: Exit
-    pid: int = 0
-    signals: tuple[int, ...] = ()
+    exit: Exit  # Exit code or signal.
+    pid: int = 0  # Its process id.
+    signals: tuple[int, ...] = ()  # Signals received while it ran, in order.
 
     @property
     def was_interrupted(self) -> bool:
@@ -53,8 +47,7 @@ class Ending:
 def check_program(command: Sequence[str]) -> str:
     """The path of the program.
 
-    Raises:
-        UsageError: If it does not exist, or is a Python whose flags disable the hook.
+    UsageError if it does not exist, or is a Python whose flags disable the hook.
     """
     program = shutil.which(command[0])
     if program is None:
@@ -89,17 +82,8 @@ def run_program(
     """Run the program to its end and forward signals to it.
 
     A signal from the terminal reaches the program directly, as a member of the same group. Only
-    signals sent to this process alone are forwarded, so that none arrives twice.
-
-    Args:
-        program: Its path.
-        command: The command line, starting with the program's name.
-        environment: Its complete environment.
-        meanwhile: Called about ten times a second while it runs.
-        output: File for a copy of what it prints; None for no copy.
-
-    Raises:
-        UsageError: If it cannot be started.
+    signals sent to this process alone are forwarded, so that none arrives twice. ``meanwhile`` is
+    called about ten times a second; ``output`` is a file for a copy of what it prints.
     """
     waited = {*_PASSED_ON, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)

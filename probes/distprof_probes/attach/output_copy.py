@@ -122,12 +122,7 @@ def _resize(outer: int, number: int) -> None:
 
 
 def _copy(path: str, targets: dict[int, int]) -> None:
-    """Pass on what arrives until all streams have ended.
-
-    Args:
-        path: The file.
-        targets: Descriptor that is read, to the one that is written.
-    """
+    """Pass on what arrives, by descriptor read and written, until all streams have ended."""
     terminals = [outer for outer in targets if os.isatty(outer)]
     file = BoundedFile(path)
     while targets:
@@ -158,11 +153,9 @@ def _write_all(number: int, data: bytes) -> None:
 
 
 class BoundedFile:
-    """A file with the first and the last bytes that are written.
+    """A file, empty at first, with the first and the last bytes that are written.
 
-    Args:
-        path: The file, which is empty. Errors of writing are ignored: a full disk must not stop the
-            program.
+    Errors of writing are ignored: a full disk must not stop the program.
     """
 
     def __init__(self, path: str) -> None:

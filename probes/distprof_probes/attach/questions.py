@@ -27,21 +27,13 @@ _MARK = b"traceEvents"
 
 
 def stacks(rank: LivingRank) -> str:
-    """The Python stacks of all its threads.
-
-    Raises:
-        NoAnswer: If it gives none.
-    """
+    """The Python stacks of all its threads."""
     answer = ask(rank.socket, "dump_traceback", pid=rank.pid, within_s=STACKS_WITHIN_S)
     return answer.decode("utf-8", "replace")
 
 
 def flight(rank: LivingRank) -> bytes:
-    """Its Flight Recorder, as JSON.
-
-    Raises:
-        NoAnswer: If it gives none.
-    """
+    """Its Flight Recorder, as JSON."""
     answer = ask(rank.socket, "fr_trace_json", pid=rank.pid, within_s=FLIGHT_WITHIN_S)
     try:
         msgspec.json.decode(answer)
@@ -51,14 +43,9 @@ def flight(rank: LivingRank) -> bytes:
 
 
 def trace(rank: LivingRank, seconds: float, file: Path) -> int:
-    """Trace it from now on, into a file that is compressed while it arrives.
+    """Trace it from now on, into a file that is compressed while it arrives; return its bytes.
 
-    Returns:
-        Size of the file in bytes.
-
-    Raises:
-        NoAnswer: If it gives no trace.
-        OSError: If the file cannot be written; nothing is left behind.
+    Nothing is left behind if the file cannot be written.
     """
     question = f"torch_profile?duration={seconds:g}"
     with _Packed(file) as packed:
@@ -68,11 +55,7 @@ def trace(rank: LivingRank, seconds: float, file: Path) -> int:
 
 
 def keep_neighbours(rank: LivingRank, folder: Path) -> None:
-    """Write the files that an analysis reads next to a trace: the Flight Recorder and rank.json.
-
-    Raises:
-        OSError: If the Flight Recorder cannot be written.
-    """
+    """Write the files that an analysis reads next to a trace: the Flight Recorder and rank.json."""
     with contextlib.suppress(NoAnswer):
         write_atomically(folder / FLIGHT_FILE, flight(rank))
     with contextlib.suppress(OSError):

@@ -26,37 +26,21 @@ _File = TypeVar("_File", AttachFile, RankFile)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivingRank:
-    """One rank, seen from outside.
+    """One rank, seen from outside."""
 
-    Args:
-        rank: Global rank.
-        folder: Its directory.
-        host: Where it runs; empty when unknown.
-        pid: Process id there, None when unknown.
-        is_here: Whether it runs on this host.
-        process: Its process now, None if it is gone or on another host.
-        has_ended: Whether it reported its own end.
-        socket: Path of its socket; empty if it cannot be queried.
-        why_not: Why it cannot be queried.
-        last_step: Last step completed, None before the first.
-        progressed_ns: End of that step, ns since the epoch.
-        world_size: Ranks in its job, None when unknown.
-        takes_requests: Whether its probes look for requests in the run directory.
-    """
-
-    rank: int
-    folder: Path
-    host: str = ""
-    pid: int | None = None
-    is_here: bool = True
-    process: ProcessState | None = None
-    has_ended: bool = False
-    socket: str = ""
-    why_not: str = ""
-    last_step: int | None = None
-    progressed_ns: int | None = None
-    world_size: int | None = None
-    takes_requests: bool = False
+    rank: int  # Global rank.
+    folder: Path  # Its directory.
+    host: str = ""  # Where it runs; empty when unknown.
+    pid: int | None = None  # Process id there, None when unknown.
+    is_here: bool = True  # Whether it runs on this host.
+    process: ProcessState | None = None  # Its process now, None if it is gone or on another host.
+    has_ended: bool = False  # Whether it reported its own end.
+    socket: str = ""  # Path of its socket; empty if it cannot be queried.
+    why_not: str = ""  # Why it cannot be queried.
+    last_step: int | None = None  # Last step completed, None before the first.
+    progressed_ns: int | None = None  # End of that step, ns since the epoch.
+    world_size: int | None = None  # Ranks in its job, None when unknown.
+    takes_requests: bool = False  # Whether its probes look for requests in the run directory.
 
     @property
     def can_be_asked(self) -> bool:
@@ -83,11 +67,8 @@ def look(
 ) -> list[LivingRank]:
     """Every rank that has a directory, ascending.
 
-    Args:
-        run_dir: The run directory.
-        at_steps: Whether to read the step logs, which are long in a long job.
-        only: Look only at these ranks, without listing the directory of the job, which may have
-            thousands.
+    ``at_steps`` reads the step logs, which are long in a long job. With ``only``, the directory of
+    the job is not listed: it may have thousands of entries.
     """
     if only is not None:
         folders = {rank: run_dir / RANK_DIR_FORMAT.format(rank=rank) for rank in sorted(only)}

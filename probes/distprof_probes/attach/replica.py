@@ -16,11 +16,7 @@ MOST_RANKS = 1_000_000
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Mesh axes and their sizes, slowest varying first, from ``pp=2,dp=4,tp=2``.
-
-    Raises:
-        UsageError: If the text is malformed, or an axis is unknown.
-    """
+    """Mesh axes and their sizes, slowest varying first, from ``pp=2,dp=4,tp=2``."""
     known = {axis.value for axis in MeshAxis if axis != MeshAxis.WORLD} | set(_ALIASES)
     mesh: dict[str, int] = {}
     for piece in text.split(","):
@@ -38,11 +34,7 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def parse_ranks(text: str, *, option: str = "--profile-ranks") -> tuple[int, ...]:
-    """Ranks, ascending, from ``0-3,8``.
-
-    Raises:
-        UsageError: If the text is malformed, or names more than a million ranks.
-    """
+    """Ranks, ascending, from ``0-3,8``; UsageError if malformed or more than a million."""
     ranks: set[int] = set()
     for piece in text.split(","):
         low, _, high = (part.strip() for part in piece.partition("-"))
@@ -63,10 +55,7 @@ def replica_ranks(mesh: dict[str, int]) -> tuple[int, ...]:
     The ranks with the same data-parallel index form a replica. Each other replica contributes the
     rank in the position of the first replica's first rank, so that this rank's data-parallel group
     is complete and its collectives can be matched. Sharding (FSDP) is data-parallel too: each of
-    its ranks gathers the whole model.
-
-    Args:
-        mesh: Axis to size, slowest varying first.
+    its ranks gathers the whole model. The mesh's first axis varies slowest.
     """
     axes = list(mesh)
     strides = _strides(list(mesh.values()))

@@ -16,7 +16,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -27,10 +27,7 @@ from distprof_probes.attach.requests.poller import Poller
 from distprof_probes.attach.sockets import socket_folder
 from distprof_probes.job.process import process_state
 from distprof_probes.own_files import high_numbers
-from distprof_probes.probe import Probe, Unavailable
-
-if TYPE_CHECKING:
-    from distprof_probes.session import Session
+from distprof_probes.probe import Probe, Recording, Unavailable
 
 _QUIET = 2  # c10's log level ERROR
 
@@ -46,12 +43,8 @@ class WorkerServerProbe(Probe):
         self._pid = 0
         self._poller: Poller | None = None
 
-    def start(self, session: Session) -> None:
-        """Open the socket.
-
-        Raises:
-            Unavailable: Without torch, or with a torch that has no worker server.
-        """
+    def start(self, session: Recording) -> None:
+        """Open the socket; Unavailable without torch, or with one that has no worker server."""
         try:
             path = self._listen(session.run_dir, session.rank)
         except Unavailable as unavailable:
@@ -140,6 +133,6 @@ def _self(rank: int) -> dict[str, Any]:
     }
 
 
-def _write(session: Session, file: AttachFile) -> None:
+def _write(session: Recording, file: AttachFile) -> None:
     with contextlib.suppress(OSError):
         write_atomically(session.rank_dir / ATTACH_FILE, msgspec.json.encode(file))

@@ -25,15 +25,10 @@ _INTERRUPTED_S = 2.0  # a launcher that ends a job does not wait for long
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedJob:
-    """This capture's part in a job that may have several.
+    """This capture's part in a job that may have several, placed by its launcher."""
 
-    Args:
-        run_dir: The run directory, the same for all.
-        place: This process's placement, from its launcher.
-    """
-
-    run_dir: Path
-    place: Placement
+    run_dir: Path  # The run directory, the same for all.
+    place: Placement  # This process's placement, from its launcher.
 
     @classmethod
     def of(cls, run_dir: Path) -> SharedJob:
@@ -48,11 +43,7 @@ class SharedJob:
         return own[0] if own and is_known else None
 
     def other_endings(self, ending: Ending) -> list[RankEvidence]:
-        """On rank 0: how the ranks of other captures ended, where reported.
-
-        Args:
-            ending: How this capture's program ended.
-        """
+        """On rank 0: how the ranks of other captures ended, where reported."""
         if self.place.origin == "alone" or self.own_rank(ending) is None:
             return []
         patience_s = ANSWER_S if ending.exit.code or ending.exit.signal else _OTHERS_S
@@ -62,12 +53,7 @@ class SharedJob:
         return [each for each in evidence if each.exit is not None]
 
     def report_own_ending(self, ending: Ending, seen: Sequence[RankEvidence]) -> None:
-        """On other ranks: report how this one ended, and wait for the report if it failed.
-
-        Args:
-            ending: How this capture's program ended.
-            seen: Evidence about the ranks on this host.
-        """
+        """On other ranks: report how this one ended, and wait for the report if it failed."""
         own = self.own_rank(ending)
         if own is None:
             return

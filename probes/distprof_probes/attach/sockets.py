@@ -26,9 +26,6 @@ def socket_folder(run_dir: Path, rank: int) -> Path:
     """A new directory of mode 0700 with a path short enough to hold a socket.
 
     A run directory may be deep or on a network file system, where sockets do not work.
-
-    Raises:
-        Unavailable: If it cannot be created.
     """
     for base in _bases():
         with contextlib.suppress(OSError):

@@ -17,17 +17,11 @@ _PROBES = f"{Path(__file__).resolve().parents[1]}/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One call.
+    """One call."""
 
-    Args:
-        file: Path of the source.
-        line: Line in it; None if Python does not know.
-        name: Of the function.
-    """
-
-    file: str
-    line: int | None
-    name: str
+    file: str  # Path of the source.
+    line: int | None  # Line in it; None if Python does not know.
+    name: str  # Of the function.
 
     def __str__(self) -> str:
         """A short text for the user."""
@@ -37,17 +31,11 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """One thread.
+    """One thread."""
 
-    Args:
-        thread: Its id, as Python prints it.
-        name: Its name, from Python 3.14 on; else empty.
-        frames: Innermost first; empty for a thread that runs no Python.
-    """
-
-    thread: str
-    name: str = ""
-    frames: tuple[Frame, ...] = ()
+    thread: str  # Its id, as Python prints it.
+    name: str = ""  # Its name, from Python 3.14 on; else empty.
+    frames: tuple[Frame, ...] = ()  # Innermost first; empty for a thread that runs no Python.
 
 
 def parse_stacks(text: str) -> tuple[Stack, ...]:

@@ -23,14 +23,11 @@ class StepClock:
     An update may take several calls of ``step``: DeepSpeed's ZeRO calls it once for each parameter
     group. Calls with no new gradients between them, each for other parameters, are one update.
     Their number is known only from the previous update: the clock ticks after as many calls.
-
-    Args:
-        num_others: Steps of other optimizers, by class name.
-        notes: One sentence for each change of owner.
     """
 
+    # Steps of other optimizers, by class name.
     num_others: Counter[str] = field(default_factory=Counter)
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # One sentence for each change of owner.
     _owner: weakref.ref[object] | None = None
     _since: int = 0
     _stepped: set[int] = field(default_factory=set)
@@ -41,12 +38,8 @@ class StepClock:
     def begins(self, optimizer: object, stepped: Iterable[int] = ()) -> bool:
         """An optimizer's step starts: the first optimizer seen becomes the owner.
 
-        Args:
-            optimizer: The optimizer.
-            stepped: Marks of the parameters that it updates; a repeated mark begins another update.
-
-        Returns:
-            Whether an update had ended before its expected number of calls.
+        A mark in ``stepped`` that repeats begins another update. Returns whether an update had
+        ended before its expected number of calls.
         """
         if self._owner is None:
             self._owner = weakref.ref(optimizer)
@@ -63,8 +56,7 @@ class StepClock:
     def new_gradients(self) -> bool:
         """Gradients are about to be computed, so the calls of the previous update are over.
 
-        Returns:
-            Whether it had ended before its expected number of calls.
+        Returns whether it had ended before its expected number of calls.
         """
         self._has_new_gradients = True
         return self._ends_update()

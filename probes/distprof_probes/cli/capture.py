@@ -188,13 +188,10 @@ class _AfterTheProgram:
         run_dir: The run directory.
         passes_on: Whether an interruption is passed on, because the caller asked for a verdict and
             gets none.
-
-    Attributes:
-        verdict: Exit code for callers that asked for a verdict.
     """
 
     def __init__(self, run_dir: Path, *, passes_on: bool) -> None:
-        self.verdict: int = _NO_VERDICT
+        self.verdict: int = _NO_VERDICT  # Exit code for callers that asked for a verdict.
         self._run_dir = run_dir
         self._passes_on = passes_on
 

@@ -8,11 +8,7 @@ from distprof_probes.session import Session
 
 
 class PhaseSwitch:
-    """At most one open phase of a session.
-
-    Args:
-        session: The session to which the phases belong.
-    """
+    """At most one open phase of a session."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

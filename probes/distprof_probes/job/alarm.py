@@ -25,13 +25,9 @@ _REPORT_S = 300.0
 
 @dataclass(slots=True)
 class Alarm:
-    """A file that exists from the first trouble until the first launcher has finished the job.
+    """A file that exists from the first trouble until the first launcher has finished the job."""
 
-    Args:
-        run_dir: The run directory.
-    """
-
-    run_dir: Path
+    run_dir: Path  # The run directory.
     _listened_s: float = field(default=-_LISTEN_EVERY_S, init=False)
     _has_rung: bool = field(default=False, init=False)
 
@@ -73,10 +69,8 @@ class Alarm:
         """Wait until the first launcher has completed run.json and reported.
 
         mpirun and torchrun end all processes as soon as one fails, including the one that reports.
-        So a failed launcher stays until the report is complete.
-
-        Args:
-            conclude_s: Seconds to wait for run.json to be completed.
+        So a failed launcher stays until the report is complete, but no longer than ``conclude_s``
+        for run.json.
         """
         started_s = time.monotonic()
         while self.is_ringing:

@@ -18,18 +18,7 @@ _MAX_RUN_FILE_BYTES = 256 * 2**20
 
 
 def new_run_directory(asked: Path | None, name: str) -> Path:
-    """Create an empty directory for one job.
-
-    Args:
-        asked: The path that the user chose; None for ``runs/NAME-YYYYMMDD-HHMMSS``.
-        name: Name of the workload or program, for the default path.
-
-    Returns:
-        Its absolute path.
-
-    Raises:
-        UsageError: If it is not empty or not writable.
-    """
+    """Create an empty directory for one job, by default ``runs/NAME-YYYYMMDD-HHMMSS``."""
     folder = _unused(name) if asked is None else asked
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -90,14 +79,7 @@ def rank_directory(run_dir: Path, rank: int) -> Path:
 def write_run_file(run_dir: Path, run: RunFile, *, is_new: bool = False) -> None:
     """Replace run.json atomically, so that a reader never sees half of it.
 
-    Args:
-        run_dir: The run directory.
-        run: What to write.
-        is_new: Whether a job begins here: if two find the folder empty, only one may begin.
-
-    Raises:
-        UsageError: If another job has begun here.
-        InputError: If it cannot be written.
+    ``is_new``: a job begins here, and if two find the folder empty, only one may begin.
     """
     content = msgspec.json.format(msgspec.json.encode(run), indent=2) + b"\n"
     file = run_dir / RUN_FILE
@@ -123,11 +105,7 @@ def write_run_file(run_dir: Path, run: RunFile, *, is_new: bool = False) -> None
 
 
 def _claim(temporary: Path, file: Path) -> None:
-    """Give a file its name, unless the name is taken.
-
-    Raises:
-        FileExistsError: If it is taken.
-    """
+    """Give a file its name; FileExistsError if the name is taken."""
     try:
         file.hardlink_to(temporary)
     except FileExistsError:
@@ -141,12 +119,7 @@ def _claim(temporary: Path, file: Path) -> None:
 
 
 def read_run_file(run_dir: Path) -> RunFile:
-    """Read run.json.
-
-    Raises:
-        SchemaError: If another version wrote it.
-        InputError: If it is missing or broken.
-    """
+    """Read run.json; InputError if it is missing, broken or of another version."""
     file = run_dir / RUN_FILE
     try:
         if file.stat().st_size > _MAX_RUN_FILE_BYTES:

@@ -20,21 +20,14 @@ JOB_FAILED = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOptions:
-    """The user's choices for the report.
+    """The user's choices for the report."""
 
-    Args:
-        out: The run directory, None for a new one under ``runs``.
-        format_name: Format of the report, None for text.
-        fail_on: Least severity of findings that makes the exit code 1, None for none.
-        no_report: Record without a report.
-        quiet: Write only errors to stderr.
-    """
-
-    out: Path | None = None
-    format_name: str | None = None
+    out: Path | None = None  # The run directory, None for a new one under ``runs``.
+    format_name: str | None = None  # Format of the report, None for text.
+    # Least severity of findings that makes the exit code 1, None for none.
     fail_on: str | None = None
-    no_report: bool = False
-    quiet: bool = False
+    no_report: bool = False  # Record without a report.
+    quiet: bool = False  # Write only errors to stderr.
 
     @property
     def arguments(self) -> list[str]:
@@ -60,17 +53,10 @@ def end_job(
 ) -> int:
     """Complete run.json, print what failed, and show the report.
 
-    Args:
-        run_dir: The run directory.
-        supervisor: Has watched the ranks of this host until they ended.
-        interrupts: Whether the user ended the job; released when run.json is complete.
-        report_options: The user's choices for the report.
-        problem: Why the launcher itself could not continue; empty if it could.
-        elsewhere: Evidence about ranks on other hosts.
-
-    Returns:
-        The exit code: 0, the report's own, 4 for a failed job, 130 or 143 when interrupted, 3 if
-        the run directory was deleted.
+    The supervisor has watched the ranks of this host until they ended. ``problem`` is why the
+    launcher itself could not continue; ``elsewhere`` is evidence about ranks on other hosts.
+    Returns the exit code: 0, the report's own, 4 for a failed job, 130 or 143 when interrupted, 3
+    if the run directory was deleted.
     """
     if not run_dir.is_dir():
         return _without_directory(run_dir, supervisor, interrupts)

@@ -24,48 +24,31 @@ _NOT_OWN = ("/torch/", "<frozen", "/threading.py", "/distprof_probes/")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEvidence:
-    """Evidence about one rank.
+    """Evidence about one rank."""
 
-    Args:
-        rank: Global rank.
-        exit: How its process ended, None while it runs or if its end was not observed.
-        alive_until_ns: The last check that found it alive, ns since the epoch.
-        told_to_end_ns: When the launcher asked it to end, None if it never did.
-        error: Error that its Python code reported, None if it reported none.
-        state: Letter of its process's state when trouble was seen, before any rank was stopped.
-        last_step: Last step it completed, None before the first.
-        progressed_ns: End of that step.
-        last_collective: Sequence number of the last collective that it had enqueued in the
-            default group, from the Flight Recorder; None when unknown.
-        output: The end of its output.
-        where: ``function (file:line)`` it was in when trouble was seen; empty when unknown.
-        struck_by: Where the out-of-memory killer struck during the job.
-        is_lost: Whether its launcher, on another host, should have reported its end and did not.
-    """
-
-    rank: int
+    rank: int  # Global rank.
+    # How its process ended, None while it runs or if its end was not observed.
     exit: Exit | None = None
-    alive_until_ns: int | None = None
-    told_to_end_ns: int | None = None
-    error: ErrorFile | None = None
+    alive_until_ns: int | None = None  # The last check that found it alive, ns since the epoch.
+    told_to_end_ns: int | None = None  # When the launcher asked it to end, None if it never did.
+    error: ErrorFile | None = None  # Error that its Python code reported, None if it reported none.
+    # Letter of its process's state when trouble was seen, before any rank was stopped.
     state: str = ""
-    last_step: int | None = None
-    progressed_ns: int | None = None
+    last_step: int | None = None  # Last step it completed, None before the first.
+    progressed_ns: int | None = None  # End of that step.
+    # Sequence number of the last collective that it had enqueued in the default group, from the
+    # Flight Recorder; None when unknown.
     last_collective: int | None = None
-    output: str = ""
-    where: str = ""
+    output: str = ""  # The end of its output.
+    where: str = ""  # ``function (file:line)`` it was in when trouble was seen; empty when unknown.
+    # Where the out-of-memory killer struck during the job.
     struck_by: Literal["", "group", "machine"] = ""
+    # Whether its launcher, on another host, should have reported its end and did not.
     is_lost: bool = False
 
 
 def rank_evidence(run_dir: Path, rank: int, **seen: Any) -> RankEvidence:
-    """Evidence from the rank's directory and from the launcher's own observations, ``seen``.
-
-    Args:
-        run_dir: The run directory.
-        rank: Global rank.
-        seen: Other fields of :class:`RankEvidence`.
-    """
+    """Evidence from the rank's directory and from the launcher's own observations, ``seen``."""
     folder = rank_directory(run_dir, rank)
     tail = StepTail(folder / STEPS_FILE)
     tail.read()

@@ -25,21 +25,13 @@ _MAX_MESSAGE = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspicion:
-    """One failure that is not a consequence of another.
+    """One failure that is not a consequence of another."""
 
-    Args:
-        when_ns: Latest possible time, ns since the epoch.
-        rank: The rank that failed.
-        kind: Kind of failure.
-        message: One sentence, with the evidence.
-        step: Last step that rank completed.
-    """
-
-    when_ns: int
-    rank: int
-    kind: FailureKind
-    message: str
-    step: int | None
+    when_ns: int  # Latest possible time, ns since the epoch.
+    rank: int  # The rank that failed.
+    kind: FailureKind  # Kind of failure.
+    message: str  # One sentence, with the evidence.
+    step: int | None  # Last step that rank completed.
 
 
 def first_cause(
@@ -49,17 +41,11 @@ def first_cause(
     detected_ns: int | None = None,
     is_interrupted: bool = False,
 ) -> Failure | None:
-    """The rank that failed first, and what happened to it.
+    """The rank that failed first, and what happened to it; None if nothing went wrong.
 
-    Args:
-        evidence: One per rank that this launcher knows, in any order.
-        num_steps: Number of steps that each rank should run, None when unknown.
-        detected_ns: When trouble was seen, ns since the epoch.
-        is_interrupted: Whether the user ended the job: no rank is then blamed for not finishing.
-
-    Returns:
-        None if nothing went wrong. ``rank`` is None if something did, but the evidence does not
-        show which rank failed first.
+    ``rank`` is None if something did, but the evidence does not show which rank failed first. If
+    the user ended the job, no rank is blamed for not finishing. ``detected_ns`` is when trouble was
+    seen, ns since the epoch.
     """
     own = [s for each in evidence for s in _own_trouble(each)]
     if not is_interrupted and (

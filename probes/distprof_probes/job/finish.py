@@ -28,22 +28,7 @@ def conclude(
     notes: Sequence[str] = (),
     ended_ns: int | None = None,
 ) -> RunFile:
-    """Complete run.json with the outcome and the facts that the ranks reported.
-
-    Args:
-        run_dir: The run directory; its run.json was written at the start.
-        outcome: How the job ended.
-        exits: Rank to how its process ended.
-        failure: The first failure.
-        notes: Sentences to add.
-        ended_ns: ns since the epoch; None means now.
-
-    Returns:
-        The completed run.json.
-
-    Raises:
-        InputError: If run.json is missing, broken, or cannot be replaced.
-    """
+    """Complete run.json with the outcome and the facts that the ranks reported."""
     run = read_run_file(run_dir)
     found, broken = rank_files(run_dir)
     run = _with_exits(with_ranks(run, found), exits)
@@ -101,19 +86,10 @@ def page_of(run_dir: Path) -> Path | None:
 
 
 def report(run_dir: Path, arguments: Sequence[str] = (), *, format_name: str | None = None) -> int:
-    """Analyse the run and show the report on this terminal.
+    """Analyse the run, show the report on this terminal, and return its exit code.
 
     The analysis runs in a separate process and shares no code with the measurement, so a fault in
-    one cannot harm the other.
-
-    Args:
-        run_dir: The run directory.
-        arguments: Further arguments for ``distprof analyze``.
-        format_name: Format of the report, None for text. An HTML page becomes a file in the run
-            directory.
-
-    Returns:
-        Its exit code.
+    one cannot harm the other. An HTML page becomes a file in the run directory.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -30,9 +30,7 @@ class Interrupts:
 
     Use it as a context manager, which restores the previous handlers at its end. Until a rank is
     watched, there is nothing to end cleanly, so an interruption raises ``KeyboardInterrupt``.
-
-    Args:
-        say: Called with one line for the user at each interruption.
+    ``say`` gets one line for the user at each interruption.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:

@@ -16,15 +16,10 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillCounts:
-    """Processes that the out-of-memory killer has ended so far; None if no counter is readable.
+    """Processes that the out-of-memory killer has ended so far; None if no counter is readable."""
 
-    Args:
-        group: In this process's control group and those below.
-        machine: On the machine as a whole.
-    """
-
-    group: int | None = None
-    machine: int | None = None
+    group: int | None = None  # In this process's control group and those below.
+    machine: int | None = None  # On the machine as a whole.
 
 
 def kill_counts() -> KillCounts:

@@ -38,17 +38,10 @@ def agreed_directory(
     describe: Callable[[], RunFile],
     patience_s: float = _MEET_S,
 ) -> Path:
-    """The run directory on this host, with run.json in it.
+    """The run directory on this host, with run.json in it; the same path on every host.
 
-    Args:
-        folder: The same path on every host.
-        is_first: Whether this process describes the run for all.
-        describe: Creates the contents of run.json.
-        patience_s: Seconds to wait for the first launcher before the folder counts as not shared.
-
-    Raises:
-        UsageError: If the folder holds another run, or cannot be written.
-        InputError: If run.json cannot be written.
+    The first process describes the run for all. After ``patience_s`` without it, the folder counts
+    as not shared.
     """
     if is_first:
         run_dir = new_run_directory(folder, folder.name)
@@ -82,12 +75,7 @@ def _own_directory(folder: Path) -> Path:
 
 
 def report_endings(run_dir: Path, ranks: Sequence[RankEvidence]) -> None:
-    """Report to the first launcher how ranks of this host ended. A full disk only prints a message.
-
-    Args:
-        run_dir: The run directory.
-        ranks: Evidence about each; ranks that have not ended are left out.
-    """
+    """Report to the first launcher how ranks here ended. A full disk only prints a message."""
     for each in ranks:
         if each.exit is None:
             continue
@@ -114,13 +102,7 @@ def _exit_file(each: RankEvidence, end: Exit) -> ExitFile:
 def evidence_of_others(
     run_dir: Path, ranks: Iterable[int], *, patience_s: float
 ) -> list[RankEvidence]:
-    """Evidence that the ranks of other launchers have written.
-
-    Args:
-        run_dir: The run directory.
-        ranks: Their numbers.
-        patience_s: Seconds to wait for reports that are still missing.
-    """
+    """Evidence that the ranks of other launchers have written; missing ones are waited for."""
     missing, exit_files = set(ranks), dict[int, ExitFile]()
     all_ranks = sorted(missing)
     until = time.monotonic() + patience_s

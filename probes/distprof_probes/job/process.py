@@ -15,17 +15,13 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessState:
-    """The state of a process at one moment.
+    """The state of a process at one moment."""
 
-    Args:
-        letter: As in ``ps``: R runs, S sleeps, D is blocked in the kernel, T is stopped, t is
-            traced, Z has ended.
-        cpu_s: CPU time so far, all threads.
-        started_ticks: Ticks since the machine started; identifies a process together with the pid.
-    """
-
+    # As in ``ps``: R runs, S sleeps, D is blocked in the kernel, T is stopped, t is traced, Z has
+    # ended.
     letter: str
-    cpu_s: float
+    cpu_s: float  # CPU time so far, all threads.
+    # Ticks since the machine started; identifies a process together with the pid.
     started_ticks: int
 
 

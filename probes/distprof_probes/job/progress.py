@@ -21,23 +21,14 @@ class _Line(msgspec.Struct):
 
 @dataclass(slots=True)
 class StepTail:
-    """Reads the lines added since the last time; never waits.
+    """Reads the lines added since the last time; never waits."""
 
-    Args:
-        file: ``steps.jsonl`` of one rank; it may not exist yet.
-        last_step: Number of the last step completed, None before the first.
-        ended_ns: End of that step, ns since the epoch.
-        longest_ns: Duration of the longest step so far.
-        tokens_per_s: Throughput of the last step, None when unknown.
-        num_broken: Lines that could not be read.
-    """
-
-    file: Path
-    last_step: int | None = None
-    ended_ns: int | None = None
-    longest_ns: int = 0
-    tokens_per_s: float | None = None
-    num_broken: int = 0
+    file: Path  # ``steps.jsonl`` of one rank; it may not exist yet.
+    last_step: int | None = None  # Number of the last step completed, None before the first.
+    ended_ns: int | None = None  # End of that step, ns since the epoch.
+    longest_ns: int = 0  # Duration of the longest step so far.
+    tokens_per_s: float | None = None  # Throughput of the last step, None when unknown.
+    num_broken: int = 0  # Lines that could not be read.
     _offset: int = 0
     _rest: bytes = field(default=b"", repr=False)
 

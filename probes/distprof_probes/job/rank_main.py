@@ -20,12 +20,7 @@ from distprof_probes.job.supervise import STACKS_SIGNAL
 
 
 def write_stacks_on_signal(run_dir: Path, rank: int) -> None:
-    """Let this process append its Python stacks to stacks.txt on SIGUSR1.
-
-    Args:
-        run_dir: The run directory.
-        rank: Global rank of this process.
-    """
+    """Let this process append its Python stacks to stacks.txt on SIGUSR1."""
     folder = rank_directory(run_dir, rank)
     folder.mkdir(parents=True, exist_ok=True)
     stream = (folder / STACKS_FILE).open("a")  # stays open as long as the process lives

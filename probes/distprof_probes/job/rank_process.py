@@ -21,10 +21,6 @@ def command(run_dir: Path, program: Sequence[str]) -> list[str]:
 
     Both output streams, in order, go to ``output.log`` in the directory of the rank that the
     environment variable RANK names.
-
-    Args:
-        run_dir: The run directory.
-        program: The program and its arguments.
     """
     from distprof.artefacts import OUTPUT_FILE, RANK_DIR_FORMAT
 

@@ -41,22 +41,16 @@ _IDLE_RATIO = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """Time limits, in seconds.
+    """Time limits, in seconds."""
 
-    Args:
-        suspicion_s: Time without a step on any rank until stacks are taken; the job continues.
-        stall_s: Time without a step on any rank until the job is ended, if no rank computes; ten
-            times as long if one does.
-        first_step_s: The same before the first step, which includes set-up and compilation.
-        drain_s: Time for the others to notice a rank's failure and write their evidence.
-        end_s: Time between SIGTERM and SIGKILL.
-    """
-
-    suspicion_s: float
+    suspicion_s: float  # Time without a step on any rank until stacks are taken; the job continues.
+    # Time without a step on any rank until the job is ended, if no rank computes; ten times as long
+    # if one does.
     stall_s: float
+    # The same before the first step, which includes set-up and compilation.
     first_step_s: float = 900.0
-    drain_s: float = 2.0
-    end_s: float = 8.0
+    drain_s: float = 2.0  # Time for the others to notice a rank's failure and write their evidence.
+    end_s: float = 8.0  # Time between SIGTERM and SIGKILL.
 
     @classmethod
     def of(cls, group_timeout_s: float) -> Patience:
@@ -82,17 +76,12 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Progress of the slowest rank of this host.
+    """Progress of the slowest rank of this host."""
 
-    Args:
-        num_steps: Steps completed.
-        tokens_per_s: Sum over the ranks of this host in the last step, None when unknown.
-        num_ranks: Number of ranks watched.
-    """
-
-    num_steps: int
+    num_steps: int  # Steps completed.
+    # Sum over the ranks of this host in the last step, None when unknown.
     tokens_per_s: float | None
-    num_ranks: int
+    num_ranks: int  # Number of ranks watched.
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,19 +101,12 @@ class _Watched:
 
 @dataclass(slots=True)
 class Supervisor:
-    """Watches the ranks of one host until all have ended.
+    """Watches the ranks of one host until all have ended."""
 
-    Args:
-        run_dir: The run directory.
-        patience: Time limits.
-        num_steps: Number of steps that each rank should run, None when unknown.
-        clock_ns: Returns ns since the epoch; tests pass their own.
-    """
-
-    run_dir: Path
-    patience: Patience
-    num_steps: int | None = None
-    clock_ns: Callable[[], int] = time.time_ns
+    run_dir: Path  # The run directory.
+    patience: Patience  # Time limits.
+    num_steps: int | None = None  # Number of steps that each rank should run, None when unknown.
+    clock_ns: Callable[[], int] = time.time_ns  # Returns ns since the epoch; tests pass their own.
     phase: Phase = field(default=Phase.RUNNING, init=False)
     detected_ns: int | None = field(default=None, init=False)
     is_interrupted: bool = field(default=False, init=False)
@@ -229,11 +211,7 @@ class Supervisor:
         ]
 
     def failure(self, elsewhere: Sequence[RankEvidence] = ()) -> Failure | None:
-        """The first failure; None if nothing went wrong, or the user ended a healthy job.
-
-        Args:
-            elsewhere: Evidence about ranks on other hosts.
-        """
+        """The first failure; None if nothing went wrong, or the user ended a healthy job."""
         return first_cause(
             [*self.evidence(), *elsewhere],
             num_steps=self.num_steps,

@@ -16,18 +16,15 @@ import os
 import secrets
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from distprof.artefacts import CLOCK_FILE
 from distprof.artefacts.run_file import ProbeStatus
 from distprof_probes.environment import placement
-from distprof_probes.probe import Probe, Unavailable
+from distprof_probes.probe import Probe, Recording, Unavailable
 from distprof_probes.probes.clock_threads import Answerer, Asker
-
-if TYPE_CHECKING:
-    from distprof_probes.session import Session
 
 MOST_ASKERS = 64
 _LAST_WITHIN_S = 0.5
@@ -36,11 +33,7 @@ _sessions = itertools.count()  # of this process; ranks open their sessions toge
 
 
 class ClockProbe(Probe):
-    """Writes ``clock.jsonl`` on every rank that sends requests.
-
-    Args:
-        environment: Used instead of ``os.environ``.
-    """
+    """Writes ``clock.jsonl`` on every rank that sends requests."""
 
     name = "clock"
 
@@ -48,16 +41,12 @@ class ClockProbe(Probe):
         super().__init__()
         self._environment = os.environ if environment is None else environment
         self._key = f"distprof/clock/{next(_sessions)}"
-        self._session: Session | None = None
+        self._session: Recording | None = None
         self._answerer: Answerer | None = None
         self._asker: Asker | None = None
 
-    def start(self, session: Session) -> None:
-        """Start if the process group of the job exists.
-
-        Raises:
-            Unavailable: If there is no rank to compare with, or no need to.
-        """
+    def start(self, session: Recording) -> None:
+        """Start if the process group exists; Unavailable without need, or a rank to compare."""
         self._session = session
         self._begin()
 

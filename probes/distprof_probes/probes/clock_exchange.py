@@ -27,19 +27,12 @@ _SO_TIMESTAMPNS = 35  # Linux, asm-generic/socket.h; the message that carries it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """The four time stamps of a request and its answer, ns since the epoch.
+    """The four time stamps of a request and its answer, ns since the epoch."""
 
-    Args:
-        sent_ns: Local clock when the request left.
-        arrived_ns: Server's clock when it arrived.
-        answered_ns: Server's clock when the answer left.
-        received_ns: Local clock when the answer arrived.
-    """
-
-    sent_ns: int
-    arrived_ns: int
-    answered_ns: int
-    received_ns: int
+    sent_ns: int  # Local clock when the request left.
+    arrived_ns: int  # Server's clock when it arrived.
+    answered_ns: int  # Server's clock when the answer left.
+    received_ns: int  # Local clock when the answer arrived.
 
     @property
     def offset_ns(self) -> int:
@@ -58,9 +51,6 @@ class TimeServer(threading.Thread):
     Args:
         token: Token that requests must contain.
         host: Address to listen on; empty for all.
-
-    Attributes:
-        port: The port on which it listens.
     """
 
     def __init__(self, token: bytes, host: str = "") -> None:
@@ -69,7 +59,7 @@ class TimeServer(threading.Thread):
         self._socket = _server_socket(host)
         self._ended = False
         self._asked_s = 0.0  # time of the last request
-        self.port: int = self._socket.getsockname()[1]
+        self.port: int = self._socket.getsockname()[1]  # The port on which it listens.
 
     def run(self) -> None:
         """Answer requests and ignore other datagrams. Idle between requests."""
@@ -128,14 +118,7 @@ def connect(host: str, port: int) -> socket.socket | None:
 def ask(
     asker: socket.socket, token: bytes, *, times: int, timeout_s: float = 0.2
 ) -> list[Exchange]:
-    """Exchange stamps up to ``times`` times; stop early if an answer is missing.
-
-    Args:
-        asker: From :func:`connect`.
-        token: Token that the server expects.
-        times: Number of requests.
-        timeout_s: Time limit for each answer.
-    """
+    """Exchange stamps up to ``times`` times; stop early if an answer is missing."""
     exchanges: list[Exchange] = []
     for _ in range(times):
         exchange = _ask_once(asker, token, timeout_s)

@@ -30,19 +30,12 @@ _SIOCGIFADDR = 0x8915  # netdevice(7)
 
 
 class Invitation(msgspec.Struct, frozen=True, kw_only=True):
-    """Where rank 0 answers; JSON in the store.
+    """Where rank 0 answers; JSON in the store."""
 
-    Args:
-        hosts: Names and addresses to try, in order.
-        network: Identity of rank 0's network; a process with the same one uses 127.0.0.1.
-        port: UDP port.
-        token: Token, hexadecimal.
-    """
-
-    hosts: tuple[str, ...]
-    network: str
-    port: int
-    token: str
+    hosts: tuple[str, ...]  # Names and addresses to try, in order.
+    network: str  # Identity of rank 0's network; a process with the same one uses 127.0.0.1.
+    port: int  # UDP port.
+    token: str  # Token, hexadecimal.
 
 
 class Answerer(threading.Thread):
@@ -96,19 +89,15 @@ class Asker(threading.Thread):
         key: Key of rank 0's invitation in the store.
         environment: The process's environment.
         writer: Writes the stamps.
-
-    Attributes:
-        running: Cleared while no request may be sent.
-        trouble: Why there are no stamps, in one sentence.
     """
 
     def __init__(
         self, store: Any, key: str, environment: Mapping[str, str], writer: RecordWriter
     ) -> None:
         super().__init__(name="distprof-clock", daemon=True)
-        self.running = threading.Event()
+        self.running = threading.Event()  # Cleared while no request may be sent.
         self.running.set()
-        self.trouble = ""
+        self.trouble = ""  # Why there are no stamps, in one sentence.
         self._store = store
         self._key = key
         self._environment = environment

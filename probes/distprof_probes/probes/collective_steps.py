@@ -40,30 +40,19 @@ _Batch = tuple[tuple[str, ...], int, int]
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """An operation, as the recorder describes it.
+    """An operation, as the recorder describes it."""
 
-    Args:
-        record_id: Counts operations of the process.
-        process_group: Name and description.
-        collective_seq_id: Counts collectives of the group.
-        p2p_seq_id: Counts messages of the group.
-        profiling_name: For example ``nccl:all_reduce``.
-        time_created_ns: When it was enqueued, ns since the epoch.
-        duration_ms: Between two events on its stream; None without NCCL's timing, or before the
-            end.
-        retired: Whether NCCL's watchdog has seen its completion, so the duration is final.
-        is_p2p: Whether it is a message.
-    """
-
-    record_id: int
-    time_created_ns: int
-    profiling_name: str
-    process_group: tuple[str, ...] = ()
-    collective_seq_id: int = 0
-    p2p_seq_id: int = 0
+    record_id: int  # Counts operations of the process.
+    time_created_ns: int  # When it was enqueued, ns since the epoch.
+    profiling_name: str  # For example ``nccl:all_reduce``.
+    process_group: tuple[str, ...] = ()  # Name and description.
+    collective_seq_id: int = 0  # Counts collectives of the group.
+    p2p_seq_id: int = 0  # Counts messages of the group.
+    # Between two events on its stream; None without NCCL's timing, or before the end.
     duration_ms: float | None = None
+    # Whether NCCL's watchdog has seen its completion, so the duration is final.
     retired: bool = False
-    is_p2p: bool = False
+    is_p2p: bool = False  # Whether it is a message.
 
     @property
     def is_composite(self) -> bool:
@@ -81,52 +70,34 @@ class _Group(msgspec.Struct, frozen=True):
 
 
 class Dump(msgspec.Struct, frozen=True):
-    """A dump of the recorder.
+    """A dump of the recorder."""
 
-    Args:
-        entries: In the order in which they were enqueued.
-        pg_config: Name of a group to its members.
-    """
-
-    entries: list[Entry] = []
-    pg_config: dict[str, _Group] = {}
+    entries: list[Entry] = []  # In the order in which they were enqueued.
+    pg_config: dict[str, _Group] = {}  # Name of a group to its members.
 
 
 class Window(msgspec.Struct, frozen=True):
-    """A step, by the clock of the recorder.
+    """A step, by the clock of the recorder."""
 
-    Args:
-        step: Its number.
-        start_ns: ns since the epoch.
-        end_ns: The same.
-    """
-
-    step: int
-    start_ns: int
-    end_ns: int
+    step: int  # Its number.
+    start_ns: int  # ns since the epoch.
+    end_ns: int  # The same.
 
 
 class CollectiveSteps:
-    """Sorts operations into steps.
-
-    Attributes:
-        windows: Waiting steps. The training thread appends to it; any other thread calls
-            :meth:`take`.
-        num_lost: Steps with operations that the ring has lost.
-        has_times: Whether an operation had a duration; None before the first complete one.
-    """
+    """Sorts operations into steps."""
 
     def __init__(self) -> None:
+        # Waiting steps. The training thread appends to it; any other thread calls :meth:`take`.
         self.windows: deque[Window] = deque(maxlen=MOST_WINDOWS)
-        self.num_lost = 0
+        self.num_lost = 0  # Steps with operations that the ring has lost.
+        # Whether an operation had a duration; None before the first complete one.
         self.has_times: bool | None = None
 
     def take(self, dump: Dump, *, asked_ns: int) -> list[CollectivesRecord]:
         """The steps that are complete, in ascending order, each once.
 
-        Args:
-            dump: The contents of the recorder.
-            asked_ns: Time of the dump, ns since the epoch: steps that ended later wait.
+        Steps that ended after the dump (``asked_ns``, since the epoch) wait.
         """
         entries = sorted(dump.entries, key=attrgetter("time_created_ns"))
         created = [entry.time_created_ns for entry in entries]

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
@@ -20,14 +20,11 @@ from distprof.artefacts import ATTACH_FILE, COLLECTIVES_FILE
 from distprof.artefacts.rank_file import AttachFile
 from distprof.artefacts.run_file import ProbeStatus
 from distprof_probes.attach.client import NoAnswer, fetch
-from distprof_probes.probe import Probe, Unavailable
+from distprof_probes.probe import Probe, Recording, Unavailable
 from distprof_probes.probes.collective_steps import CollectiveSteps, Dump, Window
 from distprof_probes.probes.flight_recorder import has_process_group
 from distprof_probes.probes.nccl_debug import backends
 from distprof_probes.records import RecordWriter
-
-if TYPE_CHECKING:
-    from distprof_probes.session import Session
 
 TIMING_VARIABLE = "TORCH_NCCL_ENABLE_TIMING"
 
@@ -74,12 +71,8 @@ class CollectiveTimes(Probe):
         self._reader: _Reader | None = None
         self._began: tuple[int, int] | None = None
 
-    def start(self, session: Session) -> None:
-        """Start to read.
-
-        Raises:
-            Unavailable: Without NCCL, or its timing.
-        """
+    def start(self, session: Recording) -> None:
+        """Start to read; Unavailable without NCCL, or its timing."""
         backend, named = backends()
         if backend and "nccl" not in backend:
             raise Unavailable(f"backend {named} has no GPU operations of NCCL to time")
@@ -141,21 +134,16 @@ class _Reader(threading.Thread):
         writer: Writes the records.
         clock: Returns nanoseconds since the epoch.
         period_s: Minimum seconds between two readings.
-
-    Attributes:
-        running: Cleared while nothing may be read.
-        steps: The steps so far.
-        trouble: Why reading has stopped; empty while it continues.
     """
 
     def __init__(
         self, read: Read, writer: RecordWriter, clock: Callable[[], int], period_s: float
     ) -> None:
         super().__init__(name="distprof-collectives", daemon=True)
-        self.running = threading.Event()
+        self.running = threading.Event()  # Cleared while nothing may be read.
         self.running.set()
-        self.steps = CollectiveSteps()
-        self.trouble = ""
+        self.steps = CollectiveSteps()  # The steps so far.
+        self.trouble = ""  # Why reading has stopped; empty while it continues.
         self._ask = read
         self._writer = writer
         self._clock = clock
@@ -227,23 +215,14 @@ def _sentence(error: Exception) -> str:
 
 
 class _Socket:
-    """Reads the recorder of this process through the process's own socket.
-
-    Args:
-        file: ``attach.json``, which names the socket.
-    """
+    """Reads the recorder of this process through its own socket, which ``attach.json`` names."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._path = ""
 
     def __call__(self) -> bytes:
-        """A dump, as JSON.
-
-        Raises:
-            NoAnswer: If there is no dump now.
-            Unavailable: If there will never be one.
-        """
+        """A dump, as JSON; NoAnswer if there is none now, Unavailable if there never will be."""
         self._path = self._path or self._find()
         return _fetched(self._path, os.getpid())
 

@@ -24,9 +24,7 @@ _ENTRANCE = "export_chrome_trace"
 class ExportWatch:
     """Copies one exported trace in a separate thread, without getting in the way of the program.
 
-    Args:
-        target: Path of the copy, ending in ``.json.gz``. An existing trace stays.
-        is_wanted: Whether the program's traces are wanted now.
+    The copy ends in ``.json.gz``; an existing trace stays.
     """
 
     def __init__(self, target: Path, is_wanted: Callable[[], bool]) -> None:

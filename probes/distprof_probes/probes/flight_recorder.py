@@ -6,15 +6,12 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from distprof.artefacts import FLIGHT_FILE
 from distprof.artefacts.files import write_atomically
 from distprof_probes.environment import versions
-from distprof_probes.probe import Tracer, Unavailable
-
-if TYPE_CHECKING:
-    from distprof_probes.session import Session
+from distprof_probes.probe import Recording, Tracer, Unavailable
 
 _DUMPERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 """Groups on NCCL have a separate recorder; those of all other backends share the second one."""
@@ -33,11 +30,11 @@ class FlightRecorder(Tracer):
 
     def __init__(self) -> None:
         super().__init__()
-        self._session: Session
+        self._session: Recording
         self._dumps: dict[str, dict[str, Any]] = {}
         self._had_group = False
 
-    def start(self, session: Session) -> None:
+    def start(self, session: Recording) -> None:
         """Make the ring large enough for the window, which only works before the first group."""
         self._session = session
         if not any(name in os.environ for name in _SIZE_VARIABLES):
@@ -81,8 +78,7 @@ class FlightRecorder(Tracer):
 def join_dumps(dumps: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One dump with the groups and entries of several recorders of a process.
 
-    Args:
-        dumps: At least one. Everything but groups and entries comes from the first one.
+    Everything else comes from the first one.
     """
     joined = dict(dumps[0])
     for dump in dumps[1:]:
@@ -96,12 +92,7 @@ def join_dumps(dumps: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def merge_dumps(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
-    """``now``, preceded by the entries of ``before`` that the ring has lost since.
-
-    Args:
-        before: An earlier dump of the same process, or None.
-        now: The later one.
-    """
+    """``now``, preceded by the entries of ``before`` that the ring has lost since."""
     if before is None:
         return now
     known = {entry.get("record_id") for entry in now["entries"]}

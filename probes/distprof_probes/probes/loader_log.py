@@ -30,11 +30,7 @@ _Function = Callable[..., Any]
 
 
 class LoaderLog:
-    """Observes every ``DataLoader`` of the process without keeping any alive.
-
-    Args:
-        step: Returns the number of the current step.
-    """
+    """Observes every ``DataLoader`` of the process without keeping any alive."""
 
     def __init__(self, step: Callable[[], int]) -> None:
         self._step = step
@@ -180,13 +176,9 @@ def _at_first_batch(iterator: Any, entry: _Entry) -> None:
 
 
 def checksum_of(batch: Any) -> str:
-    """Checksum, hexadecimal, of the start of each tensor of a batch; never raises.
+    """Checksum, hexadecimal, of the start of each tensor in a batch's lists and mappings.
 
-    Args:
-        batch: Output of a data loader: tensors in lists, tuples and mappings.
-
-    Returns:
-        Empty if no tensor is on the CPU, or all of them are constant or too small.
+    Never raises. Empty if no tensor is on the CPU, or all of them are constant or too small.
     """
     try:
         return _checksum(batch)

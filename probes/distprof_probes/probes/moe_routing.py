@@ -12,15 +12,12 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from distprof.artefacts import MOE_FILE
 from distprof.artefacts.records import MoeRecord
 from distprof_probes.host_copy import HostCopy
-from distprof_probes.probe import Probe
-
-if TYPE_CHECKING:
-    from distprof_probes.session import Session
+from distprof_probes.probe import Probe, Recording
 
 
 class MoeRoutingProbe(Probe):
@@ -30,22 +27,18 @@ class MoeRoutingProbe(Probe):
 
     def __init__(self) -> None:
         super().__init__()
-        self._session: Session | None = None
+        self._session: Recording | None = None
         self._is_paused = False
         self._num_seen: dict[str, int] = defaultdict(int)  # micro-batches of the step, per layer
         self._step = -1
         self._removals: list[Callable[[], None]] = []
 
-    def start(self, session: Session) -> None:
+    def start(self, session: Recording) -> None:
         """Get ready; nothing is written before the first routing."""
         self._session = session
 
     def watch(self, *modules: Any) -> int:
-        """Watch every layer of ``modules`` that has ``watchers``, by its name in the model.
-
-        Returns:
-            Number of layers found.
-        """
+        """Watch the layers of ``modules`` that have ``watchers``, by name; return their number."""
         found = 0
         for module in modules:
             for name, layer in module.named_modules():

@@ -10,14 +10,10 @@ import os
 import sys
 from collections.abc import MutableMapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from distprof.artefacts import NCCL_LOG_FILE
 from distprof.artefacts.run_file import ProbeStatus
-from distprof_probes.probe import Probe, Unavailable, Yielded
-
-if TYPE_CHECKING:
-    from distprof_probes.session import Session
+from distprof_probes.probe import Probe, Recording, Unavailable, Yielded
 
 # COLL is left out: it writes a line per call on each rank. TUNING also writes one per collective,
 # but only on the first rank of a communicator.
@@ -25,11 +21,7 @@ SUBSYSTEMS = "INIT,ENV,GRAPH,NET,TUNING"
 
 
 class NcclDebugProbe(Probe):
-    """Sets NCCL_DEBUG and related variables during the session.
-
-    Args:
-        environment: Used instead of ``os.environ``.
-    """
+    """Sets NCCL_DEBUG and related variables during the session."""
 
     name = "nccl_debug"
 
@@ -40,13 +32,8 @@ class NcclDebugProbe(Probe):
         self._file: Path | None = None
         self._backend = ""
 
-    def start(self, session: Session) -> None:
-        """Enable NCCL's log.
-
-        Raises:
-            Unavailable: If the job's process group does not use NCCL.
-            Yielded: If the user has set NCCL_DEBUG.
-        """
+    def start(self, session: Recording) -> None:
+        """Enable NCCL's log; Unavailable without NCCL, Yielded if the user has set NCCL_DEBUG."""
         self._look_at_backend()
         level = self._environment.get("NCCL_DEBUG", "")
         if level:
@@ -96,11 +83,7 @@ class NcclDebugProbe(Probe):
         return f"to {file}" if file else "to standard output"
 
     def _look_at_backend(self) -> None:
-        """Remember the backend of the default process group, if it exists.
-
-        Raises:
-            Unavailable: If it is not NCCL.
-        """
+        """Remember the backend of the default process group; Unavailable if it is not NCCL."""
         self._backend, named = backends()
         if self._backend and "nccl" not in self._backend:
             raise Unavailable(f"backend {named} writes no NCCL log")

@@ -15,13 +15,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from distprof.artefacts import NVML_FILE
 from distprof.artefacts.run_file import ProbeStatus
-from distprof_probes.probe import Probe, Unavailable
+from distprof_probes.probe import Probe, Recording, Unavailable
 from distprof_probes.probes.nvml_device import (
     SLOW_FIELDS,
     DeviceHint,
@@ -32,9 +32,6 @@ from distprof_probes.probes.nvml_device import (
     find_device,
 )
 from distprof_probes.records import RecordWriter
-
-if TYPE_CHECKING:
-    from distprof_probes.session import Session
 
 SLOW_PERIOD_S = 1.0
 STOP_WITHIN_S = 2.0  # a driver that hangs delays the end of training by no more than this
@@ -56,16 +53,12 @@ class NvmlProbe(Probe):
         super().__init__()
         self._nvml = nvml
         self._which_device = which_device or _own_device
-        self._session: Session | None = None
+        self._session: Recording | None = None
         self._sampler: _Sampler | None = None
         self._trouble = "this process used no GPU"  # until a sampler runs
 
-    def start(self, session: Session) -> None:
-        """Open NVML, and start to sample if the GPU is already known.
-
-        Raises:
-            Unavailable: Without pynvml, library, driver, permission or GPU.
-        """
+    def start(self, session: Recording) -> None:
+        """Open NVML, and start to sample if the GPU is already known."""
         self._nvml = _initialised(self._nvml)
         self._session = session
         self._begin()
@@ -214,11 +207,7 @@ def _own_device() -> DeviceHint | None:
 
 
 def _initialised(nvml: Any) -> Any:
-    """The module pynvml, ready to use.
-
-    Raises:
-        Unavailable: With a readable reason.
-    """
+    """The module pynvml, ready to use; Unavailable with a readable reason."""
     if nvml is None:
         try:
             nvml = importlib.import_module("pynvml")

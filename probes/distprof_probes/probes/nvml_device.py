@@ -32,30 +32,20 @@ class NoDeviceError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceHint:
-    """What is known about this process's GPU, best evidence first.
+    """What is known about this process's GPU, best evidence first."""
 
-    Args:
-        uuid: UUID of the CUDA device in use, without the prefix ``GPU-``; empty when unknown.
-        pci_bus_id: For example ``00000000:1B:00.0``; empty when unknown.
-        visible: Value of CUDA_VISIBLE_DEVICES; None when unset.
-        index: CUDA's index of the device (usually the local rank).
-    """
-
+    # UUID of the CUDA device in use, without the prefix ``GPU-``; empty when unknown.
     uuid: str = ""
-    pci_bus_id: str = ""
-    visible: str | None = None
-    index: int = 0
+    pci_bus_id: str = ""  # For example ``00000000:1B:00.0``; empty when unknown.
+    visible: str | None = None  # Value of CUDA_VISIBLE_DEVICES; None when unset.
+    index: int = 0  # CUDA's index of the device (usually the local rank).
 
 
 def device_hint(torch: Any, environment: Mapping[str, str]) -> DeviceHint | None:
     """The GPU on which the calling thread uses CUDA; None before it does.
 
     This never initialises CUDA. The current device belongs to the thread, so the training thread
-    must call this.
-
-    Args:
-        torch: The module; None if it is not imported, which leaves the local rank as evidence.
-        environment: The process's environment.
+    must call this. Without torch, the local rank is the evidence.
     """
     if torch is None:
         local_rank = environment.get("LOCAL_RANK", "")
@@ -85,15 +75,7 @@ def _pci_bus_id(properties: Any) -> str:
 
 
 def find_device(nvml: Any, hint: DeviceHint) -> tuple[Any, str]:
-    """NVML's handle of a GPU, and what identified it.
-
-    Args:
-        nvml: The module ``pynvml``, initialised.
-        hint: What is known about the GPU.
-
-    Raises:
-        NoDeviceError: If NVML does not know the GPU.
-    """
+    """NVML's handle of a GPU, and what identified it; NoDeviceError if NVML does not know it."""
     for found_by, name, lookup in _lookups(nvml, hint):
         try:
             return lookup(name), found_by
@@ -124,12 +106,7 @@ def _lookups(nvml: Any, hint: DeviceHint) -> list[tuple[str, Any, Callable[[Any]
 
 
 class NvmlDevice:
-    """Sensors of one GPU.
-
-    Args:
-        nvml: The module ``pynvml``, initialised.
-        handle: NVML's handle of the GPU.
-    """
+    """Sensors of one GPU."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
@@ -169,13 +146,9 @@ class NvmlDevice:
         return {name: _text(value) for name, value in found.items() if value is not None}
 
     def read(self, *, slow: bool) -> NvmlRecord:
-        """One sample.
+        """One sample, with :data:`SLOW_FIELDS` None unless ``slow``.
 
-        Args:
-            slow: Also read :data:`SLOW_FIELDS`; they are None otherwise.
-
-        Raises:
-            DeviceLostError: If the GPU no longer answers.
+        DeviceLostError if the GPU no longer answers.
         """
         before = time.time_ns()
         values = {

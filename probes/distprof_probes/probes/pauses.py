@@ -19,17 +19,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from distprof.artefacts import PAUSES_FILE
 from distprof.artefacts.records import Pause
-from distprof_probes.probe import Probe
+from distprof_probes.probe import Probe, Recording
 from distprof_probes.run_queue import CpuTime, ProcessTimes, RunQueue, spent
-
-if TYPE_CHECKING:
-    from distprof_probes.session import Session
 
 SHORTEST_NS = 100_000
 
@@ -43,24 +40,20 @@ _Function = Callable[..., Any]
 
 
 class PausesProbe(Probe):
-    """Writes ``pauses.jsonl``.
-
-    Args:
-        clock: Returns nanoseconds since the epoch.
-    """
+    """Writes ``pauses.jsonl``."""
 
     name = "pauses"
 
     def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
         super().__init__()
         self._clock = clock
-        self._session: Session | None = None
+        self._session: Recording | None = None
         self._collecting_since: int | None = None
         self._num_short = 0
         self._short_ns = 0
         self._loader = _LoaderWaits(clock)
 
-    def start(self, session: Session) -> None:
+    def start(self, session: Recording) -> None:
         """Start to observe the garbage collector and data loaders."""
         self._session = session
         about = {"shortest_ns": SHORTEST_NS}
@@ -150,17 +143,12 @@ class _LoaderWaits:
 
     Args:
         clock: Epoch nanoseconds.
-
-    Attributes:
-        waits: Those in the current step.
-        thread: The training thread.
-        active: Whether to observe.
     """
 
     def __init__(self, clock: Callable[[], int]) -> None:
-        self.waits: list[Pause] = []
-        self.thread = threading.get_ident()
-        self.active = False
+        self.waits: list[Pause] = []  # Those in the current step.
+        self.thread = threading.get_ident()  # The training thread.
+        self.active = False  # Whether to observe.
         self._clock = clock
         self._installed: list[tuple[type, str, _Function, _Function]] = []
         self._inside = False  # nested loaders wait once

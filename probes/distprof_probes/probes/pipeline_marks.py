@@ -12,12 +12,9 @@ import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from distprof_probes.probe import Probe, Unavailable
-
-if TYPE_CHECKING:
-    from distprof_probes.session import Session
+from distprof_probes.probe import Probe, Recording, Unavailable
 
 PREFIX = "distprof:pp"
 WAIT = "distprof:pp_wait"
@@ -30,19 +27,12 @@ _Function = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wrap:
-    """One function to mark.
+    """One function to mark."""
 
-    Args:
-        owner: Module or class.
-        name: Name of the function.
-        original: The original function.
-        marked: The function inside its mark.
-    """
-
-    owner: Any
-    name: str
-    original: _Function
-    marked: _Function
+    owner: Any  # Module or class.
+    name: str  # Name of the function.
+    original: _Function  # The original function.
+    marked: _Function  # The function inside its mark.
 
     def install(self) -> None:
         """Install the mark, unless it is installed already."""
@@ -70,12 +60,8 @@ class PipelineMarksProbe(Probe):
         self._wraps: tuple[_Wrap, ...] = ()
         self._active = False
 
-    def start(self, session: Session) -> None:  # noqa: ARG002  # the interface of all probes
-        """Install the marks, if the program has imported torch's pipelines.
-
-        Raises:
-            Unavailable: If the functions are missing.
-        """
+    def start(self, session: Recording) -> None:  # noqa: ARG002  # the interface of all probes
+        """Install the marks, if the program has imported torch's pipelines."""
         self.resume()
 
     def step_ended(self, step: int) -> None:  # noqa: ARG002

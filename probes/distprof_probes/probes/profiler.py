@@ -15,16 +15,13 @@ from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from distprof.artefacts import LIGHT_TRACE_FILE, TRACE_FILE
 from distprof.artefacts.run_file import ProbeStatus
-from distprof_probes.probe import Traced, Tracer, Unavailable, Yielded
+from distprof_probes.probe import Recording, Traced, Tracer, Unavailable, Yielded
 from distprof_probes.probes.exported import ExportWatch
 from distprof_probes.probes.memory import resident_bytes
-
-if TYPE_CHECKING:
-    from distprof_probes.session import Session
 
 _ENTRANCES = ("_prepare_profiler", "_enable_profiler")
 _ON_DEMAND = ("torch.distributed.debug._handlers", "_torch_profile")
@@ -59,12 +56,10 @@ class UserProfilerWatch:
     Args:
         give_way: Must stop distprof's profiler; it must not raise.
         is_in_use: Whether distprof's profiler is prepared or records.
-
-    Attributes:
-        is_on_demand: Whether the latest profiler other than distprof's was one on demand.
     """
 
     def __init__(self, give_way: Callable[[], None], is_in_use: Callable[[], bool]) -> None:
+        # Whether the latest profiler other than distprof's was one on demand.
         self.is_on_demand = False
         self._give_way = give_way
         self._is_in_use = is_in_use
@@ -101,11 +96,7 @@ class UserProfilerWatch:
             self._ours.is_inside = False
 
     def _other_begins(self) -> None:
-        """Another profiler begins.
-
-        Raises:
-            RuntimeError: If it is one on demand while distprof's is in use.
-        """
+        """Another profiler begins; RuntimeError if on demand while distprof's is in use."""
         self.is_on_demand = _is_asked_by_attach()
         if not self.is_on_demand:
             self._give_way()
@@ -144,28 +135,18 @@ _DEVICE_EVENT = re.compile(rb'"cat": ?"(kernel|gpu_memcpy|gpu_memset)"')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedTrace:
-    """A trace that was written.
+    """A trace that was written."""
 
-    Args:
-        num_bytes: Size of the compressed file.
-        has_device_events: Whether it contains GPU work.
-    """
-
-    num_bytes: int
-    has_device_events: bool
+    num_bytes: int  # Size of the compressed file.
+    has_device_events: bool  # Whether it contains GPU work.
 
 
 def save_trace(profile: Any, path: Path, *, cut_step: int | None = None) -> SavedTrace:
-    """Write the recording of a stopped torch profile.
+    """Write the recording of a stopped torch profile to a file that ends in ``.json.gz``.
 
-    Args:
-        profile: A ``torch.profiler._KinetoProfile``.
-        path: The output file, ending in ``.json.gz``.
-        cut_step: A step that had not ended when recording stopped. Its mark is renamed, so that
-            no reader mistakes the part for the whole.
-
-    Raises:
-        OSError: If the disk does not accept all of it; nothing is left behind.
+    ``cut_step`` is a step that had not ended when recording stopped. Its mark is renamed, so that
+    no reader mistakes the part for the whole. If the disk does not accept all of it, nothing is
+    left behind.
     """
     plain = path.with_name(f".trace-{os.getpid()}.part.json")
     packed = path.with_name(f".trace-{os.getpid()}.part.json.gz")
@@ -230,34 +211,24 @@ _FORBIDDEN = re.compile(r"[^A-Za-z0-9_:.=;,\[\] -]")
 
 
 class _Window(NamedTuple):
-    """Steps that one profiler records.
+    """Steps that one profiler records."""
 
-    Args:
-        what: ``light``, the GPU alone; ``full``, the CPU, too.
-        warmup: Steps in which it runs and its records are discarded.
-        steps: Steps to record.
-        file: Name of the trace.
-    """
-
-    what: Traced
-    warmup: range
-    steps: range
-    file: str
+    what: Traced  # ``light``, the GPU alone; ``full``, the CPU, too.
+    warmup: range  # Steps in which it runs and its records are discarded.
+    steps: range  # Steps to record.
+    file: str  # Name of the trace.
 
 
 class ProfilerProbe(Tracer):
-    """Writes ``trace.json.gz``, and before it ``trace-light.json.gz`` on GPU ranks.
-
-    Attributes:
-        recorded_steps: Steps recorded from start to end, by what was recorded.
-    """
+    """Writes ``trace.json.gz``, and before it ``trace-light.json.gz`` on GPU ranks."""
 
     name = "profiler"
 
     def __init__(self) -> None:
         super().__init__()
+        # Steps recorded from start to end, by what was recorded.
         self.recorded_steps: dict[Traced, list[int]] = {"light": [], "full": []}
-        self._session: Session
+        self._session: Recording
         self._windows: list[_Window] = []
         self._profile: Any = None
         self._is_recording = False
@@ -269,7 +240,7 @@ class ProfilerProbe(Tracer):
         self._exports: ExportWatch | None = None
         self._has_given_way = False
 
-    def start(self, session: Session) -> None:
+    def start(self, session: Recording) -> None:
         """Check whether tracing can work here; it starts later, by step number."""
         self._session = session
         plan = session.plan
@@ -522,7 +493,7 @@ def _why_no_teardown() -> str:
     return ""
 
 
-def _make_profile(session: Session, window: _Window) -> Any:
+def _make_profile(session: Recording, window: _Window) -> Any:
     from torch.profiler import ProfilerActivity
     from torch.profiler.profiler import _KinetoProfile
 
@@ -553,7 +524,7 @@ def _trace_only() -> Any:
         return None
 
 
-def _metadata(session: Session, window: _Window) -> dict[str, Any]:
+def _metadata(session: Recording, window: _Window) -> dict[str, Any]:
     """Facts about the rank for the trace, in addition to torch's ``distributedInfo``.
 
     torch drops the backslashes of escaped characters, so texts keep only those that need none.

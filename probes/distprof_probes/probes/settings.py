@@ -11,14 +11,14 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from distprof.artefacts import SETTINGS_FILE
 from distprof.artefacts.files import write_atomically
 from distprof.artefacts.settings_file import DdpSettings, SettingsFile, ThreadSettings
-from distprof_probes.probe import Tracer
+from distprof_probes.probe import Recording, Tracer
 from distprof_probes.probes.loader_log import LoaderLog
 from distprof_probes.probes.torch_objects import (
     TorchObjects,
@@ -29,9 +29,6 @@ from distprof_probes.probes.torch_objects import (
     unused_bytes,
 )
 from distprof_probes.processors import Processors
-
-if TYPE_CHECKING:
-    from distprof_probes.session import Session
 
 MAX_OF_A_KIND = 64
 _LOOKS = frozenset(range(1, 11))  # torch's logger samples the first ten iterations …
@@ -47,14 +44,14 @@ class SettingsProbe(Tracer):
 
     def __init__(self) -> None:
         super().__init__()
-        self._session: Session | None = None
+        self._session: Recording | None = None
         self._file: SettingsFile | None = None
         self._ddp: list[_Ddp] = []
         self._notes: list[str] = []
         self._loaders = LoaderLog(self._step)
         self._processors: Processors | None = None
 
-    def start(self, session: Session) -> None:
+    def start(self, session: Recording) -> None:
         """Start to observe data loaders."""
         self._session = session
         self._loaders.install()

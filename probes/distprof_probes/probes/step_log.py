@@ -65,17 +65,10 @@ class StepLog(Probe):
         traced: Traced,
         is_probed: bool,
     ) -> None:
-        """Write the record of the step that ended.
+        """Write the record of the step that ended, with times in ns since the epoch.
 
-        Args:
-            step: Its number.
-            start_ns: Its start, ns since the epoch.
-            end_ns: Its end.
-            loss: A number, a tensor of one element on any device, or None.
-            tokens: Tokens of this rank.
-            samples: Samples of this rank.
-            traced: What the profiler recorded of it.
-            is_probed: Whether the probes recorded it.
+        The loss is a number, a tensor of one element on any device, or None. Tokens and samples are
+        those of this rank.
         """
         phases, self._phases = self._phases, []
         cpu = self._queue.since_last()

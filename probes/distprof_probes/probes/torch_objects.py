@@ -33,22 +33,15 @@ _FULL_SHARDING = ("FULL_SHARD", "HYBRID_SHARD")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchObjects:
-    """Objects of each kind. Drop it soon: it keeps them alive.
+    """Objects of each kind. Drop it soon: it keeps them alive."""
 
-    Args:
-        ddp: ``DistributedDataParallel`` modules.
-        fsdp: Modules that ``fully_shard`` was applied to.
-        fsdp1: ``FullyShardedDataParallel`` modules.
-        optimizers: Optimizers, except the inner ones of a sharded optimizer.
-        compiled: Modules created by ``torch.compile``.
-        checkpointed: Modules wrapped for activation checkpointing.
-    """
-
-    ddp: list[Any] = field(default_factory=list)
-    fsdp: list[Any] = field(default_factory=list)
-    fsdp1: list[Any] = field(default_factory=list)
+    ddp: list[Any] = field(default_factory=list)  # ``DistributedDataParallel`` modules.
+    fsdp: list[Any] = field(default_factory=list)  # Modules that ``fully_shard`` was applied to.
+    fsdp1: list[Any] = field(default_factory=list)  # ``FullyShardedDataParallel`` modules.
+    # Optimizers, except the inner ones of a sharded optimizer.
     optimizers: list[Any] = field(default_factory=list)
-    compiled: list[Any] = field(default_factory=list)
+    compiled: list[Any] = field(default_factory=list)  # Modules created by ``torch.compile``.
+    # Modules wrapped for activation checkpointing.
     checkpointed: list[Any] = field(default_factory=list)
 
 

@@ -33,19 +33,12 @@ _WORKER = (sys.executable, "-m", "distprof_probes.job.rank_main", "distprof_runs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Showing:
-    """The user's choices for the profile.
+    """The user's choices for the profile."""
 
-    Args:
-        out: The output file; None for none.
-        force: Whether to overwrite an existing file.
-        arguments: Arguments for ``distprof fabric``.
-        quiet: Write only errors to stderr.
-    """
-
-    out: Path | None = None
-    force: bool = False
-    arguments: tuple[str, ...] = ()
-    quiet: bool = False
+    out: Path | None = None  # The output file; None for none.
+    force: bool = False  # Whether to overwrite an existing file.
+    arguments: tuple[str, ...] = ()  # Arguments for ``distprof fabric``.
+    quiet: bool = False  # Write only errors to stderr.
 
     def check(self) -> None:
         """Find errors before the measurement that would otherwise show after it.
@@ -66,16 +59,8 @@ class Showing:
 def run_bench(settings: Settings, plan: Plan, showing: Showing) -> int:
     """Measure, save and show.
 
-    Args:
-        settings: Only the launch options and the device are used.
-        plan: What to measure.
-        showing: How to save and show the profile.
-
-    Returns:
-        The exit code: 0, 4 for a failed job, 130 or 143 when interrupted.
-
-    Raises:
-        UsageError: If it cannot run here with these options.
+    Of the settings, only the launch options and the device are used. Returns the exit code: 0, 4
+    for a failed job, 130 or 143 when interrupted.
     """
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("distprof bench", "run")
@@ -174,10 +159,7 @@ def _deliver(result: Path, showing: Showing) -> int:
 def show(file: Path, arguments: Sequence[str] = (), profile: BinaryIO | None = None) -> int:
     """Show a profile on this terminal with ``distprof fabric`` in a separate process.
 
-    Args:
-        file: The profile; ``-`` reads it from ``profile``.
-        arguments: Arguments of ``distprof fabric``.
-        profile: Standard input of that process.
+    ``-`` reads it from ``profile``, the standard input of that process.
     """
     sys.stdout.flush()
     command = [sys.executable, "-m", "distprof", "fabric", str(file), *arguments]

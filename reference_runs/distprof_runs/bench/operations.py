@@ -18,19 +18,12 @@ _ELEMENT = torch.float32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """A process group that this rank belongs to.
+    """A process group that this rank belongs to."""
 
-    Args:
-        group: torch's handle, None for all ranks.
-        members: Global ranks, ascending.
-        num_nodes: Nodes that they span.
-        rank: Global rank of this process.
-    """
-
-    group: dist.ProcessGroup | None
-    members: tuple[int, ...]
-    num_nodes: int
-    rank: int
+    group: dist.ProcessGroup | None  # torch's handle, None for all ranks.
+    members: tuple[int, ...]  # Global ranks, ascending.
+    num_nodes: int  # Nodes that they span.
+    rank: int  # Global rank of this process.
 
     @property
     def place(self) -> int:
@@ -43,14 +36,8 @@ def operation(
 ) -> Operation:
     """The function that runs one operation; its buffers are allocated here, once.
 
-    Args:
-        kind: The collective.
-        ranks: The ranks that take part.
-        num_bytes: Size, a multiple of four times the number of ranks.
-        device: Device of the buffers.
-
-    Raises:
-        ValueError: If there is no benchmark of this kind.
+    ``num_bytes`` is a multiple of four times the number of ranks. ValueError if there is no
+    benchmark of this kind.
     """
     whole = torch.zeros(num_bytes // 4, dtype=_ELEMENT, device=device)
     if kind is CollectiveKind.ALL_REDUCE:

@@ -31,31 +31,18 @@ _MAX_DEFAULT = {"cuda": 1 << 30, "cpu": 64 << 20}
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to measure, and how.
+    """What to measure, and how."""
 
-    Args:
-        kinds: Labels of collectives, in order.
-        min_bytes: Smallest size.
-        max_bytes: Largest size, 0 for the default of the device.
-        factor: Ratio of successive sizes.
-        rounds: Number of measurements of each size.
-        iterations: Operations in each round; 0 for as many as fit into ``round_s``.
-        round_s: Length of a round in seconds, if ``iterations`` is 0.
-        device: ``auto``, ``cuda`` or ``cpu``.
-        timeout_s: How long an operation may wait for a rank.
-        result: File that rank 0 writes the profile to.
-    """
-
-    kinds: tuple[str, ...] = tuple(KINDS)
-    min_bytes: int = 64
-    max_bytes: int = 0
-    factor: int = 4
-    rounds: int = 5
-    iterations: int = 0
-    round_s: float = 0.05
-    device: str = "auto"
-    timeout_s: float = 60.0
-    result: str = ""
+    kinds: tuple[str, ...] = tuple(KINDS)  # Labels of collectives, in order.
+    min_bytes: int = 64  # Smallest size.
+    max_bytes: int = 0  # Largest size, 0 for the default of the device.
+    factor: int = 4  # Ratio of successive sizes.
+    rounds: int = 5  # Number of measurements of each size.
+    iterations: int = 0  # Operations in each round; 0 for as many as fit into ``round_s``.
+    round_s: float = 0.05  # Length of a round in seconds, if ``iterations`` is 0.
+    device: str = "auto"  # ``auto``, ``cuda`` or ``cpu``.
+    timeout_s: float = 60.0  # How long an operation may wait for a rank.
+    result: str = ""  # File that rank 0 writes the profile to.
 
     def check(self) -> None:
         """Check that the plan can be measured.
@@ -82,11 +69,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_size(text: str) -> int:
-    """Bytes from the notation of nccl-tests: ``64``, ``1K``, ``32M``, ``2G``, powers of 1024.
-
-    Raises:
-        UsageError: If it is not a size.
-    """
+    """Bytes from the notation of nccl-tests: ``64``, ``1K``, ``32M``, ``2G``, powers of 1024."""
     found = _SIZE.fullmatch(text.strip())
     if found is None or int(found[1]) == 0:
         raise UsageError(f"{text!r} is not a size: use bytes, or for example 1K, 32M, 2G")
@@ -97,11 +80,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_kinds(text: str) -> tuple[str, ...]:
-    """Labels from a comma-separated list; all if it is empty.
-
-    Raises:
-        UsageError: If one is unknown.
-    """
+    """Labels from a comma-separated list; all if it is empty."""
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     unknown = [name for name in names if name not in KINDS]
     if unknown:

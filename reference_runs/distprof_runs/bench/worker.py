@@ -33,12 +33,7 @@ _FEWEST, _MOST = 3, 400
 
 
 def measure(job: Job, plan: Plan) -> FabricFile:
-    """Measure everything in the plan; all ranks take part, and all get the profile.
-
-    Args:
-        job: This rank's place.
-        plan: What to measure.
-    """
+    """Measure everything in the plan; all ranks take part, and all get the profile."""
     hosts, nodes = _hosts_and_nodes(job)
     notes: list[str] = []
     curves = []

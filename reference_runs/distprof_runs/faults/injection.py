@@ -25,10 +25,7 @@ GC_EVERY = 3
 class Injection:
     """The faults of this rank. Without faults, this changes nothing.
 
-    Args:
-        faults: All of the job's.
-        job: This rank's place.
-        trainer: Its modules get the hooks of the faults.
+    The trainer's modules get the hooks of the faults.
     """
 
     def __init__(self, faults: Sequence[Fault], job: Job, trainer: Trainer) -> None:

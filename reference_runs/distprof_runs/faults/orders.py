@@ -16,19 +16,12 @@ from distprof_runs.options import WorkloadOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultKind:
-    """One kind of fault.
+    """One kind of fault."""
 
-    Args:
-        target: Kind of target: ``rank``, ``stage`` or ``expert``.
-        amount: Unit of the amount: ``factor``, ``ms``, ``logit`` or ``step``.
-        summary: One line for the user.
-        example: A typical one.
-    """
-
-    target: str
-    amount: str
-    summary: str
-    example: str
+    target: str  # Kind of target: ``rank``, ``stage`` or ``expert``.
+    amount: str  # Unit of the amount: ``factor``, ``ms``, ``logit`` or ``step``.
+    summary: str  # One line for the user.
+    example: str  # A typical one.
 
 
 def _kind(target: str, amount: str, summary: str, example: str) -> FaultKind:
@@ -72,15 +65,7 @@ _LINK_FORM = f"{SLOW_LINK}=MBIT_PER_S:DELAY_MS, for example {SLOW_LINK}=1000:0.2
 
 
 def parse_fault(text: str) -> Fault:
-    """The fault that ``KIND=TARGET:AMOUNT`` describes.
-
-    Args:
-        text: For example ``slow-rank=3:1.2``.
-
-    Raises:
-        UsageError: If the kind is unknown or a number is invalid; with the kinds and an
-            example.
-    """
+    """The fault that ``KIND=TARGET:AMOUNT`` describes, for example ``slow-rank=3:1.2``."""
     name, _, rest = text.partition("=")
     if name == SLOW_LINK:
         return _parse_link(text)
@@ -141,14 +126,7 @@ def check_faults(
 ) -> None:
     """Reject faults that would have no effect.
 
-    Args:
-        faults: As parsed.
-        options: Of the workload.
-        world_size: Ranks of the job.
-        steps: Steps of the job.
-
-    Raises:
-        UsageError: If a rank, stage, expert or step does not exist, or the workload has none.
+    A UsageError says which rank, stage, expert or step does not exist.
     """
     for fault in faults:
         if fault.kind == SLOW_LINK:

@@ -45,18 +45,9 @@ _FIRST_PORT, _NUM_PORTS = 16_384, 16_000
 
 
 def run_as_rank(settings: Settings, report_options: ReportOptions, place: Placement) -> int:
-    """Run as one rank of a job that another launcher has started.
+    """Run as one rank of a job that another launcher has started; launch options are ignored.
 
-    Args:
-        settings: The run; its launch options are ignored.
-        report_options: How rank 0 reports.
-        place: Placement of this process.
-
-    Returns:
-        On rank 0 the exit code of the whole job, on other ranks that of the rank.
-
-    Raises:
-        UsageError: If the ranks cannot agree on a folder or a rendezvous address.
+    Returns on rank 0 the exit code of the whole job, on other ranks that of the rank.
     """
     environment = torch_variables(place)
     check(settings, place.world_size or 1)
@@ -115,11 +106,7 @@ def _conclude(
 
 
 def torch_variables(place: Placement) -> dict[str, str]:
-    """Variables for torch's ``env://`` rendezvous, from those of the launcher.
-
-    Raises:
-        UsageError: If the host of rank 0 is unknown.
-    """
+    """Variables for torch's ``env://`` rendezvous, from those of the launcher."""
     address = os.environ.get("MASTER_ADDR") or _first_host(place)
     if not address:
         raise UsageError(
@@ -173,11 +160,7 @@ def _port() -> int:
 
 
 def _agreed_directory(settings: Settings, report_options: ReportOptions, place: Placement) -> Path:
-    """The run directory, the same on each rank; rank 0 describes the run in it.
-
-    Raises:
-        UsageError: If neither the user nor the launcher names it.
-    """
+    """The run directory, the same on each rank; rank 0 describes the run in it."""
     name = job_name()
     if report_options.out is None and not name:
         raise UsageError(

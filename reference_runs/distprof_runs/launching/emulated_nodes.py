@@ -32,15 +32,10 @@ _START = 'hostname "$0" && exec "$@"'  # in a namespace of host names, so that t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """The link between two nodes.
+    """The link between two nodes."""
 
-    Args:
-        delay_ms: One-way delay, in addition to the machine's own.
-        mbit_per_s: Rate at which each node can send; 0 for no limit.
-    """
-
-    delay_ms: float = 0.0
-    mbit_per_s: float = 0.0
+    delay_ms: float = 0.0  # One-way delay, in addition to the machine's own.
+    mbit_per_s: float = 0.0  # Rate at which each node can send; 0 for no limit.
 
 
 def why_not() -> str:
@@ -59,14 +54,9 @@ def why_not() -> str:
 
 
 class EmulatedNodes:
-    """A context manager: the namespaces exist inside the block.
+    """A context manager: the namespaces of 2 to 16 nodes exist inside the block.
 
-    Args:
-        num_nodes: Number of nodes, 2 to 16.
-        link: The link between them.
-
-    Raises:
-        UsageError: On entering, if this machine cannot do it.
+    Entering raises a UsageError if this machine cannot do it.
     """
 
     def __init__(self, num_nodes: int, link: Link) -> None:

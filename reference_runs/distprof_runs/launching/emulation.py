@@ -36,18 +36,7 @@ _PORT = 29500  # each node has all ports of its own
 
 
 def run_on_emulated_nodes(settings: Settings, report_options: ReportOptions) -> int:
-    """Create the nodes, run the job on them, and remove the nodes.
-
-    Args:
-        settings: The run; ``launch.emulate_nodes`` is the number of nodes.
-        report_options: Options of the report.
-
-    Returns:
-        The first node's exit code.
-
-    Raises:
-        UsageError: If this machine cannot emulate nodes, or the job cannot run as asked.
-    """
+    """Create the nodes, run the job on them, remove them; return the first node's exit code."""
     launch = settings.launch
     check(settings, launch.world_size)
     link = _link(settings.configuration.faults)

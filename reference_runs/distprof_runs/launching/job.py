@@ -37,15 +37,7 @@ _OTHERS_S = ANSWER_S + 5
 def run_job(settings: Settings, report_options: ReportOptions) -> int:
     """Run, watch, complete run.json, report.
 
-    Args:
-        settings: The run.
-        report_options: Options of the report.
-
-    Returns:
-        The exit code: 0, 1 for findings, 4 for a failed job, 130 or 143 when interrupted.
-
-    Raises:
-        UsageError: If it cannot run here with these options.
+    Returns the exit code: 0, 1 for findings, 4 for a failed job, 130 or 143 when interrupted.
     """
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("distprof run", "run")

@@ -40,16 +40,7 @@ class Place:
 
 
 def join(place: Place, training: TrainingOptions, options: WorkloadOptions) -> Job:
-    """Make the process group and the mesh.
-
-    Args:
-        place: Of this rank.
-        training: Device, precision, threads and timeout.
-        options: Of the workload, for its mesh.
-
-    Raises:
-        UsageError: If there is no device, or the mesh is impossible.
-    """
+    """Make the process group and the mesh; UsageError if either is impossible."""
     options.mesh(place.world_size)  # fail before other ranks wait for this one
     device = _device(place, training)
     if device.type == "cuda":
@@ -67,13 +58,7 @@ def join(place: Place, training: TrainingOptions, options: WorkloadOptions) -> J
 
 
 def arrange(place: Place, training: TrainingOptions, options: WorkloadOptions) -> Job:
-    """Make the mesh of a workload. The default process group already exists.
-
-    Args:
-        place: Of this rank.
-        training: Device, precision, threads and timeout.
-        options: Of the workload.
-    """
+    """Make the mesh of a workload. The default process group already exists."""
     device = _device(place, training)
     if device.type == "cpu":
         torch.set_num_threads(training.threads)
@@ -138,10 +123,7 @@ def _backend(place: Place, device: torch.device, store: Store) -> str:
 def gpu_names(place: Place, own: str, store: Store) -> list[str]:
     """The GPU names of all ranks, by rank.
 
-    Args:
-        place: Of this rank.
-        own: Name of its GPU, the same on all ranks that use this GPU and on no others.
-        store: Shared by all ranks.
+    A rank's own name is the same on all ranks that use this GPU, and on no others.
     """
     store.set(str(place.rank), own)
     everybody = [str(rank) for rank in range(place.world_size)]

@@ -47,20 +47,9 @@ def start_ranks(
 ) -> None:
     """Run ``program`` once per rank on this host and return when all have ended.
 
-    The supervisor knows how they ended.
-
-    Args:
-        program: Command of one rank, with its arguments.
-        run_dir: The folder for each rank's directory, which holds its output.
-        environment: Variables in addition to the inherited ones.
-        num_ranks: Ranks on this host.
-        meeting: How nodes meet.
-        supervisor: Watches the ranks.
-        interrupts: Served at each look.
-        on_look: Called at each look, about twenty times a second.
-
-    Raises:
-        KeyboardInterrupt: If interrupted before any rank was started.
+    The supervisor knows how they ended. Variables of ``environment`` are added to the inherited
+    ones. ``on_look`` is called about twenty times a second. KeyboardInterrupt if interrupted before
+    any rank was started.
     """
     command = rank_process.command(run_dir, program)
     spec = WorkerSpec(

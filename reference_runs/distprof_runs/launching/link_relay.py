@@ -31,9 +31,8 @@ _MAX_WAITING = 4096  # packets; further ones are dropped, as by a full switch
 def main(arguments: list[str]) -> int:
     """Join namespaces.
 
-    Args:
-        arguments: Delay one way in milliseconds, the device's name, then ``namespace=address`` of
-            each node.
+    Arguments are the delay one way in milliseconds, the device's name, then ``namespace=address``
+    of each node.
     """
     delay_ns = int(float(arguments[0]) * 1e6)
     device = arguments[1]

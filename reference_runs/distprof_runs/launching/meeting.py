@@ -30,20 +30,13 @@ _LOOK_S = 0.1
 
 @dataclass(slots=True, kw_only=True)
 class Meeting(RendezvousHandler):
-    """How the nodes of a job find each other.
+    """How the nodes of a job find each other."""
 
-    Args:
-        nodes: Number of nodes.
-        node_rank: Number of this one.
-        endpoint: ``HOST:PORT`` on the first node; empty for a job on this host alone, which uses a
-            free port.
-        timeout_s: How long to wait for the other nodes.
-    """
-
-    nodes: int = 1
-    node_rank: int = 0
+    nodes: int = 1  # Number of nodes.
+    node_rank: int = 0  # Number of this one.
+    # ``HOST:PORT`` on the first node; empty for a job on this host alone, which uses a free port.
     endpoint: str = ""
-    timeout_s: float = 600.0
+    timeout_s: float = 600.0  # How long to wait for the other nodes.
     _store: TCPStore | None = None
 
     def next_rendezvous(self) -> RendezvousInfo:

@@ -36,11 +36,7 @@ WORKER = (sys.executable, "-m", "distprof_probes.job.rank_main", "distprof_runs.
 
 
 def is_rank_already(settings: Settings, place: Placement) -> bool:
-    """Whether torchrun, srun or mpirun has started this process as one rank of a job.
-
-    Raises:
-        UsageError: If so, and the options request ranks below it.
-    """
+    """Whether torchrun, srun or mpirun has started this process as one rank of a job."""
     launch = settings.launch
     asked = bool(launch.ranks or launch.gpus)
     if place.origin == "alone" or launch.nodes > 1 or (asked and place.world_size == 1):
@@ -55,25 +51,14 @@ def is_rank_already(settings: Settings, place: Placement) -> bool:
 
 
 def check(settings: Settings, world_size: int) -> None:
-    """Reject options that cannot run with this number of ranks.
-
-    Raises:
-        UsageError: With a fix.
-    """
+    """Reject options that cannot run with this number of ranks."""
     run = settings.configuration
     run.workload.check(run.model.resolved(), run.training, world_size)
     check_faults(run.faults, run.workload, world_size, run.training.steps)
 
 
 def check_port(endpoint: str) -> None:
-    """Check before the job whether the first node's port is available.
-
-    Args:
-        endpoint: ``HOST:PORT``, this node being the host.
-
-    Raises:
-        UsageError: If it is in use or needs privileges.
-    """
+    """Check before the job whether the first node's port (``HOST:PORT``) is available."""
     host, _, port = endpoint.rpartition(":")
     for family in (socket.AF_INET6, socket.AF_INET):
         try:
@@ -91,11 +76,7 @@ def check_port(endpoint: str) -> None:
 
 
 def on_this_machine(settings: Settings, *, quiet: bool) -> Settings:
-    """Decide between CUDA and CPU, and say so if the user left it open.
-
-    Raises:
-        UsageError: If there are fewer GPUs than requested.
-    """
+    """Decide between CUDA and CPU, and say so if the user left it open."""
     launch, device = settings.launch, settings.configuration.training.device
     if launch.gpus and device == "cpu":
         raise UsageError(

@@ -11,12 +11,7 @@ from distprof_probes.job.supervise import Progress
 
 @contextmanager
 def job_progress(num_steps: int, *, quiet: bool) -> Iterator[Callable[[Progress], None]]:
-    """Yield a function that draws the job's progress, or does nothing without a terminal.
-
-    Args:
-        num_steps: Number of steps of each rank.
-        quiet: Draw nothing.
-    """
+    """Yield a function that draws the job's progress, or does nothing without a terminal."""
     if quiet or not sys.stderr.isatty():
         yield lambda _: None
         return

@@ -18,10 +18,7 @@ def run_and_leave(
     """Do a rank's work and exit by ``os._exit``: 0, 1 after an error, 128 + a signal's number.
 
     gloo's threads may abort an interpreter during its shutdown, after all work is done and written.
-
-    Args:
-        work: All of it.
-        note: Called with an error before the process ends.
+    ``note`` is called with an error before the process ends.
     """
     code = 1
     try:

@@ -24,11 +24,7 @@ def run_ranks(
 ) -> str:
     """Run ``program`` once per rank until all have ended; imports torch.
 
-    Returns:
-        Why the launcher failed, else empty. The supervisor knows how the ranks ended.
-
-    Raises:
-        UsageError: If the ranks cannot run as asked.
+    Returns why the launcher failed, else an empty text. The supervisor knows how the ranks ended.
     """
     from distprof_runs.launching.launch import start_ranks
     from distprof_runs.launching.meeting import Meeting

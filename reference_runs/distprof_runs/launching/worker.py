@@ -46,15 +46,7 @@ class Log(Phases, Protocol):
 def train(
     job: Job, trainer: Trainer, configuration: Configuration, log: Log, injection: Injection
 ) -> None:
-    """Run all steps.
-
-    Args:
-        job: This rank's place.
-        trainer: Its share of the training.
-        configuration: Sizes, steps and seed.
-        log: Receives phases and steps.
-        injection: Faults to inject.
-    """
+    """Run all steps."""
     for step in range(configuration.training.steps):
         with log.phase("input"):
             injection.input_begins()

@@ -13,16 +13,7 @@ _STRIDE = 1_000_003  # prime: neighbouring steps and parts get unrelated seeds
 def make_batch(
     model: ModelOptions, *, batch: int, seed: int, step: int, part: int, micro_batch: int
 ) -> Batch:
-    """One micro-batch on the CPU.
-
-    Args:
-        model: Sequence length and vocabulary.
-        batch: Sequences.
-        seed: Of the job.
-        step: Number of the optimizer step.
-        part: Which part of the global batch.
-        micro_batch: Index within the step.
-    """
+    """One micro-batch on the CPU, of one part of the global batch."""
     # 32 bits: a CPU generator ignores the others
     generator = torch.Generator().manual_seed(
         ((seed * _STRIDE + step) * _STRIDE + part) * _STRIDE + micro_batch & 0xFFFF_FFFF

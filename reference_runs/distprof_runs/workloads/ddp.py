@@ -39,11 +39,7 @@ def replicate(
 ) -> DistributedDataParallel:
     """The model, the same on each rank, wrapped.
 
-    Args:
-        job: This rank's place; the mesh has the axis ``dp_replicate``.
-        model: Resolved sizes.
-        training: Common options.
-        options: Of DDP.
+    The mesh has the axis ``dp_replicate``.
     """
     transformer = Transformer(model)
     make_blocks_sleep(transformer, training)

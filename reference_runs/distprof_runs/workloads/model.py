@@ -89,22 +89,14 @@ class MoeSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """Routing of the tokens of one micro-batch, for watchers.
+    """Routing of the tokens of one micro-batch, for watchers."""
 
-    Args:
-        tokens_per_expert: int64, shape ``(experts,)``, assignments before drops.
-        num_tokens: Tokens routed.
-        top_k: Experts per token.
-        capacity: Maximum number of assignments per expert; None without a limit.
-        dropped: int64 scalar tensor, assignments over capacity.
-        aux_loss: Scalar, Switch Transformer's E · Σ f·P, f the share of all picks (1 when uniform).
-    """
-
-    tokens_per_expert: Tensor
-    num_tokens: int
-    top_k: int
-    capacity: int | None
-    dropped: Tensor
+    tokens_per_expert: Tensor  # int64, shape ``(experts,)``, assignments before drops.
+    num_tokens: int  # Tokens routed.
+    top_k: int  # Experts per token.
+    capacity: int | None  # Maximum number of assignments per expert; None without a limit.
+    dropped: Tensor  # int64 scalar tensor, assignments over capacity.
+    # Scalar, Switch Transformer's E · Σ f·P, f the share of all picks (1 when uniform).
     aux_loss: Tensor
 
 

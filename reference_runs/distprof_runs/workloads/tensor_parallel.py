@@ -142,14 +142,7 @@ def reduce_partial_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 
 class MeshPart:
-    """Makes this rank's share of consecutive blocks.
-
-    Args:
-        job: This rank's place.
-        model: Resolved sizes.
-        training: Common options.
-        options: Of the mesh.
-    """
+    """Makes this rank's share of consecutive blocks."""
 
     def __init__(
         self, job: Job, model: ModelOptions, training: TrainingOptions, options: ThreeDOptions
@@ -165,12 +158,7 @@ class MeshPart:
         return self._sizes.get(axis, 1)
 
     def make(self, first: int, count: int) -> Transformer:
-        """The part with these blocks.
-
-        Args:
-            first: Index of the first block in the model.
-            count: Number of blocks.
-        """
+        """The part with ``count`` blocks, from block ``first`` of the model on."""
         part = Transformer(self._model, self._moe(), first=first, count=count)
         has_inner_collectives = self._options.tp > 1 or self._options.experts
         if not has_inner_collectives:

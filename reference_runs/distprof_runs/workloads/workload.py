@@ -19,37 +19,23 @@ from distprof_runs.registry import WORKLOADS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One micro-batch of this rank.
+    """One micro-batch of this rank."""
 
-    Args:
-        tokens: int64, shape ``(batch, sequence)``.
-        targets: int64, shape ``(batch, sequence)``: the next token of each.
-    """
-
-    tokens: Tensor
-    targets: Tensor
+    tokens: Tensor  # int64, shape ``(batch, sequence)``.
+    targets: Tensor  # int64, shape ``(batch, sequence)``: the next token of each.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A rank's job.
+    """A rank's job."""
 
-    Args:
-        rank: Global rank.
-        world_size: Ranks of the job.
-        local_rank: Index on this node.
-        device: Device on which this rank computes.
-        dtype: Of computation; weights and optimizer state stay float32.
-        timeout: Timeout of collectives; groups that are made later also need it.
-        mesh: Device mesh with the axes of ``options.mesh(world_size)``; also for one rank.
-    """
-
-    rank: int
-    world_size: int
-    local_rank: int
-    device: torch.device
-    dtype: torch.dtype
-    timeout: timedelta
+    rank: int  # Global rank.
+    world_size: int  # Ranks of the job.
+    local_rank: int  # Index on this node.
+    device: torch.device  # Device on which this rank computes.
+    dtype: torch.dtype  # Of computation; weights and optimizer state stay float32.
+    timeout: timedelta  # Timeout of collectives; groups that are made later also need it.
+    # Device mesh with the axes of ``options.mesh(world_size)``; also for one rank.
     mesh: DeviceMesh
 
     def axis(self, name: str) -> int:
@@ -97,14 +83,7 @@ class Trainer(Protocol):
 def build(
     job: Job, model: ModelOptions, training: TrainingOptions, options: WorkloadOptions
 ) -> Trainer:
-    """The trainer of the workload that ``options`` belong to.
-
-    Args:
-        job: This rank's place.
-        model: Resolved sizes.
-        training: Common options.
-        options: Options of the workload.
-    """
+    """The trainer of the workload that ``options`` belong to."""
     module = importlib.import_module(WORKLOADS[options.name].module)
     trainer: Trainer = module.build(job, model, training, options)
     return trainer

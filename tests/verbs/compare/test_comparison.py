@@ -58,7 +58,7 @@ def side(*, kernels=(), collectives=(), problems=(), **summary):
 
 
 def changes(first, second):
-    return compare(first, second, version="1")
+    return compare(first, second)
 
 
 def test_the_change_of_the_step_is_the_sum_of_the_changes_of_its_parts():

@@ -15,8 +15,7 @@ from distprof.cli import main
 from distprof.documents.saved import save_report
 from distprof.errors import InputError, UsageError
 from distprof.verbs.export import otel
-from distprof.verbs.export.families import all_families
-from distprof.verbs.export.observed import Observed
+from distprof.verbs.export.families import Observed, all_families
 from distprof.verbs.export.otel import Sender, base_of, name_of, send, unit_of
 from tests.documents.samples import straggler
 from tests.job_folders import MS, START_NS, JobFolder

@@ -22,6 +22,7 @@ from distprof.verbs.gate.baseline import (
     session_of,
 )
 from distprof.verbs.gate.metrics import METRICS, efficiency_ratio, find_metric, values_of
+from distprof.version import __version__
 
 MACHINE = Fingerprint(
     world_size=4,
@@ -61,7 +62,7 @@ def test_efficiency_of_two_sizes():
 
 
 def test_written_and_read_again_it_is_the_same_and_short(tmp_path):
-    baseline = make_baseline([run((100, 102), at=1), run((104,), at=2)], distprof_version="1")
+    baseline = make_baseline([run((100, 102), at=1), run((104,), at=2)])
     file = tmp_path / "baseline.json"
     file.write_bytes(BASELINE.encode(baseline))
     assert read_baseline(str(file)) == baseline
@@ -71,32 +72,33 @@ def test_written_and_read_again_it_is_the_same_and_short(tmp_path):
 
 
 def test_sessions_roll_and_keep_their_numbers():
-    baseline = make_baseline([run((100,), at=1)], distprof_version="1", window=2)
+    written = make_baseline([run((100,), at=1)], window=2)
+    baseline = msgspec.structs.replace(written, distprof_version="an earlier one")
     for at in (2, 3):
-        baseline = accepted(baseline, [run((100 + at,), at=at)] * 2, distprof_version="2")
+        baseline = accepted(baseline, [run((100 + at,), at=at)] * 2)
     assert baseline_values(baseline, "step_time") == ([102, 102, 103, 103], [0, 0, 1, 1])
     assert baseline_values(baseline, "bubble") == ([], [])
-    assert baseline.distprof_version == "2"
+    assert baseline.distprof_version == __version__
 
 
 def test_another_machine_begins_anew():
-    baseline = make_baseline([run((100,))], distprof_version="1")
+    baseline = make_baseline([run((100,))])
     other = msgspec.structs.replace(MACHINE, device="B200")
-    renewed = accepted(baseline, [run((50,), fingerprint=other)], distprof_version="1")
+    renewed = accepted(baseline, [run((50,), fingerprint=other)])
     assert len(renewed.sessions) == 1
     assert renewed.fingerprint.device == "B200"
 
 
 def test_acknowledged_losses_hold_until_they_run_out():
-    baseline = make_baseline([run((100,))], distprof_version="1")
+    baseline = make_baseline([run((100,))])
     loss = Acknowledged(metric="step_time", up_to=0.08, reason="new tokenizer", until_ns=10)
     with_loss = acknowledge(acknowledge(baseline, loss), loss)
     assert with_loss.acknowledged == (loss,)
     assert acknowledgement(with_loss, "step_time", 9) == loss
     assert acknowledgement(with_loss, "step_time", 10) is None
     assert acknowledgement(with_loss, "memory", 9) is None
-    assert accepted(with_loss, [run((1,), at=9)], distprof_version="1").acknowledged == (loss,)
-    assert accepted(with_loss, [run((1,), at=10)], distprof_version="1").acknowledged == ()
+    assert accepted(with_loss, [run((1,), at=9)]).acknowledged == (loss,)
+    assert accepted(with_loss, [run((1,), at=10)]).acknowledged == ()
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,7 @@ def test_acknowledged_losses_hold_until_they_run_out():
     [({"metric": "speed"}, "no metric"), ({"up_to": -1.0}, "loss of"), ({"reason": " "}, "reason")],
 )
 def test_what_cannot_be_acknowledged(change, why):
-    baseline = make_baseline([run((100,))], distprof_version="1")
+    baseline = make_baseline([run((100,))])
     loss = Acknowledged(metric="step_time", up_to=0.1, reason="r")
     with pytest.raises(ValueError, match=why):
         acknowledge(baseline, msgspec.structs.replace(loss, **change))
@@ -117,10 +119,10 @@ def test_a_session_is_of_one_kind_of_run():
     with pytest.raises(ValueError, match="world size is 4 in one and 8"):
         session_of([run((1,)), run((1,), fingerprint=other)])
     with pytest.raises(ValueError, match="window"):
-        make_baseline([run((1,))], distprof_version="1", window=0)
+        make_baseline([run((1,))], window=0)
 
 
-WHOLE = json.loads(BASELINE.encode(make_baseline([run((100,))], distprof_version="1")))
+WHOLE = json.loads(BASELINE.encode(make_baseline([run((100,))])))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +158,7 @@ def test_other_documents_are_refused(tmp_path, text):
 
 def test_cut_off_anywhere_it_is_refused_with_a_sentence(tmp_path):
     file = tmp_path / "baseline.json"
-    whole = BASELINE.encode(make_baseline([run((100,))], distprof_version="1"))
+    whole = BASELINE.encode(make_baseline([run((100,))]))
     for length in range(0, len(whole) - 2, 7):
         file.write_bytes(whole[:length])
         with pytest.raises(InputError, match=r"damaged or unrelated JSON|an empty file"):
@@ -198,7 +200,7 @@ def test_the_document_is_read_as_it_is_written():
     assert isinstance(msgspec.json.decode(json.dumps(WHOLE), type=BaselineFile), BaselineFile)
 
 
-DOCUMENT = BASELINE.encode(make_baseline([run((100,)), run((101,))], distprof_version="1"))
+DOCUMENT = BASELINE.encode(make_baseline([run((100,)), run((101,))]))
 
 
 @settings(max_examples=150, deadline=None)

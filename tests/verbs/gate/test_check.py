@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from distprof.artefacts.baseline_file import Acknowledged, BaselineSession
 from distprof.artefacts.summary_file import Fingerprint, StepParts, SummaryFile
+from distprof.config import CheckConfig
 from distprof.verbs.gate.baseline import accepted, make_baseline, session_of
-from distprof.verbs.gate.check import GateSettings, judge
-from distprof.verbs.gate.decide import EARLY_ALPHA
+from distprof.verbs.gate.check import judge
+from distprof.verbs.gate.decide import ALPHA, EARLY_ALPHA
 
 MACHINE = Fingerprint(world_size=4, device="H200", backend="nccl")
 CALM = (100.0, 100.4, 99.7, 100.1, 99.9, 100.2, 99.8, 100.3)
@@ -35,22 +36,23 @@ def slower(factor, values=CALM):
 
 
 def three_sessions(**fields):
-    baseline = make_baseline(runs(CALM, **fields), distprof_version="1")
+    baseline = make_baseline(runs(CALM, **fields))
     for number in (1, 2):
         session = runs(slower(1 + 0.001 * number), at=100 * number, **fields)
-        baseline = accepted(baseline, session, distprof_version="1")
+        baseline = accepted(baseline, session)
     return baseline
 
 
-def judged(repeats, *, small=(), baseline=None, now_ns=0, **choices):
+def judged(repeats, *, small=(), baseline=None, now_ns=0, is_paired=False, alpha=ALPHA, **choices):
     return judge(
         baseline or three_sessions(),
         session_of(repeats, small),
         source="baseline.json",
         fingerprint=MACHINE,
-        version="1",
         now_ns=now_ns,
-        settings=GateSettings(**choices),
+        settings=CheckConfig(**choices),
+        is_paired=is_paired,
+        alpha=alpha,
     )
 
 
@@ -77,7 +79,7 @@ def test_too_few_repeats_fail_only_where_that_is_asked():
 
 
 def test_parts_of_a_step_are_shown_and_decide_only_if_asked():
-    calm = make_baseline(runs(CALM, overlap_ratio=0.8), distprof_version="1")
+    calm = make_baseline(runs(CALM, overlap_ratio=0.8))
     worse = runs(CALM, overlap_ratio=0.1)
     alone = judged(worse, baseline=calm, is_paired=True)
     assert alone.state == "passed"
@@ -91,7 +93,7 @@ def test_parts_of_a_step_are_shown_and_decide_only_if_asked():
 
 
 def test_what_is_known_of_times_is_not_held_against_shares():
-    calm = make_baseline(runs(CALM, overlap_ratio=0.8), distprof_version="1")
+    calm = make_baseline(runs(CALM, overlap_ratio=0.8))
     shaky = judged(runs(CALM, overlap_ratio=0.8), baseline=calm, session_noise=0.1)
     step, overlap = shaky.metrics
     assert step.high - step.low > 0.2
@@ -107,7 +109,7 @@ def test_what_was_asked_for_and_is_not_known_is_said():
 
 def test_an_efficiency_that_the_runs_no_longer_have_is_said():
     small = runs(CALM, ranks=1)
-    baseline = make_baseline(runs(slower(1.1)), small, distprof_version="1")
+    baseline = make_baseline(runs(slower(1.1)), small)
     assert baseline.small_world_size == 1
     lacking = judged(runs(slower(1.1)), baseline=baseline)
     assert lacking.not_checked == {"efficiency": "the runs do not have it"}
@@ -124,7 +126,7 @@ def test_a_tolerance_of_ones_own():
 
 def test_pairs_need_no_further_sessions():
     drifting = [100 + 3 * number for number in range(8)]
-    baseline = make_baseline(runs(drifting), distprof_version="1")
+    baseline = make_baseline(runs(drifting))
     for factor, state in ((1.05, "regressed"), (1.0, "passed")):
         found = judged(runs(slower(factor, drifting)), baseline=baseline, is_paired=True)
         assert found.state == state
@@ -136,7 +138,7 @@ def test_an_early_look_takes_more_to_condemn():
     shaky = slower(1.1, CALM[:4])
     assert judged(runs(shaky)).state == "regressed"
     early = judged(runs(shaky), alpha=EARLY_ALPHA, baseline=make_baseline(
-        runs(CALM[:5]), distprof_version="1"), session_noise=0.0)  # fmt: skip
+        runs(CALM[:5])), session_noise=0.0)  # fmt: skip
     assert early.state == "inconclusive"
     assert early.needed_repeats >= 1
 
@@ -177,7 +179,7 @@ lengths = st.lists(st.integers(0, 10**12), min_size=len(PARTS), max_size=len(PAR
 @given(lengths, lengths)
 def test_what_explains_a_change_adds_up_to_it(before, after):
     first, second = parts_of(before), parts_of(after)
-    baseline = make_baseline(runs(CALM, parts=first), distprof_version="1")
+    baseline = make_baseline(runs(CALM, parts=first))
     found = judged(runs(CALM, parts=second), baseline=baseline)
     assert sum(part.baseline_ns for part in found.parts) == first.span_ns
     assert sum(part.change_ns for part in found.parts) == second.span_ns - first.span_ns
@@ -199,9 +201,8 @@ def test_a_verdict_hangs_together_whatever_was_measured(before, after, noise, lo
         session,
         source="b",
         fingerprint=MACHINE,
-        version="1",
         now_ns=0,
-        settings=GateSettings(session_noise=noise),
+        settings=CheckConfig(session_noise=noise),
     )
     (check,) = result.metrics
     assert result.state == check.state

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import msgspec
@@ -14,10 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distprof.errors import InputError, MissingExtraError
+from distprof.errors import InputError
 from distprof.verbs.history import dataset
-from distprof.verbs.history.dataset import append, compact, count_files, query, read
-from distprof.verbs.history.rows import COLUMNS, parquet_of, row_of
+from distprof.verbs.history.dataset import (
+    COLUMNS,
+    append,
+    compact,
+    count_files,
+    parquet_of,
+    read,
+    row_of,
+)
 from tests.verbs.history.samples import START_NS, summary
 
 WRITERS, APPENDS = 8, 50
@@ -75,19 +81,7 @@ def test_a_run_is_there_once_however_often_it_is_added(folder):
     assert len(read(folder)[0]) == 2
 
 
-def test_sql_sees_a_row_per_run(folder):
-    append(folder, [summary(10, commit="a"), summary(30, commit="a", number=1), summary(50, day=1)])
-    columns, rows, notes = query(
-        folder, "SELECT git_commit, sum(step_ns) AS s FROM history GROUP BY 1 ORDER BY 2"
-    )
-    assert columns == ["git_commit", "s"]
-    assert rows == [("a", 40), ("c0", 50)]
-    assert notes == ()
-    assert query(folder, "SELECT * FROM history LIMIT 0")[0] == list(COLUMNS)
-    assert query(folder, " ")[:2] == ([], [])
-
-
-def test_files_have_the_columns_that_the_table_has(tmp_path):
+def test_files_have_the_columns_that_are_documented(tmp_path):
     append(str(tmp_path), [summary(7)])
     (file,) = tmp_path.iterdir()
     row = pq.ParquetFile(file).read().to_pylist()[0]
@@ -104,7 +98,6 @@ def test_putting_files_together_loses_nothing(folder):
     assert compact(folder) == (3, 7)
     assert compact(folder) == (0, 7)
     assert read(folder) == (tuple(runs), ())
-    assert query(folder, "SELECT count(*) FROM history")[1] == [(7,)]
 
 
 def test_one_who_was_stopped_between_writing_and_removing_has_doubled_nothing(
@@ -116,7 +109,6 @@ def test_one_who_was_stopped_between_writing_and_removing_has_doubled_nothing(
     compact(folder)
     assert count_files(folder) == 3
     assert len(read(folder)[0]) == 2
-    assert query(folder, "SELECT count(*) FROM history")[1] == [(2,)]
 
 
 def test_fields_of_a_later_version_survive(tmp_path):
@@ -126,7 +118,7 @@ def test_fields_of_a_later_version_survive(tmp_path):
         parquet_of([{**row, "summary": text}])
     )
     compact(str(tmp_path))
-    assert query(str(tmp_path), "SELECT count(*) FROM history")[1] == [(1,)]
+    assert len(read(str(tmp_path))[0]) == 1
     (file,) = tmp_path.iterdir()
     assert '"of_later":5' in pq.ParquetFile(file).read().to_pylist()[0]["summary"]
 
@@ -174,7 +166,7 @@ def without_utf8():
 
 
 def with_a_name_without_utf8():
-    """A file with a column name that DuckDB quotes in its message."""
+    """A file with a column name that is not UTF-8."""
     return parquet_of([row_of(summary(2))]).replace(b"summary", b"s\xe5mmary")
 
 
@@ -204,7 +196,6 @@ def test_a_damaged_file_is_named_and_left_out(tmp_path, data):
     assert [run.step_ns for run in runs] == [(1,)]
     assert len(notes) == 1
     assert name in notes[0]
-    assert query(str(tmp_path), "SELECT count(*) FROM history")[1:] == ([(1,)], notes)
     compact(str(tmp_path))
     assert (tmp_path / name).exists()  # for whoever can mend it
 
@@ -257,7 +248,7 @@ def test_a_folder_of_another_kind_is_refused(tmp_path):
 
 
 def test_where_nothing_is_the_way_out_is_told(folder):
-    for ask in (read, compact, lambda place: query(place, "SELECT 1")):
+    for ask in (read, compact):
         with pytest.raises(InputError, match="distprof history add"):
             ask(folder)
 
@@ -268,46 +259,6 @@ def test_a_place_that_cannot_be_one_is_refused(tmp_path, monkeypatch, place):
     Path("file").write_text("mine")
     with pytest.raises(InputError, match="--history"):
         append(place, [summary(1)])
-
-
-def test_without_duckdb_the_extra_is_named(tmp_path, monkeypatch):
-    append(str(tmp_path), [summary(1)])
-    compact(str(tmp_path))
-    monkeypatch.setitem(sys.modules, "duckdb", None)
-    for ask in (read, lambda place: query(place, "SELECT 1")):
-        with pytest.raises(MissingExtraError, match="history"):
-            ask(str(tmp_path))
-    assert append(str(tmp_path), [summary(1), summary(2)]) == 1  # that needs none
-
-
-@pytest.mark.parametrize(
-    "sql",
-    [
-        "SELECT * FROM read_text('{file}')",
-        "SELECT * FROM read_csv('{file}')",
-        "SELECT * FROM '{file}'",
-        "SELECT * FROM glob('{folder}/*')",
-        "COPY history TO '{folder}/out.csv'",
-        "EXPORT DATABASE '{folder}/out'",
-        "ATTACH '{folder}/out.db'",
-        "SET enable_external_access = true",
-        "INSTALL httpfs",
-        "LOAD httpfs",
-        "SELECT * FROM 'https://localhost/a.csv'",
-        "SELECT * FROM summaries",
-        "SELECT * FROM runs",
-        "SELECT nothing FROM history",
-        "SELEC",
-    ],
-)
-def test_sql_reaches_nothing_but_the_table(tmp_path, sql):
-    folder = tmp_path / "history"
-    append(str(folder), [summary(1)])
-    secret = tmp_path / "secret.csv"
-    secret.write_text("a,b\n1,2\n")
-    with pytest.raises(InputError, match="DuckDB SQL"):
-        query(str(folder), sql.format(file=secret, folder=tmp_path))
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["history", "secret.csv"]
 
 
 @pytest.mark.parametrize(
@@ -324,59 +275,29 @@ def test_absurd_values_are_kept_or_left_empty(tmp_path, fields):
     runs, notes = read(str(tmp_path))
     assert len(runs) == 1
     assert notes == ()
-    assert len(query(str(tmp_path), "SELECT * FROM history")[1]) == 1
+    (file,) = tmp_path.iterdir()
+    assert pq.ParquetFile(file).metadata.num_rows == 1
 
 
-def test_a_run_without_steps_has_no_step(tmp_path):
-    append(str(tmp_path), [msgspec.structs.replace(summary(1), step_ns=())])
-    assert query(str(tmp_path), "SELECT step_ns, num_steps FROM history")[1] == [(None, 0)]
+def test_a_run_without_steps_has_no_step():
+    row = row_of(msgspec.structs.replace(summary(1), step_ns=()))
+    assert (row["step_ns"], row["num_steps"]) == (None, 0)
 
 
-class _EndlessQuery:
-    """A connection whose query ends only when interrupted; ``told`` is called as it begins."""
+def test_a_file_that_is_merged_while_it_is_read_is_not_missed(tmp_path, monkeypatch):
+    folder = str(tmp_path)
+    append(folder, [summary(1), summary(2)])
+    get, is_merged = dataset.Store.get, []
 
-    description = ()
+    def get_late(store, name):
+        if not is_merged:
+            is_merged.append(True)
+            compact(folder)
+        return get(store, name)
 
-    def __init__(self, told):
-        self.told, self.num_queries, self.interrupted = told, 0, threading.Event()
-
-    def execute(self, sql, parameters):
-        self.num_queries += 1
-        self.told()
-        assert self.interrupted.wait(HANGS_S), "the query was not stopped"
-        raise RuntimeError("interrupted")
-
-    def interrupt(self):
-        self.interrupted.set()
-
-
-def _press_ctrl_c():
-    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-
-
-@pytest.mark.skipif(os.name == "nt", reason="signals")
-def test_a_query_that_runs_is_ended_when_it_is_stopped():
-    connection = _EndlessQuery(_press_ctrl_c)
-    with pytest.raises(KeyboardInterrupt):
-        dataset._asked(connection, "SELECT 1")
-    assert connection.interrupted.is_set()
-
-
-def test_a_query_stopped_before_its_thread_runs_is_never_asked(monkeypatch):
-    threads = []
-
-    class Late(threading.Thread):
-        def start(self):
-            threads.append(self)
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(dataset, "Thread", Late)
-    connection = _EndlessQuery(lambda: None)
-    with pytest.raises(KeyboardInterrupt):
-        dataset._asked(connection, "SELECT 1")
-    for thread in threads:
-        thread.run()
-    assert connection.num_queries == 0
+    monkeypatch.setattr(dataset.Store, "get", get_late)
+    runs, notes = read(folder)
+    assert (len(runs), notes) == (2, ())
 
 
 @settings(max_examples=25, deadline=None)

@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from distprof.join.gpu_waits import LEAST_PEERS, excess_of_peers
-from distprof.verbs.watch.lateness import (
+from distprof.verbs.watch.slowness import (
     OFF,
     ON,
+    PAST,
     WINDOW,
+    JobSpeed,
     Persistence,
     SlowRanks,
 )
-from distprof.verbs.watch.speed import PAST, JobSpeed
 
 ONE_GROUP = np.zeros(64, dtype=np.int64)
 

@@ -17,7 +17,7 @@ from distprof.ingest.job.growing import RankAdded
 from distprof.join.gpu_waits import Rests, waits_of
 from distprof.verbs.watch.measure import report_on
 from distprof.verbs.watch.result import Alert, WatchReport
-from distprof.verbs.watch.waits import CAPACITY, WaitTable
+from distprof.verbs.watch.steps import CAPACITY, WaitTable
 from tests.verbs.watch.gpu_jobs import Speed, ddp, fsdp, pipeline, tensor_parallel
 from tests.verbs.watch.gpu_timelines import Await, Cluster, Program, Recorder, Together, Work
 from tests.verbs.watch.jobs import MS, Playing, said, step

@@ -62,35 +62,22 @@ _WITHIN_S = {"profile": EXPORT_WITHIN_S, "stacks": STACKS_WITHIN_S, "flight": FL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Progress of a request.
+    """Progress of a request."""
 
-    Args:
-        asked: Ranks that may answer.
-        seen: Those whose node has seen the request.
-        answered: Those that have answered, or given a reason why not.
-        starts_in_s: Seconds until they begin; negative once they have begun.
-        is_over: Whether no more answers are awaited.
-    """
-
-    asked: int
-    seen: int
-    answered: int
-    starts_in_s: float
-    is_over: bool
+    asked: int  # Ranks that may answer.
+    seen: int  # Those whose node has seen the request.
+    answered: int  # Those that have answered, or given a reason why not.
+    starts_in_s: float  # Seconds until they begin; negative once they have begun.
+    is_over: bool  # Whether no more answers are awaited.
 
 
 @dataclass(slots=True)
 class _Replies:
-    """The answers of the nodes so far.
+    """The answers of the nodes so far."""
 
-    Args:
-        folder: The folder in which they write.
-        ranks: Rank to its latest reply.
-        refusals: Host to the reason why its node does nothing.
-    """
-
-    folder: Path
-    ranks: dict[int, RankReply] = field(default_factory=dict)
+    folder: Path  # The folder in which they write.
+    ranks: dict[int, RankReply] = field(default_factory=dict)  # Rank to its latest reply.
+    # Host to the reason why its node does nothing.
     refusals: dict[str, str] = field(default_factory=dict)
     _final: set[str] = field(default_factory=set)
 
@@ -122,14 +109,6 @@ class RanksEverywhere:
         chosen: Whether they are only a part of the job's ranks.
         notice_s: Seconds until a trace begins.
         tell: Called periodically with the progress while answers are awaited.
-
-    Attributes:
-        ranks: As given; after an answer, with the state of processes on other hosts.
-        is_reached: Whether a rank has answered.
-        absent_ranks: Ranks of the job that have no folder in the run directory.
-        unseen_hosts: Hosts that have not seen the latest request.
-        spread_s: Time between the first and the last rank that began, by the clocks of their
-            nodes; None without answers.
     """
 
     is_everywhere = True
@@ -143,10 +122,14 @@ class RanksEverywhere:
         notice_s: float = NOTICE_S,
         tell: Callable[[Progress], None] = lambda _: None,
     ) -> None:
+        # As given; after an answer, with the state of processes on other hosts.
         self.ranks = list(ranks)
-        self.is_reached = False
+        self.is_reached = False  # Whether a rank has answered.
+        # Ranks of the job that have no folder in the run directory.
         self.absent_ranks = () if chosen else _absent(ranks)
-        self.unseen_hosts: list[str] = []
+        self.unseen_hosts: list[str] = []  # Hosts that have not seen the latest request.
+        # Time between the first and the last rank that began, by the clocks of their nodes; None
+        # without answers.
         self.spread_s: float | None = None
         self._run_dir = run_dir
         self._chosen = chosen
@@ -179,18 +162,9 @@ class RanksEverywhere:
         return Answers(given=sizes, missing=answers.missing)
 
     def profile(self, seconds: float, out: Path | None) -> tuple[Path, Answers[int]]:
-        """Trace all ranks at one time.
+        """Trace all ranks at one time, by default into the directory of the requests.
 
-        Args:
-            seconds: Duration.
-            out: The directory to create; by default in that of the requests.
-
-        Returns:
-            The new directory, and the size of each trace in bytes.
-
-        Raises:
-            UsageError: If the directory cannot be created, or another request is being served.
-            InputError: If a file cannot be written.
+        Returns the new directory, and the size of each trace in bytes.
         """
         target = None if out is None else new_run_directory(out, "profile")
         with self._asked("profile", seconds) as (folder, answers):
@@ -350,11 +324,7 @@ def _with_process(rank: LivingRank, reply: RankReply | None) -> LivingRank:
 
 
 def _check_free(place: Path) -> None:
-    """Refuse while another request is being served, and remove finished requests.
-
-    Raises:
-        UsageError: If there is one.
-    """
+    """Refuse while another request is being served, and remove finished requests."""
     for file in place.glob("*.json"):
         if not REQUEST_NAME.fullmatch(file.stem):
             continue

@@ -36,11 +36,7 @@ class RefusedError(Exception):
 
 
 class Inbox:
-    """The folder of requests of one job.
-
-    Args:
-        run_dir: The run directory.
-    """
+    """The folder of requests of one job."""
 
     def __init__(self, run_dir: Path) -> None:
         self.folder = run_dir / REQUESTS_DIR
@@ -56,10 +52,8 @@ class Inbox:
     def news(self) -> list[str]:
         """Names of new requests, from one check of the folder's time.
 
-        A missing folder is created, unless the run directory is also missing.
-
-        Raises:
-            RefusedError: If another user may write to the folder.
+        A missing folder is created, unless the run directory is also missing. RefusedError if
+        another user may write to the folder.
         """
         try:
             folder = OwnFile(self.folder, _FOLDER)
@@ -99,16 +93,7 @@ class Inbox:
 
 
 def read_request(file: Path, *, now_ns: int | None = None) -> RequestFile:
-    """A request that may be obeyed.
-
-    Args:
-        file: Its file.
-        now_ns: The time instead of this machine's.
-
-    Raises:
-        RefusedError: If it is of another user, malformed, or too late.
-        OSError: If it is gone.
-    """
+    """A request that may be obeyed; RefusedError if of another user, malformed, or too late."""
     request = _decoded(_content(file))
     if request.schema != REQUEST_SCHEMA:
         raise RefusedError(f"is in the format {request.schema[:60]!r}, not {REQUEST_SCHEMA}")
@@ -119,11 +104,7 @@ def read_request(file: Path, *, now_ns: int | None = None) -> RequestFile:
 
 
 def check_start(request: RequestFile, *, now_ns: int | None = None) -> None:
-    """Check that a rank that begins now would trace what the others trace.
-
-    Raises:
-        RefusedError: If their trace has ended.
-    """
+    """Refuse if a rank that begins now would trace nothing that the others trace."""
     late_ns = (time.time_ns() if now_ns is None else now_ns) - request.start_ns
     if request.kind == "profile" and late_ns > request.seconds * 1e9:
         late_s = late_ns / 1e9

@@ -44,11 +44,9 @@ _TOKEN_BYTES = 16
 
 
 class Turn:
-    """Which rank of this node polls.
+    """Which rank of this node polls: the lowest local rank comes first.
 
-    Args:
-        file: The file through which they coordinate, in a folder of this node.
-        local_rank: The lowest comes first.
+    They coordinate through a file in a folder of this node.
     """
 
     def __init__(self, file: Path, local_rank: int) -> None:
@@ -91,13 +89,7 @@ class Turn:
 
 
 class Poller(threading.Thread):
-    """The thread that polls.
-
-    Args:
-        run_dir: The run directory.
-        local_rank: Index of this rank on its node.
-        note: Takes a sentence for ``rank.json``.
-    """
+    """The thread that polls; ``note`` takes a sentence for ``rank.json``."""
 
     def __init__(self, run_dir: Path, local_rank: int, *, note: Callable[[str], None]) -> None:
         super().__init__(name="distprof-requests", daemon=True)

@@ -46,12 +46,7 @@ def refuse(run_dir: Path, request: str, why: str) -> None:
 
 
 class _Answer:
-    """The reply of this node to one request, lost if it cannot be written.
-
-    Args:
-        run_dir: The run directory.
-        request: Name of the request.
-    """
+    """The reply of this node to one request, lost if it cannot be written."""
 
     def __init__(self, run_dir: Path, request: str) -> None:
         self._folder = replies_folder(run_dir, request)
@@ -65,12 +60,9 @@ class _Answer:
 
 
 class Serving(threading.Thread):
-    """The thread that serves one request.
+    """The thread that serves one request, which has passed all checks.
 
-    Args:
-        run_dir: The run directory.
-        request: The request, which has passed all checks.
-        ended: Set when the probes of this rank end.
+    ``ended`` is set when the probes of this rank end.
     """
 
     def __init__(self, run_dir: Path, request: RequestFile, ended: threading.Event) -> None:

@@ -1,4 +1,4 @@
-"""The rule that calls a rank slow: how large its excess must be, and in how many recent steps.
+"""The two rules that decide what is slow: a rank against its peers, and a job against itself.
 
 In each step, a rank's own time is compared with the median of its peers, which are all other ranks
 of its pipeline stage. A slowdown that affects all ranks at once cancels. A rank becomes slow when
@@ -10,11 +10,21 @@ If steps were independent and a healthy rank exceeded the limit with probability
 alarm with probability P(Binomial(WINDOW, p) >= ON), which is below 1e-17 for p = 5 %. The remaining
 cause of false alarms is a rank that drifts for a whole window. The limit is therefore at least
 six times the usual spread among peers, if there are enough peers to estimate it.
-``benchmarks/watch_alarms.py`` simulates the error rates of this rule and that of ``speed.py``.
+
+A step of the job counts if it exceeds the job's usual step time, the median of its earlier steps,
+by more than a limit. The job is slow if ``ON`` of the last ``WINDOW`` steps count. If it stays slow
+for half of ``PAST`` steps, the slow step time becomes the usual one and the alarm ends.
+
+Steps are measured on the CPU. The CPU of a GPU rank runs ahead and waits for its GPU only now and
+then, so most of its steps are too short and a few too long. On GPU ranks, the mean of the last
+``SMOOTHED`` steps takes the place of each step.
+
+``benchmarks/watch_alarms.py`` simulates the error rates of both rules.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
@@ -45,18 +55,11 @@ _CLIP = 0.25
 
 
 class Persistence:
-    """Hysteresis: on when ``ON`` of the last ``WINDOW`` observations are above, off at ``OFF``.
-
-    Args:
-        size: Number of series that are observed; it may grow.
-
-    Attributes:
-        is_on: Whether each series is on, shape (size,).
-        counts: How many of its last observations were above the limit, shape (size,).
-    """
+    """Hysteresis: on when ``ON`` of the last ``WINDOW`` observations are above, off at ``OFF``."""
 
     def __init__(self, size: int) -> None:
         self._above: NDArray[np.bool_] = np.zeros((WINDOW, size), dtype=np.bool_)
+        # How many of the last observations of each series were above the limit.
         self.counts: NDArray[np.int64] = np.zeros(size, dtype=np.int64)
         self.is_on: NDArray[np.bool_] = np.zeros(size, dtype=np.bool_)
         self._next = 0
@@ -81,17 +84,12 @@ class Persistence:
 class SlowRanks:
     """Which ranks are slow, updated step by step.
 
-    Args:
-        level: Excess to report, a share of the peers' own time.
-        size: Number of ranks; it may grow.
-
-    Attributes:
-        state: Which ranks are slow, and in how many steps they were above the limit.
-        limits: Excess above which a step counts, shape (size,).
+    ``level`` is the excess to report, a share of the peers' own time.
     """
 
     def __init__(self, level: float, size: int) -> None:
         self.state = Persistence(size)
+        # Excess of each rank above which a step counts.
         self.limits: Floats = np.full(size, LIMIT_SHARE * level)
         self._level = level
         self._usual: Floats = np.zeros(size)
@@ -116,31 +114,17 @@ class SlowRanks:
             self._recent = np.pad(self._recent, ((0, 0), (0, more)), constant_values=np.nan)
 
     def observe(self, own: Floats, step: Floats | float, groups: NDArray[np.int64]) -> Floats:
-        """Add one step of all ranks.
+        """Add one step of all ranks; return the excess of each, NaN if unknown.
 
-        Args:
-            own: Own time, shape (ranks,); NaN if unknown.
-            step: Duration of the step, in the same unit.
-            groups: As in :func:`excess_of_peers`.
-
-        Returns:
-            The excess of each rank; NaN if unknown.
+        ``own`` (shape (ranks,), NaN if unknown) and ``step`` have the same unit. For ``groups`` see
+        :func:`excess_of_peers`.
         """
         excess, peers = excess_of_peers(own, groups)
         self._add(excess, excess, own - peers >= LEAST_OF_STEP * step, groups)
         return excess
 
     def observe_bounds(self, late: Lateness, step: float, groups: NDArray[np.int64]) -> Floats:
-        """Add one step of ranks whose lateness is known between two bounds.
-
-        Args:
-            late: The bounds.
-            step: Duration of the step, in ns.
-            groups: As in :func:`excess_of_peers`.
-
-        Returns:
-            The lower bound of each rank's excess; NaN if unknown.
-        """
+        """Add a step (ns) of ranks whose lateness has two bounds; return the lower excess."""
         excess = late.excess
         self._add(excess, likely_excess(late), late.late_ns >= LEAST_OF_STEP * step, groups)
         return excess
@@ -167,3 +151,68 @@ class SlowRanks:
             members = np.flatnonzero(known & (groups == group))
             usual = usual_difference(self._usual[members])
             self.limits[members] = max(LIMIT_SHARE * self._level, usual)
+
+
+PAST: Final = 1_000
+
+SMOOTHED: Final = 20
+"""Fewer than ``ON``, so that a single checkpoint makes no slow job."""
+
+_RENEW_EVERY = 8  # steps
+
+
+class Lasting:
+    """Whether one quantity of a job stays above a limit."""
+
+    def __init__(self) -> None:
+        self._state = Persistence(1)
+
+    def observe(self, is_above: bool) -> None:
+        """Add one step."""
+        self._state.observe(np.array([is_above]))
+
+    @property
+    def count(self) -> int:
+        """In how many of the last steps it was above the limit."""
+        return int(self._state.counts[0])
+
+    @property
+    def is_on(self) -> bool:
+        """Whether these are too many."""
+        return bool(self._state.is_on[0])
+
+
+class JobSpeed:
+    """Whether a job is slower than it was.
+
+    ``level`` is the excess to report, a share of the usual step time.
+    """
+
+    def __init__(self, level: float) -> None:
+        self.state = Lasting()  # In how many steps it was slower.
+        # Median of the steps before the last ``WINDOW``; None while there are too few.
+        self.usual_ns: float | None = None
+        self._level = level
+        self._recent: deque[int] = deque(maxlen=WINDOW)
+        self._past: deque[int] = deque(maxlen=PAST)
+        self._smoothed: deque[int] = deque(maxlen=SMOOTHED)
+        self._num_steps = 0
+
+    @property
+    def recent_ns(self) -> float:
+        """Median of the last ``ON`` steps; NaN before the first."""
+        return float(np.median(list(self._recent)[-ON:])) if self._recent else float("nan")
+
+    def observe(self, step_ns: int, *, has_gpus: bool = False) -> None:
+        """Add the duration of one step on the CPU, which may run ahead if there are GPUs."""
+        if has_gpus:
+            self._smoothed.append(step_ns)
+            step_ns = sum(self._smoothed) // len(self._smoothed)
+        if len(self._recent) == WINDOW:
+            self._past.append(self._recent[0])
+        self._recent.append(step_ns)
+        if len(self._past) >= WINDOW and self._num_steps % _RENEW_EVERY == 0:
+            self.usual_ns = float(np.median(self._past))
+        self._num_steps += 1
+        limit = None if self.usual_ns is None else (1 + LIMIT_SHARE * self._level) * self.usual_ns
+        self.state.observe(limit is not None and step_ns > limit)
