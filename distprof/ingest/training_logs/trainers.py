@@ -72,8 +72,9 @@ class BarGrammar(Grammar):
             self._bars = {}
         for before, _, step, total, hours, minutes, seconds in _BAR.findall(block):
             label = before.rstrip()
-            is_other = label.endswith(b":") and not _OF_TRAINING.search(label)
-            if int(total) < _MIN_STEPS or is_other:
+            is_labelled = bool(_OF_TRAINING.search(label))
+            is_other = label.endswith(b":") and not is_labelled
+            if is_other or int(total) < (_MIN_SPAN if is_labelled else _MIN_STEPS):
                 continue
             second = int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds)
             self._follow(self._bars, int(total), int(step), second)

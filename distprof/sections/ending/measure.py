@@ -257,7 +257,7 @@ def _at(event: OutputEvent) -> str:
 
 def _own_errors(output: JobOutput) -> EndingResult | None:
     """The first error of a GPU or of the program itself, in the order of the output."""
-    events = _of(output, "assert", "memory", "device", "usage", "port", "loader", "shm")
+    events = _of(output, *_PRECEDENCE[:-2])
     events += [
         e for e in _of(output, "exception", "error") if _is_own(e) and not _is_survived(e, output)
     ]
@@ -310,7 +310,8 @@ def _is_survived(event: OutputEvent, output: JobOutput) -> bool:
                    for e in output.events)  # fmt: skip
 
 
-_PRECEDENCE = ("assert", "usage", "port", "memory", "loader", "shm", "device", "exception", "error")
+_PRECEDENCE = ("assert", "usage", "port", "memory", "loader", "shm", "device", "unused",
+               "exception", "error")  # fmt: skip
 
 
 def _precedence(event: OutputEvent) -> int:
@@ -436,9 +437,20 @@ def _loader(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
 
 
 def _shm(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
+    if "why" in event.fields:
+        return f"it cannot open shared memory ({event.fields['why']})", (
+            "Check the permissions and the size of /dev/shm on that host and in the container.",
+        )
     is_disk = "space left" in event.text
     what = "a disk is full" if is_disk else "its shared memory is too small"
     return what, ("Free the disk." if is_disk else "Give the container more: --shm-size.",)
+
+
+def _unused(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
+    names = event.fields["names"][:_MAX_QUOTE]
+    return f"some of its parameters got no gradient ({names})", (
+        "Freeze these parameters, use them in the loss, or set find_unused_parameters=True.",
+    )
 
 
 def _exception(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
@@ -499,6 +511,7 @@ _WORDS: dict[str, Callable[[OutputEvent], tuple[str, tuple[str, ...]]]] = {
     "port": _port,
     "loader": _loader,
     "shm": _shm,
+    "unused": _unused,
     "exception": _exception,
     "error": _exception,
 }
@@ -702,6 +715,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
     if not events:
         return None
     event = events[0]
+    if event.yields == "nccl":  # NCCL names the reason after the error
+        event = next((e for e in events if e.yields == "nccl" and "last" in e.fields), event)
     victims = tuple(sorted({e.rank for e in events if e.rank is not None}))
     silent = tuple(sorted({*range(output.world_size or 0), *output.ranks} - set(victims)))
     suspects = silent if victims and len(silent) <= len(victims) else ()
@@ -733,24 +748,28 @@ def _peer(output: JobOutput) -> EndingResult | None:
             event.yields,
             line + tail,
             event,
-            *_PEER_STEPS[event.yields == "network"],
+            *_PEER_STEPS[event.yields],
             ranks=(),
         ),
         suspects=suspects,
     )
 
 
-_PEER_STEPS = (
-    (
+_PEER_STEPS = {
+    "peer": (
         "Read the log of the rank at the other end: it failed before.",
         "Run with NCCL_DEBUG=INFO if no rank reports an own error.",
     ),
-    (
+    "nccl": (
+        "Run with NCCL_DEBUG=WARN: the warning before the error names the call that failed.",
+        "Read the logs of the other ranks: one of them may have failed before.",
+    ),
+    "network": (
         "Check the links, GIDs (NCCL_IB_GID_INDEX) and routes between the network cards of all "
         "hosts with ib_write_bw, and that ulimit -l is unlimited.",
         "Read the log of the rank at the other end: it may have failed before.",
     ),
-)
+}
 
 
 def _frozen(output: JobOutput) -> EndingResult | None:
@@ -879,6 +898,21 @@ def _mixed(output: JobOutput) -> EndingResult | None:
     )
 
 
+def _reported(output: JobOutput) -> EndingResult | None:
+    """An error that most often reports the end of another process, if nothing else is known."""
+    events = [e for e in _of(output, "exception", "error") if not _is_survived(e, output)]
+    if not events:
+        return None
+    line, _ = _exception(events[0])
+    return _made(
+        "error",
+        f"{_subject(events[0])} reports {line}. Most often another failure causes it.",
+        events[0],
+        "Read the output of the other ranks and of their launcher: one of them failed before.",
+        ranks=(),
+    )
+
+
 def _is_at_end(event: OutputEvent, output: JobOutput) -> bool:
     return output.lines_of.get(event.file, 0) - event.line <= _NEAR_LINES
 
@@ -921,6 +955,7 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     _cut,
     _nan,
     _interrupted,
+    _reported,
     _mixed,
     diagnose_stacks,
 )
