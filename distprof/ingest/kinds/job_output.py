@@ -79,7 +79,7 @@ def _is_output(path: str, *, is_alone: bool) -> bool:
     """Whether the beginning or the end of a file holds such lines.
 
     A kernel's log is a kind of its own. A job that was cancelled has its iterations to show. The
-    line of an error alone counts only in a file that somebody names.
+    line of an error alone counts only in a file that is named itself.
     """
     kinds = _kinds(path)
     if kinds <= _ERROR and not is_alone:

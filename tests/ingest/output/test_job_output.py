@@ -183,7 +183,7 @@ def test_no_text_keeps_an_expression_busy(row: Expression) -> None:
             assert time.process_time() - begin < 0.3, part
 
 
-def test_the_line_of_an_error_alone_counts_in_a_file_that_somebody_names(tmp_path: Path) -> None:
+def test_the_line_of_an_error_alone_counts_in_a_file_that_is_named_itself(tmp_path: Path) -> None:
     (tmp_path / "job.log").write_text("ValueError: bad shape\n")
     assert fits_job_output(str(tmp_path / "job.log"))
     assert not fits_job_output(str(tmp_path))
