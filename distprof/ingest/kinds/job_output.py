@@ -25,7 +25,8 @@ BOUND = Bound(
 )
 _SNIFFED_BYTES = 1 << 23
 _OF_KERNELS = {"xid", "host_memory", "crash"}
-_WEAK = {"cancelled", "stopped", "nan"}
+_ERROR = {"error", "mixed"}
+_WEAK = {"cancelled", "stopped", "waiting", *_ERROR}
 _OUTPUT_NAME = re.compile(
     r"(?:\.(?:log|out|err|txt|[oe]\d{1,9})(?:[.-]\d{1,9})?(?:\.gz)?|^[^.]{1,100})$", re.IGNORECASE
 )
@@ -68,17 +69,21 @@ def paths_of_output(source: str) -> list[str]:
 def fits_job_output(source: str) -> bool:
     """Whether a source holds lines about the end of a job; never raises for other files."""
     try:
-        return any(_is_output(path) for path in paths_of_output(source))
+        paths = paths_of_output(source)
+        return any(_is_output(path, is_alone=paths == [source]) for path in paths)
     except (OSError, ValueError, ImportError, UsageError):
         return False
 
 
-def _is_output(path: str) -> bool:
+def _is_output(path: str, *, is_alone: bool) -> bool:
     """Whether the beginning or the end of a file holds such lines.
 
-    A kernel's log is a kind of its own. A job that was cancelled has its iterations to show.
+    A kernel's log is a kind of its own. A job that was cancelled has its iterations to show. The
+    line of an error alone counts only in a file that is named itself.
     """
     kinds = _kinds(path)
+    if kinds <= _ERROR and not is_alone:
+        return False
     if kinds and kinds <= _OF_KERNELS:
         return not fits_device_log(path)
     return bool(kinds) and (not kinds <= _WEAK or not training_log.SOURCE.fits(path))
@@ -95,12 +100,12 @@ def _kinds(path: str) -> set[str]:
             if begins_object(start) or b"\0" in start[:4096]:
                 return set()
             kinds = kinds_in(start)
-            if kinds or len(start) < _SNIFFED_BYTES:
+            if kinds - _ERROR or len(start) < _SNIFFED_BYTES:
                 return kinds
             end = start
             while len(end) == _SNIFFED_BYTES:
                 before, (end, _) = end, read_some(stream, _SNIFFED_BYTES)
-            return kinds_in(before + end)
+            return kinds | kinds_in(before + end)
     except (*DAMAGE, UsageError):
         return set()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from importlib import resources
@@ -19,15 +20,6 @@ import numpy as np
 
 SHORTEST_SIGN = 7
 """A sign this long covers one aligned word of four bytes, wherever it begins."""
-
-_ORDINARY = (
-    b"2024-01-01 12:00:00,123 - root - INFO - step: 10 loss: 7.9 memory: 12.3GiB(15%) tps: 7,411 "
-    b"host-1:123:123 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC comm 0x1 nRanks 08 rank "
-    b"iteration 20/1000 | elapsed time per iteration (ms): 1354.9 | lm loss: 1.2 | local_rank: 0 "
-    b"INFO:torch.distributed:/usr/lib/python3/dist-packages/train.py:12: UserWarning: model data "
-    b"nranks 8 cudaDev 0 process group backend cuda device GPU Epoch 1: 45%|##| 12/99 [00:01<00:09 "
-)
-"""Text as most logs repeat it: the words of a sign that are searched for should not be in it."""
 
 _BITS = 20
 _FACTOR = 2_654_435_761  # Knuth's multiplicative hash
@@ -46,6 +38,7 @@ class Expression(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     source: str = ""  # Programs and versions that print it.
     before: int = 0  # Lines before the sign that belong to the record; 0 for single lines.
     after: int = 0  # Lines after the sign that belong to the record; 0 for single lines.
+    wraps: bool = False  # Whether terminals break its line, and parts of it are on the next ones.
 
     def search(self, text: str) -> dict[str, str] | None:
         """What the expression captures from a text; None if the text is of another wording."""
@@ -130,6 +123,13 @@ class Signs(Generic[R]):
                             yield from ((at, row) for row in rows)
 
 
+@cache
+def _ordinary() -> Counter[bytes]:
+    """Words of text that most logs repeat: the words of signs that are searched for are rare."""
+    text = resources.files(__package__).joinpath("ordinary.txt").read_bytes()
+    return Counter(text[at : at + 4] for at in range(len(text) - 3))
+
+
 def _frequency(sign: bytes, at: int) -> int:
-    """How many of the words from ``at`` on are in ordinary text."""
-    return sum(sign[start : start + 4] in _ORDINARY for start in range(at, at + 4))
+    """How often the words from ``at`` on are in ordinary text."""
+    return sum(_ordinary()[sign[start : start + 4]] for start in range(at, at + 4))

@@ -22,10 +22,13 @@ MAX_OF_A_KIND = 64
 
 MAX_STACKS = 20_000
 MAX_TEXT = 300
-QUIET = frozenset(("warning", "phase", "error"))
+QUIET = frozenset(("warning", "phase"))
 """Kinds of lines that healthy jobs print, too: alone, they are no evidence of an end."""
 
 _NOISE = re.compile(r"NCCL (?:INFO|TRACE)|\bDEBUG\b")
+_ALWAYS = ("world", "exit")
+"""Kinds of lines that count although a debugging log prints them."""
+
 _MAX_RECORD_BYTES = 1 << 14
 _MAX_TRIES = 2_000
 """Lines of a file that are matched with one expression: later ones say the same."""
@@ -34,6 +37,10 @@ _MAX_RECORD_TRIES = 500
 _WINDOW = 4_096
 _BEFORE_SIGN = 600
 _MAX_WORLD = 1 << 20
+_MAX_BROKEN = 5
+_NEW_LINE = re.compile(rb"\s*(?:\[|\(\w+ pid=|\S{0,80}\d:|frame #|Exception |Traceback|terminate )")
+"""Beginnings of lines that continue no other."""
+
 
 _ESCAPES = re.compile(
     r"\x1b(?:\[[0-9;?]{0,40}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,500}(?:\x07|\x1b\\)|.)"
@@ -48,10 +55,11 @@ _TIME = re.compile(
 
 _PREFIX = re.compile(
     rf"^\s{{0,8}}{_STAMP}(?:"
-    r"\[rank(\d{1,7})\]:?"  # torch since 2.2
+    r"(?:\[rank\d{1,7}\]:)?\[rank(\d{1,7})\]:?"  # torch since 2.2, perhaps after torchrun's role
     r"|\[default(\d{1,7})\]:"  # torchrun --tee
     r"|\[\w{1,40}?(\d{1,7})\|\d{1,7}\]:"  # torchrun with --role: role, rank, local rank
     r"|\[\d{1,9},(\d{1,7})\](?:<\w{3,8}>)?:"  # mpirun --tag-output
+    r"|(?:\w{3} \w{3} [ \d]\d [\d:]{8} \d{4})?\[(\d{1,7})\]<std(?:out|err)>:"  # horovodrun
     r"|(\d{1,7}): ?(?!\d\d:|\d{1,7} \[\d)"  # srun --label, but not NCCL's process and thread
     r"|\(\w{0,60}[^()]{0,60}\brank[=: ]?(\d{1,7})\b[^()]{0,80}\)"  # Ray
     r"|\[Rank:? (\d{1,7})\]|\[?RANK[ =:](\d{1,7})\]?) ?"
@@ -81,10 +89,11 @@ class Reader:
         self.ranks: set[int] = set()
         self.notes: list[str] = []
         self.lines_of: dict[str, int] = {}
-        self._counts: Counter[tuple[str, int | None]] = Counter()
+        self._counts: Counter[tuple[object, ...]] = Counter()
         self._tries: Counter[str] = Counter()
         self._worlds: Counter[int] = Counter()
         self._num_dropped = 0
+        self._dumped = ("", 0)  # the file of the last stack, and the line at which it ends
         self._time: float | None = None  # the last one before the present block
 
     def take_file(self, path: str, shown: str, rank: int | None) -> None:
@@ -135,7 +144,11 @@ class Reader:
             most = _MAX_RECORD_TRIES if row.after or row.yields == "stack" else _MAX_TRIES
             if (start, row.name) in seen or self._tries[row.name] >= most:
                 continue
-            if (row.after or row.before) and not is_last and len(data) - at < _MAX_RECORD_BYTES:
+            if (
+                (row.after or row.before or row.wraps)
+                and not is_last
+                and len(data) - at < _MAX_RECORD_BYTES
+            ):
                 keep = _line_back(data, start, row.before)
                 if keep > 0:
                     return keep
@@ -168,52 +181,57 @@ class Reader:
             first = _line_back(data, start, row.before)
             last = _line_forward(data, end, row.after)
             text = cleaned(data[first : min(last, first + _MAX_RECORD_BYTES)])
-            text = _without_prefixes(text, by_prefix)
+            before = cleaned(data[start:at]) if "frames" in row.fields else ""
+            text = _without_prefixes(text, by_prefix, before)
         else:
-            text = cleaned(data[max(start, at - _BEFORE_SIGN) : end])
+            last = _end_of_wrapped(data, end) if row.wraps else end
+            text = cleaned(data[max(start, at - _BEFORE_SIGN) : last])
+            text = text.replace("\n", "") if row.wraps else text
         fields = row.search(text)
-        if fields is None or (row.yields != "world" and _NOISE.search(text[:_BEFORE_SIGN])):
+        is_noise = _NOISE.search(cleaned(data[max(start, at - _BEFORE_SIGN) : end]))
+        if fields is None or (is_noise and row.yields not in _ALWAYS):
             return
-        line = cleaned(data[max(start, at - 120) : end])[:MAX_TEXT].strip()
-        self._keep(row, fields, writer, OutputEvent(
-            name=row.name, yields=row.yields, file=shown, line=number, text=line,
-            at_s=_time_of(data[max(start - _WINDOW, 0) : end]) or self._time))  # fmt: skip
-
-    def _keep(
-        self, row: Expression, fields: dict[str, str], writer: int | None, event: OutputEvent
-    ) -> None:
         rank = _subject(fields, writer)
+        key = (row.name, rank, *sorted(fields.items()))
+        if self._is_new(row, fields, writer, key):
+            short = {name: value[-4 * MAX_TEXT :] if name == "frames" else value[: 2 * MAX_TEXT]
+                     for name, value in fields.items()}  # fmt: skip
+            self.events[key] = OutputEvent(
+                name=row.name,
+                yields=row.yields,
+                file=shown,
+                line=number,
+                text=cleaned(data[max(start, at - 120) : end])[:MAX_TEXT].strip(),
+                rank=rank,
+                at_s=_time_of(data[max(start - _WINDOW, 0) : end]) or self._time,
+                fields=short,
+            )
+
+    def _is_new(
+        self, row: Expression, fields: dict[str, str], writer: int | None, key: tuple[object, ...]
+    ) -> bool:
+        """Whether to keep an event; counts it if so."""
         if writer is not None:
             self.ranks.add(writer)
         world = fields.get("world", "")
         if world.isdigit() and len(world) < 8 and 0 < int(world) <= _MAX_WORLD:
             self._worlds[int(world)] += 1
-        if row.yields == "world":
-            return
-        key = (row.name, rank, *sorted(fields.items()))
-        count = self._counts[row.name, rank]
-        if key in self.events or count >= MAX_OF_A_KIND or len(self.events) >= MAX_EVENTS:
-            self._num_dropped += key not in self.events
-            return
-        self._counts[row.name, rank] += 1
-        short = {name: value[-4 * MAX_TEXT :] if name == "frames" else value[: 2 * MAX_TEXT]
-                 for name, value in fields.items()}  # fmt: skip
-        self.events[key] = OutputEvent(
-            name=event.name,
-            yields=event.yields,
-            file=event.file,
-            line=event.line,
-            text=event.text,
-            rank=rank,
-            at_s=event.at_s,
-            fields=short,
-        )
+        if row.yields == "world" or key in self.events:
+            return False
+        if self._counts[key[:2]] >= MAX_OF_A_KIND or len(self.events) >= MAX_EVENTS:
+            self._num_dropped += 1
+            return False
+        self._counts[key[:2]] += 1
+        return True
 
     def _keep_stacks(
         self, data: bytes, start: int, number: int, shown: str, rank: int | None
     ) -> None:
         text = cleaned(data[start : start + _MAX_RECORD_BYTES])
-        calls, named = stacks_in(text)
+        if (shown, number) < self._dumped and shown == self._dumped[0]:
+            return  # another thread of the process
+        calls, named, count = stacks_in(text)
+        self._dumped = (shown, number + count)
         if calls and len(self.stacks) < MAX_STACKS:
             found = rank if named is None else named
             self.stacks.append(OutputStack(file=shown, line=number, rank=found, calls=calls))
@@ -278,9 +296,25 @@ def _line_forward(data: bytes, end: int, count: int) -> int:
     return end
 
 
-def _without_prefixes(text: str, own: int | None) -> str:
-    """The lines of a record without a launcher's prefix, and without lines of other ranks."""
+def _end_of_wrapped(data: bytes, end: int) -> int:
+    """End of the lines into which a terminal broke the one that ends at ``end``."""
+    for _ in range(_MAX_BROKEN):
+        following = data[end + 1 : end + 1 + _WINDOW].split(b"\n", 1)[0]
+        if data[end - 2 : end] == b"  " or not following.strip() or _NEW_LINE.match(following):
+            break
+        end += 1 + len(following)
+    return end
+
+
+def _without_prefixes(text: str, own: int | None, before: str) -> str:
+    """The lines of a record without a launcher's prefix, and without lines of other ranks.
+
+    ``before`` is the text before the record in its first line: if the next line begins with it,
+    too, it is a prefix.
+    """
     lines = text.splitlines()
+    if before.strip() and any(line.startswith(before) for line in lines[1:3]):
+        return "\n".join(line[len(before) :] for line in lines if line.startswith(before))
     ranks = [prefix_rank(line) for line in lines]
     if not any(rank is not None for rank in ranks):
         return text

@@ -29,8 +29,8 @@ _LIBRARY = re.compile(
 )
 
 
-def stacks_in(text: str) -> tuple[tuple[str, ...], int | None]:
-    """The main thread's calls in a text that begins with a dump, and the rank that it names.
+def stacks_in(text: str) -> tuple[tuple[str, ...], int | None, int]:
+    """The main thread's calls in a text that begins with a dump, the rank that it names, its lines.
 
     Calls are ``function (file:line)``, innermost first; none if the text is no dump.
     """
@@ -39,18 +39,26 @@ def stacks_in(text: str) -> tuple[tuple[str, ...], int | None]:
     named = _NAMED_RANK.search(first)
     rank = int(named[1]) if named else None
     if _HEAD.match(first):
-        frames = main_stack(_dump(lines))
-        return calls_of(frames), rank
+        dump = list(_dump(lines))
+        return calls_of(main_stack(dump)), rank, len(dump)
     own = [line for line in lines[1:] if line.strip()]
     pattern = _DEBUGGED if "most recent call first" in first else _SPIED
-    return calls_of(list(_leading(own, pattern)), pattern), rank
+    return calls_of(list(_leading(own, pattern)), pattern), rank, 1
 
 
 def _dump(lines: Sequence[str]) -> Iterator[str]:
-    """The lines of one dump of the fault handler: threads and frames, up to any other line."""
+    """The lines of one dump of the fault handler: threads and frames, up to any other line.
+
+    A process has one current thread.
+    """
+    has_current = False
     for line in lines:
-        if line.strip() and not (_HEAD.match(line) or FRAME.match(line)):
+        is_current = line.startswith("Current thread")
+        if (has_current and is_current) or (
+            line.strip() and not (_HEAD.match(line) or FRAME.match(line))
+        ):
             return
+        has_current |= is_current
         yield line
 
 
@@ -89,6 +97,6 @@ def last_own(text: str) -> str:
     own = [
         f"{found['name']} ({found['file'].rpartition('/')[2]}:{found['line']})"[:_MAX_TEXT]
         for line in text.splitlines()
-        if (found := _DEBUGGED.match(line)) is not None and not _LIBRARY.search(found["file"])
+        if (found := _DEBUGGED.match(f" {line}")) is not None and not _LIBRARY.search(found["file"])
     ]
     return own[-1] if own else ""

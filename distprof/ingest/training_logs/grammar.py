@@ -284,16 +284,7 @@ def _timed_by_stamps(rows: list[Row], notes: list[str]) -> list[Row]:
             seconds = row.at_s - before.at_s  # type: ignore[operator]
             span = row.iteration - before.iteration  # type: ignore[operator]
             ns = round(seconds / span * 1e9) if span > 0 and 0 < seconds < 1e7 else None
-        timed.append(
-            Row(
-                iteration=row.iteration,
-                duration_ns=ns,
-                span=span if ns is not None else None,
-                tokens_per_s_per_device=row.tokens_per_s_per_device,
-                tflops=row.tflops,
-                loss=row.loss,
-            )
-        )
+        timed.append(row._replace(duration_ns=ns, span=None if ns is None else span))
     return timed
 
 

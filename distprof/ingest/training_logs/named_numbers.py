@@ -44,7 +44,7 @@ _IS = rb"[\"']? {0,4}[:=] {0,8}[\"']?"
 
 _STEP = re.compile(
     rb"(?<![a-z_/])(?:global[_ ]|train(?:ing)?[_ /])?" + _STEPS + rb"s?[\"']?"
-    rb"(?: {0,3}[:=#] {0,8}| {1,8}| {0,2}\[)\[? {0,8}(\d{1,12})(?![\d.]*\d*(?:ms|s|it)\b)",
+    rb"(?: {0,3}[:=#] {0,8}| at | {1,8}| {0,2}\[)\[? {0,8}(\d{1,12})(?![\d.]*\d*(?:ms|s|it)\b)",
 )
 _TIME = re.compile(
     rb"(?<![a-z])(?P<name>(?:(?:avg|mean|average|train|elapsed|sec(?:ond)?s?|ms)[_ /]{1,2}"

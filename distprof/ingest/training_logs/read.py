@@ -10,7 +10,6 @@ from distprof.errors import InputError
 from distprof.ingest.files import DAMAGE, Blocks, opened, read_some
 from distprof.ingest.training_logs.grammar import Grammar, best_of, to_log
 from distprof.ingest.training_logs.named_numbers import NamedNumbersGrammar
-from distprof.ingest.training_logs.programs import DeepSpeedGrammar, MegatronGrammar
 from distprof.ingest.training_logs.reports import Reports
 from distprof.ingest.training_logs.tables import (
     ColumnsGrammar,
@@ -20,8 +19,6 @@ from distprof.ingest.training_logs.tables import (
 from distprof.ingest.training_logs.trainers import (
     BarGrammar,
     LightningGrammar,
-    MllogGrammar,
-    TrainerGrammar,
 )
 from distprof.run.logs import TrainingLog
 
@@ -35,16 +32,8 @@ class Candidates:
 
     def __init__(self) -> None:
         self._reports = Reports()
-        self._own = (
-            MegatronGrammar(),
-            DeepSpeedGrammar(),
-            MllogGrammar(),
-            LightningGrammar(),
-            BarGrammar(),
-            TrainerGrammar(),
-        )
-        first, last = self._own[:2], self._own[2:]
-        self.all: tuple[Grammar, ...] = (*first, *self._reports.grammars.values(), *last)
+        self._own = (LightningGrammar(), BarGrammar())
+        self.all: tuple[Grammar, ...] = (*self._reports.grammars.values(), *self._own)
 
     def take(self, block: bytes) -> None:
         """Read a block of whole lines."""

@@ -31,6 +31,9 @@ from distprof.ingest.training_logs.grammar import (
 _ESCAPES = re.compile(rb"\x1b\[[0-9;]{0,20}m")
 _MULTIPLES = {b"K": 1e3, b"M": 1e6, b"B": 1e9}
 _MAX_LINE = 8_000
+_FEWEST_PARTS = 3
+_MAX_RATES = 100_000
+_WHOLE, _PRINTED = 1, 2  # worth of reports that are made of timers, and of those that are printed
 _RATES = ("samples_per_s", "tokens_per_s", "tokens_per_s_per_device", "tflops", "loss")
 
 
@@ -50,7 +53,19 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     # Iterations that the report is the mean of; None if that follows from the numbers.
     span: int | None = None
     stamped: bool = False  # Whether durations follow from the times at which lines were written.
+    # Properties of the job: name to a regular expression with one group. Such a line is no report.
+    facts: dict[str, str] = msgspec.field(default_factory=dict)
+    # Regular expression for the name of a timer and its ms, searched for in the line's group
+    # `phases` or else in the record. Such a line adds timers to the report before it.
+    phases: str = ""
+    renamed: dict[str, str] = msgspec.field(default_factory=dict)  # Parts of names of timers.
+    # Timers that add up to an iteration: they are a report if the program prints no better one.
+    whole: tuple[str, ...] = ()
+    worth: int = 2  # Of several kinds of reports of a program, those that are worth most are used.
+    breaks: bool = False  # Whether the time until the next report is not that of its iterations.
+    is_of_slowest: bool = False  # Whether each timer shows the slowest rank in that timer.
     note: str = ""  # What a reader must know about the times.
+    note_of_whole: str = ""  # The same if `whole` makes the reports.
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,7 +93,9 @@ class ReportGrammar(Grammar):
     """The reports of one program."""
 
     program: str = ""
-    _before: tuple[int, float] | None = None  # number and elapsed time of the last report
+    _before: tuple[float, float] | None = None  # number and elapsed time of the last report
+    _samples: float = 0.0  # samples at the last report that names them
+    _worth: int = 0  # that of the reports
 
     @property
     def name(self) -> str:
@@ -91,26 +108,73 @@ class ReportGrammar(Grammar):
         return ()
 
     def take_record(self, wording: Wording, record: bytes, line: re.Match[bytes]) -> None:
-        """Add the report in a record."""
+        """Add what a record holds: a report, timers or properties of the job."""
+        if wording.facts:
+            self.facts |= {name: int(n) for name, n in _values(wording.facts, record).items()}
+        elif wording.breaks:
+            self._before = None
+        elif wording.phases:
+            self._take_phases(wording, _phases(wording, record, line))
+        else:
+            self._take_report(wording, record, line)
+
+    def _is_better(self, wording: Wording) -> bool:
+        """Whether reports of a wording are used; lesser ones before it are dropped."""
+        if wording.worth > self._worth:
+            self._start_again()
+            self._worth = wording.worth
+        return wording.worth == self._worth
+
+    def _start_again(self) -> None:
+        self._worth = 0
+        if self.rows:
+            self.num_timer_lines = 0
+            for kept in (self.rows, self.timers, self.notes):
+                kept.clear()
+
+    def _take_phases(self, wording: Wording, timers: Mapping[str, int]) -> None:
+        """Add timers to the last report, or make a report of them."""
+        note = wording.note
+        if wording.whole and self._worth < _PRINTED:
+            if not timers.keys() >= set(wording.whole) or not self._is_better(wording):
+                return
+            self.add(Row(iteration=None, duration_ns=sum(timers[name] for name in wording.whole)))
+            note = wording.note_of_whole or note
+        self.add_timers(timers)
+        self.is_of_slowest_ranks |= wording.is_of_slowest and bool(self.rows)
+        if note and note not in self.notes and self.rows:
+            self.notes.append(note)
+
+    def finish(self) -> None:
+        """A few parts of iterations say too little; a rate without a time is that of a batch."""
+        if self._worth < _WHOLE and len(self.rows) < _FEWEST_PARTS:
+            self._start_again()
+        batch = self.facts.get("global_batch_size")
+        if self.rates and batch and not self.rows:
+            for rate in self.rates:
+                self.add(Row(iteration=None, duration_ns=s_to_ns(batch / rate), samples_per_s=rate))
+            self.notes.append(
+                "Iteration times are the time of a global batch at the printed throughput."
+            )
+
+    def _take_report(self, wording: Wording, record: bytes, line: re.Match[bytes]) -> None:
         values = _values(wording.fields, record) | {
             name: value
             for name, text in line.groupdict().items()
             if (value := _value(text)) is not None
         }
-        timers = _values(wording.timers, record)
-        number = _number(values)
-        ns, span = _duration(values), wording.span
-        elapsed = values.get("elapsed_ms")
-        if elapsed is not None and number is not None:
-            ns, span = self._since(number, elapsed)
+        if values.get("rate", 0.0) > 0 and len(self.rates) < _MAX_RATES:
+            self.rates.append(values["rate"])
+        number, ns, span = self._timed(wording, values)
         stamp = stamp_s(line[0][:_MAX_LINE]) if wording.stamped else None
-        batch = values.get("batch")
-        if batch is not None and 1 <= batch < MAX_COUNT:
-            self.facts["global_batch_size"] = int(batch)
-            if ns and "samples_per_s" not in values:
-                values["samples_per_s"] = batch * 1e9 / ns
         if ns is None and stamp is None and not any(name in values for name in _RATES[:3]):
-            self.num_unknown += elapsed is None
+            self.num_unknown += not values.keys() & {"elapsed_ms", "rate"}
+            return
+        if ns is None and 0 < self._worth < _PRINTED:  # the rest of a report that is made of timers
+            rate = values.get("samples_per_s")
+            self.rows[-1] = self.rows[-1]._replace(iteration=number, samples_per_s=rate)
+            return
+        if not self._is_better(wording):
             return
         rank = prefix_rank(record[:200].decode("utf-8", "replace"))
         last = self.rows[-1] if self.rows else None
@@ -128,11 +192,31 @@ class ReportGrammar(Grammar):
                 **{name: values.get(name) for name in _RATES},
             )
         )
-        found = {name: s_to_ns(value) for name, value in timers.items()}
-        if found:
-            self.add_timers({name: ns for name, ns in found.items() if ns is not None})
+        timers = {name: s_to_ns(value) for name, value in _values(wording.timers, record).items()}
+        if timers:
+            self.add_timers({name: ns for name, ns in timers.items() if ns is not None})
 
-    def _since(self, number: int, elapsed: float) -> tuple[int | None, int | None]:
+    def _timed(
+        self, wording: Wording, values: dict[str, float]
+    ) -> tuple[int | None, int | None, int | None]:
+        """Number, duration and span of a report; adds the samples per second to its values."""
+        number, ns, span = _number(values), _duration(values), wording.span
+        elapsed, samples, batch = (values.get(name) for name in ("elapsed_ms", "samples", "batch"))
+        if batch is not None and 1 <= batch < MAX_COUNT:
+            self.facts["global_batch_size"] = int(batch)
+        if samples is not None:
+            batch = self.facts.get("global_batch_size")
+            number = samples / batch if batch else None
+        if elapsed is not None and number is not None:
+            ns, span = self._since(number, elapsed)
+        elif samples is not None and elapsed is None:  # of the whole job, or since the last report
+            is_whole, self._samples = samples > self._samples, samples
+            number, span = (number, None) if is_whole else (None, _whole_number(number))
+        if ns and batch and batch >= 1:
+            values.setdefault("samples_per_s", batch / (ns / 1e9))
+        return _whole_number(number), ns, span
+
+    def _since(self, number: float, elapsed: float) -> tuple[int | None, int | None]:
         """Duration and span since the last report of an elapsed time in ms."""
         before = self._before
         if before is not None and number == before[0]:
@@ -141,7 +225,7 @@ class ReportGrammar(Grammar):
         if before is None or number < before[0] or elapsed < before[1]:
             return None, None
         span = number - before[0]
-        return ms_to_ns((elapsed - before[1]) / span), span
+        return ms_to_ns((elapsed - before[1]) / span) if span >= 1 else None, _whole_number(span)
 
 
 class Reports:
@@ -161,6 +245,20 @@ class Reports:
             if line is not None:
                 record = block[_first(block, start, wording.less) : _last(block, end, wording.more)]
                 grammar.take_record(wording, record, line)
+
+
+def _phases(wording: Wording, record: bytes, line: re.Match[bytes]) -> dict[str, int]:
+    """Name of each timer in a record to its ns."""
+    text = line["phases"] if "phases" in line.re.groupindex else record
+    found: dict[str, int] = {}
+    for label, *values in _compiled(wording.phases).findall(text):
+        name = label.decode("ascii", "replace")
+        for old, new in wording.renamed.items():
+            name = name.replace(old, new)
+        ns = ms_to_ns(to_float(next(filter(None, values), None)))
+        if ns is not None:
+            found[name] = ns
+    return found
 
 
 def _lines(block: bytes) -> Iterator[tuple[int, int, Wording]]:
@@ -215,14 +313,17 @@ def _value(text: bytes | None) -> float | None:
     return None if number is None else number * factor
 
 
-def _number(values: Mapping[str, float]) -> int | None:
+def _number(values: Mapping[str, float]) -> float | None:
     """The iteration since the start of the training."""
     number, epoch, of = (values.get(name) for name in ("iteration", "epoch", "of"))
-    if number is None:
-        return None
-    if epoch is not None and of is not None:
+    if number is not None and epoch is not None and of is not None:
         number += epoch * of
-    return int(number) if 0 <= number < MAX_COUNT else None
+    return number
+
+
+def _whole_number(value: float | None) -> int | None:
+    """A number of iterations; None if it cannot be one."""
+    return round(value) if value is not None and 0 <= value < MAX_COUNT else None
 
 
 def _duration(values: Mapping[str, float]) -> int | None:

@@ -26,9 +26,10 @@ _MAX_QUOTE = 200
 _FATAL = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 _FOLLOWING = ("peer", "timeout", "position", "missing", "mismatch", "store", "nccl", "network")
 _NOT_OWN = re.compile(
-    r"(?:^|\.)(?:Dist(?:Backend|Store|Network)Error|ChildFailedError|SignalException|SystemExit"
+    r"(?:^|[.:])(?:Dist(?:Backend|Store|Network)Error|ChildFailedError|SignalException|SystemExit"
     r"|Process(?:Exited|Raised)Exception|CalledProcessError|KeyboardInterrupt|Rendezvous\w+"
-    r"|Ray\w*Error|WorkerCrashedError|ActorDiedError|BrokenProcessPool|OutOfMemoryError)$"
+    r"|Ray\w*Error|WorkerCrashedError|ActorDiedError|BrokenProcessPool|OutOfMemoryError"
+    r"|EnforceNotMet)$"
 )
 """Exceptions that report the end of another process, or that another expression reads."""
 
@@ -117,6 +118,12 @@ def _steps(found: EndingResult) -> Iterator[str]:
     if blamed:
         who = name_ranks(blamed)
         yield f"Read the end of the log of {who}, and get its Python stack: py-spy dump."
+    if {one.seq for one in found.positions} == {1}:
+        yield (
+            "It is the first collective of the group: look for GPUs or hosts that reach no other. "
+            "NCCL_DEBUG=INFO shows the way it takes; try NCCL_P2P_DISABLE=1 (PCIe, IOMMU) and "
+            "NCCL_SOCKET_IFNAME."
+        )
     if found.cause in ("unfinished", "idle"):
         yield "Add the output of every rank: a rank that printed nothing may be the one behind."
         yield "Check the network and the GPUs of all hosts: dmesg for Xid, NCCL warnings, links."
@@ -184,10 +191,11 @@ def _host_memory(output: JobOutput) -> EndingResult | None:
 
 
 def _xid(output: JobOutput) -> EndingResult | None:
-    event = next(iter(_of(output, "xid")), None)
+    """An error of a GPU itself."""
+    event = next((e for e in _of(output, "xid") if _xid_of(e) not in _OF_PROGRAMS), None)
     if event is None:
         return None
-    number = event.fields.get("code", "")
+    number = _xid_of(event)
     what = f"Xid {number} (PCI {event.fields.get('bus', '')})" if number else event.fields["what"]
     what = "that it has fallen off the bus" if "fallen off" in what else what
     return _made(
@@ -195,6 +203,29 @@ def _xid(output: JobOutput) -> EndingResult | None:
         f"A GPU failed: the driver reports {what}.",
         event,
         "Look up the Xid in NVIDIA's list, drain the host, and reset or replace the GPU.",
+    )
+
+
+def _xid_of(event: OutputEvent) -> str:
+    """Number of the error that an Xid follows from, or of the Xid itself; empty without any."""
+    return event.fields.get("cause", "") or event.fields.get("code", "")
+
+
+_OF_PROGRAMS = ("8", "13", "31", "32", "43", "45", "69", "137")
+"""Xids that a program's own error causes most often."""
+
+
+def _xid_of_program(output: JobOutput) -> EndingResult | None:
+    event = next(iter(_of(output, "xid")), None)
+    if event is None:
+        return None
+    return _made(
+        "device",
+        f"A program failed on a GPU: the driver reports Xid {_xid_of(event)} (PCI "
+        f"{event.fields['bus']}), most often because of an error of the program itself.",
+        event,
+        "Run it with CUDA_LAUNCH_BLOCKING=1 and compute-sanitizer. If several programs fail on one "
+        "GPU only, run dcgmi diag -r 3.",
     )
 
 
@@ -226,7 +257,7 @@ def _at(event: OutputEvent) -> str:
 
 def _own_errors(output: JobOutput) -> EndingResult | None:
     """The first error of a GPU or of the program itself, in the order of the output."""
-    events = _of(output, "assert", "memory", "device", "usage", "port", "loader", "shm")
+    events = _of(output, *_PRECEDENCE[:-2])
     events += [
         e for e in _of(output, "exception", "error") if _is_own(e) and not _is_survived(e, output)
     ]
@@ -279,7 +310,8 @@ def _is_survived(event: OutputEvent, output: JobOutput) -> bool:
                    for e in output.events)  # fmt: skip
 
 
-_PRECEDENCE = ("assert", "usage", "port", "memory", "loader", "shm", "device", "exception", "error")
+_PRECEDENCE = ("assert", "usage", "port", "memory", "loader", "shm", "device", "unused",
+               "exception", "error")  # fmt: skip
 
 
 def _precedence(event: OutputEvent) -> int:
@@ -331,15 +363,37 @@ def _memory(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
 
 def _device(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     what = event.fields.get("what") or event.fields.get("code") or event.text[:_MAX_QUOTE]
-    if re.search("CUBLAS_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)|CUDNN_STATUS_NOT_INIT", what):
-        return f"CUDA reports {what}", (
-            "Most often the GPU's memory is full: leave some of it free. Else look at the indices "
-            "of the batch, with CUDA_LAUNCH_BLOCKING=1.",
-        )
-    return f"CUDA reports {what}", (
+    found = (advice for pattern, advice in _GPU_ADVICE if re.search(pattern, what))
+    return f"{event.fields.get('hip', 'CUDA')} reports {what}", (next(found),)
+
+
+_GPU_ADVICE = (
+    (
+        "CUBLAS_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)|CUDNN_STATUS_NOT_INIT",
+        "Most often the GPU's memory is full: leave some of it free. Else look at the indices of "
+        "the batch, with CUDA_LAUNCH_BLOCKING=1.",
+    ),
+    (
+        "no kernel image|invalid device function|NoBinaryForGpu",
+        "Install a torch that is built for this GPU: torch.cuda.get_arch_list() shows for which "
+        "it is.",
+    ),
+    (
+        "invalid device ordinal",
+        "Start as many ranks on a host as it has visible GPUs: compare nproc_per_node with "
+        "CUDA_VISIBLE_DEVICES.",
+    ),
+    (
+        "busy or unavailable",
+        "End the process that holds the GPU, or leave exclusive mode: nvidia-smi shows both.",
+    ),
+    (
+        "",
         "Run again with CUDA_LAUNCH_BLOCKING=1, so that the traceback shows the call, and look for "
         "Xid errors in dmesg of the host.",
-    )
+    ),
+)
+"""Errors of a GPU, and what to do about them: the first that fits."""
 
 
 def _assert(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
@@ -383,9 +437,20 @@ def _loader(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
 
 
 def _shm(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
+    if "why" in event.fields:
+        return f"it cannot open shared memory ({event.fields['why']})", (
+            "Check the permissions and the size of /dev/shm on that host and in the container.",
+        )
     is_disk = "space left" in event.text
     what = "a disk is full" if is_disk else "its shared memory is too small"
     return what, ("Free the disk." if is_disk else "Give the container more: --shm-size.",)
+
+
+def _unused(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
+    names = event.fields["names"][:_MAX_QUOTE]
+    return f"some of its parameters got no gradient ({names})", (
+        "Freeze these parameters, use them in the loss, or set find_unused_parameters=True.",
+    )
 
 
 def _exception(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
@@ -446,6 +511,7 @@ _WORDS: dict[str, Callable[[OutputEvent], tuple[str, tuple[str, ...]]]] = {
     "port": _port,
     "loader": _loader,
     "shm": _shm,
+    "unused": _unused,
     "exception": _exception,
     "error": _exception,
 }
@@ -474,7 +540,7 @@ def _exits(output: JobOutput) -> list[OutputEvent]:
     """Ends of processes, those that a launcher calls the first failure before others."""
     order = ("exit", "local_exit", "job_exit", "died")
     exits = _of(output, *order)
-    if len({event.file for event in exits}) > 1 and all(e.at_s is not None for e in exits):
+    if all(e.at_s is not None for e in exits):
         exits.sort(key=lambda e: e.at_s or 0.0)
     return sorted(exits, key=lambda e: ("root" not in e.fields, order.index(e.yields)))
 
@@ -546,14 +612,22 @@ _SIGNALS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def _crash(output: JobOutput) -> EndingResult | None:
-    event = next(iter(_of(output, "crash")), None)
+    """A crash; what aborts after a time-out or a lost peer, only follows from it."""
+    followed = bool(_of(output, *_FOLLOWING))
+    events = [e for e in _of(output, "crash") if not (followed and "Abort" in e.text)]
+    event = next((e for e in events if "what" in e.fields), next(iter(events), None))
     if event is None:
         return None
+    what = event.fields.get("what", "the output does not name the signal")
+    stacks = (s for s in output.stacks if s.file == event.file and s.line >= event.line)
+    stack = next(stacks, None)
+    step = "Get its stack: PYTHONFAULTHANDLER=1, or gdb on the core file."
     return _made(
         "crash",
-        f"{_subject(event)} crashed: {event.fields['what'][:_MAX_QUOTE]}.",
+        f"{_subject(event)} crashed: {what[:_MAX_QUOTE]}.",
         event,
-        "Get its stack: PYTHONFAULTHANDLER=1, or gdb on the core file.",
+        f"Read the code of {stack.calls[0]}." if stack else step,
+        why=(f"Its last own call was {stack.calls[0]}.",) if stack else (),
     )
 
 
@@ -606,23 +680,24 @@ def _store(output: JobOutput) -> EndingResult | None:
     if event is None:
         return None
     fields = event.fields
+    who = "a process" if event.rank is None else f"rank {event.rank}"
     if "other" in fields:
         what = f"rank {event.rank} waited for the NCCL identifier that rank {fields['other']} sends"
     elif "address" in fields:
-        who = "a process" if event.rank is None else f"rank {event.rank}"
         address = fields["address"].replace(", ", ":")
         what = f"{who} could not reach the rendezvous at {address}"
     elif "joined" in fields:
         what = f"only {fields['joined']} of {fields['expected']} processes joined the rendezvous"
         if int(fields["joined"]) > int(fields["expected"]):
             what = (
-                f"{fields['joined']} processes joined a rendezvous of {fields['expected']}: an "
-                "earlier start of the job left its keys in the store"
+                f"{fields['joined']} processes joined a rendezvous of {fields['expected']}: more "
+                "started than the world size says, or an earlier start of the job left its keys in "
+                "the store"
             )
     elif "type" in fields:
         what = f"ranks could not connect ({fields['type']})"
     else:
-        what = "a process waited for a key of the store that another rank never wrote"
+        what = f"{who} waited for a key of the store that another rank never wrote"
     found = _made(
         "store",
         f"Stuck: {what}.",
@@ -640,6 +715,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
     if not events:
         return None
     event = events[0]
+    if event.yields == "nccl":  # NCCL names the reason after the error
+        event = next((e for e in events if e.yields == "nccl" and "last" in e.fields), event)
     victims = tuple(sorted({e.rank for e in events if e.rank is not None}))
     silent = tuple(sorted({*range(output.world_size or 0), *output.ranks} - set(victims)))
     suspects = silent if victims and len(silent) <= len(victims) else ()
@@ -648,7 +725,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
     if event.yields == "peer":
         line = f"{who} lost the connection to another rank{whom}, which ended first."
     elif event.yields == "network":
-        line = f"{who} reported an error of the network{whom}."
+        what = f": {event.fields['what']}" if "what" in event.fields else ""
+        line = f"{who} reported an error of the network{whom}{what}."
     else:
         last = event.fields.get("last", "")
         line = f"{who} failed in NCCL: {event.fields['type']}{f' ({last})' if last else ''}."
@@ -670,12 +748,28 @@ def _peer(output: JobOutput) -> EndingResult | None:
             event.yields,
             line + tail,
             event,
-            "Read the log of the rank at the other end: it failed before.",
-            "Run with NCCL_DEBUG=INFO if no rank reports an own error.",
+            *_PEER_STEPS[event.yields],
             ranks=(),
         ),
         suspects=suspects,
     )
+
+
+_PEER_STEPS = {
+    "peer": (
+        "Read the log of the rank at the other end: it failed before.",
+        "Run with NCCL_DEBUG=INFO if no rank reports an own error.",
+    ),
+    "nccl": (
+        "Run with NCCL_DEBUG=WARN: the warning before the error names the call that failed.",
+        "Read the logs of the other ranks: one of them may have failed before.",
+    ),
+    "network": (
+        "Check the links, GIDs (NCCL_IB_GID_INDEX) and routes between the network cards of all "
+        "hosts with ib_write_bw, and that ulimit -l is unlimited.",
+        "Read the log of the rank at the other end: it may have failed before.",
+    ),
+}
 
 
 def _frozen(output: JobOutput) -> EndingResult | None:
@@ -768,11 +862,68 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
     )
 
 
+def _cut(output: JobOutput) -> EndingResult | None:
+    event = next(iter(_of(output, "cut")), None)
+    if event is None:
+        return None
+    place = last_own(event.fields["frames"])
+    return _made(
+        "exception",
+        f"{_subject(event)} failed with an exception that the text does not show: the traceback "
+        f"ends{f' in {place}' if place else ''} before it.",
+        event,
+        "Add the rest of the output: the last line of a traceback names the error.",
+    )
+
+
+def _waiting(output: JobOutput) -> EndingResult | None:
+    """Ranks that still wait for others to start, at the end of the output."""
+    events = [e for e in _of(output, "waiting") if _is_at_end(e, output)]
+    return _store(replace(output, events=tuple(replace(e, yields="store") for e in events)))
+
+
+def _mixed(output: JobOutput) -> EndingResult | None:
+    """Tracebacks into which several ranks wrote at once."""
+    events = [e for e in _of(output, "mixed") if _is_at_end(e, output)]
+    if not events:
+        return None
+    return _made(
+        "exception",
+        "A process failed with an exception that cannot be read: several ranks wrote into the "
+        "traceback.",
+        events[0],
+        "Start the ranks with torchrun --log-dir DIR --redirects 3, or srun --output=%t.log, so "
+        "that each writes its own file.",
+        ranks=(),
+    )
+
+
+def _reported(output: JobOutput) -> EndingResult | None:
+    """An error that most often reports the end of another process, if nothing else is known."""
+    events = [e for e in _of(output, "exception", "error") if not _is_survived(e, output)]
+    if not events:
+        return None
+    line, _ = _exception(events[0])
+    return _made(
+        "error",
+        f"{_subject(events[0])} reports {line}. Most often another failure causes it.",
+        events[0],
+        "Read the output of the other ranks and of their launcher: one of them failed before.",
+        ranks=(),
+    )
+
+
+def _is_at_end(event: OutputEvent, output: JobOutput) -> bool:
+    return output.lines_of.get(event.file, 0) - event.line <= _NEAR_LINES
+
+
 def _nan(output: JobOutput) -> EndingResult | None:
     event = next(iter(_of(output, "nan")), None)
     if event is None:
         return None
-    step = event.fields.get("step") or event.fields.get("iteration")
+    step = next(
+        (event.fields[n] for n in ("step", "iteration", "updates") if n in event.fields), ""
+    )
     at = f" at step {int(step):,}" if step else ""
     return _made(
         "nan",
@@ -798,8 +949,13 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     _peer,
     _frozen,
     _exited,
+    _xid_of_program,
     _stopped,
+    _waiting,
+    _cut,
     _nan,
     _interrupted,
+    _reported,
+    _mixed,
     diagnose_stacks,
 )

@@ -115,10 +115,21 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
         state=STUCK,
         cause="unfinished",
         verdict=f"Stuck: {_who(waiting, name)} {_verb(waiting, 'wait')} in {what}. "
-        + ("No rank that printed is behind." if len(waiting) > 1 else "No other rank printed where "
-           "it stands."),
+        + _whether_behind(waiting, output),
         positions=tuple(positions),
-    )  # fmt: skip
+    )
+
+
+def _whether_behind(waiting: Sequence[EndingPosition], output: JobOutput) -> str:
+    """What is known of the other ranks of the group."""
+    joined = [e for e in output.events if e.yields == "joined"]
+    everyone = {rank for e in joined if e.number("seq") == waiting[0].seq for rank in e.ranks()}
+    if everyone:
+        who = capitalized(name_ranks(sorted(everyone)))
+        return f"{who} launched it, and it did not finish: no rank is behind."
+    if len(waiting) > 1:
+        return "No rank that printed is behind."
+    return "No other rank printed where it stands."
 
 
 def _launched(one: EndingPosition) -> int | None:

@@ -183,6 +183,25 @@ def test_no_text_keeps_an_expression_busy(row: Expression) -> None:
             assert time.process_time() - begin < 0.3, part
 
 
+def test_the_line_of_an_error_alone_counts_in_a_file_that_is_named_itself(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text("ValueError: bad shape\n")
+    assert fits_job_output(str(tmp_path / "job.log"))
+    assert not fits_job_output(str(tmp_path))
+
+
+def test_a_first_collective_that_never_ends_asks_whether_ranks_reach_each_other() -> None:
+    line = (
+        "[Rank {}] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum={}, OpType=ALLREDUCE)"
+    )
+    for number, is_asked in ((1, True), (2, False)):
+        reader = Reader()
+        text = "\n".join(line.format(rank, number) for rank in range(2))
+        reader.take_blocks([text.encode()], "job.log", None)
+        steps = diagnose_output(reader.result(["job.log"])).next_steps
+        assert any("first collective" in step for step in steps) is is_asked
+
+
 def test_a_proxy_that_cannot_close_at_the_end_of_a_healthy_job_is_no_failure():
     line = "gpu-1:7:9 [7] proxy.cc:1521 NCCL WARN [Proxy Service 1] Failed to execute operation {} "
     line += "from rank 1, retcode 3\n"

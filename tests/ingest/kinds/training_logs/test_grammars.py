@@ -174,6 +174,47 @@ def test_the_longest_bar_without_a_name_is_the_training(tmp_path):
     assert log.span.tolist() == [50, 50]
 
 
+@pytest.mark.parametrize(
+    ("label", "is_training"),
+    [("Steps: ", True), ("Epoch 0: ", True), ("Training: ", True), ("Map: ", False),
+     ("Tokenizing train dataset: ", False)],
+)  # fmt: skip
+def test_bars_of_a_training_may_have_a_label_and_be_short(tmp_path, label, is_training):
+    bars = (
+        f"{label}{n}%|█| {n}/4000 [00:{3 * n:02d}<9:00:00,  3.00s/it, loss=2]" for n in range(9)
+    )
+    path = tmp_path / "train.log"
+    path.write_text("\r".join(bars) + "\n", encoding="utf-8")
+    assert fits_training_log(str(path)) is is_training
+    if is_training:
+        log = read_training_log(str(path))
+        assert (log.duration_ns.tolist(), log.span.tolist()) == ([3_000 * MS], [8])
+
+
+def test_deepspeeds_throughput_is_timed_by_the_times_of_its_lines(tmp_path):
+    line = "[2026-01-01 12:00:{at},500] [INFO] [timer.py:189:stop] 0/{n}, SamplesPerSec={n}.5, Mem=0.2GB\n"
+    log = read(tmp_path, "".join(line.format(at=10 + n, n=n) for n in (10, 20, 30)))
+    assert log.origin == "DeepSpeed"
+    assert log.duration_ns.tolist() == [ABSENT, 1_000 * MS, 1_000 * MS]
+    assert log.samples_per_s.tolist() == [10.5, 20.5, 30.5]
+
+
+def test_deepspeeds_whole_steps_count_before_its_micro_steps(tmp_path):
+    start = "[Rank 0] rank=0 time (ms) | "
+    part = start + "fwd_microstep: 1.0 | bwd_microstep: 2.0 | step_microstep: 0.5\n"
+    whole = start + "fwd: 10.0 | bwd: 20.0 | step: 5.0\n"
+    rate = "global_step={n}, RunningAvgSamplesPerSec=12.1, CurrSamplesPerSec=12.{n}, Mem=1\n"
+    log = read(tmp_path, part * 3, "parts.log")
+    assert log.duration_ns.tolist() == [3_500_000] * 3
+    assert any("micro-batch" in note for note in log.notes)
+    text = "".join(part * 2 + whole + rate.format(n=n) for n in (1, 2))
+    log = read(tmp_path, text, "both.log")
+    assert log.duration_ns.tolist() == [35 * MS] * 2
+    assert log.iteration.tolist() == [1, 2]
+    assert log.samples_per_s.tolist() == [12.1, 12.2]
+    assert set(log.timers) == {"fwd", "bwd", "step"}
+
+
 def event(ms: int, key: str, value: str, metadata: str = "") -> str:
     return (
         f':::MLLOG {{"namespace": "", "time_ms": {ms}, "key": "{key}", "value": {value}, '

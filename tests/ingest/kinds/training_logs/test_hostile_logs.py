@@ -146,9 +146,10 @@ def test_a_log_that_is_cut_inside_its_archive_is_read_up_to_there(tmp_path):
 
 def test_timers_beyond_a_bound_are_not_kept(monkeypatch):
     monkeypatch.setattr("distprof.ingest.training_logs.grammar.MAX_TIMER_VALUES", 3)
-    grammar = Candidates().all[0]
-    for _ in range(4):
-        grammar.take(b" iteration 1/ 9 | elapsed time per iteration (ms): 5.0 |\n")
-        grammar.take(b"time (ms) | a: 1.0\n")
+    candidates = Candidates()
+    for number in range(4):
+        candidates.take(b" iteration %d/ 9 | elapsed time per iteration (ms): 5.0 |\n" % number)
+        candidates.take(b"time (ms) | a: 1.0\n")
+    grammar = candidates.all[0]
     assert list(grammar.timers["a"].report) == [0, 1, 2]
     assert grammar.is_full

@@ -23,11 +23,39 @@ MS = 1_000_000
 @pytest.mark.parametrize("wording", wordings(), ids=lambda one: one.program)
 def test_the_example_yields_its_values_and_no_other_program_takes_it(wording):
     reports = Reports()
-    reports.take(wording.example.strip("\n").encode() + b"\n")
-    taken = {name: one for name, one in reports.grammars.items() if one.rows or one._before}
-    assert list(taken) == [wording.program]
-    grammar = taken[wording.program]
     values = dict(wording.values)
+    if samples := values.pop("samples", None):
+        reports.grammars[wording.program].facts["global_batch_size"] = 8
+        values["iteration"] = samples / 8
+    if wording.breaks:
+        reports.grammars[wording.program]._before = (1, 1.0)
+    reports.take(wording.example.strip("\n").encode() + b"\n")
+    taken = {
+        name: one
+        for name, one in reports.grammars.items()
+        if one.rows or one._before or one.startup or one.facts or one.rates
+    }
+    if wording.breaks:
+        assert not taken
+        return
+    assert wording.program in taken
+    assert not wording.facts or not any(one.rows or one.startup for one in taken.values())
+    grammar = taken[wording.program]
+    if wording.facts:
+        assert grammar.facts == values
+        return
+    assert len(taken) == 1
+    if "rate" in values:
+        assert grammar.rates == [values.pop("rate")]
+    if not values:
+        return
+    if wording.phases and not wording.whole:
+        assert grammar.startup == {name: round(ms * MS) for name, ms in values.items()}
+        return
+    if wording.phases:
+        named = {name: values.pop(name) * MS for name in list(values) if name != "ms"}
+        assert {name: one.ns[0] for name, one in grammar.timers.items()} == named
+        grammar.timers.clear()
     timers = {name: values.pop(name) for name in wording.timers}
     assert {name: one.ns[0] / 1e9 for name, one in grammar.timers.items()} == pytest.approx(timers)
     if "elapsed_ms" in values:
