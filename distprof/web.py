@@ -240,11 +240,7 @@ def _answer(url: str, headers: dict[str, str]) -> tuple[Any, _Visit]:
 
 
 class _Remote:
-    """The blocks of one file. The latest blocks are kept: readers look at the first one again.
-
-    Args:
-        url: URL of the file.
-    """
+    """The blocks of one file. The latest blocks are kept: readers look at the first one again."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -381,11 +377,7 @@ def _read(answer: Any, visit: _Visit, most: int = BLOCK_BYTES) -> bytes:
 
 
 class _WebFile(Seekable):
-    """A file on a web server, seekable whether or not the server supports ranges.
-
-    Args:
-        remote: The blocks of the file.
-    """
+    """A file on a web server, seekable whether or not the server supports ranges."""
 
     def __init__(self, remote: _Remote) -> None:
         super().__init__()

@@ -44,14 +44,10 @@ def orders(
 ) -> Orders:
     """The actions of each rank of a pipeline, in order.
 
-    Args:
-        schedule: One of :data:`SCHEDULES`.
-        num_ranks: P.
-        num_micro_batches: M, per step.
-        virtual_stages: V, stages per rank; None for the schedule's minimum.
-        group_size: For interleaved schedules: micro-batches that pass one stage of a rank before
-            its next stage (Megatron's ``microbatch_group_size_per_vp_stage``); None for P, or
-            slightly more where torch enlarges the groups to make them equal.
+    ``virtual_stages`` is V, stages per rank; None for the schedule's minimum. ``group_size``, of
+    interleaved schedules, is the number of micro-batches that pass one stage of a rank before its
+    next stage (Megatron's ``microbatch_group_size_per_vp_stage``); None for P, or slightly more
+    where torch enlarges the groups to make them equal.
 
     Raises:
         ValueError: If the schedule is unknown, or cannot run with these numbers.

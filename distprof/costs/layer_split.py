@@ -14,15 +14,10 @@ def split_layers(
 ) -> tuple[int, ...]:
     """The number of consecutive layers per stage that minimises the work of the busiest stage.
 
-    With one stage per rank, the split is optimal (dynamic programming). Among equally good splits,
-    it has the smallest sum of squares, so that the other stages are also even. With several stages
-    per rank, layers then move between stages while that relieves the busiest rank, which is good
-    but not proven optimal. Every stage gets at least one layer.
-
-    Args:
-        work_ns: Work of each layer, in order, shape (layers,).
-        num_stages: Number of stages.
-        rank_of_stage: Rank of each stage; None for one rank per stage.
+    With one stage per rank (``rank_of_stage`` None), the split is optimal (dynamic programming).
+    Among equally good splits, it has the smallest sum of squares, so that the other stages are also
+    even. With several stages per rank, layers then move between stages while that relieves the
+    busiest rank, which is good but not proven optimal. Every stage gets at least one layer.
 
     Raises:
         ValueError: If there are fewer layers than stages.

@@ -20,14 +20,7 @@ _Floats = NDArray[np.float64]
 
 
 def load_imbalance(tokens: ArrayLike) -> _Floats:
-    """Maximum over mean load, 1 if even; NaN without tokens.
-
-    Args:
-        tokens: Shape ``(…, n)``.
-
-    Returns:
-        float64, shape ``(…,)``.
-    """
+    """Maximum over mean load of shape ``(…, n)``, 1 if even; NaN without tokens."""
     load = _loads(tokens)
     return _over_mean(load.max(axis=-1), load)
 
@@ -101,10 +94,7 @@ def lost_to_imbalance(expert_ns: ArrayLike) -> _Floats:
     """Time lost to the slowest rank of a group: its expert time minus the mean of all ranks.
 
     The other ranks wait for that time in the collective that returns tokens, so this wait is the
-    same loss.
-
-    Args:
-        expert_ns: Shape ``(…, ranks)``.
+    same loss. Shape ``(…, ranks)``.
     """
     times = _loads(expert_ns)
     lost: _Floats = times.max(axis=-1) - times.mean(axis=-1)
@@ -138,11 +128,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
         return rank
 
     def rank_loads(self, tokens: ArrayLike) -> _Floats:
-        """Tokens that each rank computes, float64, shape ``(…, layers, ranks)``.
-
-        Args:
-            tokens: Per expert, shape ``(…, layers, experts)``.
-        """
+        """Tokens that each rank computes, float64, shape ``(…, layers, ranks)``."""
         load = _loads(tokens)
         copies = np.zeros((len(self.expert), self.num_experts))
         np.add.at(copies, (np.arange(len(self.expert))[:, np.newaxis], self.expert), 1)

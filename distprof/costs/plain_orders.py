@@ -69,12 +69,6 @@ def interleaved_1f1b(
 ) -> RankOrders:
     """Groups of micro-batches through one stage of a rank after another; 1F1B after a warm-up.
 
-    Args:
-        num_ranks: P.
-        num_micro_batches: M.
-        virtual_stages: V.
-        group_size: Micro-batches that pass one stage of a rank before its next stage.
-
     Source:
         Narayanan et al. 2021, section 2.2; Megatron's schedule table, torch's
         ScheduleInterleaved1F1B.
@@ -101,12 +95,9 @@ def interleave(
 ) -> list[Action]:
     """Warm-up forwards, then alternating forwards and backwards, then the remaining backwards.
 
-    Args:
-        forward: Forwards, in order.
-        backward: Backwards, in order; only their input parts if ``weight`` is given.
-        warm_up: Forwards before the alternation; one more precedes the first backward.
-        weight: The weight parts of the backwards, in the same order.
-        deferred: Number of backwards by which a weight part is deferred.
+    One more forward than ``warm_up`` precedes the first backward. If ``weight`` is given, the
+    weight parts in the order of the backwards, these are only input parts, and each weight part is
+    ``deferred`` by that number of backwards.
     """
     actions = list(forward[:warm_up])
     rest = forward[warm_up:]

@@ -76,15 +76,9 @@ def predict(
     """Step time and bubble of each configuration that can run, in the order given.
 
     Configurations that cannot run (micro-batches that do not divide evenly, fewer layers than
-    stages) are omitted.
-
-    Args:
-        work: Work of the current stages.
-        num_ranks: Ranks of the pipeline.
-        candidates: Configurations to predict.
-        transfer_ns: Time of one of the current messages between stages. Smaller messages are
-            assumed to be no faster, larger messages proportionally slower.
-        other_ns: Time of the step outside the pipeline: optimizer, gradients, input.
+    stages) are omitted. ``transfer_ns`` is the time of one of the current messages between stages:
+    smaller ones are assumed to be no faster, larger ones proportionally slower. ``other_ns`` is the
+    time of the step outside the pipeline: optimizer, gradients, input.
     """
     made = (_predict(work, num_ranks, candidate, transfer_ns, other_ns) for candidate in candidates)
     return tuple(prediction for prediction in made if prediction is not None)

@@ -153,12 +153,9 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 def fit_scaling(law: Law, num_ranks: Sequence[int], throughput: Sequence[float]) -> ScalingFit:
-    """Fit one law to a sweep.
+    """Fit one law to the total throughput of all ranks, in any unit, over numbers of ranks.
 
-    Args:
-        law: The law.
-        num_ranks: Ranks of each measurement; repeated for a size that was measured several times.
-        throughput: Total throughput of all ranks in each measurement, any unit.
+    A size that was measured several times is repeated.
 
     Raises:
         NoScalingFitError: If there are fewer sizes than the law has parameters (including its base

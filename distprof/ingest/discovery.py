@@ -103,11 +103,9 @@ def rank_in_name(path: str) -> int | None:
 
 
 def discover(source: str, *, may_be_empty: bool = False) -> Discovery:
-    """Find the traces that ``source`` names.
+    """Find the traces that a file, a folder (searched to any depth), a glob or an fsspec URL names.
 
-    Args:
-        source: A file, a folder (searched to any depth), a glob, or an fsspec URL of any of them.
-        may_be_empty: Whether a folder without traces is a valid result instead of an error.
+    ``may_be_empty`` makes a folder without traces a valid result.
 
     Raises:
         InputError: If nothing is there, or nothing in it looks like a Kineto trace.

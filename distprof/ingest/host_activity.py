@@ -28,7 +28,7 @@ _REQUESTS_COMMUNICATION = re.compile(
 
 
 def host_activity(host: Table, classifier: Classifier) -> Table:
-    """The ACTIVITY table of a trace without device rows.
+    """The ACTIVITY table of a trace without device rows, from HOST with every ``cpu_op`` row.
 
     Computation is the outermost ``cpu_op`` rows of every thread except gloo's. It excludes
     operators that request communication or wait for it (``c10d::``, ``_c10d_functional::``,
@@ -41,13 +41,8 @@ def host_activity(host: Table, classifier: Classifier) -> Table:
     (``distprof:pp_wait``). Without their marks, it is the time from the last operator before the
     annotation's end to that end.
 
-    Args:
-        host: HOST table with every ``cpu_op`` row.
-        classifier: Classifies names as communication.
-
-    Returns:
-        Rows in order of start. ``stream`` is the index of the thread and ``device`` is absent. The
-        computation rows of one thread never overlap.
+    Rows are in order of start. ``stream`` is the index of the thread and ``device`` is absent. The
+    computation rows of one thread never overlap.
     """
     executed = _executed_operations(host, classifier)
     message = _are_messages(host)[executed]

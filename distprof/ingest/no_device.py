@@ -35,11 +35,7 @@ class UnreadCategory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def unread_categories(host: Table) -> tuple[UnreadCategory, ...]:
-    """Categories of events with a duration that distprof does not know.
-
-    Returns:
-        The categories, longest total duration first.
-    """
+    """Categories of events that distprof does not know, longest total duration first."""
     categories = host.coded("category")
     length = host["end_ns"] - host["start_ns"]
     unread = []

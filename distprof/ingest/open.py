@@ -150,12 +150,7 @@ def _noting_the_cache(options: IngestOptions) -> Iterator[None]:
 
 
 class _BytesRead:
-    """Reports the bytes of traces that were read so far.
-
-    Args:
-        traces: All traces; one of unknown size counts as empty.
-        report: Called with the bytes read and the total.
-    """
+    """Reports the bytes of traces read so far, and the total; unknown sizes count as 0."""
 
     def __init__(self, traces: Sequence[TraceFile], report: Progress) -> None:
         self._sizes = [trace.size_bytes or 0 for trace in traces]

@@ -88,12 +88,8 @@ def conclude(
 ) -> Conclusions:
     """Infer activity, collectives and steps of a rank from its parsed file.
 
-    Args:
-        parsed: The file.
-        host: HOST table. The parsed one suffices if the file has device rows; otherwise every row
-            is needed.
-        classifier: Classifies names as communication.
-        flight: The Flight Recorder's entries of the rank, None without a dump.
+    ``host`` is the HOST table: the parsed one suffices if the file has device rows; otherwise every
+    row is needed. ``flight`` holds the Flight Recorder's entries of the rank, None without a dump.
     """
     metadata = read_metadata(parsed.metadata)
     problem = ""

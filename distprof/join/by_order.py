@@ -77,12 +77,9 @@ class Pairing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pair(a: Operations, b: Operations, shift: int) -> Pairing:
-    """Pair the operations of two ranks at or near a shift.
+    """Pair the operations of two ranks at or near a shift, at which some must be compatible.
 
-    Args:
-        a: Operations of the first rank.
-        b: Operations of the second rank.
-        shift: Position in ``b`` minus position in ``a``; some operations must be compatible there.
+    The shift is a position in ``b`` minus that in ``a``.
     """
     low, high = max(0, -shift), min(len(a), len(b) - shift)
     i = np.arange(low, high)
@@ -335,14 +332,6 @@ def match_by_order(
     Clock offsets found in one group help to match the others, so distprof repeats until no further
     rank joins. Ranks whose operations fit at several shifts about equally well stay unmatched, and
     the builder notes them.
-
-    Args:
-        rows: The rows of all ranks.
-        index: Rows to match, ascending.
-        clocks: Known clock offsets; updated with the offsets found.
-        groups: Groups of the run's topology.
-        present: Number of ranks of the run in each group.
-        builder: Collects the instances and notes.
     """
     parts: list[tuple[str, dict[int, Int64Array], GroupMerge]] = []
     for group, of_group in _by_group(rows, index):
@@ -436,12 +425,6 @@ def match_messages(
 
     A kernel that both sends to a rank and receives from it matches a kernel of that rank only if
     both messages agree.
-
-    Args:
-        rows: The rows of all ranks.
-        index: Messages among them, ascending.
-        clocks: Known clock offsets.
-        builder: Collects the instances and notes.
     """
     known = rows.peer[index] >= 0
     if not known.all():

@@ -60,11 +60,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 def gather_rows(ranks: Sequence[Rank], groups: Sequence[ProcessGroup]) -> Rows:
-    """The rows of all ranks.
-
-    Args:
-        ranks: Ranks of the run, ascending.
-        groups: Groups of the run's topology.
+    """The rows of all ranks, which ascend.
 
     Raises:
         ValueError: If a row's group is not among ``groups``.
@@ -172,12 +168,7 @@ MESSAGES = (CollectiveKind.SEND, CollectiveKind.RECV)
 
 
 def are_messages(kind: NDArray[np.int8], peer: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Mask of the rows between just two ranks: a message, or a kernel that both sends and receives.
-
-    Args:
-        kind: CollectiveKind of each row.
-        peer: Peer rank of each row, negative if unknown.
-    """
+    """Mask of the rows between two ranks: a message, or a kernel that both sends and receives."""
     both_ways = (kind == CollectiveKind.SEND_RECV) & (peer >= 0)
     of_two: NDArray[np.bool_] = np.isin(kind, MESSAGES) | both_ways
     return of_two

@@ -64,12 +64,8 @@ def check_numbers(
 ) -> NumberConflicts:
     """Check whether all groups of equally numbered collectives imply the same clock offsets.
 
-    Args:
-        rows: The rows of all ranks.
-        order: Rows sorted by group and number.
-        first: Where each instance begins in ``order``.
-        keep: Instances to check, by position in ``first``.
-        clocks: Known clock offsets; updated with the offsets found.
+    ``order`` has the rows sorted by group and number, ``first`` where each instance begins in it,
+    and ``keep`` the positions in ``first`` to check. ``clocks`` gets the offsets found.
     """
     conflicts = NumberConflicts(refuted={}, odd={})
     for link in _links(rows, order, first, keep):
@@ -194,21 +190,11 @@ def match_by_sequence(
     *,
     are_sure: bool = False,
 ) -> Int64Array:
-    """Match rows by their sequence numbers.
+    """Match the ``numbered`` rows by their sequence numbers; ``clocks`` gets the offsets found.
 
-    Args:
-        rows: The rows of all ranks.
-        numbered: Mask of the rows to match; all have numbers.
-        groups: Groups of the run's topology.
-        present: Number of ranks of the run in each group.
-        clocks: Known clock offsets; updated with those that equal numbers imply.
-        builder: Collects the instances and notes.
-        are_sure: Whether to skip the check of numbers against times. True for gloo: its numbers
-            come from the Flight Recorder, and its members end a collective at different times.
-
-    Returns:
-        The rows of groups with unusable numbers, which contradict each other too often or
-        contradict the times.
+    ``are_sure`` skips the check of numbers against times, for gloo: its numbers come from the
+    Flight Recorder, and its members end a collective at different times. Returned are the rows of
+    groups with unusable numbers, which contradict each other too often or contradict the times.
     """
     notes = _Notes([], [], [])
     rest = [
@@ -465,17 +451,12 @@ def match_collectives(
     groups: Sequence[ProcessGroup],
     nodes: Mapping[str, tuple[int, ...]],
 ) -> CollectiveMatches:
-    """Match the communication rows of all ranks to collectives.
+    """Match the communication rows of all ranks, which ascend, to collectives.
 
     Two rows are members of one collective if their process groups have the same name and members
     and they have the same sequence number. Their kind must agree, and their bytes too if all
     members of that kind report the same bytes. Without sequence numbers, the order of operations
     decides. The bytes of an instance are the largest of its members'.
-
-    Args:
-        ranks: Ranks of the run, ascending.
-        groups: Groups of the run's topology.
-        nodes: Node name to its ranks, which share a clock.
     """
     if len(ranks) < 2:
         return CollectiveMatches.none()

@@ -61,12 +61,7 @@ def find(url: str) -> tuple[Stored, ...] | Stored:
 
 
 def beginnings(stored: Sequence[Stored], size: int) -> list[bytes | OSError]:
-    """The first bytes of each object, or the error; many requests run in parallel.
-
-    Args:
-        stored: Objects of one store.
-        size: Number of bytes; smaller objects are read whole.
-    """
+    """The first bytes of each object, or the error; many requests to one store run in parallel."""
     if not stored:
         return []
     system, _ = file_system(stored[0].url)

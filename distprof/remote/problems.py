@@ -43,12 +43,7 @@ _MAX_WORDS = 300
 
 
 class StoreError(OSError):
-    """A store, or one of its objects, cannot be used.
-
-    Args:
-        why: The reason, as the end of a sentence.
-        fix: How the user can fix it.
-    """
+    """A store, or one of its objects, cannot be used: why, and how the user can fix it."""
 
     def __init__(self, why: str, fix: str = "") -> None:
         super().__init__(errno.EIO, why)
@@ -75,12 +70,7 @@ class UnusableStoreError(StoreError):
 
 
 def explained(url: str, error: BaseException) -> OSError:
-    """The error as a sentence; errors that already are one stay unchanged.
-
-    Args:
-        url: The requested URL.
-        error: The error that the store's package raised.
-    """
+    """The error as a sentence; errors that already are one stay unchanged."""
     if isinstance(error, (StoreError, WebError, TooLargeError)):
         return error
     name, words = type(error).__name__, _words(error)

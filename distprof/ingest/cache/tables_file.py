@@ -81,12 +81,7 @@ class _Index(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class TablesWriter:
-    """Writes the parts one after another, then :meth:`finish`.
-
-    Args:
-        file: An empty file, opened for writing and reading.
-        key: Identifies the trace and the options.
-    """
+    """Writes the parts into an empty file one after another, then :meth:`finish`."""
 
     def __init__(self, file: BinaryIO, key: str) -> None:
         self._stream = _Stream(file)
@@ -129,12 +124,8 @@ class TablesWriter:
 class _Stream:
     """A file whose position counts from the start of the present part, as Parquet requires.
 
-    Args:
-        file: The file, opened for writing and reading.
-
-    Attributes:
-        checksum: CRC-32 of everything written.
-        closed: Always false: a closed part does not close the file.
+    ``checksum`` is the CRC-32 of everything written. ``closed`` is always false: a closed part does
+    not close the file.
     """
 
     closed = False
@@ -192,11 +183,7 @@ class _Stream:
 
 
 class HostRowsWriter:
-    """Writes host rows as Parquet while the trace is read.
-
-    Args:
-        stream: Where to write.
-    """
+    """Writes host rows as Parquet while the trace is read."""
 
     def __init__(self, stream: _Stream) -> None:
         self._stream = stream
@@ -291,10 +278,6 @@ def open_tables(path: Path) -> Iterator[TablesReader]:
 
 class TablesReader:
     """Reads single parts of a file.
-
-    Args:
-        file: The file.
-        name: Its name, for messages.
 
     Raises:
         DamagedTablesError: If its index cannot be read.

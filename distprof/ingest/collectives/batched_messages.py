@@ -39,13 +39,9 @@ def batches_of(
 ) -> Batches:
     """Assign each message to the first communication that its thread launched after requesting it.
 
-    Args:
-        launches: Row of ``host`` that launched each operation, ABSENT if unknown.
-        may_be_batch: Operations whose launch is not described by any call.
-        requests: Rows of ``comm_args`` of sends and receives whose calls launched nothing.
-        host: HOST table.
-        comm_args: COMM_ARGS table.
-        facts: Facts from the rows of ``comm_args``.
+    ``launches`` is the row of ``host`` that launched each operation, ABSENT if unknown;
+    ``may_be_batch`` marks operations whose launch is not described by any call; ``requests`` are
+    rows of ``comm_args`` of sends and receives whose calls launched nothing.
     """
     operation = _launched_next(launches, requests, host, comm_args)
     mine = (operation != ABSENT) & may_be_batch[operation]

@@ -62,14 +62,9 @@ def device_records(
     membership: Membership,
     classifier: Classifier,
 ) -> Records:
-    """Records of the communication that ran on a GPU.
+    """Records of the communication marked in ``activity``, which ran on a GPU.
 
-    Args:
-        activity: ACTIVITY table, communication marked.
-        host: HOST table, at least its runtime calls; may be empty.
-        comm_args: COMM_ARGS table.
-        membership: The groups of this rank.
-        classifier: Derives kinds from names.
+    ``host`` has at least the runtime calls, or is empty.
     """
     rows = np.flatnonzero(activity["kind"] == ActivityKind.COMMUNICATION)
     rows = rows[np.argsort(activity["start_ns"][rows], kind="stable")]
@@ -138,14 +133,9 @@ def records_table(
 ) -> Records:
     """The COLLECTIVES table of executed operations, from the evidence on each.
 
-    Args:
-        executed: ACTIVITY rows of the operations, in order of start.
-        enqueue_ns: When the CPU requested each operation, ABSENT if unknown.
-        comm_args: COMM_ARGS table.
-        layers: For each kind of evidence, strongest first, the row of ``comm_args`` that describes
-            each operation, ABSENT without one.
-        name_kinds: Kind from the operation's name.
-        membership: The groups of this rank.
+    ``executed`` are their ACTIVITY rows, in order of start; ``enqueue_ns`` is when the CPU
+    requested each, ABSENT if unknown; ``layers`` holds, for each kind of evidence, strongest first,
+    the row of ``comm_args`` that describes each operation, ABSENT without one.
     """
     facts = call_facts(comm_args)
     kind, kind_origin = _kinds(facts, layers, name_kinds)

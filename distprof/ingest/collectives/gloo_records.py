@@ -47,10 +47,7 @@ class Requested(msgspec.Struct, frozen=True, kw_only=True):
 def with_groups(comm_args: Table, requested: Requested, flight: FlightEntries) -> tuple[Table, int]:
     """COMM_ARGS with group, description and sequence number from the recorder, and their count.
 
-    Args:
-        comm_args: COMM_ARGS table.
-        requested: The operators that may have an entry.
-        flight: Entries of the recorder.
+    ``requested`` are the operators that may have an entry.
     """
     entry = _entry_of(comm_args, requested, flight)
     found = entry != ABSENT
@@ -77,13 +74,8 @@ def groups_of_threads(
 ) -> NDArray[np.int32]:
     """The group of each executed operation, from its thread; ABSENT if unclear.
 
-    Args:
-        run_key: Kind and size of executed operations; negative if they are no evidence.
-        run_thread: Their threads.
-        run_start: Their starts, ns.
-        ask_key: Kind and size of requests, in order of start.
-        ask_group: Their groups, ABSENT if unknown.
-        ask_start: Their starts, ns.
+    A key is a kind and size; that of an executed operation is negative if it is no evidence.
+    Requests are in order of start, with ABSENT for an unknown group. Starts are in ns.
     """
     known = (ask_group != ABSENT) & (ask_key >= 0)
     requests = _Requests(key=ask_key[known], group=ask_group[known], start=ask_start[known])
@@ -232,12 +224,8 @@ def gloo_records(
 ) -> Records:
     """Records of the communication that a CPU backend executed.
 
-    Args:
-        executed: Its operations, from :func:`distprof.ingest.host_activity.executed_activity`.
-        comm_args: COMM_ARGS table with the ``c10d::`` and ``gloo:`` events.
-        membership: The groups of this rank.
-        classifier: Derives kinds from names.
-        flight: Entries of the Flight Recorder, None without it.
+    ``executed`` comes from :func:`distprof.ingest.host_activity.executed_activity`, ``comm_args``
+    has the ``c10d::`` and ``gloo:`` events, and ``flight`` is None without the Flight Recorder.
     """
     facts = call_facts(comm_args)
     own = _own_rows(executed, comm_args)

@@ -47,11 +47,7 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int | None  # Number of ranks of the job, None if unknown.
 
     def only_ranks(self) -> tuple[int, ...]:
-        """The only set of ranks that this rank communicates with.
-
-        Returns:
-            Empty if several sets are possible or none is known.
-        """
+        """The set of ranks that this rank communicates with; empty if it is unclear."""
         sets = {group.ranks for group in self.groups if group.ranks and len(group.ranks) > 1}
         unknown = any(not group.ranks for group in self.groups)
         if len(sets) == 1 and not unknown:

@@ -87,10 +87,7 @@ def looks_like_dump(head: bytes) -> bool:
 
 
 def parse_flight(data: bytes, *, rank: int, source: str) -> FlightDump:
-    """Read a dump.
-
-    Returns:
-        Its operations, groups and their progress, with notes on damaged and skipped data.
+    """Read a dump: operations, groups and their progress, with notes on damaged and skipped data.
 
     Raises:
         InputError: If the file is not a dump, or would run code.
@@ -240,11 +237,7 @@ class FlightEntries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_flight(path: str) -> FlightEntries:
-    """Read the dump of a rank for its collectives.
-
-    Returns:
-        Its collectives; empty and with a note if the file cannot be used.
-    """
+    """The collectives in the dump of a rank; empty and with a note if the file cannot be used."""
     folder, _, name = path.rpartition("/")
     try:
         data = Folder(folder or ".").read(name, MAX_BYTES)

@@ -73,14 +73,10 @@ _Kind = TypeVar("_Kind", bound=msgspec.Struct)
 
 
 class GrowingFile(Generic[_Kind]):
-    """A line-based file to which lines are appended.
+    """A line-based file to which lines are appended; it may not exist yet.
 
-    Args:
-        path: The file; it may not exist yet.
-        schema: Schema that its header must have, for example ``distprof.steps/1``.
-        kind: Type of a record.
-        rank: Rank that the file belongs to.
-        whole: Read the file from its first record, however long it already is.
+    ``schema``, for example ``distprof.steps/1``, must be that of its header, ``rank`` the header's
+    rank. With ``whole``, the file is read from its first record, however long it already is.
 
     Attributes:
         num_bad: Lines that are not records.
@@ -177,12 +173,7 @@ class GrowingFile(Generic[_Kind]):
 
 
 class _WholeFile(Generic[_Kind]):
-    """A small JSON file that is replaced as a whole.
-
-    Args:
-        path: The file; it may not exist.
-        kind: What it holds.
-    """
+    """A small JSON file that is replaced as a whole; it may not exist."""
 
     def __init__(self, path: Path, kind: type[_Kind]) -> None:
         self._path = path
@@ -230,11 +221,7 @@ class Added(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GrowingRun:
-    """A run directory that grows.
-
-    Args:
-        path: The directory; it may not exist yet.
-    """
+    """A run directory that grows; it may not exist yet."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)

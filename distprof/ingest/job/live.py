@@ -109,9 +109,6 @@ def _added(total: int | None, more: int | None) -> int | None:
 class LiveRun:
     """A run directory that is polled.
 
-    Args:
-        source: A run directory, or a folder that holds one.
-
     Raises:
         InputError: If there is no run directory.
 

@@ -102,15 +102,10 @@ class LineFile(msgspec.Struct, kw_only=True):
 def read_lines(
     folder: Folder, name: str, schema: str, kind: type[Any], take: Callable[[Any], None]
 ) -> LineFile:
-    """Read the records of one file.
+    """Read the records of one file in order; a file that does not exist has none.
 
-    Args:
-        folder: The rank's folder.
-        name: Name of the file; a file that does not exist has no records.
-        schema: Schema that its header must have, for example ``distprof.steps/1``.
-        kind: Type of a record.
-        take: Called with each record, in order. It refuses nonsense with ValueError or
-            OverflowError, which counts as a bad line.
+    ``schema``, for example ``distprof.steps/1``, must be that of its header. ``take`` refuses
+    nonsense with ValueError or OverflowError, which counts as a bad line.
     """
     file = LineFile(name=name)
     if folder.size(name) is None:
@@ -202,11 +197,7 @@ _LARGEST = 1 << 62  # sums of two still fit int64
 
 
 class Columns:
-    """Collects rows of a table as compact arrays.
-
-    Args:
-        schema: Schema of the table.
-    """
+    """Collects rows of a table as compact arrays."""
 
     def __init__(self, schema: TableSchema) -> None:
         self._schema = schema

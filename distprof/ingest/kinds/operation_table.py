@@ -179,8 +179,7 @@ def fits_operation_table(source: str) -> bool:
 def read_operation_table(source: str) -> OperationLog:
     """Read an operation table and its meta file.
 
-    Returns:
-        The log. Times count from the start of their step, exact to the nanosecond as written.
+    Times count from the start of their step, exact to the nanosecond as written.
 
     Raises:
         InputError: If it is not a Parquet file, lacks columns, or holds impossible values.
@@ -198,12 +197,8 @@ def log_of_columns(
 ) -> OperationLog:
     """The log from the columns of an operation table, wherever they were written.
 
-    Args:
-        path: Where they come from, for messages.
-        columns: Columns by the names in :data:`COLUMNS`: whole numbers as int64, ``optype`` coded,
-            times in seconds.
-        origin: Kind of log, for users.
-        sizes: Sizes from the meta file.
+    ``columns`` has the names in :data:`COLUMNS`: whole numbers as int64, ``optype`` coded, times in
+    seconds. ``origin`` is the kind of log, for users.
 
     Raises:
         InputError: If values are implausible.

@@ -93,10 +93,8 @@ def fits_pipeline_timeline(source: str) -> bool:
 def read_pipeline_timeline(source: str) -> OperationLog:
     """Read a folder of pipeline ranks' timelines.
 
-    The first iteration is left out if there are more, because it contains the warm-up.
-
-    Returns:
-        The log, micro-batches numbered in the order in which Megatron runs them.
+    Micro-batches are numbered in the order in which Megatron runs them. The first iteration is left
+    out if there are more, because it contains the warm-up.
 
     Raises:
         InputError: If a file is damaged, too large, or the ranks have no iteration in common.

@@ -130,12 +130,7 @@ Salvage = Callable[[bytearray, int, int], None]
 
 
 class Framer:
-    """Walks through the events of one file.
-
-    Args:
-        source: The bytes of the file.
-        name: Name for messages.
-        searched: Whether the windows are searched for a few rows.
+    """Walks through the events of one file; ``searched`` windows are searched for a few rows.
 
     Attributes:
         boundary: Text between two events: learned from the first two, and again if it fails.

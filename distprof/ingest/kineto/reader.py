@@ -60,12 +60,7 @@ class HostSink(Protocol):
 
 
 class Collector:
-    """Gathers the columns of all chunks.
-
-    Args:
-        symbols: The dictionaries of the file.
-        sink: Takes host rows; None to keep them.
-    """
+    """Gathers the columns of all chunks; ``sink`` takes host rows, None keeps them."""
 
     def __init__(self, symbols: SymbolTable, sink: HostSink | None) -> None:
         self._symbols = symbols

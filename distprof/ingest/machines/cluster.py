@@ -96,10 +96,7 @@ def connect(spec: str) -> ClusterExecutor:
 class ClusterExecutor(Executor):
     """Runs functions on the workers of a cluster, and monitors the cluster.
 
-    Args:
-        client: The connection, which is closed with the executor.
-        address: Address of the scheduler.
-        levels: Original levels of Dask's loggers, to restore on shutdown.
+    It closes the connection, and restores the ``levels`` of Dask's loggers, when it is shut down.
 
     Attributes:
         workers: Threads of all workers, at least 1.

@@ -34,12 +34,7 @@ _SECONDS_PER_MB = 2.0
 
 
 class Database:
-    """A database and the columns of its tables.
-
-    Args:
-        connection: The open database.
-        path: Its file, for messages.
-    """
+    """A database and the columns of its tables; the path is for messages."""
 
     def __init__(self, connection: sqlite3.Connection, path: str) -> None:
         self._connection = connection

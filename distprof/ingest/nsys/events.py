@@ -118,11 +118,7 @@ def _gpus(database: Database) -> Iterator[dict[str, Any]]:
 
 
 class _Names:
-    """Texts of StringIds as JSON, each looked up once.
-
-    Args:
-        database: The export.
-    """
+    """Texts of StringIds as JSON, each looked up once."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -50,12 +50,7 @@ _BEGIN, _END = "ncclGroupStart", "ncclGroupEnd"
 
 
 class Payloads:
-    """Payloads of one process.
-
-    Args:
-        database: The export.
-        number: The process.
-    """
+    """Payloads of one process."""
 
     def __init__(self, database: Database, number: int) -> None:
         self._database = database
@@ -128,11 +123,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Calls:
-    """Collects the NCCL ranges of one process.
-
-    Args:
-        payloads: Payloads of the process.
-    """
+    """Collects the NCCL ranges of one process."""
 
     def __init__(self, payloads: Payloads) -> None:
         self._payloads = payloads

@@ -143,11 +143,7 @@ def _refusing(path: str | Path) -> Iterator[None]:
 
 
 class _Reader:
-    """Reads packets in order; names are indices into a table per packet sequence.
-
-    Args:
-        stream: The trace.
-    """
+    """Reads packets in order; names are indices into a table per packet sequence."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -257,13 +253,7 @@ def _agent(track: str) -> int:
 
 
 class _Events:
-    """Converts slices to events.
-
-    Args:
-        tracks: Number of each track to its name.
-        gpus: Agent number of each GPU to its GPU number.
-        pid: Number of the process.
-    """
+    """Converts slices to events; ``gpus`` maps the agent number of each GPU to its GPU number."""
 
     def __init__(self, tracks: dict[int, str], gpus: dict[int, int], pid: int) -> None:
         self._tracks = tracks

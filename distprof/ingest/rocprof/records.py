@@ -23,16 +23,7 @@ _COPY = re.compile(r"MEMORY_COPY_(HOST|DEVICE)_TO_(HOST|DEVICE)")
 def kernel_event(
     name: bytes, start: int, end: int, *, device: int, stream: int, correlation: int
 ) -> bytes:
-    """The event of a kernel.
-
-    Args:
-        name: Name as JSON.
-        start: Start in ns.
-        end: End in ns.
-        device: Number of the GPU.
-        stream: Number of the stream.
-        correlation: rocprofv3's number of the call.
-    """
+    """The event of a kernel; its name is JSON, its correlation rocprofv3's number of the call."""
     return on_device(
         b"kernel",
         name,
@@ -91,11 +82,7 @@ def _known(correlation: int) -> int | None:
 
 
 class Ranges:
-    """Events of ROCTx ranges, and additional events for steps with Kineto's name for them.
-
-    Args:
-        pid: Number of the process.
-    """
+    """Events of ROCTx ranges, and additional events for steps with Kineto's name for them."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid

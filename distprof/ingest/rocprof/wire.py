@@ -60,11 +60,6 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
 def packets(stream: BinaryIO, *, most_bytes: int, longest: int) -> Iterator[bytes]:
     """Packets of a trace, one after another.
 
-    Args:
-        stream: The trace.
-        most_bytes: Largest size of a trace in bytes.
-        longest: Largest size of a packet in bytes.
-
     Raises:
         ValueError: If the trace is cut off, exceeds a limit, or does not consist of packets.
     """

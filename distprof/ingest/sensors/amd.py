@@ -97,13 +97,7 @@ def is_amd_json(start: str) -> bool:
 
 
 class AmdCsv:
-    """Reader of the rows under one header.
-
-    Args:
-        names: Names of the columns.
-        collector: Receives the samples.
-        host: Host name, empty if unknown.
-    """
+    """Reader of the rows under one header."""
 
     def __init__(self, names: list[str], collector: Collector | Labelled, host: str = "") -> None:
         self._names, self._collector, self._host = names, collector, host

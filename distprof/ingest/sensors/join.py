@@ -66,19 +66,11 @@ def recorded(run: Run) -> Recorded | None:
 def find_zone(
     clock: Clock, times: Sequence[Int64Array], when: Recorded, written_ns: int | None
 ) -> Zone | None:
-    """The shift with which the samples cover the recording.
+    """The shift with which the samples cover the recording; None if no zone or more than one fits.
 
     Samples of a whole day cover a recording of a minute in many zones. In that case, the zone is
-    used in which the last sample coincides with the last write of the file.
-
-    Args:
-        clock: Clock of the times, not ``none``.
-        times: Times of each series of one file, ascending.
-        when: The recording.
-        written_ns: When the file was last written, None if unknown.
-
-    Returns:
-        None if no zone or more than one fits.
+    used in which the last sample coincides with the last write of the file, if that is known. The
+    ``clock`` is not ``none``, and the times of each series of the file ascend.
     """
     times = [series for series in times if len(series)]
     if not times:

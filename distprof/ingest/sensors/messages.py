@@ -127,11 +127,7 @@ MAX_LINKS = 256
 
 
 class NvlinkStatus:
-    """Reader of the status; GPUs without a link line (no NVLink, MIG) are left out.
-
-    Args:
-        collector: Receives the links.
-    """
+    """Reader of the status; GPUs without a link line (no NVLink, MIG) are left out."""
 
     def __init__(self, collector: Collector | Labelled) -> None:
         self._collector = collector
@@ -210,11 +206,7 @@ class _Scrape(msgspec.Struct):
 
 
 class Scrapes:
-    """Reader of the exporter's lines.
-
-    Args:
-        collector: Receives the samples.
-    """
+    """Reader of the exporter's lines."""
 
     def __init__(self, collector: Collector | Labelled) -> None:
         self._collector = collector

@@ -134,9 +134,6 @@ class _HeadlessError(Exception):
 class _Dispatcher:
     """Passes each line to its reader; each host has separate readers.
 
-    Args:
-        collector: Receives the data of all readers.
-
     Attributes:
         beginning: First lines, which identify a kernel log.
     """
@@ -211,12 +208,7 @@ class _Dispatcher:
 
 
 class _Host:
-    """Readers of the lines of one host.
-
-    Args:
-        collector: Receives the data of the readers.
-        name: Host name, empty if unknown.
-    """
+    """Readers of the lines of one host."""
 
     def __init__(self, collector: Collector, name: str) -> None:
         self._name = name

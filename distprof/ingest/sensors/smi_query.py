@@ -92,11 +92,7 @@ def _deliver_gpu(
 
 
 class SmiText:
-    """Reader of the text output of one host.
-
-    Args:
-        collector: Receives the samples and states.
-    """
+    """Reader of the text output of one host."""
 
     def __init__(self, collector: Collector | Labelled) -> None:
         self._collector = collector
@@ -160,11 +156,7 @@ class _RefusedError(Exception):
 
 
 class SmiXml:
-    """Reader of the XML output of one host, line by line.
-
-    Args:
-        collector: Receives the samples and states.
-    """
+    """Reader of the XML output of one host, line by line."""
 
     def __init__(self, collector: Collector | Labelled) -> None:
         self._collector = collector

@@ -35,12 +35,7 @@ def date_of(line: str) -> tuple[int, Clock] | None:
 
 
 class SmiTables:
-    """Reader of the tables of one host.
-
-    Args:
-        collector: Receives the samples.
-        host: Host name, empty if unknown.
-    """
+    """Reader of the tables of one host."""
 
     def __init__(self, collector: Collector | Labelled, host: str = "") -> None:
         self._collector = collector

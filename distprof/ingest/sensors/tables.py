@@ -96,12 +96,7 @@ def dmon_header(line: str) -> list[str] | None:
 
 
 class Dmon:
-    """Reader of the rows under one header of a monitor.
-
-    Args:
-        names: Names of the columns.
-        collector: Receives the samples.
-    """
+    """Reader of the rows under one header of a monitor."""
 
     def __init__(self, names: Sequence[str], collector: Collector | Labelled) -> None:
         self._names = list(names)
@@ -251,12 +246,7 @@ class _Number(msgspec.Struct, frozen=True):
 
 
 class QueryCsv:
-    """Reader of the rows under one header of a query.
-
-    Args:
-        names: Names of the columns, as in the header.
-        collector: Receives the samples.
-    """
+    """Reader of the rows under one header of a query."""
 
     def __init__(self, names: Sequence[str], collector: Collector | Labelled) -> None:
         self._count = len(names)

@@ -94,9 +94,7 @@ def _gap(what: str, rank: int, by_ns: int, does: str) -> Gap:
 def find_jumps(ranks: Sequence[Rank]) -> dict[int, list[Jump]]:
     """Position in ``ranks`` to the jumps of that rank's clock, in order of time.
 
-    Args:
-        ranks: Ranks of the run; those without GPUs are not judged, because CPUs notice the end of a
-            collective at any time after it.
+    Ranks without GPUs are not judged: CPUs notice the end of a collective at any time after it.
     """
     on_gpu = [i for i, rank in enumerate(ranks) if rank.device.name != "cpu"]
     parts = [_timed(ranks[i]) for i in on_gpu]
