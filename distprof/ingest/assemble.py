@@ -14,8 +14,12 @@ from distprof.join.alignment import align_clocks, check_causality
 from distprof.join.clocks import clock_of_stamps, with_stamps
 from distprof.join.instances import NO_STEP, step_labels
 from distprof.join.matching import match_collectives
-from distprof.join.soundness.across import comparable_ranks, lacking_collectives, lacking_steps
-from distprof.join.soundness.invariants import broken
+from distprof.join.soundness.invariants import (
+    broken,
+    comparable_ranks,
+    lacking_collectives,
+    lacking_steps,
+)
 from distprof.join.soundness.jumps import may_have_jumped, without_jumps
 from distprof.join.topology import build_topology
 from distprof.join.waits import positions_of

@@ -40,11 +40,16 @@ from distprof.ingest.communication import Classifier, classifier_for, shipped_pa
 from distprof.ingest.discovery import TraceFile, check_whole, open_trace, version_of
 from distprof.ingest.flight.recorder import FlightEntries, read_flight
 from distprof.ingest.foreign import refuse_chrome_trace
-from distprof.ingest.host_activity import executed_activity, host_activity, with_collectives
+from distprof.ingest.host_activity import (
+    executed_activity,
+    host_activity,
+    is_known,
+    missing_device,
+    with_collectives,
+)
 from distprof.ingest.kineto.parsed import ParsedTrace
 from distprof.ingest.kineto.reader import HostSink, read_trace
 from distprof.ingest.metadata import TraceMetadata, read_metadata
-from distprof.ingest.no_device import is_known, missing_device
 from distprof.ingest.steps import Steps, find_steps
 from distprof.join.soundness.one_rank import checked, mended
 from distprof.run.run import Count, Device, Quality, Rank, TableSource

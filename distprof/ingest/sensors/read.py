@@ -35,8 +35,15 @@ from distprof.ingest.sensors.messages import (
     take_fabric_line,
     take_monitor_line,
 )
-from distprof.ingest.sensors.smi_query import SmiText, SmiXml, begins_query, begins_xml
-from distprof.ingest.sensors.smi_tables import TITLE, SmiTables, date_of
+from distprof.ingest.sensors.smi import (
+    TITLE,
+    SmiTables,
+    SmiText,
+    SmiXml,
+    begins_query,
+    begins_xml,
+    date_of,
+)
 from distprof.ingest.sensors.tables import (
     Dmon,
     QueryCsv,

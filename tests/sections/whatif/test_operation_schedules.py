@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 
-from distprof.costs.plain_orders import gpipe, interleaved_1f1b, one_f_one_b
+from distprof.costs.known_schedules import gpipe, interleaved_1f1b, one_f_one_b
 from distprof.run.evidence import OPERATIONS, OperationLog
 from distprof.schema import Coded, Table
 from distprof.sections.whatif.operation_graph import lay_out
