@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from types import MappingProxyType
 
 import msgspec
@@ -42,7 +41,7 @@ def one_f_one_b(num_ranks: int, num_micro_batches: int) -> RankOrders:
     """
     batches = range(num_micro_batches)
     return [
-        interleave(
+        _interleave(
             [Action(rank, SlotKind.FORWARD, batch) for batch in batches],
             [Action(rank, SlotKind.BACKWARD, batch) for batch in batches],
             warm_up=num_ranks - 1 - rank,
@@ -69,19 +68,18 @@ def looped_bfs(num_ranks: int, num_micro_batches: int, virtual_stages: int) -> R
     return orders
 
 
-def interleaved_1f1b(
-    num_ranks: int, num_micro_batches: int, virtual_stages: int, group_size: int
-) -> RankOrders:
+def interleaved_1f1b(num_ranks: int, num_micro_batches: int, virtual_stages: int) -> RankOrders:
     """Groups of micro-batches through one stage of a rank after another; 1F1B after a warm-up.
 
     Source:
         Narayanan et al. 2021, section 2.2; Megatron's schedule table, torch's
         ScheduleInterleaved1F1B.
     """
-    table = chunk_table(num_micro_batches, virtual_stages, group_size)
+    group_size = _group_size(num_ranks, num_micro_batches)
+    table = _chunk_table(num_micro_batches, virtual_stages, group_size)
     last = virtual_stages - 1
     return [
-        interleave(
+        _interleave(
             [Action(c * num_ranks + rank, SlotKind.FORWARD, m) for m, c in table],
             [Action((last - c) * num_ranks + rank, SlotKind.BACKWARD, m) for m, c in table],
             warm_up=last * group_size + 2 * (num_ranks - 1 - rank),
@@ -90,7 +88,7 @@ def interleaved_1f1b(
     ]
 
 
-def interleave(
+def _interleave(
     forward: Sequence[Action],
     backward: Sequence[Action],
     *,
@@ -114,24 +112,23 @@ def interleave(
     return actions + list(weight[max(0, len(backward) - deferred) :])
 
 
-def chunk_table(
+def _chunk_table(
     num_micro_batches: int, virtual_stages: int, group_size: int
 ) -> list[tuple[int, int]]:
     """Pairs of micro-batch and chunk of the rank, in the order of the forwards.
 
     Source:
-        Megatron's ``get_schedule_table``: groups of micro-batches; the last one may be smaller.
+        Megatron's ``get_schedule_table``: groups of micro-batches.
     """
-    bounds = [*range(0, num_micro_batches, group_size), num_micro_batches]
     return [
-        (batch, chunk)
-        for low, high in pairwise(bounds)
+        (first + number, chunk)
+        for first in range(0, num_micro_batches, group_size)
         for chunk in range(virtual_stages)
-        for batch in range(low, high)
+        for number in range(group_size)
     ]
 
 
-def default_group_size(num_ranks: int, num_micro_batches: int) -> int:
+def _group_size(num_ranks: int, num_micro_batches: int) -> int:
     """The number of ranks, or slightly more, so that all groups of micro-batches are equal.
 
     Raises:
@@ -179,19 +176,20 @@ def zb_h2(num_ranks: int, num_micro_batches: int) -> RankOrders:
 
 
 def interleaved_zero_bubble(
-    num_ranks: int, num_micro_batches: int, virtual_stages: int, group_size: int
+    num_ranks: int, num_micro_batches: int, virtual_stages: int
 ) -> RankOrders:
     """Interleaved 1F1B with half the warm-up, and weight gradients deferred as in ZB-H1.
 
     Source:
         torch's ScheduleInterleavedZeroBubble; Qi et al. 2024.
     """
-    table = chunk_table(num_micro_batches, virtual_stages, group_size)
+    group_size = _group_size(num_ranks, num_micro_batches)
+    table = _chunk_table(num_micro_batches, virtual_stages, group_size)
     last = virtual_stages - 1
     orders = []
     for rank in range(num_ranks):
         back = [((last - c) * num_ranks + rank, m) for m, c in table]
-        actions = interleave(
+        actions = _interleave(
             [Action(c * num_ranks + rank, SlotKind.FORWARD, m) for m, c in table],
             [Action(s, SlotKind.BACKWARD_INPUT, m) for s, m in back],
             warm_up=last * group_size + num_ranks - 1 - rank,
@@ -226,7 +224,7 @@ def dualpipe_v(num_ranks: int, num_micro_batches: int) -> tuple[RankOrders, list
 
 def _split_1f1b(rank: int, num_micro_batches: int, *, warm_up: int, deferred: int) -> list[Action]:
     batches = range(num_micro_batches)
-    return interleave(
+    return _interleave(
         [Action(rank, SlotKind.FORWARD, batch) for batch in batches],
         [Action(rank, SlotKind.BACKWARD_INPUT, batch) for batch in batches],
         warm_up=warm_up,
@@ -344,8 +342,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """A pipeline schedule."""
 
     name: str  # Name in :data:`SCHEDULES`.
-    # Function of ranks, micro-batches, stages per rank if any number is possible, and size of the
-    # groups if it is ``grouped``. Returns the order of each rank, and which actions overlap if any.
+    # Function of ranks, micro-batches, and stages per rank if any number is possible. Returns the
+    # order of each rank, and which actions overlap if any do.
     make: Callable[..., RankOrders | tuple[RankOrders, list[list[bool]]]]
     fewest: int = 1  # Minimum number of stages per rank.
     most: int | None = 1  # Maximum number of stages per rank; None for no limit.
@@ -354,7 +352,6 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     splits_backward: bool = False  # Whether weight gradients are separate actions.
     # Whether it needs at least one micro-batch per stage of the whole pipeline.
     fills: bool = False
-    grouped: bool = False  # Whether micro-batches pass the stages of a rank in groups.
 
     def rank_of(self, stage: int, num_ranks: int) -> int:
         """The rank that runs a stage."""
@@ -367,15 +364,10 @@ def orders(
     num_ranks: int,
     num_micro_batches: int,
     virtual_stages: int | None = None,
-    *,
-    group_size: int | None = None,
 ) -> Orders:
     """The actions of each rank of a pipeline, in order.
 
-    ``virtual_stages`` is V, stages per rank; None for the schedule's minimum. ``group_size``, of
-    interleaved schedules, is the number of micro-batches that pass one stage of a rank before its
-    next stage (Megatron's ``microbatch_group_size_per_vp_stage``); None for P, or slightly more
-    where torch enlarges the groups to make them equal.
+    ``virtual_stages`` is V, stages per rank; None for the schedule's minimum.
 
     Raises:
         ValueError: If the schedule is unknown, or cannot run with these numbers.
@@ -385,30 +377,10 @@ def orders(
     found = SCHEDULES[schedule]
     per_rank = found.fewest if virtual_stages is None else virtual_stages
     _check(found, num_ranks, num_micro_batches, per_rank)
-    sizes = [num_ranks, num_micro_batches]
-    if found.most is None:
-        sizes.append(per_rank)
-    if group_size is not None:
-        _check_groups(found, num_ranks, num_micro_batches, group_size)
-        sizes.append(group_size)
-    elif found.grouped:
-        sizes.append(default_group_size(num_ranks, num_micro_batches))
-    made = found.make(*sizes)
+    sizes = (num_ranks, num_micro_batches)
+    made = found.make(*sizes, per_rank) if found.most is None else found.make(*sizes)
     order, overlaps = made if isinstance(made, tuple) else (made, None)
     return orders_from(order, schedule=schedule, overlaps=overlaps)
-
-
-def _check_groups(
-    schedule: Schedule, num_ranks: int, num_micro_batches: int, group_size: int
-) -> None:
-    if not schedule.grouped:
-        raise ValueError(f"schedule {schedule.name} has no groups of micro-batches")
-    rest = num_micro_batches % group_size if group_size >= num_ranks else 1
-    if 0 < rest < num_ranks:
-        raise ValueError(
-            f"{num_micro_batches} micro-batches in groups of {group_size}: every group, including"
-            f" the last, needs at least one per rank, {num_ranks}"
-        )
 
 
 def _check(schedule: Schedule, num_ranks: int, num_micro_batches: int, per_rank: int) -> None:
@@ -432,7 +404,7 @@ _ALL = (
     Schedule(name="gpipe", make=gpipe),
     Schedule(name="1f1b", make=one_f_one_b),
     Schedule(name="looped-bfs", make=looped_bfs, fewest=2, most=None),
-    Schedule(name="interleaved-1f1b", make=interleaved_1f1b, fewest=2, most=None, grouped=True),
+    Schedule(name="interleaved-1f1b", make=interleaved_1f1b, fewest=2, most=None),
     Schedule(name="zb-h1", make=zb_h1, splits_backward=True),
     Schedule(name="zb-h2", make=zb_h2, splits_backward=True),
     Schedule(
@@ -441,7 +413,6 @@ _ALL = (
         fewest=2,
         most=None,
         splits_backward=True,
-        grouped=True,
     ),
     Schedule(name="zbv", make=zb_v, fewest=2, most=2, goes_back=True, splits_backward=True),
     Schedule(

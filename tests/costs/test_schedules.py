@@ -63,13 +63,6 @@ def test_interleaved_order_of_two_ranks_four_micro_batches_and_two_stages_each()
     assert written(order, 1) == ("1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3")
 
 
-def test_groups_of_megatron_may_end_with_another_size():
-    """Five micro-batches in groups of three on two ranks: three, then two."""
-    order = orders("interleaved-1f1b", 2, 5, 2, group_size=3)
-    forwards = [str(action) for action in order.actions(0) if action.kind == F]
-    assert forwards == ["0F0", "0F1", "0F2", "2F0", "2F1", "2F2", "0F3", "0F4", "2F3", "2F4"]
-
-
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("rounds", [2, 4])
@@ -151,27 +144,22 @@ def test_the_order_of_1f1b_is_torchs_but_for_its_numbers(num_ranks):
 
 
 @pytest.mark.parametrize(
-    ("schedule", "num_ranks", "micro_batches", "virtual_stages", "group_size"),
+    ("schedule", "num_ranks", "micro_batches", "virtual_stages"),
     [
-        ("interleaved-1f1b", 4, 9, 2, None),
-        ("interleaved-zb", 4, 9, 2, None),
-        ("interleaved-1f1b", 4, 6, 2, 4),
-        ("interleaved-1f1b", 4, 8, 2, 3),
-        ("interleaved-1f1b", 4, 8, 1, None),
-        ("1f1b", 4, 8, 2, None),
-        ("zbv", 4, 8, 3, None),
-        ("dualpipev", 4, 7, 2, None),
-        ("gpipe", 4, 0, 1, None),
-        ("gpipe", 0, 4, 1, None),
-        ("1f1b", 4, 8, 1, 4),
-        ("pipedream", 4, 8, 1, None),
+        ("interleaved-1f1b", 4, 9, 2),
+        ("interleaved-zb", 4, 9, 2),
+        ("interleaved-1f1b", 4, 8, 1),
+        ("1f1b", 4, 8, 2),
+        ("zbv", 4, 8, 3),
+        ("dualpipev", 4, 7, 2),
+        ("gpipe", 4, 0, 1),
+        ("gpipe", 0, 4, 1),
+        ("pipedream", 4, 8, 1),
     ],
 )
-def test_schedules_that_cannot_run_are_refused(
-    schedule, num_ranks, micro_batches, virtual_stages, group_size
-):
-    with pytest.raises(ValueError, match=r"micro-batch|stages per rank|no schedule|groups"):
-        orders(schedule, num_ranks, micro_batches, virtual_stages, group_size=group_size)
+def test_schedules_that_cannot_run_are_refused(schedule, num_ranks, micro_batches, virtual_stages):
+    with pytest.raises(ValueError, match=r"micro-batch|stages per rank|no schedule"):
+        orders(schedule, num_ranks, micro_batches, virtual_stages)
 
 
 # Replay -----------------------------------------------------------------------------------------
