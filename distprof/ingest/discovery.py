@@ -20,8 +20,7 @@ from distprof.bounds import NotAFileError, expanded, open_plain
 from distprof.errors import InputError
 from distprof.ingest.foreign import refuse_foreign
 from distprof.ingest.nsys.export import ENDINGS, opened_process, processes_in, why_not_an_export
-from distprof.ingest.rocprof.stream import (
-    PERFETTO_ENDINGS,
+from distprof.ingest.rocprof import (
     begins_rocprof,
     is_rocprof,
     opened_rocprof,
@@ -215,7 +214,7 @@ def _walk(folder: Path) -> list[TraceFile]:
         excluded |= {REQUESTS_DIR} if RUN_FILE in files else set()
         folders[:] = sorted(name for name in folders if name not in excluded and name[0] != ".")
         paths = [Path(parent, name) for name in sorted(files)]
-        traces += [_local(path) for path in paths if _may_be_local(path)]
+        traces += [_local(path) for path in paths if _may_be_trace(path.name)]
     return traces
 
 
@@ -223,7 +222,7 @@ def _glob(pattern: Path) -> list[TraceFile]:
     import glob
 
     paths = [Path(name) for name in glob.glob(str(pattern), recursive=True)]  # noqa: PTH207
-    traces = [_local(path) for path in paths if path.is_file() and _may_be_local(path)]
+    traces = [_local(path) for path in paths if path.is_file() and _may_be_trace(path.name)]
     for path in paths:
         if path.is_dir():
             traces += _walk(path)
@@ -232,15 +231,6 @@ def _glob(pattern: Path) -> list[TraceFile]:
 
 def _may_be_trace(name: str) -> bool:
     return bool(_TRACE_NAME.search(name)) and name not in _NOT_TRACES and name[0] != "."
-
-
-def _may_be_local(path: Path) -> bool:
-    """Whether a local file may be a trace.
-
-    A Perfetto file must come from rocprofv3: distprof and other tools write such files too.
-    """
-    is_perfetto = path.name.lower().endswith(PERFETTO_ENDINGS) and path.name[0] != "."
-    return is_rocprof(path) if is_perfetto else _may_be_trace(path.name)
 
 
 def _path(source: str) -> Path:

@@ -23,7 +23,7 @@ _OWN = b'"traceEvents"'
 
 _EXPECTED = "a torch.profiler trace (*.json or *.json.gz)"
 
-_ROCPROF = "with rocprofv3, use --output-format json or pftrace"
+_ROCPROF = "with rocprofv3, use --output-format json"
 
 _ASCEND = (
     "name step_trace_time.csv of the same folder (ASCEND_PROFILER_OUTPUT): distprof reads its steps"
@@ -79,9 +79,9 @@ _KNOWN = (
         fix=f"{_ROCPROF}; else {_RECORD}",
     ),
     Foreign(
-        name="a Perfetto trace without rocprofv3 kernels",
+        name="a Perfetto trace",
         endings=(".pftrace", ".perfetto-trace"),
-        fix=f"open it in ui.perfetto.dev; with rocprofv3, use --runtime-trace; else {_RECORD}",
+        fix=f"open it in ui.perfetto.dev; {_ROCPROF}; else {_RECORD}",
     ),
     Foreign(name="an XPlane profile of JAX, XLA or TensorFlow", endings=(".xplane.pb",)),
     Foreign(
