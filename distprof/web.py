@@ -133,11 +133,9 @@ class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
     """Opens connections, and checks their address before anything is sent."""
 
     def http_open(self, req: urllib.request.Request) -> Any:
-        """Open ``http://``."""
         return self.do_open(_connecting(http.client.HTTPConnection, req), req)
 
     def https_open(self, req: urllib.request.Request) -> Any:
-        """Open ``https://``."""
         return self.do_open(_connecting(http.client.HTTPSConnection, req), req)
 
 
@@ -384,7 +382,6 @@ class _WebFile(Seekable):
         self._remote = remote
 
     def close(self) -> None:
-        """Close the file and its connection."""
         if not self.closed:
             self._remote.release()
         super().close()

@@ -295,14 +295,9 @@ def _unreadable(source: str, error: Exception) -> InputError:
 
 def _reason(error: Exception) -> str:
     """The reason in words: the text of distprof's own error, else the type and text of another."""
-    if _is_ours(error):
+    if type(error).__module__.partition(".")[0] == "distprof":
         return str(error)
     return f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
-
-
-def _is_ours(error: Exception) -> bool:
-    """Whether distprof raised the error, so its text is meant for users."""
-    return type(error).__module__.partition(".")[0] == "distprof"
 
 
 def _select(
@@ -378,7 +373,6 @@ def _unread_gaps(unread: dict[str, OSError]) -> list[Gap]:
 
 
 def _is_export(path: str) -> bool:
-    """Whether a file is an export of Nsight Systems, by its name."""
     return path.lower().endswith(ENDINGS)
 
 

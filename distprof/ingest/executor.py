@@ -383,7 +383,6 @@ def _next_checked(pool: ProcessExecutor, done: SimpleQueue[Future[T]]) -> Future
 
 
 def _in_flight(executor: Executor) -> int:
-    """How many futures may be pending."""
     if isinstance(executor, ClusterExecutor):
         return sys.maxsize  # calls wait at the scheduler until a worker is free
     workers = getattr(executor, "workers", None) or available_processors() or 1

@@ -186,7 +186,6 @@ class _Unpacked(io.RawIOBase):
         self._gzip = gzip.GzipFile(fileobj=cast("BinaryIO", _Packed(stream, self._limit)))
 
     def readable(self) -> bool:
-        """Always true."""
         return True
 
     def seekable(self) -> bool:
@@ -194,11 +193,9 @@ class _Unpacked(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Go to a position in the unpacked content."""
         return self._gzip.seek(offset, whence)
 
     def tell(self) -> int:
-        """The position in the unpacked content."""
         return self._gzip.tell()
 
     def readinto(self, buffer: Any) -> int:

@@ -96,7 +96,6 @@ def _executed_operations(host: Table, classifier: Classifier) -> Int64Array:
 
 
 def _are_messages(rows: Table) -> NDArray[np.bool_]:
-    """Which rows have the name of a send or receive."""
     names = rows.coded("name")
     return names.where([collective_kind(n).is_point_to_point for n in names.values])
 

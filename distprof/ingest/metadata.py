@@ -67,7 +67,7 @@ def parse_ranks(value: object) -> tuple[int, ...]:
         if not re.fullmatch(r"\s*\[[\s\d,]*\]\s*", value):
             return ()
         value = re.findall(r"\d+", value)
-    if not isinstance(value, list):
+    if not isinstance(value, list | tuple):
         return ()
     ranks = [_as_int(item) for item in value]
     if any(rank is None or not 0 <= rank < _MAX_RANK for rank in ranks):

@@ -250,7 +250,9 @@ def _cached(source: _Source, options: IngestOptions) -> Rank:
     made = _parse_into_cache(source, options, root, key)
     if shared is not None and not note:
         note = shared.store(key, Path(made.tables.path))
-    return _with_note(made, note) if note else made
+    if not note:
+        return made
+    return replace(made, quality=replace(made.quality, notes=(*made.quality.notes, note)))
 
 
 def _shared(options: IngestOptions) -> SharedCache | None:
@@ -271,10 +273,6 @@ def _parse_into_cache(source: _Source, options: IngestOptions, root: Path, key: 
         if error.errno not in FAILED:
             raise
         return _parse_and_store_elsewhere(source, options, EntryWriter(root, key, error))
-
-
-def _with_note(rank: Rank, note: str) -> Rank:
-    return replace(rank, quality=replace(rank.quality, notes=(*rank.quality.notes, note)))
 
 
 class _Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -321,7 +319,6 @@ def _parse_and_store_elsewhere(
 
 
 def _key(source: _Source, options: IngestOptions) -> CacheKey:
-    """The cache key of this file under these options."""
     depends: dict[str, Any] = {
         "rows": options.rows,
         "strict": options.strict,
@@ -415,9 +412,7 @@ def _parse_into_memory(source: _Source, options: IngestOptions) -> Rank:
 
 
 class _Sink(HostSink, Protocol):
-    def table(self) -> Table:
-        """All rows."""
-        ...
+    def table(self) -> Table: ...
 
 
 def _parse_and_conclude(

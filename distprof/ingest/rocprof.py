@@ -219,7 +219,6 @@ def _events(tool: _Tool) -> Iterator[bytes]:
 
 
 def _timed(records: list[_Record]) -> Iterator[_Record]:
-    """Records with usable times."""
     for record in records:
         if 0 <= record.start_timestamp <= record.end_timestamp < _LARGEST_NS:
             yield record

@@ -59,7 +59,6 @@ class _Marks(msgspec.Struct, frozen=True, kw_only=True):
     num_overlapping: int = 0
 
     def table(self) -> Table:
-        """The STEPS table of these windows."""
         columns = {
             "step": self.step,
             "start_ns": self.start,
@@ -168,7 +167,6 @@ def _num_overlapping(start: Int64Array, end: Int64Array) -> int:
 
 
 def _numbered(names: Coded) -> tuple[Int64Array, Int64Array]:
-    """Number and row of each ProfilerStep annotation."""
     matches = [_PROFILER_STEP.match(value) for value in names.values]
     numbers = np.array([int(m.group(1)) if m else ABSENT for m in matches], dtype=np.int64)
     if len(numbers) == 0:
@@ -346,7 +344,6 @@ def _device_ranges(activity: Table) -> Steps | None:
 
 
 def _capture(work: Table, first_ns: int, last_ns: int) -> Steps:
-    """The whole capture as one window."""
     if len(work):
         first_ns, last_ns = int(work["start_ns"].min()), int(work["end_ns"].max())
     table = Table(

@@ -471,7 +471,6 @@ def _by_channel(
 def _ends_of_channels(
     sent: Mapping[tuple[int, int], Int64Array], received: Mapping[tuple[int, int], Int64Array]
 ) -> dict[tuple[int, int], tuple[Int64Array, Int64Array]]:
-    """Rows of the sender and of the receiver, for each channel."""
     empty = np.empty(0, np.int64)
     return {
         channel: (sent.get(channel, empty), received.get(channel, empty))
@@ -490,7 +489,6 @@ class _Channel(msgspec.Struct, frozen=True, kw_only=True):
 def _match_channel(
     rows: Rows, ends: tuple[Int64Array, Int64Array], channel: tuple[int, int], clocks: ClockLinks
 ) -> _Channel:
-    """Pair the sends of one rank with the receives of another."""
     sides = [
         Operations(
             token=rows.bytes[index],

@@ -240,7 +240,6 @@ class _Equations:
         return full
 
     def solution(self) -> Floats:
-        """The value of each node."""
         value = np.zeros(len(self._rows))
         if self._core:
             right = np.array([self._right[node] for node in self._core])

@@ -231,7 +231,6 @@ class _Waits:
     def of_collectives(
         self, group: Hashable, rows: Mapping[int, GroupTimes], *, is_for_all: bool
     ) -> None:
-        """Add the waits in a group's collectives."""
         total = _table([times.total_ns for times in rows.values()])
         single = _table([times.last_ns or times.total_ns for times in rows.values()])
         parts, ends = _waits(total), _waits(single)

@@ -54,7 +54,6 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _first(self) -> Int64Array:
-        """Where each rank's rows begin."""
         lengths = np.array([len(rank.collectives) for rank in self.ranks], np.int64)
         return np.cumsum(lengths) - lengths
 

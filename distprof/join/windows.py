@@ -92,7 +92,6 @@ def _number_unknown(ranks: list[Rank]) -> _Selection:
 
 
 def _drop_copies(ranks: list[Rank]) -> _Selection:
-    """One of several files with the same content."""
     by_outline: dict[tuple[object, ...], list[Rank]] = {}
     copies, kept = [], []
     for rank in ranks:
@@ -132,7 +131,6 @@ def _are_copies(one: Rank, other: Rank) -> bool:
 
 
 def _same_rows(one: Table, other: Table) -> bool:
-    """Whether two tables have the same rows."""
     if len(one) != len(other):
         return False
     for column in one.schema:
@@ -260,7 +258,6 @@ def _members(matches: CollectiveMatches, instance: int) -> slice:
 
 
 def _longest(matches: CollectiveMatches, ranks: Sequence[Rank]) -> Int64Array:
-    """Longest duration among the members of each instance."""
     longest = np.zeros(matches.count, np.int64)
     for block in MemberBlocks(matches, ranks, ["start_ns", "end_ns"]):
         start, end = block.columns
@@ -288,7 +285,6 @@ def _waits_as_captures_start(
 def _starts(
     matches: CollectiveMatches, ranks: Sequence[Rank], clock: ClockAlignment, instance: int
 ) -> Int64Array:
-    """Start of each member of an instance, on the common clock."""
     members = _members(matches, instance)
     numbers = matches.member_rank[members]
     owners = positions_of(ranks, numbers).tolist()

@@ -73,7 +73,7 @@ def explained(url: str, error: BaseException) -> OSError:
     """The error as a sentence; errors that already are one stay unchanged."""
     if isinstance(error, (StoreError, WebError, TooLargeError)):
         return error
-    name, words = type(error).__name__, _words(error)
+    name, words = type(error).__name__, plain(" ".join(str(error).split()))[:_MAX_WORDS]
     protocol = url.partition("://")[0]
     if name in _NO_CREDENTIALS or any(sign in words.lower() for sign in _WORDS_OF_NO_CREDENTIALS):
         fix = _CREDENTIAL_FIXES.get(_USUAL_NAMES.get(protocol, protocol), "")
@@ -100,7 +100,3 @@ def is_final(error: BaseException) -> bool:
     ):
         return True
     return isinstance(error, OSError) and error.errno == errno.EINVAL
-
-
-def _words(error: BaseException) -> str:
-    return plain(" ".join(str(error).split()))[:_MAX_WORDS]

@@ -151,7 +151,6 @@ class _Stream:
         return count
 
     def tell(self) -> int:
-        """Size of the present part."""
         return self._size - self._start
 
     def read(self, start: int, size: int) -> bytes:
@@ -163,7 +162,6 @@ class _Stream:
             self._file.seek(self._size)
 
     def flush(self) -> None:
-        """Pass everything to the operating system."""
         self._file.flush()
 
     def close(self) -> None:
@@ -174,7 +172,6 @@ class _Stream:
         return False
 
     def writable(self) -> bool:
-        """It can be written."""
         return True
 
     def seekable(self) -> bool:
@@ -238,7 +235,6 @@ class HostRowsWriter:
         return read_parquet(self._stream.read(self._start, self._size), HOST)
 
     def _close(self) -> None:
-        """Write the remaining rows."""
         try:
             self._finish_writing()
             if self._num_waiting:

@@ -10,9 +10,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import re
 import zlib
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -32,12 +30,11 @@ from distprof.ingest.flight.entries import (
     entries_table,
 )
 from distprof.ingest.flight.safe_pickle import PickleRefused, read_pickle
+from distprof.ingest.metadata import parse_ranks
 from distprof.run.records import FLIGHT, FlightDump, FlightGroup, GroupStatus
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 
 MAX_BYTES = 1 << 28  # the default ring of 2,000 entries takes 1 MB, or 10 MB with frames
-
-MAX_MEMBERS = 1 << 20
 
 BOUND = Bound(
     reads="a dump of the Flight Recorder",
@@ -47,8 +44,6 @@ BOUND = Bound(
     beyond="refused",
     seconds_per_mb=2,
 )
-
-_DIGITS = re.compile(r"\d+")
 
 
 class _Config(msgspec.Struct):
@@ -180,17 +175,10 @@ def _groups(value: Any, notes: list[str]) -> tuple[FlightGroup, ...]:
         FlightGroup(
             name=(config.name or name)[:MAX_TEXT],
             description=config.desc[:MAX_TEXT],
-            ranks=_members(config.ranks),
+            ranks=parse_ranks(config.ranks),
         )
         for name, config in found.items()
     )
-
-
-def _members(ranks: str | Sequence[int]) -> tuple[int, ...]:
-    """Members from text such as ``[0, 1]``, which torch writes, or from a list."""
-    if isinstance(ranks, str):
-        ranks = [int(number) for number in _DIGITS.findall(ranks) if len(number) < 8]
-    return tuple(sorted({rank for rank in ranks[:MAX_MEMBERS] if 0 <= rank < MAX_MEMBERS}))
 
 
 def _status(value: Any, notes: list[str]) -> dict[int, GroupStatus]:

@@ -366,7 +366,12 @@ class _Machine:
             self.values.clear()
             self.template = None
         kind = type(value)
-        if kind in _SCALARS or (kind is tuple and _is_flat(value)):
+        is_flat = (
+            kind is tuple
+            and len(value) <= MAX_SHARED_TUPLE
+            and all(type(item) in _SCALARS for item in value)
+        )
+        if kind in _SCALARS or is_flat:
             self.scalars[index] = value
         else:
             self.scalars.pop(index, None)
@@ -380,7 +385,3 @@ class _Machine:
         if len(self.stack) != 1 or self.marks:
             raise PickleRefused(f"it stops at byte {self.at:,} with unused values")
         return self.stack[0]
-
-
-def _is_flat(value: tuple[Any, ...]) -> bool:
-    return len(value) <= MAX_SHARED_TUPLE and all(type(item) in _SCALARS for item in value)

@@ -84,7 +84,6 @@ def read_sizes(path: Path) -> JobSizes:
 
 
 def _values(path: Path) -> dict[str, str]:
-    """Keys and values, unparsed."""
     try:
         with open_plain(path) as stream:
             raw = stream.read(MAX_BYTES + 1)
@@ -272,7 +271,6 @@ def _read_columns(path: str) -> dict[str, Any]:
 
 
 def _opened(path: str) -> Any:
-    """Open the file or URL for reading."""
     if "://" not in path:
         return open_plain(path)
     try:

@@ -367,7 +367,12 @@ def _reread(
 ) -> Sequence[Mapping[str, Any]]:
     base = _address(memoryview(data)[:stop])
     wanted = [
-        Wanted(event.name, _as_float(event.ts), _place(event.args, base)) for event in rows.events
+        Wanted(
+            event.name,
+            event.ts if isinstance(event.ts, float) else float(bytes(event.ts)),
+            _place(event.args, base),
+        )
+        for event in rows.events
     ]
     return find_arguments(data, stop, wanted, boundary)
 
@@ -383,10 +388,6 @@ def _place(arguments: Arguments, base: int) -> int:
 def _address(text: memoryview | msgspec.Raw) -> int:
     address: int = np.frombuffer(text, np.uint8).__array_interface__["data"][0]
     return address
-
-
-def _as_float(ts: float | msgspec.Raw) -> float:
-    return ts if isinstance(ts, float) else float(bytes(ts))
 
 
 def _columns(rows: Rows, state: DecodeState, arguments: FindArguments) -> EventColumns:

@@ -246,7 +246,6 @@ class Framer:
         self._source.begin_reading(memoryview(self._next)[rest:size])
 
     def _go_to_next(self, comma: int) -> None:
-        """Go to the window that was begun at ``comma``."""
         rest = self._size - comma
         count = self._source.finish_reading()
         self._data, self._next = self._next, self._data

@@ -80,7 +80,6 @@ class _Growing:
         self._map = _anonymous(2 * _ROWS_AT_ONCE * dtype.itemsize)
 
     def extend(self, parts: Sequence[NDArray[Any]], count: int) -> None:
-        """Add ``count`` values."""
         size = self._dtype.itemsize
         rows = self._rows + count
         if rows * size > len(self._map):

@@ -47,11 +47,9 @@ class _BlockStream(io.RawIOBase):
         self._rest = b""
 
     def readable(self) -> bool:
-        """Always true."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill ``buffer`` with what is available."""
         while not self._rest:
             block = next(self._blocks, None)
             if block is None:

@@ -180,7 +180,6 @@ class _Codes:
 
 @cache
 def _settings() -> dict[str, Any]:
-    """What Python declares for the kernel."""
     words = {*HOST_WORDS, *DEVICE_KINDS, PYTHON_FRAME}
     columns = (*INTEGER_KEYS.values(), *TEXT_KEYS.values())
     arguments = tuple(dict.fromkeys((*_ALWAYS, *(key for keys in columns for key in keys))))

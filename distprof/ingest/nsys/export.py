@@ -278,7 +278,6 @@ def _sets(database: Database, number: int) -> Iterator[bytes]:
 
 
 def _calls(database: Database, number: int, names: _Names) -> Iterator[bytes]:
-    """Calls of the CUDA runtime and driver."""
     wanted = {"start", "end", "globalTid", "correlationId", "nameId"}
     if not wanted <= database.columns(_RUNTIME):
         return

@@ -133,6 +133,17 @@ def time_of(text: str) -> tuple[int, Clock] | None:
     return (ns, clock) if 0 <= ns < LAST_NS else None
 
 
+def seconds_of(text: str) -> tuple[int, Clock] | None:
+    """A time in seconds since the epoch, such as ``1751580646.109``, in ns; None if too late."""
+    seconds, _, rest = text.partition(".")
+    return since_epoch(int(seconds) * NS_PER_S + int(rest.ljust(9, "0")))
+
+
+def since_epoch(ns: int) -> tuple[int, Clock] | None:
+    """A time since the epoch with its clock; None if it is too late to be one."""
+    return (ns, "epoch") if ns < LAST_NS else None
+
+
 # Samples of one file ------------------------------------------------------------------------------
 
 MAX_SAMPLES = 20_000_000

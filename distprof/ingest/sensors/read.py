@@ -154,7 +154,6 @@ class _Dispatcher:
         self.beginning = ""
 
     def take(self, line: str) -> None:
-        """Read one line."""
         if self._collector.num_lines <= SNIFFED_LINES:
             self.beginning += f"{line[:_SNIFFED_CHARACTERS]}\n"
         if self._open.take_row(line):  # by far the most lines
@@ -209,7 +208,6 @@ class _Dispatcher:
         return self._hosts.setdefault(name, _Host(self._collector, shown))
 
     def close(self) -> None:
-        """Finish the output of all hosts."""
         for host in self._hosts.values():
             host.close()
 
@@ -236,7 +234,6 @@ class _Host:
         return True
 
     def take(self, line: str) -> None:
-        """Read one line."""
         first = line[:1]
         if self._xml.take(line) or self._text.take(line) or self.take_row(line):
             return
@@ -252,7 +249,6 @@ class _Host:
             self._row(line)
 
     def close(self) -> None:
-        """Finish the current output of all readers."""
         self._scrapes.close()
         self._links.close()
         self._text.close()

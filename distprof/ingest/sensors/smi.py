@@ -94,6 +94,7 @@ _FACT = re.compile(r"( *)([A-Za-z][^:|,]{0,80}?)\s*(?:\s: (.*))?")
 _SPACES = re.compile(r"\s+")
 _XML = ("<?xml", "<!DOCTYPE nvidia_smi_log", "<nvidia_smi_log")
 _ROOT = "nvidia_smi_log"
+_PROCESS_TYPES = ("processes/process_id/type", "processes/process_info/type")  # text, XML
 _MAX_GPUS = 1_024
 _MAX_FACTS = 1_000
 _MAX_DEPTH = 16
@@ -118,9 +119,14 @@ class _Gpu(msgspec.Struct):
     facts: dict[str, str] = msgspec.field(default_factory=dict)
     num_processes: int | None = None
 
-    def keep(self, name: str, text: str) -> None:
-        if len(self.facts) < _MAX_FACTS:
-            self.facts.setdefault(name, text[:_MAX_TEXT])
+    def keep(self, name: str, text: str | None) -> None:
+        """Keep a fact, if it is used, or count a process that computes (type ``C``)."""
+        if name == "processes":
+            self.num_processes = self.num_processes or 0
+        elif name in _PROCESS_TYPES and text is not None:
+            self.num_processes = (self.num_processes or 0) + ("C" in text)
+        elif text is not None and is_used(name) and len(self.facts) < _MAX_FACTS:
+            self.facts.setdefault(name, text.strip()[:_MAX_TEXT])
 
 
 class _Snapshot(msgspec.Struct):
@@ -209,13 +215,7 @@ class SmiText:
             if text is not None and len(snapshot.about) < _MAX_FACTS:
                 snapshot.about.setdefault(name, text.strip()[:_MAX_TEXT])
             return
-        gpu = snapshot.gpus[-1]
-        if name == "processes":
-            gpu.num_processes = gpu.num_processes or 0
-        elif name == "processes/process_id/type" and text is not None:
-            gpu.num_processes = (gpu.num_processes or 0) + ("C" in text)
-        elif text is not None and is_used(name):
-            gpu.keep(name, text.strip())
+        snapshot.gpus[-1].keep(name, text)
 
 
 class _RefusedError(Exception):
@@ -308,13 +308,7 @@ class SmiXml:
             if len(self._snapshot.about) < _MAX_FACTS:
                 self._snapshot.about.setdefault(self._path[1], text[:_MAX_TEXT])
         elif name and self._path[1] == "gpu" and self._snapshot.gpus:
-            gpu = self._snapshot.gpus[-1]
-            if name == "processes":
-                gpu.num_processes = gpu.num_processes or 0
-            elif name == "processes/process_info/type":
-                gpu.num_processes = (gpu.num_processes or 0) + ("C" in text)
-            elif is_used(name):
-                gpu.keep(name, text)
+            self._snapshot.gpus[-1].keep(name, text)
 
 
 def _refuse_entities(*_: object) -> NoReturn:

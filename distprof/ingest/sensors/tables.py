@@ -236,7 +236,6 @@ class _Number(msgspec.Struct, frozen=True):
     cells: dict[str, float | None] = msgspec.field(default_factory=dict)
 
     def value(self, cell: str) -> float | None:
-        """Value of one cell."""
         if cell not in self.cells:
             if len(self.cells) >= _MAX_CACHED:
                 self.cells.clear()
