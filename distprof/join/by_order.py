@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.join.clocks import SEPARATE_NS, ClockLinks
-from distprof.join.instances import NO_STEP, MatchBuilder, Rows, name_of, same_as_before
+from distprof.join.instances import NO_STEP, MatchBuilder, Rows, name_of, runs_of
 from distprof.join.shifts import (
     MARGIN,
     Choice,
@@ -461,8 +461,7 @@ def _by_channel(
 ) -> dict[tuple[int, int], Int64Array]:
     """Rows by (sender, receiver), each in order of start."""
     order = index[np.lexsort((destination[index], source[index]))]
-    new = ~same_as_before(source[order], destination[order])
-    first = np.flatnonzero(new)
+    first, _ = runs_of(source[order], destination[order])
     parts = np.split(order, first[1:]) if len(order) else []
     channels = zip(source[order[first]].tolist(), destination[order[first]].tolist(), strict=True)
     return dict(zip(channels, parts, strict=True))

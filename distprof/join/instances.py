@@ -210,6 +210,12 @@ def same_as_before(*columns: NDArray[np.int64] | NDArray[np.int32]) -> NDArray[n
     return same
 
 
+def runs_of(*columns: NDArray[np.int64] | NDArray[np.int32]) -> tuple[Int64Array, Int64Array]:
+    """Where each run of entries that are equal in every column begins, and its length."""
+    begins = np.flatnonzero(~same_as_before(*columns))
+    return begins, np.diff(np.append(begins, len(columns[0])))
+
+
 def matches_of(
     rows: Rows, groups: Sequence[ProcessGroup], present: Int64Array, builder: MatchBuilder
 ) -> CollectiveMatches:

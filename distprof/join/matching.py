@@ -25,6 +25,7 @@ from distprof.join.instances import (
     gather_rows,
     matches_of,
     name_of,
+    runs_of,
     same_as_before,
 )
 from distprof.join.shifts import CLEAR, TIMED, Expectation, best_shift, operations_of, typical_gap
@@ -98,28 +99,24 @@ def _links(rows: Rows, order: Int64Array, first: Int64Array, keep: Int64Array) -
     group, one, other = rows.group[member], rows.rank[leader], rows.rank[member]
     by_link = np.lexsort((difference, other, one, group))
     by_link = by_link[one[by_link] != other[by_link]]
-    if not len(by_link):
-        return
-    keys = np.stack((group[by_link], one[by_link], other[by_link]))
-    starts = np.flatnonzero(np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0)))
-    counts = np.diff(np.append(starts, len(by_link)))
-    for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
-        median = difference[by_link[start + count // 2]]
-        number, leading, following = keys[:, start].tolist()
-        yield _Link(number, leading, following, float(median))
+    keys = (group[by_link], one[by_link], other[by_link])
+    starts, counts = runs_of(*keys)
+    medians = difference[by_link[starts + counts // 2]].astype(np.float64)
+    links = zip(*(key[starts].tolist() for key in keys), medians.tolist(), strict=True)
+    yield from (_Link(*link) for link in links)
 
 
 def _sample_per_group(group: NDArray[np.int32], instances: Int64Array) -> Int64Array:
     """A sample of instances per group, evenly spread; ``group`` comes in runs."""
     if not len(group):
         return instances
-    starts = np.flatnonzero(np.append(True, group[1:] != group[:-1]))
-    counts = np.diff(np.append(starts, len(group)))
+    starts, counts = runs_of(group)
     parts = [
         start + np.unique(np.linspace(0, count - 1, min(count, _SAMPLES)).astype(np.int64))
         for start, count in zip(starts.tolist(), counts.tolist(), strict=True)
     ]
-    return instances[np.concatenate(parts)]
+    sample: Int64Array = instances[np.concatenate(parts)]
+    return sample
 
 
 def _is_refuted(rows: Rows, link: _Link, off_ns: float, clocks: ClockLinks) -> bool:
