@@ -349,7 +349,6 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     most: int | None = 1  # Maximum number of stages per rank; None for no limit.
     # Whether the second round of stages runs from the last rank to the first.
     goes_back: bool = False
-    splits_backward: bool = False  # Whether weight gradients are separate actions.
     # Whether it needs at least one micro-batch per stage of the whole pipeline.
     fills: bool = False
 
@@ -405,23 +404,16 @@ _ALL = (
     Schedule(name="1f1b", make=one_f_one_b),
     Schedule(name="looped-bfs", make=looped_bfs, fewest=2, most=None),
     Schedule(name="interleaved-1f1b", make=interleaved_1f1b, fewest=2, most=None),
-    Schedule(name="zb-h1", make=zb_h1, splits_backward=True),
-    Schedule(name="zb-h2", make=zb_h2, splits_backward=True),
-    Schedule(
-        name="interleaved-zb",
-        make=interleaved_zero_bubble,
-        fewest=2,
-        most=None,
-        splits_backward=True,
-    ),
-    Schedule(name="zbv", make=zb_v, fewest=2, most=2, goes_back=True, splits_backward=True),
+    Schedule(name="zb-h1", make=zb_h1),
+    Schedule(name="zb-h2", make=zb_h2),
+    Schedule(name="interleaved-zb", make=interleaved_zero_bubble, fewest=2, most=None),
+    Schedule(name="zbv", make=zb_v, fewest=2, most=2, goes_back=True),
     Schedule(
         name="dualpipev",
         make=dualpipe_v,
         fewest=2,
         most=2,
         goes_back=True,
-        splits_backward=True,
         fills=True,
     ),
 )

@@ -102,11 +102,7 @@ class ScalingFit(msgspec.Struct, frozen=True, kw_only=True):
     names: tuple[str, ...]  # Names of its parameters.
     # Estimates with their intervals, clipped to the range that the law allows.
     parameters: tuple[Interval, ...]
-    base_throughput: float  # Fitted throughput of one rank.
     residual_ratio: float  # Median relative deviation of a throughput from the fit.
-    num_sizes: int  # Number of distinct sizes.
-    num_points: int  # Number of throughputs.
-    largest: int  # Largest measured number of ranks, above which :meth:`efficiency` extrapolates.
     notes: tuple[str, ...]  # Deviations that the bounds hide, one sentence each.
     _free: _Line
     _bounded: Floats
@@ -176,11 +172,7 @@ def fit_scaling(law: Law, num_ranks: Sequence[int], throughput: Sequence[float])
         parameters=tuple(
             _parameter(law, index, line, bounded, notes) for index in range(design.shape[1] - 1)
         ),
-        base_throughput=_base(law, bounded),
         residual_ratio=float(np.median(np.abs(relative - 1))),
-        num_sizes=len(np.unique(n)),
-        num_points=len(n),
-        largest=int(n.max()),
         notes=tuple(notes),
         _free=line,
         _bounded=bounded,
@@ -251,12 +243,6 @@ def _bounded(design: Floats, observed: Floats) -> Floats:
     if best[0] == 0 and best.sum() > 0:  # in every law the first rank takes time
         best[0] = 1e-9 * best.max()
     return best
-
-
-def _base(law: Law, coefficients: Floats) -> float:
-    if law == "gustafson":
-        return float(coefficients.sum())
-    return 1 / float(coefficients[0])
 
 
 def _parameter(law: Law, index: int, line: _Line, bounded: Floats, notes: list[str]) -> Interval:

@@ -23,7 +23,6 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import msgspec
@@ -124,12 +123,7 @@ class EntryWriter:
     def __enter__(self) -> EntryWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _unfinished.discard(self.path)
         with contextlib.suppress(OSError):  # what is left to write has no room
             self.file.close()

@@ -224,7 +224,6 @@ class ParsedTrace(msgspec.Struct, frozen=True, kw_only=True):
     # annotations, synchronisation, communication and data loading operators); the sink got all of
     # them. Without a sink, all rows. If only device rows were read, only step marks.
     host: Table
-    host_is_complete: bool  # Whether ``host`` holds all host rows.
     comm_args: Table  # COMM_ARGS table.
     first_ns: int  # Start of the first event.
     last_ns: int  # End of the last event.

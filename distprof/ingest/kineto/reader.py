@@ -359,7 +359,6 @@ class _Reader:
             thread_names={} if self._state.device_only else collector.thread_names,
             activity=activity,
             host=host,
-            host_is_complete=self._sink is None and not self._state.device_only,
             comm_args=comm_args,
             first_ns=first_ns,
             last_ns=last_ns,
