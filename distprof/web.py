@@ -133,11 +133,9 @@ class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
     """Opens connections, and checks their address before anything is sent."""
 
     def http_open(self, req: urllib.request.Request) -> Any:
-        """Open ``http://``."""
         return self.do_open(_connecting(http.client.HTTPConnection, req), req)
 
     def https_open(self, req: urllib.request.Request) -> Any:
-        """Open ``https://``."""
         return self.do_open(_connecting(http.client.HTTPSConnection, req), req)
 
 
@@ -240,11 +238,7 @@ def _answer(url: str, headers: dict[str, str]) -> tuple[Any, _Visit]:
 
 
 class _Remote:
-    """The blocks of one file. The latest blocks are kept: readers look at the first one again.
-
-    Args:
-        url: URL of the file.
-    """
+    """The blocks of one file. The latest blocks are kept: readers look at the first one again."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -381,18 +375,13 @@ def _read(answer: Any, visit: _Visit, most: int = BLOCK_BYTES) -> bytes:
 
 
 class _WebFile(Seekable):
-    """A file on a web server, seekable whether or not the server supports ranges.
-
-    Args:
-        remote: The blocks of the file.
-    """
+    """A file on a web server, seekable whether or not the server supports ranges."""
 
     def __init__(self, remote: _Remote) -> None:
         super().__init__()
         self._remote = remote
 
     def close(self) -> None:
-        """Close the file and its connection."""
         if not self.closed:
             self._remote.release()
         super().close()

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
-from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 
 from benchmarks.fuzzing.mutations import GZIP, PARQUET, Files
 from distprof.errors import DistprofError
@@ -33,7 +32,7 @@ from tests.contracts.test_documents import FAST, LARGE, SAMPLES
 from tests.documents.samples import SAMPLES as REPORTS
 from tests.flight_jobs import job, op
 from tests.job_folders import MS, START_NS, JobFolder
-from tests.rocprof_traces import perfetto_of, tool_of
+from tests.rocprof_traces import tool_of
 from tests.verbs.history.samples import commits
 
 __all__ = ["Seed", "all_seeds"]
@@ -238,10 +237,7 @@ def _of_tools() -> Iterator[Seed]:
     path = GOLDEN / "kineto" / "mi250-1gpu" / "mi250_minitoy_train_ROCm6_2_kineto.json.gz"
     tool = json.loads(_thinned(json.dumps(tool_of(path)).encode()))
     whole = json.dumps({"rocprofiler-sdk-tool": [tool]}).encode()
-    packets = perfetto_of(tool, perfetto_trace_pb2).trace.SerializeToString()
-    for file, data in {
-        "rank0.sqlite": export, "1_results.json": whole, "1_results.pftrace": packets,
-    }.items():  # fmt: skip
+    for file, data in {"rank0.sqlite": export, "1_results.json": whole}.items():
         yield _seed(file, {file: data}, _analyze(file), (*EXPORT, file))
 
 

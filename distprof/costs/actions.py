@@ -66,14 +66,11 @@ def orders_from(
     schedule: str = "observed",
     overlaps: Sequence[Sequence[bool]] | None = None,
 ) -> Orders:
-    """Build :class:`Orders` from the actions of each rank.
+    """Build :class:`Orders` from the actions of each rank, in order of start.
 
-    Args:
-        ranks: For each rank of the pipeline, its (stage, kind, micro-batch) in order of start: any
-            iterable, or an integer array of shape (n, 3). Empty for ranks without actions, or with
-            unknown actions.
-        schedule: Name of the schedule.
-        overlaps: Per rank and action, see :class:`Orders`; None if nothing overlaps.
+    A rank is any iterable of (stage, kind, micro-batch), or an integer array of shape (n, 3); empty
+    if it has no actions, or unknown ones. ``overlaps`` are flags per rank and action; None if
+    nothing overlaps.
     """
     parts = [
         np.asarray(rank if isinstance(rank, np.ndarray) else list(rank), np.int64).reshape(-1, 3)
@@ -96,11 +93,8 @@ def in_flight_of(orders: Orders, *, by_stage: bool = False) -> NDArray[np.int64]
     """The largest number of activations held at once, each of one stage and micro-batch.
 
     An activation is held from the start of a forward to the end of its backward, or of the weight
-    part if the backward is split.
-
-    Args:
-        orders: Actions of a pipeline.
-        by_stage: Whether to count per stage, shape (stages,), instead of per rank, shape (ranks,).
+    part if the backward is split. Counted per rank, shape (ranks,), or ``by_stage``, shape
+    (stages,).
     """
     key = orders.stage if by_stage else orders.rank
     change = np.zeros(len(orders), np.int64)

@@ -57,14 +57,9 @@ def point(
     *,
     num_iterations: int | None = None,
 ) -> FabricPoint:
-    """The measured point of one size.
+    """The measured point of one size, in bytes as nccl-tests counts it.
 
-    Args:
-        kind: The operation.
-        group_size: Ranks of its group.
-        num_bytes: Size as nccl-tests counts it.
-        rounds_ns: Time of one operation in each round.
-        num_iterations: Operations in each round.
+    ``rounds_ns`` holds the time of one operation in each round of ``num_iterations``.
 
     Raises:
         ValueError: If the kind has no bus factor or a time is not positive.
@@ -105,14 +100,9 @@ def fit_alpha_beta(
     *,
     algorithm: Algorithm = "ring",
 ) -> FabricFit:
-    """Latency and bandwidth from times over sizes.
+    """Latency and bandwidth from times over sizes, in bytes as nccl-tests counts them.
 
-    Args:
-        kind: The operation.
-        group_size: Ranks of its group.
-        sizes: Bytes as nccl-tests counts them.
-        times_ns: Time of one operation of each size.
-        algorithm: Algorithm whose steps and bytes are divided out; ring or recursive.
+    The steps and bytes of the algorithm, ring or recursive, are divided out.
 
     Raises:
         NoFitError: If there are too few sizes, or they cover only one regime.
@@ -155,15 +145,12 @@ def expected_busbw(
     num_nodes: int,
     num_bytes: int,
 ) -> float | None:
-    """Bus bandwidth that a collective should reach, bytes per second.
+    """Bus bandwidth that a collective should reach, bytes per second; None outside the range.
 
     A curve of the same group size is interpolated between its sizes, and extended above its largest
     size if it has levelled off there. For another group size in the same tier, the fitted α and β
     are used within the measured sizes. Of several matching curves (in place and out of place), the
     fastest counts, because the machines have reached it.
-
-    Returns:
-        None outside the range of the profile.
     """
     if kind.is_point_to_point:
         kind = CollectiveKind.SEND_RECV
@@ -179,12 +166,9 @@ def expected_busbw(
 def expected_latency_ns(
     profile: FabricFile, kind: CollectiveKind, *, group_size: int, num_nodes: int
 ) -> int | None:
-    """Start-up time of one collective from the fitted α, independent of its size.
+    """Start-up time of a collective from the fitted α, for any size; None if no curve has a fit.
 
-    Of several matching curves, the shortest time counts, as for bandwidth.
-
-    Returns:
-        None if no curve of the tier has a fit.
+    Of several matching curves of the tier, the shortest time counts, as for bandwidth.
     """
     tier: Tier = "node" if num_nodes == 1 else "across"
     steps = latency_steps(kind, group_size, "ring")
@@ -273,11 +257,8 @@ def _by_regime(size: Floats, time: Floats) -> _Line | None:
 
     Times curve where the protocol changes with the size, and where traffic shapers let bursts pass.
     The largest sizes then follow a separate line, which does not start at the latency. Smaller
-    sizes are included while they fit that line.
-
-    Returns:
-        None if the largest sizes follow no line, or too few sizes are small enough to show the
-        latency.
+    sizes are included while they fit that line. None if the largest sizes follow no line, or too
+    few sizes are small enough to show the latency.
     """
     order = np.argsort(size)
     size, time = size[order], time[order]
@@ -375,12 +356,7 @@ _LEAST_SPREAD = 1.5
 def fit_buckets(sizes: Sequence[int], times_ns: Sequence[int]) -> BucketTime | None:
     """Fit α and β, neither negative, to the median time of each bucket size by relative errors.
 
-    Args:
-        sizes: Bytes of each bucket.
-        times_ns: Transfer time of each bucket.
-
-    Returns:
-        None if all buckets have the same or nearly the same size.
+    None if all buckets have the same or nearly the same size.
     """
     size, time = np.asarray(sizes, np.float64), np.asarray(times_ns, np.float64)
     usable = (size > 0) & (time > 0)

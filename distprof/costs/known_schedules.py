@@ -1,32 +1,356 @@
-"""The named pipeline schedules, and the order of actions of each."""
+"""The named pipeline schedules, and the order of actions of each.
+
+Each function of the orders returns the actions of every rank in order. Waiting is not part of an
+order: it is a result of the replay (:mod:`distprof.costs.order_replay`). If a schedule splits the
+backward, nothing else needs the gradients of weights, so they can fill the bubble.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
 
-from distprof.costs import plain_orders as plain
-from distprof.costs import zero_bubble_orders as zero_bubble
-from distprof.costs.actions import Orders, orders_from
+from distprof.costs.actions import Action, Orders, orders_from
+from distprof.terms import SlotKind
+
+RankOrders = list[list[Action]]
+
+
+def gpipe(num_ranks: int, num_micro_batches: int) -> RankOrders:
+    """All forwards, then all backwards in the same order.
+
+    Source:
+        Huang et al. 2019; the order of torch's ScheduleGPipe.
+    """
+    batches = range(num_micro_batches)
+    return [
+        [Action(rank, SlotKind.FORWARD, batch) for batch in batches]
+        + [Action(rank, SlotKind.BACKWARD, batch) for batch in batches]
+        for rank in range(num_ranks)
+    ]
+
+
+def one_f_one_b(num_ranks: int, num_micro_batches: int) -> RankOrders:
+    """P - 1 - rank forwards, then alternating forwards and backwards.
+
+    Source:
+        Narayanan et al. 2021, section 2.2 (PipeDream-Flush).
+    """
+    batches = range(num_micro_batches)
+    return [
+        _interleave(
+            [Action(rank, SlotKind.FORWARD, batch) for batch in batches],
+            [Action(rank, SlotKind.BACKWARD, batch) for batch in batches],
+            warm_up=num_ranks - 1 - rank,
+        )
+        for rank in range(num_ranks)
+    ]
+
+
+def looped_bfs(num_ranks: int, num_micro_batches: int, virtual_stages: int) -> RankOrders:
+    """Every micro-batch on one stage of a rank before its next stage; the backward in reverse.
+
+    Source:
+        Lamy-Poirier 2022 (breadth-first pipeline parallelism); torch's ScheduleLoopedBFS.
+    """
+    batches = range(num_micro_batches)
+    orders = []
+    for rank in range(num_ranks):
+        stages = range(rank, num_ranks * virtual_stages, num_ranks)
+        forward = [Action(s, SlotKind.FORWARD, m) for s in stages for m in batches]
+        backward = [
+            Action(s, SlotKind.BACKWARD, m) for s in reversed(stages) for m in reversed(batches)
+        ]
+        orders.append(forward + backward)
+    return orders
+
+
+def interleaved_1f1b(num_ranks: int, num_micro_batches: int, virtual_stages: int) -> RankOrders:
+    """Groups of micro-batches through one stage of a rank after another; 1F1B after a warm-up.
+
+    Source:
+        Narayanan et al. 2021, section 2.2; Megatron's schedule table, torch's
+        ScheduleInterleaved1F1B.
+    """
+    group_size = _group_size(num_ranks, num_micro_batches)
+    table = _chunk_table(num_micro_batches, virtual_stages, group_size)
+    last = virtual_stages - 1
+    return [
+        _interleave(
+            [Action(c * num_ranks + rank, SlotKind.FORWARD, m) for m, c in table],
+            [Action((last - c) * num_ranks + rank, SlotKind.BACKWARD, m) for m, c in table],
+            warm_up=last * group_size + 2 * (num_ranks - 1 - rank),
+        )
+        for rank in range(num_ranks)
+    ]
+
+
+def _interleave(
+    forward: Sequence[Action],
+    backward: Sequence[Action],
+    *,
+    warm_up: int,
+    weight: Sequence[Action] = (),
+    deferred: int = 0,
+) -> list[Action]:
+    """Warm-up forwards, then alternating forwards and backwards, then the remaining backwards.
+
+    One more forward than ``warm_up`` precedes the first backward. If ``weight`` is given, the
+    weight parts in the order of the backwards, these are only input parts, and each weight part is
+    ``deferred`` by that number of backwards.
+    """
+    actions = list(forward[:warm_up])
+    rest = forward[warm_up:]
+    for number, action in enumerate(backward):
+        actions += rest[number : number + 1]
+        actions.append(action)
+        if number >= deferred:
+            actions += weight[number - deferred : number - deferred + 1]
+    return actions + list(weight[max(0, len(backward) - deferred) :])
+
+
+def _chunk_table(
+    num_micro_batches: int, virtual_stages: int, group_size: int
+) -> list[tuple[int, int]]:
+    """Pairs of micro-batch and chunk of the rank, in the order of the forwards.
+
+    Source:
+        Megatron's ``get_schedule_table``: groups of micro-batches.
+    """
+    return [
+        (first + number, chunk)
+        for first in range(0, num_micro_batches, group_size)
+        for chunk in range(virtual_stages)
+        for number in range(group_size)
+    ]
+
+
+def _group_size(num_ranks: int, num_micro_batches: int) -> int:
+    """The number of ranks, or slightly more, so that all groups of micro-batches are equal.
+
+    Raises:
+        ValueError: If they cannot be equal; torch also rejects this.
+
+    Source:
+        torch's ScheduleInterleaved1F1B; with M a multiple of P, Megatron's default.
+    """
+    rounds = max(1, num_micro_batches // num_ranks)
+    if num_micro_batches % rounds:
+        raise ValueError(
+            f"{num_micro_batches} micro-batches do not make {rounds} equal groups of at least"
+            f" {num_ranks}"
+        )
+    return num_micro_batches // rounds
+
+
+def zb_h1(num_ranks: int, num_micro_batches: int) -> RankOrders:
+    """1F1B with weight gradients deferred by as many micro-batches as the rank's index.
+
+    No stage holds more activations than the first stage of 1F1B.
+
+    Source:
+        Qi et al. 2024, section 2.1.
+    """
+    return [
+        _split_1f1b(rank, num_micro_batches, warm_up=num_ranks - 1 - rank, deferred=rank)
+        for rank in range(num_ranks)
+    ]
+
+
+def zb_h2(num_ranks: int, num_micro_batches: int) -> RankOrders:
+    """ZB-H1 with twice the warm-up and twice the deferral: 2P - 1 micro-batches in flight.
+
+    Ranks start and end one after the other. With F = B = W, no rank has a bubble in between. An
+    optimizer step that waits for all ranks pays for the offset.
+
+    Source:
+        Qi et al. 2024, section 2.2.
+    """
+    return [
+        _split_1f1b(rank, num_micro_batches, warm_up=2 * (num_ranks - 1 - rank), deferred=2 * rank)
+        for rank in range(num_ranks)
+    ]
+
+
+def interleaved_zero_bubble(
+    num_ranks: int, num_micro_batches: int, virtual_stages: int
+) -> RankOrders:
+    """Interleaved 1F1B with half the warm-up, and weight gradients deferred as in ZB-H1.
+
+    Source:
+        torch's ScheduleInterleavedZeroBubble; Qi et al. 2024.
+    """
+    group_size = _group_size(num_ranks, num_micro_batches)
+    table = _chunk_table(num_micro_batches, virtual_stages, group_size)
+    last = virtual_stages - 1
+    orders = []
+    for rank in range(num_ranks):
+        back = [((last - c) * num_ranks + rank, m) for m, c in table]
+        actions = _interleave(
+            [Action(c * num_ranks + rank, SlotKind.FORWARD, m) for m, c in table],
+            [Action(s, SlotKind.BACKWARD_INPUT, m) for s, m in back],
+            warm_up=last * group_size + num_ranks - 1 - rank,
+            weight=[Action(s, SlotKind.BACKWARD_WEIGHT, m) for s, m in back],
+            deferred=rank,
+        )
+        orders.append(actions)
+    return orders
+
+
+def zb_v(num_ranks: int, num_micro_batches: int) -> RankOrders:
+    """Two stages per rank in a V shape, so that the first rank also holds the last stage.
+
+    Source:
+        Qi et al. 2024, section 6; torch's ScheduleZBVZeroBubble.
+    """
+    return [_zb_v_rank(rank, num_ranks, num_micro_batches) for rank in range(num_ranks)]
+
+
+def dualpipe_v(num_ranks: int, num_micro_batches: int) -> tuple[RankOrders, list[list[bool]]]:
+    """Two stages per rank in a V shape, with pairs of a forward and a backward that can overlap.
+
+    Returns:
+        The orders, and flags for actions that overlap with the next one.
+
+    Source:
+        DeepSeek-V3 report and its published DualPipeV; torch's ScheduleDualPipeV.
+    """
+    ranks = [_dualpipe_v_rank(rank, num_ranks, num_micro_batches) for rank in range(num_ranks)]
+    return [rank.actions for rank in ranks], [rank.overlaps for rank in ranks]
+
+
+def _split_1f1b(rank: int, num_micro_batches: int, *, warm_up: int, deferred: int) -> list[Action]:
+    batches = range(num_micro_batches)
+    return _interleave(
+        [Action(rank, SlotKind.FORWARD, batch) for batch in batches],
+        [Action(rank, SlotKind.BACKWARD_INPUT, batch) for batch in batches],
+        warm_up=warm_up,
+        weight=[Action(rank, SlotKind.BACKWARD_WEIGHT, batch) for batch in batches],
+        deferred=deferred,
+    )
+
+
+class _Chunks:
+    """Records the actions of a rank's two stages, and counts micro-batches per stage and kind."""
+
+    def __init__(self, rank: int, num_ranks: int) -> None:
+        self.stages = (rank, 2 * num_ranks - 1 - rank)
+        self.actions: list[Action] = []
+        self.overlaps: list[bool] = []
+        self._done: dict[tuple[int, SlotKind], int] = {}
+        self._weights: deque[tuple[int, int]] = deque()
+
+    def done(self, chunk: int, kind: SlotKind) -> int:
+        """Number of micro-batches that have finished this action."""
+        return self._done.get((chunk, kind), 0)
+
+    def write(self, text: str, times: int = 1) -> None:
+        """Append actions such as ``F0 I1 W1 B0``, in order, ``times`` times."""
+        for _ in range(times):
+            for word in text.split():
+                self._write(SlotKind("FBIW".index(word[0])), int(word[1]))
+
+    def write_overlapped(self, forward: int, backward: int) -> None:
+        """Append an overlapped forward of one chunk and backward of the other."""
+        self.write(f"F{forward}")
+        self.overlaps[-1] = True
+        self.write(f"B{backward}")
+
+    def write_input(self, chunk: int) -> None:
+        """Append the input part of a backward and leave its weight part pending."""
+        self._weights.append((chunk, self.done(chunk, SlotKind.BACKWARD_INPUT)))
+        self.write(f"I{chunk}")
+
+    def write_weight(self) -> None:
+        """Append the oldest pending weight part, if any is pending."""
+        if self._weights:
+            chunk, batch = self._weights.popleft()
+            self._put(SlotKind.BACKWARD_WEIGHT, chunk, batch)
+
+    def _write(self, kind: SlotKind, chunk: int) -> None:
+        counted = SlotKind.BACKWARD_INPUT if kind is SlotKind.BACKWARD else kind
+        number = self.done(chunk, counted)
+        self._done[chunk, counted] = number + 1
+        self._put(kind, chunk, number)
+
+    def _put(self, kind: SlotKind, chunk: int, batch: int) -> None:
+        self.actions.append(Action(self.stages[chunk], kind, batch))
+        self.overlaps.append(False)
+
+
+def _zb_v_rank(rank: int, num_ranks: int, num_micro_batches: int) -> list[Action]:
+    # the order is for a full pipeline; with fewer micro-batches, the missing ones are skipped
+    enough = max(2 * num_ranks - 1, num_micro_batches)
+    chunks, back = _Chunks(rank, num_ranks), num_ranks - rank
+    chunks.write("F0", 2 * back - 1)
+    chunks.write("F1 F0", rank)
+    chunks.write("F1 I1 W1", back)
+    forward = SlotKind.FORWARD
+    while chunks.done(1, forward) < chunks.done(0, forward) or chunks.done(0, forward) < enough:
+        if chunks.done(0, forward) < enough:
+            chunks.write("F0")
+        chunks.write("I0 W0 F1 I1 W1")
+    chunks.write("I0 I1", rank)
+    chunks.write("I0 W0", back)
+    for chunk in (1, 0):
+        behind = chunks.done(chunk, SlotKind.BACKWARD_INPUT) - chunks.done(
+            chunk, SlotKind.BACKWARD_WEIGHT
+        )
+        chunks.write(f"W{chunk}", behind)
+    return [action for action in chunks.actions if action.micro_batch < num_micro_batches]
+
+
+def _dualpipe_v_rank(rank: int, num_ranks: int, num_micro_batches: int) -> _Chunks:
+    chunks, hops = _Chunks(rank, num_ranks), num_ranks - rank - 1
+    chunks.write("F0", 2 * hops)
+    chunks.write("F0 F1", rank + 1)
+    for _ in range(hops):
+        chunks.write_input(1)
+        chunks.write_weight()
+        chunks.write("F1")
+    for pair in range(num_micro_batches - 2 * num_ranks + rank + 1):
+        if pair == 0 and hops == 0:
+            chunks.write("F0 B1")  # not overlapped on the last rank: no backward is pending yet
+        else:
+            chunks.write_overlapped(0, 1)
+        chunks.write_overlapped(1, 0)
+    for _ in range(hops):
+        chunks.write("B1")
+        chunks.write_overlapped(1, 0)
+    _cool_down(chunks, rank, hops)
+    return chunks
+
+
+def _cool_down(chunks: _Chunks, rank: int, hops: int) -> None:
+    """Backwards of both chunks; from the middle on, weight parts are deferred to fill the end."""
+    for number in range(2 * (rank + 1)):
+        if number >= rank + 1:
+            chunks.write_input(1 - number % 2)
+        else:
+            chunks.write(f"B{1 - number % 2}")
+    for _ in range(hops):
+        chunks.write_weight()
+        chunks.write_input(0)
+    for _ in range(rank + 1):
+        chunks.write_weight()
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """A pipeline schedule."""
 
     name: str  # Name in :data:`SCHEDULES`.
-    # Function of ranks, micro-batches and stages per rank that returns the order.
-    make: Callable[[int, int, int], Orders]
+    # Function of ranks, micro-batches, and stages per rank if any number is possible. Returns the
+    # order of each rank, and which actions overlap if any do.
+    make: Callable[..., RankOrders | tuple[RankOrders, list[list[bool]]]]
     fewest: int = 1  # Minimum number of stages per rank.
     most: int | None = 1  # Maximum number of stages per rank; None for no limit.
     # Whether the second round of stages runs from the last rank to the first.
     goes_back: bool = False
-    splits_backward: bool = False  # Whether weight gradients are separate actions.
     # Whether it needs at least one micro-batch per stage of the whole pipeline.
     fills: bool = False
-    grouped: bool = False  # Whether micro-batches pass the stages of a rank in groups.
 
     def rank_of(self, stage: int, num_ranks: int) -> int:
         """The rank that runs a stage."""
@@ -39,19 +363,10 @@ def orders(
     num_ranks: int,
     num_micro_batches: int,
     virtual_stages: int | None = None,
-    *,
-    group_size: int | None = None,
 ) -> Orders:
     """The actions of each rank of a pipeline, in order.
 
-    Args:
-        schedule: One of :data:`SCHEDULES`.
-        num_ranks: P.
-        num_micro_batches: M, per step.
-        virtual_stages: V, stages per rank; None for the schedule's minimum.
-        group_size: For interleaved schedules: micro-batches that pass one stage of a rank before
-            its next stage (Megatron's ``microbatch_group_size_per_vp_stage``); None for P, or
-            slightly more where torch enlarges the groups to make them equal.
+    ``virtual_stages`` is V, stages per rank; None for the schedule's minimum.
 
     Raises:
         ValueError: If the schedule is unknown, or cannot run with these numbers.
@@ -61,17 +376,10 @@ def orders(
     found = SCHEDULES[schedule]
     per_rank = found.fewest if virtual_stages is None else virtual_stages
     _check(found, num_ranks, num_micro_batches, per_rank)
-    if group_size is None:
-        return found.make(num_ranks, num_micro_batches, per_rank)
-    if not found.grouped:
-        raise ValueError(f"schedule {schedule} has no groups of micro-batches")
-    rest = num_micro_batches % group_size if group_size >= num_ranks else 1
-    if 0 < rest < num_ranks:
-        raise ValueError(
-            f"{num_micro_batches} micro-batches in groups of {group_size}: every group, including"
-            f" the last, needs at least one per rank, {num_ranks}"
-        )
-    return _grouped(schedule, num_ranks, num_micro_batches, per_rank, group_size)
+    sizes = (num_ranks, num_micro_batches)
+    made = found.make(*sizes, per_rank) if found.most is None else found.make(*sizes)
+    order, overlaps = made if isinstance(made, tuple) else (made, None)
+    return orders_from(order, schedule=schedule, overlaps=overlaps)
 
 
 def _check(schedule: Schedule, num_ranks: int, num_micro_batches: int, per_rank: int) -> None:
@@ -91,76 +399,23 @@ def _check(schedule: Schedule, num_ranks: int, num_micro_batches: int, per_rank:
         )
 
 
-def _grouped(
-    name: str, num_ranks: int, num_micro_batches: int, virtual_stages: int, group_size: int
-) -> Orders:
-    make = (
-        plain.interleaved_1f1b
-        if name == "interleaved-1f1b"
-        else zero_bubble.interleaved_zero_bubble
-    )
-    return orders_from(
-        make(num_ranks, num_micro_batches, virtual_stages, group_size), schedule=name
-    )
-
-
-def _equal_groups(
-    num_ranks: int, num_micro_batches: int, virtual_stages: int, *, name: str
-) -> Orders:
-    group_size = plain.default_group_size(num_ranks, num_micro_batches)
-    return _grouped(name, num_ranks, num_micro_batches, virtual_stages, group_size)
-
-
-def _one_stage(name: str, make: Callable[[int, int], plain.RankOrders], **more: bool) -> Schedule:
-    """A schedule with one stage per rank."""
-
-    def orders_of(num_ranks: int, num_micro_batches: int, _: int) -> Orders:
-        return orders_from(make(num_ranks, num_micro_batches), schedule=name)
-
-    return Schedule(name=name, make=orders_of, **more)
-
-
-def _many_stages(name: str, make: Callable[[int, int, int], Orders], **more: bool) -> Schedule:
-    """A schedule with two or more stages per rank, round by round."""
-    return Schedule(name=name, make=make, fewest=2, most=None, **more)
-
-
-def _there_and_back(name: str, make: Callable[[int, int, int], Orders], **more: bool) -> Schedule:
-    """A schedule with two stages per rank, the second round in reverse rank order."""
-    return Schedule(
-        name=name, make=make, fewest=2, most=2, goes_back=True, splits_backward=True, **more
-    )
-
-
-def _looped_bfs(num_ranks: int, num_micro_batches: int, virtual_stages: int) -> Orders:
-    made = plain.looped_bfs(num_ranks, num_micro_batches, virtual_stages)
-    return orders_from(made, schedule="looped-bfs")
-
-
-def _zb_v(num_ranks: int, num_micro_batches: int, _: int) -> Orders:
-    return orders_from(zero_bubble.zb_v(num_ranks, num_micro_batches), schedule="zbv")
-
-
-def _dualpipe_v(num_ranks: int, num_micro_batches: int, _: int) -> Orders:
-    made, overlaps = zero_bubble.dualpipe_v(num_ranks, num_micro_batches)
-    return orders_from(made, schedule="dualpipev", overlaps=overlaps)
-
-
 _ALL = (
-    _one_stage("gpipe", plain.gpipe),
-    _one_stage("1f1b", plain.one_f_one_b),
-    _many_stages("looped-bfs", _looped_bfs),
-    _many_stages("interleaved-1f1b", partial(_equal_groups, name="interleaved-1f1b"), grouped=True),
-    _one_stage("zb-h1", zero_bubble.zb_h1, splits_backward=True),
-    _one_stage("zb-h2", zero_bubble.zb_h2, splits_backward=True),
-    _many_stages(
-        "interleaved-zb",
-        partial(_equal_groups, name="interleaved-zb"),
-        splits_backward=True,
-        grouped=True,
+    Schedule(name="gpipe", make=gpipe),
+    Schedule(name="1f1b", make=one_f_one_b),
+    Schedule(name="looped-bfs", make=looped_bfs, fewest=2, most=None),
+    Schedule(name="interleaved-1f1b", make=interleaved_1f1b, fewest=2, most=None),
+    Schedule(name="zb-h1", make=zb_h1),
+    Schedule(name="zb-h2", make=zb_h2),
+    Schedule(name="interleaved-zb", make=interleaved_zero_bubble, fewest=2, most=None),
+    Schedule(name="zbv", make=zb_v, fewest=2, most=2, goes_back=True),
+    Schedule(
+        name="dualpipev",
+        make=dualpipe_v,
+        fewest=2,
+        most=2,
+        goes_back=True,
+        fills=True,
     ),
-    _there_and_back("zbv", _zb_v),
-    _there_and_back("dualpipev", _dualpipe_v, fills=True),
 )
 
 SCHEDULES: Mapping[str, Schedule] = MappingProxyType({each.name: each for each in _ALL})

@@ -20,14 +20,7 @@ _Floats = NDArray[np.float64]
 
 
 def load_imbalance(tokens: ArrayLike) -> _Floats:
-    """Maximum over mean load, 1 if even; NaN without tokens.
-
-    Args:
-        tokens: Shape ``(…, n)``.
-
-    Returns:
-        float64, shape ``(…,)``.
-    """
+    """Maximum over mean load of shape ``(…, n)``, 1 if even; NaN without tokens."""
     load = _loads(tokens)
     return _over_mean(load.max(axis=-1), load)
 
@@ -101,10 +94,7 @@ def lost_to_imbalance(expert_ns: ArrayLike) -> _Floats:
     """Time lost to the slowest rank of a group: its expert time minus the mean of all ranks.
 
     The other ranks wait for that time in the collective that returns tokens, so this wait is the
-    same loss.
-
-    Args:
-        expert_ns: Shape ``(…, ranks)``.
+    same loss. Shape ``(…, ranks)``.
     """
     times = _loads(expert_ns)
     lost: _Floats = times.max(axis=-1) - times.mean(axis=-1)
@@ -115,41 +105,21 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """The expert in each slot of each rank, layer by layer."""
 
     num_ranks: int  # Ranks that share the experts.
-    num_experts: int  # Experts of a layer.
-    # int64, shape ``(layers, slots)``: the expert in each slot. The first ``slots / num_ranks``
-    # slots belong to rank 0, and so on. The tokens of an expert in several slots are divided evenly
-    # among them.
+    # int64, shape ``(layers, experts)``: the expert in each slot. The first ``experts / num_ranks``
+    # slots belong to rank 0, and so on.
     expert: NDArray[np.int64]
 
     @property
-    def slots_per_rank(self) -> int:
-        """Number of experts on each rank."""
-        return int(self.expert.shape[1]) // self.num_ranks
-
-    @property
     def rank_of_expert(self) -> NDArray[np.int64]:
-        """The first rank that holds each expert, int64, shape ``(layers, experts)``."""
-        rank = np.full((len(self.expert), self.num_experts), self.num_ranks, dtype=np.int64)
-        of_slot = np.broadcast_to(
-            np.arange(self.expert.shape[1]) // self.slots_per_rank, self.expert.shape
-        )
-        layer = np.arange(len(self.expert))[:, np.newaxis]
-        np.minimum.at(rank, (layer, self.expert), of_slot)
+        """The rank that holds each expert, int64, shape ``(layers, experts)``."""
+        slot = np.argsort(self.expert, axis=1)
+        rank: NDArray[np.int64] = slot // (self.expert.shape[1] // self.num_ranks)
         return rank
 
     def rank_loads(self, tokens: ArrayLike) -> _Floats:
-        """Tokens that each rank computes, float64, shape ``(…, layers, ranks)``.
-
-        Args:
-            tokens: Per expert, shape ``(…, layers, experts)``.
-        """
+        """Tokens that each rank computes, float64, shape ``(…, layers, ranks)``."""
         load = _loads(tokens)
-        copies = np.zeros((len(self.expert), self.num_experts))
-        np.add.at(copies, (np.arange(len(self.expert))[:, np.newaxis], self.expert), 1)
-        share = load / copies
-        slots = np.take_along_axis(
-            share, np.broadcast_to(self.expert, (*load.shape[:-1], self.expert.shape[1])), axis=-1
-        )
+        slots = np.take_along_axis(load, np.broadcast_to(self.expert, load.shape), axis=-1)
         by_rank: _Floats = slots.reshape(*load.shape[:-1], self.num_ranks, -1).sum(axis=-1)
         return by_rank
 
@@ -162,61 +132,37 @@ def contiguous_placement(num_layers: int, num_experts: int, num_ranks: int) -> P
     """
     _check_slots(num_experts, num_ranks)
     expert = np.broadcast_to(np.arange(num_experts, dtype=np.int64), (num_layers, num_experts))
-    return Placement(num_ranks=num_ranks, num_experts=num_experts, expert=expert)
+    return Placement(num_ranks=num_ranks, expert=expert)
 
 
-def place_experts(load: ArrayLike, num_ranks: int, *, replicas: int = 0) -> Placement:
+def place_experts(load: ArrayLike, num_ranks: int) -> Placement:
     """A greedy placement of experts that reduces the load of the busiest rank.
 
     The busiest experts are placed first, each on the least loaded rank with a free slot. Every rank
-    has the same number of slots. Before that, each replica goes to the expert with the most tokens
-    per copy. Without replicas, a layer keeps contiguous blocks unless the greedy placement is
-    better.
-
-    Args:
-        load: Tokens per expert, shape ``(layers, experts)``.
-        num_ranks: Ranks that share the experts.
-        replicas: Slots in addition to one per expert.
+    has the same number of slots. A layer keeps contiguous blocks unless the greedy placement is
+    better. ``load`` holds tokens per expert, shape ``(layers, experts)``.
 
     Raises:
         ValueError: If the slots cannot be divided evenly, or the load is not two-dimensional.
 
     Source:
-        DeepSeek-AI, EPLB (expert parallelism load balancer): balanced packing, replicated experts.
+        DeepSeek-AI, EPLB (expert parallelism load balancer): balanced packing.
     """
     tokens = _loads(load)
     if tokens.ndim != 2:
         raise ValueError(f"load must have two axes, layers and experts, not {tokens.ndim}")
     num_layers, num_experts = tokens.shape
-    if replicas < 0:
-        raise ValueError("replicas cannot be negative")
-    _check_slots(num_experts + replicas, num_ranks)
-    expert, slot_load = _replicate(tokens, replicas)
-    packed = _pack(expert, slot_load, num_ranks)
-    placed = Placement(num_ranks=num_ranks, num_experts=num_experts, expert=packed)
-    if replicas or not num_layers:
-        return placed
     usual = contiguous_placement(num_layers, num_experts, num_ranks)
+    if not num_layers:
+        return usual
+    placed = Placement(num_ranks=num_ranks, expert=_pack(tokens, num_ranks))
     worse = placed.rank_loads(tokens).max(axis=1) >= usual.rank_loads(tokens).max(axis=1)
-    kept = np.where(worse[:, np.newaxis], usual.expert, packed)
-    return Placement(num_ranks=num_ranks, num_experts=num_experts, expert=kept)
+    kept = np.where(worse[:, np.newaxis], usual.expert, placed.expert)
+    return Placement(num_ranks=num_ranks, expert=kept)
 
 
-def _replicate(tokens: _Floats, replicas: int) -> tuple[NDArray[np.int64], _Floats]:
-    """The expert in each slot, and the tokens of each slot."""
-    num_layers, num_experts = tokens.shape
-    layers = np.arange(num_layers)
-    expert = np.tile(np.arange(num_experts, dtype=np.int64), (num_layers, 1))
-    copies = np.ones(tokens.shape)
-    for _ in range(replicas):
-        busiest = (tokens / copies).argmax(axis=1)
-        copies[layers, busiest] += 1
-        expert = np.concatenate((expert, busiest[:, np.newaxis]), axis=1)
-    return expert, np.take_along_axis(tokens / copies, expert, axis=1)
-
-
-def _pack(expert: NDArray[np.int64], load: _Floats, num_ranks: int) -> NDArray[np.int64]:
-    """Assign slots to ranks, all layers at once: heaviest first, to the least loaded free rank."""
+def _pack(load: _Floats, num_ranks: int) -> NDArray[np.int64]:
+    """Experts by slot, all layers at once: heaviest first, to the least loaded free rank."""
     num_layers, num_slots = load.shape
     layers, room = np.arange(num_layers), num_slots // num_ranks
     order = np.argsort(-load, axis=1, kind="stable")
@@ -225,7 +171,7 @@ def _pack(expert: NDArray[np.int64], load: _Floats, num_ranks: int) -> NDArray[n
     packed = np.zeros((num_layers, num_slots), dtype=np.int64)
     for chosen in order.T:
         rank = np.where(used < room, rank_load, np.inf).argmin(axis=1)
-        packed[layers, rank * room + used[layers, rank]] = expert[layers, chosen]
+        packed[layers, rank * room + used[layers, rank]] = chosen
         rank_load[layers, rank] += load[layers, chosen]
         used[layers, rank] += 1
     return packed

@@ -60,17 +60,6 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
         return (self.idle_ns.sum(axis=0) / total)[()]
 
     @property
-    def own_idle_ns(self) -> NDArray[np.int64]:
-        """Idle time per rank between its own first start and last end."""
-        own = np.zeros_like(self.busy_ns)
-        for rank in range(self.orders.num_ranks):
-            rows = self.orders.rank == rank
-            if rows.any():
-                span = self.end_ns[rows].max(axis=0) - self.start_ns[rows].min(axis=0)
-                own[rank] = span - self.busy_ns[rank]
-        return own
-
-    @property
     def in_flight(self) -> NDArray[np.int64]:
         """Per rank: the largest number of activations held at once."""
         return in_flight_of(self.orders)

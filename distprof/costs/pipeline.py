@@ -1,8 +1,8 @@
 """Pipeline bubbles in closed form: fractions, overheads, idle times and micro-batches in flight.
 
 Source of every formula here: formula sheet, "Pipeline bubble". All assume equal stages and messages
-that take no time; a replay covers other cases (:mod:`distprof.costs.schedules`). Arguments may be
-scalars or arrays that broadcast against each other; results are floats or float64 arrays.
+that take no time; :mod:`distprof.costs.order_replay` covers other cases. Arguments may be scalars
+or arrays that broadcast against each other; results are floats or float64 arrays.
 """
 
 from __future__ import annotations

@@ -76,17 +76,9 @@ def compare_repeats(
 ) -> Interval:
     """``second`` minus ``first``: difference of their centres, with repeats resampled on each side.
 
-    Pass logarithms to compare by ratio. A percentile bootstrap is too narrow for few repeats; it
-    is widened by √(n/(n − 1)) on each side and by Student's t with Welch's degrees of freedom.
-
-    Args:
-        first: One value per repeat, at least one.
-        second: The same for the other side; the number may differ.
-        level: Coverage of the interval.
-        seed: Seed of the bootstrap.
-
-    Returns:
-        The difference; its interval is infinite if a side has a single repeat.
+    Pass logarithms to compare by ratio. A percentile bootstrap is too narrow for few repeats; it is
+    widened by √(n/(n − 1)) on each side and by Student's t with Welch's degrees of freedom. Each
+    side has one value per repeat; with a single one, the interval is infinite.
 
     Source:
         Hesterberg, "What Teachers Should Know About the Bootstrap" (2015), section 5.
@@ -107,12 +99,6 @@ def compare_pairs(
     """``second`` minus ``first`` if value i of both was measured side by side.
 
     Effects common to both values of a pair, above all drift, cancel out.
-
-    Args:
-        first: One value per repeat, at least one.
-        second: The same number of values.
-        level: Coverage of the interval.
-        seed: Seed of the bootstrap.
     """
     change = winsorized(np.asarray(second, np.float64) - np.asarray(first, np.float64))
     value = float(pseudo_median(change))

@@ -102,11 +102,7 @@ class ScalingFit(msgspec.Struct, frozen=True, kw_only=True):
     names: tuple[str, ...]  # Names of its parameters.
     # Estimates with their intervals, clipped to the range that the law allows.
     parameters: tuple[Interval, ...]
-    base_throughput: float  # Fitted throughput of one rank.
     residual_ratio: float  # Median relative deviation of a throughput from the fit.
-    num_sizes: int  # Number of distinct sizes.
-    num_points: int  # Number of throughputs.
-    largest: int  # Largest measured number of ranks, above which :meth:`efficiency` extrapolates.
     notes: tuple[str, ...]  # Deviations that the bounds hide, one sentence each.
     _free: _Line
     _bounded: Floats
@@ -153,12 +149,9 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 def fit_scaling(law: Law, num_ranks: Sequence[int], throughput: Sequence[float]) -> ScalingFit:
-    """Fit one law to a sweep.
+    """Fit one law to the total throughput of all ranks, in any unit, over numbers of ranks.
 
-    Args:
-        law: The law.
-        num_ranks: Ranks of each measurement; repeated for a size that was measured several times.
-        throughput: Total throughput of all ranks in each measurement, any unit.
+    A size that was measured several times is repeated.
 
     Raises:
         NoScalingFitError: If there are fewer sizes than the law has parameters (including its base
@@ -179,11 +172,7 @@ def fit_scaling(law: Law, num_ranks: Sequence[int], throughput: Sequence[float])
         parameters=tuple(
             _parameter(law, index, line, bounded, notes) for index in range(design.shape[1] - 1)
         ),
-        base_throughput=_base(law, bounded),
         residual_ratio=float(np.median(np.abs(relative - 1))),
-        num_sizes=len(np.unique(n)),
-        num_points=len(n),
-        largest=int(n.max()),
         notes=tuple(notes),
         _free=line,
         _bounded=bounded,
@@ -254,12 +243,6 @@ def _bounded(design: Floats, observed: Floats) -> Floats:
     if best[0] == 0 and best.sum() > 0:  # in every law the first rank takes time
         best[0] = 1e-9 * best.max()
     return best
-
-
-def _base(law: Law, coefficients: Floats) -> float:
-    if law == "gustafson":
-        return float(coefficients.sum())
-    return 1 / float(coefficients[0])
 
 
 def _parameter(law: Law, index: int, line: _Line, bounded: Floats, notes: list[str]) -> Interval:

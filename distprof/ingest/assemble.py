@@ -43,15 +43,10 @@ def assemble_run(
     *,
     may_be_empty: bool = False,
 ) -> Run:
-    """Join ranks into a run.
+    """Join ranks, in any order, into a run; of two ranks with the same number, the first is used.
 
-    Args:
-        source: Path, glob or URL, as the user gave it.
-        ranks: Ranks that could be read, in any order. If two have the same number, the first is
-            used.
-        gaps: Gaps found so far.
-        directory: The run directory, None for bare traces.
-        may_be_empty: Whether a run may have no ranks, because its source is not a trace.
+    ``directory`` is None for bare traces; ``may_be_empty`` allows a run without ranks, if its
+    source is not a trace.
 
     Raises:
         InputError: If there is neither a rank nor a run directory.

@@ -61,11 +61,7 @@ _MOST_KNOWN = 1 << 16
 
 @lru_cache(maxsize=1 << 16)
 def collective_kind(text: str) -> CollectiveKind:
-    """The kind behind an upstream spelling, for example ``_allgather_base``.
-
-    Returns:
-        The kind; UNKNOWN if the text names none.
-    """
+    """The kind behind an upstream spelling, as ``_allgather_base``; UNKNOWN if it names none."""
     name = _END_OF_NAME.split(text.replace("(anonymous namespace)", ""), maxsplit=1)[0]
     letters = _NOT_LETTERS.sub("", name.lower())
     return next((kind for word, kind in _WORDS if word in letters), CollectiveKind.UNKNOWN)
@@ -80,10 +76,7 @@ class Classifier:
     """Classifies names as communication or not, and caches the verdicts.
 
     Ranks of a job share most names, so one classifier serves all ranks that a process reads
-    (:func:`classifier_for`).
-
-    Args:
-        config: User patterns, which take precedence over those that ship with distprof.
+    (:func:`classifier_for`). User patterns take precedence over those that ship with distprof.
     """
 
     def __init__(self, config: CommunicationConfig | None = None) -> None:

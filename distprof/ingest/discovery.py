@@ -19,9 +19,8 @@ from distprof.artefacts import CACHE_DIR, REQUESTS_DIR, RUN_FILE
 from distprof.bounds import NotAFileError, expanded, open_plain
 from distprof.errors import InputError
 from distprof.ingest.foreign import refuse_foreign
-from distprof.ingest.nsys.stream import ENDINGS, opened_process, processes_in, why_not_an_export
-from distprof.ingest.rocprof.stream import (
-    PERFETTO_ENDINGS,
+from distprof.ingest.nsys.export import ENDINGS, opened_process, processes_in, why_not_an_export
+from distprof.ingest.rocprof import (
     begins_rocprof,
     is_rocprof,
     opened_rocprof,
@@ -103,11 +102,9 @@ def rank_in_name(path: str) -> int | None:
 
 
 def discover(source: str, *, may_be_empty: bool = False) -> Discovery:
-    """Find the traces that ``source`` names.
+    """Find the traces that a file, a folder (searched to any depth), a glob or an fsspec URL names.
 
-    Args:
-        source: A file, a folder (searched to any depth), a glob, or an fsspec URL of any of them.
-        may_be_empty: Whether a folder without traces is a valid result instead of an error.
+    ``may_be_empty`` makes a folder without traces a valid result.
 
     Raises:
         InputError: If nothing is there, or nothing in it looks like a Kineto trace.
@@ -217,7 +214,7 @@ def _walk(folder: Path) -> list[TraceFile]:
         excluded |= {REQUESTS_DIR} if RUN_FILE in files else set()
         folders[:] = sorted(name for name in folders if name not in excluded and name[0] != ".")
         paths = [Path(parent, name) for name in sorted(files)]
-        traces += [_local(path) for path in paths if _may_be_local(path)]
+        traces += [_local(path) for path in paths if _may_be_trace(path.name)]
     return traces
 
 
@@ -225,7 +222,7 @@ def _glob(pattern: Path) -> list[TraceFile]:
     import glob
 
     paths = [Path(name) for name in glob.glob(str(pattern), recursive=True)]  # noqa: PTH207
-    traces = [_local(path) for path in paths if path.is_file() and _may_be_local(path)]
+    traces = [_local(path) for path in paths if path.is_file() and _may_be_trace(path.name)]
     for path in paths:
         if path.is_dir():
             traces += _walk(path)
@@ -234,15 +231,6 @@ def _glob(pattern: Path) -> list[TraceFile]:
 
 def _may_be_trace(name: str) -> bool:
     return bool(_TRACE_NAME.search(name)) and name not in _NOT_TRACES and name[0] != "."
-
-
-def _may_be_local(path: Path) -> bool:
-    """Whether a local file may be a trace.
-
-    A Perfetto file must come from rocprofv3: distprof and other tools write such files too.
-    """
-    is_perfetto = path.name.lower().endswith(PERFETTO_ENDINGS) and path.name[0] != "."
-    return is_rocprof(path) if is_perfetto else _may_be_trace(path.name)
 
 
 def _path(source: str) -> Path:
@@ -307,14 +295,9 @@ def _unreadable(source: str, error: Exception) -> InputError:
 
 def _reason(error: Exception) -> str:
     """The reason in words: the text of distprof's own error, else the type and text of another."""
-    if _is_ours(error):
+    if type(error).__module__.partition(".")[0] == "distprof":
         return str(error)
     return f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
-
-
-def _is_ours(error: Exception) -> bool:
-    """Whether distprof raised the error, so its text is meant for users."""
-    return type(error).__module__.partition(".")[0] == "distprof"
 
 
 def _select(
@@ -390,7 +373,6 @@ def _unread_gaps(unread: dict[str, OSError]) -> list[Gap]:
 
 
 def _is_export(path: str) -> bool:
-    """Whether a file is an export of Nsight Systems, by its name."""
     return path.lower().endswith(ENDINGS)
 
 

@@ -75,8 +75,7 @@ class SerialExecutor(Executor):
 class ProcessExecutor(Executor):
     """A pool of processes that starts with the first task and survives the death of a worker.
 
-    Args:
-        workers: Number of processes; None for one per processor that this process may use.
+    ``workers`` is None for one per processor that this process may use.
     """
 
     def __init__(self, workers: int | None = None) -> None:
@@ -254,20 +253,11 @@ def map_each(
     progress: Progress | None = None,
     finished: Callable[[int], None] | None = None,
 ) -> list[Outcome[R]]:
-    """Apply ``function`` to each item; a failure affects only its own item.
+    """Apply a top-level function to each item; a failure affects only its own item.
 
-    A single item runs in this process: a pool would cost more than it saves.
-
-    Args:
-        executor: Where to run.
-        function: Top-level function, so it can be sent to another process.
-        items: Its arguments.
-        progress: Called after each item with the number of items done and the total.
-        finished: Called with the index of each finished item.
-
-    Returns:
-        One outcome per item, in order. An item whose worker died is retried alone, because the pool
-        cannot tell which of several running items killed it.
+    A single item runs in this process: a pool would cost more than it saves. An item whose worker
+    died is retried alone, because the pool cannot tell which of several running items killed it.
+    ``progress`` gets the number of items done and the total, ``finished`` the index of each item.
 
     Raises:
         ClusterError: If a whole cluster is lost.
@@ -393,7 +383,6 @@ def _next_checked(pool: ProcessExecutor, done: SimpleQueue[Future[T]]) -> Future
 
 
 def _in_flight(executor: Executor) -> int:
-    """How many futures may be pending."""
     if isinstance(executor, ClusterExecutor):
         return sys.maxsize  # calls wait at the scheduler until a worker is free
     workers = getattr(executor, "workers", None) or available_processors() or 1

@@ -121,10 +121,8 @@ _TRACES = (".json", ".json.gz")
 def paths_of_logs(source: str, most: int) -> list[str]:
     """The source itself, or all files in a folder and its subfolders, sorted by path.
 
-    Args:
-        source: Path or URL.
-        most: A folder with more files is not a folder of logs: the result is empty, as it is for a
-            folder with a trace.
+    A folder with a trace, or with more than ``most`` files, is not a folder of logs: the result is
+    empty.
 
     Raises:
         OSError: If the folder cannot be read.
@@ -157,12 +155,7 @@ def opened(path: str) -> Iterator[BinaryIO]:
 
 
 class _Packed:
-    """Counts the bytes that go into an archive, and refuses endless empty members.
-
-    Args:
-        stream: The archive.
-        limit: Holds the counts.
-    """
+    """Counts the bytes that go into an archive, and refuses endless empty members."""
 
     def __init__(self, stream: BinaryIO, limit: GzipLimit) -> None:
         self._stream, self._limit = stream, limit
@@ -186,18 +179,13 @@ class _Packed:
 
 
 class _Unpacked(io.RawIOBase):
-    """The content of a gzip archive, as long as its size is in proportion to the archive.
-
-    Args:
-        stream: The archive.
-    """
+    """The content of a gzip archive, as long as its size is in proportion to the archive."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._limit = GzipLimit(ratio=_LOG_RATIO, slack_bytes=_LOG_SLACK_BYTES)
         self._gzip = gzip.GzipFile(fileobj=cast("BinaryIO", _Packed(stream, self._limit)))
 
     def readable(self) -> bool:
-        """Always true."""
         return True
 
     def seekable(self) -> bool:
@@ -205,11 +193,9 @@ class _Unpacked(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Go to a position in the unpacked content."""
         return self._gzip.seek(offset, whence)
 
     def tell(self) -> int:
-        """The position in the unpacked content."""
         return self._gzip.tell()
 
     def readinto(self, buffer: Any) -> int:
@@ -235,10 +221,6 @@ def read_some(stream: BinaryIO, size: int) -> tuple[bytes, str]:
     """Read up to a size, the end, or damage; return the bytes and a description of the damage.
 
     A truncated archive gives the bytes before the cut, which one large read would lose.
-
-    Args:
-        stream: The source of the bytes.
-        size: Number of bytes, unless the stream ends earlier.
     """
     parts: list[bytes] = []
     left = size
@@ -258,10 +240,8 @@ def read_some(stream: BinaryIO, size: int) -> tuple[bytes, str]:
 def whole(source: str, most: int, refuse: Callable[[str, str], NoReturn]) -> bytes:
     """All bytes of a file, unpacked.
 
-    Args:
-        source: Path or URL.
-        most: Largest number of bytes.
-        refuse: Called with the source and what was found, if the file is damaged or larger.
+    ``refuse`` is called with the source and what was found, if the file is damaged or has more than
+    ``most`` bytes.
     """
     try:
         with opened(source) as stream:
@@ -274,12 +254,9 @@ def whole(source: str, most: int, refuse: Callable[[str, str], NoReturn]) -> byt
 
 
 def beginning(source: str, size: int, *, endings: tuple[str, ...] = ()) -> bytes:
-    """The first bytes of a file, to recognise its kind; empty if unreadable. Never raises.
+    """The first bytes of a file or URL, unpacked, to recognise its kind. Never raises.
 
-    Args:
-        source: Path or fsspec URL of a file, gzipped or not.
-        size: Number of bytes, unless the file ends earlier.
-        endings: File name endings of the kind; other files are not opened.
+    Empty if unreadable. Files without one of the ``endings`` of the kind are not opened.
     """
     if endings and not source.lower().endswith(endings):
         return b""

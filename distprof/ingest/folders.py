@@ -33,13 +33,10 @@ SourceFile = tuple[Source[Any], str]
 
 
 def open_folder(source: str) -> Run | None:
-    """The run in the files of a folder; None if none of them is a source.
+    """The run in the files of a folder; None for anything else, or if none of them is a source.
 
     One file of each kind is read, and those that can accompany a recording are joined. Several logs
     of a training program belong to one job if they report the same iterations.
-
-    Args:
-        source: Path of a folder; for anything else the answer is None.
 
     Raises:
         InputError: If files of one kind are from several jobs.

@@ -23,7 +23,7 @@ _OWN = b'"traceEvents"'
 
 _EXPECTED = "a torch.profiler trace (*.json or *.json.gz)"
 
-_ROCPROF = "with rocprofv3, use --output-format json or pftrace"
+_ROCPROF = "with rocprofv3, use --output-format json"
 
 _ASCEND = (
     "name step_trace_time.csv of the same folder (ASCEND_PROFILER_OUTPUT): distprof reads its steps"
@@ -43,12 +43,7 @@ class Foreign(msgspec.Struct, frozen=True, kw_only=True):
     fix: str = _RECORD  # What to do instead; ``{path}`` stands for what the user named.
 
     def is_of(self, name: str, head: bytes) -> bool:
-        """Whether a file is of this format.
-
-        Args:
-            name: Name of the file, in lower case, without ``.gz``.
-            head: Its first bytes, unpacked.
-        """
+        """Whether a file is of this format; its name is in lower case without ``.gz``."""
         if self.endings and name.endswith(self.endings):
             return True
         if not self.begins and not self.holds:
@@ -84,9 +79,9 @@ _KNOWN = (
         fix=f"{_ROCPROF}; else {_RECORD}",
     ),
     Foreign(
-        name="a Perfetto trace without rocprofv3 kernels",
+        name="a Perfetto trace",
         endings=(".pftrace", ".perfetto-trace"),
-        fix=f"open it in ui.perfetto.dev; with rocprofv3, use --runtime-trace; else {_RECORD}",
+        fix=f"open it in ui.perfetto.dev; {_ROCPROF}; else {_RECORD}",
     ),
     Foreign(name="an XPlane profile of JAX, XLA or TensorFlow", endings=(".xplane.pb",)),
     Foreign(
@@ -169,9 +164,7 @@ _KNOWN = (
 def foreign_format(name: str, head: bytes = b"") -> Foreign | None:
     """The format of a file that distprof does not read; None if the file is none of these.
 
-    Args:
-        name: Name of the file.
-        head: Its first bytes, unpacked; without them, the name alone decides.
+    ``head`` are its first bytes, unpacked; without them, the name alone decides.
     """
     if _OWN in head:
         return None
@@ -253,10 +246,8 @@ _MOST_NAMED = 4
 def refuse_chrome_trace(path: str, keys: Mapping[str, Any], categories: Collection[str]) -> None:
     """Refuse a Chrome trace that another tool wrote: other programs use the format as well.
 
-    Args:
-        path: The file.
-        keys: Its top-level keys except ``traceEvents``.
-        categories: Categories of its events, none of which distprof knows.
+    ``keys`` are its top-level keys except ``traceEvents``; distprof knows none of the
+    ``categories``.
 
     Raises:
         InputError: If none of its keys come from torch.profiler.

@@ -1,23 +1,34 @@
-"""Activity of a CPU-only trace: operators are computation, gloo operations are communication.
+"""Ranks without device rows: whether they are CPU ranks, and the activity of those that are.
 
-Without an accelerator, host threads do the work themselves. Gloo runs on its own threads, so a
-collective and an operator can run at the same time. They still compete for the cores of the
-machine, so a device named ``cpu`` is labelled as such everywhere.
+Host operators look the same in a CPU trace and in one that lost its accelerator's activity.
+Counting their time as work would invent numbers if kernels ran elsewhere, so a rank counts as a CPU
+only if nothing in its file points to another device.
+
+On a CPU, operators are computation, and gloo operations are communication: host threads do the work
+themselves. Gloo runs on its own threads, so a collective and an operator can run at the same time.
+They still compete for the cores of the machine, so a device named ``cpu`` is labelled as such
+everywhere.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from distprof.ingest.communication import Classifier, collective_kind
+from distprof.ingest.kineto.events import DEVICE_KINDS, HOST_WORDS, PYTHON_FRAME, USUAL_CATEGORIES
+from distprof.ingest.kineto.parsed import ParsedTrace
+from distprof.ingest.metadata import TraceMetadata
 from distprof.intervals import Intervals
 from distprof.run.tables import ACTIVITY, distinct
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import ActivityKind
+from distprof.units import format_duration
 
 WAIT_MARK = "distprof:pp_wait"
 """The probes' annotation around waiting for another pipeline stage."""
@@ -28,7 +39,7 @@ _REQUESTS_COMMUNICATION = re.compile(
 
 
 def host_activity(host: Table, classifier: Classifier) -> Table:
-    """The ACTIVITY table of a trace without device rows.
+    """The ACTIVITY table of a trace without device rows, from HOST with every ``cpu_op`` row.
 
     Computation is the outermost ``cpu_op`` rows of every thread except gloo's. It excludes
     operators that request communication or wait for it (``c10d::``, ``_c10d_functional::``,
@@ -41,13 +52,8 @@ def host_activity(host: Table, classifier: Classifier) -> Table:
     (``distprof:pp_wait``). Without their marks, it is the time from the last operator before the
     annotation's end to that end.
 
-    Args:
-        host: HOST table with every ``cpu_op`` row.
-        classifier: Classifies names as communication.
-
-    Returns:
-        Rows in order of start. ``stream`` is the index of the thread and ``device`` is absent. The
-        computation rows of one thread never overlap.
+    Rows are in order of start. ``stream`` is the index of the thread and ``device`` is absent. The
+    computation rows of one thread never overlap.
     """
     executed = _executed_operations(host, classifier)
     message = _are_messages(host)[executed]
@@ -90,7 +96,6 @@ def _executed_operations(host: Table, classifier: Classifier) -> Int64Array:
 
 
 def _are_messages(rows: Table) -> NDArray[np.bool_]:
-    """Which rows have the name of a send or receive."""
     names = rows.coded("name")
     return names.where([collective_kind(n).is_point_to_point for n in names.values])
 
@@ -179,3 +184,100 @@ def _activity(host: Table, rows: NDArray[np.integer[Any]], kind: ActivityKind) -
         "blocks": absent.astype(np.int32),
     }
     return Table(ACTIVITY, columns)
+
+
+# Signs of a device whose activity is missing ------------------------------------------------------
+
+_KNOWN = {*USUAL_CATEGORIES, *HOST_WORDS.values(), *DEVICE_KINDS, PYTHON_FRAME, ""}
+_CALLS = ("runtime", "driver", "sync")
+_ON_CPU = re.compile(r"(gloo|mpi):")
+_ON_ACCELERATOR = re.compile(r"(nccl|rccl|xccl|hccl|cncl|mccl|eccl):")
+_CPU_BACKENDS = ("gloo", "mpi")
+_MOST_NAMED = 4
+
+
+class UnreadCategory(msgspec.Struct, frozen=True, kw_only=True):
+    """Events of a category that distprof does not know."""
+
+    name: str  # The category, as in the file.
+    count: int  # Number of its events.
+    duration_ns: int  # Sum of their durations.
+
+
+def unread_categories(host: Table) -> tuple[UnreadCategory, ...]:
+    """Categories of events that distprof does not know, longest total duration first."""
+    categories = host.coded("category")
+    length = host["end_ns"] - host["start_ns"]
+    unread = []
+    for code, name in enumerate(categories.values):
+        rows = categories.codes == code
+        if name not in _KNOWN and rows.any():
+            total = int(length[rows].sum())
+            unread.append(UnreadCategory(name=name, count=int(rows.sum()), duration_ns=total))
+    return tuple(sorted(unread, key=lambda item: (-item.duration_ns, item.name)))
+
+
+def is_known(host: Table) -> bool:
+    """Whether any row has a category that torch.profiler writes."""
+    return any(name and name in _KNOWN for name in host.coded("category").values)
+
+
+def missing_device(parsed: ParsedTrace, host: Table, metadata: TraceMetadata) -> str:
+    """Why a file without device rows is not a CPU trace, as a sentence; empty if it is one."""
+    signs, unread = list(_signs(host)), list(_unread(host))
+    on_cpu = _mentions(host, _ON_CPU) or metadata.backend in _CPU_BACKENDS
+    if not on_cpu:
+        signs += list(_weaker_signs(parsed, metadata))
+    signs += unread
+    if not signs:
+        return ""
+    *others, last = signs
+    evidence = f"{', '.join(others)} and {last}" if others else last
+    return f"No device activity was recorded, although {evidence}. {_fix(parsed, host)}"
+
+
+def _signs(host: Table) -> Iterator[str]:
+    """Evidence on the host that only an accelerator leaves."""
+    calls = int(host.coded("category").isin(_CALLS).sum())
+    if calls:
+        yield f"the trace holds {calls:,} calls of an accelerator's runtime"
+    if _mentions(host, _ON_ACCELERATOR):
+        yield "collectives ran on an accelerator's library"
+
+
+def _unread(host: Table) -> Iterator[str]:
+    unread = unread_categories(host)
+    if unread:
+        named = [
+            f"{item.name} ({item.count:,} event{'s' if item.count > 1 else ''}, "
+            f"{format_duration(item.duration_ns)})"
+            for item in unread[:_MOST_NAMED]
+        ]
+        more = [f"{len(unread) - _MOST_NAMED} more"] if len(unread) > _MOST_NAMED else []
+        what = "events of a kind" if len(unread) == 1 else "events of kinds"
+        yield f"the trace holds {what} that distprof cannot read: {', '.join([*named, *more])}"
+
+
+def _weaker_signs(parsed: ParsedTrace, metadata: TraceMetadata) -> Iterator[str]:
+    """Evidence that a CPU job may show as well, so CPU collectives outweigh it."""
+    if metadata.device.name:
+        count = f"{metadata.device.count} × " if metadata.device.count else ""
+        yield f"the trace lists {count}{metadata.device.name}"
+    if metadata.backend and metadata.backend not in _CPU_BACKENDS:
+        yield f"the process group uses {metadata.backend}"
+    if parsed.quality.truncated:
+        yield "the file ends early"
+
+
+def _mentions(host: Table, pattern: re.Pattern[str]) -> bool:
+    names = host.coded("name")
+    used = np.unique(names.codes).tolist()
+    return any(pattern.match(names.values[code]) for code in used)
+
+
+def _fix(parsed: ParsedTrace, host: Table) -> str:
+    if parsed.quality.truncated:
+        return "The profiler writes it last, so it may be in the missing part of the file."
+    if unread_categories(host):
+        return "Record with activities that distprof reads: kernel, gpu_memcpy and gpu_memset."
+    return "Profile with the accelerator's ProfilerActivity, for example ProfilerActivity.CUDA."

@@ -200,7 +200,6 @@ def _columns(source: str, values: Mapping[str, Any]) -> InputError:
 
 
 def _number(source: str, number: int, name: str, value: Any) -> float:
-    """A positive number, given as a number or as text."""
     try:
         parsed = float(value)
     except (TypeError, ValueError, OverflowError):  # an integer too large for a float

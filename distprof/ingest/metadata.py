@@ -35,11 +35,7 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_metadata(metadata: Mapping[str, Any]) -> TraceMetadata:
-    """Read the top-level keys of a Kineto file.
-
-    Args:
-        metadata: Top-level keys of the file except ``traceEvents``; values may have any type.
-    """
+    """Read the top-level keys of a Kineto file except ``traceEvents``; values may have any type."""
     notes: list[str] = []
     info = _table(metadata.get("distributedInfo"), "distributedInfo", notes)
     rank = _count(info.get("rank"), "rank", notes)
@@ -65,14 +61,13 @@ def read_metadata(metadata: Mapping[str, Any]) -> TraceMetadata:
 def parse_ranks(value: object) -> tuple[int, ...]:
     """Ranks of a group, ascending, from a list or its text, for example ``"[0, 1]"``.
 
-    Returns:
-        Empty if the value is absent, abbreviated (``"[0, 1, ..., 7]"``) or not a list of ranks.
+    Empty if the value is absent, abbreviated (``"[0, 1, ..., 7]"``) or not a list of ranks.
     """
     if isinstance(value, str):
         if not re.fullmatch(r"\s*\[[\s\d,]*\]\s*", value):
             return ()
         value = re.findall(r"\d+", value)
-    if not isinstance(value, list):
+    if not isinstance(value, list | tuple):
         return ()
     ranks = [_as_int(item) for item in value]
     if any(rank is None or not 0 <= rank < _MAX_RANK for rank in ranks):

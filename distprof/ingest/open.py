@@ -109,7 +109,8 @@ def open_run(
     options = replace(options, is_alone=len(traces) == 1)
     counter = _BytesRead(traces, bytes_read) if bytes_read is not None else None
     with _noting_the_cache(options):
-        read_one = partial(_read, options=options, most=_share(max_collectives, len(traces)))
+        most = None if max_collectives is None else max(1, max_collectives // max(1, len(traces)))
+        read_one = partial(_read, options=options, most=most)
         outcomes = _read_each(traces, read_one, executor, progress, counter)
     may_be_empty = directory is not None
     read, gaps = _ranks_and_gaps(
@@ -150,12 +151,7 @@ def _noting_the_cache(options: IngestOptions) -> Iterator[None]:
 
 
 class _BytesRead:
-    """Reports the bytes of traces that were read so far.
-
-    Args:
-        traces: All traces; one of unknown size counts as empty.
-        report: Called with the bytes read and the total.
-    """
+    """Reports the bytes of traces read so far, and the total; unknown sizes count as 0."""
 
     def __init__(self, traces: Sequence[TraceFile], report: Progress) -> None:
         self._sizes = [trace.size_bytes or 0 for trace in traces]
@@ -175,11 +171,6 @@ class _BytesRead:
     def _report_all(self) -> None:
         total = sum(self._sizes)
         self._report(max(min(self._read, total), self._finished), total)
-
-
-def _share(max_collectives: int | None, num_traces: int) -> int | None:
-    """Most collectives of each trace; None for all."""
-    return None if max_collectives is None else max(1, max_collectives // max(1, num_traces))
 
 
 def _read(trace: TraceFile, options: IngestOptions, most: int | None) -> Rank:
@@ -327,7 +318,6 @@ def _ranks_and_gaps(
 
 
 def _as_input_error(source: str, error: BaseException, count: int) -> Exception:
-    """The error to raise for the first unreadable trace."""
     if isinstance(error, DistprofError):
         return error
     return InputError(

@@ -40,11 +40,16 @@ from distprof.ingest.communication import Classifier, classifier_for, shipped_pa
 from distprof.ingest.discovery import TraceFile, check_whole, open_trace, version_of
 from distprof.ingest.flight.recorder import FlightEntries, read_flight
 from distprof.ingest.foreign import refuse_chrome_trace
-from distprof.ingest.host_activity import executed_activity, host_activity, with_collectives
+from distprof.ingest.host_activity import (
+    executed_activity,
+    host_activity,
+    is_known,
+    missing_device,
+    with_collectives,
+)
 from distprof.ingest.kineto.parsed import ParsedTrace
 from distprof.ingest.kineto.reader import HostSink, read_trace
 from distprof.ingest.metadata import TraceMetadata, read_metadata
-from distprof.ingest.no_device import is_known, missing_device
 from distprof.ingest.steps import Steps, find_steps
 from distprof.join.soundness.one_rank import checked, mended
 from distprof.run.run import Count, Device, Quality, Rank, TableSource
@@ -88,12 +93,8 @@ def conclude(
 ) -> Conclusions:
     """Infer activity, collectives and steps of a rank from its parsed file.
 
-    Args:
-        parsed: The file.
-        host: HOST table. The parsed one suffices if the file has device rows; otherwise every row
-            is needed.
-        classifier: Classifies names as communication.
-        flight: The Flight Recorder's entries of the rank, None without a dump.
+    ``host`` is the HOST table: the parsed one suffices if the file has device rows; otherwise every
+    row is needed. ``flight`` holds the Flight Recorder's entries of the rank, None without a dump.
     """
     metadata = read_metadata(parsed.metadata)
     problem = ""
@@ -256,7 +257,9 @@ def _cached(source: _Source, options: IngestOptions) -> Rank:
     made = _parse_into_cache(source, options, root, key)
     if shared is not None and not note:
         note = shared.store(key, Path(made.tables.path))
-    return _with_note(made, note) if note else made
+    if not note:
+        return made
+    return replace(made, quality=replace(made.quality, notes=(*made.quality.notes, note)))
 
 
 def _shared(options: IngestOptions) -> SharedCache | None:
@@ -277,10 +280,6 @@ def _parse_into_cache(source: _Source, options: IngestOptions, root: Path, key: 
         if error.errno not in FAILED:
             raise
         return _parse_and_store_elsewhere(source, options, EntryWriter(root, key, error))
-
-
-def _with_note(rank: Rank, note: str) -> Rank:
-    return replace(rank, quality=replace(rank.quality, notes=(*rank.quality.notes, note)))
 
 
 class _Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -327,7 +326,6 @@ def _parse_and_store_elsewhere(
 
 
 def _key(source: _Source, options: IngestOptions) -> CacheKey:
-    """The cache key of this file under these options."""
     depends: dict[str, Any] = {
         "rows": options.rows,
         "strict": options.strict,
@@ -421,9 +419,7 @@ def _parse_into_memory(source: _Source, options: IngestOptions) -> Rank:
 
 
 class _Sink(HostSink, Protocol):
-    def table(self) -> Table:
-        """All rows."""
-        ...
+    def table(self) -> Table: ...
 
 
 def _parse_and_conclude(

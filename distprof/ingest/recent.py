@@ -55,10 +55,7 @@ class RecentTables(msgspec.Struct, frozen=True, kw_only=True):
 def recent_part(rank: Rank, most: int) -> Rank:
     """A rank from the first step on after which it has at most ``most`` collectives.
 
-    Args:
-        rank: A whole rank, which stays as it is if it has no more of them. At least one step is
-            kept.
-        most: Most collectives.
+    A rank that has no more stays as it is; at least one step is kept.
     """
     too_many = len(rank.collectives) - most
     if too_many <= 0 or len(rank.steps) < 2:

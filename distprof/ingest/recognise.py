@@ -30,10 +30,9 @@ class Kind(Enum):
 
 
 def kind_of(source: str) -> Kind:
-    """The kind of a source, by its first bytes; never raises, because the reader reports errors.
+    """The kind of a path, glob or URL, by its first bytes; never raises: the reader reports errors.
 
-    Args:
-        source: Path, glob or URL; only a local file can be a document of distprof.
+    Only a local file can be a document of distprof.
     """
     head = _head_of(Path(source))
     for schema, kind in ((REPORT_SCHEMA, Kind.REPORT), (SUMMARY_SCHEMA, Kind.SUMMARIES)):

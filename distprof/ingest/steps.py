@@ -59,7 +59,6 @@ class _Marks(msgspec.Struct, frozen=True, kw_only=True):
     num_overlapping: int = 0
 
     def table(self) -> Table:
-        """The STEPS table of these windows."""
         columns = {
             "step": self.step,
             "start_ns": self.start,
@@ -70,18 +69,12 @@ class _Marks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_steps(activity: Table, host: Table, *, first_ns: int, last_ns: int) -> Steps:
-    """The steps of one rank.
+    """The steps of one rank in order of time, from its device's activity; windows never overlap.
 
-    Args:
-        activity: ACTIVITY table of the device.
-        host: HOST table with at least runtime calls and annotations; may be empty.
-        first_ns: Start of the first event of any kind.
-        last_ns: End of the last event of any kind.
-
-    Returns:
-        Steps in order of time. Windows never overlap. The source says how they were found: from the
-        host's ProfilerStep annotations, else from the ends of Optimizer.step, else the capture as
-        one window; DEVICE if the device runs more than 1 % of a step behind.
+    ``host`` has at least runtime calls and annotations, or is empty. ``first_ns`` and ``last_ns``
+    are the start of the first and the end of the last event of any kind. The source says how steps
+    were found: from the host's ProfilerStep annotations, else from the ends of Optimizer.step, else
+    the capture as one window; DEVICE if the device runs more than 1 % of a step behind.
     """
     work = activity.take(np.flatnonzero(activity["kind"] != ActivityKind.ANNOTATION))
     marks = _profiler_steps(host) or _optimizer_steps(host, first_ns, last_ns)
@@ -175,7 +168,6 @@ def _num_overlapping(start: Int64Array, end: Int64Array) -> int:
 
 
 def _numbered(names: Coded) -> tuple[Int64Array, Int64Array]:
-    """Number and row of each ProfilerStep annotation."""
     matches = [_PROFILER_STEP.match(value) for value in names.values]
     numbers = np.array([int(m.group(1)) if m else ABSENT for m in matches], dtype=np.int64)
     if len(numbers) == 0:
@@ -353,7 +345,6 @@ def _device_ranges(activity: Table) -> Steps | None:
 
 
 def _capture(work: Table, first_ns: int, last_ns: int) -> Steps:
-    """The whole capture as one window."""
     if len(work):
         first_ns, last_ns = int(work["start_ns"].min()), int(work["end_ns"].max())
     table = Table(

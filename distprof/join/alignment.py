@@ -53,17 +53,11 @@ def align_clocks(
     """Find the offset and drift of each clock domain, and check them.
 
     The first domain of each connected component keeps its clock. Ranks of one node share a clock by
-    default. If the traces show that they do not (duplicate host names, badly synchronised GPU
-    clocks), each rank of the node becomes a separate domain. If symmetric collectives do not
-    connect all domains, the ends of sends and receives are used as well.
-
-    Args:
-        ranks: Ranks of the run, ascending.
-        nodes: Node name to its ranks; a rank in no node is a separate domain.
-        matches: Matched collectives.
-        are_nodes_sure: Whether the launcher recorded the node of each rank. If so, CPU ranks of a
-            node share the system clock, even if they notice the end of a collective at different
-            times.
+    default; a rank in no node is a separate domain. If the traces show that they do not (duplicate
+    host names, badly synchronised GPU clocks), each rank of the node becomes a separate domain,
+    except CPU ranks of nodes that the launcher recorded (``are_nodes_sure``): they share the system
+    clock, even if they notice the end of a collective at different times. If symmetric collectives
+    do not connect all domains, the ends of sends and receives are used as well.
     """
     domains = _domains(ranks, nodes)
     shared = _on_system_clock(ranks, domains) if are_nodes_sure else frozenset()
@@ -309,12 +303,7 @@ def _from_middle(common: Int64Array, first: Int64Array) -> NDArray[np.float64]:
 
 
 class _Deviations:
-    """Deviation of each rank's corrected ends from the median of their collective, in ns.
-
-    Args:
-        clock: The corrections.
-        ends: End times, own clocks.
-    """
+    """Deviation of each rank's corrected ends from the median of their collective, in ns."""
 
     def __init__(self, clock: ClockAlignment, ends: _Ends) -> None:
         numbers, counts = _counted(ends.rank)

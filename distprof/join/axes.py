@@ -68,7 +68,6 @@ class _Exchanges(msgspec.Struct, frozen=True):
 
     @property
     def num_scatters(self) -> int:
-        """Number of reduce-scatters."""
         return int((self.kind == CollectiveKind.REDUCE_SCATTER).sum())
 
 

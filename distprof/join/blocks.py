@@ -33,8 +33,7 @@ def spans(length: int, size: int | None = None) -> Iterator[slice]:
 def blocks_of(offsets: Int64Array) -> Iterator[tuple[int, int]]:
     """Ranges of segments with at most a block of elements each; a larger segment comes alone.
 
-    Args:
-        offsets: int64, shape ``(segments + 1,)``, where the elements of each begin.
+    ``offsets`` are where the elements of each begin, int64, shape ``(segments + 1,)``.
     """
     low, count = 0, len(offsets) - 1
     while low < count:
@@ -76,10 +75,8 @@ def positions_by_code(
 ) -> list[NDArray[Any]]:
     """Positions of each code, ascending; takes linear time and usually four bytes per position.
 
-    Args:
-        codes: Small non-negative integers.
-        chosen: Mask of the codes that count; None for all.
-        lookup: Replacement for each code; None to keep them.
+    Codes are small non-negative integers, replaced by those in ``lookup``; only ``chosen`` ones
+    count.
     """
 
     def of(span: slice) -> tuple[Int64Array, NDArray[Any]]:
@@ -102,11 +99,7 @@ def positions_by_code(
 
 
 def sorted_into(free: Int64Array, codes: NDArray[Any]) -> tuple[Int64Array, Int64Array]:
-    """Sort one block in a counting sort.
-
-    Returns:
-        Positions in the block in the order of their codes, and the place in the result of each.
-    """
+    """Sort one block in a counting sort: positions in the order of codes, and the place of each."""
     some = np.bincount(codes, minlength=len(free))
     place = np.arange(len(codes)) + np.repeat(free - np.cumsum(some) + some, some)
     free += some

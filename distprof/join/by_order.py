@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.join.clocks import SEPARATE_NS, ClockLinks
-from distprof.join.instances import NO_STEP, MatchBuilder, Rows, name_of, same_as_before
+from distprof.join.instances import NO_STEP, MatchBuilder, Rows, name_of, runs_of
 from distprof.join.shifts import (
     MARGIN,
     Choice,
@@ -77,12 +77,9 @@ class Pairing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pair(a: Operations, b: Operations, shift: int) -> Pairing:
-    """Pair the operations of two ranks at or near a shift.
+    """Pair the operations of two ranks at or near a shift, at which some must be compatible.
 
-    Args:
-        a: Operations of the first rank.
-        b: Operations of the second rank.
-        shift: Position in ``b`` minus position in ``a``; some operations must be compatible there.
+    The shift is a position in ``b`` minus that in ``a``.
     """
     low, high = max(0, -shift), min(len(a), len(b) - shift)
     i = np.arange(low, high)
@@ -335,14 +332,6 @@ def match_by_order(
     Clock offsets found in one group help to match the others, so distprof repeats until no further
     rank joins. Ranks whose operations fit at several shifts about equally well stay unmatched, and
     the builder notes them.
-
-    Args:
-        rows: The rows of all ranks.
-        index: Rows to match, ascending.
-        clocks: Known clock offsets; updated with the offsets found.
-        groups: Groups of the run's topology.
-        present: Number of ranks of the run in each group.
-        builder: Collects the instances and notes.
     """
     parts: list[tuple[str, dict[int, Int64Array], GroupMerge]] = []
     for group, of_group in _by_group(rows, index):
@@ -436,12 +425,6 @@ def match_messages(
 
     A kernel that both sends to a rank and receives from it matches a kernel of that rank only if
     both messages agree.
-
-    Args:
-        rows: The rows of all ranks.
-        index: Messages among them, ascending.
-        clocks: Known clock offsets.
-        builder: Collects the instances and notes.
     """
     known = rows.peer[index] >= 0
     if not known.all():
@@ -478,8 +461,7 @@ def _by_channel(
 ) -> dict[tuple[int, int], Int64Array]:
     """Rows by (sender, receiver), each in order of start."""
     order = index[np.lexsort((destination[index], source[index]))]
-    new = ~same_as_before(source[order], destination[order])
-    first = np.flatnonzero(new)
+    first, _ = runs_of(source[order], destination[order])
     parts = np.split(order, first[1:]) if len(order) else []
     channels = zip(source[order[first]].tolist(), destination[order[first]].tolist(), strict=True)
     return dict(zip(channels, parts, strict=True))
@@ -488,7 +470,6 @@ def _by_channel(
 def _ends_of_channels(
     sent: Mapping[tuple[int, int], Int64Array], received: Mapping[tuple[int, int], Int64Array]
 ) -> dict[tuple[int, int], tuple[Int64Array, Int64Array]]:
-    """Rows of the sender and of the receiver, for each channel."""
     empty = np.empty(0, np.int64)
     return {
         channel: (sent.get(channel, empty), received.get(channel, empty))
@@ -507,7 +488,6 @@ class _Channel(msgspec.Struct, frozen=True, kw_only=True):
 def _match_channel(
     rows: Rows, ends: tuple[Int64Array, Int64Array], channel: tuple[int, int], clocks: ClockLinks
 ) -> _Channel:
-    """Pair the sends of one rank with the receives of another."""
     sides = [
         Operations(
             token=rows.bytes[index],

@@ -128,16 +128,10 @@ def solve_graph(
 ) -> tuple[Floats, Floats]:
     """Solve for the values of nodes from differences along edges by weighted robust least squares.
 
-    The lowest node of each connected component has the value 0.
-
-    Args:
-        count: Number of nodes.
-        edges: Shape ``(n, 2)``, lower node first.
-        difference: Value of the second node minus that of the first.
-        error: Standard error of each difference.
-
-    Returns:
-        Values and their standard errors, one per node; 0 and 0 for a node without an edge.
+    The lowest node of each connected component has the value 0. ``edges``, shape ``(n, 2)``, have
+    the lower node first; a difference is the value of the second node minus that of the first, with
+    its standard error. The result holds values and standard errors, 0 and 0 for a node without an
+    edge.
     """
     error = np.maximum(error, _MIN_ERROR)
     value, value_error = np.zeros(count), np.zeros(count)
@@ -187,12 +181,6 @@ class _Equations:
     Source:
         K. Takahashi, J. Fagan, M.-S. Chin, "Formation of a sparse bus impedance matrix and its
         application to short circuit study", 8th PICA Conference, 1973.
-
-    Args:
-        count: Number of nodes.
-        edges: Shape ``(n, 2)``.
-        weight: Weight of each edge.
-        difference: Value of the second node minus that of the first.
     """
 
     def __init__(self, count: int, edges: Int64Array, weight: Floats, difference: Floats) -> None:
@@ -252,7 +240,6 @@ class _Equations:
         return full
 
     def solution(self) -> Floats:
-        """The value of each node."""
         value = np.zeros(len(self._rows))
         if self._core:
             right = np.array([self._right[node] for node in self._core])
@@ -281,12 +268,7 @@ class _Equations:
 
 
 def components_of(count: int, edges: Int64Array) -> NDArray[np.int64]:
-    """Connected components of a graph: for each node, the lowest node of its component.
-
-    Args:
-        count: Number of nodes.
-        edges: Shape ``(n, 2)``.
-    """
+    """Connected components of a graph: for each node, the lowest node of its component."""
     label = np.arange(count)
     while len(edges):
         low = np.minimum(label[edges[:, 0]], label[edges[:, 1]])
@@ -399,12 +381,7 @@ class StampedClock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def clock_of_stamps(stamps: Table, around_ns: int) -> StampedClock | None:
-    """The clock offset from one rank's timestamp exchanges near a moment; None without any.
-
-    Args:
-        stamps: CLOCK_STAMPS table.
-        around_ns: Middle of the capture, own clock.
-    """
+    """The clock offset from one rank's CLOCK_STAMPS near a moment, own clock; None without any."""
     sent, received = stamps["t_sent_ns"], stamps["t_received_ns"]
     if len(sent) == 0:
         return None
@@ -422,9 +399,7 @@ def clock_of_stamps(stamps: Table, around_ns: int) -> StampedClock | None:
 def with_stamps(clock: ClockAlignment, stamped: Mapping[int, StampedClock]) -> ClockAlignment:
     """The alignment, improved by timestamps if they are more accurate, with notes on agreement.
 
-    Args:
-        clock: Alignment from the ends of collectives.
-        stamped: Rank to its clock relative to rank 0's; rank 0 itself has no offset.
+    ``stamped`` clocks are relative to rank 0's, which has no offset itself.
     """
     stamped_domains = _by_domain(clock, {0: StampedClock(offset_ns=0, error_ns=0), **stamped})
     if len(clock.domains) < 2 or len(stamped_domains) < 2:

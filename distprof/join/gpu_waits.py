@@ -64,10 +64,8 @@ class Rests:
 
     Of a single step, this is no better known than its duration: a CPU that runs ahead of its GPU
     waits for it only now and then, so only the mean of several steps is right. As for the duration,
-    the longest is left out, which may contain a checkpoint.
-
-    Args:
-        num_steps: Steps over which the mean is taken, the last ones.
+    the longest is left out, which may contain a checkpoint. The mean is over the last
+    ``num_steps``.
     """
 
     def __init__(self, num_steps: int) -> None:
@@ -156,18 +154,9 @@ def waits_of(
 ) -> StepWaits:
     """Time that each rank waited for others in a step.
 
-    Args:
-        step: Number of the step.
-        found: Groups of each rank.
-        ranks: Rank of each position in the result.
-        stages: Pipeline stage of each rank, if known.
-        step_ns: Usual duration of a step.
-        rests: Of the same steps; this one is added.
-
-    Returns:
-        The waits. They are NaN for ranks that reported nothing, and for members of a group if an
-        operation has no duration, a member did not report, or members recorded different
-        operations.
+    ``step_ns`` is the usual duration of a step; this step is added to the ``rests``. The waits are
+    NaN for ranks that reported nothing, and for members of a group if an operation has no duration,
+    a member did not report, or members recorded different operations.
     """
     waits = _Waits(found, step_ns, rests)
     for group, rows in _by_group(found).items():
@@ -242,7 +231,6 @@ class _Waits:
     def of_collectives(
         self, group: Hashable, rows: Mapping[int, GroupTimes], *, is_for_all: bool
     ) -> None:
-        """Add the waits in a group's collectives."""
         total = _table([times.total_ns for times in rows.values()])
         single = _table([times.last_ns or times.total_ns for times in rows.values()])
         parts, ends = _waits(total), _waits(single)
@@ -332,15 +320,11 @@ def _waits(durations_ns: Floats) -> Floats:
 
 
 def excess_of_peers(own: Floats, groups: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Excess of each rank's own time over the median of its peers.
+    """Excess of each rank's own time over its peers' median, as a share of it, and that median.
 
-    Args:
-        own: Own time in one step, shape (ranks,), any unit; NaN if unknown.
-        groups: Number of each rank's group, shape (ranks,); peers are the other ranks of the group.
-
-    Returns:
-        The excess as a share of the peers' median, and the peers' median; NaN if the time of the
-        rank or of all its peers is unknown.
+    Peers are the other ranks with the same number in ``groups``. Times are in any unit; where that
+    of the rank or of all its peers is unknown, NaN, so are the results. All have the shape
+    (ranks,).
     """
     peers = np.full(own.shape, np.nan)
     known = np.flatnonzero(np.isfinite(own))
@@ -400,11 +384,7 @@ def likely_excess(late: Lateness) -> Floats:
 
 
 def usual_difference(usual: Floats) -> float:
-    """Excess up to which peers differ by their usual spread; 0 for too few of them to know it.
-
-    Args:
-        usual: Usual excess of each member of a group, shape (members,).
-    """
+    """Excess up to which peers differ by their usual spread; 0 for too few of them to know it."""
     if len(usual) < LEAST_PEERS:
         return 0.0
     return SPREADS * _SIGMA * float(np.median(np.abs(usual - np.median(usual))))

@@ -68,7 +68,6 @@ def _candidates(log: InspectorLog) -> Int64Array:
 
 
 def _measured(log: InspectorLog, rows: Int64Array, sizes: Int64Array) -> Compared:
-    """Measure the collectives."""
     if not len(sizes):
         none = np.zeros(0, np.int64)
         return Compared(none.astype(np.int32), none, none, none, none, none, none)

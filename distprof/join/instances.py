@@ -54,17 +54,12 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _first(self) -> Int64Array:
-        """Where each rank's rows begin."""
         lengths = np.array([len(rank.collectives) for rank in self.ranks], np.int64)
         return np.cumsum(lengths) - lengths
 
 
 def gather_rows(ranks: Sequence[Rank], groups: Sequence[ProcessGroup]) -> Rows:
-    """The rows of all ranks.
-
-    Args:
-        ranks: Ranks of the run, ascending.
-        groups: Groups of the run's topology.
+    """The rows of all ranks, which ascend.
 
     Raises:
         ValueError: If a row's group is not among ``groups``.
@@ -172,12 +167,7 @@ MESSAGES = (CollectiveKind.SEND, CollectiveKind.RECV)
 
 
 def are_messages(kind: NDArray[np.int8], peer: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Mask of the rows between just two ranks: a message, or a kernel that both sends and receives.
-
-    Args:
-        kind: CollectiveKind of each row.
-        peer: Peer rank of each row, negative if unknown.
-    """
+    """Mask of the rows between two ranks: a message, or a kernel that both sends and receives."""
     both_ways = (kind == CollectiveKind.SEND_RECV) & (peer >= 0)
     of_two: NDArray[np.bool_] = np.isin(kind, MESSAGES) | both_ways
     return of_two
@@ -218,6 +208,12 @@ def same_as_before(*columns: NDArray[np.int64] | NDArray[np.int32]) -> NDArray[n
     for column in columns:
         same[1:] &= column[1:] == column[:-1]
     return same
+
+
+def runs_of(*columns: NDArray[np.int64] | NDArray[np.int32]) -> tuple[Int64Array, Int64Array]:
+    """Where each run of entries that are equal in every column begins, and its length."""
+    begins = np.flatnonzero(~same_as_before(*columns))
+    return begins, np.diff(np.append(begins, len(columns[0])))
 
 
 def matches_of(

@@ -25,6 +25,7 @@ from distprof.join.instances import (
     gather_rows,
     matches_of,
     name_of,
+    runs_of,
     same_as_before,
 )
 from distprof.join.shifts import CLEAR, TIMED, Expectation, best_shift, operations_of, typical_gap
@@ -64,12 +65,8 @@ def check_numbers(
 ) -> NumberConflicts:
     """Check whether all groups of equally numbered collectives imply the same clock offsets.
 
-    Args:
-        rows: The rows of all ranks.
-        order: Rows sorted by group and number.
-        first: Where each instance begins in ``order``.
-        keep: Instances to check, by position in ``first``.
-        clocks: Known clock offsets; updated with the offsets found.
+    ``order`` has the rows sorted by group and number, ``first`` where each instance begins in it,
+    and ``keep`` the positions in ``first`` to check. ``clocks`` gets the offsets found.
     """
     conflicts = NumberConflicts(refuted={}, odd={})
     for link in _links(rows, order, first, keep):
@@ -102,28 +99,24 @@ def _links(rows: Rows, order: Int64Array, first: Int64Array, keep: Int64Array) -
     group, one, other = rows.group[member], rows.rank[leader], rows.rank[member]
     by_link = np.lexsort((difference, other, one, group))
     by_link = by_link[one[by_link] != other[by_link]]
-    if not len(by_link):
-        return
-    keys = np.stack((group[by_link], one[by_link], other[by_link]))
-    starts = np.flatnonzero(np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0)))
-    counts = np.diff(np.append(starts, len(by_link)))
-    for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
-        median = difference[by_link[start + count // 2]]
-        number, leading, following = keys[:, start].tolist()
-        yield _Link(number, leading, following, float(median))
+    keys = (group[by_link], one[by_link], other[by_link])
+    starts, counts = runs_of(*keys)
+    medians = difference[by_link[starts + counts // 2]].astype(np.float64)
+    links = zip(*(key[starts].tolist() for key in keys), medians.tolist(), strict=True)
+    yield from (_Link(*link) for link in links)
 
 
 def _sample_per_group(group: NDArray[np.int32], instances: Int64Array) -> Int64Array:
     """A sample of instances per group, evenly spread; ``group`` comes in runs."""
     if not len(group):
         return instances
-    starts = np.flatnonzero(np.append(True, group[1:] != group[:-1]))
-    counts = np.diff(np.append(starts, len(group)))
+    starts, counts = runs_of(group)
     parts = [
         start + np.unique(np.linspace(0, count - 1, min(count, _SAMPLES)).astype(np.int64))
         for start, count in zip(starts.tolist(), counts.tolist(), strict=True)
     ]
-    return instances[np.concatenate(parts)]
+    sample: Int64Array = instances[np.concatenate(parts)]
+    return sample
 
 
 def _is_refuted(rows: Rows, link: _Link, off_ns: float, clocks: ClockLinks) -> bool:
@@ -194,21 +187,11 @@ def match_by_sequence(
     *,
     are_sure: bool = False,
 ) -> Int64Array:
-    """Match rows by their sequence numbers.
+    """Match the ``numbered`` rows by their sequence numbers; ``clocks`` gets the offsets found.
 
-    Args:
-        rows: The rows of all ranks.
-        numbered: Mask of the rows to match; all have numbers.
-        groups: Groups of the run's topology.
-        present: Number of ranks of the run in each group.
-        clocks: Known clock offsets; updated with those that equal numbers imply.
-        builder: Collects the instances and notes.
-        are_sure: Whether to skip the check of numbers against times. True for gloo: its numbers
-            come from the Flight Recorder, and its members end a collective at different times.
-
-    Returns:
-        The rows of groups with unusable numbers, which contradict each other too often or
-        contradict the times.
+    ``are_sure`` skips the check of numbers against times, for gloo: its numbers come from the
+    Flight Recorder, and its members end a collective at different times. Returned are the rows of
+    groups with unusable numbers, which contradict each other too often or contradict the times.
     """
     notes = _Notes([], [], [])
     rest = [
@@ -465,17 +448,12 @@ def match_collectives(
     groups: Sequence[ProcessGroup],
     nodes: Mapping[str, tuple[int, ...]],
 ) -> CollectiveMatches:
-    """Match the communication rows of all ranks to collectives.
+    """Match the communication rows of all ranks, which ascend, to collectives.
 
     Two rows are members of one collective if their process groups have the same name and members
     and they have the same sequence number. Their kind must agree, and their bytes too if all
     members of that kind report the same bytes. Without sequence numbers, the order of operations
     decides. The bytes of an instance are the largest of its members'.
-
-    Args:
-        ranks: Ranks of the run, ascending.
-        groups: Groups of the run's topology.
-        nodes: Node name to its ranks, which share a clock.
     """
     if len(ranks) < 2:
         return CollectiveMatches.none()

@@ -66,12 +66,7 @@ def middle_of_overlap(a: Operations, b: Operations, shift: int) -> Int64Array:
 
 
 def operations_of(rows: Rows, parts: Sequence[Int64Array]) -> list[Operations]:
-    """The operations of several ranks, with comparable tokens.
-
-    Args:
-        rows: The rows of all ranks.
-        parts: Positions in ``rows`` of each rank's operations, ascending.
-    """
+    """The operations of several ranks, with comparable tokens; ``parts`` are each rank's rows."""
     tokens = _tokens(rows, np.concatenate(parts))
     ends = np.cumsum([len(part) for part in parts])[:-1]
     return [
@@ -111,26 +106,18 @@ Bools = NDArray[np.bool_]
 
 
 def steadier(a: Operations, b: Operations, shifts: Sequence[int], lead: int) -> Floats:
-    """Log likelihood ratio of one shift over each of the shifts, given the ends of operations.
+    """Log likelihood ratio of the shift ``lead`` over each of the shifts, given operations' ends.
 
-    Shifts are compared over the same operations by the Pitman-Morgan test for the variances of
-    paired samples. A plain ratio of variances is not enough: if steps are so regular that times are
-    no evidence, it favours a random shift, and the more so the more operations there are. A second
-    test uses all operations that each shift covers, which are more if the two shifts are far apart.
-    The larger of the two values is used.
+    Shifts, positions in ``b`` minus positions in ``a``, are compared over the same operations by
+    the Pitman-Morgan test for the variances of paired samples. A plain ratio of variances is not
+    enough: if steps are so regular that times are no evidence, it favours a random shift, and the
+    more so the more operations there are. A second test uses all operations that each shift covers,
+    which are more if the two shifts are far apart. The larger of the two values is used; 0 if there
+    are too few pairs.
 
     Source: E. J. G. Pitman, "A Note on Normal Correlation", Biometrika 31, 1939; W. A. Morgan, "A
     Test for the Significance of the Difference between the Two Variances in a Sample from a Normal
     Bivariate Population", Biometrika 31, 1939.
-
-    Args:
-        a: Operations of the first rank.
-        b: Operations of the second rank.
-        shifts: Positions in ``b`` minus positions in ``a``; the sequences overlap at each shift.
-        lead: Index of the shift that is compared with all shifts.
-
-    Returns:
-        One value per shift; 0 if there are too few pairs.
     """
     samples = [middle_of_overlap(a, b, shift) for shift in shifts]
     column = np.array(shifts)[:, np.newaxis]
@@ -278,11 +265,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def best_shift(a: Operations, b: Operations, expected: Expectation) -> Choice | None:
-    """Choose the shift of one rank's operations relative to another's.
-
-    Returns:
-        None if no shift is plausible.
-    """
+    """The shift of one rank's operations relative to another's; None if no shift is plausible."""
     fits = _candidates(a, b, expected)
     if not fits:
         return None

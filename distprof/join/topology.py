@@ -47,10 +47,6 @@ def nodes_of_launcher(environment: Mapping[str, str], world_size: int | None) ->
     Launchers number ranks node by node by default. If a variable says otherwise, or the numbers do
     not add up, the nodes stay unknown.
 
-    Args:
-        environment: Environment variables of any rank of the job, or of its launcher.
-        world_size: Number of ranks of the job.
-
     Source:
         The documentation of SLURM's ``srun`` (output environment variables, distribution, hostlist
         expressions), torchrun, Kubeflow's training operator (``PET_…``) and Open MPI's ``mpirun``.
@@ -178,7 +174,7 @@ GroupKey = tuple[str, tuple[int, ...], int | None]
 
 
 def build_topology(ranks: Sequence[Rank], job: RunFile | None = None) -> Topology:
-    """Nodes and groups of a run.
+    """Nodes and groups of a run, whose ranks ascend.
 
     Nodes come from the first available of these sources: the ranks in run.json, host names in the
     traces, the launcher's variables, GPU counts. The last two rely on launchers numbering ranks
@@ -186,10 +182,6 @@ def build_topology(ranks: Sequence[Rank], job: RunFile | None = None) -> Topolog
 
     Groups are those that the ranks list and those that their collectives name. The same name with
     the same members is one group.
-
-    Args:
-        ranks: Ranks of the run, ascending.
-        job: The run.json of a run directory, None for bare traces.
     """
     world_size = world_size_of(ranks)
     if world_size is None and job is not None:
@@ -235,18 +227,11 @@ def group_key(group: ProcessGroup) -> GroupKey:
 def groups_of_rows(
     rank: Rank, world_size: int | None, rows: DistinctRows | None = None
 ) -> tuple[tuple[ProcessGroup, ...], NDArray[np.int32]]:
-    """The process groups of a rank's collectives.
+    """The process groups of a rank's collectives, and for each row the index of its group.
 
     If the trace gives only a group's name, the members are those of the rank's group of that name.
-    If it gives nothing, the group is assumed to be the world.
-
-    Args:
-        rank: The rank.
-        world_size: Size of the world, None if unknown.
-        rows: The same for all ranks, which is faster.
-
-    Returns:
-        The groups, and for each row of COLLECTIVES the index of its group.
+    If it gives nothing, the group is assumed to be the world. Passing the same ``rows`` for all
+    ranks is faster.
     """
     table = rank.collectives
     coded = [table.coded(name) for name in ("group", "group_desc", "group_ranks")]

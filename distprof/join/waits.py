@@ -20,12 +20,7 @@ from distprof.terms import CollectiveKind
 
 
 def positions_of(ranks: Sequence[Rank], numbers: NDArray[Any]) -> NDArray[np.int64]:
-    """Position in ``ranks`` of each rank number.
-
-    Args:
-        ranks: Ranks of the run, ascending.
-        numbers: Rank numbers, each of them in ``ranks``.
-    """
+    """Position in ``ranks``, which ascend, of each rank number, all of which are in ``ranks``."""
     known = np.array([rank.rank for rank in ranks], dtype=np.int64)
     return looked_up(known, np.arange(len(known), dtype=np.int64), numbers)
 
@@ -33,10 +28,7 @@ def positions_of(ranks: Sequence[Rank], numbers: NDArray[Any]) -> NDArray[np.int
 class MemberBlocks:
     """Matched collectives, a few instances at a time, with columns of their members' rows.
 
-    Args:
-        matches: Matched collectives.
-        ranks: Ranks of the run, ascending.
-        columns: Names of columns of COLLECTIVES that are not categories.
+    ``columns`` of COLLECTIVES are not categories.
     """
 
     def __init__(
@@ -76,12 +68,7 @@ class MemberBlock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def member_rows(matches: CollectiveMatches, ranks: Sequence[Rank]) -> Int64Array:
-    """Row of each member among the concatenated COLLECTIVES rows of all ranks.
-
-    Args:
-        matches: Matched collectives.
-        ranks: Ranks of the run, ascending.
-    """
+    """Row of each member among the concatenated COLLECTIVES rows of all ranks, which ascend."""
     rows = np.empty(len(matches.member_rank), np.int64)
     for block in MemberBlocks(matches, ranks):
         rows[block.members] = block.row
@@ -91,16 +78,7 @@ def member_rows(matches: CollectiveMatches, ranks: Sequence[Rank]) -> Int64Array
 def member_column(
     matches: CollectiveMatches, ranks: Sequence[Rank], column: str
 ) -> NDArray[np.int64]:
-    """One integer column of COLLECTIVES for every member, in the order of the members.
-
-    Args:
-        matches: Matched collectives.
-        ranks: Ranks of the run, ascending.
-        column: Name of a column that is not a category.
-
-    Returns:
-        int64, shape ``(len(matches.member_rank),)``.
-    """
+    """One int64 column of COLLECTIVES, not a category, for every member, in their order."""
     values = np.empty(len(matches.member_rank), np.int64)
     for block in MemberBlocks(matches, ranks, [column]):
         values[block.members] = block.columns[0]
@@ -108,11 +86,7 @@ def member_column(
 
 
 def timed_instances(matches: CollectiveMatches, ranks: Sequence[Rank]) -> NDArray[np.bool_]:
-    """Whether the start and end of execution are known for every member of an instance.
-
-    Returns:
-        bool, one per instance.
-    """
+    """Whether the start and end of execution are known for every member of an instance."""
     everyone = np.ones(matches.count, np.bool_)
     if all(rank.collectives["is_timed"].all() for rank in ranks):
         return everyone
@@ -135,13 +109,7 @@ def domain_of_ranks(clock: ClockAlignment, numbers: NDArray[Any]) -> NDArray[np.
 def member_to_common(
     clock: ClockAlignment, domain: NDArray[np.int64], own_ns: Int64Array
 ) -> Int64Array:
-    """Convert own times to the common clock with the correction of their clock domain; int64 ns.
-
-    Args:
-        clock: Corrections.
-        domain: Clock domain of each time.
-        own_ns: Times on the members' own clocks.
-    """
+    """Convert own times to the common clock with the correction of their clock domain; int64 ns."""
     if len(own_ns) == 0:
         return own_ns
     correction = clock.drift_ratio[domain] * (own_ns - clock.reference_ns)
@@ -158,21 +126,15 @@ _WAITS_FOR_ALL = [kind for kind in CollectiveKind if kind.is_symmetric or kind.i
 def last_start_on_own_clock(
     matches: CollectiveMatches, clock: ClockAlignment, ranks: Sequence[Rank]
 ) -> dict[int, Int64Array]:
-    """Start of the last member, for each row of each rank's COLLECTIVES table.
+    """Start of the last member, by rank number for each row of its COLLECTIVES table.
 
     The time before it is the member's wait, the time after it the transfer. Only instances of
     :func:`comparable_instances` count, and of them only those in which no member can finish before
     all have started (so not a broadcast, for example).
 
-    Args:
-        matches: Matched collectives.
-        clock: Alignment of the ranks' clocks.
-        ranks: Ranks of the run, ascending.
-
-    Returns:
-        Rank number to int64 ns on that rank's own clock, one per row. A value is never before the
-        row's own start, and ABSENT if the row has no matched and comparable instance. If the clock
-        error exceeds the transfer time, a value can be after the row's end.
+    Values are int64 ns on the rank's own clock, never before the row's own start, and ABSENT if the
+    row has no matched and comparable instance. If the clock error exceeds the transfer time, a
+    value can be after the row's end.
 
     Source:
         Formula sheet, "Measured from traces": each member's wait is the last member's start minus
@@ -211,13 +173,10 @@ def _last_starts(block: MemberBlock, clock: ClockAlignment) -> Int64Array:
 
 
 def comparable_instances(matches: CollectiveMatches, clock: ClockAlignment) -> NDArray[np.bool_]:
-    """Whether the last member of an instance is known among the ranks of the run.
+    """Mask of the instances whose last member is known among the ranks of the run.
 
     Every rank of the run that takes part in the group's collectives must be a member, as a missing
     one might have been the last. All members must be on comparable clocks.
-
-    Returns:
-        bool, one per instance.
     """
     if matches.count == 0:
         return np.zeros(0, np.bool_)

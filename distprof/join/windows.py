@@ -38,13 +38,10 @@ _Selection: TypeAlias = "tuple[list[Rank], list[Gap]]"
 
 
 def same_run(ranks: Sequence[Rank]) -> tuple[tuple[Rank, ...], tuple[Gap, ...]]:
-    """The largest set of ranks that can come from one recording of one job.
+    """The largest set of ranks, ascending, that can come from one recording of one job.
 
-    Args:
-        ranks: One per file read; ``rank`` is ABSENT if neither trace nor file name gives it.
-
-    Returns:
-        Ranks in ascending order, each number once, and gaps for all data skipped or assumed.
+    ``rank`` is ABSENT if neither trace nor file name gives it. Gaps name all data skipped or
+    assumed.
     """
     gaps: list[Gap] = []
     kept = list(ranks)
@@ -95,7 +92,6 @@ def _number_unknown(ranks: list[Rank]) -> _Selection:
 
 
 def _drop_copies(ranks: list[Rank]) -> _Selection:
-    """One of several files with the same content."""
     by_outline: dict[tuple[object, ...], list[Rank]] = {}
     copies, kept = [], []
     for rank in ranks:
@@ -135,7 +131,6 @@ def _are_copies(one: Rank, other: Rank) -> bool:
 
 
 def _same_rows(one: Table, other: Table) -> bool:
-    """Whether two tables have the same rows."""
     if len(one) != len(other):
         return False
     for column in one.schema:
@@ -238,18 +233,10 @@ _SYMMETRIC = [kind for kind in CollectiveKind if kind.is_symmetric]
 def find_start_waits(
     ranks: Sequence[Rank], matches: CollectiveMatches, clock: ClockAlignment
 ) -> Int64Array:
-    """Find first collectives of a group that wait for the start of a rank's profiler.
+    """First collectives of a group that wait for the start of a rank's profiler, ascending.
 
     Such a collective is more than three times as long as comparable ones, spends most of its time
     waiting for the last member to start, and its members start as far apart as their captures do.
-
-    Args:
-        ranks: Ranks of the run, ascending.
-        matches: Matched collectives.
-        clock: Alignment of the ranks' clocks.
-
-    Returns:
-        Instances, ascending.
     """
     usable = comparable_instances(matches, clock) & np.isin(matches.kind, _SYMMETRIC)
     candidates = np.flatnonzero(usable)
@@ -271,7 +258,6 @@ def _members(matches: CollectiveMatches, instance: int) -> slice:
 
 
 def _longest(matches: CollectiveMatches, ranks: Sequence[Rank]) -> Int64Array:
-    """Longest duration among the members of each instance."""
     longest = np.zeros(matches.count, np.int64)
     for block in MemberBlocks(matches, ranks, ["start_ns", "end_ns"]):
         start, end = block.columns
@@ -299,7 +285,6 @@ def _waits_as_captures_start(
 def _starts(
     matches: CollectiveMatches, ranks: Sequence[Rank], clock: ClockAlignment, instance: int
 ) -> Int64Array:
-    """Start of each member of an instance, on the common clock."""
     members = _members(matches, instance)
     numbers = matches.member_rank[members]
     owners = positions_of(ranks, numbers).tolist()
@@ -348,13 +333,7 @@ _FIX = (
 def find_window(
     ranks: Sequence[Rank], matches: CollectiveMatches, clock: ClockAlignment
 ) -> tuple[CaptureWindow, tuple[Gap, ...]]:
-    """The steps to analyse, and problems with the capture windows.
-
-    Args:
-        ranks: Ranks of the run, ascending, at least one.
-        matches: Matched collectives.
-        clock: Alignment of the ranks' clocks.
-    """
+    """The steps to analyse, and problems with the capture windows; there is at least one rank."""
     marked = [rank for rank in ranks if rank.step_source is not StepSource.CAPTURE]
     kept, dropped = _common_steps(marked)
     start_waits = find_start_waits(ranks, matches, clock)
@@ -439,8 +418,7 @@ def _mark_gaps(
 def _overlap_ratio(ranks: Sequence[Rank], clock: ClockAlignment) -> float | None:
     """Time that all captures share over the time from the first start to the last end.
 
-    Returns:
-        0 if the captures do not overlap; None for a single rank or unrelated clocks.
+    0 if the captures do not overlap; None for a single rank or unrelated clocks.
     """
     connected = len(set(clock.component.tolist())) == 1
     if len(ranks) < 2 or not (connected or all(rank.has_epoch for rank in ranks)):

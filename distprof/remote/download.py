@@ -39,12 +39,7 @@ _Read = Callable[[int, int], Awaitable[bytes]]
 class Download(Seekable):
     """An object that is being downloaded: the part on disk, and the blocks still to come.
 
-    Args:
-        stored: The object.
-        blocks: Its bytes, from the start.
-
-    Attributes:
-        failure: The error that ended the download; None if there was none.
+    ``failure`` is the error that ended the download; None if there was none.
     """
 
     def __init__(self, stored: Stored, blocks: Iterator[bytes]) -> None:
@@ -98,8 +93,7 @@ class Download(Seekable):
 def download(stored: Stored) -> BinaryIO:
     """Open an object for reading. Its ``failure`` keeps an error that occurs later.
 
-    Args:
-        stored: The object. If neither its size nor its tag is known, the store is asked for them.
+    If neither its size nor its tag is known, the store is asked for them.
 
     Raises:
         OSError: If it cannot be read.

@@ -61,12 +61,7 @@ def find(url: str) -> tuple[Stored, ...] | Stored:
 
 
 def beginnings(stored: Sequence[Stored], size: int) -> list[bytes | OSError]:
-    """The first bytes of each object, or the error; many requests run in parallel.
-
-    Args:
-        stored: Objects of one store.
-        size: Number of bytes; smaller objects are read whole.
-    """
+    """The first bytes of each object, or the error; many requests to one store run in parallel."""
     if not stored:
         return []
     system, _ = file_system(stored[0].url)
@@ -95,15 +90,14 @@ async def _all_beginnings(system: Any, stored: Sequence[Stored], size: int) -> l
 
 
 def _opened_beginning(url: str, size: int) -> bytes | OSError:
+    def read(system: Any, path: str) -> bytes:
+        with system.open(path, "rb") as stream:
+            return bytes(stream.read(size))
+
     try:
-        return bytes(ask(url, lambda system, path: _read(system, path, size)))
+        return bytes(ask(url, read))
     except OSError as error:
         return error
-
-
-def _read(system: Any, path: str, size: int) -> bytes:
-    with system.open(path, "rb") as stream:
-        return bytes(stream.read(size))
 
 
 def _fresh_info(system: Any, path: str) -> Any:

@@ -43,12 +43,7 @@ _MAX_WORDS = 300
 
 
 class StoreError(OSError):
-    """A store, or one of its objects, cannot be used.
-
-    Args:
-        why: The reason, as the end of a sentence.
-        fix: How the user can fix it.
-    """
+    """A store, or one of its objects, cannot be used: why, and how the user can fix it."""
 
     def __init__(self, why: str, fix: str = "") -> None:
         super().__init__(errno.EIO, why)
@@ -75,15 +70,10 @@ class UnusableStoreError(StoreError):
 
 
 def explained(url: str, error: BaseException) -> OSError:
-    """The error as a sentence; errors that already are one stay unchanged.
-
-    Args:
-        url: The requested URL.
-        error: The error that the store's package raised.
-    """
+    """The error as a sentence; errors that already are one stay unchanged."""
     if isinstance(error, (StoreError, WebError, TooLargeError)):
         return error
-    name, words = type(error).__name__, _words(error)
+    name, words = type(error).__name__, plain(" ".join(str(error).split()))[:_MAX_WORDS]
     protocol = url.partition("://")[0]
     if name in _NO_CREDENTIALS or any(sign in words.lower() for sign in _WORDS_OF_NO_CREDENTIALS):
         fix = _CREDENTIAL_FIXES.get(_USUAL_NAMES.get(protocol, protocol), "")
@@ -110,7 +100,3 @@ def is_final(error: BaseException) -> bool:
     ):
         return True
     return isinstance(error, OSError) and error.errno == errno.EINVAL
-
-
-def _words(error: BaseException) -> str:
-    return plain(" ".join(str(error).split()))[:_MAX_WORDS]

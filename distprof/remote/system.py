@@ -68,13 +68,9 @@ def is_async(system: Any) -> bool:
 
 
 def ask(url: str, question: Callable[[Any, str], Any], limit_s: float = LIMIT_S) -> Any:
-    """Call a function with the file system of a URL, and return its result.
+    """Call a function with the file system and the path of a URL, and return its result.
 
-    Args:
-        url: The URL.
-        question: Called with the file system and the path within it. If it returns a coroutine,
-            that is run with the time limit.
-        limit_s: Time limit in seconds.
+    If it returns a coroutine, that is run with the time limit.
 
     Raises:
         UsageError: If a package is missing.

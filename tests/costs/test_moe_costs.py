@@ -107,15 +107,8 @@ def test_busy_experts_are_parted_from_each_other():
     assert placed.rank_loads(load).tolist() == [[7.0, 7.0]]
 
 
-def test_a_replica_halves_the_busiest_expert():
-    load = np.array([[8, 2, 2]])
-    placed = place_experts(load, 2, replicas=1)
-    assert sorted(placed.expert[0].tolist()) == [0, 0, 1, 2]
-    assert placed.rank_loads(load).tolist() == [[6.0, 6.0]]
-
-
 def test_loads_of_many_calls_are_placed_alike():
-    placed = Placement(num_ranks=2, num_experts=4, expert=np.array([[0, 3, 1, 2]]))
+    placed = Placement(num_ranks=2, expert=np.array([[0, 3, 1, 2]]))
     calls = np.array([[[1, 2, 3, 4]], [[4, 0, 0, 0]]])
     assert placed.rank_loads(calls).tolist() == [[[5.0, 5.0]], [[4.0, 0.0]]]
 
@@ -130,7 +123,6 @@ def test_measured_routing_of_a_real_model(domain, layer, experts, ranks):
     assert round(float(load_imbalance(usual.rank_loads(load))[layer]), 2) == ranks
     anew = load_imbalance(place_experts(load, 8).rank_loads(load))
     assert anew[layer] < 1.03
-    assert load_imbalance(place_experts(load, 8, replicas=8).rank_loads(load))[layer] < 1.02
 
 
 @pytest.mark.parametrize(("experts", "ranks"), [(8, 3), (0, 2), (4, 0)])
@@ -153,9 +145,8 @@ def test_every_expert_is_placed_once_and_ranks_have_as_many_slots(case):
     placed = place_experts(tokens, ranks)
     for layer in placed.expert:
         assert sorted(layer.tolist()) == list(range(tokens.shape[1]))
-    assert placed.slots_per_rank * ranks == tokens.shape[1]
     for row in placed.rank_of_expert:
-        assert np.bincount(row, minlength=ranks).tolist() == [placed.slots_per_rank] * ranks
+        assert np.bincount(row, minlength=ranks).tolist() == [tokens.shape[1] // ranks] * ranks
 
 
 @given(loads())
@@ -165,15 +156,6 @@ def test_no_placement_is_worse_than_contiguous_blocks(case):
     anew = place_experts(tokens, ranks).rank_loads(tokens)
     assert (anew.max(axis=1) <= usual.max(axis=1)).all()
     assert anew.sum(axis=1) == pytest.approx(tokens.sum(axis=1))
-
-
-@given(loads(), st.integers(1, 3))
-def test_replicas_keep_every_expert_and_every_token(case, more):
-    tokens, ranks = case
-    placed = place_experts(tokens, ranks, replicas=more * ranks)
-    for layer in placed.expert:
-        assert set(layer.tolist()) == set(range(tokens.shape[1]))
-    assert placed.rank_loads(tokens).sum(axis=1) == pytest.approx(tokens.sum(axis=1))
 
 
 @given(loads())

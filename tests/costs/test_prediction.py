@@ -7,15 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distprof.costs.schedules import (
-    SCHEDULES,
-    Candidate,
-    StageWork,
-    orders,
-    predict,
-    replay,
-    split_layers,
-)
+from distprof.costs.known_schedules import SCHEDULES, orders
+from distprof.costs.order_replay import replay
+from distprof.costs.prediction import Candidate, StageWork, predict, split_layers
 from distprof.terms import SlotKind
 
 

@@ -10,7 +10,7 @@ from distprof.cli import main
 from distprof.errors import InputError
 from distprof.ingest.discovery import discover
 from distprof.ingest.nsys import database
-from distprof.ingest.nsys.stream import opened_process, processes_in, why_not_an_export
+from distprof.ingest.nsys.export import opened_process, processes_in, why_not_an_export
 from tests.nsys_exports import Export, add_kineto
 
 KINETO = Path(__file__).parents[1] / "golden" / "kineto"

@@ -23,7 +23,6 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import msgspec
@@ -59,12 +58,10 @@ class CacheKey(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(trace: str | Path | bytes | BinaryIO, options: Mapping[str, Any]) -> CacheKey:
-        """The key of a file.
+        """The key of a file, from its content and the options that the tables depend on.
 
-        Args:
-            trace: A path; a binary file object at its start, which is read to its end; or bytes
-                that identify the content, such as the version of an object in a store.
-            options: Everything else that the tables depend on, as JSON values.
+        ``trace`` is a path; a binary file object at its start, which is read to its end; or bytes
+        that identify the content, such as the version of an object in a store.
         """
         settings = json.dumps([CACHE_VERSION, dict(options)], sort_keys=True)
         digest = hashlib.sha1(settings.encode(), usedforsecurity=False)
@@ -91,19 +88,9 @@ def find_entry(root: Path, key: CacheKey) -> Path | None:
 class EntryWriter:
     """Builds one entry: write into ``tables``, then :meth:`commit`.
 
-    Without a commit, nothing is left behind. If the cache is not writable, the entry goes into a
-    temporary file and ``note`` says so.
-
-    Args:
-        root: The folder of all entries.
-        key: Key of the entry.
-        problem: Why ``root`` cannot take the entry, if already known.
-
-    Attributes:
-        path: Where it is written.
-        file: That file, open for writing and reading.
-        tables: Writes into it.
-        note: What went wrong, as one sentence; usually empty.
+    Without a commit, nothing is left behind. If the cache is not writable, which ``problem`` says
+    if it is already known, the entry goes into a temporary file and ``note`` says so in one
+    sentence.
     """
 
     def __init__(self, root: Path, key: CacheKey, problem: OSError | None = None) -> None:
@@ -136,12 +123,7 @@ class EntryWriter:
     def __enter__(self) -> EntryWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _unfinished.discard(self.path)
         with contextlib.suppress(OSError):  # what is left to write has no room
             self.file.close()

@@ -23,12 +23,7 @@ _LARGEST_INT32 = 2**31 - 1  # string offsets have 32 bits
 
 
 class ParquetTable:
-    """Writes rows of one schema; :meth:`close` completes it.
-
-    Args:
-        stream: Anything with ``write`` and a position that starts at 0.
-        schema: Columns of the rows.
-    """
+    """Writes rows of one schema; :meth:`close` completes it."""
 
     def __init__(self, stream: Any, schema: TableSchema) -> None:
         import pyarrow as pa

@@ -19,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import msgspec
@@ -81,12 +80,7 @@ class _Index(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class TablesWriter:
-    """Writes the parts one after another, then :meth:`finish`.
-
-    Args:
-        file: An empty file, opened for writing and reading.
-        key: Identifies the trace and the options.
-    """
+    """Writes the parts into an empty file one after another, then :meth:`finish`."""
 
     def __init__(self, file: BinaryIO, key: str) -> None:
         self._stream = _Stream(file)
@@ -129,12 +123,8 @@ class TablesWriter:
 class _Stream:
     """A file whose position counts from the start of the present part, as Parquet requires.
 
-    Args:
-        file: The file, opened for writing and reading.
-
-    Attributes:
-        checksum: CRC-32 of everything written.
-        closed: Always false: a closed part does not close the file.
+    ``checksum`` is the CRC-32 of everything written. ``closed`` is always false: a closed part does
+    not close the file.
     """
 
     closed = False
@@ -160,7 +150,6 @@ class _Stream:
         return count
 
     def tell(self) -> int:
-        """Size of the present part."""
         return self._size - self._start
 
     def read(self, start: int, size: int) -> bytes:
@@ -172,7 +161,6 @@ class _Stream:
             self._file.seek(self._size)
 
     def flush(self) -> None:
-        """Pass everything to the operating system."""
         self._file.flush()
 
     def close(self) -> None:
@@ -183,7 +171,6 @@ class _Stream:
         return False
 
     def writable(self) -> bool:
-        """It can be written."""
         return True
 
     def seekable(self) -> bool:
@@ -192,11 +179,7 @@ class _Stream:
 
 
 class HostRowsWriter:
-    """Writes host rows as Parquet while the trace is read.
-
-    Args:
-        stream: Where to write.
-    """
+    """Writes host rows as Parquet while the trace is read."""
 
     def __init__(self, stream: _Stream) -> None:
         self._stream = stream
@@ -211,12 +194,7 @@ class HostRowsWriter:
     def __enter__(self) -> HostRowsWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self._close()
             return
@@ -251,7 +229,6 @@ class HostRowsWriter:
         return read_parquet(self._stream.read(self._start, self._size), HOST)
 
     def _close(self) -> None:
-        """Write the remaining rows."""
         try:
             self._finish_writing()
             if self._num_waiting:
@@ -291,10 +268,6 @@ def open_tables(path: Path) -> Iterator[TablesReader]:
 
 class TablesReader:
     """Reads single parts of a file.
-
-    Args:
-        file: The file.
-        name: Its name, for messages.
 
     Raises:
         DamagedTablesError: If its index cannot be read.

@@ -8,8 +8,9 @@ Evidence for a record, strongest first. Each field comes from the first evidence
 4. the backend's annotation around that call (``nccl:all_reduce``), with the shape of the input;
 5. the name of the GPU activity, which gives only the kind.
 
-A kernel that carries a batch of messages is described by the calls before the one that launched it
-(:mod:`.batched_messages`).
+A kernel that carries a batch of messages (``batch_isend_irecv``) has no arguments, and the call
+that launches it closes the batch without naming a message. Each message has an earlier
+``record_param_comms`` on the same thread, which launched nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.ingest.collectives.batched_messages import Batches, batches_of
 from distprof.ingest.collectives.group_columns import GroupColumns, Membership
 from distprof.ingest.collectives.sizes import (
     ANNOTATIONS,
@@ -62,14 +62,9 @@ def device_records(
     membership: Membership,
     classifier: Classifier,
 ) -> Records:
-    """Records of the communication that ran on a GPU.
+    """Records of the communication marked in ``activity``, which ran on a GPU.
 
-    Args:
-        activity: ACTIVITY table, communication marked.
-        host: HOST table, at least its runtime calls; may be empty.
-        comm_args: COMM_ARGS table.
-        membership: The groups of this rank.
-        classifier: Derives kinds from names.
+    ``host`` has at least the runtime calls, or is empty.
     """
     rows = np.flatnonzero(activity["kind"] == ActivityKind.COMMUNICATION)
     rows = rows[np.argsort(activity["start_ns"][rows], kind="stable")]
@@ -138,14 +133,9 @@ def records_table(
 ) -> Records:
     """The COLLECTIVES table of executed operations, from the evidence on each.
 
-    Args:
-        executed: ACTIVITY rows of the operations, in order of start.
-        enqueue_ns: When the CPU requested each operation, ABSENT if unknown.
-        comm_args: COMM_ARGS table.
-        layers: For each kind of evidence, strongest first, the row of ``comm_args`` that describes
-            each operation, ABSENT without one.
-        name_kinds: Kind from the operation's name.
-        membership: The groups of this rank.
+    ``executed`` are their ACTIVITY rows, in order of start; ``enqueue_ns`` is when the CPU
+    requested each, ABSENT if unknown; ``layers`` holds, for each kind of evidence, strongest first,
+    the row of ``comm_args`` that describes each operation, ABSENT without one.
     """
     facts = call_facts(comm_args)
     kind, kind_origin = _kinds(facts, layers, name_kinds)
@@ -381,3 +371,103 @@ def notes_on(table: Table, membership: Membership) -> tuple[str, ...]:
     if unknown:
         notes.append(f"{unknown} of {len(table)} collectives have an unknown kind.")
     return tuple(notes)
+
+
+class Batches(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages that each of n operations sends and receives in one kernel."""
+
+    # int64, shape ``(n,)``: row of ``comm_args`` of its first message, ABSENT if the operation is
+    # not a batch.
+    first: Int64Array
+    # int8: ``SEND`` or ``RECV`` if all messages have one direction, else ``SEND_RECV``.
+    kind: NDArray[np.int8]
+    peer: Int64Array  # int64: the other end, ABSENT if there are several.
+    bytes: Int64Array  # int64: of the direction that carries more, ABSENT if a size is unknown.
+
+
+def batches_of(
+    launches: Int64Array,
+    may_be_batch: NDArray[np.bool_],
+    requests: Int64Array,
+    host: Table,
+    comm_args: Table,
+    facts: CallFacts,
+) -> Batches:
+    """Assign each message to the first communication that its thread launched after requesting it.
+
+    ``launches`` is the row of ``host`` that launched each operation, ABSENT if unknown;
+    ``may_be_batch`` marks operations whose launch is not described by any call; ``requests`` are
+    rows of ``comm_args`` of sends and receives whose calls launched nothing.
+    """
+    operation = _launched_next(launches, requests, host, comm_args)
+    mine = (operation != ABSENT) & may_be_batch[operation]
+    return _summed(operation[mine], requests[mine], len(launches), facts)
+
+
+def _launched_next(
+    launches: Int64Array, requests: Int64Array, host: Table, comm_args: Table
+) -> Int64Array:
+    """For each message, the first operation that its thread launched after the call."""
+    result = np.full(len(requests), ABSENT, dtype=np.int64)
+    known = np.flatnonzero(launches != ABSENT)
+    threads, callers = host.coded("thread"), comm_args.coded("thread")
+    number = {name: code for code, name in enumerate(threads.values)}
+    thread_of = np.array([number.get(name, ABSENT) for name in callers.values], dtype=np.int64)
+    thread = thread_of[callers.codes[requests]]
+    launch_thread = threads.codes[launches[known]]
+    launch_start = host["start_ns"][launches[known]]
+    for code in distinct(thread[thread != ABSENT]):
+        mine = np.flatnonzero(launch_thread == code)
+        mine = mine[np.argsort(launch_start[mine], kind="stable")]
+        called = np.flatnonzero(thread == code)
+        end = comm_args["end_ns"][requests[called]]
+        position = np.searchsorted(launch_start[mine], end)
+        found = position < len(mine)
+        result[called[found]] = known[mine[position[found]]]
+    return result
+
+
+def _summed(operation: Int64Array, message: Int64Array, count: int, facts: CallFacts) -> Batches:
+    """Combine the messages of each operation."""
+    first = np.full(count, ABSENT, dtype=np.int64)
+    first[operation[::-1]] = message[::-1]
+    sends = facts.kind[message] == CollectiveKind.SEND
+    sent, received = (
+        _batch_bytes(operation, message, way, count, facts) for way in (sends, ~sends)
+    )
+    low = np.full(count, np.iinfo(np.int64).max)
+    high = np.full(count, ABSENT, dtype=np.int64)
+    np.minimum.at(low, operation, facts.peer[message])
+    np.maximum.at(high, operation, facts.peer[message])
+    num_sent, num_received = (
+        np.bincount(operation[way], minlength=count) for way in (sends, ~sends)
+    )
+    kind = np.select(
+        [num_received == 0, num_sent == 0],
+        [CollectiveKind.SEND, CollectiveKind.RECV],
+        CollectiveKind.SEND_RECV,
+    )
+    known = (sent != ABSENT) & (received != ABSENT)
+    return Batches(
+        first=first,
+        kind=kind.astype(np.int8),
+        peer=np.where(low == high, high, ABSENT),
+        bytes=np.where(known, np.maximum(sent, received), ABSENT),
+    )
+
+
+def _batch_bytes(
+    operation: Int64Array,
+    message: Int64Array,
+    chosen: NDArray[np.bool_],
+    count: int,
+    facts: CallFacts,
+) -> Int64Array:
+    """Bytes of the chosen messages of each operation; ABSENT if any size is unknown."""
+    rows = message[chosen]
+    elements = np.maximum(facts.in_elements[rows], facts.out_elements[rows])
+    known = (elements >= 0) & (facts.element_bytes[rows] > 0)
+    total = np.zeros(count, dtype=np.int64)
+    np.add.at(total, operation[chosen], np.where(known, elements * facts.element_bytes[rows], 0))
+    total[operation[chosen][~known]] = ABSENT
+    return total

@@ -36,35 +36,22 @@ _MIN_RUNS = 4  # fewer may follow another group's requests by chance
 _MOSTLY = 0.5  # least requests per execution: the first may be requested before the capture
 
 
-class Requested(msgspec.Struct, frozen=True, kw_only=True):
-    """Operators that request a collective, in order of start."""
+class _Side(msgspec.Struct, frozen=True, kw_only=True):
+    """Operations on one side of the pairing: requests in order of start, or executions."""
 
-    rows: Int64Array  # int64, rows of COMM_ARGS.
+    rows: Int64Array  # int64, rows of COMM_ARGS, or of the executed operations.
     kind: NDArray[np.int8]  # int8, a CollectiveKind as executed.
     elements: Int64Array  # int64, elements of the input, ABSENT if unknown.
+    group: NDArray[np.int32]  # int32, code of its name in COMM_ARGS, ABSENT if unknown.
 
-
-def with_groups(comm_args: Table, requested: Requested, flight: FlightEntries) -> tuple[Table, int]:
-    """COMM_ARGS with group, description and sequence number from the recorder, and their count.
-
-    Args:
-        comm_args: COMM_ARGS table.
-        requested: The operators that may have an entry.
-        flight: Entries of the recorder.
-    """
-    entry = _entry_of(comm_args, requested, flight)
-    found = entry != ABSENT
-    rows, entries = requested.rows[found], entry[found]
-    if len(rows) == 0:
-        return comm_args, 0
-    seq = comm_args["seq"].copy()
-    seq[rows] = flight.seq[entries]
-    changed = comm_args.with_columns(
-        seq=seq,
-        group=_overlaid(comm_args.coded("group"), rows, flight.group.take(entries)),
-        group_desc=_overlaid(comm_args.coded("group_desc"), rows, flight.description.take(entries)),
-    )
-    return changed, len(rows)
+    def take(self, chosen: NDArray[np.bool_]) -> _Side:
+        """The chosen operations."""
+        return _Side(
+            rows=self.rows[chosen],
+            kind=self.kind[chosen],
+            elements=self.elements[chosen],
+            group=self.group[chosen],
+        )
 
 
 def groups_of_threads(
@@ -77,13 +64,8 @@ def groups_of_threads(
 ) -> NDArray[np.int32]:
     """The group of each executed operation, from its thread; ABSENT if unclear.
 
-    Args:
-        run_key: Kind and size of executed operations; negative if they are no evidence.
-        run_thread: Their threads.
-        run_start: Their starts, ns.
-        ask_key: Kind and size of requests, in order of start.
-        ask_group: Their groups, ABSENT if unknown.
-        ask_start: Their starts, ns.
+    A key is a kind and size; that of an executed operation is negative if it is no evidence.
+    Requests are in order of start, with ABSENT for an unknown group. Starts are in ns.
     """
     known = (ask_group != ABSENT) & (ask_key >= 0)
     requests = _Requests(key=ask_key[known], group=ask_group[known], start=ask_start[known])
@@ -116,7 +98,6 @@ class _Requests(msgspec.Struct, frozen=True, kw_only=True):
     start: Int64Array
 
     def without(self, group: int, runs: Int64Array) -> _Requests:
-        """The requests without those of a group that a thread has executed."""
         keep = np.ones(len(self.key), dtype=np.bool_)
         for value, count in zip(*np.unique(runs, return_counts=True), strict=True):
             used = np.flatnonzero((self.key == value) & (self.group == group))[:count]
@@ -161,7 +142,7 @@ def _delay(runs: Int64Array, starts: Int64Array, requests: _Requests, group: int
     return float(np.median(joined)) if len(joined) else np.inf
 
 
-def _entry_of(comm_args: Table, requested: Requested, flight: FlightEntries) -> Int64Array:
+def _entry_of(comm_args: Table, requested: _Side, flight: FlightEntries) -> Int64Array:
     """The entry of each operator; ABSENT without one."""
     result = np.full(len(requested.rows), ABSENT, dtype=np.int64)
     if len(requested.rows) == 0 or len(flight) == 0:
@@ -185,7 +166,7 @@ def _entry_of(comm_args: Table, requested: Requested, flight: FlightEntries) -> 
 def _fits(
     flight: FlightEntries,
     entries: Int64Array,
-    requested: Requested,
+    requested: _Side,
     operators: Int64Array,
     start: Int64Array,
     end: Int64Array,
@@ -232,12 +213,8 @@ def gloo_records(
 ) -> Records:
     """Records of the communication that a CPU backend executed.
 
-    Args:
-        executed: Its operations, from :func:`distprof.ingest.host_activity.executed_activity`.
-        comm_args: COMM_ARGS table with the ``c10d::`` and ``gloo:`` events.
-        membership: The groups of this rank.
-        classifier: Derives kinds from names.
-        flight: Entries of the Flight Recorder, None without it.
+    ``executed`` comes from :func:`distprof.ingest.host_activity.executed_activity`, ``comm_args``
+    has the ``c10d::`` and ``gloo:`` events, and ``flight`` is None without the Flight Recorder.
     """
     facts = call_facts(comm_args)
     own = _own_rows(executed, comm_args)
@@ -264,20 +241,26 @@ def _with_flight(
 ) -> tuple[Table, tuple[str, ...]]:
     """COMM_ARGS with groups and sequence numbers from the recorder, and a note on their number."""
     requested = _requested(comm_args, facts)
-    collective = ~np.isin(requested.kind, _MESSAGES)
-    operators = Requested(
-        rows=requested.rows[collective],
-        kind=requested.kind[collective],
-        elements=requested.elements[collective],
-    )
-    table, count = with_groups(comm_args, operators, flight)
-    if not len(operators.rows):
-        return table, ()
-    share = f"{count} of {len(operators.rows)}"
+    requested = requested.take(~np.isin(requested.kind, _MESSAGES))
+    if not len(requested.rows):
+        return comm_args, ()
+    entry = _entry_of(comm_args, requested, flight)
+    found = entry != ABSENT
+    rows, entries = requested.rows[found], entry[found]
+    if len(rows):
+        seq = comm_args["seq"].copy()
+        seq[rows] = flight.seq[entries]
+        names, descriptions = flight.group.take(entries), flight.description.take(entries)
+        comm_args = comm_args.with_columns(
+            seq=seq,
+            group=_overlaid(comm_args.coded("group"), rows, names),
+            group_desc=_overlaid(comm_args.coded("group_desc"), rows, descriptions),
+        )
+    share = f"{len(rows)} of {len(requested.rows)}"
     note = (
         f"Process group and sequence number of {share} collectives come from the Flight Recorder."
     )
-    return table, (note,)
+    return comm_args, (note,)
 
 
 def _posted(table: Table) -> Table:
@@ -307,15 +290,6 @@ def _own_rows(executed: Table, comm_args: Table) -> Int64Array:
 
 def _key(start: Int64Array, end: Int64Array) -> NDArray[np.uint64]:
     return start.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + end.view(np.uint64)
-
-
-class _Side(msgspec.Struct, frozen=True, kw_only=True):
-    """Operations of one side of the pairing: rows of COMM_ARGS, kind as executed, elements."""
-
-    rows: Int64Array
-    kind: NDArray[np.int8]
-    elements: Int64Array
-    group: NDArray[np.int32]  # code of its name in COMM_ARGS, ABSENT if unknown
 
 
 def _pair(own: Int64Array, comm_args: Table, facts: CallFacts) -> Int64Array:

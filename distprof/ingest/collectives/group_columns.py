@@ -47,11 +47,7 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int | None  # Number of ranks of the job, None if unknown.
 
     def only_ranks(self) -> tuple[int, ...]:
-        """The only set of ranks that this rank communicates with.
-
-        Returns:
-            Empty if several sets are possible or none is known.
-        """
+        """The set of ranks that this rank communicates with; empty if it is unclear."""
         sets = {group.ranks for group in self.groups if group.ranks and len(group.ranks) > 1}
         unknown = any(not group.ranks for group in self.groups)
         if len(sets) == 1 and not unknown:
@@ -70,7 +66,10 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
         along = [group for group in self.groups if group.axis in _MESSAGE_AXES and group.ranks]
         if ranks:
             same = [group for group in self.groups if group.ranks == ranks]
-            return same[0] if same else _group_of(ranks)
+            unnamed = ProcessGroup(
+                name="", description="", ranks=ranks, size=len(ranks), backend="", axis=None
+            )
+            return same[0] if same else unnamed
         return along[0] if len({group.ranks for group in along}) == 1 else None
 
     def with_group(self, table: Table, rows: NDArray[np.bool_], group: ProcessGroup) -> Table:
@@ -173,12 +172,6 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
         if unknown:
             notes.append(f"The process group of {unknown} of {len(table)} collectives is unknown.")
         return tuple(notes)
-
-
-def _group_of(ranks: tuple[int, ...]) -> ProcessGroup:
-    return ProcessGroup(
-        name="", description="", ranks=ranks, size=len(ranks), backend="", axis=None
-    )
 
 
 def _replaced(column: Coded, rows: NDArray[np.bool_], text: str) -> Coded:

@@ -68,7 +68,8 @@ def call_facts(comm_args: Table) -> CallFacts:
     written_out = _sane(comm_args["out_nelems"], _MAX_ELEMENTS)
     is_written = (written_in >= 0) | (written_out >= 0)
     shape_in, shape_out = _elements_by_shape(comm_args)
-    dtype = _dtype_of_types(comm_args.coded("input_types"))
+    types = comm_args.coded("input_types")
+    dtype = Coded.merged(types.codes, [_dtype(text) for text in types.values])
     size = _element_sizes(comm_args.coded("dtype"))
     return CallFacts(
         kind=_kinds(comm_args),
@@ -267,12 +268,8 @@ def _product(shape: list[object]) -> int:
     return product if 0 <= product < _MAX_ELEMENTS else ABSENT
 
 
-def _dtype_of_types(types: Coded) -> Coded:
-    """The element type in ``Input type``, empty if it has only ``TensorList`` or nothing."""
-    return Coded.merged(types.codes, [_dtype(text) for text in types.values])
-
-
 def _dtype(text: str) -> str:
+    """The element type in ``Input type``, empty if it has only ``TensorList`` or nothing."""
     known = [t for t in _json_list(text) if isinstance(t, str) and element_bytes(t) is not None]
     return known[0] if known else ""
 

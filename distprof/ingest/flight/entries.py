@@ -107,10 +107,8 @@ def convert(value: Any, kind: Any) -> Any:
 def entries_table(value: Any, source: str, notes: list[str]) -> Table:
     """The entries as FLIGHT, converted at once or, if one is damaged, one by one.
 
-    Args:
-        value: Content of a pickle, or raw JSON; None without entries.
-        source: Name of the file in notes.
-        notes: Receives a note on skipped entries.
+    ``value`` is the content of a pickle, or raw JSON, None without entries; ``notes`` receives a
+    note on skipped entries.
 
     Raises:
         EntriesError: If the entries are not a list.

@@ -10,9 +10,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import re
 import zlib
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -32,12 +30,11 @@ from distprof.ingest.flight.entries import (
     entries_table,
 )
 from distprof.ingest.flight.safe_pickle import PickleRefused, read_pickle
+from distprof.ingest.metadata import parse_ranks
 from distprof.run.records import FLIGHT, FlightDump, FlightGroup, GroupStatus
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 
 MAX_BYTES = 1 << 28  # the default ring of 2,000 entries takes 1 MB, or 10 MB with frames
-
-MAX_MEMBERS = 1 << 20
 
 BOUND = Bound(
     reads="a dump of the Flight Recorder",
@@ -47,8 +44,6 @@ BOUND = Bound(
     beyond="refused",
     seconds_per_mb=2,
 )
-
-_DIGITS = re.compile(r"\d+")
 
 
 class _Config(msgspec.Struct):
@@ -87,10 +82,7 @@ def looks_like_dump(head: bytes) -> bool:
 
 
 def parse_flight(data: bytes, *, rank: int, source: str) -> FlightDump:
-    """Read a dump.
-
-    Returns:
-        Its operations, groups and their progress, with notes on damaged and skipped data.
+    """Read a dump: operations, groups and their progress, with notes on damaged and skipped data.
 
     Raises:
         InputError: If the file is not a dump, or would run code.
@@ -183,17 +175,10 @@ def _groups(value: Any, notes: list[str]) -> tuple[FlightGroup, ...]:
         FlightGroup(
             name=(config.name or name)[:MAX_TEXT],
             description=config.desc[:MAX_TEXT],
-            ranks=_members(config.ranks),
+            ranks=parse_ranks(config.ranks),
         )
         for name, config in found.items()
     )
-
-
-def _members(ranks: str | Sequence[int]) -> tuple[int, ...]:
-    """Members from text such as ``[0, 1]``, which torch writes, or from a list."""
-    if isinstance(ranks, str):
-        ranks = [int(number) for number in _DIGITS.findall(ranks) if len(number) < 8]
-    return tuple(sorted({rank for rank in ranks[:MAX_MEMBERS] if 0 <= rank < MAX_MEMBERS}))
 
 
 def _status(value: Any, notes: list[str]) -> dict[int, GroupStatus]:
@@ -240,11 +225,7 @@ class FlightEntries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_flight(path: str) -> FlightEntries:
-    """Read the dump of a rank for its collectives.
-
-    Returns:
-        Its collectives; empty and with a note if the file cannot be used.
-    """
+    """The collectives in the dump of a rank; empty and with a note if the file cannot be used."""
     folder, _, name = path.rpartition("/")
     try:
         data = Folder(folder or ".").read(name, MAX_BYTES)

@@ -69,9 +69,7 @@ class Values(dict[bytes, Any]):
 def template_of(spelling: bytes, keys: tuple[Any, ...]) -> Template | None:
     """The shape of a dict that was just read; None if it has parts of other kinds.
 
-    Args:
-        spelling: Its instructions, from EMPTY_DICT to SETITEMS.
-        keys: Its keys.
+    ``spelling`` holds its instructions, from EMPTY_DICT to SETITEMS.
     """
     if not spelling.startswith(b"}(") or len(keys) > MOST_KEYS or len(spelling) > LONGEST:
         return None
@@ -136,10 +134,7 @@ class PickleRefused(ValueError):  # noqa: N818 - the name says what happened
 
 
 def read_pickle(data: bytes) -> Any:
-    """The plain data in a pickle.
-
-    Args:
-        data: The whole pickle, of protocol 2 to 5.
+    """The plain data in a whole pickle of protocol 2 to 5.
 
     Raises:
         PickleRefused: If it would run code, is damaged, or exceeds a limit.
@@ -156,11 +151,7 @@ def read_pickle(data: bytes) -> Any:
 
 
 class _Machine:
-    """Stack, marks and memo of one pickle.
-
-    Args:
-        data: The program.
-    """
+    """Stack, marks and memo of one pickle."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -375,7 +366,12 @@ class _Machine:
             self.values.clear()
             self.template = None
         kind = type(value)
-        if kind in _SCALARS or (kind is tuple and _is_flat(value)):
+        is_flat = (
+            kind is tuple
+            and len(value) <= MAX_SHARED_TUPLE
+            and all(type(item) in _SCALARS for item in value)
+        )
+        if kind in _SCALARS or is_flat:
             self.scalars[index] = value
         else:
             self.scalars.pop(index, None)
@@ -389,7 +385,3 @@ class _Machine:
         if len(self.stack) != 1 or self.marks:
             raise PickleRefused(f"it stops at byte {self.at:,} with unused values")
         return self.stack[0]
-
-
-def _is_flat(value: tuple[Any, ...]) -> bool:
-    return len(value) <= MAX_SHARED_TUPLE and all(type(item) in _SCALARS for item in value)

@@ -38,7 +38,7 @@ from distprof.artefacts.records import (
 )
 from distprof.artefacts.run_file import ExitFile, RunFile
 from distprof.bounds import Bound, open_plain, read_plain
-from distprof.ingest.job.rank_folder import MAX_LINE_BYTES
+from distprof.ingest.job.rank_folder import BROKEN, MAX_LINE_BYTES
 
 MAX_RANKS: Final = 20_000
 
@@ -63,8 +63,6 @@ BOUND: Final = Bound(
 
 _RANK_FOLDER = re.compile(r"rank(\d{1,9})")
 
-_BROKEN = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError, OverflowError)
-
 _QUIET_LOOKS = 5
 """The other files of a rank are checked if it has no new step, and otherwise on every fifth look:
 on a shared file system, each check costs a round trip."""
@@ -73,14 +71,10 @@ _Kind = TypeVar("_Kind", bound=msgspec.Struct)
 
 
 class GrowingFile(Generic[_Kind]):
-    """A line-based file to which lines are appended.
+    """A line-based file to which lines are appended; it may not exist yet.
 
-    Args:
-        path: The file; it may not exist yet.
-        schema: Schema that its header must have, for example ``distprof.steps/1``.
-        kind: Type of a record.
-        rank: Rank that the file belongs to.
-        whole: Read the file from its first record, however long it already is.
+    ``schema``, for example ``distprof.steps/1``, must be that of its header, ``rank`` the header's
+    rank. With ``whole``, the file is read from its first record, however long it already is.
 
     Attributes:
         num_bad: Lines that are not records.
@@ -103,7 +97,6 @@ class GrowingFile(Generic[_Kind]):
         self._reset()
 
     def _reset(self) -> None:
-        """Continue from the start of the file."""
         self._offset = 0
         self._inode = 0
         self._rest = b""
@@ -160,14 +153,14 @@ class GrowingFile(Generic[_Kind]):
     def _record(self, line: bytes) -> list[_Kind]:
         try:
             return [self._decoder.decode(line)]
-        except _BROKEN:
+        except BROKEN:
             self.num_bad += 1
             return []
 
     def _check_header(self, line: bytes) -> None:
         try:
             header = msgspec.json.decode(line, type=Header)
-        except _BROKEN:
+        except BROKEN:
             self.num_bad += 1
             return
         if header.schema != self._schema:
@@ -177,12 +170,7 @@ class GrowingFile(Generic[_Kind]):
 
 
 class _WholeFile(Generic[_Kind]):
-    """A small JSON file that is replaced as a whole.
-
-    Args:
-        path: The file; it may not exist.
-        kind: What it holds.
-    """
+    """A small JSON file that is replaced as a whole; it may not exist."""
 
     def __init__(self, path: Path, kind: type[_Kind]) -> None:
         self._path = path
@@ -198,7 +186,7 @@ class _WholeFile(Generic[_Kind]):
                 return None
             self._seen = seen
             return msgspec.json.decode(read_plain(self._path, MAX_FILE_BYTES), type=self._kind)
-        except (OSError, *_BROKEN):
+        except (OSError, *BROKEN):
             return None
 
 
@@ -230,11 +218,7 @@ class Added(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GrowingRun:
-    """A run directory that grows.
-
-    Args:
-        path: The directory; it may not exist yet.
-    """
+    """A run directory that grows; it may not exist yet."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
@@ -315,7 +299,6 @@ class _GrowingRank:
         return self._steps, self._samples, self._memory, self._pauses, self._collectives
 
     def look(self) -> RankAdded | None:
-        """What the rank added; None if nothing."""
         steps = tuple(self._steps.added())
         check_all = not steps or self._num_looks % _QUIET_LOOKS == 0
         self._num_looks += 1
@@ -345,5 +328,4 @@ _Named = TypeVar("_Named", RankFile, ErrorFile, AttachFile)
 
 
 def _of_rank(file: _Named | None, rank: int) -> _Named | None:
-    """The file, if it belongs to this rank."""
     return file if file is not None and file.rank == rank else None

@@ -18,6 +18,7 @@ from distprof.artefacts.run_file import RunFile
 from distprof.bounds import read_plain
 from distprof.errors import InputError
 from distprof.ingest.job.growing import MAX_RANKS, GrowingFile, rank_folders
+from distprof.ingest.job.rank_folder import BROKEN
 from distprof.ingest.job.run_directory import MAX_RUN_BYTES, find_run_directory
 
 RECENT = 64
@@ -28,8 +29,6 @@ _MAX_STEP_NS = 10**16  # four months: not a step, but a clock that was set
 _MAX_NS = 1 << 62
 
 _Kind = TypeVar("_Kind", bound=msgspec.Struct)
-
-_BROKEN = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError)
 
 
 class LiveRank(msgspec.Struct, kw_only=True):
@@ -109,9 +108,6 @@ def _added(total: int | None, more: int | None) -> int | None:
 class LiveRun:
     """A run directory that is polled.
 
-    Args:
-        source: A run directory, or a folder that holds one.
-
     Raises:
         InputError: If there is no run directory.
 
@@ -159,7 +155,7 @@ class LiveRun:
         try:
             data = read_plain(self.path / RUN_FILE, MAX_RUN_BYTES)
             return msgspec.json.decode(data, type=RunFile)
-        except (OSError, *_BROKEN):
+        except (OSError, *BROKEN):
             return None
 
     def _find_ranks(self) -> None:
@@ -183,6 +179,5 @@ class _Files:
 
     @property
     def num_bad(self) -> int:
-        """Lines that are not records."""
         files = (self.steps, self.memory, self.sensors, self.collectives)
         return sum(file.num_bad for file in files)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any, BinaryIO
 
@@ -67,7 +67,7 @@ BOUND = Bound(
 
 _BLOCK_BYTES = 1 << 20
 
-_BROKEN = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError, OverflowError)
+BROKEN = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError, OverflowError)
 
 
 class LineFile(msgspec.Struct, kw_only=True):
@@ -102,15 +102,10 @@ class LineFile(msgspec.Struct, kw_only=True):
 def read_lines(
     folder: Folder, name: str, schema: str, kind: type[Any], take: Callable[[Any], None]
 ) -> LineFile:
-    """Read the records of one file.
+    """Read the records of one file in order; a file that does not exist has none.
 
-    Args:
-        folder: The rank's folder.
-        name: Name of the file; a file that does not exist has no records.
-        schema: Schema that its header must have, for example ``distprof.steps/1``.
-        kind: Type of a record.
-        take: Called with each record, in order. It refuses nonsense with ValueError or
-            OverflowError, which counts as a bad line.
+    ``schema``, for example ``distprof.steps/1``, must be that of its header. ``take`` refuses
+    nonsense with ValueError or OverflowError, which counts as a bad line.
     """
     file = LineFile(name=name)
     if folder.size(name) is None:
@@ -140,7 +135,7 @@ def _read(
             return
         try:
             take(decoder.decode(line))
-        except _BROKEN:
+        except BROKEN:
             file.num_bad += not file.is_cut
         else:
             file.num_records += 1
@@ -151,7 +146,7 @@ def _accept_header(line: bytes, schema: str, file: LineFile) -> bool:
     """Whether kind and version of the file are supported; a lost header does not rule it out."""
     try:
         header = msgspec.json.decode(line, type=Header)
-    except _BROKEN:
+    except BROKEN:
         file.num_bad += 1
         return True
     if header.schema == schema:
@@ -202,11 +197,7 @@ _LARGEST = 1 << 62  # sums of two still fit int64
 
 
 class Columns:
-    """Collects rows of a table as compact arrays.
-
-    Args:
-        schema: Schema of the table.
-    """
+    """Collects rows of a table as compact arrays."""
 
     def __init__(self, schema: TableSchema) -> None:
         self._schema = schema
@@ -304,7 +295,7 @@ class RankFolder(msgspec.Struct, frozen=True):
         }  # fmt: skip
         files = {name: read_lines(folder, *how) for name, how in kinds.items()}
         step_log, phases = steps.tables()
-        settings, note = _settings(folder, self.rank)
+        settings, notes = _settings(folder, self.rank)
         return RankRecords(
             rank=self.rank,
             step_log=step_log,
@@ -318,22 +309,22 @@ class RankFolder(msgspec.Struct, frozen=True):
             about={name: file.about for name, file in files.items() if file.about},
             nccl_log_bytes=folder.size(NCCL_LOG_FILE),
             settings=settings,
-            notes=_notes(list(files.values())) + ((note,) if note else ()),
+            notes=tuple(n for file in files.values() for n in file.notes()) + notes,
         )
 
 
-def _settings(folder: Folder, rank: int) -> tuple[SettingsFile | None, str]:
-    """settings.json and a note about its damage; None if there is no usable file."""
+def _settings(folder: Folder, rank: int) -> tuple[SettingsFile | None, tuple[str, ...]]:
+    """settings.json and a note if it is damaged; None if there is no usable file."""
     if folder.size(SETTINGS_FILE) is None:
-        return None, ""
+        return None, ()
     try:
         data = folder.read(SETTINGS_FILE, MAX_SETTINGS_BYTES)
         settings = decode_json(data, SettingsFile)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
-        return None, f"{SETTINGS_FILE} is damaged and was ignored."
+    except (OSError, *BROKEN):
+        return None, (f"{SETTINGS_FILE} is damaged and was ignored.",)
     if settings.schema != SETTINGS_SCHEMA or settings.rank != rank:
-        return None, f"{SETTINGS_FILE} has another version or rank and was ignored."
-    return settings, ""
+        return None, (f"{SETTINGS_FILE} has another version or rank and was ignored.",)
+    return settings, ()
 
 
 def read_clock_stamps(rank: int, path: str) -> tuple[Table, tuple[str, ...]]:
@@ -381,7 +372,6 @@ class _Steps:
                 self.phases.add(record.step, phase.name, phase.start_ns, phase.end_ns)
 
     def tables(self) -> tuple[Table, Table]:
-        """Steps in order of time, and phases."""
         steps = self.steps.table()
         return steps.take(np.argsort(steps["start_ns"], kind="stable")), self.phases.table()
 
@@ -394,7 +384,6 @@ class _Routing:
         self.tokens = array("q")
 
     def take(self, record: MoeRecord) -> None:
-        """Add the routing of one micro-batch."""
         counts = record.tokens_per_expert
         if not 0 < len(counts) <= MAX_EXPERTS or min(counts) < 0 or max(counts) >= 1 << 40:
             raise ValueError("no token counts")
@@ -458,7 +447,3 @@ def _plausible_into(
 def _check_span(start_ns: int, end_ns: int) -> None:
     if end_ns < start_ns:
         raise ValueError("ends before it starts")
-
-
-def _notes(files: Sequence[LineFile]) -> tuple[str, ...]:
-    return tuple(note for file in files for note in file.notes())

@@ -20,8 +20,8 @@ from distprof.bounds import Bound, decode_json, expanded
 from distprof.errors import InputError, SchemaError
 from distprof.ingest.discovery import TraceFile
 from distprof.ingest.files import Folder
-from distprof.ingest.job.rank_folder import RankFolder
-from distprof.run.run import Device, Gap, Rank
+from distprof.ingest.job.rank_folder import BROKEN, RankFolder
+from distprof.run.run import Gap, Rank
 from distprof.run.topology import world_size_of_job
 from distprof.units import fold_ranks, name_ranks
 
@@ -167,7 +167,7 @@ def _run_file(folder: Folder) -> tuple[RunFile | None, list[Gap]]:
         return decode_json(data, RunFile), []
     except OSError as error:
         return None, [_no_run_file(f"is not readable ({error.strerror})")]
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
+    except BROKEN as error:
         return None, [_no_run_file(f"is damaged ({' '.join(str(error).split())[:200]})")]
 
 
@@ -195,7 +195,7 @@ def _optional(folder: Folder, name: str, kind: type[_T]) -> tuple[_T | None, boo
         return None, True
     try:
         return decode_json(folder.read(name, MAX_RANK_BYTES), kind), True
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
+    except (OSError, *BROKEN):
         return None, False
 
 
@@ -251,12 +251,8 @@ def describe_rank(rank: Rank, directory: RunDirectory, entries: Mapping[int, Ran
         rank,
         world_size=rank.world_size or world_size_of_job(directory.job),
         host=rank.host or entry.host or None,
-        device=_device(rank, entry),
+        device=rank.device if rank.device.name else replace(rank.device, name=entry.device),
     )
-
-
-def _device(rank: Rank, entry: RankEntry) -> Device:
-    return rank.device if rank.device.name else replace(rank.device, name=entry.device)
 
 
 def missing_ranks(missing: Sequence[int], world_size: int) -> Gap:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
@@ -23,6 +22,7 @@ from distprof.bounds import Bound
 from distprof.errors import InputError
 from distprof.ingest.communication import collective_kind
 from distprof.ingest.files import beginning, whole
+from distprof.ingest.metadata import parse_ranks
 from distprof.ingest.source import Source
 from distprof.run.evidence import CollectiveSummary, SummaryClass
 
@@ -41,7 +41,6 @@ BOUND = Bound(
 MAX_MICROSECONDS = 1e12
 _SNIFFED_BYTES = 1 << 14
 _LARGEST = 1 << 53
-_NUMBERS = re.compile(r"\d{1,9}")
 _ITEM_BYTES = {
     "float": 4, "float32": 4, "half": 2, "float16": 2, "bfloat16": 2, "double": 8, "float64": 8,
     "int": 4, "int32": 4, "long": 8, "int64": 8, "byte": 1, "uint8": 1, "char": 1, "int8": 1,
@@ -112,10 +111,9 @@ def _row(
     mean = _number(entry.get("dur_mean"))
     if rank is None or not calls or mean is None or not 0 <= mean < MAX_MICROSECONDS:
         return None
-    members = _NUMBERS.findall(entry.get("Process Group Ranks") or "")
     made = SummaryClass(
         group=entry.get("Process Group Name") or "",
-        ranks=tuple(sorted({int(member) for member in members})),
+        ranks=parse_ranks(entry.get("Process Group Ranks")),
         kind=collective_kind((entry.get("Collective name") or "")[:200]),
         dtype=entry.get("dtype") or "",
         num_bytes=_num_bytes(entry),

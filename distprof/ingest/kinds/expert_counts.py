@@ -183,7 +183,6 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 def _kind(value: Any) -> str:
-    """A value in a few words."""
     if value is None:
         return "nothing"
     if isinstance(value, bool | int | float | str):

@@ -129,13 +129,11 @@ class _Block(msgspec.Struct):
 
     @property
     def is_whole(self) -> bool:
-        """Whether every GPU has its row."""
         gpus = [name for name in self.names if _GPU.fullmatch(name)]
         unique = len(set(self.names)) == len(self.names)
         return unique and len(self.names) <= MAX_DEVICES and all(g in self.rows for g in gpus)
 
     def notes(self) -> Iterable[str]:
-        """Problems of the matrix, one sentence each."""
         if not self.is_whole:
             where = f" of {self.host}" if self.host else ""
             yield f"A matrix of nvidia-smi topo -m{where} lacks GPU rows and was skipped."

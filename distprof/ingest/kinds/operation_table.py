@@ -84,7 +84,6 @@ def read_sizes(path: Path) -> JobSizes:
 
 
 def _values(path: Path) -> dict[str, str]:
-    """Keys and values, unparsed."""
     try:
         with open_plain(path) as stream:
             raw = stream.read(MAX_BYTES + 1)
@@ -179,8 +178,7 @@ def fits_operation_table(source: str) -> bool:
 def read_operation_table(source: str) -> OperationLog:
     """Read an operation table and its meta file.
 
-    Returns:
-        The log. Times count from the start of their step, exact to the nanosecond as written.
+    Times count from the start of their step, exact to the nanosecond as written.
 
     Raises:
         InputError: If it is not a Parquet file, lacks columns, or holds impossible values.
@@ -198,12 +196,8 @@ def log_of_columns(
 ) -> OperationLog:
     """The log from the columns of an operation table, wherever they were written.
 
-    Args:
-        path: Where they come from, for messages.
-        columns: Columns by the names in :data:`COLUMNS`: whole numbers as int64, ``optype`` coded,
-            times in seconds.
-        origin: Kind of log, for users.
-        sizes: Sizes from the meta file.
+    ``columns`` has the names in :data:`COLUMNS`: whole numbers as int64, ``optype`` coded, times in
+    seconds. ``origin`` is the kind of log, for users.
 
     Raises:
         InputError: If values are implausible.
@@ -277,7 +271,6 @@ def _read_columns(path: str) -> dict[str, Any]:
 
 
 def _opened(path: str) -> Any:
-    """Open the file or URL for reading."""
     if "://" not in path:
         return open_plain(path)
     try:

@@ -93,16 +93,15 @@ def fits_pipeline_timeline(source: str) -> bool:
 def read_pipeline_timeline(source: str) -> OperationLog:
     """Read a folder of pipeline ranks' timelines.
 
-    The first iteration is left out if there are more, because it contains the warm-up.
-
-    Returns:
-        The log, micro-batches numbered in the order in which Megatron runs them.
+    Micro-batches are numbered in the order in which Megatron runs them. The first iteration is left
+    out if there are more, because it contains the warm-up.
 
     Raises:
         InputError: If a file is damaged, too large, or the ranks have no iteration in common.
     """
     config = _read_config(Path(expanded(source)) / _CONFIG)
-    ranks = {rank: _read_rank(path) for rank, path in _rank_files(source).items()}
+    what = "iterations with fwd_start, fwd_end, bwd_start and bwd_end in ms"
+    ranks = {rank: _decoded(path, _Rank, what) for rank, path in _rank_files(source).items()}
     times, notes = _times(source, ranks)
     size = max(config.pp_size or 0, times.ranks[-1] + 1)
     virtual = max(config.vp_size or 1, 1)
@@ -140,10 +139,6 @@ def _rank_files(source: str) -> dict[int, Path]:
     except (OSError, ValueError):
         return {}
     return dict(sorted(found.items())[:MAX_RANKS])
-
-
-def _read_rank(path: Path) -> _Rank:
-    return _decoded(path, _Rank, "iterations with fwd_start, fwd_end, bwd_start and bwd_end in ms")
 
 
 def _read_config(path: Path) -> _Config:

@@ -86,11 +86,7 @@ _CHUNKS_AT_ONCE = 64
 
 
 class CommRows:
-    """Collects COMM_ARGS rows as columns.
-
-    Args:
-        symbols: The dictionaries of the file.
-    """
+    """Collects COMM_ARGS rows as columns."""
 
     def __init__(self, symbols: SymbolTable) -> None:
         self._symbols = symbols
@@ -161,16 +157,10 @@ def _bytes_of(parts: Sequence[NDArray[np.signedinteger[Any]]]) -> bytes:
 def find_arguments(
     data: bytes | bytearray, stop: int, wanted: Sequence[Wanted], boundary: Boundary
 ) -> list[Mapping[str, Any]]:
-    """The arguments of the wanted rows, which must be in text order.
+    """The arguments of the wanted rows, in text order; empty for an event that was not found again.
 
-    Args:
-        data: ``data[:stop]`` is a valid JSON array of events.
-        stop: Where it ends.
-        wanted: Rows to look for.
-        boundary: Text between two events; a hint only.
-
-    Returns:
-        One mapping per wanted row, empty if the event was not found again.
+    ``data[:stop]`` is a valid JSON array of events, and ``boundary`` the text between two of them,
+    a hint only.
     """
     found = list(_search(data, stop, wanted, boundary))
     if len(found) < len(wanted):

@@ -40,6 +40,8 @@ _CLOSES_VALUE = re.compile(r'\s*(?:\}|,\s*"[^"\n]*"\s*:)')
 
 _CLOSES_ITEM = re.compile(r"\s*[\],]")
 
+_QUOTE = re.compile(r'(\\.)|"', re.DOTALL)  # or something that is escaped already
+
 _LONGEST = 1 << 20
 
 
@@ -48,7 +50,7 @@ def repair_event(text: bytes) -> dict[str, Any] | None:
     if len(text) > _LONGEST:
         return None
     decoded = text.decode("utf-8", "replace")
-    for repair in (_unchanged, _repair_numbers, _repair_quotes):
+    for repair in (str, _repair_numbers, _repair_quotes):  # first unchanged
         decoded = repair(decoded)
         event = _load(decoded)
         if event is not None:
@@ -88,16 +90,10 @@ def _load(text: str) -> dict[str, Any] | None:
     return event if isinstance(event, dict) else None
 
 
-def _unchanged(text: str) -> str:
-    return text
-
-
 def _repair_numbers(text: str) -> str:
-    return _LONE_BACKSLASH.sub(_keep_escape, _NOT_A_NUMBER.sub("null", text))
-
-
-def _keep_escape(match: re.Match[str]) -> str:
-    return match[0] if match[1] else "\\\\"
+    return _LONE_BACKSLASH.sub(
+        lambda escape: escape[0] if escape[1] else "\\\\", _NOT_A_NUMBER.sub("null", text)
+    )
 
 
 def _repair_quotes(text: str) -> str:
@@ -109,9 +105,11 @@ def _repair_quotes(text: str) -> str:
     while position < len(text):
         char = text[position]
         if char == '"':
-            closes = _CLOSES_KEY if expects_key else _closing(opened)
+            closes = _CLOSES_ITEM if opened and opened[-1] == "[" else _CLOSES_VALUE
+            closes = _CLOSES_KEY if expects_key else closes
             end = _end_of_string(text, position + 1, closes)
-            out.append('"' + _escape_quotes(text[position + 1 : end]) + '"')
+            inner = _QUOTE.sub(lambda match: match[1] or '\\"', text[position + 1 : end])
+            out.append(f'"{inner}"')
             position = end + 1
             continue
         if char in "{[":
@@ -125,10 +123,6 @@ def _repair_quotes(text: str) -> str:
     return "".join(out)
 
 
-def _closing(opened: list[str]) -> re.Pattern[str]:
-    return _CLOSES_ITEM if opened and opened[-1] == "[" else _CLOSES_VALUE
-
-
 def _end_of_string(text: str, start: int, closes: re.Pattern[str]) -> int:
     position = start
     while (position := text.find('"', position)) >= 0:
@@ -137,10 +131,6 @@ def _end_of_string(text: str, start: int, closes: re.Pattern[str]) -> int:
             return position
         position += 1
     return len(text)
-
-
-def _escape_quotes(inner: str) -> str:
-    return re.sub(r'(\\.)|"', lambda match: match[1] or '\\"', inner, flags=re.DOTALL)
 
 
 # Values ------------------------------------------------------------------------------------------
@@ -267,20 +257,15 @@ def _complete(event: Loose) -> Complete:
 def _arguments(args: Any) -> Arguments:
     if not isinstance(args, dict):
         return NO_ARGUMENTS
-    collective = args.get("Collective name")
+    collective, grid = args.get("Collective name"), args.get("grid")
     return Arguments(
         stream=as_stream(args.get("stream")),
         correlation=as_int(args.get("correlation")),
         device=as_int(args.get("device")),
         bytes=as_int(args.get("bytes")),
-        grid=_grid(args.get("grid")),
+        grid=tuple(map(as_int, grid)) if isinstance(grid, list) else None,
         collective=NO_COLLECTIVE if collective is None else SOME_COLLECTIVE,
     )
-
-
-def _grid(value: Any) -> tuple[int, ...] | None:
-    """A kernel's grid; None if it is not a list of integers."""
-    return tuple(map(as_int, value)) if isinstance(value, list) else None
 
 
 def _metadata(event: Loose) -> Metadata:

@@ -74,11 +74,7 @@ class Rows(msgspec.Struct, frozen=True):
     ) -> Rows:
         """The rows to keep: those with a readable start, except Python frames.
 
-        Args:
-            events: Complete events of a chunk.
-            start_ns: Their starts.
-            symbols: Dictionaries, which grow.
-            device_only: Keep device rows and step marks only.
+        ``device_only`` keeps device rows and step marks only.
         """
         codes, names = symbols.categories, symbols.names
         category = coded([codes[event.cat] for event in events])
@@ -290,8 +286,7 @@ def decode_in_python(data: bytes | bytearray, stop: int, state: DecodeState) -> 
 def find_events(data: bytes | bytearray, stop: int, state: DecodeState) -> NativeResult | None:
     """The first half of :func:`decode_events`, done by the kernel, for :func:`columns_of`.
 
-    Returns:
-        None if Python must read the chunk. The state does not change.
+    None if Python must read the chunk; the state does not change then.
     """
     if state.permissive:
         return None
@@ -372,7 +367,12 @@ def _reread(
 ) -> Sequence[Mapping[str, Any]]:
     base = _address(memoryview(data)[:stop])
     wanted = [
-        Wanted(event.name, _as_float(event.ts), _place(event.args, base)) for event in rows.events
+        Wanted(
+            event.name,
+            event.ts if isinstance(event.ts, float) else float(bytes(event.ts)),
+            _place(event.args, base),
+        )
+        for event in rows.events
     ]
     return find_arguments(data, stop, wanted, boundary)
 
@@ -388,10 +388,6 @@ def _place(arguments: Arguments, base: int) -> int:
 def _address(text: memoryview | msgspec.Raw) -> int:
     address: int = np.frombuffer(text, np.uint8).__array_interface__["data"][0]
     return address
-
-
-def _as_float(ts: float | msgspec.Raw) -> float:
-    return ts if isinstance(ts, float) else float(bytes(ts))
 
 
 def _columns(rows: Rows, state: DecodeState, arguments: FindArguments) -> EventColumns:

@@ -34,8 +34,7 @@ _SPACED = b'"cat": "'
 class DeviceSearch:
     """Finds device rows and step marks in indented traces as Kineto writes them.
 
-    Args:
-        boundary: Text between two events. Only a line break makes it unambiguous.
+    ``boundary`` is the text between two events. Only a line break makes it unambiguous.
     """
 
     def __init__(self, boundary: Boundary) -> None:
@@ -129,10 +128,8 @@ _MOST_BROKEN = 16
 def parse_metadata(head: bytes, tail: bytes, *, ended: bool) -> tuple[Mapping[str, Any], bool]:
     """Top-level keys except ``traceEvents``, and whether their text was complete.
 
-    Args:
-        head: Text up to the array of events; empty for a bare list, which has no metadata.
-        tail: Text after the array, or after the last complete event if the array has no end.
-        ended: Whether the array has an end.
+    ``head`` is the text up to the array of events, empty for a bare list, which has no metadata;
+    ``tail`` the text after the array, or after the last complete event if the array has not ended.
     """
     if not head:
         return {}, ended and not tail.strip()

@@ -130,12 +130,7 @@ Salvage = Callable[[bytearray, int, int], None]
 
 
 class Framer:
-    """Walks through the events of one file.
-
-    Args:
-        source: The bytes of the file.
-        name: Name for messages.
-        searched: Whether the windows are searched for a few rows.
+    """Walks through the events of one file; ``searched`` windows are searched for a few rows.
 
     Attributes:
         boundary: Text between two events: learned from the first two, and again if it fails.
@@ -251,7 +246,6 @@ class Framer:
         self._source.begin_reading(memoryview(self._next)[rest:size])
 
     def _go_to_next(self, comma: int) -> None:
-        """Go to the window that was begun at ``comma``."""
         rest = self._size - comma
         count = self._source.finish_reading()
         self._data, self._next = self._next, self._data

@@ -25,11 +25,7 @@ _CAN_REMAP = sys.platform == "linux"
 
 
 class GrowingColumns:
-    """The columns of one table, part by part.
-
-    Args:
-        schema: Schema of the table. Categories are int32 codes.
-    """
+    """The columns of one table, part by part; categories are int32 codes."""
 
     def __init__(self, schema: TableSchema) -> None:
         self._schema = schema
@@ -76,11 +72,7 @@ def _dtype(column: Column) -> np.dtype[Any]:
 
 
 class _Growing:
-    """One column in an anonymous memory map; its unused part takes no memory.
-
-    Args:
-        dtype: Type of the column.
-    """
+    """One column in an anonymous memory map; its unused part takes no memory."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self._dtype = dtype
@@ -88,7 +80,6 @@ class _Growing:
         self._map = _anonymous(2 * _ROWS_AT_ONCE * dtype.itemsize)
 
     def extend(self, parts: Sequence[NDArray[Any]], count: int) -> None:
-        """Add ``count`` values."""
         size = self._dtype.itemsize
         rows = self._rows + count
         if rows * size > len(self._map):

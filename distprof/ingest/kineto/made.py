@@ -40,22 +40,16 @@ def _blocks(begin: bytes, events: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class _BlockStream(io.RawIOBase):
-    """A stream of blocks.
-
-    Args:
-        blocks: The blocks, in order.
-    """
+    """A stream of blocks."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks = blocks
         self._rest = b""
 
     def readable(self) -> bool:
-        """Always true."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill ``buffer`` with what is available."""
         while not self._rest:
             block = next(self._blocks, None)
             if block is None:
@@ -86,18 +80,7 @@ def on_device(
     correlation: int | None,
     num_bytes: int | None = None,
 ) -> bytes:
-    """A GPU activity as an event.
-
-    Args:
-        category: Kineto's word for the category.
-        name: Name as JSON.
-        start: Start in ns.
-        end: End in ns.
-        device: Number of the GPU.
-        stream: Number of the stream.
-        correlation: Correlation of its launch.
-        num_bytes: Bytes that it copies or sets.
-    """
+    """A GPU activity as an event; its name is JSON, and times are in ns."""
     launch = b"" if correlation is None else b'"correlation":%d,' % correlation
     size = b"" if num_bytes is None or num_bytes < 0 else b',"bytes":%d' % num_bytes
     return (
@@ -121,15 +104,7 @@ def on_host(
 ) -> bytes:
     """A CPU activity as an event; times are in ns.
 
-    Args:
-        category: Kineto's word for the category.
-        name: Name as JSON.
-        start: Start in ns.
-        end: End in ns.
-        pid: Process id.
-        tid: Thread id.
-        correlation: Correlation of what it launches.
-        told: Other arguments, as JSON without braces.
+    The name is JSON, and so are the other arguments, ``told``, without braces.
     """
     if correlation is not None:
         told = b'"correlation":%d' % correlation + (b"," if told else b"") + told

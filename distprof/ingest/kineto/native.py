@@ -70,11 +70,7 @@ class NativeResult(NamedTuple):
 
 
 class NativeReader:
-    """The kernel's reader of one trace, and the codes that its texts have in the file.
-
-    Args:
-        symbols: The dictionaries of the file, which grow.
-    """
+    """The kernel's reader of one trace, and the codes that its texts have in the file."""
 
     def __init__(self, symbols: SymbolTable) -> None:
         self._decoder: Any = None
@@ -88,13 +84,10 @@ class NativeReader:
     def find(
         self, data: bytes | bytearray, stop: int, *, exact: bool, device_only: bool
     ) -> NativeResult | None:
-        """The events in ``data[:stop]``; None if Python must read them.
+        """The events in ``data[:stop]``, closed like a JSON array; None if Python must read them.
 
-        Args:
-            data: Its first ``stop`` bytes are closed like a JSON array.
-            stop: Where the array ends.
-            exact: Whether times are converted from their text.
-            device_only: Keep device rows and step marks only.
+        ``exact`` converts times from their text; ``device_only`` keeps device rows and step marks
+        only.
         """
         compiled = kernel()
         if compiled is None:
@@ -165,11 +158,7 @@ class NativeReader:
 
 
 class _Codes:
-    """Codes in a dictionary of the file, by the kernel's codes.
-
-    Args:
-        symbols: The dictionary.
-    """
+    """Codes in a dictionary of the file, by the kernel's codes."""
 
     def __init__(self, symbols: Symbols) -> None:
         self._symbols = symbols
@@ -191,7 +180,6 @@ class _Codes:
 
 @cache
 def _settings() -> dict[str, Any]:
-    """What Python declares for the kernel."""
     words = {*HOST_WORDS, *DEVICE_KINDS, PYTHON_FRAME}
     columns = (*INTEGER_KEYS.values(), *TEXT_KEYS.values())
     arguments = tuple(dict.fromkeys((*_ALWAYS, *(key for keys in columns for key in keys))))

@@ -47,15 +47,11 @@ class Symbols(dict[Any, int]):
     """Codes of keys, assigned in order of first appearance.
 
     ``symbols[key]`` is fast, because it is a dict look-up if the key is known. Keys with the same
-    text share a code.
+    text share a code. Of a text longer than ``most`` characters a hash replaces the rest, so that
+    different texts stay different.
 
     After :data:`MAX_NAMES` texts, or :data:`MAX_NAME_CHARACTERS` characters in total, new texts all
     become :data:`OTHER_NAMES`, so a trace in which every name is new cannot fill the memory.
-
-    Args:
-        text: Converts a key to its text.
-        most: Characters that are kept of a text; a hash of the whole text replaces the rest, so
-            that different texts stay different. None keeps all.
     """
 
     def __init__(self, text: Callable[[Any], str] = str, most: int | None = None) -> None:
@@ -102,13 +98,7 @@ class Symbols(dict[Any, int]):
 
 
 class Verdicts(Generic[Scalar]):
-    """A property of each symbol, computed once per symbol.
-
-    Args:
-        symbols: The symbols, which may grow between calls.
-        judge: Computes the property from the text.
-        dtype: Type of the stored property.
-    """
+    """A property of each symbol, computed once from its text; symbols may be added later."""
 
     def __init__(self, symbols: Symbols, judge: Callable[[str], int], dtype: type[Scalar]) -> None:
         self._symbols = symbols
@@ -234,7 +224,6 @@ class ParsedTrace(msgspec.Struct, frozen=True, kw_only=True):
     # annotations, synchronisation, communication and data loading operators); the sink got all of
     # them. Without a sink, all rows. If only device rows were read, only step marks.
     host: Table
-    host_is_complete: bool  # Whether ``host`` holds all host rows.
     comm_args: Table  # COMM_ARGS table.
     first_ns: int  # Start of the first event.
     last_ns: int  # End of the last event.

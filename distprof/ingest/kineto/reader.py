@@ -60,12 +60,7 @@ class HostSink(Protocol):
 
 
 class Collector:
-    """Gathers the columns of all chunks.
-
-    Args:
-        symbols: The dictionaries of the file.
-        sink: Takes host rows; None to keep them.
-    """
+    """Gathers the columns of all chunks; ``sink`` takes host rows, None keeps them."""
 
     def __init__(self, symbols: SymbolTable, sink: HostSink | None) -> None:
         self._symbols = symbols
@@ -364,7 +359,6 @@ class _Reader:
             thread_names={} if self._state.device_only else collector.thread_names,
             activity=activity,
             host=host,
-            host_is_complete=self._sink is None and not self._state.device_only,
             comm_args=comm_args,
             first_ns=first_ns,
             last_ns=last_ns,

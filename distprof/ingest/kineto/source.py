@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from distprof.bounds import GzipLimit, open_plain
@@ -62,11 +61,7 @@ def watched(watcher: Callable[[int], None]) -> Iterator[None]:
 
 
 class _Packed(io.RawIOBase):
-    """The stored bytes of a gzipped input.
-
-    Args:
-        read: Reads at most this many bytes, none at the end.
-    """
+    """The stored bytes of a gzipped input; ``read`` returns none at the end."""
 
     def __init__(self, read: Callable[[int], bytes]) -> None:
         self._read = read
@@ -94,10 +89,7 @@ def _unpack_into(room: memoryview, file: gzip.GzipFile) -> int:
 class ByteSource:
     """A forward reader of uncompressed bytes that never fails on damaged compression.
 
-    Args:
-        stream_or_path: A local path, or a binary file object open for reading; a file object is
-            left open.
-        name: Name for messages.
+    A file object is left open.
 
     Attributes:
         damage: What ended the input early, as the start of a sentence; None if nothing did.
@@ -146,12 +138,7 @@ class ByteSource:
     def __enter__(self) -> ByteSource:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close()
 
     def _close(self) -> None:

@@ -59,11 +59,7 @@ class Batch:
 
 
 class BatchSize:
-    """The number of calls in the next batch, learned from the duration of earlier ones.
-
-    Args:
-        target_s: Target duration of a batch.
-    """
+    """The number of calls in the next batch, learned from the duration of earlier ones."""
 
     def __init__(self, target_s: float) -> None:
         self._target_s = target_s
@@ -71,12 +67,10 @@ class BatchSize:
         self._call_s = target_s
 
     def next(self, fn: Callable[..., Any], waiting: int, workers: int) -> int:
-        """Number of calls of a function that take as long as a batch should, at least 1.
+        """Number of calls of a function that take as long as a batch should.
 
-        Args:
-            fn: The function; 1 until a call of it has returned.
-            waiting: Number of calls not sent yet.
-            workers: Number of threads of all workers.
+        1 until a call has returned. ``waiting`` calls are not sent yet, to ``workers`` threads in
+        all.
         """
         if fn is not self._fn:
             return 1
@@ -126,15 +120,7 @@ class Queue:
         return batch
 
     def done(self, batch: Batch, seconds: float | None = None) -> bool:
-        """Record that a batch is done.
-
-        Args:
-            batch: A batch that was sent.
-            seconds: Duration; None if the batch failed.
-
-        Returns:
-            Whether its result was still expected.
-        """
+        """Record that a batch is done (None: failed); returns whether it was still expected."""
         if batch not in self._sent:
             return False
         self._sent.remove(batch)
@@ -181,8 +167,7 @@ def call_each(
 ) -> tuple[bytes, float]:
     """Run calls one after another; a failure affects only its own call.
 
-    Returns:
-        The results or errors as :func:`packed`, and the duration in seconds.
+    Returns the results or errors as :func:`packed`, and the duration in seconds.
     """
     begun = time.perf_counter()
     made = [_answer(fn, args, kwargs) for args, kwargs in calls]

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future
 from contextlib import suppress
-from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -96,10 +95,7 @@ def connect(spec: str) -> ClusterExecutor:
 class ClusterExecutor(Executor):
     """Runs functions on the workers of a cluster, and monitors the cluster.
 
-    Args:
-        client: The connection, which is closed with the executor.
-        address: Address of the scheduler.
-        levels: Original levels of Dask's loggers, to restore on shutdown.
+    It closes the connection, and restores the ``levels`` of Dask's loggers, when it is shut down.
 
     Attributes:
         workers: Threads of all workers, at least 1.
@@ -147,7 +143,6 @@ class ClusterExecutor(Executor):
                 self._done.put((batch, error))
 
     def _submitted(self, batch: Batch) -> Any:
-        """The Dask future of a batch."""
         task = self._client.submit(
             _on_worker,
             __version__,
@@ -156,11 +151,8 @@ class ClusterExecutor(Executor):
             workers=[batch.place] if batch.place else None,
             allow_other_workers=bool(batch.place),
         )
-        task.add_done_callback(partial(self._when_done, batch))
+        task.add_done_callback(lambda done: self._done.put((batch, done)))
         return task
-
-    def _when_done(self, batch: Batch, task: Any) -> None:
-        self._done.put((batch, task))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Leave the cluster, which keeps running."""
@@ -189,7 +181,6 @@ class ClusterExecutor(Executor):
                 self._take(batch, task)
 
     def _take(self, batch: Batch, task: Any) -> None:
-        """Pass on what a worker returned."""
         try:
             content, seconds, place = task.result(timeout=FETCH_S)
             found: list[Answer] = unpacked(content)
@@ -223,7 +214,6 @@ class ClusterExecutor(Executor):
                 call.future.set_exception(problem)
 
     def _watch(self) -> None:
-        """Monitor the cluster until the executor is closed."""
         waiting_since = answered = queried = time.monotonic()
         while not self._closed.wait(_LOOK_S):
             if self._client.status != "running":
@@ -270,7 +260,6 @@ class ClusterExecutor(Executor):
         )
 
     def _lose(self, problem: ClusterError) -> None:
-        """Fail all waiting and running calls."""
         with self._lock:
             if self._problem is None:
                 self._problem = problem

@@ -43,11 +43,9 @@ class SharedCache(msgspec.Struct, frozen=True):
     url: str  # The folder of all entries.
 
     def fetch(self, key: CacheKey, root: Path) -> tuple[Path | None, str]:
-        """Copy an entry to this machine.
+        """Copy an entry to this machine: its path there, None if there is no valid one.
 
-        Returns:
-            The local path of the entry, None if there is no valid one, and a sentence on why the
-            store cannot be used, usually empty.
+        The second part is a sentence on why the store cannot be used, usually empty.
         """
         try:
             found = stat(self._place(key))

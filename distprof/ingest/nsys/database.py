@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
@@ -34,12 +33,7 @@ _SECONDS_PER_MB = 2.0
 
 
 class Database:
-    """A database and the columns of its tables.
-
-    Args:
-        connection: The open database.
-        path: Its file, for messages.
-    """
+    """A database and the columns of its tables; the path is for messages."""
 
     def __init__(self, connection: sqlite3.Connection, path: str) -> None:
         self._connection = connection
@@ -75,17 +69,6 @@ class Database:
                 fix="export the report again",
             ) from error
 
-    def __enter__(self) -> Database:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._connection.close()
-
 
 def is_database(path: str | Path) -> bool:
     """Whether a regular file begins like a database; never raises."""
@@ -119,7 +102,8 @@ def opened_database(path: str | Path) -> Iterator[Database]:
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
     latest = time.process_time() + _LEAST_SECONDS + _SECONDS_PER_MB * size / 1e6
     connection.set_progress_handler(lambda: time.process_time() > latest, _STEPS_BETWEEN_LOOKS)
-    with Database(connection, str(path)) as database:
+    with closing(connection):
+        database = Database(connection, str(path))
         for setting in ("trusted_schema = OFF", "cell_size_check = ON", "query_only = ON"):
             for _ in database.rows(f"PRAGMA {setting}"):
                 pass

@@ -97,16 +97,10 @@ def is_amd_json(start: str) -> bool:
 
 
 class AmdCsv:
-    """Reader of the rows under one header.
+    """Reader of the rows under one header."""
 
-    Args:
-        names: Names of the columns.
-        collector: Receives the samples.
-        host: Host name, empty if unknown.
-    """
-
-    def __init__(self, names: list[str], collector: Collector | Labelled, host: str = "") -> None:
-        self._names, self._collector, self._host = names, collector, host
+    def __init__(self, names: list[str], collector: Collector | Labelled) -> None:
+        self._names, self._collector = names, collector
 
     def take(self, line: str) -> None:
         """Read one row."""
@@ -115,7 +109,7 @@ class AmdCsv:
             self._collector.left_out["rows with too few or too many cells skipped"] += 1
             return
         fields = {name: cell.strip() for name, cell in zip(self._names, cells, strict=True)}
-        device = _identity(fields.get("device", fields.get("gpu", "")), fields, self._host)
+        device = _identity(fields.get("device", fields.get("gpu", "")), fields)
         if device is None:
             if fields.get("device") != "system":
                 self._collector.left_out["unreadable rows skipped"] += 1
@@ -138,7 +132,7 @@ def take_amd_json(text: str, collector: Collector | Labelled) -> None:
             raise ValueError(f"{error}") from error
         for name, when, values in _devices(content):
             flat = dict(_flat(values))
-            device = _identity(name, flat, "")
+            device = _identity(name, flat)
             if device is not None:
                 collector.sample(device, when, _values(flat))
 
@@ -173,7 +167,7 @@ def _flat(fields: Mapping[str, Any], before: str = "", depth: int = 0) -> Iterat
             yield path, str(value)
 
 
-def _identity(name: str, fields: Mapping[str, str], host: str) -> Identity | None:
+def _identity(name: str, fields: Mapping[str, str]) -> Identity | None:
     """The GPU; None for other entries, such as ``system``."""
     card = _CARD.fullmatch(name)
     index = whole(card[1] if card else name)
@@ -181,7 +175,7 @@ def _identity(name: str, fields: Mapping[str, str], host: str) -> Identity | Non
         return None
     bus = next((bus_id(fields[key]) for key in _BUS_NAMES if key in fields), "")
     model = fields.get("Card Series", fields.get("Card series", ""))[:200]
-    return Identity(host=host, index=index, bus_id=bus, name=model)
+    return Identity(index=index, bus_id=bus, name=model)
 
 
 def _values(fields: Mapping[str, str]) -> dict[str, float | None]:

@@ -62,9 +62,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def number(cell: str) -> float | None:
     """The number of a cell such as ``77.71 W``, in W, MHz, bytes, or in its own unit.
 
-    Returns:
-        None for ``[N/A]``, ``[Not Supported]``, ``-``, and anything else that is not a valid sensor
-        value.
+    None for ``[N/A]``, ``[Not Supported]``, ``-``, and anything else that is not a valid sensor
+    value.
     """
     match = _NUMBER.match(cell)
     if match is None:
@@ -134,6 +133,17 @@ def time_of(text: str) -> tuple[int, Clock] | None:
     return (ns, clock) if 0 <= ns < LAST_NS else None
 
 
+def seconds_of(text: str) -> tuple[int, Clock] | None:
+    """A time in seconds since the epoch, such as ``1751580646.109``, in ns; None if too late."""
+    seconds, _, rest = text.partition(".")
+    return since_epoch(int(seconds) * NS_PER_S + int(rest.ljust(9, "0")))
+
+
+def since_epoch(ns: int) -> tuple[int, Clock] | None:
+    """A time since the epoch with its clock; None if it is too late to be one."""
+    return (ns, "epoch") if ns < LAST_NS else None
+
+
 # Samples of one file ------------------------------------------------------------------------------
 
 MAX_SAMPLES = 20_000_000
@@ -160,9 +170,8 @@ _LARGEST = float(1 << 53)
 def gpus_at_once(times: Int64Array) -> int:
     """The number of rows per moment in a query of several GPUs; 1 if rows are not in such groups.
 
-    Args:
-        times: Times of the rows, ascending, ns. A query writes one row per GPU within milliseconds,
-            and waits for its period.
+    A query writes one row per GPU within milliseconds, and waits for its period; times ascend, in
+    ns.
     """
     gaps = np.diff(times)
     if len(gaps) < _LEAST_GAPS or not (longest := float(np.percentile(gaps, 95))):
@@ -374,11 +383,9 @@ class Collector(msgspec.Struct):
 
 
 class Labelled:
-    """A collector for the output of one host, which adds the host name.
+    """A collector for the output of one host, which adds the host's name.
 
-    Args:
-        collector: Receives everything.
-        host: Name of the host; a line that names another host keeps that name.
+    A line that names another host keeps that name.
     """
 
     def __init__(self, collector: Collector, host: str) -> None:

@@ -66,19 +66,11 @@ def recorded(run: Run) -> Recorded | None:
 def find_zone(
     clock: Clock, times: Sequence[Int64Array], when: Recorded, written_ns: int | None
 ) -> Zone | None:
-    """The shift with which the samples cover the recording.
+    """The shift with which the samples cover the recording; None if no zone or more than one fits.
 
     Samples of a whole day cover a recording of a minute in many zones. In that case, the zone is
-    used in which the last sample coincides with the last write of the file.
-
-    Args:
-        clock: Clock of the times, not ``none``.
-        times: Times of each series of one file, ascending.
-        when: The recording.
-        written_ns: When the file was last written, None if unknown.
-
-    Returns:
-        None if no zone or more than one fits.
+    used in which the last sample coincides with the last write of the file, if that is known. The
+    ``clock`` is not ``none``, and the times of each series of the file ascend.
     """
     times = [series for series in times if len(series)]
     if not times:
@@ -352,12 +344,22 @@ def _of_the_job(
 
 
 def _not_of_the_job(others: Sequence[DeviceSeries]) -> str:
-    names = dict.fromkeys(
-        name_of_device(one.host, one.index, one.bus_id, one.uuid) for one in others
-    )
-    gpus = "GPUs" if len(names) > 1 else "GPU"
-    some = ", ".join(list(names)[:4]) + (", …" if len(names) > 4 else "")
-    return f"{len(names)} {gpus} in the sensor files ran no known rank ({some}): skipped."
+    names = _names(others)
+    return f"{_gpus(names)} in the sensor files ran no known rank ({_some(names)}): skipped."
+
+
+def _names(devices: Iterable[DeviceSeries]) -> list[str]:
+    """Each GPU once."""
+    named = (name_of_device(one.host, one.index, one.bus_id, one.uuid) for one in devices)
+    return list(dict.fromkeys(named))
+
+
+def _gpus(names: Sequence[str]) -> str:
+    return f"{len(names)} GPU{'s' if len(names) > 1 else ''}"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
 
 
 def _records(run: Run, joined: Iterable[DeviceSeries]) -> dict[int, RecordSource]:
@@ -402,26 +404,21 @@ def _is_near(event: DeviceEvent, when: Recorded) -> bool:
 
 
 def _unplaced(series: Iterable[DeviceSeries], nodes: Sequence[str]) -> list[Gap]:
-    without = {
-        name_of_device(one.host, one.index, one.bus_id, one.uuid): one
-        for one in series
-        if one.rank is None
-    }
+    without = [one for one in series if one.rank is None]
     placed = {one.rank for one in series if one.rank is not None}
     if not without:
         return []
-    some = ", ".join(list(without)[:4]) + (", …" if len(without) > 4 else "")
-    plural = "s" if len(without) > 1 else ""
+    names = _names(without)
     placed_ranks = f"; the GPUs of {name_ranks(placed)} are known" if placed else ""
     fix = ""
-    if len(nodes) > 1 and not any(one.host for one in without.values()):
+    if len(nodes) > 1 and not any(one.host for one in without):
         fix = f": put the node name into the file name (gpu.{nodes[0]}.csv)"
     return [
         Gap(
             what="unplaced-devices",
             message=(
-                f"Unknown rank for {len(without)} GPU{plural} in the sensor files "
-                f"({some}){placed_ranks}{fix}."
+                f"Unknown rank for {_gpus(names)} in the sensor files "
+                f"({_some(names)}){placed_ranks}{fix}."
             ),
         )
     ]

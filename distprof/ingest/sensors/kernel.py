@@ -16,8 +16,9 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
-from distprof.ingest.sensors.collect import LAST_NS, Collector, bus_id, time_of
+from distprof.ingest.sensors.collect import LAST_NS, Collector, bus_id, seconds_of, time_of
 from distprof.run.logs import Clock, DeviceEvent
 from distprof.units import NS_PER_S
 
@@ -137,7 +138,8 @@ def take_journal(line: str, collector: Collector) -> None:
     if entry.get("SYSLOG_IDENTIFIER", "kernel") != "kernel":
         return  # from a program that writes about kernels
     host, micros = entry.get("_HOSTNAME"), entry.get("__REALTIME_TIMESTAMP")
-    t_ns = int(micros) * 1_000 if isinstance(micros, str) and _is_micros(micros) else None
+    is_time = isinstance(micros, str) and micros.isdecimal() and len(micros) < 17
+    t_ns = int(micros) * 1_000 if is_time and int(micros) * 1_000 < LAST_NS else None
     time = "" if t_ns is None else f"{datetime.fromtimestamp(t_ns // NS_PER_S, UTC):%FT%TZ}"
     named = host if isinstance(host, str) and re.fullmatch(_HOST, host) else ""
     _take(message, _Stamp(named, t_ns, "none" if t_ns is None else "epoch", time), collector)
@@ -153,10 +155,6 @@ def parsed_time(text: str, form: str) -> int | None:
     return ns if 0 <= ns < LAST_NS else None
 
 
-def _is_micros(text: str) -> bool:
-    return text.isdecimal() and len(text) < 17 and int(text) * 1_000 < LAST_NS
-
-
 def _take(message: str, stamp: _Stamp, collector: Collector) -> None:
     if _DRIVER in message:
         collector.is_kernel_log = True
@@ -169,21 +167,17 @@ def _take(message: str, stamp: _Stamp, collector: Collector) -> None:
         return
     collector.is_kernel_log = True
     resident = sum(int(n) for n in _RESIDENT.findall(found["text"])) << 10
-    collector.event(
-        DeviceEvent(
-            file=collector.file,
-            kind="crash" if killed is None else "oom",
-            number=None,
-            text=found["text"].strip(),
-            t_ns=stamp.t_ns,
-            clock=stamp.clock,
-            time=stamp.time,
-            host=stamp.host,
-            process=found["name"].strip(),
-            pid=int(found["pid"]),
-            memory_bytes=resident or None,
-        )
+    event = DeviceEvent(
+        file=collector.file,
+        kind="crash" if killed is None else "oom",
+        number=None,
+        text=found["text"].strip(),
+        process=found["name"].strip(),
+        pid=int(found["pid"]),
+        memory_bytes=resident or None,
+        **stamp._asdict(),
     )
+    collector.event(event)
 
 
 def _take_driver(message: str, stamp: _Stamp, collector: Collector) -> None:
@@ -194,38 +188,22 @@ def _take_driver(message: str, stamp: _Stamp, collector: Collector) -> None:
     found = _XID.search(message) or _LOST.search(message)
     if found is None:
         return
-    if found.re is _LOST:
-        collector.event(
-            DeviceEvent(
-                file=collector.file,
-                kind="xid",
-                number=_OFF_THE_BUS,
-                text=found[1],
-                t_ns=stamp.t_ns,
-                clock=stamp.clock,
-                time=stamp.time,
-                host=stamp.host,
-            )
-        )
-        return
-    where, text = bus_id(found[1]), found[3].strip()
-    process = _XID_PROCESS.match(text)
-    collector.event(
-        DeviceEvent(
-            file=collector.file,
-            kind="xid",
+    event = DeviceEvent(
+        file=collector.file, kind="xid", number=_OFF_THE_BUS, text=found[1], **stamp._asdict()
+    )
+    if found.re is _XID:
+        where, text = bus_id(found[1]), found[3].strip()
+        process = _XID_PROCESS.match(text)
+        event = replace(
+            event,
             number=int(found[2]),
-            text=(_XID_NO_PROCESS.sub("", text, 1) if process is None else text[process.end() :]),
-            t_ns=stamp.t_ns,
-            clock=stamp.clock,
-            time=stamp.time,
-            host=stamp.host,
+            text=_XID_NO_PROCESS.sub("", text, 1) if process is None else text[process.end() :],
             bus_id=where,
             uuid=collector.uuids.get(f"{stamp.host} {where}", ""),
             process="" if process is None else process[2].strip(),
             pid=None if process is None else int(process[1]),
         )
-    )
+    collector.event(event)
 
 
 def _split(line: str) -> tuple[_Stamp | None, str]:
@@ -253,7 +231,7 @@ def _stamped(line: str) -> tuple[_Stamp | None, str]:
     if seconds is not None:
         stamp = _Stamp(seconds["host"] or "", None, "none", f"{seconds[1]} s after boot")
         return stamp, line[seconds.end() :]
-    for form, known in ((_SYSLOG, None), (_ISO, _iso), (_FULL, _full), (_UNIX, _unix)):
+    for form, known in ((_SYSLOG, None), (_ISO, _iso), (_FULL, _full), (_UNIX, seconds_of)):
         match = form.match(line)
         if match is not None:
             when = None if known is None else known(match["time"])
@@ -268,9 +246,3 @@ def _iso(text: str) -> tuple[int, Clock] | None:
 
 def _full(text: str) -> tuple[int, Clock] | None:
     return time_of(text.replace(" UTC", "Z"))
-
-
-def _unix(text: str) -> tuple[int, Clock] | None:
-    seconds, _, rest = text.partition(".")
-    t_ns = int(seconds) * NS_PER_S + int(rest.ljust(9, "0"))
-    return (t_ns, "epoch") if t_ns < LAST_NS else None

@@ -18,19 +18,20 @@ from typing import Any
 import msgspec
 
 from distprof.ingest.sensors.collect import (
-    LAST_NS,
     Collector,
     Identity,
     Labelled,
     bus_id,
     number,
     reasons_of,
+    seconds_of,
+    since_epoch,
     time_of,
     whole,
 )
 from distprof.ingest.sensors.kernel import parsed_time
 from distprof.run.logs import Clock, DeviceEvent, DeviceLinks
-from distprof.units import NS_PER_MS, NS_PER_S
+from distprof.units import NS_PER_MS
 
 FABRIC = re.compile(
     r"\[([A-Z][a-z]{2} \d\d \d{4} \d\d:\d\d:\d\d)\] \[([A-Z]{1,12})\] \[tid \d{1,20}\] (.{0,500})"
@@ -86,9 +87,8 @@ def take_monitor_line(line: str, collector: Collector | Labelled) -> None:
         sample: Any = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError, UnicodeError):
         sample = None
-    when = (
-        time_of(sample["time"]) if isinstance(sample, dict) and _is_text(sample, "time") else None
-    )
+    time = sample.get("time") if isinstance(sample, dict) else None
+    when = time_of(time) if isinstance(time, str) else None
     if when is None:
         collector.left_out["unreadable samples skipped"] += 1
         return
@@ -113,10 +113,6 @@ def _scaled(value: Any, scale: float) -> float | None:
     return value * scale if is_number and abs(value) < LARGEST else None
 
 
-def _is_text(sample: dict[str, Any], key: str) -> bool:
-    return isinstance(sample.get(key), str)
-
-
 # ``nvidia-smi nvlink --status`` -------------------------------------------------------------------
 
 _GPU_HEADING = re.compile(r"GPU (\d{1,4}): (.{1,200}) \(UUID: (\S{1,80})\)\s*")
@@ -127,11 +123,7 @@ MAX_LINKS = 256
 
 
 class NvlinkStatus:
-    """Reader of the status; GPUs without a link line (no NVLink, MIG) are left out.
-
-    Args:
-        collector: Receives the links.
-    """
+    """Reader of the status; GPUs without a link line (no NVLink, MIG) are left out."""
 
     def __init__(self, collector: Collector | Labelled) -> None:
         self._collector = collector
@@ -210,11 +202,7 @@ class _Scrape(msgspec.Struct):
 
 
 class Scrapes:
-    """Reader of the exporter's lines.
-
-    Args:
-        collector: Receives the samples.
-    """
+    """Reader of the exporter's lines."""
 
     def __init__(self, collector: Collector | Labelled) -> None:
         self._collector = collector
@@ -229,8 +217,7 @@ class Scrapes:
         match = _COMMENT_TIME.fullmatch(line)
         if match is not None:
             self.close()
-            seconds, _, rest = match[1].partition(".")
-            self._time = _known(int(seconds) * NS_PER_S + int(rest.ljust(9, "0")))
+            self._time = seconds_of(match[1])
 
     def take(self, line: str) -> None:
         """Read one metric of one GPU."""
@@ -250,7 +237,7 @@ class Scrapes:
             scrape = self._open[device] = _Scrape(when=self._time)
         scrape.seen.add(name)
         if time is not None and scrape.when is None:
-            scrape.when = _known(int(time) * NS_PER_MS)
+            scrape.when = since_epoch(int(time) * NS_PER_MS)
         self._keep(device, scrape, name, number(text))
 
     def close(self) -> None:
@@ -310,7 +297,3 @@ class Scrapes:
             )
             found = self._labels[labels] = (device, by_name.get("GPU_I_ID", ""))
         return found
-
-
-def _known(ns: int) -> tuple[int, Clock] | None:
-    return (ns, "epoch") if ns < LAST_NS else None

@@ -58,13 +58,9 @@ class Places(msgspec.Struct, frozen=True):
         )
 
     def rank_of(self, host: str, index: int | None, bus: str, uuid: str) -> int | None:
-        """The rank on a GPU; None if it is uncertain.
+        """The rank on a GPU; None if it is uncertain. The index counts in the driver's order.
 
-        Args:
-            host: Host name in the file; empty if unknown, which is certain only for a single node.
-            index: Index in the driver's order.
-            bus: PCI bus id.
-            uuid: UUID of the GPU.
+        Without a host name, which is empty if unknown, it is certain only for a single node.
         """
         if uuid in self.by_uuid:
             return self.by_uuid[uuid]
@@ -80,11 +76,9 @@ class Places(msgspec.Struct, frozen=True):
         return None if node is None or index is None else self.by_index.get((node, index))
 
     def rank_of_process(self, host: str, pid: int | None) -> int | None:
-        """The rank of a process; None if it is uncertain.
+        """The rank of a process; None if it is uncertain, as without a host name on several nodes.
 
-        Args:
-            host: Host name in the file; empty if unknown, which is certain only for a single node.
-            pid: Process id on the host, which may differ from the one inside a container.
+        The process id is the host's, which may differ from the one inside a container.
         """
         found = {
             rank for (at, number), rank in self.by_pid.items() if number == pid and _same(at, host)
@@ -93,11 +87,9 @@ class Places(msgspec.Struct, frozen=True):
         return found.pop() if len(found) == 1 and is_sure else None
 
     def others_than(self, name: str, rank: int | None) -> str:
-        """Names of the job's GPUs if a GPU is of another model than these; else empty.
+        """Names of the job's GPUs if a named GPU is of another model than these; else empty.
 
-        Args:
-            name: Name of the GPU; empty if unknown.
-            rank: The rank that the GPU's place gives; None for any rank.
+        ``rank`` is the one that the GPU's place gives; None for any rank.
         """
         model = _model(name)
         known = self.devices if rank is None else {rank: self.devices.get(rank, "")}

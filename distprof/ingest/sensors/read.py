@@ -35,8 +35,15 @@ from distprof.ingest.sensors.messages import (
     take_fabric_line,
     take_monitor_line,
 )
-from distprof.ingest.sensors.smi_query import SmiText, SmiXml, begins_query, begins_xml
-from distprof.ingest.sensors.smi_tables import TITLE, SmiTables, date_of
+from distprof.ingest.sensors.smi import (
+    TITLE,
+    SmiTables,
+    SmiText,
+    SmiXml,
+    begins_query,
+    begins_xml,
+    date_of,
+)
 from distprof.ingest.sensors.tables import (
     Dmon,
     QueryCsv,
@@ -134,9 +141,6 @@ class _HeadlessError(Exception):
 class _Dispatcher:
     """Passes each line to its reader; each host has separate readers.
 
-    Args:
-        collector: Receives the data of all readers.
-
     Attributes:
         beginning: First lines, which identify a kernel log.
     """
@@ -150,7 +154,6 @@ class _Dispatcher:
         self.beginning = ""
 
     def take(self, line: str) -> None:
-        """Read one line."""
         if self._collector.num_lines <= SNIFFED_LINES:
             self.beginning += f"{line[:_SNIFFED_CHARACTERS]}\n"
         if self._open.take_row(line):  # by far the most lines
@@ -205,18 +208,12 @@ class _Dispatcher:
         return self._hosts.setdefault(name, _Host(self._collector, shown))
 
     def close(self) -> None:
-        """Finish the output of all hosts."""
         for host in self._hosts.values():
             host.close()
 
 
 class _Host:
-    """Readers of the lines of one host.
-
-    Args:
-        collector: Receives the data of the readers.
-        name: Host name, empty if unknown.
-    """
+    """Readers of the lines of one host."""
 
     def __init__(self, collector: Collector, name: str) -> None:
         self._name = name
@@ -237,7 +234,6 @@ class _Host:
         return True
 
     def take(self, line: str) -> None:
-        """Read one line."""
         first = line[:1]
         if self._xml.take(line) or self._text.take(line) or self.take_row(line):
             return
@@ -253,7 +249,6 @@ class _Host:
             self._row(line)
 
     def close(self) -> None:
-        """Finish the current output of all readers."""
         self._scrapes.close()
         self._links.close()
         self._text.close()

@@ -96,12 +96,7 @@ def dmon_header(line: str) -> list[str] | None:
 
 
 class Dmon:
-    """Reader of the rows under one header of a monitor.
-
-    Args:
-        names: Names of the columns.
-        collector: Receives the samples.
-    """
+    """Reader of the rows under one header of a monitor."""
 
     def __init__(self, names: Sequence[str], collector: Collector | Labelled) -> None:
         self._names = list(names)
@@ -241,7 +236,6 @@ class _Number(msgspec.Struct, frozen=True):
     cells: dict[str, float | None] = msgspec.field(default_factory=dict)
 
     def value(self, cell: str) -> float | None:
-        """Value of one cell."""
         if cell not in self.cells:
             if len(self.cells) >= _MAX_CACHED:
                 self.cells.clear()
@@ -251,12 +245,7 @@ class _Number(msgspec.Struct, frozen=True):
 
 
 class QueryCsv:
-    """Reader of the rows under one header of a query.
-
-    Args:
-        names: Names of the columns, as in the header.
-        collector: Receives the samples.
-    """
+    """Reader of the rows under one header of a query."""
 
     def __init__(self, names: Sequence[str], collector: Collector | Labelled) -> None:
         self._count = len(names)

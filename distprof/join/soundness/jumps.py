@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from distprof.join.instances import NO_STEP, step_labels
+from distprof.join.instances import NO_STEP, runs_of, step_labels
 from distprof.join.shifts import TIMED
 from distprof.run.run import ClockAlignment, CollectiveMatches, Gap, Rank, TableSource
 from distprof.run.tables import RankTables, encode
@@ -94,9 +94,7 @@ def _gap(what: str, rank: int, by_ns: int, does: str) -> Gap:
 def find_jumps(ranks: Sequence[Rank]) -> dict[int, list[Jump]]:
     """Position in ``ranks`` to the jumps of that rank's clock, in order of time.
 
-    Args:
-        ranks: Ranks of the run; those without GPUs are not judged, because CPUs notice the end of a
-            collective at any time after it.
+    Ranks without GPUs are not judged: CPUs notice the end of a collective at any time after it.
     """
     on_gpu = [i for i, rank in enumerate(ranks) if rank.device.name != "cpu"]
     parts = [_timed(ranks[i]) for i in on_gpu]
@@ -167,9 +165,7 @@ def _mixed(*columns: Int64Array) -> Int64Array:
 def _occurrence(codes: Int64Array) -> Int64Array:
     """How many equal values come before each one."""
     order = np.argsort(codes, kind="stable")
-    ordered = codes[order]
-    begins = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])) if len(codes) else order
-    counts = np.diff(np.append(begins, len(codes)))
+    begins, counts = runs_of(codes[order])
     number = np.empty(len(codes), np.int64)
     number[order] = np.arange(len(codes)) - np.repeat(begins, counts)
     return number
@@ -198,8 +194,7 @@ def _deviations(
 def _medians(code: Int64Array, values: Int64Array) -> Int64Array:
     """Median of the values of each code; the mean of two."""
     order = np.lexsort((values, code))
-    first = np.flatnonzero(np.append(True, code[order][1:] != code[order][:-1]))
-    counts = np.diff(np.append(first, len(code)))
+    first, counts = runs_of(code[order])
     low, high = values[order][first + (counts - 1) // 2], values[order][first + counts // 2]
     middle: Int64Array = low + (high - low) // 2
     return middle

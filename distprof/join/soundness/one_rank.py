@@ -40,15 +40,9 @@ _SAMPLED_ROWS = 4096
 def mended(activity: Table, host: Table) -> tuple[Table, dict[str, Count]]:
     """Take out what cannot have happened on a GPU, and count it.
 
-    Linear in the rows if streams are in order of time.
-
-    Args:
-        activity: ACTIVITY of the GPU.
-        host: HOST, at least its runtime and driver calls; empty if it was not read.
-
-    Returns:
-        ACTIVITY without rows that are there twice, impossibly long ones ended where they can have
-        ended at most; and the counts of both, if there are any.
+    Linear in the rows if streams are in order of time. Rows that are there twice go, and impossibly
+    long ones end where they can have ended at most. ``host`` has at least runtime and driver calls,
+    or is empty if it was not read.
     """
     rows = np.flatnonzero(activity["kind"] != ActivityKind.ANNOTATION)
     num_rows = len(rows)
@@ -79,10 +73,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
 def checked(activity: Table, host: Table, steps: Table) -> Checked:
     """Check the events of one rank of GPUs, after :func:`mended`.
 
-    Args:
-        activity: ACTIVITY of the GPU.
-        host: HOST, at least its runtime and driver calls; empty if it was not read.
-        steps: Complete rows of STEPS; empty if nothing marks steps.
+    ``steps`` are the complete ones, empty if nothing marks steps.
     """
     is_work = activity["kind"] != ActivityKind.ANNOTATION
     work = activity if is_work.all() else activity.take(np.flatnonzero(is_work))

@@ -141,7 +141,6 @@ def test_metadata_thread_names_span_and_counts():
     assert parsed.thread_names == {"10/11": "thread 11 (python)"}
     assert (parsed.first_ns, parsed.last_ns) == (BASE_NS + 99_000, BASE_NS + 249_000)
     assert parsed.has_epoch
-    assert parsed.host_is_complete
     assert parsed.quality.num_events == len(EVENTS)
     assert parsed.quality.num_unlaunched == 2  # all but the one with correlation 77
     assert not parsed.quality.truncated
@@ -240,7 +239,6 @@ def test_a_sink_gets_all_host_rows_and_the_result_keeps_what_analyses_need():
         "ProfilerStep#4", "cudaLaunchKernel", "record_param_comms", "c10d::allreduce_",
     }  # fmt: skip
     assert sink.base_ns == BASE_NS
-    assert not parsed.host_is_complete
 
 
 def test_absolute_times_beyond_a_double_stay_exact():

@@ -12,8 +12,8 @@ from functools import cache
 import numpy as np
 import pytest
 
+from distprof.costs.known_schedules import SCHEDULES, orders
 from distprof.costs.pipeline import bubble_fraction
-from distprof.costs.schedules import SCHEDULES, orders
 from distprof.ingest.open import open_run
 from distprof.sections.context import RankAnalyses
 from distprof.sections.pipeline.measure import analyze_pipeline

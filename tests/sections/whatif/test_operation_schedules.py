@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 
-from distprof.costs.plain_orders import gpipe, interleaved_1f1b, one_f_one_b
+from distprof.costs.known_schedules import gpipe, interleaved_1f1b, one_f_one_b
 from distprof.run.evidence import OPERATIONS, OperationLog
 from distprof.schema import Coded, Table
 from distprof.sections.whatif.operation_graph import lay_out
@@ -113,7 +113,7 @@ CASES = [
     *[(f"gpipe {p} × {m}", gpipe(p, m), 1) for p, m in ((2, 3), (4, 8))],
     *[(f"1f1b {p} × {m}", one_f_one_b(p, m), 1) for p, m in ((2, 2), (4, 8), (8, 16))],
     *[
-        (f"interleaved {p} × {v} × {m}", interleaved_1f1b(p, m, v, p), v)
+        (f"interleaved {p} × {v} × {m}", interleaved_1f1b(p, m, v), v)
         for p, v, m in ((2, 2, 4), (4, 2, 8), (4, 3, 8), (4, 4, 4))
     ],
 ]
@@ -136,7 +136,7 @@ def test_the_replayed_step_is_the_simulated_one(orders, chunks, all_messages):
 @pytest.mark.parametrize("slow", [0, 2, 3])
 def test_a_long_stage_of_an_interleaved_pipeline_is_the_one_that_is_named(slow):
     lengths = [(13 if stage % 4 == slow else 10) * MS for stage in range(8)]
-    orders = interleaved_1f1b(4, 16, 2, 4)
+    orders = interleaved_1f1b(4, 16, 2)
     made = job(orders, 2, forward_ns=lengths, input_ns=lengths, weight_ns=lengths, noise=0.0)
     result = simulate_operations(log_of(made.run()))
     names = ("forward_ns", "input_ns", "weight_ns")

@@ -16,7 +16,7 @@ from distprof.errors import InputError
 from distprof.ingest.kinds.device_log import fits_device_log, read_device_log
 from distprof.ingest.sensors.collect import Collector
 from distprof.ingest.sensors.read import _Dispatcher
-from distprof.ingest.sensors.smi_query import SmiXml
+from distprof.ingest.sensors.smi import SmiXml
 from distprof.run.logs import DeviceLog
 from distprof.run.records import TELEMETRY
 from tests.smi_outputs import GOLDEN, Gpu, labelled, node, text_of, two_nodes, xml_of

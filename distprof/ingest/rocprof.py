@@ -1,6 +1,6 @@
-"""JSON of rocprofv3: records of one process by kind, converted to torch.profiler events.
+"""JSON of rocprofv3: records of processes by kind, converted to torch.profiler events.
 
-The file is a single object, so it is read whole, up to a size limit. Times count from the boot of
+A file is a single object, so it is read whole, up to a size limit. Times count from the boot of
 the system, so ranks can be compared only through their collectives.
 
 Source: ROCm/rocprofiler-sdk, ``source/docs/how-to/using-rocprofv3.rst`` (``--output-format json``)
@@ -9,23 +9,18 @@ and ``tests/rocprofv3`` (``buffer_records``, ``strings``, ``kernel_symbols``, ``
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
 from distprof.bounds import Bound, num_parts, within
 from distprof.errors import InputError
 from distprof.ingest.files import DAMAGE, beginning, opened, read_some
-from distprof.ingest.rocprof.records import (
-    LARGEST_NS,
-    MAX_NAME,
-    RECORD,
-    Ranges,
-    call_event,
-    copy_event,
-    kernel_event,
-)
+from distprof.ingest.kineto.made import StepRanges, on_device, on_host, opened_events
 
 _SIGN = b'"rocprofiler-sdk-tool"'
 BOUND = Bound(
@@ -39,9 +34,13 @@ BOUND = Bound(
 _SNIFFED_BYTES = 4_096
 _ENDINGS = (".json", ".json.gz")
 _EXPECTED = "JSON of rocprofv3 with kernels (rocprofv3 --runtime-trace --output-format json)"
+_RECORD = "record with rocprofv3 --runtime-trace --output-format json -- COMMAND"
 _GPU = 2  # type of an agent
 _CALLS = ("hip_api", "hip_api_ext")
 _RANGES = ("marker_api", "marker_api_ext")
+_COPY = re.compile(r"MEMORY_COPY_(HOST|DEVICE)_TO_(HOST|DEVICE)")
+_LARGEST_NS = 1 << 62  # later times are invalid
+_MAX_NAME = 2_000  # characters kept of a name
 
 
 class _Handle(msgspec.Struct):
@@ -132,36 +131,46 @@ class _File(msgspec.Struct):
     tools: list[_Tool] = msgspec.field(default_factory=list, name="rocprofiler-sdk-tool")
 
 
-def is_begin(head: bytes) -> bool:
-    """Whether a file with this beginning is JSON of rocprofv3."""
+def begins_rocprof(head: bytes) -> bool:
+    """Whether a file with this uncompressed beginning is from rocprofv3."""
     return _SIGN in head
 
 
-def is_json(path: str | Path) -> bool:
-    """Whether a regular file is such JSON, by its name and beginning; never raises."""
-    return is_begin(beginning(str(path), _SNIFFED_BYTES, endings=_ENDINGS))
+def is_rocprof(path: str | Path) -> bool:
+    """Whether a regular file is from rocprofv3, by its name and beginning; never raises."""
+    return begins_rocprof(beginning(str(path), _SNIFFED_BYTES, endings=_ENDINGS))
 
 
-def places_of_processes(path: str | Path) -> list[int]:
+def processes_in_rocprof(path: str | Path) -> list[int]:
     """Positions of the processes with kernels in a file, usually a single one.
 
     Raises:
-        InputError: If it cannot be read.
+        InputError: If it cannot be read, or has none.
     """
     tools = _read(path).tools
-    return [n for n, tool in enumerate(tools) if tool.buffer_records.kernel_dispatch]
+    found = [n for n, tool in enumerate(tools) if tool.buffer_records.kernel_dispatch]
+    if not found:
+        raise InputError(
+            str(path),
+            expected="a trace of rocprofv3 with kernels",
+            found="a trace of rocprofv3 without kernels",
+            fix=_RECORD,
+        )
+    return found
 
 
-def head_and_events(path: str | Path, place: int) -> tuple[dict[str, object], Iterator[bytes]]:
-    """The header that Kineto writes before its events, and the events of one process as JSON.
+@contextmanager
+def opened_rocprof(path: str | Path, place: int) -> Iterator[BinaryIO]:
+    """The trace of one process, to be read once from start to end.
 
     Raises:
         InputError: If it cannot be read, or has no process at this position.
     """
     tools = _read(path).tools
     if place >= len(tools):
-        raise InputError(str(path), expected=_EXPECTED, found="fewer processes", fix=RECORD)
-    return _head(tools[place]), _events(tools[place])
+        raise InputError(str(path), expected=_EXPECTED, found="fewer processes", fix=_RECORD)
+    with opened_events(_head(tools[place]), _events(tools[place])) as stream:
+        yield stream
 
 
 def _read(path: str | Path) -> _File:
@@ -169,11 +178,11 @@ def _read(path: str | Path) -> _File:
         with opened(str(path)) as stream:
             data, damage = read_some(stream, BOUND.num_bytes + 1)
         if damage:
-            raise InputError(str(path), expected=_EXPECTED, found=damage, fix=RECORD)
+            raise InputError(str(path), expected=_EXPECTED, found=damage, fix=_RECORD)
         return _decoded(within(data, BOUND.num_bytes, str(path)))
     except (*DAMAGE, RecursionError) as error:
         text = " ".join(f"{error}".split())[:200]
-        raise InputError(str(path), expected=_EXPECTED, found=text, fix=RECORD) from error
+        raise InputError(str(path), expected=_EXPECTED, found=text, fix=_RECORD) from error
 
 
 def _decoded(data: bytes) -> _File:
@@ -210,9 +219,8 @@ def _events(tool: _Tool) -> Iterator[bytes]:
 
 
 def _timed(records: list[_Record]) -> Iterator[_Record]:
-    """Records with usable times."""
     for record in records:
-        if 0 <= record.start_timestamp <= record.end_timestamp < LARGEST_NS:
+        if 0 <= record.start_timestamp <= record.end_timestamp < _LARGEST_NS:
             yield record
 
 
@@ -223,6 +231,11 @@ def _stream(record: _Record, queue: int, streams: dict[tuple[int, int], int]) ->
     return streams.setdefault(key, len(streams))
 
 
+def _correlation(record: _Record) -> int | None:
+    number = record.correlation_id.internal
+    return number if 0 < number < _LARGEST_NS else None
+
+
 def _kernels(tool: _Tool, streams: dict[tuple[int, int], int]) -> Iterator[bytes]:
     gpus = _gpus(tool)
     names = {
@@ -230,19 +243,20 @@ def _kernels(tool: _Tool, streams: dict[tuple[int, int], int]) -> Iterator[bytes
     }
     for record in _timed(tool.buffer_records.kernel_dispatch):
         dispatch = record.dispatch_info
-        yield kernel_event(
+        yield on_device(
+            b"kernel",
             names.get(dispatch.kernel_id, b'"unknown"'),
             record.start_timestamp,
             record.end_timestamp,
             device=gpus.get(dispatch.agent_id.handle, 0),
             stream=_stream(record, dispatch.queue_id.handle, streams),
-            correlation=record.correlation_id.internal,
+            correlation=_correlation(record),
         )
 
 
 def _name_of(symbol: _Symbol) -> str:
     names = (symbol.formatted_kernel_name, symbol.demangled_kernel_name, symbol.kernel_name)
-    return next(filter(None, names), "unknown")[:MAX_NAME]
+    return next(filter(None, names), "unknown")[:_MAX_NAME]
 
 
 def _operation(tool: _Tool) -> Callable[[_Record], str]:
@@ -254,46 +268,63 @@ def _operation(tool: _Tool) -> Callable[[_Record], str]:
             return ""
         operations = kinds[record.kind].operations
         known = 0 <= record.operation < len(operations)
-        return operations[record.operation][:MAX_NAME] if known else ""
+        return operations[record.operation][:_MAX_NAME] if known else ""
 
     return name
 
 
 def _copies(tool: _Tool, streams: dict[tuple[int, int], int]) -> Iterator[bytes]:
+    """Events of copies, with the direction from the name of the operation."""
     gpus, operation = _gpus(tool), _operation(tool)
     for record in _timed(tool.buffer_records.memory_copy):
         device = gpus.get(record.dst_agent_id.handle, gpus.get(record.src_agent_id.handle, 0))
-        yield copy_event(
-            operation(record),
+        way = _COPY.search(operation(record))
+        ends = [end.capitalize() for end in way.groups()] if way else ["Device", "Device"]
+        kind = f"{ends[0][0]}to{ends[1][0]}"
+        yield on_device(
+            b"gpu_memcpy",
+            f'"Memcpy {kind} ({ends[0]} -> {ends[1]})"'.encode(),
             record.start_timestamp,
             record.end_timestamp,
             device=device,
             stream=_stream(record, -1 - device, streams),
-            correlation=record.correlation_id.internal,
+            correlation=_correlation(record),
             num_bytes=record.bytes,
         )
 
 
 def _calls(tool: _Tool) -> Iterator[bytes]:
+    """Events of HIP calls, without those that the compiler inserts to register kernels."""
     operation = _operation(tool)
     for kind in _CALLS:
         for record in _timed(getattr(tool.buffer_records, kind)):
-            yield from call_event(
-                operation(record),
-                record.start_timestamp,
-                record.end_timestamp,
-                pid=tool.metadata.pid,
-                thread=record.thread_id,
-                correlation=record.correlation_id.internal,
-            )
+            name = operation(record)
+            if not name.startswith("__"):
+                yield on_host(
+                    b"cuda_runtime",
+                    msgspec.json.encode(name or "unknown"),
+                    record.start_timestamp,
+                    record.end_timestamp,
+                    pid=tool.metadata.pid,
+                    tid=record.thread_id,
+                    correlation=_correlation(record),
+                )
 
 
 def _ranges(tool: _Tool) -> Iterator[bytes]:
-    texts = {message.key: message.value[:MAX_NAME] for message in tool.strings.marker_api}
-    ranges = Ranges(tool.metadata.pid)
+    """Events of ROCTx ranges, and additional events for steps with Kineto's name for them."""
+    texts = {message.key: message.value[:_MAX_NAME] for message in tool.strings.marker_api}
+    steps = StepRanges()
+
+    def event(name: bytes, start: int, end: int, thread: int) -> bytes:
+        return on_host(b"user_annotation", name, start, end, pid=tool.metadata.pid, tid=thread)
+
     for kind in _RANGES:
         for record in _timed(getattr(tool.buffer_records, kind)):
             name = texts.get(record.correlation_id.internal, "")
-            start, end = record.start_timestamp, record.end_timestamp
-            yield from ranges.event(name, start, end, record.thread_id)
-    yield from ranges.steps()
+            start, end, thread = record.start_timestamp, record.end_timestamp, record.thread_id
+            if name and end > start:
+                yield event(msgspec.json.encode(name), start, end, thread)
+                steps.note(name, start, end, thread)
+    for step, start, end, thread in steps.chosen():
+        yield event(step, start, end, thread)

@@ -1,4 +1,4 @@
-"""Output of ``nvidia-smi -q``: text, or XML with ``-x``, of one or several hosts.
+"""Output of ``nvidia-smi``: its default tables, and ``-q`` as text, or as XML with ``-x``.
 
 Each output is a snapshot of all GPUs of a host. The XML is untrusted: expat neither expands
 entities nor loads files, and reading stops at declarations, nesting or unclosed tags that
@@ -16,10 +16,77 @@ from xml.parsers import expat
 
 import msgspec
 
-from distprof.ingest.sensors.collect import Collector, Labelled, time_of, whole
+from distprof.ingest.sensors.collect import (
+    Collector,
+    Identity,
+    Labelled,
+    bus_id,
+    number,
+    time_of,
+    whole,
+)
 from distprof.ingest.sensors.facts import device_of, is_used, reasons_in, state_of, values_of
-from distprof.ingest.sensors.smi_tables import date_of
+from distprof.ingest.sensors.kernel import parsed_time
 from distprof.run.logs import Clock
+
+TITLE = "| NVIDIA-SMI "
+_WHEN = re.compile(r"[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d{1,2}) (\d\d:\d\d:\d\d) (\d{4})\s*")
+_FIRST = re.compile(
+    r"\|\s+(\d{1,4})\s{1,4}(\S.{0,60}?)\s+(?:On|Off|N/A)\s*\|\s*([0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]{5,9})\s"
+    r"+(?:On|Off|N/A)\s*\|\s*(\S{1,12})\s*\|\s*"
+)
+_SECOND = re.compile(
+    r"\|\s*\S{1,5}\s+(\d{1,4}C|N/A|ERR!)\s+\S{1,4}\s+(\S{1,8})\s*/\s*\S{1,8}\s*\|\s*(\S{1,12})\s*/"
+    r"\s*\S{1,12}\s*\|\s*(\d{1,3}%|N/A|ERR!)\s.{0,40}\|\s*"
+)
+_MIB = 1024.0**2
+
+
+def date_of(line: str) -> tuple[int, Clock] | None:
+    """The time of a date such as ``Fri Jul  3 22:10:46 2026``; None for another line."""
+    match = _WHEN.fullmatch(line) if line[:1].isupper() else None
+    if match is None:
+        return None
+    month, day, time, year = match.groups()
+    t_ns = parsed_time(f"{month} {day} {year} {time}", "%b %d %Y %H:%M:%S")
+    return None if t_ns is None else (t_ns, "local")
+
+
+class SmiTables:
+    """Reader of the tables of one host."""
+
+    def __init__(self, collector: Collector | Labelled, host: str = "") -> None:
+        self._collector = collector
+        self._host = host
+        self._when: tuple[int, Clock] | None = None
+        self._gpu: tuple[Identity, float | None] | None = None
+
+    def take(self, line: str) -> bool:
+        """Read a line; False if it is not part of a table."""
+        if line[:1] != "|":
+            self._when = date_of(line) or self._when
+            return False
+        first = _FIRST.fullmatch(line)
+        if first is not None:
+            index, name, bus, ecc = first.groups()
+            device = Identity(host=self._host, index=whole(index), bus_id=bus_id(bus), name=name)
+            self._gpu = (device, number(ecc))
+            return True
+        second = _SECOND.fullmatch(line)
+        if second is not None and self._gpu is not None:
+            temperature, power, memory, use = (number(cell) for cell in second.groups())
+            device, ecc_errors = self._gpu
+            values = {
+                "temperature_c": temperature,
+                "power_w": power,
+                "memory_used_bytes": None if memory is None else memory,
+                "gpu_utilization_ratio": None if use is None else use / 100,
+                "ecc_uncorrected": ecc_errors,
+            }
+            self._collector.sample(device, self._when, values, origin="table")
+            self._gpu = None
+        return True
+
 
 _TITLE = re.compile(r"=+NVSMI LOG=+\s*")
 _GPU = re.compile(r"GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s*")
@@ -27,6 +94,7 @@ _FACT = re.compile(r"( *)([A-Za-z][^:|,]{0,80}?)\s*(?:\s: (.*))?")
 _SPACES = re.compile(r"\s+")
 _XML = ("<?xml", "<!DOCTYPE nvidia_smi_log", "<nvidia_smi_log")
 _ROOT = "nvidia_smi_log"
+_PROCESS_TYPES = ("processes/process_id/type", "processes/process_info/type")  # text, XML
 _MAX_GPUS = 1_024
 _MAX_FACTS = 1_000
 _MAX_DEPTH = 16
@@ -51,9 +119,14 @@ class _Gpu(msgspec.Struct):
     facts: dict[str, str] = msgspec.field(default_factory=dict)
     num_processes: int | None = None
 
-    def keep(self, name: str, text: str) -> None:
-        if len(self.facts) < _MAX_FACTS:
-            self.facts.setdefault(name, text[:_MAX_TEXT])
+    def keep(self, name: str, text: str | None) -> None:
+        """Keep a fact, if it is used, or count a process that computes (type ``C``)."""
+        if name == "processes":
+            self.num_processes = self.num_processes or 0
+        elif name in _PROCESS_TYPES and text is not None:
+            self.num_processes = (self.num_processes or 0) + ("C" in text)
+        elif text is not None and is_used(name) and len(self.facts) < _MAX_FACTS:
+            self.facts.setdefault(name, text.strip()[:_MAX_TEXT])
 
 
 class _Snapshot(msgspec.Struct):
@@ -92,11 +165,7 @@ def _deliver_gpu(
 
 
 class SmiText:
-    """Reader of the text output of one host.
-
-    Args:
-        collector: Receives the samples and states.
-    """
+    """Reader of the text output of one host."""
 
     def __init__(self, collector: Collector | Labelled) -> None:
         self._collector = collector
@@ -146,13 +215,7 @@ class SmiText:
             if text is not None and len(snapshot.about) < _MAX_FACTS:
                 snapshot.about.setdefault(name, text.strip()[:_MAX_TEXT])
             return
-        gpu = snapshot.gpus[-1]
-        if name == "processes":
-            gpu.num_processes = gpu.num_processes or 0
-        elif name == "processes/process_id/type" and text is not None:
-            gpu.num_processes = (gpu.num_processes or 0) + ("C" in text)
-        elif text is not None and is_used(name):
-            gpu.keep(name, text.strip())
+        snapshot.gpus[-1].keep(name, text)
 
 
 class _RefusedError(Exception):
@@ -160,11 +223,7 @@ class _RefusedError(Exception):
 
 
 class SmiXml:
-    """Reader of the XML output of one host, line by line.
-
-    Args:
-        collector: Receives the samples and states.
-    """
+    """Reader of the XML output of one host, line by line."""
 
     def __init__(self, collector: Collector | Labelled) -> None:
         self._collector = collector
@@ -249,13 +308,7 @@ class SmiXml:
             if len(self._snapshot.about) < _MAX_FACTS:
                 self._snapshot.about.setdefault(self._path[1], text[:_MAX_TEXT])
         elif name and self._path[1] == "gpu" and self._snapshot.gpus:
-            gpu = self._snapshot.gpus[-1]
-            if name == "processes":
-                gpu.num_processes = gpu.num_processes or 0
-            elif name == "processes/process_info/type":
-                gpu.num_processes = (gpu.num_processes or 0) + ("C" in text)
-            elif is_used(name):
-                gpu.keep(name, text)
+            self._snapshot.gpus[-1].keep(name, text)
 
 
 def _refuse_entities(*_: object) -> NoReturn:
