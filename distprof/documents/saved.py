@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,30 +14,25 @@ from distprof.sections.report import Report
 
 if TYPE_CHECKING:
     from distprof.documents.ci.cases import Cases
+    from distprof.documents.page import Page
 
 
-def _text(report: Report, options: RenderOptions) -> str:
-    from distprof.documents.text import render
+def _page(report: Report, options: RenderOptions) -> Page:
+    from distprof.documents.report import page_of
 
-    return render(report, options)
-
-
-def _brief(report: Report, options: RenderOptions) -> str:
-    from distprof.documents.brief import render
-
-    return render(report, options)
+    return page_of(report, options)
 
 
-def _markdown(report: Report, options: RenderOptions) -> str:
-    from distprof.documents.markdown import render
+def _terminal_pages(report: Report, options: RenderOptions) -> Iterator[Page]:
+    from distprof.documents.report import terminal_pages
 
-    return render(report, options)
+    return terminal_pages(report, options)
 
 
 def _html(report: Report, options: RenderOptions) -> str:
-    from distprof.documents.html.report import render
+    from distprof.documents.html.report import report_html
 
-    return render(report, options)
+    return report_html(report, options)
 
 
 def _cases(report: Report, options: RenderOptions) -> Cases:
@@ -52,8 +48,10 @@ REPORT = Document(
     title="distprof report",
     fix="make it again with: distprof analyze SOURCE --save-report FILE",
     fix_foreign="if it is a trace, pass it to distprof analyze",
+    page=_page,
+    terminal_pages=_terminal_pages,
     cases=_cases,
-    formats={"text": _text, "brief": _brief, "md": _markdown, "html": _html},
+    formats={"html": _html},
     indent=1,
     about=f"""\
 # The saved report

@@ -189,8 +189,8 @@ class Report(Record, frozen=True, kw_only=True):
         return records_to_pandas(self.findings, Finding)
 
     def __str__(self) -> str:
-        """The whole report as text, 100 columns wide."""
-        return str(documents("text:render")(self, RenderOptions(width=100)))
+        """The report as text, 100 columns wide."""
+        return str(documents("saved:REPORT").reporter("text")(self, RenderOptions(width=100)))
 
     def __repr__(self) -> str:
         """One line: a report may hold thousands of rows."""
@@ -201,8 +201,8 @@ class Report(Record, frozen=True, kw_only=True):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Verdict, reasons and findings, as a console shows them."""
-        yield documents("text:head")(self, RenderOptions(width=options.max_width))
+        yield from documents("notebook:console_blocks")(self, options.max_width)
 
     def _repr_html_(self) -> str:
         """Verdict and findings, as a notebook shows them."""
-        return str(documents("notebook:notebook_html")(self))
+        return str(documents("notebook:report_html")(self))

@@ -94,6 +94,8 @@ class TableView(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()  # Sentences under the table.
     # Indexes of rows to be set in bold, such as a sum.
     strong: frozenset[int] = msgspec.field(default_factory=frozenset)
+    section: str = ""  # The subject of a report that it belongs to.
+    is_main: bool = False  # Whether it is shown open where the others are folded.
 
 
 def counted(number: int, noun: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from distprof.sections.shows import declared
 from distprof.sections.table import TableView
 
@@ -18,5 +20,5 @@ def tables_of(
     wanted = (
         make for make in declared(report, "table") if not sections or make.section in sections
     )
-    made = (make(report, show_all=show_all) for make in wanted)
-    return tuple(view for view in made if view is not None)
+    made = ((make(report, show_all=show_all), make.section) for make in wanted)
+    return tuple(replace(view, section=section) for view, section in made if view is not None)

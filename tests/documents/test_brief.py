@@ -134,14 +134,14 @@ def test_no_page_is_longer_and_no_control_character_passes(
         listings=(Listing(title="Next steps", sentences=tuple(steps), is_numbered=True),),
         tables=(TableView(title="T", columns=columns, rows=(tuple(cells),) * 20),),
     )
-    text = page_brief(page, RenderOptions())
+    text = page_brief(page)
     assert most_tokens(text) <= MAX_TOKENS
     assert text.endswith("\n")
     assert all(character.isprintable() for line in text.split("\n") for character in line)
 
 
 def test_a_verdict_of_megabytes_is_cut() -> None:
-    text = page_brief(Page(verdict="x" * 5_000_000, sentences=("y " * 3_000_000,)), RenderOptions())
+    text = page_brief(Page(verdict="x" * 5_000_000, sentences=("y " * 3_000_000,)))
     assert len(text) < 2_000
 
 

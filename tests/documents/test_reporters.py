@@ -392,7 +392,7 @@ def test_a_finding_that_gives_back_nothing_is_left_to_the_full_report() -> None:
 
 
 def test_no_two_parts_of_a_step_are_drawn_alike() -> None:
-    glyphs = [glyph for _, glyph, _, _ in GROUPS]
+    glyphs = [group.glyph for group in GROUPS]
     assert len(set(glyphs)) == len(glyphs)
 
 

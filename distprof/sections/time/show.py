@@ -169,6 +169,7 @@ def waterfall_table(report: Report, *, show_all: bool) -> TableView | None:
         columns=(Column("part", left=True), Column("time"), Column("share"), Column("", left=True)),
         rows=tuple(rows),
         strong=frozenset({len(rows) - 1}),
+        is_main=True,
     )
 
 

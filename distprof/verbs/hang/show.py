@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from distprof.documents.document import Document
-from distprof.documents.page import Listing, Page, page_text
-from distprof.documents.text import MAX_BRIEF, rows_of
+from distprof.documents.page import Listing, Page
 from distprof.escape import short_ranks
 from distprof.formats import RenderOptions
 from distprof.sections.table import Column, TableView, counted
@@ -283,19 +282,12 @@ def _page(report: HangReport, options: RenderOptions) -> Page:
     )
 
 
-def _text(report: HangReport, options: RenderOptions) -> str:
-    """The page for a terminal; by default at most :data:`MAX_BRIEF` lines.
-
-    A page that is too long loses its tables first, then further evidence, and last its next steps.
-    """
-    whole = page_text(_page(report, options), options)
-    if options.full or options.show_all or rows_of(whole, options.width) <= MAX_BRIEF:
-        return whole
-    for page in _shorter(_page(report, options)):
-        text = page_text(page, options)
-        if rows_of(text, options.width) <= MAX_BRIEF:
-            break
-    return text
+def _terminal_pages(report: HangReport, options: RenderOptions) -> Iterator[Page]:
+    """The page; by default also versions that lose tables, then evidence, and last next steps."""
+    page = _page(report, options)
+    yield page
+    if not (options.full or options.show_all):
+        yield from _shorter(page)
 
 
 def _shorter(page: Page) -> Iterator[Page]:
@@ -320,7 +312,7 @@ HANG = Document(
     title="distprof hang",
     fix="make it again with: distprof hang DIR --format json",
     page=_page,
-    formats={"text": _text},
+    terminal_pages=_terminal_pages,
     about=f"""\
 # The hang report
 

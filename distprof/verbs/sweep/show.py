@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from distprof.artefacts.summary_file import Fingerprint
 from distprof.costs.scaling import LAW_NAMES
 from distprof.documents.document import Document
-from distprof.documents.page import Page
+from distprof.documents.page import Findings, Page, Priced
 from distprof.formats import RenderOptions
 from distprof.sections.table import Bar, Cell, Column, Drawing, TableView, counted
 from distprof.units import format_duration, format_ratio, signed
@@ -400,9 +400,16 @@ def _page(report: ScalingReport, options: RenderOptions) -> Page:
         verdict=scaling_verdict(report.scaling),
         headline=scaling_headline(report.scaling, report.fingerprint, report.source),
         sentences=(*scaling_sentences(report.scaling), *report.notes),
-        findings=report.findings,
+        findings=_findings(report),
         tables=tuple(scaling_tables(report.scaling, show_all=options.show_all)),
     )
+
+
+def _findings(report: ScalingReport) -> Findings | None:
+    costs = (one.cost_ns_per_step for one in report.findings)
+    texts = ("" if ns is None else f"{format_duration(ns)} per step" for ns in costs)
+    priced = tuple(map(Priced, report.findings, texts))
+    return Findings(listed=priced) if priced else None
 
 
 SCALING = Document(
