@@ -19,10 +19,9 @@ import pytest
 import distprof
 from benchmarks.damage import Outcome, case_of, outcome_of
 from benchmarks.fuzzing.damages import Event
-from distprof.documents.saved import REPORT
+from distprof.documents.saved import REPORT, Report
 from distprof.formats import RenderOptions
 from distprof.rules.base import Finding
-from distprof.sections.report import Report
 from distprof.terms import Confidence, StragglerCause
 from tests.drawn import drawn
 from tests.simulator.job import SlowDevice

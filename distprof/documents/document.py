@@ -231,7 +231,7 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         raise SchemaError(source, expected=self._expected, found=found, fix=fix)
 
 
-def document_of(kind: type[msgspec.Struct]) -> Document[Any]:
+def document_of(kind: type[Any]) -> Document[Any]:
     """The document for one kind of result, declared in the ``show.py`` next to its struct.
 
     Raises:

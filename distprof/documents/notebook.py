@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 from msgspec.structs import replace
 
 from distprof.documents.document import document_of
@@ -48,7 +47,7 @@ def report_html(report: Report) -> str:
     )
 
 
-def result_html(result: msgspec.Struct) -> str:
+def result_html(result: Any) -> str:
     """The verdict of a verb's result, its figures, findings, and folded tables."""
     figures = (joined((element("h3", part.title), part.content)) for part in figures_of(result))
     return _shown(_page(result), *figures)
@@ -62,18 +61,18 @@ def console_blocks(report: Report, width: int) -> Iterator[RenderableType]:
     return page_blocks(replace(head_of(report, options), commands=()), options)
 
 
-def one_line(result: msgspec.Struct) -> str:
+def one_line(result: Any) -> str:
     """The kind of a result and its verdict."""
     return f"<{type(result).__name__}: {plain(_page(result).verdict)}>"
 
 
-def as_text(result: msgspec.Struct) -> str:
+def as_text(result: Any) -> str:
     """The page of a result as text, 100 columns wide."""
     write = document_of(type(result)).reporter("text")
     return write(result, RenderOptions(width=100))
 
 
-def _page(result: msgspec.Struct) -> Page:
+def _page(result: Any) -> Page:
     return document_of(type(result)).page_of(result, RenderOptions())
 
 

@@ -10,11 +10,58 @@ from typing import TYPE_CHECKING
 from distprof.artefacts import REPORT_FILE, REPORT_SCHEMA
 from distprof.documents.document import Document
 from distprof.formats import RenderOptions
-from distprof.sections.report import Report
+from distprof.sections import report as data
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
     from distprof.documents.ci.cases import Cases
     from distprof.documents.page import Page
+
+
+class Report(data.Report, frozen=True, kw_only=True):
+    """One analysis: measurements, findings and what could not be checked."""
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the report as JSON, replacing what is there; returns the path.
+
+        Raises:
+            InputError: If the file cannot be written.
+        """
+        return REPORT.save(self, path)
+
+    def metrics(self) -> dict[str, float]:
+        """The report as a flat dictionary of numbers, for training loggers.
+
+        Names are stable and end in their unit: docs/reference/metrics.md lists them. Unknown
+        metrics are left out and never 0.
+        """
+        from distprof.sections.metrics import metrics_of
+
+        return metrics_of(self)
+
+    def __str__(self) -> str:
+        """The report as text, 100 columns wide."""
+        return REPORT.reporter("text")(self, RenderOptions(width=100))
+
+    def __repr__(self) -> str:
+        """One line: a report may hold thousands of rows."""
+        from distprof.escape import plain
+        from distprof.sections.verdict import judge
+
+        return f"<Report on {self.run.source!r}: {plain(judge(self).line)}>"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Verdict, reasons and findings, as a console shows them."""
+        from distprof.documents.notebook import console_blocks
+
+        yield from console_blocks(self, options.max_width)
+
+    def _repr_html_(self) -> str:
+        """Verdict and findings, as a notebook shows them."""
+        from distprof.documents.notebook import report_html
+
+        return report_html(self)
 
 
 def _page(report: Report, options: RenderOptions) -> Page:
@@ -79,12 +126,3 @@ def load_report(path: str | os.PathLike[str]) -> Report:
     """
     file = Path(path)
     return REPORT.load(file / REPORT_FILE if file.is_dir() else file)
-
-
-def save_report(report: Report, path: str | os.PathLike[str]) -> Path:
-    """Write the report as JSON, replacing an existing file, and return the path.
-
-    Raises:
-        InputError: If the file cannot be written.
-    """
-    return REPORT.save(report, path)

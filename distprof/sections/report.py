@@ -1,14 +1,15 @@
-"""Report: everything one analysis found, as written to ``report.json``."""
+"""What a report holds: everything one analysis found, as written to ``report.json``.
+
+Tables and sentences are functions of these data. The report that users hold, with all that it can
+do, is :class:`distprof.documents.saved.Report`.
+"""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distprof.artefacts import REPORT_SCHEMA
 from distprof.artefacts.record import Record, records_to_pandas
-from distprof.formats import RenderOptions, documents
 from distprof.rules.base import Finding, NotChecked
 from distprof.sections.base import Verdict
 from distprof.sections.capture.result import CaptureResult
@@ -44,7 +45,6 @@ from distprof.sections.whatif.result import RepairPlan, WhatIfResult
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.console import Console, ConsoleOptions, RenderResult
 
 
 class GroupInfo(Record, frozen=True, kw_only=True):
@@ -166,43 +166,6 @@ class Report(Record, frozen=True, kw_only=True):
     findings: tuple[Finding, ...]
     not_checked: tuple[NotChecked, ...]
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the report as JSON, replacing what is there; returns the path.
-
-        Raises:
-            InputError: If the file cannot be written.
-        """
-        return Path(documents("saved:save_report")(self, path))
-
-    def metrics(self) -> dict[str, float]:
-        """The report as a flat dictionary of numbers, for training loggers.
-
-        Names are stable and end in their unit: docs/reference/metrics.md lists them. Unknown
-        metrics are left out and never 0.
-        """
-        from distprof.sections.metrics import metrics_of
-
-        return metrics_of(self)
-
     def findings_to_pandas(self) -> pd.DataFrame:
         """The findings as a frame, one row each in the report's order, and a column per field."""
         return records_to_pandas(self.findings, Finding)
-
-    def __str__(self) -> str:
-        """The report as text, 100 columns wide."""
-        return str(documents("saved:REPORT").reporter("text")(self, RenderOptions(width=100)))
-
-    def __repr__(self) -> str:
-        """One line: a report may hold thousands of rows."""
-        from distprof.escape import plain
-        from distprof.sections.verdict import judge
-
-        return f"<Report on {self.run.source!r}: {plain(judge(self).line)}>"
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Verdict, reasons and findings, as a console shows them."""
-        yield from documents("notebook:console_blocks")(self, options.max_width)
-
-    def _repr_html_(self) -> str:
-        """Verdict and findings, as a notebook shows them."""
-        return str(documents("notebook:report_html")(self))

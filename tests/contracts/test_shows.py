@@ -19,13 +19,12 @@ import pytest
 
 import distprof.sections
 from distprof.artefacts.record import Record
-from distprof.documents.saved import REPORT
+from distprof.documents.saved import REPORT, Report
 from distprof.formats import RenderOptions, find_reporter
 from distprof.sections.base import Result
 from distprof.sections.capture.result import CaptureGap
 from distprof.sections.capture.show import headline
 from distprof.sections.perturbation.result import PerturbationResult
-from distprof.sections.report import Report
 from distprof.sections.shows import declared, declared_in
 from distprof.sections.tables import tables_of
 from distprof.sections.verdict import judge

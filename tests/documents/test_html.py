@@ -28,12 +28,12 @@ from distprof.documents.html.rule_page import markdown_html, rule_page
 from distprof.documents.html.scatter import collectives_figure, expected_ns
 from distprof.documents.html.schedule import MAX_SLOTS, schedule_figure, schedule_figures
 from distprof.documents.html.subjects import workers_figure
+from distprof.documents.saved import Report
 from distprof.documents.step_bar import step_bar
 from distprof.escape import plain
 from distprof.formats import RenderOptions, find_reporter
 from distprof.rules.registry import all_rules
 from distprof.sections.pipeline.result import PictureRow, PipelineGroup
-from distprof.sections.report import Report
 from distprof.sections.tables import tables_of
 from distprof.sections.time.result import BreakdownResult, StepBreakdown
 from distprof.sections.verdict import judge

@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from distprof.documents.saved import Report
 from distprof.formats import RenderOptions, find_reporter
 from distprof.sections.pipeline.result import PictureRow
-from distprof.sections.report import Report
 from distprof.verbs.documents import all_documents
 from tests.contracts.test_documents import SAMPLES
 from tests.documents.html_pages import Seen

@@ -11,7 +11,6 @@ import pytest
 
 from distprof.documents.document import document_of
 from distprof.documents.html.figures import figures_of
-from distprof.documents.saved import save_report
 from distprof.formats import RenderOptions
 from distprof.verbs.documents import all_documents
 from tests.contracts.test_documents import FAST, SAMPLES, SLOW
@@ -105,7 +104,7 @@ def cells(folder: Path) -> list[str]:
 def written(folder: Path) -> None:
     """Two reports, and summaries of repeats before and now."""
     for name, report in (("first", healthy()), ("second", straggler())):
-        save_report(report, folder / f"{name}.json")
+        report.save(folder / f"{name}.json")
     for name, runs in (("before", FAST), ("now", SLOW)):
         for number, run in enumerate(runs):
             SUMMARY.save(run, folder / f"{name}-{number}.json")

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distprof.documents.advice import cost_text
-from distprof.documents.saved import REPORT
+from distprof.documents.saved import REPORT, Report
 from distprof.formats import RenderOptions
-from distprof.sections.report import Report
 from distprof.sections.verdict import judge
 from distprof.sections.whatif.result import (
     PathShare,

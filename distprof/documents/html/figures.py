@@ -39,7 +39,7 @@ def figures_of(result: msgspec.Struct) -> tuple[Part, ...]:
 
 
 @cache
-def _declared(kind: type[msgspec.Struct]) -> Sequence[Declared[..., Any]]:
+def _declared(kind: Any) -> Sequence[Declared[..., Any]]:
     """Figures of one kind of result, by place."""
     name = f"{kind.__module__.rpartition('.')[0]}.figures"
     if not find_spec(name):

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from distprof.documents.document import Document
 from distprof.documents.page import Page
+from distprof.documents.saved import Report
 from distprof.formats import RenderOptions
-from distprof.sections.report import Report
 from distprof.sections.table import Column, TableView, counted
 from distprof.units import (
     capitalized,

@@ -18,7 +18,7 @@ from distprof.ingest.job.live import LiveRank, LiveRun
 from distprof.sections.metrics import METRICS
 
 if TYPE_CHECKING:
-    from distprof.sections.report import Report
+    from distprof.documents.saved import Report
 
 MAX_RANKS = 256
 """Maximum number of ranks in a job for separate series per rank."""

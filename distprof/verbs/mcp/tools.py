@@ -18,8 +18,8 @@ from distprof.units import fold_ranks
 from distprof.verbs.mcp.root import Root
 
 if TYPE_CHECKING:
+    from distprof.documents.saved import Report
     from distprof.rules.base import Finding
-    from distprof.sections.report import Report
 
 MAX_CHARACTERS = 24_000
 """Maximum length of an answer."""

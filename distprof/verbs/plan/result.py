@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from distprof.formats import Displayed
+from distprof.verbs.displayed import Displayed
 from distprof.verbs.plan.layout import Layout
 
 PLAN_SCHEMA = "distprof.plan/1"

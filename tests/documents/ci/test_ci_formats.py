@@ -20,10 +20,9 @@ from distprof.documents.ci.github import github
 from distprof.documents.ci.gitlab import gitlab
 from distprof.documents.ci.junit import junit
 from distprof.documents.ci.sarif import sarif
-from distprof.documents.saved import save_report
+from distprof.documents.saved import Report
 from distprof.formats import RenderOptions, find_reporter
 from distprof.rules.base import NotChecked
-from distprof.sections.report import Report
 from distprof.terms import CI_FORMATS, Severity
 from distprof.verbs.documents import all_documents
 from tests.contracts.test_documents import SAMPLES as DOCUMENTS
@@ -241,7 +240,7 @@ def test_a_test_fails_where_the_job_does(fail_on, failures):
 
 
 def test_fail_on_reaches_the_document(tmp_path, capsys):
-    save_report(straggler(), tmp_path / "report.json")
+    straggler().save(tmp_path / "report.json")
     words = ["report", str(tmp_path / "report.json"), "--fail-on", "error"]
     out = tmp_path / "out.xml"
     assert main([*words, "-o", str(out), "-q"]) == 1
@@ -255,7 +254,7 @@ def test_hostile_reports_are_valid(format_name, report):
 
 
 def test_the_ending_of_a_file_names_the_format(tmp_path):
-    save_report(straggler(), tmp_path / "report.json")
+    straggler().save(tmp_path / "report.json")
     for name in ("out.sarif", "out.xml"):
         assert main(["report", str(tmp_path / "report.json"), "-o", str(tmp_path / name)]) == 0
     check_sarif((tmp_path / "out.sarif").read_text())
@@ -264,7 +263,7 @@ def test_the_ending_of_a_file_names_the_format(tmp_path):
 
 @pytest.mark.parametrize("format_name", CI_FORMATS)
 def test_what_judges_nothing_has_none_of_them(tmp_path, capsys, format_name):
-    save_report(straggler(), tmp_path / "report.json")
+    straggler().save(tmp_path / "report.json")
     file = str(tmp_path / "report.json")
     assert main(["compare", file, file, "--format", format_name]) == 2
     assert "is not one of text, brief, json, md, html" in capsys.readouterr().err
