@@ -11,13 +11,11 @@ from distprof.documents.page import Findings, Limits, Page, Plan, Priced
 from distprof.documents.step_bar import step_bar
 from distprof.formats import FINDINGS, RenderOptions
 from distprof.rules.base import Finding, NotChecked
-from distprof.sections.capture.show import headline
 from distprof.sections.job.show import job_facts
 from distprof.sections.parts import window_word
 from distprof.sections.report import Report
-from distprof.sections.shows import declared
-from distprof.sections.tables import tables_of
-from distprof.sections.verdict import judge
+from distprof.sections.shows import LONG_SENTENCES, sentences_of, tables_of
+from distprof.sections.verdict import headline, judge
 from distprof.sections.whatif.show import plan_sentence
 
 LEAST = 0.01
@@ -72,7 +70,7 @@ def terminal_pages(report: Report, options: RenderOptions) -> Iterator[Page]:
 
 def _short_pages(report: Report, options: RenderOptions) -> Iterator[Page]:
     page = head_of(report, options)
-    left_out = {make(report) for make in declared(report, "why") if not make.is_brief}
+    left_out = sentences_of(report, LONG_SENTENCES)
     found = priced(report)
     worth = tuple(one for one in found if _is_worth_a_line(one.finding, report))
     findings = Findings(listed=worth, is_ranked=True, num_left_out=len(found) - len(worth))

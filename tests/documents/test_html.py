@@ -34,7 +34,7 @@ from distprof.escape import plain
 from distprof.formats import RenderOptions, find_reporter
 from distprof.rules.registry import all_rules
 from distprof.sections.pipeline.result import PictureRow, PipelineGroup
-from distprof.sections.tables import tables_of
+from distprof.sections.shows import tables_of
 from distprof.sections.time.result import BreakdownResult, StepBreakdown
 from distprof.sections.verdict import judge
 from distprof.sections.whatif.result import WhatIfResult, WorkerSlowdown

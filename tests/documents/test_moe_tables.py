@@ -8,7 +8,6 @@ import pytest
 import distprof
 from distprof.documents.saved import REPORT
 from distprof.formats import RenderOptions
-from distprof.sections.capture.show import headline
 from distprof.sections.moe.result import (
     MoeDrift,
     MoeExchange,
@@ -26,7 +25,7 @@ from distprof.sections.moe.show import (
     placement_table,
     ranks_line,
 )
-from distprof.sections.verdict import judge
+from distprof.sections.verdict import headline, judge
 from tests.documents.samples import healthy
 
 MS = 1_000_000

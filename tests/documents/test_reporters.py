@@ -17,8 +17,8 @@ from distprof.documents.text import MAX_BRIEF
 from distprof.errors import UsageError
 from distprof.formats import RenderOptions, find_reporter, format_of_file, reporter_names
 from distprof.sections.capture.result import NodeClock
-from distprof.sections.capture.show import headline
 from distprof.sections.report import RunInfo
+from distprof.sections.verdict import headline
 from distprof.sections.whatif.result import RepairPlan
 from tests.documents.job_samples import SAMPLES, failed_job, hostile_job, reference_run, untraced
 from tests.documents.samples import (
