@@ -22,6 +22,7 @@ from distprof.units import (
     format_bytes,
     format_duration,
     format_ratio,
+    signed,
 )
 
 MAX_RANKS_SHOWN = 12
@@ -98,6 +99,11 @@ class TableView(msgspec.Struct, frozen=True, kw_only=True):
     is_main: bool = False  # Whether it is shown open where the others are folded.
 
 
+def present(views: Iterable[TableView | None]) -> tuple[TableView, ...]:
+    """The tables that have something to show."""
+    return tuple(view for view in views if view is not None)
+
+
 def counted(number: int, noun: str) -> str:
     """A number with its noun, for example ``1 step`` and ``2,000 steps``."""
     plural = "" if number == 1 else "es" if noun.endswith("s") else "s"
@@ -119,6 +125,7 @@ def _identity(number: int | None) -> str:
 
 FORMS: dict[str, Callable[[Any], str]] = {
     "ns": format_duration,
+    "signed": signed,
     "bytes": format_bytes,
     "bytes_per_s": format_bandwidth,
     "ratio": format_ratio,
@@ -159,6 +166,7 @@ def rows_table(
     *,
     caption: str = "",
     notes: Iterable[str] = (),
+    strong: Iterable[int] = (),
     even_empty: bool = False,
 ) -> TableView | None:
     """A table of one row per record; None without records, unless ``even_empty``."""
@@ -171,6 +179,7 @@ def rows_table(
         rows=tuple(tuple(c.cell(c.value(record)) for c in kept) for record in records),
         caption=caption,
         notes=tuple(notes),
+        strong=frozenset(strong),
     )
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
 
 from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.documents.saved import Report
 from distprof.formats import RenderOptions
-from distprof.sections.table import Column, TableView, counted
+from distprof.sections.table import Column, TableView, counted, present, rows_table
 from distprof.units import (
     capitalized,
-    format_bandwidth,
     format_bytes,
     format_duration,
     format_ratio,
@@ -22,10 +20,9 @@ from distprof.units import (
 from distprof.verbs.compare.measure import ALIKE_RATIO, FoundProblem, Side, compare
 from distprof.verbs.compare.result import (
     COMPARISON_SCHEMA,
-    CollectiveChange,
     ComparedRun,
     Comparison,
-    KernelChange,
+    FindingChange,
     PartChange,
     StepChange,
 )
@@ -48,8 +45,6 @@ PARTS = {
     "other": "other",
 }
 """Names of the parts of a step in reports."""
-
-T = TypeVar("T")
 
 
 def comparison_verdict(comparison: Comparison) -> str:
@@ -294,119 +289,73 @@ def _or(text: str) -> str:
     return text or "not set"
 
 
-def comparison_tables(comparison: Comparison, *, show_all: bool) -> Iterator[TableView]:
+def comparison_tables(comparison: Comparison, *, show_all: bool) -> Iterator[TableView | None]:
     """Tables of the parts of the step, collectives, kernels, findings and other differences."""
-    if comparison.parts:
-        yield _parts_table(comparison.parts)
-    least = 0 if show_all else _LEAST_RATIO * (comparison.step.first_ns or 0)
-    changed = [c for c in comparison.collectives if abs(c.change_ns) > least or show_all]
-    if changed:
-        yield _collectives_table(_some(changed, show_all=show_all), len(changed))
-    kernels = [k for k in comparison.kernels if abs(k.change_ns) > least or show_all]
-    if kernels:
-        yield _kernels_table(_some(kernels, show_all=show_all), len(kernels))
-    if comparison.findings:
-        yield _findings_table(comparison)
-    if comparison.differences:
-        yield _differences_table(comparison)
-
-
-def _some(rows: Sequence[T], *, show_all: bool) -> Sequence[T]:
-    return rows if show_all else rows[:_FEW]
-
-
-def _more(shown: int, total: int) -> tuple[str, ...]:
-    return (f"and {total - shown} more: --all",) if total > shown else ()
-
-
-def _parts_table(parts: Sequence[PartChange]) -> TableView:
-    there = [part for part in parts if part.first_ns or part.second_ns]
-    rows = [
+    yield _parts_table(comparison.parts)
+    least = -1 if show_all else _LEAST_RATIO * (comparison.step.first_ns or 0)
+    yield _changes_table(
+        "Collectives",
         (
-            PARTS.get(part.part, part.part),
-            format_duration(part.first_ns),
-            format_duration(part.second_ns),
-            signed(part.change_ns),
-        )
-        for part in there
-    ]
-    sums = [sum(getattr(p, name) for p in parts) for name in ("first_ns", "second_ns")]
-    rows.append(
-        ("sum", format_duration(sums[0]), format_duration(sums[1]), signed(sums[1] - sums[0]))
-    )
-    return TableView(
-        title="Where the difference is",
-        caption="mean traced step, averaged over ranks",
-        columns=(
-            Column(title="part", left=True),
-            Column(title="first"),
-            Column(title="second"),
-            Column(title="change"),
+            Column("collective", "kind", left=True),
+            Column("axis", lambda row: row.axis or "–", left=True),
+            Column("size", lambda row: "all" if row.bytes is None else format_bytes(row.bytes)),
+            Column("first", "first_exposed_ns"),
+            Column("second", "second_exposed_ns"),
+            Column("change", "change_ns", form="signed"),
+            Column("", "state", left=True),
+            Column("busbw", "first_busbw_bytes_per_s", wide_only=True),
+            Column("then", "second_busbw_bytes_per_s", wide_only=True),
         ),
-        rows=tuple(rows),
-        strong=frozenset({len(rows) - 1}),
-    )
-
-
-def _collectives_table(rows: Sequence[CollectiveChange], total: int) -> TableView:
-    return TableView(
-        title="Collectives",
+        [row for row in comparison.collectives if abs(row.change_ns) > least],
         caption="exposed time per rank and step",
-        columns=(
-            Column(title="collective", left=True),
-            Column(title="axis", left=True),
-            Column(title="size"),
-            Column(title="first"),
-            Column(title="second"),
-            Column(title="change"),
-            Column(title="", left=True),
-            Column(title="busbw", wide_only=True),
-            Column(title="then", wide_only=True),
-        ),
-        rows=tuple(
-            (
-                row.kind,
-                row.axis or "–",
-                "all" if row.bytes is None else format_bytes(row.bytes),
-                format_duration(row.first_exposed_ns),
-                format_duration(row.second_exposed_ns),
-                signed(row.change_ns),
-                row.state,
-                format_bandwidth(row.first_busbw_bytes_per_s),
-                format_bandwidth(row.second_busbw_bytes_per_s),
-            )
-            for row in rows
-        ),
-        notes=_more(len(rows), total),
+        show_all=show_all,
     )
-
-
-def _kernels_table(rows: Sequence[KernelChange], total: int) -> TableView:
-    return TableView(
-        title="Kernels",
+    yield _changes_table(
+        "Kernels",
+        (
+            Column("kernel", "name", left=True, stretch=True),
+            Column("first", "first_ns"),
+            Column("second", "second_ns"),
+            Column("change", "change_ns", form="signed"),
+            Column("", "state", left=True),
+            Column("calls", lambda row: _calls(row.first_count), wide_only=True),
+            Column("then", lambda row: _calls(row.second_count), wide_only=True),
+        ),
+        [row for row in comparison.kernels if abs(row.change_ns) > least],
         caption="time per rank and step",
-        columns=(
-            Column(title="kernel", left=True, stretch=True),
-            Column(title="first"),
-            Column(title="second"),
-            Column(title="change"),
-            Column(title="", left=True),
-            Column(title="calls", wide_only=True),
-            Column(title="then", wide_only=True),
+        show_all=show_all,
+    )
+    yield rows_table("Findings", _FINDINGS, comparison.findings, caption="cost per step")
+    yield rows_table("Other differences", _DIFFERENCES, comparison.differences)
+
+
+def _changes_table(
+    title: str, columns: Sequence[Column], rows: Sequence[object], *, caption: str, show_all: bool
+) -> TableView | None:
+    """The largest changes."""
+    shown = rows if show_all else rows[:_FEW]
+    more = len(rows) - len(shown)
+    notes = (f"and {more} more: --all",) if more else ()
+    return rows_table(title, columns, shown, caption=caption, notes=notes)
+
+
+def _parts_table(parts: Sequence[PartChange]) -> TableView | None:
+    if not parts:
+        return None
+    there = [part for part in parts if part.first_ns or part.second_ns]
+    first, second = (sum(getattr(p, name) for p in parts) for name in ("first_ns", "second_ns"))
+    whole = PartChange(part="sum", first_ns=first, second_ns=second, change_ns=second - first)
+    return rows_table(
+        "Where the difference is",
+        (
+            Column("part", lambda part: PARTS.get(part.part, part.part), left=True),
+            Column("first", "first_ns"),
+            Column("second", "second_ns"),
+            Column("change", "change_ns", form="signed"),
         ),
-        rows=tuple(
-            (
-                row.name,
-                format_duration(row.first_ns),
-                format_duration(row.second_ns),
-                signed(row.change_ns),
-                row.state,
-                _calls(row.first_count),
-                _calls(row.second_count),
-            )
-            for row in rows
-        ),
-        notes=_more(len(rows), total),
+        [*there, whole],
+        caption="mean traced step, averaged over ranks",
+        strong=(len(there),),
     )
 
 
@@ -414,38 +363,21 @@ def _calls(count: float | None) -> str:
     return "–" if count is None else f"{count:,.4g}"
 
 
-def _findings_table(comparison: Comparison) -> TableView:
-    return TableView(
-        title="Findings",
-        caption="cost per step",
-        columns=(
-            Column(title="rule", left=True),
-            Column(title="", left=True),
-            Column(title="first"),
-            Column(title="second"),
-        ),
-        rows=tuple(
-            (
-                f"{change.code} {change.name}",
-                change.state,
-                "" if change.state == "new" else format_duration(change.first_cost_ns_per_step),
-                "" if change.state == "gone" else format_duration(change.second_cost_ns_per_step),
-            )
-            for change in comparison.findings
-        ),
-    )
+def _cost(ns: int | None, change: FindingChange, absent: str) -> str:
+    return "" if change.state == absent else format_duration(ns)
 
 
-def _differences_table(comparison: Comparison) -> TableView:
-    return TableView(
-        title="Other differences",
-        columns=(
-            Column(title="", left=True),
-            Column(title="first", left=True, wrap=True),
-            Column(title="second", left=True, wrap=True),
-        ),
-        rows=tuple((d.field, _or(d.first), _or(d.second)) for d in comparison.differences),
-    )
+_FINDINGS = (
+    Column("rule", lambda change: f"{change.code} {change.name}", left=True),
+    Column("", "state", left=True),
+    Column("first", lambda change: _cost(change.first_cost_ns_per_step, change, "new")),
+    Column("second", lambda change: _cost(change.second_cost_ns_per_step, change, "gone")),
+)
+_DIFFERENCES = (
+    Column("", "field", left=True),
+    Column("first", lambda one: _or(one.first), left=True, wrap=True),
+    Column("second", lambda one: _or(one.second), left=True, wrap=True),
+)
 
 
 def compare_reports(
@@ -482,7 +414,7 @@ def _page(comparison: Comparison, options: RenderOptions) -> Page:
         verdict=comparison_verdict(comparison),
         headline=comparison_headline(comparison),
         sentences=tuple(comparison_sentences(comparison)),
-        tables=tuple(comparison_tables(comparison, show_all=options.show_all)),
+        tables=present(comparison_tables(comparison, show_all=options.show_all)),
         commands=tuple(_commands(comparison)),
     )
 

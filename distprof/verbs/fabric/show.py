@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from distprof.artefacts.fabric_file import (
     FABRIC_FILE,
@@ -15,7 +16,7 @@ from distprof.artefacts.fabric_file import (
 from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.formats import RenderOptions
-from distprof.sections.table import Column, TableView, counted
+from distprof.sections.table import Column, TableView, counted, present, rows_table
 from distprof.units import format_bandwidth, format_bytes, format_duration, format_ratio
 
 _LOOSE_RATIO = 0.2
@@ -101,10 +102,18 @@ def _loose(curve: FabricCurve, fit: FabricFit) -> str:
     )
 
 
-def fabric_tables(profile: FabricFile, *, show_all: bool) -> Iterator[TableView]:
+def fabric_tables(profile: FabricFile, *, show_all: bool) -> Iterator[TableView | None]:
     """Tables of α and β, then bandwidth by size; ``show_all`` adds every point with its spread."""
-    if any(curve.fit for curve in profile.curves):
-        yield _fit_table(profile)
+    yield rows_table(
+        "Latency and bandwidth",
+        _FIT,
+        [curve for curve in profile.curves if curve.fit is not None],
+        caption="fitted: time = steps · α + bus factor · bytes · β",
+        notes=(
+            "Steps are those of a ring. Below the crossover, latency exceeds transfer time. The"
+            " residual is the median deviation of times from the fit.",
+        ),
+    )
     if show_all or len(profile.curves) == 1:
         yield from (_point_table(curve) for curve in profile.curves)
         return
@@ -117,43 +126,13 @@ def _group(curve: FabricCurve) -> tuple[int, int | None]:
     return curve.group_size, curve.num_nodes
 
 
-def _fit_table(profile: FabricFile) -> TableView:
-    return TableView(
-        title="Latency and bandwidth",
-        caption="fitted: time = steps · α + bus factor · bytes · β",
-        columns=(
-            Column(title="collective", left=True),
-            Column(title="over", left=True, wide_only=True),
-            Column(title="α per step"),
-            Column(title="95 %", left=True, wide_only=True),
-            Column(title="1/β"),
-            Column(title="95 %", left=True, wide_only=True),
-            Column(title="crossover"),
-            Column(title="residual"),
-            Column(title="steps"),
-        ),
-        rows=tuple(_fit_row(curve, curve.fit) for curve in profile.curves if curve.fit is not None),
-        notes=(
-            "Steps are those of a ring. Below the crossover, latency exceeds transfer time. The"
-            " residual is the median deviation of times from the fit.",
-        ),
-    )
+def _latencies(fit: FabricFit) -> str:
+    return f"{format_duration(fit.alpha_low_ns)} to {format_duration(fit.alpha_high_ns)}"
 
 
-def _fit_row(curve: FabricCurve, fit: FabricFit) -> tuple[str, ...]:
-    alpha = f"{format_duration(fit.alpha_low_ns)} to {format_duration(fit.alpha_high_ns)}"
+def _bandwidths(fit: FabricFit) -> str:
     low, high = fit.bandwidth_low_bytes_per_s / 1e9, fit.bandwidth_high_bytes_per_s / 1e9
-    return (
-        _short(curve),
-        _where(curve),
-        format_duration(fit.alpha_ns),
-        alpha,
-        format_bandwidth(fit.bandwidth_bytes_per_s),
-        f"{low:.3g} to {high:.3g}",
-        format_bytes(fit.crossover_bytes),
-        format_ratio(fit.residual_ratio),
-        str(fit.num_steps),
-    )
+    return f"{low:.3g} to {high:.3g}"
 
 
 def _size_table(curves: Sequence[FabricCurve]) -> TableView:
@@ -179,31 +158,21 @@ def _gigabytes(bytes_per_s: float | None) -> str:
     return "–" if bytes_per_s is None else format_bandwidth(bytes_per_s).removesuffix(" GB/s")
 
 
-def _point_table(curve: FabricCurve) -> TableView:
-    return TableView(
-        title=_name(curve),
+def _point_table(curve: FabricCurve) -> TableView | None:
+    return rows_table(
+        _name(curve),
+        (
+            Column("size", "bytes"),
+            Column("time", "time_ns"),
+            Column("quickest", "low_ns", wide_only=True),
+            Column("slowest", "high_ns", wide_only=True),
+            Column("algbw", "algbw_bytes_per_s"),
+            Column("busbw", "busbw_bytes_per_s"),
+            Column("off the fit", partial(_off, curve)),
+        ),
+        curve.points,
         caption="median of rounds" if any(p.low_ns for p in curve.points) else "",
-        columns=(
-            Column(title="size"),
-            Column(title="time"),
-            Column(title="quickest", wide_only=True),
-            Column(title="slowest", wide_only=True),
-            Column(title="algbw"),
-            Column(title="busbw"),
-            Column(title="off the fit"),
-        ),
-        rows=tuple(
-            (
-                format_bytes(p.bytes),
-                format_duration(p.time_ns),
-                format_duration(p.low_ns),
-                format_duration(p.high_ns),
-                format_bandwidth(p.algbw_bytes_per_s),
-                format_bandwidth(p.busbw_bytes_per_s),
-                _off(curve, p),
-            )
-            for p in curve.points
-        ),
+        even_empty=True,
     )
 
 
@@ -233,7 +202,17 @@ def _where(curve: FabricCurve) -> str:
     return f"{ranks} in {nodes}" if curve.num_nodes == 1 else f"{ranks} across {nodes}"
 
 
-# A fabric profile as text, Markdown and JSON -----------------------------------------------------
+_FIT = (
+    Column("collective", _short, left=True),
+    Column("over", _where, left=True, wide_only=True),
+    Column("α per step", "fit.alpha_ns"),
+    Column("95 %", lambda curve: _latencies(curve.fit), left=True, wide_only=True),
+    Column("1/β", "fit.bandwidth_bytes_per_s"),
+    Column("95 %", lambda curve: _bandwidths(curve.fit), left=True, wide_only=True),
+    Column("crossover", "fit.crossover_bytes"),
+    Column("residual", "fit.residual_ratio"),
+    Column("steps", "fit.num_steps", form="id"),
+)
 
 
 def _page(profile: FabricFile, options: RenderOptions) -> Page:
@@ -241,7 +220,7 @@ def _page(profile: FabricFile, options: RenderOptions) -> Page:
         verdict=fabric_verdict(profile),
         headline=fabric_headline(profile),
         sentences=tuple(fabric_sentences(profile)),
-        tables=tuple(fabric_tables(profile, show_all=options.show_all)),
+        tables=present(fabric_tables(profile, show_all=options.show_all)),
     )
 
 

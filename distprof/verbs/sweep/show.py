@@ -9,7 +9,7 @@ from distprof.costs.scaling import LAW_NAMES
 from distprof.documents.document import Document
 from distprof.documents.page import Findings, Page, Priced
 from distprof.formats import RenderOptions
-from distprof.sections.table import Bar, Cell, Column, Drawing, TableView, counted
+from distprof.sections.table import Bar, Column, Drawing, TableView, counted, present, rows_table
 from distprof.units import format_duration, format_ratio, signed
 from distprof.verbs.sweep.result import (
     CAUSES,
@@ -74,7 +74,7 @@ def scaling_verdict(scaling: ScalingResult) -> str:
 
 
 def _efficiency(size: ScalingSize) -> str:
-    ends = _narrow_interval(size.efficiency_low, size.efficiency_high)
+    ends = _efficiency_interval(size)
     return f"{format_ratio(size.efficiency)}{f' ({ends} %)' if ends else ''}"
 
 
@@ -204,7 +204,7 @@ def _ends(one: ScalingPrediction) -> str:
     return f"{low.removesuffix(' %')} to {high}"
 
 
-def scaling_tables(scaling: ScalingResult, *, show_all: bool) -> Iterator[TableView]:
+def scaling_tables(scaling: ScalingResult, *, show_all: bool) -> Iterator[TableView | None]:
     """Tables of sizes, losses (drawn and in numbers) and laws."""
     if not scaling.sizes:
         return
@@ -213,78 +213,73 @@ def scaling_tables(scaling: ScalingResult, *, show_all: bool) -> Iterator[TableV
     if lossy:
         yield _drawn_table(lossy)
         yield _losses_table(lossy, show_all=show_all)
-    if scaling.laws:
-        yield _laws_table(scaling.laws)
-        followed = [law for law in scaling.laws if follows(law, scaling.sizes[-1])]
-        yield from _extrapolation_table(followed)
+    yield rows_table(
+        "Laws",
+        _LAW,
+        scaling.laws,
+        caption="fitted to all runs; off by: median deviation of the runs",
+        notes=dict.fromkeys(note for law in scaling.laws for note in law.notes),
+    )
+    yield _extrapolation_table([law for law in scaling.laws if follows(law, scaling.sizes[-1])])
 
 
-def _sizes_table(scaling: ScalingResult) -> TableView:
-    unit = scaling.unit
-    return TableView(
-        title="Efficiency",
-        caption=f"{scaling.mode} scaling, over {scaling.baseline_ranks}; 95 % intervals",
-        columns=(
-            Column(title="ranks"),
-            Column(title="runs", wide_only=True),
-            Column(title="step"),
-            Column(title="95 %", left=True, wide_only=True),
-            Column(title=f"{unit}/s"),
-            Column(title="speed-up"),
-            Column(title="efficiency"),
-            Column(title="95 %", left=True),
-            Column(title="", left=True),
+def _sizes_table(scaling: ScalingResult) -> TableView | None:
+    return rows_table(
+        "Efficiency",
+        (
+            Column("ranks", "num_ranks"),
+            Column("runs", "num_repeats", form="id", wide_only=True),
+            Column("step", "step_ns"),
+            Column("95 %", _step_interval, left=True, wide_only=True),
+            Column(f"{scaling.unit}/s", lambda size: _rate(size.throughput_per_s)),
+            Column("speed-up", lambda size: f"{size.speedup:.2f} of {size.ideal_speedup:g}"),
+            Column("efficiency", "efficiency", form="ratio"),
+            Column("95 %", _efficiency_interval, left=True),
+            Column("", lambda size: Bar(ratio=size.efficiency, key="computation"), left=True),
         ),
-        rows=tuple(_size_row(size) for size in scaling.sizes),
-        notes=tuple(_size_notes(scaling.sizes)),
+        scaling.sizes,
+        caption=f"{scaling.mode} scaling, over {scaling.baseline_ranks}; 95 % intervals",
+        notes=_size_notes(scaling.sizes),
     )
 
 
 def _size_notes(sizes: Sequence[ScalingSize]) -> Iterator[str]:
     if any(size.is_traced for size in sizes):
         yield "Steps were measured under a profiler, which makes them longer."
-    if any(
-        size.efficiency_low is not None
-        and not _narrow_interval(size.efficiency_low, size.efficiency_high)
-        for size in sizes
-    ):
+    if any(size.efficiency_low is not None and not _efficiency_interval(size) for size in sizes):
         yield (
             "Intervals that are too wide to be meaningful are left out: there are too few repeats, "
             "or they differ too much."
         )
 
 
-def _size_row(size: ScalingSize) -> tuple[Cell, ...]:
+def _step_interval(size: ScalingSize) -> str:
     low, high = size.step_low_ns, size.step_high_ns
-    is_known = low is not None and high is not None and high <= _WIDEST * low
-    step = f"{format_duration(low)} to {format_duration(high)}" if is_known else ""
-    ends = _narrow_interval(size.efficiency_low, size.efficiency_high)
-    return (
-        f"{size.num_ranks:,}",
-        str(size.num_repeats),
-        format_duration(size.step_ns),
-        step,
-        _rate(size.throughput_per_s),
-        f"{size.speedup:.2f} of {size.ideal_speedup:g}",
-        format_ratio(size.efficiency),
-        ends,
-        Bar(ratio=size.efficiency, key="computation"),
-    )
+    if low is None or high is None or high > _WIDEST * low:
+        return ""
+    return f"{format_duration(low)} to {format_duration(high)}"
+
+
+def _efficiency_interval(size: ScalingSize) -> str:
+    return _narrow_interval(size.efficiency_low, size.efficiency_high)
 
 
 def _rate(per_s: float) -> str:
     return f"{per_s:,.0f}" if per_s >= 1_000 else f"{per_s:.4g}"
 
 
-def _drawn_table(sizes: Sequence[ScalingSize]) -> TableView:
+def _drawn_table(sizes: Sequence[ScalingSize]) -> TableView | None:
     """One line per size: efficiency and the losses by cause, as shares of the step."""
     used = {loss.cause for size in sizes for loss in size.losses if loss.ratio > 0.005}
     legend = "  ".join(f"{glyph} {cause}" for cause, glyph in _GLYPHS.items() if cause in used)
-    return TableView(
-        title="Where efficiency is lost",
+    return rows_table(
+        "Where efficiency is lost",
+        (
+            Column("ranks", "num_ranks"),
+            Column("", lambda size: Drawing(_drawing(size)), left=True),
+        ),
+        sizes,
         caption="one line per step: # at full efficiency, then the losses",
-        columns=(Column(title="ranks"), Column(title="", left=True)),
-        rows=tuple((f"{size.num_ranks:,}", Drawing(_drawing(size))) for size in sizes),
         notes=(legend,) if legend else (),
     )
 
@@ -352,41 +347,26 @@ def _loss_row(title: str, lost: Sequence[Sequence[ScalingLoss]]) -> tuple[str, .
     )
 
 
-def _laws_table(laws: Sequence[ScalingLaw]) -> TableView:
-    return TableView(
-        title="Laws",
-        caption="fitted to all runs; off by: median deviation of the runs",
-        columns=(
-            Column(title="law", left=True),
-            Column(title="parameters, 95 % intervals", left=True, wrap=True),
-            Column(title="off by"),
-        ),
-        rows=tuple(
-            (
-                LAWS.get(law.law, law.law),
-                ", ".join(_parameter(p.name, p.value, p.low, p.high) for p in law.parameters),
-                format_ratio(law.residual_ratio),
-            )
-            for law in laws
-        ),
-        notes=tuple(dict.fromkeys(note for law in laws for note in law.notes)),
-    )
-
-
-def _extrapolation_table(laws: Sequence[ScalingLaw]) -> Iterator[TableView]:
+def _extrapolation_table(laws: Sequence[ScalingLaw]) -> TableView | None:
     beyond = [[one for one in law.predictions if one.is_extrapolated] for law in laws]
     if not beyond or not all(beyond):
-        return
-    yield TableView(
+        return None
+    return TableView(
         title="Beyond the measured sizes",
         caption="efficiency by each law; 95 % intervals of measurement error only",
         columns=(
-            Column(title="ranks"),
-            *(Column(title=LAWS.get(law.law, law.law), left=True) for law in laws),
+            Column("ranks"),
+            *(Column(LAWS.get(law.law, law.law), left=True) for law in laws),
         ),
         rows=tuple(
             (f"{ones[0].num_ranks:,}", *map(_interval, ones)) for ones in zip(*beyond, strict=True)
         ),
+    )
+
+
+def _parameters(law: ScalingLaw) -> str:
+    return ", ".join(
+        _parameter(each.name, each.value, each.low, each.high) for each in law.parameters
     )
 
 
@@ -395,13 +375,20 @@ def _parameter(name: str, value: float, low: float, high: float | None) -> str:
     return f"{_PARAMETERS.get(name, name)} {value:.3g} ({low:.3g} to {upto})"
 
 
+_LAW = (
+    Column("law", lambda law: LAWS.get(law.law, law.law), left=True),
+    Column("parameters, 95 % intervals", _parameters, left=True, wrap=True),
+    Column("off by", "residual_ratio"),
+)
+
+
 def _page(report: ScalingReport, options: RenderOptions) -> Page:
     return Page(
         verdict=scaling_verdict(report.scaling),
         headline=scaling_headline(report.scaling, report.fingerprint, report.source),
         sentences=(*scaling_sentences(report.scaling), *report.notes),
         findings=_findings(report),
-        tables=tuple(scaling_tables(report.scaling, show_all=options.show_all)),
+        tables=present(scaling_tables(report.scaling, show_all=options.show_all)),
     )
 
 
