@@ -15,7 +15,7 @@ from distprof.formats import RenderOptions, find_reporter
 from distprof.rules.base import NotChecked
 from distprof.sections.capture.result import CaptureGap
 from distprof.sections.table import Column, TableView
-from distprof.verbs.documents import all_documents
+from distprof.verbs.documents import ALL_DOCUMENTS
 from tests.contracts.test_documents import SAMPLES as DOCUMENTS
 from tests.documents.job_samples import SAMPLES
 from tests.documents.samples import finding, healthy, nasty, straggler
@@ -103,7 +103,7 @@ def test_every_report_is_within_the_limit(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "document", [one for one in all_documents() if one.page], ids=lambda document: document.name
+    "document", [one for one in ALL_DOCUMENTS if one.page], ids=lambda document: document.name
 )
 def test_every_other_result_is_within_the_limit(document) -> None:
     text = document.reporter("brief")(DOCUMENTS[document.name](), RenderOptions())

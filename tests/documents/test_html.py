@@ -28,6 +28,7 @@ from distprof.documents.html.rule_page import markdown_html, rule_page
 from distprof.documents.html.scatter import collectives_figure, expected_ns
 from distprof.documents.html.schedule import MAX_SLOTS, schedule_figure, schedule_figures
 from distprof.documents.html.subjects import workers_figure
+from distprof.documents.page import Plan
 from distprof.documents.saved import Report
 from distprof.documents.step_bar import step_bar
 from distprof.escape import plain
@@ -283,7 +284,7 @@ def test_columns_are_as_high_as_their_values() -> None:
 
 def test_the_plan_gets_shorter_from_row_to_row() -> None:
     report = straggler()
-    figure = plan_figure(report.plan, "step")
+    figure = plan_figure(Plan(sentence="", repairs=report.plan, word="step"))
     widths = [width for _, width in rects(figure)][0::1]
     now = report.plan.step_ns
     assert now is not None

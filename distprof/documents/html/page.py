@@ -29,7 +29,7 @@ def basis(page: Page) -> Iterator[Markup]:
     yield sentence(page.headline, class_="evidence") if page.headline else EMPTY
     yield from (sentence(text) for text in (*page.facts, *page.cautions))
     yield step_figure(page.step) if page.step else EMPTY
-    yield plan_figure(page.plan.repairs, page.plan.word) if page.plan else EMPTY
+    yield plan_figure(page.plan) if page.plan else EMPTY
     yield bullets(page.sentences)
     yield bullets(page.points)
 

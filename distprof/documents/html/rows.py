@@ -15,8 +15,8 @@ from distprof.documents.html.markup import (
     joined,
     picture,
 )
+from distprof.documents.page import Plan
 from distprof.documents.step_bar import StepBar
-from distprof.sections.whatif.result import RepairPlan
 from distprof.units import format_duration, format_ratio, signed
 
 _COLUMN, _MOST_WIDE = 40, 736
@@ -122,19 +122,15 @@ def step_figure(step: StepBar) -> Markup:
     return captioned(step.length, bar(pieces, label=label, is_tall=True), named)
 
 
-def plan_figure(plan: RepairPlan, word: str) -> Markup:
-    """The step now and after each repair of the plan; empty without a plan.
-
-    Args:
-        plan: The plan of the report.
-        word: ``step``, or ``capture`` if nothing marks steps.
-    """
-    if not plan.step_ns or not plan.repairs:
+def plan_figure(plan: Plan) -> Markup:
+    """The step now and after each repair of the plan; empty if nothing was simulated."""
+    repairs, now_ns = plan.repairs.repairs, plan.repairs.step_ns
+    if not now_ns or not repairs:
         return EMPTY
-    lines = [_plan_row("now", plan.step_ns, plan.step_ns, 0)]
-    for number, repair in enumerate(plan.repairs, 1):
-        lines.append(_plan_row(f"{number}. {repair.done}", repair.step_ns, plan.step_ns, number))
-    caption = f"Length of the simulated {word} after each change, applied one after the other"
+    lines = [_plan_row("now", now_ns, now_ns, 0)]
+    for number, repair in enumerate(repairs, 1):
+        lines.append(_plan_row(f"{number}. {repair.done}", repair.step_ns, now_ns, number))
+    caption = f"Length of the simulated {plan.word} after each change, applied one after the other"
     return captioned(caption, rows(lines))
 
 

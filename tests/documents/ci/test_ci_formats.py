@@ -24,7 +24,7 @@ from distprof.documents.saved import Report
 from distprof.formats import RenderOptions, find_reporter
 from distprof.rules.base import NotChecked
 from distprof.terms import CI_FORMATS, Severity
-from distprof.verbs.documents import all_documents
+from distprof.verbs.documents import ALL_DOCUMENTS
 from tests.contracts.test_documents import SAMPLES as DOCUMENTS
 from tests.documents.job_samples import SAMPLES, hostile_job
 from tests.documents.samples import finding, healthy, nasty, straggler
@@ -92,9 +92,9 @@ CHECKS = {
 
 
 def test_documents_that_judge_have_all_of_them_and_no_other_has_one():
-    having = {one.name for one in all_documents() if set(CI_FORMATS) <= set(one.reporters)}
+    having = {one.name for one in ALL_DOCUMENTS if set(CI_FORMATS) <= set(one.reporters)}
     assert having == set(JUDGING)
-    any_of = {one.name for one in all_documents() if set(CI_FORMATS) & set(one.reporters)}
+    any_of = {one.name for one in ALL_DOCUMENTS if set(CI_FORMATS) & set(one.reporters)}
     assert any_of == having
 
 
@@ -107,7 +107,7 @@ def test_every_report_is_valid(name: str, format_name: str):
 @pytest.mark.parametrize("format_name", CI_FORMATS)
 @pytest.mark.parametrize("name", JUDGING)
 def test_every_document_is_valid(name: str, format_name: str):
-    (document,) = (one for one in all_documents() if one.name == name)
+    (document,) = (one for one in ALL_DOCUMENTS if one.name == name)
     CHECKS[format_name](document.reporter(format_name)(DOCUMENTS[name](), RenderOptions()))
 
 
