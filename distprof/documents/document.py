@@ -265,9 +265,9 @@ def write_file(path: Path, data: bytes, *, fix: str = "choose another file with 
 def _for_service(
     cases: Callable[[Any, RenderOptions], Cases], name: str, result: Any, options: RenderOptions
 ) -> str:
-    """A result for a CI service. The module of each format holds a function of the same name."""
-    write = getattr(import_module(f"distprof.documents.ci.{name}"), name)
-    return str(write(cases(result, options)))
+    from distprof.documents.ci.services import SERVICES
+
+    return SERVICES[name](cases(result, options))
 
 
 def _text(document: Document[T], result: T, options: RenderOptions) -> str:

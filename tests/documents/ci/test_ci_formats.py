@@ -16,10 +16,7 @@ from hypothesis import strategies as st
 
 from distprof.cli import main
 from distprof.documents.ci.cases import Case, Cases, fingerprints
-from distprof.documents.ci.github import github
-from distprof.documents.ci.gitlab import gitlab
-from distprof.documents.ci.junit import junit
-from distprof.documents.ci.sarif import sarif
+from distprof.documents.ci.services import github, gitlab, junit, sarif
 from distprof.documents.saved import Report
 from distprof.formats import RenderOptions, find_reporter
 from distprof.rules.base import NotChecked
