@@ -17,8 +17,8 @@ from pathlib import Path
 
 from distprof import analyze
 from distprof.documents.brief import MAX_TOKENS, most_tokens
+from distprof.documents.saved import Report
 from distprof.formats import RenderOptions, find_reporter
-from distprof.sections.report import Report
 from tests.documents.job_samples import SAMPLES
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden" / "kineto"

@@ -29,10 +29,10 @@ from typing import Any
 
 import distprof
 from benchmarks.fuzzing.damages import DAMAGES, Traces
+from distprof.documents.saved import Report
 from distprof.errors import DistprofError
-from distprof.sections.capture.show import headline
 from distprof.sections.parts import parts_of
-from distprof.sections.report import Report
+from distprof.sections.verdict import headline
 from tests.simulator.job import LateHost, LateInput, SimulatedJob, SlowDevice
 from tests.simulator.shapes import Shape, data_parallel, sharded, tensor_parallel
 from tests.simulator.trials import with_fault

@@ -21,11 +21,10 @@ from distprof.version import __version__
 if TYPE_CHECKING:
     from distprof.api import analyze, open_run
     from distprof.config import Config
-    from distprof.documents.saved import load_report
+    from distprof.documents.saved import Report, load_report
     from distprof.errors import DistprofError, InputError, UsageError
     from distprof.rules.base import Finding
     from distprof.run.run import Run
-    from distprof.sections.report import Report
     from distprof.verbs.functions import check, compare, hang, plan
 
 __all__ = [
@@ -52,7 +51,7 @@ _MODULES = {
     "InputError": "distprof.errors",
     "UsageError": "distprof.errors",
     "Finding": "distprof.rules.base",
-    "Report": "distprof.sections.report",
+    "Report": "distprof.documents.saved",
     "Run": "distprof.run.run",
     "analyze": "distprof.api",
     "load_report": "distprof.documents.saved",

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from distprof.artefacts.fabric_file import FabricFile
     from distprof.config import Config
+    from distprof.documents.saved import Report
     from distprof.sections.context import RankAnalyses
-    from distprof.sections.report import Report
     from distprof.sections.whatif.plan import Simulation
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -177,6 +177,7 @@ def examine(
     """Like :func:`analyze`, but also return the measurements behind the report."""
     from msgspec.structs import replace
 
+    from distprof.documents.saved import Report
     from distprof.hardware import load_sheet
     from distprof.ingest.executor import running
     from distprof.rules.engine import run_rules
@@ -187,7 +188,6 @@ def examine(
     from distprof.sections.measure_records import measure_records
     from distprof.sections.measure_run import analysed_windows, measure_run, windows_of_records
     from distprof.sections.perturbation.measure import correct
-    from distprof.sections.report import Report
     from distprof.sections.run_info import describe_run
     from distprof.sections.untraced import explain_untraced
     from distprof.sections.verdict import judge

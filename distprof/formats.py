@@ -89,45 +89,12 @@ def find_reporter(name: str) -> Reporter:
         UsageError: If the name is unknown, or the reporter cannot be imported.
     """
     if name in _BUILT_IN:
-        found: Reporter = documents("saved:REPORT").reporter(name)
-        return found
+        found: Reporter = import_module("distprof.documents.saved").REPORT.reporter(name)
+        return found  # by name: what runs in a training process must not import the documents
     for plugin in plugins(ENTRY_POINT_GROUP):
         if plugin.name == name:
             return _load(plugin)
     raise UsageError(f"no format {name!r}: choose from {', '.join(reporter_names())}")
-
-
-def documents(reference: str) -> Any:
-    """A function or constant of :mod:`distprof.documents`, imported on demand.
-
-    Reports refer to their renderers by name only, so that measuring never imports rendering code.
-
-    Args:
-        reference: Module and name, for example ``text:render``.
-    """
-    module, _, name = reference.partition(":")
-    return getattr(import_module(f"distprof.documents.{module}"), name)
-
-
-class Displayed:
-    """A result that notebooks show as figures, shells in one line, and ``print`` as text.
-
-    A mixin for the structs of documents. The report has its own implementation.
-    """
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        """One line: a result may hold thousands of rows."""
-        return str(documents("notebook:one_line")(self))
-
-    def __str__(self) -> str:
-        """The whole page as text, 100 columns wide."""
-        return str(documents("notebook:as_text")(self))
-
-    def _repr_html_(self) -> str:
-        """The content of its page, as HTML for a notebook."""
-        return str(documents("notebook:result_html")(self))
 
 
 def format_of_file(name: str) -> str | None:

@@ -9,13 +9,13 @@ from importlib import import_module
 import distprof
 from distprof.bounds import Bound
 from distprof.ingest.source import known_sources
-from distprof.verbs.documents import all_documents
+from distprof.verbs.documents import ALL_DOCUMENTS
 
 
 def all_bounds() -> tuple[Bound, ...]:
     """Every bound by subject: of source kinds, of documents, and the ``BOUND`` constants."""
     declared = [source.bound for source in known_sources()]
-    declared += [document.bound for document in all_documents()]
+    declared += [document.bound for document in ALL_DOCUMENTS]
     declared += _constants()
     return tuple(sorted(dict.fromkeys(declared), key=lambda bound: bound.reads.lower()))
 

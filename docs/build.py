@@ -26,7 +26,7 @@ from distprof.run.records import RECORD_TABLES
 from distprof.run.tables import TABLES
 from distprof.schema import ABSENT, Column, TableSchema
 from distprof.sections.metrics import METRICS, Metric
-from distprof.verbs.documents import all_documents
+from distprof.verbs.documents import ALL_DOCUMENTS
 from docs.bounds import all_bounds
 from docs.clock_picture import clock_picture
 from docs.command_line import command_line_page
@@ -78,7 +78,7 @@ def _pages_of_code() -> Iterator[tuple[Path, str]]:
     yield REFERENCE / "command-line.md", command_line_page()
     yield REFERENCE / "limits.md", limits_page(all_bounds())
     yield REFERENCE / "metrics.md", metrics_page(METRICS)
-    for document in all_documents():
+    for document in ALL_DOCUMENTS:
         yield ROOT / "distprof" / document.schema_file, document.schema_text()
         if document.about:
             yield REFERENCE / f"{document.name}-schema.md", document.schema_page()

@@ -28,8 +28,8 @@ from msgspec.structs import replace
 from distprof.api import analyze, open_run
 from distprof.config import Config
 from distprof.demo import FOLDER
+from distprof.documents.saved import Report
 from distprof.formats import RenderOptions, find_reporter
-from distprof.sections.report import Report
 from distprof.version import __version__
 from docs.contents import DOCS
 

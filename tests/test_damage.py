@@ -19,10 +19,9 @@ import pytest
 import distprof
 from benchmarks.damage import Outcome, case_of, outcome_of
 from benchmarks.fuzzing.damages import Event
-from distprof.documents.text import render
+from distprof.documents.saved import REPORT, Report
 from distprof.formats import RenderOptions
 from distprof.rules.base import Finding
-from distprof.sections.report import Report
 from distprof.terms import Confidence, StragglerCause
 from tests.drawn import drawn
 from tests.simulator.job import SlowDevice
@@ -59,7 +58,7 @@ def events(trace: Trace, *cats: str) -> list[Event]:
 
 
 def shown(report: Report) -> str:
-    return " ".join(render(report, RenderOptions(full=False)).split())
+    return " ".join(REPORT.reporter("text")(report, RenderOptions(full=False)).split())
 
 
 def facts(report: Report) -> list[str]:

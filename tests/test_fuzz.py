@@ -14,7 +14,7 @@ from benchmarks.fuzzing.oracle import Answer, problem_of
 from benchmarks.fuzzing.run import answer_of, files_of, input_of
 from benchmarks.fuzzing.seeds import all_seeds
 from distprof.ingest.source import known_sources
-from distprof.verbs.documents import all_documents
+from distprof.verbs.documents import ALL_DOCUMENTS
 from tests.drawn import drawn
 
 FEW = 240
@@ -46,7 +46,7 @@ def test_every_kind_of_source_and_every_document_has_seeds() -> None:
     names = {seed.name for seed in all_seeds()}
     for source in known_sources():
         assert any(name.startswith(f"{source.origin}: ") for name in names), source.origin
-    assert {document.name for document in all_documents()} <= names
+    assert {document.name for document in ALL_DOCUMENTS} <= names
 
 
 def test_an_input_is_the_same_whenever_it_is_drawn() -> None:

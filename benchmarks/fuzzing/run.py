@@ -117,12 +117,12 @@ def _called(arguments: list[str]) -> int:
 
     if arguments[0] != "html":
         return main(arguments)
-    from distprof.documents.notebook import notebook_html
+    from distprof.documents.notebook import report_html
     from distprof.documents.saved import load_report
     from distprof.errors import DistprofError
 
     try:
-        sys.stdout.write(notebook_html(load_report(arguments[1])))
+        sys.stdout.write(report_html(load_report(arguments[1])))
     except DistprofError:
         sys.stderr.write("Error: refused")
         return 3

@@ -24,7 +24,7 @@ from benchmarks.fuzzing.mutations import GZIP, PARQUET, Files
 from distprof.errors import DistprofError
 from distprof.ingest.source import Source, known_sources
 from distprof.ingest.training_logs.reports import wordings
-from distprof.verbs.documents import all_documents
+from distprof.verbs.documents import ALL_DOCUMENTS
 from distprof.verbs.history import dataset
 from tests.broken_inputs.exports import small
 from tests.broken_inputs.intact import intact
@@ -329,12 +329,12 @@ def _of_dumps() -> Iterator[Seed]:
 
 def _of_documents() -> Iterator[Seed]:
     runs = {"runs.json": msgspec.json.encode([*FAST, *LARGE])}
-    for document in all_documents():
+    for document in ALL_DOCUMENTS:
         data = document.encode(SAMPLES[document.name]())
         name = "in/sweep.json" if document.name == "sweep" else "in/report.json"
         yield _seed(document.name, {name: data}, *_readers(document.name, name), fixed=runs)
     for name, make in list(REPORTS.items())[:4]:
-        data = next(d for d in all_documents() if d.name == "report").encode(make())
+        data = next(d for d in ALL_DOCUMENTS if d.name == "report").encode(make())
         yield _seed(
             f"report, {name}", {"in/report.json": data}, *_readers("report", "in/report.json")
         )

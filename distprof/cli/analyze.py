@@ -20,7 +20,7 @@ from distprof.units import MOST_COLLECTIVES
 from distprof.verbs.sources import check_source, single_source, spooled
 
 if TYPE_CHECKING:
-    from distprof.sections.report import Report
+    from distprof.documents.saved import Report
 
 
 @click.command()
@@ -169,12 +169,11 @@ def _analyzed(source: str, *, quiet: bool, debug: bool, **options: Any) -> Repor
 def _save(report: Report, source: str, wanted: str | None, *, quiet: bool) -> str:
     """Save the report where the user asked, else in a run directory; return its path or ``""``."""
     from distprof.artefacts import REPORT_FILE, RUN_FILE
-    from distprof.documents.saved import save_report
     from distprof.errors import InputError
     from distprof.ingest.job.run_directory import find_run_directory
 
     if wanted:
-        save_report(report, wanted)
+        report.save(wanted)
         note(f"Wrote {wanted}", quiet=quiet)
         return wanted
     if "://" in source:
@@ -183,7 +182,7 @@ def _save(report: Report, source: str, wanted: str | None, *, quiet: bool) -> st
     if not (folder / RUN_FILE).is_file():
         return ""
     try:
-        save_report(report, folder / REPORT_FILE)
+        report.save(folder / REPORT_FILE)
     except InputError as error:
         note(f"The report was not saved: {error.found}", quiet=quiet)
         return ""

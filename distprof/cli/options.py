@@ -178,9 +178,9 @@ def _list_sections(ctx: click.Context, param: click.Parameter, value: bool) -> N
     if not value or ctx.resilient_parsing:
         return
     from distprof.formats import FINDINGS
-    from distprof.sections.shows import sections_with_tables
+    from distprof.sections.shows import described_sections
 
-    listed = {FINDINGS: "All findings, with their fixes.", **sections_with_tables()}
+    listed = {FINDINGS: "All findings, with their fixes.", **described_sections()}
     for name, subject in listed.items():
         click.echo(f"{name:<14}{subject}")
     ctx.exit()

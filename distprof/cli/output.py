@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from msgspec import Struct
 
     from distprof.documents.document import Document
+    from distprof.documents.saved import Report
     from distprof.formats import RenderOptions
     from distprof.rules.base import Finding
-    from distprof.sections.report import Report
 
 T = TypeVar("T", bound="Struct")
 

@@ -13,20 +13,19 @@ from distprof.sections.report import Report
 from distprof.sections.whatif.plan import MIN_GAIN_RATIO
 from distprof.units import format_duration, format_ratio
 
-MAX_FINDINGS_SHOWN = 5
 SAME_RATIO = 0.05
 """Relative difference below which a second number (a simulated gain next to a cost) is left out."""
 
 
 def cost_text(finding: Finding, report: Report) -> str:
-    """The cost of a finding, for example ``6.91 ms per step (31.0 %)``; ``–`` if unknown.
+    """The cost of a finding, for example ``6.91 ms per step (31.0 %)``; empty if unknown.
 
     If the simulation recovers a different time, the text adds it.
     """
     cost = finding.cost_ns_per_step
     recovered = _recovered_text(finding, report)
     if cost is None:
-        return recovered or "–"
+        return recovered
     if any(place.startswith("training_log") for place in finding.evidence):
         return _cost_of(cost, "iteration", report.training_log.mean_ns)
     if not report.run.ranks and report.step_log.ranks:
@@ -48,7 +47,7 @@ def gain_text(finding: Finding, report: Report) -> str:
     gain = finding.recoverable_ns if finding.remaining_ns is None else finding.remaining_ns
     if gain is None:
         cost = cost_text(finding, report)
-        return "" if cost == "–" else f"costs {cost}"
+        return f"costs {cost}" if cost else ""
     whole = report.plan.step_ns or report.whatif.replayed_ns
     share = f" ({format_ratio(gain / whole)})" if whole else ""
     amount = f"{format_duration(gain)} per {window_word(report)}{share}"

@@ -9,23 +9,14 @@ are cut from the end of each part, with a note that says how many.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from distprof.documents.advice import gain_text, next_commands
-from distprof.documents.page import Listing, Page
-from distprof.documents.step_bar import group_shares
+from distprof.documents.page import Findings, Listing, Page, Plan, Priced
 from distprof.escape import plain, short_ranks, shorten
-from distprof.formats import RenderOptions
-from distprof.rules.base import Finding, NotChecked
-from distprof.sections.capture.show import headline
-from distprof.sections.job.show import job_facts
-from distprof.sections.parts import mean_span_ns, window_word
-from distprof.sections.report import Report
 from distprof.sections.table import TableView
-from distprof.sections.verdict import judge
-from distprof.sections.whatif.show import plan_sentence
+from distprof.sections.whatif.result import Repair
 from distprof.units import format_duration, format_ratio
 
 MAX_TOKENS = 1_500
@@ -39,7 +30,6 @@ _MAX_ITEM = 260
 _MAX_SENTENCE = 800
 """Characters of one sentence."""
 
-_FEW_CODES = 8
 _FEW_ROWS = 8
 
 _PIECE = re.compile(r"[A-Za-z]+|[\x21-\x7e]|\n|[^\x00-\x7f]")
@@ -66,103 +56,85 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     is_numbered: bool = False  # Whether the items are steps to take in order.
 
 
-def render(report: Report, options: RenderOptions) -> str:
-    """The report in brief: verdict, plan, findings, evidence, unknowns and next commands."""
-    verdict = judge(report)
-    parts = (
-        Part(title="Plan", items=tuple(_plan(report)), share=0.2, is_numbered=True),
-        Part(title="Findings", items=tuple(_findings(report, verdict.line)), share=0.4),
-        Part(title="Evidence", items=tuple(_evidence(report, verdict.why)), share=0.2),
-        Part(title="Unknown", items=tuple(_unknown(report)), share=0.1),
-        Part(title="Next", items=_commands(next_commands(report, options)), share=0.1),
-    )
-    return _fitted(verdict.line, parts)
+class _Shares(msgspec.Struct, frozen=True):
+    """Shares of the tokens below the verdict."""
+
+    steps: float  # Of the plan, and of each listing of steps.
+    findings: float
+    evidence: float
 
 
-def page_brief(page: Page, options: RenderOptions) -> str:  # noqa: ARG001 - as all reporters
-    """Any other result in brief: verdict, steps, findings, evidence; rows of tables at the end."""
-    evidence = (page.headline, *page.facts, *page.sentences, *page.points)
-    listings = tuple(_listing(one) for one in page.listings)
-    findings = tuple(_finding(one, "", page.verdict) for one in page.findings)
+_WITH_FINDINGS = _Shares(0.2, 0.4, 0.2)
+_WITHOUT = _Shares(0.3, 0.3, 0.3)
+_FEW = 0.1
+"""Share of any other part."""
+
+
+def page_brief(page: Page) -> str:
+    """The page in brief: verdict, steps, findings, evidence, unknowns and next commands.
+
+    Rows of tables come last, unless tables are details.
+    """
+    found = page.findings or Findings(listed=())
+    shares = _WITH_FINDINGS if found.is_ranked else _WITHOUT
+    findings = tuple(_finding(one, page.verdict) for one in found.listed)
+    numbered = [each for each in page.listings if each.is_numbered]
+    others = [each for each in page.listings if not each.is_numbered]
     parts = (
-        *(part for part in listings if part.is_numbered),
-        Part(title="Findings", items=findings, share=0.3),
-        Part(
-            title="Evidence", items=tuple(_sentence(text) for text in evidence if text), share=0.3
-        ),
-        *(part for part in listings if not part.is_numbered),
-        Part(title=page.remarks_title or "Notes", items=_sentences(page.remarks), share=0.1),
-        Part(title="Next", items=_commands(page.commands), share=0.1),
-        *(_rows(view) for view in page.tables),
+        Part(title="Plan", items=_steps(page.plan), share=shares.steps, is_numbered=True),
+        *(_listing(each, shares.steps) for each in numbered),
+        Part(title="Findings", items=findings, share=shares.findings),
+        Part(title="Evidence", items=_sentences(_evidence(page)), share=shares.evidence),
+        *(_listing(each, _FEW) for each in others),
+        Part(title="Unknown", items=_sentences(page.unknown), share=_FEW),
+        Part(title=page.remarks_title or "Notes", items=_sentences(page.remarks), share=_FEW),
+        Part(title="Next", items=_commands(page.commands), share=_FEW),
+        *(() if page.has_folded_tables else map(_rows, page.tables)),
     )
     return _fitted(page.verdict, parts)
 
 
-# Parts of a report --------------------------------------------------------------------------------
+def _steps(plan: Plan | None) -> tuple[str, ...]:
+    if plan is None:
+        return ()
+    return _sentences(_step(repair, plan) for repair in plan.repairs.repairs)
 
 
-def _plan(report: Report) -> Iterator[str]:
-    per, whole = window_word(report), report.plan.step_ns
-    for repair in report.plan.repairs:
-        share = f" ({format_ratio(repair.gain_ns / whole)})" if whole else ""
-        saves = f"{format_duration(repair.gain_ns)} per {per}{share}"
-        left = format_duration(repair.step_ns)
-        yield _sentence(f"If {repair.title}: saves {saves}, then {left} per {per} (simulated)")
+def _step(repair: Repair, plan: Plan) -> str:
+    whole = plan.repairs.step_ns
+    share = f" ({format_ratio(repair.gain_ns / whole)})" if whole else ""
+    saves = f"{format_duration(repair.gain_ns)} per {plan.word}{share}"
+    left = f"{format_duration(repair.step_ns)} per {plan.word}"
+    return f"If {repair.title}: saves {saves}, then {left} (simulated)"
 
 
-def _findings(report: Report, verdict: str) -> Iterator[str]:
-    for finding in report.findings:
-        yield _finding(finding, gain_text(finding, report), verdict)
-
-
-def _finding(finding: Finding, gain: str, verdict: str) -> str:
+def _finding(one: Priced, verdict: str) -> str:
     """One finding; its message is left out if it repeats the verdict."""
-    facts = [finding.severity.value, finding.confidence.value, gain]
+    finding = one.finding
+    facts = [finding.severity.value, finding.confidence.value, one.gain]
     if finding.ranks:
         noun = "rank" if len(finding.ranks) == 1 else "ranks"
         facts.append(f"{noun} {short_ranks(finding.ranks, 24)}")
     title = f"{finding.code} {finding.name} ({', '.join(fact for fact in facts if fact)})"
-    message = "" if finding.message.rstrip(".") == verdict.rstrip(".") else f" {finding.message}"
+    is_said = finding.message.rstrip(".") == verdict.rstrip(".")
+    message = "" if is_said else f" {finding.message}"
     return _sentence(f"{title}:{message} Fix: {finding.fix}")
 
 
-def _evidence(report: Report, why: Sequence[str]) -> Iterator[str]:
-    yield _sentence(headline(report))
-    span = mean_span_ns(report)
-    shares = ", ".join(
-        f"{label} {format_ratio(ratio)}" for label, *_, ratio in group_shares(report)
-    )
-    if shares and span:
-        yield f"{format_duration(span)} per {window_word(report)}: {shares}"
-    plan = plan_sentence(report)
-    yield from _sentences((*job_facts(report), *(text for text in why if text != plan)))
+def _evidence(page: Page) -> Iterator[str]:
+    yield from (page.headline, *page.facts)
+    if page.step is not None and page.step.shares:
+        yield f"{page.step.length}: {', '.join(share.text for share in page.step.shares)}"
+    plan = page.plan.sentence if page.plan else ""
+    yield from page.cautions
+    yield from (text for text in (*page.sentences, *page.points) if text != plan)
 
 
-def _unknown(report: Report) -> Iterator[str]:
-    """Gaps in the recording, reasons for missing values, then rules that could not be checked."""
-    yield from dict.fromkeys(_sentence(gap.message) for gap in report.capture.gaps)
-    yield from dict.fromkeys(_sentence(text) for text in report.breakdown.unavailable)
-    by_reason: dict[str, list[NotChecked]] = {}
-    for one in report.not_checked:
-        by_reason.setdefault(one.why, []).append(one)
-    for why, rules in sorted(by_reason.items(), key=lambda item: -len(item[1])):
-        yield _sentence(f"{_codes(rules)} not checked: {why}")
-
-
-def _codes(rules: Sequence[NotChecked]) -> str:
-    codes = ", ".join(one.code for one in rules[:_FEW_CODES])
-    left = len(rules) - _FEW_CODES
-    return f"{codes} and {left} more" if left > 0 else codes
-
-
-# Parts of a page ----------------------------------------------------------------------------------
-
-
-def _listing(listing: Listing) -> Part:
+def _listing(listing: Listing, share: float) -> Part:
     return Part(
         title=listing.title,
         items=_sentences(listing.sentences),
-        share=0.3 if listing.is_numbered else 0.1,
+        share=share,
         is_numbered=listing.is_numbered,
     )
 
@@ -178,7 +150,7 @@ def _rows(view: TableView) -> Part:
         )
         for row in view.rows[:_FEW_ROWS]
     )
-    return Part(title=plain(view.title), items=_sentences(tuple(rows)), share=0)
+    return Part(title=plain(view.title), items=_sentences(rows), share=0)
 
 
 def _commands(commands: Sequence[tuple[str, str]]) -> tuple[str, ...]:
@@ -188,7 +160,7 @@ def _commands(commands: Sequence[tuple[str, str]]) -> tuple[str, ...]:
 # Fitting into the limit ---------------------------------------------------------------------------
 
 
-def _sentences(texts: Sequence[str]) -> tuple[str, ...]:
+def _sentences(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(_sentence(text) for text in texts if text)
 
 

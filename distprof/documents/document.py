@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from importlib import import_module
 from importlib.resources import files
@@ -19,7 +19,7 @@ import msgspec
 
 from distprof.artefacts.files import write_atomically
 from distprof.bounds import Bound, NotAFileError, TooLargeError, decode_json, read_plain
-from distprof.documents.page import Page, page_markdown, page_text
+from distprof.documents.page import Page
 from distprof.documents.schema import json_schema, schema_page, schema_text
 from distprof.errors import InputError, SchemaError, UsageError
 from distprof.formats import RenderOptions
@@ -60,6 +60,8 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     fix_foreign: str = ""  # The fix for JSON without a schema; by default as ``fix``.
     # Makes the page that people see; None for files that only programs read.
     page: Callable[[T, RenderOptions], Page] | None = None
+    # Makes versions of the page for a terminal, longest first; by default there is one.
+    terminal_pages: Callable[[T, RenderOptions], Iterable[Page]] | None = None
     # Makes the cases that CI services show; None for results that judge nothing.
     cases: Callable[[T, RenderOptions], Cases] | None = None
     # Further formats, or replacements of the page's ``text`` and ``md``.
@@ -93,15 +95,14 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     @property
     def reporters(self) -> dict[str, Reporting[T]]:
         """Name of a format to the function that writes it."""
-        make = self.page
         found: dict[str, Reporting[T]] = {"json": lambda result, _: self.encode(result).decode()}
-        if make is not None:
+        if self.page is not None:
             found = {
-                "text": lambda result, options: page_text(make(result, options), options),
-                "brief": lambda result, options: _page_brief(make(result, options), options),
+                "text": partial(_text, self),
+                "brief": partial(_brief, self),
                 **found,
-                "md": lambda result, options: page_markdown(make(result, options), options),
-                "html": lambda result, options: _page_html(result, make(result, options)),
+                "md": partial(_markdown, self),
+                "html": partial(_html, self),
             }
         if self.cases is not None:
             found |= {name: partial(_for_service, self.cases, name) for name in CI_FORMATS}
@@ -117,6 +118,11 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         if name not in found:
             raise UsageError(f"no format {name!r} for {self.noun}: choose from {', '.join(found)}")
         return found[name]
+
+    def page_of(self, result: T, options: RenderOptions) -> Page:
+        """The page of a result that people read."""
+        assert self.page is not None  # files that only programs read have no format that asks
+        return self.page(result, options)
 
     def encode(self, result: T) -> bytes:
         r"""The result as JSON, with a newline at the end.
@@ -225,7 +231,7 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         raise SchemaError(source, expected=self._expected, found=found, fix=fix)
 
 
-def document_of(kind: type[msgspec.Struct]) -> Document[Any]:
+def document_of(kind: type[Any]) -> Document[Any]:
     """The document for one kind of result, declared in the ``show.py`` next to its struct.
 
     Raises:
@@ -259,22 +265,36 @@ def write_file(path: Path, data: bytes, *, fix: str = "choose another file with 
 def _for_service(
     cases: Callable[[Any, RenderOptions], Cases], name: str, result: Any, options: RenderOptions
 ) -> str:
-    """A result for a CI service. The module of each format holds a function of the same name."""
-    write = getattr(import_module(f"distprof.documents.ci.{name}"), name)
-    return str(write(cases(result, options)))
+    from distprof.documents.ci.services import SERVICES
+
+    return SERVICES[name](cases(result, options))
 
 
-def _page_brief(page: Page, options: RenderOptions) -> str:
+def _text(document: Document[T], result: T, options: RenderOptions) -> str:
+    from distprof.documents.text import fitting_text
+
+    if document.terminal_pages is None:
+        return fitting_text([document.page_of(result, options)], options)
+    return fitting_text(document.terminal_pages(result, options), options)
+
+
+def _brief(document: Document[T], result: T, options: RenderOptions) -> str:
     from distprof.documents.brief import page_brief
 
-    return page_brief(page, options)
+    return page_brief(document.page_of(result, options))
 
 
-def _page_html(result: msgspec.Struct, page: Page) -> str:
+def _markdown(document: Document[T], result: T, options: RenderOptions) -> str:
+    from distprof.documents.markdown import page_markdown
+
+    return page_markdown(document.page_of(result, options), options)
+
+
+def _html(document: Document[T], result: T, options: RenderOptions) -> str:
     from distprof.documents.html.figures import figures_of
     from distprof.documents.html.page import page_html
 
-    return page_html(page, figures_of(result))
+    return page_html(document.page_of(result, options), figures_of(result))
 
 
 def _escaped(match: re.Match[str]) -> str:

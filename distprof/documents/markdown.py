@@ -1,21 +1,15 @@
-"""The report as Markdown, for a pull-request comment or a CI step summary."""
+"""A page as Markdown, for a pull-request comment or a CI step summary."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
 from distprof.documentation import is_web_address
-from distprof.documents.advice import MAX_FINDINGS_SHOWN, cost_text
+from distprof.documents.page import MAX_FINDINGS, Findings, Page, Priced
 from distprof.escape import markdown_text, plain, shorten
-from distprof.formats import FINDINGS, RenderOptions
+from distprof.formats import RenderOptions
 from distprof.rules.base import Finding
-from distprof.sections.capture.show import headline
-from distprof.sections.job.show import job_facts
-from distprof.sections.report import Report
 from distprof.sections.table import Bar, Cell, Drawing, TableView
-from distprof.sections.tables import tables_of
-from distprof.sections.time.show import waterfall_table
-from distprof.sections.verdict import judge
 
 MAX_BYTES = 60_000
 """GitHub refuses comments of more than 65,536 characters."""
@@ -27,15 +21,15 @@ _DRAWING_CELLS = 80
 _SEVERITY_MARKS = {"error": "🔴", "warning": "🟠", "info": "🔵"}
 
 
-def render(report: Report, options: RenderOptions) -> str:
-    """The report as GitHub-flavoured Markdown of less than :data:`MAX_BYTES`.
+def page_markdown(page: Page, options: RenderOptions) -> str:
+    """The page as GitHub-flavoured Markdown of less than :data:`MAX_BYTES`.
 
     The end is cut if it does not fit, with a note that says so. With ``show_all`` nothing is cut.
     """
-    return joined(_blocks(report, options), show_all=options.show_all)
+    return _joined(_blocks(page, options), show_all=options.show_all)
 
 
-def joined(parts: Iterable[str], *, show_all: bool) -> str:
+def _joined(parts: Iterable[str], *, show_all: bool) -> str:
     """Blocks one below another, up to the limit."""
     blocks: list[str] = []
     room = MAX_BYTES - 200
@@ -49,58 +43,80 @@ def joined(parts: Iterable[str], *, show_all: bool) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _blocks(report: Report, options: RenderOptions) -> Iterator[str]:
-    verdict = judge(report)
-    yield f"### {sentence(verdict.line)}"
-    yield sentence(headline(report))
-    sentences = (*job_facts(report), *verdict.why)
-    if sentences:
-        yield "\n".join(f"- {sentence(text)}" for text in sentences)
-    if not options.sections or FINDINGS in options.sections:
-        yield from _finding_blocks(report, options)
-    shown_open = waterfall_table(report, show_all=options.show_all)
-    views = tables_of(report, show_all=options.show_all, sections=options.sections)
-    for view in views:
-        yield _section(view, opened=shown_open is not None and view.title == shown_open.title)
+def _blocks(page: Page, options: RenderOptions) -> Iterator[str]:
+    yield f"### {_sentence(page.verdict)}"
+    for text in (page.headline, *page.facts) if page.headline else page.facts:
+        yield _sentence(text)
+    for texts in ((*page.cautions, *page.sentences), page.points):
+        if texts:
+            yield _bullets(texts)
+    for listing in page.listings:
+        yield f"**{_sentence(listing.title)}**\n\n{_bullets(listing.sentences)}"
+    if page.findings is not None and page.findings.is_ranked:
+        yield from _ranked(page.findings, show_all=options.show_all)
+    elif page.findings is not None:
+        yield "\n".join(_remark(one) for one in page.findings.listed)
+    for view in page.tables:
+        if page.has_folded_tables:
+            yield _folded(view)
+        else:
+            yield _open(view, view.caption if page.has_captions else "")
+    if page.remarks:
+        title = f"**{_sentence(page.remarks_title)}**\n\n" if page.remarks_title else ""
+        yield title + _bullets(page.remarks)
 
 
-def _finding_blocks(report: Report, options: RenderOptions) -> Iterator[str]:
-    findings = report.findings
-    if not findings:
+def _bullets(texts: Iterable[str]) -> str:
+    return "\n".join(f"- {_sentence(text)}" for text in texts)
+
+
+def _remark(one: Priced) -> str:
+    finding = one.finding
+    title = _linked(_sentence(one.title), finding)
+    return f"- **{title}**: {_sentence(finding.message)} *fix:* {_sentence(finding.fix)}"
+
+
+def _ranked(found: Findings, *, show_all: bool) -> Iterator[str]:
+    if not found.listed:
         yield "**Findings:** none"
         return
-    shown = findings if options.show_all else findings[:MAX_FINDINGS_SHOWN]
+    shown = found.listed if show_all else found.listed[:MAX_FINDINGS]
     yield "\n".join(
         [
             "| | finding | cost | what | fix |",
             "|---|---|---:|---|---|",
-            *(_finding_row(finding, report) for finding in shown),
+            *(_finding_row(one) for one in shown),
         ]
     )
-    if len(shown) < len(findings):
-        yield f"and {len(findings) - len(shown)} more"
+    if len(shown) < len(found.listed):
+        yield f"and {len(found.listed) - len(shown)} more"
 
 
-def _finding_row(finding: Finding, report: Report) -> str:
+def _finding_row(one: Priced) -> str:
+    finding = one.finding
     mark = _SEVERITY_MARKS[finding.severity.value]
-    name = linked(_cell(f"{finding.code} {finding.name}"), finding)
-    message, fix = sentence(finding.message), sentence(finding.fix)
-    cells = (mark, name, cost_text(finding, report), message, fix)
-    return "| " + " | ".join(cells) + " |"
+    name = _linked(_cell(f"{finding.code} {finding.name}"), finding)
+    message, fix = _sentence(finding.message), _sentence(finding.fix)
+    return "| " + " | ".join((mark, name, one.cost or "–", message, fix)) + " |"
 
 
-def _section(view: TableView, *, opened: bool) -> str:
+def _folded(view: TableView) -> str:
     caption = f" <sub>{_cell(view.caption)}</sub>" if view.caption else ""
-    state = " open" if opened else ""
-    notes = "\n".join(f"- {sentence(text)}" for text in view.notes)
-    content = table(view) + (f"\n\n{notes}" if notes else "")
+    state = " open" if view.is_main else ""
+    notes = f"\n\n{_bullets(view.notes)}" if view.notes else ""
     return (
         f"<details{state}><summary><b>{_cell(view.title)}</b>{caption}</summary>\n\n"
-        f"{content}\n\n</details>"
+        f"{_table(view)}{notes}\n\n</details>"
     )
 
 
-def table(view: TableView) -> str:
+def _open(view: TableView, caption: str) -> str:
+    shown = f" {_sentence(caption)}" if caption else ""
+    notes = "".join(f"\n\n{_sentence(note)}" for note in view.notes)
+    return f"**{_sentence(view.title)}**{shown}\n\n{_table(view)}{notes}"
+
+
+def _table(view: TableView) -> str:
     """A table without its title and notes."""
     titles = " | ".join(_cell(column.title) for column in view.columns)
     rules = "|".join("---" if column.left else "---:" for column in view.columns)
@@ -119,7 +135,7 @@ def _drawn(cell: Cell) -> str:
     return "█" * cell.length(_BAR_CELLS) if isinstance(cell, Bar) else _cell(cell)
 
 
-def linked(title: str, finding: Finding) -> str:
+def _linked(title: str, finding: Finding) -> str:
     """The title of a finding, linked to its rule's page if the finding has a web address.
 
     A saved report may contain any text as the address, so anything else is ignored.
@@ -131,6 +147,6 @@ def _cell(text: str) -> str:
     return markdown_text(shorten(plain(text[:_MAX_SENTENCE]), _MAX_CELL))
 
 
-def sentence(text: str) -> str:
+def _sentence(text: str) -> str:
     """A sentence with Markdown escaped, of bounded length."""
     return markdown_text(shorten(plain(text[:_MAX_SENTENCE]), _MAX_SENTENCE))

@@ -1,19 +1,27 @@
-"""The page of any result other than a run's report, and its rendering as text and Markdown.
+"""The page: what a result says to people, before it is written in any format.
 
-A verb turns its result into a :class:`Page`; the rendering is implemented here, once.
+::
+
+    result ── Document.page ──> Page ── text, markdown, brief, html/page ──> str
+
+The ``show.py`` of a verb makes the page of its result, ``report.py`` that of a report. Each format
+is one function of a page. From top to bottom a page has the verdict and what it rests on (headline,
+facts, cautions, the step as a bar, the plan, sentences, points), what to do about it (listings,
+findings), the evidence (tables, remarks), and the commands to run next. A format leaves out what it
+has no room for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import msgspec
 
-from distprof.formats import RenderOptions
+from distprof.documents.step_bar import StepBar
 from distprof.rules.base import Finding
 from distprof.sections.table import TableView
-from distprof.units import format_duration
+from distprof.sections.whatif.result import RepairPlan
+
+MAX_FINDINGS = 5
+"""Ranked findings that a text or Markdown shows, unless it is to show all."""
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,113 +32,66 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     is_numbered: bool = False  # Whether they are steps to take in order.
 
 
+class Priced(msgspec.Struct, frozen=True):
+    """A finding, with its price as text."""
+
+    finding: Finding
+    cost: str = ""  # For example ``6.91 ms per step (31.0 %)``; empty if unknown.
+    gain: str = ""  # For example ``saves 5.01 ms per step (30.0 %)``; empty if unknown.
+
+    @property
+    def title(self) -> str:
+        """Rule, severity and cost on one line."""
+        cost = f", {self.cost}" if self.cost else ""
+        return f"{self.finding.code} {self.finding.name}: {self.finding.severity.value}{cost}"
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """How much a short text has of its findings."""
+
+    findings: int  # Number of findings.
+    lines: int  # Lines of each message and fix, except those of the first finding.
+
+
+class Findings(msgspec.Struct, frozen=True, kw_only=True):
+    """Findings of rules, most important first."""
+
+    listed: tuple[Priced, ...]
+    # Whether they are the answer, ordered by gain, so that even none is an answer. If not, they are
+    # remarks on the result.
+    is_ranked: bool = False
+    num_left_out: int = 0  # Further findings, which the page leaves out.
+    limits: Limits | None = None  # Limits of a short text; None for all of each finding.
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Which changes to make, in which order."""
+
+    sentence: str  # The plan as one of the page's sentences; may be empty.
+    repairs: RepairPlan
+    word: str  # What it shortens: ``step`` or ``capture``.
+
+
 class Page(msgspec.Struct, frozen=True, kw_only=True):
     """One result for people."""
 
     verdict: str  # The result in one sentence.
     headline: str = ""  # The origin of the result, half a sentence; empty for none.
     facts: tuple[str, ...] = ()  # Additions to the headline, one paragraph each.
+    cautions: tuple[str, ...] = ()  # What a reader must know before any number.
+    step: StepBar | None = None  # The mean step, drawn as a bar.
+    plan: Plan | None = None
     sentences: tuple[str, ...] = ()  # Further results, most important first.
     points: tuple[str, ...] = ()  # Like ``sentences``, but each in a separate block.
     listings: tuple[Listing, ...] = ()  # Sentences under titles.
-    findings: tuple[Finding, ...] = ()  # Findings of rules, most important first.
+    findings: Findings | None = None  # None for results that no rule judges.
     tables: tuple[TableView, ...] = ()  # In reading order.
+    # Whether tables are details, which formats fold if they can, and the brief form leaves out.
+    has_folded_tables: bool = False
     has_captions: bool = True  # Whether Markdown also shows the captions of tables.
+    no_tables: str = ""  # Why the tables that were asked for are missing, in the text.
     remarks: tuple[str, ...] = ()  # Sentences at the end.
     remarks_title: str = ""  # Title of the remarks, for example ``Assumed``; empty for none.
+    unknown: tuple[str, ...] = ()  # What could not be found out; only in the brief form.
+    about: tuple[str, ...] = ()  # Sentences on the file itself; only in HTML.
     commands: tuple[tuple[str, str], ...] = ()  # Commands to run next, each with its purpose.
-
-
-def page_text(page: Page, options: RenderOptions) -> str:
-    """The page as text for a terminal of ``options.width`` columns."""
-    from distprof.documents.text import printed
-
-    return printed(_text_blocks(page, options.width), options)
-
-
-def page_markdown(page: Page, options: RenderOptions) -> str:
-    """The page as GitHub-flavoured Markdown, of bounded length unless ``show_all`` is set."""
-    from distprof.documents.markdown import joined
-
-    return joined(_markdown_blocks(page), show_all=options.show_all)
-
-
-def _text_blocks(page: Page, width: int) -> Iterator[Any]:
-    from rich.text import Text
-
-    from distprof.documents.text import command_line, sentence, table_blocks
-    from distprof.escape import plain, wrapped
-
-    yield Text(wrapped(plain(page.verdict), width), style="bold")
-    if page.headline or page.sentences:
-        yield Text()
-    for text in (page.headline, *page.facts) if page.headline else page.facts:
-        yield sentence(text, width, style="dim")
-    for text in page.sentences:
-        yield sentence(text, width)
-    for text in page.points:
-        yield Text()
-        yield sentence(text, width)
-    for listing in page.listings:
-        yield Text()
-        yield Text(listing.title, style="bold")
-        for number, text in enumerate(listing.sentences, 1):
-            mark = f"{number}. " if listing.is_numbered else "· "
-            yield sentence(f"{mark}{text}", width)
-    for finding in page.findings:
-        yield Text()
-        yield Text(wrapped(plain(_title(finding)), width), style="bold")
-        yield sentence(finding.message, width)
-        yield sentence(f"fix: {finding.fix}", width)
-    for view in page.tables:
-        yield Text()
-        yield from table_blocks(view, width)
-    if page.remarks and page.remarks_title:
-        yield Text()
-        yield Text(page.remarks_title, style="bold")
-    for remark in page.remarks:
-        yield sentence(f"· {remark}", width, style="dim")
-    if page.commands:
-        yield Text()
-        yield Text("Next", style="bold")
-    for command, purpose in page.commands:
-        yield command_line(command, purpose, width)
-
-
-def _markdown_blocks(page: Page) -> Iterator[str]:
-    from distprof.documents.markdown import linked, sentence, table
-
-    yield f"### {sentence(page.verdict)}"
-    if page.headline:
-        yield sentence(page.headline)
-    yield from (sentence(text) for text in page.facts)
-    for texts in (page.sentences, page.points):
-        if texts:
-            yield _bullets(texts)
-    for listing in page.listings:
-        yield f"**{sentence(listing.title)}**\n\n{_bullets(listing.sentences)}"
-    if page.findings:
-        yield "\n".join(
-            f"- **{linked(sentence(_title(one)), one)}**: {sentence(one.message)}"
-            f" *fix:* {sentence(one.fix)}"
-            for one in page.findings
-        )
-    for view in page.tables:
-        caption = f" {sentence(view.caption)}" if view.caption and page.has_captions else ""
-        notes = "".join(f"\n\n{sentence(note)}" for note in view.notes)
-        yield f"**{sentence(view.title)}**{caption}\n\n{table(view)}{notes}"
-    if page.remarks:
-        title = f"**{sentence(page.remarks_title)}**\n\n" if page.remarks_title else ""
-        yield title + _bullets(page.remarks)
-
-
-def _bullets(texts: tuple[str, ...]) -> str:
-    from distprof.documents.markdown import sentence
-
-    return "\n".join(f"- {sentence(text)}" for text in texts)
-
-
-def _title(finding: Finding) -> str:
-    cost = finding.cost_ns_per_step
-    costs = f", {format_duration(cost)} per step" if cost is not None else ""
-    return f"{finding.code} {finding.name}: {finding.severity.value}{costs}"

@@ -3,40 +3,83 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distprof.artefacts import REPORT_FILE, REPORT_SCHEMA
 from distprof.documents.document import Document
 from distprof.formats import RenderOptions
-from distprof.sections.report import Report
+from distprof.sections import report as data
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
     from distprof.documents.ci.cases import Cases
+    from distprof.documents.page import Page
 
 
-def _text(report: Report, options: RenderOptions) -> str:
-    from distprof.documents.text import render
+class Report(data.Report, frozen=True, kw_only=True):
+    """One analysis: measurements, findings and what could not be checked."""
 
-    return render(report, options)
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the report as JSON, replacing what is there; returns the path.
+
+        Raises:
+            InputError: If the file cannot be written.
+        """
+        return REPORT.save(self, path)
+
+    def metrics(self) -> dict[str, float]:
+        """The report as a flat dictionary of numbers, for training loggers.
+
+        Names are stable and end in their unit: docs/reference/metrics.md lists them. Unknown
+        metrics are left out and never 0.
+        """
+        from distprof.sections.metrics import metrics_of
+
+        return metrics_of(self)
+
+    def __str__(self) -> str:
+        """The report as text, 100 columns wide."""
+        return REPORT.reporter("text")(self, RenderOptions(width=100))
+
+    def __repr__(self) -> str:
+        """One line: a report may hold thousands of rows."""
+        from distprof.escape import plain
+        from distprof.sections.verdict import judge
+
+        return f"<Report on {self.run.source!r}: {plain(judge(self).line)}>"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Verdict, reasons and findings, as a console shows them."""
+        from distprof.documents.notebook import console_blocks
+
+        yield from console_blocks(self, options.max_width)
+
+    def _repr_html_(self) -> str:
+        """Verdict and findings, as a notebook shows them."""
+        from distprof.documents.notebook import report_html
+
+        return report_html(self)
 
 
-def _brief(report: Report, options: RenderOptions) -> str:
-    from distprof.documents.brief import render
+def _page(report: Report, options: RenderOptions) -> Page:
+    from distprof.documents.report import page_of
 
-    return render(report, options)
+    return page_of(report, options)
 
 
-def _markdown(report: Report, options: RenderOptions) -> str:
-    from distprof.documents.markdown import render
+def _terminal_pages(report: Report, options: RenderOptions) -> Iterator[Page]:
+    from distprof.documents.report import terminal_pages
 
-    return render(report, options)
+    return terminal_pages(report, options)
 
 
 def _html(report: Report, options: RenderOptions) -> str:
-    from distprof.documents.html.report import render
+    from distprof.documents.html.report import report_html
 
-    return render(report, options)
+    return report_html(report, options)
 
 
 def _cases(report: Report, options: RenderOptions) -> Cases:
@@ -52,8 +95,10 @@ REPORT = Document(
     title="distprof report",
     fix="make it again with: distprof analyze SOURCE --save-report FILE",
     fix_foreign="if it is a trace, pass it to distprof analyze",
+    page=_page,
+    terminal_pages=_terminal_pages,
     cases=_cases,
-    formats={"text": _text, "brief": _brief, "md": _markdown, "html": _html},
+    formats={"html": _html},
     indent=1,
     about=f"""\
 # The saved report
@@ -81,12 +126,3 @@ def load_report(path: str | os.PathLike[str]) -> Report:
     """
     file = Path(path)
     return REPORT.load(file / REPORT_FILE if file.is_dir() else file)
-
-
-def save_report(report: Report, path: str | os.PathLike[str]) -> Path:
-    """Write the report as JSON, replacing an existing file, and return the path.
-
-    Raises:
-        InputError: If the file cannot be written.
-    """
-    return REPORT.save(report, path)

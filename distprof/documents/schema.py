@@ -64,7 +64,7 @@ def schema_page(about: str, schema: dict[str, Any]) -> str:
 
 def _describe(definition: dict[str, Any], struct: type[msgspec.Struct] | None) -> None:
     """Describe a struct by its docstring, and its fields by the comments next to them."""
-    definition["description"] = _docstring_parts(definition.get("description", ""))[0]
+    definition["description"] = " ".join(definition.get("description", "").split())
     fields = {} if struct is None else _descriptions(struct)
     for name, value in definition.get("properties", {}).items():
         if name in fields:
@@ -96,7 +96,7 @@ def _descriptions(struct: type[msgspec.Struct]) -> dict[str, str]:
     found: dict[str, str] = {}
     for kind in reversed(struct.__mro__):
         if issubclass(kind, msgspec.Struct) and kind is not msgspec.Struct:
-            found |= _docstring_parts(kind.__doc__ or "")[1] | _field_comments(kind)
+            found |= _field_comments(kind)
     return found
 
 
@@ -127,22 +127,6 @@ def _require_all(definition: dict[str, Any]) -> None:
         value.pop("default", None)
     if "properties" in definition:
         definition["required"] = list(definition["properties"])
-
-
-def _docstring_parts(docstring: str) -> tuple[str, dict[str, str]]:
-    """The text before ``Args:``, and each argument's description on one line."""
-    summary, _, arguments = inspect.cleandoc(docstring).partition("Args:\n")
-    fields: dict[str, str] = {}
-    name = ""
-    for line in arguments.splitlines():
-        text = line.strip()
-        indent = len(line) - len(line.lstrip())
-        if indent <= 4 and ": " in text:
-            name, _, text = text.partition(": ")
-            fields[name] = text
-        elif text and name:
-            fields[name] += f" {text}"
-    return " ".join(summary.split()), fields
 
 
 def section(name: str, definition: dict[str, Any]) -> str:

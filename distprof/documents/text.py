@@ -1,4 +1,4 @@
-"""The report on a terminal: verdict, evidence, findings, tables and the next commands."""
+"""A page on a terminal."""
 
 from __future__ import annotations
 
@@ -8,28 +8,19 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator
 
-import msgspec
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from distprof.documents.advice import MAX_FINDINGS_SHOWN, cost_text, gain_text, next_commands
-from distprof.documents.step_bar import GROUPS, group_shares
+from distprof.documents.page import MAX_FINDINGS, Findings, Page, Priced
+from distprof.documents.step_bar import StepBar, group_of
 from distprof.escape import plain, shorten, wrapped
-from distprof.formats import FINDINGS, RenderOptions
+from distprof.formats import RenderOptions
 from distprof.rules.base import Finding
-from distprof.sections.capture.show import headline
-from distprof.sections.job.show import job_facts
-from distprof.sections.parts import mean_span_ns, parts_of, window_word
-from distprof.sections.report import Report
-from distprof.sections.shows import declared
 from distprof.sections.table import Bar, Cell, Column, Drawing, TableView
-from distprof.sections.tables import tables_of
-from distprof.sections.verdict import judge
 from distprof.terms import Severity
-from distprof.units import format_duration, format_ratio
 
 MIN_WIDTH = 20
 WIDE = 100
@@ -40,10 +31,7 @@ _MIN_BAR = 6
 _GAP = 2
 _MAX_BAR = 96
 MAX_BRIEF = 30
-"""Lines of the short report."""
-
-LEAST = 0.01
-"""Gain, as a share of the step, below which the short report leaves out a finding."""
+"""Lines of a short text."""
 
 _MAX_NAME = 400  # longer names are cut before layout: a name in a trace may hold megabytes
 
@@ -52,7 +40,23 @@ _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _SEVERITY_STYLES = {"error": "bold red", "warning": "bold yellow", "info": "cyan"}
 
 
-def printed(blocks: Iterable[RenderableType], options: RenderOptions) -> str:
+def fitting_text(pages: Iterable[Page], options: RenderOptions) -> str:
+    """A result as text for a terminal of ``options.width`` columns.
+
+    Args:
+        pages: Versions of its page, longest first: the first of at most :data:`MAX_BRIEF` lines is
+            written, or else the last.
+        options: How to show it.
+    """
+    written = ""
+    for page in pages:
+        written = _printed(page_blocks(page, options), options)
+        if rows_of(written, options.width) <= MAX_BRIEF:
+            break
+    return written
+
+
+def _printed(blocks: Iterable[RenderableType], options: RenderOptions) -> str:
     """Blocks one below another, as text for a terminal."""
     out = io.StringIO()
     console = Console(
@@ -72,26 +76,6 @@ def printed(blocks: Iterable[RenderableType], options: RenderOptions) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip("\n").split("\n")) + "\n"
 
 
-def head(report: Report, options: RenderOptions) -> RenderableType:
-    """Verdict, evidence and findings as one rich renderable, also for notebooks."""
-    return Group(*_head_blocks(report, options))
-
-
-def render(report: Report, options: RenderOptions) -> str:
-    """The report as text for a terminal of ``options.width`` columns.
-
-    By default at most :data:`MAX_BRIEF` lines on 80 columns: the verdict, its evidence, the plan
-    and what to do. Findings get shorter until the report fits.
-    """
-    if options.full or options.show_all or options.sections:
-        return printed(_blocks(report, options), options)
-    for detail in _DETAILS:
-        text = printed(_brief_blocks(report, options, detail), options)
-        if rows_of(text, options.width) <= MAX_BRIEF:
-            break
-    return text
-
-
 def rows_of(text: str, width: int) -> int:
     """Terminal rows that a text takes, counting wrapped lines."""
     return sum(max(1, -(-cell_len(line) // max(width, 1))) for line in _uncoloured(text))
@@ -101,78 +85,166 @@ def _uncoloured(text: str) -> list[str]:
     return _COLOR.sub("", text).splitlines()
 
 
-class _Detail(msgspec.Struct, frozen=True):
-    """The level of detail of findings in the short report."""
+def page_blocks(page: Page, options: RenderOptions) -> Iterator[RenderableType]:
+    """The blocks of a page, one below another."""
+    width = options.width
+    yield Text(wrapped(plain(page.verdict), width), style="bold")
+    yield from _basis(page, width)
+    for point in page.points:
+        yield Text()
+        yield sentence(point, width)
+    for listing in page.listings:
+        yield Text()
+        yield Text(listing.title, style="bold")
+        for number, item in enumerate(listing.sentences, 1):
+            mark = f"{number}. " if listing.is_numbered else "· "
+            yield sentence(f"{mark}{item}", width)
+    if page.findings is not None and page.findings.is_ranked:
+        yield from _ranked(page.findings, page.verdict, options)
+    elif page.findings is not None:
+        yield from _remarked(page.findings, width)
+    for view in page.tables:
+        yield Text()
+        yield from _table_blocks(view, width)
+    if page.no_tables:
+        yield Text()
+        yield sentence(page.no_tables, width)
+    yield from _ending(page, width)
 
-    findings: int  # Number of findings.
-    lines: int  # Lines of each message and fix, except those of the first finding.
+
+def _basis(page: Page, width: int) -> Iterator[RenderableType]:
+    """What the verdict rests on: headline, facts, the step as a bar, sentences."""
+    if page.headline or page.sentences:
+        yield Text()
+    for fact in (page.headline, *page.facts) if page.headline else page.facts:
+        yield sentence(fact, width, style="dim")
+    for caution in page.cautions:
+        yield sentence(caution, width)
+    if page.step is not None:
+        yield _indented(_step_bar(page.step, min(width - _INDENT, _MAX_BAR)))
+        yield _indented(_step_legend(page.step, width - _INDENT))
+    for said in page.sentences:
+        yield sentence(said, width)
 
 
-_DETAILS = (_Detail(3, 3), _Detail(3, 2), _Detail(2, 2), _Detail(2, 1), _Detail(1, 1))
+def _ending(page: Page, width: int) -> Iterator[RenderableType]:
+    """Remarks, and the commands to run next."""
+    if page.remarks and page.remarks_title:
+        yield Text()
+        yield Text(page.remarks_title, style="bold")
+    for remark in page.remarks:
+        yield sentence(f"· {remark}", width, style="dim")
+    if page.commands:
+        yield Text()
+        yield Text("Next", style="bold")
+    for command, purpose in page.commands:
+        yield _command_line(command, purpose, width)
 
 
-def _brief_blocks(
-    report: Report, options: RenderOptions, detail: _Detail
-) -> Iterator[RenderableType]:
-    verdict = judge(report)
-    yield Text(wrapped(plain(verdict.line), options.width), style="bold")
+def _step_bar(step: StepBar, width: int) -> Text:
+    """A mean step as one line of characters, each group in proportion to its time."""
+    bar = Text(no_wrap=True)
+    done, drawn = 0.0, 0
+    for share in step.shares:
+        done += share.ratio
+        upto = Bar(ratio=done, key="").length(width)
+        bar.append(share.group.glyph * (upto - drawn), style=share.group.style)
+        drawn = upto
+    return bar
+
+
+def _step_legend(step: StepBar, width: int) -> Text:
+    """The length of the step and the meaning of the bar's characters; labels are never broken."""
+    legend = Text(f"{step.length}: ")
+    used = len(legend)
+    for number, share in enumerate(step.shares):
+        length = len(share.text) + 2
+        if number:
+            fits = used + 2 + length <= width
+            legend.append("  " if fits else "\n")
+            used = used + 2 if fits else 0
+        legend.append(share.group.glyph, style=share.group.style)
+        legend.append(f" {share.text}")
+        used += length
+    return legend
+
+
+def _remarked(found: Findings, width: int) -> Iterator[RenderableType]:
+    """Findings as remarks on the result."""
+    for one in found.listed:
+        yield Text()
+        yield Text(wrapped(plain(one.title), width), style="bold")
+        yield sentence(one.finding.message, width)
+        yield sentence(f"fix: {one.finding.fix}", width)
+
+
+def _ranked(found: Findings, verdict: str, options: RenderOptions) -> Iterator[RenderableType]:
+    """The first findings, numbered."""
     yield Text()
-    yield from _evidence_blocks(report, options)
-    left_out = {make(report) for make in declared(report, "why") if not make.is_brief}
-    for why in verdict.why:
-        if why not in left_out:
-            yield sentence(why, options.width)
-    yield Text()
-    yield from _brief_findings(report, options, verdict.line, detail)
-    yield from _next_blocks(report, options)
-
-
-def _evidence_blocks(report: Report, options: RenderOptions) -> Iterator[RenderableType]:
-    yield sentence(headline(report), options.width, style="dim")
-    for fact in job_facts(report):
-        yield sentence(fact, options.width)
-    if parts_of(report):
-        yield _indented(_step_bar(report, min(options.width - _INDENT, _MAX_BAR)))
-        yield _indented(_step_legend(report, options.width - _INDENT))
-
-
-def _brief_findings(
-    report: Report, options: RenderOptions, verdict: str, detail: _Detail
-) -> Iterator[RenderableType]:
-    """The first findings, without a message that repeats the verdict."""
-    findings = report.findings
-    if not findings:
+    if not found.listed:
         yield Text("Findings  none", style="bold")
         return
     yield Text("Findings", style="bold")
-    room = options.width - _INDENT - 3
-    shown = [finding for finding in findings if _is_worth_a_line(finding, report)]
-    for number, finding in enumerate(shown[: detail.findings], start=1):
-        yield _indented(_brief_title(number, finding, report))
-        lines = None if number == 1 else detail.lines
-        if finding.message != verdict:
-            yield _indented(Text(_cut(wrapped(plain(finding.message), room), lines)), extra=3)
-        yield _indented(_fix_text(finding, room, lines), extra=3)
-    more = len(findings) - min(len(shown), detail.findings)
-    if more > 0:
-        yield sentence(f"and {more} more with --full", options.width, style="dim")
+    limits, width = found.limits, options.width
+    most = limits.findings if limits else MAX_FINDINGS
+    shown = found.listed if options.show_all else found.listed[:most]
+    for number, one in enumerate(shown, start=1):
+        if limits is None:
+            yield _indented(_title(number, one, width))
+            yield from _advice(one.finding, width)
+        else:
+            yield _indented(_short_title(number, one))
+            lines = limits.lines if number > 1 else None
+            yield from _advice(one.finding, width, lines=lines, said=verdict)
+    left_out = len(found.listed) - len(shown) + found.num_left_out
+    if left_out:
+        yield sentence(_more(left_out, options, is_short=limits is not None), width, style="dim")
 
 
-def _is_worth_a_line(finding: Finding, report: Report) -> bool:
-    """Whether a finding is the first, or its gain is unknown or at least :data:`LEAST`."""
-    gain = finding.recoverable_ns if finding.remaining_ns is None else finding.remaining_ns
-    whole = report.plan.step_ns
-    return finding is report.findings[0] or not whole or gain is None or gain >= LEAST * whole
+def _advice(
+    finding: Finding, width: int, *, lines: int | None = None, said: str | None = None
+) -> Iterator[RenderableType]:
+    """Message, unless it is already said, and fix, each of at most some lines."""
+    room = width - _INDENT - 3
+    if finding.message != said:
+        yield _indented(Text(_cut(wrapped(plain(finding.message), room), lines)), extra=3)
+    fix = Text(_cut(wrapped(f"fix: {plain(finding.fix)}", room), lines))
+    fix.stylize("green", 0, len("fix:"))
+    yield _indented(fix, extra=3)
 
 
-def _brief_title(number: int, finding: Finding, report: Report) -> Text:
+def _short_title(number: int, one: Priced) -> Text:
     """Number, rule and gain of the fix; the severity only if it is an error."""
-    title = Text(f"{number:>2} ")
-    title.append(plain(f"{finding.code} {finding.name}"), style="bold")
-    if finding.severity is Severity.ERROR:
+    title = _numbered(number, one.finding)
+    if one.finding.severity is Severity.ERROR:
         title.append("  error", style=_SEVERITY_STYLES["error"])
-    gain = gain_text(finding, report)
-    return title.append(f"  {gain}" if gain else "")
+    return title.append(f"  {one.gain}" if one.gain else "")
+
+
+def _title(number: int, one: Priced, width: int) -> Text:
+    """Number, rule, severity, cost and confidence, on two lines if they do not fit on one."""
+    title, severity = _numbered(number, one.finding), one.finding.severity.value
+    meta = Text(severity, style=_SEVERITY_STYLES[severity])
+    if one.cost:
+        meta.append(f"  {one.cost}", style="not bold default")
+    meta.append(f"  {one.finding.confidence.value}", style="not bold default dim")
+    fits = _INDENT + title.cell_len + 2 + meta.cell_len <= width
+    title.append("  " if fits else "\n   ")
+    return title.append_text(meta)
+
+
+def _numbered(number: int, finding: Finding) -> Text:
+    title = Text(f"{number:>2} ")
+    return title.append(plain(f"{finding.code} {finding.name}"), style="bold")
+
+
+def _more(number: int, options: RenderOptions, *, is_short: bool) -> str:
+    """How many findings are left out, and how to see them."""
+    if is_short:
+        return f"and {number} more with --full"
+    if not options.saved_as:
+        return f"and {number} more: shown by --all"
+    return f"and {number} more: distprof report {shlex.quote(options.saved_as)} --all"
 
 
 def _cut(text: str, lines: int | None) -> str:
@@ -184,42 +256,7 @@ def _cut(text: str, lines: int | None) -> str:
     return "\n".join([*kept[: lines - 1], f"{last} …"])
 
 
-def _blocks(report: Report, options: RenderOptions) -> Iterator[RenderableType]:
-    if not options.sections:
-        yield from _head_blocks(report, options)
-    else:
-        yield Text(wrapped(plain(judge(report).line), options.width), style="bold")
-    if FINDINGS in options.sections:
-        yield Text()
-        yield from _finding_blocks(report, options)
-    views = tables_of(report, show_all=options.show_all, sections=options.sections)
-    for view in views:
-        yield Text()
-        yield from table_blocks(view, options.width)
-    if options.sections and not views and options.sections != (FINDINGS,):
-        yield Text()
-        yield sentence(_nothing_found(report, options.sections), options.width)
-    yield from _next_blocks(report, options)
-
-
-def _nothing_found(report: Report, sections: tuple[str, ...]) -> str:
-    """Why the sections are empty, with the reasons that their results give."""
-    results = (getattr(report, name, None) for name in sections)
-    reasons = [reason for result in results for reason in getattr(result, "unavailable", ())]
-    return f"Nothing to show: {'; '.join(reasons) or 'this recording has no data for it.'}"
-
-
-def _next_blocks(report: Report, options: RenderOptions) -> Iterator[RenderableType]:
-    commands = next_commands(report, options)
-    if not commands:
-        return
-    yield Text()
-    yield Text("Next", style="bold")
-    for command, purpose in commands:
-        yield command_line(command, purpose, options.width)
-
-
-def command_line(command: str, purpose: str, width: int) -> RenderableType:
+def _command_line(command: str, purpose: str, width: int) -> RenderableType:
     """A command on one line of any length, so that it can be copied; its purpose if it fits."""
     text = shorten(plain(command), _MAX_NAME)
     line = Text(" " * _INDENT + text, no_wrap=True, overflow="ignore")
@@ -228,92 +265,7 @@ def command_line(command: str, purpose: str, width: int) -> RenderableType:
     return Group(line)  # a bare text would be wrapped
 
 
-def _head_blocks(report: Report, options: RenderOptions) -> Iterator[RenderableType]:
-    verdict = judge(report)
-    yield Text(wrapped(plain(verdict.line), options.width), style="bold")
-    yield Text()
-    yield from _evidence_blocks(report, options)
-    for why in verdict.why:
-        yield sentence(why, options.width)
-    yield Text()
-    yield from _finding_blocks(report, options)
-
-
-def _step_bar(report: Report, width: int) -> Text:
-    """A mean step as one line of characters, each group in proportion to its time."""
-    bar = Text(no_wrap=True)
-    done, drawn = 0.0, 0
-    for _, glyph, style, ratio in group_shares(report):
-        done += ratio
-        upto = Bar(ratio=done, key="").length(width)
-        bar.append(glyph * (upto - drawn), style=style)
-        drawn = upto
-    return bar
-
-
-def _step_legend(report: Report, width: int) -> Text:
-    """The length of the step and the meaning of the bar's characters; labels are never broken."""
-    span_ns = mean_span_ns(report)
-    length = f"{format_duration(span_ns)} per {window_word(report)}: " if span_ns else ""
-    legend = Text(length)
-    used = len(length)
-    for number, (label, glyph, style, ratio) in enumerate(group_shares(report)):
-        text = f"{glyph} {label} {format_ratio(ratio)}"
-        if number:
-            fits = used + 2 + len(text) <= width
-            legend.append("  " if fits else "\n")
-            used = used + 2 if fits else 0
-        legend.append(glyph, style=style)
-        legend.append(text[1:])
-        used += len(text)
-    return legend
-
-
-def _finding_blocks(report: Report, options: RenderOptions) -> Iterator[RenderableType]:
-    findings = report.findings
-    if not findings:
-        yield Text("Findings  none", style="bold")
-        return
-    shown = findings if options.show_all else findings[:MAX_FINDINGS_SHOWN]
-    yield Text("Findings", style="bold")
-    for number, finding in enumerate(shown, start=1):
-        yield from _finding(number, finding, report, options.width)
-    if len(shown) < len(findings):
-        left_out = len(findings) - len(shown)
-        saved = shlex.quote(options.saved_as)
-        where = f"distprof report {saved} --all" if options.saved_as else "shown by --all"
-        more = f"and {left_out} more: {where}"
-        yield sentence(more, options.width, style="dim")
-
-
-def _finding(number: int, finding: Finding, report: Report, width: int) -> Iterator[RenderableType]:
-    room = width - _INDENT - 3
-    yield _indented(_finding_title(number, finding, report, width))
-    yield _indented(Text(wrapped(plain(finding.message), room)), extra=3)
-    yield _indented(_fix_text(finding, room, None), extra=3)
-
-
-def _fix_text(finding: Finding, room: int, lines: int | None) -> Text:
-    fix = Text(_cut(wrapped(f"fix: {plain(finding.fix)}", room), lines))
-    fix.stylize("green", 0, len("fix:"))
-    return fix
-
-
-def _finding_title(number: int, finding: Finding, report: Report, width: int) -> Text:
-    """Number, rule, severity, cost and confidence, on two lines if they do not fit on one."""
-    title = Text(f"{number:>2} ")
-    title.append(plain(f"{finding.code} {finding.name}"), style="bold")
-    meta = Text(finding.severity.value, style=_SEVERITY_STYLES[finding.severity.value])
-    if finding.cost_ns_per_step is not None or finding.recoverable_ns is not None:
-        meta.append(f"  {cost_text(finding, report)}", style="not bold default")
-    meta.append(f"  {finding.confidence.value}", style="not bold default dim")
-    fits = _INDENT + title.cell_len + 2 + meta.cell_len <= width
-    title.append("  " if fits else "\n   ")
-    title.append_text(meta)
-    return title
-
-
-def table_blocks(view: TableView, width: int) -> Iterator[RenderableType]:
+def _table_blocks(view: TableView, width: int) -> Iterator[RenderableType]:
     """A table below its title, followed by its notes."""
     yield _table_title(view, width)
     kept, gap, dropped = _fitting(view, width - _INDENT, wide=width >= WIDE)
@@ -404,16 +356,9 @@ def _drawn_cell(cell: Cell, bar_cells: int, room: int) -> Text:
     if isinstance(cell, Drawing):
         return Text(plain(cell.draw(max(room, _MIN_BAR))))
     if isinstance(cell, Bar):
-        glyph, style = _glyph(cell.key)
-        return Text(glyph * cell.length(bar_cells), style=style)
+        group = group_of(cell.key)
+        return Text(group.glyph * cell.length(bar_cells), style=group.style)
     return Text(plain(cell[:_MAX_NAME]))
-
-
-def _glyph(key: str) -> tuple[str, str]:
-    for _, glyph, style, keys in GROUPS:
-        if key in keys:
-            return glyph, style
-    return GROUPS[-1][1], GROUPS[-1][2]
 
 
 def sentence(text: str, width: int, *, style: str = "") -> Padding:

@@ -178,46 +178,33 @@ def _limits_section(rule: Rule) -> str:
 
 
 class Finding(Record, frozen=True, kw_only=True):
-    """One problem, its cost and its fix.
+    """One problem, its cost and its fix."""
 
-    Args:
-        code: Code of the rule, never reused, for example ``COM101``.
-        name: Name of the problem, never of the fix, for example ``low-overlap``.
-        severity: ``error``, ``warning`` or ``info``.
-        confidence: Whether the statement is measured, inferred or modelled.
-        message: One or two sentences with the numbers.
-        ranks: Affected ranks; empty for all.
-        steps: Affected steps; empty for all analysed steps.
-        cost_ns_per_step: Step time that could be recovered, an upper bound: at most twice what the
-            simulation recovers. None when unknown.
-        evidence: Source of each number: section and key of the report.
-        fix: How to fix it, one or two sentences.
-        docs: Path of the rule's page, relative to the documentation.
-        docs_url: Address of that page in the version that found the problem; empty if no site is
-            known, and for rules of plug-ins.
-        recoverable_ns: How much shorter the simulated step is without this problem; None if not
-            simulated. Without step marks, this refers to the capture.
-        remaining_ns: The part of ``recoverable_ns`` that is left after the findings above: for a
-            finding of the plan, after those before it; for any other finding, after the whole plan.
-            Findings that need the same change share it. None if not simulated.
-        is_bound: Whether ``recoverable_ns`` belongs to an effect that many causes share, which no
-            single change removes, and which is therefore not in the plan.
-    """
-
-    code: str
-    name: str
-    severity: Severity
-    confidence: Confidence
-    message: str
-    ranks: tuple[int, ...]
-    steps: tuple[int, ...]
+    code: str  # Code of the rule, never reused, for example ``COM101``.
+    name: str  # Name of the problem, never of the fix, for example ``low-overlap``.
+    severity: Severity  # ``error``, ``warning`` or ``info``.
+    confidence: Confidence  # Whether the statement is measured, inferred or modelled.
+    message: str  # One or two sentences with the numbers.
+    ranks: tuple[int, ...]  # Affected ranks; empty for all.
+    steps: tuple[int, ...]  # Affected steps; empty for all analysed steps.
+    # Step time that could be recovered, an upper bound: at most twice what the simulation recovers.
+    # None when unknown.
     cost_ns_per_step: int | None
-    evidence: tuple[str, ...]
-    fix: str
-    docs: str
+    evidence: tuple[str, ...]  # Source of each number: section and key of the report.
+    fix: str  # How to fix it, one or two sentences.
+    docs: str  # Path of the rule's page, relative to the documentation.
+    # Address of that page in the version that found the problem; empty if no site is known, and for
+    # rules of plug-ins.
     docs_url: str = ""
+    # How much shorter the simulated step is without this problem; None if not simulated. Without
+    # step marks, this refers to the capture.
     recoverable_ns: int | None = None
+    # The part of ``recoverable_ns`` that is left after the findings above: for a finding of the
+    # plan, after those before it; for any other finding, after the whole plan. Findings that need
+    # the same change share it. None if not simulated.
     remaining_ns: int | None = None
+    # Whether ``recoverable_ns`` belongs to an effect that many causes share, which no single change
+    # removes, and which is therefore not in the plan.
     is_bound: bool = False
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from distprof.artefacts.record import Record, records_to_pandas
 from distprof.rules.base import Evidence
@@ -69,6 +69,10 @@ def _tables_of(kind: type[Result]) -> dict[str, type[Record]]:
         if arguments and isinstance(arguments[0], type) and issubclass(arguments[0], Record):
             tables[name] = arguments[0]
     return tables
+
+
+VerdictText: TypeAlias = tuple[str, tuple[str, ...]] | None
+"""A verdict's line and the numbers behind it; None if the report is on something else."""
 
 
 class Verdict(Record, frozen=True, kw_only=True):

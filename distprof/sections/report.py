@@ -1,14 +1,15 @@
-"""Report: everything one analysis found, as written to ``report.json``."""
+"""What a report holds: everything one analysis found, as written to ``report.json``.
+
+Tables and sentences are functions of these data. The report that users hold, with all that it can
+do, is :class:`distprof.documents.saved.Report`.
+"""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distprof.artefacts import REPORT_SCHEMA
 from distprof.artefacts.record import Record, records_to_pandas
-from distprof.formats import RenderOptions, documents
 from distprof.rules.base import Finding, NotChecked
 from distprof.sections.base import Verdict
 from distprof.sections.capture.result import CaptureResult
@@ -44,7 +45,6 @@ from distprof.sections.whatif.result import RepairPlan, WhatIfResult
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.console import Console, ConsoleOptions, RenderResult
 
 
 class GroupInfo(Record, frozen=True, kw_only=True):
@@ -77,132 +77,76 @@ class RunInfo(Record, frozen=True, kw_only=True):
 
 
 class Report(Record, frozen=True, kw_only=True):
-    """One analysis: measurements, findings and what could not be checked.
+    """One analysis: measurements, findings and what could not be checked."""
 
-    Args:
-        schema: Version of this document's format.
-        distprof_version: Version of distprof that wrote it.
-        verdict: The report in one or two sentences, and why; empty in reports of older versions.
-        plan: Which changes to make, in which order, and how long the step takes after each; empty
-            without a simulation.
-        run: What was recorded: ranks, nodes, groups, software.
-        capture: Quality of the recording: what is missing, how well clocks agree.
-        step_time: Duration of the analysed steps.
-        breakdown: Exclusive split of each rank's time into computation, exposed communication,
-            exposed copies and idle.
-        overlap: How much communication overlaps with computation, by rank and by mesh axis.
-        collectives: Collectives by kind, group and size, with bandwidth and waiting.
-        stragglers: Which ranks the others wait for, in which pattern, and why.
-        idle: Why GPUs are idle.
-        kernels: Kernels by name, and how ranks differ in them.
-        waterfall: The mean step as an exact sum of computation and all losses.
-        job: How the job was launched and how it ended; empty without a run directory.
-        ending: How the job ended, or why it stands, according to what it printed; empty without
-            output that says so.
-        step_log: Steps as the job logged them itself; empty without a run directory.
-        memory: Memory by rank; empty if it was not recorded.
-        telemetry: GPU sensors and errors, and energy; empty without samples.
-        moe: Experts: load, routing and exchanges; empty without experts.
-        pauses: Pauses of the training thread: garbage collection and waiting for input; empty if
-            they were not recorded.
-        pipeline: Pipeline schedule, bubble fraction and stages; empty without a pipeline.
-        messages: Ranks that leave their GPU idle while others wait for their messages.
-        whatif: The step simulated as it was and without each of its causes.
-        nccl: Contents of NCCL's own log; empty without one.
-        placement: Process groups on nodes, scale-up domains and network cards.
-        gradients: How data parallelism reduces gradients; empty if nothing marks it.
-        sharding: Data moved by sharded parameters and tensor parallelism; empty without them.
-        efficiency: FLOP, MFU and memory against the hardware.
-        settings: Configuration read from the job's live objects; empty without a run directory.
-        training_log: What a training program printed about its iterations; empty without a log.
-        collective_summary: A table of collectives by rank from another tool; empty without one.
-        collective_log: Collectives over hours or days, as recorded by ranks; empty without these
-            records.
-        ras: State of a running job according to NCCL's RAS; empty without output of ncclras.
-        input_readiness: Measured readiness of each rank's input over time; empty without it.
-        operator_table: A table of operators without a time line; empty without one.
-        perturbation: What the profiler cost, and whether the report is free of it.
-        findings: Problems, each with its cost and fix, most important first.
-        not_checked: Rules that lacked their evidence, and why.
-    """
-
-    schema: str = REPORT_SCHEMA
-    distprof_version: str
+    schema: str = REPORT_SCHEMA  # Version of this document's format.
+    distprof_version: str  # Version of distprof that wrote it.
+    # The report in one or two sentences, and why; empty in reports of older versions.
     verdict: Verdict = Verdict()
+    # Which changes to make, in which order, and how long the step takes after each; empty without a
+    # simulation.
     plan: RepairPlan = RepairPlan()
-    run: RunInfo
-    capture: CaptureResult
-    step_time: StepTimeResult
+    run: RunInfo  # What was recorded: ranks, nodes, groups, software.
+    capture: CaptureResult  # Quality of the recording: what is missing, how well clocks agree.
+    step_time: StepTimeResult  # Duration of the analysed steps.
+    # Exclusive split of each rank's time into computation, exposed communication, exposed copies
+    # and idle.
     breakdown: BreakdownResult
+    # How much communication overlaps with computation, by rank and by mesh axis.
     overlap: OverlapResult
+    # Collectives by kind, group and size, with bandwidth and waiting.
     collectives: CollectivesResult
-    stragglers: StragglersResult
-    idle: IdleResult
-    kernels: KernelsResult
-    waterfall: WaterfallResult
+    stragglers: StragglersResult  # Which ranks the others wait for, in which pattern, and why.
+    idle: IdleResult  # Why GPUs are idle.
+    kernels: KernelsResult  # Kernels by name, and how ranks differ in them.
+    waterfall: WaterfallResult  # The mean step as an exact sum of computation and all losses.
+    # How the job was launched and how it ended; empty without a run directory.
     job: JobResult = JobResult(kind=None)
+    # How the job ended, or why it stands, according to what it printed; empty without output that
+    # says so.
     ending: EndingResult = EndingResult()
+    # Steps as the job logged them itself; empty without a run directory.
     step_log: StepLogResult = StepLogResult()
-    memory: MemoryResult = MemoryResult()
+    memory: MemoryResult = MemoryResult()  # Memory by rank; empty if it was not recorded.
+    # GPU sensors and errors, and energy; empty without samples.
     telemetry: TelemetryResult = TelemetryResult()
-    moe: MoeResult = MoeResult()
+    moe: MoeResult = MoeResult()  # Experts: load, routing and exchanges; empty without experts.
+    # Pauses of the training thread: garbage collection and waiting for input; empty if they were
+    # not recorded.
     pauses: PausesResult = PausesResult()
+    # Pipeline schedule, bubble fraction and stages; empty without a pipeline.
     pipeline: PipelineResult = PipelineResult()
+    # Ranks that leave their GPU idle while others wait for their messages.
     messages: MessagesResult = MessagesResult()
+    # The step simulated as it was and without each of its causes.
     whatif: WhatIfResult = WhatIfResult()
-    nccl: NcclResult = NcclResult()
+    nccl: NcclResult = NcclResult()  # Contents of NCCL's own log; empty without one.
+    # Process groups on nodes, scale-up domains and network cards.
     placement: PlacementResult = PlacementResult()
+    # How data parallelism reduces gradients; empty if nothing marks it.
     gradients: GradientsResult = GradientsResult()
+    # Data moved by sharded parameters and tensor parallelism; empty without them.
     sharding: ShardingResult = ShardingResult()
-    efficiency: EfficiencyResult = EfficiencyResult()
+    efficiency: EfficiencyResult = EfficiencyResult()  # FLOP, MFU and memory against the hardware.
+    # Configuration read from the job's live objects; empty without a run directory.
     settings: SettingsResult = SettingsResult()
+    # What a training program printed about its iterations; empty without a log.
     training_log: TrainingLogResult = TrainingLogResult()
+    # A table of collectives by rank from another tool; empty without one.
     collective_summary: CollectiveSummaryResult = CollectiveSummaryResult()
+    # Collectives over hours or days, as recorded by ranks; empty without these records.
     collective_log: CollectiveLogResult = CollectiveLogResult()
+    # State of a running job according to NCCL's RAS; empty without output of ncclras.
     ras: RasResult = RasResult()
+    # Measured readiness of each rank's input over time; empty without it.
     input_readiness: InputReadinessResult = InputReadinessResult()
+    # A table of operators without a time line; empty without one.
     operator_table: OperatorTableResult = OperatorTableResult()
+    # What the profiler cost, and whether the report is free of it.
     perturbation: PerturbationResult = PerturbationResult()
-    findings: tuple[Finding, ...]
-    not_checked: tuple[NotChecked, ...]
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the report as JSON, replacing what is there; returns the path.
-
-        Raises:
-            InputError: If the file cannot be written.
-        """
-        return Path(documents("saved:save_report")(self, path))
-
-    def metrics(self) -> dict[str, float]:
-        """The report as a flat dictionary of numbers, for training loggers.
-
-        Names are stable and end in their unit: docs/reference/metrics.md lists them. Unknown
-        metrics are left out and never 0.
-        """
-        from distprof.sections.metrics import metrics_of
-
-        return metrics_of(self)
+    findings: tuple[Finding, ...]  # Problems, each with its cost and fix, most important first.
+    not_checked: tuple[NotChecked, ...]  # Rules that lacked their evidence, and why.
 
     def findings_to_pandas(self) -> pd.DataFrame:
         """The findings as a frame, one row each in the report's order, and a column per field."""
         return records_to_pandas(self.findings, Finding)
-
-    def __str__(self) -> str:
-        """The whole report as text, 100 columns wide."""
-        return str(documents("text:render")(self, RenderOptions(width=100)))
-
-    def __repr__(self) -> str:
-        """One line: a report may hold thousands of rows."""
-        from distprof.escape import plain
-        from distprof.sections.verdict import judge
-
-        return f"<Report on {self.run.source!r}: {plain(judge(self).line)}>"
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Verdict, reasons and findings, as a console shows them."""
-        yield documents("text:head")(self, RenderOptions(width=options.max_width))
-
-    def _repr_html_(self) -> str:
-        """Verdict and findings, as a notebook shows them."""
-        return str(documents("notebook:notebook_html")(self))

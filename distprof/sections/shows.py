@@ -1,107 +1,196 @@
-"""Declarations in the ``show.py`` of a subject, and how a report finds them.
+"""What a report shows, in reading order.
 
-A subject shows its results through functions of a report, declared by decorators: a table
-(:func:`table`), the verdict if nothing else was measured (:func:`verdict`), one line on what was
-read in that case (:func:`headline`), a sentence on the reasons for the verdict (:func:`why`).
-Nothing else lists them: the fields of a report say which subjects there are, and a subject without
-results is not imported.
+Each name is a function in the ``show.py`` of a subject, for example ``stragglers_table`` of
+``stragglers``. A subject without results in a report is not imported.
 """
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from collections.abc import Callable, Iterator
-from functools import cache
-from importlib.util import find_spec
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
-from distprof import sections
 from distprof.sections.base import Result
 from distprof.sections.table import TableView
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-P = ParamSpec("P")
-T = TypeVar("T")
+TABLES = (
+    "job.job_table",
+    "ending.ending_positions_table",
+    "ending.ending_lines_table",
+    "ending.ending_stacks_table",
+    "time.waterfall_table",
+    "time.breakdown_table",
+    "whatif.whatif_table",
+    "whatif.path_table",
+    "whatif.slowdown_table",
+    "stragglers.stragglers_table",
+    "overlap.overlap_table",
+    "collectives.collectives_table",
+    "gradients.gradients_table",
+    "sharding.sharding_table",
+    "placement.groups_on_nodes_table",
+    "placement.nodes_table",
+    "placement.card_paths_table",
+    "nccl.transports_table",
+    "nccl.communicators_table",
+    "nccl.nccl_hosts_table",
+    "nccl.choices_table",
+    "nccl.nccl_settings_table",
+    "nccl.nccl_warnings_table",
+    "pipeline.pipeline_table",
+    "pipeline.bubble_table",
+    "pipeline.pipeline_picture",
+    "pipeline.predictions_table",
+    "moe.moe_table",
+    "moe.placement_table",
+    "moe.expert_ranks_table",
+    "moe.exchanges_table",
+    "moe.pairs_table",
+    "idle.idle_table",
+    "idle.cpu_pauses_table",
+    "idle.pauses_table",
+    "kernels.kernels_table",
+    "kernels.speed_table",
+    "efficiency.efficiency_table",
+    "telemetry.step_sensors_table",
+    "telemetry.telemetry_table",
+    "telemetry.energy_table",
+    "telemetry.devices_table",
+    "telemetry.device_errors_table",
+    "telemetry.nvlinks_table",
+    "telemetry.conditions_table",
+    "memory.memory_table",
+    "step_log.training_table",
+    "settings.settings_table",
+    "step_log.steps_table",
+    "training_log.training_log_table",
+    "ras.ras_communicators_table",
+    "ras.troubled_table",
+    "training_log.timers_table",
+    "training_log.slow_iterations_table",
+    "collective_log.operations_table",
+    "collective_log.spells_table",
+    "collective_log.falls_table",
+    "summaries.summarised_classes_table",
+    "summaries.summarised_ranks_table",
+    "summaries.readiness_table",
+    "summaries.table_parts_table",
+    "summaries.operators_table",
+    "perturbation.perturbation_table",
+    "capture.quality_table",
+    "capture.clocks_table",
+    "capture.not_checked_table",
+)
+"""Functions from a report and ``show_all`` to a table, or None if it would be empty."""
 
-VerdictText: TypeAlias = "tuple[str, tuple[str, ...]] | None"
-"""A verdict's line and the numbers behind it; None if the report is on something else."""
+VERDICTS = (
+    "capture.no_device_verdict",
+    "whatif.operations_verdict",
+    "pipeline.pipeline_verdict",
+    "moe.experts_verdict",
+    "ending.ending_verdict",
+    "training_log.training_verdict",
+    "ras.ras_verdict",
+    "collective_log.records_verdict",
+    "summaries.summaries_verdict",
+    "nccl.nccl_verdict",
+    "telemetry.devices_verdict",
+    "placement.machine_verdict",
+    "step_log.logged_verdict",
+)
+"""Functions to the verdict of a report without traces that show the parts of steps, or None."""
+
+HEADLINES = (
+    "whatif.operations_headline",
+    "moe.experts_headline",
+    "ending.ending_headline",
+    "training_log.training_headline",
+    "ras.ras_headline",
+    "collective_log.records_headline",
+    "summaries.summaries_headline",
+    "nccl.nccl_headline",
+    "telemetry.devices_headline",
+)
+"""Functions to one line on what was read, for a report on this subject alone; else empty."""
+
+SENTENCES = (
+    "whatif.plan_sentence",
+    "stragglers.culprit_sentence",
+    "whatif.gain_sentence",
+    "overlap.communication_sentence",
+    "idle.idle_sentence",
+    "time.long_steps",
+    "efficiency.efficiency_sentence",
+    "capture.start_sentence",
+    "perturbation.launch_sentence",
+    "capture.limits_sentence",
+)
+"""Functions to a sentence under the verdict; empty if there is nothing to say."""
+
+LONG_SENTENCES = (
+    "stragglers.culprit_sentence",
+    "whatif.gain_sentence",
+    "overlap.communication_sentence",
+    "idle.idle_sentence",
+    "efficiency.efficiency_sentence",
+)
+"""Those of the sentences that the short report leaves out."""
 
 
-class Declared(msgspec.Struct, Generic[P, T], frozen=True):
-    """A function of a report that its subject declares; it can be called like the function."""
-
-    role: str  # ``table``, ``verdict``, ``headline`` or ``why``.
-    place: int  # Its place among all with this role, in ascending order.
-    make: Callable[P, T]  # The function.
-    is_brief: bool = False  # Whether the short report also shows it.
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call the function."""
-        return self.make(*args, **kwargs)
-
-    @property
-    def section(self) -> str:
-        """The subject that declares it, for example ``stragglers``."""
-        return self.make.__module__.split(".")[-2]
+def tables_of(
+    report: Report, *, show_all: bool, sections: tuple[str, ...] = ()
+) -> tuple[TableView, ...]:
+    """All tables worth showing, or only those of some subjects, in reading order."""
+    made = (
+        (subject, make(report, show_all=show_all))
+        for subject, make in _functions(report, TABLES)
+        if not sections or subject in sections
+    )
+    return tuple(replace(view, section=subject) for subject, view in made if view is not None)
 
 
-def table(
-    *, place: int
-) -> Callable[[Callable[P, TableView | None]], Declared[P, TableView | None]]:
-    """Declare a table: from a report and ``show_all`` to the table, None if it would be empty."""
-    return lambda make: Declared("table", place, make)
+def verdicts_of(report: Report) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The verdicts of subjects that have one."""
+    return (verdict for _, make in _functions(report, VERDICTS) if (verdict := make(report)))
 
 
-def verdict(*, place: int) -> Callable[[Callable[P, VerdictText]], Declared[P, VerdictText]]:
-    """Declare the verdict of a report without traces that show the parts of steps."""
-    return lambda make: Declared("verdict", place, make)
+def headlines_of(report: Report) -> Iterator[str]:
+    """The headlines of subjects that have one."""
+    return (line for _, make in _functions(report, HEADLINES) if (line := make(report)))
 
 
-def headline(*, place: int) -> Callable[[Callable[P, str]], Declared[P, str]]:
-    """Declare one line on what was read, for a report on this subject alone; else empty."""
-    return lambda make: Declared("headline", place, make)
+def sentences_of(report: Report, names: Sequence[str] = SENTENCES) -> tuple[str, ...]:
+    """The sentences that have something to say."""
+    return tuple(text for _, make in _functions(report, names) if (text := make(report)))
 
 
-def why(*, place: int, is_brief: bool = False) -> Callable[[Callable[P, str]], Declared[P, str]]:
-    """Declare a sentence under the verdict; empty if there is nothing to say."""
-    return lambda make: Declared("why", place, make, is_brief)
+def _functions(report: Report, names: Sequence[str]) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """The named functions of subjects with results, each with its subject."""
+    subjects = _subjects(report)
+    for name in names:
+        subject, _, function = name.partition(".")
+        if subject in subjects:
+            yield subject, getattr(_show_of(subject), function)
 
 
-def declared(report: Report, role: str) -> list[Declared[..., Any]]:
-    """Declarations with one role of all subjects of a report, in reading order."""
-    found = [each for module in _modules(report) for each in declared_in(module)]
-    return sorted((each for each in found if each.role == role), key=lambda each: each.place)
+def _show_of(subject: str) -> Any:
+    return import_module(f"distprof.sections.{subject}.show")
 
 
-def declared_in(module: ModuleType) -> Iterator[Declared[..., Any]]:
-    """Declarations of one ``show.py``, without imported ones."""
-    for value in vars(module).values():
-        if isinstance(value, Declared) and value.make.__module__ == module.__name__:
-            yield value
-
-
-def _modules(report: Report) -> list[ModuleType]:
-    """The ``show.py`` of each subject with results."""
-    subjects = dict.fromkeys(
-        type(result).__module__.rpartition(".")[0]
+def _subjects(report: Report) -> set[str]:
+    """The subjects with results."""
+    return {
+        type(result).__module__.split(".")[-2]
         for field in msgspec.structs.fields(report)
         if isinstance(result := getattr(report, field.name), Result)
         and (field.required or _found_anything(result))
-    )
-    return [module for subject in subjects if (module := _show_of(subject)) is not None]
-
-
-@cache
-def _show_of(subject: str) -> ModuleType | None:
-    """The ``show.py`` of a subject, if it has one."""
-    name = f"{subject}.show"
-    return importlib.import_module(name) if find_spec(name) else None
+    }
 
 
 def _found_anything(result: Result) -> bool:
@@ -109,16 +198,11 @@ def _found_anything(result: Result) -> bool:
 
 
 def section_names() -> tuple[str, ...]:
-    """Subjects that may show something, in alphabetical order; none of them is imported."""
-    folders = (each.name for each in pkgutil.iter_modules(sections.__path__) if each.ispkg)
-    return tuple(name for name in folders if find_spec(f"{sections.__name__}.{name}.show"))
+    """Subjects that have tables, in alphabetical order; none of them is imported."""
+    return tuple(sorted({name.partition(".")[0] for name in TABLES}))
 
 
-def sections_with_tables() -> dict[str, str]:
+def described_sections() -> dict[str, str]:
     """One line on each subject that has tables, by name; imports all subjects."""
-    found = {}
-    for name in section_names():
-        module = importlib.import_module(f"{sections.__name__}.{name}.show")
-        if any(each.role == "table" for each in declared_in(module)):
-            found[name] = (module.__doc__ or "").strip().split("\n")[0]
-    return found
+    docs = {name: _show_of(name).__doc__ or "" for name in section_names()}
+    return {name: doc.strip().split("\n")[0] for name, doc in docs.items()}

@@ -22,6 +22,7 @@ from distprof.units import (
     format_bytes,
     format_duration,
     format_ratio,
+    signed,
 )
 
 MAX_RANKS_SHOWN = 12
@@ -94,6 +95,13 @@ class TableView(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()  # Sentences under the table.
     # Indexes of rows to be set in bold, such as a sum.
     strong: frozenset[int] = msgspec.field(default_factory=frozenset)
+    section: str = ""  # The subject of a report that it belongs to.
+    is_main: bool = False  # Whether it is shown open where the others are folded.
+
+
+def present(views: Iterable[TableView | None]) -> tuple[TableView, ...]:
+    """The tables that have something to show."""
+    return tuple(view for view in views if view is not None)
 
 
 def counted(number: int, noun: str) -> str:
@@ -117,6 +125,7 @@ def _identity(number: int | None) -> str:
 
 FORMS: dict[str, Callable[[Any], str]] = {
     "ns": format_duration,
+    "signed": signed,
     "bytes": format_bytes,
     "bytes_per_s": format_bandwidth,
     "ratio": format_ratio,

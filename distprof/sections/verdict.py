@@ -1,4 +1,4 @@
-"""The first line of every report: the first finding, or what dominates the step.
+"""The first lines of every report: the first finding, or what dominates the step; the recording.
 
 Pure: from a report to sentences. Each subject declares its own sentences. This module chooses.
 """
@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from distprof.rules.engine import is_on_recording
 from distprof.sections.base import Verdict
+from distprof.sections.capture.show import damage_fact, recording_line
 from distprof.sections.job.show import end_line
-from distprof.sections.shows import declared
+from distprof.sections.shows import headlines_of, sentences_of, verdicts_of
 from distprof.sections.time.show import dominant_line, dominant_part
 from distprof.sections.whatif.show import plan_sentence
 from distprof.terms import Severity
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
     from distprof.sections.report import Report
 
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+
+
+def headline(report: Report) -> str:
+    """The recording on one line: ranks, steps, backend, device, clocks, damage."""
+    known = next(headlines_of(report), "") or recording_line(report)
+    return " · ".join(fact for fact in (known, damage_fact(report)) if fact)
 
 
 def judge(report: Report) -> Verdict:
@@ -69,11 +76,9 @@ def _of_subject(report: Report) -> Verdict:
     """Judge by the waterfall, or by the first subject that has a verdict."""
     dominant = dominant_part(report)
     if dominant is not None:
-        why = (sentence(report) for sentence in declared(report, "why"))
         line = dominant_line(report, dominant)
-        return Verdict(line=line, why=tuple(text for text in why if text), part=dominant.key)
-    verdicts = (verdict(report) for verdict in declared(report, "verdict"))
-    line, reasons = next(filter(None, verdicts), (_nothing_measured(report), ()))
+        return Verdict(line=line, why=sentences_of(report), part=dominant.key)
+    line, reasons = next(verdicts_of(report), (_nothing_measured(report), ()))
     plan = plan_sentence(report)
     return Verdict(line=line, why=(plan, *reasons) if plan else reasons, part="")
 

@@ -1,30 +1,38 @@
-"""Lists all documents: the report, and those that the modules of verbs declare."""
+"""All documents: the report, and those of verbs."""
 
 from __future__ import annotations
 
-import pkgutil
-from collections.abc import Iterator
-from importlib import import_module
 from typing import Any
 
-from distprof import verbs
 from distprof.documents.document import Document
 from distprof.documents.saved import REPORT
+from distprof.verbs.compare.show import COMPARISON
+from distprof.verbs.fabric.show import FABRIC
+from distprof.verbs.gate.baseline import BASELINE
+from distprof.verbs.gate.show import CHECK
+from distprof.verbs.hang.show import HANG
+from distprof.verbs.history.show import HISTORY
+from distprof.verbs.plan.lint import LINT
+from distprof.verbs.plan.show import PLAN
+from distprof.verbs.sweep.running import SWEEP
+from distprof.verbs.sweep.runs import SUMMARY
+from distprof.verbs.sweep.show import SCALING
+from distprof.verbs.watch.show import ALERT, WATCH
 
-
-def all_documents() -> tuple[Document[Any], ...]:
-    """Every document, by schema id."""
-    found: dict[str, Document[Any]] = {REPORT.schema: REPORT}
-    for name in _modules():
-        for value in vars(import_module(name)).values():
-            if isinstance(value, Document):
-                found[value.schema] = value
-    return tuple(found[schema] for schema in sorted(found))
-
-
-def _modules() -> Iterator[str]:
-    """Modules that may declare documents; those of rules, one folder deeper, declare none."""
-    for verb in pkgutil.iter_modules(verbs.__path__, "distprof.verbs."):
-        if verb.ispkg:
-            folder = import_module(verb.name).__path__
-            yield from (each.name for each in pkgutil.iter_modules(folder, f"{verb.name}."))
+ALL_DOCUMENTS: tuple[Document[Any], ...] = (
+    ALERT,
+    BASELINE,
+    CHECK,
+    COMPARISON,
+    FABRIC,
+    HANG,
+    HISTORY,
+    LINT,
+    PLAN,
+    REPORT,
+    SCALING,
+    SUMMARY,
+    SWEEP,
+    WATCH,
+)
+"""Every document, by schema id."""

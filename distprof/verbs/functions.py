@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from distprof.config import Config
-    from distprof.sections.report import Report
+    from distprof.documents.saved import Report
     from distprof.verbs.compare.result import Comparison
     from distprof.verbs.gate.check import CheckResult
     from distprof.verbs.hang.result import HangReport
@@ -27,7 +27,7 @@ def compare(first: Report | Source, second: Report | Source) -> Comparison:
     Raises:
         InputError: If one of them cannot be read.
     """
-    from distprof.sections.report import Report
+    from distprof.documents.saved import Report
     from distprof.verbs.compare.show import compare_reports
     from distprof.verbs.summaries import open_report
 

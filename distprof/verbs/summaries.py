@@ -16,6 +16,7 @@ import numpy as np
 
 from distprof.artefacts.summary_file import SUMMARY_SCHEMA, Fingerprint, StepParts, SummaryFile
 from distprof.bounds import Bound, read_plain, wrong_number
+from distprof.documents.saved import Report
 from distprof.errors import DistprofError, InputError
 from distprof.ingest.measurements import fits_measurements, read_measurements
 from distprof.ingest.recognise import Kind, fresh_report_in, kind_of, runs_inside
@@ -27,7 +28,6 @@ from distprof.sections.metrics import (
     overlap_ratio,
     peak_memory_bytes,
 )
-from distprof.sections.report import Report
 
 BOUND = Bound(reads="a file of summaries", num_bytes=1 << 26, depth=1_000, beyond="refused")
 

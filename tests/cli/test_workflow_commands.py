@@ -8,7 +8,6 @@ import re
 import pytest
 
 from distprof.cli import main
-from distprof.documents.saved import save_report
 from distprof.escape import inert
 from tests.documents.samples import nasty
 
@@ -32,7 +31,7 @@ def commands_in(text: str) -> list[str]:
 def saved(tmp_path):
     """A report whose names are commands."""
     file = tmp_path / "report.json"
-    save_report(nasty(), file)
+    nasty().save(file)
     said = json.loads(file.read_text())
     said["kernels"]["kernels"][0]["name"] = NAME
     said["run"]["source"] = NAME

@@ -14,7 +14,7 @@ from distprof.ingest import files
 from distprof.ingest.nccl import lines
 from distprof.ingest.sensors import read
 from distprof.ingest.source import known_sources
-from distprof.verbs.documents import all_documents
+from distprof.verbs.documents import ALL_DOCUMENTS
 from docs.bounds import all_bounds
 from tests.contracts.test_kinds import SAMPLES
 
@@ -75,7 +75,7 @@ def test_files_are_opened_where_a_bound_is_kept():
 def test_every_reader_is_listed_once():
     bounds = all_bounds()
     assert {source.bound for source in known_sources()} <= {*bounds}
-    assert {document.bound for document in all_documents()} <= {*bounds}
+    assert {document.bound for document in ALL_DOCUMENTS} <= {*bounds}
     assert len({bound.reads for bound in bounds}) == len(bounds)
     for bound in bounds:
         assert isinstance(bound, Bound)
@@ -104,7 +104,7 @@ def test_a_kind_keeps_to_its_size(source, monkeypatch):
     assert "try: " in said if is_refused else source.bound.beyond == "skipped"
 
 
-@pytest.mark.parametrize("document", all_documents(), ids=lambda document: document.schema)
+@pytest.mark.parametrize("document", ALL_DOCUMENTS, ids=lambda document: document.schema)
 def test_a_document_keeps_to_its_size(document, tmp_path):
     (tmp_path / "large.json").write_bytes(b" " * (3 << 20))
     with pytest.raises(DistprofError, match="more than 2 MiB"):

@@ -6,7 +6,9 @@ A new document needs a sample in ``SAMPLES`` and nothing else here.
 from __future__ import annotations
 
 import json
+import pkgutil
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import jsonschema
@@ -14,13 +16,14 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from distprof import verbs
 from distprof.artefacts.baseline_file import Acknowledged
 from distprof.documents.document import Document
 from distprof.errors import InputError, SchemaError, UsageError
 from distprof.formats import RenderOptions
 from distprof.ingest.fabric import read_fabric
 from distprof.verbs.compare.show import compare_reports
-from distprof.verbs.documents import all_documents
+from distprof.verbs.documents import ALL_DOCUMENTS
 from distprof.verbs.gate.baseline import accepted, acknowledge, make_baseline
 from distprof.verbs.gate.check import judge
 from distprof.verbs.gate.repeats import session_of_sizes
@@ -94,7 +97,7 @@ SAMPLES: dict[str, Callable[[], msgspec.Struct]] = {
 }
 
 
-@pytest.fixture(scope="module", params=all_documents(), ids=lambda document: document.name)
+@pytest.fixture(scope="module", params=ALL_DOCUMENTS, ids=lambda document: document.name)
 def document(request):
     return request.param
 
@@ -105,7 +108,18 @@ def sample(document):
 
 
 def test_every_sample_is_of_a_document():
-    assert set(SAMPLES) == {document.name for document in all_documents()}
+    assert set(SAMPLES) == {document.name for document in ALL_DOCUMENTS}
+
+
+def test_every_document_that_a_verb_declares_is_listed():
+    declared = {
+        id(value)
+        for verb in pkgutil.walk_packages(verbs.__path__, "distprof.verbs.")
+        if ".rules" not in verb.name
+        for value in vars(import_module(verb.name)).values()
+        if isinstance(value, Document)
+    }
+    assert declared <= {id(document) for document in ALL_DOCUMENTS}
 
 
 def test_its_schema_is_named_as_the_struct_names_it(document):

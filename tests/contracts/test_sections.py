@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 import distprof.sections
+from distprof.documents.saved import Report
 from distprof.intervals import Intervals
 from distprof.run.records import RankRecords
 from distprof.run.run import Run
@@ -33,7 +34,6 @@ from distprof.sections.engine import (
 from distprof.sections.measure_rank import _given, measure_rank, rank_parts
 from distprof.sections.measure_records import record_parts
 from distprof.sections.overlap.result import RankOverlap
-from distprof.sections.report import Report
 from tests.builders import RankBuilder, make_run
 from tests.sections.measured import context_of
 

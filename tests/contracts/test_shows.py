@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import enum
 import importlib
+import re
 import types
 import typing
-from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,16 +19,21 @@ import pytest
 
 import distprof.sections
 from distprof.artefacts.record import Record
-from distprof.documents.saved import REPORT
+from distprof.documents.saved import REPORT, Report
 from distprof.formats import RenderOptions, find_reporter
+from distprof.sections import shows
 from distprof.sections.base import Result
 from distprof.sections.capture.result import CaptureGap
-from distprof.sections.capture.show import headline
 from distprof.sections.perturbation.result import PerturbationResult
-from distprof.sections.report import Report
-from distprof.sections.shows import declared, declared_in
-from distprof.sections.tables import tables_of
-from distprof.sections.verdict import judge
+from distprof.sections.shows import (
+    HEADLINES,
+    LONG_SENTENCES,
+    SENTENCES,
+    TABLES,
+    VERDICTS,
+    tables_of,
+)
+from distprof.sections.verdict import headline, judge
 from distprof.terms import StepSource
 from tests.documents.samples import empty, healthy, run_info, straggler
 
@@ -41,11 +46,7 @@ SECTIONS = {
 SUBJECTS = sorted(
     path.parent.name for path in Path(distprof.sections.__file__).parent.glob("*/show.py")
 )
-DECLARED = [
-    each
-    for subject in SUBJECTS
-    for each in declared_in(importlib.import_module(f"distprof.sections.{subject}.show"))
-]
+LISTED = (*TABLES, *VERDICTS, *HEADLINES, *SENTENCES)
 NOTHING = msgspec.structs.replace(empty(), run=run_info(()))
 ALWAYS = {field.name for field in msgspec.structs.fields(Report) if field.required}
 
@@ -112,6 +113,12 @@ LIKELY_SLOWED = PerturbationResult(
 """A foreign trace: nothing says how long steps take without the profiler."""
 
 
+def function(name: str) -> Any:
+    """The function that a name in a list stands for."""
+    subject, _, made = name.partition(".")
+    return getattr(importlib.import_module(f"distprof.sections.{subject}.show"), made)
+
+
 def sections_of(subject: str) -> list[str]:
     """Fields of a report that a subject's results fill."""
     package = f"distprof.sections.{subject}."
@@ -122,17 +129,29 @@ def test_every_show_is_found_by_a_result_of_the_report() -> None:
     assert [subject for subject in SUBJECTS if not sections_of(subject)] == []
 
 
-@pytest.mark.parametrize("role", ["table", "verdict", "headline", "why"])
-def test_no_two_stand_in_the_same_place(role: str) -> None:
-    places = Counter(each.place for each in DECLARED if each.role == role)
-    assert [place for place, number in places.items() if number > 1] == []
+def written_in(subject: str) -> set[str]:
+    """Public functions of a ``show.py`` that are named as tables, verdicts and headlines are."""
+    module = importlib.import_module(f"distprof.sections.{subject}.show")
+    return {
+        f"{subject}.{name}"
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", "") == module.__name__
+        and re.fullmatch(r"[a-z]\w*_(table|verdict|headline)", name)
+    }
+
+
+def test_every_table_verdict_and_headline_is_listed_once() -> None:
+    """A function that is written and not listed is shown by nobody."""
+    written = set().union(*map(written_in, SUBJECTS))
+    assert len(set(LISTED)) == len(LISTED)
+    assert written <= set(LISTED)
+    assert set(LONG_SENTENCES) < set(SENTENCES)
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_a_subject_shows_a_table_and_json(subject: str) -> None:
     report = only(*sections_of(subject))
-    module = importlib.import_module(f"distprof.sections.{subject}.show")
-    makers = [each for each in declared_in(module) if each.role == "table"]
+    makers = [function(name) for name in TABLES if name.startswith(f"{subject}.")]
     made = [view for make in makers if (view := make(report, show_all=True)) is not None]
     assert made
     assert all(len(row) == len(view.columns) for view in made for row in view.rows)
@@ -147,25 +166,20 @@ def test_every_table_is_shown_and_every_sentence_is_said() -> None:
         msgspec.structs.replace(straggler(), perturbation=LIKELY_SLOWED),
     ]
     said = {
-        each.make.__qualname__
+        name
         for report in reports
-        for each in DECLARED
-        for arguments in ({"show_all": True} if each.role == "table" else {},)
-        if each.role in ("table", "why") and each(report, **arguments)
+        for name in (*TABLES, *SENTENCES)
+        if function(name)(report, **({"show_all": True} if name in TABLES else {}))
     }
-    assert said == {each.make.__qualname__ for each in DECLARED if each.role in ("table", "why")}
+    assert said == {*TABLES, *SENTENCES}
     for report in reports:
         for name in ("text", "md", "json"):
             assert find_reporter(name)(report, RenderOptions(show_all=True))
 
 
-@pytest.mark.parametrize(
-    "verdict",
-    [each for each in DECLARED if each.role == "verdict"],
-    ids=lambda each: each.make.__name__,
-)
-def test_a_declared_verdict_is_the_verdict_where_nothing_else_is(verdict: Any) -> None:
-    subject = verdict.make.__module__.split(".")[-2]
+@pytest.mark.parametrize("name", VERDICTS)
+def test_a_listed_verdict_is_the_verdict_where_nothing_else_is(name: str) -> None:
+    subject = name.partition(".")[0]
     names = [name for name in sections_of(subject) if name not in ALWAYS]
     report = only(*names, base=NOTHING, source="operations")
     telemetry = msgspec.structs.replace(report.telemetry, ranks=())  # of devices without a rank
@@ -174,19 +188,18 @@ def test_a_declared_verdict_is_the_verdict_where_nothing_else_is(verdict: Any) -
         gap = CaptureGap(what="no-device-activity", message="No device activity. Why.", ranks=(0,))
         capture = msgspec.structs.replace(report.capture, gaps=(gap,))
         report = msgspec.structs.replace(report, capture=capture)
-    told = verdict(report)
+    told = function(name)(report)
     assert told
     assert judge(report).line == told[0]
 
 
-@pytest.mark.parametrize(
-    "line", [each for each in DECLARED if each.role == "headline"], ids=lambda each: each.section
-)
-def test_a_declared_headline_is_the_headline_where_nothing_else_is(line: Any) -> None:
-    names = [name for name in sections_of(line.section) if name not in ALWAYS]
+@pytest.mark.parametrize("listed", HEADLINES)
+def test_a_listed_headline_is_the_headline_where_nothing_else_is(listed: str) -> None:
+    subject, line = listed.partition(".")[0], function(listed)
+    names = [name for name in sections_of(subject) if name not in ALWAYS]
     report = only(*names, base=NOTHING)
     telemetry = msgspec.structs.replace(report.telemetry, ranks=())
-    source = StepSource.OPERATIONS if line.section == "whatif" else StepSource.CAPTURE
+    source = StepSource.OPERATIONS if subject == "whatif" else StepSource.CAPTURE
     step_time = msgspec.structs.replace(report.step_time, source=source)
     report = msgspec.structs.replace(report, telemetry=telemetry, step_time=step_time)
     assert line(report)
@@ -194,9 +207,19 @@ def test_a_declared_headline_is_the_headline_where_nothing_else_is(line: Any) ->
     assert not line(healthy())
 
 
-def test_a_subject_in_which_nothing_was_found_is_left_alone() -> None:
-    subjects = {each.make.__module__.split(".")[-2] for each in declared(empty(), "table")}
-    assert subjects <= {HINTS[name].__module__.split(".")[-2] for name in ALWAYS & SECTIONS.keys()}
+def test_a_subject_in_which_nothing_was_found_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    def noted(name: str) -> Any:
+        asked.append(name)
+        return importlib.import_module(name)
+
+    monkeypatch.setattr(shows, "import_module", noted)
+    tables_of(empty(), show_all=True)
+    always = {HINTS[name].__module__.rpartition(".")[0] for name in ALWAYS & SECTIONS.keys()}
+    assert {name.rpartition(".")[0] for name in asked} <= always
 
 
 def test_a_table_that_cannot_be_made_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

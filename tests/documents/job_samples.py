@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from distprof.documents.saved import Report
 from distprof.sections.capture.result import CaptureGap
 from distprof.sections.idle.result import PausesResult, RankPauses
 from distprof.sections.job.result import (
@@ -19,7 +20,6 @@ from distprof.sections.job.result import (
 )
 from distprof.sections.memory.result import MemoryResult, RankMemory
 from distprof.sections.moe.result import MoeLayer, MoeResult
-from distprof.sections.report import Report
 from distprof.sections.step_log.result import RankStepLog, StepLogResult
 from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult
 from distprof.terms import StepSource

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from distprof.documents.saved import REPORT
+from distprof.documents.saved import REPORT, Report
 from distprof.formats import RenderOptions, find_reporter
-from distprof.sections.report import Report
 from distprof.sections.verdict import judge
 from tests.documents.html_pages import Seen
 from tests.documents.samples import (

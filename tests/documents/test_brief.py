@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 from distprof.cli import main
 from distprof.documents.brief import MAX_TOKENS, most_tokens, page_brief
 from distprof.documents.page import Listing, Page
-from distprof.documents.saved import save_report
+from distprof.documents.saved import Report
 from distprof.formats import RenderOptions, find_reporter
 from distprof.rules.base import NotChecked
 from distprof.sections.capture.result import CaptureGap
-from distprof.sections.report import Report
 from distprof.sections.table import Column, TableView
-from distprof.verbs.documents import all_documents
+from distprof.verbs.documents import ALL_DOCUMENTS
 from tests.contracts.test_documents import SAMPLES as DOCUMENTS
 from tests.documents.job_samples import SAMPLES
 from tests.documents.samples import finding, healthy, nasty, straggler
@@ -104,7 +103,7 @@ def test_every_report_is_within_the_limit(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "document", [one for one in all_documents() if one.page], ids=lambda document: document.name
+    "document", [one for one in ALL_DOCUMENTS if one.page], ids=lambda document: document.name
 )
 def test_every_other_result_is_within_the_limit(document) -> None:
     text = document.reporter("brief")(DOCUMENTS[document.name](), RenderOptions())
@@ -134,14 +133,14 @@ def test_no_page_is_longer_and_no_control_character_passes(
         listings=(Listing(title="Next steps", sentences=tuple(steps), is_numbered=True),),
         tables=(TableView(title="T", columns=columns, rows=(tuple(cells),) * 20),),
     )
-    text = page_brief(page, RenderOptions())
+    text = page_brief(page)
     assert most_tokens(text) <= MAX_TOKENS
     assert text.endswith("\n")
     assert all(character.isprintable() for line in text.split("\n") for character in line)
 
 
 def test_a_verdict_of_megabytes_is_cut() -> None:
-    text = page_brief(Page(verdict="x" * 5_000_000, sentences=("y " * 3_000_000,)), RenderOptions())
+    text = page_brief(Page(verdict="x" * 5_000_000, sentences=("y " * 3_000_000,)))
     assert len(text) < 2_000
 
 
@@ -150,7 +149,7 @@ def test_hostile_names_are_spelled_out() -> None:
 
 
 def test_the_flag_is_short_for_the_format(tmp_path, capsys) -> None:
-    save_report(straggler(), tmp_path / "report.json")
+    straggler().save(tmp_path / "report.json")
     shown = []
     for options in (["--brief"], ["--format", "brief"]):
         assert main(["report", str(tmp_path / "report.json"), *options]) == 0
@@ -160,7 +159,7 @@ def test_the_flag_is_short_for_the_format(tmp_path, capsys) -> None:
 
 
 def test_a_section_alone_has_no_brief_form(tmp_path, capsys) -> None:
-    save_report(straggler(), tmp_path / "report.json")
+    straggler().save(tmp_path / "report.json")
     assert main(["report", str(tmp_path / "report.json"), "--brief", "--section", "idle"]) == 2
     assert "--section works with text, Markdown and HTML; brief" in capsys.readouterr().err
 
@@ -175,7 +174,7 @@ def test_a_job_whose_end_was_not_seen_may_hang() -> None:
 
 def test_compare_and_hang_have_it_too(tmp_path, capsys) -> None:
     for name, report in (("a", healthy()), ("b", straggler())):
-        save_report(report, tmp_path / f"{name}.json")
+        report.save(tmp_path / f"{name}.json")
     assert main(["compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--brief"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("Not like for like: nodes 1 → 2. Both runs take 22.3 ms per step")

@@ -18,7 +18,7 @@ from distprof.documents.html.rows import changes, interval_bar
 from distprof.formats import RenderOptions
 from distprof.verbs.compare.figures import medians_figure, pair_figure
 from distprof.verbs.compare.result import PartChange, StepChange
-from distprof.verbs.documents import all_documents
+from distprof.verbs.documents import ALL_DOCUMENTS
 from distprof.verbs.gate.check import MetricCheck
 from distprof.verbs.gate.decide import decide
 from distprof.verbs.gate.figures import metrics_figure, tolerances_worse
@@ -47,7 +47,7 @@ FIGURES = {
     "scaling": ["curve", "losses"],
 }
 """Document to the parts of its page that are figures."""
-DOCUMENTS = {document.name: document for document in all_documents()}
+DOCUMENTS = {document.name: document for document in ALL_DOCUMENTS}
 
 
 def page(name: str, result: msgspec.Struct) -> str:

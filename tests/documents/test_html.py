@@ -28,12 +28,14 @@ from distprof.documents.html.rule_page import markdown_html, rule_page
 from distprof.documents.html.scatter import collectives_figure, expected_ns
 from distprof.documents.html.schedule import MAX_SLOTS, schedule_figure, schedule_figures
 from distprof.documents.html.subjects import workers_figure
+from distprof.documents.page import Plan
+from distprof.documents.saved import Report
+from distprof.documents.step_bar import step_bar
 from distprof.escape import plain
 from distprof.formats import RenderOptions, find_reporter
 from distprof.rules.registry import all_rules
 from distprof.sections.pipeline.result import PictureRow, PipelineGroup
-from distprof.sections.report import Report
-from distprof.sections.tables import tables_of
+from distprof.sections.shows import tables_of
 from distprof.sections.time.result import BreakdownResult, StepBreakdown
 from distprof.sections.verdict import judge
 from distprof.sections.whatif.result import WhatIfResult, WorkerSlowdown
@@ -254,10 +256,11 @@ def rects(svg: str) -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_pieces_of_the_step_add_up_to_it(name: str) -> None:
-    pieces = rects(step_figure(SAMPLES[name]()))
-    if not pieces:
+    step = step_bar(SAMPLES[name]())
+    if step is None:
         assert name in ("empty", "untraced")
         return
+    pieces = rects(step_figure(step))
     assert pieces[0][0] == 0
     for (x, width), (following, _) in pairwise(pieces):
         assert following == pytest.approx(x + width, abs=1e-9)
@@ -281,7 +284,7 @@ def test_columns_are_as_high_as_their_values() -> None:
 
 def test_the_plan_gets_shorter_from_row_to_row() -> None:
     report = straggler()
-    figure = plan_figure(report.plan, "step")
+    figure = plan_figure(Plan(sentence="", repairs=report.plan, word="step"))
     widths = [width for _, width in rects(figure)][0::1]
     now = report.plan.step_ns
     assert now is not None

@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from distprof.documents.saved import Report
 from distprof.formats import RenderOptions, find_reporter
 from distprof.sections.pipeline.result import PictureRow
-from distprof.sections.report import Report
-from distprof.verbs.documents import all_documents
+from distprof.verbs.documents import ALL_DOCUMENTS
 from tests.contracts.test_documents import SAMPLES
 from tests.documents.html_pages import Seen
 from tests.documents.samples import nasty
@@ -261,7 +261,7 @@ def shown(name: str) -> str:
     """The page of a verb with figures, or of a report."""
     if name == "report":
         return find_reporter("html")(made(9, 3), RenderOptions())
-    documents = {document.name: document for document in all_documents()}
+    documents = {document.name: document for document in ALL_DOCUMENTS}
     if name == "large hang":
         return documents["hang"].reporter("html")(hang_of(128), RenderOptions())
     return documents[name].reporter("html")(SAMPLES[name](), RenderOptions())

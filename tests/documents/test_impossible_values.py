@@ -17,7 +17,7 @@ from distprof.documents.saved import REPORT
 from distprof.errors import SchemaError, UsageError
 from distprof.formats import RenderOptions
 from distprof.sections.table import Bar
-from distprof.verbs.documents import all_documents
+from distprof.verbs.documents import ALL_DOCUMENTS
 from tests.contracts.test_documents import SAMPLES
 from tests.documents.job_samples import SAMPLES as REPORTS
 
@@ -42,7 +42,7 @@ def places(value: object, place: Place = ()) -> Iterator[Place]:
 @cache
 def samples() -> dict[str, tuple[Document[Any], Any]]:
     """By name: every document, and every kind of report."""
-    documents = {each.name: (each, SAMPLES[each.name]()) for each in all_documents()}
+    documents = {each.name: (each, SAMPLES[each.name]()) for each in ALL_DOCUMENTS}
     return documents | {f"report, {name}": (REPORT, make()) for name, make in REPORTS.items()}
 
 

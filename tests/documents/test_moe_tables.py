@@ -6,9 +6,8 @@ import msgspec
 import pytest
 
 import distprof
-from distprof.documents.text import render
+from distprof.documents.saved import REPORT
 from distprof.formats import RenderOptions
-from distprof.sections.capture.show import headline
 from distprof.sections.moe.result import (
     MoeDrift,
     MoeExchange,
@@ -26,7 +25,7 @@ from distprof.sections.moe.show import (
     placement_table,
     ranks_line,
 )
-from distprof.sections.verdict import judge
+from distprof.sections.verdict import headline, judge
 from tests.documents.samples import healthy
 
 MS = 1_000_000
@@ -193,7 +192,7 @@ def test_tables_fit_the_terminal_and_names_cannot_harm_it(width):
         pairs=pairs(8),
         unavailable=(nasty,),
     )
-    text = render(filled, RenderOptions(width=width, show_all=True))
+    text = REPORT.reporter("text")(filled, RenderOptions(width=width, show_all=True))
     assert "\x1b[31m" not in text
     assert "\x07" not in text
     assert "Ranks that share experts" in text

@@ -11,9 +11,8 @@ import pytest
 
 from distprof.documents.document import document_of
 from distprof.documents.html.figures import figures_of
-from distprof.documents.saved import save_report
 from distprof.formats import RenderOptions
-from distprof.verbs.documents import all_documents
+from distprof.verbs.documents import ALL_DOCUMENTS
 from tests.contracts.test_documents import FAST, SAMPLES, SLOW
 from tests.documents.html_pages import Seen
 from tests.documents.samples import healthy, nasty, straggler
@@ -21,7 +20,7 @@ from tests.documents.test_figures import FIGURES, hang_with
 from tests.flight_jobs import GPU_ERROR
 from tests.optional import optional
 
-SUMMARY = next(each for each in all_documents() if each.name == "summary")
+SUMMARY = next(each for each in ALL_DOCUMENTS if each.name == "summary")
 BEYOND = "</script><img src=x onerror=alert(1)><!--\"'`\u202e\x00\x85"
 
 
@@ -105,7 +104,7 @@ def cells(folder: Path) -> list[str]:
 def written(folder: Path) -> None:
     """Two reports, and summaries of repeats before and now."""
     for name, report in (("first", healthy()), ("second", straggler())):
-        save_report(report, folder / f"{name}.json")
+        report.save(folder / f"{name}.json")
     for name, runs in (("before", FAST), ("now", SLOW)):
         for number, run in enumerate(runs):
             SUMMARY.save(run, folder / f"{name}-{number}.json")

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 import distprof
-from distprof.documents.text import render
+from distprof.documents.saved import REPORT
 from distprof.formats import RenderOptions
 from distprof.sections.verdict import judge
 from tests.operation_logs import log_of, pipeline_rows, write_table
@@ -67,7 +67,7 @@ def test_the_run_says_its_size_mesh_and_steps(report):
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_nothing_asks_for_traces_that_there_never_were(report, width):
-    text = render(report, RenderOptions(width=width, full=True))
+    text = REPORT.reporter("text")(report, RenderOptions(width=width, full=True))
     assert "pp 4 × dp 2 · 8 ranks · 32 steps" in text
     assert "stage 3 (ranks 6-7)" in text
     for wrong in ("0 of 8", "No rank", "One rank alone", "no trace says", "could be measured"):
@@ -162,7 +162,7 @@ def test_hostile_kinds_reach_no_terminal_raw(tmp_path):
         (0, 0, "\x1b[31mred[bold]\x07", 0, 0, 5),
     ]
     report = distprof.analyze(write_table(tmp_path / "t.parquet", log_of(rows, unit=1)))
-    text = render(report, RenderOptions(width=100, full=True))
+    text = REPORT.reporter("text")(report, RenderOptions(width=100, full=True))
     assert "Operations left out because the dependencies" in text
     assert "\x1b" not in text
     assert "\x07" not in text

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 import distprof
-from distprof.documents.text import render
+from distprof.documents.saved import REPORT
 from distprof.formats import RenderOptions
 from distprof.sections.pipeline.result import (
     PictureRow,
@@ -172,7 +172,7 @@ def test_many_ranks_are_thinned_out_with_the_first_and_the_last():
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_no_line_is_wider_than_the_terminal(width):
-    text = render(report(group()), RenderOptions(width=width, full=True))
+    text = REPORT.reporter("text")(report(group()), RenderOptions(width=width, full=True))
     assert "Schedule" in text
     assert max(len(line) for line in text.splitlines()) <= width
     assert "00" in text
@@ -194,6 +194,6 @@ def test_where_only_the_bubble_is_known_it_is_the_verdict(tmp_path):
             shutil.copy(file, tmp_path)
     told = distprof.analyze(tmp_path)
     assert judge(told).line.startswith("The pipeline of ranks 0-2,4-7 idles 3")
-    assert "7 of the pipeline's 8 stages were recorded (missing: 3)" in render(
+    assert "7 of the pipeline's 8 stages were recorded (missing: 3)" in REPORT.reporter("text")(
         told, RenderOptions(full=True)
     )

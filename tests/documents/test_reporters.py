@@ -11,13 +11,14 @@ import pytest
 
 from distprof import formats
 from distprof.documents.markdown import MAX_BYTES
+from distprof.documents.saved import Report
 from distprof.documents.step_bar import GROUPS
 from distprof.documents.text import MAX_BRIEF
 from distprof.errors import UsageError
 from distprof.formats import RenderOptions, find_reporter, format_of_file, reporter_names
 from distprof.sections.capture.result import NodeClock
-from distprof.sections.capture.show import headline
-from distprof.sections.report import Report, RunInfo
+from distprof.sections.report import RunInfo
+from distprof.sections.verdict import headline
 from distprof.sections.whatif.result import RepairPlan
 from tests.documents.job_samples import SAMPLES, failed_job, hostile_job, reference_run, untraced
 from tests.documents.samples import (
@@ -392,7 +393,7 @@ def test_a_finding_that_gives_back_nothing_is_left_to_the_full_report() -> None:
 
 
 def test_no_two_parts_of_a_step_are_drawn_alike() -> None:
-    glyphs = [glyph for _, glyph, _, _ in GROUPS]
+    glyphs = [group.glyph for group in GROUPS]
     assert len(set(glyphs)) == len(glyphs)
 
 

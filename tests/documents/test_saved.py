@@ -11,7 +11,7 @@ import pytest
 
 import distprof
 from distprof.documents import document
-from distprof.documents.saved import REPORT, load_report, save_report
+from distprof.documents.saved import REPORT, load_report
 from distprof.errors import InputError, SchemaError
 from tests.documents.job_samples import SAMPLES
 from tests.documents.samples import healthy, nasty, report_of, run_info
@@ -22,14 +22,14 @@ SHIPPED = Path(distprof.__file__).parent / "documents" / "schemas" / "report.sch
 @pytest.mark.parametrize("name", SAMPLES)
 def test_what_was_written_is_read_back(name: str, tmp_path: Path) -> None:
     report = SAMPLES[name]()
-    assert load_report(save_report(report, tmp_path / "r.json")) == report
+    assert load_report(report.save(tmp_path / "r.json")) == report
 
 
 def test_a_large_report_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = healthy()
     small = REPORT.encode(report)
     monkeypatch.setattr(document, "LARGE", 100)
-    path = save_report(report, tmp_path / "r.json")
+    path = report.save(tmp_path / "r.json")
     assert load_report(path) == report
     assert small.count(b"\n") > path.read_bytes().count(b"\n") == 1
 
@@ -93,7 +93,7 @@ def test_json_is_the_same_bytes_every_time_and_ends_with_a_newline() -> None:
 
 
 def test_a_run_directory_stands_for_its_report(tmp_path: Path) -> None:
-    save_report(healthy(), tmp_path / "report.json")
+    healthy().save(tmp_path / "report.json")
     assert load_report(tmp_path) == healthy()
 
 

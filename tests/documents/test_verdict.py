@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from distprof.documents.saved import Report
 from distprof.rules.base import Finding
 from distprof.sections.idle.result import IdleResult
-from distprof.sections.report import Report
 from distprof.sections.stragglers.result import RankStraggler, StragglersResult
 from distprof.sections.verdict import judge
 from distprof.terms import Severity, StepSource, StragglerCause, StragglerPattern

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import distprof
-from distprof.documents.text import render
+from distprof.documents.saved import REPORT
 from distprof.formats import RenderOptions
 from distprof.ingest.kineto.reader import read_trace
 from distprof.sections.verdict import judge
@@ -54,7 +54,7 @@ def test_idle_time_of_a_filtered_trace_is_not_judged(tmp_path, keep):
     assert "idle" not in verdict.line.lower()
     assert not verdict.part.startswith("idle")
     assert not report.plan.repairs
-    shown = " ".join(render(report, RenderOptions(width=80)).split())
+    shown = " ".join(REPORT.reporter("text")(report, RenderOptions(width=80)).split())
     assert "1 trace filtered" in shown
     assert "idle time cannot be judged" in shown
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import distprof
-from distprof.documents.text import render
+from distprof.documents.saved import REPORT
 from distprof.formats import RenderOptions
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "kineto"
@@ -49,7 +49,7 @@ def analyzed(path: Path) -> Any:
 
 
 def drawn(report: Any) -> str:
-    return " ".join(render(report, RenderOptions(width=100, full=True)).split())
+    return " ".join(REPORT.reporter("text")(report, RenderOptions(width=100, full=True)).split())
 
 
 def assert_nothing_invented(report: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import distprof
-from distprof.documents.brief import render
+from distprof.documents.saved import REPORT
 from distprof.formats import RenderOptions
 from tests.programs.started import ROOT, SCRIPTS, has_module, python
 
@@ -95,7 +95,7 @@ def test_verdict_and_plan_arrive_as_text(logged: dict[str, Any]) -> None:
     texts = list(logged["texts"].values())
     made = report()
     assert any(made.verdict.line in str(text) for text in texts)
-    plan = render(made, RenderOptions()).partition("\nPlan\n")[2].splitlines()[0]
+    plan = REPORT.reporter("brief")(made, RenderOptions()).partition("\nPlan\n")[2].splitlines()[0]
     assert any(plan in str(text) for text in texts)
 
 

@@ -3,7 +3,6 @@
 import pytest
 
 import distprof
-from distprof.documents.saved import save_report
 from tests.dask_processes import processes
 from tests.remote.s3_server import environment
 from tests.remote.test_s3 import put_ranks
@@ -31,6 +30,6 @@ def test_a_worker_that_dies_between_reading_and_measuring_costs_nothing(
     here = distprof.analyze("s3://bucket/run", executor="serial")
     saved = []
     for name, report in (("there", there), ("here", here)):
-        save_report(report, tmp_path / name)
+        report.save(tmp_path / name)
         saved.append((tmp_path / name).read_bytes())
     assert saved[0] == saved[1]

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from distprof import analyze
 from distprof.artefacts.run_file import RunFile
+from distprof.documents.saved import Report
 from distprof.run.run import Run
 from distprof.run.topology import ProcessGroup
-from distprof.sections.report import Report
 from distprof.terms import CollectiveKind, MeshAxis
 from tests.builders import RankBuilder, make_run
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from distprof.documents.saved import Report
 from distprof.intervals import Intervals
 from distprof.run.run import Run
 from distprof.run.tables import RankTables, intervals_of
@@ -21,7 +22,6 @@ from distprof.sections.context import (
 from distprof.sections.engine import analyzer_of, sections_of
 from distprof.sections.measure_rank import capture_window, measure_rank
 from distprof.sections.measure_run import measure_run
-from distprof.sections.report import Report
 from tests.builders import RankBuilder
 
 

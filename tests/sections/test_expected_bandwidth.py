@@ -13,7 +13,7 @@ from distprof import api
 from distprof.artefacts.fabric_file import FabricCurve, FabricFile
 from distprof.config import load_config
 from distprof.costs.fabric import point
-from distprof.documents.text import render
+from distprof.documents.saved import REPORT
 from distprof.formats import RenderOptions
 from distprof.sections.collectives.measure import with_expectations
 from distprof.terms import CollectiveKind
@@ -86,7 +86,7 @@ def test_a_run_is_held_against_the_profile_that_is_given_or_configured(
     assert known
     assert all(c.kind == "all_reduce" for c in known)
     assert configured.collectives == given.collectives
-    assert re.search(r"busbw +expected\n", render(given, RenderOptions(full=True)))
+    assert re.search(r"busbw +expected\n", REPORT.reporter("text")(given, RenderOptions(full=True)))
     plain = api.analyze(traces, **options)
-    assert "expected" not in render(plain, RenderOptions(full=True))
+    assert "expected" not in REPORT.reporter("text")(plain, RenderOptions(full=True))
     assert not [c for c in plain.collectives.classes if c.expected_busbw_bytes_per_s]

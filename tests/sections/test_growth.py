@@ -16,7 +16,7 @@ import pytest
 
 import distprof
 from benchmarks.large_jobs import Job, run_of
-from distprof.sections.report import Report
+from distprof.documents.saved import Report
 from distprof.sections.whatif import scenarios
 
 LITTLE_MORE = 1.15

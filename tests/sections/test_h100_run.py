@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import distprof
-from distprof.sections.report import Report
+from distprof.documents.saved import Report
 
 RUN = Path(__file__).parents[1] / "golden" / "job" / "nccl-fsdp-2ranks-h100"
 

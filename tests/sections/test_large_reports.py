@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 import distprof
-from distprof.documents.html.report import render as render_html
-from distprof.documents.text import render as render_text
+from distprof.documents.saved import REPORT
 from distprof.formats import RenderOptions
 from distprof.ingest.assemble import assemble_run
 from distprof.run.run import Run
@@ -72,9 +71,9 @@ def test_listing_some_changes_nothing_else(run: Run, monkeypatch: pytest.MonkeyP
 
 def test_what_is_left_out_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     options = RenderOptions(show_all=True)
-    assert "--every-step" not in render_text(distprof.analyze(run), options)
+    assert "--every-step" not in REPORT.reporter("text")(distprof.analyze(run), options)
     monkeypatch.setattr(time, "MOST_STEPS", 8 * STEPS)
     report = distprof.analyze(run)
     said = "single steps of only 8 of 12 ranks: --every-step keeps those of all ranks"
-    assert said in " ".join(render_text(report, options).split())
-    assert said in render_html(report, options)
+    assert said in " ".join(REPORT.reporter("text")(report, options).split())
+    assert said in REPORT.reporter("html")(report, options)

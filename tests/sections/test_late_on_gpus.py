@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from distprof.api import analyze
 from distprof.artefacts import COLLECTIVES_FILE, STEPS_FILE
 from distprof.artefacts.records import CollectivesRecord, StepRecord
-from distprof.sections.report import Report
+from distprof.documents.saved import Report
 from distprof.sections.step_log.lateness import FEWEST_STEPS
 from tests.job_folders import MS, START_NS, JobFolder
 from tests.verbs.watch.gpu_jobs import ddp, fsdp, tensor_parallel

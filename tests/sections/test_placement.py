@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 import distprof
 from distprof.config import TopologyConfig
-from distprof.documents.text import render
+from distprof.documents.saved import REPORT
 from distprof.formats import RenderOptions
 from distprof.hardware import load_sheet
 from distprof.ingest.kinds.machine import parse_machines
@@ -333,7 +333,7 @@ def test_a_real_job_on_two_hosts_by_its_log_and_a_matrix():
         (16, 1, 2),
     ]
     assert len(placement.cards) == 8
-    text = render(report, RenderOptions(full=True))
+    text = REPORT.reporter("text")(report, RenderOptions(full=True))
     assert "Groups on nodes" in text
     assert "rocep145s0" in text
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 import distprof
+from distprof.documents.saved import Report
 from distprof.ingest.assemble import assemble_run
 from distprof.rules.base import Finding
-from distprof.sections.report import Report
 from tests.simulator.job import (
     Fault,
     GarbageCollection,

@@ -105,7 +105,7 @@ def _content(cell: Cell) -> Markup:
     if isinstance(cell, Drawing):
         return element("code", cell.draw(_DRAWING_CELLS))
     if isinstance(cell, Bar):
-        kind = group_of(cell.key)
+        kind = group_of(cell.key).key
         return bar((Segment(kind=kind, ratio=cell.ratio),), label=f"{100 * cell.ratio:.1f} %")
     return bounded(cell, _MAX_CELL)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from distprof.documentation import is_web_address
 from distprof.documents.html.blocks import folded, sentence, slug
 from distprof.documents.html.markup import Markup, element, joined
 from distprof.documents.html.rule_page import rule_page
+from distprof.documents.page import Priced
 from distprof.escape import short_ranks
 from distprof.rules.base import Finding
 
+_NUM_TO_DO = 3
 _MARKS = {"error": "✖", "warning": "▲", "info": "●"}
 
 
@@ -26,30 +28,29 @@ def anchors(findings: Sequence[Finding]) -> Callable[[Finding], str]:
     return lambda one: names[id(one)]
 
 
-def finding_articles(
-    findings: Sequence[Finding],
-    anchor_of: Callable[[Finding], str],
-    cost_of: Callable[[Finding], str],
-) -> Markup:
+def finding_articles(found: Sequence[Priced]) -> Markup:
     """All findings, most important first. The first finding of each rule contains its page."""
-    if not findings:
+    if not found:
         return sentence("None.")
+    anchor_of = anchors([one.finding for one in found])
     shown: set[str] = set()
     drawn = []
-    for one in findings:
-        drawn.append(_article(one, anchor_of(one), cost_of(one), has_page=one.code not in shown))
-        shown.add(one.code)
+    for one in found:
+        code = one.finding.code
+        drawn.append(_article(one, anchor_of(one.finding), has_page=code not in shown))
+        shown.add(code)
     return joined(drawn)
 
 
-def _article(one: Finding, anchor: str, cost: str, *, has_page: bool) -> Markup:
+def _article(priced: Priced, anchor: str, *, has_page: bool) -> Markup:
+    one = priced.finding
     severity = one.severity.value
     parts = [
         element("p", f"{_MARKS[severity]} {severity}", class_="severity"),
         element("h3", f"{one.code} {one.name}"),
         sentence(one.message),
         sentence(one.fix, class_="fix"),
-        sentence(_facts(one, cost), class_="dim"),
+        sentence(_facts(one, priced.cost), class_="dim"),
     ]
     if is_web_address(one.docs_url):  # a saved report may contain any text here
         link = element("a", "The rule in the documentation", href=one.docs_url, rel="noreferrer")
@@ -64,7 +65,7 @@ def _article(one: Finding, anchor: str, cost: str, *, has_page: bool) -> Markup:
 def _facts(one: Finding, cost: str) -> str:
     steps = ", ".join(map(str, one.steps[:12])) + (", …" if len(one.steps) > 12 else "")
     facts = [
-        f"Cost: {cost}" if cost != "–" else "",
+        f"Cost: {cost}" if cost else "",
         one.confidence.value,
         f"ranks {short_ranks(one.ranks)}" if one.ranks else "",
         f"steps {steps}" if steps else "",
@@ -73,18 +74,20 @@ def _facts(one: Finding, cost: str) -> str:
     return " · ".join(fact for fact in facts if fact)
 
 
-def to_do(
-    findings: Sequence[Finding],
-    anchor_of: Callable[[Finding], str],
-    gain_of: Callable[[Finding], str],
-    verdict: str,
-) -> Markup:
+def to_do(found: Sequence[Priced], verdict: str) -> Iterator[Markup]:
     """The first findings with their fixes, without messages that repeat the verdict."""
-    items = []
-    for one in findings:
-        name = element("a", f"{one.code} {one.name}", href=f"#{anchor_of(one)}")
-        gain = gain_of(one)
-        title = element("p", element("b", name), f"  {gain}" if gain else "")
-        message = () if one.message == verdict else (sentence(one.message),)
-        items.append(element("li", title, *message, sentence(one.fix, class_="fix")))
-    return element("ol", *items, class_="todo") if items else sentence("No findings.")
+    anchor_of = anchors([one.finding for one in found])
+    yield element("h2", "What to do")
+    items = [_task(one, anchor_of(one.finding), verdict) for one in found[:_NUM_TO_DO]]
+    yield element("ol", *items, class_="todo") if items else sentence("No findings.")
+    left_out = len(found) - len(items)
+    if left_out:
+        yield sentence(f"{left_out} more below.")
+
+
+def _task(one: Priced, anchor: str, verdict: str) -> Markup:
+    finding = one.finding
+    name = element("a", f"{finding.code} {finding.name}", href=f"#{anchor}")
+    title = element("p", element("b", name), f"  {one.gain}" if one.gain else "")
+    message = () if finding.message == verdict else (sentence(finding.message),)
+    return element("li", title, *message, sentence(finding.fix, class_="fix"))

@@ -15,10 +15,8 @@ from distprof.documents.html.markup import (
     joined,
     picture,
 )
-from distprof.documents.step_bar import GROUPS, group_of, group_shares
-from distprof.sections.parts import mean_span_ns, window_word
-from distprof.sections.report import Report
-from distprof.sections.whatif.result import RepairPlan
+from distprof.documents.page import Plan
+from distprof.documents.step_bar import StepBar
 from distprof.units import format_duration, format_ratio, signed
 
 _COLUMN, _MOST_WIDE = 40, 736
@@ -112,35 +110,27 @@ def interval_bar(
     return picture(*drawn, dot, label=label, class_="bar interval")
 
 
-def step_figure(report: Report) -> Markup:
-    """A mean step as one bar with its legend; empty if nothing was measured."""
-    shares = group_shares(report)
-    if not shares:
+def step_figure(step: StepBar) -> Markup:
+    """A mean step as one bar with its legend; empty without any time."""
+    if not step.shares:
         return EMPTY
-    keys = {label: group_of(keys[0] if keys else "idle") for label, _, _, keys in GROUPS}
-    texts = {label: f"{label} {format_ratio(ratio)}" for label, _, _, ratio in shares}
     pieces = [
-        Segment(kind=keys[label], ratio=ratio, title=texts[label]) for label, _, _, ratio in shares
+        Segment(kind=share.group.key, ratio=share.ratio, title=share.text) for share in step.shares
     ]
-    length = f"{format_duration(mean_span_ns(report))} per {window_word(report)}"
-    drawn = bar(pieces, label=f"{length}: {', '.join(texts.values())}", is_tall=True)
-    named = legend([(f"k-{keys[label]}", text) for label, text in texts.items()])
-    return captioned(length, drawn, named)
+    label = f"{step.length}: {', '.join(share.text for share in step.shares)}"
+    named = legend([(f"k-{share.group.key}", share.text) for share in step.shares])
+    return captioned(step.length, bar(pieces, label=label, is_tall=True), named)
 
 
-def plan_figure(plan: RepairPlan, word: str) -> Markup:
-    """The step now and after each repair of the plan; empty without a plan.
-
-    Args:
-        plan: The plan of the report.
-        word: ``step``, or ``capture`` if nothing marks steps.
-    """
-    if not plan.step_ns or not plan.repairs:
+def plan_figure(plan: Plan) -> Markup:
+    """The step now and after each repair of the plan; empty if nothing was simulated."""
+    repairs, now_ns = plan.repairs.repairs, plan.repairs.step_ns
+    if not now_ns or not repairs:
         return EMPTY
-    lines = [_plan_row("now", plan.step_ns, plan.step_ns, 0)]
-    for number, repair in enumerate(plan.repairs, 1):
-        lines.append(_plan_row(f"{number}. {repair.done}", repair.step_ns, plan.step_ns, number))
-    caption = f"Length of the simulated {word} after each change, applied one after the other"
+    lines = [_plan_row("now", now_ns, now_ns, 0)]
+    for number, repair in enumerate(repairs, 1):
+        lines.append(_plan_row(f"{number}. {repair.done}", repair.step_ns, now_ns, number))
+    caption = f"Length of the simulated {plan.word} after each change, applied one after the other"
     return captioned(caption, rows(lines))
 
 

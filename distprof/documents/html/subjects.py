@@ -20,12 +20,7 @@ _MOST = 12
 
 
 def stragglers_figure(result: StragglersResult, word: str) -> Markup:
-    """The cost of each straggler, with its evidence, and its distribution over steps.
-
-    Args:
-        result: The stragglers section of the report.
-        word: ``step`` or ``capture``.
-    """
+    """The cost of each straggler, with its evidence, and its distribution over steps."""
     charged = [rank for rank in result.ranks if rank.lost_ns_per_step > 0][:_MOST]
     if not charged:
         return EMPTY

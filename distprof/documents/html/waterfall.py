@@ -53,7 +53,7 @@ def waterfall_figure(
         label, text, share, drawn = cells
         if not isinstance(drawn, Bar) or not drawn.ratio:
             continue
-        piece = Segment(kind=group_of(drawn.key), ratio=drawn.ratio)
+        piece = Segment(kind=group_of(drawn.key).key, ratio=drawn.ratio)
         name, value = str(label), f"{text}  {share}"
         line = row(name, bar((piece,), label=f"{name}: {value}", start=start), value, tag="span")
         lines.append(_opened_by(line, _details(report, drawn.key, anchor_of)))
@@ -86,7 +86,7 @@ def _by_rank(report: Report, key: str) -> Markup:
     if len(by_rank) == 1:
         return sentence(f"Rank {by_rank[0][0]} is the only rank recorded.")
     text = f"By rank: {_spread(by_rank, 'rank')}"
-    return joined((sentence(text), columns([ns for _, ns in by_rank], text, group_of(key))))
+    return joined((sentence(text), columns([ns for _, ns in by_rank], text, group_of(key).key)))
 
 
 def _by_step(report: Report, key: str) -> Markup:
@@ -100,7 +100,7 @@ def _by_step(report: Report, key: str) -> Markup:
     text = f"{_STEP_WORDS[field]} by {window_word(report)}, mean over ranks: " + _spread(
         by_step, "step"
     )
-    return joined((sentence(text), columns([ns for _, ns in by_step], text, group_of(key))))
+    return joined((sentence(text), columns([ns for _, ns in by_step], text, group_of(key).key)))
 
 
 def _spread(values: Sequence[tuple[int, float]], word: str) -> str:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from distprof.escape import short_ranks
 from distprof.run.run import ANOTHER_JOB, RECENT_STEPS
+from distprof.sections.base import VerdictText
 from distprof.sections.capture.measure import NO_DEVICE
 from distprof.sections.capture.result import FILTERED, LEFT_OUT, CaptureResult
 from distprof.sections.job.show import mesh_text
 from distprof.sections.parts import (
     is_whole_capture,
 )
-from distprof.sections.shows import VerdictText, declared, table, verdict, why
 from distprof.sections.table import Column, TableView, counted, facts_table, rows_table
 from distprof.terms import StepSource
 from distprof.units import capitalized, format_duration, format_ratio
@@ -27,14 +27,7 @@ _DOUBTFUL = 0.05
 """Acceptable share of causality violations: a clock's residual is only a 95th percentile."""
 
 
-def headline(report: Report) -> str:
-    """Summary of the recording on one line: ranks, steps, backend, device, clocks."""
-    of_subject = (make(report) for make in declared(report, "headline"))
-    known = next(filter(None, of_subject), "") or _of_traces(report)
-    return " · ".join(fact for fact in (known, _damage_fact(report)) if fact)
-
-
-def _damage_fact(report: Report) -> str:
+def damage_fact(report: Report) -> str:
     """Everything in the recording that makes numbers or causes uncertain; empty without any."""
     gaps = report.capture.gaps
     facts = dict.fromkeys(gap.fact for gap in gaps if gap.fact)
@@ -42,7 +35,7 @@ def _damage_fact(report: Report) -> str:
     return " · ".join(facts) or ("partly damaged" if is_damaged else "")
 
 
-def _of_traces(report: Report) -> str:
+def recording_line(report: Report) -> str:
     """Contents of the traces or records of a run."""
     run = report.run
     recorded = len(run.ranks)
@@ -67,7 +60,6 @@ def _of_traces(report: Report) -> str:
     return " · ".join(fact for fact in facts if fact)
 
 
-@table(place=520)
 def quality_table(report: Report, *, show_all: bool) -> TableView | None:
     """Quality of the recording; without ``show_all``, only what needs attention."""
     facts = _coverage(report)
@@ -81,7 +73,6 @@ def quality_table(report: Report, *, show_all: bool) -> TableView | None:
     return facts_table("Recording", facts, notes=(*notes[:shown], *more))
 
 
-@table(place=530)
 def clocks_table(report: Report, *, show_all: bool) -> TableView | None:
     """Corrections of the clocks, if there is more than one clock."""
     clocks = report.capture.clocks
@@ -104,7 +95,6 @@ def clocks_table(report: Report, *, show_all: bool) -> TableView | None:
     )
 
 
-@table(place=540)
 def not_checked_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
     """Rules that lacked their evidence; rules with the same reason share a line."""
     by_reason: dict[str, list[str]] = {}
@@ -120,7 +110,6 @@ def not_checked_table(report: Report, *, show_all: bool) -> TableView | None:  #
     )
 
 
-@verdict(place=5)
 def no_device_verdict(report: Report) -> VerdictText:
     """Why no device was recorded; None if a device or host activity was recorded."""
     lost = [gap for gap in report.capture.gaps if gap.what == NO_DEVICE]
@@ -131,7 +120,6 @@ def no_device_verdict(report: Report) -> VerdictText:
     return f"{line.rstrip('.')}.", tuple(sentence for sentence in why if sentence)
 
 
-@why(place=55, is_brief=True)
 def start_sentence(report: Report) -> str:
     """Waiting in the numbers that the start of the profiler may have caused; empty without any."""
     wait_ns = report.capture.start_wait_ns
@@ -143,7 +131,6 @@ def start_sentence(report: Report) -> str:
     )
 
 
-@why(place=60, is_brief=True)
 def limits_sentence(report: Report) -> str:
     """Limits of the recording that affect every number."""
     limits = []

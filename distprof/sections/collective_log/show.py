@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from distprof.sections.base import VerdictText
 from distprof.sections.collective_log.result import CollectiveLogResult, LoggedOperation
 from distprof.sections.parts import is_recorded
-from distprof.sections.shows import VerdictText, headline, table, verdict
 from distprof.sections.table import Column, TableView, counted, rows_table
 from distprof.units import (
     NS_PER_S,
@@ -28,7 +28,6 @@ def time_text(ns: int) -> str:
     return f"{datetime.fromtimestamp(ns // NS_PER_S, UTC):%Y-%m-%d %H:%M:%S}Z"
 
 
-@table(place=482)
 def operations_table(report: Report, *, show_all: bool) -> TableView | None:
     """Operations by kind and size, longest total time first."""
     result = report.collective_log
@@ -53,7 +52,6 @@ def operations_table(report: Report, *, show_all: bool) -> TableView | None:
     )
 
 
-@table(place=484)
 def spells_table(report: Report, *, show_all: bool) -> TableView | None:
     """Periods in which ranks mostly wait for one rank."""
     spells = report.collective_log.spells
@@ -72,7 +70,6 @@ def spells_table(report: Report, *, show_all: bool) -> TableView | None:
     )
 
 
-@table(place=486)
 def falls_table(report: Report, *, show_all: bool) -> TableView | None:
     """Periods in which an operation was slower than usual."""
     falls = report.collective_log.falls
@@ -100,7 +97,6 @@ def _more(count: int, *, show_all: bool) -> tuple[str, ...]:
 # The first lines of a report on records of collectives alone ---------------------------------
 
 
-@verdict(place=45)
 def records_verdict(report: Report) -> VerdictText:
     """The verdict and the numbers behind it; None for other reports."""
     result = report.collective_log
@@ -111,7 +107,6 @@ def records_verdict(report: Report) -> VerdictText:
     return lines[0], tuple(lines[1:])
 
 
-@headline(place=35)
 def records_headline(report: Report) -> str:
     """What the records cover."""
     result = report.collective_log

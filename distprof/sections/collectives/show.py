@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from distprof.sections.collectives.result import CollectiveClass
 from distprof.sections.parts import is_whole_capture, window_word
-from distprof.sections.shows import table
 from distprof.sections.table import Column, TableView, counted, rows_table
 from distprof.units import format_bytes
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 MAX_CLASSES_SHOWN = 8
 
 
-@table(place=90)
 def collectives_table(report: Report, *, show_all: bool) -> TableView | None:
     """Collectives by kind, group and size; the class with the most exposed time comes first."""
     classes = report.collectives.classes

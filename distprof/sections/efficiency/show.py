@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distprof.sections.efficiency.result import CPU, EfficiencyResult
-from distprof.sections.shows import table, why
 from distprof.sections.table import TableView, counted, facts_table
 from distprof.units import format_bytes, format_duration, format_ratio
 
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
     from distprof.sections.report import Report
 
 
-@table(place=350)
 def efficiency_table(report: Report, *, show_all: bool) -> TableView | None:
     """FLOP, MFU and what bounds the step; None if the model is unknown."""
     result = report.efficiency
@@ -115,7 +113,6 @@ def _flop(count: float) -> str:
     return f"{count:.3g} FLOP"
 
 
-@why(place=50)
 def efficiency_sentence(report: Report) -> str:
     """MFU, and the share of the peak while computing; empty if the MFU is unknown."""
     result = report.efficiency

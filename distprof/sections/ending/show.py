@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distprof.escape import short_ranks
+from distprof.sections.base import VerdictText
 from distprof.sections.parts import is_recorded
-from distprof.sections.shows import VerdictText, headline, table, verdict
 from distprof.sections.table import Column, TableView, counted, rows_table
 
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 MAX_ROWS = 12
 
 
-@table(place=12)
 def ending_positions_table(report: Report, *, show_all: bool) -> TableView | None:
     """Where ranks stood when their watchdogs fired."""
     rows = report.ending.positions
@@ -35,7 +34,6 @@ def ending_positions_table(report: Report, *, show_all: bool) -> TableView | Non
     )
 
 
-@table(place=14)
 def ending_lines_table(report: Report, *, show_all: bool) -> TableView | None:
     """Lines about the end of the job."""
     rows = report.ending.lines
@@ -53,7 +51,6 @@ def ending_lines_table(report: Report, *, show_all: bool) -> TableView | None:
     )
 
 
-@table(place=16)
 def ending_stacks_table(report: Report, *, show_all: bool) -> TableView | None:
     """Processes with the same stack, the rarest first."""
     rows = report.ending.stacks
@@ -81,7 +78,6 @@ def _more(count: int, *, show_all: bool) -> tuple[str, ...]:
     return (f"{counted(left, 'more row')} with --all",) if left > 0 and not show_all else ()
 
 
-@verdict(place=38)
 def ending_verdict(report: Report) -> VerdictText:
     """The verdict and the evidence for it; None for other reports."""
     result = report.ending
@@ -90,7 +86,6 @@ def ending_verdict(report: Report) -> VerdictText:
     return result.verdict, (*result.why, *result.alternatives)
 
 
-@headline(place=28)
 def ending_headline(report: Report) -> str:
     """The source, and how much was read."""
     result = report.ending

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from distprof.sections.gradients.result import GradientGroup
 from distprof.sections.parts import window_word
-from distprof.sections.shows import table
 from distprof.sections.table import Column, TableView, rows_table
 from distprof.units import format_bytes
 
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from distprof.sections.report import Report
 
 
-@table(place=100)
 def gradients_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
     """One row per axis along which DistributedDataParallel reduces gradients."""
     groups = report.gradients.groups

@@ -18,7 +18,6 @@ from distprof.sections.parts import (
     parts_of,
     window_word,
 )
-from distprof.sections.shows import table, why
 from distprof.sections.table import Column, TableView, ranks_table, rows_table
 from distprof.units import format_ratio
 
@@ -86,7 +85,6 @@ def _unknown_words(report: Report, loss: str, action: str) -> tuple[str, str]:
     return loss, "Look at the gaps in a timeline."
 
 
-@why(place=40)
 def idle_sentence(report: Report) -> str:
     """How much of a step the GPU is idle, and the main cause."""
     idle = [part for part in parts_of(report) if part.key.startswith("idle_")]
@@ -100,7 +98,6 @@ def idle_sentence(report: Report) -> str:
     )
 
 
-@table(place=300)
 def idle_table(report: Report, *, show_all: bool) -> TableView | None:
     """The idle time of each rank by cause."""
     ranks = report.idle.ranks
@@ -139,7 +136,6 @@ def _per_window(rank: RankIdle, *, field: str, windows: int) -> float:
     return total_ns / windows
 
 
-@table(place=310)
 def cpu_pauses_table(report: Report, *, show_all: bool) -> TableView | None:
     """What CPUs did while they left the GPU idle."""
     min_ns = 0 if show_all else _MIN_ROW_RATIO * (mean_span_ns(report) or 0)
@@ -159,7 +155,6 @@ def cpu_pauses_table(report: Report, *, show_all: bool) -> TableView | None:
     )
 
 
-@table(place=320)
 def pauses_table(report: Report, *, show_all: bool) -> TableView | None:
     """Garbage collection and waits for input by rank, if they matter."""
     ranks, step = report.pauses.ranks, report.step_log.step_ns

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from distprof.escape import short_ranks, shorten
 from distprof.sections.job.result import JobExit, JobResult, ProbeOverhead, ProbeState
 from distprof.sections.perturbation.show import profiler_fact
-from distprof.sections.shows import table
 from distprof.sections.table import TableView, facts_table
 from distprof.units import capitalized, format_duration, name_ranks, signed_ratio
 
@@ -67,7 +66,6 @@ def mesh_text(mesh: dict[str, int], strategy: str) -> str:
     return " × ".join(axes) if len(axes) > 1 else ""
 
 
-@table(place=10)
 def job_table(report: Report, *, show_all: bool) -> TableView | None:
     """How the job ended and what its probes could not do, if that needs attention."""
     job = report.job

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from distprof.sections.kernels.result import KernelRow
 from distprof.sections.parts import is_cpu_only, is_whole_capture
-from distprof.sections.shows import table
 from distprof.sections.table import Column, TableView, counted, ranks_table, rows_table
 from distprof.terms import ActivityKind
 
@@ -24,7 +23,6 @@ _COMMON_IN_NAMES = ("at::native::", "(anonymous namespace)::")
 _WAITING_KINDS = (ActivityKind.COMMUNICATION.name.lower(), ActivityKind.WAITING.name.lower())
 
 
-@table(place=330)
 def kernels_table(report: Report, *, show_all: bool) -> TableView | None:
     """Kernels by name; the kernel with the longest total comes first."""
     kernels = report.kernels.kernels
@@ -51,7 +49,6 @@ def kernels_table(report: Report, *, show_all: bool) -> TableView | None:
     )
 
 
-@table(place=340)
 def speed_table(report: Report, *, show_all: bool) -> TableView | None:
     """How fast each rank runs the kernels that it shares with its peers, if ranks differ."""
     ranks = [r for r in report.kernels.ranks if r.relative_work is not None]

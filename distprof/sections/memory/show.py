@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distprof.sections.shows import table
 from distprof.sections.table import Column, TableView, ranks_table
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
 
-@table(place=420)
 def memory_table(report: Report, *, show_all: bool) -> TableView | None:
     """Memory by rank; on a CPU only with --all."""
     ranks = report.memory.ranks

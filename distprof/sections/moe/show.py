@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from distprof.sections.base import VerdictText
 from distprof.sections.moe.result import MoeExchange, MoeLayer, MoePair, MoePlacement
 from distprof.sections.parts import is_recorded
-from distprof.sections.shows import VerdictText, headline, table, verdict
 from distprof.sections.table import Column, TableView, counted, ranks_table, rows_table
 from distprof.units import format_bytes, format_ratio
 
@@ -24,7 +24,6 @@ TYPICAL_RANKS = 8
 """For counts without ranks, the table shows the number of ranks nearest to this one."""
 
 
-@table(place=250)
 def moe_table(report: Report, *, show_all: bool) -> TableView | None:
     """Expert load by layer, most uneven first."""
     moe = report.moe
@@ -62,7 +61,6 @@ def moe_table(report: Report, *, show_all: bool) -> TableView | None:
     )
 
 
-@table(place=260)
 def placement_table(report: Report, *, show_all: bool) -> TableView | None:
     """Load of ranks that share experts, now and with another placement of experts."""
     moe = report.moe
@@ -94,7 +92,6 @@ def placement_table(report: Report, *, show_all: bool) -> TableView | None:
     )
 
 
-@table(place=270)
 def expert_ranks_table(report: Report, *, show_all: bool) -> TableView | None:
     """Tokens, expert time and traffic of each rank."""
     return ranks_table(
@@ -113,7 +110,6 @@ def expert_ranks_table(report: Report, *, show_all: bool) -> TableView | None:
     )
 
 
-@table(place=280)
 def exchanges_table(report: Report, *, show_all: bool) -> TableView | None:
     """All-to-alls by group of ranks."""
     rows = report.moe.exchanges
@@ -136,7 +132,6 @@ def exchanges_table(report: Report, *, show_all: bool) -> TableView | None:
     )
 
 
-@table(place=290)
 def pairs_table(report: Report, *, show_all: bool) -> TableView | None:
     """Bytes that each rank sends to the experts of each other rank, as a matrix for few ranks."""
     pairs = [pair for pair in report.moe.pairs if pair.dispatched_per_step]
@@ -206,7 +201,6 @@ MIN_LOAD = 1.2
 """Ratio of the busiest rank's load to the mean from which ranks count as uneven."""
 
 
-@verdict(place=30)
 def experts_verdict(report: Report) -> VerdictText:
     """The verdict and its reasons; None for other reports."""
     moe = report.moe
@@ -223,7 +217,6 @@ def _has_only_counts(report: Report) -> bool:
     return bool(report.moe.layers) and not is_recorded(report)
 
 
-@headline(place=20)
 def experts_headline(report: Report) -> str:
     """Numbers of experts, layers and parts of the data that were counted."""
     if not _has_only_counts(report):

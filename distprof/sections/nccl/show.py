@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from distprof.escape import shorten
+from distprof.sections.base import VerdictText
 from distprof.sections.nccl.result import (
     BETWEEN,
     INSIDE,
@@ -18,7 +19,6 @@ from distprof.sections.nccl.result import (
     network_name,
 )
 from distprof.sections.parts import is_recorded
-from distprof.sections.shows import VerdictText, headline, table, verdict
 from distprof.sections.table import Column, TableView, counted, rows_table
 from distprof.units import capitalized, format_bytes, format_duration, format_ratio
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from distprof.sections.report import Report
 
 
-@verdict(place=60)
 def nccl_verdict(report: Report) -> VerdictText:
     """The verdict and its reasons; None for other reports."""
     result = report.nccl
@@ -41,7 +40,6 @@ def _is_alone(report: Report) -> bool:
     return report.nccl.num_files > 0 and not is_recorded(report)
 
 
-@headline(place=50)
 def nccl_headline(report: Report) -> str:
     """Number of log files and jobs."""
     if not _is_alone(report):
@@ -151,7 +149,6 @@ _MAX_TEXT = 120
 _MAX_UNKNOWN = 5
 
 
-@table(place=150)
 def transports_table(report: Report, *, show_all: bool) -> TableView | None:
     """Connections between ranks by transport."""
     result = report.nccl
@@ -182,7 +179,6 @@ def transports_table(report: Report, *, show_all: bool) -> TableView | None:
     )
 
 
-@table(place=160)
 def communicators_table(report: Report, *, show_all: bool) -> TableView | None:
     """Communicators by size."""
     return rows_table(
@@ -205,7 +201,6 @@ def _crossings_text(group: NcclGroup) -> str:
     return "–" if group.crossings is None else f"{group.crossings:.1f} times"
 
 
-@table(place=170)
 def nccl_hosts_table(report: Report, *, show_all: bool) -> TableView | None:
     """Network cards by host, used and unused."""
     hosts = [host for host in report.nccl.hosts if host.cards]
@@ -234,7 +229,6 @@ def _unused_cards(host: NcclHost) -> str:
     return ", ".join(idle) if host.used_cards else "–"
 
 
-@table(place=180)
 def choices_table(report: Report, *, show_all: bool) -> TableView | None:
     """Algorithms and protocols."""
     choices = report.nccl.choices
@@ -260,7 +254,6 @@ def _sizes_text(choice: NcclChoices) -> str:
     return least if least == most else f"{least} to {most}"
 
 
-@table(place=190)
 def nccl_settings_table(report: Report, *, show_all: bool) -> TableView | None:
     """Versions and environment variables."""
     settings = (*report.nccl.versions, *report.nccl.settings)
@@ -278,7 +271,6 @@ def nccl_settings_table(report: Report, *, show_all: bool) -> TableView | None:
     )
 
 
-@table(place=200)
 def nccl_warnings_table(report: Report, *, show_all: bool) -> TableView | None:
     """Warnings. Those printed at shutdown are harmless and shown only with --all."""
     all_warnings = report.nccl.warnings

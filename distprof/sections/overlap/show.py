@@ -10,7 +10,6 @@ from distprof.escape import short_ranks
 from distprof.sections.overlap.result import AxisOverlap, RankOverlap
 from distprof.sections.parts import parts_of, window_word
 from distprof.sections.shares import has_all_members
-from distprof.sections.shows import table, why
 from distprof.sections.table import Cell, Column, TableView
 from distprof.units import format_duration, format_ratio
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from distprof.sections.report import Report
 
 
-@why(place=30)
 def communication_sentence(report: Report) -> str:
     """How much communication overlaps with compute, and what the exposed rest consists of."""
     total = sum(rank.communication_ns for rank in report.overlap.ranks)
@@ -44,7 +42,6 @@ def communication_sentence(report: Report) -> str:
     )
 
 
-@table(place=80)
 def overlap_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
     """Communication and its overlap with compute: all ranks, then by axis."""
     ranks, axes = report.overlap.ranks, report.overlap.axes

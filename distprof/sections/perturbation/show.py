@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distprof.sections.perturbation.result import PerturbationResult
-from distprof.sections.shows import table, why
 from distprof.sections.table import TableView, facts_table
 from distprof.terms import Severity
 from distprof.units import format_duration, format_ratio
@@ -32,7 +31,6 @@ def is_undecided(report: Report) -> bool:
     return any(one.code == "HST101" and one.severity is Severity.INFO for one in report.findings)
 
 
-@why(place=56, is_brief=True)
 def launch_sentence(report: Report) -> str:
     """Idle time that the profiler may have caused; empty if that is decided, or the verdict."""
     if not is_undecided(report) or report.findings[0].code == "HST101":
@@ -44,7 +42,6 @@ def launch_sentence(report: Report) -> str:
     return f"Up to {part} of late launches may be the profiler's doing: --step-time decides."
 
 
-@table(place=515)
 def perturbation_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
     """The step as traced and without the profiler."""
     known = report.perturbation

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distprof.escape import short_ranks
+from distprof.sections.base import VerdictText
 from distprof.sections.pipeline.result import PictureRow, PipelineGroup, PipelineResult
-from distprof.sections.shows import VerdictText, table, verdict
 from distprof.sections.table import Column, Drawing, TableView, counted, rows_table
 from distprof.units import fold_ranks, format_duration, format_ratio, name_ranks
 
@@ -32,7 +32,6 @@ _PARTS = (
 )
 
 
-@table(place=220)
 def bubble_table(report: Report, *, show_all: bool) -> TableView | None:
     """Bubble of each pipeline shape, split into causes."""
     groups = report.pipeline.groups
@@ -91,7 +90,6 @@ def _source(group: PipelineGroup) -> str:
     return f"from {group.source}, {group.confidence.value}{median}"
 
 
-@table(place=210)
 def pipeline_table(report: Report, *, show_all: bool) -> TableView | None:
     """Work of each stage."""
     result = report.pipeline
@@ -157,7 +155,6 @@ def _stage_table(result: PipelineResult, *, show_all: bool) -> TableView | None:
     )
 
 
-@table(place=240)
 def predictions_table(report: Report, *, show_all: bool) -> TableView | None:
     """The best predicted configurations of the first pipeline that has predictions."""
     groups = [group for group in report.pipeline.groups if group.predictions]
@@ -214,7 +211,6 @@ _LEGEND = (
 _CROWDED_LEGEND = ">: forward; <: backward; =: weight gradients; dots: idle"
 
 
-@table(place=230)
 def pipeline_picture(report: Report, *, show_all: bool) -> TableView | None:
     """The schedule of the first pipeline in a step of median length."""
     groups = [group for group in report.pipeline.groups if group.picture]
@@ -291,7 +287,6 @@ def _glyph(row: PictureRow, *, crowded: bool) -> str:
 # The first line of a report that contains only pipeline slots -----------------
 
 
-@verdict(place=20)
 def pipeline_verdict(report: Report) -> VerdictText:
     """The verdict; None if no pipeline has a known bubble."""
     groups = [group for group in report.pipeline.groups if group.bubble_fraction is not None]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from distprof.sections.base import VerdictText
 from distprof.sections.placement.result import CardPath, PlacedMachine, PlacementResult
-from distprof.sections.shows import VerdictText, table, verdict
 from distprof.sections.table import Column, TableView, counted, rows_table
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ _ORIGINS = {
 }
 
 
-@table(place=120)
 def groups_on_nodes_table(report: Report, *, show_all: bool) -> TableView | None:
     """Each mesh axis and the number of nodes and domains that its groups span."""
     result = report.placement
@@ -69,7 +68,6 @@ def _notes(result: PlacementResult, *, is_timed: bool) -> Iterator[str]:
         yield "Sent and exposed: mean per rank and step; axes may be exposed at the same time."
 
 
-@table(place=130)
 def nodes_table(report: Report, *, show_all: bool) -> TableView | None:
     """Nodes, their ranks and domains; only with --all."""
     nodes = report.placement.nodes
@@ -86,7 +84,6 @@ def nodes_table(report: Report, *, show_all: bool) -> TableView | None:
     )
 
 
-@table(place=140)
 def card_paths_table(report: Report, *, show_all: bool) -> TableView | None:
     """GPUs of the machines that the user provided, and their nearest network cards."""
     cards = report.placement.cards
@@ -127,7 +124,6 @@ def _some(rows: Sequence[_T], *, show_all: bool) -> Sequence[_T]:
 _MOST_NAMED = 4
 
 
-@verdict(place=80)
 def machine_verdict(report: Report) -> VerdictText:
     """How the GPUs of each machine are connected; None for other reports."""
     machines = report.placement.machines

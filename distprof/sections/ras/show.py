@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from distprof.sections.base import VerdictText
 from distprof.sections.parts import is_recorded
-from distprof.sections.shows import VerdictText, headline, table, verdict
 from distprof.sections.table import Column, TableView, counted, rows_table
 
 if TYPE_CHECKING:
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 MAX_ROWS = 16
 
 
-@table(place=462)
 def ras_communicators_table(report: Report, *, show_all: bool) -> TableView | None:
     """Communicators by size and status."""
     groups = report.ras.communicators
@@ -34,7 +33,6 @@ def ras_communicators_table(report: Report, *, show_all: bool) -> TableView | No
     )
 
 
-@table(place=464)
 def troubled_table(report: Report, *, show_all: bool) -> TableView | None:
     """Ranks in trouble, worst first."""
     troubled = report.ras.troubled
@@ -57,7 +55,6 @@ def troubled_table(report: Report, *, show_all: bool) -> TableView | None:
 # The first lines of a report on ncclras alone ----------------------------------------------------
 
 
-@verdict(place=42)
 def ras_verdict(report: Report) -> VerdictText:
     """The verdict and the numbers behind it; None for other reports."""
     result = report.ras
@@ -70,7 +67,6 @@ def ras_verdict(report: Report) -> VerdictText:
     return f"{line}, with trouble on {counted(len(result.troubled), 'rank')}.", ()
 
 
-@headline(place=32)
 def ras_headline(report: Report) -> str:
     """The source, and the size of the job."""
     result = report.ras

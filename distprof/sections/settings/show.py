@@ -14,7 +14,6 @@ from distprof.sections.settings.result import (
     OptimizerSetup,
     SettingsResult,
 )
-from distprof.sections.shows import table
 from distprof.sections.table import Column, TableView, counted
 from distprof.units import fold_ranks, format_bytes, format_ratio
 
@@ -28,7 +27,6 @@ _MAX_NAME = 60
 _Row = tuple[str, str, str]
 
 
-@table(place=440)
 def settings_table(report: Report, *, show_all: bool) -> TableView | None:
     """Configuration by object, with ranks of the same configuration in one row."""
     result = report.settings

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from distprof.sections.parts import window_word
 from distprof.sections.sharding.result import ShardedAxis, TensorTraffic
-from distprof.sections.shows import table
 from distprof.sections.table import Cell, Column, TableView, counted
 from distprof.units import format_bytes, format_duration, format_ratio
 
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from distprof.sections.report import Report
 
 
-@table(place=110)
 def sharding_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
     """Gathers and scatters of parameters by axis, then the tensor axis."""
     sharding = report.sharding

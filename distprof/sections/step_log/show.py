@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from distprof.sections.base import VerdictText
 from distprof.sections.parts import MIN_LOSS_RATIO
-from distprof.sections.shows import VerdictText, table, verdict
 from distprof.sections.step_log.result import StepLogResult
 from distprof.sections.table import Column, TableView, counted, facts_table, ranks_table
 from distprof.units import format_duration, format_ratio
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 _WORTH_SAYING_RATIO = 0.01
 
 
-@verdict(place=90)
 def logged_verdict(report: Report) -> VerdictText:
     """The verdict from the step log; None without a step log, or with traces."""
     log = report.step_log
@@ -40,7 +39,6 @@ def _of(log: StepLogResult, num_plain: int) -> str:
     return f"median of {len(log.samples_ns):,} means over {log.smoothed_steps:,} steps"
 
 
-@table(place=430)
 def training_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
     """The whole training, from its step log."""
     log = report.step_log
@@ -63,7 +61,6 @@ def training_table(report: Report, *, show_all: bool) -> TableView | None:  # no
     )
 
 
-@table(place=450)
 def steps_table(report: Report, *, show_all: bool) -> TableView | None:
     """Steps of each rank, from its step log; only with --all."""
     ranks = report.step_log.ranks

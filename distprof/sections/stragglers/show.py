@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from distprof.escape import short_ranks
 from distprof.sections.parts import Part, amount_text, each_window, is_whole_capture, window_word
 from distprof.sections.shares import latest_by_chance
-from distprof.sections.shows import table, why
 from distprof.sections.stragglers.result import RankStraggler, StragglerSet
 from distprof.sections.table import Column, TableView, counted, rows_table
 from distprof.terms import StragglerCause, StragglerPattern
@@ -139,7 +138,6 @@ def _set_line(report: Report, slow: StragglerSet) -> str:
     )
 
 
-@why(place=10)
 def culprit_sentence(report: Report) -> str:
     """Which rank costs the others most, how regularly, and why."""
     late = culprits(report)
@@ -173,7 +171,6 @@ def _how_often(rank: RankStraggler) -> str:
     return f"is last to arrive at {format_ratio(rank.late_ratio)} of collectives"
 
 
-@table(place=70)
 def stragglers_table(report: Report, *, show_all: bool) -> TableView | None:
     """Ranks by their cost to the others; by default only ranks with a pattern."""
     named = culprits(report)

@@ -6,8 +6,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from distprof.escape import shorten
+from distprof.sections.base import VerdictText
 from distprof.sections.parts import is_recorded
-from distprof.sections.shows import VerdictText, headline, table, verdict
 from distprof.sections.summaries.result import (
     CollectiveSummaryResult,
     InputReadinessResult,
@@ -34,7 +34,6 @@ _MAX_NAME = 60
 _NAMED_ROWS = 3
 
 
-@table(place=490)
 def summarised_classes_table(report: Report, *, show_all: bool) -> TableView | None:
     """Collectives by class, most waiting first."""
     result = report.collective_summary
@@ -61,7 +60,6 @@ def summarised_classes_table(report: Report, *, show_all: bool) -> TableView | N
     )
 
 
-@table(place=500)
 def summarised_ranks_table(report: Report, *, show_all: bool) -> TableView | None:
     """Time by rank: in collectives, waiting for others, and making others wait."""
     return ranks_table(
@@ -77,7 +75,6 @@ def summarised_ranks_table(report: Report, *, show_all: bool) -> TableView | Non
     )
 
 
-@table(place=510)
 def readiness_table(report: Report, *, show_all: bool) -> TableView | None:
     """Readiness of input by rank."""
     result = report.input_readiness
@@ -111,7 +108,6 @@ def readiness_table(report: Report, *, show_all: bool) -> TableView | None:
     )
 
 
-@table(place=512)
 def table_parts_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
     """Time of the device by what it does."""
     result = report.operator_table
@@ -128,7 +124,6 @@ def table_parts_table(report: Report, *, show_all: bool) -> TableView | None:  #
     )
 
 
-@table(place=514)
 def operators_table(report: Report, *, show_all: bool) -> TableView | None:
     """Rows of a table of operators, longest first."""
     result = report.operator_table
@@ -152,7 +147,6 @@ def operators_table(report: Report, *, show_all: bool) -> TableView | None:
 READY_RATIO = 0.9
 
 
-@verdict(place=50)
 def summaries_verdict(report: Report) -> VerdictText:
     """The verdict and the numbers behind it; None for other reports."""
     if not _is_alone(report):
@@ -175,7 +169,6 @@ def _is_alone(report: Report) -> bool:
     return summarised and not (report.training_log.origin or is_recorded(report))
 
 
-@headline(place=40)
 def summaries_headline(report: Report) -> str:
     """What each table holds."""
     if not _is_alone(report):

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distprof.escape import shorten
+from distprof.sections.base import VerdictText
 from distprof.sections.parts import is_recorded
-from distprof.sections.shows import VerdictText, headline, table, verdict
 from distprof.sections.table import (
     Column,
     TableView,
@@ -43,7 +43,6 @@ _SENSORS = (
 )
 
 
-@table(place=360)
 def step_sensors_table(report: Report, *, show_all: bool) -> TableView | None:
     """Sensors inside the analysed steps, by rank."""
     ranks = [row for row in report.telemetry.ranks if row.in_steps is not None]
@@ -62,7 +61,6 @@ def step_sensors_table(report: Report, *, show_all: bool) -> TableView | None:
     )
 
 
-@table(place=370)
 def telemetry_table(report: Report, *, show_all: bool) -> TableView | None:
     """Sensors by rank."""
     ranks = report.telemetry.ranks
@@ -87,7 +85,6 @@ def _throttle_notes(sensors: Sequence[WindowSensors | RankTelemetry]) -> list[st
     return [f"slowed down by: {', '.join(reasons)}"] if reasons else []
 
 
-@table(place=380)
 def energy_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
     """Energy of a step."""
     result = report.telemetry
@@ -104,7 +101,6 @@ def energy_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa
     return facts_table("Energy", facts, caption="all GPUs together, mean of the analysed steps")
 
 
-@table(place=390)
 def devices_table(report: Report, *, show_all: bool) -> TableView | None:
     """GPUs in sensor files whose rank is unknown."""
     devices = report.telemetry.devices
@@ -133,7 +129,6 @@ def devices_table(report: Report, *, show_all: bool) -> TableView | None:
     )
 
 
-@table(place=400)
 def device_errors_table(report: Report, *, show_all: bool) -> TableView | None:
     """Errors that kernels, drivers and switches logged."""
     errors = report.telemetry.errors
@@ -166,7 +161,6 @@ def _error_place(error: DeviceError) -> str:
     return place if error.rank is None else f"{place} (rank {error.rank})"
 
 
-@table(place=410)
 def nvlinks_table(report: Report, *, show_all: bool) -> TableView | None:
     """NVLink by GPU; one row if all are identical."""
     links = report.telemetry.nvlinks
@@ -186,7 +180,6 @@ def nvlinks_table(report: Report, *, show_all: bool) -> TableView | None:
     )
 
 
-@table(place=412)
 def conditions_table(report: Report, *, show_all: bool) -> TableView | None:
     """PCIe links, memory and drivers by GPU; identical ones in one row."""
     rows: dict[tuple[object, ...], list[DeviceCondition]] = {}
@@ -251,7 +244,6 @@ def _joules(energy: float) -> str:
 # The first lines of a report that contains only sensors and errors of GPUs -----------------------
 
 
-@verdict(place=70)
 def devices_verdict(report: Report) -> VerdictText:
     """The verdict and the numbers behind it; None for a report on anything else."""
     result = report.telemetry
@@ -262,7 +254,6 @@ def devices_verdict(report: Report) -> VerdictText:
     )
 
 
-@headline(place=60)
 def devices_headline(report: Report) -> str:
     """Contents of the machine logs."""
     if is_recorded(report) or devices_verdict(report) is None:

@@ -22,7 +22,6 @@ from distprof.sections.parts import (
     window_word,
 )
 from distprof.sections.shares import has_all_members, unrecorded
-from distprof.sections.shows import table, why
 from distprof.sections.stragglers.show import culprits, wait_line
 from distprof.sections.table import Bar, Cell, Column, TableView, folded_ranks
 from distprof.terms import CollectiveKind, MeshAxis
@@ -150,7 +149,6 @@ def _axes_of_messages(report: Report) -> set[str | None]:
     return {record.axis for record in report.collectives.classes if record.kind in kinds}
 
 
-@table(place=20)
 def waterfall_table(report: Report, *, show_all: bool) -> TableView | None:
     """Show a mean step as a sum of its parts; empty parts only with --all."""
     parts = parts_of(report)
@@ -169,6 +167,7 @@ def waterfall_table(report: Report, *, show_all: bool) -> TableView | None:
         columns=(Column("part", left=True), Column("time"), Column("share"), Column("", left=True)),
         rows=tuple(rows),
         strong=frozenset({len(rows) - 1}),
+        is_main=True,
     )
 
 
@@ -187,7 +186,6 @@ def _worth_showing(parts: tuple[Part, ...]) -> list[Part]:
     return [*(part for part in present if part not in small), rest]
 
 
-@table(place=30)
 def breakdown_table(report: Report, *, show_all: bool) -> TableView | None:
     """Each rank's mean step: computation, exposed communication and copies, idle."""
     ranks = report.breakdown.ranks
@@ -243,7 +241,6 @@ def _mean_of(report: Report) -> str:
     return f"mean of {over}" if over else ""
 
 
-@why(place=45, is_brief=True)
 def long_steps(report: Report) -> str:
     """The usual step, where a few long ones raise the mean that all shares refer to."""
     usual, mean = report.step_time.median_ns, mean_span_ns(report)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from distprof.sections.base import VerdictText
 from distprof.sections.nccl.show import jobs_fact, nccl_verdict
 from distprof.sections.parts import is_recorded
-from distprof.sections.shows import VerdictText, headline, table, verdict
 from distprof.sections.table import Bar, Column, TableView, counted, facts_table, rows_table
 from distprof.sections.training_log.result import TrainingLogResult, TrainingTimer
 from distprof.units import format_duration, format_ratio
@@ -39,7 +39,6 @@ _STEP_PARTS = {
 }
 
 
-@verdict(place=40)
 def training_verdict(report: Report) -> VerdictText:
     """The verdict and the numbers behind it; None for other reports."""
     if not _is_alone(report):
@@ -64,7 +63,6 @@ def _is_alone(report: Report) -> bool:
     return bool(report.training_log.origin) and not is_recorded(report)
 
 
-@headline(place=30)
 def training_headline(report: Report) -> str:
     """The log's origin, the size of the job, and the log's contents."""
     if not _is_alone(report):
@@ -223,7 +221,6 @@ MAX_ROWS = 15
 _AXES = ("tp", "pp", "dp", "cp", "ep")
 
 
-@table(place=460)
 def training_log_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
     """The training, from its log."""
     log = report.training_log
@@ -246,7 +243,6 @@ def training_log_table(report: Report, *, show_all: bool) -> TableView | None:  
     )
 
 
-@table(place=470)
 def timers_table(report: Report, *, show_all: bool) -> TableView | None:
     """The program's timers, longest first."""
     log = report.training_log
@@ -278,7 +274,6 @@ def _timer_bar(timer: TrainingTimer) -> Bar:
     return Bar(ratio=timer.ratio or 0.0, key=key)
 
 
-@table(place=480)
 def slow_iterations_table(report: Report, *, show_all: bool) -> TableView | None:
     """The slowest iterations; only with --all."""
     log = report.training_log

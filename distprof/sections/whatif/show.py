@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from distprof.escape import short_ranks
+from distprof.sections.base import VerdictText
 from distprof.sections.job.show import mesh_text
 from distprof.sections.parts import window_word
-from distprof.sections.shows import VerdictText, headline, table, verdict, why
 from distprof.sections.stragglers.show import culprits
 from distprof.sections.table import Bar, Column, TableView, counted, rows_table
 from distprof.sections.time.show import dominant_part
@@ -55,7 +55,6 @@ _PART_OF_KIND = {
 }
 
 
-@why(place=5, is_brief=True)
 def plan_sentence(report: Report) -> str:
     """How long the step takes after each repair of the plan."""
     plan = report.plan
@@ -82,7 +81,6 @@ def _sample(result: WhatIfResult) -> str:
     return f", from the middle {result.num_steps} of {whole} steps"
 
 
-@why(place=20)
 def gain_sentence(report: Report) -> str:
     """How long the step would take without the dominant loss, if there is no plan."""
     dominant = dominant_part(report)
@@ -106,7 +104,6 @@ def gain_sentence(report: Report) -> str:
     )
 
 
-@table(place=40)
 def whatif_table(report: Report, *, show_all: bool) -> TableView | None:
     """Scenarios by the time that they recover."""
     result = report.whatif
@@ -162,7 +159,6 @@ def _notes(result: WhatIfResult, num_left_out: int) -> tuple[str, ...]:
     return tuple(notes)
 
 
-@table(place=50)
 def path_table(report: Report, *, show_all: bool) -> TableView | None:
     """The critical path by rank and class."""
     result = report.whatif
@@ -204,7 +200,6 @@ MAX_WORKERS_SHOWN = 4
 MAX_STAGES_SHOWN = 16
 
 
-@table(place=60)
 def slowdown_table(report: Report, *, show_all: bool) -> TableView | None:
     """Which stages, kinds and workers lengthen the step; only for logs of operations."""
     whatif = report.whatif
@@ -275,7 +270,6 @@ _ACTIONS = {
 }
 
 
-@headline(place=10)
 def operations_headline(report: Report) -> str:
     """The size of the job, and the steps that a log of operations holds."""
     if report.step_time.source != StepSource.OPERATIONS:
@@ -287,7 +281,6 @@ def operations_headline(report: Report) -> str:
     return " · ".join(fact for fact in facts if fact)
 
 
-@verdict(place=10)
 def operations_verdict(report: Report) -> VerdictText:
     """The verdict on a log of operations and the numbers behind it; None for other reports."""
     whatif = report.whatif

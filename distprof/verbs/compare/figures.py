@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distprof.documents.html.blocks import Part, Segment, bar
-from distprof.documents.html.figures import figure
 from distprof.documents.html.markup import EMPTY, Markup, captioned, joined
 from distprof.documents.html.rows import changes, interval_bar, legend, row, rows
 from distprof.units import format_duration
@@ -28,7 +27,6 @@ _MARGIN = 0.08
 """Share of the width that stays free on either side of the medians."""
 
 
-@figure(place=10)
 def step_figures(comparison: Comparison) -> Part | None:
     """The traced step of both runs by part, and their medians."""
     content = joined((pair_figure(comparison.parts), medians_figure(comparison.step)))
@@ -37,7 +35,6 @@ def step_figures(comparison: Comparison) -> Part | None:
     return Part(anchor="both-steps", title="The step of both runs", content=content)
 
 
-@figure(place=20)
 def part_figures(comparison: Comparison) -> Part | None:
     """The change of each part."""
     drawn = change_figure([(part.part, part.change_ns) for part in comparison.parts])
@@ -110,3 +107,6 @@ def _median_row(
     span = f", 95 % {format_duration(low)} to {format_duration(high)}" if ends else ""
     drawn = interval_bar(place(middle or 0), ends, label=f"{name}: {value}{span}")
     return row(name, drawn, value)
+
+
+FIGURES = {Comparison: (step_figures, part_figures)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from distprof.artefacts.record import Record
-from distprof.formats import Displayed
 from distprof.sections.base import Result
+from distprof.verbs.displayed import Displayed
 
 COMPARISON_SCHEMA = "distprof.comparison/1"
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from distprof.documents.document import Document
 from distprof.documents.page import Page
+from distprof.documents.saved import Report
 from distprof.formats import RenderOptions
-from distprof.sections.report import Report
-from distprof.sections.table import Column, TableView, counted, rows_table
+from distprof.sections.table import Column, TableView, counted, present, rows_table
 from distprof.units import (
     capitalized,
     format_bytes,
@@ -288,103 +288,95 @@ def _or(text: str) -> str:
     return text or "not set"
 
 
-def comparison_tables(comparison: Comparison, *, show_all: bool) -> Iterator[TableView]:
+def comparison_tables(comparison: Comparison, *, show_all: bool) -> Iterator[TableView | None]:
     """Tables of the parts of the step, collectives, kernels, findings and other differences."""
-    if comparison.parts:
-        yield _parts_table(comparison.parts)
-    least = 0 if show_all else _LEAST_RATIO * (comparison.step.first_ns or 0)
-    collectives = [c for c in comparison.collectives if abs(c.change_ns) > least or show_all]
-    kernels = [k for k in comparison.kernels if abs(k.change_ns) > least or show_all]
-    tables = (
-        rows_table(
-            "Collectives",
-            _COLLECTIVES,
-            collectives if show_all else collectives[:_FEW],
-            caption="exposed time per rank and step",
-            notes=_more(collectives, show_all=show_all),
+    yield _parts_table(comparison.parts)
+    least = -1 if show_all else _LEAST_RATIO * (comparison.step.first_ns or 0)
+    yield _changes_table(
+        "Collectives",
+        (
+            Column("collective", "kind", left=True),
+            Column("axis", lambda row: row.axis or "–", left=True),
+            Column("size", lambda row: "all" if row.bytes is None else format_bytes(row.bytes)),
+            Column("first", "first_exposed_ns"),
+            Column("second", "second_exposed_ns"),
+            Column("change", "change_ns", form="signed"),
+            Column("", "state", left=True),
+            Column("busbw", "first_busbw_bytes_per_s", wide_only=True),
+            Column("then", "second_busbw_bytes_per_s", wide_only=True),
         ),
-        rows_table(
-            "Kernels",
-            _KERNELS,
-            kernels if show_all else kernels[:_FEW],
-            caption="time per rank and step",
-            notes=_more(kernels, show_all=show_all),
-        ),
-        rows_table("Findings", _FINDINGS, comparison.findings, caption="cost per step"),
-        rows_table("Other differences", _DIFFERENCES, comparison.differences),
+        [row for row in comparison.collectives if abs(row.change_ns) > least],
+        caption="exposed time per rank and step",
+        show_all=show_all,
     )
-    yield from filter(None, tables)
+    yield _changes_table(
+        "Kernels",
+        (
+            Column("kernel", "name", left=True, stretch=True),
+            Column("first", "first_ns"),
+            Column("second", "second_ns"),
+            Column("change", "change_ns", form="signed"),
+            Column("", "state", left=True),
+            Column("calls", lambda row: _calls(row.first_count), wide_only=True),
+            Column("then", lambda row: _calls(row.second_count), wide_only=True),
+        ),
+        [row for row in comparison.kernels if abs(row.change_ns) > least],
+        caption="time per rank and step",
+        show_all=show_all,
+    )
+    yield rows_table("Findings", _FINDINGS, comparison.findings, caption="cost per step")
+    yield rows_table("Other differences", _DIFFERENCES, comparison.differences)
 
 
-def _more(rows: Sequence[object], *, show_all: bool) -> tuple[str, ...]:
-    more = 0 if show_all else len(rows) - _FEW
-    return (f"and {more} more: --all",) if more > 0 else ()
+def _changes_table(
+    title: str, columns: Sequence[Column], rows: Sequence[object], *, caption: str, show_all: bool
+) -> TableView | None:
+    """The largest changes."""
+    shown = rows if show_all else rows[:_FEW]
+    more = len(rows) - len(shown)
+    notes = (f"and {more} more: --all",) if more else ()
+    return rows_table(title, columns, shown, caption=caption, notes=notes)
+
+
+def _parts_table(parts: Sequence[PartChange]) -> TableView | None:
+    if not parts:
+        return None
+    there = [part for part in parts if part.first_ns or part.second_ns]
+    first, second = (sum(getattr(p, name) for p in parts) for name in ("first_ns", "second_ns"))
+    whole = PartChange(part="sum", first_ns=first, second_ns=second, change_ns=second - first)
+    return rows_table(
+        "Where the difference is",
+        (
+            Column("part", lambda part: PARTS.get(part.part, part.part), left=True),
+            Column("first", "first_ns"),
+            Column("second", "second_ns"),
+            Column("change", "change_ns", form="signed"),
+        ),
+        [*there, whole],
+        caption="mean traced step, averaged over ranks",
+        strong=(len(there),),
+    )
 
 
 def _calls(count: float | None) -> str:
     return "–" if count is None else f"{count:,.4g}"
 
 
-def _cost(change: FindingChange, cost_ns: int | None, without: str) -> str:
-    """The cost of a rule's findings in one run; empty if that run has none."""
-    return "" if change.state == without else format_duration(cost_ns)
+def _cost(ns: int | None, change: FindingChange, absent: str) -> str:
+    return "" if change.state == absent else format_duration(ns)
 
 
-_COLLECTIVES = (
-    Column("collective", "kind", left=True),
-    Column("axis", "axis", form="name", left=True),
-    Column("size", lambda row: "all" if row.bytes is None else format_bytes(row.bytes)),
-    Column("first", "first_exposed_ns"),
-    Column("second", "second_exposed_ns"),
-    Column("change", lambda row: signed(row.change_ns)),
-    Column("", "state", left=True),
-    Column("busbw", "first_busbw_bytes_per_s", wide_only=True),
-    Column("then", "second_busbw_bytes_per_s", wide_only=True),
-)
-_KERNELS = (
-    Column("kernel", "name", left=True, stretch=True),
-    Column("first", "first_ns"),
-    Column("second", "second_ns"),
-    Column("change", lambda row: signed(row.change_ns)),
-    Column("", "state", left=True),
-    Column("calls", lambda row: _calls(row.first_count), wide_only=True),
-    Column("then", lambda row: _calls(row.second_count), wide_only=True),
-)
 _FINDINGS = (
     Column("rule", lambda change: f"{change.code} {change.name}", left=True),
     Column("", "state", left=True),
-    Column("first", lambda change: _cost(change, change.first_cost_ns_per_step, "new")),
-    Column("second", lambda change: _cost(change, change.second_cost_ns_per_step, "gone")),
+    Column("first", lambda change: _cost(change.first_cost_ns_per_step, change, "new")),
+    Column("second", lambda change: _cost(change.second_cost_ns_per_step, change, "gone")),
 )
 _DIFFERENCES = (
     Column("", "field", left=True),
-    Column("first", lambda difference: _or(difference.first), left=True, wrap=True),
-    Column("second", lambda difference: _or(difference.second), left=True, wrap=True),
+    Column("first", lambda one: _or(one.first), left=True, wrap=True),
+    Column("second", lambda one: _or(one.second), left=True, wrap=True),
 )
-
-
-def _parts_table(parts: Sequence[PartChange]) -> TableView:
-    there = [part for part in parts if part.first_ns or part.second_ns]
-    rows = [
-        (
-            PARTS.get(part.part, part.part),
-            format_duration(part.first_ns),
-            format_duration(part.second_ns),
-            signed(part.change_ns),
-        )
-        for part in there
-    ]
-    sums = [sum(getattr(p, name) for p in parts) for name in ("first_ns", "second_ns")]
-    rows.append(
-        ("sum", format_duration(sums[0]), format_duration(sums[1]), signed(sums[1] - sums[0]))
-    )
-    return TableView(
-        title="Where the difference is",
-        caption="mean traced step, averaged over ranks",
-        columns=(Column("part", left=True), *map(Column, ("first", "second", "change"))),
-        rows=tuple(rows),
-        strong=frozenset({len(rows) - 1}),
-    )
 
 
 def compare_reports(
@@ -415,7 +407,7 @@ def _page(comparison: Comparison, options: RenderOptions) -> Page:
         verdict=comparison_verdict(comparison),
         headline=comparison_headline(comparison),
         sentences=tuple(comparison_sentences(comparison)),
-        tables=tuple(comparison_tables(comparison, show_all=options.show_all)),
+        tables=present(comparison_tables(comparison, show_all=options.show_all)),
         commands=tuple(_commands(comparison)),
     )
 

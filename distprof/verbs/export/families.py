@@ -25,7 +25,7 @@ from distprof.ingest.recognise import Kind, kind_of
 from distprof.sections.metrics import METRICS
 
 if TYPE_CHECKING:
-    from distprof.sections.report import Report
+    from distprof.documents.saved import Report
 
 MAX_RANKS = 256
 """Maximum number of ranks in a job for separate series per rank."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from distprof.artefacts.fabric_file import (
     FABRIC_FILE,
@@ -15,7 +16,7 @@ from distprof.artefacts.fabric_file import (
 from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.formats import RenderOptions
-from distprof.sections.table import Column, TableView, counted, rows_table
+from distprof.sections.table import Column, TableView, counted, present, rows_table
 from distprof.units import format_bandwidth, format_bytes, format_duration, format_ratio
 
 _LOOSE_RATIO = 0.2
@@ -101,11 +102,11 @@ def _loose(curve: FabricCurve, fit: FabricFit) -> str:
     )
 
 
-def fabric_tables(profile: FabricFile, *, show_all: bool) -> Iterator[TableView]:
+def fabric_tables(profile: FabricFile, *, show_all: bool) -> Iterator[TableView | None]:
     """Tables of α and β, then bandwidth by size; ``show_all`` adds every point with its spread."""
-    fits = rows_table(
+    yield rows_table(
         "Latency and bandwidth",
-        _FITS,
+        _FIT,
         [curve for curve in profile.curves if curve.fit is not None],
         caption="fitted: time = steps · α + bus factor · bytes · β",
         notes=(
@@ -113,7 +114,6 @@ def fabric_tables(profile: FabricFile, *, show_all: bool) -> Iterator[TableView]
             " residual is the median deviation of times from the fit.",
         ),
     )
-    yield from filter(None, (fits,))
     if show_all or len(profile.curves) == 1:
         yield from filter(None, map(_point_table, profile.curves))
         return
@@ -126,26 +126,13 @@ def _group(curve: FabricCurve) -> tuple[int, int | None]:
     return curve.group_size, curve.num_nodes
 
 
-def _alpha_ends(fit: FabricFit) -> str:
+def _latencies(fit: FabricFit) -> str:
     return f"{format_duration(fit.alpha_low_ns)} to {format_duration(fit.alpha_high_ns)}"
 
 
-def _bandwidth_ends(fit: FabricFit) -> str:
+def _bandwidths(fit: FabricFit) -> str:
     low, high = fit.bandwidth_low_bytes_per_s / 1e9, fit.bandwidth_high_bytes_per_s / 1e9
     return f"{low:.3g} to {high:.3g}"
-
-
-_FITS = (
-    Column("collective", lambda curve: _short(curve), left=True),
-    Column("over", lambda curve: _where(curve), left=True, wide_only=True),
-    Column("α per step", "fit.alpha_ns"),
-    Column("95 %", lambda curve: _alpha_ends(curve.fit), left=True, wide_only=True),
-    Column("1/β", "fit.bandwidth_bytes_per_s", form="bytes_per_s"),
-    Column("95 %", lambda curve: _bandwidth_ends(curve.fit), left=True, wide_only=True),
-    Column("crossover", "fit.crossover_bytes"),
-    Column("residual", "fit.residual_ratio"),
-    Column("steps", "fit.num_steps", form="id"),
-)
 
 
 def _size_table(curves: Sequence[FabricCurve]) -> TableView:
@@ -172,17 +159,21 @@ def _gigabytes(bytes_per_s: float | None) -> str:
 
 
 def _point_table(curve: FabricCurve) -> TableView | None:
-    columns = (
-        Column("size", "bytes", form="bytes"),
-        Column("time", "time_ns"),
-        Column("quickest", "low_ns", wide_only=True),
-        Column("slowest", "high_ns", wide_only=True),
-        Column("algbw", "algbw_bytes_per_s"),
-        Column("busbw", "busbw_bytes_per_s"),
-        Column("off the fit", lambda point: _off(curve, point)),
+    return rows_table(
+        _name(curve),
+        (
+            Column("size", "bytes"),
+            Column("time", "time_ns"),
+            Column("quickest", "low_ns", wide_only=True),
+            Column("slowest", "high_ns", wide_only=True),
+            Column("algbw", "algbw_bytes_per_s"),
+            Column("busbw", "busbw_bytes_per_s"),
+            Column("off the fit", partial(_off, curve)),
+        ),
+        curve.points,
+        caption="median of rounds" if any(p.low_ns for p in curve.points) else "",
+        even_empty=True,
     )
-    caption = "median of rounds" if any(point.low_ns for point in curve.points) else ""
-    return rows_table(_name(curve), columns, curve.points, caption=caption, even_empty=True)
 
 
 def _off(curve: FabricCurve, p: FabricPoint) -> str:
@@ -211,7 +202,17 @@ def _where(curve: FabricCurve) -> str:
     return f"{ranks} in {nodes}" if curve.num_nodes == 1 else f"{ranks} across {nodes}"
 
 
-# A fabric profile as text, Markdown and JSON -----------------------------------------------------
+_FIT = (
+    Column("collective", _short, left=True),
+    Column("over", _where, left=True, wide_only=True),
+    Column("α per step", "fit.alpha_ns"),
+    Column("95 %", lambda curve: _latencies(curve.fit), left=True, wide_only=True),
+    Column("1/β", "fit.bandwidth_bytes_per_s"),
+    Column("95 %", lambda curve: _bandwidths(curve.fit), left=True, wide_only=True),
+    Column("crossover", "fit.crossover_bytes"),
+    Column("residual", "fit.residual_ratio"),
+    Column("steps", "fit.num_steps", form="id"),
+)
 
 
 def _page(profile: FabricFile, options: RenderOptions) -> Page:
@@ -219,7 +220,7 @@ def _page(profile: FabricFile, options: RenderOptions) -> Page:
         verdict=fabric_verdict(profile),
         headline=fabric_headline(profile),
         sentences=tuple(fabric_sentences(profile)),
-        tables=tuple(fabric_tables(profile, show_all=options.show_all)),
+        tables=present(fabric_tables(profile, show_all=options.show_all)),
     )
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from distprof.artefacts.baseline_file import BaselineFile, BaselineSession
 from distprof.artefacts.summary_file import Fingerprint
 from distprof.config import CheckConfig
-from distprof.formats import Displayed
 from distprof.verbs.compare.measure import part_changes
+from distprof.verbs.displayed import Displayed
 from distprof.verbs.gate.baseline import acknowledgement, baseline_values
 from distprof.verbs.gate.decide import ALPHA, Decision, decide
 from distprof.verbs.gate.metrics import METRICS, Metric

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 from distprof.documents.html.blocks import Part
-from distprof.documents.html.figures import figure
 from distprof.documents.html.markup import EMPTY, Markup, captioned
 from distprof.documents.html.rows import interval_bar, row, rows
 from distprof.verbs.compare.figures import change_figure
@@ -19,7 +18,6 @@ _NARROWEST, _WIDEST = 2.0, 12.0
 """Minimum and maximum distance from no change to the edge of the figure, in tolerances."""
 
 
-@figure(place=10)
 def metric_figures(result: CheckResult) -> Part | None:
     """Gated metrics first, the others under them."""
     gated = metrics_figure(
@@ -36,7 +34,6 @@ def metric_figures(result: CheckResult) -> Part | None:
     return Part(anchor="metrics", title="Metrics", content=Markup(gated + others))
 
 
-@figure(place=20)
 def part_figures(result: CheckResult) -> Part | None:
     """The change of each part of the step."""
     drawn = change_figure([(part.part, part.change_ns) for part in result.parts])
@@ -102,3 +99,6 @@ def _share(tolerances: float, widest: float) -> float:
     """Position as a share of the width; values outside the figure are drawn at its edge."""
     kept = min(max(tolerances, -widest), widest)
     return 0.02 + 0.96 * (kept + widest) / (2 * widest)
+
+
+FIGURES = {CheckResult: (metric_figures, part_figures)}

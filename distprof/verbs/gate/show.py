@@ -9,7 +9,7 @@ from distprof.documents.ci.cases import Case, Cases, Outcome
 from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.formats import RenderOptions
-from distprof.sections.table import Column, TableView, counted, rows_table
+from distprof.sections.table import Column, TableView, counted, present, rows_table
 from distprof.terms import Severity
 from distprof.units import format_bytes, format_duration, format_ratio, signed
 from distprof.verbs.compare.show import PARTS
@@ -114,53 +114,33 @@ def check_sentences(result: CheckResult) -> Iterator[str]:
         yield f"{name} was not checked: {why}."
 
 
-def check_tables(result: CheckResult, *, show_all: bool) -> Iterator[TableView]:
+def check_tables(result: CheckResult) -> Iterator[TableView | None]:
     """Tables of gated metrics, informational metrics, and the traced step by part."""
-    del show_all
-    deciding = [check for check in result.metrics if check.is_gated]
-    others = [check for check in result.metrics if not check.is_gated]
-    changed = any(part.change_ns for part in result.parts)
-    tables = (
-        rows_table(
-            "Gated metrics",
-            (*_FIGURES, *_DECISION),
-            deciding,
-            caption="medians of repeats; the change is a Hodges-Lehmann estimate",
+    yield rows_table(
+        "Gated metrics",
+        (
+            *_FIGURES,
+            Column("tolerance", lambda check: f"{100 * check.tolerance:.3g} {_unit(check)}"),
+            Column("p", lambda check: f"{check.p:.2g}", wide_only=True),
+            Column("", "state", left=True),
         ),
-        rows_table(
-            "Informational",
-            (*_FIGURES, Column("", lambda check: _NOTABLE.get(check.state, ""), left=True)),
-            others,
-            caption="the change is a Hodges-Lehmann estimate; --metrics gates them",
-        ),
-        rows_table(
+        [check for check in result.metrics if check.is_gated],
+        caption="medians of repeats; the change is a Hodges-Lehmann estimate",
+    )
+    yield rows_table(
+        "Informational",
+        (*_FIGURES, Column("", lambda check: _NOTABLE.get(check.state, ""), left=True)),
+        [check for check in result.metrics if not check.is_gated],
+        caption="the change is a Hodges-Lehmann estimate; --metrics gates them",
+    )
+    if any(part.change_ns for part in result.parts):
+        yield rows_table(
             "Where the difference is",
             _PARTS,
-            [part for part in result.parts if changed and (part.baseline_ns or part.candidate_ns)],
+            [part for part in result.parts if part.baseline_ns or part.candidate_ns],
             caption="mean traced step",
-        ),
-    )
-    yield from filter(None, tables)
-
-
-_FIGURES = (
-    Column("metric", "metric", left=True),
-    Column("baseline", lambda check: _value(check.baseline, check.unit)),
-    Column("now", lambda check: _value(check.candidate, check.unit)),
-    Column("change", lambda check: f"{amount(check.change, check.scale)} {_unit(check)}"),
-    Column(f"{LEVEL} % interval", lambda check: _interval(check), left=True),
-)
-_DECISION = (
-    Column("tolerance", lambda check: f"{100 * check.tolerance:.3g} {_unit(check)}"),
-    Column("p", lambda check: f"{check.p:.2g}", wide_only=True),
-    Column("", "state", left=True),
-)
-_PARTS = (
-    Column("part", lambda part: PARTS.get(part.part, part.part), left=True),
-    Column("baseline", "baseline_ns"),
-    Column("now", "candidate_ns"),
-    Column("change", lambda part: signed(part.change_ns)),
-)
+            even_empty=True,
+        )
 
 
 def _unit(check: MetricCheck) -> str:
@@ -179,15 +159,30 @@ def _value(value: float, unit: str) -> str:
     return format_bytes(value) if unit == "B" else format_ratio(value)
 
 
+_FIGURES = (
+    Column("metric", "metric", left=True),
+    Column("baseline", lambda check: _value(check.baseline, check.unit)),
+    Column("now", lambda check: _value(check.candidate, check.unit)),
+    Column("change", lambda check: f"{amount(check.change, check.scale)} {_unit(check)}"),
+    Column(f"{LEVEL} % interval", _interval, left=True),
+)
+_PARTS = (
+    Column("part", lambda part: PARTS.get(part.part, part.part), left=True),
+    Column("baseline", "baseline_ns"),
+    Column("now", "candidate_ns"),
+    Column("change", "change_ns", form="signed"),
+)
+
+
 # A check as text, Markdown and JSON, and for CI services ------------------------------------------
 
 
-def _page(result: CheckResult, options: RenderOptions) -> Page:
+def _page(result: CheckResult, _: RenderOptions) -> Page:
     return Page(
         verdict=check_verdict(result),
         headline=check_headline(result),
         sentences=tuple(check_sentences(result)),
-        tables=tuple(check_tables(result, show_all=options.show_all)),
+        tables=present(check_tables(result)),
     )
 
 

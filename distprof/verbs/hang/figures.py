@@ -9,7 +9,6 @@ import numpy as np
 
 from distprof.documents.html.blocks import Part, Segment, bar
 from distprof.documents.html.cells import Grid, cell_map, grid_data, two_digits
-from distprof.documents.html.figures import figure
 from distprof.documents.html.markup import EMPTY, Markup, captioned
 from distprof.documents.html.rows import legend, row, rows
 from distprof.escape import short_ranks
@@ -42,7 +41,6 @@ class _Column(msgspec.Struct):
     ranks: set[int]
 
 
-@figure(place=10)
 def place_figures(report: HangReport) -> Part | None:
     """Ranks and groups."""
     if report.state is HangState.NO_HANG:
@@ -51,7 +49,6 @@ def place_figures(report: HangReport) -> Part | None:
     return Part(anchor="places", title="Where each rank is", content=drawn) if drawn else None
 
 
-@figure(place=20)
 def progress_figures(report: HangReport) -> Part | None:
     """Progress of the groups."""
     if report.state is HangState.NO_HANG:
@@ -193,3 +190,6 @@ def _progress_row(group: GroupProgress, low: int, high: int, most: int) -> Marku
     piece = Segment(kind="worse", ratio=ratio, title=f"{value}{behind}")
     drawn = bar((piece,), label=f"{name}: {value}{behind}", start=1 - ratio)
     return row(name[:_MAX_NAME], drawn, value)
+
+
+FIGURES = {HangReport: (place_figures, progress_figures)}

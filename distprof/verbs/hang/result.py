@@ -6,10 +6,10 @@ from enum import StrEnum
 
 import msgspec
 
-from distprof.formats import Displayed
 from distprof.run.job_output import JobOutput
 from distprof.run.records import FlightDump
 from distprof.terms import Confidence
+from distprof.verbs.displayed import Displayed
 from distprof.verbs.hang.progress import Stop
 
 

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
 from distprof.documents.document import Document
-from distprof.documents.page import Listing, Page, page_text
-from distprof.documents.text import MAX_BRIEF, rows_of
+from distprof.documents.page import Listing, Page
 from distprof.escape import short_ranks
 from distprof.formats import RenderOptions
-from distprof.sections.table import Column, TableView, counted
+from distprof.sections.table import (
+    Column,
+    TableView,
+    counted,
+    facts_table,
+    present,
+    rows_table,
+)
 from distprof.units import fold_ranks, format_duration, name_ranks
-from distprof.verbs.hang.result import HANG_SCHEMA, HangReport, HangState, RankPosition
+from distprof.verbs.hang.result import (
+    HANG_SCHEMA,
+    HangReport,
+    HangState,
+    RankPosition,
+    StuckOperation,
+)
 
 _FEW_GROUPS = 8
 
@@ -27,8 +39,6 @@ _FEW_CALLS = 6
 
 _FEW_SENTENCES = 3
 """Sentences of evidence in the short text."""
-
-_ALL = 1_000_000
 
 
 def headline(report: HangReport) -> str:
@@ -48,109 +58,131 @@ def headline(report: HangReport) -> str:
     return " · ".join(parts)
 
 
-def hang_tables(report: HangReport, *, show_all: bool) -> Iterator[TableView]:
+def hang_tables(report: HangReport, *, show_all: bool) -> Iterator[TableView | None]:
     """Tables of the operation, causes, groups, ranks, logs, stacks and cadence, if any."""
-    if report.operation is not None and report.state is not HangState.NO_HANG:
-        yield _operation_table(report)
+    is_hang = report.state is not HangState.NO_HANG
+    if report.operation is not None and is_hang:
+        yield facts_table("First divergent operation", _operation_facts(report.operation))
     if len(report.roots) > 1:
-        yield _root_table(report, show_all=show_all)
-    if report.groups and report.state is not HangState.NO_HANG:
+        roots = report.roots if show_all else report.roots[:_FEW_RANKS]
+        more = _others(len(report.roots) - len(roots), "cause")
+        yield rows_table("Independent causes", _ROOT, roots, notes=more)
+    if report.groups and is_hang:
         yield _group_table(report, show_all=show_all)
     if report.state is HangState.STUCK and report.ranks:
         yield _rank_table(report, show_all=show_all)
-    if report.log_lines:
-        yield _log_table(report, show_all=show_all)
-    if report.stacks:
-        yield _stack_table(report, show_all=show_all)
-    if report.cadence:
-        yield _cadence_table(report, show_all=show_all)
+    yield _log_table(report, show_all=show_all)
+    yield _stack_table(report, show_all=show_all)
+    cadence = sorted(report.cadence, key=lambda item: -item.count)
+    yield rows_table(
+        "Cadence",
+        _CADENCE,
+        cadence if show_all else cadence[:_FEW_CADENCES],
+        caption="time from one launch to the next of the same operation",
+    )
 
 
-def _operation_table(report: HangReport) -> TableView:
-    operation = report.operation
-    assert operation is not None  # checked by the caller
+def _others(number: int, noun: str) -> tuple[str, ...]:
+    return (f"{counted(number, f'other {noun}')}: --all.",) if number else ()
+
+
+def _operation_facts(operation: StuckOperation) -> Iterator[tuple[str, str]]:
     seq = "a message" if operation.seq is None else f"number {operation.seq}"
-    inside = " ".join(part for part in (operation.shape, operation.dtype) if part)
-    rows = [
-        ("operation", f"{operation.name or 'not in any ring'}, {seq}"),
-        ("group", f"{operation.description or '(no description)'}, named {operation.group}"),
-        ("members", short_ranks(operation.group_ranks, 60)),
-        ("launched by", short_ranks(operation.launched, 60) or "no rank seen"),
-        ("missing", short_ranks(operation.missing, 60) or "–"),
-    ]
-    if inside:
-        rows.insert(1, ("sizes", inside))
-    if operation.unknown:
-        rows.append(("no dump", short_ranks(operation.unknown, 60)))
+    yield "operation", f"{operation.name or 'not in any ring'}, {seq}"
+    yield "sizes", " ".join(part for part in (operation.shape, operation.dtype) if part)
+    yield "group", f"{operation.description or '(no description)'}, named {operation.group}"
+    yield "members", short_ranks(operation.group_ranks, 60)
+    yield "launched by", short_ranks(operation.launched, 60) or "no rank seen"
+    yield "missing", short_ranks(operation.missing, 60) or "–"
+    yield "no dump", short_ranks(operation.unknown, 60)
     if operation.timeout_ms is not None:
-        rows.append(("timeout", format_duration(operation.timeout_ms * 1_000_000)))
-    if operation.frame:
-        rows.append(("launched in", operation.frame))
-    return TableView(
-        title="First divergent operation",
-        columns=(Column(title="", left=True), Column(title="", left=True, wrap=True)),
-        rows=tuple(rows),
-    )
+        yield "timeout", format_duration(operation.timeout_ms * 1_000_000)
+    yield "launched in", operation.frame
 
 
-def _root_table(report: HangReport, *, show_all: bool) -> TableView:
-    """All independent causes, the earliest first."""
-    chosen = report.roots if show_all else report.roots[:_FEW_RANKS]
-    left_out = len(report.roots) - len(chosen)
-    rows = [
-        (
-            short_ranks(root.ranks, 20) or "–",
-            root.operation.description or root.operation.group or "(unnamed)",
-            f"{root.operation.name} {'' if (seq := root.operation.seq) is None else seq}".strip(),
-            short_ranks(root.operation.launched, 20) or "–",
-            "yes" if root.has_dump else "no dump",
-            ", ".join(root.hosts) or "–",
-        )
-        for root in chosen
-    ]
-    return TableView(
-        title="Independent causes",
-        columns=(
-            Column(title="ranks"),
-            Column(title="group", left=True, stretch=True),
-            Column(title="operation", left=True),
-            Column(title="launched by"),
-            Column(title="dumped", left=True, wide_only=True),
-            Column(title="host", left=True, wide_only=True),
-        ),
-        rows=tuple(rows),
-        notes=(f"{counted(left_out, 'other cause')}: --all.",) if left_out else (),
-    )
+def _named(group: str, description: str) -> str:
+    return description or group or "(unnamed)"
 
 
-def _group_table(report: HangReport, *, show_all: bool) -> TableView:
+def _numbered(name: str, seq: int | None) -> str:
+    return f"{name} {'' if seq is None else seq}".strip()
+
+
+def _some(ranks: Sequence[int]) -> str:
+    return short_ranks(ranks, 20) or "–"
+
+
+_ROOT = (
+    Column("ranks", lambda root: _some(root.ranks)),
+    Column(
+        "group",
+        lambda root: _named(root.operation.group, root.operation.description),
+        left=True,
+        stretch=True,
+    ),
+    Column("operation", lambda root: _numbered(root.operation.name, root.operation.seq), left=True),
+    Column("launched by", lambda root: _some(root.operation.launched)),
+    Column("dumped", lambda root: "yes" if root.has_dump else "no dump", left=True, wide_only=True),
+    Column("host", lambda root: ", ".join(root.hosts) or "–", left=True, wide_only=True),
+)
+_GROUP = (
+    Column("group", lambda group: _named(group.group, group.description), left=True, stretch=True),
+    Column("ranks", lambda group: short_ranks(group.ranks, 20)),
+    Column("launched to", lambda group: _span(group.lowest_seq, group.highest_seq)),
+    Column("behind", lambda group: _some(group.behind)),
+    Column("in flight", "pending", wide_only=True),
+    Column(
+        "waits in",
+        lambda group: _numbered(group.waits_on, group.waits_seq) or "–",
+        left=True,
+        wide_only=True,
+    ),
+)
+_LOG = (
+    Column("rank", "rank"),
+    Column("about", "about", left=True),
+    Column("line", "text", left=True, wrap=True),
+)
+_CADENCE = (
+    Column("group", lambda item: _named(item.group, item.description), left=True, stretch=True),
+    Column("operation", "name", left=True),
+    Column("sizes", "shape", left=True, wide_only=True),
+    Column("count", "count"),
+    Column("median", "period_ns"),
+    Column("longest", "longest_ns"),
+)
+
+
+def _group_table(report: HangReport, *, show_all: bool) -> TableView | None:
     waiting = [g for g in report.groups if g.behind or g.pending or g.unknown or g.waits_on]
-    chosen = report.groups if show_all else waiting[:_FEW_GROUPS]
-    left_out = len(report.groups) - len(chosen)
-    rows = [
-        (
-            group.description or group.group or "(unnamed)",
-            short_ranks(group.ranks, 20),
-            _span(group.lowest_seq, group.highest_seq),
-            short_ranks(group.behind, 20) or "–",
-            f"{group.pending:,}",
-            f"{group.waits_on} {'' if group.waits_seq is None else group.waits_seq}".strip() or "–",
-        )
-        for group in chosen
-    ]
-    return TableView(
-        title="Process groups",
+    shown = report.groups if show_all else waiting[:_FEW_GROUPS]
+    return rows_table(
+        "Process groups",
+        _GROUP,
+        shown,
         caption="latest collective launched, over members",
-        columns=(
-            Column(title="group", left=True, stretch=True),
-            Column(title="ranks"),
-            Column(title="launched to"),
-            Column(title="behind"),
-            Column(title="in flight", wide_only=True),
-            Column(title="waits in", left=True, wide_only=True),
+        notes=_others(len(report.groups) - len(shown), "group"),
+        even_empty=True,
+    )
+
+
+def _log_table(report: HangReport, *, show_all: bool) -> TableView | None:
+    blamed = set(report.culprits)
+    lines = sorted(report.log_lines, key=lambda line: line.rank not in blamed)
+    shown = lines if show_all else lines[:_FEW_LINES]
+    return rows_table("Logs", _LOG, shown, notes=_others(len(lines) - len(shown), "line"))
+
+
+def _stack_table(report: HangReport, *, show_all: bool) -> TableView | None:
+    most = None if show_all else _FEW_CALLS
+    return rows_table(
+        "Python stacks",
+        (
+            Column("ranks", lambda stack: fold_ranks(stack.ranks)),
+            Column("calls", lambda stack: " ← ".join(stack.calls[:most]), left=True, wrap=True),
         ),
-        rows=tuple(rows),
-        notes=(f"{counted(left_out, 'other group')}: --all.",) if left_out else (),
+        report.stacks if show_all else report.stacks[:_FEW_RANKS],
+        caption="innermost call first, rarest stack first",
     )
 
 
@@ -160,111 +192,50 @@ def _span(low: int | None, high: int | None) -> str:
     return str(high) if low == high else f"{low}-{high}"
 
 
-def _rank_table(report: HangReport, *, show_all: bool) -> TableView:
+def _rank_table(report: HangReport, *, show_all: bool) -> TableView | None:
     """Ranks in the same position share a row, blamed ranks first."""
     same: dict[tuple[str, ...], list[RankPosition]] = {}
-    for position in report.ranks:
-        same.setdefault(_position_key(position, report), []).append(position)
+    for each in report.ranks:
+        same.setdefault(_position_key(each, report), []).append(each)
     blamed = set(report.culprits)
     rows = sorted(same.items(), key=lambda item: (item[1][0].rank not in blamed, item[1][0].rank))
-    chosen = rows if show_all else rows[:_FEW_RANKS]
-    left_out = sum(len(positions) for _, positions in rows[len(chosen) :])
-    kept = [i for i in range(4) if any(key[i] for key in same)]
-    columns = (
-        Column(title="last launched", left=True),
-        Column(title="of group", left=True, stretch=True),
-        Column(title="host", left=True, wide_only=True),
-        Column(title="in", left=True, wide_only=True),
-    )
-    return TableView(
-        title="Ranks",
-        columns=(
-            Column(title="rank"),
-            Column(title="waits for"),
-            *(columns[i] for i in kept),
+    shown = rows if show_all else rows[:_FEW_RANKS]
+
+    def position(title: str, i: int, *, stretch: bool = False, wide_only: bool = False) -> Column:
+        return Column(
+            title,
+            lambda row: row[0][i] or "–",
+            left=True,
+            stretch=stretch,
+            wide_only=wide_only,
+            when=any(key[i] for key in same),
+        )
+
+    return rows_table(
+        "Ranks",
+        (
+            Column("rank", lambda row: short_ranks([each.rank for each in row[1]], 20)),
+            Column("waits for", lambda row: _waited_for(row[1])),
+            position("last launched", 0),
+            position("of group", 1, stretch=True),
+            position("host", 2, wide_only=True),
+            position("in", 3, wide_only=True),
         ),
-        rows=tuple(
-            (
-                short_ranks([position.rank for position in positions], 20),
-                _waited_for(positions),
-                *(key[i] or "–" for i in kept),
-            )
-            for key, positions in chosen
-        ),
-        notes=(f"{counted(left_out, 'other rank')}: --all.",) if left_out else (),
-        strong=frozenset(i for i, (_, found) in enumerate(chosen) if found[0].rank in blamed),
+        shown,
+        notes=_others(sum(len(positions) for _, positions in rows[len(shown) :]), "rank"),
+        strong=(i for i, (_, found) in enumerate(shown) if found[0].rank in blamed),
     )
 
 
 def _position_key(position: RankPosition, report: HangReport) -> tuple[str, ...]:
     """Key of ranks in the same position; the last item separates blamed ranks and is not shown."""
-    last = f"{position.last_name} {'' if position.last_seq is None else position.last_seq}".strip()
+    last = _numbered(position.last_name, position.last_seq)
     is_blamed = "blamed" if position.rank in report.culprits else ""
     return last or "nothing", position.last_group, position.host, position.call, is_blamed
 
 
 def _waited_for(positions: list[RankPosition]) -> str:
     return short_ranks({rank for p in positions for rank in p.waits_for}, 20) or "–"
-
-
-def _log_table(report: HangReport, *, show_all: bool) -> TableView:
-    blamed = set(report.culprits)
-    lines = sorted(report.log_lines, key=lambda line: line.rank not in blamed)
-    chosen = lines if show_all else lines[:_FEW_LINES]
-    left_out = len(lines) - len(chosen)
-    return TableView(
-        title="Logs",
-        columns=(
-            Column(title="rank"),
-            Column(title="about", left=True),
-            Column(title="line", left=True, wrap=True),
-        ),
-        rows=tuple(
-            ("–" if line.rank is None else str(line.rank), line.about, line.text) for line in chosen
-        ),
-        notes=(f"{counted(left_out, 'other line')}: --all.",) if left_out else (),
-    )
-
-
-def _stack_table(report: HangReport, *, show_all: bool) -> TableView:
-    calls = _ALL if show_all else _FEW_CALLS
-    return TableView(
-        title="Python stacks",
-        caption="innermost call first, rarest stack first",
-        columns=(Column(title="ranks"), Column(title="calls", left=True, wrap=True)),
-        rows=tuple(
-            (fold_ranks(stack.ranks), " ← ".join(stack.calls[:calls]))
-            for stack in report.stacks[: _ALL if show_all else _FEW_RANKS]
-        ),
-    )
-
-
-def _cadence_table(report: HangReport, *, show_all: bool) -> TableView:
-    found = sorted(report.cadence, key=lambda item: -item.count)
-    chosen = found if show_all else found[:_FEW_CADENCES]
-    return TableView(
-        title="Cadence",
-        caption="time from one launch to the next of the same operation",
-        columns=(
-            Column(title="group", left=True, stretch=True),
-            Column(title="operation", left=True),
-            Column(title="sizes", left=True, wide_only=True),
-            Column(title="count"),
-            Column(title="median"),
-            Column(title="longest"),
-        ),
-        rows=tuple(
-            (
-                item.description or item.group or "(unnamed)",
-                item.name,
-                item.shape,
-                f"{item.count:,}",
-                format_duration(item.period_ns),
-                format_duration(item.longest_ns),
-            )
-            for item in chosen
-        ),
-    )
 
 
 def _page(report: HangReport, options: RenderOptions) -> Page:
@@ -277,25 +248,18 @@ def _page(report: HangReport, options: RenderOptions) -> Page:
         headline=headline(report),
         sentences=report.why,
         listings=tuple(listing for listing in listings if listing.sentences),
-        tables=tuple(hang_tables(report, show_all=options.show_all)),
+        tables=present(hang_tables(report, show_all=options.show_all)),
         has_captions=False,
         remarks=report.notes,
     )
 
 
-def _text(report: HangReport, options: RenderOptions) -> str:
-    """The page for a terminal; by default at most :data:`MAX_BRIEF` lines.
-
-    A page that is too long loses its tables first, then further evidence, and last its next steps.
-    """
-    whole = page_text(_page(report, options), options)
-    if options.full or options.show_all or rows_of(whole, options.width) <= MAX_BRIEF:
-        return whole
-    for page in _shorter(_page(report, options)):
-        text = page_text(page, options)
-        if rows_of(text, options.width) <= MAX_BRIEF:
-            break
-    return text
+def _terminal_pages(report: HangReport, options: RenderOptions) -> Iterator[Page]:
+    """The page; by default also versions that lose tables, then evidence, and last next steps."""
+    page = _page(report, options)
+    yield page
+    if not (options.full or options.show_all):
+        yield from _shorter(page)
 
 
 def _shorter(page: Page) -> Iterator[Page]:
@@ -320,7 +284,7 @@ HANG = Document(
     title="distprof hang",
     fix="make it again with: distprof hang DIR --format json",
     page=_page,
-    formats={"text": _text},
+    terminal_pages=_terminal_pages,
     about=f"""\
 # The hang report
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from distprof.documents.html.blocks import Part
 from distprof.documents.html.chart import Chart, Tick, nice_ticks
-from distprof.documents.html.figures import figure
 from distprof.documents.html.markup import EMPTY, Markup, captioned, joined
 from distprof.escape import shorten
 from distprof.sections.table import counted
@@ -31,7 +30,6 @@ _MARGIN = 0.08
 _KINDS = {"regressed": "worse", "improved": "better", "open": "open"}
 
 
-@figure(place=10)
 def history_figures(history: History) -> Part | None:
     """A curve for each series, those with the newest runs first."""
     drawn = [series for series in history.series if series.points][:_MOST_SERIES]
@@ -120,3 +118,6 @@ def _point(chart: Chart, at: int, point: HistoryPoint, history: History) -> Mark
         (at, point.value), f"{text}{state and f', {state}'}", kind, radius=6 if kind else 3.5
     )
     return joined((whisker, dot))
+
+
+FIGURES = {History: (history_figures,)}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from distprof.artefacts.summary_file import Fingerprint
 from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.escape import shorten
 from distprof.formats import RenderOptions
-from distprof.sections.table import Column, Drawing, TableView, counted, rows_table
+from distprof.sections.table import Column, Drawing, TableView, counted, present, rows_table
 from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
 from distprof.verbs.gate.show import amount
 from distprof.verbs.history.timeline import HISTORY_SCHEMA, History, HistoryPoint, HistorySeries
@@ -127,38 +128,33 @@ def _lower_first(sentence: str) -> str:
     return sentence[:1].lower() + sentence[1:].removesuffix(".")
 
 
-def history_tables(history: History, *, show_all: bool) -> Iterator[TableView]:
-    """A table for each series with one row per point, including a drawing of its value."""
-    del show_all  # the user asked for the content of the history
-    yield from filter(None, (_series_table(history, series) for series in history.series))
-
-
 def _series_table(history: History, series: HistorySeries) -> TableView | None:
-    if not series.points:
-        return None
-    ends, unit = _ends(series.points), history.unit
-    columns = (
-        Column("commit", point_name, left=True),
-        Column("date", lambda point: day(point.created_ns), left=True),
-        Column("runs", "num_runs", form="id"),
-        Column("median", lambda point: metric_text(point.value, unit)),
-        Column("95 %", lambda point: _interval(point, unit), left=True, wide_only=True),
-        Column("change", lambda point: _short_change(history, point)),
-        Column("", lambda point: state_shown(history, point), left=True),
-        Column("", lambda point: _drawing(point, *ends), left=True),
-    )
+    """One row per point, with a drawing of its value; None without points."""
+    points, unit = series.points, history.unit
+    ends = _ends(points) if points else (0.0, 0.0)
     return rows_table(
         series_name(series.fingerprint),
-        columns,
-        series.points,
+        (
+            Column("commit", point_name, left=True),
+            Column("date", lambda point: day(point.created_ns), left=True),
+            Column("runs", "num_runs", form="id"),
+            Column("median", lambda point: metric_text(point.value, unit)),
+            Column("95 %", lambda point: _interval(point, unit), left=True, wide_only=True),
+            Column("change", partial(_short_change, history)),
+            Column("", partial(state_shown, history), left=True),
+            Column("", lambda point: _drawing(point, *ends), left=True),
+        ),
+        points,
         caption=f"{history.label} over commits, series {series.key}",
-        notes=_scale_notes(history, series),
-        strong=(i for i, point in enumerate(series.points) if point.state in _MARKED),
+        notes=_scale_notes(history, series, ends),
+        strong=(i for i, point in enumerate(points) if point.state in _MARKED),
     )
 
 
-def _scale_notes(history: History, series: HistorySeries) -> tuple[str, ...]:
-    low, high = (metric_text(end, history.unit) for end in _ends(series.points))
+def _scale_notes(
+    history: History, series: HistorySeries, ends: tuple[float, float]
+) -> tuple[str, ...]:
+    low, high = (metric_text(end, history.unit) for end in ends)
     notes = [f"drawn from {low} at the left to {high} at the right"] if low != high else []
     if any(state_shown(history, point) == "open" for point in series.points):
         notes.append("open: beyond the tolerance, but may be chance; more repeats would settle it")
@@ -267,12 +263,12 @@ def metric_text(value: float, unit: str) -> str:
     return f"{number}{unit}" if unit == "/s" else f"{number} {unit}"
 
 
-def _history_page(history: History, options: RenderOptions) -> Page:
+def _history_page(history: History, _: RenderOptions) -> Page:
     return Page(
         verdict=history_verdict(history),
         headline=history.source,
         sentences=tuple(history_sentences(history)),
-        tables=tuple(history_tables(history, show_all=options.show_all)),
+        tables=present(_series_table(history, series) for series in history.series),
     )
 
 

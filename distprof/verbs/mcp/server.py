@@ -21,8 +21,8 @@ from distprof.version import __version__
 if TYPE_CHECKING:
     from mcp.server import MCPServer
 
+    from distprof.documents.saved import Report
     from distprof.rules.base import Finding
-    from distprof.sections.report import Report
 
 MAX_ENTRIES = 100_000
 """Maximum number of files and folders below a path that are checked for links out of the root."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distprof.documents.html.blocks import Part, Segment, bar
-from distprof.documents.html.figures import figure
 from distprof.documents.html.markup import EMPTY, Markup, captioned
 from distprof.documents.html.rows import legend, row, rows
 from distprof.units import format_bytes, format_duration, format_ratio
@@ -22,14 +21,12 @@ _PARTS = {
 }
 
 
-@figure(place=10)
 def step_figures(plan: Plan) -> Part | None:
     """The step of each layout."""
     drawn = steps_figure(plan.best[:_MOST])
     return Part(anchor="steps", title="Step by layout", content=drawn) if drawn else None
 
 
-@figure(place=20)
 def memory_figures(plan: Plan) -> Part | None:
     """Memory of each layout."""
     drawn = memory_figure(plan.best[:_MOST], plan.cluster.usable_bytes)
@@ -108,3 +105,6 @@ def _memory_row(one: Estimate, most: int, usable_bytes: int) -> Markup:
     texts = ", ".join(piece.title for piece in pieces)
     drawn = bar(pieces, label=f"{name}: {share}: {texts}", marks=(usable_bytes / most,))
     return row(name, drawn, share)
+
+
+FIGURES = {Plan: (step_figures, memory_figures)}

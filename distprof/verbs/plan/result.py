@@ -6,9 +6,9 @@ from typing import ClassVar
 
 import msgspec
 
-from distprof.formats import Displayed
 from distprof.rules.base import Evidence
 from distprof.terms import Severity, Subject
+from distprof.verbs.displayed import Displayed
 from distprof.verbs.plan.layout import Layout, Objection
 
 PLAN_SCHEMA = "distprof.plan/1"

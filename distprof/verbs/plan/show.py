@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 
 from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.formats import RenderOptions
-from distprof.sections.table import Column, TableView, counted, rows_table
+from distprof.sections.table import Column, TableView, counted, present, rows_table
 from distprof.units import format_bandwidth, format_bytes, format_duration, format_ratio
 from distprof.verbs.plan.layout import Layout
-from distprof.verbs.plan.result import PLAN_SCHEMA, Estimate, MemoryParts, Plan
+from distprof.verbs.plan.result import PLAN_SCHEMA, Estimate, Plan
 
 _FEW = 10
 
@@ -25,7 +26,7 @@ MEMORY = {
 """Names of the parts of a GPU's memory in reports."""
 
 
-_SHARDING = {
+_SHARDINGS = {
     "ddp": "DDP",
     "fsdp": "FSDP",
     "hsdp": "HSDP",
@@ -54,7 +55,7 @@ def layout_name(layout: Layout) -> str:
     """Short name of a layout, for example ``dp=128 × tp=4, FSDP``."""
     degrees = {axis: getattr(layout, axis) for axis in ("dp", "tp", "pp", "cp", "ep")}
     kept = [f"{axis}={size}" for axis, size in degrees.items() if size > 1 or axis == "dp"]
-    sharding = _SHARDING[layout.sharding]
+    sharding = _SHARDINGS[layout.sharding]
     if layout.sharding == "hsdp":
         sharding += f" in groups of {layout.num_shards}"
     return f"{' × '.join(kept)}, {sharding}"
@@ -100,54 +101,39 @@ def reasons(plan: Plan) -> Iterator[str]:
         yield f"To see the fastest one alone: --layout {best.layout.text}."
 
 
-def plan_tables(plan: Plan, *, show_all: bool) -> Iterator[TableView]:
+def plan_tables(plan: Plan, *, show_all: bool) -> Iterator[TableView | None]:
     """Tables of layouts, memory, communication and rejections, if there are any."""
-    layouts = plan.best if len(plan.best) > 1 else ()
-    axes = plan.best[0].axes if plan.best else ()
-    tables = (
-        rows_table(
+    best = plan.best[:1]
+    if len(plan.best) > 1:
+        yield rows_table(
             "Layouts",
-            _LAYOUTS,
-            layouts if show_all else layouts[:_FEW],
+            _LAYOUT,
+            plan.best if show_all else plan.best[:_FEW],
             caption="fastest first; mb: sequences per micro-batch, V: stages per rank",
             strong=(0,),
-        ),
-        _memory_table(plan.best[0]) if plan.best else None,
-        rows_table("Communication", _AXES, axes, caption="per rank and step"),
-        rows_table(
-            "Rejected",
-            _REJECTIONS,
-            plan.rejections,
-            caption="a choice that already fails counts once, without its variants",
-        ),
+        )
+    yield from (_memory_table(each) for each in best)
+    yield from (
+        rows_table("Communication", _AXIS, each.axes, caption="per rank and step") for each in best
     )
-    yield from filter(None, tables)
+    yield rows_table(
+        "Rejected",
+        _REJECTION,
+        plan.rejections,
+        caption="a choice that already fails counts once, without its variants",
+    )
 
 
-_AXES = (
-    Column("axis", "axis", left=True),
-    Column("ranks", "ranks", form="count"),
-    Column("links", "tier", left=True),
-    Column("sent", "sent_bytes"),
-    Column("time", "time_ns"),
-    Column("exposed", "exposed_ns"),
-)
-_REJECTIONS = (
-    Column("layouts", "count"),
-    Column("reason", "reason", left=True),
-    Column("for example", "example", left=True, wrap=True),
-)
-
-
-def _sharding(layout: Layout) -> str:
+def _sharding(found: Estimate) -> str:
+    layout = found.layout
     return layout.sharding + (f" {layout.shards}" if layout.shards else "")
 
 
-_LAYOUTS = (
+_LAYOUT = (
     *(Column(axis, f"layout.{axis}", form="id") for axis in ("dp", "tp", "pp", "cp", "ep")),
-    Column("sharding", lambda found: _sharding(found.layout), left=True),
+    Column("sharding", _sharding, left=True),
     Column("recompute", "layout.recomputation", left=True),
-    Column("mb×number", lambda found: f"{found.layout.micro_batch}×{found.layout.micro_batches}"),
+    Column("mb×number", lambda one: f"{one.layout.micro_batch}×{one.layout.micro_batches}"),
     Column("step", "step_ns"),
     Column("MFU", "mfu", form="ratio"),
     Column("memory", "memory.total_bytes"),
@@ -155,22 +141,31 @@ _LAYOUTS = (
     Column("exposed", "exposed_ns", wide_only=True),
     Column("V", "layout.virtual_stages", form="id", wide_only=True),
 )
+_AXIS = (
+    Column("axis", "axis", left=True),
+    Column("ranks", "ranks", form="count"),
+    Column("links", "tier", left=True),
+    Column("sent", "sent_bytes"),
+    Column("time", "time_ns"),
+    Column("exposed", "exposed_ns"),
+)
+_REJECTION = (
+    Column("layouts", "count"),
+    Column("reason", "reason", left=True),
+    Column("for example", "example", left=True, wrap=True),
+)
 
 
-def _memory_table(found: Estimate) -> TableView:
-    memory: MemoryParts = found.memory
-    rows = [(label, getattr(memory, key)) for key, label in MEMORY.items()]
-    shown = [(label, format_bytes(size)) for label, size in rows if size]
-    return TableView(
-        title="Memory",
+def _memory_table(found: Estimate) -> TableView | None:
+    sizes = {label: getattr(found.memory, key) for key, label in MEMORY.items()}
+    shown = [(label, size) for label, size in sizes.items() if size]
+    return rows_table(
+        "Memory",
+        (Column("part", itemgetter(0), left=True), Column("size", itemgetter(1), form="bytes")),
+        [*shown, ("total", found.memory.total_bytes)],
         caption="the fullest GPU, in the first or the last stage",
-        columns=(Column("part", left=True), Column("size")),
-        rows=(*shown, ("total", format_bytes(memory.total_bytes))),
-        strong=frozenset({len(shown)}),
+        strong=(len(shown),),
     )
-
-
-# A plan as text, Markdown and JSON ---------------------------------------------------------------
 
 
 def _page(plan: Plan, options: RenderOptions) -> Page:
@@ -178,7 +173,7 @@ def _page(plan: Plan, options: RenderOptions) -> Page:
         verdict=verdict(plan),
         headline=headline(plan),
         sentences=tuple(reasons(plan)),
-        tables=tuple(plan_tables(plan, show_all=options.show_all)),
+        tables=present(plan_tables(plan, show_all=options.show_all)),
         remarks=plan.assumptions,
         remarks_title="Assumed",
     )

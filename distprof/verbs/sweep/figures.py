@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 from distprof.documents.html.blocks import Part, Segment, bar
 from distprof.documents.html.chart import Chart, Tick, nice_ticks
-from distprof.documents.html.figures import figure
 from distprof.documents.html.markup import EMPTY, Markup, captioned, joined
 from distprof.documents.html.rows import legend, row, rows
 from distprof.sections.table import counted
@@ -32,14 +31,12 @@ _WIDEST = 4.0
 _KINDS = {cause: KINDS.get(part.removesuffix("_ns"), "other") for part, cause in CAUSES.items()}
 
 
-@figure(place=10)
 def scaling_curve(report: ScalingReport) -> Part | None:
     """Efficiency over ranks."""
     drawn = curve_figure(report.scaling)
     return Part(anchor="curve", title="Efficiency", content=drawn) if drawn else None
 
 
-@figure(place=20)
 def scaling_losses(report: ScalingReport) -> Part | None:
     """Where efficiency is lost."""
     drawn = losses_figure(report.scaling.sizes)
@@ -195,3 +192,6 @@ def _losses_row(size: ScalingSize, zero: float, whole: float) -> Markup:
 
 def _percent(ratio: float) -> str:
     return f"{'−' if ratio < -0.0005 else ''}{abs(100 * ratio):.1f} %"
+
+
+FIGURES = {ScalingReport: (scaling_curve, scaling_losses)}

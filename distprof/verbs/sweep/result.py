@@ -8,10 +8,10 @@ import msgspec
 
 from distprof.artefacts.record import Record
 from distprof.artefacts.summary_file import Fingerprint
-from distprof.formats import Displayed
 from distprof.rules.base import Finding, NotChecked
 from distprof.sections.base import Result
 from distprof.terms import Subject
+from distprof.verbs.displayed import Displayed
 
 Mode = Literal["weak", "strong"]
 

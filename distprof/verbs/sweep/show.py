@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from distprof.artefacts.summary_file import Fingerprint
 from distprof.costs.scaling import LAW_NAMES
 from distprof.documents.document import Document
-from distprof.documents.page import Page
+from distprof.documents.page import Findings, Page, Priced
 from distprof.formats import RenderOptions
-from distprof.sections.table import Bar, Column, Drawing, TableView, counted, rows_table
+from distprof.sections.table import Bar, Column, Drawing, TableView, counted, present, rows_table
 from distprof.units import format_duration, format_ratio, signed
 from distprof.verbs.sweep.result import (
     CAUSES,
@@ -204,7 +204,7 @@ def _ends(one: ScalingPrediction) -> str:
     return f"{low.removesuffix(' %')} to {high}"
 
 
-def scaling_tables(scaling: ScalingResult, *, show_all: bool) -> Iterator[TableView]:
+def scaling_tables(scaling: ScalingResult, *, show_all: bool) -> Iterator[TableView | None]:
     """Tables of sizes, losses (drawn and in numbers) and laws."""
     if not scaling.sizes:
         return
@@ -213,34 +213,30 @@ def scaling_tables(scaling: ScalingResult, *, show_all: bool) -> Iterator[TableV
     if lossy:
         yield _drawn_table(lossy)
         yield _losses_table(lossy, show_all=show_all)
-    if scaling.laws:
-        laws = rows_table(
-            "Laws",
-            _LAWS,
-            scaling.laws,
-            caption="fitted to all runs; off by: median deviation of the runs",
-            notes=dict.fromkeys(note for law in scaling.laws for note in law.notes),
-        )
-        yield from filter(None, (laws,))
-        followed = [law for law in scaling.laws if follows(law, scaling.sizes[-1])]
-        yield from _extrapolation_table(followed)
+    yield rows_table(
+        "Laws",
+        _LAW,
+        scaling.laws,
+        caption="fitted to all runs; off by: median deviation of the runs",
+        notes=dict.fromkeys(note for law in scaling.laws for note in law.notes),
+    )
+    yield _extrapolation_table([law for law in scaling.laws if follows(law, scaling.sizes[-1])])
 
 
 def _sizes_table(scaling: ScalingResult) -> TableView | None:
-    columns = (
-        Column("ranks", "num_ranks"),
-        Column("runs", "num_repeats", form="id", wide_only=True),
-        Column("step", "step_ns"),
-        Column("95 %", _step_interval, left=True, wide_only=True),
-        Column(f"{scaling.unit}/s", lambda size: _rate(size.throughput_per_s)),
-        Column("speed-up", lambda size: f"{size.speedup:.2f} of {size.ideal_speedup:g}"),
-        Column("efficiency", "efficiency", form="ratio"),
-        Column("95 %", _efficiency_interval, left=True),
-        Column("", lambda size: Bar(ratio=size.efficiency, key="computation"), left=True),
-    )
     return rows_table(
         "Efficiency",
-        columns,
+        (
+            Column("ranks", "num_ranks"),
+            Column("runs", "num_repeats", form="id", wide_only=True),
+            Column("step", "step_ns"),
+            Column("95 %", _step_interval, left=True, wide_only=True),
+            Column(f"{scaling.unit}/s", lambda size: _rate(size.throughput_per_s)),
+            Column("speed-up", lambda size: f"{size.speedup:.2f} of {size.ideal_speedup:g}"),
+            Column("efficiency", "efficiency", form="ratio"),
+            Column("95 %", _efficiency_interval, left=True),
+            Column("", lambda size: Bar(ratio=size.efficiency, key="computation"), left=True),
+        ),
         scaling.sizes,
         caption=f"{scaling.mode} scaling, over {scaling.baseline_ranks}; 95 % intervals",
         notes=_size_notes(scaling.sizes),
@@ -259,8 +255,9 @@ def _size_notes(sizes: Sequence[ScalingSize]) -> Iterator[str]:
 
 def _step_interval(size: ScalingSize) -> str:
     low, high = size.step_low_ns, size.step_high_ns
-    is_known = low is not None and high is not None and high <= _WIDEST * low
-    return f"{format_duration(low)} to {format_duration(high)}" if is_known else ""
+    if low is None or high is None or high > _WIDEST * low:
+        return ""
+    return f"{format_duration(low)} to {format_duration(high)}"
 
 
 def _efficiency_interval(size: ScalingSize) -> str:
@@ -271,15 +268,18 @@ def _rate(per_s: float) -> str:
     return f"{per_s:,.0f}" if per_s >= 1_000 else f"{per_s:.4g}"
 
 
-def _drawn_table(sizes: Sequence[ScalingSize]) -> TableView:
+def _drawn_table(sizes: Sequence[ScalingSize]) -> TableView | None:
     """One line per size: efficiency and the losses by cause, as shares of the step."""
     used = {loss.cause for size in sizes for loss in size.losses if loss.ratio > 0.005}
     legend = "  ".join(f"{glyph} {cause}" for cause, glyph in _GLYPHS.items() if cause in used)
-    return TableView(
-        title="Where efficiency is lost",
+    return rows_table(
+        "Where efficiency is lost",
+        (
+            Column("ranks", "num_ranks"),
+            Column("", lambda size: Drawing(_drawing(size)), left=True),
+        ),
+        sizes,
         caption="one line per step: # at full efficiency, then the losses",
-        columns=(Column("ranks"), Column("", left=True)),
-        rows=tuple((f"{size.num_ranks:,}", Drawing(_drawing(size))) for size in sizes),
         notes=(legend,) if legend else (),
     )
 
@@ -347,18 +347,11 @@ def _loss_row(title: str, lost: Sequence[Sequence[ScalingLoss]]) -> tuple[str, .
     )
 
 
-_LAWS = (
-    Column("law", lambda law: LAWS.get(law.law, law.law), left=True),
-    Column("parameters, 95 % intervals", lambda law: _parameters(law), left=True, wrap=True),
-    Column("off by", "residual_ratio"),
-)
-
-
-def _extrapolation_table(laws: Sequence[ScalingLaw]) -> Iterator[TableView]:
+def _extrapolation_table(laws: Sequence[ScalingLaw]) -> TableView | None:
     beyond = [[one for one in law.predictions if one.is_extrapolated] for law in laws]
     if not beyond or not all(beyond):
-        return
-    yield TableView(
+        return None
+    return TableView(
         title="Beyond the measured sizes",
         caption="efficiency by each law; 95 % intervals of measurement error only",
         columns=(
@@ -373,10 +366,20 @@ def _extrapolation_table(laws: Sequence[ScalingLaw]) -> Iterator[TableView]:
 
 def _parameters(law: ScalingLaw) -> str:
     return ", ".join(
-        f"{_PARAMETERS.get(each.name, each.name)} {each.value:.3g} ({each.low:.3g} to "
-        f"{'∞' if each.high is None else f'{each.high:.3g}'})"
-        for each in law.parameters
+        _parameter(each.name, each.value, each.low, each.high) for each in law.parameters
     )
+
+
+def _parameter(name: str, value: float, low: float, high: float | None) -> str:
+    upto = f"{high:.3g}" if high is not None else "∞"
+    return f"{_PARAMETERS.get(name, name)} {value:.3g} ({low:.3g} to {upto})"
+
+
+_LAW = (
+    Column("law", lambda law: LAWS.get(law.law, law.law), left=True),
+    Column("parameters, 95 % intervals", _parameters, left=True, wrap=True),
+    Column("off by", "residual_ratio"),
+)
 
 
 def _page(report: ScalingReport, options: RenderOptions) -> Page:
@@ -384,9 +387,16 @@ def _page(report: ScalingReport, options: RenderOptions) -> Page:
         verdict=scaling_verdict(report.scaling),
         headline=scaling_headline(report.scaling, report.fingerprint, report.source),
         sentences=(*scaling_sentences(report.scaling), *report.notes),
-        findings=report.findings,
-        tables=tuple(scaling_tables(report.scaling, show_all=options.show_all)),
+        findings=_findings(report),
+        tables=present(scaling_tables(report.scaling, show_all=options.show_all)),
     )
+
+
+def _findings(report: ScalingReport) -> Findings | None:
+    costs = (one.cost_ns_per_step for one in report.findings)
+    texts = ("" if ns is None else f"{format_duration(ns)} per step" for ns in costs)
+    priced = tuple(map(Priced, report.findings, texts))
+    return Findings(listed=priced) if priced else None
 
 
 SCALING = Document(

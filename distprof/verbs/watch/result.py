@@ -7,8 +7,8 @@ from typing import Literal
 
 import msgspec
 
-from distprof.formats import Displayed
 from distprof.units import capitalized, name_ranks
+from distprof.verbs.displayed import Displayed
 
 WATCH_SCHEMA = "distprof.watch/1"
 ALERT_SCHEMA = "distprof.alert/1"

@@ -8,7 +8,7 @@ from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.escape import short_ranks
 from distprof.formats import RenderOptions
-from distprof.sections.table import Column, TableView, counted, facts_table, rows_table
+from distprof.sections.table import Column, TableView, counted, facts_table, present, rows_table
 from distprof.units import (
     NS_PER_S,
     capitalized,
@@ -180,24 +180,19 @@ def _pace(report: WatchReport) -> str:
     return "never a step behind: the CPU, its input or a wait in each step may set the pace"
 
 
-def _tables(report: WatchReport) -> Iterator[TableView]:
+def _tables(report: WatchReport) -> Iterator[TableView | None]:
     if report.step is not None:
         yield _facts(report)
     is_bound = report.own_known_from == "collectives"
-    late = rows_table(
+    yield rows_table(
         "Late ranks",
         _LATE_AT_LEAST if is_bound else _LATE,
         report.late,
         caption=f"own time compared with peers, per step{', at least' if is_bound else ''}",
     )
-    if late is not None:
-        yield late
-    lost = rows_table("Lost ranks", _LOST, report.lost[:_MOST_LOST], notes=_more_lost(report.lost))
-    if lost is not None:
-        yield lost
-    raised = rows_table("Alerts", _ALERTS, report.alerts)
-    if raised is not None:
-        yield raised
+    lost = report.lost[:_MOST_LOST]
+    yield rows_table("Lost ranks", _LOST, lost, notes=_more_lost(report.lost))
+    yield rows_table("Alerts", _ALERTS, report.alerts)
 
 
 _LATE = (
@@ -238,12 +233,12 @@ def _commands(report: WatchReport) -> tuple[tuple[str, str], ...]:
     return ()
 
 
-def _page(report: WatchReport, options: RenderOptions) -> Page:  # noqa: ARG001  # as documents ask
+def _page(report: WatchReport, _: RenderOptions) -> Page:
     return Page(
         verdict=watch_verdict(report),
         headline=_headline(report),
         sentences=report.unknown,
-        tables=tuple(_tables(report)),
+        tables=present(_tables(report)),
         remarks=report.notes,
         commands=_commands(report),
     )

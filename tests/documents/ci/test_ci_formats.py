@@ -16,16 +16,12 @@ from hypothesis import strategies as st
 
 from distprof.cli import main
 from distprof.documents.ci.cases import Case, Cases, fingerprints
-from distprof.documents.ci.github import github
-from distprof.documents.ci.gitlab import gitlab
-from distprof.documents.ci.junit import junit
-from distprof.documents.ci.sarif import sarif
-from distprof.documents.saved import save_report
+from distprof.documents.ci.services import github, gitlab, junit, sarif
+from distprof.documents.saved import Report
 from distprof.formats import RenderOptions, find_reporter
 from distprof.rules.base import NotChecked
-from distprof.sections.report import Report
 from distprof.terms import CI_FORMATS, Severity
-from distprof.verbs.documents import all_documents
+from distprof.verbs.documents import ALL_DOCUMENTS
 from tests.contracts.test_documents import SAMPLES as DOCUMENTS
 from tests.documents.job_samples import SAMPLES, hostile_job
 from tests.documents.samples import finding, healthy, nasty, straggler
@@ -93,9 +89,9 @@ CHECKS = {
 
 
 def test_documents_that_judge_have_all_of_them_and_no_other_has_one():
-    having = {one.name for one in all_documents() if set(CI_FORMATS) <= set(one.reporters)}
+    having = {one.name for one in ALL_DOCUMENTS if set(CI_FORMATS) <= set(one.reporters)}
     assert having == set(JUDGING)
-    any_of = {one.name for one in all_documents() if set(CI_FORMATS) & set(one.reporters)}
+    any_of = {one.name for one in ALL_DOCUMENTS if set(CI_FORMATS) & set(one.reporters)}
     assert any_of == having
 
 
@@ -108,7 +104,7 @@ def test_every_report_is_valid(name: str, format_name: str):
 @pytest.mark.parametrize("format_name", CI_FORMATS)
 @pytest.mark.parametrize("name", JUDGING)
 def test_every_document_is_valid(name: str, format_name: str):
-    (document,) = (one for one in all_documents() if one.name == name)
+    (document,) = (one for one in ALL_DOCUMENTS if one.name == name)
     CHECKS[format_name](document.reporter(format_name)(DOCUMENTS[name](), RenderOptions()))
 
 
@@ -241,7 +237,7 @@ def test_a_test_fails_where_the_job_does(fail_on, failures):
 
 
 def test_fail_on_reaches_the_document(tmp_path, capsys):
-    save_report(straggler(), tmp_path / "report.json")
+    straggler().save(tmp_path / "report.json")
     words = ["report", str(tmp_path / "report.json"), "--fail-on", "error"]
     out = tmp_path / "out.xml"
     assert main([*words, "-o", str(out), "-q"]) == 1
@@ -255,7 +251,7 @@ def test_hostile_reports_are_valid(format_name, report):
 
 
 def test_the_ending_of_a_file_names_the_format(tmp_path):
-    save_report(straggler(), tmp_path / "report.json")
+    straggler().save(tmp_path / "report.json")
     for name in ("out.sarif", "out.xml"):
         assert main(["report", str(tmp_path / "report.json"), "-o", str(tmp_path / name)]) == 0
     check_sarif((tmp_path / "out.sarif").read_text())
@@ -264,7 +260,7 @@ def test_the_ending_of_a_file_names_the_format(tmp_path):
 
 @pytest.mark.parametrize("format_name", CI_FORMATS)
 def test_what_judges_nothing_has_none_of_them(tmp_path, capsys, format_name):
-    save_report(straggler(), tmp_path / "report.json")
+    straggler().save(tmp_path / "report.json")
     file = str(tmp_path / "report.json")
     assert main(["compare", file, file, "--format", format_name]) == 2
     assert "is not one of text, brief, json, md, html" in capsys.readouterr().err

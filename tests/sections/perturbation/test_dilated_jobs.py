@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import distprof
+from distprof.documents.saved import Report
 from distprof.ingest.steps import find_steps
 from distprof.intervals import EMPTY
 from distprof.rules.engine import run_rules
@@ -18,7 +19,6 @@ from distprof.sections.measure_run import analysed_windows
 from distprof.sections.perturbation.measure import correct
 from distprof.sections.perturbation.result import PerturbationResult
 from distprof.sections.perturbation.untraced import UntracedSteps
-from distprof.sections.report import Report
 from tests.builders import make_run
 from tests.drawn import drawn
 from tests.sections.measured import measure

@@ -18,8 +18,8 @@ import pytest
 
 import distprof
 from benchmarks.gpu_truth import untraced_ms
+from distprof.documents.saved import Report
 from distprof.rules.base import Finding
-from distprof.sections.report import Report
 
 TRUTH = Path(__file__).parents[2] / "golden" / "gpu-truth"
 PROGRAMS: Mapping[str, Any] = tomllib.loads((TRUTH / "truth.toml").read_text())

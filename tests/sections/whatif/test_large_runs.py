@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import distprof
-from distprof.documents.text import render
+from distprof.documents.saved import REPORT
 from distprof.formats import RenderOptions
 from distprof.ingest.assemble import assemble_run
 from distprof.run.run import Run
@@ -87,7 +87,7 @@ def test_a_slow_rank_is_worth_as_much(run: Run, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_sample_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     take(monkeypatch, run, 4)
-    text = " ".join(render(distprof.analyze(run), RenderOptions()).split())
+    text = " ".join(REPORT.reporter("text")(distprof.analyze(run), RenderOptions()).split())
     assert f"is simulated, from the middle 4 of {len(run.window.steps)} steps" in text
 
 

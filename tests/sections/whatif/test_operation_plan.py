@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from distprof.api import analyze
+from distprof.documents.saved import Report
 from distprof.run.evidence import OperationLog
 from distprof.sections.pipeline.groups import groups_of
 from distprof.sections.pipeline.result import PipelineResult
 from distprof.sections.pipeline.sources import pipelines_of_log
-from distprof.sections.report import Report
 from distprof.sections.whatif.operations import simulate_operations
 from distprof.sections.whatif.plan import Workbench
 from distprof.sections.whatif.result import RepairPlan

@@ -9,9 +9,9 @@ import pytest
 
 import distprof
 from distprof.costs.known_schedules import orders
+from distprof.documents.saved import Report
 from distprof.sections.moe.result import MoeResult
 from distprof.sections.pipeline.measure import analyze_pipeline
-from distprof.sections.report import Report
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.sections.whatif.measure import analyze_whatif
 from distprof.sections.whatif.plan import Workbench

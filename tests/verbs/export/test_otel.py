@@ -12,7 +12,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from distprof.artefacts import STEPS_FILE
 from distprof.artefacts.records import StepRecord
 from distprof.cli import main
-from distprof.documents.saved import save_report
 from distprof.errors import InputError, UsageError
 from distprof.verbs.export import otel
 from distprof.verbs.export.families import Observed, all_families
@@ -173,7 +172,7 @@ def test_each_step_is_sent_once_and_only_new_ones_later(job, collector):
 
 
 def test_a_report_has_metrics_and_no_spans(tmp_path, collector):
-    save_report(straggler(), tmp_path / "report.json")
+    straggler().save(tmp_path / "report.json")
     assert Sender(Observed(str(tmp_path / "report.json")), collector.endpoint).send()
     expected = {
         (f"distprof.report_{name.removesuffix('_count')}", ()): value

@@ -18,7 +18,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from distprof.artefacts import STEPS_FILE
 from distprof.artefacts.records import CollectivesRecord, GroupTimes, StepRecord
 from distprof.cli import main
-from distprof.documents.saved import save_report
 from distprof.errors import InputError, UsageError
 from distprof.ingest.job.live import LiveRun
 from distprof.verbs.addresses import listen_address
@@ -117,7 +116,7 @@ def test_the_time_of_collectives_is_sent_where_it_is_recorded(tmp_path):
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_report_is_its_metrics(name, tmp_path):
     report = SAMPLES[name]()
-    save_report(report, tmp_path / "report.json")
+    report.save(tmp_path / "report.json")
     found = parsed(text_of(Exposition(str(tmp_path / "report.json"))))
     expected = {
         (f"distprof_report_{key.removesuffix('_count')}", ()): value

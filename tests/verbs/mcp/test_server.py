@@ -14,7 +14,7 @@ import pytest
 
 from distprof.cli import main
 from distprof.documents.brief import MAX_TOKENS, most_tokens
-from distprof.documents.saved import load_report, save_report
+from distprof.documents.saved import load_report
 from distprof.verbs.mcp.server import MAX_CHARACTERS, Root, Tools, make_server
 from tests.documents.job_samples import hostile_job
 from tests.documents.samples import finding, healthy, straggler
@@ -34,8 +34,8 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setenv("DISTPROF_CACHE_DIR", str(tmp_path / "cache"))
     root = tmp_path / "root"
     root.mkdir()
-    save_report(healthy(), root / "fast.json")
-    save_report(straggler(), root / "slow.json")
+    healthy().save(root / "fast.json")
+    straggler().save(root / "slow.json")
     shutil.copytree(JOB, root / "run", ignore=shutil.ignore_patterns("cache", "report.json"))
     shutil.copytree(GPU_ERROR, root / "dumps")
     return root
@@ -179,7 +179,7 @@ def test_calls_at_once_are_all_answered(place):
 
 
 def test_a_report_of_hostile_names_brings_no_control_character(place):
-    save_report(hostile_job(), place / "hostile.json")
+    hostile_job().save(place / "hostile.json")
     calls = [(name, {"path": "hostile.json"}) for name in ("analyze", "list_findings")]
     for result in talk(in_process(place), *calls):
         assert all(line.isprintable() for line in text_of(result).split("\n"))
@@ -187,7 +187,7 @@ def test_a_report_of_hostile_names_brings_no_control_character(place):
 
 def test_thousands_of_long_findings_come_in_bounded_answers_and_none_is_lost(place):
     made = tuple(finding(f"STR{i}", message="long " * 2_000) for i in range(120))
-    save_report(msgspec.structs.replace(healthy(), findings=made), place / "many.json")
+    msgspec.structs.replace(healthy(), findings=made).save(place / "many.json")
     tools, codes, offset = Tools(Root(place)), [], 0
     while offset is not None:
         answer = tools.list_findings("many.json", offset=offset, limit=50)
@@ -206,7 +206,7 @@ def test_every_rules_page_fits_into_an_answer():
 
 def test_a_run_with_a_fresh_report_is_not_analysed_again(place):
     report = msgspec.structs.replace(straggler(), distprof_version="0.0.kept")
-    save_report(report, place / "run" / "report.json")
+    report.save(place / "run" / "report.json")
     assert load_report(place / "run").distprof_version == "0.0.kept"
     (result,) = talk(in_process(place), ("analyze", {"path": "run"}))
     assert text_of(result).startswith("Rank 2 is the straggler")

@@ -9,7 +9,7 @@ import re
 import pytest
 
 import distprof
-from distprof.documents.text import render
+from distprof.documents.saved import REPORT
 from distprof.formats import RenderOptions
 from distprof.ingest.output.expressions import SHORTEST_SIGN
 from distprof.ingest.training_logs.read import read_training_log
@@ -231,7 +231,7 @@ def test_the_steps_of_ascends_profiler_are_read(tmp_path):
     report = distprof.analyze(str(path))
     log = report.training_log
     assert (log.origin, log.mean_ns) == ("Ascend's profiler", 1_000 * MS)
-    text = render(report, RenderOptions())
+    text = REPORT.reporter("text")(report, RenderOptions())
     assert "computation 70.0 %, exposed communication 20.0 %, idle time 10.0 %" in " ".join(
         text.split()
     )
