@@ -140,9 +140,12 @@ def _launched(one: EndingPosition) -> int | None:
 def _is_late(one: EndingPosition, positions: Sequence[EndingPosition], highest: int) -> bool:
     """Whether a rank did not launch an operation in which another waits, or waits in an earlier.
 
-    If a rank printed what it had launched, that counts: a rank may time out in an early operation
+    It is late in any case if another rank has completed the operation in which it waits. Otherwise,
+    if a rank printed what it had launched, that counts: it may time out in an early operation
     although it has launched later ones.
     """
+    if one.seq is not None and any((p.completed or 0) >= one.seq for p in positions if p != one):
+        return True
     if one.enqueued is not None:
         first = min(p.seq for p in positions if p.seq is not None)
         others = [p for p in positions if p is not one and p.seq is not None]
@@ -160,6 +163,8 @@ def _behind(
     others = [one for one in positions if one not in late and one.seq is not None]
     ahead = min(others, key=lambda one: one.seq or 0)
     at = max(n for n in map(_launched, late) if n is not None)
+    if at >= (ahead.seq or 0):
+        at = max(one.seq for one in late if one.seq is not None)
     gap = (ahead.seq or 0) - at
     waits = [one for one in late if one.op]
     stands = f"launched no collective after number {at:,}"
