@@ -129,12 +129,9 @@ def hidden_waits(
 ) -> set[int]:
     """The ranks whose GPU has work while their CPU waits.
 
-    A CPU that runs ahead of its GPU can lose time without delaying it.
-
-    Args:
-        waits: Wait of each rank's CPU.
-        idle_ns: As by :func:`idle_gpu_ns`; a rank without it counts as delayed.
-        least_ratio: Share of the wait for which the GPU must idle.
+    A CPU that runs ahead of its GPU can lose time without delaying it, if the GPU does not idle for
+    ``least_ratio`` of the wait. ``idle_ns`` is as by :func:`idle_gpu_ns`; a rank without it counts
+    as delayed.
     """
     return {rank for rank, ns in waits.items() if idle_ns.get(rank, ns) < least_ratio * ns}
 

@@ -46,11 +46,7 @@ def rank_trains(
 ) -> tuple[RankTrain, ...]:
     """Trains of one rank by kind and group; none on a CPU.
 
-    Args:
-        collectives: COLLECTIVES table.
-        collective_step: Index of the analysed window of each row; negative outside.
-        timeline: Timeline of the rank, of which only computation is used.
-        is_cpu: Whether the rank computes on a CPU.
+    ``collective_step`` is the index of the analysed window of each row; negative outside.
     """
     if is_cpu:
         return ()

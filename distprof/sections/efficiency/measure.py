@@ -84,19 +84,7 @@ def analyze_efficiency(
     collectives: CollectivesResult,
     sharding: ShardingResult,
 ) -> EfficiencyResult:
-    """Compare a run's FLOP and memory with the limits of its devices.
-
-    Args:
-        run: The recording.
-        model: The model that it trains; None if unknown.
-        sheet: The hardware sheet.
-        step_log: Every step, from the log.
-        step_time: Traced steps.
-        memory: Counters of each rank.
-        waterfall: How traced steps spent their time.
-        collectives: Bytes and times of the collectives in traced steps.
-        sharding: Gathered weights in the traces.
-    """
+    """Compare a run's FLOP and memory with the limits of its devices."""
     device = _device(run)
     gpu = recognise_gpu(sheet, device)
     named = _known_devices(run, sheet)

@@ -50,19 +50,10 @@ def rank_gradients(
     exposed_ns: Int64Array,
     exposed_wait_ns: Int64Array,
 ) -> RankGradients | None:
-    """The reductions of one rank inside its windows.
+    """The reductions of one rank inside its windows; None without marks of DDP or collectives.
 
-    Args:
-        tables: The rank's tables.
-        context: Its windows, axes and waits.
-        timeline: Provides its computation.
-        causes: Provides the launch of each activity; None without host rows.
-        collective_step: Window of each COLLECTIVES row.
-        exposed_ns: Exposed time of each COLLECTIVES row.
-        exposed_wait_ns: Part of it that is waiting.
-
-    Returns:
-        The reductions; None if nothing marks DDP or no collective was recorded.
+    The last three arguments have an entry per row of COLLECTIVES: its window, its exposed time and
+    the part of it that is waiting.
     """
     forwards = _marked(tables.host, DDP_FORWARD)
     if not tables.has_host or forwards.size == 0 or len(tables.collectives) == 0:

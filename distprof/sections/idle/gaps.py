@@ -46,14 +46,7 @@ class Gaps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_gaps(activity: Table, timeline: Timeline, launches: Launches, windows: Intervals) -> Gaps:
-    """All idle time from the first window, activity or launch to the last.
-
-    Args:
-        activity: ACTIVITY table.
-        timeline: Interval sets of the activities.
-        launches: Launch of each activity.
-        windows: Analysed windows, which can only extend the time range.
-    """
+    """All idle time from the first window, activity or launch to the last."""
     start, end = _idle_of(timeline, launches, windows)
     row = _next_rows(activity, launches, end)
     at = np.maximum(row, 0)

@@ -24,13 +24,7 @@ PAGEABLE_COPIES = re.compile(r"^Memcpy HtoD \(Pageable -> Device\)$")
 
 
 def rank_input(tables: RankTables, windows: Intervals, timeline: Timeline) -> RankInput:
-    """Loads and copies that touch the windows.
-
-    Args:
-        tables: The rank's tables; without host rows the loads are unknown.
-        windows: The analysed windows.
-        timeline: Timeline of the rank's activities.
-    """
+    """Loads and copies that touch the windows; without host rows the loads are unknown."""
     inside = union(windows)
     copies = tables.activity.take(_named(tables.activity, PAGEABLE_COPIES))
     own = tables.host.take(_named(tables.host, OWN_LOADS))

@@ -87,12 +87,8 @@ def correct(
 ) -> Correction:
     """Take the profiler's cost out of the recording.
 
-    Args:
-        run: The recording, as traced.
-        records: Records of its probes.
-        windows: Analysed steps by rank, own clock; the same number for each.
-        executor: Reads the events of ranks; None for this process.
-        step_ns: Mean step without the profiler, if the user knows it.
+    Windows are the analysed steps by rank, own clock; the same number for each. ``step_ns`` is the
+    mean step without the profiler, if the user knows it.
     """
     untraced = records.of(UntracedSteps)
     collections = {rank: one.collections for rank, one in untraced.items()}

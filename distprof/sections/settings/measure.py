@@ -51,10 +51,7 @@ def combine_settings(
 ) -> SettingsResult:
     """The ranks' configuration, with identical ranks merged.
 
-    Args:
-        files: Settings files of the ranks that have one.
-        job: The job, for the hosts of its ranks.
-        unavailable: Reasons why other ranks have none.
+    The job provides their hosts, and ``unavailable`` reasons why ranks have no file.
     """
     notes = dict.fromkeys(note for file in files for note in file.notes)
     return SettingsResult(

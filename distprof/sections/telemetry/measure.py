@@ -38,14 +38,9 @@ MAX_PERIOD_NS = 60 * NS_PER_S
 
 
 def sensors_in(table: Table, windows: Intervals) -> WindowSensors | None:
-    """Figures of a rank's GPU inside the analysed steps.
+    """Figures of a rank's GPU inside the analysed steps, given on the clock of TELEMETRY.
 
-    Args:
-        table: TELEMETRY, ascending in time.
-        windows: The analysed steps on the same clock, in order.
-
-    Returns:
-        None if no step was analysed or no sample covers them.
+    None if no step was analysed or no sample covers them.
     """
     if windows.size == 0 or len(table) == 0:
         return None
@@ -180,14 +175,10 @@ def measure_device(
     origin: str | None = None,
     uuid: str | None = None,
 ) -> RankTelemetry:
-    """Figures of one GPU with at least one sample.
+    """Figures of one GPU with at least one sample; rank -1 for a GPU of no rank.
 
-    Args:
-        rank: Global rank; -1 for none.
-        table: TELEMETRY, ascending in time.
-        windows: The analysed steps on the same clock, in order.
-        origin: Source of the samples, if not the rank's own probe.
-        uuid: UUID of the GPU, if known.
+    Windows are the analysed steps on the clock of TELEMETRY. ``origin`` is the source of the
+    samples, if not the rank's own probe.
     """
     throttled, reasons = throttling(table)
     clocks = _known(table["sm_clock_mhz"])
@@ -402,12 +393,6 @@ def with_energy(
     power of rank r's GPU in the analysed steps, wait_r its exposed waiting in collectives and for
     messages, as in the waterfall. The share of waiting covers the traced ranks, because only their
     waiting is known. The energy of a step is that of all ranks of the job.
-
-    Args:
-        telemetry: Sensors, with their figures in the analysed steps.
-        waterfall: Waterfall of the same steps.
-        step_log: Step log, for the number of tokens.
-        world_size: Ranks of the job; None if unknown.
     """
     if not telemetry.ranks or not waterfall.ranks or not waterfall.num_steps:
         return telemetry

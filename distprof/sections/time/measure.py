@@ -187,15 +187,11 @@ def analyze_step_time(run: Run, analyses: RankAnalyses) -> StepTimeResult:
 def step_times(
     durations: Int64Array, *, source: StepSource, note: str, unavailable: Sequence[str] = ()
 ) -> StepTimeResult:
-    """Statistics of step durations.
+    """Statistics of step durations, ns, shape ``(ranks, steps)``; unknown without columns.
 
-    Args:
-        durations: int64 ns, shape ``(ranks, steps)``. The duration of a step is that of its median
-            rank: a rank that ends one step late also begins the next one late, so the maxima of all
-            steps would add up to more than the job took. Without columns, step times are unknown.
-        source: How step windows were found.
-        note: How they were found, one sentence.
-        unavailable: What could not be measured.
+    The duration of a step is that of its median rank: a rank that ends one step late also begins
+    the next one late, so the maxima of all steps would add up to more than the job took. ``note``
+    says how step windows were found, in one sentence.
     """
     per_step = np.median(durations, axis=0) if durations.size else np.empty(0)
     is_known = len(per_step) > 0
