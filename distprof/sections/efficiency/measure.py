@@ -91,7 +91,7 @@ def analyze_efficiency(
     facts: dict[str, Any] = {
         "device": device,
         "sheet_device": gpu.title if gpu else "",
-        "backend": _joined({rank.backend for rank in run.ranks}),
+        "backend": ", ".join(sorted({rank.backend for rank in run.ranks if rank.backend})),
         "num_micro_batches": _micro_batches(step_log),
         "is_data_parallel_only": _is_data_parallel_only(run),
         "memory": device_memory(run, memory, named),
@@ -326,10 +326,6 @@ def _known_devices(run: Run, sheet: Sheet) -> Mapping[int, Gpu]:
     names |= {rank.rank: rank.device.name for rank in run.ranks if rank.device.name}
     by_name = {name: recognise_gpu(sheet, name) for name in set(names.values())}
     return {rank: gpu for rank, name in names.items() if (gpu := by_name[name]) is not None}
-
-
-def _joined(words: set[str]) -> str:
-    return ", ".join(sorted(word for word in words if word))
 
 
 def _micro_batches(step_log: StepLogResult) -> int | None:

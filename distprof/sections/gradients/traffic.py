@@ -95,7 +95,7 @@ def rank_gradients(
         last_exposed_ns=(exposed - wait)[picked][last],
         before_first_ns=since_begin[0],
         backward_ns=since_begin[1],
-        num_forwards=_forwards_of(updated)[updated[number]],
+        num_forwards=np.bincount(updated).astype(np.int64)[updated[number]],
         dtypes=_dtypes(tables.collectives, context, picked),
         marks_updates=bool(len(updates)),
         row_bytes=size[picked],
@@ -134,11 +134,6 @@ def _update_of(forwards: Intervals, updates: Int64Array) -> Int64Array:
     if not len(updates):
         return np.arange(forwards.size, dtype=np.int64)
     return np.searchsorted(updates, forwards.start, side="right").astype(np.int64)
-
-
-def _forwards_of(updated: Int64Array) -> Int64Array:
-    """Number of forwards per update."""
-    return np.bincount(updated).astype(np.int64)
 
 
 def _carry_gradients(

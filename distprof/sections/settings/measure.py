@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median_high
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from distprof.artefacts.record import Record
+from distprof.artefacts.record import Record, shared_fields
 from distprof.artefacts.run_file import RunFile
 from distprof.artefacts.settings_file import LoaderSettings, SettingsFile
 from distprof.run.records import RankRecords
@@ -100,14 +100,9 @@ def _merge_ranks(
     for rank, one in settings:
         ranks.setdefault(one, set()).add(rank)
     return tuple(
-        kind(ranks=tuple(sorted(numbers)), **_fields(kind, one)) for one, numbers in ranks.items()
+        kind(ranks=tuple(sorted(numbers)), **shared_fields(kind, one))
+        for one, numbers in ranks.items()
     )
-
-
-def _fields(kind: type[Record], settings: msgspec.Struct) -> dict[str, Any]:
-    """Fields of ``settings`` that the record shares."""
-    names = set(kind.__struct_fields__)
-    return {name: getattr(settings, name) for name in settings.__struct_fields__ if name in names}
 
 
 def _loaders(files: Sequence[SettingsFile]) -> tuple[LoaderSetup, ...]:
@@ -122,7 +117,7 @@ def _loaders(files: Sequence[SettingsFile]) -> tuple[LoaderSetup, ...]:
     return tuple(
         LoaderSetup(
             ranks=tuple(sorted({rank for rank, _ in all_})),
-            **_fields(LoaderSetup, given)
+            **shared_fields(LoaderSetup, given)
             | {
                 "num_epochs": min(one.num_epochs for _, one in all_),
                 "num_orders": max(

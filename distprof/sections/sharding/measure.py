@@ -187,14 +187,11 @@ def traffic_of(analysis: RankAnalysis, rank: Rank) -> list[AxisRows]:
 
 def _elements(table: Table, rows: NDArray[np.int32]) -> Int64Array:
     dtype = table.coded("dtype")
-    width = [_ELEMENT_BYTES.get(_plain(name), 0) for name in dtype.values] or [0]
+    plain = [name.lower().removeprefix("c10::").removeprefix("torch.") for name in dtype.values]
+    width = [_ELEMENT_BYTES.get(name, 0) for name in plain] or [0]
     of_row = np.array(width, dtype=np.int64)[dtype.codes[rows]]
     size: Int64Array = table["bytes"][rows]
     return np.where((of_row > 0) & (size >= 0), size // np.maximum(of_row, 1), ABSENT)
-
-
-def _plain(dtype: str) -> str:
-    return dtype.lower().removeprefix("c10::").removeprefix("torch.")
 
 
 _LONG_RATIO = 0.6

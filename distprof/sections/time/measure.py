@@ -103,25 +103,17 @@ def rank_steps(context: RankContext, timeline: Timeline) -> tuple[StepBreakdown,
     exposed_comm += covered(windows, timeline.message_wait)
     exposed_copy = covered(windows, timeline.exposed_copy)
     idle = span - computation - exposed_comm - exposed_copy
-    columns = (context.steps, span, computation, exposed_comm, exposed_copy, idle)
+    columns = {
+        "step": context.steps,
+        "span_ns": span,
+        "computation_ns": computation,
+        "exposed_comm_ns": exposed_comm,
+        "exposed_copy_ns": exposed_copy,
+        "idle_ns": idle,
+    }
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
     return tuple(
-        StepBreakdown(
-            rank=context.rank,
-            step=step,
-            span_ns=span_ns,
-            computation_ns=computation_ns,
-            exposed_comm_ns=exposed_comm_ns,
-            exposed_copy_ns=exposed_copy_ns,
-            idle_ns=idle_ns,
-        )
-        for (
-            step,
-            span_ns,
-            computation_ns,
-            exposed_comm_ns,
-            exposed_copy_ns,
-            idle_ns,
-        ) in zip(*(column.tolist() for column in columns), strict=True)
+        StepBreakdown(rank=context.rank, **dict(zip(columns, row, strict=True))) for row in rows
     )
 
 
