@@ -17,8 +17,7 @@ from distprof.intervals import Intervals, covered, union
 from distprof.run.tables import distinct, intervals_of
 from distprof.schema import Int64Array, Table
 from distprof.sections.collectives.result import CollectiveTrain
-from distprof.sections.context import RankTrain
-from distprof.sections.time.measure import Timeline
+from distprof.sections.context import RankTrain, Timeline
 from distprof.terms import CollectiveKind
 
 MIN_CARS = 20

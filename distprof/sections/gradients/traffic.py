@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 from distprof.intervals import EMPTY, Intervals, covered, subtract, union
 from distprof.run.tables import NO_THREAD, RankTables, intervals_of, join_launches
 from distprof.schema import ABSENT, Int64Array, Table
-from distprof.sections.context import RankContext, RankGradients
+from distprof.sections.context import RankContext, RankGradients, Timeline
 from distprof.sections.idle.measure import IdleCauses
-from distprof.sections.time.measure import Timeline
 from distprof.terms import ActivityKind, CollectiveKind, MeshAxis
 
 DDP_FORWARD = "DistributedDataParallel.forward"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from distprof.intervals import EMPTY, Intervals, outermost
 from distprof.run.tables import NO_THREAD, Launches, RankTables, among, distinct, intervals_of
 from distprof.schema import ABSENT, Int64Array, Table
-from distprof.sections.time.measure import Timeline
+from distprof.sections.context import Timeline
 from distprof.terms import ActivityKind
 
 LATENCY_LIMIT_NS = 50_000

@@ -30,6 +30,7 @@ from distprof.sections.context import (
     RankAnalyses,
     RankAnalysis,
     RankContext,
+    Timeline,
 )
 from distprof.sections.idle.blame import DRAINING_NS, blame_pauses, pause_stats
 from distprof.sections.idle.callers import callers_of
@@ -55,7 +56,6 @@ from distprof.sections.idle.result import (
     RankIdle,
     RankPauses,
 )
-from distprof.sections.time.measure import Timeline
 from distprof.sections.time.result import StepBreakdown
 from distprof.terms import ActivityKind, IdleCause
 from distprof.units import name_ranks

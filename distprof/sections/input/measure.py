@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from distprof.intervals import Intervals, covered, subtract, union
 from distprof.run.tables import RankTables, intervals_of
 from distprof.schema import Table
-from distprof.sections.context import RankInput
-from distprof.sections.time.measure import Timeline
+from distprof.sections.context import RankInput, Timeline
 
 OWN_LOADS = re.compile(r"^enumerate\(DataLoader\)#_SingleProcessDataLoaderIter\.__next__$")
 """Ranges in which the training thread creates the batch itself; source: torch's dataloader.py."""

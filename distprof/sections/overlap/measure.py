@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from distprof.intervals import Intervals, covered, intersect, union
 from distprof.run.tables import distinct, intervals_of
 from distprof.schema import Table
-from distprof.sections.context import RankAnalyses
+from distprof.sections.context import RankAnalyses, Timeline
 from distprof.sections.overlap.result import AxisOverlap, OverlapResult, RankOverlap
-from distprof.sections.time.measure import Timeline
 
 
 def rank_overlap(rank: int, windows: Intervals, timeline: Timeline) -> RankOverlap:

@@ -75,14 +75,7 @@ def combine_settings(
 def with_traces(settings: SettingsResult, analyses: Mapping[int, RankAnalysis]) -> SettingsResult:
     """The settings, with their effects in the traces."""
     feed = tuple(
-        RankFeed(
-            rank=rank,
-            num_own_loads=analysis.input.num_own_loads,
-            num_worker_loads=analysis.input.num_worker_loads,
-            num_pageable=analysis.input.num_pageable,
-            pageable_ns=analysis.input.pageable_ns,
-            exposed_pageable_ns=analysis.input.exposed_pageable_ns,
-        )
+        RankFeed(rank=rank, **shared_fields(RankFeed, analysis.input))
         for rank, analysis in sorted(analyses.items())
         if analysis.input != RankInput()
     )

@@ -8,12 +8,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.intervals import EMPTY, Intervals, complement, covered, intersect, subtract, union
+from distprof.intervals import Intervals, covered, intersect, subtract, union
 from distprof.run.evidence import OperationLog
 from distprof.run.run import Run
 from distprof.run.tables import intervals_of
 from distprof.schema import ABSENT, Int64Array, Table
-from distprof.sections.context import Detail, RankAnalyses, RankContext, RankCopies
+from distprof.sections.context import Detail, RankAnalyses, RankContext, RankCopies, Timeline
 from distprof.sections.idle.result import RankIdle
 from distprof.sections.time.copies import exposed_copies, measure_copies
 from distprof.sections.time.result import (
@@ -25,24 +25,6 @@ from distprof.sections.time.result import (
     WaterfallResult,
 )
 from distprof.terms import ActivityKind, CollectiveKind, StepSource
-
-
-class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """Activity of one rank's device, as sets of intervals over the whole capture."""
-
-    computation: Intervals  # K, the union of computation.
-    communication: Intervals  # C, the union of communication.
-    exposed_comm: Intervals  # C without K.
-    exposed_copy: Intervals  # The union of copies without K and C.
-    # Time blocked in sends and receives whose transfer time is unknown, without K, C and copies. It
-    # is exposed communication but does not count in the overlap.
-    message_wait: Intervals = EMPTY
-
-    def idle(self, low: int, high: int) -> Intervals:
-        """Idle time of the device within ``[low, high)``."""
-        rest = subtract(complement(self.computation, low, high), self.exposed_comm)
-        rest = subtract(rest, self.exposed_copy)
-        return subtract(rest, self.message_wait) if self.message_wait.size else rest
 
 
 def rank_timeline(activity: Table) -> Timeline:
