@@ -10,7 +10,6 @@ from distprof.rules.base import InsufficientEvidenceError
 from distprof.sections.capture.result import CaptureResult
 from distprof.sections.idle.result import IdleResult
 from distprof.sections.overlap.result import OverlapResult
-from distprof.sections.own_time import chance_of_hits
 from distprof.sections.stragglers.result import StragglersResult
 from distprof.sections.time.result import RankWaterfall, StepTimeResult, WaterfallResult
 from distprof.units import format_duration, format_ratio, name_ranks
@@ -147,6 +146,8 @@ CHANCE = 0.01
 
 def latest_by_chance(stragglers: StragglersResult, rank: int) -> bool:
     """Whether one of equal ranks may by chance be the latest in as many steps as this one."""
+    from distprof.sections.own_time import chance_of_hits
+
     steps, ranks = len(stragglers.steps), len(stragglers.ranks)
     if ranks < 2:
         return True
