@@ -19,6 +19,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
 
+def shared_fields(kind: type[Record], source: msgspec.Struct) -> dict[str, Any]:
+    """The fields of ``source`` that a record of this type also has, by name."""
+    names = set(kind.__struct_fields__)
+    return {name: getattr(source, name) for name in source.__struct_fields__ if name in names}
+
+
 def records_to_pandas(records: Sequence[Record], kind: type[Record]) -> pd.DataFrame:
     """Records as a data frame with a column per field, typed even if there are no records.
 

@@ -12,13 +12,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.artefacts.run_file import RunFile
-from distprof.intervals import EMPTY, Intervals
+from distprof.intervals import EMPTY, Intervals, complement, subtract
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.idle.result import RankIdle
 from distprof.sections.job.result import NO_RUN_DIRECTORY
 from distprof.sections.overlap.result import AxisOverlap, RankOverlap
 from distprof.sections.time.result import RankWaterfall, StepBreakdown
 from distprof.units import name_ranks
+
+
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+    """Activity of one rank's device, as sets of intervals over the whole capture."""
+
+    computation: Intervals  # K, the union of computation.
+    communication: Intervals  # C, the union of communication.
+    exposed_comm: Intervals  # C without K.
+    exposed_copy: Intervals  # The union of copies without K and C.
+    # Time blocked in sends and receives whose transfer time is unknown, without K, C and copies. It
+    # is exposed communication but does not count in the overlap.
+    message_wait: Intervals = EMPTY
+
+    def idle(self, low: int, high: int) -> Intervals:
+        """Idle time of the device within ``[low, high)``."""
+        rest = subtract(complement(self.computation, low, high), self.exposed_comm)
+        rest = subtract(rest, self.exposed_copy)
+        return subtract(rest, self.message_wait) if self.message_wait.size else rest
 
 
 class RankContext(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,11 +31,7 @@ _PAIR = 1 << 24
 
 
 def places(matches: CollectiveMatches) -> Int64Array:
-    """Number for the ranks that exchange data in each instance: a group, or a pair of ranks.
-
-    Returns:
-        int64, one per instance: the index of a group, negative for a pair of ranks.
-    """
+    """Ranks that exchange data in each instance: index of a group, negative for a pair of ranks."""
     place = matches.group.astype(np.int64)
     point_to_point = [kind for kind in CollectiveKind if kind.is_point_to_point]
     size = np.diff(matches.offsets)
@@ -163,12 +159,9 @@ class Members(msgspec.Struct, frozen=True, kw_only=True):
 def by_size(offsets: Int64Array, at_once: int = _MANY) -> Iterator[tuple[Int64Array, Int64Array]]:
     """Segments of equal size together, as rows of a matrix.
 
-    Args:
-        offsets: Where each segment begins.
-        at_once: Most elements of a matrix, unless a single segment has more.
-
-    Yields:
-        Segment numbers, shape ``(n,)``, and positions of their elements, shape ``(n, size)``.
+    Yields segment numbers, shape ``(n,)``, and positions of their elements, shape ``(n, size)``.
+    ``offsets`` is where each segment begins. A matrix has at most ``at_once`` elements, unless a
+    single segment has more.
     """
     sizes = np.diff(offsets)
     for size in distinct(sizes[sizes > 0]).tolist():
@@ -184,10 +177,8 @@ def segment_median(
 ) -> Int64Array:
     """Median of each segment of ``values``, int64, rounded down; 0 for an empty segment.
 
-    Args:
-        values: The values.
-        offsets: Where each segment begins.
-        rows: Index of the value of each element of the segments; None for the values in order.
+    ``offsets`` is where each segment begins. ``rows`` is the index of the value of each element of
+    the segments; None for the values in order.
     """
     result = np.zeros(len(offsets) - 1, dtype=np.int64)
     for segments, positions in by_size(offsets, blocks.BLOCK):

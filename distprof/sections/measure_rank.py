@@ -27,12 +27,7 @@ def measure_rank(
     """Measure one rank inside its windows.
 
     Pure: the same tables and context give the same analysis. Linear in the rows, except for sorting
-    them; each window adds only a search.
-
-    Args:
-        tables: The rank's tables.
-        context: Its windows, and the results of matching its collectives.
-        load_host: Reads the HOST table with every operator; None if it cannot be read again.
+    them; each window adds only a search. ``load_host`` reads every operator; None if it cannot.
 
     Raises:
         ValueError: If the context does not fit the tables.

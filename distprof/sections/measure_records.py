@@ -42,16 +42,10 @@ class _Job(msgspec.Struct, frozen=True):
 def measure_records(
     run: Run, *, executor: Mapper | None = None, windows: Mapping[int, Intervals] | None = None
 ) -> ProbeRecords:
-    """Measure the probe records of every rank.
+    """Measure the probe records of every rank; bare traces have none.
 
-    Args:
-        run: The recording; bare traces have no records.
-        executor: Measures ranks, with one rank's records in memory per worker; None measures them
-            in this process, one after another.
-        windows: Analysed steps by rank, own clock, for the sensor samples inside them.
-
-    Returns:
-        The measurements, and what was damaged.
+    The executor has one rank's records in memory per worker; None measures them in this process.
+    Windows are the analysed steps by rank, own clock, for the sensor samples inside them.
     """
     by_rank = windows or {}
     jobs = [_Job(run.records[rank], by_rank.get(rank, EMPTY)) for rank in sorted(run.records)]

@@ -65,17 +65,11 @@ def measure_run(
 ) -> RankAnalyses:
     """Measure every rank of a run inside the analysed windows.
 
-    Args:
-        run: The recording.
-        executor: Measures ranks, with one rank's tables in memory per worker; None measures them in
-            this process, one after another.
-        progress: Called after each rank.
-        window: ``steps`` analyses the steps that all ranks recorded completely, or the whole
-            capture if nothing marks steps; ``capture`` always the whole capture.
-        collections: Garbage collections of ranks' training threads, sets; own clock.
-
-    Returns:
-        The analyses; ``unavailable`` has a sentence for each rank whose tables cannot be read.
+    The executor has one rank's tables in memory per worker; None measures them in this process.
+    ``steps`` analyses the steps that all ranks recorded completely, or the whole capture if nothing
+    marks steps; ``capture`` always the whole capture. ``collections`` are garbage collections of
+    ranks' training threads, sets; own clock. ``unavailable`` has a sentence for each rank whose
+    tables cannot be read.
     """
     by_step = window == "steps" and bool(run.window.steps)
     wait_ends = last_start_on_own_clock(run.matches, run.clock, run.ranks)
@@ -114,11 +108,8 @@ def windows_of_records(run: Run, windows: Mapping[int, Intervals]) -> dict[int, 
     """Time in which the sensor samples of each rank count, own clock.
 
     A rank without a trace gets the windows of the first traced one: steps begin and end together,
-    and samples are further apart than the clocks of hosts.
-
-    Args:
-        run: The recording.
-        windows: Analysed steps by rank; empty if the whole capture is analysed.
+    and samples are further apart than the clocks of hosts. ``windows`` is empty if the whole
+    capture is analysed.
     """
     found = windows or {rank.rank: _capture_of(rank) for rank in run.ranks}
     first = next(iter(found.values()), None)

@@ -28,11 +28,7 @@ def held_stages(
     """Pipeline stages that each rank holds; empty tuples if nothing shows them.
 
     They are read from marks. Without marks, the position of a rank in its pipeline-parallel group
-    counts, and without such a group, its place in a chain of messages.
-
-    Args:
-        analyses: Analyses of all ranks.
-        run: The recording, for its process groups and messages; None to use only marks.
+    counts, and without such a group, its place in a chain of messages; both need the run.
     """
     marked = {rank: analysis.stage_numbers for rank, analysis in analyses.items()}
     if run is None or any(marked.values()):
@@ -69,12 +65,9 @@ def log_choose(whole: int, part: int) -> float:
 def chance_of_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """One-sided Student's t test of each row: probability of the mean if the true mean is 0.
 
-    Args:
-        values: Shape ``(rows, samples)``. Samples of a row are assumed to be independent and about
-            normal. Heavy tails make the test conservative, because they widen the deviation.
-
-    Returns:
-        Shape ``(rows,)``; 1 for rows whose mean is not positive, or with fewer than three samples.
+    ``values`` has shape ``(rows, samples)``. Samples of a row are assumed to be independent and
+    about normal. Heavy tails make the test conservative, because they widen the deviation. The
+    result is 1 for rows whose mean is not positive, or with fewer than three samples.
 
     Source:
         Student, "The probable error of a mean", Biometrika 6 (1908).
@@ -134,9 +127,7 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     ) -> OwnTime:
         """Own time of all analysed ranks; steps that a rank lacks are 0.
 
-        Args:
-            analyses: Analyses by global rank.
-            stages: Pipeline stages that each rank holds; None to use its marks.
+        Stages that a rank holds are given, or read from its marks.
         """
         held = held_stages(analyses) if stages is None else stages
         longest = max((len(analysis.steps) for analysis in analyses.values()), default=0)
@@ -200,11 +191,8 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def without(self, slow: Collection[int], asked: Collection[int] | None = None) -> OwnTime:
         """The same own time, with slow ranks compared only with ranks that are not slow.
 
-        If all peers of a rank are slow, it is compared with all other ranks.
-
-        Args:
-            slow: Positions of slow ranks.
-            asked: Slow positions whose peers are replaced; None for all.
+        If all peers of a rank are slow, it is compared with all other ranks. Both arguments are
+        positions; ``asked`` are the slow ones whose peers are replaced, None for all.
         """
         all_positions = tuple(range(len(self.ranks)))
         left_out, replaced = frozenset(slow), frozenset(slow if asked is None else asked)

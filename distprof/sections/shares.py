@@ -10,7 +10,6 @@ from distprof.rules.base import InsufficientEvidenceError
 from distprof.sections.capture.result import CaptureResult
 from distprof.sections.idle.result import IdleResult
 from distprof.sections.overlap.result import OverlapResult
-from distprof.sections.own_time import chance_of_hits
 from distprof.sections.stragglers.result import StragglersResult
 from distprof.sections.time.result import RankWaterfall, StepTimeResult, WaterfallResult
 from distprof.units import format_duration, format_ratio, name_ranks
@@ -129,12 +128,9 @@ def hidden_waits(
 ) -> set[int]:
     """The ranks whose GPU has work while their CPU waits.
 
-    A CPU that runs ahead of its GPU can lose time without delaying it.
-
-    Args:
-        waits: Wait of each rank's CPU.
-        idle_ns: As by :func:`idle_gpu_ns`; a rank without it counts as delayed.
-        least_ratio: Share of the wait for which the GPU must idle.
+    A CPU that runs ahead of its GPU can lose time without delaying it, if the GPU does not idle for
+    ``least_ratio`` of the wait. ``idle_ns`` is as by :func:`idle_gpu_ns`; a rank without it counts
+    as delayed.
     """
     return {rank for rank, ns in waits.items() if idle_ns.get(rank, ns) < least_ratio * ns}
 
@@ -150,6 +146,8 @@ CHANCE = 0.01
 
 def latest_by_chance(stragglers: StragglersResult, rank: int) -> bool:
     """Whether one of equal ranks may by chance be the latest in as many steps as this one."""
+    from distprof.sections.own_time import chance_of_hits
+
     steps, ranks = len(stragglers.steps), len(stragglers.ranks)
     if ranks < 2:
         return True

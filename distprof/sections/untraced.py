@@ -18,15 +18,9 @@ def explain_untraced(run: Run, results: Mapping[str, Result]) -> dict[str, Resul
     """
     if run.ranks or not run.origin:
         return dict(results)
-    why = (
-        f"The source is {_article(run.origin)} {run.origin}: only traces show this, so it was not "
-        "measured."
-    )
+    article = "an" if run.origin[:1] in "aeiou" else "a"
+    why = f"The source is {article} {run.origin}: only traces show this, so it was not measured."
     return {
         name: msgspec.structs.replace(result, unavailable=(why,)) if result.needs_traces else result
         for name, result in results.items()
     }
-
-
-def _article(noun: str) -> str:
-    return "an" if noun[:1] in "aeiou" else "a"

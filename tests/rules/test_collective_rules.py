@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from distprof.sections.collectives.rules._shared import collective_label, only_messages
 from tests.rules.samples import collective_class, collectives
 
 
@@ -20,10 +19,10 @@ from tests.rules.samples import collective_class, collectives
 def test_a_collective_is_called_by_its_axis_where_that_says_more(
     axis: str | None, group: str, expected: str
 ) -> None:
-    assert collective_label(collective_class(axis=axis, group=group)) == expected
+    assert collective_class(axis=axis, group=group).label == expected
 
 
 def test_messages_are_no_collectives_to_judge() -> None:
     sent, received = collective_class(kind="send"), collective_class(kind="recv")
-    assert only_messages(collectives(sent, received))
-    assert not only_messages(collectives(sent, received, collective_class()))
+    assert collectives(sent, received).has_only_messages
+    assert not collectives(sent, received, collective_class()).has_only_messages

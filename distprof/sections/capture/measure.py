@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from distprof.artefacts.record import shared_fields
 from distprof.run.run import ClockAlignment, Run
 from distprof.schema import ABSENT
 from distprof.sections.capture.result import FILTERED, CaptureGap, CaptureResult, NodeClock
@@ -80,17 +81,7 @@ def _known(value: np.int64) -> int | None:
 
 
 def _gaps(run: Run) -> tuple[CaptureGap, ...]:
-    return tuple(
-        CaptureGap(
-            what=g.what,
-            message=g.message,
-            ranks=g.ranks,
-            num_files=g.num_files,
-            fact=g.fact,
-            hides_cause=g.hides_cause,
-        )
-        for g in run.gaps
-    )
+    return tuple(CaptureGap(**shared_fields(CaptureGap, gap)) for gap in run.gaps)
 
 
 def _without_device(run: Run) -> tuple[CaptureGap, ...]:

@@ -76,14 +76,8 @@ def analyze_collectives(
 ) -> CollectivesResult:
     """Aggregate collectives per class over the analysed steps, with expectations from a profile.
 
-    Args:
-        run: The recording.
-        analyses: Per-rank analyses by rank; ranks without one are left out.
-        profile: Profile of the machines of the run; None if there is none.
-
-    Returns:
-        The classes, most exposed time first. ``unavailable`` says for how many collectives waiting
-        and transfer could not be separated.
+    Classes with most exposed time come first. ``unavailable`` says for how many collectives waiting
+    and transfer could not be separated.
     """
     result = _class_table(run, analyses)
     result = msgspec.structs.replace(
@@ -229,13 +223,7 @@ class _Rows:
 
     The wait and the time after the last start are valid only where ``timed``, durations only where
     ``executed``. Time columns are built on demand: all of them at once would take 50 bytes per row.
-
-    Args:
-        index: The rows.
-        analyses: By global rank.
-        class_code: int32, class of each row.
-        unit: int32, unit of each row.
-        size: Bytes of a rank's rows.
+    ``size`` is in bytes of a rank's rows.
     """
 
     def __init__(
@@ -573,13 +561,8 @@ def with_expectations(
 ) -> CollectivesResult:
     """Add the bus bandwidth that the profile expects; None for classes that it does not cover.
 
-    Args:
-        result: The class table.
-        profile: Profile of the machines of the run, according to the user.
-        is_cpu: Whether the ranks computed on CPUs, to which a profile of GPUs does not apply.
-
-    Returns:
-        The table; ``unavailable`` lists classes with a bandwidth that the profile does not cover.
+    A profile of GPUs says nothing about ranks that computed on CPUs, nor the reverse.
+    ``unavailable`` lists classes with a bandwidth that the profile does not cover.
     """
     if (profile.device == "cpu") != is_cpu:
         measured, ran = ("CPUs", "GPUs") if not is_cpu else ("GPUs", "CPUs")

@@ -10,6 +10,10 @@ from __future__ import annotations
 
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
+from distprof.terms import CollectiveKind, MeshAxis
+from distprof.units import format_bytes
+
+_POINT_TO_POINT = frozenset(kind.label for kind in CollectiveKind if kind.is_point_to_point)
 
 
 class CollectiveClass(Record, frozen=True, kw_only=True):
@@ -65,6 +69,23 @@ class CollectiveClass(Record, frozen=True, kw_only=True):
         """Exposed time less the known waiting for late ranks, mean per rank and step."""
         return (self.exposed_ns_per_step or 0) - (self.exposed_wait_ns_per_step or 0)
 
+    @property
+    def is_message(self) -> bool:
+        """Whether it is a send or a receive."""
+        return self.kind in _POINT_TO_POINT
+
+    @property
+    def label(self) -> str:
+        """For example ``all_reduce in dp_shard (26.2 MB)``: the axis, or the group without one.
+
+        A group without a description is named by its ranks: ``all_reduce of ranks 0-1 and 2-3``.
+        """
+        name = self.group if self.axis in (None, MeshAxis.WORLD) else self.axis
+        word = "of" if name.startswith("ranks ") else "in"
+        group = f" {word} {name}" if name else ""
+        size = f" ({format_bytes(self.bytes)})" if self.bytes is not None else ""
+        return f"{self.kind}{group}{size}"
+
 
 class CollectiveTrain(Record, frozen=True, kw_only=True):
     """Consecutive reductions while nothing else runs; means over ranks and steps."""
@@ -89,3 +110,20 @@ class CollectivesResult(Result, frozen=True, kw_only=True):
     classes: tuple[CollectiveClass, ...]
     # Consecutive reductions while nothing else runs, longest first.
     trains: tuple[CollectiveTrain, ...] = ()
+
+    @property
+    def has_only_messages(self) -> bool:
+        """Whether the recording holds only sends and receives."""
+        return all(record.is_message for record in self.classes)
+
+    @property
+    def split_classes(self) -> list[CollectiveClass]:
+        """Classes with waiting separated from transfer, without sends and receives.
+
+        Waiting in pipeline messages is the bubble, and says nothing about late ranks.
+        """
+        return [
+            record
+            for record in self.classes
+            if not record.is_message and record.exposed_wait_ns_per_step is not None
+        ]

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from distprof.intervals import Intervals, covered, subtract, union
 from distprof.run.tables import RankTables, encode, intervals_of
 from distprof.schema import ABSENT, Int64Array, Table
-from distprof.sections.context import RankContext
-from distprof.sections.time.measure import Timeline, waits_of
+from distprof.sections.context import RankContext, Timeline
+from distprof.sections.time.measure import waits_of
 from distprof.terms import ActivityKind
 
 BEGINNING_NS = 20_000

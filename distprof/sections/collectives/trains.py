@@ -17,8 +17,7 @@ from distprof.intervals import Intervals, covered, union
 from distprof.run.tables import distinct, intervals_of
 from distprof.schema import Int64Array, Table
 from distprof.sections.collectives.result import CollectiveTrain
-from distprof.sections.context import RankTrain
-from distprof.sections.time.measure import Timeline
+from distprof.sections.context import RankTrain, Timeline
 from distprof.terms import CollectiveKind
 
 MIN_CARS = 20
@@ -46,11 +45,7 @@ def rank_trains(
 ) -> tuple[RankTrain, ...]:
     """Trains of one rank by kind and group; none on a CPU.
 
-    Args:
-        collectives: COLLECTIVES table.
-        collective_step: Index of the analysed window of each row; negative outside.
-        timeline: Timeline of the rank, of which only computation is used.
-        is_cpu: Whether the rank computes on a CPU.
+    ``collective_step`` is the index of the analysed window of each row; negative outside.
     """
     if is_cpu:
         return ()

@@ -83,26 +83,14 @@ def analyze_efficiency(
     collectives: CollectivesResult,
     sharding: ShardingResult,
 ) -> EfficiencyResult:
-    """Compare a run's FLOP and memory with the limits of its devices.
-
-    Args:
-        run: The recording.
-        model: The model that it trains; None if unknown.
-        sheet: The hardware sheet.
-        step_log: Every step, from the log.
-        step_time: Traced steps.
-        memory: Counters of each rank.
-        waterfall: How traced steps spent their time.
-        collectives: Bytes and times of the collectives in traced steps.
-        sharding: Gathered weights in the traces.
-    """
+    """Compare a run's FLOP and memory with the limits of its devices."""
     device = _device(run)
     gpu = recognise_gpu(sheet, device)
     named = _known_devices(run, sheet)
     facts: dict[str, Any] = {
         "device": device,
         "sheet_device": gpu.title if gpu else "",
-        "backend": _joined({rank.backend for rank in run.ranks}),
+        "backend": ", ".join(sorted({rank.backend for rank in run.ranks if rank.backend})),
         "num_micro_batches": _micro_batches(step_log),
         "is_data_parallel_only": _is_data_parallel_only(run),
         "memory": device_memory(run, memory, named),
@@ -337,10 +325,6 @@ def _known_devices(run: Run, sheet: Sheet) -> Mapping[int, Gpu]:
     names |= {rank.rank: rank.device.name for rank in run.ranks if rank.device.name}
     by_name = {name: recognise_gpu(sheet, name) for name in set(names.values())}
     return {rank: gpu for rank, name in names.items() if (gpu := by_name[name]) is not None}
-
-
-def _joined(words: set[str]) -> str:
-    return ", ".join(sorted(word for word in words if word))
 
 
 def _micro_batches(step_log: StepLogResult) -> int | None:

@@ -81,12 +81,9 @@ def shape_from(
 ) -> Transformer:
     """A Llama-like shape from a few numbers.
 
-    Args:
-        values: Numbers by :data:`SHAPE_KEYS`; ``layers``, ``hidden`` and ``heads`` are required.
-        params: N; if ``ffn`` (or ``expert_ffn`` for a mixture of experts) is missing, it is chosen
-            to match N, and if it is given, N is only checked.
-        is_gated: Whether MLPs have a gate; without one they are 4 H wide.
-        name: Name of the shape.
+    ``values`` are by :data:`SHAPE_KEYS`; ``layers``, ``hidden`` and ``heads`` are required. If
+    ``ffn`` (or ``expert_ffn`` for a mixture of experts) is missing, it is chosen to match
+    ``params``, which is only checked otherwise. MLPs without a gate are 4 H wide.
 
     Raises:
         UsageError: If a required number is missing, or numbers contradict each other.
@@ -189,13 +186,9 @@ def known_model(
 ) -> TrainedModel | None:
     """The model of a job; None if it is unknown.
 
-    The model in the run.json of a reference run takes precedence: the table belongs to the project
-    in the folder and may not describe the recording.
-
-    Args:
-        job: run.json, None for bare traces.
-        table: ``[model]`` of the configuration, None without one.
-        source: Configuration file, for messages.
+    The model in the run.json of a reference run takes precedence: the table ``[model]`` belongs to
+    the project in the folder and may not describe the recording. Messages name its file,
+    ``source``.
 
     Raises:
         UsageError: If the table contradicts itself or names no known model.

@@ -33,11 +33,9 @@ _SAME_BYTES = 0.01
 
 
 def analyze_gradients(run: Run, analyses: RankAnalyses) -> GradientsResult:
-    """Combine the reductions of all ranks.
+    """Combine the reductions of all ranks; no groups if no rank marks DDP.
 
-    Returns:
-        The result. It has no groups if no rank marks DDP. If DDP is marked but its collectives
-        cannot be identified, ``unavailable`` says so.
+    If DDP is marked but its collectives cannot be identified, ``unavailable`` says so.
     """
     marked = [analysis for analysis in analyses.values() if analysis.gradients is not None]
     if not marked:

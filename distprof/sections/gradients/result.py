@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
+from distprof.terms import Confidence
+from distprof.units import format_bytes
 
 LONGEST_LATENCY_NS = 1_000_000
 """An all-reduce has a latency of tens of µs, and of a few hundred over hundreds of nodes. One that
@@ -61,6 +63,31 @@ class GradientGroup(Record, frozen=True, kw_only=True):
     def is_held_up(self) -> bool:
         """Whether each bucket takes longer, whatever its size, than the latency of any network."""
         return (self.bucket_fixed_ns or 0) > LONGEST_LATENCY_NS
+
+    @property
+    def exposed_once_ns(self) -> int:
+        """Exposed time per step of the one reduction that an update needs."""
+        return self.exposed_ns_per_step - self.redundant_ns_per_step
+
+    @property
+    def confidence(self) -> Confidence:
+        """Measured if the exposed time excludes waiting for late ranks, otherwise inferred."""
+        return Confidence.MEASURED if self.is_split else Confidence.INFERRED
+
+    @property
+    def exposed_label(self) -> str:
+        """The name of its exposed time in a message."""
+        if self.is_split:
+            return "exposed transfer"
+        return "exposed communication (including waiting for late ranks)"
+
+    @property
+    def label(self) -> str:
+        """For example ``102 MB of float32 gradients over 2 nodes``."""
+        nodes = f" over {self.num_nodes} nodes" if (self.num_nodes or 1) > 1 else ""
+        words = " and ".join(word for word in self.dtypes if word)
+        kind = f" of {words} gradients" if words else " of gradients"
+        return f"{format_bytes(self.bytes)}{kind}{nodes}"
 
 
 class GradientsResult(Result, frozen=True, kw_only=True):

@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 from distprof.intervals import EMPTY, Intervals, covered, subtract, union
 from distprof.run.tables import NO_THREAD, RankTables, intervals_of, join_launches
 from distprof.schema import ABSENT, Int64Array, Table
-from distprof.sections.context import RankContext, RankGradients
+from distprof.sections.context import RankContext, RankGradients, Timeline
 from distprof.sections.idle.measure import IdleCauses
-from distprof.sections.time.measure import Timeline
 from distprof.terms import ActivityKind, CollectiveKind, MeshAxis
 
 DDP_FORWARD = "DistributedDataParallel.forward"
@@ -50,19 +49,10 @@ def rank_gradients(
     exposed_ns: Int64Array,
     exposed_wait_ns: Int64Array,
 ) -> RankGradients | None:
-    """The reductions of one rank inside its windows.
+    """The reductions of one rank inside its windows; None without marks of DDP or collectives.
 
-    Args:
-        tables: The rank's tables.
-        context: Its windows, axes and waits.
-        timeline: Provides its computation.
-        causes: Provides the launch of each activity; None without host rows.
-        collective_step: Window of each COLLECTIVES row.
-        exposed_ns: Exposed time of each COLLECTIVES row.
-        exposed_wait_ns: Part of it that is waiting.
-
-    Returns:
-        The reductions; None if nothing marks DDP or no collective was recorded.
+    The last three arguments have an entry per row of COLLECTIVES: its window, its exposed time and
+    the part of it that is waiting.
     """
     forwards = _marked(tables.host, DDP_FORWARD)
     if not tables.has_host or forwards.size == 0 or len(tables.collectives) == 0:
@@ -104,7 +94,7 @@ def rank_gradients(
         last_exposed_ns=(exposed - wait)[picked][last],
         before_first_ns=since_begin[0],
         backward_ns=since_begin[1],
-        num_forwards=_forwards_of(updated)[updated[number]],
+        num_forwards=np.bincount(updated).astype(np.int64)[updated[number]],
         dtypes=_dtypes(tables.collectives, context, picked),
         marks_updates=bool(len(updates)),
         row_bytes=size[picked],
@@ -143,11 +133,6 @@ def _update_of(forwards: Intervals, updates: Int64Array) -> Int64Array:
     if not len(updates):
         return np.arange(forwards.size, dtype=np.int64)
     return np.searchsorted(updates, forwards.start, side="right").astype(np.int64)
-
-
-def _forwards_of(updated: Int64Array) -> Int64Array:
-    """Number of forwards per update."""
-    return np.bincount(updated).astype(np.int64)
 
 
 def _carry_gradients(

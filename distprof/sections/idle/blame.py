@@ -49,14 +49,9 @@ def blame_pauses(
 ) -> Blame:
     """Charge the rest of gaps to the pauses that delayed launches.
 
-    Args:
-        gaps: Idle gaps.
-        rest_ns: Time of each gap that is due to the CPU, without what pauses took of it themselves.
-        left_ns: The length of each pause without its part in gaps.
-        pauses: Pauses of the launching threads.
-        activity: ACTIVITY table.
-        launches: Launch of each activity.
-        threads: Codes of the launching threads.
+    ``rest_ns`` is the time of each gap that is due to the CPU, without what pauses took of it
+    themselves, and ``left_ns`` the length of each pause without its part in gaps. ``threads`` are
+    the codes of the launching threads.
     """
     ns = np.zeros(len(gaps.start), dtype=np.int64)
     pause = np.full(len(gaps.start), -1, dtype=np.int64)
@@ -159,12 +154,9 @@ def _charge(
     charged: Int64Array,
     source: Int64Array,
 ) -> int:
-    """Charge gaps to the last pauses first; writes to the last two arguments.
+    """The time charged to gaps, last pauses first; writes to the last two arguments.
 
     Of a gap that several kinds of pauses explain, only the part of the largest kind is charged.
-
-    Returns:
-        The time that was charged.
     """
     whole = np.cumsum(host_ns)
     left_ns = int(whole[-1])

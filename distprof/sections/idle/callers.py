@@ -40,14 +40,7 @@ def callers_of(
     inside: Intervals,
     load_host: Callable[[], Table] | None,
 ) -> tuple[PauseStats, ...]:
-    """The statistics with callers, where the calls cost enough.
-
-    Args:
-        stats: Pauses by kind and name.
-        pauses: The pauses.
-        inside: Analysed windows as a set.
-        load_host: Reads every host row; None if that is impossible.
-    """
+    """The statistics with callers, where the calls cost enough and host rows can be read again."""
     least = WORTH_RATIO * total(inside)
     worth = [one for one in stats if one.kind in _SEARCHES and one.idle_ns >= least > 0]
     if not worth or load_host is None:

@@ -94,11 +94,8 @@ def cpu_pauses(
 ) -> Pauses:
     """All pauses of the launching threads.
 
-    Args:
-        tables: The rank's tables.
-        launches: Launch of each activity.
-        collections: Garbage collections of the training thread, a set.
-        windows: Analysed windows, which determine how long a stretch without launches must be.
+    ``collections`` are garbage collections of the training thread, a set. The windows determine how
+    long a stretch without launches must be.
     """
     host = tables.host
     threads = launching_threads(launches)

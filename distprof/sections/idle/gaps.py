@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from distprof.intervals import EMPTY, Intervals, outermost
 from distprof.run.tables import NO_THREAD, Launches, RankTables, among, distinct, intervals_of
 from distprof.schema import ABSENT, Int64Array, Table
-from distprof.sections.time.measure import Timeline
+from distprof.sections.context import Timeline
 from distprof.terms import ActivityKind
 
 LATENCY_LIMIT_NS = 50_000
@@ -46,14 +46,7 @@ class Gaps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_gaps(activity: Table, timeline: Timeline, launches: Launches, windows: Intervals) -> Gaps:
-    """All idle time from the first window, activity or launch to the last.
-
-    Args:
-        activity: ACTIVITY table.
-        timeline: Interval sets of the activities.
-        launches: Launch of each activity.
-        windows: Analysed windows, which can only extend the time range.
-    """
+    """All idle time from the first window, activity or launch to the last."""
     start, end = _idle_of(timeline, launches, windows)
     row = _next_rows(activity, launches, end)
     at = np.maximum(row, 0)

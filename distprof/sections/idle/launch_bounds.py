@@ -31,12 +31,8 @@ def launch_bounds(
 ) -> LaunchBounds:
     """Launch bounds that the own time of the segments does not imply already.
 
-    Args:
-        tables: The rank's tables.
-        windows: Analysed windows, in order, disjoint.
-        causes: The rank's launches, and the ends of calls that waited for the GPU.
-        start_ns: Start of each segment on the rank's clock, ascending; the last one is empty.
-        own_ns: Own time of each segment.
+    Windows are in order and disjoint. ``start_ns`` of segments is on the rank's clock, ascending;
+    the last segment is empty.
     """
     launches = causes.launches
     starts, ends = intervals_of(tables.activity)
@@ -86,12 +82,8 @@ def _largest(
 def held_by_launches(bounds: LaunchBounds, opens: Int64Array) -> Int64Array:
     """Delay of each window by launches, beyond the delay of the windows before it.
 
-    The delay after one wait of the CPU grows until its next wait. Delays after several waits add
-    up.
-
-    Args:
-        bounds: Launch bounds of the rank.
-        opens: First segment of each window, ascending.
+    ``opens`` is the first segment of each window, ascending. The delay after one wait of the CPU
+    grows until its next wait. Delays after several waits add up.
     """
     held = np.zeros(len(opens), dtype=np.int64)
     window = np.searchsorted(opens, bounds.segment, side="right") - 1

@@ -30,6 +30,7 @@ from distprof.sections.context import (
     RankAnalyses,
     RankAnalysis,
     RankContext,
+    Timeline,
 )
 from distprof.sections.idle.blame import DRAINING_NS, blame_pauses, pause_stats
 from distprof.sections.idle.callers import callers_of
@@ -55,7 +56,6 @@ from distprof.sections.idle.result import (
     RankIdle,
     RankPauses,
 )
-from distprof.sections.time.measure import Timeline
 from distprof.sections.time.result import StepBreakdown
 from distprof.terms import ActivityKind, IdleCause
 from distprof.units import name_ranks
@@ -358,13 +358,6 @@ def rank_causes(
     Without a launch record of the next activity, only data-loading ranges of any thread explain a
     gap. In traces without any launch records, as from CPU-only jobs, waiting for a collective on
     the CPU (:data:`WAIT_CALLS`) counts as *comm_wait*.
-
-    Args:
-        tables: The rank's tables; without host rows no cause is known.
-        timeline: Interval sets of the activities.
-        windows: Analysed windows; only the figures of pauses depend on them.
-        context: Garbage collections of the training thread.
-        load_host: Reads every host row, to name the callers of calls; None if that is impossible.
     """
     if not tables.has_host:
         return None

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from distprof.intervals import Intervals, covered, subtract, union
 from distprof.run.tables import RankTables, intervals_of
 from distprof.schema import Table
-from distprof.sections.context import RankInput
-from distprof.sections.time.measure import Timeline
+from distprof.sections.context import RankInput, Timeline
 
 OWN_LOADS = re.compile(r"^enumerate\(DataLoader\)#_SingleProcessDataLoaderIter\.__next__$")
 """Ranges in which the training thread creates the batch itself; source: torch's dataloader.py."""
@@ -24,13 +23,7 @@ PAGEABLE_COPIES = re.compile(r"^Memcpy HtoD \(Pageable -> Device\)$")
 
 
 def rank_input(tables: RankTables, windows: Intervals, timeline: Timeline) -> RankInput:
-    """Loads and copies that touch the windows.
-
-    Args:
-        tables: The rank's tables; without host rows the loads are unknown.
-        windows: The analysed windows.
-        timeline: Timeline of the rank's activities.
-    """
+    """Loads and copies that touch the windows; without host rows the loads are unknown."""
     inside = union(windows)
     copies = tables.activity.take(_named(tables.activity, PAGEABLE_COPIES))
     own = tables.host.take(_named(tables.host, OWN_LOADS))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
+from distprof.artefacts.record import shared_fields
 from distprof.artefacts.run_file import Overhead, RankEntry, RunFile
 from distprof.run.fingerprint import flat_config
 from distprof.run.run import Run
@@ -42,9 +43,7 @@ def analyze_job(run: Run) -> JobResult:
         failure=_failure(job),
         exits=_exits(job.ranks),
         errors=_errors(run),
-        faults=tuple(
-            JobFault(kind=f.kind, target=f.target, amount=f.amount, text=f.text) for f in job.faults
-        ),
+        faults=tuple(JobFault(**shared_fields(JobFault, fault)) for fault in job.faults),
         coverage=job.coverage.text,
         probes=_probes(job.ranks),
         overhead=_overhead(job.ranks),

@@ -226,9 +226,7 @@ def rank_inside(activity: Table, windows: Intervals) -> NDArray[np.bool_]:
 def rank_kernels(activity: Table, inside: NDArray[np.bool_]) -> tuple[KernelStats, ...]:
     """Count, total and median duration of each kernel, copy or operator name, longest first.
 
-    Args:
-        activity: ACTIVITY table.
-        inside: Mask of the rows to count; annotations are always left out.
+    Annotations are always left out.
     """
     rows = np.flatnonzero(inside & (activity["kind"] != ActivityKind.ANNOTATION))
     names = activity.coded("name")
@@ -272,12 +270,7 @@ MOST_NAMES = 64
 
 
 def rank_kernel_steps(activity: Table, windows: Intervals) -> KernelSteps:
-    """Number, time and quartiles of the longest computation kernels in each window.
-
-    Args:
-        activity: ACTIVITY table.
-        windows: S disjoint windows, in order; a kernel belongs to the window in which it starts.
-    """
+    """Number, time and quartiles of the longest computation kernels that start in each window."""
     names = activity.coded("name")
     start, num_steps = activity["start_ns"], windows.size
     at = np.searchsorted(windows.start, start, side="right") - 1

@@ -61,11 +61,7 @@ def label_calls(
 ) -> CallLabels:
     """Layer and call of each section of a group.
 
-    Args:
-        group: Exchanges of one group of ranks.
-        routing: Logs of all ranks.
-        places: Rank to its index along each known mesh axis.
-        steps: Number of each analysed step.
+    ``places`` has the index of each rank along each known mesh axis.
     """
     if not len(group.dispatch):
         return _unlabelled(group, ())
@@ -115,11 +111,8 @@ def logged_calls(
 ) -> LoggedCalls | None:
     """Logged calls of ranks that share experts; None if no rank logged any, or the calls differ.
 
-    Args:
-        ranks: Members of the group.
-        routing: Logs of all ranks.
-        places: Rank to its index along each known mesh axis.
-        steps: Numbers of the steps to use, ascending; None for those in the first member's log.
+    ``steps`` are the numbers of the steps to use, ascending; None for those in the first member's
+    log.
     """
     by_rank = {log.rank: log for log in routing if log.calls is not None}
     logging = [rank for rank in ranks if rank in by_rank]

@@ -106,8 +106,7 @@ def find_exchanges(
 ) -> tuple[GroupExchanges, ...]:
     """All-to-alls of every group, and the sections between them.
 
-    Returns:
-        Groups in the order of the topology, without those whose exchanges could not be matched.
+    Groups are in the order of the topology, without those whose exchanges could not be matched.
     """
     kinds = run.matches.kind == CollectiveKind.ALL_TO_ALL
     if not kinds.any():

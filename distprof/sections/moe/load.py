@@ -42,13 +42,8 @@ def placement_row(
 ) -> MoePlacement:
     """Balance of ranks in the calls of one layer, now and with another placement.
 
-    Args:
-        layer: Name of the layer.
-        rank_load: Tokens of each rank in each call, ``(calls, ranks)``; no call is empty.
-        origin: Source of the tokens.
-        expert_load: Assignments per expert of each call; None if experts cannot be distinguished.
-        placed: Another placement of the layer; None if there is none.
-        part: Part of the data.
+    ``rank_load`` has the tokens of each rank in each call, ``(calls, ranks)``, of which none is
+    empty, and ``expert_load`` the assignments per expert; None if experts cannot be distinguished.
     """
     load = load_imbalance(rank_load)
     row = MoePlacement(
@@ -80,9 +75,7 @@ def placement_of_log(
 ) -> tuple[MoePlacement, ...]:
     """Balance of ranks from the log alone, with experts in contiguous blocks over the expert axis.
 
-    Args:
-        routing: Logs of all ranks.
-        places: Rank to its index along each mesh axis; without an expert axis there are no rows.
+    Without an expert axis in ``places`` there are no rows.
     """
     loads: dict[str, list[NDArray[np.int64]]] = {}
     size = 0
@@ -107,12 +100,8 @@ def row_of_experts(
 ) -> MoePlacement:
     """The row of a layer with experts in contiguous blocks on ``size`` ranks.
 
-    Args:
-        name: Name of the layer.
-        tokens: Assignments per expert of each call, ``(calls, experts)``.
-        size: Number of ranks, a divisor of the number of experts.
-        origin: Source of the tokens.
-        part: Part of the data.
+    ``tokens`` has the assignments per expert of each call, ``(calls, experts)``. The number of
+    experts is a multiple of ``size``.
     """
     contiguous = contiguous_placement(1, tokens.shape[1], size)
     return placement_row(
@@ -141,11 +130,7 @@ def ranks_of(
 ) -> Iterator[MoeRank]:
     """One row per recorded rank of a group.
 
-    Args:
-        group: Exchanges of the group.
-        label: Layers of its sections.
-        loads: Tokens of each recorded rank in each section, ``(s, m)``; None if unknown.
-        num_steps: Number of analysed steps.
+    ``loads`` has the tokens of each recorded rank in each section, ``(s, m)``; None if unknown.
     """
     if not num_steps:
         return

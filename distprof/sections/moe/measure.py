@@ -46,7 +46,10 @@ def _of_counts(counts: ExpertCounts) -> MoeResult:
             problems.append(f"Layer {name}{_of(part)} has no counts and is left out.")
             continue
         layers.append(_layer(part, name, tokens, counts.top_k))
-        placement += _placements(part, name, tokens, _sizes(counts))
+        placement += [
+            row_of_experts(name, tokens[np.newaxis], size, EXPERT_COUNTS, part)
+            for size in _sizes(counts)
+        ]
     return MoeResult(
         layers=tuple(layers),
         origin=EXPERT_COUNTS if layers else None,
@@ -70,13 +73,6 @@ def _layer(part: str, name: str, tokens: np.ndarray, top_k: int | None) -> MoeLa
         top_k=top_k or 0,
     )
     return msgspec.structs.replace(layer, part=part)
-
-
-def _placements(
-    part: str, name: str, tokens: np.ndarray, sizes: tuple[int, ...]
-) -> Iterator[MoePlacement]:
-    for size in sizes:
-        yield row_of_experts(name, tokens[np.newaxis], size, EXPERT_COUNTS, part)
 
 
 def _sizes(counts: ExpertCounts) -> tuple[int, ...]:

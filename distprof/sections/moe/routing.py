@@ -103,12 +103,9 @@ def combine_routing(
 ) -> MoeResult:
     """Every layer over all ranks that logged it; layers in order of first appearance.
 
-    Args:
-        ranks: Logs of the ranks that have one, ascending.
-        places: Rank to its index along each known mesh axis. Pipeline stages may give different
-            layers the same name. Tensor-parallel ranks route the same tokens, so only the first of
-            them counts.
-        unavailable: Why logs are missing.
+    ``places`` has the index of each rank along each known mesh axis. Pipeline stages may give
+    different layers the same name. Tensor-parallel ranks route the same tokens, so only the first
+    of them counts.
     """
     problems = list(dict.fromkeys(text for rank in ranks for text in rank.problems))
     layers, drifts = [], []
@@ -148,14 +145,10 @@ def stage_names(
 def layer_of_counts(
     name: str, tokens: NDArray[np.int64], *, num_tokens: float, dropped: int, top_k: int
 ) -> MoeLayer:
-    """Figures of one layer from its counts.
+    """Figures of one layer from its counts, of all steps together; ``top_k`` is 0 if unknown.
 
-    Args:
-        name: Name of the layer.
-        tokens: int64, shape ``(steps, experts)``; at least one assignment in each step.
-        num_tokens: Tokens routed, all steps together.
-        dropped: Assignments over capacity.
-        top_k: Experts per token; 0 if unknown.
+    ``tokens`` has shape ``(steps, experts)``, with at least one assignment in each step;
+    ``dropped`` are assignments over capacity.
     """
     total = tokens.sum(axis=0)
     dead = np.flatnonzero(total < DEAD_RATIO * total.mean())

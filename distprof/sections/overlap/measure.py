@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from distprof.intervals import Intervals, covered, intersect, union
 from distprof.run.tables import distinct, intervals_of
 from distprof.schema import Table
-from distprof.sections.context import RankAnalyses
+from distprof.sections.context import RankAnalyses, Timeline
 from distprof.sections.overlap.result import AxisOverlap, OverlapResult, RankOverlap
-from distprof.sections.time.measure import Timeline
 
 
 def rank_overlap(rank: int, windows: Intervals, timeline: Timeline) -> RankOverlap:
@@ -41,16 +40,7 @@ def rank_axes(
     row_axis: NDArray[np.int32],
     row_axis_names: Sequence[str],
 ) -> tuple[AxisOverlap, ...]:
-    """Overlap of each axis's communication with all computation of the rank.
-
-    Args:
-        rank: Global rank.
-        windows: The analysed windows.
-        timeline: Activity of the rank.
-        collectives: COLLECTIVES table.
-        row_axis: Index into ``row_axis_names`` for each of its rows.
-        row_axis_names: Mesh axes or group descriptions.
-    """
+    """Overlap of each axis's communication with all computation of the rank."""
     return tuple(
         _axis_overlap(rank, row_axis_names[index], windows, timeline, rows)
         for index, rows in _rows_by_axis(collectives, row_axis)

@@ -116,16 +116,10 @@ class RankEvents(msgspec.Struct, frozen=True, kw_only=True):
 def find_events(
     rank: int, tables: RankTables, *, is_cpu: bool, collections: Intervals = EMPTY
 ) -> RankEvents | None:
-    """The events of one rank.
+    """The events of one rank; None if the trace does not show the CPU.
 
-    Args:
-        rank: Global rank.
-        tables: Its tables with every host row.
-        is_cpu: Whether CPU threads did the work.
-        collections: Garbage collections of the training thread, a set; own clock.
-
-    Returns:
-        None if the trace does not show the CPU.
+    The tables have every host row. ``collections`` are garbage collections of the training thread,
+    a set; own clock.
     """
     if not tables.has_host or len(tables.host) == 0:
         return None

@@ -105,11 +105,8 @@ def _interpolated(times: Int64Array, known: Int64Array, moved: Int64Array) -> In
 class Model:
     """The graph of all ranks' events.
 
-    Args:
-        run: The recording, whose matched collectives join the ranks; None for a rank alone, whose
-            collectives keep their durations.
-        events: Events of these ranks.
-        windows: Analysed windows by rank, own clock, shape ``(W, 2)``, the same number for all.
+    Matched collectives of the run join the ranks; without a run, collectives keep their durations.
+    Windows are by rank, own clock, shape ``(W, 2)``, the same number for all.
 
     Raises:
         CycleError: If matched collectives contradict each other.
@@ -356,14 +353,10 @@ def fit(
     factors: Factors,
     call_ns: float | None = None,
 ) -> Fit:
-    """Find the cost per event.
+    """Find the cost per event, given the mean step without the profiler.
 
-    Args:
-        model: The recording.
-        target_ns: Mean step without the profiler.
-        usual: bool per window: those that the target stands for.
-        factors: Factors on loads and garbage collections.
-        call_ns: Cost of a launch if it was measured.
+    The target stands for the ``usual`` windows. ``call_ns`` is the cost of a launch if it was
+    measured.
     """
 
     def costs(operators: NDArray[np.float64]) -> list[Cost]:

@@ -70,13 +70,9 @@ def idle_parts(
 ) -> IdleParts:
     """Split the idle time of a whole pipeline into causes.
 
-    Args:
-        observed: The pipeline, with all stages.
-        orders: Its order of actions.
-        comparable: Whether times of different ranks can be compared. If not, waiting for messages
-            and for the CPU cannot be separated: all of it counts as CPU and other.
-        residual_ns: Uncertainty between clocks of different ranks: shorter message waits do not
-            count.
+    If times of different ranks are not ``comparable``, waiting for messages and for the CPU cannot
+    be separated: all of it counts as CPU and other. Message waits shorter than ``residual_ns``, the
+    uncertainty between clocks of different ranks, do not count.
 
     Raises:
         ValueError: If the order is impossible because an action waits for itself.

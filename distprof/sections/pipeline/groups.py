@@ -9,6 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from distprof.artefacts.record import shared_fields
 from distprof.costs.actions import Orders, in_flight_of
 from distprof.costs.known_schedules import SCHEDULES, orders
 from distprof.costs.order_replay import replay
@@ -35,9 +36,7 @@ MAX_ROWS = 4_000
 def picture_of(observed: ObservedPipeline, *, comparable: bool) -> tuple[PictureRow, ...]:
     """Slots of the step of median length, sorted by position of the rank and start.
 
-    Args:
-        observed: The pipeline.
-        comparable: Whether all ranks share one timeline; otherwise each rank begins at 0.
+    If ranks do not share one timeline (``comparable``), each begins at 0.
     """
     length = observed.end_ns.max(axis=0) - observed.start_ns.min(axis=0)
     column = int(np.argsort(length, kind="stable")[(len(length) - 1) // 2])
@@ -301,12 +300,7 @@ def _with_parts(group: PipelineGroup, chosen: _Pipeline, parts: IdleParts) -> Pi
     span = group.span_ns or 0
     group = with_fields(
         group,
-        idle_ns=parts.idle_ns,
-        warm_up_drain_ns=parts.warm_up_drain_ns,
-        imbalance_ns=parts.imbalance_ns,
-        variation_ns=parts.variation_ns,
-        exposed_p2p_ns=parts.exposed_p2p_ns,
-        host_ns=parts.host_ns,
+        **shared_fields(PipelineGroup, parts),
         model_error_ratio=parts.replayed_ns / span - 1 if span else None,
         message_ns=typical_message(chosen.observed, chosen.orders)
         if group.comparable_clocks
@@ -365,6 +359,7 @@ def _stages(chosen: _Pipeline, span_ns: int) -> tuple[StageDetail, ...]:
     observed = chosen.observed
     orders_, busy = observed.orders, observed.busy_ns.mean(axis=1)
     in_flight = in_flight_of(orders_, by_stage=True)
+    is_backward = orders_.kind != SlotKind.FORWARD
     details = []
     for stage in observed.stages:
         rows = orders_.stage == stage
@@ -377,16 +372,12 @@ def _stages(chosen: _Pipeline, span_ns: int) -> tuple[StageDetail, ...]:
                 position=place,
                 work_ns_per_step=int(observed.work_ns[rows].sum(axis=0).mean()),
                 forward_ns=_each(observed, rows & (orders_.kind == SlotKind.FORWARD)),
-                backward_ns=_each(observed, rows & (orders_.kind != SlotKind.FORWARD)),
+                backward_ns=_each(observed, rows & is_backward),
                 bubble_fraction=None if idle is None else min(max(idle, 0.0), 1.0),
-                in_flight=int(in_flight[stage]) if (rows & _backward(orders_)).any() else None,
+                in_flight=int(in_flight[stage]) if (rows & is_backward).any() else None,
             )
         )
     return tuple(details)
-
-
-def _backward(orders_: Orders) -> NDArray[np.bool_]:
-    return np.not_equal(orders_.kind, SlotKind.FORWARD)
 
 
 def _each(observed: ObservedPipeline, rows: NDArray[np.bool_]) -> int | None:

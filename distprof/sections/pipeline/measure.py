@@ -156,12 +156,7 @@ NO_STAGES = "the log names no pipeline stages with forward and backward passes"
 def analyze_pipeline(
     run: Run, analyses: RankAnalyses, steps: StepLogResult | None = None
 ) -> PipelineResult:
-    """Work, waiting and bubble of a run's pipelines.
-
-    Args:
-        run: The run, with its clock and groups, or with an operation log instead of traces.
-        analyses: By global rank; ranks without slots are ignored.
-        steps: Step logs, which count samples.
+    """Work, waiting and bubble of a run's pipelines, from slots in traces or from an operation log.
 
     Source:
         Formula sheet, "Pipeline bubble": stage imbalance is maximum over mean stage time.

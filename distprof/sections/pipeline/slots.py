@@ -25,9 +25,8 @@ from numpy.typing import NDArray
 from distprof.intervals import Intervals, covered, intersect, subtract, union
 from distprof.run.tables import RankTables, intervals_of, join_launches
 from distprof.schema import ABSENT, Int64Array, Table
-from distprof.sections.context import RankContext, StageMarks, StageSlots
+from distprof.sections.context import RankContext, StageMarks, StageSlots, Timeline
 from distprof.sections.pipeline.observed import changes, number_in_run
-from distprof.sections.time.measure import Timeline
 from distprof.terms import ActivityKind, CollectiveKind, SlotKind
 
 UNKNOWN_STAGE = -1
@@ -99,11 +98,8 @@ def rank_stages(
 ) -> tuple[StageMarks, ...]:
     """Each stage that the rank holds, ascending; empty without marks.
 
-    Args:
-        tables: The rank's tables.
-        windows: The analysed windows.
-        timeline: The rank's timeline. Only computation inside marks is work.
-        is_cpu: Whether the CPU did the work. Otherwise CPU marks stand for the launched kernels.
+    Only computation inside marks is work. Unless the CPU did the work, CPU marks stand for the
+    launched kernels.
     """
     annotations = tables.activity["kind"] == ActivityKind.ANNOTATION
     for table, allowed in ((tables.activity, annotations), (tables.host, None)):
@@ -196,11 +192,7 @@ def rank_slots(
 ) -> StageSlots | None:
     """Slots inside the analysed windows, by start; None if no name describes a slot.
 
-    Args:
-        tables: The rank's tables.
-        context: The rank's context, for its windows.
-        timeline: The rank's timeline. Only computation inside ranges is work.
-        messages: Waits for messages (:func:`rank_messages`).
+    Only computation inside ranges is work; ``messages`` comes from :func:`rank_messages`.
     """
     for parser, origin in ((parse_mark, MARKS), (parse_torch, TORCH)):
         for on_device in (True, False):
@@ -227,10 +219,7 @@ def _launched_inside(tables: RankTables, ranges: Intervals) -> tuple[Intervals, 
     """From the first start to the last end of the kernels launched inside each range.
 
     Launches of all threads count: while the annotated thread waits for backward, autograd's thread
-    launches.
-
-    Returns:
-        Spans on the GPU, in the order of ``ranges``, and a mask of ranges that launched a kernel.
+    launches. The mask says which ranges launched a kernel.
     """
     launches = join_launches(tables.activity["correlation"], tables.host)
     rows = np.flatnonzero((tables.activity["kind"] == ActivityKind.COMPUTATION) & launches.known)
@@ -423,15 +412,10 @@ _BACKWARDS = (SlotKind.BACKWARD, SlotKind.BACKWARD_INPUT)
 
 
 def needed_at(collectives: Table, slots: StageSlots, since_ns: int) -> Int64Array:
-    """Start of the slot that needs each row of COLLECTIVES, on the rank's clock.
+    """Start of the slot that needs each row of COLLECTIVES, ns on the rank's clock.
 
-    Args:
-        collectives: The rank's COLLECTIVES table.
-        slots: Slots of the rank; at least one.
-        since_ns: Earlier messages belong to slots that are not analysed.
-
-    Returns:
-        int64 ns; ABSENT except for timed receives that ended before the start of a slot.
+    ABSENT except for timed receives that ended before the start of a slot. Messages before
+    ``since_ns`` belong to slots that are not analysed.
     """
     needed = np.full(len(collectives), ABSENT, dtype=np.int64)
     received = np.isin(collectives["kind"], _RECEIVES) & collectives["is_timed"]

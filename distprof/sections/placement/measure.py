@@ -50,14 +50,7 @@ def analyze_placement(
 ) -> PlacementResult:
     """Find the nodes and domains of ranks and groups.
 
-    Args:
-        run: The recording.
-        collectives: Its classes of collectives, with bytes and exposed times.
-        topology: Domains that the user configured.
-        sheet: Devices by name, including the user's; None for no devices.
-
-    Returns:
-        The result; ``unavailable`` lists what is unknown and what was assumed.
+    ``unavailable`` lists what is unknown and what was assumed.
     """
     nodes, origin = nodes_of(run)
     groups = groups_by_axis(run)

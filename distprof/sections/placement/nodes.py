@@ -147,14 +147,7 @@ class Domains(msgspec.Struct, frozen=True):
 def find_domains(
     run: Run, nodes: Nodes, topology: TopologyConfig, sheet: Sheet | None = None
 ) -> Domains:
-    """Domains from the configuration, from the GPU model's usual domain size, or one per node.
-
-    Args:
-        run: Provides the GPU names.
-        nodes: Name to ranks, in order of the first ranks.
-        topology: The user's configuration of domains.
-        sheet: Devices by name; None for no devices.
-    """
+    """Domains from the configuration, from the GPU model's usual domain size, or one per node."""
     gpu = recognise_gpu(sheet, _device(run)) if sheet is not None else None
     bandwidth = gpu.scale_up_bandwidth if gpu is not None else None
     if topology.domains:
@@ -244,9 +237,7 @@ def _parts(nodes: Iterable[tuple[int, ...]], size: int) -> Iterator[tuple[int, .
 def card_paths(run: Run, nodes: Mapping[str, Sequence[int]]) -> tuple[CardPath, ...]:
     """Every GPU of every machine that the user provided and that is part of the job.
 
-    Args:
-        run: Machines, and NCCL's log if there is one.
-        nodes: Nodes of the job; other machines are left out, unless no node is known.
+    Machines outside ``nodes`` are left out, unless no node is known.
     """
     machines, log = machines_of(run), run.get(NcclLog)
     hosts = list(nodes) or [machine.host for machine in machines]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from distprof.artefacts.record import shared_fields
 from distprof.join.ras import in_trouble, num_behind
 from distprof.run.evidence import RasStatus
 from distprof.run.run import Run
@@ -16,23 +17,12 @@ def analyze_ras(run: Run) -> RasResult:
     if status is None:
         return RasResult()
     return RasResult(
-        version=status.version,
-        time=status.time,
-        num_processes=status.num_processes,
-        num_nodes=status.num_nodes,
-        num_timeouts=status.num_timeouts,
+        **shared_fields(RasResult, status),
         communicators=tuple(
-            RasCommunicators(
-                num_communicators=group.num_communicators,
-                num_ranks=group.size,
-                num_nodes=group.num_nodes,
-                status=group.status,
-                errors=group.errors,
-            )
+            RasCommunicators(num_ranks=group.size, **shared_fields(RasCommunicators, group))
             for group in status.groups
         ),
         troubled=in_trouble(status)[:MAX_TROUBLED],
         num_behind=num_behind(status),
-        stands=status.stands,
         unavailable=status.notes,
     )

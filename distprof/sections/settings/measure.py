@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median_high
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from distprof.artefacts.record import Record
+from distprof.artefacts.record import Record, shared_fields
 from distprof.artefacts.run_file import RunFile
 from distprof.artefacts.settings_file import LoaderSettings, SettingsFile
 from distprof.run.records import RankRecords
@@ -51,10 +51,7 @@ def combine_settings(
 ) -> SettingsResult:
     """The ranks' configuration, with identical ranks merged.
 
-    Args:
-        files: Settings files of the ranks that have one.
-        job: The job, for the hosts of its ranks.
-        unavailable: Reasons why other ranks have none.
+    The job provides their hosts, and ``unavailable`` reasons why ranks have no file.
     """
     notes = dict.fromkeys(note for file in files for note in file.notes)
     return SettingsResult(
@@ -78,14 +75,7 @@ def combine_settings(
 def with_traces(settings: SettingsResult, analyses: Mapping[int, RankAnalysis]) -> SettingsResult:
     """The settings, with their effects in the traces."""
     feed = tuple(
-        RankFeed(
-            rank=rank,
-            num_own_loads=analysis.input.num_own_loads,
-            num_worker_loads=analysis.input.num_worker_loads,
-            num_pageable=analysis.input.num_pageable,
-            pageable_ns=analysis.input.pageable_ns,
-            exposed_pageable_ns=analysis.input.exposed_pageable_ns,
-        )
+        RankFeed(rank=rank, **shared_fields(RankFeed, analysis.input))
         for rank, analysis in sorted(analyses.items())
         if analysis.input != RankInput()
     )
@@ -103,14 +93,9 @@ def _merge_ranks(
     for rank, one in settings:
         ranks.setdefault(one, set()).add(rank)
     return tuple(
-        kind(ranks=tuple(sorted(numbers)), **_fields(kind, one)) for one, numbers in ranks.items()
+        kind(ranks=tuple(sorted(numbers)), **shared_fields(kind, one))
+        for one, numbers in ranks.items()
     )
-
-
-def _fields(kind: type[Record], settings: msgspec.Struct) -> dict[str, Any]:
-    """Fields of ``settings`` that the record shares."""
-    names = set(kind.__struct_fields__)
-    return {name: getattr(settings, name) for name in settings.__struct_fields__ if name in names}
 
 
 def _loaders(files: Sequence[SettingsFile]) -> tuple[LoaderSetup, ...]:
@@ -125,7 +110,7 @@ def _loaders(files: Sequence[SettingsFile]) -> tuple[LoaderSetup, ...]:
     return tuple(
         LoaderSetup(
             ranks=tuple(sorted({rank for rank, _ in all_})),
-            **_fields(LoaderSetup, given)
+            **shared_fields(LoaderSetup, given)
             | {
                 "num_epochs": min(one.num_epochs for _, one in all_),
                 "num_orders": max(

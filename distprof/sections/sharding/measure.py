@@ -41,13 +41,8 @@ def analyze_sharding(
 ) -> ShardingResult:
     """Traffic of sharded parameters and tensor parallelism, and when it happens.
 
-    Args:
-        run: The recording.
-        analyses: By global rank; ranks without one are left out.
-        profile: Fabric profile; provides the start-up time of a gather.
-
-    Returns:
-        The result; only the environment and device if no rank shards parameters or tensors.
+    Only the environment and device if no rank shards parameters or tensors. The profile provides
+    the start-up time of a gather.
 
     Source:
         Formula sheet, "Volume per training step" (FSDP, TP).
@@ -101,12 +96,6 @@ class AxisRows:
 
     Columns are read from the rank's tables on access. ``elements`` is ABSENT if size or type is
     unknown, and ``wait_ns`` if members were not matched. ``among_kernels`` is empty on a CPU.
-
-    Args:
-        analysis: Analysis of the rank.
-        rank: The rank.
-        axis: The axis.
-        rows: Rows of its COLLECTIVES table.
     """
 
     def __init__(
@@ -198,14 +187,11 @@ def traffic_of(analysis: RankAnalysis, rank: Rank) -> list[AxisRows]:
 
 def _elements(table: Table, rows: NDArray[np.int32]) -> Int64Array:
     dtype = table.coded("dtype")
-    width = [_ELEMENT_BYTES.get(_plain(name), 0) for name in dtype.values] or [0]
+    plain = [name.lower().removeprefix("c10::").removeprefix("torch.") for name in dtype.values]
+    width = [_ELEMENT_BYTES.get(name, 0) for name in plain] or [0]
     of_row = np.array(width, dtype=np.int64)[dtype.codes[rows]]
     size: Int64Array = table["bytes"][rows]
     return np.where((of_row > 0) & (size >= 0), size // np.maximum(of_row, 1), ABSENT)
-
-
-def _plain(dtype: str) -> str:
-    return dtype.lower().removeprefix("c10::").removeprefix("torch.")
 
 
 _LONG_RATIO = 0.6
@@ -304,10 +290,7 @@ def sharded_axes(
 ) -> tuple[ShardedAxis, ...]:
     """Axes along which parameters are sharded, most gathered bytes first.
 
-    Args:
-        traffic: Traffic of each rank.
-        topology: Provides the number of nodes that a group spans.
-        profile: Provides the start-up of a gather; may be None.
+    The topology provides the nodes that a group spans, and the profile the start-up of a gather.
     """
     by_axis: dict[str, list[AxisRows]] = defaultdict(list)
     for of_rank in traffic:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
+from distprof.terms import UNKNOWN_AXIS, Confidence
 
 
 class ShardedAxis(Record, frozen=True, kw_only=True):
@@ -38,6 +39,28 @@ class ShardedAxis(Record, frozen=True, kw_only=True):
     scatter_wait_ns_per_step: int | None  # As for gathers.
     # Start-up time of one gather from the fabric profile; None without a profile.
     latency_ns_per_gather: int | None = None
+
+    @property
+    def gather_transfer_ns(self) -> int:
+        """Exposed time of gathers, without waiting for late members if that is known."""
+        return max(0, self.gather_exposed_ns_per_step - (self.gather_wait_ns_per_step or 0))
+
+    @property
+    def scatter_transfer_ns(self) -> int:
+        """Exposed time of reduce-scatters, without waiting for late members if that is known."""
+        return max(0, self.scatter_exposed_ns_per_step - (self.scatter_wait_ns_per_step or 0))
+
+    @property
+    def confidence(self) -> Confidence:
+        """Measured if waiting is separated from transfer, otherwise inferred."""
+        is_split = self.gather_wait_ns_per_step is not None
+        return Confidence.MEASURED if is_split else Confidence.INFERRED
+
+    @property
+    def label(self) -> str:
+        """For example ``dp_shard (8 ranks)``."""
+        name = "an unnamed group" if self.axis == UNKNOWN_AXIS else self.axis
+        return name if self.group_size is None else f"{name} ({self.group_size} ranks)"
 
 
 class TensorTraffic(Record, frozen=True, kw_only=True):

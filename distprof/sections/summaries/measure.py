@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.artefacts.record import shared_fields
 from distprof.join.inspected import compared, summary_of
 from distprof.run.evidence import (
     CollectiveSummary,
@@ -250,15 +251,7 @@ def analyze_operator_table(run: Run) -> OperatorTableResult:
         self_device_ns=sum(part.device_ns for part in parts) if table.device else None,
         loader_ns=sum(loads) // num_steps if loads and num_steps else None,
         parts=parts,
-        rows=tuple(
-            TableRow(
-                name=row.name,
-                num_calls=row.num_calls,
-                self_cpu_ns=row.self_cpu_ns,
-                self_device_ns=row.self_device_ns,
-            )
-            for row in order[:MOST_ROWS]
-        ),
+        rows=tuple(TableRow(**shared_fields(TableRow, row)) for row in order[:MOST_ROWS]),
         num_rows=len(table.operators),
         unavailable=table.notes,
     )

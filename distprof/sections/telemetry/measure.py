@@ -13,6 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from distprof.artefacts.record import shared_fields
 from distprof.hardware import load_sheet
 from distprof.intervals import EMPTY, Intervals
 from distprof.run.logs import DeviceEvent, DeviceLinks, DeviceLog, DeviceState
@@ -38,39 +39,37 @@ MAX_PERIOD_NS = 60 * NS_PER_S
 
 
 def sensors_in(table: Table, windows: Intervals) -> WindowSensors | None:
-    """Figures of a rank's GPU inside the analysed steps.
+    """Figures of a rank's GPU inside the analysed steps, given on the clock of TELEMETRY.
 
-    Args:
-        table: TELEMETRY, ascending in time.
-        windows: The analysed steps on the same clock, in order.
-
-    Returns:
-        None if no step was analysed or no sample covers them.
+    None if no step was analysed or no sample covers them.
     """
     if windows.size == 0 or len(table) == 0:
         return None
     rows, is_bracketed = _rows(table["t_ns"], int(windows.start[0]), int(windows.end[-1]))
     if rows.stop <= rows.start:
         return None
-    own = table.take(rows)
-    throttled, reasons = throttling(own)
-    clocks, heat = _known(own["sm_clock_mhz"]), _known(own["temperature_c"])
-    use, power = _known(own["gpu_utilization_ratio"]), _known(own["power_w"])
+    figures = _figures(table.take(rows))
     energy = _energy(table, windows)
     span_s = float((windows.end - windows.start).sum()) / NS_PER_S
-    mean = float(power.mean()) if len(power) else None
-    return WindowSensors(
-        num_samples=len(own),
-        is_bracketed=is_bracketed,
-        sm_clock_mhz_median=int(np.median(clocks)) if len(clocks) else None,
-        sm_clock_mhz_min=int(clocks.min()) if len(clocks) else None,
-        throttled_ratio=throttled,
-        throttle_reasons=reasons,
-        power_w_mean=energy / span_s if energy is not None and span_s > 0 else mean,
-        temperature_c_max=int(heat.max()) if len(heat) else None,
-        gpu_utilization_ratio=float(use.mean()) if len(use) else None,
-        energy_j=energy,
-    )
+    if energy is not None and span_s > 0:
+        figures["power_w_mean"] = energy / span_s
+    return WindowSensors(is_bracketed=is_bracketed, energy_j=energy, **figures)
+
+
+def _figures(samples: Table) -> dict[str, Any]:
+    """What is known of a GPU in any samples of it."""
+    throttled, reasons = throttling(samples)
+    clocks, heat = _known(samples["sm_clock_mhz"]), _known(samples["temperature_c"])
+    return {
+        "num_samples": len(samples),
+        "sm_clock_mhz_median": int(np.median(clocks)) if len(clocks) else None,
+        "sm_clock_mhz_min": int(clocks.min()) if len(clocks) else None,
+        "throttled_ratio": throttled,
+        "throttle_reasons": reasons,
+        "power_w_mean": _mean(_known(samples["power_w"])),
+        "temperature_c_max": int(heat.max()) if len(heat) else None,
+        "gpu_utilization_ratio": _mean(_known(samples["gpu_utilization_ratio"])),
+    }
 
 
 def throttling(table: Table) -> tuple[float | None, dict[str, float]]:
@@ -180,30 +179,16 @@ def measure_device(
     origin: str | None = None,
     uuid: str | None = None,
 ) -> RankTelemetry:
-    """Figures of one GPU with at least one sample.
+    """Figures of one GPU with at least one sample; rank -1 for a GPU of no rank.
 
-    Args:
-        rank: Global rank; -1 for none.
-        table: TELEMETRY, ascending in time.
-        windows: The analysed steps on the same clock, in order.
-        origin: Source of the samples, if not the rank's own probe.
-        uuid: UUID of the GPU, if known.
+    Windows are the analysed steps on the clock of TELEMETRY. ``origin`` is the source of the
+    samples, if not the rank's own probe.
     """
-    throttled, reasons = throttling(table)
-    clocks = _known(table["sm_clock_mhz"])
-    power, heat = _known(table["power_w"]), _known(table["temperature_c"])
+    power = _known(table["power_w"])
     used, processes = _known(table["memory_used_bytes"]), _known(table["num_processes"])
     return RankTelemetry(
         rank=rank,
-        num_samples=len(table),
-        sm_clock_mhz_median=int(np.median(clocks)) if len(clocks) else None,
-        sm_clock_mhz_min=int(clocks.min()) if len(clocks) else None,
-        throttled_ratio=throttled,
-        throttle_reasons=reasons,
-        power_w_mean=_mean(power),
         power_w_max=float(power.max()) if len(power) else None,
-        temperature_c_max=int(heat.max()) if len(heat) else None,
-        gpu_utilization_ratio=_mean(_known(table["gpu_utilization_ratio"])),
         memory_utilization_ratio=_mean(_known(table["memory_utilization_ratio"])),
         memory_used_bytes=int(used.max()) if len(used) else None,
         pcie_tx_bytes_per_s=_mean(_known(table["pcie_tx_bytes_per_s"])),
@@ -216,6 +201,7 @@ def measure_device(
         origin=origin,
         uuid=uuid,
         num_processes=int(processes.max()) if len(processes) else None,
+        **_figures(table),
     )
 
 
@@ -306,12 +292,7 @@ def _devices(log: DeviceLog) -> tuple[DeviceTelemetry, ...]:
     others = [one for one in log.series if one.rank is None and len(one.table)]
     return tuple(
         DeviceTelemetry(
-            file=one.file,
-            host=one.host,
-            index=one.index,
-            uuid=one.uuid,
-            bus_id=one.bus_id,
-            name=one.name,
+            **shared_fields(DeviceTelemetry, one),
             sensors=measure_device(-1, one.table, origin=one.file),
         )
         for one in others[:MAX_DEVICES]
@@ -366,19 +347,7 @@ def _nvlink(links: DeviceLinks) -> DeviceNvlink:
 def _condition(state: DeviceState) -> DeviceCondition:
     return DeviceCondition(
         device=name_of_device(state.host, state.index, state.bus_id, state.uuid),
-        name=state.name,
-        rank=state.rank,
-        driver=state.driver,
-        cuda=state.cuda,
-        is_in_use=state.is_in_use,
-        pcie_generation=state.pcie_generation,
-        pcie_generation_max=state.pcie_generation_max,
-        pcie_width=state.pcie_width,
-        pcie_width_max=state.pcie_width_max,
-        ecc_uncorrected=state.ecc_uncorrected,
-        is_repair_pending=state.is_repair_pending,
-        has_repair_failed=state.has_repair_failed,
-        recovery=state.recovery,
+        **shared_fields(DeviceCondition, state),
     )
 
 
@@ -402,12 +371,6 @@ def with_energy(
     power of rank r's GPU in the analysed steps, wait_r its exposed waiting in collectives and for
     messages, as in the waterfall. The share of waiting covers the traced ranks, because only their
     waiting is known. The energy of a step is that of all ranks of the job.
-
-    Args:
-        telemetry: Sensors, with their figures in the analysed steps.
-        waterfall: Waterfall of the same steps.
-        step_log: Step log, for the number of tokens.
-        world_size: Ranks of the job; None if unknown.
     """
     if not telemetry.ranks or not waterfall.ranks or not waterfall.num_steps:
         return telemetry

@@ -53,12 +53,8 @@ def measure_copies(
 ) -> tuple[RankCopies, ...]:
     """Copies of one rank by kind.
 
-    Args:
-        activity: ACTIVITY table.
-        windows: Analysed windows, by start.
-        exposed: Disjoint intervals in which only copies run.
-        load_host: Reads HOST with every operator; called only if exposed copies take long. None
-            leaves the operators unknown.
+    ``exposed`` are disjoint intervals in which only copies run. Their operators are read, with
+    every host row, only if they take long.
     """
     copies = activity.take(activity["kind"] == ActivityKind.COPY)
     names = copies.coded("name")

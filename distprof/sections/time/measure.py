@@ -8,12 +8,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.intervals import EMPTY, Intervals, complement, covered, intersect, subtract, union
+from distprof.intervals import Intervals, covered, intersect, subtract, union
 from distprof.run.evidence import OperationLog
 from distprof.run.run import Run
 from distprof.run.tables import intervals_of
 from distprof.schema import ABSENT, Int64Array, Table
-from distprof.sections.context import Detail, RankAnalyses, RankContext, RankCopies
+from distprof.sections.context import Detail, RankAnalyses, RankContext, RankCopies, Timeline
 from distprof.sections.idle.result import RankIdle
 from distprof.sections.time.copies import exposed_copies, measure_copies
 from distprof.sections.time.result import (
@@ -25,24 +25,6 @@ from distprof.sections.time.result import (
     WaterfallResult,
 )
 from distprof.terms import ActivityKind, CollectiveKind, StepSource
-
-
-class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """Activity of one rank's device, as sets of intervals over the whole capture."""
-
-    computation: Intervals  # K, the union of computation.
-    communication: Intervals  # C, the union of communication.
-    exposed_comm: Intervals  # C without K.
-    exposed_copy: Intervals  # The union of copies without K and C.
-    # Time blocked in sends and receives whose transfer time is unknown, without K, C and copies. It
-    # is exposed communication but does not count in the overlap.
-    message_wait: Intervals = EMPTY
-
-    def idle(self, low: int, high: int) -> Intervals:
-        """Idle time of the device within ``[low, high)``."""
-        rest = subtract(complement(self.computation, low, high), self.exposed_comm)
-        rest = subtract(rest, self.exposed_copy)
-        return subtract(rest, self.message_wait) if self.message_wait.size else rest
 
 
 def rank_timeline(activity: Table) -> Timeline:
@@ -103,25 +85,17 @@ def rank_steps(context: RankContext, timeline: Timeline) -> tuple[StepBreakdown,
     exposed_comm += covered(windows, timeline.message_wait)
     exposed_copy = covered(windows, timeline.exposed_copy)
     idle = span - computation - exposed_comm - exposed_copy
-    columns = (context.steps, span, computation, exposed_comm, exposed_copy, idle)
+    columns = {
+        "step": context.steps,
+        "span_ns": span,
+        "computation_ns": computation,
+        "exposed_comm_ns": exposed_comm,
+        "exposed_copy_ns": exposed_copy,
+        "idle_ns": idle,
+    }
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
     return tuple(
-        StepBreakdown(
-            rank=context.rank,
-            step=step,
-            span_ns=span_ns,
-            computation_ns=computation_ns,
-            exposed_comm_ns=exposed_comm_ns,
-            exposed_copy_ns=exposed_copy_ns,
-            idle_ns=idle_ns,
-        )
-        for (
-            step,
-            span_ns,
-            computation_ns,
-            exposed_comm_ns,
-            exposed_copy_ns,
-            idle_ns,
-        ) in zip(*(column.tolist() for column in columns), strict=True)
+        StepBreakdown(rank=context.rank, **dict(zip(columns, row, strict=True))) for row in rows
     )
 
 
@@ -187,15 +161,11 @@ def analyze_step_time(run: Run, analyses: RankAnalyses) -> StepTimeResult:
 def step_times(
     durations: Int64Array, *, source: StepSource, note: str, unavailable: Sequence[str] = ()
 ) -> StepTimeResult:
-    """Statistics of step durations.
+    """Statistics of step durations, ns, shape ``(ranks, steps)``; unknown without columns.
 
-    Args:
-        durations: int64 ns, shape ``(ranks, steps)``. The duration of a step is that of its median
-            rank: a rank that ends one step late also begins the next one late, so the maxima of all
-            steps would add up to more than the job took. Without columns, step times are unknown.
-        source: How step windows were found.
-        note: How they were found, one sentence.
-        unavailable: What could not be measured.
+    The duration of a step is that of its median rank: a rank that ends one step late also begins
+    the next one late, so the maxima of all steps would add up to more than the job took. ``note``
+    says how step windows were found, in one sentence.
     """
     per_step = np.median(durations, axis=0) if durations.size else np.empty(0)
     is_known = len(per_step) > 0

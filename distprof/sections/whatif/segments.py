@@ -23,12 +23,11 @@ from numpy.typing import NDArray
 from distprof.intervals import EMPTY, Intervals, clip, covered, intersect, subtract, union
 from distprof.run.tables import RankTables, distinct, intervals_of
 from distprof.schema import ABSENT, Int64Array, Table
-from distprof.sections.context import LaunchBounds, MainLine, Own, RankContext, StageSlots
+from distprof.sections.context import LaunchBounds, MainLine, Own, RankContext, StageSlots, Timeline
 from distprof.sections.idle.launch_bounds import held_by_launches, launch_bounds
 from distprof.sections.idle.measure import IdleCauses
 from distprof.sections.pipeline.slots import needed_at
 from distprof.sections.time.copies import direction_of
-from distprof.sections.time.measure import Timeline
 from distprof.sections.whatif.result import PAGEABLE
 from distprof.terms import ActivityKind, CollectiveKind, IdleCause
 

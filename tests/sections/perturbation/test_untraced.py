@@ -6,7 +6,7 @@ import pytest
 
 from distprof.run.records import PAUSES, PHASES, STEP_LOG, RankRecords
 from distprof.schema import ABSENT, Table
-from distprof.sections.perturbation.untraced import untraced_of
+from distprof.sections.perturbation.measure import measure_untraced
 from tests.builders import table_of
 
 MS = 1_000_000
@@ -82,10 +82,10 @@ EVERY = range(STEPS)
     ids=["phases", "pauses", "both", "collections alone", "traced steps alone", "nothing"],
 )
 def test_input_is_what_phases_and_loaders_record_and_unknown_where_neither_does(recorded, input_ms):
-    found = untraced_of(recorded)
+    found = measure_untraced(recorded)
     assert found is not None
     assert found.input_ns == (None if input_ms is None else pytest.approx(input_ms * MS))
 
 
 def test_without_a_step_log_nothing_is_known():
-    assert untraced_of(RankRecords(rank=0, phases=Table.empty(PHASES))) is None
+    assert measure_untraced(RankRecords(rank=0, phases=Table.empty(PHASES))) is None

@@ -6,7 +6,8 @@ import numpy as np
 
 import distprof
 from distprof.intervals import EMPTY, Intervals
-from distprof.sections.time.measure import Timeline, rank_tail_ns
+from distprof.sections.context import Timeline
+from distprof.sections.time.measure import rank_tail_ns
 from tests.simulator.trials import ACCUSING
 
 BALANCED = Path(__file__).parents[2] / "golden" / "pipeline" / "balanced-1f1b"

@@ -7,11 +7,6 @@ from collections.abc import Iterator
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.capture.result import CaptureResult
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
-from distprof.sections.collectives.rules._shared import (
-    collective_label,
-    only_messages,
-    split_classes,
-)
 from distprof.sections.efficiency.result import CPU, EfficiencyResult
 from distprof.sections.overlap.result import OverlapResult
 from distprof.sections.shares import has_all_members, hideable_ns, mean_step
@@ -75,9 +70,9 @@ def transfer_bound_collectives(
     step = mean_step(waterfall, step_time)
     if not collectives.classes:
         return
-    if only_messages(collectives):
+    if collectives.has_only_messages:
         raise InsufficientEvidenceError("the recording has only sends and receives, no collectives")
-    classes = split_classes(collectives)
+    classes = collectives.split_classes
     if not classes or not step.is_split:
         raise InsufficientEvidenceError(
             "waiting and transfer could not be separated: no collective was matched across ranks"
@@ -110,7 +105,7 @@ def transfer_bound_collectives(
 
 
 def _speed(record: CollectiveClass) -> str:
-    label = collective_label(record)
+    label = record.label
     if record.busbw_bytes_per_s is None:
         return f"{label} takes {format_duration(record.transfer_ns_median)} each"
     expected = record.expected_busbw_bytes_per_s
@@ -181,7 +176,7 @@ def below_fabric_bandwidth(
     yield Draft(
         message=(
             f"{step.share(cost)} is excess transfer time: "
-            f"{collective_label(worst)} moves at {format_bandwidth(worst.busbw_bytes_per_s)} bus "
+            f"{worst.label} moves at {format_bandwidth(worst.busbw_bytes_per_s)} bus "
             "bandwidth, but the fabric profile reaches "
             f"{format_bandwidth(worst.expected_busbw_bytes_per_s)}."
         ),

@@ -7,11 +7,6 @@ from collections.abc import Iterator, Sequence
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.capture.result import CaptureResult
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult, CollectiveTrain
-from distprof.sections.collectives.rules._shared import (
-    collective_label,
-    only_messages,
-    split_classes,
-)
 from distprof.sections.shares import (
     WIDER_TRANSFER,
     MeanStep,
@@ -77,9 +72,9 @@ def arrival_skew_bound_collectives(
     step = mean_step(waterfall, step_time)
     if not collectives.classes:
         return
-    if only_messages(collectives):
+    if collectives.has_only_messages:
         raise InsufficientEvidenceError("the recording has only sends and receives, no collectives")
-    classes = split_classes(collectives)
+    classes = collectives.split_classes
     if not classes:
         raise InsufficientEvidenceError("no collective was matched across ranks")
     bound = [c for c in classes if _is_bound(c, limits["wait_over_transfer"])]
@@ -92,7 +87,7 @@ def arrival_skew_bound_collectives(
     yield Draft(
         message=(
             f"{step.share(cost)} is waiting that no proven straggler explains: "
-            f"{collective_label(worst)} waits {format_duration(_wait(worst))} per {step.word} and "
+            f"{worst.label} waits {format_duration(_wait(worst))} per {step.word} and "
             f"transfers {transfer}."
             f"{_suspect(stragglers, capture, cost)}"
         ),
@@ -228,7 +223,7 @@ def tiny_collectives(
     yield Draft(
         message=(
             f"{per_step:.0f} small collectives per {step.word} and rank (most of them "
-            f"{collective_label(max(small, key=lambda c: c.count))}) take "
+            f"{max(small, key=lambda c: c.count).label}) take "
             f"{format_duration(exposed)} of exposed time to move {format_bytes(moved)} in total."
         ),
         fix=_fix(max(small, key=lambda c: c.count)),

@@ -8,20 +8,27 @@ from collections.abc import Iterator
 from distprof.costs.collectives import BucketTime
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.gradients.result import GradientGroup, GradientsResult
-from distprof.sections.gradients.rules._shared import (
-    NO_BACKWARD,
-    confidence_of,
-    exposed_label,
-    exposed_once_ns,
-    gradient_groups,
-    is_late,
-    name_of,
-)
 from distprof.sections.shares import WIDER_TRANSFER, mean_step
 from distprof.sections.step_log.result import StepLogResult
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Confidence, Severity
 from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
+
+_NO_BACKWARD = "the trace lacks the launches that show when backward begins"
+
+LATE_RATIO = 0.9
+"""Share of backward before the first bucket above which hardly any overlap is possible."""
+
+
+def gradient_groups(gradients: GradientsResult) -> tuple[GradientGroup, ...]:
+    """Axes along which gradients are reduced; empty if nothing in the trace marks DDP.
+
+    Raises:
+        InsufficientEvidenceError: If DDP is used but its collectives cannot be identified.
+    """
+    if not gradients.groups and gradients.unavailable:
+        raise InsufficientEvidenceError(gradients.unavailable[0])
+    return gradients.groups
 
 
 @rule(
@@ -71,25 +78,32 @@ def late_gradient_communication(
     VLDB 2020.
     """
     for group in gradient_groups(gradients):
-        if not is_late(group):
+        if not _is_late(group):
             continue
         step = mean_step(waterfall, step_time)
-        cost = min(exposed_once_ns(group), group.backward_ns or 0)
+        cost = min(group.exposed_once_ns, group.backward_ns or 0)
         if step.ratio(cost) < limits["min_step_ratio"]:
             continue
         yield Draft(
             message=(
-                f"{_when(group)}: {step.share(cost)} is {exposed_label(group)} that could have "
+                f"{_when(group)}: {step.share(cost)} is {group.exposed_label} that could have "
                 "overlapped with backward."
             ),
             fix=_fix(group),
             cost_ns_per_step=cost,
-            confidence=confidence_of(group),
+            confidence=group.confidence,
             ranks=group.ranks,
             evidence=("gradients.groups", "waterfall.all"),
             without="overlap",
             explains=WIDER_TRANSFER,
         )
+
+
+def _is_late(group: GradientGroup) -> bool:
+    """Whether backward is almost over when the first bucket is ready; an error if unknown."""
+    if group.backward_ns is None or group.before_first_ns is None:
+        raise InsufficientEvidenceError(_NO_BACKWARD)
+    return group.before_first_ns >= LATE_RATIO * group.backward_ns
 
 
 def _when(group: GradientGroup) -> str:
@@ -185,7 +199,7 @@ def large_last_bucket(
         step = mean_step(waterfall, step_time)
         exposed = group.last_bucket_ns_per_step
         if _latency_ratio(group) > MOST_LATENCY:
-            cost = round(exposed_once_ns(group) * _saved_by_one_bucket(group))
+            cost = round(group.exposed_once_ns * _saved_by_one_bucket(group))
         else:
             cost = round(exposed * _saved_by_splitting(group, limits["last_bucket_ratio"]))
         if step.ratio(cost) < limits["min_step_ratio"]:
@@ -194,7 +208,7 @@ def large_last_bucket(
             message=(
                 f"The last of {group.num_buckets} buckets holds "
                 f"{format_ratio(group.last_bucket_ratio)} of the gradients "
-                f"({format_bytes(group.bytes)}): its {exposed_label(group)} takes "
+                f"({format_bytes(group.bytes)}): its {group.exposed_label} takes "
                 f"{step.share(exposed)}{_latency(group)}."
             ),
             fix=_large_last_bucket_fix(group),
@@ -262,8 +276,8 @@ def _is_large(group: GradientGroup, max_ratio: float, min_bytes: float) -> bool:
         group.num_buckets > 1
         and group.last_bucket_ratio > max_ratio
         and group.last_bucket_ratio * group.bytes >= min_bytes
-        and group.last_bucket_ns_per_step >= MOST * max(exposed_once_ns(group), 1)
-        and not (group.backward_ns is not None and is_late(group))
+        and group.last_bucket_ns_per_step >= MOST * max(group.exposed_once_ns, 1)
+        and not (group.backward_ns is not None and _is_late(group))
     )
 
 
@@ -324,13 +338,13 @@ def small_batch_for_data_parallelism(
         if transfer <= limits["transfer_ratio"] * backward:
             continue
         step = mean_step(waterfall, step_time)
-        cost = min(transfer - backward, exposed_once_ns(group))
+        cost = min(transfer - backward, group.exposed_once_ns)
         if step.ratio(cost) < limits["min_step_ratio"]:
             continue
         factor = transfer / max(backward, 1)
         yield Draft(
             message=(
-                f"Reducing {name_of(group)} takes {format_duration(transfer)}, but backward only "
+                f"Reducing {group.label} takes {format_duration(transfer)}, but backward only "
                 f"{format_duration(backward)}: {step.share(cost)} cannot overlap. With "
                 f"{factor:.3g} times the samples per micro-batch{_tokens(group, step_log, factor)} "
                 "it could."
@@ -363,7 +377,7 @@ def _tokens(group: GradientGroup, step_log: StepLogResult, factor: float) -> str
 def _times(group: GradientGroup) -> tuple[int, int]:
     """Transfer of one reduction and computation of one backward, ns."""
     if group.backward_ns is None:
-        raise InsufficientEvidenceError(NO_BACKWARD)
+        raise InsufficientEvidenceError(_NO_BACKWARD)
     if group.transfer_ns is None:
         raise InsufficientEvidenceError(
             "transfer and waiting could not be separated: gradients were not matched across ranks"

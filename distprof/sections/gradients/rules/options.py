@@ -6,13 +6,7 @@ from collections.abc import Iterator
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.gradients.result import GradientsResult
-from distprof.sections.gradients.rules._shared import (
-    confidence_of,
-    exposed_label,
-    exposed_once_ns,
-    gradient_groups,
-    name_of,
-)
+from distprof.sections.gradients.rules.buckets import gradient_groups
 from distprof.sections.settings.result import DdpSetup, SettingsResult
 from distprof.sections.shares import WIDER_TRANSFER, mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
@@ -84,14 +78,14 @@ def accumulation_without_no_sync(
         yield Draft(
             message=(
                 f"DDP reduces the gradients {group.times_reduced:.3g} times before each update "
-                f"({group.micro_batches:.3g} micro-batches): {exposed_label(group)} of unnecessary "
+                f"({group.micro_batches:.3g} micro-batches): {group.exposed_label} of unnecessary "
                 f"reductions takes {step.share(cost)}."
             ),
             fix=(
                 "Run forward and backward of all micro-batches but the last under model.no_sync()."
             ),
             cost_ns_per_step=cost,
-            confidence=confidence_of(group),
+            confidence=group.confidence,
             ranks=group.ranks,
             evidence=("gradients.groups", "waterfall.all"),
             without="repeated gradients",
@@ -151,7 +145,7 @@ def full_precision_gradients(
     """
     for group in gradient_groups(gradients):
         step = mean_step(waterfall, step_time)
-        exposed = exposed_once_ns(group)
+        exposed = group.exposed_once_ns
         if not group.dtypes or not set(group.dtypes) <= _WIDE:
             continue
         if group.bytes < limits["min_bucket_bytes"] * group.num_buckets:
@@ -160,7 +154,7 @@ def full_precision_gradients(
             continue
         yield Draft(
             message=(
-                f"Each update reduces {name_of(group)}: their {exposed_label(group)} takes "
+                f"Each update reduces {group.label}: their {group.exposed_label} takes "
                 f"{step.share(exposed)}. With 16 bits it would take half."
             ),
             fix=(

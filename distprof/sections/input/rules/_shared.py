@@ -36,13 +36,7 @@ def waiting_for_input(
 ) -> Waiting:
     """The wait according to the traces or, without traces, according to the probes' logs.
 
-    Args:
-        idle: Idle time by cause.
-        waterfall: The mean step.
-        step_time: Says whether there are steps.
-        pauses: Waits for data loaders.
-        step_log: Steps, with phases.
-        least_ratio: Share of its step for which a rank must wait to be named.
+    A rank is named if it waits for ``least_ratio`` of its step.
 
     Raises:
         InsufficientEvidenceError: If neither is available.

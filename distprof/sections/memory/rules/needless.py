@@ -9,7 +9,6 @@ from distprof.sections.efficiency.result import CPU, NO_MODEL, DeviceMemory, Eff
 from distprof.sections.job.result import NO_RUN_DIRECTORY
 from distprof.sections.memory.result import MemoryResult
 from distprof.sections.sharding.result import ShardedAxis, ShardingResult
-from distprof.sections.sharding.rules._shared import gather_transfer
 from distprof.sections.shares import mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Confidence, Severity
@@ -175,7 +174,7 @@ def needless_sharding(
     size = min(rank.capacity_bytes or 0 for rank in ranks)
     step = mean_step(waterfall, step_time)
     repeated = [axis for axis in sharding.axes if (axis.gather_passes or 0.0) >= _REPEATED]
-    exposed = sum(map(gather_transfer, repeated))
+    exposed = sum(axis.gather_transfer_ns for axis in repeated)
     if not repeated or whole > limits["filled_ratio"] * size:
         return
     if step.ratio(exposed) < limits["exposed_ratio"]:
@@ -187,7 +186,7 @@ def needless_sharding(
             f"{format_bytes(size)} (modelled). Exposed gathers take {step.share(exposed)}."
         ),
         fix="Use DistributedDataParallel, ZeRO-1, or FSDP with reshard_after_forward=False.",
-        cost_ns_per_step=round(sum(gather_transfer(a) * _needless(a) for a in repeated)),
+        cost_ns_per_step=round(sum(a.gather_transfer_ns * _needless(a) for a in repeated)),
         confidence=Confidence.MODELLED,
         evidence=("efficiency.unsharded_bytes", "sharding.axes"),
     )

@@ -38,11 +38,7 @@ _MAY_BE_OUTSIDE = (MeshAxis.PP.value, MeshAxis.DP.value, MeshAxis.DP_REPLICATE.v
 def placed(
     placement: PlacementResult, wanted: Callable[[str], bool] | None = None
 ) -> tuple[PlacedAxis, ...]:
-    """Axes other than the world.
-
-    Args:
-        placement: Placement of process groups.
-        wanted: Selects the axes of a rule; None for all but the world.
+    """Axes other than the world; ``wanted`` selects those whose nodes must be known.
 
     Raises:
         InsufficientEvidenceError: If the job has such groups, but no rank's node is known.

@@ -8,7 +8,6 @@ from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits,
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
 from distprof.sections.overlap.result import OverlapResult
 from distprof.sections.sharding.result import ShardingResult, TensorTraffic
-from distprof.sections.sharding.rules._shared import gather_transfer, moved_by, scatter_transfer
 from distprof.sections.shares import WIDER_TRANSFER, MeanStep, alone_ns, mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import CollectiveKind, Confidence, MeshAxis, Severity
@@ -267,13 +266,13 @@ def single_device_connection(
     step = mean_step(waterfall, step_time)
     alone = alone_ns(step, overlap)
     cost = min(
-        sum(gather_transfer(axis) + scatter_transfer(axis) for axis in sharding.axes),
+        sum(axis.gather_transfer_ns + axis.scatter_transfer_ns for axis in sharding.axes),
         alone,
         step.exposed_transfer_ns,
     )
     if step.ratio(cost) < limits["min_step_ratio"]:
         return
-    where = " and ".join(moved_by(axis) for axis in sharding.axes)
+    where = " and ".join(axis.label for axis in sharding.axes)
     yield Draft(
         message=(
             f"{_VARIABLE}=1, and the exposed transfer of sharded parameters in {where} takes "

@@ -7,13 +7,6 @@ from collections.abc import Iterator
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.overlap.result import OverlapResult
 from distprof.sections.sharding.result import ShardedAxis, ShardingResult
-from distprof.sections.sharding.rules._shared import (
-    confidence,
-    gather_scenario,
-    gather_transfer,
-    moved_by,
-    scatter_transfer,
-)
 from distprof.sections.shares import WIDER_TRANSFER, MeanStep, alone_ns, mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Confidence, Severity
@@ -87,7 +80,7 @@ def no_parameter_prefetch(
             continue
         if (axis.gather_bytes_median or limits["min_unit_bytes"]) < limits["min_unit_bytes"]:
             continue
-        cost = min(gather_transfer(axis), alone)
+        cost = min(axis.gather_transfer_ns, alone)
         if step.ratio(cost) < limits["min_step_ratio"]:
             continue
         yield Draft(
@@ -98,9 +91,9 @@ def no_parameter_prefetch(
                 "forward_prefetch=True (FSDP1)."
             ),
             cost_ns_per_step=cost,
-            confidence=confidence(axis),
+            confidence=axis.confidence,
             evidence=("sharding.axes", "overlap.ranks", "waterfall.all"),
-            without=gather_scenario(axis),
+            without=f"collectives all_gather {axis.axis}",
             explains=WIDER_TRANSFER,
         )
 
@@ -119,11 +112,11 @@ def _message(axis: ShardedAxis, step: MeanStep, cost_ns: int) -> str:
     times = f"{axis.gathers_per_step:.0f} times{size}"
     if axis.num_units == 1:
         return (
-            f"All parameters sharded over {moved_by(axis)} are one unit, gathered {times}: "
+            f"All parameters sharded over {axis.label} are one unit, gathered {times}: "
             f"{step.share(cost_ns)} is spent gathering with nothing to compute."
         )
     return (
-        f"Only {format_ratio(axis.ahead_ratio)} of the parameters sharded over {moved_by(axis)} "
+        f"Only {format_ratio(axis.ahead_ratio)} of the parameters sharded over {axis.label} "
         f"are gathered during computation: {step.share(cost_ns)} is exposed gathering, {times}."
     )
 
@@ -189,7 +182,7 @@ def small_sharding_units(
             continue
         yield Draft(
             message=(
-                f"A pass over the parameters sharded over {moved_by(axis)} takes {units} gathers "
+                f"A pass over the parameters sharded over {axis.label} takes {units} gathers "
                 "of "
                 f"{format_bytes(size)}. Units of {format_bytes(limits['unit_bytes'])} would "
                 f"recover {step.share(cost)}."
@@ -201,7 +194,7 @@ def small_sharding_units(
             cost_ns_per_step=cost,
             confidence=Confidence.MODELLED,
             evidence=("sharding.axes", "waterfall.all"),
-            without=gather_scenario(axis),
+            without=f"collectives all_gather {axis.axis}",
         )
 
 
@@ -209,7 +202,7 @@ def _cost(axis: ShardedAxis, unit_bytes: float) -> int:
     """Time of the gathers that larger units would avoid."""
     needed = max((axis.gather_bytes_per_step or 0) / unit_bytes, 1.0)
     gone = max(axis.gathers_per_step - needed, 0.0)
-    cost = gather_transfer(axis) * gone / max(axis.gathers_per_step, 1.0)
+    cost = axis.gather_transfer_ns * gone / max(axis.gathers_per_step, 1.0)
     if axis.latency_ns_per_gather is not None:
         cost = min(cost, gone * axis.latency_ns_per_gather)
     return int(cost)
@@ -283,7 +276,7 @@ def gathers_repeated_while_accumulating(
             continue
         yield Draft(
             message=(
-                f"A step of {moved_by(axis)} {_what(gathers, scatters)}: the exposed transfer "
+                f"A step of {axis.label} {_what(gathers, scatters)}: the exposed transfer "
                 f"beyond that of one micro-batch takes {step.share(cost)}."
             ),
             fix=(
@@ -293,14 +286,14 @@ def gathers_repeated_while_accumulating(
                 "micro-batch."
             ),
             cost_ns_per_step=cost,
-            confidence=confidence(axis),
+            confidence=axis.confidence,
             evidence=("sharding.axes", "waterfall.all"),
         )
 
 
 def _cost_of_repeats(axis: ShardedAxis, gathers: float, scatters: int) -> int:
-    of_gathers = gather_transfer(axis) * (1 - min(_GATHERS / gathers, 1)) if gathers else 0.0
-    of_scatters = scatter_transfer(axis) * (1 - 1 / scatters) if scatters else 0.0
+    of_gathers = axis.gather_transfer_ns * (1 - min(_GATHERS / gathers, 1)) if gathers else 0.0
+    of_scatters = axis.scatter_transfer_ns * (1 - 1 / scatters) if scatters else 0.0
     return int(of_gathers + of_scatters)
 
 
