@@ -162,7 +162,7 @@ def _checked_quality(
         paces=rows.paces,
         content=rows.content,
         kernels=rows.kernels,
-        num_ranges=rows.num_ranges,
+        ranges_per_launch=rows.ranges_per_launch,
     )
 
 

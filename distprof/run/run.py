@@ -85,7 +85,7 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
     paces: Mapping[int, tuple[int, int]] = {}
     content: str = ""  # Hash of times and threads, equal only for copies; empty if unknown.
     kernels: Mapping[int, int] = {}  # Number of each complete step to its computation kernels.
-    num_ranges: int = 0  # Operators and annotated ranges on the CPU.
+    ranges_per_launch: float = 0.0  # Operators and annotated ranges on the CPU, per kernel launch.
 
     @property
     def is_filtered(self) -> bool:

@@ -33,14 +33,14 @@ def test_steps_without_events_at_their_ends(empty, steps, named):
     assert [gap.ranks for gap in broken(ranks)] == named
 
 
-def counted(*kernels: list[int], names: dict[int, set[int]] | None = None, ranges: int = 40):
+def counted(*kernels: list[int], names: dict[int, set[int]] | None = None):
     """Ranks of GPUs with these computation kernels in steps 0, 1, 2, …"""
     for number, of_steps in enumerate(kernels):
         rank = RankBuilder(number).rank()
         quality = replace(
             rank.quality,
             kernels=dict(enumerate(of_steps)),
-            num_ranges=ranges * sum(of_steps) // 40,
+            ranges_per_launch=1.0,
             paces=dict.fromkeys((names or {}).get(number, {1, 2}), (1, 1)),
         )
         yield replace(rank, quality=quality)
@@ -84,5 +84,5 @@ def test_kernels_whose_names_no_other_rank_has():
 
 def test_operators_that_one_rank_lacks():
     ranks = [*counted([100], [100], [100])]
-    ranks[1] = replace(ranks[1], quality=replace(ranks[1].quality, num_ranges=50))
+    ranks[1] = replace(ranks[1], quality=replace(ranks[1].quality, ranges_per_launch=0.1))
     assert facts(ranks) == ["operators of rank 1 missing"]

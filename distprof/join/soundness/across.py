@@ -149,8 +149,8 @@ FEWER_IN_STEP = 0.9
 EQUAL_STEPS = 0.01
 """Deviation of the other ranks' kernels in that step up to which the program did not change."""
 
-FEW_RANGES = 0.75
-"""Operators and ranges of a rank per kernel, relative to the least of all others, below which some
+FEW_RANGES = 0.25
+"""Operators and ranges of a rank per launch, relative to the least of all others, below which some
 are missing."""
 
 
@@ -204,8 +204,7 @@ def _fewer_kernels(ranks: Sequence[Rank]) -> Iterator[tuple[int, str]]:
 
 
 def _fewer_ranges(ranks: Sequence[Rank]) -> Iterator[tuple[int, str]]:
-    kernels = np.array([sum(rank.quality.kernels.values()) for rank in ranks], np.float64)
-    ratio = np.array([rank.quality.num_ranges for rank in ranks]) / np.maximum(kernels, 1)
+    ratio = np.array([rank.quality.ranges_per_launch for rank in ranks])
     for row, rank in enumerate(ranks):
         if ratio[row] < FEW_RANGES * np.delete(ratio, row).min():
             yield rank.rank, f"operators of rank {rank.rank} missing"

@@ -67,7 +67,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     paces: dict[int, tuple[int, int]]
     content: str  # Hash of times and threads; equal only for copies.
     kernels: dict[int, int]  # Number of a step to the computation kernels that begin in it.
-    num_ranges: int  # Operators and annotated ranges on the CPU.
+    ranges_per_launch: float  # Operators and annotated ranges on the CPU, per kernel launch.
 
 
 def checked(activity: Table, host: Table, steps: Table) -> Checked:
@@ -83,7 +83,7 @@ def checked(activity: Table, host: Table, steps: Table) -> Checked:
         paces=_paces(work),
         content=_content(work, host),
         kernels=_kernels(work, steps),
-        num_ranges=int(host.coded("category").isin(_RANGES).sum()),
+        ranges_per_launch=_ranges_per_launch(host),
     )
 
 
@@ -236,6 +236,12 @@ def _paces(work: Table) -> dict[int, tuple[int, int]]:
         for i in most.tolist()
         if count[i]
     }
+
+
+def _ranges_per_launch(host: Table) -> float:
+    names = host.coded("name")
+    launches = names.where(["LaunchKernel" in value for value in names.values])
+    return float(host.coded("category").isin(_RANGES).sum() / max(launches.sum(), 1))
 
 
 def _kernels(work: Table, steps: Table) -> dict[int, int]:
