@@ -81,7 +81,7 @@ def assemble_run(
             *unsound,
             *lacking_steps(kept),
             *lacking_rows(kept, {rank for gap in unsound for rank in gap.ranks}),
-            *lacking_collectives(kept, window.steps),
+            *lacking_collectives(kept, window.steps, topology.groups),
             *_duplicate_gaps(duplicates),
             *(trace_gaps(kept, directory) if directory else _missing_gaps(kept, topology)),
             *_world_gaps(kept, topology),

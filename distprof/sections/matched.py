@@ -18,7 +18,7 @@ from distprof.join.blocks import blocks_of, index_type, joined, spans
 from distprof.run.run import CollectiveMatches, Rank, Run
 from distprof.run.tables import distinct
 from distprof.run.topology import ProcessGroup
-from distprof.schema import Int64Array
+from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import RankAnalysis
 from distprof.terms import CollectiveKind
 
@@ -51,6 +51,13 @@ def place_of(ranks: tuple[int, ...], groups: Sequence[ProcessGroup]) -> tuple[in
     """All numbers of these ranks: of their groups, and of the pair if there are two."""
     pair = (-1 - ranks[0] * _PAIR - ranks[1],) if len(ranks) == 2 else ()
     return (*(i for i, group in enumerate(groups) if group.ranks == ranks), *pair)
+
+
+def transfer_of(rank: Rank, wait_ends: Mapping[int, Int64Array]) -> Int64Array:
+    """Time of each COLLECTIVES row of a rank after its last member started; ABSENT if unknown."""
+    until = wait_ends[rank.rank]
+    after = np.maximum(rank.collectives["end_ns"] - until, 0)
+    return np.where(until == ABSENT, ABSENT, after).astype(np.int64)
 
 
 class RowIndex(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,6 @@ errors affect these parts, so over few steps they show more than the order of ar
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 
@@ -46,20 +45,6 @@ def held_stages(
 
 
 _POINTS = 4_001
-
-
-def chance_of_hits(hits: int, trials: int, ratio: float) -> float:
-    """Probability of at least this many hits; each has the probability ``ratio``, below 1."""
-    one, none = math.log(ratio), math.log1p(-ratio)
-    return sum(
-        math.exp(log_choose(trials, k) + k * one + (trials - k) * none)
-        for k in range(hits, trials + 1)
-    )
-
-
-def log_choose(whole: int, part: int) -> float:
-    """Logarithm of the number of ways to choose ``part`` of ``whole``."""
-    return math.lgamma(whole + 1) - math.lgamma(part + 1) - math.lgamma(whole - part + 1)
 
 
 def chance_of_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:

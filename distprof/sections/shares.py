@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import msgspec
@@ -146,10 +147,22 @@ CHANCE = 0.01
 
 def latest_by_chance(stragglers: StragglersResult, rank: int) -> bool:
     """Whether one of equal ranks may by chance be the latest in as many steps as this one."""
-    from distprof.sections.own_time import chance_of_hits
-
     steps, ranks = len(stragglers.steps), len(stragglers.ranks)
     if ranks < 2:
         return True
     late = sum(step.rank == rank for step in stragglers.steps)
     return ranks * chance_of_hits(late, steps, 1 / ranks) > CHANCE
+
+
+def chance_of_hits(hits: int, trials: int, ratio: float) -> float:
+    """Probability of at least this many hits; each has the probability ``ratio``, below 1."""
+    one, none = math.log(ratio), math.log1p(-ratio)
+    return sum(
+        math.exp(log_choose(trials, k) + k * one + (trials - k) * none)
+        for k in range(hits, trials + 1)
+    )
+
+
+def log_choose(whole: int, part: int) -> float:
+    """Logarithm of the number of ways to choose ``part`` of ``whole``."""
+    return math.lgamma(whole + 1) - math.lgamma(part + 1) - math.lgamma(whole - part + 1)

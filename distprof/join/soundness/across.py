@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from distprof.join.instances import step_labels
 from distprof.join.shifts import TIMED
 from distprof.join.soundness.invariants import broken
 from distprof.run.run import Gap, Rank
+from distprof.run.tables import distinct
+from distprof.run.topology import ProcessGroup
 from distprof.terms import StepSource
 from distprof.units import capitalized, fold_ranks, name_ranks
 
@@ -189,33 +192,44 @@ def _fewer_kernels(ranks: Sequence[Rank]) -> Iterator[tuple[int, str]]:
         return
     count = np.array([[held[step] for step in steps] for held in counted], np.float64)
     usual = np.median(count, axis=1)
+    least = _least_of_others(usual)
     relative = count / np.maximum(usual, 1)[:, None]
+    same = -_least_of_others(-abs(relative - 1)) <= EQUAL_STEPS
+    fewer = same & (relative < FEWER_IN_STEP)
     for row, rank in enumerate(ranks):
-        others = np.arange(len(count)) != row
-        least = usual[others].min()
-        same = abs(relative[others] - 1).max(axis=0) <= EQUAL_STEPS
-        fewer = [steps[at] for at in np.flatnonzero(same & (relative[row] < FEWER_IN_STEP))]
-        if usual[row] < FEW_KERNELS * least:
-            share = f"{usual[row]:,.0f} kernels per step, others at least {least:,.0f}"
+        lost = [steps[at] for at in np.flatnonzero(fewer[row])]
+        if usual[row] < FEW_KERNELS * least[row]:
+            share = f"{usual[row]:,.0f} kernels per step, others at least {least[row]:,.0f}"
             yield rank.rank, f"rank {rank.rank} has {share}"
-        elif fewer and usual[row] > 0:
-            where = f"step{'s' if len(fewer) > 1 else ''} {fold_ranks(fewer)}"
+        elif lost and usual[row] > 0:
+            where = f"step{'s' if len(lost) > 1 else ''} {fold_ranks(lost)}"
             yield rank.rank, f"kernels of rank {rank.rank} missing in {where}"
 
 
+def _least_of_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The minimum of all other rows, for each of two or more rows."""
+    low = np.partition(values, 1, axis=0)
+    alone = np.arange(len(values)).reshape(-1, *[1] * (values.ndim - 1)) == values.argmin(axis=0)
+    least: NDArray[np.float64] = np.where(alone, low[1], low[0])
+    return least
+
+
 def _fewer_ranges(ranks: Sequence[Rank]) -> Iterator[tuple[int, str]]:
-    ratio = np.array([rank.quality.ranges_per_launch for rank in ranks])
-    for row, rank in enumerate(ranks):
-        if ratio[row] < FEW_RANGES * np.delete(ratio, row).min():
-            yield rank.rank, f"operators of rank {rank.rank} missing"
+    if not ranks:
+        return
+    ratio = np.array([rank.quality.ranges_per_launch for rank in ranks], np.float64)
+    for at in np.flatnonzero(ratio < FEW_RANGES * _least_of_others(ratio)).tolist():
+        yield ranks[at].rank, f"operators of rank {ranks[at].rank} missing"
 
 
 def _other_names(ranks: Sequence[Rank]) -> Iterator[tuple[int, str]]:
-    """The one rank whose kernels have no name in common with those of the others."""
+    """Ranks without a name that all others share, if no name is shared by all."""
+    count = Counter(name for rank in ranks for name in rank.quality.paces)
+    if len(ranks) in count.values():
+        return
+    of_others = {name for name, number in count.items() if number == len(ranks) - 1}
     for rank in ranks:
-        others = [{*other.quality.paces} for other in ranks if other is not rank]
-        shared = set.intersection(*others)
-        if shared and rank.quality.paces and not shared & {*rank.quality.paces}:
+        if rank.quality.paces and of_others - rank.quality.paces.keys():
             yield rank.rank, f"kernels of rank {rank.rank} have other names than all others"
 
 
@@ -235,17 +249,19 @@ def _no_collectives(ranks: Sequence[Rank]) -> Iterator[tuple[int, str]]:
 def _used_groups(rank: Rank) -> set[str]:
     """Names of the groups of a rank's collectives."""
     names = rank.collectives.coded("group")
-    return {names.values[code] for code in np.unique(names.codes).tolist()}
+    return {names.values[code] for code in distinct(names.codes).tolist()}
 
 
-def lacking_collectives(ranks: Sequence[Rank], steps: Sequence[int]) -> list[Gap]:
+def lacking_collectives(
+    ranks: Sequence[Rank], steps: Sequence[int], groups: Iterable[ProcessGroup]
+) -> list[Gap]:
     """GPU ranks with fewer collectives of a group in a step than other members of that group."""
     marked = [
         rank
         for rank in ranks
         if rank.step_source is StepSource.PROFILER_STEP and rank.device.name != "cpu"
     ]
-    members = {fold_ranks(group.ranks): group.ranks for rank in ranks for group in rank.groups}
+    members = {fold_ranks(group.ranks): group.ranks for group in groups}
     counts: dict[tuple[str, str, int], dict[int, int]] = defaultdict(dict)
     for rank in marked:
         for key, count in _by_group_and_step(rank, steps).items():

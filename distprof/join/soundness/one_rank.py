@@ -247,11 +247,9 @@ def _ranges_per_launch(host: Table) -> float:
 def _kernels(work: Table, steps: Table) -> dict[int, int]:
     """Computation kernels that begin in each step."""
     start = work["start_ns"][work["kind"] == ActivityKind.COMPUTATION]
+    start = start[_in_steps(start, steps)]
     at = np.searchsorted(steps["start_ns"], start, side="right") - 1
-    inside = (
-        (at >= 0) & (start < steps["end_ns"][at]) if len(steps) else np.zeros(len(at), np.bool_)
-    )
-    count = np.bincount(at[inside], minlength=len(steps))
+    count = np.bincount(at, minlength=len(steps))
     return dict(zip(steps["step"].tolist(), count.tolist(), strict=True))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.schema import Int64Array
-from distprof.sections.own_time import log_choose
+from distprof.sections.shares import log_choose
 from distprof.sections.step_log.result import PeriodicStall
 
 _LONGER_RATIO = 0.25

@@ -23,7 +23,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.sections.own_time import chance_of_hits, chance_of_mean
+from distprof.sections.own_time import chance_of_mean
+from distprof.sections.shares import chance_of_hits
 from distprof.terms import StragglerPattern
 
 _Floats = NDArray[np.float64]

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.run.run import Rank, Run
-from distprof.schema import ABSENT, Coded, Int64Array, Table
+from distprof.run.run import Run
+from distprof.schema import Coded, Int64Array, Table
 from distprof.sections.context import RankAnalysis
-from distprof.sections.matched import Members, RowIndex, places, segment_median
+from distprof.sections.matched import Members, RowIndex, places, segment_median, transfer_of
 from distprof.terms import CollectiveKind
 
 _Floats = NDArray[np.float64]
@@ -43,15 +43,19 @@ def carried(collectives: Table, *, both_ways: bool = False) -> float | None:
         Tokens if splits are recorded, else bytes; None without any all-to-all of known size.
     """
     amounts = _amounts(collectives, both_ways=both_ways)
-    known = amounts[(collectives["kind"] == CollectiveKind.ALL_TO_ALL) & (amounts > 0)]
+    known = amounts[amounts > 0]
     return float(known.mean()) if len(known) else None
 
 
 def _amounts(collectives: Table, *, both_ways: bool = False) -> _Floats:
-    """What each row carries: tokens if any row has splits, else bytes; 0 or less if unknown."""
-    sent, got = (_totals(collectives.coded(name)) for name in ("in_splits", "out_splits"))
-    tokens = (sent + got) / 2 if both_ways else np.maximum(sent, got)
-    return tokens if (tokens > 0).any() else collectives["bytes"].astype(np.float64)
+    """What each all-to-all carries: tokens if any has splits, else bytes; other rows have 0."""
+    result = np.zeros(len(collectives))
+    rows = np.flatnonzero(collectives["kind"] == CollectiveKind.ALL_TO_ALL)
+    if len(rows):
+        sent, got = (_totals(collectives.coded(name))[rows] for name in ("in_splits", "out_splits"))
+        tokens = (sent + got) / 2 if both_ways else np.maximum(sent, got)
+        result[rows] = tokens if (tokens > 0).any() else collectives["bytes"][rows]
+    return result
 
 
 def elasticity(
@@ -75,7 +79,7 @@ def elasticity(
     members = index.members(run.matches)
     step = index.column(lambda rank: analyses[rank.rank].collective_step)[members.first_row]
     transfer = segment_median(
-        index.column(lambda rank: _transfer(rank, wait_ends)), members.offsets, members.row
+        index.column(lambda rank: transfer_of(rank, wait_ends)), members.offsets, members.row
     )
     chosen = run.matches.complete & (run.matches.kind == CollectiveKind.ALL_TO_ALL)
     chosen &= (np.diff(members.offsets) == np.diff(run.matches.offsets)) & (step >= 0)
@@ -94,12 +98,6 @@ def _busiest(index: RowIndex, members: Members, of: Int64Array) -> _Floats:
     means = np.array([even[span].mean() for span in spans], dtype=np.float64)
     largest = np.array([most[span].max() for span in spans], dtype=np.float64)
     return np.divide(largest, means, out=np.zeros_like(means), where=means > 0)
-
-
-def _transfer(rank: Rank, wait_ends: Mapping[int, Int64Array]) -> Int64Array:
-    until = wait_ends[rank.rank]
-    length = np.where(until == ABSENT, ABSENT, rank.collectives["end_ns"] - until)
-    return np.asarray(length, dtype=np.int64)
 
 
 def _call_in_step(place: Int64Array, step: Int64Array) -> Int64Array:

@@ -25,7 +25,14 @@ from distprof.run.run import Rank, Run
 from distprof.run.topology import ProcessGroup
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import RankAnalysis
-from distprof.sections.matched import Members, RowIndex, places, ranks_at, segment_median
+from distprof.sections.matched import (
+    Members,
+    RowIndex,
+    places,
+    ranks_at,
+    segment_median,
+    transfer_of,
+)
 from distprof.sections.stragglers.result import SlowLink, SlowTransfers
 from distprof.terms import CollectiveKind
 
@@ -200,17 +207,12 @@ def _columns(
 ) -> Iterator[Callable[[Rank], Int64Array]]:
     """Transfer of each row of a rank, ABSENT if unknown, and the exposed part of it."""
 
-    def transfer(rank: Rank) -> Int64Array:
-        until = wait_ends[rank.rank]
-        whole = np.maximum(rank.collectives["end_ns"] - until, 0)
-        return np.where(until == ABSENT, ABSENT, whole).astype(np.int64)
-
     def exposed(rank: Rank) -> Int64Array:
         analysis = analyses[rank.rank]
         rest = analysis.exposed_ns - np.maximum(analysis.exposed_wait_ns, 0)
         return rest.astype(np.int64)
 
-    yield from (transfer, exposed)
+    yield from (lambda rank: transfer_of(rank, wait_ends), exposed)
 
 
 def _by_class(run: Run, cells: _Cells, least: int) -> Iterator[list[int]]:

@@ -142,7 +142,8 @@ def main_line(
     held = issued & (unheld_ns >= line[0]) & (unheld_ns < issue_ns)
     ended = collectives["is_timed"] & (end > line[0]) & (end <= line[1])
     stretches = clip(timeline.exposed_comm, *line)
-    held_up = ended & ~_before_launch(tables.activity, end, causes)
+    held_up = ended.copy()
+    held_up[ended] = ~_before_launch(tables.activity, end[ended], causes)
     exposed, continued_ns, blocked = _blocked(issue_ns, end, held_up, stretches, lag_ns)
     exposed &= ~_passed_by(collectives["kind"], issue_ns, continued_ns, exposed, stretches)
     waits = clip(timeline.message_wait, *line)
@@ -278,6 +279,12 @@ def _issue_times(
     return issue_ns, np.where(waited, leader, ABSENT), np.where(copied, ready, issue_ns)
 
 
+def _right_after(since_ns: Int64Array) -> NDArray[np.bool_]:
+    """Whether something that starts so long after the end of another may have waited for it."""
+    found: NDArray[np.bool_] = (since_ns >= -EARLY_NS) & (since_ns <= QUEUED_NS)
+    return found
+
+
 def _copied_before(activity: Table, start: Int64Array) -> NDArray[np.bool_]:
     """Rows that start as a copy from the CPU ends."""
     names = activity.coded("name")
@@ -287,8 +294,7 @@ def _copied_before(activity: Table, start: Int64Array) -> NDArray[np.bool_]:
         return np.zeros(len(start), dtype=np.bool_)
     last = np.searchsorted(ends, start + EARLY_NS, side="right") - 1
     since = start - ends[np.maximum(last, 0)]
-    copied: NDArray[np.bool_] = (since >= -EARLY_NS) & (since <= QUEUED_NS)
-    return copied
+    return _right_after(since)
 
 
 def _queued_behind(start: Int64Array, end: Int64Array, stream: Int64Array) -> NDArray[np.bool_]:
@@ -297,7 +303,7 @@ def _queued_behind(start: Int64Array, end: Int64Array, stream: Int64Array) -> ND
     before, after = order[:-1], order[1:]
     since = start[after] - end[before]
     follows = (stream[before] == stream[after]) & (stream[before] != ABSENT)
-    follows &= (since >= -EARLY_NS) & (since <= QUEUED_NS)
+    follows &= _right_after(since)
     queued = np.zeros(len(start), dtype=np.bool_)
     queued[after[follows]] = True
     return queued
@@ -311,7 +317,7 @@ def _ended_before(start: Int64Array, end: Int64Array, stream: Int64Array) -> Int
     last = np.searchsorted(end[order], start + EARLY_NS, side="right") - 1
     last = order[np.maximum(last, 0)]
     since = start - end[last]
-    follows = (since >= -EARLY_NS) & (since <= QUEUED_NS) & (stream != stream[last])
+    follows = _right_after(since) & (stream != stream[last])
     follows &= (stream != ABSENT) & (stream[last] != ABSENT) & (start > start[last])
     return np.where(follows, last, ABSENT)
 
