@@ -145,10 +145,16 @@ def _clip_last(activity: Table, host: Table, rows: Int64Array, end: Int64Array) 
 # Launches and kernels -----------------------------------------------------------------------------
 
 
+def _are_launches(host: Table) -> NDArray[np.bool_]:
+    """Mask of the rows that launch kernels, by their names."""
+    names = host.coded("name")
+    return names.where(["LaunchKernel" in value for value in names.values])
+
+
 def _launches(work: Table, host: Table, steps: Table) -> dict[str, Count]:
     """Launches out of order or without their kernels, and kernels without their launches."""
     names = host.coded("name")
-    calls = names.where(["LaunchKernel" in value for value in names.values])
+    calls = _are_launches(host)
     calls &= host.coded("category").isin(CALL_CATEGORIES) & (host["correlation"] > 0)
     at, ids = host["start_ns"][calls], host["correlation"][calls]
     is_ordered = (ids[1:] >= ids[:-1]).all()
@@ -239,8 +245,7 @@ def _paces(work: Table) -> dict[int, tuple[int, int]]:
 
 
 def _ranges_per_launch(host: Table) -> float:
-    names = host.coded("name")
-    launches = names.where(["LaunchKernel" in value for value in names.values])
+    launches = _are_launches(host)
     return float(host.coded("category").isin(_RANGES).sum() / max(launches.sum(), 1))
 
 
