@@ -40,8 +40,8 @@ from tests.simulator.trials import with_fault
 __all__ = ["Case", "Outcome", "analysed", "case_of", "main", "outcome_of", "traces_of"]
 
 MOST_POINTS = 0.02
-PER_JOB = 24
-"""Cases of one job, so that it is simulated and analysed once."""
+PER_JOB = len(DAMAGES)
+"""Cases of one job, one of each kind of damage, so that it is simulated and analysed once."""
 
 GOLDEN = Path(__file__).parents[1] / "tests/golden"
 REAL = (GOLDEN / "kineto/dlrm-v100-8gpu", GOLDEN / "job/nccl-fsdp-2ranks-h100")
@@ -173,8 +173,8 @@ def analysed(traces: Mapping[int, dict[str, Any]]) -> Outcome:
 
 
 def damage_of(number: int) -> Callable[[Traces, random.Random], Traces]:
-    """The damage of a case: all kinds in turn, and of each job half of them once, half twice."""
-    return DAMAGES[(number + number // PER_JOB) % len(DAMAGES)]
+    """The damage of a case: all kinds in turn."""
+    return DAMAGES[number % len(DAMAGES)]
 
 
 def case_of(number: int) -> Case:
