@@ -162,7 +162,8 @@ def _checked_quality(
         paces=rows.paces,
         content=rows.content,
         kernels=rows.kernels,
-        ranges_per_launch=rows.ranges_per_launch,
+        num_ranges=rows.num_ranges,
+        num_launches=rows.num_launches,
     )
 
 

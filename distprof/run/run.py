@@ -85,7 +85,8 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
     paces: Mapping[int, tuple[int, int]] = {}
     content: str = ""  # Hash of times and threads, equal only for copies; empty if unknown.
     kernels: Mapping[int, int] = {}  # Number of each complete step to its computation kernels.
-    ranges_per_launch: float = 0.0  # Operators and annotated ranges on the CPU, per kernel launch.
+    num_ranges: int = 0  # Operators and annotated ranges on the CPU.
+    num_launches: int = 0  # Calls on the CPU that launch kernels.
 
     @property
     def is_filtered(self) -> bool:

@@ -40,7 +40,8 @@ def counted(*kernels: list[int], names: dict[int, set[int]] | None = None):
         quality = replace(
             rank.quality,
             kernels=dict(enumerate(of_steps)),
-            ranges_per_launch=1.0,
+            num_ranges=sum(of_steps),
+            num_launches=sum(of_steps),
             paces=dict.fromkeys((names or {}).get(number, {1, 2}), (1, 1)),
         )
         yield replace(rank, quality=quality)
@@ -82,7 +83,13 @@ def test_kernels_whose_names_no_other_rank_has():
     assert facts(counted(usual, usual, usual, names={0: {1}, 1: {2}, 2: {3}})) == []
 
 
-def test_operators_that_one_rank_lacks():
+@pytest.mark.parametrize(
+    ("launches", "ranges", "named"),
+    [(100, 50, True), (100, 0, True), (100, 90, False), (60, 60, False), (200, 100, False)],
+)
+def test_operators_that_one_rank_lacks(launches, ranges, named):
+    """Fewer layers have fewer launches, too; more kernels per operator are more work."""
     ranks = [*counted([100], [100], [100])]
-    ranks[1] = replace(ranks[1], quality=replace(ranks[1].quality, ranges_per_launch=0.1))
-    assert facts(ranks) == ["operators of rank 1 missing"]
+    quality = replace(ranks[1].quality, num_launches=launches, num_ranges=ranges)
+    ranks[1] = replace(ranks[1], quality=quality)
+    assert facts(ranks) == (["operators of rank 1 missing"] if named else [])

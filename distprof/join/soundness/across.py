@@ -152,9 +152,12 @@ FEWER_IN_STEP = 0.9
 EQUAL_STEPS = 0.01
 """Deviation of the other ranks' kernels in that step up to which the program did not change."""
 
-FEW_RANGES = 0.25
-"""Operators and ranges of a rank per launch, relative to the least of all others, below which some
-are missing."""
+FEW_RANGES = 0.75
+"""Operators and ranges of a rank, relative to the least of all others, below which some are
+missing, if it launches about as much as others."""
+
+AS_MUCH = 0.9
+"""Launches of a rank, relative to the least of all others, from which it launches as much."""
 
 
 def lacking_rows(ranks: Sequence[Rank], named: Collection[int]) -> list[Gap]:
@@ -215,10 +218,16 @@ def _least_of_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _fewer_ranges(ranks: Sequence[Rank]) -> Iterator[tuple[int, str]]:
+    """Ranks with fewer operators that launch as much: a stage with fewer layers launches less."""
     if not ranks:
         return
-    ratio = np.array([rank.quality.ranges_per_launch for rank in ranks], np.float64)
-    for at in np.flatnonzero(ratio < FEW_RANGES * _least_of_others(ratio)).tolist():
+    ranges, launches = (
+        np.array([getattr(rank.quality, name) for rank in ranks], np.float64)
+        for name in ("num_ranges", "num_launches")
+    )
+    few = ranges < FEW_RANGES * _least_of_others(ranges)
+    few &= launches >= AS_MUCH * _least_of_others(launches)
+    for at in np.flatnonzero(few).tolist():
         yield ranks[at].rank, f"operators of rank {ranks[at].rank} missing"
 
 

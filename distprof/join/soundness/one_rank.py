@@ -67,7 +67,8 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     paces: dict[int, tuple[int, int]]
     content: str  # Hash of times and threads; equal only for copies.
     kernels: dict[int, int]  # Number of a step to the computation kernels that begin in it.
-    ranges_per_launch: float  # Operators and annotated ranges on the CPU, per kernel launch.
+    num_ranges: int  # Operators and annotated ranges on the CPU.
+    num_launches: int  # Calls on the CPU that launch kernels.
 
 
 def checked(activity: Table, host: Table, steps: Table) -> Checked:
@@ -83,7 +84,8 @@ def checked(activity: Table, host: Table, steps: Table) -> Checked:
         paces=_paces(work),
         content=_content(work, host),
         kernels=_kernels(work, steps),
-        ranges_per_launch=_ranges_per_launch(host),
+        num_ranges=int(host.coded("category").isin(_RANGES).sum()),
+        num_launches=int(_are_launches(host).sum()),
     )
 
 
@@ -242,11 +244,6 @@ def _paces(work: Table) -> dict[int, tuple[int, int]]:
         for i in most.tolist()
         if count[i]
     }
-
-
-def _ranges_per_launch(host: Table) -> float:
-    launches = _are_launches(host)
-    return float(host.coded("category").isin(_RANGES).sum() / max(launches.sum(), 1))
 
 
 def _kernels(work: Table, steps: Table) -> dict[int, int]:

@@ -34,13 +34,9 @@ def carried(collectives: Table, *, both_ways: bool = False) -> float | None:
     The traffic of a busy expert's rank is larger in both directions: dispatch brings its tokens,
     and combine returns them.
 
-    Args:
-        collectives: COLLECTIVES table of the rank.
-        both_ways: Use the mean of what it sends and receives instead. Its mean over all members is
-            what each would carry if all carried the same.
-
-    Returns:
-        Tokens if splits are recorded, else bytes; None without any all-to-all of known size.
+    The result is in tokens if splits are recorded, else in bytes; None without any all-to-all of
+    known size. With ``both_ways`` it is the mean of what the rank sends and receives, whose mean
+    over all members is what each would carry if all carried the same.
     """
     amounts = _amounts(collectives, both_ways=both_ways)
     known = amounts[amounts > 0]
@@ -63,17 +59,10 @@ def elasticity(
 ) -> float:
     """Relative growth of an all-to-all per relative growth of its busiest member's share.
 
-    It is 1 if bandwidth bounds transfers, and 0 if latency does. The slope of a regression over the
-    steps in which a call occurs, weighed by its precision against the expected 1: routing that
-    hardly varies shows nothing.
-
-    Args:
-        run: The run, with matches.
-        analyses: Per-rank analyses by rank.
-        wait_ends: When the last member of each collective started, on each rank's own clock.
-
-    Returns:
-        From 0 to 1.
+    It is 1 if bandwidth bounds transfers, and 0 if latency does: the slope of a regression over the
+    steps in which a call occurs, weighed by its precision against the expected 1, because routing
+    that hardly varies shows nothing. ``wait_ends`` is when the last member of each collective
+    started, on each rank's own clock.
     """
     index = RowIndex.of(run, analyses)
     members = index.members(run.matches)
