@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import signature
-from typing import ClassVar, TypeAlias, get_type_hints
+from typing import ClassVar, Self, TypeAlias, get_type_hints
 
 import msgspec
 
@@ -26,6 +26,12 @@ class Evidence:
     subject: ClassVar[Subject] = Subject.RUN
     has_own_steps: ClassVar[bool] = False
     """Whether costs refer to steps of this evidence, independent of the steps that traces mark."""
+
+    @classmethod
+    def found_in(cls, results: Mapping[type[Evidence], Evidence]) -> Self | None:
+        """The evidence of this type among results, by their types; None if it is missing."""
+        found = results.get(cls)
+        return found if isinstance(found, cls) else None
 
     @property
     def marks_steps(self) -> bool:
@@ -128,12 +134,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rule(
-    *,
-    code: str,
-    severity: Severity,
-    since: str,
-    limits: Mapping[str, Limit] | None = None,
-    costs_time: bool = True,
+    code: str, severity: Severity, *, since: str = "0.1.0", costs_time: bool = True, **limits: Limit
 ) -> Callable[[Check], Rule]:
     """Turn a check function into a :class:`Rule`.
 
@@ -148,7 +149,7 @@ def rule(
             severity=severity,
             since=since,
             needs=_needs(check),
-            limits=dict(limits or {}),
+            limits=limits,
             costs_time=costs_time,
             doc=parse_page(check.__doc__ or ""),
             check=check,

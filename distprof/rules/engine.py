@@ -28,14 +28,9 @@ Overrides = Mapping[str, Mapping[str, float]]
 EXPLAINED = 0.8
 """A narrower finding that explains at least this share of a wider one's cost replaces it."""
 
-OUTWEIGHS = 5.0
-"""A cost of at least this many times the gain of a repair is a different problem."""
-
-MOSTLY = 0.5
-"""From this share, the narrower finding comes first, although it costs less."""
-
-_ON_RECORDING = "CAP"
-"""Prefix of rules about the recording."""
+OUTWEIGHS = 5.0  # A cost of at least this many times the gain of a repair is a different problem
+MOSTLY = 0.5  # From this share, the narrower finding comes first, although it costs less
+_ON_RECORDING = "CAP"  # Prefix of rules about the recording
 
 _Order: TypeAlias = tuple[float, int, bool, str]
 
@@ -60,8 +55,7 @@ class Prices(Protocol):
 Planner: TypeAlias = "Callable[[Collection[str]], Prices | None]"
 """Maps the scenarios that findings name to their prices; None if nothing was simulated."""
 
-NEGLIGIBLE_NS = 50_000
-"""Gain per step that is not worth a wide finding: steps vary by more."""
+NEGLIGIBLE_NS = 50_000  # Gain per step that is not worth a wide finding: steps vary by more
 
 
 class RuleOutcome(msgspec.Struct, frozen=True):
@@ -277,11 +271,12 @@ def _run(
     rule: Rule, by_type: Mapping[type[Evidence], Evidence], limits: Limits, *, debug: bool
 ) -> tuple[list[Draft], str]:
     """The drafts of a rule, or none and the reason why it could not judge."""
-    missing = [need.__name__ for need in rule.needs if need not in by_type]
+    given = [need.found_in(by_type) for need in rule.needs]
+    missing = [need.__name__ for need, one in zip(rule.needs, given, strict=True) if one is None]
     if missing:
         return [], f"the analysis has no {', '.join(missing)}"
     try:
-        return list(rule.check(*(by_type[need] for need in rule.needs), limits)), ""
+        return list(rule.check(*given, limits)), ""
     except InsufficientEvidenceError as lack:
         return [], str(lack)
     except Exception as error:

@@ -11,8 +11,7 @@ from distprof.rules.base import Evidence
 if TYPE_CHECKING:
     import pandas as pd
 
-_FIGURES = 4
-"""Number of figures that represent a result without tables."""
+_FIGURES = 4  # Number of figures that represent a result without tables
 
 _MAIN_TABLES = ("classes", "kernels", "ranks", "clocks")
 

@@ -26,8 +26,7 @@ _MANY = 4_000_000
 """Members processed at once: limits intermediate arrays to about 100 MB. Sums of fractions are
 rounded block by block, so another value would change their last digit."""
 
-_PAIR = 1 << 24
-"""More than any number of ranks."""
+_PAIR = 1 << 24  # More than any number of ranks
 
 
 def places(matches: CollectiveMatches) -> Int64Array:

@@ -12,8 +12,7 @@ from distprof.units import format_duration
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-MIN_LOSS_RATIO = 0.05
-"""A part below this share of the step does not dominate."""
+MIN_LOSS_RATIO = 0.05  # A part below this share of the step does not dominate
 
 _LABELS = {
     "computation_ns": "computation",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Self
 
 import msgspec
 
-from distprof.rules.base import InsufficientEvidenceError
+from distprof.rules.base import Evidence, InsufficientEvidenceError
 from distprof.sections.capture.result import CaptureResult
 from distprof.sections.idle.result import IdleResult
 from distprof.sections.overlap.result import OverlapResult
@@ -22,8 +23,7 @@ separated. The ragged ends of captures cause fewer, one missing rank of a group 
 WIDER_TRANSFER = ("COM101", "COM102", "COM104")
 """Findings on exposed transfer in general: for ``Draft.explains`` of findings with a reason."""
 
-WIDER_WAIT = ("COM102", "COM103")
-"""Findings on waiting for late ranks in general."""
+WIDER_WAIT = ("COM102", "COM103")  # Findings on waiting for late ranks in general
 
 
 class MeanStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,31 +66,43 @@ class MeanStep(msgspec.Struct, frozen=True, kw_only=True):
         return known >= total.exposed_comm_unsplit_ns
 
 
-def mean_step(waterfall: WaterfallResult, step_time: StepTimeResult) -> MeanStep:
-    """The mean step.
+class StepTimes(msgspec.Struct, Evidence, frozen=True):
+    """The two results that tell the mean step, which rules need for shares and costs."""
 
-    Raises:
-        InsufficientEvidenceError: If no time was analysed.
-    """
-    total = waterfall.all
-    samples = waterfall.num_ranks * max(waterfall.num_steps, 1)
-    if total is None or samples == 0 or total.span_ns < samples:
-        why = "; ".join(waterfall.unavailable)
-        raise InsufficientEvidenceError("no step was measured" + (f": {why}" if why else ""))
-    return MeanStep(
-        step_ns=total.span_ns // samples,
-        word="capture" if step_time.median_ns is None else "step",
-        num_samples=samples,
-        total=total,
-    )
+    waterfall: WaterfallResult
+    step_time: StepTimeResult
 
+    @classmethod
+    def found_in(cls, results: Mapping[type[Evidence], Evidence]) -> Self | None:
+        """Both, or None if one is missing."""
+        waterfall = WaterfallResult.found_in(results)
+        step_time = StepTimeResult.found_in(results)
+        return None if waterfall is None or step_time is None else cls(waterfall, step_time)
 
-def mean_step_if_timed(waterfall: WaterfallResult, step_time: StepTimeResult) -> MeanStep | None:
-    """The mean step; None if nothing was timed, as in a run with only NCCL's log."""
-    try:
-        return mean_step(waterfall, step_time)
-    except InsufficientEvidenceError:
-        return None
+    def mean_step(self) -> MeanStep:
+        """The mean step.
+
+        Raises:
+            InsufficientEvidenceError: If no time was analysed.
+        """
+        total = self.waterfall.all
+        samples = self.waterfall.num_ranks * max(self.waterfall.num_steps, 1)
+        if total is None or samples == 0 or total.span_ns < samples:
+            why = "; ".join(self.waterfall.unavailable)
+            raise InsufficientEvidenceError("no step was measured" + (f": {why}" if why else ""))
+        return MeanStep(
+            step_ns=total.span_ns // samples,
+            word="capture" if self.step_time.median_ns is None else "step",
+            num_samples=samples,
+            total=total,
+        )
+
+    def mean_step_if_timed(self) -> MeanStep | None:
+        """The mean step; None if nothing was timed, as in a run with only NCCL's log."""
+        try:
+            return self.mean_step()
+        except InsufficientEvidenceError:
+            return None
 
 
 def has_all_members(capture: CaptureResult) -> bool:
@@ -141,8 +153,7 @@ def alone_ns(step: MeanStep, overlap: OverlapResult) -> int:
     return step.mean(sum(rank.computation_ns - rank.overlapped_ns for rank in overlap.ranks))
 
 
-CHANCE = 0.01
-"""Probability up to which something is not called chance."""
+CHANCE = 0.01  # Probability up to which something is not called chance
 
 
 def latest_by_chance(stragglers: StragglersResult, rank: int) -> bool:

@@ -112,7 +112,7 @@ def test_a_rule_needs_what_the_parameters_of_its_check_ask_for():
     def check(idle: IdleResult, log: StepLogResult, limits):
         yield from ()
 
-    made = rule(code="TST101", severity=Severity.INFO, since="0.1.0")(check)
+    made = rule("TST101", Severity.INFO)(check)
     assert made.needs == (IdleResult, StepLogResult)
 
 
@@ -121,4 +121,4 @@ def test_a_parameter_without_a_type_is_named():
         yield from ()
 
     with pytest.raises(TypeError, match="parameter 'idle' has no type"):
-        rule(code="TST101", severity=Severity.INFO, since="0.1.0")(check)
+        rule("TST101", Severity.INFO)(check)

@@ -11,11 +11,8 @@ from distprof.sections.capture.result import FILTERED, CaptureGap, CaptureResult
 from distprof.terms import CollectiveKind
 from distprof.units import format_bytes, format_ratio, name_ranks
 
-NO_DEVICE = "no-device-activity"
-"""Kind of gap: ranks whose device was not recorded."""
-
-_TRUNCATED = "truncated"
-"""Kind of gap: ranks whose traces end early."""
+NO_DEVICE = "no-device-activity"  # Kind of gap: ranks whose device was not recorded
+_TRUNCATED = "truncated"  # Kind of gap: ranks whose traces end early
 
 
 def analyze_capture(run: Run) -> CaptureResult:

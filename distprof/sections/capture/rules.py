@@ -11,14 +11,11 @@ from distprof.units import capitalized, fold_ranks, format_ratio, name_ranks
 
 
 @rule(
-    code="CAP101",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "matched_ratio": Limit(0.95, "smallest acceptable share of matched collectives"),
-        "damaged_ratio": Limit(0.001, "largest acceptable share of broken events"),
-    },
+    "CAP101",
+    Severity.WARNING,
     costs_time=False,
+    matched_ratio=Limit(0.95, "smallest acceptable share of matched collectives"),
+    damaged_ratio=Limit(0.001, "largest acceptable share of broken events"),
 )
 def capture_incomplete(capture: CaptureResult, limits: Limits) -> Iterator[Draft]:
     """Ranks are missing from the recording, files are damaged, rows were removed from a trace after
@@ -102,15 +99,10 @@ def _affected(capture: CaptureResult) -> tuple[int, ...]:
 
 
 @rule(
-    code="CAP102",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "overlap_ratio": Limit(
-            0.5, "smallest acceptable share of recorded time that all ranks share"
-        )
-    },
+    "CAP102",
+    Severity.WARNING,
     costs_time=False,
+    overlap_ratio=Limit(0.5, "smallest acceptable share of recorded time that all ranks share"),
 )
 def capture_windows_disjoint(capture: CaptureResult, limits: Limits) -> Iterator[Draft]:
     """The ranks were recorded at different times, so the recordings have few or no steps in common.
@@ -162,7 +154,7 @@ def capture_windows_disjoint(capture: CaptureResult, limits: Limits) -> Iterator
     )
 
 
-@rule(code="CAP103", severity=Severity.INFO, since="0.1.0", costs_time=False)
+@rule("CAP103", Severity.INFO, costs_time=False)
 def capture_start_transient(capture: CaptureResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """The start of the profiler disturbed the first recorded step, and distprof left that step out.
 

@@ -36,8 +36,7 @@ MAX_SPELLS = 500
 CLEAR_RATIO = 0.5
 """A rank is named if the collectives in which it arrives last hold this share of the waiting."""
 
-FALLEN_RATIO = 0.8
-"""Share of its usual bandwidth below which an operation is slow."""
+FALLEN_RATIO = 0.8  # Share of its usual bandwidth below which an operation is slow
 
 _MOST_WINDOWS = 200
 _LEAST_IN_WINDOW = 25

@@ -15,14 +15,11 @@ _MAX_FINDINGS = 3
 
 
 @rule(
-    code="COM125",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "fallen_ratio": Limit(0.75, "share of the usual bandwidth below which it is reported"),
-        "num_bytes": Limit(1_000_000, "size in bytes below which latency dominates"),
-    },
+    "COM125",
+    Severity.WARNING,
     costs_time=False,
+    fallen_ratio=Limit(0.75, "share of the usual bandwidth below which it is reported"),
+    num_bytes=Limit(1_000_000, "size in bytes below which latency dominates"),
 )
 def fallen_bandwidth(log: CollectiveLogResult, limits: Limits) -> Iterator[Draft]:
     """For a time, collectives of one kind and size were much slower than usual, even on the rank
@@ -83,17 +80,14 @@ _MAX_NAMED = 3
 
 
 @rule(
-    code="STR111",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "wait_ratio": Limit(0.2, "share of the time in collectives that may be waiting"),
-        "blamed_ratio": Limit(0.8, "share of that waiting that must be for one rank"),
-        "whole_ratio": Limit(
-            0.9, "share of the recorded time from which a rank counts as late all the time"
-        ),
-    },
+    "STR111",
+    Severity.WARNING,
     costs_time=False,
+    wait_ratio=Limit(0.2, "share of the time in collectives that may be waiting"),
+    blamed_ratio=Limit(0.8, "share of that waiting that must be for one rank"),
+    whole_ratio=Limit(
+        0.9, "share of the recorded time from which a rank counts as late all the time"
+    ),
 )
 def late_rank_for_a_time(log: CollectiveLogResult, limits: Limits) -> Iterator[Draft]:
     """For part of the recorded time, one rank arrives last in nearly all collectives in which

@@ -117,8 +117,7 @@ def _class_table(run: Run, analyses: RankAnalyses) -> CollectivesResult:
     )
 
 
-_OfRank: TypeAlias = "Callable[[Rank], NDArray[Any]]"
-"""A column of a rank's COLLECTIVES rows."""
+_OfRank: TypeAlias = "Callable[[Rank], NDArray[Any]]"  # A column of a rank's COLLECTIVES rows
 
 
 def _class_bytes(index: RowIndex, members: Members) -> _OfRank:

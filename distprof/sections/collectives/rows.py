@@ -14,8 +14,7 @@ from distprof.sections.context import RankContext, Timeline
 from distprof.sections.time.measure import waits_of
 from distprof.terms import ActivityKind
 
-BEGINNING_NS = 20_000
-"""The gap between two queued kernels is shorter than this."""
+BEGINNING_NS = 20_000  # The gap between two queued kernels is shorter than this
 
 _MIN_SHARE = 0.2
 """Streams that only copy and reduce for communication hold a smaller share of computation."""

@@ -20,8 +20,7 @@ from distprof.sections.collectives.result import CollectiveTrain
 from distprof.sections.context import RankTrain, Timeline
 from distprof.terms import CollectiveKind
 
-MIN_CARS = 20
-"""Shorter trains are a few buckets or metrics."""
+MIN_CARS = 20  # Shorter trains are a few buckets or metrics
 
 MOST_COMPUTED = 0.1
 """Share of a collective and of the gap before it that computation may cover in a train."""

@@ -28,8 +28,7 @@ from distprof.costs.trained_model import Precision, TrainedModel
 from distprof.costs.transformer import Latent, Recomputation, Transformer
 from distprof.errors import UsageError
 
-SHAPE_KEYS = ModelShape.__struct_fields__
-"""Keys that describe a shape, in addition to ``params``."""
+SHAPE_KEYS = ModelShape.__struct_fields__  # Keys that describe a shape, in addition to ``params``
 
 _DEFAULT_VOCABULARY = 32000
 
@@ -37,8 +36,7 @@ _FFN_STEP = 64
 
 _MOST = 10**9
 
-_MOST_PARAMETERS = 10**18
-"""Sizes in bytes and counts of a saved plan have 64 bits."""
+_MOST_PARAMETERS = 10**18  # Sizes in bytes and counts of a saved plan have 64 bits
 
 _NEAR = 0.05
 

@@ -27,11 +27,10 @@ _WORTH_NAMING_RATIO = 0.05
 
 
 @rule(
-    code="SCA101",
-    severity=Severity.INFO,
-    since="0.1.0",
-    limits={"mfu_ratio": Limit(0.40, "lowest acceptable model FLOP utilisation")},
+    "SCA101",
+    Severity.INFO,
     costs_time=False,
+    mfu_ratio=Limit(0.40, "lowest acceptable model FLOP utilisation"),
 )
 def low_mfu(
     efficiency: EfficiencyResult, waterfall: WaterfallResult, job: JobResult, limits: Limits

@@ -9,12 +9,7 @@ from distprof.sections.ending.result import EndingResult
 from distprof.terms import Confidence, Severity
 
 
-@rule(
-    code="CAP106",
-    severity=Severity.ERROR,
-    since="0.1.0",
-    costs_time=False,
-)
+@rule("CAP106", Severity.ERROR, costs_time=False)
 def job_stopped(ending: EndingResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - no limits
     """The output of the job says that it failed, or that ranks waited for others until a watchdog
     ended them.

@@ -66,11 +66,8 @@ def needless_rows(analysis: RankAnalysis) -> NDArray[np.bool_]:
     return result
 
 
-BUCKET_BYTES = 25 << 20
-"""Size of DistributedDataParallel's default bucket."""
-
-BUCKETS = 10
-"""Number of buckets for a small model's gradients, of which all but one can overlap."""
+BUCKET_BYTES = 25 << 20  # Size of DistributedDataParallel's default bucket
+BUCKETS = 10  # Number of buckets for a small model's gradients, of which all but one can overlap
 
 
 def unhidden_rows(analysis: RankAnalysis) -> NDArray[np.float32]:

@@ -31,8 +31,7 @@ SEARCH = "torch.distributed.ddp.reducer::search_unused_parameters"
 """The search that DDP runs after each forward with ``find_unused_parameters=True``."""
 
 UPDATE = "Optimizer.step#"
-SMALL_BYTES = 4_096
-"""Smaller all-reduces carry a loss, a norm or a metric."""
+SMALL_BYTES = 4_096  # Smaller all-reduces carry a loss, a norm or a metric
 
 _FLOATS = re.compile(r"^(c10::)?(b?float\d*|double|half|bfloat16)$", re.IGNORECASE)
 _INTEGERS = re.compile(r"^(c10::)?int(32)?$", re.IGNORECASE)

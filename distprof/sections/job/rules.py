@@ -45,12 +45,7 @@ def _fix(job: JobResult) -> str:
     return f"Read output.log of the run{f', and error.json {folder}' if has_error else ''}."
 
 
-@rule(
-    code="CAP104",
-    severity=Severity.ERROR,
-    since="0.1.0",
-    costs_time=False,
-)
+@rule("CAP104", Severity.ERROR, costs_time=False)
 def job_failed(job: JobResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - no limits
     """The job did not complete: a rank died, hung, was stopped or ran out of memory.
 
@@ -105,15 +100,12 @@ _NAMES = {
 
 
 @rule(
-    code="CAP105",
-    severity=Severity.INFO,
-    since="0.1.0",
-    limits={
-        "tracing_ratio": Limit(0.05, "share of the step that tracing may add"),
-        "always_on_ratio": Limit(0.01, "share of the step that the always-on probes may add"),
-        "after_ratio": Limit(0.01, "share of the step that may remain after tracing"),
-    },
+    "CAP105",
+    Severity.INFO,
     costs_time=False,
+    tracing_ratio=Limit(0.05, "share of the step that tracing may add"),
+    always_on_ratio=Limit(0.01, "share of the step that the always-on probes may add"),
+    after_ratio=Limit(0.01, "share of the step that may remain after tracing"),
 )
 def probe_overhead(
     job: JobResult, perturbation: PerturbationResult, limits: Limits

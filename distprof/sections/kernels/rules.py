@@ -17,13 +17,10 @@ _LONGEST_NAME = 60
 
 
 @rule(
-    code="HST107",
-    severity=Severity.INFO,
-    since="0.1.0",
-    limits={
-        "single_precision_ratio": Limit(0.2, "share of kernel time that fp32 products may take")
-    },
+    "HST107",
+    Severity.INFO,
     costs_time=False,
+    single_precision_ratio=Limit(0.2, "share of kernel time that fp32 products may take"),
 )
 def tensor_cores_unused(
     efficiency: EfficiencyResult, kernels: KernelsResult, limits: Limits

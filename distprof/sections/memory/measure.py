@@ -9,8 +9,7 @@ from distprof.schema import Int64Array
 from distprof.sections.context import ProbeRecords
 from distprof.sections.memory.result import MemoryResult, RankMemory
 
-_FEWEST = 8
-"""Number of samples below which no trend of memory is reported."""
+_FEWEST = 8  # Number of samples below which no trend of memory is reported
 
 
 def measure_memory(records: RankRecords) -> RankMemory | None:

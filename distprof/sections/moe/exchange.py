@@ -40,8 +40,7 @@ _MIN_SECTIONS = 2  # forward and backward
 
 _Floats = NDArray[np.float64]
 
-_Sizes = NDArray[np.float32]
-"""Tokens that one rank sends another: integers, exact up to 16 million."""
+_Sizes = NDArray[np.float32]  # Tokens that one rank sends another: integers, exact up to 16 million
 
 
 class GroupExchanges(msgspec.Struct, frozen=True, kw_only=True):
@@ -393,8 +392,7 @@ def pairs_of(groups: Sequence[GroupExchanges], num_steps: int) -> tuple[MoePair,
     return tuple(sorted(pairs, key=lambda pair: (pair.sender, pair.receiver)))
 
 
-_CELLS = 4_000_000
-"""Number of amounts in memory at once: pairs of ranks of a group times exchanges."""
+_CELLS = 4_000_000  # Number of amounts in memory at once: pairs of ranks of a group times exchanges
 
 
 def _sum(group: GroupExchanges, chosen: Int64Array) -> _Floats | None:

@@ -26,8 +26,7 @@ from distprof.terms import MeshAxis
 
 ROUTING_LOG = "routing log"
 
-MAX_STEPS = 256
-"""Number of last steps per rank and layer whose counts are joined across ranks."""
+MAX_STEPS = 256  # Number of last steps per rank and layer whose counts are joined across ranks
 
 MAX_CALL_STEPS = 16
 """Number of steps whose micro-batches are kept individually: the traced steps, else the last."""
@@ -35,8 +34,7 @@ MAX_CALL_STEPS = 16
 MAX_CALL_COUNTS = 4_000_000
 """Limit on the counts kept of these steps (32 MB); large steps reduce their number."""
 
-MIN_DRIFT_STEPS = 6
-"""With fewer steps, a third is too short to compare."""
+MIN_DRIFT_STEPS = 6  # With fewer steps, a third is too short to compare
 
 MAX_DEAD_NAMED = 16
 

@@ -197,8 +197,7 @@ def _left_out(number: int, noun: str) -> tuple[str, ...]:
 
 # The first lines of a report on counts of tokens per expert, without times -----------------------
 
-MIN_LOAD = 1.2
-"""Ratio of the busiest rank's load to the mean from which ranks count as uneven."""
+MIN_LOAD = 1.2  # Ratio of the busiest rank's load to the mean from which ranks count as uneven
 
 
 def experts_verdict(report: Report) -> VerdictText:

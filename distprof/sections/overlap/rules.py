@@ -13,36 +13,30 @@ from distprof.sections.sharding.result import ShardingResult
 from distprof.sections.shares import (
     WIDER_TRANSFER,
     MeanStep,
+    StepTimes,
     alone_ns,
     has_all_members,
     hideable_ns,
-    mean_step,
     unrecorded,
 )
-from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Confidence, Severity
 from distprof.units import format_duration, format_ratio
 
 
 @rule(
-    code="COM101",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "overlap_ratio": Limit(
-            0.8,
-            "smallest acceptable overlap of communication, without exposed waiting",
-        ),
-        "min_step_ratio": Limit(0.02, "smallest share of the step that is worth reporting"),
-        "scalar_bytes": Limit(
-            64, "size in bytes of a loss or a norm, which the program waits for and cannot overlap"
-        ),
-    },
+    "COM101",
+    Severity.WARNING,
+    overlap_ratio=Limit(
+        0.8, "smallest acceptable overlap of communication, without exposed waiting"
+    ),
+    min_step_ratio=Limit(0.02, "smallest share of the step that is worth reporting"),
+    scalar_bytes=Limit(
+        64, "size in bytes of a loss or a norm, which the program waits for and cannot overlap"
+    ),
 )
 def low_overlap(
     overlap: OverlapResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
+    times: StepTimes,
     capture: CaptureResult,
     collectives: CollectivesResult,
     limits: Limits,
@@ -88,7 +82,7 @@ def low_overlap(
         raise InsufficientEvidenceError(
             "rows were removed from traces: computation that overlaps may be missing"
         )
-    step = mean_step(waterfall, step_time)
+    step = times.mean_step()
     hidden = step.mean(sum(rank.overlapped_ns for rank in overlap.ranks))
     transfer = hidden + step.exposed_transfer_ns
     if transfer == 0 or step.exposed_wait_ns > step.exposed_transfer_ns:
@@ -125,8 +119,7 @@ def _ranks_below(overlap: OverlapResult, limit: float) -> tuple[int, ...]:
     return () if len(below) == len(ratios) else below
 
 
-MOSTLY = 0.8
-"""Share of the exposed transfer that scalars must take."""
+MOSTLY = 0.8  # Share of the exposed transfer that scalars must take
 
 
 def _mostly_scalars(collectives: CollectivesResult, most_bytes: float) -> bool:
@@ -154,19 +147,12 @@ def _message(ratio: float, exposed_ns: int, cost_ns: int, waits_for: str) -> str
 
 
 @rule(
-    code="COM102",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "exposed_ratio": Limit(0.2, "largest acceptable share of exposed communication in the step")
-    },
+    "COM102",
+    Severity.WARNING,
+    exposed_ratio=Limit(0.2, "largest acceptable share of exposed communication in the step"),
 )
 def exposed_communication(
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
-    capture: CaptureResult,
-    gradients: GradientsResult,
-    limits: Limits,
+    times: StepTimes, capture: CaptureResult, gradients: GradientsResult, limits: Limits
 ) -> Iterator[Draft]:
     """Exposed communication takes more than a fifth of the step.
 
@@ -206,7 +192,7 @@ def exposed_communication(
     Formula sheet, "Measured from traces" (exposed communication) and "Anti-patterns" (communication
     above 20 % of the step).
     """
-    step = mean_step(waterfall, step_time)
+    step = times.mean_step()
     transfer = _TRANSFER if has_all_members(capture) else _DOUBTFUL
     parts = _parts(step, transfer, capture.start_wait_ns)
     exposed = sum(ns for ns, _ in parts)
@@ -284,17 +270,12 @@ def _parts(step: MeanStep, transfer: str, start_wait_ns: int) -> list[tuple[int,
 
 
 @rule(
-    code="COM121",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={"min_step_ratio": Limit(0.03, "smallest share of the step that is worth reporting")},
+    "COM121",
+    Severity.WARNING,
+    min_step_ratio=Limit(0.03, "smallest share of the step that is worth reporting"),
 )
 def communication_on_computation_stream(
-    sharding: ShardingResult,
-    overlap: OverlapResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
-    limits: Limits,
+    sharding: ShardingResult, overlap: OverlapResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
     """Data-parallel collectives (gradients, sharded parameters) run on the GPU's compute stream.
 
@@ -327,7 +308,7 @@ def communication_on_computation_stream(
     """
     if not sharding.shared_streams:
         return
-    step = mean_step(waterfall, step_time)
+    step = times.mean_step()
     alone = alone_ns(step, overlap)
     for one in sharding.shared_streams:
         cost = min(one.exposed_ns_per_step - (one.wait_ns_per_step or 0), alone)

@@ -178,8 +178,7 @@ def _rows_with_key(key: Int64Array, rows: NDArray[np.intp], wanted: Int64Array) 
 
 MAX_PREDICTIONS = 12
 
-MAX_ACTIONS = 40_000
-"""Configurations with more actions are not replayed."""
+MAX_ACTIONS = 40_000  # Configurations with more actions are not replayed
 
 _MICRO_BATCHES, _SCHEDULE = "micro-batches", "schedule"
 

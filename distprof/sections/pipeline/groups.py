@@ -88,8 +88,7 @@ def _kept(observed: ObservedPipeline) -> list[int]:
 
 UNKNOWN_ORDER = "unknown order"
 
-MAX_RECOGNISED = 50_000
-"""Pipelines with more actions are not compared with known orders."""
+MAX_RECOGNISED = 50_000  # Pipelines with more actions are not compared with known orders
 
 _CLOSED = ("gpipe", "1f1b", "interleaved-1f1b", "looped-bfs")
 

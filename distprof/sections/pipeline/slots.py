@@ -157,8 +157,7 @@ TORCH = "torch annotations"
 
 _LAUNCHED = ", kernels launched inside"
 
-_SET_UP = 0.02
-"""Share of a slot's computation that may precede its wait, such as creating a buffer."""
+_SET_UP = 0.02  # Share of a slot's computation that may precede its wait, such as creating a buffer
 
 _NOT_PIPELINES = ("cp", "tp", "ep", "dp", "dp_shard", "dp_replicate")
 """Axes whose messages belong to rings or exchanges, not to a pipeline."""

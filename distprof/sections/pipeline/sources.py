@@ -59,8 +59,7 @@ def places_by_messages(run: Run, analyses: Mapping[int, RankAnalysis]) -> dict[i
     }
 
 
-_Shape: TypeAlias = tuple[int, int, int]
-"""Ranks of a pipeline, micro-batches, and stages per rank."""
+_Shape: TypeAlias = tuple[int, int, int]  # Ranks of a pipeline, micro-batches, and stages per rank
 
 
 def _by_shape(

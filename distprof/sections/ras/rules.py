@@ -28,12 +28,7 @@ _FIXES = {
 }
 
 
-@rule(
-    code="NET111",
-    severity=Severity.ERROR,
-    since="0.1.0",
-    costs_time=False,
-)
+@rule("NET111", Severity.ERROR, costs_time=False)
 def troubled_nccl_rank(ras: RasResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """Ranks that do not answer NCCL's RAS, report an error, or have launched fewer collectives than
     others.

@@ -194,8 +194,7 @@ def _elements(table: Table, rows: NDArray[np.int32]) -> Int64Array:
     return np.where((of_row > 0) & (size >= 0), size // np.maximum(of_row, 1), ABSENT)
 
 
-_LONG_RATIO = 0.6
-"""Length from which a run of gathers counts as forward, relative to the longest."""
+_LONG_RATIO = 0.6  # Length from which a run of gathers counts as forward, relative to the longest
 
 
 class Passes(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,13 +28,11 @@ from distprof.join.gpu_waits import (
 from distprof.sections.step_log.lateness import FEWEST_STEPS, OFTEN
 from distprof.sections.step_log.result import LateOnGpu
 
-_LEAST_RATIO = 0.05
-"""Smallest excess that is worth a row."""
+_LEAST_RATIO = 0.05  # Smallest excess that is worth a row
 
 _MOST_RANKS = 16
 
-_MOST_ROWS = 40_000
-"""Steps times ranks: with more, only the last steps count, to bound time."""
+_MOST_ROWS = 40_000  # Steps times ranks: with more, only the last steps count, to bound time
 
 
 def find_late_gpus(

@@ -17,14 +17,9 @@ from distprof.schema import Int64Array
 from distprof.sections.own_time import over_peers
 from distprof.sections.step_log.result import LateInLog
 
-FEWEST_STEPS = 20
-"""Number of steps from which a difference between ranks is not chance."""
-
-OFTEN = 0.65
-"""A rank is late by the excess that it reaches in this share of its steps."""
-
-_LEAST_RATIO = 0.05
-"""Smallest excess that is worth a row, as a share of the peers' time."""
+FEWEST_STEPS = 20  # Number of steps from which a difference between ranks is not chance
+OFTEN = 0.65  # A rank is late by the excess that it reaches in this share of its steps
+_LEAST_RATIO = 0.05  # Smallest excess that is worth a row, as a share of the peers' time
 
 _MOST_RANKS = 16
 

@@ -34,8 +34,7 @@ MAX_STEPS_COMPARED = 20_000
 SELDOM = 0.1
 """Share of steps at whose end the GPU is a step behind, below which its CPU does not run ahead."""
 
-MAX_STEPS_KEPT = 512
-"""Most durations of single steps in a report."""
+MAX_STEPS_KEPT = 512  # Most durations of single steps in a report
 
 
 class StepLog(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,12 +16,9 @@ _FEWEST_STEPS = 12
 
 
 @rule(
-    code="HST105",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "stalled_ratio": Limit(0.01, "smallest share of the mean step that is worth reporting")
-    },
+    "HST105",
+    Severity.WARNING,
+    stalled_ratio=Limit(0.01, "smallest share of the mean step that is worth reporting"),
 )
 def periodic_stalls(step_log: StepLogResult, idle: IdleResult, limits: Limits) -> Iterator[Draft]:
     """At regular intervals one step takes much longer on all ranks at once, for example because of
@@ -134,20 +131,17 @@ _OF_INPUT = 0.5
 
 
 @rule(
-    code="STR112",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "excess_ratio": Limit(0.1, "smallest excess over the peers' CPU time in 65 % of the steps"),
-        "excess_ratio_if_busy": Limit(0.5, "the same if ranks wait for a free CPU"),
-        "busy_step_ratio": Limit(
-            0.1, "share of the step in the run queue from which a machine counts as busy"
-        ),
-        "gpu_excess_ratio": Limit(
-            0.075, "the same on GPUs, as a lower bound, over the peers' time up to a collective"
-        ),
-        "min_step_ratio": Limit(0.02, "smallest share of the step that is worth reporting"),
-    },
+    "STR112",
+    Severity.WARNING,
+    excess_ratio=Limit(0.1, "smallest excess over the peers' CPU time in 65 % of the steps"),
+    excess_ratio_if_busy=Limit(0.5, "the same if ranks wait for a free CPU"),
+    busy_step_ratio=Limit(
+        0.1, "share of the step in the run queue from which a machine counts as busy"
+    ),
+    gpu_excess_ratio=Limit(
+        0.075, "the same on GPUs, as a lower bound, over the peers' time up to a collective"
+    ),
+    min_step_ratio=Limit(0.02, "smallest share of the step that is worth reporting"),
 )
 def late_rank_without_trace(
     step_log: StepLogResult, pauses: PausesResult, stragglers: StragglersResult, limits: Limits

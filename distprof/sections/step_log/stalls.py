@@ -20,22 +20,16 @@ from distprof.schema import Int64Array
 from distprof.sections.shares import log_choose
 from distprof.sections.step_log.result import PeriodicStall
 
-_LONGER_RATIO = 0.25
-"""Excess over the median from which a step is long, as a share of the median,"""
-_SPREADS = 6.0
-"""and in median absolute deviations. A long step exceeds both."""
+_LONGER_RATIO = 0.25  # Excess over the median from which a step is long, as a share of the median,
+_SPREADS = 6.0  # and in median absolute deviations. A long step exceeds both.
 _RISES = 1.25
 """The last step before a long one over the first after it, if the launch queue fills in between."""
-_STAYS = 0.75
-"""The step before that over the last one, if the queue was full in both."""
+_STAYS = 0.75  # The step before that over the last one, if the queue was full in both
 _NEARLY_FULL = 0.9
 """Duration of steps with a full queue over that of the last step before a long one, at least."""
-_OF_HALF = 1.7
-"""Median absolute deviation of normal values over that of their lower half."""
-_MOST_QUEUED = 32
-"""Steps whose work a launch queue may hold: it takes about a thousand launches."""
-_NEARLY = 0.95
-"""Median step over the pace of the GPU, at least, if it is that pace."""
+_OF_HALF = 1.7  # Median absolute deviation of normal values over that of their lower half
+_MOST_QUEUED = 32  # Steps whose work a launch queue may hold: it takes about a thousand launches
+_NEARLY = 0.95  # Median step over the pace of the GPU, at least, if it is that pace
 _SHORTEST_PERIOD = 3
 _FEWEST = 4
 _HELD_RATIO = 0.8

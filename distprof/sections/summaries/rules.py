@@ -13,11 +13,10 @@ _KINDS = {kind.label for kind in CollectiveKind if kind is not CollectiveKind.UN
 
 
 @rule(
-    code="COM126",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={"share": Limit(0.3, "share of the GPU's time that collectives may take")},
+    "COM126",
+    Severity.WARNING,
     costs_time=False,
+    share=Limit(0.3, "share of the GPU's time that collectives may take"),
 )
 def communication_by_operator_table(table: OperatorTableResult, limits: Limits) -> Iterator[Draft]:
     """A table of operators (`prof.key_averages().table()`) in which collectives take a large part

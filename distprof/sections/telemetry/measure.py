@@ -34,8 +34,7 @@ from distprof.sections.telemetry.result import (
 from distprof.sections.time.result import RankWaterfall, WaterfallResult
 from distprof.units import NS_PER_S, name_of_device, name_ranks
 
-MAX_PERIOD_NS = 60 * NS_PER_S
-"""Samples farther apart do not describe the time between them."""
+MAX_PERIOD_NS = 60 * NS_PER_S  # Samples farther apart do not describe the time between them
 
 
 def sensors_in(table: Table, windows: Intervals) -> WindowSensors | None:

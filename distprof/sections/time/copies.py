@@ -17,8 +17,7 @@ from distprof.sections.context import RankCopies
 from distprof.sections.time.result import ExposedCopies
 from distprof.terms import ActivityKind
 
-MANY = 0.05
-"""Share of the windows from which exposed copies justify reading every operator."""
+MANY = 0.05  # Share of the windows from which exposed copies justify reading every operator
 
 MAX_OPERATORS = 3
 

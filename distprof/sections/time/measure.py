@@ -99,8 +99,7 @@ def rank_steps(context: RankContext, timeline: Timeline) -> tuple[StepBreakdown,
     )
 
 
-MOST_STEPS = 16_384
-"""Most rows of single steps in a report, at 130 bytes each."""
+MOST_STEPS = 16_384  # Most rows of single steps in a report, at 130 bytes each
 
 MANY_RANKS = 8_192
 """Above this number of ranks, whose rows take 1,150 bytes each, an eighth of the steps is kept."""

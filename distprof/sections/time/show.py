@@ -32,11 +32,8 @@ if TYPE_CHECKING:
 
 SMALL_RATIO = 0.0005
 
-RAISED = 1.1
-"""Mean step over the median from which a few long steps tell more than the mean."""
-
-LONG = 1.2
-"""A step over the median from which it counts as long."""
+RAISED = 1.1  # Mean step over the median from which a few long steps tell more than the mean
+LONG = 1.2  # A step over the median from which it counts as long
 
 LAUNCH_BOUND = 0.15
 """Share of the step from which late launches are a verdict, as in the rule launch-bound-host."""

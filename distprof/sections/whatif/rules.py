@@ -32,13 +32,10 @@ _LEADS = {"overlap": "Communication runs alone where it could overlap. "}
 
 
 @rule(
-    code="STR110",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "min_step_ratio": Limit(0.05, "smallest share of the step that is worth reporting"),
-        "launch_ratio": Limit(0.15, "the same for late launches, which a profiler causes, too"),
-    },
+    "STR110",
+    Severity.WARNING,
+    min_step_ratio=Limit(0.05, "smallest share of the step that is worth reporting"),
+    launch_ratio=Limit(0.15, "the same for late launches, which a profiler causes, too"),
 )
 def unexplained_loss(
     whatif: WhatIfResult,

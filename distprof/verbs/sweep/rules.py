@@ -36,12 +36,7 @@ def between(size: ScalingSize) -> str:
     return f"{format_ratio(size.efficiency)} ({ends})"
 
 
-@rule(
-    code="SCA102",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={"target_ratio": Limit(0.8, "required efficiency over the baseline")},
-)
+@rule("SCA102", Severity.WARNING, target_ratio=Limit(0.8, "required efficiency over the baseline"))
 def efficiency_below_target(scaling: ScalingResult, limits: Limits) -> Iterator[Draft]:
     """Each rank does less work per time as ranks are added, and the efficiency falls below the
     target, with its whole 95 % interval.
@@ -113,13 +108,10 @@ _FIXES = {
 
 
 @rule(
-    code="SCA103",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "lost_ratio": Limit(0.1, "minimum share of the step that is lost"),
-        "dominant_ratio": Limit(0.5, "minimum share of the loss for the dominant cause"),
-    },
+    "SCA103",
+    Severity.WARNING,
+    lost_ratio=Limit(0.1, "minimum share of the step that is lost"),
+    dominant_ratio=Limit(0.5, "minimum share of the loss for the dominant cause"),
 )
 def scaling_loss_dominated(scaling: ScalingResult, limits: Limits) -> Iterator[Draft]:
     """One cause accounts for most of the efficiency lost between the smallest and the largest size.
@@ -186,15 +178,12 @@ def scaling_loss_dominated(scaling: ScalingResult, limits: Limits) -> Iterator[D
 
 
 @rule(
-    code="SCA104",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "position_ratio": Limit(
-            0.8, "computation over transfer time below which transfers limit the step"
-        ),
-        "exposed_ratio": Limit(0.1, "minimum exposed transfer, as a share of the step"),
-    },
+    "SCA104",
+    Severity.WARNING,
+    position_ratio=Limit(
+        0.8, "computation over transfer time below which transfers limit the step"
+    ),
+    exposed_ratio=Limit(0.1, "minimum exposed transfer, as a share of the step"),
 )
 def small_batch_at_scale(scaling: ScalingResult, limits: Limits) -> Iterator[Draft]:
     """In data-parallel training, each rank's batch is so small that a step transfers gradients for
@@ -267,11 +256,10 @@ def _batch(size: ScalingSize, scaling: ScalingResult) -> str:
 
 
 @rule(
-    code="SCA105",
-    severity=Severity.INFO,
-    since="0.1.0",
-    limits={"above_ratio": Limit(0.02, "efficiency above 1 that counts as measurement error")},
+    "SCA105",
+    Severity.INFO,
     costs_time=False,
+    above_ratio=Limit(0.02, "efficiency above 1 that counts as measurement error"),
 )
 def superlinear_scaling(scaling: ScalingResult, limits: Limits) -> Iterator[Draft]:
     """Each rank does more work per time than in the baseline, by more than repeats differ.

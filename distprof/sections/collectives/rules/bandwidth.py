@@ -9,27 +9,22 @@ from distprof.sections.capture.result import CaptureResult
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
 from distprof.sections.efficiency.result import CPU, EfficiencyResult
 from distprof.sections.overlap.result import OverlapResult
-from distprof.sections.shares import has_all_members, hideable_ns, mean_step
-from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.sections.shares import StepTimes, has_all_members, hideable_ns
 from distprof.terms import Severity
 from distprof.units import format_bandwidth, format_duration
 
 
 @rule(
-    code="COM104",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "min_step_ratio": Limit(
-            0.05, "share of the step for transfer that cannot overlap with computation"
-        ),
-    },
+    "COM104",
+    Severity.WARNING,
+    min_step_ratio=Limit(
+        0.05, "share of the step for transfer that cannot overlap with computation"
+    ),
 )
 def transfer_bound_collectives(
     collectives: CollectivesResult,
     overlap: OverlapResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
+    times: StepTimes,
     capture: CaptureResult,
     limits: Limits,
 ) -> Iterator[Draft]:
@@ -67,7 +62,7 @@ def transfer_bound_collectives(
     Formula sheet, "Collectives" and "Measured from traces". nccl-tests, doc/PERFORMANCE.md, for bus
     bandwidth.
     """
-    step = mean_step(waterfall, step_time)
+    step = times.mean_step()
     if not collectives.classes:
         return
     if collectives.has_only_messages:
@@ -114,21 +109,14 @@ def _speed(record: CollectiveClass) -> str:
 
 
 @rule(
-    code="COM107",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "busbw_ratio": Limit(0.7, "share of the expected bus bandwidth that is enough"),
-        "min_bytes": Limit(1_000_000, "size in bytes of the smallest collective to judge"),
-        "min_step_ratio": Limit(0.01, "share of the step that the excess transfer may take"),
-    },
+    "COM107",
+    Severity.WARNING,
+    busbw_ratio=Limit(0.7, "share of the expected bus bandwidth that is enough"),
+    min_bytes=Limit(1_000_000, "size in bytes of the smallest collective to judge"),
+    min_step_ratio=Limit(0.01, "share of the step that the excess transfer may take"),
 )
 def below_fabric_bandwidth(
-    collectives: CollectivesResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
-    capture: CaptureResult,
-    limits: Limits,
+    collectives: CollectivesResult, times: StepTimes, capture: CaptureResult, limits: Limits
 ) -> Iterator[Draft]:
     """Large collectives move their data at a fraction of the bus bandwidth that these machines
     reach with the same kind, size and group, according to a fabric profile.
@@ -165,7 +153,7 @@ def below_fabric_bandwidth(
     covered = [record for record in collectives.classes if record.expected_busbw_bytes_per_s]
     if not covered:  # no profile, or it covers no class: the result says which
         return
-    step = mean_step(waterfall, step_time)
+    step = times.mean_step()
     if not has_all_members(capture):
         raise InsufficientEvidenceError("most collectives lack a member in the recording")
     slow = [record for record in covered if _is_slow(record, limits)]
@@ -208,16 +196,11 @@ def _saved_ns(record: CollectiveClass) -> int:
 _CPU_BACKEND = "gloo"
 
 
-@rule(
-    code="COM124",
-    severity=Severity.WARNING,
-    since="0.1.0",
-)
+@rule("COM124", Severity.WARNING)
 def cpu_backend_on_gpus(
     efficiency: EfficiencyResult,
     capture: CaptureResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
+    times: StepTimes,
     limits: Limits,  # noqa: ARG001
 ) -> Iterator[Draft]:
     """Ranks compute on GPUs, but their collectives run on gloo, which is made for CPUs.
@@ -249,7 +232,7 @@ def cpu_backend_on_gpus(
         raise InsufficientEvidenceError("the traces do not name the backend of the process groups")
     if efficiency.backend != _CPU_BACKEND:
         return
-    cost = mean_step(waterfall, step_time).exposed_transfer_ns
+    cost = times.mean_step().exposed_transfer_ns
     yield Draft(
         message=(
             f"The ranks compute on {efficiency.device}, but their collectives run on "

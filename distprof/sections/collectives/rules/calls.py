@@ -10,33 +10,26 @@ from distprof.sections.collectives.result import CollectiveClass, CollectivesRes
 from distprof.sections.shares import (
     WIDER_TRANSFER,
     MeanStep,
+    StepTimes,
     latest_by_chance,
-    mean_step,
     unrecorded,
 )
 from distprof.sections.stragglers.result import StragglersResult
-from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Confidence, MeshAxis, Severity, StragglerPattern
 from distprof.units import format_bytes, format_duration, format_ratio
 
 
 @rule(
-    code="COM103",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "min_step_ratio": Limit(0.03, "share of the step that unexplained waiting may take"),
-        "wait_over_transfer": Limit(
-            1.0, "exposed wait over exposed transfer of a skew-bound class"
-        ),
-    },
+    "COM103",
+    Severity.WARNING,
+    min_step_ratio=Limit(0.03, "share of the step that unexplained waiting may take"),
+    wait_over_transfer=Limit(1.0, "exposed wait over exposed transfer of a skew-bound class"),
 )
 def arrival_skew_bound_collectives(
     collectives: CollectivesResult,
     stragglers: StragglersResult,
     capture: CaptureResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
+    times: StepTimes,
     limits: Limits,
 ) -> Iterator[Draft]:
     """Collectives take long because their members arrive at different times, not because the
@@ -69,7 +62,7 @@ def arrival_skew_bound_collectives(
     ## Sources
     Formula sheet, "Measured from traces" (wait and transfer of a collective).
     """
-    step = mean_step(waterfall, step_time)
+    step = times.mean_step()
     if not collectives.classes:
         return
     if collectives.has_only_messages:
@@ -148,27 +141,20 @@ def _charged_ns(stragglers: StragglersResult) -> int:
     )
 
 
-VERY_MANY = 100
-"""Number of consecutive reductions without other work that is too many at any size."""
+VERY_MANY = 100  # Number of consecutive reductions without other work that is too many at any size
 
 _MERGEABLE = ("all_reduce", "all_gather", "reduce_scatter")
 
 
 @rule(
-    code="COM105",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "small_bytes": Limit(500_000, "size in bytes below which latency dominates"),
-        "min_per_step": Limit(20, "small collectives per step that are normal"),
-        "min_step_ratio": Limit(0.02, "share of the step below which they are not reported"),
-    },
+    "COM105",
+    Severity.WARNING,
+    small_bytes=Limit(500_000, "size in bytes below which latency dominates"),
+    min_per_step=Limit(20, "small collectives per step that are normal"),
+    min_step_ratio=Limit(0.02, "share of the step below which they are not reported"),
 )
 def tiny_collectives(
-    collectives: CollectivesResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
-    limits: Limits,
+    collectives: CollectivesResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
     """Each step contains many small all-reduces, all-gathers or reduce-scatters. Latency, not size,
     determines how long messages this small take. The rule also reports many consecutive reductions
@@ -206,7 +192,7 @@ def tiny_collectives(
     Formula sheet, "Collectives" (crossover size) and "Anti-patterns" (buckets below the crossover
     size).
     """
-    step = mean_step(waterfall, step_time)
+    step = times.mean_step()
     mergeable = [c for c in collectives.classes if c.kind in _MERGEABLE]
     small = [c for c in mergeable if c.bytes is not None and c.bytes < limits["small_bytes"]]
     per_step = sum(_per_rank(c, collectives) for c in small)

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from distprof.costs.collectives import BucketTime
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.gradients.result import GradientGroup, GradientsResult
-from distprof.sections.shares import WIDER_TRANSFER, mean_step
+from distprof.sections.shares import WIDER_TRANSFER, StepTimes
 from distprof.sections.step_log.result import StepLogResult
-from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Confidence, Severity
 from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
 
@@ -32,16 +31,12 @@ def gradient_groups(gradients: GradientsResult) -> tuple[GradientGroup, ...]:
 
 
 @rule(
-    code="COM112",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={"min_step_ratio": Limit(0.03, "smallest share of the step that is worth reporting")},
+    "COM112",
+    Severity.WARNING,
+    min_step_ratio=Limit(0.03, "smallest share of the step that is worth reporting"),
 )
 def late_gradient_communication(
-    gradients: GradientsResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
-    limits: Limits,
+    gradients: GradientsResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
     """DistributedDataParallel begins to reduce gradients only when backward is almost over. No
     computation is left for the reductions to overlap with.
@@ -80,7 +75,7 @@ def late_gradient_communication(
     for group in gradient_groups(gradients):
         if not _is_late(group):
             continue
-        step = mean_step(waterfall, step_time)
+        step = times.mean_step()
         cost = min(group.exposed_once_ns, group.backward_ns or 0)
         if step.ratio(cost) < limits["min_step_ratio"]:
             continue
@@ -139,20 +134,14 @@ Below it other buckets are exposed too: the network is always busy, and the spli
 
 
 @rule(
-    code="COM113",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "last_bucket_ratio": Limit(0.25, "share of the gradients that the last bucket may hold"),
-        "min_bytes": Limit(2_000_000, "smallest last bucket that is worth splitting, in bytes"),
-        "min_step_ratio": Limit(0.01, "smallest share of the step that is worth reporting"),
-    },
+    "COM113",
+    Severity.WARNING,
+    last_bucket_ratio=Limit(0.25, "share of the gradients that the last bucket may hold"),
+    min_bytes=Limit(2_000_000, "smallest last bucket that is worth splitting, in bytes"),
+    min_step_ratio=Limit(0.01, "smallest share of the step that is worth reporting"),
 )
 def large_last_bucket(
-    gradients: GradientsResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
-    limits: Limits,
+    gradients: GradientsResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
     """The bucket of gradients that DistributedDataParallel reduces last holds more than a quarter
     of all gradients and causes most of their exposed communication.
@@ -196,7 +185,7 @@ def large_last_bucket(
             group, limits["last_bucket_ratio"], limits["min_bytes"]
         ):
             continue
-        step = mean_step(waterfall, step_time)
+        step = times.mean_step()
         exposed = group.last_bucket_ns_per_step
         if _latency_ratio(group) > MOST_LATENCY:
             cost = round(group.exposed_once_ns * _saved_by_one_bucket(group))
@@ -282,22 +271,13 @@ def _is_large(group: GradientGroup, max_ratio: float, min_bytes: float) -> bool:
 
 
 @rule(
-    code="COM114",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "transfer_ratio": Limit(
-            1.0, "ratio of a reduction's transfer to the computation of backward"
-        ),
-        "min_step_ratio": Limit(0.05, "smallest share of the step that is worth reporting"),
-    },
+    "COM114",
+    Severity.WARNING,
+    transfer_ratio=Limit(1.0, "ratio of a reduction's transfer to the computation of backward"),
+    min_step_ratio=Limit(0.05, "smallest share of the step that is worth reporting"),
 )
 def small_batch_for_data_parallelism(
-    gradients: GradientsResult,
-    step_log: StepLogResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
-    limits: Limits,
+    gradients: GradientsResult, step_log: StepLogResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
     """Reducing the gradients takes longer than computing backward, so part of the reduction stays
     exposed even with perfect overlap: the batch per rank is too small for this number of ranks.
@@ -337,7 +317,7 @@ def small_batch_for_data_parallelism(
         transfer, backward = _times(group)
         if transfer <= limits["transfer_ratio"] * backward:
             continue
-        step = mean_step(waterfall, step_time)
+        step = times.mean_step()
         cost = min(transfer - backward, group.exposed_once_ns)
         if step.ratio(cost) < limits["min_step_ratio"]:
             continue

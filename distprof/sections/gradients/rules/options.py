@@ -8,30 +8,24 @@ from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits,
 from distprof.sections.gradients.result import GradientsResult
 from distprof.sections.gradients.rules.buckets import gradient_groups
 from distprof.sections.settings.result import DdpSetup, SettingsResult
-from distprof.sections.shares import WIDER_TRANSFER, mean_step
-from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.sections.shares import WIDER_TRANSFER, StepTimes
+from distprof.sections.time.result import StepTimeResult
 from distprof.terms import Confidence, Severity
 from distprof.units import format_duration
 
 
 @rule(
-    code="COM110",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "times_reduced": Limit(
-            1.5, "reductions of the same gradients per update from which they count as repeated"
-        ),
-        "min_step_ratio": Limit(
-            0.01, "smallest share of the step in unnecessary reductions that is worth reporting"
-        ),
-    },
+    "COM110",
+    Severity.WARNING,
+    times_reduced=Limit(
+        1.5, "reductions of the same gradients per update from which they count as repeated"
+    ),
+    min_step_ratio=Limit(
+        0.01, "smallest share of the step in unnecessary reductions that is worth reporting"
+    ),
 )
 def accumulation_without_no_sync(
-    gradients: GradientsResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
-    limits: Limits,
+    gradients: GradientsResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
     """DistributedDataParallel reduces the gradients of every micro-batch, although the optimizer
     updates the weights only once every few micro-batches.
@@ -69,7 +63,7 @@ def accumulation_without_no_sync(
     for group in gradient_groups(gradients):
         if group.times_reduced is None:
             raise InsufficientEvidenceError("the trace does not mark the updates of the optimizer")
-        step = mean_step(waterfall, step_time)
+        step = times.mean_step()
         cost = group.redundant_ns_per_step
         if group.times_reduced < limits["times_reduced"]:
             continue
@@ -97,19 +91,13 @@ _WIDE = {"float32", "float64"}
 
 
 @rule(
-    code="COM111",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "min_step_ratio": Limit(0.05, "share of the step that 16 bits would save"),
-        "min_bucket_bytes": Limit(1_000_000, "mean bucket below which latency dominates"),
-    },
+    "COM111",
+    Severity.WARNING,
+    min_step_ratio=Limit(0.05, "share of the step that 16 bits would save"),
+    min_bucket_bytes=Limit(1_000_000, "mean bucket below which latency dominates"),
 )
 def full_precision_gradients(
-    gradients: GradientsResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
-    limits: Limits,
+    gradients: GradientsResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
     """DistributedDataParallel reduces gradients in 32 bits, and their transfer is exposed.
 
@@ -144,7 +132,7 @@ def full_precision_gradients(
     traffic on a slow link). PyTorch documentation, "DDP Communication Hooks".
     """
     for group in gradient_groups(gradients):
-        step = mean_step(waterfall, step_time)
+        step = times.mean_step()
         exposed = group.exposed_once_ns
         if not group.dtypes or not set(group.dtypes) <= _WIDE:
             continue
@@ -171,16 +159,12 @@ def full_precision_gradients(
 
 
 @rule(
-    code="COM115",
-    severity=Severity.INFO,
-    since="0.1.0",
-    limits={"min_step_ratio": Limit(0.001, "smallest share of the step that is worth reporting")},
+    "COM115",
+    Severity.INFO,
+    min_step_ratio=Limit(0.001, "smallest share of the step that is worth reporting"),
 )
 def unused_parameter_search(
-    gradients: GradientsResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
-    limits: Limits,
+    gradients: GradientsResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
     """DistributedDataParallel searches the graph after each forward for parameters that were not
     used (`find_unused_parameters=True`).
@@ -214,7 +198,7 @@ def unused_parameter_search(
     """
     if not gradients.search_ns_per_step:
         return
-    step = mean_step(waterfall, step_time)
+    step = times.mean_step()
     cost = gradients.search_exposed_ns_per_step
     if step.ratio(cost) < limits["min_step_ratio"]:
         return
@@ -235,13 +219,10 @@ def unused_parameter_search(
 
 
 @rule(
-    code="COM123",
-    severity=Severity.INFO,
-    since="0.1.0",
-    limits={
-        "min_looks": Limit(3.0, "iterations that must have been inspected on each rank"),
-        "warning_ratio": Limit(0.01, "share of the step from which the finding is a warning"),
-    },
+    "COM123",
+    Severity.INFO,
+    min_looks=Limit(3.0, "iterations that must have been inspected on each rank"),
+    warning_ratio=Limit(0.01, "share of the step from which the finding is a warning"),
 )
 def needless_unused_parameter_search(
     settings: SettingsResult,

@@ -17,14 +17,11 @@ from distprof.units import format_duration, format_ratio, name_ranks
 
 
 @rule(
-    code="HST108",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "threads_per_cpu": Limit(1.5, "torch threads per CPU of a host"),
-        "busy_ratio": Limit(0.85, "share of time for which the CPUs must be busy"),
-    },
+    "HST108",
+    Severity.WARNING,
     costs_time=False,
+    threads_per_cpu=Limit(1.5, "torch threads per CPU of a host"),
+    busy_ratio=Limit(0.85, "share of time for which the CPUs must be busy"),
 )
 def oversubscribed_threads(settings: SettingsResult, limits: Limits) -> Iterator[Draft]:
     """Ranks that compute on the CPU start more threads than the host has CPUs.
@@ -98,28 +95,25 @@ _FIX_PINNING = (
 
 
 @rule(
-    code="HST110",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "min_step_ratio": Limit(0.03, "share of the step that waiting for a CPU may take"),
-        "over_others": Limit(
-            2.0, "wait over that of the other ranks, in proportion to CPU time, that names a rank"
-        ),
-        "busy_step_ratio": Limit(
-            0.1, "share of the step that the other ranks wait, too, on a busy machine"
-        ),
-        "over_others_if_busy": Limit(
-            2.5, "wait over that of the other rank that waits longest, on a busy machine"
-        ),
-        "over_others_if_confined": Limit(
-            1.5, "the same of a rank that may use half of the median rank's CPUs or fewer"
-        ),
-        "of_longest": Limit(0.5, "wait over the longest from which a rank is named with it"),
-        "gpu_idle_ratio": Limit(
-            0.5, "share of the wait for which the rank's GPU must idle in the traced steps"
-        ),
-    },
+    "HST110",
+    Severity.WARNING,
+    min_step_ratio=Limit(0.03, "share of the step that waiting for a CPU may take"),
+    over_others=Limit(
+        2.0, "wait over that of the other ranks, in proportion to CPU time, that names a rank"
+    ),
+    busy_step_ratio=Limit(
+        0.1, "share of the step that the other ranks wait, too, on a busy machine"
+    ),
+    over_others_if_busy=Limit(
+        2.5, "wait over that of the other rank that waits longest, on a busy machine"
+    ),
+    over_others_if_confined=Limit(
+        1.5, "the same of a rank that may use half of the median rank's CPUs or fewer"
+    ),
+    of_longest=Limit(0.5, "wait over the longest from which a rank is named with it"),
+    gpu_idle_ratio=Limit(
+        0.5, "share of the wait for which the rank's GPU must idle in the traced steps"
+    ),
 )
 def cpu_contention(
     pauses: PausesResult,

@@ -15,24 +15,18 @@ from distprof.sections.idle.result import (
     is_optimizer,
 )
 from distprof.sections.perturbation.result import PerturbationResult
-from distprof.sections.shares import MeanStep, mean_step
-from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.sections.shares import MeanStep, StepTimes
 from distprof.terms import Confidence, Severity
 from distprof.units import format_duration, format_ratio, name_ranks
 
 
 @rule(
-    code="HST101",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={"idle_host_ratio": Limit(0.15, "share of the step that the GPU may wait for launches")},
+    "HST101",
+    Severity.WARNING,
+    idle_host_ratio=Limit(0.15, "share of the step that the GPU may wait for launches"),
 )
 def launch_bound_host(
-    idle: IdleResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
-    perturbation: PerturbationResult,
-    limits: Limits,
+    idle: IdleResult, times: StepTimes, perturbation: PerturbationResult, limits: Limits
 ) -> Iterator[Draft]:
     """The GPU runs out of work because the CPU does not launch kernels fast enough.
 
@@ -71,7 +65,7 @@ def launch_bound_host(
     Formula sheet, "Measured from traces" (host-bound idle) and "The profiler in the picture".
     PyTorch documentation of `torch.compile` and CUDA graphs.
     """
-    step = mean_step(waterfall, step_time)
+    step = times.mean_step()
     if not idle.ranks:
         raise InsufficientEvidenceError(
             "no launch calls to judge by: the cause of idle time is unknown"
@@ -150,17 +144,12 @@ def _kernels(ranks: Sequence[RankIdle]) -> str:
 
 
 @rule(
-    code="HST112",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "idle_ratio": Limit(0.03, "share of the step that a named range may leave the GPU idle"),
-        "unnamed_ratio": Limit(0.08, "the same for code that nothing names"),
-    },
+    "HST112",
+    Severity.WARNING,
+    idle_ratio=Limit(0.03, "share of the step that a named range may leave the GPU idle"),
+    unnamed_ratio=Limit(0.08, "the same for code that nothing names"),
 )
-def work_between_launches(
-    idle: IdleResult, waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits
-) -> Iterator[Draft]:
+def work_between_launches(idle: IdleResult, times: StepTimes, limits: Limits) -> Iterator[Draft]:
     """The training thread does something else than launching kernels for so long that the GPU runs
     out of work: a range that the program named, an operator on the CPU, compiling, or code outside
     of PyTorch.
@@ -192,7 +181,7 @@ def work_between_launches(
     ## Sources
     PyTorch documentation, performance tuning guide. Formula sheet, "Measured from traces" (idle).
     """
-    step = mean_step(waterfall, step_time)
+    step = times.mean_step()
     if not idle.ranks:
         raise InsufficientEvidenceError(
             "no launch calls to judge by: the cause of idle time is unknown"

@@ -14,9 +14,8 @@ from distprof.sections.idle.result import (
     PausesResult,
     RankPauses,
 )
-from distprof.sections.shares import mean_step
+from distprof.sections.shares import StepTimes
 from distprof.sections.step_log.result import StepLogResult
-from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Confidence, Severity
 from distprof.units import capitalized, format_duration, format_ratio, name_ranks
 
@@ -25,18 +24,13 @@ OFTEN = 1.0
 
 
 @rule(
-    code="HST102",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "idle_sync_ratio": Limit(
-            0.02, "share of the step that the GPU may idle after synchronising calls"
-        )
-    },
+    "HST102",
+    Severity.WARNING,
+    idle_sync_ratio=Limit(
+        0.02, "share of the step that the GPU may idle after synchronising calls"
+    ),
 )
-def synchronising_calls(
-    idle: IdleResult, waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits
-) -> Iterator[Draft]:
+def synchronising_calls(idle: IdleResult, times: StepTimes, limits: Limits) -> Iterator[Draft]:
     """The CPU waits for the GPU inside the step, and the GPU then waits for the CPU.
 
     ## Why it costs time
@@ -69,7 +63,7 @@ def synchronising_calls(
     ## Sources
     Formula sheet, "Measured from traces" (idle). PyTorch documentation, performance tuning guide.
     """
-    step = mean_step(waterfall, step_time)
+    step = times.mean_step()
     if not idle.ranks:
         raise InsufficientEvidenceError(
             "no runtime calls to judge by: the cause of idle time is unknown"
@@ -103,10 +97,9 @@ def _called(pause: CpuPause) -> str:
 
 
 @rule(
-    code="HST103",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={"min_step_ratio": Limit(0.01, "share of the step that collections may take")},
+    "HST103",
+    Severity.WARNING,
+    min_step_ratio=Limit(0.01, "share of the step that collections may take"),
 )
 def garbage_collection_pauses(
     pauses: PausesResult, step_log: StepLogResult, idle: IdleResult, limits: Limits
@@ -189,17 +182,12 @@ DOMINATES = 0.5
 
 
 @rule(
-    code="HST109",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={"idle_ratio": Limit(0.2, "share of the step that may be idle for unknown causes")},
+    "HST109",
+    Severity.WARNING,
+    idle_ratio=Limit(0.2, "share of the step that may be idle for unknown causes"),
 )
 def unexplained_idle(
-    idle: IdleResult,
-    capture: CaptureResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
-    limits: Limits,
+    idle: IdleResult, capture: CaptureResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
     """The GPU idles for a fifth of the step or more, and the recording does not show why.
 
@@ -232,7 +220,7 @@ def unexplained_idle(
         raise InsufficientEvidenceError(
             "rows were removed from traces, so the GPU may have been busy when it seems idle"
         )
-    step = mean_step(waterfall, step_time)
+    step = times.mean_step()
     cost = step.mean(step.total.idle_unknown_ns)
     if idle.is_cpu or step.ratio(cost) < limits["idle_ratio"]:
         return
@@ -269,14 +257,11 @@ def _reason(idle: IdleResult) -> tuple[str, str]:
 
 
 @rule(
-    code="HST111",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={"idle_ratio": Limit(0.02, "share of the step that the GPU may idle due to such calls")},
+    "HST111",
+    Severity.WARNING,
+    idle_ratio=Limit(0.02, "share of the step that the GPU may idle due to such calls"),
 )
-def memory_calls(
-    idle: IdleResult, waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits
-) -> Iterator[Draft]:
+def memory_calls(idle: IdleResult, times: StepTimes, limits: Limits) -> Iterator[Draft]:
     """The CPU allocates or frees memory of the GPU inside steps, and the GPU runs out of work
     meanwhile.
 
@@ -306,7 +291,7 @@ def memory_calls(
     PyTorch documentation, "CUDA semantics" (memory management). Formula sheet, "Measured from
     traces".
     """
-    step = mean_step(waterfall, step_time)
+    step = times.mean_step()
     if not idle.ranks:
         raise InsufficientEvidenceError(
             "no runtime calls to judge by: the cause of idle time is unknown"

@@ -8,10 +8,9 @@ import msgspec
 
 from distprof.rules.base import InsufficientEvidenceError
 from distprof.sections.idle.result import IdleResult, PausesResult
-from distprof.sections.shares import mean_step
+from distprof.sections.shares import StepTimes
 from distprof.sections.step_log.result import StepLogResult
 from distprof.sections.stragglers.result import StragglersResult
-from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import StragglerCause, StragglerPattern
 from distprof.units import format_duration, format_ratio
 
@@ -28,8 +27,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 def waiting_for_input(
     idle: IdleResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
+    times: StepTimes,
     pauses: PausesResult,
     step_log: StepLogResult,
     least_ratio: float,
@@ -42,9 +40,9 @@ def waiting_for_input(
         InsufficientEvidenceError: If neither is available.
     """
     if idle.ranks:
-        step = mean_step(waterfall, step_time)
+        step = times.mean_step()
         mean_ns = step.mean(step.total.idle_input_ns)
-        spans = {rank.rank: rank.span_ns for rank in waterfall.ranks}
+        spans = {rank.rank: rank.span_ns for rank in times.waterfall.ranks}
         late = tuple(
             rank.rank
             for rank in idle.ranks

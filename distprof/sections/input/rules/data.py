@@ -10,33 +10,28 @@ from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.idle.result import IdleResult, PausesResult
 from distprof.sections.input.rules._shared import named_for_late_input
 from distprof.sections.settings.result import SettingsResult
-from distprof.sections.shares import hidden_waits, idle_gpu_ns, mean_step
+from distprof.sections.shares import StepTimes, hidden_waits, idle_gpu_ns
 from distprof.sections.step_log.result import StepLogResult
 from distprof.sections.stragglers.result import MessagesResult, StragglersResult
-from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.sections.time.result import WaterfallResult
 from distprof.sections.whatif.result import PAGEABLE
 from distprof.terms import MeshAxis, Severity
 from distprof.units import capitalized, format_duration, format_ratio, name_ranks
 
 
 @rule(
-    code="INP102",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "min_step_ratio": Limit(
-            0.03, "share of the step that a rank may wait longer than its peers"
-        ),
-        "queue_ratio": Limit(
-            0.25, "share of the training thread's wait for a free CPU that the excess must exceed"
-        ),
-        "loader_queue_ratio": Limit(
-            0.5, "share of the excess from which loaders that wait for a free CPU are its cause"
-        ),
-        "gpu_idle_ratio": Limit(
-            0.5, "share of the excess for which the rank's GPU must idle in the traced steps"
-        ),
-    },
+    "INP102",
+    Severity.WARNING,
+    min_step_ratio=Limit(0.03, "share of the step that a rank may wait longer than its peers"),
+    queue_ratio=Limit(
+        0.25, "share of the training thread's wait for a free CPU that the excess must exceed"
+    ),
+    loader_queue_ratio=Limit(
+        0.5, "share of the excess from which loaders that wait for a free CPU are its cause"
+    ),
+    gpu_idle_ratio=Limit(
+        0.5, "share of the excess for which the rank's GPU must idle in the traced steps"
+    ),
 )
 def uneven_input(
     step_log: StepLogResult,
@@ -175,17 +170,12 @@ def _who(ranks: tuple[int, ...]) -> str:
 
 
 @rule(
-    code="INP104",
-    severity=Severity.INFO,
-    since="0.1.0",
-    limits={
-        "exposed_ratio": Limit(0.01, "share of the step that exposed copies may take"),
-        "warning_ratio": Limit(0.05, "share of the step from which the finding is a warning"),
-    },
+    "INP104",
+    Severity.INFO,
+    exposed_ratio=Limit(0.01, "share of the step that exposed copies may take"),
+    warning_ratio=Limit(0.05, "share of the step from which the finding is a warning"),
 )
-def pageable_copies(
-    settings: SettingsResult, waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits
-) -> Iterator[Draft]:
+def pageable_copies(settings: SettingsResult, times: StepTimes, limits: Limits) -> Iterator[Draft]:
     """Batches are copied to the GPU from pageable memory, and nothing overlaps with these copies.
 
     ## Why it costs time
@@ -217,11 +207,11 @@ def pageable_copies(
     """
     if not any(rank.num_pageable for rank in settings.feed):
         return
-    step = mean_step(waterfall, step_time)
+    step = times.mean_step()
     cost = step.mean(sum(rank.exposed_pageable_ns for rank in settings.feed))
     if step.ratio(cost) < limits["exposed_ratio"]:
         return
-    spans = {rank.rank: rank.span_ns for rank in waterfall.ranks}
+    spans = {rank.rank: rank.span_ns for rank in times.waterfall.ranks}
     count = sum(rank.num_pageable for rank in settings.feed) / step.num_samples
     yield Draft(
         message=(
@@ -256,11 +246,10 @@ def _loader(settings: SettingsResult) -> str:
 
 
 @rule(
-    code="INP105",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={"min_epochs": Limit(2.0, "epochs that must have begun")},
+    "INP105",
+    Severity.WARNING,
     costs_time=False,
+    min_epochs=Limit(2.0, "epochs that must have begun"),
 )
 def sampler_without_set_epoch(settings: SettingsResult, limits: Limits) -> Iterator[Draft]:
     """A `DistributedSampler` that shuffles draws the same order in every epoch.
@@ -309,12 +298,7 @@ _SAME_DATA = frozenset((MeshAxis.TP, MeshAxis.PP, MeshAxis.CP, MeshAxis.EP))
 """Axes whose ranks share the work on the same samples."""
 
 
-@rule(
-    code="INP106",
-    severity=Severity.ERROR,
-    since="0.1.0",
-    costs_time=False,
-)
+@rule("INP106", Severity.ERROR, costs_time=False)
 def unsharded_data(
     settings: SettingsResult,
     collectives: CollectivesResult,

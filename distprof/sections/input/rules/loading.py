@@ -8,11 +8,10 @@ from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits,
 from distprof.sections.idle.result import IdleResult, PausesResult
 from distprof.sections.input.rules._shared import named_for_late_input, waiting_for_input
 from distprof.sections.settings.result import HostSetup, SettingsResult
-from distprof.sections.shares import mean_step
+from distprof.sections.shares import StepTimes
 from distprof.sections.step_log.result import StepLogResult
 from distprof.sections.stragglers.result import StragglersResult
 from distprof.sections.summaries.result import InputReadinessResult
-from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.sections.training_log.result import TrainingLogResult
 from distprof.terms import Confidence, Severity
 from distprof.units import format_duration, format_ratio
@@ -28,20 +27,13 @@ _FIX_OF_CPU = (
 
 
 @rule(
-    code="INP101",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "idle_input_ratio": Limit(0.05, "share of the step that the GPU may wait for data"),
-        "error_ratio": Limit(0.2, "share of the step from which the finding is an error"),
-    },
+    "INP101",
+    Severity.WARNING,
+    idle_input_ratio=Limit(0.05, "share of the step that the GPU may wait for data"),
+    error_ratio=Limit(0.2, "share of the step from which the finding is an error"),
 )
 def input_bound(
-    idle: IdleResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
-    stragglers: StragglersResult,
-    limits: Limits,
+    idle: IdleResult, times: StepTimes, stragglers: StragglersResult, limits: Limits
 ) -> Iterator[Draft]:
     """The GPU idles while the training loop waits for its next batch.
 
@@ -72,7 +64,7 @@ def input_bound(
     ## Sources
     Formula sheet, "Measured from traces" (input wait). PyTorch documentation of `DataLoader`.
     """
-    step = mean_step(waterfall, step_time)
+    step = times.mean_step()
     if not idle.ranks:
         raise InsufficientEvidenceError(
             "no CPU activities to judge by: the cause of idle time is unknown"
@@ -80,7 +72,7 @@ def input_bound(
     cost = step.mean(step.total.idle_input_ns)
     if step.ratio(cost) < limits["idle_input_ratio"]:
         return
-    spans = {rank.rank: rank.span_ns for rank in waterfall.ranks}
+    spans = {rank.rank: rank.span_ns for rank in times.waterfall.ranks}
     late = tuple(
         rank.rank
         for rank in idle.ranks
@@ -106,19 +98,15 @@ _OTHERS_OF_CPU = "persistent_workers=True"
 
 
 @rule(
-    code="INP103",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "wait_ratio": Limit(0.05, "share of the step that the loop may wait for data"),
-        "error_ratio": Limit(0.2, "share of the step from which the finding is an error"),
-    },
+    "INP103",
+    Severity.WARNING,
+    wait_ratio=Limit(0.05, "share of the step that the loop may wait for data"),
+    error_ratio=Limit(0.2, "share of the step from which the finding is an error"),
 )
 def loader_without_workers(
     settings: SettingsResult,
     idle: IdleResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
+    times: StepTimes,
     pauses: PausesResult,
     step_log: StepLogResult,
     stragglers: StragglersResult,
@@ -159,7 +147,7 @@ def loader_without_workers(
     if not _loads_itself(settings):
         return
     min_ratio = limits["wait_ratio"]
-    waiting = waiting_for_input(idle, waterfall, step_time, pauses, step_log, min_ratio)
+    waiting = waiting_for_input(idle, times, pauses, step_log, min_ratio)
     is_named = waiting.ranks and set(waiting.ranks) <= named_for_late_input(stragglers)
     if waiting.ratio < min_ratio or is_named:
         return
@@ -190,21 +178,17 @@ def _loads_itself(settings: SettingsResult) -> bool:
 
 
 @rule(
-    code="INP107",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "workers_per_cpu": Limit(1.0, "data loader workers per CPU of a host"),
-        "busy_ratio": Limit(0.85, "share of time for which the CPUs must be busy"),
-        "wait_ratio": Limit(0.05, "share of the step that the loop may wait for data"),
-        "error_ratio": Limit(0.2, "share of the step from which the finding is an error"),
-    },
+    "INP107",
+    Severity.WARNING,
+    workers_per_cpu=Limit(1.0, "data loader workers per CPU of a host"),
+    busy_ratio=Limit(0.85, "share of time for which the CPUs must be busy"),
+    wait_ratio=Limit(0.05, "share of the step that the loop may wait for data"),
+    error_ratio=Limit(0.2, "share of the step from which the finding is an error"),
 )
 def loader_oversubscribed(
     settings: SettingsResult,
     idle: IdleResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
+    times: StepTimes,
     pauses: PausesResult,
     step_log: StepLogResult,
     limits: Limits,
@@ -249,7 +233,7 @@ def loader_oversubscribed(
     if not hosts:
         return
     min_ratio = limits["wait_ratio"]
-    waiting = waiting_for_input(idle, waterfall, step_time, pauses, step_log, min_ratio)
+    waiting = waiting_for_input(idle, times, pauses, step_log, min_ratio)
     if waiting.ratio < min_ratio:
         return
     worst = max(hosts, key=_per_cpu)
@@ -282,11 +266,10 @@ MAX_NAMED = 6
 
 
 @rule(
-    code="INP108",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={"job_ratio": Limit(0.9, "mean readiness that the least ready rank must reach")},
+    "INP108",
+    Severity.WARNING,
     costs_time=False,
+    job_ratio=Limit(0.9, "mean readiness that the least ready rank must reach"),
 )
 def input_not_ready(readiness: InputReadinessResult, limits: Limits) -> Iterator[Draft]:
     """According to the measured readiness of data loading, at least one rank often waits for its
@@ -358,10 +341,9 @@ def _fix(order: list[int]) -> str:
 
 
 @rule(
-    code="INP109",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={"input_ratio": Limit(0.1, "share of an iteration that waiting for input may take")},
+    "INP109",
+    Severity.WARNING,
+    input_ratio=Limit(0.1, "share of an iteration that waiting for input may take"),
 )
 def input_bound_by_log(
     log: TrainingLogResult, stragglers: StragglersResult, limits: Limits

@@ -9,8 +9,7 @@ from distprof.sections.efficiency.result import CPU, NO_MODEL, DeviceMemory, Eff
 from distprof.sections.job.result import NO_RUN_DIRECTORY
 from distprof.sections.memory.result import MemoryResult
 from distprof.sections.sharding.result import ShardedAxis, ShardingResult
-from distprof.sections.shares import mean_step
-from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.sections.shares import StepTimes
 from distprof.terms import Confidence, Severity
 from distprof.units import format_bytes, format_ratio
 
@@ -45,13 +44,10 @@ def sized_memory(efficiency: EfficiencyResult, memory: MemoryResult) -> tuple[De
 
 
 @rule(
-    code="MEM102",
-    severity=Severity.INFO,
-    since="0.1.0",
-    limits={
-        "reserved_ratio": Limit(0.45, "share of a GPU's memory below which twice as much fits")
-    },
+    "MEM102",
+    Severity.INFO,
     costs_time=False,
+    reserved_ratio=Limit(0.45, "share of a GPU's memory below which twice as much fits"),
 )
 def needless_accumulation(
     efficiency: EfficiencyResult, memory: MemoryResult, limits: Limits
@@ -116,22 +112,16 @@ _REPEATED = 1.5
 
 
 @rule(
-    code="MEM106",
-    severity=Severity.INFO,
-    since="0.1.0",
-    limits={
-        "filled_ratio": Limit(
-            0.85, "largest acceptable share of a GPU's memory for the whole state"
-        ),
-        "exposed_ratio": Limit(0.02, "largest acceptable share of exposed gathers in the step"),
-    },
+    "MEM106",
+    Severity.INFO,
+    filled_ratio=Limit(0.85, "largest acceptable share of a GPU's memory for the whole state"),
+    exposed_ratio=Limit(0.02, "largest acceptable share of exposed gathers in the step"),
 )
 def needless_sharding(
     efficiency: EfficiencyResult,
     memory: MemoryResult,
     sharding: ShardingResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
+    times: StepTimes,
     limits: Limits,
 ) -> Iterator[Draft]:
     """Weights are sharded and gathered again in each forward and backward pass although every GPU
@@ -172,7 +162,7 @@ def needless_sharding(
     if efficiency.zero_stage != _SHARDED or whole is None:
         return
     size = min(rank.capacity_bytes or 0 for rank in ranks)
-    step = mean_step(waterfall, step_time)
+    step = times.mean_step()
     repeated = [axis for axis in sharding.axes if (axis.gather_passes or 0.0) >= _REPEATED]
     exposed = sum(axis.gather_transfer_ns for axis in repeated)
     if not repeated or whole > limits["filled_ratio"] * size:
@@ -202,20 +192,13 @@ _WORTH_IT_RATIO = 0.1
 
 
 @rule(
-    code="MEM107",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "computed_ratio": Limit(1.2, "computed FLOP over required FLOP (HFU over MFU)"),
-        "free_ratio": Limit(0.15, "share of the fullest GPU's memory that may be free"),
-    },
+    "MEM107",
+    Severity.WARNING,
+    computed_ratio=Limit(1.2, "computed FLOP over required FLOP (HFU over MFU)"),
+    free_ratio=Limit(0.15, "share of the fullest GPU's memory that may be free"),
 )
 def needless_recomputation(
-    efficiency: EfficiencyResult,
-    memory: MemoryResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
-    limits: Limits,
+    efficiency: EfficiencyResult, memory: MemoryResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
     """Activations are recomputed in the backward pass although there is memory to keep them.
 
@@ -261,7 +244,7 @@ def needless_recomputation(
     fits = min(1.0, ((1 - _LEFT_FREE_RATIO) * size - used) / saved)
     if fits < _WORTH_IT_RATIO:
         return
-    step = mean_step(waterfall, step_time)
+    step = times.mean_step()
     recomputed_ns = step.mean(step.total.computation_ns) * (1 - needed / computed)
     yield Draft(
         message=(

@@ -9,29 +9,23 @@ from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits,
 from distprof.sections.efficiency.result import DeviceMemory, EfficiencyResult
 from distprof.sections.memory.result import MemoryResult
 from distprof.sections.memory.rules.needless import measured_memory, sized_memory
-from distprof.sections.shares import mean_step
+from distprof.sections.shares import StepTimes
 from distprof.sections.step_log.result import StepLogResult
-from distprof.sections.time.result import ExposedCopies, StepTimeResult, WaterfallResult
+from distprof.sections.time.result import ExposedCopies, WaterfallResult
 from distprof.terms import Severity
 from distprof.units import format_bytes, format_duration, format_ratio
 
-WORTH_RATIO = 0.1
-"""Share of all exposed copies from which a kind of copies is named."""
+WORTH_RATIO = 0.1  # Share of all exposed copies from which a kind of copies is named
 
 MAX_NAMED = 3
 
 
 @rule(
-    code="MEM101",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "exposed_copy_ratio": Limit(0.05, "largest acceptable share of exposed copies in the step")
-    },
+    "MEM101",
+    Severity.WARNING,
+    exposed_copy_ratio=Limit(0.05, "largest acceptable share of exposed copies in the step"),
 )
-def memory_copy_bound(
-    waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits
-) -> Iterator[Draft]:
+def memory_copy_bound(times: StepTimes, limits: Limits) -> Iterator[Draft]:
     """Copies between CPU and GPU, or within the GPU, run while the GPU does nothing else.
 
     ## Why it costs time
@@ -61,7 +55,7 @@ def memory_copy_bound(
     Formula sheet, "Measured from traces" (exposed copies). PyTorch documentation, CUDA semantics
     (pinned memory).
     """
-    step = mean_step(waterfall, step_time)
+    step = times.mean_step()
     cost = step.mean(step.total.exposed_copy_ns)
     limit = limits["exposed_copy_ratio"]
     if step.ratio(cost) < limit:
@@ -69,13 +63,13 @@ def memory_copy_bound(
     yield Draft(
         message=(
             f"Exposed copies take {step.share(cost)}: they overlap with neither computation nor "
-            f"communication{_split(waterfall)}."
+            f"communication{_split(times.waterfall)}."
         ),
-        fix=_fix(waterfall),
+        fix=_fix(times.waterfall),
         cost_ns_per_step=cost,
         ranks=tuple(
             rank.rank
-            for rank in waterfall.ranks
+            for rank in times.waterfall.ranks
             if rank.exposed_copy_ns >= limit * rank.span_ns > 0
         ),
         evidence=("breakdown.ranks", "waterfall.all", "waterfall.copies"),
@@ -146,14 +140,9 @@ def _fix(waterfall: WaterfallResult) -> str:
 
 
 @rule(
-    code="MEM103",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "num_retries": Limit(
-            1, "smallest number of retries of a rank in the second half of the steps"
-        )
-    },
+    "MEM103",
+    Severity.WARNING,
+    num_retries=Limit(1, "smallest number of retries of a rank in the second half of the steps"),
 )
 def allocator_retries(
     efficiency: EfficiencyResult, memory: MemoryResult, step_log: StepLogResult, limits: Limits
@@ -221,15 +210,10 @@ def _share(cost: int, step: int | None) -> str:
 
 
 @rule(
-    code="MEM104",
-    severity=Severity.INFO,
-    since="0.1.0",
-    limits={
-        "allocated_ratio": Limit(
-            0.90, "largest acceptable share of a GPU's memory filled by tensors"
-        )
-    },
+    "MEM104",
+    Severity.INFO,
     costs_time=False,
+    allocated_ratio=Limit(0.90, "largest acceptable share of a GPU's memory filled by tensors"),
 )
 def memory_nearly_full(
     efficiency: EfficiencyResult, memory: MemoryResult, limits: Limits
@@ -280,16 +264,13 @@ def memory_nearly_full(
 
 
 @rule(
-    code="MEM105",
-    severity=Severity.INFO,
-    since="0.1.0",
-    limits={
-        "over_median_ratio": Limit(
-            1.25, "ratio of the memory of a stage's fullest rank to that of its median rank"
-        ),
-        "allocated_ratio": Limit(0.6, "share of a GPU's memory below which it limits no rank"),
-    },
+    "MEM105",
+    Severity.INFO,
     costs_time=False,
+    over_median_ratio=Limit(
+        1.25, "ratio of the memory of a stage's fullest rank to that of its median rank"
+    ),
+    allocated_ratio=Limit(0.6, "share of a GPU's memory below which it limits no rank"),
 )
 def uneven_memory(
     efficiency: EfficiencyResult, memory: MemoryResult, limits: Limits

@@ -23,13 +23,10 @@ MOST_LAYERS = 0.75
 
 
 @rule(
-    code="MOE104",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "rank_ratio": Limit(1.2, "tokens of the busiest rank over the mean of its group"),
-        "gain_ratio": Limit(0.5, "smallest share of the excess that another placement removes"),
-    },
+    "MOE104",
+    Severity.WARNING,
+    rank_ratio=Limit(1.2, "tokens of the busiest rank over the mean of its group"),
+    gain_ratio=Limit(0.5, "smallest share of the excess that another placement removes"),
 )
 def unbalanced_expert_placement(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
     """Ranks that share the experts of a layer get uneven numbers of tokens, and another placement
@@ -118,10 +115,9 @@ def _cost(moe: MoeResult, rows: Sequence[MoePlacement]) -> int | None:
 
 
 @rule(
-    code="MOE105",
-    severity=Severity.INFO,
-    since="0.1.0",
-    limits={"size_ratio": Limit(1.3, "bytes of the busiest rank over the mean of its group")},
+    "MOE105",
+    Severity.INFO,
+    size_ratio=Limit(1.3, "bytes of the busiest rank over the mean of its group"),
 )
 def uneven_all_to_all(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
     """In the all-to-alls that dispatch tokens to their experts, one rank sends or receives far more

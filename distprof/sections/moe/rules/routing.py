@@ -24,10 +24,9 @@ _FIX = (
 
 
 @rule(
-    code="MOE101",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={"load_ratio": Limit(2.0, "tokens of the busiest expert over the mean expert")},
+    "MOE101",
+    Severity.WARNING,
+    load_ratio=Limit(2.0, "tokens of the busiest expert over the mean expert"),
 )
 def overloaded_expert(
     moe: MoeResult, collectives: CollectivesResult, limits: Limits
@@ -170,11 +169,10 @@ _MAX_NAMED = 8
 
 
 @rule(
-    code="MOE102",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={"dead_ratio": Limit(0.05, "smallest share of dead experts in a layer")},
+    "MOE102",
+    Severity.WARNING,
     costs_time=False,
+    dead_ratio=Limit(0.05, "smallest share of dead experts in a layer"),
 )
 def dead_experts(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
     """Experts get almost no tokens: less than 1 % of the mean over the whole recording.
@@ -241,11 +239,10 @@ def _named(layer: MoeLayer) -> str:
 
 
 @rule(
-    code="MOE103",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={"dropped_ratio": Limit(0.02, "smallest share of dropped assignments in a layer")},
+    "MOE103",
+    Severity.WARNING,
     costs_time=False,
+    dropped_ratio=Limit(0.02, "smallest share of dropped assignments in a layer"),
 )
 def dropped_tokens(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
     """Assignments of tokens to experts were dropped because the experts were over capacity.

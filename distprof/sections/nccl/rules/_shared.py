@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 from distprof.rules.base import InsufficientEvidenceError
 from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.nccl.result import NO_LOG, NcclResult, NcclSetting, NcclTransport
-from distprof.sections.shares import mean_step_if_timed
-from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.sections.shares import StepTimes
 
 
 def has_log(nccl: NcclResult) -> bool:
@@ -50,14 +49,12 @@ def setting_of(nccl: NcclResult, name: str) -> str:
     return ", ".join(setting.value for setting in nccl.settings if setting.name == name)
 
 
-def exposed_between_nodes(
-    collectives: CollectivesResult, waterfall: WaterfallResult, step_time: StepTimeResult
-) -> int | None:
+def exposed_between_nodes(collectives: CollectivesResult, times: StepTimes) -> int | None:
     """Exposed transfer of collectives that cross nodes, ns per step; None without a timeline.
 
     This is an upper bound on the time that a faster network would recover.
     """
-    step = mean_step_if_timed(waterfall, step_time)
+    step = times.mean_step_if_timed()
     if step is None:
         return None
     crossing = [c for c in collectives.classes if c.num_nodes is not None and c.num_nodes > 1]

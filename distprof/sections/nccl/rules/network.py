@@ -21,26 +21,19 @@ from distprof.sections.nccl.rules._shared import (
     said,
     setting_of,
 )
-from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.sections.shares import StepTimes
 from distprof.terms import Confidence, NcclRemark, Severity
 
 _MOST_CARDS = 4
 
 
 @rule(
-    code="NET101",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "socket_ratio": Limit(0.01, "smallest share of connections between nodes over sockets")
-    },
+    "NET101",
+    Severity.WARNING,
+    socket_ratio=Limit(0.01, "smallest share of connections between nodes over sockets"),
 )
 def nccl_over_sockets(
-    nccl: NcclResult,
-    collectives: CollectivesResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
-    limits: Limits,
+    nccl: NcclResult, collectives: CollectivesResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
     """Connections between nodes use TCP sockets, according to NCCL's log.
 
@@ -85,7 +78,7 @@ def nccl_over_sockets(
             "container, and unset NCCL_IB_DISABLE and NCCL_NET=Socket. With only Ethernet, use "
             "more sockets."
         ),
-        cost_ns_per_step=exposed_between_nodes(collectives, waterfall, step_time),
+        cost_ns_per_step=exposed_between_nodes(collectives, times),
         confidence=Confidence.INFERRED,
         evidence=("nccl.transports", "nccl.networks"),
     )
@@ -141,17 +134,12 @@ def _why(nccl: NcclResult) -> str:
 
 
 @rule(
-    code="NET102",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={"plain_ratio": Limit(0.05, "smallest share of RDMA connections without GPUDirect")},
+    "NET102",
+    Severity.WARNING,
+    plain_ratio=Limit(0.05, "smallest share of RDMA connections without GPUDirect"),
 )
 def no_gpudirect(
-    nccl: NcclResult,
-    collectives: CollectivesResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
-    limits: Limits,
+    nccl: NcclResult, collectives: CollectivesResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
     """Connections between nodes use RDMA cards without GPUDirect RDMA, according to NCCL's log.
 
@@ -206,7 +194,7 @@ def no_gpudirect(
             f"without GPUDirect RDMA: every byte goes through CPU memory{because}."
         ),
         fix=_FIX_FAR if total > plain else _fix(nccl),
-        cost_ns_per_step=exposed_between_nodes(collectives, waterfall, step_time),
+        cost_ns_per_step=exposed_between_nodes(collectives, times),
         confidence=Confidence.INFERRED,
         evidence=("nccl.transports",),
     )
@@ -285,15 +273,12 @@ _MOST_NAMED = 6
 
 
 @rule(
-    code="NET104",
-    severity=Severity.INFO,
-    since="0.1.0",
-    limits={
-        "used_ratio": Limit(
-            0.99, "smallest acceptable share of used cards among those that could each serve a GPU"
-        )
-    },
+    "NET104",
+    Severity.INFO,
     costs_time=False,
+    used_ratio=Limit(
+        0.99, "smallest acceptable share of used cards among those that could each serve a GPU"
+    ),
 )
 def unused_network_cards(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
     """NCCL uses only some of a node's network cards, although GPUs share the cards that it uses; or
@@ -383,12 +368,7 @@ def _is_short(host: NcclHost, min_ratio: float) -> bool:
 _FAILED = re.compile(r"(?i)SHARP coll init error|cannot initialize CollNet")
 
 
-@rule(
-    code="NET112",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    costs_time=False,
-)
+@rule("NET112", Severity.WARNING, costs_time=False)
 def sharp_unavailable(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - all checks take limits
     """NCCL was told to reduce in the switches (SHARP, CollNet), tried to, and failed.
 

@@ -33,12 +33,7 @@ _TRANSPORTS: Mapping[str, tuple[tuple[str, ...], str]] = {
 """The same for transports that every machine with several GPUs has and always benefits from."""
 
 
-@rule(
-    code="COM122",
-    severity=Severity.INFO,
-    since="0.1.0",
-    costs_time=False,
-)
+@rule("COM122", Severity.INFO, costs_time=False)
 def forced_nccl_settings(
     nccl: NcclResult,
     sharding: ShardingResult,
@@ -117,13 +112,10 @@ def _is_restrictive(value: str, values: tuple[str, ...]) -> bool:
 
 
 @rule(
-    code="NET103",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "shared_ratio": Limit(0.01, "smallest share of connections inside nodes over shared memory")
-    },
+    "NET103",
+    Severity.WARNING,
     costs_time=False,
+    shared_ratio=Limit(0.01, "smallest share of connections inside nodes over shared memory"),
 )
 def shared_memory_inside_node(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
     """GPUs of one node communicate through CPU memory although the log shows a faster path.
@@ -207,7 +199,7 @@ _MOST_NAMED = 3
 _MOST_HOSTS = 3
 
 
-@rule(code="NET105", severity=Severity.WARNING, since="0.1.0", costs_time=False)
+@rule("NET105", Severity.WARNING, costs_time=False)
 def uneven_nccl_settings(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - one signature
     """Ranks of one job use different versions of NCCL, or different values of one of its variables.
 

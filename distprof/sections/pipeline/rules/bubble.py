@@ -16,12 +16,9 @@ BY_COUNT = 0.8
 
 
 @rule(
-    code="PIP102",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "bubble_ratio": Limit(0.1, "largest acceptable share of time spent filling and draining"),
-    },
+    "PIP102",
+    Severity.WARNING,
+    bubble_ratio=Limit(0.1, "largest acceptable share of time spent filling and draining"),
 )
 def too_few_micro_batches(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
     """A pipeline spends more than a tenth of its time filling and draining because it has too few
@@ -153,14 +150,11 @@ _FIXES = {
 
 
 @rule(
-    code="PIP103",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "excess_ratio": Limit(
-            0.05, "largest acceptable share of idle time beyond what the order of actions explains"
-        ),
-    },
+    "PIP103",
+    Severity.WARNING,
+    excess_ratio=Limit(
+        0.05, "largest acceptable share of idle time beyond what the order of actions explains"
+    ),
 )
 def bubble_above_ideal(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
     """A pipeline idles longer than its schedule explains.
@@ -233,14 +227,11 @@ def _parts(group: PipelineGroup) -> list[tuple[int, str]]:
 
 
 @rule(
-    code="PIP104",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "exposed_ratio": Limit(
-            0.03, "largest acceptable share of the pipeline's time spent on exposed messages"
-        ),
-    },
+    "PIP104",
+    Severity.WARNING,
+    exposed_ratio=Limit(
+        0.03, "largest acceptable share of the pipeline's time spent on exposed messages"
+    ),
 )
 def exposed_pipeline_messages(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
     """Pipeline stages wait for messages that have already been sent.
@@ -297,12 +288,9 @@ MICRO_BATCHES_PER_STAGE = 4
 
 
 @rule(
-    code="PIP105",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "idle_ratio": Limit(0.1, "largest acceptable share of an iteration without computation")
-    },
+    "PIP105",
+    Severity.WARNING,
+    idle_ratio=Limit(0.1, "largest acceptable share of an iteration without computation"),
 )
 def pipeline_idle_by_timers(
     log: TrainingLogResult, pipeline: PipelineResult, limits: Limits

@@ -13,8 +13,7 @@ from distprof.sections.stragglers.result import StragglersResult
 from distprof.terms import Confidence, Severity, StragglerCause
 from distprof.units import format_duration, format_ratio, name_ranks
 
-_WIDER = ("PIP103",)
-"""Finding that includes the same time in a larger sum."""
+_WIDER = ("PIP103",)  # Finding that includes the same time in a larger sum
 
 _FIX = (
     "Move blocks to the other stages, and count embedding, output layer and loss as work. If the "
@@ -23,21 +22,16 @@ _FIX = (
 
 
 @rule(
-    code="PIP101",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "excess_ratio": Limit(
-            0.08, "largest acceptable excess of a stage's work over the other stages' median"
-        ),
-        "excess_ratio_without_spare_cpu": Limit(
-            0.2, "the same on CPU ranks that share as few CPUs as there are ranks"
-        ),
-        "min_step_ratio": Limit(0.01, "smallest share of the step that is worth reporting"),
-        "chance": Limit(
-            0.01, "largest probability that equal stages would differ as much by chance"
-        ),
-    },
+    "PIP101",
+    Severity.WARNING,
+    excess_ratio=Limit(
+        0.08, "largest acceptable excess of a stage's work over the other stages' median"
+    ),
+    excess_ratio_without_spare_cpu=Limit(
+        0.2, "the same on CPU ranks that share as few CPUs as there are ranks"
+    ),
+    min_step_ratio=Limit(0.01, "smallest share of the step that is worth reporting"),
+    chance=Limit(0.01, "largest probability that equal stages would differ as much by chance"),
 )
 def unequal_stages(
     pipeline: PipelineResult,
@@ -133,8 +127,7 @@ def _is_due_to(
     return set(busiest.ranks) <= slow
 
 
-UNEVEN = 1.1
-"""Share of a stage over an even one from which it, and not its group, is named."""
+UNEVEN = 1.1  # Share of a stage over an even one from which it, and not its group, is named
 
 SHOWS = 0.5
 """Share of a stage's excess, in time or relative to the other stages, that the CPU time of its

@@ -15,22 +15,17 @@ from distprof.sections.placement.rules._shared import (
     placed,
     swappable,
 )
-from distprof.sections.shares import WIDER_TRANSFER, mean_step, mean_step_if_timed
-from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.sections.shares import WIDER_TRANSFER, StepTimes
 from distprof.terms import Confidence, MeshAxis, Severity
 
 
 @rule(
-    code="COM108",
-    severity=Severity.ERROR,
-    since="0.1.0",
-    limits={"min_step_ratio": Limit(0.05, "smallest share of the step that is worth reporting")},
+    "COM108",
+    Severity.ERROR,
+    min_step_ratio=Limit(0.05, "smallest share of the step that is worth reporting"),
 )
 def tp_across_nodes(
-    placement: PlacementResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
-    limits: Limits,
+    placement: PlacementResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
     """Tensor- or context-parallel groups span scale-up domains, so their collectives cross the
     network between nodes.
@@ -69,7 +64,7 @@ def tp_across_nodes(
     found = crossing(placement, lambda name: name in EXPOSED_BY_NATURE)
     if not found:
         return
-    step = mean_step(waterfall, step_time)
+    step = times.mean_step()
     for axis in found:
         cost = exposed_ns([axis], step)
         if step.ratio(cost) < limits["min_step_ratio"]:
@@ -125,17 +120,12 @@ def _fix(axis: PlacedAxis, placement: PlacementResult) -> str:
 
 
 @rule(
-    code="COM109",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={"min_step_ratio": Limit(0.1, "largest acceptable share of the step for this exchange")},
+    "COM109",
+    Severity.WARNING,
+    min_step_ratio=Limit(0.1, "largest acceptable share of the step for this exchange"),
 )
 def expert_exchange_across_nodes(
-    placement: PlacementResult,
-    moe: MoeResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
-    limits: Limits,
+    placement: PlacementResult, moe: MoeResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
     """The groups of expert all-to-alls span several nodes with several ranks on each, so every rank
     sends to every rank of every other node.
@@ -172,7 +162,7 @@ def expert_exchange_across_nodes(
     found = [axis for axis in axes if axis.size >= 2 * axis.num_nodes]
     if not found:
         return
-    step = mean_step(waterfall, step_time)
+    step = times.mean_step()
     for axis in found:
         cost = min(axis.exchange_ns_per_step or 0, step.exposed_transfer_ns)
         if step.ratio(cost) < limits["min_step_ratio"]:
@@ -208,16 +198,12 @@ _OTHER_ORDERS = ("cyclic", "irregular")
 
 
 @rule(
-    code="NET106",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={"min_step_ratio": Limit(0.02, "smallest share of the step that is worth reporting")},
+    "NET106",
+    Severity.WARNING,
+    min_step_ratio=Limit(0.02, "smallest share of the step that is worth reporting"),
 )
 def group_straddles_nodes(
-    placement: PlacementResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
-    limits: Limits,
+    placement: PlacementResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
     """Process groups that would fit into one node span two because their size does not divide the
     ranks of a node.
@@ -251,7 +237,7 @@ def group_straddles_nodes(
     for axis in crossing(placement):
         if axis.axis in EXPOSED_BY_NATURE or not axis.could_fit:
             continue
-        step = mean_step_if_timed(waterfall, step_time)
+        step = times.mean_step_if_timed()
         cost = None if step is None else exposed_ns([axis], step)
         if step is not None and step.ratio(cost or 0) < limits["min_step_ratio"]:
             continue
@@ -282,17 +268,11 @@ def _apart(axis: PlacedAxis) -> str:
 
 
 @rule(
-    code="NET108",
-    severity=Severity.ERROR,
-    since="0.1.0",
-    limits={"min_step_ratio": Limit(0.02, "smallest share of the step that is worth reporting")},
+    "NET108",
+    Severity.ERROR,
+    min_step_ratio=Limit(0.02, "smallest share of the step that is worth reporting"),
 )
-def mesh_order(
-    placement: PlacementResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
-    limits: Limits,
-) -> Iterator[Draft]:
+def mesh_order(placement: PlacementResult, times: StepTimes, limits: Limits) -> Iterator[Draft]:
     """A mesh axis that needs high bandwidth crosses nodes while one that needs less stays inside a
     node: the axes are in the wrong order.
 
@@ -326,7 +306,7 @@ def mesh_order(
     pairs = swappable(placement)
     if not pairs:
         return
-    step = mean_step(waterfall, step_time)
+    step = times.mean_step()
     for outer, inner in pairs:
         cost = exposed_ns([outer], step)
         if step.ratio(cost) < limits["min_step_ratio"]:

@@ -8,22 +8,17 @@ from collections.abc import Iterator, Sequence
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.placement.result import ACROSS_SOCKETS, CardPath, PlacementResult
 from distprof.sections.placement.rules._shared import crossing, exposed_ns, out_of_turn, placed
-from distprof.sections.shares import WIDER_TRANSFER, mean_step
-from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.sections.shares import WIDER_TRANSFER, StepTimes
 from distprof.terms import Confidence, Severity
 
 
 @rule(
-    code="NET107",
-    severity=Severity.ERROR,
-    since="0.1.0",
-    limits={"min_step_ratio": Limit(0.02, "smallest share of the step that is worth reporting")},
+    "NET107",
+    Severity.ERROR,
+    min_step_ratio=Limit(0.02, "smallest share of the step that is worth reporting"),
 )
 def cyclic_rank_order(
-    placement: PlacementResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
-    limits: Limits,
+    placement: PlacementResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
     """Ranks are assigned round-robin to the nodes (rank 0 on the first, rank 1 on the second, …),
     so groups of neighbouring ranks span nodes.
@@ -55,7 +50,7 @@ def cyclic_rank_order(
     axes = out_of_turn(placement)
     if not axes:
         return
-    step = mean_step(waterfall, step_time)
+    step = times.mean_step()
     cost = exposed_ns(axes, step)
     if step.ratio(cost) < limits["min_step_ratio"]:
         return
@@ -78,12 +73,7 @@ def cyclic_rank_order(
     )
 
 
-@rule(
-    code="NET109",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    costs_time=False,
-)
+@rule("NET109", Severity.WARNING, costs_time=False)
 def far_network_card(placement: PlacementResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """GPUs send to other nodes through a network card on another socket. Either NCCL uses a card
     that is not the nearest, or the machine has no near card for these GPUs but has one for others.
@@ -160,12 +150,7 @@ def _detour(gpu: CardPath) -> str:
     return f"{gpu.gpu}: {used} ({gpu.used_path}) instead of {near} ({gpu.path})"
 
 
-@rule(
-    code="NET110",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    costs_time=False,
-)
+@rule("NET110", Severity.WARNING, costs_time=False)
 def uneven_ranks_per_node(placement: PlacementResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """Nodes hold different numbers of ranks of one job.
 

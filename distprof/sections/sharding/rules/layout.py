@@ -8,8 +8,7 @@ from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits,
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
 from distprof.sections.overlap.result import OverlapResult
 from distprof.sections.sharding.result import ShardingResult, TensorTraffic
-from distprof.sections.shares import WIDER_TRANSFER, MeanStep, alone_ns, mean_step
-from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.sections.shares import WIDER_TRANSFER, MeanStep, StepTimes, alone_ns
 from distprof.terms import CollectiveKind, Confidence, MeshAxis, Severity
 from distprof.units import format_bytes
 
@@ -17,16 +16,12 @@ _SHARDING = (MeshAxis.DP_SHARD.value,)
 
 
 @rule(
-    code="COM106",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={"min_step_ratio": Limit(0.05, "smallest share of the step that is worth reporting")},
+    "COM106",
+    Severity.WARNING,
+    min_step_ratio=Limit(0.05, "smallest share of the step that is worth reporting"),
 )
 def sharding_across_nodes(
-    collectives: CollectivesResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
-    limits: Limits,
+    collectives: CollectivesResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
     """Parameters are sharded over all nodes at once (flat FSDP): every all-gather and
     reduce-scatter of the sharding axis crosses the network although several ranks of a group share
@@ -73,7 +68,7 @@ def sharding_across_nodes(
         raise InsufficientEvidenceError(
             "waiting and transfer of the sharding axis cannot be separated"
         )
-    step = mean_step(waterfall, step_time)
+    step = times.mean_step()
     exposed = sum(
         record.exposed_transfer_ns_per_step for record in flat
     )  # classes may be exposed at the same time
@@ -124,22 +119,17 @@ def _instead(flat: Sequence[CollectiveClass], nodes: int, size: int) -> str:
 
 
 @rule(
-    code="COM120",
-    severity=Severity.INFO,
-    since="0.1.0",
-    limits={
-        "min_all_reduces": Limit(
-            4, "smallest number of all-reduces per step, that of a single layer"
-        ),
-        "max_pair_ratio": Limit(
-            0.2, "share of gathered or scattered bytes from which the sequence counts as sharded"
-        ),
-        "min_step_ratio": Limit(0.05, "smallest exposed share of the step that is worth reporting"),
-    },
+    "COM120",
+    Severity.INFO,
     costs_time=False,
+    min_all_reduces=Limit(4, "smallest number of all-reduces per step, that of a single layer"),
+    max_pair_ratio=Limit(
+        0.2, "share of gathered or scattered bytes from which the sequence counts as sharded"
+    ),
+    min_step_ratio=Limit(0.05, "smallest exposed share of the step that is worth reporting"),
 )
 def tensor_parallelism_without_sequence_parallelism(
-    sharding: ShardingResult, waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits
+    sharding: ShardingResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
     """Tensor parallelism sums whole activations with all-reduces instead of reduce-scatters after
     and all-gathers before each block (sequence parallelism).
@@ -175,9 +165,9 @@ def tensor_parallelism_without_sequence_parallelism(
     Recomputation in Large Transformer Models, 2022.
     """
     tensor = sharding.tensor
-    if tensor is None or step_time.median_ns is None:
+    if tensor is None or times.step_time.median_ns is None:
         return
-    step = mean_step(waterfall, step_time)
+    step = times.mean_step()
     if tensor.all_reduces_per_step < limits["min_all_reduces"]:
         return
     if _pair_ratio(tensor) >= limits["max_pair_ratio"]:
@@ -220,17 +210,12 @@ _VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 @rule(
-    code="HST104",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={"min_step_ratio": Limit(0.05, "smallest share of the step that is worth reporting")},
+    "HST104",
+    Severity.WARNING,
+    min_step_ratio=Limit(0.05, "smallest share of the step that is worth reporting"),
 )
 def single_device_connection(
-    sharding: ShardingResult,
-    overlap: OverlapResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
-    limits: Limits,
+    sharding: ShardingResult, overlap: OverlapResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
     """A job that shards its parameters runs with `CUDA_DEVICE_MAX_CONNECTIONS=1`, and its gathers
     and reduce-scatters do not overlap with computation.
@@ -263,7 +248,7 @@ def single_device_connection(
     """
     if not sharding.axes or sharding.device == "cpu" or sharding.variable(_VARIABLE) != "1":
         return
-    step = mean_step(waterfall, step_time)
+    step = times.mean_step()
     alone = alone_ns(step, overlap)
     cost = min(
         sum(axis.gather_transfer_ns + axis.scatter_transfer_ns for axis in sharding.axes),

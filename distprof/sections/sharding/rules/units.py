@@ -7,33 +7,22 @@ from collections.abc import Iterator
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.overlap.result import OverlapResult
 from distprof.sections.sharding.result import ShardedAxis, ShardingResult
-from distprof.sections.shares import WIDER_TRANSFER, MeanStep, alone_ns, mean_step
-from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.sections.shares import WIDER_TRANSFER, MeanStep, StepTimes, alone_ns
 from distprof.terms import Confidence, Severity
 from distprof.units import format_bytes, format_ratio
 
 
 @rule(
-    code="COM117",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "max_ahead_ratio": Limit(
-            0.25,
-            "share of overlappable gathers from which parameters count as prefetched",
-        ),
-        "min_unit_bytes": Limit(
-            100_000, "median size of a gather in bytes below which latency dominates"
-        ),
-        "min_step_ratio": Limit(0.03, "smallest share of the step that is worth reporting"),
-    },
+    "COM117",
+    Severity.WARNING,
+    max_ahead_ratio=Limit(
+        0.25, "share of overlappable gathers from which parameters count as prefetched"
+    ),
+    min_unit_bytes=Limit(100_000, "median size of a gather in bytes below which latency dominates"),
+    min_step_ratio=Limit(0.03, "smallest share of the step that is worth reporting"),
 )
 def no_parameter_prefetch(
-    sharding: ShardingResult,
-    overlap: OverlapResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
-    limits: Limits,
+    sharding: ShardingResult, overlap: OverlapResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
     """Sharded parameters are gathered only after the previous computation has ended, so the GPU
     waits for each unit. The rule also reports a model that is a single unit, which leaves nothing
@@ -71,7 +60,7 @@ def no_parameter_prefetch(
     """
     if not sharding.axes:
         return
-    step = mean_step(waterfall, step_time)
+    step = times.mean_step()
     alone = alone_ns(step, overlap)
     for axis in sharding.axes:
         if axis.ahead_ratio is None:
@@ -122,17 +111,14 @@ def _message(axis: ShardedAxis, step: MeanStep, cost_ns: int) -> str:
 
 
 @rule(
-    code="COM118",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "unit_bytes": Limit(4_000_000, "gather size from which a unit is large enough, in bytes"),
-        "min_units": Limit(16, "smallest number of units per pass that is worth merging"),
-        "min_step_ratio": Limit(0.02, "smallest share of the step that is worth reporting"),
-    },
+    "COM118",
+    Severity.WARNING,
+    unit_bytes=Limit(4_000_000, "gather size from which a unit is large enough, in bytes"),
+    min_units=Limit(16, "smallest number of units per pass that is worth merging"),
+    min_step_ratio=Limit(0.02, "smallest share of the step that is worth reporting"),
 )
 def small_sharding_units(
-    sharding: ShardingResult, waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits
+    sharding: ShardingResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
     """Parameters are sharded in many small units, with gathers of a few megabytes or less in
     sequence.
@@ -168,7 +154,7 @@ def small_sharding_units(
     """
     if not sharding.axes:
         return
-    step = mean_step(waterfall, step_time)
+    step = times.mean_step()
     if all(axis.gather_bytes_median is None for axis in sharding.axes):
         raise InsufficientEvidenceError("the recording has no message sizes")
     for axis in sharding.axes:
@@ -208,26 +194,18 @@ def _cost(axis: ShardedAxis, unit_bytes: float) -> int:
     return int(cost)
 
 
-_GATHERS = 2
-"""Gather passes of one micro-batch: forward and backward."""
+_GATHERS = 2  # Gather passes of one micro-batch: forward and backward
 
 
 @rule(
-    code="COM119",
-    severity=Severity.INFO,
-    since="0.1.0",
-    limits={
-        "min_gather_passes": Limit(
-            3.5, "gather passes per step from which gathers count as repeated"
-        ),
-        "min_scatter_passes": Limit(
-            2, "reduce-scatter passes per step from which they count as repeated"
-        ),
-        "min_step_ratio": Limit(0.03, "smallest share of the step that is worth reporting"),
-    },
+    "COM119",
+    Severity.INFO,
+    min_gather_passes=Limit(3.5, "gather passes per step from which gathers count as repeated"),
+    min_scatter_passes=Limit(2, "reduce-scatter passes per step from which they count as repeated"),
+    min_step_ratio=Limit(0.03, "smallest share of the step that is worth reporting"),
 )
 def gathers_repeated_while_accumulating(
-    sharding: ShardingResult, waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits
+    sharding: ShardingResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
     """Gradients are accumulated over micro-batches, and each micro-batch gathers the sharded
     parameters again or reduces its own gradients, although parameters change only once per step.
@@ -265,7 +243,7 @@ def gathers_repeated_while_accumulating(
     """
     if not sharding.axes:
         return
-    step = mean_step(waterfall, step_time)
+    step = times.mean_step()
     for axis in sharding.axes:
         gathers, scatters = axis.gather_passes or 0.0, axis.scatter_passes or 0
         repeats = scatters >= limits["min_scatter_passes"]

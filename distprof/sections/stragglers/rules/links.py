@@ -19,15 +19,10 @@ from distprof.units import fold_ranks, format_bytes, format_duration, format_rat
 
 
 @rule(
-    code="STR104",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "min_step_ratio": Limit(
-            0.03, "share of the step that a rank may idle longer than its peers"
-        ),
-        "chance": Limit(0.01, "chance that identical ranks differ this much"),
-    },
+    "STR104",
+    Severity.WARNING,
+    min_step_ratio=Limit(0.03, "share of the step that a rank may idle longer than its peers"),
+    chance=Limit(0.01, "chance that identical ranks differ this much"),
 )
 def messages_held_up(
     messages: MessagesResult,
@@ -123,13 +118,10 @@ def _explained(stragglers: StragglersResult) -> set[int]:
 
 
 @rule(
-    code="STR107",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "min_step_ratio": Limit(0.02, "share of the step that slow transfers may take"),
-        "slower_ratio": Limit(1.2, "transfer relative to the other groups' that is tolerated"),
-    },
+    "STR107",
+    Severity.WARNING,
+    min_step_ratio=Limit(0.02, "share of the step that slow transfers may take"),
+    slower_ratio=Limit(1.2, "transfer relative to the other groups' that is tolerated"),
 )
 def slow_link(
     stragglers: StragglersResult,

@@ -15,10 +15,9 @@ MAX_NAMED = 5
 
 
 @rule(
-    code="STR108",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={"excess_ratio": Limit(0.02, "share of the training time that slow iterations may add")},
+    "STR108",
+    Severity.WARNING,
+    excess_ratio=Limit(0.02, "share of the training time that slow iterations may add"),
 )
 def slow_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]:
     """The training program's log shows iterations that take far longer than their neighbours.
@@ -81,14 +80,11 @@ def _fix(log: TrainingLogResult, named: tuple[int, ...]) -> str:
 
 
 @rule(
-    code="STR109",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "wait_ratio": Limit(0.2, "share of the time in collectives that may be waiting"),
-        "blamed_ratio": Limit(0.8, "share of all waiting that must be for one rank"),
-    },
+    "STR109",
+    Severity.WARNING,
     costs_time=False,
+    wait_ratio=Limit(0.2, "share of the time in collectives that may be waiting"),
+    blamed_ratio=Limit(0.8, "share of all waiting that must be for one rank"),
 )
 def late_rank_by_summary(
     summary: CollectiveSummaryResult, stragglers: StragglersResult, limits: Limits
@@ -153,10 +149,9 @@ def _call(one: SummarisedClass | None) -> str:
 
 
 @rule(
-    code="STR113",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={"excess_ratio": Limit(0.02, "share of the training time that it may add")},
+    "STR113",
+    Severity.WARNING,
+    excess_ratio=Limit(0.02, "share of the training time that it may add"),
 )
 def slower_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]:
     """From some iteration on, the training program's log shows iterations that take longer than

@@ -8,7 +8,7 @@ from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits,
 from distprof.sections.capture.result import CaptureResult
 from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.moe.result import MoeResult
-from distprof.sections.shares import mean_step_if_timed, unrecorded
+from distprof.sections.shares import StepTimes, unrecorded
 from distprof.sections.stragglers.result import (
     MEMORY_CALLS,
     PAUSED_FOR,
@@ -17,7 +17,7 @@ from distprof.sections.stragglers.result import (
     StragglerSet,
     StragglersResult,
 )
-from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.sections.time.result import StepTimeResult
 from distprof.terms import Confidence, Severity, StragglerCause, StragglerPattern
 from distprof.units import capitalized, fold_ranks, format_duration, format_ratio, name_ranks
 
@@ -243,13 +243,10 @@ def _is_held_up(rank: RankStraggler, stragglers: StragglersResult) -> bool:
 
 
 @rule(
-    code="STR101",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "min_step_ratio": Limit(0.015, "share of the step that waiting for the rank may take"),
-        "error_step_ratio": Limit(0.1, "share of the step from which it is an error"),
-    },
+    "STR101",
+    Severity.WARNING,
+    min_step_ratio=Limit(0.015, "share of the step that waiting for the rank may take"),
+    error_step_ratio=Limit(0.1, "share of the step from which it is an error"),
 )
 def persistent_straggler(
     stragglers: StragglersResult, collectives: CollectivesResult, moe: MoeResult, limits: Limits
@@ -348,10 +345,9 @@ def _persistent_set(found: StragglerSet, article: str, limits: Limits) -> Draft:
 
 
 @rule(
-    code="STR102",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={"min_step_ratio": Limit(0.01, "share of the mean step that the stalls may take")},
+    "STR102",
+    Severity.WARNING,
+    min_step_ratio=Limit(0.01, "share of the mean step that the stalls may take"),
 )
 def transient_straggler(
     stragglers: StragglersResult,
@@ -443,10 +439,9 @@ def _late_steps(stragglers: StragglersResult, rank: RankStraggler) -> tuple[int,
 
 
 @rule(
-    code="STR103",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={"min_step_ratio": Limit(0.02, "share of the step that rotating stalls may take")},
+    "STR103",
+    Severity.WARNING,
+    min_step_ratio=Limit(0.02, "share of the step that rotating stalls may take"),
 )
 def rotating_straggler(
     stragglers: StragglersResult, collectives: CollectivesResult, limits: Limits
@@ -527,17 +522,12 @@ def _rotating_set(found: StragglerSet) -> Draft:
 
 
 @rule(
-    code="STR114",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={"min_step_ratio": Limit(0.02, "smallest share of the step that is worth reporting")},
+    "STR114",
+    Severity.WARNING,
+    min_step_ratio=Limit(0.02, "smallest share of the step that is worth reporting"),
 )
 def unrecorded_straggler(
-    stragglers: StragglersResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
-    capture: CaptureResult,
-    limits: Limits,
+    stragglers: StragglersResult, times: StepTimes, capture: CaptureResult, limits: Limits
 ) -> Iterator[Draft]:
     """Recorded ranks arrive late at collectives because they themselves waited in a collective with
     a rank that was not recorded. That rank, or the network to it, is slow.
@@ -567,7 +557,7 @@ def unrecorded_straggler(
     Formula sheet, "Measured from traces" (straggler).
     """
     cost = stragglers.unrecorded_ns_per_step
-    step = mean_step_if_timed(waterfall, step_time)
+    step = times.mean_step_if_timed()
     if step is None or step.ratio(cost) < limits["min_step_ratio"]:
         return
     yield Draft(

@@ -47,15 +47,12 @@ _FIX = {
 
 
 @rule(
-    code="STR105",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "min_slowdown": Limit(1.03, "step over the ideal one below which no cause is named"),
-        "warn_slowdown": Limit(1.1, "step over the ideal one from which it is a warning"),
-        "warn_gain_ratio": Limit(0.03, "share of the step from which one cause is a warning"),
-        "min_share": Limit(0.25, "share of the slowdown that a cause must explain"),
-    },
+    "STR105",
+    Severity.WARNING,
+    min_slowdown=Limit(1.03, "step over the ideal one below which no cause is named"),
+    warn_slowdown=Limit(1.1, "step over the ideal one from which it is a warning"),
+    warn_gain_ratio=Limit(0.03, "share of the step from which one cause is a warning"),
+    min_share=Limit(0.25, "share of the slowdown that a cause must explain"),
 )
 def uneven_operations(
     whatif: WhatIfResult, pipeline: PipelineResult, limits: Limits
@@ -188,10 +185,9 @@ def _ranks(whatif: WhatIfResult, cause: Cause) -> tuple[int, ...]:
 
 
 @rule(
-    code="STR106",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={"min_step_ratio": Limit(0.03, "share of the step that the imbalance may cost")},
+    "STR106",
+    Severity.WARNING,
+    min_step_ratio=Limit(0.03, "share of the step that the imbalance may cost"),
 )
 def sequence_length_imbalance(
     stragglers: StragglersResult, collectives: CollectivesResult, limits: Limits

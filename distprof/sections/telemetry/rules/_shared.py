@@ -23,8 +23,7 @@ NO_SENSORS = (
     "distprof capture"
 )
 
-MIN_BUSY = 0.5
-"""Share of time with a kernel running from which a GPU without a rank counts as busy."""
+MIN_BUSY = 0.5  # Share of time with a kernel running from which a GPU without a rank counts as busy
 
 
 class Unit(msgspec.Struct, frozen=True):

@@ -111,15 +111,12 @@ _CAUSES: tuple[tuple[tuple[str, ...], str, str], ...] = (
 
 
 @rule(
-    code="TEL101",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "min_ratio": Limit(0.1, "share of samples in which heat or hardware may slow a GPU"),
-        "more_capped_ratio": Limit(
-            0.2, "share of samples, above the peers' median, in which a power cap may slow it"
-        ),
-    },
+    "TEL101",
+    Severity.WARNING,
+    min_ratio=Limit(0.1, "share of samples in which heat or hardware may slow a GPU"),
+    more_capped_ratio=Limit(
+        0.2, "share of samples, above the peers' median, in which a power cap may slow it"
+    ),
 )
 def throttled_device(
     telemetry: TelemetryResult, stragglers: StragglersResult, limits: Limits
@@ -223,15 +220,12 @@ MIN_PEERS = 2
 
 
 @rule(
-    code="TEL102",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "lower_ratio": Limit(0.05, "share by which a clock may be below its peers' median"),
-        "throttled_ratio": Limit(
-            0.1, "share of throttled samples from which throttled-device reports the GPU"
-        ),
-    },
+    "TEL102",
+    Severity.WARNING,
+    lower_ratio=Limit(0.05, "share by which a clock may be below its peers' median"),
+    throttled_ratio=Limit(
+        0.1, "share of throttled samples from which throttled-device reports the GPU"
+    ),
 )
 def uneven_device_clocks(
     telemetry: TelemetryResult, stragglers: StragglersResult, limits: Limits
@@ -317,14 +311,11 @@ _LOWER_CLOCK = 0.97
 
 
 @rule(
-    code="TEL104",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "hot_c": Limit(85, "degrees Celsius from which a GPU is hot"),
-        "above_peers_c": Limit(8, "degrees above the others' median for a GPU that is slower"),
-    },
+    "TEL104",
+    Severity.WARNING,
     costs_time=False,
+    hot_c=Limit(85, "degrees Celsius from which a GPU is hot"),
+    above_peers_c=Limit(8, "degrees above the others' median for a GPU that is slower"),
 )
 def hot_device(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
     """GPUs near the temperature at which they slow down, and GPUs that are much hotter than their

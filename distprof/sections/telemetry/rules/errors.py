@@ -206,12 +206,7 @@ class _XidErrors(msgspec.Struct):
     process: str = ""
 
 
-@rule(
-    code="TEL103",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    costs_time=False,
-)
+@rule("TEL103", Severity.WARNING, costs_time=False)
 def device_errors(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """Errors of GPUs and switches: XID errors, uncorrectable memory errors, pending or failed
     memory repairs, NVSwitch errors.
@@ -342,12 +337,7 @@ def _times(count: int) -> str:
 _MAX_TEXT = 160
 
 
-@rule(
-    code="TEL108",
-    severity=Severity.ERROR,
-    since="0.1.0",
-    costs_time=False,
-)
+@rule("TEL108", Severity.ERROR, costs_time=False)
 def crashed_process(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """The kernel logged that a process crashed: a segmentation fault, an illegal instruction, or
     another trap.
@@ -395,12 +385,7 @@ def _crash_draft(error: DeviceError) -> Draft:
 _CGROUP = "memory cgroup"
 
 
-@rule(
-    code="TEL109",
-    severity=Severity.ERROR,
-    since="0.1.0",
-    costs_time=False,
-)
+@rule("TEL109", Severity.ERROR, costs_time=False)
 def host_out_of_memory(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """The kernel's OOM killer ended a process, because the host or the memory cgroup of the process
     (a container, a job of SLURM) had no memory left.

@@ -15,14 +15,11 @@ _MAX_NAMED = 4
 
 
 @rule(
-    code="TEL105",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "peers_ratio": Limit(0.97, "bandwidth relative to the best GPU of the same model"),
-        "sheet_ratio": Limit(0.95, "bandwidth relative to the data sheet of the GPU"),
-    },
+    "TEL105",
+    Severity.WARNING,
     costs_time=False,
+    peers_ratio=Limit(0.97, "bandwidth relative to the best GPU of the same model"),
+    sheet_ratio=Limit(0.95, "bandwidth relative to the data sheet of the GPU"),
 )
 def inactive_nvlinks(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
     """GPUs with fewer or slower active NVLinks than other GPUs of the same model, or than the model
@@ -104,12 +101,7 @@ def _which(links: DeviceNvlink) -> str:
 NO_LINKS = "no PCIe links of working GPUs were read: pass the output of nvidia-smi -q with --with"
 
 
-@rule(
-    code="TEL110",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    costs_time=False,
-)
+@rule("TEL110", Severity.WARNING, costs_time=False)
 def reduced_pcie_link(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """GPUs whose PCIe link has fewer lanes, or an older generation, than the GPU and its host
     allow.

@@ -8,20 +8,18 @@ from statistics import mean, median
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.idle.result import IdleResult
 from distprof.sections.kernels.result import KernelsResult
-from distprof.sections.shares import MeanStep, mean_step
+from distprof.sections.shares import MeanStep, StepTimes
 from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult
 from distprof.sections.telemetry.rules._shared import NO_SENSORS
-from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Confidence, Severity
 from distprof.units import capitalized, format_ratio, name_ranks
 
 
 @rule(
-    code="TEL106",
-    severity=Severity.INFO,
-    since="0.1.0",
-    limits={"waiting_ratio": Limit(0.15, "share of the energy that waiting may take")},
+    "TEL106",
+    Severity.INFO,
     costs_time=False,
+    waiting_ratio=Limit(0.15, "share of the energy that waiting may take"),
 )
 def energy_spent_waiting(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
     """A large share of the job's energy is drawn while ranks wait for other ranks.
@@ -90,22 +88,18 @@ _WIDER = ("HST109", "STR110", "COM103")
 
 
 @rule(
-    code="TEL107",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "dominates_ratio": Limit(0.05, "share of the step from which this finding comes first"),
-        "stretched_ratio": Limit(
-            0.1, "share of the step from which kernels that run longer than usual count"
-        ),
-    },
+    "TEL107",
+    Severity.WARNING,
+    dominates_ratio=Limit(0.05, "share of the step from which this finding comes first"),
+    stretched_ratio=Limit(
+        0.1, "share of the step from which kernels that run longer than usual count"
+    ),
 )
 def shared_gpu(
     telemetry: TelemetryResult,
     idle: IdleResult,
     kernels: KernelsResult,
-    waterfall: WaterfallResult,
-    step_time: StepTimeResult,
+    times: StepTimes,
     limits: Limits,
 ) -> Iterator[Draft]:
     """Ranks that share one GPU, and GPUs on which another process also computes.
@@ -143,7 +137,7 @@ def shared_gpu(
     """
     if telemetry.is_missing:
         raise InsufficientEvidenceError(NO_SENSORS)
-    step = mean_step(waterfall, step_time)
+    step = times.mean_step()
     by_gpu: dict[str, list[RankTelemetry]] = {}
     for one in telemetry.ranks:
         by_gpu.setdefault(one.uuid or f"of rank {one.rank}", []).append(one)

@@ -10,12 +10,7 @@ from distprof.units import format_bytes, format_duration, format_ratio
 from distprof.verbs.plan.result import ConfigurationResult
 
 
-@rule(
-    code="CFG111",
-    severity=Severity.ERROR,
-    since="0.1.0",
-    costs_time=False,
-)
+@rule("CFG111", Severity.ERROR, costs_time=False)
 def configuration_beyond_memory(
     configuration: ConfigurationResult,
     limits: Limits,  # noqa: ARG001 - all checks take limits
@@ -68,10 +63,9 @@ def _fix(configuration: ConfigurationResult, state_bytes: int) -> str:
 
 
 @rule(
-    code="CFG112",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={"max_bubble_ratio": Limit(0.10, "share of the pipeline's time that may be bubble")},
+    "CFG112",
+    Severity.WARNING,
+    max_bubble_ratio=Limit(0.10, "share of the pipeline's time that may be bubble"),
 )
 def planned_bubble(configuration: ConfigurationResult, limits: Limits) -> Iterator[Draft]:
     """A pipeline has enough micro-batches to fill it, but its theoretical bubble fraction exceeds
@@ -118,14 +112,11 @@ def planned_bubble(configuration: ConfigurationResult, limits: Limits) -> Iterat
 
 
 @rule(
-    code="CFG113",
-    severity=Severity.WARNING,
-    since="0.1.0",
-    limits={
-        "max_exposed_ratio": Limit(
-            0.20, "share of the step that exposed data-parallel communication may take"
-        )
-    },
+    "CFG113",
+    Severity.WARNING,
+    max_exposed_ratio=Limit(
+        0.20, "share of the step that exposed data-parallel communication may take"
+    ),
 )
 def planned_data_parallelism_exposed(
     configuration: ConfigurationResult, limits: Limits
@@ -175,13 +166,10 @@ def planned_data_parallelism_exposed(
 
 
 @rule(
-    code="CFG114",
-    severity=Severity.INFO,
-    since="0.1.0",
-    limits={
-        "room_ratio": Limit(0.9, "share of usable memory that the larger micro-batch may fill")
-    },
+    "CFG114",
+    Severity.INFO,
     costs_time=False,
+    room_ratio=Limit(0.9, "share of usable memory that the larger micro-batch may fill"),
 )
 def planned_accumulation_without_need(
     configuration: ConfigurationResult, limits: Limits
@@ -225,11 +213,10 @@ def planned_accumulation_without_need(
 
 
 @rule(
-    code="CFG115",
-    severity=Severity.INFO,
-    since="0.1.0",
-    limits={"room_ratio": Limit(0.9, "share of usable memory that unsharded state may fill")},
+    "CFG115",
+    Severity.INFO,
     costs_time=False,
+    room_ratio=Limit(0.9, "share of usable memory that unsharded state may fill"),
 )
 def planned_sharding_without_need(
     configuration: ConfigurationResult, limits: Limits
