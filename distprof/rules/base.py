@@ -143,12 +143,17 @@ def rule(
     """
 
     def decorate(check: Check) -> Rule:
+        hints = get_type_hints(check)
+        *results, _limits = signature(check).parameters
+        for name in results:
+            if name not in hints:
+                raise TypeError(f"{check.__module__}: the check's parameter {name!r} has no type")
         return Rule(
             code=code,
             name=check.__name__.replace("_", "-"),
             severity=severity,
             since=since,
-            needs=_needs(check),
+            needs=tuple(hints[name] for name in results),
             limits=limits,
             costs_time=costs_time,
             doc=parse_page(check.__doc__ or ""),
@@ -156,15 +161,6 @@ def rule(
         )
 
     return decorate
-
-
-def _needs(check: Check) -> tuple[type[Evidence], ...]:
-    hints = get_type_hints(check)
-    *results, _limits = signature(check).parameters
-    for name in results:
-        if name not in hints:
-            raise TypeError(f"{check.__module__}: the check's parameter {name!r} has no type")
-    return tuple(hints[name] for name in results)
 
 
 def _limits_section(rule: Rule) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -148,7 +148,10 @@ def run_rules(
     recoverable = {key: ns for one in by_type.values() for key, ns in one.recoverable_ns.items()}
     judged: list[Judged] = []
     skipped = [NotChecked(code="PLUGIN", name=name, why=why) for name, why in rulebook.failures]
-    for rule in _on_subject(rulebook.rules if rules is None else rules, by_type):
+    subjects = {kind.subject for kind in by_type}
+    for rule in rulebook.rules if rules is None else rules:
+        if subjects and rule.subject not in subjects:
+            continue
         limits = {name: limit.value for name, limit in rule.limits.items()}
         limits |= changed.get(rule.code, {})
         drafts, why = _run(rule, by_type, limits, debug=debug)
@@ -166,7 +169,12 @@ def _priced(judged: Sequence[Judged], planner: Planner | None) -> list[Judged]:
 
     Wide findings are left out if the findings above leave almost nothing of them.
     """
-    items = _without_claimed(judged)
+    claimed = {item.draft.without for item in judged if item.draft.last_resort_ns is None}
+    items = [
+        item
+        for item in judged
+        if item.draft.last_resort_ns is None or item.draft.without not in claimed
+    ]
     prices = planner(_claims(items)) if planner else None
     if planner is None or prices is None:
         return items
@@ -184,16 +192,12 @@ def _priced(judged: Sequence[Judged], planner: Planner | None) -> list[Judged]:
     return [
         replace(item, is_bound=item.place is None and _is_of_bound(item, prices))
         for item in priced
-        if not (_is_wide(item, prices) and _is_used_up(item))
+        if item.draft.explains or not prices.is_wide(item.draft.without) or not _is_used_up(item)
     ]
 
 
 def _is_of_bound(item: Judged, prices: Prices) -> bool:
     return bool(item.draft.without) and prices.is_wide(item.draft.without)
-
-
-def _is_wide(item: Judged, prices: Prices) -> bool:
-    return prices.is_wide(item.draft.without) and not item.draft.explains
 
 
 def _with_scenarios(items: Sequence[Judged], prices: Prices) -> list[Judged]:
@@ -225,16 +229,6 @@ def _share(narrow: Judged, wide: Judged) -> float:
     return (narrow.draft.cost_ns_per_step or 0) / whole if whole else 0.0
 
 
-def _without_claimed(judged: Sequence[Judged]) -> list[Judged]:
-    """Ordinary findings, and last-resort findings whose scenario no ordinary finding names."""
-    claimed = {item.draft.without for item in judged if item.draft.last_resort_ns is None}
-    return [
-        item
-        for item in judged
-        if item.draft.last_resort_ns is None or item.draft.without not in claimed
-    ]
-
-
 def _claims(items: Iterable[Judged]) -> list[str]:
     return [item.draft.without for item in items if item.draft.without]
 
@@ -257,14 +251,6 @@ def _is_used_up(item: Judged) -> bool:
     if item.place is not None or item.remaining_ns is None or item.recoverable_ns is None:
         return False
     return item.remaining_ns <= max((1 - EXPLAINED) * item.recoverable_ns, NEGLIGIBLE_NS)
-
-
-def _on_subject(
-    rules: Iterable[Rule], by_type: Mapping[type[Evidence], Evidence]
-) -> Iterator[Rule]:
-    """The rules of the results' subject; all rules if there is no result."""
-    subjects = {kind.subject for kind in by_type}
-    return (rule for rule in rules if not subjects or rule.subject in subjects)
 
 
 def _run(
@@ -348,7 +334,9 @@ def in_order(judged: Iterable[Judged]) -> list[Judged]:
     its cost remains unexplained, it is left out.
     """
     items = list(judged)
-    common = _first_unnamed_repair(items)
+    places = (item.place for item in items if item.place is not None)
+    with_ranks = {item.place for item in items if item.place is not None and item.draft.ranks}
+    common = min((place for place in places if place not in with_ranks), default=len(with_ranks))
     gain = max((item.remaining_ns or 0 for item in items if item.place is not None), default=0)
     placed: list[tuple[_Place, bool, _Place, Judged]] = []
     for item in items:
@@ -367,13 +355,6 @@ def _is_same_change(wide: Judged, items: Iterable[Judged]) -> bool:
     return wide.place is not None and any(
         item.place == wide.place and item.explains(wide) for item in items
     )
-
-
-def _first_unnamed_repair(items: Iterable[Judged]) -> int:
-    """Place of the first repair that names no ranks: it concerns the job's design, not a fault."""
-    places = (item.place for item in items if item.place is not None)
-    with_ranks = {item.place for item in items if item.place is not None and item.draft.ranks}
-    return min((place for place in places if place not in with_ranks), default=len(with_ranks))
 
 
 def _place(item: Judged, common: int, gain: int) -> _Place:

@@ -50,7 +50,11 @@ class Result(Record, Evidence, frozen=True, kw_only=True):
         Raises:
             ValueError: If the result does not have the table.
         """
-        tables = _tables_of(type(self))
+        tables = {}
+        for name, hint in typing.get_type_hints(type(self)).items():
+            arguments = typing.get_args(hint)
+            if arguments and isinstance(arguments[0], type) and issubclass(arguments[0], Record):
+                tables[name] = arguments[0]
         if not table:
             table = next((name for name in _MAIN_TABLES if name in tables), "")
         if not table:
@@ -58,16 +62,6 @@ class Result(Record, Evidence, frozen=True, kw_only=True):
         if table not in tables:
             raise ValueError(f"no table {table!r}: choose from {', '.join(tables)}")
         return records_to_pandas(getattr(self, table), tables[table])
-
-
-def _tables_of(kind: type[Result]) -> dict[str, type[Record]]:
-    """Fields of ``kind`` that are tuples of records, with the type of the records."""
-    tables = {}
-    for name, hint in typing.get_type_hints(kind).items():
-        arguments = typing.get_args(hint)
-        if arguments and isinstance(arguments[0], type) and issubclass(arguments[0], Record):
-            tables[name] = arguments[0]
-    return tables
 
 
 VerdictText: TypeAlias = tuple[str, tuple[str, ...]] | None

@@ -32,7 +32,14 @@ def measure_rank(
     Raises:
         ValueError: If the context does not fit the tables.
     """
-    _check(tables, context)
+    rows = len(tables.collectives)
+    if len(context.wait_end_ns) != rows or len(context.axis) != rows:
+        raise ValueError(f"rank {context.rank}: the context does not fit its {rows} collectives")
+    start, end = context.windows
+    if len(context.steps) != len(start):
+        raise ValueError(f"rank {context.rank}: {len(context.steps)} steps, {len(start)} windows")
+    if (end < start).any() or (start[1:] < end[:-1]).any():
+        raise ValueError(f"rank {context.rank}: windows must be in order and disjoint")
     parts = _given(tables, context, load_host)
     return RankAnalysis(**{name: _made(name, parts, ()) for name in RankAnalysis.__struct_fields__})
 
@@ -90,14 +97,3 @@ def capture_window(activity: Table) -> Intervals:
         return EMPTY
     start, end = activity["start_ns"], activity["end_ns"]
     return Intervals.of((int(start[rows].min()), int(end[rows].max())))
-
-
-def _check(tables: RankTables, context: RankContext) -> None:
-    rows = len(tables.collectives)
-    if len(context.wait_end_ns) != rows or len(context.axis) != rows:
-        raise ValueError(f"rank {context.rank}: the context does not fit its {rows} collectives")
-    start, end = context.windows
-    if len(context.steps) != len(start):
-        raise ValueError(f"rank {context.rank}: {len(context.steps)} steps, {len(start)} windows")
-    if (end < start).any() or (start[1:] < end[:-1]).any():
-        raise ValueError(f"rank {context.rank}: windows must be in order and disjoint")

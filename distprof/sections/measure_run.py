@@ -17,7 +17,7 @@ from distprof.intervals import EMPTY, Intervals
 from distprof.join.waits import last_start_on_own_clock
 from distprof.run.run import Rank, Run, TableSource
 from distprof.run.tables import encode, intervals_of
-from distprof.run.topology import GroupNames, ProcessGroup, Topology
+from distprof.run.topology import GroupNames, ProcessGroup
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import RankAnalyses, RankAnalysis, RankContext
 from distprof.sections.measure_rank import capture_window, measure_rank
@@ -74,7 +74,16 @@ def measure_run(
     by_step = window == "steps" and bool(run.window.steps)
     wait_ends = last_start_on_own_clock(run.matches, run.clock, run.ranks)
     jobs, unavailable = _jobs_of(run, by_step, wait_ends, collections or {})
-    outcomes = _map(jobs, executor, progress)
+    results = map(_measure_job, jobs) if executor is None else executor.map(_measure_job, jobs)
+    outcomes: list[RankAnalysis | str] = []
+    try:
+        for outcome in results:
+            outcomes.append(outcome)
+            if progress is not None:
+                progress(len(outcomes), len(jobs))
+    except BrokenExecutor as error:
+        lost = [job.context.rank for job in jobs[len(outcomes) :]]
+        outcomes.append(f"Ranks {fold_ranks(lost)} could not be measured: a worker died: {error}")
     axes = {job.rank: job.context.axis for job in jobs}
     analyses = [
         replace(outcome, row_axis=axes[outcome.rank])  # the one that came back is a copy
@@ -130,7 +139,15 @@ def _jobs_of(
     collections: Mapping[int, Intervals],
 ) -> tuple[list[_Job], list[str]]:
     """One job per rank that can be measured, and a sentence for each that cannot."""
-    groups = _groups_of(run.topology)
+    topology = run.topology
+    uses = Counter(group.name for group in topology.groups)
+    groups = _Groups(
+        exact={(group.name, fold_ranks(group.ranks)): group for group in topology.groups},
+        by_name={
+            group.name: group for group in topology.groups if group.name and uses[group.name] == 1
+        },
+        names=GroupNames(topology.groups),
+    )
     simulated = _simulated(run) if by_step else None
     jobs: list[_Job] = []
     problems: list[str] = []
@@ -143,8 +160,18 @@ def _jobs_of(
         if problem:
             problems.append(f"Rank {rank.rank} {problem}: left out.")
             continue
-        context = replace(
-            _context(groups, rank, steps, windows, wait_ends.get(rank.rank), simulated),
+        wait_end = wait_ends.get(rank.rank)
+        rows = len(rank.collectives)
+        axis, names = _axes(rank.collectives, groups)
+        context = RankContext(
+            rank=rank.rank,
+            steps=steps,
+            windows=windows,
+            wait_end_ns=np.full(rows, ABSENT, dtype=np.int64) if wait_end is None else wait_end,
+            axis=axis,
+            axis_names=names,
+            is_cpu=rank.device.name == "cpu",
+            simulated=simulated,
             collections=collections.get(rank.rank, EMPTY),
             is_corrected=isinstance(rank.tables, CorrectedTables),
         )
@@ -187,28 +214,6 @@ def _window_problem(windows: Intervals, wanted: int) -> str:
     return ""
 
 
-def _context(
-    groups: _Groups,
-    rank: Rank,
-    steps: Int64Array,
-    windows: Intervals,
-    wait_end: Int64Array | None,
-    simulated: tuple[int, int] | None,
-) -> RankContext:
-    rows = len(rank.collectives)
-    axis, names = _axes(rank.collectives, groups)
-    return RankContext(
-        rank=rank.rank,
-        steps=steps,
-        windows=windows,
-        wait_end_ns=np.full(rows, ABSENT, dtype=np.int64) if wait_end is None else wait_end,
-        axis=axis,
-        axis_names=names,
-        is_cpu=rank.device.name == "cpu",
-        simulated=simulated,
-    )
-
-
 def _measure_job(job: _Job) -> RankAnalysis | str:
     """Measure one rank, or return a sentence on why its tables could not be read."""
     try:
@@ -224,22 +229,6 @@ def _measure_job(job: _Job) -> RankAnalysis | str:
     return measure_rank(tables, context, lambda: job.source.load(every_host_row=True).host)
 
 
-def _map(
-    jobs: Sequence[_Job], executor: Mapper | None, progress: Progress | None
-) -> list[RankAnalysis | str]:
-    results = map(_measure_job, jobs) if executor is None else executor.map(_measure_job, jobs)
-    outcomes: list[RankAnalysis | str] = []
-    try:
-        for outcome in results:
-            outcomes.append(outcome)
-            if progress is not None:
-                progress(len(outcomes), len(jobs))
-    except BrokenExecutor as error:
-        lost = [job.context.rank for job in jobs[len(outcomes) :]]
-        outcomes.append(f"Ranks {fold_ranks(lost)} could not be measured: a worker died: {error}")
-    return outcomes
-
-
 # Axes ---------------------------------------------------------------------------------------------
 
 
@@ -252,17 +241,6 @@ class _Groups(msgspec.Struct, frozen=True, kw_only=True):
 
     def find(self, name: str, ranks: str) -> ProcessGroup | None:
         return self.exact.get((name, ranks)) or self.by_name.get(name)
-
-
-def _groups_of(topology: Topology) -> _Groups:
-    uses = Counter(group.name for group in topology.groups)
-    return _Groups(
-        exact={(group.name, fold_ranks(group.ranks)): group for group in topology.groups},
-        by_name={
-            group.name: group for group in topology.groups if group.name and uses[group.name] == 1
-        },
-        names=GroupNames(topology.groups),
-    )
 
 
 def _axes(collectives: Table, groups: _Groups) -> tuple[NDArray[np.int32], tuple[str, ...]]:

@@ -288,15 +288,13 @@ def _slack(
 
     Stages finish one after another by design, so no rank waits for this one. Shape ``(P, S)``.
     """
-    spans = part([_spans(analysis) for analysis in ranks])
+    spans = part(
+        [np.array([step.span_ns for step in analysis.steps], dtype=np.int64) for analysis in ranks]
+    )
     tails = part([analysis.tail_ns for analysis in ranks])
     done = spans - tails
     slack: Int64Array = np.minimum(done.max(axis=0, initial=0) - done, tails)
     return slack
-
-
-def _spans(analysis: RankAnalysis) -> Int64Array:
-    return np.array([step.span_ns for step in analysis.steps], dtype=np.int64)
 
 
 def _held(analysis: RankAnalysis) -> Int64Array:

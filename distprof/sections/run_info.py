@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from distprof.run.evidence import OperationLog
 from distprof.run.logs import NcclLog
-from distprof.run.run import Rank, Run
+from distprof.run.run import Run
 from distprof.run.topology import ProcessGroup
 from distprof.sections.report import GroupInfo, RunInfo
 from distprof.terms import MeshAxis
@@ -14,13 +14,21 @@ from distprof.terms import MeshAxis
 
 def describe_run(run: Run, *, num_steps: int) -> RunInfo:
     """Ranks, backend, device, mesh, nodes and versions of ``run``, as in a report."""
+    # world size from the traces, else from the log of operations, else from NCCL's log
+    operations, log = run.get(OperationLog), run.get(NcclLog)
+    size = run.topology.world_size or (operations.world_size if operations else None)
+    traced = _joined(rank.device.name for rank in run.ranks)
+    found: dict[str, dict[str, None]] = {}
+    for rank in run.ranks:
+        for name, version in rank.versions.items():
+            found.setdefault(name, {})[version] = None
     return RunInfo(
         source=run.source,
-        world_size=_world_size(run),
+        world_size=size or (log.world_size if log else None),
         ranks=tuple(rank.rank for rank in run.ranks),
         num_steps=num_steps,
         backend=_joined(rank.backend for rank in run.ranks),
-        device=_device(run),
+        device=traced or _joined(entry.device for entry in run.job.ranks) if run.job else traced,
         strategy=(run.job.strategy or None) if run.job else None,
         mesh=_mesh_of(run),
         nodes=dict(run.topology.nodes),
@@ -29,16 +37,9 @@ def describe_run(run: Run, *, num_steps: int) -> RunInfo:
         versions={
             **_nccl_version(run),
             **(run.job.versions if run.job else {}),
-            **_versions(run.ranks),
+            **{name: ", ".join(versions) for name, versions in sorted(found.items())},
         },
     )
-
-
-def _world_size(run: Run) -> int | None:
-    """World size from the traces, else from the log of operations, else from NCCL's log."""
-    operations, log = run.get(OperationLog), run.get(NcclLog)
-    size = run.topology.world_size or (operations.world_size if operations else None)
-    return size or (log.world_size if log else None)
 
 
 def _mesh_of(run: Run) -> dict[str, int]:
@@ -46,12 +47,6 @@ def _mesh_of(run: Run) -> dict[str, int]:
         return dict(run.job.mesh)
     operations = run.get(OperationLog)
     return dict(operations.mesh) if operations else _mesh(run.topology.groups)
-
-
-def _device(run: Run) -> str:
-    """Device according to the traces, else according to run.json."""
-    traced = _joined(rank.device.name for rank in run.ranks)
-    return traced or _joined(entry.device for entry in run.job.ranks) if run.job else traced
 
 
 def _joined(words: Iterable[str]) -> str:
@@ -92,12 +87,3 @@ def _nccl_version(run: Run) -> dict[str, str]:
     versions = list(log.versions) if log else []
     whole = [v for v in versions if not any(o != v and o.startswith(v) for o in versions)]
     return {"nccl": ", ".join(whole[:4])} if whole else {}
-
-
-def _versions(ranks: Iterable[Rank]) -> dict[str, str]:
-    """Version of each library; several versions of one library are joined."""
-    found: dict[str, dict[str, None]] = {}
-    for rank in ranks:
-        for name, version in rank.versions.items():
-            found.setdefault(name, {})[version] = None
-    return {name: ", ".join(versions) for name, versions in sorted(found.items())}

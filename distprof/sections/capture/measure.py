@@ -19,13 +19,31 @@ def analyze_capture(run: Run) -> CaptureResult:
     """Measure what the recording holds and what it lacks."""
     present = tuple(rank.rank for rank in run.ranks)
     qualities = [rank.quality for rank in run.ranks]
+    messages = [int(kind) for kind in CollectiveKind if kind.is_point_to_point]
+    complete = run.matches.complete[~np.isin(run.matches.kind, messages)]
+    # notes of all parts without repetitions; a note of only some ranks names them
+    ranks_of: dict[str, list[int]] = {}
+    for rank in run.ranks:
+        for note in (*rank.quality.notes, rank.step_note):
+            if note:
+                ranks_of.setdefault(note, []).append(rank.rank)
+    num_ranks = len(run.ranks)
+    per_rank = (
+        note if len(ranks) == num_ranks else f"{name_ranks(ranks)}: {note}"
+        for note, ranks in ranks_of.items()
+    )
+    lacks = []
+    if run.topology.world_size is None:
+        lacks.append("no trace holds the world size of the job: missing ranks cannot be identified")
+    if len(run.ranks) < 2:
+        lacks.append("only one rank: collectives, clocks and windows cannot be compared")
     return CaptureResult(
         world_size=run.topology.world_size,
         ranks_present=present,
         ranks_missing=_missing(run.topology.world_size, present),
         matched_ratio=run.matches.matched_ratio,
         num_matched=run.matches.num_matched,
-        incomplete_ratio=_incomplete_ratio(run),
+        incomplete_ratio=float(1 - complete.mean()) if len(complete) else None,
         clocks=_clocks(run.clock),
         num_causality_checked=run.clock.num_checked,
         num_causality_violations=run.clock.num_violations,
@@ -41,15 +59,9 @@ def analyze_capture(run: Run) -> CaptureResult:
         num_unlaunched=sum(quality.num_unlaunched for quality in qualities),
         has_python_stacks=any(quality.with_stack for quality in qualities),
         gaps=(*_without_device(run), *_gaps(run), *_truncated(run), *_filtered(run)),
-        notes=_notes(run),
-        unavailable=_unavailable(run),
+        notes=tuple(dict.fromkeys((*run.matches.notes, *run.clock.notes, *per_rank))),
+        unavailable=tuple(lacks),
     )
-
-
-def _incomplete_ratio(run: Run) -> float | None:
-    messages = [int(kind) for kind in CollectiveKind if kind.is_point_to_point]
-    complete = run.matches.complete[~np.isin(run.matches.kind, messages)]
-    return float(1 - complete.mean()) if len(complete) else None
 
 
 def _missing(world_size: int | None, present: tuple[int, ...]) -> tuple[int, ...]:
@@ -127,27 +139,3 @@ def _filtered(run: Run) -> tuple[CaptureGap, ...]:
     )
     fact = f"{len(ratios):,} {'traces' if len(ratios) > 1 else 'trace'} filtered"
     return (CaptureGap(what=FILTERED, message=message, ranks=tuple(ratios), fact=fact),)
-
-
-def _notes(run: Run) -> tuple[str, ...]:
-    """Notes of all parts without repetitions; a note of only some ranks names them."""
-    ranks_of: dict[str, list[int]] = {}
-    for rank in run.ranks:
-        for note in (*rank.quality.notes, rank.step_note):
-            if note:
-                ranks_of.setdefault(note, []).append(rank.rank)
-    num_ranks = len(run.ranks)
-    per_rank = (
-        note if len(ranks) == num_ranks else f"{name_ranks(ranks)}: {note}"
-        for note, ranks in ranks_of.items()
-    )
-    return tuple(dict.fromkeys((*run.matches.notes, *run.clock.notes, *per_rank)))
-
-
-def _unavailable(run: Run) -> tuple[str, ...]:
-    lacks = []
-    if run.topology.world_size is None:
-        lacks.append("no trace holds the world size of the job: missing ranks cannot be identified")
-    if len(run.ranks) < 2:
-        lacks.append("only one rank: collectives, clocks and windows cannot be compared")
-    return tuple(lacks)

@@ -49,13 +49,14 @@ def capture_incomplete(capture: CaptureResult, limits: Limits) -> Iterator[Draft
     if not problems:
         return
     text = "; ".join(problems)
+    damaged = {rank for gap in capture.gaps if gap.what in _DAMAGE for rank in gap.ranks}
     yield Draft(
         message=f"{capitalized(text)}.",
         fix=(
             "Record all ranks of a replica over the same steps with one profiler schedule, and end "
             "the job only after the files are written."
         ),
-        ranks=_affected(capture),
+        ranks=tuple(sorted({*damaged, *capture.ranks_missing, *capture.filtered_ranks})),
         evidence=("capture",),
     )
 
@@ -91,11 +92,6 @@ def _damage(capture: CaptureResult, limits: Limits) -> Iterator[str]:
         yield f"rows were removed from the {of}"
     if capture.num_quarantined > limits["damaged_ratio"] * max(capture.num_events, 1):
         yield f"{capture.num_quarantined} of {capture.num_events} events are broken"
-
-
-def _affected(capture: CaptureResult) -> tuple[int, ...]:
-    damaged = {rank for gap in capture.gaps if gap.what in _DAMAGE for rank in gap.ranks}
-    return tuple(sorted({*damaged, *capture.ranks_missing, *capture.filtered_ranks}))
 
 
 @rule(

@@ -64,9 +64,30 @@ def quality_table(report: Report, *, show_all: bool) -> TableView | None:
     """Quality of the recording; without ``show_all``, only what needs attention."""
     facts = _coverage(report)
     if report.step_time.source != StepSource.OPERATIONS:
-        facts += _damage(report.capture, show_all=show_all)
+        capture = report.capture
+        counts = (
+            ("events repaired", capture.num_repaired),
+            ("events discarded", capture.num_quarantined),
+            ("durations set to 0", capture.num_clamped),
+            ("without a launch record", capture.num_unlaunched),
+        )
+        damage = [(name, f"{count:,}") for name, count in counts if count or show_all]
+        facts += [("events", f"{capture.num_events:,}"), *damage]
     gaps = tuple(gap.message for gap in report.capture.gaps)
-    notes = _sentences((*gaps, *report.capture.notes, *_unavailable(report)), report)
+    results = (
+        report.breakdown,
+        report.step_time,
+        report.overlap,
+        report.collectives,
+        report.stragglers,
+        report.idle,
+        report.kernels,
+        report.waterfall,
+        report.capture,
+        *((report.whatif,) if report.step_time.source == StepSource.OPERATIONS else ()),
+    )
+    sentences = [sentence for result in results for sentence in result.unavailable]
+    notes = _sentences((*gaps, *report.capture.notes, *tuple(dict.fromkeys(sentences))), report)
     shown = len(notes) if show_all else MAX_NOTES_SHOWN
     left_out = len(notes) - shown
     more = (f"and {left_out} more",) if left_out > 0 else ()
@@ -232,11 +253,18 @@ def _coverage(report: Report) -> list[tuple[str, str]]:
         violations = f"{capture.num_causality_violations:,} of {capture.num_causality_checked:,}"
     step_time = report.step_time
     no_traces = step_time.source == StepSource.OPERATIONS
+    by_reason: dict[str, list[int]] = {}
+    for step, reason in capture.dropped_steps.items():
+        by_reason.setdefault(reason, []).append(step)
+    texts = [f"{short_ranks(steps)} ({reason})" for reason, steps in by_reason.items()]
+    unexplained = set(capture.transient_steps) - set(capture.dropped_steps)
+    if unexplained:
+        texts.append(f"{short_ranks(unexplained)} (disturbed by the start of the profiler)")
     return [
         ("ranks", "" if no_traces else _folded_or_none(capture.ranks_present)),
         ("ranks left out" if chosen else "ranks missing", short_ranks(capture.ranks_missing)),
-        ("steps", _steps_text(report)),
-        ("steps left out", _dropped_text(capture)),
+        ("steps", short_ranks(report.capture.steps) if report.capture.steps else ""),
+        ("steps left out", ", ".join(texts)),
         ("step time", _step_time_text(report)),
         ("step windows", step_time.note.rstrip(".")),
         ("collectives matched", matched),
@@ -257,17 +285,6 @@ def _only_residual(capture: CaptureResult) -> str:
     return format_duration(capture.clocks[0].residual_ns)
 
 
-def _damage(capture: CaptureResult, *, show_all: bool) -> list[tuple[str, str]]:
-    counts = (
-        ("events repaired", capture.num_repaired),
-        ("events discarded", capture.num_quarantined),
-        ("durations set to 0", capture.num_clamped),
-        ("without a launch record", capture.num_unlaunched),
-    )
-    damage = [(name, f"{count:,}") for name, count in counts if count or show_all]
-    return [("events", f"{capture.num_events:,}"), *damage]
-
-
 def _step_time_text(report: Report) -> str:
     step_time = report.step_time
     if step_time.median_ns is None:
@@ -280,38 +297,5 @@ def _step_time_text(report: Report) -> str:
     return text
 
 
-def _steps_text(report: Report) -> str:
-    return short_ranks(report.capture.steps) if report.capture.steps else ""
-
-
 def _folded_or_none(ranks: tuple[int, ...]) -> str:
     return short_ranks(ranks) if ranks else "none"
-
-
-def _dropped_text(capture: CaptureResult) -> str:
-    by_reason: dict[str, list[int]] = {}
-    for step, reason in capture.dropped_steps.items():
-        by_reason.setdefault(reason, []).append(step)
-    texts = [f"{short_ranks(steps)} ({reason})" for reason, steps in by_reason.items()]
-    unexplained = set(capture.transient_steps) - set(capture.dropped_steps)
-    if unexplained:
-        texts.append(f"{short_ranks(unexplained)} (disturbed by the start of the profiler)")
-    return ", ".join(texts)
-
-
-def _unavailable(report: Report) -> tuple[str, ...]:
-    """Notes on what the analyzers could not measure, without repetitions."""
-    results = (
-        report.breakdown,
-        report.step_time,
-        report.overlap,
-        report.collectives,
-        report.stragglers,
-        report.idle,
-        report.kernels,
-        report.waterfall,
-        report.capture,
-        *((report.whatif,) if report.step_time.source == StepSource.OPERATIONS else ()),
-    )
-    sentences = [sentence for result in results for sentence in result.unavailable]
-    return tuple(dict.fromkeys(sentences))

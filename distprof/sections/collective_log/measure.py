@@ -53,8 +53,13 @@ def analyze_collective_log(run: Run) -> CollectiveLogResult:
     if log is None:
         return CollectiveLogResult()
     collectives = compared(log)
-    busbw = _busbw(log, collectives)
-    shapes = _shapes(log)
+    moved = np.array([_moved_bytes(one) for one in log.classes], np.float64)
+    seconds = np.maximum(collectives.shortest_ns, 1) / NS_PER_S
+    busbw = moved[collectives.class_index] / seconds if len(collectives) else np.zeros(0)
+    shapes: dict[_Shape, list[int]] = {}
+    for index, one in enumerate(log.classes):
+        key = (one.kind.label, one.num_bytes, one.num_ranks, one.num_nodes)
+        shapes.setdefault(key, []).append(index)
     edges = _edges(collectives.t_ns)
     falls = (
         fall
@@ -93,27 +98,11 @@ def _limits(log: InspectorLog, collectives: Compared) -> Iterator[str]:
         )
 
 
-def _busbw(log: InspectorLog, collectives: Compared) -> NDArray[np.float64]:
-    """Bus bandwidth of each compared collective in bytes per second; NaN if undefined."""
-    moved = np.array([_moved_bytes(one) for one in log.classes], np.float64)
-    seconds = np.maximum(collectives.shortest_ns, 1) / NS_PER_S
-    return moved[collectives.class_index] / seconds if len(collectives) else np.zeros(0)
-
-
 def _moved_bytes(one: InspectedClass) -> float:
     factor = bus_factor(one.kind, one.num_ranks) if one.num_ranks else None
     if factor is None or not one.num_bytes:
         return np.nan
     return factor * one.num_bytes * (one.num_ranks if one.kind in _SHARDED else 1)
-
-
-def _shapes(log: InspectorLog) -> dict[_Shape, list[int]]:
-    """Indices of classes that differ only in their communicator."""
-    shapes: dict[_Shape, list[int]] = {}
-    for index, one in enumerate(log.classes):
-        key = (one.kind.label, one.num_bytes, one.num_ranks, one.num_nodes)
-        shapes.setdefault(key, []).append(index)
-    return shapes
 
 
 def _operations(

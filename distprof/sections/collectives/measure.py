@@ -107,7 +107,24 @@ def _class_table(run: Run, analyses: RankAnalyses) -> CollectivesResult:
     keys.fold_sizes()
     class_code = np.asarray(keys.class_of_unit, dtype=np.int32)[unit]
     rows = _Rows(index, analyses, class_code, unit, size)
-    instances = _instances(rows, members)
+    matched_row = np.zeros(len(rows.unit), dtype=np.bool_)
+    for span in spans(len(members.row)):
+        matched_row[members.row[span]] = True
+    first = members.first_row
+    some_inside = _any_member(rows.inside, members)
+    all_timed = ~_any_member(~rows.timed, members)
+    keep = some_inside & (first >= 0)
+    transfer = segment_median(rows.after_last_start_ns(), members.offsets, members.row)
+    last = members.row[np.maximum(members.offsets[1:] - 1, 0)][keep]
+    code = rows.class_code[first[keep]]
+    other_end = rows.class_code[last]
+    instances = _Instances(
+        class_code=code,
+        received=other_end[rows.is_receipt[last]],
+        transfer_ns=transfer[keep],
+        timed=all_timed[keep],
+        matched_row=matched_row,
+    )
     classes = _classes(run, keys, rows, instances, len(index.ranks) * max(num_steps, 1))
     return CollectivesResult(
         num_ranks=len(index.ranks),
@@ -302,27 +319,6 @@ class _Instances(msgspec.Struct, frozen=True, kw_only=True):
     matched_row: NDArray[np.bool_]
 
 
-def _instances(rows: _Rows, members: Members) -> _Instances:
-    matched_row = np.zeros(len(rows.unit), dtype=np.bool_)
-    for span in spans(len(members.row)):
-        matched_row[members.row[span]] = True
-    first = members.first_row
-    some_inside = _any_member(rows.inside, members)
-    all_timed = ~_any_member(~rows.timed, members)
-    keep = some_inside & (first >= 0)
-    transfer = segment_median(rows.after_last_start_ns(), members.offsets, members.row)
-    last = members.row[np.maximum(members.offsets[1:] - 1, 0)][keep]
-    code = rows.class_code[first[keep]]
-    other_end = rows.class_code[last]
-    return _Instances(
-        class_code=code,
-        received=other_end[rows.is_receipt[last]],
-        transfer_ns=transfer[keep],
-        timed=all_timed[keep],
-        matched_row=matched_row,
-    )
-
-
 def _any_member(flag: NDArray[np.bool_], members: Members) -> NDArray[np.bool_]:
     """Whether any member of each instance has the flag."""
     some = np.zeros(members.count, np.bool_)
@@ -337,37 +333,30 @@ def _classes(
     run: Run, keys: _Keys, rows: _Rows, instances: _Instances, samples: int
 ) -> list[CollectiveClass]:
     """One record per class; ``samples`` is ranks times steps."""
-    columns = _class_columns(keys, rows, instances, samples)
-    axes, nodes = _axes(run), _nodes_spanned(run.topology)
-    # A class seen only outside the analysed windows is left out.
-    return [
-        _record(
-            key,
-            axes.get(key.group),
-            nodes.get(key.group),
-            {name: values[code] for name, values in columns.items()},
-        )
-        for key, code in keys.classes.items()
-        if columns["num_rows"][code]
-    ]
-
-
-def _class_columns(
-    keys: _Keys, rows: _Rows, instances: _Instances, samples: int
-) -> dict[str, Sequence[Any]]:
-    """Columns by name, with one value per class."""
+    # columns by name, with one value per class
     num = len(keys.classes)
     inside, timed = rows.inside, rows.inside & rows.timed
     executed = inside & rows.executed
     usable = instances.timed
     ends = np.concatenate((instances.class_code, instances.received))
     matched = np.bincount(ends, minlength=num)
-    unmatched = _unmatched_count(keys, rows, ~instances.matched_row & inside)
+    # unmatched instances of each class: in each group, the most chosen rows of any rank
+    chosen = ~instances.matched_row & inside
+    busiest = np.zeros(len(keys.class_of_unit), dtype=np.int64)
+    unmatched = np.zeros(len(keys.classes), dtype=np.int64)
+    if chosen.any():
+        for low, high in zip(rows.index.base[:-1], rows.index.base[1:], strict=True):
+            units, code = encode(rows.unit[low:high][chosen[low:high]])
+            busiest[units] = np.maximum(busiest[units], np.bincount(code, minlength=len(units)))
+    np.add.at(unmatched, np.asarray(keys.class_of_unit), busiest)
     num_rows = [int(np.count_nonzero(inside[chosen])) for chosen in rows.by_class]
     size, wait = _Column(rows, rows.bytes()), _Column(rows, rows.wait_ns())
     columns: dict[str, Sequence[Any]] = {
         "bytes": size.medians(inside),
-        "bytes_mean": _mean_bytes(size, inside, samples),
+        "bytes_mean": [
+            None if (values < 0).any() else int(values.sum()) / samples
+            for values in size.of_classes(inside)
+        ],
         "count": (matched + unmatched).tolist(),
         "matched": matched.tolist(),
         "num_rows": num_rows,
@@ -386,7 +375,18 @@ def _class_columns(
     columns["duration"] = _Column(rows, rows.duration_ns()).medians(executed)
     columns["exposed_mean"] = _Column(rows, rows.exposed_ns()).means(executed, samples)
     columns["transfer_mean"] = _Column(rows, rows.transfer_ns()).means(timed, samples)
-    return columns
+    axes, nodes = _axes(run), _nodes_spanned(run.topology)
+    # A class seen only outside the analysed windows is left out.
+    return [
+        _record(
+            key,
+            axes.get(key.group),
+            nodes.get(key.group),
+            {name: values[code] for name, values in columns.items()},
+        )
+        for key, code in keys.classes.items()
+        if columns["num_rows"][code]
+    ]
 
 
 class _Column(NamedTuple):
@@ -453,26 +453,6 @@ def _sent_bytes(key: _ClassKey, bytes_per_step: float | None) -> float | None:
         return bytes_per_step
     factor = _factor(key)
     return None if factor is None else factor * bytes_per_step
-
-
-def _mean_bytes(size: _Column, chosen: NDArray[np.bool_], samples: int) -> list[float | None]:
-    """Bytes of each class divided by ``samples``; None if a size is unknown."""
-    return [
-        None if (values < 0).any() else int(values.sum()) / samples
-        for values in size.of_classes(chosen)
-    ]
-
-
-def _unmatched_count(keys: _Keys, rows: _Rows, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Unmatched instances of each class: in each group, the most chosen rows of any rank."""
-    busiest = np.zeros(len(keys.class_of_unit), dtype=np.int64)
-    result = np.zeros(len(keys.classes), dtype=np.int64)
-    if chosen.any():
-        for low, high in zip(rows.index.base[:-1], rows.index.base[1:], strict=True):
-            units, code = encode(rows.unit[low:high][chosen[low:high]])
-            busiest[units] = np.maximum(busiest[units], np.bincount(code, minlength=len(units)))
-    np.add.at(result, np.asarray(keys.class_of_unit), busiest)
-    return result
 
 
 def _axes(run: Run) -> dict[str, str]:

@@ -84,14 +84,18 @@ def analyze_efficiency(
     sharding: ShardingResult,
 ) -> EfficiencyResult:
     """Compare a run's FLOP and memory with the limits of its devices."""
-    device = _device(run)
+    traced = {rank.device.name for rank in run.ranks if rank.device.name}
+    noted = {entry.device for entry in run.job.ranks if entry.device} if run.job else set()
+    names = traced or noted
+    device = names.pop() if len(names) == 1 else ""
     gpu = recognise_gpu(sheet, device)
     named = _known_devices(run, sheet)
+    counts = {rank.num_micro_batches for rank in step_log.ranks}
     facts: dict[str, Any] = {
         "device": device,
         "sheet_device": gpu.title if gpu else "",
         "backend": ", ".join(sorted({rank.backend for rank in run.ranks if rank.backend})),
-        "num_micro_batches": _micro_batches(step_log),
+        "num_micro_batches": counts.pop() if len(counts) == 1 else None,
         "is_data_parallel_only": _is_data_parallel_only(run),
         "memory": device_memory(run, memory, named),
     }
@@ -213,7 +217,24 @@ def _with_peak(
             f"matrix products are in {model.precision}, and the peak is its dense peak",
         ),
     )
-    return _with_roofline(result, computed, peak, collectives)
+    # add the roofline, from classes with bytes and times; messages only have waiting times
+    timed = [
+        (record.sent_bytes_per_step, record.transfer_ns_per_step)
+        for record in collectives.classes
+        if record.kind not in _MESSAGES
+    ]
+    known = [(sent, ns) for sent, ns in timed if sent and ns]
+    if not known or len(known) < len(timed):
+        return result
+    sent = sum(sent for sent, _ in known)
+    bend = ridge(peak, sent * NS_PER_S / sum(ns for _, ns in known))
+    return replace(
+        result,
+        flop_per_byte=computed / sent,
+        ridge_flop_per_byte=bend,
+        regime=regime(computed / sent, bend),
+        bound_ratio=bound_with_overlap(computed / sent, bend),
+    )
 
 
 def _impossible(hfu: float) -> str:
@@ -246,29 +267,6 @@ def _while_computing(computed: float, peak: float, waterfall: WaterfallResult) -
     if total is None or not samples or not total.computation_ns:
         return None
     return computed / (peak * total.computation_ns / samples / NS_PER_S)
-
-
-def _with_roofline(
-    result: EfficiencyResult, computed: float, peak: float, collectives: CollectivesResult
-) -> EfficiencyResult:
-    """Add the roofline, from classes with bytes and times; messages only have waiting times."""
-    timed = [
-        (record.sent_bytes_per_step, record.transfer_ns_per_step)
-        for record in collectives.classes
-        if record.kind not in _MESSAGES
-    ]
-    known = [(sent, ns) for sent, ns in timed if sent and ns]
-    if not known or len(known) < len(timed):
-        return result
-    sent = sum(sent for sent, _ in known)
-    bend = ridge(peak, sent * NS_PER_S / sum(ns for _, ns in known))
-    return replace(
-        result,
-        flop_per_byte=computed / sent,
-        ridge_flop_per_byte=bend,
-        regime=regime(computed / sent, bend),
-        bound_ratio=bound_with_overlap(computed / sent, bend),
-    )
 
 
 def _with_memory(
@@ -311,25 +309,12 @@ def _recomputed_bytes(
     return round(tokens * kept * model.shape.layers)
 
 
-def _device(run: Run) -> str:
-    """The device name if all ranks report the same one, else empty."""
-    traced = {rank.device.name for rank in run.ranks if rank.device.name}
-    noted = {entry.device for entry in run.job.ranks if entry.device} if run.job else set()
-    names = traced or noted
-    return names.pop() if len(names) == 1 else ""
-
-
 def _known_devices(run: Run, sheet: Sheet) -> Mapping[int, Gpu]:
     """Rank to the entry of its device on the hardware sheet."""
     names = {entry.rank: entry.device for entry in run.job.ranks} if run.job else {}
     names |= {rank.rank: rank.device.name for rank in run.ranks if rank.device.name}
     by_name = {name: recognise_gpu(sheet, name) for name in set(names.values())}
     return {rank: gpu for rank, name in names.items() if (gpu := by_name[name]) is not None}
-
-
-def _micro_batches(step_log: StepLogResult) -> int | None:
-    counts = {rank.num_micro_batches for rank in step_log.ranks}
-    return counts.pop() if len(counts) == 1 else None
 
 
 def _world_size(run: Run) -> int | None:

@@ -17,8 +17,11 @@ def efficiency_table(report: Report, *, show_all: bool) -> TableView | None:
     result = report.efficiency
     if not result.model:
         return None
+    text = f"{result.model} ({result.model_source})"
+    if result.flop_per_token is not None:
+        text += f", {_flop(result.flop_per_token)} per token"
     facts = (
-        ("model", _model_text(result)),
+        ("model", text),
         ("step", _step_text(result)),
         (f"per {_processor(result)}", _device_text(result)),
         ("MFU", _mfu_text(result)),
@@ -37,13 +40,6 @@ def efficiency_table(report: Report, *, show_all: bool) -> TableView | None:
 def _processor(result: EfficiencyResult) -> str:
     """The kind of processor that the ranks compute on: ``CPU`` or ``GPU``."""
     return "CPU" if result.device == CPU else "GPU"
-
-
-def _model_text(result: EfficiencyResult) -> str:
-    text = f"{result.model} ({result.model_source})"
-    if result.flop_per_token is not None:
-        text += f", {_flop(result.flop_per_token)} per token"
-    return text
 
 
 def _step_text(result: EfficiencyResult) -> str:

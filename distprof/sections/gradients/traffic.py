@@ -79,6 +79,10 @@ def rank_gradients(
         np.where(known, covered(Intervals(begin, at), computed), ABSENT)
         for at in (_min(ready[picked], first), _max(ready[picked], first))
     ]
+    # time during which data of each bucket moves; its whole time if it was not matched
+    start, end = (column[picked] for column in intervals_of(tables.collectives))
+    since = context.wait_end_ns[picked]
+    moving: Int64Array = np.where(since == ABSENT, end - start, end - np.clip(since, start, end))
     return RankGradients(
         axis=context.axis[picked][first],
         window=window[picked][first].astype(np.int64),
@@ -97,7 +101,7 @@ def rank_gradients(
         dtypes=_dtypes(tables.collectives, context, picked),
         marks_updates=bool(len(updates)),
         row_bytes=size[picked],
-        row_moving_ns=_moving(tables.collectives, context, picked),
+        row_moving_ns=moving,
         search_ns=search,
         search_exposed_ns=search_exposed,
     )
@@ -225,14 +229,6 @@ def _transfer(
         busy = union(Intervals(moving[rows], end[rows]))
         result[index] = int((busy.end - busy.start).sum())
     return result
-
-
-def _moving(collectives: Table, context: RankContext, picked: NDArray[np.intp]) -> Int64Array:
-    """Time during which data of each bucket moves; its whole time if it was not matched."""
-    start, end = (column[picked] for column in intervals_of(collectives))
-    since = context.wait_end_ns[picked]
-    moving: Int64Array = np.where(since == ABSENT, end - start, end - np.clip(since, start, end))
-    return moving
 
 
 def _dtypes(

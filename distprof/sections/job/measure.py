@@ -33,6 +33,11 @@ def analyze_job(run: Run) -> JobResult:
     job = run.job
     if job is None:
         return JobResult(kind=None, unavailable=(NO_RUN_DIRECTORY,))
+    ordered = sorted(run.errors, key=lambda error: (error.is_peer_loss, error.time_ns))
+    by_mode: dict[str, list[tuple[int, Overhead]]] = {}
+    for entry in job.ranks:
+        for measured in entry.overhead:
+            by_mode.setdefault(measured.mode, []).append((entry.rank, measured))
     return JobResult(
         kind=job.kind,
         command=job.command,
@@ -42,11 +47,20 @@ def analyze_job(run: Run) -> JobResult:
         duration_ns=None if job.ended_ns is None else max(0, job.ended_ns - job.started_ns),
         failure=_failure(job),
         exits=_exits(job.ranks),
-        errors=_errors(run),
+        errors=tuple(
+            JobError(
+                rank=error.rank,
+                kind=error.kind,
+                message=error.message[:_MAX_TEXT],
+                step=error.step,
+                is_peer_loss=error.is_peer_loss,
+            )
+            for error in ordered[:_MAX_ERRORS]
+        ),
         faults=tuple(JobFault(**shared_fields(JobFault, fault)) for fault in job.faults),
         coverage=job.coverage.text,
         probes=_probes(job.ranks),
-        overhead=_overhead(job.ranks),
+        overhead=tuple(_median_overhead(mode, found) for mode, found in sorted(by_mode.items())),
         git_commit=job.git_commit,
         notes=(*job.notes, *_end_unseen(job)),
         probe_notes=_probe_notes(job.ranks),
@@ -85,21 +99,6 @@ def _exits(entries: Iterable[RankEntry]) -> tuple[JobExit, ...]:
     return tuple(sorted(exits, key=lambda e: (e.by_launcher, e.code == 0, e.ranks)))
 
 
-def _errors(run: Run) -> tuple[JobError, ...]:
-    """Exceptions; those that only report a lost peer come last."""
-    ordered = sorted(run.errors, key=lambda error: (error.is_peer_loss, error.time_ns))
-    return tuple(
-        JobError(
-            rank=error.rank,
-            kind=error.kind,
-            message=error.message[:_MAX_TEXT],
-            step=error.step,
-            is_peer_loss=error.is_peer_loss,
-        )
-        for error in ordered[:_MAX_ERRORS]
-    )
-
-
 def _probes(entries: Iterable[RankEntry]) -> tuple[ProbeState, ...]:
     grouped: dict[tuple[str, str, str], list[tuple[int, int, int]]] = {}
     for entry in entries:
@@ -117,14 +116,6 @@ def _probes(entries: Iterable[RankEntry]) -> tuple[ProbeState, ...]:
         )
         for (name, state, reason), ranks in grouped.items()
     )
-
-
-def _overhead(entries: Sequence[RankEntry]) -> tuple[ProbeOverhead, ...]:
-    by_mode: dict[str, list[tuple[int, Overhead]]] = {}
-    for entry in entries:
-        for measured in entry.overhead:
-            by_mode.setdefault(measured.mode, []).append((entry.rank, measured))
-    return tuple(_median_overhead(mode, found) for mode, found in sorted(by_mode.items()))
 
 
 def _median_overhead(mode: str, found: Sequence[tuple[int, Overhead]]) -> ProbeOverhead:

@@ -151,7 +151,20 @@ def probe_overhead(
             continue
         if overhead.mode == "after":
             if overhead.low > limit:
-                yield _still_slower(overhead)
+                yield Draft(
+                    message=(
+                        f"Steps after tracing take {format_ratio(overhead.ratio)} longer than "
+                        f"before it ({_interval(overhead)}): CUPTI may still be attached, or the "
+                        "machine became slower."
+                    ),
+                    fix=(
+                        "Unset TEARDOWN_CUPTI and DISABLE_CUPTI_LAZY_REINIT, and use CUDA 12.6 or "
+                        "newer, so that distprof can detach CUPTI; or trace a job that you can "
+                        "restart."
+                    ),
+                    ranks=overhead.ranks,
+                    evidence=("job.overhead", "step_log"),
+                )
         elif overhead.mode == "always_on" or not perturbation.is_corrected:
             yield Draft(
                 message=(
@@ -166,21 +179,6 @@ def probe_overhead(
                 ranks=overhead.ranks,
                 evidence=("job.overhead", "step_log"),
             )
-
-
-def _still_slower(overhead: ProbeOverhead) -> Draft:
-    return Draft(
-        message=(
-            f"Steps after tracing take {format_ratio(overhead.ratio)} longer than before it "
-            f"({_interval(overhead)}): CUPTI may still be attached, or the machine became slower."
-        ),
-        fix=(
-            "Unset TEARDOWN_CUPTI and DISABLE_CUPTI_LAZY_REINIT, and use CUDA 12.6 or newer, so "
-            "that distprof can detach CUPTI; or trace a job that you can restart."
-        ),
-        ranks=overhead.ranks,
-        evidence=("job.overhead", "step_log"),
-    )
 
 
 def _interval(overhead: ProbeOverhead) -> str:

@@ -47,9 +47,28 @@ def analyze_kernels(analyses: RankAnalyses) -> KernelsResult:
     even number of ranks is the lower one, so of two ranks the faster is the reference.
     """
     cells = _cells_of(list(analyses.values()))
+    total_ns = _add_per_kernel(cells, cells.total_ns)
+    count = _add_per_kernel(cells, cells.count)
+    median_ns = _median_per_kernel(cells, cells.median_ns)
+    names = [key[1] for key in cells.keys]
+    by_name = np.array(sorted(range(len(names)), key=names.__getitem__), np.int64)
+    order = by_name[np.argsort(-total_ns[by_name], kind="stable")]
+    shown = order if len(order) <= TABLE_LIMIT else order[: TABLE_LIMIT - 1]
+    rows = [_kernel_row(cells, k, count, total_ns, median_ns) for k in shown.tolist()]
+    rest = order[len(shown) :]
+    if len(rest):
+        rows.append(_folded_row(count[rest], total_ns[rest], median_ns[rest]))
+    kind = np.array([key[0] for key in cells.keys], dtype=np.int64)[cells.kernel]
     return KernelsResult(
-        categories=_categories(cells),
-        kernels=_kernel_rows(cells),
+        categories=tuple(
+            CategoryTime(
+                kind=_label(number),
+                count=int(cells.count[kind == number].sum()),
+                total_ns=int(cells.total_ns[kind == number].sum()),
+            )
+            for number in distinct(kind).tolist()
+        ),
+        kernels=tuple(rows),
         ranks=tuple(
             replace(speed, stretched_ns_per_step=_stretched_ns(analyses[speed.rank].kernel_steps))
             for speed in _rank_speeds(cells)
@@ -108,33 +127,6 @@ def _median_per_kernel(cells: _Cells, values: Int64Array) -> Int64Array:
     return middle
 
 
-def _categories(cells: _Cells) -> tuple[CategoryTime, ...]:
-    kind = np.array([key[0] for key in cells.keys], dtype=np.int64)[cells.kernel]
-    return tuple(
-        CategoryTime(
-            kind=_label(number),
-            count=int(cells.count[kind == number].sum()),
-            total_ns=int(cells.total_ns[kind == number].sum()),
-        )
-        for number in distinct(kind).tolist()
-    )
-
-
-def _kernel_rows(cells: _Cells) -> tuple[KernelRow, ...]:
-    total_ns = _add_per_kernel(cells, cells.total_ns)
-    count = _add_per_kernel(cells, cells.count)
-    median_ns = _median_per_kernel(cells, cells.median_ns)
-    names = [key[1] for key in cells.keys]
-    by_name = np.array(sorted(range(len(names)), key=names.__getitem__), np.int64)
-    order = by_name[np.argsort(-total_ns[by_name], kind="stable")]
-    shown = order if len(order) <= TABLE_LIMIT else order[: TABLE_LIMIT - 1]
-    rows = [_kernel_row(cells, k, count, total_ns, median_ns) for k in shown.tolist()]
-    rest = order[len(shown) :]
-    if len(rest):
-        rows.append(_folded_row(count[rest], total_ns[rest], median_ns[rest]))
-    return tuple(rows)
-
-
 def _kernel_row(
     cells: _Cells, k: int, count: Int64Array, total_ns: Int64Array, median_ns: Int64Array
 ) -> KernelRow:
@@ -182,7 +174,7 @@ def _rank_speeds(cells: _Cells) -> tuple[RankSpeed, ...]:
     time = _per_rank(cells, ratio * weights)
     weight_sum = _per_rank(cells, weights)
     work = _per_rank(cells, np.where(mine, cells.count * typical_ns[cells.kernel], 0))
-    typical_work = _lower_median(work)
+    typical_work = float(np.sort(work)[(len(work) - 1) // 2]) if len(work) else 0.0
     num_shared = np.bincount(cells.rank[equal], minlength=len(cells.ranks))
     return tuple(
         RankSpeed(
@@ -198,10 +190,6 @@ def _rank_speeds(cells: _Cells) -> tuple[RankSpeed, ...]:
 def _per_rank(cells: _Cells, values: NDArray[Any]) -> NDArray[np.float64]:
     sums = np.bincount(cells.rank, weights=values, minlength=len(cells.ranks))
     return sums.astype(np.float64)
-
-
-def _lower_median(values: NDArray[np.float64]) -> float:
-    return float(np.sort(values)[(len(values) - 1) // 2]) if len(values) else 0.0
 
 
 def _label(kind: int) -> str:
@@ -287,19 +275,11 @@ def rank_kernel_steps(activity: Table, windows: Intervals) -> KernelSteps:
     cell = place[names.codes[rows[among]]] * max(num_steps, 1) + at[rows[among]]
     blocks = activity["blocks"][rows[among]]
     kept_names = tuple(names.values[code] for code in kept.tolist())
-    return _in_cells(kept_names, cell, duration[among], blocks, num_steps)
-
-
-def _in_cells(
-    names: tuple[str, ...],
-    cell: Int64Array,
-    duration: Int64Array,
-    blocks: NDArray[np.int32],
-    num_steps: int,
-) -> KernelSteps:
-    """Durations and thread blocks counted in cells of kernel and step."""
-    size = len(names) * num_steps
-    all_blocks = _blocks_in_cells(cell, blocks, size)
+    duration = duration[among]
+    size = len(kept_names) * num_steps
+    # thread blocks of each cell; ABSENT unless they are known for all of its kernels
+    all_blocks = np.bincount(cell, weights=blocks, minlength=size).astype(np.int64)
+    all_blocks[cell[blocks == ABSENT]] = ABSENT
     cell, duration = _sort_pairs(cell, duration)
     count = np.bincount(cell, minlength=size).astype(np.int64)
     total = np.bincount(cell, weights=duration, minlength=size).astype(np.int64)
@@ -307,13 +287,13 @@ def _in_cells(
     quartiles = np.zeros((size, 3), dtype=np.int64)
     held = np.flatnonzero(count)
     for column, share in enumerate((0.25, 0.5, 0.75)):
-        place = share * (count[held] - 1)
-        low, high = np.floor(place).astype(np.int64), np.ceil(place).astype(np.int64)
+        at_share = share * (count[held] - 1)
+        low, high = (edge(at_share).astype(np.int64) for edge in (np.floor, np.ceil))
         middle = duration[first[held] + low] + duration[first[held] + high]
         quartiles[held, column] = middle // 2
-    shape = (len(names), num_steps)
+    shape = (len(kept_names), num_steps)
     return KernelSteps(
-        names=names,
+        names=kept_names,
         count=_narrow(count).reshape(shape),
         total_ns=_narrow(total).reshape(shape),
         quartile_ns=_narrow(quartiles).reshape(*shape, 3),
@@ -324,10 +304,3 @@ def _in_cells(
 def _narrow(values: Int64Array) -> NDArray[np.signedinteger[Any]]:
     """The values in a smaller type if they fit, because all ranks' cells are kept at once."""
     return values.astype(index_type(int(values.max(initial=0))), copy=False)
-
-
-def _blocks_in_cells(cell: Int64Array, blocks: NDArray[np.int32], size: int) -> Int64Array:
-    """Thread blocks of each cell; ABSENT unless they are known for all of its kernels."""
-    total = np.bincount(cell, weights=blocks, minlength=size).astype(np.int64)
-    total[cell[blocks == ABSENT]] = ABSENT
-    return total

@@ -67,7 +67,24 @@ def label_calls(
         return _unlabelled(group, ())
     log = logged_calls(group.ranks, routing, places, steps)
     if log is None:
-        return _by_order(group)
+        # layers numbered in order of their calls; all unknown if the number of layers is unknown
+        depth = _depth(group)
+        if depth is None:
+            return _unlabelled(
+                group,
+                (
+                    "Without a routing log the layers of the expert all-to-alls cannot be "
+                    "distinguished, so times cover all layers together.",
+                ),
+            )
+        unknown = np.full(len(group.dispatch), ABSENT, dtype=np.int64)
+        return CallLabels(
+            layer=group.call % depth,
+            names=tuple(f"layer {index}" for index in range(depth)),
+            is_first=group.is_first,
+            logged=unknown,
+            tokens=np.zeros((0, 1), dtype=np.int64),
+        )
     called = _calls_of_sections(group, log, len(steps))
     if called is None:
         return _unlabelled(
@@ -222,7 +239,17 @@ def _checked(group: GroupExchanges, log: LoggedCalls, labels: CallLabels) -> Cal
     mismatch = np.abs(tokens.sum(axis=2) - dropped - sent.sum(axis=2))
     mismatch = np.minimum(mismatch, np.abs(tokens.sum(axis=2) - sent.sum(axis=2)))
     if mismatch.sum() > MISMATCH_RATIO * tokens.sum():
-        return _disagreement(group, labels, tokens, sent)
+        difference = np.abs(tokens.sum(axis=2) - sent.sum(axis=2))
+        worst = int(difference.argmax())
+        call, member = divmod(worst, difference.shape[1])
+        rank = group.ranks[int(group.members[member])]
+        sentence = (
+            f"The routing log and the all-to-alls disagree: rank {rank} logged "
+            f"{int(tokens[call, member].sum()):,} assignments but sent "
+            f"{int(sent[call, member].sum()):,}. Ranks are compared by all-to-all sizes."
+        )
+        unknown = np.full(len(labels.logged), ABSENT, dtype=np.int64)
+        return replace(labels, logged=unknown, problems=(sentence,))
     size, experts = len(group.ranks), tokens.shape[2]
     if experts % size:
         return labels
@@ -232,44 +259,7 @@ def _checked(group: GroupExchanges, log: LoggedCalls, labels: CallLabels) -> Cal
     return replace(labels, contiguous=contiguous)
 
 
-def _disagreement(
-    group: GroupExchanges, labels: CallLabels, tokens: NDArray[np.int64], sent: NDArray[np.float32]
-) -> CallLabels:
-    difference = np.abs(tokens.sum(axis=2) - sent.sum(axis=2))
-    worst = int(difference.argmax())
-    call, member = divmod(worst, difference.shape[1])
-    rank = group.ranks[int(group.members[member])]
-    sentence = (
-        f"The routing log and the all-to-alls disagree: rank {rank} logged "
-        f"{int(tokens[call, member].sum()):,} assignments but sent "
-        f"{int(sent[call, member].sum()):,}. Ranks are compared by all-to-all sizes."
-    )
-    unknown = np.full(len(labels.logged), ABSENT, dtype=np.int64)
-    return replace(labels, logged=unknown, problems=(sentence,))
-
-
 # Without a log ------------------------------------------------------------------------------------
-
-
-def _by_order(group: GroupExchanges) -> CallLabels:
-    """Layers numbered in order of their calls; all unknown if the number of layers is unknown."""
-    depth = _depth(group)
-    if depth is None:
-        return _unlabelled(
-            group,
-            (
-                "Without a routing log the layers of the expert all-to-alls cannot be "
-                "distinguished, so times cover all layers together.",
-            ),
-        )
-    unknown = np.full(len(group.dispatch), ABSENT, dtype=np.int64)
-    return CallLabels(
-        layer=group.call % depth,
-        names=tuple(f"layer {index}" for index in range(depth)),
-        is_first=group.is_first,
-        logged=unknown,
-        tokens=np.zeros((0, 1), dtype=np.int64),
-    )
 
 
 def _depth(group: GroupExchanges) -> int | None:

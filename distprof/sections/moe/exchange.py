@@ -111,7 +111,28 @@ def find_exchanges(
     if not kinds.any():
         return ()
     index = RowIndex.of(run, analyses)
-    rows = _rows(index, analyses, wait_ends)
+    start = index.column(lambda rank: rank.collectives["start_ns"])
+    wait_end = index.column(
+        lambda rank: wait_ends.get(rank.rank, np.full(len(rank.collectives), ABSENT, np.int64))
+    )
+    step = index.column(lambda rank: analyses[rank.rank].collective_step)
+    kind = index.column(lambda rank: rank.collectives["kind"])
+    timed = index.column(lambda rank: rank.collectives["is_timed"])
+    moves_tokens = index.column(lambda rank: _is_no_integer(rank.collectives.coded("dtype")))
+    texts: dict[str, int] = {"": 0}
+    in_split = index.column(lambda rank: _numbered(rank.collectives.coded("in_splits"), texts))
+    out_split = index.column(lambda rank: _numbered(rank.collectives.coded("out_splits"), texts))
+    rows = _Rows(
+        wanted=(kind == CollectiveKind.ALL_TO_ALL) & (step != ABSENT) & timed & moves_tokens,
+        step=step,
+        start=start,
+        end=index.column(lambda rank: rank.collectives["end_ns"]),
+        wait=np.where(wait_end == ABSENT, ABSENT, np.maximum(wait_end - start, 0)),
+        size=index.column(lambda rank: rank.collectives["bytes"]),
+        in_split=in_split,
+        out_split=out_split,
+        texts=tuple(texts),
+    )
     members = index.members(run.matches)
     num_steps = max((len(analysis.steps) for analysis in analyses.values()), default=0)
     groups = []
@@ -125,33 +146,6 @@ def find_exchanges(
 
 
 # Rows ---------------------------------------------------------------------------------------------
-
-
-def _rows(
-    index: RowIndex, analyses: Mapping[int, RankAnalysis], wait_ends: Mapping[int, Int64Array]
-) -> _Rows:
-    start = index.column(lambda rank: rank.collectives["start_ns"])
-    wait_end = index.column(
-        lambda rank: wait_ends.get(rank.rank, np.full(len(rank.collectives), ABSENT, np.int64))
-    )
-    step = index.column(lambda rank: analyses[rank.rank].collective_step)
-    kind = index.column(lambda rank: rank.collectives["kind"])
-    timed = index.column(lambda rank: rank.collectives["is_timed"])
-    moves_tokens = index.column(lambda rank: _is_no_integer(rank.collectives.coded("dtype")))
-    texts: dict[str, int] = {"": 0}
-    in_split = index.column(lambda rank: _numbered(rank.collectives.coded("in_splits"), texts))
-    out_split = index.column(lambda rank: _numbered(rank.collectives.coded("out_splits"), texts))
-    return _Rows(
-        wanted=(kind == CollectiveKind.ALL_TO_ALL) & (step != ABSENT) & timed & moves_tokens,
-        step=step,
-        start=start,
-        end=index.column(lambda rank: rank.collectives["end_ns"]),
-        wait=np.where(wait_end == ABSENT, ABSENT, np.maximum(wait_end - start, 0)),
-        size=index.column(lambda rank: rank.collectives["bytes"]),
-        in_split=in_split,
-        out_split=out_split,
-        texts=tuple(texts),
-    )
 
 
 def _is_no_integer(dtype: Coded) -> NDArray[np.bool_]:
@@ -195,7 +189,14 @@ def _of_group(
         _split_sizes(codes, rows.texts, len(ranks))
         for codes in (rows.in_split[row], rows.out_split[row])
     )
-    pairing = _pair(rows, row)
+    # first exchange of each section: one that the next exchange of its step returns
+    to, back = _codes(rows, row)
+    step = rows.step[row[:, 0]]
+    returned = (to[1:] == back[:-1]) & (back[1:] == to[:-1]) & (step[1:] == step[:-1])
+    position = np.arange(len(returned))
+    is_start = returned & np.concatenate(([True], ~returned[:-1]))[: len(returned)]
+    start = np.maximum.accumulate(np.where(is_start, position, 0)) if len(position) else position
+    pairing: Int64Array = np.flatnonzero(returned & ((position - start) % 2 == 0))
     sections = _sections(rows, row, pairing, num_steps)
     return GroupExchanges(
         ranks=ranks,
@@ -278,22 +279,6 @@ class _Sections(msgspec.Struct, frozen=True, kw_only=True):
     is_first: NDArray[np.bool_]
     calls_per_step: Int64Array
     per_call: Int64Array  # sections of each call
-
-
-def _pair(rows: _Rows, row: Int64Array) -> Int64Array:
-    """First exchange of each section: one that the next exchange of its step returns.
-
-    If several in a row qualify (equal splits, or a combine before the dispatch of its own
-    backward), they are paired from the first one on.
-    """
-    to, back = _codes(rows, row)
-    step = rows.step[row[:, 0]]
-    returned = (to[1:] == back[:-1]) & (back[1:] == to[:-1]) & (step[1:] == step[:-1])
-    position = np.arange(len(returned))
-    is_start = returned & np.concatenate(([True], ~returned[:-1]))[: len(returned)]
-    start = np.maximum.accumulate(np.where(is_start, position, 0)) if len(position) else position
-    taken: Int64Array = np.flatnonzero(returned & ((position - start) % 2 == 0))
-    return taken
 
 
 def _codes(rows: _Rows, row: Int64Array) -> tuple[Int64Array, Int64Array]:

@@ -79,7 +79,14 @@ def placement_of_log(
     """
     loads: dict[str, list[NDArray[np.int64]]] = {}
     size = 0
-    for ranks in _axis_groups(places):
+    # groups of ranks that differ only in their index along the expert axis, sorted by it
+    groups: dict[tuple[tuple[str, int], ...], list[int]] = {}
+    for rank, place in sorted(places.items()):
+        if MeshAxis.EP in place:
+            others = tuple((axis, at) for axis, at in place.items() if axis != MeshAxis.EP)
+            groups.setdefault(others, []).append(rank)
+    ordered = [tuple(sorted(ranks, key=lambda r: places[r]["ep"])) for ranks in groups.values()]
+    for ranks in [ranks for ranks in ordered if len(ranks) > 1]:
         log = logged_calls(ranks, routing, places)
         if log is None or len(log.members) < len(ranks) or log.tokens.shape[2] % len(ranks):
             continue
@@ -114,17 +121,6 @@ def row_of_experts(
     )
 
 
-def _axis_groups(places: Mapping[int, Mapping[str, int]]) -> list[tuple[int, ...]]:
-    """Groups of ranks that differ only in their index along the expert axis, sorted by it."""
-    groups: dict[tuple[tuple[str, int], ...], list[int]] = {}
-    for rank, place in sorted(places.items()):
-        if MeshAxis.EP in place:
-            others = tuple((axis, at) for axis, at in place.items() if axis != MeshAxis.EP)
-            groups.setdefault(others, []).append(rank)
-    ordered = [tuple(sorted(ranks, key=lambda r: places[r]["ep"])) for ranks in groups.values()]
-    return [ranks for ranks in ordered if len(ranks) > 1]
-
-
 def ranks_of(
     group: GroupExchanges, label: CallLabels, loads: _Floats | None, num_steps: int
 ) -> Iterator[MoeRank]:
@@ -143,7 +139,9 @@ def ranks_of(
             rank=group.ranks[member],
             group=group.ranks,
             tokens_per_step=None if tokens is None else float(tokens[at]),
-            load_ratio=None if tokens is None else _over_mean(tokens, at),
+            load_ratio=None
+            if tokens is None
+            else (float(tokens[at] / tokens.mean()) if tokens.sum() > 0 else None),
             expert_ns_per_step=round(expert[at] / num_steps) if len(group.dispatch) else None,
             combine_wait_ns_per_step=_wait_of_rank(waits[:, at], num_steps),
             sent_bytes_per_step=_per_step(sent, at, num_steps),
@@ -153,10 +151,6 @@ def ranks_of(
 
 def _per_step(amount: _Floats | None, at: int, num_steps: int) -> int | None:
     return None if amount is None else round(min(float(amount[at]) / num_steps, MAX_AMOUNT))
-
-
-def _over_mean(tokens: _Floats, at: int) -> float | None:
-    return float(tokens[at] / tokens.mean()) if tokens.sum() > 0 else None
 
 
 def _wait_of_rank(waits: Int64Array, num_steps: int) -> int | None:

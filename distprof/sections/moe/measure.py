@@ -7,7 +7,7 @@ combine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -15,9 +15,9 @@ import numpy as np
 from distprof.run.evidence import ExpertCounts
 from distprof.run.run import Run
 from distprof.run.topology import coordinates_of
-from distprof.sections.context import ProbeRecords, RankAnalyses, RankAnalysis
+from distprof.sections.context import ProbeRecords, RankAnalyses
 from distprof.sections.moe.calls import label_calls
-from distprof.sections.moe.exchange import GroupExchanges, exchange_of, find_exchanges, pairs_of
+from distprof.sections.moe.exchange import exchange_of, find_exchanges, pairs_of
 from distprof.sections.moe.load import (
     ALL_TO_ALL_SIZES,
     Totals,
@@ -45,7 +45,14 @@ def _of_counts(counts: ExpertCounts) -> MoeResult:
         if not tokens.sum():
             problems.append(f"Layer {name}{_of(part)} has no counts and is left out.")
             continue
-        layers.append(_layer(part, name, tokens, counts.top_k))
+        layer = layer_of_counts(
+            name,
+            tokens[np.newaxis],
+            num_tokens=float(tokens.sum()) / (counts.top_k or 1),
+            dropped=0,
+            top_k=counts.top_k or 0,
+        )
+        layers.append(msgspec.structs.replace(layer, part=part))
         placement += [
             row_of_experts(name, tokens[np.newaxis], size, EXPERT_COUNTS, part)
             for size in _sizes(counts)
@@ -62,17 +69,6 @@ def _rows(counts: ExpertCounts) -> Iterator[tuple[str, str, np.ndarray]]:
     for part, table in counts.tokens.items():
         for name, tokens in zip(counts.layers, table, strict=True):
             yield part, name, tokens
-
-
-def _layer(part: str, name: str, tokens: np.ndarray, top_k: int | None) -> MoeLayer:
-    layer = layer_of_counts(
-        name,
-        tokens[np.newaxis],
-        num_tokens=float(tokens.sum()) / (top_k or 1),
-        dropped=0,
-        top_k=top_k or 0,
-    )
-    return msgspec.structs.replace(layer, part=part)
 
 
 def _sizes(counts: ExpertCounts) -> tuple[int, ...]:
@@ -113,56 +109,41 @@ def with_exchanges(
     groups = tuple(group for group in groups if group.is_expert or (has_log and group.may_be))
     places = coordinates_of(run.job) if run.job else {}
     if not groups:
-        return _without_exchanges(run, logged, routing, places)
-    numbers = _step_numbers(analyses)
+        # compare ranks by the routing log alone, with experts in contiguous blocks over the axis
+        if not logged.layers:
+            return logged
+        placement = placement_of_log(routing, places)
+        why = []
+        if run.ranks:
+            why.append(
+                "No expert all-to-all could be matched across ranks, so the cost of the imbalance "
+                "is unknown."
+            )
+        if not placement:
+            why.append("The ranks that share experts are unknown.")
+        return msgspec.structs.replace(
+            logged, placement=placement, unavailable=(*logged.unavailable, *why)
+        )
+    first = next(iter(analyses.values()))
+    numbers = tuple(step.step for step in first.steps)
     labels = [label_calls(group, routing, places, numbers) for group in groups]
     load = measure_load(groups, labels, len(numbers))
     exchanges = tuple(exchange_of(group, len(numbers)) for group in groups)
     problems = (*load.problems, *(text for label in labels for text in label.problems))
+    by_name = {row.layer: row for row in load.placement if row.expert_ns_per_step is not None}
     return msgspec.structs.replace(
         logged,
-        layers=_with_times(logged.layers, load.placement),
+        layers=tuple(_with_time(layer, by_name.get(layer.layer)) for layer in logged.layers),
         origin=logged.origin or (ALL_TO_ALL_SIZES if load.placement else None),
         placement=load.placement,
         ranks=load.ranks,
         exchanges=exchanges,
-        pairs=pairs_of(groups, len(numbers)) if _num_ranks(groups) <= MAX_PAIR_RANKS else (),
+        pairs=pairs_of(groups, len(numbers))
+        if len({rank for group in groups for rank in group.ranks}) <= MAX_PAIR_RANKS
+        else (),
         unavailable=tuple(dict.fromkeys((*logged.unavailable, *problems))),
         **_totals(load.totals),
     )
-
-
-def _without_exchanges(
-    run: Run,
-    logged: MoeResult,
-    routing: Sequence[Routing],
-    places: Mapping[int, Mapping[str, int]],
-) -> MoeResult:
-    """Compare ranks by the routing log alone, with experts in contiguous blocks over the axis."""
-    if not logged.layers:
-        return logged
-    placement = placement_of_log(routing, places)
-    why = []
-    if run.ranks:
-        why.append(
-            "No expert all-to-all could be matched across ranks, so the cost of the imbalance is "
-            "unknown."
-        )
-    if not placement:
-        why.append("The ranks that share experts are unknown.")
-    return msgspec.structs.replace(
-        logged, placement=placement, unavailable=(*logged.unavailable, *why)
-    )
-
-
-def _step_numbers(analyses: Mapping[int, RankAnalysis]) -> tuple[int, ...]:
-    """Numbers of the analysed steps, as the profiler counts them."""
-    first = next(iter(analyses.values()))
-    return tuple(step.step for step in first.steps)
-
-
-def _num_ranks(groups: Sequence[GroupExchanges]) -> int:
-    return len({rank for group in groups for rank in group.ranks})
 
 
 def _totals(totals: Totals | None) -> dict[str, int | None]:
@@ -175,14 +156,6 @@ def _totals(totals: Totals | None) -> dict[str, int | None]:
         "replaced_ns_per_step": None if totals.replaced_ns is None else round(totals.replaced_ns),
         "combine_wait_ns_per_step": None if totals.wait_ns is None else round(totals.wait_ns),
     }
-
-
-def _with_times(
-    layers: Sequence[MoeLayer], placement: Sequence[MoePlacement]
-) -> tuple[MoeLayer, ...]:
-    """Add the expert times to the layers for which they are known."""
-    by_name = {row.layer: row for row in placement if row.expert_ns_per_step is not None}
-    return tuple(_with_time(layer, by_name.get(layer.layer)) for layer in layers)
 
 
 def _with_time(layer: MoeLayer, row: MoePlacement | None) -> MoeLayer:

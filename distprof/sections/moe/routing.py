@@ -20,7 +20,7 @@ from distprof.costs.moe import (
     normalised_entropy,
 )
 from distprof.run.records import RankRecords
-from distprof.schema import ABSENT, Int64Array, Table
+from distprof.schema import ABSENT, Int64Array
 from distprof.sections.moe.result import MoeDrift, MoeLayer, MoeResult
 from distprof.terms import MeshAxis
 
@@ -88,7 +88,21 @@ def measure_routing(records: RankRecords) -> Routing | None:
         if len(np.unique(rows["num_experts"])) > 1:
             problems.append(f"layer {name} changes its number of experts: left out")
             continue
-        layers[name] = _layer(rows, records.expert_tokens)
+        steps, index = np.unique(rows["step"], return_inverse=True)
+        experts = int(rows["num_experts"][0])
+        kept = np.maximum(index - max(0, len(steps) - MAX_STEPS), -1)
+        steps = steps[-MAX_STEPS:]
+        recent = kept >= 0
+        tokens = np.zeros((len(steps), experts), dtype=np.int64)
+        places = rows["first"][recent][:, np.newaxis] + np.arange(experts)
+        np.add.at(tokens, kept[recent], records.expert_tokens[places])
+        layers[name] = LayerRouting(
+            steps=steps,
+            tokens=tokens,
+            num_tokens=_sum(kept[recent], rows["num_tokens"][recent], len(steps)),
+            dropped=_sum(kept[recent], rows["dropped"][recent], len(steps)),
+            top_k=int(rows["top_k"][-1]),
+        )
     return Routing(
         rank=records.rank, layers=layers, problems=tuple(problems), calls=_calls(records)
     )
@@ -172,24 +186,6 @@ def layer_of_counts(
 # One rank -----------------------------------------------------------------------------------------
 
 
-def _layer(rows: Table, counts: Int64Array) -> LayerRouting:
-    steps, index = np.unique(rows["step"], return_inverse=True)
-    experts = int(rows["num_experts"][0])
-    kept = np.maximum(index - max(0, len(steps) - MAX_STEPS), -1)
-    steps = steps[-MAX_STEPS:]
-    recent = kept >= 0
-    tokens = np.zeros((len(steps), experts), dtype=np.int64)
-    places = rows["first"][recent][:, np.newaxis] + np.arange(experts)
-    np.add.at(tokens, kept[recent], counts[places])
-    return LayerRouting(
-        steps=steps,
-        tokens=tokens,
-        num_tokens=_sum(kept[recent], rows["num_tokens"][recent], len(steps)),
-        dropped=_sum(kept[recent], rows["dropped"][recent], len(steps)),
-        top_k=int(rows["top_k"][-1]),
-    )
-
-
 def _sum(index: Int64Array, values: Int64Array, length: int) -> Int64Array:
     total = np.zeros(length, dtype=np.int64)
     np.add.at(total, index, values)
@@ -198,7 +194,16 @@ def _sum(index: Int64Array, values: Int64Array, length: int) -> Int64Array:
 
 def _calls(records: RankRecords) -> RoutedCalls | None:
     """Calls of the traced steps, or of the last steps if none was traced."""
-    rows = records.routing.take(np.isin(records.routing["step"], _steps_to_keep(records)))
+    # the last traced steps of the log, or its last steps; as many as may be kept
+    steps, calls = np.unique(records.routing["step"], return_counts=True)
+    log = records.step_log
+    traced = np.isin(steps, log["step"][log["is_traced"]])
+    if traced.any():
+        steps, calls = steps[traced], calls[traced]
+    counts = calls[::-1].cumsum() * int(records.routing["num_experts"].max())
+    most = min(MAX_CALL_STEPS, int((counts <= MAX_CALL_COUNTS).sum()))
+    kept: Int64Array = steps[len(steps) - most :]
+    rows = records.routing.take(np.isin(records.routing["step"], kept))
     if len(rows) == 0:
         return None
     layers, experts = rows.coded("layer"), rows["num_experts"]
@@ -227,19 +232,6 @@ def _without_dropped(
     taken = np.minimum(tokens, most[:, np.newaxis])
     explained = tokens.sum(axis=1) - taken.sum(axis=1) == dropped
     return np.where(explained[:, np.newaxis], taken, tokens), np.where(explained, 0, dropped)
-
-
-def _steps_to_keep(records: RankRecords) -> Int64Array:
-    """The last traced steps of the log, or its last steps; as many as may be kept."""
-    steps, calls = np.unique(records.routing["step"], return_counts=True)
-    log = records.step_log
-    traced = np.isin(steps, log["step"][log["is_traced"]])
-    if traced.any():
-        steps, calls = steps[traced], calls[traced]
-    counts = calls[::-1].cumsum() * int(records.routing["num_experts"].max())
-    most = min(MAX_CALL_STEPS, int((counts <= MAX_CALL_COUNTS).sum()))
-    kept: Int64Array = steps[len(steps) - most :]
-    return kept
 
 
 # All ranks ----------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from distprof.sections.base import VerdictText
-from distprof.sections.moe.result import MoeExchange, MoeLayer, MoePair, MoePlacement
+from distprof.sections.moe.result import MoeExchange, MoeLayer, MoePlacement
 from distprof.sections.parts import is_recorded
 from distprof.sections.table import Column, TableView, counted, ranks_table, rows_table
 from distprof.units import format_bytes, format_ratio
@@ -139,7 +139,8 @@ def pairs_table(report: Report, *, show_all: bool) -> TableView | None:
     if not 2 < len(ranks) <= (MAX_MATRIX_OF_ALL if show_all else MAX_MATRIX):
         return None
     amount = {(pair.sender, pair.receiver): pair.dispatched_per_step for pair in pairs}
-    mean = _mean_amount(pairs)
+    amounts = [pair.dispatched_per_step for pair in pairs if pair.sender != pair.receiver]
+    mean = sum(amounts) / len(amounts) if amounts else 0.0
     if not mean:
         return None
     return TableView(
@@ -162,11 +163,6 @@ def pairs_table(report: Report, *, show_all: bool) -> TableView | None:
 def _pair_cell(amount: dict[tuple[int, int], int], sender: int, receiver: int, mean: float) -> str:
     share = f"{100 * amount.get((sender, receiver), 0) / mean:,.0f}"
     return f"{share} ·" if sender == receiver else share
-
-
-def _mean_amount(pairs: Sequence[MoePair]) -> float:
-    amounts = [pair.dispatched_per_step for pair in pairs if pair.sender != pair.receiver]
-    return sum(amounts) / len(amounts) if amounts else 0.0
 
 
 def _of_typical_size(rows: Sequence[MoePlacement]) -> list[MoePlacement]:
@@ -206,7 +202,13 @@ def experts_verdict(report: Report) -> VerdictText:
     if not _has_only_counts(report):
         return None
     busiest = max(moe.layers, key=lambda layer: layer.max_over_mean)
-    why = (_busiest(busiest), _dead(moe.layers))
+    why = (
+        f"The busiest expert of all is {busiest.busiest_expert} in layer {busiest.layer}"
+        f"{_of(busiest.part)}: {busiest.max_over_mean:.2f} times the mean, "
+        f"{format_ratio(busiest.busiest_share_ratio)} of the tokens of {busiest.num_experts} "
+        "experts.",
+        _dead(moe.layers),
+    )
     line = ranks_line(moe.placement) if moe.placement else _experts_line(busiest)
     return line, tuple(sentence for sentence in why if sentence)
 
@@ -261,15 +263,6 @@ def _experts_line(busiest: MoeLayer) -> str:
     return (
         f"The busiest expert gets {busiest.max_over_mean:.2f} times the mean, in layer "
         f"{busiest.layer}{_of(busiest.part)}."
-    )
-
-
-def _busiest(busiest: MoeLayer) -> str:
-    return (
-        f"The busiest expert of all is {busiest.busiest_expert} in layer {busiest.layer}"
-        f"{_of(busiest.part)}: {busiest.max_over_mean:.2f} times the mean, "
-        f"{format_ratio(busiest.busiest_share_ratio)} of the tokens of {busiest.num_experts} "
-        "experts."
     )
 
 

@@ -96,8 +96,21 @@ def low_overlap(
     is_sure = step.is_split and has_all_members(capture)
     knows_all = has_all_members(capture) and not capture.ranks_missing
     who = "other ranks" if knows_all else unrecorded(capture)
+    # the ranks with too little overlap; empty if it is all of them
+    limit = limits["overlap_ratio"]
+    ratios = [(rank.rank, rank.overlap_ratio) for rank in overlap.ranks]
+    below = tuple(rank for rank, ratio in ratios if ratio is not None and ratio < limit)
+    waits_for = "" if is_sure else who
+    what = "communication" if waits_for else "transfer"
+    caveat = f", part of which may be waiting for {waits_for}" if waits_for else ""
+    part = "all" if cost >= step.exposed_transfer_ns else format_duration(cost)
+    overlaps = f"Only {format_ratio(ratio)} of" if ratio > 0 else "No"
     yield Draft(
-        message=_message(ratio, step.exposed_transfer_ns, cost, "" if is_sure else who),
+        message=(
+            f"{overlaps} {what} overlaps with computation: "
+            f"{format_duration(step.exposed_transfer_ns)} is exposed{caveat}. Computation without "
+            f"concurrent communication could hide {part} of it."
+        ),
         fix=("" if has_all_members(capture) else "Record all ranks to see how much. ")
         + (
             "Start transfers earlier, during computation: bucket_cap_mb (DDP), "
@@ -106,17 +119,10 @@ def low_overlap(
         ),
         cost_ns_per_step=cost,
         confidence=Confidence.MEASURED if is_sure else Confidence.INFERRED,
-        ranks=_ranks_below(overlap, limits["overlap_ratio"]),
+        ranks=() if len(below) == len(ratios) else below,
         evidence=("overlap.ranks", "waterfall.all"),
         without="overlap",
     )
-
-
-def _ranks_below(overlap: OverlapResult, limit: float) -> tuple[int, ...]:
-    """The ranks with too little overlap; empty if it is all of them."""
-    ratios = [(rank.rank, rank.overlap_ratio) for rank in overlap.ranks]
-    below = tuple(rank for rank, ratio in ratios if ratio is not None and ratio < limit)
-    return () if len(below) == len(ratios) else below
 
 
 MOSTLY = 0.8  # Share of the exposed transfer that scalars must take
@@ -132,18 +138,6 @@ def _mostly_scalars(collectives: CollectivesResult, most_bytes: float) -> bool:
         is_scalar = one.bytes is not None and one.bytes <= most_bytes
         exposed[is_scalar] += one.exposed_transfer_ns_per_step
     return exposed[True] > 0 and exposed[True] >= MOSTLY * sum(exposed.values())
-
-
-def _message(ratio: float, exposed_ns: int, cost_ns: int, waits_for: str) -> str:
-    what = "communication" if waits_for else "transfer"
-    caveat = f", part of which may be waiting for {waits_for}" if waits_for else ""
-    part = "all" if cost_ns >= exposed_ns else format_duration(cost_ns)
-    overlaps = f"Only {format_ratio(ratio)} of" if ratio > 0 else "No"
-    return (
-        f"{overlaps} {what} overlaps with computation: "
-        f"{format_duration(exposed_ns)} is exposed{caveat}. Computation without concurrent "
-        f"communication could hide {part} of it."
-    )
 
 
 @rule(

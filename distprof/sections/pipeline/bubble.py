@@ -133,7 +133,14 @@ def message_lag(observed: ObservedPipeline, orders: Orders, residual_ns: int = 0
         sent = sent.copy()
         first = np.flatnonzero(orders.overlaps[:-1])
         sent[first] = np.maximum(sent[first], sent[first + 1])
-    producer = _producers(orders)
+    # for each action, the action of the neighbouring stage that it needs; -1 if none
+    batch = orders.micro_batch.astype(np.int64)
+    width = int(batch.max(initial=0)) + 1
+    key = (orders.stage.astype(np.int64) + 1) * width + batch
+    producer = np.full(len(orders), -1, np.int64)
+    for kinds, shift in (((SlotKind.FORWARD,), -1), (_GRADIENTS, 1)):
+        rows = np.flatnonzero(np.isin(orders.kind, kinds))
+        producer[rows] = _rows_with_key(key, rows, key[rows] + shift * width)
     is_remote = (producer >= 0) & (orders.rank[np.maximum(producer, 0)] != orders.rank)
     produced = np.where(is_remote[:, None], sent[np.maximum(producer, 0)], _NEVER)
     before = np.full_like(start, _NEVER)
@@ -150,18 +157,6 @@ def message_lag(observed: ObservedPipeline, orders: Orders, residual_ns: int = 0
     lag = np.maximum(np.minimum(arrived, start) - ready, 0)
     waits: Int64Array = np.where(is_remote[:, None] & (lag > residual_ns), lag, 0)
     return waits
-
-
-def _producers(orders: Orders) -> Int64Array:
-    """For each action, the action of the neighbouring stage that it needs; -1 if none."""
-    batch = orders.micro_batch.astype(np.int64)
-    width = int(batch.max(initial=0)) + 1
-    key = (orders.stage.astype(np.int64) + 1) * width + batch
-    result = np.full(len(orders), -1, np.int64)
-    for kinds, shift in (((SlotKind.FORWARD,), -1), (_GRADIENTS, 1)):
-        rows = np.flatnonzero(np.isin(orders.kind, kinds))
-        result[rows] = _rows_with_key(key, rows, key[rows] + shift * width)
-    return result
 
 
 def _rows_with_key(key: Int64Array, rows: NDArray[np.intp], wanted: Int64Array) -> Int64Array:

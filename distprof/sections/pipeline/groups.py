@@ -42,7 +42,11 @@ def picture_of(observed: ObservedPipeline, *, comparable: bool) -> tuple[Picture
     column = int(np.argsort(length, kind="stable")[(len(length) - 1) // 2])
     start, end = observed.start_ns[:, column], observed.end_ns[:, column]
     orders = observed.orders
-    rows = np.flatnonzero(np.isin(orders.rank, _kept(observed)))
+    # positions of the ranks to draw
+    count = np.bincount(observed.orders.rank)
+    fits = max(1, int(MAX_ROWS // max(count.max(initial=1), 1)))
+    places = np.linspace(0, len(count) - 1, min(fits, len(count)))
+    rows = np.flatnonzero(np.isin(orders.rank, sorted({int(place) for place in np.rint(places)})))
     rows = rows[:MAX_ROWS]
     zero = np.full(len(observed.ranks), start.min())
     if not comparable:
@@ -74,14 +78,6 @@ def picture_of(observed: ObservedPipeline, *, comparable: bool) -> tuple[Picture
             strict=True,
         )
     )
-
-
-def _kept(observed: ObservedPipeline) -> list[int]:
-    """Positions of the ranks to draw."""
-    count = np.bincount(observed.orders.rank)
-    fits = max(1, int(MAX_ROWS // max(count.max(initial=1), 1)))
-    places = np.linspace(0, len(count) - 1, min(fits, len(count)))
-    return sorted({int(place) for place in np.rint(places)})
 
 
 # Pipelines ----------------------------------------------------------------------------------------
@@ -159,6 +155,26 @@ def _observed(given: PipelineSlots) -> _Pipeline | None:
         and min(per_rank) == virtual
     )
     schedule, order = _recognised(observed, num_ranks, virtual, whole=whole)
+    notes = list(given.notes)
+    if not whole:
+        missing = sorted({*range(num_ranks * virtual)} - {*observed.stages})
+        notes.append(
+            f"{len(observed.stages)} of the pipeline's {num_ranks * virtual} stages were recorded "
+            f"(missing: {fold_ranks(missing)}): idle time covers only the recorded ranks, and its "
+            "causes cannot be separated."
+            if missing
+            else "Ranks hold unequal numbers of stages: idle time cannot be split into causes."
+        )
+    if observed.num_left_out:
+        notes.append(
+            f"{observed.num_left_out} more steps had another order or were incomplete, "
+            "and were left out."
+        )
+    if not given.comparable:
+        notes.append(
+            "Clocks of the ranks cannot be compared: the span is the longest span of a single "
+            "rank, and waiting for messages cannot be separated from CPU time."
+        )
     return _Pipeline(
         given=replace(given, members=_members(given, observed, num_ranks)),
         observed=observed,
@@ -166,7 +182,7 @@ def _observed(given: PipelineSlots) -> _Pipeline | None:
         schedule=schedule,
         virtual_stages=virtual,
         is_whole=whole,
-        notes=_notes(given, observed, num_ranks, virtual, whole=whole),
+        notes=notes,
     )
 
 
@@ -189,37 +205,6 @@ def _in_order(given: PipelineSlots) -> dict[int, StageSlots]:
         if (part := given.slots.get(rank)) is not None and len(part)
     }
     return dict(sorted(staged.items(), key=lambda item: int(item[1].stage.min())))
-
-
-def _notes(
-    given: PipelineSlots,
-    observed: ObservedPipeline,
-    num_ranks: int,
-    virtual: int,
-    *,
-    whole: bool,
-) -> list[str]:
-    notes = list(given.notes)
-    if not whole:
-        missing = sorted({*range(num_ranks * virtual)} - {*observed.stages})
-        notes.append(
-            f"{len(observed.stages)} of the pipeline's {num_ranks * virtual} stages were recorded "
-            f"(missing: {fold_ranks(missing)}): idle time covers only the recorded ranks, and its "
-            "causes cannot be separated."
-            if missing
-            else "Ranks hold unequal numbers of stages: idle time cannot be split into causes."
-        )
-    if observed.num_left_out:
-        notes.append(
-            f"{observed.num_left_out} more steps had another order or were incomplete, "
-            "and were left out."
-        )
-    if not given.comparable:
-        notes.append(
-            "Clocks of the ranks cannot be compared: the span is the longest span of a single "
-            "rank, and waiting for messages cannot be separated from CPU time."
-        )
-    return notes
 
 
 def _recognised(

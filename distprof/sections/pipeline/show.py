@@ -94,7 +94,28 @@ def pipeline_table(report: Report, *, show_all: bool) -> TableView | None:
     """Work of each stage."""
     result = report.pipeline
     if not result.positions:
-        return _stage_table(result, show_all=show_all)
+        stages = [stage for group in result.groups[:1] for stage in group.stages_detail]
+        if not stages:
+            return None
+        limiting = result.groups[0].limiting_stage
+        shown = stages if show_all else stages[:MAX_STAGES]
+        left_out = len(stages) - len(shown)
+        return rows_table(
+            "Pipeline",
+            (
+                Column("stage", "stage"),
+                Column("rank", "rank"),
+                Column("work", "work_ns_per_step"),
+                Column("forward", "forward_ns"),
+                Column("backward", "backward_ns"),
+                Column("idle", "bubble_fraction"),
+                Column("in flight", "in_flight", form="id"),
+                Column("", lambda stage: "limits" if stage.stage == limiting else "", left=True),
+            ),
+            shown,
+            caption="mean per step; work excludes waiting for other stages",
+            notes=(f"and {counted(left_out, 'more stage')}",) if left_out else (),
+        )
     in_flight = {
         stage.stage: stage.in_flight for group in result.groups[:1] for stage in group.stages_detail
     }
@@ -129,32 +150,6 @@ def _waits(result: PipelineResult, ranks: tuple[int, ...]) -> float:
     return sum(waits) / max(len(waits), 1)
 
 
-def _stage_table(result: PipelineResult, *, show_all: bool) -> TableView | None:
-    """Work of each stage from a log or from messages, if there are no marks."""
-    stages = [stage for group in result.groups[:1] for stage in group.stages_detail]
-    if not stages:
-        return None
-    limiting = result.groups[0].limiting_stage
-    shown = stages if show_all else stages[:MAX_STAGES]
-    left_out = len(stages) - len(shown)
-    return rows_table(
-        "Pipeline",
-        (
-            Column("stage", "stage"),
-            Column("rank", "rank"),
-            Column("work", "work_ns_per_step"),
-            Column("forward", "forward_ns"),
-            Column("backward", "backward_ns"),
-            Column("idle", "bubble_fraction"),
-            Column("in flight", "in_flight", form="id"),
-            Column("", lambda stage: "limits" if stage.stage == limiting else "", left=True),
-        ),
-        shown,
-        caption="mean per step; work excludes waiting for other stages",
-        notes=(f"and {counted(left_out, 'more stage')}",) if left_out else (),
-    )
-
-
 def predictions_table(report: Report, *, show_all: bool) -> TableView | None:
     """The best predicted configurations of the first pipeline that has predictions."""
     groups = [group for group in report.pipeline.groups if group.predictions]
@@ -162,21 +157,6 @@ def predictions_table(report: Report, *, show_all: bool) -> TableView | None:
         return None
     group = groups[0]
     useful = [row for row in group.predictions if row.saved_ns > 0 or show_all]
-    return rows_table(
-        "Pipeline predictions",
-        (
-            Column("change", "what", left=True, stretch=True),
-            Column("step", "step_ns"),
-            Column("saves", lambda row: row.saved_ns if row.saved_ns >= 0 else "none", form="ns"),
-            Column("bubble", "bubble_fraction"),
-        ),
-        useful if show_all else useful[:MAX_PREDICTIONS],
-        caption=f"predicted step time; now {format_duration(group.step_ns or group.span_ns)}",
-        notes=_prediction_notes(group),
-    )
-
-
-def _prediction_notes(group: PipelineGroup) -> tuple[str, ...]:
     notes = [
         "for the same batch: more micro-batches are proportionally smaller and shorter; stages "
         "added per rank are equal"
@@ -188,7 +168,18 @@ def _prediction_notes(group: PipelineGroup) -> tuple[str, ...]:
             f"all are corrected: the prediction for the present schedule is {error} {way} the "
             "measurement"
         )
-    return tuple(notes)
+    return rows_table(
+        "Pipeline predictions",
+        (
+            Column("change", "what", left=True, stretch=True),
+            Column("step", "step_ns"),
+            Column("saves", lambda row: row.saved_ns if row.saved_ns >= 0 else "none", form="ns"),
+            Column("bubble", "bubble_fraction"),
+        ),
+        useful if show_all else useful[:MAX_PREDICTIONS],
+        caption=f"predicted step time; now {format_duration(group.step_ns or group.span_ns)}",
+        notes=tuple(notes),
+    )
 
 
 # One step of a pipeline as text, one line per rank -----------------------------------
@@ -219,7 +210,9 @@ def pipeline_picture(report: Report, *, show_all: bool) -> TableView | None:
     group = groups[0]
     lines = _lines(group, show_all=show_all)
     span = max((row.end_ns for row in group.picture), default=0)
-    crowded = _is_crowded(group, span)
+    # whether a typical slot is narrower than one character in a line of 70
+    lengths = [row.end_ns - row.start_ns for row in group.picture]
+    crowded = span > 0 and float(np.median(lengths)) * 70 < 0.8 * span
     left_out = len(group.ranks) - len(lines)
     notes = [f"{name_ranks(group.ranks)}, {format_duration(span)}"]
     notes.append(_CROWDED_LEGEND if crowded else _LEGEND)
@@ -249,12 +242,6 @@ def _lines(group: PipelineGroup, *, show_all: bool) -> dict[int, list[PictureRow
         return rows
     places = np.rint(np.linspace(0, len(ranks) - 1, MAX_LINES)).astype(int).tolist()
     return {ranks[place]: rows[ranks[place]] for place in places}
-
-
-def _is_crowded(group: PipelineGroup, span_ns: int) -> bool:
-    """Whether a typical slot is narrower than one character in a line of 70."""
-    lengths = [row.end_ns - row.start_ns for row in group.picture]
-    return span_ns > 0 and float(np.median(lengths)) * 70 < 0.8 * span_ns
 
 
 def draw_line(rows: Sequence[PictureRow], span_ns: int, width: int, *, crowded: bool) -> str:

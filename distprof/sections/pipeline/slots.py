@@ -271,7 +271,19 @@ def _ranges_of(tables: RankTables, parser: Parser, on_device: bool) -> _Ranges |
         return None
     place = table["stream"] if on_device else table.coded("thread").codes
     ranges, rows = joined
-    return _merged(ranges, place[rows].astype(np.int64))
+    place = place[rows].astype(np.int64)
+    by_name = (ranges.stage, ranges.kind, ranges.micro_batch)
+    order = np.lexsort((ranges.start_ns, place, *by_name))
+    occurrence = number_in_run(*(part[order] for part in (*by_name, place)))
+    again = np.lexsort((occurrence, *(part[order] for part in by_name)))
+    rows = order[again]
+    ranges, occurrence = ranges.take(rows), occurrence[again]
+    keys = (ranges.stage, ranges.kind, ranges.micro_batch, occurrence)
+    first = np.flatnonzero(changes(*keys))
+    start = np.minimum.reduceat(ranges.start_ns, first)
+    end = np.maximum.reduceat(ranges.end_ns, first)
+    merged = replace(ranges.take(first), start_ns=start, end_ns=end)
+    return merged.take(np.lexsort((end, start)))
 
 
 def _named(
@@ -314,22 +326,6 @@ def _joined(
         start_ns=np.concatenate([part.start_ns for part in ranges]),
         end_ns=np.concatenate([part.end_ns for part in ranges]),
     ), np.concatenate([part[1] for part in parts])
-
-
-def _merged(ranges: _Ranges, place: Int64Array) -> _Ranges:
-    """Ranges by start, with those of one name on several streams merged."""
-    by_name = (ranges.stage, ranges.kind, ranges.micro_batch)
-    order = np.lexsort((ranges.start_ns, place, *by_name))
-    occurrence = number_in_run(*(part[order] for part in (*by_name, place)))
-    again = np.lexsort((occurrence, *(part[order] for part in by_name)))
-    rows = order[again]
-    ranges, occurrence = ranges.take(rows), occurrence[again]
-    keys = (ranges.stage, ranges.kind, ranges.micro_batch, occurrence)
-    first = np.flatnonzero(changes(*keys))
-    start = np.minimum.reduceat(ranges.start_ns, first)
-    end = np.maximum.reduceat(ranges.end_ns, first)
-    merged = replace(ranges.take(first), start_ns=start, end_ns=end)
-    return merged.take(np.lexsort((end, start)))
 
 
 # Slots --------------------------------------------------------------------------------------------

@@ -66,19 +66,7 @@ def _by_shape(
     run: Run, analyses: Mapping[int, RankAnalysis]
 ) -> dict[_Shape, list[tuple[int, ...]]]:
     """Pipelines of each shape, as tuples of ranks in stage order."""
-    traffic = _traffic(run, analyses)
-    by_shape: dict[_Shape, list[tuple[int, ...]]] = {}
-    for neighbours in _chains(traffic):
-        chain = as_pipeline(neighbours, run, analyses)
-        shape = chain and _shape(chain, traffic)
-        if chain and shape and set(chain) <= analyses.keys():
-            batches, virtual = shape
-            by_shape.setdefault((len(chain), batches, virtual), []).append(chain)
-    return by_shape
-
-
-def _traffic(run: Run, analyses: Mapping[int, RankAnalysis]) -> Traffic:
-    """Messages per step from rank to rank, as recorded by the sender, else by the receiver."""
+    # messages per step from rank to rank, as recorded by the sender, else by the receiver
     sent: dict[tuple[int, int], float] = {}
     received: dict[tuple[int, int], float] = {}
     tables = {rank.rank: rank.collectives for rank in run.ranks}
@@ -96,7 +84,15 @@ def _traffic(run: Run, analyses: Mapping[int, RankAnalysis]) -> Traffic:
             for peer, count in Counter(peers).items():
                 pair = (rank, peer) if kind is CollectiveKind.SEND else (peer, rank)
                 counts[pair] = count / steps
-    return received | sent
+    traffic = received | sent
+    by_shape: dict[_Shape, list[tuple[int, ...]]] = {}
+    for neighbours in _chains(traffic):
+        chain = as_pipeline(neighbours, run, analyses)
+        shape = chain and _shape(chain, traffic)
+        if chain and shape and set(chain) <= analyses.keys():
+            batches, virtual = shape
+            by_shape.setdefault((len(chain), batches, virtual), []).append(chain)
+    return by_shape
 
 
 def _chains(traffic: Traffic) -> list[tuple[int, ...]]:
@@ -243,7 +239,10 @@ def pipelines_of_log(log: OperationLog) -> tuple[PipelineSlots, ...]:
     if not len(table):
         return ()
     step_ns = int(np.mean(list(log.step_ns.values()))) if log.step_ns else None
-    offsets = _offsets(log.operations)
+    steps, inverse = np.unique(log.operations["step"], return_inverse=True)
+    length = np.zeros(len(steps), np.int64)
+    np.maximum.at(length, inverse, log.operations["end_ns"])
+    offsets = steps, np.cumsum(length) - length
     place = table["stage"]
     num_places = max(int(place.max()) + 1, log.mesh.get("pp", 0))
     stage = (np.maximum(table["chunk"], 0) * num_places + place).astype(np.int32)
@@ -251,7 +250,9 @@ def pipelines_of_log(log: OperationLog) -> tuple[PipelineSlots, ...]:
     pipelines = []
     for number in np.unique(replica).tolist():
         mine = replica == number
-        ranks = _by_place(table["rank"][mine], place[mine])
+        distinct, first = np.unique(table["rank"][mine], return_index=True)
+        order = np.lexsort((distinct, place[mine][first]))
+        ranks = tuple(distinct[order].tolist())
         slots = {
             rank: _slots(table, np.flatnonzero(mine & (table["rank"] == rank)), stage, offsets, log)
             for rank in ranks
@@ -270,21 +271,6 @@ def pipelines_of_log(log: OperationLog) -> tuple[PipelineSlots, ...]:
 def _compute_rows(table: Table) -> Table:
     known = table.coded("kind").isin(tuple(_KINDS))
     return table.take(known & (table["stage"] >= 0) & (table["micro_batch"] >= 0))
-
-
-def _by_place(rank: NDArray[np.int32], place: NDArray[np.int32]) -> tuple[int, ...]:
-    """Ranks in the order of their places in the pipeline."""
-    distinct, first = np.unique(rank, return_index=True)
-    order = np.lexsort((distinct, place[first]))
-    return tuple(distinct[order].tolist())
-
-
-def _offsets(table: Table) -> tuple[Int64Array, Int64Array]:
-    """Steps, and the start of each if they run one after another."""
-    steps, inverse = np.unique(table["step"], return_inverse=True)
-    length = np.zeros(len(steps), np.int64)
-    np.maximum.at(length, inverse, table["end_ns"])
-    return steps, np.cumsum(length) - length
 
 
 def _slots(

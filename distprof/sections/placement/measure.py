@@ -70,6 +70,7 @@ def analyze_placement(
     places = _Places.of(nodes, domains, world_size_of(run))
     placed = (_placed(members, places, domains, collectives) for members in groups.values())
     axes = [axis for axis in placed if axis is not None]
+    domain_of = domains.of_rank
     return PlacementResult(
         origin=origin,
         domain_origin=domains.origin,
@@ -78,24 +79,19 @@ def analyze_placement(
         scale_up_bandwidth=domains.bandwidth,
         order=places.order,
         is_whole=places.is_whole,
-        nodes=_placed_nodes(nodes, domains),
+        nodes=tuple(
+            PlacedNode(
+                node=name,
+                ranks=ranks,
+                domains=tuple(dict.fromkeys(domain_of[rank] for rank in ranks)),
+            )
+            for name, ranks in nodes.items()
+        ),
         axes=tuple(sorted(axes, key=lambda axis: (-(axis.sent_bytes_per_step or 0), axis.axis))),
         unplaced=tuple(sorted({name for name, _ in groups} - {axis.axis for axis in axes})),
         machines=machines,
         cards=cards,
         unavailable=(*domains.notes, *_split_machines(machines)),
-    )
-
-
-def _placed_nodes(nodes: Mapping[str, tuple[int, ...]], domains: Domains) -> tuple[PlacedNode, ...]:
-    domain_of = domains.of_rank
-    return tuple(
-        PlacedNode(
-            node=name,
-            ranks=ranks,
-            domains=tuple(dict.fromkeys(domain_of[rank] for rank in ranks)),
-        )
-        for name, ranks in nodes.items()
     )
 
 
@@ -164,7 +160,8 @@ def _placed(
     counts = [np.unique(places.node[members], return_counts=True)[1] for members in known]
     spans = [len(np.unique(places.domain[members])) for members in known]
     widest = max(spans)
-    stride = _stride(known)
+    steps = np.unique(np.concatenate([np.diff(members) for members in known]))
+    stride = int(steps[0]) if len(steps) == 1 else None
     traffic = _traffic(collectives, axis, size)
     most_nodes = max(len(count) for count in counts)
     return PlacedAxis(
@@ -188,11 +185,6 @@ def _placed(
         exposed_transfer_ns_per_step=traffic.exposed,
         exchange_ns_per_step=traffic.exchange,
     )
-
-
-def _stride(groups: Sequence[NDArray[np.int_]]) -> int | None:
-    steps = np.unique(np.concatenate([np.diff(members) for members in groups]))
-    return int(steps[0]) if len(steps) == 1 else None
 
 
 def _most_blocked(groups: Sequence[NDArray[np.int_]], places: _Places) -> int | None:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from distprof.config import TopologyConfig
-from distprof.hardware.sheet import Gpu, Sheet, recognise_gpu
+from distprof.hardware.sheet import Sheet, recognise_gpu
 from distprof.run.evidence import PATHS, Machine, Machines
 from distprof.run.logs import NcclLog
 from distprof.run.run import Run
@@ -27,21 +27,16 @@ def nodes_of(run: Run) -> tuple[dict[str, tuple[int, ...]], str]:
     found: Mapping[str, Iterable[int]] = run.topology.nodes
     origin: str = run.topology.node_origin
     if not found and (log := run.get(NcclLog)) is not None:
-        found, origin = _nodes_of_log(log), "NCCL's log"
+        nodes: dict[str, list[int]] = defaultdict(list)
+        for process, rank in _ranks_of_log(log).items():
+            nodes[log.processes[process].host].append(rank)
+        found, origin = nodes, "NCCL's log"
     usable = {
         name: tuple(sorted({rank for rank in ranks if 0 <= rank < _MAX_RANK}))
         for name, ranks in found.items()
     }
     ordered = {name: ranks for name, ranks in sorted(usable.items(), key=lambda n: n[1]) if ranks}
     return ordered, origin if ordered else ""
-
-
-def _nodes_of_log(log: NcclLog) -> dict[str, list[int]]:
-    """Map each host to the global ranks of its processes."""
-    nodes: dict[str, list[int]] = defaultdict(list)
-    for process, rank in _ranks_of_log(log).items():
-        nodes[log.processes[process].host].append(rank)
-    return nodes
 
 
 def _ranks_of_log(log: NcclLog) -> dict[int, int]:
@@ -75,15 +70,6 @@ class Group(msgspec.Struct, frozen=True):
     ranks: tuple[int, ...]
 
 
-def _groups(run: Run) -> list[Group]:
-    """Groups from the traces or, if they have none, communicators from NCCL's log."""
-    known = [group for group in run.topology.groups if group.ranks]
-    names = GroupNames(run.topology.groups)
-    groups = [Group(_label(group, names), len(group.ranks), group.ranks) for group in known]
-    log = run.get(NcclLog)
-    return groups if groups or log is None else _groups_of_log(log)
-
-
 def _groups_of_log(log: NcclLog) -> list[Group]:
     """Communicators whose members all have known ranks."""
     rank_of = _ranks_of_log(log)
@@ -112,7 +98,12 @@ def _label(group: ProcessGroup, names: GroupNames) -> str:
 def groups_by_axis(run: Run) -> dict[tuple[str, int], list[Group]]:
     """Groups of two or more ranks by axis and size, each set of members once."""
     found: dict[tuple[str, int], dict[tuple[int, ...], Group]] = defaultdict(dict)
-    for group in _groups(run):
+    # groups from the traces or, if they have none, communicators from NCCL's log
+    known = [group for group in run.topology.groups if group.ranks]
+    names = GroupNames(run.topology.groups)
+    groups = [Group(_label(group, names), len(group.ranks), group.ranks) for group in known]
+    log = run.get(NcclLog)
+    for group in groups if groups or log is None else _groups_of_log(log):
         if group.size > 1:
             found[group.axis, group.size][group.ranks] = group
     return {key: list(members.values()) for key, members in found.items()}
@@ -156,7 +147,16 @@ def find_domains(
         parts = _sized(nodes, topology.gpus_per_domain)
         return Domains(parts, "the configuration", bandwidth)
     if gpu is not None and gpu.gpus_per_domain is not None and gpu.domain_spans_hosts:
-        return _across_hosts(nodes, gpu, gpu.gpus_per_domain)
+        # fill domains with nodes in order of their ranks, because no trace names racks
+        parts = _sized(nodes, gpu.gpus_per_domain)
+        note = (
+            f"The nodes that share a domain of {gpu.gpus_per_domain} GPUs are assumed from the "
+            "order of ranks. Set [topology] domains in distprof.toml to specify them."
+        )
+        notes = (note,) if len(parts) > 1 else ()
+        return Domains(
+            parts, f"{gpu.title}: {gpu.gpus_per_domain} GPUs", gpu.scale_up_bandwidth, notes
+        )
     if gpu is not None and gpu.gpus_per_domain is not None:
         return Domains(nodes, f"{gpu.title}: a node is a domain", bandwidth)
     if gpu is None and _is_joined(machines_of(run)):
@@ -183,17 +183,6 @@ def _unknown(device: str) -> str:
         f"Scale-up domains {of} are unknown, so each node counts as one. Set [topology] "
         "gpus_per_domain in distprof.toml if the fast fabric spans nodes."
     )
-
-
-def _across_hosts(nodes: Nodes, gpu: Gpu, size: int) -> Domains:
-    """Fill domains with nodes in order of their ranks, because no trace names racks."""
-    parts = _sized(nodes, size)
-    note = (
-        f"The nodes that share a domain of {size} GPUs are assumed from the order of ranks. Set "
-        "[topology] domains in distprof.toml to specify them."
-    )
-    notes = (note,) if len(parts) > 1 else ()
-    return Domains(parts, f"{gpu.title}: {size} GPUs", gpu.scale_up_bandwidth, notes)
 
 
 def _named(nodes: Nodes, domains: Mapping[str, Sequence[str]]) -> Nodes:
@@ -260,6 +249,9 @@ def _of_machine(machine: Machine, host: str, log: NcclLog | None) -> Iterator[Ca
     near = [machine.nearest_cards(gpu) for gpu in range(len(machine.gpus))]
     for gpu, (path, cards) in enumerate(near):
         rank, mine = used.get(gpu, (None, ()))
+        known = [
+            path for path in (machine.path_to_card(gpu, card) for card in mine) if path in PATHS
+        ]
         yield CardPath(
             host=host,
             gpu=machine.gpus[gpu],
@@ -267,14 +259,9 @@ def _of_machine(machine: Machine, host: str, log: NcclLog | None) -> Iterator[Ca
             nearest=tuple(machine.cards[card] for card in cards),
             num_sharing=sum(bool(set(cards) & set(other)) for _, other in near) if cards else 0,
             used=tuple(machine.cards[card] for card in mine),
-            used_path=_longest(machine.path_to_card(gpu, card) for card in mine),
+            used_path=max(known, key=PATHS.index, default=""),
             rank=rank,
         )
-
-
-def _longest(paths: Iterator[str]) -> str:
-    known = [path for path in paths if path in PATHS]
-    return max(known, key=PATHS.index, default="")
 
 
 def _used_cards(

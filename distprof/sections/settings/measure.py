@@ -54,6 +54,13 @@ def combine_settings(
     The job provides their hosts, and ``unavailable`` reasons why ranks have no file.
     """
     notes = dict.fromkeys(note for file in files for note in file.notes)
+    # ranks of one node; without node numbers from a launcher, each host is a node
+    entries = {entry.rank: entry for entry in job.ranks} if job is not None else {}
+    by_host: dict[tuple[str, int | None], list[SettingsFile]] = {}
+    for file in files:
+        entry = entries.get(file.rank)
+        if entry is not None:
+            by_host.setdefault((entry.host, entry.node), []).append(file)
     return SettingsResult(
         unavailable=(*unavailable, *notes),
         loaders=_loaders(files),
@@ -62,7 +69,10 @@ def combine_settings(
         optimizers=_merge_ranks(
             OptimizerSetup, ((file.rank, one) for file in files for one in file.optimizers)
         ),
-        hosts=_hosts(files, job),
+        hosts=tuple(
+            _host(host, those, is_cpu=all(entries[file.rank].device == "cpu" for file in those))
+            for (host, _), those in by_host.items()
+        ),
         num_ranks=len(files),
         allow_tf32=_common([file.allow_tf32 for file in files]),
         cudnn_benchmark=_common([file.cudnn_benchmark for file in files]),
@@ -163,20 +173,6 @@ def _common(values: Sequence[bool | None]) -> bool | None:
 
 
 # Hosts --------------------------------------------------------------------------------------------
-
-
-def _hosts(files: Sequence[SettingsFile], job: RunFile | None) -> tuple[HostSetup, ...]:
-    """Ranks of one node; without node numbers from a launcher, each host is a node."""
-    entries = {entry.rank: entry for entry in job.ranks} if job is not None else {}
-    by_host: dict[tuple[str, int | None], list[SettingsFile]] = {}
-    for file in files:
-        entry = entries.get(file.rank)
-        if entry is not None:
-            by_host.setdefault((entry.host, entry.node), []).append(file)
-    return tuple(
-        _host(host, those, is_cpu=all(entries[file.rank].device == "cpu" for file in those))
-        for (host, _), those in by_host.items()
-    )
 
 
 def _host(host: str, files: Sequence[SettingsFile], *, is_cpu: bool) -> HostSetup:

@@ -22,7 +22,7 @@ from distprof.artefacts.fabric_file import FabricFile
 from distprof.run.run import Rank, Run
 from distprof.run.tables import distinct
 from distprof.run.topology import Topology
-from distprof.schema import ABSENT, Int64Array, Table
+from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import RankAnalyses, RankAnalysis
 from distprof.sections.sharding.result import (
     ShardedAxis,
@@ -129,7 +129,12 @@ class AxisRows:
     @cached_property
     def elements(self) -> Int64Array:
         """Number of elements of the full buffer."""
-        return _elements(self._table, self._rows)
+        dtype = self._table.coded("dtype")
+        plain = [name.lower().removeprefix("c10::").removeprefix("torch.") for name in dtype.values]
+        width = [_ELEMENT_BYTES.get(name, 0) for name in plain] or [0]
+        of_row = np.array(width, dtype=np.int64)[dtype.codes[self._rows]]
+        size: Int64Array = self._table["bytes"][self._rows]
+        return np.where((of_row > 0) & (size >= 0), size // np.maximum(of_row, 1), ABSENT)
 
     @property
     def duration_ns(self) -> Int64Array:
@@ -183,15 +188,6 @@ def traffic_of(analysis: RankAnalysis, rank: Rank) -> list[AxisRows]:
         for number in range(len(analysis.row_axis_names))
         if (axis == number).any()
     ]
-
-
-def _elements(table: Table, rows: NDArray[np.int32]) -> Int64Array:
-    dtype = table.coded("dtype")
-    plain = [name.lower().removeprefix("c10::").removeprefix("torch.") for name in dtype.values]
-    width = [_ELEMENT_BYTES.get(name, 0) for name in plain] or [0]
-    of_row = np.array(width, dtype=np.int64)[dtype.codes[rows]]
-    size: Int64Array = table["bytes"][rows]
-    return np.where((of_row > 0) & (size >= 0), size // np.maximum(of_row, 1), ABSENT)
 
 
 _LONG_RATIO = 0.6  # Length from which a run of gathers counts as forward, relative to the longest
@@ -326,7 +322,8 @@ def _axis(
     gathers, scatters = every.of(CollectiveKind.ALL_GATHER), every.of(CollectiveKind.REDUCE_SCATTER)
     size = ranks[0].group_size
     of_first = passes(ranks[0])
-    median = _median(every.column(lambda rows: rows.bytes)[gathers])
+    values = every.column(lambda rows: rows.bytes)[gathers]
+    median = None if len(values) == 0 or (values < 0).any() else int(np.median(values))
     return ShardedAxis(
         axis=ranks[0].axis,
         group_size=size,
@@ -366,10 +363,6 @@ def _ahead(every: _Sums, gathers: Flags) -> float | None:
         if len(size)
         else None
     )
-
-
-def _median(values: Int64Array) -> int | None:
-    return None if len(values) == 0 or (values < 0).any() else int(np.median(values))
 
 
 def shared_streams(

@@ -45,7 +45,10 @@ def find_late_gpus(
         recorded.
     """
     ranks = sorted(records)
-    steps = _shared_steps(records, step_ns)[-max(FEWEST_STEPS, _MOST_ROWS // max(len(ranks), 1)) :]
+    shared = set(step_ns)
+    for of_rank in records.values():
+        shared &= {one.step for one in of_rank}
+    steps = sorted(shared)[-max(FEWEST_STEPS, _MOST_ROWS // max(len(ranks), 1)) :]
     if len(ranks) < 2 or len(steps) < FEWEST_STEPS:
         return ()
     stages = {
@@ -64,15 +67,6 @@ def find_late_gpus(
     ]
     late = zip(*(lateness_of(each, mean_ns, groups) for each in waits), strict=True)
     return _rows(ranks, Lateness(*map(np.stack, late)), groups)
-
-
-def _shared_steps(
-    records: Mapping[int, Sequence[CollectivesRecord]], step_ns: Mapping[int, float]
-) -> list[int]:
-    shared = set(step_ns)
-    for of_rank in records.values():
-        shared &= {one.step for one in of_rank}
-    return sorted(shared)
 
 
 def _rows(ranks: Sequence[int], late: Lateness, groups: NDArray[np.int64]) -> tuple[LateOnGpu, ...]:

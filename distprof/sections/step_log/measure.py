@@ -57,7 +57,12 @@ def measure_step_log(records: RankRecords) -> StepLog | None:
         return None
     duration = log["end_ns"] - log["start_ns"]
     traced = log["is_traced"]
-    plain = _plain(traced)
+    # mask of the steps that show the training's speed: neither traced nor next to a traced step
+    plain = ~traced
+    plain[1:] &= ~traced[:-1]
+    plain[:-1] &= ~traced[1:]
+    if plain[1:].any():
+        plain[0] = False
     untraced = untraced_steps(log)
     usual = duration[plain & untraced]
     behind = log["gpu_behind"][untraced]
@@ -176,20 +181,6 @@ def _late_on_gpus(
         return ()
     step, duration = (column.tolist() for column in shared)
     return find_late_gpus(records, dict(zip(step, duration, strict=True)), job)
-
-
-def _plain(traced: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Mask of the steps that show the training's speed: neither traced nor next to a traced step.
-
-    The profiler starts and stops in neighbouring steps. The first step includes initialisation, so
-    it counts only if it is the only one.
-    """
-    plain = ~traced
-    plain[1:] &= ~traced[:-1]
-    plain[:-1] &= ~traced[1:]
-    if plain[1:].any():
-        plain[0] = False
-    return plain
 
 
 def _median(values: Int64Array) -> int | None:

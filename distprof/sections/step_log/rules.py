@@ -73,15 +73,22 @@ def periodic_stalls(step_log: StepLogResult, idle: IdleResult, limits: Limits) -
             usual_ns = step_log.median_ns
         if stall.cost_ns_per_step < limits["stalled_ratio"] * (usual_ns + stall.cost_ns_per_step):
             continue
-        if stall.may_wait_for_gpu and not _waits_in_each_step(idle):
-            yield _wait_or_stall(stall, usual_ns)
+        # whether the CPU cannot run ahead, by the calls that emptied the GPU's queue
+        if stall.may_wait_for_gpu and sum(call.count_per_step for call in idle.sync_calls) < 1.0:
+            yield Draft(
+                message=(
+                    f"{_what(stall, usual_ns)}. Either it stops training, or the CPU only waits "
+                    "in it for work that it queued on the GPU in the steps before."
+                ),
+                fix=(
+                    f"Trace such a step and those before it (--start-step {stall.first_step + 1} "
+                    f"--steps {stall.period}): is the GPU idle in it?"
+                ),
+                severity=Severity.INFO,
+                evidence=("step_log.stalls",),
+            )
         else:
             yield _draft(stall, usual_ns)
-
-
-def _waits_in_each_step(idle: IdleResult) -> bool:
-    """Whether the CPU cannot run ahead, by the calls that emptied the GPU's queue."""
-    return sum(call.count_per_step for call in idle.sync_calls) >= 1.0
 
 
 def _what(stall: PeriodicStall, median_ns: int) -> str:
@@ -89,21 +96,6 @@ def _what(stall: PeriodicStall, median_ns: int) -> str:
         f"Every {stall.period} steps, one takes {format_duration(stall.longer_ns)} longer than"
         f" the median of {format_duration(median_ns)}, on all ranks ({stall.num_stalls} of"
         f" {stall.num_due} due, the first is step {stall.first_step})"
-    )
-
-
-def _wait_or_stall(stall: PeriodicStall, median_ns: int) -> Draft:
-    return Draft(
-        message=(
-            f"{_what(stall, median_ns)}. Either it stops training, or the CPU only waits in it for"
-            " work that it queued on the GPU in the steps before."
-        ),
-        fix=(
-            f"Trace such a step and those before it (--start-step {stall.first_step + 1} --steps"
-            f" {stall.period}): is the GPU idle in it?"
-        ),
-        severity=Severity.INFO,
-        evidence=("step_log.stalls",),
     )
 
 
@@ -194,7 +186,10 @@ def late_rank_without_trace(
     if not step or len(stragglers.ranks) > 1:
         return
     yield from _on_gpus(step_log, step, limits)
-    is_busy = _queue_ns(pauses) > limits["busy_step_ratio"] * step
+    is_busy = (
+        median([rank.run_queue_ns_per_step or 0 for rank in pauses.ranks] or [0])
+        > limits["busy_step_ratio"] * step
+    )
     min_ratio = limits["excess_ratio_if_busy" if is_busy else "excess_ratio"]
     late = [
         one
@@ -207,8 +202,19 @@ def late_rank_without_trace(
     cost = _cost_ns(late, rest)
     if cost < limits["min_step_ratio"] * step:
         return
+    first = late[0]
+    who = capitalized(name_ranks(one.rank for one in late))
+    if len(late) == 1:
+        how = f"{who} is the straggler: it computes {format_duration(first.late_ns)}"
+    else:
+        how = f"{who} are stragglers: they compute up to {format_duration(first.late_ns)}"
     yield Draft(
-        message=_message(late, cost, step),
+        message=(
+            f"{how} ({format_ratio(first.late_ratio)}) longer than "
+            f"{'its' if len(late) == 1 else 'their'} peers in each step (median of "
+            f"{first.num_steps:,} steps without a profiler). At the pace of the others a step "
+            f"would take {format_duration(cost)} less ({format_ratio(cost / step)})."
+        ),
         fix=(
             f"Look for work that only {name_ranks(one.rank for one in late)} "
             f"{'does' if len(late) == 1 else 'do'}, such as logging or a larger share of the "
@@ -266,28 +272,8 @@ def _cost_ns(late: list[LateInLog], rest: list[LateInLog]) -> int:
     return max(0, max(one.late_ns for one in late) - max(one.late_ns for one in rest))
 
 
-def _queue_ns(pauses: PausesResult) -> float:
-    """Time per step for which a rank waits for a free CPU, median over ranks."""
-    return median([rank.run_queue_ns_per_step or 0 for rank in pauses.ranks] or [0])
-
-
 def _is_input(step_log: StepLogResult, late: LateInLog) -> bool:
     """Whether the phase ``input`` may account for at least half of the rank's excess."""
     spent = {row.rank: row.phases.get("input", 0) for row in step_log.ranks}
     others = [ns for rank, ns in spent.items() if rank != late.rank]
     return spent[late.rank] - median(others) >= _OF_INPUT * late.late_ns
-
-
-def _message(late: list[LateInLog], cost: int, step: int) -> str:
-    first = late[0]
-    who = capitalized(name_ranks(one.rank for one in late))
-    if len(late) == 1:
-        how = f"{who} is the straggler: it computes {format_duration(first.late_ns)}"
-    else:
-        how = f"{who} are stragglers: they compute up to {format_duration(first.late_ns)}"
-    return (
-        f"{how} ({format_ratio(first.late_ratio)}) longer than "
-        f"{'its' if len(late) == 1 else 'their'} peers in each step (median of "
-        f"{first.num_steps:,} steps without a profiler). At the pace of the others a step would "
-        f"take {format_duration(cost)} less ({format_ratio(cost / step)})."
-    )

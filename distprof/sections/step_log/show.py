@@ -44,8 +44,13 @@ def training_table(report: Report, *, show_all: bool) -> TableView | None:  # no
     log = report.step_log
     if not log.ranks:
         return None
+    first = min(rank.first_step for rank in log.ranks)
+    last = max(rank.last_step for rank in log.ranks)
+    text = f"{first}-{last}" if last > first else str(first)
+    if log.last_step is not None and log.last_step < last:
+        text += f", on every rank up to {log.last_step}"
     facts = (
-        ("steps", _steps_text(log)),
+        ("steps", text),
         ("step time", _time_text(log)),
         ("traced steps", _traced_text(log)),
         ("throughput", _throughput_text(log)),
@@ -80,15 +85,6 @@ def steps_table(report: Report, *, show_all: bool) -> TableView | None:
         show_all=show_all,
         caption="steps without a profiler",
     )
-
-
-def _steps_text(log: StepLogResult) -> str:
-    first = min(rank.first_step for rank in log.ranks)
-    last = max(rank.last_step for rank in log.ranks)
-    text = f"{first}-{last}" if last > first else str(first)
-    if log.last_step is not None and log.last_step < last:
-        text += f", on every rank up to {log.last_step}"
-    return text
 
 
 def _time_text(log: StepLogResult) -> str:

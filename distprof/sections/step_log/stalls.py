@@ -73,7 +73,15 @@ def find_periodic_stalls(
             and np.median(longer[stalled]) <= _MOST_QUEUED * duration.mean()
         )
         found.append(
-            _stall(period, step, longer, members, stalled, num_steps, may_wait=bool(may_wait))
+            PeriodicStall(
+                period=period,
+                first_step=int(step[stalled][0]),
+                num_stalls=int(stalled.sum()),
+                num_due=int(members.sum()),
+                longer_ns=round(float(np.median(longer[stalled]))),
+                cost_ns_per_step=round(float(longer[stalled].sum()) / num_steps),
+                may_wait_for_gpu=bool(may_wait),
+            )
         )
         unexplained &= ~stalled
     return tuple(sorted(found, key=lambda stall: -stall.cost_ns_per_step))
@@ -122,7 +130,9 @@ def _at_the_pace_of_gpus(step: Int64Array, duration: NDArray[np.float64]) -> _Ex
     if due is None:
         return None
     period = due[0]
-    ends = np.flatnonzero(step % period == _longest_residue(step % period, duration))
+    residues = step % period
+    medians = {int(one): float(np.median(duration[residues == one])) for one in np.unique(residues)}
+    ends = np.flatnonzero(step % period == max(medians, key=lambda residue: medians[residue]))
     ends = ends[ends > 1]
     after = ends[ends < len(step) - 1] + 1
     if not len(after):
@@ -150,12 +160,6 @@ def _at_the_pace_of_gpus(step: Int64Array, duration: NDArray[np.float64]) -> _Ex
     return _Excess(longer, is_long, max(int(counts[is_whole].sum()), 1), period, pace)
 
 
-def _longest_residue(residues: Int64Array, duration: NDArray[np.float64]) -> int:
-    """The residue whose steps are longest."""
-    medians = {int(one): float(np.median(duration[residues == one])) for one in np.unique(residues)}
-    return max(medians, key=lambda residue: medians[residue])
-
-
 def _best_period(step: Int64Array, is_long: NDArray[np.bool_]) -> tuple[int, int] | None:
     """The period that explains most long steps, and its residue; None if there is none.
 
@@ -165,8 +169,15 @@ def _best_period(step: Int64Array, is_long: NDArray[np.bool_]) -> tuple[int, int
     if len(long) < _FEWEST:
         return None
     best: tuple[int, int, int, int] | None = None
-    for period in _candidates(long):
-        residue, held = _fullest(long, period)
+    # distances between each long step and the next three, most frequent first
+    apart = [long[n:] - long[:-n] for n in range(1, min(4, len(long)))]
+    distance, count = np.unique(np.concatenate(apart), return_counts=True)
+    order = np.argsort(-count, kind="stable")[:_MOST_PERIODS_TRIED]
+    for period in [int(distance[i]) for i in order if distance[i] >= _SHORTEST_PERIOD]:
+        # the most frequent residue of long steps, and its count
+        residues, counts = np.unique(long % period, return_counts=True)
+        most = int(np.argmax(counts))
+        residue, held = int(residues[most]), int(counts[most])
         num_due = int(((step % period == residue) & (step >= long[0])).sum())
         if held < _FEWEST or held < _HELD_RATIO * num_due:
             continue
@@ -193,39 +204,3 @@ def _chance(num_steps: int, num_long: int, num_due: int, held: int) -> float:
         if num_long - n <= num_steps - num_due
     )
     return tail * (num_steps / _FEWEST) ** 2 / 2
-
-
-def _candidates(long: Int64Array) -> list[int]:
-    """Distances between each long step and the next three, most frequent first."""
-    apart = [long[n:] - long[:-n] for n in range(1, min(4, len(long)))]
-    distance, count = np.unique(np.concatenate(apart), return_counts=True)
-    order = np.argsort(-count, kind="stable")[:_MOST_PERIODS_TRIED]
-    return [int(distance[i]) for i in order if distance[i] >= _SHORTEST_PERIOD]
-
-
-def _fullest(long: Int64Array, period: int) -> tuple[int, int]:
-    """The most frequent residue of long steps, and its count."""
-    residues, counts = np.unique(long % period, return_counts=True)
-    most = int(np.argmax(counts))
-    return int(residues[most]), int(counts[most])
-
-
-def _stall(
-    period: int,
-    step: Int64Array,
-    longer: NDArray[np.float64],
-    members: NDArray[np.bool_],
-    stalled: NDArray[np.bool_],
-    num_steps: int,
-    *,
-    may_wait: bool,
-) -> PeriodicStall:
-    return PeriodicStall(
-        period=period,
-        first_step=int(step[stalled][0]),
-        num_stalls=int(stalled.sum()),
-        num_due=int(members.sum()),
-        longer_ns=round(float(np.median(longer[stalled]))),
-        cost_ns_per_step=round(float(longer[stalled].sum()) / num_steps),
-        may_wait_for_gpu=may_wait,
-    )

@@ -268,10 +268,24 @@ def with_devices(result: TelemetryResult, run: Run) -> TelemetryResult:
     is_missing = not has_samples and any(_has_sensors(rank.device.name) for rank in run.ranks)
     if log is None:
         return replace(result, is_missing=is_missing)
+    others = [one for one in log.series if one.rank is None and len(one.table)]
+    # identical errors of a GPU in one row, in order of first occurrence
+    groups: dict[tuple[object, ...], list[DeviceEvent]] = {}
+    for event in log.events:
+        source: object = event.bus_id or event.uuid or event.index
+        if event.kind in _OF_PROCESSES:
+            source = (event.process, event.rank)
+        groups.setdefault((event.kind, event.number, event.host, source), []).append(event)
     return replace(
         result,
-        devices=_devices(log),
-        errors=_errors(log.events)[:MAX_ERRORS],
+        devices=tuple(
+            DeviceTelemetry(
+                **shared_fields(DeviceTelemetry, one),
+                sensors=measure_device(-1, one.table, origin=one.file),
+            )
+            for one in others[:MAX_DEVICES]
+        ),
+        errors=tuple(_error(group) for group in groups.values())[:MAX_ERRORS],
         kernel_logs=log.kernel_logs[:MAX_ERRORS],
         nvlinks=tuple(_nvlink(links) for links in log.links[:MAX_DEVICES]),
         conditions=tuple(_condition(state) for state in log.states[:MAX_DEVICES]),
@@ -285,28 +299,6 @@ def with_devices(result: TelemetryResult, run: Run) -> TelemetryResult:
 def _has_sensors(name: str) -> bool:
     """Whether distprof's own probe can read the sensors of such a device."""
     return name not in ("", "cpu") and not name.startswith(("AMD", "Instinct"))
-
-
-def _devices(log: DeviceLog) -> tuple[DeviceTelemetry, ...]:
-    others = [one for one in log.series if one.rank is None and len(one.table)]
-    return tuple(
-        DeviceTelemetry(
-            **shared_fields(DeviceTelemetry, one),
-            sensors=measure_device(-1, one.table, origin=one.file),
-        )
-        for one in others[:MAX_DEVICES]
-    )
-
-
-def _errors(events: Sequence[DeviceEvent]) -> tuple[DeviceError, ...]:
-    """Identical errors of a GPU in one row, in order of first occurrence."""
-    groups: dict[tuple[object, ...], list[DeviceEvent]] = {}
-    for event in events:
-        source: object = event.bus_id or event.uuid or event.index
-        if event.kind in _OF_PROCESSES:
-            source = (event.process, event.rank)
-        groups.setdefault((event.kind, event.number, event.host, source), []).append(event)
-    return tuple(_error(group) for group in groups.values())
 
 
 def _error(events: Sequence[DeviceEvent]) -> DeviceError:
@@ -331,6 +323,7 @@ def _error(events: Sequence[DeviceEvent]) -> DeviceError:
 
 def _nvlink(links: DeviceLinks) -> DeviceNvlink:
     speeds = [speed for speed in links.gb_per_s if speed is not None]
+    kind = next((kind for pattern, kind in _SXM if pattern.search(links.name)), None)
     return DeviceNvlink(
         device=name_of_device(links.host, links.index, "", links.uuid),
         name=links.name,
@@ -338,7 +331,7 @@ def _nvlink(links: DeviceLinks) -> DeviceNvlink:
         num_links=len(links.gb_per_s),
         num_active=len(speeds),
         bytes_per_s=sum(speeds) * _GB,
-        expected_bytes_per_s=_by_sheet(links.name),
+        expected_bytes_per_s=None if kind is None else load_sheet().gpu(kind).scale_up_bandwidth,
         inactive=tuple(i for i, speed in enumerate(links.gb_per_s) if speed is None),
     )
 
@@ -348,11 +341,6 @@ def _condition(state: DeviceState) -> DeviceCondition:
         device=name_of_device(state.host, state.index, state.bus_id, state.uuid),
         **shared_fields(DeviceCondition, state),
     )
-
-
-def _by_sheet(name: str) -> float | None:
-    kind = next((kind for pattern, kind in _SXM if pattern.search(name)), None)
-    return None if kind is None else load_sheet().gpu(kind).scale_up_bandwidth
 
 
 # Energy of a step: total, per token, and while ranks wait -----------------------------------------

@@ -51,12 +51,13 @@ def step_sensors_table(report: Report, *, show_all: bool) -> TableView | None:
     if any(each.is_bracketed for each in sensors):
         notes.append("no sample is inside the steps: those right before and after are used")
     inside = (Column("samples", "num_samples"), *_SENSORS)
+    files = {(row.origin or "").partition(", ")[0] for row in ranks} - {""}
     return ranks_table(
         "Sensors in the analysed steps",
         (replace(column, shows=f"in_steps.{column.shows}") for column in inside),
         ranks,
         show_all=show_all,
-        caption=_origins(ranks),
+        caption=f"from {', '.join(sorted(files)[:3])}" if files else "from distprof's probe",
         notes=notes,
     )
 
@@ -229,11 +230,6 @@ def _repair(one: DeviceCondition) -> str:
     return "unknown" if one.is_repair_pending is None else "none"
 
 
-def _origins(rows: Sequence[RankTelemetry]) -> str:
-    files = {(row.origin or "").partition(", ")[0] for row in rows} - {""}
-    return f"from {', '.join(sorted(files)[:3])}" if files else "from distprof's probe"
-
-
 def _joules(energy: float) -> str:
     for unit, size in (("MJ", 1e6), ("kJ", 1e3), ("J", 1.0)):
         if energy >= size:
@@ -249,7 +245,7 @@ def devices_verdict(report: Report) -> VerdictText:
     result = report.telemetry
     if result.ranks or not _contents(result):
         return None
-    return _line(result), tuple(
+    return f"{', '.join(_contents(result))}; no step was timed.", tuple(
         sentence for sentence in (_heat(result), _slowed(result)) if sentence
     )
 
@@ -259,10 +255,6 @@ def devices_headline(report: Report) -> str:
     if is_recorded(report) or devices_verdict(report) is None:
         return ""
     return f"logs of machines: {', '.join(_contents(report.telemetry))} · no steps"
-
-
-def _line(result: TelemetryResult) -> str:
-    return f"{', '.join(_contents(result))}; no step was timed."
 
 
 def _contents(result: TelemetryResult) -> list[str]:

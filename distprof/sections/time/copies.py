@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from distprof.intervals import Intervals, covered, intersect, outermost, total, union
 from distprof.run.tables import intervals_of, join_launches
-from distprof.schema import ABSENT, Int64Array, Table
+from distprof.schema import ABSENT, Table
 from distprof.sections.context import RankCopies
 from distprof.sections.time.result import ExposedCopies
 from distprof.terms import ActivityKind
@@ -41,7 +41,7 @@ def direction_of(name: str) -> tuple[str, str]:
     hip = _HIP.search(name)
     if hip:
         return f"{hip[1][0].upper()}to{hip[2][0].upper()}", ""
-    return ("memset" if "memset" in name.lower() else "other"), ""
+    return "memset" if "memset" in name.lower() else "other", ""
 
 
 def measure_copies(
@@ -70,6 +70,10 @@ def measure_copies(
         rows = names.where([kind == (direction, memory) for kind in kinds]) & inside
         sizes = copies["bytes"][rows]
         spans = union(Intervals(start[rows], end[rows]))
+        spent: Counter[str] = Counter()
+        for name, ns in zip(operators[rows].tolist(), (end - start)[rows].tolist(), strict=True):
+            if name:
+                spent[name] += ns
         found.append(
             RankCopies(
                 direction=direction,
@@ -78,7 +82,7 @@ def measure_copies(
                 num_bytes=int(ABSENT) if (sizes == ABSENT).any() else int(sizes.sum()),
                 duration_ns=int((end - start)[rows].sum()),
                 exposed_ns=int(covered(spans, alone).sum()),
-                operators=_busiest(operators[rows], (end - start)[rows]),
+                operators=dict(spent.most_common(MAX_OPERATORS)),
             )
         )
     return tuple(one for one in found if one.count)
@@ -103,15 +107,6 @@ def _operators(copies: Table, host: Table) -> NDArray[np.object_]:
         within = rows[at[inside]]
         found[mine[inside]] = [names.values[code] for code in names.codes[within].tolist()]
     return found
-
-
-def _busiest(operators: NDArray[np.object_], durations: Int64Array) -> dict[str, int]:
-    """Operators and the time of their copies, longest first."""
-    spent: Counter[str] = Counter()
-    for name, ns in zip(operators.tolist(), durations.tolist(), strict=True):
-        if name:
-            spent[name] += ns
-    return dict(spent.most_common(MAX_OPERATORS))
 
 
 def _busiest_overall(ones: Iterable[RankCopies]) -> tuple[str, ...]:

@@ -65,7 +65,8 @@ def dominant_part(report: Report) -> Part | None:
     parts = parts_of(report)
     if not parts:
         return None
-    worst = _worst_loss(report, parts)
+    losses = [part for part in parts if part.key != "computation"]
+    worst = max(losses, key=lambda part: _weight(report, part))
     is_small = _weight(report, worst) < MIN_LOSS_RATIO * sum(part.ns for part in parts)
     return parts[0] if is_small else worst
 
@@ -83,11 +84,6 @@ def dominant_line(report: Report, dominant: Part) -> str:
         f"{subject} {format_ratio(dominant.ratio)} of {each_window(report)} "
         f"({amount_text(report, dominant.ns)}): {action}."
     )
-
-
-def _worst_loss(report: Report, parts: tuple[Part, ...]) -> Part:
-    losses = [part for part in parts if part.key != "computation"]
-    return max(losses, key=lambda part: _weight(report, part))
 
 
 def _weight(report: Report, part: Part) -> float:
@@ -158,9 +154,13 @@ def waterfall_table(report: Report, *, show_all: bool) -> TableView | None:
         for part, text in zip(shown, texts, strict=True)
     ]
     rows.append(("sum", total, format_ratio(1.0), ""))
+    ranks, steps = report.waterfall.num_ranks, report.waterfall.num_steps
+    of_ranks = f"{ranks} ranks" if ranks > 1 else ""
+    of_steps = f"{steps} steps" if steps > 1 and not is_whole_capture(report) else ""
+    over = " and ".join(text for text in (of_ranks, of_steps) if text)
     return TableView(
         title="Where the capture goes" if is_whole_capture(report) else "Where a step goes",
-        caption=_mean_of(report),
+        caption=f"mean of {over}" if over else "",
         columns=(Column("part", left=True), Column("time"), Column("share"), Column("", left=True)),
         rows=tuple(rows),
         strong=frozenset({len(rows) - 1}),
@@ -228,14 +228,6 @@ def _breakdown_cells(values: Sequence[float | None]) -> tuple[Cell, ...]:
         cells.append(format_duration(part))
         cells.append(format_ratio(part / span) if part is not None and span else "–")
     return tuple(cells)
-
-
-def _mean_of(report: Report) -> str:
-    ranks, steps = report.waterfall.num_ranks, report.waterfall.num_steps
-    of_ranks = f"{ranks} ranks" if ranks > 1 else ""
-    of_steps = f"{steps} steps" if steps > 1 and not is_whole_capture(report) else ""
-    over = " and ".join(text for text in (of_ranks, of_steps) if text)
-    return f"mean of {over}" if over else ""
 
 
 def long_steps(report: Report) -> str:

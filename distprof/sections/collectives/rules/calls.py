@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.capture.result import CaptureResult
-from distprof.sections.collectives.result import CollectiveClass, CollectivesResult, CollectiveTrain
+from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
 from distprof.sections.shares import (
     WIDER_TRANSFER,
     MeanStep,
@@ -259,6 +259,8 @@ def _without_sizes(
         if step.ratio(cost) < limits["min_step_ratio"]:
             continue
         found = True
+        # code of launch-bound-host, if gaps of the train are at least half of its idle time
+        idle = step.mean(step.total.idle_host_ns)
         yield Draft(
             message=(
                 f"{train.num_per_step:.0f} {train.kind}s per {step.word} and rank run one after "
@@ -276,16 +278,13 @@ def _without_sizes(
             confidence=Confidence.INFERRED,
             ranks=train.ranks,
             evidence=("collectives.trains",),
-            explains=(*WIDER_TRANSFER, *_explained_gaps(train, step)),
+            explains=(
+                *WIDER_TRANSFER,
+                *(("HST101",) if 2 * train.gap_ns_per_step >= idle > 0 else ()),
+            ),
         )
     if not found and mergeable and all(c.bytes is None for c in mergeable):
         raise InsufficientEvidenceError("the trace has no message sizes")
-
-
-def _explained_gaps(train: CollectiveTrain, step: MeanStep) -> tuple[str, ...]:
-    """Code of launch-bound-host, if gaps of the train are at least half of its idle time."""
-    idle = step.mean(step.total.idle_host_ns)
-    return ("HST101",) if 2 * train.gap_ns_per_step >= idle > 0 else ()
 
 
 def _per_rank(record: CollectiveClass, collectives: CollectivesResult) -> float:

@@ -181,14 +181,24 @@ def large_last_bucket(
     documentation of `DistributedDataParallel` (`bucket_cap_mb`).
     """
     for group in gradient_groups(gradients):
-        if group.is_held_up or not _is_large(
-            group, limits["last_bucket_ratio"], limits["min_bytes"]
+        if group.is_held_up or not (
+            group.num_buckets > 1
+            and group.last_bucket_ratio > limits["last_bucket_ratio"]
+            and group.last_bucket_ratio * group.bytes >= limits["min_bytes"]
+            and group.last_bucket_ns_per_step >= MOST * max(group.exposed_once_ns, 1)
+            and not (group.backward_ns is not None and _is_late(group))
         ):
             continue
         step = times.mean_step()
         exposed = group.last_bucket_ns_per_step
         if _latency_ratio(group) > MOST_LATENCY:
-            cost = round(group.exposed_once_ns * _saved_by_one_bucket(group))
+            # share of the reduction's time spent on the latency of all buckets but one
+            time = _time(group)
+            whole = group.num_buckets * time.latency_ns + time.ns_per_byte * group.bytes
+            cost = round(
+                group.exposed_once_ns
+                * ((group.num_buckets - 1) * time.latency_ns / max(whole, 1.0))
+            )
         else:
             cost = round(exposed * _saved_by_splitting(group, limits["last_bucket_ratio"]))
         if step.ratio(cost) < limits["min_step_ratio"]:
@@ -232,13 +242,6 @@ def _saved_by_splitting(group: GradientGroup, max_ratio: float) -> float:
     return 1 - time.of(max_ratio * group.bytes) / max(time.of(_last_bytes(group)), 1.0)
 
 
-def _saved_by_one_bucket(group: GradientGroup) -> float:
-    """Share of the reduction's time spent on the latency of all buckets but one."""
-    time = _time(group)
-    whole = group.num_buckets * time.latency_ns + time.ns_per_byte * group.bytes
-    return (group.num_buckets - 1) * time.latency_ns / max(whole, 1.0)
-
-
 def _latency(group: GradientGroup) -> str:
     ratio = _latency_ratio(group)
     if ratio <= MOST_LATENCY:
@@ -256,17 +259,6 @@ def _large_last_bucket_fix(group: GradientGroup) -> str:
     return (
         "Make the buckets smaller (bucket_cap_mb, not below 1), so that the last one is small. If "
         "the first layer is huge, keep it out of the buckets."
-    )
-
-
-def _is_large(group: GradientGroup, max_ratio: float, min_bytes: float) -> bool:
-    """Whether the last bucket is large and causes most exposed time; False for a single bucket."""
-    return (
-        group.num_buckets > 1
-        and group.last_bucket_ratio > max_ratio
-        and group.last_bucket_ratio * group.bytes >= min_bytes
-        and group.last_bucket_ns_per_step >= MOST * max(group.exposed_once_ns, 1)
-        and not (group.backward_ns is not None and _is_late(group))
     )
 
 
@@ -314,7 +306,14 @@ def small_batch_for_data_parallelism(
     with large DP).
     """
     for group in gradient_groups(gradients):
-        transfer, backward = _times(group)
+        if group.backward_ns is None:
+            raise InsufficientEvidenceError(_NO_BACKWARD)
+        if group.transfer_ns is None:
+            raise InsufficientEvidenceError(
+                "transfer and waiting could not be separated: gradients were not matched across "
+                "ranks"
+            )
+        transfer, backward = group.transfer_ns, group.backward_ns
         if transfer <= limits["transfer_ratio"] * backward:
             continue
         step = times.mean_step()
@@ -352,14 +351,3 @@ def _tokens(group: GradientGroup, step_log: StepLogResult, factor: float) -> str
         return ""
     now = statistics.median(tokens)
     return f" ({now * factor:,.0f} tokens instead of {now:,.0f})"
-
-
-def _times(group: GradientGroup) -> tuple[int, int]:
-    """Transfer of one reduction and computation of one backward, ns."""
-    if group.backward_ns is None:
-        raise InsufficientEvidenceError(_NO_BACKWARD)
-    if group.transfer_ns is None:
-        raise InsufficientEvidenceError(
-            "transfer and waiting could not be separated: gradients were not matched across ranks"
-        )
-    return group.transfer_ns, group.backward_ns

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.gradients.result import GradientsResult
 from distprof.sections.gradients.rules.buckets import gradient_groups
-from distprof.sections.settings.result import DdpSetup, SettingsResult
+from distprof.sections.settings.result import SettingsResult
 from distprof.sections.shares import WIDER_TRANSFER, StepTimes
 from distprof.sections.time.result import StepTimeResult
 from distprof.terms import Confidence, Severity
@@ -75,9 +75,7 @@ def accumulation_without_no_sync(
                 f"({group.micro_batches:.3g} micro-batches): {group.exposed_label} of unnecessary "
                 f"reductions takes {step.share(cost)}."
             ),
-            fix=(
-                "Run forward and backward of all micro-batches but the last under model.no_sync()."
-            ),
+            fix="Run forward and backward of all micro-batches but the last under model.no_sync().",
             cost_ns_per_step=cost,
             confidence=group.confidence,
             ranks=group.ranks,
@@ -259,7 +257,9 @@ def needless_unused_parameter_search(
     `DistributedDataParallel`; `unused_parameter_size` in `torch/csrc/distributed/c10d/logger.cpp`.
     """
     searching = [one for one in settings.ddp if one.find_unused_parameters and not one.static_graph]
-    if not searching or any(_may_be_needed(one, limits["min_looks"]) for one in searching):
+    if not searching or any(
+        (one.max_unused_bytes != 0 or one.num_looks < limits["min_looks"]) for one in searching
+    ):
         return
     cost = gradients.search_exposed_ns_per_step or None
     step_ns = step_time.median_ns or 0
@@ -281,7 +281,3 @@ def needless_unused_parameter_search(
         severity=Severity.WARNING if is_costly else None,
         explains=("COM115",),
     )
-
-
-def _may_be_needed(one: DdpSetup, min_looks: float) -> bool:
-    return one.max_unused_bytes != 0 or one.num_looks < min_looks

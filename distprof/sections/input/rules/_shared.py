@@ -49,10 +49,6 @@ def waiting_for_input(
             if rank.input_ns >= least_ratio * spans.get(rank.rank, rank.idle_ns)
         )
         return Waiting(ns=mean_ns, ratio=step.ratio(mean_ns), share=step.share(mean_ns), ranks=late)
-    return _logged(pauses, step_log, least_ratio)
-
-
-def _logged(pauses: PausesResult, step_log: StepLogResult, least_ratio: float) -> Waiting:
     step_ns = step_log.step_ns
     if not pauses.ranks or not step_ns:
         raise InsufficientEvidenceError(
@@ -60,11 +56,11 @@ def _logged(pauses: PausesResult, step_log: StepLogResult, least_ratio: float) -
         )
     waits = {rank.rank: rank.input_ns_per_step for rank in pauses.ranks}
     mean_ns = round(statistics.mean(waits.values()))
-    times = f"{format_duration(mean_ns)} of {format_duration(step_ns)}"
+    parts = f"{format_duration(mean_ns)} of {format_duration(step_ns)}"
     return Waiting(
         ns=mean_ns,
         ratio=mean_ns / step_ns,
-        share=f"{format_ratio(mean_ns / step_ns)} of each step ({times})",
+        share=f"{format_ratio(mean_ns / step_ns)} of each step ({parts})",
         ranks=tuple(rank for rank, wait in waits.items() if wait >= least_ratio * step_ns),
     )
 

@@ -300,7 +300,11 @@ def input_not_ready(readiness: InputReadinessResult, limits: Limits) -> Iterator
     """
     if readiness.job_ratio is None or readiness.job_ratio >= limits["job_ratio"]:
         return
-    shares = _shares(readiness)
+    samples: dict[int, int] = {}
+    for period in readiness.periods:
+        samples[period.rank] = samples.get(period.rank, 0) + period.num_samples
+    ordered = sorted(samples, key=lambda rank: (-samples[rank], rank))
+    shares = {rank: samples[rank] / max(readiness.num_samples, 1) for rank in ordered}
     order = list(shares)
     yield Draft(
         message=(
@@ -311,15 +315,6 @@ def input_not_ready(readiness: InputReadinessResult, limits: Limits) -> Iterator
         ranks=tuple(sorted(set(order))),
         evidence=("input_readiness.ranks", "input_readiness.periods"),
     )
-
-
-def _shares(readiness: InputReadinessResult) -> dict[int, float]:
-    """Share of time for which each rank is the least ready one, largest first."""
-    samples: dict[int, int] = {}
-    for period in readiness.periods:
-        samples[period.rank] = samples.get(period.rank, 0) + period.num_samples
-    ordered = sorted(samples, key=lambda rank: (-samples[rank], rank))
-    return {rank: samples[rank] / max(readiness.num_samples, 1) for rank in ordered}
 
 
 def _named(shares: dict[int, float]) -> str:

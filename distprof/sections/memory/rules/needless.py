@@ -8,7 +8,7 @@ from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits,
 from distprof.sections.efficiency.result import CPU, NO_MODEL, DeviceMemory, EfficiencyResult
 from distprof.sections.job.result import NO_RUN_DIRECTORY
 from distprof.sections.memory.result import MemoryResult
-from distprof.sections.sharding.result import ShardedAxis, ShardingResult
+from distprof.sections.sharding.result import ShardingResult
 from distprof.sections.shares import StepTimes
 from distprof.terms import Confidence, Severity
 from distprof.units import format_bytes, format_ratio
@@ -176,15 +176,12 @@ def needless_sharding(
             f"{format_bytes(size)} (modelled). Exposed gathers take {step.share(exposed)}."
         ),
         fix="Use DistributedDataParallel, ZeRO-1, or FSDP with reshard_after_forward=False.",
-        cost_ns_per_step=round(sum(a.gather_transfer_ns * _needless(a) for a in repeated)),
+        cost_ns_per_step=round(
+            sum(a.gather_transfer_ns * (1 - 1 / (a.gather_passes or 1.0)) for a in repeated)
+        ),
         confidence=Confidence.MODELLED,
         evidence=("efficiency.unsharded_bytes", "sharding.axes"),
     )
-
-
-def _needless(axis: ShardedAxis) -> float:
-    """The share of gathers beyond one pass over the weights."""
-    return 1 - 1 / (axis.gather_passes or 1.0)
 
 
 _LEFT_FREE_RATIO = 0.10

@@ -60,12 +60,33 @@ def memory_copy_bound(times: StepTimes, limits: Limits) -> Iterator[Draft]:
     limit = limits["exposed_copy_ratio"]
     if step.ratio(cost) < limit:
         return
+    worst = _worst(times.waterfall)
+    ways = {(row.direction, row.host_memory) for row in worst}
+    steps = []
+    if any(memory == "pageable" for _, memory in ways):
+        steps.append("Pin CPU memory (pin_memory=True) and copy with non_blocking=True.")
+    elif not worst or any(not memory and way in ("HtoD", "DtoH") for way, memory in ways):
+        steps.append("Pin CPU memory if it is not pinned yet, and copy with non_blocking=True.")
+    if any(memory == "pinned" for _, memory in ways):
+        steps.append(
+            "The CPU memory is already pinned: copy on a separate stream, one batch or layer "
+            "ahead, and offload less or in larger pieces."
+        )
+    if any(way == "DtoD" for way, _ in ways):
+        steps.append(
+            "Within the GPU, avoid contiguous(), torch.cat, clone() and copies of gradients "
+            "(DDP: gradient_as_bucket_view=True)."
+        )
+    if any(way == "PtoP" for way, _ in ways):
+        steps.append("Between GPUs, send while computing, on a separate stream.")
+    if any(way == "memset" for way, _ in ways):
+        steps.append("Set memory less often: zero_grad(set_to_none=True), torch.empty.")
     yield Draft(
         message=(
             f"Exposed copies take {step.share(cost)}: they overlap with neither computation nor "
             f"communication{_split(times.waterfall)}."
         ),
-        fix=_fix(times.waterfall),
+        fix=" ".join(steps) or "Copy on a separate stream, one batch ahead.",
         cost_ns_per_step=cost,
         ranks=tuple(
             rank.rank
@@ -111,32 +132,6 @@ def _kind(row: ExposedCopies) -> str:
         "memset": "memory sets",
     }
     return words.get(row.direction, "other copies")
-
-
-def _fix(waterfall: WaterfallResult) -> str:
-    """The fix by direction, because pinning helps only with pageable CPU memory."""
-    worst = _worst(waterfall)
-    ways = {(row.direction, row.host_memory) for row in worst}
-    steps = []
-    if any(memory == "pageable" for _, memory in ways):
-        steps.append("Pin CPU memory (pin_memory=True) and copy with non_blocking=True.")
-    elif not worst or any(not memory and way in ("HtoD", "DtoH") for way, memory in ways):
-        steps.append("Pin CPU memory if it is not pinned yet, and copy with non_blocking=True.")
-    if any(memory == "pinned" for _, memory in ways):
-        steps.append(
-            "The CPU memory is already pinned: copy on a separate stream, one batch or layer "
-            "ahead, and offload less or in larger pieces."
-        )
-    if any(way == "DtoD" for way, _ in ways):
-        steps.append(
-            "Within the GPU, avoid contiguous(), torch.cat, clone() and copies of gradients "
-            "(DDP: gradient_as_bucket_view=True)."
-        )
-    if any(way == "PtoP" for way, _ in ways):
-        steps.append("Between GPUs, send while computing, on a separate stream.")
-    if any(way == "memset" for way, _ in ways):
-        steps.append("Set memory less often: zero_grad(set_to_none=True), torch.empty.")
-    return " ".join(steps) or "Copy on a separate stream, one batch ahead."
 
 
 @rule(

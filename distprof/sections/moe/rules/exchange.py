@@ -67,7 +67,12 @@ def unbalanced_expert_placement(moe: MoeResult, limits: Limits) -> Iterator[Draf
         return
     worst = max(uneven, key=lambda row: row.max_over_mean)
     replaced = worst.replaced_max_over_mean or 1.0
-    cost = _cost(moe, uneven)
+    saved = [
+        row.expert_ns_per_step - row.replaced_ns_per_step
+        for row in uneven
+        if row.expert_ns_per_step is not None and row.replaced_ns_per_step is not None
+    ]
+    cost = round(max(sum(saved), 0) * share_of_layers(moe)) if len(saved) == len(uneven) else None
     explains_load = cost is None and len(uneven) >= MOST_LAYERS * len(rows)
     yield Draft(
         message=(
@@ -102,16 +107,6 @@ def _is_uneven(row: MoePlacement, limits: Limits) -> bool:
         return False
     left = (row.replaced_max_over_mean - 1) / (row.max_over_mean - 1)
     return left <= 1 - limits["gain_ratio"] and ranks_beyond_chance(row)
-
-
-def _cost(moe: MoeResult, rows: Sequence[MoePlacement]) -> int | None:
-    """Time that the slowest ranks would recover in all layers; None if a layer has no time."""
-    saved = [
-        row.expert_ns_per_step - row.replaced_ns_per_step
-        for row in rows
-        if row.expert_ns_per_step is not None and row.replaced_ns_per_step is not None
-    ]
-    return round(max(sum(saved), 0) * share_of_layers(moe)) if len(saved) == len(rows) else None
 
 
 @rule(

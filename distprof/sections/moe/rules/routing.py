@@ -82,32 +82,20 @@ def overloaded_expert(
     for expert, layers in sorted(named.items()):
         cost, is_measured = _cost(moe, layers, len(overloaded), collectives)
         message = (
-            f"Expert {expert} gets {_mean_load(layers):.1f} times the tokens of the mean "
-            f"expert in {len(layers)} of {len(moe.layers)} layers"
+            f"Expert {expert} gets {(sum(_load(layer) for layer in layers) / len(layers)):.1f} "
+            f"times the tokens of the mean expert in {len(layers)} of {len(moe.layers)} layers"
         )
         yield _draft(message, cost, is_measured=is_measured, is_only=has_one)
     if others:
-        yield _of_many(moe, others, len(overloaded), collectives, limits, has_one=has_one)
-
-
-def _of_many(
-    moe: MoeResult,
-    layers: Sequence[MoeLayer],
-    number: int,
-    collectives: CollectivesResult,
-    limits: Limits,
-    *,
-    has_one: bool,
-) -> Draft:
-    """One finding for many layers with different busy experts."""
-    worst = max(layers, key=_load)
-    cost, is_measured = _cost(moe, layers, number, collectives)
-    message = (
-        f"In {len(layers)} of {len(moe.layers)} layers one expert, which differs by layer, gets "
-        f"at least {limits['load_ratio']:g} times the tokens of the mean expert; the busiest is "
-        f"expert {worst.busiest_expert} of {name_layer(worst)} with {_load(worst):.1f} times"
-    )
-    return _draft(message, cost, is_measured=is_measured, is_only=has_one)
+        worst = max(others, key=_load)
+        cost, is_measured = _cost(moe, others, len(overloaded), collectives)
+        message = (
+            f"In {len(others)} of {len(moe.layers)} layers one expert, which differs by layer, "
+            f"gets at least {limits['load_ratio']:g} times the tokens of the mean expert; the "
+            f"busiest is expert {worst.busiest_expert} of {name_layer(worst)} with "
+            f"{_load(worst):.1f} times"
+        )
+        yield _draft(message, cost, is_measured=is_measured, is_only=has_one)
 
 
 def _draft(message: str, cost: int | None, *, is_measured: bool, is_only: bool) -> Draft:
@@ -126,10 +114,6 @@ def _load(layer: MoeLayer) -> float:
     return layer.busiest_share_ratio * layer.num_experts
 
 
-def _mean_load(layers: Sequence[MoeLayer]) -> float:
-    return sum(_load(layer) for layer in layers) / len(layers)
-
-
 def _cost(
     moe: MoeResult,
     layers: Sequence[MoeLayer],
@@ -140,19 +124,15 @@ def _cost(
     lost = [layer.lost_ns_per_step for layer in layers if layer.lost_ns_per_step is not None]
     if len(lost) == len(layers):
         return round(sum(lost) * share_of_layers(moe)), True
-    waiting = _waiting_ns(collectives)
-    return None if waiting is None else waiting * len(layers) // num_overloaded, False
-
-
-def _waiting_ns(collectives: CollectivesResult) -> int | None:
-    """Exposed waiting in all-to-alls; None if there are none or the waiting is unknown."""
+    # exposed waiting in all-to-alls; None if there are none or the waiting is unknown
     waits = [
         record.exposed_wait_ns_per_step
         for record in collectives.classes
         if record.kind == CollectiveKind.ALL_TO_ALL.label
     ]
     known = [wait for wait in waits if wait is not None]
-    return sum(known) if known else None
+    waiting = sum(known) if known else None
+    return None if waiting is None else waiting * len(layers) // num_overloaded, False
 
 
 def _waits(cost: int | None, *, is_measured: bool) -> str:

@@ -66,6 +66,7 @@ def too_few_micro_batches(pipeline: PipelineResult, limits: Limits) -> Iterator[
         if share <= limits["bubble_ratio"]:
             continue
         group = judged.group
+        best = judged.group.better
         yield Draft(
             message=(
                 f"{judged.name} spends {format_ratio(share)} of its time filling and draining "
@@ -77,7 +78,7 @@ def too_few_micro_batches(pipeline: PipelineResult, limits: Limits) -> Iterator[
             cost_ns_per_step=judged.warm_up_drain_ns,
             confidence=group.confidence,
             evidence=("pipeline.groups",),
-            without=_scenario(judged),
+            without=refill_key(best[0]) if best else "",
         )
 
 
@@ -127,11 +128,6 @@ def _fix(judged: Judged) -> str:
         return f"{more}several stages per rank, or a zero-bubble schedule."
     promises = "; ".join(judged.promise(row) for row in best)
     return f"For the same batch, {promises}."
-
-
-def _scenario(judged: Judged) -> str:
-    best = judged.group.better
-    return refill_key(best[0]) if best else ""
 
 
 _IMBALANCE, _VARIATION = "unequal stages", "uneven micro-batches"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from statistics import median
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
@@ -87,36 +87,42 @@ def unequal_stages(
     if _is_due_to(StragglerCause.SLOW_DEVICE, busiest, stragglers):
         return  # its GPU is slow: it does not hold more layers
     if busiest.chance > limits["chance"]:
-        raise InsufficientEvidenceError(_unproven(busiest))
+        raise InsufficientEvidenceError(
+            f"{_stages(busiest).lower()} works {format_ratio(busiest.excess_ratio)} more than the "
+            "others, but these few steps differ so much that it may be chance: trace more steps"
+        )
     is_small = busiest.excess_ratio < limits["excess_ratio_without_spare_cpu"]
     if idle.is_cpu and is_small and settings.without_spare.intersection(busiest.ranks):
-        raise InsufficientEvidenceError(_within_scatter(busiest))
+        raise InsufficientEvidenceError(
+            f"{_stages(busiest).lower()} works {format_ratio(busiest.excess_ratio)} more than the "
+            "others, but there are no more CPUs than ranks, so equal stages differ as much by "
+            "chance: leave a CPU free"
+        )
     is_taken = _is_due_to(StragglerCause.CPU_TAKEN, busiest, stragglers)
     is_traced = _is_due_to(StragglerCause.TRACING, busiest, stragglers)
     if idle.is_cpu and (is_taken or is_traced or _has_no_more_cpu_time(busiest, pauses)):
-        raise InsufficientEvidenceError(_without_cpu(busiest))
+        raise InsufficientEvidenceError(
+            f"{_stages(busiest).lower()} takes {format_ratio(busiest.excess_ratio)} longer than "
+            "the others, but the CPU time of its training thread does not confirm this: other "
+            "processes take its CPU, or the profiler slows the stage down"
+        )
+    # messages show which rank holds which stage, but not which computation is the stage's
+    is_marked = busiest.work_ns_per_micro_batch is not None
     yield Draft(
         message=(
-            f"{_who_works(busiest)} "
-            f"{format_duration(_work(busiest))} {_each(busiest)}, "
+            f"{_who_works(busiest)} {format_duration(_work(busiest))} {_each(busiest)}, "
             f"{format_ratio(busiest.excess_ratio)} more than the other stages' median of "
-            f"{format_duration(_others(busiest))}. The pipeline waits {format_duration(cost)} "
-            f"({format_ratio(cost / step)}) of each step for it."
+            f"{format_duration(_work(busiest) / (1 + busiest.excess_ratio))}. The pipeline waits "
+            f"{format_duration(cost)} ({format_ratio(cost / step)}) of each step for it."
         ),
         fix=_FIX,
         cost_ns_per_step=cost,
-        confidence=_confidence(busiest),
+        confidence=Confidence.MEASURED if is_marked else Confidence.INFERRED,
         ranks=busiest.ranks,
         evidence=("pipeline.positions", "pipeline.max_over_mean"),
         without="stage-imbalance",
         explains=_WIDER,
     )
-
-
-def _confidence(busiest: PipelinePosition) -> Confidence:
-    """Messages show which rank holds which stage, but not which computation is the stage's."""
-    is_marked = busiest.work_ns_per_micro_batch is not None
-    return Confidence.MEASURED if is_marked else Confidence.INFERRED
 
 
 def _is_due_to(
@@ -151,17 +157,13 @@ def _has_no_more_cpu_time(busiest: PipelinePosition, pauses: PausesResult) -> bo
     return more_ns < SHOWS * min(excess_ns, busiest.excess_ratio * median(others))
 
 
-def _without_cpu(busiest: PipelinePosition) -> str:
-    return (
-        f"{_stages(busiest).lower()} takes {format_ratio(busiest.excess_ratio)} longer than the "
-        "others, but the CPU time of its training thread does not confirm this: other processes "
-        "take its CPU, or the profiler slows the stage down"
-    )
-
-
 def _of_logs(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
     """The busiest stage according to an operation log, which does not separate steps."""
-    _check_priced(pipeline.groups, limits)
+    uneven = [
+        one for one in pipeline.groups if (one.imbalance_ratio or 0) - 1 >= limits["excess_ratio"]
+    ]
+    if uneven and all(group.imbalance_ns is None for group in pipeline.groups):
+        raise InsufficientEvidenceError(_unpriced(uneven[0], uneven[0].imbalance_ratio or 0.0))
     for group in pipeline.groups:
         cost, span, stage = group.imbalance_ns, group.span_ns, group.limiting_stage
         ratio = group.imbalance_ratio
@@ -183,28 +185,6 @@ def _of_logs(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
             without="stage-imbalance",
             explains=_WIDER,
         )
-
-
-def _check_priced(groups: Sequence[PipelineGroup], limits: Limits) -> None:
-    """Raise an error if work is unequal but its cost is unknown for every pipeline."""
-    uneven = [one for one in groups if (one.imbalance_ratio or 0) - 1 >= limits["excess_ratio"]]
-    if uneven and all(group.imbalance_ns is None for group in groups):
-        raise InsufficientEvidenceError(_unpriced(uneven[0], uneven[0].imbalance_ratio or 0.0))
-
-
-def _within_scatter(busiest: PipelinePosition) -> str:
-    return (
-        f"{_stages(busiest).lower()} works {format_ratio(busiest.excess_ratio)} more than the "
-        "others, but there are no more CPUs than ranks, so equal stages differ as much by chance: "
-        "leave a CPU free"
-    )
-
-
-def _unproven(busiest: PipelinePosition) -> str:
-    return (
-        f"{_stages(busiest).lower()} works {format_ratio(busiest.excess_ratio)} more than the "
-        "others, but these few steps differ so much that it may be chance: trace more steps"
-    )
 
 
 def _unpriced(group: PipelineGroup, ratio: float) -> str:
@@ -239,7 +219,3 @@ def _each(position: PipelinePosition) -> str:
 
 def _work(position: PipelinePosition) -> float:
     return position.work_ns_per_micro_batch or position.work_ns_per_step
-
-
-def _others(position: PipelinePosition) -> float:
-    return _work(position) / (1 + position.excess_ratio)

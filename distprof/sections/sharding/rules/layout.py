@@ -8,7 +8,7 @@ from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits,
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
 from distprof.sections.overlap.result import OverlapResult
 from distprof.sections.sharding.result import ShardingResult, TensorTraffic
-from distprof.sections.shares import WIDER_TRANSFER, MeanStep, StepTimes, alone_ns
+from distprof.sections.shares import WIDER_TRANSFER, StepTimes, alone_ns
 from distprof.terms import CollectiveKind, Confidence, MeshAxis, Severity
 from distprof.units import format_bytes
 
@@ -174,8 +174,16 @@ def tensor_parallelism_without_sequence_parallelism(
         return
     if step.ratio(tensor.all_reduce_exposed_ns_per_step) < limits["min_step_ratio"]:
         return
+    size = tensor.all_reduce_bytes_per_step
+    together = "" if size is None else f" of {format_bytes(size)} in total"
+    who = "Tensor" if tensor.group_size is None else f"{tensor.group_size} ranks of tensor"
+    verb = "sums" if tensor.group_size is None else "sum"
     yield Draft(
-        message=_message(tensor, step),
+        message=(
+            f"{who} parallelism {verb} activations with {tensor.all_reduces_per_step:.0f} "
+            f"all-reduces{together} per step and gathers or scatters almost nothing: "
+            f"{step.share(tensor.all_reduce_exposed_ns_per_step)} is exposed."
+        ),
         fix=(
             "Shard the sequence between blocks: SequenceParallel in the plan of "
             "parallelize_module, or --sequence-parallel in Megatron. Its gathers and scatters can "
@@ -192,18 +200,6 @@ def _pair_ratio(tensor: TensorTraffic) -> float:
         return pairs / (reduced + pairs)
     number = tensor.all_gathers_per_step + tensor.reduce_scatters_per_step
     return number / (number + tensor.all_reduces_per_step)
-
-
-def _message(tensor: TensorTraffic, step: MeanStep) -> str:
-    size = tensor.all_reduce_bytes_per_step
-    together = "" if size is None else f" of {format_bytes(size)} in total"
-    who = "Tensor" if tensor.group_size is None else f"{tensor.group_size} ranks of tensor"
-    verb = "sums" if tensor.group_size is None else "sum"
-    return (
-        f"{who} parallelism {verb} activations with {tensor.all_reduces_per_step:.0f} "
-        f"all-reduces{together} per step and gathers or scatters almost nothing: "
-        f"{step.share(tensor.all_reduce_exposed_ns_per_step)} is exposed."
-    )
 
 
 _VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"

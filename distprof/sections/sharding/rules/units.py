@@ -65,7 +65,11 @@ def no_parameter_prefetch(
     for axis in sharding.axes:
         if axis.ahead_ratio is None:
             continue
-        if axis.ahead_ratio >= limits["max_ahead_ratio"] * _possible_ratio(axis):
+        # share of gathers that can overlap: no computation precedes the root and the first block
+        units = axis.num_units or 0
+        if axis.ahead_ratio >= limits["max_ahead_ratio"] * (
+            (units - 2) / units if units > 2 else 1.0
+        ):
             continue
         if (axis.gather_bytes_median or limits["min_unit_bytes"]) < limits["min_unit_bytes"]:
             continue
@@ -85,15 +89,6 @@ def no_parameter_prefetch(
             without=f"collectives all_gather {axis.axis}",
             explains=WIDER_TRANSFER,
         )
-
-
-def _possible_ratio(axis: ShardedAxis) -> float:
-    """Share of gathers that can overlap: no computation precedes the root and the first block.
-
-    With one or two units no gather can overlap, and the rule reports that.
-    """
-    units = axis.num_units or 0
-    return (units - 2) / units if units > 2 else 1.0
 
 
 def _message(axis: ShardedAxis, step: MeanStep, cost_ns: int) -> str:
@@ -249,7 +244,9 @@ def gathers_repeated_while_accumulating(
         repeats = scatters >= limits["min_scatter_passes"]
         if gathers < limits["min_gather_passes"] and not repeats:
             continue
-        cost = _cost_of_repeats(axis, gathers, scatters)
+        of_gathers = axis.gather_transfer_ns * (1 - min(_GATHERS / gathers, 1)) if gathers else 0.0
+        of_scatters = axis.scatter_transfer_ns * (1 - 1 / scatters) if scatters else 0.0
+        cost = int(of_gathers + of_scatters)
         if step.ratio(cost) < limits["min_step_ratio"]:
             continue
         yield Draft(
@@ -267,12 +264,6 @@ def gathers_repeated_while_accumulating(
             confidence=axis.confidence,
             evidence=("sharding.axes", "waterfall.all"),
         )
-
-
-def _cost_of_repeats(axis: ShardedAxis, gathers: float, scatters: int) -> int:
-    of_gathers = axis.gather_transfer_ns * (1 - min(_GATHERS / gathers, 1)) if gathers else 0.0
-    of_scatters = axis.scatter_transfer_ns * (1 - 1 / scatters) if scatters else 0.0
-    return int(of_gathers + of_scatters)
 
 
 def _what(gathers: float, scatters: int) -> str:

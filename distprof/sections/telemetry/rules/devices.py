@@ -159,8 +159,19 @@ def throttled_device(
         ids = {id(unit) for unit in gpus}
         left = [unit for unit in left if id(unit) not in ids]
         cost, without, confidence = cost_of(gpus, stragglers)
+        shares = [_share(unit, reasons) for unit in gpus]
+        some, most = format_ratio(min(shares)), format_ratio(max(shares))
+        share = some if some == most else f"{some} to {most}"
+        names = sorted({r for unit in gpus for r in unit.figures.throttle_reasons if r in reasons})
+        when = "of the analysed steps" if all(u.is_in_steps for u in gpus) else "of the recording"
+        several = "are" if len(gpus) > 1 else "is"
+        if len(gpus) > 1:
+            cause = cause.replace("its ", "their ")
         yield Draft(
-            message=_message(gpus, units, reasons, cause),
+            message=(
+                f"{named(gpus)} {several} slowed down by {cause} ({', '.join(names)}), in {share} "
+                f"of the samples {when}{_clocks(gpus, units)}."
+            ),
             fix=fix,
             cost_ns_per_step=cost,
             confidence=confidence,
@@ -186,23 +197,6 @@ def _slowed(units: Sequence[Unit], reasons: Sequence[str], limits: Limits) -> li
             if usual is not None and share - usual >= limits["more_capped_ratio"]:
                 gpus.append(unit)
     return gpus
-
-
-def _message(
-    gpus: Sequence[Unit], units: Sequence[Unit], reasons: Sequence[str], cause: str
-) -> str:
-    shares = [_share(unit, reasons) for unit in gpus]
-    some, most = format_ratio(min(shares)), format_ratio(max(shares))
-    share = some if some == most else f"{some} to {most}"
-    names = sorted({r for unit in gpus for r in unit.figures.throttle_reasons if r in reasons})
-    when = "of the analysed steps" if all(u.is_in_steps for u in gpus) else "of the recording"
-    several = "are" if len(gpus) > 1 else "is"
-    if len(gpus) > 1:
-        cause = cause.replace("its ", "their ")
-    return (
-        f"{named(gpus)} {several} slowed down by {cause} ({', '.join(names)}), in {share} of the "
-        f"samples {when}{_clocks(gpus, units)}."
-    )
 
 
 def _clocks(gpus: Sequence[Unit], units: Sequence[Unit]) -> str:
@@ -362,9 +356,9 @@ def hot_device(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
             "Compare inlet temperature, fans and air flow of the host with those of other hosts. "
             "Reseat the heat sink if only one GPU of a host is hot."
         ),
-        confidence=(
-            Confidence.MEASURED if all(unit.is_sure for unit in hot) else Confidence.INFERRED
-        ),
+        confidence=Confidence.MEASURED
+        if all(unit.is_sure for unit in hot)
+        else Confidence.INFERRED,
         ranks=ranks_of(hot),
         evidence=evidence_of(hot),
     )

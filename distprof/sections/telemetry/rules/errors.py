@@ -56,20 +56,15 @@ def ended(telemetry: TelemetryResult, kind: str) -> Iterator[DeviceError]:
 
 def draft_of(error: DeviceError, message: str, fix: str) -> Draft:
     """A finding, *measured* if the process is known to be a rank."""
+    is_training = error.rank is not None or error.process.startswith(_TRAINING)
     return Draft(
         message=message,
         fix=fix,
         confidence=Confidence.INFERRED if error.rank is None else Confidence.MEASURED,
         ranks=() if error.rank is None else (error.rank,),
         evidence=("telemetry.errors",),
-        severity=_severity_of(error),
+        severity=None if is_training else Severity.WARNING,
     )
-
-
-def _severity_of(error: DeviceError) -> Severity | None:
-    """A warning if the process does not look like training."""
-    is_training = error.rank is not None or error.process.startswith(_TRAINING)
-    return None if is_training else Severity.WARNING
 
 
 _RESET = (

@@ -138,15 +138,11 @@ def reduced_pcie_link(telemetry: TelemetryResult, limits: Limits) -> Iterator[Dr
         return
     by_link: dict[tuple[str, str], list[DeviceCondition]] = {}
     for one in judged:
-        if _is_reduced(one):
+        if _below(one.pcie_width, one.pcie_width_max) or _below(
+            one.pcie_generation, one.pcie_generation_max
+        ):
             by_link.setdefault(_link(one), []).append(one)
     yield from (_reduced_pcie_link_draft(link, devices) for link, devices in by_link.items())
-
-
-def _is_reduced(one: DeviceCondition) -> bool:
-    return _below(one.pcie_width, one.pcie_width_max) or _below(
-        one.pcie_generation, one.pcie_generation_max
-    )
 
 
 def _below(now: int | None, most: int | None) -> bool:

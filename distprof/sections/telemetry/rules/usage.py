@@ -147,7 +147,9 @@ def shared_gpu(
         if not groups:
             continue
         ranks = tuple(sorted(one.rank for sharers in groups for one in sharers))
-        stretched = _stretched_ns(kernels, ranks)
+        # time of kernels beyond their usual durations on these ranks, mean per rank and step
+        known = [one.stretched_ns_per_step or 0 for one in kernels.ranks if one.rank in ranks]
+        stretched = round(mean(known)) if known else 0
         if step.ratio(stretched) < limits["stretched_ratio"]:
             stretched = 0
         cost = _idle_ns(idle, ranks, step) + stretched
@@ -205,12 +207,6 @@ def _effect(cost: int, stretched: int, step: MeanStep) -> str:
     return (
         f"For {step.share(cost)} the GPU runs none of their kernels, although these are launched."
     )
-
-
-def _stretched_ns(kernels: KernelsResult, ranks: Sequence[int]) -> int:
-    """Time of kernels beyond their usual durations on these ranks, mean per rank and step."""
-    known = [one.stretched_ns_per_step or 0 for one in kernels.ranks if one.rank in ranks]
-    return round(mean(known)) if known else 0
 
 
 def _idle_ns(idle: IdleResult, ranks: Sequence[int], step: MeanStep) -> int:
