@@ -65,16 +65,7 @@ class Analyzer(msgspec.Struct, frozen=True):
 
 
 def declared_functions(prefix: str) -> dict[str, Callable[..., Any]]:
-    """Functions with this prefix in the ``measure`` modules of all subjects.
-
-    A subject may define one in another module of its folder and import it in ``measure``.
-
-    Returns:
-        The functions, by the rest of the name.
-
-    Raises:
-        WiringError: If two subjects have a function of the same name.
-    """
+    """Functions with this prefix in the ``measure`` modules of all subjects."""
     found: dict[str, Callable[..., Any]] = {}
     for subject in _subjects():
         module = import_module(f"{subject}.measure")
@@ -104,11 +95,7 @@ def sections_of(report: type) -> Mapping[str, type[Result]]:
 
 @cache
 def analyzer_of(kind: type[Result]) -> Analyzer:
-    """The analyzer that makes a result of this type.
-
-    Raises:
-        WiringError: If the ``measure`` module of its folder does not have exactly one.
-    """
+    """The analyzer that makes a result of this type."""
     package, _, last = kind.__module__.rpartition(".")
     module = import_module(f"{package}.measure" if last == "result" else kind.__module__)
     found = [
@@ -128,11 +115,7 @@ def analyzer_of(kind: type[Result]) -> Analyzer:
 
 
 def in_order(report: type, inputs: type = Inputs) -> Iterator[tuple[type[Result], Analyzer]]:
-    """Every result that a report or its analyzers need, each after the results that it needs.
-
-    Raises:
-        WiringError: If an analyzer is missing, or needs its own result or one that nothing makes.
-    """
+    """Every result that a report or its analyzers need, each after the results that it needs."""
     given = {_without_none(hint) for hint in typing.get_type_hints(inputs).values()}
     done: set[type[Result]] = set()
 
@@ -162,14 +145,7 @@ def in_order(report: type, inputs: type = Inputs) -> Iterator[tuple[type[Result]
 
 
 def resolve(report: type, inputs: Any) -> dict[str, Result]:
-    """Make every section of a report.
-
-    Returns:
-        Results by field of the report.
-
-    Raises:
-        WiringError: As :func:`in_order` does.
-    """
+    """Make every section of a report."""
     hints = typing.get_type_hints(type(inputs))
     made: dict[Any, Any] = {
         _without_none(hints[one.name]): getattr(inputs, one.name) for one in fields(inputs)

@@ -46,11 +46,7 @@ def measure_rank(
 
 @cache
 def rank_parts() -> Mapping[str, Callable[..., Any]]:
-    """Functions that measure one rank alone, by the name of the part that they make.
-
-    Raises:
-        WiringError: If two subjects declare the same part.
-    """
+    """Functions that measure one rank alone, by the name of the part that they make."""
     return declared_functions(_PREFIX)
 
 
@@ -88,10 +84,7 @@ def _made(name: str, parts: dict[str, Any], above: tuple[str, ...]) -> Any:
 
 
 def capture_window(activity: Table) -> Intervals:
-    """The whole capture as one window: the span of the GPU's activities.
-
-    Communication and copies count, annotations do not. No window if the GPU did nothing.
-    """
+    """The whole capture as one window: the span of the GPU's activities."""
     rows = activity["kind"] != ActivityKind.ANNOTATION
     if not rows.any():
         return EMPTY

@@ -30,10 +30,7 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def metrics_of(report: Report) -> dict[str, float]:
-    """Values of all known metrics by name, in the order of :data:`METRICS`.
-
-    Unknown metrics are left out and never 0.
-    """
+    """Values of all known metrics by name, in the order of :data:`METRICS`."""
     found = ((metric.name, metric.read(report)) for metric in METRICS)
     return {
         name: float(value) for name, value in found if value is not None and math.isfinite(value)

@@ -80,11 +80,7 @@ class StepTimes(msgspec.Struct, Evidence, frozen=True):
         return None if waterfall is None or step_time is None else cls(waterfall, step_time)
 
     def mean_step(self) -> MeanStep:
-        """The mean step.
-
-        Raises:
-            InsufficientEvidenceError: If no time was analysed.
-        """
+        """The mean step."""
         total = self.waterfall.all
         samples = self.waterfall.num_ranks * max(self.waterfall.num_steps, 1)
         if total is None or samples == 0 or total.span_ns < samples:

@@ -74,11 +74,7 @@ _ONE_SENDER = frozenset(
 def analyze_collectives(
     run: Run, analyses: RankAnalyses, profile: FabricFile | None = None
 ) -> CollectivesResult:
-    """Aggregate collectives per class over the analysed steps, with expectations from a profile.
-
-    Classes with most exposed time come first. ``unavailable`` says for how many collectives waiting
-    and transfer could not be separated.
-    """
+    """Aggregate collectives per class over the analysed steps, with expectations from a profile."""
     result = _class_table(run, analyses)
     result = msgspec.structs.replace(
         result,
@@ -188,10 +184,7 @@ class _Keys:
             self.class_of_unit.append(self.classes.setdefault(folded, len(self.classes)))
 
     def encode(self, rank: Rank, size: Int64Array) -> NDArray[np.int32]:
-        """Unit of each COLLECTIVES row of a rank. ``size`` is the size that decides its class.
-
-        Ranks of one group usually have equal columns, so the units of the previous rank are reused.
-        """
+        """Unit of each COLLECTIVES row of a rank. ``size`` is the size that decides its class."""
         table = rank.collectives
         groups = tuple(table.coded(name) for name in ("group", "group_desc", "group_ranks"))
         numbers = (table["kind"], table["group_size"], size)

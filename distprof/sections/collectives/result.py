@@ -1,10 +1,4 @@
-"""The cost of collectives per class: transfer, waiting and bus bandwidth.
-
-The transfer of an instance lasts from the start of its last member to its end. The wait of a member
-lasts from its own start to the start of the last member (formula sheet, "Measured from traces").
-Both need members matched across ranks on clocks that can be compared. The duration of a single
-member is neither.
-"""
+"""The cost of collectives per class: transfer, waiting and bus bandwidth."""
 
 from __future__ import annotations
 

@@ -42,10 +42,7 @@ _KINDS = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)
 def rank_trains(
     collectives: Table, collective_step: NDArray[np.int32], timeline: Timeline, is_cpu: bool
 ) -> tuple[RankTrain, ...]:
-    """Trains of one rank by kind and group; none on a CPU.
-
-    ``collective_step`` is the index of the analysed window of each row; negative outside.
-    """
+    """Trains of one rank by kind and group; none on a CPU."""
     if is_cpu:
         return ()
     kinds, groups = collectives["kind"], collectives.coded("group").codes

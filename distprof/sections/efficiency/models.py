@@ -47,11 +47,7 @@ def preset_names() -> tuple[str, ...]:
 
 
 def preset(name: str) -> Transformer:
-    """The shape of a published model.
-
-    Raises:
-        UsageError: If the name is unknown; the message lists the known names.
-    """
+    """The shape of a published model."""
     values = dict(_preset_values(name))
     values.pop("sequence")
     latent = values.pop("latent", None)
@@ -62,11 +58,7 @@ def preset(name: str) -> Transformer:
 
 
 def preset_sequence(name: str) -> int:
-    """Length in tokens of the sequences that the model was trained on.
-
-    Raises:
-        UsageError: If the name is unknown.
-    """
+    """Length in tokens of the sequences that the model was trained on."""
     return int(_preset_values(name)["sequence"])
 
 

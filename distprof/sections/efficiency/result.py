@@ -1,8 +1,4 @@
-"""How much of the hardware a step uses: FLOP relative to the peak, memory relative to its size.
-
-MFU counts the FLOP that the model needs, and HFU also recomputation. Both are relative to the dense
-peak of all devices (formula sheet, "Computation and communication").
-"""
+"""How much of the hardware a step uses: FLOP relative to the peak, memory relative to its size."""
 
 from __future__ import annotations
 

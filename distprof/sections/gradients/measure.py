@@ -33,10 +33,7 @@ _SAME_BYTES = 0.01
 
 
 def analyze_gradients(run: Run, analyses: RankAnalyses) -> GradientsResult:
-    """Combine the reductions of all ranks; no groups if no rank marks DDP.
-
-    If DDP is marked but its collectives cannot be identified, ``unavailable`` says so.
-    """
+    """Combine the reductions of all ranks; no groups if no rank marks DDP."""
     marked = [analysis for analysis in analyses.values() if analysis.gradients is not None]
     if not marked:
         return GradientsResult()

@@ -1,9 +1,4 @@
-"""Data-parallel traffic: which gradients are reduced, when, how often, at which precision.
-
-This covers DistributedDataParallel, which marks its forward in the trace. :mod:`.traffic` explains
-how its collectives are identified. A *reduction* is all buckets of one backward. An optimizer
-update needs one reduction.
-"""
+"""Data-parallel traffic: which gradients are reduced, when, how often, at which precision."""
 
 from __future__ import annotations
 

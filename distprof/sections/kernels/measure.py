@@ -212,10 +212,7 @@ def rank_inside(activity: Table, windows: Intervals) -> NDArray[np.bool_]:
 
 
 def rank_kernels(activity: Table, inside: NDArray[np.bool_]) -> tuple[KernelStats, ...]:
-    """Count, total and median duration of each kernel, copy or operator name, longest first.
-
-    Annotations are always left out.
-    """
+    """Count, total and median duration of each kernel, copy or operator name, longest first."""
     rows = np.flatnonzero(inside & (activity["kind"] != ActivityKind.ANNOTATION))
     names = activity.coded("name")
     key = names.codes[rows].astype(np.int64) * _NUM_KINDS + activity["kind"][rows]

@@ -59,10 +59,7 @@ def label_calls(
     places: Mapping[int, Mapping[str, int]],
     steps: Sequence[int],
 ) -> CallLabels:
-    """Layer and call of each section of a group.
-
-    ``places`` has the index of each rank along each known mesh axis.
-    """
+    """Layer and call of each section of a group."""
     if not len(group.dispatch):
         return _unlabelled(group, ())
     log = logged_calls(group.ranks, routing, places, steps)

@@ -103,10 +103,7 @@ class _Rows(msgspec.Struct, frozen=True, kw_only=True):
 def find_exchanges(
     run: Run, analyses: Mapping[int, RankAnalysis], wait_ends: Mapping[int, Int64Array]
 ) -> tuple[GroupExchanges, ...]:
-    """All-to-alls of every group, and the sections between them.
-
-    Groups are in the order of the topology, without those whose exchanges could not be matched.
-    """
+    """All-to-alls of every group, and the sections between them."""
     kinds = run.matches.kind == CollectiveKind.ALL_TO_ALL
     if not kinds.any():
         return ()

@@ -105,11 +105,7 @@ def placement_of_log(
 def row_of_experts(
     name: str, tokens: NDArray[np.int64], size: int, origin: str, part: str = ""
 ) -> MoePlacement:
-    """The row of a layer with experts in contiguous blocks on ``size`` ranks.
-
-    ``tokens`` has the assignments per expert of each call, ``(calls, experts)``. The number of
-    experts is a multiple of ``size``.
-    """
+    """The row of a layer with experts in contiguous blocks on ``size`` ranks."""
     contiguous = contiguous_placement(1, tokens.shape[1], size)
     return placement_row(
         name,
@@ -124,10 +120,7 @@ def row_of_experts(
 def ranks_of(
     group: GroupExchanges, label: CallLabels, loads: _Floats | None, num_steps: int
 ) -> Iterator[MoeRank]:
-    """One row per recorded rank of a group.
-
-    ``loads`` has the tokens of each recorded rank in each section, ``(s, m)``; None if unknown.
-    """
+    """One row per recorded rank of a group."""
     if not num_steps:
         return
     tokens = None if loads is None else loads[label.is_first].sum(axis=0) / num_steps

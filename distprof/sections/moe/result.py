@@ -1,9 +1,4 @@
-"""Mixtures of experts in a report.
-
-Computed by :mod:`distprof.sections.moe.routing` (the choices of the routers),
-:mod:`distprof.sections.moe.exchange` (all-to-alls and the time between them) and
-:mod:`distprof.sections.moe.measure`, which joins the two.
-"""
+"""Mixtures of experts in a report."""
 
 from __future__ import annotations
 

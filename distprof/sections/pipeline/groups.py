@@ -34,10 +34,7 @@ MAX_ROWS = 4_000
 
 
 def picture_of(observed: ObservedPipeline, *, comparable: bool) -> tuple[PictureRow, ...]:
-    """Slots of the step of median length, sorted by position of the rank and start.
-
-    If ranks do not share one timeline (``comparable``), each begins at 0.
-    """
+    """Slots of the step of median length, sorted by position of the rank and start."""
     length = observed.end_ns.max(axis=0) - observed.start_ns.min(axis=0)
     column = int(np.argsort(length, kind="stable")[(len(length) - 1) // 2])
     start, end = observed.start_ns[:, column], observed.end_ns[:, column]

@@ -51,11 +51,7 @@ BY_RANK = "The ranks of each pipeline are inferred from their numerical order."
 
 
 def pipelines_of(run: Run, analyses: Mapping[int, RankAnalysis]) -> tuple[PipelineSlots, ...]:
-    """Every pipeline of the run with slots on at least one rank.
-
-    The process groups along the pipeline axis define the pipelines. Without such groups, the first
-    ranks of all positions form the first pipeline, and so on.
-    """
+    """Every pipeline of the run with slots on at least one rank."""
     with_slots = {r: a for r, a in analyses.items() if a.slots is not None and len(a.slots)}
     groups = _from_topology(run, with_slots)
     left = {rank for rank in with_slots if not any(rank in group for group in groups)}

@@ -98,10 +98,7 @@ class _Merged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def observe(slots: Mapping[int, StageSlots]) -> ObservedPipeline | None:
-    """Combine the slots of a pipeline's ranks; None if no step has slots of all of them.
-
-    Ranks are in the order of positions, their times on a common clock if there is one.
-    """
+    """Combine the slots of a pipeline's ranks; None if no step has slots of all of them."""
     merged = {rank: _merge(part) for rank, part in slots.items() if len(part)}
     if not merged:
         return None

@@ -1,8 +1,4 @@
-"""Pipelines of a run: work of the stages, bubbles, predictions, and a picture of one step.
-
-Ranks that hold the same stages are one position of the pipeline. The least busy rank defines the
-work of a position, so a slow rank among several does not count as an unequal split.
-"""
+"""Pipelines of a run: work of the stages, bubbles, predictions, and a picture of one step."""
 
 from __future__ import annotations
 

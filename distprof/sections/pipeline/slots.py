@@ -96,11 +96,7 @@ def parse_torch(name: str) -> tuple[SlotName, ...]:
 def rank_stages(
     tables: RankTables, windows: Intervals, timeline: Timeline, is_cpu: bool
 ) -> tuple[StageMarks, ...]:
-    """Each stage that the rank holds, ascending; empty without marks.
-
-    Only computation inside marks is work. Unless the CPU did the work, CPU marks stand for the
-    launched kernels.
-    """
+    """Each stage that the rank holds, ascending; empty without marks."""
     annotations = tables.activity["kind"] == ActivityKind.ANNOTATION
     for table, allowed in ((tables.activity, annotations), (tables.host, None)):
         marks = _marks(table, allowed)
@@ -189,10 +185,7 @@ class _Ranges(msgspec.Struct, frozen=True, kw_only=True):
 def rank_slots(
     tables: RankTables, context: RankContext, timeline: Timeline, messages: Intervals
 ) -> StageSlots | None:
-    """Slots inside the analysed windows, by start; None if no name describes a slot.
-
-    Only computation inside ranges is work; ``messages`` comes from :func:`rank_messages`.
-    """
+    """Slots inside the analysed windows, by start; None if no name describes a slot."""
     for parser, origin in ((parse_mark, MARKS), (parse_torch, TORCH)):
         for on_device in (True, False):
             ranges = _ranges_of(tables, parser, on_device)

@@ -48,10 +48,7 @@ def analyze_placement(
     topology: TopologyConfig | None = None,
     sheet: Sheet | None = None,
 ) -> PlacementResult:
-    """Find the nodes and domains of ranks and groups.
-
-    ``unavailable`` lists what is unknown and what was assumed.
-    """
+    """Find the nodes and domains of ranks and groups."""
     nodes, origin = nodes_of(run)
     groups = groups_by_axis(run)
     machines = tuple(

@@ -224,10 +224,7 @@ def _parts(nodes: Iterable[tuple[int, ...]], size: int) -> Iterator[tuple[int, .
 
 
 def card_paths(run: Run, nodes: Mapping[str, Sequence[int]]) -> tuple[CardPath, ...]:
-    """Every GPU of every machine that the user provided and that is part of the job.
-
-    Machines outside ``nodes`` are left out, unless no node is known.
-    """
+    """Every GPU of every machine that the user provided and that is part of the job."""
     machines, log = machines_of(run), run.get(NcclLog)
     hosts = list(nodes) or [machine.host for machine in machines]
     found: list[CardPath] = []

@@ -1,13 +1,4 @@
-"""Placement of ranks and process groups on nodes, scale-up domains and network cards.
-
-Nodes come from the run's topology or, if no trace has them, from NCCL's log. A scale-up domain is a
-set of GPUs that a fast fabric connects. It comes from the configuration or from the hardware sheet
-(NVL72 spans hosts); otherwise it is a node. A group is left out if the node of any member is
-unknown.
-
-Source:
-    Formula sheet, "Choosing a strategy" and "Anti-patterns".
-"""
+"""Placement of ranks and process groups on nodes, scale-up domains and network cards."""
 
 from __future__ import annotations
 

@@ -49,10 +49,7 @@ def analyze_settings(records: ProbeRecords, analyses: RankAnalyses) -> SettingsR
 def combine_settings(
     files: Sequence[SettingsFile], job: RunFile | None, unavailable: Sequence[str] = ()
 ) -> SettingsResult:
-    """The ranks' configuration, with identical ranks merged.
-
-    The job provides their hosts, and ``unavailable`` reasons why ranks have no file.
-    """
+    """The ranks' configuration, with identical ranks merged."""
     notes = dict.fromkeys(note for file in files for note in file.notes)
     # ranks of one node; without node numbers from a launcher, each host is a node
     entries = {entry.rank: entry for entry in job.ranks} if job is not None else {}

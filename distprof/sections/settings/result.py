@@ -1,8 +1,4 @@
-"""The configuration of a job, from its live objects, its environment and its traces.
-
-Ranks with the same configuration share one record and are listed in its ``ranks``. Several records
-for the same object show a difference between ranks.
-"""
+"""The configuration of a job, from its live objects, its environment and its traces."""
 
 from __future__ import annotations
 

@@ -283,10 +283,7 @@ parallelism) are scattered again before the next ones."""
 def sharded_axes(
     traffic: Iterable[Sequence[AxisRows]], topology: Topology, profile: FabricFile | None
 ) -> tuple[ShardedAxis, ...]:
-    """Axes along which parameters are sharded, most gathered bytes first.
-
-    The topology provides the nodes that a group spans, and the profile the start-up of a gather.
-    """
+    """Axes along which parameters are sharded, most gathered bytes first."""
     by_axis: dict[str, list[AxisRows]] = defaultdict(list)
     for of_rank in traffic:
         for rows in of_rank:

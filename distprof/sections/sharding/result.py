@@ -1,11 +1,4 @@
-"""Traffic of sharded parameters and tensor parallelism, and when it happens.
-
-Ranks that shard the parameters of a model gather a *unit* of them (a block, for example) before
-they compute with it, and reduce-scatter its gradients afterwards. Forward and backward each gather
-every unit (ZeRO-3), or only one of them does (ZeRO-2). Gathering every unit once is a *pass*. The
-number of passes per step follows from the order of operations: forward gathers many units in a row,
-backward has a reduce-scatter after each.
-"""
+"""Traffic of sharded parameters and tensor parallelism, and when it happens."""
 
 from __future__ import annotations
 

@@ -38,12 +38,7 @@ _MOST_ROWS = 40_000  # Steps times ranks: with more, only the last steps count, 
 def find_late_gpus(
     records: Mapping[int, Sequence[CollectivesRecord]], step_ns: Mapping[int, float], job: RunFile
 ) -> tuple[LateOnGpu, ...]:
-    """GPU ranks that are late, latest first.
-
-    Returns:
-        At most ``_MOST_RANKS`` ranks; none with fewer than ``FEWEST_STEPS`` steps that all ranks
-        recorded.
-    """
+    """GPU ranks that are late, latest first."""
     ranks = sorted(records)
     shared = set(step_ns)
     for of_rank in records.values():
@@ -70,13 +65,7 @@ def find_late_gpus(
 
 
 def _rows(ranks: Sequence[int], late: Lateness, groups: NDArray[np.int64]) -> tuple[LateOnGpu, ...]:
-    """The late ranks.
-
-    Args:
-        ranks: Global ranks.
-        late: Of all steps, each of shape (steps, ranks).
-        groups: Group of each rank.
-    """
+    """The late ranks."""
     excess, likely = late.excess, likely_excess(late)
     limits = {int(one): _limit(likely, groups == one) for one in np.unique(groups)}
     known = np.isfinite(excess).sum(axis=0)

@@ -34,18 +34,7 @@ def find_late_ranks(
     cpu_ns: Sequence[Int64Array],
     groups: Sequence[tuple[int, ...]],
 ) -> tuple[LateInLog, ...]:
-    """Ranks that compute longer than their peers, latest first.
-
-    Args:
-        ranks: Global rank of each position.
-        steps: At each position, the numbers of the steps whose CPU time is known.
-        cpu_ns: At each position, CPU time of the training thread in these steps, ns.
-        groups: Positions of ranks that do the same work.
-
-    Returns:
-        At most ``_MOST_RANKS`` ranks. Groups with fewer than ``FEWEST_STEPS`` steps in common are
-        left out.
-    """
+    """Ranks that compute longer than their peers, latest first."""
     found = [
         late
         for group in groups

@@ -111,13 +111,7 @@ def analyze_step_log(records: ProbeRecords) -> StepLogResult:
 def combine_step_logs(
     logs: Sequence[StepLog], unavailable: Sequence[str] = (), *, job: RunFile | None = None
 ) -> StepLogResult:
-    """Combine the step logs of all ranks.
-
-    Args:
-        logs: Logs of the ranks that have one, by ascending rank.
-        unavailable: Reasons why other ranks have none.
-        job: Shows which ranks do the same work; None if unknown.
-    """
+    """Combine the step logs of all ranks."""
     rows = tuple(log.row for log in logs)
     if not rows:
         return StepLogResult(unavailable=tuple(unavailable))

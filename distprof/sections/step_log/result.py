@@ -1,7 +1,4 @@
-"""Every training step according to the step log: time, throughput, phases and loss.
-
-A trace holds a few steps. The log holds all of them, including those without a profiler.
-"""
+"""Every training step according to the step log: time, throughput, phases and loss."""
 
 from __future__ import annotations
 

@@ -38,10 +38,7 @@ MAX_PERIOD_NS = 60 * NS_PER_S  # Samples farther apart do not describe the time 
 
 
 def sensors_in(table: Table, windows: Intervals) -> WindowSensors | None:
-    """Figures of a rank's GPU inside the analysed steps, given on the clock of TELEMETRY.
-
-    None if no step was analysed or no sample covers them.
-    """
+    """Figures of a rank's GPU inside the analysed steps, given on the clock of TELEMETRY."""
     if windows.size == 0 or len(table) == 0:
         return None
     rows, is_bracketed = _rows(table["t_ns"], int(windows.start[0]), int(windows.end[-1]))
@@ -178,11 +175,7 @@ def measure_device(
     origin: str | None = None,
     uuid: str | None = None,
 ) -> RankTelemetry:
-    """Figures of one GPU with at least one sample; rank -1 for a GPU of no rank.
-
-    Windows are the analysed steps on the clock of TELEMETRY. ``origin`` is the source of the
-    samples, if not the rank's own probe.
-    """
+    """Figures of one GPU with at least one sample; rank -1 for a GPU of no rank."""
     power = _known(table["power_w"])
     used, processes = _known(table["memory_used_bytes"]), _known(table["num_processes"])
     return RankTelemetry(

@@ -50,11 +50,7 @@ def measure_copies(
     exposed: Intervals,
     load_host: Callable[[], Table] | None = None,
 ) -> tuple[RankCopies, ...]:
-    """Copies of one rank by kind.
-
-    ``exposed`` are disjoint intervals in which only copies run. Their operators are read, with
-    every host row, only if they take long.
-    """
+    """Copies of one rank by kind."""
     copies = activity.take(activity["kind"] == ActivityKind.COPY)
     names = copies.coded("name")
     start, end = intervals_of(copies)

@@ -202,10 +202,7 @@ _POINT_TO_POINT = tuple(int(kind) for kind in CollectiveKind if kind.is_point_to
 
 
 def waits_of(collectives: Table, wait_end_ns: Int64Array) -> Intervals:
-    """Part of each row before the last member started; empty if the row's member was the last.
-
-    Unmatched rows also get an empty interval; ``wait_end_ns`` identifies them.
-    """
+    """Part of each row before the last member started; empty if the row's member was the last."""
     start, end = intervals_of(collectives)
     until = np.maximum(start, np.minimum(end, wait_end_ns))
     return Intervals(start, np.where(wait_end_ns == ABSENT, start, until))

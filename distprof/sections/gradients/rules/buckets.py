@@ -20,11 +20,7 @@ LATE_RATIO = 0.9
 
 
 def gradient_groups(gradients: GradientsResult) -> tuple[GradientGroup, ...]:
-    """Axes along which gradients are reduced; empty if nothing in the trace marks DDP.
-
-    Raises:
-        InsufficientEvidenceError: If DDP is used but its collectives cannot be identified.
-    """
+    """Axes along which gradients are reduced; empty if nothing in the trace marks DDP."""
     if not gradients.groups and gradients.unavailable:
         raise InsufficientEvidenceError(gradients.unavailable[0])
     return gradients.groups

@@ -32,13 +32,7 @@ def waiting_for_input(
     step_log: StepLogResult,
     least_ratio: float,
 ) -> Waiting:
-    """The wait according to the traces or, without traces, according to the probes' logs.
-
-    A rank is named if it waits for ``least_ratio`` of its step.
-
-    Raises:
-        InsufficientEvidenceError: If neither is available.
-    """
+    """The wait according to the traces or, without traces, according to the probes' logs."""
     if idle.ranks:
         step = times.mean_step()
         mean_ns = step.mean(step.total.idle_input_ns)

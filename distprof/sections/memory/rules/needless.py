@@ -15,11 +15,7 @@ from distprof.units import format_bytes, format_ratio
 
 
 def measured_memory(efficiency: EfficiencyResult, memory: MemoryResult) -> tuple[DeviceMemory, ...]:
-    """Ranks with recorded GPU memory; none for bare traces and for ranks on a CPU.
-
-    Raises:
-        InsufficientEvidenceError: If memory should have been recorded, but no rank has it.
-    """
+    """Ranks with recorded GPU memory; none for bare traces and for ranks on a CPU."""
     if efficiency.device == CPU or NO_RUN_DIRECTORY in memory.unavailable:
         return ()
     if not efficiency.memory:
@@ -29,11 +25,7 @@ def measured_memory(efficiency: EfficiencyResult, memory: MemoryResult) -> tuple
 
 
 def sized_memory(efficiency: EfficiencyResult, memory: MemoryResult) -> tuple[DeviceMemory, ...]:
-    """Ranks with recorded GPU memory whose GPU's memory size is known.
-
-    Raises:
-        InsufficientEvidenceError: If memory was recorded, but no size is known.
-    """
+    """Ranks with recorded GPU memory whose GPU's memory size is known."""
     measured = measured_memory(efficiency, memory)
     sized = tuple(r for r in measured if r.capacity_bytes and r.allocated_ratio is not None)
     if measured and not sized:

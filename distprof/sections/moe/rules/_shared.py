@@ -12,11 +12,7 @@ DEVIATIONS = 6.0
 
 
 def check_experts_known(moe: MoeResult) -> None:
-    """Raise an error if ranks share experts but no routing was logged.
-
-    Raises:
-        InsufficientEvidenceError: If the routing of shared experts is unknown.
-    """
+    """Raise an error if ranks share experts but no routing was logged."""
     if not moe.layers and moe.exchanges:
         raise InsufficientEvidenceError("experts cannot be distinguished: no routing was logged")
 

@@ -37,11 +37,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judged_groups(pipeline: PipelineResult) -> Iterator[Judged]:
-    """Pipelines whose idle time is split into causes; none if the run has no pipeline.
-
-    Raises:
-        InsufficientEvidenceError: If there are pipelines, but the idle time of none is split.
-    """
+    """Pipelines whose idle time is split into causes; none if the run has no pipeline."""
     if not pipeline.groups:
         return
     known = [judged for group in pipeline.groups if (judged := _judged(group)) is not None]

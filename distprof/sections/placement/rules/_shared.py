@@ -38,11 +38,7 @@ _MAY_BE_OUTSIDE = (MeshAxis.PP.value, MeshAxis.DP.value, MeshAxis.DP_REPLICATE.v
 def placed(
     placement: PlacementResult, wanted: Callable[[str], bool] | None = None
 ) -> tuple[PlacedAxis, ...]:
-    """Axes other than the world; ``wanted`` selects those whose nodes must be known.
-
-    Raises:
-        InsufficientEvidenceError: If the job has such groups, but no rank's node is known.
-    """
+    """Axes other than the world; ``wanted`` selects those whose nodes must be known."""
     is_wanted = wanted or (lambda name: name != MeshAxis.WORLD.value)
     if not placement.nodes and any(is_wanted(name) for name in placement.unplaced):
         raise InsufficientEvidenceError("the nodes of the ranks are unknown")
@@ -52,11 +48,7 @@ def placed(
 def crossing(
     placement: PlacementResult, wanted: Callable[[str], bool] | None = None
 ) -> list[PlacedAxis]:
-    """Axes that leave their scale-up domain, except those that another rule explains.
-
-    Raises:
-        InsufficientEvidenceError: As for :func:`placed`.
-    """
+    """Axes that leave their scale-up domain, except those that another rule explains."""
     axes = placed(placement, wanted)
     explained = [*out_of_turn(placement), *(outer for outer, _ in swappable(placement))]
     return [
@@ -67,10 +59,7 @@ def crossing(
 
 
 def out_of_turn(placement: PlacementResult) -> list[PlacedAxis]:
-    """Axes that would span fewer nodes if ranks were numbered node by node.
-
-    Empty if an axis that sends more would then span more nodes.
-    """
+    """Axes that would span fewer nodes if ranks were numbered node by node."""
     if placement.order != "cyclic":
         return []
     axes = [axis for axis in _known(placement) if axis.nodes_if_blocked is not None]
@@ -93,11 +82,7 @@ def swappable(placement: PlacementResult) -> list[tuple[PlacedAxis, PlacedAxis]]
 
 
 def exposed_ns(axes: Iterable[PlacedAxis], step: MeanStep) -> int:
-    """Mean exposed transfer of the axes per rank and step, at most all exposed transfer.
-
-    Raises:
-        InsufficientEvidenceError: If none of them has a time.
-    """
+    """Mean exposed transfer of the axes per rank and step, at most all exposed transfer."""
     chosen = list(axes)
     times = [a.exposed_transfer_ns_per_step for a in chosen]
     known = [time for time in times if time is not None]

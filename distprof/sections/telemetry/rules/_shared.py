@@ -49,11 +49,7 @@ class Unit(msgspec.Struct, frozen=True):
 
 
 def units_of(telemetry: TelemetryResult) -> list[Unit]:
-    """Return the GPUs with sensors; none for jobs without GPUs.
-
-    Raises:
-        InsufficientEvidenceError: If the job has GPUs, but none of their sensors were recorded.
-    """
+    """Return the GPUs with sensors; none for jobs without GPUs."""
     if telemetry.is_missing:
         raise InsufficientEvidenceError(NO_SENSORS)
     units = [
@@ -156,10 +152,7 @@ def by_kind(units: Sequence[Unit]) -> list[list[Unit]]:
 def cost_of(
     units: Sequence[Unit], stragglers: StragglersResult
 ) -> tuple[int | None, str, Confidence]:
-    """Time per step that other ranks wait for these ranks, their scenario, and the confidence.
-
-    A scenario exists only for a single rank.
-    """
+    """Time per step that other ranks wait for these ranks, their scenario, and the confidence."""
     ranks = ranks_of(units)
     wanted = set(ranks)
     lost = sum(row.lost_ns_per_step for row in stragglers.ranks if row.rank in wanted)

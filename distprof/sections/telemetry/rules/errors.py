@@ -44,11 +44,7 @@ def when_of(error: DeviceError) -> str:
 
 
 def ended(telemetry: TelemetryResult, kind: str) -> Iterator[DeviceError]:
-    """Processes that the kernel ended in this way.
-
-    Raises:
-        InsufficientEvidenceError: If no kernel log was read.
-    """
+    """Processes that the kernel ended in this way."""
     if telemetry.is_missing and not telemetry.kernel_logs:
         raise InsufficientEvidenceError(_NO_KERNEL_LOG)
     return (error for error in telemetry.errors if error.kind == kind)
