@@ -9,28 +9,25 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 
 import msgspec
 
 from distprof.errors import UsageError
 from distprof.installed import Plugin, plugins
 from distprof.rules.base import Rule
-from distprof.rules.retired import RETIRED
 
 ENTRY_POINT_GROUP = "distprof.rules"
 
 MODULES = (
     "sections.capture.rules",
     "sections.collective_log.rules",
-    "sections.collectives.rules.bandwidth",
-    "sections.collectives.rules.calls",
+    "sections.collectives.rules",
     "sections.efficiency.rules",
     "sections.ending.rules",
-    "sections.gradients.rules.buckets",
-    "sections.gradients.rules.options",
+    "sections.gradients.rules",
     "sections.idle.rules.cpus",
     "sections.idle.rules.launches",
     "sections.idle.rules.pauses",
@@ -38,10 +35,8 @@ MODULES = (
     "sections.input.rules.loading",
     "sections.job.rules",
     "sections.kernels.rules",
-    "sections.memory.rules.needless",
-    "sections.memory.rules.use",
-    "sections.moe.rules.exchange",
-    "sections.moe.rules.routing",
+    "sections.memory.rules",
+    "sections.moe.rules",
     "sections.nccl.rules.network",
     "sections.nccl.rules.settings",
     "sections.overlap.rules",
@@ -50,8 +45,7 @@ MODULES = (
     "sections.placement.rules.axes",
     "sections.placement.rules.hosts",
     "sections.ras.rules",
-    "sections.sharding.rules.layout",
-    "sections.sharding.rules.units",
+    "sections.sharding.rules",
     "sections.step_log.rules",
     "sections.stragglers.rules.links",
     "sections.stragglers.rules.logs",
@@ -68,6 +62,9 @@ MODULES = (
     "verbs.sweep.rules",
 )
 """Modules of rules in this package. They depend on results, so results must not import them."""
+
+RETIRED: Mapping[str, tuple[str, str]] = MappingProxyType({})
+"""Code of each former rule to its name and the reason for retirement; codes are never reused."""
 
 
 class Catalogue(msgspec.Struct, frozen=True):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
-from typing import Any, Literal, Protocol
+from functools import cache
+from typing import Any, Literal, Protocol, get_type_hints
 
 import msgspec
 import numpy as np
@@ -15,15 +16,17 @@ from numpy.typing import NDArray
 from distprof.errors import DistprofError
 from distprof.intervals import EMPTY, Intervals
 from distprof.join.waits import last_start_on_own_clock
+from distprof.run.records import RankRecords, RecordSource
 from distprof.run.run import Rank, Run, TableSource
 from distprof.run.tables import encode, intervals_of
 from distprof.run.topology import GroupNames, ProcessGroup
 from distprof.schema import ABSENT, Int64Array, Table
-from distprof.sections.context import RankAnalyses, RankAnalysis, RankContext
+from distprof.sections.context import ProbeRecords, RankAnalyses, RankAnalysis, RankContext
+from distprof.sections.engine import declared_functions
 from distprof.sections.measure_rank import capture_window, measure_rank
 from distprof.sections.perturbation.corrected import CorrectedTables
 from distprof.terms import UNKNOWN_AXIS
-from distprof.units import fold_ranks
+from distprof.units import fold_ranks, name_ranks
 
 Progress = Callable[[int, int], None]
 """Function that gets the number of measured ranks and the number of all ranks."""
@@ -270,3 +273,82 @@ def _axis_label(groups: _Groups, name: str, ranks: str, description: str) -> str
     if text and text != "undefined":
         return text
     return groups.names.of(name, ranks) or UNKNOWN_AXIS
+
+
+class _OfRank(msgspec.Struct, frozen=True, kw_only=True):
+    """Measurements of one rank's records; small enough to cross a process boundary."""
+
+    rank: int
+    found: tuple[Any, ...]
+    notes: tuple[str, ...]
+
+
+class _RecordsJob(msgspec.Struct, frozen=True):
+    """The input of a worker: a rank's records, and its analysed steps."""
+
+    source: RecordSource
+    windows: Intervals
+
+    @property
+    def rank(self) -> int:
+        """Global rank."""
+        return self.source.rank
+
+
+def measure_records(
+    run: Run, *, executor: Mapper | None = None, windows: Mapping[int, Intervals] | None = None
+) -> ProbeRecords:
+    """Measure the probe records of every rank; bare traces have none.
+
+    The executor has one rank's records in memory per worker; None measures them in this process.
+    Windows are the analysed steps by rank, own clock, for the sensor samples inside them.
+    """
+    by_rank = windows or {}
+    jobs = [
+        _RecordsJob(run.records[rank], by_rank.get(rank, EMPTY)) for rank in sorted(run.records)
+    ]
+    results = map(_measure, jobs) if executor is None else executor.map(_measure, jobs)
+    outcomes = list(results)
+    failed = [outcome for outcome in outcomes if isinstance(outcome, str)]
+    ranks = [outcome for outcome in outcomes if isinstance(outcome, _OfRank)]
+    found: dict[type, dict[int, Any]] = {}
+    for rank in ranks:
+        for one in rank.found:
+            found.setdefault(type(one), {})[rank.rank] = one
+    return ProbeRecords(found=found, job=run.job, notes=(*failed, *_folded_notes(ranks)))
+
+
+def _measure(job: _RecordsJob) -> _OfRank:
+    records = job.source.load()
+    given = {RankRecords: records, Intervals: job.windows}
+    found = (
+        make(**{name: given[need] for name, need in needs.items()})
+        for make, needs in record_parts()
+    )
+    present = tuple(one for one in found if one is not None)
+    return _OfRank(rank=records.rank, found=present, notes=records.notes)
+
+
+@cache
+def record_parts() -> Sequence[tuple[Callable[..., Any], Mapping[str, type]]]:
+    """Functions that measure one rank's records, with the types of their parameters.
+
+    These are the functions ``measure_…(records: RankRecords)`` in the ``measure`` modules of
+    subjects. Results are looked up by type, so no two functions may return the same type.
+    """
+    found = declared_functions("measure_").values()
+    hints = {make: get_type_hints(make) for make in found if "records" in make.__annotations__}
+    return [
+        (make, {name: need for name, need in kinds.items() if name != "return"})
+        for make, kinds in hints.items()
+        if RankRecords in kinds.values()
+    ]
+
+
+def _folded_notes(ranks: Iterable[_OfRank]) -> list[str]:
+    """Notes of all ranks, each once with the ranks that have it."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank in ranks:
+        for note in rank.notes:
+            ranks_of.setdefault(note, []).append(rank.rank)
+    return [f"{name_ranks(numbers)}: {note}" for note, numbers in ranks_of.items()]

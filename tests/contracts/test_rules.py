@@ -11,8 +11,7 @@ from msgspec.structs import replace
 import distprof
 from distprof.rules.engine import run_rules
 from distprof.rules.page import HEADINGS
-from distprof.rules.registry import MODULES, all_rules
-from distprof.rules.retired import RETIRED
+from distprof.rules.registry import MODULES, RETIRED, all_rules
 from distprof.sections.capture.result import CaptureResult
 from distprof.sections.collective_log.result import CollectiveLogResult
 from distprof.sections.collectives.result import CollectivesResult

@@ -32,7 +32,7 @@ from distprof.sections.engine import (
     sections_of,
 )
 from distprof.sections.measure_rank import _given, measure_rank, rank_parts
-from distprof.sections.measure_records import record_parts
+from distprof.sections.measure_run import record_parts
 from distprof.sections.overlap.result import RankOverlap
 from tests.builders import RankBuilder, make_run
 from tests.sections.measured import context_of

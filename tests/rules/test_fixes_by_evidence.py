@@ -12,7 +12,7 @@ from distprof.sections.idle.result import IdleResult
 from distprof.sections.nccl.result import NcclResult, NcclSetting, NcclTransport
 from distprof.sections.stragglers.result import StepBlame, StragglersResult
 from distprof.sections.summaries.result import InputReadinessResult, LatePeriod
-from distprof.sections.time.copies import direction_of, exposed_copies, measure_copies
+from distprof.sections.time.measure import direction_of, exposed_copies, measure_copies
 from distprof.sections.time.result import ExposedCopies, WaterfallResult
 from tests.builders import RankBuilder
 from tests.rules.fixtures.collectives import bad_arrival_skew_bound_collectives

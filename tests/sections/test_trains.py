@@ -6,7 +6,7 @@ import pytest
 
 from distprof.rules.engine import run_rules
 from distprof.sections.collectives.result import CollectivesResult, CollectiveTrain
-from distprof.sections.collectives.trains import collective_trains
+from distprof.sections.collectives.rows import collective_trains
 from distprof.terms import CollectiveKind
 from tests.builders import RankBuilder
 from tests.rules.samples import MS, US, changed, collective_class, collectives, healthy

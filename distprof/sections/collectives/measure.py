@@ -27,6 +27,7 @@ from distprof.run.topology import GroupNames, ProcessGroup, Topology, is_unnamed
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
 from distprof.sections.collectives.rows import (
+    collective_trains,
     rank_collective_step,
     rank_exposed_ns,
     rank_exposed_rows,
@@ -34,8 +35,8 @@ from distprof.sections.collectives.rows import (
     rank_row_among_kernels,
     rank_row_begins_overlapped,
     rank_row_overlapped_ns,
+    rank_trains,
 )
-from distprof.sections.collectives.trains import collective_trains, rank_trains
 from distprof.sections.context import RankAnalyses
 from distprof.sections.matched import Members, RowIndex, median_by_code, segment_median
 from distprof.terms import CollectiveKind

@@ -17,13 +17,14 @@ from distprof.costs.pipeline import bubble_fraction
 from distprof.sections.context import StageSlots
 from distprof.sections.pipeline.bubble import (
     IdleParts,
+    ObservedPipeline,
     equal_stages,
     idle_parts,
+    observe,
     predictions_of,
     spans,
     typical_message,
 )
-from distprof.sections.pipeline.observed import ObservedPipeline, observe
 from distprof.sections.pipeline.result import PictureRow, PipelineGroup, StageDetail
 from distprof.sections.pipeline.slots import UNKNOWN_STAGE
 from distprof.terms import Confidence, SlotKind
@@ -253,7 +254,7 @@ def _group(pipelines: Sequence[_Pipeline]) -> PipelineGroup:
     group = PipelineGroup(
         schedule=chosen.schedule,
         ranks=observed.ranks,
-        replicas=tuple(sorted(pipeline.observed.ranks for pipeline in pipelines)),
+        replicas=tuple(sorted(pipeline.bubble.ranks for pipeline in pipelines)),
         stages=chosen.num_stages,
         virtual_stages=chosen.virtual_stages,
         num_micro_batches=observed.orders.num_micro_batches,

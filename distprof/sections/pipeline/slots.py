@@ -26,7 +26,7 @@ from distprof.intervals import Intervals, covered, intersect, subtract, union
 from distprof.run.tables import RankTables, intervals_of, join_launches
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import RankContext, StageMarks, StageSlots, Timeline
-from distprof.sections.pipeline.observed import changes, number_in_run
+from distprof.sections.pipeline.bubble import changes, number_in_run
 from distprof.terms import ActivityKind, CollectiveKind, SlotKind
 
 UNKNOWN_STAGE = -1

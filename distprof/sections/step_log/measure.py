@@ -17,8 +17,7 @@ from distprof.run.records import RankRecords, untraced_steps
 from distprof.schema import Int64Array, Table
 from distprof.sections.context import ProbeRecords
 from distprof.sections.matched import segment_median
-from distprof.sections.step_log.gpu_lateness import find_late_gpus
-from distprof.sections.step_log.lateness import find_late_ranks, groups_of
+from distprof.sections.step_log.lateness import find_late_gpus, find_late_ranks, groups_of
 from distprof.sections.step_log.result import (
     LateInLog,
     LateOnGpu,

@@ -27,7 +27,7 @@ from distprof.sections.context import LaunchBounds, MainLine, Own, RankContext, 
 from distprof.sections.idle.launch_bounds import held_by_launches, launch_bounds
 from distprof.sections.idle.measure import IdleCauses
 from distprof.sections.pipeline.slots import needed_at
-from distprof.sections.time.copies import direction_of
+from distprof.sections.time.measure import direction_of
 from distprof.sections.whatif.result import PAGEABLE
 from distprof.terms import ActivityKind, CollectiveKind, IdleCause
 

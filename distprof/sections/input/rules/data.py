@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.idle.result import IdleResult, PausesResult
-from distprof.sections.input.rules._shared import named_for_late_input
+from distprof.sections.input.rules.loading import named_for_late_input
 from distprof.sections.settings.result import SettingsResult
 from distprof.sections.shares import StepTimes, hidden_waits, idle_gpu_ns
 from distprof.sections.step_log.result import StepLogResult

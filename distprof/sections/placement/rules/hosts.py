@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.placement.result import ACROSS_SOCKETS, CardPath, PlacementResult
-from distprof.sections.placement.rules._shared import crossing, exposed_ns, out_of_turn, placed
+from distprof.sections.placement.rules.axes import crossing, exposed_ns, out_of_turn, placed
 from distprof.sections.shares import WIDER_TRANSFER, StepTimes
 from distprof.terms import Confidence, Severity
 

@@ -1,14 +1,15 @@
-"""Rules about units of sharding."""
+"""Rules about sharded parameters and tensor parallelism: units and layout."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
 from distprof.sections.overlap.result import OverlapResult
-from distprof.sections.sharding.result import ShardedAxis, ShardingResult
+from distprof.sections.sharding.result import ShardedAxis, ShardingResult, TensorTraffic
 from distprof.sections.shares import WIDER_TRANSFER, MeanStep, StepTimes, alone_ns
-from distprof.terms import Confidence, Severity
+from distprof.terms import CollectiveKind, Confidence, MeshAxis, Severity
 from distprof.units import format_bytes, format_ratio
 
 
@@ -77,7 +78,7 @@ def no_parameter_prefetch(
         if step.ratio(cost) < limits["min_step_ratio"]:
             continue
         yield Draft(
-            message=_message(axis, step, cost),
+            message=_prefetch_message(axis, step, cost),
             fix=(
                 "Gather the next unit while this one computes: one unit per transformer block, "
                 "set_modules_to_forward_prefetch and set_modules_to_backward_prefetch (FSDP2), "
@@ -91,7 +92,7 @@ def no_parameter_prefetch(
         )
 
 
-def _message(axis: ShardedAxis, step: MeanStep, cost_ns: int) -> str:
+def _prefetch_message(axis: ShardedAxis, step: MeanStep, cost_ns: int) -> str:
     size = "" if axis.gather_bytes_median is None else f" {format_bytes(axis.gather_bytes_median)}"
     times = f"{axis.gathers_per_step:.0f} times{size}"
     if axis.num_units == 1:
@@ -273,3 +274,258 @@ def _what(gathers: float, scatters: int) -> str:
     if scatters > 1:
         parts.append(f"reduces every gradient {scatters} times")
     return " and ".join(parts)
+
+
+_SHARDING = (MeshAxis.DP_SHARD.value,)
+
+
+@rule(
+    "COM106",
+    Severity.WARNING,
+    min_step_ratio=Limit(0.05, "smallest share of the step that is worth reporting"),
+)
+def sharding_across_nodes(
+    collectives: CollectivesResult, times: StepTimes, limits: Limits
+) -> Iterator[Draft]:
+    """Parameters are sharded over all nodes at once (flat FSDP): every all-gather and
+    reduce-scatter of the sharding axis crosses the network although several ranks of a group share
+    a node.
+
+    ## Why it costs time
+    Gathering parameters twice and scattering gradients once per step moves three times the model
+    through the slowest link. Sharded inside each node and replicated across nodes (HSDP), the same
+    traffic stays on the node's fast links, and only the gradients of each shard cross the network.
+
+    ## Evidence needed
+    Nodes of the ranks (host names in the traces, or a run directory), the sharding axis of the mesh
+    (`dp_shard`), and matched collectives, to separate transfer from waiting.
+
+    ## How the cost is computed
+    Exposed transfer of the collectives of that axis (several may be exposed at the same time): mean
+    per rank and step, limited to all exposed transfer. This is an upper bound, because gathering
+    inside the node and reducing between nodes also take time. The message models the traffic
+    between nodes with HSDP: flat sharding sends 3(P−1)/P · N bytes per rank, and hybrid sharding
+    2(G−1)/G · N/g for the all-reduce of a shard over G nodes of g ranks.
+
+    ## How to fix
+    Pass a mesh with two axes to `fully_shard`: `init_device_mesh("cuda", (nodes, ranks_per_node),
+    mesh_dim_names=("dp_replicate", "dp_shard"))`. Reference run: `distprof run fsdp --replicas
+    NODES`.
+
+    ## When it is wrong
+    A replica may not fit into one node's memory: HSDP holds 16N/g bytes of model state per rank
+    instead of 16N/P. The network may be as fast as the links inside a node.
+
+    ## Sources
+    Formula sheet, "Volume per training step" (FSDP, HSDP) and "Anti-patterns" (flat sharding across
+    nodes). PyTorch documentation of `fully_shard` (meshes of two dimensions).
+    """
+    sharding = [c for c in collectives.classes if c.axis in _SHARDING]
+    if not sharding:
+        return
+    if all(record.num_nodes is None for record in sharding):
+        raise InsufficientEvidenceError("the nodes of the ranks are unknown")
+    flat = [record for record in sharding if _spans_nodes(record)]
+    if not flat or len(flat) < len(sharding):
+        return
+    if all(record.exposed_wait_ns_per_step is None for record in flat):
+        raise InsufficientEvidenceError(
+            "waiting and transfer of the sharding axis cannot be separated"
+        )
+    step = times.mean_step()
+    exposed = sum(
+        record.exposed_transfer_ns_per_step for record in flat
+    )  # classes may be exposed at the same time
+    cost = min(exposed, step.exposed_transfer_ns)
+    if step.ratio(cost) < limits["min_step_ratio"]:
+        return
+    nodes, size = flat[0].num_nodes or 0, flat[0].group_size or 0
+    yield Draft(
+        message=(
+            f"The groups of {flat[0].axis} span {nodes} nodes with {size // nodes} ranks on each: "
+            f"their exposed transfer takes {step.share(cost)}.{_instead(flat, nodes, size)}"
+        ),
+        fix=(
+            "Shard inside each node and replicate across nodes (HSDP): a mesh of dp_replicate × "
+            "dp_shard for fully_shard, if a replica fits into a node's memory."
+        ),
+        cost_ns_per_step=cost,
+        confidence=Confidence.MODELLED,
+        evidence=("collectives.classes", "run.nodes"),
+        without=f"axis {flat[0].axis}",
+        explains=WIDER_TRANSFER,
+    )
+
+
+def _spans_nodes(record: CollectiveClass) -> bool:
+    """Whether a group spans nodes with several ranks on each."""
+    nodes, size = record.num_nodes, record.group_size
+    return nodes is not None and size is not None and nodes > 1 and size >= 2 * nodes
+
+
+def _instead(flat: Sequence[CollectiveClass], nodes: int, size: int) -> str:
+    """Traffic between nodes now and with HSDP (formula sheet, "Volume per training step")."""
+    sent = [record.sent_bytes_per_step for record in flat]
+    scattered = [
+        record.sent_bytes_per_step
+        for record in flat
+        if record.kind == CollectiveKind.REDUCE_SCATTER.label
+    ]
+    if not scattered or None in sent:
+        return ""
+    now = sum(value for value in sent if value is not None)
+    model = sum(value for value in scattered if value is not None) * size / (size - 1)
+    then = 2 * (nodes - 1) / nodes * model * nodes / size
+    return (
+        f" Sharded inside nodes, a rank would send about {format_bytes(then)} between nodes per "
+        f"step. Now it sends {format_bytes(now)} in groups that span nodes."
+    )
+
+
+@rule(
+    "COM120",
+    Severity.INFO,
+    costs_time=False,
+    min_all_reduces=Limit(4, "smallest number of all-reduces per step, that of a single layer"),
+    max_pair_ratio=Limit(
+        0.2, "share of gathered or scattered bytes from which the sequence counts as sharded"
+    ),
+    min_step_ratio=Limit(0.05, "smallest exposed share of the step that is worth reporting"),
+)
+def tensor_parallelism_without_sequence_parallelism(
+    sharding: ShardingResult, times: StepTimes, limits: Limits
+) -> Iterator[Draft]:
+    """Tensor parallelism sums whole activations with all-reduces instead of reduce-scatters after
+    and all-gathers before each block (sequence parallelism).
+
+    ## Why it costs time
+    The bytes are the same, but between blocks every rank keeps and processes the whole sequence.
+    Norms, dropout and residuals are computed T times, and their activations take T times the
+    memory, which could serve larger micro-batches or less recomputation. An all-reduce cannot begin
+    before a block has ended, while a gather or scatter can be split and overlap with the adjacent
+    matrix multiplication.
+
+    ## Evidence needed
+    Collectives along the tensor axis of a mesh (groups named `tp`, `tensor_model_parallel`, …) in a
+    recording with training steps.
+
+    ## How the cost is computed
+    No cost: the gain depends on how the memory and the overlap are used. Overlap can recover at
+    most the exposed time of the all-reduces in the message.
+
+    ## How to fix
+    PyTorch: use `SequenceParallel` for norms and dropout in the plan of `parallelize_module`, with
+    `PrepareModuleInput` and row-wise outputs of `Shard(1)`. Megatron: `--sequence-parallel`. Then
+    enable overlap: asynchronous tensor parallelism (`enable_async_tensor_parallel`),
+    `--tp-comm-overlap`.
+
+    ## When it is wrong
+    Inference on single tokens has no sequence to shard. Short sequences make shards too small to be
+    useful, and some models (odd sequence lengths, attention that needs whole sequences in the
+    norms) cannot be sharded this way.
+
+    ## Sources
+    Formula sheet, "Volume per training step" (TP). Korthikanti et al., Reducing Activation
+    Recomputation in Large Transformer Models, 2022.
+    """
+    tensor = sharding.tensor
+    if tensor is None or times.step_time.median_ns is None:
+        return
+    step = times.mean_step()
+    if tensor.all_reduces_per_step < limits["min_all_reduces"]:
+        return
+    if _pair_ratio(tensor) >= limits["max_pair_ratio"]:
+        return
+    if step.ratio(tensor.all_reduce_exposed_ns_per_step) < limits["min_step_ratio"]:
+        return
+    size = tensor.all_reduce_bytes_per_step
+    together = "" if size is None else f" of {format_bytes(size)} in total"
+    who = "Tensor" if tensor.group_size is None else f"{tensor.group_size} ranks of tensor"
+    verb = "sums" if tensor.group_size is None else "sum"
+    yield Draft(
+        message=(
+            f"{who} parallelism {verb} activations with {tensor.all_reduces_per_step:.0f} "
+            f"all-reduces{together} per step and gathers or scatters almost nothing: "
+            f"{step.share(tensor.all_reduce_exposed_ns_per_step)} is exposed."
+        ),
+        fix=(
+            "Shard the sequence between blocks: SequenceParallel in the plan of "
+            "parallelize_module, or --sequence-parallel in Megatron. Its gathers and scatters can "
+            "then overlap with matrix multiplications."
+        ),
+        evidence=("sharding.tensor", "waterfall.all"),
+    )
+
+
+def _pair_ratio(tensor: TensorTraffic) -> float:
+    """Share of gathers and scatters, in bytes if known, otherwise by count."""
+    reduced, pairs = tensor.all_reduce_bytes_per_step, tensor.pair_bytes_per_step
+    if reduced is not None and pairs is not None and reduced + pairs:
+        return pairs / (reduced + pairs)
+    number = tensor.all_gathers_per_step + tensor.reduce_scatters_per_step
+    return number / (number + tensor.all_reduces_per_step)
+
+
+_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
+
+
+@rule(
+    "HST104",
+    Severity.WARNING,
+    min_step_ratio=Limit(0.05, "smallest share of the step that is worth reporting"),
+)
+def single_device_connection(
+    sharding: ShardingResult, overlap: OverlapResult, times: StepTimes, limits: Limits
+) -> Iterator[Draft]:
+    """A job that shards its parameters runs with `CUDA_DEVICE_MAX_CONNECTIONS=1`, and its gathers
+    and reduce-scatters do not overlap with computation.
+
+    ## Why it costs time
+    With one connection all streams of a process enter the GPU through one queue, in the order in
+    which the CPU launched them. A gather behind a queue of kernels begins only after they have
+    begun, and kernels behind the gather wait too. Megatron's tensor parallelism needs this order on
+    GPUs before Blackwell. The overlap of sharded parameters needs independent streams.
+
+    ## Evidence needed
+    The job's environment (a run directory), GPU activities, and all-gathers of a sharding axis.
+
+    ## How the cost is computed
+    The smaller of two means per rank and step: exposed transfer of the sharding axes, and
+    computation that runs without concurrent communication. This is an upper bound, because other
+    causes may also prevent overlap.
+
+    ## How to fix
+    Unset the variable, or set it to a value from 8 (the default) to 32. If tensor parallelism needs
+    1 on Hopper and earlier, and parameters are sharded too, compare both settings.
+
+    ## When it is wrong
+    Exposed transfer may have another cause, such as `no-parameter-prefetch`. A trace does not show
+    the queue itself.
+
+    ## Sources
+    CUDA C++ Programming Guide, environment variables. Megatron-FSDP's documentation, which
+    recommends leaving it unset.
+    """
+    if not sharding.axes or sharding.device == "cpu" or sharding.variable(_VARIABLE) != "1":
+        return
+    step = times.mean_step()
+    alone = alone_ns(step, overlap)
+    cost = min(
+        sum(axis.gather_transfer_ns + axis.scatter_transfer_ns for axis in sharding.axes),
+        alone,
+        step.exposed_transfer_ns,
+    )
+    if step.ratio(cost) < limits["min_step_ratio"]:
+        return
+    where = " and ".join(axis.label for axis in sharding.axes)
+    yield Draft(
+        message=(
+            f"{_VARIABLE}=1, and the exposed transfer of sharded parameters in {where} takes "
+            f"{step.share(cost)}."
+        ),
+        fix=f"Unset {_VARIABLE}: the overlap of sharded parameters needs independent streams.",
+        cost_ns_per_step=cost,
+        confidence=Confidence.INFERRED,
+        evidence=("sharding.environment", "sharding.axes", "overlap.ranks"),
+        without="overlap",
+    )

@@ -1,1 +1,0 @@
-"""Rules about sharded parameters and tensor parallelism."""
