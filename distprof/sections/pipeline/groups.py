@@ -254,7 +254,7 @@ def _group(pipelines: Sequence[_Pipeline]) -> PipelineGroup:
     group = PipelineGroup(
         schedule=chosen.schedule,
         ranks=observed.ranks,
-        replicas=tuple(sorted(pipeline.bubble.ranks for pipeline in pipelines)),
+        replicas=tuple(sorted(pipeline.observed.ranks for pipeline in pipelines)),
         stages=chosen.num_stages,
         virtual_stages=chosen.virtual_stages,
         num_micro_batches=observed.orders.num_micro_batches,
