@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from itertools import pairwise
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -26,7 +27,7 @@ from distprof.run.tables import DistinctRows, encode
 from distprof.run.topology import GroupNames, ProcessGroup, Topology, is_unnamed
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
-from distprof.sections.collectives.rows import (
+from distprof.sections.collectives.rows import (  # noqa: F401 - parts of a rank
     collective_trains,
     rank_collective_step,
     rank_exposed_ns,
@@ -42,32 +43,15 @@ from distprof.sections.matched import Members, RowIndex, median_by_code, segment
 from distprof.terms import CollectiveKind
 from distprof.units import NS_PER_S, fold_ranks, format_bytes
 
-__all__ = [
-    "MAX_SIZES",
-    "analyze_collectives",
-    "name_of_group",
-    "rank_collective_step",
-    "rank_exposed_ns",
-    "rank_exposed_rows",
-    "rank_exposed_wait_ns",
-    "rank_row_among_kernels",
-    "rank_row_begins_overlapped",
-    "rank_row_overlapped_ns",
-    "rank_trains",
-    "with_expectations",
-]
-
 MAX_SIZES = 32
 """Above this number of sizes for one kind in one group, sizes are folded into powers of two."""
 
 
-_ONE_SENDER = frozenset(
-    {
-        CollectiveKind.BROADCAST,
-        CollectiveKind.REDUCE,
-        CollectiveKind.SCATTER,
-        CollectiveKind.GATHER,
-    }
+_ONE_SENDER = (
+    CollectiveKind.BROADCAST,
+    CollectiveKind.REDUCE,
+    CollectiveKind.SCATTER,
+    CollectiveKind.GATHER,
 )
 """Kinds in which ranks of a group send different amounts."""
 
@@ -77,7 +61,7 @@ def analyze_collectives(
 ) -> CollectivesResult:
     """Aggregate collectives per class over the analysed steps, with expectations from a profile."""
     result = _class_table(run, analyses)
-    result = msgspec.structs.replace(
+    result = replace(
         result,
         trains=collective_trains(
             ((analysis.rank, analysis.trains) for analysis in analyses.values()),
@@ -103,7 +87,7 @@ def _class_table(run: Run, analyses: RankAnalyses) -> CollectivesResult:
     unit = np.concatenate([keys.encode(rank, size(rank)) for rank in index.ranks])
     keys.fold_sizes()
     class_code = np.asarray(keys.class_of_unit, dtype=np.int32)[unit]
-    rows = _Rows(index, analyses, class_code, unit, size)
+    rows = _Rows(index, analyses, class_code, unit)
     matched_row = np.zeros(len(rows.unit), dtype=np.bool_)
     for span in spans(len(members.row)):
         matched_row[members.row[span]] = True
@@ -111,7 +95,7 @@ def _class_table(run: Run, analyses: RankAnalyses) -> CollectivesResult:
     some_inside = _any_member(rows.inside, members)
     all_timed = ~_any_member(~rows.timed, members)
     keep = some_inside & (first >= 0)
-    transfer = segment_median(rows.after_last_start_ns(), members.offsets, members.row)
+    transfer = segment_median(index.column(rows.after_last_start_of), members.offsets, members.row)
     last = members.row[np.maximum(members.offsets[1:] - 1, 0)][keep]
     code = rows.class_code[first[keep]]
     other_end = rows.class_code[last]
@@ -122,7 +106,8 @@ def _class_table(run: Run, analyses: RankAnalyses) -> CollectivesResult:
         timed=all_timed[keep],
         matched_row=matched_row,
     )
-    classes = _classes(run, keys, rows, instances, len(index.ranks) * max(num_steps, 1))
+    samples = len(index.ranks) * max(num_steps, 1)
+    classes = _classes(run, analyses, keys, rows, instances, size, samples)
     return CollectivesResult(
         num_ranks=len(index.ranks),
         num_steps=num_steps,
@@ -229,11 +214,10 @@ def group_label(name: str, description: str) -> str:
 
 
 class _Rows:
-    """Columns of all ranks' rows; ``inside`` marks the analysed windows.
+    """All ranks' rows; ``inside`` marks the analysed windows.
 
     The wait and the time after the last start are valid only where ``timed``, durations only where
     ``executed``. Time columns are built on demand: all of them at once would take 50 bytes per row.
-    ``size`` is in bytes of a rank's rows.
     """
 
     def __init__(
@@ -242,61 +226,56 @@ class _Rows:
         analyses: RankAnalyses,
         class_code: NDArray[np.int32],
         unit: NDArray[np.int32],
-        size: _OfRank,
     ) -> None:
-        self.index, self._analyses, self._size = index, analyses, size
+        self.index, self._wait_ends = index, analyses.wait_ends
         self.class_code, self.unit = class_code, unit
         self.timed = index.column(lambda rank: analyses.wait_ends[rank.rank] != ABSENT)
         self.executed = index.column(lambda rank: rank.collectives["is_timed"])
         self.inside = index.column(lambda rank: analyses[rank.rank].collective_step >= 0)
         self.is_receipt = index.column(lambda rank: rank.collectives["kind"] == CollectiveKind.RECV)
 
+    def duration_of(self, rank: Rank) -> Int64Array:
+        """From start to end."""
+        duration: Int64Array = rank.collectives["end_ns"] - rank.collectives["start_ns"]
+        return duration
+
+    def wait_of(self, rank: Rank) -> Int64Array:
+        """From the row's start to the start of the last member."""
+        wait = self._wait_ends[rank.rank] - rank.collectives["start_ns"]
+        np.maximum(wait, 0, out=wait)
+        clipped: Int64Array = np.minimum(wait, self.duration_of(rank), out=wait)
+        return clipped
+
+    def transfer_of(self, rank: Rank) -> Int64Array:
+        """Duration without the wait."""
+        return self.duration_of(rank) - self.wait_of(rank)
+
+    def after_last_start_of(self, rank: Rank) -> Int64Array:
+        """From the last member's start to the row's end."""
+        return np.maximum(rank.collectives["end_ns"] - self._wait_ends[rank.rank], 0)
+
     @cached_property
     def by_class(self) -> list[NDArray[Any]]:
         """Rows of each class."""
         return positions_by_code(self.class_code)
 
-    def bytes(self) -> Int64Array:
-        """Size that decides the class."""
-        return self.index.column(self._size)
+    def of_classes(self, of: _OfRank, chosen: NDArray[np.bool_]) -> Iterator[Int64Array]:
+        """The chosen values of each class, from a column of each rank."""
+        values = self.index.column(of)
+        every = bool(chosen.all())
+        for of_class in self.by_class:
+            yield values[of_class if every else of_class[chosen[of_class]]]
 
-    def duration_ns(self) -> Int64Array:
-        """From start to end."""
-        return self.index.column(self._duration)
+    def medians(self, of: _OfRank, chosen: NDArray[np.bool_]) -> list[int | None]:
+        """Median of the chosen values of each class, rounded down; None without chosen values."""
+        return [
+            int(np.median(values, overwrite_input=True)) if len(values) else None
+            for values in self.of_classes(of, chosen)
+        ]
 
-    def wait_ns(self) -> Int64Array:
-        """From the row's start to the start of the last member."""
-        return self.index.column(self._wait)
-
-    def transfer_ns(self) -> Int64Array:
-        """Duration without the wait."""
-        return self.index.column(lambda rank: self._duration(rank) - self._wait(rank))
-
-    def after_last_start_ns(self) -> Int64Array:
-        """From the last member's start to the row's end."""
-        ends = self._analyses.wait_ends
-        return self.index.column(
-            lambda rank: np.maximum(rank.collectives["end_ns"] - ends[rank.rank], 0)
-        )
-
-    def exposed_ns(self) -> Int64Array:
-        """Time that does not overlap with computation."""
-        return self.index.column(lambda rank: self._analyses[rank.rank].exposed_ns)
-
-    def exposed_wait_ns(self) -> Int64Array:
-        """Part of the wait that does not overlap with computation; ABSENT where not matched."""
-        return self.index.column(lambda rank: self._analyses[rank.rank].exposed_wait_ns)
-
-    @staticmethod
-    def _duration(rank: Rank) -> Int64Array:
-        duration: Int64Array = rank.collectives["end_ns"] - rank.collectives["start_ns"]
-        return duration
-
-    def _wait(self, rank: Rank) -> Int64Array:
-        wait = self._analyses.wait_ends[rank.rank] - rank.collectives["start_ns"]
-        np.maximum(wait, 0, out=wait)
-        clipped: Int64Array = np.minimum(wait, self._duration(rank), out=wait)
-        return clipped
+    def means(self, of: _OfRank, chosen: NDArray[np.bool_], samples: int) -> list[int]:
+        """Sum of the chosen values of each class, divided by ``samples``; exact in int64."""
+        return [int(values.sum()) // samples for values in self.of_classes(of, chosen)]
 
 
 class _Instances(msgspec.Struct, frozen=True, kw_only=True):
@@ -324,53 +303,52 @@ def _any_member(flag: NDArray[np.bool_], members: Members) -> NDArray[np.bool_]:
 
 
 def _classes(
-    run: Run, keys: _Keys, rows: _Rows, instances: _Instances, samples: int
+    run: Run,
+    analyses: RankAnalyses,
+    keys: _Keys,
+    rows: _Rows,
+    instances: _Instances,
+    size: _OfRank,
+    samples: int,
 ) -> list[CollectiveClass]:
     """One record per class; ``samples`` is ranks times steps."""
-    # columns by name, with one value per class
     num = len(keys.classes)
     inside, timed = rows.inside, rows.inside & rows.timed
-    executed = inside & rows.executed
-    usable = instances.timed
+    executed, usable = inside & rows.executed, instances.timed
     ends = np.concatenate((instances.class_code, instances.received))
     matched = np.bincount(ends, minlength=num)
-    # unmatched instances of each class: in each group, the most chosen rows of any rank
-    chosen = ~instances.matched_row & inside
-    busiest = np.zeros(len(keys.class_of_unit), dtype=np.int64)
-    unmatched = np.zeros(len(keys.classes), dtype=np.int64)
-    if chosen.any():
-        for low, high in zip(rows.index.base[:-1], rows.index.base[1:], strict=True):
-            units, code = encode(rows.unit[low:high][chosen[low:high]])
-            busiest[units] = np.maximum(busiest[units], np.bincount(code, minlength=len(units)))
-    np.add.at(unmatched, np.asarray(keys.class_of_unit), busiest)
-    num_rows = [int(np.count_nonzero(inside[chosen])) for chosen in rows.by_class]
-    size, wait = _Column(rows, rows.bytes()), _Column(rows, rows.wait_ns())
+
+    def exposed_wait_of(rank: Rank) -> Int64Array:
+        return analyses[rank.rank].exposed_wait_ns
+
+    matched_wait = timed & (rows.index.column(exposed_wait_of) >= 0)
     columns: dict[str, Sequence[Any]] = {
-        "bytes": size.medians(inside),
+        "bytes": rows.medians(size, inside),
         "bytes_mean": [
             None if (values < 0).any() else int(values.sum()) / samples
-            for values in size.of_classes(inside)
+            for values in rows.of_classes(size, inside)
         ],
-        "count": (matched + unmatched).tolist(),
+        "count": (matched + _unmatched(keys, rows, ~instances.matched_row & inside)).tolist(),
         "matched": matched.tolist(),
-        "num_rows": num_rows,
+        "num_rows": [int(np.count_nonzero(inside[chosen])) for chosen in rows.by_class],
         "has_times": [bool(executed[chosen].any()) for chosen in rows.by_class],
-        "wait": wait.medians(timed),
-        "wait_mean": wait.means(timed, samples),
+        "wait": rows.medians(rows.wait_of, timed),
+        "wait_mean": rows.means(rows.wait_of, timed, samples),
         "transfer": median_by_code(
             instances.class_code[usable], instances.transfer_ns[usable], num
         ),
+        "exposed_wait_mean": rows.means(exposed_wait_of, matched_wait, samples),
+        "duration": rows.medians(rows.duration_of, executed),
+        "exposed_mean": rows.means(lambda rank: analyses[rank.rank].exposed_ns, executed, samples),
+        "transfer_mean": rows.means(rows.transfer_of, timed, samples),
     }
-    del size, wait
-    exposed_wait = _Column(rows, rows.exposed_wait_ns())
-    matched_wait = timed & (exposed_wait.values >= 0)
-    columns["exposed_wait_mean"] = exposed_wait.means(matched_wait, samples)
-    del exposed_wait, matched_wait
-    columns["duration"] = _Column(rows, rows.duration_ns()).medians(executed)
-    columns["exposed_mean"] = _Column(rows, rows.exposed_ns()).means(executed, samples)
-    columns["transfer_mean"] = _Column(rows, rows.transfer_ns()).means(timed, samples)
-    axes, nodes = _axes(run), _nodes_spanned(run.topology)
-    # A class seen only outside the analysed windows is left out.
+    names = GroupNames(run.topology.groups)
+    axes = {
+        name_of_group(group, names): group.axis.value
+        for group in run.topology.groups
+        if group.axis is not None
+    }
+    nodes = _nodes_spanned(run.topology)
     return [
         _record(
             key,
@@ -379,50 +357,38 @@ def _classes(
             {name: values[code] for name, values in columns.items()},
         )
         for key, code in keys.classes.items()
-        if columns["num_rows"][code]
+        if columns["num_rows"][code]  # a class seen only outside the analysed windows is left out
     ]
 
 
-class _Column(NamedTuple):
-    """One value per row, aggregated per class."""
-
-    rows: _Rows
-    values: Int64Array
-
-    def of_classes(self, chosen: NDArray[np.bool_]) -> Iterator[Int64Array]:
-        """The chosen values of each class."""
-        every = bool(chosen.all())
-        for of_class in self.rows.by_class:
-            yield self.values[of_class if every else of_class[chosen[of_class]]]
-
-    def medians(self, chosen: NDArray[np.bool_]) -> list[int | None]:
-        """Median of the chosen values of each class, rounded down; None without chosen values."""
-        return [
-            int(np.median(values, overwrite_input=True)) if len(values) else None
-            for values in self.of_classes(chosen)
-        ]
-
-    def means(self, chosen: NDArray[np.bool_], samples: int) -> list[int]:
-        """Sum of the chosen values of each class, divided by ``samples``; exact in int64."""
-        return [int(values.sum()) // samples for values in self.of_classes(chosen)]
+def _unmatched(keys: _Keys, rows: _Rows, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Unmatched instances of each class: in each group, the most chosen rows of any rank."""
+    busiest = np.zeros(len(keys.class_of_unit), dtype=np.int64)
+    result = np.zeros(len(keys.classes), dtype=np.int64)
+    if chosen.any():
+        for low, high in pairwise(rows.index.base.tolist()):
+            units, code = encode(rows.unit[low:high][chosen[low:high]])
+            busiest[units] = np.maximum(busiest[units], np.bincount(code, minlength=len(units)))
+    np.add.at(result, np.asarray(keys.class_of_unit), busiest)
+    return result
 
 
 def _record(
     key: _ClassKey, axis: str | None, num_nodes: int | None, of: Mapping[str, Any]
 ) -> CollectiveClass:
-    is_split = of["transfer"] is not None
-    algbw = _bandwidth(of["bytes"], of["transfer"])
-    factor = _factor(key)
+    size, transfer, factor = of["bytes"], of["transfer"], _factor(key)
+    algbw = size * NS_PER_S / transfer if size > 0 and transfer else None
+    is_split = transfer is not None
     return CollectiveClass(
         kind=CollectiveKind(key.kind).label,
         group=key.group,
-        group_size=_present(key.group_size),
+        group_size=None if key.group_size == ABSENT else key.group_size,
         axis=axis,
-        bytes=_present(of["bytes"]),
+        bytes=None if size == ABSENT else size,
         count=of["count"],
         num_matched=of["matched"],
         duration_ns_median=of["duration"],
-        transfer_ns_median=of["transfer"],
+        transfer_ns_median=transfer,
         wait_ns_median=of["wait"] if is_split else None,
         wait_ns_per_step=of["wait_mean"] if is_split else None,
         transfer_ns_per_step=of["transfer_mean"] if is_split else None,
@@ -449,16 +415,6 @@ def _sent_bytes(key: _ClassKey, bytes_per_step: float | None) -> float | None:
     return None if factor is None else factor * bytes_per_step
 
 
-def _axes(run: Run) -> dict[str, str]:
-    """Mesh axis by group label, where known."""
-    names = GroupNames(run.topology.groups)
-    return {
-        name_of_group(group, names): group.axis.value
-        for group in run.topology.groups
-        if group.axis is not None
-    }
-
-
 def _nodes_spanned(topology: Topology) -> dict[str, int]:
     """Largest number of nodes per group label; labels with an unknown node are left out."""
     node_of = {rank: node for node, ranks in topology.nodes.items() for rank in ranks}
@@ -481,21 +437,11 @@ def name_of_group(group: ProcessGroup, names: GroupNames) -> str:
     return by_ranks or group_label(group.name, group.description)
 
 
-def _bandwidth(num_bytes: int, transfer_ns: int | None) -> float | None:
-    if num_bytes <= 0 or not transfer_ns:
-        return None
-    return num_bytes * NS_PER_S / transfer_ns
-
-
 def _factor(key: _ClassKey) -> float | None:
     """Bus factor of the group size, never of the world size."""
     if key.group_size < 2:
         return None
     return bus_factor(CollectiveKind(key.kind), key.group_size)
-
-
-def _present(value: int) -> int | None:
-    return None if value == ABSENT else value
 
 
 def _most_exposed(record: CollectiveClass) -> tuple[int, int, str, str, int]:
@@ -540,14 +486,14 @@ def with_expectations(
     if (profile.device == "cpu") != is_cpu:
         measured, ran = ("CPUs", "GPUs") if not is_cpu else ("GPUs", "CPUs")
         why = f"the fabric profile is not used: it was measured on {measured}, the run used {ran}"
-        return msgspec.structs.replace(result, unavailable=(*result.unavailable, why))
+        return replace(result, unavailable=(*result.unavailable, why))
     classes = tuple(_with_expectation(record, profile) for record in result.classes)
     not_covered = [
         record
         for record in classes
         if record.busbw_bytes_per_s is not None and record.expected_busbw_bytes_per_s is None
     ]
-    return msgspec.structs.replace(
+    return replace(
         result,
         classes=classes,
         unavailable=(
@@ -567,7 +513,7 @@ def _with_expectation(record: CollectiveClass, profile: FabricFile) -> Collectiv
         num_nodes=record.num_nodes,
         num_bytes=record.bytes,
     )
-    return msgspec.structs.replace(record, expected_busbw_bytes_per_s=expected)
+    return replace(record, expected_busbw_bytes_per_s=expected)
 
 
 def _not_covered_text(records: Sequence[CollectiveClass]) -> str:

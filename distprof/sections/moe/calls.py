@@ -61,35 +61,24 @@ def label_calls(
 ) -> CallLabels:
     """Layer and call of each section of a group."""
     if not len(group.dispatch):
-        return _unlabelled(group, ())
+        return _unlabelled(group)
     log = logged_calls(group.ranks, routing, places, steps)
     if log is None:
-        # layers numbered in order of their calls; all unknown if the number of layers is unknown
         depth = _depth(group)
         if depth is None:
             return _unlabelled(
                 group,
-                (
-                    "Without a routing log the layers of the expert all-to-alls cannot be "
-                    "distinguished, so times cover all layers together.",
-                ),
+                "Without a routing log the layers of the expert all-to-alls cannot be "
+                "distinguished, so times cover all layers together.",
             )
-        unknown = np.full(len(group.dispatch), ABSENT, dtype=np.int64)
-        return CallLabels(
-            layer=group.call % depth,
-            names=tuple(f"layer {index}" for index in range(depth)),
-            is_first=group.is_first,
-            logged=unknown,
-            tokens=np.zeros((0, 1), dtype=np.int64),
-        )
+        names = tuple(f"layer {index}" for index in range(depth))
+        return replace(_unlabelled(group), layer=group.call % depth, names=names)
     called = _calls_of_sections(group, log, len(steps))
     if called is None:
         return _unlabelled(
             group,
-            (
-                "The expert all-to-alls do not match the calls in the routing log, so the times of "
-                "individual layers are unknown.",
-            ),
+            "The expert all-to-alls do not match the calls in the routing log, so the times of "
+            "individual layers are unknown.",
         )
     call, is_first = called
     labels = CallLabels(
@@ -102,7 +91,7 @@ def label_calls(
     return _checked(group, log, labels)
 
 
-def _unlabelled(group: GroupExchanges, problems: tuple[str, ...]) -> CallLabels:
+def _unlabelled(group: GroupExchanges, *problems: str) -> CallLabels:
     unknown = np.full(len(group.dispatch), ABSENT, dtype=np.int64)
     return CallLabels(
         layer=unknown,
@@ -128,12 +117,13 @@ def logged_calls(
     ``steps`` are the numbers of the steps to use, ascending; None for those in the first member's
     log.
     """
-    by_rank = {log.rank: log for log in routing if log.calls is not None}
+    by_rank = {log.rank: log.calls for log in routing if log.calls is not None}
     logging = [rank for rank in ranks if rank in by_rank]
     if not logging:
         return None
-    steps = _steps_of(by_rank[logging[0]]) if steps is None else steps
-    calls = [_in_steps(by_rank[rank].calls, steps) for rank in logging]
+    if steps is None:
+        steps = np.unique(by_rank[logging[0]].step).tolist()
+    calls = [_in_steps(by_rank[rank], steps) for rank in logging]
     first = calls[0]
     if not len(first.step) or any(not _has_same_calls(first, other) for other in calls):
         return None
@@ -150,14 +140,7 @@ def logged_calls(
     )
 
 
-def _steps_of(log: Routing) -> list[int]:
-    steps: list[int] = [] if log.calls is None else np.unique(log.calls.step).tolist()
-    return steps
-
-
-def _in_steps(calls: RoutedCalls | None, steps: Sequence[int]) -> RoutedCalls:
-    if calls is None:
-        raise ValueError("a log without calls")
+def _in_steps(calls: RoutedCalls, steps: Sequence[int]) -> RoutedCalls:
     rows = np.flatnonzero(np.isin(calls.step, steps))
     rows = rows[np.argsort(calls.step[rows], kind="stable")]
     return RoutedCalls(
@@ -238,12 +221,12 @@ def _checked(group: GroupExchanges, log: LoggedCalls, labels: CallLabels) -> Cal
     if mismatch.sum() > MISMATCH_RATIO * tokens.sum():
         difference = np.abs(tokens.sum(axis=2) - sent.sum(axis=2))
         worst = int(difference.argmax())
-        call, member = divmod(worst, difference.shape[1])
+        at, member = divmod(worst, difference.shape[1])
         rank = group.ranks[int(group.members[member])]
         sentence = (
             f"The routing log and the all-to-alls disagree: rank {rank} logged "
-            f"{int(tokens[call, member].sum()):,} assignments but sent "
-            f"{int(sent[call, member].sum()):,}. Ranks are compared by all-to-all sizes."
+            f"{int(tokens[at, member].sum()):,} assignments but sent "
+            f"{int(sent[at, member].sum()):,}. Ranks are compared by all-to-all sizes."
         )
         unknown = np.full(len(labels.logged), ABSENT, dtype=np.int64)
         return replace(labels, logged=unknown, problems=(sentence,))

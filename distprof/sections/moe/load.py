@@ -8,9 +8,11 @@ the loads of the experts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.costs.moe import (
@@ -46,7 +48,15 @@ def placement_row(
     empty, and ``expert_load`` the assignments per expert; None if experts cannot be distinguished.
     """
     load = load_imbalance(rank_load)
-    row = MoePlacement(
+    replaced: dict[str, Any] = {}
+    if expert_load is not None and placed is not None:
+        then = load_imbalance(placed.rank_loads(expert_load[:, np.newaxis])[:, 0])
+        replaced = {
+            "expert_max_over_mean": float(load_imbalance(expert_load).mean()),
+            "replaced_max_over_mean": float(then.mean()),
+            "rank_of_expert": tuple(placed.rank_of_expert[0].tolist()),
+        }
+    return MoePlacement(
         layer=layer,
         part=part,
         num_ranks=rank_load.shape[1],
@@ -55,18 +65,7 @@ def placement_row(
         tokens_per_call=float(rank_load.sum(axis=1).mean()),
         max_over_mean=float(load.mean()),
         worst_max_over_mean=float(load.max()),
-    )
-    if expert_load is None or placed is None:
-        return row
-    fields = {name: getattr(row, name) for name in row.__struct_fields__}
-    replaced = load_imbalance(placed.rank_loads(expert_load[:, np.newaxis])[:, 0])
-    return MoePlacement(
-        **{
-            **fields,
-            "expert_max_over_mean": float(load_imbalance(expert_load).mean()),
-            "replaced_max_over_mean": float(replaced.mean()),
-            "rank_of_expert": tuple(placed.rank_of_expert[0].tolist()),
-        }
+        **replaced,
     )
 
 
@@ -133,8 +132,8 @@ def ranks_of(
             group=group.ranks,
             tokens_per_step=None if tokens is None else float(tokens[at]),
             load_ratio=None
-            if tokens is None
-            else (float(tokens[at] / tokens.mean()) if tokens.sum() > 0 else None),
+            if tokens is None or tokens.sum() <= 0
+            else float(tokens[at] / tokens.mean()),
             expert_ns_per_step=round(expert[at] / num_steps) if len(group.dispatch) else None,
             combine_wait_ns_per_step=_wait_of_rank(waits[:, at], num_steps),
             sent_bytes_per_step=_per_step(sent, at, num_steps),
@@ -176,13 +175,13 @@ _EVEN = 0.01
 """Ranks are even if the busiest exceeds the mean by at most this share: no placement helps."""
 
 
-class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """Expert time per step, mean over groups: slowest rank, mean rank, slowest if re-placed."""
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """Expert time: of the slowest rank, the mean rank, and the slowest if experts are re-placed."""
 
     slowest_ns: float
     mean_ns: float
-    replaced_ns: float | None
     wait_ns: float | None
+    replaced_ns: float | None
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,7 +189,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     placement: tuple[MoePlacement, ...]
     ranks: tuple[MoeRank, ...]
-    totals: Totals | None
+    totals: Times | None  # per step, mean over groups
     problems: tuple[str, ...]
 
 
@@ -206,15 +205,6 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True):
     call: NDArray[np.int64]  # Row of ``expert_load`` of each section; empty without a log.
     # Assignments per expert of each logged call of the layer, ``(calls, experts)``.
     expert_load: NDArray[np.int64]
-
-
-class _Times(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over the sections of some parts."""
-
-    slowest_ns: float
-    mean_ns: float
-    wait_ns: float | None
-    replaced_ns: float | None
 
 
 def measure_load(
@@ -278,7 +268,7 @@ def _rank_loads(group: GroupExchanges, label: CallLabels) -> tuple[_Floats | Non
 
 def _row_of_layer(
     name: str, parts: Sequence[_Part], num_steps: int
-) -> tuple[MoePlacement | None, _Times]:
+) -> tuple[MoePlacement | None, Times]:
     """The layer's row (None if ranks cannot be compared) and its times."""
     placed = _new_placement(parts)
     times = _times_of(parts, placed)
@@ -295,16 +285,15 @@ def _row_of_layer(
         experts = np.concatenate([part.expert_load for part in parts])
         experts = experts[experts.sum(axis=1) > 0]
     row = placement_row(name, rank_load, origin=parts[0].origin, expert_load=experts, placed=placed)
-    return _with_times(row, times, num_steps * len(parts)), times
-
-
-def _with_times(row: MoePlacement, times: _Times, number: int) -> MoePlacement:
-    fields = {name: getattr(row, name) for name in row.__struct_fields__}
-    fields["expert_ns_per_step"] = round(times.slowest_ns / number)
-    fields["lost_ns_per_step"] = round((times.slowest_ns - times.mean_ns) / number)
-    fields["replaced_ns_per_step"] = _per(times.replaced_ns, number)
-    fields["combine_wait_ns_per_step"] = _per(times.wait_ns, number)
-    return MoePlacement(**fields)
+    number = num_steps * len(parts)
+    row = replace(
+        row,
+        expert_ns_per_step=round(times.slowest_ns / number),
+        lost_ns_per_step=round((times.slowest_ns - times.mean_ns) / number),
+        replaced_ns_per_step=_per(times.replaced_ns, number),
+        combine_wait_ns_per_step=_per(times.wait_ns, number),
+    )
+    return row, times
 
 
 def _new_placement(parts: Sequence[_Part]) -> Placement | None:
@@ -320,7 +309,7 @@ def _new_placement(parts: Sequence[_Part]) -> Placement | None:
     return place_experts(np.concatenate(loads).sum(axis=0, keepdims=True), size)
 
 
-def _times_of(parts: Sequence[_Part], placed: Placement | None) -> _Times:
+def _times_of(parts: Sequence[_Part], placed: Placement | None) -> Times:
     """Sums over the sections of a layer in all groups.
 
     With the new placement, lost time changes in proportion to the excess of the busiest rank's
@@ -331,13 +320,13 @@ def _times_of(parts: Sequence[_Part], placed: Placement | None) -> _Times:
         section_ns = part.group.section_ns[part.section]
         slowest += float(section_ns.max(axis=1).sum())
         mean += float((section_ns.max(axis=1) - lost_to_imbalance(section_ns)).sum())
-    waits = [_wait(part.group, part.section) for part in parts]
-    known = [wait for wait in waits if wait is not None]
+    waits = [part.group.wait_ns[part.group.dispatch[part.section] + 1] for part in parts]
+    is_known = not any((wait == ABSENT).any() for wait in waits)
     ratio = None if placed is None else _excess_ratio(parts, placed)
-    return _Times(
+    return Times(
         slowest_ns=slowest,
         mean_ns=mean,
-        wait_ns=sum(known) if len(known) == len(waits) else None,
+        wait_ns=sum(float(wait.mean(axis=1).sum()) for wait in waits) if is_known else None,
         replaced_ns=None if ratio is None else mean + ratio * (slowest - mean),
     )
 
@@ -364,28 +353,21 @@ def _imbalance(load: _Floats) -> _Floats:
     return np.nan_to_num(load_imbalance(load), nan=1.0)
 
 
-def _wait(group: GroupExchanges, section: NDArray[np.int64]) -> float | None:
-    """Sum over sections of the members' mean wait in the combine; None if a wait is unknown."""
-    waits = group.wait_ns[group.dispatch[section] + 1]
-    return None if (waits == ABSENT).any() else float(waits.mean(axis=1).sum())
-
-
 def _totals(
     groups: Sequence[GroupExchanges],
     labels: Sequence[CallLabels],
-    layers: Sequence[_Times],
+    layers: Sequence[Times],
     num_steps: int,
-) -> Totals | None:
+) -> Times | None:
     """Sums over all sections, mean over groups and steps."""
     if not groups or not num_steps:
         return None
     number = num_steps * len(groups)
-    everything = [_all_sections(group) for group in groups]
-    times = _times_of(everything, None)
+    times = _times_of([_all_sections(group) for group in groups], None)
     is_labelled = all((label.layer != ABSENT).all() for label in labels)
     replaced = [layer.replaced_ns for layer in layers if layer.replaced_ns is not None]
     has_all = is_labelled and len(replaced) == len(layers) > 0
-    return Totals(
+    return Times(
         slowest_ns=times.slowest_ns / number,
         mean_ns=times.mean_ns / number,
         replaced_ns=sum(replaced) / number if has_all else None,

@@ -7,7 +7,7 @@ combine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -20,15 +20,18 @@ from distprof.sections.moe.calls import label_calls
 from distprof.sections.moe.exchange import exchange_of, find_exchanges, pairs_of
 from distprof.sections.moe.load import (
     ALL_TO_ALL_SIZES,
-    Totals,
+    Times,
     measure_load,
     placement_of_log,
     row_of_experts,
 )
 from distprof.sections.moe.result import MoeLayer, MoePlacement, MoeResult
-from distprof.sections.moe.routing import Routing, combine_routing, layer_of_counts, measure_routing
-
-__all__ = ["analyze_moe", "measure_routing", "with_exchanges"]
+from distprof.sections.moe.routing import (  # noqa: F401 - part of the records
+    Routing,
+    combine_routing,
+    layer_of_counts,
+    measure_routing,
+)
 
 EXPERT_COUNTS = "expert counts"
 
@@ -41,9 +44,15 @@ def _of_counts(counts: ExpertCounts) -> MoeResult:
     layers: list[MoeLayer] = []
     placement: list[MoePlacement] = []
     problems: list[str] = []
-    for part, name, tokens in _rows(counts):
+    rows = (
+        (part, name, tokens)
+        for part, table in counts.tokens.items()
+        for name, tokens in zip(counts.layers, table, strict=True)
+    )
+    for part, name, tokens in rows:
         if not tokens.sum():
-            problems.append(f"Layer {name}{_of(part)} has no counts and is left out.")
+            of = f" of {part}" if part else ""
+            problems.append(f"Layer {name}{of} has no counts and is left out.")
             continue
         layer = layer_of_counts(
             name,
@@ -65,12 +74,6 @@ def _of_counts(counts: ExpertCounts) -> MoeResult:
     )
 
 
-def _rows(counts: ExpertCounts) -> Iterator[tuple[str, str, np.ndarray]]:
-    for part, table in counts.tokens.items():
-        for name, tokens in zip(counts.layers, table, strict=True):
-            yield part, name, tokens
-
-
 def _sizes(counts: ExpertCounts) -> tuple[int, ...]:
     """Numbers of ranks, from 2 on, that can share the experts evenly, each with at least 2."""
     table = next(iter(counts.tokens.values()))
@@ -79,10 +82,6 @@ def _sizes(counts: ExpertCounts) -> tuple[int, ...]:
     if len(counts.tokens) * table.size <= MAX_PLACED_EXPERTS:
         return sizes
     return tuple(sorted(sizes, key=lambda size: (abs(size - 8), size))[:1])
-
-
-def _of(part: str) -> str:
-    return f" of {part}" if part else ""
 
 
 # Routing and exchanges ----------------------------------------------------------------------------
@@ -146,7 +145,7 @@ def with_exchanges(
     )
 
 
-def _totals(totals: Totals | None) -> dict[str, int | None]:
+def _totals(totals: Times | None) -> dict[str, int | None]:
     if totals is None:
         return {}
     return {

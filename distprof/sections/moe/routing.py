@@ -128,9 +128,10 @@ def combine_routing(
         combined = _over_ranks(name, parts)
         if combined is None:
             continue
-        layers.append(combined.layer)
-        drift = _drift(name, combined.steps, combined.tokens)
-        drifts += [] if drift is None else [drift]
+        layer, steps, tokens = combined
+        layers.append(layer)
+        if len(steps) >= MIN_DRIFT_STEPS:
+            drifts.append(_drift(name, steps, tokens))
     return MoeResult(
         layers=tuple(layers),
         origin=ROUTING_LOG if layers else None,
@@ -258,14 +259,10 @@ def _by_layer(
     }
 
 
-class _CombinedLayer(msgspec.Struct, frozen=True, kw_only=True):
-    layer: MoeLayer
-    steps: Int64Array
-    tokens: NDArray[np.int64]
-
-
-def _over_ranks(name: str, parts: Sequence[LayerRouting]) -> _CombinedLayer | None:
-    """Figures of one layer over the steps that all these ranks logged."""
+def _over_ranks(
+    name: str, parts: Sequence[LayerRouting]
+) -> tuple[MoeLayer, Int64Array, NDArray[np.int64]] | None:
+    """Figures of one layer over the steps that all these ranks logged, these steps, and tokens."""
     common = parts[0].steps
     for part in parts[1:]:
         common = np.intersect1d(common, part.steps)
@@ -279,13 +276,11 @@ def _over_ranks(name: str, parts: Sequence[LayerRouting]) -> _CombinedLayer | No
     layer = layer_of_counts(
         name, tokens[routed], num_tokens=num_tokens, dropped=dropped, top_k=parts[0].top_k
     )
-    return _CombinedLayer(layer=layer, steps=common[routed], tokens=tokens[routed])
+    return layer, common[routed], tokens[routed]
 
 
-def _drift(name: str, steps: Int64Array, tokens: NDArray[np.int64]) -> MoeDrift | None:
-    """The first third of the steps compared with the last; None if there are too few steps."""
-    if len(steps) < MIN_DRIFT_STEPS:
-        return None
+def _drift(name: str, steps: Int64Array, tokens: NDArray[np.int64]) -> MoeDrift:
+    """The first third of the steps compared with the last."""
     third = len(steps) // 3
     first, last = tokens[:third], tokens[-third:]
     load = load_imbalance(tokens)

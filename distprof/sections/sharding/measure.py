@@ -47,13 +47,6 @@ def analyze_sharding(
     Source:
         Formula sheet, "Volume per training step" (FSDP, TP).
     """
-    from distprof.sections.sharding.measure import (
-        sharded_axes,
-        shared_streams,
-        tensor_traffic,
-        traffic_of,
-    )
-
     traffic = [traffic_of(analyses[r.rank], r) for r in run.ranks if r.rank in analyses]
     if profile is not None and (profile.device == "cpu") != analyses.is_cpu:
         profile = None
