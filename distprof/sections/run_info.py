@@ -22,6 +22,14 @@ def describe_run(run: Run, *, num_steps: int) -> RunInfo:
     for rank in run.ranks:
         for name, version in rank.versions.items():
             found.setdefault(name, {})[version] = None
+    # groups with the same description, size and axis as one row, with their number
+    identical: dict[tuple[str, int | None, MeshAxis | None], list[ProcessGroup]] = {}
+    for group in run.topology.groups:
+        key = (group.description or group.name, group.size, group.axis)
+        identical.setdefault(key, []).append(group)
+    nccl = run.get(NcclLog)
+    versions = list(nccl.versions) if nccl else []
+    whole = [v for v in versions if not any(o != v and o.startswith(v) for o in versions)]
     return RunInfo(
         source=run.source,
         world_size=size or (log.world_size if log else None),
@@ -33,9 +41,18 @@ def describe_run(run: Run, *, num_steps: int) -> RunInfo:
         mesh=_mesh_of(run),
         nodes=dict(run.topology.nodes),
         node_origin=run.topology.node_origin,
-        groups=_groups(run.topology.groups),
+        groups=tuple(
+            GroupInfo(
+                name=members[0].name,
+                description=members[0].description,
+                size=members[0].size,
+                axis=members[0].axis,
+                num_groups=len(members),
+            )
+            for members in identical.values()
+        ),
         versions={
-            **_nccl_version(run),
+            **({"nccl": ", ".join(whole[:4])} if whole else {}),
             **(run.job.versions if run.job else {}),
             **{name: ", ".join(versions) for name, versions in sorted(found.items())},
         },
@@ -61,29 +78,3 @@ def _mesh(groups: Iterable[ProcessGroup]) -> dict[str, int]:
         if group.axis not in (None, MeshAxis.WORLD) and group.size:
             sizes[group.axis] = max(sizes.get(group.axis, 0), group.size)
     return {axis.value: sizes[axis] for axis in MeshAxis if axis in sizes}
-
-
-def _groups(groups: Iterable[ProcessGroup]) -> tuple[GroupInfo, ...]:
-    """Groups with the same description, size and axis as one row, with their number."""
-    identical: dict[tuple[str, int | None, MeshAxis | None], list[ProcessGroup]] = {}
-    for group in groups:
-        key = (group.description or group.name, group.size, group.axis)
-        identical.setdefault(key, []).append(group)
-    return tuple(
-        GroupInfo(
-            name=members[0].name,
-            description=members[0].description,
-            size=members[0].size,
-            axis=members[0].axis,
-            num_groups=len(members),
-        )
-        for members in identical.values()
-    )
-
-
-def _nccl_version(run: Run) -> dict[str, str]:
-    """Version from NCCL's log, without versions that were cut off."""
-    log = run.get(NcclLog)
-    versions = list(log.versions) if log else []
-    whole = [v for v in versions if not any(o != v and o.startswith(v) for o in versions)]
-    return {"nccl": ", ".join(whole[:4])} if whole else {}

@@ -256,6 +256,7 @@ def _of_reference_run(job: RunFile) -> TrainedModel | None:
     recomputation: Recomputation = (
         "full" if training.get("checkpoint_activations") is True else "none"
     )
+    value = training.get("precision")
     return TrainedModel(
         name=f"{job.workload}, {_short(shape.parameters)} parameters",
         source="run.json",
@@ -263,7 +264,7 @@ def _of_reference_run(job: RunFile) -> TrainedModel | None:
         active_parameters=float(shape.active_parameters),
         shape=shape,
         sequence=_number(values.get("sequence")),
-        precision=_precision(training.get("precision")),
+        precision=cast("Precision", value) if value in get_args(Precision) else "bf16",
         recomputation=recomputation,
         zero_stage=_zero_stage(options, job),
         shards=job.mesh.get(_SHARDED) or job.world_size,
@@ -277,11 +278,6 @@ def _zero_stage(options: Mapping[str, Any], job: RunFile) -> int | None:
         return 3 if job.mesh.get(_SHARDED, 1) > 1 else None
     stage = str(options.get("zero", ""))
     return int(stage) if job.workload == "fsdp" and stage in ("1", "2", "3") else None
-
-
-def _precision(value: object) -> Precision:
-    """``auto`` is bf16 on GPUs; on a CPU there is no peak to compare with."""
-    return cast("Precision", value) if value in get_args(Precision) else "bf16"
 
 
 def _number(value: object) -> int | None:

@@ -146,3 +146,13 @@ class MoeResult(Result, frozen=True, kw_only=True):
     replaced_ns_per_step: int | None = None
     # Mean wait of the ranks in combine. It includes the loss, and any other lateness of ranks.
     combine_wait_ns_per_step: int | None = None
+
+    @property
+    def typical_placement(self) -> tuple[MoePlacement, ...]:
+        """One row per part and layer: of several numbers of ranks, the one nearest to eight."""
+        best: dict[tuple[str, str], MoePlacement] = {}
+        for row in self.placement:
+            best_yet = best.setdefault((row.part, row.layer), row)
+            if abs(row.num_ranks - 8) < abs(best_yet.num_ranks - 8):
+                best[row.part, row.layer] = row
+        return tuple(best.values())

@@ -309,8 +309,6 @@ def dropped_tokens(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
     )
 
 
-_TYPICAL_RANKS = 8
-
 MOST_LAYERS = 0.75
 """If at least this share of layers is uneven, busy experts matter only because of placement."""
 
@@ -354,7 +352,7 @@ def unbalanced_expert_placement(moe: MoeResult, limits: Limits) -> Iterator[Draf
     Formula sheet, "Mixture of experts". DeepSeek-AI, EPLB (expert parallelism load balancer).
     """
     check_experts_known(moe)
-    rows = _of_one_size(moe.placement)
+    rows = moe.typical_placement
     uneven = [row for row in rows if _is_uneven(row, limits)]
     if not uneven:
         return
@@ -383,16 +381,6 @@ def unbalanced_expert_placement(moe: MoeResult, limits: Limits) -> Iterator[Draf
         evidence=("moe.placement",),
         explains=("MOE101",) if explains_load else (),
     )
-
-
-def _of_one_size(rows: Sequence[MoePlacement]) -> list[MoePlacement]:
-    """One row per layer: if several numbers of ranks were tried, the number nearest to eight."""
-    best: dict[tuple[str, str], MoePlacement] = {}
-    for row in rows:
-        best_yet = best.setdefault((row.part, row.layer), row)
-        if abs(row.num_ranks - _TYPICAL_RANKS) < abs(best_yet.num_ranks - _TYPICAL_RANKS):
-            best[row.part, row.layer] = row
-    return list(best.values())
 
 
 def _is_uneven(row: MoePlacement, limits: Limits) -> bool:

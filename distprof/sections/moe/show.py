@@ -20,9 +20,6 @@ MAX_MATRIX = 8
 
 MAX_MATRIX_OF_ALL = 16
 
-TYPICAL_RANKS = 8
-"""For counts without ranks, the table shows the number of ranks nearest to this one."""
-
 
 def moe_table(report: Report, *, show_all: bool) -> TableView | None:
     """Expert load by layer, most uneven first."""
@@ -64,7 +61,7 @@ def moe_table(report: Report, *, show_all: bool) -> TableView | None:
 def placement_table(report: Report, *, show_all: bool) -> TableView | None:
     """Load of ranks that share experts, now and with another placement of experts."""
     moe = report.moe
-    rows = moe.placement if show_all else _of_typical_size(moe.placement)
+    rows = moe.placement if show_all else moe.typical_placement
     ordered = sorted(rows, key=lambda row: (-(row.lost_ns_per_step or 0), -row.max_over_mean))
     shown = ordered if show_all else ordered[:MAX_LAYERS_SHOWN]
     timed = any(row.expert_ns_per_step is not None for row in ordered)
@@ -163,16 +160,6 @@ def pairs_table(report: Report, *, show_all: bool) -> TableView | None:
 def _pair_cell(amount: dict[tuple[int, int], int], sender: int, receiver: int, mean: float) -> str:
     share = f"{100 * amount.get((sender, receiver), 0) / mean:,.0f}"
     return f"{share} ·" if sender == receiver else share
-
-
-def _of_typical_size(rows: Sequence[MoePlacement]) -> list[MoePlacement]:
-    """One row per part and layer if several numbers of ranks were tried."""
-    best: dict[tuple[str, str], MoePlacement] = {}
-    for row in rows:
-        best_yet = best.setdefault((row.part, row.layer), row)
-        if abs(row.num_ranks - TYPICAL_RANKS) < abs(best_yet.num_ranks - TYPICAL_RANKS):
-            best[row.part, row.layer] = row
-    return list(best.values())
 
 
 def _load_if_replaced(row: MoePlacement) -> float | str | None:

@@ -53,7 +53,11 @@ BY_RANK = "The ranks of each pipeline are inferred from their numerical order."
 def pipelines_of(run: Run, analyses: Mapping[int, RankAnalysis]) -> tuple[PipelineSlots, ...]:
     """Every pipeline of the run with slots on at least one rank."""
     with_slots = {r: a for r, a in analyses.items() if a.slots is not None and len(a.slots)}
-    groups = _from_topology(run, with_slots)
+    # members of the process groups along the pipeline axis in which a rank has slots
+    along = (group.ranks for group in run.topology.groups if group.axis is MeshAxis.PP)
+    groups = tuple(
+        sorted({ranks for ranks in along if len(ranks) > 1 and with_slots.keys() & {*ranks}})
+    )
     left = {rank for rank in with_slots if not any(rank in group for group in groups)}
     notes: tuple[str, ...] = ()
     if left:
@@ -61,14 +65,6 @@ def pipelines_of(run: Run, analyses: Mapping[int, RankAnalysis]) -> tuple[Pipeli
         notes = (BY_RANK,) if len(assumed) > 1 else ()
         groups = (*groups, *assumed)
     return tuple(_pipeline(run.clock, group, with_slots, notes) for group in groups)
-
-
-def _from_topology(run: Run, with_slots: Mapping[int, RankAnalysis]) -> tuple[tuple[int, ...], ...]:
-    """Members of the process groups along the pipeline axis in which a rank has slots."""
-    groups = (group.ranks for group in run.topology.groups if group.axis is MeshAxis.PP)
-    return tuple(
-        sorted({ranks for ranks in groups if len(ranks) > 1 and with_slots.keys() & {*ranks}})
-    )
 
 
 def _from_stages(with_slots: Mapping[int, RankAnalysis]) -> tuple[tuple[int, ...], ...]:
@@ -294,7 +290,11 @@ def _busiest_stage(members: Sequence[_Member]) -> tuple[int | None, float | None
 
 def _rank(member: _Member) -> PipelineRank:
     span = np.mean([step.span_ns for step in member.analysis.steps])
-    wait = _message_wait(member.analysis)
+    wait = (
+        float(member.analysis.message_wait_ns.mean())
+        if member.analysis.message_wait_ns is not None
+        else float(np.mean([step.exposed_comm_ns for step in member.analysis.steps]))
+    )
     work = member.work_ns.mean()
     return PipelineRank(
         rank=member.analysis.rank,
@@ -303,10 +303,3 @@ def _rank(member: _Member) -> PipelineRank:
         wait_ns_per_step=int(wait),
         other_ns_per_step=max(0, int(span - wait - work)),
     )
-
-
-def _message_wait(analysis: RankAnalysis) -> float:
-    """Mean wait per step for messages; for all communication if these cannot be separated."""
-    if analysis.message_wait_ns is not None:
-        return float(analysis.message_wait_ns.mean())
-    return float(np.mean([step.exposed_comm_ns for step in analysis.steps]))

@@ -65,7 +65,16 @@ def troubled_nccl_rank(ras: RasResult, limits: Limits) -> Iterator[Draft]:  # no
     for (kind, text), ranks in grouped.items():
         yield _draft(kind, text, ranks, stands=ras.stands)
     if ras.num_behind and ras.stands is not False and not any(k == "behind" for k, _ in grouped):
-        yield _unnamed(ras)
+        yield Draft(
+            message=(
+                f"{counted(ras.num_behind, 'rank')} launched fewer collectives than the others; "
+                "NCCL's output does not name them."
+            ),
+            fix="Query again with ncclras -v or ncclras -f json, which name every rank.",
+            confidence=Confidence.INFERRED,
+            evidence=("ras.num_behind",),
+            severity=None if ras.stands else Severity.WARNING,
+        )
 
 
 def _draft(kind: str, text: str, troubled: Sequence[TroubledRank], *, stands: bool | None) -> Draft:
@@ -84,15 +93,4 @@ def _draft(kind: str, text: str, troubled: Sequence[TroubledRank], *, stands: bo
         ranks=tuple(ranks),
         evidence=("ras.troubled",),
         severity=None if is_bad or kind == "unresponsive" else Severity.WARNING,
-    )
-
-
-def _unnamed(ras: RasResult) -> Draft:
-    return Draft(
-        message=f"{counted(ras.num_behind, 'rank')} launched fewer collectives than the others; "
-        "NCCL's output does not name them.",
-        fix="Query again with ncclras -v or ncclras -f json, which name every rank.",
-        confidence=Confidence.INFERRED,
-        evidence=("ras.num_behind",),
-        severity=None if ras.stands else Severity.WARNING,
     )

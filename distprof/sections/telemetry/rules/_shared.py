@@ -11,6 +11,7 @@ from distprof.rules.base import InsufficientEvidenceError
 from distprof.sections.stragglers.result import StragglersResult
 from distprof.sections.telemetry.result import (
     DeviceCondition,
+    DeviceNvlink,
     RankTelemetry,
     TelemetryResult,
     WindowSensors,
@@ -83,7 +84,7 @@ def named(units: Sequence[Unit]) -> str:
 
 def name_devices(devices: Sequence[DeviceCondition]) -> str:
     """For example ``the GPUs of ranks 3, 5``, inside a sentence."""
-    return _named(ranks_of_devices(devices), [one.device for one in devices if one.rank is None])
+    return _named(ranks_of(devices), [one.device for one in devices if one.rank is None])
 
 
 def _named(ranks: Sequence[int], labels: Sequence[str]) -> str:
@@ -95,14 +96,9 @@ def _named(ranks: Sequence[int], labels: Sequence[str]) -> str:
     return " and ".join(parts)
 
 
-def ranks_of(units: Sequence[Unit]) -> tuple[int, ...]:
+def ranks_of(gpus: Sequence[Unit | DeviceCondition | DeviceNvlink]) -> tuple[int, ...]:
     """Their ranks, ascending."""
-    return tuple(sorted(unit.rank for unit in units if unit.rank is not None))
-
-
-def ranks_of_devices(devices: Sequence[DeviceCondition]) -> tuple[int, ...]:
-    """Their ranks, ascending."""
-    return tuple(sorted(one.rank for one in devices if one.rank is not None))
+    return tuple(sorted(gpu.rank for gpu in gpus if gpu.rank is not None))
 
 
 def evidence_of(units: Sequence[Unit]) -> tuple[str, ...]:

@@ -17,7 +17,6 @@ from distprof.sections.telemetry.rules._shared import (
     name_devices,
     named,
     ranks_of,
-    ranks_of_devices,
     units_of,
 )
 from distprof.terms import Confidence, Severity
@@ -72,7 +71,7 @@ def _draft(
     return Draft(
         message=message,
         fix=fix,
-        ranks=ranks_of_devices(devices),
+        ranks=ranks_of(devices),
         evidence=("telemetry.conditions",),
         severity=severity,
     )
@@ -257,7 +256,30 @@ def uneven_device_clocks(
             if len(peers) > MIN_PEERS and _is_low(unit, others, limits)
         ]
         if slow:
-            yield _uneven_draft(slow, peers, stragglers)
+            ids = {id(unit) for unit in slow}
+            rest = [unit for unit in peers if id(unit) not in ids]
+            own = median_of(slow, lambda figures: figures.sm_clock_mhz_median) or 0.0
+            median = median_of(rest, lambda figures: figures.sm_clock_mhz_median) or own
+            cost, without, confidence = cost_of(slow, stragglers)
+            several = len(slow) > 1
+            yield Draft(
+                message=(
+                    f"{named(slow)} {'run' if several else 'runs'} at {own:,.0f} MHz, "
+                    f"{format_ratio(1 - own / median if median else 0.0)} below the "
+                    f"{median:,.0f} MHz of {'their' if several else 'its'} peers, for no "
+                    "reported reason."
+                ),
+                fix=(
+                    "Reset application and locked clocks (nvidia-smi -rac, nvidia-smi -rgc), "
+                    "compare power limits (nvidia-smi -q -d CLOCK,POWER). Take a GPU whose "
+                    "clock stays low out of service."
+                ),
+                cost_ns_per_step=cost,
+                confidence=confidence,
+                ranks=ranks_of(slow),
+                evidence=evidence_of(slow),
+                without=without,
+            )
 
 
 def _clock(unit: Unit) -> float | None:
@@ -271,34 +293,6 @@ def _is_low(unit: Unit, usual: float | None, limits: Limits) -> bool:
     if (unit.figures.throttled_ratio or 0.0) >= limits["throttled_ratio"]:
         return False
     return own < (1 - limits["lower_ratio"]) * usual
-
-
-def _uneven_draft(
-    slow: Sequence[Unit], peers: Sequence[Unit], stragglers: StragglersResult
-) -> Draft:
-    ids = {id(unit) for unit in slow}
-    rest = [unit for unit in peers if id(unit) not in ids]
-    own = median_of(slow, lambda figures: figures.sm_clock_mhz_median) or 0.0
-    usual = median_of(rest, lambda figures: figures.sm_clock_mhz_median) or own
-    cost, without, confidence = cost_of(slow, stragglers)
-    several = len(slow) > 1
-    return Draft(
-        message=(
-            f"{named(slow)} {'run' if several else 'runs'} at {own:,.0f} MHz, "
-            f"{format_ratio(1 - own / usual if usual else 0.0)} below the {usual:,.0f} MHz of "
-            f"{'their' if several else 'its'} peers, for no reported reason."
-        ),
-        fix=(
-            "Reset application and locked clocks (nvidia-smi -rac, nvidia-smi -rgc), compare power "
-            "limits (nvidia-smi -q -d CLOCK,POWER). Take a GPU whose clock stays low out of "
-            "service."
-        ),
-        cost_ns_per_step=cost,
-        confidence=confidence,
-        ranks=ranks_of(slow),
-        evidence=evidence_of(slow),
-        without=without,
-    )
 
 
 _LOWER_CLOCK = 0.97

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.telemetry.result import DeviceCondition, DeviceNvlink, TelemetryResult
-from distprof.sections.telemetry.rules._shared import NO_SENSORS, name_devices, ranks_of_devices
+from distprof.sections.telemetry.rules._shared import NO_SENSORS, name_devices, ranks_of
 from distprof.terms import Severity
 from distprof.units import capitalized, format_bandwidth
 
@@ -85,7 +85,7 @@ def _draft(short: Sequence[DeviceNvlink], best: float) -> Draft:
             "Reset the GPUs and restart the fabric manager, look for XID 74 and NVSwitch errors "
             "in the host's logs, and have the board checked if links stay down."
         ),
-        ranks=tuple(sorted(links.rank for links in short if links.rank is not None)),
+        ranks=ranks_of(short),
         evidence=("telemetry.nvlinks",),
     )
 
@@ -174,6 +174,6 @@ def _reduced_pcie_link_draft(link: tuple[str, str], devices: Sequence[DeviceCond
             "Reseat the GPU, its riser and its cables, look for PCIe errors in the kernel log of "
             "its host, and compare the settings of its slot in the firmware with those of others."
         ),
-        ranks=ranks_of_devices(devices),
+        ranks=ranks_of(devices),
         evidence=("telemetry.conditions",),
     )
