@@ -102,8 +102,17 @@ def analyze_efficiency(
     if model is None:
         return EfficiencyResult(**facts, unavailable=(NO_MODEL,) if run.ranks or run.job else ())
     model = _as_sharded(model, sharding)
-    result = _with_flop(EfficiencyResult(**facts, **_about(model)), model, run, step_log, step_time)
-    result = _with_memory(result, model, step_log)
+    result = EfficiencyResult(
+        **facts,
+        model=model.name,
+        model_source=model.source,
+        parameters=round(model.parameters),
+        flop_per_token=model.flop_per_token,
+        recomputation=model.recomputation,
+        zero_stage=model.zero_stage,
+        assumptions=tuple(_assumptions(model)),
+    )
+    result = _with_memory(_with_flop(result, model, run, step_log, step_time), model, step_log)
     if result.flops_per_device is None:
         return result
     return _with_peak(result, model, gpu, waterfall, collectives)
@@ -115,18 +124,6 @@ def _as_sharded(model: TrainedModel, sharding: ShardingResult) -> TrainedModel:
     if model.zero_stage is not None or len(axes) != 1 or axes[0].group_size is None:
         return model
     return replace(model, zero_stage=_SHARDED, shards=axes[0].group_size)
-
-
-def _about(model: TrainedModel) -> dict[str, Any]:
-    return {
-        "model": model.name,
-        "model_source": model.source,
-        "parameters": round(model.parameters),
-        "flop_per_token": model.flop_per_token,
-        "recomputation": model.recomputation,
-        "zero_stage": model.zero_stage,
-        "assumptions": tuple(_assumptions(model)),
-    }
 
 
 def _assumptions(model: TrainedModel) -> list[str]:
@@ -159,7 +156,8 @@ def _with_flop(
         step_ns, where = step_time.median_ns, "traced steps"
     tokens, devices = step_log.tokens_per_step, len(step_log.ranks)
     if tokens is None:
-        tokens, devices = model.tokens_per_step, _world_size(run) or 0
+        world_size = (run.job.world_size if run.job else None) or run.topology.world_size
+        tokens, devices = model.tokens_per_step, world_size or 0
     why = _missing(tokens, step_ns, devices)
     if tokens is None or not step_ns or not devices:
         return replace(result, tokens_per_step=tokens, step_ns=step_ns, unavailable=(why,))
@@ -202,7 +200,11 @@ def _with_peak(
     step_s, devices = (result.step_ns or 0) / NS_PER_S, result.num_devices or 0
     hfu = flop_utilisation(result.computed_flop_per_step, step_s, devices, peak)
     if hfu > 1:
-        return replace(result, unavailable=(*result.unavailable, _impossible(hfu)))
+        why = (
+            f"the step would need {hfu:.3g} times the peak of its GPUs: the configured model, "
+            "batch or precision does not match this job"
+        )
+        return replace(result, unavailable=(*result.unavailable, why))
     computed = result.computed_flop_per_step / devices
     while_computing = _while_computing(computed, peak, waterfall)
     result = replace(
@@ -234,13 +236,6 @@ def _with_peak(
         ridge_flop_per_byte=bend,
         regime=regime(computed / sent, bend),
         bound_ratio=bound_with_overlap(computed / sent, bend),
-    )
-
-
-def _impossible(hfu: float) -> str:
-    return (
-        f"the step would need {hfu:.3g} times the peak of its GPUs: the configured model, batch or "
-        "precision does not match this job"
     )
 
 
@@ -315,10 +310,6 @@ def _known_devices(run: Run, sheet: Sheet) -> Mapping[int, Gpu]:
     names |= {rank.rank: rank.device.name for rank in run.ranks if rank.device.name}
     by_name = {name: recognise_gpu(sheet, name) for name in set(names.values())}
     return {rank: gpu for rank, name in names.items() if (gpu := by_name[name]) is not None}
-
-
-def _world_size(run: Run) -> int | None:
-    return (run.job.world_size if run.job else None) or run.topology.world_size
 
 
 def _is_data_parallel_only(run: Run) -> bool | None:

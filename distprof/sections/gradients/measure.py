@@ -19,9 +19,7 @@ from distprof.run.topology import Topology
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import RankAnalyses, RankAnalysis, RankGradients
 from distprof.sections.gradients.result import GradientGroup, GradientsResult
-from distprof.sections.gradients.traffic import rank_gradients
-
-__all__ = ["analyze_gradients", "needless_rows", "rank_gradients", "unhidden_rows"]
+from distprof.sections.gradients.traffic import rank_gradients  # noqa: F401 - part of a rank
 
 _NO_REDUCTION = (
     "DistributedDataParallel is used, but no floating-point all-reduce of known size was recorded "

@@ -77,7 +77,7 @@ def rank_gradients(
     known = begin != ABSENT
     since_begin = [
         np.where(known, covered(Intervals(begin, at), computed), ABSENT)
-        for at in (_min(ready[picked], first), _max(ready[picked], first))
+        for at in (_reduced(edge, ready[picked], first) for edge in (np.minimum, np.maximum))
     ]
     # time during which data of each bucket moves; its whole time if it was not matched
     start, end = (column[picked] for column in intervals_of(tables.collectives))
@@ -89,9 +89,13 @@ def rank_gradients(
         update=updated[number],
         num_buckets=last - first + 1,
         rows=picked,
-        bytes=_sum(size[picked], first),
-        exposed_ns=_sum(exposed[picked], first),
-        wait_ns=np.where(_min(waits[picked], first) < 0, ABSENT, _sum(wait[picked], first)),
+        bytes=_reduced(np.add, size[picked], first),
+        exposed_ns=_reduced(np.add, exposed[picked], first),
+        wait_ns=np.where(
+            _reduced(np.minimum, waits[picked], first) < 0,
+            ABSENT,
+            _reduced(np.add, wait[picked], first),
+        ),
         transfer_ns=_transfer(tables.collectives, context, picked, first, last),
         last_bytes=size[picked][last],
         last_exposed_ns=(exposed - wait)[picked][last],
@@ -198,16 +202,9 @@ def _firsts(*keys: NDArray[np.integer]) -> NDArray[np.intp]:
     return np.concatenate(([0], np.flatnonzero(changed) + 1)).astype(np.intp)
 
 
-def _sum(values: Int64Array, first: NDArray[np.intp]) -> Int64Array:
-    return np.add.reduceat(values, first) if len(first) else np.empty(0, np.int64)
-
-
-def _min(values: Int64Array, first: NDArray[np.intp]) -> Int64Array:
-    return np.minimum.reduceat(values, first) if len(first) else np.empty(0, np.int64)
-
-
-def _max(values: Int64Array, first: NDArray[np.intp]) -> Int64Array:
-    return np.maximum.reduceat(values, first) if len(first) else np.empty(0, np.int64)
+def _reduced(ufunc: np.ufunc, values: Int64Array, first: NDArray[np.intp]) -> Int64Array:
+    reduced: Int64Array = ufunc.reduceat(values, first) if len(first) else np.empty(0, np.int64)
+    return reduced
 
 
 def _transfer(
@@ -222,7 +219,7 @@ def _transfer(
         return np.empty(0, np.int64)
     start, end = (column[picked] for column in intervals_of(collectives))
     moving = np.clip(context.wait_end_ns[picked], start, end)
-    known = _min(context.wait_end_ns[picked], first) != ABSENT
+    known = _reduced(np.minimum, context.wait_end_ns[picked], first) != ABSENT
     result = np.full(len(first), ABSENT, dtype=np.int64)
     for index in np.flatnonzero(known).tolist():  # one per micro-batch, a handful of buckets each
         rows = slice(int(first[index]), int(last[index]) + 1)

@@ -50,8 +50,8 @@ def picture_of(observed: ObservedPipeline, *, comparable: bool) -> tuple[Picture
     if not comparable:
         first = np.flatnonzero(np.diff(orders.rank, prepend=-1))
         zero = np.minimum.reduceat(start, first)
-    low = start - zero[orders.rank]
-    high = end - zero[orders.rank]
+    low, high = start - zero[orders.rank], end - zero[orders.rank]
+    columns = (orders.rank, orders.stage, orders.kind, orders.micro_batch, low, high)
     return tuple(
         PictureRow(
             rank=observed.ranks[place],
@@ -62,18 +62,7 @@ def picture_of(observed: ObservedPipeline, *, comparable: bool) -> tuple[Picture
             end_ns=ends,
         )
         for place, stage, kind, batch, begins, ends in zip(
-            *(
-                column[rows].tolist()
-                for column in (
-                    orders.rank,
-                    orders.stage,
-                    orders.kind,
-                    orders.micro_batch,
-                    low,
-                    high,
-                )
-            ),
-            strict=True,
+            *(column[rows].tolist() for column in columns), strict=True
         )
     )
 

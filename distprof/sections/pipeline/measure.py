@@ -26,7 +26,7 @@ from distprof.sections.pipeline.result import (
     PipelineRank,
     PipelineResult,
 )
-from distprof.sections.pipeline.slots import (
+from distprof.sections.pipeline.slots import (  # noqa: F401 - parts of a rank
     UNKNOWN_STAGE,
     rank_message_wait_ns,
     rank_messages,
@@ -36,16 +36,6 @@ from distprof.sections.pipeline.slots import (
 from distprof.sections.pipeline.sources import groups_from_messages, pipelines_of_log
 from distprof.sections.step_log.result import StepLogResult
 from distprof.terms import MeshAxis
-
-__all__ = [
-    "analyze_pipeline",
-    "are_comparable",
-    "pipelines_of",
-    "rank_message_wait_ns",
-    "rank_messages",
-    "rank_slots",
-    "rank_stages",
-]
 
 BY_RANK = "The ranks of each pipeline are inferred from their numerical order."
 

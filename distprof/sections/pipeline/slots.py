@@ -173,13 +173,7 @@ class _Ranges(msgspec.Struct, frozen=True, kw_only=True):
     end_ns: Int64Array
 
     def take(self, rows: NDArray[np.intp]) -> _Ranges:
-        return _Ranges(
-            stage=self.stage[rows],
-            kind=self.kind[rows],
-            micro_batch=self.micro_batch[rows],
-            start_ns=self.start_ns[rows],
-            end_ns=self.end_ns[rows],
-        )
+        return _Ranges(**{name: getattr(self, name)[rows] for name in self.__struct_fields__})
 
 
 def rank_slots(
@@ -259,12 +253,17 @@ def _ranges_of(tables: RankTables, parser: Parser, on_device: bool) -> _Ranges |
         else table.coded("category").equals("annotation")
     )
     parts = [_named(table, parsed, number, allowed) for number in (0, 1)]
-    joined = _joined([part for part in parts if part is not None])
-    if joined is None:
+    found = [part for part in parts if part is not None]
+    if not found:
         return None
-    place = table["stream"] if on_device else table.coded("thread").codes
-    ranges, rows = joined
-    place = place[rows].astype(np.int64)
+    ranges = _Ranges(
+        **{
+            name: np.concatenate([getattr(part, name) for part, _ in found])
+            for name in _Ranges.__struct_fields__
+        }
+    )
+    rows = np.concatenate([rows for _, rows in found])
+    place = (table["stream"] if on_device else table.coded("thread").codes)[rows].astype(np.int64)
     by_name = (ranges.stage, ranges.kind, ranges.micro_batch)
     order = np.lexsort((ranges.start_ns, place, *by_name))
     occurrence = number_in_run(*(part[order] for part in (*by_name, place)))
@@ -304,21 +303,6 @@ def _named(
 
 
 _NO_SLOT = SlotName(0, SlotKind.FORWARD, 0)
-
-
-def _joined(
-    parts: list[tuple[_Ranges, NDArray[np.intp]]],
-) -> tuple[_Ranges, NDArray[np.intp]] | None:
-    if not parts:
-        return None
-    ranges = [part[0] for part in parts]
-    return _Ranges(
-        stage=np.concatenate([part.stage for part in ranges]),
-        kind=np.concatenate([part.kind for part in ranges]),
-        micro_batch=np.concatenate([part.micro_batch for part in ranges]),
-        start_ns=np.concatenate([part.start_ns for part in ranges]),
-        end_ns=np.concatenate([part.end_ns for part in ranges]),
-    ), np.concatenate([part[1] for part in parts])
 
 
 # Slots --------------------------------------------------------------------------------------------

@@ -205,19 +205,17 @@ def _group(
             for place, rank in enumerate(chain)
             if virtual == 1
         ),
-        notes=_notes(exposed),
+        notes=(NOTE,)
+        if exposed is None
+        else (
+            NOTE,
+            f"{exposed / 1e6:,.3g} ms of the idle time per rank and step is in sends and receives.",
+        ),
     )
 
 
 def _share(part: float, whole: float) -> float | None:
     return min(max(part / whole, 0.0), 1.0) if whole > 0 else None
-
-
-def _notes(exposed: int | None) -> tuple[str, ...]:
-    if exposed is None:
-        return (NOTE,)
-    milliseconds = f"{exposed / 1e6:,.3g} ms"
-    return (NOTE, f"{milliseconds} of the idle time per rank and step is in sends and receives.")
 
 
 # Pipelines of logs that hold one row per operation: Megatron timelines, operation tables ---------

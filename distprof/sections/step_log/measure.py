@@ -5,7 +5,7 @@ A trace holds a few steps. The log holds all of them, including those without a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from distprof.artefacts.records import CollectivesRecord
 from distprof.artefacts.run_file import RunFile
 from distprof.run.records import RankRecords, untraced_steps
-from distprof.schema import Int64Array, Table
+from distprof.schema import Int64Array
 from distprof.sections.context import ProbeRecords
 from distprof.sections.matched import segment_median
 from distprof.sections.step_log.lateness import find_late_gpus, find_late_ranks, groups_of
@@ -68,6 +68,7 @@ def measure_step_log(records: RankRecords) -> StepLog | None:
     behind = behind[behind >= 0]
     kept = slice(max(0, len(log) - MAX_STEPS_COMPARED), None)
     losses = log["loss"][np.isfinite(log["loss"])]
+    phases = _phase_times(records, plain)
     row = RankStepLog(
         rank=records.rank,
         first_step=int(log["step"].min()),
@@ -81,8 +82,8 @@ def measure_step_log(records: RankRecords) -> StepLog | None:
         traced_median_ns=_median(duration[traced]),
         tokens_per_s=_rate(log["tokens"], duration, plain),
         samples_per_s=_rate(log["samples"], duration, plain),
-        input_ratio=_input_ratio(records, duration, plain),
-        phases=_phases(records, plain),
+        input_ratio=_input_ratio(phases, int(duration[plain].sum())),
+        phases={name: int(np.median(ns)) for name, ns in phases.items()},
         first_loss=float(losses[0]) if len(losses) else None,
         last_loss=float(losses[-1]) if len(losses) else None,
         tokens_per_step=_median_count(log["tokens"][plain]),
@@ -115,7 +116,8 @@ def combine_step_logs(
     if not rows:
         return StepLogResult(unavailable=tuple(unavailable))
     plain, traced = _durations(logs, "is_plain"), _durations(logs, "is_traced")
-    shared, has_gpus = _shared_durations(logs), _has_gpus(job) and _may_run_ahead(rows)
+    on_gpus = job is not None and any(entry.device not in ("", "cpu") for entry in job.ranks)
+    shared, has_gpus = _shared_durations(logs), on_gpus and _may_run_ahead(rows)
     return StepLogResult(
         num_steps=max(row.last_step for row in rows) - min(row.first_step for row in rows) + 1,
         last_step=min(row.last_step for row in rows),
@@ -139,10 +141,6 @@ def combine_step_logs(
         late_on_gpus=() if job is None else _late_on_gpus(logs, shared, job),
         unavailable=tuple(unavailable),
     )
-
-
-def _has_gpus(job: RunFile | None) -> bool:
-    return job is not None and any(entry.device not in ("", "cpu") for entry in job.ranks)
 
 
 def _may_run_ahead(rows: Sequence[RankStepLog]) -> bool:
@@ -232,27 +230,14 @@ def _phase_times(records: RankRecords, plain: NDArray[np.bool_]) -> dict[str, In
     for code, name in enumerate(names.values):
         mine = names.codes == code
         if mine.any():
-            found[name] = _sum_by_step(rows.take(mine))
+            distinct, index = np.unique(rows["step"][mine], return_inverse=True)
+            found[name] = np.zeros(len(distinct), dtype=np.int64)
+            np.add.at(found[name], index, (rows["end_ns"] - rows["start_ns"])[mine])
     return found
 
 
-def _sum_by_step(rows: Table) -> Int64Array:
-    distinct, index = np.unique(rows["step"], return_inverse=True)
-    total = np.zeros(len(distinct), dtype=np.int64)
-    np.add.at(total, index, rows["end_ns"] - rows["start_ns"])
-    return total
-
-
-def _phases(records: RankRecords, plain: NDArray[np.bool_]) -> dict[str, int]:
-    return {name: int(np.median(ns)) for name, ns in _phase_times(records, plain).items()}
-
-
-def _input_ratio(
-    records: RankRecords, duration: Int64Array, plain: NDArray[np.bool_]
-) -> float | None:
+def _input_ratio(phases: Mapping[str, Int64Array], span: int) -> float | None:
     """Share of time in the phase ``input``; unknown (None) if the log has no phases at all."""
-    phases = _phase_times(records, plain)
-    span = int(duration[plain].sum())
     if not phases or not span:
         return None
     spent = phases.get("input")
