@@ -184,7 +184,6 @@ def examine(
     from distprof.sections.context import Detail
     from distprof.sections.efficiency.models import known_model
     from distprof.sections.engine import Inputs, resolve
-    from distprof.sections.lacking import explain_untraced, in_doubt
     from distprof.sections.measure_run import (
         analysed_windows,
         measure_records,
@@ -192,7 +191,7 @@ def examine(
         windows_of_records,
     )
     from distprof.sections.perturbation.measure import correct
-    from distprof.sections.run_info import describe_run
+    from distprof.sections.run_info import describe_run, explain_untraced, in_doubt
     from distprof.sections.verdict import judge
     from distprof.sections.whatif.plan import Workbench
     from distprof.units import MOST_COLLECTIVES

@@ -272,7 +272,6 @@ def _run(
 
 
 def _resolve(overrides: Overrides) -> dict[str, dict[str, float]]:
-    """The checked overrides, by code."""
     changed: dict[str, dict[str, float]] = {}
     for key, values in overrides.items():
         rule = find_rule(key)
@@ -351,7 +350,6 @@ def in_order(judged: Iterable[Judged]) -> list[Judged]:
 
 
 def _is_same_change(wide: Judged, items: Iterable[Judged]) -> bool:
-    """Whether a narrower finding has the same place in the plan and explains this one."""
     return wide.place is not None and any(
         item.place == wide.place and item.explains(wide) for item in items
     )

@@ -81,7 +81,6 @@ def declared_functions(prefix: str) -> dict[str, Callable[..., Any]]:
 
 @cache
 def _subjects() -> tuple[str, ...]:
-    """The package of each subject."""
     found = pkgutil.iter_modules(sections.__path__, f"{sections.__name__}.")
     return tuple(subject.name for subject in found if subject.ispkg)
 

@@ -346,7 +346,6 @@ def record_parts() -> Sequence[tuple[Callable[..., Any], Mapping[str, type]]]:
 
 
 def _folded_notes(ranks: Iterable[_OfRank]) -> list[str]:
-    """Notes of all ranks, each once with the ranks that have it."""
     ranks_of: dict[str, list[int]] = {}
     for rank in ranks:
         for note in rank.notes:

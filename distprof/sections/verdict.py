@@ -66,7 +66,6 @@ def _judge_measured(report: Report) -> Verdict:
 
 
 def _new(finding: Finding, sentences: Iterable[str]) -> tuple[str, ...]:
-    """Sentences without those whose numbers are all in the finding."""
     given = set(_NUMBER.findall(finding.message))
     pairs = ((sentence, set(_NUMBER.findall(sentence))) for sentence in sentences)
     return tuple(sentence for sentence, numbers in pairs if not numbers or not numbers <= given)

@@ -112,7 +112,6 @@ def _without_device(run: Run) -> tuple[CaptureGap, ...]:
 
 
 def _truncated(run: Run) -> tuple[CaptureGap, ...]:
-    """All truncated files, as one gap."""
     cut = [rank for rank in run.ranks if rank.quality.truncated]
     if not cut:
         return ()
@@ -128,7 +127,6 @@ def _truncated(run: Run) -> tuple[CaptureGap, ...]:
 
 
 def _filtered(run: Run) -> tuple[CaptureGap, ...]:
-    """All traces that were filtered, as one gap."""
     ratios = {r.rank: r.quality.operator_ratio or 0.0 for r in run.ranks if r.quality.is_filtered}
     if not ratios:
         return ()

@@ -205,7 +205,6 @@ def _as_sentence(note: str) -> str:
 
 
 def _left_out(report: Report) -> str:
-    """Number of files and logs from other jobs or recordings."""
     gaps = report.capture.gaps
     number = sum(gap.num_files for gap in gaps)
     others = sum(gap.what == ANOTHER_JOB for gap in gaps)
@@ -217,7 +216,6 @@ def _left_out(report: Report) -> str:
 
 
 def _stacks_fact(report: Report) -> str:
-    """A note that Python stacks were recorded; empty if the cost of tracing was measured."""
     is_known = any(cost.mode == "tracing" for cost in report.job.overhead)
     if not report.capture.has_python_stacks or is_known:
         return ""

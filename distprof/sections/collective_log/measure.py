@@ -111,7 +111,6 @@ def _operations(
     collectives: Compared,
     busbw: NDArray[np.float64],
 ) -> Iterable[LoggedOperation]:
-    """Rows of the table, longest total time first."""
     rows = []
     for (kind, num_bytes, num_ranks, num_nodes), classes in shapes.items():
         records = sum(log.classes[index].num_records for index in classes)
@@ -220,7 +219,6 @@ def _falls(
 
 
 def _runs(flags: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """Starts and ends of runs of True."""
     padded = np.concatenate(([False], np.asarray(flags, bool), [False]))
     changes = np.flatnonzero(padded[1:] != padded[:-1])
     yield from zip(changes[::2].tolist(), changes[1::2].tolist(), strict=True)

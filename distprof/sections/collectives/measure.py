@@ -293,7 +293,6 @@ class _Instances(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _any_member(flag: NDArray[np.bool_], members: Members) -> NDArray[np.bool_]:
-    """Whether any member of each instance has the flag."""
     some = np.zeros(members.count, np.bool_)
     for low, high in blocks_of(members.offsets):
         begin = members.offsets[low : high + 1]

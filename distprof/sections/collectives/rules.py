@@ -367,7 +367,6 @@ def _suspect(stragglers: StragglersResult, capture: CaptureResult, cost_ns: int)
 
 
 def _charged_ns(stragglers: StragglersResult) -> int:
-    """Waiting that straggler findings already report."""
     return sum(
         rank.lost_ns_per_step
         for rank in stragglers.ranks

@@ -38,7 +38,6 @@ def efficiency_table(report: Report, *, show_all: bool) -> TableView | None:
 
 
 def _processor(result: EfficiencyResult) -> str:
-    """The kind of processor that the ranks compute on: ``CPU`` or ``GPU``."""
     return "CPU" if result.device == CPU else "GPU"
 
 
@@ -102,7 +101,6 @@ def _memory_text(result: EfficiencyResult) -> str:
 
 
 def _flop(count: float) -> str:
-    """For example ``312 TFLOP``."""
     for size, prefix in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
         if count >= size:
             return f"{count / size:.3g} {prefix}FLOP"

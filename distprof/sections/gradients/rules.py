@@ -339,7 +339,6 @@ def small_batch_for_data_parallelism(
 
 
 def _tokens(group: GradientGroup, step_log: StepLogResult, factor: float) -> str:
-    """Tokens of a micro-batch now and with the larger batch; empty if none are logged."""
     tokens = [
         rank.tokens_per_s * rank.median_ns / NS_PER_S / group.micro_batches
         for rank in step_log.ranks

@@ -30,7 +30,6 @@ _ATTACH = (
 
 
 def _fix(job: JobResult) -> str:
-    """What to read next."""
     failure = job.failure
     kind = failure.kind if failure else ""
     if kind == "hung":

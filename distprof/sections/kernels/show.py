@@ -87,7 +87,6 @@ def _compares_devices(row: KernelRow) -> bool:
 
 
 def _slowest_text(row: KernelRow) -> str:
-    """The rank that runs a kernel slowest, and how much slower."""
     if not _compares_devices(row) or row.spread is None:
         return "–"
     return "equal" if row.spread < _EQUAL else f"{row.slowest_rank} ({row.spread:.2f} ×)"

@@ -36,9 +36,6 @@ class CallLabels(msgspec.Struct, frozen=True, kw_only=True):
     logged: Int64Array
     # Assignments per expert of each logged call, summed over the group, int64 ``(calls, experts)``.
     tokens: NDArray[np.int64]
-    # Whether all-to-all sizes show that experts are in contiguous blocks; None if that cannot be
-    # checked.
-    contiguous: bool | None = None
     problems: tuple[str, ...] = ()  # Sentences on missing or contradictory data.
 
 
@@ -230,13 +227,7 @@ def _checked(group: GroupExchanges, log: LoggedCalls, labels: CallLabels) -> Cal
         )
         unknown = np.full(len(labels.logged), ABSENT, dtype=np.int64)
         return replace(labels, logged=unknown, problems=(sentence,))
-    size, experts = len(group.ranks), tokens.shape[2]
-    if experts % size:
-        return labels
-    blocks = tokens.reshape(*tokens.shape[:2], size, -1).sum(axis=3)
-    misplaced = np.abs(blocks - sent).sum() - dropped.sum()
-    contiguous = bool(misplaced <= MISMATCH_RATIO * 2 * tokens.sum())
-    return replace(labels, contiguous=contiguous)
+    return labels
 
 
 # Without a log ------------------------------------------------------------------------------------

@@ -235,7 +235,6 @@ def measure_load(
 
 
 def _parts_of(group: GroupExchanges, label: CallLabels) -> Iterator[tuple[str, _Part]]:
-    """The layers of one group."""
     loads, origin = _rank_loads(group, label)
     for layer in np.unique(label.layer[label.layer != ABSENT]).tolist():
         section = np.flatnonzero(label.layer == layer)
@@ -349,7 +348,6 @@ def _excess_ratio(parts: Sequence[_Part], placed: Placement) -> float | None:
 
 
 def _imbalance(load: _Floats) -> _Floats:
-    """Load imbalance; 1 without load."""
     return np.nan_to_num(load_imbalance(load), nan=1.0)
 
 

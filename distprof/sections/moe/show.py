@@ -201,7 +201,6 @@ def experts_verdict(report: Report) -> VerdictText:
 
 
 def _has_only_counts(report: Report) -> bool:
-    """Whether the report holds only tokens per expert from another tool, without times."""
     return bool(report.moe.layers) and not is_recorded(report)
 
 

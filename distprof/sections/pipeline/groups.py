@@ -326,7 +326,6 @@ def _limiting(observed: ObservedPipeline) -> tuple[int | None, int | None]:
 
 
 def _stages(chosen: _Pipeline, span_ns: int) -> tuple[StageDetail, ...]:
-    """Every observed stage."""
     observed = chosen.observed
     orders_, busy = observed.orders, observed.busy_ns.mean(axis=1)
     in_flight = in_flight_of(orders_, by_stage=True)
@@ -352,7 +351,6 @@ def _stages(chosen: _Pipeline, span_ns: int) -> tuple[StageDetail, ...]:
 
 
 def _each(observed: ObservedPipeline, rows: NDArray[np.bool_]) -> int | None:
-    """Mean work per micro-batch of the rows."""
     if not rows.any():
         return None
     batches = np.unique(observed.orders.micro_batch[rows]).size

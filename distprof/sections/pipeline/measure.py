@@ -214,7 +214,6 @@ def _members_by_messages(
 def _with_positions(
     members: Sequence[_Member], groups: tuple[PipelineGroup, ...]
 ) -> PipelineResult:
-    """Compare the work of the positions."""
     positions = _positions(members)
     work = np.array([position.work_ns_per_step for position in positions], dtype=np.float64)
     excess = float(work.max() - work.mean())

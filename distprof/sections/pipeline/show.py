@@ -58,7 +58,6 @@ def bubble_table(report: Report, *, show_all: bool) -> TableView | None:
 
 
 def _bubble_rows(group: PipelineGroup) -> list[tuple[str, str, str, str]]:
-    """The bubble, its parts, and the ideal."""
     span = group.span_ns or 0
     rows = [
         (
@@ -145,7 +144,6 @@ def _in_flight(numbers: list[int | None]) -> str:
 
 
 def _waits(result: PipelineResult, ranks: tuple[int, ...]) -> float:
-    """Mean waiting of these ranks, per step."""
     waits = [rank.wait_ns_per_step for rank in result.ranks if rank.rank in ranks]
     return sum(waits) / max(len(waits), 1)
 
@@ -233,7 +231,6 @@ def pipeline_picture(report: Report, *, show_all: bool) -> TableView | None:
 
 
 def _lines(group: PipelineGroup, *, show_all: bool) -> dict[int, list[PictureRow]]:
-    """Rows of each drawn rank, ordered by position."""
     rows: dict[int, list[PictureRow]] = {}
     for row in group.picture:
         rows.setdefault(row.rank, []).append(row)

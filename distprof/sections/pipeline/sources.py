@@ -96,7 +96,6 @@ def _by_shape(
 
 
 def _chains(traffic: Traffic) -> list[tuple[int, ...]]:
-    """Every chain of neighbours, as ranks in the order of their links."""
     both = {pair for pair in traffic if (pair[1], pair[0]) in traffic and pair[0] != pair[1]}
     near: dict[int, set[int]] = {}
     for source, target in both:

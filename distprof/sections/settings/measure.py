@@ -95,7 +95,6 @@ def with_traces(settings: SettingsResult, analyses: Mapping[int, RankAnalysis]) 
 def _merge_ranks(
     kind: type[_Setup], settings: Iterable[tuple[int, msgspec.Struct]]
 ) -> tuple[_Setup, ...]:
-    """One record for all ranks with the same values."""
     ranks: dict[msgspec.Struct, set[int]] = {}
     for rank, one in settings:
         ranks.setdefault(one, set()).add(rank)
@@ -106,7 +105,6 @@ def _merge_ranks(
 
 
 def _loaders(files: Sequence[SettingsFile]) -> tuple[LoaderSetup, ...]:
-    """Loaders merged by their arguments; their outcomes are counted."""
     found: dict[LoaderSettings, list[tuple[int, LoaderSettings]]] = {}
     for file in files:
         for one in file.loaders:
@@ -131,7 +129,6 @@ def _loaders(files: Sequence[SettingsFile]) -> tuple[LoaderSetup, ...]:
 
 
 def _first_batches(loaders: Sequence[tuple[int, LoaderSettings]]) -> int | None:
-    """Number of different first batches of the ranks."""
     by_rank: dict[int, set[str]] = {}
     for rank, one in loaders:
         by_rank.setdefault(rank, set()).add(one.first_batch)
@@ -141,7 +138,6 @@ def _first_batches(loaders: Sequence[tuple[int, LoaderSettings]]) -> int | None:
 
 
 def _ddp(files: Sequence[SettingsFile]) -> tuple[DdpSetup, ...]:
-    """Modules merged by their arguments."""
     settings = [(file.rank, one) for file in files for one in file.ddp]
     plain = [
         (rank, msgspec.structs.replace(one, num_looks=0, max_unused_bytes=None))

@@ -181,7 +181,6 @@ def small_sharding_units(
 
 
 def _cost(axis: ShardedAxis, unit_bytes: float) -> int:
-    """Time of the gathers that larger units would avoid."""
     needed = max((axis.gather_bytes_per_step or 0) / unit_bytes, 1.0)
     gone = max(axis.gathers_per_step - needed, 0.0)
     cost = axis.gather_transfer_ns * gone / max(axis.gathers_per_step, 1.0)

@@ -91,7 +91,6 @@ def groups_of(ranks: Sequence[int], job: RunFile) -> list[tuple[int, ...]]:
 def _of_group(
     ranks: Sequence[int], steps: Sequence[Int64Array], cpu_ns: Sequence[Int64Array]
 ) -> Iterator[LateInLog]:
-    """Late ranks among those that do the same work."""
     shared = _shared(steps)
     if len(shared) < FEWEST_STEPS:
         return
@@ -149,7 +148,6 @@ def find_late_gpus(
 
 
 def _rows(ranks: Sequence[int], late: Lateness, groups: NDArray[np.int64]) -> tuple[LateOnGpu, ...]:
-    """The late ranks."""
     excess, likely = late.excess, likely_excess(late)
     limits = {int(one): _limit(likely, groups == one) for one in np.unique(groups)}
     known = np.isfinite(excess).sum(axis=0)

@@ -53,7 +53,6 @@ def sensors_in(table: Table, windows: Intervals) -> WindowSensors | None:
 
 
 def _figures(samples: Table) -> dict[str, Any]:
-    """What is known of a GPU in any samples of it."""
     throttled, reasons = throttling(samples)
     clocks, heat = _known(samples["sm_clock_mhz"]), _known(samples["temperature_c"])
     return {

@@ -382,7 +382,6 @@ def _operators(copies: Table, host: Table) -> NDArray[np.object_]:
 
 
 def _busiest_overall(ones: Iterable[RankCopies]) -> tuple[str, ...]:
-    """Operators of all ranks, longest copies first."""
     spent: Counter[str] = Counter()
     for one in ones:
         spent.update(one.operators)

@@ -38,15 +38,7 @@ def waiting_for_input(
 ) -> Waiting:
     """The wait according to the traces or, without traces, according to the probes' logs."""
     if idle.ranks:
-        step = times.mean_step()
-        mean_ns = step.mean(step.total.idle_input_ns)
-        spans = {rank.rank: rank.span_ns for rank in times.waterfall.ranks}
-        late = tuple(
-            rank.rank
-            for rank in idle.ranks
-            if rank.input_ns >= least_ratio * spans.get(rank.rank, rank.idle_ns)
-        )
-        return Waiting(ns=mean_ns, ratio=step.ratio(mean_ns), share=step.share(mean_ns), ranks=late)
+        return _traced_waiting(idle, times, least_ratio)
     step_ns = step_log.step_ns
     if not pauses.ranks or not step_ns:
         raise InsufficientEvidenceError(
@@ -61,6 +53,18 @@ def waiting_for_input(
         share=f"{format_ratio(mean_ns / step_ns)} of each step ({parts})",
         ranks=tuple(rank for rank, wait in waits.items() if wait >= least_ratio * step_ns),
     )
+
+
+def _traced_waiting(idle: IdleResult, times: StepTimes, least_ratio: float) -> Waiting:
+    step = times.mean_step()
+    mean_ns = step.mean(step.total.idle_input_ns)
+    spans = {rank.rank: rank.span_ns for rank in times.waterfall.ranks}
+    late = tuple(
+        rank.rank
+        for rank in idle.ranks
+        if rank.input_ns >= least_ratio * spans.get(rank.rank, rank.idle_ns)
+    )
+    return Waiting(ns=mean_ns, ratio=step.ratio(mean_ns), share=step.share(mean_ns), ranks=late)
 
 
 def named_for_late_input(stragglers: StragglersResult) -> set[int]:
@@ -120,32 +124,24 @@ def input_bound(
     ## Sources
     Formula sheet, "Measured from traces" (input wait). PyTorch documentation of `DataLoader`.
     """
-    step = times.mean_step()
+    waiting = _traced_waiting(idle, times, limits["idle_input_ratio"])
     if not idle.ranks:
         raise InsufficientEvidenceError(
             "no CPU activities to judge by: the cause of idle time is unknown"
         )
-    cost = step.mean(step.total.idle_input_ns)
-    if step.ratio(cost) < limits["idle_input_ratio"]:
-        return
-    spans = {rank.rank: rank.span_ns for rank in times.waterfall.ranks}
-    late = tuple(
-        rank.rank
-        for rank in idle.ranks
-        if rank.input_ns >= limits["idle_input_ratio"] * spans.get(rank.rank, rank.idle_ns)
-    )
-    if late and set(late) <= named_for_late_input(stragglers):
+    is_named = waiting.ranks and set(waiting.ranks) <= named_for_late_input(stragglers)
+    if waiting.ratio < limits["idle_input_ratio"] or is_named:
         return
     yield Draft(
         message=(
-            f"For {step.share(cost)} {idle.nothing_runs} while the training loop waits for data."
+            f"For {waiting.share} {idle.nothing_runs} while the training loop waits for data."
         ),
         fix=_FIX_OF_CPU if idle.is_cpu else _FIX,
-        cost_ns_per_step=cost,
-        ranks=late,
+        cost_ns_per_step=waiting.ns,
+        ranks=waiting.ranks,
         evidence=("idle.ranks", "waterfall.all"),
         without="input",
-        severity=Severity.ERROR if step.ratio(cost) >= limits["error_ratio"] else None,
+        severity=Severity.ERROR if waiting.ratio >= limits["error_ratio"] else None,
     )
 
 

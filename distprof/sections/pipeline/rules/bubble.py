@@ -411,7 +411,6 @@ def _message(log: TrainingLogResult, other_ratio: float) -> str:
 
 
 def _fix_by_timers(log: TrainingLogResult, ideal: float) -> str:
-    """A fix for the larger part of the idle time."""
     if ideal >= (log.idle_ratio or 0.0) / 2:
         wanted = MICRO_BATCHES_PER_STAGE * log.mesh["pp"]
         most = (log.num_micro_batches or 0) * (log.micro_batch_size or wanted)

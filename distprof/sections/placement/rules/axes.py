@@ -300,7 +300,6 @@ def expert_exchange_across_nodes(
 
 
 def _may_be_of_experts(axis: str, *, is_expert: bool) -> bool:
-    """Whether all-to-alls of an axis may belong to experts."""
     if axis in EXPOSED_BY_NATURE or axis == MeshAxis.WORLD.value:
         return False
     return axis == MeshAxis.EP.value or is_expert

@@ -208,7 +208,6 @@ def _xid_draft(number: int, errors: _XidErrors) -> Draft:
 
 
 def _where(errors: _XidErrors) -> str:
-    """The ranks and their GPUs, as far as they are known."""
     devices = list(dict.fromkeys(errors.devices))
     more = f" and {len(devices) - _MAX_NAMED} more" if len(devices) > _MAX_NAMED else ""
     named = f"{', '.join(devices[:_MAX_NAMED])}{more}"
