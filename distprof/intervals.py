@@ -160,6 +160,14 @@ def covered(queries: Intervals, disjoint: Intervals) -> Int64Array:
     return np.maximum(result, 0, out=result)
 
 
+def index_of(moments: Int64Array, disjoint: Intervals) -> Int64Array:
+    """Index of the interval that holds each moment; -1 if none does."""
+    if disjoint.size == 0:
+        return np.full(len(moments), -1, dtype=np.int64)
+    at = np.searchsorted(disjoint.start, moments, side="right") - 1
+    return np.where(moments < disjoint.end[np.maximum(at, 0)], at, -1)
+
+
 def reach(disjoint: Intervals, amounts: Int64Array) -> Int64Array:
     """The times at which a set has covered each of ``amounts``, counted from its start.
 

@@ -19,7 +19,7 @@ from distprof.sections.telemetry.result import (
     RankTelemetry,
     TelemetryResult,
 )
-from distprof.sections.telemetry.rules._shared import medians_of_others
+from distprof.sections.telemetry.rules.devices import medians_of_others
 from distprof.sections.telemetry.rules.errors import meaning_of
 from distprof.terms import Severity
 from tests.rules.samples import RANKS, condition, healthy, telemetry

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.intervals import Intervals, covered, subtract, union
+from distprof.intervals import Intervals, covered, index_of, subtract, union
 from distprof.run.tables import RankTables, distinct, encode, intervals_of
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.collectives.result import CollectiveTrain
@@ -81,12 +81,7 @@ def _own_part(intervals: Intervals) -> Intervals:
 
 def rank_collective_step(collectives: Table, context: RankContext) -> NDArray[np.int32]:
     """Index of the window that each row belongs to; ABSENT if none."""
-    moment, windows = _moment_of(collectives, context), context.windows
-    if windows.size == 0:
-        return np.full(len(moment), ABSENT, dtype=np.int32)
-    at = np.searchsorted(windows.start, moment, side="right") - 1
-    is_inside = (at >= 0) & (moment < windows.end[np.maximum(at, 0)])
-    return np.where(is_inside, at, ABSENT).astype(np.int32)
+    return index_of(_moment_of(collectives, context), context.windows).astype(np.int32)
 
 
 def _moment_of(collectives: Table, context: RankContext) -> Int64Array:

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from distprof.intervals import Intervals
+from distprof.intervals import Intervals, index_of
 from distprof.join.blocks import index_type
 from distprof.run.tables import distinct
 from distprof.schema import ABSENT, Int64Array, Table
@@ -203,12 +203,7 @@ _NUM_KINDS = len(ActivityKind)
 
 def rank_inside(activity: Table, windows: Intervals) -> NDArray[np.bool_]:
     """Mask of the activities that start inside a window."""
-    start = activity["start_ns"]
-    if windows.size == 0:
-        return np.zeros(len(start), dtype=np.bool_)
-    at = np.searchsorted(windows.start, start, side="right") - 1
-    result: NDArray[np.bool_] = (at >= 0) & (start < windows.end[np.maximum(at, 0)])
-    return result
+    return index_of(activity["start_ns"], windows) >= 0
 
 
 def rank_kernels(activity: Table, inside: NDArray[np.bool_]) -> tuple[KernelStats, ...]:
@@ -258,10 +253,8 @@ def rank_kernel_steps(activity: Table, windows: Intervals) -> KernelSteps:
     """Number, time and quartiles of the longest computation kernels that start in each window."""
     names = activity.coded("name")
     start, num_steps = activity["start_ns"], windows.size
-    at = np.searchsorted(windows.start, start, side="right") - 1
-    inside = (activity["kind"] == ActivityKind.COMPUTATION) & (at >= 0)
-    rows = np.flatnonzero(inside)
-    rows = rows[start[rows] < windows.end[at[rows]]] if num_steps else rows[:0]
+    at = index_of(start, windows)
+    rows = np.flatnonzero((activity["kind"] == ActivityKind.COMPUTATION) & (at >= 0))
     duration = (activity["end_ns"] - start)[rows]
     total = np.bincount(names.codes[rows], weights=duration, minlength=len(names.values))
     kept = np.argsort(-total, kind="stable")[:MOST_NAMES]

@@ -22,7 +22,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from distprof.intervals import Intervals, covered, intersect, subtract, union
+from distprof.intervals import Intervals, covered, index_of, intersect, subtract, union
 from distprof.run.tables import RankTables, intervals_of, join_launches
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import RankContext, StageMarks, StageSlots, Timeline
@@ -135,8 +135,8 @@ def _of_stage(
 ) -> StageMarks:
     marked = union(intervals_of(rows))
     work = intersect(marked, timeline.computation)
-    step = np.searchsorted(windows.start, rows["start_ns"], side="right") - 1
-    inside = (step >= 0) & (rows["start_ns"] < windows.end[np.maximum(step, 0)])
+    step = index_of(rows["start_ns"], windows)
+    inside = step >= 0
     pairs = np.unique(np.stack((step[inside], micro_batch[inside])), axis=1)
     return StageMarks(
         stage=stage,
@@ -312,13 +312,8 @@ def _slots_of(
     ranges: _Ranges, windows: Intervals, timeline: Timeline, waits: Intervals, origin: str
 ) -> StageSlots:
     """Slots of the ranges that start in a window, cut to their computation."""
-    step = np.searchsorted(windows.start, ranges.start_ns, side="right") - 1
-    inside = (
-        (step >= 0) & (ranges.start_ns < windows.end[np.maximum(step, 0)])
-        if windows.size
-        else np.zeros(len(step), np.bool_)
-    )
-    rows = np.flatnonzero(inside)
+    step = index_of(ranges.start_ns, windows)
+    rows = np.flatnonzero(step >= 0)
     ranges, step = ranges.take(rows), step[rows]
     start = _after_waits(ranges, waits, timeline.computation)
     start, end = _cut(start, ranges.end_ns, timeline.computation)

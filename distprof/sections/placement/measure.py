@@ -12,6 +12,7 @@ Source:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -159,7 +160,6 @@ def _placed(
     widest = max(spans)
     steps = np.unique(np.concatenate([np.diff(members) for members in known]))
     stride = int(steps[0]) if len(steps) == 1 else None
-    traffic = _traffic(collectives, axis, size)
     most_nodes = max(len(count) for count in counts)
     return PlacedAxis(
         axis=axis,
@@ -172,22 +172,23 @@ def _placed(
         most_on_node=max(int(count.max()) for count in counts),
         least_on_node=min(int(count.min()) for count in counts),
         stride=stride,
-        nodes_if_blocked=_most_blocked(known, places),
+        nodes_if_blocked=None
+        if places.blocked is None
+        else max(len(np.unique(places.blocked[members])) for members in known),
         could_fit=None if stride is None else size * stride <= domains.size,
         tier=_tier(most_nodes, widest),
-        ranks=_ranks_of(
-            members for members, span in zip(known, spans, strict=True) if span == widest
+        ranks=tuple(
+            sorted(
+                {
+                    int(rank)
+                    for members, span in zip(known, spans, strict=True)
+                    if span == widest
+                    for rank in members
+                }
+            )
         ),
-        sent_bytes_per_step=traffic.sent,
-        exposed_transfer_ns_per_step=traffic.exposed,
-        exchange_ns_per_step=traffic.exchange,
+        **_traffic(collectives, axis, size),
     )
-
-
-def _most_blocked(groups: Sequence[NDArray[np.int_]], places: _Places) -> int | None:
-    if places.blocked is None:
-        return None
-    return max(len(np.unique(places.blocked[members])) for members in groups)
 
 
 def _tier(num_nodes: int, num_domains: int) -> str:
@@ -196,19 +197,8 @@ def _tier(num_nodes: int, num_domains: int) -> str:
     return "inside a domain" if num_domains == 1 else "between domains"
 
 
-def _ranks_of(groups: Iterable[NDArray[np.int_]]) -> tuple[int, ...]:
-    return tuple(sorted({int(rank) for members in groups for rank in members}))
-
-
-class _Traffic(msgspec.Struct, frozen=True):
+def _traffic(collectives: CollectivesResult, axis: str, size: int) -> dict[str, Any]:
     """Sent bytes and exposed time of an axis's collectives per rank and step; None if unknown."""
-
-    sent: float | None
-    exposed: int | None
-    exchange: int | None
-
-
-def _traffic(collectives: CollectivesResult, axis: str, size: int) -> _Traffic:
     classes = [
         record
         for record in collectives.classes
@@ -217,8 +207,12 @@ def _traffic(collectives: CollectivesResult, axis: str, size: int) -> _Traffic:
     sent = [c.sent_bytes_per_step for c in classes if c.sent_bytes_per_step is not None]
     timed = [c for c in classes if c.exposed_wait_ns_per_step is not None]
     exchange = [c for c in timed if c.kind == CollectiveKind.ALL_TO_ALL.label]
-    return _Traffic(
-        sent=sum(sent) if sent else None,
-        exposed=sum(c.exposed_transfer_ns_per_step for c in timed) if timed else None,
-        exchange=sum(c.exposed_transfer_ns_per_step for c in exchange) if timed else None,
+    exposed, exchanged = (
+        sum(c.exposed_transfer_ns_per_step for c in some) if timed else None
+        for some in (timed, exchange)
     )
+    return {
+        "sent_bytes_per_step": sum(sent) if sent else None,
+        "exposed_transfer_ns_per_step": exposed,
+        "exchange_ns_per_step": exchanged,
+    }

@@ -12,8 +12,7 @@ import msgspec
 from distprof.escape import shorten
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limits, rule
 from distprof.sections.telemetry.result import DeviceError, TelemetryResult
-from distprof.sections.telemetry.rules._shared import NO_SENSORS
-from distprof.sections.telemetry.rules.devices import wrong_conditions
+from distprof.sections.telemetry.rules.devices import NO_SENSORS, wrong_conditions
 from distprof.terms import Confidence, Severity
 from distprof.units import format_bytes, name_ranks
 

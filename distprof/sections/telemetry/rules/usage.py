@@ -10,7 +10,7 @@ from distprof.sections.idle.result import IdleResult
 from distprof.sections.kernels.result import KernelsResult
 from distprof.sections.shares import MeanStep, StepTimes
 from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult
-from distprof.sections.telemetry.rules._shared import NO_SENSORS
+from distprof.sections.telemetry.rules.devices import NO_SENSORS
 from distprof.terms import Confidence, Severity
 from distprof.units import capitalized, format_ratio, name_ranks
 
