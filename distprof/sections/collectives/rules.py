@@ -306,7 +306,8 @@ def arrival_skew_bound_collectives(
         raise InsufficientEvidenceError("no collective was matched across ranks")
     bound = [c for c in classes if _is_bound(c, limits["wait_over_transfer"])]
     waiting = min(sum(_wait(c) for c in bound), step.exposed_wait_ns)
-    cost = waiting - _charged_ns(stragglers) - capture.start_wait_ns
+    proven = (rank for rank in stragglers.ranks if rank.pattern is not StragglerPattern.NONE)
+    cost = waiting - sum(rank.lost_ns_per_step for rank in proven) - capture.start_wait_ns
     if not bound or step.ratio(cost) < limits["min_step_ratio"]:
         return
     worst = max(bound, key=_wait)
@@ -364,14 +365,6 @@ def _suspect(stragglers: StragglersResult, capture: CaptureResult, cost_ns: int)
         what = ", as equal ranks may by chance" if is_chance else _LOOK
         often = f", most in {late} of {steps} steps{what}"
     return f" Rank {first.rank} causes {format_ratio(share)} of all waiting{often}."
-
-
-def _charged_ns(stragglers: StragglersResult) -> int:
-    return sum(
-        rank.lost_ns_per_step
-        for rank in stragglers.ranks
-        if rank.pattern is not StragglerPattern.NONE
-    )
 
 
 VERY_MANY = 100  # Number of consecutive reductions without other work that is too many at any size

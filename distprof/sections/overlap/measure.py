@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,25 +71,23 @@ def _axis_overlap(
     rank: int, name: str, windows: Intervals, timeline: Timeline, rows: Intervals
 ) -> AxisOverlap:
     busy = union(rows)
-    communication = _inside(windows, busy)
     overlapped = _inside(windows, intersect(busy, timeline.computation))
-    return AxisOverlap(
-        axis=name,
-        ranks=(rank,),
-        communication_ns=communication,
-        overlapped_ns=overlapped,
-        exposed_comm_ns=communication - overlapped,
-        overlap_ratio=_ratio(overlapped, communication),
+    return _of_axis(name, (rank,), _inside(windows, busy), overlapped)
+
+
+def _add_up(parts: Sequence[AxisOverlap]) -> AxisOverlap:
+    return _of_axis(
+        parts[0].axis,
+        tuple(sorted(rank for part in parts for rank in part.ranks)),
+        sum(part.communication_ns for part in parts),
+        sum(part.overlapped_ns for part in parts),
     )
 
 
-def _add_up(parts: Iterable[AxisOverlap]) -> AxisOverlap:
-    parts = tuple(parts)
-    communication = sum(part.communication_ns for part in parts)
-    overlapped = sum(part.overlapped_ns for part in parts)
+def _of_axis(axis: str, ranks: tuple[int, ...], communication: int, overlapped: int) -> AxisOverlap:
     return AxisOverlap(
-        axis=parts[0].axis,
-        ranks=tuple(sorted(rank for part in parts for rank in part.ranks)),
+        axis=axis,
+        ranks=ranks,
         communication_ns=communication,
         overlapped_ns=overlapped,
         exposed_comm_ns=communication - overlapped,

@@ -189,13 +189,9 @@ def _union_of(activity: Table, kind: ActivityKind) -> Intervals:
 
 
 def _add_up(rank: int, steps: Sequence[StepBreakdown]) -> RankBreakdown:
+    times = RankBreakdown.__struct_fields__[1:]
     return RankBreakdown(
-        rank=rank,
-        span_ns=sum(step.span_ns for step in steps),
-        computation_ns=sum(step.computation_ns for step in steps),
-        exposed_comm_ns=sum(step.exposed_comm_ns for step in steps),
-        exposed_copy_ns=sum(step.exposed_copy_ns for step in steps),
-        idle_ns=sum(step.idle_ns for step in steps),
+        rank=rank, **{field: sum(getattr(step, field) for step in steps) for field in times}
     )
 
 
