@@ -79,10 +79,7 @@ def rank_gradients(
         np.where(known, covered(Intervals(begin, at), computed), ABSENT)
         for at in (_reduced(edge, ready[picked], first) for edge in (np.minimum, np.maximum))
     ]
-    # time during which data of each bucket moves; its whole time if it was not matched
-    start, end = (column[picked] for column in intervals_of(tables.collectives))
-    since = context.wait_end_ns[picked]
-    moving: Int64Array = np.where(since == ABSENT, end - start, end - np.clip(since, start, end))
+    is_unmatched = _reduced(np.minimum, waits[picked], first) < 0
     return RankGradients(
         axis=context.axis[picked][first],
         window=window[picked][first].astype(np.int64),
@@ -91,11 +88,7 @@ def rank_gradients(
         rows=picked,
         bytes=_reduced(np.add, size[picked], first),
         exposed_ns=_reduced(np.add, exposed[picked], first),
-        wait_ns=np.where(
-            _reduced(np.minimum, waits[picked], first) < 0,
-            ABSENT,
-            _reduced(np.add, wait[picked], first),
-        ),
+        wait_ns=np.where(is_unmatched, ABSENT, _reduced(np.add, wait[picked], first)),
         transfer_ns=_transfer(tables.collectives, context, picked, first, last),
         last_bytes=size[picked][last],
         last_exposed_ns=(exposed - wait)[picked][last],
@@ -105,7 +98,7 @@ def rank_gradients(
         dtypes=_dtypes(tables.collectives, context, picked),
         marks_updates=bool(len(updates)),
         row_bytes=size[picked],
-        row_moving_ns=moving,
+        row_moving_ns=_moving(tables.collectives, context, picked),
         search_ns=search,
         search_exposed_ns=search_exposed,
     )
@@ -226,6 +219,14 @@ def _transfer(
         busy = union(Intervals(moving[rows], end[rows]))
         result[index] = int((busy.end - busy.start).sum())
     return result
+
+
+def _moving(collectives: Table, context: RankContext, picked: NDArray[np.intp]) -> Int64Array:
+    """Time during which data of each bucket moves; its whole time if it was not matched."""
+    start, end = (column[picked] for column in intervals_of(collectives))
+    since = context.wait_end_ns[picked]
+    moving: Int64Array = np.where(since == ABSENT, end - start, end - np.clip(since, start, end))
+    return moving
 
 
 def _dtypes(
