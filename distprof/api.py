@@ -182,14 +182,17 @@ def examine(
     from distprof.ingest.executor import running
     from distprof.rules.engine import run_rules
     from distprof.sections.context import Detail
-    from distprof.sections.doubt import in_doubt
     from distprof.sections.efficiency.models import known_model
-    from distprof.sections.engine import Inputs, resolve
-    from distprof.sections.measure_records import measure_records
-    from distprof.sections.measure_run import analysed_windows, measure_run, windows_of_records
+    from distprof.sections.engine import Inputs, explain_untraced, resolve
+    from distprof.sections.measure_run import (
+        analysed_windows,
+        measure_records,
+        measure_run,
+        windows_of_records,
+    )
     from distprof.sections.perturbation.measure import correct
     from distprof.sections.run_info import describe_run
-    from distprof.sections.untraced import explain_untraced
+    from distprof.sections.shares import in_doubt
     from distprof.sections.verdict import judge
     from distprof.sections.whatif.plan import Workbench
     from distprof.units import MOST_COLLECTIVES

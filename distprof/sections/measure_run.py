@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
-from typing import Any, Literal, Protocol
+from functools import cache
+from typing import Any, Literal, Protocol, get_type_hints
 
 import msgspec
 import numpy as np
@@ -15,15 +16,16 @@ from numpy.typing import NDArray
 from distprof.errors import DistprofError
 from distprof.intervals import EMPTY, Intervals
 from distprof.join.waits import last_start_on_own_clock
+from distprof.run.records import RankRecords, RecordSource
 from distprof.run.run import Rank, Run, TableSource
-from distprof.run.tables import encode, intervals_of
-from distprof.run.topology import GroupNames, ProcessGroup, Topology
+from distprof.run.tables import RankTables, encode, intervals_of
+from distprof.run.topology import GroupNames, ProcessGroup
 from distprof.schema import ABSENT, Int64Array, Table
-from distprof.sections.context import RankAnalyses, RankAnalysis, RankContext
-from distprof.sections.measure_rank import capture_window, measure_rank
+from distprof.sections.context import ProbeRecords, RankAnalyses, RankAnalysis, RankContext
+from distprof.sections.engine import WiringError, declared_functions
 from distprof.sections.perturbation.corrected import CorrectedTables
-from distprof.terms import UNKNOWN_AXIS
-from distprof.units import fold_ranks
+from distprof.terms import UNKNOWN_AXIS, ActivityKind
+from distprof.units import fold_ranks, name_ranks
 
 Progress = Callable[[int, int], None]
 """Function that gets the number of measured ranks and the number of all ranks."""
@@ -130,7 +132,7 @@ def _jobs_of(
     collections: Mapping[int, Intervals],
 ) -> tuple[list[_Job], list[str]]:
     """One job per rank that can be measured, and a sentence for each that cannot."""
-    groups = _groups_of(run.topology)
+    names_of = _AxisNames(run.topology.groups)
     simulated = _simulated(run) if by_step else None
     jobs: list[_Job] = []
     problems: list[str] = []
@@ -143,8 +145,20 @@ def _jobs_of(
         if problem:
             problems.append(f"Rank {rank.rank} {problem}: left out.")
             continue
+        wait_end = wait_ends.get(rank.rank)
+        rows = len(rank.collectives)
+        axis, names = _axes(rank.collectives, names_of)
         context = replace(
-            _context(groups, rank, steps, windows, wait_ends.get(rank.rank), simulated),
+            RankContext(
+                rank=rank.rank,
+                steps=steps,
+                windows=windows,
+                wait_end_ns=np.full(rows, ABSENT, dtype=np.int64) if wait_end is None else wait_end,
+                axis=axis,
+                axis_names=names,
+                is_cpu=rank.device.name == "cpu",
+                simulated=simulated,
+            ),
             collections=collections.get(rank.rank, EMPTY),
             is_corrected=isinstance(rank.tables, CorrectedTables),
         )
@@ -187,28 +201,6 @@ def _window_problem(windows: Intervals, wanted: int) -> str:
     return ""
 
 
-def _context(
-    groups: _Groups,
-    rank: Rank,
-    steps: Int64Array,
-    windows: Intervals,
-    wait_end: Int64Array | None,
-    simulated: tuple[int, int] | None,
-) -> RankContext:
-    rows = len(rank.collectives)
-    axis, names = _axes(rank.collectives, groups)
-    return RankContext(
-        rank=rank.rank,
-        steps=steps,
-        windows=windows,
-        wait_end_ns=np.full(rows, ABSENT, dtype=np.int64) if wait_end is None else wait_end,
-        axis=axis,
-        axis_names=names,
-        is_cpu=rank.device.name == "cpu",
-        simulated=simulated,
-    )
-
-
 def _measure_job(job: _Job) -> RankAnalysis | str:
     """Measure one rank, or return a sentence on why its tables could not be read."""
     try:
@@ -243,29 +235,27 @@ def _map(
 # Axes ---------------------------------------------------------------------------------------------
 
 
-class _Groups(msgspec.Struct, frozen=True, kw_only=True):
-    """The run's process groups, by what a collective records of its group."""
+class _AxisNames:
+    """What the run's collectives communicate along, by what each records of its group."""
 
-    exact: Mapping[tuple[str, str], ProcessGroup]  # by name and folded ranks
-    by_name: Mapping[str, ProcessGroup]  # if the name is unique
-    names: GroupNames
+    def __init__(self, groups: Sequence[ProcessGroup]) -> None:
+        uses = Counter(group.name for group in groups)
+        self._exact = {(group.name, fold_ranks(group.ranks)): group for group in groups}
+        self._by_name = {one.name: one for one in groups if one.name and uses[one.name] == 1}
+        self._names = GroupNames(groups)
 
-    def find(self, name: str, ranks: str) -> ProcessGroup | None:
-        return self.exact.get((name, ranks)) or self.by_name.get(name)
-
-
-def _groups_of(topology: Topology) -> _Groups:
-    uses = Counter(group.name for group in topology.groups)
-    return _Groups(
-        exact={(group.name, fold_ranks(group.ranks)): group for group in topology.groups},
-        by_name={
-            group.name: group for group in topology.groups if group.name and uses[group.name] == 1
-        },
-        names=GroupNames(topology.groups),
-    )
+    def of(self, name: str, ranks: str, description: str) -> str:
+        """Mesh axis, or description, of a group of this name, folded ranks and description."""
+        group = self._exact.get((name, ranks)) or self._by_name.get(name)
+        if group is not None and group.axis is not None:
+            return group.axis.value
+        text = description or (group.description if group is not None else "")
+        if text and text != "undefined":
+            return text
+        return self._names.of(name, ranks) or UNKNOWN_AXIS
 
 
-def _axes(collectives: Table, groups: _Groups) -> tuple[NDArray[np.int32], tuple[str, ...]]:
+def _axes(collectives: Table, names_of: _AxisNames) -> tuple[NDArray[np.int32], tuple[str, ...]]:
     """For each row, the mesh axis or group description it communicates along."""
     if len(collectives) == 0:
         return np.empty(0, np.int32), ()
@@ -276,7 +266,7 @@ def _axes(collectives: Table, groups: _Groups) -> tuple[NDArray[np.int32], tuple
     keys = np.ravel_multi_index((group.codes, ranks.codes, desc.codes), shape)
     distinct, inverse = encode(keys)
     labels = [
-        _axis_label(groups, group.values[g], ranks.values[r], desc.values[d])
+        names_of.of(group.values[g], ranks.values[r], desc.values[d])
         for g, r, d in zip(*np.unravel_index(distinct, shape), strict=True)
     ]
     names = tuple(sorted(set(labels)))
@@ -284,11 +274,168 @@ def _axes(collectives: Table, groups: _Groups) -> tuple[NDArray[np.int32], tuple
     return numbers[inverse], names
 
 
-def _axis_label(groups: _Groups, name: str, ranks: str, description: str) -> str:
-    group = groups.find(name, ranks)
-    if group is not None and group.axis is not None:
-        return group.axis.value
-    text = description or (group.description if group is not None else "")
-    if text and text != "undefined":
-        return text
-    return groups.names.of(name, ranks) or UNKNOWN_AXIS
+_RANK = "rank_"
+
+
+def measure_rank(
+    tables: RankTables, context: RankContext, load_host: Callable[[], Table] | None = None
+) -> RankAnalysis:
+    """Measure one rank inside its windows.
+
+    Pure: the same tables and context give the same analysis. Linear in the rows, except for sorting
+    them; each window adds only a search. ``load_host`` reads every operator; None if it cannot.
+
+    Raises:
+        ValueError: If the context does not fit the tables.
+    """
+    _check_context(tables, context)
+    parts = _given(tables, context, load_host)
+    return RankAnalysis(**{name: _made(name, parts, ()) for name in RankAnalysis.__struct_fields__})
+
+
+@cache
+def rank_parts() -> Mapping[str, Callable[..., Any]]:
+    """Functions that measure one rank alone, by the name of the part that they make.
+
+    Raises:
+        WiringError: If two subjects declare the same part.
+    """
+    return declared_functions(_RANK)
+
+
+def _given(
+    tables: RankTables, context: RankContext, load_host: Callable[[], Table] | None = None
+) -> dict[str, Any]:
+    """Inputs of parts in addition to other parts."""
+    return {
+        "load_host": load_host,
+        "tables": tables,
+        "activity": tables.activity,
+        "collectives": tables.collectives,
+        "context": context,
+        "rank": context.rank,
+        "is_cpu": context.is_cpu,
+        "windows": context.windows,
+        "window_start_ns": context.windows.start,
+        "window_end_ns": context.windows.end,
+        "wait_end_ns": context.wait_end_ns,
+        "row_axis": context.axis,
+        "row_axis_names": context.axis_names,
+    }
+
+
+def _made(name: str, parts: dict[str, Any], above: tuple[str, ...]) -> Any:
+    """A part; all parts made on the way are added to ``parts``."""
+    if name not in parts:
+        make = rank_parts().get(name)
+        if make is None or name in above:
+            chain = " for ".join(reversed((*above, name)))
+            raise WiringError(f"no subject has a function {_RANK}{name} to make {chain}")
+        needs = make.__code__.co_varnames[: make.__code__.co_argcount]
+        parts[name] = make(**{need: _made(need, parts, (*above, name)) for need in needs})
+    return parts[name]
+
+
+def capture_window(activity: Table) -> Intervals:
+    """The whole capture as one window: the span of the GPU's activities.
+
+    Communication and copies count, annotations do not. No window if the GPU did nothing.
+    """
+    rows = activity["kind"] != ActivityKind.ANNOTATION
+    if not rows.any():
+        return EMPTY
+    start, end = activity["start_ns"], activity["end_ns"]
+    return Intervals.of((int(start[rows].min()), int(end[rows].max())))
+
+
+def _check_context(tables: RankTables, context: RankContext) -> None:
+    rows = len(tables.collectives)
+    if len(context.wait_end_ns) != rows or len(context.axis) != rows:
+        raise ValueError(f"rank {context.rank}: the context does not fit its {rows} collectives")
+    start, end = context.windows
+    if len(context.steps) != len(start):
+        raise ValueError(f"rank {context.rank}: {len(context.steps)} steps, {len(start)} windows")
+    if (end < start).any() or (start[1:] < end[:-1]).any():
+        raise ValueError(f"rank {context.rank}: windows must be in order and disjoint")
+
+
+_RECORDS = "measure_"
+
+
+class _OfRank(msgspec.Struct, frozen=True, kw_only=True):
+    """Measurements of one rank's records; small enough to cross a process boundary."""
+
+    rank: int
+    found: tuple[Any, ...]
+    notes: tuple[str, ...]
+
+
+class _RecordsJob(msgspec.Struct, frozen=True):
+    """The input of a worker: a rank's records, and its analysed steps."""
+
+    source: RecordSource
+    windows: Intervals
+
+    @property
+    def rank(self) -> int:
+        """Global rank."""
+        return self.source.rank
+
+
+def measure_records(
+    run: Run, *, executor: Mapper | None = None, windows: Mapping[int, Intervals] | None = None
+) -> ProbeRecords:
+    """Measure the probe records of every rank; bare traces have none.
+
+    The executor has one rank's records in memory per worker; None measures them in this process.
+    Windows are the analysed steps by rank, own clock, for the sensor samples inside them.
+    """
+    by_rank = windows or {}
+    jobs = [
+        _RecordsJob(run.records[rank], by_rank.get(rank, EMPTY)) for rank in sorted(run.records)
+    ]
+    results = map(_measure, jobs) if executor is None else executor.map(_measure, jobs)
+    outcomes = list(results)
+    failed = [outcome for outcome in outcomes if isinstance(outcome, str)]
+    ranks = [outcome for outcome in outcomes if isinstance(outcome, _OfRank)]
+    found: dict[type, dict[int, Any]] = {}
+    for rank in ranks:
+        for one in rank.found:
+            found.setdefault(type(one), {})[rank.rank] = one
+    return ProbeRecords(found=found, job=run.job, notes=(*failed, *_folded_notes(ranks)))
+
+
+def _measure(job: _RecordsJob) -> _OfRank:
+    records = job.source.load()
+    given = {RankRecords: records, Intervals: job.windows}
+    found = (
+        make(**{name: given[need] for name, need in needs.items()})
+        for make, needs in record_parts()
+    )
+    present = tuple(one for one in found if one is not None)
+    return _OfRank(rank=records.rank, found=present, notes=records.notes)
+
+
+@cache
+def record_parts() -> Sequence[tuple[Callable[..., Any], Mapping[str, type]]]:
+    """Functions that measure one rank's records, with the types of their parameters.
+
+    These are the functions ``measure_…(records: RankRecords)`` in the ``measure`` modules of
+    subjects. Results are looked up by type, so no two functions may return the same type.
+    """
+    found = declared_functions(_RECORDS).values()
+    hints = {make: get_type_hints(make) for make in found if "records" in make.__annotations__}
+    return [
+        (make, {name: need for name, need in kinds.items() if name != "return"})
+        for make, kinds in hints.items()
+        if RankRecords in kinds.values()
+    ]
+
+
+def _folded_notes(ranks: Iterable[_OfRank]) -> list[str]:
+    """Notes of all ranks, each once with the ranks that have it."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank in ranks:
+        for note in rank.notes:
+            ranks_of.setdefault(note, []).append(rank.rank)
+    return [f"{name_ranks(numbers)}: {note}" for note, numbers in ranks_of.items()]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from distprof.sections.report import Report
 
 
-class Metric(msgspec.Struct, frozen=True, kw_only=True):
+class Metric(msgspec.Struct, frozen=True):
     """One number of a report."""
 
     name: str  # Its name, which ends in its unit.
@@ -154,131 +154,127 @@ def _findings(severity: Severity) -> Callable[[Report], float | None]:
     return lambda report: sum(one.severity is severity for one in report.findings)
 
 
-def _metric(name: str, meaning: str, read: Callable[[Report], float | None]) -> Metric:
-    return Metric(name=name, meaning=meaning, read=read)
-
-
 METRICS: tuple[Metric, ...] = (
-    _metric(
+    Metric(
         "step_median_seconds",
         "Median step: from untraced steps in the step log, else from the analysed steps, else from"
         " the log of the training program.",
         _median,
     ),
-    _metric(
+    Metric(
         "step_p95_seconds",
         "95th percentile of steps, not from a training program's log.",
         _logged_or_traced("p95_ns"),
     ),
-    _metric(
+    Metric(
         "step_variation_ratio",
         "Standard deviation over mean of steps, not from a training program's log.",
         _logged_or_traced("cv"),
     ),
-    _metric(
+    Metric(
         "tokens_per_second",
         "Tokens of all ranks together, from the step log, else from the training program's log.",
         lambda r: _first(r.step_log.tokens_per_s, r.training_log.tokens_per_s),
     ),
-    _metric(
+    Metric(
         "samples_per_second", "Samples of all ranks together.", lambda r: r.step_log.samples_per_s
     ),
-    _metric(
+    Metric(
         "analysed_step_seconds",
         "Mean analysed step over ranks; the parts below add up to it.",
         _analysed_step,
     ),
-    _metric("computation_seconds", "Per step: computation.", _part("computation")),
-    _metric(
+    Metric("computation_seconds", "Per step: computation.", _part("computation")),
+    Metric(
         "exposed_transfer_seconds",
         "Per step: exposed communication while data moves.",
         _part("exposed_transfer"),
     ),
-    _metric(
+    Metric(
         "exposed_wait_seconds",
         "Per step: exposed waiting for the last rank of a collective.",
         _part("exposed_wait"),
     ),
-    _metric(
+    Metric(
         "exposed_message_wait_seconds",
         "Per step: exposed waiting in send and recv.",
         _part("exposed_p2p_wait"),
     ),
-    _metric(
+    Metric(
         "exposed_unsplit_seconds",
         "Per step: exposed communication in which waiting and transfer cannot be separated.",
         _part("exposed_comm_unsplit"),
     ),
-    _metric("exposed_copy_seconds", "Per step: exposed memory copies.", _part("exposed_copy")),
-    _metric("idle_late_launch_seconds", "Per step: idle, late launches.", _part("idle_host")),
-    _metric("idle_synchronising_seconds", "Per step: idle, synchronising.", _part("idle_sync")),
-    _metric("idle_input_seconds", "Per step: idle, waiting for input.", _part("idle_input")),
-    _metric(
+    Metric("exposed_copy_seconds", "Per step: exposed memory copies.", _part("exposed_copy")),
+    Metric("idle_late_launch_seconds", "Per step: idle, late launches.", _part("idle_host")),
+    Metric("idle_synchronising_seconds", "Per step: idle, synchronising.", _part("idle_sync")),
+    Metric("idle_input_seconds", "Per step: idle, waiting for input.", _part("idle_input")),
+    Metric(
         "idle_after_communication_seconds",
         "Per step: idle after communication on another stream.",
         _part("idle_comm_wait"),
     ),
-    _metric("idle_unknown_seconds", "Per step: idle without a known cause.", _part("idle_unknown")),
-    _metric("computation_ratio", "Share of computation in the analysed time.", _share("comput")),
-    _metric(
+    Metric("idle_unknown_seconds", "Per step: idle without a known cause.", _part("idle_unknown")),
+    Metric("computation_ratio", "Share of computation in the analysed time.", _share("comput")),
+    Metric(
         "exposed_communication_ratio",
         "Share of exposed communication in the analysed time.",
         exposed_communication_ratio,
     ),
-    _metric("idle_ratio", "Share of idle time in the analysed time.", _share("idle_")),
-    _metric(
+    Metric("idle_ratio", "Share of idle time in the analysed time.", _share("idle_")),
+    Metric(
         "overlap_ratio", "Share of communication that overlaps with computation.", overlap_ratio
     ),
-    _metric(
+    Metric(
         "straggler_lost_seconds",
         "Per step: how long a typical other rank waits for the most expensive straggler.",
         _straggler,
     ),
-    _metric(
+    Metric(
         "slowdown_ratio",
         "Simulated step over the step with equally fast ranks and operations; 1 is ideal.",
         lambda r: r.whatif.slowdown,
     ),
-    _metric("planned_step_seconds", "Simulated step after all changes of the plan.", _planned_step),
-    _metric(
+    Metric("planned_step_seconds", "Simulated step after all changes of the plan.", _planned_step),
+    Metric(
         "planned_gain_ratio", "Share of the simulated step that the plan recovers.", _planned_gain
     ),
-    _metric("pipeline_bubble_ratio", "Bubble fraction of the worst pipeline.", bubble_ratio),
-    _metric(
+    Metric("pipeline_bubble_ratio", "Bubble fraction of the worst pipeline.", bubble_ratio),
+    Metric(
         "expert_imbalance_ratio",
         "Load of the hottest expert over the mean, in the worst layer; 1 is even.",
         expert_imbalance_ratio,
     ),
-    _metric(
+    Metric(
         "peak_memory_bytes", "Most memory that a rank allocated: GPU, else CPU.", peak_memory_bytes
     ),
-    _metric("mfu_ratio", "Model FLOP utilisation.", lambda r: r.efficiency.mfu_ratio),
-    _metric(
+    Metric("mfu_ratio", "Model FLOP utilisation.", lambda r: r.efficiency.mfu_ratio),
+    Metric(
         "energy_per_step_joules",
         "Energy of all GPUs per step.",
         lambda r: r.telemetry.energy_per_step_j,
     ),
-    _metric(
+    Metric(
         "clock_residual_seconds",
         "Largest clock residual; no rank is blamed for less.",
         lambda r: _seconds(highest(clock.residual_ns for clock in r.capture.clocks)),
     ),
-    _metric(
+    Metric(
         "matched_collectives_ratio",
         "Share of collective records matched across ranks.",
         lambda r: r.capture.matched_ratio,
     ),
-    _metric("ranks_count", "Ranks of the job.", lambda r: r.run.world_size),
-    _metric("recorded_ranks_count", "Ranks with a readable trace.", lambda r: len(r.run.ranks)),
-    _metric("analysed_steps_count", "Steps that were analysed.", lambda r: r.step_time.num_steps),
-    _metric("error_findings_count", "Findings: errors.", _findings(Severity.ERROR)),
-    _metric("warning_findings_count", "Findings: warnings.", _findings(Severity.WARNING)),
-    _metric("info_findings_count", "Findings: information.", _findings(Severity.INFO)),
-    _metric(
+    Metric("ranks_count", "Ranks of the job.", lambda r: r.run.world_size),
+    Metric("recorded_ranks_count", "Ranks with a readable trace.", lambda r: len(r.run.ranks)),
+    Metric("analysed_steps_count", "Steps that were analysed.", lambda r: r.step_time.num_steps),
+    Metric("error_findings_count", "Findings: errors.", _findings(Severity.ERROR)),
+    Metric("warning_findings_count", "Findings: warnings.", _findings(Severity.WARNING)),
+    Metric("info_findings_count", "Findings: information.", _findings(Severity.INFO)),
+    Metric(
         "unchecked_rules_count",
         "Rules that lacked evidence, so it is unknown whether they would fire.",
         lambda r: len(r.not_checked),
     ),
-    _metric("idle_pause_seconds", "Per step: idle, pauses of the CPU.", _part("idle_pause")),
+    Metric("idle_pause_seconds", "Per step: idle, pauses of the CPU.", _part("idle_pause")),
 )
 """Every metric, in the order of display."""

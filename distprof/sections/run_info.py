@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from distprof.run.evidence import OperationLog
 from distprof.run.logs import NcclLog
-from distprof.run.run import Rank, Run
+from distprof.run.run import Run
 from distprof.run.topology import ProcessGroup
 from distprof.sections.report import GroupInfo, RunInfo
 from distprof.terms import MeshAxis
@@ -14,44 +14,36 @@ from distprof.terms import MeshAxis
 
 def describe_run(run: Run, *, num_steps: int) -> RunInfo:
     """Ranks, backend, device, mesh, nodes and versions of ``run``, as in a report."""
+    operations, log = run.get(OperationLog), run.get(NcclLog)
+    logs = (one.world_size for one in (operations, log) if one is not None)
+    mesh = _mesh(run.topology.groups) if operations is None else dict(operations.mesh)
+    if run.job and run.job.mesh:
+        mesh = dict(run.job.mesh)
+    device = _joined(rank.device.name for rank in run.ranks)
+    if not device and run.job:
+        device = _joined(entry.device for entry in run.job.ranks)
+    versions: dict[str, dict[str, None]] = {}
+    for rank in run.ranks:
+        for name, version in rank.versions.items():
+            versions.setdefault(name, {})[version] = None
     return RunInfo(
         source=run.source,
-        world_size=_world_size(run),
+        world_size=run.topology.world_size or next(filter(None, logs), None),
         ranks=tuple(rank.rank for rank in run.ranks),
         num_steps=num_steps,
         backend=_joined(rank.backend for rank in run.ranks),
-        device=_device(run),
+        device=device,
         strategy=(run.job.strategy or None) if run.job else None,
-        mesh=_mesh_of(run),
+        mesh=mesh,
         nodes=dict(run.topology.nodes),
         node_origin=run.topology.node_origin,
         groups=_groups(run.topology.groups),
         versions={
-            **_nccl_version(run),
+            **_nccl_version(log),
             **(run.job.versions if run.job else {}),
-            **_versions(run.ranks),
+            **{name: ", ".join(found) for name, found in sorted(versions.items())},
         },
     )
-
-
-def _world_size(run: Run) -> int | None:
-    """World size from the traces, else from the log of operations, else from NCCL's log."""
-    operations, log = run.get(OperationLog), run.get(NcclLog)
-    size = run.topology.world_size or (operations.world_size if operations else None)
-    return size or (log.world_size if log else None)
-
-
-def _mesh_of(run: Run) -> dict[str, int]:
-    if run.job and run.job.mesh:
-        return dict(run.job.mesh)
-    operations = run.get(OperationLog)
-    return dict(operations.mesh) if operations else _mesh(run.topology.groups)
-
-
-def _device(run: Run) -> str:
-    """Device according to the traces, else according to run.json."""
-    traced = _joined(rank.device.name for rank in run.ranks)
-    return traced or _joined(entry.device for entry in run.job.ranks) if run.job else traced
 
 
 def _joined(words: Iterable[str]) -> str:
@@ -86,18 +78,8 @@ def _groups(groups: Iterable[ProcessGroup]) -> tuple[GroupInfo, ...]:
     )
 
 
-def _nccl_version(run: Run) -> dict[str, str]:
+def _nccl_version(log: NcclLog | None) -> dict[str, str]:
     """Version from NCCL's log, without versions that were cut off."""
-    log = run.get(NcclLog)
     versions = list(log.versions) if log else []
     whole = [v for v in versions if not any(o != v and o.startswith(v) for o in versions)]
     return {"nccl": ", ".join(whole[:4])} if whole else {}
-
-
-def _versions(ranks: Iterable[Rank]) -> dict[str, str]:
-    """Version of each library; several versions of one library are joined."""
-    found: dict[str, dict[str, None]] = {}
-    for rank in ranks:
-        for name, version in rank.versions.items():
-            found.setdefault(name, {})[version] = None
-    return {name: ", ".join(versions) for name, versions in sorted(found.items())}
