@@ -1,4 +1,9 @@
-"""Measure every rank of a run alone, inside the windows that all ranks share."""
+"""Measure every rank of a run alone: its trace in the windows that all ranks share, its probes.
+
+A part ``x`` of a rank's analysis is made by the function ``rank_x`` in the ``measure`` module of
+any subject. Its parameters name what it needs: other parts, or given inputs (:func:`_given`). The
+fields of :class:`~distprof.sections.context.RankAnalysis` are the parts that are kept.
+"""
 
 from __future__ import annotations
 

@@ -221,7 +221,13 @@ number means full."""
 
 
 def waits_for_room(activity: Table, launches: Launches) -> Intervals:
-    """Launch calls that returned while the queue was full, sorted by their end."""
+    """Launch calls that returned while the queue was full, sorted by their end.
+
+    A CPU that never waits for results runs ahead of its GPU until the queue of launched work is
+    full. From then on a launch call returns only when an earlier activity has started, so its
+    duration is the GPU's time. A long call with few activities pending has another cause, such as a
+    lock, a module load or a preempted thread.
+    """
     rows = np.flatnonzero(launches.known & (launches.end - launches.start >= LONG_NS))
     _, first = np.unique(launches.row[rows], return_index=True)
     start, end = launches.start[rows[first]], launches.end[rows[first]]

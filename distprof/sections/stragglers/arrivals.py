@@ -126,15 +126,9 @@ class _Context(msgspec.Struct, frozen=True, kw_only=True):
         start_ns = index.column(
             lambda rank: run.clock.to_common(rank.rank, rank.collectives["start_ns"])
         )
-        groups = (group.ranks for group in run.topology.groups)
-        lacking = frozenset(fold_ranks(held) for held in groups if not analyses.keys() >= set(held))
+        exposure = _Exposure(run, analyses)
         roots, last_row = find_roots(
-            index,
-            members,
-            start_ns,
-            lambda rank: _known_wait(rank, analyses, lacking),
-            lambda rank: _exposed_transfer(rank, analyses, lacking),
-            lambda rank: _unseen(rank, analyses, lacking),
+            index, members, start_ns, exposure.wait_ns, exposure.transfer_ns, exposure.unseen_ns
         )
         owner = np.searchsorted(index.base, last_row, side="right") - 1
         held_by = held_stages(analyses, run)
@@ -152,54 +146,58 @@ class _Context(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _known_wait(
-    rank: Rank, analyses: Mapping[int, RankAnalysis], lacking: frozenset[str]
-) -> Int64Array:
-    """Exposed wait of each row for a rank that was recorded."""
-    # Waits for messages pass from stage to stage. If a rank of the pipeline was not recorded, they
-    # may have begun with it.
-    wait = analyses[rank.rank].exposed_wait_ns
-    return np.where(_is_message(rank) & _is_of(rank, lacking), 0, wait).astype(np.int64)
+class _Exposure:
+    """Exposed time of the rows of a rank, and what ranks that were not recorded did to them."""
 
+    def __init__(self, run: Run, analyses: Mapping[int, RankAnalysis]) -> None:
+        self._analyses = analyses
+        groups = (group.ranks for group in run.topology.groups)
+        # Groups with a member that was not analysed.
+        self._lacking = {fold_ranks(of) for of in groups if not analyses.keys() >= {*of}}
 
-def _exposed_transfer(
-    rank: Rank, analyses: Mapping[int, RankAnalysis], lacking: frozenset[str]
-) -> Int64Array:
-    """Exposed transfer of each row."""
-    # A message counts only if a rank of its pipeline was not recorded, with its wait, because wait
-    # and transfer of messages cannot be separated.
-    analysis = analyses[rank.rank]
-    moved = analysis.exposed_ns - np.maximum(analysis.exposed_wait_ns, 0)
-    unknown = np.where(_is_of(rank, lacking), analysis.exposed_ns, 0)
-    return np.where(_is_message(rank), unknown, moved).astype(np.int64)
+    def wait_ns(self, rank: Rank) -> Int64Array:
+        """Exposed wait for a rank that was recorded.
 
+        Waits for messages pass from stage to stage. If a rank of the pipeline was not recorded,
+        they may have begun with it.
+        """
+        wait = self._analyses[rank.rank].exposed_wait_ns
+        return np.where(_is_message(rank) & self._lacks(rank), 0, wait).astype(np.int64)
 
-def _unseen(
-    rank: Rank, analyses: Mapping[int, RankAnalysis], lacking: frozenset[str]
-) -> Int64Array:
-    """How long each row was held up in groups with a rank that was not recorded."""
-    # That is the exposed time in such groups since the row's own group last met. A row that
-    # followed a collective of such a group on another stream was held up all of that time, exposed
-    # or not.
-    inside = _is_of(rank, lacking)
-    held = since_meeting(rank, _exposed_transfer(rank, analyses, lacking) * inside)
-    line = analyses[rank.rank].line
-    if line is None or len(line.leader) != len(held):
-        return held
-    length = (rank.collectives["end_ns"] - rank.collectives["start_ns"]) * inside
-    followed = np.where(line.leader != ABSENT, length[line.leader], 0)
-    return np.maximum(held, followed)
+    def transfer_ns(self, rank: Rank) -> Int64Array:
+        """Exposed transfer.
+
+        A message counts only if a rank of its pipeline was not recorded, with its wait, because
+        wait and transfer of messages cannot be separated.
+        """
+        analysis = self._analyses[rank.rank]
+        moved = analysis.exposed_ns - np.maximum(analysis.exposed_wait_ns, 0)
+        unknown = np.where(self._lacks(rank), analysis.exposed_ns, 0)
+        return np.where(_is_message(rank), unknown, moved).astype(np.int64)
+
+    def unseen_ns(self, rank: Rank) -> Int64Array:
+        """How long each row was held up in groups with a rank that was not recorded.
+
+        That is the exposed time in such groups since the row's own group last met. A row that
+        followed a collective of such a group on another stream was held up all of that time.
+        """
+        inside = self._lacks(rank)
+        held = since_meeting(rank, self.transfer_ns(rank) * inside)
+        line = self._analyses[rank.rank].line
+        if line is None or len(line.leader) != len(held):
+            return held
+        length = (rank.collectives["end_ns"] - rank.collectives["start_ns"]) * inside
+        followed = np.where(line.leader != ABSENT, length[line.leader], 0)
+        return np.maximum(held, followed)
+
+    def _lacks(self, rank: Rank) -> NDArray[np.bool_]:
+        ranks = rank.collectives.coded("group_ranks")
+        return ranks.where([value in self._lacking for value in ranks.values])
 
 
 def _is_message(rank: Rank) -> NDArray[np.bool_]:
     messages = [kind for kind in CollectiveKind if kind.is_point_to_point]
     return np.isin(rank.collectives["kind"], messages)
-
-
-def _is_of(rank: Rank, groups: frozenset[str]) -> NDArray[np.bool_]:
-    """Whether each row belongs to one of the groups."""
-    ranks = rank.collectives.coded("group_ranks")
-    return ranks.where([value in groups for value in ranks.values])
 
 
 def _waits_for_all(run: Run) -> NDArray[np.bool_]:

@@ -70,10 +70,9 @@ _UNSURE = (StragglerCause.SLOW_DEVICE, StragglerCause.LATE_HOST, StragglerCause.
 def contended(found: Cause, queue: Queue | None, late: Late, evidence: Evidence) -> Cause:
     """The cause found from own time, or contention for the CPU of the rank or its data loader."""
     taken = None
-    if queue is not None and found.cause is not StragglerCause.LATE_INPUT:
-        taken = _taken(found, queue, late.ns)
-    elif queue is not None and (loader := _Loader.of(late, evidence)) is not None:
-        taken = loader.explained(late.ns)
+    if queue is not None:
+        is_input = found.cause is StragglerCause.LATE_INPUT
+        taken = _loader_waits(late, evidence) if is_input else _taken(found, queue, late.ns)
     if taken or not _may_be_chance(found, queue, is_crowded=evidence.is_crowded(late)):
         return taken or found
     return _all_wait_for_cpus(late, evidence) or found
@@ -172,32 +171,20 @@ def _may_be_chance(found: Cause, queue: Queue | None, *, is_crowded: bool = Fals
     return found.cause is StragglerCause.LATE_HOST and not queue.proven_sleep_ns
 
 
-class _Loader(msgspec.Struct, frozen=True):
-    """What a rank's data loader does in a late step while training waits for it."""
-
-    queue_ns: float  # Time that it waits for a CPU.
-    more_work_ns: float  # Time that its CPU time above its peers' takes, with waits for a CPU.
-
-    def explained(self, lateness_ns: float) -> Cause | None:
-        """CPU contention as the cause, if waiting, not more work, explains half of the lateness."""
-        if max(self.more_work_ns, lateness_ns - self.queue_ns) >= EXPLAINS * lateness_ns:
-            return None
-        wait = format_duration(self.queue_ns)
-        text = f"its data loader waits {wait} of a late step for a free CPU"
-        return Cause(StragglerCause.CPU_TAKEN, (text, _UNCERTAIN), "", UNCERTAIN_CONFIDENCE)
-
-    @staticmethod
-    def of(late: Late, evidence: Evidence) -> _Loader | None:
-        """Times of the rank's loader in its late steps; None unless all ranks recorded theirs."""
-        queue = evidence.recorded("loader_queue_ns", late.steps)
-        ran = evidence.recorded("loader_cpu_ns", late.steps)
-        if queue is None or ran is None:
-            return None
-        others = late.others(evidence.own_time)
-        own = float(ran[late.position])
-        is_clear = own > (1 + CHANCE_TO_RUN) * float(np.median(ran[others]))
-        more = _more_work(own, ran[others], queue[others]) if is_clear else 0.0
-        return _Loader(float(queue[late.position]), more)
+def _loader_waits(late: Late, evidence: Evidence) -> Cause | None:
+    """CPU contention as the cause, if the data loader waits for a CPU, and has no more work."""
+    queue = evidence.recorded("loader_queue_ns", late.steps)
+    ran = evidence.recorded("loader_cpu_ns", late.steps)
+    if queue is None or ran is None:
+        return None
+    others = late.others(evidence.own_time)
+    wait_ns, own_ns = float(queue[late.position]), float(ran[late.position])
+    is_clear = own_ns > (1 + CHANCE_TO_RUN) * float(np.median(ran[others]))
+    more_ns = _more_work(own_ns, ran[others], queue[others]) if is_clear else 0.0
+    if max(more_ns, late.ns - wait_ns) >= EXPLAINS * late.ns:
+        return None
+    text = f"its data loader waits {format_duration(wait_ns)} of a late step for a free CPU"
+    return Cause(StragglerCause.CPU_TAKEN, (text, _UNCERTAIN), "", UNCERTAIN_CONFIDENCE)
 
 
 class Queue(msgspec.Struct, frozen=True):

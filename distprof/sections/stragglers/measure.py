@@ -1,13 +1,8 @@
 """Which ranks made the others wait, how long per step, in which pattern, and why.
 
-The last member of a collective is blamed (:mod:`~distprof.sections.stragglers.arrivals`), or the
-rank that had made it wait before (:mod:`~distprof.sections.stragglers.inheritance`). Patterns and
-their tests against chance are in :mod:`~distprof.sections.stragglers.patterns`, causes in
-:mod:`~distprof.sections.stragglers.causes`.
-
-Traces do not show which rank came last in sends and receives. But a rank whose CPU stalls idles
-longer than its peers, instead of waiting (:mod:`distprof.sections.own_time`), while the others wait
-for its messages.
+The last member of a collective is blamed, or the rank that had made it wait before (arrivals). Own
+time shows sets of slow ranks (slowness), their causes and their price (sets). Traces do not show
+which rank came last in sends and receives, but a rank whose CPU stalls idles instead of waiting.
 """
 
 from __future__ import annotations
@@ -97,35 +92,16 @@ def analyze_stragglers(
     Returns:
         All analysed ranks, most expensive first. A rank not worth naming has pattern ``none``.
     """
-    pauses = records.of(HostPauses) if records is not None else {}
-    stages = held_stages(analyses, run)
-    own_time = OwnTime.of(analyses, stages)
-    mean_step = mean_step_of(analyses)
-    sequences = find_sequence_imbalance(analyses, own_time, pauses, mean_step)
-    evidence = JobEvidence(
-        run=run,
-        analyses=analyses,
-        stages=stages,
-        mean_step=mean_step,
-        own_time=own_time,
-        pauses=pauses,
-        telemetry=telemetry,
-        sequences=sequences,
-        exchanged=_exchanged(run, analyses),
-        even=_exchanged(run, analyses, both_ways=True),
-        hidden={rank: gap.message for gap in run.gaps if gap.hides_cause for rank in gap.ranks},
-        wait_ends=analyses.wait_ends,
-        crowded=settings.crowded if settings else (),
-    )
-    num_steps = len(evidence.step_numbers)
-    blame = judge_arrivals(run, analyses, num_steps)
+    evidence = _evidence(run, analyses, records, telemetry, settings)
+    own_time, numbers = evidence.own_time, evidence.step_numbers
+    blame = judge_arrivals(run, analyses, len(numbers))
     held = [{*ranks} for ranks in run.topology.nodes.values()]
     slow = find_slowness(
         analyses,
         own_time,
-        stages,
-        mean_step,
-        computes_unevenly=sequences is not None,
+        evidence.stages,
+        evidence.mean_step,
+        computes_unevenly=evidence.sequences is not None,
         nodes=[tuple(i for i, r in enumerate(own_time.ranks) if r in node) for node in held],
     )
     sets = find_sets(slow, blame, evidence)
@@ -137,7 +113,7 @@ def analyze_stragglers(
             lost_ns_per_step=0,
             num_judged=0,
             num_below_residual=0,
-            sequences=sequences,
+            sequences=evidence.sequences,
             unavailable=(_why_nothing(run, analyses, blame),),
         )
     verdicts: dict[int, Verdict] = {}
@@ -159,17 +135,45 @@ def analyze_stragglers(
                 rank=blame.ranks[top[i]] if total[i] > 0 else None,
                 rank_lost_ns=int(blame.lost_ns[top[i], i]),
             )
-            for i, number in enumerate(evidence.step_numbers)
+            for i, number in enumerate(numbers)
         ),
         pattern=next((one for one in _LASTING_FIRST if one in patterns), StragglerPattern.NONE),
         lost_ns_per_step=sum(record.lost_ns_per_step for record in ranks),
         num_judged=blame.num_judged,
         num_below_residual=blame.num_below_residual,
-        links=find_slow_links(run, analyses, analyses.wait_ends, mean_step),
-        sequences=sequences,
+        links=find_slow_links(run, analyses, analyses.wait_ends, evidence.mean_step),
+        sequences=evidence.sequences,
         sets=sets,
-        unrecorded_ns_per_step=blame.unrecorded_ns // max(num_steps, 1),
+        unrecorded_ns_per_step=blame.unrecorded_ns // max(len(numbers), 1),
         unavailable=_unavailable(blame),
+    )
+
+
+def _evidence(
+    run: Run,
+    analyses: RankAnalyses,
+    records: ProbeRecords | None,
+    telemetry: TelemetryResult | None,
+    settings: SettingsResult | None,
+) -> JobEvidence:
+    """What may show why a rank is late."""
+    pauses = records.of(HostPauses) if records is not None else {}
+    stages = held_stages(analyses, run)
+    own_time, mean_step = OwnTime.of(analyses, stages), mean_step_of(analyses)
+    return JobEvidence(
+        run=run,
+        analyses=analyses,
+        stages=stages,
+        mean_step=mean_step,
+        own_time=own_time,
+        pauses=pauses,
+        telemetry=telemetry,
+        sequences=find_sequence_imbalance(analyses, own_time, pauses, mean_step),
+        exchanged=_exchanged(run, analyses),
+        even=_exchanged(run, analyses, both_ways=True),
+        hidden={rank: gap.message for gap in run.gaps if gap.hides_cause for rank in gap.ranks},
+        wait_ends=analyses.wait_ends,
+        crowded=settings.crowded if settings else (),
     )
 
 

@@ -6,15 +6,12 @@ when the last member has issued it and no earlier one on its stream is still run
 needs it continues after its end. Waiting is therefore a result of the simulation, and shrinks or
 moves if durations change.
 
-A transfer lasts from the last member's start to the first member's end. Members that end later have
-an additional delay. A collective that could not be matched keeps its duration on its rank. For
-messages without transfer times, only the times at which ranks were blocked are known. The transfer
-then lasts from when both ends had been posted until the rank continued.
+A transfer lasts from the last member's start to the first member's end; members that end later have
+an additional delay. A collective that could not be matched keeps its duration on its rank, and a
+message without a transfer time lasts from when both ends had been posted until the rank continued.
 
-The critical path is the chain of operations that the run's end waited for. Shortening an operation
-shortens the run only if it is on this path, and only until another chain is as long. On the path no
-rank waits for another longer than it must: waiting there means unknown causes, collectives that
-could not be matched and messages whose other end was not seen.
+The critical path is the chain of operations that the run's end waited for. Waiting on it means
+unknown causes, collectives that could not be matched, and messages whose other end was not seen.
 """
 
 from __future__ import annotations
