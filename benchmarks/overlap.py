@@ -23,7 +23,7 @@ import pandas as pd
 
 from distprof.run.tables import ACTIVITY
 from distprof.schema import Coded, Table
-from distprof.sections.measure_rank import capture_window
+from distprof.sections.measure_run import capture_window
 from distprof.sections.overlap.measure import rank_overlap
 from distprof.sections.time.measure import rank_timeline
 from distprof.terms import ActivityKind

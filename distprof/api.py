@@ -183,7 +183,7 @@ def examine(
     from distprof.rules.engine import run_rules
     from distprof.sections.context import Detail
     from distprof.sections.efficiency.models import known_model
-    from distprof.sections.engine import Inputs, resolve
+    from distprof.sections.engine import Inputs, explain_untraced, resolve
     from distprof.sections.measure_run import (
         analysed_windows,
         measure_records,
@@ -191,7 +191,8 @@ def examine(
         windows_of_records,
     )
     from distprof.sections.perturbation.measure import correct
-    from distprof.sections.run_info import describe_run, explain_untraced, in_doubt
+    from distprof.sections.run_info import describe_run
+    from distprof.sections.shares import in_doubt
     from distprof.sections.verdict import judge
     from distprof.sections.whatif.plan import Workbench
     from distprof.units import MOST_COLLECTIVES

@@ -165,3 +165,19 @@ def _without_none(hint: Any) -> Any:
         kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType]
         return kinds[0] if len(kinds) == 1 else hint
     return hint
+
+
+def explain_untraced(run: Run, results: Mapping[str, Result]) -> dict[str, Result]:
+    """The results, with one common reason if they need traces; unchanged for a run with traces.
+
+    Sentences such as "one rank alone cannot show who waits for whom" are about missing traces, and
+    would make the reader search for them.
+    """
+    if run.ranks or not run.origin:
+        return dict(results)
+    article = "an" if run.origin[:1] in "aeiou" else "a"
+    why = f"The source is {article} {run.origin}: only traces show this, so it was not measured."
+    return {
+        name: msgspec.structs.replace(result, unavailable=(why,)) if result.needs_traces else result
+        for name, result in results.items()
+    }

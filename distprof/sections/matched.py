@@ -93,11 +93,6 @@ class RowIndex(msgspec.Struct, frozen=True, kw_only=True):
         """Position of each row's rank in ``ranks``."""
         return np.repeat(np.arange(len(self.ranks), dtype=np.int32), np.diff(self.base))
 
-    @property
-    def _is_whole(self) -> bool:
-        """Whether all rows have a number."""
-        return len(self) == sum(len(rank.collectives) for rank in self.ranks)
-
     def column(self, of: Callable[[Rank], NDArray[Any]]) -> NDArray[Any]:
         """A per-row array of all ranks, joined."""
         of_ranks = zip(self.ranks, self.low.tolist(), np.diff(self.base).tolist(), strict=True)
@@ -112,7 +107,8 @@ class RowIndex(msgspec.Struct, frozen=True, kw_only=True):
         position[[rank.rank for rank in self.ranks]] = np.arange(len(self.ranks))
         rank_index = position[matches.member_rank]
         shift = (self.base[:-1] - self.low).astype(index_type(len(self)))
-        if self._is_whole and (rank_index >= 0).all():
+        is_whole = len(self) == sum(len(rank.collectives) for rank in self.ranks)
+        if is_whole and (rank_index >= 0).all():
             row = np.empty(len(rank_index), shift.dtype)
             for span in spans(len(row)):
                 row[span] = shift[rank_index[span]] + matches.member_row[span]

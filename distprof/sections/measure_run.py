@@ -1,4 +1,9 @@
-"""Measure every rank of a run alone, inside the windows that all ranks share."""
+"""Measure every rank of a run alone: its trace in the windows that all ranks share, its probes.
+
+A part ``x`` of a rank's analysis is made by the function ``rank_x`` in the ``measure`` module of
+any subject. Its parameters name what it needs: other parts, or given inputs (:func:`_given`). The
+fields of :class:`~distprof.sections.context.RankAnalysis` are the parts that are kept.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +23,13 @@ from distprof.intervals import EMPTY, Intervals
 from distprof.join.waits import last_start_on_own_clock
 from distprof.run.records import RankRecords, RecordSource
 from distprof.run.run import Rank, Run, TableSource
-from distprof.run.tables import encode, intervals_of
+from distprof.run.tables import RankTables, encode, intervals_of
 from distprof.run.topology import GroupNames, ProcessGroup
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import ProbeRecords, RankAnalyses, RankAnalysis, RankContext
-from distprof.sections.engine import declared_functions
-from distprof.sections.measure_rank import capture_window, measure_rank
+from distprof.sections.engine import WiringError, declared_functions
 from distprof.sections.perturbation.corrected import CorrectedTables
-from distprof.terms import UNKNOWN_AXIS
+from distprof.terms import UNKNOWN_AXIS, ActivityKind
 from distprof.units import fold_ranks, name_ranks
 
 Progress = Callable[[int, int], None]
@@ -77,16 +81,7 @@ def measure_run(
     by_step = window == "steps" and bool(run.window.steps)
     wait_ends = last_start_on_own_clock(run.matches, run.clock, run.ranks)
     jobs, unavailable = _jobs_of(run, by_step, wait_ends, collections or {})
-    results = map(_measure_job, jobs) if executor is None else executor.map(_measure_job, jobs)
-    outcomes: list[RankAnalysis | str] = []
-    try:
-        for outcome in results:
-            outcomes.append(outcome)
-            if progress is not None:
-                progress(len(outcomes), len(jobs))
-    except BrokenExecutor as error:
-        lost = [job.context.rank for job in jobs[len(outcomes) :]]
-        outcomes.append(f"Ranks {fold_ranks(lost)} could not be measured: a worker died: {error}")
+    outcomes = _map(jobs, executor, progress)
     axes = {job.rank: job.context.axis for job in jobs}
     analyses = [
         replace(outcome, row_axis=axes[outcome.rank])  # the one that came back is a copy
@@ -142,15 +137,7 @@ def _jobs_of(
     collections: Mapping[int, Intervals],
 ) -> tuple[list[_Job], list[str]]:
     """One job per rank that can be measured, and a sentence for each that cannot."""
-    topology = run.topology
-    uses = Counter(group.name for group in topology.groups)
-    groups = _Groups(
-        exact={(group.name, fold_ranks(group.ranks)): group for group in topology.groups},
-        by_name={
-            group.name: group for group in topology.groups if group.name and uses[group.name] == 1
-        },
-        names=GroupNames(topology.groups),
-    )
+    names_of = _AxisNames(run.topology.groups)
     simulated = _simulated(run) if by_step else None
     jobs: list[_Job] = []
     problems: list[str] = []
@@ -165,16 +152,18 @@ def _jobs_of(
             continue
         wait_end = wait_ends.get(rank.rank)
         rows = len(rank.collectives)
-        axis, names = _axes(rank.collectives, groups)
-        context = RankContext(
-            rank=rank.rank,
-            steps=steps,
-            windows=windows,
-            wait_end_ns=np.full(rows, ABSENT, dtype=np.int64) if wait_end is None else wait_end,
-            axis=axis,
-            axis_names=names,
-            is_cpu=rank.device.name == "cpu",
-            simulated=simulated,
+        axis, names = _axes(rank.collectives, names_of)
+        context = replace(
+            RankContext(
+                rank=rank.rank,
+                steps=steps,
+                windows=windows,
+                wait_end_ns=np.full(rows, ABSENT, dtype=np.int64) if wait_end is None else wait_end,
+                axis=axis,
+                axis_names=names,
+                is_cpu=rank.device.name == "cpu",
+                simulated=simulated,
+            ),
             collections=collections.get(rank.rank, EMPTY),
             is_corrected=isinstance(rank.tables, CorrectedTables),
         )
@@ -232,21 +221,46 @@ def _measure_job(job: _Job) -> RankAnalysis | str:
     return measure_rank(tables, context, lambda: job.source.load(every_host_row=True).host)
 
 
+def _map(
+    jobs: Sequence[_Job], executor: Mapper | None, progress: Progress | None
+) -> list[RankAnalysis | str]:
+    results = map(_measure_job, jobs) if executor is None else executor.map(_measure_job, jobs)
+    outcomes: list[RankAnalysis | str] = []
+    try:
+        for outcome in results:
+            outcomes.append(outcome)
+            if progress is not None:
+                progress(len(outcomes), len(jobs))
+    except BrokenExecutor as error:
+        lost = [job.context.rank for job in jobs[len(outcomes) :]]
+        outcomes.append(f"Ranks {fold_ranks(lost)} could not be measured: a worker died: {error}")
+    return outcomes
+
+
 # Axes ---------------------------------------------------------------------------------------------
 
 
-class _Groups(msgspec.Struct, frozen=True, kw_only=True):
-    """The run's process groups, by what a collective records of its group."""
+class _AxisNames:
+    """What the run's collectives communicate along, by what each records of its group."""
 
-    exact: Mapping[tuple[str, str], ProcessGroup]  # by name and folded ranks
-    by_name: Mapping[str, ProcessGroup]  # if the name is unique
-    names: GroupNames
+    def __init__(self, groups: Sequence[ProcessGroup]) -> None:
+        uses = Counter(group.name for group in groups)
+        self._exact = {(group.name, fold_ranks(group.ranks)): group for group in groups}
+        self._by_name = {one.name: one for one in groups if one.name and uses[one.name] == 1}
+        self._names = GroupNames(groups)
 
-    def find(self, name: str, ranks: str) -> ProcessGroup | None:
-        return self.exact.get((name, ranks)) or self.by_name.get(name)
+    def of(self, name: str, ranks: str, description: str) -> str:
+        """Mesh axis, or description, of a group of this name, folded ranks and description."""
+        group = self._exact.get((name, ranks)) or self._by_name.get(name)
+        if group is not None and group.axis is not None:
+            return group.axis.value
+        text = description or (group.description if group is not None else "")
+        if text and text != "undefined":
+            return text
+        return self._names.of(name, ranks) or UNKNOWN_AXIS
 
 
-def _axes(collectives: Table, groups: _Groups) -> tuple[NDArray[np.int32], tuple[str, ...]]:
+def _axes(collectives: Table, names_of: _AxisNames) -> tuple[NDArray[np.int32], tuple[str, ...]]:
     """For each row, the mesh axis or group description it communicates along."""
     if len(collectives) == 0:
         return np.empty(0, np.int32), ()
@@ -257,7 +271,7 @@ def _axes(collectives: Table, groups: _Groups) -> tuple[NDArray[np.int32], tuple
     keys = np.ravel_multi_index((group.codes, ranks.codes, desc.codes), shape)
     distinct, inverse = encode(keys)
     labels = [
-        _axis_label(groups, group.values[g], ranks.values[r], desc.values[d])
+        names_of.of(group.values[g], ranks.values[r], desc.values[d])
         for g, r, d in zip(*np.unravel_index(distinct, shape), strict=True)
     ]
     names = tuple(sorted(set(labels)))
@@ -265,14 +279,92 @@ def _axes(collectives: Table, groups: _Groups) -> tuple[NDArray[np.int32], tuple
     return numbers[inverse], names
 
 
-def _axis_label(groups: _Groups, name: str, ranks: str, description: str) -> str:
-    group = groups.find(name, ranks)
-    if group is not None and group.axis is not None:
-        return group.axis.value
-    text = description or (group.description if group is not None else "")
-    if text and text != "undefined":
-        return text
-    return groups.names.of(name, ranks) or UNKNOWN_AXIS
+_RANK = "rank_"
+
+
+def measure_rank(
+    tables: RankTables, context: RankContext, load_host: Callable[[], Table] | None = None
+) -> RankAnalysis:
+    """Measure one rank inside its windows.
+
+    Pure: the same tables and context give the same analysis. Linear in the rows, except for sorting
+    them; each window adds only a search. ``load_host`` reads every operator; None if it cannot.
+
+    Raises:
+        ValueError: If the context does not fit the tables.
+    """
+    _check_context(tables, context)
+    parts = _given(tables, context, load_host)
+    return RankAnalysis(**{name: _made(name, parts, ()) for name in RankAnalysis.__struct_fields__})
+
+
+@cache
+def rank_parts() -> Mapping[str, Callable[..., Any]]:
+    """Functions that measure one rank alone, by the name of the part that they make.
+
+    Raises:
+        WiringError: If two subjects declare the same part.
+    """
+    return declared_functions(_RANK)
+
+
+def _given(
+    tables: RankTables, context: RankContext, load_host: Callable[[], Table] | None = None
+) -> dict[str, Any]:
+    """Inputs of parts in addition to other parts."""
+    return {
+        "load_host": load_host,
+        "tables": tables,
+        "activity": tables.activity,
+        "collectives": tables.collectives,
+        "context": context,
+        "rank": context.rank,
+        "is_cpu": context.is_cpu,
+        "windows": context.windows,
+        "window_start_ns": context.windows.start,
+        "window_end_ns": context.windows.end,
+        "wait_end_ns": context.wait_end_ns,
+        "row_axis": context.axis,
+        "row_axis_names": context.axis_names,
+    }
+
+
+def _made(name: str, parts: dict[str, Any], above: tuple[str, ...]) -> Any:
+    """A part; all parts made on the way are added to ``parts``."""
+    if name not in parts:
+        make = rank_parts().get(name)
+        if make is None or name in above:
+            chain = " for ".join(reversed((*above, name)))
+            raise WiringError(f"no subject has a function {_RANK}{name} to make {chain}")
+        needs = make.__code__.co_varnames[: make.__code__.co_argcount]
+        parts[name] = make(**{need: _made(need, parts, (*above, name)) for need in needs})
+    return parts[name]
+
+
+def capture_window(activity: Table) -> Intervals:
+    """The whole capture as one window: the span of the GPU's activities.
+
+    Communication and copies count, annotations do not. No window if the GPU did nothing.
+    """
+    rows = activity["kind"] != ActivityKind.ANNOTATION
+    if not rows.any():
+        return EMPTY
+    start, end = activity["start_ns"], activity["end_ns"]
+    return Intervals.of((int(start[rows].min()), int(end[rows].max())))
+
+
+def _check_context(tables: RankTables, context: RankContext) -> None:
+    rows = len(tables.collectives)
+    if len(context.wait_end_ns) != rows or len(context.axis) != rows:
+        raise ValueError(f"rank {context.rank}: the context does not fit its {rows} collectives")
+    start, end = context.windows
+    if len(context.steps) != len(start):
+        raise ValueError(f"rank {context.rank}: {len(context.steps)} steps, {len(start)} windows")
+    if (end < start).any() or (start[1:] < end[:-1]).any():
+        raise ValueError(f"rank {context.rank}: windows must be in order and disjoint")
+
+
+_RECORDS = "measure_"
 
 
 class _OfRank(msgspec.Struct, frozen=True, kw_only=True):
@@ -336,7 +428,7 @@ def record_parts() -> Sequence[tuple[Callable[..., Any], Mapping[str, type]]]:
     These are the functions ``measure_…(records: RankRecords)`` in the ``measure`` modules of
     subjects. Results are looked up by type, so no two functions may return the same type.
     """
-    found = declared_functions("measure_").values()
+    found = declared_functions(_RECORDS).values()
     hints = {make: get_type_hints(make) for make in found if "records" in make.__annotations__}
     return [
         (make, {name: need for name, need in kinds.items() if name != "return"})
@@ -346,6 +438,7 @@ def record_parts() -> Sequence[tuple[Callable[..., Any], Mapping[str, type]]]:
 
 
 def _folded_notes(ranks: Iterable[_OfRank]) -> list[str]:
+    """Notes of all ranks, each once with the ranks that have it."""
     ranks_of: dict[str, list[int]] = {}
     for rank in ranks:
         for note in rank.notes:

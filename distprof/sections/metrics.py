@@ -30,7 +30,10 @@ class Metric(msgspec.Struct, frozen=True):
 
 
 def metrics_of(report: Report) -> dict[str, float]:
-    """Values of all known metrics by name, in the order of :data:`METRICS`."""
+    """Values of all known metrics by name, in the order of :data:`METRICS`.
+
+    Unknown metrics are left out and never 0.
+    """
     found = ((metric.name, metric.read(report)) for metric in METRICS)
     return {
         name: float(value) for name, value in found if value is not None and math.isfinite(value)
@@ -81,6 +84,11 @@ def _seconds(ns: float | None) -> float | None:
     return None if ns is None else ns / 1e9
 
 
+def _per_step(read: Callable[[Report], float | None]) -> Callable[[Report], float | None]:
+    """A time of a step, ns, in seconds; None without step marks."""
+    return lambda report: None if is_whole_capture(report) else _seconds(read(report))
+
+
 def _logged_or_traced(field: str) -> Callable[[Report], float | None]:
     """A figure of the untraced steps in the step log, else of the analysed steps."""
 
@@ -108,10 +116,10 @@ def _part(*keys: str) -> Callable[[Report], float | None]:
     """Mean time of some parts of a step; None without step marks."""
 
     def read(report: Report) -> float | None:
-        parts = [] if is_whole_capture(report) else parts_of(report)
-        return _seconds(sum(part.ns for part in parts if part.key in keys)) if parts else None
+        parts = parts_of(report)
+        return sum(part.ns for part in parts if part.key in keys) if parts else None
 
-    return read
+    return _per_step(read)
 
 
 def _share(prefix: str) -> Callable[[Report], float | None]:
@@ -124,27 +132,14 @@ def _share(prefix: str) -> Callable[[Report], float | None]:
     return read
 
 
-def _analysed_step(report: Report) -> float | None:
-    return None if is_whole_capture(report) else _seconds(mean_span_ns(report))
-
-
-def _straggler(report: Report) -> float | None:
-    lost = highest(row.lost_ns_per_step for row in report.stragglers.ranks)
-    return None if is_whole_capture(report) else _seconds(lost)
-
-
-def _planned_step(report: Report) -> float | None:
+def _planned_step_ns(report: Report) -> int | None:
     plan = report.plan
-    if is_whole_capture(report):
-        return None
-    return _seconds(plan.repairs[-1].step_ns if plan.repairs else plan.step_ns)
+    return plan.repairs[-1].step_ns if plan.repairs else plan.step_ns
 
 
 def _planned_gain(report: Report) -> float | None:
     plan = report.plan
-    if not plan.step_ns:
-        return None
-    return sum(repair.gain_ns for repair in plan.repairs) / plan.step_ns
+    return sum(r.gain_ns for r in plan.repairs) / plan.step_ns if plan.step_ns else None
 
 
 def _findings(severity: Severity) -> Callable[[Report], float | None]:
@@ -179,7 +174,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "analysed_step_seconds",
         "Mean analysed step over ranks; the parts below add up to it.",
-        _analysed_step,
+        _per_step(mean_span_ns),
     ),
     Metric("computation_seconds", "Per step: computation.", _part("computation")),
     Metric(
@@ -225,14 +220,18 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "straggler_lost_seconds",
         "Per step: how long a typical other rank waits for the most expensive straggler.",
-        _straggler,
+        _per_step(lambda r: highest(row.lost_ns_per_step for row in r.stragglers.ranks)),
     ),
     Metric(
         "slowdown_ratio",
         "Simulated step over the step with equally fast ranks and operations; 1 is ideal.",
         lambda r: r.whatif.slowdown,
     ),
-    Metric("planned_step_seconds", "Simulated step after all changes of the plan.", _planned_step),
+    Metric(
+        "planned_step_seconds",
+        "Simulated step after all changes of the plan.",
+        _per_step(_planned_step_ns),
+    ),
     Metric(
         "planned_gain_ratio", "Share of the simulated step that the plan recovers.", _planned_gain
     ),

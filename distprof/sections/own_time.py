@@ -64,20 +64,17 @@ def chance_of_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.where(mean > 0, mean / error, 0.0)  # infinite without any deviation
     chance = np.ones(rows)
-    chance[mean > 0] = _upper_tail(t[mean > 0], samples - 1)
-    return chance
-
-
-def _upper_tail(t: NDArray[np.float64], freedom: int) -> NDArray[np.float64]:
-    """Area of Student's density beyond ``t``: with t = tan(a)·√freedom, cos(a)**(freedom - 1)."""
-    start = np.arctan(t / np.sqrt(freedom))
+    # Area of Student's density beyond ``t``: with t = tan(a)·√freedom, cos(a)**(freedom - 1)
+    freedom = samples - 1
+    start = np.arctan(t[mean > 0] / np.sqrt(freedom))
     share = np.linspace(0.0, 1.0, _POINTS)
     angle = start[:, None] + (np.pi / 2 - start)[:, None] * share
     tail = np.trapezoid(np.cos(angle) ** (freedom - 1), angle, axis=1)
     whole = np.linspace(-np.pi / 2, np.pi / 2, _POINTS)
     area = np.trapezoid(np.cos(whole) ** (freedom - 1), whole)
     result: NDArray[np.float64] = np.clip(tail / area, 0.0, 1.0)
-    return result
+    chance[mean > 0] = result
+    return chance
 
 
 COMPUTATION = "computation"
@@ -115,37 +112,39 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         Stages that a rank holds are given, or read from its marks.
         """
         held = held_stages(analyses) if stages is None else stages
-        longest = max((len(analysis.steps) for analysis in analyses.values()), default=0)
+        ranks = list(analyses.values())
+        longest = max((len(analysis.steps) for analysis in ranks), default=0)
 
-        def part(values: list[Int64Array]) -> Int64Array:
-            table = np.zeros((len(values), longest), dtype=np.int64)
-            for row, of_rank in zip(table, values, strict=True):
-                row[: len(of_rank)] = of_rank
+        def part(of: Callable[[RankAnalysis], Int64Array | list[int]]) -> Int64Array:
+            table = np.zeros((len(ranks), longest), dtype=np.int64)
+            for row, analysis in zip(table, ranks, strict=True):
+                values = of(analysis)
+                row[: len(values)] = values
             return table
 
-        ranks = list(analyses.values())
         # one measure for all ranks: time that is equal on every rank cancels out
         counts_all = any(_is_mostly_host(analysis) for analysis in ranks)
-        idle = [_idle_for_host(analysis, counts_all=counts_all) for analysis in ranks]
+        idling = part(lambda analysis: _idle_for_host(analysis, counts_all=counts_all))
         # Pipeline stages wait for each other by design, and that hides no time that would be lost.
         one_program = len(same_stages(held[rank] for rank in analyses)) == 1
-        exposed = part([_exposed(analysis) for analysis in ranks])
+        exposed = part(lambda analysis: [step.exposed_comm_ns for step in analysis.steps])
         # a transfer is exposed on every rank, waiting for another one is not
         transfer = exposed.min(axis=0, initial=np.iinfo(np.int64).max)
-        hidden = np.maximum(part([_held(analysis) for analysis in ranks]) - transfer, 0)
-        hidden *= one_program
-        idling = part(idle)
+        hidden = np.maximum(part(_held) - transfer, 0) * one_program
         if not one_program:
-            idling = np.maximum(idling - _slack(part, ranks), 0)
+            # Stages finish a step one after another, so no rank waits for one that is done with it
+            # while another stage still works on it.
+            tails = part(lambda analysis: analysis.tail_ns)
+            done = part(lambda analysis: [step.span_ns for step in analysis.steps]) - tails
+            slack = np.minimum(done.max(axis=0, initial=0) - done, tails)
+            idling = np.maximum(idling - slack, 0)
         return OwnTime(
             ranks=tuple(analyses),
             peers=_peers([held[rank] for rank in analyses]),
             parts={
-                COMPUTATION: part([analysis.computation_ns for analysis in ranks]),
-                COPYING: part(
-                    [np.array([s.exposed_copy_ns for s in a.steps], np.int64) for a in ranks]
-                ),
-                INPUT: part([analysis.input_ns for analysis in ranks]),
+                COMPUTATION: part(lambda analysis: analysis.computation_ns),
+                COPYING: part(lambda analysis: [s.exposed_copy_ns for s in analysis.steps]),
+                INPUT: part(lambda analysis: analysis.input_ns),
                 # a rank would also idle for this time if the others came in time
                 HOST: idling + hidden,
             },
@@ -267,33 +266,16 @@ def _is_mostly_host(analysis: RankAnalysis) -> bool:
 
 
 def _idle_for_host(analysis: RankAnalysis, *, counts_all: bool) -> Int64Array:
-    """Idle time per step that the CPU is to blame for, ns.
-
-    If the CPU itself computes, it is all idle time except input and waiting for communication.
-    """
+    """Idle time per step that the CPU is to blame for, ns."""
+    # If the CPU itself computes, it is all idle time except input and waiting for communication.
     idle = np.array([step.idle_ns for step in analysis.steps], dtype=np.int64)
     if analysis.is_cpu and analysis.idle is not None:
         own: Int64Array = np.maximum(idle - analysis.input_ns - analysis.idle_comm_wait_ns, 0)
         return own
     if analysis.idle is None or not counts_all:
         return analysis.idle_host_ns
-    return idle - analysis.input_ns
-
-
-def _slack(
-    part: Callable[[list[Int64Array]], Int64Array], ranks: Sequence[RankAnalysis]
-) -> Int64Array:
-    """Idle time of a rank that is done with a step while another stage still works on it, ns.
-
-    Stages finish one after another by design, so no rank waits for this one. Shape ``(P, S)``.
-    """
-    spans = part(
-        [np.array([step.span_ns for step in analysis.steps], dtype=np.int64) for analysis in ranks]
-    )
-    tails = part([analysis.tail_ns for analysis in ranks])
-    done = spans - tails
-    slack: Int64Array = np.minimum(done.max(axis=0, initial=0) - done, tails)
-    return slack
+    rest: Int64Array = idle - analysis.input_ns
+    return rest
 
 
 def _held(analysis: RankAnalysis) -> Int64Array:
@@ -302,10 +284,6 @@ def _held(analysis: RankAnalysis) -> Int64Array:
     if line is None or len(line.held_ns) != num_steps:
         return np.zeros(num_steps, dtype=np.int64)
     return line.held_ns
-
-
-def _exposed(analysis: RankAnalysis) -> Int64Array:
-    return np.array([step.exposed_comm_ns for step in analysis.steps], dtype=np.int64)
 
 
 def mean_step_of(analyses: Mapping[int, RankAnalysis]) -> float:

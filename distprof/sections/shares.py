@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Self
 
 import msgspec
+from msgspec.structs import replace
 
-from distprof.rules.base import Evidence, InsufficientEvidenceError
-from distprof.sections.capture.result import CaptureResult
+from distprof.rules.base import Evidence, Finding, InsufficientEvidenceError
+from distprof.rules.engine import is_on_recording
+from distprof.sections.capture.result import CaptureGap, CaptureResult
 from distprof.sections.idle.result import IdleResult
 from distprof.sections.overlap.result import OverlapResult
 from distprof.sections.stragglers.result import StragglersResult
 from distprof.sections.time.result import RankWaterfall, StepTimeResult, WaterfallResult
+from distprof.terms import Confidence
 from distprof.units import format_duration, format_ratio, name_ranks
 
 MOST_INCOMPLETE_RATIO = 0.1
@@ -115,11 +118,7 @@ def unrecorded(capture: CaptureResult) -> str:
 
 
 def hideable_ns(step: MeanStep, overlap: OverlapResult) -> int:
-    """Exposed transfer that could overlap with computation now running alone, mean per step.
-
-    At most the exposed transfer, and at most the computation without concurrent communication. The
-    rest is bound by the network, however well the program overlaps.
-    """
+    """Exposed transfer that could overlap with computation now running alone, mean per step."""
     return min(step.exposed_transfer_ns, alone_ns(step, overlap))
 
 
@@ -173,3 +172,21 @@ def chance_of_hits(hits: int, trials: int, ratio: float) -> float:
 def log_choose(whole: int, part: int) -> float:
     """Logarithm of the number of ways to choose ``part`` of ``whole``."""
     return math.lgamma(whole + 1) - math.lgamma(part + 1) - math.lgamma(whole - part + 1)
+
+
+def in_doubt(findings: Iterable[Finding], capture: CaptureResult) -> tuple[Finding, ...]:
+    """The findings, with lower confidence in those about ranks whose recording is damaged."""
+    damaged = [gap for gap in capture.gaps if gap.fact]
+    return tuple(
+        replace(found, confidence=Confidence.INFERRED) if _depends(found, damaged) else found
+        for found in findings
+    )
+
+
+def _depends(found: Finding, damaged: Iterable[CaptureGap]) -> bool:
+    if found.confidence is not Confidence.MEASURED or is_on_recording(found.code):
+        return False
+    return any(
+        not gap.ranks or not found.ranks or set(gap.ranks).intersection(found.ranks)
+        for gap in damaged
+    )

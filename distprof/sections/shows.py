@@ -172,11 +172,16 @@ def sentences_of(report: Report, names: Sequence[str] = SENTENCES) -> tuple[str,
 
 def _functions(report: Report, names: Sequence[str]) -> Iterator[tuple[str, Callable[..., Any]]]:
     """The named functions of subjects with results, each with its subject."""
+
+    def found_anything(result: Result) -> bool:
+        figures = (name for name in result.__struct_fields__ if name != "unavailable")
+        return any(getattr(result, name) for name in figures)
+
     subjects = {
         type(result).__module__.split(".")[-2]
         for field in msgspec.structs.fields(report)
         if isinstance(result := getattr(report, field.name), Result)
-        and (field.required or _found_anything(result))
+        and (field.required or found_anything(result))
     }
     for name in names:
         subject, _, function = name.partition(".")
@@ -186,10 +191,6 @@ def _functions(report: Report, names: Sequence[str]) -> Iterator[tuple[str, Call
 
 def _show_of(subject: str) -> Any:
     return import_module(f"distprof.sections.{subject}.show")
-
-
-def _found_anything(result: Result) -> bool:
-    return any(getattr(result, name) for name in result.__struct_fields__ if name != "unavailable")
 
 
 def section_names() -> tuple[str, ...]:

@@ -115,24 +115,16 @@ def number(value: float | None, unit: str = "") -> str:
     return "–" if value is None else f"{value:,.0f}{unit}"
 
 
-def _times(ratio: float | None) -> str:
-    return "–" if ratio is None else f"{ratio:.2f} ×"
-
-
-def _identity(number: int | None) -> str:
-    return "–" if number is None else str(number)
-
-
 FORMS: dict[str, Callable[[Any], str]] = {
     "ns": format_duration,
     "signed": signed,
     "bytes": format_bytes,
     "bytes_per_s": format_bandwidth,
     "ratio": format_ratio,
-    "times": _times,
+    "times": lambda ratio: "–" if ratio is None else f"{ratio:.2f} ×",
     "count": number,
     "figure": lambda value: "–" if value is None else f"{value:.4g}",
-    "id": _identity,
+    "id": lambda value: "–" if value is None else str(value),
     "ranks": lambda ranks: fold_ranks(ranks) or "–",
     "name": lambda text: text or "–",
     "mhz": lambda value: number(value, " MHz"),
@@ -234,39 +226,26 @@ def folded_ranks(
     *,
     show_all: bool,
 ) -> tuple[tuple[Cell, ...], ...]:
-    """Rows of a table by rank, folded if there are more than twelve.
+    """Rows of a table by rank, folded if there are more than twelve, unless ``show_all``.
 
-    Args:
-        ranks: Rank of each row.
-        values: Numbers of each row; None if unknown.
-        texts: Function from the numbers of a row to its cells.
-        show_all: Never fold.
-
-    Returns:
-        A row per rank; or minimum, median and maximum of each column, and the ranks that differ
-        from the median by five times the typical deviation and five per cent.
+    Then they are minimum, median and maximum of each column, and the ranks that differ from the
+    median by five times the typical deviation and five per cent.
     """
     if show_all or len(ranks) <= MAX_RANKS_SHOWN:
         return tuple((str(r), *texts(v)) for r, v in zip(ranks, values, strict=True))
     columns = list(zip(*values, strict=True))
-    kinds: tuple[tuple[str, Callable[[list[float]], float]], ...] = (
-        ("min", min),
-        ("median", statistics.median),
-        ("max", max),
-    )
+    known = [[value for value in column if value is not None] for column in columns]
+    measures: dict[str, Callable[[list[float]], float]] = {
+        "min": min,
+        "median": statistics.median,
+        "max": max,
+    }
     summary = [
-        (name, *texts([_over_known(column, measure) for column in columns]))
-        for name, measure in kinds
+        (name, *texts([measure(column) if column else None for column in known]))
+        for name, measure in measures.items()
     ]
     shown = [(str(ranks[i]), *texts(values[i])) for i in _outliers(columns)]
     return (*summary, *shown)
-
-
-def _over_known(
-    column: Sequence[float | None], measure: Callable[[list[float]], float]
-) -> float | None:
-    known = [value for value in column if value is not None]
-    return measure(known) if known else None
 
 
 def _outliers(columns: Sequence[Sequence[float | None]]) -> list[int]:

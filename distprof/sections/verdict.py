@@ -49,10 +49,8 @@ def judge(report: Report) -> Verdict:
 
 
 def _judge_measured(report: Report) -> Verdict:
-    """The first finding, if it requires action; else what dominates, or the subject's sentence.
-
-    The sentence that the finding replaces becomes the first reason, unless it adds nothing.
-    """
+    """The first finding, if it requires action; else what dominates, or the subject's sentence."""
+    # The sentence that the finding replaces becomes the first reason, unless it adds nothing.
     own = _of_subject(report)
     first = leading(report)
     if first is None:

@@ -19,7 +19,7 @@ from distprof.intervals import Intervals
 from distprof.run.records import RankRecords
 from distprof.run.run import Run
 from distprof.sections import engine
-from distprof.sections import measure_rank as measure_rank_module
+from distprof.sections import measure_run as measure_run_module
 from distprof.sections.base import Result
 from distprof.sections.context import RankAnalysis
 from distprof.sections.engine import (
@@ -31,8 +31,7 @@ from distprof.sections.engine import (
     resolve,
     sections_of,
 )
-from distprof.sections.measure_rank import _given, measure_rank, rank_parts
-from distprof.sections.measure_run import record_parts
+from distprof.sections.measure_run import _given, measure_rank, rank_parts, record_parts
 from distprof.sections.overlap.result import RankOverlap
 from tests.builders import RankBuilder, make_run
 from tests.sections.measured import context_of
@@ -105,7 +104,7 @@ def test_no_part_of_a_rank_is_made_for_nothing() -> None:
 def test_a_part_that_nobody_makes_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = RankBuilder()
     without = {name: make for name, make in rank_parts().items() if name != "timeline"}
-    monkeypatch.setattr(measure_rank_module, "rank_parts", lambda: without)
+    monkeypatch.setattr(measure_run_module, "rank_parts", lambda: without)
     with pytest.raises(WiringError, match="rank_timeline to make timeline for steps"):
         measure_rank(rank.tables(), context_of(rank))
 
@@ -115,7 +114,7 @@ def test_parts_that_need_each_other_are_said(monkeypatch: pytest.MonkeyPatch) ->
         raise AssertionError(overlap)
 
     parts = {**rank_parts(), "timeline": rank_timeline}
-    monkeypatch.setattr(measure_rank_module, "rank_parts", lambda: parts)
+    monkeypatch.setattr(measure_run_module, "rank_parts", lambda: parts)
     rank = RankBuilder()
     with pytest.raises(WiringError, match="to make timeline for overlap for timeline for steps"):
         measure_rank(rank.tables(), context_of(rank))

@@ -20,8 +20,7 @@ from distprof.sections.context import (
     RankContext,
 )
 from distprof.sections.engine import analyzer_of, sections_of
-from distprof.sections.measure_rank import capture_window, measure_rank
-from distprof.sections.measure_run import measure_run
+from distprof.sections.measure_run import capture_window, measure_rank, measure_run
 from tests.builders import RankBuilder
 
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from distprof.intervals import EMPTY, Intervals
 from distprof.run.tables import join_launches
 from distprof.sections.context import PauseStats
-from distprof.sections.idle.callers import callers_of
-from distprof.sections.idle.cpu_pauses import PauseKind, cpu_pauses
+from distprof.sections.idle.cpu_pauses import PauseKind, callers_of, cpu_pauses
 from tests.builders import RankBuilder
 
 MS = 1_000_000

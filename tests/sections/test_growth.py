@@ -17,7 +17,7 @@ import pytest
 import distprof
 from benchmarks.large_jobs import Job, run_of
 from distprof.documents.saved import Report
-from distprof.sections.whatif import scenarios
+from distprof.sections.whatif import trace_model
 
 LITTLE_MORE = 1.15
 """Times twice: groups of twice the ranks make some numbers longer."""
@@ -60,7 +60,7 @@ def test_growth(
     jobs: list[Job], count: Callable[[Callable[[], Any]], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second doubling adds at most twice what the first one added."""
-    monkeypatch.setattr(scenarios, "_CELLS", 1)  # as many at once whatever the size
+    monkeypatch.setattr(trace_model, "_CELLS", 1)  # as many at once whatever the size
     whole(jobs[0])  # what is imported and cached is not of any size
     small, middle, large = (count(lambda job=job: whole(job)) for job in jobs)
     assert large - middle <= 2 * LITTLE_MORE * (middle - small)

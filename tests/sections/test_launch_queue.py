@@ -8,7 +8,7 @@ import pytest
 from distprof.api import analyze
 from distprof.intervals import Intervals
 from distprof.run.tables import join_launches
-from distprof.sections.idle.launch_queue import waits_for_room
+from distprof.sections.idle.gaps import waits_for_room
 from tests.builders import RankBuilder, make_run
 from tests.sections.joined import join_by_seq
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from distprof.ingest.sensors.collect import Collector, Identity
 from distprof.intervals import Intervals
 from distprof.sections.step_log.result import StepLogResult
-from distprof.sections.stragglers.causes import sensed_difference
+from distprof.sections.stragglers.computing import sensed_difference
 from distprof.sections.telemetry.measure import measure_device, sensors_in, with_energy
 from distprof.sections.telemetry.result import TelemetryResult
 from distprof.sections.time.result import RankWaterfall, WaterfallResult

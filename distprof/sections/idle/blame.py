@@ -23,8 +23,7 @@ from distprof.run.tables import Launches
 from distprof.schema import Int64Array, Table
 from distprof.sections.context import PauseStats
 from distprof.sections.idle.cpu_pauses import PauseKind, Pauses
-from distprof.sections.idle.gaps import Gaps
-from distprof.sections.idle.launch_queue import QUEUE
+from distprof.sections.idle.gaps import QUEUE, Gaps
 
 CLOCK_SLACK_NS = 10_000  # CPU and GPU times of one trace agree to about this precision
 
@@ -103,12 +102,9 @@ def _carried(
     launch: Int64Array,
     runs: Int64Array,
 ) -> tuple[Int64Array, Int64Array]:
-    """What draining pauses are charged with in each gap, and the gap in which that pause ended.
-
-    ``host_ns`` of a gap can be charged, and ``own`` is the time in pauses of ``kind`` that ended in
-    it.
-    Launches are ascending, and ``runs`` is when the GPU started each.
-    """
+    """What draining pauses are charged with in each gap, and the gap in which that pause ended."""
+    # ``host_ns`` of a gap can be charged, and ``own`` is the time in pauses of ``kind`` that ended
+    # in it. Launches are ascending, and ``runs`` is when the GPU started each.
     charged, source = np.zeros_like(own), np.zeros_like(own)
     drains = np.flatnonzero(own >= DRAINING_NS)
     if len(drains) == 0:
@@ -154,10 +150,8 @@ def _charge(
     charged: Int64Array,
     source: Int64Array,
 ) -> int:
-    """The time charged to gaps, last pauses first; writes to the last two arguments.
-
-    Of a gap that several kinds of pauses explain, only the part of the largest kind is charged.
-    """
+    """The time charged to gaps, last pauses first; writes to the last two arguments."""
+    # Of a gap that several kinds of pauses explain, only the part of the largest kind is charged.
     whole = np.cumsum(host_ns)
     left_ns = int(whole[-1])
     reached: list[int] = []

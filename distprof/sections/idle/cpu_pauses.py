@@ -9,17 +9,22 @@ that launch take turns, so their pauses form one line.
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Callable
 from enum import IntEnum
+from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from distprof.intervals import Intervals, covered, subtract, union
-from distprof.run.tables import Launches, RankTables, intervals_of
+from distprof.intervals import Intervals, covered, intersect, subtract, total, union
+from distprof.run.tables import Launches, RankTables, distinct, intervals_of
 from distprof.schema import Int64Array, Table
-from distprof.sections.idle.gaps import blocking_calls, is_loading
-from distprof.sections.idle.result import COLLECTION, PYTHON
+from distprof.sections.context import PauseStats
+from distprof.sections.idle.gaps import blocking_calls, is_loading, named
+from distprof.sections.idle.result import COLLECTION, COMPILES, PYTHON
 
 
 class PauseKind(IntEnum):
@@ -100,45 +105,39 @@ def cpu_pauses(
     host = tables.host
     threads = launching_threads(launches)
     on_line = np.isin(host.coded("thread").codes, threads)
-    parts = [
-        _named(_memory_calls(host, on_line), PauseKind.MEMORY),
-        _named(_sync_calls(tables, launches, threads), PauseKind.SYNC),
-        _called(_loads(host, on_line), PauseKind.INPUT, "input"),
-        _called(collections, PauseKind.COLLECTION, COLLECTION),
-    ]
-    known = _merged(parts)
+    managing = host.take(np.flatnonzero(named(host, MEMORY_CALLS) & on_line))
+    waiting = blocking_calls(tables, launches)
+    frees = named(waiting, MEMORY_CALLS)
+    on_threads = np.isin(waiting.coded("thread").codes, threads)
+    waiting = waiting.take(np.flatnonzero(~frees & on_threads))
+    loads = union(intervals_of(host.take(np.flatnonzero(is_loading(host) & on_line))))
+    known = _merged(
+        [
+            *(
+                _pauses(intervals_of(calls), kind, names.codes, names.values)
+                for calls, kind in ((managing, PauseKind.MEMORY), (waiting, PauseKind.SYNC))
+                for names in (calls.coded("name"),)
+            ),
+            _pauses(loads, PauseKind.INPUT, np.zeros(loads.size), ("input",)),
+            _pauses(collections, PauseKind.COLLECTION, np.zeros(collections.size), (COLLECTION,)),
+        ]
+    )
     window_ns = float(np.median(windows.end - windows.start)) if windows.size else 0.0
     silent = _silent(launches, known, windows, window_ns)
     return _merged([known, _explained(silent, known, host, on_line, window_ns)])
 
 
-def _named(calls: Table, kind: PauseKind) -> Pauses:
-    start, end = intervals_of(calls)
-    names = calls.coded("name")
-    return Pauses(
-        start=start,
-        end=end,
-        kind=np.full(len(start), kind, np.int8),
-        name=names.codes.astype(np.int32),
-        names=names.values,
-    )
-
-
-def _called(found: Intervals, kind: PauseKind, name: str) -> Pauses:
-    return Pauses(
-        start=found.start,
-        end=found.end,
-        kind=np.full(found.size, kind, np.int8),
-        name=np.zeros(found.size, np.int32),
-        names=(name,),
-    )
+def _pauses(
+    found: Intervals, kind: PauseKind, codes: NDArray[Any], names: tuple[str, ...]
+) -> Pauses:
+    kinds = np.full(found.size, kind, np.int8)
+    name = codes.astype(np.int32)
+    return Pauses(start=found.start, end=found.end, kind=kinds, name=name, names=names)
 
 
 def _merged(parts: list[Pauses]) -> Pauses:
-    """The outermost of all pauses, in order. Of two that overlap, the second begins later.
-
-    Calls one after another may overlap, because the profiler rounds their times.
-    """
+    """The outermost of all pauses, in order. Of two that overlap, the second begins later."""
+    # Calls one after another may overlap, because the profiler rounds their times.
     start, end, kind = (
         np.concatenate([getattr(part, name) for part in parts]) for name in ("start", "end", "kind")
     )
@@ -162,23 +161,6 @@ def _merged(parts: list[Pauses]) -> Pauses:
     )
 
 
-def _memory_calls(host: Table, on_line: NDArray[np.bool_]) -> Table:
-    names = host.coded("name")
-    matches = names.where([MEMORY_CALLS.search(name) is not None for name in names.values])
-    return host.take(np.flatnonzero(matches & on_line))
-
-
-def _sync_calls(tables: RankTables, launches: Launches, threads: NDArray[np.int32]) -> Table:
-    calls = blocking_calls(tables, launches)
-    names = calls.coded("name")
-    frees = names.where([MEMORY_CALLS.search(name) is not None for name in names.values])
-    return calls.take(np.flatnonzero(~frees & np.isin(calls.coded("thread").codes, threads)))
-
-
-def _loads(host: Table, on_line: NDArray[np.bool_]) -> Intervals:
-    return union(intervals_of(host.take(np.flatnonzero(is_loading(host) & on_line))))
-
-
 def _silent(launches: Launches, known: Pauses, windows: Intervals, window_ns: float) -> Intervals:
     """Long stretches in which nothing was launched and no other pause is known."""
     start = launches.start[launches.known]
@@ -198,11 +180,9 @@ def _explained(
     silent: Intervals, known: Pauses, host: Table, on_line: NDArray[np.bool_], window_ns: float
 ) -> Pauses:
     """What the program did in these stretches: the shortest range that covers most of each."""
-    categories = host.coded("category")
-    ranges = host.take(np.flatnonzero(categories.equals("annotation") & on_line))
-    names = ranges.coded("name")
-    tells = names.where([_STRUCTURE.search(name) is None for name in names.values])
-    ranges = ranges.take(np.flatnonzero(tells))
+    is_range = host.coded("category").equals("annotation") & on_line
+    ranges = host.take(np.flatnonzero(is_range))
+    ranges = ranges.take(np.flatnonzero(~named(ranges, _STRUCTURE)))
     spans = intervals_of(ranges)
     rest = spans.end - spans.start - covered(spans, union(Intervals(known.start, known.end)))
     ranges = ranges.take(np.flatnonzero(covered(spans, silent) >= MOSTLY_SILENT * rest))
@@ -226,3 +206,91 @@ def _explained(
         name=name[kept],
         names=values,
     )
+
+
+WORTH_RATIO = 0.01
+"""Share of the windows that calls must leave the GPU idle, so that their callers are searched."""
+
+MOST_CALLS = 2_000
+"""Calls of one name that are looked up."""
+
+LEAST_OPERATOR_NS = 500_000
+"""A shorter operator explains no pause."""
+
+MOSTLY = 0.6
+"""Share of the pauses that an operator must cover, and of its own time that must be pauses."""
+
+_COMPILES = re.compile(r"^(entire_(frame|backward)_compile|_?compile|compile_attempt|dynamo\b)")
+
+_INNER = ("aten::_local_scalar_dense", "aten::copy_", "aten::_to_copy", "aten::to", "aten::clone")
+"""Operators that others are made of: the one around them says more."""
+
+
+def callers_of(
+    stats: tuple[PauseStats, ...],
+    pauses: Pauses,
+    inside: Intervals,
+    load_host: Callable[[], Table] | None,
+) -> tuple[PauseStats, ...]:
+    """The statistics with callers, where the calls cost enough and host rows can be read again.
+
+    These are the operators and ranges that made the call, or that ran in the meantime.
+    """
+    least = WORTH_RATIO * total(inside)
+    worth = [one for one in stats if one.kind in _SEARCHES and one.idle_ns >= least > 0]
+    if not worth or load_host is None:
+        return stats
+    host, found = load_host(), {}
+    for one in worth:
+        is_it = pauses.name == pauses.names.index(one.name)
+        rows = np.flatnonzero(is_it & (pauses.kind == PauseKind[one.kind.upper()]))
+        start = pauses.start[rows]
+        rows = rows[covered(Intervals(start, start + 1), inside) > 0][:MOST_CALLS]
+        found[one.name] = _SEARCHES[one.kind](pauses.start[rows], pauses.end[rows], host)
+    return tuple(replace(one, caller=found.get(one.name, "")) for one in stats)
+
+
+def _caller(start: Int64Array, end: Int64Array, host: Table) -> str:
+    """The operator, or the named range around it, of most of these calls."""
+    operators = np.flatnonzero(host.coded("category").isin(("cpu_op", "annotation")))
+    names = host.coded("name")
+    begin, finish = (times[operators] for times in intervals_of(host))
+    order = np.argsort(begin, kind="stable")
+    begin, finish, operators = begin[order], finish[order], operators[order]
+    counts: Counter[str] = Counter()
+    for low, high in zip(start.tolist(), end.tolist(), strict=True):
+        last = int(np.searchsorted(begin, low, side="right"))
+        near = slice(max(last - 64, 0), last)
+        around = np.flatnonzero(finish[near] >= high)[::-1] + near.start
+        texts = [names.values[names.codes[operators[at]]] for at in around.tolist()]
+        called = [text for text in texts if text.startswith("aten::")]
+        outer = [text for text in called if text not in _INNER]
+        counts[next(iter(outer or called or texts), "")] += 1  # the one that says most
+    text, _ = counts.most_common(1)[0] if counts else ("", 0)
+    return text
+
+
+def _operator(start: Int64Array, end: Int64Array, host: Table) -> str:
+    """The operator that runs for most of these pauses: the innermost one of those that do."""
+    silent = union(Intervals(start, end))
+    rows = np.flatnonzero(host.coded("category").equals("cpu_op"))
+    begin, finish = (times[rows] for times in intervals_of(host))
+    long = np.flatnonzero(finish - begin >= LEAST_OPERATOR_NS)
+    rows, spans = rows[long], Intervals(begin[long], finish[long])
+    names = host.coded("name")
+    codes, shared = names.codes[rows], covered(spans, silent)
+    times: dict[str, int] = {}
+    for code in distinct(codes).tolist():
+        text = names.values[code]
+        is_own = (codes == code) & (shared >= MOSTLY * (spans.end - spans.start))
+        chosen = union(Intervals(spans.start[is_own], spans.end[is_own]))
+        what = COMPILES if _COMPILES.search(text) else text
+        times[what] = max(times.get(what, 0), total(intersect(chosen, silent)))
+    mostly = [text for text, ns in times.items() if ns >= MOSTLY * total(silent)]
+    if COMPILES in mostly:  # its phases are operators, too
+        return COMPILES
+    return min(mostly, key=times.__getitem__, default="")
+
+
+_SEARCHES = {"sync": _caller, "memory": _caller, "python": _operator}
+"""How to name what made the pauses of a kind."""

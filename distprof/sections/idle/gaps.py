@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.intervals import EMPTY, Intervals, outermost
-from distprof.run.tables import NO_THREAD, Launches, RankTables, among, distinct, intervals_of
+from distprof.run.tables import NO_THREAD, Launches, RankTables, among, distinct
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import Timeline
 from distprof.terms import ActivityKind
@@ -52,9 +51,21 @@ def find_gaps(activity: Table, timeline: Timeline, launches: Launches, windows: 
     at = np.maximum(row, 0)
     known = (row >= 0) & _pick(launches.known, at)
     call_start = np.where(known, _pick(launches.start, at), 0)
-    ready = _ready(start, end, call_start, np.where(known, _pick(launches.end, at), 0), known)
+    call_end = np.where(known, _pick(launches.end, at), 0)
+    # Earliest time at which each launch could have taken effect.
+    late = known & (call_start >= start)
+    observed = (end - call_start)[late]
+    typical = int(np.median(observed)) if len(observed) else DEFAULT_LATENCY_NS
+    latency = np.where(late, LATENCY_LIMIT_NS, min(typical, LATENCY_LIMIT_NS))
+    ready = np.maximum(call_end, call_start + latency)
+    # Communication borders the gap, and its two sides are on different streams.
+    is_comm = _pick(activity["kind"], at) == ActivityKind.COMMUNICATION
+    is_comm |= among(start, timeline.communication.end)
+    streams = activity["stream"]
+    other_stream = is_comm & ~_ended_with(activity, streams, _pick(streams, at), start)
     correlation = np.where(row >= 0, _pick(activity["correlation"], at), 0)
-    del row  # memory of a rank peaks here
+    within_launch = _ended_with(activity, activity["correlation"], correlation, start)
+    del row, late, latency, is_comm  # memory of a rank peaks here
     return Gaps(
         start=start,
         end=end,
@@ -63,27 +74,16 @@ def find_gaps(activity: Table, timeline: Timeline, launches: Launches, windows: 
         call=np.where(known, _pick(launches.row, at), ABSENT),
         call_start=call_start,
         thread=np.where(known, _pick(launches.thread, at), NO_THREAD).astype(np.int32),
-        other_stream=known & _other_stream(activity, timeline, at, start),
-        within_launch=(correlation > 0)
-        & _ended_with(activity, activity["correlation"], correlation, start),
+        other_stream=known & other_stream,
+        within_launch=(correlation > 0) & within_launch,
     )
 
 
 def _idle_of(timeline: Timeline, launches: Launches, windows: Intervals) -> Intervals:
     """All time outside the busy set, from the first window, activity or launch to the last."""
-    times = [
-        windows.start,
-        windows.end,
-        launches.start[launches.known],
-        timeline.computation.start,
-        timeline.computation.end,
-        timeline.communication.start,
-        timeline.communication.end,
-        timeline.exposed_copy.start,
-        timeline.exposed_copy.end,
-        timeline.message_wait.start,
-        timeline.message_wait.end,
-    ]
+    busy = (timeline.computation, timeline.communication, timeline.exposed_copy)
+    sets = (windows, *busy, timeline.message_wait)
+    times = [launches.start[launches.known], *(edge for one in sets for edge in one)]
     low = [int(array.min()) for array in times if array.size]
     high = [int(array.max()) for array in times if array.size]
     return timeline.idle(min(low), max(high)) if low else EMPTY
@@ -104,34 +104,6 @@ def _next_rows(activity: Table, launches: Launches, gap_end: Int64Array) -> Int6
     at = np.searchsorted(start, gap_end, side="left")
     hit = np.minimum(at, len(rows) - 1)
     return np.where(start[hit] == gap_end, rows[hit], -1)
-
-
-def _ready(
-    start: Int64Array,
-    end: Int64Array,
-    call_start: Int64Array,
-    call_end: Int64Array,
-    known: NDArray[np.bool_],
-) -> Int64Array:
-    """Earliest time at which each launch could have taken effect."""
-    late = known & (call_start >= start)
-    observed = (end - call_start)[late]
-    typical = int(np.median(observed)) if len(observed) else DEFAULT_LATENCY_NS
-    latency = np.where(late, LATENCY_LIMIT_NS, min(typical, LATENCY_LIMIT_NS))
-    result: Int64Array = np.maximum(call_end, call_start + latency)
-    return result
-
-
-def _other_stream(
-    activity: Table, timeline: Timeline, row: Int64Array, gap_start: Int64Array
-) -> NDArray[np.bool_]:
-    """Whether communication borders the gap and its two sides are on different streams."""
-    is_comm = _pick(activity["kind"], row) == ActivityKind.COMMUNICATION
-    after_comm = among(gap_start, timeline.communication.end)
-    streams = activity["stream"]
-    is_same_stream = _ended_with(activity, streams, _pick(streams, row), gap_start)
-    result: NDArray[np.bool_] = (is_comm | after_comm) & ~is_same_stream
-    return result
 
 
 def _ended_with(
@@ -160,10 +132,15 @@ INPUT_RANGES = re.compile(
 """Names of host ranges in which the training loop waits for its next batch."""
 
 
+def named(rows: Table, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+    """Mask of the rows whose name the pattern finds."""
+    names = rows.coded("name")
+    return names.where([pattern.search(name) is not None for name in names.values])
+
+
 def is_loading(host: Table) -> NDArray[np.bool_]:
     """Mask over host rows: the training loop waits for its next batch, or loads it."""
-    names = host.coded("name")
-    return names.where([INPUT_RANGES.search(name) is not None for name in names.values])
+    return named(host, INPUT_RANGES)
 
 
 # CPU calls that waited for the GPU: names and rows -----------------------------------------------
@@ -205,21 +182,23 @@ def blocking_calls(tables: RankTables, launches: Launches) -> Table:
     rows = np.flatnonzero(blocks)
     thread = host.coded("thread").codes[rows]
     rows = rows[np.lexsort((-host["end_ns"][rows], host["start_ns"][rows], thread))]
-    return host.take(rows[_outermost(host.take(rows))])
+    start, end = host["start_ns"][rows], host["end_ns"][rows]
+    thread = host.coded("thread").codes[rows]
+    keep = np.zeros(len(rows), dtype=np.bool_)
+    for code in distinct(thread).tolist():
+        mine = np.flatnonzero(thread == code)
+        keep[mine[outermost(start[mine], end[mine])]] = True
+    return host.take(rows[keep])
 
 
 def _waited_for_copy(
     tables: RankTables, launches: Launches, copies: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Mask over host rows: asynchronous copy calls that blocked until their copy had ended.
-
-    A call to copy pinned memory never blocks. It may still outlast a short copy.
-    """
+    """Mask over host rows: asynchronous copy calls that blocked until their copy had ended."""
+    # A call to copy pinned memory never blocks. It may still outlast a short copy.
     host, activity = tables.host, tables.activity
     result = np.zeros(len(host), dtype=np.bool_)
-    names = activity.coded("name")
-    is_pinned = names.where([_PINNED.search(name) is not None for name in names.values])
-    own = np.flatnonzero(launches.known & ~is_pinned)
+    own = np.flatnonzero(launches.known & ~named(activity, _PINNED))
     call = launches.row[own]
     long_enough = host["end_ns"][call] - host["start_ns"][call] >= BLOCKING_COPY_NS
     outlasted = host["end_ns"][call] >= activity["end_ns"][own]
@@ -227,17 +206,40 @@ def _waited_for_copy(
     return result & copies
 
 
-def _outermost(calls: Table) -> NDArray[np.bool_]:
-    """Mask of rows, sorted by start, that are not inside an earlier row of the same thread."""
-    start, end = intervals_of(calls)
-    keep = np.zeros(len(calls), dtype=np.bool_)
-    for _, rows in rows_by_thread(calls):
-        keep[rows[outermost(start[rows], end[rows])]] = True
-    return keep
+QUEUE = 1_024
+"""Launches that CUDA's queue holds; a CPU that is further ahead waits for room."""
+
+LONG_NS = 20_000
+"""A shorter call hardly waited. A CPU whose launches all take this long does not run far ahead."""
+
+MIN_PENDING = QUEUE // 2
+"""Fewer pending activities do not fill a queue."""
+
+NEARLY_FULL = 0.9
+"""Share of the most activities pending in a long call. Streams have separate queues, so no fixed
+number means full."""
 
 
-def rows_by_thread(rows: Table) -> Iterator[tuple[int, Int64Array]]:
-    """For each thread, its code and the positions of its rows."""
-    codes = rows.coded("thread").codes
-    for code in distinct(codes).tolist():
-        yield code, np.flatnonzero(codes == code)
+def waits_for_room(activity: Table, launches: Launches) -> Intervals:
+    """Launch calls that returned while the queue was full, sorted by their end.
+
+    A CPU that never waits for results runs ahead of its GPU until the queue of launched work is
+    full. From then on a launch call returns only when an earlier activity has started, so its
+    duration is the GPU's time. A long call with few activities pending has another cause, such as a
+    lock, a module load or a preempted thread.
+    """
+    rows = np.flatnonzero(launches.known & (launches.end - launches.start >= LONG_NS))
+    _, first = np.unique(launches.row[rows], return_index=True)
+    start, end = launches.start[rows[first]], launches.end[rows[first]]
+    if len(start) == 0:
+        return Intervals(start, end)
+    # Activities launched but not started when each call returned. Those without a recorded launch
+    # count as launched before the capture.
+    runs = activity["kind"] != ActivityKind.ANNOTATION
+    started = np.sort(activity["start_ns"][runs], kind="stable")
+    launched = np.sort(launches.end[runs & launches.known], kind="stable")
+    pending = int((runs & ~launches.known).sum()) + np.searchsorted(launched, end, side="right")
+    pending = pending - np.searchsorted(started, end, side="right")
+    kept = np.flatnonzero(pending >= max(MIN_PENDING, NEARLY_FULL * float(pending.max())))
+    kept = kept[np.argsort(end[kept], kind="stable")]
+    return Intervals(start[kept], end[kept])

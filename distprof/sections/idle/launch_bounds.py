@@ -40,7 +40,10 @@ def launch_bounds(
     known &= (starts >= start_ns[0]) & (starts < start_ns[-1])
     rows = np.flatnonzero(known)
     called = np.minimum(launches.end[rows], starts[rows])
-    released = _released(causes.released_ns, windows)
+    # When the CPU continued after each wait; if it waits at all, the first window's start too
+    released_ns = causes.released_ns
+    inside = released_ns[(released_ns > windows.start[0]) & (released_ns <= windows.end[-1])]
+    released = np.concatenate((windows.start[:1], inside)) if len(inside) else inside
     release = np.searchsorted(released, called, side="right") - 1
     rows, called, release = (part[release >= 0] for part in (rows, called, release))
     end_ns = start_ns + own_ns
@@ -50,12 +53,6 @@ def launch_bounds(
     rows, called, segment, after = (part[later] for part in (rows, called, segment, after))
     begin = called - (starts[rows] - start_ns[segment])
     return _largest(after, segment, begin - end_ns[after], own_ns)
-
-
-def _released(released_ns: Int64Array, windows: Intervals) -> Int64Array:
-    """When the CPU continued after each wait; if it waits at all, the first window's start too."""
-    inside = released_ns[(released_ns > windows.start[0]) & (released_ns <= windows.end[-1])]
-    return np.concatenate((windows.start[:1], inside)) if len(inside) else inside
 
 
 def _largest(

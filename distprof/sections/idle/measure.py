@@ -7,13 +7,14 @@ collection and to waiting for input.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.intervals import EMPTY, Intervals, covered, intersect, reach, subtract, union
+from distprof.intervals import EMPTY, Intervals, covered, intersect, reach, subtract, total, union
 from distprof.run.records import RankRecords
 from distprof.run.tables import (
     NO_THREAD,
@@ -33,10 +34,10 @@ from distprof.sections.context import (
     Timeline,
 )
 from distprof.sections.idle.blame import DRAINING_NS, blame_pauses, pause_stats
-from distprof.sections.idle.callers import callers_of
 from distprof.sections.idle.cpu_pauses import (
     PauseKind,
     Pauses,
+    callers_of,
     cpu_pauses,
     launching_threads,
 )
@@ -46,8 +47,9 @@ from distprof.sections.idle.gaps import (
     Gaps,
     find_gaps,
     is_loading,
+    named,
+    waits_for_room,
 )
-from distprof.sections.idle.launch_queue import waits_for_room
 from distprof.sections.idle.result import (
     MEMORY,
     CpuPause,
@@ -86,22 +88,37 @@ class HostPauses(msgspec.Struct, frozen=True, kw_only=True):
 
 def measure_pauses(records: RankRecords) -> RankPauses | None:
     """Pauses of one rank; None if they were not recorded or no step was logged."""
-    num_steps = max(1, int(records.step_log["is_probed"][1:].sum()))
-    if len(records.step_log) == 0 or (len(records.pauses) == 0 and "pauses" not in records.about):
+    log, pauses = records.step_log, records.pauses
+    num_steps = max(1, int(log["is_probed"][1:].sum()))
+    if len(log) == 0 or (len(pauses) == 0 and "pauses" not in records.about):
         return None
-    gc, num_gc, longest_gc = _of_kind(records, "gc")
-    waits, num_waits, longest_wait = _of_kind(records, "input")
+    counted = ~pauses["in_phase"] & _in_steps(records)
+    if len(log) > 1:
+        counted &= pauses["step"] != log["step"][0]
+
+    def of_kind(kind: str) -> tuple[int, int, int | None]:
+        """Total time per step, number and longest duration."""
+        spans = intervals_of(pauses.take(counted & pauses.coded("kind").equals(kind)))
+        longest = int(np.max(spans.end - spans.start)) if spans.size else None
+        return total(union(spans)) // num_steps, spans.size, longest
+
+    gc_ns, num_gc, longest_gc_ns = of_kind("gc")
+    input_ns, num_input, longest_input_ns = of_kind("input")
+    waits, queue_ns = _observed_waits(records), None
+    if len(waits):
+        later = waits["step"] != log["step"][0] if len(log) > 1 else slice(None)
+        queue_ns = int(waits["run_queue_ns"][later].sum()) // max(1, len(log) - 1)
     return RankPauses(
         rank=records.rank,
-        gc_ns_per_step=gc // num_steps,
+        gc_ns_per_step=gc_ns,
         num_gc=num_gc,
-        longest_gc_ns=longest_gc,
-        input_ns_per_step=waits // num_steps,
-        num_input=num_waits,
-        longest_input_ns=longest_wait,
-        run_queue_ns_per_step=_mean_of_usual_steps(records.step_log, "run_queue_ns"),
-        cpu_ns_per_step=_mean_of_usual_steps(records.step_log, "cpu_ns"),
-        input_queue_ns_per_step=_mean_queue_of_loaders(records),
+        longest_gc_ns=longest_gc_ns,
+        input_ns_per_step=input_ns,
+        num_input=num_input,
+        longest_input_ns=longest_input_ns,
+        run_queue_ns_per_step=_mean_of_usual_steps(log, "run_queue_ns"),
+        cpu_ns_per_step=_mean_of_usual_steps(log, "cpu_ns"),
+        input_queue_ns_per_step=queue_ns,
     )
 
 
@@ -114,10 +131,8 @@ MANY_UNTRACED = 8
 
 
 def _mean_of_usual_steps(log: Table, column: str) -> int | None:
-    """Mean of a thread's time over usual steps except the first; None if a step lacks it.
-
-    The time may include time between two steps, so it is limited to the duration of the step.
-    """
+    """Mean of a thread's time over usual steps except the first; None if a step lacks it."""
+    # The time may include time between two steps, so it is limited to the duration of the step.
     duration = (log["end_ns"] - log["start_ns"])[1:]
     spent = np.minimum(log[column][1:], duration)
     if not len(duration) or (spent < 0).any():
@@ -135,32 +150,19 @@ def measure_host_pauses(records: RankRecords) -> HostPauses:
     has_pauses = len(pauses) > 0 or "pauses" in records.about
     collected = pauses.take(pauses.coded("kind").equals("gc") & _in_steps(records))
     inputs = phases.take(phases.coded("name").equals("input"))
-    waits = _observed_waits(records)
-    return HostPauses(
-        gc_ns=_by_step(collected, _durations(collected)) if has_pauses else None,
-        input_ns=_by_step(inputs, _durations(inputs)) if len(phases) else None,
-        tokens=_logged(records.step_log, "tokens"),
-        run_queue_ns=_within(records.step_log, "run_queue_ns"),
-        cpu_ns=_within(records.step_log, "cpu_ns"),
-        loader_cpu_ns=_by_step(waits, waits["cpu_ns"]) if len(waits) else None,
-        loader_queue_ns=_by_step(waits, waits["run_queue_ns"]) if len(waits) else None,
-        untraced=_untraced(records.step_log),
-    )
-
-
-def _untraced(log: Table) -> frozenset[int]:
-    """Those of the last steps without a profiler, except the first, which includes set-up."""
-    last = log.take(slice(max(1, len(log) - MAX_STEPS), None))
-    return frozenset(last["step"][~last["is_traced"]].tolist())
-
-
-def _mean_queue_of_loaders(records: RankRecords) -> int | None:
-    """Mean time per step in which loaders had no CPU, except the first; None if not recorded."""
     waits, log = _observed_waits(records), records.step_log
-    if not len(waits):
-        return None
-    counted = waits["step"] != log["step"][0] if len(log) > 1 else slice(None)
-    return int(waits["run_queue_ns"][counted].sum()) // max(1, len(log) - 1)
+    # Those of the last steps without a profiler, except the first, which includes set-up.
+    last = log.take(slice(max(1, len(log) - MAX_STEPS), None))
+    return HostPauses(
+        gc_ns=_by_step(collected) if has_pauses else None,
+        input_ns=_by_step(inputs) if len(phases) else None,
+        tokens=_logged(log, "tokens"),
+        run_queue_ns=_within(log, "run_queue_ns"),
+        cpu_ns=_within(log, "cpu_ns"),
+        loader_cpu_ns=_by_step(waits, "cpu_ns") if len(waits) else None,
+        loader_queue_ns=_by_step(waits, "run_queue_ns") if len(waits) else None,
+        untraced=frozenset(last["step"][~last["is_traced"]].tolist()),
+    )
 
 
 def _observed_waits(records: RankRecords) -> Table:
@@ -179,10 +181,8 @@ def _within(log: Table, column: str) -> dict[int, int] | None:
 
 
 def _logged(log: Table, column: str) -> dict[int, int] | None:
-    """Values of the last steps, each separately; None if one is missing.
-
-    The first step may lack a value that is counted from the step before it.
-    """
+    """Values of the last steps, each separately; None if one is missing."""
+    # The first step may lack a value that is counted from the step before it.
     steps, values = log["step"][-MAX_STEPS:], log[column][-MAX_STEPS:]
     known = values >= 0
     if not known.any() or not known[1:].all():
@@ -190,17 +190,13 @@ def _logged(log: Table, column: str) -> dict[int, int] | None:
     return dict(zip(steps[known].tolist(), values[known].tolist(), strict=True))
 
 
-def _durations(rows: Table) -> Int64Array:
-    durations: Int64Array = rows["end_ns"] - rows["start_ns"]
-    return durations
-
-
-def _by_step(rows: Table, spent_ns: Int64Array) -> dict[int, int]:
-    """Time spent in rows by step, without rows outside steps."""
+def _by_step(rows: Table, column: str = "") -> dict[int, int]:
+    """Time of a column, by default the duration, of rows by step, without rows outside steps."""
+    spent_ns = rows[column] if column else rows["end_ns"] - rows["start_ns"]
     steps, index = np.unique(rows["step"], return_inverse=True)
-    total = np.zeros(len(steps), dtype=np.int64)
-    np.add.at(total, index, spent_ns)
-    times = zip(steps.tolist(), total.tolist(), strict=True)
+    total_ns = np.zeros(len(steps), dtype=np.int64)
+    np.add.at(total_ns, index, spent_ns)
+    times = zip(steps.tolist(), total_ns.tolist(), strict=True)
     return dict([(step, ns) for step, ns in times if step >= 0][-MAX_STEPS:])
 
 
@@ -210,26 +206,10 @@ def analyze_pauses(records: ProbeRecords) -> PausesResult:
     return PausesResult(ranks=ranks, unavailable=records.why("pauses", ranks))
 
 
-def _of_kind(records: RankRecords, kind: str) -> tuple[int, int, int | None]:
-    """Total time, number and longest duration of the pauses of one kind."""
-    pauses, first = records.pauses, int(records.step_log["step"][0])
-    counted = pauses.coded("kind").equals(kind) & ~pauses["in_phase"] & _in_steps(records)
-    rows = pauses.take(
-        counted & (pauses["step"] != first) if len(records.step_log) > 1 else counted
-    )
-    if len(rows) == 0:
-        return 0, 0, None
-    start, end = intervals_of(rows)
-    busy = union(Intervals(start, end))
-    return int((busy.end - busy.start).sum()), len(rows), int(np.max(end - start))
-
-
 def _in_steps(records: RankRecords) -> NDArray[np.bool_]:
-    """Mask of the pauses that are mostly inside steps.
-
-    Between two steps distprof starts the profiler and writes the trace, which leaves much garbage.
-    A pause there has the number of the next step, but the program did not cause it.
-    """
+    """Mask of the pauses that are mostly inside steps."""
+    # Between two steps distprof starts the profiler and writes the trace, which leaves much
+    # garbage.
     steps = union(intervals_of(records.step_log))
     pauses = intervals_of(records.pauses)
     inside: NDArray[np.bool_] = 2 * covered(pauses, steps) >= pauses.end - pauses.start
@@ -245,52 +225,47 @@ def analyze_idle(analyses: RankAnalyses) -> IdleResult:
     """All ranks whose idle time could be attributed, and the pauses of their CPUs."""
     blind = [rank for rank, analysis in analyses.items() if analysis.idle is None]
     known = [analysis for analysis in analyses.values() if analysis.idle is not None]
+    ranks = tuple(analysis.idle for analysis in known if analysis.idle is not None)
+    graphs = [one.rank for one in ranks if one.within_launch_ns > IN_GRAPH_RATIO * one.idle_ns]
     notes: tuple[str, ...] = ()
     if blind:
         notes += (
             f"The cause of idle time is unknown on {name_ranks(blind)}: "
             "CPU activities were not read, are not in the trace, or were removed from it.",
         )
-    graphs = [a.idle for a in known if a.idle and _mostly_within_launches(a.idle)]
     if graphs:
         notes += (
-            f"Much of the idle time of {name_ranks(idle.rank for idle in graphs)} is inside CUDA "
+            f"Much of the idle time of {name_ranks(graphs)} is inside CUDA "
             "graphs, whose kernels the trace may lack: its cause is unknown.",
         )
     return IdleResult(
-        ranks=tuple(analysis.idle for analysis in known if analysis.idle is not None),
+        ranks=ranks,
         pauses=_combined_pauses(known, analyses.num_windows),
         is_cpu=analyses.is_cpu,
         unavailable=notes,
     )
 
 
-def _mostly_within_launches(idle: RankIdle) -> bool:
-    return idle.within_launch_ns > IN_GRAPH_RATIO * idle.idle_ns
-
-
 def _combined_pauses(analyses: Sequence[RankAnalysis], num_steps: int) -> tuple[CpuPause, ...]:
-    by_name: dict[tuple[str, str], list[tuple[int, PauseStats]]] = {}
+    by_name: defaultdict[tuple[str, str], list[tuple[int, PauseStats]]] = defaultdict(list)
     for analysis in analyses:
         for pause in analysis.cpu_pauses:
-            by_name.setdefault((pause.kind, pause.name), []).append((analysis.rank, pause))
+            by_name[pause.kind, pause.name].append((analysis.rank, pause))
     mean_over = max(1, len(analyses) * num_steps)
-    found = [_mean_pause(entries, mean_over) for entries in by_name.values()]
+    found = [
+        CpuPause(
+            kind=kind,
+            name=name,
+            caller=max((pause for _, pause in entries), key=lambda pause: pause.idle_ns).caller,
+            ranks=tuple(sorted(rank for rank, _ in entries)),
+            count_per_step=sum(pause.count for _, pause in entries) / mean_over,
+            cpu_ns_per_step=sum(pause.blocked_ns for _, pause in entries) // mean_over,
+            idle_ns_per_step=sum(pause.idle_ns for _, pause in entries) // mean_over,
+        )
+        for (kind, name), entries in by_name.items()
+    ]
     return tuple(
         sorted(found, key=lambda p: (-p.idle_ns_per_step, -p.cpu_ns_per_step, p.kind, p.name))
-    )
-
-
-def _mean_pause(entries: Sequence[tuple[int, PauseStats]], mean_over: int) -> CpuPause:
-    first = max((pause for _, pause in entries), key=lambda pause: pause.idle_ns)
-    return CpuPause(
-        kind=first.kind,
-        name=first.name,
-        caller=first.caller,
-        ranks=tuple(sorted(rank for rank, _ in entries)),
-        count_per_step=sum(pause.count for _, pause in entries) / mean_over,
-        cpu_ns_per_step=sum(pause.blocked_ns for _, pause in entries) // mean_over,
-        idle_ns_per_step=sum(pause.idle_ns for _, pause in entries) // mean_over,
     )
 
 
@@ -298,6 +273,8 @@ def _mean_pause(entries: Sequence[tuple[int, PauseStats]], mean_over: int) -> Cp
 
 WAIT_CALLS = re.compile(r"\bwait_tensor$|^c10d::(wait|_wait)|^Work::wait")
 """Names of host ranges in which a thread waits for a collective."""
+
+_ZERO_GRAD = re.compile(r"^Optimizer\.zero_grad#")
 
 GRAPH_LAUNCHES = re.compile(r"^(cuda|hip|cu)GraphLaunch")
 """Names of calls that launch a graph of many activities. A trace may lack some of them."""
@@ -369,7 +346,9 @@ def rank_causes(
     input_part = _input_part(tables.host, gaps)  # of gaps without a launch
     late = subtract(union(Intervals(gaps.start, gaps.ready)), input_part)
     spans = Intervals(pauses.start, pauses.end)
-    idle_in_pause = _joined(late, _after_the_last(gaps, tables.activity))
+    # What the CPU does in the gap after the last activity, such as saving, ends the step.
+    last = gaps.end > tables.activity["start_ns"].max(initial=ABSENT)
+    idle_in_pause = _joined(late, Intervals(gaps.start[last], gaps.end[last]))
     during = intersect(_chosen(spans, pauses.kind != PauseKind.SYNC), idle_in_pause)
     rest = subtract(late, during)
     rest_ns = covered(Intervals(gaps.start, gaps.ready), rest)
@@ -377,27 +356,20 @@ def rank_causes(
     left_ns = left_ns - np.where(pauses.kind == PauseKind.SYNC, 0, covered(spans, during))
     blame = blame_pauses(gaps, rest_ns, left_ns, pauses, tables.activity, launches, threads)
     rows = _last_part(gaps, rest, rest_ns, blame.ns)
-    kind = _kind_of_gaps(pauses, blame.pause)
-    inside = union(windows)
     charged = intersect(union(rows), rest)
-    stats = pause_stats(
-        pauses,
-        inside,
-        intersect(during, inside),
-        blame,
-        covered(rows, intersect(charged, inside)),
-    )
+    inside = union(windows)
+    idle_ns = covered(rows, intersect(charged, inside))
+    stats = pause_stats(pauses, inside, intersect(during, inside), blame, idle_ns)
 
-    def idle_of(of_pause: NDArray[np.bool_], of_gap: NDArray[np.bool_]) -> Intervals:
-        """Idle time during some pauses, and what is charged to them in some gaps."""
+    def idle_of(of_pause: NDArray[np.bool_]) -> Intervals:
+        """Idle time during some pauses, and what is charged to them."""
         direct = intersect(_chosen(spans, of_pause & (pauses.kind != PauseKind.SYNC)), during)
-        return _joined(direct, intersect(_chosen(rows, of_gap), charged))
+        is_theirs = np.append(of_pause, False)[blame.pause]  # -1: none
+        return _joined(direct, intersect(_chosen(rows, is_theirs), charged))
 
-    of_kind = {
-        cause: idle_of(np.isin(pauses.kind, kinds), np.isin(kind, kinds))
-        for cause, kinds in _KINDS.items()
-    }
+    of_kind = {cause: idle_of(np.isin(pauses.kind, kinds)) for cause, kinds in _KINDS.items()}
     comm_wait = _comm_wait_part(tables.host, gaps, launches, input_part)
+    zeroing = union(intervals_of(tables.host.take(named(tables.host, _ZERO_GRAD))))
     return IdleCauses(
         causes={
             IdleCause.INPUT: _joined(input_part, of_kind[IdleCause.INPUT]),
@@ -406,21 +378,14 @@ def rank_causes(
             IdleCause.HOST: subtract(rest, charged),
             IdleCause.COMM_WAIT: comm_wait,
         },
-        named={
-            what: idle_of(of_pause, _are_charged(of_pause, blame.pause))
-            for what, of_pause in _by_name(pauses).items()
-        },
-        after_copies=intersect(
-            _chosen(rows, _are_charged(_is_copy_call(pauses), blame.pause)), charged
-        ),
-        within_launch=subtract(
-            _after_ready(gaps, gaps.within_launch | _of_graphs(tables.host, gaps)), comm_wait
-        ),
-        late=_launched_in(gaps, launches),
+        named={what: idle_of(of_pause) for what, of_pause in _by_name(pauses).items()},
+        after_copies=idle_of(_is_copy_call(pauses)),
+        within_launch=subtract(_in_launches(tables.host, gaps), comm_wait),
+        late=_launched_in(Intervals(gaps.start, gaps.end), launches),
         launched=launched,
         pauses=callers_of(stats, pauses, inside, load_host),
         launches=launches,
-        zeroing=_launched_by_zero_grad(tables.host, launches),
+        zeroing=_launched_in(zeroing, launches),
         released_ns=_released(pauses, waits_for_room(tables.activity, launches)),
     )
 
@@ -431,14 +396,6 @@ _KINDS = {
     IdleCause.PAUSE: (PauseKind.COLLECTION, PauseKind.MEMORY, PauseKind.RANGE, PauseKind.PYTHON),
 }
 """Kinds of pauses by the cause of the idle time that they lead to."""
-
-
-def _kind_of_gaps(pauses: Pauses, charged: Int64Array) -> Int64Array:
-    """Kind of the pause charged with the rest of each gap; ABSENT without one."""
-    if len(pauses) == 0:
-        return np.full(len(charged), ABSENT, np.int64)
-    kinds = pauses.kind[np.maximum(charged, 0)].astype(np.int64)
-    return np.where(charged >= 0, kinds, ABSENT)
 
 
 def _by_name(pauses: Pauses) -> dict[str, NDArray[np.bool_]]:
@@ -453,19 +410,20 @@ def _by_name(pauses: Pauses) -> dict[str, NDArray[np.bool_]]:
 
 
 def _is_copy_call(pauses: Pauses) -> NDArray[np.bool_]:
-    if len(pauses) == 0:
-        return np.zeros(0, np.bool_)
-    copies = np.array([name in COPY_CALLS for name in pauses.names])
+    copies = np.array([*(name in COPY_CALLS for name in pauses.names), False])
     result: NDArray[np.bool_] = copies[pauses.name] & (pauses.kind == PauseKind.SYNC)
     return result
 
 
-def _are_charged(of_pause: NDArray[np.bool_], charged: Int64Array) -> NDArray[np.bool_]:
-    """Mask over gaps whose rest is charged to one of these pauses."""
-    if len(of_pause) == 0:
-        return np.zeros(len(charged), np.bool_)
-    result: NDArray[np.bool_] = (charged >= 0) & of_pause[np.maximum(charged, 0)]
-    return result
+def _in_launches(host: Table, gaps: Gaps) -> Intervals:
+    """The rest of gaps inside a launch, or before that of a graph, which it could have ended."""
+    of_graph = np.append(named(host, GRAPH_LAUNCHES), False)[gaps.call]  # ABSENT: none
+    return _chosen(Intervals(gaps.ready, gaps.end), gaps.within_launch | of_graph)
+
+
+def _released(pauses: Pauses, for_room: Intervals) -> Int64Array:
+    waited = (pauses.kind == PauseKind.SYNC) & (pauses.end - pauses.start >= DRAINING_NS)
+    return np.sort(np.concatenate((pauses.end[waited], for_room.end)))
 
 
 def _joined(first: Intervals, second: Intervals) -> Intervals:
@@ -553,15 +511,9 @@ def _comm_wait_part(host: Table, gaps: Gaps, launches: Launches, taken: Interval
         handed_over = np.minimum(gaps.end, gaps.ready + LATENCY_LIMIT_NS)
         across = gaps.other_stream
         return union(Intervals(gaps.ready[across], handed_over[across]))
-    rows = host.take(_named(host, WAIT_CALLS))
+    rows = host.take(named(host, WAIT_CALLS))
     everywhere = np.ones(len(gaps.start), dtype=np.bool_)
     return subtract(_covered_part(gaps, gaps.end, everywhere, intervals_of(rows)), taken)
-
-
-def _after_the_last(gaps: Gaps, activity: Table) -> Intervals:
-    """The gap after the last activity: what the CPU does there, such as saving, ends the step."""
-    last = gaps.end > activity["start_ns"].max(initial=ABSENT)
-    return Intervals(gaps.start[last], gaps.end[last])
 
 
 def _last_part(gaps: Gaps, late: Intervals, late_ns: Int64Array, wanted: Int64Array) -> Intervals:
@@ -572,35 +524,15 @@ def _last_part(gaps: Gaps, late: Intervals, late_ns: Int64Array, wanted: Int64Ar
     return Intervals(np.where(wanted > 0, begin, gaps.ready), gaps.ready)
 
 
-def _after_ready(gaps: Gaps, mask: NDArray[np.bool_]) -> Intervals:
-    """The rest of each gap after the launch of its next activity could have taken effect."""
-    return union(Intervals(gaps.ready[mask], gaps.end[mask]))
-
-
-def _of_graphs(host: Table, gaps: Gaps) -> NDArray[np.bool_]:
-    """Mask over gaps: a graph launch ends the gap."""
-    if len(host) == 0:
-        return np.zeros(len(gaps.call), dtype=np.bool_)
-    result: NDArray[np.bool_] = _named(host, GRAPH_LAUNCHES)[gaps.call] & (gaps.call != ABSENT)
-    return result
-
-
 def _covered_part(
     gaps: Gaps, until: Int64Array, mask: NDArray[np.bool_], ranges: Intervals
 ) -> Intervals:
     return intersect(union(Intervals(gaps.start[mask], until[mask])), union(ranges))
 
 
-def _released(pauses: Pauses, for_room: Intervals) -> Int64Array:
-    waited = (pauses.kind == PauseKind.SYNC) & (pauses.end - pauses.start >= DRAINING_NS)
-    return np.sort(np.concatenate((pauses.end[waited], for_room.end)))
-
-
 def _first_of_launch(activity: Table, launches: Launches) -> NDArray[np.bool_]:
-    """Mask over activities: the first activity of each recorded launch call.
-
-    A graph launch starts many activities, but is one launch.
-    """
+    """Mask over activities: the first activity of each recorded launch call."""
+    # A graph launch starts many activities, but is one launch.
     rows = np.flatnonzero(launches.known)
     order = rows[np.argsort(activity["start_ns"][rows], kind="stable")]
     first = np.full(int(launches.row.max(initial=ABSENT)) + 1, ABSENT, dtype=np.int64)
@@ -610,33 +542,11 @@ def _first_of_launch(activity: Table, launches: Launches) -> NDArray[np.bool_]:
     return result
 
 
-def _launched_in(gaps: Gaps, launches: Launches) -> NDArray[np.bool_]:
-    """Mask over activities: the launch call began while the device was idle."""
-    if len(gaps.start) == 0:
+def _launched_in(spans: Intervals, launches: Launches) -> NDArray[np.bool_]:
+    """Mask over activities: the launch call began inside one of these intervals, in order."""
+    if spans.size == 0:
         return np.zeros(len(launches.known), dtype=np.bool_)
-    at = np.searchsorted(gaps.start, launches.start, side="right") - 1
-    in_gap = (at >= 0) & (launches.start < gaps.end[np.maximum(at, 0)])
-    result: NDArray[np.bool_] = launches.known & in_gap
-    return result
-
-
-_ZERO_GRAD = re.compile(r"^Optimizer\.zero_grad#")
-
-
-def _launched_by_zero_grad(host: Table, launches: Launches) -> NDArray[np.bool_]:
-    """Mask over activities: the launch began while an optimizer zeroed gradients."""
-    ranges = union(intervals_of(host.take(_named(host, _ZERO_GRAD))))
-    at = np.searchsorted(ranges.start, launches.start, side="right") - 1
-    if ranges.size == 0:
-        return np.zeros(len(launches.known), np.bool_)
-    inside = (at >= 0) & (launches.start < ranges.end[np.maximum(at, 0)])
+    at = np.searchsorted(spans.start, launches.start, side="right") - 1
+    inside = (at >= 0) & (launches.start < spans.end[np.maximum(at, 0)])
     result: NDArray[np.bool_] = launches.known & inside
     return result
-
-
-# Rows ---------------------------------------------------------------------------------------------
-
-
-def _named(host: Table, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
-    names = host.coded("name")
-    return names.where([pattern.search(name) is not None for name in names.values])

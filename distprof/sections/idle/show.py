@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from distprof.escape import short_ranks
-from distprof.sections.idle.result import RankIdle
 from distprof.sections.parts import (
     MIN_LOSS_RATIO,
     Part,
@@ -109,7 +107,7 @@ def idle_table(report: Report, *, show_all: bool) -> TableView | None:
     windows = max(report.waterfall.num_steps, 1)
 
     def cause(title: str, field: str) -> Column:
-        return Column(title, partial(_per_window, field=field, windows=windows), form="ns")
+        return Column(title, lambda rank: getattr(rank, field) / windows, form="ns")
 
     return ranks_table(
         "Idle by cause",
@@ -128,12 +126,6 @@ def idle_table(report: Report, *, show_all: bool) -> TableView | None:
         caption=f"per {window_word(report)}"
         + ("; late: share of launches that found the GPU idle" if launched else ""),
     )
-
-
-def _per_window(rank: RankIdle, *, field: str, windows: int) -> float:
-    """Mean of a field per window, ns."""
-    total_ns: int = getattr(rank, field)
-    return total_ns / windows
 
 
 def cpu_pauses_table(report: Report, *, show_all: bool) -> TableView | None:

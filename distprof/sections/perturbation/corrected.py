@@ -44,12 +44,17 @@ class CorrectedTables(msgspec.Struct, frozen=True):
     def load(self, *, every_host_row: bool = False) -> RankTables:
         """Read the tables and move them."""
         tables = self.source.load(every_host_row=every_host_row)
-        host = tables.host
+        host, times = tables.host, self.times
+        start, end = map(times.moved_on_gpu, intervals_of(tables.activity))
+        start[times.events.row], end[times.events.row] = times.start_ns, times.end_ns
+        activity = _between(tables.activity, start, end)
+        if (start[1:] < start[:-1]).any():
+            activity = activity.take(np.argsort(start, kind="stable"))
         return RankTables(
-            activity=_in_order(_activity(tables.activity, self.times)),
-            host=_between(host, *map(self.times.moved, intervals_of(host))),
-            collectives=_collectives(tables.collectives, self.times),
-            steps=_steps(tables.steps, self.times),
+            activity=activity,
+            host=_between(host, *map(times.moved, intervals_of(host))),
+            collectives=_collectives(tables.collectives, times),
+            steps=_steps(tables.steps, times),
             has_host=tables.has_host,
         )
 
@@ -76,20 +81,6 @@ def _rank(rank: Rank, times: RankTimes | None) -> Rank:
 
 def _between(table: Table, start: Int64Array, end: Int64Array) -> Table:
     return table.with_columns(start_ns=start, end_ns=np.maximum(start, end))
-
-
-def _activity(table: Table, times: RankTimes) -> Table:
-    start, end = map(times.moved_on_gpu, intervals_of(table))
-    rows = times.events.row
-    start[rows], end[rows] = times.start_ns, times.end_ns
-    return _between(table, start, end)
-
-
-def _in_order(table: Table) -> Table:
-    start = table["start_ns"]
-    if (start[1:] >= start[:-1]).all():
-        return table
-    return table.take(np.argsort(start, kind="stable"))
 
 
 def _collectives(table: Table, times: RankTimes) -> Table:

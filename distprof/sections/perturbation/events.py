@@ -26,8 +26,7 @@ from distprof.run.tables import (
     main_stream,
 )
 from distprof.schema import ABSENT, Int64Array, Table
-from distprof.sections.idle.gaps import blocking_calls, is_loading
-from distprof.sections.idle.launch_queue import QUEUE, waits_for_room
+from distprof.sections.idle.gaps import QUEUE, blocking_calls, is_loading, waits_for_room
 from distprof.terms import ActivityKind, CollectiveKind
 
 SLACK_NS = 10_000
@@ -123,38 +122,24 @@ def find_events(
     """
     if not tables.has_host or len(tables.host) == 0:
         return None
-    activity = _activities(tables, is_cpu=is_cpu)
+    kind, coded = tables.activity["kind"], tables.host.coded("thread")
     launches = join_launches(tables.activity["correlation"], tables.host)
-    threads = _line(tables, launches, is_cpu=is_cpu)
+    if is_cpu:
+        rows = np.flatnonzero(kind == ActivityKind.COMMUNICATION)
+        threads = distinct(coded.codes[tables.host.coded("category").equals("cpu_op")])
+    else:
+        rows = np.flatnonzero(kind != ActivityKind.ANNOTATION)
+        count = np.bincount(launches.thread[launches.known])
+        threads = np.flatnonzero(count > LEAST_LAUNCHES * max(int(count.sum()), 1)).astype(np.int32)
     if len(threads) == 0:
         return None
-    on_line = np.isin(tables.host.coded("thread").codes, threads)
-    host = tables.host.take(on_line)
+    activity = rows[np.argsort(tables.activity["start_ns"][rows], kind="stable")]
+    host = tables.host.take(np.isin(coded.codes, threads))
     line = _cpu_ranks_line(tables, activity) if is_cpu else _gpu_ranks_line(tables, launches, host)
     return _assembled(rank, tables, host, activity, launches, line, collections, is_cpu=is_cpu)
 
 
 # Which rows ---------------------------------------------------------------------------------------
-
-
-def _activities(tables: RankTables, *, is_cpu: bool) -> Int64Array:
-    """Rows of ACTIVITY that are activities, in order of start."""
-    kind = tables.activity["kind"]
-    chosen = kind == ActivityKind.COMMUNICATION if is_cpu else kind != ActivityKind.ANNOTATION
-    rows = np.flatnonzero(chosen)
-    order: Int64Array = rows[np.argsort(tables.activity["start_ns"][rows], kind="stable")]
-    return order
-
-
-def _line(tables: RankTables, launches: Launches, *, is_cpu: bool) -> NDArray[np.int32]:
-    """Codes of the threads of the training thread's line."""
-    if not is_cpu:
-        of_launch = launches.thread[launches.known]
-        count = np.bincount(of_launch) if len(of_launch) else np.empty(0, np.int64)
-        return np.flatnonzero(count > LEAST_LAUNCHES * max(len(of_launch), 1)).astype(np.int32)
-    host = tables.host
-    operators = host.coded("thread").codes[host.coded("category").equals("cpu_op")]
-    return distinct(operators)
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,12 +178,8 @@ def _gpu_ranks_line(tables: RankTables, launches: Launches, host: Table) -> _Lin
         row=row,
         is_message=np.zeros(len(begin), np.bool_),
         for_room=union(waits_for_room(activity, launches)),
-        loads=_loads(host),
+        loads=union(intervals_of(host.take(np.flatnonzero(is_loading(host))))),
     )
-
-
-def _loads(host: Table) -> Intervals:
-    return union(intervals_of(host.take(np.flatnonzero(is_loading(host)))))
 
 
 def _cpu_ranks_line(tables: RankTables, activity: Int64Array) -> _Line:
@@ -227,7 +208,7 @@ def _cpu_ranks_line(tables: RankTables, activity: Int64Array) -> _Line:
         row=np.concatenate((row, np.full(message.size, ABSENT, np.int64)))[order],
         is_message=np.repeat([False, True], [gaps.size, message.size])[order],
         for_room=EMPTY,
-        loads=_loads(tables.host),
+        loads=union(intervals_of(tables.host.take(np.flatnonzero(is_loading(tables.host))))),
     )
 
 
@@ -247,7 +228,8 @@ def _assembled(
 ) -> RankEvents:
     start, end = (times[activity] for times in intervals_of(tables.activity))
     launch = _launch_times(tables, activity, launches)
-    posts = _posts(tables)
+    # When each message without a transfer time was posted.
+    posts = np.where(tables.collectives["is_timed"], ABSENT, tables.collectives["start_ns"])
     low, high = int(host["start_ns"].min()), int(host["end_ns"].max())
     pauses = subtract(collections, line.waits)
     pauses = Intervals(*(np.clip(part, low, high) for part in pauses))
@@ -274,15 +256,16 @@ def _assembled(
     )
     edges += _wait_edges(line, activity, check, end, index)
     edges.append(_room(launch, launched, end, index))
-    operators, calls = _half_events(host, tables, launches, check)
+    is_call = host.coded("category").isin(("runtime", "driver", "sync"))
+    called = tables.host.take(distinct(launches.row[launches.known]))
     return RankEvents(
         rank=rank,
         is_cpu=is_cpu,
         check_ns=check,
         work_ns=work,
         part=part,
-        half_ops=operators,
-        half_calls=calls,
+        half_ops=_between(host.take(~is_call), check),
+        half_calls=_between(called, check),
         row=activity,
         start_ns=start,
         end_ns=end,
@@ -328,12 +311,6 @@ def _of_collectives(tables: RankTables, activity: Int64Array) -> Int64Array:
     return found
 
 
-def _posts(tables: RankTables) -> Int64Array:
-    """When each message without a transfer time was posted; ABSENT for other collectives."""
-    rows = tables.collectives
-    return np.where(rows["is_timed"], ABSENT, rows["start_ns"])
-
-
 def _parts(
     check: Int64Array, line: _Line, pauses: Intervals
 ) -> tuple[NDArray[np.int8], Int64Array]:
@@ -361,21 +338,9 @@ def _inside(moments: Int64Array, intervals: Intervals) -> NDArray[np.bool_]:
     return result
 
 
-def _half_events(
-    host: Table, tables: RankTables, launches: Launches, check: Int64Array
-) -> tuple[Int64Array, Int64Array]:
-    """Starts and ends of operators, and of launch calls, between checkpoints."""
-    is_call = host.coded("category").isin(("runtime", "driver", "sync"))
-    called = distinct(launches.row[launches.known])
-    return (
-        _between(host["start_ns"][~is_call], host["end_ns"][~is_call], check),
-        _between(tables.host["start_ns"][called], tables.host["end_ns"][called], check),
-    )
-
-
-def _between(start: Int64Array, end: Int64Array, check: Int64Array) -> Int64Array:
-    """Number of times that are before each checkpoint and not before the one before it."""
-    times = np.sort(np.concatenate((start, end)), kind="stable")
+def _between(rows: Table, check: Int64Array) -> Int64Array:
+    """Starts and ends of rows that are before each checkpoint and not before the one before it."""
+    times = np.sort(np.concatenate(intervals_of(rows)), kind="stable")
     before = np.searchsorted(times, check, side="left")
     counts: Int64Array = np.diff(before, prepend=before[:1])
     return counts
@@ -391,7 +356,10 @@ def _activity_edges(
 ) -> tuple[list[tuple[Int64Array, Int64Array, Int64Array]], Int64Array]:
     """Edges to activities from their launch, the one before on the stream, and other streams."""
     count = len(start)
-    before = _before_on_stream(stream, start)
+    order = np.lexsort((start, stream))
+    before = np.full(count, ABSENT, np.int64)
+    same = stream[order[1:]] == stream[order[:-1]]
+    before[order[1:][same]] = order[:-1][same]
     has_before, has_launch = before != ABSENT, launch != ABSENT
     free_ns = np.where(has_before, end[before], ABSENT)
     latency = np.where(has_launch, np.maximum(start - launch, 0), 0)
@@ -420,14 +388,6 @@ def _activity_edges(
     rests = ~(has_launch | has_before | by_other)
     release = np.where(rests | (~has_launch & ~has_before), start, 0)
     return edges, release.astype(np.int64) if count else np.empty(0, np.int64)
-
-
-def _before_on_stream(stream: Int64Array, start: Int64Array) -> Int64Array:
-    order = np.lexsort((start, stream))
-    before = np.full(len(start), ABSENT, np.int64)
-    same = stream[order[1:]] == stream[order[:-1]]
-    before[order[1:][same]] = order[:-1][same]
-    return before
 
 
 def _other_streams(

@@ -12,12 +12,11 @@ from statistics import median
 import msgspec
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from distprof.intervals import EMPTY, Intervals, union
 from distprof.replay import CycleError
 from distprof.run.records import RankRecords, untraced_steps
-from distprof.run.run import Rank, Run, TableSource
+from distprof.run.run import Run, TableSource
 from distprof.run.tables import RankTables, intervals_of
 from distprof.schema import Int64Array, Table
 from distprof.sections.context import LikelySteps, ProbeRecords, RankAnalyses, RankContext
@@ -88,26 +87,26 @@ def measure_untraced(records: RankRecords) -> UntracedSteps | None:
     behind = log["gpu_behind"][kept]
     behind = behind[behind >= 0]
     duration = log["end_ns"] - log["start_ns"]
-    pauses = records.pauses
+    pauses, phases = records.pauses, records.phases
+    traced = np.flatnonzero(log["is_traced"])
+    later = int(traced[-1]) + 2 if len(traced) else len(log)
+    # Waits for input and loads: pauses of a data loader, and phases of a loop of one's own.
+    inputs = [
+        pauses.take(pauses.coded("kind").equals("input")),
+        phases.take(phases.coded("name").equals("input")),
+    ]
     numbers = log["step"][kept & log["is_probed"]]  # paused probes record no pauses
     collected = pauses.take(pauses.coded("kind").equals("gc"))
     return UntracedSteps(
         untraced_ns=duration[kept],
-        later_ns=duration[_later(log)],
+        later_ns=duration[later:],
         light_ns=duration[light],
-        input_ns=_mean_in(_inputs(records), numbers),
+        input_ns=_mean_in(inputs, numbers),
         collection_ns=_mean_in([collected], numbers),
         collections=union(intervals_of(collected)),
         window_cost_ns=_window_cost(log, duration[kept]),
         behind=float(behind.mean()) if len(behind) >= MANY // 3 else None,
     )
-
-
-def _later(log: Table) -> NDArray[np.bool_]:
-    traced = np.flatnonzero(log["is_traced"])
-    last = int(traced[-1]) + 2 if len(traced) else len(log)
-    result: NDArray[np.bool_] = np.arange(len(log)) >= last
-    return result
 
 
 def _window_cost(log: Table, untraced_ns: Int64Array) -> float | None:
@@ -118,15 +117,6 @@ def _window_cost(log: Table, untraced_ns: Int64Array) -> float | None:
     first, last = max(int(traced[0]) - 1, 0), min(int(traced[-1]) + 1, len(log) - 1)
     took = float(log["end_ns"][last] - log["start_ns"][first])
     return max(took - (last - first + 1) * usual[0], 0.0)
-
-
-def _inputs(records: RankRecords) -> list[Table]:
-    """Waits for input and loads: pauses of a data loader, and phases of a loop of one's own."""
-    pauses, phases = records.pauses, records.phases
-    return [
-        pauses.take(pauses.coded("kind").equals("input")),
-        phases.take(phases.coded("name").equals("input")),
-    ]
 
 
 def _mean_in(recorded: Sequence[Table], steps: Int64Array) -> float | None:
@@ -215,12 +205,25 @@ def _correct(
     known = _known_step(untraced, step_ns)
     if known.untraced_ns is None:
         return Correction(run=run, result=known)
-    why = _why_not(run, ranks)
-    if why:
-        return Correction(run=run, result=replace(known, unavailable=(why,)))
-    events = _events_of(ranks, untraced, executor)
-    if len(events) < len(ranks):
+    events: list[RankEvents] = []
+    if not ranks or not run.window.steps:
+        why = "No step was recorded as a whole: the profiler's cost per step is not known."
+    elif sum(rank.quality.num_events for rank in ranks) > MOST_EVENTS:
+        why = "The recording is too large to take the profiler's cost out of it."
+    else:
         why = "The trace lacks the CPU's activity: the profiler's cost is not known."
+        jobs = [
+            _Job(
+                rank=rank.rank,
+                source=rank.tables,
+                is_cpu=rank.device.name == "cpu",
+                collections=untraced[rank.rank].collections if rank.rank in untraced else EMPTY,
+            )
+            for rank in ranks
+        ]
+        results = map(_read, jobs) if executor is None else executor.map(_read, jobs)
+        events = [one for one in results if isinstance(one, RankEvents)]
+    if not events or len(events) < len(ranks):
         return Correction(run=run, result=replace(known, unavailable=(why,)))
     bounds = {rank: np.stack(windows[rank], axis=1) for rank in windows}
     return _corrected(run, events, bounds, known, untraced, known.untraced_ns)
@@ -261,15 +264,6 @@ def _median_of(values: Iterable[float | None]) -> int | None:
     return round(median(known)) if known else None
 
 
-def _why_not(run: Run, ranks: Sequence[Rank]) -> str:
-    """Why the recording cannot be corrected; empty if it can."""
-    if not ranks or not run.window.steps:
-        return "No step was recorded as a whole: the profiler's cost per step is not known."
-    if sum(rank.quality.num_events for rank in ranks) > MOST_EVENTS:
-        return "The recording is too large to take the profiler's cost out of it."
-    return ""
-
-
 class _Job(msgspec.Struct, frozen=True, kw_only=True):
     """The input of a worker."""
 
@@ -277,22 +271,6 @@ class _Job(msgspec.Struct, frozen=True, kw_only=True):
     source: TableSource
     is_cpu: bool
     collections: Intervals
-
-
-def _events_of(
-    ranks: Sequence[Rank], untraced: Mapping[int, UntracedSteps], executor: Mapper | None
-) -> list[RankEvents]:
-    jobs = [
-        _Job(
-            rank=rank.rank,
-            source=rank.tables,
-            is_cpu=rank.device.name == "cpu",
-            collections=untraced[rank.rank].collections if rank.rank in untraced else EMPTY,
-        )
-        for rank in ranks
-    ]
-    results = map(_read, jobs) if executor is None else executor.map(_read, jobs)
-    return [one for one in results if isinstance(one, RankEvents)]
 
 
 def _read(job: _Job) -> RankEvents | None:
@@ -314,7 +292,9 @@ def _corrected(
         why = f"The recording contradicts itself: {error}."
         return Correction(run=run, result=replace(known, unavailable=(why,)))
     lengths = np.stack([np.diff(windows[one.rank], axis=1)[:, 0] for one in events])
-    usual = _usual(lengths)
+    # Windows without other work: those that a typical step without the profiler stands for.
+    mean = lengths.mean(axis=0)
+    usual = mean <= 2 * np.median(mean)
     traced = float(lengths[:, usual].mean())
     steps = len(usual)
     known = replace(
@@ -357,21 +337,12 @@ def _corrected(
 
 
 def _call_ns(known: PerturbationResult) -> float | None:
-    """Cost of a launch according to steps in which launches were recorded, and no operators.
-
-    A GPU that sets the pace hides part of it, so it is used only if it is at least as likely.
-    """
+    """Cost of a launch according to steps in which launches were recorded, and no operators."""
+    # A GPU that sets the pace hides part of it, so it is used only if it is at least as likely.
     if known.light_ns is None or not known.num_launches or not known.untraced_ns:
         return None
     cost = (known.light_ns - known.untraced_ns) / known.num_launches
     return min(cost, MOST_CALL_NS) if cost >= LIKELY.call_ns / 2 else None
-
-
-def _usual(lengths: Int64Array) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Windows without other work: those that a typical step without the profiler stands for."""
-    mean = lengths.mean(axis=0)
-    result: np.ndarray[tuple[int], np.dtype[np.bool_]] = mean <= 2 * np.median(mean)
-    return result
 
 
 def _per_step(halves: Sequence[Int64Array], steps: int) -> int:
@@ -386,27 +357,23 @@ def _factors(
     """Loads and collections as long as in steps without the profiler."""
     found: dict[int, dict[int, float]] = {}
     for one in events:
-        known = untraced.get(one.rank)
-        if known is None:
+        if (known := untraced.get(one.rank)) is None:
             continue
-        of_rank: dict[int, float] = {}
-        traced = _per_window(one, Part.INPUT, windows[one.rank])
+        bounds = windows[one.rank]
+        inside = (one.check_ns > bounds[0, 0]) & (one.check_ns <= bounds[-1, 1])
+        inputs, collections = (  # CPU time, mean per window
+            float(one.work_ns[inside & (one.part == part)].sum()) / len(bounds)
+            for part in (Part.INPUT, Part.COLLECTION)
+        )
+        of_rank = {}
         wanted = known.input_ns
-        if wanted is not None and traced > 0 and max(wanted, traced) > _NOTICED_INPUT_NS:
-            of_rank[Part.INPUT] = wanted / traced
-        traced = _per_window(one, Part.COLLECTION, windows[one.rank])
-        if known.collection_ns and traced > 0:
-            of_rank[Part.COLLECTION] = known.collection_ns / traced
+        if wanted is not None and inputs > 0 and max(wanted, inputs) > _NOTICED_INPUT_NS:
+            of_rank[Part.INPUT] = wanted / inputs
+        if known.collection_ns and collections > 0:
+            of_rank[Part.COLLECTION] = known.collection_ns / collections
         if of_rank:
             found[one.rank] = of_rank
     return found
-
-
-def _per_window(events: RankEvents, part: int, windows: Int64Array) -> float:
-    """CPU time spent in this way inside the windows, mean per window."""
-    inside = (events.check_ns > windows[0, 0]) & (events.check_ns <= windows[-1, 1])
-    chosen = inside & (events.part == part)
-    return float(events.work_ns[chosen].sum()) / len(windows)
 
 
 def rank_likely_steps(

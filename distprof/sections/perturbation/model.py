@@ -116,17 +116,14 @@ class Model:
         self, run: Run | None, events: Sequence[RankEvents], windows: Mapping[int, Int64Array]
     ) -> None:
         self._events = list(events)
-        self._base = self._bases()
+        sizes = [one.num_checkpoints + one.num_activities for one in self._events]
+        self._base = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
         self._windows = [windows[one.rank] for one in self._events]
         self._shift = [
             0 if run is None else int(run.clock.correction(one.rank, one.check_ns[:1])[0])
             for one in self._events
         ]
         self._build(run)
-
-    def _bases(self) -> Int64Array:
-        sizes = [one.num_checkpoints + one.num_activities for one in self._events]
-        return np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
 
     def _build(self, run: Run | None) -> None:
         edges: list[tuple[Int64Array, Int64Array, Int64Array]] = []
@@ -338,10 +335,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     """The cost with which simulated steps take as long as untraced ones."""
 
     cost: Cost  # The cost.
-    factors: Factors  # As given.
     step_ns: float  # Mean simulated step with it.
-    # Mean simulated step without any cost: the recording, if the model is right.
-    repeated_ns: float
     # Whether a higher cost would change nothing: the GPU, or the input, sets the pace.
     is_bound: bool
 
@@ -366,33 +360,30 @@ def fit(
             for a, b in zip(operators, calls, strict=True)
         ]
 
-    def means(tried: Sequence[Cost], of: Factors) -> NDArray[np.float64]:
-        steps = model.steps(model.simulate(tried, of))
+    def means(tried: Sequence[Cost]) -> NDArray[np.float64]:
+        steps = model.steps(model.simulate(tried, factors))
         mean: NDArray[np.float64] = steps[:, usual].mean(axis=(0, 1))
         return mean
 
-    repeated = float(means([Cost()], {})[0])
     most = replace(costs(np.array([float(MOST_NS)]))[0], shrink=LEAST_SHRINK)
-    pace = float(means([most], factors)[0])  # of the GPU, or of the input
+    pace = float(means([most])[0])  # of the GPU, or of the input
     aim = max(target_ns, NEARLY * pace)
     low, high = 0.0, float(MOST_NS)
     for _ in range(4):
         operators = np.linspace(low, high, _TRIED)
-        reached = np.flatnonzero(means(costs(operators), factors) <= aim)
+        reached = np.flatnonzero(means(costs(operators)) <= aim)
         at = int(reached[0]) if len(reached) else _TRIED - 1
         low, high = operators[max(at - 1, 0)], operators[at]
     chosen = costs(np.array([float(high)]))[0]
-    step = float(means([chosen], factors)[0])
+    step = float(means([chosen])[0])
     if step > 1.01 * aim:
         tried = [replace(chosen, shrink=float(s)) for s in np.linspace(1.0, LEAST_SHRINK, _TRIED)]
-        found = means(tried, factors)
+        found = means(tried)
         reached = np.flatnonzero(found <= aim)
         at = int(reached[0]) if len(reached) else int(found.argmin())
         chosen, step = tried[at], float(found[at])
     return Fit(
         cost=chosen,
-        factors=factors,
         step_ns=step,
-        repeated_ns=repeated,
         is_bound=step <= 1.02 * pace,
     )

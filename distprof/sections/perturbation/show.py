@@ -51,36 +51,26 @@ def perturbation_table(report: Report, *, show_all: bool) -> TableView | None:  
     if known.light_ns is not None:
         facts.append(("step with only the GPU recorded", format_duration(known.light_ns)))
     if known.untraced_ns is not None:
-        facts.append(("step without the profiler", _untraced(report)))
+        text = format_duration(known.untraced_ns)
+        if known.untraced_low_ns is not None:
+            low, high = map(format_duration, (known.untraced_low_ns, known.untraced_high_ns))
+            text += f" ({low} to {high}, {known.num_untraced} steps of the {known.origin})"
+        facts.append(("step without the profiler", text))
     if known.is_corrected:
         facts.append(("step in this report", format_duration(known.simulated_ns)))
-        facts.append(("cost of the profiler", _cost(report)))
+        facts.append(("cost of the profiler", _cost(known)))
     if known.window_cost_ns is not None:
         facts.append(("recording cost the job, once", format_duration(known.window_cost_ns)))
     return facts_table("Profiler", tuple(facts), notes=known.unavailable)
 
 
-def _untraced(report: Report) -> str:
-    known = report.perturbation
-    text = format_duration(known.untraced_ns)
-    if known.untraced_low_ns is not None:
-        low, high = map(format_duration, (known.untraced_low_ns, known.untraced_high_ns))
-        text += f" ({low} to {high}, {known.num_untraced} steps of the {known.origin})"
-    return text
-
-
-def _cost(report: Report) -> str:
-    known = report.perturbation
+def _cost(known: PerturbationResult) -> str:
     ratio = "" if known.slowdown_ratio is None else format_ratio(known.slowdown_ratio)
     if known.is_paced_by_gpu:
         each = "unknown per operator, because the GPU or the input sets the pace"
         return f"{ratio} of a step; {each}" if ratio else each
-    parts = [
-        f"{format_duration(known.operator_ns)} for each of {known.num_operators:,} operators",
-    ]
+    text = f"{format_duration(known.operator_ns)} for each of {known.num_operators:,} operators"
     if known.num_launches:
-        parts.append(
-            f"{format_duration(known.call_ns)} for each of {known.num_launches:,} launches"
-        )
-    text = " and ".join(parts)
+        call = format_duration(known.call_ns)
+        text += f" and {call} for each of {known.num_launches:,} launches"
     return f"{text}: {ratio} of a step" if ratio else text

@@ -41,7 +41,7 @@ class PipelinePrediction(Record, frozen=True, kw_only=True):
 
 
 MICRO_BATCHES, SCHEDULE = "micro-batches", "schedule"
-"""Keys of the scenarios with another order of actions (:mod:`distprof.sections.whatif.refill`)."""
+"""Keys of the scenarios with another order of actions (:mod:`distprof.sections.whatif.changes`)."""
 
 
 def refill_key(prediction: PipelinePrediction) -> str:

@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 from distprof.escape import shorten
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import KernelSteps, RankAnalysis
+from distprof.sections.stragglers.evidence import EXPLAINS, Cause, Floats
 from distprof.sections.stragglers.pace import EQUAL_GRIDS, SLOW_DEVICE_SHARE
 from distprof.sections.stragglers.result import STALL
+from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult, WindowSensors
 from distprof.terms import StragglerCause
 from distprof.units import format_duration, format_ratio
 
@@ -42,10 +44,17 @@ GROWTH = 3
 """Highest power of a kernel's thread blocks that its time grows with: attention's grows with the
 second, and some kernels round their blocks."""
 
-EXPLAINS = 0.5
-"""Share of the excess computation that more work must explain."""
+LOWER_CLOCK = 0.97
+"""Clock relative to the peers' median up to which it counts as low."""
 
-_Floats: TypeAlias = NDArray[np.float64]
+MORE_THROTTLED = 0.2
+"""Share of throttled samples above the peers' median from which a GPU counts as throttled."""
+
+HOTTER_C = 8
+"""Degrees above the peers' median from which a temperature is worth a sentence."""
+
+_Figures: TypeAlias = RankTelemetry | WindowSensors
+"""Sensors of the whole run, or of the analysed steps."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,28 +64,16 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     exchanged: float | None = None  # Tokens or bytes in all-to-alls; None if there are none.
 
 
-class Computing(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a rank computes longer."""
-
-    cause: StragglerCause  # Slow device, more work, or unknown.
-    why: str  # The evidence, one sentence.
-    detail: str = ""  # Kind of work, such as :data:`EXPERTS`; empty if unknown.
-    confidence: float = 0.0  # Confidence in the cause, 0 to 1.
-    # Whether counts of kernels, thread blocks or tokens prove more work, and not only kernel
-    # durations.
-    is_counted: bool = False
-
-
 class _Compared(msgspec.Struct, frozen=True, kw_only=True):
     """A rank's kernels in some steps, compared with the same kernels of its peers."""
 
-    ratio: _Floats  # Mean duration over the peers' median, per shared kernel.
-    weight_ns: _Floats  # The peers' time, per shared kernel.
+    ratio: Floats  # Mean duration over the peers' median, per shared kernel.
+    weight_ns: Floats  # The peers' time, per shared kernel.
     count_ratio: float  # Kernels launched over the peers' median, weighted with their time.
     time_ratio: float  # All shared kernels' durations over the peers', at equal counts.
     # Thread blocks per launch over the peers' median, per shared kernel; NaN if they are not
     # recorded.
-    grid_ratio: _Floats
+    grid_ratio: Floats
     # Time in kernels that most peers do not run at all, over the peers' time. Other versions of the
     # peers' kernels, launched equally often, do not count.
     extra_ratio: float = 0.0
@@ -118,63 +115,49 @@ def why_it_computes_longer(
     steps: Sequence[int],
     analyses: Mapping[int, RankAnalysis],
     work: Work,
-) -> Computing:
+) -> Cause:
     """Slow device, more work, or unknown which of the two.
 
-    Args:
-        rank: The late rank.
-        longer: Its computation above its peers', relative to theirs. If this excess is small,
-            kernels need to explain only :data:`EXPLAINS` of it.
-        steps: Indices of the steps in which it was late.
-        analyses: Analyses of the rank and of the ranks that it is compared with.
-        work: Other measures of its work.
+    ``longer`` is its computation above its peers' in the late steps, relative to theirs. If this
+    excess is small, kernels need to explain only :data:`EXPLAINS` of it.
     """
     if work.tokens is not None and work.tokens - 1 >= EXPLAINS * longer:
         why = f"it trains on {work.tokens:.3g} times as many tokens as its peers"
         return _more(why, "tokens")
+    is_busy = (work.exchanged or 0.0) >= MORE_TOKENS
     compared = _compare(rank, steps, analyses)
     if compared is None:
-        return Computing(
-            cause=StragglerCause.UNKNOWN, why="its kernels cannot be compared with its peers'"
-        )
+        why = "its kernels cannot be compared with its peers'"
+        return Cause(StragglerCause.UNKNOWN, (why,))
     if compared.is_larger and compared.time_ratio - 1 >= EXPLAINS * longer:
-        return _larger(compared, work)
+        larger = compared.larger
+        blocks = np.average(compared.grid_ratio[larger], weights=compared.weight_ns[larger])
+        why = f"its slower kernels have {blocks:.2f} times the thread blocks of its peers'"
+        # Tokens of a busy expert enlarge only the experts' kernels, larger inputs all.
+        if is_busy and compared.share(larger) < SLOW_DEVICE_SHARE:
+            return _more(f"{why}; {_exchanges(work)}", EXPERTS)
+        return _more(why, "inputs")
     if compared.extra_ratio >= EXPLAINS * longer:
         share = format_ratio(compared.extra_ratio)
         return _more(f"kernels that its peers do not run add {share} to the kernel time")
-    if (
-        compared.count_ratio >= min(SLOWER, 1 + EXPLAINS * longer)
-        and compared.slower_share < SLOW_DEVICE_SHARE
-    ):
-        return _more(f"it launches {compared.count_ratio:.2f} times as many kernels as its peers")
-    if compared.count_ratio - 1 >= EXPLAINS * longer:
+    is_equally_slower = compared.slower_share >= SLOW_DEVICE_SHARE
+    launches_more = compared.count_ratio >= min(SLOWER, 1 + EXPLAINS * longer)
+    explains = compared.count_ratio - 1 >= EXPLAINS * longer
+    if explains or (launches_more and not is_equally_slower):
         return _more(f"it launches {compared.count_ratio:.2f} times as many kernels as its peers")
     if compared.stall:
         why = f"{compared.stall}, with as many thread blocks as on its peers"
-        return Computing(cause=StragglerCause.SLOW_DEVICE, why=why, detail=STALL, confidence=0.8)
+        return Cause(StragglerCause.SLOW_DEVICE, (why,), detail=STALL, confidence=0.8)
     if compared.time_ratio < min(SLOWER, 1 + EXPLAINS * longer):
         return _more("its kernels are as fast as its peers', so it has more work")
     return _by_kernels(compared, work)
 
 
-def _more(why: str, detail: str = "") -> Computing:
-    return Computing(
-        cause=StragglerCause.MORE_WORK, why=why, detail=detail, confidence=0.95, is_counted=True
-    )
+def _more(why: str, detail: str = "") -> Cause:
+    return Cause(StragglerCause.MORE_WORK, (why,), detail, 0.95, is_counted=True)
 
 
-def _larger(compared: _Compared, work: Work) -> Computing:
-    """Larger inputs, or a busy expert, whose tokens enlarge only the experts' kernels."""
-    larger = compared.larger
-    blocks = np.average(compared.grid_ratio[larger], weights=compared.weight_ns[larger])
-    why = f"its slower kernels have {blocks:.2f} times the thread blocks of its peers'"
-    if (work.exchanged or 0.0) >= MORE_TOKENS and compared.share(larger) < SLOW_DEVICE_SHARE:
-        text = f"its experts exchange {work.exchanged:.2f} times the tokens of its peers"
-        return _more(f"{why}; {text}", EXPERTS)
-    return _more(why, "inputs")
-
-
-def _by_kernels(compared: _Compared, work: Work) -> Computing:
+def _by_kernels(compared: _Compared, work: Work) -> Cause:
     """Judge by the share of kernel time that is equally slower, and by the known work."""
     slower_share = compared.slower_share
     text = (
@@ -182,21 +165,22 @@ def _by_kernels(compared: _Compared, work: Work) -> Computing:
         f"peers, equally in {format_ratio(slower_share)} of the kernel time"
     )
     if slower_share >= SLOW_DEVICE_SHARE:
-        return Computing(
-            cause=StragglerCause.SLOW_DEVICE, why=text, confidence=min(slower_share, 0.99)
-        )
-    if work.exchanged is not None and work.exchanged >= MORE_TOKENS:
-        why = f"its experts exchange {work.exchanged:.2f} times the tokens of its peers"
-        return _more(f"{text}; {why}", EXPERTS)
+        return Cause(StragglerCause.SLOW_DEVICE, (text,), confidence=min(slower_share, 0.99))
+    if (work.exchanged or 0.0) >= MORE_TOKENS:
+        return _more(f"{text}; {_exchanges(work)}", EXPERTS)
     if _is_equal(compared, work):
         what = "thread blocks" if work.tokens is None else "tokens"
         why = f"{text}; kernel counts and {what} are equal, so the hardware is slower"
-        return Computing(cause=StragglerCause.SLOW_DEVICE, why=why, confidence=0.8)
+        return Cause(StragglerCause.SLOW_DEVICE, (why,), confidence=0.8)
     if slower_share >= PARTLY:
         why = f"{text}: slower hardware or more work"
-        return Computing(cause=StragglerCause.UNKNOWN, why=why)
+        return Cause(StragglerCause.UNKNOWN, (why,))
     why = f"{text}: larger inputs, not slower hardware"
-    return Computing(cause=StragglerCause.MORE_WORK, why=why, confidence=1 - slower_share)
+    return Cause(StragglerCause.MORE_WORK, (why,), confidence=1 - slower_share)
+
+
+def _exchanges(work: Work) -> str:
+    return f"its experts exchange {work.exchanged:.2f} times the tokens of its peers"
 
 
 def _is_equal(compared: _Compared, work: Work) -> bool:
@@ -296,3 +280,53 @@ def _of_steps(kernels: KernelSteps, steps: Sequence[int]) -> dict[str, tuple[int
         for name, number, ns, num_blocks in zip(kernels.names, *columns, strict=True)
         if number
     }
+
+
+# Sensors ------------------------------------------------------------------------------------------
+
+
+def sensed_difference(
+    rank: int, peers: Sequence[int], telemetry: TelemetryResult | None
+) -> tuple[tuple[str, ...], str]:
+    """Sentences on throttling, clock and temperature that differ from the peers', and the detail.
+
+    The detail is ``throttled``, ``low_clocks`` or empty.
+    """
+    rows = {row.rank: row for row in telemetry.ranks} if telemetry is not None else {}
+    others = [rows[peer] for peer in peers if peer != rank and peer in rows]
+    if rank not in rows or not others:
+        return (), ""
+    # Throttling before or after the analysed steps does not explain why these were slow.
+    own: _Figures = rows[rank].in_steps or rows[rank]
+    compared: Sequence[_Figures] = [row.in_steps for row in others if row.in_steps is not None]
+    if own is rows[rank] or not compared:
+        own, compared = rows[rank], others
+
+    def usual(field: str) -> float | None:
+        figures = [number for row in compared if (number := getattr(row, field)) is not None]
+        return float(np.median(figures)) if figures else None
+
+    texts, details = [], []
+    share, median = own.throttled_ratio, usual("throttled_ratio")
+    if share is not None and median is not None and share - median >= MORE_THROTTLED:
+        reasons = own.throttle_reasons
+        named = ", ".join(sorted(reasons, key=lambda reason: -reasons[reason]))
+        details.append("throttled")
+        texts.append(
+            f"its GPU is throttled in {format_ratio(share)} of the samples "
+            f"({named or 'reason unknown'}), compared with a median of {format_ratio(median)} on "
+            "its peers"
+        )
+    clock, median = own.sm_clock_mhz_median, usual("sm_clock_mhz_median")
+    if clock is not None and median and clock <= LOWER_CLOCK * median:
+        details.append("low_clocks")
+        texts.append(
+            f"its clock is {clock} MHz, compared with a median of {median:.0f} MHz on its peers"
+        )
+    heat, median = own.temperature_c_max, usual("temperature_c_max")
+    if heat is not None and median is not None and heat >= median + HOTTER_C:
+        texts.append(
+            f"its temperature reaches {heat} °C, compared with a median of {median:.0f} °C on its "
+            "peers"
+        )
+    return tuple(texts), next(iter(details), "")

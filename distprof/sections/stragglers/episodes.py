@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -110,71 +111,58 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_episodes(values: _Floats, group: Sequence[int], limits: Limits) -> Iterator[Episode]:
-    """Episodes among ranks that can be compared.
-
-    Args:
-        values: Own time, shape ``(P, S)``, ns.
-        group: Positions of the ranks to compare.
-        limits: The smallest excess worth reporting.
-    """
-    chosen = values[list(group)]
+    """Episodes among the ranks of a group, from own time in ns, shape ``(P, S)``."""
+    chosen, rows = values[list(group)], np.asarray(group)
     if chosen.shape[0] < 2 or chosen.shape[1] < MIN_STEPS:
         return
     slow = _slow_set(chosen, limits)
-    others = np.median(chosen[~slow], axis=0)
-    beyond = chosen - others
+    beyond = chosen - np.median(chosen[~slow], axis=0)
     rest = ~slow
+
+    def lasting(mine: NDArray[Any], since: int | None, chance: float) -> Episode:
+        excess = np.zeros(values.shape)
+        excess[rows[mine], since:] = np.maximum(beyond[mine, since:], 0)
+        pattern = StragglerPattern.PERSISTENT
+        return Episode(pattern=pattern, excess_ns=excess, since=since, chance=chance)
+
     if slow.any():
-        yield _lasting(values.shape, group, beyond, slow, limits)
+        since = _begins(beyond[slow].mean(axis=0), limits)
+        shift = beyond + np.median(beyond[rest])
+        yield lasting(slow, since, _chance(shift, slow, limits) if since is None else 0.0)
     for row in np.flatnonzero(rest).tolist():
         since = _begins(beyond[row], limits)
         if since is not None:
-            alone = np.zeros(len(group), dtype=np.bool_)
-            alone[row] = True
             rest[row] = False
-            yield _since(values.shape, group, beyond, alone, since)
-    yield from _in_some_steps(values.shape, group, beyond, rest, limits)
+            yield lasting(np.array([row]), since, 0.0)
+    yield from _in_some_steps(values.shape, rows, beyond, rest, limits)
 
 
 def find_noisy_node(
     values: _Floats, nodes: Sequence[tuple[int, ...]], least_ns: float
 ) -> Episode | None:
-    """The one node whose ranks all lose time, each in other steps.
-
-    Args:
-        values: Own time, shape ``(P, S)``, ns.
-        nodes: Positions of the ranks of each node.
-        least_ns: The smallest mean excess worth reporting.
-    """
+    """The one node whose ranks all lose time, each in other steps, from their own time in ns."""
     found = []
-    for node in nodes:
+    for node in map(list, nodes):
         rest = np.setdiff1d(np.arange(len(values)), node)
         if len(node) < 2 or len(rest) < 2 or values.shape[1] < MIN_STEPS:
             continue
         beyond = values - np.median(values[rest], axis=0)
-        mine, others = beyond[list(node)], beyond[rest].mean(axis=1)
+        mine, others = beyond[node], beyond[rest].mean(axis=1)
         each = mine.mean(axis=1)
+        # Stalls of chance length have heavy tails, so that their mean may be chance where it is not
+        # chance in how many steps one of the ranks is the latest of all.
+        latest = int((values[node].max(axis=0) > values[rest].max(axis=0)).sum())
         chance = len(nodes) * min(
             float(chance_of_mean(mine.reshape(1, -1))[0]),
-            _chance_of_latest(values[list(node)], values[rest]),
+            chance_of_hits(latest, values.shape[1], len(node) / len(values)),
         )
         is_all = each.min() >= max(LEAST_OF_NODE * each.mean(), OVER_OTHERS * others.max())
         if is_all and each.mean() >= least_ns and chance <= CHANCE:
             excess = np.zeros(values.shape)
-            excess[list(node)] = np.maximum(mine, 0)
+            excess[node] = np.maximum(mine, 0)
             pattern = StragglerPattern.PERSISTENT
             found.append(Episode(pattern=pattern, excess_ns=excess, chance=chance))
     return found[0] if len(found) == 1 else None
-
-
-def _chance_of_latest(mine: _Floats, others: _Floats) -> float:
-    """Probability that some equal rank of these is the latest in as many steps as one of them is.
-
-    Stalls of chance length have heavy tails, so that their mean may be chance where their order is
-    not.
-    """
-    latest = int((mine.max(axis=0) > others.max(axis=0)).sum())
-    return chance_of_hits(latest, mine.shape[1], len(mine) / (len(mine) + len(others)))
 
 
 def _slow_set(values: _Floats, limits: Limits) -> NDArray[np.bool_]:
@@ -185,27 +173,24 @@ def _slow_set(values: _Floats, limits: Limits) -> NDArray[np.bool_]:
     order = np.argsort(level, kind="stable")
     ordered = level[order]
     error = SIGMA * float(np.median(abs(apart - level[:, None]))) / np.sqrt(values.shape[1])
-    best = np.zeros(number, dtype=np.bool_)
-    sizes = np.arange(number // 2, 0, -1)
-    fast = number - sizes  # number of ranks that are not slow, first in order
+    fast = np.arange(number - number // 2, number)  # number of ranks that are not slow, in order
     gap = ordered[fast] - ordered[fast - 1]
     above = ordered[fast] - (ordered[(fast - 1) // 2] + ordered[fast // 2]) / 2
     wide = gap >= np.maximum(GAP * above, BEYOND_NOISE * error)
-    for size in sizes[wide & (above >= limits.lasting_ns)].tolist():
-        slow = np.zeros(number, dtype=np.bool_)
-        slow[order[number - size :]] = True
+    slow = np.zeros(number, dtype=np.bool_)
+    for first in fast[wide & (above >= limits.lasting_ns)].tolist():
+        slow[:] = False
+        slow[order[first:]] = True
         if _chance(values, slow, limits) <= CHANCE:
             return slow
-    return best
+    return np.zeros(number, dtype=np.bool_)
 
 
 def _chance(values: _Floats, slow: NDArray[np.bool_], limits: Limits) -> float:
-    """Probability that equal ranks show the set.
-
-    It is the smaller result of two tests: the t test of the set, which allows for different noise
-    of ranks and does not count if the steps of one of its ranks may be chance, and a test with the
-    noise of all ranks together, which is known well even after few steps.
-    """
+    """Probability that equal ranks show the set."""
+    # It is the smaller result of two tests: the t test of the set, which allows for different noise
+    # of ranks and does not count if the steps of one of its ranks may be chance, and a test with
+    # the noise of all ranks together, which is known well even after few steps.
     more = values[slow] - np.median(values[~slow], axis=0)
     number = limits.tests * len(values)
     pooled = _by_pooled_noise(values, float(more.mean(axis=1).min()))
@@ -216,10 +201,8 @@ def _chance(values: _Floats, slow: NDArray[np.bool_], limits: Limits) -> float:
 
 
 def _by_pooled_noise(values: _Floats, level: float) -> float:
-    """Probability of a rank's mean at this level, under normal noise estimated from all ranks.
-
-    1 if there are too few values to estimate the noise.
-    """
+    """Probability of a rank's mean at this level, under normal noise estimated from all ranks."""
+    # 1 if there are too few values to estimate the noise.
     apart = values - np.median(values, axis=0)
     rest = apart - apart.mean(axis=1, keepdims=True)
     ranks, steps = values.shape
@@ -228,38 +211,6 @@ def _by_pooled_noise(values: _Floats, level: float) -> float:
         return 1.0
     error = math.sqrt(float((rest**2).sum()) / freedom / steps)
     return math.erfc(level / max(error, 1e-9) / math.sqrt(2))
-
-
-def _lasting(
-    shape: tuple[int, ...],
-    group: Sequence[int],
-    beyond: _Floats,
-    slow: NDArray[np.bool_],
-    limits: Limits,
-) -> Episode:
-    since = _begins(beyond[slow].mean(axis=0), limits)
-    if since is not None:
-        return _since(shape, group, beyond, slow, since)
-    excess = np.zeros(shape)
-    rows = np.asarray(group)[slow]
-    excess[rows] = np.maximum(beyond[slow], 0)
-    shift = beyond + np.median(beyond[~slow])
-    chance = _chance(shift, slow, limits)
-    return Episode(pattern=StragglerPattern.PERSISTENT, excess_ns=excess, chance=chance)
-
-
-def _since(
-    shape: tuple[int, ...],
-    group: Sequence[int],
-    beyond: _Floats,
-    rows: NDArray[np.bool_],
-    since: int,
-) -> Episode:
-    excess = np.zeros(shape)
-    mine = np.maximum(beyond[rows], 0)
-    mine[:, :since] = 0
-    excess[np.asarray(group)[rows]] = mine
-    return Episode(pattern=StragglerPattern.PERSISTENT, excess_ns=excess, since=since)
 
 
 def _begins(series: _Floats, limits: Limits) -> int | None:
@@ -282,7 +233,7 @@ def _begins(series: _Floats, limits: Limits) -> int | None:
 
 def _in_some_steps(
     shape: tuple[int, ...],
-    group: Sequence[int],
+    group: NDArray[Any],
     beyond: _Floats,
     rest: NDArray[np.bool_],
     limits: Limits,
@@ -290,8 +241,7 @@ def _in_some_steps(
     apart = beyond - np.quantile(beyond, USUAL, axis=1, keepdims=True)
     about = beyond - np.median(beyond, axis=1, keepdims=True)
     noise = SIGMA * float(np.median(abs(about[rest]))) if rest.any() else 0.0
-    threshold = max(limits.again_ns, BEYOND_NOISE * noise)
-    high = (apart >= threshold) & rest[:, None]
+    high = (apart >= max(limits.again_ns, BEYOND_NOISE * noise)) & rest[:, None]
     high &= 2 * high.sum(axis=0) <= len(group)
     num_high = high.sum(axis=1)
     named = (high & (apart >= limits.cell_ns)).any(axis=1)
@@ -299,13 +249,12 @@ def _in_some_steps(
     named |= often & (num_high >= MIN_AGAIN)
     involved = np.flatnonzero(named & (num_high < LONG * beyond.shape[1]))
     total = np.zeros(shape)
-    for row in involved.tolist():
-        total[group[row]] = np.where(high[row], beyond[row], 0)
+    total[group[involved]] = np.where(high, beyond, 0)[involved]
     most = total.sum(axis=1).max(initial=0.0)
     if len(involved) >= MIN_ROTATING and most < EVEN * total.sum():
         yield Episode(pattern=StragglerPattern.ROTATING, excess_ns=total)
         return
-    for row in involved.tolist():
+    for row in group[involved]:
         excess = np.zeros(shape)
-        excess[group[row]] = total[group[row]]
+        excess[row] = total[row]
         yield Episode(pattern=StragglerPattern.TRANSIENT, excess_ns=excess)

@@ -16,9 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from distprof.join.blocks import blocks_of, index_type, positions_by_code
 from distprof.run.run import Rank
@@ -46,79 +44,39 @@ def find_roots(
 ) -> tuple[Int64Array, Int64Array]:
     """For each instance, the one whose last member is to blame for it: itself or an earlier one.
 
-    Args:
-        index: Rows of the analysed ranks.
-        members: Members of the matched instances.
-        start_ns: Start of each row on the common clock.
-        exposed_wait_ns: Exposed wait of each row of a rank; negative if unknown.
-        exposed_transfer_ns: Exposed transfer of each row of a rank.
-        unseen_ns: For each row of a rank, how long it was held up in groups with a rank that was
-            not recorded, since the row's own group last met.
+    Rows are those of the analysed ranks: starts on the common clock, and by rank the exposed waits
+    (negative if unknown), exposed transfers, and how long each row was held up in groups with a
+    rank that was not recorded, since its own group last met.
 
     Returns:
         The instances to blame, int64, -1 if a transfer is to blame, :data:`UNRECORDED` if that may
-        be waiting for a rank that was not recorded; and the row of the last member
-        of each instance, -1 for an instance without members.
+        be waiting for a rank that was not recorded; and the row of each instance's last member, -1
+        without members.
     """
-    waited = index.column(lambda rank: since_meeting(rank, exposed_wait_ns(rank)))
-    moved = index.column(lambda rank: since_meeting(rank, exposed_transfer_ns(rank)))
-    unseen = index.column(unseen_ns)
-    last = _last_members(members, start_ns, waited, moved, unseen)
-    del waited, moved, unseen
-    source = _longest_wait(index, members, exposed_wait_ns, last)
-    # Pointers lead back in time, so following them ends.
-    source = np.where((source >= 0) & (last.start_ns[source] < last.start_ns), source, -1)
-    root = _follow(source)
-    held_up = np.where(last.unseen[root], UNRECORDED, -1)
-    return np.where(last.held_up[root], held_up, root), last.row
-
-
-class _Last(msgspec.Struct, frozen=True, kw_only=True):
-    """Per instance: row and start of its last member, and the origin of its lateness.
-
-    ``inherited``: earlier waiting. ``held_up``: transfers instead. ``unseen``: transfers in groups
-    with a rank that was not recorded.
-    """
-
-    row: Int64Array
-    start_ns: Int64Array
-    inherited: NDArray[np.bool_]
-    held_up: NDArray[np.bool_]
-    unseen: NDArray[np.bool_]
-
-
-def _last_members(
-    members: Members,
-    start_ns: Int64Array,
-    waited: Int64Array,
-    moved: Int64Array,
-    unseen: Int64Array,
-) -> _Last:
-    row = np.full(members.count, -1, dtype=np.int64)
-    last_start = np.zeros(members.count, dtype=np.int64)
-    inherited = np.zeros(members.count, dtype=np.bool_)
-    held_up, lacking = inherited.copy(), inherited.copy()
+    reasons = (
+        index.column(lambda rank: since_meeting(rank, exposed_wait_ns(rank))),
+        index.column(lambda rank: since_meeting(rank, exposed_transfer_ns(rank))),
+        index.column(unseen_ns),
+    )
+    last_row = np.full(members.count, -1, dtype=np.int64)
+    last_ns = np.zeros(members.count, dtype=np.int64)
+    waited, moved, unseen = explains = np.zeros((len(reasons), members.count), dtype=np.bool_)
     for instances, positions in by_size(members.offsets):
         rows = members.row[positions]
-        start, before = start_ns[rows], waited[rows]
+        start = start_ns[rows]
         at = (np.arange(len(rows)), start.argmax(axis=1))
         late = start[at] - np.median(start, axis=1)
-        row[instances] = rows[at]
-        last_start[instances] = start[at]
-        inherited[instances] = _explains(before, at, late)
-        held_up[instances] = _explains(moved[rows], at, late)
-        lacking[instances] = _explains(unseen[rows], at, late)
-    held_up = (held_up | lacking) & ~inherited
-    return _Last(row=row, start_ns=last_start, inherited=inherited, held_up=held_up, unseen=lacking)
-
-
-def _explains(
-    times: Int64Array, at: tuple[Int64Array, Int64Array], late: NDArray[np.float64]
-) -> NDArray[np.bool_]:
-    """Whether the last member's time above the median explains its lateness."""
-    more = times[at] - np.median(times, axis=1)
-    result: NDArray[np.bool_] = (late > 0) & (more >= INHERITED * late)
-    return result
+        last_row[instances], last_ns[instances] = rows[at], start[at]
+        for times, reason in zip(reasons, explains, strict=True):
+            of_rows = times[rows]
+            more = of_rows[at] - np.median(of_rows, axis=1)
+            reason[instances] = (late > 0) & (more >= INHERITED * late)
+    del reasons
+    source = _longest_wait(index, members, exposed_wait_ns, last_row, np.flatnonzero(waited))
+    # Pointers lead back in time, so following them ends.
+    root = _follow(np.where((source >= 0) & (last_ns[source] < last_ns), source, -1))
+    held_up = (moved | unseen) & ~waited
+    return np.where(held_up[root], np.where(unseen[root], UNRECORDED, -1), root), last_row
 
 
 def since_meeting(rank: Rank, exposed_ns: Int64Array) -> Int64Array:
@@ -140,11 +98,14 @@ def _previous_of_group(rank: Rank) -> Int64Array:
 
 
 def _longest_wait(
-    index: RowIndex, members: Members, exposed_wait_ns: _OfRank, last: _Last
+    index: RowIndex,
+    members: Members,
+    exposed_wait_ns: _OfRank,
+    last_row: Int64Array,
+    inherited: Int64Array,
 ) -> Int64Array:
     """For each inherited instance, the instance in which its last member had waited longest."""
     result = np.full(members.count, -1, dtype=np.int64)
-    inherited = np.flatnonzero(last.inherited)
     if not len(inherited):
         return result
     instance_of_row = np.full(len(index), -1, dtype=index_type(members.count))
@@ -152,15 +113,14 @@ def _longest_wait(
     for low, high in blocks_of(members.offsets):
         rows = members.row[members.offsets[low] : members.offsets[high]]
         instance_of_row[rows] = np.repeat(np.arange(low, high), sizes[low:high])
-    rank_of = np.searchsorted(index.base, last.row[inherited], side="right") - 1
+    rank_of = np.searchsorted(index.base, last_row[inherited], side="right") - 1
     for position, mine in enumerate(positions_by_code(rank_of)):
-        if not len(mine):
-            continue
-        chosen, rank, base = inherited[mine], index.ranks[position], int(index.base[position])
-        high = last.row[chosen] - base
-        low = _previous_of_group(rank)[high] + 1
-        longest = range_argmax(np.maximum(exposed_wait_ns(rank), 0), low, high)
-        result[chosen] = instance_of_row[base + longest]
+        if len(mine):
+            chosen, rank, base = inherited[mine], index.ranks[position], int(index.base[position])
+            high = last_row[chosen] - base
+            low = _previous_of_group(rank)[high] + 1
+            longest = range_argmax(np.maximum(exposed_wait_ns(rank), 0), low, high)
+            result[chosen] = instance_of_row[base + longest]
     return result
 
 

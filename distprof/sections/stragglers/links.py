@@ -15,14 +15,13 @@ the others, the network was slow for all of them, and no link is blamed.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from distprof.run.run import Rank, Run
-from distprof.run.topology import ProcessGroup
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import RankAnalysis
 from distprof.sections.matched import (
@@ -34,7 +33,10 @@ from distprof.sections.matched import (
     transfer_of,
 )
 from distprof.sections.stragglers.result import SlowLink, SlowTransfers
+from distprof.sections.stragglers.sets import axis_of
 from distprof.terms import CollectiveKind
+
+_Floats = NDArray[np.float64]
 
 SLOWER = 1.15
 """Transfer relative to that of the other groups from which a link counts as slow."""
@@ -69,14 +71,7 @@ def find_slow_links(
     wait_ends: Mapping[int, Int64Array],
     mean_step_ns: float,
 ) -> tuple[SlowLink, ...]:
-    """Slow links, most expensive first; one entry per set of ranks and time.
-
-    Args:
-        run: The recording.
-        analyses: Per-rank analyses by rank.
-        wait_ends: When the last member of each collective started, on each rank's own clock.
-        mean_step_ns: Mean step, which shares refer to.
-    """
+    """Slow links, most expensive first; one entry per set of ranks and time."""
     transfers = _transfers(run, analyses, wait_ends)
     if transfers is None:
         return ()
@@ -113,7 +108,7 @@ class _Transfers(msgspec.Struct, frozen=True, kw_only=True):
 
     def by_cell(self) -> tuple[Int64Array, Int64Array]:
         """Order by cell and length, and where each cell begins in it."""
-        keys = (self.place, self.group, self.kind, self.bytes)
+        keys = [getattr(self, name) for name in _CELL]
         order = np.lexsort((self.length_ns, *keys))
         changes = [np.diff(key[order]) != 0 for key in keys]
         first = np.concatenate(([0], np.flatnonzero(np.any(changes, axis=0)) + 1))
@@ -123,10 +118,10 @@ class _Transfers(msgspec.Struct, frozen=True, kw_only=True):
 class _Cells(msgspec.Struct, frozen=True, kw_only=True):
     """Transfers by ranks, kind and size; arrays of equal length."""
 
-    place: Int64Array  # Place of the ranks, from :func:`~distprof.sections.matched.places`.
-    group: Int64Array  # Index of the process group.
-    kind: Int64Array  # A CollectiveKind.
-    bytes: Int64Array  # Size, ABSENT if unknown.
+    place: Int64Array  # As in :class:`_Transfers`.
+    group: Int64Array
+    kind: Int64Array
+    bytes: Int64Array
     count: Int64Array  # Number of transfers.
     median_ns: Int64Array  # Median of the transfers.
     least_ns: Int64Array  # The transfer at :data:`LEAST_QUANTILE`.
@@ -139,10 +134,7 @@ class _Cells(msgspec.Struct, frozen=True, kw_only=True):
         count = np.diff(np.append(first, len(order)))
         ordered = transfers.length_ns[order]
         return _Cells(
-            place=transfers.place[order[first]],
-            group=transfers.group[order[first]],
-            kind=transfers.kind[order[first]],
-            bytes=transfers.bytes[order[first]],
+            **{name: getattr(transfers, name)[order[first]] for name in _CELL},
             count=count,
             median_ns=ordered[first + (count - 1) // 2],
             least_ns=ordered[first + (LEAST_QUANTILE * (count - 1)).astype(np.int64)],
@@ -151,25 +143,31 @@ class _Cells(msgspec.Struct, frozen=True, kw_only=True):
 
     def keys(self) -> Iterator[tuple[int, ...]]:
         """What each cell is."""
-        columns = (self.place, self.group, self.kind, self.bytes)
-        return zip(*(column.tolist() for column in columns), strict=True)
+        return zip(*(getattr(self, name).tolist() for name in _CELL), strict=True)
+
+
+_CELL = ("place", "group", "kind", "bytes")
 
 
 def _transfers(
     run: Run, analyses: Mapping[int, RankAnalysis], wait_ends: Mapping[int, Int64Array]
 ) -> _Transfers | None:
-    index = RowIndex.of(run, analyses)
-    members = index.members(run.matches)
+    def exposed(rank: Rank) -> Int64Array:
+        analysis = analyses[rank.rank]
+        return (analysis.exposed_ns - np.maximum(analysis.exposed_wait_ns, 0)).astype(np.int64)
+
+    index, matches = RowIndex.of(run, analyses), run.matches
+    members = index.members(matches)
     step = index.column(lambda rank: analyses[rank.rank].collective_step)
     chosen = _chosen(run, step, members)
     if len(chosen) == 0:
         return None
     lengths, exposed_ns = (
         segment_median(index.column(of), members.offsets, members.row)[chosen]
-        for of in _columns(analyses, wait_ends)
+        for of in (lambda rank: transfer_of(rank, wait_ends), exposed)
     )
     known = lengths >= 0
-    chosen, matches = chosen[known], run.matches
+    chosen = chosen[known]
     if len(chosen) == 0:
         return None
     return _Transfers(
@@ -202,39 +200,13 @@ _BY_CONTENT = (CollectiveKind.ALL_TO_ALL, CollectiveKind.BARRIER)
 """Kinds whose duration depends on the content, or that send nothing."""
 
 
-def _columns(
-    analyses: Mapping[int, RankAnalysis], wait_ends: Mapping[int, Int64Array]
-) -> Iterator[Callable[[Rank], Int64Array]]:
-    """Transfer of each row of a rank, ABSENT if unknown, and the exposed part of it."""
-
-    def exposed(rank: Rank) -> Int64Array:
-        analysis = analyses[rank.rank]
-        rest = analysis.exposed_ns - np.maximum(analysis.exposed_wait_ns, 0)
-        return rest.astype(np.int64)
-
-    yield from (lambda rank: transfer_of(rank, wait_ends), exposed)
-
-
-def _by_class(run: Run, cells: _Cells, least: int) -> Iterator[list[int]]:
-    """Cells of the same kind and size, on groups of the same size, axis and number of nodes."""
-    found: dict[tuple[int, int, _Looks], list[int]] = {}
-    for cell in np.flatnonzero(cells.count >= least).tolist():
-        looks = _looks(run, int(cells.place[cell]), int(cells.group[cell]))
-        found.setdefault((int(cells.kind[cell]), int(cells.bytes[cell]), looks), []).append(cell)
-    yield from found.values()
-
-
 _Looks = tuple[int, str, int]
 
 
 def _looks(run: Run, place: int, group: int) -> _Looks:
     """Size, axis and number of nodes of a group: groups that look the same do the same work."""
     ranks = ranks_at(place, run.topology.groups)
-    return len(ranks), _axis(run.topology.groups[group]), len(_nodes(run, ranks))
-
-
-def _axis(group: ProcessGroup) -> str:
-    return group.axis.value if group.axis is not None else group.description
+    return len(ranks), axis_of(run.topology.groups[group]), len(_nodes(run, ranks))
 
 
 def _nodes(run: Run, ranks: tuple[int, ...]) -> tuple[str, ...]:
@@ -280,7 +252,12 @@ def _slower_than_others(
     run: Run, cells: _Cells, steps: tuple[int, ...] = (), least_ratio: float = SLOWER
 ) -> Iterator[_Slow]:
     """Cells that are slower than the others of their class; at most half of them can be."""
-    for members in _by_class(run, cells, 1 if steps else MIN_INSTANCES):
+    # A class is the same kind and size, on groups of the same size, axis and number of nodes.
+    classes: defaultdict[tuple[int, int, _Looks], list[int]] = defaultdict(list)
+    for cell in np.flatnonzero(cells.count >= (1 if steps else MIN_INSTANCES)).tolist():
+        looks = _looks(run, int(cells.place[cell]), int(cells.group[cell]))
+        classes[int(cells.kind[cell]), int(cells.bytes[cell]), looks].append(cell)
+    for members in classes.values():
         medians = cells.median_ns[members]
         if len(members) < 2:
             continue
@@ -291,8 +268,7 @@ def _slower_than_others(
             if usual > 0 and median >= least_ratio * usual and cells.least_ns[cell] > usual
         ]
         others = tuple(int(cells.place[cell]) for cell in members if cell not in set(slow))
-        for cell in slow:
-            yield _Slow.of(cells, cell, usual, others=others, steps=steps)
+        yield from (_Slow.of(cells, cell, usual, others=others, steps=steps) for cell in slow)
 
 
 # Slow for a time ----------------------------------------------------------------------------------
@@ -303,73 +279,57 @@ def _for_a_time(
 ) -> Iterator[list[_Slow]]:
     """Transfers that are slow in some steps only, those of the same time together."""
     events: list[list[_Slow]] = []
-    paces = _Paces.of(transfers, len(steps))
-    for rows in paces.alike(run):
-        axis_ns = _lower_median(paces.ratio[rows])
-        if when := _slow_steps(axis_ns):
-            inside = np.isin(transfers.place, paces.place[rows])
+    places_seen, groups, paces = _paces(transfers, len(steps))
+    alike: defaultdict[_Looks, list[int]] = defaultdict(list)
+    for row, (place, group) in enumerate(zip(places_seen, groups, strict=True)):
+        alike[_looks(run, place, group)].append(row)
+    for rows in alike.values():
+        axis_pace = _lower_median(paces[rows])
+        if when := _slow_steps(axis_pace):
+            inside = np.isin(transfers.place, [places_seen[row] for row in rows])
             yield list(_slower_than_before(transfers.only(inside), when, steps))
-        for row in rows:
-            place = int(paces.place[row])
-            ratio = np.divide(paces.ratio[row], axis_ns, where=axis_ns > 0, out=axis_ns * np.nan)
-            when = _slow_steps(ratio) if len(rows) > 1 else ()
-            if when and place not in lasting:
+        for row in rows if len(rows) > 1 else ():
+            pace = paces[row]
+            ratio = np.divide(pace, axis_pace, where=axis_pace > 0, out=np.full(len(pace), np.nan))
+            when = _slow_steps(ratio)
+            if when and places_seen[row] not in lasting:
                 named = tuple(steps[step] for step in when)
                 cells = _Cells.of(transfers.only(np.isin(transfers.step, when)))
                 found = _slower_than_others(run, cells, named, FOR_A_TIME)
-                _put(events, [one for one in found if one.place == place])
+                _put(events, [one for one in found if one.place == places_seen[row]])
     yield from events
 
 
-class _Paces(msgspec.Struct, frozen=True, kw_only=True):
-    """How long transfers take in each step, relative to the fast ones of their group and size."""
-
-    place: Int64Array  # Places of groups, int64, shape ``(places,)``.
-    group: Int64Array  # A process group of each.
-    ratio: NDArray[np.float64]  # Shape ``(places, steps)``, NaN where a group transfers nothing.
-
-    @staticmethod
-    def of(transfers: _Transfers, num_steps: int) -> _Paces:
-        """Pace of each group that transfers."""
-        order, first = transfers.by_cell()
-        count = np.diff(np.append(first, len(order)))
-        fast = transfers.length_ns[order[first + (FAST_SHARE * (count - 1)).astype(np.int64)]]
-        usual = np.empty(len(order))
-        usual[order] = np.repeat(fast, count)
-        place, example, number = np.unique(transfers.place, return_index=True, return_inverse=True)
-        at = number * num_steps + transfers.step
-        spent, expected = (
-            np.bincount(at, weights=ns, minlength=len(place) * num_steps)
-            for ns in (transfers.length_ns, usual)
-        )
-        ratio = np.divide(spent, expected, out=np.full(len(spent), np.nan), where=expected > 0)
-        return _Paces(
-            place=place, group=transfers.group[example], ratio=ratio.reshape(len(place), num_steps)
-        )
-
-    def alike(self, run: Run) -> Iterator[list[int]]:
-        """Rows of groups that do the same work at the same time."""
-        found: dict[_Looks, list[int]] = {}
-        for row, (place, group) in enumerate(
-            zip(self.place.tolist(), self.group.tolist(), strict=True)
-        ):
-            found.setdefault(_looks(run, place, group), []).append(row)
-        yield from found.values()
+def _paces(transfers: _Transfers, num_steps: int) -> tuple[list[int], list[int], _Floats]:
+    """Places of groups, a process group of each, and how long their transfers take in each step."""
+    # Relative to the fast ones of their group and size, shape ``(places, steps)``; NaN where a
+    # group transfers nothing.
+    order, first = transfers.by_cell()
+    count = np.diff(np.append(first, len(order)))
+    fast = transfers.length_ns[order[first + (FAST_SHARE * (count - 1)).astype(np.int64)]]
+    usual = np.empty(len(order))
+    usual[order] = np.repeat(fast, count)
+    place, example, number = np.unique(transfers.place, return_index=True, return_inverse=True)
+    at = number * num_steps + transfers.step
+    spent, expected = (
+        np.bincount(at, weights=ns, minlength=len(place) * num_steps)
+        for ns in (transfers.length_ns, usual)
+    )
+    ratio = np.divide(spent, expected, out=np.full(len(spent), np.nan), where=expected > 0)
+    return place.tolist(), transfers.group[example].tolist(), ratio.reshape(len(place), num_steps)
 
 
-def _lower_median(ratio: NDArray[np.float64]) -> NDArray[np.float64]:
+def _lower_median(ratio: _Floats) -> _Floats:
     """Median of the groups in each step; of two, the faster one counts. NaN where none has any."""
     ordered = np.sort(ratio, axis=0)  # NaN come last
     known = np.isfinite(ordered).sum(axis=0)
-    middle: NDArray[np.float64] = ordered[np.maximum(known - 1, 0) // 2, range(len(known))]
+    middle: _Floats = ordered[np.maximum(known - 1, 0) // 2, range(len(known))]
     return middle
 
 
-def _slow_steps(ratio: NDArray[np.float64]) -> tuple[int, ...]:
-    """Steps in which transfers take clearly longer than in the others; empty if there are none.
-
-    The first step alone proves nothing: it often connects ranks, or reserves memory.
-    """
+def _slow_steps(ratio: _Floats) -> tuple[int, ...]:
+    """Steps in which transfers take clearly longer than in the others; empty if there are none."""
+    # The first step alone proves nothing: it often connects ranks, or reserves memory.
     known = np.flatnonzero(np.isfinite(ratio))
     order = known[np.argsort(ratio[known], kind="stable")]
     ordered = ratio[order]
@@ -414,10 +374,8 @@ def _put(events: list[list[_Slow]], slow: list[_Slow]) -> None:
 
 
 def _blamed(run: Run, slow: Sequence[_Slow]) -> list[tuple[int, ...]]:
-    """For slow transfers, the ranks that share the slow link, or one of which has it.
-
-    All ranks of the axis if all of its groups are slow.
-    """
+    """For slow transfers, the ranks that share the slow link, or one of which has it."""
+    # All ranks of the axis if all of its groups are slow.
     groups = run.topology.groups
 
     def ranks_of(place: int) -> frozenset[int]:
@@ -455,10 +413,8 @@ def _link(
     num_steps: int,
     mean_step_ns: float,
 ) -> SlowLink:
-    """One entry for all losses of the same ranks: the most expensive one, with the total cost.
-
-    Losses of different ranks at the same time do not add up: the rank that loses most counts.
-    """
+    """One entry for all losses of the same ranks: the most expensive one, with the total cost."""
+    # Losses of different ranks at the same time do not add up: the rank that loses most counts.
     groups = run.topology.groups
     lost: defaultdict[int, float] = defaultdict(float)
     for one in slow:
@@ -479,7 +435,7 @@ def _link(
     return SlowLink(
         ranks=ranks,
         nodes=_nodes(run, ranks),
-        axis=_axis(groups[first.group]),
+        axis=axis_of(groups[first.group]),
         kind=example.kind,
         bytes=example.bytes,
         transfer_ns=example.transfer_ns,

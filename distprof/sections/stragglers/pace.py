@@ -43,6 +43,8 @@ IN_COMMON = 0.5
 """Share of each rank's kernel time that must be in kernels that all ranks run, to compare all."""
 
 
+_Floats: TypeAlias = NDArray[np.float64]
+
 _Rows: TypeAlias = "tuple[KernelSteps, list[int]]"
 """A rank's kernels, and the index of each common kernel among them."""
 
@@ -52,29 +54,23 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
     # float64, shape ``(P, S)``: 1 is usual, more is slower. Never below 1, because a rank whose
     # experts get few tokens does not have a faster device.
-    factor: NDArray[np.float64]
+    factor: _Floats
     groups: tuple[tuple[int, ...], ...]  # Positions of ranks that can be compared with each other.
 
 
 def pace_of(analyses: Mapping[int, RankAnalysis], peers: Sequence[tuple[int, ...]]) -> Pace | None:
     """The pace of each rank among all ranks if they have most kernels in common, else among peers.
 
-    Args:
-        analyses: Analyses by global rank.
-        peers: Groups of positions of ranks that do the same work.
-
-    Returns:
-        None if a rank has no kernels, or no two ranks can be compared.
+    None if a rank has no kernels, or no two ranks can be compared.
     """
     steps = [analysis.kernel_steps for analysis in analyses.values()]
     known = [kernels for kernels in steps if kernels is not None and kernels.names]
-    if len(known) < 2 or len(known) != len(steps):
+    if not 2 <= len(known) == len(steps):
         return None
     if len({kernels.count.shape[1] for kernels in known}) != 1:
         return None
-    groups = tuple(dict.fromkeys(peers))
-    if _are_comparable(known):
-        groups = (tuple(range(len(known))),)
+    are_comparable = _least_in_common(known) >= IN_COMMON
+    groups = (tuple(range(len(known))),) if are_comparable else tuple(dict.fromkeys(peers))
     groups = tuple(group for group in groups if len(group) > 1)
     factor = np.ones((len(known), known[0].count.shape[1]))
     for group in groups:
@@ -82,18 +78,15 @@ def pace_of(analyses: Mapping[int, RankAnalysis], peers: Sequence[tuple[int, ...
     return Pace(factor=factor, groups=groups) if groups else None
 
 
-def _are_comparable(known: Sequence[KernelSteps]) -> bool:
+def _least_in_common(known: Sequence[KernelSteps]) -> float:
+    """The smallest share of a rank's kernel time that is in kernels that all ranks run."""
     common = _common(known)
-    are_common = {
+    rows = {
         names: np.array([name in common for name in names])
         for names in {kernels.names for kernels in known}
     }
-    shares = []
-    for kernels in known:
-        total = kernels.total_ns.sum(axis=1)
-        of_common = total[are_common[kernels.names]]
-        shares.append(float(of_common.sum()) / max(float(total.sum()), 1.0))
-    return min(shares) >= IN_COMMON
+    totals = [(kernels.total_ns.sum(axis=1), rows[kernels.names]) for kernels in known]
+    return min(float(ns[are_common].sum()) / max(float(ns.sum()), 1.0) for ns, are_common in totals)
 
 
 def _common(known: Sequence[KernelSteps]) -> Collection[str]:
@@ -101,8 +94,8 @@ def _common(known: Sequence[KernelSteps]) -> Collection[str]:
     return frozenset(known[0].names).intersection(*(kernels.names for kernels in known[1:]))
 
 
-def _factors(known: Sequence[KernelSteps]) -> NDArray[np.float64]:
-    """Pace of ranks that can be compared, shape ``(P, S)``."""
+def _factors(known: Sequence[KernelSteps]) -> _Floats:
+    """Pace of ranks that can be compared, shape ``(P, S)``, from their K common kernels."""
     num_steps = known[0].count.shape[1]
     common = sorted(_common(known))
     if not common:
@@ -112,13 +105,25 @@ def _factors(known: Sequence[KernelSteps]) -> NDArray[np.float64]:
         for names in {kernels.names for kernels in known}
     }
     pairs = [(kernels, rows[kernels.names]) for kernels in known]
-    usual = _Usual.of(pairs)
-    left_out = _are_other_mixtures(pairs, usual.quartile_ns)
+    # In case half of the ranks are slow, the lower median of their quartiles is usual.
+    usual_ns = _lower_median(_over_steps(pairs, "quartile_ns", 0))
+    usual_count = _median(_over_steps(pairs, "count", 0), 0)
+    usual_blocks = _median(_over_steps(pairs, "blocks", ABSENT), 0)
+    weight = _over_all(pairs)  # the same for all ranks, so more work does not weigh more
+    left_out = _are_other_mixtures(pairs, usual_ns)
     reached = np.empty((len(known), num_steps))
     for steps in spans(num_steps, max(_CELLS // (len(known) * len(common)), 1)):
-        ratio = _ratios(pairs, steps, usual)
+        quartiles, count, blocks = (
+            np.stack([_known(getattr(k, name)[row, steps], absent) for k, row in pairs])
+            for name, absent in (("quartile_ns", 0), ("count", 0), ("blocks", ABSENT))
+        )
+        ratio = _median(quartiles / usual_ns[None, :, None, :], 3)
+        # With another number of launches than usual, the mean size may differ because another
+        # layer is among them.
+        resized = np.abs(blocks / usual_blocks[None, :, None] - 1) > EQUAL_GRIDS
+        ratio[resized & (count == usual_count[None, :, None])] = np.nan
         ratio[left_out] = np.nan
-        reached[:, steps] = _reached(ratio, usual.weight)
+        reached[:, steps] = _reached(ratio, weight)
     return np.maximum(reached, 1.0)
 
 
@@ -126,27 +131,7 @@ _CELLS = 1 << 20
 """Cells of rank, kernel and step that are processed at once."""
 
 
-class _Usual(msgspec.Struct, frozen=True, kw_only=True):
-    """Usual values of each of K common kernels."""
-
-    quartile_ns: NDArray[np.float64]  # Shape ``(K, 3)``.
-    count: NDArray[np.float64]  # Launches per step, shape ``(K,)``.
-    blocks: NDArray[np.float64]  # Thread blocks per step, shape ``(K,)``.
-    # Time per step, shape ``(K,)``: the same for all ranks, so more work does not weigh more.
-    weight: NDArray[np.float64]
-
-    @classmethod
-    def of(cls, pairs: Sequence[_Rows]) -> _Usual:
-        """Usual values over ranks, each with its rows of the common kernels."""
-        return cls(
-            quartile_ns=_lower_median(_over_steps(pairs, "quartile_ns", 0)),
-            count=_median(_over_steps(pairs, "count", 0), 0),
-            blocks=_median(_over_steps(pairs, "blocks", ABSENT), 0),
-            weight=_over_all(pairs),
-        )
-
-
-def _over_all(pairs: Sequence[_Rows]) -> NDArray[np.float64]:
+def _over_all(pairs: Sequence[_Rows]) -> _Floats:
     """Medians of the common kernels' times over all steps of all ranks, of many kernels at once."""
     (first, row), *_ = pairs
     at_once = max(_CELLS // (len(pairs) * max(first.total_ns.shape[1], 1)), 1)
@@ -157,7 +142,7 @@ def _over_all(pairs: Sequence[_Rows]) -> NDArray[np.float64]:
     return np.concatenate([np.median(part.reshape(len(part), -1), axis=1) for part in parts])
 
 
-def _over_steps(pairs: Sequence[_Rows], name: str, absent: int) -> NDArray[np.float64]:
+def _over_steps(pairs: Sequence[_Rows], name: str, absent: int) -> _Floats:
     """Medians over the steps of each rank's common kernels, of many ranks at once."""
     (first, row), *_ = pairs
     at_once = max(_CELLS // max(getattr(first, name)[row].size, 1), 1)
@@ -168,52 +153,23 @@ def _over_steps(pairs: Sequence[_Rows], name: str, absent: int) -> NDArray[np.fl
     return np.concatenate([_median(_known(part, absent), 2) for part in parts])
 
 
-def _known(values: NDArray[np.signedinteger[Any]], absent: int) -> NDArray[np.float64]:
+def _known(values: NDArray[np.signedinteger[Any]], absent: int) -> _Floats:
     return np.where(values == absent, np.nan, values.astype(np.float64))
 
 
-def _ratios(pairs: Sequence[_Rows], steps: slice, usual: _Usual) -> NDArray[np.float64]:
-    """Times relative to the usual, NaN if sizes are not usual; rank, kernel, step."""
-    quartiles = np.stack([_known(k.quartile_ns[row, steps], 0) for k, row in pairs])
-    ratio = _median(quartiles / usual.quartile_ns[None, :, None, :], 3)
-    ratio[_are_other_sizes(pairs, steps, usual)] = np.nan
-    return ratio
-
-
-def _lower_median(of_ranks: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Lower median over ranks, in case half of them are slow; NaN if no value is known."""
+def _lower_median(of_ranks: _Floats) -> _Floats:
+    """Lower median over ranks; NaN if no value is known."""
     ordered = np.sort(of_ranks, axis=0)  # NaN last
     place = np.maximum((~np.isnan(of_ranks)).sum(axis=0) - 1, 0) // 2
-    taken: NDArray[np.float64] = np.take_along_axis(ordered, place[None], axis=0)[0]
+    taken: _Floats = np.take_along_axis(ordered, place[None], axis=0)[0]
     return taken
 
 
-def _are_other_sizes(pairs: Sequence[_Rows], steps: slice, usual: _Usual) -> NDArray[np.bool_]:
-    """Which cells have as many launches as usual, but other grids; rank, kernel, step.
-
-    With another number of launches, the mean size may differ because another layer is among them.
-    """
-    count = np.stack([_known(k.count[row, steps], 0) for k, row in pairs])
-    blocks = np.stack([_known(k.blocks[row, steps], ABSENT) for k, row in pairs])
-    differs = np.abs(blocks / usual.blocks[None, :, None] - 1) > EQUAL_GRIDS
-    result: NDArray[np.bool_] = differs & (count == usual.count[None, :, None])
-    return result
-
-
-def _are_other_mixtures(pairs: Sequence[_Rows], usual: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Kernels whose launches have several sizes, in other proportions than on most ranks.
-
-    One more launch can make the quartiles of such a mixture jump from one size to another, for
-    example if an output layer uses the same kernel. Ranks with more of the same layers launch
-    proportionally more of everything. Kernels of one size show how much more.
-
-    Args:
-        pairs: Kernels of each rank, and those that all ranks have in common.
-        usual: Usual quartiles, shape ``(K, 3)`` for K common kernels.
-
-    Returns:
-        Shape ``(P, K)``: which kernels of which rank cannot be compared.
-    """
+def _are_other_mixtures(pairs: Sequence[_Rows], usual: _Floats) -> NDArray[np.bool_]:
+    """Kernels whose launches have several sizes, in other proportions than on most ranks."""
+    # Shape ``(P, K)``. One more launch can make the quartiles of such a mixture jump from one size
+    # to another, for example if an output layer uses the same kernel. Ranks with more of the same
+    # layers launch proportionally more of everything. Kernels of one size show how much more.
     launched = _over_steps(pairs, "count", ABSENT)
     relative = launched / np.maximum(np.median(launched, axis=0), 1)
     wide = ~(usual[:, 2] < WIDE * usual[:, 0])
@@ -226,49 +182,44 @@ def _are_other_mixtures(pairs: Sequence[_Rows], usual: NDArray[np.float64]) -> N
     return result
 
 
-def number_near(values: NDArray[np.float64]) -> NDArray[np.int64]:
+def number_near(values: _Floats) -> NDArray[np.int64]:
     """For each value, the number of values that it differs from by at most ``EQUAL_COUNTS``.
 
-    The difference is relative to those values, and each value counts itself. A bisection in the
-    sorted values avoids memory and time quadratic in the number of ranks.
-
-    Args:
-        values: The values, not negative.
+    The difference is relative to those values, which are not negative, and each value counts
+    itself. A bisection avoids memory and time quadratic in the number of ranks.
     """
     measure = np.sort(np.maximum(values, 1e-9))
 
-    def first(is_over: Callable[[NDArray[np.float64]], NDArray[np.bool_]]) -> NDArray[np.int64]:
+    def first(is_over: Callable[[_Floats], NDArray[np.bool_]]) -> NDArray[np.int64]:
         """First sorted position whose relative difference, which falls, is not over a bound."""
         low = np.zeros(len(values), dtype=np.int64)
         high = np.full(len(values), len(values), dtype=np.int64)
         while (low < high).any():
             middle = np.minimum((low + high) // 2, len(values) - 1)
             over = is_over(values / measure[middle] - 1) & (low < high)
-            low, high = (
-                np.where(over, middle + 1, low),
-                np.where(over, high, np.minimum(middle, high)),
-            )
+            high = np.where(over, high, np.minimum(middle, high))
+            low = np.where(over, middle + 1, low)
         return low
 
     return first(lambda off: off >= -EQUAL_COUNTS) - first(lambda off: off > EQUAL_COUNTS)
 
 
-def _median(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
+def _median(values: _Floats, axis: int) -> _Floats:
     """Median of the known values; NaN if there are none."""
     known = ~np.isnan(values)
     count = known.sum(axis=axis)
     ordered = np.sort(values, axis=axis)  # NaN last
     low, high = np.maximum(count - 1, 0) // 2, np.maximum(count // 2, 0)
 
-    def at(place: NDArray[np.int64]) -> NDArray[np.float64]:
+    def at(place: NDArray[np.int64]) -> _Floats:
         taken = np.take_along_axis(ordered, np.expand_dims(place, axis), axis=axis)
         return taken.squeeze(axis)
 
-    result: NDArray[np.float64] = (at(low) + at(high)) / 2
+    result: _Floats = (at(low) + at(high)) / 2
     return result
 
 
-def _reached(ratio: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArray[np.float64]:
+def _reached(ratio: _Floats, weight: _Floats) -> _Floats:
     """Ratio that :data:`SLOW_DEVICE_SHARE` of the weight reaches; 1 if too few are known."""
     order = np.argsort(ratio, axis=1)  # NaN last
     ordered = np.take_along_axis(ratio, order, axis=1)

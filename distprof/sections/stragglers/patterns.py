@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from distprof.run.run import Run
 from distprof.sections.own_time import OwnTime, chance_of_mean
-from distprof.sections.stragglers.arrivals import Arrivals, Blame
+from distprof.sections.stragglers.arrivals import Blame
 from distprof.terms import MeshAxis, StragglerPattern
 from distprof.units import format_ratio
 
@@ -77,13 +77,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 def find_patterns(
     blame: Blame, step_ns: float, own_time: OwnTime | None = None
 ) -> tuple[Verdict, ...]:
-    """Verdicts on the ranks worth naming; empty for a healthy job.
-
-    Args:
-        blame: What each rank cost.
-        step_ns: Typical step time, at least 1.
-        own_time: Own time of the same ranks.
-    """
+    """Verdicts on the ranks worth naming; empty for a healthy job."""
     num_ranks, num_steps = blame.lost_ns.shape
     if num_ranks < 2 or blame.num_judged == 0:
         return ()
@@ -96,9 +90,7 @@ def find_patterns(
 def chance_of_share(shares: NDArray[np.float64], position: int) -> float:
     """Upper bound of the probability that any rank of a healthy job gets a share this large.
 
-    Args:
-        shares: Each step's loss divided up between ranks, shape ``(P, S)``, columns sum to 1.
-        position: The rank whose mean share is judged.
+    Shares have shape ``(P, S)``; columns sum to 1.
     """
     num_ranks, num_steps = shares.shape
     if num_steps == 0:
@@ -116,13 +108,7 @@ def chance_of_share(shares: NDArray[np.float64], position: int) -> float:
 def proven_by_own_time(
     blame: Blame, step_ns: float, own_time: OwnTime | None
 ) -> tuple[Verdict, ...]:
-    """Ranks whose own time shows why the others wait for them; at most half of all.
-
-    Args:
-        blame: What each rank cost.
-        step_ns: Typical step time, at least 1.
-        own_time: Own time of the same ranks.
-    """
+    """Ranks whose own time shows why the others wait for them; at most half of all."""
     if own_time is None or own_time.total_excess.shape != blame.lost_ns.shape:
         return ()
     if blame.lost_ns.shape[1] < MIN_STEPS:
@@ -143,37 +129,34 @@ def proven_by_own_time(
     named = np.flatnonzero(best <= ALPHA_OWN_TIME).tolist()
     if len(named) > len(cost) / 2:
         return ()
+    # Late steps alone would be the noisiest ones.
+    every_step = tuple(range(blame.lost_ns.shape[1]))
     return tuple(
-        _own_time_verdict(blame, position, float(best[position]), parts[proof[position]])
+        replace(
+            _persistent_verdict(blame, position, min(0.99, 1 - float(best[position]))),
+            steps=every_step,
+            part=parts[proof[position]],
+        )
         for position in named
     )
 
 
-def _own_time_verdict(blame: Blame, position: int, chance: float, part: str) -> Verdict:
-    verdict = _persistent_verdict(blame, position, min(0.99, 1 - chance))
-    every_step = tuple(range(blame.lost_ns.shape[1]))  # late steps alone would be the noisiest ones
-    return replace(verdict, steps=every_step, part=part)
-
-
 def _persistent(blame: Blame, step_ns: float) -> tuple[Verdict, ...]:
-    lost = blame.lost_ns
-    steps_with_loss = lost.sum(axis=0) > 0
-    shares = lost[:, steps_with_loss] / lost[:, steps_with_loss].sum(axis=0)
+    with_loss = blame.lost_ns[:, blame.lost_ns.sum(axis=0) > 0]
+    shares = with_loss / with_loss.sum(axis=0)
     suspects: dict[int, float] = {}
-    for position in np.flatnonzero(lost.mean(axis=1) >= MIN_SHARE * step_ns).tolist():
+    costly = blame.lost_ns.mean(axis=1) >= MIN_SHARE * step_ns
+    for position in np.flatnonzero(costly).tolist():
         chance = chance_of_share(shares, position)
-        if chance > ALPHA and not _is_steady(blame, position):
-            continue
-        suspects[position] = min(0.99, 1 - chance) if chance <= ALPHA else 0.9
-    top = np.argmax(lost[:, steps_with_loss], axis=0)
-    if not suspects or len(suspects) > lost.shape[0] / 2:
+        if chance <= ALPHA:
+            suspects[position] = min(0.99, 1 - chance)
+        elif _is_steady(blame, position):
+            suspects[position] = 0.9
+    if not suspects or len(suspects) > len(shares) / 2:
         return ()
-    if np.isin(top, list(suspects)).mean() < MOST_STEPS:
+    if np.isin(np.argmax(with_loss, axis=0), list(suspects)).mean() < MOST_STEPS:
         return ()
-    return tuple(
-        _persistent_verdict(blame, position, confidence)
-        for position, confidence in suspects.items()
-    )
+    return tuple(_persistent_verdict(blame, *suspect) for suspect in suspects.items())
 
 
 def _is_steady(blame: Blame, position: int) -> bool:
@@ -185,70 +168,56 @@ def _is_steady(blame: Blame, position: int) -> bool:
 
 def _persistent_verdict(blame: Blame, position: int, confidence: float) -> Verdict:
     lost = blame.lost_ns
-    late = np.flatnonzero(lost[position] > 0)
     num_top = int((np.argmax(lost, axis=0) == position).sum())
+    last = format_ratio(float(blame.late[position] / max(int(blame.judged[position]), 1)))
     return Verdict(
         position=position,
         pattern=StragglerPattern.PERSISTENT,
         confidence=confidence,
-        steps=tuple(late.tolist()),
+        steps=tuple(np.flatnonzero(lost[position] > 0).tolist()),
         why=(
             f"cost the others most in {num_top} of {lost.shape[1]} steps; "
-            f"last at {format_ratio(_late_share(blame, position))} of its collectives",
+            f"last at {last} of its collectives",
         ),
     )
-
-
-def _late_share(blame: Blame, position: int) -> float:
-    return float(blame.late[position] / max(int(blame.judged[position]), 1))
 
 
 def _by_events(blame: Blame, step_ns: float) -> tuple[Verdict, ...]:
     """Verdicts from late arrivals that stand out: of few ranks (transient) or many (rotating)."""
     events = _events(blame, step_ns)
-    num_steps = blame.lost_ns.shape[1]
-    total = events.sum()
-    if total < MIN_SHARE * step_ns * num_steps:
+    total, per_rank = events.sum(), events.sum(axis=1)
+    if total < MIN_SHARE * step_ns * blame.lost_ns.shape[1]:
         return ()
-    per_rank = events.sum(axis=1)
-    involved = np.flatnonzero(per_rank >= 0.02 * total)
-    dominant = np.flatnonzero(per_rank >= DOMINANT * total)
-    if len(dominant):
-        return (_transient_verdict(events, int(dominant[0])),)
+    involved = np.flatnonzero(per_rank >= 0.02 * total).tolist()
+    dominant = np.flatnonzero(per_rank >= DOMINANT * total).tolist()
+    if dominant:
+        return (_transient_verdict(events, dominant[0]),)
     if len(involved) >= MIN_STEPS:
-        return tuple(_rotating_verdict(events, int(position)) for position in involved)
+        return tuple(_rotating_verdict(events, position) for position in involved)
     if 2 * len(involved) >= len(per_rank):
         return ()  # half of all ranks, each occasionally: no rank in particular
-    return tuple(_transient_verdict(events, int(position)) for position in involved)
+    return tuple(_transient_verdict(events, position) for position in involved)
 
 
 def _events(blame: Blame, step_ns: float) -> NDArray[np.float64]:
-    """Cost of late arrivals that stand out, shape ``(P, S)``: at most the margin to the next.
-
-    Propagated lateness must stand out at its origin. A rank that stalls in only one step must stall
-    for longer.
-    """
-    arrivals = blame.arrivals
-    stands_out = arrivals.clear & (arrivals.margin_ns >= STAND_OUT * _usual_distance(arrivals))
+    """Cost of late arrivals that stand out, shape ``(P, S)``: at most the margin to the next."""
+    # Propagated lateness must stand out at its origin. A rank that stalls in only one step must
+    # stall for longer.
+    arrivals, (num_ranks, num_steps) = blame.arrivals, blame.lost_ns.shape
+    # Usual spread of the members other than the last; of two members, their usual distance.
+    several = arrivals.size > 2
+    distance = arrivals.rest_spread_ns[several] if several.any() else arrivals.margin_ns
+    usual_ns = float(np.percentile(distance, 90))
+    stands_out = arrivals.clear & (arrivals.margin_ns >= STAND_OUT * usual_ns)
     stands_out = np.where(arrivals.root >= 0, stands_out[arrivals.root], False)
     excess = np.minimum(arrivals.cost_ns, arrivals.margin_ns)
     stands_out &= excess >= MIN_STALL * step_ns
-    excess = excess[stands_out]
-    num_ranks, num_steps = blame.lost_ns.shape
     cell = arrivals.blamed[stands_out] * num_steps + arrivals.step[stands_out]
-    sums = np.bincount(cell, weights=excess.astype(np.float64), minlength=num_ranks * num_steps)
+    sums = np.bincount(cell, weights=excess[stands_out], minlength=num_ranks * num_steps)
     events = sums.astype(np.float64).reshape(num_ranks, num_steps)
     once = (events > 0).sum(axis=1, keepdims=True) == 1
     result: NDArray[np.float64] = np.where(once & (events < LONE_STALL * step_ns), 0.0, events)
     return result
-
-
-def _usual_distance(arrivals: Arrivals) -> float:
-    """Usual spread of the members other than the last; of two members, their usual distance."""
-    three_or_more = arrivals.size > 2
-    if three_or_more.any():
-        return float(np.percentile(arrivals.rest_spread_ns[three_or_more], 90))
-    return float(np.percentile(arrivals.margin_ns, 90))
 
 
 def _transient_verdict(events: NDArray[np.float64], position: int) -> Verdict:
@@ -292,13 +261,11 @@ def blame_of_pipelines(blame: Blame, own_time: OwnTime, run: Run) -> Blame | Non
 
     Costs are means over the ranks of other pipelines, because ranks of the same pipeline wait for
     messages instead.
-
-    Args:
-        blame: What each rank cost.
-        own_time: Own time of the same ranks, in the same order.
-        run: The recording, for its process groups.
     """
-    pipelines = _pipelines(blame, run)
+    position = {rank: number for number, rank in enumerate(blame.ranks)}
+    groups = dict.fromkeys(g.ranks for g in run.topology.groups if g.axis is MeshAxis.PP)
+    pipelines = [[position[rank] for rank in ranks if rank in position] for ranks in groups]
+    pipelines = [members for members in pipelines if len(members) > 1]
     num_stages = len({tuple(peers) for peers in own_time.peers})
     num_others = len(blame.ranks) - num_stages
     if len(pipelines) < 2 or num_stages < 2 or num_others < 1:
@@ -310,14 +277,3 @@ def blame_of_pipelines(blame: Blame, own_time: OwnTime, run: Run) -> Blame | Non
         culprit = members[int(np.argmax(excess[members]))]
         lost[culprit] = blame.lost_ns[members].sum(axis=0) * scale
     return replace(blame, lost_ns=lost)
-
-
-def _pipelines(blame: Blame, run: Run) -> list[list[int]]:
-    """Positions of the ranks of each pipeline."""
-    position = {rank: number for number, rank in enumerate(blame.ranks)}
-    found = {
-        group.ranks: [position[rank] for rank in group.ranks if rank in position]
-        for group in run.topology.groups
-        if group.axis is MeshAxis.PP
-    }
-    return [members for members in found.values() if len(members) > 1]

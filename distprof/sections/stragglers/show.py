@@ -57,7 +57,8 @@ def wait_line(report: Report, wait: Part) -> str:
             f"Ranks wait for each other for {format_ratio(wait.ratio)} of {each_window(report)} "
             f"({amount_text(report, wait.ns)}). {capitalized(_whose(report, late))}"
         )
-    together = _set_of(report, late[0].rank)
+    sets = report.stragglers.sets
+    together = next((one for one in sets if late[0].rank in one.ranks), None)
     if together is not None and len(together.ranks) > 1:
         return _set_line(report, together)
     if len(late) > 1 and late[1].lost_ns_per_step > late[0].lost_ns_per_step / 2:
@@ -117,11 +118,6 @@ def _suspect(report: Report) -> RankStraggler | None:
     return first if is_short and first.lost_ns_per_step >= min_lost_ns > 0 else None
 
 
-def _set_of(report: Report, rank: int) -> StragglerSet | None:
-    """The set of slow ranks that contains ``rank``; None if there is none."""
-    return next((one for one in report.stragglers.sets if rank in one.ranks), None)
-
-
 def _set_line(report: Report, slow: StragglerSet) -> str:
     """Verdict for ranks that are slow together: who, what they share, and why."""
     how = {
@@ -144,31 +140,24 @@ def culprit_sentence(report: Report) -> str:
     if not late:
         return ""
     first = late[0]
-    cause = first.cause.value.replace("_", " ")
+    how_often = "makes the others wait"
+    if first.late_ratio is not None:
+        often = "every collective"
+        if first.late_ratio < 1:
+            often = f"{format_ratio(first.late_ratio)} of collectives"
+        how_often = f"is last to arrive at {often}"
     because = "cause not visible in the traces"
     if first.cause != StragglerCause.UNKNOWN:
-        confidence = f" ({_confidence(first.cause_confidence)})" if first.cause_confidence else ""
-        because = f"cause: {cause}{confidence}"
+        sure = first.cause_confidence
+        confidence = f" (confidence {100 * sure:.0f} %)" if sure else ""
+        because = f"cause: {first.cause.value.replace('_', ' ')}{confidence}"
     once = report.waterfall.num_steps == 1
     pattern = "one step cannot show whether it lasts" if once else f"{first.pattern.value} pattern"
     return (
-        f"Rank {first.rank} {_how_often(first)} and costs a typical other rank "
+        f"Rank {first.rank} {how_often} and costs a typical other rank "
         f"{format_duration(first.lost_ns_per_step)} per {window_word(report)}: "
-        f"{pattern} ({_confidence(first.confidence)}), {because}."
+        f"{pattern} (confidence {100 * first.confidence:.0f} %), {because}."
     )
-
-
-def _confidence(confidence: float) -> str:
-    return f"confidence {100 * confidence:.0f} %"
-
-
-def _how_often(rank: RankStraggler) -> str:
-    """For example ``is last to arrive at 98.0 % of collectives``."""
-    if rank.late_ratio is None:
-        return "makes the others wait"
-    if rank.late_ratio >= 1:
-        return "is last to arrive at every collective"
-    return f"is last to arrive at {format_ratio(rank.late_ratio)} of collectives"
 
 
 def stragglers_table(report: Report, *, show_all: bool) -> TableView | None:

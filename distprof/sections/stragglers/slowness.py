@@ -9,6 +9,7 @@ measure. Kernel counts are a third measure, which proves more work even if times
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
@@ -33,7 +34,9 @@ from distprof.sections.stragglers.episodes import (
     find_episodes,
     find_noisy_node,
 )
-from distprof.sections.stragglers.pace import Pace, pace_of
+from distprof.sections.stragglers.pace import pace_of
+
+_Floats = NDArray[np.float64]
 
 PACE = "pace"
 
@@ -60,6 +63,9 @@ most of a stall in some steps, and all of it in others."""
 CPU_CELL = 0.25
 """The same for measured CPU threads, which other processes interrupt."""
 
+LONGER_COPIES = 1.2
+"""Duration of a rank's copies relative to its peers' from which it copies longer."""
+
 PAID = 0.2
 """Share of the excess that the others must be seen to wait: a rank that is late for another reason
 may hide the rest."""
@@ -69,8 +75,6 @@ LEAST_PAID = 0.01
 
 FEWEST_PEERS = 3
 """Ranks per stage from which their CPUs are compared with each other rather than with all."""
-
-_Floats = NDArray[np.float64]
 
 
 class Slowness(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,110 +103,90 @@ def find_slowness(
 ) -> tuple[Slowness, ...]:
     """Episodes of all parts that make the others wait, most expensive first.
 
-    Args:
-        analyses: Analyses by global rank.
-        own_time: Own time of the same ranks.
-        stages: Pipeline stages that each rank holds; empty tuples if none are known.
-        step_ns: Mean step.
-        computes_unevenly: Whether computation follows something else, such as sequence lengths, and
-            says nothing about the ranks.
-        nodes: Positions of the ranks of each node; empty if the nodes are unknown.
+    Computation that follows something else, such as sequence lengths, says nothing about the ranks.
+    Nodes are positions of ranks.
     """
-    if own_time.parts[COMPUTATION].size == 0:
+    shape = own_time.parts[COMPUTATION].shape
+    if 0 in shape:
         return ()
     peers = same_stages(stages[rank] for rank in own_time.ranks)
-    shape = own_time.parts[COMPUTATION].shape
     # Stages wait for each other by design, so waiting shows nothing.
     wait = _waits(analyses, shape) if len(peers) == 1 else None
     blocked = _blocked(analyses, shape) - own_time.hidden if len(peers) == 1 else None
-    is_cpu = any(analysis.is_cpu for analysis in analyses.values())
+    episodes = [
+        (part, episode)
+        for part, values, groups, limits in _measures(
+            analyses, own_time, peers, step_ns, computes_unevenly=computes_unevenly
+        )
+        for group in groups
+        for episode in find_episodes(values, group, limits)
+    ]
+    noisy = find_noisy_node(own_time.parts[HOST].astype(np.float64), nodes, LASTING * step_ns)
+    if noisy is not None:  # instead of single CPUs of the node
+        ranks = {*noisy.positions}
+        episodes = [
+            (part, one) for part, one in episodes if part != HOST or not ranks & {*one.positions}
+        ]
+        episodes.append((HOST, noisy))
     found = []
-    episodes = _episodes(
-        analyses, own_time, peers, step_ns, is_cpu=is_cpu, computes_unevenly=computes_unevenly
-    )
-    for part, episode in _joined_by_node(list(episodes), own_time, nodes, LASTING * step_ns):
-        computes = own_part(part) == COMPUTATION
+    for part, episode in episodes:
         lost = _paid(episode, blocked, later=1)
-        if computes:
+        if own_part(part) == COMPUTATION:
             # if waiting is hidden, transfers that follow late ones show more
             lost = max(_paid(episode, wait), lost if part == PACE else 0.0)
         if lost >= max(LEAST_PAID * step_ns, PAID * episode.per_step_ns):
+            slow = {*episode.positions}
             found.append(
                 Slowness(
                     part=part,
                     episode=episode,
                     lost_ns=lost,
-                    is_alone=_is_alone(episode, peers),
+                    is_alone=all(slow >= {*group} for group in peers if slow & {*group}),
                     is_hidden=part == HOST and _is_hidden(episode, own_time),
                 )
             )
     return tuple(sorted(found, key=lambda slow: -slow.lost_ns))
 
 
-def _episodes(
+_Measure = tuple[str, _Floats, tuple[tuple[int, ...], ...], Limits]
+"""A part, its time by rank and step, groups of ranks to compare, and what is worth reporting."""
+
+
+def _measures(
     analyses: Mapping[int, RankAnalysis],
     own_time: OwnTime,
     peers: tuple[tuple[int, ...], ...],
     step_ns: float,
     *,
-    is_cpu: bool,
     computes_unevenly: bool,
-) -> Iterator[tuple[str, Episode]]:
+) -> Iterator[_Measure]:
+    is_cpu = any(analysis.is_cpu for analysis in analyses.values())
     all_ranks = (tuple(range(len(own_time.ranks))),)
-    computation = own_time.parts[COMPUTATION].astype(np.float64)
+    parts = {part: times.astype(np.float64) for part, times in own_time.parts.items()}
     device = _limits(step_ns, EQUAL_DEVICES, CPU_CELL if is_cpu else DEVICE_CELL)
     host = _limits(step_ns, LASTING, CPU_CELL if is_cpu else HOST_CELL)
     if not is_cpu:
         host = replace(host, again_ns=HOST_AGAIN * step_ns)
-    pace = None if computes_unevenly else pace_of(analyses, peers)
-    if pace is not None:
-        yield from _of(PACE, _paced(pace, computation), pace.groups, device)
-        computation = computation / pace.factor
     if not computes_unevenly:
-        yield from _of(WORK, computation, peers, device)
-        counted = work_by_counts(analyses, peers)
-        if counted is not None:
-            yield from _of(COUNTS, counted, peers, device)
-    yield from _of(COPYING, _copying(analyses, own_time), peers, host)
-    yield from _of(INPUT, own_time.parts[INPUT].astype(np.float64), all_ranks, host)
-    # A pair does not show which rank is usual, and idling for the CPU depends little on the stage.
-    few = min(len(group) for group in peers) < FEWEST_PEERS
-    compared = all_ranks if few else peers
-    yield from _of(HOST, own_time.parts[HOST].astype(np.float64), compared, host)
-
-
-def _joined_by_node(
-    episodes: list[tuple[str, Episode]],
-    own_time: OwnTime,
-    nodes: Sequence[tuple[int, ...]],
-    least_ns: float,
-) -> Iterator[tuple[str, Episode]]:
-    """Episodes, with those of single CPUs replaced where the CPUs of a whole node are late."""
-    noisy = find_noisy_node(own_time.parts[HOST].astype(np.float64), nodes, least_ns)
-    if noisy is not None:
-        ranks = {*noisy.positions}
-        episodes = [
-            (part, one) for part, one in episodes if part != HOST or not ranks & {*one.positions}
-        ]
-        episodes.append((HOST, noisy))
-    yield from episodes
-
-
-LONGER_COPIES = 1.2
-"""Duration of a rank's copies relative to its peers' from which it copies longer."""
-
-
-def _copying(analyses: Mapping[int, RankAnalysis], own_time: OwnTime) -> _Floats:
-    """Time in which each rank only copies; the median of its peers if its copies are no longer.
-
-    Chance, and what else runs, decide how much of equal copies overlaps with something.
-    """
-    alone = own_time.parts[COPYING].astype(np.float64)
-    excess = own_time.excess[COPYING]
+        work = parts[COMPUTATION]
+        if (pace := pace_of(analyses, peers)) is not None:
+            work = work / pace.factor
+            # The usual computation at each rank's pace, so that paces can be compared as times.
+            yield PACE, pace.factor * float(np.median(work)), pace.groups, device
+        yield WORK, work, peers, device
+        if (counted := work_by_counts(analyses, peers)) is not None:
+            yield COUNTS, counted, peers, device
+    # Chance, and what else runs, decide how much of equal copies overlaps with something, so only
+    # longer copies count.
     copies = np.array([sum(one.duration_ns for one in analyses[r].copies) for r in own_time.ranks])
     usual = np.array([np.median(copies[list(group)]) for group in own_time.peers])
-    longer = copies >= LONGER_COPIES * np.maximum(usual, 1)
-    return np.where(longer[:, None], alone, alone - np.maximum(excess, 0))
+    longer = (copies >= LONGER_COPIES * np.maximum(usual, 1))[:, None]
+    excess = np.maximum(own_time.excess[COPYING], 0)
+    yield COPYING, np.where(longer, parts[COPYING], parts[COPYING] - excess), peers, host
+    yield INPUT, parts[INPUT], all_ranks, host
+    # A pair does not show which rank is usual, and idling for the CPU depends little on the stage.
+    few = min(len(group) for group in peers) < FEWEST_PEERS
+    yield HOST, parts[HOST], all_ranks if few else peers, host
 
 
 def _limits(step_ns: float, lasting: float, cell: float) -> Limits:
@@ -211,37 +195,21 @@ def _limits(step_ns: float, lasting: float, cell: float) -> Limits:
     )
 
 
-def _of(
-    part: str, values: _Floats, groups: tuple[tuple[int, ...], ...], limits: Limits
-) -> Iterator[tuple[str, Episode]]:
-    for group in groups:
-        for episode in find_episodes(values, group, limits):
-            yield part, episode
-
-
-def _paced(pace: Pace, computation: _Floats) -> _Floats:
-    """The usual computation at the pace of each rank, so that paces can be compared as times."""
-    return pace.factor * float(np.median(computation / pace.factor))
-
-
 def _waits(analyses: Mapping[int, RankAnalysis], shape: tuple[int, ...]) -> _Floats:
     """Exposed waiting of each rank in each step."""
     waits = np.zeros(shape)
     for row, analysis in zip(waits, analyses.values(), strict=True):
         inside = analysis.collective_step >= 0
         ns = np.maximum(analysis.exposed_wait_ns[inside], 0)
-        row += np.bincount(analysis.collective_step[inside], weights=ns, minlength=len(row))[
-            : len(row)
-        ]
+        steps = analysis.collective_step[inside]
+        row += np.bincount(steps, weights=ns, minlength=len(row))[: len(row)]
     return waits
 
 
 def _blocked(analyses: Mapping[int, RankAnalysis], shape: tuple[int, ...]) -> _Floats:
-    """Exposed communication of each rank in each step.
-
-    A rank that idles early in a step delays collectives that overlap with the others' computation
-    at first. In the end they pay with exposed transfers of later collectives, not with waiting.
-    """
+    """Exposed communication of each rank in each step."""
+    # A rank that idles early in a step delays collectives that overlap with the others' computation
+    # at first. In the end they pay with exposed transfers of later collectives, not with waiting.
     blocked = np.zeros(shape)
     for row, analysis in zip(blocked, analyses.values(), strict=True):
         row[: len(analysis.steps)] = [step.exposed_comm_ns for step in analysis.steps]
@@ -271,26 +239,15 @@ def _is_hidden(episode: Episode, own_time: OwnTime) -> bool:
     return float(hidden[excess > 0].sum()) > float(excess[excess > 0].sum()) / 2
 
 
-def _is_alone(episode: Episode, peers: tuple[tuple[int, ...], ...]) -> bool:
-    slow = set(episode.positions)
-    return all(set(group) <= slow for group in peers if slow & set(group))
-
-
 def work_by_counts(
     analyses: Mapping[int, RankAnalysis], peers: Sequence[tuple[int, ...]]
 ) -> NDArray[np.float64] | None:
-    """Time that each rank's kernels would take at the usual duration of each, float64 ns.
+    """Time that each rank's kernels would take at the usual duration of each, ns, shape ``(P, S)``.
 
-    Ranks whose software chose another version of a kernel launch it equally often, so they have the
-    same work. On CPUs one operator has many sizes, and the usual duration is that of the peers'
-    launches. Launches above the peers' count there with the time that they add in the median step.
-
-    Args:
-        analyses: Analyses by global rank, P of them.
-        peers: Groups of positions of ranks that do the same work.
-
-    Returns:
-        Shape ``(P, S)``; None if the kernels of a rank are unknown.
+    None if the kernels of a rank are unknown. Ranks whose software chose another version of a
+    kernel launch it equally often, so they have the same work. On CPUs one operator has many sizes,
+    and the usual duration is that of the peers' launches. Launches above the peers' count there
+    with the time that they add in the median step.
     """
     are_operators = all(analysis.is_cpu for analysis in analyses.values())
     known = [analysis.kernel_steps for analysis in analyses.values()]
@@ -301,7 +258,10 @@ def work_by_counts(
     for group in dict.fromkeys(peers):
         of_group = [steps[position] for position in group]
         usual = _usual_ns(of_group)
-        result[list(group)] = [_at_usual_times(kernels, usual) for kernels in of_group]
+        result[list(group)] = [
+            np.array([usual.get(name, 0.0) for name in kernels.names]) @ kernels.count
+            for kernels in of_group
+        ]
         if are_operators and len(group) > 1:
             result[list(group)] += _of_other_sizes(of_group, usual)
     return result
@@ -313,45 +273,30 @@ if it ran it."""
 
 
 def _usual_ns(ranks: Sequence[KernelSteps]) -> dict[str, float]:
-    """Mean duration on the median rank, by kernel, of kernels that can be counted.
-
-    Kernels that some ranks do not run get the mean duration of all of these, because they may be
-    versions of one kernel. Only the longest kernels of a rank are kept, so a kernel that a rank
-    seems not to run may have been cut off. It counts only if it is far longer than that.
-    """
-    found: dict[str, list[tuple[int, int]]] = {}
+    """Mean duration on the median rank, by kernel, of kernels that can be counted."""
+    # Kernels that some ranks do not run get the mean duration of all of these, because they may be
+    # versions of one kernel. Only the longest kernels of a rank are kept, so a kernel that a rank
+    # seems not to run may have been cut off. It counts only if it is far longer than that.
+    found: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
     for kernels in ranks:
-        count, total = kernels.count.sum(axis=1).tolist(), kernels.total_ns.sum(axis=1).tolist()
-        for name, *sums in zip(kernels.names, total, count, strict=True):
-            found.setdefault(name, []).append((sums[0], sums[1]))
-    everywhere = {name for name, sums in found.items() if len(sums) == len(ranks)}
-    usual = {name: float(np.median([_mean(*one) for one in found[name]])) for name in everywhere}
-    least = CLEARLY * max(map(_longest_left_out, ranks))
+        total, count = kernels.total_ns.sum(axis=1).tolist(), kernels.count.sum(axis=1).tolist()
+        for name, ns, number in zip(kernels.names, total, count, strict=True):
+            found[name].append((ns, number))
+    usual = {
+        name: float(np.median([ns / max(number, 1) for ns, number in sums]))
+        for name, sums in found.items()
+        if len(sums) == len(ranks)
+    }
+    cut_off = [int(k.total_ns.sum(axis=1).min()) for k in ranks if len(k.names) >= MOST_NAMES]
+    least = CLEARLY * max(cut_off, default=0)
     lone = {
         name: sums
         for name, sums in found.items()
-        if name not in everywhere and max(ns for ns, _ in sums) >= least
+        if name not in usual and max(ns for ns, _ in sums) >= least
     }
-    cells = [one for sums in lone.values() for one in sums]
-    of_lone = _mean(sum(ns for ns, _ in cells), sum(count for _, count in cells))
+    sums = [one for several in lone.values() for one in several]
+    of_lone = sum(ns for ns, _ in sums) / max(sum(number for _, number in sums), 1)
     return dict.fromkeys(lone, of_lone) | usual
-
-
-def _longest_left_out(kernels: KernelSteps) -> int:
-    """Longest time that a kernel which is not kept can take, ns; 0 if all are kept."""
-    if len(kernels.names) < MOST_NAMES:
-        return 0
-    return int(kernels.total_ns.sum(axis=1).min())
-
-
-def _mean(total_ns: int, count: int) -> float:
-    return total_ns / max(count, 1)
-
-
-def _at_usual_times(kernels: KernelSteps, usual: Mapping[str, float]) -> NDArray[np.float64]:
-    times = np.array([usual.get(name, 0.0) for name in kernels.names])
-    result: NDArray[np.float64] = times @ kernels.count
-    return result
 
 
 MORE_LAUNCHES = 0.1
@@ -367,10 +312,8 @@ is certain."""
 def _of_other_sizes(
     ranks: Sequence[KernelSteps], usual: Mapping[str, float]
 ) -> NDArray[np.float64]:
-    """Time that launches above the peers' take more or less than usual, shape ``(P, S)``, ns.
-
-    Only for kernels that a rank launches more often than its peers in every step.
-    """
+    """Time that launches above the peers' take more or less than usual, shape ``(P, S)``, ns."""
+    # Only for kernels that a rank launches more often than its peers in every step.
     result = np.zeros((len(ranks), ranks[0].count.shape[1]))
     for name in frozenset(ranks[0].names).intersection(*(kernels.names for kernels in ranks[1:])):
         rows = [kernels.names.index(name) for kernels in ranks]

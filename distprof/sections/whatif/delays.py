@@ -20,25 +20,32 @@ from distprof.sections.whatif.trace_graph import TraceGraph
 from distprof.terms import CollectiveKind, MeshAxis
 
 OUTSIDE = -1
+
+MAX_CLASSES = 8
+"""Classes of collectives that are tried as cuts; the others are too rare to cut much."""
+
 _TINY_RATIO = 0.05
 _ITERATIONS = 30
-Measure = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+
+_Floats = NDArray[np.float64]
+
+Measure = Callable[[_Floats], _Floats]
 """Function from values, shape ``(ranks, sections)``, to target values."""
 
 
-def median_of_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def median_of_others(values: _Floats) -> _Floats:
     """The median of the other ranks, for each rank."""
     whole = np.rint(values).astype(np.int64)
-    target: NDArray[np.float64] = whole - over_peers(whole)
+    target: _Floats = whole - over_peers(whole)
     return target
 
 
-def mean_of_peers(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def mean_of_peers(values: _Floats) -> _Floats:
     """The mean of all ranks, for each rank."""
     return np.broadcast_to(values.mean(axis=0), values.shape)
 
 
-def evened(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def evened(values: _Floats) -> _Floats:
     """Values of each rank without its constant difference from its peers.
 
     Batches of different sizes lengthen all computation of a rank by one factor, in proportion to
@@ -55,7 +62,7 @@ def evened(values: NDArray[np.float64]) -> NDArray[np.float64]:
             return values
         section /= length
         rank = apart @ section
-    even: NDArray[np.float64] = np.maximum(values - np.outer(rank, section), 0)
+    even: _Floats = np.maximum(values - np.outer(rank, section), 0)
     return even
 
 
@@ -77,15 +84,17 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
     ) -> Sections:
         """Cut the windows of all ranks.
 
-        Args:
-            graph: The run.
-            stages: Pipeline stages that each global rank holds; empty tuples if none are known.
-            has_experts: Whether all all-to-alls are known to exchange tokens. If not, only those
-                along the expert axis count.
+        Unless all all-to-alls are known to exchange tokens, only those along the expert axis do.
         """
         low = np.searchsorted(graph.issued_segment, graph.opens)
         high = np.searchsorted(graph.issued_segment, graph.closes)
-        peers = _peers(graph, stages, low, high)
+        groups: dict[tuple[object, ...], list[int]] = {}
+        messages = [int(kind) for kind in CollectiveKind if kind.is_point_to_point]
+        for position, rank in enumerate(graph.ranks):
+            kinds = graph.issued_kind[low[position, 0] : high[position, 0]]
+            exchanged = tuple(int((kinds == kind).sum()) for kind in messages)
+            groups.setdefault((stages[rank], exchanged), []).append(position)
+        peers = tuple(map(tuple, groups.values()))
         program = (
             graph.issued_kind.astype(np.int64) * (len(graph.axis_names) + 1) + graph.issued_axis
         )
@@ -93,24 +102,24 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
         before = np.concatenate(([0], np.cumsum(cuts)))
         count = before[high] - before[low] + 1
         first = (np.cumsum(count) - count.ravel()).reshape(count.shape)
-        window = _windows(graph)
+        mark = np.zeros(graph.num_segments + 1, dtype=np.int64)
+        number = np.broadcast_to(np.arange(1, graph.opens.shape[1] + 1), graph.opens.shape)
+        np.add.at(mark, graph.opens, number)
+        np.subtract.at(mark, graph.closes, number)
+        window = np.cumsum(mark)[:-1] - 1
         known = window != OUTSIDE
         cell = graph.owner[known], window[known]
         issued = before[np.searchsorted(graph.issued_segment, np.flatnonzero(known))]
         of_segment = np.full(graph.num_segments, OUTSIDE, dtype=np.int64)
         of_segment[known] = first[cell] + issued - before[low][cell]
+        exchange = _of_tokens(graph, has_experts=has_experts)
         return Sections(
             of_segment=of_segment,
             first=first,
             count=count,
             peers=peers,
             stages=stages,
-            is_expert=_expert_sections(
-                _of_tokens(graph, has_experts=has_experts)[cuts],
-                before[low],
-                before[high],
-                first,
-            ),
+            is_expert=_expert_sections(exchange[cuts], before[low], before[high], first),
         )
 
     @property
@@ -118,23 +127,23 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
         """Whether any rank has peers."""
         return any(len(group) > 1 for group in self.peers)
 
-    def totals(self, values: Int64Array) -> NDArray[np.float64]:
+    def totals(self, values: Int64Array) -> _Floats:
         """Sum over the segments of each section, shape ``(C,)``."""
         inside = self.of_segment != OUTSIDE
         return np.bincount(
             self.of_segment[inside], weights=values[inside], minlength=int(self.count.sum())
         ).astype(np.float64)
 
-    def by_window(self, values: Int64Array) -> NDArray[np.float64]:
+    def by_window(self, values: Int64Array) -> _Floats:
         """Sum over the segments of each window, shape ``(P, W)``."""
         totals = np.add.reduceat(self.totals(values), self.first.ravel())
         return totals.reshape(self.first.shape)
 
-    def of_windows(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    def of_windows(self, values: _Floats) -> _Floats:
         """A value per window, shape ``(P, W)``, for each segment; 1 between windows."""
         window = np.searchsorted(self.first.ravel(), self.of_segment, side="right") - 1
         inside = self.of_segment != OUTSIDE
-        result: NDArray[np.float64] = np.where(inside, values.ravel()[window], 1.0)
+        result: _Floats = np.where(inside, values.ravel()[window], 1.0)
         return result
 
     def mean(self, values: Int64Array) -> Int64Array:
@@ -142,7 +151,7 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
         totals = self.totals(values)
         return self.scaled(values, totals, self.targets(totals, mean_of_peers))
 
-    def targets(self, totals: NDArray[np.float64], measure: Measure) -> NDArray[np.float64]:
+    def targets(self, totals: _Floats, measure: Measure) -> _Floats:
         """Target time of each section, from those of peers; its own time without peers."""
         result = totals.copy()
         for group in self.peers:
@@ -155,9 +164,7 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
                 result[cells] = measure(totals[cells])
         return result
 
-    def scaled(
-        self, values: Int64Array, totals: NDArray[np.float64], target: NDArray[np.float64]
-    ) -> Int64Array:
+    def scaled(self, values: Int64Array, totals: _Floats, target: _Floats) -> Int64Array:
         """Values per segment that give every section its target time.
 
         If a section has none of this time, its first segment gets the target. If it has no segment,
@@ -174,30 +181,6 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
             known = (at >= 0) & (cells[np.maximum(at, 0)] != OUTSIDE)
             np.add.at(result, where[at[known]], target[lacking[known]])
         return np.rint(result).astype(np.int64)
-
-
-def _windows(graph: TraceGraph) -> Int64Array:
-    """Window of each segment, ``OUTSIDE`` between windows."""
-    mark = np.zeros(graph.num_segments + 1, dtype=np.int64)
-    number = np.broadcast_to(np.arange(1, graph.opens.shape[1] + 1), graph.opens.shape)
-    np.add.at(mark, graph.opens, number)
-    np.subtract.at(mark, graph.closes, number)
-    return np.cumsum(mark)[:-1] - 1
-
-
-def _peers(
-    graph: TraceGraph,
-    stages: Mapping[int, tuple[int, ...]],
-    low: Int64Array,
-    high: Int64Array,
-) -> tuple[tuple[int, ...], ...]:
-    groups: dict[tuple[object, ...], list[int]] = {}
-    messages = [int(kind) for kind in CollectiveKind if kind.is_point_to_point]
-    for position, rank in enumerate(graph.ranks):
-        kinds = graph.issued_kind[low[position, 0] : high[position, 0]]
-        exchanged = tuple(int((kinds == kind).sum()) for kind in messages)
-        groups.setdefault((stages[rank], exchanged), []).append(position)
-    return tuple(map(tuple, groups.values()))
 
 
 def _of_tokens(graph: TraceGraph, *, has_experts: bool) -> NDArray[np.bool_]:
@@ -223,10 +206,6 @@ def _expert_sections(
     return result
 
 
-MAX_CLASSES = 8
-"""Number of classes that are tried; the others are too rare to cut much."""
-
-
 def common_cuts(
     program: Int64Array,
     peers: Sequence[Sequence[int]],
@@ -235,34 +214,25 @@ def common_cuts(
 ) -> NDArray[np.bool_]:
     """Mask of the collectives that peers issue in the same order in their window.
 
-    Args:
-        program: Class of each collective, in order of rank and start.
-        peers: Positions of ranks to compare, by group.
-        low: Shape ``(P, W)``, the first collective of each rank's window.
-        high: Shape ``(P, W)``, the end of the window.
+    ``program`` is the class of each collective, in order of rank and start; ``low`` and ``high``
+    are the bounds of each rank's windows in it, shape ``(P, W)``.
     """
     result = np.zeros(len(program), dtype=np.bool_)
     for group in peers:
         for window in range(low.shape[1]):
             rows = [slice(low[rank, window], high[rank, window]) for rank in group]
             programs = [program[row] for row in rows]
-            kept = _common(programs)
+            classes, count = np.unique(programs[0], return_counts=True)
+            kept = classes.tolist()
+            if not _are_equal(programs):
+                kept = []
+                for candidate in classes[np.argsort(-count, kind="stable")][:MAX_CLASSES].tolist():
+                    tried = [*kept, candidate]
+                    if _are_equal([of_rank[np.isin(of_rank, tried)] for of_rank in programs]):
+                        kept = tried
             for row, of_rank in zip(rows, programs, strict=True):
-                result[row] = True if kept is None else np.isin(of_rank, kept)
+                result[row] = np.isin(of_rank, kept)
     return result
-
-
-def _common(programs: Sequence[Int64Array]) -> list[int] | None:
-    """Classes that are issued in the same order; None for all."""
-    if _are_equal(programs):
-        return None
-    classes, count = np.unique(programs[0], return_counts=True)
-    kept: list[int] = []
-    for candidate in classes[np.argsort(-count, kind="stable")][:MAX_CLASSES].tolist():
-        tried = [*kept, candidate]
-        if _are_equal([program[np.isin(program, tried)] for program in programs]):
-            kept = tried
-    return kept
 
 
 def _are_equal(programs: Sequence[Int64Array]) -> bool:

@@ -53,52 +53,62 @@ class LineRows(msgspec.Struct, frozen=True, kw_only=True):
     ) -> LineRows:
         """Rows of the ranks in ``index``, with ``lines`` in the same order."""
         base = np.concatenate(([0], np.cumsum([len(line) for line in lines]))).astype(np.int64)
-        begin = [
-            int(run.clock.to_common(rank.rank, np.array([line.start_ns], np.int64))[0])
-            for rank, line in zip(index.ranks, lines, strict=True)
-        ]
-        epoch = min(begin)
-        axis, names = _axes(index, analyses)
         line_of = {rank.rank: line for rank, line in zip(index.ranks, lines, strict=True)}
+        begin = np.array(
+            [
+                int(run.clock.to_common(rank, np.array([line.start_ns], np.int64))[0])
+                for rank, line in line_of.items()
+            ],
+            dtype=np.int64,
+        )
+        epoch = int(begin.min())
+        first_segment = np.repeat(base[:-1], np.diff(index.base))
 
-        def times(column: str) -> Int64Array:
-            def of_rank(rank: Rank) -> Int64Array:
-                return run.clock.to_common(rank.rank, rank.collectives[column]) - epoch
+        def times(name: str) -> Int64Array:
+            common = index.column(
+                lambda rank: run.clock.to_common(rank.rank, rank.collectives[name]) - epoch
+            )
+            return common.astype(np.int64)
 
-            return index.column(of_rank).astype(np.int64)
+        def column(name: str) -> NDArray[Any]:
+            return index.column(lambda rank: rank.collectives[name])
 
-        def numbered(column: str) -> Int64Array:
-            segment = index.column(_of_lines(line_of, column))
-            first = np.repeat(base[:-1], np.diff(index.base))
-            return np.where(segment == ABSENT, ABSENT, segment + first).astype(np.int64)
+        def of_line(name: str) -> NDArray[Any]:
+            return index.column(
+                lambda rank: line_of[rank.rank].row_column(name, len(rank.collectives))
+            )
 
+        def segments(name: str) -> Int64Array:
+            own = of_line(name)
+            return np.where(own == ABSENT, ABSENT, own + first_segment).astype(np.int64)
+
+        def measured(of: Callable[[RankAnalysis], NDArray[Any]]) -> NDArray[Any]:
+            return index.column(lambda rank: of(analyses[rank.rank]))
+
+        axis, names = _axes(index, analyses)
         return LineRows(
             index=index,
             lines=lines,
             base=base,
             start_ns=times("start_ns"),
             end_ns=times("end_ns"),
-            is_timed=index.column(lambda rank: rank.collectives["is_timed"]).astype(np.bool_),
-            stream=index.column(lambda rank: rank.collectives["stream"]),
-            kind=index.column(lambda rank: rank.collectives["kind"]).astype(np.int8),
-            bytes=index.column(lambda rank: rank.collectives["bytes"]),
-            step=index.column(lambda rank: _step_numbers(analyses[rank.rank])),
+            is_timed=column("is_timed").astype(np.bool_),
+            stream=column("stream"),
+            kind=column("kind").astype(np.int8),
+            bytes=column("bytes"),
+            step=measured(_step_numbers),
             axis=axis,
             axis_names=names,
-            issue=numbered("issue"),
-            leader=_leaders(index, line_of),
-            unheld=numbered("unheld"),
-            copy_ns=index.column(_of_lines(line_of, "copy_ns")),
-            resume=numbered("resume"),
-            exposed=index.column(_of_lines(line_of, "exposed")),
-            begin_ns=np.array(begin, dtype=np.int64) - epoch,
+            issue=segments("issue"),
+            leader=_leaders(index, of_line("leader")),
+            unheld=segments("unheld"),
+            copy_ns=of_line("copy_ns"),
+            resume=segments("resume"),
+            exposed=of_line("exposed"),
+            begin_ns=begin - epoch,
             epoch_ns=epoch,
-            is_needless=index.column(lambda rank: needless_rows(analyses[rank.rank])).astype(
-                np.bool_
-            ),
-            unhidden=index.column(lambda rank: unhidden_rows(analyses[rank.rank])).astype(
-                np.float32
-            ),
+            is_needless=measured(needless_rows).astype(np.bool_),
+            unhidden=measured(unhidden_rows).astype(np.float32),
         )
 
     @property
@@ -115,14 +125,9 @@ def _step_numbers(analysis: RankAnalysis) -> NDArray[np.int32]:
     return numbers[np.where(inside, analysis.collective_step, len(numbers) - 1)]
 
 
-def _of_lines(line_of: Mapping[int, MainLine], name: str) -> Callable[[Rank], NDArray[Any]]:
-    return lambda rank: line_of[rank.rank].row_column(name, len(rank.collectives))
-
-
-def _leaders(index: RowIndex, line_of: Mapping[int, MainLine]) -> Int64Array:
+def _leaders(index: RowIndex, row: Int64Array) -> Int64Array:
     """The row that each waited for, numbered across ranks; ABSENT if there is none here."""
     length = np.diff(index.base)
-    row = index.column(_of_lines(line_of, "leader"))
     inside = row - np.repeat(index.low, length)
     known = (row != ABSENT) & (inside >= 0) & (inside < np.repeat(length, length))
     return np.where(known, inside + np.repeat(index.base[:-1], length), ABSENT).astype(np.int64)
@@ -153,6 +158,8 @@ _MESSAGES = (int(CollectiveKind.SEND), int(CollectiveKind.RECV))
 
 NOWHERE = np.iinfo(np.int64).min
 
+_NOTHING = np.empty(0, np.int64)
+
 
 class Transfers(msgspec.Struct, frozen=True, kw_only=True):
     """Operations between ranks, J of them; their nodes follow those of the segments."""
@@ -182,64 +189,56 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransferParts(msgspec.Struct, frozen=True, kw_only=True):
-    """Transfers, and the rows, segments and delays that connect ranks with them.
-
-    ``row``, ``of`` and ``late``: row of a member, its transfer, and how much later than the
-    transfer the member ends. ``needs`` and ``needs_of``: additional segments that a transfer waits
-    for, and the transfer. ``unblocks`` and ``unblocks_of``: additional segments that wait for a
-    transfer, and the transfer. ``sent`` and ``received``: pairs of transfers, the second of which
-    waits for the first.
-    """
+    """Transfers, and the rows, segments and delays that connect ranks with them."""
 
     transfers: Transfers
-    row: Int64Array
-    of: Int64Array
-    late: Int64Array
-    needs: Int64Array
-    needs_of: Int64Array
-    unblocks: Int64Array
-    unblocks_of: Int64Array
-    sent: Int64Array
-    received: Int64Array
+    row: Int64Array = msgspec.field(default_factory=lambda: _NOTHING)  # Row of a member.
+    of: Int64Array = msgspec.field(default_factory=lambda: _NOTHING)  # Its transfer.
+    # How much later than the transfer the member ends.
+    late: Int64Array = msgspec.field(default_factory=lambda: _NOTHING)
+    # Additional segments that a transfer waits for, and the transfer.
+    needs: Int64Array = msgspec.field(default_factory=lambda: _NOTHING)
+    needs_of: Int64Array = msgspec.field(default_factory=lambda: _NOTHING)
+    # Additional segments that wait for a transfer, and the transfer.
+    unblocks: Int64Array = msgspec.field(default_factory=lambda: _NOTHING)
+    unblocks_of: Int64Array = msgspec.field(default_factory=lambda: _NOTHING)
+    # Pairs of transfers, the second of which waits for the first.
+    sent: Int64Array = msgspec.field(default_factory=lambda: _NOTHING)
+    received: Int64Array = msgspec.field(default_factory=lambda: _NOTHING)
 
     @staticmethod
     def concat(parts: Sequence[TransferParts]) -> TransferParts:
-        """All parts, one after another."""
-        first = np.concatenate(([0], np.cumsum([len(part.transfers) for part in parts])))
-
-        def column(name: str, *, shift: bool = False) -> Int64Array:
-            arrays = [
-                getattr(part, name) + (low if shift else 0)
-                for part, low in zip(parts, first.tolist(), strict=False)
-            ]
-            return np.concatenate(arrays).astype(np.int64)
-
+        """All parts, one after another, their transfers renumbered."""
+        first = np.concatenate(([0], np.cumsum([len(part.transfers) for part in parts]))).tolist()
         transfers = {
             name: np.concatenate([getattr(part.transfers, name) for part in parts])
             for name in Transfers.__struct_fields__
         }
-        return TransferParts(
-            transfers=Transfers(**transfers),
-            row=column("row"),
-            of=column("of", shift=True),
-            late=column("late"),
-            needs=column("needs"),
-            needs_of=column("needs_of", shift=True),
-            unblocks=column("unblocks"),
-            unblocks_of=column("unblocks_of", shift=True),
-            sent=column("sent", shift=True),
-            received=column("received", shift=True),
-        )
+        columns = {
+            name: np.concatenate(
+                [
+                    getattr(part, name) + (low if name in _NUMBERS else 0)
+                    for part, low in zip(parts, first, strict=False)
+                ]
+            ).astype(np.int64)
+            for name in TransferParts.__struct_fields__[1:]
+        }
+        return TransferParts(transfers=Transfers(**transfers), **columns)
 
 
-_NOTHING = np.empty(0, np.int64)
+_NUMBERS = ("of", "needs_of", "unblocks_of", "sent", "received")
+"""Columns that number transfers."""
 
 
 def transfers_of(run: Run, rows: LineRows) -> TransferParts:
     """All transfers between ranks."""
     sent = _sent(run, rows)
     joined = _joined(run, rows, sent.row)
-    single = _single(rows, np.concatenate((joined.row, sent.row)))
+    # Timed rows without partners, which keep their duration
+    alone = rows.inside & rows.is_timed
+    alone[np.concatenate((joined.row, sent.row))] = False
+    row = np.flatnonzero(alone)
+    single = _of_one_rank(rows, row, (rows.end_ns - rows.start_ns)[row], np.zeros_like(row))
     return TransferParts.concat([joined, single, sent, *_blocked_in_messages(run, rows)])
 
 
@@ -250,7 +249,7 @@ def _joined(run: Run, rows: LineRows, others: Int64Array) -> TransferParts:
     filled = np.flatnonzero(size > 0)
     first = members.offsets[:-1][filled]
     if len(filled) == 0:
-        return _parts_of(rows, _NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
+        return _of_one_rank(rows, _NOTHING, _NOTHING, _NOTHING)
     row = members.row
     last_start = np.maximum.reduceat(rows.start_ns[row], first)
     first_end = np.minimum.reduceat(rows.end_ns[row], first)
@@ -282,13 +281,11 @@ def _joined(run: Run, rows: LineRows, others: Int64Array) -> TransferParts:
 
 def _one_clock(run: Run, rows: LineRows, row: Int64Array, first: Int64Array) -> NDArray[np.bool_]:
     """Instances whose members' clocks can be compared."""
-    component = np.array(
-        [run.clock.component[run.clock.domain_of(rank.rank)] for rank in rows.index.ranks]
-    )
-    of_member = component[rows.index.rank_index[row]]
-    same: NDArray[np.bool_] = np.minimum.reduceat(of_member, first) == np.maximum.reduceat(
-        of_member, first
-    )
+    clock = run.clock
+    of_rank = np.array([clock.component[clock.domain_of(r.rank)] for r in rows.index.ranks])
+    of_member = of_rank[rows.index.rank_index[row]]
+    low, high = np.minimum.reduceat(of_member, first), np.maximum.reduceat(of_member, first)
+    same: NDArray[np.bool_] = low == high
     return same
 
 
@@ -306,49 +303,32 @@ def _parts_of(
 ) -> TransferParts:
     """Transfers with the kind, axis and size of their row in ``example``."""
     release = np.zeros(len(duration), dtype=np.int64)
-    outside = row[rows.issue[row] == ABSENT]
-    np.maximum.at(release, of[rows.issue[row] == ABSENT], rows.start_ns[outside])
+    outside = rows.issue[row] == ABSENT
+    np.maximum.at(release, of[outside], rows.start_ns[row[outside]])
     shared = np.full(len(duration), ABSENT, dtype=np.int32)
-    return TransferParts(
-        transfers=Transfers(
-            duration_ns=duration.astype(np.int64),
-            kind=(rows.kind[example] if kind is None else kind).astype(np.int8),
-            step=rows.step[example],
-            axis=rows.axis[example].astype(np.int32),
-            bytes=rows.bytes[example].astype(np.int64),
-            owner=shared if owner is None else owner,
-            is_joined=np.full(len(duration), owner is None),
-            release_ns=release,
-            is_needless=rows.is_needless[example],
-            place=np.full(len(duration), NOWHERE, np.int64) if place is None else place,
-            unhidden=rows.unhidden[example],
-        ),
-        row=row,
-        of=of,
-        late=late,
-        needs=_NOTHING,
-        needs_of=_NOTHING,
-        unblocks=_NOTHING,
-        unblocks_of=_NOTHING,
-        sent=_NOTHING,
-        received=_NOTHING,
+    transfers = Transfers(
+        duration_ns=duration.astype(np.int64),
+        kind=(rows.kind[example] if kind is None else kind).astype(np.int8),
+        step=rows.step[example],
+        axis=rows.axis[example].astype(np.int32),
+        bytes=rows.bytes[example].astype(np.int64),
+        owner=shared if owner is None else owner,
+        is_joined=np.full(len(duration), owner is None),
+        release_ns=release,
+        is_needless=rows.is_needless[example],
+        place=np.full(len(duration), NOWHERE, np.int64) if place is None else place,
+        unhidden=rows.unhidden[example],
     )
+    return TransferParts(transfers=transfers, row=row, of=of, late=late)
 
 
-def _single(rows: LineRows, joined_row: Int64Array) -> TransferParts:
-    """Timed rows without partners, which keep their duration."""
-    alone = rows.inside & rows.is_timed
-    alone[joined_row] = False
-    row = np.flatnonzero(alone)
-    return _parts_of(
-        rows,
-        (rows.end_ns - rows.start_ns)[row],
-        row,
-        row,
-        np.arange(len(row), dtype=np.int64),
-        np.zeros(len(row), np.int64),
-        owner=rows.index.rank_index[row],
-    )
+def _of_one_rank(
+    rows: LineRows, row: Int64Array, duration: Int64Array, late: Int64Array
+) -> TransferParts:
+    """A transfer of each row on its rank alone."""
+    owner = rows.index.rank_index[row]
+    number = np.arange(len(row), dtype=np.int64)
+    return _parts_of(rows, duration, row, row, number, late, owner=owner)
 
 
 # Messages that wait in a buffer -------------------------------------------------------------------
@@ -363,33 +343,30 @@ def _sent(run: Run, rows: LineRows) -> TransferParts:
     number = np.arange(len(sender), dtype=np.int64)
     arrives = np.maximum(rows.start_ns[receiver], rows.end_ns[sender])
     row = np.concatenate((sender, receiver))
-    end_ns = np.concatenate((rows.end_ns[sender], rows.end_ns[receiver]))
-    begins = np.concatenate((rows.start_ns[sender], arrives))
-    parts = _parts_of(
-        rows,
-        np.maximum(end_ns - begins, 0),
-        row,
-        row,
-        np.arange(len(row), dtype=np.int64),
-        np.minimum(end_ns - begins, 0),
-        owner=rows.index.rank_index[row],
-    )
+    length = rows.end_ns[row] - np.concatenate((rows.start_ns[sender], arrives))
+    parts = _of_one_rank(rows, row, np.maximum(length, 0), np.minimum(length, 0))
     known = replace(parts.transfers, is_joined=np.ones(len(row), dtype=np.bool_))
     return replace(parts, transfers=known, sent=number, received=number + len(number))
 
 
-def _ends(run: Run, rows: LineRows) -> tuple[Int64Array, Int64Array, NDArray[np.int32]]:
-    """Timed rows of sends, of their matched receives, and their groups."""
+def _pairs(run: Run, rows: LineRows) -> tuple[Int64Array, Int64Array]:
+    """Rows of matched messages with both ends, shape ``(n, 2)``, and their groups."""
     members = rows.index.members(run.matches)
     pairs = np.flatnonzero(np.isin(run.matches.kind, _MESSAGES) & (np.diff(members.offsets) == 2))
     low = members.offsets[:-1][pairs]
     ends = np.stack((members.row[low], members.row[low + 1]), axis=1)
+    return ends, run.matches.group[pairs].astype(np.int64)
+
+
+def _ends(run: Run, rows: LineRows) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Timed rows of sends, of their matched receives, and their groups."""
+    ends, group = _pairs(run, rows)
     sends = rows.kind[ends] == CollectiveKind.SEND
     usable = (sends.sum(axis=1) == 1) & (rows.kind[ends] == CollectiveKind.RECV).any(axis=1)
     usable &= rows.is_timed[ends].all(axis=1) & rows.inside[ends].any(axis=1)
     usable &= _one_clock(run, rows, ends.ravel(), 2 * np.arange(len(ends), dtype=np.int64))
     ends, sends = ends[usable], sends[usable]
-    return ends[sends], ends[~sends], run.matches.group[pairs[usable]]
+    return ends[sends], ends[~sends], group[usable]
 
 
 # Messages without transfer times -----------------------------------------------------------------
@@ -397,7 +374,9 @@ def _ends(run: Run, rows: LineRows) -> tuple[Int64Array, Int64Array, NDArray[np.
 
 def _blocked_in_messages(run: Run, rows: LineRows) -> list[TransferParts]:
     """One transfer for each time that a rank was blocked in sends and receives."""
-    own, partner = _partners(run, rows)
+    ends, _ = _pairs(run, rows)
+    ends = ends[~rows.is_timed[ends].any(axis=1)]
+    own, partner = ends.T.ravel(), ends.T[::-1].ravel()
     return [
         _blocked_on_rank(run, rows, position, own, partner)
         for position, line in enumerate(rows.lines)
@@ -405,23 +384,12 @@ def _blocked_in_messages(run: Run, rows: LineRows) -> list[TransferParts]:
     ]
 
 
-def _partners(run: Run, rows: LineRows) -> tuple[Int64Array, Int64Array]:
-    """Rows of matched messages without transfer times, and the row of each other end."""
-    members = rows.index.members(run.matches)
-    pairs = np.flatnonzero(np.isin(run.matches.kind, _MESSAGES) & (np.diff(members.offsets) == 2))
-    first = members.row[members.offsets[:-1][pairs]]
-    second = members.row[members.offsets[:-1][pairs] + 1]
-    own, partner = np.concatenate((first, second)), np.concatenate((second, first))
-    usable = ~rows.is_timed[own] & ~rows.is_timed[partner]
-    return own[usable], partner[usable]
-
-
 def _blocked_on_rank(
     run: Run, rows: LineRows, position: int, own: Int64Array, partner: Int64Array
 ) -> TransferParts:
     """Waits of one rank: each ends only after the messages that were ready before its end."""
     line, rank = rows.lines[position], rows.index.ranks[position].rank
-    start, end = (
+    begins, end = (
         run.clock.to_common(rank, time) - rows.epoch_ns
         for time in (line.wait_start_ns, line.wait_end_ns)
     )
@@ -429,36 +397,29 @@ def _blocked_on_rank(
     own, partner = own[mine], partner[mine]
     ready = np.maximum(rows.start_ns[own], rows.start_ns[partner])
     wait = np.searchsorted(end, ready, side="left")
-    own, partner, ready = (part[wait < len(end)] for part in (own, partner, ready))
-    wait = wait[wait < len(end)]
-    begins = start.copy()
+    inside = wait < len(end)
+    own, partner, ready, wait = (part[inside] for part in (own, partner, ready, wait))
     np.maximum.at(begins, wait, ready)
-    joined = np.zeros(len(end), dtype=np.bool_)
-    joined[wait] = True
-    resume = line.wait_resume + rows.base[position]
-    axis = np.full(len(end), ABSENT, dtype=np.int32)
+    number, unknown = np.arange(len(end), dtype=np.int64), np.full(len(end), ABSENT)
+    axis = unknown.astype(np.int32)
     axis[wait] = rows.axis[own]
+    resume = line.wait_resume + rows.base[position]
     return TransferParts(
         transfers=Transfers(
             duration_ns=np.maximum(end - begins, 0),
             kind=np.full(len(end), CollectiveKind.SEND_RECV, np.int8),
-            step=np.full(len(end), ABSENT, dtype=np.int32),
+            step=unknown.astype(np.int32),
             axis=axis,
-            bytes=np.full(len(end), ABSENT, np.int64),
+            bytes=unknown.astype(np.int64),
             owner=np.full(len(end), position, np.int32),
-            is_joined=joined,
+            is_joined=np.isin(number, wait),
             release_ns=np.zeros(len(end), np.int64),
             is_needless=np.zeros(len(end), dtype=np.bool_),
             place=np.full(len(end), NOWHERE, np.int64),
             unhidden=np.zeros(len(end), dtype=np.float32),
         ),
-        row=_NOTHING,
-        of=_NOTHING,
-        late=_NOTHING,
         needs=np.concatenate((resume - 1, rows.issue[partner])),
-        needs_of=np.concatenate((np.arange(len(end), dtype=np.int64), wait)),
+        needs_of=np.concatenate((number, wait)),
         unblocks=resume,
-        unblocks_of=np.arange(len(end), dtype=np.int64),
-        sent=_NOTHING,
-        received=_NOTHING,
+        unblocks_of=number,
     )

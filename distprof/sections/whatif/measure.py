@@ -19,8 +19,8 @@ from distprof.sections.moe.result import MoeResult
 from distprof.sections.own_time import held_stages
 from distprof.sections.pipeline.result import PipelineResult
 from distprof.sections.stragglers.result import StragglersResult
+from distprof.sections.whatif.changes import Refill, refill_of
 from distprof.sections.whatif.plan import Simulation, Workbench
-from distprof.sections.whatif.refill import Refill, refill_of
 from distprof.sections.whatif.result import WhatIfResult
 from distprof.sections.whatif.segments import rank_line
 from distprof.terms import StragglerPattern
@@ -49,17 +49,8 @@ def analyze_whatif(
 ) -> WhatIfResult:
     """Simulate the run as it was, and without each cause that it shows.
 
-    Args:
-        run: The recording: traces, or another tool's log of operations.
-        analyses: Analyses by global rank; ranks without one take no part.
-        stragglers: Stragglers, each of which gets a scenario.
-        moe: Expert layers, if there are any.
-        pipeline: Predictions for other orders of the run's pipelines.
-        bench: Receives the simulation, from which repairs are planned once the findings are known.
-
-    Returns:
-        The scenarios; none, and the reason in ``unavailable``, if the simulation does not reproduce
-        the measured step.
+    ``bench`` receives the simulation, from which repairs are planned once the findings are known.
+    If the simulation does not reproduce the measured step, ``unavailable`` says why.
     """
     if (operations := run.get(OperationLog)) is not None:
         from distprof.sections.whatif.operations import simulate_operations
@@ -71,26 +62,23 @@ def analyze_whatif(
     if len(analyses) > 1 and (matched is None or matched < LEAST_MATCHED):
         share = format_ratio(matched or 0.0)
         return _nothing(f"only {share} of the collectives found their partners on other ranks")
-    refill = refill_of(pipeline)
-    return _of_traces(run, analyses, stragglers, refill, bench, has_experts=bool(moe.layers))
+    return _of_traces(run, analyses, stragglers, moe, refill_of(pipeline), bench)
 
 
 def _of_traces(
     run: Run,
     analyses: RankAnalyses,
     stragglers: StragglersResult,
+    moe: MoeResult,
     refill: Refill | None,
     bench: Workbench,
-    *,
-    has_experts: bool,
 ) -> WhatIfResult:
     # Imported here because these modules need results of this package
     from distprof.sections.whatif.delays import Sections
     from distprof.sections.whatif.scenarios import is_worth_showing, scenarios
     from distprof.sections.whatif.sets import link_changes, set_changes
-    from distprof.sections.whatif.slowdowns import slowdowns
-    from distprof.sections.whatif.trace_changes import TraceModel, packed
     from distprof.sections.whatif.trace_graph import path_shares, trace_graph
+    from distprof.sections.whatif.trace_model import TraceModel, packed, slowdowns
 
     try:
         graph = trace_graph(run, analyses)
@@ -99,13 +87,14 @@ def _of_traces(
     if graph is None or not graph.measured_ns.sum():
         return _nothing("the ranks have no windows in common")
     times = graph.simulate()
-    base = _replayed(graph, times)
-    if base.error_ratio > LARGEST_ERROR:
-        off = format_ratio(base.error_ratio)
+    result = _replayed(graph, times)
+    error_ratio = max(abs(result.model_error_ratio or 0.0), result.step_error_ratio or 0.0)
+    if error_ratio > LARGEST_ERROR:
+        off = format_ratio(error_ratio)
         why = f"The simulated step is {off} off the measured one, too far to draw conclusions."
-        return msgspec.structs.replace(base.result, unavailable=(why,))
-    replayed_ns = base.result.replayed_ns or 0
-    sections = Sections.of(graph, held_stages(analyses, run), has_experts=has_experts)
+        return msgspec.structs.replace(result, unavailable=(why,))
+    replayed_ns = result.replayed_ns or 0
+    sections = Sections.of(graph, held_stages(analyses, run), has_experts=bool(moe.layers))
     slow = slowdowns(graph.without_launch_bounds(), sections, replayed_ns)
     named = {r.rank for r in stragglers.ranks if r.pattern is not StragglerPattern.NONE}
     if graph.is_sample:  # ranks that are slow in some steps may not be slow in these
@@ -114,39 +103,29 @@ def _of_traces(
     links = link_changes(graph, run.topology.groups, stragglers.links)
     changes = scenarios(graph, sections, analyses, replayed_ns, named, chain(sets, links))
     kept = {change.what: packed(graph, change) for change in changes}
-    model = TraceModel(graph=graph, changes=kept)
-    bench.simulation = Simulation.of(model, model.changes, refill)
+    bench.simulation = Simulation.of(TraceModel(graph=graph, changes=kept), kept, refill)
     found = sorted(bench.simulation.scenarios(), key=lambda s: (-s.recoverable_ns, s.what))
     return msgspec.structs.replace(
-        base.result,
+        result,
         without=tuple(s for s in found if is_worth_showing(s, replayed_ns, named)),
         path=path_shares(graph, times, replayed_ns),
-        **({} if slow is None else slow.fields()),
+        **slow,
     )
 
 
-class _Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """The run simulated as it was; ``error_ratio`` is the worse of the mean and per-step errors."""
-
-    result: WhatIfResult
-    error_ratio: float
-
-
-def _replayed(graph: TraceGraph, times: Times) -> _Replayed:
+def _replayed(graph: TraceGraph, times: Times) -> WhatIfResult:
+    """The run simulated as it was."""
     spans = graph.window_ns(times)
-    whole = float(spans.mean() / graph.measured_ns.mean()) - 1
-    by_step = float(abs(spans / np.maximum(graph.measured_ns, 1) - 1).mean())
-    result = WhatIfResult(
+    return WhatIfResult(
         source="traces",
         num_operations=graph.graph.num_operations,
         num_steps=graph.measured_ns.shape[1],
         num_left_out=graph.num_analysed - graph.opens.shape[1] if graph.is_sample else None,
         step_ns=round(graph.measured_ns.mean()),
         replayed_ns=round(spans.mean()),
-        model_error_ratio=whole,
-        step_error_ratio=by_step,
+        model_error_ratio=float(spans.mean() / graph.measured_ns.mean()) - 1,
+        step_error_ratio=float(abs(spans / np.maximum(graph.measured_ns, 1) - 1).mean()),
     )
-    return _Replayed(result=result, error_ratio=max(abs(whole), by_step))
 
 
 def _nothing(why: str) -> WhatIfResult:

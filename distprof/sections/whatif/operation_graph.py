@@ -84,7 +84,9 @@ class StepRows(msgspec.Struct, frozen=True, kw_only=True):
 def lay_out(log: OperationLog) -> StepRows | None:
     """The log's operations step by step; None if the place of none is known."""
     table = log.operations
-    kind = _kind_codes(table)
+    coded = table.coded("kind")
+    codes = [KINDS.index(value) if value in KINDS else -1 for value in coded.values]
+    kind = np.array([*codes, -1], np.int64)[coded.codes]
     known = np.flatnonzero(kind >= 0)
     if len(known) == 0:
         return None
@@ -115,13 +117,6 @@ def lay_out(log: OperationLog) -> StepRows | None:
         num_stages=max(num_stages, 1),
         notes=tuple(notes),
     )
-
-
-def _kind_codes(table: Table) -> Int64Array:
-    """Index into KINDS of each row, -1 for other kinds."""
-    coded = table.coded("kind")
-    lookup = np.array([KINDS.index(v) if v in KINDS else -1 for v in coded.values], np.int64)
-    return lookup[coded.codes] if len(lookup) else np.empty(0, np.int64)
 
 
 def _unknown_kinds(table: Table, kind: Int64Array) -> list[str]:
@@ -174,9 +169,6 @@ class StepGraph(msgspec.Struct, frozen=True, kw_only=True):
 
     graph: Graph  # n + g nodes.
     group: Int64Array  # int64, shape ``(n,)``: the meeting of each operation, -1 for none.
-    waits: Edges  # Edges between operations: the one that must end first, and the one that waits.
-    # int64 per edge of ``graph``: its place in ``waits``, -1 for the edge out of a meeting.
-    edge_of: Int64Array
     notes: tuple[str, ...] = ()  # Inconsistencies of the log, one sentence each.
 
     @property
@@ -193,38 +185,34 @@ def graph_of(rows: StepRows) -> StepGraph:
     """
     compute = _in_order(rows, rows.of(*_COMPUTE))
     message_edges, pairs, num_unpaired = _messages(rows)
+    # A chunk's first forward waits for the last gather of its parameters
+    gathers = np.flatnonzero(rows.of("params-all-gather"))
+    forward = np.flatnonzero(rows.of("forward-compute"))
+    last = _extreme(rows, gathers, -rows.seq[gathers])
+    first = _extreme(rows, forward, rows.start[forward, 0])
+    a, b = _joined(_chunk_key(rows, last), _chunk_key(rows, first))
     edges = [
         _chain(rows, compute),
         *message_edges,
         _first_backward_messages(rows, compute),
         _chain(rows, _in_order(rows, rows.of("params-all-gather", "grads-reduce-scatter"))),
-        _gathers(rows),
+        (last[a], first[b]),
         *_after_last_compute(rows, compute),
     ]
     if not rows.of(*MESSAGES).any():
         edges.append(_between_chunks(rows))
-    source = np.concatenate([edge[0] for edge in edges])
-    target = np.concatenate([edge[1] for edge in edges])
+    source, target = (np.concatenate(ends) for ends in zip(*edges, strict=True))
+    note = f"Messages per step without a partner in the log: {num_unpaired:,}."
+    # Operations of a group wait, through a meeting, for all their sources.
     group = _groups(rows, pairs)
-    notes = []
-    if num_unpaired:
-        notes.append(f"Messages per step without a partner in the log: {num_unpaired:,}.")
-    return _with_meetings(len(rows), group, (source, target), tuple(notes))
-
-
-def _with_meetings(num: int, group: Int64Array, waits: Edges, notes: tuple[str, ...]) -> StepGraph:
-    """The graph in which operations of a group wait, through a meeting, for all their sources."""
-    source, target = waits
     members = np.flatnonzero(group >= 0)
-    met = group[target]
-    num_groups = int(group.max(initial=-1)) + 1
+    num, met = len(rows), group[target]
     graph = Graph.of(
-        num + num_groups,
+        num + int(group.max(initial=-1)) + 1,
         np.concatenate([source, num + group[members]]),
         np.concatenate([np.where(met >= 0, num + met, target), members]),
     )
-    edge_of = np.concatenate([np.arange(len(source)), np.full(len(members), -1)])
-    return StepGraph(graph=graph, group=group, waits=waits, edge_of=edge_of, notes=notes)
+    return StepGraph(graph=graph, group=group, notes=(note,) if num_unpaired else ())
 
 
 # Order --------------------------------------------------------------------------------------------
@@ -293,28 +281,29 @@ def _keys(rows: StepRows, messages: Int64Array, step: int) -> Int64Array:
 def _matched(
     rows: StepRows, messages: Int64Array, way: str, *, is_send: bool
 ) -> tuple[list[Edges], Int64Array]:
-    """Edges between messages and computation, and the messages that were really sent.
-
-    A log may contain messages that were never sent: before the first result, after the last need,
-    or beyond either end of the model.
-    """
+    """Edges between messages and computation, and the messages that were really sent."""
+    # A log may contain messages that were never sent: before the first result, after the last need,
+    # or beyond either end of the model.
     compute = _in_order(rows, rows.of(f"{way}-compute"))
     by_seq = compute[np.lexsort((rows.seq[compute], rows.lane[compute]))]
     launched = messages[_is_launched(rows, messages, compute, is_send=is_send)]
-    has_end = _has_other_end(rows, by_seq, way, is_send=is_send)
+    # Whether the model has a chunk that the message goes to or comes from.
+    place = rows.chunk * rows.num_stages + rows.stage
+    there = place[by_seq] + (1 if (way == "forward") == is_send else -1)
+    num_chunks = (int(rows.chunk.max(initial=0)) + 1) * rows.num_stages
+    has_end = (there >= 0) & (there < num_chunks)
     number = _partner_numbers(rows, launched, by_seq, has_end, is_send=is_send)
     count = np.bincount(rows.worker[by_seq], minlength=int(rows.worker.max()) + 1)
     has_partner = number < count[rows.worker[launched]]
     launched, number = launched[has_partner], number[has_partner]
     if len(launched) == 0:
         return [], launched
-    place = (np.cumsum(count) - count)[rows.worker[launched]] + number
-    partner = by_seq[place]
-    sent = launched[has_end[place]]
+    at = (np.cumsum(count) - count)[rows.worker[launched]] + number
+    partner, sent = by_seq[at], launched[has_end[at]]
     if is_send:
         return [(partner, launched)], sent
     later = number > 0
-    return [(launched, partner), (by_seq[place[later] - 1], launched[later])], sent
+    return [(launched, partner), (by_seq[at[later] - 1], launched[later])], sent
 
 
 def _partner_numbers(
@@ -325,12 +314,10 @@ def _partner_numbers(
     *,
     is_send: bool,
 ) -> Int64Array:
-    """Number of the worker's computation that each message belongs to.
-
-    Logs of interleaved schedules contain either a message for every computation, including those
-    beyond the ends of the model and sometimes without the first receive, or only messages that were
-    really sent.
-    """
+    """Number of the worker's computation that each message belongs to."""
+    # Logs of interleaved schedules contain either a message for every computation, including those
+    # beyond the ends of the model and sometimes without the first receive, or only messages that
+    # were really sent.
     num_workers = int(rows.worker.max()) + 1
     worker, of_compute = rows.worker[launched], rows.worker[compute]
     messages, all_of, real = (
@@ -362,16 +349,6 @@ def _is_launched(
     np.maximum.at(last, of_compute, rows.start[compute, 0])
     launched = rows.start[messages, 0] <= last[worker] + EPS_NS
     return launched
-
-
-def _has_other_end(
-    rows: StepRows, compute: Int64Array, way: str, *, is_send: bool
-) -> NDArray[np.bool_]:
-    """Whether the model has a chunk that the message goes to or comes from."""
-    num_chunks = (int(rows.chunk.max(initial=0)) + 1) * rows.num_stages
-    step = 1 if (way == "forward") == is_send else -1
-    there = rows.chunk[compute] * rows.num_stages + rows.stage[compute] + step
-    return (there >= 0) & (there < num_chunks)
 
 
 def _first_backward_messages(rows: StepRows, compute: Int64Array) -> Edges:
@@ -423,22 +400,10 @@ def _extreme(rows: StepRows, chosen: Int64Array, by: Int64Array) -> Int64Array:
     return chosen[_first_of(_chunk_key(rows, chosen))]
 
 
-def _gathers(rows: StepRows) -> Edges:
-    """A chunk's first forward waits for the last gather of its parameters."""
-    gathers = np.flatnonzero(rows.of("params-all-gather"))
-    forward = np.flatnonzero(rows.of("forward-compute"))
-    last = _extreme(rows, gathers, -rows.seq[gathers])
-    first = _extreme(rows, forward, rows.start[forward, 0])
-    a, b = _joined(_chunk_key(rows, last), _chunk_key(rows, first))
-    return last[a], first[b]
-
-
 def _after_last_compute(rows: StepRows, compute: Int64Array) -> list[Edges]:
-    """Chain of the operations that follow the last computation of a worker.
-
-    If gradients of whole chunks are reduced while others are computed (then there is a separate
-    all-reduce), the reduce-scatters run at the same time as the computation.
-    """
+    """Chain of the operations that follow the last computation of a worker."""
+    # If gradients of whole chunks are reduced while others are computed (then there is a separate
+    # all-reduce), the reduce-scatters run at the same time as the computation.
     overlaps = bool(rows.of("separate-grads-all-reduce").any())
     phase = np.full(len(KINDS), -1)
     for number, kinds in enumerate(_AFTER):

@@ -20,7 +20,7 @@ from distprof.schema import ABSENT, Int64Array
 from distprof.sections.whatif.operation_graph import KINDS, MESSAGES, StepGraph, StepRows, graph_of
 
 CLOCK_TOLERANCE_NS = 10_000_000
-"""A transfer or launch delay that is more negative than this is wrong and counted as 0."""
+"""A transfer that is more negative than this is wrong and counted as 0."""
 
 MAX_CELLS = 1_000_000
 """Operations times simulations that are in memory at once."""
@@ -98,24 +98,10 @@ class OperationReplay(msgspec.Struct, frozen=True, kw_only=True):
         times = self._run(self.actual[:, step : step + 1])
         return Times(start=times.start[:, 0], end=times.end[:, 0])
 
-    def with_delays(self) -> Int64Array:
-        """int64 ns, shape ``(s,)``: the steps simulated with their launch delays."""
-        lengths = []
-        for step in self.batches(self.num_steps):
-            delay, release = self._delays(step)
-            times = self._run(self.actual[:, step], delay, release)
-            lengths.append(times.end.max(axis=0))
-        return np.concatenate(lengths)
-
     def lengths(self, count: int, duration: Callable[[int, slice], Int64Array]) -> Int64Array:
-        """Lengths of the steps in scenarios, as many at once as memory allows.
+        """Lengths of the steps in scenarios, ns, shape ``(count, s)``; as many at once as fit.
 
-        Args:
-            count: Number of scenarios.
-            duration: Function from a scenario and k of the steps to int64 ns, shape ``(n, k)``.
-
-        Returns:
-            int64 ns, shape ``(count, s)``.
+        ``duration`` gives lengths of operations in a scenario and k of the steps, ``(n, k)``.
         """
         steps = self.num_steps
         result = np.empty((count, steps), dtype=np.int64)
@@ -136,31 +122,9 @@ class OperationReplay(msgspec.Struct, frozen=True, kw_only=True):
         size = max(1, MAX_CELLS // max(self.graph.graph.num_operations, 1))
         return [slice(low, min(low + size, columns)) for low in range(0, columns, size)]
 
-    def _run(
-        self,
-        duration: Int64Array,
-        delay: Int64Array | None = None,
-        release: Int64Array | None = None,
-    ) -> Times:
+    def _run(self, duration: Int64Array) -> Times:
         meetings = np.zeros((self.graph.num_groups, duration.shape[1]), dtype=np.int64)
-        duration = np.concatenate([duration, meetings])
-        return simulate(self.graph.graph, duration, delay=delay, release=release)
-
-    def _delays(self, step: slice) -> tuple[Int64Array, Int64Array]:
-        """Launch delays per edge of the graph, and starts of operations that wait for nothing."""
-        graph, rows = self.graph, self.rows
-        ready, waits = _ready(graph, rows.end[:, step])
-        delay = rows.start[:, step] - ready
-        delay = np.where(delay <= -CLOCK_TOLERANCE_NS, 0, delay)
-        on_edge = np.zeros((len(graph.edge_of), delay.shape[1]), dtype=np.int64)
-        real = graph.edge_of >= 0
-        on_edge[real] = delay[graph.waits[1][graph.edge_of[real]]]
-        release = np.zeros((graph.graph.num_operations, delay.shape[1]), dtype=np.int64)
-        free = np.flatnonzero(~waits)
-        met = graph.group[free]
-        node = np.where(met >= 0, len(rows) + met, free)
-        np.maximum.at(release, node, delay[free])
-        return on_edge, release
+        return simulate(self.graph.graph, np.concatenate([duration, meetings]))
 
 
 def replay_of(rows: StepRows) -> OperationReplay:
@@ -177,9 +141,13 @@ def replay_of(rows: StepRows) -> OperationReplay:
             f"Transfers that end more than {CLOCK_TOLERANCE_NS // 10**6} ms before their last "
             f"member begins, counted as 0: {num_wrong:,}."
         )
-    return OperationReplay(
-        rows=rows, graph=graph, actual=actual, ideal=_ideal(rows, actual), notes=tuple(notes)
-    )
+    ideal = np.zeros(len(rows), dtype=np.int64)
+    communication = {KINDS.index(kind) for kind in _COMMUNICATION}
+    for kind in np.unique(rows.kind).tolist():
+        values = actual[rows.kind == kind]
+        middle = np.median(values) if kind in communication else values.mean()
+        ideal[rows.kind == kind] = round(float(middle))
+    return OperationReplay(rows=rows, graph=graph, actual=actual, ideal=ideal, notes=tuple(notes))
 
 
 def _actual(rows: StepRows, graph: StepGraph) -> tuple[Int64Array, int]:
@@ -196,30 +164,6 @@ def _actual(rows: StepRows, graph: StepGraph) -> tuple[Int64Array, int]:
     transfer[wrong] = 0
     actual[members] = transfer
     return actual, int(wrong.sum())
-
-
-def _ideal(rows: StepRows, actual: Int64Array) -> Int64Array:
-    ideal = np.zeros(len(rows), dtype=np.int64)
-    communication = {KINDS.index(kind) for kind in _COMMUNICATION}
-    for kind in np.unique(rows.kind).tolist():
-        mask = rows.kind == kind
-        values = actual[mask]
-        middle = np.median(values) if kind in communication else values.mean()
-        ideal[mask] = round(float(middle))
-    return ideal
-
-
-def _ready(graph: StepGraph, end: Int64Array) -> tuple[Int64Array, Mask]:
-    """When all operations that an operation waits for have ended, and whether there are any."""
-    source, target = graph.waits
-    ready = np.zeros_like(end)
-    waits = np.zeros(len(end), dtype=np.bool_)
-    if len(target):
-        order = np.argsort(target, kind="stable")
-        first = np.flatnonzero(np.diff(target[order], prepend=-1))
-        ready[target[order][first]] = np.maximum.reduceat(end[source[order]], first, axis=0)
-        waits[target] = True
-    return ready, waits
 
 
 # Who and what slows the job down ------------------------------------------------------------------
@@ -274,10 +218,7 @@ def by_dp_rank(replay: OperationReplay) -> Int64Array | None:
     """int64 ns, shape ``(d, s)``: everything ideal except one data-parallel row.
 
     If all rows have the same operations, the ideal rows are identical, and one of them can stand
-    for all: a simulation of two rows instead of d.
-
-    Returns:
-        None if rows differ and are too many to simulate each among all.
+    for all: a simulation of two rows instead of d. None if rows differ and are too many.
     """
     dp_rank = replay.rows.dp_rank
     num = int(dp_rank.max()) + 1

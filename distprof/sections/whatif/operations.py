@@ -9,7 +9,7 @@ Source of the definitions of S, S_t, S_w, M_W and M_S: formula sheet, "What-if".
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -20,12 +20,12 @@ from distprof.run.evidence import OperationLog
 from distprof.schema import Int64Array
 from distprof.sections.pipeline.result import PipelineResult
 from distprof.sections.whatif import operation_replay as by
-from distprof.sections.whatif.operation_changes import OperationModel, operation_changes
+from distprof.sections.whatif.changes import Change, Made, lower, refill_of
 from distprof.sections.whatif.operation_graph import KINDS, lay_out
 from distprof.sections.whatif.operation_replay import Mask, OperationReplay, replay_of
 from distprof.sections.whatif.plan import Simulation, Workbench
-from distprof.sections.whatif.refill import refill_of
 from distprof.sections.whatif.result import (
+    TRANSFERS,
     KindSlowdown,
     PathShare,
     Scenario,
@@ -34,7 +34,7 @@ from distprof.sections.whatif.result import (
     WhatIfResult,
     WorkerSlowdown,
 )
-from distprof.units import capitalized
+from distprof.units import capitalized, name_ranks
 
 MAX_ROWS = 64
 
@@ -52,8 +52,13 @@ def path_shares(replay: OperationReplay) -> tuple[PathShare, ...]:
     steps = range(0, replay.num_steps, every)
     total: dict[Key, int] = defaultdict(int)
     for step in steps:
-        for key, ns in _of_step(replay, step).items():
-            total[key] += ns
+        # On the path each operation starts when the previous one ends; meetings take no time.
+        times = replay.times(step)
+        path = critical_path(replay.graph.graph, times)
+        path = path[path < len(replay.rows)]
+        length = times.end[path] - times.start[path]
+        for node, ns in zip(path.tolist(), length.tolist(), strict=True):
+            total[_key(replay, node)] += ns
     whole = sum(total.values())
     if whole <= 0:
         return ()
@@ -69,18 +74,6 @@ def path_shares(replay: OperationReplay) -> tuple[PathShare, ...]:
         for (rank, kind, name), ns in ordered[:MAX_ROWS]
         if ns > 0
     )
-
-
-def _of_step(replay: OperationReplay, step: int) -> dict[Key, int]:
-    """The path of one simulated step, on which each operation starts when the previous one ends."""
-    times = replay.times(step)
-    path = critical_path(replay.graph.graph, times)
-    path = path[path < len(replay.rows)]  # meetings take no time
-    length = times.end[path] - times.start[path]
-    shares: dict[Key, int] = defaultdict(int)
-    for node, ns in zip(path.tolist(), length.tolist(), strict=True):
-        shares[_key(replay, node)] += ns
-    return shares
 
 
 def _key(replay: OperationReplay, node: int) -> Key:
@@ -145,7 +138,6 @@ def _answer(
     bench: Workbench,
 ) -> WhatIfResult:
     measured, step = float(replay.measured().mean()), float(simulated.mean())
-    kinds = by.by_kind(replay)
     stages = by.by_stage(replay).mean(axis=1) / ideal
     workers = by.workers_of(replay.rows)
     slowdown = stages[workers.stage]
@@ -157,10 +149,17 @@ def _answer(
     last = replay.rows.stage == replay.rows.num_stages - 1
     few = np.isin(replay.rows.rank, late)
     is_slow = step / ideal >= MIN_SLOWDOWN
-    model = _model(replay, late, measured - step)
-    bench.simulation = Simulation.of(model, model.changes, refill_of(pipeline))
+    changes = {change.what: change for change in operation_changes(replay, late)}
+    gaps_ns = max(0, round(measured - step))
+    model = OperationModel(replay=replay, changes=changes, gaps_ns=gaps_ns)
+    bench.simulation = Simulation.of(model, changes, refill_of(pipeline))
     found = causes.scenarios(bench.simulation, slowdown, workers)
     m_w, m_s = causes.share(few, ideal), causes.share(last, ideal)
+    kinds = [
+        KindSlowdown(kind=kind, slowdown=float(steps.mean()) / ideal)
+        for kind, steps in by.by_kind(replay).items()
+    ]
+    slowest_steps = np.argsort(-simulated, kind="stable")[:MAX_ROWS].tolist()
     return WhatIfResult(
         source="operations",
         num_operations=len(replay.rows) * replay.num_steps,
@@ -171,30 +170,23 @@ def _answer(
         ideal_ns=ideal,
         slowdown=step / ideal,
         without=found,
-        kinds=_kind_slowdowns(kinds, ideal),
+        kinds=tuple(sorted(kinds, key=lambda kind: -kind.slowdown)),
         workers=_worker_slowdowns(workers, slowdown),
         m_w=m_w if is_slow else None,
         m_s=m_s if is_slow and replay.rows.num_stages > 1 else None,
         path=path_shares(replay),
         stages=_stage_slowdowns(replay, workers, stages),
-        steps=_step_slowdowns(replay, simulated, ideal),
+        steps=tuple(
+            StepSlowdown(step=int(replay.rows.steps[i]), slowdown=float(simulated[i]) / ideal)
+            for i in slowest_steps
+        ),
         micro_batch_correlation=by.micro_batch_correlation(replay),
         unavailable=replay.notes if rows is not None else (*replay.notes, ROWS_DIFFER),
     )
 
 
-def _model(replay: OperationReplay, late: Int64Array, gaps_ns: float) -> OperationModel:
-    changes = {change.what: change for change in operation_changes(replay, late)}
-    return OperationModel(replay=replay, changes=changes, gaps_ns=max(0, round(gaps_ns)))
-
-
 class _Causes:
-    """The mean step without each cause.
-
-    Args:
-        replay: The log that is simulated.
-        step: Mean step, simulated with nothing changed, ns.
-    """
+    """The mean step without each cause; ``step`` is the simulated one with nothing changed, ns."""
 
     def __init__(self, replay: OperationReplay, step: float) -> None:
         self._replay = replay
@@ -208,77 +200,56 @@ class _Causes:
         return (self._step - fixed) / (self._step - ideal)
 
     def scenarios(
-        self,
-        simulation: Simulation,
-        slowdown: NDArray[np.float64],
-        workers: by.Workers,
+        self, simulation: Simulation, slowdown: NDArray[np.float64], workers: by.Workers
     ) -> tuple[Scenario, ...]:
         """All scenarios worth showing, by the time that they recover."""
-        whole = (
-            self._without_gaps(scenario)
-            for scenario in simulation.scenarios()
-            if not scenario.what.startswith("kind ") or self._is_worth(scenario.recoverable_ns)
-        )
-        parts = self._of_parts(slowdown, workers, simulation.alone_ns)
-        found = [*whole, *self._of_last_stage(), *parts]
+        least_ns = MIN_RECOVERABLE_RATIO * self._step
+        found = []
+        for scenario in simulation.scenarios():
+            # Its step is simulated without late launches, as in all other scenarios.
+            gain = 0 if scenario.what == "launch-gaps" else scenario.recoverable_ns
+            if not scenario.what.startswith("kind ") or scenario.recoverable_ns >= least_ns:
+                step_ns = round(self._step) - gain
+                found.append(msgspec.structs.replace(scenario, step_ns=step_ns))
+        parts = [
+            part for part in self._parts(slowdown, workers) if part[0] not in simulation.alone_ns
+        ]
+        fixed = self._replay.fixing([mask for _, _, mask, _ in parts]).mean(axis=1).tolist()
+        found += [
+            Scenario(
+                what=what,
+                title=title,
+                step_ns=round(step),
+                recoverable_ns=max(0, round(self._step - step)),
+                ranks=ranks,
+            )
+            for (what, title, _, ranks), step in zip(parts, fixed, strict=True)
+            if what == "last-stage" or self._step - step >= least_ns
+        ]
         return tuple(sorted(found, key=lambda scenario: -scenario.recoverable_ns))
 
-    def _of_last_stage(self) -> Iterator[Scenario]:
+    def _parts(self, slowdown: NDArray[np.float64], workers: by.Workers) -> Iterator[_Part]:
+        """Stages, kinds and the slowest workers, the last stage first."""
         rows = self._replay.rows
-        if rows.num_stages > 1:
-            last = rows.stage == rows.num_stages - 1
-            fixed = self._replay.fixing([last]).mean()
-            ranks = tuple(np.unique(rows.rank[last]).tolist())
-            title = "the last pipeline stage took its ideal time"
-            yield self._scenario("last-stage", title, fixed, ranks)
 
-    def _of_parts(
-        self, slowdown: NDArray[np.float64], workers: by.Workers, known: Collection[str]
-    ) -> Iterator[Scenario]:
-        """Other kinds, stages and the slowest workers, if they recover enough."""
-        rows = self._replay.rows
-        parts: list[tuple[str, str, Mask, tuple[int, ...]]] = [
-            (f"kind {kind}", f"every {kind} took its usual time", mask, ())
-            for kind, mask in by.masks_by_kind(rows).items()
-            if f"kind {kind}" not in known
-        ]
-        for stage in np.unique(rows.stage)[:-1].tolist():  # the last one is a separate scenario
+        def of_stage(stage: int) -> tuple[Mask, tuple[int, ...]]:
             mask = rows.stage == stage
-            ranks = tuple(np.unique(rows.rank[mask]).tolist())
-            title = f"stage {stage} took its ideal time"
-            parts.append((f"stage {stage}", title, mask, ranks))
+            return mask, tuple(np.unique(rows.rank[mask]).tolist())
+
+        if rows.num_stages > 1:
+            title = "the last pipeline stage took its ideal time"
+            yield "last-stage", title, *of_stage(rows.num_stages - 1)
+        for kind, mask in by.masks_by_kind(rows).items():
+            yield f"kind {kind}", f"every {kind} took its usual time", mask, ()
+        for stage in np.unique(rows.stage)[:-1].tolist():
+            yield f"stage {stage}", f"stage {stage} took its ideal time", *of_stage(stage)
         for i in np.argsort(-slowdown, kind="stable")[:MAX_WORKERS_FIXED].tolist():
             rank = int(workers.rank[i])
-            title = f"rank {rank} took its ideal time"
-            parts.append((f"rank {rank}", title, rows.rank == rank, (rank,)))
-        fixed = self._replay.fixing([mask for _, _, mask, _ in parts]).mean(axis=1)
-        for (what, title, _, ranks), step in zip(parts, fixed.tolist(), strict=True):
-            if self._is_worth(self._step - step):
-                yield self._scenario(what, title, step, ranks)
-
-    def _without_gaps(self, scenario: Scenario) -> Scenario:
-        """The scenario with its step simulated without late launches, as in all other scenarios."""
-        gain = 0 if scenario.what == "launch-gaps" else scenario.recoverable_ns
-        return msgspec.structs.replace(scenario, step_ns=round(self._step) - gain)
-
-    def _is_worth(self, gain_ns: float) -> bool:
-        return gain_ns >= MIN_RECOVERABLE_RATIO * self._step
-
-    def _scenario(
-        self, what: str, title: str, step: float, ranks: tuple[int, ...] = ()
-    ) -> Scenario:
-        gain = max(0, round(self._step - step))
-        return Scenario(
-            what=what, title=title, step_ns=round(step), recoverable_ns=gain, ranks=ranks
-        )
+            yield f"rank {rank}", f"rank {rank} took its ideal time", rows.rank == rank, (rank,)
 
 
-def _kind_slowdowns(kinds: dict[str, Int64Array], ideal: int) -> tuple[KindSlowdown, ...]:
-    found = [
-        KindSlowdown(kind=kind, slowdown=float(steps.mean()) / ideal)
-        for kind, steps in kinds.items()
-    ]
-    return tuple(sorted(found, key=lambda kind: -kind.slowdown))
+_Part = tuple[str, str, Mask, tuple[int, ...]]
+"""Key and title of a scenario, its operations and their ranks."""
 
 
 def _worker_slowdowns(
@@ -301,29 +272,130 @@ def _stage_slowdowns(
 ) -> tuple[StageSlowdown, ...]:
     rows = replay.rows
     compute = rows.of(*by.COMPUTE)
-    ranks: dict[int, list[int]] = defaultdict(list)
-    for rank, stage in zip(workers.rank.tolist(), workers.stage.tolist(), strict=True):
-        ranks[stage].append(rank)
     result = []
-    for stage in sorted(ranks) if rows.num_stages > 1 else ():
+    for stage in np.unique(workers.stage).tolist() if rows.num_stages > 1 else ():
+        ranks = tuple(workers.rank[workers.stage == stage].tolist())
         total = float(replay.actual[compute & (rows.stage == stage)].sum())
-        mean = total / (replay.num_steps * len(ranks[stage]))
         result.append(
             StageSlowdown(
                 stage=stage,
-                ranks=tuple(ranks[stage]),
+                ranks=ranks,
                 slowdown=float(slowdown[stage]),
-                compute_ns=round(mean),
+                compute_ns=round(total / (replay.num_steps * len(ranks))),
             )
         )
     return tuple(result)
 
 
-def _step_slowdowns(
-    replay: OperationReplay, simulated: Int64Array, ideal: int
-) -> tuple[StepSlowdown, ...]:
-    order = np.argsort(-simulated, kind="stable")[:MAX_ROWS]
-    return tuple(
-        StepSlowdown(step=int(replay.rows.steps[i]), slowdown=float(simulated[i]) / ideal)
-        for i in order.tolist()
+# Changes ------------------------------------------------------------------------------------------
+
+
+class OperationChange(Change, frozen=True, kw_only=True):
+    """What a scenario changes in a log; None for what stays the same."""
+
+    ideal: Mask | None = None  # Operations, shape ``(n,)``, that take the ideal time of their kind.
+    # int64, shape ``(n,)``: usual length on the operation's own stage.
+    level_ns: Int64Array | None = None
+    # float64, shape ``(n,)``, for the length of each operation.
+    factor: NDArray[np.float64] | None = None
+    is_prompt: bool = False  # Whether no operation is launched late.
+
+
+def operation_changes(replay: OperationReplay, slowest: Int64Array) -> Iterator[OperationChange]:
+    """Changes that apply to a log."""
+    rows, ranks = replay.rows, tuple(slowest.tolist())
+    yield OperationChange(
+        what="slowest-workers",
+        title=f"{name_ranks(ranks)}, the slowest 3 % of the workers, were as fast as the mean",
+        ranks=ranks,
+        ideal=np.isin(rows.rank, slowest),
     )
+    if rows.num_stages > 1:
+        title = "all pipeline stages had equal work"
+        yield OperationChange(what="stage-imbalance", title=title, factor=by.level_stages(replay))
+    title = "micro-batches of a stage were equally long"
+    level = by.level_micro_batches(replay)
+    yield OperationChange(what="micro-batch-imbalance", title=title, level_ns=level)
+    for kind, mask in by.masks_by_kind(rows).items():
+        if any(word in kind for word in TRANSFERS):
+            title = f"every {kind} took the median time"
+            yield OperationChange(what=f"kind {kind}", title=title, ideal=mask)
+    title = "every operation was launched as soon as possible"
+    yield OperationChange(what="launch-gaps", title=title, is_prompt=True)
+
+
+class OperationModel(msgspec.Struct, frozen=True, kw_only=True):
+    """See :class:`~distprof.sections.whatif.changes.Model`.
+
+    Levelling stages and micro-batches gives operations the length of their stage, scaled; other
+    changes shorten them directly, and the larger change counts. It is unknown how late an operation
+    would be launched if another took less time, so late launches always add the same time.
+    """
+
+    replay: OperationReplay  # The log.
+    changes: Mapping[str, OperationChange]  # Changes by key.
+    # Measured step less the simulated one, which leaves out late launches; at least 0.
+    gaps_ns: int
+
+    def step_times(self, made: Sequence[Made]) -> list[int]:
+        """Mean step of each set of changes, ns."""
+        actual = self.replay.actual
+        lengths = self.replay.lengths(
+            len(made), lambda i, step: self._together(made[i], actual[:, step])
+        )
+        prompt = [any(self.changes[what].is_prompt for what in one) for one in made]
+        steps = np.rint(lengths.mean(axis=1)).astype(np.int64).tolist()
+        return [
+            ns if is_prompt else ns + self.gaps_ns
+            for ns, is_prompt in zip(steps, prompt, strict=True)
+        ]
+
+    def stage_work(self, made: Made) -> Mapping[int, float]:
+        """Computation of each rank, mean per step, ns."""
+        rows = self.replay.rows
+        compute = np.flatnonzero(rows.of(*by.COMPUTE))
+        mean = np.zeros(len(rows))
+        for step in self.replay.batches(self.replay.num_steps):
+            mean += self._together(made, self.replay.actual[:, step]).sum(axis=1)
+        ranks, index = np.unique(rows.rank[compute], return_inverse=True)
+        work = np.bincount(index, mean[compute] / self.replay.num_steps)
+        return dict(zip(ranks.tolist(), work.tolist(), strict=True))
+
+    def _together(self, made: Made, actual: Int64Array) -> Int64Array:
+        """Lengths in some of the steps, shape ``(n, k)``, with all changes."""
+        parts = [(self.changes[what], share) for what, share in made.items()]
+        usual = [
+            _between(actual, self.replay.ideal, share, where=change.ideal)
+            for change, share in parts
+            if change.ideal is not None
+        ]
+        return _or(lower(actual, [*usual, _levelled(actual, parts)]), actual)
+
+
+def _levelled(
+    actual: Int64Array, parts: Sequence[tuple[OperationChange, float]]
+) -> Int64Array | None:
+    """Lengths with stages and micro-batches levelled; None if neither is."""
+    levels = [
+        _between(actual, change.level_ns, share, where=change.level_ns >= 0)
+        for change, share in parts
+        if change.level_ns is not None
+    ]
+    factors = [1 + share * (part.factor - 1) for part, share in parts if part.factor is not None]
+    if not factors:
+        return lower(actual, levels)
+    factor = np.prod(factors, axis=0)[:, np.newaxis]
+    scaled: Int64Array = np.rint(_or(lower(actual, levels), actual) * factor).astype(np.int64)
+    return scaled
+
+
+def _between(actual: Int64Array, target: Int64Array, share: float, *, where: Mask) -> Int64Array:
+    """Lengths moved towards the target by a share of the difference, only for some operations."""
+    changed = actual.copy()
+    difference = target[where, np.newaxis] - actual[where]
+    changed[where] += difference if share >= 1 else np.rint(share * difference).astype(np.int64)
+    return changed
+
+
+def _or(changed: Int64Array | None, otherwise: Int64Array) -> Int64Array:
+    return otherwise if changed is None else changed

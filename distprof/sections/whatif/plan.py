@@ -17,8 +17,7 @@ from msgspec.structs import replace
 
 from distprof.sections.idle.result import CPU_OPTIMIZER
 from distprof.sections.pipeline.result import MICRO_BATCHES, SCHEDULE
-from distprof.sections.whatif.changes import Change, Made, Model
-from distprof.sections.whatif.refill import Refill
+from distprof.sections.whatif.changes import Change, Made, Model, Refill
 from distprof.sections.whatif.result import Repair, RepairPlan, Scenario
 from distprof.units import name_ranks
 
@@ -156,16 +155,14 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
 
     def steps(self, made: Sequence[Made]) -> list[int]:
         """Mean step with each set of changes, ns; sets that differ in the refill share a run."""
-        plain = [{what: one[what] for what in one if not self._is_refill(what)} for one in made]
+        refill = None if self.refill is None else self.refill.what
+        plain = [{what: one[what] for what in one if what != refill} for one in made]
         distinct = {tuple(one.items()): one for one in plain}
         times = dict(zip(distinct, self.model.step_times(list(distinct.values())), strict=True))
         return [
             self._refilled(times[tuple(rest.items())], rest, one)
             for rest, one in zip(plain, made, strict=True)
         ]
-
-    def _is_refill(self, what: str) -> bool:
-        return self.refill is not None and what == self.refill.what
 
     def _refilled(self, step_ns: int, rest: Made, made: Made) -> int:
         if self.refill is None or len(rest) == len(made):
@@ -212,7 +209,8 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
             The faults that add to the joint gain, largest gain first; empty if together they are
             not worth a place in the plan, or recover far less than another change.
         """
-        few = {what for what in gains if _is_of_ranks(what, self.changes[what])}
+        faults = (what for what in gains if _action(what)[1] is _Class.FAULT)
+        few = {what for what in faults if self.changes[what].ranks}
         if len(few) < 2 or (gains[best] >= self._min_gain_ns and _action(best)[1] is _Class.FAULT):
             return ()
         chosen = dict(made) | dict.fromkeys(few, 1.0)
@@ -236,11 +234,12 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
         return min(1.0, most / max(before - after, 1))
 
     def _repair(self, what: str, gain_ns: int, now_ns: int) -> Repair:
-        change = self.changes[what]
+        change, (key, _, _, words) = self.changes[what], _action(what)
+        named = name_ranks(change.ranks) if change.ranks else what.removeprefix(key)
         return Repair(
             what=what,
             title=change.title,
-            done=_done(change),
+            done=change.done or words.format(named),
             ranks=change.ranks,
             alone_ns=self.alone_ns[what],
             gain_ns=gain_ns,
@@ -281,31 +280,27 @@ class Workbench:
 
 def is_actionable(what: str) -> bool:
     """Whether the scenario is a change that can be made, rather than a bound."""
-    try:
-        _action(what)
-    except KeyError:
-        return False
-    return True
+    return any(_is_row_of(action[0], what) for action in _ACTIONS)
 
 
 def _next(gains: Mapping[str, int], step_ns: int) -> str:
-    """The change to make next: the narrowest of the first class that has a worthwhile change.
-
-    A later class comes first only if it recovers far more and no fault is clear. Another design of
-    a pipeline never comes before a slow rank or link.
-    """
+    """The change to make next: the narrowest of the first class that has a worthwhile change."""
+    # A later class comes first only if it recovers far more and no fault is clear. Another design
+    # of a pipeline never comes before a slow rank or link.
     min_gain_ns = MIN_GAIN_RATIO * step_ns
     best: dict[_Class, int] = {}
     for what, gain in gains.items():
         kind = _action(what)[1]
         best[kind] = max(best.get(kind, 0), gain)
     chosen = max(best, key=lambda kind: best[kind])
-    broken = any(gain >= min_gain_ns for what, gain in gains.items() if what.startswith(_BROKEN))
+    broken = max((gain for what, gain in gains.items() if what.startswith(_BROKEN)), default=0)
     others = max((gain for what, gain in gains.items() if what not in _DESIGN), default=0)
     for kind in sorted(best):
-        most = others if broken and kind is _Class.FAULT else best[chosen]
-        clear = kind is _Class.FAULT and _is_clear(gains, best[kind], step_ns)
-        if clear or (best[kind] >= min_gain_ns and FAR_MORE * best[kind] >= most):
+        is_fault = kind is _Class.FAULT
+        most = others if broken >= min_gain_ns and is_fault else best[chosen]
+        clear = best[kind] >= CLEAR_RATIO * step_ns or broken >= CLEAR_OF_RANKS * step_ns
+        worth = best[kind] >= min_gain_ns and FAR_MORE * best[kind] >= most
+        if worth or (is_fault and clear):
             chosen = kind
             break
     near = {
@@ -316,30 +311,10 @@ def _next(gains: Mapping[str, int], step_ns: int) -> str:
     return min(near, key=lambda what: (_action(what)[2], -near[what], what))
 
 
-def _is_of_ranks(what: str, change: Change) -> bool:
-    return bool(change.ranks) and _action(what)[1] is _Class.FAULT
-
-
-def _is_clear(gains: Mapping[str, int], most: int, step_ns: int) -> bool:
-    """Whether a fault comes first in any case; ``most`` is the largest gain of a fault."""
-    of_ranks = max((gain for what, gain in gains.items() if what.startswith(_BROKEN)), default=0)
-    return most >= CLEAR_RATIO * step_ns or of_ranks >= CLEAR_OF_RANKS * step_ns
-
-
 def _action(what: str) -> tuple[str, _Class, int, str]:
-    """The row of a change in the table of actions.
-
-    Raises:
-        KeyError: If the scenario is a bound and not a change.
-    """
-    for action in _ACTIONS:
-        if what == action[0] or (action[0].endswith(" ") and what.startswith(action[0])):
-            return action
-    raise KeyError(what)
+    """The row of an actionable change in the table of actions."""
+    return next(action for action in _ACTIONS if _is_row_of(action[0], what))
 
 
-def _done(change: Change) -> str:
-    if change.done:
-        return change.done
-    key, _, _, words = _action(change.what)
-    return words.format(name_ranks(change.ranks) if change.ranks else change.what.removeprefix(key))
+def _is_row_of(key: str, what: str) -> bool:
+    return what == key or (key.endswith(" ") and what.startswith(key))

@@ -171,8 +171,10 @@ def causes_of(whatif: WhatIfResult, min_share: float) -> tuple[Cause, ...]:
     """
     found = {scenario.what: scenario for scenario in whatif.without}
     few = _cause(whatif, CauseKind.WORKERS, found.get("slowest-workers"))
-    if few is not None and (whatif.m_w or 0.0) >= FEW_WORKERS_SHARE and _have_peers(whatif, few):
-        return (few,)
+    if few is not None and (whatif.m_w or 0.0) >= FEW_WORKERS_SHARE:
+        whole_stages = (stage.ranks for stage in whatif.stages)
+        if not any({*few.scenario.ranks}.issuperset(ranks) for ranks in whole_stages):
+            return (few,)
     correlation = whatif.micro_batch_correlation
     is_data = correlation is not None and correlation >= DATA_CORRELATION
     kind = CauseKind.DATA if is_data else CauseKind.STALLS
@@ -195,20 +197,9 @@ def limiting_stage(whatif: WhatIfResult) -> StageSlowdown | None:
     return max(whatif.stages, key=lambda stage: stage.compute_ns, default=None)
 
 
-def share_of(whatif: WhatIfResult, scenario: Scenario) -> float:
-    """Share of the slowdown that the scenario recovers."""
-    if whatif.replayed_ns is None or whatif.ideal_ns is None:
-        return 0.0
-    return scenario.recoverable_ns / max(1, whatif.replayed_ns - whatif.ideal_ns)
-
-
-def _have_peers(whatif: WhatIfResult, few: Cause) -> bool:
-    """Whether no stage consists of these workers alone."""
-    ranks = set(few.scenario.ranks)
-    return not any(ranks.issuperset(stage.ranks) for stage in whatif.stages)
-
-
 def _cause(whatif: WhatIfResult, kind: CauseKind, scenario: Scenario | None) -> Cause | None:
     if scenario is None:
         return None
-    return Cause(kind=kind, scenario=scenario, share=share_of(whatif, scenario))
+    lost_ns = max(1, (whatif.replayed_ns or 0) - (whatif.ideal_ns or 0))
+    share = scenario.recoverable_ns / lost_ns if whatif.replayed_ns and whatif.ideal_ns else 0.0
+    return Cause(kind=kind, scenario=scenario, share=share)

@@ -7,7 +7,6 @@ causes may hide each other.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +34,6 @@ MAX_RANKS = 32
 MAX_CLASSES = 12
 SMALL_BYTES = 500_000
 _BEST = 90  # percentile of bandwidth that counts as the best: single values may be clock errors
-_CELLS = 1_000_000  # numbers of a simulation in memory at once
 _MOST_CELLS = 8_000_000  # numbers of all simulations of single ranks together
 _BLOCKING_AXES = (MeshAxis.TP, MeshAxis.CP, MeshAxis.EP, MeshAxis.PP)
 _HIDEABLE = (
@@ -81,32 +79,6 @@ def is_worth_showing(scenario: Scenario, replayed_ns: int, named: Collection[int
     return scenario.recoverable_ns >= MIN_RANK_RATIO * replayed_ns
 
 
-def step_times(graph: TraceGraph, changes: Iterable[TraceChange]) -> list[int]:
-    """Mean step of each change, ns; simulated as many at once as memory allows."""
-    height = max(_CELLS // max(graph.graph.num_operations, 1), 1)
-    result: list[int] = []
-    waiting = iter(changes)
-    own = graph.own_total_ns
-    while chosen := list(islice(waiting, height)):
-        delays = releases = None
-        if any(change.delay_ns is not None for change in chosen):
-            delays = _columns([change.delay_ns for change in chosen], graph.delay_ns)
-        if any(change.release_ns is not None for change in chosen):
-            releases = _columns([change.release_ns for change in chosen], graph.release_ns)
-        times = graph.simulate(
-            _columns([change.own_ns for change in chosen], own),
-            _columns([change.transfer_ns for change in chosen], graph.transfers.duration_ns),
-            delays,
-            releases,
-        )
-        result += np.rint(graph.window_ns(times).mean(axis=(0, 1))).astype(np.int64).tolist()
-    return result
-
-
-def _columns(given: Sequence[Int64Array | None], usual: Int64Array) -> Int64Array:
-    return np.stack([usual if values is None else values for values in given], axis=1)
-
-
 # Own time ----------------------------------------------------------------------------------------
 
 
@@ -122,34 +94,26 @@ _PARTS = (
 def _idle(graph: TraceGraph, sections: Sections) -> Iterator[TraceChange]:
     """Changes that remove parts of own time."""
     own = graph.own_total_ns
+
+    def without(
+        what: str, title: str, part: Int64Array, delay_ns: Int64Array | None
+    ) -> TraceChange:
+        return TraceChange(what=what, title=title, own_ns=own - part, delay_ns=delay_ns)
+
     for what, column, title in _PARTS:
-        if graph.own_ns[:, column].any():
-            yield TraceChange(
-                what=what,
-                title=title,
-                own_ns=own - graph.own_ns[:, column],
-                delay_ns=graph.copied_in_time(None)
-                if column is Own.COPY
-                else graph.launched_in_time(),
-            )
+        if (part := graph.own_ns[:, column]).any():
+            copies = column is Own.COPY
+            delay = graph.copied_in_time(None) if copies else graph.launched_in_time()
+            yield without(what, title, part, delay)
     for name, part in graph.pause_ns.items():
         if part.any():
-            yield TraceChange(
-                what=f"pause {name}",
-                title=f"the CPUs did not pause for {name}",
-                own_ns=own - part,
-                delay_ns=graph.launched_in_time(),
-            )
+            title = f"the CPUs did not pause for {name}"
+            yield without(f"pause {name}", title, part, graph.launched_in_time())
     waits = graph.own_ns[:, Own.INPUT]
     if waits.any() and sections.has_peers:
-        even = _no_longer_than(sections, waits, median_target(sections, waits))
+        even = _no_longer_than_peers(sections, waits)
         title = "no rank waited longer for input than its peers"
-        yield TraceChange(
-            what="uneven-input",
-            title=title,
-            own_ns=own - waits + even,
-            delay_ns=graph.launched_in_time(),
-        )
+        yield without("uneven-input", title, waits - even, graph.launched_in_time())
 
 
 def _optimizer(graph: TraceGraph, analyses: Mapping[int, RankAnalysis]) -> Iterator[TraceChange]:
@@ -166,15 +130,10 @@ def _optimizer(graph: TraceGraph, analyses: Mapping[int, RankAnalysis]) -> Itera
         )
 
 
-def median_target(sections: Sections, values: Int64Array) -> NDArray[np.float64]:
-    """Median time of each section over the rank's peers."""
-    return sections.targets(sections.totals(values), median_of_others)
-
-
-def _no_longer_than(
-    sections: Sections, values: Int64Array, target: NDArray[np.float64]
-) -> Int64Array:
+def _no_longer_than_peers(sections: Sections, values: Int64Array) -> Int64Array:
+    """The values, with every section at most as long as the median of its peers."""
     totals = sections.totals(values)
+    target = sections.targets(totals, median_of_others)
     return sections.scaled(values, totals, np.minimum(totals, target))
 
 
@@ -186,17 +145,15 @@ def _late_ranks(
     if len(graph.ranks) < 2:
         return
     even, begins = _as_peers(graph, sections), in_time(graph, sections)
-    release = beginning(graph, begins, range(len(graph.ranks)))
-    title = "every rank kept up with the median of its peers in every section"
+    everybody = range(len(graph.ranks))
     yield TraceChange(
         what="late ranks",
-        title=title,
+        title="every rank kept up with the median of its peers in every section",
         own_ns=even,
-        delay_ns=graph.copied_in_time(launched_as_peers(graph, sections), range(len(graph.ranks))),
-        release_ns=release,
+        delay_ns=graph.copied_in_time(launched_as_peers(graph, sections), everybody),
+        release_ns=beginning(graph, begins, everybody),
     )
-    num_windows = graph.opens.shape[1]
-    excess = np.bincount(graph.owner, weights=own - even) / max(num_windows, 1)
+    excess = np.bincount(graph.owner, weights=own - even) / max(graph.opens.shape[1], 1)
     excess += graph.held_ns
     worth = [
         position
@@ -264,12 +221,11 @@ def affordable(graph: TraceGraph) -> int:
 
 
 def _as_peers(graph: TraceGraph, sections: Sections) -> Int64Array:
-    """Own time, at most the median of peers; for ranks without peers, only idle time is limited.
-
-    No other rank computes what a lone pipeline stage computes, but the stage need not idle longer.
-    """
+    """Own time, at most the median of peers; for ranks without peers, only idle time is limited."""
+    # No other rank computes what a lone pipeline stage computes, but the stage need not idle
+    # longer.
     own = graph.own_total_ns
-    even = _no_longer_than(sections, own, median_target(sections, own))
+    even = _no_longer_than_peers(sections, own)
     alone = np.isin(graph.owner, [group[0] for group in sections.peers if len(group) == 1])
     if not alone.any():
         return even
@@ -303,11 +259,9 @@ def _imbalance(graph: TraceGraph, sections: Sections) -> Iterator[TraceChange]:
 
 
 def _balanced_stages(graph: TraceGraph, sections: Sections) -> Int64Array | None:
-    """Own time with equal work of all stages; None without several stages.
-
-    Stages are those of the marks: a rank of an interleaved schedule holds several. Without marks,
-    all computation of a rank belongs to the stages that it holds.
-    """
+    """Own time with equal work of all stages; None without several stages."""
+    # Stages are those of the marks: a rank of an interleaved schedule holds several. Without marks,
+    # all computation of a rank belongs to the stages that it holds.
     held: dict[tuple[int, ...], list[int]] = {}
     for position, rank in enumerate(graph.ranks):
         held.setdefault(sections.stages[rank], []).append(position)
@@ -330,10 +284,8 @@ def _balanced_stages(graph: TraceGraph, sections: Sections) -> Int64Array | None
 
 
 def _levelled(work: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Factors on the work of positions: work above the median is spread over all.
-
-    Differences that are no larger than between GPUs of one model stay.
-    """
+    """Factors on the work of positions: work above the median is spread over all."""
+    # Differences that are no larger than between GPUs of one model stay.
     usual = float(np.median(work))
     beyond = np.where(abs(work - usual) > ALIKE_RATIO * usual, work - usual, 0.0)
     factors: NDArray[np.float64] = (work - beyond + beyond.mean()) / np.maximum(work, 1)
@@ -348,9 +300,9 @@ def _transfers(
 ) -> Iterator[TraceChange]:
     """Changes that remove or shorten communication, if it could be matched."""
     transfers = graph.transfers
-    joined = transfers.is_joined
+    joined, lasting = transfers.is_joined, transfers.duration_ns > 0
     yield from _overlap(graph, analyses)
-    if not (joined & (transfers.duration_ns > 0)).any():
+    if not (joined & lasting).any():
         return
     yield _free(graph, joined, "exposed transfer", "moving data took no time")
     if len(graph.ranks) > 1:
@@ -360,7 +312,7 @@ def _transfers(
         yield _free(graph, joined, "communication", title, own_ns=even, delay_ns=launched)
     for number, name in enumerate(graph.axis_names):
         along = joined & (transfers.axis == number)
-        if (along & (transfers.duration_ns > 0)).any():
+        if (along & lasting).any():
             yield _free(graph, along, f"axis {name}", f"moving data along {name} took no time")
     needless = joined & transfers.is_needless
     if needless.any():
@@ -370,38 +322,31 @@ def _transfers(
     if small.any():
         title = f"collectives below {format_bytes(SMALL_BYTES)} took no time"
         yield _free(graph, small, "small collectives", title)
-    yield from _classes(graph)
-
-
-def _overlap(graph: TraceGraph, analyses: Mapping[int, RankAnalysis]) -> Iterator[TraceChange]:
-    """Overlap collectives whose results are not needed at once, except the last gradient bucket.
-
-    For a single rank all collectives count, although they include waiting for unrecorded ranks:
-    overlap hides both.
-    """
-    known = graph.transfers
-    among = known.is_joined if len(graph.ranks) > 1 else np.ones(len(known), dtype=np.bool_)
-    hideable = among & np.isin(known.kind, _HIDEABLE) & ~_are_blocking(graph)
-    if (hideable & (known.duration_ns > 0)).any():
-        title = "non-blocking collectives overlapped with compute that now runs alone"
-        last = np.rint(known.duration_ns * known.unhidden).astype(np.int64)
-        yield _free(
-            graph, hideable, "overlap", title, most_ns=_alone(analyses, graph), left_ns=last
-        )
-
-
-def _classes(graph: TraceGraph) -> Iterator[TraceChange]:
-    transfers = graph.transfers
     for label, members in graph.classes()[:MAX_CLASSES]:
         title = f"moving the data of {label} took no time"
         yield _free(graph, members, f"collectives {label}", title)
         faster = _at_best_speed(transfers.duration_ns, transfers.bytes, members)
         if faster is not None:
-            yield TraceChange(
-                what=f"hardware {label}",
-                title=f"{label} always ran at the best bandwidth measured at its size or above",
-                transfer_ns=faster,
-            )
+            title = f"{label} always ran at the best bandwidth measured at its size or above"
+            yield TraceChange(what=f"hardware {label}", title=title, transfer_ns=faster)
+
+
+def _overlap(graph: TraceGraph, analyses: Mapping[int, RankAnalysis]) -> Iterator[TraceChange]:
+    """Overlap collectives whose results are not needed at once, except the last gradient bucket."""
+    # For a single rank all collectives count, although they include waiting for unrecorded ranks:
+    # overlap hides both.
+    known = graph.transfers
+    among = known.is_joined if len(graph.ranks) > 1 else np.ones(len(known), dtype=np.bool_)
+    blocks = np.array([*(name in _BLOCKING_AXES for name in graph.axis_names), False], np.bool_)
+    hideable = among & np.isin(known.kind, _HIDEABLE) & ~blocks[known.axis]
+    if (hideable & (known.duration_ns > 0)).any():
+        title = "non-blocking collectives overlapped with compute that now runs alone"
+        last = np.rint(known.duration_ns * known.unhidden).astype(np.int64)
+        # At most the computation without concurrent communication, mean per rank and window.
+        overlaps = [analyses[rank].overlap for rank in graph.ranks]
+        alone_ns = sum(one.computation_ns - one.overlapped_ns for one in overlaps)
+        most = int(alone_ns / (len(graph.ranks) * graph.num_analysed))
+        yield _free(graph, hideable, "overlap", title, most_ns=most, left_ns=last)
 
 
 def _free(
@@ -413,7 +358,7 @@ def _free(
     own_ns: Int64Array | None = None,
     delay_ns: Int64Array | None = None,
     most_ns: int | None = None,
-    left_ns: Int64Array | None = None,
+    left_ns: Int64Array | int = 0,
 ) -> TraceChange:
     """These transfers take no time, or ``left_ns``, and their members end together."""
     of_edge = graph.edge_transfer
@@ -423,28 +368,10 @@ def _free(
         what=what,
         title=title,
         own_ns=own_ns,
-        transfer_ns=np.where(
-            chosen, 0 if left_ns is None else left_ns, graph.transfers.duration_ns
-        ),
+        transfer_ns=np.where(chosen, left_ns, graph.transfers.duration_ns),
         delay_ns=np.where(freed, np.minimum(delay, 0), delay),
         most_ns=most_ns,
     )
-
-
-def _are_blocking(graph: TraceGraph) -> NDArray[np.bool_]:
-    """Transfers along axes whose results the next computation needs."""
-    names = [name in _BLOCKING_AXES for name in graph.axis_names]
-    axis = graph.transfers.axis
-    return np.array([*names, False], dtype=np.bool_)[axis]
-
-
-def _alone(analyses: Mapping[int, RankAnalysis], graph: TraceGraph) -> int:
-    """Computation without concurrent communication, mean per rank and window."""
-    alone = [
-        analyses[rank].overlap.computation_ns - analyses[rank].overlap.overlapped_ns
-        for rank in graph.ranks
-    ]
-    return int(sum(alone) / (len(graph.ranks) * graph.num_analysed))
 
 
 def _at_best_speed(

@@ -31,6 +31,12 @@ from distprof.sections.time.measure import direction_of
 from distprof.sections.whatif.result import PAGEABLE
 from distprof.terms import ActivityKind, CollectiveKind, IdleCause
 
+PINNED_BYTES_PER_NS = 36.0
+"""Bandwidth of copies from pinned memory: between 24 over PCIe 4.0 x16 and 50 over PCIe 5.0."""
+
+MARGIN = 64
+"""Rows before and after a line that may have partners in it: captures begin and end unevenly."""
+
 QUEUED_NS = 20_000
 """A collective that starts this soon after another on its stream may have been ready before."""
 
@@ -93,20 +99,12 @@ def rank_line(
     part = main_line(tables, simulated, timeline, causes, stages, lag_ns=lag_ns)
     if part is None:
         return None
-    return replace(_near(part), held_ns=line.held_ns, first_window=low)
-
-
-MARGIN = 64
-"""Rows before and after a line that may have partners in it: captures begin and end unevenly."""
-
-
-def _near(line: MainLine) -> MainLine:
-    """A line that covers a part of the recording, with only the rows that affect it."""
-    inside = np.flatnonzero((line.issue != ABSENT) | (line.resume != ABSENT))
-    low = max(int(inside[0]) - MARGIN, 0) if len(inside) else 0
-    rows = slice(low, int(inside[-1]) + 1 + MARGIN if len(inside) else 0)
-    kept = {name: getattr(line, name)[rows].copy() for name in MainLine.of_rows}
-    return replace(line, first_row=low, **kept)
+    # A line that covers a part of the recording has only the rows that affect it.
+    inside = np.flatnonzero((part.issue != ABSENT) | (part.resume != ABSENT))
+    first = max(int(inside[0]) - MARGIN, 0) if len(inside) else 0
+    rows = slice(first, int(inside[-1]) + 1 + MARGIN if len(inside) else 0)
+    kept = {name: getattr(part, name)[rows].copy() for name in MainLine.of_rows}
+    return replace(part, first_row=first, held_ns=line.held_ns, first_window=low, **kept)
 
 
 def main_line(
@@ -120,17 +118,8 @@ def main_line(
 ) -> MainLine | None:
     """Cut one rank's analysed time; linear in the rank's rows, except for sorting them.
 
-    Args:
-        tables: The rank's tables.
-        windows: Analysed windows, in order, disjoint; time between them also belongs to the line.
-        timeline: The intervals of its activities.
-        causes: Idle time by cause; None if it is unknown.
-        stages: When the rank's pipeline stages work, None without marks.
-        lag_ns: Longest delay with which a collective's end may be recorded after the rank
-            continued.
-
-    Returns:
-        The line; None without windows.
+    Windows are in order and disjoint; time between them also belongs to the line. A collective's
+    end may be recorded up to ``lag_ns`` after the rank continued. None without windows.
     """
     if windows.size == 0:
         return None
@@ -148,7 +137,8 @@ def main_line(
     exposed &= ~_passed_by(collectives["kind"], issue_ns, continued_ns, exposed, stretches)
     waits = clip(timeline.message_wait, *line)
     blocked = union(Intervals(*map(np.concatenate, zip(blocked, waits, strict=True))))
-    resumed_ns = np.where(exposed, continued_ns, _end_of_window(end, windows))
+    window = np.minimum(np.searchsorted(windows.end, end, side="left"), windows.size - 1)
+    resumed_ns = np.where(exposed, continued_ns, windows.end[window])
     hidden = np.zeros(len(end), np.bool_)
     if stages is not None:
         needed = stages.needed_ns
@@ -158,22 +148,19 @@ def main_line(
     hard = np.concatenate((*windows, resumed_ns[exposed | hidden], waits.end))
     cuts = _Cuts.of(hard, np.concatenate((issue_ns[issued], unheld_ns[held])))
     idle_by = _with_stretches(causes.causes if causes else {}, subtract(stretches, blocked))
-    own = _own_time(cuts, blocked, timeline, idle_by)
-    # A rank may wait as soon as it has issued something: then there is no segment in between
-    dropped = cuts.is_soft & (own.sum(axis=1) == 0)
-    stage_ns, stage = _of_stages(cuts.spans, stages, timeline.computation)
-    begin = cuts.spans.start[~dropped]
     spans = cuts.spans
-    cuts, own = cuts.without(dropped, own)
+    own = _own_time(spans, blocked, timeline, idle_by)
+    # A rank may wait as soon as it has issued something: then there is no segment in between.
+    kept = ((cuts.keys & 1) == 0) | own.any(axis=1)
+    stage_ns, stage = _of_stages(spans, stages, timeline.computation)
+    begin, own = spans.start[kept], own[kept]
+    cuts = replace(cuts, segment=np.cumsum(kept) - 1)
     named = causes.named if causes else {}
-    pauses = {
-        name: covered(spans, subtract(idle, blocked))[~dropped] for name, idle in named.items()
-    }
+    pauses = {name: covered(spans, subtract(idle, blocked))[kept] for name, idle in named.items()}
     needless = _needless_copying(tables.activity, timeline, spans)
     if needless.any():
         after = causes.after_copies if causes else EMPTY
-        needless += covered(spans, subtract(after, blocked))
-        pauses[PAGEABLE] = needless[~dropped]
+        pauses[PAGEABLE] = (needless + covered(spans, subtract(after, blocked)))[kept]
     opens = cuts.after_hard(windows.start)
     bounds = LaunchBounds.none()
     if causes is not None:
@@ -181,13 +168,13 @@ def main_line(
     return MainLine(
         start_ns=line[0],
         own_ns=own,
-        stage_ns=stage_ns[~dropped],
-        stage=stage[~dropped],
-        issue=_where(issued, cuts.before_soft(issue_ns)),
+        stage_ns=stage_ns[kept],
+        stage=stage[kept],
+        issue=np.where(issued, cuts.before_soft(issue_ns), ABSENT),
         leader=leader,
-        unheld=_where(held, cuts.before_soft(unheld_ns)),
+        unheld=np.where(held, cuts.before_soft(unheld_ns), ABSENT),
         copy_ns=np.where(held, issue_ns - unheld_ns, 0),
-        resume=_where(ended, cuts.after_hard(resumed_ns)),
+        resume=np.where(ended, cuts.after_hard(resumed_ns), ABSENT),
         exposed=exposed,
         wait_start_ns=waits.start,
         wait_end_ns=waits.end,
@@ -219,20 +206,10 @@ class _Cuts(msgspec.Struct, frozen=True, kw_only=True):
         return _Cuts(origin_ns=origin, keys=keys, segment=np.arange(len(keys), dtype=np.int64))
 
     @property
-    def is_soft(self) -> NDArray[np.bool_]:
-        soft: NDArray[np.bool_] = (self.keys & 1) == 1
-        return soft
-
-    @property
     def spans(self) -> Intervals:
         """From each cut to the next; empty after the last."""
         time = (self.keys >> 1) + self.origin_ns
         return Intervals(time, np.concatenate((time[1:], time[-1:])))
-
-    def without(self, dropped: NDArray[np.bool_], own: Int64Array) -> tuple[_Cuts, Int64Array]:
-        """Cuts whose segments are joined to those before them."""
-        segment = np.cumsum(~dropped) - 1
-        return replace(self, segment=segment), own[~dropped]
 
     def before_soft(self, time: Int64Array) -> Int64Array:
         """The segment that ends where something is issued."""
@@ -264,7 +241,14 @@ def _issue_times(
     collectives = tables.collectives
     start, end = intervals_of(collectives)
     enqueue, stream = collectives["enqueue_ns"], collectives["stream"]
-    queued = _queued_behind(start, end, stream)
+    # Rows that start as the one before them on their stream ends
+    order = np.lexsort((start, stream))
+    before, after = order[:-1], order[1:]
+    since = start[after] - end[before]
+    follows = (stream[before] == stream[after]) & (stream[before] != ABSENT)
+    follows &= _right_after(since)
+    queued = np.zeros(len(start), dtype=np.bool_)
+    queued[after[follows]] = True
     leader = np.where(queued, ABSENT, _ended_before(start, end, stream))
     queued |= leader != ABSENT
     copied = _copied_before(tables.activity, start) & ~queued
@@ -297,18 +281,6 @@ def _copied_before(activity: Table, start: Int64Array) -> NDArray[np.bool_]:
     return _right_after(since)
 
 
-def _queued_behind(start: Int64Array, end: Int64Array, stream: Int64Array) -> NDArray[np.bool_]:
-    """Rows that start as the one before them on their stream ends."""
-    order = np.lexsort((start, stream))
-    before, after = order[:-1], order[1:]
-    since = start[after] - end[before]
-    follows = (stream[before] == stream[after]) & (stream[before] != ABSENT)
-    follows &= _right_after(since)
-    queued = np.zeros(len(start), dtype=np.bool_)
-    queued[after[follows]] = True
-    return queued
-
-
 def _ended_before(start: Int64Array, end: Int64Array, stream: Int64Array) -> Int64Array:
     """The last row on another stream that ended as each row started; ABSENT for none."""
     if len(start) == 0:
@@ -323,11 +295,10 @@ def _ended_before(start: Int64Array, end: Int64Array, stream: Int64Array) -> Int
 
 
 def _done_before(tables: RankTables, causes: IdleCauses, launched_ns: Int64Array) -> Int64Array:
-    """When all computation launched before each moment was done.
-
-    A CPU that runs ahead launched the first kernels of a capture before the capture began.
-    Computation that runs before the first one with a known launch was launched before all of those.
-    """
+    """When all computation launched before each moment was done."""
+    # A CPU that runs ahead launched the first kernels of a capture before the capture began.
+    # Computation that runs before the first one with a known launch was launched before all of
+    # those.
     launches, activity = causes.launches, tables.activity
     computes = activity["kind"] == ActivityKind.COMPUTATION
     rows = np.flatnonzero(launches.known & computes)
@@ -350,12 +321,10 @@ def _blocked(
     stretches: Intervals,
     lag_ns: int,
 ) -> tuple[NDArray[np.bool_], Int64Array, Intervals]:
-    """Rows that end while exposed, when the rank continued after each, and when it was blocked.
-
-    A stretch blocks the rank up to the last end in it. Backend threads may record an end shortly
-    after the rank continued. The unexplained rest of a stretch is therefore also blocked if an end
-    follows within the lag, and within a time no longer than this rest.
-    """
+    """Rows that end while exposed, when the rank continued after each, and when it was blocked."""
+    # A stretch blocks the rank up to the last end in it. Backend threads may record an end shortly
+    # after the rank continued. The unexplained rest of a stretch is therefore also blocked if an
+    # end follows within the lag, and within a time no longer than this rest.
     if stretches.size == 0:
         return np.zeros(len(end), np.bool_), end, EMPTY
     at = np.searchsorted(stretches.start, end, side="left") - 1
@@ -411,10 +380,8 @@ def _passed_by(
     exposed: NDArray[np.bool_],
     stretches: Intervals,
 ) -> NDArray[np.bool_]:
-    """Reductions and sends that end while the rank waits for another collective issued before.
-
-    Nothing shows that the rank needed them: gradients are needed at the end of the step.
-    """
+    """Reductions and sends that end while the rank waits for another collective issued before."""
+    # Nothing shows that the rank needed them: gradients are needed at the end of the step.
     result = np.zeros(len(end), dtype=np.bool_)
     rows = np.flatnonzero(exposed)
     rows = rows[np.argsort(end[rows], kind="stable")]
@@ -463,20 +430,13 @@ def _noted_late(
     return row[is_last], stretch[is_last]
 
 
-def _end_of_window(time: Int64Array, windows: Intervals) -> Int64Array:
-    at = np.searchsorted(windows.end, time, side="left")
-    ends: Int64Array = windows.end[np.minimum(at, windows.size - 1)]
-    return ends
-
-
 def _own_time(
-    cuts: _Cuts,
+    spans: Intervals,
     blocked: Intervals,
     timeline: Timeline,
     causes: Mapping[IdleCause, Intervals],
 ) -> Int64Array:
     """Own time between cuts by how it was spent; unexplained time is other."""
-    spans = cuts.spans
     own = np.zeros((spans.size, len(Own)), dtype=np.int64)
     own[:, Own.COMPUTATION] = covered(spans, timeline.computation)
     own[:, Own.COPY] = covered(spans, timeline.exposed_copy)
@@ -500,10 +460,6 @@ def _of_stages(
     return total, stage
 
 
-PINNED_BYTES_PER_NS = 36.0
-"""Bandwidth of copies from pinned memory: between 24 over PCIe 4.0 x16 and 50 over PCIe 5.0."""
-
-
 def _needless_copying(activity: Table, timeline: Timeline, spans: Intervals) -> Int64Array:
     """Exposed time of copies from or to pageable memory beyond that of pinned memory, per span."""
     names = activity.coded("name")
@@ -518,7 +474,3 @@ def _needless_copying(activity: Table, timeline: Timeline, spans: Intervals) -> 
     exposed = covered(spans, intersect(union(copies), timeline.exposed_copy))
     needless: Int64Array = np.rint(exposed * (1 - pinned / total)).astype(np.int64)
     return needless
-
-
-def _where(known: NDArray[np.bool_], segment: Int64Array) -> Int64Array:
-    return np.where(known, segment, ABSENT).astype(np.int64)

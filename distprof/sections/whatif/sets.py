@@ -45,32 +45,34 @@ def set_changes(
     for one in sets:
         if graph.is_sample and (one.steps or one.since_step is not None):
             continue  # some of its steps may not be simulated: their measured cost counts
-        slow = _cells(graph, analyses, one)
+        # Ranks and windows that are slow, shape ``(P, W)``
+        slow: NDArray[np.bool_] = np.zeros(graph.opens.shape, dtype=np.bool_)
+        steps_of: dict[int, tuple[int, ...]] = dict.fromkeys(one.ranks, ())
+        steps_of.update(zip(one.ranks, one.steps_by_rank, strict=False))
+        for position, rank in enumerate(graph.ranks):
+            numbers = np.array([step.step for step in analyses[rank].steps[graph.windows]])
+            if rank in steps_of and len(numbers) == slow[position].size:
+                slow[position] = np.isin(numbers, steps_of[rank]) if steps_of[rank] else True
+                if one.since_step is not None:
+                    slow[position] &= numbers >= one.since_step
         if one.scenario == f"rank {one.ranks[0]}" or not slow.any():
             continue
+        # Release times with ranks that are always slow beginning the first window with the others
+        count = slow.sum(axis=1)
+        again = (count >= MIN_AGAIN) & (count >= AGAIN * slow.shape[1])
+        again &= one.pattern is StragglerPattern.TRANSIENT
+        late = np.flatnonzero((slow[:, 0] & (count > slow.shape[1] / 2)) | again)
         yield TraceChange(
             what=one.scenario,
             title=f"{name_ranks(one.ranks)} kept up with the other ranks",
             ranks=one.ranks,
             own_ns=_without_cause(graph, sections, analyses, own, slow, one),
             delay_ns=graph.kept_up(np.flatnonzero(slow.any(axis=1)).tolist()),
-            release_ns=_first_starts(graph, sections, slow, one),
+            release_ns=(
+                beginning(graph, in_time(graph, sections), late.tolist()) if len(late) else None
+            ),
             transfer_ns=_evened(graph, one),
         )
-
-
-def _first_starts(
-    graph: TraceGraph, sections: Sections, slow: NDArray[np.bool_], one: StragglerSet
-) -> Int64Array | None:
-    """Release times with ranks that are always slow beginning the first window with the others.
-
-    So do ranks that are slow repeatedly: their late start is one more case of it.
-    """
-    count = slow.sum(axis=1)
-    again = (count >= MIN_AGAIN) & (count >= AGAIN * slow.shape[1])
-    again &= one.pattern is StragglerPattern.TRANSIENT
-    late = np.flatnonzero((slow[:, 0] & (count > slow.shape[1] / 2)) | again)
-    return beginning(graph, in_time(graph, sections), late.tolist()) if len(late) else None
 
 
 def _evened(graph: TraceGraph, one: StragglerSet) -> Int64Array | None:
@@ -94,23 +96,31 @@ def _without_cause(
     """Own time of each segment without the cause; tokens of busy experts go to the others."""
     if one.detail == EXPERTS:
         return _experts_evened(sections, own)
+    # Peers that are slow in the same windows, so none of them shows the usual time.
     alone = [
         position
         for group in sections.peers
-        if _are_slow_together(slow[list(group)])
+        for cells in (slow[list(group)],)
+        if cells.any() and (cells.all(axis=0) == cells.any(axis=0)).all()
         for position in group
     ]
-    less = _kept_up(sections, own, slow)
+    less, part = _kept_up(sections, own, slow), graph.own_ns[:, Own.COMPUTATION]
     if one.cause in (StragglerCause.LATE_INPUT, StragglerCause.LATE_HOST):
-        return np.minimum(less, _idling_less(graph, sections, own, slow, alone))
-    return np.minimum(less, _paced(graph, analyses, sections, own, slow, alone))
+        part = own - part - graph.own_ns[:, Own.COPY]  # idle time
+        rates = sections.by_window(part)
+    else:  # they compute at the pace of the others
+        pace = pace_of(analyses, same_stages(sections.stages.values()))
+        if pace is None or len(pace.groups) != 1:
+            return less
+        rates = pace.factor[:, graph.windows]
+        if rates.shape != slow.shape:
+            return less
+    return np.minimum(less, _at_usual_rate(sections, own, part, rates, slow, alone))
 
 
 def _experts_evened(sections: Sections, own: Int64Array) -> Int64Array:
-    """Own time with the experts of every rank computing as long as the mean of its peers.
-
-    Tokens go to other ranks, so the sum stays. Chance differences between layers stay as well.
-    """
+    """Own time with the experts of every rank computing as long as the mean of its peers."""
+    # Tokens go to other ranks, so the sum stays. Chance differences between layers stay as well.
     expert = sections.of_segment != OUTSIDE
     expert &= sections.is_expert[np.maximum(sections.of_segment, 0)]
     if not expert.any():
@@ -123,49 +133,6 @@ def _experts_evened(sections: Sections, own: Int64Array) -> Int64Array:
     factor = np.divide(even, windows, out=np.ones_like(even), where=windows > 0)
     more = np.rint(work * (sections.of_windows(factor) - 1)).astype(np.int64)
     return own + more
-
-
-def _are_slow_together(slow: NDArray[np.bool_]) -> bool:
-    """Whether peers are slow in the same windows, so none of them shows the usual time."""
-    return bool(slow.any() and (slow.all(axis=0) == slow.any(axis=0)).all())
-
-
-def _idling_less(
-    graph: TraceGraph,
-    sections: Sections,
-    own: Int64Array,
-    slow: NDArray[np.bool_],
-    alone: Sequence[int],
-) -> Int64Array:
-    """Own time with ranks without peers idling no longer than the median of the other ranks."""
-    idle = own - graph.own_ns[:, Own.COMPUTATION] - graph.own_ns[:, Own.COPY]
-    windows = sections.by_window(idle)
-    fit = ~slow.any(axis=1)
-    if not alone or not fit.any():
-        return own
-    usual = np.median(windows[fit], axis=0)
-    factor: _Floats = np.ones(slow.shape)
-    for position in alone:
-        ratio = usual / np.maximum(windows[position], 1.0)
-        factor[position] = np.where(slow[position], np.minimum(ratio, 1.0), 1.0)
-    less = np.rint(idle * (1 - sections.of_windows(factor))).astype(np.int64)
-    return np.asarray(own - less, dtype=np.int64)
-
-
-def _cells(
-    graph: TraceGraph, analyses: Mapping[int, RankAnalysis], one: StragglerSet
-) -> NDArray[np.bool_]:
-    """Ranks and windows that are slow, shape ``(P, W)``."""
-    slow = np.zeros(graph.opens.shape, dtype=np.bool_)
-    steps_of: dict[int, tuple[int, ...]] = dict.fromkeys(one.ranks, ())
-    steps_of.update(zip(one.ranks, one.steps_by_rank, strict=False))
-    for position, rank in enumerate(graph.ranks):
-        numbers = np.array([step.step for step in analyses[rank].steps[graph.windows]])
-        if rank in steps_of and len(numbers) == slow[position].size:
-            slow[position] = np.isin(numbers, steps_of[rank]) if steps_of[rank] else True
-            if one.since_step is not None:
-                slow[position] &= numbers >= one.since_step
-    return slow
 
 
 def _kept_up(sections: Sections, own: Int64Array, slow: NDArray[np.bool_]) -> Int64Array:
@@ -185,28 +152,25 @@ def _kept_up(sections: Sections, own: Int64Array, slow: NDArray[np.bool_]) -> In
     return sections.scaled(own, totals, target)
 
 
-def _paced(
-    graph: TraceGraph,
-    analyses: Mapping[int, RankAnalysis],
+def _at_usual_rate(
     sections: Sections,
     own: Int64Array,
+    part: Int64Array,
+    rates: _Floats,
     slow: NDArray[np.bool_],
     alone: Sequence[int],
 ) -> Int64Array:
-    """Own time with slow ranks without peers computing at the pace of the others."""
-    pace = pace_of(analyses, same_stages(sections.stages.values()))
-    if pace is None or not alone or len(pace.groups) != 1:
+    """Own time with this part of it at the median rate of the ranks that are not slow."""
+    # Only of slow ranks without peers. Rates have shape ``(P, W)``; below 1 they count as 1.
+    fit = ~slow.any(axis=1)
+    if not alone or not fit.any():
         return own
-    factors, fit_ranks = pace.factor[:, graph.windows], ~slow.any(axis=1)
-    if factors.shape != slow.shape or not fit_ranks.any():
-        return own
-    usual = np.median(factors[fit_ranks], axis=0)
+    usual = np.median(rates[fit], axis=0)
     factor: _Floats = np.ones(slow.shape)
     for position in alone:
-        ratio = np.minimum(usual / np.maximum(factors[position], 1e-9), 1.0)
+        ratio = np.minimum(usual / np.maximum(rates[position], 1.0), 1.0)
         factor[position] = np.where(slow[position], ratio, 1.0)
-    work = graph.own_ns[:, Own.COMPUTATION]
-    less = np.rint(work * (1 - sections.of_windows(factor))).astype(np.int64)
+    less = np.rint(part * (1 - sections.of_windows(factor))).astype(np.int64)
     return np.asarray(own - less, dtype=np.int64)
 
 
@@ -217,24 +181,20 @@ def link_changes(
     graph: TraceGraph, groups: Sequence[ProcessGroup], links: Sequence[SlowLink]
 ) -> Iterator[TraceChange]:
     """A change per slow link: its transfers shrink by the ratio of the others' median to its."""
+    known = graph.transfers
     for link in links:
+        transfer_ns = known.duration_ns.astype(np.float64)
+        for slow in link.transfers:
+            size = ABSENT if slow.bytes is None else slow.bytes
+            same = np.isin(known.place, place_of(slow.ranks, groups)) & (known.bytes == size)
+            same &= known.kind == CollectiveKind[slow.kind.upper()]
+            if link.steps:
+                same &= np.isin(known.step, link.steps)
+            transfer_ns[same] *= slow.others_ns / slow.transfer_ns
+        others = "the others" if link.num_compared else "in other steps"
         yield TraceChange(
             what=link.scenario,
-            title=f"links of {name_ranks(link.ranks)} were as fast as "
-            + ("the others" if link.num_compared else "in other steps"),
+            title=f"links of {name_ranks(link.ranks)} were as fast as {others}",
             ranks=link.ranks,
-            transfer_ns=_faster(graph, groups, link),
+            transfer_ns=np.rint(transfer_ns).astype(np.int64),
         )
-
-
-def _faster(graph: TraceGraph, groups: Sequence[ProcessGroup], link: SlowLink) -> Int64Array:
-    known = graph.transfers
-    result = known.duration_ns.astype(np.float64)
-    for slow in link.transfers:
-        size = ABSENT if slow.bytes is None else slow.bytes
-        same = np.isin(known.place, place_of(slow.ranks, groups)) & (known.bytes == size)
-        same &= known.kind == CollectiveKind[slow.kind.upper()]
-        if link.steps:
-            same &= np.isin(known.step, link.steps)
-        result[same] *= slow.others_ns / slow.transfer_ns
-    return np.rint(result).astype(np.int64)

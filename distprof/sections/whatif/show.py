@@ -15,7 +15,6 @@ from distprof.sections.time.show import dominant_part
 from distprof.sections.whatif.result import (
     Cause,
     CauseKind,
-    PathShare,
     Scenario,
     WhatIfResult,
     causes_of,
@@ -53,6 +52,7 @@ _PART_OF_KIND = {
     "transfer": "exposed_transfer",
     "wait": "exposed_wait",
 }
+"""Kind of operations to the part of a step that has the same colour."""
 
 
 def plan_sentence(report: Report) -> str:
@@ -174,21 +174,16 @@ def path_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("of", "name", left=True, stretch=True),
             Column("time", "ns_per_step"),
             Column("share", "share_ratio"),
-            Column("", _path_bar, left=True),
+            Column(
+                "",
+                lambda s: Bar(ratio=s.share_ratio, key=_PART_OF_KIND.get(s.kind, "idle_host")),
+                left=True,
+            ),
         ),
         shown,
         caption=f"operations that the end of the {window_word(report)} waits for, mean",
         notes=(f"and {left_out} smaller ones with --all",) if left_out else (),
     )
-
-
-def _path_bar(share: PathShare) -> Bar:
-    return Bar(ratio=share.share_ratio, key=_key(share.kind))
-
-
-def _key(kind: str) -> str:
-    """Part of a step that has the same colour as a kind."""
-    return _PART_OF_KIND.get(kind, "idle_host")
 
 
 # Slowdown of a logged job by stage, kind of operation and worker --------------------------------
@@ -295,48 +290,39 @@ def operations_verdict(report: Report) -> VerdictText:
     cause = capitalized(_subject(whatif, causes[0]) if causes else "no single cause explains it")
     action = f": {_ACTIONS[causes[0].kind]}" if causes else ""
     line = f"Steps take {beyond} longer than with even operations. {cause}{action}."
-    why = (_shares_sentence(whatif), _steps_sentence(whatif), _model_sentence(whatif))
+    # M_S and M_W in words
+    shares = (
+        ("the last pipeline stage explains", whatif.m_s),
+        ("the slowest 3 % of the workers", whatif.m_w),
+    )
+    parts = [
+        f"{who} {format_ratio(share) if share >= 0 else 'nothing'}"
+        for who, share in shares
+        if share is not None
+    ]
+    text = f"{', '.join(parts)} of the slowdown (shares overlap and may exceed 100 %)."
+    why = ((capitalized(text) if parts else ""), _steps_sentence(whatif), _model_sentence(whatif))
     return line, tuple(sentence for sentence in why if sentence)
 
 
 def _subject(whatif: WhatIfResult, cause: Cause) -> str:
+    """What causes how much of the slowdown. Causes overlap, so a large part counts as all."""
+    part = "it" if cause.share >= NEARLY_ALL else f"{format_ratio(cause.share)} of it"
     if cause.kind is CauseKind.WORKERS:
         ranks = cause.scenario.ranks
         plural = "" if len(ranks) == 1 else "s"
         named = f"rank{plural} {short_ranks(ranks)}"
-        return f"{named} explain{'' if plural else 's'} {_part(cause.share)}"
+        return f"{named} explain{'' if plural else 's'} {part}"
     if cause.kind is CauseKind.STAGES:
         longest = limiting_stage(whatif)
         named = "an uneven pipeline" if longest is None else f"stage {longest.stage}"
-        return f"{named} explains {_part(cause.share)}"
+        return f"{named} explains {part}"
     if cause.kind is CauseKind.DATA:
-        return f"sequences of unequal length explain {_part(cause.share)}"
+        return f"sequences of unequal length explain {part}"
     if cause.kind is CauseKind.TRANSFERS:
         kind = cause.scenario.what.removeprefix("kind ")
-        return f"transfers of kind {kind} explain {_part(cause.share)}"
-    return f"micro-batches that vary without a pattern explain {_part(cause.share)}"
-
-
-def _part(share: float) -> str:
-    """How much of the slowdown, in words. Causes overlap, so a large part counts as all."""
-    return "it" if share >= NEARLY_ALL else f"{format_ratio(share)} of it"
-
-
-def _shares_sentence(whatif: WhatIfResult) -> str:
-    """M_S and M_W in words."""
-    parts = []
-    if whatif.m_s is not None:
-        parts.append(f"the last pipeline stage explains {_share(whatif.m_s)}")
-    if whatif.m_w is not None:
-        parts.append(f"the slowest 3 % of the workers {_share(whatif.m_w)}")
-    if not parts:
-        return ""
-    text = ", ".join(parts) + " of the slowdown (shares overlap and may exceed 100 %)."
-    return capitalized(text)
-
-
-def _share(share: float) -> str:
-    return format_ratio(share) if share >= 0 else "nothing"
+        return f"transfers of kind {kind} explain {part}"
+    return f"micro-batches that vary without a pattern explain {part}"
 
 
 def _steps_sentence(whatif: WhatIfResult) -> str:

@@ -6,15 +6,12 @@ when the last member has issued it and no earlier one on its stream is still run
 needs it continues after its end. Waiting is therefore a result of the simulation, and shrinks or
 moves if durations change.
 
-A transfer lasts from the last member's start to the first member's end. Members that end later have
-an additional delay. A collective that could not be matched keeps its duration on its rank. For
-messages without transfer times, only the times at which ranks were blocked are known. The transfer
-then lasts from when both ends had been posted until the rank continued.
+A transfer lasts from the last member's start to the first member's end; members that end later have
+an additional delay. A collective that could not be matched keeps its duration on its rank, and a
+message without a transfer time lasts from when both ends had been posted until the rank continued.
 
-The critical path is the chain of operations that the run's end waited for. Shortening an operation
-shortens the run only if it is on this path, and only until another chain is as long. On the path no
-rank waits for another longer than it must: waiting there means unknown causes, collectives that
-could not be matched and messages whose other end was not seen.
+The critical path is the chain of operations that the run's end waited for. Waiting on it means
+unknown causes, collectives that could not be matched, and messages whose other end was not seen.
 """
 
 from __future__ import annotations
@@ -101,6 +98,16 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return own
 
     @property
+    def usual(self) -> dict[str, Int64Array]:
+        """What a change can replace, by its name in a change and in :meth:`simulate`."""
+        return {
+            "own_ns": self.own_total_ns,
+            "transfer_ns": self.transfers.duration_ns,
+            "delay_ns": self.delay_ns,
+            "release_ns": self.release_ns,
+        }
+
+    @property
     def is_sample(self) -> bool:
         """Whether some analysed windows are not part of it."""
         return bool(self.opens.shape[1] < self.num_analysed)
@@ -149,12 +156,9 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def copied_in_time(
         self, delay_ns: Int64Array | None, positions: Collection[int] | None = None
     ) -> Int64Array | None:
-        """Delays of edges if no collective waits for a copy.
+        """Delays of edges if no collective waits for a copy; None for no change.
 
-        Args:
-            delay_ns: Delays that are changed; None for those of the recording.
-            positions: Ranks that copy as fast as the median of all, instead of instantly; None if
-                all ranks copy instantly.
+        Ranks at these positions copy as fast as the median of all, instead of all ranks instantly.
         """
         copies = self.copies
         chosen = np.ones(len(copies.held), dtype=np.bool_)
@@ -188,11 +192,7 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     ) -> Times:
         """Simulated times of all operations; arguments not given are as recorded.
 
-        Args:
-            own_ns: Own time per segment, all kinds together, shape ``(S,)`` or ``(S, k)``.
-            transfer_ns: Duration per transfer, shape ``(J,)`` or ``(J, k)``.
-            delay_ns: Delay per edge, shape ``(E,)`` or ``(E, k)``.
-            release_ns: Release time per node, shape ``(S + J,)`` or ``(S + J, k)``.
+        Values are per segment, transfer, edge and node, for example ``(S,)`` or ``(S, k)``.
         """
         own = self.own_total_ns if own_ns is None else own_ns
         transfer = self.transfers.duration_ns if transfer_ns is None else transfer_ns
@@ -232,16 +232,12 @@ def trace_graph(run: Run, analyses: Mapping[int, RankAnalysis]) -> TraceGraph | 
     of_ranks = [lines[rank.rank] for rank in index.ranks]
     num_analysed = max(len(analysis.steps) for analysis in analyses.values())
     if next(iter(spans))[1] < num_analysed:
-        index = _near(index, of_ranks)
+        # The rows that affect lines which cover a part of the recording
+        low = np.array([line.first_row for line in of_ranks], dtype=np.int64)
+        length = np.array([len(line.issue) for line in of_ranks], dtype=np.int64)
+        index = index.cut(low, low + length)
     rows = LineRows.of(run, index, of_ranks, analyses)
     return _assemble(rows, transfers_of(run, rows), analyses)
-
-
-def _near(index: RowIndex, lines: Sequence[MainLine]) -> RowIndex:
-    """The rows that affect lines which cover a part of the recording."""
-    low = np.array([line.first_row for line in lines], dtype=np.int64)
-    length = np.array([len(line.issue) for line in lines], dtype=np.int64)
-    return index.cut(low, low + length)
 
 
 # The graph ---------------------------------------------------------------------------------------
@@ -258,38 +254,29 @@ def _assemble(
         for both in zip(_stream_order(rows, parts), _results(rows, parts), strict=True)
     )
     chain = np.setdiff1d(np.arange(1, num_segments, dtype=np.int64), rows.base, assume_unique=True)
-    none = np.full(len(chain), ABSENT, dtype=np.int64)
     launched = _launch_edges(rows)
     copied = np.flatnonzero(has_issue & (rows.unheld[parts.row] != ABSENT))
+    first = num_segments  # of the transfers
     edges = (
         # source, target, delay, transfer whose end it propagates
-        (chain - 1, chain, 0 * chain, none),
-        *(
-            (source, num_segments + of, 0 * of, np.full(len(of), ABSENT, np.int64))
-            for source, of in (
-                (issue[has_issue], parts.of[has_issue]),
-                (parts.needs, parts.needs_of),
-            )
-        ),
-        (num_segments + leader, num_segments + follower, leader_late, leader),
-        (num_segments + parts.sent, num_segments + parts.received, 0 * parts.sent, parts.sent),
+        (chain - 1, chain, 0, ABSENT),
+        (issue[has_issue], first + parts.of[has_issue], 0, ABSENT),
+        (parts.needs, first + parts.needs_of, 0, ABSENT),
+        (first + leader, first + follower, leader_late, leader),
+        (first + parts.sent, first + parts.received, 0, parts.sent),
         (
-            num_segments + parts.of[has_resume],
+            first + parts.of[has_resume],
             resume[has_resume],
             parts.late[has_resume],
             parts.of[has_resume],
         ),
-        (num_segments + parts.unblocks_of, parts.unblocks, 0 * parts.unblocks, parts.unblocks_of),
-        (
-            rows.unheld[parts.row[copied]],
-            num_segments + parts.of[copied],
-            0 * copied,
-            0 * copied + ABSENT,
-        ),
-        (launched.after, launched.segment, launched.delay_ns, 0 * launched.after + ABSENT),
+        (first + parts.unblocks_of, parts.unblocks, 0, parts.unblocks_of),
+        (rows.unheld[parts.row[copied]], first + parts.of[copied], 0, ABSENT),
+        (launched.after, launched.segment, launched.delay_ns, ABSENT),
     )
     source, target, delay, transfer = (
-        np.concatenate(column).astype(np.int64) for column in zip(*edges, strict=True)
+        np.concatenate(column).astype(np.int64)
+        for column in zip(*(np.broadcast_arrays(*edge) for edge in edges), strict=True)
     )
     release = np.zeros(num_segments + len(parts.transfers), dtype=np.int64)
     release[rows.base[:-1]] = rows.begin_ns
@@ -362,10 +349,8 @@ def _launch_edges(rows: LineRows) -> LaunchBounds:
 def _stream_order(
     rows: LineRows, parts: TransferParts
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Transfers that follow another on a member's stream, the earlier one, and its delay there.
-
-    Pairs whose order is already in the rank's line are left out.
-    """
+    """Transfers that follow another on a member's stream, the earlier one, and its delay there."""
+    # Pairs whose order is already in the rank's line are left out.
     rank = rows.index.rank_index[parts.row].astype(np.int64)
     stream = rows.stream[parts.row]
     order = np.lexsort((rows.start_ns[parts.row], stream, rank))
@@ -440,7 +425,10 @@ def path_shares(graph: TraceGraph, times: Times, step_ns: int) -> tuple[PathShar
     _add_transfers(graph, path[~is_segment] - graph.num_segments, length[~is_segment], found)
     order = sorted(found, key=lambda key: (-found[key], str(key)))
     shares = [found[key] / total for key in order]
-    parts = _adding_up(shares, step_ns)
+    # Integer parts that add up to the total: rounded down, the largest take the remainder
+    parts = [int(share * step_ns) for share in shares]
+    for i in range(min(step_ns - sum(parts), len(parts))):
+        parts[i] += 1
     return tuple(
         PathShare(rank=rank, kind=kind, name=name, ns_per_step=ns, share_ratio=share)
         for (rank, kind, name), ns, share in zip(order, parts, shares, strict=True)
@@ -474,11 +462,3 @@ def _add_transfers(
             rank = graph.ranks[owner] if owner != ABSENT else None
             label = graph.label(int(transfers[where]))
             found[rank, "transfer" if is_joined else "wait", label] += float(ns)
-
-
-def _adding_up(shares: list[float], total: int) -> list[int]:
-    """Integer parts that add up to the total: rounded down, the largest take the remainder."""
-    parts = [int(share * total) for share in shares]
-    for i in range(min(total - sum(parts), len(parts))):
-        parts[i] += 1
-    return parts

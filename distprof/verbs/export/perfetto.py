@@ -21,8 +21,8 @@ from distprof.rules.base import Finding
 from distprof.run.run import Rank, Run
 from distprof.schema import ABSENT, Coded, Int64Array
 from distprof.sections.perturbation.show import profiler_fact
-from distprof.sections.whatif.trace_changes import TraceModel
 from distprof.sections.whatif.trace_graph import TraceGraph, node_names
+from distprof.sections.whatif.trace_model import TraceModel
 from distprof.units import capitalized, fold_ranks, format_duration, name_ranks
 from distprof.verbs.export.common import CommonClock, arrivals_of, clock_text, inside
 from distprof.verbs.export.packets import PacketFile, Slices, WriteError

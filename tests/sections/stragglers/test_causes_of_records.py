@@ -10,15 +10,9 @@ from distprof.sections.idle.measure import HostPauses
 from distprof.sections.own_time import COMPUTATION, HOST
 from distprof.sections.stragglers import causes
 from distprof.sections.stragglers import measure as stragglers
-from distprof.sections.stragglers.causes import (
-    QUEUED,
-    Cause,
-    _Excess,
-    _in_proportion,
-    _may_be_chance,
-    _Queue,
-    _taken,
-)
+from distprof.sections.stragglers.causes import _in_proportion
+from distprof.sections.stragglers.contention import QUEUED, Queue, _may_be_chance, _taken
+from distprof.sections.stragglers.evidence import Cause, Excess
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.terms import CollectiveKind, StragglerCause, StragglerPattern
 from tests.builders import RankBuilder, identity_clock, make_run
@@ -337,7 +331,7 @@ def test_lateness_without_a_cause_is_put_down_to_cpus_that_are_taken_from_all(
     monkeypatch, queue_ns, cause
 ):
     """Threads of gloo and workers of loaders wait for CPUs too, and nothing records it."""
-    monkeypatch.setattr(causes, "_without_queue", lambda *_: Cause(StragglerCause.UNKNOWN))
+    monkeypatch.setattr(causes, "_of_own_time", lambda *_: Cause(StragglerCause.UNKNOWN))
     late = busy_machine(own_ns=(360, 560), queue_ns=queue_ns, cpu_ns=(300, 300))
     assert (late.rank, late.cause) == (1, cause)
 
@@ -358,8 +352,8 @@ def test_what_is_its_own_is_compared_with_how_much_later_it_is_in_many_steps(
     slept_ns, is_lasting, is_taken
 ):
     """18 of own time cost the others 32, because by chance each of them is late now and then."""
-    of = _Excess(QUEUED, 3.0, 37.0)
-    queue = _Queue(of, of, 40.0, 0.0, slept_ns=slept_ns, excess_ns=18.0, is_lasting=is_lasting)
+    of = Excess(QUEUED, 3.0, 37.0)
+    queue = Queue(of, of, 40.0, 0.0, slept_ns=slept_ns, excess_ns=18.0, is_lasting=is_lasting)
     found = _taken(Cause(StragglerCause.LATE_HOST, ("idling",)), queue, 32.0)
     assert (found is not None and found.cause is StragglerCause.CPU_TAKEN) == is_taken
 
@@ -377,8 +371,8 @@ def test_what_is_its_own_is_compared_with_how_much_later_it_is_in_many_steps(
 def test_running_longer_where_all_wait_for_cpus_proves_little_without_counts(
     cause, is_counted, runs_longer, is_taken
 ):
-    of = _Excess(QUEUED, 3.0, 37.0)
-    queue = _Queue(of, of, 40.0, 20.0, runs_longer=runs_longer, excess_ns=10.0, is_lasting=True)
+    of = Excess(QUEUED, 3.0, 37.0)
+    queue = Queue(of, of, 40.0, 20.0, runs_longer=runs_longer, excess_ns=10.0, is_lasting=True)
     found = _taken(Cause(cause, ("it computes",), "", 0.95, is_counted), queue, 10.0)
     assert (found is not None and found.cause is StragglerCause.CPU_TAKEN) == is_taken
 
@@ -391,8 +385,8 @@ def test_a_short_sleep_proves_nothing_where_its_other_threads_wait_for_a_cpu_too
     slept_ns, is_once, is_taken
 ):
     """The training thread waits for 40; one that waits for another thread of its rank sleeps."""
-    of = _Excess(QUEUED, 3.0, 37.0)
-    queue = _Queue(
+    of = Excess(QUEUED, 3.0, 37.0)
+    queue = Queue(
         of,
         of,
         40.0,
@@ -419,15 +413,15 @@ def test_a_rank_that_sleeps_once_may_be_late_for_threads_that_had_no_cpu(
     peers_wait_ns, slept_ns, is_once, is_chance
 ):
     """Its training thread waits for 7: what its other threads wait shows only by its peers."""
-    of = _Excess(QUEUED, 7.0 - peers_wait_ns, float(peers_wait_ns))
-    queue = _Queue(of, of, 7.0, 0.0, slept_ns=slept_ns, excess_ns=20.0, is_once=is_once)
+    of = Excess(QUEUED, 7.0 - peers_wait_ns, float(peers_wait_ns))
+    queue = Queue(of, of, 7.0, 0.0, slept_ns=slept_ns, excess_ns=20.0, is_once=is_once)
     assert _may_be_chance(Cause(StragglerCause.LATE_HOST), queue) is is_chance
     assert not _may_be_chance(Cause(StragglerCause.LATE_HOST, detail="gc"), queue)
     assert not _may_be_chance(Cause(StragglerCause.LATE_HOST), None)
 
 
 def excess(what, own, peers):
-    return _Excess(what, float(own - peers), float(peers))
+    return Excess(what, float(own - peers), float(peers))
 
 
 def test_idling_between_kernels_in_proportion_to_them_is_no_late_cpu():

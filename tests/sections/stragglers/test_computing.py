@@ -53,7 +53,7 @@ def test_the_share_of_kernel_time_that_is_slower_alike_decides(slow_kernels, cau
 
 def test_between_half_and_seven_tenths_either_is_said_to_be_possible():
     found = judged(6)
-    assert "slower hardware or more work" in found.why
+    assert "slower hardware or more work" in found.evidence[0]
     assert found.confidence == 0
 
 
@@ -91,7 +91,7 @@ def with_blocks(slow_kernels, blocks, factor=1.4, work=None):
 def test_kernels_of_more_blocks_are_more_work_however_even_the_kernels(slow_kernels, blocks):
     found = with_blocks(slow_kernels, blocks)
     assert (found.cause, found.detail) == (MORE_WORK, "inputs")
-    assert f"{blocks / 1000:.2f} times the thread blocks" in found.why
+    assert f"{blocks / 1000:.2f} times the thread blocks" in found.evidence[0]
 
 
 @pytest.mark.parametrize("slow_kernels", [5, 6, 10])
@@ -119,7 +119,7 @@ def test_more_kernels_are_more_work():
     analyses = {0: rank([10**6] * 4), 1: rank([1_300_000] * 4, [130] * 4), 2: rank([10**6] * 4)}
     found = why_it_computes_longer(1, 0.3, STEPS, analyses, Work())
     assert found.cause is MORE_WORK
-    assert "1.30 times as many kernels" in found.why
+    assert "1.30 times as many kernels" in found.evidence[0]
 
 
 def test_ranks_without_a_common_kernel_cannot_be_compared():
@@ -148,7 +148,7 @@ def test_kernels_that_no_peer_runs_are_more_work() -> None:
     own = with_names(("a", "b", "matmul"), [640, 420, 800], [10, 10, 20])
     found = why_it_computes_longer(1, 0.86, STEPS, {0: peer, 1: own}, Work())
     assert found.cause is MORE_WORK
-    assert found.why == "kernels that its peers do not run add 80.0 % to the kernel time"
+    assert found.evidence[0] == "kernels that its peers do not run add 80.0 % to the kernel time"
 
 
 def test_other_versions_of_the_same_kernels_are_no_extra_work() -> None:
@@ -173,7 +173,9 @@ def stalled(stall_ns, *, typical=10_000, blocks=6_400):
 def test_one_launch_that_takes_far_longer_than_all_others_is_a_stall(stall_ns):
     found = stalled(stall_ns)
     assert (found.cause, found.detail) == (SLOW_DEVICE, "stall")
-    assert found.why.startswith(f"a takes {format_duration(stall_ns)} longer in a few launches")
+    assert found.evidence[0].startswith(
+        f"a takes {format_duration(stall_ns)} longer in a few launches"
+    )
 
 
 def test_a_kernel_that_is_slower_in_all_launches_is_no_stall():

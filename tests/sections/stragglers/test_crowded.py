@@ -8,27 +8,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distprof.sections.stragglers.causes import (
+from distprof.sections.stragglers.contention import (
     QUEUED,
-    Cause,
-    Evidence,
-    Late,
+    Queue,
     _all_wait_for_cpus,
-    _Excess,
     _may_be_chance,
-    _Queue,
     _surely_longer,
 )
+from distprof.sections.stragglers.evidence import Cause, Evidence, Excess, Late
 from distprof.terms import StragglerCause
 
-_WAITS = _Excess(QUEUED, 0.0, 2.0)
+_WAITS = Excess(QUEUED, 0.0, 2.0)
 
 
 @pytest.mark.parametrize(("surely_slept_ns", "proven_ns"), [(0.1, 0.8), (-0.1, 0.0)])
 def test_a_sleep_that_its_scatter_explains_is_not_proven(
     surely_slept_ns: float, proven_ns: float
 ) -> None:
-    queue = _Queue(_WAITS, _WAITS, 2.0, 0.0, slept_ns=0.8, surely_slept_ns=surely_slept_ns)
+    queue = Queue(_WAITS, _WAITS, 2.0, 0.0, slept_ns=0.8, surely_slept_ns=surely_slept_ns)
     assert queue.proven_sleep_ns == proven_ns
 
 
@@ -61,7 +58,7 @@ def test_what_is_sure_of_a_sleep_is_three_standard_errors_below_the_mean() -> No
 
 @pytest.mark.parametrize("is_counted", [False, True])
 def test_longer_kernels_of_a_thread_that_runs_no_longer_may_be_chance(is_counted: bool) -> None:
-    queue = _Queue(_WAITS, _WAITS, 4.0, 0.0, slept_ns=12.0, is_once=True)
+    queue = Queue(_WAITS, _WAITS, 4.0, 0.0, slept_ns=12.0, is_once=True)
     found = Cause(StragglerCause.MORE_WORK, confidence=0.95, is_counted=is_counted)
     assert _may_be_chance(found, queue) is not is_counted
 
@@ -70,14 +67,14 @@ def test_longer_kernels_of_a_thread_that_runs_no_longer_may_be_chance(is_counted
 @pytest.mark.parametrize("is_once", [False, True])
 def test_one_long_sleep_on_busy_cpus_may_be_chance(is_once: bool, is_crowded: bool) -> None:
     # measured: a healthy rank of four on two busy CPUs slept for 35 ms, and waited for 7 ms
-    queue = _Queue(_WAITS, _WAITS, 7.0, 0.0, slept_ns=35.0, is_once=is_once)
+    queue = Queue(_WAITS, _WAITS, 7.0, 0.0, slept_ns=35.0, is_once=is_once)
     found = Cause(StragglerCause.LATE_HOST)
     assert _may_be_chance(found, queue, is_crowded=is_crowded) is (is_once and is_crowded)
 
 
 @pytest.mark.parametrize("cause", [StragglerCause.MORE_WORK, StragglerCause.LATE_HOST])
 def test_a_thread_that_runs_longer_is_not_late_by_chance(cause: StragglerCause) -> None:
-    queue = _Queue(_WAITS, _WAITS, 4.0, 9.0, slept_ns=1.0)
+    queue = Queue(_WAITS, _WAITS, 4.0, 9.0, slept_ns=1.0)
     assert not _may_be_chance(Cause(cause, confidence=0.7), queue)
 
 

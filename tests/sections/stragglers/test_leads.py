@@ -1,6 +1,6 @@
 """A CPU that cannot run ahead makes its rank late, although its GPU hardly idles."""
 
-from distprof.sections.stragglers.leads import cannot_run_ahead, launch_leads
+from distprof.sections.stragglers.causes import cannot_run_ahead, launch_leads
 from distprof.terms import StragglerCause
 from tests.builders import RankBuilder, make_run
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from distprof.sections.own_time import OwnTime, over_peers
 from distprof.sections.stragglers import episodes, pace
-from distprof.sections.stragglers.sequences import _beyond_mean
+from distprof.sections.stragglers.workload import _beyond_mean
 
 SEEDS = st.integers(0, 2**32 - 1)
 _Floats = NDArray[np.float64]

@@ -3,7 +3,7 @@
 import pytest
 
 from distprof.ingest.assemble import assemble_run
-from distprof.sections.stragglers.causes import sensed_difference
+from distprof.sections.stragglers.computing import sensed_difference
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.sections.stragglers.rules.ranks import because, fix_of
 from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult

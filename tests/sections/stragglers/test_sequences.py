@@ -10,7 +10,7 @@ from distprof.ingest.assemble import assemble_run
 from distprof.sections.context import ProbeRecords
 from distprof.sections.idle.measure import HostPauses, measure_host_pauses
 from distprof.sections.stragglers.measure import analyze_stragglers
-from distprof.sections.stragglers.sequences import _is_of_one_step, is_attention
+from distprof.sections.stragglers.workload import _is_of_one_step, is_attention
 from distprof.terms import StragglerCause, StragglerPattern
 from tests.sections.measured import measure
 from tests.simulator import SlowDevice, rotating

@@ -3,7 +3,7 @@
 import pytest
 
 from distprof.sections.idle.measure import HostPauses
-from distprof.sections.stragglers.untraced import only_while_traced
+from distprof.sections.stragglers.contention import only_while_traced
 
 TRACED = range(20, 32)
 QUIET = (*range(1, 20), *range(32, 50))

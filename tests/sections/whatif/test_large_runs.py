@@ -17,8 +17,8 @@ from distprof.run.run import Run
 from distprof.schema import ABSENT
 from distprof.sections import measure_run
 from distprof.sections.matched import RowIndex
-from distprof.sections.whatif.trace_changes import _Difference
 from distprof.sections.whatif.trace_graph import trace_graph
+from distprof.sections.whatif.trace_model import _Difference
 from tests.sections.measured import measure
 from tests.simulator import Collective, Compute, Input, SimulatedJob, SlowDevice
 from tests.simulator.job import MS, LateInput

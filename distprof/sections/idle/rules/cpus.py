@@ -172,12 +172,19 @@ def cpu_contention(
     idle_ns = idle_gpu_ns(idle, waterfall, step)
     hidden = hidden_waits(waits, idle_ns, limits["gpu_idle_ratio"])
     if hidden >= {*waiting}:
-        raise InsufficientEvidenceError(_while_gpu_works(waiting, waits, idle_ns))
+        longest = max(waiting, key=lambda rank: waits[rank])
+        raise InsufficientEvidenceError(
+            f"rank {longest} waits {format_duration(waits[longest])} of each step for a free CPU, "
+            f"but its GPU has work meanwhile: it idles for {format_duration(idle_ns[longest])} of "
+            "a step"
+        )
     waiting = tuple(rank for rank in waiting if rank not in hidden)
     confined = {one.rank: one for host in settings.hosts for one in host.confined}
     starved = _starved(pauses, step, limits, confined)
     alone = _without_chance(tuple(r for r in starved if r not in hidden), settings)
-    named = alone or _with_competitors(waiting, settings)
+    competing = (host.without_spare for host in settings.hosts)
+    rivals = (one for one in competing if {*one} & {*waiting})
+    named = alone or tuple(sorted({*waiting}.union(*rivals)))
     worst = max(waits[rank] for rank in waiting)
     yield Draft(
         message=(
@@ -195,27 +202,15 @@ def cpu_contention(
     )
 
 
-def _while_gpu_works(
-    ranks: Sequence[int], waits: Mapping[int, int], idle_ns: Mapping[int, float]
-) -> str:
-    worst = max(ranks, key=lambda rank: waits[rank])
-    return (
-        f"rank {worst} waits {format_duration(waits[worst])} of each step for a free CPU, but its"
-        f" GPU has work meanwhile: it idles for {format_duration(idle_ns[worst])} of a step"
-    )
-
-
 def _starved(
     pauses: PausesResult, step_ns: int, limits: Limits, confined: Collection[int]
 ) -> tuple[int, ...]:
-    """Ranks that wait far longer for a CPU than the others, fewer than half of all ranks.
-
-    On a busy machine, a rank that runs longer also waits longer, in proportion. A rank that runs
-    less is not expected to wait less, because CPU times vary. A rank must also wait far longer than
-    the other rank with the longest wait, because one of several ranks waits twice as long as the
-    median by chance. A smaller difference is enough for a rank that may use far fewer CPUs than the
-    others.
-    """
+    """Ranks that wait far longer for a CPU than the others, fewer than half of all ranks."""
+    # On a busy machine, a rank that runs longer also waits longer, in proportion. A rank that runs
+    # less is not expected to wait less, because CPU times vary. A rank must also wait far longer
+    # than the other rank with the longest wait, because one of several ranks waits twice as long as
+    # the median by chance. A smaller difference is enough for a rank that may use far fewer CPUs
+    # than the others.
     recorded = [rank.run_queue_ns_per_step for rank in pauses.ranks]
     waits = [wait for wait in recorded if wait is not None]
     if len(waits) < max(2, len(recorded)):
@@ -225,11 +220,16 @@ def _starved(
     rates = [wait / ns for wait, ns in zip(waits, ran, strict=True)]
     usual = zip(_medians_of_others(waits), _medians_of_others(rates), ran, strict=True)
     expected = [max(wait, rate * ns) for wait, rate, ns in usual]
+
+    def times(row: int, limit: str) -> float:
+        is_confined = pauses.ranks[row].rank in confined
+        return limits["over_others_if_confined" if is_confined else limit]
+
     found = [
         row
         for row, (wait, usual_ns) in enumerate(zip(waits, expected, strict=True))
         if wait - usual_ns > limits["min_step_ratio"] * step_ns
-        and wait > _times(pauses.ranks[row].rank, confined, limits, "over_others") * usual_ns
+        and wait > times(row, "over_others") * usual_ns
     ]
     most = max((waits[row] for row in found), default=0)
     found = [row for row in found if waits[row] > limits["of_longest"] * most]
@@ -241,9 +241,7 @@ def _starved(
         found = [
             row
             for row in found
-            if waits[row]
-            > _times(pauses.ranks[row].rank, confined, limits, "over_others_if_busy")
-            * max(wait, rate * ran[row])
+            if waits[row] > times(row, "over_others_if_busy") * max(wait, rate * ran[row])
         ]
     return tuple(pauses.ranks[row].rank for row in found)
 
@@ -258,17 +256,6 @@ def _without_chance(alone: tuple[int, ...], settings: SettingsResult) -> tuple[i
         for rank in competing
     }
     return tuple(rank for rank in alone if rank not in by_chance)
-
-
-def _with_competitors(waiting: tuple[int, ...], settings: SettingsResult) -> tuple[int, ...]:
-    """The ranks that wait, and those that compete with them for too few CPUs."""
-    competing = (host.without_spare for host in settings.hosts)
-    return tuple(sorted({*waiting}.union(*(one for one in competing if {*one} & {*waiting}))))
-
-
-def _times(rank: int, confined: Collection[int], limits: Limits, usual: str) -> float:
-    """How many times as long as the others a rank must wait to be named."""
-    return limits["over_others_if_confined" if rank in confined else usual]
 
 
 def _medians_of_others(values: Sequence[float]) -> list[float]:
@@ -291,21 +278,18 @@ def _of_few(
     worst = max(waits[rank] for rank in alone)
     rest = max(ns for rank, ns in waits.items() if rank not in alone)
     up_to = "waits" if len(alone) == 1 else "wait up to"
+    few = [confined[rank] for rank in alone if rank in confined]
+    least = min(few, key=lambda one: one.num_cpus, default=None)
+    confinement = ""
+    if least is not None:
+        cpus = "1 CPU" if least.num_cpus == 1 else f"{least.num_cpus:,} CPUs"
+        usual = f"the median rank of its host {least.usual_cpus:,}"
+        confinement = f" Rank {least.rank} may use {cpus}, {usual}."
     return (
         f"Other processes take the CPU of {name_ranks(alone)}, which {up_to} "
         f"{format_duration(worst)} of each step ({format_ratio(worst / step)}) for a free one. "
-        f"The other ranks wait {format_duration(rest)} at most."
-        f"{_confinement([confined[rank] for rank in alone if rank in confined])}"
+        f"The other ranks wait {format_duration(rest)} at most.{confinement}"
     )
-
-
-def _confinement(confined: Sequence[ConfinedRank]) -> str:
-    """How many CPUs the rank with the fewest may use; empty where all may use as many."""
-    if not confined:
-        return ""
-    worst = min(confined, key=lambda one: one.num_cpus)
-    cpus = "1 CPU" if worst.num_cpus == 1 else f"{worst.num_cpus:,} CPUs"
-    return f" Rank {worst.rank} may use {cpus}, the median rank of its host {worst.usual_cpus:,}."
 
 
 def _of_all(ranks: tuple[int, ...], worst: int, step: int, settings: SettingsResult) -> str:

@@ -9,10 +9,8 @@ from distprof.sections.capture.result import CaptureResult
 from distprof.sections.idle.result import (
     COLLECTION,
     MEMORY,
-    CpuPause,
     IdleResult,
     PausesResult,
-    RankPauses,
 )
 from distprof.sections.shares import StepTimes
 from distprof.sections.step_log.result import StepLogResult
@@ -74,10 +72,11 @@ def synchronising_calls(idle: IdleResult, times: StepTimes, limits: Limits) -> I
     worst = max(idle.sync_calls, key=lambda call: call.idle_ns_per_step)
     if worst.count_per_step < OFTEN:
         return
+    called = f"{worst.caller} ({worst.name})" if worst.caller else worst.name
     yield Draft(
         message=(
             f"The GPU idles {step.share(cost)} after the CPU has waited for it, mostly because of "
-            f"{_called(worst)}: {worst.count_per_step:.1f} calls per {step.word} on "
+            f"{called}: {worst.count_per_step:.1f} calls per {step.word} on "
             f"{name_ranks(worst.ranks)}, {format_duration(worst.idle_ns_per_step)} idle."
         ),
         fix=(
@@ -90,10 +89,6 @@ def synchronising_calls(idle: IdleResult, times: StepTimes, limits: Limits) -> I
         evidence=("idle.pauses", "waterfall.all"),
         without="sync-calls",
     )
-
-
-def _called(pause: CpuPause) -> str:
-    return f"{pause.caller} ({pause.name})" if pause.caller else pause.name
 
 
 @rule(
@@ -139,11 +134,19 @@ def garbage_collection_pauses(
         return
     ranks = tuple(rank.rank for rank in paused)
     worst = max(paused, key=lambda rank: rank.gc_ns_per_step)
+    alone = len(ranks) == 1
+    who = f"Rank {ranks[0]} spends" if alone else f"{capitalized(name_ranks(ranks))} spend up to"
+    which = f"the longest of {worst.num_gc} collections"
+    if worst.num_gc == 1:
+        which = "its only collection"
+    without = f"rank {ranks[0]}" if alone else ""
+    if any(pause.kind == "collection" and pause.idle_ns_per_step for pause in idle.pauses):
+        without = f"pause {COLLECTION}"
     yield Draft(
         message=(
-            f"{_who(ranks)} {format_duration(worst.gc_ns_per_step)} of each step "
+            f"{who} {format_duration(worst.gc_ns_per_step)} of each step "
             f"({format_ratio(worst.gc_ns_per_step / step)}) in Python's garbage collector; "
-            f"{_longest(worst)}."
+            f"{which} takes {format_duration(worst.longest_gc_ns)}."
         ),
         fix=(
             "Call gc.collect() and gc.freeze() after set-up, then gc.disable(), and gc.collect() "
@@ -152,29 +155,8 @@ def garbage_collection_pauses(
         cost_ns_per_step=worst.gc_ns_per_step,
         ranks=ranks,
         evidence=("pauses.ranks", "step_log.median_ns"),
-        without=_without(ranks, idle),
+        without=without,
     )
-
-
-def _without(ranks: tuple[int, ...], idle: IdleResult) -> str:
-    """The scenario without collections, if the traces show what they cost."""
-    if any(pause.kind == "collection" and pause.idle_ns_per_step for pause in idle.pauses):
-        return f"pause {COLLECTION}"
-    return f"rank {ranks[0]}" if len(ranks) == 1 else ""
-
-
-def _who(ranks: tuple[int, ...]) -> str:
-    if len(ranks) == 1:
-        return f"Rank {ranks[0]} spends"
-    names = name_ranks(ranks)
-    return f"{capitalized(names)} spend up to"
-
-
-def _longest(rank: RankPauses) -> str:
-    longest = format_duration(rank.longest_gc_ns)
-    if rank.num_gc == 1:
-        return f"its only collection takes {longest}"
-    return f"the longest of {rank.num_gc} collections takes {longest}"
 
 
 DOMINATES = 0.5

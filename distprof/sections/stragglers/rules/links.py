@@ -63,18 +63,27 @@ def messages_held_up(
     step = messages.step_ns
     if not step:
         return  # no messages
-    named, queued = _explained(stragglers), pauses.queued_ns if idle.is_cpu else {}
+    queued = pauses.queued_ns if idle.is_cpu else {}
+    explained = {  # by other rules
+        rank.rank
+        for rank in stragglers.ranks
+        if rank.pattern is not StragglerPattern.NONE and rank.cause is not StragglerCause.UNKNOWN
+    }
     late = [
         rank
         for rank in messages.ranks
-        if rank.rank not in named
+        if rank.rank not in explained
         and rank.chance <= limits["chance"]
         and _cost_ns(rank, messages) >= limits["min_step_ratio"] * step
     ]
     sure = [rank for rank in late if queued.get(rank.rank, 0) < rank.late_ns_per_step]
     if late and not sure:
         worst = max(late, key=lambda rank: rank.late_ns_per_step)
-        raise InsufficientEvidenceError(_without_cpu(worst, queued[worst.rank]))
+        raise InsufficientEvidenceError(
+            f"rank {worst.rank} holds up messages {format_duration(worst.late_ns_per_step)} longer "
+            f"than its peers, but it waits {format_duration(queued[worst.rank])} of each step for "
+            "a free CPU"
+        )
     for rank in sure:
         late_ns = rank.late_ns_per_step
         yield Draft(
@@ -99,22 +108,6 @@ def _cost_ns(rank: MessageRank, messages: MessagesResult) -> int:
     """Lateness of the rank, but at most the longest wait of another rank."""
     waits = [other.wait_ns_per_step for other in messages.ranks if other is not rank]
     return min(rank.late_ns_per_step, max(waits, default=0))
-
-
-def _without_cpu(rank: MessageRank, queued_ns: int) -> str:
-    return (
-        f"rank {rank.rank} holds up messages {format_duration(rank.late_ns_per_step)} longer than "
-        f"its peers, but it waits {format_duration(queued_ns)} of each step for a free CPU"
-    )
-
-
-def _explained(stragglers: StragglersResult) -> set[int]:
-    """Ranks that other straggler rules name with a cause."""
-    return {
-        rank.rank
-        for rank in stragglers.ranks
-        if rank.pattern is not StragglerPattern.NONE and rank.cause is not StragglerCause.UNKNOWN
-    }
 
 
 @rule(
@@ -181,12 +174,19 @@ def slow_link(
             "themselves, and wait at least as long for a free CPU or are slow in one step only"
         )
     for link in sure:
+        when = f" in {len(link.steps)} of {link.num_steps} steps " if link.steps else ""
+        when += f"({fold_ranks(link.steps).replace(',', ', ')})" if link.steps else ""
+        size = "" if link.bytes is None else f"{format_bytes(link.bytes)}, "
+        others = f"{link.num_compared} other group{'s' if link.num_compared > 1 else ''}"
+        if not link.num_compared:
+            others = "the other steps"
         yield Draft(
             message=(
-                f"Transfers of {name_ranks(link.ranks)} are slow{_when(link)}: {_what(link)} takes "
-                f"{format_duration(link.transfer_ns)}, {link.ratio:.2f} times as long as in "
-                f"{_compared(link)}. This costs {format_duration(link.lost_ns_per_step)} of each "
-                f"step ({format_ratio(link.share_of_step_ratio)})."
+                f"Transfers of {name_ranks(link.ranks)} are slow{when}: {link.kind} "
+                f"({size}{link.axis}) takes {format_duration(link.transfer_ns)}, {link.ratio:.2f} "
+                f"times as long as in {others}. This costs "
+                f"{format_duration(link.lost_ns_per_step)} of each step "
+                f"({format_ratio(link.share_of_step_ratio)})."
             ),
             fix=_fix(link),
             cost_ns_per_step=link.lost_ns_per_step,
@@ -197,20 +197,6 @@ def slow_link(
         )
 
 
-def _when(link: SlowLink) -> str:
-    """In which steps, unless in all."""
-    if not link.steps:
-        return ""
-    which = fold_ranks(link.steps).replace(",", ", ")
-    return f" in {len(link.steps)} of {link.num_steps} steps ({which})"
-
-
-def _compared(link: SlowLink) -> str:
-    if not link.num_compared:
-        return "the other steps"
-    return f"{link.num_compared} other group{'s' if link.num_compared > 1 else ''}"
-
-
 def _fix(link: SlowLink) -> str:
     if not link.num_compared:
         return (
@@ -218,8 +204,9 @@ def _fix(link: SlowLink) -> str:
             "switches' congestion counters (ECN marks, PFC pauses) and link flaps. Repeat "
             "nccl-tests between these nodes until it is slow, too."
         )
+    nodes = f" ({', '.join(link.nodes)})" if 1 < len(link.nodes) <= 4 else ""
     return (
-        f"Compare the links of these ranks{_where(link)} with the others': network card "
+        f"Compare the links of these ranks{nodes} with the others': network card "
         "and protocol (NCCL_DEBUG=INFO), error counters, cable, link width. Measure with "
         "nccl-tests between these nodes alone."
     )
@@ -229,12 +216,3 @@ def _may_be_the_cpu(link: SlowLink, pauses: PausesResult) -> bool:
     """Whether a rank waits for a free CPU at least as long as its slow transfers cost."""
     waits = (ns for rank, ns in pauses.queued_ns.items() if rank in link.ranks)
     return len(link.steps) == 1 or max(waits, default=0) >= link.lost_ns_per_step
-
-
-def _what(link: SlowLink) -> str:
-    size = "" if link.bytes is None else f"{format_bytes(link.bytes)}, "
-    return f"{link.kind} ({size}{link.axis})"
-
-
-def _where(link: SlowLink) -> str:
-    return f" ({', '.join(link.nodes)})" if 1 < len(link.nodes) <= 4 else ""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.stragglers.result import StragglersResult
-from distprof.sections.summaries.result import CollectiveSummaryResult, SummarisedClass
+from distprof.sections.summaries.result import CollectiveSummaryResult
 from distprof.sections.training_log.result import MIN_RECURRING, SlowPeriod, TrainingLogResult
 from distprof.terms import Confidence, Severity
 from distprof.units import format_bytes, format_duration, format_ratio
@@ -125,10 +125,15 @@ def late_rank_by_summary(
     if waiting <= limits["wait_ratio"] or blamed < limits["blamed_ratio"]:
         return
     worst = next((one for one in summary.classes if one.last_rank == late), None)
+    call = ""
+    if worst is not None and worst.num_ranks >= 2:
+        size = f" of {format_bytes(worst.num_bytes)}" if worst.num_bytes is not None else ""
+        wait = format_duration(worst.wait_ns * worst.num_ranks / (worst.num_ranks - 1))
+        call = f" In the average {worst.kind}{size}, the others wait {wait} for it."
     yield Draft(
         message=(
             f"Rank {late} is the straggler: {format_ratio(waiting)} of the time in collectives is "
-            f"waiting, {format_ratio(blamed)} of it for this rank.{_call(worst)}"
+            f"waiting, {format_ratio(blamed)} of it for this rank.{call}"
         ),
         fix=(
             f"Look at what rank {late} does before its collectives: clocks, work that only it "
@@ -138,14 +143,6 @@ def late_rank_by_summary(
         ranks=(late,),
         evidence=("collective_summary.classes", "collective_summary.ranks"),
     )
-
-
-def _call(one: SummarisedClass | None) -> str:
-    if one is None or one.num_ranks < 2:
-        return ""
-    size = f" of {format_bytes(one.num_bytes)}" if one.num_bytes is not None else ""
-    others = one.wait_ns * one.num_ranks / (one.num_ranks - 1)
-    return f" In the average {one.kind}{size}, the others wait {format_duration(others)} for it."
 
 
 @rule(

@@ -141,7 +141,10 @@ _SEVERAL = (
 
 def because(rank: _Slow) -> str:
     """The cause as a sentence without its full stop."""
-    text = _because(rank)
+    if rank.detail.startswith(PAUSED_FOR):
+        text = f"Its CPU launches late: it is in {rank.detail.removeprefix(PAUSED_FOR)}"
+    else:
+        text = _BECAUSE_OF_DETAIL.get(rank.detail) or _BECAUSE[rank.cause]
     if isinstance(rank, StragglerSet) and len(rank.ranks) > 1:
         for one, several in _SEVERAL:
             text = text.replace(one, several)
@@ -149,16 +152,9 @@ def because(rank: _Slow) -> str:
 
 
 def who(found: StragglerSet) -> str:
-    """For example ``Ranks 4-7 (node1)``."""
+    """For example ``Ranks 4-7 (node node1)``."""
     shared = {"node": f" (node {found.name})", "": ""}.get(found.shares, f" ({found.name})")
-    ranks = name_ranks(found.ranks)
-    return f"{capitalized(ranks)}{shared}"
-
-
-def _because(rank: _Slow) -> str:
-    if rank.detail.startswith(PAUSED_FOR):
-        return f"Its CPU launches late: it is in {rank.detail.removeprefix(PAUSED_FOR)}"
-    return _BECAUSE_OF_DETAIL.get(rank.detail) or _BECAUSE[rank.cause]
+    return f"{capitalized(name_ranks(found.ranks))}{shared}"
 
 
 def fix_of(rank: _Slow) -> str:
@@ -223,23 +219,19 @@ def of_pattern(
         why = "; ".join(stragglers.unavailable) or "no collective was matched across ranks"
         raise InsufficientEvidenceError(why)
     in_sets = {rank for one in stragglers.sets for rank in one.ranks}
+    transfers = [part for link in stragglers.links for part in link.transfers]
+    on_slow_links = {rank for part in transfers for rank in part.ranks}
     found = [
         rank
         for rank in stragglers.ranks
         if rank.pattern is pattern
         and rank.rank not in in_sets
         and rank.cause.is_own
-        and not _is_held_up(rank, stragglers)
+        and not (rank.cause is StragglerCause.UNKNOWN and rank.rank in on_slow_links)
     ]
     if pattern is not StragglerPattern.PERSISTENT and stragglers.sequences is not None:
         found = [rank for rank in found if rank.detail != "sequence_length"]
     return found if sum(rank.share_of_step_ratio for rank in found) >= min_ratio else []
-
-
-def _is_held_up(rank: RankStraggler, stragglers: StragglersResult) -> bool:
-    """Whether the rank is late for an unknown cause, and its transfers use a slow link."""
-    slow = {member for link in stragglers.links for part in link.transfers for member in part.ranks}
-    return rank.cause is StragglerCause.UNKNOWN and rank.rank in slow
 
 
 @rule(
@@ -288,60 +280,70 @@ def persistent_straggler(
     ## Sources
     Formula sheet, "Measured from traces" (straggler).
     """
-    found = of_pattern(
-        stragglers, collectives, StragglerPattern.PERSISTENT, limits["min_step_ratio"]
-    )
+    pattern, least = StragglerPattern.PERSISTENT, limits["min_step_ratio"]
     sets = [
-        one
-        for one in sets_of_pattern(
-            stragglers, StragglerPattern.PERSISTENT, limits["min_step_ratio"]
-        )
-        if not is_for_experts(one, moe)
+        one for one in sets_of_pattern(stragglers, pattern, least) if not is_for_experts(one, moe)
     ]
+    found = of_pattern(stragglers, collectives, pattern, least)
     article = "the" if len(found) + len(sets) == 1 else "a"
-    yield from (_persistent_set(one, article, limits) for one in sets)
-    for rank in found:
-        share = rank.share_of_step_ratio
-        sure = rank.cause is not StragglerCause.UNKNOWN and rank.confidence >= 0.75
-        yield Draft(
-            message=(
-                f"Rank {rank.rank} is {article} straggler: the others wait "
-                f"{format_duration(rank.lost_ns_per_step)} ({format_ratio(share)}) of every step "
-                f"for it. {because(rank)}."
-            ),
-            fix=fix_of(rank),
-            cost_ns_per_step=rank.lost_ns_per_step,
+    several: list[_Slow] = [*sets, *found]
+    for one in several:
+        share = one.share_of_step_ratio
+        sure = one.cause is not StragglerCause.UNKNOWN and one.confidence >= 0.75
+        yield _draft(
+            one,
+            _who_waits(one, article),
+            (*(("stragglers.sets",) if isinstance(one, StragglerSet) else ()), "stragglers.ranks"),
             confidence=Confidence.MEASURED if sure else Confidence.INFERRED,
-            ranks=(rank.rank,),
-            evidence=("stragglers.ranks",),
-            without=f"rank {rank.rank}",
             severity=Severity.ERROR if share >= limits["error_step_ratio"] else None,
         )
 
 
-def _persistent_set(found: StragglerSet, article: str, limits: Limits) -> Draft:
-    share = found.share_of_step_ratio
-    sure = found.cause is not StragglerCause.UNKNOWN and found.confidence >= 0.75
-    wait = f"{format_duration(found.lost_ns_per_step)} ({format_ratio(share)}) of"
+def _draft(
+    found: _Slow,
+    message: str,
+    evidence: tuple[str, ...],
+    *,
+    confidence: Confidence = Confidence.INFERRED,
+    severity: Severity | None = None,
+    steps: tuple[int, ...] = (),
+    fix: str = "",
+) -> Draft:
+    """The finding on a slow rank or set, with its cause."""
+    ranks, scenario = (
+        (found.ranks, found.scenario)
+        if isinstance(found, StragglerSet)
+        else ((found.rank,), f"rank {found.rank}")
+    )
+    return Draft(
+        message=f"{message} {because(found)}.",
+        fix=fix or fix_of(found),
+        cost_ns_per_step=found.lost_ns_per_step,
+        confidence=confidence,
+        ranks=ranks,
+        steps=steps,
+        evidence=evidence,
+        without=scenario,
+        severity=severity,
+    )
+
+
+def _who_waits(found: _Slow, article: str) -> str:
+    lost, share = format_duration(found.lost_ns_per_step), format_ratio(found.share_of_step_ratio)
+    wait = f"{lost} ({share}) of"
+    if isinstance(found, RankStraggler):
+        who_is = f"Rank {found.rank} is {article} straggler"
+        return f"{who_is}: the others wait {wait} every step for it."
     each = "every step" if found.since_step is None else "the mean step"
     since = "" if found.since_step is None else f" from step {found.since_step} on"
     if found.is_hidden:
-        text = f"{who(found)} would be next: the others would wait {wait} {each}{since} if no "
-        text += "slower rank hid it."
-    elif len(found.ranks) == 1:
-        text = f"{who(found)} is {article} straggler{since}: the others wait {wait} {each} for it."
-    else:
-        text = f"{who(found)} are slow{since}: the others wait {wait} {each} for them."
-    return Draft(
-        message=f"{text} {because(found)}.",
-        fix=fix_of(found),
-        cost_ns_per_step=found.lost_ns_per_step,
-        confidence=Confidence.MEASURED if sure else Confidence.INFERRED,
-        ranks=found.ranks,
-        evidence=("stragglers.sets", "stragglers.ranks"),
-        without=found.scenario,
-        severity=Severity.ERROR if share >= limits["error_step_ratio"] else None,
-    )
+        return (
+            f"{who(found)} would be next: the others would wait {wait} {each}{since} if no "
+            "slower rank hid it."
+        )
+    if len(found.ranks) == 1:
+        return f"{who(found)} is {article} straggler{since}: the others wait {wait} {each} for it."
+    return f"{who(found)} are slow{since}: the others wait {wait} {each} for them."
 
 
 @rule(
@@ -382,60 +384,29 @@ def transient_straggler(
     ## Sources
     Formula sheet, "Measured from traces" (straggler).
     """
-    for one in sets_of_pattern(stragglers, StragglerPattern.TRANSIENT, limits["min_step_ratio"]):
-        yield _transient_set(one)
-    for rank in of_pattern(
-        stragglers, collectives, StragglerPattern.TRANSIENT, limits["min_step_ratio"]
-    ):
-        steps = _late_steps(stragglers, rank) if step_time.median_ns is not None else ()
-        yield Draft(
-            message=(
-                f"The other ranks wait for rank {rank.rank}{_how_long(rank, steps)}. "
-                f"{because(rank)}."
-            ),
-            fix=fix_of(rank),
-            cost_ns_per_step=rank.lost_ns_per_step,
-            confidence=Confidence.INFERRED,
-            ranks=(rank.rank,),
-            steps=steps,
-            evidence=("stragglers.ranks", "stragglers.steps"),
-            without=f"rank {rank.rank}",
+    pattern, least = StragglerPattern.TRANSIENT, limits["min_step_ratio"]
+    for one in sets_of_pattern(stragglers, pattern, least):
+        text = f"The other ranks wait for {name_ranks(one.ranks)}{_how_long(one, one.steps)}."
+        yield _draft(one, text, ("stragglers.sets", "stragglers.steps"), steps=one.steps)
+    for rank in of_pattern(stragglers, collectives, pattern, least):
+        # Steps in which the rank cost most, and more than its mean.
+        steps = tuple(
+            step.step
+            for step in stragglers.steps
+            if step_time.median_ns is not None
+            and step.rank == rank.rank
+            and step.rank_lost_ns >= max(rank.lost_ns_per_step, 1)
         )
+        text = f"The other ranks wait for rank {rank.rank}{_how_long(rank, steps)}."
+        yield _draft(rank, text, ("stragglers.ranks", "stragglers.steps"), steps=steps)
 
 
-def _transient_set(found: StragglerSet) -> Draft:
-    """Finding on ranks that are slow in some steps by their own time."""
-    return Draft(
-        message=(
-            f"The other ranks wait for {name_ranks(found.ranks)}{_how_long(found, found.steps)}. "
-            f"{because(found)}."
-        ),
-        fix=fix_of(found),
-        cost_ns_per_step=found.lost_ns_per_step,
-        confidence=Confidence.INFERRED,
-        ranks=found.ranks,
-        steps=found.steps,
-        evidence=("stragglers.sets", "stragglers.steps"),
-        without=found.scenario,
-    )
-
-
-def _how_long(rank: RankStraggler | StragglerSet, steps: tuple[int, ...]) -> str:
-    mean = f"{format_duration(rank.lost_ns_per_step)}"
-    share = format_ratio(rank.share_of_step_ratio)
+def _how_long(rank: _Slow, steps: tuple[int, ...]) -> str:
+    mean, share = format_duration(rank.lost_ns_per_step), format_ratio(rank.share_of_step_ratio)
     if not steps:
         return f" for {mean} of the capture ({share})"
     plural = "s" if len(steps) > 1 else ""
     return f" in step{plural} {fold_ranks(steps)}: {mean} per step over all steps ({share})"
-
-
-def _late_steps(stragglers: StragglersResult, rank: RankStraggler) -> tuple[int, ...]:
-    """Steps in which the rank cost most, and more than its mean."""
-    return tuple(
-        step.step
-        for step in stragglers.steps
-        if step.rank == rank.rank and step.rank_lost_ns >= max(rank.lost_ns_per_step, 1)
-    )
 
 
 @rule(
@@ -474,18 +445,27 @@ def rotating_straggler(
     ## Sources
     Formula sheet, "Measured from traces" (straggler).
     """
-    for one in sets_of_pattern(stragglers, StragglerPattern.ROTATING, limits["min_step_ratio"]):
-        yield _rotating_set(one)
-    found = of_pattern(stragglers, collectives, StragglerPattern.ROTATING, limits["min_step_ratio"])
+    pattern, least = StragglerPattern.ROTATING, limits["min_step_ratio"]
+    for one in sets_of_pattern(stragglers, pattern, least):
+        share = format_ratio(one.share_of_step_ratio)
+        yield _draft(
+            one,
+            f"{who(one)} are slow alternately, each in different steps: the others wait "
+            f"{format_duration(one.lost_ns_per_step)} ({share}) of every step.",
+            ("stragglers.sets", "stragglers.steps"),
+            steps=one.steps,
+            fix=_AT_RANDOM,
+        )
+    found = of_pattern(stragglers, collectives, pattern, least)
     if not found:
         return
     lost = sum(rank.lost_ns_per_step for rank in found)
-    share = sum(rank.share_of_step_ratio for rank in found)
+    ratio = format_ratio(sum(rank.share_of_step_ratio for rank in found))
     ranks = tuple(sorted(rank.rank for rank in found))
     yield Draft(
         message=(
             f"Ranks {fold_ranks(ranks)} alternately arrive far behind all others, which wait "
-            f"{format_duration(lost)} ({format_ratio(share)}) of every step."
+            f"{format_duration(lost)} ({ratio}) of every step."
         ),
         fix=(
             "Remove what stalls ranks at random: synchronise garbage collection (gc.disable and "
@@ -500,25 +480,10 @@ def rotating_straggler(
     )
 
 
-def _rotating_set(found: StragglerSet) -> Draft:
-    """Finding on ranks that are slow alternately, by their own time."""
-    share = format_ratio(found.share_of_step_ratio)
-    return Draft(
-        message=(
-            f"{who(found)} are slow alternately, each in different steps: the others wait "
-            f"{format_duration(found.lost_ns_per_step)} ({share}) of every step. {because(found)}."
-        ),
-        fix=(
-            "Remove what slows ranks at random: other processes on their machines, garbage "
-            "collection at different steps, batches of unequal cost, power limits that nodes share."
-        ),
-        cost_ns_per_step=found.lost_ns_per_step,
-        confidence=Confidence.INFERRED,
-        ranks=found.ranks,
-        steps=found.steps,
-        evidence=("stragglers.sets", "stragglers.steps"),
-        without=found.scenario,
-    )
+_AT_RANDOM = (
+    "Remove what slows ranks at random: other processes on their machines, garbage "
+    "collection at different steps, batches of unequal cost, power limits that nodes share."
+)
 
 
 @rule(

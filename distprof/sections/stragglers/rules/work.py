@@ -45,6 +45,14 @@ _FIX = {
     ),
 }
 
+_SAVES_EVENNESS = "Even micro-batches would save"
+
+_SAVES = {
+    CauseKind.WORKERS: "Without them, a step would save",
+    CauseKind.STAGES: "Equal stages would save",
+    CauseKind.TRANSFERS: "Even transfers would save",
+}
+
 
 @rule(
     "STR105",
@@ -98,70 +106,54 @@ def uneven_operations(
         return  # other rules judge traces
     if whatif.slowdown < limits["min_slowdown"]:
         return
+    step_ns, longest = max(1, whatif.replayed_ns or 0), limiting_stage(whatif)
     for cause in causes_of(whatif, limits["min_share"]):
-        if cause.kind is CauseKind.STAGES and _is_named(pipeline):
-            continue
+        kind, gain_ns = cause.kind, cause.scenario.recoverable_ns
+        is_stage = kind is CauseKind.STAGES
+        if is_stage and any((one.imbalance_ratio or 0.0) >= NAMED_RATIO for one in pipeline.groups):
+            continue  # `unequal-stages` reports it
+        is_large = whatif.slowdown >= limits["warn_slowdown"]
+        is_large |= gain_ns / step_ns >= limits["warn_gain_ratio"]
+        of_stage = longest.ranks if longest is not None else ()
         yield Draft(
-            message=f"{_slowdown(whatif)}: {_because(whatif, cause)} {_gain(whatif, cause)}",
-            fix=_FIX[cause.kind],
-            cost_ns_per_step=cause.scenario.recoverable_ns,
+            message=(
+                f"Steps take {format_ratio(whatif.slowdown - 1)} longer than with even operations: "
+                f"{_because(whatif, cause)} {_SAVES.get(kind, _SAVES_EVENNESS)} "
+                f"{format_duration(gain_ns)}{'' if kind is CauseKind.WORKERS else ' of each step'} "
+                f"({format_ratio(gain_ns / step_ns)})."
+            ),
+            fix=_FIX[kind],
+            cost_ns_per_step=gain_ns,
             confidence=Confidence.MODELLED,
-            ranks=_ranks(whatif, cause),
+            ranks=of_stage if is_stage else cause.scenario.ranks,
             evidence=("whatif.without", "whatif.workers", "whatif.stages"),
-            severity=None if _is_large(whatif, cause, limits) else Severity.INFO,
+            severity=None if is_large else Severity.INFO,
             without=cause.scenario.what,
-            explains=("PIP103",) if cause.kind is CauseKind.STAGES else (),
+            explains=("PIP103",) if is_stage else (),
         )
-
-
-def _is_large(whatif: WhatIfResult, cause: Cause, limits: Limits) -> bool:
-    """Whether the slowdown of the job, or the cost of this cause alone, deserves a warning."""
-    gain = cause.scenario.recoverable_ns / max(1, whatif.replayed_ns or 0)
-    slowdown = whatif.slowdown or 1.0
-    return slowdown >= limits["warn_slowdown"] or gain >= limits["warn_gain_ratio"]
-
-
-def _is_named(pipeline: PipelineResult) -> bool:
-    """Whether `unequal-stages` reports the stages of the log, so this rule need not."""
-    return any((group.imbalance_ratio or 0.0) >= NAMED_RATIO for group in pipeline.groups)
-
-
-def _slowdown(whatif: WhatIfResult) -> str:
-    beyond = (whatif.slowdown or 1.0) - 1
-    return f"Steps take {format_ratio(beyond)} longer than with even operations"
-
-
-def _gain(whatif: WhatIfResult, cause: Cause) -> str:
-    gain = cause.scenario.recoverable_ns
-    share = format_ratio(gain / max(1, whatif.replayed_ns or 0))
-    what = {
-        CauseKind.WORKERS: "Without them, a step would save",
-        CauseKind.STAGES: "Equal stages would save",
-        CauseKind.TRANSFERS: "Even transfers would save",
-    }.get(cause.kind, "Even micro-batches would save")
-    each = "" if cause.kind is CauseKind.WORKERS else " of each step"
-    return f"{what} {format_duration(gain)}{each} ({share})."
 
 
 def _because(whatif: WhatIfResult, cause: Cause) -> str:
-    if cause.kind is CauseKind.WORKERS:
-        ranks = cause.scenario.ranks
-        explain = "explains" if len(ranks) == 1 else "explain"
-        return (
-            f"{name_ranks(ranks)}, the slowest 3 % of the workers, {explain}"
-            f" {format_ratio(cause.share)} of the slowdown."
-        )
-    if cause.kind is CauseKind.STAGES:
-        return _stage_clause(whatif)
-    if cause.kind is CauseKind.TRANSFERS:
-        return f"transfers of kind {cause.scenario.what.removeprefix('kind ')} vary in duration."
     correlation = whatif.micro_batch_correlation
     measure = "" if correlation is None else f" (correlation {correlation:.2f})"
-    if cause.kind is CauseKind.DATA:
-        return (
-            "micro-batches of a stage differ in duration, equally in forward and backward"
-            f"{measure}: their sequences differ in length."
-        )
+    match cause.kind:
+        case CauseKind.WORKERS:
+            ranks = cause.scenario.ranks
+            explain = "explains" if len(ranks) == 1 else "explain"
+            return (
+                f"{name_ranks(ranks)}, the slowest 3 % of the workers, {explain}"
+                f" {format_ratio(cause.share)} of the slowdown."
+            )
+        case CauseKind.STAGES:
+            return _stage_clause(whatif)
+        case CauseKind.TRANSFERS:
+            kind = cause.scenario.what.removeprefix("kind ")
+            return f"transfers of kind {kind} vary in duration."
+        case CauseKind.DATA:
+            return (
+                "micro-batches of a stage differ in duration, equally in forward and backward"
+                f"{measure}: their sequences differ in length."
+            )
     return f"micro-batches of a stage differ in duration, with no pattern in the data{measure}."
 
 
@@ -175,13 +167,6 @@ def _stage_clause(whatif: WhatIfResult) -> str:
         f"{format_duration(longest.compute_ns)} per step, compared with a mean of "
         f"{format_duration(sum(others) / len(others))} on the other stages."
     )
-
-
-def _ranks(whatif: WhatIfResult, cause: Cause) -> tuple[int, ...]:
-    if cause.kind is CauseKind.STAGES:
-        longest = limiting_stage(whatif)
-        return longest.ranks if longest is not None else ()
-    return cause.scenario.ranks
 
 
 @rule(

@@ -1,4 +1,4 @@
-"""How much slower a run is than with identical peers, and which kinds and workers slow it down.
+"""A traced run, simulated with any set of its changes, and how much slower it is than an ideal one.
 
 In the ideal run every section takes the mean of its peers, part by part, and every transfer the
 median of its class and size. Idle time is part of a section: a trace measures it, while a log of
@@ -11,20 +11,20 @@ Source:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from math import ceil
 from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec.structs import fields
+from numpy.typing import NDArray
 
 from distprof.schema import Int64Array
 from distprof.sections.context import Own
+from distprof.sections.whatif.changes import Change, Made, lower
 from distprof.sections.whatif.delays import Sections
 from distprof.sections.whatif.result import KindSlowdown, WorkerSlowdown
-from distprof.sections.whatif.scenarios import TraceChange, affordable, step_times
+from distprof.sections.whatif.scenarios import TraceChange, affordable
 from distprof.sections.whatif.trace_graph import TraceGraph
 
 EXPLAINED_FROM = 1.03
@@ -32,6 +32,7 @@ EXPLAINED_FROM = 1.03
 
 SLOWEST_RATIO = 0.03
 MAX_WORKERS = 256
+_CELLS = 1_000_000  # numbers of a simulation in memory at once
 
 _NAMES = {
     Own.COMPUTATION: "computation",
@@ -44,62 +45,156 @@ _NAMES = {
 }
 
 
-class Slowdowns(msgspec.Struct, frozen=True, kw_only=True):
-    """The slowdown figures of a :class:`distprof.sections.whatif.result.WhatIfResult`."""
+def step_times(graph: TraceGraph, changes: Iterable[TraceChange]) -> list[int]:
+    """Mean step of each change, ns; simulated as many at once as memory allows."""
+    height = max(_CELLS // max(graph.graph.num_operations, 1), 1)
+    result: list[int] = []
+    waiting = iter(changes)
+    while chosen := list(islice(waiting, height)):
+        columns = {}
+        for name, usual in graph.usual.items():
+            given = [getattr(change, name) for change in chosen]
+            if name in _ALWAYS or any(values is not None for values in given):
+                whole = [usual if values is None else values for values in given]
+                columns[name] = np.stack(whole, axis=1)
+        times = graph.simulate(**columns)
+        result += np.rint(graph.window_ns(times).mean(axis=(0, 1))).astype(np.int64).tolist()
+    return result
 
-    ideal_ns: int
-    slowdown: float
-    kinds: tuple[KindSlowdown, ...]
-    workers: tuple[WorkerSlowdown, ...]
-    m_w: float | None
-    m_s: float | None
 
-    def fields(self) -> dict[str, Any]:
-        """The figures by field name of the result."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+_ALWAYS = ("own_ns", "transfer_ns")
+"""What has a column for each change; delays and releases do only if one of them changes."""
 
 
-class _Ideal(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    own_ns: Int64Array  # as in the graph
+# Changes together ---------------------------------------------------------------------------------
+
+
+class _Difference(msgspec.Struct, frozen=True):
+    """The difference between an array and its changed version, stored compactly."""
+
+    index: NDArray[np.int32] | None  # int32 positions that change; None for all.
+    more: NDArray[np.int32] | Int64Array  # Values added there, int32 if they fit, else int64.
+
+    @staticmethod
+    def of(values: Int64Array, changed: Int64Array | None) -> _Difference | None:
+        """The difference; None for an array that does not change."""
+        if changed is None:
+            return None
+        more: NDArray[Any] = changed - values
+        index = np.flatnonzero(more)
+        is_whole = 2 * len(index) > len(more)
+        more = more if is_whole else more[index]
+        if max(-int(more.min(initial=0)), int(more.max(initial=0))) <= np.iinfo(np.int32).max:
+            more = more.astype(np.int32)
+        return _Difference(None if is_whole else index.astype(np.int32), more)
+
+    def on(self, values: Int64Array) -> Int64Array:
+        """The changed array."""
+        if self.index is None:
+            return values + self.more
+        result = values.copy()
+        result[self.index] += self.more
+        return result
+
+
+class PackedChange(Change, frozen=True, kw_only=True):
+    """A compact :class:`TraceChange`: dozens are kept, and each would be as large as the run."""
+
+    differences: Mapping[str, _Difference | None]  # By name of the array.
+
+    def on(self, graph: TraceGraph, share: float) -> TraceChange:
+        """The change, made by a share from 0 to 1, unpacked for its run."""
+        changed: dict[str, Any] = {}
+        for name, usual in graph.usual.items():
+            if (difference := self.differences[name]) is not None:
+                whole = difference.on(usual)
+                part = np.rint(share * (whole - usual)).astype(np.int64)
+                changed[name] = whole if share >= 1 else usual + part
+        return TraceChange(what=self.what, title=self.title, **changed)
+
+
+def packed(graph: TraceGraph, change: TraceChange) -> PackedChange:
+    """The change, stored compactly."""
+    return PackedChange(
+        **{name: getattr(change, name) for name in Change.__struct_fields__},
+        differences={
+            name: _Difference.of(usual, getattr(change, name))
+            for name, usual in graph.usual.items()
+        },
+    )
+
+
+class TraceModel(msgspec.Struct, frozen=True, kw_only=True):
+    """See :class:`~distprof.sections.whatif.changes.Model`."""
+
+    graph: TraceGraph  # The run.
+    changes: Mapping[str, PackedChange]  # Changes by key.
+
+    def step_times(self, made: Sequence[Made]) -> list[int]:
+        """Mean step of each set of changes, ns."""
+        return step_times(self.graph, map(self._together, made))
+
+    def stage_work(self, made: Made) -> Mapping[int, float]:
+        """Own time of each rank in segments with work in marked stages."""
+        graph = self.graph
+        if not graph.stage_ns.any():
+            return {}
+        own = self._together(made).own_ns
+        own = graph.own_total_ns if own is None else own
+        total = np.bincount(graph.owner, np.where(graph.stage_ns > 0, own, 0), len(graph.ranks))
+        return dict(zip(graph.ranks, total.tolist(), strict=True))
+
+    def _together(self, made: Made) -> TraceChange:
+        """All changes at once."""
+        parts = [self.changes[what].on(self.graph, share) for what, share in made.items()]
+        if len(parts) == 1:
+            return parts[0]
+        together: dict[str, Any] = {
+            name: lower(usual, [getattr(part, name) for part in parts])
+            for name, usual in self.graph.usual.items()
+        }
+        return TraceChange(what=" + ".join(made), title="", **together)
+
+
+# Slowdowns ----------------------------------------------------------------------------------------
+
+
+class _Ideal(msgspec.Struct, frozen=True, kw_only=True):
+    own_ns: Int64Array  # As in the graph.
+    total_ns: Int64Array  # All own time of each segment.
     transfer_ns: Int64Array
 
-    @cached_property
-    def own_total_ns(self) -> Int64Array:
-        own: Int64Array = self.own_ns.sum(axis=1)
-        return own
 
+def slowdowns(graph: TraceGraph, sections: Sections, replayed_ns: int) -> dict[str, Any]:
+    """Slowdowns of a traced run, as fields of a what-if result.
 
-def slowdowns(graph: TraceGraph, sections: Sections, replayed_ns: int) -> Slowdowns | None:
-    """Slowdowns of a traced run; None if no rank has peers, or there is nothing to compare."""
+    Empty if no rank has peers, or there is nothing to compare.
+    """
     if not sections.has_peers:
-        return None
+        return {}
     own_ns = np.stack([sections.mean(graph.own_ns[:, column]) for column in Own], axis=1)
-    ideal = _Ideal(
-        own_ns=own_ns,
-        transfer_ns=_median_transfers(graph),
-    )
+    ideal = _Ideal(own_ns=own_ns, total_ns=own_ns.sum(axis=1), transfer_ns=_median_transfers(graph))
     rows = _rows(graph, sections.stages, ideal)
     workers = (_only(graph, ideal, keep) for keep in rows.masks)
     kinds: list[str] = []
     of_kinds = _noted(_kinds(graph, ideal), kinds)
     (ideal_ns, *steps) = step_times(graph, chain([_only(graph, ideal, [])], of_kinds, workers))
     if ideal_ns <= 0:
-        return None
+        return {}
     by_kind = zip(kinds, steps, strict=False)
-    by_row = [step / ideal_ns for step in steps[len(kinds) :]]
-    of_workers = rows.workers(graph, by_row)
+    of_workers = rows.workers(graph, [step / ideal_ns for step in steps[len(kinds) :]])
     m_w, m_s = _explained(graph, ideal, rows, of_workers, replayed_ns, ideal_ns)
-    return Slowdowns(
-        ideal_ns=ideal_ns,
-        slowdown=replayed_ns / ideal_ns,
-        kinds=tuple(
+    return {
+        "ideal_ns": ideal_ns,
+        "slowdown": replayed_ns / ideal_ns,
+        "kinds": tuple(
             KindSlowdown(kind=kind, slowdown=step / ideal_ns)
             for kind, step in sorted(by_kind, key=lambda item: (-item[1], item[0]))
         ),
-        workers=of_workers,
-        m_w=m_w,
-        m_s=m_s,
-    )
+        "workers": of_workers,
+        "m_w": m_w,
+        "m_s": m_s,
+    }
 
 
 def _median_transfers(graph: TraceGraph) -> Int64Array:
@@ -127,7 +222,7 @@ def _noted(changes: Iterable[TraceChange], names: list[str]) -> Iterator[TraceCh
 
 def _kinds(graph: TraceGraph, ideal: _Ideal) -> Iterator[TraceChange]:
     """Everything ideal except one kind of own time, or one class of transfers."""
-    own = ideal.own_total_ns
+    own = ideal.total_ns
     for column, name in _NAMES.items():
         actual = graph.own_ns[:, column]
         if actual.any():
@@ -141,14 +236,14 @@ def _kinds(graph: TraceGraph, ideal: _Ideal) -> Iterator[TraceChange]:
 def _only(graph: TraceGraph, ideal: _Ideal, positions: Sequence[int]) -> TraceChange:
     """Everything ideal except the own time of these ranks."""
     kept = np.isin(graph.owner, list(positions))
-    own = np.where(kept, graph.own_total_ns, ideal.own_total_ns)
+    own = np.where(kept, graph.own_total_ns, ideal.total_ns)
     return TraceChange(what="", title="", own_ns=own, transfer_ns=ideal.transfer_ns)
 
 
 def _all_but(graph: TraceGraph, ideal: _Ideal, positions: Sequence[int]) -> TraceChange:
     """Everything as measured, except that these ranks are ideal."""
     fixed = np.isin(graph.owner, list(positions))
-    own = np.where(fixed, ideal.own_total_ns, graph.own_total_ns)
+    own = np.where(fixed, ideal.total_ns, graph.own_total_ns)
     return TraceChange(what="", title="", own_ns=own)
 
 
@@ -180,25 +275,18 @@ def _rows(graph: TraceGraph, held: Mapping[int, tuple[int, ...]], ideal: _Ideal)
     for position, rank in enumerate(graph.ranks):
         by_stage.setdefault(held[rank], []).append(position)
     stages = [by_stage[key] for key in sorted(by_stage)]
-    number = len(graph.ranks)
     if len(stages) < 2 or () in by_stage or len({len(ranks) for ranks in stages}) > 1:
         return _alone(graph, ideal)
-    row, stage = [0] * number, [0] * number
-    for i, ranks in enumerate(stages):
-        for j, position in enumerate(ranks):
-            row[position], stage[position] = j, i
+    place = {at: (row, stage) for stage, of in enumerate(stages) for row, at in enumerate(of)}
+    row, stage = zip(*(place[position] for position in range(len(graph.ranks))), strict=True)
     dp_rows = tuple(zip(*stages, strict=True))
-    return _WorkerRows(
-        masks=(*dp_rows, *map(tuple, stages)),
-        row=tuple(row),
-        stage=tuple(stage),
-        num_rows=len(dp_rows),
-    )
+    masks = (*dp_rows, *map(tuple, stages))
+    return _WorkerRows(masks=masks, row=row, stage=stage, num_rows=len(dp_rows))
 
 
 def _alone(graph: TraceGraph, ideal: _Ideal) -> _WorkerRows:
     """Each rank as a row; if there are too many to simulate, those furthest above their peers."""
-    excess = graph.own_total_ns - ideal.own_total_ns
+    excess = graph.own_total_ns - ideal.total_ns
     beyond = np.bincount(graph.owner, weights=excess, minlength=len(graph.ranks))
     order = np.argsort(-beyond, kind="stable")
     most = min(MAX_WORKERS, affordable(graph))
