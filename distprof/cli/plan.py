@@ -88,8 +88,8 @@ _SHAPE_KEYS = ModelShape.__struct_fields__
     "--lint",
     type=click.Path(),
     metavar="FILE",
-    help="Check the layout in a configuration: distprof's own TOML; torchtitan's launch command,"
-    " JSON or FILE.py:FUNCTION; Megatron arguments; DeepSpeed JSON.",
+    help="Check the layout in a configuration: distprof's own TOML; torchtitan's JSON or TOML;"
+    " Megatron arguments; DeepSpeed JSON.",
 )
 @output_options_with(*PAGE_FORMATS, *CI_FORMATS)
 @debug_option

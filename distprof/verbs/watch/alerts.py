@@ -74,37 +74,15 @@ def default_levels() -> dict[str, float]:
 
 def parse_alerts(texts: Iterable[str]) -> dict[str, float]:
     """Kinds and levels, from texts such as ``slow-rank=10%,rank-lost``."""
-    return dict(map(_parsed, _pieces(texts)))
-
-
-def alert_kinds(texts: Iterable[str]) -> list[str]:
-    """Kinds without levels, for a job whose levels are set by another watcher."""
-    pieces = _pieces(texts)
-    for piece in pieces:
-        if "=" in piece:
-            raise UsageError(
-                f"--alert {piece[:60]}: levels are set by the watcher that reads the run "
-                "directory. Name the kind only"
-            )
-        if piece not in KINDS:
-            raise UsageError(_unknown(piece))
-    return pieces
-
-
-def _pieces(texts: Iterable[str]) -> list[str]:
     pieces = (piece.strip() for text in texts for piece in text.split(","))
-    return [piece for piece in pieces if piece]
-
-
-def _unknown(name: str) -> str:
-    return f"--alert: unknown alert {name[:60]!r}: choose from {', '.join(KINDS)}"
+    return dict(_parsed(piece) for piece in pieces if piece)
 
 
 def _parsed(piece: str) -> tuple[str, float]:
     name, has_level, text = piece.partition("=")
     kind = KINDS.get(name)
     if kind is None:
-        raise UsageError(_unknown(name))
+        raise UsageError(f"--alert: unknown alert {name[:60]!r}: choose from {', '.join(KINDS)}")
     if has_level:
         return name, _level(kind, text)
     if kind.level is None:
