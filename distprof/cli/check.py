@@ -22,8 +22,7 @@ from distprof.verbs.sources import summaries_of
 if TYPE_CHECKING:
     from distprof.artefacts.summary_file import SummaryFile
     from distprof.config import CheckConfig
-    from distprof.verbs.gate.check import CheckResult
-    from distprof.verbs.gate.repeats import Sizes
+    from distprof.verbs.gate.check import CheckResult, Sizes
 
 REPEATS = 5
 MOST = 100
@@ -186,7 +185,7 @@ def _settings(config: CheckConfig, options: dict[str, Any]) -> CheckConfig:
     """Settings of the check: the command line overrides distprof.toml."""
     from msgspec.structs import replace
 
-    from distprof.verbs.gate.metrics import find_metric
+    from distprof.verbs.gate.baseline import find_metric
 
     metrics = config.metrics
     if options["metrics"] is not None:
@@ -247,7 +246,7 @@ def _end_of(day: str | None) -> int | None:
 
 def _metric_names() -> str:
     """The names of all metrics, comma-separated."""
-    from distprof.verbs.gate.metrics import METRICS
+    from distprof.verbs.gate.baseline import METRICS
 
     return ", ".join(metric.name for metric in METRICS)
 
@@ -275,7 +274,7 @@ def _checked(
     sources: tuple[str, ...], output: Output, settings: CheckConfig, options: dict[str, Any]
 ) -> int:
     from distprof.verbs.gate.baseline import accept_runs
-    from distprof.verbs.gate.repeats import session_of_sizes
+    from distprof.verbs.gate.check import session_of_sizes
     from distprof.verbs.gate.show import CHECK
 
     if options["workload"]:
@@ -303,7 +302,7 @@ def _checked(
 def _sizes(sources: tuple[str, ...]) -> Sizes:
     """Load the runs that the user named, grouped by size."""
     runs = summaries_of(sources)  # sets numpy's threads before anything imports it
-    from distprof.verbs.gate.repeats import sizes_of
+    from distprof.verbs.gate.check import sizes_of
 
     return sizes_of(runs)
 
@@ -313,8 +312,8 @@ def _record_runs(
 ) -> int:
     """Record the runs, adding repeats while the result is undecided; return the exit code."""
     from distprof.verbs.gate.baseline import read_baseline
+    from distprof.verbs.gate.check import num_repeats, planned_repeats, refuse_unlike_plan
     from distprof.verbs.gate.decide import EARLY_ALPHA
-    from distprof.verbs.gate.repeats import num_repeats, planned_repeats, refuse_unlike_plan
     from distprof.verbs.sweep.plan import with_more_repeats
 
     again = f"to resume, repeat the command with --sweep {place}"
@@ -340,8 +339,8 @@ def _judge(
     sizes: Sizes, settings: CheckConfig, options: dict[str, Any], *, alpha: float | None = None
 ) -> CheckResult:
     from distprof.verbs.gate.baseline import read_baseline
+    from distprof.verbs.gate.check import judge_runs
     from distprof.verbs.gate.decide import ALPHA
-    from distprof.verbs.gate.repeats import judge_runs
 
     source = options["baseline"] or ", ".join(options["against"])
     against = _sizes(options["against"]) if options["against"] else read_baseline(source)

@@ -152,8 +152,8 @@ def prometheus(
     if output is not None:
         check_free(output, force=force)
     check_comparable(source)
-    from distprof.verbs.addresses import listen_address
     from distprof.verbs.export.prometheus import Exposition, keep_file, serve, text_of
+    from distprof.verbs.sources import listen_address
 
     address = None if listen is None else listen_address(listen)
     exposition = Exposition(source)
@@ -203,8 +203,8 @@ def otel(source: str, endpoint: str, every: float | None, rank: int | None, *, q
       distprof export otel runs/mine --endpoint http://collector:4318 --every 15
     """  # noqa: D301 - click reads it
     check_comparable(source)
-    from distprof.verbs.export.families import Observed
     from distprof.verbs.export.otel import Sender, base_of, send
+    from distprof.verbs.export.prometheus import Observed
 
     base_of(endpoint)  # rejects a bad URL before anything is read
     sender = Sender(Observed(source), endpoint, rank=rank)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from distprof.artefacts.summary_file import SummaryFile
-    from distprof.verbs.gate.metrics import Metric
+    from distprof.verbs.gate.baseline import Metric
     from distprof.verbs.history.timeline import History
 
 _FEW_SERIES = 4

@@ -124,8 +124,8 @@ def _lint(options: dict[str, Any], output: Output) -> int:
     from distprof.config import load_config
     from distprof.terms import Severity
     from distprof.verbs.plan.job_file import layout_of, num_gpus_of, read_job_file
+    from distprof.verbs.plan.layout import question_of
     from distprof.verbs.plan.lint import LINT, check_layout
-    from distprof.verbs.plan.question import question_of
 
     output.check(LINT)
     if options["layout"] is not None:

@@ -75,8 +75,14 @@ def watch(
       distprof watch runs/mine --once --format json
     """  # noqa: D301 - click reads it
     output = Output(**output_options)
-    from distprof.verbs.watch.alerts import default_levels, parse_alerts
-    from distprof.verbs.watch.deliver import Command, Courier, Receiver, Webhook
+    from distprof.verbs.watch.alerts import (
+        Command,
+        Courier,
+        Receiver,
+        Webhook,
+        default_levels,
+        parse_alerts,
+    )
     from distprof.verbs.watch.follow import follow
     from distprof.verbs.watch.show import WATCH
 

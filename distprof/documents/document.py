@@ -26,7 +26,7 @@ from distprof.formats import RenderOptions
 from distprof.terms import CI_FORMATS
 
 if TYPE_CHECKING:
-    from distprof.documents.ci.cases import Cases
+    from distprof.documents.ci import Cases
 
 T = TypeVar("T", bound=msgspec.Struct)
 Reporting: TypeAlias = Callable[[T, RenderOptions], str]
@@ -265,7 +265,7 @@ def write_file(path: Path, data: bytes, *, fix: str = "choose another file with 
 def _for_service(
     cases: Callable[[Any, RenderOptions], Cases], name: str, result: Any, options: RenderOptions
 ) -> str:
-    from distprof.documents.ci.services import SERVICES
+    from distprof.documents.ci import SERVICES
 
     return SERVICES[name](cases(result, options))
 
@@ -291,8 +291,7 @@ def _markdown(document: Document[T], result: T, options: RenderOptions) -> str:
 
 
 def _html(document: Document[T], result: T, options: RenderOptions) -> str:
-    from distprof.documents.html.figures import figures_of
-    from distprof.documents.html.page import page_html
+    from distprof.documents.html.page import figures_of, page_html
 
     return page_html(document.page_of(result, options), figures_of(result))
 

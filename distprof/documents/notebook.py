@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from distprof.documents.document import document_of
-from distprof.documents.html.blocks import bounded, bullets, drawn_table, grid
-from distprof.documents.html.figures import figures_of
-from distprof.documents.html.markup import EMPTY, Markup, element, joined, untouched
-from distprof.documents.html.page import basis
-from distprof.documents.html.shell import hatchings, parts_style
+from distprof.documents.html.blocks import (
+    EMPTY,
+    Markup,
+    bounded,
+    bullets,
+    drawn_table,
+    element,
+    grid,
+    joined,
+    untouched,
+)
+from distprof.documents.html.page import basis, figures_of, hatchings, parts_style
 from distprof.documents.html.subjects import stragglers_figure
 from distprof.documents.page import Listing, Page, Priced
 from distprof.documents.report import head_of

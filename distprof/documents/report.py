@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from distprof.documents.advice import cost_text, gain_text, next_commands
-from distprof.documents.page import Findings, Limits, Page, Plan, Priced
-from distprof.documents.step_bar import step_bar
+from distprof.documents.page import Findings, Limits, Page, Plan, Priced, step_bar
 from distprof.formats import FINDINGS, RenderOptions
 from distprof.rules.base import Finding, NotChecked
 from distprof.sections.job.show import job_facts

@@ -15,7 +15,7 @@ from distprof.sections import report as data
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-    from distprof.documents.ci.cases import Cases
+    from distprof.documents.ci import Cases
     from distprof.documents.page import Page
 
 
@@ -83,7 +83,7 @@ def _html(report: Report, options: RenderOptions) -> str:
 
 
 def _cases(report: Report, options: RenderOptions) -> Cases:
-    from distprof.documents.ci.cases import report_cases
+    from distprof.documents.ci import report_cases
 
     return report_cases(report, options)
 

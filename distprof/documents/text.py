@@ -14,8 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from distprof.documents.page import MAX_FINDINGS, Findings, Page, Priced
-from distprof.documents.step_bar import StepBar, group_of
+from distprof.documents.page import MAX_FINDINGS, Findings, Page, Priced, StepBar, group_of
 from distprof.escape import plain, shorten, wrapped
 from distprof.formats import RenderOptions
 from distprof.rules.base import Finding

@@ -11,7 +11,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from distprof.documents.html.blocks import Segment, bar, edges
+from distprof.documents.html.blocks import Markup, Segment, bar, edges, element
+from distprof.documents.html.chart import collectives_figure, expected_ns
+from distprof.documents.html.findings import markdown_html, rule_page
 from distprof.documents.html.heat_map import (
     LEAST_SPREAD,
     MAX_CELLS,
@@ -22,15 +24,11 @@ from distprof.documents.html.heat_map import (
     node_heats_of,
     shade_paths,
 )
-from distprof.documents.html.markup import Markup, element
 from distprof.documents.html.rows import columns, plan_figure, step_figure
-from distprof.documents.html.rule_page import markdown_html, rule_page
-from distprof.documents.html.scatter import collectives_figure, expected_ns
 from distprof.documents.html.schedule import MAX_SLOTS, schedule_figure, schedule_figures
 from distprof.documents.html.subjects import workers_figure
-from distprof.documents.page import Plan
+from distprof.documents.page import Plan, step_bar
 from distprof.documents.saved import Report
-from distprof.documents.step_bar import step_bar
 from distprof.escape import plain
 from distprof.formats import RenderOptions, find_reporter
 from distprof.rules.registry import all_rules

@@ -7,20 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from distprof.documents.html.blocks import Part, drawn_table
+from distprof.documents.html.blocks import Markup, Part, drawn_table, joined
+from distprof.documents.html.chart import collectives_figure
 from distprof.documents.html.findings import anchors, to_do
 from distprof.documents.html.heat_map import heat_figure, heats_of, node_heats_of
-from distprof.documents.html.markup import Markup, joined
 from distprof.documents.html.page import page_html
-from distprof.documents.html.scatter import collectives_figure
 from distprof.documents.html.schedule import schedule_figures
 from distprof.documents.html.subjects import (
     experts_figure,
     overlap_figure,
     stragglers_figure,
+    waterfall_figure,
     workers_figure,
 )
-from distprof.documents.html.waterfall import waterfall_figure
 from distprof.documents.report import page_of, priced
 from distprof.formats import RenderOptions
 from distprof.rules.base import Finding

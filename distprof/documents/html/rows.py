@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from distprof.documents.html.blocks import Segment, bar, upright
-from distprof.documents.html.markup import (
+from distprof.documents.html.blocks import (
     EMPTY,
     Markup,
+    Segment,
+    bar,
     captioned,
     element,
     figure_number,
     joined,
     picture,
+    upright,
 )
-from distprof.documents.page import Plan
-from distprof.documents.step_bar import StepBar
+from distprof.documents.page import Plan, StepBar
 from distprof.units import format_duration, format_ratio, signed
 
 _COLUMN, _MOST_WIDE = 40, 736

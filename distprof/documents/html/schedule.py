@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distprof.documents.html.blocks import scrolled, sentence, slug
-from distprof.documents.html.markup import EMPTY, Markup, captioned, element, joined, picture
+from distprof.documents.html.blocks import (
+    EMPTY,
+    Markup,
+    captioned,
+    element,
+    joined,
+    picture,
+    scrolled,
+    sentence,
+    slug,
+)
 from distprof.documents.html.rows import legend
 from distprof.escape import short_ranks
 from distprof.sections.pipeline.result import PictureRow, PipelineGroup

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distprof.documents.html.blocks import Part, Segment, bar
-from distprof.documents.html.markup import EMPTY, Markup, captioned, joined
+from distprof.documents.html.blocks import EMPTY, Markup, Part, Segment, bar, captioned, joined
 from distprof.documents.html.rows import changes, interval_bar, legend, row, rows
 from distprof.units import format_duration
 from distprof.verbs.compare.result import Comparison, PartChange, StepChange

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from distprof.artefacts.records import StepRecord
 from distprof.errors import InputError, MissingExtraError, UsageError
 from distprof.escape import plain, shorten
-from distprof.verbs.addresses import is_web_address
-from distprof.verbs.export.families import Family, Observed, all_families
+from distprof.verbs.export.prometheus import Family, Observed, all_families
+from distprof.verbs.sources import is_web_address
 from distprof.version import __version__
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import numpy as np
 from distprof.escape import plain, shorten
 from distprof.intervals import Intervals
 from distprof.schema import ABSENT, Coded, Int64Array
-from distprof.verbs.export.lanes import bracket_order
+from distprof.verbs.export.common import bracket_order
 from distprof.verbs.export.wire import Rows, field, fixed64, message, number, text
 
 MAX_NAME = 4_096

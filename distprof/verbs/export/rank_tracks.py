@@ -17,8 +17,7 @@ from distprof.sections.context import RankAnalysis
 from distprof.sections.stragglers.result import StragglerSet
 from distprof.terms import ActivityKind, CollectiveKind, SlotKind, StepSource
 from distprof.units import format_bytes
-from distprof.verbs.export.common import Arrivals, CommonClock, inside
-from distprof.verbs.export.lanes import lanes_of
+from distprof.verbs.export.common import Arrivals, CommonClock, inside, lanes_of
 from distprof.verbs.export.packets import PacketSequence, Slices
 
 Only = Literal["collectives", "gpu"]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from distprof.documents.html.blocks import Part
-from distprof.documents.html.markup import EMPTY, Markup, captioned
+from distprof.documents.html.blocks import EMPTY, Markup, Part, captioned
 from distprof.documents.html.rows import interval_bar, row, rows
 from distprof.verbs.compare.figures import change_figure
+from distprof.verbs.gate.baseline import find_metric
 from distprof.verbs.gate.check import CheckResult, MetricCheck
 from distprof.verbs.gate.decide import LEVEL
-from distprof.verbs.gate.metrics import find_metric
 from distprof.verbs.gate.show import amount, change_text
 
 _NARROWEST, _WIDEST = 2.0, 12.0

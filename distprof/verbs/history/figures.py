@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from distprof.documents.html.blocks import Part
+from distprof.documents.html.blocks import EMPTY, Markup, Part, captioned, joined
 from distprof.documents.html.chart import Chart, Tick, nice_ticks
-from distprof.documents.html.markup import EMPTY, Markup, captioned, joined
 from distprof.escape import shorten
 from distprof.sections.table import counted
 from distprof.units import capitalized

@@ -23,8 +23,8 @@ from distprof.artefacts.summary_file import Fingerprint, SummaryFile
 from distprof.costs.repeats import compare_pairs, pseudo_median
 from distprof.run.fingerprint import differences
 from distprof.verbs.displayed import Displayed
+from distprof.verbs.gate.baseline import METRICS, Metric
 from distprof.verbs.gate.decide import FEWEST_SESSIONS, Decision, decide
-from distprof.verbs.gate.metrics import METRICS, Metric
 from distprof.version import __version__
 
 HISTORY_SCHEMA = "distprof.history/1"

@@ -16,8 +16,7 @@ from distprof.costs.pipeline import bubble_fraction, bubble_overhead
 from distprof.costs.roofline import flop_utilisation, regime, ridge
 from distprof.costs.transformer import Transformer
 from distprof.terms import CollectiveKind
-from distprof.verbs.plan.layout import Layout
-from distprof.verbs.plan.question import Path, Question
+from distprof.verbs.plan.layout import Layout, Path, Question
 from distprof.verbs.plan.result import AxisCost, Estimate, MemoryParts, TierPosition
 
 _LOGIT = 6  # bytes: the logit in fp32, and its gradient in bf16

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from distprof.documents.ci.cases import Case, Cases
+from distprof.documents.ci import Case, Cases
 from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.formats import RenderOptions
@@ -17,8 +17,7 @@ from distprof.terms import Severity
 from distprof.units import format_bytes, format_duration, format_ratio
 from distprof.verbs.plan.estimate import estimate, footprint
 from distprof.verbs.plan.job_file import JobFile
-from distprof.verbs.plan.layout import Layout, objections
-from distprof.verbs.plan.question import Question, assumptions
+from distprof.verbs.plan.layout import Layout, Question, assumptions, objections
 from distprof.verbs.plan.result import LINT_SCHEMA, ConfigurationFinding, ConfigurationResult, Lint
 from distprof.version import __version__
 

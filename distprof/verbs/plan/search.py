@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from distprof.units import format_bytes
 from distprof.verbs.plan.estimate import estimate, footprint
-from distprof.verbs.plan.layout import Layout, Objection, objections
-from distprof.verbs.plan.question import Question, assumptions
+from distprof.verbs.plan.layout import Layout, Objection, Question, assumptions, objections
 from distprof.verbs.plan.result import (
     ClusterFacts,
     Estimate,

@@ -29,8 +29,7 @@ from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
 from distprof.verbs.watch.alerts import JOB, Alarms, Condition
 from distprof.verbs.watch.ranks import RankWatch
 from distprof.verbs.watch.result import Alert, JobState
-from distprof.verbs.watch.slowness import WINDOW, JobSpeed, Lasting, SlowRanks
-from distprof.verbs.watch.steps import StepTable, WaitTable
+from distprof.verbs.watch.slowness import WINDOW, JobSpeed, Lasting, SlowRanks, StepTable, WaitTable
 
 SETTLE: Final = 3
 """Number of first steps that are ignored, because caches are cold."""

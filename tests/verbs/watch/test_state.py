@@ -12,7 +12,7 @@ from distprof.artefacts.records import MemoryRecord, NvmlRecord, Pause
 from distprof.artefacts.run_file import Exit, ExitFile, Failure, RankEntry
 from distprof.ingest.job.growing import Added, RankAdded
 from distprof.verbs.watch.alerts import default_levels
-from distprof.verbs.watch.measure import report_on
+from distprof.verbs.watch.follow import report_on
 from distprof.verbs.watch.ranks import RankWatch
 from distprof.verbs.watch.result import Alert, WatchReport
 from distprof.verbs.watch.slowness import OFF, ON, WINDOW
