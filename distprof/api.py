@@ -262,13 +262,7 @@ def _fabric(fabric: Source | None, settings: Config) -> FabricFile | None:
 
 
 class _RankMapper:
-    """Maps a function over ranks. A failed rank or a dead worker affects no other rank.
-
-    Args:
-        executor: Where to measure ranks.
-        progress: Called after each rank.
-        debug: Whether to raise the exception of a failed rank.
-    """
+    """Maps a function over ranks. A failed rank or a dead worker affects no other rank."""
 
     def __init__(self, executor: Executor, progress: Progress | None, *, debug: bool) -> None:
         self._executor = executor

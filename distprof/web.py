@@ -304,7 +304,8 @@ class _Remote:
             self.release()
             return block
         self._is_stream = True
-        self._set_size(_length(answer))
+        length = answer.headers.get("Content-Length", "")
+        self._set_size(int(length) if length.isdecimal() and len(length) < 19 else None)
         return self._from_stream(index)
 
     def _from_stream(self, index: int) -> bytes:
@@ -350,11 +351,6 @@ class _Remote:
 
 def _too_large(url: str, most: int) -> TooLargeError:
     return TooLargeError(errno.EFBIG, f"more than {most:,} bytes", url)
-
-
-def _length(answer: Any) -> int | None:
-    length = answer.headers.get("Content-Length", "")
-    return int(length) if length.isdecimal() and len(length) < 19 else None
 
 
 def _read(answer: Any, visit: _Visit, most: int = BLOCK_BYTES) -> bytes:

@@ -104,7 +104,12 @@ class _Verbs(click.Group):
         if cmd_name in _VERBS:
             command = getattr(import_module(f"distprof.cli.{cmd_name}"), cmd_name)
             return command if isinstance(command, click.Command) else None
-        return _load_other(cmd_name)
+        for plugin in plugins(ENTRY_POINT_GROUP):
+            if plugin.name == cmd_name:
+                command = plugin.load()
+                if isinstance(command, click.Command):
+                    return command
+        return None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -134,15 +139,6 @@ def _other_verbs() -> dict[str, str]:
     """Verbs of other packages, mapped to the package name."""
     others = plugins(ENTRY_POINT_GROUP)
     return {p.name: p.package or p.value for p in others if p.name not in _VERBS}
-
-
-def _load_other(name: str) -> click.Command | None:
-    for plugin in plugins(ENTRY_POINT_GROUP):
-        if plugin.name == name:
-            command = plugin.load()
-            if isinstance(command, click.Command):
-                return command
-    return None
 
 
 def _unknown_verb(name: str) -> str:
@@ -268,23 +264,16 @@ def _run(arguments: Sequence[str] | None, state: State) -> int:
         click.echo(error.format_message())
         return ExitCode.FINE
     except click.ClickException as error:
-        _show_usage_error(error)
+        context = getattr(error, "ctx", None)
+        _say(f"Error: {error.format_message()}")
+        if isinstance(context, click.Context):
+            _say(f"Try: {context.command_path} --help")
         return error.exit_code
     return result if isinstance(result, int) else ExitCode.FINE
 
 
-def _show_usage_error(error: click.ClickException) -> None:
-    context = getattr(error, "ctx", None)
-    _say(f"Error: {error.format_message()}")
-    if isinstance(context, click.Context):
-        _say(f"Try: {context.command_path} --help")
-
-
 def _name_too_long(error: OSError) -> int | None:
-    """Report an argument that is too long for a file name; None for any other error.
-
-    Checking whether a file exists raises this error, at whatever point a verb first does so.
-    """
+    """Report an argument too long for a file name; None for any other error."""
     if error.errno != errno.ENAMETOOLONG:
         return None
     name = str(error.filename or "")

@@ -142,7 +142,14 @@ def _check_usage(sources: tuple[str, ...], options: dict[str, Any]) -> None:
         raise UsageError("say what to compare with: --baseline FILE or --against RUN")
     if options["reason"] or options["until"]:
         raise UsageError("--reason and --until belong to --acknowledge METRIC=LOSS")
-    _check_against(sources, options["against"])
+    against = options["against"]
+    old = {Path(name).absolute().parent for name in against}
+    stray = [name for name in sources if Path(name).absolute().parent in old]
+    if stray and len(stray) < len(sources):
+        raise UsageError(
+            f"does {stray[0]} belong to --against? --against takes one name: name the folder that"
+            " holds the runs, or repeat --against for each run"
+        )
     _check_making(options)
     if options["update_baseline"]:
         if options["baseline"] is None:
@@ -154,17 +161,6 @@ def _check_usage(sources: tuple[str, ...], options: dict[str, Any]) -> None:
         from distprof.verbs.gate.baseline import read_baseline
 
         read_baseline(options["baseline"])
-
-
-def _check_against(sources: tuple[str, ...], against: tuple[str, ...]) -> None:
-    """Reject an expanded glob: ``--against old/*/`` takes the first name, RUN the others."""
-    old = {Path(name).absolute().parent for name in against}
-    stray = [name for name in sources if Path(name).absolute().parent in old]
-    if stray and len(stray) < len(sources):
-        raise UsageError(
-            f"does {stray[0]} belong to --against? --against takes one name: name the folder that"
-            " holds the runs, or repeat --against for each run"
-        )
 
 
 def _check_making(options: dict[str, Any]) -> None:

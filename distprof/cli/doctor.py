@@ -96,7 +96,11 @@ def all_checks() -> Iterator[Check]:
     yield _torch()
     yield _extras()
     yield _plugins()
-    yield from _caches()
+    from distprof.artefacts.cache_place import cache_root, shared_url
+
+    yield cache_check(Path(cache_root("", None)))
+    if url := shared_url("", None):
+        yield Check(name="shared cache", state="ok", found=f"{url}, checked when a trace is read")
     yield _device()
 
 
@@ -190,14 +194,6 @@ def _plugins() -> Check:
         )
     names = ", ".join(sorted({point.name for point in points})) or "none"
     return Check(name="plug-ins", state="ok", found=names)
-
-
-def _caches() -> Iterator[Check]:
-    from distprof.artefacts.cache_place import cache_root, shared_url
-
-    yield cache_check(Path(cache_root("", None)))
-    if url := shared_url("", None):
-        yield Check(name="shared cache", state="ok", found=f"{url}, checked when a trace is read")
 
 
 def cache_check(root: Path) -> Check:

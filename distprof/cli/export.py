@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
@@ -160,7 +159,11 @@ def prometheus(
     if address is not None:
         end, port = serve(exposition, *address)
         note(f"Serving http://{address[0]}:{port}/metrics; Ctrl-C ends it", quiet=quiet)
-        _until_interrupted(end)
+        try:
+            while True:
+                time.sleep(3_600)
+        finally:
+            end()
     elif output is not None:
         keep_file(exposition, output, every, failed=note)
         note(f"Wrote {output}", quiet=quiet)
@@ -211,14 +214,6 @@ def otel(source: str, endpoint: str, every: float | None, rank: int | None, *, q
     send(sender, endpoint, every, failed=note)
     note(f"Sent to {endpoint}", quiet=quiet)
     return ExitCode.FINE
-
-
-def _until_interrupted(end: Callable[[], None]) -> None:
-    try:
-        while True:
-            time.sleep(3_600)
-    finally:
-        end()
 
 
 def _examined(

@@ -74,10 +74,7 @@ def _cost_of(cost: int, window: str, whole_ns: int | None) -> str:
 
 
 def _recovered_text(finding: Finding, report: Report) -> str:
-    """For example ``recovers 4.20 ms (simulated), 1.10 ms after the fixes above``.
-
-    Empty if it adds nothing to the cost.
-    """
+    """For example ``recovers 4.20 ms (simulated)``; empty if it adds nothing to the cost."""
     recovered, cost = finding.recoverable_ns, finding.cost_ns_per_step
     if recovered is None:
         return ""

@@ -88,7 +88,11 @@ def page_brief(page: Page) -> str:
         *(_listing(each, _FEW) for each in others),
         Part(title="Unknown", items=_sentences(page.unknown), share=_FEW),
         Part(title=page.remarks_title or "Notes", items=_sentences(page.remarks), share=_FEW),
-        Part(title="Next", items=_commands(page.commands), share=_FEW),
+        Part(
+            title="Next",
+            items=tuple(f"{plain(command)}  # {purpose}" for command, purpose in page.commands),
+            share=_FEW,
+        ),
         *(() if page.has_folded_tables else map(_rows, page.tables)),
     )
     return _fitted(page.verdict, parts)
@@ -151,10 +155,6 @@ def _rows(view: TableView) -> Part:
         for row in view.rows[:_FEW_ROWS]
     )
     return Part(title=plain(view.title), items=_sentences(rows), share=0)
-
-
-def _commands(commands: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    return tuple(f"{plain(command)}  # {purpose}" for command, purpose in commands)
 
 
 # Fitting into the limit ---------------------------------------------------------------------------

@@ -82,10 +82,7 @@ class Cases(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def report_cases(report: Report, options: RenderOptions) -> Cases:
-    """The verdict, the findings, and the rules that could not be checked.
-
-    A finding fails from the severity in ``options.fail_on``, by default from ``warning``.
-    """
+    """The verdict, the findings, which fail from ``fail_on`` on, and the rules not checked."""
     return Cases(
         command="distprof analyze",
         version=report.distprof_version,
@@ -114,10 +111,7 @@ def _of_report(report: Report, least: Severity) -> Iterator[Case]:
 
 
 def fingerprints(found: Cases) -> Sequence[str]:
-    """An identifier for each problem, which stays the same from run to run.
-
-    It is a hash of the command, rule, ranks and source, without any measured number.
-    """
+    """A hash for each problem without any number, so that it stays the same from run to run."""
     seen: dict[str, int] = {}
     marks = []
     for case in found.problems:
@@ -133,12 +127,15 @@ def one_line(text: str) -> str:
     return shorten(plain(" ".join(text[: 4 * _MAX_LENGTH].split())), _MAX_LENGTH)
 
 
-_COMMANDS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
-_SEVERITIES = {Severity.ERROR: "critical", Severity.WARNING: "major", Severity.INFO: "info"}
+_Names: TypeAlias = Mapping[Severity | None, str]
+_COMMANDS: _Names = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
+_SEVERITIES: _Names = {
+    Severity.ERROR: "critical", Severity.WARNING: "major", Severity.INFO: "info",
+}  # fmt: skip
 _ELEMENTS: dict[Outcome, str] = {"failed": "failure", "skipped": "skipped", "passed": "system-out"}
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json"
 _IN_PATHS = "/:~+,;@"
-_LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
+_LEVELS: _Names = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 
 
 def github(found: Cases) -> str:
@@ -150,22 +147,18 @@ def github(found: Cases) -> str:
     where = {"file": found.path, "line": "1"} if found.is_source_file else {}
     lines = [_command("notice", one_line(found.verdict), title=found.command)]
     for case in found.problems:
-        assert case.severity is not None
-        lines.append(_command(_COMMANDS[case.severity], case.text, **where, title=case.title))
+        command = _COMMANDS[case.severity]
+        lines.append(_command(command, case.text, **where, title=case.title))
     return "\n".join(lines) + "\n"
 
 
 def _command(command: str, message: str, **properties: str) -> str:
-    shown = ",".join(f"{name}={_property(text)}" for name, text in properties.items())
-    return f"::{command} {shown}::{_data(message)}"
+    def escaped(text: str) -> str:
+        return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
-
-def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
+    values = {name: escaped(text).replace(":", "%3A") for name, text in properties.items()}
+    shown = ",".join(f"{name}={text.replace(',', '%2C')}" for name, text in values.items())
+    return f"::{command} {shown}::{escaped(message)}"
 
 
 def gitlab(found: Cases) -> str:
@@ -173,21 +166,18 @@ def gitlab(found: Cases) -> str:
 
     Source: GitLab's documentation, "Code Quality", section "Code Quality report format".
     """
-    marks = fingerprints(found)
-    rows = [_row(case, found, mark) for case, mark in zip(found.problems, marks, strict=True)]
+    rows = [
+        {
+            "description": f"{case.title}: {case.text}",
+            "check_name": one_line(case.code),
+            "fingerprint": mark,
+            "severity": _SEVERITIES[case.severity],
+            # GitLab requires a line, but a recording or a configuration as a whole has none
+            "location": {"path": found.path, "lines": {"begin": 1}},
+        }
+        for case, mark in zip(found.problems, fingerprints(found), strict=True)
+    ]
     return json.dumps(rows, indent=1, ensure_ascii=False) + "\n"
-
-
-def _row(case: Case, found: Cases, fingerprint: str) -> dict[str, Any]:
-    assert case.severity is not None
-    return {
-        "description": f"{case.title}: {case.text}",
-        "check_name": one_line(case.code),
-        "fingerprint": fingerprint,
-        "severity": _SEVERITIES[case.severity],
-        # GitLab requires a line, but a recording or a configuration as a whole has none
-        "location": {"path": found.path, "lines": {"begin": 1}},
-    }
 
 
 def junit(found: Cases) -> str:
@@ -196,8 +186,11 @@ def junit(found: Cases) -> str:
     Source: ``junit-10.xsd`` of Jenkins' xUnit plug-in.
     """
     suite = ElementTree.Element("testsuite", name=found.command)
+    group = ".".join(found.command.split())
     for case in found.cases or (Case(code="verdict", message=found.verdict),):
-        _add(suite, case, found)
+        told = {"message": one_line(case.message)} if case.outcome != "passed" else {}
+        test = ElementTree.SubElement(suite, "testcase", classname=group, name=case.title, time="0")
+        ElementTree.SubElement(test, _ELEMENTS[case.outcome], told).text = case.text
     counts = {
         "tests": len(suite),
         "failures": len(suite.findall("*/failure")),
@@ -211,16 +204,6 @@ def junit(found: Cases) -> str:
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _add(suite: ElementTree.Element, case: Case, found: Cases) -> None:
-    name = ".".join(found.command.split())
-    test = ElementTree.SubElement(suite, "testcase", classname=name, name=case.title, time="0")
-    element = _ELEMENTS[case.outcome]
-    if element == "system-out":
-        ElementTree.SubElement(test, element).text = case.text
-    else:
-        ElementTree.SubElement(test, element, message=one_line(case.message)).text = case.text
-
-
 def sarif(found: Cases) -> str:
     """SARIF 2.1.0: a result per problem, a notification per rule that was not checked.
 
@@ -230,6 +213,8 @@ def sarif(found: Cases) -> str:
     rules = {case.code: case for case in reversed(problems)}
     codes = sorted(rules)
     marks = fingerprints(found)
+    left = (case for case in found.cases if case.outcome == "skipped")
+    notes = [f"{case.title} was not checked: {case.message}" for case in left]
     run = {
         "tool": {
             "driver": {
@@ -242,7 +227,7 @@ def sarif(found: Cases) -> str:
             {
                 "executionSuccessful": True,
                 "toolExecutionNotifications": [
-                    _notification(case) for case in found.cases if case.outcome == "skipped"
+                    {"level": "note", "message": {"text": _message(note)}} for note in notes
                 ],
             }
         ],
@@ -267,7 +252,6 @@ def _rule(case: Case) -> dict[str, Any]:
 
 
 def _result(case: Case, codes: Sequence[str], found: Cases, mark: str) -> dict[str, Any]:
-    assert case.severity is not None
     location: dict[str, Any] = {
         "physicalLocation": {
             "artifactLocation": {"uri": quote(found.path, safe=_IN_PATHS)},
@@ -285,11 +269,6 @@ def _result(case: Case, codes: Sequence[str], found: Cases, mark: str) -> dict[s
         "locations": [location],
         "partialFingerprints": {"distprof/v1": mark},
     }
-
-
-def _notification(case: Case) -> dict[str, Any]:
-    text = _message(f"{case.title} was not checked: {case.message}")
-    return {"level": "note", "message": {"text": text}}
 
 
 def _message(text: str) -> str:

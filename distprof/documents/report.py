@@ -51,7 +51,12 @@ def head_of(report: Report, options: RenderOptions) -> Page:
         findings=Findings(listed=priced(report), is_ranked=True),
         has_folded_tables=True,
         unknown=tuple(_unknown(report)),
-        about=_about(report),
+        about=(
+            f"Source: {report.run.source}",
+            f"Written by distprof {report.distprof_version}. The file is self-contained: it loads "
+            "nothing from the network. Times are means over ranks and "
+            f"{window_word(report)}s unless a title says otherwise.",
+        ),
         commands=next_commands(report, options),
     )
 
@@ -123,12 +128,3 @@ def _codes(rules: Sequence[NotChecked]) -> str:
     codes = ", ".join(one.code for one in rules[:_FEW_CODES])
     left = len(rules) - _FEW_CODES
     return f"{codes} and {left} more" if left > 0 else codes
-
-
-def _about(report: Report) -> tuple[str, ...]:
-    return (
-        f"Source: {report.run.source}",
-        f"Written by distprof {report.distprof_version}. The file is self-contained: it loads "
-        "nothing from the network. Times are means over ranks and "
-        f"{window_word(report)}s unless a title says otherwise.",
-    )

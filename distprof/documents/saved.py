@@ -23,11 +23,7 @@ class Report(data.Report, frozen=True, kw_only=True):
     """One analysis: measurements, findings and what could not be checked."""
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the report as JSON, replacing what is there; returns the path.
-
-        Raises:
-            InputError: If the file cannot be written.
-        """
+        """Write the report as JSON, replacing what is there; InputError if that fails."""
         return REPORT.save(self, path)
 
     def metrics(self) -> dict[str, float]:

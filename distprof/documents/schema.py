@@ -21,21 +21,16 @@ def json_schema(
     identity: str = "",
     is_whole: bool = True,
 ) -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of a document, or of a line in a line-wise file.
-
-    Args:
-        kinds: The struct that is written; for a line-wise file, those of the header and the record.
-        schema: Value of the field ``schema`` of the first struct; empty if it has none.
-        title: Human-readable title.
-        identity: Identity of the schema if ``schema`` is empty.
-        is_whole: Whether every field is always written; else fields with a default may be absent.
-    """
+    """JSON Schema (draft 2020-12) of a document, or of header and records of a line-wise file."""
     roots, definitions = msgspec.json.schema_components(kinds)
     structs = _structs(kinds)
     for name, definition in definitions.items():
         _describe(definition, structs.get(name))
         if is_whole:
-            _require_all(definition)
+            for value in definition.get("properties", {}).values():
+                value.pop("default", None)
+            if "properties" in definition:
+                definition["required"] = list(definition["properties"])
     if schema:
         properties = definitions[kinds[0].__name__]["properties"]
         described = properties["schema"].get("description")
@@ -119,14 +114,6 @@ def _field_comments(kind: type[msgspec.Struct]) -> dict[str, str]:
         if text:
             found[ast.unparse(field.target)] = text
     return found
-
-
-def _require_all(definition: dict[str, Any]) -> None:
-    """Mark every field of a definition as required."""
-    for value in definition.get("properties", {}).values():
-        value.pop("default", None)
-    if "properties" in definition:
-        definition["required"] = list(definition["properties"])
 
 
 def section(name: str, definition: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from distprof.documents.page import MAX_FINDINGS, Findings, Page, Priced, StepBa
 from distprof.escape import plain, shorten, wrapped
 from distprof.formats import RenderOptions
 from distprof.rules.base import Finding
-from distprof.sections.table import Bar, Cell, Column, Drawing, TableView
+from distprof.sections.table import Bar, Cell, Drawing, TableView
 from distprof.terms import Severity
 
 MIN_WIDTH = 20
@@ -40,13 +40,7 @@ _SEVERITY_STYLES = {"error": "bold red", "warning": "bold yellow", "info": "cyan
 
 
 def fitting_text(pages: Iterable[Page], options: RenderOptions) -> str:
-    """A result as text for a terminal of ``options.width`` columns.
-
-    Args:
-        pages: Versions of its page, longest first: the first of at most :data:`MAX_BRIEF` lines is
-            written, or else the last.
-        options: How to show it.
-    """
+    """The first page, longest first, that fits on a terminal, or else the last, as text."""
     written = ""
     for page in pages:
         written = _printed(page_blocks(page, options), options)
@@ -77,11 +71,9 @@ def _printed(blocks: Iterable[RenderableType], options: RenderOptions) -> str:
 
 def rows_of(text: str, width: int) -> int:
     """Terminal rows that a text takes, counting wrapped lines."""
-    return sum(max(1, -(-cell_len(line) // max(width, 1))) for line in _uncoloured(text))
-
-
-def _uncoloured(text: str) -> list[str]:
-    return _COLOR.sub("", text).splitlines()
+    return sum(
+        max(1, -(-cell_len(line) // max(width, 1))) for line in _COLOR.sub("", text).splitlines()
+    )
 
 
 def page_blocks(page: Page, options: RenderOptions) -> Iterator[RenderableType]:
@@ -101,14 +93,31 @@ def page_blocks(page: Page, options: RenderOptions) -> Iterator[RenderableType]:
     if page.findings is not None and page.findings.is_ranked:
         yield from _ranked(page.findings, page.verdict, options)
     elif page.findings is not None:
-        yield from _remarked(page.findings, width)
+        for one in page.findings.listed:
+            yield Text()
+            yield Text(wrapped(plain(one.title), width), style="bold")
+            yield sentence(one.finding.message, width)
+            yield sentence(f"fix: {one.finding.fix}", width)
     for view in page.tables:
         yield Text()
         yield from _table_blocks(view, width)
     if page.no_tables:
         yield Text()
         yield sentence(page.no_tables, width)
-    yield from _ending(page, width)
+    if page.remarks and page.remarks_title:
+        yield Text()
+        yield Text(page.remarks_title, style="bold")
+    for remark in page.remarks:
+        yield sentence(f"· {remark}", width, style="dim")
+    if page.commands:
+        yield Text()
+        yield Text("Next", style="bold")
+    for command, purpose in page.commands:
+        text = shorten(plain(command), _MAX_NAME)
+        line = Text(" " * _INDENT + text, no_wrap=True, overflow="ignore")
+        if line.cell_len + len(purpose) + 4 <= width:
+            line.append(f"  # {purpose}", style="dim")
+        yield Group(line)
 
 
 def _basis(page: Page, width: int) -> Iterator[RenderableType]:
@@ -124,20 +133,6 @@ def _basis(page: Page, width: int) -> Iterator[RenderableType]:
         yield _indented(_step_legend(page.step, width - _INDENT))
     for said in page.sentences:
         yield sentence(said, width)
-
-
-def _ending(page: Page, width: int) -> Iterator[RenderableType]:
-    """Remarks, and the commands to run next."""
-    if page.remarks and page.remarks_title:
-        yield Text()
-        yield Text(page.remarks_title, style="bold")
-    for remark in page.remarks:
-        yield sentence(f"· {remark}", width, style="dim")
-    if page.commands:
-        yield Text()
-        yield Text("Next", style="bold")
-    for command, purpose in page.commands:
-        yield _command_line(command, purpose, width)
 
 
 def _step_bar(step: StepBar, width: int) -> Text:
@@ -166,15 +161,6 @@ def _step_legend(step: StepBar, width: int) -> Text:
         legend.append(f" {share.text}")
         used += length
     return legend
-
-
-def _remarked(found: Findings, width: int) -> Iterator[RenderableType]:
-    """Findings as remarks on the result."""
-    for one in found.listed:
-        yield Text()
-        yield Text(wrapped(plain(one.title), width), style="bold")
-        yield sentence(one.finding.message, width)
-        yield sentence(f"fix: {one.finding.fix}", width)
 
 
 def _ranked(found: Findings, verdict: str, options: RenderOptions) -> Iterator[RenderableType]:
@@ -255,32 +241,19 @@ def _cut(text: str, lines: int | None) -> str:
     return "\n".join([*kept[: lines - 1], f"{last} …"])
 
 
-def _command_line(command: str, purpose: str, width: int) -> RenderableType:
-    """A command on one line of any length, so that it can be copied; its purpose if it fits."""
-    text = shorten(plain(command), _MAX_NAME)
-    line = Text(" " * _INDENT + text, no_wrap=True, overflow="ignore")
-    if line.cell_len + len(purpose) + 4 <= width:
-        line.append(f"  # {purpose}", style="dim")
-    return Group(line)  # a bare text would be wrapped
-
-
 def _table_blocks(view: TableView, width: int) -> Iterator[RenderableType]:
     """A table below its title, followed by its notes."""
-    yield _table_title(view, width)
-    kept, gap, dropped = _fitting(view, width - _INDENT, wide=width >= WIDE)
-    yield _indented(_drawn(view, kept, gap, width - _INDENT))
-    notes = (*view.notes, f"no room for: {', '.join(dropped)}") if dropped else view.notes
-    for note in notes:
-        yield sentence(f"· {shorten(note, _MAX_NAME)}", width, style="dim")
-
-
-def _table_title(view: TableView, width: int) -> Text:
     title = Text(plain(view.title), style="bold")
     if view.caption:
         fits = len(view.title) + 2 + len(view.caption) <= width
         title.append("  " if fits else "\n  ")
         title.append(plain(view.caption), style="not bold dim")
-    return title
+    yield title
+    kept, gap, dropped = _fitting(view, width - _INDENT, wide=width >= WIDE)
+    yield _indented(_drawn(view, kept, gap, width - _INDENT))
+    notes = (*view.notes, f"no room for: {', '.join(dropped)}") if dropped else view.notes
+    for note in notes:
+        yield sentence(f"· {shorten(note, _MAX_NAME)}", width, style="dim")
 
 
 def _fitting(view: TableView, width: int, *, wide: bool) -> tuple[list[int], int, list[str]]:
@@ -309,7 +282,14 @@ def _drawn(view: TableView, kept: list[int], gap: int, width: int) -> Table:
     ]
     room = width - sum(_natural_width(view, i) for i in fixed) - gap * (len(kept) - 1)
     for i in kept:
-        _add_column(table, view.columns[i], max(room, _MIN_STRETCH))
+        column = view.columns[i]
+        table.add_column(
+            Text(column.title),
+            justify="left" if column.left else "right",
+            no_wrap=not column.wrap,
+            overflow="fold" if column.wrap else "ellipsis",
+            max_width=max(room, _MIN_STRETCH) if column.stretch else None,
+        )
     cells = min(_BAR_CELLS, max(room, _MIN_BAR))
     for number, row in enumerate(view.rows):
         style = "bold" if number in view.strong else ""
@@ -339,16 +319,6 @@ def _natural_width(view: TableView, index: int) -> int:
     texts = [view.columns[index].title, *(c for c in cells if isinstance(c, str))]
     bar = _BAR_CELLS if _has_bars(view, index) else 0
     return max(bar, *(cell_len(plain(text[:_MAX_NAME])) for text in texts))
-
-
-def _add_column(table: Table, column: Column, room: int) -> None:
-    table.add_column(
-        Text(column.title),
-        justify="left" if column.left else "right",
-        no_wrap=not column.wrap,
-        overflow="fold" if column.wrap else "ellipsis",
-        max_width=room if column.stretch else None,
-    )
 
 
 def _drawn_cell(cell: Cell, bar_cells: int, room: int) -> Text:

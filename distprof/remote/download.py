@@ -50,22 +50,12 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stat(url: str) -> Stored:
-    """The object at a URL.
-
-    Raises:
-        OSError: If it does not exist, is a folder, or cannot be accessed.
-    """
+    """The object at a URL; OSError if it does not exist, is a folder, or cannot be accessed."""
     return _stored(url, ask(url, _fresh_info))
 
 
 def find(url: str) -> tuple[Stored, ...] | Stored:
-    """The object at a URL, or all objects of a folder or pattern, sorted by name.
-
-    Raises:
-        OSError: If the store cannot be used.
-        ValueError: If the protocol is unknown.
-        UsageError: If a package is missing.
-    """
+    """The object at a URL, or all objects of a folder or pattern, sorted by name."""
     try:
         return stat(url)
     except (FileNotFoundError, IsADirectoryError):
@@ -185,11 +175,7 @@ class Download(Seekable):
         return self._length
 
     def readinto(self, buffer: Any) -> int:
-        """Fill ``buffer`` with the available bytes: at least one, except at the end.
-
-        Raises:
-            OSError: If the download fails.
-        """
+        """Fill ``buffer`` with the available bytes: at least one, except at the end."""
         while self._at >= self._length and self._more():
             pass
         self._kept.seek(self._at)
@@ -317,11 +303,7 @@ def _reader(system: Any, path: str) -> _Read:
 
 
 def _checked(stored: Stored, blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """The blocks, checking at the end that the object did not change while it was read.
-
-    Raises:
-        ChangedError: If it changed.
-    """
+    """The blocks; at the end ChangedError if the object changed while it was read."""
     yield from blocks
     now = stat(stored.url)
     if (now.tag, now.size) != (stored.tag, stored.size):

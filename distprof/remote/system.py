@@ -1,4 +1,4 @@
-"""The fsspec file system of a URL. Errors name the package that a protocol needs."""
+"""Stores behind fsspec: the file system of a URL, and their errors as a sentence with a fix."""
 
 from __future__ import annotations
 
@@ -117,16 +117,7 @@ _unusable: dict[str, tuple[float, OSError]] = {}
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """The file system of a URL, and the path within it.
-
-    URL chaining with ``::``, which fsspec would follow, is disabled.
-
-    Raises:
-        MissingExtraError: If its protocol needs an extra.
-        UsageError: If its protocol needs a package that no extra installs.
-        StoreError: If its package finds no credentials.
-        ValueError: If the protocol is unknown.
-    """
+    """The file system of a URL and the path in it; chaining with ``::`` is disabled."""
     if url.startswith(("http://", "https://")):
         from distprof.web import WebFileSystem
 
@@ -160,15 +151,7 @@ def is_async(system: Any) -> bool:
 
 
 def ask(url: str, question: Callable[[Any, str], Any], limit_s: float = LIMIT_S) -> Any:
-    """Call a function with the file system and the path of a URL, and return its result.
-
-    If it returns a coroutine, that is run with the time limit.
-
-    Raises:
-        UsageError: If a package is missing.
-        OSError: If the store or the object cannot be used; the message is a sentence.
-        ValueError: If the protocol is unknown.
-    """
+    """Call a function with file system and path of a URL; a coroutine runs with the time limit."""
     store = _store_of(url)
     when, problem = _unusable.get(store, (0.0, None))
     if problem is not None and time.monotonic() - when < _REMEMBERED_S:

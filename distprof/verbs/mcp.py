@@ -62,17 +62,14 @@ class Root:
         if not os.path.exists(path):  # noqa: PTH110 - False if the name is too long for a file
             raise self._refusal(name, "no file or folder with that name")
         # A dump or run.json is read together with the files next to it
-        self._check_links(path if path.is_dir() else path.parent, name)
-        return str(path)
-
-    def _check_links(self, folder: Path, name: str) -> None:
-        """Reject a folder with a link out of the root at any depth."""
+        folder = path if path.is_dir() else path.parent
         for number, target in enumerate(_found_below(folder)):
             if number >= MAX_ENTRIES:
                 found = f"more than {MAX_ENTRIES:,} files in {folder}"
                 raise self._refusal(name, found, "name a folder with fewer files")
             if target is not None and not target.is_relative_to(self.folder):
                 raise self._refusal(name, "a link inside it that leads out of the root")
+        return str(path)
 
     def _refusal(self, name: str, found: str, fix: str = "") -> InputError:
         return InputError(name, expected=f"a path inside {self.folder}", found=found, fix=fix)
@@ -209,7 +206,18 @@ def _listed(findings: Sequence[Finding], offset: int, limit: int, *, num_not_che
     rows: list[dict[str, Any]] = []
     size = 0
     for finding in findings[offset : offset + limit]:
-        row = _row(finding)
+        row = {
+            "code": finding.code,
+            "name": finding.name,
+            "severity": finding.severity.value,
+            "confidence": finding.confidence.value,
+            "message": _bounded_text(finding.message),
+            "fix": _bounded_text(finding.fix),
+            "ranks": _bounded_text(fold_ranks(finding.ranks)) if finding.ranks else "all",
+            "cost_ns_per_step": finding.cost_ns_per_step,
+            "recoverable_ns_per_step": finding.recoverable_ns,
+            "remaining_ns_per_step": finding.remaining_ns,
+        }
         size += len(msgspec.json.encode(row))
         if rows and size > MAX_CHARACTERS // 2:  # indented, it takes up to twice as much
             break
@@ -222,21 +230,6 @@ def _listed(findings: Sequence[Finding], offset: int, limit: int, *, num_not_che
         "num_rules_not_checked": num_not_checked,
     }
     return msgspec.json.format(msgspec.json.encode(answer), indent=1).decode()
-
-
-def _row(finding: Finding) -> dict[str, Any]:
-    return {
-        "code": finding.code,
-        "name": finding.name,
-        "severity": finding.severity.value,
-        "confidence": finding.confidence.value,
-        "message": _bounded_text(finding.message),
-        "fix": _bounded_text(finding.fix),
-        "ranks": _bounded_text(fold_ranks(finding.ranks)) if finding.ranks else "all",
-        "cost_ns_per_step": finding.cost_ns_per_step,
-        "recoverable_ns_per_step": finding.recoverable_ns,
-        "remaining_ns_per_step": finding.remaining_ns,
-    }
 
 
 def _bounded_text(text: str) -> str:

@@ -60,7 +60,15 @@ def check_source(source: str) -> None:
     The reader checks URLs and globs when it opens them.
     """
     _check_path(source, expected="a trace, a folder or glob of traces, or a run directory")
-    _reject_saved_report(source)
+    from distprof.ingest.recognise import Kind, kind_of
+
+    if kind_of(source) is Kind.REPORT:
+        raise InputError(
+            source,
+            expected="a trace",
+            found="a report that distprof saved",
+            fix=f"distprof report {source}",
+        )
 
 
 def check_comparable(source: str) -> None:
@@ -85,7 +93,13 @@ def _check_path(source: str, *, expected: str) -> None:
         return
     path = Path(source)
     if _exists(path):
-        _reject_pipe_or_device(path, source)
+        if not (path.is_file() or path.is_dir()):
+            raise InputError(
+                source,
+                expected="a file or a folder",
+                found="a pipe or a device",
+                fix="write the trace to a file first: distprof reads it more than once",
+            )
         return
     raise InputError(
         source,
@@ -100,29 +114,6 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except (OSError, ValueError):  # the name is too long or contains a null character
         return False
-
-
-def _reject_pipe_or_device(path: Path, source: str) -> None:
-    """Reject a pipe or device: reading a pipe without a writer would block forever."""
-    if not (path.is_file() or path.is_dir()):
-        raise InputError(
-            source,
-            expected="a file or a folder",
-            found="a pipe or a device",
-            fix="write the trace to a file first: distprof reads it more than once",
-        )
-
-
-def _reject_saved_report(source: str) -> None:
-    from distprof.ingest.recognise import Kind, kind_of
-
-    if kind_of(source) is Kind.REPORT:
-        raise InputError(
-            source,
-            expected="a trace",
-            found="a report that distprof saved",
-            fix=f"distprof report {source}",
-        )
 
 
 def _near_names(path: Path) -> str:

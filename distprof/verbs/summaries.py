@@ -20,7 +20,6 @@ from distprof.documents.saved import Report
 from distprof.errors import DistprofError, InputError
 from distprof.ingest.measurements import fits_measurements, read_measurements
 from distprof.ingest.recognise import Kind, fresh_report_in, kind_of, runs_inside
-from distprof.sections.job.result import JobFault
 from distprof.sections.metrics import (
     bubble_ratio,
     expert_imbalance_ratio,
@@ -93,6 +92,7 @@ def summarize_report(report: Report, *, label: str = "") -> SummaryFile:
     """The summary of a report, as baselines, histories and sweeps store it."""
     job, log, printed = report.job, report.step_log, report.training_log
     plain, traced = log.samples_ns, _traced_steps(report)
+    slowdown = report.whatif.slowdown
     return SummaryFile(
         distprof_version=report.distprof_version,
         source=report.run.source,
@@ -108,7 +108,7 @@ def summarize_report(report: Report, *, label: str = "") -> SummaryFile:
         overlap_ratio=overlap_ratio(report),
         exposed_comm_ratio=exposed_communication_ratio(report),
         bubble_ratio=bubble_ratio(report),
-        imbalance_ratio=_imbalance(report),
+        imbalance_ratio=None if slowdown is None else slowdown - 1,
         expert_imbalance_ratio=expert_imbalance_ratio(report),
         mfu_ratio=report.efficiency.mfu_ratio,
         energy_per_step_j=report.telemetry.energy_per_step_j,
@@ -126,7 +126,10 @@ def _fingerprint(report: Report) -> Fingerprint:
         workload=job.workload or " ".join(job.command),
         strategy=run.strategy or "",
         mesh=run.mesh or printed.mesh,
-        config={**job.config, **_injected(job.faults)},
+        config={
+            **job.config,
+            **({"faults": ", ".join(fault.text for fault in job.faults)} if job.faults else {}),
+        },
         versions={**run.versions, "distprof": report.distprof_version},
         environment=job.environment,
     )
@@ -144,11 +147,6 @@ def _device(report: Report) -> str:
         return device
     models = sorted({host.processor for host in report.settings.hosts if host.processor})
     return f"{device} ({', '.join(models)})" if models else device
-
-
-def _injected(faults: Sequence[JobFault]) -> dict[str, str]:
-    """Injected faults, as part of the configuration."""
-    return {"faults": ", ".join(fault.text for fault in faults)} if faults else {}
 
 
 def _traced_steps(report: Report) -> tuple[int, ...]:
@@ -181,8 +179,3 @@ def _parts(report: Report) -> StepParts | None:
     }
     span = total.span_ns // share
     return StepParts(span_ns=span, other_ns=span - sum(parts.values()), **parts)
-
-
-def _imbalance(report: Report) -> float | None:
-    slowdown = report.whatif.slowdown
-    return None if slowdown is None else slowdown - 1

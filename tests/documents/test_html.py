@@ -22,7 +22,9 @@ from distprof.documents.html.heat_map import (
     heat_figure,
     heats_of,
     node_heats_of,
-    shade_paths,
+    SHADES,
+    _shades,
+    strokes,
 )
 from distprof.documents.html.rows import columns, plan_figure, step_figure
 from distprof.documents.html.schedule import MAX_SLOTS, schedule_figure, schedule_figures
@@ -293,7 +295,7 @@ def test_the_plan_gets_shorter_from_row_to_row() -> None:
 
 def test_cells_of_a_heat_map_have_the_shade_of_their_value() -> None:
     values = np.array([[0.0, 0.1, 0.1], [0.8, np.nan, 0.45]])
-    paths = shade_paths(values, 0.0, 0.8)
+    paths = strokes(_shades(values, 0.0, 0.8), SHADES)
     assert paths[0] == "M0 0.5h3"  # 0 and an eighth are in the first of eight shades
     assert paths[7] == "M0 1.5h1"
     assert paths[4] == "M2 1.5h1"

@@ -29,14 +29,7 @@ Attribute = str | int | float | bool | None
 
 
 def element(name: str, /, *children: str, **attributes: Attribute) -> Markup:
-    """One element.
-
-    Args:
-        name: Tag.
-        children: Content: :class:`Markup` unchanged, other text escaped.
-        attributes: Values are escaped. None and False leave the attribute out; True writes it
-            without a value. Underscores become hyphens; a final one is dropped (``class_``).
-    """
+    """One element. None and False leave an attribute out, True has no value, ``_`` is ``-``."""
     written = "".join(_attribute(key, value) for key, value in attributes.items())
     if name in _VOID:
         return Markup(f"<{name}{written}>")
@@ -166,24 +159,19 @@ def grid(
 def _cell(tag: str, column: Column, cell: Cell, **attributes: str) -> Markup:
     if tag == "th" and not cell:
         tag, attributes = "td", {}  # an empty heading is not a heading
-    name = "left" if column.left or not isinstance(cell, str) else None
-    return element(tag, _content(cell), class_=name, **attributes)
-
-
-def _content(cell: Cell) -> Markup:
     if isinstance(cell, Drawing):
-        return element("code", cell.draw(_DRAWING_CELLS))
-    if isinstance(cell, Bar):
-        kind = group_of(cell.key).key
-        return bar((Segment(kind=kind, ratio=cell.ratio),), label=f"{100 * cell.ratio:.1f} %")
-    return bounded(cell, _MAX_CELL)
+        content = element("code", cell.draw(_DRAWING_CELLS))
+    elif isinstance(cell, Bar):
+        piece = Segment(kind=group_of(cell.key).key, ratio=cell.ratio)
+        content = bar((piece,), label=f"{100 * cell.ratio:.1f} %")
+    else:
+        content = bounded(cell, _MAX_CELL)
+    name = "left" if column.left or not isinstance(cell, str) else None
+    return element(tag, content, class_=name, **attributes)
 
 
 def edges(ratios: Iterable[float], scale: int) -> list[int]:
-    """The edges of adjacent pieces with these shares, as whole numbers up to ``scale``.
-
-    Rounding the edges instead of the widths keeps the sum exact.
-    """
+    """Edges of adjacent pieces as whole numbers up to ``scale``, rounded so that sums are exact."""
     found, done = [0], 0.0
     for ratio in ratios:
         done += ratio
@@ -199,15 +187,7 @@ def bar(
     marks: Sequence[float] = (),
     is_tall: bool = False,
 ) -> Markup:
-    """A horizontal bar whose pieces are shares of its container's width.
-
-    Args:
-        segments: The pieces, from left to right.
-        label: Text for screen readers.
-        start: Start of the first piece, as a share.
-        marks: Positions of lines across the bar, such as a limit, as shares.
-        is_tall: Whether to draw a tall bar, for the main figure of a page.
-    """
+    """A bar of pieces that are shares of its container's width, with lines at ``marks``."""
     at = edges([start, *(piece.ratio for piece in segments)], 10_000)[1:]
     pieces = [
         element(

@@ -50,12 +50,7 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
         return element("polyline", points=self._path(points), class_=f"curve {kind}")
 
     def area(self, points: Sequence[tuple[float, float, float]], kind: str) -> Markup:
-        """The area between two curves.
-
-        Args:
-            points: Position, lower and upper value of each point, from left to right.
-            kind: A CSS class.
-        """
+        """The area between two curves: position, lower and upper value of each point."""
         upper = [(x, high) for x, _, high in points]
         lower = [(x, low) for x, low, _ in reversed(points)]
         return element("polygon", points=self._path([*upper, *lower]), class_=f"area {kind}")
@@ -170,11 +165,8 @@ def collectives_figure(classes: Sequence[CollectiveClass]) -> Markup:
 
 def expected_ns(c: CollectiveClass) -> float | None:
     """The transfer time expected from the fabric profile, ns; None without a profile."""
-    took_ns, reached, expected = (
-        c.transfer_ns_median,
-        c.busbw_bytes_per_s,
-        c.expected_busbw_bytes_per_s,
-    )
+    took_ns, reached = c.transfer_ns_median, c.busbw_bytes_per_s
+    expected = c.expected_busbw_bytes_per_s
     if not (took_ns and reached and expected and min(took_ns, reached, expected) > 0):
         return None
     return took_ns * reached / expected
@@ -281,18 +273,9 @@ def _expected_line(
 
 
 def _named(kinds: Sequence[str]) -> Markup:
+    how = {"aria_hidden": "true", "viewBox": "0 0 14 14"}
     items = [
-        element(
-            "li",
-            element(
-                "svg",
-                _shape(i, 7, 7, 6),
-                class_=f"s{i % _COLORS}",
-                aria_hidden="true",
-                viewBox="0 0 14 14",
-            ),
-            kind,
-        )
+        element("li", element("svg", _shape(i, 7, 7, 6), class_=f"s{i % _COLORS}", **how), kind)
         for i, kind in enumerate(kinds)
     ]
     return element("ul", *items, class_="legend")

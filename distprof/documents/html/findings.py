@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distprof.documentation import is_web_address
 from distprof.documents.html.blocks import (
@@ -66,7 +66,7 @@ def _without_local_links(tokens: list[Token]) -> list[Token]:
     opened: list[bool] = []
     for token in tokens:
         if token.type == "link_open":
-            opened.append(_is_web(token.attrs.get("href", "")))
+            opened.append(str(token.attrs.get("href", "")).startswith(("https://", "http://")))
         is_kept = opened[-1] if token.type in ("link_open", "link_close") and opened else True
         if token.type == "link_close" and opened:
             opened.pop()
@@ -75,10 +75,6 @@ def _without_local_links(tokens: list[Token]) -> list[Token]:
                 token.attrs["rel"] = "noreferrer"
             kept.append(token)
     return kept
-
-
-def _is_web(target: Any) -> bool:
-    return str(target).startswith(("https://", "http://"))
 
 
 _NUM_TO_DO = 3
@@ -113,12 +109,20 @@ def finding_articles(found: Sequence[Priced]) -> Markup:
 def _article(priced: Priced, anchor: str, *, has_page: bool) -> Markup:
     one = priced.finding
     severity = one.severity.value
+    steps = ", ".join(map(str, one.steps[:12])) + (", …" if len(one.steps) > 12 else "")
+    facts = [
+        f"Cost: {priced.cost}" if priced.cost else "",
+        one.confidence.value,
+        f"ranks {short_ranks(one.ranks)}" if one.ranks else "",
+        f"steps {steps}" if steps else "",
+        f"evidence: {', '.join(one.evidence)}" if one.evidence else "",
+    ]
     parts = [
         element("p", f"{_MARKS[severity]} {severity}", class_="severity"),
         element("h3", f"{one.code} {one.name}"),
         sentence(one.message),
         sentence(one.fix, class_="fix"),
-        sentence(_facts(one, priced.cost), class_="dim"),
+        sentence(" · ".join(fact for fact in facts if fact), class_="dim"),
     ]
     if is_web_address(one.docs_url):  # a saved report may contain any text here
         link = element("a", "The rule in the documentation", href=one.docs_url, rel="noreferrer")
@@ -128,18 +132,6 @@ def _article(priced: Priced, anchor: str, *, has_page: bool) -> Markup:
         title = "What it means, how it is computed, when it is wrong"
         parts.append(folded(title, page, class_="page"))
     return element("article", *parts, id=anchor, class_=f"finding {severity}")
-
-
-def _facts(one: Finding, cost: str) -> str:
-    steps = ", ".join(map(str, one.steps[:12])) + (", …" if len(one.steps) > 12 else "")
-    facts = [
-        f"Cost: {cost}" if cost else "",
-        one.confidence.value,
-        f"ranks {short_ranks(one.ranks)}" if one.ranks else "",
-        f"steps {steps}" if steps else "",
-        f"evidence: {', '.join(one.evidence)}" if one.evidence else "",
-    ]
-    return " · ".join(fact for fact in facts if fact)
 
 
 def to_do(found: Sequence[Priced], verdict: str) -> Iterator[Markup]:

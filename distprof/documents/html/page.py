@@ -136,13 +136,7 @@ def hatchings() -> Markup:
 
 
 def page_html(page: Page, figures: Sequence[Part] = (), to_do: Sequence[Markup] = ()) -> str:
-    """The page as HTML, drawn from the same parts as its text and Markdown.
-
-    Args:
-        page: The page.
-        figures: Parts that only HTML has. They come first.
-        to_do: What to do first, at the end of the header.
-    """
+    """The page as HTML: ``figures`` come before its own parts, ``to_do`` ends the header."""
     header = [element("h1", bounded(page.verdict)), *basis(page), *to_do]
     return document(page.verdict, header, (*figures, *_parts(page)))
 
@@ -177,12 +171,8 @@ def _parts(page: Page) -> Iterator[Part]:
         about = joined(sentence(text) for text in page.about)
         yield Part(anchor="about", title="About this file", content=about)
     if page.commands:
-        yield Part(anchor="next", title="Next", content=_commands(page))
-
-
-def _commands(page: Page) -> Markup:
-    items = [
-        element("li", element("code", command), f" — {purpose}")
-        for command, purpose in page.commands
-    ]
-    return element("ul", *items)
+        items = [
+            element("li", element("code", command), f" — {purpose}")
+            for command, purpose in page.commands
+        ]
+        yield Part(anchor="next", title="Next", content=element("ul", *items))

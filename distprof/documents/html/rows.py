@@ -26,13 +26,8 @@ _COLUMN, _MOST_WIDE = 40, 736
 
 def row(name: str, drawn: Markup, value: str, *, tag: str = "div") -> Markup:
     """A label, a drawing and its value."""
-    return element(
-        tag,
-        element("span", name, class_="name"),
-        drawn,
-        element("span", value, class_="value"),
-        class_="row",
-    )
+    label = element("span", name, class_="name")
+    return element(tag, label, drawn, element("span", value, class_="value"), class_="row")
 
 
 def rows(lines: Sequence[Markup]) -> Markup:
@@ -42,27 +37,16 @@ def rows(lines: Sequence[Markup]) -> Markup:
 
 def legend(entries: Sequence[tuple[str, str]]) -> Markup:
     """A legend of segments: the CSS class of each, and its meaning."""
+    swatches = (element("rect", class_=kind, width="100%", height="100%") for kind, _ in entries)
     items = [
-        element(
-            "li",
-            element(
-                "svg",
-                element("rect", class_=kind, width="100%", height="100%"),
-                aria_hidden="true",
-            ),
-            text,
-        )
-        for kind, text in entries
+        element("li", element("svg", swatch, aria_hidden="true"), text)
+        for swatch, (_, text) in zip(swatches, entries, strict=True)
     ]
     return element("ul", *items, class_="legend")
 
 
 def changes(found: Sequence[tuple[str, int]]) -> Markup:
-    """A waterfall of changes: each bar begins where the previous one ends; the sum comes last.
-
-    Args:
-        found: Name and ns of each change. Positive changes are losses and point to the right.
-    """
+    """A waterfall of changes (name, ns): each begins where the previous one ends; then the sum."""
     ends = [0, *accumulate(ns for _, ns in found)]
     least, width = min(ends), (max(ends) - min(ends)) or 1
     lines = [
@@ -89,15 +73,7 @@ def interval_bar(
     zone: tuple[float, float] | None = None,
     marks: Sequence[float] = (),
 ) -> Markup:
-    """A dot with its interval on a line. All positions are shares of the width, 0 to 1.
-
-    Args:
-        place: Position of the dot.
-        ends: Ends of the interval; None if unknown.
-        label: Text for screen readers.
-        zone: Ends of a shaded zone, such as accepted changes.
-        marks: Positions of vertical lines, such as no change.
-    """
+    """A dot with its interval, over a shaded zone and marks; positions are shares of the width."""
     drawn = []
     if zone is not None:
         low, width = f"{100 * zone[0]:.4g}%", f"{100 * (zone[1] - zone[0]):.4g}%"
@@ -144,13 +120,7 @@ def _plan_row(name: str, step_ns: int, now_ns: int, number: int) -> Markup:
 
 
 def columns(values: Sequence[float], label: str, kind: str = "whole") -> Markup:
-    """One column per value, scaled from 0 to the largest value.
-
-    Args:
-        values: Values, none below 0.
-        label: Text for screen readers.
-        kind: As in :class:`~distprof.documents.html.blocks.Segment`.
-    """
+    """One column per value (none below 0), scaled from 0 to the largest value."""
     top = max(values, default=0)
     if top <= 0:
         return EMPTY

@@ -73,16 +73,13 @@ def schedule_figure(group: PipelineGroup) -> Markup:
     content = element("div", _names(line_of, slots, height), drawn, class_="map")
     kinds = dict.fromkeys(slot.kind for slot in slots)
     named = legend([(f"w-{slug(kind)}", kind) for kind in kinds])
-    caption = _caption(group, len(ranks) - len(line_of))
-    return captioned(caption, scrolled(content, label), named, class_="schedule")
-
-
-def _caption(group: PipelineGroup, left_out: int) -> str:
+    left_out = len(ranks) - len(line_of)
     text = (
         f"Ranks {short_ranks(group.ranks, 60)}, one step of median length: {_facts(group)}. "
         "Numbers are micro-batches."
     )
-    return f"{text} Not drawn: {counted(left_out, 'further rank')}." if left_out else text
+    caption = f"{text} Not drawn: {counted(left_out, 'further rank')}." if left_out else text
+    return captioned(caption, scrolled(content, label), named, class_="schedule")
 
 
 def _facts(group: PipelineGroup) -> str:

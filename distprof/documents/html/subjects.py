@@ -74,19 +74,17 @@ def waterfall_figure(
         piece = Segment(kind=group_of(drawn.key).key, ratio=drawn.ratio)
         name, value = str(label), f"{text}  {share}"
         line = row(name, bar((piece,), label=f"{name}: {value}", start=start), value, tag="span")
-        lines.append(_opened_by(line, _details(report, drawn.key, anchor_of)))
+        lines.append(
+            element(
+                "details",
+                element("summary", line),
+                element("div", _details(report, drawn.key, anchor_of), class_="inside"),
+                class_="row-details",
+            )
+        )
         start += drawn.ratio
     hint = "Open a part to see which ranks and steps it comes from."
     return captioned(f"{view.caption}. {hint}".lstrip(". "), rows(lines))
-
-
-def _opened_by(line: Markup, inside: Markup) -> Markup:
-    return element(
-        "details",
-        element("summary", line),
-        element("div", inside, class_="inside"),
-        class_="row-details",
-    )
 
 
 def _details(report: Report, key: str, anchor_of: Callable[[Finding], str]) -> Markup:
@@ -161,13 +159,7 @@ def stragglers_figure(result: StragglersResult, word: str) -> Markup:
     )
     lines = [_straggler(rank, most) for rank in charged]
     sets = [_set(one, word) for one in result.sets if len(one.ranks) > 1]
-    return joined(
-        (
-            captioned(caption, rows(lines)),
-            bullets(sets),
-            _blame(result),
-        )
-    )
+    return joined((captioned(caption, rows(lines)), bullets(sets), _blame(result)))
 
 
 def _straggler(rank: RankStraggler, most: int) -> Markup:
@@ -213,20 +205,17 @@ def overlap_figure(result: OverlapResult, num_steps: int) -> Markup:
     found = [axis for axis in result.axes if axis.communication_ns > 0]
     if not found:
         return EMPTY
-    means = [_mean_overlap(axis, num_steps) for axis in found[:_MOST]]
+    # Overlapped and exposed communication, ns, mean per rank and step
+    windows = [max(len(axis.ranks), 1) * max(num_steps, 1) for axis in found[:_MOST]]
+    means = [
+        (axis.overlapped_ns / count, axis.exposed_comm_ns / count)
+        for axis, count in zip(found, windows, strict=False)
+    ]
     most = max(hidden + exposed for hidden, exposed in means)
     lines = [_overlap_row(axis, *mean, most) for axis, mean in zip(found, means, strict=False)]
     caption = "Communication by axis, mean over its ranks: the share that overlaps with computation"
-    named = legend(
-        [("k-computation", "overlaps with computation"), ("k-exposed_transfer", "exposed")]
-    )
-    return captioned(caption, rows(lines), named)
-
-
-def _mean_overlap(axis: AxisOverlap, num_steps: int) -> tuple[float, float]:
-    """Overlapped and exposed communication, ns, mean per rank and step."""
-    windows = max(len(axis.ranks), 1) * max(num_steps, 1)
-    return axis.overlapped_ns / windows, axis.exposed_comm_ns / windows
+    kinds = [("k-computation", "overlaps with computation"), ("k-exposed_transfer", "exposed")]
+    return captioned(caption, rows(lines), legend(kinds))
 
 
 def _overlap_row(axis: AxisOverlap, hidden: float, exposed: float, most: float) -> Markup:
@@ -249,21 +238,17 @@ def workers_figure(result: WhatIfResult) -> Markup:
     for worker in placed:
         at = stages.index(worker.stage or 0), replicas.index(worker.dp_rank or 0)
         values[at] = np.fmax(values[at], max(worker.slowdown - 1, 0.0))
-    heat = Heat(
-        values=values,
-        grid=Grid(
-            rows=tuple(map(str, stages)),
-            columns=tuple(map(str, replicas)),
-            row_word="stage",
-            column_word="data-parallel rank",
-        ),
-        what="added to the ideal step",
+    grid = Grid(
+        rows=tuple(map(str, stages)),
+        columns=tuple(map(str, replicas)),
+        row_word="stage",
+        column_word="data-parallel rank",
     )
-    caption = (
+    return heat_figure(
+        Heat(values=values, grid=grid, what="added to the ideal step"),
         "Time that each worker adds to the ideal step if only its own operations keep their "
-        "measured durations, by pipeline stage and data-parallel rank"
+        "measured durations, by pipeline stage and data-parallel rank",
     )
-    return heat_figure(heat, caption)
 
 
 def experts_figure(result: MoeResult) -> Markup:

@@ -40,10 +40,7 @@ _COMPUTATION = "computation"
 def compare_kernels(
     first: KernelsResult, second: KernelsResult, windows: tuple[int, int]
 ) -> tuple[KernelChange, ...]:
-    """Every kernel of either table, largest change first.
-
-    ``windows`` are the ranks times steps that each table sums over.
-    """
+    """Kernels by change; ``windows`` are the ranks times steps that each table sums over."""
     mine, theirs = _by_name(first), _by_name(second)
     folded = _is_folded(first), _is_folded(second)
     changes = [
@@ -54,10 +51,7 @@ def compare_kernels(
 
 
 def common_kernels(first: KernelsResult, second: KernelsResult) -> float | None:
-    """Share of the computation in kernels of both tables, the smaller one; None without kernels.
-
-    A program that runs other kernels is another program, or is compiled differently.
-    """
+    """Share of the computation in kernels of both tables, the smaller one; None without kernels."""
     totals = [
         {row.name: row.total_ns for row in table.kernels if row.kind == _COMPUTATION}
         for table in (first, second)
@@ -128,7 +122,12 @@ def compare_collectives(
     If the groups of an axis have different sizes in the two runs, the classes of all message sizes
     are added up, because the size of a shard depends on the size of its group.
     """
-    resized = _resized(first, second)
+    sizes: list[dict[str, set[int | None]]] = [{}, {}]
+    for place, result in enumerate((first, second)):
+        for row in result.classes:
+            sizes[place].setdefault(_axis(row), set()).add(row.group_size)
+    shared = set(sizes[0]) & set(sizes[1])
+    resized = frozenset(axis for axis in shared if sizes[0][axis] != sizes[1][axis])
     mine, theirs = _by_key(first, resized), _by_key(second, resized)
     changes = [
         _class_change(key, mine.get(key, ()), theirs.get(key, ()), first, second)
@@ -139,16 +138,6 @@ def compare_collectives(
 
 def _axis(row: CollectiveClass) -> str:
     return row.axis or row.group
-
-
-def _resized(first: CollectivesResult, second: CollectivesResult) -> frozenset[str]:
-    """Axes whose groups have different sizes in the two runs."""
-    sizes: list[dict[str, set[int | None]]] = [{}, {}]
-    for place, result in enumerate((first, second)):
-        for row in result.classes:
-            sizes[place].setdefault(_axis(row), set()).add(row.group_size)
-    shared = set(sizes[0]) & set(sizes[1])
-    return frozenset(axis for axis in shared if sizes[0][axis] != sizes[1][axis])
 
 
 def _by_key(
@@ -446,7 +435,16 @@ def _findings(
         for code, name in names.items()
     ]
     order = ("new", "both", "gone")
-    return tuple(sorted(changes, key=lambda c: (order.index(c.state), -_size(c), c.code)))
+    return tuple(
+        sorted(
+            changes,
+            key=lambda c: (
+                order.index(c.state),
+                -max(c.first_cost_ns_per_step or 0, c.second_cost_ns_per_step or 0),
+                c.code,
+            ),
+        )
+    )
 
 
 def _costs(problems: Sequence[FoundProblem]) -> dict[str, int | None]:
@@ -456,10 +454,6 @@ def _costs(problems: Sequence[FoundProblem]) -> dict[str, int | None]:
         known = [c for c in (costs.get(problem.code), problem.cost_ns_per_step) if c is not None]
         costs[problem.code] = max(known, default=None)
     return costs
-
-
-def _size(change: FindingChange) -> int:
-    return max(change.first_cost_ns_per_step or 0, change.second_cost_ns_per_step or 0)
 
 
 def _missing(first: SummaryFile, second: SummaryFile) -> tuple[str, ...]:

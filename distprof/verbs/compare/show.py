@@ -140,11 +140,7 @@ def _sign(step: StepChange) -> str:
 
 
 def _main_cause(comparison: Comparison) -> str:
-    """The part that explains most of the change, if it explains at least a third.
-
-    Empty if the step changed in the opposite direction to the sum of its parts, because a mean and
-    a median may disagree.
-    """
+    """The part that explains a third of the change or more; empty if step and parts disagree."""
     whole = sum(part.change_ns for part in comparison.parts)
     if whole * (comparison.step.change_ns or 0) <= 0:
         return ""
@@ -179,11 +175,6 @@ def _traced_change(comparison: Comparison) -> str:
             "of the profiler, so their parts do not explain the change."
         )
     return ""
-
-
-def comparison_headline(comparison: Comparison) -> str:
-    """One line with the names and facts of both runs."""
-    return f"first: {_named(comparison.first)} · second: {_named(comparison.second)}"
 
 
 def _named(run: ComparedRun) -> str:
@@ -236,7 +227,11 @@ def _certainty(comparison: Comparison) -> str:
     if not all(run.num_steps for run in runs):
         return ""
     traced = "traced steps" if any(run.is_traced for run in runs) else "steps without a profiler"
-    if _is_mixed(comparison):
+    if (
+        _is_traced(comparison)
+        and comparison.first.num_steps == 1
+        and (comparison.second.num_steps == 1 and bool(comparison.parts))
+    ):
         return "There is one mean traced step per run, so chance cannot be ruled out."
     if step.trend == "unknown":
         return f"Medians of {runs[0].num_steps} and {runs[1].num_steps} {traced}."
@@ -261,15 +256,6 @@ def _odds(step: StepChange) -> str:
     if step.p_value is None:
         return "no test"
     return "p < 0.001" if step.p_value < 0.001 else f"p = {step.p_value:.2g}"
-
-
-def _is_mixed(comparison: Comparison) -> bool:
-    """Whether one run has plain steps and the other only traced ones."""
-    return (
-        _is_traced(comparison)
-        and comparison.first.num_steps == 1
-        and (comparison.second.num_steps == 1 and bool(comparison.parts))
-    )
 
 
 def _throughput(comparison: Comparison) -> str:
@@ -405,7 +391,7 @@ def _side(report: Report, name: str) -> Side:
 def _page(comparison: Comparison, options: RenderOptions) -> Page:
     return Page(
         verdict=comparison_verdict(comparison),
-        headline=comparison_headline(comparison),
+        headline=f"first: {_named(comparison.first)} · second: {_named(comparison.second)}",
         sentences=tuple(comparison_sentences(comparison)),
         tables=present(comparison_tables(comparison, show_all=options.show_all)),
         commands=tuple(_commands(comparison)),

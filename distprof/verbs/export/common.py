@@ -48,10 +48,7 @@ class CommonClock(msgspec.Struct, frozen=True, kw_only=True):
         return Intervals(self.times(rank, own.start), self.times(rank, own.end))
 
     def error_between(self, rank: int, others: Int64Array) -> Int64Array:
-        """Uncertainty of times between this rank and each other rank (or ABSENT), ns.
-
-        ABSENT if their times cannot be compared.
-        """
+        """Uncertainty of times between this rank and each other rank, ns; ABSENT if unknown."""
         known: dict[int, int] = {ABSENT: ABSENT}
         for other in {*others.tolist()} - {ABSENT}:
             error = self.alignment.residual_between(rank, other)

@@ -1,8 +1,4 @@
-"""Sends metrics and one span per step to an OpenTelemetry collector, by OTLP over HTTP.
-
-``opentelemetry-sdk`` creates and sends them from a separate process. A collector that is slow or
-unreachable delays this process, but no rank.
-"""
+"""Sends metrics and one span per step to an OpenTelemetry collector, by OTLP over HTTP."""
 
 from __future__ import annotations
 
@@ -58,20 +54,7 @@ def unit_of(family: Family) -> str:
 
 
 class Sender:
-    """Sends metrics and spans to one collector.
-
-    Args:
-        observed: Source of the metrics.
-        endpoint: Base address of the collector.
-        rank: Rank whose steps become spans; None for the lowest rank.
-        timeout_s: Timeout of one request, including retries.
-
-    Attributes:
-        num_dropped: Number of steps dropped because the collector was unreachable for too long.
-
-    Raises:
-        MissingExtraError: If the packages are not installed.
-    """
+    """Sends metrics, and steps of one rank (the lowest by default) as spans, to one collector."""
 
     def __init__(
         self, observed: Observed, endpoint: str, *, rank: int | None = None, timeout_s: float = 10
@@ -174,22 +157,19 @@ class Sender:
         provider.add_span_processor(SimpleSpanProcessor(kept))
         tracer = provider.get_tracer("distprof", __version__)
         for rank, step in steps:
+            known = {"tokens": step.tokens, "samples": step.samples, "loss": step.loss}
             span = tracer.start_span(
-                "step", start_time=step.start_ns, attributes=_attributes(rank, step)
+                "step",
+                start_time=step.start_ns,
+                attributes={
+                    "distprof.rank": rank,
+                    "distprof.step": step.step,
+                    "distprof.is_traced": step.is_traced,
+                    **{f"distprof.{key}": v for key, v in known.items() if v is not None},
+                },
             )
             span.end(step.end_ns)
         return kept.get_finished_spans()
-
-
-def _attributes(rank: int, step: StepRecord) -> dict[str, Any]:
-    """Attributes of a step, without unknown ones."""
-    known = {"tokens": step.tokens, "samples": step.samples, "loss": step.loss}
-    return {
-        "distprof.rank": rank,
-        "distprof.step": step.step,
-        "distprof.is_traced": step.is_traced,
-        **{f"distprof.{name}": value for name, value in known.items() if value is not None},
-    }
 
 
 def send(
@@ -200,11 +180,7 @@ def send(
     failed: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Send once, or every ``every_s`` seconds for ever.
-
-    ``failed`` gets a sentence if the collector did not accept data and is tried again. A single
-    attempt that fails raises InputError.
-    """
+    """Send once, InputError if that fails, or for ever, with a sentence to ``failed``."""
     if every_s is not None:
         sender.forget_steps()
     while True:

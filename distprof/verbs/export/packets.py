@@ -158,11 +158,7 @@ def shown_name(name: str) -> str:
 
 
 class PacketFile:
-    """An open file that packets are appended to.
-
-    ``epoch_ns`` is the time of the first event, if times are since the epoch: viewers then show
-    dates.
-    """
+    """An open file of packets; ``epoch_ns`` is its first time, if times are since the epoch."""
 
     def __init__(self, file: IO[bytes], epoch_ns: int | None) -> None:
         self._file = file
@@ -192,11 +188,9 @@ class PacketFile:
 
     def _write_clock(self, at_ns: int) -> None:
         """Declare that the clock of the trace is the real-time clock."""
+        at = number(Clock.TIMESTAMP, at_ns)
         both = b"".join(
-            text(
-                ClockSnapshot.CLOCKS,
-                number(Clock.CLOCK_ID, clock) + number(Clock.TIMESTAMP, at_ns),
-            )
+            text(ClockSnapshot.CLOCKS, number(Clock.CLOCK_ID, clock) + at)
             for clock in (_BOOTTIME, _REALTIME)
         )
         primary = number(ClockSnapshot.PRIMARY_TRACE_CLOCK, _BOOTTIME)
@@ -224,15 +218,7 @@ class PacketSequence:
         about: str = "",
         unit: str | None = None,
     ) -> int:
-        """Describe a new track and return its number.
-
-        Args:
-            name: Displayed name.
-            parent: Number of its parent track; None at the top level.
-            place: Position among the tracks of its parent, lowest first.
-            about: Description, one sentence.
-            unit: Unit of its values if it is a counter; None for slices and instants.
-        """
+        """Describe a new track, with the unit of its values if it is a counter."""
         uuid = self._file.new_track()
         fields = [number(TrackDescriptor.UUID, uuid), text(TrackDescriptor.NAME, shown_name(name))]
         if parent is not None:
@@ -250,15 +236,38 @@ class PacketSequence:
         return uuid
 
     def slices(self, track: int, slices: Slices) -> None:
-        """Write slices that nest properly, with their packets in order of time."""
+        """Write slices that nest properly: i below N opens slice i, and N + i closes it."""
         size = slices.spans.size
         if size == 0:
             return
-        coded = self._interned_all(slices)
+        names = self._interned(InternedData.EVENT_NAMES, _used(slices.name))
+        categories = self._interned(InternedData.EVENT_CATEGORIES, _used(slices.category))
+        keys = self._interned(InternedData.DEBUG_ANNOTATION_NAMES, tuple(slices.numbers))
+        name, category = names[slices.name.codes], categories[slices.category.codes]
         order = np.empty(2 * size, np.int64)
         order[bracket_order(slices.spans)] = np.arange(2 * size)
         for first in range(0, 2 * size, _CHUNK):
-            self._file.write(self._encoded(track, slices, coded, order[first : first + _CHUNK]))
+            brackets = order[first : first + _CHUNK]
+            row, opens = brackets % size, brackets < size
+            at_ns = np.where(opens, slices.spans.start[row], slices.spans.end[row])
+            kind = np.where(opens, int(Type.SLICE_BEGIN), int(Type.SLICE_END))
+            parts = [
+                *_of_track(track, kind),
+                field(TrackEvent.NAME_IID, name[row]).where(opens),
+                field(TrackEvent.CATEGORY_IIDS, category[row]).where(opens),
+            ]
+            for key, values in zip(keys.tolist(), slices.numbers.values(), strict=True):
+                argument = (
+                    field(DebugAnnotation.NAME_IID, np.full(len(row), key)),
+                    field(DebugAnnotation.INT_VALUE, values[row]),
+                )
+                has_it = opens & (values[row] != ABSENT)
+                parts.append(message(TrackEvent.DEBUG_ANNOTATIONS, *argument).where(has_it))
+            if slices.flow is not None:
+                flow = slices.flow[row]
+                parts.append(fixed64(TrackEvent.FLOW_IDS, flow).where(opens & (flow > 0)))
+            event = message(TracePacket.TRACK_EVENT, *parts)
+            self._file.write(self._packets(at_ns, event).to_bytes())
 
     def marks(self, track: int, at_ns: Iterable[int], name: str, words: Mapping[str, str]) -> None:
         """Write instants that share a name and arguments."""
@@ -272,14 +281,8 @@ class PacketSequence:
             )
             for key, word in zip(keys, words.values(), strict=True)
         )
-        event = b"".join(
-            (
-                number(TrackEvent.TYPE, Type.INSTANT),
-                number(TrackEvent.TRACK_UUID, track),
-                number(TrackEvent.NAME_IID, int(iid)),
-                arguments,
-            )
-        )
+        event = number(TrackEvent.TYPE, Type.INSTANT) + number(TrackEvent.TRACK_UUID, track)
+        event += number(TrackEvent.NAME_IID, int(iid)) + arguments
         for moment in at_ns:
             stamp = number(TracePacket.TIMESTAMP, moment)
             self._write(stamp, text(TracePacket.TRACK_EVENT, event))
@@ -288,42 +291,15 @@ class PacketSequence:
         """Write the values of a counter, integers or floating-point numbers."""
         if len(at_ns) == 0:
             return
-        is_float = values.dtype.kind == "f"
-        value = (
-            fixed64(TrackEvent.DOUBLE_COUNTER_VALUE, values)
-            if is_float
-            else field(TrackEvent.COUNTER_VALUE, values)
-        )
+        if values.dtype.kind == "f":
+            value = fixed64(TrackEvent.DOUBLE_COUNTER_VALUE, values)
+        else:
+            value = field(TrackEvent.COUNTER_VALUE, values)
         kind = np.full(len(at_ns), Type.COUNTER, np.int64)
         event = message(TracePacket.TRACK_EVENT, *_of_track(track, kind), value)
         self._file.write(self._packets(at_ns, event).to_bytes())
 
     # Encoding -------------------------------------------------------------------------------------
-
-    def _encoded(
-        self, track: int, slices: Slices, coded: _CodedNames, brackets: Int64Array
-    ) -> bytes:
-        """Encode brackets as packets: i below N opens slice i, and N + i closes it."""
-        size = slices.spans.size
-        row, opens = brackets % size, brackets < size
-        at_ns = np.where(opens, slices.spans.start[row], slices.spans.end[row])
-        kind = np.where(opens, int(Type.SLICE_BEGIN), int(Type.SLICE_END))
-        parts = [
-            *_of_track(track, kind),
-            field(TrackEvent.NAME_IID, coded.name[row]).where(opens),
-            field(TrackEvent.CATEGORY_IIDS, coded.category[row]).where(opens),
-        ]
-        for key, values in zip(coded.numbers, slices.numbers.values(), strict=True):
-            argument = (
-                field(DebugAnnotation.NAME_IID, np.full(len(row), key)),
-                field(DebugAnnotation.INT_VALUE, values[row]),
-            )
-            has_it = opens & (values[row] != ABSENT)
-            parts.append(message(TrackEvent.DEBUG_ANNOTATIONS, *argument).where(has_it))
-        if slices.flow is not None:
-            flow = slices.flow[row]
-            parts.append(fixed64(TrackEvent.FLOW_IDS, flow).where(opens & (flow > 0)))
-        return self._packets(at_ns, message(TracePacket.TRACK_EVENT, *parts)).to_bytes()
 
     def _packets(self, at_ns: Int64Array, event: Rows) -> Rows:
         if len(at_ns) and int(at_ns.min()) < 0:
@@ -348,16 +324,6 @@ class PacketSequence:
 
     # Names ----------------------------------------------------------------------------------------
 
-    def _interned_all(self, slices: Slices) -> _CodedNames:
-        names = self._interned(InternedData.EVENT_NAMES, _used(slices.name))
-        categories = self._interned(InternedData.EVENT_CATEGORIES, _used(slices.category))
-        keys = self._interned(InternedData.DEBUG_ANNOTATION_NAMES, tuple(slices.numbers))
-        return _CodedNames(
-            name=names[slices.name.codes],
-            category=categories[slices.category.codes],
-            numbers=tuple(keys.tolist()),
-        )
-
     def _interned(self, kind: InternedData, names: tuple[str, ...]) -> Int64Array:
         """Numbers of names; new names are written first, and empty, unused names get 0."""
         known, new = self._known[kind], []
@@ -369,14 +335,6 @@ class PacketSequence:
         if new:
             self._write(text(TracePacket.INTERNED_DATA, b"".join(new)))
         return np.array([known[name] if name else 0 for name in names], np.int64)
-
-
-class _CodedNames(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of names and categories per slice, and of argument names."""
-
-    name: Int64Array
-    category: Int64Array
-    numbers: tuple[int, ...]
 
 
 def _used(column: Coded) -> tuple[str, ...]:

@@ -1,7 +1,4 @@
-"""Exports a run as one merged Perfetto trace: all ranks on one clock, with distprof's results.
-
-Ranks are written one after another, so the tables of only one rank are in memory at a time.
-"""
+"""Exports a run as one merged Perfetto trace, rank after rank, with distprof's results."""
 
 from __future__ import annotations
 
@@ -76,7 +73,9 @@ def export_perfetto(
     file = Path(path)
     try:
         with writing_atomically(file) as stream:
-            timeline = _TimeLine(examined, chosen, PacketFile(stream, _epoch(examined.run)))
+            has_epoch = all(rank.has_epoch for rank in examined.run.ranks)
+            epoch_ns = CommonClock.of(examined.run).first_ns if has_epoch else None
+            timeline = _TimeLine(examined, chosen, PacketFile(stream, epoch_ns))
             timeline.write(ranks, progress)
         size = file.stat().st_size if file.is_file() else 0
     except WriteError as error:
@@ -128,11 +127,6 @@ def _check_steps(ranks: Iterable[Rank], wanted: frozenset[int] | None) -> None:
         raise UsageError(f"--steps {fold_ranks(missing)}: the ranks recorded {present}")
 
 
-def _epoch(run: Run) -> int | None:
-    """Start of the recording, if the times of every rank are since the epoch."""
-    return CommonClock.of(run).first_ns if all(rank.has_epoch for rank in run.ranks) else None
-
-
 def _doubts(examined: Examined) -> tuple[str, ...]:
     """Notes on clocks and times that readers of the merged timeline must know about."""
     fact = profiler_fact(examined.report.perturbation)
@@ -161,7 +155,15 @@ class _TimeLine:
 
     def write(self, ranks: tuple[Rank, ...], progress: Progress | None) -> None:
         """Write everything."""
-        parent = self._shared.track("distprof", None, about=self._about())
+        clock = self._clock
+        shift = f" {clock.shift_ns} ns were added to all times." if clock.shift_ns else ""
+        reference = clock.alignment.names[0] if clock.alignment.names else ""
+        parent = self._shared.track(
+            "distprof",
+            None,
+            about=f"Times are on the clock of {reference}, and every other clock was aligned with"
+            f" it.{shift}",
+        )
         self._critical_path(parent)
         self._findings(parent, ranks)
         for done, rank in enumerate(ranks, 1):
@@ -169,26 +171,20 @@ class _TimeLine:
             if progress is not None:
                 progress(done, len(ranks))
 
-    def _about(self) -> str:
-        clock = self._clock
-        shift = f" {clock.shift_ns} ns were added to all times." if clock.shift_ns else ""
-        reference = clock.alignment.names[0] if clock.alignment.names else ""
-        return (
-            f"Times are on the clock of {reference}, and every other clock was aligned with"
-            f" it.{shift}"
-        )
-
     # Ranks ----------------------------------------------------------------------------------------
 
     def _rank(self, rank: Rank) -> None:
         examined, packets = self._examined, self._file.sequence()
         try:
+            known = self._examined.analyses.wait_ends.get(rank.rank)
             self.num_slices += RankTracks(
                 run=examined.run,
                 rank=rank,
                 clock=self._clock,
                 arrivals=self._arrivals[rank.rank],
-                wait_end_ns=self._wait_ends(rank),
+                wait_end_ns=np.full(len(rank.collectives), ABSENT, np.int64)
+                if known is None
+                else known,
                 analysis=examined.analyses.get(rank.rank),
                 slow=[one for one in examined.report.stragglers.sets if rank.rank in one.ranks],
                 steps=self._choice.steps,
@@ -203,10 +199,6 @@ class _TimeLine:
             ).write()
         except _Unreadable as error:
             self.notes.append(f"Rank {rank.rank} is incomplete: {' '.join(str(error).split())}")
-
-    def _wait_ends(self, rank: Rank) -> Int64Array:
-        known = self._examined.analyses.wait_ends.get(rank.rank)
-        return np.full(len(rank.collectives), ABSENT, np.int64) if known is None else known
 
     def _rank_name(self, rank: Rank) -> str:
         """Name of a rank, with the accuracy of its clock unless the node's name has it."""
@@ -264,10 +256,7 @@ class _TimeLine:
     def _measured(
         self, graph: TraceGraph, path: Int64Array, simulated: Int64Array, end: int
     ) -> Int64Array:
-        """Measured start of each operation on the path, and end of the last one.
-
-        Starts of segments were measured. Transfers between segments are interpolated.
-        """
+        """Start of each operation and end of the last: segments measured, others interpolated."""
         analyses = self._examined.analyses
         begins = [
             self._clock.times(rank, line.start_ns + line.begin_ns)

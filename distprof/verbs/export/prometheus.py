@@ -32,11 +32,14 @@ MAX_RANKS = 256
 """Maximum number of ranks in a job for separate series per rank."""
 
 
+_Kind: TypeAlias = Literal["gauge", "counter"]
+
+
 class Family(msgspec.Struct, frozen=True, kw_only=True):
     """A metric family."""
 
     name: str  # Name with its unit; names of counters end in ``_total``.
-    kind: Literal["gauge", "counter"]  # ``counter`` for values that only grow while the job runs.
+    kind: _Kind  # ``counter`` for values that only grow while the job runs.
     meaning: str  # Description, one sentence.
     labels: tuple[str, ...] = ()  # Names of its labels.
 
@@ -80,8 +83,12 @@ _OF_REPORT = {
 Read = Callable[[LiveRank], float | None]
 
 
-def _rank(name: str, kind: Literal["gauge", "counter"], meaning: str) -> Family:
-    return Family(name=f"distprof_{name}", kind=kind, meaning=meaning, labels=("rank",))
+def _family(name: str, kind: _Kind, meaning: str, labels: tuple[str, ...] = ()) -> Family:
+    return Family(name=f"distprof_{name}", kind=kind, meaning=meaning, labels=labels)
+
+
+def _rank(name: str, kind: _Kind, meaning: str) -> Family:
+    return _family(name, kind, meaning, ("rank",))
 
 
 def _seconds(ns: int | None) -> float | None:
@@ -130,64 +137,52 @@ _OF_RANK: Mapping[Family, Read] = {
     ),
 }
 
-_PHASES = Family(
-    name="distprof_phase_seconds_total",
-    kind="counter",
-    meaning="Time of a phase of the steps: input, forward, backward, optimizer or other.",
-    labels=("rank", "phase"),
+_PHASES = _family(
+    "phase_seconds_total",
+    "counter",
+    "Time of a phase of the steps: input, forward, backward, optimizer or other.",
+    ("rank", "phase"),
 )
-
-_THREAD = Family(
-    name="distprof_thread_seconds_total",
-    kind="counter",
-    meaning=(
-        "Time of the training thread in the steps: running on a CPU, waiting_for_cpu, or "
-        "waiting_for_input. On CPU ranks, the sum is the rank's own time."
+_THREAD = _family(
+    "thread_seconds_total",
+    "counter",
+    "Time of the training thread in the steps: running on a CPU, waiting_for_cpu, or "
+    "waiting_for_input. On CPU ranks, the sum is the rank's own time.",
+    ("rank", "state"),
+)
+_JOB = {
+    "ranks": _family("job_ranks", "gauge", "Ranks that completed a step."),
+    "steps_total": _family(
+        "job_steps_total", "counter", "Steps that all of these ranks completed."
     ),
-    labels=("rank", "state"),
-)
-
-_JOB_RANKS = Family(name="distprof_job_ranks", kind="gauge", meaning="Ranks that completed a step.")
-_JOB_STEPS = Family(
-    name="distprof_job_steps_total",
-    kind="counter",
-    meaning="Steps that all of these ranks completed.",
-)
-_JOB_MEDIAN = Family(
-    name="distprof_job_step_median_seconds",
-    kind="gauge",
-    meaning="Median over ranks of the median duration of their last steps.",
-)
-_JOB_SLOWEST = Family(
-    name="distprof_job_step_slowest_seconds",
-    kind="gauge",
-    meaning="Median duration of the last steps on the slowest rank.",
-)
-_JOB_BAD = Family(
-    name="distprof_job_bad_lines_total",
-    kind="counter",
-    meaning="Lines of records that could not be read.",
-)
+    "step_median_seconds": _family(
+        "job_step_median_seconds",
+        "gauge",
+        "Median over ranks of the median duration of their last steps.",
+    ),
+    "step_slowest_seconds": _family(
+        "job_step_slowest_seconds",
+        "gauge",
+        "Median duration of the last steps on the slowest rank.",
+    ),
+    "bad_lines_total": _family(
+        "job_bad_lines_total", "counter", "Lines of records that could not be read."
+    ),
+}
 
 
 def families_of_run(run: LiveRun) -> SampledFamilies:
     """The families of a live run, as of the last look at it."""
     begun = [rank for rank in run.ranks.values() if rank.num_steps]
-    found = _of_job(begun, list(run.ranks.values()))
-    return found if len(run.ranks) > MAX_RANKS else {**found, **dict(_of_ranks(begun))}
-
-
-def _of_job(begun: Sequence[LiveRank], ranks: Sequence[LiveRank]) -> dict[Family, list[Sample]]:
-    values: dict[Family, float] = {
-        _JOB_RANKS: len(begun),
-        _JOB_BAD: sum(rank.num_bad for rank in ranks),
-    }
+    num_bad = sum(rank.num_bad for rank in run.ranks.values())
+    values: dict[str, float] = {"ranks": len(begun), "bad_lines_total": num_bad}
     if begun:
         medians = [statistics.median(rank.recent_ns) / 1e9 for rank in begun]
-        values[_JOB_STEPS] = min(rank.num_steps for rank in begun)
-        values[_JOB_MEDIAN] = statistics.median(medians)
-        values[_JOB_SLOWEST] = max(medians)
-    return {family: [Sample(labels=(), value=value)] for family, value in values.items()}
+        values["steps_total"] = min(rank.num_steps for rank in begun)
+        values["step_median_seconds"] = statistics.median(medians)
+        values["step_slowest_seconds"] = max(medians)
+    found = {_JOB[name]: [Sample(labels=(), value=value)] for name, value in values.items()}
+    return found if len(run.ranks) > MAX_RANKS else {**found, **dict(_of_ranks(begun))}
 
 
 def _of_ranks(ranks: Sequence[LiveRank]) -> Iterator[tuple[Family, list[Sample]]]:
@@ -212,15 +207,11 @@ def _of_ranks(ranks: Sequence[LiveRank]) -> Iterator[tuple[Family, list[Sample]]
 
 def all_families() -> tuple[Family, ...]:
     """Every family that an exporter may send."""
-    job = (_JOB_RANKS, _JOB_STEPS, _JOB_MEDIAN, _JOB_SLOWEST, _JOB_BAD)
-    return (*job, *_OF_RANK, _PHASES, _THREAD, *_OF_REPORT.values())
+    return (*_JOB.values(), *_OF_RANK, _PHASES, _THREAD, *_OF_REPORT.values())
 
 
 class Observed:
-    """A source of metrics: a saved report, or a run directory.
-
-    A run directory provides its records, and its report once there is one.
-    """
+    """A source of metrics: a saved report, or a run directory with its records and report."""
 
     def __init__(self, source: str) -> None:
         self._lock = threading.Lock()  # scrapers call from separate threads
@@ -311,11 +302,7 @@ def keep_file(
     failed: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Write a file for node_exporter's textfile collector, atomically.
-
-    ``every_s`` is the time between two writes, for ever; None writes once. ``failed`` gets the
-    reason if a write fails and there will be another. A single write that fails raises InputError.
-    """
+    """Write a file for node_exporter's textfile collector, once or every ``every_s`` seconds."""
     while True:
         try:
             write_file(Path(file), text_of(exposition).encode())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -51,11 +51,7 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
     parent: int  # Track of the rank.
 
     def write(self) -> int:
-        """Write the tracks and return the number of slices.
-
-        Raises:
-            InputError, OSError, ValueError: If the rank's tables cannot be read.
-        """
+        """Write the tracks and return the number of slices."""
         return sum((self._steps(), self._collectives(), self._late(), self._slots(),
                     self._tables(), self._sensors()))  # fmt: skip
 
@@ -132,7 +128,12 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
         names = [
             " ".join(
                 filter(
-                    None, (CollectiveKind(kind).label, labels[at] if labels else "", _size(size))
+                    None,
+                    (
+                        CollectiveKind(kind).label,
+                        labels[at] if labels else "",
+                        "" if size == ABSENT else format_bytes(size),
+                    ),
                 )
             )
             for kind, at, size in classes.tolist()
@@ -150,7 +151,8 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
         rows = np.flatnonzero(late)
         rows = rows[np.isin(rows, inside(intervals_of(table), self._windows))]
         waited = common[rows] - before[rows]
-        rows = rows[waited > self._largest_error()]
+        others = np.array([rank.rank for rank in self.run.ranks], np.int64)
+        rows = rows[waited > int(self.clock.error_between(self.rank.rank, others).max())]
         steps, names = self._slow_steps()
         spans = Intervals(
             np.concatenate((steps.start, before[rows])), np.concatenate((steps.end, common[rows]))
@@ -159,11 +161,6 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
         category = _constant("straggler", len(name))
         slices = Slices(spans=spans, name=name, category=category)
         return self._write_lanes("straggler", _LATE, slices)
-
-    def _largest_error(self) -> int:
-        """Largest error of any rank's clock relative to this rank's, ns."""
-        others = np.array([rank.rank for rank in self.run.ranks], np.int64)
-        return int(self.clock.error_between(self.rank.rank, others).max())
 
     def _slow_steps(self) -> tuple[Intervals, list[str]]:
         """Steps in which the rank is slow, on the clock of the file, and the reasons."""
@@ -220,7 +217,8 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
             name = self._stream_name(stream)
             name += f" of GPU {device}" if several else ""
             name += " (ranges)" if is_range else ""
-            written += self._write_rows(name, _STREAMS, nth, table.take(rows), _kind_names)
+            kinds = Coded(table["kind"][rows].astype(np.int32), _KIND_NAMES)
+            written += self._write_rows(name, _STREAMS, nth, table.take(rows), kinds)
         return written
 
     def _stream_name(self, stream: int) -> str:
@@ -234,16 +232,15 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
         written = 0
         for nth, ((code,), rows) in enumerate(_groups(threads.codes)):
             name = f"CPU thread {threads.values[code]}"
-            written += self._write_rows(name, _THREADS, nth, host.take(rows), _categories)
+            category = host.coded("category").take(rows)
+            written += self._write_rows(name, _THREADS, nth, host.take(rows), category)
         return written
 
-    def _write_rows(
-        self, name: str, kind: int, nth: int, table: Table, category: Callable[[Table], Coded]
-    ) -> int:
+    def _write_rows(self, name: str, kind: int, nth: int, table: Table, category: Coded) -> int:
         slices = Slices(
             spans=self.clock.spans(self.rank.rank, intervals_of(table)),
             name=table.coded("name"),
-            category=category(table),
+            category=category,
         )
         return self._write_lanes(name, kind, slices, nth=nth)
 
@@ -316,10 +313,6 @@ def _at(kind: int, nth: int) -> int:
     return kind * _PLACES + min(nth, _PLACES - 1)
 
 
-def _size(num_bytes: int) -> str:
-    return "" if num_bytes == ABSENT else format_bytes(num_bytes)
-
-
 def _groups(*columns: np.ndarray) -> Iterator[tuple[tuple[int, ...], Int64Array]]:
     """Groups of rows with equal values in all columns: the values, ascending, and the rows."""
     order = np.lexsort(columns[::-1]).astype(np.int64)
@@ -330,12 +323,7 @@ def _groups(*columns: np.ndarray) -> Iterator[tuple[tuple[int, ...], Int64Array]
         yield tuple(int(column[rows[0]]) for column in columns), rows
 
 
-def _kind_names(table: Table) -> Coded:
-    return Coded(table["kind"].astype(np.int32), tuple(kind.name.lower() for kind in ActivityKind))
-
-
-def _categories(table: Table) -> Coded:
-    return table.coded("category")
+_KIND_NAMES = tuple(kind.name.lower() for kind in ActivityKind)
 
 
 def _constant(text: str, size: int) -> Coded:

@@ -119,8 +119,12 @@ def _joined(parts: Sequence[Rows]) -> Rows:
     values = np.concatenate([part.values for part in parts])
     if all(part.kept is None for part in parts):
         return Rows(values)
-    return Rows(values, np.concatenate([_mask(part) for part in parts]))
-
-
-def _mask(part: Rows) -> Kept:
-    return np.ones(part.values.shape, np.bool_) if part.kept is None else part.kept
+    return Rows(
+        values,
+        np.concatenate(
+            [
+                (np.ones(part.values.shape, np.bool_) if part.kept is None else part.kept)
+                for part in parts
+            ]
+        ),
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from pathlib import Path
 
 import msgspec
@@ -24,7 +25,7 @@ from distprof.verbs.gate.decide import Better, Scale
 from distprof.version import __version__
 
 
-class Metric(msgspec.Struct, frozen=True, kw_only=True):
+class Metric(msgspec.Struct, frozen=True):
     """One metric of a run."""
 
     name: str  # Name in configuration, baselines and JSON.
@@ -38,70 +39,42 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     # the whole, and gating all of them would raise more false alarms.
     decides: bool = False
 
+    def can_be(self, value: float) -> bool:
+        """Whether a value is possible: finite and above 0, or a share of 0."""
+        return math.isfinite(value) and (value > 0 or (self.scale == "difference" and value == 0))
+
 
 def _step_time(summary: SummaryFile) -> float | None:
     return statistics.median(summary.step_ns) if summary.step_ns else None
 
 
 METRICS = (
+    Metric("step_time", "step time", "lower", "ratio", 0.02, _step_time, decides=True),
+    # From a pair of sizes: efficiency_ratio
     Metric(
-        name="step_time",
-        label="step time",
-        better="lower",
-        scale="ratio",
-        tolerance=0.02,
-        read=_step_time,
-        decides=True,
+        "efficiency", "scaling efficiency", "higher", "ratio", 0.02, lambda _: None, decides=True
     ),
     Metric(
-        name="efficiency",
-        label="scaling efficiency",
-        better="higher",
-        scale="ratio",
-        tolerance=0.02,
-        read=lambda _: None,  # from a pair of sizes: efficiency_ratio
-        decides=True,
+        "overlap",
+        "overlap of communication",
+        "higher",
+        "difference",
+        0.05,
+        attrgetter("overlap_ratio"),
     ),
     Metric(
-        name="overlap",
-        label="overlap of communication",
-        better="higher",
-        scale="difference",
-        tolerance=0.05,
-        read=lambda summary: summary.overlap_ratio,
+        "exposed_communication",
+        "exposed communication",
+        "lower",
+        "difference",
+        0.02,
+        attrgetter("exposed_comm_ratio"),
     ),
+    Metric("bubble", "pipeline bubble", "lower", "difference", 0.02, attrgetter("bubble_ratio")),
     Metric(
-        name="exposed_communication",
-        label="exposed communication",
-        better="lower",
-        scale="difference",
-        tolerance=0.02,
-        read=lambda summary: summary.exposed_comm_ratio,
+        "imbalance", "cost of imbalance", "lower", "difference", 0.02, attrgetter("imbalance_ratio")
     ),
-    Metric(
-        name="bubble",
-        label="pipeline bubble",
-        better="lower",
-        scale="difference",
-        tolerance=0.02,
-        read=lambda summary: summary.bubble_ratio,
-    ),
-    Metric(
-        name="imbalance",
-        label="cost of imbalance",
-        better="lower",
-        scale="difference",
-        tolerance=0.02,
-        read=lambda summary: summary.imbalance_ratio,
-    ),
-    Metric(
-        name="memory",
-        label="peak memory",
-        better="lower",
-        scale="ratio",
-        tolerance=0.02,
-        read=lambda summary: summary.peak_memory_bytes,
-    ),
+    Metric("memory", "peak memory", "lower", "ratio", 0.02, attrgetter("peak_memory_bytes")),
 )
 """Every metric, in the order of display."""
 
@@ -114,13 +87,7 @@ def find_metric(name: str) -> Metric | None:
 def values_of(summary: SummaryFile) -> dict[str, float]:
     """Values by metric, without unknown and impossible values."""
     found = ((metric, metric.read(summary)) for metric in METRICS)
-    return {
-        metric.name: float(value)
-        for metric, value in found
-        if value is not None
-        and math.isfinite(value)
-        and (value > 0 or (metric.scale == "difference" and value == 0))
-    }
+    return {m.name: float(v) for m, v in found if v is not None and m.can_be(v)}
 
 
 def efficiency_ratio(small: SummaryFile, large: SummaryFile) -> float | None:
@@ -130,16 +97,11 @@ def efficiency_ratio(small: SummaryFile, large: SummaryFile) -> float | None:
     have the same work in both runs (weak scaling). None if a step time or a size is unknown or
     impossible.
     """
-    before, after = (_rank_rate(run, _work_field(small, large)) for run in (small, large))
+    fields = ("tokens_per_step", "samples_per_step")
+    field = next((f for f in fields if getattr(small, f) and getattr(large, f)), "")
+    before, after = (_rank_rate(run, field) for run in (small, large))
     ratio = after / before if before and after else 0.0
     return ratio if 0 < ratio < math.inf else None
-
-
-def _work_field(small: SummaryFile, large: SummaryFile) -> str:
-    for field in ("tokens_per_step", "samples_per_step"):
-        if getattr(small, field) and getattr(large, field):
-            return field
-    return ""
 
 
 def _rank_rate(summary: SummaryFile, field: str) -> float | None:
@@ -207,11 +169,7 @@ def _impossible_value(baseline: BaselineFile) -> str:
 def session_of(
     repeats: Sequence[SummaryFile], small: Sequence[SummaryFile] = ()
 ) -> BaselineSession:
-    """One session of repeats of the same run; ValueError if they differ in job or hardware.
-
-    ``small`` are repeats on fewer ranks, for the scaling efficiency. Repeats of both are paired,
-    and unpaired ones do not enter the efficiency.
-    """
+    """One session of repeats; ValueError if they differ. ``small``: repeats on fewer ranks."""
     if not 1 <= len(repeats) <= MOST_REPEATS:
         raise ValueError(f"{len(repeats)} repeats: a session has 1 to {MOST_REPEATS}")
     for repeat in repeats[1:]:
@@ -221,12 +179,19 @@ def session_of(
             raise ValueError(f"the runs are not repeats of the same run: {differences}")
     ordered = sorted(repeats, key=lambda repeat: repeat.created_ns)
     each = [values_of(repeat) for repeat in ordered]
-    _add_efficiency(each, sorted(small, key=lambda repeat: repeat.created_ns), ordered)
+    pairs = zip(sorted(small, key=lambda repeat: repeat.created_ns), ordered, strict=False)
+    for values, pair in zip(each, pairs, strict=False):
+        efficiency = efficiency_ratio(*pair)
+        if efficiency is not None:
+            values["efficiency"] = efficiency
     names = dict.fromkeys(name for values in each for name in values)
     return BaselineSession(
         git_commit=ordered[-1].git_commit,
         created_ns=ordered[-1].created_ns,
-        values={name: tuple(_short(v[name]) for v in each if name in v) for name in names},
+        values={
+            name: tuple(float(f"{v[name]:.{_DIGITS}g}") for v in each if name in v)
+            for name in names
+        },
         parts=mean_parts(ordered),
     )
 
@@ -236,19 +201,13 @@ def mean_parts(repeats: Sequence[SummaryFile]) -> StepParts | None:
     traced = [repeat.parts for repeat in repeats if repeat.parts is not None]
     if not traced:
         return None
-    names = [name for name in StepParts.__struct_fields__ if name not in ("span_ns", "other_ns")]
-    mean = {name: sum(getattr(parts, name) for parts in traced) // len(traced) for name in names}
-    span = sum(parts.span_ns for parts in traced) // len(traced)
+    mean = {
+        name: sum(getattr(parts, name) for parts in traced) // len(traced)
+        for name in StepParts.__struct_fields__
+        if name != "other_ns"
+    }
+    span = mean.pop("span_ns")
     return StepParts(span_ns=span, other_ns=span - sum(mean.values()), **mean)
-
-
-def _add_efficiency(
-    each: list[dict[str, float]], small: Sequence[SummaryFile], large: Sequence[SummaryFile]
-) -> None:
-    for values, one, other in zip(each, small, large, strict=False):
-        efficiency = efficiency_ratio(one, other)
-        if efficiency is not None:
-            values["efficiency"] = efficiency
 
 
 def make_baseline(
@@ -293,12 +252,7 @@ def accepted(
     *,
     window: int | None = None,
 ) -> BaselineFile:
-    """The baseline with one more session; the oldest ones beyond its window are dropped.
-
-    Expired acknowledged losses are dropped too. Repeats of a different job or machine start a new
-    baseline, because figures of different machines do not mix. Without ``window``, it keeps its
-    own.
-    """
+    """The baseline with one more session; a different job or machine starts a new one."""
     session, window = session_of(repeats, small), window or baseline.window
     kept = () if unlike_baseline(baseline, repeats, small) else baseline.sessions
     return BaselineFile(
@@ -367,8 +321,3 @@ def baseline_values(baseline: BaselineFile, metric: str) -> tuple[list[float], l
         values += found
         sessions += [number] * len(found)
     return values, sessions
-
-
-def _short(value: float) -> float:
-    """The value rounded to nine significant digits (1 ns in 1 s)."""
-    return float(f"{value:.{_DIGITS}g}")

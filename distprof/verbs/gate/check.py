@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -122,11 +122,7 @@ def judge(
     is_paired: bool = False,
     unlike: Sequence[str] = (),
 ) -> CheckResult:
-    """Compare one session of repeats with a baseline, which reports call ``source``.
-
-    Acknowledged losses expire, so the current time counts. ``alpha`` is the level of the rank test.
-    ``unlike`` are differences that would forbid the comparison, but which the user allowed.
-    """
+    """Compare a session of repeats with a baseline, called ``source``; losses accepted expire."""
     settings = settings or CheckConfig()
     wanted = settings.metrics or [metric.name for metric in METRICS if metric.decides]
     found = {
@@ -338,14 +334,13 @@ def judge_runs(
     alpha: float = ALPHA,
     allow_unlike: bool = False,
 ) -> CheckResult:
-    """Compare runs with a baseline, or with other runs; InputError if they are not comparable.
-
-    Other runs count as pairs if both sides were measured alternately; otherwise a note says that
-    they were not.
-    """
+    """Compare runs with a baseline, or with other runs; InputError if they are not comparable."""
     others = None if isinstance(against, BaselineFile) else against
     baseline = against if isinstance(against, BaselineFile) else baseline_of(against)
     is_paired = others is not None and are_alternating(others[1], sizes[1])
+    found = unlike_baseline(baseline, sizes[1], sizes[0])
+    if found and not allow_unlike:
+        raise _unlike_error(source, found)
     result = judge(
         baseline,
         session_of_sizes(sizes),
@@ -355,19 +350,9 @@ def judge_runs(
         settings=settings,
         alpha=alpha,
         is_paired=is_paired,
-        unlike=_differences(source, baseline, sizes, allow=allow_unlike),
+        unlike=found,
     )
     return result if is_paired or others is None else _with_drift_note(result)
-
-
-def _differences(
-    source: str, baseline: BaselineFile, sizes: Sizes, *, allow: bool
-) -> tuple[str, ...]:
-    """Differences that were allowed."""
-    found = unlike_baseline(baseline, sizes[1], sizes[0])
-    if found and not allow:
-        raise _unlike_error(source, found)
-    return found
 
 
 def _unlike_error(source: str, found: tuple[str, ...]) -> InputError:
@@ -381,28 +366,18 @@ def _unlike_error(source: str, found: tuple[str, ...]) -> InputError:
 
 
 def refuse_unlike_plan(sweep: SweepFile, baseline: BaselineFile, source: str) -> None:
-    """Before the first run, reject a plan whose runs cannot be comparable with a baseline.
-
-    Facts that only a run shows (GPU, versions, variables) are compared when the runs are judged.
-    """
+    """Before the first run, reject a plan whose runs cannot compare with a baseline."""
     sizes = sorted({run.ranks for run in sweep.runs})
     largest = next(run.arguments for run in sweep.runs if run.ranks == sizes[-1])
-    planned = _planned_fingerprint(sweep, sizes[-1], configuration_of(largest), baseline)
-    found = unlike_job(baseline, planned, sizes[0] if len(sizes) == 2 else None)
-    if found:
-        raise _unlike_error(source, found)
-
-
-def _planned_fingerprint(
-    sweep: SweepFile, world_size: int, configuration: dict[str, Any], baseline: BaselineFile
-) -> Fingerprint:
-    """Fingerprint of planned runs, with only those options that the baseline also has."""
-    known, options = baseline.fingerprint.config, flat_config(configuration)
-    return Fingerprint(
-        world_size=world_size,
+    known, options = baseline.fingerprint.config, flat_config(configuration_of(largest))
+    planned = Fingerprint(
+        world_size=sizes[-1],
         workload=sweep.workload,
         config={**known, **{name: text for name, text in options.items() if name in known}},
     )
+    found = unlike_job(baseline, planned, sizes[0] if len(sizes) == 2 else None)
+    if found:
+        raise _unlike_error(source, found)
 
 
 def _with_drift_note(result: CheckResult) -> CheckResult:

@@ -342,7 +342,10 @@ def decide(
             there is not one session per repeat.
     """
     a, b = _values(baseline, scale, "baseline"), _values(candidate, scale, "candidate")
-    _check(tolerance, scale, a, b, is_paired=is_paired)
+    if is_paired and len(a) != len(b):
+        raise ValueError(f"{len(a)} and {len(b)} repeats do not form pairs")
+    if not 0 <= tolerance < (1 if scale == "ratio" else math.inf):
+        raise ValueError(f"tolerance {tolerance}: it must be at least 0, and below 1 for a ratio")
     between = _Sessions.of(sessions, session_noise, len(a), is_paired=is_paired)
     sign = 1.0 if better == "lower" else -1.0
     below, above = (np.log(a), np.log(b)) if scale == "ratio" else (a, b)
@@ -363,7 +366,7 @@ def decide(
         spread=0.0 if is_paired else between.spread(between.centres(below)),
     )
     state, needed, why = _judge(evidence)
-    ends = [_shown(end, scale) for end in (change.low, change.high)]
+    ends = [(None if math.isinf(end) else _plain(end, scale)) for end in (change.low, change.high)]
     return Decision(
         state=state,
         change=_plain(change.value, scale),
@@ -395,13 +398,6 @@ def _values(repeats: Sequence[ArrayLike], scale: Scale, name: str) -> Floats:
     if scale == "ratio" and any((array <= 0).any() for array in arrays):
         raise ValueError(f"the {name} has values that are not positive, so there is no ratio")
     return np.array([float(np.median(array)) for array in arrays])
-
-
-def _check(tolerance: float, scale: Scale, a: Floats, b: Floats, *, is_paired: bool) -> None:
-    if is_paired and len(a) != len(b):
-        raise ValueError(f"{len(a)} and {len(b)} repeats do not form pairs")
-    if not 0 <= tolerance < (1 if scale == "ratio" else math.inf):
-        raise ValueError(f"tolerance {tolerance}: it must be at least 0, and below 1 for a ratio")
 
 
 def _limit(tolerance: float, better: Better, scale: Scale) -> float:
@@ -484,10 +480,6 @@ def _needed(evidence: _Evidence) -> int | None:
         return lacking or None
     total = max(math.ceil(now * (half / distance) ** 2), now + max(lacking, 1))
     return total - now if total <= _MOST_NEEDED else (lacking or None)
-
-
-def _shown(end: float, scale: Scale) -> float | None:
-    return None if math.isinf(end) else _plain(end, scale)
 
 
 def _plain(value: float, scale: Scale) -> float:

@@ -220,10 +220,7 @@ def _outcome(check: MetricCheck, result: CheckResult) -> Outcome:
 
 
 def _benchmarks(result: CheckResult, _: RenderOptions) -> str:
-    """The format ``customSmallerIsBetter`` of github-action-benchmark.
-
-    A share that is better when larger is written as 1 minus the share.
-    """
+    """The format ``customSmallerIsBetter`` of github-action-benchmark."""
     return json.dumps([_benchmark(check) for check in result.metrics], indent=1) + "\n"
 
 

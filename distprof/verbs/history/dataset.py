@@ -10,7 +10,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -44,12 +44,20 @@ def append(folder: str, summaries: Iterable[SummaryFile]) -> int:
             found=f"a folder with other files, for example {others[0]}",
             fix="choose another folder with --history",
         )
-    known = _in_merged(store, mine)
+    found: set[str] = set()
+    for name in mine:
+        if MERGED_NAME.fullmatch(name):
+            with suppress(ValueError):  # readers report damaged files
+                found.update(summaries_in(store.get(name)))
+    known = found
     added = 0
     for summary in summaries:
         row = row_of(summary)
         if row["summary"] not in known:
-            added += store.put(file_name(row), parquet_of([row]))
+            added += store.put(
+                f"{max(row['created_ns'] or 0, 0):020d}-{_digest([row['summary']])}.parquet",
+                parquet_of([row]),
+            )
     return added
 
 
@@ -71,11 +79,7 @@ def read(folder: str) -> tuple[tuple[SummaryFile, ...], tuple[str, ...]]:
 
 
 def compact(folder: str) -> tuple[int, int]:
-    """Merge all files into one and return the number of files and of summaries.
-
-    It writes the new file before it removes the old ones, and a summary in two files counts once.
-    Processes that add, read or compact at the same time, or are killed, therefore lose no data.
-    """
+    """Merge all files into one, written before the others go; return numbers of files and runs."""
     store = Store.at(folder)
     found, _ = _texts(store)
     rows: dict[str, dict[str, Any]] = {}
@@ -90,7 +94,7 @@ def compact(folder: str) -> tuple[int, int]:
     ordered = sorted(rows.values(), key=lambda row: (row["created_ns"] or 0, row["summary"]))
     if not ordered:
         return 0, 0
-    merged = merged_name(ordered)
+    merged = f"merged-{_digest(row['summary'] for row in ordered)}.parquet"
     store.put(merged, parquet_of(ordered))
     old = [file for file, is_whole in whole.items() if is_whole and file != merged]
     for file in old:
@@ -109,16 +113,6 @@ def _decoded(text: str) -> SummaryFile:
     if summary.schema != SUMMARY_SCHEMA:
         raise ValueError(f'"schema": "{summary.schema[:60]}"')
     return summary
-
-
-def _in_merged(store: Store, names: Sequence[str]) -> set[str]:
-    """Summaries of merged files, whose names do not show their content."""
-    found: set[str] = set()
-    for name in names:
-        if MERGED_NAME.fullmatch(name):
-            with suppress(ValueError):  # readers report damaged files
-                found.update(summaries_in(store.get(name)))
-    return found
 
 
 def _texts(store: Store) -> tuple[list[tuple[str, str]], list[str]]:
@@ -241,16 +235,6 @@ def _storable(value: Any) -> Any:
     return value
 
 
-def file_name(row: dict[str, Any]) -> str:
-    """Name of a file with only this row, from its time and content."""
-    return f"{max(row['created_ns'] or 0, 0):020d}-{_digest([row['summary']])}.parquet"
-
-
-def merged_name(rows: Iterable[dict[str, Any]]) -> str:
-    """Name of a file with these rows, from their content."""
-    return f"merged-{_digest(row['summary'] for row in rows)}.parquet"
-
-
 def _digest(texts: Iterable[str]) -> str:
     content = hashlib.sha256()
     for text in texts:
@@ -260,11 +244,7 @@ def _digest(texts: Iterable[str]) -> str:
 
 
 def parquet_of(rows: list[dict[str, Any]]) -> bytes:
-    """Bytes of a Parquet file.
-
-    It has no statistics or dictionaries. In a file of one row, these would take most of the space
-    and most of the time to read it.
-    """
+    """Bytes of a Parquet file, without statistics or dictionaries, most of a file of one row."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -350,7 +330,12 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
         """Write one file; False if it exists already."""
         try:
             if self.system is None:
-                return self._put_local(Path(self.path, name), data)
+                file = Path(self.path, name)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                if file.exists():
+                    return False
+                write_atomically(file, data)
+                return True
             if self.system.exists(f"{self.path}/{name}"):
                 return False
             self.system.makedirs(self.path, exist_ok=True)
@@ -388,13 +373,6 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
             return [entry.name for entry in Path(self.path).iterdir()]
         self.system.invalidate_cache()
         return [str(name).rpartition("/")[2] for name in self.system.ls(self.path, detail=False)]
-
-    def _put_local(self, file: Path, data: bytes) -> bool:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if file.exists():
-            return False
-        write_atomically(file, data)
-        return True
 
 
 def _unusable(folder: str, error: Exception) -> InputError:

@@ -86,7 +86,7 @@ def history_sentences(history: History) -> Iterator[str]:
         if last is not None and state_shown(history, last) == "open":
             more = last.needed_repeats
             needs = f" {counted(more, 'more repeat')} would settle it." if more else ""
-            why = _lower_first(last.why)
+            why = last.why[:1].lower() + last.why[1:].removesuffix(".")
             yield f"{point_name(last)} is open{_of(history, series)}: {why}.{needs}"
     lacking = sum(series.num_without for series in history.series)
     if lacking:
@@ -122,10 +122,6 @@ def _change_sentences(history: History) -> Iterator[str]:
 
 def _of(history: History, series: HistorySeries) -> str:
     return f" in {series_name(series.fingerprint)}" if len(history.series) > 1 else ""
-
-
-def _lower_first(sentence: str) -> str:
-    return sentence[:1].lower() + sentence[1:].removesuffix(".")
 
 
 def _series_table(history: History, series: HistorySeries) -> TableView | None:

@@ -14,6 +14,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Literal
 
 import msgspec
@@ -45,30 +46,9 @@ def _throughput(summary: SummaryFile) -> float | None:
 
 HISTORY_METRICS = (
     *(metric for metric in METRICS if metric.name != "efficiency"),  # needs a pair of sizes
-    Metric(
-        name="throughput",
-        label="throughput",
-        better="higher",
-        scale="ratio",
-        tolerance=0.02,
-        read=_throughput,
-    ),
-    Metric(
-        name="mfu",
-        label="model FLOP utilisation",
-        better="higher",
-        scale="ratio",
-        tolerance=0.02,
-        read=lambda summary: summary.mfu_ratio,
-    ),
-    Metric(
-        name="energy",
-        label="energy per step",
-        better="lower",
-        scale="ratio",
-        tolerance=0.02,
-        read=lambda summary: summary.energy_per_step_j,
-    ),
+    Metric("throughput", "throughput", "higher", "ratio", 0.02, _throughput),
+    Metric("mfu", "model FLOP utilisation", "higher", "ratio", 0.02, attrgetter("mfu_ratio")),
+    Metric("energy", "energy per step", "lower", "ratio", 0.02, attrgetter("energy_per_step_j")),
 )
 """Metrics that a history can show."""
 
@@ -182,10 +162,7 @@ def trace_metric(
     last: int | None = None,
     notes: Sequence[str] = (),
 ) -> History:
-    """Follow a metric over the commits of each series, as :func:`by_series` groups them.
-
-    A point is compared with up to ``window`` points before it. ``last`` limits the points shown.
-    """
+    """Follow a metric over the commits of each series; ``last`` limits the points shown."""
     if window < 1 or (last is not None and last < 1):
         raise ValueError("a window and a number of points must be at least 1")
     accepted = metric.tolerance if tolerance is None else tolerance
@@ -236,17 +213,13 @@ def _commits(runs: Sequence[SummaryFile], metric: Metric) -> list[_Commit]:
     found: dict[object, list[tuple[SummaryFile, float]]] = {}
     for number, run in enumerate(runs):
         value = metric.read(run)
-        if value is not None and _can_be(float(value), metric):
+        if value is not None and metric.can_be(float(value)):
             key = run.git_commit or (run.label and ("label", run.label)) or number
             found.setdefault(key, []).append((run, float(value)))
     return [
         _Commit(runs=tuple(run for run, _ in each), values=tuple(value for _, value in each))
         for each in found.values()
     ]
-
-
-def _can_be(value: float, metric: Metric) -> bool:
-    return math.isfinite(value) and (value > 0 or (metric.scale == "difference" and value == 0))
 
 
 def _judged(
@@ -257,10 +230,7 @@ def _judged(
     *,
     num_unshown: int = 0,
 ) -> list[_Judged | None]:
-    """Decision for each commit against those before it; None for the first.
-
-    For the first ``num_unshown`` commits, only changes matter, so commits without one are None too.
-    """
+    """Decision for each commit; None for the first, and if unshown ones do not change."""
     found: list[_Judged | None] = []
     start, noise = 0, None
     for i in range(len(commits)):

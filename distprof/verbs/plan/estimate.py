@@ -150,7 +150,9 @@ def estimate(question: Question, layout: Layout, memory: MemoryParts | None = No
     bubble = pipeline * overhead
     step = pipeline + bubble + optimizer + sum(axis.exposed_once_s for axis in axes)
     tokens = question.batch * question.sequence
-    needed = tokens * _flop_per_token(question)
+    model = question.model
+    blocks = model.layers * _block_flop_per_token(question)
+    needed = tokens * (blocks + 6 * model.head_parameters)
     peak, gpus = question.cluster.gpu.bf16_flops, question.cluster.num_gpus
     repeated = 4 / 3 if layout.recomputation == "full" else 1.0
     mfu = flop_utilisation(needed, step, gpus, peak)
@@ -168,13 +170,6 @@ def estimate(question: Question, layout: Layout, memory: MemoryParts | None = No
         hfu=mfu * repeated,
         tokens_per_s=tokens / step,
     )
-
-
-def _flop_per_token(question: Question) -> float:
-    """FLOP of forward and backward of the whole model, with causal attention and no embedding."""
-    model = question.model
-    blocks = model.layers * _block_flop_per_token(question)
-    return blocks + 6 * model.head_parameters
 
 
 def _block_flop_per_token(question: Question) -> float:

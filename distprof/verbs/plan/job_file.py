@@ -272,10 +272,7 @@ def num_gpus_of(file: JobFile) -> int | None:
 
 
 def layout_of(file: JobFile, *, num_gpus: int, batch: int | None = None) -> tuple[Layout, int]:
-    """The layout, and the number of sequences per step.
-
-    ``batch`` replaces the batch of the file; without either, it follows from the micro-batches.
-    """
+    """The layout, and the sequences per step, from ``batch`` or the file or its micro-batches."""
     values = {key: file.values[key] for key in LAYOUT_KEYS if key in file.values}
     others = 1
     for axis in ("tp", "pp", "cp"):

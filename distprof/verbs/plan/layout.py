@@ -63,11 +63,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return -(-self.num_gpus // self.per_node)
 
     def path(self, size: int, stride: int) -> Path:
-        """The path between the members of groups of ``size`` ranks with a stride of ``stride``.
-
-        A ring through several nodes uses the ports of all members in a node. If groups do not fit
-        evenly into nodes, the path is that of the first group, one of the most spread out.
-        """
+        """The path between members of the first group, one of the most spread out of its kind."""
         domain = min(self.per_node, self.num_gpus)
         reach = 1 + (size - 1) * stride
         fast = self.gpu.scale_up_bandwidth * self.link_efficiency
@@ -152,9 +148,19 @@ def question_of(options: Mapping[str, Any]) -> Question:
     """Build the question from the options of ``distprof plan``; None for those not given."""
     model, sequence = _model(options)
     sequence = options["sequence"] or sequence
+    if options["gpus"] is None:
+        raise UsageError("the number of GPUs is missing: add --gpus N")
+    config = load_config()
+    sheet = load_sheet(config.hardware, config.source or CONFIG_FILE)
     return Question(
         model=model,
-        cluster=_cluster(options),
+        cluster=Cluster(
+            gpu=sheet.gpu(options["gpu"] or _GPU),
+            num_gpus=options["gpus"],
+            per_node=options["gpus_per_node"] or _PER_NODE,
+            link=inter_node_link(options["inter_node"] or _LINK, sheet),
+            link_efficiency=options["link_efficiency"],
+        ),
         batch=options["batch"] or max(1, _TOKENS // sequence),
         sequence=sequence,
         compute_efficiency=options["compute_efficiency"],
@@ -177,20 +183,6 @@ def _model(options: Mapping[str, Any]) -> tuple[Transformer, int]:
             f"--model and --{option} exclude each other: a published model has a fixed shape"
         )
     return preset(options["model"]), preset_sequence(options["model"])
-
-
-def _cluster(options: Mapping[str, Any]) -> Cluster:
-    if options["gpus"] is None:
-        raise UsageError("the number of GPUs is missing: add --gpus N")
-    config = load_config()
-    sheet = load_sheet(config.hardware, config.source or CONFIG_FILE)
-    return Cluster(
-        gpu=sheet.gpu(options["gpu"] or _GPU),
-        num_gpus=options["gpus"],
-        per_node=options["gpus_per_node"] or _PER_NODE,
-        link=inter_node_link(options["inter_node"] or _LINK, sheet),
-        link_efficiency=options["link_efficiency"],
-    )
 
 
 Sharding = Literal["ddp", "zero-1", "zero-2", "fsdp", "hsdp"]

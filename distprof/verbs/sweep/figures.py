@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from distprof.documents.html.blocks import EMPTY, Markup, Part, Segment, bar, captioned, joined
-from distprof.documents.html.chart import Chart, Tick, nice_ticks
+from distprof.documents.html.chart import Chart, nice_ticks
 from distprof.documents.html.rows import legend, row, rows
 from distprof.sections.table import counted
 from distprof.units import format_duration, format_ratio
@@ -53,8 +53,13 @@ def curve_figure(scaling: ScalingResult) -> Markup:
     text = f"Efficiency over ranks, {scaling.mode} scaling: " + ", ".join(
         f"{counted(size.num_ranks, 'rank')} {format_ratio(size.efficiency)}" for size in sizes
     )
+    every = -(-len(numbers) // _MOST_TICKS)
     drawn = chart.drawn(
-        chart.axes(_x_ticks(numbers), _y_ticks(top), "ranks"),
+        chart.axes(
+            ((_x(number), f"{number:,}") for number in numbers[::every]),
+            ((value, f"{100 * value:.0f} %") for value in nice_ticks(0, top, 5)),
+            "ranks",
+        ),
         chart.level(1.0, "ideal"),
         *_laws(chart, scaling),
         *_runs(chart, sizes),
@@ -90,15 +95,6 @@ def _top(sizes: Sequence[ScalingSize]) -> float:
 def _of_run(size: ScalingSize, step_ns: int) -> float:
     """Efficiency of a single run."""
     return size.efficiency * size.step_ns / max(step_ns, 1)
-
-
-def _x_ticks(numbers: Sequence[int]) -> Iterator[Tick]:
-    every = -(-len(numbers) // _MOST_TICKS)
-    return ((_x(number), f"{number:,}") for number in numbers[::every])
-
-
-def _y_ticks(top: float) -> Iterator[Tick]:
-    return ((value, f"{100 * value:.0f} %") for value in nice_ticks(0, top, 5))
 
 
 def _laws(chart: Chart, scaling: ScalingResult) -> Iterator[Markup]:

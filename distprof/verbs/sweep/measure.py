@@ -108,10 +108,7 @@ def analyze_scaling(
     mode: Mode | None = None,
     baseline_ranks: int | None = None,
 ) -> ScalingResult:
-    """Compare runs of several sizes, each with one run or several.
-
-    If the runs are not a sweep, the result holds only the reasons.
-    """
+    """Compare runs of several sizes; if they are no sweep, the result holds the reasons."""
     try:
         sweep = gather(summaries, mode)
     except SweepError as reason:
@@ -328,10 +325,7 @@ def report_scaling(
     site: str = "",
     num_cpus: int | None = None,
 ) -> ScalingReport:
-    """Analyse a sweep and run the rules on it.
-
-    ``num_cpus`` is known if one machine made all runs.
-    """
+    """Analyse a sweep and run the rules; ``num_cpus`` is of the one machine of all runs."""
     result = analyze_scaling(summaries, mode=mode, baseline_ranks=baseline_ranks)
     outcome = run_rules([result], limits, site=site)
     first = min(summaries, key=lambda summary: summary.fingerprint.world_size or 0, default=None)

@@ -116,10 +116,7 @@ def plan_program(
     device: Literal["gpus", "ranks"],
     scaling: Scaling = "as_given",
 ) -> SweepFile:
-    """A sweep of a user's own program under ``distprof capture``.
-
-    ``{ranks}`` in the command becomes the number of ranks. Only the user knows how it scales.
-    """
+    """A sweep of a user's own program, with the number of ranks for ``{ranks}`` in its command."""
     if len(sizes) > 1 and not any(RANKS in word for word in command):
         raise UsageError(
             f"the command has no placeholder for the number of ranks: insert {RANKS}, as in "
@@ -135,10 +132,7 @@ def plan_program(
 def _batch(
     workload: str, size: int, sizes: Sequence[int], batch: int, scaling: Scaling
 ) -> tuple[str, ...]:
-    """Arguments that make the workload divide the work as requested.
-
-    The user's batch is per rank in weak scaling, and that of all ranks in strong scaling.
-    """
+    """Arguments that divide the work: a batch is per rank if weak, of all ranks if strong."""
     is_own = workload in _BATCH_PER_RANK
     if scaling == "as_given" or (scaling == "weak") == is_own:
         return ()
@@ -175,10 +169,7 @@ def _sweep(
 
 
 def _alternating(per_size: dict[int, tuple[str, ...]], repeats: int) -> Iterator[SweepRun]:
-    """Alternate descending and ascending sizes, so a steady drift affects all of them equally.
-
-    The largest size is first: if it cannot run on this machine, it fails before time is spent.
-    """
+    """Descending, then ascending sizes, so drift affects all alike and the largest fails first."""
     for repeat in range(repeats):
         sizes = sorted(per_size, reverse=repeat % 2 == 0)
         for size in sizes:

@@ -213,10 +213,7 @@ def load_sweep(folder: Path) -> SweepFile | None:
 
 
 def _impossible_value(sweep: SweepFile) -> str:
-    """Why distprof cannot have written this sweep, or an empty string.
-
-    The check is strict because distprof removes the folders of a sweep and runs its commands.
-    """
+    """Why distprof cannot have written this sweep, whose folders it removes; else empty."""
     for run in sweep.runs:
         if not _FOLDER.fullmatch(run.folder):
             return f"a run in the folder {run.folder[:60]!r}"
@@ -259,19 +256,26 @@ def finished_runs(folder: Path, sweep: SweepFile) -> tuple[Path, ...]:
 
 
 def make_runs(folder: Path, sweep: SweepFile, *, say: Callable[[Progress], None]) -> Outcome:
-    """Make every run that is not done yet; ``say`` is called before each and about every second.
-
-    Interrupted runs are repeated. A failed run ends the sweep, and is repeated when the sweep is
-    resumed. Finished runs are kept, even if the process of the sweep was killed before it could
-    record them.
-    """
+    """Make every run that is not done, until one fails; ``say`` is called about every second."""
     with locked(folder) as lock:
-        sweep = _with_states(folder, sweep)
+        written = load_sweep(folder)
+        before = {run.folder: run for run in written.runs} if written else {}
+        sweep = replace(
+            sweep,
+            runs=tuple(_with_state(folder, run, before.get(run.folder)) for run in sweep.runs),
+        )
         save_sweep(folder, sweep)
         for number, run in enumerate(sweep.runs):
             if run.state == "done":
                 continue
-            ended = _make(folder / run.folder, run, lock, _reporter(sweep, number, say))
+            run_dir = folder / run.folder
+            report = _reporter(sweep, number, say)
+            _clear(run_dir)
+            report(0.0)
+            verb, *others = run.arguments
+            ended = run_child(
+                [*_DISTPROF, verb, *_into(verb, run_dir, others)], keep_open=lock, beat=report
+            )
             is_done = ended.exit_code in _FINE and _is_complete(folder / run.folder)
             changed = replace(
                 run,
@@ -287,15 +291,6 @@ def make_runs(folder: Path, sweep: SweepFile, *, say: Callable[[Progress], None]
 
 
 _DISTPROF = (sys.executable, "-m", "distprof")
-
-
-def _with_states(folder: Path, sweep: SweepFile) -> SweepFile:
-    """Set the state of each run from the folder: complete runs are done, all others waiting."""
-    written = load_sweep(folder)
-    before = {run.folder: run for run in written.runs} if written else {}
-    return replace(
-        sweep, runs=tuple(_with_state(folder, run, before.get(run.folder)) for run in sweep.runs)
-    )
 
 
 def _with_state(folder: Path, run: SweepRun, before: SweepRun | None) -> SweepRun:
@@ -342,16 +337,6 @@ def _left_s(sweep: SweepFile, number: int, elapsed_s: float) -> float | None:
 def _named(run: SweepRun) -> str:
     ranks = f"{run.ranks:,} rank{'' if run.ranks == 1 else 's'}"
     return f"{ranks}, repeat {run.repeat + 1}"
-
-
-def _make(
-    run_dir: Path, run: SweepRun, lock: Sequence[int], report: Callable[[float], None]
-) -> Ended:
-    """Make one run and wait for its end."""
-    _clear(run_dir)
-    report(0.0)
-    verb, *others = run.arguments
-    return run_child([*_DISTPROF, verb, *_into(verb, run_dir, others)], keep_open=lock, beat=report)
 
 
 def _clear(run_dir: Path) -> None:

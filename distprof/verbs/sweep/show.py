@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from distprof.artefacts.summary_file import Fingerprint
 from distprof.costs.scaling import LAW_NAMES
 from distprof.documents.document import Document
 from distprof.documents.page import Findings, Page, Priced
@@ -78,26 +77,12 @@ def _efficiency(size: ScalingSize) -> str:
     return f"{format_ratio(size.efficiency)}{f' ({ends} %)' if ends else ''}"
 
 
-def _narrow_interval(low: float | None, high: float | None) -> str:
-    """An interval in percent; empty if it is too wide to be meaningful."""
-    if low is None or high is None or high > _WIDEST * low:
-        return ""
-    return f"{100 * low:.1f} to {100 * high:.1f}"
-
-
 def _main_loss(size: ScalingSize) -> ScalingLoss | None:
     """The largest cause if it is at least a third of the loss, else None."""
     most = max(size.losses, key=lambda loss: loss.lost_ns, default=None)
     if most is None or size.lost_ns <= 0 or 3 * most.lost_ns < size.lost_ns:
         return None
     return most
-
-
-def scaling_headline(scaling: ScalingResult, print_: Fingerprint, source: str) -> str:
-    """One line with the workload, the device and the source of the sweep."""
-    runs = counted(sum(size.num_repeats for size in scaling.sizes), "run")
-    facts = (print_.strategy or print_.workload, print_.device, print_.backend, runs, source)
-    return " · ".join(fact for fact in facts if fact)
 
 
 def scaling_sentences(scaling: ScalingResult) -> Iterator[str]:
@@ -182,10 +167,6 @@ def _extrapolation(law: ScalingLaw, largest: int) -> Iterator[str]:
             f"If scaling continues by {LAW_NAMES.get(law.law, law.law)}: {values}. The intervals "
             "cover the error of the measurements, not that of the law."
         )
-    yield from _peak(law, largest)
-
-
-def _peak(law: ScalingLaw, largest: int) -> Iterator[str]:
     if law.peak_ranks is None:
         return
     peak = max(round(law.peak_ranks), 1)
@@ -231,7 +212,7 @@ def _sizes_table(scaling: ScalingResult) -> TableView | None:
             Column("runs", "num_repeats", form="id", wide_only=True),
             Column("step", "step_ns"),
             Column("95 %", _step_interval, left=True, wide_only=True),
-            Column(f"{scaling.unit}/s", lambda size: _rate(size.throughput_per_s)),
+            Column(f"{scaling.unit}/s", _throughput),
             Column("speed-up", lambda size: f"{size.speedup:.2f} of {size.ideal_speedup:g}"),
             Column("efficiency", "efficiency", form="ratio"),
             Column("95 %", _efficiency_interval, left=True),
@@ -241,6 +222,11 @@ def _sizes_table(scaling: ScalingResult) -> TableView | None:
         caption=f"{scaling.mode} scaling, over {scaling.baseline_ranks}; 95 % intervals",
         notes=_size_notes(scaling.sizes),
     )
+
+
+def _throughput(size: ScalingSize) -> str:
+    rate = size.throughput_per_s
+    return f"{rate:,.0f}" if rate >= 1_000 else f"{rate:.4g}"
 
 
 def _size_notes(sizes: Sequence[ScalingSize]) -> Iterator[str]:
@@ -261,11 +247,13 @@ def _step_interval(size: ScalingSize) -> str:
 
 
 def _efficiency_interval(size: ScalingSize) -> str:
-    return _narrow_interval(size.efficiency_low, size.efficiency_high)
-
-
-def _rate(per_s: float) -> str:
-    return f"{per_s:,.0f}" if per_s >= 1_000 else f"{per_s:.4g}"
+    if (
+        size.efficiency_low is None
+        or size.efficiency_high is None
+        or size.efficiency_high > _WIDEST * size.efficiency_low
+    ):
+        return ""
+    return f"{100 * size.efficiency_low:.1f} to {100 * size.efficiency_high:.1f}"
 
 
 def _drawn_table(sizes: Sequence[ScalingSize]) -> TableView | None:
@@ -301,11 +289,17 @@ def _drawing(size: ScalingSize) -> Callable[[int], str]:
 def _losses_table(sizes: Sequence[ScalingSize], *, show_all: bool) -> TableView:
     """One row per cause, one column per size; columns add up to the loss."""
     shown = sizes if show_all else sizes[-_MOST_SIZES:]
-    lost = [_by_cause(size) for size in shown]
+    lost = [
+        {name: [loss for loss in size.losses if loss.cause == name] for name in CAUSES.values()}
+        for size in shown
+    ]
     used = [
         name for name in CAUSES.values() if any(loss.lost_ns for of in lost for loss in of[name])
     ]
-    small = [] if show_all else [name for name in used if _is_small(name, lost)]
+    least = 0.0 if show_all else _LEAST_SHARE
+    small = [
+        name for name in used if all(abs(loss.ratio) < least for of in lost for loss in of[name])
+    ]
     rows = [_loss_row(name, [of[name] for of in lost]) for name in used if name not in small]
     if small:
         title = small[0] if len(small) == 1 else f"{len(small)} smaller causes"
@@ -326,15 +320,6 @@ def _losses_table(sizes: Sequence[ScalingSize], *, show_all: bool) -> TableView:
         strong=frozenset({len(rows) - 1}),
         notes=("Parts come from traced steps, scaled to the steps without a profiler.",),
     )
-
-
-def _by_cause(size: ScalingSize) -> dict[str, list[ScalingLoss]]:
-    """Losses by cause; empty for causes that the size does not have."""
-    return {name: [loss for loss in size.losses if loss.cause == name] for name in CAUSES.values()}
-
-
-def _is_small(cause: str, lost: Sequence[dict[str, list[ScalingLoss]]]) -> bool:
-    return all(abs(loss.ratio) < _LEAST_SHARE for of in lost for loss in of[cause])
 
 
 def _loss_row(title: str, lost: Sequence[Sequence[ScalingLoss]]) -> tuple[str, ...]:
@@ -383,20 +368,19 @@ _LAW = (
 
 
 def _page(report: ScalingReport, options: RenderOptions) -> Page:
-    return Page(
-        verdict=scaling_verdict(report.scaling),
-        headline=scaling_headline(report.scaling, report.fingerprint, report.source),
-        sentences=(*scaling_sentences(report.scaling), *report.notes),
-        findings=_findings(report),
-        tables=present(scaling_tables(report.scaling, show_all=options.show_all)),
-    )
-
-
-def _findings(report: ScalingReport) -> Findings | None:
+    print_ = report.fingerprint
+    runs = counted(sum(size.num_repeats for size in report.scaling.sizes), "run")
+    facts = (print_.strategy or print_.workload, print_.device, print_.backend, runs, report.source)
     costs = (one.cost_ns_per_step for one in report.findings)
     texts = ("" if ns is None else f"{format_duration(ns)} per step" for ns in costs)
     priced = tuple(map(Priced, report.findings, texts))
-    return Findings(listed=priced) if priced else None
+    return Page(
+        verdict=scaling_verdict(report.scaling),
+        headline=" · ".join(fact for fact in facts if fact),
+        sentences=(*scaling_sentences(report.scaling), *report.notes),
+        findings=Findings(listed=priced) if priced else None,
+        tables=present(scaling_tables(report.scaling, show_all=options.show_all)),
+    )
 
 
 SCALING = Document(

@@ -229,10 +229,7 @@ class Webhook:
 
 
 class Command:
-    """A program that takes an alert on its standard input, as JSON.
-
-    The line is quoted as for a shell, but no shell is involved.
-    """
+    """A program, started without a shell, that takes an alert on its standard input, as JSON."""
 
     def __init__(self, line: str) -> None:
         try:
@@ -272,11 +269,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 class Courier:
-    """Delivers alerts in order, in the background.
-
-    ``warn`` gets a sentence about each alert that was not delivered. The pause before the second
-    attempt is doubled before each further one.
-    """
+    """Delivers alerts in order, in the background; ``warn`` gets a sentence about each failure."""
 
     def __init__(
         self,

@@ -19,6 +19,7 @@ from distprof.ingest.job.growing import GrowingRun
 from distprof.join.gpu_waits import Floats, excess_of_peers
 from distprof.units import NS_PER_S, capitalized, format_ratio, name_ranks
 from distprof.verbs.watch.result import (
+    ENDED,
     Alert,
     LateRank,
     LostRank,
@@ -45,41 +46,44 @@ LONGER = 1.2
 
 
 def report_on(job: JobWatch, *, now_s: float, now_ns: int) -> WatchReport:
-    """Report on the current state of a job.
-
-    ``now_s`` is on the clock that the state was updated with, ``now_ns`` since the epoch.
-    """
+    """Report on a job; ``now_s`` is on the clock of the updates, ``now_ns`` since the epoch."""
     steps = list(job.table.done)
     typical_ns = job.typical_ns(steps)
     step_ns = round(typical_ns) if np.isfinite(typical_ns) else None
-    silent_s = job.silent_s(now_s)
+    silent_s, run = job.silent_s(now_s), job.run
     input_ratio, input_rank = _input(job, steps, typical_ns)
     own = job.own_times(steps)
-    own_ratio = _ratio(own.own_ns, own.step_ns)
+    own_ratio = _median(own.own_ns / own.step_ns)
+    source: Literal["cpu", "collectives"] = "collectives" if job.waits.ranks else "cpu"
+    values = job.table.of("gpu_behind", steps)
+    known = values[np.isfinite(values)]
     return WatchReport(
         distprof_version=__version__,
         source=job.source,
         time_ns=now_ns,
         state="stalled" if job.is_stalled(now_s) else job.state,
-        world_size=_world_size(job),
+        world_size=run.world_size if run is not None else None,
         num_ranks=len(job.ranks),
         step=job.step,
         silent_ns=None if silent_s is None else round(silent_s * NS_PER_S),
         step_ns=step_ns,
         usual_step_ns=None if job.speed.usual_ns is None else round(job.speed.usual_ns),
         tokens_per_s=_tokens_per_s(job, steps, step_ns),
-        own_ratio=own_ratio,
+        own_ratio=None if own_ratio is None else min(own_ratio, 1.0),
         input_ratio=input_ratio,
         input_rank=input_rank,
-        gpu_behind_ratio=_mean_known(job.table.of("gpu_behind", steps)),
+        gpu_behind_ratio=float(known.mean()) if known.size else None,
         late=_late(job, steps, own),
-        lost=_lost(job, now_s),
+        lost=tuple(
+            LostRank(rank=rank, evidence=evidence, last_step=job.ranks[rank].last_step)
+            for rank, evidence in job.losses(now_s).items()
+        ),
         throttled=_throttled(job),
         memory=_memory(job),
         alerts=job.alarms.raised(),
         unknown=tuple(_unknown(job, steps, own)),
         notes=job.notes,
-        own_known_from=None if own_ratio is None else _source(job),
+        own_known_from=None if own_ratio is None else source,
         probe_cost=_probe_cost(job),
     )
 
@@ -96,28 +100,9 @@ def _probe_cost(job: JobWatch) -> ProbeCost | None:
     )
 
 
-def _source(job: JobWatch) -> Literal["cpu", "collectives"]:
-    return "collectives" if job.waits.ranks else "cpu"
-
-
-def _median(values: Floats) -> int | None:
+def _median(values: Floats) -> float | None:
     known = values[np.isfinite(values)]
-    return round(float(np.median(known))) if known.size else None
-
-
-def _ratio(part: Floats, whole: Floats) -> float | None:
-    shares = part / whole
-    known = shares[np.isfinite(shares)]
-    return min(float(np.median(known)), 1.0) if known.size else None
-
-
-def _mean_known(values: Floats) -> float | None:
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if known.size else None
-
-
-def _world_size(job: JobWatch) -> int | None:
-    return job.run.world_size if job.run is not None else None
+    return float(np.median(known)) if known.size else None
 
 
 def _tokens_per_s(job: JobWatch, steps: list[int], step_ns: int | None) -> float | None:
@@ -158,11 +143,11 @@ def _late(job: JobWatch, steps: list[int], own: OwnTimes) -> tuple[LateRank, ...
     groups = job.groups()
     order = worth[np.lexsort((worth, -counts[worth], ~is_slow[worth]))][:MOST_RANKS]
     late, most, ratios = map(_medians, (own.late_ns, own.late_most_ns, own.excess))
-    is_exact = _source(job) == "cpu"
+    is_exact = not job.waits.ranks
     return tuple(
         LateRank(
             rank=job.table.ranks[column],
-            own_ns=_median(own.own_ns[:, column]) or 0,
+            own_ns=round(_median(own.own_ns[:, column]) or 0),
             late_ns=round(float(late[column])),
             late_ratio=float(ratios[column]),
             num_above=int(counts[column]),
@@ -184,18 +169,11 @@ def _cause(
         values = job.table.of(name, steps)
         peers = np.array([excess_of_peers(row, groups)[1] for row in values])
         excess[name] = float(_medians((values - peers)[:, [column]])[0]) if steps else np.nan
-    if _source(job) == "collectives":
+    if job.waits.ranks:
         del excess["cpu_ns"]  # a CPU that runs ahead of its GPU may do more work without a delay
         excess = {name: ns for name, ns in excess.items() if ns >= late_ns / 2}
     worst = max(excess, key=lambda name: (np.isfinite(excess[name]), excess[name]), default="")
     return {"queue_ns": "no_cpu", "asleep_ns": "input", "cpu_ns": "more_work", "": "device"}[worst]  # type: ignore[return-value]
-
-
-def _lost(job: JobWatch, now_s: float) -> tuple[LostRank, ...]:
-    return tuple(
-        LostRank(rank=rank, evidence=evidence, last_step=job.ranks[rank].last_step)
-        for rank, evidence in job.losses(now_s).items()
-    )
 
 
 def _throttled(job: JobWatch) -> tuple[ThrottledRank, ...]:
@@ -220,9 +198,9 @@ def _unknown(job: JobWatch, steps: list[int], own: OwnTimes) -> Iterator[str]:
             "Own time is unknown: the probes recorded no CPU time (they need Linux, and do not"
             " record it in the first step)."
         )
-    missing = (_world_size(job) or 0) - len(job.ranks)
-    if missing > 0:
-        yield f"{missing:,} of {_world_size(job):,} ranks have not recorded anything yet."
+    size = (job.run and job.run.world_size) or 0
+    if size > len(job.ranks):
+        yield f"{size - len(job.ranks):,} of {size:,} ranks have not recorded anything yet."
 
 
 def _unknown_on_gpus(job: JobWatch, on_gpu: list[int], own: OwnTimes) -> Iterator[str]:
@@ -266,10 +244,11 @@ def _uncertain(job: JobWatch, own: OwnTimes) -> Iterator[str]:
     yield f"{text}."
 
 
-ENDED = ("completed", "failed", "interrupted")
-
 LONGEST_START_S = 4.0
 """A job writes run.json before its ranks start: a folder without one after this time is another."""
+
+
+_FIX = "name the folder that distprof run or distprof capture printed when the job started"
 
 
 def run_directory(source: str | os.PathLike[str]) -> Path:
@@ -288,7 +267,7 @@ def run_directory(source: str | os.PathLike[str]) -> Path:
         text,
         expected="the run directory of a job, on a file system of this machine",
         found=found,
-        fix="name the folder that distprof run or distprof capture printed when the job started",
+        fix=_FIX,
     )
 
 
@@ -315,8 +294,7 @@ def follow(
                 os.fspath(source),
                 expected=f"the run directory of a job, which holds {RUN_FILE}",
                 found=f"a folder without {RUN_FILE} and without folders of ranks",
-                fix="name the folder that distprof run or distprof capture printed when the job "
-                "started; to read logs, run distprof hang",
+                fix=f"{_FIX}; to read logs, run distprof hang",
             )
         alerts = job.take(live.look(), now_s=began_s, now_ns=time.time_ns())
         report = report_on(job, now_s=began_s, now_ns=time.time_ns())

@@ -29,10 +29,7 @@ _MAX_MESSAGE = 160  # characters of a message from another program
 
 
 class RankWatch:
-    """State of one rank.
-
-    ``is_alive`` says whether a process runs; None if this machine cannot know.
-    """
+    """State of one rank; ``is_alive`` is None for processes of other machines."""
 
     def __init__(
         self, rank: int, is_alive: Callable[[AttachFile], bool | None] = is_running

@@ -23,7 +23,6 @@ from distprof.verbs.watch.result import (
     WATCH_SCHEMA,
     Alert,
     LateRank,
-    LostRank,
     WatchReport,
 )
 from distprof.verbs.watch.slowness import ON, WINDOW
@@ -105,14 +104,6 @@ def _after(report: WatchReport) -> str:
     return f"{_ENDED[report.state]}{at}."
 
 
-def _headline(report: WatchReport) -> str:
-    size = report.num_ranks if report.world_size is None else report.world_size
-    parts = [report.source, counted(size, "rank"), report.state]
-    if report.step is not None:
-        parts.append(f"step {report.step:,}")
-    return " · ".join(parts)
-
-
 def _speed(report: WatchReport) -> str:
     """Steps per second, compared with earlier steps of the job."""
     if not report.step_ns:
@@ -191,7 +182,10 @@ def _tables(report: WatchReport) -> Iterator[TableView | None]:
         caption=f"own time compared with peers, per step{', at least' if is_bound else ''}",
     )
     lost = report.lost[:_MOST_LOST]
-    yield rows_table("Lost ranks", _LOST, lost, notes=_more_lost(report.lost))
+    more = [each.rank for each in report.lost[_MOST_LOST:]]
+    yield rows_table(
+        "Lost ranks", _LOST, lost, notes=(f"Also lost: {name_ranks(more)}.",) if more else ()
+    )
     yield rows_table("Alerts", _ALERTS, report.alerts)
 
 
@@ -217,11 +211,6 @@ _ALERTS = (
 )
 
 
-def _more_lost(lost: tuple[LostRank, ...]) -> tuple[str, ...]:
-    more = [each.rank for each in lost[_MOST_LOST:]]
-    return (f"Also lost: {name_ranks(more)}.",) if more else ()
-
-
 def _commands(report: WatchReport) -> tuple[tuple[str, str], ...]:
     if report.state in ("stalled",) or (report.lost and report.state == "running"):
         return (
@@ -234,9 +223,13 @@ def _commands(report: WatchReport) -> tuple[tuple[str, str], ...]:
 
 
 def _page(report: WatchReport, _: RenderOptions) -> Page:
+    size = report.num_ranks if report.world_size is None else report.world_size
+    parts = [report.source, counted(size, "rank"), report.state]
+    if report.step is not None:
+        parts.append(f"step {report.step:,}")
     return Page(
         verdict=watch_verdict(report),
-        headline=_headline(report),
+        headline=" · ".join(parts),
         sentences=report.unknown,
         tables=present(_tables(report)),
         remarks=report.notes,
@@ -252,7 +245,11 @@ def one_line(report: WatchReport) -> str:
     if report.step_ns:
         parts.append(f"{_rate(report.step_ns)} ({format_duration(report.step_ns)})")
     if report.late:
-        parts.append(_late_words(report.late))
+        worst = report.late[0]
+        parts.append(
+            f"late {short_ranks([each.rank for each in report.late], 20)} "
+            f"({_at_least(worst)}+{format_ratio(worst.late_ratio)})"
+        )
     if report.input_ratio:
         parts.append(f"input {format_ratio(report.input_ratio)}")
     if report.memory is not None:
@@ -264,14 +261,6 @@ def one_line(report: WatchReport) -> str:
     if report.alerts:
         parts.append(f"ALERT {', '.join(alert.kind for alert in report.alerts)}")
     return " · ".join(parts)
-
-
-def _late_words(late: tuple[LateRank, ...]) -> str:
-    worst = late[0]
-    return (
-        f"late {short_ranks([each.rank for each in late], 20)} "
-        f"({_at_least(worst)}+{format_ratio(worst.late_ratio)})"
-    )
 
 
 WATCH = Document(

@@ -85,10 +85,7 @@ class Persistence:
 
 
 class SlowRanks:
-    """Which ranks are slow, updated step by step.
-
-    ``level`` is the excess to report, a share of the peers' own time.
-    """
+    """Which ranks are slow, updated step by step; ``level`` is a share of the peers' own time."""
 
     def __init__(self, level: float, size: int) -> None:
         self.state = Persistence(size)
@@ -143,17 +140,14 @@ class SlowRanks:
         clipped = np.where(known, np.clip(likely, -_CLIP, _CLIP), self._usual)
         self._usual += (clipped - self._usual) / WINDOW
         if self._num_steps % _SPREAD_EVERY == 0:
-            self._renew_limits(groups, known)
+            self.limits[:] = LIMIT_SHARE * self._level
+            for group in np.unique(groups[known]):
+                members = np.flatnonzero(known & (groups == group))
+                usual = usual_difference(self._usual[members])
+                self.limits[members] = max(LIMIT_SHARE * self._level, usual)
         self._recent[self._num_steps % WINDOW] = excess
         self._num_steps += 1
         self.state.observe(known & matters & (excess > self.limits))
-
-    def _renew_limits(self, groups: NDArray[np.int64], known: NDArray[np.bool_]) -> None:
-        self.limits[:] = LIMIT_SHARE * self._level
-        for group in np.unique(groups[known]):
-            members = np.flatnonzero(known & (groups == group))
-            usual = usual_difference(self._usual[members])
-            self.limits[members] = max(LIMIT_SHARE * self._level, usual)
 
 
 PAST: Final = 1_000
@@ -186,10 +180,7 @@ class Lasting:
 
 
 class JobSpeed:
-    """Whether a job is slower than it was.
-
-    ``level`` is the excess to report, a share of the usual step time.
-    """
+    """Whether a job is slower than it was by ``level``, a share of the usual step time."""
 
     def __init__(self, level: float) -> None:
         self.state = Lasting()  # In how many steps it was slower.
@@ -284,7 +275,10 @@ class StepTable:
         if not is_sane or record.step < self._numbers[slot]:
             return
         if record.step > self._numbers[slot]:
-            self._clear(slot, record)
+            for values in self._values.values():
+                values[slot] = np.nan
+            self._numbers[slot], self._first_end_ns[slot] = record.step, record.end_ns
+            self._is_traced[slot] = False
         self.last_step[column] = max(self.last_step[column], record.step)
         self.ended_ns[column] = record.end_ns
         self._is_traced[slot] |= record.is_traced
@@ -348,12 +342,6 @@ class StepTable:
         """Own time, ns: running on a CPU, waiting for one, or asleep for input; NaN if unknown."""
         cpu, queue = self.of("cpu_ns", steps), self.of("queue_ns", steps)
         return cpu + queue + self.of("asleep_ns", steps)
-
-    def _clear(self, slot: int, record: StepRecord) -> None:
-        for values in self._values.values():
-            values[slot] = np.nan
-        self._numbers[slot], self._first_end_ns[slot] = record.step, record.end_ns
-        self._is_traced[slot] = False
 
 
 class WaitTable:
