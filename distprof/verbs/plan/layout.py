@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any, Literal
 
 import msgspec
@@ -309,102 +310,53 @@ def objections(
     layout: Layout, model: Transformer, cluster: Cluster, *, batch: int, sequence: int
 ) -> list[Objection]:
     """Reasons against a layout, except memory, the most important first."""
-    checks = (
-        _ranks(layout, cluster),
-        *_tensor(layout, model, cluster),
-        _stages(layout, model),
-        _sequence(layout, sequence),
-        *_experts(layout, model),
-        _shards(layout),
-        _batch(layout, batch),
-        *_micro_batches(layout),
-    )
-    return [Objection(kind=kind, message=message) for kind, message in filter(None, checks)]
+    found = chain(_of_mesh(layout, model, cluster, sequence), _of_batch(layout, batch))
+    return [Objection(kind=kind, message=message) for kind, message in found]
 
 
-_Reason = tuple[str, str] | None
-
-
-def _ranks(layout: Layout, cluster: Cluster) -> _Reason:
-    if layout.num_gpus == cluster.num_gpus:
-        return None
-    product = f"dp {layout.dp} × tp {layout.tp} × pp {layout.pp} × cp {layout.cp}"
-    return (
-        "ranks do not add up",
-        f"{product} is {layout.num_gpus:,} ranks, not {cluster.num_gpus:,}",
-    )
-
-
-def _tensor(layout: Layout, model: Transformer, cluster: Cluster) -> tuple[_Reason, ...]:
-    tp, kv = layout.tp, model.kv_heads
-    heads: _Reason = None
+def _of_mesh(
+    layout: Layout, model: Transformer, cluster: Cluster, sequence: int
+) -> Iterator[tuple[str, str]]:
+    """Reasons that follow from the degrees of parallelism: kind and message."""
+    tp, kv, cp, ep = layout.tp, model.kv_heads, layout.cp, layout.ep
+    if layout.num_gpus != cluster.num_gpus:
+        product = f"dp {layout.dp} × tp {tp} × pp {layout.pp} × cp {cp}"
+        message = f"{product} is {layout.num_gpus:,} ranks, not {cluster.num_gpus:,}"
+        yield "ranks do not add up", message
     if model.heads % tp:
-        heads = ("heads not divisible", f"tp {tp} does not divide {model.heads} heads")
+        yield "heads not divisible", f"tp {tp} does not divide {model.heads} heads"
     elif model.latent is None and kv % tp and tp % kv:
         message = f"tp {tp} neither divides {kv} key/value heads nor is a multiple of {kv}"
-        heads = ("heads not divisible", message)
-    across: _Reason = None
+        yield "heads not divisible", message
     if tp > cluster.per_node or cluster.per_node % tp:
-        across = (
-            "tensor parallelism leaves the fast domain",
-            f"tp {tp} does not fit within nodes of {cluster.per_node} GPUs",
-        )
-    return heads, across
-
-
-def _stages(layout: Layout, model: Transformer) -> _Reason:
+        message = f"tp {tp} does not fit within nodes of {cluster.per_node} GPUs"
+        yield "tensor parallelism leaves the fast domain", message
     stages = layout.pp * layout.virtual_stages
-    if stages <= model.layers:
-        return None
-    return "more stages than layers", f"{stages} stages for {model.layers} layers"
-
-
-def _sequence(layout: Layout, sequence: int) -> _Reason:
-    cp = layout.cp
+    if stages > model.layers:
+        yield "more stages than layers", f"{stages} stages for {model.layers} layers"
     if cp > 1 and (sequence % (2 * cp) or sequence // cp < _MIN_TOKENS_PER_RANK):
-        kind = "sequence too short to share"
-        return kind, f"cp {cp} leaves each rank {sequence // cp:,} of {sequence:,} tokens"
-    return None
+        message = f"cp {cp} leaves each rank {sequence // cp:,} of {sequence:,} tokens"
+        yield "sequence too short to share", message
+    if ep > 1 and (not model.experts or model.experts % ep):
+        yield "experts not divisible", f"ep {ep} does not divide {model.experts} experts"
+    elif layout.dp % ep:
+        yield "experts not divisible", f"ep {ep} does not divide dp {layout.dp}"
 
 
-def _experts(layout: Layout, model: Transformer) -> tuple[_Reason, ...]:
-    ep = layout.ep
-    if ep == 1:
-        return ()
-    if not model.experts or model.experts % ep:
-        return (("experts not divisible", f"ep {ep} does not divide {model.experts} experts"),)
-    if layout.dp % ep:
-        return (("experts not divisible", f"ep {ep} does not divide dp {layout.dp}"),)
-    return ()
-
-
-def _shards(layout: Layout) -> _Reason:
+def _of_batch(layout: Layout, batch: int) -> Iterator[tuple[str, str]]:
+    """Reasons that follow from shards and micro-batches: kind and message."""
+    pp, number = layout.pp, layout.micro_batches
     if layout.sharding == "hsdp" and (not layout.shards or layout.replicas % layout.shards):
         message = f"{layout.shards} shards do not divide {layout.replicas} data-parallel ranks"
-        return "shards not divisible", message
-    return None
-
-
-def _batch(layout: Layout, batch: int) -> _Reason:
-    if layout.batch == batch:
-        return None
-    parts = f"dp {layout.dp} × {layout.micro_batch} per micro-batch × {layout.micro_batches}"
-    return (
-        "batch not divisible",
-        f"{parts} is {layout.batch:,} sequences, but the batch is {batch:,}",
-    )
-
-
-def _micro_batches(layout: Layout) -> tuple[_Reason, ...]:
-    few: _Reason = None
-    if layout.micro_batches < layout.pp:
-        kind = "too few micro-batches"
-        message = f"{layout.pp} stages need at least {layout.pp}, not {layout.micro_batches}"
-        few = (kind, message)
-    uneven: _Reason = None
-    if layout.virtual_stages > 1 and (layout.pp < 2 or layout.micro_batches % layout.pp):
+        yield "shards not divisible", message
+    if layout.batch != batch:
+        parts = f"dp {layout.dp} × {layout.micro_batch} per micro-batch × {number}"
+        message = f"{parts} is {layout.batch:,} sequences, but the batch is {batch:,}"
+        yield "batch not divisible", message
+    if number < pp:
+        yield "too few micro-batches", f"{pp} stages need at least {pp}, not {number}"
+    if layout.virtual_stages > 1 and (pp < 2 or number % pp):
         message = "interleaving needs at least 2 ranks"
-        if layout.pp > 1:
-            message = f"interleaving needs a multiple of {layout.pp}, not {layout.micro_batches}"
-        uneven = ("micro-batches not divisible", message)
-    return few, uneven
+        if pp > 1:
+            message = f"interleaving needs a multiple of {pp}, not {number}"
+        yield "micro-batches not divisible", message

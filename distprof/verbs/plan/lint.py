@@ -50,12 +50,7 @@ def check_layout(
         kind=file.kind,
         layout=layout,
         findings=tuple(
-            ConfigurationFinding(
-                code=finding.code,
-                severity=finding.severity,
-                message=finding.message,
-                fix=finding.fix,
-            )
+            msgspec.convert(finding, ConfigurationFinding, from_attributes=True)
             for finding in findings
         ),
         estimate=result.estimate,
@@ -66,19 +61,12 @@ def check_layout(
 
 def configured(question: Question, layout: Layout) -> ConfigurationResult:
     """The evidence by which the rules judge a layout; no memory and times if it cannot run."""
-    against = tuple(
-        objections(
-            layout,
-            question.model,
-            question.cluster,
-            batch=question.batch,
-            sequence=question.sequence,
-        )
-    )
+    batch, sequence = question.batch, question.sequence
+    found = objections(layout, question.model, question.cluster, batch=batch, sequence=sequence)
     result = ConfigurationResult(
-        layout=layout, objections=against, usable_bytes=question.usable_bytes
+        layout=layout, objections=tuple(found), usable_bytes=question.usable_bytes
     )
-    if any(objection.kind not in _CAN_RUN for objection in against):
+    if any(objection.kind not in _CAN_RUN for objection in found):
         return result
     larger = _larger(layout)
     plain = msgspec.structs.replace(layout, sharding="ddp", shards=0)
