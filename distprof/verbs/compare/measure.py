@@ -161,16 +161,12 @@ def _class_change(
     kind, axis, size = key
     first_ns, second_ns = _total(mine, "exposed_ns"), _total(theirs, "exposed_ns")
     known = (not mine or first_ns is not None) and (not theirs or second_ns is not None)
+    state = state_of((first_ns or 0) if mine else None, (second_ns or 0) if theirs else None)
     return CollectiveChange(
         kind=kind,
         axis=axis,
         bytes=size,
-        state=state_of(
-            (first_ns or 0) if mine else None,
-            (second_ns or 0) if theirs else None,
-        )
-        if known
-        else "unlisted",
+        state=state if known else "unlisted",
         first_exposed_ns=first_ns,
         second_exposed_ns=second_ns,
         first_wait_ns=_total(mine, "exposed_wait_ns"),
@@ -251,15 +247,8 @@ def median_interval(values: Sequence[int]) -> tuple[int, int] | None:
 def part_changes(first: StepParts, second: StepParts) -> tuple[tuple[str, int, int, int], ...]:
     """Each part: time in the first step, in the second, and the change. Changes add up exactly."""
     names = [name for name in StepParts.__struct_fields__ if name != "span_ns"]
-    return tuple(
-        (
-            name.removesuffix("_ns"),
-            getattr(first, name),
-            getattr(second, name),
-            getattr(second, name) - getattr(first, name),
-        )
-        for name in names
-    )
+    times = ((name, getattr(first, name), getattr(second, name)) for name in names)
+    return tuple((name.removesuffix("_ns"), a, b, b - a) for name, a, b in times)
 
 
 @lru_cache(maxsize=1024)
@@ -352,13 +341,7 @@ def compare(first: Side, second: Side) -> Comparison:
         second=_run(second.summary, steps[1], is_mixed=is_mixed),
         is_alike=not forbidding,
         differences=tuple(
-            FingerprintChange(
-                field=one.field,
-                group=one.group,
-                first=one.first,
-                second=one.second,
-                forbids=one in forbidding,
-            )
+            FingerprintChange(**msgspec.structs.asdict(one), forbids=one in forbidding)
             for one in found
         ),
         step=compare_steps(*steps),

@@ -75,7 +75,9 @@ def _change_words(comparison: Comparison) -> str:
     """Whether the second run is slower, by how much, and the main cause."""
     step = comparison.step
     if step.first_ns is None or step.second_ns is None:
-        return f"Step times cannot be compared: {_without_steps(comparison)} has no steps."
+        sides = ((comparison.first, step.first_ns), (comparison.second, step.second_ns))
+        lacking = " and ".join(run.source for run, ns in sides if ns is None)
+        return f"Step times cannot be compared: {lacking} has no steps."
     first, second = format_duration(step.first_ns), format_duration(step.second_ns)
     took = f"{second} per step instead of {first}"
     if step.trend == "alike":
@@ -85,14 +87,14 @@ def _change_words(comparison: Comparison) -> str:
         return f"Both runs take {first} per step{doubt}."
     cause = _main_cause(comparison) if _is_traced(comparison) else ""
     words = f"The second run {_how_long(step)}{doubt}: {took}."
-    return f"{words} {_sentence(cause)}".rstrip()
+    return f"{words} {capitalized(cause)}." if cause else words
 
 
 def _undecided(comparison: Comparison, took: str) -> str:
     """What a test says that finds no difference: it is no proof that there is none."""
     step = comparison.step
     change = abs(step.change_ratio or 0)
-    by = f"{took} ({_sign(step)}{format_ratio(change)})"
+    by = f"{took} ({'+' if (step.change_ns or 0) >= 0 else '−'}{format_ratio(change)})"
     if change <= ALIKE_RATIO:
         return f"No difference found: {by}."
     apart = ""
@@ -116,27 +118,9 @@ def _how_long(step: StepChange) -> str:
     return f"is {format_ratio(abs(change))} {'slower' if change > 0 else 'faster'}"
 
 
-def _sentence(cause: str) -> str:
-    return f"{capitalized(cause)}." if cause else ""
-
-
 def _is_traced(comparison: Comparison) -> bool:
     """Whether the compared step times belong to the traced steps, which the parts describe."""
     return comparison.first.is_traced and comparison.second.is_traced
-
-
-def _without_steps(comparison: Comparison) -> str:
-    step = comparison.step
-    lacking = [
-        run.source
-        for run, ns in ((comparison.first, step.first_ns), (comparison.second, step.second_ns))
-        if ns is None
-    ]
-    return " and ".join(lacking)
-
-
-def _sign(step: StepChange) -> str:
-    return "+" if (step.change_ns or 0) >= 0 else "−"
 
 
 def _main_cause(comparison: Comparison) -> str:
@@ -188,10 +172,11 @@ def comparison_sentences(comparison: Comparison) -> Iterator[str]:
     """Whether the comparison is like for like, its uncertainty, throughput and memory."""
     yield _likeness(comparison)
     yield from filter(None, (_traced_change(comparison), _certainty(comparison)))
-    throughput = _throughput(comparison)
-    if throughput:
-        yield throughput
-    memory = (comparison.first.peak_memory_bytes, comparison.second.peak_memory_bytes)
+    one, other = comparison.first, comparison.second
+    rates = (one.throughput_per_s, other.throughput_per_s)
+    if None not in rates and one.throughput_unit == other.throughput_unit:
+        yield f"Throughput: {rates[0]:,.0f} → {rates[1]:,.0f} {one.throughput_unit}/s."
+    memory = (one.peak_memory_bytes, other.peak_memory_bytes)
     if None not in memory:
         yield f"Peak memory: {format_bytes(memory[0])} → {format_bytes(memory[1])}."
     yield from comparison.unavailable
@@ -256,18 +241,6 @@ def _odds(step: StepChange) -> str:
     if step.p_value is None:
         return "no test"
     return "p < 0.001" if step.p_value < 0.001 else f"p = {step.p_value:.2g}"
-
-
-def _throughput(comparison: Comparison) -> str:
-    first, second = comparison.first, comparison.second
-    if first.throughput_per_s is None or second.throughput_per_s is None:
-        return ""
-    if first.throughput_unit != second.throughput_unit:
-        return ""
-    return (
-        f"Throughput: {first.throughput_per_s:,.0f} → {second.throughput_per_s:,.0f} "
-        f"{first.throughput_unit}/s."
-    )
 
 
 def _or(text: str) -> str:

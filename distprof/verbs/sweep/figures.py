@@ -50,7 +50,7 @@ def curve_figure(scaling: ScalingResult) -> Markup:
     numbers = sorted({size.num_ranks for size in sizes} | set(_beyond(scaling)))
     top = _top(sizes)
     chart = Chart(left=_x(numbers[0]) - 0.2, right=_x(numbers[-1]) + 0.2, least=0, most=top)
-    text = f"Efficiency over ranks, {scaling.mode} scaling: " + ", ".join(
+    text = ", ".join(
         f"{counted(size.num_ranks, 'rank')} {format_ratio(size.efficiency)}" for size in sizes
     )
     every = -(-len(numbers) // _MOST_TICKS)
@@ -64,7 +64,7 @@ def curve_figure(scaling: ScalingResult) -> Markup:
         *_laws(chart, scaling),
         *_runs(chart, sizes),
         *(_size(chart, size) for size in sizes),
-        label=text,
+        label=f"Efficiency over ranks, {scaling.mode} scaling: {text}",
     )
     caption = (
         f"Efficiency over {counted(scaling.baseline_ranks or 1, 'rank')}, {scaling.mode} scaling. "

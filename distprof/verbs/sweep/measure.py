@@ -146,16 +146,17 @@ def _size(sweep: Sweep, base: int, ranks: int) -> ScalingSize:
     low, high = (None, None) if ranks == base else _efficiency_ends(sweep, base, ranks)
     step_ns = max(round(step.value), 1)
     ideal_ns = max(round(base_step * base * sweep.work[ranks] / (sweep.work[base] * ranks)), 1)
-    lost: dict[str, Any] = (
-        {} if ranks == base else _losses(sweep.runs[base], runs, ideal_ns, step_ns)
-    )
+    parts, before = mean_parts(runs), mean_parts(sweep.runs[base])
+    lost: dict[str, Any] = {}
+    if ranks != base and before is not None and parts is not None:
+        lost["losses"] = split_loss(before, parts, ideal_ns, step_ns)
     return ScalingSize(
         num_ranks=ranks,
         num_repeats=len(runs),
         num_steps=sum(len(run.step_ns) for run in runs),
         step_ns=step_ns,
-        step_low_ns=_end(step.low),
-        step_high_ns=_end(step.high),
+        step_low_ns=None if math.isinf(step.low) else round(step.low),
+        step_high_ns=None if math.isinf(step.high) else round(step.high),
         work_per_step=sweep.work[ranks] if sweep.has_work else None,
         throughput_per_s=throughput,
         speedup=speedup,
@@ -167,10 +168,12 @@ def _size(sweep: Sweep, base: int, ranks: int) -> ScalingSize:
         is_traced=any(run.is_traced for run in runs),
         ideal_step_ns=ideal_ns,
         lost_ns=step_ns - ideal_ns,
-        is_data_parallel=_is_data_parallel(runs),
+        is_data_parallel=all(n <= 1 or axis in _DATA_AXES for axis, n in mesh.items())
+        if (mesh := runs[-1].fingerprint.mesh)
+        else None,
         run_step_ns=tuple(round(step) for step in _steps(runs)),
         **lost,
-        **_traced(runs, step_ns),
+        **_traced(runs, parts, step_ns),
     )
 
 
@@ -199,25 +202,11 @@ def _efficiency_ends(sweep: Sweep, base: int, ranks: int) -> tuple[float | None,
     return share * math.exp(value - below), share * math.exp(value + above)
 
 
-def _end(value: float) -> int | None:
-    return None if math.isinf(value) else round(value)
-
-
-def _losses(
-    base: Sequence[SummaryFile], runs: Sequence[SummaryFile], ideal_ns: int, step_ns: int
-) -> dict[str, Any]:
-    before, after = mean_parts(base), mean_parts(runs)
-    if before is None or after is None:
-        return {}
-    return {"losses": split_loss(before, after, ideal_ns, step_ns)}
-
-
-def _traced(runs: Sequence[SummaryFile], step_ns: int) -> dict[str, Any]:
+def _traced(runs: Sequence[SummaryFile], total: StepParts | None, step_ns: int) -> dict[str, Any]:
     """Results from traces, scaled to the step."""
-    total = mean_parts(runs)
     if total is None:
         return {}
-    parts: StepParts = scaled(total, step_ns)
+    parts = scaled(total, step_ns)
     number = sum(run.parts is not None for run in runs)
     return {
         "traced_ratio": total.span_ns / number / step_ns,
@@ -225,13 +214,6 @@ def _traced(runs: Sequence[SummaryFile], step_ns: int) -> dict[str, Any]:
         "transfer_ns": transfer_ns(runs, parts),
         "exposed_transfer_ns": parts.exposed_transfer_ns + parts.unsplit_comm_ns,
     }
-
-
-def _is_data_parallel(runs: Sequence[SummaryFile]) -> bool | None:
-    mesh = runs[-1].fingerprint.mesh
-    if not mesh:
-        return None
-    return all(size <= 1 or axis in _DATA_AXES for axis, size in mesh.items())
 
 
 def _laws(sweep: Sweep, base: int) -> tuple[tuple[ScalingLaw, ...], list[str]]:
@@ -268,24 +250,19 @@ def _law(law: Law, fit: ScalingFit, sizes: Sequence[int], base: int) -> ScalingL
         peak_ranks=peak.value if peak else None,
         peak_low=peak.low if peak else None,
         peak_high=_finite(peak.high) if peak else None,
-        predictions=tuple(
-            _prediction(fit, ranks, base, is_extrapolated=ranks > sizes[-1])
-            for ranks in (*sizes, *beyond)
-        ),
+        predictions=tuple(_prediction(fit, ranks, base, sizes[-1]) for ranks in (*sizes, *beyond)),
         notes=fit.notes,
     )
 
 
-def _prediction(
-    fit: ScalingFit, ranks: int, base: int, *, is_extrapolated: bool
-) -> ScalingPrediction:
+def _prediction(fit: ScalingFit, ranks: int, base: int, largest: int) -> ScalingPrediction:
     interval = fit.relative_efficiency(ranks, base)
     return ScalingPrediction(
         num_ranks=ranks,
         efficiency=interval.value,
         low=interval.low,
         high=interval.high,
-        is_extrapolated=is_extrapolated,
+        is_extrapolated=ranks > largest,
     )
 
 

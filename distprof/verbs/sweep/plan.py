@@ -88,23 +88,13 @@ def plan_workload(
     ``weak`` keeps the number of sequences per rank, ``strong`` that of all ranks. ``configuration``
     resolves the arguments through the workload, which also checks them.
     """
-    fixed = [
-        *arguments,
-        *(word for flag, words in _QUICK if not _has(arguments, flag) for word in words),
-    ]
-    resolved = configuration(["run", workload, f"--{device}", str(sizes[0]), *fixed])
-    batch = int(resolved["training"]["batch"])
+    quick = [word for flag, words in _QUICK if not _has(arguments, flag) for word in words]
     per_size = {
-        size: (
-            "run",
-            workload,
-            f"--{device}",
-            str(size),
-            *fixed,
-            *_batch(workload, size, sizes, batch, scaling),
-        )
-        for size in sizes
+        size: ("run", workload, f"--{device}", str(size), *arguments, *quick) for size in sizes
     }
+    batch = int(configuration(per_size[sizes[0]])["training"]["batch"])
+    for size, words in per_size.items():
+        per_size[size] = (*words, *_batch(workload, size, sizes, batch, scaling))
     return _sweep(per_size, repeats, workload=workload, scaling=scaling, device=device)
 
 

@@ -19,6 +19,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -273,9 +274,11 @@ def make_runs(folder: Path, sweep: SweepFile, *, say: Callable[[Progress], None]
             _clear(run_dir)
             report(0.0)
             verb, *others = run.arguments
-            ended = run_child(
-                [*_DISTPROF, verb, *_into(verb, run_dir, others)], keep_open=lock, beat=report
-            )
+            if verb == "capture":  # options precede the program; a run without steps must fail
+                words = ["-o", str(run_dir), "--fail-on", "error", *others]
+            else:
+                words = [*others, "-o", str(run_dir), "--quiet"]
+            ended = run_child([*_DISTPROF, verb, *words], keep_open=lock, beat=report)
             is_done = ended.exit_code in _FINE and _is_complete(folder / run.folder)
             changed = replace(
                 run,
@@ -304,13 +307,15 @@ def _reporter(
     sweep: SweepFile, number: int, say: Callable[[Progress], None]
 ) -> Callable[[float], None]:
     """A callback that reports the progress of the sweep during a run."""
+    run = sweep.runs[number]
+    ranks = f"{run.ranks:,} rank{'' if run.ranks == 1 else 's'}"
 
     def report(elapsed_s: float) -> None:
         say(
             Progress(
                 number=number + 1,
                 total=len(sweep.runs),
-                run=_named(sweep.runs[number]),
+                run=f"{ranks}, repeat {run.repeat + 1}",
                 elapsed_s=elapsed_s,
                 left_s=_left_s(sweep, number, elapsed_s),
             )
@@ -327,16 +332,11 @@ def _left_s(sweep: SweepFile, number: int, elapsed_s: float) -> float | None:
             took.setdefault(run.ranks, []).append(run.took_s)
     if not took:
         return None
-    by_size = {ranks: sum(times) / len(times) for ranks, times in took.items()}
-    usual = sum(by_size.values()) / len(by_size)
+    by_size = {ranks: fmean(times) for ranks, times in took.items()}
+    usual = fmean(by_size.values())
     going, *others = [run for run in sweep.runs[number:] if run.state != "done"]
     left = max(by_size.get(going.ranks, usual) - elapsed_s, 0.0)
     return left + sum(by_size.get(run.ranks, usual) for run in others)
-
-
-def _named(run: SweepRun) -> str:
-    ranks = f"{run.ranks:,} rank{'' if run.ranks == 1 else 's'}"
-    return f"{ranks}, repeat {run.repeat + 1}"
 
 
 def _clear(run_dir: Path) -> None:
@@ -351,13 +351,6 @@ def _clear(run_dir: Path) -> None:
             found=error.strerror or str(error),
             fix="remove it, or choose another folder with --sweep",
         ) from error
-
-
-def _into(verb: str, run_dir: Path, others: Sequence[str]) -> list[str]:
-    out = ["-o", str(run_dir), "--quiet"]
-    if verb == "capture":  # its options precede the program, and a run without steps must fail
-        return ["-o", str(run_dir), "--fail-on", "error", *others]
-    return [*others, *out]
 
 
 def _is_complete(run_dir: Path) -> bool:

@@ -189,7 +189,7 @@ def scaling_tables(scaling: ScalingResult, *, show_all: bool) -> Iterator[TableV
     """Tables of sizes, losses (drawn and in numbers) and laws."""
     if not scaling.sizes:
         return
-    yield from filter(None, (_sizes_table(scaling),))
+    yield _sizes_table(scaling)
     lossy = [size for size in scaling.sizes if size.losses]
     if lossy:
         yield _drawn_table(lossy)
@@ -351,13 +351,10 @@ def _extrapolation_table(laws: Sequence[ScalingLaw]) -> TableView | None:
 
 def _parameters(law: ScalingLaw) -> str:
     return ", ".join(
-        _parameter(each.name, each.value, each.low, each.high) for each in law.parameters
+        f"{_PARAMETERS.get(p.name, p.name)} {p.value:.3g} ({p.low:.3g} to "
+        + ("∞)" if p.high is None else f"{p.high:.3g})")
+        for p in law.parameters
     )
-
-
-def _parameter(name: str, value: float, low: float, high: float | None) -> str:
-    upto = f"{high:.3g}" if high is not None else "∞"
-    return f"{_PARAMETERS.get(name, name)} {value:.3g} ({low:.3g} to {upto})"
 
 
 _LAW = (
