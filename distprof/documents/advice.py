@@ -30,10 +30,9 @@ def cost_text(finding: Finding, report: Report) -> str:
         return _cost_of(cost, "iteration", report.training_log.mean_ns)
     if not report.run.ranks and report.step_log.ranks:
         return _cost_of(cost, "step", report.step_log.median_ns)
-    text = f"{format_duration(cost)} per {window_word(report)}"
     # Costs are means over ranks, so the reference is too; without traces it is the simulated step
     span = mean_span_ns(report) or report.whatif.replayed_ns
-    text = f"{text} ({format_ratio(cost / span)})" if span else text
+    text = _cost_of(cost, window_word(report), span)
     return f"{text}, {recovered}" if recovered else text
 
 
@@ -55,19 +54,15 @@ def gain_text(finding: Finding, report: Report) -> str:
         return "nothing left after the fixes above"
     if finding.is_bound:
         return f"at most {amount}, by no single change"
-    if report.plan.step_ns and not _is_planned(finding, report):
+    # A step of the plan has the same gain alone and in its place
+    planned = {(repair.alone_ns, repair.gain_ns) for repair in report.plan.repairs}
+    if report.plan.step_ns and (finding.recoverable_ns, finding.remaining_ns) not in planned:
         is_little = gain < MIN_GAIN_RATIO * report.plan.step_ns
         return f"{amount}, {'too little for a plan' if is_little else 'outside the plan'}"
     return f"saves {amount}"
 
 
-def _is_planned(finding: Finding, report: Report) -> bool:
-    """Whether the fix is a step of the plan, which has the same gain alone and in its place."""
-    gains = {(repair.alone_ns, repair.gain_ns) for repair in report.plan.repairs}
-    return (finding.recoverable_ns, finding.remaining_ns) in gains
-
-
-def _cost_of(cost: int, window: str, whole_ns: int | None) -> str:
+def _cost_of(cost: int, window: str, whole_ns: float | None) -> str:
     """A cost read from a log, relative to the log's own step time: it may cover other steps."""
     text = f"{format_duration(cost)} per {window}"
     return f"{text} ({format_ratio(cost / whole_ns)})" if whole_ns else text

@@ -76,13 +76,8 @@ def _ranked(found: Findings, *, show_all: bool) -> Iterator[str]:
         yield "**Findings:** none"
         return
     shown = found.listed if show_all else found.listed[:MAX_FINDINGS]
-    yield "\n".join(
-        [
-            "| | finding | cost | what | fix |",
-            "|---|---|---:|---|---|",
-            *(_finding_row(one) for one in shown),
-        ]
-    )
+    head = ["| | finding | cost | what | fix |", "|---|---|---:|---|---|"]
+    yield "\n".join([*head, *map(_finding_row, shown)])
     if len(shown) < len(found.listed):
         yield f"and {len(found.listed) - len(shown)} more"
 

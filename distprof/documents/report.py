@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from msgspec.structs import replace
 
@@ -121,10 +121,5 @@ def _unknown(report: Report) -> Iterator[str]:
     for one in report.not_checked:
         by_reason.setdefault(one.why, []).append(one)
     for why, rules in sorted(by_reason.items(), key=lambda item: -len(item[1])):
-        yield f"{_codes(rules)} not checked: {why}"
-
-
-def _codes(rules: Sequence[NotChecked]) -> str:
-    codes = ", ".join(one.code for one in rules[:_FEW_CODES])
-    left = len(rules) - _FEW_CODES
-    return f"{codes} and {left} more" if left > 0 else codes
+        codes, left = ", ".join(one.code for one in rules[:_FEW_CODES]), len(rules) - _FEW_CODES
+        yield f"{codes}{f' and {left} more' if left > 0 else ''} not checked: {why}"

@@ -129,10 +129,9 @@ def section(name: str, definition: dict[str, Any]) -> str:
         for value in definition["prefixItems"]  # written as a list
     }
     parts += ["| field | type | meaning |", "|---|---|---|"]
-    parts += [
-        f"| `{field}` | {_type(value)} | {_cell(value.get('description', ''))} |"
-        for field, value in fields.items()
-    ]
+    for field, value in fields.items():
+        meaning = _prose(value.get("description", "")).replace("|", "\\|")
+        parts.append(f"| `{field}` | {_type(value)} | {meaning} |")
     return "\n".join([*parts, ""])
 
 
@@ -144,10 +143,10 @@ def _type(value: dict[str, Any]) -> str:
         return f"`{value['const']}`"
     if "enum" in value:
         return " or ".join(f"`{choice}`" for choice in value["enum"])
-    if "type" not in value and "anyOf" not in value:
-        return "anything"
     if "anyOf" in value:
         return " or ".join(_type(option) for option in value["anyOf"])
+    if "type" not in value:
+        return "anything"
     if value["type"] == "array" and "prefixItems" in value:
         return f"list of {', '.join(_type(item) for item in value['prefixItems'])}"
     if value["type"] == "array":
@@ -155,10 +154,6 @@ def _type(value: dict[str, Any]) -> str:
     if value["type"] == "object":
         return f"object of {_type(value.get('additionalProperties', {}))}"
     return str(value["type"])
-
-
-def _cell(text: str) -> str:
-    return _prose(text).replace("|", "\\|")
 
 
 def _prose(text: str) -> str:

@@ -129,38 +129,30 @@ def _basis(page: Page, width: int) -> Iterator[RenderableType]:
     for caution in page.cautions:
         yield sentence(caution, width)
     if page.step is not None:
-        yield _indented(_step_bar(page.step, min(width - _INDENT, _MAX_BAR)))
-        yield _indented(_step_legend(page.step, width - _INDENT))
+        yield from map(_indented, _step_drawn(page.step, width - _INDENT))
     for said in page.sentences:
         yield sentence(said, width)
 
 
-def _step_bar(step: StepBar, width: int) -> Text:
-    """A mean step as one line of characters, each group in proportion to its time."""
-    bar = Text(no_wrap=True)
-    done, drawn = 0.0, 0
-    for share in step.shares:
-        done += share.ratio
-        upto = Bar(ratio=done, key="").length(width)
-        bar.append(share.group.glyph * (upto - drawn), style=share.group.style)
-        drawn = upto
-    return bar
-
-
-def _step_legend(step: StepBar, width: int) -> Text:
-    """The length of the step and the meaning of the bar's characters; labels are never broken."""
-    legend = Text(f"{step.length}: ")
-    used = len(legend)
+def _step_drawn(step: StepBar, width: int) -> Iterator[Text]:
+    """A mean step as a line of characters by group, and its legend, whose labels never break."""
+    bar, legend = Text(no_wrap=True), Text(f"{step.length}: ")
+    done, drawn, used = 0.0, 0, len(legend)
     for number, share in enumerate(step.shares):
-        length = len(share.text) + 2
+        glyph, style = share.group.glyph, share.group.style
+        done += share.ratio
+        upto = Bar(ratio=done, key="").length(min(width, _MAX_BAR))
+        bar.append(glyph * (upto - drawn), style=style)
+        drawn, length = upto, len(share.text) + 2
         if number:
             fits = used + 2 + length <= width
             legend.append("  " if fits else "\n")
             used = used + 2 if fits else 0
-        legend.append(share.group.glyph, style=share.group.style)
+        legend.append(glyph, style=style)
         legend.append(f" {share.text}")
         used += length
-    return legend
+    yield bar
+    yield legend
 
 
 def _ranked(found: Findings, verdict: str, options: RenderOptions) -> Iterator[RenderableType]:
@@ -174,11 +166,10 @@ def _ranked(found: Findings, verdict: str, options: RenderOptions) -> Iterator[R
     most = limits.findings if limits else MAX_FINDINGS
     shown = found.listed if options.show_all else found.listed[:most]
     for number, one in enumerate(shown, start=1):
+        yield _indented(_title(number, one, width, is_short=limits is not None))
         if limits is None:
-            yield _indented(_title(number, one, width))
             yield from _advice(one.finding, width)
         else:
-            yield _indented(_short_title(number, one))
             lines = limits.lines if number > 1 else None
             yield from _advice(one.finding, width, lines=lines, said=verdict)
     left_out = len(found.listed) - len(shown) + found.num_left_out
@@ -198,17 +189,15 @@ def _advice(
     yield _indented(fix, extra=3)
 
 
-def _short_title(number: int, one: Priced) -> Text:
-    """Number, rule and gain of the fix; the severity only if it is an error."""
-    title = _numbered(number, one.finding)
-    if one.finding.severity is Severity.ERROR:
-        title.append("  error", style=_SEVERITY_STYLES["error"])
-    return title.append(f"  {one.gain}" if one.gain else "")
-
-
-def _title(number: int, one: Priced, width: int) -> Text:
-    """Number, rule, severity, cost and confidence, on two lines if they do not fit on one."""
-    title, severity = _numbered(number, one.finding), one.finding.severity.value
+def _title(number: int, one: Priced, width: int, *, is_short: bool) -> Text:
+    """Number and rule, then severity, cost and confidence; in short, an error and the gain."""
+    severity = one.finding.severity.value
+    title = Text(f"{number:>2} ")
+    title.append(plain(f"{one.finding.code} {one.finding.name}"), style="bold")
+    if is_short:
+        if one.finding.severity is Severity.ERROR:
+            title.append("  error", style=_SEVERITY_STYLES["error"])
+        return title.append(f"  {one.gain}" if one.gain else "")
     meta = Text(severity, style=_SEVERITY_STYLES[severity])
     if one.cost:
         meta.append(f"  {one.cost}", style="not bold default")
@@ -216,11 +205,6 @@ def _title(number: int, one: Priced, width: int) -> Text:
     fits = _INDENT + title.cell_len + 2 + meta.cell_len <= width
     title.append("  " if fits else "\n   ")
     return title.append_text(meta)
-
-
-def _numbered(number: int, finding: Finding) -> Text:
-    title = Text(f"{number:>2} ")
-    return title.append(plain(f"{finding.code} {finding.name}"), style="bold")
 
 
 def _more(number: int, options: RenderOptions, *, is_short: bool) -> str:
@@ -277,9 +261,7 @@ def _drawn(view: TableView, kept: list[int], gap: int, width: int) -> Table:
     table = Table(
         box=None, show_header=named, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim"
     )
-    fixed = [
-        i for i in kept if not (view.columns[i].stretch or _has_bars(view, i) or _is_drawn(view, i))
-    ]
+    fixed = [i for i in kept if not (view.columns[i].stretch or _is_drawn(view, i))]
     room = width - sum(_natural_width(view, i) for i in fixed) - gap * (len(kept) - 1)
     for i in kept:
         column = view.columns[i]
@@ -297,18 +279,14 @@ def _drawn(view: TableView, kept: list[int], gap: int, width: int) -> Table:
     return table
 
 
-def _has_bars(view: TableView, index: int) -> bool:
-    return any(isinstance(row[index], Bar) for row in view.rows)
-
-
 def _is_drawn(view: TableView, index: int) -> bool:
-    return any(isinstance(row[index], Drawing) for row in view.rows)
+    return any(isinstance(row[index], Bar | Drawing) for row in view.rows)
 
 
 def _least_width(view: TableView, index: int) -> int:
     """Least number of terminal columns that a table column needs."""
     natural, column = _natural_width(view, index), view.columns[index]
-    if _has_bars(view, index) or _is_drawn(view, index):
+    if _is_drawn(view, index):
         return _MIN_BAR
     return min(natural, _MIN_STRETCH) if column.stretch or column.wrap else natural
 
@@ -317,7 +295,7 @@ def _natural_width(view: TableView, index: int) -> int:
     """Terminal columns that the widest cell of a table column takes."""
     cells = [row[index] for row in view.rows]
     texts = [view.columns[index].title, *(c for c in cells if isinstance(c, str))]
-    bar = _BAR_CELLS if _has_bars(view, index) else 0
+    bar = _BAR_CELLS if any(isinstance(cell, Bar) for cell in cells) else 0
     return max(bar, *(cell_len(plain(text[:_MAX_NAME])) for text in texts))
 
 

@@ -63,9 +63,12 @@ _STEP_WORDS = {
 
 
 def waterfall_figure(
-    report: Report, view: TableView, anchor_of: Callable[[Finding], str]
+    report: Report, views: Sequence[TableView], anchor_of: Callable[[Finding], str]
 ) -> Markup:
-    """A row for each part of ``view``; each bar begins where the previous one ends."""
+    """A row for each part of the main table; each bar begins where the previous one ends."""
+    view = next((view for view in views if view.is_main), None)
+    if view is None:
+        return EMPTY
     lines, start = [], 0.0
     for cells in view.rows:
         label, text, share, drawn = cells
