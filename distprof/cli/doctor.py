@@ -80,10 +80,9 @@ def doctor(format_name: str) -> int:
     if format_name == "json":
         content = {"problems": problems, "checks": [asdict(check) for check in checks]}
         to_stdout(json.dumps(content, indent=2) + "\n", "json")
-        return ExitCode.FINDINGS if problems else ExitCode.FINE
-    to_stdout("".join(_line(check) for check in checks))
-    summary = f"{problems} problem{'s' if problems != 1 else ''}" if problems else "no problems"
-    to_stdout(f"\n{summary}\n")
+    else:
+        summary = f"{problems or 'no'} problem{'s' if problems != 1 else ''}"
+        to_stdout(f"{''.join(map(_line, checks))}\n{summary}\n")
     return ExitCode.FINDINGS if problems else ExitCode.FINE
 
 
@@ -198,18 +197,18 @@ def _plugins() -> Check:
 
 def cache_check(root: Path) -> Check:
     """Whether the cache can be written, how large it is and how much space is free."""
-    name = "cache"
     existing = next((p for p in (root, *root.parents) if p.exists()), Path("/"))
     if not os.access(existing, os.W_OK):
         fix = "set DISTPROF_CACHE_DIR to a folder you can write, or use --cache-dir"
-        return Check(name=name, state="problem", found=f"{root} cannot be written", fix=fix)
+        return Check(name="cache", state="problem", found=f"{root} cannot be written", fix=fix)
     free = shutil.disk_usage(existing).free
-    found = f"{root}, holds {format_bytes(_size_of(root))}, {format_bytes(free)} free"
-    if free < _FEW_FREE_BYTES:
-        return Check(
-            name=name, state="problem", found=found, fix=f"delete {root}; distprof recreates it"
-        )
-    return Check(name=name, state="ok", found=found)
+    files = (path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
+    size = sum(path.stat().st_size for path in files)
+    found = f"{root}, holds {format_bytes(size)}, {format_bytes(free)} free"
+    if free >= _FEW_FREE_BYTES:
+        return Check(name="cache", state="ok", found=found)
+    fix = f"delete {root}; distprof recreates it"
+    return Check(name="cache", state="problem", found=found, fix=fix)
 
 
 def _device() -> Check:
@@ -246,10 +245,6 @@ def _version_of(name: str) -> str | None:
 
 def _text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
-def _size_of(folder: Path) -> int:
-    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file() and not p.is_symlink())
 
 
 def _line(check: Check) -> str:

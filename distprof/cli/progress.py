@@ -78,12 +78,10 @@ class _Paced:
         if total <= 1 or now < self._next:
             return
         self._next = now + self._every
-        self._show(f"{self._label} {_bar(done, total, _CELLS)} ", self._numbers(done, total))
-
-    def _numbers(self, done: int, total: int) -> str:
+        numbers = f"{done}/{total}"
         if self._unit == "bytes":
-            return f"{format_bytes(done)} of {format_bytes(total)}"
-        return f"{done}/{total}"
+            numbers = f"{format_bytes(done)} of {format_bytes(total)}"
+        self._show(f"{self._label} {_bar(done, total, _CELLS)} ", numbers)
 
 
 @contextmanager

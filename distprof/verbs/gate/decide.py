@@ -97,14 +97,9 @@ def _local(means: Floats) -> Floats:
 
 
 def least_repeats(alpha: float, fixed: int | None = None) -> int:
-    """Smallest number of repeats with which :func:`mann_whitney` can reach ``alpha``.
+    """Repeats with which :func:`mann_whitney` can reach ``alpha``; a million if none suffices.
 
-    Args:
-        alpha: Significance level.
-        fixed: Repeats of the side that gets no more; None if both get the same number.
-
-    Returns:
-        The number; a million if no number suffices.
+    ``fixed`` are those of the side that gets no more; None if both get the same number.
     """
     for count in range(1, 1_000):
         if 1 / math.comb(count + (fixed or count), count) <= alpha:
@@ -453,16 +448,10 @@ def _judge(evidence: _Evidence) -> tuple[State, int | None, str]:
     if is_few:
         return "inconclusive", needed, "There are too few repeats for a conclusion."
     if worse.low > limit:
-        return (
-            "inconclusive",
-            needed,
-            "The interval is beyond the tolerance, but the rank test does not agree.",
-        )
-    return (
-        "inconclusive",
-        needed,
-        "The interval contains both losses beyond the tolerance and smaller changes.",
-    )
+        why = "The interval is beyond the tolerance, but the rank test does not agree."
+    else:
+        why = "The interval contains both losses beyond the tolerance and smaller changes."
+    return "inconclusive", needed, why
 
 
 def _needed(evidence: _Evidence) -> int | None:

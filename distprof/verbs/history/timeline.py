@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Literal
 
@@ -241,7 +241,9 @@ def _judged(
         judged = _judge(before, commits[i : i + window], metric, tolerance, noise)
         found.append(judged)
         if judged.decision.state in ("regressed", "improved"):
-            noise = _noise(before, metric) if len(before) >= FEWEST_SESSIONS else noise
+            if len(before) >= FEWEST_SESSIONS:  # of the centres; relative if changes are ratios
+                centres = [_centre(commit, metric) for commit in before]
+                noise = float(np.std(_additive(centres, metric), ddof=1))
             start = i  # a new level, with the noise of the previous one
     return found
 
@@ -251,10 +253,8 @@ def _is_near(before: Sequence[_Commit], this: _Commit, metric: Metric, tolerance
     centre = pseudo_median(_additive(this.values, metric))
     pooled = [value for commit in before for value in commit.values]
     middles = (pooled, [_centre(commit, metric) for commit in before])
-    changes = [float(centre - pseudo_median(_additive(each, metric))) for each in middles]
-    return max(map(abs, changes)) < (
-        math.log1p(tolerance) if metric.scale == "ratio" else tolerance
-    )
+    changes = [abs(float(centre - pseudo_median(_additive(each, metric)))) for each in middles]
+    return max(changes) < (math.log1p(tolerance) if metric.scale == "ratio" else tolerance)
 
 
 def _judge(
@@ -315,16 +315,11 @@ def _decide_commits(
 
 def _direction(decision: Decision, metric: Metric, tolerance: float) -> int:
     """1 if the estimate is worse by more than the tolerance, −1 if it is better, otherwise 0."""
-    change = math.log(decision.change) if metric.scale == "ratio" else decision.change
+    change, limit = decision.change, tolerance
+    if metric.scale == "ratio":
+        change, limit = math.log(change), math.log1p(limit)
     worse = change if metric.better == "lower" else -change
-    limit = math.log1p(tolerance) if metric.scale == "ratio" else tolerance
     return (worse > limit) - (worse < -limit)
-
-
-def _noise(commits: Sequence[_Commit], metric: Metric) -> float:
-    """Standard deviation of the centres; relative if changes are ratios."""
-    centres = [_centre(commit, metric) for commit in commits]
-    return float(np.std(_additive(centres, metric), ddof=1))
 
 
 def _centre(commit: _Commit, metric: Metric) -> float:
@@ -352,7 +347,14 @@ def _point(
     if judged is None:
         return point
     found = judged.decision
-    is_change = found.state in ("regressed", "improved")
+    software: tuple[str, ...] = ()
+    if found.state in ("regressed", "improved") and earlier:
+        before, now = earlier.runs[-1].fingerprint, commit.runs[0].fingerprint
+        software = tuple(
+            f"{one.field}: {one.first or 'not set'} → {one.second or 'not set'}"
+            for one in differences(before, now)
+            if one.group == "software"
+        )
     return msgspec.structs.replace(
         point,
         state=found.state,
@@ -363,7 +365,7 @@ def _point(
         num_after=judged.num_after,
         needed_repeats=found.needed_repeats,
         why=found.why,
-        software=tuple(_software(earlier, commit)) if is_change and earlier else (),
+        software=software,
     )
 
 
@@ -377,11 +379,3 @@ def _interval(values: Sequence[float], metric: Metric) -> tuple[float | None, fl
     if metric.scale == "ratio":
         ends = (math.exp(max(ends[0], -700.0)), math.exp(min(ends[1], 700.0)))
     return ends
-
-
-def _software(earlier: _Commit, commit: _Commit) -> Iterator[str]:
-    before, now = earlier.runs[-1].fingerprint, commit.runs[0].fingerprint
-    for difference in differences(before, now):
-        if difference.group == "software":
-            first, second = difference.first or "not set", difference.second or "not set"
-            yield f"{difference.field}: {first} → {second}"

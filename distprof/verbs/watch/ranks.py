@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Literal
 
-from distprof.artefacts.rank_file import AttachFile, ErrorFile, RankFile
+from distprof.artefacts.rank_file import AttachFile, ErrorFile
 from distprof.artefacts.records import NvmlRecord
 from distprof.artefacts.run_file import Exit, Overhead
 from distprof.escape import plain, shorten
@@ -47,48 +47,37 @@ class RankWatch:
         self.seen_s = 0.0  # When the watcher saw that step, on a monotonic clock, seconds.
         self._is_alive = is_alive
         self._error: ErrorFile | None = None
-        self._exit: Exit | None = None
+        self.exit: Exit | None = None  # How its process ended, as the launcher says.
         self._process: AttachFile | None = None
         self._was_alive = False
         self._samples: deque[NvmlRecord] = deque(maxlen=SAMPLES)
-        self._memory: MemoryOfRank | None = None
+        self.memory: MemoryOfRank | None = None  # Its latest use; None if unknown.
 
     def take(self, added: RankAdded) -> None:
         """Update everything but steps."""
         if added.said is not None:
             self.device, self.coordinates = added.said.device, added.said.coordinates
             self.has_ended = added.said.ended_ns is not None
-            self.why_untimed = _why_untimed(added.said)
+            reasons = (probe.reason for probe in added.said.probes if probe.name == TIMES)
+            self.why_untimed = shorten(plain(next(reasons, "")), _MAX_MESSAGE)
             always_on = (each for each in added.said.overhead if each.mode == "always_on")
             self.probe_cost = next(always_on, None)
         self._error = added.error or self._error
-        self._exit = added.exit or self._exit
+        self.exit = added.exit or self.exit
         self._process = added.process or self._process
         self._samples.extend(added.samples)
         for record in added.memory[-1:]:
+            where: Literal["device", "process"] = "device"
             used = record.allocated_bytes
-            where = "process" if used is None else "device"
-            used = record.rss_bytes if used is None else used
+            if used is None:
+                where, used = "process", record.rss_bytes
             if used is not None:
-                self._memory = MemoryOfRank(
-                    rank=self.rank,
-                    used_bytes=used,
-                    where="device" if where == "device" else "process",
-                )
+                self.memory = MemoryOfRank(rank=self.rank, used_bytes=used, where=where)
 
     def begin_again(self) -> None:
         """Forget its last step and how it ended: the rank was restarted."""
         self.last_step = None
-        self._error = self._exit = None
-
-    def take_exit(self, found: Exit | None) -> None:
-        """Record how its process ended, if run.json says so."""
-        self._exit = found or self._exit
-
-    @property
-    def memory(self) -> MemoryOfRank | None:
-        """Latest memory use; None if unknown."""
-        return self._memory
+        self._error = self.exit = None
 
     @property
     def can_report(self) -> bool:
@@ -98,7 +87,7 @@ class RankWatch:
     @property
     def loss(self) -> str:
         """Evidence that the rank is lost, in one sentence; empty if there is none."""
-        error, ended = self._error, self._exit
+        error, ended = self._error, self.exit
         if error is not None:
             message = f"{error.kind}: {shorten(plain(error.message), _MAX_MESSAGE)}"
             return "" if error.is_peer_loss else plain(message)
@@ -111,7 +100,7 @@ class RankWatch:
 
     def is_gone(self) -> bool:
         """Whether its process was seen alive on this machine and is gone without an error."""
-        if self._process is None or self.has_ended or self._error or self._exit:
+        if self._process is None or self.has_ended or self._error or self.exit:
             return False
         alive = self._is_alive(self._process)
         self._was_alive = self._was_alive or alive is True
@@ -132,10 +121,3 @@ class RankWatch:
             reasons=tuple(reason for reason, _ in reasons.most_common()),
             sm_clock_mhz=known[-1].sm_clock_mhz,
         )
-
-
-def _why_untimed(file: RankFile) -> str:
-    for probe in file.probes:
-        if probe.name == TIMES:
-            return shorten(plain(probe.reason), _MAX_MESSAGE)
-    return ""

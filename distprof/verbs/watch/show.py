@@ -52,7 +52,10 @@ _LEAST_SHARE = 0.05  # a lower bound below this says nothing
 def watch_verdict(report: WatchReport) -> str:
     """The most important fact about the job now, in one sentence."""
     if report.lost:
-        return f"{_after(report)} {_who_is_lost(report)}".lstrip()
+        ranks = capitalized(name_ranks(each.rank for each in report.lost))
+        verb = "is" if len(report.lost) == 1 else "are"
+        lost = f"{ranks} {verb} lost: {report.lost[0].evidence}."
+        return f"{_after(report)} {lost}".lstrip()
     if _after(report):
         return _after(report)
     if report.step is None:
@@ -65,17 +68,14 @@ def watch_verdict(report: WatchReport) -> str:
         others = f" {counted(more, 'other rank')} {'is' if more == 1 else 'are'} also slow."
         return (
             f"Rank {worst.rank} is late by {_at_least(worst)}{format_duration(worst.late_ns)} "
-            "in each step, "
-            f"{format_ratio(worst.late_ratio)} of {of}. "
+            f"in each step, {format_ratio(worst.late_ratio)} of {of}. "
             f"It {_CAUSES[worst.cause]}.{others if more else ''}"
         )
     if report.alerts:
         return f"{report.alerts[0].message}."
-    return _not_proven(report.late[0]) if report.late else "Nothing stands out."
-
-
-def _not_proven(late: LateRank) -> str:
-    """Says that a rank is late more often than by chance, but not in enough steps."""
+    if not report.late:
+        return "Nothing stands out."
+    late = report.late[0]  # more often than by chance, but not in enough steps
     return (
         f"Rank {late.rank} may be slow: it was late in {late.num_above} of the last {WINDOW} "
         f"steps, by a median of {_at_least(late)}{format_duration(late.late_ns)}. It counts as "
@@ -86,12 +86,6 @@ def _not_proven(late: LateRank) -> str:
 def _at_least(late: LateRank) -> str:
     """The words before a lower bound; empty if the lateness is exact."""
     return "" if late.late_most_ns is None else "at least "
-
-
-def _who_is_lost(report: WatchReport) -> str:
-    ranks = capitalized(name_ranks(each.rank for each in report.lost))
-    verb = "is" if len(report.lost) == 1 else "are"
-    return f"{ranks} {verb} lost: {report.lost[0].evidence}."
 
 
 def _after(report: WatchReport) -> str:

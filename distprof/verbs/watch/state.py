@@ -91,7 +91,8 @@ class JobWatch:
             self.run = added.run
             self._add_ranks([entry.rank for entry in added.run.ranks[:MAX_RANKS]])
             for entry in added.run.ranks[:MAX_RANKS]:
-                self.ranks[entry.rank].take_exit(entry.exit)
+                watched = self.ranks[entry.rank]
+                watched.exit = entry.exit or watched.exit
         self.notes = tuple(_remarks(added))
         self._add_ranks([each.rank for each in added.ranks])
         for each in added.ranks:
