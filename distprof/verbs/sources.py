@@ -92,7 +92,11 @@ def _check_path(source: str, *, expected: str) -> None:
     if "://" in source or any(character in source for character in "*?["):
         return
     path = Path(source)
-    if _exists(path):
+    try:
+        exists = path.exists()
+    except (OSError, ValueError):  # the name is too long or contains a null character
+        exists = False
+    if exists:
         if not (path.is_file() or path.is_dir()):
             raise InputError(
                 source,
@@ -107,13 +111,6 @@ def _check_path(source: str, *, expected: str) -> None:
         found="no file or folder with that name",
         fix=_near_names(path) or "check the path; a URL needs its scheme, such as s3://",
     )
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # the name is too long or contains a null character
-        return False
 
 
 def _near_names(path: Path) -> str:

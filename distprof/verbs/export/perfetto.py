@@ -78,25 +78,20 @@ def export_perfetto(
             timeline = _TimeLine(examined, chosen, PacketFile(stream, epoch_ns))
             timeline.write(ranks, progress)
         size = file.stat().st_size if file.is_file() else 0
-    except WriteError as error:
-        raise _cannot_write(file, error.__cause__) from error
-    except OSError as error:
-        raise _cannot_write(file, error) from error
+    except (WriteError, OSError) as error:
+        cause = error.__cause__ if isinstance(error, WriteError) else error
+        raise InputError(
+            str(file),
+            expected="a path that can be written",
+            found=getattr(cause, "strerror", None) or str(cause),
+            fix="choose another file with -o, or write less: --ranks, --steps, --only collectives",
+        ) from error
     return Exported(
         path=str(file),
         ranks=tuple(rank.rank for rank in ranks),
         num_slices=timeline.num_slices,
         num_bytes=size,
         notes=(*timeline.notes, *_doubts(examined)),
-    )
-
-
-def _cannot_write(file: Path, error: BaseException | None) -> InputError:
-    return InputError(
-        str(file),
-        expected="a path that can be written",
-        found=getattr(error, "strerror", None) or str(error),
-        fix="choose another file with -o, or write less: --ranks, --steps, --only collectives",
     )
 
 
@@ -228,30 +223,27 @@ class _TimeLine:
         simulation = self._examined.simulation
         if simulation is None or not isinstance(simulation.model, TraceModel):
             return
-        found = self._path_slices(simulation.model.graph)
-        track = self._shared.track(
-            "critical path",
-            parent,
-            about="The chain of work and transfers that determined the end of the last step.",
-        )
-        self._shared.slices(track, found)
-        self.num_slices += found.spans.size
-
-    def _path_slices(self, graph: TraceGraph) -> Slices:
+        graph = simulation.model.graph
         times = graph.simulate()
         path = critical_path(graph.graph, times, delay=graph.delay_ns)
         bounds = self._measured(graph, path, times.start[path], int(times.end[path[-1]]))
         names = node_names(graph, path)
         starts = [i for i, name in enumerate(names) if i == 0 or name != names[i - 1]]
-        ends = [*starts[1:], len(names)]
-        spans = Intervals(bounds[starts], bounds[ends])
+        spans = Intervals(bounds[starts], bounds[[*starts[1:], len(names)]])
         kept = np.flatnonzero(spans.end > spans.start)
         kept = kept[np.isin(kept, inside(spans, self._chosen_windows()))]
-        return Slices(
+        track = self._shared.track(
+            "critical path",
+            parent,
+            about="The chain of work and transfers that determined the end of the last step.",
+        )
+        found = Slices(
             spans=Intervals(spans.start[kept], spans.end[kept]),
             name=Coded.encode([names[starts[i]] for i in kept.tolist()]),
             category=Coded(np.zeros(len(kept), np.int32), ("critical path",)),
         )
+        self._shared.slices(track, found)
+        self.num_slices += found.spans.size
 
     def _measured(
         self, graph: TraceGraph, path: Int64Array, simulated: Int64Array, end: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Literal
 
 import msgspec
@@ -52,20 +53,22 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
 
     def write(self) -> int:
         """Write the tracks and return the number of slices."""
-        return sum((self._steps(), self._collectives(), self._late(), self._slots(),
-                    self._tables(), self._sensors()))  # fmt: skip
+        written = self._steps() + self._collectives() + self._late() + self._slots()
+        if self.only != "collectives":
+            tables = self.rank.tables.load(every_host_row=self.only is None)
+            written += self._streams(tables)
+            written += self._threads(tables) if self.only is None else 0
+        self._sensors()
+        return written
 
     # Tracks with results of distprof --------------------------------------------------------------
 
     def _steps(self) -> int:
         table = self.rank.steps.take(inside(intervals_of(self.rank.steps), self._windows))
         label = "capture" if self.rank.step_source is StepSource.CAPTURE else "step {}"
-        names = [
-            label.format(step) + ("" if complete else " (cut by the capture)")
-            for step, complete in zip(
-                table["step"].tolist(), table["complete"].tolist(), strict=True
-            )
-        ]
+        rows = zip(table["step"].tolist(), table["complete"].tolist(), strict=True)
+        cut = " (cut by the capture)"
+        names = [label.format(step) + ("" if complete else cut) for step, complete in rows]
         own = intervals_of(table)
         return self._write("steps", _STEPS, own, Coded.encode(names), "step")
 
@@ -99,14 +102,10 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
         start = np.concatenate((own.start[known][waits], middle[moves]))
         end = np.concatenate((middle[waits], own.end[known][moves]))
         error = self.clock.error_between(self.rank.rank, last[waits])
+        columns = (last[waits], (end - start)[: len(waits)], error)
         names = [
             WAITS.format(rank) if wait > error >= 0 else WITHIN_ERROR
-            for rank, wait, error in zip(
-                last[waits].tolist(),
-                (end - start)[: len(waits)].tolist(),
-                error.tolist(),
-                strict=True,
-            )
+            for rank, wait, error in np.stack(columns, axis=1).tolist()
         ]
         both = ["wait"] * len(waits) + ["transfer"] * len(moves)
         return Slices(
@@ -125,19 +124,11 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
         columns = (table["kind"].astype(np.int64), axis, table["bytes"])
         keys = np.stack([column[kept] for column in columns], axis=1)
         classes, code = np.unique(keys, axis=0, return_inverse=True)
-        names = [
-            " ".join(
-                filter(
-                    None,
-                    (
-                        CollectiveKind(kind).label,
-                        labels[at] if labels else "",
-                        "" if size == ABSENT else format_bytes(size),
-                    ),
-                )
-            )
-            for kind, at, size in classes.tolist()
-        ]
+        names = []
+        for kind, at, size in classes.tolist():
+            shown = "" if size == ABSENT else format_bytes(size)
+            words = (CollectiveKind(kind).label, labels[at] if labels else "", shown)
+            names.append(" ".join(filter(None, words)))
         return Coded.merged(code.ravel().astype(np.int32), names)
 
     def _late(self) -> int:
@@ -185,26 +176,15 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
             return 0
         own = Intervals(slots.start_ns, slots.end_ns)
         kept = inside(own, self._windows)
+        columns = (slots.kind, slots.micro_batch, slots.stage)
         names = [
             f"{SlotKind(kind).name.lower()} of micro-batch {micro_batch}, stage {stage}"
-            for kind, micro_batch, stage in zip(
-                slots.kind[kept].tolist(),
-                slots.micro_batch[kept].tolist(),
-                slots.stage[kept].tolist(),
-                strict=True,
-            )
+            for kind, micro_batch, stage in np.stack(columns, axis=1)[kept].tolist()
         ]
         own = Intervals(own.start[kept], own.end[kept])
         return self._write("pipeline slots", _SLOTS, own, Coded.encode(names), "pipeline")
 
     # Tracks from the trace ------------------------------------------------------------------------
-
-    def _tables(self) -> int:
-        if self.only == "collectives":
-            return 0
-        tables = self.rank.tables.load(every_host_row=self.only is None)
-        written = self._streams(tables)
-        return written if self.only is not None else written + self._threads(tables)
 
     def _streams(self, tables: RankTables) -> int:
         """One track per stream, and another for ranges that the program annotated on it."""
@@ -246,31 +226,22 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
 
     # Sensors --------------------------------------------------------------------------------------
 
-    def _sensors(self) -> int:
+    def _sensors(self) -> None:
         """Counters of the values that probes or sensor files recorded during the capture."""
         source = self.run.records.get(self.rank.rank)
         if source is None:
-            return 0
-        records, place = source.load(), 0
-        for schema, table in ((TELEMETRY, records.telemetry), (MEMORY_LOG, records.memory)):
-            for name, unit, at_ns, values in _series(schema, table):
-                self._counter(name, unit, at_ns, values, place)
-                place += 1
-        return 0
-
-    def _counter(
-        self, name: str, unit: str, own_ns: Int64Array, values: np.ndarray, place: int
-    ) -> None:
-        at_ns = self.clock.times(self.rank.rank, own_ns)
-        kept = (at_ns >= self.clock.first_ns) & (at_ns <= self.clock.last_ns)
-        windows = self._windows
-        if windows is not None:
-            kept[
-                np.setdiff1d(np.arange(len(own_ns)), inside(Intervals(own_ns, own_ns), windows))
-            ] = False
-        if kept.any():
-            track = self.packets.track(name, self.parent, place=_at(_SENSORS, place), unit=unit)
-            self.packets.counter(track, at_ns[kept], values[kept])
+            return
+        records, rank = source.load(), self.rank.rank
+        tables = ((TELEMETRY, records.telemetry), (MEMORY_LOG, records.memory))
+        found = chain.from_iterable(_series(schema, table) for schema, table in tables)
+        for place, (name, unit, own_ns, values) in enumerate(found):
+            at_ns = self.clock.times(rank, own_ns)
+            kept = (at_ns >= self.clock.first_ns) & (at_ns <= self.clock.last_ns)
+            chosen = inside(Intervals(own_ns, own_ns), self._windows)
+            kept &= np.isin(np.arange(len(own_ns)), chosen)
+            if kept.any():
+                track = self.packets.track(name, self.parent, place=_at(_SENSORS, place), unit=unit)
+                self.packets.counter(track, at_ns[kept], values[kept])
 
     # Writing --------------------------------------------------------------------------------------
 

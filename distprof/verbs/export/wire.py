@@ -119,12 +119,8 @@ def _joined(parts: Sequence[Rows]) -> Rows:
     values = np.concatenate([part.values for part in parts])
     if all(part.kept is None for part in parts):
         return Rows(values)
-    return Rows(
-        values,
-        np.concatenate(
-            [
-                (np.ones(part.values.shape, np.bool_) if part.kept is None else part.kept)
-                for part in parts
-            ]
-        ),
-    )
+    every = (np.ones(part.values.shape, np.bool_) for part in parts)
+    kept = [
+        whole if part.kept is None else part.kept for part, whole in zip(parts, every, strict=True)
+    ]
+    return Rows(values, np.concatenate(kept))

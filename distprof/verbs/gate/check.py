@@ -140,6 +140,7 @@ def judge(
     deciding = [check for check in checks if check.is_gated]
     needed = [check.needed_repeats for check in deciding if check.state == "inconclusive"]
     known = [number for number in needed if number is not None]
+    assumed = (f"Assumed: {check.assumes}" for check in deciding if check.assumes)
     return CheckResult(
         distprof_version=__version__,
         state=min((check.state for check in deciding), key=_WORST.index, default="inconclusive"),
@@ -157,9 +158,7 @@ def judge(
             if isinstance(why, str)
             and (name in settings.metrics or (name in wanted and name in recorded))
         },
-        notes=tuple(
-            dict.fromkeys(f"Assumed: {check.assumes}" for check in deciding if check.assumes)
-        ),
+        notes=tuple(dict.fromkeys(assumed)),
         inconclusive_fails=settings.inconclusive_fails,
     )
 
@@ -352,7 +351,10 @@ def judge_runs(
         is_paired=is_paired,
         unlike=found,
     )
-    return result if is_paired or others is None else _with_drift_note(result)
+    if is_paired or others is None:
+        return result
+    note = "The runs of both sides did not alternate, so drift between them may look like a change."
+    return msgspec.structs.replace(result, notes=(*result.notes, note))
 
 
 def _unlike_error(source: str, found: tuple[str, ...]) -> InputError:
@@ -380,11 +382,6 @@ def refuse_unlike_plan(sweep: SweepFile, baseline: BaselineFile, source: str) ->
         raise _unlike_error(source, found)
 
 
-def _with_drift_note(result: CheckResult) -> CheckResult:
-    note = "The runs of both sides did not alternate, so drift between them may look like a change."
-    return msgspec.structs.replace(result, notes=(*result.notes, note))
-
-
 def planned_repeats(text: str, place: Path, *, repeats: int) -> SweepFile:
     """The runs of ``ddp --ranks 2``, for example, including those already done in the folder."""
     try:
@@ -400,16 +397,6 @@ def planned_repeats(text: str, place: Path, *, repeats: int) -> SweepFile:
         device=device,
         configuration=configuration_of,
     )
-    return _resumed(place, planned)
-
-
-def num_repeats(sweep: SweepFile) -> int:
-    """Number of runs per size."""
-    return max(run.repeat for run in sweep.runs) + 1
-
-
-def _resumed(place: Path, planned: SweepFile) -> SweepFile:
-    """The series in the folder, if it matches the plan; it may have more repeats."""
     found = load_sweep(place) if place.is_dir() else None
     if found is None:
         if place.is_dir() and any(place.iterdir()):
@@ -423,3 +410,8 @@ def _resumed(place: Path, planned: SweepFile) -> SweepFile:
     raise UsageError(
         f"{place} contains runs of another workload, or with other options: choose a new folder"
     )
+
+
+def num_repeats(sweep: SweepFile) -> int:
+    """Number of runs per size."""
+    return max(run.repeat for run in sweep.runs) + 1

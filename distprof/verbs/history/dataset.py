@@ -49,11 +49,10 @@ def append(folder: str, summaries: Iterable[SummaryFile]) -> int:
         if MERGED_NAME.fullmatch(name):
             with suppress(ValueError):  # readers report damaged files
                 found.update(summaries_in(store.get(name)))
-    known = found
     added = 0
     for summary in summaries:
         row = row_of(summary)
-        if row["summary"] not in known:
+        if row["summary"] not in found:
             added += store.put(
                 f"{max(row['created_ns'] or 0, 0):020d}-{_digest([row['summary']])}.parquet",
                 parquet_of([row]),
@@ -74,8 +73,7 @@ def read(folder: str) -> tuple[tuple[SummaryFile, ...], tuple[str, ...]]:
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             damaged[file] = str(error)
     notes += [_left_out(f"a row of {file}", why) for file, why in damaged.items()]
-    ordered = sorted(summaries.values(), key=lambda summary: summary.created_ns)
-    return tuple(ordered), tuple(notes)
+    return tuple(sorted(summaries.values(), key=lambda one: one.created_ns)), tuple(notes)
 
 
 def compact(folder: str) -> tuple[int, int]:
@@ -146,9 +144,8 @@ def _names(store: Store) -> tuple[list[str], list[str]]:
             found=f"other files, for example {others[0]}" if others else "no files",
             fix="add runs: distprof history add RUN…",
         )
-    if not others:
-        return mine, []
-    return mine, [f"{others[0]} and other files that are not part of a history are left out."]
+    note = "and other files that are not part of a history are left out."
+    return mine, [f"{others[0]} {note}"] if others else []
 
 
 def _left_out(what: str, why: str) -> str:
@@ -198,16 +195,10 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 def row_of(summary: SummaryFile) -> dict[str, Any]:
     """A summary as one row."""
-    figures = {
-        name: getattr(summary, name)
-        for name in COLUMNS
-        if name in SummaryFile.__struct_fields__ and name != "step_ns"
-    }
     print_ = summary.fingerprint
-    job = {name: getattr(print_, name) for name in COLUMNS if hasattr(print_, name)}
     row = {
-        **figures,
-        **job,
+        **{name: getattr(summary, name) for name in COLUMNS if hasattr(summary, name)},
+        **{name: getattr(print_, name) for name in COLUMNS if hasattr(print_, name)},
         "series": series_of(print_),
         "step_ns": int(np.median(summary.step_ns)) if summary.step_ns else None,
         "num_steps": len(summary.step_ns),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from distprof.documents.html.blocks import EMPTY, Markup, Part, captioned, joined
 from distprof.documents.html.chart import Chart, nice_ticks
 from distprof.escape import shorten
@@ -49,8 +47,9 @@ def series_figure(history: History, series: HistorySeries) -> Markup:
     room = _MARGIN * ((most - least) or abs(most) or 1)
     chart = Chart(left=-0.5, right=len(points) - 0.5, least=least - room, most=most + room)
     changes = [i for i, point in enumerate(points) if point.state in ("regressed", "improved")]
+    named = [f"{points[i].state} at {point_name(points[i])}" for i in changes[-_MOST_NAMED:]]
     label = f"{history.label} over {counted(len(points), 'point')}, "
-    label += _changes_text(points, changes)
+    label += ", ".join(named) or "no change"
     every = -(-len(points) // _MOST_TICKS)
     places = range(len(points) - 1, -1, -every)
     ticks = nice_ticks(chart.least, chart.most, 5)
@@ -62,13 +61,22 @@ def series_figure(history: History, series: HistorySeries) -> Markup:
         ),
         chart.curve([(i, point.value) for i, point in enumerate(points)], "thin"),
         *(
-            chart.flag(i, f"{points[i].state} at {point_name(points[i])}", _KINDS[points[i].state])
-            for i in changes[-_MOST_NAMED:]
+            chart.flag(i, name, _KINDS[points[i].state])
+            for i, name in zip(changes[-_MOST_NAMED:], named, strict=True)
         ),
         *(_point(chart, i, point, history) for i, point in enumerate(points)),
         label=label,
     )
-    return captioned(_caption(history, series, len(points)), drawn)
+    name = shorten(series_name(series.fingerprint), 120)
+    text = (
+        f"{name}: median of the repeats at each commit with the 95 % interval of its centre. "
+        f"{capitalized(history.better)} is better. A dashed line marks a change beyond chance and "
+        "tolerance. The axis does not begin at 0."
+    )
+    left_out = len(series.points) - len(points)
+    return captioned(
+        f"{text} {counted(left_out, 'earlier point')} not drawn." if left_out > 0 else text, drawn
+    )
 
 
 def _interval(point: HistoryPoint) -> tuple[float, float] | None:
@@ -76,24 +84,6 @@ def _interval(point: HistoryPoint) -> tuple[float, float] | None:
     if point.low is None or point.high is None or point.high > _WIDEST * point.value:
         return None
     return point.low, point.high
-
-
-def _changes_text(points: Sequence[HistoryPoint], changes: Sequence[int]) -> str:
-    if not changes:
-        return "no change"
-    named = [f"{points[i].state} at {point_name(points[i])}" for i in changes[-_MOST_NAMED:]]
-    return ", ".join(named)
-
-
-def _caption(history: History, series: HistorySeries, num_points: int) -> str:
-    name = shorten(series_name(series.fingerprint), 120)
-    text = (
-        f"{name}: median of the repeats at each commit with the 95 % interval of its centre. "
-        f"{capitalized(history.better)} is better. A dashed line marks a change beyond chance and "
-        "tolerance. The axis does not begin at 0."
-    )
-    left_out = len(series.points) - num_points
-    return f"{text} {counted(left_out, 'earlier point')} not drawn." if left_out > 0 else text
 
 
 def _point(chart: Chart, at: int, point: HistoryPoint, history: History) -> Markup:

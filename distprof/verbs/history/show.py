@@ -42,12 +42,9 @@ def history_verdict(history: History) -> str:
         return f"No run in this history has the metric {history.label}."
     counts = [sum(point.state == state for point in points) for state in _MARKED]
     commits = counted(len(points), "point")
-    found = [
-        counted(count, noun)
-        for count, noun in zip(counts, ("regression", "improvement"), strict=True)
-        if count
-    ]
-    changes = " and ".join(found) if found else "no change beyond chance and tolerance"
+    nouns = zip(counts, ("regression", "improvement"), strict=True)
+    found = " and ".join(counted(count, noun) for count, noun in nouns if count)
+    changes = found or "no change beyond chance and tolerance"
     if all(point.state == "first" for point in points):
         return f"{history.label}: {commits}, and no earlier point to compare with."
     if len(history.series) > 1:
@@ -72,9 +69,8 @@ def state_shown(history: History, point: HistoryPoint) -> str:
         return point.state
     if point.state != "inconclusive" or point.change is None:
         return ""
-    least, most = 1 - history.tolerance, 1 + history.tolerance
-    if history.scale == "difference":
-        least, most = -history.tolerance, history.tolerance
+    middle = 0 if history.scale == "difference" else 1
+    least, most = middle - history.tolerance, middle + history.tolerance
     return "" if least <= point.change <= most else "open"
 
 
@@ -106,11 +102,8 @@ def _change_sentences(history: History) -> Iterator[str]:
         values = metric_text(point.value, history.unit)
         if before is not None:
             values = f"{metric_text(before.value, history.unit)} → {values}"
-        after = (
-            f", confirmed by the {counted(point.num_after, 'point')} after it"
-            if point.num_after
-            else ""
-        )
+        later = f", confirmed by the {counted(point.num_after, 'point')} after it"
+        after = later if point.num_after else ""
         software = f"; {', '.join(point.software)}" if point.software else ""
         yield (
             f"{point.state.capitalize()} at {point_name(point)} ({day(point.created_ns)})"
@@ -161,16 +154,16 @@ def _scale_notes(
 
 def _ends(points: Sequence[HistoryPoint]) -> tuple[float, float]:
     """Range of the drawing: medians, and intervals that are narrow enough to draw."""
-    values = [point.value for point in points]
-    for point in points:
-        if point.low is not None and point.high is not None and _is_narrow(point):
-            values += [point.low, point.high]
+    values = [v for point in points for v in (point.value, *_narrow(point))]
     return min(values), max(values)
 
 
-def _is_narrow(point: HistoryPoint) -> bool:
+def _narrow(point: HistoryPoint) -> tuple[float, ...]:
+    """The ends of the interval of a point, if it is narrow enough to be meaningful."""
     low, high = point.low, point.high
-    return low is not None and high is not None and high <= _WIDEST * max(low, 0) + 1e-9
+    if low is None or high is None or high > _WIDEST * max(low, 0) + 1e-9:
+        return ()
+    return low, high
 
 
 def _drawing(point: HistoryPoint, least: float, most: float) -> Drawing:
@@ -182,8 +175,8 @@ def _drawing(point: HistoryPoint, least: float, most: float) -> Drawing:
 
     def draw(room: int) -> str:
         line = [" "] * room
-        if point.low is not None and point.high is not None and _is_narrow(point):
-            for cell in range(place(point.low, room), place(point.high, room) + 1):
+        if ends := [place(end, room) for end in _narrow(point)]:
+            for cell in range(ends[0], ends[1] + 1):
                 line[cell] = "·"
         line[place(point.value, room)] = "█" if point.state in _MARKED else "▒"
         return "".join(line).rstrip()
@@ -192,15 +185,14 @@ def _drawing(point: HistoryPoint, least: float, most: float) -> Drawing:
 
 
 def _interval(point: HistoryPoint, unit: str) -> str:
-    if point.low is None or point.high is None or not _is_narrow(point):
-        return ""
-    return f"{metric_text(point.low, unit)} to {metric_text(point.high, unit)}"
+    return " to ".join(metric_text(end, unit) for end in _narrow(point))
 
 
 def _short_change(history: History, point: HistoryPoint) -> str:
     if point.change is None:
         return ""
-    return f"{amount(point.change, history.scale)}{_percent(history)}"
+    unit = " %" if history.scale == "ratio" else " points"
+    return f"{amount(point.change, history.scale)}{unit}"
 
 
 def _change(history: History, point: HistoryPoint) -> str:
@@ -210,10 +202,6 @@ def _change(history: History, point: HistoryPoint) -> str:
     if low is not None and high is not None:
         ends = f" ({amount(low, history.scale)} to {amount(high, history.scale)})"
     return f"{_short_change(history, point)}{ends}"
-
-
-def _percent(history: History) -> str:
-    return " %" if history.scale == "ratio" else " points"
 
 
 def series_name(print_: Fingerprint) -> str:
