@@ -17,7 +17,6 @@ from distprof.verbs.sources import check_comparable, check_source, single_source
 
 if TYPE_CHECKING:
     from distprof.api import Examined
-    from distprof.verbs.export.perfetto import Exported
 
 _HOW_TO_OPEN = """\
 Open https://ui.perfetto.dev and drag the file into the page: {path}
@@ -97,7 +96,13 @@ def perfetto(
     chosen = Choice(ranks=ranks, steps=steps, only=next((o for o in ONLY if o == only), None))
     with progress_bar("writing ranks", quiet=quiet) as progress:
         written = export_perfetto(examined, output, chosen, progress=progress)
-    _report(written, quiet=quiet)
+    from distprof.units import format_bytes, name_ranks
+
+    for sentence in written.notes:
+        note(sentence, quiet=quiet)
+    size = f", {format_bytes(written.num_bytes)}" if written.num_bytes else ""
+    what = f"{name_ranks(written.ranks)}, {written.num_slices:,} slices{size}"
+    note(f"Wrote {written.path}: {what}", quiet=quiet)
     if how:
         click.echo(_HOW_TO_OPEN.format(path=plain(output)))
     return ExitCode.FINE
@@ -238,13 +243,3 @@ def _examined(
         )
     with progress_bar("measuring ranks", quiet=quiet) as progress:
         return api.examine(run, config=settings, progress=progress)
-
-
-def _report(written: Exported, *, quiet: bool) -> None:
-    from distprof.units import format_bytes, name_ranks
-
-    for sentence in written.notes:
-        note(sentence, quiet=quiet)
-    size = f", {format_bytes(written.num_bytes)}" if written.num_bytes else ""
-    what = f"{name_ranks(written.ranks)}, {written.num_slices:,} slices{size}"
-    note(f"Wrote {written.path}: {what}", quiet=quiet)

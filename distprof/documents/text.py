@@ -43,30 +43,28 @@ def fitting_text(pages: Iterable[Page], options: RenderOptions) -> str:
     """The first page, longest first, that fits on a terminal, or else the last, as text."""
     written = ""
     for page in pages:
-        written = _printed(page_blocks(page, options), options)
+        blocks = page_blocks(page, options)
+        out = io.StringIO()
+        console = Console(
+            file=out,
+            width=max(options.width, MIN_WIDTH),
+            force_terminal=options.color,
+            no_color=not options.color,
+            color_system="standard" if options.color else None,
+            legacy_windows=False,
+            markup=False,
+            highlight=False,
+            emoji=False,
+            _environ={} if options.color else os.environ,
+        )
+        for block in blocks:
+            console.print(block, crop=False)
+        written = (
+            "\n".join(line.rstrip() for line in out.getvalue().rstrip("\n").split("\n")) + "\n"
+        )
         if rows_of(written, options.width) <= MAX_BRIEF:
             break
     return written
-
-
-def _printed(blocks: Iterable[RenderableType], options: RenderOptions) -> str:
-    """Blocks one below another, as text for a terminal."""
-    out = io.StringIO()
-    console = Console(
-        file=out,
-        width=max(options.width, MIN_WIDTH),
-        force_terminal=options.color,
-        no_color=not options.color,
-        color_system="standard" if options.color else None,
-        legacy_windows=False,
-        markup=False,
-        highlight=False,
-        emoji=False,
-        _environ={} if options.color else os.environ,
-    )
-    for block in blocks:
-        console.print(block, crop=False)
-    return "\n".join(line.rstrip() for line in out.getvalue().rstrip("\n").split("\n")) + "\n"
 
 
 def rows_of(text: str, width: int) -> int:

@@ -160,7 +160,14 @@ def collectives_figure(classes: Sequence[CollectiveClass]) -> Markup:
         height=HEIGHT,
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
     )
-    return captioned(_caption(timed), scrolled(drawn, label), _named(kinds))
+    how = {"aria_hidden": "true", "viewBox": "0 0 14 14"}
+    items = [
+        element("li", element("svg", _shape(i, 7, 7, 6), class_=f"s{i % _COLORS}", **how), kind)
+        for i, kind in enumerate(kinds)
+    ]
+    return captioned(
+        _caption(timed), scrolled(drawn, label), element("ul", *items, class_="legend")
+    )
 
 
 def expected_ns(c: CollectiveClass) -> float | None:
@@ -270,12 +277,3 @@ def _expected_line(
     return element(
         "g", element("title", f"{kind}: expected from the fabric"), line, class_=f"s{number}"
     )
-
-
-def _named(kinds: Sequence[str]) -> Markup:
-    how = {"aria_hidden": "true", "viewBox": "0 0 14 14"}
-    items = [
-        element("li", element("svg", _shape(i, 7, 7, 6), class_=f"s{i % _COLORS}", **how), kind)
-        for i, kind in enumerate(kinds)
-    ]
-    return element("ul", *items, class_="legend")

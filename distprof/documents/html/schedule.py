@@ -61,10 +61,12 @@ def schedule_figure(group: PipelineGroup) -> Markup:
     slots = [slot for slot in group.picture if slot.rank in line_of]
     height = len(line_of) * (_ROW + _GAP) + 24
     label = f"One step of the pipeline of ranks {short_ranks(ranks, 80)}: {_facts(group)}"
+    first = element("text", "0", x=0, y=height - 6)
+    last = element("text", format_duration(span), x="100%", y=height - 6, class_="end")
     drawn = picture(
         *(_ground(number) for number in line_of.values()),
         *(_slot(slot, line_of[slot.rank], span) for slot in slots),
-        _times(span, height),
+        element("g", first, last, class_="axis"),
         label=label,
         width=WIDTH,
         height=height,
@@ -157,9 +159,3 @@ def _number(slot: PictureRow, share: float, span: int, y: int) -> Markup:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.5g}%"
-
-
-def _times(span: int, height: int) -> Markup:
-    first = element("text", "0", x=0, y=height - 6)
-    last = element("text", format_duration(span), x="100%", y=height - 6, class_="end")
-    return element("g", first, last, class_="axis")

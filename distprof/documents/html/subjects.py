@@ -77,22 +77,27 @@ def waterfall_figure(
         piece = Segment(kind=group_of(drawn.key).key, ratio=drawn.ratio)
         name, value = str(label), f"{text}  {share}"
         line = row(name, bar((piece,), label=f"{name}: {value}", start=start), value, tag="span")
+        parts = (
+            _by_rank(report, drawn.key),
+            _by_step(report, drawn.key),
+            _findings(report, drawn.key, anchor_of),
+        )
         lines.append(
             element(
                 "details",
                 element("summary", line),
-                element("div", _details(report, drawn.key, anchor_of), class_="inside"),
+                element(
+                    "div",
+                    joined(parts)
+                    or sentence("The recording does not show which ranks or steps it is from."),
+                    class_="inside",
+                ),
                 class_="row-details",
             )
         )
         start += drawn.ratio
     hint = "Open a part to see which ranks and steps it comes from."
     return captioned(f"{view.caption}. {hint}".lstrip(". "), rows(lines))
-
-
-def _details(report: Report, key: str, anchor_of: Callable[[Finding], str]) -> Markup:
-    parts = (_by_rank(report, key), _by_step(report, key), _findings(report, key, anchor_of))
-    return joined(parts) or sentence("The recording does not show which ranks or steps it is from.")
 
 
 def _by_rank(report: Report, key: str) -> Markup:

@@ -41,12 +41,16 @@ def compare_kernels(
     first: KernelsResult, second: KernelsResult, windows: tuple[int, int]
 ) -> tuple[KernelChange, ...]:
     """Kernels by change; ``windows`` are the ranks times steps that each table sums over."""
-    mine, theirs = _by_name(first), _by_name(second)
-    folded = _is_folded(first), _is_folded(second)
-    changes = [
-        _change(key, mine.get(key), theirs.get(key), windows, folded)
-        for key in dict.fromkeys((*mine, *theirs))
-    ]
+    mine, theirs = (
+        {(row.kind, row.name): row for row in table.kernels if row.kind != _REST}
+        for table in (first, second)
+    )
+    folded = [any(row.kind == _REST for row in table.kernels) for table in (first, second)]
+    changes = []
+    for key in dict.fromkeys((*mine, *theirs)):
+        one, other = mine.get(key), theirs.get(key)
+        unlisted = (one is None and folded[0]) or (other is None and folded[1])
+        changes.append(_change(key, one, other, windows, unlisted=unlisted))
     return tuple(sorted(changes, key=lambda change: (-abs(change.change_ns), change.name)))
 
 
@@ -76,25 +80,17 @@ def state_of(first_ns: float | None, second_ns: float | None) -> State:
     return "slower" if second_ns > first_ns else "faster"
 
 
-def _by_name(table: KernelsResult) -> dict[tuple[str, str], KernelRow]:
-    return {(row.kind, row.name): row for row in table.kernels if row.kind != _REST}
-
-
-def _is_folded(table: KernelsResult) -> bool:
-    return any(row.kind == _REST for row in table.kernels)
-
-
 def _change(
     key: tuple[str, str],
     mine: KernelRow | None,
     theirs: KernelRow | None,
     windows: tuple[int, int],
-    folded: tuple[bool, bool],
+    *,
+    unlisted: bool,
 ) -> KernelChange:
     kind, name = key
     first_ns = mine.total_ns // max(1, windows[0]) if mine else None
     second_ns = theirs.total_ns // max(1, windows[1]) if theirs else None
-    unlisted = (mine is None and folded[0]) or (theirs is None and folded[1])
     return KernelChange(
         name=name,
         kind=kind,
@@ -112,6 +108,7 @@ def _change(
 # Collectives whose exposed time grew or shrank, and those that appeared or disappeared ------------
 
 _Key = tuple[str, str, int | None]
+_Classes = dict[_Key, list[CollectiveClass]]
 
 
 def compare_collectives(
@@ -125,30 +122,21 @@ def compare_collectives(
     sizes: list[dict[str, set[int | None]]] = [{}, {}]
     for place, result in enumerate((first, second)):
         for row in result.classes:
-            sizes[place].setdefault(_axis(row), set()).add(row.group_size)
+            sizes[place].setdefault(row.axis or row.group, set()).add(row.group_size)
     shared = set(sizes[0]) & set(sizes[1])
     resized = frozenset(axis for axis in shared if sizes[0][axis] != sizes[1][axis])
-    mine, theirs = _by_key(first, resized), _by_key(second, resized)
+    mine: _Classes = {}
+    theirs: _Classes = {}
+    for found, result in ((mine, first), (theirs, second)):
+        for row in result.classes:
+            axis = row.axis or row.group
+            key = (row.kind, axis, None if axis in resized else row.bytes)
+            found.setdefault(key, []).append(row)
     changes = [
         _class_change(key, mine.get(key, ()), theirs.get(key, ()), first, second)
         for key in dict.fromkeys((*mine, *theirs))
     ]
     return tuple(sorted(changes, key=lambda change: (-abs(change.change_ns), change.kind)))
-
-
-def _axis(row: CollectiveClass) -> str:
-    return row.axis or row.group
-
-
-def _by_key(
-    result: CollectivesResult, resized: frozenset[str]
-) -> dict[_Key, list[CollectiveClass]]:
-    found: dict[_Key, list[CollectiveClass]] = {}
-    for row in result.classes:
-        axis = _axis(row)
-        size = None if axis in resized else row.bytes
-        found.setdefault((row.kind, axis, size), []).append(row)
-    return found
 
 
 def _class_change(
@@ -283,7 +271,8 @@ def _p_value(first: Sequence[int], second: Sequence[int]) -> float | None:
 
 def _trend(first: Sequence[int], second: Sequence[int], change: int | None) -> Trend:
     """The direction of the change, if the rank test and the medians agree."""
-    if change is None or not _can_tell(len(first), len(second)):
+    # The smallest possible p-value must be significant
+    if change is None or 2 / comb(len(first) + len(second), len(first)) > _ALPHA:
         return "unknown"
     if not change:
         return "alike"
@@ -300,11 +289,6 @@ def _num_apart(first: Sequence[int], second: Sequence[int], change: int | None) 
     if change > 0:
         return sum(ns > max(first) for ns in second)
     return sum(ns < min(first) for ns in second)
-
-
-def _can_tell(first: int, second: int) -> bool:
-    """Whether there are enough steps for the smallest possible p-value to be significant."""
-    return 2 / comb(first + second, first) <= _ALPHA
 
 
 # The comparison: step time, its parts, kernels, collectives, findings, environment ---------------

@@ -121,6 +121,12 @@ def _series_table(history: History, series: HistorySeries) -> TableView | None:
     """One row per point, with a drawing of its value; None without points."""
     points, unit = series.points, history.unit
     ends = _ends(points) if points else (0.0, 0.0)
+    low, high = (metric_text(end, history.unit) for end in ends)
+    notes = [f"drawn from {low} at the left to {high} at the right"] if low != high else []
+    if any(state_shown(history, point) == "open" for point in series.points):
+        notes.append("open: beyond the tolerance, but may be chance; more repeats would settle it")
+    if series.num_earlier:
+        notes.append(f"{counted(series.num_earlier, 'earlier point')} not shown: --last N or --all")
     return rows_table(
         series_name(series.fingerprint),
         (
@@ -135,21 +141,9 @@ def _series_table(history: History, series: HistorySeries) -> TableView | None:
         ),
         points,
         caption=f"{history.label} over commits, series {series.key}",
-        notes=_scale_notes(history, series, ends),
+        notes=tuple(notes),
         strong=(i for i, point in enumerate(points) if point.state in _MARKED),
     )
-
-
-def _scale_notes(
-    history: History, series: HistorySeries, ends: tuple[float, float]
-) -> tuple[str, ...]:
-    low, high = (metric_text(end, history.unit) for end in ends)
-    notes = [f"drawn from {low} at the left to {high} at the right"] if low != high else []
-    if any(state_shown(history, point) == "open" for point in series.points):
-        notes.append("open: beyond the tolerance, but may be chance; more repeats would settle it")
-    if series.num_earlier:
-        notes.append(f"{counted(series.num_earlier, 'earlier point')} not shown: --last N or --all")
-    return tuple(notes)
 
 
 def _ends(points: Sequence[HistoryPoint]) -> tuple[float, float]:

@@ -68,7 +68,10 @@ def configured(question: Question, layout: Layout) -> ConfigurationResult:
     )
     if any(objection.kind not in _CAN_RUN for objection in found):
         return result
-    larger = _larger(layout)
+    larger = None
+    if layout.pp == 1 and layout.micro_batches % 2 == 0:
+        size, number = 2 * layout.micro_batch, layout.micro_batches // 2
+        larger = msgspec.structs.replace(layout, micro_batch=size, micro_batches=number)
     plain = msgspec.structs.replace(layout, sharding="ddp", shards=0)
     return msgspec.structs.replace(
         result,
@@ -77,14 +80,6 @@ def configured(question: Question, layout: Layout) -> ConfigurationResult:
         larger=larger,
         larger_bytes=None if larger is None else footprint(question, larger).total_bytes,
         plain_bytes=footprint(question, plain).total_bytes if layout.zero_stage == 3 else None,
-    )
-
-
-def _larger(layout: Layout) -> Layout | None:
-    if layout.pp > 1 or layout.micro_batches % 2:
-        return None
-    return msgspec.structs.replace(
-        layout, micro_batch=2 * layout.micro_batch, micro_batches=layout.micro_batches // 2
     )
 
 

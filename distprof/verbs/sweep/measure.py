@@ -20,7 +20,6 @@ from distprof.artefacts.summary_file import Fingerprint, StepParts, SummaryFile
 from distprof.costs.repeats import Interval, compare_pairs, compare_repeats, step_interval
 from distprof.costs.scaling import (
     LAWS,
-    Law,
     NoScalingFitError,
     ScalingFit,
     fit_scaling,
@@ -233,26 +232,27 @@ def _laws(sweep: Sweep, base: int) -> tuple[tuple[ScalingLaw, ...], list[str]]:
         except NoScalingFitError as reason:
             refused.append(f"{capitalized(str(reason))}.")
             continue
-        fitted.append(_law(law, fit, sorted(sweep.runs), base))
+        sizes = sorted(sweep.runs)
+        peak = fit.peak
+        beyond = [factor * sizes[-1] for factor in _EXTRAPOLATED]
+        fitted.append(
+            ScalingLaw(
+                law=law,
+                parameters=tuple(
+                    ScalingParameter(name=name, value=p.value, low=p.low, high=_finite(p.high))
+                    for name, p in zip(fit.names, fit.parameters, strict=True)
+                ),
+                residual_ratio=fit.residual_ratio,
+                peak_ranks=peak.value if peak else None,
+                peak_low=peak.low if peak else None,
+                peak_high=_finite(peak.high) if peak else None,
+                predictions=tuple(
+                    _prediction(fit, ranks, base, sizes[-1]) for ranks in (*sizes, *beyond)
+                ),
+                notes=fit.notes,
+            )
+        )
     return tuple(fitted), refused
-
-
-def _law(law: Law, fit: ScalingFit, sizes: Sequence[int], base: int) -> ScalingLaw:
-    peak = fit.peak
-    beyond = [factor * sizes[-1] for factor in _EXTRAPOLATED]
-    return ScalingLaw(
-        law=law,
-        parameters=tuple(
-            ScalingParameter(name=name, value=p.value, low=p.low, high=_finite(p.high))
-            for name, p in zip(fit.names, fit.parameters, strict=True)
-        ),
-        residual_ratio=fit.residual_ratio,
-        peak_ranks=peak.value if peak else None,
-        peak_low=peak.low if peak else None,
-        peak_high=_finite(peak.high) if peak else None,
-        predictions=tuple(_prediction(fit, ranks, base, sizes[-1]) for ranks in (*sizes, *beyond)),
-        notes=fit.notes,
-    )
 
 
 def _prediction(fit: ScalingFit, ranks: int, base: int, largest: int) -> ScalingPrediction:

@@ -254,18 +254,13 @@ class Command:
         try:
             process.communicate(body, timeout=WITHIN_S)
         except subprocess.TimeoutExpired:
-            _kill(process)
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except OSError:
+                process.kill()
+            process.wait()
             return f"the command did not finish within {WITHIN_S:g} s and was killed"
         return f"the command exited with code {process.returncode}" if process.returncode else ""
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill the program and its child processes."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except OSError:
-        process.kill()
-    process.wait()
 
 
 class Courier:
