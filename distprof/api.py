@@ -28,10 +28,8 @@ if TYPE_CHECKING:
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with the number of ranks done and the total number of ranks."""
-
 MANY_EVENTS = 3_000_000
 """With at least this many events, several processes are faster than the current one."""
-
 Source: TypeAlias = "str | os.PathLike[str]"
 
 

@@ -33,27 +33,17 @@ from distprof.errors import WebError
 BOUND: Final = Bound(
     reads="a file behind http:// or https://", num_bytes=1 << 36, rows=None, beyond="refused"
 )
-
 UNSIZED_BYTES = 1 << 30
 """Size limit if the server does not announce the size of the file."""
-
 LIMIT_S = 60.0
 """Time limit for the start of a response, and for each block of it: 17 kB/s."""
-
 MAX_REDIRECTS = 5
-
 BLOCK_BYTES = 1 << 20
-
 _KEPT_BLOCKS = 8
-
 _FRESH_S = 60.0
-
 _PAGE_BYTES = 1 << 22
-
 _MAX_PAGES = 1_000
-
 _LINK = re.compile(r"""<a\s[^>]{0,1000}?href\s*=\s*["']?([^"'>\s]{1,2000})""", re.IGNORECASE)
-
 _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 
 

@@ -46,7 +46,6 @@ _EXTRAS = {
 }
 _ALL = "all"
 """The extra that contains all others."""
-
 _TOOLKITS = ("cuda", "rocm", "hip", "xpu")
 """Toolkits that torch may be built for, as named in its ``version.py``."""
 _FEW_FREE_BYTES = 2 * 10**9

@@ -12,7 +12,6 @@ from distprof.cli.app import State
 from distprof.terms import PAGE_FORMATS, Severity
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
 MAX_RANK = 10_000_000
 MOST_RANKS = 1_000_000
 

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from distprof.rules.base import Finding
 
 T = TypeVar("T", bound="Struct")
-
 _STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
-
 PIPE_WIDTH = 100
 _ASCII = str.maketrans("█▓▒▚▞░·µ–…×→", "#=~+%.-u-~x>")
 """Drawing characters of reports, and ASCII substitutes of the same width."""

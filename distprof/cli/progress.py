@@ -25,12 +25,10 @@ if TYPE_CHECKING:
 PATIENCE_S = 1.0
 LINE_S = 30.0
 """Time between lines without a terminal: often enough to show progress, rare enough for CI logs."""
-
 _REDRAW_S = 0.1
 _CELLS = 30
 _FEW_CELLS = 16
 _ERASE = "\r\x1b[2K"
-
 RUN_FAILED = 4
 """Exit code when a run failed; finished runs are kept."""
 

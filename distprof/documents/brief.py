@@ -19,18 +19,13 @@ from distprof.sections.table import TableView
 from distprof.units import format_duration, format_ratio
 
 MAX_TOKENS = 1_500
-
 _MAX_VERDICT = 250
 """Tokens of the verdict, which is never left out."""
-
 _MAX_ITEM = 260
 """Tokens of one item. Most findings take half of that, fix included."""
-
 _MAX_SENTENCE = 800
 """Characters of one sentence."""
-
 _FEW_ROWS = 8
-
 _PIECE = re.compile(r"[A-Za-z]+|[\x21-\x7e]|\n|[^\x00-\x7f]")
 _LETTERS_PER_TOKEN = 3
 

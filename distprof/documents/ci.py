@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import msgspec
 
 from distprof.documentation import is_web_address
-from distprof.documents.advice import gain_text
+from distprof.documents.report import gain_text
 from distprof.escape import plain, shorten
 from distprof.formats import RenderOptions
 from distprof.sections.report import Report
@@ -21,7 +21,6 @@ from distprof.terms import Severity
 from distprof.units import capitalized, fold_ranks
 
 Outcome: TypeAlias = Literal["passed", "failed", "skipped"]
-
 _MAX_LENGTH = 2_000
 """Characters of one message: GitHub cuts annotations at 4 KiB."""
 

@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=msgspec.Struct)
 Reporting: TypeAlias = Callable[[T, RenderOptions], str]
 """A function that writes a result in one format."""
-
 LARGE = 10_000_000
 """Bytes of JSON above which a document is written without line breaks."""
-
 _UNSEEN = re.compile(
     "[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]"
 )

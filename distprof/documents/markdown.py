@@ -13,7 +13,6 @@ from distprof.sections.table import Bar, Cell, Drawing, TableView
 
 MAX_BYTES = 60_000
 """GitHub refuses comments of more than 65,536 characters."""
-
 _MAX_CELL = 120
 _MAX_SENTENCE = 1_000
 _BAR_CELLS = 20

@@ -31,11 +31,8 @@ _GAP = 2
 _MAX_BAR = 96
 MAX_BRIEF = 30
 """Lines of a short text."""
-
 _MAX_NAME = 400  # longer names are cut before layout: a name in a trace may hold megabytes
-
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
-
 _SEVERITY_STYLES = {"error": "bold red", "warning": "bold yellow", "info": "cyan"}
 
 

@@ -33,7 +33,6 @@ from distprof.remote.system import (
 
 LIST_LIMIT_S = 600.0
 """Time limit for listing a folder. A million objects take several minutes."""
-
 _AT_ONCE = 64
 _THREADS = 8
 _PATTERN = "*?["
@@ -135,7 +134,6 @@ def _stored(url: str, info: dict[str, Any]) -> Stored:
 BOUND: Final = Bound(
     reads="an object of a store (s3://, gs://, az://)", num_bytes=1 << 36, beyond="refused"
 )
-
 BLOCK_BYTES = 1 << 22
 _AHEAD = 6
 """Blocks in flight: at most 24 MiB of memory."""
@@ -143,7 +141,6 @@ TRIES = 3
 PAUSE_S = 0.5
 _LOCAL = ("memory", "file", "local")
 """Protocols of this machine, whose files are read in place."""
-
 _Read = Callable[[int, int], Awaitable[bytes]]
 
 

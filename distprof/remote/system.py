@@ -37,7 +37,6 @@ _CREDENTIAL_FIXES = {
 """How to provide credentials to the package of each store, by the usual name of the protocol."""
 
 _USUAL_NAMES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az"}
-
 _MAX_WORDS = 300
 
 

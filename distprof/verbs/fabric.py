@@ -20,9 +20,7 @@ from distprof.sections.table import Column, TableView, counted, present, rows_ta
 from distprof.units import format_bandwidth, format_bytes, format_duration, format_ratio
 
 _LOOSE_RATIO = 0.2
-
 _BUMP_RATIO = 1.0
-
 _PREFERRED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 MAX_ENTRIES = 100_000
 """Maximum number of files and folders below a path that are checked for links out of the root."""
-
 _PATTERN = "*?["
 _SCHEMES = ("://", "::")
 
@@ -105,10 +104,8 @@ def _reason(error: Exception) -> str:
 
 MAX_CHARACTERS = 24_000
 """Maximum length of an answer."""
-
 MAX_FINDINGS = 50
 """Maximum number of findings in one answer; ``offset`` selects the next ones."""
-
 _MAX_TEXT = 600
 _SEVERITIES = ("info", "warning", "error")
 

@@ -11,22 +11,30 @@ import msgspec
 import numpy as np
 import pytest
 
-from distprof.documents.html.blocks import Markup, Segment, bar, edges, element
+from distprof.documents.html.blocks import (
+    Markup,
+    Segment,
+    bar,
+    columns,
+    edges,
+    element,
+    plan_figure,
+    step_figure,
+)
 from distprof.documents.html.chart import collectives_figure, expected_ns
 from distprof.documents.html.findings import markdown_html, rule_page
 from distprof.documents.html.heat_map import (
     LEAST_SPREAD,
     MAX_CELLS,
+    SHADES,
     Heat,
     _bounds,
+    _shades,
     heat_figure,
     heats_of,
     node_heats_of,
-    SHADES,
-    _shades,
     strokes,
 )
-from distprof.documents.html.rows import columns, plan_figure, step_figure
 from distprof.documents.html.schedule import MAX_SLOTS, schedule_figure, schedule_figures
 from distprof.documents.html.subjects import workers_figure
 from distprof.documents.page import Plan, step_bar

@@ -24,7 +24,6 @@ WIDTH, HEIGHT = 720, 340
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78, 20, 14, 46
 _CAP = 4
 """Half the width of the ends of an interval."""
-
 Point: TypeAlias = tuple[float, float]
 Tick: TypeAlias = tuple[float, str]
 

@@ -21,13 +21,14 @@ from distprof.documents.html.blocks import (
     drawn_table,
     element,
     joined,
+    plan_figure,
     section,
     sentence,
     slug,
+    step_figure,
     untouched,
 )
 from distprof.documents.html.findings import finding_articles
-from distprof.documents.html.rows import plan_figure, step_figure
 from distprof.documents.page import Page
 from distprof.escape import plain, shorten
 from distprof.version import __version__

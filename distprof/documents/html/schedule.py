@@ -10,12 +10,12 @@ from distprof.documents.html.blocks import (
     captioned,
     element,
     joined,
+    legend,
     picture,
     scrolled,
     sentence,
     slug,
 )
-from distprof.documents.html.rows import legend
 from distprof.escape import short_ranks
 from distprof.sections.pipeline.result import PictureRow, PipelineGroup
 from distprof.sections.table import counted

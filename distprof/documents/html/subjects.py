@@ -14,13 +14,16 @@ from distprof.documents.html.blocks import (
     bar,
     bullets,
     captioned,
+    columns,
     element,
     folded,
     joined,
+    legend,
+    row,
+    rows,
     sentence,
 )
 from distprof.documents.html.heat_map import Grid, Heat, heat_figure
-from distprof.documents.html.rows import columns, legend, row, rows
 from distprof.documents.page import group_of
 from distprof.escape import short_ranks
 from distprof.rules.base import Finding

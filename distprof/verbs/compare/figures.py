@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distprof.documents.html.blocks import EMPTY, Markup, Part, Segment, bar, captioned, joined
-from distprof.documents.html.rows import changes, interval_bar, legend, row, rows
+from distprof.documents.html.blocks import (
+    EMPTY,
+    Markup,
+    Part,
+    Segment,
+    bar,
+    captioned,
+    changes,
+    interval_bar,
+    joined,
+    legend,
+    row,
+    rows,
+)
 from distprof.units import format_duration
 from distprof.verbs.compare.result import Comparison, PartChange, StepChange
 from distprof.verbs.compare.show import PARTS

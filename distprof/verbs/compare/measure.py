@@ -31,9 +31,7 @@ from distprof.version import __version__
 
 ALIKE_RATIO = 0.02
 """Times that differ by less than this count as equal."""
-
 _REST = "other"
-
 _COMPUTATION = "computation"
 
 
@@ -184,10 +182,8 @@ def _bandwidth(rows: Sequence[CollectiveClass]) -> float | None:
 # Whether the steps of one run are longer, or chance explains the difference -----------------------
 
 _CONFIDENCE = 0.95
-
 _ALPHA = 0.05
 """Two-sided level of the test on steps."""
-
 _STRICT_ALPHA = 0.01
 """The level for changes below :data:`ALIKE_RATIO`, which slow drift within a run may also cause."""
 
@@ -255,7 +251,6 @@ def _place(count: int) -> int | None:
 
 
 _LARGE = 400
-
 _NORMAL = 1.96
 
 

@@ -29,7 +29,6 @@ from distprof.verbs.compare.result import (
 from distprof.verbs.summaries import summarize_report
 
 _FEW = 8
-
 _LEAST_RATIO = 0.001  # share of the step: short tables omit smaller changes
 
 PARTS = {

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 MAX_WAITING = 10_000
 """Maximum number of steps that wait for an unreachable collector; older ones are dropped and
 counted."""
-
 _BATCH = 512
 _UNITS = {
     "_seconds": "s",

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 MAX_RANKS = 256
 """Maximum number of ranks in a job for separate series per rank."""
-
-
 _Kind: TypeAlias = Literal["gauge", "counter"]
 
 

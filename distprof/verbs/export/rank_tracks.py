@@ -24,12 +24,10 @@ from distprof.verbs.export.packets import PacketSequence, Slices
 Only = Literal["collectives", "gpu"]
 ONLY: tuple[Only, ...] = ("collectives", "gpu")
 """Choices to write only part of a rank."""
-
 WAITS = "waits for rank {}"
 WITHIN_ERROR = "wait shorter than the clock error"
 TRANSFERS = "transfer"
 LATE = "all other members wait for this rank"
-
 _STEPS, _COLLECTIVES, _LATE, _SLOTS, _STREAMS, _THREADS, _SENSORS = range(7)
 _PLACES = 10_000  # tracks of each of these kinds that keep their order
 

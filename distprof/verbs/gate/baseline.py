@@ -117,7 +117,6 @@ MOST_REPEATS = 100
 """Maximum number of repeats per session, which keeps the file small enough to review."""
 MOST_SESSIONS = 100
 """Maximum number of sessions per baseline, for the same reason and for a fast bootstrap."""
-
 _DIGITS = 9  # significant digits; more would only make a review longer
 
 

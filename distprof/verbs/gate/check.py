@@ -34,7 +34,6 @@ from distprof.verbs.sweep.running import configuration_of, load_sweep
 from distprof.version import __version__
 
 CHECK_SCHEMA = "distprof.check/1"
-
 State = Literal["passed", "regressed", "improved", "inconclusive", "acknowledged"]
 _WORST = ("regressed", "inconclusive", "acknowledged", "passed", "improved")
 

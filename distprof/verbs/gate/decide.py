@@ -25,7 +25,6 @@ from distprof.costs.repeats import (
 )
 
 Floats = NDArray[np.float64]
-
 _MOST_EXACT = 60
 """Maximum number of values for the exact test, which counts all orders."""
 
@@ -146,26 +145,19 @@ def _upper_tail(z: float) -> float:
 # The decision from repeats, or how many more are needed -------------------------------------------
 
 State = Literal["passed", "regressed", "improved", "inconclusive"]
-
 Better = Literal["lower", "higher"]
-
 Scale = Literal["ratio", "difference"]
-
 ALPHA = 0.01
 """Level of the one-sided rank test. The test is exact, so the false alarm rate of one look stays
 below it for any noise. A look that can only pass a change, and not fail it, adds none."""
-
 EARLY_ALPHA = 0.001
 """Level of interim looks, strict enough for the last look to keep ``ALPHA`` (the Haybittle-Peto
 rule). Each interim look adds no more than this to the false alarm rate."""
-
 LEVEL: Level = 90
 """Level of the interval in %: each end is exceeded by chance in 5 of 100 cases, and only one end
 matters."""
-
 FEWEST_SESSIONS = 3
 """Minimum number of sessions in a baseline to estimate the spread between sessions."""
-
 UNKNOWN_NOISE = 0.15
 """Assumed standard deviation between sessions if it is unknown. Only a loss far beyond it counts as
 a change. Shared machines are rarely worse."""
@@ -189,7 +181,6 @@ SESSIONS_DIFFER = (
 
 NOT_BY_REPEATS = (SHORT_BASELINE, UNKNOWN_SESSIONS, SESSIONS_DIFFER)
 """Reasons that more candidate repeats do not remove; each one says what does."""
-
 _ASSUMES_CALM = "there was no drift between the session of the baseline and this one."
 
 _ASSUMES_NOISE = (

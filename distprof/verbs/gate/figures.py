@@ -5,8 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from distprof.documents.html.blocks import EMPTY, Markup, Part, captioned, joined
-from distprof.documents.html.rows import interval_bar, row, rows
+from distprof.documents.html.blocks import (
+    EMPTY,
+    Markup,
+    Part,
+    captioned,
+    interval_bar,
+    joined,
+    row,
+    rows,
+)
 from distprof.verbs.compare.figures import change_figure
 from distprof.verbs.gate.baseline import find_metric
 from distprof.verbs.gate.check import CheckResult, MetricCheck

@@ -26,10 +26,8 @@ from distprof.remote.system import file_system
 from distprof.verbs.history.timeline import series_of
 
 DEFAULT_FOLDER = ".distprof/history"
-
 MANY_FILES = 2_000
 """Minimum number of files for which merging pays off."""
-
 _ATTEMPTS = 5  # attempts to read while other processes merge files
 
 
@@ -189,7 +187,6 @@ COLUMNS: dict[str, str] = {
 """
 
 _LARGEST = 2**63 - 1
-
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -271,12 +268,9 @@ def summaries_in(data: bytes | None) -> list[str]:
 
 FILE_NAME = re.compile(r"\d{20}-[0-9a-f]{24}\.parquet")
 """Name of a file with one summary: end of the run, and digest of the content."""
-
 MERGED_NAME = re.compile(r"merged-[0-9a-f]{24}\.parquet")
 """Name of a file with merged summaries."""
-
 BOUND = Bound(reads="a file of a history", num_bytes=1 << 28, beyond="refused")
-
 _HARMLESS = ("README", "README.md", "desktop.ini", "lost+found")
 
 

@@ -25,13 +25,9 @@ _STATES = {
 }
 
 _MOST_SHOWN = 5
-
 _COMMIT_DIGITS = 10
-
 _MAX_NAME = 24
-
 _MAX_JOB = 48
-
 _WIDEST = 4.0  # maximum ratio of the ends of a meaningful interval; two repeats exceed it
 
 

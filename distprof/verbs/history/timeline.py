@@ -29,7 +29,6 @@ from distprof.verbs.gate.decide import FEWEST_SESSIONS, Decision, decide
 from distprof.version import __version__
 
 HISTORY_SCHEMA = "distprof.history/1"
-
 State = Literal["first", "passed", "regressed", "improved", "inconclusive"]
 _LEAD = 3  # number of windows that are judged before the first point shown
 _UNITS = {"step_time": "ns", "memory": "B", "throughput": "/s", "energy": "J"}

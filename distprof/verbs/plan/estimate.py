@@ -20,7 +20,6 @@ from distprof.verbs.plan.layout import Layout, Path, Question
 from distprof.verbs.plan.result import AxisCost, Estimate, MemoryParts, TierPosition
 
 _LOGIT = 6  # bytes: the logit in fp32, and its gradient in bf16
-
 _WEIGHT = 2  # bytes
 
 
@@ -106,11 +105,9 @@ def _kept_per_token(question: Question, layout: Layout, *, last: bool) -> float:
 
 
 _ELEMENT = 2  # bytes
-
 _OPTIMIZER_BYTES = 30
 """Bytes per parameter. Read: gradient 2, master weight 4, moments 8. Written: master weight 4,
 moments 8, weight 2. The gradient norm reads the gradient again, 2."""
-
 _NS = 1e9
 
 

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distprof.documents.html.blocks import EMPTY, Markup, Part, Segment, bar, captioned
-from distprof.documents.html.rows import legend, row, rows
+from distprof.documents.html.blocks import (
+    EMPTY,
+    Markup,
+    Part,
+    Segment,
+    bar,
+    captioned,
+    legend,
+    row,
+    rows,
+)
 from distprof.units import format_bytes, format_duration, format_ratio
 from distprof.verbs.plan.result import Estimate, Plan
 from distprof.verbs.plan.show import MEMORY, layout_name

@@ -105,7 +105,6 @@ _DEEPSPEED = {
 }
 
 _ZERO = {0: "ddp", 1: "zero-1", 2: "zero-2", 3: "fsdp"}
-
 _WORDS = frozenset({"model", "gpu", "inter_node", "sharding", "recomputation", "family", "flavor"})
 
 

@@ -18,10 +18,8 @@ from distprof.sections.efficiency.models import preset, preset_sequence, shape_f
 
 SHAPE = ModelShape.__struct_fields__
 """Options of ``distprof plan`` that describe a model's shape."""
-
 LEAST_EFFICIENCY = 1e-6
 """Below this, a step would be too long to represent in float seconds or integer ns."""
-
 _DEFAULT_LATENCY_S = 5e-6
 _TOKENS = 4 * 2**20
 _DEFAULT_SEQUENCE = 4096
@@ -187,7 +185,6 @@ def _model(options: Mapping[str, Any]) -> tuple[Transformer, int]:
 
 
 Sharding = Literal["ddp", "zero-1", "zero-2", "fsdp", "hsdp"]
-
 _STAGE = {"ddp": 0, "zero-1": 1, "zero-2": 2, "fsdp": 3, "hsdp": 3}
 _RECOMPUTATION = ("none", "selective", "full")
 _NUMBERS = {
@@ -203,7 +200,6 @@ _NUMBERS = {
 }
 LAYOUT_KEYS = (*_NUMBERS, "sharding", "recomputation")
 """Keys of a layout on the command line."""
-
 _MIN_TOKENS_PER_RANK = 8192
 _MOST = 10**7
 

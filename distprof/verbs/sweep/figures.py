@@ -5,9 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from distprof.documents.html.blocks import EMPTY, Markup, Part, Segment, bar, captioned, joined
+from distprof.documents.html.blocks import (
+    EMPTY,
+    Markup,
+    Part,
+    Segment,
+    bar,
+    captioned,
+    joined,
+    legend,
+    row,
+    rows,
+)
 from distprof.documents.html.chart import Chart, nice_ticks
-from distprof.documents.html.rows import legend, row, rows
 from distprof.sections.table import counted
 from distprof.units import format_duration, format_ratio
 from distprof.verbs.compare.figures import KINDS

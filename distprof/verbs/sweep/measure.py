@@ -95,9 +95,7 @@ def _is_sound(parts: StepParts) -> bool:
 
 
 _EXTRAPOLATED = (2, 4, 8)
-
 _DATA_AXES = (MeshAxis.DP, MeshAxis.DP_REPLICATE, MeshAxis.DP_SHARD, MeshAxis.WORLD)
-
 Floats = NDArray[np.float64]
 
 

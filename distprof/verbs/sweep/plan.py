@@ -19,15 +19,12 @@ from distprof.version import __version__
 Scaling: TypeAlias = Literal["weak", "strong", "as_given"]
 ProgramSweep: TypeAlias = "Callable[[Sequence[str]], dict[str, Any]]"
 """Maps arguments of ``distprof run`` to the full configuration that they select."""
-
 MAX_RUNS = 1_000
 MAX_RANKS = 1 << 18
 RANKS = "{ranks}"
 """Placeholder for the number of ranks in the command of a user's program."""
-
 WORKLOADS = ("ddp", "fsdp", "tp", "pp", "moe", "cp", "3d")
 """Workloads of ``distprof run``; any other first word is the user's own program."""
-
 _BATCH_PER_RANK = ("ddp", "fsdp", "moe")
 """Workloads in which every rank has its own sequences; in the others, ranks share them."""
 

@@ -35,12 +35,9 @@ from distprof.errors import InputError, UsageError
 from distprof.verbs.sweep.plan import MAX_RANKS, MAX_RUNS
 
 _BEAT_S = 1.0
-
 _PATIENCE_S = 60.0
 """Time for an orderly shutdown, in which ranks write their traces, before the process is killed."""
-
 _MAX_ERROR_LINES = 12
-
 _STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 """Hidden from the runs: the summary page of a CI step shows the sweep or gate, not each run."""
 
@@ -158,9 +155,7 @@ def _take(handle: int, folder: Path) -> bool:
 
 
 _FINE = (0, 1)  # 1: findings
-
 _VERBS = (("run",), ("capture",))
-
 _FOLDER = re.compile(r"[\w\-]{1,100}", re.ASCII)
 
 

@@ -14,11 +14,9 @@ from distprof.verbs.sweep.result import Mode
 
 _TOLERANCE = 0.02
 """Amounts of work per step that differ by less count as equal: batches are rounded to ranks."""
-
 _MOST_RANKS = 10**8
 _LONGEST_NS = 10**17  # three years
 _LEAST_WORK, _MOST_WORK = 1e-9, 1e18  # a larger value is damaged
-
 _FIELDS = {"tokens": "tokens_per_step", "samples": "samples_per_step"}
 
 

@@ -23,7 +23,6 @@ from distprof.verbs.sweep.result import (
 
 LAWS = {"amdahl": "Amdahl", "gustafson": "Gustafson", "usl": "USL"}
 """Short names of the laws."""
-
 _PARAMETERS = {"serial": "s", "sigma": "σ", "kappa": "κ"}
 
 _GLYPHS = {
@@ -39,15 +38,10 @@ _GLYPHS = {
 }
 
 _MOST_SIZES = 6
-
 _WIDEST = 4.0  # maximum ratio of the ends of an interval: two repeats give wider ones
-
 _VAGUE = 0.3  # maximum width of an interval of efficiency that still predicts anything
-
 _NEAR = 0.02  # maximum deviation from the largest size, beyond noise, for an extrapolation
-
 _UNSTEADY = 1.25  # ratio of repeats above which the machine is probably busy
-
 _LEAST_SHARE = 0.0005  # share of the step: smaller causes are shown together
 
 

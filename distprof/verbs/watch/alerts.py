@@ -28,11 +28,8 @@ from distprof.verbs.watch.slowness import ON, WINDOW
 from distprof.version import __version__
 
 Unit = Literal["ratio", "times", "bytes", "none"]
-
 _BYTES = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-
 LASTING = f"{ON} of {WINDOW} steps"
-
 _EXAMPLE: Mapping[Unit, str] = {"ratio": "10%", "times": "20x", "bytes": "64GB", "none": ""}
 
 

@@ -32,15 +32,11 @@ from distprof.verbs.watch.state import JobWatch, OwnTimes
 from distprof.version import __version__
 
 MOST_RANKS = 8
-
 LEAST_ABOVE = 12
 """Minimum number of steps above the limit in the window for a line in the table."""
-
 LEAST_WIDTH = 0.05
 """Minimum distance between the bounds of lateness for a remark, as a share of the step."""
-
 FAR_LESS = 0.2
-
 LEAST_INPUT = 0.01
 LONGER = 1.2
 
@@ -246,8 +242,6 @@ def _uncertain(job: JobWatch, own: OwnTimes) -> Iterator[str]:
 
 LONGEST_START_S = 4.0
 """A job writes run.json before its ranks start: a folder without one after this time is another."""
-
-
 _FIX = "name the folder that distprof run or distprof capture printed when the job started"
 
 

@@ -35,7 +35,6 @@ _CAUSES = {
 }
 
 _UNTIL = "the time that its peers need up to a collective"
-
 _WHERE = {"device": "held by tensors on the GPU", "process": "resident CPU memory"}
 
 _ENDED = {

@@ -45,14 +45,11 @@ from distprof.units import NS_PER_S
 WINDOW: Final = 40
 ON: Final = 26
 OFF: Final = 8
-
 LIMIT_SHARE: Final = 0.75
 """Limit as a share of the requested level. With noise, a rank that is 10 % slow is below 10 % half
 of the time, but above 7.5 % in most steps."""
-
 LEAST_OF_STEP: Final = 0.01
 """Minimum excess as a share of the step: smaller losses are not reported."""
-
 _SPREAD_EVERY = 8  # steps: the spread changes slowly, and medians over many ranks take time
 _CLIP = 0.25
 
@@ -151,10 +148,8 @@ class SlowRanks:
 
 
 PAST: Final = 1_000
-
 SMOOTHED: Final = 20
 """Fewer than ``ON``, so that a single checkpoint makes no slow job."""
-
 _RENEW_EVERY = 8  # steps
 
 
@@ -216,7 +211,6 @@ CAPACITY: Final = 128
 """Number of steps that are kept; ranks that are further behind count as silent.
 
 As many steps at most wait for the collectives of all ranks."""
-
 PATIENCE_NS: Final = 5 * NS_PER_S
 """A step is complete when all living ranks have reported it, or most are this far past it."""
 
@@ -226,7 +220,6 @@ FIELDS: Final = (
 )
 
 INPUT: Final = "input"
-
 _MOST_NS = 1 << 62
 _MOST_STEPS = 1 << 53
 _MOST_AHEAD = 100_000  # steps: a rank that claims to be further ahead is wrong

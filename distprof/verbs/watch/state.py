@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.artefacts.records import StepRecord
-from distprof.artefacts.run_file import RunFile
-from distprof.escape import plain
+from distprof.artefacts.rank_file import AttachFile, ErrorFile
+from distprof.artefacts.records import NvmlRecord, StepRecord
+from distprof.artefacts.run_file import Exit, Overhead, RunFile
+from distprof.escape import plain, shorten
 from distprof.ingest.job.growing import MAX_RANKS, Added, RankAdded
+from distprof.ingest.job.processes import is_running
 from distprof.join.gpu_waits import (
     Floats,
     Rests,
@@ -23,19 +25,121 @@ from distprof.join.gpu_waits import (
 )
 from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
 from distprof.verbs.watch.alerts import JOB, Alarms, Condition
-from distprof.verbs.watch.ranks import RankWatch
-from distprof.verbs.watch.result import ENDED, Alert, JobState
+from distprof.verbs.watch.result import ENDED, Alert, JobState, MemoryOfRank, ThrottledRank
 from distprof.verbs.watch.slowness import WINDOW, JobSpeed, Lasting, SlowRanks, StepTable, WaitTable
+
+SAMPLES: Final = 300  # 30 s at the default period
+LEAST_SAMPLES: Final = 20
+HARMFUL: Final = frozenset(
+    {"hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown"}
+)
+"""Throttle reasons that count. The power cap does not: GPUs under full load run at it."""
+TIMES: Final = "collective_times"
+"""The probe that records how long collectives take on the GPU."""
+_MAX_MESSAGE = 160  # characters of a message from another program
+
+
+class RankWatch:
+    """State of one rank; ``is_alive`` is None for processes of other machines."""
+
+    def __init__(
+        self, rank: int, is_alive: Callable[[AttachFile], bool | None] = is_running
+    ) -> None:
+        self.rank = rank
+        self.device = ""  # Name of its accelerator, or ``cpu``; empty while unknown.
+        self.coordinates: dict[str, int] = {}  # Its index along each mesh axis.
+        # Why its probe does not record the durations of collectives; empty if it does, or if the
+        # reason is unknown.
+        self.why_untimed = ""
+        self.probe_cost: Overhead | None = None  # Of its always-on probes; None until measured.
+        self.has_ended = False  # Whether its probes stopped cleanly.
+        self.last_step: int | None = None  # Last step that it completed; None before the first.
+        self.ended_ns = 0  # End of that step on its own clock, ns since the epoch.
+        self.seen_s = 0.0  # When the watcher saw that step, on a monotonic clock, seconds.
+        self._is_alive = is_alive
+        self._error: ErrorFile | None = None
+        self.exit: Exit | None = None  # How its process ended, as the launcher says.
+        self._process: AttachFile | None = None
+        self._was_alive = False
+        self._samples: deque[NvmlRecord] = deque(maxlen=SAMPLES)
+        self.memory: MemoryOfRank | None = None  # Its latest use; None if unknown.
+
+    def take(self, added: RankAdded) -> None:
+        """Update everything but steps."""
+        if added.said is not None:
+            self.device, self.coordinates = added.said.device, added.said.coordinates
+            self.has_ended = added.said.ended_ns is not None
+            reasons = (probe.reason for probe in added.said.probes if probe.name == TIMES)
+            self.why_untimed = shorten(plain(next(reasons, "")), _MAX_MESSAGE)
+            always_on = (each for each in added.said.overhead if each.mode == "always_on")
+            self.probe_cost = next(always_on, None)
+        self._error = added.error or self._error
+        self.exit = added.exit or self.exit
+        self._process = added.process or self._process
+        self._samples.extend(added.samples)
+        for record in added.memory[-1:]:
+            where: Literal["device", "process"] = "device"
+            used = record.allocated_bytes
+            if used is None:
+                where, used = "process", record.rss_bytes
+            if used is not None:
+                self.memory = MemoryOfRank(rank=self.rank, used_bytes=used, where=where)
+
+    def begin_again(self) -> None:
+        """Forget its last step and how it ended: the rank was restarted."""
+        self.last_step = None
+        self._error = self.exit = None
+
+    @property
+    def can_report(self) -> bool:
+        """Whether it may still report steps."""
+        return not self.has_ended and not self.loss
+
+    @property
+    def loss(self) -> str:
+        """Evidence that the rank is lost, in one sentence; empty if there is none."""
+        error, ended = self._error, self.exit
+        if error is not None:
+            message = f"{error.kind}: {shorten(plain(error.message), _MAX_MESSAGE)}"
+            return "" if error.is_peer_loss else plain(message)
+        if ended is not None and not ended.by_launcher:
+            if ended.signal:
+                return f"killed by {plain(ended.signal)}"
+            if ended.code:
+                return f"exited with code {ended.code}"
+        return ""
+
+    def is_gone(self) -> bool:
+        """Whether its process was seen alive on this machine and is gone without an error."""
+        if self._process is None or self.has_ended or self._error or self.exit:
+            return False
+        alive = self._is_alive(self._process)
+        self._was_alive = self._was_alive or alive is True
+        return self._was_alive and alive is False
+
+    def throttled(self) -> ThrottledRank | None:
+        """How often heat or hardware throttled its GPU; None if it did not, or if unknown."""
+        known = [each for each in self._samples if each.throttle_reasons is not None]
+        reasons = Counter(
+            reason for each in known for reason in each.throttle_reasons or () if reason in HARMFUL
+        )
+        if len(known) < LEAST_SAMPLES or not reasons:
+            return None
+        num_throttled = sum(not HARMFUL.isdisjoint(each.throttle_reasons or ()) for each in known)
+        return ThrottledRank(
+            rank=self.rank,
+            throttled_ratio=num_throttled / len(known),
+            reasons=tuple(reason for reason, _ in reasons.most_common()),
+            sm_clock_mhz=known[-1].sm_clock_mhz,
+        )
+
 
 SETTLE: Final = 3
 """Number of first steps that are ignored, because caches are cold."""
-
 STAGE: Final = "pp"
-
 LEAST_SILENCE_S: Final = 30.0
 LONGER_THAN_BEFORE: Final = 2.0
 """A job that pauses for checkpoints or evaluation is stalled when a pause is twice as long."""
-
 BEHIND: Final = 3  # steps
 LEAST_BEHIND_S: Final = 10.0
 
