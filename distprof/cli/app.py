@@ -28,8 +28,6 @@ from distprof.installed import plugins
 from distprof.version import __version__
 
 ENTRY_POINT_GROUP = "distprof.commands"
-_OF_THE_JOB = frozenset({"attach", "bench", "capture", "run"})
-"""Verbs of distprof's two other packages, which are found by entry points."""
 
 _VERBS = {
     "analyze": "Where each step's time goes, what causes it, what a fix would gain.",
@@ -144,15 +142,14 @@ def _other_verbs() -> dict[str, str]:
 def _unknown_verb(name: str) -> str:
     import difflib
 
-    if name in _OF_THE_JOB:
-        return (
-            f"no command {name!r}: this distprof is not installed, so its entry points are missing"
-            " (pip install distprof)"
-        )
     near = difflib.get_close_matches(name, [*_VERBS, *_other_verbs()], n=2, cutoff=0.6)
-    if near:
-        return f"no command {plain(name)!r}: did you mean {' or '.join(near)}?"
-    return f"no command {plain(name)!r}: to analyse traces, distprof analyze {plain(name)}"
+    hint = f"to analyse traces, distprof analyze {plain(name)}"
+    if name in _STARTING:
+        hint = "this distprof is not installed, so its entry points are missing"
+        hint += " (pip install distprof)"
+    elif near:
+        hint = f"did you mean {' or '.join(near)}?"
+    return f"no command {plain(name)!r}: {hint}"
 
 
 @click.command(

@@ -74,12 +74,10 @@ def _read_summaries(path: Path) -> list[SummaryFile]:
         read = msgspec.convert(found, list[SummaryFile])
     except (OSError, ValueError, msgspec.ValidationError, RecursionError) as error:
         raise InputError(str(path), expected=expected, found=str(error), fix=fix) from error
-    wrong = wrong_number(found)
+    others = (f'"schema": "{one.schema}"' for one in read if one.schema != SUMMARY_SCHEMA)
+    wrong = wrong_number(found) or next(others, "")
     if wrong:
         raise InputError(str(path), expected=expected, found=wrong, fix=fix)
-    other = next((one.schema for one in read if one.schema != SUMMARY_SCHEMA), None)
-    if other is not None:
-        raise InputError(str(path), expected=expected, found=f'"schema": "{other}"', fix=fix)
     return read
 
 
@@ -92,6 +90,8 @@ def summarize_report(report: Report, *, label: str = "") -> SummaryFile:
     """The summary of a report, as baselines, histories and sweeps store it."""
     job, log, printed = report.job, report.step_log, report.training_log
     plain, traced = log.samples_ns, _traced_steps(report)
+    # What the probes recorded, or else what the training program printed
+    tokens, samples = log.tokens_per_step, log.samples_per_step
     slowdown = report.whatif.slowdown
     return SummaryFile(
         distprof_version=report.distprof_version,
@@ -102,8 +102,8 @@ def summarize_report(report: Report, *, label: str = "") -> SummaryFile:
         fingerprint=_fingerprint(report),
         step_ns=plain or traced or printed.steady_ns,
         is_traced=bool(traced) and not plain,
-        tokens_per_step=_known(log.tokens_per_step, printed.tokens_per_step),
-        samples_per_step=_known(log.samples_per_step, printed.global_batch_size),
+        tokens_per_step=printed.tokens_per_step if tokens is None else tokens,
+        samples_per_step=printed.global_batch_size if samples is None else samples,
         parts=_parts(report),
         overlap_ratio=overlap_ratio(report),
         exposed_comm_ratio=exposed_communication_ratio(report),
@@ -133,11 +133,6 @@ def _fingerprint(report: Report) -> Fingerprint:
         versions={**run.versions, "distprof": report.distprof_version},
         environment=job.environment,
     )
-
-
-def _known(logged: float | None, printed: float | None) -> float | None:
-    """The value that the probes recorded, or else the one that the training program printed."""
-    return printed if logged is None else logged
 
 
 def _device(report: Report) -> str:

@@ -58,7 +58,7 @@ def pair_figure(parts: Sequence[PartChange]) -> Markup:
         "first": [(part.part, part.first_ns) for part in parts],
         "second": [(part.part, part.second_ns) for part in parts],
     }
-    most = max((sum(ns for _, ns in each) for each in sums.values()), default=0)
+    most = max(sum(ns for _, ns in each) for each in sums.values())
     if most <= 0:
         return EMPTY
     lines = [_step_row(name, each, most) for name, each in sums.items()]

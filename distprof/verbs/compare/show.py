@@ -131,13 +131,10 @@ def _main_cause(comparison: Comparison) -> str:
     most = max(named, key=lambda part: part.change_ns / whole)
     if most.change_ns / whole < 1 / 3:
         return ""
-    name = PARTS.get(most.part, most.part)
+    rest = f" of {signed(whole)}"
     if abs(most.change_ns) > abs(whole):
-        return (
-            f"{name} accounts for {signed(most.change_ns)}, other parts for"
-            f" {signed(whole - most.change_ns)}"
-        )
-    return f"{name} accounts for {signed(most.change_ns)} of {signed(whole)}"
+        rest = f", other parts for {signed(whole - most.change_ns)}"
+    return f"{PARTS.get(most.part, most.part)} accounts for {signed(most.change_ns)}{rest}"
 
 
 def _traced_change(comparison: Comparison) -> str:
@@ -145,9 +142,7 @@ def _traced_change(comparison: Comparison) -> str:
     parts = comparison.parts
     if not parts or _is_traced(comparison):
         return ""
-    first, second = (
-        sum(getattr(part, name) for part in parts) for name in ("first_ns", "second_ns")
-    )
+    first, second = sum(part.first_ns for part in parts), sum(part.second_ns for part in parts)
     span = f"{format_duration(first)} → {format_duration(second)}"
     cause = _main_cause(comparison)
     if cause:
@@ -189,17 +184,11 @@ def _likeness(comparison: Comparison) -> str:
         return f"Step times say little about the code while these differ: {named}."
     if not comparison.compared:
         return "Neither hardware nor program is recorded by both runs: they may be unlike."
-    same = [
-        name
-        for name in comparison.compared
-        if name not in _OF_SOFTWARE or not comparison.differences
-    ]
+    same, software = list(comparison.compared), ""
+    if number := len(comparison.differences):
+        same = [name for name in same if name not in _OF_SOFTWARE]
+        software = f" {counted(number, 'difference')} in software."
     unknown = "" if "program" in comparison.compared else " The program is not recorded."
-    software = (
-        f" {counted(len(comparison.differences), 'difference')} in software."
-        if comparison.differences
-        else ""
-    )
     return f"The same in both runs: {', '.join(same)}.{software}{unknown}"
 
 
@@ -219,15 +208,13 @@ def _certainty(comparison: Comparison) -> str:
         return "There is one mean traced step per run, so chance cannot be ruled out."
     if step.trend == "unknown":
         return f"Medians of {runs[0].num_steps} and {runs[1].num_steps} {traced}."
-    intervals = (
-        ""
-        if None in (step.first_low_ns, step.second_low_ns)
-        else (
+    intervals = ""
+    if None not in (step.first_low_ns, step.second_low_ns):
+        intervals = (
             "95 % intervals "
             f"{format_duration(step.first_low_ns)} to {format_duration(step.first_high_ns)} and "
             f"{format_duration(step.second_low_ns)} to {format_duration(step.second_high_ns)}, "
         )
-    )
     return (
         f"Medians of {runs[0].num_steps} and {runs[1].num_steps} {traced}, {intervals}"
         f"{_odds(step)}. With one run each, this does not cover differences between runs. "
@@ -300,7 +287,7 @@ def _parts_table(parts: Sequence[PartChange]) -> TableView | None:
     if not parts:
         return None
     there = [part for part in parts if part.first_ns or part.second_ns]
-    first, second = (sum(getattr(p, name) for p in parts) for name in ("first_ns", "second_ns"))
+    first, second = sum(part.first_ns for part in parts), sum(part.second_ns for part in parts)
     whole = PartChange(part="sum", first_ns=first, second_ns=second, change_ns=second - first)
     return rows_table(
         "Where the difference is",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
 
 from distprof.costs.scaling import LAW_NAMES
 from distprof.documents.document import Document
@@ -91,16 +92,13 @@ def scaling_sentences(scaling: ScalingResult) -> Iterator[str]:
 
 def _unsteady(sizes: Sequence[ScalingSize]) -> Iterator[str]:
     """A warning about the size whose repeats differ most, if they differ much."""
-    spread = {
-        size.num_ranks: (min(size.run_step_ns), max(size.run_step_ns))
+    spread = [
+        (max(size.run_step_ns) / least, size.num_ranks, least, max(size.run_step_ns))
         for size in sizes
-        if len(size.run_step_ns) > 1 and min(size.run_step_ns) > 0
-    }
-    if not spread:
-        return
-    ranks = max(spread, key=lambda ranks: spread[ranks][1] / spread[ranks][0])
-    least, most = spread[ranks]
-    if most > _UNSTEADY * least:
+        if len(size.run_step_ns) > 1 and (least := min(size.run_step_ns)) > 0
+    ]
+    ratio, ranks, least, most = max(spread, key=itemgetter(0), default=(0.0, 0, 0, 0))
+    if ratio > _UNSTEADY:
         yield (
             f"Runs differ widely: a step on {counted(ranks, 'rank')} took {format_duration(least)} "
             f"in one run and {format_duration(most)} in another. The machine may be busy, or the "
@@ -110,24 +108,22 @@ def _unsteady(sizes: Sequence[ScalingSize]) -> Iterator[str]:
 
 def _beyond(scaling: ScalingResult) -> Iterator[str]:
     """Extrapolation of the best-fitting law, or why there is none."""
-    if not scaling.laws:
-        return
     largest = scaling.sizes[-1]
     following = [law for law in scaling.laws if follows(law, largest)]
     if following:
         best = min(following, key=lambda law: law.residual_ratio)
         yield from _extrapolation(best, largest.num_ranks)
-        return
-    fitted = " and ".join(
-        f"{format_ratio(at.efficiency)} by {LAW_NAMES.get(law.law, law.law)}"
-        for law in scaling.laws
-        if (at := _at(law, largest.num_ranks))
-    )
-    yield (
-        f"No law fits these runs: on {counted(largest.num_ranks, 'rank')}, the measured efficiency "
-        f"is {format_ratio(largest.efficiency)}, but the fits give {fitted}. There is no "
-        "extrapolation to more ranks."
-    )
+    elif scaling.laws:
+        fitted = " and ".join(
+            f"{format_ratio(at.efficiency)} by {LAW_NAMES.get(law.law, law.law)}"
+            for law in scaling.laws
+            if (at := _at(law, largest.num_ranks))
+        )
+        ranks, efficiency = counted(largest.num_ranks, "rank"), format_ratio(largest.efficiency)
+        yield (
+            f"No law fits these runs: on {ranks}, the measured efficiency is {efficiency}, but the "
+            f"fits give {fitted}. There is no extrapolation to more ranks."
+        )
 
 
 def follows(law: ScalingLaw, largest: ScalingSize) -> bool:
@@ -235,19 +231,15 @@ def _size_notes(sizes: Sequence[ScalingSize]) -> Iterator[str]:
 
 def _step_interval(size: ScalingSize) -> str:
     low, high = size.step_low_ns, size.step_high_ns
-    if low is None or high is None or high > _WIDEST * low:
-        return ""
-    return f"{format_duration(low)} to {format_duration(high)}"
+    is_known = low is not None and high is not None and high <= _WIDEST * low
+    return f"{format_duration(low)} to {format_duration(high)}" if is_known else ""
 
 
 def _efficiency_interval(size: ScalingSize) -> str:
-    if (
-        size.efficiency_low is None
-        or size.efficiency_high is None
-        or size.efficiency_high > _WIDEST * size.efficiency_low
-    ):
+    low, high = size.efficiency_low, size.efficiency_high
+    if low is None or high is None or high > _WIDEST * low:
         return ""
-    return f"{100 * size.efficiency_low:.1f} to {100 * size.efficiency_high:.1f}"
+    return f"{100 * low:.1f} to {100 * high:.1f}"
 
 
 def _drawn_table(sizes: Sequence[ScalingSize]) -> TableView | None:
@@ -256,28 +248,26 @@ def _drawn_table(sizes: Sequence[ScalingSize]) -> TableView | None:
     legend = "  ".join(f"{glyph} {cause}" for cause, glyph in _GLYPHS.items() if cause in used)
     return rows_table(
         "Where efficiency is lost",
-        (
-            Column("ranks", "num_ranks"),
-            Column("", lambda size: Drawing(_drawing(size)), left=True),
-        ),
+        (Column("ranks", "num_ranks"), Column("", _drawing, left=True)),
         sizes,
         caption="one line per step: # at full efficiency, then the losses",
         notes=(legend,) if legend else (),
     )
 
 
-def _drawing(size: ScalingSize) -> Callable[[int], str]:
+def _drawing(size: ScalingSize) -> Drawing:
+    shares = [("#", min(size.efficiency, 1.0))]
+    shares += [(_GLYPHS.get(loss.cause, "?"), max(loss.ratio, 0.0)) for loss in size.losses]
+    whole = sum(share for _, share in shares) or 1.0
+
     def draw(width: int) -> str:
         line, done = "", 0.0
-        shares = [("#", min(size.efficiency, 1.0))]
-        shares += [(_GLYPHS.get(loss.cause, "?"), max(loss.ratio, 0.0)) for loss in size.losses]
-        whole = sum(share for _, share in shares) or 1.0
         for glyph, share in shares:
             done += share / whole
             line += glyph * (round(done * width) - len(line))
         return line
 
-    return draw
+    return Drawing(draw)
 
 
 def _losses_table(sizes: Sequence[ScalingSize], *, show_all: bool) -> TableView:
@@ -302,14 +292,11 @@ def _losses_table(sizes: Sequence[ScalingSize], *, show_all: bool) -> TableView:
         )
     rows.append(_loss_row("lost", [size.losses for size in shown]))
     largest = counted(shown[-1].num_ranks, "rank")
+    sizes_named = [f"{size.num_ranks:,}" for size in shown]
     return TableView(
         title="Losses by cause",
         caption="share of the step by number of ranks; the parts add up",
-        columns=(
-            Column("", left=True),
-            *(Column(f"{size.num_ranks:,}") for size in shown),
-            Column(f"on {largest}"),
-        ),
+        columns=(Column("", left=True), *map(Column, sizes_named), Column(f"on {largest}")),
         rows=tuple(rows),
         strong=frozenset({len(rows) - 1}),
         notes=("Parts come from traced steps, scaled to the steps without a profiler.",),
@@ -333,10 +320,7 @@ def _extrapolation_table(laws: Sequence[ScalingLaw]) -> TableView | None:
     return TableView(
         title="Beyond the measured sizes",
         caption="efficiency by each law; 95 % intervals of measurement error only",
-        columns=(
-            Column("ranks"),
-            *(Column(LAWS.get(law.law, law.law), left=True) for law in laws),
-        ),
+        columns=(Column("ranks"), *(Column(LAWS.get(law.law, law.law), left=True) for law in laws)),
         rows=tuple(
             (f"{ones[0].num_ranks:,}", *map(_interval, ones)) for ones in zip(*beyond, strict=True)
         ),

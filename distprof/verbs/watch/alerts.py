@@ -128,10 +128,6 @@ class Condition(msgspec.Struct, frozen=True):
     words: str  # The message without its subject.
     of_rank: Mapping[int, str] = {}  # Message of each rank, if messages differ between ranks.
 
-    def words_on(self, on: Collection[int]) -> str:
-        """The message for a subset of ``on``: that of the first rank, if messages differ."""
-        return self.of_rank.get(min(on), self.words)
-
 
 class Alarms:
     """Keeps the raised alerts, so each is delivered once when it begins and once when it ends."""
@@ -150,15 +146,13 @@ class Alarms:
             before = self._raised.get(kind, frozenset())
             began, ended = now.on - before, before - now.on
             if began:
-                words = now.words_on(began)
-                alerts.append(self._alert(kind, began, words, step, now_ns))
+                alerts.append(self._alert(kind, began, now, step, now_ns))
             if ended:
                 over = _ranks(ended)
                 alerts.append(self._began[kind].cleared(over, step=step, time_ns=now_ns))
             self._raised[kind] = now.on
             if now.on:
-                words = now.words_on(now.on)
-                self._began[kind] = self._alert(kind, now.on, words, step, now_ns)
+                self._began[kind] = self._alert(kind, now.on, now, step, now_ns)
         return alerts
 
     def raised(self) -> tuple[Alert, ...]:
@@ -166,14 +160,15 @@ class Alarms:
         return tuple(self._began[kind] for kind, on in self._raised.items() if on)
 
     def _alert(
-        self, kind: str, on: Collection[int], words: str, step: int | None, now_ns: int
+        self, kind: str, on: Collection[int], now: Condition, step: int | None, now_ns: int
     ) -> Alert:
         ranks = _ranks(on)
         return Alert(
             distprof_version=__version__,
             state="raised",
             kind=kind,
-            message=sentence_on(ranks, words),
+            # That of the first rank, if messages differ
+            message=sentence_on(ranks, now.of_rank.get(min(on), now.words)),
             ranks=ranks,
             step=step,
             time_ns=now_ns,
