@@ -92,7 +92,12 @@ def all_checks() -> Iterator[Check]:
     is_used, found = explain()
     yield Check(name="kernel", state="ok" if is_used else "absent", found=found)
     yield _torch()
-    yield _extras()
+    there = [extra for extra, module in _EXTRAS.items() if _is_there(module)]
+    lacking = [extra for extra in _EXTRAS if extra not in there]
+    parts = [", ".join(there) or "none"]
+    if lacking:
+        parts.append(f"not installed: {', '.join(lacking)} (pip install 'distprof[NAME]')")
+    yield Check(name="extras", state="ok", found="; ".join(parts))
     yield _plugins()
     from distprof.artefacts.cache_place import cache_root, shared_url
 
@@ -122,12 +127,8 @@ def _packages() -> Check:
     needed = [name for name in lacking if name not in _NOT_EVERYWHERE]
     if not needed:
         return Check(name="packages", state="ok", found=", ".join(found))
-    return Check(
-        name="packages",
-        state="problem",
-        found=f"not installed: {', '.join(needed)}",
-        fix=f"pip install {' '.join(needed)}",
-    )
+    text, fix = f"not installed: {', '.join(needed)}", f"pip install {' '.join(needed)}"
+    return Check(name="packages", state="problem", found=text, fix=fix)
 
 
 def _torch() -> Check:
@@ -156,16 +157,6 @@ def _built_for() -> str:
     return builds[0] if builds else "CPU only"
 
 
-def _extras() -> Check:
-    """Which extras are installed; none is needed, so a missing one is no problem."""
-    there = [extra for extra, module in _EXTRAS.items() if _is_there(module)]
-    lacking = [extra for extra in _EXTRAS if extra not in there]
-    parts = [", ".join(there) or "none"]
-    if lacking:
-        parts.append(f"not installed: {', '.join(lacking)} (pip install 'distprof[NAME]')")
-    return Check(name="extras", state="ok", found="; ".join(parts))
-
-
 def _is_there(module: str) -> bool:
     try:
         return util.find_spec(module) is not None
@@ -184,12 +175,8 @@ def _plugins() -> Check:
         except Exception as error:  # a plug-in may raise anything
             broken.append(f"{point.name} ({point.value}): {type(error).__name__}: {error}")
     if broken:
-        return Check(
-            name="plug-ins",
-            state="problem",
-            found=f"cannot be loaded: {'; '.join(broken)}",
-            fix="update or uninstall their packages",
-        )
+        found, fix = f"cannot be loaded: {'; '.join(broken)}", "update or uninstall their packages"
+        return Check(name="plug-ins", state="problem", found=found, fix=fix)
     names = ", ".join(sorted({point.name for point in points})) or "none"
     return Check(name="plug-ins", state="ok", found=names)
 
@@ -246,10 +233,16 @@ def _text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
+_MARKS = {
+    "ok": ("ok     ", "green"),
+    "absent": ("absent ", "yellow"),
+    "problem": ("PROBLEM", "red"),
+}
+
+
 def _line(check: Check) -> str:
-    mark = {"ok": "ok     ", "absent": "absent ", "problem": "PROBLEM"}[check.state]
+    mark, color = _MARKS[check.state]
     if has_color(sys.stdout):
-        color = {"ok": "green", "absent": "yellow", "problem": "red"}[check.state]
         mark = click.style(mark, fg=color)
     fix = f" ({check.fix})" if check.fix else ""
     text = wrapped(plain(check.found + fix), terminal_width() - _INDENT)

@@ -109,17 +109,15 @@ def bullets(texts: Iterable[str], *, numbered: bool = False) -> Markup:
 
 def section(part: Part) -> Markup:
     """A part under its heading."""
-    heading = element("h2", part.title, id=f"{part.anchor}-title")
-    return element(
-        "section", heading, part.content, id=part.anchor, aria_labelledby=f"{part.anchor}-title"
-    )
+    title = f"{part.anchor}-title"
+    heading = element("h2", part.title, id=title)
+    return element("section", heading, part.content, id=part.anchor, aria_labelledby=title)
 
 
 def folded(summary: str, *content: str, opened: bool = False, **attributes: str) -> Markup:
     """Content that unfolds on a click or key press on ``summary``."""
-    return element(
-        "details", element("summary", summary), *content, open=opened or None, **attributes
-    )
+    head = element("summary", summary)
+    return element("details", head, *content, open=opened or None, **attributes)
 
 
 def scrolled(content: Markup, label: str) -> Markup:
@@ -141,17 +139,13 @@ def grid(
     strong: frozenset[int] = frozenset(),
 ) -> Markup:
     """A table without title and notes."""
-    titles = [_cell("th", column, column.title, scope="col") for column in columns]
-    body = [
-        element(
-            "tr",
-            *(_cell("td", column, cell) for column, cell in zip(columns, row, strict=True)),
-            class_="strong" if number in strong else None,
-        )
-        for number, row in enumerate(rows)
-    ]
+    body = []
+    for number, row in enumerate(rows):
+        cells = [_cell("td", column, cell) for column, cell in zip(columns, row, strict=True)]
+        body.append(element("tr", *cells, class_="strong" if number in strong else None))
     head = EMPTY
     if any(column.title for column in columns):
+        titles = [_cell("th", column, column.title, scope="col") for column in columns]
         head = element("thead", element("tr", *titles))
     return element("table", head, element("tbody", *body))
 
@@ -252,20 +246,18 @@ def changes(found: Sequence[tuple[str, int]]) -> Markup:
     """A waterfall of changes (name, ns): each begins where the previous one ends; then the sum."""
     ends = [0, *accumulate(ns for _, ns in found)]
     least, width = min(ends), (max(ends) - min(ends)) or 1
-    lines = [
-        _change(name, ns, (min(pair) - least) / width, abs(ns) / width, -least / width)
-        for (name, ns), pair in zip(found, pairwise(ends), strict=True)
-    ]
-    total = ends[-1]
-    edge = (min(0, total) - least) / width
-    lines.append(_change("sum", total, edge, abs(total) / width, -least / width))
+    starts = [min(pair) for pair in pairwise(ends)]
+    lines = []
+    for (name, ns), start in zip(
+        (*found, ("sum", ends[-1])), (*starts, min(0, ends[-1])), strict=True
+    ):
+        kind, value = "worse" if ns >= 0 else "better", signed(ns)
+        label = f"{name}: {value}"
+        piece = Segment(kind=kind, ratio=abs(ns) / width, title=label)
+        place = (start - least) / width
+        drawn = bar((piece,), label=label, start=place, marks=(-least / width,))
+        lines.append(row(name, drawn, value))
     return rows(lines)
-
-
-def _change(name: str, ns: int, start: float, ratio: float, zero: float) -> Markup:
-    kind, value = "worse" if ns >= 0 else "better", signed(ns)
-    piece = Segment(kind=kind, ratio=ratio, title=f"{name}: {value}")
-    return row(name, bar((piece,), label=f"{name}: {value}", start=start, marks=(zero,)), value)
 
 
 def interval_bar(

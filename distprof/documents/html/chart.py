@@ -10,6 +10,7 @@ import msgspec
 
 from distprof.documents.html.blocks import (
     EMPTY,
+    Attribute,
     Markup,
     captioned,
     element,
@@ -38,11 +39,11 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
 
     def x(self, value: float) -> float:
         """Position of a value, in pixels from the left."""
-        return _LEFT + _share(value, self.left, self.right) * _room()[0]
+        return _LEFT + _share(value, self.left, self.right) * (WIDTH - _LEFT - _RIGHT)
 
     def y(self, value: float) -> float:
         """Position of a value, in pixels from the top."""
-        return HEIGHT - _BOTTOM - _share(value, self.least, self.most) * _room()[1]
+        return HEIGHT - _BOTTOM - _share(value, self.least, self.most) * (HEIGHT - _TOP - _BOTTOM)
 
     def curve(self, points: Sequence[Point], kind: str) -> Markup:
         """Points joined by lines; ``kind`` is a CSS class."""
@@ -98,22 +99,15 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
 
     def drawn(self, *children: str, label: str) -> Markup:
         """The finished picture of the given elements, in a frame that scrolls on small screens."""
-        svg = picture(
-            *children,
-            label=label,
-            class_="chart",
-            width=WIDTH,
-            height=HEIGHT,
-            viewBox=f"0 0 {WIDTH} {HEIGHT}",
-        )
-        return scrolled(svg, label)
+        size: dict[str, Attribute] = {
+            "width": WIDTH,
+            "height": HEIGHT,
+            "viewBox": f"0 0 {WIDTH} {HEIGHT}",
+        }
+        return scrolled(picture(*children, label=label, class_="chart", **size), label)
 
     def _path(self, points: Sequence[Point]) -> str:
         return " ".join(f"{figure_number(self.x(x))},{figure_number(self.y(y))}" for x, y in points)
-
-
-def _room() -> tuple[int, int]:
-    return WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
 
 
 def _share(value: float, low: float, high: float) -> float:
@@ -150,15 +144,12 @@ def collectives_figure(classes: Sequence[CollectiveClass]) -> Markup:
     lines = [_expected_line(kind, kinds, timed, scales) for kind in kinds]
     marks = [_mark(c, kinds.index(c.kind), most, scales) for c in timed]
     label = f"Time against size of {len(timed)} classes of collectives, logarithmic"
-    drawn = picture(
-        scales.axes(),
-        *lines,
-        *marks,
-        label=label,
-        width=WIDTH,
-        height=HEIGHT,
-        viewBox=f"0 0 {WIDTH} {HEIGHT}",
-    )
+    size: dict[str, Attribute] = {
+        "width": WIDTH,
+        "height": HEIGHT,
+        "viewBox": f"0 0 {WIDTH} {HEIGHT}",
+    }
+    drawn = picture(scales.axes(), *lines, *marks, label=label, **size)
     how = {"aria_hidden": "true", "viewBox": "0 0 14 14"}
     items = [
         element("li", element("svg", _shape(i, 7, 7, 6), class_=f"s{i % _COLORS}", **how), kind)
@@ -251,12 +242,10 @@ def _shape(number: int, x: float, y: float, size: float) -> Markup:
     if number % _COLORS == 0:
         return element("circle", cx=x, cy=y, r=size, class_="mark")
     corners, turn = ((4, 0.125), (3, -0.25), (4, 0.0), (3, 0.25), (6, 0.0))[number % _COLORS - 1]
-    points = []
-    for i in range(corners):
-        angle = 2 * math.pi * (turn + i / corners)
-        point = (x + size * math.cos(angle), y + size * math.sin(angle))
-        points.append(",".join(map(figure_number, point)))
-    return element("polygon", points=" ".join(points), class_="mark")
+    angles = [2 * math.pi * (turn + i / corners) for i in range(corners)]
+    points = [(x + size * math.cos(angle), y + size * math.sin(angle)) for angle in angles]
+    drawn = " ".join(",".join(map(figure_number, point)) for point in points)
+    return element("polygon", points=drawn, class_="mark")
 
 
 def _expected_line(
@@ -271,8 +260,6 @@ def _expected_line(
         size, ns = points[0]
         points = [(size * 0.85, ns), (size * 1.15, ns)]
     drawn = " ".join(f"{scales.x(size):.1f},{scales.y(ns):.1f}" for size, ns in points)
-    number = kinds.index(kind) % _COLORS
     line = element("polyline", points=drawn, class_="expected")
-    return element(
-        "g", element("title", f"{kind}: expected from the fabric"), line, class_=f"s{number}"
-    )
+    title = element("title", f"{kind}: expected from the fabric")
+    return element("g", title, line, class_=f"s{kinds.index(kind) % _COLORS}")

@@ -65,14 +65,14 @@ def _without_local_links(tokens: list[Token]) -> list[Token]:
     kept: list[Token] = []
     opened: list[bool] = []
     for token in tokens:
+        is_kept = token.type != "image"
         if token.type == "link_open":
-            opened.append(str(token.attrs.get("href", "")).startswith(("https://", "http://")))
-        is_kept = opened[-1] if token.type in ("link_open", "link_close") and opened else True
-        if token.type == "link_close" and opened:
-            opened.pop()
-        if is_kept and token.type != "image":
-            if token.type == "link_open":
-                token.attrs["rel"] = "noreferrer"
+            is_kept = str(token.attrs.get("href", "")).startswith(("https://", "http://"))
+            opened.append(is_kept)
+            token.attrs["rel"] = "noreferrer"
+        elif token.type == "link_close" and opened:
+            is_kept = opened.pop()
+        if is_kept:
             kept.append(token)
     return kept
 
@@ -97,13 +97,11 @@ def finding_articles(found: Sequence[Priced]) -> Markup:
     if not found:
         return sentence("None.")
     anchor_of = anchors([one.finding for one in found])
-    shown: set[str] = set()
-    drawn = []
-    for one in found:
-        code = one.finding.code
-        drawn.append(_article(one, anchor_of(one.finding), has_page=code not in shown))
-        shown.add(code)
-    return joined(drawn)
+    first = {one.finding.code: one for one in reversed(found)}
+    return joined(
+        _article(one, anchor_of(one.finding), has_page=first[one.finding.code] is one)
+        for one in found
+    )
 
 
 def _article(priced: Priced, anchor: str, *, has_page: bool) -> Markup:

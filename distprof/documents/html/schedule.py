@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from distprof.documents.html.blocks import (
     EMPTY,
@@ -35,13 +36,13 @@ def schedule_figures(groups: Sequence[PipelineGroup]) -> Markup:
     """The schedules of as many pipelines as there is room for, largest bubble first."""
     pictured = [group for group in groups if group.picture]
     order = sorted(pictured, key=lambda group: -(group.bubble_fraction or 0.0))
-    drawn: list[Markup] = []
-    slots = 0
-    for group in order:
-        slots += len(group.picture)
-        if drawn and slots > MAX_SLOTS:
-            break
-        drawn.append(schedule_figure(group))
+    slots = accumulate(len(group.picture) for group in order)
+    fit = [
+        group
+        for i, (group, n) in enumerate(zip(order, slots, strict=True))
+        if not i or n <= MAX_SLOTS
+    ]
+    drawn = [schedule_figure(group) for group in fit]
     left_out = len(pictured) - len(drawn)
     if left_out:
         drawn.append(
@@ -100,7 +101,11 @@ def _names(line_of: dict[int, int], slots: Sequence[PictureRow], height: int) ->
     stages: dict[int, set[int]] = {}
     for slot in slots:
         stages.setdefault(slot.rank, set()).add(slot.stage)
-    names = [_name(rank, sorted(stages[rank])) for rank in line_of]
+    names = []
+    for rank in line_of:
+        held = sorted(stages[rank])
+        more = ", …" if len(held) > 4 else ""
+        names.append(f"rank {rank} · stage {', '.join(map(str, held[:4]))}{more}")
     texts = [
         element("text", name, x=0, y=number * (_ROW + _GAP) + _ROW / 2 + 4)
         for number, name in enumerate(names)
@@ -109,11 +114,6 @@ def _names(line_of: dict[int, int], slots: Sequence[PictureRow], height: int) ->
     return element(
         "svg", *texts, width=width, height=height, class_="labels lines", aria_hidden="true"
     )
-
-
-def _name(rank: int, stages: Sequence[int]) -> str:
-    held = ", ".join(map(str, stages[:4])) + (", …" if len(stages) > 4 else "")
-    return f"rank {rank} · stage {held}"
 
 
 def _ground(number: int) -> Markup:

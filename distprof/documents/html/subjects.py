@@ -137,10 +137,8 @@ def _spread(values: Sequence[tuple[int, float]], word: str) -> str:
         return f"{format_duration(order[0][1])} on each {word}."
     largest = ", ".join(f"{word} {n} ({format_duration(ns)})" for n, ns in order[:_MOST_RANKS])
     middle = format_duration(statistics.median(ns for _, ns in values))
-    number, least = order[-1]
-    return (
-        f"most in {largest}; median {middle}; least in {word} {number} ({format_duration(least)})."
-    )
+    least = f"{word} {order[-1][0]} ({format_duration(order[-1][1])})"
+    return f"most in {largest}; median {middle}; least in {least}."
 
 
 def _findings(report: Report, key: str, anchor_of: Callable[[Finding], str]) -> Markup:
@@ -201,10 +199,10 @@ def _blame(result: StragglersResult) -> Markup:
     if len(result.steps) < 2:
         return EMPTY
     worst = sorted(result.steps, key=lambda step: -step.lost_ns)[:3]
+    ranks = ["" if step.rank is None else f" (rank {step.rank})" for step in worst]
     named = ", ".join(
-        f"step {step.step} {format_duration(step.lost_ns)}"
-        + (f" (rank {step.rank})" if step.rank is not None else "")
-        for step in worst
+        f"step {step.step} {format_duration(step.lost_ns)}{rank}"
+        for step, rank in zip(worst, ranks, strict=True)
     )
     text = f"Time lost to late ranks, by step. Most in {named}."
     drawn = columns([step.lost_ns for step in result.steps], text, "exposed_wait")
