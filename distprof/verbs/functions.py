@@ -31,11 +31,11 @@ def compare(first: Report | Source, second: Report | Source) -> Comparison:
     from distprof.verbs.compare.show import compare_reports
     from distprof.verbs.summaries import open_report
 
-    reports = [one if isinstance(one, Report) else open_report(one) for one in (first, second)]
+    mine, theirs = (one if isinstance(one, Report) else open_report(one) for one in (first, second))
     names = [
         one.run.source if isinstance(one, Report) else os.fspath(one) for one in (first, second)
     ]
-    return compare_reports(reports[0], reports[1], names=(names[0], names[1]))
+    return compare_reports(mine, theirs, names=(names[0], names[1]))
 
 
 def hang(

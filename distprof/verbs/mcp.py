@@ -291,11 +291,10 @@ def _answering(tool: Callable[..., str], lock: threading.Lock) -> Callable[..., 
 
 def one_sentence(error: Exception) -> str:
     """Message of an error, on one line of bounded length."""
+    message = f"unexpected error in distprof ({type(error).__name__}: {error})"
     if isinstance(error, InputError):
         fix = f"; try: {error.fix}" if error.fix else ""
         message = f"{error.source}: expected {error.expected}, found {error.found}{fix}"
     elif isinstance(error, DistprofError):
         message = str(error)
-    else:
-        message = f"unexpected error in distprof ({type(error).__name__}: {error})"
     return shorten(plain(" ".join(message[: 4 * _MAX_ERROR].split())), _MAX_ERROR)

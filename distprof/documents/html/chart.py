@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -22,6 +22,9 @@ from distprof.sections.collectives.result import CollectiveClass
 from distprof.units import format_bytes, format_duration
 
 WIDTH, HEIGHT = 720, 340
+_SIZE: Mapping[str, Attribute] = {
+    "width": WIDTH, "height": HEIGHT, "viewBox": f"0 0 {WIDTH} {HEIGHT}",
+}  # fmt: skip
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78, 20, 14, 46
 _CAP = 4
 """Half the width of the ends of an interval."""
@@ -99,12 +102,7 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
 
     def drawn(self, *children: str, label: str) -> Markup:
         """The finished picture of the given elements, in a frame that scrolls on small screens."""
-        size: dict[str, Attribute] = {
-            "width": WIDTH,
-            "height": HEIGHT,
-            "viewBox": f"0 0 {WIDTH} {HEIGHT}",
-        }
-        return scrolled(picture(*children, label=label, class_="chart", **size), label)
+        return scrolled(picture(*children, label=label, class_="chart", **_SIZE), label)
 
     def _path(self, points: Sequence[Point]) -> str:
         return " ".join(f"{figure_number(self.x(x))},{figure_number(self.y(y))}" for x, y in points)
@@ -144,12 +142,7 @@ def collectives_figure(classes: Sequence[CollectiveClass]) -> Markup:
     lines = [_expected_line(kind, kinds, timed, scales) for kind in kinds]
     marks = [_mark(c, kinds.index(c.kind), most, scales) for c in timed]
     label = f"Time against size of {len(timed)} classes of collectives, logarithmic"
-    size: dict[str, Attribute] = {
-        "width": WIDTH,
-        "height": HEIGHT,
-        "viewBox": f"0 0 {WIDTH} {HEIGHT}",
-    }
-    drawn = picture(scales.axes(), *lines, *marks, label=label, **size)
+    drawn = picture(scales.axes(), *lines, *marks, label=label, **_SIZE)
     how = {"aria_hidden": "true", "viewBox": "0 0 14 14"}
     items = [
         element("li", element("svg", _shape(i, 7, 7, 6), class_=f"s{i % _COLORS}", **how), kind)

@@ -26,15 +26,10 @@ class CommonClock(msgspec.Struct, frozen=True, kw_only=True):
     @staticmethod
     def of(run: Run) -> CommonClock:
         """The clock of a run with at least one rank."""
-        ends = [
-            run.clock.to_common(
-                rank.rank, np.array((rank.capture_start_ns, rank.capture_end_ns), np.int64)
-            )
-            for rank in run.ranks
-        ]
-        first = min(int(pair.min()) for pair in ends)
+        captures = {r.rank: np.array((r.capture_start_ns, r.capture_end_ns)) for r in run.ranks}
+        ends = np.stack([run.clock.to_common(rank, own) for rank, own in captures.items()])
+        first, last = int(ends.min()), int(ends.max())
         shift = max(0, -first)
-        last = max(int(pair.max()) for pair in ends)
         return CommonClock(
             alignment=run.clock, shift_ns=shift, first_ns=first + shift, last_ns=last + shift
         )
@@ -49,11 +44,13 @@ class CommonClock(msgspec.Struct, frozen=True, kw_only=True):
 
     def error_between(self, rank: int, others: Int64Array) -> Int64Array:
         """Uncertainty of times between this rank and each other rank, ns; ABSENT if unknown."""
-        known: dict[int, int] = {ABSENT: ABSENT}
-        for other in {*others.tolist()} - {ABSENT}:
-            error = self.alignment.residual_between(rank, other)
-            known[other] = ABSENT if error is None else error
-        return np.array([known[other] for other in others.tolist()], np.int64)
+        distinct, place = np.unique(others, return_inverse=True)
+        found = [
+            None if other == ABSENT else self.alignment.residual_between(rank, other)
+            for other in distinct.tolist()
+        ]
+        errors = np.array([ABSENT if error is None else error for error in found], np.int64)
+        return errors[place]
 
 
 def clock_text(clock: ClockAlignment, ranks: Collection[int]) -> str:

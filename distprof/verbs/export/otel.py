@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from distprof.artefacts.records import StepRecord
@@ -24,14 +25,9 @@ MAX_WAITING = 10_000
 counted."""
 _BATCH = 512
 _UNITS = {
-    "_seconds": "s",
-    "_bytes": "By",
-    "_watts": "W",
-    "_celsius": "Cel",
-    "_hertz": "Hz",
-    "_joules": "J",
-    "_ratio": "1",
-}
+    "_seconds": "s", "_bytes": "By", "_watts": "W", "_celsius": "Cel", "_hertz": "Hz",
+    "_joules": "J", "_ratio": "1",
+}  # fmt: skip
 
 
 def base_of(endpoint: str) -> str:
@@ -96,8 +92,7 @@ class Sender:
         data = self._reader.get_metrics_data()
         if data is not None and self._metrics.export(data) is not MetricExportResult.SUCCESS:
             return False
-        while self._waiting:
-            batch = [self._waiting[i] for i in range(min(_BATCH, len(self._waiting)))]
+        while batch := list(islice(self._waiting, _BATCH)):
             if self._spans.export(self._made(batch)) is not SpanExportResult.SUCCESS:
                 return False
             for _ in batch:
@@ -122,13 +117,12 @@ class Sender:
     def _declare(self) -> None:
         """Create an instrument for every family; unknown values are not observed."""
         meter = self._meters.get_meter("distprof", __version__)
+        makers = {
+            "counter": meter.create_observable_counter,
+            "gauge": meter.create_observable_gauge,
+        }
         for family in all_families():
-            make = (
-                meter.create_observable_counter
-                if family.kind == "counter"
-                else meter.create_observable_gauge
-            )
-            make(
+            makers[family.kind](
                 name_of(family),
                 callbacks=[self._callback(family)],
                 unit=unit_of(family),

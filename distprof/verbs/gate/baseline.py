@@ -233,8 +233,7 @@ def accept_runs(
 ) -> str:
     """Write repeats to a baseline, as a new session or a new file; return what it holds now."""
     if not Path(file).exists():
-        new = make_baseline(repeats, small, window=window)
-        BASELINE.save(new, file)
+        BASELINE.save(make_baseline(repeats, small, window=window), file)
         return f"a new baseline of {counted(len(repeats), 'repeat')}"
     old = read_baseline(file)
     new = accepted(old, repeats, small, window=window)
@@ -277,9 +276,7 @@ def unlike_baseline(
 
 def unlike_job(baseline: BaselineFile, job: Fingerprint, after: int | None) -> tuple[str, ...]:
     """As :func:`unlike_baseline`, for a finished or planned job; ``after``: its smaller size."""
-    clauses = [
-        difference.sentence for difference in unlike(baseline.fingerprint, job, is_gate=True)
-    ]
+    clauses = [each.sentence for each in unlike(baseline.fingerprint, job, is_gate=True)]
     before = baseline.small_world_size
     if before is not None and after is not None and before != after:
         clauses.append(f"the smaller size is {before} in one and {after} in the other")
@@ -313,10 +310,9 @@ def acknowledgement(baseline: BaselineFile, metric: str, now_ns: int) -> Acknowl
 
 def baseline_values(baseline: BaselineFile, metric: str) -> tuple[list[float], list[int]]:
     """Values of all sessions, and the number of the session of each value, for ``decide``."""
-    values: list[float] = []
-    sessions: list[int] = []
-    for number, session in enumerate(baseline.sessions):
-        found = session.values.get(metric, ())
-        values += found
-        sessions += [number] * len(found)
-    return values, sessions
+    found = [
+        (value, number)
+        for number, session in enumerate(baseline.sessions)
+        for value in session.values.get(metric, ())
+    ]
+    return [value for value, _ in found], [number for _, number in found]

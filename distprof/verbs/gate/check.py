@@ -24,7 +24,6 @@ from distprof.verbs.gate.baseline import (
     acknowledgement,
     baseline_values,
     make_baseline,
-    session_of,
     unlike_baseline,
     unlike_job,
 )
@@ -288,39 +287,30 @@ def _reject_duplicates(runs: Runs) -> None:
         seen[key] = run.source
 
 
-def session_of_sizes(sizes: Sizes) -> BaselineSession:
-    """The repeats as one session; InputError if they are not repeats of the same run."""
-    try:
-        return session_of(sizes[1], sizes[0])
-    except ValueError as error:
-        raise _not_repeats(sizes, error) from error
-
-
 def baseline_of(sizes: Sizes) -> BaselineFile:
-    """The repeats as a baseline with one session, to compare other runs with."""
+    """The repeats as a baseline of one session; InputError if they are not of the same run."""
     try:
         return make_baseline(sizes[1], sizes[0])
     except ValueError as error:
-        raise _not_repeats(sizes, error) from error
+        raise InputError(
+            ", ".join(run.source for run in sizes[1][:3]),
+            expected="repeats of the same run",
+            found=str(error),
+            fix="check runs of one job on one machine at a time",
+        ) from error
 
 
-def _not_repeats(sizes: Sizes, error: ValueError) -> InputError:
-    return InputError(
-        ", ".join(run.source for run in sizes[1][:3]),
-        expected="repeats of the same run",
-        found=str(error),
-        fix="check runs of one job on one machine at a time",
-    )
+def session_of_sizes(sizes: Sizes) -> BaselineSession:
+    """The repeats as one session; InputError as :func:`baseline_of`."""
+    return baseline_of(sizes).sessions[0]
 
 
 def are_alternating(first: Runs, second: Runs) -> bool:
     """Whether the runs of both sides ended in alternating pairs: only then does drift cancel."""
-    if len(first) != len(second):
-        return False
     ended = sorted([(run.created_ns, 0) for run in first] + [(run.created_ns, 1) for run in second])
-    sides = [side for _, side in ended]
-    is_known = len({at for at, _ in ended}) == len(ended)
-    return is_known and all(a != b for a, b in zip(sides[::2], sides[1::2], strict=True))
+    if len(first) != len(second) or len({at for at, _ in ended}) < len(ended):
+        return False
+    return all(a[1] != b[1] for a, b in zip(ended[::2], ended[1::2], strict=True))
 
 
 def judge_runs(

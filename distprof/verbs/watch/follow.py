@@ -88,12 +88,8 @@ def _probe_cost(job: JobWatch) -> ProbeCost | None:
     costs = [rank.probe_cost for rank in job.ranks.values() if rank.probe_cost is not None]
     if not costs:
         return None
-    return ProbeCost(
-        ratio=median(cost.ratio for cost in costs),
-        low=median(cost.low for cost in costs),
-        high=median(cost.high for cost in costs),
-        num_ranks=len(costs),
-    )
+    middle = {name: median(getattr(c, name) for c in costs) for name in ("ratio", "low", "high")}
+    return ProbeCost(num_ranks=len(costs), **middle)
 
 
 def _median(values: Floats) -> float | None:
