@@ -1,8 +1,4 @@
-"""The ``distprof`` command: dispatches to verbs and turns every outcome into an exit code.
-
-Verbs are imported only when called, so ``distprof --help`` stays fast. Other packages add verbs
-through the entry-point group ``distprof.commands``.
-"""
+"""The ``distprof`` command: dispatches to verbs and turns every outcome into an exit code."""
 
 from __future__ import annotations
 

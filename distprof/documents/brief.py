@@ -1,9 +1,7 @@
 """A result in at most :data:`MAX_TOKENS` tokens: for an AI assistant's context, a chat or a log.
 
-Tokenizers differ and none is a dependency, so :func:`most_tokens` computes an upper bound for
-today's tokenizers: one token for each digit and sign, one for every three letters of a word, one
-for each byte of any other character. English text takes about half of that. Items that do not fit
-are cut from the end of each part, with a note that says how many.
+Tokenizers differ and none is a dependency, so :func:`most_tokens` computes an upper bound: one
+token for each digit and sign, three letters of a word, and byte of any other character.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""One kind of result: its text, Markdown, JSON, JSON Schema and loading, implemented once.
-
-A verb declares a :class:`Document` for each of its results. Readers, schema pages and the command
-line derive everything they need from that declaration.
-"""
+"""One kind of result: its text, Markdown, JSON, JSON Schema and loading, implemented once."""
 
 from __future__ import annotations
 

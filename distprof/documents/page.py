@@ -1,14 +1,8 @@
 """The page: what a result says to people, before it is written in any format.
 
-::
-
-    result ── Document.page ──> Page ── text, markdown, brief, html/page ──> str
-
-The ``show.py`` of a verb makes the page of its result, ``report.py`` that of a report. Each format
-is one function of a page. From top to bottom a page has the verdict and what it rests on (headline,
-facts, cautions, the step as a bar, the plan, sentences, points), what to do about it (listings,
-findings), the evidence (tables, remarks), and the commands to run next. A format leaves out what it
-has no room for.
+From top to bottom: the verdict and what it rests on (headline, facts, cautions, the step as a bar,
+the plan, sentences, points), what to do about it (listings, findings), the evidence (tables,
+remarks), and the commands to run next. A format leaves out what it has no room for.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """An object as a file that is read from start to end, downloaded in parallel ranges, each once.
 
-Blocks are requested before they are needed, so downloading and processing overlap. A response must
-be of the listed version, have the right length and arrive in time; otherwise the block is requested
-again, a few times. Blocks are kept on disk, so seeking back, as when salvaging a damaged archive,
-downloads nothing again.
+A response must be of the listed version, have the right length and arrive in time; otherwise the
+block is requested again, a few times. Blocks are kept on disk, for readers that seek back.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Reads summaries from reports, run directories, traces and files of summaries.
-
-A run is analysed only if it has no current report. Comparisons use the summary's metrics.
-"""
+"""Reads summaries from reports, run directories, traces and files of summaries."""
 
 from __future__ import annotations
 

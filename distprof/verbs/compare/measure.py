@@ -397,16 +397,12 @@ def _findings(
         for code, name in names.items()
     ]
     order = ("new", "both", "gone")
-    return tuple(
-        sorted(
-            changes,
-            key=lambda c: (
-                order.index(c.state),
-                -max(c.first_cost_ns_per_step or 0, c.second_cost_ns_per_step or 0),
-                c.code,
-            ),
-        )
-    )
+
+    def rank(change: FindingChange) -> tuple[int, int, str]:
+        cost = max(change.first_cost_ns_per_step or 0, change.second_cost_ns_per_step or 0)
+        return order.index(change.state), -cost, change.code
+
+    return tuple(sorted(changes, key=rank))
 
 
 def _costs(problems: Sequence[FoundProblem]) -> dict[str, int | None]:

@@ -1,8 +1,4 @@
-"""Metrics for Prometheus: as text, in a file for node_exporter, or over HTTP.
-
-``prometheus-client`` writes the formats. The exporter is a separate process that reads the files of
-the probes. Neither a scraper that hangs nor a full disk can therefore affect the training.
-"""
+"""Metrics for Prometheus: as text, in a file for node_exporter, or over HTTP."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Decides from repeats whether a change made a run slower, or how many more repeats are needed.
 
 A difference counts when two tests agree: the whole bootstrap interval of the change is beyond the
-tolerance, and a rank test finds an order of repeats that chance rarely produces. The interval shows
-the size of the change, and the rank test protects against few or noisy repeats.
+tolerance, and a rank test finds an order of repeats that chance rarely produces.
 """
 
 from __future__ import annotations

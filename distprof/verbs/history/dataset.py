@@ -1,7 +1,6 @@
 """Stores a history: one Parquet file per appended summary, in any folder or fsspec URL.
 
-A file is named after its content and never changes. Concurrent writers therefore lose no data, and
-a run that is added twice is stored once. :func:`compact` merges many files into one.
+A file is named after its content and never changes, so concurrent writers lose no data.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Follows a metric over commits: the repeats of a commit form a point, and points show changes.
 
-Each point is compared with the points before it, as a run is compared with its baseline. Every
-commit is a session. A change starts a new level, and later points are compared with that level. A
-loss is therefore marked once, at the commit that caused it, and so is its fix.
-
-Later commits can confirm a commit with too few repeats, if each of them is beyond the tolerance in
-the same direction. The comparison then uses commits instead of repeats.
+Each point is compared with the points before it: every commit is a session. A change starts a new
+level, so a loss and its fix are marked once. Later commits beyond the tolerance in the same
+direction can confirm a commit with too few repeats.
 """
 
 from __future__ import annotations

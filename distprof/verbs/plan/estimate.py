@@ -349,14 +349,8 @@ def _optimizer_s(question: Question, layout: Layout) -> float:
 
 
 def _time(kind: CollectiveKind, ranks: int, num_bytes: float, path: Path) -> float:
-    return collective_time(
-        kind,
-        ranks,
-        num_bytes,
-        alpha_s=path.latency_s,
-        bandwidth=path.bandwidth,
-        algorithm="recursive",
-    )
+    how: dict[str, Any] = {"alpha_s": path.latency_s, "bandwidth": path.bandwidth}
+    return collective_time(kind, ranks, num_bytes, algorithm="recursive", **how)
 
 
 def _cost(axis: _Axis, layout: Layout) -> AxisCost:

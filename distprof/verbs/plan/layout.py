@@ -26,7 +26,7 @@ _DEFAULT_SEQUENCE = 4096
 _GPU, _PER_NODE, _LINK = "h100", 8, "ndr"
 
 
-class Path(msgspec.Struct, frozen=True, kw_only=True):
+class Path(msgspec.Struct, frozen=True):
     """The links between the members of a group."""
 
     tier: str  # ``scale-up`` within the fast domain, else ``inter-node``.
@@ -67,22 +67,11 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         reach = 1 + (size - 1) * stride
         fast = self.gpu.scale_up_bandwidth * self.link_efficiency
         if reach <= domain and (size * stride <= domain and domain % (size * stride) == 0):
-            return Path(
-                tier="scale-up",
-                bandwidth=fast,
-                latency_s=SCALE_UP_LATENCY_S,
-                per_domain=size,
-                link_bandwidth=fast,
-            )
+            return Path("scale-up", fast, SCALE_UP_LATENCY_S, size, fast)
         port = self.link.bandwidth * self.link_efficiency
         together = min(size, max(1, domain // stride))
-        return Path(
-            tier="inter-node",
-            bandwidth=min(fast, together * port),
-            latency_s=self.link.latency_s,
-            per_domain=together,
-            link_bandwidth=port,
-        )
+        bandwidth = min(fast, together * port)
+        return Path("inter-node", bandwidth, self.link.latency_s, together, port)
 
 
 def inter_node_link(text: str, sheet: Sheet) -> Link:
@@ -188,12 +177,7 @@ Sharding = Literal["ddp", "zero-1", "zero-2", "fsdp", "hsdp"]
 _STAGE = {"ddp": 0, "zero-1": 1, "zero-2": 2, "fsdp": 3, "hsdp": 3}
 _RECOMPUTATION = ("none", "selective", "full")
 _NUMBERS = {
-    "dp": "dp",
-    "tp": "tp",
-    "pp": "pp",
-    "cp": "cp",
-    "ep": "ep",
-    "shards": "shards",
+    **{name: name for name in ("dp", "tp", "pp", "cp", "ep", "shards")},
     "micro-batch": "micro_batch",
     "micro-batches": "micro_batches",
     "stages": "virtual_stages",

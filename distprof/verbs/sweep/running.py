@@ -1,8 +1,6 @@
 """Makes the runs of a sweep, each in a separate ``distprof`` process, and resumes where it stopped.
 
-Each run has its own process group, so it receives Ctrl-C only once, from this process, and not a
-second time from the terminal. A second signal means "stop immediately", and the run would save no
-data. Only one program makes the runs of a sweep at a time.
+Each run has its own process group, so it receives Ctrl-C only once, from this process.
 """
 
 from __future__ import annotations

@@ -1,24 +1,16 @@
 """The two rules that decide what is slow: a rank against its peers, and a job against itself.
 
 In each step, a rank's own time is compared with the median of its peers, which are all other ranks
-of its pipeline stage. A slowdown that affects all ranks at once cancels. A rank becomes slow when
-this excess is above a limit in at least ``ON`` of the last ``WINDOW`` steps, and stops being slow
-when it is above the limit in at most ``OFF`` of them. Single long steps, such as those with a
-garbage collection, a checkpoint or a heavy-tailed delay, do not count.
+of its pipeline stage. A rank becomes slow when this excess is above a limit in at least ``ON`` of
+the last ``WINDOW`` steps, and stops being slow when it is in at most ``OFF`` of them.
 
 If steps were independent and a healthy rank exceeded the limit with probability p, a window would
 alarm with probability P(Binomial(WINDOW, p) >= ON), which is below 1e-17 for p = 5 %. The remaining
 cause of false alarms is a rank that drifts for a whole window. The limit is therefore at least
 six times the usual spread among peers, if there are enough peers to estimate it.
 
-A step of the job counts if it exceeds the job's usual step time, the median of its earlier steps,
-by more than a limit. The job is slow if ``ON`` of the last ``WINDOW`` steps count. If it stays slow
-for half of ``PAST`` steps, the slow step time becomes the usual one and the alarm ends.
-
-Steps are measured on the CPU. The CPU of a GPU rank runs ahead and waits for its GPU only now and
-then, so most of its steps are too short and a few too long. On GPU ranks, the mean of the last
-``SMOOTHED`` steps takes the place of each step.
-
+A step of the job counts if it exceeds the median of its earlier steps by more than a limit. On GPU
+ranks, whose CPUs run ahead, the mean of the last ``SMOOTHED`` steps takes the place of each step.
 ``benchmarks/watch_alarms.py`` simulates the error rates of both rules.
 """
 
