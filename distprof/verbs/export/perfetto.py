@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePath
 
 import msgspec
@@ -69,7 +69,11 @@ def export_perfetto(
     """
     chosen = choice or Choice()
     ranks = _chosen_ranks(examined.run, chosen)
-    _check_steps(ranks, chosen.steps)
+    if chosen.steps is not None:
+        known = {step for rank in ranks for step in rank.steps["step"].tolist()}
+        if missing := chosen.steps - known:
+            present = f"steps {fold_ranks(known)}" if known else "no step marks"
+            raise UsageError(f"--steps {fold_ranks(missing)}: the ranks recorded {present}")
     file = Path(path)
     try:
         with writing_atomically(file) as stream:
@@ -111,15 +115,6 @@ def _chosen_ranks(run: Run, choice: Choice) -> tuple[Rank, ...]:
         present = name_ranks(rank.rank for rank in run.ranks)
         raise UsageError(f"--ranks {fold_ranks(missing)}: the run has traces of {present}")
     return tuple(rank for rank in run.ranks if rank.rank in wanted)
-
-
-def _check_steps(ranks: Iterable[Rank], wanted: frozenset[int] | None) -> None:
-    if wanted is None:
-        return
-    known = {step for rank in ranks for step in rank.steps["step"].tolist()}
-    if missing := wanted - known:
-        present = f"steps {fold_ranks(known)}" if known else "no step marks"
-        raise UsageError(f"--steps {fold_ranks(missing)}: the ranks recorded {present}")
 
 
 def _doubts(examined: Examined) -> tuple[str, ...]:

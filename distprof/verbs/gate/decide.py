@@ -351,6 +351,9 @@ def decide(
         spread=0.0 if is_paired else between.spread(between.centres(below)),
     )
     state, needed, why = _judge(evidence)
+    assumes = ""
+    if not between.can_blame and state != "inconclusive":
+        assumes = _ASSUMES_CALM if state == "passed" else _ASSUMES_NOISE
     ends = [(None if math.isinf(end) else _plain(end, scale)) for end in (change.low, change.high)]
     return Decision(
         state=state,
@@ -363,14 +366,8 @@ def decide(
         num_candidate=len(b),
         needed_repeats=needed,
         why=why,
-        assumes=_assumed(state, between),
+        assumes=assumes,
     )
-
-
-def _assumed(state: State, between: _Sessions) -> str:
-    if between.can_blame or state == "inconclusive":
-        return ""
-    return _ASSUMES_CALM if state == "passed" else _ASSUMES_NOISE
 
 
 def _values(repeats: Sequence[ArrayLike], scale: Scale, name: str) -> Floats:

@@ -301,7 +301,12 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     def names(self) -> tuple[list[str], list[str]]:
         """Files of the history in order of their names, and all other files."""
         try:
-            found = sorted(self._listed())
+            if self.system is None:
+                found = sorted(entry.name for entry in Path(self.path).iterdir())
+            else:
+                self.system.invalidate_cache()
+                listed = self.system.ls(self.path, detail=False)
+                found = sorted(str(name).rpartition("/")[2] for name in listed)
         except FileNotFoundError:
             found = []
         except Exception as error:  # each file system has its own errors
@@ -351,12 +356,6 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
             return
         except Exception as error:  # each file system has its own errors
             raise _unusable(self.folder, error) from error
-
-    def _listed(self) -> list[str]:
-        if self.system is None:
-            return [entry.name for entry in Path(self.path).iterdir()]
-        self.system.invalidate_cache()
-        return [str(name).rpartition("/")[2] for name in self.system.ls(self.path, detail=False)]
 
 
 def _unusable(folder: str, error: Exception) -> InputError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 from distprof.artefacts.summary_file import Fingerprint
@@ -116,7 +116,12 @@ def _of(history: History, series: HistorySeries) -> str:
 def _series_table(history: History, series: HistorySeries) -> TableView | None:
     """One row per point, with a drawing of its value; None without points."""
     points, unit = series.points, history.unit
-    ends = _ends(points) if points else (0.0, 0.0)
+    values = [value for point in points for value in (point.value, *_narrow(point))] or [0.0]
+    ends = min(values), max(values)
+
+    def interval(point: HistoryPoint) -> str:
+        return " to ".join(metric_text(end, unit) for end in _narrow(point))
+
     low, high = (metric_text(end, history.unit) for end in ends)
     notes = [f"drawn from {low} at the left to {high} at the right"] if low != high else []
     if any(state_shown(history, point) == "open" for point in series.points):
@@ -130,7 +135,7 @@ def _series_table(history: History, series: HistorySeries) -> TableView | None:
             Column("date", lambda point: day(point.created_ns), left=True),
             Column("runs", "num_runs", form="id"),
             Column("median", lambda point: metric_text(point.value, unit)),
-            Column("95 %", lambda point: _interval(point, unit), left=True, wide_only=True),
+            Column("95 %", interval, left=True, wide_only=True),
             Column("change", partial(_short_change, history)),
             Column("", partial(state_shown, history), left=True),
             Column("", lambda point: _drawing(point, *ends), left=True),
@@ -140,12 +145,6 @@ def _series_table(history: History, series: HistorySeries) -> TableView | None:
         notes=tuple(notes),
         strong=(i for i, point in enumerate(points) if point.state in _MARKED),
     )
-
-
-def _ends(points: Sequence[HistoryPoint]) -> tuple[float, float]:
-    """Range of the drawing: medians, and intervals that are narrow enough to draw."""
-    values = [v for point in points for v in (point.value, *_narrow(point))]
-    return min(values), max(values)
 
 
 def _narrow(point: HistoryPoint) -> tuple[float, ...]:
@@ -172,10 +171,6 @@ def _drawing(point: HistoryPoint, least: float, most: float) -> Drawing:
         return "".join(line).rstrip()
 
     return Drawing(draw)
-
-
-def _interval(point: HistoryPoint, unit: str) -> str:
-    return " to ".join(metric_text(end, unit) for end in _narrow(point))
 
 
 def _short_change(history: History, point: HistoryPoint) -> str:

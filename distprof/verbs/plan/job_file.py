@@ -279,7 +279,9 @@ def layout_of(file: JobFile, *, num_gpus: int, batch: int | None = None) -> tupl
     if file.kind == "torchtitan":
         values |= _torchtitan(file, max(1, num_gpus // others))
     values.setdefault("dp", max(1, num_gpus // others))
-    sequences = batch or file.number("batch") or _sequences(file, int(values["dp"]))
+    each = (file.number("micro-batch") or 1) * (file.number("micro-batches") or 1)
+    of_rank = file.number("local_batch") or each
+    sequences = batch or file.number("batch") or int(values["dp"]) * of_rank
     text = ",".join(f"{key}={value}" for key, value in values.items())
     return parse_layout(text, num_gpus=num_gpus, batch=sequences), sequences
 
@@ -295,9 +297,3 @@ def _torchtitan(file: JobFile, rest: int) -> dict[str, int | str]:
     if replicas == 1:
         return {**mesh, "sharding": "fsdp"}
     return {**mesh, "sharding": "hsdp", "shards": divided}
-
-
-def _sequences(file: JobFile, dp: int) -> int:
-    local = file.number("local_batch")
-    each = (file.number("micro-batch") or 1) * (file.number("micro-batches") or 1)
-    return dp * (local or each)

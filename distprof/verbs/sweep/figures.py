@@ -23,7 +23,6 @@ from distprof.units import format_duration, format_ratio
 from distprof.verbs.compare.figures import KINDS
 from distprof.verbs.sweep.result import (
     CAUSES,
-    ScalingLaw,
     ScalingReport,
     ScalingResult,
     ScalingSize,
@@ -57,7 +56,9 @@ def curve_figure(scaling: ScalingResult) -> Markup:
     sizes = scaling.sizes
     if len(sizes) < 2:
         return EMPTY
-    numbers = sorted({size.num_ranks for size in sizes} | set(_beyond(scaling)))
+    following = [law for law in scaling.laws if follows(law, sizes[-1])]
+    beyond = {one.num_ranks for law in following for one in law.predictions if one.is_extrapolated}
+    numbers = sorted({size.num_ranks for size in sizes} | beyond)
     top = _top(sizes)
     chart = Chart(left=_x(numbers[0]) - 0.2, right=_x(numbers[-1]) + 0.2, least=0, most=top)
     text = ", ".join(
@@ -80,18 +81,13 @@ def curve_figure(scaling: ScalingResult) -> Markup:
         f"Efficiency over {counted(scaling.baseline_ranks or 1, 'rank')}, {scaling.mode} scaling. "
         "Marks are measurements with 95 % intervals. The dashed line at 100 % is ideal scaling."
     )
-    return captioned(caption, drawn, _named(scaling.laws))
+    names = [f"law: {LAWS.get(law.law, law.law)}" for law in scaling.laws]
+    named = legend([(f"dot-fill s{n % 6}", name) for n, name in enumerate(names)])
+    return captioned(caption, drawn, named if names else EMPTY)
 
 
 def _x(ranks: float) -> float:
     return math.log2(max(ranks, 1))
-
-
-def _beyond(scaling: ScalingResult) -> Iterator[int]:
-    """Sizes to which a law that fits is extrapolated."""
-    for law in scaling.laws:
-        if follows(law, scaling.sizes[-1]):
-            yield from (one.num_ranks for one in law.predictions if one.is_extrapolated)
 
 
 def _top(sizes: Sequence[ScalingSize]) -> float:
@@ -140,15 +136,6 @@ def _size(chart: Chart, size: ScalingSize) -> Markup:
         whisker = chart.whisker(at, low, high)
         text += f", 95 % {format_ratio(low)} to {format_ratio(high)}"
     return joined((whisker, chart.dot((at, size.efficiency), text)))
-
-
-def _named(laws: Sequence[ScalingLaw]) -> Markup:
-    """Names of the laws' colours."""
-    if not laws:
-        return EMPTY
-    return legend(
-        [(f"dot-fill s{n % 6}", f"law: {LAWS.get(law.law, law.law)}") for n, law in enumerate(laws)]
-    )
 
 
 def losses_figure(sizes: Sequence[ScalingSize]) -> Markup:

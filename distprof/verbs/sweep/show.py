@@ -52,8 +52,10 @@ def scaling_verdict(scaling: ScalingResult) -> str:
         return "Not a sweep: " + (" ".join(scaling.unavailable) or "there are no runs.")
     largest = scaling.sizes[-1]
     step, ideal = format_duration(largest.step_ns), format_duration(largest.ideal_step_ns)
+    ends = _efficiency_interval(largest)
+    efficiency = f"{format_ratio(largest.efficiency)}{f' ({ends} %)' if ends else ''}"
     verdict = (
-        f"{counted(largest.num_ranks, 'rank')} reach {_efficiency(largest)} of the efficiency of "
+        f"{counted(largest.num_ranks, 'rank')} reach {efficiency} of the efficiency of "
         f"{scaling.baseline_ranks} ({scaling.mode} scaling): a step takes {step} instead of "
         f"{ideal} at full efficiency"
     )
@@ -65,11 +67,6 @@ def scaling_verdict(scaling: ScalingResult) -> str:
     else:
         lost = f"{signed(main.lost_ns)} of the {signed(largest.lost_ns)} lost"
     return f"{verdict}. Main cause: {main.cause}, {lost}."
-
-
-def _efficiency(size: ScalingSize) -> str:
-    ends = _efficiency_interval(size)
-    return f"{format_ratio(size.efficiency)}{f' ({ends} %)' if ends else ''}"
 
 
 def _main_loss(size: ScalingSize) -> ScalingLoss | None:
