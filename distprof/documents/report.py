@@ -160,7 +160,9 @@ def head_of(report: Report, options: RenderOptions) -> Page:
         headline=headline(report),
         cautions=job_facts(report),
         step=step_bar(report),
-        plan=_plan(report),
+        plan=Plan(sentence=plan_sentence(report), repairs=report.plan, word=window_word(report))
+        if report.plan.repairs
+        else None,
         sentences=verdict.why,
         findings=Findings(listed=priced(report), is_ranked=True),
         has_folded_tables=True,
@@ -209,13 +211,6 @@ def priced(report: Report) -> tuple[Priced, ...]:
     return tuple(
         Priced(one, cost_text(one, report), gain_text(one, report)) for one in report.findings
     )
-
-
-def _plan(report: Report) -> Plan | None:
-    if not report.plan.repairs:
-        return None
-    sentence = plan_sentence(report)
-    return Plan(sentence=sentence, repairs=report.plan, word=window_word(report))
 
 
 def _nothing_found(report: Report, sections: tuple[str, ...]) -> str:

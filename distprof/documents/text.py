@@ -169,7 +169,12 @@ def _ranked(found: Findings, verdict: str, options: RenderOptions) -> Iterator[R
             yield from _advice(one.finding, width, lines=lines, said=verdict)
     left_out = len(found.listed) - len(shown) + found.num_left_out
     if left_out:
-        yield sentence(_more(left_out, options, is_short=limits is not None), width, style="dim")
+        more = f"and {left_out} more: shown by --all"
+        if limits is not None:
+            more = f"and {left_out} more with --full"
+        elif options.saved_as:
+            more = f"and {left_out} more: distprof report {shlex.quote(options.saved_as)} --all"
+        yield sentence(more, width, style="dim")
 
 
 def _advice(
@@ -200,15 +205,6 @@ def _title(number: int, one: Priced, width: int, *, is_short: bool) -> Text:
     fits = _INDENT + title.cell_len + 2 + meta.cell_len <= width
     title.append("  " if fits else "\n   ")
     return title.append_text(meta)
-
-
-def _more(number: int, options: RenderOptions, *, is_short: bool) -> str:
-    """How many findings are left out, and how to see them."""
-    if is_short:
-        return f"and {number} more with --full"
-    if not options.saved_as:
-        return f"and {number} more: shown by --all"
-    return f"and {number} more: distprof report {shlex.quote(options.saved_as)} --all"
 
 
 def _cut(text: str, lines: int | None) -> str:

@@ -158,7 +158,14 @@ def ask(url: str, question: Callable[[Any, str], Any], limit_s: float = LIMIT_S)
     system, path = file_system(url)
     try:
         found = question(system, path)
-        return _finished(system, found, limit_s) if hasattr(found, "__await__") else found
+        if not hasattr(found, "__await__"):
+            return found
+        from fsspec.asyn import sync
+
+        async def awaited() -> Any:
+            return await found
+
+        return sync(system.loop, awaited, timeout=limit_s)
     except DistprofError:
         raise
     except Exception as error:  # each package has its own errors
@@ -166,15 +173,6 @@ def ask(url: str, question: Callable[[Any, str], Any], limit_s: float = LIMIT_S)
         if isinstance(reason, UnusableStoreError):
             _unusable[store] = (time.monotonic(), reason)
         raise reason from error
-
-
-def _finished(system: Any, coroutine: Any, limit_s: float) -> Any:
-    from fsspec.asyn import sync
-
-    async def awaited() -> Any:
-        return await coroutine
-
-    return sync(system.loop, awaited, timeout=limit_s)
 
 
 def _store_of(url: str) -> str:

@@ -65,7 +65,10 @@ def schedule_figure(group: PipelineGroup) -> Markup:
     first = element("text", "0", x=0, y=height - 6)
     last = element("text", format_duration(span), x="100%", y=height - 6, class_="end")
     drawn = picture(
-        *(_ground(number) for number in line_of.values()),
+        *(
+            element("rect", x=0, y=number * (_ROW + _GAP), width="100%", height=_ROW, class_="idle")
+            for number in line_of.values()
+        ),
         *(_slot(slot, line_of[slot.rank], span) for slot in slots),
         element("g", first, last, class_="axis"),
         label=label,
@@ -114,11 +117,6 @@ def _names(line_of: dict[int, int], slots: Sequence[PictureRow], height: int) ->
     return element(
         "svg", *texts, width=width, height=height, class_="labels lines", aria_hidden="true"
     )
-
-
-def _ground(number: int) -> Markup:
-    y = number * (_ROW + _GAP)
-    return element("rect", x=0, y=y, width="100%", height=_ROW, class_="idle")
 
 
 def _slot(slot: PictureRow, number: int, span: int) -> Markup:

@@ -309,8 +309,11 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 def compare(first: Side, second: Side) -> Comparison:
     """Changes from the first run to the second; those of all parts add up to that of the step."""
-    steps = _comparable_steps(first.summary, second.summary)
     is_mixed = first.summary.is_traced != second.summary.is_traced
+    # Never traced steps of one and plain steps of the other
+    steps = [
+        _traced(side.summary) if is_mixed else side.summary.step_ns for side in (first, second)
+    ]
     forbidding = unlike(first.summary.fingerprint, second.summary.fingerprint)
     found = differences(first.summary.fingerprint, second.summary.fingerprint)
     windows = first.num_windows, second.num_windows
@@ -323,7 +326,7 @@ def compare(first: Side, second: Side) -> Comparison:
             FingerprintChange(**msgspec.structs.asdict(one), forbids=one in forbidding)
             for one in found
         ),
-        step=compare_steps(*steps),
+        step=compare_steps(steps[0], steps[1]),
         parts=_parts(first.summary, second.summary),
         kernels=compare_kernels(first.kernels, second.kernels, windows),
         collectives=compare_collectives(first.collectives, second.collectives),
@@ -332,15 +335,6 @@ def compare(first: Side, second: Side) -> Comparison:
         common_kernels_ratio=common_kernels(first.kernels, second.kernels),
         unavailable=_missing(first.summary, second.summary),
     )
-
-
-def _comparable_steps(
-    first: SummaryFile, second: SummaryFile
-) -> tuple[Sequence[int], Sequence[int]]:
-    """Steps of both runs, never traced steps of one and plain steps of the other."""
-    if first.is_traced == second.is_traced:
-        return first.step_ns, second.step_ns
-    return _traced(first), _traced(second)
 
 
 def _traced(summary: SummaryFile) -> Sequence[int]:

@@ -224,12 +224,7 @@ class _Sessions(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(
-        cls,
-        keys: Sequence[object] | None,
-        noise: float | None,
-        count: int,
-        *,
-        is_paired: bool,
+        cls, keys: Sequence[object] | None, noise: float | None, count: int, *, is_paired: bool
     ) -> _Sessions:
         if is_paired and (keys is not None or noise is not None):
             raise ValueError("pairs are measured alternately and have no sessions")
@@ -336,7 +331,8 @@ def decide(
     below, above = (np.log(a), np.log(b)) if scale == "ratio" else (a, b)
     change = _interval(below, above, between, is_paired=is_paired, seed=seed)
     worse = change if sign > 0 else Interval(-change.value, -change.high, -change.low)
-    p_worse, p_better = _ranks(sign * below, sign * above, is_paired=is_paired)
+    test = aligned_ranks if is_paired else mann_whitney
+    p_worse, p_better = test(sign * below, sign * above), test(sign * above, sign * below)
     fixed = None if can_repeat_baseline else len(a)
     evidence = _Evidence(
         worse=worse,
@@ -401,13 +397,6 @@ def _interval(
         return within
     value = float(pseudo_median(above) - pseudo_median(centres))
     return Interval(value, min(within.low, value - spread), max(within.high, value + spread))
-
-
-def _ranks(below: Floats, above: Floats, *, is_paired: bool) -> tuple[float, float]:
-    """p-values of a loss and of a gain of this size if there is no change."""
-    if is_paired:
-        return aligned_ranks(below, above), aligned_ranks(above, below)
-    return mann_whitney(below, above), mann_whitney(above, below)
 
 
 def _judge(evidence: _Evidence) -> tuple[State, int | None, str]:

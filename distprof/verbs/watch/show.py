@@ -198,10 +198,7 @@ _LOST = (
     Column("evidence", "evidence", left=True, wrap=True),
 )
 
-_ALERTS = (
-    Column("alert", "kind", left=True),
-    Column("what", "message", left=True, wrap=True),
-)
+_ALERTS = (Column("alert", "kind", left=True), Column("what", "message", left=True, wrap=True))
 
 
 def _commands(report: WatchReport) -> tuple[tuple[str, str], ...]:
