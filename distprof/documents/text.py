@@ -112,7 +112,7 @@ def page_blocks(page: Page, options: RenderOptions) -> Iterator[RenderableType]:
         line = Text(" " * _INDENT + text, no_wrap=True, overflow="ignore")
         if line.cell_len + len(purpose) + 4 <= width:
             line.append(f"  # {purpose}", style="dim")
-        yield Group(line)
+        yield Group(line)  # a bare text would be wrapped
 
 
 def _basis(page: Page, width: int) -> Iterator[RenderableType]:
