@@ -7,7 +7,7 @@ token for each digit and sign, three letters of a word, and byte of any other ch
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -79,7 +79,16 @@ def page_brief(page: Page) -> str:
         ),
         *(() if page.has_folded_tables else map(_rows, page.tables)),
     )
-    return _fitted(page.verdict, parts)
+    head = _cut(plain(" ".join(page.verdict[: 4 * _MAX_SENTENCE].split())), _MAX_VERDICT)
+    room = MAX_TOKENS - most_tokens(f"{head}\n")
+    kept = [_Kept(part) for part in parts if part.items]
+    # Each part gets up to its share, then the rest goes to parts in order
+    for is_second in (False, True):
+        for one in kept:
+            left = room - sum(other.tokens for other in kept if other is not one)
+            one.take(room if is_second else one.part.share * room, left)
+    shown = (_written(one.part, one.number) for one in kept if one.number)
+    return "\n\n".join([head, *shown]) + "\n"
 
 
 def _steps(plan: Plan | None) -> tuple[str, ...]:
@@ -175,19 +184,6 @@ class _Kept(msgspec.Struct):
             if tokens > min(share, left):
                 return
             self.number, self.tokens = self.number + 1, tokens
-
-
-def _fitted(verdict: str, parts: Sequence[Part]) -> str:
-    """Verdict and parts: each part gets up to its share, then the rest goes to parts in order."""
-    head = _cut(plain(" ".join(verdict[: 4 * _MAX_SENTENCE].split())), _MAX_VERDICT)
-    room = MAX_TOKENS - most_tokens(f"{head}\n")
-    kept = [_Kept(part) for part in parts if part.items]
-    for is_second in (False, True):
-        for one in kept:
-            left = room - sum(other.tokens for other in kept if other is not one)
-            one.take(room if is_second else one.part.share * room, left)
-    shown = (_written(one.part, one.number) for one in kept if one.number)
-    return "\n\n".join([head, *shown]) + "\n"
 
 
 def _written(part: Part, number: int) -> str:

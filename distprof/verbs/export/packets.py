@@ -272,8 +272,17 @@ class PacketFile:
         self._file = file
         self._sequences = count(1)
         self._tracks = count(_FIRST_TRACK)
-        if epoch_ns is not None:
-            self._write_clock(epoch_ns)
+        if epoch_ns is not None:  # the clock of the trace is the real-time clock
+            at = number(Clock.TIMESTAMP, epoch_ns)
+            both = b"".join(
+                text(ClockSnapshot.CLOCKS, number(Clock.CLOCK_ID, clock) + at)
+                for clock in (_BOOTTIME, _REALTIME)
+            )
+            primary = number(ClockSnapshot.PRIMARY_TRACE_CLOCK, _BOOTTIME)
+            self.write_packet(
+                number(TracePacket.TRUSTED_PACKET_SEQUENCE_ID, next(self._sequences)),
+                text(TracePacket.CLOCK_SNAPSHOT, both + primary),
+            )
 
     def sequence(self) -> PacketSequence:
         """A new sequence of packets."""
@@ -293,19 +302,6 @@ class PacketFile:
     def write_packet(self, *fields: bytes) -> None:
         """Append one packet."""
         self.write(text(Trace.PACKET, b"".join(fields)))
-
-    def _write_clock(self, at_ns: int) -> None:
-        """Declare that the clock of the trace is the real-time clock."""
-        at = number(Clock.TIMESTAMP, at_ns)
-        both = b"".join(
-            text(ClockSnapshot.CLOCKS, number(Clock.CLOCK_ID, clock) + at)
-            for clock in (_BOOTTIME, _REALTIME)
-        )
-        primary = number(ClockSnapshot.PRIMARY_TRACE_CLOCK, _BOOTTIME)
-        self.write_packet(
-            number(TracePacket.TRUSTED_PACKET_SEQUENCE_ID, next(self._sequences)),
-            text(TracePacket.CLOCK_SNAPSHOT, both + primary),
-        )
 
 
 class PacketSequence:

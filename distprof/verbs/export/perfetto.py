@@ -277,14 +277,6 @@ class _TimeLine:
         if not findings:
             return
         group = self._shared.track("findings", parent, place=1)
-        starts = self._step_starts(ranks)
-        for place, finding in enumerate(findings):
-            name = f"{finding.code} {finding.name}"
-            track = self._shared.track(name, group, place=place, about=finding.message)
-            self._shared.marks(track, self._moments(finding, starts), name, _words(finding))
-
-    def _step_starts(self, ranks: tuple[Rank, ...]) -> Mapping[int, int]:
-        """Earliest start of each analysed step on any rank, on the clock of the file."""
         starts: dict[int, int] = {}
         for rank in ranks:
             at_ns = self._clock.times(rank.rank, rank.steps["start_ns"])
@@ -292,11 +284,15 @@ class _TimeLine:
                 starts[step] = min(at, starts.get(step, at))
         analysed = self._examined.run.window.steps or tuple(starts)
         wanted = self._choice.steps
-        return {
+        starts = {
             step: starts[step]
             for step in analysed
             if step in starts and (wanted is None or step in wanted)
         }
+        for place, finding in enumerate(findings):
+            name = f"{finding.code} {finding.name}"
+            track = self._shared.track(name, group, place=place, about=finding.message)
+            self._shared.marks(track, self._moments(finding, starts), name, _words(finding))
 
     def _moments(self, finding: Finding, starts: Mapping[int, int]) -> list[int]:
         steps = finding.steps or tuple(starts)
