@@ -98,12 +98,7 @@ class _Verbs(click.Group):
         if cmd_name in _VERBS:
             command = getattr(import_module(f"distprof.cli.{cmd_name}"), cmd_name)
             return command if isinstance(command, click.Command) else None
-        for plugin in plugins(ENTRY_POINT_GROUP):
-            if plugin.name == cmd_name:
-                command = plugin.load()
-                if isinstance(command, click.Command):
-                    return command
-        return None
+        return _load_other(cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -133,6 +128,15 @@ def _other_verbs() -> dict[str, str]:
     """Verbs of other packages, mapped to the package name."""
     others = plugins(ENTRY_POINT_GROUP)
     return {p.name: p.package or p.value for p in others if p.name not in _VERBS}
+
+
+def _load_other(name: str) -> click.Command | None:
+    for plugin in plugins(ENTRY_POINT_GROUP):
+        if plugin.name == name:
+            command = plugin.load()
+            if isinstance(command, click.Command):
+                return command
+    return None
 
 
 def _unknown_verb(name: str) -> str:

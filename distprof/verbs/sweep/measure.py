@@ -105,7 +105,7 @@ def analyze_scaling(
     mode: Mode | None = None,
     baseline_ranks: int | None = None,
 ) -> ScalingResult:
-    """Compare runs of several sizes; if they are no sweep, the result holds the reasons."""
+    """Compare runs of several sizes; if they are not a sweep, the result holds the reasons."""
     try:
         sweep = gather(summaries, mode)
     except SweepError as reason:
