@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from distprof.errors import InputError, UsageError
@@ -155,13 +154,3 @@ def cannot_listen(host: str, port: int, error: Exception) -> InputError:
         found=getattr(error, "strerror", None) or str(error),
         fix="choose another port with --listen",
     )
-
-
-def direct_opener() -> urllib.request.OpenerDirector:
-    """An opener for addresses from the user, which does not follow redirects."""
-    return urllib.request.build_opener(_NoRedirect)
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *args: Any, **keywords: Any) -> None:  # noqa: ARG002
-        return None

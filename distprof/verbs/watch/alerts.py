@@ -15,13 +15,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
 from distprof.errors import UsageError
 from distprof.escape import plain, shorten
-from distprof.verbs.sources import direct_opener, is_web_address
+from distprof.verbs.sources import is_web_address
 from distprof.verbs.watch.result import Alert, sentence_on
 from distprof.verbs.watch.show import ALERT
 from distprof.verbs.watch.slowness import ON, WINDOW
@@ -195,6 +195,11 @@ class Receiver(Protocol):
         ...
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *args: Any, **keywords: Any) -> None:  # noqa: ARG002
+        return None
+
+
 class Webhook:
     """An ``http`` or ``https`` address that takes alerts as JSON, by POST."""
 
@@ -204,7 +209,7 @@ class Webhook:
                 f"--webhook {address[:80]!r}: expected an address such as https://host/path"
             )
         self._address = address
-        self._opener = direct_opener()
+        self._opener = urllib.request.build_opener(_NoRedirect)
 
     def send(self, body: bytes) -> str:
         """Post it."""
