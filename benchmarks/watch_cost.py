@@ -25,7 +25,7 @@ from distprof.artefacts.rank_file import RankFile
 from distprof.artefacts.records import Header, Phase, StepRecord
 from distprof.ingest.job.growing import GrowingRun
 from distprof.verbs.watch.alerts import default_levels
-from distprof.verbs.watch.measure import report_on
+from distprof.verbs.watch.follow import report_on
 from distprof.verbs.watch.state import JobWatch
 
 MS = 1_000_000

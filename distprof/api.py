@@ -28,10 +28,8 @@ if TYPE_CHECKING:
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with the number of ranks done and the total number of ranks."""
-
 MANY_EVENTS = 3_000_000
 """With at least this many events, several processes are faster than the current one."""
-
 Source: TypeAlias = "str | os.PathLike[str]"
 
 
@@ -265,13 +263,7 @@ def _fabric(fabric: Source | None, settings: Config) -> FabricFile | None:
 
 
 class _RankMapper:
-    """Maps a function over ranks. A failed rank or a dead worker affects no other rank.
-
-    Args:
-        executor: Where to measure ranks.
-        progress: Called after each rank.
-        debug: Whether to raise the exception of a failed rank.
-    """
+    """Maps a function over ranks. A failed rank or a dead worker affects no other rank."""
 
     def __init__(self, executor: Executor, progress: Progress | None, *, debug: bool) -> None:
         self._executor = executor

@@ -33,27 +33,17 @@ from distprof.errors import WebError
 BOUND: Final = Bound(
     reads="a file behind http:// or https://", num_bytes=1 << 36, rows=None, beyond="refused"
 )
-
 UNSIZED_BYTES = 1 << 30
 """Size limit if the server does not announce the size of the file."""
-
 LIMIT_S = 60.0
 """Time limit for the start of a response, and for each block of it: 17 kB/s."""
-
 MAX_REDIRECTS = 5
-
 BLOCK_BYTES = 1 << 20
-
 _KEPT_BLOCKS = 8
-
 _FRESH_S = 60.0
-
 _PAGE_BYTES = 1 << 22
-
 _MAX_PAGES = 1_000
-
 _LINK = re.compile(r"""<a\s[^>]{0,1000}?href\s*=\s*["']?([^"'>\s]{1,2000})""", re.IGNORECASE)
-
 _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 
 
@@ -61,28 +51,16 @@ _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 
 
 class _Visit:
-    """One request and its redirects.
-
-    Attributes:
-        hops: Redirects so far.
-        began_inside: Whether the URL of the user leads to a non-public address.
-        socket: The current connection.
-        is_late: Whether the time limit has passed.
-    """
+    """One request and its redirects."""
 
     def __init__(self) -> None:
-        self.hops = 0
-        self.began_inside = False
-        self.socket: socket.socket | None = None
-        self.is_late = False
+        self.hops = 0  # Redirects so far.
+        self.began_inside = False  # Whether the URL of the user leads to a non-public address.
+        self.socket: socket.socket | None = None  # The current connection.
+        self.is_late = False  # Whether the time limit has passed.
 
     def check(self, connected: socket.socket) -> None:
-        """Reject a connection that a redirect must not lead to.
-
-        Raises:
-            WebError: If a redirect leads from a public server to a private address, or to a
-                link-local address, where clouds serve machine credentials.
-        """
+        """Reject a redirect to a private address from a public one, or to a link-local one."""
         self.socket = connected
         address = ipaddress.ip_address(connected.getpeername()[0].partition("%")[0])
         address = getattr(address, "ipv4_mapped", None) or address
@@ -94,11 +72,7 @@ class _Visit:
 
     @contextmanager
     def limited(self) -> Iterator[None]:
-        """Close the connection if the block takes longer than :data:`LIMIT_S`.
-
-        Raises:
-            WebError: If the block took longer.
-        """
+        """Close the connection, WebError, if the block takes longer than :data:`LIMIT_S`."""
         timer = threading.Timer(LIMIT_S, self._stop)
         timer.daemon = True
         timer.start()
@@ -156,11 +130,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     """Follows a few redirects, to http and https only, and never from https to http."""
 
     def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
-        """Follow a redirect; urllib itself would also follow ``ftp:``.
-
-        Raises:
-            WebError: If there were too many redirects, or its scheme is not allowed.
-        """
+        """Follow a redirect, a few times and never from https to http, let alone to ``ftp:``."""
         del code, msg
         fp.close()
         place = headers.get("Location")
@@ -208,12 +178,7 @@ def _opener() -> urllib.request.OpenerDirector:
 
 
 def _answer(url: str, headers: dict[str, str]) -> tuple[Any, _Visit]:
-    """Send a request and return the response, its body unread.
-
-    Raises:
-        FileNotFoundError: If there is no file with this name.
-        WebError: If the server cannot be used.
-    """
+    """Send a request and return the response, its body unread; WebError if that fails."""
     visit = _Visit()
     all_headers = {"Accept-Encoding": "identity", "User-Agent": "distprof", **headers}
     try:
@@ -265,12 +230,7 @@ class _Remote:
             self._stream = None
 
     def block(self, index: int) -> bytes:
-        """A block of the file: shorter at the end, and empty beyond it.
-
-        Raises:
-            FileNotFoundError: If there is no file with this name.
-            OSError: If it cannot be read.
-        """
+        """A block of the file: shorter at the end, and empty beyond it."""
         with self._lock:
             if self._failure is not None:  # later calls fail at once
                 raise self._failure
@@ -304,7 +264,8 @@ class _Remote:
             self.release()
             return block
         self._is_stream = True
-        self._set_size(_length(answer))
+        length = answer.headers.get("Content-Length", "")
+        self._set_size(int(length) if length.isdecimal() and len(length) < 19 else None)
         return self._from_stream(index)
 
     def _from_stream(self, index: int) -> bytes:
@@ -352,17 +313,8 @@ def _too_large(url: str, most: int) -> TooLargeError:
     return TooLargeError(errno.EFBIG, f"more than {most:,} bytes", url)
 
 
-def _length(answer: Any) -> int | None:
-    length = answer.headers.get("Content-Length", "")
-    return int(length) if length.isdecimal() and len(length) < 19 else None
-
-
 def _read(answer: Any, visit: _Visit, most: int = BLOCK_BYTES) -> bytes:
-    """The next bytes of a response, at most ``most``.
-
-    Raises:
-        WebError: If the connection fails or is slow.
-    """
+    """The next bytes of a response, at most ``most``; WebError if the connection fails."""
     try:
         with visit.limited():
             return bytes(answer.read(most))
@@ -420,11 +372,7 @@ class WebFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
         return name
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        """Name, size, type and version. A name that ends with a slash is a folder.
-
-        Raises:
-            FileNotFoundError: If there is no file with this name.
-        """
+        """Name, size, type and version. A name that ends with a slash is a folder."""
         if path.endswith("/"):
             return {"name": path, "size": None, "type": "directory"}
         remote = self._remote(path)
@@ -435,30 +383,18 @@ class WebFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
         return {"name": path, "size": size, "type": "file", **version}
 
     def isfile(self, path: str) -> bool:
-        """Whether the file exists.
-
-        Raises:
-            OSError: If the server cannot be used.
-        """
+        """Whether the file exists; OSError if the server cannot be used."""
         try:
             return bool(self.info(path)["type"] == "file")
         except FileNotFoundError:
             return False
 
     def exists(self, path: str, **_: Any) -> bool:
-        """Whether the file exists; always true for folders.
-
-        Raises:
-            OSError: If the server cannot be used.
-        """
+        """Whether the file exists; always true for folders."""
         return path.endswith("/") or self.isfile(path)
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
-        """Links on the page of a folder that lead into the folder.
-
-        Raises:
-            OSError: If it cannot be read, or more than a thousand folders were listed.
-        """
+        """Links on the page of a folder that lead into the folder."""
         folder = path.rstrip("/") + "/"
         self._pages += 1
         if self._pages > _MAX_PAGES:

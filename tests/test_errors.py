@@ -18,7 +18,7 @@ from distprof.errors import (
 from distprof.ingest.cache.sources import TooManyRowsError
 from distprof.ingest.cache.tables_file import DamagedTablesError
 from distprof.ingest.machines.cluster import ClusterError
-from distprof.remote.problems import ChangedError, StoreError, UnusableStoreError
+from distprof.remote.system import ChangedError, StoreError, UnusableStoreError
 
 ERRORS = [
     *(kind("why") for kind in (DistprofError, UsageError, ClusterError, DamagedTablesError)),

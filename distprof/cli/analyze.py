@@ -120,9 +120,13 @@ def analyze(
     check_source(source)
     if save_report is not None:
         check_free(save_report, force=output.force)
+    from distprof.cli.app import State
     from distprof.documents.saved import REPORT
 
-    report = _analyzed(source, quiet=output.quiet, debug=_debug(), **options)
+    state = click.get_current_context().find_object(State)
+    report = _analyzed(
+        source, quiet=output.quiet, debug=state is not None and state.debug, **options
+    )
     saved_as = _save(report, source, save_report, quiet=output.quiet)
     show(report, output, saved_as=saved_as)
     show_in_step_summary(REPORT, report, output)
@@ -187,10 +191,3 @@ def _save(report: Report, source: str, wanted: str | None, *, quiet: bool) -> st
         note(f"The report was not saved: {error.found}", quiet=quiet)
         return ""
     return str(folder)
-
-
-def _debug() -> bool:
-    from distprof.cli.app import State
-
-    state = click.get_current_context().find_object(State)
-    return state is not None and state.debug

@@ -1,8 +1,4 @@
-"""The ``distprof`` command: dispatches to verbs and turns every outcome into an exit code.
-
-Verbs are imported only when called, so ``distprof --help`` stays fast. Other packages add verbs
-through the entry-point group ``distprof.commands``.
-"""
+"""The ``distprof`` command: dispatches to verbs and turns every outcome into an exit code."""
 
 from __future__ import annotations
 
@@ -28,8 +24,6 @@ from distprof.installed import plugins
 from distprof.version import __version__
 
 ENTRY_POINT_GROUP = "distprof.commands"
-_OF_THE_JOB = frozenset({"attach", "bench", "capture", "run"})
-"""Verbs of distprof's two other packages, which are found by entry points."""
 
 _VERBS = {
     "analyze": "Where each step's time goes, what causes it, what a fix would gain.",
@@ -148,15 +142,14 @@ def _load_other(name: str) -> click.Command | None:
 def _unknown_verb(name: str) -> str:
     import difflib
 
-    if name in _OF_THE_JOB:
-        return (
-            f"no command {name!r}: this distprof is not installed, so its entry points are missing"
-            " (pip install distprof)"
-        )
     near = difflib.get_close_matches(name, [*_VERBS, *_other_verbs()], n=2, cutoff=0.6)
-    if near:
-        return f"no command {plain(name)!r}: did you mean {' or '.join(near)}?"
-    return f"no command {plain(name)!r}: to analyse traces, distprof analyze {plain(name)}"
+    hint = f"to analyse traces, distprof analyze {plain(name)}"
+    if name in _STARTING:
+        hint = "this distprof is not installed, so its entry points are missing"
+        hint += " (pip install distprof)"
+    elif near:
+        hint = f"did you mean {' or '.join(near)}?"
+    return f"no command {plain(name)!r}: {hint}"
 
 
 @click.command(
@@ -268,23 +261,16 @@ def _run(arguments: Sequence[str] | None, state: State) -> int:
         click.echo(error.format_message())
         return ExitCode.FINE
     except click.ClickException as error:
-        _show_usage_error(error)
+        context = getattr(error, "ctx", None)
+        _say(f"Error: {error.format_message()}")
+        if isinstance(context, click.Context):
+            _say(f"Try: {context.command_path} --help")
         return error.exit_code
     return result if isinstance(result, int) else ExitCode.FINE
 
 
-def _show_usage_error(error: click.ClickException) -> None:
-    context = getattr(error, "ctx", None)
-    _say(f"Error: {error.format_message()}")
-    if isinstance(context, click.Context):
-        _say(f"Try: {context.command_path} --help")
-
-
 def _name_too_long(error: OSError) -> int | None:
-    """Report an argument that is too long for a file name; None for any other error.
-
-    Checking whether a file exists raises this error, at whatever point a verb first does so.
-    """
+    """Report an argument too long for a file name; None for any other error."""
     if error.errno != errno.ENAMETOOLONG:
         return None
     name = str(error.filename or "")

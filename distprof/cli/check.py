@@ -20,10 +20,8 @@ from distprof.units import finite_range
 from distprof.verbs.sources import summaries_of
 
 if TYPE_CHECKING:
-    from distprof.artefacts.summary_file import SummaryFile
     from distprof.config import CheckConfig
-    from distprof.verbs.gate.check import CheckResult
-    from distprof.verbs.gate.repeats import Sizes
+    from distprof.verbs.gate.check import CheckResult, Sizes
 
 REPEATS = 5
 MOST = 100
@@ -132,7 +130,33 @@ def check(sources: tuple[str, ...], **options: Any) -> int:
     if options["acknowledge"] is not None:
         return _acknowledge(sources, options, quiet=output.quiet)
     _check_usage(sources, options)
-    return _checked(sources, output, settings, options)
+    from distprof.verbs.gate.baseline import accept_runs
+    from distprof.verbs.gate.check import session_of_sizes
+    from distprof.verbs.gate.show import CHECK
+
+    if options["workload"]:
+        place = options["folder"] or Path("runs", f"check-{time.strftime('%Y%m%d-%H%M%S')}")
+        code = _record_runs(place, settings, options, quiet=output.quiet)
+        if code:
+            return code
+        sources = (str(place),)
+    sizes = _sizes(sources)
+    session_of_sizes(sizes)  # raises if the runs are not comparable
+    if settings.history:
+        from distprof.verbs.history.dataset import append
+
+        runs = [run for of_size in sizes for run in of_size]
+        added = append(settings.history, runs)
+        note(f"Added {added} of {len(runs)} runs to {settings.history}", quiet=output.quiet)
+    if options["update_baseline"]:
+        file = options["baseline"]
+        summary = accept_runs(file, sizes[1], sizes[0], window=settings.window)
+        note(f"Wrote {file}: {summary}", quiet=output.quiet)
+        return ExitCode.FINE
+    result = _judge(sizes, settings, options)
+    deliver(CHECK, result, output)
+    show_in_step_summary(CHECK, result, output)
+    return ExitCode.FINDINGS if result.is_failed else ExitCode.FINE
 
 
 def _check_usage(sources: tuple[str, ...], options: dict[str, Any]) -> None:
@@ -143,7 +167,14 @@ def _check_usage(sources: tuple[str, ...], options: dict[str, Any]) -> None:
         raise UsageError("say what to compare with: --baseline FILE or --against RUN")
     if options["reason"] or options["until"]:
         raise UsageError("--reason and --until belong to --acknowledge METRIC=LOSS")
-    _check_against(sources, options["against"])
+    against = options["against"]
+    old = {Path(name).absolute().parent for name in against}
+    stray = [name for name in sources if Path(name).absolute().parent in old]
+    if stray and len(stray) < len(sources):
+        raise UsageError(
+            f"does {stray[0]} belong to --against? --against takes one name: name the folder that"
+            " holds the runs, or repeat --against for each run"
+        )
     _check_making(options)
     if options["update_baseline"]:
         if options["baseline"] is None:
@@ -157,23 +188,12 @@ def _check_usage(sources: tuple[str, ...], options: dict[str, Any]) -> None:
         read_baseline(options["baseline"])
 
 
-def _check_against(sources: tuple[str, ...], against: tuple[str, ...]) -> None:
-    """Reject an expanded glob: ``--against old/*/`` takes the first name, RUN the others."""
-    old = {Path(name).absolute().parent for name in against}
-    stray = [name for name in sources if Path(name).absolute().parent in old]
-    if stray and len(stray) < len(sources):
-        raise UsageError(
-            f"does {stray[0]} belong to --against? --against takes one name: name the folder that"
-            " holds the runs, or repeat --against for each run"
-        )
-
-
 def _check_making(options: dict[str, Any]) -> None:
     making = {"--repeats": "repeats", "--max-repeats": "max_repeats", "--sweep": "folder"}
     if not options["workload"]:
-        stray = next((flag for flag, name in making.items() if options[name] is not None), None)
-        if stray is not None:
-            raise UsageError(f"{stray} needs --run")
+        for flag, name in making.items():
+            if options[name] is not None:
+                raise UsageError(f"{flag} needs --run")
         return
     options["repeats"] = options["repeats"] or REPEATS
     if (options["max_repeats"] or MOST) < options["repeats"]:
@@ -186,7 +206,7 @@ def _settings(config: CheckConfig, options: dict[str, Any]) -> CheckConfig:
     """Settings of the check: the command line overrides distprof.toml."""
     from msgspec.structs import replace
 
-    from distprof.verbs.gate.metrics import find_metric
+    from distprof.verbs.gate.baseline import METRICS, find_metric
 
     metrics = config.metrics
     if options["metrics"] is not None:
@@ -194,7 +214,8 @@ def _settings(config: CheckConfig, options: dict[str, Any]) -> CheckConfig:
     tolerance = {**config.tolerance, **dict(map(_assigned, options["tolerance"]))}
     for name in (*metrics, *tolerance):
         if find_metric(name) is None:
-            raise UsageError(f"no metric {name!r}: choose from {_metric_names()}")
+            known = ", ".join(metric.name for metric in METRICS)
+            raise UsageError(f"no metric {name!r}: choose from {known}")
     wrong = next((name for name, value in tolerance.items() if not 0 <= value < 1), None)
     if wrong is not None:
         raise UsageError(f"the tolerance of {wrong} must be at least 0 and below 1: 0.03 is 3 %")
@@ -245,13 +266,6 @@ def _end_of(day: str | None) -> int | None:
     return min(max(ns, 0), _LATEST_NS)
 
 
-def _metric_names() -> str:
-    """The names of all metrics, comma-separated."""
-    from distprof.verbs.gate.metrics import METRICS
-
-    return ", ".join(metric.name for metric in METRICS)
-
-
 def _assigned(text: str) -> tuple[str, float]:
     """Parse ``METRIC=VALUE``."""
     name, _, value = text.partition("=")
@@ -271,39 +285,10 @@ def _check_writable(file: str) -> None:
         raise UsageError(f"{file} cannot be written: choose another location")
 
 
-def _checked(
-    sources: tuple[str, ...], output: Output, settings: CheckConfig, options: dict[str, Any]
-) -> int:
-    from distprof.verbs.gate.baseline import accept_runs
-    from distprof.verbs.gate.repeats import session_of_sizes
-    from distprof.verbs.gate.show import CHECK
-
-    if options["workload"]:
-        place = options["folder"] or Path("runs", f"check-{time.strftime('%Y%m%d-%H%M%S')}")
-        code = _record_runs(place, settings, options, quiet=output.quiet)
-        if code:
-            return code
-        sources = (str(place),)
-    sizes = _sizes(sources)
-    session_of_sizes(sizes)  # raises if the runs are not comparable
-    _add_to_history(
-        tuple(run for runs in sizes for run in runs), settings.history, quiet=output.quiet
-    )
-    if options["update_baseline"]:
-        file = options["baseline"]
-        summary = accept_runs(file, sizes[1], sizes[0], window=settings.window)
-        note(f"Wrote {file}: {summary}", quiet=output.quiet)
-        return ExitCode.FINE
-    result = _judge(sizes, settings, options)
-    deliver(CHECK, result, output)
-    show_in_step_summary(CHECK, result, output)
-    return ExitCode.FINDINGS if result.is_failed else ExitCode.FINE
-
-
 def _sizes(sources: tuple[str, ...]) -> Sizes:
     """Load the runs that the user named, grouped by size."""
     runs = summaries_of(sources)  # sets numpy's threads before anything imports it
-    from distprof.verbs.gate.repeats import sizes_of
+    from distprof.verbs.gate.check import sizes_of
 
     return sizes_of(runs)
 
@@ -313,8 +298,8 @@ def _record_runs(
 ) -> int:
     """Record the runs, adding repeats while the result is undecided; return the exit code."""
     from distprof.verbs.gate.baseline import read_baseline
+    from distprof.verbs.gate.check import num_repeats, planned_repeats, refuse_unlike_plan
     from distprof.verbs.gate.decide import EARLY_ALPHA
-    from distprof.verbs.gate.repeats import num_repeats, planned_repeats, refuse_unlike_plan
     from distprof.verbs.sweep.plan import with_more_repeats
 
     again = f"to resume, repeat the command with --sweep {place}"
@@ -340,25 +325,13 @@ def _judge(
     sizes: Sizes, settings: CheckConfig, options: dict[str, Any], *, alpha: float | None = None
 ) -> CheckResult:
     from distprof.verbs.gate.baseline import read_baseline
+    from distprof.verbs.gate.check import judge_runs
     from distprof.verbs.gate.decide import ALPHA
-    from distprof.verbs.gate.repeats import judge_runs
 
     source = options["baseline"] or ", ".join(options["against"])
     against = _sizes(options["against"]) if options["against"] else read_baseline(source)
+    alpha = ALPHA if alpha is None else alpha
+    allow = options["allow_unlike"]
     return judge_runs(
-        sizes,
-        against,
-        source=source,
-        settings=settings,
-        alpha=ALPHA if alpha is None else alpha,
-        allow_unlike=options["allow_unlike"],
+        sizes, against, source=source, settings=settings, alpha=alpha, allow_unlike=allow
     )
-
-
-def _add_to_history(runs: tuple[SummaryFile, ...], history: str, *, quiet: bool) -> None:
-    if not history:
-        return
-    from distprof.verbs.history.dataset import append
-
-    added = append(history, runs)
-    note(f"Added {added} of {len(runs)} runs to {history}", quiet=quiet)

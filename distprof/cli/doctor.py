@@ -46,7 +46,6 @@ _EXTRAS = {
 }
 _ALL = "all"
 """The extra that contains all others."""
-
 _TOOLKITS = ("cuda", "rocm", "hip", "xpu")
 """Toolkits that torch may be built for, as named in its ``version.py``."""
 _FEW_FREE_BYTES = 2 * 10**9
@@ -80,10 +79,9 @@ def doctor(format_name: str) -> int:
     if format_name == "json":
         content = {"problems": problems, "checks": [asdict(check) for check in checks]}
         to_stdout(json.dumps(content, indent=2) + "\n", "json")
-        return ExitCode.FINDINGS if problems else ExitCode.FINE
-    to_stdout("".join(_line(check) for check in checks))
-    summary = f"{problems} problem{'s' if problems != 1 else ''}" if problems else "no problems"
-    to_stdout(f"\n{summary}\n")
+    else:
+        summary = f"{problems or 'no'} problem{'s' if problems != 1 else ''}"
+        to_stdout(f"{''.join(map(_line, checks))}\n{summary}\n")
     return ExitCode.FINDINGS if problems else ExitCode.FINE
 
 
@@ -96,7 +94,11 @@ def all_checks() -> Iterator[Check]:
     yield _torch()
     yield _extras()
     yield _plugins()
-    yield from _caches()
+    from distprof.artefacts.cache_place import cache_root, shared_url
+
+    yield cache_check(Path(cache_root("", None)))
+    if url := shared_url("", None):
+        yield Check(name="shared cache", state="ok", found=f"{url}, checked when a trace is read")
     yield _device()
 
 
@@ -120,12 +122,8 @@ def _packages() -> Check:
     needed = [name for name in lacking if name not in _NOT_EVERYWHERE]
     if not needed:
         return Check(name="packages", state="ok", found=", ".join(found))
-    return Check(
-        name="packages",
-        state="problem",
-        found=f"not installed: {', '.join(needed)}",
-        fix=f"pip install {' '.join(needed)}",
-    )
+    text, fix = f"not installed: {', '.join(needed)}", f"pip install {' '.join(needed)}"
+    return Check(name="packages", state="problem", found=text, fix=fix)
 
 
 def _torch() -> Check:
@@ -182,38 +180,26 @@ def _plugins() -> Check:
         except Exception as error:  # a plug-in may raise anything
             broken.append(f"{point.name} ({point.value}): {type(error).__name__}: {error}")
     if broken:
-        return Check(
-            name="plug-ins",
-            state="problem",
-            found=f"cannot be loaded: {'; '.join(broken)}",
-            fix="update or uninstall their packages",
-        )
+        found, fix = f"cannot be loaded: {'; '.join(broken)}", "update or uninstall their packages"
+        return Check(name="plug-ins", state="problem", found=found, fix=fix)
     names = ", ".join(sorted({point.name for point in points})) or "none"
     return Check(name="plug-ins", state="ok", found=names)
 
 
-def _caches() -> Iterator[Check]:
-    from distprof.artefacts.cache_place import cache_root, shared_url
-
-    yield cache_check(Path(cache_root("", None)))
-    if url := shared_url("", None):
-        yield Check(name="shared cache", state="ok", found=f"{url}, checked when a trace is read")
-
-
 def cache_check(root: Path) -> Check:
     """Whether the cache can be written, how large it is and how much space is free."""
-    name = "cache"
     existing = next((p for p in (root, *root.parents) if p.exists()), Path("/"))
     if not os.access(existing, os.W_OK):
         fix = "set DISTPROF_CACHE_DIR to a folder you can write, or use --cache-dir"
-        return Check(name=name, state="problem", found=f"{root} cannot be written", fix=fix)
+        return Check(name="cache", state="problem", found=f"{root} cannot be written", fix=fix)
     free = shutil.disk_usage(existing).free
-    found = f"{root}, holds {format_bytes(_size_of(root))}, {format_bytes(free)} free"
-    if free < _FEW_FREE_BYTES:
-        return Check(
-            name=name, state="problem", found=found, fix=f"delete {root}; distprof recreates it"
-        )
-    return Check(name=name, state="ok", found=found)
+    files = (path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
+    size = sum(path.stat().st_size for path in files)
+    found = f"{root}, holds {format_bytes(size)}, {format_bytes(free)} free"
+    if free >= _FEW_FREE_BYTES:
+        return Check(name="cache", state="ok", found=found)
+    fix = f"delete {root}; distprof recreates it"
+    return Check(name="cache", state="problem", found=found, fix=fix)
 
 
 def _device() -> Check:
@@ -252,14 +238,16 @@ def _text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def _size_of(folder: Path) -> int:
-    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file() and not p.is_symlink())
+_MARKS = {
+    "ok": ("ok     ", "green"),
+    "absent": ("absent ", "yellow"),
+    "problem": ("PROBLEM", "red"),
+}
 
 
 def _line(check: Check) -> str:
-    mark = {"ok": "ok     ", "absent": "absent ", "problem": "PROBLEM"}[check.state]
+    mark, color = _MARKS[check.state]
     if has_color(sys.stdout):
-        color = {"ok": "green", "absent": "yellow", "problem": "red"}[check.state]
         mark = click.style(mark, fg=color)
     fix = f" ({check.fix})" if check.fix else ""
     text = wrapped(plain(check.found + fix), terminal_width() - _INDENT)

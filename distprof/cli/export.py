@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
@@ -18,7 +17,6 @@ from distprof.verbs.sources import check_comparable, check_source, single_source
 
 if TYPE_CHECKING:
     from distprof.api import Examined
-    from distprof.verbs.export.perfetto import Exported
 
 _HOW_TO_OPEN = """\
 Open https://ui.perfetto.dev and drag the file into the page: {path}
@@ -98,7 +96,13 @@ def perfetto(
     chosen = Choice(ranks=ranks, steps=steps, only=next((o for o in ONLY if o == only), None))
     with progress_bar("writing ranks", quiet=quiet) as progress:
         written = export_perfetto(examined, output, chosen, progress=progress)
-    _report(written, quiet=quiet)
+    from distprof.units import format_bytes, name_ranks
+
+    for sentence in written.notes:
+        note(sentence, quiet=quiet)
+    size = f", {format_bytes(written.num_bytes)}" if written.num_bytes else ""
+    what = f"{name_ranks(written.ranks)}, {written.num_slices:,} slices{size}"
+    note(f"Wrote {written.path}: {what}", quiet=quiet)
     if how:
         click.echo(_HOW_TO_OPEN.format(path=plain(output)))
     return ExitCode.FINE
@@ -152,15 +156,19 @@ def prometheus(
     if output is not None:
         check_free(output, force=force)
     check_comparable(source)
-    from distprof.verbs.addresses import listen_address
     from distprof.verbs.export.prometheus import Exposition, keep_file, serve, text_of
+    from distprof.verbs.sources import listen_address
 
     address = None if listen is None else listen_address(listen)
     exposition = Exposition(source)
     if address is not None:
         end, port = serve(exposition, *address)
         note(f"Serving http://{address[0]}:{port}/metrics; Ctrl-C ends it", quiet=quiet)
-        _until_interrupted(end)
+        try:
+            while True:
+                time.sleep(3_600)
+        finally:
+            end()
     elif output is not None:
         keep_file(exposition, output, every, failed=note)
         note(f"Wrote {output}", quiet=quiet)
@@ -203,22 +211,14 @@ def otel(source: str, endpoint: str, every: float | None, rank: int | None, *, q
       distprof export otel runs/mine --endpoint http://collector:4318 --every 15
     """  # noqa: D301 - click reads it
     check_comparable(source)
-    from distprof.verbs.export.families import Observed
     from distprof.verbs.export.otel import Sender, base_of, send
+    from distprof.verbs.export.prometheus import Observed
 
     base_of(endpoint)  # rejects a bad URL before anything is read
     sender = Sender(Observed(source), endpoint, rank=rank)
     send(sender, endpoint, every, failed=note)
     note(f"Sent to {endpoint}", quiet=quiet)
     return ExitCode.FINE
-
-
-def _until_interrupted(end: Callable[[], None]) -> None:
-    try:
-        while True:
-            time.sleep(3_600)
-    finally:
-        end()
 
 
 def _examined(
@@ -243,13 +243,3 @@ def _examined(
         )
     with progress_bar("measuring ranks", quiet=quiet) as progress:
         return api.examine(run, config=settings, progress=progress)
-
-
-def _report(written: Exported, *, quiet: bool) -> None:
-    from distprof.units import format_bytes, name_ranks
-
-    for sentence in written.notes:
-        note(sentence, quiet=quiet)
-    size = f", {format_bytes(written.num_bytes)}" if written.num_bytes else ""
-    what = f"{name_ranks(written.ranks)}, {written.num_slices:,} slices{size}"
-    note(f"Wrote {written.path}: {what}", quiet=quiet)

@@ -28,7 +28,7 @@ def fabric(file: str, **output_options: Any) -> int:
     """  # noqa: D301 - click reads it
     output = Output(**output_options)
     from distprof.ingest.fabric import read_fabric
-    from distprof.verbs.fabric.show import FABRIC
+    from distprof.verbs.fabric import FABRIC
 
     output.check(FABRIC)
     deliver(FABRIC, read_fabric(file), output)

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from distprof.artefacts.summary_file import SummaryFile
-    from distprof.verbs.gate.metrics import Metric
-    from distprof.verbs.history.timeline import History
 
 _FEW_SERIES = 4
 _FEW_POINTS = 20
@@ -66,10 +64,19 @@ def add(
       distprof history add runs/nightly --history s3://bucket/perf
       distprof history add traces/ --commit $(git rev-parse HEAD) --label nightly
     """  # noqa: D301 - click reads it
+    from msgspec.structs import replace
+
     from distprof.verbs.sources import summaries_of
 
     place = _place(folder)
-    summaries = [_marked(summary, label, commit) for summary in summaries_of(sources)]
+    summaries = [
+        replace(
+            summary,
+            label=label if label is not None else summary.label,
+            git_commit=summary.git_commit or commit or "",
+        )
+        for summary in summaries_of(sources)
+    ]
     from distprof.verbs.history.dataset import append  # imports numpy: its threads are set by now
 
     added = append(place, summaries)
@@ -114,19 +121,27 @@ def show(
     from distprof.verbs.history.show import HISTORY
 
     output.check(HISTORY)
-    metric, place = _metric(name), _place(folder)
+    from distprof.config import load_config
+    from distprof.verbs.history.timeline import HISTORY_METRICS, find_history_metric, trace_metric
+
+    metric = find_history_metric(name)
+    if metric is None:
+        names = ", ".join(metric.name for metric in HISTORY_METRICS)
+        raise UsageError(f"no metric {name!r}: choose from {names}")
+    place = _place(folder)
     from distprof.verbs.history.dataset import read
 
     summaries, notes = read(place)
     chosen = _chosen(summaries, key, workload)
-    notes = (*notes, *_more(place, chosen, show_all=output.show_all))
-    limit = None if output.show_all else _FEW_SERIES
-    result = _traced(
-        dict(list(chosen.items())[:limit]),
+    settings = load_config(None).check
+    result = trace_metric(
+        dict(list(chosen.items())[: None if output.show_all else _FEW_SERIES]),
         metric,
-        place,
+        source=place,
+        tolerance=settings.tolerance.get(metric.name),
+        window=settings.window,
         last=last or (None if output.show_all else _FEW_POINTS),
-        notes=notes,
+        notes=(*notes, *_more(place, chosen, show_all=output.show_all)),
     )
     deliver(HISTORY, result, output)
     return ExitCode.FINE
@@ -158,26 +173,6 @@ def _place(folder: str | None) -> str:
     return folder or load_config(None).check.history or DEFAULT_FOLDER
 
 
-def _marked(summary: SummaryFile, label: str | None, commit: str | None) -> SummaryFile:
-    from msgspec.structs import replace
-
-    return replace(
-        summary,
-        label=label if label is not None else summary.label,
-        git_commit=summary.git_commit or commit or "",
-    )
-
-
-def _metric(name: str) -> Metric:
-    from distprof.verbs.history.timeline import HISTORY_METRICS, find_history_metric
-
-    metric = find_history_metric(name)
-    if metric is None:
-        names = ", ".join(metric.name for metric in HISTORY_METRICS)
-        raise UsageError(f"no metric {name!r}: choose from {names}")
-    return metric
-
-
 def _chosen(
     summaries: Sequence[SummaryFile], key: str | None, workload: str | None
 ) -> dict[str, list[SummaryFile]]:
@@ -189,7 +184,9 @@ def _chosen(
     chosen = {
         name: runs
         for name, runs in series.items()
-        if name.startswith(key or "") and (workload is None or _is_of(runs[-1], workload))
+        if name.startswith(key or "")
+        and (workload or "").lower()
+        in f"{runs[-1].fingerprint.workload} {runs[-1].fingerprint.strategy}".lower()
     }
     if chosen or not series:
         return chosen
@@ -198,11 +195,6 @@ def _chosen(
         for name, runs in list(series.items())[:_FEW_SERIES]
     )
     raise UsageError(f"series not found; the history holds {existing}")
-
-
-def _is_of(summary: SummaryFile, workload: str) -> bool:
-    fingerprint = summary.fingerprint
-    return workload.lower() in f"{fingerprint.workload} {fingerprint.strategy}".lower()
 
 
 def _more(place: str, chosen: dict[str, list[SummaryFile]], *, show_all: bool) -> tuple[str, ...]:
@@ -217,26 +209,3 @@ def _more(place: str, chosen: dict[str, list[SummaryFile]], *, show_all: bool) -
     if files > MANY_FILES:
         notes.append(f"{files:,} files are slow to read: run distprof history compact.")
     return tuple(notes)
-
-
-def _traced(
-    series: dict[str, list[SummaryFile]],
-    metric: Metric,
-    place: str,
-    *,
-    last: int | None,
-    notes: tuple[str, ...],
-) -> History:
-    from distprof.config import load_config
-    from distprof.verbs.history.timeline import trace_metric
-
-    settings = load_config(None).check
-    return trace_metric(
-        series,
-        metric,
-        source=place,
-        tolerance=settings.tolerance.get(metric.name),
-        window=settings.window,
-        last=last,
-        notes=notes,
-    )

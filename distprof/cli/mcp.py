@@ -31,7 +31,7 @@ def mcp(root: str) -> int:
       distprof mcp --root runs/
     """  # noqa: D301 - click reads it
     from distprof.ingest.executor import import_numpy
-    from distprof.verbs.mcp.server import Root, make_server
+    from distprof.verbs.mcp import Root, make_server
 
     import_numpy()  # before anything else does
     server = make_server(Root(root))

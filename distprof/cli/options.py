@@ -12,7 +12,6 @@ from distprof.cli.app import State
 from distprof.terms import PAGE_FORMATS, Severity
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
 MAX_RANK = 10_000_000
 MOST_RANKS = 1_000_000
 
@@ -23,6 +22,16 @@ class _Named(click.ParamType):  # type: ignore[type-arg]  # generic since click 
     def choices(self) -> Iterable[str]:
         """The names."""
         raise NotImplementedError
+
+    def knows(self, name: str) -> bool:
+        """Whether it is one of them."""
+        return name in self.choices()
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Check that it is one of the names."""
+        if not self.knows(value):
+            self.fail(f"{value!r} is not one of {', '.join(self.choices())}", param, ctx)
+        return str(value)
 
     def shell_complete(
         self,
@@ -42,13 +51,11 @@ class FormatChoice(_Named):
     def __init__(self, names: tuple[str, ...] = ()) -> None:
         self.names = names
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Check that the reporter exists."""
+    def knows(self, name: str) -> bool:
+        """Whether the reporter exists."""
         from distprof.formats import is_reporter
 
-        if not (value in self.names if self.names else is_reporter(value)):
-            self.fail(f"{value!r} is not one of {', '.join(self.choices())}", param, ctx)
-        return str(value)
+        return name in self.names if self.names else is_reporter(name)
 
     def choices(self) -> Iterable[str]:
         """The formats that the command supports."""
@@ -68,23 +75,12 @@ class SectionName(_Named):
 
     name = "section"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Check that the section exists."""
-        names = _section_names()
-        if value not in names:
-            self.fail(f"{value!r} is not one of {', '.join(names)}", param, ctx)
-        return str(value)
-
     def choices(self) -> Iterable[str]:
         """Sections and ``findings``."""
-        return _section_names()
+        from distprof.formats import FINDINGS
+        from distprof.sections.shows import section_names
 
-
-def _section_names() -> tuple[str, ...]:
-    from distprof.formats import FINDINGS
-    from distprof.sections.shows import section_names
-
-    return (FINDINGS, *section_names())
+        return (FINDINGS, *section_names())
 
 
 class RankList(click.ParamType):  # type: ignore[type-arg]

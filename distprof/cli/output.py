@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from distprof.rules.base import Finding
 
 T = TypeVar("T", bound="Struct")
-
 _STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
-
 PIPE_WIDTH = 100
 _ASCII = str.maketrans("█▓▒▚▞░·µ–…×→", "#=~+%.-u-~x>")
 """Drawing characters of reports, and ASCII substitutes of the same width."""
@@ -64,10 +62,7 @@ class Output:
         return self.format_name or (self.output and format_of_file(self.output)) or "text"
 
     def check(self, document: Document[Any] | None = None) -> None:
-        """Reject choices that would otherwise fail only after the work is done.
-
-        Without a document, the output is a report, whose format is checked earlier.
-        """
+        """Reject choices that would otherwise fail only after the work is done."""
         if self.output is not None:
             self._check_ending(self.output)
             check_free(self.output, force=self.force)
@@ -122,10 +117,7 @@ def deliver(document: Document[T], result: T, output: Output) -> None:
 
 
 def show_in_step_summary(document: Document[T], result: T, output: Output) -> None:
-    """Append a result to the GitHub Actions step summary, if there is one.
-
-    Skipped if the user already writes the result to that file with ``-o``.
-    """
+    """Append a result to the step summary of GitHub, unless ``-o`` writes to it."""
     file = os.environ.get(_STEP_SUMMARY)
     if not file or (output.output and Path(output.output).absolute() == Path(file).absolute()):
         return

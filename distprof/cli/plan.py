@@ -88,8 +88,8 @@ _SHAPE_KEYS = ModelShape.__struct_fields__
     "--lint",
     type=click.Path(),
     metavar="FILE",
-    help="Check the layout in a configuration: distprof's own TOML; torchtitan's launch command,"
-    " JSON or FILE.py:FUNCTION; Megatron arguments; DeepSpeed JSON.",
+    help="Check the layout in a configuration: distprof's own TOML; torchtitan's JSON or TOML;"
+    " Megatron arguments; DeepSpeed JSON.",
 )
 @output_options_with(*PAGE_FORMATS, *CI_FORMATS)
 @debug_option
@@ -124,8 +124,8 @@ def _lint(options: dict[str, Any], output: Output) -> int:
     from distprof.config import load_config
     from distprof.terms import Severity
     from distprof.verbs.plan.job_file import layout_of, num_gpus_of, read_job_file
+    from distprof.verbs.plan.layout import question_of
     from distprof.verbs.plan.lint import LINT, check_layout
-    from distprof.verbs.plan.question import question_of
 
     output.check(LINT)
     if options["layout"] is not None:

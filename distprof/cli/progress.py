@@ -25,12 +25,10 @@ if TYPE_CHECKING:
 PATIENCE_S = 1.0
 LINE_S = 30.0
 """Time between lines without a terminal: often enough to show progress, rare enough for CI logs."""
-
 _REDRAW_S = 0.1
 _CELLS = 30
 _FEW_CELLS = 16
 _ERASE = "\r\x1b[2K"
-
 RUN_FAILED = 4
 """Exit code when a run failed; finished runs are kept."""
 
@@ -78,12 +76,10 @@ class _Paced:
         if total <= 1 or now < self._next:
             return
         self._next = now + self._every
-        self._show(f"{self._label} {_bar(done, total, _CELLS)} ", self._numbers(done, total))
-
-    def _numbers(self, done: int, total: int) -> str:
+        numbers = f"{done}/{total}"
         if self._unit == "bytes":
-            return f"{format_bytes(done)} of {format_bytes(total)}"
-        return f"{done}/{total}"
+            numbers = f"{format_bytes(done)} of {format_bytes(total)}"
+        self._show(f"{self._label} {_bar(done, total, _CELLS)} ", numbers)
 
 
 @contextmanager

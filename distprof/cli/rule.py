@@ -112,7 +112,6 @@ _FORMATS = {"text": _as_text, "json": _as_json, "md": _as_markdown}
 # Pages of rules on a terminal --------------------------------------------------------------------
 
 MAX_PAGE_WIDTH = 100
-
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)  # left-aligned here; rich centres them
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +20,6 @@ from distprof.units import MOST_RANKS
 if TYPE_CHECKING:
     from distprof.artefacts.summary_file import SummaryFile
     from distprof.artefacts.sweep_file import SweepFile
-    from distprof.verbs.sweep.result import Mode
 
 
 @click.command(
@@ -117,17 +117,15 @@ def _planned(
         found = load_sweep(folder)
         if found is not None:
             return folder, _resumed(found, program, options)
-        if _has_files(folder):
+        try:
+            has_files = any(not inner.name.startswith(".") for inner in folder.iterdir())
+        except OSError as error:
+            raise UsageError(f"{folder} cannot be read: {error.strerror}") from error
+        if has_files:
             raise UsageError(f"{folder} exists and is not a sweep: name a new folder")
     sweep = _plan(program, options)
-    return folder or _new_place(sweep), sweep
-
-
-def _has_files(folder: Path) -> bool:
-    try:
-        return any(not inner.name.startswith(".") for inner in folder.iterdir())
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be read: {error.strerror}") from error
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return folder or Path("runs", f"scale-{sweep.workload or 'program'}-{stamp}"), sweep
 
 
 def _resumed(saved: SweepFile, program: tuple[str, ...], options: dict[str, Any]) -> SweepFile:
@@ -189,13 +187,6 @@ def _check_sizes(sizes: tuple[int, ...], device: str, baseline_ranks: int | None
         raise UsageError(f"--baseline-ranks {baseline_ranks} is not one of the sizes {listed}")
 
 
-def _new_place(sweep: SweepFile) -> Path:
-    import time
-
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    return Path("runs", f"scale-{sweep.workload or 'program'}-{stamp}")
-
-
 def _show(
     sources: tuple[str, ...],
     output: Output,
@@ -204,39 +195,33 @@ def _show(
 ) -> int:
     from distprof.config import load_config
     from distprof.verbs.sweep.measure import report_scaling
+    from distprof.verbs.sweep.running import load_sweep
     from distprof.verbs.sweep.show import SCALING
 
-    sweeps = {source: sweep for source in sources if (sweep := _sweep_in(source))}
+    sweeps = {source: sweep for source in sources if (sweep := load_sweep(Path(source)))}
+    # The scaling mode that the user stated for their program when the sweep began
+    stated = (sweep.scaling for sweep in sweeps.values() if not sweep.workload)
+    saved_mode = next((mode for mode in stated if mode != "as_given"), None)
     settings = load_config(None)
     summaries = _summaries(sources, sweeps, quiet=output.quiet)
     report = report_scaling(
         summaries,
         source=", ".join(sources),
-        mode=options["mode"] or _saved_mode(sweeps.values()),
+        mode=options["mode"] or saved_mode,
         baseline_ranks=options["baseline_ranks"],
         limits=settings.limits,
         site=settings.site,
         num_cpus=max((sweep.num_cpus or 0 for sweep in sweeps.values()), default=0) or None,
     )
-    _keep(summaries, options["save_summaries"], quiet=output.quiet)
+    if (file := options["save_summaries"]) is not None:
+        from distprof.verbs.sweep.runs import save_summaries
+
+        save_summaries(summaries, file)
+        note(f"Wrote {file}", quiet=output.quiet)
     deliver(SCALING, report, output)
     if not report.scaling.sizes:
         return ExitCode.INPUT
     return verdict_code(report.findings, fail_on)
-
-
-def _sweep_in(source: str) -> SweepFile | None:
-    from distprof.verbs.sweep.running import load_sweep
-
-    return load_sweep(Path(source))
-
-
-def _saved_mode(sweeps: Iterable[SweepFile]) -> Mode | None:
-    """The scaling mode that the user stated for their program when the sweep began."""
-    for sweep in sweeps:
-        if not sweep.workload and sweep.scaling != "as_given":
-            return sweep.scaling
-    return None
 
 
 def _summaries(
@@ -261,12 +246,3 @@ def _summaries(
             note(f"{source}: {missing} runs are still missing", quiet=quiet)
         wanted += done
     return load_summaries(wanted)
-
-
-def _keep(summaries: tuple[SummaryFile, ...], file: str | None, *, quiet: bool) -> None:
-    if file is None:
-        return
-    from distprof.verbs.sweep.runs import save_summaries
-
-    save_summaries(summaries, file)
-    note(f"Wrote {file}", quiet=quiet)

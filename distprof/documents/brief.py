@@ -1,50 +1,41 @@
 """A result in at most :data:`MAX_TOKENS` tokens: for an AI assistant's context, a chat or a log.
 
-Tokenizers differ and none is a dependency, so :func:`most_tokens` computes an upper bound for
-today's tokenizers: one token for each digit and sign, one for every three letters of a word, one
-for each byte of any other character. English text takes about half of that. Items that do not fit
-are cut from the end of each part, with a note that says how many.
+Tokenizers differ and none is a dependency, so :func:`most_tokens` computes an upper bound: one
+token for each digit and sign, three letters of a word, and byte of any other character.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from distprof.documents.page import Findings, Listing, Page, Plan, Priced
 from distprof.escape import plain, short_ranks, shorten
 from distprof.sections.table import TableView
-from distprof.sections.whatif.result import Repair
 from distprof.units import format_duration, format_ratio
 
 MAX_TOKENS = 1_500
-
 _MAX_VERDICT = 250
 """Tokens of the verdict, which is never left out."""
-
 _MAX_ITEM = 260
 """Tokens of one item. Most findings take half of that, fix included."""
-
 _MAX_SENTENCE = 800
 """Characters of one sentence."""
-
 _FEW_ROWS = 8
-
 _PIECE = re.compile(r"[A-Za-z]+|[\x21-\x7e]|\n|[^\x00-\x7f]")
 _LETTERS_PER_TOKEN = 3
 
 
 def most_tokens(text: str) -> int:
     """An upper bound on the tokens of ``text``, for the tokenizers in use today."""
-    return sum(_most_of(piece) for piece in _PIECE.findall(text))
-
-
-def _most_of(piece: str) -> int:
-    if piece.isascii():
-        return -(-len(piece) // _LETTERS_PER_TOKEN)
-    return len(piece.encode("utf-8", "surrogatepass"))
+    return sum(
+        -(-len(piece) // _LETTERS_PER_TOKEN)
+        if piece.isascii()
+        else len(piece.encode("utf-8", "surrogatepass"))
+        for piece in _PIECE.findall(text)
+    )
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,16 +47,9 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     is_numbered: bool = False  # Whether the items are steps to take in order.
 
 
-class _Shares(msgspec.Struct, frozen=True):
-    """Shares of the tokens below the verdict."""
-
-    steps: float  # Of the plan, and of each listing of steps.
-    findings: float
-    evidence: float
-
-
-_WITH_FINDINGS = _Shares(0.2, 0.4, 0.2)
-_WITHOUT = _Shares(0.3, 0.3, 0.3)
+_WITH_FINDINGS = (0.2, 0.4, 0.2)
+"""Shares of the tokens below the verdict, of steps (each listing of them), findings, evidence."""
+_WITHOUT = (0.3, 0.3, 0.3)
 _FEW = 0.1
 """Share of any other part."""
 
@@ -76,36 +60,47 @@ def page_brief(page: Page) -> str:
     Rows of tables come last, unless tables are details.
     """
     found = page.findings or Findings(listed=())
-    shares = _WITH_FINDINGS if found.is_ranked else _WITHOUT
+    of_steps, of_findings, of_evidence = _WITH_FINDINGS if found.is_ranked else _WITHOUT
     findings = tuple(_finding(one, page.verdict) for one in found.listed)
     numbered = [each for each in page.listings if each.is_numbered]
     others = [each for each in page.listings if not each.is_numbered]
     parts = (
-        Part(title="Plan", items=_steps(page.plan), share=shares.steps, is_numbered=True),
-        *(_listing(each, shares.steps) for each in numbered),
-        Part(title="Findings", items=findings, share=shares.findings),
-        Part(title="Evidence", items=_sentences(_evidence(page)), share=shares.evidence),
+        Part(title="Plan", items=_steps(page.plan), share=of_steps, is_numbered=True),
+        *(_listing(each, of_steps) for each in numbered),
+        Part(title="Findings", items=findings, share=of_findings),
+        Part(title="Evidence", items=_sentences(_evidence(page)), share=of_evidence),
         *(_listing(each, _FEW) for each in others),
         Part(title="Unknown", items=_sentences(page.unknown), share=_FEW),
         Part(title=page.remarks_title or "Notes", items=_sentences(page.remarks), share=_FEW),
-        Part(title="Next", items=_commands(page.commands), share=_FEW),
+        Part(
+            title="Next",
+            items=tuple(f"{plain(command)}  # {purpose}" for command, purpose in page.commands),
+            share=_FEW,
+        ),
         *(() if page.has_folded_tables else map(_rows, page.tables)),
     )
-    return _fitted(page.verdict, parts)
+    head = _cut(plain(" ".join(page.verdict[: 4 * _MAX_SENTENCE].split())), _MAX_VERDICT)
+    room = MAX_TOKENS - most_tokens(f"{head}\n")
+    kept = [_Kept(part) for part in parts if part.items]
+    # Each part gets up to its share, then the rest goes to parts in order
+    for is_second in (False, True):
+        for one in kept:
+            left = room - sum(other.tokens for other in kept if other is not one)
+            one.take(room if is_second else one.part.share * room, left)
+    shown = (_written(one.part, one.number) for one in kept if one.number)
+    return "\n\n".join([head, *shown]) + "\n"
 
 
 def _steps(plan: Plan | None) -> tuple[str, ...]:
     if plan is None:
         return ()
-    return _sentences(_step(repair, plan) for repair in plan.repairs.repairs)
-
-
-def _step(repair: Repair, plan: Plan) -> str:
-    whole = plan.repairs.step_ns
-    share = f" ({format_ratio(repair.gain_ns / whole)})" if whole else ""
-    saves = f"{format_duration(repair.gain_ns)} per {plan.word}{share}"
-    left = f"{format_duration(repair.step_ns)} per {plan.word}"
-    return f"If {repair.title}: saves {saves}, then {left} (simulated)"
+    whole, steps = plan.repairs.step_ns, []
+    for repair in plan.repairs.repairs:
+        share = f" ({format_ratio(repair.gain_ns / whole)})" if whole else ""
+        saves = f"{format_duration(repair.gain_ns)} per {plan.word}{share}"
+        left = f"{format_duration(repair.step_ns)} per {plan.word}"
+        steps.append(f"If {repair.title}: saves {saves}, then {left} (simulated)")
+    return _sentences(steps)
 
 
 def _finding(one: Priced, verdict: str) -> str:
@@ -153,10 +148,6 @@ def _rows(view: TableView) -> Part:
     return Part(title=plain(view.title), items=_sentences(rows), share=0)
 
 
-def _commands(commands: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    return tuple(f"{plain(command)}  # {purpose}" for command, purpose in commands)
-
-
 # Fitting into the limit ---------------------------------------------------------------------------
 
 
@@ -193,19 +184,6 @@ class _Kept(msgspec.Struct):
             if tokens > min(share, left):
                 return
             self.number, self.tokens = self.number + 1, tokens
-
-
-def _fitted(verdict: str, parts: Sequence[Part]) -> str:
-    """Verdict and parts: each part gets up to its share, then the rest goes to parts in order."""
-    head = _cut(plain(" ".join(verdict[: 4 * _MAX_SENTENCE].split())), _MAX_VERDICT)
-    room = MAX_TOKENS - most_tokens(f"{head}\n")
-    kept = [_Kept(part) for part in parts if part.items]
-    for is_second in (False, True):
-        for one in kept:
-            left = room - sum(other.tokens for other in kept if other is not one)
-            one.take(room if is_second else one.part.share * room, left)
-    shown = (_written(one.part, one.number) for one in kept if one.number)
-    return "\n\n".join([head, *shown]) + "\n"
 
 
 def _written(part: Part, number: int) -> str:

@@ -1,8 +1,4 @@
-"""One kind of result: its text, Markdown, JSON, JSON Schema and loading, implemented once.
-
-A verb declares a :class:`Document` for each of its results. Readers, schema pages and the command
-line derive everything they need from that declaration.
-"""
+"""One kind of result: its text, Markdown, JSON, JSON Schema and loading, implemented once."""
 
 from __future__ import annotations
 
@@ -26,15 +22,13 @@ from distprof.formats import RenderOptions
 from distprof.terms import CI_FORMATS
 
 if TYPE_CHECKING:
-    from distprof.documents.ci.cases import Cases
+    from distprof.documents.ci import Cases
 
 T = TypeVar("T", bound=msgspec.Struct)
 Reporting: TypeAlias = Callable[[T, RenderOptions], str]
 """A function that writes a result in one format."""
-
 LARGE = 10_000_000
 """Bytes of JSON above which a document is written without line breaks."""
-
 _UNSEEN = re.compile(
     "[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]"
 )
@@ -109,11 +103,7 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         return {**found, **self.formats}
 
     def reporter(self, name: str) -> Reporting[T]:
-        """The function that writes a result in a format.
-
-        Raises:
-            UsageError: If the format is unknown; the message lists the available ones.
-        """
+        """The function that writes a result in a format; UsageError if it is unknown."""
         found = self.reporters
         if name not in found:
             raise UsageError(f"no format {name!r} for {self.noun}: choose from {', '.join(found)}")
@@ -140,11 +130,7 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         return _UNSEEN.sub(_escaped, text).encode() + b"\n"
 
     def decode(self, data: bytes, source: str) -> T:
-        """The result that ``data`` holds.
-
-        Raises:
-            SchemaError: If it is another document or version, or its fields do not match.
-        """
+        """The result that ``data`` holds; SchemaError for another document, version or fields."""
         header = self._header(data, source)
         try:
             return decode_json(data, self.kind)
@@ -157,20 +143,11 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
             ) from error
 
     def load(self, path: str | os.PathLike[str]) -> T:
-        """Read a file.
-
-        Raises:
-            InputError: If it cannot be read.
-            SchemaError: As :meth:`decode`.
-        """
+        """Read a file; InputError if it cannot be read, SchemaError as :meth:`decode`."""
         return self.decode(self._read(Path(path)), str(path))
 
     def save(self, result: T, path: str | os.PathLike[str]) -> Path:
-        """Write the result as JSON, replacing an existing file, and return the path.
-
-        Raises:
-            InputError: If the file cannot be written.
-        """
+        """Write the result as JSON, replacing an existing file; InputError if that fails."""
         return write_file(Path(path), self.encode(result))
 
     @property
@@ -202,41 +179,35 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         return f'{self.noun} with "schema": "{self.schema}"'
 
     def _read(self, file: Path) -> bytes:
-        expected = self.bound.reads
         try:
             return read_plain(file, self.max_bytes)
-        except TooLargeError as error:
-            found, fix = f"more than {self.max_bytes >> 20} MiB", self.fix
-            raise InputError(str(file), expected=expected, found=found, fix=fix) from error
         except (OSError, ValueError) as error:
             found = getattr(error, "strerror", None) or str(error)
             fix = self.fix_missing or self.fix
-            if isinstance(error, NotAFileError):
+            if isinstance(error, TooLargeError):
+                found, fix = f"more than {self.max_bytes >> 20} MiB", self.fix
+            elif isinstance(error, NotAFileError):
                 fix = "write it to a file first"
+            expected = self.bound.reads
             raise InputError(str(file), expected=expected, found=found, fix=fix) from error
 
     def _header(self, data: bytes, source: str) -> _Header:
+        fix = self.fix
         try:
             header = msgspec.json.decode(data, type=_Header)
         except (msgspec.DecodeError, RecursionError, ValueError) as error:
             found = f"damaged or unrelated JSON ({error})" if data.strip() else "an empty file"
-            raise SchemaError(source, expected=self._expected, found=found, fix=self.fix) from (
-                error
-            )
+            raise SchemaError(source, expected=self._expected, found=found, fix=fix) from error
         if header.schema == self.schema:
             return header
-        found, fix = f'"schema": "{header.schema[:60]}"', self.fix
+        found = f'"schema": "{header.schema[:60]}"'
         if not header.schema:
-            found, fix = 'JSON without "schema"', self.fix_foreign or self.fix
+            found, fix = 'JSON without "schema"', self.fix_foreign or fix
         raise SchemaError(source, expected=self._expected, found=found, fix=fix)
 
 
 def document_of(kind: type[Any]) -> Document[Any]:
-    """The document for one kind of result, declared in the ``show.py`` next to its struct.
-
-    Raises:
-        LookupError: If no document is declared.
-    """
+    """The document for one kind of result, declared in the ``show.py`` next to its struct."""
     module = import_module(f"{kind.__module__.rpartition('.')[0]}.show")
     for value in vars(module).values():
         if isinstance(value, Document) and value.kind is kind:
@@ -245,11 +216,7 @@ def document_of(kind: type[Any]) -> Document[Any]:
 
 
 def write_file(path: Path, data: bytes, *, fix: str = "choose another file with -o") -> Path:
-    """Write a file atomically and return its path.
-
-    Raises:
-        InputError: If the file cannot be written.
-    """
+    """Write a file atomically and return its path; InputError if that fails."""
     try:
         write_atomically(path, data)
     except OSError as error:
@@ -265,7 +232,7 @@ def write_file(path: Path, data: bytes, *, fix: str = "choose another file with 
 def _for_service(
     cases: Callable[[Any, RenderOptions], Cases], name: str, result: Any, options: RenderOptions
 ) -> str:
-    from distprof.documents.ci.services import SERVICES
+    from distprof.documents.ci import SERVICES
 
     return SERVICES[name](cases(result, options))
 
@@ -291,8 +258,7 @@ def _markdown(document: Document[T], result: T, options: RenderOptions) -> str:
 
 
 def _html(document: Document[T], result: T, options: RenderOptions) -> str:
-    from distprof.documents.html.figures import figures_of
-    from distprof.documents.html.page import page_html
+    from distprof.documents.html.page import figures_of, page_html
 
     return page_html(document.page_of(result, options), figures_of(result))
 

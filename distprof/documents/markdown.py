@@ -13,7 +13,6 @@ from distprof.sections.table import Bar, Cell, Drawing, TableView
 
 MAX_BYTES = 60_000
 """GitHub refuses comments of more than 65,536 characters."""
-
 _MAX_CELL = 120
 _MAX_SENTENCE = 1_000
 _BAR_CELLS = 20
@@ -22,20 +21,12 @@ _SEVERITY_MARKS = {"error": "🔴", "warning": "🟠", "info": "🔵"}
 
 
 def page_markdown(page: Page, options: RenderOptions) -> str:
-    """The page as GitHub-flavoured Markdown of less than :data:`MAX_BYTES`.
-
-    The end is cut if it does not fit, with a note that says so. With ``show_all`` nothing is cut.
-    """
-    return _joined(_blocks(page, options), show_all=options.show_all)
-
-
-def _joined(parts: Iterable[str], *, show_all: bool) -> str:
-    """Blocks one below another, up to the limit."""
+    """GitHub-flavoured Markdown, cut at :data:`MAX_BYTES` with a note unless all is shown."""
     blocks: list[str] = []
     room = MAX_BYTES - 200
-    for block in parts:
+    for block in _blocks(page, options):
         size = len(block.encode()) + 2
-        if size > room and not show_all:
+        if size > room and not options.show_all:
             blocks.append("_The rest does not fit here: see the report as text or JSON._")
             break
         blocks.append(block)
@@ -60,7 +51,10 @@ def _blocks(page: Page, options: RenderOptions) -> Iterator[str]:
         if page.has_folded_tables:
             yield _folded(view)
         else:
-            yield _open(view, view.caption if page.has_captions else "")
+            caption = view.caption if page.has_captions else ""
+            shown = f" {_sentence(caption)}" if caption else ""
+            notes = "".join(f"\n\n{_sentence(note)}" for note in view.notes)
+            yield f"**{_sentence(view.title)}**{shown}\n\n{_table(view)}{notes}"
     if page.remarks:
         title = f"**{_sentence(page.remarks_title)}**\n\n" if page.remarks_title else ""
         yield title + _bullets(page.remarks)
@@ -81,13 +75,8 @@ def _ranked(found: Findings, *, show_all: bool) -> Iterator[str]:
         yield "**Findings:** none"
         return
     shown = found.listed if show_all else found.listed[:MAX_FINDINGS]
-    yield "\n".join(
-        [
-            "| | finding | cost | what | fix |",
-            "|---|---|---:|---|---|",
-            *(_finding_row(one) for one in shown),
-        ]
-    )
+    head = ["| | finding | cost | what | fix |", "|---|---|---:|---|---|"]
+    yield "\n".join([*head, *map(_finding_row, shown)])
     if len(shown) < len(found.listed):
         yield f"and {len(found.listed) - len(shown)} more"
 
@@ -110,12 +99,6 @@ def _folded(view: TableView) -> str:
     )
 
 
-def _open(view: TableView, caption: str) -> str:
-    shown = f" {_sentence(caption)}" if caption else ""
-    notes = "".join(f"\n\n{_sentence(note)}" for note in view.notes)
-    return f"**{_sentence(view.title)}**{shown}\n\n{_table(view)}{notes}"
-
-
 def _table(view: TableView) -> str:
     """A table without its title and notes."""
     titles = " | ".join(_cell(column.title) for column in view.columns)
@@ -136,10 +119,7 @@ def _drawn(cell: Cell) -> str:
 
 
 def _linked(title: str, finding: Finding) -> str:
-    """The title of a finding, linked to its rule's page if the finding has a web address.
-
-    A saved report may contain any text as the address, so anything else is ignored.
-    """
+    """The title, linked to the rule's page: a saved report may contain any text as its address."""
     return f"[{title}]({finding.docs_url})" if is_web_address(finding.docs_url) else title
 
 

@@ -8,13 +8,20 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from distprof.documents.document import document_of
-from distprof.documents.html.blocks import bounded, bullets, drawn_table, grid
-from distprof.documents.html.figures import figures_of
-from distprof.documents.html.markup import EMPTY, Markup, element, joined, untouched
-from distprof.documents.html.page import basis
-from distprof.documents.html.shell import hatchings, parts_style
+from distprof.documents.html.blocks import (
+    EMPTY,
+    Markup,
+    bounded,
+    bullets,
+    drawn_table,
+    element,
+    grid,
+    joined,
+    untouched,
+)
+from distprof.documents.html.page import basis, figures_of, hatchings, parts_style
 from distprof.documents.html.subjects import stragglers_figure
-from distprof.documents.page import Listing, Page, Priced
+from distprof.documents.page import Page, Priced
 from distprof.documents.report import head_of
 from distprof.escape import plain
 from distprof.formats import RenderOptions
@@ -87,17 +94,19 @@ def _shown(page: Page, *figures: str) -> str:
         element("p", element("b", bounded(page.verdict))),
         *basis(page),
         *figures,
-        *(_listing(each) for each in page.listings),
+        *(
+            part
+            for each in page.listings
+            for part in (
+                element("h3", bounded(each.title)),
+                bullets(each.sentences, numbered=each.is_numbered),
+            )
+        ),
         _findings(page.findings.listed) if page.findings else EMPTY,
         *(drawn_table(view) for view in page.tables),
         bullets(page.remarks),
         class_="distprof",
     )
-
-
-def _listing(listing: Listing) -> Markup:
-    sentences = bullets(listing.sentences, numbered=listing.is_numbered)
-    return joined((element("h3", bounded(listing.title)), sentences))
 
 
 def _findings(found: Sequence[Priced]) -> Markup:

@@ -2,27 +2,140 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from distprof.documents.advice import cost_text, gain_text, next_commands
-from distprof.documents.page import Findings, Limits, Page, Plan, Priced
-from distprof.documents.step_bar import step_bar
+from distprof import demo
+from distprof.documents.page import Findings, Limits, Page, Plan, Priced, step_bar
 from distprof.formats import FINDINGS, RenderOptions
 from distprof.rules.base import Finding, NotChecked
 from distprof.sections.job.show import job_facts
-from distprof.sections.parts import window_word
+from distprof.sections.parts import mean_span_ns, window_word
+from distprof.sections.perturbation.show import is_undecided
 from distprof.sections.report import Report
 from distprof.sections.shows import LONG_SENTENCES, sentences_of, tables_of
 from distprof.sections.verdict import headline, judge
+from distprof.sections.whatif.plan import MIN_GAIN_RATIO
 from distprof.sections.whatif.show import plan_sentence
+from distprof.units import format_duration, format_ratio
+
+SAME_RATIO = 0.05
+"""Relative difference below which a second number (a simulated gain next to a cost) is left out."""
+
+
+def cost_text(finding: Finding, report: Report) -> str:
+    """The cost of a finding, for example ``6.91 ms per step (31.0 %)``; empty if unknown.
+
+    If the simulation recovers a different time, the text adds it.
+    """
+    cost = finding.cost_ns_per_step
+    recovered = _recovered_text(finding, report)
+    if cost is None:
+        return recovered
+    if any(place.startswith("training_log") for place in finding.evidence):
+        return _cost_of(cost, "iteration", report.training_log.mean_ns)
+    if not report.run.ranks and report.step_log.ranks:
+        return _cost_of(cost, "step", report.step_log.median_ns)
+    # Costs are means over ranks, so the reference is too; without traces it is the simulated step
+    span = mean_span_ns(report) or report.whatif.replayed_ns
+    text = _cost_of(cost, window_word(report), span)
+    return f"{text}, {recovered}" if recovered else text
+
+
+def gain_text(finding: Finding, report: Report) -> str:
+    """The gain of a fix, for example ``saves 5.01 ms per step (30.0 %)``; else the cost.
+
+    The gain is what remains after the fixes above it, if they were simulated. Only steps of the
+    plan save time; for anything else the text says why it is outside. Empty if neither gain nor
+    cost is known.
+    """
+    gain = finding.recoverable_ns if finding.remaining_ns is None else finding.remaining_ns
+    if gain is None:
+        cost = cost_text(finding, report)
+        return f"costs {cost}" if cost else ""
+    whole = report.plan.step_ns or report.whatif.replayed_ns
+    share = f" ({format_ratio(gain / whole)})" if whole else ""
+    amount = f"{format_duration(gain)} per {window_word(report)}{share}"
+    if not gain:
+        return "nothing left after the fixes above"
+    if finding.is_bound:
+        return f"at most {amount}, by no single change"
+    # A step of the plan has the same gain alone and in its place
+    planned = {(repair.alone_ns, repair.gain_ns) for repair in report.plan.repairs}
+    if report.plan.step_ns and (finding.recoverable_ns, finding.remaining_ns) not in planned:
+        is_little = gain < MIN_GAIN_RATIO * report.plan.step_ns
+        return f"{amount}, {'too little for a plan' if is_little else 'outside the plan'}"
+    return f"saves {amount}"
+
+
+def _cost_of(cost: int, window: str, whole_ns: float | None) -> str:
+    """A cost read from a log, relative to the log's own step time: it may cover other steps."""
+    text = f"{format_duration(cost)} per {window}"
+    return f"{text} ({format_ratio(cost / whole_ns)})" if whole_ns else text
+
+
+def _recovered_text(finding: Finding, report: Report) -> str:
+    """For example ``recovers 4.20 ms (simulated)``; empty if it adds nothing to the cost."""
+    recovered, cost = finding.recoverable_ns, finding.cost_ns_per_step
+    if recovered is None:
+        return ""
+    left = _remaining_text(finding, recovered)
+    if cost is not None and cost == finding.remaining_ns:
+        return ""
+    if cost is not None and abs(recovered - cost) <= SAME_RATIO * cost:
+        return left
+    per = f" per {window_word(report)}" if cost is None else ""
+    text = f"recovers {format_duration(recovered)}{per} (simulated)"
+    return f"{text}, {left}" if left else text
+
+
+def _remaining_text(finding: Finding, recovered: int) -> str:
+    """The time that the fix still recovers after the fixes above; empty if equal."""
+    remaining = finding.remaining_ns
+    if remaining is None or abs(recovered - remaining) <= SAME_RATIO * recovered:
+        return ""
+    left = format_duration(remaining) if remaining else "nothing"
+    return f"{left} after the fixes above"
+
+
+def next_commands(report: Report, options: RenderOptions) -> tuple[tuple[str, str], ...]:
+    """Commands worth running after this report, each with its purpose."""
+    commands = []
+    source = report.run.source
+    if report.job.outcome == "running" and source.isprintable():
+        hang = f"distprof hang {shlex.quote(source)}"
+        commands.append((hang, "if it makes no progress: find the rank that others wait for"))
+    if is_undecided(report) and source.isprintable() and source != str(demo.FOLDER):
+        timed = f"distprof analyze {shlex.quote(source)} --step-time TIME"
+        commands.append((timed, "your mean step without the profiler: it decides the verdict"))
+    if report.findings:
+        code = report.findings[0].code
+        commands.append((f"distprof rule {shlex.quote(code)}", "what it means and how to fix it"))
+    again = _command_again(report, options)
+    if again and not (options.full or options.show_all or options.sections):
+        commands.append((f"{again} --full", "every table"))
+    elif again and options.saved_as and not options.show_all:
+        commands.append((f"{again} --all", "every finding, rank and kernel"))
+    elif again and not options.saved_as:
+        commands.append((f"{again} --save-report report.json", "keep this report"))
+    return tuple(commands)
+
+
+def _command_again(report: Report, options: RenderOptions) -> str:
+    """The command that shows this report again; empty if the name of its source is unprintable."""
+    if options.saved_as:
+        return f"distprof report {shlex.quote(options.saved_as)}"
+    source = report.run.source
+    if source == str(demo.FOLDER):
+        return "distprof demo"
+    return f"distprof analyze {shlex.quote(source)}" if source.isprintable() else ""
+
 
 LEAST = 0.01
 """Gain, as a share of the step, below which the short report leaves out a finding."""
-
 _SHORTER = (Limits(3, 3), Limits(3, 2), Limits(2, 2), Limits(2, 1), Limits(1, 1))
-
 _FEW_CODES = 8
 
 
@@ -47,12 +160,19 @@ def head_of(report: Report, options: RenderOptions) -> Page:
         headline=headline(report),
         cautions=job_facts(report),
         step=step_bar(report),
-        plan=_plan(report),
+        plan=Plan(sentence=plan_sentence(report), repairs=report.plan, word=window_word(report))
+        if report.plan.repairs
+        else None,
         sentences=verdict.why,
         findings=Findings(listed=priced(report), is_ranked=True),
         has_folded_tables=True,
         unknown=tuple(_unknown(report)),
-        about=_about(report),
+        about=(
+            f"Source: {report.run.source}",
+            f"Written by distprof {report.distprof_version}. The file is self-contained: it loads "
+            "nothing from the network. Times are means over ranks and "
+            f"{window_word(report)}s unless a title says otherwise.",
+        ),
         commands=next_commands(report, options),
     )
 
@@ -93,13 +213,6 @@ def priced(report: Report) -> tuple[Priced, ...]:
     )
 
 
-def _plan(report: Report) -> Plan | None:
-    if not report.plan.repairs:
-        return None
-    sentence = plan_sentence(report)
-    return Plan(sentence=sentence, repairs=report.plan, word=window_word(report))
-
-
 def _nothing_found(report: Report, sections: tuple[str, ...]) -> str:
     """Why the chosen sections have no table, with the reasons that their results give."""
     if not sections or sections == (FINDINGS,):
@@ -117,19 +230,5 @@ def _unknown(report: Report) -> Iterator[str]:
     for one in report.not_checked:
         by_reason.setdefault(one.why, []).append(one)
     for why, rules in sorted(by_reason.items(), key=lambda item: -len(item[1])):
-        yield f"{_codes(rules)} not checked: {why}"
-
-
-def _codes(rules: Sequence[NotChecked]) -> str:
-    codes = ", ".join(one.code for one in rules[:_FEW_CODES])
-    left = len(rules) - _FEW_CODES
-    return f"{codes} and {left} more" if left > 0 else codes
-
-
-def _about(report: Report) -> tuple[str, ...]:
-    return (
-        f"Source: {report.run.source}",
-        f"Written by distprof {report.distprof_version}. The file is self-contained: it loads "
-        "nothing from the network. Times are means over ranks and "
-        f"{window_word(report)}s unless a title says otherwise.",
-    )
+        codes, left = ", ".join(one.code for one in rules[:_FEW_CODES]), len(rules) - _FEW_CODES
+        yield f"{codes}{f' and {left} more' if left > 0 else ''} not checked: {why}"

@@ -15,7 +15,7 @@ from distprof.sections import report as data
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-    from distprof.documents.ci.cases import Cases
+    from distprof.documents.ci import Cases
     from distprof.documents.page import Page
 
 
@@ -23,11 +23,7 @@ class Report(data.Report, frozen=True, kw_only=True):
     """One analysis: measurements, findings and what could not be checked."""
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the report as JSON, replacing what is there; returns the path.
-
-        Raises:
-            InputError: If the file cannot be written.
-        """
+        """Write the report as JSON, replacing what is there; InputError if that fails."""
         return REPORT.save(self, path)
 
     def metrics(self) -> dict[str, float]:
@@ -83,7 +79,7 @@ def _html(report: Report, options: RenderOptions) -> str:
 
 
 def _cases(report: Report, options: RenderOptions) -> Cases:
-    from distprof.documents.ci.cases import report_cases
+    from distprof.documents.ci import report_cases
 
     return report_cases(report, options)
 

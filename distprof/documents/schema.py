@@ -21,21 +21,16 @@ def json_schema(
     identity: str = "",
     is_whole: bool = True,
 ) -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of a document, or of a line in a line-wise file.
-
-    Args:
-        kinds: The struct that is written; for a line-wise file, those of the header and the record.
-        schema: Value of the field ``schema`` of the first struct; empty if it has none.
-        title: Human-readable title.
-        identity: Identity of the schema if ``schema`` is empty.
-        is_whole: Whether every field is always written; else fields with a default may be absent.
-    """
+    """JSON Schema (draft 2020-12) of a document, or of header and records of a line-wise file."""
     roots, definitions = msgspec.json.schema_components(kinds)
     structs = _structs(kinds)
     for name, definition in definitions.items():
         _describe(definition, structs.get(name))
         if is_whole:
-            _require_all(definition)
+            for value in definition.get("properties", {}).values():
+                value.pop("default", None)
+            if "properties" in definition:
+                definition["required"] = list(definition["properties"])
     if schema:
         properties = definitions[kinds[0].__name__]["properties"]
         described = properties["schema"].get("description")
@@ -121,14 +116,6 @@ def _field_comments(kind: type[msgspec.Struct]) -> dict[str, str]:
     return found
 
 
-def _require_all(definition: dict[str, Any]) -> None:
-    """Mark every field of a definition as required."""
-    for value in definition.get("properties", {}).values():
-        value.pop("default", None)
-    if "properties" in definition:
-        definition["required"] = list(definition["properties"])
-
-
 def section(name: str, definition: dict[str, Any]) -> str:
     """One struct or enumeration as a section of Markdown."""
     parts = [f"## {name}", ""]
@@ -142,10 +129,9 @@ def section(name: str, definition: dict[str, Any]) -> str:
         for value in definition["prefixItems"]  # written as a list
     }
     parts += ["| field | type | meaning |", "|---|---|---|"]
-    parts += [
-        f"| `{field}` | {_type(value)} | {_cell(value.get('description', ''))} |"
-        for field, value in fields.items()
-    ]
+    for field, value in fields.items():
+        meaning = _prose(value.get("description", "")).replace("|", "\\|")
+        parts.append(f"| `{field}` | {_type(value)} | {meaning} |")
     return "\n".join([*parts, ""])
 
 
@@ -157,10 +143,10 @@ def _type(value: dict[str, Any]) -> str:
         return f"`{value['const']}`"
     if "enum" in value:
         return " or ".join(f"`{choice}`" for choice in value["enum"])
-    if "type" not in value and "anyOf" not in value:
-        return "anything"
     if "anyOf" in value:
         return " or ".join(_type(option) for option in value["anyOf"])
+    if "type" not in value:
+        return "anything"
     if value["type"] == "array" and "prefixItems" in value:
         return f"list of {', '.join(_type(item) for item in value['prefixItems'])}"
     if value["type"] == "array":
@@ -168,10 +154,6 @@ def _type(value: dict[str, Any]) -> str:
     if value["type"] == "object":
         return f"object of {_type(value.get('additionalProperties', {}))}"
     return str(value["type"])
-
-
-def _cell(text: str) -> str:
-    return _prose(text).replace("|", "\\|")
 
 
 def _prose(text: str) -> str:

@@ -14,12 +14,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from distprof.documents.page import MAX_FINDINGS, Findings, Page, Priced
-from distprof.documents.step_bar import StepBar, group_of
+from distprof.documents.page import MAX_FINDINGS, Findings, Page, Priced, StepBar, group_of
 from distprof.escape import plain, shorten, wrapped
 from distprof.formats import RenderOptions
 from distprof.rules.base import Finding
-from distprof.sections.table import Bar, Cell, Column, Drawing, TableView
+from distprof.sections.table import Bar, Cell, Drawing, TableView
 from distprof.terms import Severity
 
 MIN_WIDTH = 20
@@ -32,57 +31,44 @@ _GAP = 2
 _MAX_BAR = 96
 MAX_BRIEF = 30
 """Lines of a short text."""
-
 _MAX_NAME = 400  # longer names are cut before layout: a name in a trace may hold megabytes
-
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
-
 _SEVERITY_STYLES = {"error": "bold red", "warning": "bold yellow", "info": "cyan"}
 
 
 def fitting_text(pages: Iterable[Page], options: RenderOptions) -> str:
-    """A result as text for a terminal of ``options.width`` columns.
-
-    Args:
-        pages: Versions of its page, longest first: the first of at most :data:`MAX_BRIEF` lines is
-            written, or else the last.
-        options: How to show it.
-    """
+    """The first page, longest first, that fits on a terminal, or else the last, as text."""
     written = ""
     for page in pages:
-        written = _printed(page_blocks(page, options), options)
+        blocks = page_blocks(page, options)
+        out = io.StringIO()
+        console = Console(
+            file=out,
+            width=max(options.width, MIN_WIDTH),
+            force_terminal=options.color,
+            no_color=not options.color,
+            color_system="standard" if options.color else None,
+            legacy_windows=False,
+            markup=False,
+            highlight=False,
+            emoji=False,
+            _environ={} if options.color else os.environ,
+        )
+        for block in blocks:
+            console.print(block, crop=False)
+        written = (
+            "\n".join(line.rstrip() for line in out.getvalue().rstrip("\n").split("\n")) + "\n"
+        )
         if rows_of(written, options.width) <= MAX_BRIEF:
             break
     return written
 
 
-def _printed(blocks: Iterable[RenderableType], options: RenderOptions) -> str:
-    """Blocks one below another, as text for a terminal."""
-    out = io.StringIO()
-    console = Console(
-        file=out,
-        width=max(options.width, MIN_WIDTH),
-        force_terminal=options.color,
-        no_color=not options.color,
-        color_system="standard" if options.color else None,
-        legacy_windows=False,
-        markup=False,
-        highlight=False,
-        emoji=False,
-        _environ={} if options.color else os.environ,
-    )
-    for block in blocks:
-        console.print(block, crop=False)
-    return "\n".join(line.rstrip() for line in out.getvalue().rstrip("\n").split("\n")) + "\n"
-
-
 def rows_of(text: str, width: int) -> int:
     """Terminal rows that a text takes, counting wrapped lines."""
-    return sum(max(1, -(-cell_len(line) // max(width, 1))) for line in _uncoloured(text))
-
-
-def _uncoloured(text: str) -> list[str]:
-    return _COLOR.sub("", text).splitlines()
+    return sum(
+        max(1, -(-cell_len(line) // max(width, 1))) for line in _COLOR.sub("", text).splitlines()
+    )
 
 
 def page_blocks(page: Page, options: RenderOptions) -> Iterator[RenderableType]:
@@ -102,14 +88,31 @@ def page_blocks(page: Page, options: RenderOptions) -> Iterator[RenderableType]:
     if page.findings is not None and page.findings.is_ranked:
         yield from _ranked(page.findings, page.verdict, options)
     elif page.findings is not None:
-        yield from _remarked(page.findings, width)
+        for one in page.findings.listed:
+            yield Text()
+            yield Text(wrapped(plain(one.title), width), style="bold")
+            yield sentence(one.finding.message, width)
+            yield sentence(f"fix: {one.finding.fix}", width)
     for view in page.tables:
         yield Text()
         yield from _table_blocks(view, width)
     if page.no_tables:
         yield Text()
         yield sentence(page.no_tables, width)
-    yield from _ending(page, width)
+    if page.remarks and page.remarks_title:
+        yield Text()
+        yield Text(page.remarks_title, style="bold")
+    for remark in page.remarks:
+        yield sentence(f"· {remark}", width, style="dim")
+    if page.commands:
+        yield Text()
+        yield Text("Next", style="bold")
+    for command, purpose in page.commands:
+        text = shorten(plain(command), _MAX_NAME)
+        line = Text(" " * _INDENT + text, no_wrap=True, overflow="ignore")
+        if line.cell_len + len(purpose) + 4 <= width:
+            line.append(f"  # {purpose}", style="dim")
+        yield Group(line)  # a bare text would be wrapped
 
 
 def _basis(page: Page, width: int) -> Iterator[RenderableType]:
@@ -121,61 +124,30 @@ def _basis(page: Page, width: int) -> Iterator[RenderableType]:
     for caution in page.cautions:
         yield sentence(caution, width)
     if page.step is not None:
-        yield _indented(_step_bar(page.step, min(width - _INDENT, _MAX_BAR)))
-        yield _indented(_step_legend(page.step, width - _INDENT))
+        yield from map(_indented, _step_drawn(page.step, width - _INDENT))
     for said in page.sentences:
         yield sentence(said, width)
 
 
-def _ending(page: Page, width: int) -> Iterator[RenderableType]:
-    """Remarks, and the commands to run next."""
-    if page.remarks and page.remarks_title:
-        yield Text()
-        yield Text(page.remarks_title, style="bold")
-    for remark in page.remarks:
-        yield sentence(f"· {remark}", width, style="dim")
-    if page.commands:
-        yield Text()
-        yield Text("Next", style="bold")
-    for command, purpose in page.commands:
-        yield _command_line(command, purpose, width)
-
-
-def _step_bar(step: StepBar, width: int) -> Text:
-    """A mean step as one line of characters, each group in proportion to its time."""
-    bar = Text(no_wrap=True)
-    done, drawn = 0.0, 0
-    for share in step.shares:
-        done += share.ratio
-        upto = Bar(ratio=done, key="").length(width)
-        bar.append(share.group.glyph * (upto - drawn), style=share.group.style)
-        drawn = upto
-    return bar
-
-
-def _step_legend(step: StepBar, width: int) -> Text:
-    """The length of the step and the meaning of the bar's characters; labels are never broken."""
-    legend = Text(f"{step.length}: ")
-    used = len(legend)
+def _step_drawn(step: StepBar, width: int) -> Iterator[Text]:
+    """A mean step as a line of characters by group, and its legend, whose labels never break."""
+    bar, legend = Text(no_wrap=True), Text(f"{step.length}: ")
+    done, drawn, used = 0.0, 0, len(legend)
     for number, share in enumerate(step.shares):
-        length = len(share.text) + 2
+        glyph, style = share.group.glyph, share.group.style
+        done += share.ratio
+        upto = Bar(ratio=done, key="").length(min(width, _MAX_BAR))
+        bar.append(glyph * (upto - drawn), style=style)
+        drawn, length = upto, len(share.text) + 2
         if number:
             fits = used + 2 + length <= width
             legend.append("  " if fits else "\n")
             used = used + 2 if fits else 0
-        legend.append(share.group.glyph, style=share.group.style)
+        legend.append(glyph, style=style)
         legend.append(f" {share.text}")
         used += length
-    return legend
-
-
-def _remarked(found: Findings, width: int) -> Iterator[RenderableType]:
-    """Findings as remarks on the result."""
-    for one in found.listed:
-        yield Text()
-        yield Text(wrapped(plain(one.title), width), style="bold")
-        yield sentence(one.finding.message, width)
-        yield sentence(f"fix: {one.finding.fix}", width)
+    yield bar
+    yield legend
 
 
 def _ranked(found: Findings, verdict: str, options: RenderOptions) -> Iterator[RenderableType]:
@@ -189,16 +161,20 @@ def _ranked(found: Findings, verdict: str, options: RenderOptions) -> Iterator[R
     most = limits.findings if limits else MAX_FINDINGS
     shown = found.listed if options.show_all else found.listed[:most]
     for number, one in enumerate(shown, start=1):
+        yield _indented(_title(number, one, width, is_short=limits is not None))
         if limits is None:
-            yield _indented(_title(number, one, width))
             yield from _advice(one.finding, width)
         else:
-            yield _indented(_short_title(number, one))
             lines = limits.lines if number > 1 else None
             yield from _advice(one.finding, width, lines=lines, said=verdict)
     left_out = len(found.listed) - len(shown) + found.num_left_out
     if left_out:
-        yield sentence(_more(left_out, options, is_short=limits is not None), width, style="dim")
+        more = f"and {left_out} more: shown by --all"
+        if limits is not None:
+            more = f"and {left_out} more with --full"
+        elif options.saved_as:
+            more = f"and {left_out} more: distprof report {shlex.quote(options.saved_as)} --all"
+        yield sentence(more, width, style="dim")
 
 
 def _advice(
@@ -213,17 +189,15 @@ def _advice(
     yield _indented(fix, extra=3)
 
 
-def _short_title(number: int, one: Priced) -> Text:
-    """Number, rule and gain of the fix; the severity only if it is an error."""
-    title = _numbered(number, one.finding)
-    if one.finding.severity is Severity.ERROR:
-        title.append("  error", style=_SEVERITY_STYLES["error"])
-    return title.append(f"  {one.gain}" if one.gain else "")
-
-
-def _title(number: int, one: Priced, width: int) -> Text:
-    """Number, rule, severity, cost and confidence, on two lines if they do not fit on one."""
-    title, severity = _numbered(number, one.finding), one.finding.severity.value
+def _title(number: int, one: Priced, width: int, *, is_short: bool) -> Text:
+    """Number and rule, then severity, cost and confidence; in short, an error and the gain."""
+    severity = one.finding.severity.value
+    title = Text(f"{number:>2} ")
+    title.append(plain(f"{one.finding.code} {one.finding.name}"), style="bold")
+    if is_short:
+        if one.finding.severity is Severity.ERROR:
+            title.append("  error", style=_SEVERITY_STYLES["error"])
+        return title.append(f"  {one.gain}" if one.gain else "")
     meta = Text(severity, style=_SEVERITY_STYLES[severity])
     if one.cost:
         meta.append(f"  {one.cost}", style="not bold default")
@@ -231,20 +205,6 @@ def _title(number: int, one: Priced, width: int) -> Text:
     fits = _INDENT + title.cell_len + 2 + meta.cell_len <= width
     title.append("  " if fits else "\n   ")
     return title.append_text(meta)
-
-
-def _numbered(number: int, finding: Finding) -> Text:
-    title = Text(f"{number:>2} ")
-    return title.append(plain(f"{finding.code} {finding.name}"), style="bold")
-
-
-def _more(number: int, options: RenderOptions, *, is_short: bool) -> str:
-    """How many findings are left out, and how to see them."""
-    if is_short:
-        return f"and {number} more with --full"
-    if not options.saved_as:
-        return f"and {number} more: shown by --all"
-    return f"and {number} more: distprof report {shlex.quote(options.saved_as)} --all"
 
 
 def _cut(text: str, lines: int | None) -> str:
@@ -256,32 +216,19 @@ def _cut(text: str, lines: int | None) -> str:
     return "\n".join([*kept[: lines - 1], f"{last} …"])
 
 
-def _command_line(command: str, purpose: str, width: int) -> RenderableType:
-    """A command on one line of any length, so that it can be copied; its purpose if it fits."""
-    text = shorten(plain(command), _MAX_NAME)
-    line = Text(" " * _INDENT + text, no_wrap=True, overflow="ignore")
-    if line.cell_len + len(purpose) + 4 <= width:
-        line.append(f"  # {purpose}", style="dim")
-    return Group(line)  # a bare text would be wrapped
-
-
 def _table_blocks(view: TableView, width: int) -> Iterator[RenderableType]:
     """A table below its title, followed by its notes."""
-    yield _table_title(view, width)
-    kept, gap, dropped = _fitting(view, width - _INDENT, wide=width >= WIDE)
-    yield _indented(_drawn(view, kept, gap, width - _INDENT))
-    notes = (*view.notes, f"no room for: {', '.join(dropped)}") if dropped else view.notes
-    for note in notes:
-        yield sentence(f"· {shorten(note, _MAX_NAME)}", width, style="dim")
-
-
-def _table_title(view: TableView, width: int) -> Text:
     title = Text(plain(view.title), style="bold")
     if view.caption:
         fits = len(view.title) + 2 + len(view.caption) <= width
         title.append("  " if fits else "\n  ")
         title.append(plain(view.caption), style="not bold dim")
-    return title
+    yield title
+    kept, gap, dropped = _fitting(view, width - _INDENT, wide=width >= WIDE)
+    yield _indented(_drawn(view, kept, gap, width - _INDENT))
+    notes = (*view.notes, f"no room for: {', '.join(dropped)}") if dropped else view.notes
+    for note in notes:
+        yield sentence(f"· {shorten(note, _MAX_NAME)}", width, style="dim")
 
 
 def _fitting(view: TableView, width: int, *, wide: bool) -> tuple[list[int], int, list[str]]:
@@ -305,12 +252,17 @@ def _drawn(view: TableView, kept: list[int], gap: int, width: int) -> Table:
     table = Table(
         box=None, show_header=named, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim"
     )
-    fixed = [
-        i for i in kept if not (view.columns[i].stretch or _has_bars(view, i) or _is_drawn(view, i))
-    ]
+    fixed = [i for i in kept if not (view.columns[i].stretch or _is_drawn(view, i))]
     room = width - sum(_natural_width(view, i) for i in fixed) - gap * (len(kept) - 1)
     for i in kept:
-        _add_column(table, view.columns[i], max(room, _MIN_STRETCH))
+        column = view.columns[i]
+        table.add_column(
+            Text(column.title),
+            justify="left" if column.left else "right",
+            no_wrap=not column.wrap,
+            overflow="fold" if column.wrap else "ellipsis",
+            max_width=max(room, _MIN_STRETCH) if column.stretch else None,
+        )
     cells = min(_BAR_CELLS, max(room, _MIN_BAR))
     for number, row in enumerate(view.rows):
         style = "bold" if number in view.strong else ""
@@ -318,18 +270,14 @@ def _drawn(view: TableView, kept: list[int], gap: int, width: int) -> Table:
     return table
 
 
-def _has_bars(view: TableView, index: int) -> bool:
-    return any(isinstance(row[index], Bar) for row in view.rows)
-
-
 def _is_drawn(view: TableView, index: int) -> bool:
-    return any(isinstance(row[index], Drawing) for row in view.rows)
+    return any(isinstance(row[index], Bar | Drawing) for row in view.rows)
 
 
 def _least_width(view: TableView, index: int) -> int:
     """Least number of terminal columns that a table column needs."""
     natural, column = _natural_width(view, index), view.columns[index]
-    if _has_bars(view, index) or _is_drawn(view, index):
+    if _is_drawn(view, index):
         return _MIN_BAR
     return min(natural, _MIN_STRETCH) if column.stretch or column.wrap else natural
 
@@ -338,18 +286,8 @@ def _natural_width(view: TableView, index: int) -> int:
     """Terminal columns that the widest cell of a table column takes."""
     cells = [row[index] for row in view.rows]
     texts = [view.columns[index].title, *(c for c in cells if isinstance(c, str))]
-    bar = _BAR_CELLS if _has_bars(view, index) else 0
+    bar = _BAR_CELLS if any(isinstance(cell, Bar) for cell in cells) else 0
     return max(bar, *(cell_len(plain(text[:_MAX_NAME])) for text in texts))
-
-
-def _add_column(table: Table, column: Column, room: int) -> None:
-    table.add_column(
-        Text(column.title),
-        justify="left" if column.left else "right",
-        no_wrap=not column.wrap,
-        overflow="fold" if column.wrap else "ellipsis",
-        max_width=room if column.stretch else None,
-    )
 
 
 def _drawn_cell(cell: Cell, bar_cells: int, room: int) -> Text:

@@ -29,7 +29,7 @@ from distprof.ingest.rocprof import (
 from distprof.run.run import Gap
 
 if TYPE_CHECKING:  # few jobs use object stores, and asyncio and fsspec take long to import
-    from distprof.remote.listing import Stored
+    from distprof.remote.download import Stored
 
 _TRACE_NAME = re.compile(r"\.(json(\.gz)?|sqlite3?)$", re.IGNORECASE)
 _OWN_FILES = {value for name, value in vars(artefacts).items() if name.endswith("_FILE")}
@@ -190,7 +190,7 @@ def version_of(opened: str | BinaryIO) -> str:
 
 
 def _stored(trace: TraceFile) -> Stored:
-    from distprof.remote.listing import Stored
+    from distprof.remote.download import Stored
 
     return Stored(url=trace.path, size=trace.size_bytes, tag=trace.tag)
 
@@ -249,7 +249,7 @@ def _path(source: str) -> Path:
 
 
 def _discover_url(source: str, *, may_be_empty: bool) -> Discovery:
-    from distprof.remote.listing import Stored, find
+    from distprof.remote.download import Stored, find
 
     try:
         listing = find(source)
@@ -427,7 +427,7 @@ def _heads(candidates: Sequence[TraceFile]) -> dict[str, bytes | OSError]:
     stored = [_stored(trace) for trace in candidates if not trace.is_local]
     if not stored:
         return heads
-    from distprof.remote.listing import beginnings
+    from distprof.remote.download import beginnings
 
     stored_heads = beginnings(stored, _SNIFF_BYTES_REMOTE)
     return heads | {one.url: head for one, head in zip(stored, stored_heads, strict=True)}

@@ -1,9 +1,7 @@
 """An object as a file that is read from start to end, downloaded in parallel ranges, each once.
 
-Blocks are requested before they are needed, so downloading and processing overlap. A response must
-be of the listed version, have the right length and arrive in time; otherwise the block is requested
-again, a few times. Blocks are kept on disk, so seeking back, as when salvaging a damaged archive,
-downloads nothing again.
+A response must be of the listed version, have the right length and arrive in time; otherwise the
+block is requested again, a few times. Blocks are kept on disk, for readers that seek back.
 """
 
 from __future__ import annotations
@@ -12,19 +10,128 @@ import asyncio
 import errno
 import tempfile
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, BinaryIO, Final, cast
 
+import msgspec
+
 from distprof.bounds import Bound, Seekable, TooLargeError
-from distprof.remote.listing import Stored, stat
-from distprof.remote.problems import ChangedError, StoreError, explained, is_final
-from distprof.remote.system import LIMIT_S, ask, file_system, is_async
+from distprof.remote.system import (
+    LIMIT_S,
+    ChangedError,
+    StoreError,
+    ask,
+    explained,
+    file_system,
+    is_async,
+    is_final,
+)
+
+LIST_LIMIT_S = 600.0
+"""Time limit for listing a folder. A million objects take several minutes."""
+_AT_ONCE = 64
+_THREADS = 8
+_PATTERN = "*?["
+_TAGS = ("generation", "ETag", "etag")
+"""Names that stores use for the version of an object, the most exact one first."""
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """An object as its store describes it."""
+
+    url: str  # Address.
+    size: int | None = None  # Size in bytes; None if the store does not report it.
+    tag: str = ""  # Version, which changes with the content; empty if the store has none.
+
+
+def stat(url: str) -> Stored:
+    """The object at a URL; OSError if it does not exist, is a folder, or cannot be accessed."""
+    return _stored(url, ask(url, _fresh_info))
+
+
+def find(url: str) -> tuple[Stored, ...] | Stored:
+    """The object at a URL, or all objects of a folder or pattern, sorted by name."""
+    try:
+        return stat(url)
+    except (FileNotFoundError, IsADirectoryError):
+        found = ask(url, _listed, LIST_LIMIT_S)
+    system, _ = file_system(url)
+    pairs = sorted((str(name), info) for name, info in found.items())
+    return tuple(
+        _stored(system.unstrip_protocol(name), info)
+        for name, info in pairs
+        if info.get("type") == "file"
+    )
+
+
+def beginnings(stored: Sequence[Stored], size: int) -> list[bytes | OSError]:
+    """The first bytes of each object, or the error; many requests to one store run in parallel."""
+    if not stored:
+        return []
+    system, _ = file_system(stored[0].url)
+    if not is_async(system):
+        with ThreadPoolExecutor(_THREADS) as threads:
+            return list(threads.map(lambda one: _opened_beginning(one.url, size), stored))
+    found = ask(stored[0].url, lambda system, _: _all_beginnings(system, stored, size), 3_600)
+    return [
+        explained(one.url, part) if isinstance(part, BaseException) else bytes(part)
+        for one, part in zip(stored, found, strict=True)
+    ]
+
+
+async def _all_beginnings(system: Any, stored: Sequence[Stored], size: int) -> list[Any]:
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(object_: Stored) -> Any:
+        end = size if object_.size is None else min(size, object_.size)
+        if end == 0:
+            return b""
+        path = system._strip_protocol(object_.url)
+        async with places:
+            return await asyncio.wait_for(system._cat_file(path, start=0, end=end), 60)
+
+    return await asyncio.gather(*map(one, stored), return_exceptions=True)
+
+
+def _opened_beginning(url: str, size: int) -> bytes | OSError:
+    def read(system: Any, path: str) -> bytes:
+        with system.open(path, "rb") as stream:
+            return bytes(stream.read(size))
+
+    try:
+        return bytes(ask(url, read))
+    except OSError as error:
+        return error
+
+
+def _fresh_info(system: Any, path: str) -> Any:
+    """The current description by the store: the file system would return a cached listing."""
+    system.invalidate_cache(path)
+    return system._info(path) if is_async(system) else system.info(path)
+
+
+def _listed(system: Any, path: str) -> Any:
+    name = "glob" if any(sign in path for sign in _PATTERN) else "find"
+    return getattr(system, f"_{name}" if is_async(system) else name)(path, detail=True)
+
+
+def _stored(url: str, info: dict[str, Any]) -> Stored:
+    if info.get("type") != "file":
+        raise IsADirectoryError(21, "a folder", url)
+    tag = next((str(info[name]) for name in _TAGS if info.get(name)), "")
+    size = info.get("size")
+    return Stored(
+        url=url,
+        size=int(size) if size is not None else None,
+        tag="" if tag.startswith("W/") else tag,  # a weak tag does not identify the exact bytes
+    )
+
 
 BOUND: Final = Bound(
     reads="an object of a store (s3://, gs://, az://)", num_bytes=1 << 36, beyond="refused"
 )
-
 BLOCK_BYTES = 1 << 22
 _AHEAD = 6
 """Blocks in flight: at most 24 MiB of memory."""
@@ -32,7 +139,6 @@ TRIES = 3
 PAUSE_S = 0.5
 _LOCAL = ("memory", "file", "local")
 """Protocols of this machine, whose files are read in place."""
-
 _Read = Callable[[int, int], Awaitable[bytes]]
 
 
@@ -64,11 +170,7 @@ class Download(Seekable):
         return self._length
 
     def readinto(self, buffer: Any) -> int:
-        """Fill ``buffer`` with the available bytes: at least one, except at the end.
-
-        Raises:
-            OSError: If the download fails.
-        """
+        """Fill ``buffer`` with the available bytes: at least one, except at the end."""
         while self._at >= self._length and self._more():
             pass
         self._kept.seek(self._at)
@@ -196,11 +298,7 @@ def _reader(system: Any, path: str) -> _Read:
 
 
 def _checked(stored: Stored, blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """The blocks, checking at the end that the object did not change while it was read.
-
-    Raises:
-        ChangedError: If it changed.
-    """
+    """The blocks; at the end ChangedError if the object changed while it was read."""
     yield from blocks
     now = stat(stored.url)
     if (now.tag, now.size) != (stored.tag, stored.size):

@@ -1,13 +1,104 @@
-"""The fsspec file system of a URL. Errors name the package that a protocol needs."""
+"""Stores behind fsspec: the file system of a URL, and their errors as a sentence with a fix."""
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable
 from typing import Any
 
-from distprof.errors import DistprofError, MissingExtraError, UsageError
-from distprof.remote.problems import UnusableStoreError, explained
+from distprof.bounds import TooLargeError
+from distprof.errors import DistprofError, MissingExtraError, UsageError, WebError
+from distprof.escape import plain
+
+_NO_CREDENTIALS = {
+    "NoCredentialsError",  # botocore
+    "PartialCredentialsError",
+    "ProfileNotFound",
+    "CredentialRetrievalError",
+    "TokenRetrievalError",
+    "SSOTokenLoadError",
+    "UnauthorizedSSOTokenError",
+    "DefaultCredentialsError",  # google.auth
+    "RefreshError",
+    "ClientAuthenticationError",  # azure
+    "CredentialUnavailableError",
+}
+_WORDS_OF_NO_CREDENTIALS = ("with credentials", "could not authenticate", "anonymous caller")
+
+_CREDENTIAL_FIXES = {
+    "s3": "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; "
+    "for a public bucket FSSPEC_S3_ANON=true",
+    "gs": "run: gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS; "
+    "for a public bucket FSSPEC_GS_TOKEN=anon",
+    "az": "set AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME with "
+    "AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN",
+}
+"""How to provide credentials to the package of each store, by the usual name of the protocol."""
+
+_USUAL_NAMES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az"}
+_MAX_WORDS = 300
+
+
+class StoreError(OSError):
+    """A store, or one of its objects, cannot be used: why, and how the user can fix it."""
+
+    def __init__(self, why: str, fix: str = "") -> None:
+        super().__init__(errno.EIO, why)
+        self.fix = fix
+
+    def __str__(self) -> str:
+        """The reason alone: the caller names the file."""
+        return self.strerror or ""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Support pickling: the default of ``OSError`` would pass its error number."""
+        return type(self), (self.strerror, self.fix)
+
+
+class ChangedError(StoreError):
+    """An object is no longer the one that was listed, or changed while it was read."""
+
+    def __init__(self, why: str = "another version than was listed", fix: str = "") -> None:
+        super().__init__(why, fix or "analyse it again once nothing writes to it any more")
+
+
+class UnusableStoreError(StoreError):
+    """The whole store cannot be used: there are no credentials, or it does not respond."""
+
+
+def explained(url: str, error: BaseException) -> OSError:
+    """The error as a sentence; errors that already are one stay unchanged."""
+    if isinstance(error, (StoreError, WebError, TooLargeError)):
+        return error
+    name, words = type(error).__name__, plain(" ".join(str(error).split()))[:_MAX_WORDS]
+    protocol = url.partition("://")[0]
+    if name in _NO_CREDENTIALS or any(sign in words.lower() for sign in _WORDS_OF_NO_CREDENTIALS):
+        fix = _CREDENTIAL_FIXES.get(_USUAL_NAMES.get(protocol, protocol), "")
+        return UnusableStoreError(f"no credentials for {protocol}:// ({words or name})", fix)
+    if isinstance(error, PermissionError) or getattr(error, "status", None) in (401, 403):
+        return StoreError(
+            f"access denied ({words or name})",
+            "check which credentials are used, and that they allow listing and reading it",
+        )
+    if isinstance(error, FileNotFoundError):
+        return FileNotFoundError(errno.ENOENT, "no object with this name", url)
+    if isinstance(error, TimeoutError) or "Timeout" in name or "Connect" in name:
+        return UnusableStoreError(f"no answer ({words or name})", "check the address, then retry")
+    return StoreError(f"{name}: {words}" if words else name)
+
+
+def is_final(error: BaseException) -> bool:
+    """Whether retrying is useless."""
+    if isinstance(error, (DistprofError, PermissionError, FileNotFoundError, IsADirectoryError)):
+        return True
+    if (
+        isinstance(error, (ChangedError, UnusableStoreError))
+        or type(error).__name__ in _NO_CREDENTIALS
+    ):
+        return True
+    return isinstance(error, OSError) and error.errno == errno.EINVAL
+
 
 LIMIT_S = 60.0
 """Time limit for one request to a store, and for one block of an object."""
@@ -25,16 +116,7 @@ _unusable: dict[str, tuple[float, OSError]] = {}
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """The file system of a URL, and the path within it.
-
-    URL chaining with ``::``, which fsspec would follow, is disabled.
-
-    Raises:
-        MissingExtraError: If its protocol needs an extra.
-        UsageError: If its protocol needs a package that no extra installs.
-        StoreError: If its package finds no credentials.
-        ValueError: If the protocol is unknown.
-    """
+    """The file system of a URL and the path in it; chaining with ``::`` is disabled."""
     if url.startswith(("http://", "https://")):
         from distprof.web import WebFileSystem
 
@@ -68,15 +150,7 @@ def is_async(system: Any) -> bool:
 
 
 def ask(url: str, question: Callable[[Any, str], Any], limit_s: float = LIMIT_S) -> Any:
-    """Call a function with the file system and the path of a URL, and return its result.
-
-    If it returns a coroutine, that is run with the time limit.
-
-    Raises:
-        UsageError: If a package is missing.
-        OSError: If the store or the object cannot be used; the message is a sentence.
-        ValueError: If the protocol is unknown.
-    """
+    """Call a function with file system and path of a URL; a coroutine runs with the time limit."""
     store = _store_of(url)
     when, problem = _unusable.get(store, (0.0, None))
     if problem is not None and time.monotonic() - when < _REMEMBERED_S:
@@ -84,7 +158,14 @@ def ask(url: str, question: Callable[[Any, str], Any], limit_s: float = LIMIT_S)
     system, path = file_system(url)
     try:
         found = question(system, path)
-        return _finished(system, found, limit_s) if hasattr(found, "__await__") else found
+        if not hasattr(found, "__await__"):
+            return found
+        from fsspec.asyn import sync
+
+        async def awaited() -> Any:
+            return await found
+
+        return sync(system.loop, awaited, timeout=limit_s)
     except DistprofError:
         raise
     except Exception as error:  # each package has its own errors
@@ -92,15 +173,6 @@ def ask(url: str, question: Callable[[Any, str], Any], limit_s: float = LIMIT_S)
         if isinstance(reason, UnusableStoreError):
             _unusable[store] = (time.monotonic(), reason)
         raise reason from error
-
-
-def _finished(system: Any, coroutine: Any, limit_s: float) -> Any:
-    from fsspec.asyn import sync
-
-    async def awaited() -> Any:
-        return await coroutine
-
-    return sync(system.loop, awaited, timeout=limit_s)
 
 
 def _store_of(url: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from distprof.documents.document import Document
 from distprof.documents.saved import REPORT
 from distprof.verbs.compare.show import COMPARISON
-from distprof.verbs.fabric.show import FABRIC
+from distprof.verbs.fabric import FABRIC
 from distprof.verbs.gate.baseline import BASELINE
 from distprof.verbs.gate.show import CHECK
 from distprof.verbs.hang.show import HANG

@@ -31,11 +31,11 @@ def compare(first: Report | Source, second: Report | Source) -> Comparison:
     from distprof.verbs.compare.show import compare_reports
     from distprof.verbs.summaries import open_report
 
-    reports = [one if isinstance(one, Report) else open_report(one) for one in (first, second)]
+    mine, theirs = (one if isinstance(one, Report) else open_report(one) for one in (first, second))
     names = [
         one.run.source if isinstance(one, Report) else os.fspath(one) for one in (first, second)
     ]
-    return compare_reports(reports[0], reports[1], names=(names[0], names[1]))
+    return compare_reports(mine, theirs, names=(names[0], names[1]))
 
 
 def hang(
@@ -88,7 +88,7 @@ def check(
     from distprof.config import Config, load_config
     from distprof.errors import UsageError
     from distprof.verbs.gate.baseline import read_baseline
-    from distprof.verbs.gate.repeats import judge_runs, sizes_of
+    from distprof.verbs.gate.check import judge_runs, sizes_of
     from distprof.verbs.summaries import load_summaries
 
     if (baseline is None) == (not against):
@@ -137,7 +137,7 @@ def plan(
         layout: Judge only this layout, for example ``tp=8,pp=4``.
         params: Number of parameters, for a model without a name.
         shape: ``layers``, ``hidden``, ``heads`` and others of
-            :data:`distprof.verbs.plan.question.SHAPE`, for a model without a name.
+            :data:`distprof.verbs.plan.layout.SHAPE`, for a model without a name.
         compute_efficiency: Share of the dense peak that kernels reach.
         link_efficiency: Share of nominal bandwidth that links reach.
         reserve: Share of GPU memory that stays free.
@@ -148,7 +148,7 @@ def plan(
         UsageError: If arguments contradict each other, or a name is unknown.
     """
     from distprof.errors import UsageError
-    from distprof.verbs.plan.question import SHAPE
+    from distprof.verbs.plan.layout import SHAPE
 
     given = dict(shape or {})
     unknown = sorted(set(given) - set(SHAPE))
@@ -177,8 +177,7 @@ def plan(
 
 def plan_of(options: Mapping[str, Any], *, most: int) -> Plan:
     """Make a plan from the options of ``distprof plan``, by name."""
-    from distprof.verbs.plan.layout import parse_layout
-    from distprof.verbs.plan.question import question_of
+    from distprof.verbs.plan.layout import parse_layout, question_of
     from distprof.verbs.plan.search import judge_layout, make_plan
 
     question = question_of(options)

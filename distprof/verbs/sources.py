@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from distprof.errors import InputError, UsageError
 
@@ -58,7 +59,15 @@ def check_source(source: str) -> None:
     The reader checks URLs and globs when it opens them.
     """
     _check_path(source, expected="a trace, a folder or glob of traces, or a run directory")
-    _reject_saved_report(source)
+    from distprof.ingest.recognise import Kind, kind_of
+
+    if kind_of(source) is Kind.REPORT:
+        raise InputError(
+            source,
+            expected="a trace",
+            found="a report that distprof saved",
+            fix=f"distprof report {source}",
+        )
 
 
 def check_comparable(source: str) -> None:
@@ -82,8 +91,18 @@ def _check_path(source: str, *, expected: str) -> None:
     if "://" in source or any(character in source for character in "*?["):
         return
     path = Path(source)
-    if _exists(path):
-        _reject_pipe_or_device(path, source)
+    try:
+        exists = path.exists()
+    except (OSError, ValueError):  # the name is too long or contains a null character
+        exists = False
+    if exists:
+        if not (path.is_file() or path.is_dir()):
+            raise InputError(
+                source,
+                expected="a file or a folder",
+                found="a pipe or a device",
+                fix="write the trace to a file first: distprof reads it more than once",
+            )
         return
     raise InputError(
         source,
@@ -91,36 +110,6 @@ def _check_path(source: str, *, expected: str) -> None:
         found="no file or folder with that name",
         fix=_near_names(path) or "check the path; a URL needs its scheme, such as s3://",
     )
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # the name is too long or contains a null character
-        return False
-
-
-def _reject_pipe_or_device(path: Path, source: str) -> None:
-    """Reject a pipe or device: reading a pipe without a writer would block forever."""
-    if not (path.is_file() or path.is_dir()):
-        raise InputError(
-            source,
-            expected="a file or a folder",
-            found="a pipe or a device",
-            fix="write the trace to a file first: distprof reads it more than once",
-        )
-
-
-def _reject_saved_report(source: str) -> None:
-    from distprof.ingest.recognise import Kind, kind_of
-
-    if kind_of(source) is Kind.REPORT:
-        raise InputError(
-            source,
-            expected="a trace",
-            found="a report that distprof saved",
-            fix=f"distprof report {source}",
-        )
 
 
 def _near_names(path: Path) -> str:
@@ -132,3 +121,36 @@ def _near_names(path: Path) -> str:
         return ""
     near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.6)
     return " or ".join(str(path.parent / name) for name in near)
+
+
+_MOST_PORT = 65_535
+
+
+def is_web_address(text: str) -> bool:
+    """Whether a text is a complete ``http`` or ``https`` URL."""
+    try:
+        parts = urlsplit(text)
+        is_fine = parts.scheme in ("http", "https") and bool(parts.hostname)
+        _ = parts.port
+    except ValueError:
+        return False
+    return is_fine and text.isprintable() and " " not in text
+
+
+def listen_address(text: str) -> tuple[str, int]:
+    """Parse ``HOST:PORT`` or ``PORT`` into host and port; the host defaults to loopback."""
+    host, _, port = text.rpartition(":")
+    host = host.strip("[]") or "127.0.0.1"
+    if not (port.isdecimal() and port.isascii() and len(port) <= 5 and int(port) <= _MOST_PORT):
+        raise UsageError(f"{text!r} is not an address such as 127.0.0.1:9464")
+    return host, int(port)
+
+
+def cannot_listen(host: str, port: int, error: Exception) -> InputError:
+    """The error for an address that the operating system refuses."""
+    return InputError(
+        f"{host}:{port}",
+        expected="a free address of this machine",
+        found=getattr(error, "strerror", None) or str(error),
+        fix="choose another port with --listen",
+    )

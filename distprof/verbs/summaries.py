@@ -1,7 +1,4 @@
-"""Reads summaries from reports, run directories, traces and files of summaries.
-
-A run is analysed only if it has no current report. Comparisons use the summary's metrics.
-"""
+"""Reads summaries from reports, run directories, traces and files of summaries."""
 
 from __future__ import annotations
 
@@ -20,7 +17,6 @@ from distprof.documents.saved import Report
 from distprof.errors import DistprofError, InputError
 from distprof.ingest.measurements import fits_measurements, read_measurements
 from distprof.ingest.recognise import Kind, fresh_report_in, kind_of, runs_inside
-from distprof.sections.job.result import JobFault
 from distprof.sections.metrics import (
     bubble_ratio,
     expert_imbalance_ratio,
@@ -75,12 +71,10 @@ def _read_summaries(path: Path) -> list[SummaryFile]:
         read = msgspec.convert(found, list[SummaryFile])
     except (OSError, ValueError, msgspec.ValidationError, RecursionError) as error:
         raise InputError(str(path), expected=expected, found=str(error), fix=fix) from error
-    wrong = wrong_number(found)
+    others = (f'"schema": "{one.schema}"' for one in read if one.schema != SUMMARY_SCHEMA)
+    wrong = wrong_number(found) or next(others, "")
     if wrong:
         raise InputError(str(path), expected=expected, found=wrong, fix=fix)
-    other = next((one.schema for one in read if one.schema != SUMMARY_SCHEMA), None)
-    if other is not None:
-        raise InputError(str(path), expected=expected, found=f'"schema": "{other}"', fix=fix)
     return read
 
 
@@ -93,6 +87,9 @@ def summarize_report(report: Report, *, label: str = "") -> SummaryFile:
     """The summary of a report, as baselines, histories and sweeps store it."""
     job, log, printed = report.job, report.step_log, report.training_log
     plain, traced = log.samples_ns, _traced_steps(report)
+    # What the probes recorded, or else what the training program printed
+    tokens, samples = log.tokens_per_step, log.samples_per_step
+    slowdown = report.whatif.slowdown
     return SummaryFile(
         distprof_version=report.distprof_version,
         source=report.run.source,
@@ -102,13 +99,13 @@ def summarize_report(report: Report, *, label: str = "") -> SummaryFile:
         fingerprint=_fingerprint(report),
         step_ns=plain or traced or printed.steady_ns,
         is_traced=bool(traced) and not plain,
-        tokens_per_step=_known(log.tokens_per_step, printed.tokens_per_step),
-        samples_per_step=_known(log.samples_per_step, printed.global_batch_size),
+        tokens_per_step=printed.tokens_per_step if tokens is None else tokens,
+        samples_per_step=printed.global_batch_size if samples is None else samples,
         parts=_parts(report),
         overlap_ratio=overlap_ratio(report),
         exposed_comm_ratio=exposed_communication_ratio(report),
         bubble_ratio=bubble_ratio(report),
-        imbalance_ratio=_imbalance(report),
+        imbalance_ratio=None if slowdown is None else slowdown - 1,
         expert_imbalance_ratio=expert_imbalance_ratio(report),
         mfu_ratio=report.efficiency.mfu_ratio,
         energy_per_step_j=report.telemetry.energy_per_step_j,
@@ -126,15 +123,13 @@ def _fingerprint(report: Report) -> Fingerprint:
         workload=job.workload or " ".join(job.command),
         strategy=run.strategy or "",
         mesh=run.mesh or printed.mesh,
-        config={**job.config, **_injected(job.faults)},
+        config={
+            **job.config,
+            **({"faults": ", ".join(fault.text for fault in job.faults)} if job.faults else {}),
+        },
         versions={**run.versions, "distprof": report.distprof_version},
         environment=job.environment,
     )
-
-
-def _known(logged: float | None, printed: float | None) -> float | None:
-    """The value that the probes recorded, or else the one that the training program printed."""
-    return printed if logged is None else logged
 
 
 def _device(report: Report) -> str:
@@ -144,11 +139,6 @@ def _device(report: Report) -> str:
         return device
     models = sorted({host.processor for host in report.settings.hosts if host.processor})
     return f"{device} ({', '.join(models)})" if models else device
-
-
-def _injected(faults: Sequence[JobFault]) -> dict[str, str]:
-    """Injected faults, as part of the configuration."""
-    return {"faults": ", ".join(fault.text for fault in faults)} if faults else {}
 
 
 def _traced_steps(report: Report) -> tuple[int, ...]:
@@ -181,8 +171,3 @@ def _parts(report: Report) -> StepParts | None:
     }
     span = total.span_ns // share
     return StepParts(span_ns=span, other_ns=span - sum(parts.values()), **parts)
-
-
-def _imbalance(report: Report) -> float | None:
-    slowdown = report.whatif.slowdown
-    return None if slowdown is None else slowdown - 1

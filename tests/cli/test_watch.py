@@ -111,7 +111,7 @@ def test_without_a_terminal_each_look_is_a_line_and_the_end_of_the_job_ends_it(
     ("arguments", "message"),
     [
         (["nowhere"], "no folder with this name"),
-        (["http://127.0.0.1:9/metrics"], "distprof watch DIR --listen PORT"),
+        (["http://127.0.0.1:9/metrics"], "an address"),
         (["x\x1b[2Jy"], "x\\x1b[2Jy"),
     ],
 )

@@ -25,8 +25,7 @@ from distprof.ingest.fabric import read_fabric
 from distprof.verbs.compare.show import compare_reports
 from distprof.verbs.documents import ALL_DOCUMENTS
 from distprof.verbs.gate.baseline import accepted, acknowledge, make_baseline
-from distprof.verbs.gate.check import judge
-from distprof.verbs.gate.repeats import session_of_sizes
+from distprof.verbs.gate.check import judge, session_of_sizes
 from distprof.verbs.hang.evidence import read_evidence
 from distprof.verbs.hang.measure import diagnose
 from distprof.verbs.history.timeline import by_series, find_history_metric, trace_metric

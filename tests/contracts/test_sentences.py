@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 import distprof
-from distprof.documents.advice import gain_text
+from distprof.documents.report import gain_text
 from distprof.documents.saved import Report
 from distprof.sections.verdict import judge
 from distprof.units import format_bytes, format_duration, format_ratio

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from distprof.documents.html.blocks import changes, interval_bar
 from distprof.documents.html.chart import HEIGHT, WIDTH, Chart, nice_ticks
-from distprof.documents.html.figures import figures_of
-from distprof.documents.html.rows import changes, interval_bar
+from distprof.documents.html.page import figures_of
 from distprof.formats import RenderOptions
 from distprof.verbs.compare.figures import medians_figure, pair_figure
 from distprof.verbs.compare.result import PartChange, StepChange

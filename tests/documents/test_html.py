@@ -11,26 +11,34 @@ import msgspec
 import numpy as np
 import pytest
 
-from distprof.documents.html.blocks import Segment, bar, edges
+from distprof.documents.html.blocks import (
+    Markup,
+    Segment,
+    bar,
+    columns,
+    edges,
+    element,
+    plan_figure,
+    step_figure,
+)
+from distprof.documents.html.chart import collectives_figure, expected_ns
+from distprof.documents.html.findings import markdown_html, rule_page
 from distprof.documents.html.heat_map import (
     LEAST_SPREAD,
     MAX_CELLS,
+    SHADES,
     Heat,
     _bounds,
+    _shades,
     heat_figure,
     heats_of,
     node_heats_of,
-    shade_paths,
+    strokes,
 )
-from distprof.documents.html.markup import Markup, element
-from distprof.documents.html.rows import columns, plan_figure, step_figure
-from distprof.documents.html.rule_page import markdown_html, rule_page
-from distprof.documents.html.scatter import collectives_figure, expected_ns
 from distprof.documents.html.schedule import MAX_SLOTS, schedule_figure, schedule_figures
 from distprof.documents.html.subjects import workers_figure
-from distprof.documents.page import Plan
+from distprof.documents.page import Plan, step_bar
 from distprof.documents.saved import Report
-from distprof.documents.step_bar import step_bar
 from distprof.escape import plain
 from distprof.formats import RenderOptions, find_reporter
 from distprof.rules.registry import all_rules
@@ -295,7 +303,7 @@ def test_the_plan_gets_shorter_from_row_to_row() -> None:
 
 def test_cells_of_a_heat_map_have_the_shade_of_their_value() -> None:
     values = np.array([[0.0, 0.1, 0.1], [0.8, np.nan, 0.45]])
-    paths = shade_paths(values, 0.0, 0.8)
+    paths = strokes(_shades(values, 0.0, 0.8), SHADES)
     assert paths[0] == "M0 0.5h3"  # 0 and an eighth are in the first of eight shades
     assert paths[7] == "M0 1.5h1"
     assert paths[4] == "M2 1.5h1"

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from distprof.documents.document import document_of
-from distprof.documents.html.figures import figures_of
+from distprof.documents.html.page import figures_of
 from distprof.formats import RenderOptions
 from distprof.verbs.documents import ALL_DOCUMENTS
 from tests.contracts.test_documents import FAST, SAMPLES, SLOW

@@ -11,8 +11,8 @@ import pytest
 
 from distprof import formats
 from distprof.documents.markdown import MAX_BYTES
+from distprof.documents.page import GROUPS
 from distprof.documents.saved import Report
-from distprof.documents.step_bar import GROUPS
 from distprof.documents.text import MAX_BRIEF
 from distprof.errors import UsageError
 from distprof.formats import RenderOptions, find_reporter, format_of_file, reporter_names

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.documents.advice import cost_text
+from distprof.documents.report import cost_text
 from distprof.documents.saved import REPORT, Report
 from distprof.formats import RenderOptions
 from distprof.sections.verdict import judge

@@ -311,7 +311,7 @@ def test_on_gpus_the_slow_one_of_two_ranks_is_named(tmp_path: Path, started_warm
         pytest.skip("needs a CUDA device")
     from distprof.ingest.job.growing import GrowingRun
     from distprof.verbs.watch.alerts import default_levels
-    from distprof.verbs.watch.measure import report_on
+    from distprof.verbs.watch.follow import report_on
     from distprof.verbs.watch.state import JobWatch
 
     script = SCRIPTS / "gpu_collectives.py"

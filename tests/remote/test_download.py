@@ -11,10 +11,14 @@ from fsspec.asyn import AsyncFileSystem
 from distprof.ingest.open import open_run
 from distprof.ingest.rank import IngestOptions
 from distprof.remote import download
-from distprof.remote.download import BLOCK_BYTES, BOUND
-from distprof.remote.listing import Stored, beginnings, find, stat
-from distprof.remote.problems import ChangedError, StoreError, UnusableStoreError, explained
-from distprof.remote.system import without_login
+from distprof.remote.download import BLOCK_BYTES, BOUND, Stored, beginnings, find, stat
+from distprof.remote.system import (
+    ChangedError,
+    StoreError,
+    UnusableStoreError,
+    explained,
+    without_login,
+)
 from distprof.web import WebFileSystem
 from tests.remote.web_server import serving_folder
 

@@ -16,9 +16,8 @@ from distprof.ingest.discovery import discover
 from distprof.ingest.open import open_run
 from distprof.ingest.rank import IngestOptions
 from distprof.remote import download, system
-from distprof.remote.download import BLOCK_BYTES
-from distprof.remote.listing import Stored, find, stat
-from distprof.remote.problems import ChangedError, StoreError
+from distprof.remote.download import BLOCK_BYTES, Stored, find, stat
+from distprof.remote.system import ChangedError, StoreError
 from tests.remote.s3_server import environment
 
 GLOO = Path(__file__).parents[1] / "golden" / "kineto" / "gloo-ddp-2ranks"

@@ -1,11 +1,5 @@
-"""Results as one self-contained HTML file: no network, no further files, no plug-ins.
+"""Results as one self-contained HTML file, drawn from the same parts as text and Markdown.
 
-A page is drawn from the same tables, sentences and findings as text and Markdown, so it always
-agrees with them. Figures are inline SVG, made by pure functions of the report.
-
-There is no template engine: :mod:`distprof.documents.html.markup` escapes everything that is not
-:class:`~distprof.documents.html.markup.Markup`, mypy checks every call, and notebooks share the
-code. Jinja2 would add a dependency and a template file per block, without escaping more. There is
-no plotting library either: those that can be inlined take 50 kB to 4 MB of script, show nothing
-until the script has run, and set inline styles that the page's policy forbids.
+There is neither a template engine, which would escape no more than typed elements do, nor a
+plotting library: those take up to 4 MB of script and set inline styles that the policy forbids.
 """

@@ -4,14 +4,76 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import msgspec
 
-from distprof.documents.html.markup import EMPTY, Markup, element, joined, picture, untouched
-from distprof.documents.step_bar import group_of
+from distprof.documents.page import Plan, StepBar, group_of
 from distprof.escape import glued, html_text, plain, shorten
 from distprof.sections.table import Bar, Cell, Column, Drawing, TableView
+from distprof.units import format_duration, format_ratio, signed
+
+_VOID = frozenset(("meta", "input", "br", "hr"))
+_DRAWN = frozenset(("rect", "path", "line", "circle", "polygon", "polyline"))
+"""SVG elements without content, written as self-closing tags."""
+
+
+class Markup(str):
+    """Text that is already HTML. Any operation on it gives a plain ``str``, which is escaped."""
+
+    __slots__ = ()
+
+
+EMPTY = Markup("")
+Attribute = str | int | float | bool | None
+
+
+def element(name: str, /, *children: str, **attributes: Attribute) -> Markup:
+    """One element. None and False leave an attribute out, True has no value, ``_`` is ``-``."""
+    written = "".join(_attribute(key, value) for key, value in attributes.items())
+    if name in _VOID:
+        return Markup(f"<{name}{written}>")
+    if name in _DRAWN and not children:
+        return Markup(f"<{name}{written}/>")
+    return Markup(f"<{name}{written}>{joined(children)}</{name}>")
+
+
+def joined(parts: Iterable[str]) -> Markup:
+    """Concatenated parts: :class:`Markup` unchanged, other text escaped."""
+    return Markup("".join(part if isinstance(part, Markup) else html_text(part) for part in parts))
+
+
+def untouched(trusted: str) -> Markup:
+    """HTML that comes with distprof, such as its style sheet. Never text from a trace."""
+    return Markup(trusted)
+
+
+def picture(*children: str, label: str, **attributes: Attribute) -> Markup:
+    """An SVG that a screen reader announces by ``label``."""
+    title = element("title", label)
+    return element("svg", title, *children, role="img", aria_label=label, **attributes)
+
+
+def captioned(caption: str, /, *content: str, **attributes: Attribute) -> Markup:
+    """A figure below its caption."""
+    return element("figure", element("figcaption", caption), *content, **attributes)
+
+
+def figure_number(value: float) -> str:
+    """A coordinate with at most two decimals, without trailing zeros."""
+    text = f"{value:.2f}".rstrip("0").rstrip(".")
+    return "0" if text in ("-0", "") else text
+
+
+def _attribute(key: str, value: Attribute) -> str:
+    if value is None or value is False:
+        return ""
+    name = key.rstrip("_").replace("_", "-")
+    if value is True:
+        return f" {name}"
+    text = figure_number(value) if isinstance(value, float) else str(value)
+    return f' {name}="{html_text(text)}"'
+
 
 _MAX_SENTENCE = 2_000
 _MAX_CELL = 400
@@ -47,17 +109,15 @@ def bullets(texts: Iterable[str], *, numbered: bool = False) -> Markup:
 
 def section(part: Part) -> Markup:
     """A part under its heading."""
-    heading = element("h2", part.title, id=f"{part.anchor}-title")
-    return element(
-        "section", heading, part.content, id=part.anchor, aria_labelledby=f"{part.anchor}-title"
-    )
+    title = f"{part.anchor}-title"
+    heading = element("h2", part.title, id=title)
+    return element("section", heading, part.content, id=part.anchor, aria_labelledby=title)
 
 
 def folded(summary: str, *content: str, opened: bool = False, **attributes: str) -> Markup:
     """Content that unfolds on a click or key press on ``summary``."""
-    return element(
-        "details", element("summary", summary), *content, open=opened or None, **attributes
-    )
+    head = element("summary", summary)
+    return element("details", head, *content, open=opened or None, **attributes)
 
 
 def scrolled(content: Markup, label: str) -> Markup:
@@ -79,17 +139,13 @@ def grid(
     strong: frozenset[int] = frozenset(),
 ) -> Markup:
     """A table without title and notes."""
-    titles = [_cell("th", column, column.title, scope="col") for column in columns]
-    body = [
-        element(
-            "tr",
-            *(_cell("td", column, cell) for column, cell in zip(columns, row, strict=True)),
-            class_="strong" if number in strong else None,
-        )
-        for number, row in enumerate(rows)
-    ]
+    body = []
+    for number, row in enumerate(rows):
+        cells = [_cell("td", column, cell) for column, cell in zip(columns, row, strict=True)]
+        body.append(element("tr", *cells, class_="strong" if number in strong else None))
     head = EMPTY
     if any(column.title for column in columns):
+        titles = [_cell("th", column, column.title, scope="col") for column in columns]
         head = element("thead", element("tr", *titles))
     return element("table", head, element("tbody", *body))
 
@@ -97,24 +153,19 @@ def grid(
 def _cell(tag: str, column: Column, cell: Cell, **attributes: str) -> Markup:
     if tag == "th" and not cell:
         tag, attributes = "td", {}  # an empty heading is not a heading
-    name = "left" if column.left or not isinstance(cell, str) else None
-    return element(tag, _content(cell), class_=name, **attributes)
-
-
-def _content(cell: Cell) -> Markup:
     if isinstance(cell, Drawing):
-        return element("code", cell.draw(_DRAWING_CELLS))
-    if isinstance(cell, Bar):
-        kind = group_of(cell.key).key
-        return bar((Segment(kind=kind, ratio=cell.ratio),), label=f"{100 * cell.ratio:.1f} %")
-    return bounded(cell, _MAX_CELL)
+        content = element("code", cell.draw(_DRAWING_CELLS))
+    elif isinstance(cell, Bar):
+        piece = Segment(kind=group_of(cell.key).key, ratio=cell.ratio)
+        content = bar((piece,), label=f"{100 * cell.ratio:.1f} %")
+    else:
+        content = bounded(cell, _MAX_CELL)
+    name = "left" if column.left or not isinstance(cell, str) else None
+    return element(tag, content, class_=name, **attributes)
 
 
 def edges(ratios: Iterable[float], scale: int) -> list[int]:
-    """The edges of adjacent pieces with these shares, as whole numbers up to ``scale``.
-
-    Rounding the edges instead of the widths keeps the sum exact.
-    """
+    """Edges of adjacent pieces as whole numbers up to ``scale``, rounded so that sums are exact."""
     found, done = [0], 0.0
     for ratio in ratios:
         done += ratio
@@ -130,15 +181,7 @@ def bar(
     marks: Sequence[float] = (),
     is_tall: bool = False,
 ) -> Markup:
-    """A horizontal bar whose pieces are shares of its container's width.
-
-    Args:
-        segments: The pieces, from left to right.
-        label: Text for screen readers.
-        start: Start of the first piece, as a share.
-        marks: Positions of lines across the bar, such as a limit, as shares.
-        is_tall: Whether to draw a tall bar, for the main figure of a page.
-    """
+    """A bar of pieces that are shares of its container's width, with lines at ``marks``."""
     at = edges([start, *(piece.ratio for piece in segments)], 10_000)[1:]
     pieces = [
         element(
@@ -172,3 +215,121 @@ def bounded(text: str, width: int = _MAX_SENTENCE) -> Markup:
     if isinstance(text, Markup):
         return text
     return untouched(glued(html_text(shorten(plain(text[:_MAX_SENTENCE]), width))))
+
+
+_COLUMN, _MOST_WIDE = 40, 736
+"""Pixels of one column, and of all columns; with many ranks, columns get narrower."""
+
+
+def row(name: str, drawn: Markup, value: str, *, tag: str = "div") -> Markup:
+    """A label, a drawing and its value."""
+    label = element("span", name, class_="name")
+    return element(tag, label, drawn, element("span", value, class_="value"), class_="row")
+
+
+def rows(lines: Sequence[Markup]) -> Markup:
+    """Rows one below another."""
+    return element("div", *lines, class_="rows")
+
+
+def legend(entries: Sequence[tuple[str, str]]) -> Markup:
+    """A legend of segments: the CSS class of each, and its meaning."""
+    swatches = (element("rect", class_=kind, width="100%", height="100%") for kind, _ in entries)
+    items = [
+        element("li", element("svg", swatch, aria_hidden="true"), text)
+        for swatch, (_, text) in zip(swatches, entries, strict=True)
+    ]
+    return element("ul", *items, class_="legend")
+
+
+def changes(found: Sequence[tuple[str, int]]) -> Markup:
+    """A waterfall of changes (name, ns): each begins where the previous one ends; then the sum."""
+    ends = [0, *accumulate(ns for _, ns in found)]
+    least, width = min(ends), (max(ends) - min(ends)) or 1
+    starts = [min(pair) for pair in pairwise(ends)]
+    lines = []
+    for (name, ns), start in zip(
+        (*found, ("sum", ends[-1])), (*starts, min(0, ends[-1])), strict=True
+    ):
+        kind, value = "worse" if ns >= 0 else "better", signed(ns)
+        label = f"{name}: {value}"
+        piece = Segment(kind=kind, ratio=abs(ns) / width, title=label)
+        place = (start - least) / width
+        drawn = bar((piece,), label=label, start=place, marks=(-least / width,))
+        lines.append(row(name, drawn, value))
+    return rows(lines)
+
+
+def interval_bar(
+    place: float,
+    ends: tuple[float, float] | None,
+    *,
+    label: str,
+    zone: tuple[float, float] | None = None,
+    marks: Sequence[float] = (),
+) -> Markup:
+    """A dot with its interval, over a shaded zone and marks; positions are shares of the width."""
+    drawn = []
+    if zone is not None:
+        low, width = f"{100 * zone[0]:.4g}%", f"{100 * (zone[1] - zone[0]):.4g}%"
+        drawn.append(element("rect", x=low, width=width, height="100%", class_="zone"))
+    drawn += [upright(mark) for mark in marks]
+    if ends is not None:
+        low, high = (f"{100 * end:.4g}%" for end in ends)
+        drawn.append(element("line", x1=low, x2=high, y1="50%", y2="50%", class_="whisker"))
+    at = f"{100 * place:.4g}%"
+    dot = element("circle", element("title", label), cx=at, cy="50%", r="5", class_="point")
+    return picture(*drawn, dot, label=label, class_="bar interval")
+
+
+def step_figure(step: StepBar) -> Markup:
+    """A mean step as one bar with its legend; empty without any time."""
+    if not step.shares:
+        return EMPTY
+    pieces = [
+        Segment(kind=share.group.key, ratio=share.ratio, title=share.text) for share in step.shares
+    ]
+    label = f"{step.length}: {', '.join(share.text for share in step.shares)}"
+    named = legend([(f"k-{share.group.key}", share.text) for share in step.shares])
+    return captioned(step.length, bar(pieces, label=label, is_tall=True), named)
+
+
+def plan_figure(plan: Plan) -> Markup:
+    """The step now and after each repair of the plan; empty if nothing was simulated."""
+    repairs, now_ns = plan.repairs.repairs, plan.repairs.step_ns
+    if not now_ns or not repairs:
+        return EMPTY
+    lines = [_plan_row("now", now_ns, now_ns, 0)]
+    for number, repair in enumerate(repairs, 1):
+        lines.append(_plan_row(f"{number}. {repair.done}", repair.step_ns, now_ns, number))
+    caption = f"Length of the simulated {plan.word} after each change, applied one after the other"
+    return captioned(caption, rows(lines))
+
+
+def _plan_row(name: str, step_ns: int, now_ns: int, number: int) -> Markup:
+    ratio = min(step_ns / now_ns, 1.0)
+    length = format_duration(step_ns)
+    saved = f", {format_ratio(1 - ratio)} less" if number else ""
+    pieces = (Segment(kind="whole", ratio=ratio), Segment(kind="saved", ratio=1 - ratio))
+    return row(name, bar(pieces, label=f"{name}: {length}{saved}"), f"{length}{saved}")
+
+
+def columns(values: Sequence[float], label: str, kind: str = "whole") -> Markup:
+    """One column per value (none below 0), scaled from 0 to the largest value."""
+    top = max(values, default=0)
+    if top <= 0:
+        return EMPTY
+    heights = [round(100 * value / top, 1) for value in values]
+    path = joined(
+        Markup(f"M{i} 100v-{figure_number(height)}h.9V100z")
+        for i, height in enumerate(heights)
+        if height > 0
+    )
+    return picture(
+        element("path", d=path, class_=f"ground-{kind}"),
+        label=label,
+        class_="columns",
+        viewBox=f"0 0 {len(values)} 100",
+        preserveAspectRatio="none",
+        width=min(_COLUMN * len(values), _MOST_WIDE),
+    )

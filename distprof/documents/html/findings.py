@@ -4,14 +4,78 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import TYPE_CHECKING
 
 from distprof.documentation import is_web_address
-from distprof.documents.html.blocks import folded, sentence, slug
-from distprof.documents.html.markup import Markup, element, joined
-from distprof.documents.html.rule_page import rule_page
+from distprof.documents.html.blocks import (
+    EMPTY,
+    Markup,
+    element,
+    folded,
+    joined,
+    sentence,
+    slug,
+    untouched,
+)
 from distprof.documents.page import Priced
+from distprof.errors import UsageError
 from distprof.escape import short_ranks
 from distprof.rules.base import Finding
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+    from markdown_it.token import Token
+
+_LOWER = {"h1": "h4", "h2": "h4", "h3": "h5", "h4": "h5"}
+"""Headings of a page become subheadings of the finding."""
+
+
+def rule_page(code: str) -> Markup:
+    """The page of a rule without its title; empty for a rule that is not installed here."""
+    from distprof.rules.registry import find_rule
+
+    try:
+        page = find_rule(code).page
+    except UsageError:  # the report is from another version, or the rule from a plug-in
+        return EMPTY
+    return markdown_html(page.partition("\n\n")[2])
+
+
+def markdown_html(text: str) -> Markup:
+    """Markdown as HTML. Raw HTML is escaped, and only links to web pages are kept."""
+    parser = _parser()
+    tokens = parser.parse(text)
+    for token in tokens:
+        token.tag = _LOWER.get(token.tag, token.tag)
+        token.attrs.pop("style", None)  # column alignment: the policy forbids inline styles
+        token.children = _without_local_links(token.children or [])
+    return untouched(parser.renderer.render(tokens, parser.options, {}))
+
+
+@cache
+def _parser() -> MarkdownIt:
+    from markdown_it import MarkdownIt
+
+    return MarkdownIt("commonmark", {"html": False}).enable("table")
+
+
+def _without_local_links(tokens: list[Token]) -> list[Token]:
+    """Remove pictures, and links between pages, which lead nowhere here."""
+    kept: list[Token] = []
+    opened: list[bool] = []
+    for token in tokens:
+        is_kept = token.type != "image"
+        if token.type == "link_open":
+            is_kept = str(token.attrs.get("href", "")).startswith(("https://", "http://"))
+            opened.append(is_kept)
+            token.attrs["rel"] = "noreferrer"
+        elif token.type == "link_close" and opened:
+            is_kept = opened.pop()
+        if is_kept:
+            kept.append(token)
+    return kept
+
 
 _NUM_TO_DO = 3
 _MARKS = {"error": "✖", "warning": "▲", "info": "●"}
@@ -33,24 +97,30 @@ def finding_articles(found: Sequence[Priced]) -> Markup:
     if not found:
         return sentence("None.")
     anchor_of = anchors([one.finding for one in found])
-    shown: set[str] = set()
-    drawn = []
-    for one in found:
-        code = one.finding.code
-        drawn.append(_article(one, anchor_of(one.finding), has_page=code not in shown))
-        shown.add(code)
-    return joined(drawn)
+    first = {one.finding.code: one for one in reversed(found)}
+    return joined(
+        _article(one, anchor_of(one.finding), has_page=first[one.finding.code] is one)
+        for one in found
+    )
 
 
 def _article(priced: Priced, anchor: str, *, has_page: bool) -> Markup:
     one = priced.finding
     severity = one.severity.value
+    steps = ", ".join(map(str, one.steps[:12])) + (", …" if len(one.steps) > 12 else "")
+    facts = [
+        f"Cost: {priced.cost}" if priced.cost else "",
+        one.confidence.value,
+        f"ranks {short_ranks(one.ranks)}" if one.ranks else "",
+        f"steps {steps}" if steps else "",
+        f"evidence: {', '.join(one.evidence)}" if one.evidence else "",
+    ]
     parts = [
         element("p", f"{_MARKS[severity]} {severity}", class_="severity"),
         element("h3", f"{one.code} {one.name}"),
         sentence(one.message),
         sentence(one.fix, class_="fix"),
-        sentence(_facts(one, priced.cost), class_="dim"),
+        sentence(" · ".join(fact for fact in facts if fact), class_="dim"),
     ]
     if is_web_address(one.docs_url):  # a saved report may contain any text here
         link = element("a", "The rule in the documentation", href=one.docs_url, rel="noreferrer")
@@ -60,18 +130,6 @@ def _article(priced: Priced, anchor: str, *, has_page: bool) -> Markup:
         title = "What it means, how it is computed, when it is wrong"
         parts.append(folded(title, page, class_="page"))
     return element("article", *parts, id=anchor, class_=f"finding {severity}")
-
-
-def _facts(one: Finding, cost: str) -> str:
-    steps = ", ".join(map(str, one.steps[:12])) + (", …" if len(one.steps) > 12 else "")
-    facts = [
-        f"Cost: {cost}" if cost else "",
-        one.confidence.value,
-        f"ranks {short_ranks(one.ranks)}" if one.ranks else "",
-        f"steps {steps}" if steps else "",
-        f"evidence: {', '.join(one.evidence)}" if one.evidence else "",
-    ]
-    return " · ".join(fact for fact in facts if fact)
 
 
 def to_do(found: Sequence[Priced], verdict: str) -> Iterator[Markup]:

@@ -2,18 +2,148 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
 
 import msgspec
 import numpy as np
 
+from distprof.documents.html.blocks import (
+    EMPTY,
+    Markup,
+    captioned,
+    element,
+    figure_number,
+    folded,
+    picture,
+    scrolled,
+)
 from distprof.documents.html.blocks import grid as table
-from distprof.documents.html.cells import Grid, cell_map, grid_data, strokes, two_digits
-from distprof.documents.html.markup import EMPTY, Markup, captioned, element
+from distprof.escape import plain
 from distprof.sections.report import Report
 from distprof.sections.table import Column
 from distprof.units import format_ratio
+
+BAND = 16
+"""Rows per SVG path, so that browsers paint only the rows on the screen."""
+_MAX_NAME = 200
+_MAX_TURNED = 28
+_LINE = 14
+"""Pixels that a line of text takes."""
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+class Grid(msgspec.Struct, frozen=True, kw_only=True):
+    """Names of the rows and columns of a map."""
+
+    rows: tuple[str, ...]  # Name of each row.
+    columns: tuple[str, ...]  # Name of each column.
+    # First row and name of each group of rows, such as a node; empty for none.
+    groups: tuple[tuple[int, str], ...] = ()
+    row_word: str = "rank"  # Noun for a row.
+    column_word: str = "step"  # Noun for a column.
+    is_turned: bool = False  # Whether to rotate the column names because they are long.
+    group_word: str = "node"  # Noun for a group.
+
+
+def cell_map(shades: np.ndarray, kinds: Sequence[str], grid: Grid, label: str) -> Markup:
+    """The cells (indices into ``kinds``, -1 for none) with names along two sides, scrollable."""
+    num_rows, num_columns = shades.shape
+    high = max(4, min(20, 400 // num_rows))
+    wide = max(4, min(40, 720 // num_columns))
+    breaks = [first for first, _ in grid.groups if first]
+    lines = [element("line", x1=0, x2=num_columns, y1=i, y2=i, class_="node") for i in breaks]
+    cells = picture(
+        *_bands(shades, kinds),
+        *lines,
+        element("rect", class_="cursor", width=1, height=1, visibility="hidden"),
+        label=label,
+        class_="cells",
+        viewBox=f"0 0 {num_columns} {num_rows}",
+        preserveAspectRatio="none",
+        width=wide * num_columns,
+        height=high * num_rows,
+    )
+    rows = _axis(grid.rows, high, is_down=True)
+    columns = (_turned if grid.is_turned else _axis)(grid.columns, wide)
+    drawn = element("div", rows, cells, element("span"), columns, class_="map")
+    return scrolled(drawn, label)
+
+
+def grid_data(grid: Grid) -> dict[str, str]:
+    """Attributes of a map's figure, from which the script builds lists and labels."""
+    lists = {
+        "data_rows": [plain(name[:_MAX_NAME]) for name in grid.rows],
+        "data_columns": [plain(name[:_MAX_NAME]) for name in grid.columns],
+        "data_groups": [(first, plain(name[:_MAX_NAME])) for first, name in grid.groups],
+    }
+    return {
+        **{name: msgspec.json.encode(values).decode() for name, values in lists.items()},
+        "data_row": grid.row_word,
+        "data_column": grid.column_word,
+        "data_group": grid.group_word,
+    }
+
+
+def two_digits(value: int) -> str:
+    """A number below 1,296 as two base-36 digits."""
+    return _DIGITS[value // 36] + _DIGITS[value % 36]
+
+
+def _bands(shades: np.ndarray, kinds: Sequence[str]) -> Iterator[Markup]:
+    for first in range(0, len(shades), BAND):
+        paths = strokes(shades[first : first + BAND], len(kinds), first=first)
+        for kind, path in zip(kinds, paths, strict=True):
+            if path:
+                yield element("path", d=path, class_=kind)
+
+
+def strokes(shades: np.ndarray, num_kinds: int, *, first: int = 0) -> list[Markup]:
+    """One path of horizontal strokes per kind; adjacent cells of one kind share a stroke."""
+    paths: list[list[str]] = [[] for _ in range(num_kinds)]
+    for y, row in enumerate(shades.tolist(), first):
+        x = 0
+        for shade, run in groupby(row):
+            length = len(list(run))
+            if shade >= 0:
+                paths[shade].append(f"M{x} {y}.5h{length}")
+            x += length
+    return [Markup("".join(path)) for path in paths]
+
+
+def _turned(names: Sequence[str], size: int) -> Markup:
+    """Column names, rotated to read downwards; long names are cut."""
+    short = [name[:_MAX_TURNED] for name in names]
+    every = -(-_LINE // size)
+    places = [f"{figure_number((i + 0.3) * size)} 6" for i in range(len(names))]
+    texts = [
+        element("text", name, transform=f"translate({place}) rotate(90)")
+        for name, place in list(zip(short, places, strict=True))[::every]
+    ]
+    width, height = size * len(names) + 16, 7 * max(map(len, short)) + 12
+    name = "labels turned"
+    return element("svg", *texts, width=width, height=height, class_=name, aria_hidden="true")
+
+
+def _axis(names: Sequence[str], size: int, *, is_down: bool = False) -> Markup:
+    """Every n-th name along a side, as many as there is room for."""
+    longest = max(len(name[:_MAX_TURNED]) for name in names)
+    every = -(-_LINE // size) if is_down else -(-(7 * longest + 8) // size)
+    width = 7 * longest + 8 if is_down else size * len(names) + 40
+    height = size * len(names) if is_down else 16
+    texts = [
+        element(
+            "text",
+            name[:_MAX_TURNED],
+            x=width - 6 if is_down else i * size,
+            y=(i + 0.5) * size + 4 if is_down else 12,
+            text_anchor="end" if is_down else None,
+        )
+        for i, name in enumerate(names)
+        if i % every == 0
+    ]
+    return element("svg", *texts, width=width, height=height, class_="labels", aria_hidden="true")
+
 
 SHADES = 8
 _KINDS = tuple(f"h{shade}" for shade in range(SHADES))
@@ -54,11 +184,7 @@ class _Cells(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def heats_of(report: Report) -> tuple[Heat, Heat] | None:
-    """Share of each step without computation, and computation relative to the median rank.
-
-    None for fewer than two cells. Ranks are sorted by node. Neighbouring ranks and steps are
-    averaged if there are too many.
-    """
+    """Share of each step without computation, and computation relative to the median rank."""
     cells = _cells_of(report)
     if cells is None:
         return None
@@ -67,10 +193,7 @@ def heats_of(report: Report) -> tuple[Heat, Heat] | None:
 
 
 def node_heats_of(report: Report) -> tuple[Heat, Heat] | None:
-    """The same by node: the mean of its ranks, and the pace of its slowest rank.
-
-    None if all ranks fit on a screen, or if fewer than two nodes are known.
-    """
+    """The same by node: the mean of its ranks, and the pace of its slowest rank."""
     cells = _cells_of(report)
     if cells is None or len(cells.ranks) <= FEW_RANKS or len(set(cells.nodes)) < 2:
         return None
@@ -86,11 +209,8 @@ def node_heats_of(report: Report) -> tuple[Heat, Heat] | None:
 
 def _by_node(values: np.ndarray, nodes: list[str], steps: list[int], what: str) -> Heat:
     per_column = -(-len(steps) // max(MAX_CELLS // len(nodes), 1))
-    grid = Grid(
-        rows=tuple(nodes),
-        columns=_names([str(step) for step in steps], per_column),
-        row_word="node",
-    )
+    columns = _names([str(step) for step in steps], per_column)
+    grid = Grid(rows=tuple(nodes), columns=columns, row_word="node")
     return Heat(values=_means(values, per_column, 1), grid=grid, what=what)
 
 
@@ -102,10 +222,8 @@ def _begins(nodes: Sequence[str]) -> list[int]:
 def _shares_of(cells: _Cells) -> tuple[np.ndarray, np.ndarray]:
     """Non-computation as a share of the step, and computation relative to the median rank."""
     middle = np.nanmedian(cells.computation, axis=0)
-    return (
-        1 - cells.computation / cells.span,
-        cells.computation / np.where(middle > 0, middle, np.nan),
-    )
+    pace = cells.computation / np.where(middle > 0, middle, np.nan)
+    return 1 - cells.computation / cells.span, pace
 
 
 def _cells_of(report: Report) -> _Cells | None:
@@ -142,11 +260,7 @@ def _of_bounded_size(values: np.ndarray, cells: _Cells, what: str) -> Heat:
         columns=_names([str(step) for step in cells.steps], per_column),
         groups=groups if several else (),
     )
-    return Heat(
-        values=_means(_means(values, per_row, 0), per_column, 1),
-        grid=grid,
-        what=what,
-    )
+    return Heat(values=_means(_means(values, per_row, 0), per_column, 1), grid=grid, what=what)
 
 
 def _means(values: np.ndarray, size: int, axis: int) -> np.ndarray:
@@ -166,63 +280,38 @@ def _means_from(values: np.ndarray, starts: Sequence[int], axis: int) -> np.ndar
 
 
 def _names(names: Sequence[str], size: int) -> tuple[str, ...]:
-    if size == 1:
-        return tuple(names)
     groups = [names[i : i + size] for i in range(0, len(names), size)]
     return tuple(f"{g[0]} to {g[-1]}" if len(g) > 1 else g[0] for g in groups)
 
 
 def heat_figure(heat: Heat, caption: str) -> Markup:
-    """The map with its scale, a table of its largest cells, and the data that the script needs.
-
-    A click, or two lists that the keyboard reaches, show the value of a cell.
-    """
+    """The map with its scale, a table of its largest cells, and the data of the script."""
     least, most = _bounds(heat.values)
     grid = heat.grid
     label = f"{grid.row_word} by {grid.column_word}: share {heat.what}, up to {format_ratio(most)}"
     shades = _shades(heat.values, least, most)
+    known = np.nan_to_num(heat.values.ravel(), nan=-1.0)
     return captioned(
         caption,
         _scale(least, most),
         cell_map(shades, _KINDS, grid, label),
         _largest(heat),
         class_="heat",
-        data_values=_encoded(heat.values),
+        data_values="".join(
+            _UNKNOWN if value < 0 else two_digits(min(round(1_000 * value), _HIGHEST))
+            for value in known.tolist()
+        ),
         data_unit=f"% {heat.what}",
         **grid_data(grid),
     )
 
 
 def _bounds(values: np.ndarray) -> tuple[float, float]:
-    """The range of the shades. It starts at 0 unless cells differ by :data:`LEAST_SPREAD` or more.
-
-    Cells that hardly differ must not look different.
-    """
+    """The range of the shades: from 0 unless cells differ by :data:`LEAST_SPREAD` or more."""
     if np.isnan(values).all():
         return 0.0, 0.0
     least, most = float(np.nanmin(values)), float(np.nanmax(values))
     return (least if most - least >= LEAST_SPREAD else 0.0), most
-
-
-def _encoded(values: np.ndarray) -> str:
-    """Per mille of each cell, row by row, as two base-36 digits each."""
-    known = np.nan_to_num(values.ravel(), nan=-1.0)
-    return "".join(
-        _UNKNOWN if value < 0 else two_digits(min(round(1_000 * value), _HIGHEST))
-        for value in known.tolist()
-    )
-
-
-def shade_paths(values: np.ndarray, least: float, most: float, *, first: int = 0) -> list[Markup]:
-    """One path of horizontal strokes per shade; adjacent cells of one shade share a stroke.
-
-    Args:
-        values: Shape ``(rows, columns)``.
-        least: Value at which the first shade begins.
-        most: Value at which the last shade ends.
-        first: Index of the first row.
-    """
-    return strokes(_shades(values, least, most), SHADES, first=first)
 
 
 def _shades(values: np.ndarray, least: float, most: float) -> np.ndarray:
@@ -234,16 +323,10 @@ def _shades(values: np.ndarray, least: float, most: float) -> np.ndarray:
 
 
 def _scale(least: float, most: float) -> Markup:
+    ends = [f"{100 * i / SHADES:g}%" for i in range(SHADES + 1)]
     lines = [
-        element(
-            "line",
-            x1=f"{100 * i / SHADES:g}%",
-            x2=f"{100 * (i + 1) / SHADES:g}%",
-            y1=6,
-            y2=6,
-            class_=f"h{i}",
-        )
-        for i in range(SHADES)
+        element("line", x1=left, x2=right, y1=6, y2=6, class_=f"h{i}")
+        for i, (left, right) in enumerate(pairwise(ends))
     ]
     drawn = element("svg", *lines, aria_hidden="true")
     return element("p", format_ratio(least), drawn, format_ratio(most), class_="scale")
@@ -261,10 +344,6 @@ def _largest(heat: Heat) -> Markup:
     ]
     if not found:
         return EMPTY
-    titles = (
-        Column(heat.grid.row_word, left=True),
-        Column(heat.grid.column_word, left=True),
-        Column("share"),
-    )
-    summary = element("summary", f"The {len(found)} largest cells")
-    return element("details", summary, table(titles, found), class_="table")
+    words = (heat.grid.row_word, heat.grid.column_word)
+    titles = (*(Column(word, left=True) for word in words), Column("share"))
+    return folded(f"The {len(found)} largest cells", table(titles, found), class_="table")

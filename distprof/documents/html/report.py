@@ -7,20 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from distprof.documents.html.blocks import Part, drawn_table
+from distprof.documents.html.blocks import EMPTY, Markup, Part, drawn_table, joined
+from distprof.documents.html.chart import collectives_figure
 from distprof.documents.html.findings import anchors, to_do
 from distprof.documents.html.heat_map import heat_figure, heats_of, node_heats_of
-from distprof.documents.html.markup import Markup, joined
 from distprof.documents.html.page import page_html
-from distprof.documents.html.scatter import collectives_figure
 from distprof.documents.html.schedule import schedule_figures
 from distprof.documents.html.subjects import (
     experts_figure,
     overlap_figure,
     stragglers_figure,
+    waterfall_figure,
     workers_figure,
 )
-from distprof.documents.html.waterfall import waterfall_figure
 from distprof.documents.report import page_of, priced
 from distprof.formats import RenderOptions
 from distprof.rules.base import Finding
@@ -75,24 +74,33 @@ def _subject_parts(drawn: _Drawn, sections: tuple[str, ...]) -> Iterator[Part]:
             yield Part(anchor=subject.anchor, title=subject.title, content=content)
 
 
-def _waterfall(drawn: _Drawn) -> Markup:
-    found = next((view for view in drawn.tables if view.is_main), None)
-    return waterfall_figure(drawn.report, found, drawn.anchor_of) if found else Markup("")
-
-
 def _heat(drawn: _Drawn) -> Markup:
-    heats = heats_of(drawn.report)
+    """Maps of ranks and steps; of a large job, first an overview with a row per node."""
+    report, word = drawn.report, window_word(drawn.report)
+    heats = heats_of(report)
     if heats is None:
-        return Markup("")
-    lost, pace = heats
-    word = window_word(drawn.report)
-    figures = [*_node_heat(drawn.report, word)]
+        return EMPTY
+    (lost, pace), figures = heats, []
+    if (of_nodes := node_heats_of(report)) is not None:
+        figures = [
+            heat_figure(
+                of_nodes[0],
+                f"Lost time by node: share of the {word} without computation, mean over the node's "
+                "ranks.",
+            ),
+            heat_figure(
+                of_nodes[1],
+                "Slowest rank of each node: its computation time relative to the median rank of "
+                f"the {word}. The maps of all ranks follow.",
+            ),
+        ]
+    left_out = "".join(f" {text.capitalize()}." for text in left_out_steps(report))
     figures.append(
         heat_figure(
             lost,
             f"Lost time: share of each {word} in which a rank does not compute, but waits, "
             "transfers, copies or is idle. Other ranks wait for a late rank, so the late rank "
-            f"itself is pale.{_left_out(drawn.report)}",
+            f"itself is pale.{left_out}",
         )
     )
     if len(lost.grid.rows) > 1:
@@ -106,37 +114,13 @@ def _heat(drawn: _Drawn) -> Markup:
     return joined(figures)
 
 
-def _left_out(report: Report) -> str:
-    return "".join(f" {text.capitalize()}." for text in left_out_steps(report))
-
-
-def _node_heat(report: Report, word: str) -> Iterator[Markup]:
-    """An overview of a large job, a row per node."""
-    heats = node_heats_of(report)
-    if heats is None:
-        return
-    lost, pace = heats
-    yield heat_figure(
-        lost,
-        f"Lost time by node: share of the {word} without computation, mean over the node's ranks.",
-    )
-    yield heat_figure(
-        pace,
-        "Slowest rank of each node: its computation time relative to the median rank of the "
-        f"{word}. The maps of all ranks follow.",
-    )
-
-
-def _workers(drawn: _Drawn) -> Markup:
-    return workers_figure(drawn.report.whatif)
-
-
-def _schedules(drawn: _Drawn) -> Markup:
-    return schedule_figures(drawn.report.pipeline.groups)
-
-
 _SUBJECTS: Sequence[_Subject] = (
-    _Subject("step", "Where the time goes", _waterfall, ("time",)),
+    _Subject(
+        "step",
+        "Where the time goes",
+        lambda d: waterfall_figure(d.report, d.tables, d.anchor_of),
+        ("time",),
+    ),
     _Subject("heat", "Ranks and steps", _heat),
     _Subject(
         "stragglers",
@@ -156,7 +140,9 @@ _SUBJECTS: Sequence[_Subject] = (
         lambda d: collectives_figure(d.report.collectives.classes),
         ("collectives",),
     ),
-    _Subject("workers", "Simulated step", _workers, ("whatif",)),
-    _Subject("pipeline", "Pipeline", _schedules, ("pipeline",)),
+    _Subject("workers", "Simulated step", lambda d: workers_figure(d.report.whatif), ("whatif",)),
+    _Subject(
+        "pipeline", "Pipeline", lambda d: schedule_figures(d.report.pipeline.groups), ("pipeline",)
+    ),
     _Subject("experts", "Experts", lambda d: experts_figure(d.report.moe), ("moe",)),
 )

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
-from distprof.documents.html.blocks import scrolled, sentence, slug
-from distprof.documents.html.markup import EMPTY, Markup, captioned, element, joined, picture
-from distprof.documents.html.rows import legend
+from distprof.documents.html.blocks import (
+    EMPTY,
+    Markup,
+    captioned,
+    element,
+    joined,
+    legend,
+    picture,
+    scrolled,
+    sentence,
+    slug,
+)
 from distprof.escape import short_ranks
 from distprof.sections.pipeline.result import PictureRow, PipelineGroup
 from distprof.sections.table import counted
@@ -26,13 +36,13 @@ def schedule_figures(groups: Sequence[PipelineGroup]) -> Markup:
     """The schedules of as many pipelines as there is room for, largest bubble first."""
     pictured = [group for group in groups if group.picture]
     order = sorted(pictured, key=lambda group: -(group.bubble_fraction or 0.0))
-    drawn: list[Markup] = []
-    slots = 0
-    for group in order:
-        slots += len(group.picture)
-        if drawn and slots > MAX_SLOTS:
-            break
-        drawn.append(schedule_figure(group))
+    slots = accumulate(len(group.picture) for group in order)
+    fit = [
+        group
+        for i, (group, n) in enumerate(zip(order, slots, strict=True))
+        if not i or n <= MAX_SLOTS
+    ]
+    drawn = [schedule_figure(group) for group in fit]
     left_out = len(pictured) - len(drawn)
     if left_out:
         drawn.append(
@@ -52,10 +62,15 @@ def schedule_figure(group: PipelineGroup) -> Markup:
     slots = [slot for slot in group.picture if slot.rank in line_of]
     height = len(line_of) * (_ROW + _GAP) + 24
     label = f"One step of the pipeline of ranks {short_ranks(ranks, 80)}: {_facts(group)}"
+    first = element("text", "0", x=0, y=height - 6)
+    last = element("text", format_duration(span), x="100%", y=height - 6, class_="end")
     drawn = picture(
-        *(_ground(number) for number in line_of.values()),
+        *(
+            element("rect", x=0, y=number * (_ROW + _GAP), width="100%", height=_ROW, class_="idle")
+            for number in line_of.values()
+        ),
         *(_slot(slot, line_of[slot.rank], span) for slot in slots),
-        _times(span, height),
+        element("g", first, last, class_="axis"),
         label=label,
         width=WIDTH,
         height=height,
@@ -64,16 +79,13 @@ def schedule_figure(group: PipelineGroup) -> Markup:
     content = element("div", _names(line_of, slots, height), drawn, class_="map")
     kinds = dict.fromkeys(slot.kind for slot in slots)
     named = legend([(f"w-{slug(kind)}", kind) for kind in kinds])
-    caption = _caption(group, len(ranks) - len(line_of))
-    return captioned(caption, scrolled(content, label), named, class_="schedule")
-
-
-def _caption(group: PipelineGroup, left_out: int) -> str:
+    left_out = len(ranks) - len(line_of)
     text = (
         f"Ranks {short_ranks(group.ranks, 60)}, one step of median length: {_facts(group)}. "
         "Numbers are micro-batches."
     )
-    return f"{text} Not drawn: {counted(left_out, 'further rank')}." if left_out else text
+    caption = f"{text} Not drawn: {counted(left_out, 'further rank')}." if left_out else text
+    return captioned(caption, scrolled(content, label), named, class_="schedule")
 
 
 def _facts(group: PipelineGroup) -> str:
@@ -92,7 +104,11 @@ def _names(line_of: dict[int, int], slots: Sequence[PictureRow], height: int) ->
     stages: dict[int, set[int]] = {}
     for slot in slots:
         stages.setdefault(slot.rank, set()).add(slot.stage)
-    names = [_name(rank, sorted(stages[rank])) for rank in line_of]
+    names = []
+    for rank in line_of:
+        held = sorted(stages[rank])
+        more = ", …" if len(held) > 4 else ""
+        names.append(f"rank {rank} · stage {', '.join(map(str, held[:4]))}{more}")
     texts = [
         element("text", name, x=0, y=number * (_ROW + _GAP) + _ROW / 2 + 4)
         for number, name in enumerate(names)
@@ -101,16 +117,6 @@ def _names(line_of: dict[int, int], slots: Sequence[PictureRow], height: int) ->
     return element(
         "svg", *texts, width=width, height=height, class_="labels lines", aria_hidden="true"
     )
-
-
-def _name(rank: int, stages: Sequence[int]) -> str:
-    held = ", ".join(map(str, stages[:4])) + (", …" if len(stages) > 4 else "")
-    return f"rank {rank} · stage {held}"
-
-
-def _ground(number: int) -> Markup:
-    y = number * (_ROW + _GAP)
-    return element("rect", x=0, y=y, width="100%", height=_ROW, class_="idle")
 
 
 def _slot(slot: PictureRow, number: int, span: int) -> Markup:
@@ -151,9 +157,3 @@ def _number(slot: PictureRow, share: float, span: int, y: int) -> Markup:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.5g}%"
-
-
-def _times(span: int, height: int) -> Markup:
-    first = element("text", "0", x=0, y=height - 6)
-    last = element("text", format_duration(span), x="100%", y=height - 6, class_="end")
-    return element("g", first, last, class_="axis")

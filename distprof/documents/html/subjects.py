@@ -2,19 +2,156 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Callable, Sequence
+
 import numpy as np
 
-from distprof.documents.html.blocks import Segment, bar, bullets, folded, sentence
-from distprof.documents.html.cells import Grid
-from distprof.documents.html.heat_map import Heat, heat_figure
-from distprof.documents.html.markup import EMPTY, Markup, captioned, element, joined
-from distprof.documents.html.rows import columns, legend, row, rows
+from distprof.documents.html.blocks import (
+    EMPTY,
+    Markup,
+    Segment,
+    bar,
+    bullets,
+    captioned,
+    columns,
+    element,
+    folded,
+    joined,
+    legend,
+    row,
+    rows,
+    sentence,
+)
+from distprof.documents.html.heat_map import Grid, Heat, heat_figure
+from distprof.documents.page import group_of
 from distprof.escape import short_ranks
+from distprof.rules.base import Finding
 from distprof.sections.moe.result import MoeResult
 from distprof.sections.overlap.result import AxisOverlap, OverlapResult
+from distprof.sections.parts import window_word
+from distprof.sections.report import Report
 from distprof.sections.stragglers.result import RankStraggler, StragglerSet, StragglersResult
+from distprof.sections.table import Bar, TableView
 from distprof.sections.whatif.result import WhatIfResult
 from distprof.units import format_duration, format_ratio
+
+_MOST_RANKS = 3
+_FIELDS = {
+    "computation": "computation_ns",
+    "exposed_copy": "exposed_copy_ns",
+    "exposed_wait": "exposed_comm_ns",
+    "exposed_transfer": "exposed_comm_ns",
+    "exposed_p2p_wait": "exposed_comm_ns",
+    "exposed_comm_unsplit": "exposed_comm_ns",
+}
+"""Part of a step to the field of the per-step breakdown; idle for all others."""
+_SUBJECTS = {
+    "computation": ("kernels", "efficiency"),
+    "exposed_transfer": ("collectives", "gradients", "overlap", "sharding", "placement"),
+    "exposed_comm_unsplit": ("collectives", "gradients", "overlap", "sharding"),
+    "exposed_wait": ("stragglers", "moe"),
+    "exposed_p2p_wait": ("pipeline", "messages"),
+    "exposed_copy": ("copies",),
+    "other": (),
+}
+"""Part of a step to the sections that its findings name as evidence."""
+_IDLE_SUBJECTS = ("idle", "pauses", "settings")
+_STEP_WORDS = {
+    "computation_ns": "Computation",
+    "exposed_copy_ns": "Exposed copies",
+    "exposed_comm_ns": "All exposed communication",
+    "idle_ns": "All idle time",
+}
+
+
+def waterfall_figure(
+    report: Report, views: Sequence[TableView], anchor_of: Callable[[Finding], str]
+) -> Markup:
+    """A row for each part of the main table; each bar begins where the previous one ends."""
+    view = next((view for view in views if view.is_main), None)
+    if view is None:
+        return EMPTY
+    lines, start = [], 0.0
+    for cells in view.rows:
+        label, text, share, drawn = cells
+        if not isinstance(drawn, Bar) or not drawn.ratio:
+            continue
+        piece = Segment(kind=group_of(drawn.key).key, ratio=drawn.ratio)
+        name, value = str(label), f"{text}  {share}"
+        line = row(name, bar((piece,), label=f"{name}: {value}", start=start), value, tag="span")
+        parts = (
+            _by_rank(report, drawn.key),
+            _by_step(report, drawn.key),
+            _findings(report, drawn.key, anchor_of),
+        )
+        lines.append(
+            element(
+                "details",
+                element("summary", line),
+                element(
+                    "div",
+                    joined(parts)
+                    or sentence("The recording does not show which ranks or steps it is from."),
+                    class_="inside",
+                ),
+                class_="row-details",
+            )
+        )
+        start += drawn.ratio
+    hint = "Open a part to see which ranks and steps it comes from."
+    return captioned(f"{view.caption}. {hint}".lstrip(". "), rows(lines))
+
+
+def _by_rank(report: Report, key: str) -> Markup:
+    field = f"{key}_ns"
+    ranks = report.waterfall.ranks
+    if not ranks or not hasattr(ranks[0], field):
+        return EMPTY
+    steps = max(report.waterfall.num_steps, 1)
+    by_rank = [(each.rank, getattr(each, field) / steps) for each in ranks]
+    if len(by_rank) == 1:
+        return sentence(f"Rank {by_rank[0][0]} is the only rank recorded.")
+    text = f"By rank: {_spread(by_rank, 'rank')}"
+    return joined((sentence(text), columns([ns for _, ns in by_rank], text, group_of(key).key)))
+
+
+def _by_step(report: Report, key: str) -> Markup:
+    field = _FIELDS.get(key, "idle_ns")
+    sums: dict[int, list[int]] = {}
+    for each in report.breakdown.steps:
+        sums.setdefault(each.step, []).append(getattr(each, field))
+    if len(sums) < 2:
+        return EMPTY
+    by_step = [(step, statistics.fmean(values)) for step, values in sorted(sums.items())]
+    text = f"{_STEP_WORDS[field]} by {window_word(report)}, mean over ranks: " + _spread(
+        by_step, "step"
+    )
+    return joined((sentence(text), columns([ns for _, ns in by_step], text, group_of(key).key)))
+
+
+def _spread(values: Sequence[tuple[int, float]], word: str) -> str:
+    """The largest values and where they occur, the median, and the smallest value."""
+    order = sorted(values, key=lambda pair: -pair[1])
+    if order[0][1] == order[-1][1]:
+        return f"{format_duration(order[0][1])} on each {word}."
+    largest = ", ".join(f"{word} {n} ({format_duration(ns)})" for n, ns in order[:_MOST_RANKS])
+    middle = format_duration(statistics.median(ns for _, ns in values))
+    least = f"{word} {order[-1][0]} ({format_duration(order[-1][1])})"
+    return f"most in {largest}; median {middle}; least in {least}."
+
+
+def _findings(report: Report, key: str, anchor_of: Callable[[Finding], str]) -> Markup:
+    """Links to the findings whose evidence concerns this part."""
+    subjects = _SUBJECTS.get(key, _IDLE_SUBJECTS)
+    links = [
+        element("a", f"{one.code} {one.name}", href=f"#{anchor_of(one)}")
+        for one in report.findings
+        if any(place.partition(".")[0] in subjects for place in one.evidence)
+    ]
+    spaced = joined(part for link in links for part in (Markup(" "), link))
+    return element("p", "Findings on this part:", spaced) if links else EMPTY
+
 
 _MOST = 12
 
@@ -31,13 +168,7 @@ def stragglers_figure(result: StragglersResult, word: str) -> Markup:
     )
     lines = [_straggler(rank, most) for rank in charged]
     sets = [_set(one, word) for one in result.sets if len(one.ranks) > 1]
-    return joined(
-        (
-            captioned(caption, rows(lines)),
-            bullets(sets),
-            _blame(result),
-        )
-    )
+    return joined((captioned(caption, rows(lines)), bullets(sets), _blame(result)))
 
 
 def _straggler(rank: RankStraggler, most: int) -> Markup:
@@ -68,10 +199,10 @@ def _blame(result: StragglersResult) -> Markup:
     if len(result.steps) < 2:
         return EMPTY
     worst = sorted(result.steps, key=lambda step: -step.lost_ns)[:3]
+    ranks = ["" if step.rank is None else f" (rank {step.rank})" for step in worst]
     named = ", ".join(
-        f"step {step.step} {format_duration(step.lost_ns)}"
-        + (f" (rank {step.rank})" if step.rank is not None else "")
-        for step in worst
+        f"step {step.step} {format_duration(step.lost_ns)}{rank}"
+        for step, rank in zip(worst, ranks, strict=True)
     )
     text = f"Time lost to late ranks, by step. Most in {named}."
     drawn = columns([step.lost_ns for step in result.steps], text, "exposed_wait")
@@ -83,20 +214,17 @@ def overlap_figure(result: OverlapResult, num_steps: int) -> Markup:
     found = [axis for axis in result.axes if axis.communication_ns > 0]
     if not found:
         return EMPTY
-    means = [_mean_overlap(axis, num_steps) for axis in found[:_MOST]]
+    # Overlapped and exposed communication, ns, mean per rank and step
+    windows = [max(len(axis.ranks), 1) * max(num_steps, 1) for axis in found[:_MOST]]
+    means = [
+        (axis.overlapped_ns / count, axis.exposed_comm_ns / count)
+        for axis, count in zip(found, windows, strict=False)
+    ]
     most = max(hidden + exposed for hidden, exposed in means)
     lines = [_overlap_row(axis, *mean, most) for axis, mean in zip(found, means, strict=False)]
     caption = "Communication by axis, mean over its ranks: the share that overlaps with computation"
-    named = legend(
-        [("k-computation", "overlaps with computation"), ("k-exposed_transfer", "exposed")]
-    )
-    return captioned(caption, rows(lines), named)
-
-
-def _mean_overlap(axis: AxisOverlap, num_steps: int) -> tuple[float, float]:
-    """Overlapped and exposed communication, ns, mean per rank and step."""
-    windows = max(len(axis.ranks), 1) * max(num_steps, 1)
-    return axis.overlapped_ns / windows, axis.exposed_comm_ns / windows
+    kinds = [("k-computation", "overlaps with computation"), ("k-exposed_transfer", "exposed")]
+    return captioned(caption, rows(lines), legend(kinds))
 
 
 def _overlap_row(axis: AxisOverlap, hidden: float, exposed: float, most: float) -> Markup:
@@ -119,21 +247,17 @@ def workers_figure(result: WhatIfResult) -> Markup:
     for worker in placed:
         at = stages.index(worker.stage or 0), replicas.index(worker.dp_rank or 0)
         values[at] = np.fmax(values[at], max(worker.slowdown - 1, 0.0))
-    heat = Heat(
-        values=values,
-        grid=Grid(
-            rows=tuple(map(str, stages)),
-            columns=tuple(map(str, replicas)),
-            row_word="stage",
-            column_word="data-parallel rank",
-        ),
-        what="added to the ideal step",
+    grid = Grid(
+        rows=tuple(map(str, stages)),
+        columns=tuple(map(str, replicas)),
+        row_word="stage",
+        column_word="data-parallel rank",
     )
-    caption = (
+    return heat_figure(
+        Heat(values=values, grid=grid, what="added to the ideal step"),
         "Time that each worker adds to the ideal step if only its own operations keep their "
-        "measured durations, by pipeline stage and data-parallel rank"
+        "measured durations, by pipeline stage and data-parallel rank",
     )
-    return heat_figure(heat, caption)
 
 
 def experts_figure(result: MoeResult) -> Markup:

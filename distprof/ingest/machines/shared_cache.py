@@ -23,8 +23,7 @@ import msgspec
 from distprof.bounds import Bound
 from distprof.errors import DistprofError
 from distprof.ingest.cache.entries import CacheKey, EntryWriter
-from distprof.remote.download import download
-from distprof.remote.listing import stat
+from distprof.remote.download import download, stat
 from distprof.remote.system import ask, is_async
 
 BOUND = Bound(

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distprof.documents.html.blocks import Part, Segment, bar
-from distprof.documents.html.markup import EMPTY, Markup, captioned, joined
-from distprof.documents.html.rows import changes, interval_bar, legend, row, rows
+from distprof.documents.html.blocks import (
+    EMPTY,
+    Markup,
+    Part,
+    Segment,
+    bar,
+    captioned,
+    changes,
+    interval_bar,
+    joined,
+    legend,
+    row,
+    rows,
+)
 from distprof.units import format_duration
 from distprof.verbs.compare.result import Comparison, PartChange, StepChange
 from distprof.verbs.compare.show import PARTS
@@ -47,7 +58,7 @@ def pair_figure(parts: Sequence[PartChange]) -> Markup:
         "first": [(part.part, part.first_ns) for part in parts],
         "second": [(part.part, part.second_ns) for part in parts],
     }
-    most = max((sum(ns for _, ns in each) for each in sums.values()), default=0)
+    most = max(sum(ns for _, ns in each) for each in sums.values())
     if most <= 0:
         return EMPTY
     lines = [_step_row(name, each, most) for name, each in sums.items()]

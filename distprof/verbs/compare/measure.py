@@ -31,33 +31,29 @@ from distprof.version import __version__
 
 ALIKE_RATIO = 0.02
 """Times that differ by less than this count as equal."""
-
 _REST = "other"
-
 _COMPUTATION = "computation"
 
 
 def compare_kernels(
     first: KernelsResult, second: KernelsResult, windows: tuple[int, int]
 ) -> tuple[KernelChange, ...]:
-    """Every kernel of either table, largest change first.
-
-    ``windows`` are the ranks times steps that each table sums over.
-    """
-    mine, theirs = _by_name(first), _by_name(second)
-    folded = _is_folded(first), _is_folded(second)
-    changes = [
-        _change(key, mine.get(key), theirs.get(key), windows, folded)
-        for key in dict.fromkeys((*mine, *theirs))
-    ]
+    """Kernels by change; ``windows`` are the ranks times steps that each table sums over."""
+    mine, theirs = (
+        {(row.kind, row.name): row for row in table.kernels if row.kind != _REST}
+        for table in (first, second)
+    )
+    folded = [any(row.kind == _REST for row in table.kernels) for table in (first, second)]
+    changes = []
+    for key in dict.fromkeys((*mine, *theirs)):
+        one, other = mine.get(key), theirs.get(key)
+        unlisted = (one is None and folded[0]) or (other is None and folded[1])
+        changes.append(_change(key, one, other, windows, unlisted=unlisted))
     return tuple(sorted(changes, key=lambda change: (-abs(change.change_ns), change.name)))
 
 
 def common_kernels(first: KernelsResult, second: KernelsResult) -> float | None:
-    """Share of the computation in kernels of both tables, the smaller one; None without kernels.
-
-    A program that runs other kernels is another program, or is compiled differently.
-    """
+    """Share of the computation in kernels of both tables, the smaller one; None without kernels."""
     totals = [
         {row.name: row.total_ns for row in table.kernels if row.kind == _COMPUTATION}
         for table in (first, second)
@@ -82,25 +78,17 @@ def state_of(first_ns: float | None, second_ns: float | None) -> State:
     return "slower" if second_ns > first_ns else "faster"
 
 
-def _by_name(table: KernelsResult) -> dict[tuple[str, str], KernelRow]:
-    return {(row.kind, row.name): row for row in table.kernels if row.kind != _REST}
-
-
-def _is_folded(table: KernelsResult) -> bool:
-    return any(row.kind == _REST for row in table.kernels)
-
-
 def _change(
     key: tuple[str, str],
     mine: KernelRow | None,
     theirs: KernelRow | None,
     windows: tuple[int, int],
-    folded: tuple[bool, bool],
+    *,
+    unlisted: bool,
 ) -> KernelChange:
     kind, name = key
     first_ns = mine.total_ns // max(1, windows[0]) if mine else None
     second_ns = theirs.total_ns // max(1, windows[1]) if theirs else None
-    unlisted = (mine is None and folded[0]) or (theirs is None and folded[1])
     return KernelChange(
         name=name,
         kind=kind,
@@ -118,6 +106,7 @@ def _change(
 # Collectives whose exposed time grew or shrank, and those that appeared or disappeared ------------
 
 _Key = tuple[str, str, int | None]
+_Classes = dict[_Key, list[CollectiveClass]]
 
 
 def compare_collectives(
@@ -128,38 +117,24 @@ def compare_collectives(
     If the groups of an axis have different sizes in the two runs, the classes of all message sizes
     are added up, because the size of a shard depends on the size of its group.
     """
-    resized = _resized(first, second)
-    mine, theirs = _by_key(first, resized), _by_key(second, resized)
+    sizes: list[dict[str, set[int | None]]] = [{}, {}]
+    for place, result in enumerate((first, second)):
+        for row in result.classes:
+            sizes[place].setdefault(row.axis or row.group, set()).add(row.group_size)
+    shared = set(sizes[0]) & set(sizes[1])
+    resized = frozenset(axis for axis in shared if sizes[0][axis] != sizes[1][axis])
+    mine: _Classes = {}
+    theirs: _Classes = {}
+    for found, result in ((mine, first), (theirs, second)):
+        for row in result.classes:
+            axis = row.axis or row.group
+            key = (row.kind, axis, None if axis in resized else row.bytes)
+            found.setdefault(key, []).append(row)
     changes = [
         _class_change(key, mine.get(key, ()), theirs.get(key, ()), first, second)
         for key in dict.fromkeys((*mine, *theirs))
     ]
     return tuple(sorted(changes, key=lambda change: (-abs(change.change_ns), change.kind)))
-
-
-def _axis(row: CollectiveClass) -> str:
-    return row.axis or row.group
-
-
-def _resized(first: CollectivesResult, second: CollectivesResult) -> frozenset[str]:
-    """Axes whose groups have different sizes in the two runs."""
-    sizes: list[dict[str, set[int | None]]] = [{}, {}]
-    for place, result in enumerate((first, second)):
-        for row in result.classes:
-            sizes[place].setdefault(_axis(row), set()).add(row.group_size)
-    shared = set(sizes[0]) & set(sizes[1])
-    return frozenset(axis for axis in shared if sizes[0][axis] != sizes[1][axis])
-
-
-def _by_key(
-    result: CollectivesResult, resized: frozenset[str]
-) -> dict[_Key, list[CollectiveClass]]:
-    found: dict[_Key, list[CollectiveClass]] = {}
-    for row in result.classes:
-        axis = _axis(row)
-        size = None if axis in resized else row.bytes
-        found.setdefault((row.kind, axis, size), []).append(row)
-    return found
 
 
 def _class_change(
@@ -172,16 +147,12 @@ def _class_change(
     kind, axis, size = key
     first_ns, second_ns = _total(mine, "exposed_ns"), _total(theirs, "exposed_ns")
     known = (not mine or first_ns is not None) and (not theirs or second_ns is not None)
+    state = state_of((first_ns or 0) if mine else None, (second_ns or 0) if theirs else None)
     return CollectiveChange(
         kind=kind,
         axis=axis,
         bytes=size,
-        state=state_of(
-            (first_ns or 0) if mine else None,
-            (second_ns or 0) if theirs else None,
-        )
-        if known
-        else "unlisted",
+        state=state if known else "unlisted",
         first_exposed_ns=first_ns,
         second_exposed_ns=second_ns,
         first_wait_ns=_total(mine, "exposed_wait_ns"),
@@ -211,10 +182,8 @@ def _bandwidth(rows: Sequence[CollectiveClass]) -> float | None:
 # Whether the steps of one run are longer, or chance explains the difference -----------------------
 
 _CONFIDENCE = 0.95
-
 _ALPHA = 0.05
 """Two-sided level of the test on steps."""
-
 _STRICT_ALPHA = 0.01
 """The level for changes below :data:`ALIKE_RATIO`, which slow drift within a run may also cause."""
 
@@ -262,15 +231,8 @@ def median_interval(values: Sequence[int]) -> tuple[int, int] | None:
 def part_changes(first: StepParts, second: StepParts) -> tuple[tuple[str, int, int, int], ...]:
     """Each part: time in the first step, in the second, and the change. Changes add up exactly."""
     names = [name for name in StepParts.__struct_fields__ if name != "span_ns"]
-    return tuple(
-        (
-            name.removesuffix("_ns"),
-            getattr(first, name),
-            getattr(second, name),
-            getattr(second, name) - getattr(first, name),
-        )
-        for name in names
-    )
+    times = ((name, getattr(first, name), getattr(second, name)) for name in names)
+    return tuple((name.removesuffix("_ns"), a, b, b - a) for name, a, b in times)
 
 
 @lru_cache(maxsize=1024)
@@ -289,7 +251,6 @@ def _place(count: int) -> int | None:
 
 
 _LARGE = 400
-
 _NORMAL = 1.96
 
 
@@ -305,7 +266,8 @@ def _p_value(first: Sequence[int], second: Sequence[int]) -> float | None:
 
 def _trend(first: Sequence[int], second: Sequence[int], change: int | None) -> Trend:
     """The direction of the change, if the rank test and the medians agree."""
-    if change is None or not _can_tell(len(first), len(second)):
+    # The smallest possible p-value must be significant
+    if change is None or 2 / comb(len(first) + len(second), len(first)) > _ALPHA:
         return "unknown"
     if not change:
         return "alike"
@@ -322,11 +284,6 @@ def _num_apart(first: Sequence[int], second: Sequence[int], change: int | None) 
     if change > 0:
         return sum(ns > max(first) for ns in second)
     return sum(ns < min(first) for ns in second)
-
-
-def _can_tell(first: int, second: int) -> bool:
-    """Whether there are enough steps for the smallest possible p-value to be significant."""
-    return 2 / comb(first + second, first) <= _ALPHA
 
 
 # The comparison: step time, its parts, kernels, collectives, findings, environment ---------------
@@ -352,8 +309,11 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 def compare(first: Side, second: Side) -> Comparison:
     """Changes from the first run to the second; those of all parts add up to that of the step."""
-    steps = _comparable_steps(first.summary, second.summary)
     is_mixed = first.summary.is_traced != second.summary.is_traced
+    # Never traced steps of one and plain steps of the other
+    steps = [
+        _traced(side.summary) if is_mixed else side.summary.step_ns for side in (first, second)
+    ]
     forbidding = unlike(first.summary.fingerprint, second.summary.fingerprint)
     found = differences(first.summary.fingerprint, second.summary.fingerprint)
     windows = first.num_windows, second.num_windows
@@ -363,16 +323,10 @@ def compare(first: Side, second: Side) -> Comparison:
         second=_run(second.summary, steps[1], is_mixed=is_mixed),
         is_alike=not forbidding,
         differences=tuple(
-            FingerprintChange(
-                field=one.field,
-                group=one.group,
-                first=one.first,
-                second=one.second,
-                forbids=one in forbidding,
-            )
+            FingerprintChange(**msgspec.structs.asdict(one), forbids=one in forbidding)
             for one in found
         ),
-        step=compare_steps(*steps),
+        step=compare_steps(steps[0], steps[1]),
         parts=_parts(first.summary, second.summary),
         kernels=compare_kernels(first.kernels, second.kernels, windows),
         collectives=compare_collectives(first.collectives, second.collectives),
@@ -381,15 +335,6 @@ def compare(first: Side, second: Side) -> Comparison:
         common_kernels_ratio=common_kernels(first.kernels, second.kernels),
         unavailable=_missing(first.summary, second.summary),
     )
-
-
-def _comparable_steps(
-    first: SummaryFile, second: SummaryFile
-) -> tuple[Sequence[int], Sequence[int]]:
-    """Steps of both runs, never traced steps of one and plain steps of the other."""
-    if first.is_traced == second.is_traced:
-        return first.step_ns, second.step_ns
-    return _traced(first), _traced(second)
 
 
 def _traced(summary: SummaryFile) -> Sequence[int]:
@@ -446,7 +391,12 @@ def _findings(
         for code, name in names.items()
     ]
     order = ("new", "both", "gone")
-    return tuple(sorted(changes, key=lambda c: (order.index(c.state), -_size(c), c.code)))
+
+    def rank(change: FindingChange) -> tuple[int, int, str]:
+        cost = max(change.first_cost_ns_per_step or 0, change.second_cost_ns_per_step or 0)
+        return order.index(change.state), -cost, change.code
+
+    return tuple(sorted(changes, key=rank))
 
 
 def _costs(problems: Sequence[FoundProblem]) -> dict[str, int | None]:
@@ -456,10 +406,6 @@ def _costs(problems: Sequence[FoundProblem]) -> dict[str, int | None]:
         known = [c for c in (costs.get(problem.code), problem.cost_ns_per_step) if c is not None]
         costs[problem.code] = max(known, default=None)
     return costs
-
-
-def _size(change: FindingChange) -> int:
-    return max(change.first_cost_ns_per_step or 0, change.second_cost_ns_per_step or 0)
 
 
 def _missing(first: SummaryFile, second: SummaryFile) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ from distprof.sections.base import Result
 from distprof.verbs.displayed import Displayed
 
 COMPARISON_SCHEMA = "distprof.comparison/1"
-
 Trend = Literal["slower", "faster", "alike", "unknown"]
 State = Literal["slower", "faster", "alike", "appeared", "vanished", "unlisted"]
 

@@ -29,7 +29,6 @@ from distprof.verbs.compare.result import (
 from distprof.verbs.summaries import summarize_report
 
 _FEW = 8
-
 _LEAST_RATIO = 0.001  # share of the step: short tables omit smaller changes
 
 PARTS = {
@@ -75,7 +74,9 @@ def _change_words(comparison: Comparison) -> str:
     """Whether the second run is slower, by how much, and the main cause."""
     step = comparison.step
     if step.first_ns is None or step.second_ns is None:
-        return f"Step times cannot be compared: {_without_steps(comparison)} has no steps."
+        sides = ((comparison.first, step.first_ns), (comparison.second, step.second_ns))
+        lacking = " and ".join(run.source for run, ns in sides if ns is None)
+        return f"Step times cannot be compared: {lacking} has no steps."
     first, second = format_duration(step.first_ns), format_duration(step.second_ns)
     took = f"{second} per step instead of {first}"
     if step.trend == "alike":
@@ -85,14 +86,14 @@ def _change_words(comparison: Comparison) -> str:
         return f"Both runs take {first} per step{doubt}."
     cause = _main_cause(comparison) if _is_traced(comparison) else ""
     words = f"The second run {_how_long(step)}{doubt}: {took}."
-    return f"{words} {_sentence(cause)}".rstrip()
+    return f"{words} {capitalized(cause)}." if cause else words
 
 
 def _undecided(comparison: Comparison, took: str) -> str:
     """What a test says that finds no difference: it is no proof that there is none."""
     step = comparison.step
     change = abs(step.change_ratio or 0)
-    by = f"{took} ({_sign(step)}{format_ratio(change)})"
+    by = f"{took} ({'+' if (step.change_ns or 0) >= 0 else '−'}{format_ratio(change)})"
     if change <= ALIKE_RATIO:
         return f"No difference found: {by}."
     apart = ""
@@ -116,35 +117,13 @@ def _how_long(step: StepChange) -> str:
     return f"is {format_ratio(abs(change))} {'slower' if change > 0 else 'faster'}"
 
 
-def _sentence(cause: str) -> str:
-    return f"{capitalized(cause)}." if cause else ""
-
-
 def _is_traced(comparison: Comparison) -> bool:
     """Whether the compared step times belong to the traced steps, which the parts describe."""
     return comparison.first.is_traced and comparison.second.is_traced
 
 
-def _without_steps(comparison: Comparison) -> str:
-    step = comparison.step
-    lacking = [
-        run.source
-        for run, ns in ((comparison.first, step.first_ns), (comparison.second, step.second_ns))
-        if ns is None
-    ]
-    return " and ".join(lacking)
-
-
-def _sign(step: StepChange) -> str:
-    return "+" if (step.change_ns or 0) >= 0 else "−"
-
-
 def _main_cause(comparison: Comparison) -> str:
-    """The part that explains most of the change, if it explains at least a third.
-
-    Empty if the step changed in the opposite direction to the sum of its parts, because a mean and
-    a median may disagree.
-    """
+    """The part that explains a third of the change or more; empty if step and parts disagree."""
     whole = sum(part.change_ns for part in comparison.parts)
     if whole * (comparison.step.change_ns or 0) <= 0:
         return ""
@@ -152,13 +131,10 @@ def _main_cause(comparison: Comparison) -> str:
     most = max(named, key=lambda part: part.change_ns / whole)
     if most.change_ns / whole < 1 / 3:
         return ""
-    name = PARTS.get(most.part, most.part)
+    rest = f" of {signed(whole)}"
     if abs(most.change_ns) > abs(whole):
-        return (
-            f"{name} accounts for {signed(most.change_ns)}, other parts for"
-            f" {signed(whole - most.change_ns)}"
-        )
-    return f"{name} accounts for {signed(most.change_ns)} of {signed(whole)}"
+        rest = f", other parts for {signed(whole - most.change_ns)}"
+    return f"{PARTS.get(most.part, most.part)} accounts for {signed(most.change_ns)}{rest}"
 
 
 def _traced_change(comparison: Comparison) -> str:
@@ -166,9 +142,7 @@ def _traced_change(comparison: Comparison) -> str:
     parts = comparison.parts
     if not parts or _is_traced(comparison):
         return ""
-    first, second = (
-        sum(getattr(part, name) for part in parts) for name in ("first_ns", "second_ns")
-    )
+    first, second = sum(part.first_ns for part in parts), sum(part.second_ns for part in parts)
     span = f"{format_duration(first)} → {format_duration(second)}"
     cause = _main_cause(comparison)
     if cause:
@@ -179,11 +153,6 @@ def _traced_change(comparison: Comparison) -> str:
             "of the profiler, so their parts do not explain the change."
         )
     return ""
-
-
-def comparison_headline(comparison: Comparison) -> str:
-    """One line with the names and facts of both runs."""
-    return f"first: {_named(comparison.first)} · second: {_named(comparison.second)}"
 
 
 def _named(run: ComparedRun) -> str:
@@ -197,10 +166,11 @@ def comparison_sentences(comparison: Comparison) -> Iterator[str]:
     """Whether the comparison is like for like, its uncertainty, throughput and memory."""
     yield _likeness(comparison)
     yield from filter(None, (_traced_change(comparison), _certainty(comparison)))
-    throughput = _throughput(comparison)
-    if throughput:
-        yield throughput
-    memory = (comparison.first.peak_memory_bytes, comparison.second.peak_memory_bytes)
+    one, other = comparison.first, comparison.second
+    rates = (one.throughput_per_s, other.throughput_per_s)
+    if None not in rates and one.throughput_unit == other.throughput_unit:
+        yield f"Throughput: {rates[0]:,.0f} → {rates[1]:,.0f} {one.throughput_unit}/s."
+    memory = (one.peak_memory_bytes, other.peak_memory_bytes)
     if None not in memory:
         yield f"Peak memory: {format_bytes(memory[0])} → {format_bytes(memory[1])}."
     yield from comparison.unavailable
@@ -214,17 +184,11 @@ def _likeness(comparison: Comparison) -> str:
         return f"Step times say little about the code while these differ: {named}."
     if not comparison.compared:
         return "Neither hardware nor program is recorded by both runs: they may be unlike."
-    same = [
-        name
-        for name in comparison.compared
-        if name not in _OF_SOFTWARE or not comparison.differences
-    ]
+    same, software = list(comparison.compared), ""
+    if number := len(comparison.differences):
+        same = [name for name in same if name not in _OF_SOFTWARE]
+        software = f" {counted(number, 'difference')} in software."
     unknown = "" if "program" in comparison.compared else " The program is not recorded."
-    software = (
-        f" {counted(len(comparison.differences), 'difference')} in software."
-        if comparison.differences
-        else ""
-    )
     return f"The same in both runs: {', '.join(same)}.{software}{unknown}"
 
 
@@ -236,19 +200,21 @@ def _certainty(comparison: Comparison) -> str:
     if not all(run.num_steps for run in runs):
         return ""
     traced = "traced steps" if any(run.is_traced for run in runs) else "steps without a profiler"
-    if _is_mixed(comparison):
+    if (
+        _is_traced(comparison)
+        and comparison.first.num_steps == 1
+        and (comparison.second.num_steps == 1 and bool(comparison.parts))
+    ):
         return "There is one mean traced step per run, so chance cannot be ruled out."
     if step.trend == "unknown":
         return f"Medians of {runs[0].num_steps} and {runs[1].num_steps} {traced}."
-    intervals = (
-        ""
-        if None in (step.first_low_ns, step.second_low_ns)
-        else (
+    intervals = ""
+    if None not in (step.first_low_ns, step.second_low_ns):
+        intervals = (
             "95 % intervals "
             f"{format_duration(step.first_low_ns)} to {format_duration(step.first_high_ns)} and "
             f"{format_duration(step.second_low_ns)} to {format_duration(step.second_high_ns)}, "
         )
-    )
     return (
         f"Medians of {runs[0].num_steps} and {runs[1].num_steps} {traced}, {intervals}"
         f"{_odds(step)}. With one run each, this does not cover differences between runs. "
@@ -261,27 +227,6 @@ def _odds(step: StepChange) -> str:
     if step.p_value is None:
         return "no test"
     return "p < 0.001" if step.p_value < 0.001 else f"p = {step.p_value:.2g}"
-
-
-def _is_mixed(comparison: Comparison) -> bool:
-    """Whether one run has plain steps and the other only traced ones."""
-    return (
-        _is_traced(comparison)
-        and comparison.first.num_steps == 1
-        and (comparison.second.num_steps == 1 and bool(comparison.parts))
-    )
-
-
-def _throughput(comparison: Comparison) -> str:
-    first, second = comparison.first, comparison.second
-    if first.throughput_per_s is None or second.throughput_per_s is None:
-        return ""
-    if first.throughput_unit != second.throughput_unit:
-        return ""
-    return (
-        f"Throughput: {first.throughput_per_s:,.0f} → {second.throughput_per_s:,.0f} "
-        f"{first.throughput_unit}/s."
-    )
 
 
 def _or(text: str) -> str:
@@ -342,7 +287,7 @@ def _parts_table(parts: Sequence[PartChange]) -> TableView | None:
     if not parts:
         return None
     there = [part for part in parts if part.first_ns or part.second_ns]
-    first, second = (sum(getattr(p, name) for p in parts) for name in ("first_ns", "second_ns"))
+    first, second = sum(part.first_ns for part in parts), sum(part.second_ns for part in parts)
     whole = PartChange(part="sum", first_ns=first, second_ns=second, change_ns=second - first)
     return rows_table(
         "Where the difference is",
@@ -405,7 +350,7 @@ def _side(report: Report, name: str) -> Side:
 def _page(comparison: Comparison, options: RenderOptions) -> Page:
     return Page(
         verdict=comparison_verdict(comparison),
-        headline=comparison_headline(comparison),
+        headline=f"first: {_named(comparison.first)} · second: {_named(comparison.second)}",
         sentences=tuple(comparison_sentences(comparison)),
         tables=present(comparison_tables(comparison, show_all=options.show_all)),
         commands=tuple(_commands(comparison)),

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from distprof.intervals import Intervals
 from distprof.join.waits import domain_of_ranks, member_column, member_rows, member_to_common
@@ -25,15 +26,10 @@ class CommonClock(msgspec.Struct, frozen=True, kw_only=True):
     @staticmethod
     def of(run: Run) -> CommonClock:
         """The clock of a run with at least one rank."""
-        ends = [
-            run.clock.to_common(
-                rank.rank, np.array((rank.capture_start_ns, rank.capture_end_ns), np.int64)
-            )
-            for rank in run.ranks
-        ]
-        first = min(int(pair.min()) for pair in ends)
+        captures = {r.rank: np.array((r.capture_start_ns, r.capture_end_ns)) for r in run.ranks}
+        ends = np.stack([run.clock.to_common(rank, own) for rank, own in captures.items()])
+        first, last = int(ends.min()), int(ends.max())
         shift = max(0, -first)
-        last = max(int(pair.max()) for pair in ends)
         return CommonClock(
             alignment=run.clock, shift_ns=shift, first_ns=first + shift, last_ns=last + shift
         )
@@ -47,15 +43,14 @@ class CommonClock(msgspec.Struct, frozen=True, kw_only=True):
         return Intervals(self.times(rank, own.start), self.times(rank, own.end))
 
     def error_between(self, rank: int, others: Int64Array) -> Int64Array:
-        """Uncertainty of times between this rank and each other rank (or ABSENT), ns.
-
-        ABSENT if their times cannot be compared.
-        """
-        known: dict[int, int] = {ABSENT: ABSENT}
-        for other in {*others.tolist()} - {ABSENT}:
-            error = self.alignment.residual_between(rank, other)
-            known[other] = ABSENT if error is None else error
-        return np.array([known[other] for other in others.tolist()], np.int64)
+        """Uncertainty of times between this rank and each other rank, ns; ABSENT if unknown."""
+        distinct, place = np.unique(others, return_inverse=True)
+        found = [
+            None if other == ABSENT else self.alignment.residual_between(rank, other)
+            for other in distinct.tolist()
+        ]
+        errors = np.array([ABSENT if error is None else error for error in found], np.int64)
+        return errors[place]
 
 
 def clock_text(clock: ClockAlignment, ranks: Collection[int]) -> str:
@@ -122,3 +117,69 @@ def inside(rows: Intervals, windows: Intervals | None) -> Int64Array:
     begin = windows.start[np.minimum(at, windows.size - 1)]
     reaches = begin < np.maximum(rows.end, rows.start + 1)
     return np.flatnonzero((at < windows.size) & reaches)
+
+
+def lanes_of(slices: Intervals) -> NDArray[np.int64]:
+    """The lane of each slice, from 0; slices in one lane nest properly."""
+    lanes = np.zeros(slices.size, np.int64)
+    order = _outer_first(slices)
+    if _nests(slices, order):
+        return lanes
+    open_ends: list[list[int]] = []
+    starts, ends = slices.start[order].tolist(), slices.end[order].tolist()
+    chosen = [_place(open_ends, start, end) for start, end in zip(starts, ends, strict=True)]
+    lanes[order] = chosen
+    return lanes
+
+
+def _place(lanes: list[list[int]], start: int, end: int) -> int:
+    """The first lane in which the slice fits; ``lanes`` holds the ends of the open slices."""
+    for number, ends in enumerate(lanes):
+        while ends and ends[-1] <= start:
+            ends.pop()
+        if not ends or end <= ends[-1]:
+            ends.append(end)
+            return number
+    lanes.append([end])
+    return len(lanes) - 1
+
+
+def bracket_order(slices: Intervals) -> Int64Array:
+    """Position of every bracket: the opening brackets of all slices, then the closing ones.
+
+    At the same time, slices close before others open, inner slices close before outer ones, outer
+    slices open before inner ones, and an empty slice closes right after it opens.
+    """
+    size = slices.size
+    turn = np.empty(size, np.int64)
+    turn[_outer_first(slices)] = np.arange(size)
+    empty = slices.start == slices.end
+    time = np.concatenate((slices.start, slices.end))
+    phase = np.concatenate((np.where(empty, 2, 1), np.where(empty, 2, 0)))
+    within = np.concatenate((2 * turn, np.where(empty, 2 * turn + 1, -turn)))
+    place = np.empty(2 * size, np.int64)
+    place[np.lexsort((within, phase, time))] = np.arange(2 * size)
+    return place
+
+
+def _outer_first(slices: Intervals) -> Int64Array:
+    order: Int64Array = np.lexsort((-slices.end, slices.start))
+    return order
+
+
+def _nests(slices: Intervals, order: Int64Array) -> bool:
+    """Whether no two slices partly overlap."""
+    start, end = slices.start[order], slices.end[order]
+    if (start[1:] >= end[:-1]).all():
+        return True
+    place = bracket_order(Intervals(start, end))
+    size = slices.size
+    step = np.empty(2 * size, np.int64)
+    step[place[:size]], step[place[size:]] = 1, -1
+    depth = np.cumsum(step)
+    opened, closed = depth[place[:size]], depth[place[size:]] + 1
+    # Brackets of one depth open and close alternately, so the k-th closing one matches the k-th
+    # opening one
+    of_open = np.lexsort((place[:size], opened))
+    of_close = np.lexsort((place[size:], closed))
+    return bool((of_open == of_close).all())

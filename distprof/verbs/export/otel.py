@@ -1,8 +1,4 @@
-"""Sends metrics and one span per step to an OpenTelemetry collector, by OTLP over HTTP.
-
-``opentelemetry-sdk`` creates and sends them from a separate process. A collector that is slow or
-unreachable delays this process, but no rank.
-"""
+"""Sends metrics and one span per step to an OpenTelemetry collector, by OTLP over HTTP."""
 
 from __future__ import annotations
 
@@ -10,13 +6,14 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from distprof.artefacts.records import StepRecord
 from distprof.errors import InputError, MissingExtraError, UsageError
 from distprof.escape import plain, shorten
-from distprof.verbs.addresses import is_web_address
-from distprof.verbs.export.families import Family, Observed, all_families
+from distprof.verbs.export.prometheus import Family, Observed, all_families
+from distprof.verbs.sources import is_web_address
 from distprof.version import __version__
 
 if TYPE_CHECKING:
@@ -26,17 +23,11 @@ if TYPE_CHECKING:
 MAX_WAITING = 10_000
 """Maximum number of steps that wait for an unreachable collector; older ones are dropped and
 counted."""
-
 _BATCH = 512
 _UNITS = {
-    "_seconds": "s",
-    "_bytes": "By",
-    "_watts": "W",
-    "_celsius": "Cel",
-    "_hertz": "Hz",
-    "_joules": "J",
-    "_ratio": "1",
-}
+    "_seconds": "s", "_bytes": "By", "_watts": "W", "_celsius": "Cel", "_hertz": "Hz",
+    "_joules": "J", "_ratio": "1",
+}  # fmt: skip
 
 
 def base_of(endpoint: str) -> str:
@@ -58,20 +49,7 @@ def unit_of(family: Family) -> str:
 
 
 class Sender:
-    """Sends metrics and spans to one collector.
-
-    Args:
-        observed: Source of the metrics.
-        endpoint: Base address of the collector.
-        rank: Rank whose steps become spans; None for the lowest rank.
-        timeout_s: Timeout of one request, including retries.
-
-    Attributes:
-        num_dropped: Number of steps dropped because the collector was unreachable for too long.
-
-    Raises:
-        MissingExtraError: If the packages are not installed.
-    """
+    """Sends metrics, and steps of one rank (the lowest by default) as spans, to one collector."""
 
     def __init__(
         self, observed: Observed, endpoint: str, *, rank: int | None = None, timeout_s: float = 10
@@ -114,8 +92,7 @@ class Sender:
         data = self._reader.get_metrics_data()
         if data is not None and self._metrics.export(data) is not MetricExportResult.SUCCESS:
             return False
-        while self._waiting:
-            batch = [self._waiting[i] for i in range(min(_BATCH, len(self._waiting)))]
+        while batch := list(islice(self._waiting, _BATCH)):
             if self._spans.export(self._made(batch)) is not SpanExportResult.SUCCESS:
                 return False
             for _ in batch:
@@ -140,13 +117,12 @@ class Sender:
     def _declare(self) -> None:
         """Create an instrument for every family; unknown values are not observed."""
         meter = self._meters.get_meter("distprof", __version__)
+        makers = {
+            "counter": meter.create_observable_counter,
+            "gauge": meter.create_observable_gauge,
+        }
         for family in all_families():
-            make = (
-                meter.create_observable_counter
-                if family.kind == "counter"
-                else meter.create_observable_gauge
-            )
-            make(
+            makers[family.kind](
                 name_of(family),
                 callbacks=[self._callback(family)],
                 unit=unit_of(family),
@@ -174,22 +150,19 @@ class Sender:
         provider.add_span_processor(SimpleSpanProcessor(kept))
         tracer = provider.get_tracer("distprof", __version__)
         for rank, step in steps:
+            known = {"tokens": step.tokens, "samples": step.samples, "loss": step.loss}
             span = tracer.start_span(
-                "step", start_time=step.start_ns, attributes=_attributes(rank, step)
+                "step",
+                start_time=step.start_ns,
+                attributes={
+                    "distprof.rank": rank,
+                    "distprof.step": step.step,
+                    "distprof.is_traced": step.is_traced,
+                    **{f"distprof.{key}": v for key, v in known.items() if v is not None},
+                },
             )
             span.end(step.end_ns)
         return kept.get_finished_spans()
-
-
-def _attributes(rank: int, step: StepRecord) -> dict[str, Any]:
-    """Attributes of a step, without unknown ones."""
-    known = {"tokens": step.tokens, "samples": step.samples, "loss": step.loss}
-    return {
-        "distprof.rank": rank,
-        "distprof.step": step.step,
-        "distprof.is_traced": step.is_traced,
-        **{f"distprof.{name}": value for name, value in known.items() if value is not None},
-    }
 
 
 def send(
@@ -200,11 +173,7 @@ def send(
     failed: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Send once, or every ``every_s`` seconds for ever.
-
-    ``failed`` gets a sentence if the collector did not accept data and is tried again. A single
-    attempt that fails raises InputError.
-    """
+    """Send once, InputError if that fails, or for ever, with a sentence to ``failed``."""
     if every_s is not None:
         sender.forget_steps()
     while True:

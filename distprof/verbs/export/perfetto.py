@@ -1,12 +1,9 @@
-"""Exports a run as one merged Perfetto trace: all ranks on one clock, with distprof's results.
-
-Ranks are written one after another, so the tables of only one rank are in memory at a time.
-"""
+"""Exports a run as one merged Perfetto trace, rank after rank, with distprof's results."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePath
 
 import msgspec
@@ -72,32 +69,33 @@ def export_perfetto(
     """
     chosen = choice or Choice()
     ranks = _chosen_ranks(examined.run, chosen)
-    _check_steps(ranks, chosen.steps)
+    if chosen.steps is not None:
+        known = {step for rank in ranks for step in rank.steps["step"].tolist()}
+        if missing := chosen.steps - known:
+            present = f"steps {fold_ranks(known)}" if known else "no step marks"
+            raise UsageError(f"--steps {fold_ranks(missing)}: the ranks recorded {present}")
     file = Path(path)
     try:
         with writing_atomically(file) as stream:
-            timeline = _TimeLine(examined, chosen, PacketFile(stream, _epoch(examined.run)))
+            has_epoch = all(rank.has_epoch for rank in examined.run.ranks)
+            epoch_ns = CommonClock.of(examined.run).first_ns if has_epoch else None
+            timeline = _TimeLine(examined, chosen, PacketFile(stream, epoch_ns))
             timeline.write(ranks, progress)
         size = file.stat().st_size if file.is_file() else 0
-    except WriteError as error:
-        raise _cannot_write(file, error.__cause__) from error
-    except OSError as error:
-        raise _cannot_write(file, error) from error
+    except (WriteError, OSError) as error:
+        cause = error.__cause__ if isinstance(error, WriteError) else error
+        raise InputError(
+            str(file),
+            expected="a path that can be written",
+            found=getattr(cause, "strerror", None) or str(cause),
+            fix="choose another file with -o, or write less: --ranks, --steps, --only collectives",
+        ) from error
     return Exported(
         path=str(file),
         ranks=tuple(rank.rank for rank in ranks),
         num_slices=timeline.num_slices,
         num_bytes=size,
         notes=(*timeline.notes, *_doubts(examined)),
-    )
-
-
-def _cannot_write(file: Path, error: BaseException | None) -> InputError:
-    return InputError(
-        str(file),
-        expected="a path that can be written",
-        found=getattr(error, "strerror", None) or str(error),
-        fix="choose another file with -o, or write less: --ranks, --steps, --only collectives",
     )
 
 
@@ -117,20 +115,6 @@ def _chosen_ranks(run: Run, choice: Choice) -> tuple[Rank, ...]:
         present = name_ranks(rank.rank for rank in run.ranks)
         raise UsageError(f"--ranks {fold_ranks(missing)}: the run has traces of {present}")
     return tuple(rank for rank in run.ranks if rank.rank in wanted)
-
-
-def _check_steps(ranks: Iterable[Rank], wanted: frozenset[int] | None) -> None:
-    if wanted is None:
-        return
-    known = {step for rank in ranks for step in rank.steps["step"].tolist()}
-    if missing := wanted - known:
-        present = f"steps {fold_ranks(known)}" if known else "no step marks"
-        raise UsageError(f"--steps {fold_ranks(missing)}: the ranks recorded {present}")
-
-
-def _epoch(run: Run) -> int | None:
-    """Start of the recording, if the times of every rank are since the epoch."""
-    return CommonClock.of(run).first_ns if all(rank.has_epoch for rank in run.ranks) else None
 
 
 def _doubts(examined: Examined) -> tuple[str, ...]:
@@ -161,7 +145,15 @@ class _TimeLine:
 
     def write(self, ranks: tuple[Rank, ...], progress: Progress | None) -> None:
         """Write everything."""
-        parent = self._shared.track("distprof", None, about=self._about())
+        clock = self._clock
+        shift = f" {clock.shift_ns} ns were added to all times." if clock.shift_ns else ""
+        reference = clock.alignment.names[0] if clock.alignment.names else ""
+        parent = self._shared.track(
+            "distprof",
+            None,
+            about=f"Times are on the clock of {reference}, and every other clock was aligned with"
+            f" it.{shift}",
+        )
         self._critical_path(parent)
         self._findings(parent, ranks)
         for done, rank in enumerate(ranks, 1):
@@ -169,26 +161,20 @@ class _TimeLine:
             if progress is not None:
                 progress(done, len(ranks))
 
-    def _about(self) -> str:
-        clock = self._clock
-        shift = f" {clock.shift_ns} ns were added to all times." if clock.shift_ns else ""
-        reference = clock.alignment.names[0] if clock.alignment.names else ""
-        return (
-            f"Times are on the clock of {reference}, and every other clock was aligned with"
-            f" it.{shift}"
-        )
-
     # Ranks ----------------------------------------------------------------------------------------
 
     def _rank(self, rank: Rank) -> None:
         examined, packets = self._examined, self._file.sequence()
         try:
+            known = self._examined.analyses.wait_ends.get(rank.rank)
             self.num_slices += RankTracks(
                 run=examined.run,
                 rank=rank,
                 clock=self._clock,
                 arrivals=self._arrivals[rank.rank],
-                wait_end_ns=self._wait_ends(rank),
+                wait_end_ns=np.full(len(rank.collectives), ABSENT, np.int64)
+                if known is None
+                else known,
                 analysis=examined.analyses.get(rank.rank),
                 slow=[one for one in examined.report.stragglers.sets if rank.rank in one.ranks],
                 steps=self._choice.steps,
@@ -203,10 +189,6 @@ class _TimeLine:
             ).write()
         except _Unreadable as error:
             self.notes.append(f"Rank {rank.rank} is incomplete: {' '.join(str(error).split())}")
-
-    def _wait_ends(self, rank: Rank) -> Int64Array:
-        known = self._examined.analyses.wait_ends.get(rank.rank)
-        return np.full(len(rank.collectives), ABSENT, np.int64) if known is None else known
 
     def _rank_name(self, rank: Rank) -> str:
         """Name of a rank, with the accuracy of its clock unless the node's name has it."""
@@ -236,38 +218,32 @@ class _TimeLine:
         simulation = self._examined.simulation
         if simulation is None or not isinstance(simulation.model, TraceModel):
             return
-        found = self._path_slices(simulation.model.graph)
-        track = self._shared.track(
-            "critical path",
-            parent,
-            about="The chain of work and transfers that determined the end of the last step.",
-        )
-        self._shared.slices(track, found)
-        self.num_slices += found.spans.size
-
-    def _path_slices(self, graph: TraceGraph) -> Slices:
+        graph = simulation.model.graph
         times = graph.simulate()
         path = critical_path(graph.graph, times, delay=graph.delay_ns)
         bounds = self._measured(graph, path, times.start[path], int(times.end[path[-1]]))
         names = node_names(graph, path)
         starts = [i for i, name in enumerate(names) if i == 0 or name != names[i - 1]]
-        ends = [*starts[1:], len(names)]
-        spans = Intervals(bounds[starts], bounds[ends])
+        spans = Intervals(bounds[starts], bounds[[*starts[1:], len(names)]])
         kept = np.flatnonzero(spans.end > spans.start)
         kept = kept[np.isin(kept, inside(spans, self._chosen_windows()))]
-        return Slices(
+        track = self._shared.track(
+            "critical path",
+            parent,
+            about="The chain of work and transfers that determined the end of the last step.",
+        )
+        found = Slices(
             spans=Intervals(spans.start[kept], spans.end[kept]),
             name=Coded.encode([names[starts[i]] for i in kept.tolist()]),
             category=Coded(np.zeros(len(kept), np.int32), ("critical path",)),
         )
+        self._shared.slices(track, found)
+        self.num_slices += found.spans.size
 
     def _measured(
         self, graph: TraceGraph, path: Int64Array, simulated: Int64Array, end: int
     ) -> Int64Array:
-        """Measured start of each operation on the path, and end of the last one.
-
-        Starts of segments were measured. Transfers between segments are interpolated.
-        """
+        """Start of each operation and end of the last: segments measured, others interpolated."""
         analyses = self._examined.analyses
         begins = [
             self._clock.times(rank, line.start_ns + line.begin_ns)
@@ -301,14 +277,6 @@ class _TimeLine:
         if not findings:
             return
         group = self._shared.track("findings", parent, place=1)
-        starts = self._step_starts(ranks)
-        for place, finding in enumerate(findings):
-            name = f"{finding.code} {finding.name}"
-            track = self._shared.track(name, group, place=place, about=finding.message)
-            self._shared.marks(track, self._moments(finding, starts), name, _words(finding))
-
-    def _step_starts(self, ranks: tuple[Rank, ...]) -> Mapping[int, int]:
-        """Earliest start of each analysed step on any rank, on the clock of the file."""
         starts: dict[int, int] = {}
         for rank in ranks:
             at_ns = self._clock.times(rank.rank, rank.steps["start_ns"])
@@ -316,11 +284,15 @@ class _TimeLine:
                 starts[step] = min(at, starts.get(step, at))
         analysed = self._examined.run.window.steps or tuple(starts)
         wanted = self._choice.steps
-        return {
+        starts = {
             step: starts[step]
             for step in analysed
             if step in starts and (wanted is None or step in wanted)
         }
+        for place, finding in enumerate(findings):
+            name = f"{finding.code} {finding.name}"
+            track = self._shared.track(name, group, place=place, about=finding.message)
+            self._shared.marks(track, self._moments(finding, starts), name, _words(finding))
 
     def _moments(self, finding: Finding, starts: Mapping[int, int]) -> list[int]:
         steps = finding.steps or tuple(starts)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Literal
 
 import msgspec
@@ -17,19 +18,16 @@ from distprof.sections.context import RankAnalysis
 from distprof.sections.stragglers.result import StragglerSet
 from distprof.terms import ActivityKind, CollectiveKind, SlotKind, StepSource
 from distprof.units import format_bytes
-from distprof.verbs.export.common import Arrivals, CommonClock, inside
-from distprof.verbs.export.lanes import lanes_of
+from distprof.verbs.export.common import Arrivals, CommonClock, inside, lanes_of
 from distprof.verbs.export.packets import PacketSequence, Slices
 
 Only = Literal["collectives", "gpu"]
 ONLY: tuple[Only, ...] = ("collectives", "gpu")
 """Choices to write only part of a rank."""
-
 WAITS = "waits for rank {}"
 WITHIN_ERROR = "wait shorter than the clock error"
 TRANSFERS = "transfer"
 LATE = "all other members wait for this rank"
-
 _STEPS, _COLLECTIVES, _LATE, _SLOTS, _STREAMS, _THREADS, _SENSORS = range(7)
 _PLACES = 10_000  # tracks of each of these kinds that keep their order
 
@@ -52,25 +50,23 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
     parent: int  # Track of the rank.
 
     def write(self) -> int:
-        """Write the tracks and return the number of slices.
-
-        Raises:
-            InputError, OSError, ValueError: If the rank's tables cannot be read.
-        """
-        return sum((self._steps(), self._collectives(), self._late(), self._slots(),
-                    self._tables(), self._sensors()))  # fmt: skip
+        """Write the tracks and return the number of slices."""
+        written = self._steps() + self._collectives() + self._late() + self._slots()
+        if self.only != "collectives":
+            tables = self.rank.tables.load(every_host_row=self.only is None)
+            written += self._streams(tables)
+            written += self._threads(tables) if self.only is None else 0
+        self._sensors()
+        return written
 
     # Tracks with results of distprof --------------------------------------------------------------
 
     def _steps(self) -> int:
         table = self.rank.steps.take(inside(intervals_of(self.rank.steps), self._windows))
         label = "capture" if self.rank.step_source is StepSource.CAPTURE else "step {}"
-        names = [
-            label.format(step) + ("" if complete else " (cut by the capture)")
-            for step, complete in zip(
-                table["step"].tolist(), table["complete"].tolist(), strict=True
-            )
-        ]
+        rows = zip(table["step"].tolist(), table["complete"].tolist(), strict=True)
+        cut = " (cut by the capture)"
+        names = [label.format(step) + ("" if complete else cut) for step, complete in rows]
         own = intervals_of(table)
         return self._write("steps", _STEPS, own, Coded.encode(names), "step")
 
@@ -104,14 +100,10 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
         start = np.concatenate((own.start[known][waits], middle[moves]))
         end = np.concatenate((middle[waits], own.end[known][moves]))
         error = self.clock.error_between(self.rank.rank, last[waits])
+        columns = (last[waits], (end - start)[: len(waits)], error)
         names = [
             WAITS.format(rank) if wait > error >= 0 else WITHIN_ERROR
-            for rank, wait, error in zip(
-                last[waits].tolist(),
-                (end - start)[: len(waits)].tolist(),
-                error.tolist(),
-                strict=True,
-            )
+            for rank, wait, error in np.stack(columns, axis=1).tolist()
         ]
         both = ["wait"] * len(waits) + ["transfer"] * len(moves)
         return Slices(
@@ -130,14 +122,11 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
         columns = (table["kind"].astype(np.int64), axis, table["bytes"])
         keys = np.stack([column[kept] for column in columns], axis=1)
         classes, code = np.unique(keys, axis=0, return_inverse=True)
-        names = [
-            " ".join(
-                filter(
-                    None, (CollectiveKind(kind).label, labels[at] if labels else "", _size(size))
-                )
-            )
-            for kind, at, size in classes.tolist()
-        ]
+        names = []
+        for kind, at, size in classes.tolist():
+            shown = "" if size == ABSENT else format_bytes(size)
+            words = (CollectiveKind(kind).label, labels[at] if labels else "", shown)
+            names.append(" ".join(filter(None, words)))
         return Coded.merged(code.ravel().astype(np.int32), names)
 
     def _late(self) -> int:
@@ -151,7 +140,8 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
         rows = np.flatnonzero(late)
         rows = rows[np.isin(rows, inside(intervals_of(table), self._windows))]
         waited = common[rows] - before[rows]
-        rows = rows[waited > self._largest_error()]
+        others = np.array([rank.rank for rank in self.run.ranks], np.int64)
+        rows = rows[waited > int(self.clock.error_between(self.rank.rank, others).max())]
         steps, names = self._slow_steps()
         spans = Intervals(
             np.concatenate((steps.start, before[rows])), np.concatenate((steps.end, common[rows]))
@@ -160,11 +150,6 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
         category = _constant("straggler", len(name))
         slices = Slices(spans=spans, name=name, category=category)
         return self._write_lanes("straggler", _LATE, slices)
-
-    def _largest_error(self) -> int:
-        """Largest error of any rank's clock relative to this rank's, ns."""
-        others = np.array([rank.rank for rank in self.run.ranks], np.int64)
-        return int(self.clock.error_between(self.rank.rank, others).max())
 
     def _slow_steps(self) -> tuple[Intervals, list[str]]:
         """Steps in which the rank is slow, on the clock of the file, and the reasons."""
@@ -189,26 +174,15 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
             return 0
         own = Intervals(slots.start_ns, slots.end_ns)
         kept = inside(own, self._windows)
+        columns = (slots.kind, slots.micro_batch, slots.stage)
         names = [
             f"{SlotKind(kind).name.lower()} of micro-batch {micro_batch}, stage {stage}"
-            for kind, micro_batch, stage in zip(
-                slots.kind[kept].tolist(),
-                slots.micro_batch[kept].tolist(),
-                slots.stage[kept].tolist(),
-                strict=True,
-            )
+            for kind, micro_batch, stage in np.stack(columns, axis=1)[kept].tolist()
         ]
         own = Intervals(own.start[kept], own.end[kept])
         return self._write("pipeline slots", _SLOTS, own, Coded.encode(names), "pipeline")
 
     # Tracks from the trace ------------------------------------------------------------------------
-
-    def _tables(self) -> int:
-        if self.only == "collectives":
-            return 0
-        tables = self.rank.tables.load(every_host_row=self.only is None)
-        written = self._streams(tables)
-        return written if self.only is not None else written + self._threads(tables)
 
     def _streams(self, tables: RankTables) -> int:
         """One track per stream, and another for ranges that the program annotated on it."""
@@ -221,7 +195,8 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
             name = self._stream_name(stream)
             name += f" of GPU {device}" if several else ""
             name += " (ranges)" if is_range else ""
-            written += self._write_rows(name, _STREAMS, nth, table.take(rows), _kind_names)
+            kinds = Coded(table["kind"][rows].astype(np.int32), _KIND_NAMES)
+            written += self._write_rows(name, _STREAMS, nth, table.take(rows), kinds)
         return written
 
     def _stream_name(self, stream: int) -> str:
@@ -235,46 +210,36 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
         written = 0
         for nth, ((code,), rows) in enumerate(_groups(threads.codes)):
             name = f"CPU thread {threads.values[code]}"
-            written += self._write_rows(name, _THREADS, nth, host.take(rows), _categories)
+            category = host.coded("category").take(rows)
+            written += self._write_rows(name, _THREADS, nth, host.take(rows), category)
         return written
 
-    def _write_rows(
-        self, name: str, kind: int, nth: int, table: Table, category: Callable[[Table], Coded]
-    ) -> int:
+    def _write_rows(self, name: str, kind: int, nth: int, table: Table, category: Coded) -> int:
         slices = Slices(
             spans=self.clock.spans(self.rank.rank, intervals_of(table)),
             name=table.coded("name"),
-            category=category(table),
+            category=category,
         )
         return self._write_lanes(name, kind, slices, nth=nth)
 
     # Sensors --------------------------------------------------------------------------------------
 
-    def _sensors(self) -> int:
+    def _sensors(self) -> None:
         """Counters of the values that probes or sensor files recorded during the capture."""
         source = self.run.records.get(self.rank.rank)
         if source is None:
-            return 0
-        records, place = source.load(), 0
-        for schema, table in ((TELEMETRY, records.telemetry), (MEMORY_LOG, records.memory)):
-            for name, unit, at_ns, values in _series(schema, table):
-                self._counter(name, unit, at_ns, values, place)
-                place += 1
-        return 0
-
-    def _counter(
-        self, name: str, unit: str, own_ns: Int64Array, values: np.ndarray, place: int
-    ) -> None:
-        at_ns = self.clock.times(self.rank.rank, own_ns)
-        kept = (at_ns >= self.clock.first_ns) & (at_ns <= self.clock.last_ns)
-        windows = self._windows
-        if windows is not None:
-            kept[
-                np.setdiff1d(np.arange(len(own_ns)), inside(Intervals(own_ns, own_ns), windows))
-            ] = False
-        if kept.any():
-            track = self.packets.track(name, self.parent, place=_at(_SENSORS, place), unit=unit)
-            self.packets.counter(track, at_ns[kept], values[kept])
+            return
+        records, rank = source.load(), self.rank.rank
+        tables = ((TELEMETRY, records.telemetry), (MEMORY_LOG, records.memory))
+        found = chain.from_iterable(_series(schema, table) for schema, table in tables)
+        for place, (name, unit, own_ns, values) in enumerate(found):
+            at_ns = self.clock.times(rank, own_ns)
+            kept = (at_ns >= self.clock.first_ns) & (at_ns <= self.clock.last_ns)
+            chosen = inside(Intervals(own_ns, own_ns), self._windows)
+            kept &= np.isin(np.arange(len(own_ns)), chosen)
+            if kept.any():
+                track = self.packets.track(name, self.parent, place=_at(_SENSORS, place), unit=unit)
+                self.packets.counter(track, at_ns[kept], values[kept])
 
     # Writing --------------------------------------------------------------------------------------
 
@@ -317,10 +282,6 @@ def _at(kind: int, nth: int) -> int:
     return kind * _PLACES + min(nth, _PLACES - 1)
 
 
-def _size(num_bytes: int) -> str:
-    return "" if num_bytes == ABSENT else format_bytes(num_bytes)
-
-
 def _groups(*columns: np.ndarray) -> Iterator[tuple[tuple[int, ...], Int64Array]]:
     """Groups of rows with equal values in all columns: the values, ascending, and the rows."""
     order = np.lexsort(columns[::-1]).astype(np.int64)
@@ -331,12 +292,7 @@ def _groups(*columns: np.ndarray) -> Iterator[tuple[tuple[int, ...], Int64Array]
         yield tuple(int(column[rows[0]]) for column in columns), rows
 
 
-def _kind_names(table: Table) -> Coded:
-    return Coded(table["kind"].astype(np.int32), tuple(kind.name.lower() for kind in ActivityKind))
-
-
-def _categories(table: Table) -> Coded:
-    return table.coded("category")
+_KIND_NAMES = tuple(kind.name.lower() for kind in ActivityKind)
 
 
 def _constant(text: str, size: int) -> Coded:

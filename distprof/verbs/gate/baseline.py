@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from pathlib import Path
 
 import msgspec
@@ -19,14 +21,102 @@ from distprof.documents.document import Document
 from distprof.errors import InputError
 from distprof.run.fingerprint import unlike
 from distprof.sections.table import counted
-from distprof.verbs.gate.metrics import METRICS, efficiency_ratio, find_metric, values_of
+from distprof.verbs.gate.decide import Better, Scale
 from distprof.version import __version__
+
+
+class Metric(msgspec.Struct, frozen=True):
+    """One metric of a run."""
+
+    name: str  # Name in configuration, baselines and JSON.
+    label: str  # Name in reports.
+    better: Better  # Which direction is an improvement.
+    scale: Scale  # ``ratio`` for times and sizes; ``difference`` for shares, which may be near 0.
+    tolerance: float  # Loss that is accepted by default.
+    # Returns its value in a summary, or None if unknown.
+    read: Callable[[SummaryFile], float | None]
+    # Whether it is gated by default. The parts of a step explain its time, but each is noisier than
+    # the whole, and gating all of them would raise more false alarms.
+    decides: bool = False
+
+    def can_be(self, value: float) -> bool:
+        """Whether a value is possible: finite and above 0, or a share of 0."""
+        return math.isfinite(value) and (value > 0 or (self.scale == "difference" and value == 0))
+
+
+def _step_time(summary: SummaryFile) -> float | None:
+    return statistics.median(summary.step_ns) if summary.step_ns else None
+
+
+METRICS = (
+    Metric("step_time", "step time", "lower", "ratio", 0.02, _step_time, decides=True),
+    # From a pair of sizes: efficiency_ratio
+    Metric(
+        "efficiency", "scaling efficiency", "higher", "ratio", 0.02, lambda _: None, decides=True
+    ),
+    Metric(
+        "overlap",
+        "overlap of communication",
+        "higher",
+        "difference",
+        0.05,
+        attrgetter("overlap_ratio"),
+    ),
+    Metric(
+        "exposed_communication",
+        "exposed communication",
+        "lower",
+        "difference",
+        0.02,
+        attrgetter("exposed_comm_ratio"),
+    ),
+    Metric("bubble", "pipeline bubble", "lower", "difference", 0.02, attrgetter("bubble_ratio")),
+    Metric(
+        "imbalance", "cost of imbalance", "lower", "difference", 0.02, attrgetter("imbalance_ratio")
+    ),
+    Metric("memory", "peak memory", "lower", "ratio", 0.02, attrgetter("peak_memory_bytes")),
+)
+"""Every metric, in the order of display."""
+
+
+def find_metric(name: str) -> Metric | None:
+    """The metric with this name; None if there is none."""
+    return next((metric for metric in METRICS if metric.name == name), None)
+
+
+def values_of(summary: SummaryFile) -> dict[str, float]:
+    """Values by metric, without unknown and impossible values."""
+    found = ((metric, metric.read(summary)) for metric in METRICS)
+    return {m.name: float(v) for m, v in found if v is not None and m.can_be(v)}
+
+
+def efficiency_ratio(small: SummaryFile, large: SummaryFile) -> float | None:
+    """Work per rank and time of the large run, divided by that of the small run.
+
+    Work is measured in tokens, or else in samples. If neither is known, every rank is assumed to
+    have the same work in both runs (weak scaling). None if a step time or a size is unknown or
+    impossible.
+    """
+    fields = ("tokens_per_step", "samples_per_step")
+    field = next((f for f in fields if getattr(small, f) and getattr(large, f)), "")
+    before, after = (_rank_rate(run, field) for run in (small, large))
+    ratio = after / before if before and after else 0.0
+    return ratio if 0 < ratio < math.inf else None
+
+
+def _rank_rate(summary: SummaryFile, field: str) -> float | None:
+    """Work per rank and ns; the work of a rank is 1 if it is unknown."""
+    step, ranks = _step_time(summary), summary.fingerprint.world_size
+    if not step or step <= 0 or not ranks:
+        return None
+    work = float(getattr(summary, field)) / ranks if field else 1.0
+    return work / step
+
 
 MOST_REPEATS = 100
 """Maximum number of repeats per session, which keeps the file small enough to review."""
 MOST_SESSIONS = 100
 """Maximum number of sessions per baseline, for the same reason and for a fast bootstrap."""
-
 _DIGITS = 9  # significant digits; more would only make a review longer
 
 
@@ -78,11 +168,7 @@ def _impossible_value(baseline: BaselineFile) -> str:
 def session_of(
     repeats: Sequence[SummaryFile], small: Sequence[SummaryFile] = ()
 ) -> BaselineSession:
-    """One session of repeats of the same run; ValueError if they differ in job or hardware.
-
-    ``small`` are repeats on fewer ranks, for the scaling efficiency. Repeats of both are paired,
-    and unpaired ones do not enter the efficiency.
-    """
+    """One session of repeats; ValueError if they differ. ``small``: repeats on fewer ranks."""
     if not 1 <= len(repeats) <= MOST_REPEATS:
         raise ValueError(f"{len(repeats)} repeats: a session has 1 to {MOST_REPEATS}")
     for repeat in repeats[1:]:
@@ -92,12 +178,19 @@ def session_of(
             raise ValueError(f"the runs are not repeats of the same run: {differences}")
     ordered = sorted(repeats, key=lambda repeat: repeat.created_ns)
     each = [values_of(repeat) for repeat in ordered]
-    _add_efficiency(each, sorted(small, key=lambda repeat: repeat.created_ns), ordered)
+    pairs = zip(sorted(small, key=lambda repeat: repeat.created_ns), ordered, strict=False)
+    for values, pair in zip(each, pairs, strict=False):
+        efficiency = efficiency_ratio(*pair)
+        if efficiency is not None:
+            values["efficiency"] = efficiency
     names = dict.fromkeys(name for values in each for name in values)
     return BaselineSession(
         git_commit=ordered[-1].git_commit,
         created_ns=ordered[-1].created_ns,
-        values={name: tuple(_short(v[name]) for v in each if name in v) for name in names},
+        values={
+            name: tuple(float(f"{v[name]:.{_DIGITS}g}") for v in each if name in v)
+            for name in names
+        },
         parts=mean_parts(ordered),
     )
 
@@ -107,19 +200,13 @@ def mean_parts(repeats: Sequence[SummaryFile]) -> StepParts | None:
     traced = [repeat.parts for repeat in repeats if repeat.parts is not None]
     if not traced:
         return None
-    names = [name for name in StepParts.__struct_fields__ if name not in ("span_ns", "other_ns")]
-    mean = {name: sum(getattr(parts, name) for parts in traced) // len(traced) for name in names}
-    span = sum(parts.span_ns for parts in traced) // len(traced)
+    mean = {
+        name: sum(getattr(parts, name) for parts in traced) // len(traced)
+        for name in StepParts.__struct_fields__
+        if name != "other_ns"
+    }
+    span = mean.pop("span_ns")
     return StepParts(span_ns=span, other_ns=span - sum(mean.values()), **mean)
-
-
-def _add_efficiency(
-    each: list[dict[str, float]], small: Sequence[SummaryFile], large: Sequence[SummaryFile]
-) -> None:
-    for values, one, other in zip(each, small, large, strict=False):
-        efficiency = efficiency_ratio(one, other)
-        if efficiency is not None:
-            values["efficiency"] = efficiency
 
 
 def make_baseline(
@@ -146,8 +233,7 @@ def accept_runs(
 ) -> str:
     """Write repeats to a baseline, as a new session or a new file; return what it holds now."""
     if not Path(file).exists():
-        new = make_baseline(repeats, small, window=window)
-        BASELINE.save(new, file)
+        BASELINE.save(make_baseline(repeats, small, window=window), file)
         return f"a new baseline of {counted(len(repeats), 'repeat')}"
     old = read_baseline(file)
     new = accepted(old, repeats, small, window=window)
@@ -164,12 +250,7 @@ def accepted(
     *,
     window: int | None = None,
 ) -> BaselineFile:
-    """The baseline with one more session; the oldest ones beyond its window are dropped.
-
-    Expired acknowledged losses are dropped too. Repeats of a different job or machine start a new
-    baseline, because figures of different machines do not mix. Without ``window``, it keeps its
-    own.
-    """
+    """The baseline with one more session; a different job or machine starts a new one."""
     session, window = session_of(repeats, small), window or baseline.window
     kept = () if unlike_baseline(baseline, repeats, small) else baseline.sessions
     return BaselineFile(
@@ -195,9 +276,7 @@ def unlike_baseline(
 
 def unlike_job(baseline: BaselineFile, job: Fingerprint, after: int | None) -> tuple[str, ...]:
     """As :func:`unlike_baseline`, for a finished or planned job; ``after``: its smaller size."""
-    clauses = [
-        difference.sentence for difference in unlike(baseline.fingerprint, job, is_gate=True)
-    ]
+    clauses = [each.sentence for each in unlike(baseline.fingerprint, job, is_gate=True)]
     before = baseline.small_world_size
     if before is not None and after is not None and before != after:
         clauses.append(f"the smaller size is {before} in one and {after} in the other")
@@ -231,15 +310,9 @@ def acknowledgement(baseline: BaselineFile, metric: str, now_ns: int) -> Acknowl
 
 def baseline_values(baseline: BaselineFile, metric: str) -> tuple[list[float], list[int]]:
     """Values of all sessions, and the number of the session of each value, for ``decide``."""
-    values: list[float] = []
-    sessions: list[int] = []
-    for number, session in enumerate(baseline.sessions):
-        found = session.values.get(metric, ())
-        values += found
-        sessions += [number] * len(found)
-    return values, sessions
-
-
-def _short(value: float) -> float:
-    """The value rounded to nine significant digits (1 ns in 1 s)."""
-    return float(f"{value:.{_DIGITS}g}")
+    found = [
+        (value, number)
+        for number, session in enumerate(baseline.sessions)
+        for value in session.values.get(metric, ())
+    ]
+    return [value for value, _ in found], [number for _, number in found]

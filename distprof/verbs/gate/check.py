@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from typing import Literal
+from pathlib import Path
+from typing import Literal, TypeAlias
 
 import msgspec
 import numpy as np
 
 from distprof.artefacts.baseline_file import BaselineFile, BaselineSession
-from distprof.artefacts.summary_file import Fingerprint
+from distprof.artefacts.summary_file import Fingerprint, SummaryFile
+from distprof.artefacts.sweep_file import SweepFile
 from distprof.config import CheckConfig
+from distprof.errors import InputError, UsageError
+from distprof.run.fingerprint import flat_config
 from distprof.verbs.compare.measure import part_changes
 from distprof.verbs.displayed import Displayed
-from distprof.verbs.gate.baseline import acknowledgement, baseline_values
+from distprof.verbs.gate.baseline import (
+    METRICS,
+    Metric,
+    acknowledgement,
+    baseline_values,
+    make_baseline,
+    unlike_baseline,
+    unlike_job,
+)
 from distprof.verbs.gate.decide import ALPHA, Decision, decide
-from distprof.verbs.gate.metrics import METRICS, Metric
+from distprof.verbs.sweep.plan import parse_workload, plan_workload
+from distprof.verbs.sweep.running import configuration_of, load_sweep
 from distprof.version import __version__
 
 CHECK_SCHEMA = "distprof.check/1"
-
 State = Literal["passed", "regressed", "improved", "inconclusive", "acknowledged"]
 _WORST = ("regressed", "inconclusive", "acknowledged", "passed", "improved")
 
@@ -107,11 +120,7 @@ def judge(
     is_paired: bool = False,
     unlike: Sequence[str] = (),
 ) -> CheckResult:
-    """Compare one session of repeats with a baseline, which reports call ``source``.
-
-    Acknowledged losses expire, so the current time counts. ``alpha`` is the level of the rank test.
-    ``unlike`` are differences that would forbid the comparison, but which the user allowed.
-    """
+    """Compare a session of repeats with a baseline, called ``source``; losses accepted expire."""
     settings = settings or CheckConfig()
     wanted = settings.metrics or [metric.name for metric in METRICS if metric.decides]
     found = {
@@ -129,6 +138,7 @@ def judge(
     deciding = [check for check in checks if check.is_gated]
     needed = [check.needed_repeats for check in deciding if check.state == "inconclusive"]
     known = [number for number in needed if number is not None]
+    assumed = (f"Assumed: {check.assumes}" for check in deciding if check.assumes)
     return CheckResult(
         distprof_version=__version__,
         state=min((check.state for check in deciding), key=_WORST.index, default="inconclusive"),
@@ -146,9 +156,7 @@ def judge(
             if isinstance(why, str)
             and (name in settings.metrics or (name in wanted and name in recorded))
         },
-        notes=tuple(
-            dict.fromkeys(f"Assumed: {check.assumes}" for check in deciding if check.assumes)
-        ),
+        notes=tuple(dict.fromkeys(assumed)),
         inconclusive_fails=settings.inconclusive_fails,
     )
 
@@ -232,3 +240,167 @@ def _parts(baseline: BaselineFile, candidate: BaselineSession) -> tuple[PartLoss
         PartLoss(part=part, baseline_ns=mine, candidate_ns=theirs, change_ns=change)
         for part, mine, theirs, change in part_changes(before, after)
     )
+
+
+Runs: TypeAlias = tuple[SummaryFile, ...]
+Sizes: TypeAlias = tuple[Runs, Runs]
+"""Runs of the smaller size (empty if there is only one size), and of the larger, guarded size."""
+
+
+def sizes_of(runs: Runs) -> Sizes:
+    """Group runs by size; InputError if they have no steps, occur twice, or have over two sizes."""
+    without = next((run.source for run in runs if not run.step_ns), None)
+    if not runs or without is not None:
+        raise InputError(
+            without or "the runs",
+            expected="repeats with steps",
+            found="a run without steps" if runs else "no run",
+            fix="check repeats of the same job, for example those of distprof check --run",
+        )
+    _reject_duplicates(runs)
+    sizes = sorted({run.fingerprint.world_size or 0 for run in runs})
+    if len(sizes) > 2:
+        raise InputError(
+            ", ".join(run.source for run in runs[:3]),
+            expected="repeats of one size, or of two for the scaling efficiency",
+            found=f"runs on {', '.join(map(str, sizes))} ranks",
+            fix="name runs of two sizes; for more sizes use distprof scale",
+        )
+    large = tuple(run for run in runs if (run.fingerprint.world_size or 0) == sizes[-1])
+    return tuple(run for run in runs if run not in large), large
+
+
+def _reject_duplicates(runs: Runs) -> None:
+    """Reject a run that is named twice: it would make the noise look smaller than it is."""
+    seen: dict[tuple[int, ...], str] = {}
+    for run in runs:
+        if len(run.step_ns) < 2:  # a row of a table: equal figures are possible
+            continue
+        key = (run.created_ns, *run.step_ns)
+        if key in seen:
+            raise InputError(
+                run.source,
+                expected="every run once",
+                found=f"the same run as {seen[key]}",
+                fix="name each run, or its folder, only once",
+            )
+        seen[key] = run.source
+
+
+def baseline_of(sizes: Sizes) -> BaselineFile:
+    """The repeats as a baseline of one session; InputError if they are not of the same run."""
+    try:
+        return make_baseline(sizes[1], sizes[0])
+    except ValueError as error:
+        raise InputError(
+            ", ".join(run.source for run in sizes[1][:3]),
+            expected="repeats of the same run",
+            found=str(error),
+            fix="check runs of one job on one machine at a time",
+        ) from error
+
+
+def session_of_sizes(sizes: Sizes) -> BaselineSession:
+    """The repeats as one session; InputError as :func:`baseline_of`."""
+    return baseline_of(sizes).sessions[0]
+
+
+def are_alternating(first: Runs, second: Runs) -> bool:
+    """Whether the runs of both sides ended in alternating pairs: only then does drift cancel."""
+    ended = sorted([(run.created_ns, 0) for run in first] + [(run.created_ns, 1) for run in second])
+    if len(first) != len(second) or len({at for at, _ in ended}) < len(ended):
+        return False
+    return all(a[1] != b[1] for a, b in zip(ended[::2], ended[1::2], strict=True))
+
+
+def judge_runs(
+    sizes: Sizes,
+    against: BaselineFile | Sizes,
+    *,
+    source: str,
+    settings: CheckConfig,
+    alpha: float = ALPHA,
+    allow_unlike: bool = False,
+) -> CheckResult:
+    """Compare runs with a baseline, or with other runs; InputError if they are not comparable."""
+    others = None if isinstance(against, BaselineFile) else against
+    baseline = against if isinstance(against, BaselineFile) else baseline_of(against)
+    is_paired = others is not None and are_alternating(others[1], sizes[1])
+    found = unlike_baseline(baseline, sizes[1], sizes[0])
+    if found and not allow_unlike:
+        raise _unlike_error(source, found)
+    result = judge(
+        baseline,
+        session_of_sizes(sizes),
+        source=source,
+        fingerprint=sizes[1][-1].fingerprint,
+        now_ns=time.time_ns(),
+        settings=settings,
+        alpha=alpha,
+        is_paired=is_paired,
+        unlike=found,
+    )
+    if is_paired or others is None:
+        return result
+    note = "The runs of both sides did not alternate, so drift between them may look like a change."
+    return msgspec.structs.replace(result, notes=(*result.notes, note))
+
+
+def _unlike_error(source: str, found: tuple[str, ...]) -> InputError:
+    more = f"; and {len(found) - 4} more" if len(found) > 4 else ""
+    return InputError(
+        source,
+        expected="a baseline of the same hardware, job and software",
+        found="; ".join(found[:4]) + more,
+        fix="create a baseline here (--update-baseline with a new FILE), or use --allow-unlike",
+    )
+
+
+def refuse_unlike_plan(sweep: SweepFile, baseline: BaselineFile, source: str) -> None:
+    """Before the first run, reject a plan whose runs cannot compare with a baseline."""
+    sizes = sorted({run.ranks for run in sweep.runs})
+    largest = next(run.arguments for run in sweep.runs if run.ranks == sizes[-1])
+    known, options = baseline.fingerprint.config, flat_config(configuration_of(largest))
+    planned = Fingerprint(
+        world_size=sizes[-1],
+        workload=sweep.workload,
+        config={**known, **{name: text for name, text in options.items() if name in known}},
+    )
+    found = unlike_job(baseline, planned, sizes[0] if len(sizes) == 2 else None)
+    if found:
+        raise _unlike_error(source, found)
+
+
+def planned_repeats(text: str, place: Path, *, repeats: int) -> SweepFile:
+    """The runs of ``ddp --ranks 2``, for example, including those already done in the folder."""
+    try:
+        workload, device, sizes, arguments = parse_workload(text)
+    except ValueError as error:  # an unclosed quote
+        raise UsageError(f"--run {text!r}: {str(error)[:1].lower()}{str(error)[1:]}") from error
+    planned = plan_workload(
+        workload,
+        sizes,
+        arguments,
+        repeats=repeats,
+        scaling="weak",
+        device=device,
+        configuration=configuration_of,
+    )
+    found = load_sweep(place) if place.is_dir() else None
+    if found is None:
+        if place.is_dir() and any(place.iterdir()):
+            raise UsageError(
+                f"{place} contains files that are not runs of a check: choose a new folder"
+            )
+        return planned
+    count = len(planned.runs)
+    if [run.arguments for run in found.runs[:count]] == [run.arguments for run in planned.runs]:
+        return found
+    raise UsageError(
+        f"{place} contains runs of another workload, or with other options: choose a new folder"
+    )
+
+
+def num_repeats(sweep: SweepFile) -> int:
+    """Number of runs per size."""
+    return max(run.repeat for run in sweep.runs) + 1

@@ -1,8 +1,7 @@
 """Decides from repeats whether a change made a run slower, or how many more repeats are needed.
 
 A difference counts when two tests agree: the whole bootstrap interval of the change is beyond the
-tolerance, and a rank test finds an order of repeats that chance rarely produces. The interval shows
-the size of the change, and the rank test protects against few or noisy repeats.
+tolerance, and a rank test finds an order of repeats that chance rarely produces.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from distprof.costs.repeats import (
 )
 
 Floats = NDArray[np.float64]
-
 _MOST_EXACT = 60
 """Maximum number of values for the exact test, which counts all orders."""
 
@@ -97,14 +95,9 @@ def _local(means: Floats) -> Floats:
 
 
 def least_repeats(alpha: float, fixed: int | None = None) -> int:
-    """Smallest number of repeats with which :func:`mann_whitney` can reach ``alpha``.
+    """Repeats with which :func:`mann_whitney` can reach ``alpha``; a million if none suffices.
 
-    Args:
-        alpha: Significance level.
-        fixed: Repeats of the side that gets no more; None if both get the same number.
-
-    Returns:
-        The number; a million if no number suffices.
+    ``fixed`` are those of the side that gets no more; None if both get the same number.
     """
     for count in range(1, 1_000):
         if 1 / math.comb(count + (fixed or count), count) <= alpha:
@@ -151,26 +144,19 @@ def _upper_tail(z: float) -> float:
 # The decision from repeats, or how many more are needed -------------------------------------------
 
 State = Literal["passed", "regressed", "improved", "inconclusive"]
-
 Better = Literal["lower", "higher"]
-
 Scale = Literal["ratio", "difference"]
-
 ALPHA = 0.01
 """Level of the one-sided rank test. The test is exact, so the false alarm rate of one look stays
 below it for any noise. A look that can only pass a change, and not fail it, adds none."""
-
 EARLY_ALPHA = 0.001
 """Level of interim looks, strict enough for the last look to keep ``ALPHA`` (the Haybittle-Peto
 rule). Each interim look adds no more than this to the false alarm rate."""
-
 LEVEL: Level = 90
 """Level of the interval in %: each end is exceeded by chance in 5 of 100 cases, and only one end
 matters."""
-
 FEWEST_SESSIONS = 3
 """Minimum number of sessions in a baseline to estimate the spread between sessions."""
-
 UNKNOWN_NOISE = 0.15
 """Assumed standard deviation between sessions if it is unknown. Only a loss far beyond it counts as
 a change. Shared machines are rarely worse."""
@@ -194,7 +180,6 @@ SESSIONS_DIFFER = (
 
 NOT_BY_REPEATS = (SHORT_BASELINE, UNKNOWN_SESSIONS, SESSIONS_DIFFER)
 """Reasons that more candidate repeats do not remove; each one says what does."""
-
 _ASSUMES_CALM = "there was no drift between the session of the baseline and this one."
 
 _ASSUMES_NOISE = (
@@ -239,12 +224,7 @@ class _Sessions(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(
-        cls,
-        keys: Sequence[object] | None,
-        noise: float | None,
-        count: int,
-        *,
-        is_paired: bool,
+        cls, keys: Sequence[object] | None, noise: float | None, count: int, *, is_paired: bool
     ) -> _Sessions:
         if is_paired and (keys is not None or noise is not None):
             raise ValueError("pairs are measured alternately and have no sessions")
@@ -342,13 +322,17 @@ def decide(
             there is not one session per repeat.
     """
     a, b = _values(baseline, scale, "baseline"), _values(candidate, scale, "candidate")
-    _check(tolerance, scale, a, b, is_paired=is_paired)
+    if is_paired and len(a) != len(b):
+        raise ValueError(f"{len(a)} and {len(b)} repeats do not form pairs")
+    if not 0 <= tolerance < (1 if scale == "ratio" else math.inf):
+        raise ValueError(f"tolerance {tolerance}: it must be at least 0, and below 1 for a ratio")
     between = _Sessions.of(sessions, session_noise, len(a), is_paired=is_paired)
     sign = 1.0 if better == "lower" else -1.0
     below, above = (np.log(a), np.log(b)) if scale == "ratio" else (a, b)
     change = _interval(below, above, between, is_paired=is_paired, seed=seed)
     worse = change if sign > 0 else Interval(-change.value, -change.high, -change.low)
-    p_worse, p_better = _ranks(sign * below, sign * above, is_paired=is_paired)
+    test = aligned_ranks if is_paired else mann_whitney
+    p_worse, p_better = test(sign * below, sign * above), test(sign * above, sign * below)
     fixed = None if can_repeat_baseline else len(a)
     evidence = _Evidence(
         worse=worse,
@@ -363,7 +347,10 @@ def decide(
         spread=0.0 if is_paired else between.spread(between.centres(below)),
     )
     state, needed, why = _judge(evidence)
-    ends = [_shown(end, scale) for end in (change.low, change.high)]
+    assumes = ""
+    if not between.can_blame and state != "inconclusive":
+        assumes = _ASSUMES_CALM if state == "passed" else _ASSUMES_NOISE
+    ends = [(None if math.isinf(end) else _plain(end, scale)) for end in (change.low, change.high)]
     return Decision(
         state=state,
         change=_plain(change.value, scale),
@@ -375,14 +362,8 @@ def decide(
         num_candidate=len(b),
         needed_repeats=needed,
         why=why,
-        assumes=_assumed(state, between),
+        assumes=assumes,
     )
-
-
-def _assumed(state: State, between: _Sessions) -> str:
-    if between.can_blame or state == "inconclusive":
-        return ""
-    return _ASSUMES_CALM if state == "passed" else _ASSUMES_NOISE
 
 
 def _values(repeats: Sequence[ArrayLike], scale: Scale, name: str) -> Floats:
@@ -395,13 +376,6 @@ def _values(repeats: Sequence[ArrayLike], scale: Scale, name: str) -> Floats:
     if scale == "ratio" and any((array <= 0).any() for array in arrays):
         raise ValueError(f"the {name} has values that are not positive, so there is no ratio")
     return np.array([float(np.median(array)) for array in arrays])
-
-
-def _check(tolerance: float, scale: Scale, a: Floats, b: Floats, *, is_paired: bool) -> None:
-    if is_paired and len(a) != len(b):
-        raise ValueError(f"{len(a)} and {len(b)} repeats do not form pairs")
-    if not 0 <= tolerance < (1 if scale == "ratio" else math.inf):
-        raise ValueError(f"tolerance {tolerance}: it must be at least 0, and below 1 for a ratio")
 
 
 def _limit(tolerance: float, better: Better, scale: Scale) -> float:
@@ -423,13 +397,6 @@ def _interval(
         return within
     value = float(pseudo_median(above) - pseudo_median(centres))
     return Interval(value, min(within.low, value - spread), max(within.high, value + spread))
-
-
-def _ranks(below: Floats, above: Floats, *, is_paired: bool) -> tuple[float, float]:
-    """p-values of a loss and of a gain of this size if there is no change."""
-    if is_paired:
-        return aligned_ranks(below, above), aligned_ranks(above, below)
-    return mann_whitney(below, above), mann_whitney(above, below)
 
 
 def _judge(evidence: _Evidence) -> tuple[State, int | None, str]:
@@ -457,16 +424,10 @@ def _judge(evidence: _Evidence) -> tuple[State, int | None, str]:
     if is_few:
         return "inconclusive", needed, "There are too few repeats for a conclusion."
     if worse.low > limit:
-        return (
-            "inconclusive",
-            needed,
-            "The interval is beyond the tolerance, but the rank test does not agree.",
-        )
-    return (
-        "inconclusive",
-        needed,
-        "The interval contains both losses beyond the tolerance and smaller changes.",
-    )
+        why = "The interval is beyond the tolerance, but the rank test does not agree."
+    else:
+        why = "The interval contains both losses beyond the tolerance and smaller changes."
+    return "inconclusive", needed, why
 
 
 def _needed(evidence: _Evidence) -> int | None:
@@ -484,10 +445,6 @@ def _needed(evidence: _Evidence) -> int | None:
         return lacking or None
     total = max(math.ceil(now * (half / distance) ** 2), now + max(lacking, 1))
     return total - now if total <= _MOST_NEEDED else (lacking or None)
-
-
-def _shown(end: float, scale: Scale) -> float | None:
-    return None if math.isinf(end) else _plain(end, scale)
 
 
 def _plain(value: float, scale: Scale) -> float:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from distprof.documents.html.blocks import Part
-from distprof.documents.html.markup import EMPTY, Markup, captioned
-from distprof.documents.html.rows import interval_bar, row, rows
+from distprof.documents.html.blocks import (
+    EMPTY,
+    Markup,
+    Part,
+    captioned,
+    interval_bar,
+    joined,
+    row,
+    rows,
+)
 from distprof.verbs.compare.figures import change_figure
+from distprof.verbs.gate.baseline import find_metric
 from distprof.verbs.gate.check import CheckResult, MetricCheck
 from distprof.verbs.gate.decide import LEVEL
-from distprof.verbs.gate.metrics import find_metric
 from distprof.verbs.gate.show import amount, change_text
 
 _NARROWEST, _WIDEST = 2.0, 12.0
@@ -20,18 +27,16 @@ _NARROWEST, _WIDEST = 2.0, 12.0
 
 def metric_figures(result: CheckResult) -> Part | None:
     """Gated metrics first, the others under them."""
-    gated = metrics_figure(
-        [check for check in result.metrics if check.is_gated],
-        f"Gated metrics: the estimated change with its {LEVEL} % interval. The lines mark no "
+    captions = {
+        True: f"Gated metrics: the estimated change with its {LEVEL} % interval. The lines mark no "
         "change and the tolerance. The shaded area is within the tolerance. Right is worse.",
+        False: "Informational metrics, drawn in the same way. They do not decide the outcome.",
+    }
+    drawn = joined(
+        metrics_figure([check for check in result.metrics if check.is_gated is gated], caption)
+        for gated, caption in captions.items()
     )
-    others = metrics_figure(
-        [check for check in result.metrics if not check.is_gated],
-        "Informational metrics, drawn in the same way. They do not decide the outcome.",
-    )
-    if not gated and not others:
-        return None
-    return Part(anchor="metrics", title="Metrics", content=Markup(gated + others))
+    return Part(anchor="metrics", title="Metrics", content=drawn) if drawn else None
 
 
 def part_figures(result: CheckResult) -> Part | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from distprof.documents.ci.cases import Case, Cases, Outcome
+from distprof.documents.ci import Case, Cases, Outcome
 from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.formats import RenderOptions
@@ -13,9 +13,9 @@ from distprof.sections.table import Column, TableView, counted, present, rows_ta
 from distprof.terms import Severity
 from distprof.units import format_bytes, format_duration, format_ratio, signed
 from distprof.verbs.compare.show import PARTS
+from distprof.verbs.gate.baseline import find_metric
 from distprof.verbs.gate.check import CHECK_SCHEMA, CheckResult, MetricCheck, fails
 from distprof.verbs.gate.decide import LEVEL, NOT_BY_REPEATS
-from distprof.verbs.gate.metrics import find_metric
 
 _WORDS = {
     "passed": "Passed",
@@ -53,17 +53,9 @@ def _advice(result: CheckResult, undecided: list[MetricCheck]) -> str:
 def change_text(check: MetricCheck) -> str:
     """The change with its interval, for example ``+4.2 % (3.1 to 5.4), tolerance 2.00 %``."""
     points = " points" if check.scale == "difference" else " %"
-    change = amount(check.change, check.scale)
-    ends = ""
-    if check.low is not None and check.high is not None and _is_narrow(check):
-        ends = f" ({amount(check.low, check.scale)} to {amount(check.high, check.scale)})"
+    change, ends = amount(check.change, check.scale), _interval(check)
+    ends = f" ({ends})" if ends else ""
     return f"{change}{points}{ends}, tolerance {100 * check.tolerance:.3g}{points}"
-
-
-def _is_narrow(check: MetricCheck) -> bool:
-    """Whether the interval is narrow enough to be meaningful; few repeats make it wide."""
-    low, high = check.low or 0.0, check.high or 0.0
-    return high <= 4 * low if check.scale == "ratio" else high - low <= 1
 
 
 def amount(value: float | None, scale: str) -> str:
@@ -80,18 +72,11 @@ def amount(value: float | None, scale: str) -> str:
 def check_headline(result: CheckResult) -> str:
     """One line that describes the two sides of the comparison."""
     known = [check for check in result.metrics if check.is_gated] or list(result.metrics)
-    repeats = (
-        f"{counted(known[0].num_candidate, 'repeat')} against {known[0].num_baseline}"
-        if known
-        else ""
-    )
-    commits = " against ".join(
-        dict.fromkeys(
-            f"commit {commit[:12]}"
-            for commit in (result.candidate_commit, result.baseline_commit)
-            if commit
-        )
-    )
+    repeats = ""
+    if known:
+        repeats = f"{counted(known[0].num_candidate, 'repeat')} against {known[0].num_baseline}"
+    both = (result.candidate_commit, result.baseline_commit)
+    commits = " against ".join(dict.fromkeys(f"commit {one[:12]}" for one in both if one))
     facts = (result.baseline, repeats, commits, result.fingerprint.device)
     return " · ".join(fact for fact in facts if fact)
 
@@ -148,9 +133,12 @@ def _unit(check: MetricCheck) -> str:
 
 
 def _interval(check: MetricCheck) -> str:
-    if check.low is None or check.high is None or not _is_narrow(check):
+    """The interval if it is narrow enough to be meaningful: few repeats make it wide."""
+    low, high = check.low, check.high
+    if low is None or high is None:
         return ""
-    return f"{amount(check.low, check.scale)} to {amount(check.high, check.scale)}"
+    is_narrow = high <= 4 * low if check.scale == "ratio" else high - low <= 1
+    return f"{amount(low, check.scale)} to {amount(high, check.scale)}" if is_narrow else ""
 
 
 def _value(value: float, unit: str) -> str:
@@ -203,7 +191,9 @@ def _cases(result: CheckResult, _: RenderOptions) -> Cases:
 
 
 def _case(check: MetricCheck, result: CheckResult) -> Case:
-    outcome = _outcome(check, result)
+    outcome: Outcome = "skipped" if check.state == "inconclusive" else "passed"
+    if fails(check.state, inconclusive_fails=result.inconclusive_fails):
+        outcome = "failed"
     severity = {"failed": Severity.ERROR, "skipped": Severity.WARNING, "passed": None}[outcome]
     return Case(
         code=check.metric,
@@ -213,17 +203,8 @@ def _case(check: MetricCheck, result: CheckResult) -> Case:
     )
 
 
-def _outcome(check: MetricCheck, result: CheckResult) -> Outcome:
-    if fails(check.state, inconclusive_fails=result.inconclusive_fails):
-        return "failed"
-    return "skipped" if check.state == "inconclusive" else "passed"
-
-
 def _benchmarks(result: CheckResult, _: RenderOptions) -> str:
-    """The format ``customSmallerIsBetter`` of github-action-benchmark.
-
-    A share that is better when larger is written as 1 minus the share.
-    """
+    """The format ``customSmallerIsBetter`` of github-action-benchmark."""
     return json.dumps([_benchmark(check) for check in result.metrics], indent=1) + "\n"
 
 

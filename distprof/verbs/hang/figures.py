@@ -7,10 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import numpy as np
 
-from distprof.documents.html.blocks import Part, Segment, bar
-from distprof.documents.html.cells import Grid, cell_map, grid_data, two_digits
-from distprof.documents.html.markup import EMPTY, Markup, captioned
-from distprof.documents.html.rows import legend, row, rows
+from distprof.documents.html.blocks import (
+    EMPTY,
+    Markup,
+    Part,
+    Segment,
+    bar,
+    captioned,
+    legend,
+    row,
+    rows,
+)
+from distprof.documents.html.heat_map import Grid, cell_map, grid_data, two_digits
 from distprof.escape import short_ranks
 from distprof.sections.table import counted
 from distprof.verbs.hang.result import GroupProgress, HangReport, HangState

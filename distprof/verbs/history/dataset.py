@@ -1,7 +1,6 @@
 """Stores a history: one Parquet file per appended summary, in any folder or fsspec URL.
 
-A file is named after its content and never changes. Concurrent writers therefore lose no data, and
-a run that is added twice is stored once. :func:`compact` merges many files into one.
+A file is named after its content and never changes, so concurrent writers lose no data.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,10 +25,8 @@ from distprof.remote.system import file_system
 from distprof.verbs.history.timeline import series_of
 
 DEFAULT_FOLDER = ".distprof/history"
-
 MANY_FILES = 2_000
 """Minimum number of files for which merging pays off."""
-
 _ATTEMPTS = 5  # attempts to read while other processes merge files
 
 
@@ -44,12 +41,19 @@ def append(folder: str, summaries: Iterable[SummaryFile]) -> int:
             found=f"a folder with other files, for example {others[0]}",
             fix="choose another folder with --history",
         )
-    known = _in_merged(store, mine)
+    found: set[str] = set()
+    for name in mine:
+        if MERGED_NAME.fullmatch(name):
+            with suppress(ValueError):  # readers report damaged files
+                found.update(summaries_in(store.get(name)))
     added = 0
     for summary in summaries:
         row = row_of(summary)
-        if row["summary"] not in known:
-            added += store.put(file_name(row), parquet_of([row]))
+        if row["summary"] not in found:
+            added += store.put(
+                f"{max(row['created_ns'] or 0, 0):020d}-{_digest([row['summary']])}.parquet",
+                parquet_of([row]),
+            )
     return added
 
 
@@ -66,16 +70,11 @@ def read(folder: str) -> tuple[tuple[SummaryFile, ...], tuple[str, ...]]:
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             damaged[file] = str(error)
     notes += [_left_out(f"a row of {file}", why) for file, why in damaged.items()]
-    ordered = sorted(summaries.values(), key=lambda summary: summary.created_ns)
-    return tuple(ordered), tuple(notes)
+    return tuple(sorted(summaries.values(), key=lambda one: one.created_ns)), tuple(notes)
 
 
 def compact(folder: str) -> tuple[int, int]:
-    """Merge all files into one and return the number of files and of summaries.
-
-    It writes the new file before it removes the old ones, and a summary in two files counts once.
-    Processes that add, read or compact at the same time, or are killed, therefore lose no data.
-    """
+    """Merge all files into one, written before the others go; return numbers of files and runs."""
     store = Store.at(folder)
     found, _ = _texts(store)
     rows: dict[str, dict[str, Any]] = {}
@@ -90,7 +89,7 @@ def compact(folder: str) -> tuple[int, int]:
     ordered = sorted(rows.values(), key=lambda row: (row["created_ns"] or 0, row["summary"]))
     if not ordered:
         return 0, 0
-    merged = merged_name(ordered)
+    merged = f"merged-{_digest(row['summary'] for row in ordered)}.parquet"
     store.put(merged, parquet_of(ordered))
     old = [file for file, is_whole in whole.items() if is_whole and file != merged]
     for file in old:
@@ -109,16 +108,6 @@ def _decoded(text: str) -> SummaryFile:
     if summary.schema != SUMMARY_SCHEMA:
         raise ValueError(f'"schema": "{summary.schema[:60]}"')
     return summary
-
-
-def _in_merged(store: Store, names: Sequence[str]) -> set[str]:
-    """Summaries of merged files, whose names do not show their content."""
-    found: set[str] = set()
-    for name in names:
-        if MERGED_NAME.fullmatch(name):
-            with suppress(ValueError):  # readers report damaged files
-                found.update(summaries_in(store.get(name)))
-    return found
 
 
 def _texts(store: Store) -> tuple[list[tuple[str, str]], list[str]]:
@@ -152,9 +141,8 @@ def _names(store: Store) -> tuple[list[str], list[str]]:
             found=f"other files, for example {others[0]}" if others else "no files",
             fix="add runs: distprof history add RUN…",
         )
-    if not others:
-        return mine, []
-    return mine, [f"{others[0]} and other files that are not part of a history are left out."]
+    note = "and other files that are not part of a history are left out."
+    return mine, [f"{others[0]} {note}"] if others else []
 
 
 def _left_out(what: str, why: str) -> str:
@@ -198,22 +186,15 @@ COLUMNS: dict[str, str] = {
 """
 
 _LARGEST = 2**63 - 1
-
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def row_of(summary: SummaryFile) -> dict[str, Any]:
     """A summary as one row."""
-    figures = {
-        name: getattr(summary, name)
-        for name in COLUMNS
-        if name in SummaryFile.__struct_fields__ and name != "step_ns"
-    }
     print_ = summary.fingerprint
-    job = {name: getattr(print_, name) for name in COLUMNS if hasattr(print_, name)}
     row = {
-        **figures,
-        **job,
+        **{name: getattr(summary, name) for name in COLUMNS if hasattr(summary, name)},
+        **{name: getattr(print_, name) for name in COLUMNS if hasattr(print_, name)},
         "series": series_of(print_),
         "step_ns": int(np.median(summary.step_ns)) if summary.step_ns else None,
         "num_steps": len(summary.step_ns),
@@ -241,16 +222,6 @@ def _storable(value: Any) -> Any:
     return value
 
 
-def file_name(row: dict[str, Any]) -> str:
-    """Name of a file with only this row, from its time and content."""
-    return f"{max(row['created_ns'] or 0, 0):020d}-{_digest([row['summary']])}.parquet"
-
-
-def merged_name(rows: Iterable[dict[str, Any]]) -> str:
-    """Name of a file with these rows, from their content."""
-    return f"merged-{_digest(row['summary'] for row in rows)}.parquet"
-
-
 def _digest(texts: Iterable[str]) -> str:
     content = hashlib.sha256()
     for text in texts:
@@ -260,11 +231,7 @@ def _digest(texts: Iterable[str]) -> str:
 
 
 def parquet_of(rows: list[dict[str, Any]]) -> bytes:
-    """Bytes of a Parquet file.
-
-    It has no statistics or dictionaries. In a file of one row, these would take most of the space
-    and most of the time to read it.
-    """
+    """Bytes of a Parquet file, without statistics or dictionaries, most of a file of one row."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -300,12 +267,9 @@ def summaries_in(data: bytes | None) -> list[str]:
 
 FILE_NAME = re.compile(r"\d{20}-[0-9a-f]{24}\.parquet")
 """Name of a file with one summary: end of the run, and digest of the content."""
-
 MERGED_NAME = re.compile(r"merged-[0-9a-f]{24}\.parquet")
 """Name of a file with merged summaries."""
-
 BOUND = Bound(reads="a file of a history", num_bytes=1 << 28, beyond="refused")
-
 _HARMLESS = ("README", "README.md", "desktop.ini", "lost+found")
 
 
@@ -337,7 +301,12 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     def names(self) -> tuple[list[str], list[str]]:
         """Files of the history in order of their names, and all other files."""
         try:
-            found = sorted(self._listed())
+            if self.system is None:
+                found = sorted(entry.name for entry in Path(self.path).iterdir())
+            else:
+                self.system.invalidate_cache()
+                listed = self.system.ls(self.path, detail=False)
+                found = sorted(str(name).rpartition("/")[2] for name in listed)
         except FileNotFoundError:
             found = []
         except Exception as error:  # each file system has its own errors
@@ -350,7 +319,12 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
         """Write one file; False if it exists already."""
         try:
             if self.system is None:
-                return self._put_local(Path(self.path, name), data)
+                file = Path(self.path, name)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                if file.exists():
+                    return False
+                write_atomically(file, data)
+                return True
             if self.system.exists(f"{self.path}/{name}"):
                 return False
             self.system.makedirs(self.path, exist_ok=True)
@@ -382,19 +356,6 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
             return
         except Exception as error:  # each file system has its own errors
             raise _unusable(self.folder, error) from error
-
-    def _listed(self) -> list[str]:
-        if self.system is None:
-            return [entry.name for entry in Path(self.path).iterdir()]
-        self.system.invalidate_cache()
-        return [str(name).rpartition("/")[2] for name in self.system.ls(self.path, detail=False)]
-
-    def _put_local(self, file: Path, data: bytes) -> bool:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if file.exists():
-            return False
-        write_atomically(file, data)
-        return True
 
 
 def _unusable(folder: str, error: Exception) -> InputError:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
-from distprof.documents.html.blocks import Part
-from distprof.documents.html.chart import Chart, Tick, nice_ticks
-from distprof.documents.html.markup import EMPTY, Markup, captioned, joined
+from distprof.documents.html.blocks import EMPTY, Markup, Part, captioned, joined
+from distprof.documents.html.chart import Chart, nice_ticks
 from distprof.escape import shorten
 from distprof.sections.table import counted
 from distprof.units import capitalized
@@ -45,28 +42,41 @@ def series_figure(history: History, series: HistorySeries) -> Markup:
     points = series.points[-_MOST_POINTS:]
     if not points:
         return EMPTY
-    chart = _chart(points)
+    ends = [value for point in points for value in (point.value, *(_interval(point) or ()))]
+    least, most = min(ends), max(ends)
+    room = _MARGIN * ((most - least) or abs(most) or 1)
+    chart = Chart(left=-0.5, right=len(points) - 0.5, least=least - room, most=most + room)
     changes = [i for i, point in enumerate(points) if point.state in ("regressed", "improved")]
+    named = [f"{points[i].state} at {point_name(points[i])}" for i in changes[-_MOST_NAMED:]]
     label = f"{history.label} over {counted(len(points), 'point')}, "
-    label += _changes_text(points, changes)
+    label += ", ".join(named) or "no change"
+    every = -(-len(points) // _MOST_TICKS)
+    places = range(len(points) - 1, -1, -every)
+    ticks = nice_ticks(chart.least, chart.most, 5)
     drawn = chart.drawn(
-        chart.axes(_x_ticks(points), _y_ticks(chart, history.unit), "commits by time"),
+        chart.axes(
+            ((i, shorten(point_name(points[i]), 11)) for i in places),
+            ((value, metric_text(value, history.unit)) for value in ticks if value >= 0),
+            "commits by time",
+        ),
         chart.curve([(i, point.value) for i, point in enumerate(points)], "thin"),
         *(
-            chart.flag(i, f"{points[i].state} at {point_name(points[i])}", _KINDS[points[i].state])
-            for i in changes[-_MOST_NAMED:]
+            chart.flag(i, name, _KINDS[points[i].state])
+            for i, name in zip(changes[-_MOST_NAMED:], named, strict=True)
         ),
         *(_point(chart, i, point, history) for i, point in enumerate(points)),
         label=label,
     )
-    return captioned(_caption(history, series, len(points)), drawn)
-
-
-def _chart(points: Sequence[HistoryPoint]) -> Chart:
-    ends = [value for point in points for value in (point.value, *(_interval(point) or ()))]
-    least, most = min(ends), max(ends)
-    room = _MARGIN * ((most - least) or abs(most) or 1)
-    return Chart(left=-0.5, right=len(points) - 0.5, least=least - room, most=most + room)
+    name = shorten(series_name(series.fingerprint), 120)
+    text = (
+        f"{name}: median of the repeats at each commit with the 95 % interval of its centre. "
+        f"{capitalized(history.better)} is better. A dashed line marks a change beyond chance and "
+        "tolerance. The axis does not begin at 0."
+    )
+    left_out = len(series.points) - len(points)
+    return captioned(
+        f"{text} {counted(left_out, 'earlier point')} not drawn." if left_out > 0 else text, drawn
+    )
 
 
 def _interval(point: HistoryPoint) -> tuple[float, float] | None:
@@ -74,35 +84,6 @@ def _interval(point: HistoryPoint) -> tuple[float, float] | None:
     if point.low is None or point.high is None or point.high > _WIDEST * point.value:
         return None
     return point.low, point.high
-
-
-def _changes_text(points: Sequence[HistoryPoint], changes: Sequence[int]) -> str:
-    if not changes:
-        return "no change"
-    named = [f"{points[i].state} at {point_name(points[i])}" for i in changes[-_MOST_NAMED:]]
-    return ", ".join(named)
-
-
-def _caption(history: History, series: HistorySeries, num_points: int) -> str:
-    name = shorten(series_name(series.fingerprint), 120)
-    text = (
-        f"{name}: median of the repeats at each commit with the 95 % interval of its centre. "
-        f"{capitalized(history.better)} is better. A dashed line marks a change beyond chance and "
-        "tolerance. The axis does not begin at 0."
-    )
-    left_out = len(series.points) - num_points
-    return f"{text} {counted(left_out, 'earlier point')} not drawn." if left_out > 0 else text
-
-
-def _x_ticks(points: Sequence[HistoryPoint]) -> Iterator[Tick]:
-    every = -(-len(points) // _MOST_TICKS)
-    places = range(len(points) - 1, -1, -every)
-    return ((i, shorten(point_name(points[i]), 11)) for i in places)
-
-
-def _y_ticks(chart: Chart, unit: str) -> Iterator[Tick]:
-    ticks = nice_ticks(chart.least, chart.most, 5)
-    return ((value, metric_text(value, unit)) for value in ticks if value >= 0)
 
 
 def _point(chart: Chart, at: int, point: HistoryPoint, history: History) -> Markup:

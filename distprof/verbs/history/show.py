@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 from distprof.artefacts.summary_file import Fingerprint
@@ -25,13 +25,9 @@ _STATES = {
 }
 
 _MOST_SHOWN = 5
-
 _COMMIT_DIGITS = 10
-
 _MAX_NAME = 24
-
 _MAX_JOB = 48
-
 _WIDEST = 4.0  # maximum ratio of the ends of a meaningful interval; two repeats exceed it
 
 
@@ -42,12 +38,9 @@ def history_verdict(history: History) -> str:
         return f"No run in this history has the metric {history.label}."
     counts = [sum(point.state == state for point in points) for state in _MARKED]
     commits = counted(len(points), "point")
-    found = [
-        counted(count, noun)
-        for count, noun in zip(counts, ("regression", "improvement"), strict=True)
-        if count
-    ]
-    changes = " and ".join(found) if found else "no change beyond chance and tolerance"
+    nouns = zip(counts, ("regression", "improvement"), strict=True)
+    found = " and ".join(counted(count, noun) for count, noun in nouns if count)
+    changes = found or "no change beyond chance and tolerance"
     if all(point.state == "first" for point in points):
         return f"{history.label}: {commits}, and no earlier point to compare with."
     if len(history.series) > 1:
@@ -72,9 +65,8 @@ def state_shown(history: History, point: HistoryPoint) -> str:
         return point.state
     if point.state != "inconclusive" or point.change is None:
         return ""
-    least, most = 1 - history.tolerance, 1 + history.tolerance
-    if history.scale == "difference":
-        least, most = -history.tolerance, history.tolerance
+    middle = 0 if history.scale == "difference" else 1
+    least, most = middle - history.tolerance, middle + history.tolerance
     return "" if least <= point.change <= most else "open"
 
 
@@ -86,7 +78,7 @@ def history_sentences(history: History) -> Iterator[str]:
         if last is not None and state_shown(history, last) == "open":
             more = last.needed_repeats
             needs = f" {counted(more, 'more repeat')} would settle it." if more else ""
-            why = _lower_first(last.why)
+            why = last.why[:1].lower() + last.why[1:].removesuffix(".")
             yield f"{point_name(last)} is open{_of(history, series)}: {why}.{needs}"
     lacking = sum(series.num_without for series in history.series)
     if lacking:
@@ -106,11 +98,8 @@ def _change_sentences(history: History) -> Iterator[str]:
         values = metric_text(point.value, history.unit)
         if before is not None:
             values = f"{metric_text(before.value, history.unit)} → {values}"
-        after = (
-            f", confirmed by the {counted(point.num_after, 'point')} after it"
-            if point.num_after
-            else ""
-        )
+        later = f", confirmed by the {counted(point.num_after, 'point')} after it"
+        after = later if point.num_after else ""
         software = f"; {', '.join(point.software)}" if point.software else ""
         yield (
             f"{point.state.capitalize()} at {point_name(point)} ({day(point.created_ns)})"
@@ -124,14 +113,21 @@ def _of(history: History, series: HistorySeries) -> str:
     return f" in {series_name(series.fingerprint)}" if len(history.series) > 1 else ""
 
 
-def _lower_first(sentence: str) -> str:
-    return sentence[:1].lower() + sentence[1:].removesuffix(".")
-
-
 def _series_table(history: History, series: HistorySeries) -> TableView | None:
     """One row per point, with a drawing of its value; None without points."""
     points, unit = series.points, history.unit
-    ends = _ends(points) if points else (0.0, 0.0)
+    values = [value for point in points for value in (point.value, *_narrow(point))] or [0.0]
+    ends = min(values), max(values)
+
+    def interval(point: HistoryPoint) -> str:
+        return " to ".join(metric_text(end, unit) for end in _narrow(point))
+
+    low, high = (metric_text(end, history.unit) for end in ends)
+    notes = [f"drawn from {low} at the left to {high} at the right"] if low != high else []
+    if any(state_shown(history, point) == "open" for point in series.points):
+        notes.append("open: beyond the tolerance, but may be chance; more repeats would settle it")
+    if series.num_earlier:
+        notes.append(f"{counted(series.num_earlier, 'earlier point')} not shown: --last N or --all")
     return rows_table(
         series_name(series.fingerprint),
         (
@@ -139,42 +135,24 @@ def _series_table(history: History, series: HistorySeries) -> TableView | None:
             Column("date", lambda point: day(point.created_ns), left=True),
             Column("runs", "num_runs", form="id"),
             Column("median", lambda point: metric_text(point.value, unit)),
-            Column("95 %", lambda point: _interval(point, unit), left=True, wide_only=True),
+            Column("95 %", interval, left=True, wide_only=True),
             Column("change", partial(_short_change, history)),
             Column("", partial(state_shown, history), left=True),
             Column("", lambda point: _drawing(point, *ends), left=True),
         ),
         points,
         caption=f"{history.label} over commits, series {series.key}",
-        notes=_scale_notes(history, series, ends),
+        notes=tuple(notes),
         strong=(i for i, point in enumerate(points) if point.state in _MARKED),
     )
 
 
-def _scale_notes(
-    history: History, series: HistorySeries, ends: tuple[float, float]
-) -> tuple[str, ...]:
-    low, high = (metric_text(end, history.unit) for end in ends)
-    notes = [f"drawn from {low} at the left to {high} at the right"] if low != high else []
-    if any(state_shown(history, point) == "open" for point in series.points):
-        notes.append("open: beyond the tolerance, but may be chance; more repeats would settle it")
-    if series.num_earlier:
-        notes.append(f"{counted(series.num_earlier, 'earlier point')} not shown: --last N or --all")
-    return tuple(notes)
-
-
-def _ends(points: Sequence[HistoryPoint]) -> tuple[float, float]:
-    """Range of the drawing: medians, and intervals that are narrow enough to draw."""
-    values = [point.value for point in points]
-    for point in points:
-        if point.low is not None and point.high is not None and _is_narrow(point):
-            values += [point.low, point.high]
-    return min(values), max(values)
-
-
-def _is_narrow(point: HistoryPoint) -> bool:
+def _narrow(point: HistoryPoint) -> tuple[float, ...]:
+    """The ends of the interval of a point, if it is narrow enough to be meaningful."""
     low, high = point.low, point.high
-    return low is not None and high is not None and high <= _WIDEST * max(low, 0) + 1e-9
+    if low is None or high is None or high > _WIDEST * max(low, 0) + 1e-9:
+        return ()
+    return low, high
 
 
 def _drawing(point: HistoryPoint, least: float, most: float) -> Drawing:
@@ -186,8 +164,8 @@ def _drawing(point: HistoryPoint, least: float, most: float) -> Drawing:
 
     def draw(room: int) -> str:
         line = [" "] * room
-        if point.low is not None and point.high is not None and _is_narrow(point):
-            for cell in range(place(point.low, room), place(point.high, room) + 1):
+        if ends := [place(end, room) for end in _narrow(point)]:
+            for cell in range(ends[0], ends[1] + 1):
                 line[cell] = "·"
         line[place(point.value, room)] = "█" if point.state in _MARKED else "▒"
         return "".join(line).rstrip()
@@ -195,16 +173,11 @@ def _drawing(point: HistoryPoint, least: float, most: float) -> Drawing:
     return Drawing(draw)
 
 
-def _interval(point: HistoryPoint, unit: str) -> str:
-    if point.low is None or point.high is None or not _is_narrow(point):
-        return ""
-    return f"{metric_text(point.low, unit)} to {metric_text(point.high, unit)}"
-
-
 def _short_change(history: History, point: HistoryPoint) -> str:
     if point.change is None:
         return ""
-    return f"{amount(point.change, history.scale)}{_percent(history)}"
+    unit = " %" if history.scale == "ratio" else " points"
+    return f"{amount(point.change, history.scale)}{unit}"
 
 
 def _change(history: History, point: HistoryPoint) -> str:
@@ -214,10 +187,6 @@ def _change(history: History, point: HistoryPoint) -> str:
     if low is not None and high is not None:
         ends = f" ({amount(low, history.scale)} to {amount(high, history.scale)})"
     return f"{_short_change(history, point)}{ends}"
-
-
-def _percent(history: History) -> str:
-    return " %" if history.scale == "ratio" else " points"
 
 
 def series_name(print_: Fingerprint) -> str:

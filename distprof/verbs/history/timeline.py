@@ -1,11 +1,8 @@
 """Follows a metric over commits: the repeats of a commit form a point, and points show changes.
 
-Each point is compared with the points before it, as a run is compared with its baseline. Every
-commit is a session. A change starts a new level, and later points are compared with that level. A
-loss is therefore marked once, at the commit that caused it, and so is its fix.
-
-Later commits can confirm a commit with too few repeats, if each of them is beyond the tolerance in
-the same direction. The comparison then uses commits instead of repeats.
+Each point is compared with the points before it: every commit is a session. A change starts a new
+level, so a loss and its fix are marked once. Later commits beyond the tolerance in the same
+direction can confirm a commit with too few repeats.
 """
 
 from __future__ import annotations
@@ -13,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Literal
 
 import msgspec
@@ -23,12 +21,11 @@ from distprof.artefacts.summary_file import Fingerprint, SummaryFile
 from distprof.costs.repeats import compare_pairs, pseudo_median
 from distprof.run.fingerprint import differences
 from distprof.verbs.displayed import Displayed
+from distprof.verbs.gate.baseline import METRICS, Metric
 from distprof.verbs.gate.decide import FEWEST_SESSIONS, Decision, decide
-from distprof.verbs.gate.metrics import METRICS, Metric
 from distprof.version import __version__
 
 HISTORY_SCHEMA = "distprof.history/1"
-
 State = Literal["first", "passed", "regressed", "improved", "inconclusive"]
 _LEAD = 3  # number of windows that are judged before the first point shown
 _UNITS = {"step_time": "ns", "memory": "B", "throughput": "/s", "energy": "J"}
@@ -45,30 +42,9 @@ def _throughput(summary: SummaryFile) -> float | None:
 
 HISTORY_METRICS = (
     *(metric for metric in METRICS if metric.name != "efficiency"),  # needs a pair of sizes
-    Metric(
-        name="throughput",
-        label="throughput",
-        better="higher",
-        scale="ratio",
-        tolerance=0.02,
-        read=_throughput,
-    ),
-    Metric(
-        name="mfu",
-        label="model FLOP utilisation",
-        better="higher",
-        scale="ratio",
-        tolerance=0.02,
-        read=lambda summary: summary.mfu_ratio,
-    ),
-    Metric(
-        name="energy",
-        label="energy per step",
-        better="lower",
-        scale="ratio",
-        tolerance=0.02,
-        read=lambda summary: summary.energy_per_step_j,
-    ),
+    Metric("throughput", "throughput", "higher", "ratio", 0.02, _throughput),
+    Metric("mfu", "model FLOP utilisation", "higher", "ratio", 0.02, attrgetter("mfu_ratio")),
+    Metric("energy", "energy per step", "lower", "ratio", 0.02, attrgetter("energy_per_step_j")),
 )
 """Metrics that a history can show."""
 
@@ -138,12 +114,6 @@ class _Commit(msgspec.Struct, frozen=True, kw_only=True):
     values: tuple[float, ...]
 
 
-class _Judged(msgspec.Struct, frozen=True, kw_only=True):
-    decision: Decision
-    num_before: int
-    num_after: int = 0
-
-
 def find_history_metric(name: str) -> Metric | None:
     """The metric with this name; None if there is none."""
     return next((metric for metric in HISTORY_METRICS if metric.name == name), None)
@@ -182,13 +152,11 @@ def trace_metric(
     last: int | None = None,
     notes: Sequence[str] = (),
 ) -> History:
-    """Follow a metric over the commits of each series, as :func:`by_series` groups them.
-
-    A point is compared with up to ``window`` points before it. ``last`` limits the points shown.
-    """
+    """Follow a metric over the commits of each series; ``last`` limits the points shown."""
     if window < 1 or (last is not None and last < 1):
         raise ValueError("a window and a number of points must be at least 1")
     accepted = metric.tolerance if tolerance is None else tolerance
+    judge = _Judge(metric=metric, tolerance=accepted, window=window)
     return History(
         distprof_version=__version__,
         source=source,
@@ -199,219 +167,188 @@ def trace_metric(
         scale=metric.scale,
         tolerance=accepted,
         window=window,
-        series=tuple(
-            _one_series(key, runs, metric, accepted, window, last) for key, runs in series.items()
-        ),
+        series=tuple(judge.series(key, runs, last) for key, runs in series.items()),
         notes=tuple(notes),
     )
 
 
-def _one_series(
-    key: str,
-    runs: Sequence[SummaryFile],
-    metric: Metric,
-    tolerance: float,
-    window: int,
-    last: int | None,
-) -> HistorySeries:
-    commits = _commits(runs, metric)
-    first = max(len(commits) - last, 0) if last is not None else 0
-    begin = max(first - _LEAD * window, 0)
-    judged = _judged(commits[begin:], metric, tolerance, window, num_unshown=first - begin)
-    points = tuple(
-        _point(commits[i], commits[i - 1] if i else None, judged[i - begin], metric)
-        for i in range(first, len(commits))
-    )
-    return HistorySeries(
-        key=key,
-        fingerprint=runs[-1].fingerprint,
-        points=points,
-        num_earlier=first,
-        num_without=len(runs) - sum(len(commit.values) for commit in commits),
-    )
+class _Judge(msgspec.Struct, frozen=True, kw_only=True):
+    """Judges the commits of a series by one metric."""
+
+    metric: Metric
+    tolerance: float  # Accepted loss.
+    window: int  # Maximum number of commits that a commit is compared with.
+
+    def series(self, key: str, runs: Sequence[SummaryFile], last: int | None) -> HistorySeries:
+        commits = self._commits(runs)
+        first = max(len(commits) - last, 0) if last is not None else 0
+        begin = max(first - _LEAD * self.window, 0)
+        judged = self._judged(commits[begin:], num_unshown=first - begin)
+        return HistorySeries(
+            key=key,
+            fingerprint=runs[-1].fingerprint,
+            points=tuple(
+                self._point(commits[i], commits[i - 1] if i else None, *judged[i - begin])
+                for i in range(first, len(commits))
+            ),
+            num_earlier=first,
+            num_without=len(runs) - sum(len(commit.values) for commit in commits),
+        )
+
+    def _commits(self, runs: Sequence[SummaryFile]) -> list[_Commit]:
+        """Runs by commit, in order of each commit's first run."""
+        found: dict[object, list[tuple[SummaryFile, float]]] = {}
+        for number, run in enumerate(runs):
+            value = self.metric.read(run)
+            if value is not None and self.metric.can_be(float(value)):
+                key = run.git_commit or (run.label and ("label", run.label)) or number
+                found.setdefault(key, []).append((run, float(value)))
+        return [
+            _Commit(runs=tuple(run for run, _ in each), values=tuple(value for _, value in each))
+            for each in found.values()
+        ]
+
+    def _judged(self, commits: Sequence[_Commit], *, num_unshown: int) -> list[_Judged]:
+        """Decision for each commit; None for the first, and if unshown ones do not change."""
+        found: list[_Judged] = []
+        start, noise = 0, None
+        for i in range(len(commits)):
+            before = commits[max(start, i - self.window) : i]
+            if not before or (i < num_unshown and self._is_near(before, commits[i])):
+                found.append((None, 0, 0))
+                continue
+            decision, num_after = self._decision(before, commits[i : i + self.window], noise)
+            found.append((decision, len(before), num_after))
+            if decision.state in _CHANGED:
+                if len(before) >= FEWEST_SESSIONS:  # relative if changes are ratios
+                    noise = float(np.std(self._additive(map(self._centre, before)), ddof=1))
+                start = i  # a new level, with the noise of the previous one
+        return found
+
+    def _is_near(self, before: Sequence[_Commit], this: _Commit) -> bool:
+        """Whether a commit is within the tolerance for any choice of centre: it is no change."""
+        centre = pseudo_median(self._additive(this.values))
+        pooled = [value for commit in before for value in commit.values]
+        middles = (pooled, [self._centre(commit) for commit in before])
+        changes = [abs(float(centre - pseudo_median(self._additive(each)))) for each in middles]
+        return max(changes) < self._limit
+
+    def _decision(
+        self, before: Sequence[_Commit], these: Sequence[_Commit], noise: float | None
+    ) -> tuple[Decision, int]:
+        """Decision for the first of ``these``, and the number of later ones that confirm it."""
+        alone = self._by_repeats(before, these[0], noise)
+        direction = self._direction(alone)
+        if alone.state == "inconclusive" and direction:
+            for count in range(2, len(these) + 1):
+                later = self._by_repeats(before, these[count - 1], noise)
+                if self._direction(later) != direction:
+                    break
+                # By commits: each centre is one value, which includes the noise of sessions
+                centres = [[self._centre(one) for one in each] for each in (before, these[:count])]
+                together = self._decide(centres[0], centres[1], session_noise=0.0)
+                if together.state in _CHANGED:
+                    return together, count - 1
+        return alone, 0
+
+    def _by_repeats(
+        self, before: Sequence[_Commit], this: _Commit, noise: float | None
+    ) -> Decision:
+        """Earlier commits are sessions, and this commit is another one."""
+        found = [(value, n) for n, commit in enumerate(before) for value in commit.values]
+        sessions = [number for _, number in found]
+        values = [value for value, _ in found]
+        return self._decide(values, this.values, sessions=sessions, session_noise=noise)
+
+    def _decide(
+        self,
+        before: Sequence[float],
+        these: Sequence[float],
+        *,
+        session_noise: float | None,
+        sessions: Sequence[int] | None = None,
+    ) -> Decision:
+        return decide(
+            before,
+            these,
+            tolerance=self.tolerance,
+            better=self.metric.better,
+            scale=self.metric.scale,
+            sessions=sessions,
+            session_noise=session_noise,
+            can_repeat_baseline=False,
+        )
+
+    def _direction(self, decision: Decision) -> int:
+        """1 if the estimate is worse by more than the tolerance, −1 if better, otherwise 0."""
+        (change,) = self._additive([decision.change])
+        worse = change if self.metric.better == "lower" else -change
+        return (worse > self._limit) - (worse < -self._limit)
+
+    @property
+    def _limit(self) -> float:
+        """The tolerance on the additive scale."""
+        return math.log1p(self.tolerance) if self.metric.scale == "ratio" else self.tolerance
+
+    def _centre(self, commit: _Commit) -> float:
+        centre = float(pseudo_median(self._additive(commit.values)))
+        return math.exp(centre) if self.metric.scale == "ratio" else centre
+
+    def _additive(self, values: Iterable[float]) -> list[float]:
+        return [math.log(value) if self.metric.scale == "ratio" else value for value in values]
+
+    def _point(
+        self,
+        commit: _Commit,
+        earlier: _Commit | None,
+        found: Decision | None,
+        num_before: int,
+        num_after: int,
+    ) -> HistoryPoint:
+        low, high = self._interval(commit.values)
+        point = HistoryPoint(
+            commit=commit.runs[0].git_commit,
+            label=commit.runs[-1].label,
+            created_ns=commit.runs[0].created_ns,
+            num_runs=len(commit.values),
+            value=float(np.median(commit.values)),
+            low=low,
+            high=high,
+        )
+        if found is None:
+            return point
+        software: tuple[str, ...] = ()
+        if found.state in _CHANGED and earlier:
+            before, now = earlier.runs[-1].fingerprint, commit.runs[0].fingerprint
+            software = tuple(
+                f"{one.field}: {one.first or 'not set'} → {one.second or 'not set'}"
+                for one in differences(before, now)
+                if one.group == "software"
+            )
+        return msgspec.structs.replace(
+            point,
+            state=found.state,
+            change=found.change,
+            change_low=found.low,
+            change_high=found.high,
+            num_before=num_before,
+            num_after=num_after,
+            needed_repeats=found.needed_repeats,
+            why=found.why,
+            software=software,
+        )
+
+    def _interval(self, values: Sequence[float]) -> tuple[float | None, float | None]:
+        """95 % interval of the centre of repeats; None with fewer than two."""
+        if len(values) < 2:
+            return None, None
+        data = np.asarray(self._additive(values))
+        around = compare_pairs(np.zeros(len(data)), data)
+        if self.metric.scale != "ratio":
+            return around.low, around.high
+        return math.exp(max(around.low, -700.0)), math.exp(min(around.high, 700.0))
 
 
-def _commits(runs: Sequence[SummaryFile], metric: Metric) -> list[_Commit]:
-    """Runs by commit, in order of each commit's first run."""
-    found: dict[object, list[tuple[SummaryFile, float]]] = {}
-    for number, run in enumerate(runs):
-        value = metric.read(run)
-        if value is not None and _can_be(float(value), metric):
-            key = run.git_commit or (run.label and ("label", run.label)) or number
-            found.setdefault(key, []).append((run, float(value)))
-    return [
-        _Commit(runs=tuple(run for run, _ in each), values=tuple(value for _, value in each))
-        for each in found.values()
-    ]
-
-
-def _can_be(value: float, metric: Metric) -> bool:
-    return math.isfinite(value) and (value > 0 or (metric.scale == "difference" and value == 0))
-
-
-def _judged(
-    commits: Sequence[_Commit],
-    metric: Metric,
-    tolerance: float,
-    window: int,
-    *,
-    num_unshown: int = 0,
-) -> list[_Judged | None]:
-    """Decision for each commit against those before it; None for the first.
-
-    For the first ``num_unshown`` commits, only changes matter, so commits without one are None too.
-    """
-    found: list[_Judged | None] = []
-    start, noise = 0, None
-    for i in range(len(commits)):
-        before = commits[max(start, i - window) : i]
-        if not before or (i < num_unshown and _is_near(before, commits[i], metric, tolerance)):
-            found.append(None)
-            continue
-        judged = _judge(before, commits[i : i + window], metric, tolerance, noise)
-        found.append(judged)
-        if judged.decision.state in ("regressed", "improved"):
-            noise = _noise(before, metric) if len(before) >= FEWEST_SESSIONS else noise
-            start = i  # a new level, with the noise of the previous one
-    return found
-
-
-def _is_near(before: Sequence[_Commit], this: _Commit, metric: Metric, tolerance: float) -> bool:
-    """Whether a commit is within the tolerance for any choice of centre, so it is not a change."""
-    centre = pseudo_median(_additive(this.values, metric))
-    pooled = [value for commit in before for value in commit.values]
-    middles = (pooled, [_centre(commit, metric) for commit in before])
-    changes = [float(centre - pseudo_median(_additive(each, metric))) for each in middles]
-    return max(map(abs, changes)) < (
-        math.log1p(tolerance) if metric.scale == "ratio" else tolerance
-    )
-
-
-def _judge(
-    before: Sequence[_Commit],
-    these: Sequence[_Commit],
-    metric: Metric,
-    tolerance: float,
-    noise: float | None,
-) -> _Judged:
-    """Decision for the first of ``these``, together with later ones if they confirm a change."""
-    alone = _decide(before, these[0], metric, tolerance, noise)
-    direction = _direction(alone, metric, tolerance)
-    if alone.state == "inconclusive" and direction:
-        for count in range(2, len(these) + 1):
-            later = _decide(before, these[count - 1], metric, tolerance, noise)
-            if _direction(later, metric, tolerance) != direction:
-                break
-            together = _decide_commits(before, these[:count], metric, tolerance)
-            if together.state in ("regressed", "improved"):
-                return _Judged(decision=together, num_before=len(before), num_after=count - 1)
-    return _Judged(decision=alone, num_before=len(before))
-
-
-def _decide(
-    before: Sequence[_Commit],
-    this: _Commit,
-    metric: Metric,
-    tolerance: float,
-    noise: float | None,
-) -> Decision:
-    """Decision by repeats: earlier commits are sessions, and this commit is another one."""
-    return decide(
-        [value for commit in before for value in commit.values],
-        this.values,
-        tolerance=tolerance,
-        better=metric.better,
-        scale=metric.scale,
-        sessions=[number for number, commit in enumerate(before) for _ in commit.values],
-        session_noise=noise,
-        can_repeat_baseline=False,
-    )
-
-
-def _decide_commits(
-    before: Sequence[_Commit], these: Sequence[_Commit], metric: Metric, tolerance: float
-) -> Decision:
-    """Decision by commits: each centre is one value, which includes the noise of sessions."""
-    return decide(
-        [_centre(commit, metric) for commit in before],
-        [_centre(commit, metric) for commit in these],
-        tolerance=tolerance,
-        better=metric.better,
-        scale=metric.scale,
-        session_noise=0.0,
-        can_repeat_baseline=False,
-    )
-
-
-def _direction(decision: Decision, metric: Metric, tolerance: float) -> int:
-    """1 if the estimate is worse by more than the tolerance, −1 if it is better, otherwise 0."""
-    change = math.log(decision.change) if metric.scale == "ratio" else decision.change
-    worse = change if metric.better == "lower" else -change
-    limit = math.log1p(tolerance) if metric.scale == "ratio" else tolerance
-    return (worse > limit) - (worse < -limit)
-
-
-def _noise(commits: Sequence[_Commit], metric: Metric) -> float:
-    """Standard deviation of the centres; relative if changes are ratios."""
-    centres = [_centre(commit, metric) for commit in commits]
-    return float(np.std(_additive(centres, metric), ddof=1))
-
-
-def _centre(commit: _Commit, metric: Metric) -> float:
-    centre = float(pseudo_median(_additive(commit.values, metric)))
-    return math.exp(centre) if metric.scale == "ratio" else centre
-
-
-def _additive(values: Sequence[float], metric: Metric) -> list[float]:
-    return [math.log(value) if metric.scale == "ratio" else value for value in values]
-
-
-def _point(
-    commit: _Commit, earlier: _Commit | None, judged: _Judged | None, metric: Metric
-) -> HistoryPoint:
-    low, high = _interval(commit.values, metric)
-    point = HistoryPoint(
-        commit=commit.runs[0].git_commit,
-        label=commit.runs[-1].label,
-        created_ns=commit.runs[0].created_ns,
-        num_runs=len(commit.values),
-        value=float(np.median(commit.values)),
-        low=low,
-        high=high,
-    )
-    if judged is None:
-        return point
-    found = judged.decision
-    is_change = found.state in ("regressed", "improved")
-    return msgspec.structs.replace(
-        point,
-        state=found.state,
-        change=found.change,
-        change_low=found.low,
-        change_high=found.high,
-        num_before=judged.num_before,
-        num_after=judged.num_after,
-        needed_repeats=found.needed_repeats,
-        why=found.why,
-        software=tuple(_software(earlier, commit)) if is_change and earlier else (),
-    )
-
-
-def _interval(values: Sequence[float], metric: Metric) -> tuple[float | None, float | None]:
-    """95 % interval of the centre of repeats; None with fewer than two."""
-    if len(values) < 2:
-        return None, None
-    data = np.asarray(_additive(values, metric))
-    around = compare_pairs(np.zeros(len(data)), data)
-    ends = (around.low, around.high)
-    if metric.scale == "ratio":
-        ends = (math.exp(max(ends[0], -700.0)), math.exp(min(ends[1], 700.0)))
-    return ends
-
-
-def _software(earlier: _Commit, commit: _Commit) -> Iterator[str]:
-    before, now = earlier.runs[-1].fingerprint, commit.runs[0].fingerprint
-    for difference in differences(before, now):
-        if difference.group == "software":
-            first, second = difference.first or "not set", difference.second or "not set"
-            yield f"{difference.field}: {first} → {second}"
+_CHANGED = ("regressed", "improved")
+_Judged = tuple[Decision | None, int, int]
+"""Decision, number of commits before, and number of later commits that confirm it."""

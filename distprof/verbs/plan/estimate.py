@@ -16,12 +16,10 @@ from distprof.costs.pipeline import bubble_fraction, bubble_overhead
 from distprof.costs.roofline import flop_utilisation, regime, ridge
 from distprof.costs.transformer import Transformer
 from distprof.terms import CollectiveKind
-from distprof.verbs.plan.layout import Layout
-from distprof.verbs.plan.question import Path, Question
+from distprof.verbs.plan.layout import Layout, Path, Question
 from distprof.verbs.plan.result import AxisCost, Estimate, MemoryParts, TierPosition
 
 _LOGIT = 6  # bytes: the logit in fp32, and its gradient in bf16
-
 _WEIGHT = 2  # bytes
 
 
@@ -107,11 +105,9 @@ def _kept_per_token(question: Question, layout: Layout, *, last: bool) -> float:
 
 
 _ELEMENT = 2  # bytes
-
 _OPTIMIZER_BYTES = 30
 """Bytes per parameter. Read: gradient 2, master weight 4, moments 8. Written: master weight 4,
 moments 8, weight 2. The gradient norm reads the gradient again, 2."""
-
 _NS = 1e9
 
 
@@ -128,7 +124,7 @@ class _Work(msgspec.Struct, frozen=True, kw_only=True):
         return self.forward_s + self.backward_s
 
 
-class _Axis(msgspec.Struct, frozen=True, kw_only=True):
+class _Axis(msgspec.Struct, frozen=True):
     """Communication of one axis; ``each`` is per micro-batch, ``once`` per step."""
 
     axis: str
@@ -151,7 +147,9 @@ def estimate(question: Question, layout: Layout, memory: MemoryParts | None = No
     bubble = pipeline * overhead
     step = pipeline + bubble + optimizer + sum(axis.exposed_once_s for axis in axes)
     tokens = question.batch * question.sequence
-    needed = tokens * _flop_per_token(question)
+    model = question.model
+    blocks = model.layers * _block_flop_per_token(question)
+    needed = tokens * (blocks + 6 * model.head_parameters)
     peak, gpus = question.cluster.gpu.bf16_flops, question.cluster.num_gpus
     repeated = 4 / 3 if layout.recomputation == "full" else 1.0
     mfu = flop_utilisation(needed, step, gpus, peak)
@@ -169,13 +167,6 @@ def estimate(question: Question, layout: Layout, memory: MemoryParts | None = No
         hfu=mfu * repeated,
         tokens_per_s=tokens / step,
     )
-
-
-def _flop_per_token(question: Question) -> float:
-    """FLOP of forward and backward of the whole model, with causal attention and no embedding."""
-    model = question.model
-    blocks = model.layers * _block_flop_per_token(question)
-    return blocks + 6 * model.head_parameters
 
 
 def _block_flop_per_token(question: Question) -> float:
@@ -221,116 +212,78 @@ def _axes(question: Question, layout: Layout, work: _Work) -> Iterator[_Axis]:
 def _tensor(question: Question, layout: Layout, work: _Work) -> _Axis:
     """Tensor axis; full recomputation repeats the forward of a block with its two all-reduces."""
     path = question.cluster.path(layout.tp, 1)
-    tokens = question.sequence // layout.cp
-    hidden = question.model.hidden
-    again = 1.5 if layout.recomputation == "full" else 1.0
+    tokens, hidden = question.sequence // layout.cp, question.model.hidden
+    times = work.layers * (1.5 if layout.recomputation == "full" else 1.0)
     size = layout.micro_batch * tokens * hidden * _ELEMENT
-    once = _time(CollectiveKind.ALL_REDUCE, layout.tp, size, path)
-    each = 4 * work.layers * again * once
-    sent = volumes.tensor_parallel_bytes(layout.tp, layout.micro_batch, tokens, hidden)
-    return _Axis(
-        axis="tp",
-        ranks=layout.tp,
-        path=path,
-        sent=sent * work.layers * again * layout.micro_batches,
-        time_s=each * layout.micro_batches,
-        exposed_each_s=each,
-    )
+    each = 4 * times * _time(CollectiveKind.ALL_REDUCE, layout.tp, size, path)
+    sent = volumes.tensor_parallel_bytes(layout.tp, layout.micro_batch, tokens, hidden) * times
+    number = layout.micro_batches
+    return _Axis("tp", layout.tp, path, sent * number, each * number, exposed_each_s=each)
 
 
 def _context(question: Question, layout: Layout, work: _Work) -> _Axis:
-    model = question.model
+    """Ring attention; heads of keys and values are repeated if there are fewer than ranks."""
+    model, number = question.model, layout.micro_batches
     path = question.cluster.path(layout.cp, layout.tp)
-    width = model.heads * model.size_of_value if model.latent else _kv_width(question, layout)
-    width = width // layout.tp if model.latent else width
-    sent = (
-        volumes.ring_attention_bytes(layout.cp, layout.micro_batch, question.sequence, width)
-        * work.layers
+    if model.latent:
+        width = model.heads * model.size_of_value // layout.tp
+    else:
+        width = max(1, model.kv_heads // layout.tp) * model.size_of_head
+    sent = work.layers * volumes.ring_attention_bytes(
+        layout.cp, layout.micro_batch, question.sequence, width
     )
-    hops = 3 * (layout.cp - 1) * work.layers
-    each = sent / path.link_bandwidth + hops * path.latency_s
-    return _Axis(
-        axis="cp",
-        ranks=layout.cp,
-        path=path,
-        sent=sent * layout.micro_batches,
-        time_s=each * layout.micro_batches,
-        exposed_each_s=max(0.0, each - work.attention_s),
-    )
-
-
-def _kv_width(question: Question, layout: Layout) -> int:
-    """Width of one rank's keys and values; heads are repeated if there are fewer than ranks."""
-    model = question.model
-    return max(1, model.kv_heads // layout.tp) * model.size_of_head
+    each = sent / path.link_bandwidth + 3 * (layout.cp - 1) * work.layers * path.latency_s
+    exposed = max(0.0, each - work.attention_s)
+    return _Axis("cp", layout.cp, path, sent * number, each * number, exposed_each_s=exposed)
 
 
 def _experts(question: Question, layout: Layout, work: _Work) -> _Axis:
     """Expert axis; traffic that leaves the fast domain uses the links of all GPUs in parallel."""
-    model = question.model
+    model, number = question.model, layout.micro_batches
     path = question.cluster.path(layout.ep, layout.tp * layout.cp)
     tokens = layout.micro_batch * question.sequence / layout.cp / layout.tp
     layers = work.layers * model.expert_layers / model.layers
-    again = 1.5 if layout.recomputation == "full" else 1.0
-    sent = volumes.expert_parallel_bytes(layout.ep, model.top_k, tokens, model.hidden)
-    sent *= layers * again
+    times = layers * (1.5 if layout.recomputation == "full" else 1.0)
+    sent = volumes.expert_parallel_bytes(layout.ep, model.top_k, tokens, model.hidden) * times
     leaving = 1.0
     if path.tier == "inter-node":
         leaving = (layout.ep - path.per_domain) / (layout.ep - 1)
-    hops = 4 * layers * again * (layout.ep - 1)
+    hops = 4 * times * (layout.ep - 1)
     each = sent * leaving / path.link_bandwidth + hops * path.latency_s
-    return _Axis(
-        axis="ep",
-        ranks=layout.ep,
-        path=path,
-        sent=sent * layout.micro_batches,
-        time_s=each * layout.micro_batches,
-        exposed_each_s=each,
-    )
+    return _Axis("ep", layout.ep, path, sent * number, each * number, exposed_each_s=each)
 
 
 def _pipeline(question: Question, layout: Layout) -> _Axis:
-    stride = question.cluster.num_gpus // layout.pp
-    path = question.cluster.path(layout.pp, stride)
-    tokens = question.sequence // layout.cp
+    path = question.cluster.path(layout.pp, question.cluster.num_gpus // layout.pp)
+    tokens, number = question.sequence // layout.cp, layout.micro_batches
     sent = volumes.pipeline_bytes(layout.micro_batch, tokens, question.model.hidden)
     sent = sent / layout.tp * layout.virtual_stages
     each = sent / path.link_bandwidth + 2 * layout.virtual_stages * path.latency_s
-    return _Axis(
-        axis="pp",
-        ranks=layout.pp,
-        path=path,
-        sent=sent * layout.micro_batches,
-        time_s=each * layout.micro_batches,
-        exposed_once_s=each * (layout.pp - 1) / layout.virtual_stages,
-    )
+    exposed = each * (layout.pp - 1) / layout.virtual_stages
+    return _Axis("pp", layout.pp, path, sent * number, each * number, exposed_once_s=exposed)
 
 
 def _data(question: Question, layout: Layout, work: _Work) -> Iterator[_Axis]:
     """Data axes: gradients and sharded weights, of dense and expert parameters."""
     dense, experts = stage_parameters(question.model, layout, last=False)
-    stride = layout.tp
+    stride, own = layout.tp, layout.replicas // layout.ep
     groups = [(layout.replicas, stride, dense)]
-    own = layout.replicas // layout.ep
-    if layout.ep > 1 and own > 1:
-        groups.append((own, stride * layout.ep, experts))
-    elif layout.ep == 1:
+    if layout.ep == 1:
         groups = [(layout.replicas, stride, dense + experts)]
-    parts = [part for group in groups for part in _synchronised(question, layout, work, *group)]
-    for name in dict.fromkeys(part.axis for part in parts):
-        yield _together([part for part in parts if part.axis == name])
-
-
-def _together(parts: list[_Axis]) -> _Axis:
-    """Sum of dense and expert parameters; the axis describes the larger group."""
-    largest = max(parts, key=lambda part: part.ranks)
-    return replace(
-        largest,
-        sent=sum(part.sent for part in parts),
-        time_s=sum(part.time_s for part in parts),
-        exposed_each_s=sum(part.exposed_each_s for part in parts),
-        exposed_once_s=sum(part.exposed_once_s for part in parts),
-    )
+    elif own > 1:
+        groups.append((own, stride * layout.ep, experts))
+    by_name: dict[str, list[_Axis]] = {}
+    for group in groups:
+        for part in _synchronised(question, layout, work, *group):
+            by_name.setdefault(part.axis, []).append(part)
+    for parts in by_name.values():  # the axis describes the larger group
+        yield replace(
+            max(parts, key=lambda part: part.ranks),
+            sent=sum(part.sent for part in parts),
+            time_s=sum(part.time_s for part in parts),
+            exposed_each_s=sum(part.exposed_each_s for part in parts),
+            exposed_once_s=sum(part.exposed_once_s for part in parts),
+        )
 
 
 def _synchronised(
@@ -348,12 +301,13 @@ def _synchronised(
         exposed = max(0.0, 2 * one_way - work.backward_s)
     else:
         exposed = max(0.0, one_way - work.forward_s)
+    sent = volumes.data_parallel_bytes(ranks, parameters) / 2 * (1 + times)
     yield _Axis(
-        axis="dp",
-        ranks=ranks,
-        path=path,
-        sent=volumes.data_parallel_bytes(ranks, parameters) / 2 * (1 + times),
-        time_s=one_way * (1 + times),
+        "dp",
+        ranks,
+        path,
+        sent,
+        one_way * (1 + times),
         exposed_each_s=behind if layout.zero_stage == 2 else 0.0,
         exposed_once_s=exposed + (behind if layout.zero_stage == 1 else 0.0),
     )
@@ -365,47 +319,25 @@ def _sharded(
     """The shards of FSDP, and the replicas of HSDP."""
     shards = min(ranks, max(1, layout.num_shards * ranks // layout.replicas))
     replicas = ranks // shards
-    is_flat = layout.sharding == "fsdp"
+    is_flat, number = layout.sharding == "fsdp", layout.micro_batches
     if shards > 1:
+        # Each micro-batch has two all-gathers and one reduce-scatter; the first gather is exposed
+        path = question.cluster.path(shards, stride)
+        size = parameters * _ELEMENT / work.layers
+        layer = _time(CollectiveKind.ALL_GATHER, shards, size, path)
+        ahead, back = work.layers * layer, 2 * work.layers * layer
+        exposed = layer + max(0.0, ahead - work.forward_s) + max(0.0, back - work.backward_s)
+        sent = volumes.fully_sharded_bytes(shards, parameters) * number
         name = "dp" if is_flat else "dp-shard"
-        yield _gathered(question, layout, work, name, (shards, stride), parameters)
+        yield _Axis(name, shards, path, sent, (ahead + back) * number, exposed_each_s=exposed)
     if replicas > 1:
         path = question.cluster.path(replicas, stride * shards)
         size = parameters * _ELEMENT / shards
         reduce_s = _time(CollectiveKind.ALL_REDUCE, replicas, size, path)
-        yield _Axis(
-            axis="dp" if is_flat else "dp-replicate",
-            ranks=replicas,
-            path=path,
-            sent=volumes.data_parallel_bytes(replicas, parameters / shards),
-            time_s=reduce_s,
-            exposed_once_s=max(0.0, reduce_s - work.backward_s),
-        )
-
-
-def _gathered(
-    question: Question,
-    layout: Layout,
-    work: _Work,
-    name: str,
-    group: tuple[int, int],
-    parameters: float,
-) -> _Axis:
-    """Each micro-batch has two all-gathers and one reduce-scatter; the first gather is exposed."""
-    shards, stride = group
-    path = question.cluster.path(shards, stride)
-    size = parameters * _ELEMENT / work.layers
-    layer = _time(CollectiveKind.ALL_GATHER, shards, size, path)
-    ahead, back = work.layers * layer, 2 * work.layers * layer
-    exposed = layer + max(0.0, ahead - work.forward_s) + max(0.0, back - work.backward_s)
-    return _Axis(
-        axis=name,
-        ranks=shards,
-        path=path,
-        sent=volumes.fully_sharded_bytes(shards, parameters) * layout.micro_batches,
-        time_s=(ahead + back) * layout.micro_batches,
-        exposed_each_s=exposed,
-    )
+        sent = volumes.data_parallel_bytes(replicas, parameters / shards)
+        exposed = max(0.0, reduce_s - work.backward_s)
+        name = "dp" if is_flat else "dp-replicate"
+        yield _Axis(name, replicas, path, sent, reduce_s, exposed_once_s=exposed)
 
 
 def _optimizer_s(question: Question, layout: Layout) -> float:
@@ -417,14 +349,8 @@ def _optimizer_s(question: Question, layout: Layout) -> float:
 
 
 def _time(kind: CollectiveKind, ranks: int, num_bytes: float, path: Path) -> float:
-    return collective_time(
-        kind,
-        ranks,
-        num_bytes,
-        alpha_s=path.latency_s,
-        bandwidth=path.bandwidth,
-        algorithm="recursive",
-    )
+    how: dict[str, Any] = {"alpha_s": path.latency_s, "bandwidth": path.bandwidth}
+    return collective_time(kind, ranks, num_bytes, algorithm="recursive", **how)
 
 
 def _cost(axis: _Axis, layout: Layout) -> AxisCost:

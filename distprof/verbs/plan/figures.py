@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distprof.documents.html.blocks import Part, Segment, bar
-from distprof.documents.html.markup import EMPTY, Markup, captioned
-from distprof.documents.html.rows import legend, row, rows
+from distprof.documents.html.blocks import (
+    EMPTY,
+    Markup,
+    Part,
+    Segment,
+    bar,
+    captioned,
+    legend,
+    row,
+    rows,
+)
 from distprof.units import format_bytes, format_duration, format_ratio
 from distprof.verbs.plan.result import Estimate, Plan
 from distprof.verbs.plan.show import MEMORY, layout_name
@@ -38,35 +46,32 @@ def steps_figure(found: Sequence[Estimate]) -> Markup:
     most = max((one.step_ns for one in found), default=0)
     if most <= 0:
         return EMPTY
-    lines = [_step_row(one, most) for one in found]
+    lines = []
+    for one in found:
+        parts = [
+            (kind, getattr(one, key) / most, f"{text} {format_duration(getattr(one, key))}")
+            for key, (kind, text) in _PARTS.items()
+        ]
+        value = f"{format_duration(one.step_ns)}, {format_ratio(one.mfu)} MFU"
+        lines.append(_row(_name(one), value, parts))
     used = [key for key in _PARTS if any(getattr(one, key) for one in found)]
     named = legend([(f"k-{_PARTS[key][0]}", _PARTS[key][1]) for key in used])
-    caption = "Modelled step by part, fastest layout first"
-    return captioned(caption, rows(lines), named)
+    return captioned("Modelled step by part, fastest layout first", rows(lines), named)
 
 
-def _step_row(one: Estimate, most: int) -> Markup:
-    pieces = [
-        Segment(
-            kind=kind,
-            ratio=getattr(one, key) / most,
-            title=f"{text} {format_duration(getattr(one, key))}",
-        )
-        for key, (kind, text) in _PARTS.items()
-    ]
-    name = _name(one)
-    value = f"{format_duration(one.step_ns)}, {format_ratio(one.mfu)} MFU"
+def _row(
+    name: str, value: str, parts: Sequence[tuple[str, float, str]], marks: Sequence[float] = ()
+) -> Markup:
+    """A bar of parts: kind, share and text of each."""
+    pieces = [Segment(kind=kind, ratio=ratio, title=text) for kind, ratio, text in parts]
     texts = ", ".join(piece.title for piece in pieces)
-    return row(name, bar(pieces, label=f"{name}: {value}: {texts}"), value)
+    return row(name, bar(pieces, label=f"{name}: {value}: {texts}", marks=marks), value)
 
 
 def _name(one: Estimate) -> str:
     layout = one.layout
-    many = layout.micro_batches != 1
-    facts = [layout_name(layout)]
-    facts.append(
-        f"{layout.micro_batches} micro-batch{'es' if many else ''} of {layout.micro_batch}"
-    )
+    batches = f"micro-batch{'es' if layout.micro_batches != 1 else ''}"
+    facts = [layout_name(layout), f"{layout.micro_batches} {batches} of {layout.micro_batch}"]
     if layout.virtual_stages > 1:
         facts.append(f"{layout.virtual_stages} stages per rank")
     if layout.recomputation != "selective":
@@ -79,32 +84,28 @@ def memory_figure(found: Sequence[Estimate], usable_bytes: int) -> Markup:
     most = max([usable_bytes, *(one.memory.total_bytes for one in found)])
     if not found or most <= 0:
         return EMPTY
-    lines = [_memory_row(one, most, usable_bytes) for one in found]
-    used = [key for key in MEMORY if any(getattr(one.memory, key) for one in found)]
-    kinds = {key: f"k-m{number}" for number, key in enumerate(MEMORY)}
-    named = legend([(kinds[key], MEMORY[key]) for key in used])
+    lines = []
+    for one in found:
+        sizes = {key: getattr(one.memory, key) for key in MEMORY}
+        parts = [
+            (f"m{number}", sizes[key] / most, f"{text} {format_bytes(sizes[key])}")
+            for number, (key, text) in enumerate(MEMORY.items())
+        ]
+        total = one.memory.total_bytes
+        share = f"{format_bytes(total)}, {format_ratio(total / max(usable_bytes, 1))}"
+        lines.append(_row(_name(one), share, parts, (usable_bytes / most,)))
+    named = legend(
+        [
+            (f"k-m{number}", text)
+            for number, (key, text) in enumerate(MEMORY.items())
+            if any(getattr(one.memory, key) for one in found)
+        ]
+    )
     caption = (
         "Memory of the fullest GPU of each layout. The line marks the usable memory, "
         f"{format_bytes(usable_bytes)}."
     )
     return captioned(caption, rows(lines), named)
-
-
-def _memory_row(one: Estimate, most: int, usable_bytes: int) -> Markup:
-    pieces = [
-        Segment(
-            kind=f"m{number}",
-            ratio=getattr(one.memory, key) / most,
-            title=f"{text} {format_bytes(getattr(one.memory, key))}",
-        )
-        for number, (key, text) in enumerate(MEMORY.items())
-    ]
-    total = one.memory.total_bytes
-    share = f"{format_bytes(total)}, {format_ratio(total / max(usable_bytes, 1))}"
-    name = _name(one)
-    texts = ", ".join(piece.title for piece in pieces)
-    drawn = bar(pieces, label=f"{name}: {share}: {texts}", marks=(usable_bytes / most,))
-    return row(name, drawn, share)
 
 
 FIGURES = {Plan: (step_figures, memory_figures)}

@@ -1,16 +1,17 @@
 """Reads the model, batch and layout from a job's configuration file.
 
-It reads distprof's own TOML, torchtitan's configurations (a launch command, a Python function, the
-JSON that torchtitan writes, TOML of older versions), Megatron's arguments (a command line or
-script) and DeepSpeed's JSON. It lists the keys that it does not use, and makes no guesses from
-them.
+It reads distprof's own TOML, torchtitan's configurations (the JSON that torchtitan writes, TOML of
+older versions), Megatron's arguments (a command line or script) and DeepSpeed's JSON. It lists the
+keys that it does not use, and makes no guesses from them.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,6 @@ from distprof.errors import InputError
 from distprof.options import parse_toml
 from distprof.sections.efficiency.models import SHAPE_KEYS
 from distprof.verbs.plan.layout import LAYOUT_KEYS, Layout, parse_layout
-from distprof.verbs.plan.torchtitan import (
-    UNKNOWN,
-    flat,
-    is_launch,
-    launch_values,
-    names_function,
-    number_or_text,
-    options_typed,
-    values_of_function,
-    words_of_script,
-)
 
 _MOST_BYTES = 4_000_000
 
@@ -53,22 +43,14 @@ _OWN = {
     "cluster.inter_node": "inter_node",
     "training.batch": "batch",
     "training.sequence": "sequence",
-    **{
-        f"layout.{key}": key
-        for key in (
-            "dp", "tp", "pp", "cp", "ep", "shards", "micro-batch", "micro-batches", "stages",
-            "sharding", "recomputation",
-        )
-    },
-}  # fmt: skip
+    **{f"layout.{key}": key for key in LAYOUT_KEYS},
+}
 
 _TORCHTITAN = {
     "model.name": "family",
     "model.flavor": "flavor",
     "model_spec.name": "family",
     "model_spec.flavor": "flavor",
-    "launch.nproc-per-node": "gpus_per_node",
-    "launch.nnodes": "nodes",
     "training.local_batch_size": "local_batch",
     "training.batch_size": "local_batch",
     "training.global_batch_size": "batch",
@@ -123,7 +105,6 @@ _DEEPSPEED = {
 }
 
 _ZERO = {0: "ddp", 1: "zero-1", 2: "zero-2", 3: "fsdp"}
-
 _WORDS = frozenset({"model", "gpu", "inter_node", "sharding", "recomputation", "family", "flavor"})
 
 
@@ -142,61 +123,22 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True):
         return value if isinstance(value, int) else None
 
 
+MOST_CHARACTERS = 1 << 16
+"""Of a script: the time for which ``shlex`` reads a word grows with the square of its length."""
+
+
 def read_job_file(path: Path) -> JobFile:
     """Read a configuration, whose kind is detected from its content."""
     source = str(path)
-    if names_function(source):
-        return _taken(source, "torchtitan", _TORCHTITAN, values_of_function(source, _MOST_BYTES))
     try:
-        text = read_plain(path, _MOST_BYTES).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(source, str(error)) from error
-    kind, keys, found = _parse(text, source)
-    return _taken(source, kind, keys, found)
-
-
-def _parse(text: str, source: str) -> tuple[str, Mapping[str, str], dict[str, Any]]:
-    if re.search(r"--[a-z]+-model-parallel-size|--num-layers|--hidden-size", text):
-        return "Megatron arguments", _MEGATRON, _arguments(text, source)
-    if is_launch(text):
-        return "torchtitan", _TORCHTITAN, launch_values(text, Path(source), _MOST_BYTES)
-    is_json = text.lstrip().startswith("{")
-    load: Callable[[str], Any] = json.loads if is_json else parse_toml
-    try:
-        found = flat(load(text))
-    except (ValueError, RecursionError) as error:
-        raise _unreadable(
-            source, f"neither Megatron arguments nor JSON nor TOML: {error}"
+        kind, keys, found = _parse(read_plain(path, _MOST_BYTES).decode("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(
+            source,
+            expected="a layout: distprof's TOML with [layout], torchtitan's JSON (written with"
+            " --debug.save_config_file) or TOML, Megatron arguments or DeepSpeed JSON",
+            found=str(error)[:200],
         ) from error
-    if any(key.startswith("parallelism.") for key in found):
-        return "torchtitan", _TORCHTITAN, _without_modules(found)
-    if is_json:
-        return "DeepSpeed", _DEEPSPEED, found
-    if any(key.startswith("layout.") for key in found):
-        return "distprof", _OWN, found
-    raise _unreadable(source, "TOML with neither [layout] nor [parallelism]")
-
-
-def _without_modules(found: dict[str, Any]) -> dict[str, Any]:
-    """Drop the model's tree of modules: name and flavor identify the model."""
-    return {key: value for key, value in found.items() if not key.startswith("model_spec.model.")}
-
-
-def _arguments(text: str, source: str) -> dict[str, Any]:
-    """Options of a command line; the last occurrence wins, and a flag is True."""
-    try:
-        words = words_of_script(text)
-    except ValueError as error:
-        raise _unreadable(source, str(error)) from error
-    found: dict[str, Any] = {}
-    for typed, value in options_typed(words):
-        name = typed.replace("_", "-")
-        is_flag = _MEGATRON.get(name) in _FLAGS or not value
-        found[name] = True if is_flag else number_or_text(value)
-    return found
-
-
-def _taken(source: str, kind: str, keys: Mapping[str, str], found: Mapping[str, Any]) -> JobFile:
     values: dict[str, Any] = {}
     not_read: list[str] = []
     for key, value in found.items():
@@ -208,10 +150,61 @@ def _taken(source: str, kind: str, keys: Mapping[str, str], found: Mapping[str, 
     return JobFile(source=source, kind=kind, values=_ours(kind, values), not_read=tuple(not_read))
 
 
+def _parse(text: str) -> tuple[str, Mapping[str, str], dict[str, Any]]:
+    """The program, its names of keys, and the values; ValueError if it is none of the known."""
+    if re.search(r"--[a-z]+-model-parallel-size|--num-layers|--hidden-size", text):
+        return "Megatron arguments", _MEGATRON, _arguments(text)
+    is_json = text.lstrip().startswith("{")
+    load: Callable[[str], Any] = json.loads if is_json else parse_toml
+    try:
+        found = _flat(load(text))
+    except ValueError as error:
+        raise ValueError(f"neither Megatron arguments nor JSON nor TOML: {error}") from error
+    if any(key.startswith("parallelism.") for key in found):
+        # Name and flavor identify the model: its tree of modules is not needed
+        kept = {key: v for key, v in found.items() if not key.startswith("model_spec.model.")}
+        return "torchtitan", _TORCHTITAN, kept
+    if is_json:
+        return "DeepSpeed", _DEEPSPEED, found
+    if any(key.startswith("layout.") for key in found):
+        return "distprof", _OWN, found
+    raise ValueError("TOML with neither [layout] nor [parallelism]")
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Values of nested tables by dotted name."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{before}{key}.")
+        else:
+            found[f"{before}{key}"] = value
+    return found
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """Options of a command line; the last occurrence wins, and a flag is True."""
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"a script of more than {MOST_CHARACTERS:,} characters")
+    words = shlex.split(text.replace("\\\n", " "), comments=True)
+    found: dict[str, Any] = {}
+    for word, after in zip_longest(words, words[1:], fillvalue=""):
+        if not word.startswith("--") or word == "--":
+            continue
+        typed, has_value, value = word[2:].partition("=")
+        if not has_value and not after.startswith("--"):
+            value = after
+        name = typed.replace("_", "-")
+        is_number = re.fullmatch(r"-?[0-9]{1,18}", value)
+        is_flag = _MEGATRON.get(name) in _FLAGS or not value
+        found[name] = True if is_flag else int(value) if is_number else value
+    return found
+
+
 def _is_sound(name: str, value: object) -> bool:
     """Whether a value has the expected type; ``auto`` and shell variables do not."""
     if name in _WORDS:
-        return isinstance(value, str) and "$" not in value and value != UNKNOWN
+        return isinstance(value, str) and "$" not in value
     if name in _FLAGS:
         return isinstance(value, bool)
     if name == "params":
@@ -241,8 +234,6 @@ def _of_torchtitan(values: dict[str, Any]) -> dict[str, Any]:
         ours["model"] = f"{family}-{flavor}".lower()
     if ours.get("recomputation") == "none":
         ours["recomputation"] = "selective"  # flash attention does not keep scores
-    if "gpus_per_node" in ours:
-        ours["gpus"] = ours.pop("nodes", 1) * ours["gpus_per_node"]
     local = ours.get("local_batch")
     if ours.get("pp", 1) == 1:
         ours.pop("micro-batch", None)
@@ -264,15 +255,6 @@ def _of_megatron(values: dict[str, Any]) -> dict[str, Any]:
     return ours
 
 
-def _unreadable(source: str, found: str) -> InputError:
-    return InputError(
-        source,
-        expected="a layout: distprof's TOML with [layout], a torchtitan launch, function, JSON or"
-        " TOML, Megatron arguments or DeepSpeed JSON",
-        found=found[:200],
-    )
-
-
 # The layout that a configuration file describes on a cluster of a given size --------------------
 
 
@@ -289,10 +271,7 @@ def num_gpus_of(file: JobFile) -> int | None:
 
 
 def layout_of(file: JobFile, *, num_gpus: int, batch: int | None = None) -> tuple[Layout, int]:
-    """The layout, and the number of sequences per step.
-
-    ``batch`` replaces the batch of the file; without either, it follows from the micro-batches.
-    """
+    """The layout, and the sequences per step, from ``batch`` or the file or its micro-batches."""
     values = {key: file.values[key] for key in LAYOUT_KEYS if key in file.values}
     others = 1
     for axis in ("tp", "pp", "cp"):
@@ -300,7 +279,9 @@ def layout_of(file: JobFile, *, num_gpus: int, batch: int | None = None) -> tupl
     if file.kind == "torchtitan":
         values |= _torchtitan(file, max(1, num_gpus // others))
     values.setdefault("dp", max(1, num_gpus // others))
-    sequences = batch or file.number("batch") or _sequences(file, int(values["dp"]))
+    each = (file.number("micro-batch") or 1) * (file.number("micro-batches") or 1)
+    of_rank = file.number("local_batch") or each
+    sequences = batch or file.number("batch") or int(values["dp"]) * of_rank
     text = ",".join(f"{key}={value}" for key, value in values.items())
     return parse_layout(text, num_gpus=num_gpus, batch=sequences), sequences
 
@@ -316,9 +297,3 @@ def _torchtitan(file: JobFile, rest: int) -> dict[str, int | str]:
     if replicas == 1:
         return {**mesh, "sharding": "fsdp"}
     return {**mesh, "sharding": "hsdp", "shards": divided}
-
-
-def _sequences(file: JobFile, dp: int) -> int:
-    local = file.number("local_batch")
-    each = (file.number("micro-batch") or 1) * (file.number("micro-batches") or 1)
-    return dp * (local or each)

@@ -2,33 +2,188 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any, Literal
 
 import msgspec
 
+from distprof.config import CONFIG_FILE, ModelShape, load_config
 from distprof.costs.transformer import Recomputation, Transformer
 from distprof.errors import UsageError
+from distprof.hardware import Gpu, Link, Sheet, load_sheet, parse_bandwidth
+from distprof.hardware.sheet import SCALE_UP_LATENCY_S
 from distprof.options import whole_number
-from distprof.verbs.plan.question import Cluster
+from distprof.sections.efficiency.models import preset, preset_sequence, shape_from
+
+SHAPE = ModelShape.__struct_fields__
+"""Options of ``distprof plan`` that describe a model's shape."""
+LEAST_EFFICIENCY = 1e-6
+"""Below this, a step would be too long to represent in float seconds or integer ns."""
+_DEFAULT_LATENCY_S = 5e-6
+_TOKENS = 4 * 2**20
+_DEFAULT_SEQUENCE = 4096
+_GPU, _PER_NODE, _LINK = "h100", 8, "ndr"
+
+
+class Path(msgspec.Struct, frozen=True):
+    """The links between the members of a group."""
+
+    tier: str  # ``scale-up`` within the fast domain, else ``inter-node``.
+    bandwidth: float  # Bytes per second and direction that each member gets in a ring.
+    latency_s: float  # Latency of one step.
+    per_domain: int  # Members of the group within one fast domain.
+    link_bandwidth: float  # Bytes per second of one GPU's own link of that tier.
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """GPUs and the links between them."""
+
+    gpu: Gpu  # Kind of GPU.
+    num_gpus: int  # GPUs of the job.
+    per_node: int  # GPUs per fast domain.
+    link: Link  # Link between nodes; one port per GPU.
+    link_efficiency: float = 0.8  # Share of a link's bandwidth that collectives reach.
+
+    def __post_init__(self) -> None:
+        if self.num_gpus < 1 or self.per_node < 1:
+            raise UsageError("a cluster and a node need at least one GPU each")
+        if self.num_gpus > self.per_node and self.num_gpus % self.per_node:
+            raise UsageError(
+                f"{self.num_gpus} GPUs do not fill nodes of {self.per_node}: choose a multiple, or"
+                " set --gpus-per-node"
+            )
+        if not LEAST_EFFICIENCY <= self.link_efficiency <= 1:
+            raise UsageError(f"the efficiency of links must be from {LEAST_EFFICIENCY:g} to 1")
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of fast domains in use."""
+        return -(-self.num_gpus // self.per_node)
+
+    def path(self, size: int, stride: int) -> Path:
+        """The path between members of the first group, one of the most spread out of its kind."""
+        domain = min(self.per_node, self.num_gpus)
+        reach = 1 + (size - 1) * stride
+        fast = self.gpu.scale_up_bandwidth * self.link_efficiency
+        if reach <= domain and (size * stride <= domain and domain % (size * stride) == 0):
+            return Path("scale-up", fast, SCALE_UP_LATENCY_S, size, fast)
+        port = self.link.bandwidth * self.link_efficiency
+        together = min(size, max(1, domain // stride))
+        bandwidth = min(fast, together * port)
+        return Path("inter-node", bandwidth, self.link.latency_s, together, port)
+
+
+def inter_node_link(text: str, sheet: Sheet) -> Link:
+    """The link with a name (``ndr``) or a bandwidth (``50GB/s``, ``400Gb/s``)."""
+    bandwidth = parse_bandwidth(text)
+    if bandwidth is None:
+        return sheet.link(text)
+    return Link(name=text, title=text, bandwidth=bandwidth, latency_s=_DEFAULT_LATENCY_S)
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """A model, a cluster and a batch."""
+
+    model: Transformer  # Shape of the model.
+    cluster: Cluster  # The cluster that it runs on.
+    batch: int  # Sequences per step, over all ranks.
+    sequence: int  # Tokens per sequence.
+    compute_efficiency: float = 0.6  # Share of the dense peak that kernels reach while they run.
+    # Share of a GPU's memory that stays free for contexts, communication buffers and fragmentation.
+    reserve_ratio: float = 0.1
+    fp32_gradients: bool = False  # Whether gradients are accumulated in fp32.
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.sequence < 1:
+            raise UsageError("a step needs at least one sequence of at least one token")
+        if not LEAST_EFFICIENCY <= self.compute_efficiency <= 1:
+            raise UsageError(f"the efficiency of kernels must be from {LEAST_EFFICIENCY:g} to 1")
+        if not 0 <= self.reserve_ratio < 1:
+            raise UsageError("the reserved share of memory must be at least 0 and below 1")
+
+    @property
+    def usable_bytes(self) -> float:
+        """Bytes of a GPU's memory that a layout may fill."""
+        return self.cluster.gpu.memory_bytes * (1 - self.reserve_ratio)
+
+
+def assumptions(question: Question) -> tuple[str, ...]:
+    """Assumptions of an estimate, one sentence each."""
+    cluster = question.cluster
+    sentences = [
+        f"Kernels reach {100 * question.compute_efficiency:.0f} % of the dense bf16 peak, links"
+        f" {100 * cluster.link_efficiency:.0f} % of their bandwidth.",
+        f"{100 * question.reserve_ratio:.0f} % of memory stays free for contexts, buffers and"
+        " fragmentation.",
+        "The optimizer is Adam in mixed precision, with"
+        f" {18 if question.fp32_gradients else 16} bytes of state per parameter. Attention is"
+        " causal flash attention.",
+        "Communication of tensor parallelism (with sequence parallelism) and expert parallelism is"
+        " fully exposed. Data parallelism overlaps with forward and backward, ring attention with"
+        " attention.",
+        "The pipeline schedule is 1F1B, interleaved if a rank holds several stages. Messages"
+        " overlap except at fill and drain.",
+        "Small matrices are as efficient as large ones, which favours high tp and ep too much.",
+        "Every GPU has its own link between nodes. No rank fails, waits for input or lags.",
+    ]
+    if question.model.experts:
+        sentences.append("Tokens are routed evenly, and tp divides every expert like a dense MLP.")
+    return tuple(sentences)
+
+
+def question_of(options: Mapping[str, Any]) -> Question:
+    """Build the question from the options of ``distprof plan``; None for those not given."""
+    model, sequence = _model(options)
+    sequence = options["sequence"] or sequence
+    if options["gpus"] is None:
+        raise UsageError("the number of GPUs is missing: add --gpus N")
+    config = load_config()
+    sheet = load_sheet(config.hardware, config.source or CONFIG_FILE)
+    return Question(
+        model=model,
+        cluster=Cluster(
+            gpu=sheet.gpu(options["gpu"] or _GPU),
+            num_gpus=options["gpus"],
+            per_node=options["gpus_per_node"] or _PER_NODE,
+            link=inter_node_link(options["inter_node"] or _LINK, sheet),
+            link_efficiency=options["link_efficiency"],
+        ),
+        batch=options["batch"] or max(1, _TOKENS // sequence),
+        sequence=sequence,
+        compute_efficiency=options["compute_efficiency"],
+        reserve_ratio=options["reserve"],
+        fp32_gradients=options["fp32_gradients"],
+    )
+
+
+def _model(options: Mapping[str, Any]) -> tuple[Transformer, int]:
+    """The shape of the model, and its default sequence length."""
+    shape = {key: options[key] for key in SHAPE}
+    given = [key for key in (*SHAPE, "params") if options[key] is not None]
+    if options["model"] is None:
+        is_gated = options.get("gated", True)
+        model = shape_from(shape, params=options["params"], is_gated=is_gated)
+        return model, _DEFAULT_SEQUENCE
+    if given:
+        option = given[0].replace("_", "-")
+        raise UsageError(
+            f"--model and --{option} exclude each other: a published model has a fixed shape"
+        )
+    return preset(options["model"]), preset_sequence(options["model"])
+
 
 Sharding = Literal["ddp", "zero-1", "zero-2", "fsdp", "hsdp"]
-
 _STAGE = {"ddp": 0, "zero-1": 1, "zero-2": 2, "fsdp": 3, "hsdp": 3}
 _RECOMPUTATION = ("none", "selective", "full")
 _NUMBERS = {
-    "dp": "dp",
-    "tp": "tp",
-    "pp": "pp",
-    "cp": "cp",
-    "ep": "ep",
-    "shards": "shards",
+    **{name: name for name in ("dp", "tp", "pp", "cp", "ep", "shards")},
     "micro-batch": "micro_batch",
     "micro-batches": "micro_batches",
     "stages": "virtual_stages",
 }
 LAYOUT_KEYS = (*_NUMBERS, "sharding", "recomputation")
 """Keys of a layout on the command line."""
-
 _MIN_TOKENS_PER_RANK = 8192
 _MOST = 10**7
 
@@ -135,102 +290,53 @@ def objections(
     layout: Layout, model: Transformer, cluster: Cluster, *, batch: int, sequence: int
 ) -> list[Objection]:
     """Reasons against a layout, except memory, the most important first."""
-    checks = (
-        _ranks(layout, cluster),
-        *_tensor(layout, model, cluster),
-        _stages(layout, model),
-        _sequence(layout, sequence),
-        *_experts(layout, model),
-        _shards(layout),
-        _batch(layout, batch),
-        *_micro_batches(layout),
-    )
-    return [Objection(kind=kind, message=message) for kind, message in filter(None, checks)]
+    found = chain(_of_mesh(layout, model, cluster, sequence), _of_batch(layout, batch))
+    return [Objection(kind=kind, message=message) for kind, message in found]
 
 
-_Reason = tuple[str, str] | None
-
-
-def _ranks(layout: Layout, cluster: Cluster) -> _Reason:
-    if layout.num_gpus == cluster.num_gpus:
-        return None
-    product = f"dp {layout.dp} × tp {layout.tp} × pp {layout.pp} × cp {layout.cp}"
-    return (
-        "ranks do not add up",
-        f"{product} is {layout.num_gpus:,} ranks, not {cluster.num_gpus:,}",
-    )
-
-
-def _tensor(layout: Layout, model: Transformer, cluster: Cluster) -> tuple[_Reason, ...]:
-    tp, kv = layout.tp, model.kv_heads
-    heads: _Reason = None
+def _of_mesh(
+    layout: Layout, model: Transformer, cluster: Cluster, sequence: int
+) -> Iterator[tuple[str, str]]:
+    """Reasons that follow from the degrees of parallelism: kind and message."""
+    tp, kv, cp, ep = layout.tp, model.kv_heads, layout.cp, layout.ep
+    if layout.num_gpus != cluster.num_gpus:
+        product = f"dp {layout.dp} × tp {tp} × pp {layout.pp} × cp {cp}"
+        message = f"{product} is {layout.num_gpus:,} ranks, not {cluster.num_gpus:,}"
+        yield "ranks do not add up", message
     if model.heads % tp:
-        heads = ("heads not divisible", f"tp {tp} does not divide {model.heads} heads")
+        yield "heads not divisible", f"tp {tp} does not divide {model.heads} heads"
     elif model.latent is None and kv % tp and tp % kv:
         message = f"tp {tp} neither divides {kv} key/value heads nor is a multiple of {kv}"
-        heads = ("heads not divisible", message)
-    across: _Reason = None
+        yield "heads not divisible", message
     if tp > cluster.per_node or cluster.per_node % tp:
-        across = (
-            "tensor parallelism leaves the fast domain",
-            f"tp {tp} does not fit within nodes of {cluster.per_node} GPUs",
-        )
-    return heads, across
-
-
-def _stages(layout: Layout, model: Transformer) -> _Reason:
+        message = f"tp {tp} does not fit within nodes of {cluster.per_node} GPUs"
+        yield "tensor parallelism leaves the fast domain", message
     stages = layout.pp * layout.virtual_stages
-    if stages <= model.layers:
-        return None
-    return "more stages than layers", f"{stages} stages for {model.layers} layers"
-
-
-def _sequence(layout: Layout, sequence: int) -> _Reason:
-    cp = layout.cp
+    if stages > model.layers:
+        yield "more stages than layers", f"{stages} stages for {model.layers} layers"
     if cp > 1 and (sequence % (2 * cp) or sequence // cp < _MIN_TOKENS_PER_RANK):
-        kind = "sequence too short to share"
-        return kind, f"cp {cp} leaves each rank {sequence // cp:,} of {sequence:,} tokens"
-    return None
+        message = f"cp {cp} leaves each rank {sequence // cp:,} of {sequence:,} tokens"
+        yield "sequence too short to share", message
+    if ep > 1 and (not model.experts or model.experts % ep):
+        yield "experts not divisible", f"ep {ep} does not divide {model.experts} experts"
+    elif layout.dp % ep:
+        yield "experts not divisible", f"ep {ep} does not divide dp {layout.dp}"
 
 
-def _experts(layout: Layout, model: Transformer) -> tuple[_Reason, ...]:
-    ep = layout.ep
-    if ep == 1:
-        return ()
-    if not model.experts or model.experts % ep:
-        return (("experts not divisible", f"ep {ep} does not divide {model.experts} experts"),)
-    if layout.dp % ep:
-        return (("experts not divisible", f"ep {ep} does not divide dp {layout.dp}"),)
-    return ()
-
-
-def _shards(layout: Layout) -> _Reason:
+def _of_batch(layout: Layout, batch: int) -> Iterator[tuple[str, str]]:
+    """Reasons that follow from shards and micro-batches: kind and message."""
+    pp, number = layout.pp, layout.micro_batches
     if layout.sharding == "hsdp" and (not layout.shards or layout.replicas % layout.shards):
         message = f"{layout.shards} shards do not divide {layout.replicas} data-parallel ranks"
-        return "shards not divisible", message
-    return None
-
-
-def _batch(layout: Layout, batch: int) -> _Reason:
-    if layout.batch == batch:
-        return None
-    parts = f"dp {layout.dp} × {layout.micro_batch} per micro-batch × {layout.micro_batches}"
-    return (
-        "batch not divisible",
-        f"{parts} is {layout.batch:,} sequences, but the batch is {batch:,}",
-    )
-
-
-def _micro_batches(layout: Layout) -> tuple[_Reason, ...]:
-    few: _Reason = None
-    if layout.micro_batches < layout.pp:
-        kind = "too few micro-batches"
-        message = f"{layout.pp} stages need at least {layout.pp}, not {layout.micro_batches}"
-        few = (kind, message)
-    uneven: _Reason = None
-    if layout.virtual_stages > 1 and (layout.pp < 2 or layout.micro_batches % layout.pp):
+        yield "shards not divisible", message
+    if layout.batch != batch:
+        parts = f"dp {layout.dp} × {layout.micro_batch} per micro-batch × {number}"
+        message = f"{parts} is {layout.batch:,} sequences, but the batch is {batch:,}"
+        yield "batch not divisible", message
+    if number < pp:
+        yield "too few micro-batches", f"{pp} stages need at least {pp}, not {number}"
+    if layout.virtual_stages > 1 and (pp < 2 or number % pp):
         message = "interleaving needs at least 2 ranks"
-        if layout.pp > 1:
-            message = f"interleaving needs a multiple of {layout.pp}, not {layout.micro_batches}"
-        uneven = ("micro-batches not divisible", message)
-    return few, uneven
+        if pp > 1:
+            message = f"interleaving needs a multiple of {pp}, not {number}"
+        yield "micro-batches not divisible", message

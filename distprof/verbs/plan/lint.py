@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from distprof.documents.ci.cases import Case, Cases
+from distprof.documents.ci import Case, Cases
 from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.formats import RenderOptions
@@ -17,8 +17,7 @@ from distprof.terms import Severity
 from distprof.units import format_bytes, format_duration, format_ratio
 from distprof.verbs.plan.estimate import estimate, footprint
 from distprof.verbs.plan.job_file import JobFile
-from distprof.verbs.plan.layout import Layout, objections
-from distprof.verbs.plan.question import Question, assumptions
+from distprof.verbs.plan.layout import Layout, Question, assumptions, objections
 from distprof.verbs.plan.result import LINT_SCHEMA, ConfigurationFinding, ConfigurationResult, Lint
 from distprof.version import __version__
 
@@ -51,12 +50,7 @@ def check_layout(
         kind=file.kind,
         layout=layout,
         findings=tuple(
-            ConfigurationFinding(
-                code=finding.code,
-                severity=finding.severity,
-                message=finding.message,
-                fix=finding.fix,
-            )
+            msgspec.convert(finding, ConfigurationFinding, from_attributes=True)
             for finding in findings
         ),
         estimate=result.estimate,
@@ -67,21 +61,17 @@ def check_layout(
 
 def configured(question: Question, layout: Layout) -> ConfigurationResult:
     """The evidence by which the rules judge a layout; no memory and times if it cannot run."""
-    against = tuple(
-        objections(
-            layout,
-            question.model,
-            question.cluster,
-            batch=question.batch,
-            sequence=question.sequence,
-        )
-    )
+    batch, sequence = question.batch, question.sequence
+    found = objections(layout, question.model, question.cluster, batch=batch, sequence=sequence)
     result = ConfigurationResult(
-        layout=layout, objections=against, usable_bytes=question.usable_bytes
+        layout=layout, objections=tuple(found), usable_bytes=question.usable_bytes
     )
-    if any(objection.kind not in _CAN_RUN for objection in against):
+    if any(objection.kind not in _CAN_RUN for objection in found):
         return result
-    larger = _larger(layout)
+    larger = None
+    if layout.pp == 1 and layout.micro_batches % 2 == 0:
+        size, number = 2 * layout.micro_batch, layout.micro_batches // 2
+        larger = msgspec.structs.replace(layout, micro_batch=size, micro_batches=number)
     plain = msgspec.structs.replace(layout, sharding="ddp", shards=0)
     return msgspec.structs.replace(
         result,
@@ -90,14 +80,6 @@ def configured(question: Question, layout: Layout) -> ConfigurationResult:
         larger=larger,
         larger_bytes=None if larger is None else footprint(question, larger).total_bytes,
         plain_bytes=footprint(question, plain).total_bytes if layout.zero_stage == 3 else None,
-    )
-
-
-def _larger(layout: Layout) -> Layout | None:
-    if layout.pp > 1 or layout.micro_batches % 2:
-        return None
-    return msgspec.structs.replace(
-        layout, micro_batch=2 * layout.micro_batch, micro_batches=layout.micro_batches // 2
     )
 
 

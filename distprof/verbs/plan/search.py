@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 
 import msgspec
@@ -10,8 +11,7 @@ from msgspec.structs import replace
 
 from distprof.units import format_bytes
 from distprof.verbs.plan.estimate import estimate, footprint
-from distprof.verbs.plan.layout import Layout, Objection, objections
-from distprof.verbs.plan.question import Question, assumptions
+from distprof.verbs.plan.layout import Layout, Objection, Question, assumptions, objections
 from distprof.verbs.plan.result import (
     ClusterFacts,
     Estimate,
@@ -33,19 +33,16 @@ _RECOMPUTATIONS = ("selective", "full")
 class _Rejections(msgspec.Struct):
     """Counts the reasons for rejection and keeps the first example of each."""
 
-    count: dict[str, int] = msgspec.field(default_factory=dict)
+    count: Counter[str] = msgspec.field(default_factory=Counter)
     example: dict[str, str] = msgspec.field(default_factory=dict)
 
     def add(self, objection: Objection) -> None:
-        self.count[objection.kind] = self.count.get(objection.kind, 0) + 1
+        self.count[objection.kind] += 1
         self.example.setdefault(objection.kind, objection.message)
 
     def ranked(self) -> tuple[Rejection, ...]:
-        order = sorted(self.count, key=lambda kind: (-self.count[kind], kind))
-        return tuple(
-            Rejection(reason=kind, count=self.count[kind], example=self.example[kind])
-            for kind in order
-        )
+        order = sorted(self.count.items(), key=lambda item: (-item[1], item[0]))
+        return tuple(Rejection(reason=k, count=n, example=self.example[k]) for k, n in order)
 
 
 def make_plan(question: Question, *, most: int = 10) -> Plan:
@@ -64,13 +61,11 @@ def make_plan(question: Question, *, most: int = 10) -> Plan:
 
 def judge_layout(question: Question, layout: Layout) -> Plan:
     """Judge one layout: its costs, and the objections to it."""
-    against = _against(question, layout)
-    memory = footprint(question, layout)
+    against, memory = _against(question, layout), footprint(question, layout)
+    best: tuple[Estimate, ...] = ()
     if not against:
         against = [o for o in (_too_large(question, layout, memory),) if o is not None]
-        best: tuple[Estimate, ...] = (estimate(question, layout, memory),)
-    else:
-        best = ()
+        best = (estimate(question, layout, memory),)
     return _plan(
         question,
         best=best,
@@ -89,13 +84,8 @@ def _by_time(found: Estimate) -> tuple[float, int, str]:
 
 
 def _against(question: Question, layout: Layout) -> list[Objection]:
-    return objections(
-        layout,
-        question.model,
-        question.cluster,
-        batch=question.batch,
-        sequence=question.sequence,
-    )
+    model, cluster = question.model, question.cluster
+    return objections(layout, model, cluster, batch=question.batch, sequence=question.sequence)
 
 
 def _too_large(question: Question, layout: Layout, memory: MemoryParts) -> Objection | None:
@@ -196,18 +186,10 @@ def _plan(
     rejections: tuple[Rejection, ...] = (),
     objections: tuple[str, ...] = (),
 ) -> Plan:
-    model, cluster = question.model, question.cluster
+    cluster = question.cluster
     return Plan(
         version=__version__,
-        model=ModelFacts(
-            name=model.name,
-            parameters=model.parameters,
-            active_parameters=model.active_parameters,
-            layers=model.layers,
-            hidden=model.hidden,
-            heads=model.heads,
-            experts=model.experts,
-        ),
+        model=msgspec.convert(question.model, ModelFacts, from_attributes=True),
         cluster=ClusterFacts(
             gpu=cluster.gpu.title,
             num_gpus=cluster.num_gpus,

@@ -26,15 +26,6 @@ MEMORY = {
 """Names of the parts of a GPU's memory in reports."""
 
 
-_SHARDINGS = {
-    "ddp": "DDP",
-    "fsdp": "FSDP",
-    "hsdp": "HSDP",
-    "zero-1": "ZeRO-1",
-    "zero-2": "ZeRO-2",
-}
-
-
 def verdict(plan: Plan) -> str:
     """The fastest layout, or why there is none, in one sentence."""
     if plan.objections:
@@ -55,7 +46,7 @@ def layout_name(layout: Layout) -> str:
     """Short name of a layout, for example ``dp=128 × tp=4, FSDP``."""
     degrees = {axis: getattr(layout, axis) for axis in ("dp", "tp", "pp", "cp", "ep")}
     kept = [f"{axis}={size}" for axis, size in degrees.items() if size > 1 or axis == "dp"]
-    sharding = _SHARDINGS[layout.sharding]
+    sharding = layout.sharding.upper().replace("ZERO", "ZeRO")
     if layout.sharding == "hsdp":
         sharding += f" in groups of {layout.num_shards}"
     return f"{' × '.join(kept)}, {sharding}"

@@ -5,16 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from distprof.documents.html.blocks import Part, Segment, bar
-from distprof.documents.html.chart import Chart, Tick, nice_ticks
-from distprof.documents.html.markup import EMPTY, Markup, captioned, joined
-from distprof.documents.html.rows import legend, row, rows
+from distprof.documents.html.blocks import (
+    EMPTY,
+    Markup,
+    Part,
+    Segment,
+    bar,
+    captioned,
+    joined,
+    legend,
+    row,
+    rows,
+)
+from distprof.documents.html.chart import Chart, nice_ticks
 from distprof.sections.table import counted
 from distprof.units import format_duration, format_ratio
 from distprof.verbs.compare.figures import KINDS
 from distprof.verbs.sweep.result import (
     CAUSES,
-    ScalingLaw,
     ScalingReport,
     ScalingResult,
     ScalingSize,
@@ -48,36 +56,38 @@ def curve_figure(scaling: ScalingResult) -> Markup:
     sizes = scaling.sizes
     if len(sizes) < 2:
         return EMPTY
-    numbers = sorted({size.num_ranks for size in sizes} | set(_beyond(scaling)))
+    following = [law for law in scaling.laws if follows(law, sizes[-1])]
+    beyond = {one.num_ranks for law in following for one in law.predictions if one.is_extrapolated}
+    numbers = sorted({size.num_ranks for size in sizes} | beyond)
     top = _top(sizes)
     chart = Chart(left=_x(numbers[0]) - 0.2, right=_x(numbers[-1]) + 0.2, least=0, most=top)
-    text = f"Efficiency over ranks, {scaling.mode} scaling: " + ", ".join(
+    text = ", ".join(
         f"{counted(size.num_ranks, 'rank')} {format_ratio(size.efficiency)}" for size in sizes
     )
+    every = -(-len(numbers) // _MOST_TICKS)
     drawn = chart.drawn(
-        chart.axes(_x_ticks(numbers), _y_ticks(top), "ranks"),
+        chart.axes(
+            ((_x(number), f"{number:,}") for number in numbers[::every]),
+            ((value, f"{100 * value:.0f} %") for value in nice_ticks(0, top, 5)),
+            "ranks",
+        ),
         chart.level(1.0, "ideal"),
         *_laws(chart, scaling),
         *_runs(chart, sizes),
         *(_size(chart, size) for size in sizes),
-        label=text,
+        label=f"Efficiency over ranks, {scaling.mode} scaling: {text}",
     )
     caption = (
         f"Efficiency over {counted(scaling.baseline_ranks or 1, 'rank')}, {scaling.mode} scaling. "
         "Marks are measurements with 95 % intervals. The dashed line at 100 % is ideal scaling."
     )
-    return captioned(caption, drawn, _named(scaling.laws))
+    names = [f"law: {LAWS.get(law.law, law.law)}" for law in scaling.laws]
+    named = legend([(f"dot-fill s{n % 6}", name) for n, name in enumerate(names)])
+    return captioned(caption, drawn, named if names else EMPTY)
 
 
 def _x(ranks: float) -> float:
     return math.log2(max(ranks, 1))
-
-
-def _beyond(scaling: ScalingResult) -> Iterator[int]:
-    """Sizes to which a law that fits is extrapolated."""
-    for law in scaling.laws:
-        if follows(law, scaling.sizes[-1]):
-            yield from (one.num_ranks for one in law.predictions if one.is_extrapolated)
 
 
 def _top(sizes: Sequence[ScalingSize]) -> float:
@@ -91,15 +101,6 @@ def _top(sizes: Sequence[ScalingSize]) -> float:
 def _of_run(size: ScalingSize, step_ns: int) -> float:
     """Efficiency of a single run."""
     return size.efficiency * size.step_ns / max(step_ns, 1)
-
-
-def _x_ticks(numbers: Sequence[int]) -> Iterator[Tick]:
-    every = -(-len(numbers) // _MOST_TICKS)
-    return ((_x(number), f"{number:,}") for number in numbers[::every])
-
-
-def _y_ticks(top: float) -> Iterator[Tick]:
-    return ((value, f"{100 * value:.0f} %") for value in nice_ticks(0, top, 5))
 
 
 def _laws(chart: Chart, scaling: ScalingResult) -> Iterator[Markup]:
@@ -135,15 +136,6 @@ def _size(chart: Chart, size: ScalingSize) -> Markup:
         whisker = chart.whisker(at, low, high)
         text += f", 95 % {format_ratio(low)} to {format_ratio(high)}"
     return joined((whisker, chart.dot((at, size.efficiency), text)))
-
-
-def _named(laws: Sequence[ScalingLaw]) -> Markup:
-    """Names of the laws' colours."""
-    if not laws:
-        return EMPTY
-    return legend(
-        [(f"dot-fill s{n % 6}", f"law: {LAWS.get(law.law, law.law)}") for n, law in enumerate(laws)]
-    )
 
 
 def losses_figure(sizes: Sequence[ScalingSize]) -> Markup:

@@ -20,7 +20,6 @@ from distprof.artefacts.summary_file import Fingerprint, StepParts, SummaryFile
 from distprof.costs.repeats import Interval, compare_pairs, compare_repeats, step_interval
 from distprof.costs.scaling import (
     LAWS,
-    Law,
     NoScalingFitError,
     ScalingFit,
     fit_scaling,
@@ -96,9 +95,7 @@ def _is_sound(parts: StepParts) -> bool:
 
 
 _EXTRAPOLATED = (2, 4, 8)
-
 _DATA_AXES = (MeshAxis.DP, MeshAxis.DP_REPLICATE, MeshAxis.DP_SHARD, MeshAxis.WORLD)
-
 Floats = NDArray[np.float64]
 
 
@@ -108,10 +105,7 @@ def analyze_scaling(
     mode: Mode | None = None,
     baseline_ranks: int | None = None,
 ) -> ScalingResult:
-    """Compare runs of several sizes, each with one run or several.
-
-    If the runs are not a sweep, the result holds only the reasons.
-    """
+    """Compare runs of several sizes; if they are not a sweep, the result holds the reasons."""
     try:
         sweep = gather(summaries, mode)
     except SweepError as reason:
@@ -149,16 +143,17 @@ def _size(sweep: Sweep, base: int, ranks: int) -> ScalingSize:
     low, high = (None, None) if ranks == base else _efficiency_ends(sweep, base, ranks)
     step_ns = max(round(step.value), 1)
     ideal_ns = max(round(base_step * base * sweep.work[ranks] / (sweep.work[base] * ranks)), 1)
-    lost: dict[str, Any] = (
-        {} if ranks == base else _losses(sweep.runs[base], runs, ideal_ns, step_ns)
-    )
+    parts, before = mean_parts(runs), mean_parts(sweep.runs[base])
+    lost: dict[str, Any] = {}
+    if ranks != base and before is not None and parts is not None:
+        lost["losses"] = split_loss(before, parts, ideal_ns, step_ns)
     return ScalingSize(
         num_ranks=ranks,
         num_repeats=len(runs),
         num_steps=sum(len(run.step_ns) for run in runs),
         step_ns=step_ns,
-        step_low_ns=_end(step.low),
-        step_high_ns=_end(step.high),
+        step_low_ns=None if math.isinf(step.low) else round(step.low),
+        step_high_ns=None if math.isinf(step.high) else round(step.high),
         work_per_step=sweep.work[ranks] if sweep.has_work else None,
         throughput_per_s=throughput,
         speedup=speedup,
@@ -170,10 +165,12 @@ def _size(sweep: Sweep, base: int, ranks: int) -> ScalingSize:
         is_traced=any(run.is_traced for run in runs),
         ideal_step_ns=ideal_ns,
         lost_ns=step_ns - ideal_ns,
-        is_data_parallel=_is_data_parallel(runs),
+        is_data_parallel=all(n <= 1 or axis in _DATA_AXES for axis, n in mesh.items())
+        if (mesh := runs[-1].fingerprint.mesh)
+        else None,
         run_step_ns=tuple(round(step) for step in _steps(runs)),
         **lost,
-        **_traced(runs, step_ns),
+        **_traced(runs, parts, step_ns),
     )
 
 
@@ -202,25 +199,11 @@ def _efficiency_ends(sweep: Sweep, base: int, ranks: int) -> tuple[float | None,
     return share * math.exp(value - below), share * math.exp(value + above)
 
 
-def _end(value: float) -> int | None:
-    return None if math.isinf(value) else round(value)
-
-
-def _losses(
-    base: Sequence[SummaryFile], runs: Sequence[SummaryFile], ideal_ns: int, step_ns: int
-) -> dict[str, Any]:
-    before, after = mean_parts(base), mean_parts(runs)
-    if before is None or after is None:
-        return {}
-    return {"losses": split_loss(before, after, ideal_ns, step_ns)}
-
-
-def _traced(runs: Sequence[SummaryFile], step_ns: int) -> dict[str, Any]:
+def _traced(runs: Sequence[SummaryFile], total: StepParts | None, step_ns: int) -> dict[str, Any]:
     """Results from traces, scaled to the step."""
-    total = mean_parts(runs)
     if total is None:
         return {}
-    parts: StepParts = scaled(total, step_ns)
+    parts = scaled(total, step_ns)
     number = sum(run.parts is not None for run in runs)
     return {
         "traced_ratio": total.span_ns / number / step_ns,
@@ -228,13 +211,6 @@ def _traced(runs: Sequence[SummaryFile], step_ns: int) -> dict[str, Any]:
         "transfer_ns": transfer_ns(runs, parts),
         "exposed_transfer_ns": parts.exposed_transfer_ns + parts.unsplit_comm_ns,
     }
-
-
-def _is_data_parallel(runs: Sequence[SummaryFile]) -> bool | None:
-    mesh = runs[-1].fingerprint.mesh
-    if not mesh:
-        return None
-    return all(size <= 1 or axis in _DATA_AXES for axis, size in mesh.items())
 
 
 def _laws(sweep: Sweep, base: int) -> tuple[tuple[ScalingLaw, ...], list[str]]:
@@ -254,41 +230,37 @@ def _laws(sweep: Sweep, base: int) -> tuple[tuple[ScalingLaw, ...], list[str]]:
         except NoScalingFitError as reason:
             refused.append(f"{capitalized(str(reason))}.")
             continue
-        fitted.append(_law(law, fit, sorted(sweep.runs), base))
+        sizes = sorted(sweep.runs)
+        peak = fit.peak
+        beyond = [factor * sizes[-1] for factor in _EXTRAPOLATED]
+        fitted.append(
+            ScalingLaw(
+                law=law,
+                parameters=tuple(
+                    ScalingParameter(name=name, value=p.value, low=p.low, high=_finite(p.high))
+                    for name, p in zip(fit.names, fit.parameters, strict=True)
+                ),
+                residual_ratio=fit.residual_ratio,
+                peak_ranks=peak.value if peak else None,
+                peak_low=peak.low if peak else None,
+                peak_high=_finite(peak.high) if peak else None,
+                predictions=tuple(
+                    _prediction(fit, ranks, base, sizes[-1]) for ranks in (*sizes, *beyond)
+                ),
+                notes=fit.notes,
+            )
+        )
     return tuple(fitted), refused
 
 
-def _law(law: Law, fit: ScalingFit, sizes: Sequence[int], base: int) -> ScalingLaw:
-    peak = fit.peak
-    beyond = [factor * sizes[-1] for factor in _EXTRAPOLATED]
-    return ScalingLaw(
-        law=law,
-        parameters=tuple(
-            ScalingParameter(name=name, value=p.value, low=p.low, high=_finite(p.high))
-            for name, p in zip(fit.names, fit.parameters, strict=True)
-        ),
-        residual_ratio=fit.residual_ratio,
-        peak_ranks=peak.value if peak else None,
-        peak_low=peak.low if peak else None,
-        peak_high=_finite(peak.high) if peak else None,
-        predictions=tuple(
-            _prediction(fit, ranks, base, is_extrapolated=ranks > sizes[-1])
-            for ranks in (*sizes, *beyond)
-        ),
-        notes=fit.notes,
-    )
-
-
-def _prediction(
-    fit: ScalingFit, ranks: int, base: int, *, is_extrapolated: bool
-) -> ScalingPrediction:
+def _prediction(fit: ScalingFit, ranks: int, base: int, largest: int) -> ScalingPrediction:
     interval = fit.relative_efficiency(ranks, base)
     return ScalingPrediction(
         num_ranks=ranks,
         efficiency=interval.value,
         low=interval.low,
         high=interval.high,
-        is_extrapolated=is_extrapolated,
+        is_extrapolated=ranks > largest,
     )
 
 
@@ -328,10 +300,7 @@ def report_scaling(
     site: str = "",
     num_cpus: int | None = None,
 ) -> ScalingReport:
-    """Analyse a sweep and run the rules on it.
-
-    ``num_cpus`` is known if one machine made all runs.
-    """
+    """Analyse a sweep and run the rules; ``num_cpus`` is of the one machine of all runs."""
     result = analyze_scaling(summaries, mode=mode, baseline_ranks=baseline_ranks)
     outcome = run_rules([result], limits, site=site)
     first = min(summaries, key=lambda summary: summary.fingerprint.world_size or 0, default=None)

@@ -19,15 +19,12 @@ from distprof.version import __version__
 Scaling: TypeAlias = Literal["weak", "strong", "as_given"]
 ProgramSweep: TypeAlias = "Callable[[Sequence[str]], dict[str, Any]]"
 """Maps arguments of ``distprof run`` to the full configuration that they select."""
-
 MAX_RUNS = 1_000
 MAX_RANKS = 1 << 18
 RANKS = "{ranks}"
 """Placeholder for the number of ranks in the command of a user's program."""
-
 WORKLOADS = ("ddp", "fsdp", "tp", "pp", "moe", "cp", "3d")
 """Workloads of ``distprof run``; any other first word is the user's own program."""
-
 _BATCH_PER_RANK = ("ddp", "fsdp", "moe")
 """Workloads in which every rank has its own sequences; in the others, ranks share them."""
 
@@ -88,23 +85,13 @@ def plan_workload(
     ``weak`` keeps the number of sequences per rank, ``strong`` that of all ranks. ``configuration``
     resolves the arguments through the workload, which also checks them.
     """
-    fixed = [
-        *arguments,
-        *(word for flag, words in _QUICK if not _has(arguments, flag) for word in words),
-    ]
-    resolved = configuration(["run", workload, f"--{device}", str(sizes[0]), *fixed])
-    batch = int(resolved["training"]["batch"])
+    quick = [word for flag, words in _QUICK if not _has(arguments, flag) for word in words]
     per_size = {
-        size: (
-            "run",
-            workload,
-            f"--{device}",
-            str(size),
-            *fixed,
-            *_batch(workload, size, sizes, batch, scaling),
-        )
-        for size in sizes
+        size: ("run", workload, f"--{device}", str(size), *arguments, *quick) for size in sizes
     }
+    batch = int(configuration(per_size[sizes[0]])["training"]["batch"])
+    for size, words in per_size.items():
+        per_size[size] = (*words, *_batch(workload, size, sizes, batch, scaling))
     return _sweep(per_size, repeats, workload=workload, scaling=scaling, device=device)
 
 
@@ -116,10 +103,7 @@ def plan_program(
     device: Literal["gpus", "ranks"],
     scaling: Scaling = "as_given",
 ) -> SweepFile:
-    """A sweep of a user's own program under ``distprof capture``.
-
-    ``{ranks}`` in the command becomes the number of ranks. Only the user knows how it scales.
-    """
+    """A sweep of a user's own program, with the number of ranks for ``{ranks}`` in its command."""
     if len(sizes) > 1 and not any(RANKS in word for word in command):
         raise UsageError(
             f"the command has no placeholder for the number of ranks: insert {RANKS}, as in "
@@ -135,10 +119,7 @@ def plan_program(
 def _batch(
     workload: str, size: int, sizes: Sequence[int], batch: int, scaling: Scaling
 ) -> tuple[str, ...]:
-    """Arguments that make the workload divide the work as requested.
-
-    The user's batch is per rank in weak scaling, and that of all ranks in strong scaling.
-    """
+    """Arguments that divide the work: a batch is per rank if weak, of all ranks if strong."""
     is_own = workload in _BATCH_PER_RANK
     if scaling == "as_given" or (scaling == "weak") == is_own:
         return ()
@@ -175,10 +156,7 @@ def _sweep(
 
 
 def _alternating(per_size: dict[int, tuple[str, ...]], repeats: int) -> Iterator[SweepRun]:
-    """Alternate descending and ascending sizes, so a steady drift affects all of them equally.
-
-    The largest size is first: if it cannot run on this machine, it fails before time is spent.
-    """
+    """Descending, then ascending sizes, so drift affects all alike and the largest fails first."""
     for repeat in range(repeats):
         sizes = sorted(per_size, reverse=repeat % 2 == 0)
         for size in sizes:

@@ -1,8 +1,6 @@
 """Makes the runs of a sweep, each in a separate ``distprof`` process, and resumes where it stopped.
 
-Each run has its own process group, so it receives Ctrl-C only once, from this process, and not a
-second time from the terminal. A second signal means "stop immediately", and the run would save no
-data. Only one program makes the runs of a sweep at a time.
+Each run has its own process group, so it receives Ctrl-C only once, from this process.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -34,12 +33,9 @@ from distprof.errors import InputError, UsageError
 from distprof.verbs.sweep.plan import MAX_RANKS, MAX_RUNS
 
 _BEAT_S = 1.0
-
 _PATIENCE_S = 60.0
 """Time for an orderly shutdown, in which ranks write their traces, before the process is killed."""
-
 _MAX_ERROR_LINES = 12
-
 _STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 """Hidden from the runs: the summary page of a CI step shows the sweep or gate, not each run."""
 
@@ -157,9 +153,7 @@ def _take(handle: int, folder: Path) -> bool:
 
 
 _FINE = (0, 1)  # 1: findings
-
 _VERBS = (("run",), ("capture",))
-
 _FOLDER = re.compile(r"[\w\-]{1,100}", re.ASCII)
 
 
@@ -213,10 +207,7 @@ def load_sweep(folder: Path) -> SweepFile | None:
 
 
 def _impossible_value(sweep: SweepFile) -> str:
-    """Why distprof cannot have written this sweep, or an empty string.
-
-    The check is strict because distprof removes the folders of a sweep and runs its commands.
-    """
+    """Why distprof cannot have written this sweep, whose folders it removes; else empty."""
     for run in sweep.runs:
         if not _FOLDER.fullmatch(run.folder):
             return f"a run in the folder {run.folder[:60]!r}"
@@ -259,19 +250,28 @@ def finished_runs(folder: Path, sweep: SweepFile) -> tuple[Path, ...]:
 
 
 def make_runs(folder: Path, sweep: SweepFile, *, say: Callable[[Progress], None]) -> Outcome:
-    """Make every run that is not done yet; ``say`` is called before each and about every second.
-
-    Interrupted runs are repeated. A failed run ends the sweep, and is repeated when the sweep is
-    resumed. Finished runs are kept, even if the process of the sweep was killed before it could
-    record them.
-    """
+    """Make every run that is not done, until one fails; ``say`` is called about every second."""
     with locked(folder) as lock:
-        sweep = _with_states(folder, sweep)
+        written = load_sweep(folder)
+        before = {run.folder: run for run in written.runs} if written else {}
+        sweep = replace(
+            sweep,
+            runs=tuple(_with_state(folder, run, before.get(run.folder)) for run in sweep.runs),
+        )
         save_sweep(folder, sweep)
         for number, run in enumerate(sweep.runs):
             if run.state == "done":
                 continue
-            ended = _make(folder / run.folder, run, lock, _reporter(sweep, number, say))
+            run_dir = folder / run.folder
+            report = _reporter(sweep, number, say)
+            _clear(run_dir)
+            report(0.0)
+            verb, *others = run.arguments
+            if verb == "capture":  # options precede the program; a run without steps must fail
+                words = ["-o", str(run_dir), "--fail-on", "error", *others]
+            else:
+                words = [*others, "-o", str(run_dir), "--quiet"]
+            ended = run_child([*_DISTPROF, verb, *words], keep_open=lock, beat=report)
             is_done = ended.exit_code in _FINE and _is_complete(folder / run.folder)
             changed = replace(
                 run,
@@ -289,15 +289,6 @@ def make_runs(folder: Path, sweep: SweepFile, *, say: Callable[[Progress], None]
 _DISTPROF = (sys.executable, "-m", "distprof")
 
 
-def _with_states(folder: Path, sweep: SweepFile) -> SweepFile:
-    """Set the state of each run from the folder: complete runs are done, all others waiting."""
-    written = load_sweep(folder)
-    before = {run.folder: run for run in written.runs} if written else {}
-    return replace(
-        sweep, runs=tuple(_with_state(folder, run, before.get(run.folder)) for run in sweep.runs)
-    )
-
-
 def _with_state(folder: Path, run: SweepRun, before: SweepRun | None) -> SweepRun:
     if before is None or before.arguments != run.arguments:  # the folder holds a different run
         return replace(run, state="waiting")
@@ -309,13 +300,15 @@ def _reporter(
     sweep: SweepFile, number: int, say: Callable[[Progress], None]
 ) -> Callable[[float], None]:
     """A callback that reports the progress of the sweep during a run."""
+    run = sweep.runs[number]
+    ranks = f"{run.ranks:,} rank{'' if run.ranks == 1 else 's'}"
 
     def report(elapsed_s: float) -> None:
         say(
             Progress(
                 number=number + 1,
                 total=len(sweep.runs),
-                run=_named(sweep.runs[number]),
+                run=f"{ranks}, repeat {run.repeat + 1}",
                 elapsed_s=elapsed_s,
                 left_s=_left_s(sweep, number, elapsed_s),
             )
@@ -332,26 +325,11 @@ def _left_s(sweep: SweepFile, number: int, elapsed_s: float) -> float | None:
             took.setdefault(run.ranks, []).append(run.took_s)
     if not took:
         return None
-    by_size = {ranks: sum(times) / len(times) for ranks, times in took.items()}
-    usual = sum(by_size.values()) / len(by_size)
+    by_size = {ranks: fmean(times) for ranks, times in took.items()}
+    usual = fmean(by_size.values())
     going, *others = [run for run in sweep.runs[number:] if run.state != "done"]
     left = max(by_size.get(going.ranks, usual) - elapsed_s, 0.0)
     return left + sum(by_size.get(run.ranks, usual) for run in others)
-
-
-def _named(run: SweepRun) -> str:
-    ranks = f"{run.ranks:,} rank{'' if run.ranks == 1 else 's'}"
-    return f"{ranks}, repeat {run.repeat + 1}"
-
-
-def _make(
-    run_dir: Path, run: SweepRun, lock: Sequence[int], report: Callable[[float], None]
-) -> Ended:
-    """Make one run and wait for its end."""
-    _clear(run_dir)
-    report(0.0)
-    verb, *others = run.arguments
-    return run_child([*_DISTPROF, verb, *_into(verb, run_dir, others)], keep_open=lock, beat=report)
 
 
 def _clear(run_dir: Path) -> None:
@@ -366,13 +344,6 @@ def _clear(run_dir: Path) -> None:
             found=error.strerror or str(error),
             fix="remove it, or choose another folder with --sweep",
         ) from error
-
-
-def _into(verb: str, run_dir: Path, others: Sequence[str]) -> list[str]:
-    out = ["-o", str(run_dir), "--quiet"]
-    if verb == "capture":  # its options precede the program, and a run without steps must fail
-        return ["-o", str(run_dir), "--fail-on", "error", *others]
-    return [*others, *out]
 
 
 def _is_complete(run_dir: Path) -> bool:

@@ -14,11 +14,9 @@ from distprof.verbs.sweep.result import Mode
 
 _TOLERANCE = 0.02
 """Amounts of work per step that differ by less count as equal: batches are rounded to ranks."""
-
 _MOST_RANKS = 10**8
 _LONGEST_NS = 10**17  # three years
 _LEAST_WORK, _MOST_WORK = 1e-9, 1e18  # a larger value is damaged
-
 _FIELDS = {"tokens": "tokens_per_step", "samples": "samples_per_step"}
 
 
@@ -74,22 +72,15 @@ def gather(summaries: Iterable[SummaryFile], mode: Mode | None) -> Sweep:
                 " nor samples per step. Choose --weak or --strong."
             )
         work = {ranks: float(ranks) if mode == "weak" else 1.0 for ranks in runs}
-        return Sweep(
-            runs=runs,
-            work=work,
-            unit="steps",
-            has_work=False,
-            mode=mode,
-            how=_chosen(mode),
-            left_out=tuple(left_out),
-        )
-    work = _work(runs, unit)
-    found_mode, how = _mode(work, unit, mode)
+        found_mode, how = mode, _chosen(mode)
+    else:
+        work = _work(runs, unit)
+        found_mode, how = _mode(work, unit, mode)
     return Sweep(
         runs=runs,
         work=work,
-        unit=unit,
-        has_work=True,
+        unit=unit or "steps",
+        has_work=bool(unit),
         mode=found_mode,
         how=how,
         left_out=tuple(left_out),
@@ -102,23 +93,22 @@ def _by_size(
     found: dict[int, list[SummaryFile]] = {}
     left_out: list[str] = []
     for number, run in enumerate(summaries, 1):
-        name = run.label or run.source or f"run {number}"
         ranks = run.fingerprint.world_size
+        why = ""
         if ranks is None or not 1 <= ranks <= _MOST_RANKS:
-            left_out.append(f"{name} does not record its number of ranks.")
+            why = "does not record its number of ranks"
         elif not run.step_ns:
-            left_out.append(f"{name} has no steady step.")
+            why = "has no steady step"
         elif min(run.step_ns) <= 0:
-            left_out.append(f"{name} has a step that took {min(run.step_ns)} ns.")
+            why = f"has a step that took {min(run.step_ns)} ns"
         elif max(run.step_ns) > _LONGEST_NS:
-            left_out.append(f"{name} has a step that took more than three years.")
+            why = "has a step that took more than three years"
         else:
             found.setdefault(ranks, []).append(run)
-    ordered = {
-        ranks: tuple(sorted(found[ranks], key=lambda run: run.created_ns))
-        for ranks in sorted(found)
-    }
-    return ordered, left_out
+        if why:
+            left_out.append(f"{run.label or run.source or f'run {number}'} {why}.")
+    in_time = {n: sorted(runs, key=lambda run: run.created_ns) for n, runs in found.items()}
+    return {ranks: tuple(in_time[ranks]) for ranks in sorted(in_time)}, left_out
 
 
 def _unit(runs: dict[int, tuple[SummaryFile, ...]]) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
 
-from distprof.artefacts.summary_file import Fingerprint
 from distprof.costs.scaling import LAW_NAMES
 from distprof.documents.document import Document
 from distprof.documents.page import Findings, Page, Priced
@@ -24,7 +24,6 @@ from distprof.verbs.sweep.result import (
 
 LAWS = {"amdahl": "Amdahl", "gustafson": "Gustafson", "usl": "USL"}
 """Short names of the laws."""
-
 _PARAMETERS = {"serial": "s", "sigma": "σ", "kappa": "κ"}
 
 _GLYPHS = {
@@ -40,15 +39,10 @@ _GLYPHS = {
 }
 
 _MOST_SIZES = 6
-
 _WIDEST = 4.0  # maximum ratio of the ends of an interval: two repeats give wider ones
-
 _VAGUE = 0.3  # maximum width of an interval of efficiency that still predicts anything
-
 _NEAR = 0.02  # maximum deviation from the largest size, beyond noise, for an extrapolation
-
 _UNSTEADY = 1.25  # ratio of repeats above which the machine is probably busy
-
 _LEAST_SHARE = 0.0005  # share of the step: smaller causes are shown together
 
 
@@ -58,8 +52,10 @@ def scaling_verdict(scaling: ScalingResult) -> str:
         return "Not a sweep: " + (" ".join(scaling.unavailable) or "there are no runs.")
     largest = scaling.sizes[-1]
     step, ideal = format_duration(largest.step_ns), format_duration(largest.ideal_step_ns)
+    ends = _efficiency_interval(largest)
+    efficiency = f"{format_ratio(largest.efficiency)}{f' ({ends} %)' if ends else ''}"
     verdict = (
-        f"{counted(largest.num_ranks, 'rank')} reach {_efficiency(largest)} of the efficiency of "
+        f"{counted(largest.num_ranks, 'rank')} reach {efficiency} of the efficiency of "
         f"{scaling.baseline_ranks} ({scaling.mode} scaling): a step takes {step} instead of "
         f"{ideal} at full efficiency"
     )
@@ -73,31 +69,12 @@ def scaling_verdict(scaling: ScalingResult) -> str:
     return f"{verdict}. Main cause: {main.cause}, {lost}."
 
 
-def _efficiency(size: ScalingSize) -> str:
-    ends = _efficiency_interval(size)
-    return f"{format_ratio(size.efficiency)}{f' ({ends} %)' if ends else ''}"
-
-
-def _narrow_interval(low: float | None, high: float | None) -> str:
-    """An interval in percent; empty if it is too wide to be meaningful."""
-    if low is None or high is None or high > _WIDEST * low:
-        return ""
-    return f"{100 * low:.1f} to {100 * high:.1f}"
-
-
 def _main_loss(size: ScalingSize) -> ScalingLoss | None:
     """The largest cause if it is at least a third of the loss, else None."""
     most = max(size.losses, key=lambda loss: loss.lost_ns, default=None)
     if most is None or size.lost_ns <= 0 or 3 * most.lost_ns < size.lost_ns:
         return None
     return most
-
-
-def scaling_headline(scaling: ScalingResult, print_: Fingerprint, source: str) -> str:
-    """One line with the workload, the device and the source of the sweep."""
-    runs = counted(sum(size.num_repeats for size in scaling.sizes), "run")
-    facts = (print_.strategy or print_.workload, print_.device, print_.backend, runs, source)
-    return " · ".join(fact for fact in facts if fact)
 
 
 def scaling_sentences(scaling: ScalingResult) -> Iterator[str]:
@@ -112,16 +89,13 @@ def scaling_sentences(scaling: ScalingResult) -> Iterator[str]:
 
 def _unsteady(sizes: Sequence[ScalingSize]) -> Iterator[str]:
     """A warning about the size whose repeats differ most, if they differ much."""
-    spread = {
-        size.num_ranks: (min(size.run_step_ns), max(size.run_step_ns))
+    spread = [
+        (max(size.run_step_ns) / least, size.num_ranks, least, max(size.run_step_ns))
         for size in sizes
-        if len(size.run_step_ns) > 1 and min(size.run_step_ns) > 0
-    }
-    if not spread:
-        return
-    ranks = max(spread, key=lambda ranks: spread[ranks][1] / spread[ranks][0])
-    least, most = spread[ranks]
-    if most > _UNSTEADY * least:
+        if len(size.run_step_ns) > 1 and (least := min(size.run_step_ns)) > 0
+    ]
+    ratio, ranks, least, most = max(spread, key=itemgetter(0), default=(0.0, 0, 0, 0))
+    if ratio > _UNSTEADY:
         yield (
             f"Runs differ widely: a step on {counted(ranks, 'rank')} took {format_duration(least)} "
             f"in one run and {format_duration(most)} in another. The machine may be busy, or the "
@@ -131,24 +105,22 @@ def _unsteady(sizes: Sequence[ScalingSize]) -> Iterator[str]:
 
 def _beyond(scaling: ScalingResult) -> Iterator[str]:
     """Extrapolation of the best-fitting law, or why there is none."""
-    if not scaling.laws:
-        return
     largest = scaling.sizes[-1]
     following = [law for law in scaling.laws if follows(law, largest)]
     if following:
         best = min(following, key=lambda law: law.residual_ratio)
         yield from _extrapolation(best, largest.num_ranks)
-        return
-    fitted = " and ".join(
-        f"{format_ratio(at.efficiency)} by {LAW_NAMES.get(law.law, law.law)}"
-        for law in scaling.laws
-        if (at := _at(law, largest.num_ranks))
-    )
-    yield (
-        f"No law fits these runs: on {counted(largest.num_ranks, 'rank')}, the measured efficiency "
-        f"is {format_ratio(largest.efficiency)}, but the fits give {fitted}. There is no "
-        "extrapolation to more ranks."
-    )
+    elif scaling.laws:
+        fitted = " and ".join(
+            f"{format_ratio(at.efficiency)} by {LAW_NAMES.get(law.law, law.law)}"
+            for law in scaling.laws
+            if (at := _at(law, largest.num_ranks))
+        )
+        ranks, efficiency = counted(largest.num_ranks, "rank"), format_ratio(largest.efficiency)
+        yield (
+            f"No law fits these runs: on {ranks}, the measured efficiency is {efficiency}, but the "
+            f"fits give {fitted}. There is no extrapolation to more ranks."
+        )
 
 
 def follows(law: ScalingLaw, largest: ScalingSize) -> bool:
@@ -182,10 +154,6 @@ def _extrapolation(law: ScalingLaw, largest: int) -> Iterator[str]:
             f"If scaling continues by {LAW_NAMES.get(law.law, law.law)}: {values}. The intervals "
             "cover the error of the measurements, not that of the law."
         )
-    yield from _peak(law, largest)
-
-
-def _peak(law: ScalingLaw, largest: int) -> Iterator[str]:
     if law.peak_ranks is None:
         return
     peak = max(round(law.peak_ranks), 1)
@@ -208,7 +176,7 @@ def scaling_tables(scaling: ScalingResult, *, show_all: bool) -> Iterator[TableV
     """Tables of sizes, losses (drawn and in numbers) and laws."""
     if not scaling.sizes:
         return
-    yield from filter(None, (_sizes_table(scaling),))
+    yield _sizes_table(scaling)
     lossy = [size for size in scaling.sizes if size.losses]
     if lossy:
         yield _drawn_table(lossy)
@@ -231,7 +199,7 @@ def _sizes_table(scaling: ScalingResult) -> TableView | None:
             Column("runs", "num_repeats", form="id", wide_only=True),
             Column("step", "step_ns"),
             Column("95 %", _step_interval, left=True, wide_only=True),
-            Column(f"{scaling.unit}/s", lambda size: _rate(size.throughput_per_s)),
+            Column(f"{scaling.unit}/s", _throughput),
             Column("speed-up", lambda size: f"{size.speedup:.2f} of {size.ideal_speedup:g}"),
             Column("efficiency", "efficiency", form="ratio"),
             Column("95 %", _efficiency_interval, left=True),
@@ -241,6 +209,11 @@ def _sizes_table(scaling: ScalingResult) -> TableView | None:
         caption=f"{scaling.mode} scaling, over {scaling.baseline_ranks}; 95 % intervals",
         notes=_size_notes(scaling.sizes),
     )
+
+
+def _throughput(size: ScalingSize) -> str:
+    rate = size.throughput_per_s
+    return f"{rate:,.0f}" if rate >= 1_000 else f"{rate:.4g}"
 
 
 def _size_notes(sizes: Sequence[ScalingSize]) -> Iterator[str]:
@@ -255,17 +228,15 @@ def _size_notes(sizes: Sequence[ScalingSize]) -> Iterator[str]:
 
 def _step_interval(size: ScalingSize) -> str:
     low, high = size.step_low_ns, size.step_high_ns
-    if low is None or high is None or high > _WIDEST * low:
-        return ""
-    return f"{format_duration(low)} to {format_duration(high)}"
+    is_known = low is not None and high is not None and high <= _WIDEST * low
+    return f"{format_duration(low)} to {format_duration(high)}" if is_known else ""
 
 
 def _efficiency_interval(size: ScalingSize) -> str:
-    return _narrow_interval(size.efficiency_low, size.efficiency_high)
-
-
-def _rate(per_s: float) -> str:
-    return f"{per_s:,.0f}" if per_s >= 1_000 else f"{per_s:.4g}"
+    low, high = size.efficiency_low, size.efficiency_high
+    if low is None or high is None or high > _WIDEST * low:
+        return ""
+    return f"{100 * low:.1f} to {100 * high:.1f}"
 
 
 def _drawn_table(sizes: Sequence[ScalingSize]) -> TableView | None:
@@ -274,38 +245,42 @@ def _drawn_table(sizes: Sequence[ScalingSize]) -> TableView | None:
     legend = "  ".join(f"{glyph} {cause}" for cause, glyph in _GLYPHS.items() if cause in used)
     return rows_table(
         "Where efficiency is lost",
-        (
-            Column("ranks", "num_ranks"),
-            Column("", lambda size: Drawing(_drawing(size)), left=True),
-        ),
+        (Column("ranks", "num_ranks"), Column("", _drawing, left=True)),
         sizes,
         caption="one line per step: # at full efficiency, then the losses",
         notes=(legend,) if legend else (),
     )
 
 
-def _drawing(size: ScalingSize) -> Callable[[int], str]:
+def _drawing(size: ScalingSize) -> Drawing:
+    shares = [("#", min(size.efficiency, 1.0))]
+    shares += [(_GLYPHS.get(loss.cause, "?"), max(loss.ratio, 0.0)) for loss in size.losses]
+    whole = sum(share for _, share in shares) or 1.0
+
     def draw(width: int) -> str:
         line, done = "", 0.0
-        shares = [("#", min(size.efficiency, 1.0))]
-        shares += [(_GLYPHS.get(loss.cause, "?"), max(loss.ratio, 0.0)) for loss in size.losses]
-        whole = sum(share for _, share in shares) or 1.0
         for glyph, share in shares:
             done += share / whole
             line += glyph * (round(done * width) - len(line))
         return line
 
-    return draw
+    return Drawing(draw)
 
 
 def _losses_table(sizes: Sequence[ScalingSize], *, show_all: bool) -> TableView:
     """One row per cause, one column per size; columns add up to the loss."""
     shown = sizes if show_all else sizes[-_MOST_SIZES:]
-    lost = [_by_cause(size) for size in shown]
+    lost = [
+        {name: [loss for loss in size.losses if loss.cause == name] for name in CAUSES.values()}
+        for size in shown
+    ]
     used = [
         name for name in CAUSES.values() if any(loss.lost_ns for of in lost for loss in of[name])
     ]
-    small = [] if show_all else [name for name in used if _is_small(name, lost)]
+    least = 0.0 if show_all else _LEAST_SHARE
+    small = [
+        name for name in used if all(abs(loss.ratio) < least for of in lost for loss in of[name])
+    ]
     rows = [_loss_row(name, [of[name] for of in lost]) for name in used if name not in small]
     if small:
         title = small[0] if len(small) == 1 else f"{len(small)} smaller causes"
@@ -314,27 +289,15 @@ def _losses_table(sizes: Sequence[ScalingSize], *, show_all: bool) -> TableView:
         )
     rows.append(_loss_row("lost", [size.losses for size in shown]))
     largest = counted(shown[-1].num_ranks, "rank")
+    sizes_named = [f"{size.num_ranks:,}" for size in shown]
     return TableView(
         title="Losses by cause",
         caption="share of the step by number of ranks; the parts add up",
-        columns=(
-            Column("", left=True),
-            *(Column(f"{size.num_ranks:,}") for size in shown),
-            Column(f"on {largest}"),
-        ),
+        columns=(Column("", left=True), *map(Column, sizes_named), Column(f"on {largest}")),
         rows=tuple(rows),
         strong=frozenset({len(rows) - 1}),
         notes=("Parts come from traced steps, scaled to the steps without a profiler.",),
     )
-
-
-def _by_cause(size: ScalingSize) -> dict[str, list[ScalingLoss]]:
-    """Losses by cause; empty for causes that the size does not have."""
-    return {name: [loss for loss in size.losses if loss.cause == name] for name in CAUSES.values()}
-
-
-def _is_small(cause: str, lost: Sequence[dict[str, list[ScalingLoss]]]) -> bool:
-    return all(abs(loss.ratio) < _LEAST_SHARE for of in lost for loss in of[cause])
 
 
 def _loss_row(title: str, lost: Sequence[Sequence[ScalingLoss]]) -> tuple[str, ...]:
@@ -354,10 +317,7 @@ def _extrapolation_table(laws: Sequence[ScalingLaw]) -> TableView | None:
     return TableView(
         title="Beyond the measured sizes",
         caption="efficiency by each law; 95 % intervals of measurement error only",
-        columns=(
-            Column("ranks"),
-            *(Column(LAWS.get(law.law, law.law), left=True) for law in laws),
-        ),
+        columns=(Column("ranks"), *(Column(LAWS.get(law.law, law.law), left=True) for law in laws)),
         rows=tuple(
             (f"{ones[0].num_ranks:,}", *map(_interval, ones)) for ones in zip(*beyond, strict=True)
         ),
@@ -366,13 +326,10 @@ def _extrapolation_table(laws: Sequence[ScalingLaw]) -> TableView | None:
 
 def _parameters(law: ScalingLaw) -> str:
     return ", ".join(
-        _parameter(each.name, each.value, each.low, each.high) for each in law.parameters
+        f"{_PARAMETERS.get(p.name, p.name)} {p.value:.3g} ({p.low:.3g} to "
+        + ("∞)" if p.high is None else f"{p.high:.3g})")
+        for p in law.parameters
     )
-
-
-def _parameter(name: str, value: float, low: float, high: float | None) -> str:
-    upto = f"{high:.3g}" if high is not None else "∞"
-    return f"{_PARAMETERS.get(name, name)} {value:.3g} ({low:.3g} to {upto})"
 
 
 _LAW = (
@@ -383,20 +340,19 @@ _LAW = (
 
 
 def _page(report: ScalingReport, options: RenderOptions) -> Page:
-    return Page(
-        verdict=scaling_verdict(report.scaling),
-        headline=scaling_headline(report.scaling, report.fingerprint, report.source),
-        sentences=(*scaling_sentences(report.scaling), *report.notes),
-        findings=_findings(report),
-        tables=present(scaling_tables(report.scaling, show_all=options.show_all)),
-    )
-
-
-def _findings(report: ScalingReport) -> Findings | None:
+    print_ = report.fingerprint
+    runs = counted(sum(size.num_repeats for size in report.scaling.sizes), "run")
+    facts = (print_.strategy or print_.workload, print_.device, print_.backend, runs, report.source)
     costs = (one.cost_ns_per_step for one in report.findings)
     texts = ("" if ns is None else f"{format_duration(ns)} per step" for ns in costs)
     priced = tuple(map(Priced, report.findings, texts))
-    return Findings(listed=priced) if priced else None
+    return Page(
+        verdict=scaling_verdict(report.scaling),
+        headline=" · ".join(fact for fact in facts if fact),
+        sentences=(*scaling_sentences(report.scaling), *report.notes),
+        findings=Findings(listed=priced) if priced else None,
+        tables=present(scaling_tables(report.scaling, show_all=options.show_all)),
+    )
 
 
 SCALING = Document(

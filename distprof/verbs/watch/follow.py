@@ -6,19 +6,239 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from statistics import median
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from distprof.artefacts import RUN_FILE
 from distprof.bounds import expanded
 from distprof.errors import InputError
 from distprof.ingest.job.growing import GrowingRun
-from distprof.verbs.watch.measure import report_on
-from distprof.verbs.watch.result import Alert, WatchReport
-from distprof.verbs.watch.state import JobWatch
+from distprof.join.gpu_waits import Floats, excess_of_peers
+from distprof.units import NS_PER_S, capitalized, format_ratio, name_ranks
+from distprof.verbs.watch.result import (
+    ENDED,
+    Alert,
+    LateRank,
+    LostRank,
+    MemoryOfRank,
+    ProbeCost,
+    ThrottledRank,
+    WatchReport,
+)
+from distprof.verbs.watch.state import JobWatch, OwnTimes
+from distprof.version import __version__
 
-ENDED = ("completed", "failed", "interrupted")
+MOST_RANKS = 8
+LEAST_ABOVE = 12
+"""Minimum number of steps above the limit in the window for a line in the table."""
+LEAST_WIDTH = 0.05
+"""Minimum distance between the bounds of lateness for a remark, as a share of the step."""
+FAR_LESS = 0.2
+LEAST_INPUT = 0.01
+LONGER = 1.2
+
+
+def report_on(job: JobWatch, *, now_s: float, now_ns: int) -> WatchReport:
+    """Report on a job; ``now_s`` is on the clock of the updates, ``now_ns`` since the epoch."""
+    steps = list(job.table.done)
+    typical_ns = job.typical_ns(steps)
+    step_ns = round(typical_ns) if np.isfinite(typical_ns) else None
+    silent_s, run = job.silent_s(now_s), job.run
+    input_ratio, input_rank = _input(job, steps, typical_ns)
+    own = job.own_times(steps)
+    own_ratio = _median(own.own_ns / own.step_ns)
+    source: Literal["cpu", "collectives"] = "collectives" if job.waits.ranks else "cpu"
+    values = job.table.of("gpu_behind", steps)
+    known = values[np.isfinite(values)]
+    return WatchReport(
+        distprof_version=__version__,
+        source=job.source,
+        time_ns=now_ns,
+        state="stalled" if job.is_stalled(now_s) else job.state,
+        world_size=run.world_size if run is not None else None,
+        num_ranks=len(job.ranks),
+        step=job.step,
+        silent_ns=None if silent_s is None else round(silent_s * NS_PER_S),
+        step_ns=step_ns,
+        usual_step_ns=None if job.speed.usual_ns is None else round(job.speed.usual_ns),
+        tokens_per_s=_tokens_per_s(job, steps, step_ns),
+        own_ratio=None if own_ratio is None else min(own_ratio, 1.0),
+        input_ratio=input_ratio,
+        input_rank=input_rank,
+        gpu_behind_ratio=float(known.mean()) if known.size else None,
+        late=_late(job, steps, own),
+        lost=tuple(
+            LostRank(rank=rank, evidence=evidence, last_step=job.ranks[rank].last_step)
+            for rank, evidence in job.losses(now_s).items()
+        ),
+        throttled=_throttled(job),
+        memory=_memory(job),
+        alerts=job.alarms.raised(),
+        unknown=tuple(_unknown(job, steps, own)),
+        notes=job.notes,
+        own_known_from=None if own_ratio is None else source,
+        probe_cost=_probe_cost(job),
+    )
+
+
+def _probe_cost(job: JobWatch) -> ProbeCost | None:
+    costs = [rank.probe_cost for rank in job.ranks.values() if rank.probe_cost is not None]
+    if not costs:
+        return None
+    middle = {name: median(getattr(c, name) for c in costs) for name in ("ratio", "low", "high")}
+    return ProbeCost(num_ranks=len(costs), **middle)
+
+
+def _median(values: Floats) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if known.size else None
+
+
+def _tokens_per_s(job: JobWatch, steps: list[int], step_ns: int | None) -> float | None:
+    tokens = job.table.of("tokens", steps)
+    if step_ns is None or not np.isfinite(tokens).any():
+        return None
+    per_step = np.nansum(tokens, axis=1)
+    return float(np.median(per_step)) * NS_PER_S / step_ns
+
+
+def _input(job: JobWatch, steps: list[int], typical_ns: float) -> tuple[float | None, int | None]:
+    """Median share of the step that ranks wait for input, and the rank that waits longest."""
+    shares = job.table.of("input_ns", steps)
+    shares = shares / (typical_ns if job.has_gpus else job.table.of("step_ns", steps))
+    if not np.isfinite(shares).any():
+        return None, None
+    of_ranks = _medians(shares)
+    worst = int(np.nanargmax(of_ranks))
+    least = max(LEAST_INPUT, LONGER * float(np.nanmedian(of_ranks)))
+    rank = job.table.ranks[worst] if of_ranks[worst] >= least else None
+    return min(float(np.nanmedian(shares)), 1.0), rank
+
+
+def _medians(values: Floats) -> Floats:
+    """Median of each column; NaN if all of its values are unknown."""
+    found = np.full(values.shape[1], np.nan)
+    known = np.isfinite(values).any(axis=0)
+    if known.any():
+        found[known] = np.nanmedian(values[:, known], axis=0)
+    return found
+
+
+def _late(job: JobWatch, steps: list[int], own: OwnTimes) -> tuple[LateRank, ...]:
+    counts, is_slow = job.slow.state.counts, job.slow.state.is_on
+    worth = np.flatnonzero((counts >= LEAST_ABOVE) | is_slow)
+    if not worth.size or not len(own.own_ns):
+        return ()
+    groups = job.groups()
+    order = worth[np.lexsort((worth, -counts[worth], ~is_slow[worth]))][:MOST_RANKS]
+    late, most, ratios = map(_medians, (own.late_ns, own.late_most_ns, own.excess))
+    is_exact = not job.waits.ranks
+    return tuple(
+        LateRank(
+            rank=job.table.ranks[column],
+            own_ns=round(_median(own.own_ns[:, column]) or 0),
+            late_ns=round(float(late[column])),
+            late_ratio=float(ratios[column]),
+            num_above=int(counts[column]),
+            is_slow=bool(is_slow[column]),
+            cause=_cause(job, steps, int(column), groups, float(late[column])),
+            late_most_ns=None if is_exact else round(float(most[column])),
+        )
+        for column in order
+        if late[column] > 0
+    )
+
+
+def _cause(
+    job: JobWatch, steps: list[int], column: int, groups: NDArray[np.int64], late_ns: float
+) -> Literal["no_cpu", "input", "more_work", "device"]:
+    """The cause of lateness: the part of own time that exceeds that of the peers most."""
+    excess = {}
+    for name in ("queue_ns", "asleep_ns", "cpu_ns"):
+        values = job.table.of(name, steps)
+        peers = np.array([excess_of_peers(row, groups)[1] for row in values])
+        excess[name] = float(_medians((values - peers)[:, [column]])[0]) if steps else np.nan
+    if job.waits.ranks:
+        del excess["cpu_ns"]  # a CPU that runs ahead of its GPU may do more work without a delay
+        excess = {name: ns for name, ns in excess.items() if ns >= late_ns / 2}
+    worst = max(excess, key=lambda name: (np.isfinite(excess[name]), excess[name]), default="")
+    return {"queue_ns": "no_cpu", "asleep_ns": "input", "cpu_ns": "more_work", "": "device"}[worst]  # type: ignore[return-value]
+
+
+def _throttled(job: JobWatch) -> tuple[ThrottledRank, ...]:
+    found = [each for each in (rank.throttled() for rank in job.ranks.values()) if each]
+    found.sort(key=lambda each: (-each.throttled_ratio, each.rank))
+    return tuple(found[:MOST_RANKS])
+
+
+def _memory(job: JobWatch) -> MemoryOfRank | None:
+    known = [rank.memory for rank in job.ranks.values() if rank.memory is not None]
+    return max(known, key=lambda use: (use.used_bytes, -use.rank), default=None)
+
+
+def _unknown(job: JobWatch, steps: list[int], own: OwnTimes) -> Iterator[str]:
+    if not steps:
+        return
+    on_gpu = [number for number, rank in job.ranks.items() if rank.device not in ("", "cpu")]
+    if on_gpu:
+        yield from _unknown_on_gpus(job, on_gpu, own)
+    elif not np.isfinite(own.own_ns).any():
+        yield (
+            "Own time is unknown: the probes recorded no CPU time (they need Linux, and do not"
+            " record it in the first step)."
+        )
+    size = (job.run and job.run.world_size) or 0
+    if size > len(job.ranks):
+        yield f"{size - len(job.ranks):,} of {size:,} ranks have not recorded anything yet."
+
+
+def _unknown_on_gpus(job: JobWatch, on_gpu: list[int], own: OwnTimes) -> Iterator[str]:
+    untimed = [number for number in on_gpu if number not in job.waits.ranks]
+    if untimed:
+        reasons = (job.ranks[number].why_untimed for number in untimed)
+        reason = next(filter(None, reasons), "the durations of their collectives are not recorded")
+        yield f"Own time of {name_ranks(untimed)} is unknown: {reason.rstrip('.')}."
+    if not len(own.own_ns):
+        return
+    known = {job.table.ranks[column] for column in np.nonzero(np.isfinite(own.own_ns))[1]}
+    unknown = sorted(job.waits.ranks - known)
+    if unknown:
+        yield (
+            f"Own time of {name_ranks(unknown)} is unknown: some of their collectives have no"
+            " duration, or were not recorded by all members of the group."
+        )
+    if known:
+        yield from _uncertain(job, own)
+
+
+def _uncertain(job: JobWatch, own: OwnTimes) -> Iterator[str]:
+    """A remark on the accuracy of lateness, if its two bounds are far apart."""
+    widths = (own.late_most_ns - own.late_ns) / own.step_ns
+    width = float(np.nanmedian(widths)) if np.isfinite(widths).any() else 0.0
+    if width < LEAST_WIDTH:
+        return
+    text = (
+        f"Lateness is known only to within {format_ratio(min(width, 1.0))} of the step: waits in"
+        " some collectives may overlap with computation"
+    )
+    if job.slow.state.is_on.any():
+        yield f"{text}."
+        return
+    waited = _medians(1 - own.own_ns / own.step_ns)
+    least = int(np.nanargmin(waited))
+    others = np.delete(waited, least)
+    if np.isfinite(others).any() and waited[least] < FAR_LESS * float(np.nanmedian(others)):
+        text += f". {capitalized(name_ranks([job.table.ranks[least]]))} waits least for others"
+        text += ": if any rank is slow, it is probably this one"
+    yield f"{text}."
+
 
 LONGEST_START_S = 4.0
 """A job writes run.json before its ranks start: a folder without one after this time is another."""
+_FIX = "name the folder that distprof run or distprof capture printed when the job started"
 
 
 def run_directory(source: str | os.PathLike[str]) -> Path:
@@ -37,7 +257,7 @@ def run_directory(source: str | os.PathLike[str]) -> Path:
         text,
         expected="the run directory of a job, on a file system of this machine",
         found=found,
-        fix="name the folder that distprof run or distprof capture printed when the job started",
+        fix=_FIX,
     )
 
 
@@ -64,8 +284,7 @@ def follow(
                 os.fspath(source),
                 expected=f"the run directory of a job, which holds {RUN_FILE}",
                 found=f"a folder without {RUN_FILE} and without folders of ranks",
-                fix="name the folder that distprof run or distprof capture printed when the job "
-                "started; to read logs, run distprof hang",
+                fix=f"{_FIX}; to read logs, run distprof hang",
             )
         alerts = job.take(live.look(), now_s=began_s, now_ns=time.time_ns())
         report = report_on(job, now_s=began_s, now_ns=time.time_ns())

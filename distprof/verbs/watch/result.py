@@ -12,8 +12,8 @@ from distprof.verbs.displayed import Displayed
 
 WATCH_SCHEMA = "distprof.watch/1"
 ALERT_SCHEMA = "distprof.alert/1"
-
 JobState = Literal["waiting", "running", "stalled", "completed", "failed", "interrupted"]
+ENDED: tuple[JobState, ...] = ("completed", "failed", "interrupted")
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -23,7 +23,6 @@ from distprof.verbs.watch.result import (
     WATCH_SCHEMA,
     Alert,
     LateRank,
-    LostRank,
     WatchReport,
 )
 from distprof.verbs.watch.slowness import ON, WINDOW
@@ -36,7 +35,6 @@ _CAUSES = {
 }
 
 _UNTIL = "the time that its peers need up to a collective"
-
 _WHERE = {"device": "held by tensors on the GPU", "process": "resident CPU memory"}
 
 _ENDED = {
@@ -53,7 +51,10 @@ _LEAST_SHARE = 0.05  # a lower bound below this says nothing
 def watch_verdict(report: WatchReport) -> str:
     """The most important fact about the job now, in one sentence."""
     if report.lost:
-        return f"{_after(report)} {_who_is_lost(report)}".lstrip()
+        ranks = capitalized(name_ranks(each.rank for each in report.lost))
+        verb = "is" if len(report.lost) == 1 else "are"
+        lost = f"{ranks} {verb} lost: {report.lost[0].evidence}."
+        return f"{_after(report)} {lost}".lstrip()
     if _after(report):
         return _after(report)
     if report.step is None:
@@ -66,17 +67,14 @@ def watch_verdict(report: WatchReport) -> str:
         others = f" {counted(more, 'other rank')} {'is' if more == 1 else 'are'} also slow."
         return (
             f"Rank {worst.rank} is late by {_at_least(worst)}{format_duration(worst.late_ns)} "
-            "in each step, "
-            f"{format_ratio(worst.late_ratio)} of {of}. "
+            f"in each step, {format_ratio(worst.late_ratio)} of {of}. "
             f"It {_CAUSES[worst.cause]}.{others if more else ''}"
         )
     if report.alerts:
         return f"{report.alerts[0].message}."
-    return _not_proven(report.late[0]) if report.late else "Nothing stands out."
-
-
-def _not_proven(late: LateRank) -> str:
-    """Says that a rank is late more often than by chance, but not in enough steps."""
+    if not report.late:
+        return "Nothing stands out."
+    late = report.late[0]  # more often than by chance, but not in enough steps
     return (
         f"Rank {late.rank} may be slow: it was late in {late.num_above} of the last {WINDOW} "
         f"steps, by a median of {_at_least(late)}{format_duration(late.late_ns)}. It counts as "
@@ -89,12 +87,6 @@ def _at_least(late: LateRank) -> str:
     return "" if late.late_most_ns is None else "at least "
 
 
-def _who_is_lost(report: WatchReport) -> str:
-    ranks = capitalized(name_ranks(each.rank for each in report.lost))
-    verb = "is" if len(report.lost) == 1 else "are"
-    return f"{ranks} {verb} lost: {report.lost[0].evidence}."
-
-
 def _after(report: WatchReport) -> str:
     """Says that the job has ended or stalled; empty while it runs."""
     if report.state == "stalled":
@@ -103,14 +95,6 @@ def _after(report: WatchReport) -> str:
         return ""
     at = "" if report.step is None else f" after step {report.step:,}"
     return f"{_ENDED[report.state]}{at}."
-
-
-def _headline(report: WatchReport) -> str:
-    size = report.num_ranks if report.world_size is None else report.world_size
-    parts = [report.source, counted(size, "rank"), report.state]
-    if report.step is not None:
-        parts.append(f"step {report.step:,}")
-    return " · ".join(parts)
 
 
 def _speed(report: WatchReport) -> str:
@@ -191,7 +175,10 @@ def _tables(report: WatchReport) -> Iterator[TableView | None]:
         caption=f"own time compared with peers, per step{', at least' if is_bound else ''}",
     )
     lost = report.lost[:_MOST_LOST]
-    yield rows_table("Lost ranks", _LOST, lost, notes=_more_lost(report.lost))
+    more = [each.rank for each in report.lost[_MOST_LOST:]]
+    yield rows_table(
+        "Lost ranks", _LOST, lost, notes=(f"Also lost: {name_ranks(more)}.",) if more else ()
+    )
     yield rows_table("Alerts", _ALERTS, report.alerts)
 
 
@@ -211,15 +198,7 @@ _LOST = (
     Column("evidence", "evidence", left=True, wrap=True),
 )
 
-_ALERTS = (
-    Column("alert", "kind", left=True),
-    Column("what", "message", left=True, wrap=True),
-)
-
-
-def _more_lost(lost: tuple[LostRank, ...]) -> tuple[str, ...]:
-    more = [each.rank for each in lost[_MOST_LOST:]]
-    return (f"Also lost: {name_ranks(more)}.",) if more else ()
+_ALERTS = (Column("alert", "kind", left=True), Column("what", "message", left=True, wrap=True))
 
 
 def _commands(report: WatchReport) -> tuple[tuple[str, str], ...]:
@@ -234,9 +213,13 @@ def _commands(report: WatchReport) -> tuple[tuple[str, str], ...]:
 
 
 def _page(report: WatchReport, _: RenderOptions) -> Page:
+    size = report.num_ranks if report.world_size is None else report.world_size
+    parts = [report.source, counted(size, "rank"), report.state]
+    if report.step is not None:
+        parts.append(f"step {report.step:,}")
     return Page(
         verdict=watch_verdict(report),
-        headline=_headline(report),
+        headline=" · ".join(parts),
         sentences=report.unknown,
         tables=present(_tables(report)),
         remarks=report.notes,
@@ -252,7 +235,11 @@ def one_line(report: WatchReport) -> str:
     if report.step_ns:
         parts.append(f"{_rate(report.step_ns)} ({format_duration(report.step_ns)})")
     if report.late:
-        parts.append(_late_words(report.late))
+        worst = report.late[0]
+        parts.append(
+            f"late {short_ranks([each.rank for each in report.late], 20)} "
+            f"({_at_least(worst)}+{format_ratio(worst.late_ratio)})"
+        )
     if report.input_ratio:
         parts.append(f"input {format_ratio(report.input_ratio)}")
     if report.memory is not None:
@@ -264,14 +251,6 @@ def one_line(report: WatchReport) -> str:
     if report.alerts:
         parts.append(f"ALERT {', '.join(alert.kind for alert in report.alerts)}")
     return " · ".join(parts)
-
-
-def _late_words(late: tuple[LateRank, ...]) -> str:
-    worst = late[0]
-    return (
-        f"late {short_ranks([each.rank for each in late], 20)} "
-        f"({_at_least(worst)}+{format_ratio(worst.late_ratio)})"
-    )
 
 
 WATCH = Document(

@@ -1,25 +1,23 @@
-"""State of a watched job, updated from its records at each look, and the conditions that hold now.
-
-Nothing here reads a clock or a file: ``follow.py`` does both.
-"""
+"""State of a watched job, updated from its records; it reads no clock and no file."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.artefacts.records import StepRecord
-from distprof.artefacts.run_file import RunFile
-from distprof.escape import plain
+from distprof.artefacts.rank_file import AttachFile, ErrorFile
+from distprof.artefacts.records import NvmlRecord, StepRecord
+from distprof.artefacts.run_file import Exit, Overhead, RunFile
+from distprof.escape import plain, shorten
 from distprof.ingest.job.growing import MAX_RANKS, Added, RankAdded
+from distprof.ingest.job.processes import is_running
 from distprof.join.gpu_waits import (
     Floats,
     Rests,
-    StepWaits,
     excess_of_peers,
     lateness_of,
     mean_without_longest,
@@ -27,24 +25,123 @@ from distprof.join.gpu_waits import (
 )
 from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
 from distprof.verbs.watch.alerts import JOB, Alarms, Condition
-from distprof.verbs.watch.ranks import RankWatch
-from distprof.verbs.watch.result import Alert, JobState
-from distprof.verbs.watch.slowness import WINDOW, JobSpeed, Lasting, SlowRanks
-from distprof.verbs.watch.steps import StepTable, WaitTable
+from distprof.verbs.watch.result import ENDED, Alert, JobState, MemoryOfRank, ThrottledRank
+from distprof.verbs.watch.slowness import WINDOW, JobSpeed, Lasting, SlowRanks, StepTable, WaitTable
+
+SAMPLES: Final = 300  # 30 s at the default period
+LEAST_SAMPLES: Final = 20
+HARMFUL: Final = frozenset(
+    {"hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown"}
+)
+"""Throttle reasons that count. The power cap does not: GPUs under full load run at it."""
+TIMES: Final = "collective_times"
+"""The probe that records how long collectives take on the GPU."""
+_MAX_MESSAGE = 160  # characters of a message from another program
+
+
+class RankWatch:
+    """State of one rank; ``is_alive`` is None for processes of other machines."""
+
+    def __init__(
+        self, rank: int, is_alive: Callable[[AttachFile], bool | None] = is_running
+    ) -> None:
+        self.rank = rank
+        self.device = ""  # Name of its accelerator, or ``cpu``; empty while unknown.
+        self.coordinates: dict[str, int] = {}  # Its index along each mesh axis.
+        # Why its probe does not record the durations of collectives; empty if it does, or if the
+        # reason is unknown.
+        self.why_untimed = ""
+        self.probe_cost: Overhead | None = None  # Of its always-on probes; None until measured.
+        self.has_ended = False  # Whether its probes stopped cleanly.
+        self.last_step: int | None = None  # Last step that it completed; None before the first.
+        self.ended_ns = 0  # End of that step on its own clock, ns since the epoch.
+        self.seen_s = 0.0  # When the watcher saw that step, on a monotonic clock, seconds.
+        self._is_alive = is_alive
+        self._error: ErrorFile | None = None
+        self.exit: Exit | None = None  # How its process ended, as the launcher says.
+        self._process: AttachFile | None = None
+        self._was_alive = False
+        self._samples: deque[NvmlRecord] = deque(maxlen=SAMPLES)
+        self.memory: MemoryOfRank | None = None  # Its latest use; None if unknown.
+
+    def take(self, added: RankAdded) -> None:
+        """Update everything but steps."""
+        if added.said is not None:
+            self.device, self.coordinates = added.said.device, added.said.coordinates
+            self.has_ended = added.said.ended_ns is not None
+            reasons = (probe.reason for probe in added.said.probes if probe.name == TIMES)
+            self.why_untimed = shorten(plain(next(reasons, "")), _MAX_MESSAGE)
+            always_on = (each for each in added.said.overhead if each.mode == "always_on")
+            self.probe_cost = next(always_on, None)
+        self._error = added.error or self._error
+        self.exit = added.exit or self.exit
+        self._process = added.process or self._process
+        self._samples.extend(added.samples)
+        for record in added.memory[-1:]:
+            where: Literal["device", "process"] = "device"
+            used = record.allocated_bytes
+            if used is None:
+                where, used = "process", record.rss_bytes
+            if used is not None:
+                self.memory = MemoryOfRank(rank=self.rank, used_bytes=used, where=where)
+
+    def begin_again(self) -> None:
+        """Forget its last step and how it ended: the rank was restarted."""
+        self.last_step = None
+        self._error = self.exit = None
+
+    @property
+    def can_report(self) -> bool:
+        """Whether it may still report steps."""
+        return not self.has_ended and not self.loss
+
+    @property
+    def loss(self) -> str:
+        """Evidence that the rank is lost, in one sentence; empty if there is none."""
+        error, ended = self._error, self.exit
+        if error is not None:
+            message = f"{error.kind}: {shorten(plain(error.message), _MAX_MESSAGE)}"
+            return "" if error.is_peer_loss else plain(message)
+        if ended is not None and not ended.by_launcher:
+            if ended.signal:
+                return f"killed by {plain(ended.signal)}"
+            if ended.code:
+                return f"exited with code {ended.code}"
+        return ""
+
+    def is_gone(self) -> bool:
+        """Whether its process was seen alive on this machine and is gone without an error."""
+        if self._process is None or self.has_ended or self._error or self.exit:
+            return False
+        alive = self._is_alive(self._process)
+        self._was_alive = self._was_alive or alive is True
+        return self._was_alive and alive is False
+
+    def throttled(self) -> ThrottledRank | None:
+        """How often heat or hardware throttled its GPU; None if it did not, or if unknown."""
+        known = [each for each in self._samples if each.throttle_reasons is not None]
+        reasons = Counter(
+            reason for each in known for reason in each.throttle_reasons or () if reason in HARMFUL
+        )
+        if len(known) < LEAST_SAMPLES or not reasons:
+            return None
+        num_throttled = sum(not HARMFUL.isdisjoint(each.throttle_reasons or ()) for each in known)
+        return ThrottledRank(
+            rank=self.rank,
+            throttled_ratio=num_throttled / len(known),
+            reasons=tuple(reason for reason, _ in reasons.most_common()),
+            sm_clock_mhz=known[-1].sm_clock_mhz,
+        )
+
 
 SETTLE: Final = 3
 """Number of first steps that are ignored, because caches are cold."""
-
 STAGE: Final = "pp"
-
 LEAST_SILENCE_S: Final = 30.0
 LONGER_THAN_BEFORE: Final = 2.0
 """A job that pauses for checkpoints or evaluation is stalled when a pause is twice as long."""
-
 BEHIND: Final = 3  # steps
 LEAST_BEHIND_S: Final = 10.0
-
-_ENDED: Final[tuple[JobState, ...]] = ("completed", "failed", "interrupted")
 
 
 class OwnTimes(NamedTuple):
@@ -98,7 +195,8 @@ class JobWatch:
             self.run = added.run
             self._add_ranks([entry.rank for entry in added.run.ranks[:MAX_RANKS]])
             for entry in added.run.ranks[:MAX_RANKS]:
-                self.ranks[entry.rank].take_exit(entry.exit)
+                watched = self.ranks[entry.rank]
+                watched.exit = entry.exit or watched.exit
         self.notes = tuple(_remarks(added))
         self._add_ranks([each.rank for each in added.ranks])
         for each in added.ranks:
@@ -106,7 +204,9 @@ class JobWatch:
         self._take_steps(added.ranks, now_s, now_ns)
         devices = {self.ranks[each.rank].device for each in added.ranks}
         self.has_gpus = self.has_gpus or bool(devices - {"", "cpu"})
-        for step in self.table.complete(self._living()):
+        for step in self.table.complete(
+            np.array([self.ranks[number].can_report for number in self.table.ranks], dtype=np.bool_)
+        ):
             self._judge(step)
         self._take_waits(added.ranks)
         return self.alarms.observe(self._conditions(now_s), step=self.step, now_ns=now_ns)
@@ -114,16 +214,12 @@ class JobWatch:
     @property
     def state(self) -> JobState:
         """State of the job, which does not say whether it has stalled."""
-        if self.run is not None and self.run.outcome in _ENDED:
+        if self.run is not None and self.run.outcome in ENDED:
             return self.run.outcome
-        if self._are_all_known and all(not rank.can_report for rank in self.ranks.values()):
+        known = len(self.ranks) >= ((self.run and self.run.world_size) or 1)
+        if known and all(not rank.can_report for rank in self.ranks.values()):
             return "failed" if any(rank.loss for rank in self.ranks.values()) else "completed"
         return "waiting" if self.step is None else "running"
-
-    @property
-    def _are_all_known(self) -> bool:
-        size = self.run.world_size if self.run is not None else None
-        return len(self.ranks) >= (size or 1)
 
     def silent_s(self, now_s: float) -> float | None:
         """Seconds since a rank last completed a step; None before the first."""
@@ -132,7 +228,7 @@ class JobWatch:
     def is_stalled(self, now_s: float) -> bool:
         """Whether no rank has completed a step for much longer than this job ever paused."""
         silent_s = self.silent_s(now_s)
-        if silent_s is None or self.state in _ENDED:
+        if silent_s is None or self.state in ENDED:
             return False
         times = self.levels.get("stalled", 20.0) * self._step_s
         return silent_s > max(LEAST_SILENCE_S, times, LONGER_THAN_BEFORE * self._longest_gap_s)
@@ -144,12 +240,8 @@ class JobWatch:
         failure = self.run.failure if self.run is not None else None
         if failure is not None and failure.rank is not None:  # the launcher knows who was first
             return {failure.rank: plain(failure.message).rstrip(".")}
-        losses = {}
-        for number, rank in sorted(self.ranks.items()):
-            evidence = rank.loss or self._absence(rank, now_s)
-            if evidence:
-                losses[number] = evidence
-        return losses
+        found = {n: r.loss or self._absence(r, now_s) for n, r in sorted(self.ranks.items())}
+        return {number: evidence for number, evidence in found.items() if evidence}
 
     def _absence(self, rank: RankWatch, now_s: float) -> str:
         """Evidence that a rank has gone or fallen silent."""
@@ -181,7 +273,13 @@ class JobWatch:
             return
         self._restarted |= {rank for record, rank in records if self._begins_again(record, rank)}
         if 2 * len(self._restarted) > len(self.ranks):
-            self._begin_again()
+            kept, run = self.ranks, self.run
+            self._begin()
+            self.run = run
+            for rank in kept.values():
+                rank.begin_again()
+            self.ranks |= kept
+            self._add_ranks(list(kept))
         records.sort(key=lambda found: found[0].step)
         for record, number in records:
             rank = self.ranks[number]
@@ -201,27 +299,10 @@ class JobWatch:
         self.progress_s = now_s
 
     def _begins_again(self, record: StepRecord, number: int) -> bool:
-        """Whether the rank repeats step numbers, as after a restart in the same directory.
-
-        The state of the job is reset only when most ranks do so.
-        """
+        """Whether the rank repeats step numbers, as after a restart in the same directory."""
         rank = self.ranks[number]
         is_earlier = rank.last_step is not None and 0 <= record.step <= rank.last_step
         return is_earlier and record.start_ns >= rank.ended_ns
-
-    def _begin_again(self) -> None:
-        kept, run = self.ranks, self.run
-        self._begin()
-        self.run = run
-        for number, rank in kept.items():
-            rank.begin_again()
-            self.ranks[number] = rank
-        self._add_ranks(list(kept))
-
-    def _living(self) -> NDArray[np.bool_]:
-        return np.array(
-            [self.ranks[number].can_report for number in self.table.ranks], dtype=np.bool_
-        )
 
     def _judge(self, step: int) -> None:
         """Update speed, lateness and input with a complete step."""
@@ -256,34 +337,21 @@ class JobWatch:
             is_on_gpu = self.ranks[each.rank].device != "cpu"
             for record in each.collectives if is_on_gpu else ():
                 self.waits.add(each.rank, record)
-        living = {number for number, rank in self.ranks.items() if rank.can_report}
-        stages = {
-            number: rank.coordinates[STAGE]
-            for number, rank in self.ranks.items()
-            if STAGE in rank.coordinates
-        }
+        watched = self.ranks.items()
+        living = {number for number, rank in watched if rank.can_report}
+        stages = {n: rank.coordinates[STAGE] for n, rank in watched if STAGE in rank.coordinates}
         for step, found in self.waits.complete(living):
             if self._durations_ns and step >= SETTLE and not self.table.is_traced(step):
-                step_ns = self._usual_duration_ns()
+                # A CPU that runs ahead of its GPU waits for it only now and then, so single steps
+                # are too short or too long. The longest may contain a checkpoint.
+                step_ns = float(mean_without_longest(np.array(self._durations_ns)))
                 waits = waits_of(step, found, self.table.ranks, stages, step_ns, self._rests)
-                self._judge_waits(waits, step_ns)
-
-    def _judge_waits(self, waits: StepWaits, step_ns: float) -> None:
-        groups = self.groups()
-        late = lateness_of(waits, step_ns, groups)
-        excess = self.slow.observe_bounds(late, step_ns, groups)
-        own = np.maximum(step_ns - waits.most_ns, 0.0)
-        times = (own, late.late_ns, late.late_most_ns, excess, np.array([step_ns]))
-        self._waited.append(OwnTimes(*times))
-
-    def _usual_duration_ns(self) -> float:
-        """Mean duration of the last steps without the longest.
-
-        A single step will not do: a CPU that runs ahead of its GPU waits for it only now and then,
-        so single steps are too short or too long and only their mean is right. The longest may
-        contain a checkpoint.
-        """
-        return float(mean_without_longest(np.array(self._durations_ns)))
+                groups = self.groups()
+                late = lateness_of(waits, step_ns, groups)
+                excess = self.slow.observe_bounds(late, step_ns, groups)
+                own = np.maximum(step_ns - waits.most_ns, 0.0)
+                times = (own, late.late_ns, late.late_most_ns, excess, np.array([step_ns]))
+                self._waited.append(OwnTimes(*times))
 
     def own_times(self, steps: list[int]) -> OwnTimes:
         """Own time of all ranks in these steps, the last complete ones.
@@ -301,10 +369,7 @@ class JobWatch:
         return OwnTimes(own, late, late, own / peers - 1, self.table.of("step_ns", steps))
 
     def _own_of_cpus(self, steps: list[int]) -> Floats:
-        """Own time of each CPU rank in these steps, ns; NaN if unknown.
-
-        NaN for GPU ranks too, because CPU time says nothing about GPU time.
-        """
+        """Own time of each CPU rank in these steps, ns; NaN if unknown, and for GPU ranks."""
         own = self.table.own(steps)
         own[:, [self.ranks[number].device != "cpu" for number in self.table.ranks]] = np.nan
         return own
@@ -317,55 +382,47 @@ class JobWatch:
     # What holds now -------------------------------------------------------------------------------
 
     def _conditions(self, now_s: float) -> dict[str, Condition]:
+        usual, now = format_duration(self.speed.usual_ns), format_duration(self.speed.recent_ns)
+        losses = self.losses(now_s)
+        limit = format_ratio(self.levels.get("input", 1.0))
         found = {
             "slow-rank": self._slow_ranks(),
-            "slow-job": self._slow_job(),
-            "rank-lost": self._lost(now_s),
-            "stalled": self._stalled(now_s),
-            "input": self._input(),
+            "slow-job": _of_job(
+                self.speed.state.is_on,
+                f"steps take longer than before: {now} instead of the usual {usual}",
+            ),
+            "rank-lost": Condition(frozenset(losses), "", losses),
+            "stalled": _of_job(
+                self.is_stalled(now_s),
+                f"no rank has completed a step for {self.silent_s(now_s) or 0:.0f} s",
+            ),
+            "input": _of_job(
+                self.waiting.is_on, f"ranks wait for input for more than {limit} of the step"
+            ),
             "throttling": self._throttled(),
             "memory": self._memory(),
         }
         return {kind: found[kind] for kind in found if kind in self.levels}
 
     def _slow_ranks(self) -> Condition:
-        columns = [int(column) for column in np.flatnonzero(self.slow.state.is_on)]
+        columns = np.flatnonzero(self.slow.state.is_on).tolist()
         if not columns:
             return Condition(frozenset(), "")
+        several = len(columns) > 1
         worst = format_ratio(float(np.nanmax(self.slow.typical_excess(columns))))
-        up_to = "up to " if len(columns) > 1 else ""
-        words = f"own time is {up_to}{worst} above that of the peers"
+        words = f"own time is {'up to ' if several else ''}{worst} above that of the peers"
         if self.waits.ranks:
-            at_least = "by at least" if len(columns) == 1 else "on one of them by at least"
-            words = f"own time up to a collective is above that of the peers, {at_least} {worst}"
+            least = f"{'on one of them ' if several else ''}by at least {worst}"
+            words = f"own time up to a collective is above that of the peers, {least}"
         return Condition(frozenset(self.table.ranks[column] for column in columns), words)
-
-    def _slow_job(self) -> Condition:
-        usual = format_duration(self.speed.usual_ns)
-        now = format_duration(self.speed.recent_ns)
-        words = f"steps take longer than before: {now} instead of the usual {usual}"
-        return _of_job(self.speed.state.is_on, words)
-
-    def _lost(self, now_s: float) -> Condition:
-        losses = self.losses(now_s)
-        return Condition(frozenset(losses), "", losses)
-
-    def _stalled(self, now_s: float) -> Condition:
-        words = f"no rank has completed a step for {self.silent_s(now_s) or 0:.0f} s"
-        return _of_job(self.is_stalled(now_s), words)
-
-    def _input(self) -> Condition:
-        limit = format_ratio(self.levels.get("input", 1.0))
-        return _of_job(
-            self.waiting.is_on, f"ranks wait for input for more than {limit} of the step"
-        )
 
     def _throttled(self) -> Condition:
         level, raised = self.levels.get("throttling", 1.0), self._raised("throttling")
+        found = filter(None, (rank.throttled() for rank in self.ranks.values()))
         on = frozenset(
             each.rank
-            for each in (rank.throttled() for rank in self.ranks.values())
-            if each and each.throttled_ratio >= (level / 2 if each.rank in raised else level)
+            for each in found
+            if each.throttled_ratio >= (level / 2 if each.rank in raised else level)
         )
         return Condition(on, "heat or hardware throttles the GPU")
 

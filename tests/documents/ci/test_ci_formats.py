@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distprof.cli import main
-from distprof.documents.ci.cases import Case, Cases, fingerprints
-from distprof.documents.ci.services import github, gitlab, junit, sarif
+from distprof.documents.ci import Case, Cases, fingerprints, github, gitlab, junit, sarif
 from distprof.documents.saved import Report
 from distprof.formats import RenderOptions, find_reporter
 from distprof.rules.base import NotChecked

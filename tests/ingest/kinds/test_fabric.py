@@ -18,7 +18,7 @@ from distprof.costs.fabric import expected_busbw
 from distprof.errors import InputError
 from distprof.ingest.fabric import BOUND, read_fabric
 from distprof.terms import CollectiveKind
-from distprof.verbs.fabric.show import fabric_verdict
+from distprof.verbs.fabric import fabric_verdict
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "nccl-tests"
 

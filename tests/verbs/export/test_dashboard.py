@@ -8,7 +8,7 @@ from pathlib import Path
 import promql_parser
 import pytest
 
-from distprof.verbs.export.families import all_families
+from distprof.verbs.export.prometheus import all_families
 
 FILE = Path(__file__).parents[3] / "docs" / "how-to" / "grafana-dashboard.json"
 DASHBOARD = json.loads(FILE.read_text())

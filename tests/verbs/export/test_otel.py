@@ -14,8 +14,8 @@ from distprof.artefacts.records import StepRecord
 from distprof.cli import main
 from distprof.errors import InputError, UsageError
 from distprof.verbs.export import otel
-from distprof.verbs.export.families import Observed, all_families
 from distprof.verbs.export.otel import Sender, base_of, name_of, send, unit_of
+from distprof.verbs.export.prometheus import Observed, all_families
 from tests.documents.samples import straggler
 from tests.job_folders import MS, START_NS, JobFolder
 

@@ -20,10 +20,17 @@ from distprof.artefacts.records import CollectivesRecord, GroupTimes, StepRecord
 from distprof.cli import main
 from distprof.errors import InputError, UsageError
 from distprof.ingest.job.live import LiveRun
-from distprof.verbs.addresses import listen_address
-from distprof.verbs.export import families
-from distprof.verbs.export.families import all_families, families_of_report, families_of_run
-from distprof.verbs.export.prometheus import Exposition, keep_file, serve, text_of
+from distprof.verbs.export import prometheus
+from distprof.verbs.export.prometheus import (
+    Exposition,
+    all_families,
+    families_of_report,
+    families_of_run,
+    keep_file,
+    serve,
+    text_of,
+)
+from distprof.verbs.sources import listen_address
 from tests.documents.job_samples import SAMPLES
 from tests.documents.samples import straggler
 from tests.job_folders import MS, START_NS, JobFolder
@@ -142,7 +149,7 @@ def test_what_is_sent_is_declared_and_of_the_declared_labels(job):
 
 
 def test_the_number_of_series_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(families, "MAX_RANKS", 3)
+    monkeypatch.setattr(prometheus, "MAX_RANKS", 3)
     folder = JobFolder(tmp_path / "run", mesh={"dp_replicate": 4})
     for rank in range(4):
         folder.steps(rank, [10])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distprof.verbs.export import packets
-from distprof.verbs.export.wire import field, fixed64, message, number, text
+from distprof.verbs.export.packets import field, fixed64, message, number, text
 from tests.optional import optional
 from tests.verbs.export.reader import definitions
 

@@ -13,15 +13,18 @@ from distprof.errors import InputError, SchemaError
 from distprof.run.fingerprint import unlike
 from distprof.verbs.gate.baseline import (
     BASELINE,
+    METRICS,
     accepted,
     acknowledge,
     acknowledgement,
     baseline_values,
+    efficiency_ratio,
+    find_metric,
     make_baseline,
     read_baseline,
     session_of,
+    values_of,
 )
-from distprof.verbs.gate.metrics import METRICS, efficiency_ratio, find_metric, values_of
 from distprof.version import __version__
 
 MACHINE = Fingerprint(

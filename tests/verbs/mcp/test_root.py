@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from distprof.errors import InputError, UsageError
-from distprof.verbs.mcp import server as module
-from distprof.verbs.mcp.server import Root
+from distprof.verbs import mcp as module
+from distprof.verbs.mcp import Root
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 from distprof.cli import main
 from distprof.documents.brief import MAX_TOKENS, most_tokens
 from distprof.documents.saved import load_report
-from distprof.verbs.mcp.server import MAX_CHARACTERS, Root, Tools, make_server
+from distprof.verbs.mcp import MAX_CHARACTERS, Root, Tools, make_server
 from tests.documents.job_samples import hostile_job
 from tests.documents.samples import finding, healthy, straggler
 from tests.flight_jobs import GPU_ERROR

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from distprof.costs.transformer import Transformer
 from distprof.hardware import load_sheet
 from distprof.sections.efficiency.models import preset, preset_sequence
-from distprof.verbs.plan.question import Cluster, Question
+from distprof.verbs.plan.layout import Cluster, Question
 
 
 def cluster(gpus: int = 64, gpu: str = "h100", link: str = "ndr", per_node: int = 8) -> Cluster:

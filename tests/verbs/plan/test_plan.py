@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from distprof.verbs.plan.layout import parse_layout
-from distprof.verbs.plan.question import Question
+from distprof.verbs.plan.layout import Question, parse_layout
 from distprof.verbs.plan.search import judge_layout, make_plan
 from tests.verbs.plan.jobs import cluster, gpt, question
 

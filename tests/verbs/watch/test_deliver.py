@@ -13,9 +13,15 @@ from pathlib import Path
 import pytest
 
 from distprof.errors import UsageError
-from distprof.verbs.watch import deliver
-from distprof.verbs.watch.alerts import default_levels, parse_alerts
-from distprof.verbs.watch.deliver import ATTEMPTS, Command, Courier, Webhook
+from distprof.verbs.watch import alerts
+from distprof.verbs.watch.alerts import (
+    ATTEMPTS,
+    Command,
+    Courier,
+    Webhook,
+    default_levels,
+    parse_alerts,
+)
 from distprof.verbs.watch.result import Alert
 from distprof.verbs.watch.show import ALERT
 
@@ -114,11 +120,11 @@ def test_a_server_that_is_not_there_costs_a_sentence() -> None:
 def test_a_server_that_never_answers_is_not_waited_for(
     hook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deliver, "WITHIN_S", 0.2)
+    monkeypatch.setattr(alerts, "WITHIN_S", 0.2)
     hook.codes += [0] * ATTEMPTS
     began = time.monotonic()
     courier = Courier({"it": Webhook(address(hook))}, lambda _: None, pause_s=0.01)
-    for _ in range(deliver.MAX_QUEUED + 10):
+    for _ in range(alerts.MAX_QUEUED + 10):
         courier.send(alert())
     assert time.monotonic() - began < 5
     assert courier.num_lost >= 9
@@ -154,8 +160,8 @@ def test_a_command_that_fails_or_cannot_start_is_said() -> None:
 def test_a_command_that_hangs_is_killed_with_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deliver, "WITHIN_S", 0.5)
-    monkeypatch.setattr(deliver, "ATTEMPTS", 1)
+    monkeypatch.setattr(alerts, "WITHIN_S", 0.5)
+    monkeypatch.setattr(alerts, "ATTEMPTS", 1)
     _, said = sent(Command("sh -c 'sleep 60 & wait'"), alert())
     assert said == [
         "An alert was not delivered: slow-rank to it: the command did not finish within 0.5 s and "

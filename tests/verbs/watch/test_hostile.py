@@ -18,7 +18,7 @@ from distprof.artefacts.records import (
 from distprof.formats import RenderOptions
 from distprof.ingest.job.growing import GrowingRun
 from distprof.verbs.watch.alerts import default_levels
-from distprof.verbs.watch.measure import report_on
+from distprof.verbs.watch.follow import report_on
 from distprof.verbs.watch.show import ALERT, WATCH, one_line
 from distprof.verbs.watch.state import JobWatch
 from tests.cli.test_watch import job

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from distprof.formats import RenderOptions
-from distprof.verbs.watch.measure import report_on
+from distprof.verbs.watch.follow import report_on
 from distprof.verbs.watch.result import LostRank
 from distprof.verbs.watch.show import WATCH, one_line, watch_verdict
 from tests.verbs.watch.jobs import Playing

@@ -12,11 +12,10 @@ from distprof.artefacts.records import MemoryRecord, NvmlRecord, Pause
 from distprof.artefacts.run_file import Exit, ExitFile, Failure, RankEntry
 from distprof.ingest.job.growing import Added, RankAdded
 from distprof.verbs.watch.alerts import default_levels
-from distprof.verbs.watch.measure import report_on
-from distprof.verbs.watch.ranks import RankWatch
+from distprof.verbs.watch.follow import report_on
 from distprof.verbs.watch.result import Alert, WatchReport
 from distprof.verbs.watch.slowness import OFF, ON, WINDOW
-from distprof.verbs.watch.state import SETTLE
+from distprof.verbs.watch.state import SETTLE, RankWatch
 from tests.verbs.watch.jobs import MS, START_NS, Playing, run_file, said, step
 
 LATE = {2: 96.0}

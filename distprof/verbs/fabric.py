@@ -20,9 +20,7 @@ from distprof.sections.table import Column, TableView, counted, present, rows_ta
 from distprof.units import format_bandwidth, format_bytes, format_duration, format_ratio
 
 _LOOSE_RATIO = 0.2
-
 _BUMP_RATIO = 1.0
-
 _PREFERRED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
@@ -43,18 +41,17 @@ def fabric_verdict(profile: FabricFile) -> str:
 
 def _speed(curve: FabricCurve) -> str:
     """The best bandwidth, and from which size on a collective comes near it."""
-    best = _best(curve)
+    best = max(curve.points, key=lambda p: p.busbw_bytes_per_s)
     reaches = (
         f"{curve.kind} over {_where(curve)} reaches {format_bandwidth(best.busbw_bytes_per_s)}"
+        f" bus bandwidth at {format_bytes(best.bytes)}"
     )
-    at = f" bus bandwidth at {format_bytes(best.bytes)}"
     if curve.fit is not None and not _is_loose(curve.fit):
         below = format_bytes(curve.fit.crossover_bytes)
-        return f"{reaches}{at}. Below {below}, it is latency-bound."
+        return f"{reaches}. Below {below}, it is latency-bound."
     slow = [p.bytes for p in curve.points if 2 * p.busbw_bytes_per_s < best.busbw_bytes_per_s]
-    if not slow:
-        return f"{reaches}{at}."
-    return f"{reaches}{at}, but less than half of that up to {format_bytes(max(slow))}."
+    half = f", but less than half of that up to {format_bytes(max(slow))}" if slow else ""
+    return f"{reaches}{half}."
 
 
 def _rank_of(curve: FabricCurve) -> tuple[int, int]:
@@ -62,27 +59,19 @@ def _rank_of(curve: FabricCurve) -> tuple[int, int]:
     return place, -curve.group_size
 
 
-def _best(curve: FabricCurve) -> FabricPoint:
-    return max(curve.points, key=lambda p: p.busbw_bytes_per_s)
-
-
-def fabric_headline(profile: FabricFile) -> str:
-    """One line with the origin of the profile."""
-    ranks = counted(profile.world_size, "rank") if profile.world_size is not None else ""
-    hosts = counted(len(set(profile.hosts)), "host") if profile.hosts else ""
-    parts = (profile.origin, profile.device, profile.backend, ranks, hosts, profile.source)
-    return " · ".join(part for part in parts if part)
-
-
 def fabric_sentences(profile: FabricFile) -> Iterator[str]:
     """Notes, one sentence each: loose fits, and the profile's own notes."""
     refused: dict[str, list[str]] = {}
     for curve in profile.curves:
-        if curve.fit is None:
+        if (fit := curve.fit) is None:
             refused.setdefault(curve.refusal, []).append(_name(curve))
-            continue
-        if _is_loose(curve.fit):
-            yield _loose(curve, curve.fit)
+        elif _is_loose(fit):
+            yield (
+                f"No straight line fits {_name(curve)}: the median deviation of times is "
+                f"{format_ratio(fit.residual_ratio)}, and {format_ratio(fit.worst_ratio)} at "
+                f"{format_bytes(fit.worst_bytes)}. Possible causes are protocols that change with "
+                "the size, and other jobs on the machine."
+            )
     for why, names in refused.items():
         yield f"No α and β for {'; '.join(dict.fromkeys(names))}: {why}."
     yield from profile.notes
@@ -91,15 +80,6 @@ def fabric_sentences(profile: FabricFile) -> Iterator[str]:
 def _is_loose(fit: FabricFit) -> bool:
     """Whether the times follow no straight line, so latency and crossover say little."""
     return fit.residual_ratio > _LOOSE_RATIO or fit.worst_ratio > _BUMP_RATIO
-
-
-def _loose(curve: FabricCurve, fit: FabricFit) -> str:
-    return (
-        f"No straight line fits {_name(curve)}: the median deviation of times is "
-        f"{format_ratio(fit.residual_ratio)}, and {format_ratio(fit.worst_ratio)} at "
-        f"{format_bytes(fit.worst_bytes)}. Possible causes are protocols that change with the "
-        "size, and other jobs on the machine."
-    )
 
 
 def fabric_tables(profile: FabricFile, *, show_all: bool) -> Iterator[TableView | None]:
@@ -115,15 +95,12 @@ def fabric_tables(profile: FabricFile, *, show_all: bool) -> Iterator[TableView 
         ),
     )
     if show_all or len(profile.curves) == 1:
-        yield from filter(None, map(_point_table, profile.curves))
+        yield from map(_point_table, profile.curves)
         return
-    groups = dict.fromkeys(_group(curve) for curve in profile.curves)
-    for group in groups:
-        yield _size_table([curve for curve in profile.curves if _group(curve) == group])
-
-
-def _group(curve: FabricCurve) -> tuple[int, int | None]:
-    return curve.group_size, curve.num_nodes
+    groups: dict[tuple[int, int | None], list[FabricCurve]] = {}
+    for curve in profile.curves:
+        groups.setdefault((curve.group_size, curve.num_nodes), []).append(curve)
+    yield from map(_size_table, groups.values())
 
 
 def _latencies(fit: FabricFit) -> str:
@@ -142,10 +119,7 @@ def _size_table(curves: Sequence[FabricCurve]) -> TableView:
     return TableView(
         title=f"Bus bandwidth over {_where(curves[0])}",
         caption="GB/s, by size of the full buffer",
-        columns=(
-            Column("size"),
-            *(Column(_short(curve)) for curve in curves),
-        ),
+        columns=(Column("size"), *(Column(_short(curve)) for curve in curves)),
         rows=tuple(
             (format_bytes(size), *(_gigabytes(speed.get(size)) for speed in speeds))
             for size in sizes
@@ -198,8 +172,8 @@ def _where(curve: FabricCurve) -> str:
     ranks = counted(curve.group_size, "rank")
     if curve.num_nodes is None:
         return ranks
-    nodes = "one node" if curve.num_nodes == 1 else f"{curve.num_nodes} nodes"
-    return f"{ranks} in {nodes}" if curve.num_nodes == 1 else f"{ranks} across {nodes}"
+    several = f"across {curve.num_nodes} nodes"
+    return f"{ranks} {several if curve.num_nodes != 1 else 'in one node'}"
 
 
 _FIT = (
@@ -216,9 +190,12 @@ _FIT = (
 
 
 def _page(profile: FabricFile, options: RenderOptions) -> Page:
+    ranks = counted(profile.world_size, "rank") if profile.world_size is not None else ""
+    hosts = counted(len(set(profile.hosts)), "host") if profile.hosts else ""
+    parts = (profile.origin, profile.device, profile.backend, ranks, hosts, profile.source)
     return Page(
         verdict=fabric_verdict(profile),
-        headline=fabric_headline(profile),
+        headline=" · ".join(part for part in parts if part),
         sentences=tuple(fabric_sentences(profile)),
         tables=present(fabric_tables(profile, show_all=options.show_all)),
     )

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 MAX_ENTRIES = 100_000
 """Maximum number of files and folders below a path that are checked for links out of the root."""
-
 _PATTERN = "*?["
 _SCHEMES = ("://", "::")
 
@@ -62,17 +61,14 @@ class Root:
         if not os.path.exists(path):  # noqa: PTH110 - False if the name is too long for a file
             raise self._refusal(name, "no file or folder with that name")
         # A dump or run.json is read together with the files next to it
-        self._check_links(path if path.is_dir() else path.parent, name)
-        return str(path)
-
-    def _check_links(self, folder: Path, name: str) -> None:
-        """Reject a folder with a link out of the root at any depth."""
+        folder = path if path.is_dir() else path.parent
         for number, target in enumerate(_found_below(folder)):
             if number >= MAX_ENTRIES:
                 found = f"more than {MAX_ENTRIES:,} files in {folder}"
                 raise self._refusal(name, found, "name a folder with fewer files")
             if target is not None and not target.is_relative_to(self.folder):
                 raise self._refusal(name, "a link inside it that leads out of the root")
+        return str(path)
 
     def _refusal(self, name: str, found: str, fix: str = "") -> InputError:
         return InputError(name, expected=f"a path inside {self.folder}", found=found, fix=fix)
@@ -108,10 +104,8 @@ def _reason(error: Exception) -> str:
 
 MAX_CHARACTERS = 24_000
 """Maximum length of an answer."""
-
 MAX_FINDINGS = 50
 """Maximum number of findings in one answer; ``offset`` selects the next ones."""
-
 _MAX_TEXT = 600
 _SEVERITIES = ("info", "warning", "error")
 
@@ -209,7 +203,18 @@ def _listed(findings: Sequence[Finding], offset: int, limit: int, *, num_not_che
     rows: list[dict[str, Any]] = []
     size = 0
     for finding in findings[offset : offset + limit]:
-        row = _row(finding)
+        row = {
+            "code": finding.code,
+            "name": finding.name,
+            "severity": finding.severity.value,
+            "confidence": finding.confidence.value,
+            "message": _bounded_text(finding.message),
+            "fix": _bounded_text(finding.fix),
+            "ranks": _bounded_text(fold_ranks(finding.ranks)) if finding.ranks else "all",
+            "cost_ns_per_step": finding.cost_ns_per_step,
+            "recoverable_ns_per_step": finding.recoverable_ns,
+            "remaining_ns_per_step": finding.remaining_ns,
+        }
         size += len(msgspec.json.encode(row))
         if rows and size > MAX_CHARACTERS // 2:  # indented, it takes up to twice as much
             break
@@ -222,21 +227,6 @@ def _listed(findings: Sequence[Finding], offset: int, limit: int, *, num_not_che
         "num_rules_not_checked": num_not_checked,
     }
     return msgspec.json.format(msgspec.json.encode(answer), indent=1).decode()
-
-
-def _row(finding: Finding) -> dict[str, Any]:
-    return {
-        "code": finding.code,
-        "name": finding.name,
-        "severity": finding.severity.value,
-        "confidence": finding.confidence.value,
-        "message": _bounded_text(finding.message),
-        "fix": _bounded_text(finding.fix),
-        "ranks": _bounded_text(fold_ranks(finding.ranks)) if finding.ranks else "all",
-        "cost_ns_per_step": finding.cost_ns_per_step,
-        "recoverable_ns_per_step": finding.recoverable_ns,
-        "remaining_ns_per_step": finding.remaining_ns,
-    }
 
 
 def _bounded_text(text: str) -> str:
@@ -301,11 +291,10 @@ def _answering(tool: Callable[..., str], lock: threading.Lock) -> Callable[..., 
 
 def one_sentence(error: Exception) -> str:
     """Message of an error, on one line of bounded length."""
+    message = f"unexpected error in distprof ({type(error).__name__}: {error})"
     if isinstance(error, InputError):
         fix = f"; try: {error.fix}" if error.fix else ""
         message = f"{error.source}: expected {error.expected}, found {error.found}{fix}"
     elif isinstance(error, DistprofError):
         message = str(error)
-    else:
-        message = f"unexpected error in distprof ({type(error).__name__}: {error})"
     return shorten(plain(" ".join(message[: 4 * _MAX_ERROR].split())), _MAX_ERROR)

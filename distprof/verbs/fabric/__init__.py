@@ -1,1 +1,0 @@
-"""Latency and bandwidth of a network."""

@@ -1,1 +1,0 @@
-"""Read-only tools for assistants, over the Model Context Protocol."""
