@@ -1,28 +1,5 @@
 """``distprof.toml``: the settings of a project.
 
-::
-
-    fabric = "fabric.json"
-    documentation = "https://docs.example.org/distprof"
-
-    [communication]
-    patterns = [{ match = "acme_ring_sum", library = "acme", kind = "all_reduce" }]
-    exclude = ["my_local_all_reduce"]
-
-    [limits.COM101]
-    overlap_ratio = 0.6
-
-    [check]
-    metrics = ["step_time", "efficiency"]
-    tolerance = { step_time = 0.03 }
-
-    [topology]
-    gpus_per_domain = 72
-
-    [model]
-    preset = "llama3-8b"
-    batch = 512
-
 The structs below define the file completely: they validate it, and the JSON Schema for editors is
 generated from them. Unknown keys are errors, because a misspelt limit must not be ignored silently.
 """
@@ -38,13 +15,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from distprof.bounds import Bound, read_plain
-from distprof.documentation import is_web_address, published_site
 from distprof.errors import UsageError
+from distprof.installed import is_web_address, published_site
 from distprof.options import convert, option, parse_toml
 from distprof.terms import CollectiveKind
 
 CONFIG_FILE = "distprof.toml"
-
 _KINDS = {kind.label: kind for kind in CollectiveKind}
 
 

@@ -37,11 +37,7 @@ def plain_lines(text: str) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """``text`` literally, inside a Markdown table cell or paragraph.
-
-    HTML and all inline Markdown are escaped. An at sign mentions no user, and an address does not
-    become a link.
-    """
+    """``text`` literally inside Markdown: no HTML, no inline Markdown, no mention, no link."""
     escaped = html.escape(plain(text), quote=False)
     literal = "".join(f"\\{c}" if c in _MARKDOWN_SPECIAL else c for c in escaped)
     return literal.replace("@", "@\u200b").replace("://", ":\u200b//").replace("www.", "www\u200b.")

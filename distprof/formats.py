@@ -23,7 +23,6 @@ FINDINGS = "findings"
 """Name of all findings as a section."""
 
 ENTRY_POINT_GROUP = "distprof.reporters"
-
 _BUILT_IN = (*PAGE_FORMATS, *CI_FORMATS)
 _SUFFIXES = {
     ".json": "json",
@@ -70,14 +69,7 @@ def is_reporter(name: str) -> bool:
 
 
 def check_reporter(name: str | None) -> None:
-    """Reject an unknown format before a job starts.
-
-    Args:
-        name: The name that the user gave; None for the default.
-
-    Raises:
-        UsageError: If the format is unknown; the message lists the available ones.
-    """
+    """Reject an unknown format before a job starts: a UsageError that lists the available ones."""
     if name is not None and not is_reporter(name):
         raise UsageError(f"no format {name!r}: choose from {', '.join(reporter_names())}")
 

@@ -50,3 +50,16 @@ def _pandas_dtype(hint: Any) -> str:
     if members == {int, type(None)}:
         return "Int64"
     return "float64" if members == {float, type(None)} else "object"
+
+
+class TroubledRank(Record, frozen=True, kw_only=True):
+    """A rank with a problem."""
+
+    # ``dead``, ``unresponsive``, ``error``, ``status`` (its status differs from that of the other
+    # ranks), or ``behind`` (it has launched fewer operations than the others).
+    kind: str
+    rank: int | None  # Global rank, None if unknown.
+    place: str  # Readable location: process, GPU and node.
+    communicator: str  # Hash of the communicator; empty for a process of the job.
+    size: int | None  # Ranks of the communicator, None if unknown.
+    text: str  # Error, status, or the number of operations launched.

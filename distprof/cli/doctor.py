@@ -20,8 +20,7 @@ from distprof.cli.app import ExitCode
 from distprof.cli.options import debug_option
 from distprof.cli.output import has_color, terminal_width, to_stdout
 from distprof.escape import plain, wrapped
-from distprof.kernel import explain
-from distprof.processors import available_processors
+from distprof.kernel import available_processors, explain
 from distprof.units import format_bytes
 from distprof.version import __version__
 
@@ -193,7 +192,7 @@ def _plugins() -> Check:
 
 
 def _caches() -> Iterator[Check]:
-    from distprof.artefacts.cache_place import cache_root, shared_url
+    from distprof.artefacts.files import cache_root, shared_url
 
     yield cache_check(Path(cache_root("", None)))
     if url := shared_url("", None):

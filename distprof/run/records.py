@@ -12,30 +12,26 @@ from typing import Any, Protocol
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from distprof.artefacts.records import CollectivesRecord
-from distprof.artefacts.settings_file import SettingsFile
-from distprof.schema import Column, Int64Array, Table, TableSchema
+from distprof.artefacts.run_file import SettingsFile
+from distprof.schema import Bools, Column, Int64Array, Table, TableSchema
 
 NO_THROTTLING = "none"
 """Value of ``throttle_reasons`` if the GPU reports that it is not throttled."""
 
-_STEP = Column(name="step", dtype="int64", doc="Step number, from 0 at the start of the session.")
-
-_TIME = Column(name="t_ns", dtype="int64", unit="ns", doc="Time of the record.")
-
-_START = Column(name="start_ns", dtype="int64", unit="ns", doc="Start.")
-
-_END = Column(name="end_ns", dtype="int64", unit="ns", doc="End, never before the start.")
+_STEP = Column("step", "int64", "Step number, from 0 at the start of the session.")
+_TIME = Column("t_ns", "int64", "Time of the record.", unit="ns")
+_START = Column("start_ns", "int64", "Start.", unit="ns")
+_END = Column("end_ns", "int64", "End, never before the start.", unit="ns")
 
 
 def _count(name: str, doc: str, unit: str = "") -> Column:
-    return Column(name=name, dtype="int64", unit=unit, nullable=True, doc=doc)
+    return Column(name, "int64", doc, unit=unit, nullable=True)
 
 
 def _number(name: str, doc: str, unit: str = "") -> Column:
-    return Column(name=name, dtype="float64", unit=unit, nullable=True, doc=doc)
+    return Column(name, "float64", doc, unit=unit, nullable=True)
 
 
 STEP_LOG = TableSchema(
@@ -51,17 +47,13 @@ STEP_LOG = TableSchema(
         _count("num_micro_batches", "Forward passes in the step."),
         _count("run_queue_ns", "Time in which the thread was ready to run but had no CPU.", "ns"),
         _count("cpu_ns", "Time in which the thread ran on a CPU.", "ns"),
-        Column(name="is_traced", dtype="bool", doc="Whether torch.profiler was recording."),
-        Column(name="is_light", dtype="bool", doc="Whether it recorded the GPU alone."),
+        Column("is_traced", "bool", "Whether torch.profiler was recording."),
+        Column("is_light", "bool", "Whether it recorded the GPU alone."),
         _count(
             "gpu_behind",
             "1 if the GPU had not finished the step before when the CPU ended this one, else 0.",
         ),
-        Column(
-            name="is_probed",
-            dtype="bool",
-            doc="False while the probes paused to measure their own cost.",
-        ),
+        Column("is_probed", "bool", "False while the probes paused to measure their own cost."),
     ),
 )
 
@@ -70,7 +62,7 @@ PHASES = TableSchema(
     doc="Parts of steps, in order of time.",
     columns=(
         _STEP,
-        Column(name="name", dtype="category", doc="input, forward, backward, optimizer, or other."),
+        Column("name", "category", "input, forward, backward, optimizer, or other."),
         _START,
         _END,
     ),
@@ -98,12 +90,10 @@ TELEMETRY = TableSchema(
         _count("sm_clock_mhz", "Clock frequency of the streaming multiprocessors.", "MHz"),
         _count("memory_clock_mhz", "Clock frequency of the memory.", "MHz"),
         Column(
-            name="throttle_reasons",
-            dtype="category",
+            "throttle_reasons",
+            "category",
+            f"Reasons why the GPU is throttled, joined by commas; {NO_THROTTLING} if it is not.",
             nullable=True,
-            doc=(
-                f"Reasons why the GPU is throttled, joined by commas; {NO_THROTTLING} if it is not."
-            ),
         ),
         _number("power_w", "Power.", "W"),
         _number("energy_j", "Energy used since the driver was loaded.", "J"),
@@ -118,10 +108,10 @@ TELEMETRY = TableSchema(
         _count("ecc_uncorrected", "Uncorrected errors since the driver was loaded."),
         _count("num_processes", "Processes that compute on the GPU."),
         Column(
-            name="xid",
-            dtype="category",
+            "xid",
+            "category",
+            "XID error numbers since the last sample, joined by commas.",
             nullable=True,
-            doc="XID error numbers since the last sample, joined by commas.",
         ),
     ),
 )
@@ -131,15 +121,15 @@ ROUTING = TableSchema(
     doc="Routing of one micro-batch by one mixture-of-experts layer.",
     columns=(
         _STEP,
-        Column(name="layer", dtype="category", doc="Index or name of the layer."),
-        Column(name="micro_batch", dtype="int64", doc="Index within the step."),
-        Column(name="num_tokens", dtype="int64", doc="Tokens routed."),
-        Column(name="top_k", dtype="int64", doc="Experts per token."),
+        Column("layer", "category", "Index or name of the layer."),
+        Column("micro_batch", "int64", "Index within the step."),
+        Column("num_tokens", "int64", "Tokens routed."),
+        Column("top_k", "int64", "Experts per token."),
         _count("capacity", "Maximum number of assignments that an expert takes from this rank."),
-        Column(name="dropped", dtype="int64", doc="Assignments over capacity."),
+        Column("dropped", "int64", "Assignments over capacity."),
         _number("aux_loss", "Load-balancing loss."),
-        Column(name="first", dtype="int64", doc="Index of the first count in ``expert_tokens``."),
-        Column(name="num_experts", dtype="int64", doc="Number of counts."),
+        Column("first", "int64", "Index of the first count in ``expert_tokens``."),
+        Column("num_experts", "int64", "Number of counts."),
     ),
 )
 
@@ -147,7 +137,7 @@ PAUSES = TableSchema(
     name="pauses",
     doc="Time that the training thread spent on something other than the model.",
     columns=(
-        Column(name="kind", dtype="category", doc="gc: garbage collection; input: data loader."),
+        Column("kind", "category", "gc: garbage collection; input: data loader."),
         _START,
         _END,
         _count("step", "Step in which it happened."),
@@ -155,9 +145,7 @@ PAUSES = TableSchema(
         _count("num_collected", "Objects freed."),
         _count("cpu_ns", "Time that the loaders of the batch ran on a CPU."),
         _count("run_queue_ns", "Time that they were ready to run but had no CPU."),
-        Column(
-            name="in_phase", dtype="bool", doc="Whether a phase ``input`` already counts this time."
-        ),
+        Column("in_phase", "bool", "Whether a phase ``input`` already counts this time."),
     ),
 )
 
@@ -165,22 +153,13 @@ CLOCK_STAMPS = TableSchema(
     name="clock_stamps",
     doc="Time exchanges with rank 0, as in NTP.",
     columns=(
-        Column(name="t_sent_ns", dtype="int64", unit="ns", doc="Own clock when the request left."),
-        Column(
-            name="t_server_ns", dtype="int64", unit="ns", doc="Rank 0's clock when it answered."
-        ),
-        Column(
-            name="t_received_ns",
-            dtype="int64",
-            unit="ns",
-            doc="Own clock when the answer arrived.",
-        ),
+        Column("t_sent_ns", "int64", "Own clock when the request left.", unit="ns"),
+        Column("t_server_ns", "int64", "Rank 0's clock when it answered.", unit="ns"),
+        Column("t_received_ns", "int64", "Own clock when the answer arrived.", unit="ns"),
     ),
 )
 
 RECORD_TABLES = (STEP_LOG, PHASES, MEMORY_LOG, TELEMETRY, ROUTING, PAUSES, CLOCK_STAMPS)
-
-
 SETTLE = 3
 """First steps of a log, which include initialisation."""
 
@@ -193,7 +172,7 @@ AS_BEFORE = 1.02
 while CUPTI is attached, each launch takes longer."""
 
 
-def untraced_steps(log: Table) -> NDArray[np.bool_]:
+def untraced_steps(log: Table) -> Bools:
     """Mask of the steps that are as long as without a profiler.
 
     Steps next to traced ones do not count, and those after them only if they are as fast as those
@@ -269,40 +248,48 @@ FLIGHT = TableSchema(
     name="flight",
     doc="Operations of process groups that one rank launched, in order of launch.",
     columns=(
-        Column(name="record", dtype="int64", doc="Number of the entry since the start of the job.",
-               nullable=True),
-        Column(name="pg", dtype="int64", doc="Number of the group within the process.",
-               nullable=True),
-        Column(name="group", dtype="category", doc="Name of the process group."),
-        Column(name="description", dtype="category", doc=(
-            "Description that the program gave the group."
+        Column("record", "int64", "Number of the entry since the start of the job.", nullable=True),
+        Column("pg", "int64", "Number of the group within the process.", nullable=True),
+        Column("group", "category", "Name of the process group."),
+        Column(
+            "description", "category", "Description that the program gave the group.", nullable=True
         ),
-               nullable=True),
-        Column(name="seq", dtype="int64", doc="Sequence number of the collective in its group.",
-               nullable=True),
-        Column(name="p2p_seq", dtype="int64", doc="Sequence number among messages of the group.",
-               nullable=True),
-        Column(name="name", dtype="category", doc="Name in PyTorch, for example nccl:all_reduce."),
-        Column(name="kind", dtype="int8", doc="A CollectiveKind."),
-        Column(name="is_p2p", dtype="bool", doc="Whether it is a message between two ranks."),
-        Column(name="shape", dtype="category", doc="Sizes of inputs and outputs, for display."),
-        Column(name="in_dtype", dtype="category", doc="Data types of the inputs.", nullable=True),
-        Column(name="in_elements", dtype="int64", doc="Elements of the inputs.", nullable=True),
-        Column(name="out_elements", dtype="int64", doc="Elements of the outputs.", nullable=True),
-        Column(name="state", dtype="int8", doc="A FlightState."),
-        Column(name="retired", dtype="bool", doc="Whether the recorder stopped tracking it."),
-        Column(name="created_ns", dtype="int64", unit="ns",
-               doc="When the CPU launched it, since the epoch on its own clock.", nullable=True),
-        Column(name="started_ns", dtype="int64", unit="ns",
-               doc="When the recorder saw that it had started.", nullable=True),
-        Column(name="completed_ns", dtype="int64", unit="ns",
-               doc="When the recorder saw that it had completed.", nullable=True),
-        Column(name="timeout_ms", dtype="int64", unit="ms", doc="Timeout of its group.",
-               nullable=True),
-        Column(name="frame", dtype="category", doc="The call that launched it.",
-               nullable=True),
+        Column("seq", "int64", "Sequence number of the collective in its group.", nullable=True),
+        Column("p2p_seq", "int64", "Sequence number among messages of the group.", nullable=True),
+        Column("name", "category", "Name in PyTorch, for example nccl:all_reduce."),
+        Column("kind", "int8", "A CollectiveKind."),
+        Column("is_p2p", "bool", "Whether it is a message between two ranks."),
+        Column("shape", "category", "Sizes of inputs and outputs, for display."),
+        Column("in_dtype", "category", "Data types of the inputs.", nullable=True),
+        Column("in_elements", "int64", "Elements of the inputs.", nullable=True),
+        Column("out_elements", "int64", "Elements of the outputs.", nullable=True),
+        Column("state", "int8", "A FlightState."),
+        Column("retired", "bool", "Whether the recorder stopped tracking it."),
+        Column(
+            "created_ns",
+            "int64",
+            "When the CPU launched it, since the epoch on its own clock.",
+            unit="ns",
+            nullable=True,
+        ),
+        Column(
+            "started_ns",
+            "int64",
+            "When the recorder saw that it had started.",
+            unit="ns",
+            nullable=True,
+        ),
+        Column(
+            "completed_ns",
+            "int64",
+            "When the recorder saw that it had completed.",
+            unit="ns",
+            nullable=True,
+        ),
+        Column("timeout_ms", "int64", "Timeout of its group.", unit="ms", nullable=True),
+        Column("frame", "category", "The call that launched it.", nullable=True),
     ),
-)  # fmt: skip
+)
 
 
 class FlightGroup(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,17 +11,15 @@ import numpy as np
 from msgspec.structs import force_setattr, replace
 from numpy.typing import NDArray
 
-from distprof.artefacts.rank_file import ErrorFile
-from distprof.artefacts.run_file import RunFile
+from distprof.artefacts.run_file import ErrorFile, RunFile
 from distprof.run.records import RecordSource
 from distprof.run.tables import RankTables
 from distprof.run.topology import ProcessGroup, Topology
-from distprof.schema import Int64Array, Table
+from distprof.schema import Bools, Floats, Int64Array, Table
 from distprof.terms import StepSource
 from distprof.units import name_ranks
 
 _T = TypeVar("_T")
-
 ANOTHER_JOB = "another-job"
 """A gap: data added to the recording belongs to another job."""
 
@@ -78,7 +76,7 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
     # the work.
     no_device: str = ""
     notes: tuple[str, ...] = ()  # Treatment of irregularities, one sentence each, at most a few.
-    # Key of an invariant (:mod:`distprof.join.soundness`) to what breaks it.
+    # Key of an invariant (:mod:`distprof.join.invariants`) to what breaks it.
     counts: Mapping[str, Count] = {}
     # Hash of a computation kernel's name to its number of launches and their duration in ns, for
     # the most frequent kernels.
@@ -156,7 +154,7 @@ class CollectiveMatches(msgspec.Struct, frozen=True, kw_only=True):
     bytes: Int64Array  # int64, shape ``(n,)``, full buffer, or absent.
     method: NDArray[np.int8]  # int8, shape ``(n,)``, a MatchMethod.
     # bool, shape ``(n,)``, whether every member of the group was found.
-    complete: NDArray[np.bool_]
+    complete: Bools
     num_candidates: int  # Rows of all ranks that could have had a partner among the ranks present.
     # Candidates that are members of a complete instance, or of one that includes every rank
     # present.
@@ -206,8 +204,8 @@ class ClockAlignment(msgspec.Struct, frozen=True, kw_only=True):
 
     domains: tuple[tuple[int, ...], ...]  # Ranks of each domain.
     names: tuple[str, ...]  # Name of each domain: the node, or ``rank N``.
-    offset_ns: NDArray[np.float64]  # float64 per domain, at ``reference_ns``.
-    drift_ratio: NDArray[np.float64]  # float64 per domain, dimensionless (20 ppm = 2e-5).
+    offset_ns: Floats  # float64 per domain, at ``reference_ns``.
+    drift_ratio: Floats  # float64 per domain, dimensionless (20 ppm = 2e-5).
     reference_ns: int  # Time on the own clocks at which the offsets hold.
     # int64 per domain: 95th percentile of the distance of its members' collective ends from the
     # common end, after correction; ABSENT if not measured.

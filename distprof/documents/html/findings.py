@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from distprof.documentation import is_web_address
 from distprof.documents.html.blocks import folded, sentence, slug
 from distprof.documents.html.markup import Markup, element, joined
 from distprof.documents.html.rule_page import rule_page
 from distprof.documents.page import Priced
 from distprof.escape import short_ranks
+from distprof.installed import is_web_address
 from distprof.rules.base import Finding
 
 _NUM_TO_DO = 3

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.costs.actions import Orders, orders_from
+from distprof.costs.pipeline import Orders, orders_from
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import StageSlots
 from distprof.terms import SlotKind

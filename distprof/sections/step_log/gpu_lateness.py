@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from distprof.artefacts.records import CollectivesRecord
 from distprof.artefacts.run_file import RunFile
 from distprof.join.gpu_waits import (
-    Floats,
     Lateness,
     Rests,
     bounded_groups,
@@ -25,6 +24,7 @@ from distprof.join.gpu_waits import (
     usual_difference,
     waits_of,
 )
+from distprof.schema import Floats
 from distprof.sections.step_log.lateness import FEWEST_STEPS, OFTEN
 from distprof.sections.step_log.result import LateOnGpu
 

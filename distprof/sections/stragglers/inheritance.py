@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.join.blocks import blocks_of, index_type, positions_by_code
+from distprof.join.waits import blocks_of, index_type, positions_by_code
 from distprof.run.run import Rank
 from distprof.run.tables import distinct, order_of_codes
 from distprof.schema import Int64Array

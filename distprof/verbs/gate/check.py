@@ -8,8 +8,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from distprof.artefacts.baseline_file import BaselineFile, BaselineSession
-from distprof.artefacts.summary_file import Fingerprint
+from distprof.artefacts.summary_file import BaselineFile, BaselineSession, Fingerprint
 from distprof.config import CheckConfig
 from distprof.verbs.compare.measure import part_changes
 from distprof.verbs.displayed import Displayed

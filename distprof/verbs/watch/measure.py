@@ -9,7 +9,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.join.gpu_waits import Floats, excess_of_peers
+from distprof.join.gpu_waits import excess_of_peers
+from distprof.schema import Floats
 from distprof.units import NS_PER_S, capitalized, format_ratio, name_ranks
 from distprof.verbs.watch.result import (
     LateRank,

@@ -6,9 +6,8 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Final
 
-from distprof.artefacts.rank_file import AttachFile, ErrorFile, RankFile
 from distprof.artefacts.records import NvmlRecord
-from distprof.artefacts.run_file import Exit, Overhead
+from distprof.artefacts.run_file import AttachFile, ErrorFile, Exit, Overhead, RankFile
 from distprof.escape import plain, shorten
 from distprof.ingest.job.growing import RankAdded
 from distprof.ingest.job.processes import is_running

@@ -32,12 +32,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.join.gpu_waits import (
-    Floats,
     Lateness,
     excess_of_peers,
     likely_excess,
     usual_difference,
 )
+from distprof.schema import Floats
 
 WINDOW: Final = 40
 ON: Final = 26

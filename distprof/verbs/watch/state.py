@@ -17,7 +17,6 @@ from distprof.artefacts.run_file import RunFile
 from distprof.escape import plain
 from distprof.ingest.job.growing import MAX_RANKS, Added, RankAdded
 from distprof.join.gpu_waits import (
-    Floats,
     Rests,
     StepWaits,
     excess_of_peers,
@@ -25,6 +24,7 @@ from distprof.join.gpu_waits import (
     mean_without_longest,
     waits_of,
 )
+from distprof.schema import Floats
 from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
 from distprof.verbs.watch.alerts import JOB, Alarms, Condition
 from distprof.verbs.watch.ranks import RankWatch
