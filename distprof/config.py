@@ -85,7 +85,7 @@ class TopologyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     domains: Annotated[
         Mapping[str, tuple[str, ...]],
         option("Name of a domain to its nodes, as names or patterns (rack1-*)."),
-    ] = msgspec.field(default_factory=dict)
+    ] = {}
 
 
 class CheckConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -98,7 +98,7 @@ class CheckConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tolerance: Annotated[
         Mapping[str, Annotated[float, option("Accepted loss.", ge=0, lt=1)]],
         option("Metric to its accepted loss: 0.03 is 3 % of a time, or 3 points of a share."),
-    ] = msgspec.field(default_factory=dict)
+    ] = {}
     inconclusive_fails: Annotated[
         bool, option("Whether the check fails if there are too few repeats to decide.")
     ] = False
@@ -179,11 +179,11 @@ class ConfigFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     limits: Annotated[
         Mapping[str, Mapping[str, int | float]],
         option("Rule code to overridden limits by name; distprof rule CODE lists them."),
-    ] = msgspec.field(default_factory=dict)
+    ] = {}
     hardware: Annotated[
         Mapping[str, Any],
         option("GPUs and links missing in the hardware sheet: [hardware.gpus.NAME], .links.NAME."),
-    ] = msgspec.field(default_factory=dict)
+    ] = {}
     fabric: Annotated[
         str,
         option(

@@ -28,7 +28,9 @@ def plain(text: str) -> str:
     if text.isprintable():
         return text
     shown = text.translate(_SPACES)
-    return "".join(c if c.isprintable() else _escaped(c) for c in shown)
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in shown
+    )
 
 
 def plain_lines(text: str) -> str:
@@ -93,7 +95,3 @@ def short_ranks(ranks: Collection[int], width: int = 40) -> str:
     if len(text) <= width:
         return text
     return f"{text[: text.rfind(',', 0, width)]},… ({len(ranks):,} ranks)"
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")

@@ -36,6 +36,21 @@ class Column(msgspec.Struct, frozen=True):
     nullable: bool = False  # Whether :data:`ABSENT` (for strings: the empty string) means unknown.
 
 
+def whole(name: str, doc: str, unit: str = "") -> Column:
+    """A column of int64 that may be unknown."""
+    return Column(name, "int64", doc, unit, nullable=True)
+
+
+def number(name: str, doc: str, unit: str = "") -> Column:
+    """A column of float64 that may be unknown."""
+    return Column(name, "float64", doc, unit, nullable=True)
+
+
+def text(name: str, doc: str) -> Column:
+    """A column of strings that may be unknown."""
+    return Column(name, "category", doc, nullable=True)
+
+
 class TableSchema(msgspec.Struct, frozen=True):
     """A table's name, meaning and columns."""
 

@@ -5,7 +5,7 @@ Source of every formula here: formula sheet, "Collectives" and "Volume per train
 concatenated size for all-gather and reduce-scatter, one rank's whole send buffer for all-to-all,
 the message size for other operations. Times are in seconds, latencies ``alpha_s`` in seconds per
 step, bandwidths in bytes per second and direction. ``num_parameters`` is a rank's share under
-tensor and pipeline parallelism; ``element_bytes`` is the size of a gradient, weight or activation.
+tensor and pipeline parallelism; weights, gradients and activations have two bytes on the wire.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import msgspec
 from distprof.terms import CollectiveKind
 
 Algorithm = Literal["ring", "recursive", "tree", "naive"]
+_ELEMENT_BYTES = 2  # bf16
 _UNDEFINED = (CollectiveKind.UNKNOWN, CollectiveKind.BARRIER)
 
 
@@ -154,67 +155,53 @@ class BucketTime(msgspec.Struct, frozen=True, kw_only=True):
         return self.latency_ns + self.ns_per_byte * num_bytes
 
 
-def data_parallel_bytes(num_ranks: int, num_parameters: float, *, element_bytes: int = 2) -> float:
+def data_parallel_bytes(num_ranks: int, num_parameters: float) -> float:
     """DDP, ZeRO-1, ZeRO-2: gradients all-reduced, or reduce-scattered with weights gathered."""
-    return sent_bytes(CollectiveKind.ALL_REDUCE, num_ranks, num_parameters * element_bytes)
+    return sent_bytes(CollectiveKind.ALL_REDUCE, num_ranks, num_parameters * _ELEMENT_BYTES)
 
 
-def fully_sharded_bytes(
-    num_ranks: int, num_parameters: float, *, element_bytes: int = 2, reshards: bool = True
-) -> float:
+def fully_sharded_bytes(num_ranks: int, num_parameters: float, *, reshards: bool = True) -> float:
     """FSDP, ZeRO-3: weights gathered in forward and backward, gradients reduce-scattered.
 
     Weights are gathered once if not freed after the forward (``reshards``).
     """
-    one_way = sent_bytes(CollectiveKind.ALL_GATHER, num_ranks, num_parameters * element_bytes)
+    one_way = sent_bytes(CollectiveKind.ALL_GATHER, num_ranks, num_parameters * _ELEMENT_BYTES)
     return (3 if reshards else 2) * one_way
 
 
-def hybrid_sharded_bytes(
-    shards: int, replicas: int, num_parameters: float, *, element_bytes: int = 2
-) -> tuple[float, float]:
+def hybrid_sharded_bytes(shards: int, replicas: int, num_parameters: float) -> tuple[float, float]:
     """HSDP: bytes in the shard group, and bytes of the all-reduce of N / shards across replicas."""
-    within = fully_sharded_bytes(shards, num_parameters, element_bytes=element_bytes)
-    return within, data_parallel_bytes(
-        replicas, num_parameters / shards, element_bytes=element_bytes
-    )
+    across = data_parallel_bytes(replicas, num_parameters / shards)
+    return fully_sharded_bytes(shards, num_parameters), across
 
 
-def tensor_parallel_bytes(
-    num_ranks: int, batch: int, sequence: int, hidden: int, *, element_bytes: int = 2
-) -> float:
+def tensor_parallel_bytes(num_ranks: int, batch: int, sequence: int, hidden: int) -> float:
     """Bytes of one layer and micro-batch: 4 all-reduces (or gather-scatter pairs) of B·S·H."""
-    size = batch * sequence * hidden * element_bytes
+    size = batch * sequence * hidden * _ELEMENT_BYTES
     return 4 * sent_bytes(CollectiveKind.ALL_REDUCE, num_ranks, size)
 
 
-def pipeline_bytes(batch: int, sequence: int, hidden: int, *, element_bytes: int = 2) -> float:
+def pipeline_bytes(batch: int, sequence: int, hidden: int) -> float:
     """Bytes of one boundary and micro-batch: an activation forward, a gradient backward."""
-    return 2.0 * batch * sequence * hidden * element_bytes
+    return 2.0 * batch * sequence * hidden * _ELEMENT_BYTES
 
 
-def expert_parallel_bytes(
-    num_ranks: int, top_k: int, num_tokens: float, hidden: int, *, element_bytes: int = 2
-) -> float:
+def expert_parallel_bytes(num_ranks: int, top_k: int, num_tokens: float, hidden: int) -> float:
     """Bytes of one expert layer: 4 all-to-alls of k · tokens · H, routed evenly."""
-    size = top_k * num_tokens * hidden * element_bytes
+    size = top_k * num_tokens * hidden * _ELEMENT_BYTES
     return 4 * sent_bytes(CollectiveKind.ALL_TO_ALL, num_ranks, size)
 
 
-def ring_attention_bytes(
-    num_ranks: int, batch: int, sequence: int, kv_size: int, *, element_bytes: int = 2
-) -> float:
+def ring_attention_bytes(num_ranks: int, batch: int, sequence: int, kv_size: int) -> float:
     """Bytes of one layer and micro-batch: keys and values around the ring, twice that backward.
 
     ``sequence`` is the whole one, ``kv_size`` the width of the keys (or values) of a token.
     """
-    hop = 2.0 * batch * sequence / num_ranks * kv_size * element_bytes
+    hop = 2.0 * batch * sequence / num_ranks * kv_size * _ELEMENT_BYTES
     return 3 * (num_ranks - 1) * hop
 
 
-def ulysses_bytes(
-    num_ranks: int, batch: int, sequence: int, hidden: int, *, element_bytes: int = 2
-) -> float:
+def ulysses_bytes(num_ranks: int, batch: int, sequence: int, hidden: int) -> float:
     """Bytes of one layer and micro-batch: 4 all-to-alls of a rank's B·S/P·H forward, 4 backward."""
-    size = batch * sequence / num_ranks * hidden * element_bytes
+    size = batch * sequence / num_ranks * hidden * _ELEMENT_BYTES
     return 8 * sent_bytes(CollectiveKind.ALL_TO_ALL, num_ranks, size)

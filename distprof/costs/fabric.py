@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from distprof.artefacts.fabric_file import FabricCurve, FabricFile, FabricFit, FabricPoint, Tier
-from distprof.costs.collectives import Algorithm, BucketTime, bus_factor, latency_steps
+from distprof.costs.collectives import BucketTime, bus_factor, latency_steps
 from distprof.costs.repeats import student_quantile
 from distprof.schema import Floats
 from distprof.terms import CollectiveKind
@@ -87,19 +87,14 @@ def fitted(curve: FabricCurve) -> FabricCurve:
 
 
 def fit_alpha_beta(
-    kind: CollectiveKind,
-    group_size: int,
-    sizes: Sequence[int],
-    times_ns: Sequence[float],
-    *,
-    algorithm: Algorithm = "ring",
+    kind: CollectiveKind, group_size: int, sizes: Sequence[int], times_ns: Sequence[float]
 ) -> FabricFit:
     """Latency and bandwidth from times over sizes, in bytes as nccl-tests counts them.
 
-    Steps and bytes of the algorithm, ring or recursive, are divided out. NoFitError if there are
+    Steps and bytes of a ring are divided out. NoFitError if there are
     too few sizes, or they cover only one regime.
     """
-    steps, factor = latency_steps(kind, group_size, algorithm), bus_factor(kind, group_size)
+    steps, factor = latency_steps(kind, group_size, "ring"), bus_factor(kind, group_size)
     if not steps or not factor:
         raise NoFitError(f"{kind.label} among {group_size} sends nothing")
     if len(set(sizes)) < MIN_SIZES:
@@ -122,7 +117,7 @@ def fit_alpha_beta(
         bandwidth_low_bytes_per_s=low,
         bandwidth_high_bytes_per_s=high,
         num_steps=steps,
-        algorithm=algorithm,
+        algorithm="ring",
         crossover_bytes=round(line.start / line.slope),
         residual_ratio=float(np.median(wrong)),
         worst_ratio=float(wrong.max()),

@@ -69,16 +69,7 @@ def interleaved_1f1b(num_ranks: int, num_micro_batches: int, virtual_stages: int
         Narayanan et al. 2021, section 2.2; Megatron's schedule table, torch's
         ScheduleInterleaved1F1B.
     """
-    table, group_size = _chunk_table(num_ranks, num_micro_batches, virtual_stages)
-    last = virtual_stages - 1
-    return [
-        _interleave(
-            [(c * num_ranks + rank, m) for m, c in table],
-            [((last - c) * num_ranks + rank, m) for m, c in table],
-            warm_up=last * group_size + 2 * (num_ranks - 1 - rank),
-        )
-        for rank in range(num_ranks)
-    ]
+    return _interleaved(num_ranks, num_micro_batches, virtual_stages, per_hop=2, splits=False)
 
 
 def _interleave(
@@ -106,30 +97,6 @@ def _interleave(
         if number >= late:
             actions.append(weights[number - late])
     return actions + weights[max(0, len(back) - late) :]
-
-
-def _chunk_table(
-    num_ranks: int, num_micro_batches: int, virtual_stages: int
-) -> tuple[list[tuple[int, int]], int]:
-    """Pairs of micro-batch and chunk of the rank in the order of the forwards, and the group size.
-
-    A group is as many micro-batches as ranks, or slightly more, so that all groups are equal.
-
-    Raises:
-        ValueError: If they cannot be equal; torch also rejects this.
-
-    Source:
-        torch's ScheduleInterleaved1F1B; with M a multiple of P, Megatron's ``get_schedule_table``.
-    """
-    rounds = max(1, num_micro_batches // num_ranks)
-    if num_micro_batches % rounds:
-        raise ValueError(
-            f"{num_micro_batches} micro-batches do not make {rounds} equal groups of at least"
-            f" {num_ranks}"
-        )
-    size = num_micro_batches // rounds
-    starts, chunks = range(0, num_micro_batches, size), range(virtual_stages)
-    return [(first + n, chunk) for first in starts for chunk in chunks for n in range(size)], size
 
 
 def zb_h1(num_ranks: int, num_micro_batches: int) -> RankOrders:
@@ -171,14 +138,34 @@ def interleaved_zero_bubble(
     Source:
         torch's ScheduleInterleavedZeroBubble; Qi et al. 2024.
     """
-    table, group_size = _chunk_table(num_ranks, num_micro_batches, virtual_stages)
-    last = virtual_stages - 1
+    return _interleaved(num_ranks, num_micro_batches, virtual_stages, per_hop=1, splits=True)
+
+
+def _interleaved(
+    num_ranks: int, num_micro_batches: int, virtual_stages: int, *, per_hop: int, splits: bool
+) -> RankOrders:
+    """Interleaved 1F1B with ``per_hop`` warm-up forwards for each later rank.
+
+    With ``splits``, weight gradients are deferred as in ZB-H1. Groups of micro-batches are as large
+    as the number of ranks, or slightly larger, so that all are equal. If they cannot be, it is a
+    ValueError, as in torch.
+    """
+    rounds = max(1, num_micro_batches // num_ranks)
+    if num_micro_batches % rounds:
+        raise ValueError(
+            f"{num_micro_batches} micro-batches do not make {rounds} equal groups of at least"
+            f" {num_ranks}"
+        )
+    size, last = num_micro_batches // rounds, virtual_stages - 1
+    starts, chunks = range(0, num_micro_batches, size), range(virtual_stages)
+    # micro-batch and chunk in the order of the forwards, as in Megatron's ``get_schedule_table``
+    table = [(first + n, chunk) for first in starts for chunk in chunks for n in range(size)]
     return [
         _interleave(
             [(c * num_ranks + rank, m) for m, c in table],
             [((last - c) * num_ranks + rank, m) for m, c in table],
-            warm_up=last * group_size + num_ranks - 1 - rank,
-            deferred=rank,
+            warm_up=last * size + per_hop * (num_ranks - 1 - rank),
+            deferred=rank if splits else None,
         )
         for rank in range(num_ranks)
     ]

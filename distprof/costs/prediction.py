@@ -58,7 +58,6 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     virtual_stages: int  # Stages per rank.
     # Layers of each stage, first to last; empty if layers are unknown.
     layer_split: tuple[int, ...]
-    step_ns: int  # The pipeline's makespan plus the rest of the step.
     makespan_ns: int  # Time from the start of the first action to the end of the last.
     bubble_fraction: float  # Idle over total time of the ranks within the makespan, 0 to 1.
     in_flight: float  # Micro-batches whose activations the fullest rank holds, over all its layers.
@@ -70,20 +69,18 @@ def predict(
     candidates: Iterable[Candidate],
     *,
     transfer_ns: int = 0,
-    other_ns: int = 0,
 ) -> tuple[Prediction, ...]:
     """Step time and bubble of each configuration that can run, in the order given.
 
     ``transfer_ns`` is the time of one of the current messages between stages: smaller ones are
-    assumed to be no faster, larger ones proportionally slower. ``other_ns`` is the time of the step
-    outside the pipeline: optimizer, gradients, input.
+    assumed to be no faster, larger ones proportionally slower.
     """
-    made = (_predict(work, num_ranks, candidate, transfer_ns, other_ns) for candidate in candidates)
+    made = (_predict(work, num_ranks, candidate, transfer_ns) for candidate in candidates)
     return tuple(prediction for prediction in made if prediction is not None)
 
 
 def _predict(
-    work: StageWork, num_ranks: int, candidate: Candidate, transfer_ns: int, other_ns: int
+    work: StageWork, num_ranks: int, candidate: Candidate, transfer_ns: int
 ) -> Prediction | None:
     name, num_micro_batches = candidate.schedule, candidate.num_micro_batches
     try:
@@ -111,7 +108,6 @@ def _predict(
         num_micro_batches=num_micro_batches,
         virtual_stages=per_rank,
         layer_split=split,
-        step_ns=int(replayed.makespan_ns) + other_ns,
         makespan_ns=int(replayed.makespan_ns),
         bubble_fraction=float(replayed.bubble_fraction),
         in_flight=float(replayed.in_flight.max()) / per_rank,

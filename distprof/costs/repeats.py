@@ -124,7 +124,7 @@ def winsorized(values: ArrayLike) -> Floats:
     return np.clip(data, centre - reach, centre + reach)
 
 
-def step_interval(steps: ArrayLike, *, seed: int = 0) -> Interval:
+def step_interval(steps: ArrayLike) -> Interval:
     """Median of the steps of one run, resampled in blocks, because neighbours are correlated.
 
     The interval covers only the median of this run and says nothing about other runs.
@@ -137,7 +137,7 @@ def step_interval(steps: ArrayLike, *, seed: int = 0) -> Interval:
     length = max(round(count ** (1 / 3)), 1)
     if count < 2 * length or count < 3:
         return Interval(value, -math.inf, math.inf)
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     starts = random.integers(0, count - length + 1, (RESAMPLES, -(-count // length)))
     rows = (starts[..., None] + np.arange(length)).reshape(RESAMPLES, -1)[:, :count]
     return _around(value, np.median(data[rows], axis=1) - value, 95)

@@ -220,7 +220,7 @@ class GroupMerge(msgspec.Struct):
         """Start with one sequence per clock, or several if their shift is unclear."""
         by_clock: dict[int, list[int]] = {}
         for rank in sorted(operations, key=lambda rank: (-len(operations[rank]), rank)):
-            by_clock.setdefault(clocks.clock_of(rank), []).append(rank)
+            by_clock.setdefault(clocks.clock_of[rank], []).append(rank)
         sequences = []
         for ranks in by_clock.values():
             sequences.extend(_merge_ranks(ranks, operations, clocks))
@@ -260,7 +260,7 @@ def _merge_ranks(
 ) -> list[_MergedSequence]:
     """Merge ranks of one clock, starting with the one with the most operations."""
     main, *others = (
-        _MergedSequence.of_rank(rank, operations[rank], clocks.clock_of(rank)) for rank in ranks
+        _MergedSequence.of_rank(rank, operations[rank], clocks.clock_of[rank]) for rank in ranks
     )
     apart = []
     for rank, sequence in zip(ranks[1:], others, strict=True):
@@ -269,7 +269,7 @@ def _merge_ranks(
             apart.append(sequence)
         elif abs(choice.offset_ns) > SEPARATE_NS:
             clocks.separate(rank)
-            sequence.clock = clocks.clock_of(rank)
+            sequence.clock = clocks.clock_of[rank]
             clocks.learn(main.clock, sequence.clock, choice.offset_ns)
             apart.append(sequence)
         else:
@@ -389,7 +389,7 @@ def match_messages(
     nothing = np.empty(0, np.int64)
     candidates, pairs, unclear = [], [], set[int]()
     for channel in sorted(sent.keys() | received.keys()):
-        if not all(clocks.has(rank) for rank in channel):  # an end is not part of the run
+        if not all(rank in clocks.clock_of for rank in channel):  # an end is not part of the run
             continue
         ends = sent.get(channel, nothing), received.get(channel, nothing)
         matched, should_match, is_clear = _match_channel(rows, ends, channel, clocks)
@@ -432,7 +432,7 @@ def _match_channel(
         )
         for index in ends
     ]
-    expected = clocks.expected(*(clocks.clock_of(rank) for rank in channel))
+    expected = clocks.expected(*(clocks.clock_of[rank] for rank in channel))
     choice = best_shift(sides[0], sides[1], expected)
     if choice is None or not choice.is_clear:  # several shifts fit about equally well, or none
         return np.empty((0, 2), np.int64), np.concatenate(ends), choice is None

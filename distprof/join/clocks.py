@@ -272,7 +272,7 @@ class ClockLinks:
     def __init__(self, ranks: Sequence[Rank], nodes: Mapping[str, tuple[int, ...]]) -> None:
         node_of = {number: name for name, members in nodes.items() for number in members}
         numbers: dict[str, int] = {}
-        self._clock_of: dict[int, int] = {}
+        self.clock_of: dict[int, int] = {}  # rank to the number of its clock
         self._has_epoch: list[bool] = []
         self._root: list[int] = []
         self._from_root_ns: list[float] = []  # own clock minus the root's
@@ -284,7 +284,7 @@ class ClockLinks:
             name = f"node {node_of[rank.rank]}" if shared else f"rank {rank.rank}"
             if name not in numbers:
                 numbers[name] = self._new_clock(has_epoch=rank.has_epoch)
-            self._clock_of[rank.rank] = numbers[name]
+            self.clock_of[rank.rank] = numbers[name]
 
     def _new_clock(self, *, has_epoch: bool) -> int:
         clock = len(self._root)
@@ -293,17 +293,9 @@ class ClockLinks:
         self._from_root_ns.append(0.0)
         return clock
 
-    def clock_of(self, rank: int) -> int:
-        """Number of a rank's clock."""
-        return self._clock_of[rank]
-
-    def has(self, rank: int) -> bool:
-        """Whether a rank is part of the run."""
-        return rank in self._clock_of
-
     def separate(self, rank: int) -> None:
         """Give a rank a separate clock, because its traces contradict its node's clock."""
-        self._clock_of[rank] = self._new_clock(has_epoch=self._has_epoch[self._clock_of[rank]])
+        self.clock_of[rank] = self._new_clock(has_epoch=self._has_epoch[self.clock_of[rank]])
 
     def knows(self, a: int, b: int) -> bool:
         """Whether the offset between two clocks is known."""

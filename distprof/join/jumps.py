@@ -225,13 +225,8 @@ class ShiftedTables(msgspec.Struct, frozen=True):
     def load(self, *, every_host_row: bool = False) -> RankTables:
         """Read the tables and shift them."""
         tables = self.source.load(every_host_row=every_host_row)
-        return RankTables(
-            activity=self.shifted(tables.activity),
-            host=self.shifted(tables.host),
-            collectives=self.shifted(tables.collectives),
-            steps=self.shifted(tables.steps),
-            has_host=tables.has_host,
-        )
+        names = ("activity", "host", "collectives", "steps")
+        return replace(tables, **{name: self.shifted(getattr(tables, name)) for name in names})
 
     def shifted(self, table: Table) -> Table:
         """A table without the jumps."""

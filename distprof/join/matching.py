@@ -63,7 +63,7 @@ def check_numbers(
     refuted: dict[int, set[int]] = defaultdict(set)
     odd: dict[int, set[int]] = defaultdict(set)
     for link in _links(rows, order, first, keep):
-        a, b = clocks.clock_of(link.first), clocks.clock_of(link.second)
+        a, b = clocks.clock_of[link.first], clocks.clock_of[link.second]
         expected = clocks.expected(a, b)
         off = abs(link.offset_ns - expected.offset_ns)
         if not np.isinf(expected.usual_error_ns) and off > SEPARATE_NS:
@@ -72,7 +72,7 @@ def check_numbers(
                 continue
             if a == b:
                 clocks.separate(link.second)
-                b = clocks.clock_of(link.second)
+                b = clocks.clock_of[link.second]
             elif clocks.knows(a, b) and off > 10 * expected.usual_error_ns:
                 odd[link.group] |= {link.first, link.second}
         clocks.learn(a, b, link.offset_ns)
@@ -119,9 +119,9 @@ def _is_refuted(rows: Rows, link: _Link, off_ns: float, clocks: ClockLinks) -> b
     if off_ns < typical_gap(a.end_ns) / 2:
         return False  # no other shift fits the times better
     _, in_a, in_b = np.intersect1d(rows.seq[parts[0]], rows.seq[parts[1]], return_indices=True)
-    same = clocks.clock_of(link.first) == clocks.clock_of(link.second)
-    expected = clocks.expected(*map(clocks.clock_of, (link.first, link.second)))
-    choice = best_shift(a, b, expected if same else Expectation())
+    clock, other = clocks.clock_of[link.first], clocks.clock_of[link.second]
+    expected = clocks.expected(clock, other) if clock == other else Expectation()
+    choice = best_shift(a, b, expected)
     return (
         choice is not None
         and choice.log_odds >= _OVERRULES
@@ -182,12 +182,14 @@ def match_by_sequence(
     times. Returned are the rows of groups whose numbers contradict each other too often, or the
     times.
     """
-    notes = _Notes([], [], [])
-    rest = [
-        _match_part(rows, part, groups, present, None if are_sure else clocks, builder, notes)
-        for part in _by_groups(rows, numbered)
-    ]
-    builder.num_candidates += _num_in_common_window(rows, numbered, notes.groups)
+    notes, rest = _Notes([], []), [np.empty(0, np.int64)]
+    for part in _by_groups(rows, numbered):
+        index = part.astype(np.int64, copy=False)
+        checked_by = None if are_sure else clocks
+        unusable = _match_part(rows, index, groups, present, checked_by, builder, notes)
+        is_rest = unusable[rows.group[index]]
+        rest.append(index[is_rest])
+        builder.num_candidates += _num_in_common_window(rows, index[~is_rest])
     builder.notes += notes.unusable
     if notes.num_bad:
         builder.notes.append(
@@ -196,15 +198,14 @@ def match_by_sequence(
             "them."
         )
     builder.notes += notes.refuted
-    return np.concatenate([np.empty(0, np.int64), *rest])
+    return np.concatenate(rest)
 
 
 class _Notes(msgspec.Struct):
-    """Notes on groups, those with unusable numbers, and counts of numbers that ranks share."""
+    """Notes on groups, and counts of the sequence numbers that several ranks share."""
 
     unusable: list[str]
     refuted: list[str]
-    groups: list[int]
     num_bad: int = 0
     num_shared: int = 0
 
@@ -223,22 +224,21 @@ def _by_groups(rows: Rows, chosen: Bools) -> list[NDArray[Any]]:
 
 def _match_part(
     rows: Rows,
-    index: NDArray[Any],
+    index: Int64Array,
     groups: Sequence[ProcessGroup],
     present: Int64Array,
     clocks: ClockLinks | None,
     builder: MatchBuilder,
     notes: _Notes,
-) -> Int64Array:
-    """Match rows of a few groups and return the rows of groups with unusable numbers."""
-    index = index.astype(np.int64, copy=False)
+) -> Bools:
+    """Match rows of a few groups; returns a mask of the groups with unusable numbers."""
     order, first = _runs_of_sequence(rows, index)
     sizes = np.diff(np.append(first, len(order)))
     group, shared = rows.group[order[first]], sizes >= 2
     bad = ~_members_agree(rows, order, first) & shared
     # most shared numbers of a group denote different operations, as after a restart
     num_bad, num_shared = (np.bincount(group[m], minlength=len(groups)) for m in (bad, shared))
-    unusable = (2 * num_bad > num_shared) & (num_shared >= _MIN_TO_CONTRADICT)
+    unusable: Bools = (2 * num_bad > num_shared) & (num_shared >= _MIN_TO_CONTRADICT)
     notes.unusable += [
         f"Sequence numbers of group {name_of(groups[number])} differ between ranks: distprof "
         "matches its collectives by their order."
@@ -258,8 +258,7 @@ def _match_part(
     builder.add(
         members.astype(index_type(len(rows.rank)), copy=False), sizes[keep], MatchMethod.SEQUENCE
     )
-    notes.groups += np.flatnonzero(unusable).tolist()
-    return index[unusable[rows.group[index]]] if unusable.any() else index[:0]
+    return unusable
 
 
 def _refuted_groups(
@@ -347,51 +346,23 @@ def _one_value(values: NDArray[Any], known: Bools, first: Int64Array) -> Bools:
     return same
 
 
-def _num_in_common_window(rows: Rows, numbered: Bools, unusable: Sequence[int]) -> int:
-    """Rows whose sequence number is in the window of every rank of the group; all if disjoint."""
-    if unusable:
-        wanted = np.ones(int(rows.group.max()) + 1, np.bool_)
-        wanted[list(unusable)] = False
-        numbered = numbered & wanted[rows.group]
-    start, stop = _common_windows(rows, numbered)
-    count = 0
-    for part in spans(len(numbered)):
-        group, seq = rows.group[part], rows.seq[part]
-        inside = numbered[part] & (seq >= start[group])
-        inside &= seq <= stop[group]
-        count += int(np.count_nonzero(inside))
-    return count
+def _num_in_common_window(rows: Rows, index: Int64Array) -> int:
+    """Rows whose sequence number is in the window of every rank of the group; all if disjoint.
 
-
-def _common_windows(rows: Rows, numbered: Bools) -> tuple[Int64Array, Int64Array]:
-    """First and last number in the windows of all ranks of each group; unbounded if disjoint."""
-    limits, count = np.iinfo(np.int64), int(rows.group.max(initial=-1)) + 1
+    A number outside another rank's window cannot have a partner there.
+    """
+    which, pair = _pairs(rows, index)
+    group, seq = rows.group[index], rows.seq[index].astype(np.int64, copy=False)
+    limits, count = np.iinfo(np.int64), int(group.max(initial=-1)) + 1
+    low, high = np.full(len(which), limits.max), np.full(len(which), limits.min)
+    np.minimum.at(low, pair, seq)
+    np.maximum.at(high, pair, seq)
     start, stop = np.full(count, limits.min), np.full(count, limits.max)
-    for part in _blocks_of_ranks(rows, count):
-        index = np.flatnonzero(numbered[part]) + part.start
-        if not len(index):
-            continue
-        which, pair = _pairs(rows, index)
-        seq = rows.seq[index].astype(np.int64)
-        low, high = np.full(len(which), limits.max), np.full(len(which), limits.min)
-        np.minimum.at(low, pair, seq)
-        np.maximum.at(high, pair, seq)
-        np.maximum.at(start, which, low)
-        np.minimum.at(stop, which, high)
+    np.maximum.at(start, which, low)
+    np.minimum.at(stop, which, high)
     disjoint = start > stop
     start[disjoint], stop[disjoint] = limits.min, limits.max
-    return start, stop
-
-
-def _blocks_of_ranks(rows: Rows, num_groups: int) -> Iterator[slice]:
-    """Rows of a few ranks at a time, which limits both rows and pairs of group and rank."""
-    ends = np.concatenate(([0], np.cumsum([len(rank.collectives) for rank in rows.ranks])))
-    most, low = max(waits.BLOCK // max(num_groups, 1), 1), 0
-    while low < len(rows.ranks):
-        high = int(np.searchsorted(ends, ends[low] + waits.BLOCK, side="right")) - 1
-        high = min(max(high, low + 1), low + most, len(rows.ranks))
-        yield slice(int(ends[low]), int(ends[high]))
-        low = high
+    return int(np.count_nonzero((seq >= start[group]) & (seq <= stop[group])))
 
 
 # All ways of matching -----------------------------------------------------------------------------

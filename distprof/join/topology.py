@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import permutations, product
+from math import prod
 from typing import TypeAlias
 
 import msgspec
@@ -100,14 +101,12 @@ def _of_size(local: int, world_size: int) -> Nodes:
 def parse_hostlist(text: str) -> tuple[str, ...]:
     """Hosts of an expression such as ``n[001-003,7],x``, in order; empty if it is invalid."""
     hosts: list[str] = []
-    for part in _split_outside_brackets(text.strip()):
+    for part in re.split(r",(?![^\[]*\])", text.strip()):  # commas outside brackets
         pieces = _PART.findall(part)
         if not part or "".join(pieces) != part:
             return ()
         choices = [_numbers(piece) if piece[0] == "[" else (piece,) for piece in pieces]
-        size = 1
-        for choice in choices:
-            size *= len(choice)
+        size = prod(map(len, choices))
         if size == 0 or len(hosts) + size > MAX_HOSTS:
             return ()
         hosts += ["".join(combination) for combination in product(*choices)]
@@ -124,17 +123,6 @@ def parse_task_counts(text: str) -> tuple[int, ...]:
             return ()
         counts += [int(found[1])] * times
     return tuple(counts)
-
-
-def _split_outside_brackets(text: str) -> Iterator[str]:
-    """The parts between commas outside brackets."""
-    depth = start = 0
-    for position, char in enumerate(text):
-        depth += (char == "[") - (char == "]")
-        if char == "," and depth == 0:
-            yield text[start:position]
-            start = position + 1
-    yield text[start:]
 
 
 def _numbers(bracket: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from distprof.schema import Column, Floats, Int64Array, Table, TableSchema
+from distprof.schema import Column, Floats, Int64Array, Table, TableSchema, whole
 from distprof.terms import CollectiveKind
 
 OPERATIONS = TableSchema(
@@ -28,9 +28,7 @@ OPERATIONS = TableSchema(
         ),
         Column("start_ns", "int64", "Start, relative to that of the step.", unit="ns"),
         Column("end_ns", "int64", "End, never before the start.", unit="ns"),
-        Column(
-            "seq", "int64", "Number among the operations of its kind in the step.", nullable=True
-        ),
+        whole("seq", "Number among the operations of its kind in the step."),
         Column("chunk", "int32", "Model chunk of the rank.", nullable=True),
         Column("micro_batch", "int32", "Micro-batch.", nullable=True),
     ),
@@ -43,13 +41,11 @@ class OperationLog(msgspec.Struct, frozen=True, kw_only=True):
     operations: Table  # OPERATIONS table.
     origin: str  # Kind of log, for display: ``operation table`` or ``pipeline timeline``.
     world_size: int | None = None  # Number of ranks of the job, None if the log does not give it.
-    # Axis to size, for example ``{"dp": 2, "pp": 4}``.
-    mesh: Mapping[str, int] = msgspec.field(default_factory=dict)
+    mesh: Mapping[str, int] = {}  # Axis to size, for example ``{"dp": 2, "pp": 4}``.
     # Micro-batches per step, None if the log does not give them.
     num_micro_batches: int | None = None
     shares_clock: bool = True  # Whether times of different ranks can be compared.
-    # Step number to the length of the step, if the log gives it.
-    step_ns: Mapping[int, int] = msgspec.field(default_factory=dict)
+    step_ns: Mapping[int, int] = {}  # Step number to the length of the step, if the log gives it.
     notes: tuple[str, ...] = ()  # Assumptions, one sentence each.
 
 
@@ -60,7 +56,7 @@ class ExpertCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Token assignments per expert and layer, for each part of the data."""
 
     # Part of the data (a domain, a step) to int64, shape ``(layers, experts)``.
-    tokens: Mapping[str, Int64Array] = msgspec.field(default_factory=dict)
+    tokens: Mapping[str, Int64Array] = {}
     layers: tuple[str, ...] = ()  # Name of each layer.
     top_k: int | None = None  # Experts per token, None if the file does not give it.
     model: str = ""  # Name of the model in the file, empty if none.

@@ -104,18 +104,18 @@ class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
     num_jobs: int = 0
     processes: tuple[NcclProcess, ...] = ()  # Processes that wrote to the logs.
     # Version to the indices of the processes that log it; only rank 0 in old versions.
-    versions: Mapping[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    versions: Mapping[str, tuple[int, ...]] = {}
     # Name of an environment variable to value to indices of processes.
-    settings: Mapping[str, Mapping[str, tuple[int, ...]]] = msgspec.field(default_factory=dict)
+    settings: Mapping[str, Mapping[str, tuple[int, ...]]] = {}
     communicators: tuple[NcclCommunicator, ...] = ()  # Communicators, in order of appearance.
     edges: tuple[NcclEdge, ...] = ()  # Connections.
     cards: tuple[NcclCard, ...] = ()  # Network cards.
     # Networks for which NCCL found no device, to indices of processes.
-    missing_networks: Mapping[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    missing_networks: Mapping[str, tuple[int, ...]] = {}
     # Networks that NCCL chose, to indices of processes.
-    networks: Mapping[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    networks: Mapping[str, tuple[int, ...]] = {}
     # What NCCL can or cannot use, to what that is said of to indices of processes.
-    remarks: Mapping[str, Mapping[str, tuple[int, ...]]] = msgspec.field(default_factory=dict)
+    remarks: Mapping[str, Mapping[str, tuple[int, ...]]] = {}
     # Types of paths between GPUs in NCCL's graph search, for example ``NVL``, ``PIX``.
     links: tuple[str, ...] = ()
     choices: tuple[NcclChoice, ...] = ()  # Algorithms and protocols.
@@ -241,7 +241,7 @@ class DeviceLog(msgspec.Struct, frozen=True, kw_only=True):
     num_lines: int = 0  # Lines read.
     # File to the time of its last change, ns since the epoch; without compressed files and files of
     # other machines.
-    written_ns: Mapping[str, int] = msgspec.field(default_factory=dict)
+    written_ns: Mapping[str, int] = {}
     notes: tuple[str, ...] = ()  # Damaged or skipped data and choices made, one sentence each.
 
     @staticmethod
@@ -266,8 +266,7 @@ class TrainingFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Layout of the job according to the log; None for properties that the log does not give."""
 
     world_size: int | None = None  # Number of ranks.
-    # Axis (``tp``, ``pp``, ``dp``, ``cp``, ``ep``) to its size.
-    mesh: Mapping[str, int] = msgspec.field(default_factory=dict)
+    mesh: Mapping[str, int] = {}  # Axis (``tp``, ``pp``, ``dp``, ``cp``, ``ep``) to its size.
     num_micro_batches: int | None = None  # Micro-batches per iteration and pipeline.
     micro_batch_size: int | None = None  # Samples per micro-batch.
     global_batch_size: int | None = None  # Samples per iteration, all ranks together.
@@ -290,11 +289,9 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
     loss: Floats  # float64, NaN if not printed.
     # float64 of any length, throughput printed apart from the reports.
     printed_samples_per_s: Floats
-    # Name of a timer to int64 ns per iteration, or ABSENT.
-    timers: Mapping[str, Int64Array] = msgspec.field(default_factory=dict)
+    timers: Mapping[str, Int64Array] = {}  # Name of a timer to int64 ns per iteration, or ABSENT.
     is_of_slowest_ranks: bool = False  # Whether each timer shows the slowest rank in that timer.
-    # Name of a timer before the first iteration to its ns.
-    startup: Mapping[str, int] = msgspec.field(default_factory=dict)
+    startup: Mapping[str, int] = {}  # Name of a timer before the first iteration to its ns.
     # Layout of the job according to the log.
     facts: TrainingFacts = msgspec.field(default_factory=TrainingFacts)
     num_lines: int = 0  # Lines of the files.
@@ -355,8 +352,7 @@ class OutputEvent(msgspec.Struct, frozen=True, kw_only=True):
     # Time of the line, or of the last line before it that has one, in seconds that ascend within a
     # year; None without one nearby.
     at_s: float | None = None
-    # What the expression captured, by name.
-    fields: Mapping[str, str] = msgspec.field(default_factory=dict)
+    fields: Mapping[str, str] = {}  # What the expression captured, by name.
 
     def number(self, name: str) -> int | None:
         """A captured whole number; None if it was not captured or is out of range."""
@@ -390,5 +386,5 @@ class JobOutput(msgspec.Struct, frozen=True, kw_only=True):
     # Ranks of the job according to the output; None if it does not say.
     world_size: int | None = None
     num_lines: int = 0  # Lines read.
-    lines_of: Mapping[str, int] = msgspec.field(default_factory=dict)  # Lines of each file.
+    lines_of: Mapping[str, int] = {}  # Lines of each file.
     notes: tuple[str, ...] = ()  # Damaged or left-out data, one sentence each.

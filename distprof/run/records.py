@@ -15,7 +15,7 @@ import numpy as np
 
 from distprof.artefacts.records import CollectivesRecord
 from distprof.artefacts.run_file import SettingsFile
-from distprof.schema import Bools, Column, Int64Array, Table, TableSchema
+from distprof.schema import Bools, Column, Int64Array, Table, TableSchema, number, text, whole
 
 NO_THROTTLING = "none"
 """Value of ``throttle_reasons`` if the GPU reports that it is not throttled."""
@@ -26,14 +26,6 @@ _START = Column("start_ns", "int64", "Start.", unit="ns")
 _END = Column("end_ns", "int64", "End, never before the start.", unit="ns")
 
 
-def _count(name: str, doc: str, unit: str = "") -> Column:
-    return Column(name, "int64", doc, unit=unit, nullable=True)
-
-
-def _number(name: str, doc: str, unit: str = "") -> Column:
-    return Column(name, "float64", doc, unit=unit, nullable=True)
-
-
 STEP_LOG = TableSchema(
     name="step_log",
     doc="Every training step as the training thread saw it, traced or not.",
@@ -41,15 +33,15 @@ STEP_LOG = TableSchema(
         _STEP,
         _START,
         _END,
-        _count("tokens", "Tokens this rank trained on."),
-        _count("samples", "Samples this rank trained on."),
-        _number("loss", "Loss that the training code reported."),
-        _count("num_micro_batches", "Forward passes in the step."),
-        _count("run_queue_ns", "Time in which the thread was ready to run but had no CPU.", "ns"),
-        _count("cpu_ns", "Time in which the thread ran on a CPU.", "ns"),
+        whole("tokens", "Tokens this rank trained on."),
+        whole("samples", "Samples this rank trained on."),
+        number("loss", "Loss that the training code reported."),
+        whole("num_micro_batches", "Forward passes in the step."),
+        whole("run_queue_ns", "Time in which the thread was ready to run but had no CPU.", "ns"),
+        whole("cpu_ns", "Time in which the thread ran on a CPU.", "ns"),
         Column("is_traced", "bool", "Whether torch.profiler was recording."),
         Column("is_light", "bool", "Whether it recorded the GPU alone."),
-        _count(
+        whole(
             "gpu_behind",
             "1 if the GPU had not finished the step before when the CPU ended this one, else 0.",
         ),
@@ -74,11 +66,11 @@ MEMORY_LOG = TableSchema(
     columns=(
         _STEP,
         _TIME,
-        _count("allocated_bytes", "Held by tensors on the GPU.", "B"),
-        _count("peak_allocated_bytes", "Peak since the previous step.", "B"),
-        _count("reserved_bytes", "Held by the caching allocator.", "B"),
-        _count("num_retries", "Allocations retried after freeing the cache, since the start."),
-        _count("rss_bytes", "Resident memory of the process.", "B"),
+        whole("allocated_bytes", "Held by tensors on the GPU.", "B"),
+        whole("peak_allocated_bytes", "Peak since the previous step.", "B"),
+        whole("reserved_bytes", "Held by the caching allocator.", "B"),
+        whole("num_retries", "Allocations retried after freeing the cache, since the start."),
+        whole("rss_bytes", "Resident memory of the process.", "B"),
     ),
 )
 
@@ -87,32 +79,25 @@ TELEMETRY = TableSchema(
     doc="Samples of the GPU's sensors.",
     columns=(
         _TIME,
-        _count("sm_clock_mhz", "Clock frequency of the streaming multiprocessors.", "MHz"),
-        _count("memory_clock_mhz", "Clock frequency of the memory.", "MHz"),
-        Column(
+        whole("sm_clock_mhz", "Clock frequency of the streaming multiprocessors.", "MHz"),
+        whole("memory_clock_mhz", "Clock frequency of the memory.", "MHz"),
+        text(
             "throttle_reasons",
-            "category",
             f"Reasons why the GPU is throttled, joined by commas; {NO_THROTTLING} if it is not.",
-            nullable=True,
         ),
-        _number("power_w", "Power.", "W"),
-        _number("energy_j", "Energy used since the driver was loaded.", "J"),
-        _count("temperature_c", "Temperature.", "°C"),
-        _number("gpu_utilization_ratio", "Share of the last period with a kernel running."),
-        _number("memory_utilization_ratio", "Share of the last period with memory busy."),
-        _count("memory_used_bytes", "Used on the whole GPU, by all processes.", "B"),
-        _count("pcie_tx_bytes_per_s", "From the GPU.", "B/s"),
-        _count("pcie_rx_bytes_per_s", "To the GPU.", "B/s"),
-        _count("nvlink_tx_bytes", "Sent since the counters started, all links.", "B"),
-        _count("nvlink_rx_bytes", "Received since the counters started, all links.", "B"),
-        _count("ecc_uncorrected", "Uncorrected errors since the driver was loaded."),
-        _count("num_processes", "Processes that compute on the GPU."),
-        Column(
-            "xid",
-            "category",
-            "XID error numbers since the last sample, joined by commas.",
-            nullable=True,
-        ),
+        number("power_w", "Power.", "W"),
+        number("energy_j", "Energy used since the driver was loaded.", "J"),
+        whole("temperature_c", "Temperature.", "°C"),
+        number("gpu_utilization_ratio", "Share of the last period with a kernel running."),
+        number("memory_utilization_ratio", "Share of the last period with memory busy."),
+        whole("memory_used_bytes", "Used on the whole GPU, by all processes.", "B"),
+        whole("pcie_tx_bytes_per_s", "From the GPU.", "B/s"),
+        whole("pcie_rx_bytes_per_s", "To the GPU.", "B/s"),
+        whole("nvlink_tx_bytes", "Sent since the counters started, all links.", "B"),
+        whole("nvlink_rx_bytes", "Received since the counters started, all links.", "B"),
+        whole("ecc_uncorrected", "Uncorrected errors since the driver was loaded."),
+        whole("num_processes", "Processes that compute on the GPU."),
+        text("xid", "XID error numbers since the last sample, joined by commas."),
     ),
 )
 
@@ -125,9 +110,9 @@ ROUTING = TableSchema(
         Column("micro_batch", "int64", "Index within the step."),
         Column("num_tokens", "int64", "Tokens routed."),
         Column("top_k", "int64", "Experts per token."),
-        _count("capacity", "Maximum number of assignments that an expert takes from this rank."),
+        whole("capacity", "Maximum number of assignments that an expert takes from this rank."),
         Column("dropped", "int64", "Assignments over capacity."),
-        _number("aux_loss", "Load-balancing loss."),
+        number("aux_loss", "Load-balancing loss."),
         Column("first", "int64", "Index of the first count in ``expert_tokens``."),
         Column("num_experts", "int64", "Number of counts."),
     ),
@@ -140,11 +125,11 @@ PAUSES = TableSchema(
         Column("kind", "category", "gc: garbage collection; input: data loader."),
         _START,
         _END,
-        _count("step", "Step in which it happened."),
-        _count("generation", "Generation of the garbage collection."),
-        _count("num_collected", "Objects freed."),
-        _count("cpu_ns", "Time that the loaders of the batch ran on a CPU."),
-        _count("run_queue_ns", "Time that they were ready to run but had no CPU."),
+        whole("step", "Step in which it happened."),
+        whole("generation", "Generation of the garbage collection."),
+        whole("num_collected", "Objects freed."),
+        whole("cpu_ns", "Time that the loaders of the batch ran on a CPU."),
+        whole("run_queue_ns", "Time that they were ready to run but had no CPU."),
         Column("in_phase", "bool", "Whether a phase ``input`` already counts this time."),
     ),
 )
@@ -212,7 +197,7 @@ class RankRecords(msgspec.Struct, frozen=True, kw_only=True):
     # Durations of collectives on the GPU in the last steps, ascending by step.
     gpu_collectives: tuple[CollectivesRecord, ...] = ()
     # Table name to the properties that its file gives for all rows.
-    about: Mapping[str, Mapping[str, Any]] = msgspec.field(default_factory=dict)
+    about: Mapping[str, Mapping[str, Any]] = {}
     nccl_log_bytes: int | None = None  # Size of the NCCL log, None without one.
     # Configuration read from the job's objects, None if not recorded.
     settings: SettingsFile | None = None
@@ -248,46 +233,26 @@ FLIGHT = TableSchema(
     name="flight",
     doc="Operations of process groups that one rank launched, in order of launch.",
     columns=(
-        Column("record", "int64", "Number of the entry since the start of the job.", nullable=True),
-        Column("pg", "int64", "Number of the group within the process.", nullable=True),
+        whole("record", "Number of the entry since the start of the job."),
+        whole("pg", "Number of the group within the process."),
         Column("group", "category", "Name of the process group."),
-        Column(
-            "description", "category", "Description that the program gave the group.", nullable=True
-        ),
-        Column("seq", "int64", "Sequence number of the collective in its group.", nullable=True),
-        Column("p2p_seq", "int64", "Sequence number among messages of the group.", nullable=True),
+        text("description", "Description that the program gave the group."),
+        whole("seq", "Sequence number of the collective in its group."),
+        whole("p2p_seq", "Sequence number among messages of the group."),
         Column("name", "category", "Name in PyTorch, for example nccl:all_reduce."),
         Column("kind", "int8", "A CollectiveKind."),
         Column("is_p2p", "bool", "Whether it is a message between two ranks."),
         Column("shape", "category", "Sizes of inputs and outputs, for display."),
-        Column("in_dtype", "category", "Data types of the inputs.", nullable=True),
-        Column("in_elements", "int64", "Elements of the inputs.", nullable=True),
-        Column("out_elements", "int64", "Elements of the outputs.", nullable=True),
+        text("in_dtype", "Data types of the inputs."),
+        whole("in_elements", "Elements of the inputs."),
+        whole("out_elements", "Elements of the outputs."),
         Column("state", "int8", "A FlightState."),
         Column("retired", "bool", "Whether the recorder stopped tracking it."),
-        Column(
-            "created_ns",
-            "int64",
-            "When the CPU launched it, since the epoch on its own clock.",
-            unit="ns",
-            nullable=True,
-        ),
-        Column(
-            "started_ns",
-            "int64",
-            "When the recorder saw that it had started.",
-            unit="ns",
-            nullable=True,
-        ),
-        Column(
-            "completed_ns",
-            "int64",
-            "When the recorder saw that it had completed.",
-            unit="ns",
-            nullable=True,
-        ),
-        Column("timeout_ms", "int64", "Timeout of its group.", unit="ms", nullable=True),
-        Column("frame", "category", "The call that launched it.", nullable=True),
+        whole("created_ns", "When the CPU launched it, since the epoch on its own clock.", "ns"),
+        whole("started_ns", "When the recorder saw that it had started.", "ns"),
+        whole("completed_ns", "When the recorder saw that it had completed.", "ns"),
+        whole("timeout_ms", "Timeout of its group.", "ms"),
+        text("frame", "The call that launched it."),
     ),
 )
 
@@ -319,8 +284,7 @@ class FlightDump(msgspec.Struct, frozen=True, kw_only=True):
     library: str = ""  # Version of NCCL or of the library used instead, empty if unknown.
     # Groups that the rank is a member of, by the recorder's name.
     groups: tuple[FlightGroup, ...] = ()
-    # Number of a group within the process to its progress.
-    status: dict[int, GroupStatus] = msgspec.field(default_factory=dict)
+    status: dict[int, GroupStatus] = {}  # Number of a group within the process to its progress.
     host: str = ""  # Host name, empty if unknown.
     # When the file was last written, ns since the epoch; None if unknown.
     written_ns: int | None = None

@@ -153,8 +153,7 @@ class CollectiveMatches(msgspec.Struct, frozen=True, kw_only=True):
     kind: NDArray[np.int8]  # int8, shape ``(n,)``, a CollectiveKind.
     bytes: Int64Array  # int64, shape ``(n,)``, full buffer, or absent.
     method: NDArray[np.int8]  # int8, shape ``(n,)``, a MatchMethod.
-    # bool, shape ``(n,)``, whether every member of the group was found.
-    complete: Bools
+    complete: Bools  # bool, shape ``(n,)``, whether every member of the group was found.
     num_candidates: int  # Rows of all ranks that could have had a partner among the ranks present.
     # Candidates that are members of a complete instance, or of one that includes every rank
     # present.
@@ -178,7 +177,7 @@ class CollectiveMatches(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_matched / self.num_candidates if self.num_candidates else None
 
     @staticmethod
-    def none(notes: tuple[str, ...] = ()) -> CollectiveMatches:
+    def none() -> CollectiveMatches:
         """Matches without any instance, as for a single rank."""
         return CollectiveMatches(
             offsets=np.zeros(1, np.int64),
@@ -191,7 +190,6 @@ class CollectiveMatches(msgspec.Struct, frozen=True, kw_only=True):
             complete=np.empty(0, np.bool_),
             num_candidates=0,
             num_matched=0,
-            notes=notes,
         )
 
 
@@ -222,7 +220,7 @@ class ClockAlignment(msgspec.Struct, frozen=True, kw_only=True):
     # Name of each node whose ranks turned out to have separate clocks, to the largest difference
     # between them.
     split_ns: Mapping[str, int] = {}
-    _domain_of: dict[int, int] = msgspec.field(default_factory=dict)
+    _domain_of: dict[int, int] = {}
 
     def __post_init__(self) -> None:
         index = {rank: i for i, ranks in enumerate(self.domains) for rank in ranks}
@@ -268,7 +266,7 @@ class CaptureWindow(msgspec.Struct, frozen=True, kw_only=True):
     # (then each rank's whole capture is one window).
     steps: tuple[int, ...]
     # Steps left out, with the reason, for example ``{10: "cut by the capture"}``.
-    dropped: Mapping[int, str] = msgspec.field(default_factory=dict)
+    dropped: Mapping[int, str] = {}
     # Time that all captures share / time that any of them covers, on the common clock; None for a
     # single rank or clocks that cannot be compared.
     overlap_ratio: float | None = None
@@ -291,14 +289,14 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     gaps: tuple[Gap, ...] = ()  # Missing or damaged evidence.
     job: RunFile | None = None  # The run.json of a run directory; None for bare traces.
     # Rank number to its probe records, including ranks that were not traced.
-    records: Mapping[int, RecordSource] = msgspec.field(default_factory=dict)
+    records: Mapping[int, RecordSource] = {}
     # Errors that stopped the Python code of ranks, in order of time.
     errors: tuple[ErrorFile, ...] = ()
     run_dir: str = ""  # The run directory, empty for bare traces.
     # Kind of log or table of the source, for display; empty for traces and run directories.
     origin: str = ""
     # Evidence from logs and tables by type, at most one of each: see :meth:`get`.
-    evidence: Mapping[type, Any] = msgspec.field(default_factory=dict)
+    evidence: Mapping[type, Any] = {}
 
     def __repr__(self) -> str:
         """One line, as the ranks hold whole tables."""

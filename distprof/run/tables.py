@@ -11,17 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.intervals import Intervals
-from distprof.schema import ABSENT, Bools, Column, Int64Array, Table, TableSchema
+from distprof.schema import ABSENT, Bools, Column, Int64Array, Table, TableSchema, text, whole
 from distprof.terms import ActivityKind
 
 _START = Column("start_ns", "int64", "Start on the rank's own clock.", unit="ns")
 _END = Column("end_ns", "int64", "End, never before the start.", unit="ns")
-_CORRELATION = Column(
-    "correlation",
-    "int64",
-    "Links a GPU activity to the runtime call that launched it.",
-    nullable=True,
-)
+_CORRELATION = whole("correlation", "Links a GPU activity to the runtime call that launched it.")
 
 ACTIVITY = TableSchema(
     name="activity",
@@ -35,10 +30,10 @@ ACTIVITY = TableSchema(
         _END,
         Column("name", "category", "Kernel, copy or operator name."),
         Column("kind", "int8", "An ActivityKind."),
-        Column("stream", "int64", "Stream; on CPU, a thread index.", nullable=True),
+        whole("stream", "Stream; on CPU, a thread index."),
         Column("device", "int32", "GPU index.", nullable=True),
         _CORRELATION,
-        Column("bytes", "int64", "Bytes that a copy moves.", unit="B", nullable=True),
+        whole("bytes", "Bytes that a copy moves.", "B"),
         Column(
             "blocks",
             "int32",
@@ -80,39 +75,24 @@ COLLECTIVES = TableSchema(
             "Whether start and end are those of execution. False for sends and receives of "
             "gloo: only the time of posting is known, and both columns hold it.",
         ),
-        Column(
-            "enqueue_ns",
-            "int64",
-            "When the CPU requested it: the launch call or the c10d operator.",
-            unit="ns",
-            nullable=True,
+        whole(
+            "enqueue_ns", "When the CPU requested it: the launch call or the c10d operator.", "ns"
         ),
         Column("kind", "int8", "A CollectiveKind."),
         Column("kind_origin", "int8", "An Origin: arguments or the kernel's name."),
-        Column("group", "category", "Process group name.", nullable=True),
-        Column("group_desc", "category", "Process group description.", nullable=True),
-        Column(
-            "group_ranks",
-            "category",
-            "Global ranks of the group, as folded ranges such as 0-3,8.",
-            nullable=True,
-        ),
+        text("group", "Process group name."),
+        text("group_desc", "Process group description."),
+        text("group_ranks", "Global ranks of the group, as folded ranges such as 0-3,8."),
         Column("group_size", "int32", "Number of ranks in the group.", nullable=True),
         Column("group_origin", "int8", "An Origin for the group columns."),
-        Column("seq", "int64", "Sequence number in the group.", nullable=True),
-        Column("dtype", "category", "Element type as PyTorch names it.", nullable=True),
-        Column(
-            "bytes",
-            "int64",
-            "Full (unsharded) buffer, as nccl-tests counts.",
-            unit="B",
-            nullable=True,
-        ),
+        whole("seq", "Sequence number in the group."),
+        text("dtype", "Element type as PyTorch names it."),
+        whole("bytes", "Full (unsharded) buffer, as nccl-tests counts.", "B"),
         Column("bytes_origin", "int8", "An Origin for bytes."),
         Column("peer", "int32", "Global rank of the other end.", nullable=True),
-        Column("in_splits", "category", "Input split sizes, 1,2,…", nullable=True),
-        Column("out_splits", "category", "Output split sizes.", nullable=True),
-        Column("stream", "int64", "Stream it ran on.", nullable=True),
+        text("in_splits", "Input split sizes, 1,2,…"),
+        text("out_splits", "Output split sizes."),
+        whole("stream", "Stream it ran on."),
         _CORRELATION,
         Column("name", "category", "Name of the activity."),
     ),
@@ -259,8 +239,7 @@ CALL_CATEGORIES = ("runtime", "driver")
 class Launches(msgspec.Struct, frozen=True, kw_only=True):
     """The launch call of each activity; arrays as long as the activities."""
 
-    # Whether the launch was recorded. The other columns hold ABSENT if it was not.
-    known: Bools
+    known: Bools  # Whether the launch was recorded. The other columns hold ABSENT if it was not.
     row: Int64Array  # Row of the call in HOST.
     start: Int64Array  # Start of the call.
     end: Int64Array  # End of the call.

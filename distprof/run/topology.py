@@ -72,11 +72,8 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _node_by_rank(self) -> dict[int, str]:
-        found: dict[int, str] = {}
-        for name, ranks in self.nodes.items():
-            for rank in ranks:
-                found.setdefault(rank, name)
-        return found
+        nodes = reversed(list(self.nodes.items()))  # a rank in several nodes is in the first
+        return {rank: name for name, ranks in nodes for rank in ranks}
 
 
 # Mesh axes from the names of groups ---------------------------------------------------------------
