@@ -42,7 +42,7 @@ from distprof.ingest.cache.entries import EntryWriter  # noqa: E402
 from distprof.ingest.cache.tables_file import Part  # noqa: E402
 from distprof.ingest.discovery import TraceFile  # noqa: E402
 from distprof.ingest.rank import IngestOptions, _key, _Source, _Summary  # noqa: E402
-from distprof.processors import available_processors  # noqa: E402
+from distprof.kernel import available_processors  # noqa: E402
 from distprof.run.run import Device, Quality, Rank, Run  # noqa: E402
 from distprof.run.tables import (  # noqa: E402
     ACTIVITY,

@@ -73,7 +73,7 @@ def row(case: Case, sweeps: int, seed: int) -> str:
     for sweep in range(sweeps):
         errors = np.exp(case.noise * random.standard_normal(len(ranks)))
         fit = fit_scaling(case.law, ranks.tolist(), (exact * errors).tolist())
-        found = [*fit.parameters, fit.efficiency(far)]
+        found = [*fit.parameters, fit.relative_efficiency(far, 1)]
         hits += [p.low <= t <= p.high for p, t in zip(found, truth, strict=True)]
         widths[sweep] = [p.high - p.low for p in found]
     cells = [

@@ -21,8 +21,8 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.measuring import machine, print_table, versions
-from distprof.artefacts.rank_file import RankFile
 from distprof.artefacts.records import Header, Phase, StepRecord
+from distprof.artefacts.run_file import RankFile
 from distprof.ingest.job.growing import GrowingRun
 from distprof.verbs.watch.alerts import default_levels
 from distprof.verbs.watch.follow import report_on

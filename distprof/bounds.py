@@ -1,8 +1,7 @@
 """Limits on the input of each reader, and safe opening of files from untrusted sources.
 
-Each reader declares its :class:`Bound` next to its code: ``Source.bound``, ``Document.bound``, or a
-constant ``BOUND``. The page ``docs/reference/limits.md`` and ``tests/contracts/test_bounds.py``
-collect them from there.
+Each reader declares its :class:`Bound` next to its code: ``Source.bound``, ``Document.bound``, or
+a constant ``BOUND``; ``docs/reference/limits.md`` is made from them.
 """
 
 from __future__ import annotations
@@ -43,10 +42,7 @@ def wrong_number(value: object, *, most: int = 2**64 - 1) -> str:
     """Describe an unusable number in a parsed document; empty if there is none.
 
     Python's parser turns ``1e999`` into infinity and accepts ``NaN``; msgspec accepts neither.
-
-    Args:
-        value: Tables, lists and plain values.
-        most: Largest integer; the smallest is -2**63.
+    Integers reach from -2**63 to ``most``.
     """
     pending = [value]
     while pending:
@@ -102,7 +98,6 @@ class UnpackedTooLargeError(EOFError):
 # Opening files ------------------------------------------------------------------------------------
 
 NOT_A_FILE = "a pipe or a device"
-
 _SILENT_S = 60.0
 """How long to wait for data from a pipe, such as the shell's ``<(command)``."""
 

@@ -1,28 +1,5 @@
 """``distprof.toml``: the settings of a project.
 
-::
-
-    fabric = "fabric.json"
-    documentation = "https://docs.example.org/distprof"
-
-    [communication]
-    patterns = [{ match = "acme_ring_sum", library = "acme", kind = "all_reduce" }]
-    exclude = ["my_local_all_reduce"]
-
-    [limits.COM101]
-    overlap_ratio = 0.6
-
-    [check]
-    metrics = ["step_time", "efficiency"]
-    tolerance = { step_time = 0.03 }
-
-    [topology]
-    gpus_per_domain = 72
-
-    [model]
-    preset = "llama3-8b"
-    batch = 512
-
 The structs below define the file completely: they validate it, and the JSON Schema for editors is
 generated from them. Unknown keys are errors, because a misspelt limit must not be ignored silently.
 """
@@ -38,13 +15,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from distprof.bounds import Bound, read_plain
-from distprof.documentation import is_web_address, published_site
 from distprof.errors import UsageError
+from distprof.installed import is_web_address, published_site
 from distprof.options import convert, option, parse_toml
 from distprof.terms import CollectiveKind
 
 CONFIG_FILE = "distprof.toml"
-
 _KINDS = {kind.label: kind for kind in CollectiveKind}
 
 
@@ -109,7 +85,7 @@ class TopologyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     domains: Annotated[
         Mapping[str, tuple[str, ...]],
         option("Name of a domain to its nodes, as names or patterns (rack1-*)."),
-    ] = msgspec.field(default_factory=dict)
+    ] = {}
 
 
 class CheckConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -122,7 +98,7 @@ class CheckConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tolerance: Annotated[
         Mapping[str, Annotated[float, option("Accepted loss.", ge=0, lt=1)]],
         option("Metric to its accepted loss: 0.03 is 3 % of a time, or 3 points of a share."),
-    ] = msgspec.field(default_factory=dict)
+    ] = {}
     inconclusive_fails: Annotated[
         bool, option("Whether the check fails if there are too few repeats to decide.")
     ] = False
@@ -203,11 +179,11 @@ class ConfigFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     limits: Annotated[
         Mapping[str, Mapping[str, int | float]],
         option("Rule code to overridden limits by name; distprof rule CODE lists them."),
-    ] = msgspec.field(default_factory=dict)
+    ] = {}
     hardware: Annotated[
         Mapping[str, Any],
         option("GPUs and links missing in the hardware sheet: [hardware.gpus.NAME], .links.NAME."),
-    ] = msgspec.field(default_factory=dict)
+    ] = {}
     fabric: Annotated[
         str,
         option(

@@ -15,6 +15,7 @@ code. ``ValueError`` is for wrong use of the Python API, ``assert`` only for int
 from __future__ import annotations
 
 import errno
+from functools import partial
 
 
 class DistprofError(Exception):
@@ -67,17 +68,12 @@ class InputError(DistprofError):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Support pickling: keyword-only arguments need an explicit constructor."""
-        return _rebuild, (type(self), self.source, self.expected, self.found, self.fix)
+        made = partial(type(self), expected=self.expected, found=self.found, fix=self.fix)
+        return made, (self.source,)
 
 
 class SchemaError(InputError):
     """A saved file has a schema or schema version that this program cannot read."""
-
-
-def _rebuild(
-    kind: type[InputError], source: str, expected: str, found: str, fix: str
-) -> InputError:
-    return kind(source, expected=expected, found=found, fix=fix)
 
 
 def in_words(error: BaseException) -> DistprofError:

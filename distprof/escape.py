@@ -28,7 +28,9 @@ def plain(text: str) -> str:
     if text.isprintable():
         return text
     shown = text.translate(_SPACES)
-    return "".join(c if c.isprintable() else _escaped(c) for c in shown)
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in shown
+    )
 
 
 def plain_lines(text: str) -> str:
@@ -37,11 +39,7 @@ def plain_lines(text: str) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """``text`` literally, inside a Markdown table cell or paragraph.
-
-    HTML and all inline Markdown are escaped. An at sign mentions no user, and an address does not
-    become a link.
-    """
+    """``text`` literally inside Markdown: no HTML, no inline Markdown, no mention, no link."""
     escaped = html.escape(plain(text), quote=False)
     literal = "".join(f"\\{c}" if c in _MARKDOWN_SPECIAL else c for c in escaped)
     return literal.replace("@", "@\u200b").replace("://", ":\u200b//").replace("www.", "www\u200b.")
@@ -97,7 +95,3 @@ def short_ranks(ranks: Collection[int], width: int = 40) -> str:
     if len(text) <= width:
         return text
     return f"{text[: text.rfind(',', 0, width)]},… ({len(ranks):,} ranks)"
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")

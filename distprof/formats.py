@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from distprof.errors import UsageError
-from distprof.installed import Plugin, plugins
+from distprof.installed import plugins
 from distprof.terms import CI_FORMATS, PAGE_FORMATS
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ FINDINGS = "findings"
 """Name of all findings as a section."""
 
 ENTRY_POINT_GROUP = "distprof.reporters"
-
 _BUILT_IN = (*PAGE_FORMATS, *CI_FORMATS)
 _SUFFIXES = {
     ".json": "json",
@@ -70,14 +69,7 @@ def is_reporter(name: str) -> bool:
 
 
 def check_reporter(name: str | None) -> None:
-    """Reject an unknown format before a job starts.
-
-    Args:
-        name: The name that the user gave; None for the default.
-
-    Raises:
-        UsageError: If the format is unknown; the message lists the available ones.
-    """
+    """Reject an unknown format before a job starts: a UsageError that lists the available ones."""
     if name is not None and not is_reporter(name):
         raise UsageError(f"no format {name!r}: choose from {', '.join(reporter_names())}")
 
@@ -88,12 +80,17 @@ def find_reporter(name: str) -> Reporter:
     Raises:
         UsageError: If the name is unknown, or the reporter cannot be imported.
     """
-    if name in _BUILT_IN:
-        found: Reporter = import_module("distprof.documents.saved").REPORT.reporter(name)
-        return found  # by name: what runs in a training process must not import the documents
+    found: Any
+    if name in _BUILT_IN:  # by name: what runs in a training process must not import the documents
+        found = import_module("distprof.documents.saved").REPORT.reporter(name)
+        return found  # type: ignore[no-any-return]
     for plugin in plugins(ENTRY_POINT_GROUP):
         if plugin.name == name:
-            return _load(plugin)
+            try:
+                found = plugin.load()
+            except (ImportError, AttributeError) as error:
+                raise UsageError(f"the format {name!r} cannot be loaded: {error}") from error
+            return found  # type: ignore[no-any-return]
     raise UsageError(f"no format {name!r}: choose from {', '.join(reporter_names())}")
 
 
@@ -106,11 +103,3 @@ def format_of_file(name: str) -> str | None:
 def endings() -> tuple[str, ...]:
     """File extensions that select a format."""
     return tuple(_SUFFIXES)
-
-
-def _load(plugin: Plugin) -> Reporter:
-    try:
-        found: Any = plugin.load()
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"the format {plugin.name!r} cannot be loaded: {error}") from error
-    return found  # type: ignore[no-any-return]

@@ -1,18 +1,21 @@
-"""Plug-ins and headers that installed packages declare, without ``importlib.metadata``.
+"""What installed packages declare: plug-ins, headers, and the site of distprof's documentation.
 
-Importing that module takes as long as reading a small trace, and it creates an object for each
-entry point of each package. This module lists the folders of ``sys.path`` and parses only files
-that name the group. If packages may be installed in another way (a zip file on ``sys.path``, a
-custom finder), it falls back to ``importlib.metadata``.
+``importlib.metadata`` takes as long to import as a small trace to read, and creates an object for
+each entry point of each package. This module lists the folders of ``sys.path`` and parses only
+files that name the group. If packages may be installed in another way (a zip file on ``sys.path``,
+a custom finder), it falls back to ``importlib.metadata``.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from importlib import import_module
 from typing import NamedTuple
+
+from distprof.version import __version__
 
 _FOLDERS = (".dist-info", ".egg-info")
 _HEADERS = ("METADATA", "PKG-INFO")
@@ -91,7 +94,8 @@ def _installed() -> dict[str, str] | None:
 
     If a package is installed twice, this is the one that Python imports.
     """
-    if any(hasattr(f, "find_distributions") for f in sys.meta_path if _name_of(f) not in _OF_PATH):
+    finders = (f for f in sys.meta_path if hasattr(f, "find_distributions"))
+    if any(getattr(f, "__name__", type(f).__name__) not in _OF_PATH for f in finders):
         return None
     found: dict[str, str] = {}
     for place in sys.path:
@@ -99,21 +103,13 @@ def _installed() -> dict[str, str] | None:
             with os.scandir(place or ".") as entries:
                 for entry in entries:
                     if entry.name.endswith(_FOLDERS):
-                        found.setdefault(_package_of(entry.name), entry.path)
+                        package = entry.name.rpartition(".")[0].partition("-")[0]
+                        found.setdefault(package.lower().replace(".", "_"), entry.path)
         except NotADirectoryError:  # a zip file
             return None
         except OSError:
             continue
     return found
-
-
-def _name_of(finder: object) -> str:
-    return getattr(finder, "__name__", type(finder).__name__)
-
-
-def _package_of(folder: str) -> str:
-    """The normalised package name from the name of its folder."""
-    return folder.rpartition(".")[0].partition("-")[0].lower().replace(".", "_")
 
 
 def _rows(text: str, title: str) -> Iterator[tuple[str, str]]:
@@ -142,3 +138,24 @@ def _text(folder: str, name: str) -> str:
             return file.read()
     except OSError:
         return ""
+
+
+_ADDRESS = re.compile(r"https?://[\w.:@-]+(/[\w.~%+@:-]*)*(#[\w.~%-]*)?", re.ASCII)
+
+
+def is_web_address(text: str) -> bool:
+    """Whether ``text`` is an ``http(s)`` address that needs no escaping in any document."""
+    return _ADDRESS.fullmatch(text) is not None
+
+
+def published_site() -> str:
+    """The site in the metadata of the installed package; empty without one."""
+    urls = (url.partition(", ") for url in headers("distprof", "Project-URL"))
+    return next((address for name, _, address in urls if name == "Documentation"), "")
+
+
+def page_url(page: str, site: str) -> str:
+    """The address of a page (its source's path in the documentation); empty without a site."""
+    if not site:
+        return ""
+    return f"{site.rstrip('/')}/{__version__}/{page.removesuffix('.md')}.html"

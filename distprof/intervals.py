@@ -38,13 +38,8 @@ EMPTY = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
 def union(intervals: Intervals, *, overwrite: bool = False) -> Intervals:
     """The set that covers the same time as ``intervals``; empty and negative ones are ignored.
 
-    Args:
-        intervals: In any order, may overlap.
-        overwrite: Whether the arrays may be sorted in place, which saves memory and time; the
-            caller must not use them afterwards.
-
-    Returns:
-        A set: sorted, disjoint, touching neighbours merged.
+    Intervals may be in any order and overlap. ``overwrite`` lets the arrays be sorted in place,
+    which saves memory and time; the caller must not use them afterwards.
     """
     start, end = intervals
     keep = end > start
@@ -142,14 +137,9 @@ def clip(disjoint: Intervals, low: int, high: int) -> Intervals:
 
 
 def covered(queries: Intervals, disjoint: Intervals) -> Int64Array:
-    """The time of each query interval that the set covers.
+    """The time of each query interval that the set covers, int64 ns, shape ``(queries.size,)``.
 
-    Args:
-        queries: In any order, may overlap; an interval that ends before it starts counts 0.
-        disjoint: A set.
-
-    Returns:
-        int64 ns, shape ``(queries.size,)``.
+    Queries may be in any order and overlap; one that ends before it starts counts 0.
     """
     if disjoint.size == 0 or queries.size == 0:
         return np.zeros(queries.size, dtype=np.int64)
@@ -169,12 +159,10 @@ def index_of(moments: Int64Array, disjoint: Intervals) -> Int64Array:
 
 
 def reach(disjoint: Intervals, amounts: Int64Array) -> Int64Array:
-    """The times at which a set has covered each of ``amounts``, counted from its start.
+    """The times at which a non-empty set has covered each of ``amounts``, counted from its start.
 
-    Args:
-        disjoint: A non-empty set.
-        amounts: int64 ns, 0 to the set's total. If an amount is reached at the end of a member, the
-            result is the start of the next member, if there is one.
+    Amounts are int64 ns, 0 to the set's total. If one is reached at the end of a member, the result
+    is the start of the next member, if there is one.
     """
     until: Int64Array = np.cumsum(disjoint.end - disjoint.start)
     index = np.minimum(np.searchsorted(until, amounts, side="right"), disjoint.size - 1)

@@ -1,4 +1,4 @@
-"""The compiled kernel, if it is installed and not switched off.
+"""The compiled kernel, if it is installed and not switched off, and the CPUs of this process.
 
 ``distprof._kernel`` (C++, in ``native/``) runs a few hot loops faster than Python. It is optional:
 an installation without a compiler lacks it, and ``DISTPROF_KERNEL=off`` switches it off. The
@@ -12,11 +12,8 @@ from importlib import import_module
 from types import ModuleType
 
 KERNEL_ENVIRONMENT = "DISTPROF_KERNEL"
-
 _OFF = ("off", "0", "no", "false")
-
 _SLOWER = "traces are read in Python, which takes twice as long"
-
 _compiled: ModuleType | None = None
 _problem = ""
 try:
@@ -40,11 +37,7 @@ _has_spare_cpus = True
 
 
 def threads_help() -> bool:
-    """Whether helper threads make reading faster.
-
-    Without the kernel, Python's parser holds the GIL all the time. In a pool of processes, the
-    other CPUs have work of their own.
-    """
+    """Whether helper threads make reading faster: not with Python's parser, nor in a pool."""
     return _has_spare_cpus and kernel() is not None
 
 
@@ -61,3 +54,10 @@ def explain() -> tuple[bool, str]:
     if _is_switched_off():
         return False, f"switched off by {KERNEL_ENVIRONMENT}: {_SLOWER}"
     return True, "used to read traces and to simulate"
+
+
+def available_processors() -> int | None:
+    """Number of CPUs that this process and its children may use; None if unknown."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()

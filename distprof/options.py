@@ -7,10 +7,9 @@
 
     convert({"nodes": 2}, LaunchOptions, "[launch] ")   # TOML and JSON, with clear messages
     click_options(options_of(LaunchOptions))            # --nodes, with the same help
-    msgspec.json.schema(LaunchOptions)                  # for editors and for the documentation
 
-The type and bounds of a field are its validation, so no other code checks values by hand. An
-integer that determines work or memory has an upper bound (``le``), and none exceeds 64 bits.
+Type and bounds of a field are its validation. An integer that determines work or memory has an
+upper bound (``le``), and none exceeds 64 bits.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from distprof.units import finite_range
 
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
-
 _SHOWN = 80
 """Characters of a rejected value that its message quotes."""
 
@@ -117,10 +115,11 @@ def options_of(kind: type[msgspec.Struct]) -> tuple[Option, ...]:
     """The options that a struct declares, in order; tables and lists are skipped."""
     found, hints = inspect.type_info(kind), get_type_hints(kind, include_extras=True)
     assert isinstance(found, inspect.StructType)
+    bare = [(field, _bare(_without_none(field.type))) for field in found.fields]
     return tuple(
         _option(field, hints[field.name])
-        for field in found.fields
-        if _is_option(_bare(_without_none(field.type)))
+        for field, plain in bare
+        if isinstance(plain, inspect.LiteralType) or type(plain) in _PLAIN
     )
 
 
@@ -179,8 +178,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 def whole_number(text: str, *, most: int) -> int | None:
     """The whole number in a text; None if there is none or it is above ``most``.
 
-    ``int`` alone raises an error for thousands of digits, and for some characters that count as
-    digits.
+    ``int`` raises an error for thousands of digits, and for some characters that count as digits.
     """
     is_short = text.isdecimal() and len(text) <= len(str(most))
     number = int(text) if is_short else None
@@ -198,9 +196,11 @@ def check_known(what: str, name: str, known: Collection[str]) -> None:
 
 def _problem(value: object, hint: Any, place: str) -> str:
     """Why a value does not fit its type, for the innermost part that shows the problem."""
-    for part in _parts(value, hint, place):
-        if not _fits(part.value, part.hint):
-            return _problem(part.value, part.hint, part.place)
+    for part, inner, where in _parts(value, hint, place):
+        try:
+            msgspec.convert(part, inner)
+        except msgspec.ValidationError:
+            return _problem(part, inner, where)
     declared = _without_none(inspect.type_info(hint))
     kind = _bare(declared)
     if isinstance(kind, inspect.StructType) and isinstance(value, Mapping):
@@ -210,28 +210,23 @@ def _problem(value: object, hint: Any, place: str) -> str:
     return f"{place or 'it'} must be {expected}, not {_short(value)}"
 
 
-class _Part(msgspec.Struct, frozen=True, kw_only=True):
-    """A value inside another, with the type of its field or element."""
-
-    place: str
-    value: object
-    hint: Any
-
-
-def _parts(value: object, hint: Any, place: str) -> Iterator[_Part]:
+def _parts(value: object, hint: Any, place: str) -> Iterator[tuple[object, Any, str]]:
+    """Values inside another, with the type of the field or element, and their places."""
     kind, before = _bare(_without_none(inspect.type_info(hint))), f"{place}." if place else ""
+    # arguments of ``Mapping[str, X]`` or ``tuple[X, ...]``, annotated or not
+    inner = get_args(get_args(hint)[0] if hasattr(hint, "__metadata__") else hint)
     if isinstance(kind, inspect.StructType) and isinstance(value, Mapping):
         hints = get_type_hints(kind.cls, include_extras=True)
         names = {field.encode_name: field.name for field in kind.fields}
         for key in value:
             if key in names:
-                yield _Part(place=f"{before}{key}", value=value[key], hint=hints[names[key]])
+                yield value[key], hints[names[key]], f"{before}{key}"
     elif isinstance(kind, inspect.DictType) and isinstance(value, Mapping):
         for key, each in value.items():
-            yield _Part(place=f"{before}{key}", value=each, hint=_arguments(hint)[1])
+            yield each, inner[1], f"{before}{key}"
     elif isinstance(kind, inspect.VarTupleType) and isinstance(value, list | tuple):
         for number, each in enumerate(value):
-            yield _Part(place=f"{place}[{number}]", value=each, hint=_arguments(hint)[0])
+            yield each, inner[0], f"{place}[{number}]"
 
 
 def _problem_of_table(value: Mapping[str, Any], kind: inspect.StructType, place: str) -> str:
@@ -257,14 +252,6 @@ def _unknown(what: str, name: str, known: Collection[str]) -> str:
     return f"{what} is unknown: {advice} {', '.join(known)}"
 
 
-def _fits(value: object, hint: Any) -> bool:
-    try:
-        msgspec.convert(value, hint)
-    except msgspec.ValidationError:
-        return False
-    return True
-
-
 def _expected(kind: inspect.Type) -> str:
     if isinstance(kind, inspect.StructType | inspect.DictType):
         return "a table"
@@ -272,16 +259,14 @@ def _expected(kind: inspect.Type) -> str:
         return "a list"
     if isinstance(kind, inspect.UnionType):  # an integer or a float
         return "a number"
-    bounds = _bounds(kind) if isinstance(kind, inspect.IntType | inspect.FloatType) else ""
-    return _PLAIN[type(kind)][0] + bounds
-
-
-def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
+    name = _PLAIN[type(kind)][0]
+    if not isinstance(kind, inspect.IntType | inspect.FloatType):
+        return name
     if kind.ge is not None and kind.le is not None:
-        return f" from {kind.ge:,} to {kind.le:,}"
+        return f"{name} from {kind.ge:,} to {kind.le:,}"
     bounds = {"of at least": kind.ge, "above": kind.gt, "of at most": kind.le, "below": kind.lt}
     words = [f"{word} {bound:,}" for word, bound in bounds.items() if bound is not None]
-    return f" {' and '.join(words)}" if words else ""
+    return f"{name} {' and '.join(words)}" if words else name
 
 
 def _one_of(choices: Sequence[Any]) -> str:
@@ -315,10 +300,6 @@ def _option(field: inspect.Field, hint: Any) -> Option:
     )
 
 
-def _is_option(kind: inspect.Type) -> bool:
-    return isinstance(kind, inspect.LiteralType) or type(kind) in _PLAIN
-
-
 def _without_none(kind: inspect.Type) -> inspect.Type:
     """The type ``X`` of ``X | None``, with its metadata."""
     if not isinstance(kind, inspect.UnionType):
@@ -338,8 +319,3 @@ def _literals(hint: Any) -> tuple[Any, ...]:
     if get_origin(hint) is Literal:
         return inner
     return tuple(value for each in inner for value in _literals(each))
-
-
-def _arguments(hint: Any) -> tuple[Any, ...]:
-    """Arguments of ``Mapping[str, X]`` or ``tuple[X, ...]``, annotated or not."""
-    return get_args(get_args(hint)[0] if hasattr(hint, "__metadata__") else hint)

@@ -1,9 +1,8 @@
 """Dependency graphs of operations, and their simulation.
 
 An operation starts as soon as all its dependencies have ended, and takes its given duration. A wait
-for several others (a collective for its members, a rank for a message) is an operation with several
-incoming edges, so waiting is a result of the simulation and never an input. Many sets of durations
-can be simulated at once, and each additional set costs little.
+for several others is an operation with several incoming edges, so waiting is a result and never an
+input. Many sets of durations can be simulated at once.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.kernel import kernel
+from distprof.schema import Int64Array
 
 
 class CycleError(ValueError):
@@ -45,9 +45,9 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
 
     num_operations: int  # n.
     # int64 per edge, the operation that the target waits for; edges sorted by level.
-    source: NDArray[np.int64]
-    target: NDArray[np.int64]  # int64 per edge, the operation that waits.
-    edge: NDArray[np.int64]  # int64 per edge, its index among the given edges.
+    source: Int64Array
+    target: Int64Array  # int64 per edge, the operation that waits.
+    edge: Int64Array  # int64 per edge, its index among the given edges.
     # Slices of the edges whose targets can be computed together, in order.
     levels: tuple[tuple[int, int], ...]
 
@@ -163,18 +163,11 @@ def _simulate_compiled(
     )
 
 
-def critical_path(
-    graph: Graph, times: Times, *, delay: NDArray[Any] | None = None
-) -> NDArray[np.int64]:
+def critical_path(graph: Graph, times: Times, *, delay: NDArray[Any] | None = None) -> Int64Array:
     """Operations that determine the end, first to last: each starts when the previous one ends.
 
-    Args:
-        graph: Operations and their dependencies.
-        times: Result of one simulation, shape ``(n,)``.
-        delay: Delay used in the simulation.
-
-    Returns:
-        int64; one path if several are equally long.
+    int64; one path if several are equally long. ``times`` are of one simulation, shape ``(n,)``,
+    with that ``delay``.
     """
     if graph.num_operations == 0:
         return np.empty(0, np.int64)
@@ -197,9 +190,7 @@ def _as_wide(values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     return values[:, np.newaxis] if values.ndim < len(shape) else values
 
 
-def _depths(
-    num_operations: int, source: NDArray[np.int64], target: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def _depths(num_operations: int, source: Int64Array, target: Int64Array) -> Int64Array:
     """Length of the longest chain that leads to each operation."""
     compiled = kernel()
     if compiled is None:
@@ -213,8 +204,8 @@ def _depths(
 
 
 def _depths_by_level(
-    num_operations: int, source: NDArray[np.int64], target: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    num_operations: int, source: Int64Array, target: Int64Array
+) -> tuple[Int64Array, Int64Array]:
     """Depths, and the unresolved dependencies of each operation: 0 everywhere without a cycle."""
     order = np.argsort(source, kind="stable")
     followers = target[order]
@@ -232,9 +223,9 @@ def _depths_by_level(
     return depth, open_edges
 
 
-def _ranges(low: NDArray[np.int64], high: NDArray[np.int64]) -> NDArray[np.int64]:
+def _ranges(low: Int64Array, high: Int64Array) -> Int64Array:
     """The concatenated ranges from each ``low`` up to, not including, its ``high``."""
     length = high - low
     skipped = np.cumsum(length) - length
-    result: NDArray[np.int64] = np.repeat(low - skipped, length) + np.arange(length.sum())
+    result: Int64Array = np.repeat(low - skipped, length) + np.arange(length.sum())
     return result

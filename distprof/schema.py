@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Int64Array: TypeAlias = NDArray[np.int64]
-
+Floats: TypeAlias = NDArray[np.float64]
+Bools: TypeAlias = NDArray[np.bool_]
 DType = Literal["int64", "int32", "int8", "float64", "bool", "category"]
-
 ABSENT = -1
 """Value in an integer column if the trace has none."""
 
 
-class Column(msgspec.Struct, frozen=True, kw_only=True):
+class Column(msgspec.Struct, frozen=True):
     """One column: its name, dtype, unit and meaning."""
 
     name: str  # Ends in ``_ns``, ``_bytes`` or ``_ratio`` if it has that unit.
@@ -36,7 +36,22 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
     nullable: bool = False  # Whether :data:`ABSENT` (for strings: the empty string) means unknown.
 
 
-class TableSchema(msgspec.Struct, frozen=True, kw_only=True):
+def whole(name: str, doc: str, unit: str = "") -> Column:
+    """A column of int64 that may be unknown."""
+    return Column(name, "int64", doc, unit, nullable=True)
+
+
+def number(name: str, doc: str, unit: str = "") -> Column:
+    """A column of float64 that may be unknown."""
+    return Column(name, "float64", doc, unit, nullable=True)
+
+
+def text(name: str, doc: str) -> Column:
+    """A column of strings that may be unknown."""
+    return Column(name, "category", doc, nullable=True)
+
+
+class TableSchema(msgspec.Struct, frozen=True):
     """A table's name, meaning and columns."""
 
     name: str
@@ -101,6 +116,17 @@ class Coded(msgspec.Struct, frozen=True):
         )
         return Coded(codes, tuple(seen))
 
+    @staticmethod
+    def concat(parts: Sequence[Coded]) -> Coded:
+        """The rows of all columns, concatenated; values in order of first appearance."""
+        merged = Coded.encode([value for part in parts for value in part.values])
+        tables = np.split(merged.codes, np.cumsum([len(part.values) for part in parts])[:-1])
+        codes = [
+            table[part.codes] if len(table) else part.codes
+            for part, table in zip(parts, tables, strict=True)
+        ]
+        return Coded(np.concatenate(codes), merged.values)
+
 
 class Table:
     """Columns of equal length with a schema; immutable.
@@ -125,7 +151,12 @@ class Table:
             raise ValueError(f"{schema.name}: columns of unequal length {sorted(lengths)}")
         self._length = lengths.pop() if lengths else 0
         for column in schema:
-            _check_dtype(schema, column, self._columns[column.name])
+            values, name = self._columns[column.name], f"{schema.name}.{column.name}"
+            if column.dtype == "category":
+                if not isinstance(values, Coded):
+                    raise ValueError(f"{name} must be a Coded column")
+            elif isinstance(values, Coded) or values.dtype != np.dtype(column.dtype):
+                raise ValueError(f"{name} must have dtype {column.dtype}")
 
     def __len__(self) -> int:
         return self._length
@@ -165,7 +196,21 @@ class Table:
         A constant column becomes a view of one value, and strings are interned. Other columns are
         copied if they are views, so that larger buffers of readers are freed.
         """
-        return Table(self.schema, _owned(_compact(self._columns)))
+        copies: dict[int, NDArray[Any]] = {}  # arrays shared by columns stay shared
+
+        def owned(values: NDArray[Any]) -> NDArray[Any]:
+            if values.flags.owndata or 0 in values.strides:
+                return values
+            if id(values) not in copies:
+                copies[id(values)] = values.copy()
+            return copies[id(values)]
+
+        compacted = _compact(self._columns)
+        columns: dict[str, NDArray[Any] | Coded] = {
+            name: Coded(owned(each.codes), each.values) if isinstance(each, Coded) else owned(each)
+            for name, each in compacted.items()
+        }
+        return Table(self.schema, columns)
 
     def with_columns(self, **changed: NDArray[Any] | Coded) -> Table:
         """A copy of the table with other values in the named columns."""
@@ -175,9 +220,16 @@ class Table:
         """The table as a pandas frame; nullable integers become ``Int64`` with ``NA``."""
         import pandas as pd
 
-        return pd.DataFrame(
-            {column.name: _to_series(column, self._columns[column.name]) for column in self.schema}
-        )
+        columns: dict[str, Any] = dict(self._columns)
+        for column in self.schema:
+            values = self._columns[column.name]
+            if isinstance(values, Coded):
+                names = pd.Index(values.values, dtype="str")
+                columns[column.name] = pd.Categorical.from_codes(values.codes, categories=names)
+            elif column.nullable and values.dtype.kind == "i":
+                whole = values.astype(np.int64)
+                columns[column.name] = pd.arrays.IntegerArray(whole, values == ABSENT)
+        return pd.DataFrame({name: columns[name] for name in self.schema.names})
 
     @staticmethod
     def empty(schema: TableSchema) -> Table:
@@ -199,12 +251,12 @@ class Table:
             return Table.empty(schema)
         if len(tables) == 1:
             return tables[0]
-        columns: dict[str, NDArray[Any] | Coded] = {}
-        for column in schema:
-            if column.dtype == "category":
-                columns[column.name] = _concat_coded([t.coded(column.name) for t in tables])
-            else:
-                columns[column.name] = np.concatenate([t[column.name] for t in tables])
+        columns: dict[str, NDArray[Any] | Coded] = {
+            column.name: Coded.concat([t.coded(column.name) for t in tables])
+            if column.dtype == "category"
+            else np.concatenate([t[column.name] for t in tables])
+            for column in schema
+        }
         return Table(schema, columns)
 
 
@@ -227,25 +279,6 @@ def _compact(columns: Mapping[str, NDArray[Any] | Coded]) -> dict[str, NDArray[A
     return result
 
 
-def _owned(columns: Mapping[str, NDArray[Any] | Coded]) -> dict[str, NDArray[Any] | Coded]:
-    """Copy columns that are views of other memory; arrays shared by columns stay shared."""
-    copies: dict[int, NDArray[Any]] = {}
-
-    def owned(values: NDArray[Any]) -> NDArray[Any]:
-        if values.flags.owndata or 0 in values.strides:
-            return values
-        if id(values) not in copies:
-            copies[id(values)] = values.copy()
-        return copies[id(values)]
-
-    return {
-        name: Coded(owned(column.codes), column.values)
-        if isinstance(column, Coded)
-        else owned(column)
-        for name, column in columns.items()
-    }
-
-
 def _one_value(values: NDArray[Any]) -> NDArray[Any]:
     """The values, or a view of one value if there are many and all are equal."""
     if len(values) < _MANY_ROWS or values[0] != values[-1] or (values != values[0]).any():
@@ -255,36 +288,3 @@ def _one_value(values: NDArray[Any]) -> NDArray[Any]:
 
 def _is_same(first: NDArray[np.int32], second: NDArray[np.int32]) -> bool:
     return len(first) >= _MANY_ROWS and first[-1] == second[-1] and bool((first == second).all())
-
-
-def _check_dtype(schema: TableSchema, column: Column, values: NDArray[Any] | Coded) -> None:
-    if column.dtype == "category":
-        if not isinstance(values, Coded):
-            raise ValueError(f"{schema.name}.{column.name} must be a Coded column")
-    elif isinstance(values, Coded) or values.dtype != np.dtype(column.dtype):
-        raise ValueError(f"{schema.name}.{column.name} must have dtype {column.dtype}")
-
-
-def _concat_coded(parts: Sequence[Coded]) -> Coded:
-    seen: dict[str, int] = {}
-    codes = []
-    for part in parts:
-        lookup = np.fromiter(
-            (seen.setdefault(value, len(seen)) for value in part.values),
-            dtype=np.int32,
-            count=len(part.values),
-        )
-        codes.append(lookup[part.codes] if len(lookup) else part.codes)
-    return Coded(np.concatenate(codes), tuple(seen))
-
-
-def _to_series(column: Column, values: NDArray[Any] | Coded) -> Any:
-    import pandas as pd
-
-    if isinstance(values, Coded):
-        return pd.Categorical.from_codes(
-            values.codes, categories=pd.Index(values.values, dtype="str")
-        )
-    if column.nullable and values.dtype.kind == "i":
-        return pd.arrays.IntegerArray(values.astype(np.int64), values == ABSENT)
-    return values

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
-
 MOST_COLLECTIVES = 20_000_000
 """Collectives of all ranks that are compared. They take 3.3 GB, and the what-if 0.5 GB more."""
 
@@ -28,8 +27,6 @@ _LEAST_SHOWN = 0.01
 _ROUNDED_UP = 0.9995  # at or above this, three digits round to 1.00: 999.9 µs is 1.00 ms
 _DURATION_UNITS = ((NS_PER_S, "s"), (NS_PER_MS, "ms"), (NS_PER_US, "µs"))
 _BYTE_UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
-
-
 _TIME = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s?(ns|us|µs|ms|s)")
 _UNITS_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": NS_PER_S}
 
@@ -37,19 +34,21 @@ _UNITS_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": NS_PER_S}
 def parse_duration(text: str) -> int | None:
     """A positive time with its unit, such as ``30.5ms``, in ns; None if it is none."""
     match = _TIME.fullmatch(text.strip())
-    if match is None:
-        return None
-    return round(float(match[1]) * _UNITS_NS[match[2]]) or None
+    return round(float(match[1]) * _UNITS_NS[match[2]]) or None if match else None
 
 
 def format_duration(ns: float | None) -> str:
     """A duration with three significant digits, for example ``12.3 ms``; ``–`` for None."""
-    if ns is None:
+    return _scaled(ns, _DURATION_UNITS, "ns")
+
+
+def _scaled(value: float | None, units: Sequence[tuple[int, str]], least: str) -> str:
+    if value is None:
         return "–"
-    for size, unit in _DURATION_UNITS:
-        if abs(ns) >= _ROUNDED_UP * size:
-            return f"{_three_digits(ns / size)} {unit}"
-    return f"{ns:.0f} ns"
+    for size, unit in units:
+        if abs(value) >= _ROUNDED_UP * size:
+            return f"{_three_digits(value / size)} {unit}"
+    return f"{value:.0f} {least}"
 
 
 def capitalized(text: str) -> str:
@@ -71,12 +70,7 @@ def signed_ratio(ratio: float) -> str:
 
 def format_bytes(count: float | None) -> str:
     """A byte count with decimal prefix, for example ``16.8 MB``; ``–`` for None."""
-    if count is None:
-        return "–"
-    for size, unit in _BYTE_UNITS:
-        if abs(count) >= _ROUNDED_UP * size:
-            return f"{_three_digits(count / size)} {unit}"
-    return f"{count:.0f} B"
+    return _scaled(count, _BYTE_UNITS, "B")
 
 
 def format_bandwidth(bytes_per_s: float | None) -> str:

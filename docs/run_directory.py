@@ -11,7 +11,6 @@ import msgspec
 
 from distprof import artefacts
 from distprof.artefacts import RANK_SCHEMA, RUN_SCHEMA, SETTINGS_SCHEMA
-from distprof.artefacts.rank_file import ErrorFile, RankFile
 from distprof.artefacts.records import (
     ClockStamp,
     CollectivesRecord,
@@ -22,8 +21,7 @@ from distprof.artefacts.records import (
     Pause,
     StepRecord,
 )
-from distprof.artefacts.run_file import ExitFile, RunFile
-from distprof.artefacts.settings_file import SettingsFile
+from distprof.artefacts.run_file import ErrorFile, ExitFile, RankFile, RunFile, SettingsFile
 from distprof.documents.schema import json_schema, schema_text, section
 
 __all__ = ["SCHEMAS", "run_directory_page", "schema_files", "schema_of"]

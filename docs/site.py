@@ -15,7 +15,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from distprof.documentation import published_site
+from distprof.installed import published_site
 from distprof.version import __version__
 from docs.contents import (
     DOCS,

@@ -33,7 +33,6 @@ from distprof.artefacts import (
     STEPS_FILE,
     TRACE_FILE,
 )
-from distprof.artefacts.rank_file import ErrorFile, RankFile
 from distprof.artefacts.records import (
     ClockStamp,
     CollectivesRecord,
@@ -45,8 +44,14 @@ from distprof.artefacts.records import (
     Phase,
     StepRecord,
 )
-from distprof.artefacts.run_file import ProbeStatus, RankEntry, RunFile
-from distprof.artefacts.settings_file import SettingsFile
+from distprof.artefacts.run_file import (
+    ErrorFile,
+    ProbeStatus,
+    RankEntry,
+    RankFile,
+    RunFile,
+    SettingsFile,
+)
 
 MS = 1_000_000
 START_NS = 1_750_000_000_000_000_000

@@ -14,8 +14,7 @@ from distprof.artefacts.records import (
     NvmlRecord,
     Pause,
 )
-from distprof.artefacts.run_file import Exit, Failure, Fault, Overhead, ProbeStatus
-from distprof.artefacts.settings_file import LoaderSettings
+from distprof.artefacts.run_file import Exit, Failure, Fault, LoaderSettings, Overhead, ProbeStatus
 from docs.run_directory import SCHEMAS, schema_files
 from tests.job_folders import MS, START_NS, JobFolder
 

@@ -8,9 +8,9 @@ import pytest
 import distprof
 from distprof import installed
 from distprof.config import parse_config
-from distprof.documentation import is_web_address, published_site
 from distprof.errors import UsageError
 from distprof.formats import RenderOptions, find_reporter
+from distprof.installed import is_web_address, published_site
 from distprof.rules.registry import all_rules
 from distprof.version import __version__
 from tests.documents.html_pages import Seen

@@ -1,6 +1,6 @@
 """Stacks of faulthandler: what the main thread did before it was asked to end."""
 
-from distprof.artefacts.stacks import main_stack
+from distprof.artefacts.records import main_stack
 
 WAITING = """Thread 0x00007f00000000a1 (most recent call first):
   File "/usr/lib/python3.12/threading.py", line 359 in wait

@@ -1,7 +1,7 @@
 """The run directory: the only contract between probes (which write) and ingest (which reads).
 
 This module holds the names of files. The formats are in :mod:`distprof.artefacts.run_file`,
-:mod:`distprof.artefacts.rank_file` and :mod:`distprof.artefacts.records`. The reference page and
+:mod:`distprof.artefacts.run_file` and :mod:`distprof.artefacts.records`. The reference page and
 the JSON Schemas are generated from them. All files are written under a temporary name and renamed,
 except the line-wise ones (``.jsonl``), of which every complete line is valid: a killed process
 loses at most its last line.

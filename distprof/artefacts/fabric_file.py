@@ -14,7 +14,6 @@ import msgspec
 
 FABRIC_FILE = "fabric.json"
 FABRIC_SCHEMA = "distprof.fabric/1"
-
 Tier = Literal["node", "across"]
 
 

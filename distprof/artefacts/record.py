@@ -19,6 +19,15 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
 
+_DTYPES = {
+    frozenset({int}): "int64",
+    frozenset({float}): "float64",
+    frozenset({int, type(None)}): "Int64",
+    frozenset({float, type(None)}): "float64",
+}
+"""Types of a field to pandas' type of its column; others are objects."""
+
+
 def shared_fields(kind: type[Record], source: msgspec.Struct) -> dict[str, Any]:
     """The fields of ``source`` that a record of this type also has, by name."""
     names = set(kind.__struct_fields__)
@@ -33,20 +42,21 @@ def records_to_pandas(records: Sequence[Record], kind: type[Record]) -> pd.DataF
     import pandas as pd
 
     hints = typing.get_type_hints(kind)
-    return pd.DataFrame(
-        {
-            name: pd.Series([getattr(r, name) for r in records], dtype=_pandas_dtype(hints[name]))
-            for name in kind.__struct_fields__
-        }
-    )
+    columns = {}
+    for name in kind.__struct_fields__:
+        dtype = _DTYPES.get(frozenset(typing.get_args(hints[name]) or (hints[name],)), "object")
+        columns[name] = pd.Series([getattr(record, name) for record in records], dtype=dtype)
+    return pd.DataFrame(columns)
 
 
-def _pandas_dtype(hint: Any) -> str:
-    members = set(typing.get_args(hint)) or {hint}
-    if members == {int}:
-        return "int64"
-    if members == {float}:
-        return "float64"
-    if members == {int, type(None)}:
-        return "Int64"
-    return "float64" if members == {float, type(None)} else "object"
+class TroubledRank(Record, frozen=True, kw_only=True):
+    """A rank with a problem."""
+
+    # ``dead``, ``unresponsive``, ``error``, ``status`` (its status differs from that of the other
+    # ranks), or ``behind`` (it has launched fewer operations than the others).
+    kind: str
+    rank: int | None  # Global rank, None if unknown.
+    place: str  # Readable location: process, GPU and node.
+    communicator: str  # Hash of the communicator; empty for a process of the job.
+    size: int | None  # Ranks of the communicator, None if unknown.
+    text: str  # Error, status, or the number of operations launched.

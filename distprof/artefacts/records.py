@@ -1,7 +1,9 @@
-"""Lines of the line-wise files in a rank's directory. The first line of each file is a Header."""
+"""Lines of the line-wise files in a rank's directory, which begin with a Header; and its stacks."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -186,3 +188,55 @@ class DiaryLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rank: int | None = None  # Global rank, None when unknown.
     steps: int | None = None  # Steps recorded, with ``closed``.
     detail: str = ""  # Reason or remark.
+
+
+# Bits of nvmlDeviceGetCurrentClocksEventReasons, named as nvidia-smi does (clocks_event_reasons.*).
+# Bit 0, "GPU idle", is not throttling.
+_REASONS: tuple[tuple[int, str], ...] = (
+    (0x002, "applications_clocks_setting"),
+    (0x004, "sw_power_cap"),
+    (0x008, "hw_slowdown"),
+    (0x010, "sync_boost"),
+    (0x020, "sw_thermal_slowdown"),
+    (0x040, "hw_thermal_slowdown"),
+    (0x080, "hw_power_brake_slowdown"),
+    (0x100, "display_clock_setting"),
+)
+_KNOWN = 0x001 | sum(bit for bit, _ in _REASONS)
+
+
+def throttle_reasons(bits: int) -> tuple[str, ...]:
+    """Names of the active reasons, except idle; unknown bits as one hexadecimal number."""
+    named = tuple(name for bit, name in _REASONS if bits & bit)
+    unknown = bits & ~_KNOWN
+    return (*named, f"0x{unknown:x}") if unknown else named
+
+
+_THREAD = re.compile(r"^(?:Current thread|Thread) (0x[0-9a-fA-F]+)")
+FRAME = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
+"""One call; Python may not know its line number."""
+
+LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|^<frozen")
+"""Paths of code that the user did not write."""
+
+_ENDING = re.compile(r'distprof_probes[/\\]session\.py", line \d+ in _end$')
+"""A rank that was asked to end and is saving its records: no longer running the program."""
+
+
+def main_stack(lines: Iterable[str]) -> list[str]:
+    """The main thread's frames in the last dump that shows the program, innermost call first.
+
+    :mod:`faulthandler` prints it last. A later dump may show it saving distprof's records, because
+    the job was being ended.
+    """
+    threads: list[tuple[str, list[str]]] = []
+    for line in lines:
+        if thread := _THREAD.match(line):
+            threads.append((thread[1], []))
+        elif threads and FRAME.match(line):
+            threads[-1][1].append(line)
+    threads = [(thread, frames) for thread, frames in threads if frames]
+    main = threads[-1][0] if threads else ""
+    dumps = [frames for thread, frames in threads if thread == main]
+    running = [frames for frames in dumps if not any(map(_ENDING.search, frames))]
+    return next(reversed(running or dumps), [])

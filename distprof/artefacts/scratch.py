@@ -26,9 +26,8 @@ _swept: set[str] = set()  # kinds whose leftovers this process has deleted
 def scratch_folder(kind: str) -> Path:
     """A new folder for temporary files, deleted when this process ends.
 
-    If a process is killed, the next process that makes a folder of the same kind deletes its
-    folders. A lock on a folder shows that its process is alive, even in another container that
-    shares the directory for temporary files.
+    If it is killed, the next process that makes a folder of the same kind deletes it. A lock shows
+    that a process is alive, even in another container that shares the directory.
     """
     prefix = f"distprof-{kind}-"
     made = Path(tempfile.mkdtemp(prefix=prefix))
@@ -55,11 +54,8 @@ def scratch(kind: str) -> Iterator[Path]:
 def private_folder(path: Path) -> Path:
     """A folder of a known name that only this user can enter, made if it is not there.
 
-    Anyone can make a folder of a name that can be guessed in a directory for temporary files, and
-    whoever owns it chooses what is loaded from it.
-
-    Raises:
-        PermissionError: If it is no folder, or another user owns it or may enter it.
+    Anyone can make a folder of a name that can be guessed, and whoever owns it chooses what is
+    loaded from it: PermissionError if it is no folder, or another user owns it or may enter it.
     """
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)

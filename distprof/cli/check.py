@@ -235,7 +235,7 @@ def _acknowledge(sources: tuple[str, ...], options: dict[str, Any], *, quiet: bo
     file, until = options["baseline"], options["until"]
     if file is None or sources or options["workload"]:
         raise UsageError("--acknowledge METRIC=LOSS needs --baseline FILE and takes no runs")
-    from distprof.artefacts.baseline_file import Acknowledged
+    from distprof.artefacts.summary_file import Acknowledged
     from distprof.verbs.gate.baseline import BASELINE, acknowledge, read_baseline
 
     metric, loss = _assigned(options["acknowledge"])

@@ -20,8 +20,7 @@ from distprof.cli.app import ExitCode
 from distprof.cli.options import debug_option
 from distprof.cli.output import has_color, terminal_width, to_stdout
 from distprof.escape import plain, wrapped
-from distprof.kernel import explain
-from distprof.processors import available_processors
+from distprof.kernel import available_processors, explain
 from distprof.units import format_bytes
 from distprof.version import __version__
 
@@ -94,7 +93,7 @@ def all_checks() -> Iterator[Check]:
     yield _torch()
     yield _extras()
     yield _plugins()
-    from distprof.artefacts.cache_place import cache_root, shared_url
+    from distprof.artefacts.files import cache_root, shared_url
 
     yield cache_check(Path(cache_root("", None)))
     if url := shared_url("", None):

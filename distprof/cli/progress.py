@@ -19,7 +19,7 @@ from distprof.escape import plain
 from distprof.units import capitalized, format_bytes
 
 if TYPE_CHECKING:
-    from distprof.artefacts.sweep_file import SweepFile
+    from distprof.artefacts.summary_file import SweepFile
     from distprof.verbs.sweep.running import Outcome, Progress
 
 PATIENCE_S = 1.0

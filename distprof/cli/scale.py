@@ -18,8 +18,7 @@ from distprof.errors import UsageError
 from distprof.units import MOST_RANKS
 
 if TYPE_CHECKING:
-    from distprof.artefacts.summary_file import SummaryFile
-    from distprof.artefacts.sweep_file import SweepFile
+    from distprof.artefacts.summary_file import SummaryFile, SweepFile
 
 
 @click.command(

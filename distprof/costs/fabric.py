@@ -1,9 +1,8 @@
 """Fit α and β of a link to the times of a collective over sizes; predict the speed at a size.
 
-Source: formula sheet, "Collectives". Step count and bus factor of the algorithm are divided out.
-The regression minimises relative errors, since times span six decades. Outliers get little weight
-(Huber's weights, then Tukey's, which drop sizes far from the line). If no single line fits the
-largest sizes, they alone determine the bandwidth, and the smallest sizes determine the latency.
+Source: formula sheet, "Collectives". Times span six decades, so errors are relative; outliers get
+little weight (Huber's weights, then Tukey's). If no single line fits the largest sizes, they alone
+determine the bandwidth, and the smallest sizes the latency.
 """
 
 from __future__ import annotations
@@ -13,15 +12,13 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from distprof.artefacts.fabric_file import FabricCurve, FabricFile, FabricFit, FabricPoint, Tier
-from distprof.costs.collectives import Algorithm, BucketTime, bus_factor, latency_steps
+from distprof.costs.collectives import BucketTime, bus_factor, latency_steps
 from distprof.costs.repeats import student_quantile
+from distprof.schema import Floats
 from distprof.terms import CollectiveKind
 from distprof.units import format_bytes
-
-Floats = NDArray[np.float64]
 
 MIN_SIZES = 5
 """Two unknowns, their errors, and one outlier."""
@@ -57,12 +54,9 @@ def point(
     *,
     num_iterations: int | None = None,
 ) -> FabricPoint:
-    """The measured point of one size, in bytes as nccl-tests counts it.
+    """The measured point of one size, from the time of one operation in each round.
 
-    ``rounds_ns`` holds the time of one operation in each round of ``num_iterations``.
-
-    Raises:
-        ValueError: If the kind has no bus factor or a time is not positive.
+    ValueError if the kind has no bus factor or a time is not positive.
     """
     factor = bus_factor(kind, group_size)
     if factor is None or min(rounds_ns) <= 0:
@@ -93,31 +87,25 @@ def fitted(curve: FabricCurve) -> FabricCurve:
 
 
 def fit_alpha_beta(
-    kind: CollectiveKind,
-    group_size: int,
-    sizes: Sequence[int],
-    times_ns: Sequence[float],
-    *,
-    algorithm: Algorithm = "ring",
+    kind: CollectiveKind, group_size: int, sizes: Sequence[int], times_ns: Sequence[float]
 ) -> FabricFit:
     """Latency and bandwidth from times over sizes, in bytes as nccl-tests counts them.
 
-    The steps and bytes of the algorithm, ring or recursive, are divided out.
-
-    Raises:
-        NoFitError: If there are too few sizes, or they cover only one regime.
+    Steps and bytes of a ring are divided out. NoFitError if there are
+    too few sizes, or they cover only one regime.
     """
-    steps, factor = latency_steps(kind, group_size, algorithm), bus_factor(kind, group_size)
+    steps, factor = latency_steps(kind, group_size, "ring"), bus_factor(kind, group_size)
     if not steps or not factor:
         raise NoFitError(f"{kind.label} among {group_size} sends nothing")
     if len(set(sizes)) < MIN_SIZES:
         raise NoFitError(f"a fit needs {MIN_SIZES} sizes, measured: {len(set(sizes))}")
     size, time = np.asarray(sizes, np.float64), np.asarray(times_ns, np.float64)
     line = _robust_line(size, time)
-    if not _describes_the_largest(line, size, time):
+    largest = size >= np.sort(np.unique(size))[-_TOP:][0]  # their slope defines the bandwidth
+    if _misfit(line, size, time)[largest].mean() > _BENT_RATIO:
         line = _by_regime(size, time) or line
     _check_regimes(line, size)
-    wrong = np.abs(time / (line.start + line.slope * size) - 1)
+    wrong = _misfit(line, size, time)
     wide = (student_quantile(max(len(size) - 2, 1)) * np.sqrt(np.diag(line.covariance))).tolist()
     slopes = (line.slope + wide[1], max(line.slope - wide[1], line.slope / 1e3))
     low, high = (factor / float(each) * 1e9 for each in slopes)
@@ -129,12 +117,16 @@ def fit_alpha_beta(
         bandwidth_low_bytes_per_s=low,
         bandwidth_high_bytes_per_s=high,
         num_steps=steps,
-        algorithm=algorithm,
+        algorithm="ring",
         crossover_bytes=round(line.start / line.slope),
         residual_ratio=float(np.median(wrong)),
         worst_ratio=float(wrong.max()),
         worst_bytes=int(size[wrong.argmax()]),
     )
+
+
+def _misfit(line: _Line, size: Floats, time: Floats) -> Floats:
+    return np.asarray(np.abs(time / (line.start + line.slope * size) - 1), np.float64)
 
 
 def expected_busbw(
@@ -147,16 +139,19 @@ def expected_busbw(
 ) -> float | None:
     """Bus bandwidth that a collective should reach, bytes per second; None outside the range.
 
-    A curve of the same group size is interpolated between its sizes, and extended above its largest
-    size if it has levelled off there. For another group size in the same tier, the fitted α and β
-    are used within the measured sizes. Of several matching curves (in place and out of place), the
-    fastest counts, because the machines have reached it.
+    A curve of the same group size is interpolated, and extended where it has levelled off. For
+    another group size in the same tier, α and β are used within the measured sizes. Of several
+    matching curves, the fastest counts, because the machines have reached it.
     """
-    if kind.is_point_to_point:
-        kind = CollectiveKind.SEND_RECV
+    is_message = kind.is_point_to_point  # its bandwidth is that of one pair
+    kind = CollectiveKind.SEND_RECV if is_message else kind
     tier: Tier = "node" if num_nodes == 1 else "across"
     curves = [c for c in profile.curves if c.kind == kind.label and c.tier == tier and c.points]
-    same = [c for c in curves if _is_same_group(c, kind, group_size, num_nodes)]
+    same = [
+        c
+        for c in curves
+        if is_message or (c.group_size == group_size and c.num_nodes in (None, num_nodes))
+    ]
     found = [_interpolated(curve, num_bytes) for curve in same]
     if not same:
         found = [_modelled(curve, kind, group_size, num_bytes) for curve in curves]
@@ -180,34 +175,23 @@ def expected_latency_ns(
     return round(min(found)) if found and steps else None
 
 
-def _is_same_group(
-    curve: FabricCurve, kind: CollectiveKind, group_size: int, num_nodes: int
-) -> bool:
-    if kind.is_point_to_point:  # its bandwidth is that of one pair
-        return True
-    return curve.group_size == group_size and curve.num_nodes in (None, num_nodes)
-
-
 def _interpolated(curve: FabricCurve, num_bytes: int) -> float | None:
-    """Interpolation between the two nearest sizes, on logarithmic scales."""
-    points = curve.points
+    """Interpolation between the two nearest sizes, on logarithmic scales.
+
+    Above the largest size, the last bandwidth if doubling the size (or more) hardly changed it.
+    """
+    points, last = curve.points, curve.points[-1]
     if num_bytes < points[0].bytes:
         return None
-    if num_bytes > points[-1].bytes:
-        return _levelled_off(points)
+    if num_bytes > last.bytes:
+        before = [p for p in points if 2 * p.bytes <= last.bytes]
+        if not before:
+            return None
+        gained = last.busbw_bytes_per_s / before[-1].busbw_bytes_per_s - 1
+        return last.busbw_bytes_per_s if abs(gained) <= _SATURATED_RATIO else None
     sizes = np.log([p.bytes for p in points])
     speeds = np.log([p.busbw_bytes_per_s for p in points])
     return float(np.exp(np.interp(math.log(num_bytes), sizes, speeds)))
-
-
-def _levelled_off(points: Sequence[FabricPoint]) -> float | None:
-    """The last bandwidth if doubling the size (or more) hardly changed it, else None."""
-    last = points[-1]
-    before = [p for p in points if 2 * p.bytes <= last.bytes]
-    if not before:
-        return None
-    gained = last.busbw_bytes_per_s / before[-1].busbw_bytes_per_s - 1
-    return last.busbw_bytes_per_s if abs(gained) <= _SATURATED_RATIO else None
 
 
 def _modelled(
@@ -245,20 +229,20 @@ def _robust_line(size: Floats, time: Floats) -> _Line:
     return _Line(start, slope, _covariance(size, time, start, slope, weight))
 
 
-def _describes_the_largest(line: _Line, size: Floats, time: Floats) -> bool:
-    """Whether the line fits the largest sizes, whose slope defines the bandwidth."""
-    largest = size >= np.sort(np.unique(size))[-_TOP:][0]
-    wrong = np.abs(time / (line.start + line.slope * size) - 1)
-    return bool(wrong[largest].mean() <= _BENT_RATIO)
+def _huber(far: Floats) -> Floats:
+    return np.minimum(1.0, _HUBER / np.maximum(far, 1e-9))
+
+
+def _tukey(far: Floats) -> Floats:
+    return np.clip(1 - (far / _TUKEY) ** 2, 0.0, None) ** 2
 
 
 def _by_regime(size: Floats, time: Floats) -> _Line | None:
     """Bandwidth from the largest sizes alone and latency from the smallest, for curved times.
 
     Times curve where the protocol changes with the size, and where traffic shapers let bursts pass.
-    The largest sizes then follow a separate line, which does not start at the latency. Smaller
-    sizes are included while they fit that line. None if the largest sizes follow no line, or too
-    few sizes are small enough to show the latency.
+    Smaller sizes are included while they fit the line of the largest. None if those follow no line,
+    or too few sizes show the latency.
     """
     order = np.argsort(size)
     size, time = size[order], time[order]
@@ -298,14 +282,6 @@ def _own_line(size: Floats, time: Floats) -> tuple[float, float, float]:
     variance = max(float(wrong @ wrong) / max(len(size) - 2, 1), _LEAST_ERROR**2)
     inverse = np.linalg.pinv(matrix.T @ matrix)
     return float(own), float(slope), math.sqrt(float(inverse[1, 1]) * variance)
-
-
-def _huber(far: Floats) -> Floats:
-    return np.minimum(1.0, _HUBER / np.maximum(far, 1e-9))
-
-
-def _tukey(far: Floats) -> Floats:
-    return np.clip(1 - (far / _TUKEY) ** 2, 0.0, None) ** 2
 
 
 def _step(

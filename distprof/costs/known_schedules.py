@@ -1,19 +1,18 @@
 """The named pipeline schedules, and the order of actions of each.
 
-Each function of the orders returns the actions of every rank in order. Waiting is not part of an
-order: it is a result of the replay (:mod:`distprof.costs.order_replay`). If a schedule splits the
-backward, nothing else needs the gradients of weights, so they can fill the bubble.
+Each function of the orders returns the actions of every rank in order. Waiting is a result of the
+replay (:mod:`distprof.costs.pipeline`). If a schedule splits the backward, nothing else needs
+the gradients of weights, so they can fill the bubble.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 
 import msgspec
 
-from distprof.costs.actions import Action, Orders, orders_from
+from distprof.costs.pipeline import Action, Orders, orders_from
 from distprof.terms import SlotKind
 
 RankOrders = list[list[Action]]
@@ -25,10 +24,9 @@ def gpipe(num_ranks: int, num_micro_batches: int) -> RankOrders:
     Source:
         Huang et al. 2019; the order of torch's ScheduleGPipe.
     """
-    batches = range(num_micro_batches)
+    kinds = (SlotKind.FORWARD, SlotKind.BACKWARD)
     return [
-        [Action(rank, SlotKind.FORWARD, batch) for batch in batches]
-        + [Action(rank, SlotKind.BACKWARD, batch) for batch in batches]
+        [Action(rank, kind, batch) for kind in kinds for batch in range(num_micro_batches)]
         for rank in range(num_ranks)
     ]
 
@@ -41,11 +39,7 @@ def one_f_one_b(num_ranks: int, num_micro_batches: int) -> RankOrders:
     """
     batches = range(num_micro_batches)
     return [
-        _interleave(
-            [Action(rank, SlotKind.FORWARD, batch) for batch in batches],
-            [Action(rank, SlotKind.BACKWARD, batch) for batch in batches],
-            warm_up=num_ranks - 1 - rank,
-        )
+        _interleave([(rank, m) for m in batches], warm_up=num_ranks - 1 - rank)
         for rank in range(num_ranks)
     ]
 
@@ -75,75 +69,34 @@ def interleaved_1f1b(num_ranks: int, num_micro_batches: int, virtual_stages: int
         Narayanan et al. 2021, section 2.2; Megatron's schedule table, torch's
         ScheduleInterleaved1F1B.
     """
-    group_size = _group_size(num_ranks, num_micro_batches)
-    table = _chunk_table(num_micro_batches, virtual_stages, group_size)
-    last = virtual_stages - 1
-    return [
-        _interleave(
-            [Action(c * num_ranks + rank, SlotKind.FORWARD, m) for m, c in table],
-            [Action((last - c) * num_ranks + rank, SlotKind.BACKWARD, m) for m, c in table],
-            warm_up=last * group_size + 2 * (num_ranks - 1 - rank),
-        )
-        for rank in range(num_ranks)
-    ]
+    return _interleaved(num_ranks, num_micro_batches, virtual_stages, per_hop=2, splits=False)
 
 
 def _interleave(
-    forward: Sequence[Action],
-    backward: Sequence[Action],
+    forward: Sequence[tuple[int, int]],
+    backward: Sequence[tuple[int, int]] | None = None,
     *,
     warm_up: int,
-    weight: Sequence[Action] = (),
-    deferred: int = 0,
+    deferred: int | None = None,
 ) -> list[Action]:
     """Warm-up forwards, then alternating forwards and backwards, then the remaining backwards.
 
-    One more forward than ``warm_up`` precedes the first backward. If ``weight`` is given, the
-    weight parts in the order of the backwards, these are only input parts, and each weight part is
-    ``deferred`` by that number of backwards.
+    Both are pairs of stage and micro-batch; equal unless ``backward`` is given. One more forward
+    than ``warm_up`` precedes the first backward. If ``deferred`` is given, backwards are split, and
+    each weight part is deferred by that number of input parts.
     """
-    actions = list(forward[:warm_up])
-    rest = forward[warm_up:]
-    for number, action in enumerate(backward):
+    back = forward if backward is None else backward
+    kind = SlotKind.BACKWARD if deferred is None else SlotKind.BACKWARD_INPUT
+    late = len(back) if deferred is None else deferred
+    weights = [] if deferred is None else [Action(s, SlotKind.BACKWARD_WEIGHT, m) for s, m in back]
+    ahead = [Action(s, SlotKind.FORWARD, m) for s, m in forward]
+    actions, rest = ahead[:warm_up], ahead[warm_up:]
+    for number, (stage, batch) in enumerate(back):
         actions += rest[number : number + 1]
-        actions.append(action)
-        if number >= deferred:
-            actions += weight[number - deferred : number - deferred + 1]
-    return actions + list(weight[max(0, len(backward) - deferred) :])
-
-
-def _chunk_table(
-    num_micro_batches: int, virtual_stages: int, group_size: int
-) -> list[tuple[int, int]]:
-    """Pairs of micro-batch and chunk of the rank, in the order of the forwards.
-
-    Source:
-        Megatron's ``get_schedule_table``: groups of micro-batches.
-    """
-    return [
-        (first + number, chunk)
-        for first in range(0, num_micro_batches, group_size)
-        for chunk in range(virtual_stages)
-        for number in range(group_size)
-    ]
-
-
-def _group_size(num_ranks: int, num_micro_batches: int) -> int:
-    """The number of ranks, or slightly more, so that all groups of micro-batches are equal.
-
-    Raises:
-        ValueError: If they cannot be equal; torch also rejects this.
-
-    Source:
-        torch's ScheduleInterleaved1F1B; with M a multiple of P, Megatron's default.
-    """
-    rounds = max(1, num_micro_batches // num_ranks)
-    if num_micro_batches % rounds:
-        raise ValueError(
-            f"{num_micro_batches} micro-batches do not make {rounds} equal groups of at least"
-            f" {num_ranks}"
-        )
-    return num_micro_batches // rounds
+        actions.append(Action(stage, kind, batch))
+        if number >= late:
+            actions.append(weights[number - late])
+    return actions + weights[max(0, len(back) - late) :]
 
 
 def zb_h1(num_ranks: int, num_micro_batches: int) -> RankOrders:
@@ -154,8 +107,9 @@ def zb_h1(num_ranks: int, num_micro_batches: int) -> RankOrders:
     Source:
         Qi et al. 2024, section 2.1.
     """
+    batches = range(num_micro_batches)
     return [
-        _split_1f1b(rank, num_micro_batches, warm_up=num_ranks - 1 - rank, deferred=rank)
+        _interleave([(rank, m) for m in batches], warm_up=num_ranks - 1 - rank, deferred=rank)
         for rank in range(num_ranks)
     ]
 
@@ -169,8 +123,9 @@ def zb_h2(num_ranks: int, num_micro_batches: int) -> RankOrders:
     Source:
         Qi et al. 2024, section 2.2.
     """
+    batches, most = range(num_micro_batches), 2 * (num_ranks - 1)
     return [
-        _split_1f1b(rank, num_micro_batches, warm_up=2 * (num_ranks - 1 - rank), deferred=2 * rank)
+        _interleave([(rank, m) for m in batches], warm_up=most - 2 * rank, deferred=2 * rank)
         for rank in range(num_ranks)
     ]
 
@@ -183,21 +138,37 @@ def interleaved_zero_bubble(
     Source:
         torch's ScheduleInterleavedZeroBubble; Qi et al. 2024.
     """
-    group_size = _group_size(num_ranks, num_micro_batches)
-    table = _chunk_table(num_micro_batches, virtual_stages, group_size)
-    last = virtual_stages - 1
-    orders = []
-    for rank in range(num_ranks):
-        back = [((last - c) * num_ranks + rank, m) for m, c in table]
-        actions = _interleave(
-            [Action(c * num_ranks + rank, SlotKind.FORWARD, m) for m, c in table],
-            [Action(s, SlotKind.BACKWARD_INPUT, m) for s, m in back],
-            warm_up=last * group_size + num_ranks - 1 - rank,
-            weight=[Action(s, SlotKind.BACKWARD_WEIGHT, m) for s, m in back],
-            deferred=rank,
+    return _interleaved(num_ranks, num_micro_batches, virtual_stages, per_hop=1, splits=True)
+
+
+def _interleaved(
+    num_ranks: int, num_micro_batches: int, virtual_stages: int, *, per_hop: int, splits: bool
+) -> RankOrders:
+    """Interleaved 1F1B with ``per_hop`` warm-up forwards for each later rank.
+
+    With ``splits``, weight gradients are deferred as in ZB-H1. Groups of micro-batches are as large
+    as the number of ranks, or slightly larger, so that all are equal. If they cannot be, it is a
+    ValueError, as in torch.
+    """
+    rounds = max(1, num_micro_batches // num_ranks)
+    if num_micro_batches % rounds:
+        raise ValueError(
+            f"{num_micro_batches} micro-batches do not make {rounds} equal groups of at least"
+            f" {num_ranks}"
         )
-        orders.append(actions)
-    return orders
+    size, last = num_micro_batches // rounds, virtual_stages - 1
+    starts, chunks = range(0, num_micro_batches, size), range(virtual_stages)
+    # micro-batch and chunk in the order of the forwards, as in Megatron's ``get_schedule_table``
+    table = [(first + n, chunk) for first in starts for chunk in chunks for n in range(size)]
+    return [
+        _interleave(
+            [(c * num_ranks + rank, m) for m, c in table],
+            [((last - c) * num_ranks + rank, m) for m, c in table],
+            warm_up=last * size + per_hop * (num_ranks - 1 - rank),
+            deferred=rank if splits else None,
+        )
+        for rank in range(num_ranks)
+    ]
 
 
 def zb_v(num_ranks: int, num_micro_batches: int) -> RankOrders:
@@ -206,7 +177,24 @@ def zb_v(num_ranks: int, num_micro_batches: int) -> RankOrders:
     Source:
         Qi et al. 2024, section 6; torch's ScheduleZBVZeroBubble.
     """
-    return [_zb_v_rank(rank, num_ranks, num_micro_batches) for rank in range(num_ranks)]
+    # the order is for a full pipeline; with fewer micro-batches, the missing ones are skipped
+    enough = max(2 * num_ranks - 1, num_micro_batches)
+    orders: RankOrders = []
+    for rank in range(num_ranks):
+        chunks, back = _Chunks(rank, num_ranks), num_ranks - rank
+        chunks.write("F0", 2 * back - 1)
+        chunks.write("F1 F0", rank)
+        chunks.write("F1 I1 W1", back)
+        while chunks.done("F1") < chunks.done("F0") or chunks.done("F0") < enough:
+            if chunks.done("F0") < enough:
+                chunks.write("F0")
+            chunks.write("I0 W0 F1 I1 W1")
+        chunks.write("I0 I1", rank)
+        chunks.write("I0 W0", back)
+        for chunk in (1, 0):
+            chunks.write(f"W{chunk}", chunks.done(f"I{chunk}") - chunks.done(f"W{chunk}"))
+        orders.append([each for each in chunks.actions if each.micro_batch < num_micro_batches])
+    return orders
 
 
 def dualpipe_v(num_ranks: int, num_micro_batches: int) -> tuple[RankOrders, list[list[bool]]]:
@@ -220,87 +208,6 @@ def dualpipe_v(num_ranks: int, num_micro_batches: int) -> tuple[RankOrders, list
     """
     ranks = [_dualpipe_v_rank(rank, num_ranks, num_micro_batches) for rank in range(num_ranks)]
     return [rank.actions for rank in ranks], [rank.overlaps for rank in ranks]
-
-
-def _split_1f1b(rank: int, num_micro_batches: int, *, warm_up: int, deferred: int) -> list[Action]:
-    batches = range(num_micro_batches)
-    return _interleave(
-        [Action(rank, SlotKind.FORWARD, batch) for batch in batches],
-        [Action(rank, SlotKind.BACKWARD_INPUT, batch) for batch in batches],
-        warm_up=warm_up,
-        weight=[Action(rank, SlotKind.BACKWARD_WEIGHT, batch) for batch in batches],
-        deferred=deferred,
-    )
-
-
-class _Chunks:
-    """Records the actions of a rank's two stages, and counts micro-batches per stage and kind."""
-
-    def __init__(self, rank: int, num_ranks: int) -> None:
-        self.stages = (rank, 2 * num_ranks - 1 - rank)
-        self.actions: list[Action] = []
-        self.overlaps: list[bool] = []
-        self._done: dict[tuple[int, SlotKind], int] = {}
-        self._weights: deque[tuple[int, int]] = deque()
-
-    def done(self, chunk: int, kind: SlotKind) -> int:
-        """Number of micro-batches that have finished this action."""
-        return self._done.get((chunk, kind), 0)
-
-    def write(self, text: str, times: int = 1) -> None:
-        """Append actions such as ``F0 I1 W1 B0``, in order, ``times`` times."""
-        for _ in range(times):
-            for word in text.split():
-                self._write(SlotKind("FBIW".index(word[0])), int(word[1]))
-
-    def write_overlapped(self, forward: int, backward: int) -> None:
-        """Append an overlapped forward of one chunk and backward of the other."""
-        self.write(f"F{forward}")
-        self.overlaps[-1] = True
-        self.write(f"B{backward}")
-
-    def write_input(self, chunk: int) -> None:
-        """Append the input part of a backward and leave its weight part pending."""
-        self._weights.append((chunk, self.done(chunk, SlotKind.BACKWARD_INPUT)))
-        self.write(f"I{chunk}")
-
-    def write_weight(self) -> None:
-        """Append the oldest pending weight part, if any is pending."""
-        if self._weights:
-            chunk, batch = self._weights.popleft()
-            self._put(SlotKind.BACKWARD_WEIGHT, chunk, batch)
-
-    def _write(self, kind: SlotKind, chunk: int) -> None:
-        counted = SlotKind.BACKWARD_INPUT if kind is SlotKind.BACKWARD else kind
-        number = self.done(chunk, counted)
-        self._done[chunk, counted] = number + 1
-        self._put(kind, chunk, number)
-
-    def _put(self, kind: SlotKind, chunk: int, batch: int) -> None:
-        self.actions.append(Action(self.stages[chunk], kind, batch))
-        self.overlaps.append(False)
-
-
-def _zb_v_rank(rank: int, num_ranks: int, num_micro_batches: int) -> list[Action]:
-    # the order is for a full pipeline; with fewer micro-batches, the missing ones are skipped
-    enough = max(2 * num_ranks - 1, num_micro_batches)
-    chunks, back = _Chunks(rank, num_ranks), num_ranks - rank
-    chunks.write("F0", 2 * back - 1)
-    chunks.write("F1 F0", rank)
-    chunks.write("F1 I1 W1", back)
-    forward = SlotKind.FORWARD
-    while chunks.done(1, forward) < chunks.done(0, forward) or chunks.done(0, forward) < enough:
-        if chunks.done(0, forward) < enough:
-            chunks.write("F0")
-        chunks.write("I0 W0 F1 I1 W1")
-    chunks.write("I0 I1", rank)
-    chunks.write("I0 W0", back)
-    for chunk in (1, 0):
-        behind = chunks.done(chunk, SlotKind.BACKWARD_INPUT) - chunks.done(
-            chunk, SlotKind.BACKWARD_WEIGHT
-        )
-        chunks.write(f"W{chunk}", behind)
-    return [action for action in chunks.actions if action.micro_batch < num_micro_batches]
 
 
 def _dualpipe_v_rank(rank: int, num_ranks: int, num_micro_batches: int) -> _Chunks:
@@ -320,22 +227,59 @@ def _dualpipe_v_rank(rank: int, num_ranks: int, num_micro_batches: int) -> _Chun
     for _ in range(hops):
         chunks.write("B1")
         chunks.write_overlapped(1, 0)
-    _cool_down(chunks, rank, hops)
-    return chunks
-
-
-def _cool_down(chunks: _Chunks, rank: int, hops: int) -> None:
-    """Backwards of both chunks; from the middle on, weight parts are deferred to fill the end."""
-    for number in range(2 * (rank + 1)):
-        if number >= rank + 1:
-            chunks.write_input(1 - number % 2)
-        else:
-            chunks.write(f"B{1 - number % 2}")
+    # backwards of both chunks; from the middle on, weight parts are deferred to fill the end
+    for number in range(rank + 1):
+        chunks.write(f"B{1 - number % 2}")
+    for number in range(rank + 1, 2 * (rank + 1)):
+        chunks.write_input(1 - number % 2)
     for _ in range(hops):
         chunks.write_weight()
         chunks.write_input(0)
     for _ in range(rank + 1):
         chunks.write_weight()
+    return chunks
+
+
+class _Chunks:
+    """Records the actions of a rank's two stages, and counts micro-batches per stage and kind."""
+
+    def __init__(self, rank: int, num_ranks: int) -> None:
+        self.stages = (rank, 2 * num_ranks - 1 - rank)
+        self.actions: list[Action] = []
+        self.overlaps: list[bool] = []
+        self._done: Counter[str] = Counter()
+        self._weights: deque[tuple[int, int]] = deque()
+
+    def done(self, action: str) -> int:
+        """Number of micro-batches that have finished an action such as ``I1``."""
+        return self._done[action]
+
+    def write(self, text: str, times: int = 1) -> None:
+        """Append actions such as ``F0 I1 W1 B0``, in order, ``times`` times."""
+        for word in text.split() * times:
+            counted = word.replace("B", "I")  # a whole backward counts as its input part
+            self._put(SlotKind("FBIW".index(word[0])), int(word[1]), self._done[counted])
+            self._done[counted] += 1
+
+    def write_overlapped(self, forward: int, backward: int) -> None:
+        """Append an overlapped forward of one chunk and backward of the other."""
+        self.write(f"F{forward}")
+        self.overlaps[-1] = True
+        self.write(f"B{backward}")
+
+    def write_input(self, chunk: int) -> None:
+        """Append the input part of a backward and leave its weight part pending."""
+        self._weights.append((chunk, self.done(f"I{chunk}")))
+        self.write(f"I{chunk}")
+
+    def write_weight(self) -> None:
+        """Append the oldest pending weight part, if any is pending."""
+        if self._weights:
+            self._put(SlotKind.BACKWARD_WEIGHT, *self._weights.popleft())
+
+    def _put(self, kind: SlotKind, chunk: int, batch: int) -> None:
+        self.actions.append(Action(self.stages[chunk], kind, batch))
+        self.overlaps.append(False)
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
@@ -373,50 +317,37 @@ def orders(
     """
     if schedule not in SCHEDULES:
         raise ValueError(f"no schedule {schedule}: choose from {', '.join(SCHEDULES)}")
-    found = SCHEDULES[schedule]
+    found, sizes = SCHEDULES[schedule], (num_ranks, num_micro_batches)
     per_rank = found.fewest if virtual_stages is None else virtual_stages
-    _check(found, num_ranks, num_micro_batches, per_rank)
-    sizes = (num_ranks, num_micro_batches)
+    if min(sizes) < 1:
+        raise ValueError(
+            f"{num_ranks} ranks and {num_micro_batches} micro-batches: both must be at least 1"
+        )
+    if per_rank < found.fewest or (found.most is not None and per_rank > found.most):
+        limits = f"{found.fewest} or more" if found.most is None else f"exactly {found.fewest}"
+        raise ValueError(f"schedule {schedule} takes {limits} stages per rank, not {per_rank}")
+    if found.fills and num_micro_batches < num_ranks * per_rank:
+        raise ValueError(
+            f"schedule {schedule} needs at least one micro-batch per stage,"
+            f" {num_ranks * per_rank}, not {num_micro_batches}"
+        )
     made = found.make(*sizes, per_rank) if found.most is None else found.make(*sizes)
     order, overlaps = made if isinstance(made, tuple) else (made, None)
     return orders_from(order, schedule=schedule, overlaps=overlaps)
 
 
-def _check(schedule: Schedule, num_ranks: int, num_micro_batches: int, per_rank: int) -> None:
-    if min(num_ranks, num_micro_batches) < 1:
-        raise ValueError(
-            f"{num_ranks} ranks and {num_micro_batches} micro-batches: both must be at least 1"
-        )
-    if per_rank < schedule.fewest or (schedule.most is not None and per_rank > schedule.most):
-        limits = (
-            f"{schedule.fewest} or more" if schedule.most is None else f"exactly {schedule.fewest}"
-        )
-        raise ValueError(f"schedule {schedule.name} takes {limits} stages per rank, not {per_rank}")
-    if schedule.fills and num_micro_batches < num_ranks * per_rank:
-        raise ValueError(
-            f"schedule {schedule.name} needs at least one micro-batch per stage,"
-            f" {num_ranks * per_rank}, not {num_micro_batches}"
-        )
-
-
-_ALL = (
-    Schedule(name="gpipe", make=gpipe),
-    Schedule(name="1f1b", make=one_f_one_b),
-    Schedule(name="looped-bfs", make=looped_bfs, fewest=2, most=None),
-    Schedule(name="interleaved-1f1b", make=interleaved_1f1b, fewest=2, most=None),
-    Schedule(name="zb-h1", make=zb_h1),
-    Schedule(name="zb-h2", make=zb_h2),
-    Schedule(name="interleaved-zb", make=interleaved_zero_bubble, fewest=2, most=None),
-    Schedule(name="zbv", make=zb_v, fewest=2, most=2, goes_back=True),
-    Schedule(
-        name="dualpipev",
-        make=dualpipe_v,
-        fewest=2,
-        most=2,
-        goes_back=True,
-        fills=True,
-    ),
-)
-
-SCHEDULES: Mapping[str, Schedule] = MappingProxyType({each.name: each for each in _ALL})
+SCHEDULES: Mapping[str, Schedule] = {
+    each.name: each
+    for each in (
+        Schedule(name="gpipe", make=gpipe),
+        Schedule(name="1f1b", make=one_f_one_b),
+        Schedule(name="looped-bfs", make=looped_bfs, fewest=2, most=None),
+        Schedule(name="interleaved-1f1b", make=interleaved_1f1b, fewest=2, most=None),
+        Schedule(name="zb-h1", make=zb_h1),
+        Schedule(name="zb-h2", make=zb_h2),
+        Schedule(name="interleaved-zb", make=interleaved_zero_bubble, fewest=2, most=None),
+        Schedule(name="zbv", make=zb_v, fewest=2, most=2, goes_back=True),
+        Schedule(name="dualpipev", make=dualpipe_v, fewest=2, most=2, goes_back=True, fills=True),
+    )
+}
 """Schedules by name: those of ``distprof run pp --schedule``, and some that torch lacks."""

@@ -1,7 +1,7 @@
 """Costs of uneven experts: load metrics, capacity, and placements of experts.
 
-Source of every formula here: formula sheet, "Mixture of experts". ``tokens`` are assignments of
-tokens to experts (or to ranks); the last axis is experts (or ranks).
+Source of every formula here: formula sheet, "Mixture of experts". ``tokens`` are assignments to
+experts (or ranks), which are the last axis.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
+
+from distprof.schema import Floats, Int64Array
 
 DEAD_RATIO = 0.01
 """An expert below this share of the mean load is dead."""
 
-_Floats = NDArray[np.float64]
 
-
-def load_imbalance(tokens: ArrayLike) -> _Floats:
+def load_imbalance(tokens: ArrayLike) -> Floats:
     """Maximum over mean load of shape ``(…, n)``, 1 if even; NaN without tokens."""
     load = _loads(tokens)
     return _over_mean(load.max(axis=-1), load)
 
 
-def load_variation(tokens: ArrayLike) -> _Floats:
+def load_variation(tokens: ArrayLike) -> Floats:
     """Standard deviation over mean, 0 if even; NaN without tokens."""
     load = _loads(tokens)
     return _over_mean(load.std(axis=-1), load)
 
 
-def normalised_entropy(tokens: ArrayLike) -> _Floats:
+def normalised_entropy(tokens: ArrayLike) -> Floats:
     """Entropy of the token shares divided by ln n, 1 if even; NaN without tokens.
 
     A single expert counts as even.
@@ -42,41 +42,35 @@ def normalised_entropy(tokens: ArrayLike) -> _Floats:
     if load.shape[-1] < 2:
         return np.where(total[..., 0] > 0, 1.0, np.nan)
     logarithm = np.log(share, out=np.zeros(load.shape), where=share > 0)
-    entropy: _Floats = -(share * logarithm).sum(axis=-1) / math.log(load.shape[-1])
+    entropy: Floats = -(share * logarithm).sum(axis=-1) / math.log(load.shape[-1])
     return entropy
 
 
-def dead_ratio(tokens: ArrayLike) -> _Floats:
+def dead_ratio(tokens: ArrayLike) -> Floats:
     """Share of experts with less than :data:`DEAD_RATIO` of the mean load."""
     load = _loads(tokens)
-    ratio: _Floats = (load < DEAD_RATIO * load.mean(axis=-1, keepdims=True)).mean(axis=-1)
+    ratio: Floats = (load < DEAD_RATIO * load.mean(axis=-1, keepdims=True)).mean(axis=-1)
     return ratio
 
 
 def expert_capacity(factor: float, top_k: int, num_tokens: int, num_experts: int) -> int:
-    """Maximum number of assignments of an expert: ⌈factor · k · T / E⌉.
-
-    Raises:
-        ValueError: If there is no expert, or a number is negative.
-    """
+    """Maximum number of assignments of an expert: ⌈factor · k · T / E⌉; ValueError if undefined."""
     if num_experts < 1 or factor < 0 or top_k < 0 or num_tokens < 0:
         raise ValueError("a capacity needs at least one expert and no negative numbers")
     return math.ceil(factor * top_k * num_tokens / num_experts)
 
 
-def dropped_tokens(tokens: ArrayLike, capacity: float) -> _Floats:
+def dropped_tokens(tokens: ArrayLike, capacity: float) -> Floats:
     """Assignments above the capacity of the experts, shape ``(…,)``."""
-    beyond: _Floats = np.maximum(_loads(tokens) - capacity, 0).sum(axis=-1)
+    beyond: Floats = np.maximum(_loads(tokens) - capacity, 0).sum(axis=-1)
     return beyond
 
 
 def aux_loss(fraction: ArrayLike, probability: ArrayLike) -> float:
     """Load-balancing loss of Switch and GShard: E · Σ f·P.
 
-    Args:
-        fraction: Share of tokens routed to each expert; adds up to 1, or to k if it counts all k
-            experts of a token.
-        probability: Mean router probability of each expert.
+    ``fraction`` is the share of tokens of each expert; adds up to 1, or to k if it counts all k
+    experts of a token. ``probability`` is its mean router probability.
     """
     f, p = np.asarray(fraction, np.float64), np.asarray(probability, np.float64)
     return float(len(f) * (f * p).sum())
@@ -90,14 +84,10 @@ def distribution_distance(first: ArrayLike, second: ArrayLike) -> float:
     return float(np.abs(a / a.sum() - b / b.sum()).sum() / 2)
 
 
-def lost_to_imbalance(expert_ns: ArrayLike) -> _Floats:
-    """Time lost to the slowest rank of a group: its expert time minus the mean of all ranks.
-
-    The other ranks wait for that time in the collective that returns tokens, so this wait is the
-    same loss. Shape ``(…, ranks)``.
-    """
+def lost_to_imbalance(expert_ns: ArrayLike) -> Floats:
+    """Time lost to the slowest rank of a group, shape ``(…, ranks)``: its time minus the mean."""
     times = _loads(expert_ns)
-    lost: _Floats = times.max(axis=-1) - times.mean(axis=-1)
+    lost: Floats = times.max(axis=-1) - times.mean(axis=-1)
     return lost
 
 
@@ -107,30 +97,27 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     num_ranks: int  # Ranks that share the experts.
     # int64, shape ``(layers, experts)``: the expert in each slot. The first ``experts / num_ranks``
     # slots belong to rank 0, and so on.
-    expert: NDArray[np.int64]
+    expert: Int64Array
 
     @property
-    def rank_of_expert(self) -> NDArray[np.int64]:
+    def rank_of_expert(self) -> Int64Array:
         """The rank that holds each expert, int64, shape ``(layers, experts)``."""
         slot = np.argsort(self.expert, axis=1)
-        rank: NDArray[np.int64] = slot // (self.expert.shape[1] // self.num_ranks)
+        rank: Int64Array = slot // (self.expert.shape[1] // self.num_ranks)
         return rank
 
-    def rank_loads(self, tokens: ArrayLike) -> _Floats:
+    def rank_loads(self, tokens: ArrayLike) -> Floats:
         """Tokens that each rank computes, float64, shape ``(…, layers, ranks)``."""
         load = _loads(tokens)
         slots = np.take_along_axis(load, np.broadcast_to(self.expert, load.shape), axis=-1)
-        by_rank: _Floats = slots.reshape(*load.shape[:-1], self.num_ranks, -1).sum(axis=-1)
+        by_rank: Floats = slots.reshape(*load.shape[:-1], self.num_ranks, -1).sum(axis=-1)
         return by_rank
 
 
 def contiguous_placement(num_layers: int, num_experts: int, num_ranks: int) -> Placement:
-    """The usual placement: the first experts on the first rank, and so on.
-
-    Raises:
-        ValueError: If the experts cannot be divided evenly.
-    """
-    _check_slots(num_experts, num_ranks)
+    """The usual placement: the first experts on the first rank; ValueError if uneven."""
+    if num_ranks < 1 or num_experts < 1 or num_experts % num_ranks:
+        raise ValueError(f"{num_experts} experts cannot be divided evenly among {num_ranks} ranks")
     expert = np.broadcast_to(np.arange(num_experts, dtype=np.int64), (num_layers, num_experts))
     return Placement(num_ranks=num_ranks, expert=expert)
 
@@ -138,15 +125,11 @@ def contiguous_placement(num_layers: int, num_experts: int, num_ranks: int) -> P
 def place_experts(load: ArrayLike, num_ranks: int) -> Placement:
     """A greedy placement of experts that reduces the load of the busiest rank.
 
-    The busiest experts are placed first, each on the least loaded rank with a free slot. Every rank
-    has the same number of slots. A layer keeps contiguous blocks unless the greedy placement is
-    better. ``load`` holds tokens per expert, shape ``(layers, experts)``.
+    The busiest experts first, each on the least loaded rank with a free slot; a layer keeps
+    contiguous blocks unless that is better. ``load`` holds tokens per expert, shape ``(layers,
+    experts)``; ValueError for another shape, or if slots cannot be divided evenly.
 
-    Raises:
-        ValueError: If the slots cannot be divided evenly, or the load is not two-dimensional.
-
-    Source:
-        DeepSeek-AI, EPLB (expert parallelism load balancer): balanced packing.
+    Source: DeepSeek-AI, EPLB (expert parallelism load balancer): balanced packing.
     """
     tokens = _loads(load)
     if tokens.ndim != 2:
@@ -161,7 +144,7 @@ def place_experts(load: ArrayLike, num_ranks: int) -> Placement:
     return Placement(num_ranks=num_ranks, expert=kept)
 
 
-def _pack(load: _Floats, num_ranks: int) -> NDArray[np.int64]:
+def _pack(load: Floats, num_ranks: int) -> Int64Array:
     """Experts by slot, all layers at once: heaviest first, to the least loaded free rank."""
     num_layers, num_slots = load.shape
     layers, room = np.arange(num_layers), num_slots // num_ranks
@@ -177,19 +160,14 @@ def _pack(load: _Floats, num_ranks: int) -> NDArray[np.int64]:
     return packed
 
 
-def _check_slots(num_slots: int, num_ranks: int) -> None:
-    if num_ranks < 1 or num_slots < 1 or num_slots % num_ranks:
-        raise ValueError(f"{num_slots} experts cannot be divided evenly among {num_ranks} ranks")
-
-
-def _loads(values: Any) -> _Floats:
+def _loads(values: Any) -> Floats:
     load = np.asarray(values, dtype=np.float64)
     if not load.ndim or not load.shape[-1]:
         raise ValueError("there must be at least one expert")
     return load
 
 
-def _over_mean(values: _Floats, load: _Floats) -> _Floats:
+def _over_mean(values: Floats, load: Floats) -> Floats:
     mean = load.mean(axis=-1)
-    ratio: _Floats = np.divide(values, mean, out=np.full(mean.shape, np.nan), where=mean > 0)
+    ratio: Floats = np.divide(values, mean, out=np.full(mean.shape, np.nan), where=mean > 0)
     return ratio

@@ -1,195 +1,415 @@
-"""Pipeline bubbles in closed form: fractions, overheads, idle times and micro-batches in flight.
+"""Pipelines: bubbles in closed form, the order of actions on each rank, and its replay.
 
-Source of every formula here: formula sheet, "Pipeline bubble". All assume equal stages and messages
-that take no time; :mod:`distprof.costs.order_replay` covers other cases. Arguments may be scalars
-or arrays that broadcast against each other; results are floats or float64 arrays.
+Source of every formula here: formula sheet, "Pipeline bubble". The closed forms assume equal stages
+and messages that take no time. P is the number of ranks of the pipeline, M that of micro-batches
+per step, V that of stages per rank; each is 1 or more, or a ValueError says so. Durations are in
+any unit: F of a forward of one micro-batch on one stage, B of the backward's part for inputs, W of
+its part for weights.
+
+In a replay, an action starts when its rank has finished the previous one and its inputs are there:
+
+- a forward needs the forward of the previous stage, and a loss its stage's forward,
+- a backward, or its input part, needs the forward (and loss) of its stage, and the gradient of the
+  next stage,
+- a weight part needs the input part of its stage.
+
+The outputs of a pair are sent when both parts have ended, as in torch. Inputs from actions that are
+missing, because a rank was not observed, are available from the start.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-ZeroBubbleSchedule = Literal["1f1b", "zb-h1", "zb-h2"]
+from distprof.replay import Graph, simulate
+from distprof.schema import Bools, Int64Array
+from distprof.terms import SlotKind
 
+ZeroBubbleSchedule = Literal["1f1b", "zb-h1", "zb-h2"]
 _WEIGHT_PARTS = {"1f1b": -1, "zb-h1": 1, "zb-h2": 2}
 """Weight-gradient slots per hop that fill the bubble; in 1F1B, one adds to the bubble."""
 
 
 def bubble_fraction(
-    num_stages: ArrayLike, num_micro_batches: ArrayLike, virtual_stages: ArrayLike = 1
-) -> Any:
+    num_stages: float, num_micro_batches: float, virtual_stages: float = 1
+) -> float:
     """Idle over total time, 0 to 1: (P - 1) / (V · M + P - 1).
 
-    Holds for GPipe and 1F1B (``virtual_stages`` 1), and with at least as many micro-batches as
-    ranks for interleaved 1F1B and looped breadth-first pipelines.
-
-    Args:
-        num_stages: P, ranks of the pipeline.
-        num_micro_batches: M, per step.
-        virtual_stages: V, stages that each rank holds.
-
-    Raises:
-        ValueError: If a number is below 1.
+    Holds for GPipe and 1F1B (V = 1), and with at least as many micro-batches as ranks for
+    interleaved 1F1B and looped breadth-first pipelines.
     """
-    idle, useful = _hops(num_stages, num_micro_batches, virtual_stages)
-    return _plain(idle / (useful + idle))
+    _check_counts(num_stages, num_micro_batches, virtual_stages)
+    idle = num_stages - 1
+    return idle / (virtual_stages * num_micro_batches + idle)
 
 
 def bubble_overhead(
-    num_stages: ArrayLike, num_micro_batches: ArrayLike, virtual_stages: ArrayLike = 1
-) -> Any:
-    """Idle over useful time: (P - 1) / (V · M), which is larger than the bubble fraction.
-
-    Args:
-        num_stages: P, ranks of the pipeline.
-        num_micro_batches: M, per step.
-        virtual_stages: V, stages that each rank holds.
-
-    Raises:
-        ValueError: If a number is below 1.
-    """
-    idle, useful = _hops(num_stages, num_micro_batches, virtual_stages)
-    return _plain(idle / useful)
+    num_stages: float, num_micro_batches: float, virtual_stages: float = 1
+) -> float:
+    """Idle over useful time: (P - 1) / (V · M), which is larger than the bubble fraction."""
+    _check_counts(num_stages, num_micro_batches, virtual_stages)
+    return (num_stages - 1) / (virtual_stages * num_micro_batches)
 
 
 def zero_bubble_idle(
     schedule: ZeroBubbleSchedule,
-    num_stages: ArrayLike,
-    forward: ArrayLike,
-    backward_input: ArrayLike,
-    backward_weight: ArrayLike,
-) -> Any:
-    """Idle time per rank between its first and last action, in the unit of the durations.
+    num_stages: float,
+    forward: float,
+    backward_input: float,
+    backward_weight: float,
+) -> float:
+    """Idle time per rank between its first and last action.
 
     1F1B (P - 1)(F + B + W), ZB-H1 (P - 1)(F + B - W), ZB-H2 (P - 1)(F + B - 2W), never below 0.
     The last two hold if W is at most as long as F and B, and there are enough micro-batches to fill
     the pipeline.
 
-    Args:
-        schedule: ``1f1b``, ``zb-h1`` or ``zb-h2``.
-        num_stages: P, ranks of the pipeline.
-        forward: F, forward of one micro-batch on one stage.
-        backward_input: B, the part of the backward that computes gradients of inputs.
-        backward_weight: W, the part that computes gradients of weights.
-
     Raises:
         ValueError: If the schedule has no formula, or P is below 1.
 
     Source:
-        Formula sheet, "Pipeline bubble"; Qi et al. 2024, section 2.
+        Qi et al. 2024, section 2.
     """
     if schedule not in _WEIGHT_PARTS:
         raise ValueError(f"no formula for the idle time of {schedule}")
-    hops = _at_least_one(num_stages, "stages") - 1
-    weight = _WEIGHT_PARTS[schedule] * np.asarray(backward_weight, np.float64)
-    idle = np.asarray(forward, np.float64) + np.asarray(backward_input, np.float64) - weight
-    return _plain(hops * np.maximum(idle, 0.0))
+    _check_counts(num_stages)
+    idle = forward + backward_input - _WEIGHT_PARTS[schedule] * backward_weight
+    return (num_stages - 1) * max(idle, 0.0)
 
 
 def dualpipe_idle(
-    num_stages: ArrayLike,
-    overlapped: ArrayLike,
-    backward: ArrayLike,
-    backward_weight: ArrayLike,
-) -> Any:
-    """Idle time per rank of DualPipe: (P / 2 - 1)(F&B + B - 3W).
+    num_stages: float, overlapped: float, backward: float, backward_weight: float
+) -> float:
+    """Idle time per rank of DualPipe: (P / 2 - 1)(F&B + B - 3W), never below 0.
 
-    Args:
-        num_stages: P, ranks of the pipeline, even.
-        overlapped: F&B, an overlapped forward and backward of two micro-batches.
-        backward: B, here the full backward.
-        backward_weight: W, its weight-gradient part.
-
-    Raises:
-        ValueError: If P is below 1.
+    P is even, F&B an overlapped forward and backward of two micro-batches, B the full backward.
 
     Source:
-        Formula sheet, "Pipeline bubble"; DeepSeek-V3 report, table 2.
+        DeepSeek-V3 report, table 2.
     """
-    hops = _at_least_one(num_stages, "stages") / 2 - 1
-    weight = np.asarray(backward_weight, np.float64)
-    idle = np.asarray(overlapped, np.float64) + np.asarray(backward, np.float64) - 3 * weight
-    return _plain(np.maximum(hops, 0.0) * np.maximum(idle, 0.0))
+    _check_counts(num_stages)
+    return max(num_stages / 2 - 1, 0.0) * max(overlapped + backward - 3 * backward_weight, 0.0)
 
 
 def in_flight(
-    schedule: Literal["gpipe", "1f1b"],
-    num_stages: ArrayLike,
-    num_micro_batches: ArrayLike,
-    stage: ArrayLike,
-) -> Any:
-    """The most micro-batches whose activations a stage holds at once.
-
-    GPipe M, 1F1B min(M, P - stage).
-
-    Args:
-        schedule: ``gpipe`` or ``1f1b``; others: see ``in_flight_of``.
-        num_stages: P, ranks of the pipeline.
-        num_micro_batches: M, per step.
-        stage: Stage, from 0.
+    schedule: Literal["gpipe", "1f1b"], num_stages: int, num_micro_batches: int, stage: int
+) -> int:
+    """The most micro-batches whose activations a stage, from 0, holds: M or min(M, P - stage).
 
     Raises:
-        ValueError: If the schedule has no formula, or a stage is not in the pipeline.
+        ValueError: If the schedule has no formula (see ``in_flight_of``), or the stage is not in
+            the pipeline.
     """
-    stages = _at_least_one(num_stages, "stages")
-    batches = _at_least_one(num_micro_batches, "micro-batches")
-    place = np.asarray(stage, np.float64)
-    if np.any(place < 0) or np.any(place >= stages):
+    _check_counts(num_stages, num_micro_batches)
+    if not 0 <= stage < num_stages:
         raise ValueError(f"stage {stage!r} is not one of the pipeline's {num_stages!r}")
     if schedule == "gpipe":
-        return _plain(batches + 0 * place)
+        return num_micro_batches
     if schedule == "1f1b":
-        return _plain(np.minimum(batches, stages - place))
+        return min(num_micro_batches, num_stages - stage)
     raise ValueError(f"no formula for the micro-batches in flight of {schedule}")
 
 
-def min_micro_batches(
-    num_stages: ArrayLike, fraction: ArrayLike, virtual_stages: ArrayLike = 1
-) -> Any:
-    """The fewest micro-batches whose bubble fraction is at most ``fraction``.
-
-    Args:
-        num_stages: P, ranks of the pipeline.
-        fraction: Accepted bubble fraction, above 0 and below 1.
-        virtual_stages: V, stages that each rank holds.
-
-    Returns:
-        Integer, or int64 array; at least 1.
+def min_micro_batches(num_stages: int, fraction: float, virtual_stages: int = 1) -> int:
+    """The fewest micro-batches, at least 1, whose bubble fraction is at most ``fraction``.
 
     Raises:
         ValueError: If a number is below 1, or the fraction is not between 0 and 1.
     """
-    limit = np.asarray(fraction, np.float64)
-    if np.any(limit <= 0) or np.any(limit >= 1):
+    if not 0 < fraction < 1:
         raise ValueError(f"a bubble fraction must be between 0 and 1, not {fraction!r}")
-    idle = _at_least_one(num_stages, "stages") - 1
-    per_batch = _at_least_one(virtual_stages, "virtual stages") * limit
-    # slightly below the next integer counts as that integer: 0.1 is not exact in binary
-    fewest = np.ceil(idle * (1 - limit) / per_batch - 1e-9)
-    result = np.maximum(fewest, 1).astype(np.int64)
-    return int(result) if result.ndim == 0 else result
+    _check_counts(num_stages, virtual_stages)
+    fewest = (num_stages - 1) * (1 - fraction) / (virtual_stages * fraction)
+    # slightly above an integer counts as that integer: 0.1 is not exact in binary
+    return max(math.ceil(fewest - 1e-9), 1)
 
 
-def _hops(
-    num_stages: ArrayLike, num_micro_batches: ArrayLike, virtual_stages: ArrayLike
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Idle and useful time of a rank, in slots of one stage and micro-batch."""
-    useful = _at_least_one(virtual_stages, "virtual stages") * _at_least_one(
-        num_micro_batches, "micro-batches"
+def _check_counts(*counts: float) -> None:
+    if not all(count >= 1 for count in counts):
+        raise ValueError(f"a pipeline has at least one stage and micro-batch, not {counts}")
+
+
+class Action(NamedTuple):
+    """One slot: the work of a stage on a micro-batch."""
+
+    stage: int
+    kind: SlotKind
+    micro_batch: int
+
+    def __str__(self) -> str:
+        """The action in torch's notation, for example ``1F3``, ``0I2``, ``2W7``."""
+        return f"{self.stage}{'FBIWLO'[self.kind]}{self.micro_batch}"
+
+
+class Orders(msgspec.Struct, frozen=True, kw_only=True):
+    """Actions of all ranks of one pipeline and step, rank by rank, in the order of each rank."""
+
+    schedule: str  # Source of the order.
+    num_ranks: int  # Ranks of the pipeline.
+    rank: NDArray[np.int32]  # int32 per action, index in the pipeline's group from 0, ascending.
+    stage: NDArray[np.int32]  # int32, from 0 over the whole pipeline.
+    kind: NDArray[np.int8]  # int8, a SlotKind.
+    micro_batch: NDArray[np.int32]  # int32, from 0.
+    # bool, whether the schedule runs it concurrently with the rank's next action (DualPipe's pairs
+    # of a forward and a backward).
+    overlaps: Bools
+
+    def __len__(self) -> int:
+        return len(self.stage)
+
+    @property
+    def num_stages(self) -> int:
+        """One more than the last stage with an action."""
+        return int(self.stage.max()) + 1 if len(self) else 0
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Number of distinct micro-batches."""
+        return len(np.unique(self.micro_batch))
+
+    def actions(self, rank: int) -> tuple[Action, ...]:
+        """Actions of one rank, in order."""
+        rows = np.flatnonzero(self.rank == rank)
+        columns = (self.stage[rows], self.kind[rows], self.micro_batch[rows])
+        return tuple(
+            Action(stage, SlotKind(kind), batch)
+            for stage, kind, batch in zip(*(part.tolist() for part in columns), strict=True)
+        )
+
+
+def orders_from(
+    ranks: Sequence[Iterable[tuple[int, int, int]] | NDArray[Any]],
+    *,
+    schedule: str = "observed",
+    overlaps: Sequence[Sequence[bool]] | None = None,
+) -> Orders:
+    """Build :class:`Orders` from the actions of each rank, in order of start.
+
+    A rank is any iterable of (stage, kind, micro-batch), or an integer array of shape (n, 3).
+    ``overlaps`` are flags per rank and action; None if nothing overlaps.
+    """
+    parts = [
+        np.asarray(rank if isinstance(rank, np.ndarray) else list(rank), np.int64).reshape(-1, 3)
+        for rank in ranks
+    ]
+    rows = np.concatenate(parts) if parts else np.empty((0, 3), np.int64)
+    pairs = [] if overlaps is None else [flag for rank in overlaps for flag in rank]
+    return Orders(
+        schedule=schedule,
+        num_ranks=len(parts),
+        rank=np.repeat(np.arange(len(parts)), [len(part) for part in parts]).astype(np.int32),
+        stage=rows[:, 0].astype(np.int32),
+        kind=rows[:, 1].astype(np.int8),
+        micro_batch=rows[:, 2].astype(np.int32),
+        overlaps=np.array(pairs, np.bool_) if pairs else np.zeros(len(rows), np.bool_),
     )
-    return _at_least_one(num_stages, "stages") - 1, useful
 
 
-def _at_least_one(number: ArrayLike, what: str) -> NDArray[np.float64]:
-    values = np.asarray(number, np.float64)
-    if np.any(~(values >= 1)):
-        raise ValueError(f"a pipeline has at least one of {what}, not {number!r}")
-    return values
+def in_flight_of(orders: Orders, *, by_stage: bool = False) -> Int64Array:
+    """The largest number of activations held at once, each of one stage and micro-batch.
+
+    An activation is held from the start of a forward to the end of its backward, or of the weight
+    part if the backward is split. Counted per rank, shape (ranks,), or ``by_stage``, shape
+    (stages,).
+    """
+    key = orders.stage if by_stage else orders.rank
+    change = np.zeros(len(orders), np.int64)
+    change[orders.kind == SlotKind.FORWARD] = 1
+    change[np.isin(orders.kind, (SlotKind.BACKWARD, SlotKind.BACKWARD_WEIGHT))] = -1
+    order = np.argsort(key, kind="stable")
+    held = np.cumsum(change[order])
+    size = orders.num_stages if by_stage else orders.num_ranks
+    first = np.searchsorted(key[order], np.arange(size + 1))
+    before = np.concatenate((np.zeros(1, np.int64), held))[first[:-1]]
+    peak = np.zeros(size, np.int64)
+    some = np.flatnonzero(np.diff(first))
+    if len(some):
+        peak[some] = np.maximum.reduceat(held, first[:-1][some]) - before[some]
+    return np.maximum(peak, 0)
 
 
-def _plain(values: NDArray[np.float64]) -> Any:
-    """A float for a single number, else the array."""
-    return float(values) if np.ndim(values) == 0 else values
+Durations = Mapping[SlotKind, ArrayLike]
+_GRADIENT = (SlotKind.BACKWARD, SlotKind.BACKWARD_INPUT)
+
+
+class Replay(msgspec.Struct, frozen=True, kw_only=True):
+    """Start and end times of a pipeline's actions; the first action starts at 0."""
+
+    orders: Orders  # The replayed actions.
+    # Per action, int64, shape ``(n,)``, or ``(n, k)`` for k sets of durations.
+    start_ns: Int64Array
+    end_ns: Int64Array  # In the same form.
+    busy_ns: Int64Array  # Busy time per rank, shape ``(ranks,)`` or ``(ranks, k)``.
+
+    @property
+    def makespan_ns(self) -> Any:
+        """Time from the first start to the last end; one number per set of durations."""
+        if not len(self.orders):
+            return np.zeros(self.end_ns.shape[1:], np.int64)[()]
+        return self.end_ns.max(axis=0)
+
+    @property
+    def idle_ns(self) -> Int64Array:
+        """Idle time per rank within the makespan."""
+        idle: Int64Array = self.makespan_ns - self.busy_ns
+        return idle
+
+    @property
+    def bubble_fraction(self) -> Any:
+        """Idle over total time of all ranks; 0 if nothing takes time."""
+        total = np.maximum(self.makespan_ns * np.float64(self.orders.num_ranks), 1)
+        return (self.idle_ns.sum(axis=0) / total)[()]
+
+    @property
+    def in_flight(self) -> Int64Array:
+        """Per rank: the largest number of activations held at once."""
+        return in_flight_of(self.orders)
+
+
+def replay(
+    orders: Orders,
+    durations: Durations | NDArray[Any],
+    *,
+    transfer_ns: ArrayLike = 0,
+) -> Replay:
+    """Compute start and end of every action if each starts as early as its inputs and rank allow.
+
+    Args:
+        orders: Actions of each rank, in order.
+        durations: By kind: ns, one number for all stages or one per stage. ``BACKWARD`` may be left
+            out if both its parts are given, ``LOSS`` is 0 unless given, and with ``OVERLAPPED``,
+            pairs run at once for that time. Or an array with the duration of each action, shape
+            ``(n,)`` or ``(n, k)``.
+        transfer_ns: Time from the end of an action to the arrival of its output on another rank;
+            one number or one per boundary between stages, shape ``(stages - 1,)``.
+
+    Raises:
+        ValueError: If a kind has no duration, a stage works twice on one micro-batch, or actions
+            wait for each other (CycleError).
+    """
+    length, merged = _lengths(orders, durations), np.zeros(len(orders), np.bool_)
+    if not isinstance(durations, np.ndarray) and SlotKind.OVERLAPPED in durations:
+        # a pair is one operation of the given duration; other actions are one each
+        merged = orders.overlaps
+        length = np.where(merged, _by_stage(orders, durations[SlotKind.OVERLAPPED]), length)
+    second = np.zeros_like(merged)
+    second[1:] = merged[:-1]
+    first = np.flatnonzero(~second)
+    operation = np.cumsum(~second) - 1
+    length = length[first]
+    source, target, boundary = _edges(orders)
+    outer = operation[source] != operation[target]
+    graph = Graph.of(len(first), operation[source[outer]], operation[target[outer]])
+    times = simulate(graph, length, delay=_delay(orders, boundary[outer], transfer_ns))
+    busy = np.zeros((orders.num_ranks, *length.shape[1:]), np.int64)
+    np.add.at(busy, orders.rank[first], length)
+    return Replay(
+        orders=orders, start_ns=times.start[operation], end_ns=times.end[operation], busy_ns=busy
+    )
+
+
+def _lengths(orders: Orders, durations: Durations | NDArray[Any]) -> Int64Array:
+    """Duration of each action by itself."""
+    if isinstance(durations, np.ndarray):
+        if len(durations) != len(orders):
+            raise ValueError(f"{len(durations)} durations for {len(orders)} actions")
+        return _as_ns(durations)
+    given = {SlotKind.LOSS: 0, **durations}
+    parts = [given.get(kind) for kind in (SlotKind.BACKWARD_INPUT, SlotKind.BACKWARD_WEIGHT)]
+    if SlotKind.BACKWARD not in given and parts[0] is not None and parts[1] is not None:
+        given[SlotKind.BACKWARD] = np.add(parts[0], parts[1])
+    length = np.zeros(len(orders), np.int64)
+    for kind in map(SlotKind, np.unique(orders.kind).tolist()):
+        if kind not in given:
+            raise ValueError(f"no duration of {kind.name.lower()} actions is given")
+        rows = orders.kind == kind
+        length[rows] = _by_stage(orders, given[kind])[rows]
+    return length
+
+
+def _as_ns(values: ArrayLike) -> Int64Array:
+    return np.rint(values).astype(np.int64)
+
+
+def _by_stage(orders: Orders, values: ArrayLike) -> Int64Array:
+    """One value per action, from one number or one per stage."""
+    ns = _as_ns(values)
+    if ns.ndim == 0:
+        return np.full(len(orders), ns)
+    if len(ns) < orders.num_stages:
+        raise ValueError(f"{len(ns)} durations for {orders.num_stages} stages")
+    return ns[orders.stage]
+
+
+def _delay(orders: Orders, boundary: Int64Array, transfer_ns: ArrayLike) -> Int64Array | None:
+    """Delay per edge; ``boundary`` is the stage before it, or -1 within a rank."""
+    transfer = _as_ns(transfer_ns)
+    if not transfer.any():
+        return None
+    if transfer.ndim and len(transfer) < orders.num_stages - 1:
+        raise ValueError(f"{len(transfer)} transfer times for {orders.num_stages - 1} boundaries")
+    crosses = boundary >= 0
+    delay = np.zeros(len(boundary), np.int64)
+    delay[crosses] = transfer[boundary[crosses]] if transfer.ndim else transfer
+    return delay
+
+
+def _edges(
+    orders: Orders,
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Dependencies: sources, targets, and the stage boundary that each crosses."""
+    row = np.arange(len(orders))
+    same = row[1:][orders.rank[1:] == orders.rank[:-1]]
+    places = _Places(orders)
+    forward, loss = (SlotKind.FORWARD,), (SlotKind.LOSS,)
+    found = [
+        (same - 1, same),
+        places.join(forward, forward, -1),
+        places.join(_GRADIENT, _GRADIENT, 1),
+        places.join(forward, loss, 0),
+        places.join(forward, _GRADIENT, 0),
+        places.join(loss, _GRADIENT, 0),
+        places.join(_GRADIENT, (SlotKind.BACKWARD_WEIGHT,), 0),
+    ]
+    source, target = (np.concatenate([pair[side] for pair in found]) for side in (0, 1))
+    crosses = orders.rank[source] != orders.rank[target]
+    boundary = np.minimum(orders.stage[source], orders.stage[target]).astype(np.int64)
+    # a pair also sends when its second part has ended
+    source = source + (orders.overlaps[source] & crosses)
+    return source, target, np.where(crosses, boundary, np.int64(-1))
+
+
+class _Places:
+    """Finds actions by stage, kind and micro-batch."""
+
+    def __init__(self, orders: Orders) -> None:
+        self._kind = orders.kind
+        _, batch = np.unique(orders.micro_batch, return_inverse=True)
+        self._width = np.int64(batch.max(initial=0) + 1)
+        # lookups include stage -1 and the one after the last
+        self._key = (orders.stage.astype(np.int64) + 1) * self._width + batch
+
+    def join(
+        self, sources: tuple[SlotKind, ...], targets: tuple[SlotKind, ...], shift: int
+    ) -> tuple[Int64Array, Int64Array]:
+        """Pairs of source and target actions, the source ``shift`` stages after the target."""
+        source = np.flatnonzero(np.isin(self._kind, sources))
+        target = np.flatnonzero(np.isin(self._kind, targets))
+        source = source[np.argsort(self._key[source], kind="stable")]
+        keys = self._key[source]
+        twice = np.flatnonzero(keys[1:] == keys[:-1])
+        if len(twice):
+            stage, _ = divmod(int(keys[twice[0]]), int(self._width))
+            raise ValueError(f"stage {stage - 1} works twice on one micro-batch")
+        if not len(source):
+            return source, source
+        wanted = self._key[target] + shift * self._width
+        at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+        there = keys[at] == wanted
+        return source[at[there]], target[there]

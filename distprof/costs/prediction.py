@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.costs.known_schedules import SCHEDULES, orders
-from distprof.costs.order_replay import replay
-from distprof.schema import Int64Array
+from distprof.costs.pipeline import replay
+from distprof.schema import Floats, Int64Array
 from distprof.terms import SlotKind
 
 
@@ -58,11 +58,9 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     virtual_stages: int  # Stages per rank.
     # Layers of each stage, first to last; empty if layers are unknown.
     layer_split: tuple[int, ...]
-    step_ns: int  # The pipeline's makespan plus the rest of the step.
     makespan_ns: int  # Time from the start of the first action to the end of the last.
     bubble_fraction: float  # Idle over total time of the ranks within the makespan, 0 to 1.
     in_flight: float  # Micro-batches whose activations the fullest rank holds, over all its layers.
-    activation_ratio: float  # The same in micro-batches of the current size: its activation memory.
 
 
 def predict(
@@ -71,33 +69,29 @@ def predict(
     candidates: Iterable[Candidate],
     *,
     transfer_ns: int = 0,
-    other_ns: int = 0,
 ) -> tuple[Prediction, ...]:
     """Step time and bubble of each configuration that can run, in the order given.
 
-    Configurations that cannot run (micro-batches that do not divide evenly, fewer layers than
-    stages) are omitted. ``transfer_ns`` is the time of one of the current messages between stages:
-    smaller ones are assumed to be no faster, larger ones proportionally slower. ``other_ns`` is the
-    time of the step outside the pipeline: optimizer, gradients, input.
+    ``transfer_ns`` is the time of one of the current messages between stages: smaller ones are
+    assumed to be no faster, larger ones proportionally slower.
     """
-    made = (_predict(work, num_ranks, candidate, transfer_ns, other_ns) for candidate in candidates)
+    made = (_predict(work, num_ranks, candidate, transfer_ns) for candidate in candidates)
     return tuple(prediction for prediction in made if prediction is not None)
 
 
 def _predict(
-    work: StageWork, num_ranks: int, candidate: Candidate, transfer_ns: int, other_ns: int
+    work: StageWork, num_ranks: int, candidate: Candidate, transfer_ns: int
 ) -> Prediction | None:
+    name, num_micro_batches = candidate.schedule, candidate.num_micro_batches
     try:
-        order = orders(
-            candidate.schedule, num_ranks, candidate.num_micro_batches, candidate.virtual_stages
-        )
-        per_rank = candidate.virtual_stages or SCHEDULES[candidate.schedule].fewest
-        schedule = SCHEDULES[candidate.schedule]
+        order = orders(name, num_ranks, num_micro_batches, candidate.virtual_stages)
+        schedule = SCHEDULES[name]
+        per_rank = candidate.virtual_stages or schedule.fewest
         places = [schedule.rank_of(stage, num_ranks) for stage in range(num_ranks * per_rank)]
         parts, split = _stages(work, candidate, places)
     except ValueError:
         return None
-    size = work.num_micro_batches / candidate.num_micro_batches
+    size = work.num_micro_batches / num_micro_batches
     forward, inputs, weights = (part * size for part in parts)
     replayed = replay(
         order,
@@ -109,23 +103,20 @@ def _predict(
         },
         transfer_ns=int(transfer_ns * max(1.0, size)),
     )
-    held = float(replayed.in_flight.max()) / per_rank
     return Prediction(
-        schedule=candidate.schedule,
-        num_micro_batches=candidate.num_micro_batches,
+        schedule=name,
+        num_micro_batches=num_micro_batches,
         virtual_stages=per_rank,
         layer_split=split,
-        step_ns=int(replayed.makespan_ns) + other_ns,
         makespan_ns=int(replayed.makespan_ns),
         bubble_fraction=float(replayed.bubble_fraction),
-        in_flight=held,
-        activation_ratio=held * size,
+        in_flight=float(replayed.in_flight.max()) / per_rank,
     )
 
 
 def _stages(
     work: StageWork, candidate: Candidate, places: list[int]
-) -> tuple[NDArray[np.float64], tuple[int, ...]]:
+) -> tuple[Floats, tuple[int, ...]]:
     """Forward, input part and weight part per stage, shape (3, stages), and the layers of each."""
     num_stages = len(places)
     present = np.stack((work.forward_ns, work.backward_input_ns, work.backward_weight_ns)).astype(
@@ -150,9 +141,7 @@ def _stages(
     return np.add.reduceat(layers, cuts, axis=1), tuple(split)
 
 
-def _divided(
-    present: NDArray[np.float64], along: NDArray[np.float64], num_stages: int
-) -> NDArray[np.float64]:
+def _divided(present: Floats, along: Floats, num_stages: int) -> Floats:
     """Stages of equal length along the model; ``along`` holds positions of the current stages."""
     cuts = np.linspace(0, along[-1], num_stages + 1)
     before = [
@@ -166,37 +155,26 @@ def split_layers(
 ) -> tuple[int, ...]:
     """The number of consecutive layers per stage that minimises the work of the busiest stage.
 
-    With one stage per rank (``rank_of_stage`` None), the split is optimal (dynamic programming).
-    Among equally good splits, it has the smallest sum of squares, so that the other stages are also
-    even. With several stages per rank, layers then move between stages while that relieves the
-    busiest rank, which is good but not proven optimal. Every stage gets at least one layer.
-
-    Raises:
-        ValueError: If there are fewer layers than stages.
+    Optimal for one stage per rank (``rank_of_stage`` None), with the smallest sum of squares among
+    equals (dynamic programming). With several, layers then move between stages while that relieves
+    the busiest rank. Every stage gets at least one layer; ValueError if there are fewer.
     """
     work = np.asarray(work_ns, np.float64)
     if not 1 <= num_stages <= len(work):
         raise ValueError(f"{len(work)} layers do not fill {num_stages} stages")
     before = np.concatenate((np.zeros(1), np.cumsum(work)))
-    cuts = _even_stages(before, num_stages)
-    if rank_of_stage is not None and len(set(rank_of_stage)) < num_stages:
-        cuts = _even_ranks(before, cuts, np.asarray(rank_of_stage, np.int64))
-    return tuple(np.diff(cuts).tolist())
-
-
-def _even_stages(before: NDArray[np.float64], num_stages: int) -> NDArray[np.int64]:
-    """The optimal cuts; ``before`` is the cumulative work before each layer, and in total."""
     # work of a stage from the layer of the row to the layer of the column
     part = np.where(np.tri(len(before), k=-1, dtype=np.bool_).T, before - before[:, None], np.inf)
     busiest, _ = _best_cuts(part, num_stages, np.maximum)
     # sums that differ only by rounding are equal
     allowed = np.where(part <= busiest * (1 + 1e-12), part, np.inf)
-    return _best_cuts(allowed**2, num_stages, np.add)[1]
+    _, cuts = _best_cuts(allowed**2, num_stages, np.add)
+    if rank_of_stage is not None and len(set(rank_of_stage)) < num_stages:
+        cuts = _even_ranks(before, cuts, np.asarray(rank_of_stage, np.int64))
+    return tuple(np.diff(cuts).tolist())
 
 
-def _best_cuts(
-    cost: NDArray[np.float64], num_stages: int, combine: np.ufunc
-) -> tuple[float, NDArray[np.int64]]:
+def _best_cuts(cost: Floats, num_stages: int, combine: np.ufunc) -> tuple[float, Int64Array]:
     """The cheapest path from the start to the end of the layers in ``num_stages`` parts."""
     best, came_from = cost[0], []
     for _ in range(num_stages - 1):
@@ -209,11 +187,12 @@ def _best_cuts(
     return float(best[-1]), np.array([0, *reversed(cuts)])
 
 
-def _even_ranks(
-    before: NDArray[np.float64], cuts: NDArray[np.int64], ranks: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def _even_ranks(before: Floats, cuts: Int64Array, ranks: Int64Array) -> Int64Array:
     """Move one layer at a time from one stage to another, shifting the stages between them."""
-    moves = _moves(len(ranks))
+    low, high = np.triu_indices(len(ranks) - 1)
+    place = np.arange(len(ranks) + 1)
+    shifts = ((place > low[:, None]) & (place <= high[:, None] + 1)).astype(np.int64)
+    moves = np.concatenate((shifts, -shifts))
     score = _scores(before, cuts[None], ranks)[0]
     while True:
         tried = cuts + moves
@@ -227,18 +206,7 @@ def _even_ranks(
         cuts, score = tried[best], scores[best]
 
 
-def _moves(num_stages: int) -> NDArray[np.int64]:
-    """Changes of the cuts, shape (moves, stages + 1)."""
-    moves = np.zeros((0, num_stages + 1), np.int64)
-    low, high = np.triu_indices(num_stages - 1)
-    place = np.arange(num_stages + 1)
-    shifts = ((place > low[:, None]) & (place <= high[:, None] + 1)).astype(np.int64)
-    return np.concatenate((moves, shifts, -shifts))
-
-
-def _scores(
-    before: NDArray[np.float64], cuts: NDArray[np.int64], ranks: NDArray[np.int64]
-) -> NDArray[np.float64]:
+def _scores(before: Floats, cuts: Int64Array, ranks: Int64Array) -> Floats:
     """Busiest rank, busiest stage, unevenness of both; shape (splits, 4), lower is better."""
     stage = np.diff(before[cuts], axis=1)
     rank = stage @ (ranks[:, None] == np.arange(ranks.max() + 1)).astype(np.float64)

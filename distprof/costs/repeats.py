@@ -1,8 +1,7 @@
 """Centre and uncertainty of a few repeats that vary from run to run, with outliers.
 
-The unit is the repeat: one run of a program, summarised by one figure, for example its median step.
-Steps of a run share its conditions (clocks, placement, neighbours), so a thousand steps of one run
-say nothing about the next run. Resampling steps would wrongly assume that they do.
+The unit is the repeat: one run of a program, summarised by one figure. Steps of a run share its
+conditions (clocks, placement, neighbours), so they say nothing about the next run.
 """
 
 from __future__ import annotations
@@ -12,13 +11,14 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
+
+from distprof.schema import Floats
 
 RESAMPLES = 2_000
 """Resamples of a bootstrap. The ends vary by about 2 % of the interval between seeds."""
 
 FEWEST_TO_TAME = 7
-
 Level = Literal[90, 95, 98]
 """Coverage of an interval, in percent."""
 
@@ -30,8 +30,6 @@ _QUANTILES: dict[int, tuple[float, ...]] = {
     98: (31.82, 6.965, 4.541, 3.747, 3.365, 3.143, 2.998, 2.896, 2.821, 2.764),
 }
 _MANY = 60  # above this, means of pairs cost more than they gain, and the median is used
-
-Floats = NDArray[np.float64]
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -89,7 +87,10 @@ def compare_repeats(
         return Interval(value, -math.inf, math.inf)
     random = np.random.default_rng(seed)
     spread = _deviations(b, random) - _deviations(a, random)
-    wide = student_quantile(_welch_freedom(a, b), level) / _NORMAL[level]
+    parts = [float(side.var(ddof=1)) / len(side) for side in (a, b)]
+    below = parts[0] ** 2 / (len(a) - 1) + parts[1] ** 2 / (len(b) - 1)
+    welch = sum(parts) ** 2 / below if below > 0 else len(a) + len(b) - 2
+    wide = student_quantile(welch, level) / _NORMAL[level]
     return _around(value, spread * wide, level)
 
 
@@ -112,9 +113,8 @@ def compare_pairs(
 def winsorized(values: ArrayLike) -> Floats:
     """Values with outliers clipped to 3.5 standard deviations, estimated from the median.
 
-    In a resample, an outlier may occur two or three times, which would move any centre. With fewer
-    than :data:`FEWEST_TO_TAME` values, outliers cannot be separated from the spread, and the values
-    stay unchanged. The same applies if half of them are equal.
+    In a resample, an outlier may occur two or three times. Fewer than :data:`FEWEST_TO_TAME` values
+    stay unchanged, and so do those of which half are equal.
     """
     data = np.asarray(values, np.float64)
     centre = float(np.median(data))
@@ -124,7 +124,7 @@ def winsorized(values: ArrayLike) -> Floats:
     return np.clip(data, centre - reach, centre + reach)
 
 
-def step_interval(steps: ArrayLike, *, seed: int = 0) -> Interval:
+def step_interval(steps: ArrayLike) -> Interval:
     """Median of the steps of one run, resampled in blocks, because neighbours are correlated.
 
     The interval covers only the median of this run and says nothing about other runs.
@@ -137,7 +137,7 @@ def step_interval(steps: ArrayLike, *, seed: int = 0) -> Interval:
     length = max(round(count ** (1 / 3)), 1)
     if count < 2 * length or count < 3:
         return Interval(value, -math.inf, math.inf)
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     starts = random.integers(0, count - length + 1, (RESAMPLES, -(-count // length)))
     rows = (starts[..., None] + np.arange(length)).reshape(RESAMPLES, -1)[:, :count]
     return _around(value, np.median(data[rows], axis=1) - value, 95)
@@ -153,13 +153,3 @@ def _deviations(values: Floats, random: np.random.Generator) -> Floats:
 def _around(value: float, spread: Floats, level: Level) -> Interval:
     low, high = np.quantile(spread, (0.5 - level / 200, 0.5 + level / 200)).tolist()
     return Interval(value, value + min(low, 0.0), value + max(high, 0.0))
-
-
-def _welch_freedom(first: Floats, second: Floats) -> float:
-    parts = [float(side.var(ddof=1)) / len(side) for side in (first, second)]
-    below = sum(
-        part**2 / (len(side) - 1) for part, side in zip(parts, (first, second), strict=True)
-    )
-    if below <= 0:
-        return len(first) + len(second) - 2
-    return sum(parts) ** 2 / below

@@ -1,17 +1,14 @@
 """Speed-up and efficiency over ranks, and the scaling laws fitted to them.
 
 Source of every formula here: formula sheet, "Scaling". Throughput is the work of all ranks per unit
-of time, in any unit of work: tokens, samples or equal steps. ``C(N)`` is the speed-up over one
-rank, which need not have been measured.
-
-In Amdahl's law and the Universal Scalability Law (Gunther, "Guerrilla Capacity Planning", 2007),
-the time of a rank for its share of the work is linear in the fitted coefficients::
+of time, in any unit. In Amdahl's law and the Universal Scalability Law (Gunther, "Guerrilla
+Capacity Planning", 2007), the time of a rank for its share of the work is linear in the fitted
+coefficients; in Gustafson's, throughput is::
 
     N / X(N) = a + b (N − 1) + c N (N − 1),   a = 1 / X(1),  σ = b / a,  κ = c / a
 
-In Gustafson's law, throughput is linear. Errors are relative, like those of times, and of unknown
-size. Estimates stay within the bounds of the law (σ, κ ≥ 0). Intervals of a ratio of two
-coefficients are Fieller's, which are exact for normal errors, so they also hold at the bounds.
+Errors are relative. Estimates stay within the bounds of the law (σ, κ ≥ 0). Intervals of a ratio of
+two coefficients are Fieller's, which are exact for normal errors, also at the bounds.
 """
 
 from __future__ import annotations
@@ -23,9 +20,10 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from distprof.costs.repeats import Interval, student_quantile
+from distprof.schema import Floats
 
 Law = Literal["amdahl", "gustafson", "usl"]
 LAWS: tuple[Law, ...] = ("amdahl", "gustafson", "usl")
@@ -35,8 +33,6 @@ LAW_NAMES: dict[str, str] = {
     "usl": "the Universal Scalability Law",
 }
 """Names of the laws inside a sentence."""
-Floats = NDArray[np.float64]
-
 _PARAMETERS: dict[Law, tuple[str, ...]] = {
     "amdahl": ("serial",),
     "gustafson": ("serial",),
@@ -50,26 +46,15 @@ class NoScalingFitError(ValueError):
     """The sweep does not determine the law; the message says why in one sentence."""
 
 
-def strong_speedup(base_time: float, time: float) -> float:
-    """t_b / t_N for the same work.
-
-    Raises:
-        ValueError: If a time is not positive.
-    """
-    if not (base_time > 0 and time > 0):
-        raise ValueError(f"times must be positive: {base_time} and {time}")
-    return base_time / time
-
-
 def throughput_speedup(base_throughput: float, throughput: float) -> float:
-    """X_N / X_b.
-
-    Divide by N / b for the efficiency.
+    """X_N / X_b; divide by N / b for the efficiency.
 
     Raises:
         ValueError: If a throughput is not positive.
     """
-    return strong_speedup(throughput, base_throughput)
+    if not (base_throughput > 0 and throughput > 0):
+        raise ValueError(f"throughputs must be positive: {base_throughput} and {throughput}")
+    return throughput / base_throughput
 
 
 def amdahl_speedup(num_ranks: ArrayLike, serial: float) -> Floats:
@@ -107,10 +92,6 @@ class ScalingFit(msgspec.Struct, frozen=True, kw_only=True):
     _free: _Line
     _bounded: Floats
 
-    def efficiency(self, num_ranks: int) -> Interval:
-        """C(N)/N with the interval of the fitted law; see :meth:`relative_efficiency`."""
-        return self.relative_efficiency(num_ranks, 1)
-
     def relative_efficiency(self, num_ranks: int, base: int) -> Interval:
         """Efficiency of N ranks relative to that of ``base`` ranks, both from the law.
 
@@ -124,7 +105,13 @@ class ScalingFit(msgspec.Struct, frozen=True, kw_only=True):
             here, there = there, here
         value = float(here @ self._bounded) / float(there @ self._bounded)
         low, high = _fieller(self._free, here, there)
-        return _inside(value, low, high, *_law_bounds(num_ranks / base, self.law))
+        growth = num_ranks / base
+        flat = (
+            0.0 if self.law == "usl" else 1 / growth
+        )  # all work is serial; or worse, by coherence
+        if growth >= 1:
+            return _inside(value, low, high, flat, 1.0)
+        return _inside(value, low, high, 1.0, math.inf if self.law == "usl" else flat)
 
     @property
     def peak(self) -> Interval | None:
@@ -158,13 +145,11 @@ def fit_scaling(law: Law, num_ranks: Sequence[int], throughput: Sequence[float])
             throughput), or no more measurements than parameters.
         ValueError: If a number is not positive and finite, or the lengths differ.
     """
-    n, x = _checked(num_ranks, throughput)
+    n, x = _checked(law, num_ranks, throughput)
     design = _design(law, n)
-    _check_sizes(law, n, design.shape[1])
     observed = x if law == "gustafson" else n / x
     line = _least_squares(design, observed)
     bounded = _bounded(design, observed)
-    relative = design @ bounded / observed
     notes: list[str] = []
     return ScalingFit(
         law=law,
@@ -172,33 +157,32 @@ def fit_scaling(law: Law, num_ranks: Sequence[int], throughput: Sequence[float])
         parameters=tuple(
             _parameter(law, index, line, bounded, notes) for index in range(design.shape[1] - 1)
         ),
-        residual_ratio=float(np.median(np.abs(relative - 1))),
+        residual_ratio=float(np.median(np.abs(design @ bounded / observed - 1))),
         notes=tuple(notes),
         _free=line,
         _bounded=bounded,
     )
 
 
-def _checked(num_ranks: Sequence[int], throughput: Sequence[float]) -> tuple[Floats, Floats]:
+def _checked(
+    law: Law, num_ranks: Sequence[int], throughput: Sequence[float]
+) -> tuple[Floats, Floats]:
     n, x = np.asarray(num_ranks, np.float64), np.asarray(throughput, np.float64)
     if n.shape != x.shape or n.ndim != 1 or not len(n):
         raise ValueError(f"{n.size} sizes and {x.size} throughputs: there must be one for each")
     if not (np.isfinite(n).all() and np.isfinite(x).all() and (n >= 1).all() and (x > 0).all()):
         raise ValueError("numbers of ranks must be 1 or more, and throughputs positive")
-    return n, x
-
-
-def _check_sizes(law: Law, n: Floats, unknowns: int) -> None:
-    sizes = len(np.unique(n))
+    name, unknowns, sizes = LAW_NAMES[law], len(_PARAMETERS[law]) + 1, len(np.unique(n))
     if sizes < unknowns:
         raise NoScalingFitError(
-            f"{LAW_NAMES[law]} needs {unknowns} different numbers of ranks, measured: {sizes}"
+            f"{name} needs {unknowns} different numbers of ranks, measured: {sizes}"
         )
     if len(n) <= unknowns:
         raise NoScalingFitError(
-            f"{LAW_NAMES[law]} fits {len(n)} measurements exactly, so the quality of the fit is"
-            " unknown: repeat them, or add a size"
+            f"{name} fits {len(n)} measurements exactly, so the quality of the fit is unknown:"
+            " repeat them, or add a size"
         )
+    return n, x
 
 
 def _design(law: Law, n: Floats) -> Floats:
@@ -290,9 +274,3 @@ def _inside(value: float, low: float, high: float, least: float, most: float) ->
     """The interval within the bounds, extended to include the estimate."""
     value = min(max(value, least), most)
     return Interval(value, min(max(low, least), value), max(min(high, most), value))
-
-
-def _law_bounds(growth: float, law: Law) -> tuple[float, float]:
-    """Lowest and highest efficiency that the law allows for ``growth`` times the ranks."""
-    flat = 0.0 if law == "usl" else 1 / growth  # all work is serial; with coherence even lower
-    return (flat, 1.0) if growth >= 1 else (1.0, math.inf if law == "usl" else flat)

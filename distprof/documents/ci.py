@@ -11,10 +11,10 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from distprof.documentation import is_web_address
 from distprof.documents.report import gain_text
 from distprof.escape import plain, shorten
 from distprof.formats import RenderOptions
+from distprof.installed import is_web_address
 from distprof.sections.report import Report
 from distprof.sections.verdict import judge
 from distprof.terms import Severity

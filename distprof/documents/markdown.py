@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from distprof.documentation import is_web_address
 from distprof.documents.page import MAX_FINDINGS, Findings, Page, Priced
 from distprof.escape import markdown_text, plain, shorten
 from distprof.formats import RenderOptions
+from distprof.installed import is_web_address
 from distprof.rules.base import Finding
 from distprof.sections.table import Bar, Cell, Drawing, TableView
 

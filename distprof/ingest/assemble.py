@@ -13,15 +13,15 @@ from distprof.ingest.job.run_directory import RunDirectory, missing_ranks, trace
 from distprof.join.alignment import align_clocks, check_causality
 from distprof.join.clocks import clock_of_stamps, with_stamps
 from distprof.join.instances import NO_STEP, step_labels
-from distprof.join.matching import match_collectives
-from distprof.join.soundness.across import (
+from distprof.join.invariants import broken
+from distprof.join.jumps import may_have_jumped, without_jumps
+from distprof.join.lacking import (
     comparable_ranks,
     lacking_collectives,
     lacking_rows,
     lacking_steps,
 )
-from distprof.join.soundness.invariants import broken
-from distprof.join.soundness.jumps import may_have_jumped, without_jumps
+from distprof.join.matching import match_collectives
 from distprof.join.topology import build_topology
 from distprof.join.waits import positions_of
 from distprof.join.windows import find_window

@@ -24,9 +24,8 @@ import msgspec
 from distprof.errors import DistprofError, UsageError, in_words
 from distprof.ingest.machines.batches import PER_WORKER, BatchSize
 from distprof.ingest.machines.cluster import ClusterError, ClusterExecutor, connect
-from distprof.kernel import share_cpus
+from distprof.kernel import available_processors, share_cpus
 from distprof.options import whole_number
-from distprof.processors import available_processors
 
 T = TypeVar("T")
 R = TypeVar("R")

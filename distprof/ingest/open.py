@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from distprof.artefacts import NCCL_LOG_FILE, OUTPUT_FILE, RANK_DIR_FORMAT
-from distprof.artefacts.cache_place import has_own_place
+from distprof.artefacts.files import has_own_place
 from distprof.artefacts.scratch import scratch_folder
 from distprof.errors import DistprofError, InputError
 from distprof.ingest.assemble import assemble_run
@@ -42,8 +42,7 @@ from distprof.ingest.rank import IngestOptions, ingest_rank
 from distprof.ingest.recent import recent_part, same_steps
 from distprof.ingest.source import open_source
 from distprof.join.windows import same_run
-from distprof.run.job_output import JobOutput
-from distprof.run.logs import NcclLog
+from distprof.run.logs import JobOutput, NcclLog
 from distprof.run.run import Gap, Rank, Run
 from distprof.schema import ABSENT
 from distprof.units import name_ranks

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from distprof.artefacts.cache_place import cache_root, shared_url
+from distprof.artefacts.files import cache_root, shared_url
 from distprof.bounds import open_plain
 from distprof.config import CommunicationConfig
 from distprof.errors import InputError
@@ -51,7 +51,7 @@ from distprof.ingest.kineto.parsed import ParsedTrace
 from distprof.ingest.kineto.reader import HostSink, read_trace
 from distprof.ingest.metadata import TraceMetadata, read_metadata
 from distprof.ingest.steps import Steps, find_steps
-from distprof.join.soundness.one_rank import checked, mended
+from distprof.join.invariants import checked, mended
 from distprof.run.run import Count, Device, Quality, Rank, TableSource
 from distprof.run.tables import HOST, RankTables
 from distprof.run.topology import shared_group

@@ -90,7 +90,7 @@ def _num_empty(marks: _Marks, host: Table, work: Table) -> int:
 
     Marks are written by the code that launches: right before its first event, right after its last.
     A program that waits or saves there without any event does so in its other steps, too; with one
-    step, other ranks show it (:mod:`distprof.join.soundness.invariants`).
+    step, other ranks show it (:mod:`distprof.join.invariants`).
     """
     names = host.coded("name")
     events = ~names.where([bool(_PROFILER_STEP.match(value)) for value in names.values])

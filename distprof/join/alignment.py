@@ -1,13 +1,13 @@
 """Align the clocks of all hosts by collectives that end at the same time on every member.
 
-For each pair of clock domains, distprof fits a robust line through the differences of end times
-over time. It then solves all lines together, weighted by their certainty, over the graph of
-domains. It corrects the drift of a domain only if the drift exceeds three standard errors. The
-residual is the disagreement that remains.
+A robust line is fitted through the differences of end times of each pair of clock domains, and all
+lines are solved together, weighted by their certainty. A drift counts only above three standard
+errors. The residual is the disagreement that remains.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
@@ -15,18 +15,21 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from distprof.join.blocks import blocks_of, looked_up, sorted_into
 from distprof.join.clocks import components_of, fit_line, location, pooled_scale, solve_graph
+from distprof.join.instances import runs_of, same_as_before
 from distprof.join.waits import (
     MemberBlock,
     MemberBlocks,
+    blocks_of,
     domain_of_ranks,
+    looked_up,
     member_to_common,
+    sorted_into,
     timed_instances,
 )
 from distprof.run.run import ClockAlignment, CollectiveMatches, Rank
-from distprof.run.tables import distinct, encode, order_of_codes
-from distprof.schema import ABSENT, Int64Array
+from distprof.run.tables import distinct, parts_by
+from distprof.schema import ABSENT, Bools, Floats, Int64Array
 from distprof.terms import CollectiveKind
 
 _SYMMETRIC = [kind for kind in CollectiveKind if kind.is_symmetric]
@@ -39,7 +42,6 @@ _SPLIT_NS = 50_000  # if GPUs of one host disagree by more than this, they have 
 _SPLIT_SIGMAS = 10.0
 _RESIDUAL_PERCENTILE = 95
 _MOST_COUNTED = 1 << 24  # rank numbers below this are counted in a table with one entry each
-
 _Pairs = dict[tuple[int, int], tuple[Int64Array, Int64Array]]
 
 
@@ -59,14 +61,16 @@ def align_clocks(
     clock, even if they notice the end of a collective at different times. If symmetric collectives
     do not connect all domains, the ends of sends and receives are used as well.
     """
-    domains = _domains(ranks, nodes)
-    shared = _on_system_clock(ranks, domains) if are_nodes_sure else frozenset()
+    domains, shared = _domains(ranks, nodes), frozenset[str]()
+    if are_nodes_sure:
+        on_cpu = {rank.rank for rank in ranks if rank.device.name == "cpu" and rank.has_epoch}
+        shared = frozenset(name for name, members in domains.items() if on_cpu.issuperset(members))
     clock = _align(ranks, matches, domains, _SYMMETRIC, shared)
-    lacking = _num_components(clock) > 1 or (clock.residual_ns < 0).all()
-    if lacking and (matches.kind == CollectiveKind.SEND).any():
+    count, is_unknown = len(set(clock.component.tolist())), (clock.residual_ns < 0).all()
+    if (count > 1 or is_unknown) and (matches.kind == CollectiveKind.SEND).any():
         other = _align(ranks, matches, domains, [*_SYMMETRIC, CollectiveKind.SEND], shared)
-        connects = _num_components(other) < _num_components(clock)
-        if connects or ((clock.residual_ns < 0).all() and (other.residual_ns >= 0).any()):
+        connects = len(set(other.component.tolist())) < count
+        if connects or (is_unknown and (other.residual_ns >= 0).any()):
             note = (
                 "Some clocks are aligned only by sends and receives, which may end at different "
                 "times on the two ranks."
@@ -75,18 +79,6 @@ def align_clocks(
     within = [SYSTEM_CLOCK_NS if name in shared else ABSENT for name in clock.names]
     clock = replace(clock, within_ns=np.array(within, dtype=np.int64))
     return check_causality(ranks, matches, clock)
-
-
-def _on_system_clock(
-    ranks: Sequence[Rank], domains: Mapping[str, tuple[int, ...]]
-) -> frozenset[str]:
-    """Domains in which every rank is a CPU rank with epoch timestamps."""
-    timed = {rank.rank for rank in ranks if rank.device.name == "cpu" and rank.has_epoch}
-    return frozenset(name for name, members in domains.items() if timed.issuperset(members))
-
-
-def _num_components(clock: ClockAlignment) -> int:
-    return len(set(clock.component.tolist()))
 
 
 def _align(
@@ -99,16 +91,21 @@ def _align(
     """Corrections from the ends of collectives of ``kinds``, with residuals, not yet checked."""
     ends = _ends(ranks, matches, kinds)
     if ends is None:
-        return _uncorrected(ranks, domains, ())
-    clock, deviations = _solve(ranks, ends, domains, ())
+        return _uncorrected(ranks, domains)
+    clock, deviations = _solve(ranks, ends, domains)
     split = _split_domains(clock, deviations)
     split = {domain: apart for domain, apart in split.items() if clock.names[domain] not in shared}
     if split:
         apart = {clock.names[domain]: round(ns) for domain, ns in split.items()}
         whole = {name: nodes for i, (name, nodes) in enumerate(domains.items()) if i not in split}
-        clock, deviations = _solve(ranks, ends, _domains(ranks, whole), ())
+        clock, deviations = _solve(ranks, ends, _domains(ranks, whole))
         clock = replace(clock, split_ns=apart)
-    return replace(clock, residual_ns=_residuals(clock, deviations))
+    residual = np.full(len(clock.domains), ABSENT, np.int64)
+    for domain, members in enumerate(clock.domains):
+        if parts := deviations.from_others(members):
+            worst = np.percentile(np.concatenate(parts), _RESIDUAL_PERCENTILE)
+            residual[domain] = int(np.ceil(worst))
+    return replace(clock, residual_ns=residual)
 
 
 def _domains(
@@ -157,9 +154,7 @@ def _ends(
     return _Ends(rank=rank, offsets=offsets, end_ns=end_ns)
 
 
-def _uncorrected(
-    ranks: Sequence[Rank], domains: Mapping[str, tuple[int, ...]], notes: tuple[str, ...]
-) -> ClockAlignment:
+def _uncorrected(ranks: Sequence[Rank], domains: Mapping[str, tuple[int, ...]]) -> ClockAlignment:
     count = len(domains)
     starts = [rank.capture_start_ns for rank in ranks]
     ends = [rank.capture_end_ns for rank in ranks]
@@ -171,18 +166,14 @@ def _uncorrected(
         reference_ns=(min(starts) + max(ends)) // 2 if starts else 0,
         residual_ns=np.full(count, ABSENT, np.int64),
         component=np.arange(count, dtype=np.int32),
-        notes=notes,
     )
 
 
 def _solve(
-    ranks: Sequence[Rank],
-    ends: _Ends,
-    domains: Mapping[str, tuple[int, ...]],
-    notes: tuple[str, ...],
+    ranks: Sequence[Rank], ends: _Ends, domains: Mapping[str, tuple[int, ...]]
 ) -> tuple[ClockAlignment, _Deviations]:
     """Corrections of the domains, and the deviations that remain."""
-    clock = _uncorrected(ranks, domains, notes)
+    clock = _uncorrected(ranks, domains)
     pairs = _pairs(ends, clock)
     edges = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
     clock = replace(
@@ -196,22 +187,17 @@ def _solve(
 
 
 def _pairs(ends: _Ends, clock: ClockAlignment) -> _Pairs:
-    """End times of the same collectives in two domains, for each pair of domains that shares one.
-
-    In each collective, every domain is compared only with the lowest one, so the number of pairs
-    is linear in the number of members.
-    """
+    """End times of equal collectives in two domains; each is paired only with the lowest one."""
     count = len(clock.domains)
     parts = [
         _pairs_of(ends.end_ns[members], domain_of_ranks(clock, ends.rank[members]), first, count)
         for members, first in ends.blocks()
     ]
-    key, leading, following = map(np.concatenate, zip(*parts, strict=True))
-    result = {}
-    for part in _split_by(key):
-        a, b = divmod(int(key[part[0]]), count)
-        result[a, b] = (leading[part], following[part])
-    return result
+    keys, leading, following = map(np.concatenate, zip(*parts, strict=True))
+    return {
+        divmod(key, count): (leading[part], following[part])
+        for key, part in parts_by(keys, np.arange(len(keys))).items()
+    }
 
 
 def _pairs_of(
@@ -223,31 +209,15 @@ def _pairs_of(
     if (place[1:] < place[:-1]).any():  # members are sorted by rank, which usually sorts domains
         order = np.argsort(place, kind="stable")
         place, end_ns = place[order], end_ns[order]
-    starts = np.flatnonzero(np.append(True, place[1:] != place[:-1]))
-    end = _mean_ns(end_ns, starts)
+    starts, sizes = runs_of(place)
+    base = end_ns[starts]  # sums of epoch times would overflow
+    shifted = np.add.reduceat(end_ns - np.repeat(base, sizes), starts)
+    end = base + np.rint(shifted / sizes).astype(np.int64)
     instance, domain = np.divmod(place[starts], count)
     index = np.arange(len(domain))
-    leads = np.concatenate(([True], instance[1:] != instance[:-1]))
+    leads = ~same_as_before(instance)
     leader = np.maximum.accumulate(np.where(leads, index, 0))[~leads]
     return domain[leader] * count + domain[~leads], end[leader], end[~leads]
-
-
-def _split_by(keys: Int64Array) -> list[Int64Array]:
-    """Positions of each key, by ascending key; positions keep their order."""
-    if not len(keys):
-        return []
-    found, code = encode(keys)
-    sizes = np.bincount(code, minlength=len(found))
-    return np.split(order_of_codes(code, len(found)), np.cumsum(sizes)[:-1])
-
-
-def _mean_ns(values: Int64Array, first: Int64Array) -> Int64Array:
-    """Mean of each run of values, computed so that sums of epoch times do not overflow."""
-    counts = np.diff(np.append(first, len(values)))
-    base = values[first]
-    shifted = np.add.reduceat(values - np.repeat(base, counts), first)
-    means: Int64Array = base + np.rint(shifted / counts).astype(np.int64)
-    return means
 
 
 def _with_drift(clock: ClockAlignment, pairs: _Pairs) -> ClockAlignment:
@@ -259,15 +229,13 @@ def _with_drift(clock: ClockAlignment, pairs: _Pairs) -> ClockAlignment:
     known = {key: line for key, line in lines.items() if line.leverage > 0}
     if not known:
         return clock
-    scales = np.array([line.scale for line in known.values()])
-    counts = np.array([len(pairs[key][0]) for key in known])
-    scales = np.maximum(scales, pooled_scale(scales, counts))
-    drift, error = solve_graph(
-        len(clock.domains),
-        np.array(list(known), dtype=np.int64),
-        np.array([line.slope for line in known.values()]),
-        scales / np.array([line.leverage for line in known.values()]),
+    scales, slopes, leverages = (
+        np.array([getattr(line, name) for line in known.values()])
+        for name in ("scale", "slope", "leverage")
     )
+    scales = np.maximum(scales, pooled_scale(scales, np.array([len(pairs[k][0]) for k in known])))
+    edges = np.array(list(known), dtype=np.int64)
+    drift, error = solve_graph(len(clock.domains), edges, slopes, scales / leverages)
     certain = (np.abs(drift) > _DRIFT_SIGMAS * error) & (np.abs(drift) < _MAX_DRIFT)
     return replace(clock, drift_ratio=np.where(certain, drift, 0.0))
 
@@ -288,7 +256,7 @@ def _with_offset(clock: ClockAlignment, pairs: _Pairs) -> ClockAlignment:
     return replace(clock, offset_ns=offset)
 
 
-def _from_middle(common: Int64Array, first: Int64Array) -> NDArray[np.float64]:
+def _from_middle(common: Int64Array, first: Int64Array) -> Floats:
     """Distance of each end from the median of its instance."""
     counts = np.diff(first, append=len(common))
     # relative to the first member: floats hold that exactly
@@ -322,15 +290,14 @@ class _Deviations:
             self._deviation[place] = _from_middle(common, first)[order]
             self._num_members[place] = np.repeat(sizes, sizes)[order]
 
-    def of(self, ranks: Sequence[int]) -> list[NDArray[np.float64]]:
+    def of(self, ranks: Sequence[int]) -> list[Floats]:
         """Signed deviations of each rank that has any, in the order of the instances."""
         return [self._deviation[self._span[rank]] for rank in ranks if rank in self._span]
 
-    def from_others(self, ranks: Sequence[int]) -> list[NDArray[np.float64]]:
+    def from_others(self, ranks: Sequence[int]) -> list[Floats]:
         """Distance of each rank's ends from the median of the other members.
 
-        The median includes the member itself, so each distance is scaled by n / (n - 1). For two
-        members the result is the full distance between them.
+        The median includes the member itself, so each distance is scaled by n / (n - 1).
         """
         counts = [self._num_members[self._span[rank]] for rank in ranks if rank in self._span]
         return [
@@ -345,16 +312,6 @@ def _counted(numbers: NDArray[np.int32]) -> tuple[NDArray[np.int32], Int64Array]
     if known[-1] < _MOST_COUNTED:
         return known, np.bincount(numbers)[known]
     return known, np.bincount(np.searchsorted(known, numbers))
-
-
-def _residuals(clock: ClockAlignment, deviations: _Deviations) -> Int64Array:
-    """95th percentile per domain of the distance of a member's end from the other members' ends."""
-    residual = np.full(len(clock.domains), ABSENT, np.int64)
-    for domain, ranks in enumerate(clock.domains):
-        if parts := deviations.from_others(ranks):
-            worst = np.percentile(np.concatenate(parts), _RESIDUAL_PERCENTILE)
-            residual[domain] = int(np.ceil(worst))
-    return residual
 
 
 def _split_domains(clock: ClockAlignment, deviations: _Deviations) -> dict[int, float]:
@@ -375,25 +332,26 @@ def _split_domains(clock: ClockAlignment, deviations: _Deviations) -> dict[int, 
 def check_causality(
     ranks: Sequence[Rank], matches: CollectiveMatches, clock: ClockAlignment
 ) -> ClockAlignment:
-    """Count causality violations: an end before the last start, or a receipt before the send.
-
-    A violation smaller than the residual does not count.
-    """
+    """Count ends before the last start, or receipts before the send, by more than the residual."""
     if matches.count == 0:
         return clock
-    checked = np.zeros(matches.count, np.bool_)
-    violated = np.zeros(matches.count, np.bool_)
+    checked, violated = np.zeros((2, matches.count), np.bool_)
     for block in MemberBlocks(matches, ranks, ["start_ns", "end_ns"]):
         kinds = matches.kind[block.instances]
         checked[block.instances], violated[block.instances] = _violations(block, kinds, clock)
     checked &= timed_instances(matches, ranks)
     violated &= checked
-    notes = list(clock.notes)
-    if _num_components(clock) > 1:
+    notes, sizes = list(clock.notes), Counter(clock.component.tolist())
+    names = [
+        clock.names[number] + (f" (and {size - 1} more)" if size > 1 else "")
+        for number, size in sorted(sizes.items())
+    ]
+    if len(names) > 5:
+        names = [*names[:4], f"{len(names) - 4} more"]
+    if len(names) > 1:
         notes.append(
-            "No collective connects "
-            + ", ".join(_component_names(clock))
-            + ": distprof does not compare times between them."
+            f"No collective connects {', '.join(names)}: distprof does not compare times between "
+            "them."
         )
     return replace(
         clock,
@@ -405,7 +363,7 @@ def check_causality(
 
 def _violations(
     block: MemberBlock, kinds: NDArray[np.int8], clock: ClockAlignment
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+) -> tuple[Bools, Bools]:
     """Instances whose causality can be checked, and those that violate it."""
     first, domain = block.first, domain_of_ranks(clock, block.rank)
     start, end = (member_to_common(clock, domain, times) for times in block.columns)
@@ -419,13 +377,3 @@ def _violations(
     received = end[np.minimum(first + 1, len(end) - 1)]  # the sender is the first of two members
     early_receipt = received < sent - slack
     return symmetric | message, (symmetric & early) | (message & early_receipt)
-
-
-def _component_names(clock: ClockAlignment) -> list[str]:
-    """One name per component with the number of its other domains, shortened to 5 entries."""
-    numbers, counts = np.unique(clock.component, return_counts=True)
-    names = [
-        clock.names[number] + (f" (and {count - 1} more)" if count > 1 else "")
-        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True)
-    ]
-    return names if len(names) <= 5 else [*names[:4], f"{len(names) - 4} more"]

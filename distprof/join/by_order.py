@@ -1,15 +1,13 @@
 """Match collectives by their order in a process group, and messages by their order in a rank pair.
 
-First, :mod:`.shifts` chooses the shift between the sequences of two ranks. If either sequence lacks
-operations of the other, the longest common subsequence near that shift decides.
-
-Source: longest common subsequence by E. W. Myers, "An O(ND) Difference Algorithm and Its
-Variations", Algorithmica 1, 1986. Here a pair must also agree in time.
+First, :mod:`.shifts` chooses the shift between the sequences of two ranks. If either lacks
+operations of the other, the longest common subsequence near that shift decides (E. W. Myers, "An
+O(ND) Difference Algorithm and Its Variations", Algorithmica 1, 1986); a pair must agree in time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -17,7 +15,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.join.clocks import SEPARATE_NS, ClockLinks
-from distprof.join.instances import NO_STEP, MatchBuilder, Rows, name_of, runs_of
+from distprof.join.instances import NO_STEP, MatchBuilder, Rows, name_of
 from distprof.join.shifts import (
     MARGIN,
     Choice,
@@ -29,9 +27,9 @@ from distprof.join.shifts import (
     operations_of,
     typical_gap,
 )
-from distprof.run.tables import encode, order_of_codes
+from distprof.run.tables import parts_by
 from distprof.run.topology import ProcessGroup
-from distprof.schema import Int64Array
+from distprof.schema import Bools, Floats, Int64Array
 from distprof.terms import CollectiveKind, MatchMethod
 from distprof.units import name_ranks
 
@@ -52,12 +50,10 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
         moved: Int64Array = own_ns + self.offset_ns + np.rint(drift).astype(np.int64)
         return moved
 
-    def agrees(
-        self, a: Operations, b: Operations, i: Int64Array, j: Int64Array
-    ) -> NDArray[np.bool_]:
+    def agrees(self, a: Operations, b: Operations, i: Int64Array, j: Int64Array) -> Bools:
         """Whether two operations can have ended at the same time; always True for untimed ones."""
         off = np.abs(b.end_ns[j] - self.expected(a.end_ns[i]))
-        possible: NDArray[np.bool_] = (off <= self.tolerance_ns) | ~a.is_timed[i] | ~b.is_timed[j]
+        possible: Bools = (off <= self.tolerance_ns) | ~a.is_timed[i] | ~b.is_timed[j]
         return possible
 
     def is_steady(self, a: Operations, b: Operations, i: Int64Array, j: Int64Array) -> bool:
@@ -85,11 +81,15 @@ def pair(a: Operations, b: Operations, shift: int) -> Pairing:
     i = np.arange(low, high)
     fits = compatible(a, b, i, i + shift)
     clock = _fit_clock(a, b, i[fits], shift)
-    if fits.all() and clock.is_steady(a, b, i, i + shift):
-        return Pairing(first=i, second=i + shift, low=low, high=high, clock=clock)
-    first, second = _common_subsequence(a, b, shift, clock)
-    if 2 * len(first) < fits.sum():  # ends are too far apart to decide: keep the order
-        first, second = i[fits], i[fits] + shift
+    first, second = i, i + shift
+    if not (fits.all() and clock.is_steady(a, b, i, i + shift)):
+        # the longest common subsequence, near the shift, of operations that can have ended together
+        start_a, start_b = max(0, low - MARGIN), max(0, low + shift - MARGIN)
+        part_a, part_b = a.part(start_a, high + MARGIN), b.part(start_b, high + shift + MARGIN)
+        pairs = np.array(_edit_trace(part_a, part_b, clock), dtype=np.int64).reshape(-1, 2)
+        first, second = pairs[:, 0] + start_a, pairs[:, 1] + start_b
+        if 2 * len(first) < fits.sum():  # ends are too far apart to decide: keep the order
+            first, second = i[fits], i[fits] + shift
     return Pairing(first=first, second=second, low=low, high=high, clock=clock)
 
 
@@ -110,18 +110,6 @@ def _fit_clock(a: Operations, b: Operations, i: Int64Array, shift: int) -> Clock
         drift_ratio=drift,
         tolerance_ns=typical_gap(a.end_ns) / 2,
     )
-
-
-def _common_subsequence(
-    a: Operations, b: Operations, shift: int, clock: Clock
-) -> tuple[Int64Array, Int64Array]:
-    """Longest common subsequence, near ``shift``, of operations that can have ended together."""
-    low, high = max(0, -shift), min(len(a), len(b) - shift)
-    start_a, start_b = max(0, low - MARGIN), max(0, low + shift - MARGIN)
-    part_a = a.part(start_a, high + MARGIN)
-    part_b = b.part(start_b, high + shift + MARGIN)
-    pairs = np.array(_edit_trace(part_a, part_b, clock), dtype=np.int64).reshape(-1, 2)
-    return pairs[:, 0] + start_a, pairs[:, 1] + start_b
 
 
 def _edit_trace(a: Operations, b: Operations, clock: Clock) -> list[tuple[int, int]]:
@@ -186,7 +174,7 @@ class _MergedSequence(msgspec.Struct):
     clock: int  # The first rank's clock.
     # By rank, positions in ``ops`` and positions in the rank's own operations.
     members: dict[int, tuple[Int64Array, Int64Array]]
-    weight: NDArray[np.float64]  # Number of ends in each mean.
+    weight: Floats  # Number of ends in each mean.
     low: int  # First position that the windows of all members cover.
     high: int  # One past the last of these positions.
 
@@ -198,19 +186,16 @@ class _MergedSequence(msgspec.Struct):
 
     def take(self, other: _MergedSequence, pairing: Pairing) -> None:
         """Add the members of another sequence, given the pairing of the two first ranks."""
+        first, second = pairing.first, pairing.second
         here = np.full(len(other.ops), -1, np.int64)
-        here[pairing.second] = pairing.first
+        here[second] = first
         for rank, (there, own) in other.members.items():
             joins = here[there] >= 0
             self.members[rank] = (here[there][joins], own[joins])
-        self._average(other, pairing)
-        shift = int(pairing.second[0] - pairing.first[0]) if len(pairing.first) else 0
+        shift = int(second[0] - first[0]) if len(first) else 0
         self.low = max(self.low, pairing.low, other.low - shift)
         self.high = min(self.high, pairing.high, other.high - shift)
-
-    def _average(self, other: _MergedSequence, pairing: Pairing) -> None:
-        """Average the ends of pairs within the tolerance; an outlier would distort the mean."""
-        first, second = pairing.first, pairing.second
+        # average the ends of pairs within the tolerance; an outlier would distort the mean
         off = other.ops.end_ns[second] - pairing.clock.expected(self.ops.end_ns[first])
         near = np.abs(off) <= pairing.clock.tolerance_ns
         first, second, off = first[near], second[near], off[near]
@@ -235,7 +220,7 @@ class GroupMerge(msgspec.Struct):
         """Start with one sequence per clock, or several if their shift is unclear."""
         by_clock: dict[int, list[int]] = {}
         for rank in sorted(operations, key=lambda rank: (-len(operations[rank]), rank)):
-            by_clock.setdefault(clocks.clock_of(rank), []).append(rank)
+            by_clock.setdefault(clocks.clock_of[rank], []).append(rank)
         sequences = []
         for ranks in by_clock.values():
             sequences.extend(_merge_ranks(ranks, operations, clocks))
@@ -245,54 +230,46 @@ class GroupMerge(msgspec.Struct):
     def advance(self, clocks: ClockLinks) -> bool:
         """Merge the sequences whose shift is clear by now; returns whether there were any."""
         progress = False
-        while self.waiting and self._tried_at != (stamp := self._stamp(clocks)):
-            self._tried_at = stamp
+        # more members or more clock links may choose other shifts
+        while self.waiting and self._tried_at != (
+            now := (len(self.main.members), clocks.num_links)
+        ):
+            self._tried_at = now
             progress |= self._round(clocks)
         return progress
 
-    def _stamp(self, clocks: ClockLinks) -> tuple[int, int]:
-        """Changes when a new attempt may choose other shifts: more members or more clock links."""
-        return len(self.main.members), clocks.num_links
-
     def _round(self, clocks: ClockLinks) -> bool:
-        choices = [self._choice(sequence, clocks) for sequence in self.waiting]
-        self.unfit = {
-            rank
-            for sequence, choice in zip(self.waiting, choices, strict=True)
-            if choice is None
-            for rank in sequence.members
-        }
-        still = []
-        for sequence, choice in zip(self.waiting, choices, strict=True):
-            if choice is None or not _is_sure(self.main, sequence, choice, clocks):
-                still.append(sequence)
+        main, waiting, self.waiting, self.unfit = self.main, self.waiting, [], set()
+        choices = []
+        for sequence in waiting:
+            expected = clocks.expected(main.clock, sequence.clock)
+            choices.append(best_shift(main.ops, sequence.ops, expected))
+        for sequence, choice in zip(waiting, choices, strict=True):
+            if choice is None:
+                self.unfit.update(sequence.members)
+            if choice is None or not _is_consistent(choice, main.clock, sequence.clock, clocks):
+                self.waiting.append(sequence)
                 continue
-            self.main.take(sequence, pair(self.main.ops, sequence.ops, choice.shift))
-            clocks.learn(self.main.clock, sequence.clock, choice.offset_ns)
-        joined = len(still) < len(self.waiting)
-        self.waiting = still
-        return joined
-
-    def _choice(self, sequence: _MergedSequence, clocks: ClockLinks) -> Choice | None:
-        expected = clocks.expected(self.main.clock, sequence.clock)
-        return best_shift(self.main.ops, sequence.ops, expected)
+            main.take(sequence, pair(main.ops, sequence.ops, choice.shift))
+            clocks.learn(main.clock, sequence.clock, choice.offset_ns)
+        return len(self.waiting) < len(waiting)
 
 
 def _merge_ranks(
     ranks: list[int], operations: Mapping[int, Operations], clocks: ClockLinks
 ) -> list[_MergedSequence]:
     """Merge ranks of one clock, starting with the one with the most operations."""
-    sequences = [
-        _MergedSequence.of_rank(rank, operations[rank], clocks.clock_of(rank)) for rank in ranks
-    ]
-    main, apart = sequences[0], []
-    for rank, sequence in zip(ranks[1:], sequences[1:], strict=True):
+    main, *others = (
+        _MergedSequence.of_rank(rank, operations[rank], clocks.clock_of[rank]) for rank in ranks
+    )
+    apart = []
+    for rank, sequence in zip(ranks[1:], others, strict=True):
         choice = best_shift(main.ops, sequence.ops, clocks.expected(main.clock, sequence.clock))
         if choice is None or not choice.is_clear:
             apart.append(sequence)
         elif abs(choice.offset_ns) > SEPARATE_NS:
             clocks.separate(rank)
-            sequence.clock = clocks.clock_of(rank)
+            sequence.clock = clocks.clock_of[rank]
             clocks.learn(main.clock, sequence.clock, choice.offset_ns)
             apart.append(sequence)
         else:
@@ -300,15 +277,11 @@ def _merge_ranks(
     return [main, *apart]
 
 
-def _is_sure(
-    main: _MergedSequence, sequence: _MergedSequence, choice: Choice, clocks: ClockLinks
-) -> bool:
-    """Whether a choice is clear and consistent with the known clock offsets."""
-    if not choice.is_clear:
-        return False
-    if not clocks.knows(main.clock, sequence.clock):
-        return True
-    expected = clocks.expected(main.clock, sequence.clock)
+def _is_consistent(choice: Choice, a: int, b: int, clocks: ClockLinks) -> bool:
+    """Whether a choice is clear, and agrees with the offset of the clocks if that is known."""
+    if not choice.is_clear or not clocks.knows(a, b):
+        return choice.is_clear
+    expected = clocks.expected(a, b)
     off = abs(choice.offset_ns - expected.offset_ns)
     return off <= max(SEPARATE_NS, 10 * expected.usual_error_ns)
 
@@ -329,13 +302,12 @@ def match_by_order(
 ) -> None:
     """Match rows by their order within each process group.
 
-    Clock offsets found in one group help to match the others, so distprof repeats until no further
-    rank joins. Ranks whose operations fit at several shifts about equally well stay unmatched, and
-    the builder notes them.
+    Clock offsets found in one group help to match the others, so groups take turns until no further
+    rank joins. Ranks that fit at several shifts stay unmatched, and the builder notes them.
     """
     parts: list[tuple[str, dict[int, Int64Array], GroupMerge]] = []
-    for group, of_group in _by_group(rows, index):
-        by_rank = _split_by(rows.rank[of_group], of_group)
+    for group, of_group in parts_by(rows.group[index], index).items():
+        by_rank = parts_by(rows.rank[of_group], of_group)
         by_rank, uneven = _without_uneven_messages(rows, by_rank, present[group])
         if uneven:
             builder.notes.append(
@@ -351,21 +323,6 @@ def match_by_order(
         pass  # each round merges at least one sequence, so this ends
     for name, by_rank, merge in parts:
         _conclude(name, by_rank, merge, builder)
-
-
-def _by_group(rows: Rows, index: Int64Array) -> Iterator[tuple[int, Int64Array]]:
-    """Each group with its rows, ascending."""
-    if len(index):
-        groups, code = encode(rows.group[index])
-        order = order_of_codes(code, len(groups))
-        parts = np.split(index[order], np.cumsum(np.bincount(code))[:-1])
-        yield from zip(groups.tolist(), parts, strict=True)
-
-
-def _split_by(values: NDArray[np.int32], index: Int64Array) -> dict[int, Int64Array]:
-    """Parts of ``index`` by value; ``values`` come in runs, ascending."""
-    found, first = np.unique(values, return_index=True)
-    return dict(zip(found.tolist(), np.split(index, first[1:]), strict=True))
 
 
 def _without_uneven_messages(
@@ -402,16 +359,11 @@ def _conclude(
     apart = main.high <= main.low
     num_rows = sum(len(index) for index in by_rank.values())
     builder.num_candidates += num_rows if apart else (main.high - main.low) * len(by_rank)
-    slots = [slot for slot, _ in main.members.values()]
-    members = [by_rank[rank][own] for rank, (_, own) in main.members.items()]
-    _join(np.concatenate(slots), np.concatenate(members), len(main.ops), builder)
-
-
-def _join(slot: Int64Array, member: Int64Array, num_slots: int, builder: MatchBuilder) -> None:
-    """Add one instance per slot; sorting by row sorts members by rank, as rows are rank by rank."""
-    order = np.lexsort((member, slot))
+    slot = np.concatenate([slot for slot, _ in main.members.values()])
+    member = np.concatenate([by_rank[rank][own] for rank, (_, own) in main.members.items()])
+    order = np.lexsort((member, slot))  # by rank in a slot, as rows are rank by rank
     slot, member = slot[order], member[order]
-    sizes = np.bincount(slot, minlength=num_slots)
+    sizes = np.bincount(slot, minlength=len(main.ops))
     builder.add(member[sizes[slot] >= 2], sizes[sizes >= 2], MatchMethod.SUBSEQUENCE)
 
 
@@ -423,8 +375,7 @@ def match_messages(
 ) -> None:
     """Match the sends of each rank with the receives of each other rank.
 
-    A kernel that both sends to a rank and receives from it matches a kernel of that rank only if
-    both messages agree.
+    A kernel that sends and receives matches only if both messages agree.
     """
     known = rows.peer[index] >= 0
     if not known.all():
@@ -435,18 +386,20 @@ def match_messages(
     index = index[known]
     sent = _by_channel(index[rows.kind[index] != CollectiveKind.RECV], rows.rank, rows.peer)
     received = _by_channel(index[rows.kind[index] != CollectiveKind.SEND], rows.peer, rows.rank)
-    channels = [
-        (channel, _match_channel(rows, ends, channel, clocks))
-        for channel, ends in _ends_of_channels(sent, received).items()
-        if all(clocks.has(rank) for rank in channel)  # both ends are part of the run
-    ]
-    unclear = {rank for channel, matched in channels if not matched.is_clear for rank in channel}
-    if channels:
+    nothing = np.empty(0, np.int64)
+    candidates, pairs, unclear = [], [], set[int]()
+    for channel in sorted(sent.keys() | received.keys()):
+        if not all(rank in clocks.clock_of for rank in channel):  # an end is not part of the run
+            continue
+        ends = sent.get(channel, nothing), received.get(channel, nothing)
+        matched, should_match, is_clear = _match_channel(rows, ends, channel, clocks)
+        pairs.append(matched)
+        candidates.append(should_match)
+        unclear.update(() if is_clear else channel)
+    if pairs:
         # a kernel that sends and receives is in two channels
-        builder.num_candidates += len(
-            np.unique(np.concatenate([m.candidates for _, m in channels]))
-        )
-        both = _agreeing(rows, np.concatenate([matched.pairs for _, matched in channels]))
+        builder.num_candidates += len(np.unique(np.concatenate(candidates)))
+        both = _agreeing(rows, np.concatenate(pairs))
         builder.add(both.ravel(), np.full(len(both), 2, np.int64), MatchMethod.SUBSEQUENCE)
     if unclear:
         builder.ambiguous.update(unclear)
@@ -460,34 +413,15 @@ def _by_channel(
     index: Int64Array, source: NDArray[np.int32], destination: NDArray[np.int32]
 ) -> dict[tuple[int, int], Int64Array]:
     """Rows by (sender, receiver), each in order of start."""
-    order = index[np.lexsort((destination[index], source[index]))]
-    first, _ = runs_of(source[order], destination[order])
-    parts = np.split(order, first[1:]) if len(order) else []
-    channels = zip(source[order[first]].tolist(), destination[order[first]].tolist(), strict=True)
-    return dict(zip(channels, parts, strict=True))
-
-
-def _ends_of_channels(
-    sent: Mapping[tuple[int, int], Int64Array], received: Mapping[tuple[int, int], Int64Array]
-) -> dict[tuple[int, int], tuple[Int64Array, Int64Array]]:
-    empty = np.empty(0, np.int64)
-    return {
-        channel: (sent.get(channel, empty), received.get(channel, empty))
-        for channel in sorted(sent.keys() | received.keys())
-    }
-
-
-class _Channel(msgspec.Struct, frozen=True, kw_only=True):
-    """Matched messages from one rank to another."""
-
-    pairs: Int64Array  # int64, shape ``(n, 2)``: rows of the sender and of the receiver.
-    candidates: Int64Array  # Rows that should have a partner.
-    is_clear: bool  # False if several shifts fit about equally well.
+    width = int(destination[index].max(initial=0)) + 1
+    keys = source[index].astype(np.int64) * width + destination[index]
+    return {divmod(key, width): rows for key, rows in parts_by(keys, index).items()}
 
 
 def _match_channel(
     rows: Rows, ends: tuple[Int64Array, Int64Array], channel: tuple[int, int], clocks: ClockLinks
-) -> _Channel:
+) -> tuple[Int64Array, Int64Array, bool]:
+    """Matched rows of the sender and the receiver, rows that should match, whether it is clear."""
     sides = [
         Operations(
             token=rows.bytes[index],
@@ -498,17 +432,15 @@ def _match_channel(
         )
         for index in ends
     ]
-    expected = clocks.expected(*(clocks.clock_of(rank) for rank in channel))
+    expected = clocks.expected(*(clocks.clock_of[rank] for rank in channel))
     choice = best_shift(sides[0], sides[1], expected)
-    if choice is None or not choice.is_clear:
-        nothing = np.empty((0, 2), np.int64)
-        candidates = np.concatenate(ends)
-        return _Channel(pairs=nothing, candidates=candidates, is_clear=choice is None)
+    if choice is None or not choice.is_clear:  # several shifts fit about equally well, or none
+        return np.empty((0, 2), np.int64), np.concatenate(ends), choice is None
     pairing = pair(sides[0], sides[1], choice.shift)
     low, high = pairing.low, pairing.high
     common = (ends[0][low:high], ends[1][low + choice.shift : high + choice.shift])
     pairs = np.stack((ends[0][pairing.first], ends[1][pairing.second]), axis=1)
-    return _Channel(pairs=pairs, candidates=np.concatenate(common), is_clear=True)
+    return pairs, np.concatenate(common), True
 
 
 def _agreeing(rows: Rows, pairs: Int64Array) -> Int64Array:
@@ -517,5 +449,5 @@ def _agreeing(rows: Rows, pairs: Int64Array) -> Int64Array:
     pairs = np.where(both_ways[:, np.newaxis], np.sort(pairs, axis=1), pairs)
     pairs = np.unique(pairs, axis=0)
     times = np.bincount(pairs.ravel(), minlength=len(rows.rank))
-    alone: NDArray[np.bool_] = (times[pairs] == 1).all(axis=1)
+    alone: Bools = (times[pairs] == 1).all(axis=1)
     return pairs[alone]

@@ -1,13 +1,9 @@
 """Clock offsets from matching and from timestamps, and the robust estimators of the alignment.
 
-Matching learns on the way which ranks share a clock and how far the other clocks are apart.
-Timestamps that ranks exchanged are evidence independent of the ends of collectives. How closely a
-collective ends together depends on the library: over gloo, ranks notice the end milliseconds apart,
-whereas a timestamp is accurate to half of its round trip. Therefore:
-
-- If both sources agree within their uncertainties, the one with the smaller uncertainty is used.
-- Clocks that no collective connects are related by timestamps alone.
-- If the two contradict each other, the collectives are used and a note reports the contradiction.
+How closely a collective ends together depends on the library: over gloo, ranks notice the end
+milliseconds apart, whereas an exchanged timestamp is accurate to half of its round trip. If both
+agree within their uncertainties, the more certain one is used; clocks that no collective connects
+are related by timestamps alone; if the two contradict each other, the collectives count.
 
 Source: D. Mills et al., RFC 5905 (NTP), section 8: the offset between two clocks is accurate to
 half of the delay; of several exchanges, those with the least delay are best.
@@ -21,36 +17,23 @@ from heapq import heapify, heappop, heappush
 import msgspec
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from distprof.join.shifts import Expectation
 from distprof.run.run import ClockAlignment, Rank
 from distprof.run.tables import distinct
-from distprof.schema import ABSENT, Int64Array, Table
+from distprof.schema import ABSENT, Floats, Int64Array, Table
 from distprof.units import NS_PER_US, format_duration
 
-Floats = NDArray[np.float64]
-
 _HUBER = 1.345  # 95 % efficiency on normal noise
-
 _MAD_TO_SIGMA = 1.4826
-
 _MIN_SCALE_NS = 1.0  # times are whole nanoseconds
-
 _ITERATIONS = 8
-
 _SETTLED = 1e-3  # of the scale: a smaller change is not worth another iteration
-
 _MIN_FOR_SLOPE = 8
-
 _MIN_ERROR = 1e-12
-
 _GRAPH_ITERATIONS = 50
-
 _GRAPH_SIGMAS = 3.0  # an edge with a larger residual than this loses weight
-
 _MIN_WEIGHT = 1e-12  # keeps the equations solvable if a node has only a poor edge
-
 _CONVERGED = 0.01  # of the smallest error
 
 
@@ -72,7 +55,7 @@ def location(values: Floats) -> tuple[float, float]:
     for _ in range(_ITERATIONS):
         before = center
         weight, scale = _weights(values - center)
-        center = _mean(values, weight)
+        center = float((weight * values).sum() / weight.sum())
         if abs(center - before) <= _SETTLED * scale:
             break
     _, scale = _weights(values - center)
@@ -91,14 +74,14 @@ def fit_line(x: Int64Array, y: Int64Array) -> Line:
     for _ in range(_ITERATIONS):
         before = slope
         weight, scale = _weights(residual)
-        centred = u - _mean(u, weight)
+        centred = u - float((weight * u).sum() / weight.sum())
         slope = float((weight * centred * v).sum() / (weight * centred**2).sum())
         residual = v - slope * centred
         residual -= np.median(residual)
         if abs(slope - before) * length <= _SETTLED * scale:
             break
     _, scale = _weights(residual)
-    return Line(slope, scale, float(np.sqrt((weight * (u - _mean(u, weight)) ** 2).sum())))
+    return Line(slope, scale, float(np.sqrt((weight * centred**2).sum())))
 
 
 def pooled_scale(scales: Floats, counts: Int64Array) -> float:
@@ -110,10 +93,6 @@ def pooled_scale(scales: Floats, counts: Int64Array) -> float:
     cumulated = np.cumsum(counts[order])
     middle = int(np.searchsorted(cumulated, cumulated[-1] / 2))
     return float(scales[order][middle])
-
-
-def _mean(values: Floats, weight: Floats) -> float:
-    return float((weight * values).sum() / weight.sum())
 
 
 def _weights(residual: Floats) -> tuple[Floats, float]:
@@ -129,9 +108,8 @@ def solve_graph(
     """Solve for the values of nodes from differences along edges by weighted robust least squares.
 
     The lowest node of each connected component has the value 0. ``edges``, shape ``(n, 2)``, have
-    the lower node first; a difference is the value of the second node minus that of the first, with
-    its standard error. The result holds values and standard errors, 0 and 0 for a node without an
-    edge.
+    the lower node first; a difference is the second node's value minus the first's, with its
+    standard error. Values and standard errors, 0 and 0 for a node without an edge.
     """
     error = np.maximum(error, _MIN_ERROR)
     value, value_error = np.zeros(count), np.zeros(count)
@@ -173,14 +151,12 @@ _FEW = 16
 class _Equations:
     """Normal equations of a connected graph with node 0 fixed at 0, and their solution.
 
-    Each clock is compared with few others, namely the lowest of each group. Eliminating nodes with
-    few neighbours first therefore takes linear time, while a full matrix would take cubic time. The
-    variances are the diagonal of the inverse. Takahashi's equations compute only those entries of
-    the inverse that correspond to entries of the elimination.
+    Each clock is compared with few others, so eliminating nodes with few neighbours first takes
+    linear time. Takahashi's equations give the diagonal of the inverse from entries of the
+    elimination.
 
-    Source:
-        K. Takahashi, J. Fagan, M.-S. Chin, "Formation of a sparse bus impedance matrix and its
-        application to short circuit study", 8th PICA Conference, 1973.
+    Source: K. Takahashi, J. Fagan, M.-S. Chin, "Formation of a sparse bus impedance matrix and its
+    application to short circuit study", 8th PICA Conference, 1973.
     """
 
     def __init__(self, count: int, edges: Int64Array, weight: Floats, difference: Floats) -> None:
@@ -208,26 +184,23 @@ class _Equations:
             degree, node = heappop(waiting)
             if degree > _FEW:
                 break
-            if done[node] or degree != len(self._rows[node]):
+            row, pivot = self._rows[node], self._diagonal[node]
+            if done[node] or degree != len(row):
                 continue
             done[node] = True
             order.append(node)
-            self._eliminate(node)
-            for other in self._rows[node]:
+            for one, value in row.items():
+                share = value / pivot
+                mine = self._rows[one]
+                del mine[node]
+                self._right[one] -= share * self._right[node]
+                self._diagonal[one] -= share * value
+                for other, of_other in row.items():
+                    if other != one:
+                        mine[other] = mine.get(other, 0.0) - share * of_other
+            for other in row:
                 heappush(waiting, (len(self._rows[other]), other))
         return order
-
-    def _eliminate(self, node: int) -> None:
-        row, pivot = self._rows[node], self._diagonal[node]
-        for one, value in row.items():
-            share = value / pivot
-            mine = self._rows[one]
-            del mine[node]
-            self._right[one] -= share * self._right[node]
-            self._diagonal[one] -= share * value
-            for other, of_other in row.items():
-                if other != one:
-                    mine[other] = mine.get(other, 0.0) - share * of_other
 
     def _full(self) -> Floats:
         """The matrix of the nodes that were not eliminated."""
@@ -267,7 +240,7 @@ class _Equations:
         return np.array([own.get(node, 0.0) for node, own in enumerate(pairs)])
 
 
-def components_of(count: int, edges: Int64Array) -> NDArray[np.int64]:
+def components_of(count: int, edges: Int64Array) -> Int64Array:
     """Connected components of a graph: for each node, the lowest node of its component."""
     label = np.arange(count)
     while len(edges):
@@ -285,9 +258,7 @@ def components_of(count: int, edges: Int64Array) -> NDArray[np.int64]:
 # Clock offsets found during matching --------------------------------------------------------------
 
 SAME_CLOCK_NS = 50 * NS_PER_US  # GPUs of one host agree within this
-
 SEPARATE_NS = 20 * SAME_CLOCK_NS  # ends on one host that differ by more are on two clocks
-
 MAX_DRIFT_RATIO = 5e-5  # between two quartz clocks
 
 
@@ -301,7 +272,7 @@ class ClockLinks:
     def __init__(self, ranks: Sequence[Rank], nodes: Mapping[str, tuple[int, ...]]) -> None:
         node_of = {number: name for name, members in nodes.items() for number in members}
         numbers: dict[str, int] = {}
-        self._clock_of: dict[int, int] = {}
+        self.clock_of: dict[int, int] = {}  # rank to the number of its clock
         self._has_epoch: list[bool] = []
         self._root: list[int] = []
         self._from_root_ns: list[float] = []  # own clock minus the root's
@@ -313,7 +284,7 @@ class ClockLinks:
             name = f"node {node_of[rank.rank]}" if shared else f"rank {rank.rank}"
             if name not in numbers:
                 numbers[name] = self._new_clock(has_epoch=rank.has_epoch)
-            self._clock_of[rank.rank] = numbers[name]
+            self.clock_of[rank.rank] = numbers[name]
 
     def _new_clock(self, *, has_epoch: bool) -> int:
         clock = len(self._root)
@@ -322,17 +293,9 @@ class ClockLinks:
         self._from_root_ns.append(0.0)
         return clock
 
-    def clock_of(self, rank: int) -> int:
-        """Number of a rank's clock."""
-        return self._clock_of[rank]
-
-    def has(self, rank: int) -> bool:
-        """Whether a rank is part of the run."""
-        return rank in self._clock_of
-
     def separate(self, rank: int) -> None:
         """Give a rank a separate clock, because its traces contradict its node's clock."""
-        self._clock_of[rank] = self._new_clock(has_epoch=self._has_epoch[self._clock_of[rank]])
+        self.clock_of[rank] = self._new_clock(has_epoch=self._has_epoch[self.clock_of[rank]])
 
     def knows(self, a: int, b: int) -> bool:
         """Whether the offset between two clocks is known."""
@@ -367,9 +330,7 @@ class ClockLinks:
 # Timestamps ---------------------------------------------------------------------------------------
 
 _FAR_NS = 120_000_000_000  # exchanges farther from the capture are used only if none is nearer
-
 _MAX_NAMED = 5
-
 _TIMES_BEST = 1.5  # exchanges up to this many times as long as the fastest are used
 
 
@@ -401,18 +362,18 @@ def with_stamps(clock: ClockAlignment, stamped: Mapping[int, StampedClock]) -> C
 
     ``stamped`` clocks are relative to rank 0's, which has no offset itself.
     """
-    stamped_domains = _by_domain(clock, {0: StampedClock(offset_ns=0, error_ns=0), **stamped})
-    if len(clock.domains) < 2 or len(stamped_domains) < 2:
+    stamped = {0: StampedClock(offset_ns=0, error_ns=0), **stamped}
+    best: dict[int, StampedClock] = {}  # of each domain, the most accurate one
+    for domain, ranks in enumerate(clock.domains):
+        if known := [stamped[rank] for rank in ranks if rank in stamped]:
+            best[domain] = min(known, key=lambda one: one.error_ns)
+    if len(clock.domains) < 2 or len(best) < 2:
         return clock
-    anchor, result, agreed = min(stamped_domains), clock, []
-    notes = list(clock.notes)
-    for domain in sorted(set(stamped_domains) - {min(stamped_domains)}):
-        offset = (
-            stamped_domains[domain].offset_ns
-            - stamped_domains[anchor].offset_ns
-            + float(clock.offset_ns[anchor])
-        )
-        error = stamped_domains[domain].error_ns + stamped_domains[anchor].error_ns
+    anchor, *others = sorted(best)
+    result, agreed, notes = clock, [], list(clock.notes)
+    for domain in others:
+        offset = best[domain].offset_ns - best[anchor].offset_ns + float(clock.offset_ns[anchor])
+        error = best[domain].error_ns + best[anchor].error_ns
         name = clock.names[domain]
         residual = int(max(clock.residual_ns[domain], clock.residual_ns[anchor]))
         apart = abs(offset - float(clock.offset_ns[domain]))
@@ -429,22 +390,23 @@ def with_stamps(clock: ClockAlignment, stamped: Mapping[int, StampedClock]) -> C
             )
         else:
             agreed.append(name)
-            result = _replaced(result, domain, offset, error) if error < residual else result
+            if error < residual:
+                offsets, residuals = result.offset_ns.copy(), result.residual_ns.copy()
+                offsets[domain], residuals[domain] = offset, error
+                result = replace(result, offset_ns=offsets, residual_ns=residuals)
     if agreed:
         notes.append(f"Timestamps confirm the clocks of {', '.join(agreed[:_MAX_NAMED])}.")
     return replace(_with_anchor_error(result, anchor), notes=tuple(notes))
 
 
-def _by_domain(
-    clock: ClockAlignment, stamped: Mapping[int, StampedClock]
-) -> dict[int, StampedClock]:
-    """The most accurate stamped clock of each domain."""
-    found: dict[int, StampedClock] = {}
-    for domain, ranks in enumerate(clock.domains):
-        known = [stamped[rank] for rank in ranks if rank in stamped]
-        if known:
-            found[domain] = min(known, key=lambda one: one.error_ns)
-    return found
+def _with_anchor_error(clock: ClockAlignment, anchor: int) -> ClockAlignment:
+    """The alignment with the anchor's residual at most the smallest one of the other domains."""
+    residual: Int64Array = clock.residual_ns.copy()
+    known = np.delete(residual, anchor)
+    known = known[known != ABSENT]
+    if len(known) and (residual[anchor] == ABSENT or residual[anchor] > known.min()):
+        residual[anchor] = known.min()
+    return replace(clock, residual_ns=residual)
 
 
 def _connected(
@@ -460,19 +422,3 @@ def _connected(
         component=np.where(moved, clock.component[anchor], clock.component).astype(np.int32),
         residual_ns=residual.astype(np.int64),
     )
-
-
-def _replaced(clock: ClockAlignment, domain: int, offset: float, error: int) -> ClockAlignment:
-    offsets, residual = clock.offset_ns.copy(), clock.residual_ns.copy()
-    offsets[domain], residual[domain] = offset, error
-    return replace(clock, offset_ns=offsets, residual_ns=residual)
-
-
-def _with_anchor_error(clock: ClockAlignment, anchor: int) -> ClockAlignment:
-    """The alignment with the anchor's residual at most the smallest one of the other domains."""
-    residual: Int64Array = clock.residual_ns.copy()
-    others = np.delete(residual, anchor)
-    known = others[others != ABSENT]
-    if len(known) and (residual[anchor] == ABSENT or residual[anchor] > known.min()):
-        residual[anchor] = known.min()
-    return replace(clock, residual_ns=residual)

@@ -1,48 +1,33 @@
 """How long each rank waits for others in a step, from the durations of its collectives on the GPU.
 
 The members of a group leave an all-reduce, all-gather or reduce-scatter together. The last one to
-arrive spends the least time in it, and the extra time of every other member is its wait. The cost
-of a wait depends on whether the GPU computes at the same time. If it does (buckets of DDP), a rank
-that is 5 ms early is 5 ms early in each of 10 buckets, and loses 5 ms in total. If it does not
-(tensor parallelism), 10 such waits cost 50 ms. The recorder does not show which case applies, so
-both bounds are kept. The lower bound is the longest single wait, because the step ends only when
-all gradients have arrived. The upper bound is the sum of all waits.
+arrive spends the least time in it, and the extra time of every other member is its wait. If the
+GPU computes meanwhile (buckets of DDP), a step loses the longest wait of a rank; if it does not
+(tensor parallelism), it loses their sum. The recorder does not show which, so both bounds are kept.
 
-The lower bound of a rank's lateness is taken from the collective in which it arrives latest after
-the median of the others. Time that the rank may have waited itself is subtracted: all of its waits
-in other groups, and the part of its earlier waits in the same group that exceeds those of the other
-members. A rank that another rank delayed in a second group is therefore not blamed, and a rank is
-not excused because all of them waited for a third one. This assumes that ranks run the same
-program, and that a rank that is late in the middle of a step is not consistently faster than its
-peers in the rest of it.
-
-Queues hide lateness: if a bucket waits for the one before, its duration does not show which rank
-was ready first. A rank that works 10 % longer in the whole step may then show only at an early
-collective, by a small part of that. So lateness is also compared with the time that the peers need
-up to the same collective. That is at most the step without what follows, because the collectives of
-a group run one after the other on its stream. Both are means of the same steps (:class:`Rests`).
+A rank's lateness is bounded by the collective in which it arrives latest after the median of the
+others, less the time that it may have waited itself: in other groups, and in earlier collectives
+of the group more than others did. Queues hide lateness, so a rank that works 10 % longer may show
+only early in the step: lateness is also compared with the time that the peers need up to the same
+collective (:class:`Rests`).
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from distprof.artefacts.records import CollectivesRecord, GroupTimes
-
-Floats = NDArray[np.float64]
+from distprof.schema import Floats, Int64Array
 
 MESSAGES: Final = "messages"
 ALL: Final = "all"
-
 _MOST_GROUPS = 1_000  # of a rank and step
 _MOST_PARTS = 64
 _MOST_NS = 1 << 53
-
 SHORTEST_PART: Final = 0.2
 """Least part of the step with which lateness is compared.
 
@@ -50,9 +35,7 @@ A delay at the beginning of a step is a large share of the little time before it
 """
 
 _MOST_GROUPS_KEPT = 1 << 14
-
 SPREADS: Final = 6.0
-
 LEAST_PEERS: Final = 16
 """Minimum size of a group for an estimate of its spread."""
 
@@ -62,10 +45,8 @@ _SIGMA = 1.4826  # median absolute deviation of a normal distribution to its sta
 class Rests:
     """How long steps usually last after the peers have arrived at each collective of a group.
 
-    Of a single step, this is no better known than its duration: a CPU that runs ahead of its GPU
-    waits for it only now and then, so only the mean of several steps is right. As for the duration,
-    the longest is left out, which may contain a checkpoint. The mean is over the last
-    ``num_steps``.
+    The mean of the last ``num_steps`` without the longest, which may contain a checkpoint: a CPU
+    that runs ahead of its GPU waits for it only now and then, so a single step says little.
     """
 
     def __init__(self, num_steps: int) -> None:
@@ -75,22 +56,16 @@ class Rests:
     def peers_until(self, group: Hashable, total: Floats, single: Floats, step_ns: float) -> Floats:
         """Upper bound of the time from the step's begin to the others' arrival at each part's last.
 
-        Args:
-            group: The group; its steps are taken in order.
-            total: Durations of each part in this step, in order, shape (members, parts), ns.
-            single: Durations of the last collective of each part.
-            step_ns: Mean duration of the same steps.
-
-        Returns:
-            The bound for each member, ns, shape (members, parts), or (1, parts) in a large group;
-            at least ``SHORTEST_PART`` of the step, and 1 ns.
+        ``total`` holds the durations of each part in the group's next step, in order, shape
+        (members, parts), ``single`` those of the last collective of each part, and ``step_ns`` is
+        the mean of the same steps. Shape (members, parts), or (1, parts) in a large group, ns; at
+        least ``SHORTEST_PART`` of the step, and 1 ns.
         """
-        until = step_ns - self._usual(group, _rest(total, single))
-        bound: Floats = np.maximum(until, max(SHORTEST_PART * step_ns, 1.0))
-        return bound
-
-    def _usual(self, group: Hashable, rest: Floats) -> Floats:
-        """The mean of a group's last steps, without the longest."""
+        longest = total.max(axis=0)
+        after = np.cumsum(longest[::-1])[::-1] - longest
+        is_large = len(single) >= LEAST_PEERS  # then one member hardly changes the median
+        others = np.median(single, axis=0)[np.newaxis] if is_large else medians_of_others(single)
+        rest = after + others  # lower bound of the time from that arrival to the step's end
         recent = self._recent.pop(group, None)
         if recent is None or recent[0].shape != rest.shape:
             recent = deque(maxlen=self._num_steps)
@@ -98,7 +73,9 @@ class Rests:
         if len(self._recent) > _MOST_GROUPS_KEPT:
             del self._recent[next(iter(self._recent))]
         recent.append(rest)
-        return mean_without_longest(np.array(recent))
+        until = step_ns - mean_without_longest(np.array(recent))
+        bound: Floats = np.maximum(until, max(SHORTEST_PART * step_ns, 1.0))
+        return bound
 
 
 def mean_without_longest(steps: Floats) -> Floats:
@@ -106,16 +83,6 @@ def mean_without_longest(steps: Floats) -> Floats:
     ordered = np.sort(steps, axis=0)
     mean: Floats = (ordered[:-1] if len(ordered) > 1 else ordered).mean(axis=0)
     return mean
-
-
-def _rest(total: Floats, single: Floats) -> Floats:
-    """Lower bound of the time from the others' arrival at each part's last to the step's end."""
-    longest = total.max(axis=0)
-    after = np.cumsum(longest[::-1])[::-1] - longest
-    is_large = len(single) >= LEAST_PEERS  # then one member hardly changes the median
-    others = np.median(single, axis=0)[np.newaxis] if is_large else medians_of_others(single)
-    rest: Floats = after + others
-    return rest
 
 
 class StepWaits(NamedTuple):
@@ -134,14 +101,12 @@ class StepWaits(NamedTuple):
 
 def bounded_groups(record: CollectivesRecord) -> tuple[GroupTimes, ...]:
     """The groups of a rank and step, without durations where there are more than a probe writes."""
-    return tuple(map(_bounded, record.groups[:_MOST_GROUPS]))
-
-
-def _bounded(times: GroupTimes) -> GroupTimes:
-    """Drop durations if there are more than a probe writes."""
-    if len(times.total_ns) <= _MOST_PARTS and len(times.last_ns) <= _MOST_PARTS:
-        return times
-    return GroupTimes(group=times.group, kind=times.kind, num=times.num, num_untimed=times.num)
+    return tuple(
+        each
+        if max(len(each.total_ns), len(each.last_ns)) <= _MOST_PARTS
+        else GroupTimes(group=each.group, kind=each.kind, num=each.num, num_untimed=each.num)
+        for each in record.groups[:_MOST_GROUPS]
+    )
 
 
 def waits_of(
@@ -158,41 +123,49 @@ def waits_of(
     NaN for ranks that reported nothing, and for members of a group if an operation has no duration,
     a member did not report, or members recorded different operations.
     """
-    waits = _Waits(found, step_ns, rests)
-    for group, rows in _by_group(found).items():
-        kind = next(iter(rows.values())).kind
-        if kind == MESSAGES:
-            waits.mark(rows, _has_unknown(rows))
-        elif _match(rows):
-            waits.of_collectives(group, rows, is_for_all=kind == ALL)
-        else:
-            waits.mark(rows, unknown=True)
-    waits.of_messages(found, stages)
-    values = (waits.least, waits.most, *waits.late())
-    return StepWaits(step, *(waits.column(each, ranks) for each in values))
-
-
-def _by_group(
-    found: Mapping[int, Sequence[GroupTimes]],
-) -> dict[tuple[str, str], dict[int, GroupTimes]]:
-    rows: dict[tuple[str, str], dict[int, GroupTimes]] = {}
+    # a rank that shares no operation with others gives no evidence of waits
+    known = [rank for rank, groups in found.items() if any(each.num_ranks != 1 for each in groups)]
+    least, most = dict.fromkeys(known, 0.0), dict.fromkeys(known, 0.0)
+    by_group: dict[tuple[str, str], dict[int, GroupTimes]] = defaultdict(dict)
     for rank, groups in found.items():
         for times in groups:
-            rows.setdefault((times.group, times.kind), {})[rank] = times
-    return rows
+            by_group[times.group, times.kind][rank] = times
+    arrived: list[_Arrivals] = []
+    for group, rows in by_group.items():
+        is_unknown = any(times.num_untimed or not times.total_ns for times in rows.values())
+        if is_unknown or (group[1] != MESSAGES and not _recorded_alike(rows)):
+            for rank in rows:
+                least.pop(rank, None)
+                most.pop(rank, None)
+        elif group[1] != MESSAGES:
+            arrived += _add_collectives(least, most, group, rows, step_ns, rests)
+    took = {  # in messages
+        rank: sum(
+            min(max(ns, 0), _MOST_NS)
+            for each in groups
+            if each.kind == MESSAGES
+            for ns in each.total_ns
+        )
+        for rank, groups in found.items()
+    }
+    usual: dict[int, float] = {}  # the least time in messages of a stage
+    for rank, stage in stages.items():
+        # a rank that did not report may not have waited at all
+        usual[stage] = min(usual.get(stage, np.inf), float(took.get(rank, 0)))
+    for rank in most:
+        most[rank] += float(took[rank]) - (usual[stages[rank]] if rank in stages else 0.0)
+    values = (least, most, *_lateness(arrived, most))
+    columns = (np.array([each.get(rank, np.nan) for rank in ranks], np.float64) for each in values)
+    return StepWaits(step, *columns)
 
 
-def _has_unknown(rows: Mapping[int, GroupTimes]) -> bool:
-    return any(times.num_untimed or not times.total_ns for times in rows.values())
-
-
-def _match(rows: Mapping[int, GroupTimes]) -> bool:
-    """Whether all members reported the same operations, with durations."""
+def _recorded_alike(rows: Mapping[int, GroupTimes]) -> bool:
+    """Whether all members of a group reported the same operations."""
     shapes = {
         (each.num_ranks, each.first, each.num, len(each.total_ns), len(each.last_ns))
         for each in rows.values()
     }
-    return len(shapes) == 1 and shapes.pop()[0] == len(rows) and not _has_unknown(rows)
+    return len(shapes) == 1 and shapes.pop()[0] == len(rows)
 
 
 class _Arrivals(NamedTuple):
@@ -206,91 +179,59 @@ class _Arrivals(NamedTuple):
     waited_ns: Floats  # Waits in all collectives of the group, shape (members,).
 
 
-class _Waits:
-    """Bounds of the waits of one step, summed over groups."""
+def _add_collectives(
+    least: dict[int, float],
+    most: dict[int, float],
+    group: tuple[str, str],
+    rows: Mapping[int, GroupTimes],
+    step_ns: float,
+    rests: Rests,
+) -> list[_Arrivals]:
+    """Add the waits in a group's collectives to the bounds; how late its members arrive at them."""
+    total, single = (
+        np.array(durations, dtype=np.float64).clip(0, _MOST_NS)
+        for durations in (
+            [times.total_ns for times in rows.values()],
+            [times.last_ns or times.total_ns for times in rows.values()],
+        )
+    )
+    # the excess of each duration over that of the fastest member
+    parts, ends = total - total.min(axis=0), single - single.min(axis=0)
+    waited, is_for_all = parts.sum(axis=1), group[1] == ALL
+    for rank, all_ns, longest_ns in zip(rows, waited, ends.max(axis=1), strict=True):
+        if rank in most:
+            most[rank] += float(all_ns)
+            if is_for_all:
+                least[rank] = max(least[rank], float(longest_ns))
+    if not is_for_all or len(rows) < 2:
+        return []
+    peers = rests.peers_until(group, total, single, step_ns)
+    return [_Arrivals(tuple(rows), arrivals(parts, ends), peers, waited)]
 
-    def __init__(
-        self, found: Mapping[int, Sequence[GroupTimes]], step_ns: float, rests: Rests
-    ) -> None:
-        # A rank that shares no operation with others gives no evidence of waits
-        known = {
-            rank for rank, groups in found.items() if any(each.num_ranks != 1 for each in groups)
-        }
-        self.least = dict.fromkeys(known, 0.0)
-        self.most = dict.fromkeys(known, 0.0)
-        self._step_ns = step_ns
-        self._rests = rests
-        self._arrivals: list[_Arrivals] = []
 
-    def mark(self, ranks: Mapping[int, object], unknown: bool) -> None:
-        """Make the waits of these ranks unknown, if ``unknown`` is set."""
-        for rank in ranks if unknown else ():
-            self.least.pop(rank, None)
-            self.most.pop(rank, None)
-
-    def of_collectives(
-        self, group: Hashable, rows: Mapping[int, GroupTimes], *, is_for_all: bool
-    ) -> None:
-        total = _table([times.total_ns for times in rows.values()])
-        single = _table([times.last_ns or times.total_ns for times in rows.values()])
-        parts, ends = _waits(total), _waits(single)
-        waited = parts.sum(axis=1)
-        for rank, all_ns, longest_ns in zip(rows, waited, ends.max(axis=1), strict=True):
-            if rank in self.most:
-                self.most[rank] += float(all_ns)
-                if is_for_all:
-                    self.least[rank] = max(self.least[rank], float(longest_ns))
-        if is_for_all and len(rows) > 1:
-            late = arrivals(parts, ends)
-            peers = self._rests.peers_until(group, total, single, self._step_ns)
-            self._arrivals.append(_Arrivals(tuple(rows), late, peers, waited))
-
-    def late(self) -> tuple[dict[int, float], dict[int, float]]:
-        """Lower bound of the lateness that each rank itself caused, and its largest share."""
-        late: dict[int, float] = {}
-        share: dict[int, float] = {}
-        for each in self._arrivals:
-            in_groups = np.array([self.most.get(rank, np.nan) for rank in each.ranks])
-            own = each.late_ns - (in_groups - each.waited_ns)[:, np.newaxis]
-            most, shares = own.max(axis=1), (own / each.peers_ns).max(axis=1)
-            for rank, ns, ratio in zip(each.ranks, most, shares, strict=True):
-                if rank in self.most:
-                    late[rank] = max(late.get(rank, -np.inf), float(ns))
-                    share[rank] = max(share.get(rank, -np.inf), float(ratio))
-        return late, share
-
-    def of_messages(
-        self, found: Mapping[int, Sequence[GroupTimes]], stages: Mapping[int, int]
-    ) -> None:
-        """Add possible waits in messages, beyond the least time in messages of the same stage."""
-        took = {
-            rank: float(_waits_and_transfers([each for each in groups if each.kind == MESSAGES]))
-            for rank, groups in found.items()
-        }
-        usual: dict[int, float] = {}
-        for rank, stage in stages.items():
-            # A rank that did not report may not have waited at all
-            usual[stage] = min(usual.get(stage, np.inf), took.get(rank, 0.0))
-        for rank in self.most:
-            of_stage = usual[stages[rank]] if rank in stages else 0.0
-            self.most[rank] += took[rank] - of_stage
-
-    def column(self, values: Mapping[int, float], ranks: Sequence[int]) -> Floats:
-        """Values of these ranks; NaN if unknown."""
-        return np.array([values.get(rank, np.nan) for rank in ranks], dtype=np.float64)
+def _lateness(
+    arrived: Sequence[_Arrivals], most: Mapping[int, float]
+) -> tuple[dict[int, float], dict[int, float]]:
+    """Lower bound of the lateness that each rank itself caused, and its largest share."""
+    late: dict[int, float] = {}
+    share: dict[int, float] = {}
+    for each in arrived:
+        in_groups = np.array([most.get(rank, np.nan) for rank in each.ranks])
+        own = each.late_ns - (in_groups - each.waited_ns)[:, np.newaxis]
+        largest, shares = own.max(axis=1), (own / each.peers_ns).max(axis=1)
+        for rank, ns, ratio in zip(each.ranks, largest, shares, strict=True):
+            if rank in most:
+                late[rank] = max(late.get(rank, -np.inf), float(ns))
+                share[rank] = max(share.get(rank, -np.inf), float(ratio))
+    return late, share
 
 
 def arrivals(parts: Floats, single: Floats) -> Floats:
-    """How much later than the others of its group each member arrives.
+    """How much later than the others of its group each member arrives at the last of each part.
 
-    Args:
-        parts: Waits in each part of the step's collectives, in order, shape (members, parts).
-        single: Waits in the last collective of each part; equal to ``parts`` if a part is a single
-            collective.
-
-    Returns:
-        Lateness at the last collective of each part, shape (members, parts), less the time that the
-        member waited longer than others before it arrived.
+    ``parts`` are the waits in each part of the step's collectives, in order, and ``single`` those
+    in the last collective of each part, shape (members, parts). Less the time that the member
+    waited longer than others before it arrived.
     """
     more = np.maximum(parts - medians_of_others(parts), 0.0)
     # A wait in a collective does not excuse a late arrival at the same collective
@@ -299,27 +240,10 @@ def arrivals(parts: Floats, single: Floats) -> Floats:
     return late
 
 
-def _waits_and_transfers(groups: Sequence[GroupTimes]) -> int:
-    """Total duration of all operations, ns."""
-    return sum(min(max(ns, 0), _MOST_NS) for each in groups for ns in each.total_ns)
-
-
-def _table(durations_ns: Sequence[Sequence[int]]) -> Floats:
-    """Durations as an array, shape (members, operations)."""
-    table: Floats = np.array(durations_ns, dtype=np.float64).clip(0, _MOST_NS)
-    return table
-
-
-def _waits(durations_ns: Floats) -> Floats:
-    """Excess of each duration over that of the fastest member, shape (members, operations)."""
-    waits: Floats = durations_ns - durations_ns.min(axis=0)
-    return waits
-
-
 # Peers --------------------------------------------------------------------------------------------
 
 
-def excess_of_peers(own: Floats, groups: NDArray[np.int64]) -> tuple[Floats, Floats]:
+def excess_of_peers(own: Floats, groups: Int64Array) -> tuple[Floats, Floats]:
     """Excess of each rank's own time over its peers' median, as a share of it, and that median.
 
     Peers are the other ranks with the same number in ``groups``. Times are in any unit; where that
@@ -362,7 +286,7 @@ class Lateness(NamedTuple):
     most_excess: Floats  # Upper bound of the difference, as a share of the peers' time.
 
 
-def lateness_of(waits: StepWaits, step_ns: float, groups: NDArray[np.int64]) -> Lateness:
+def lateness_of(waits: StepWaits, step_ns: float, groups: Int64Array) -> Lateness:
     """Bounds of lateness."""
     least, most = (excess_of_peers(ns, groups)[1] for ns in (waits.least_ns, waits.most_ns))
     late_most = np.minimum(most - waits.least_ns, step_ns)

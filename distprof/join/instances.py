@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.join.blocks import blocks_of, joined, looked_up
 from distprof.join.topology import group_key, groups_of_rows, world_size_of
+from distprof.join.waits import blocks_of, joined, looked_up
 from distprof.run.run import CollectiveMatches, Rank
 from distprof.run.tables import DistinctRows
 from distprof.run.topology import ProcessGroup
-from distprof.schema import Int64Array, Table
+from distprof.schema import Bools, Coded, Int64Array, Table
 from distprof.terms import CollectiveKind, MatchMethod, StepSource
 
 NO_STEP = np.iinfo(np.int64).min
@@ -40,7 +40,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def dtype(self) -> NDArray[np.int32]:
         """A code per element type, the same on every rank."""
-        return _dtype_codes([rank.collectives for rank in self.ranks])
+        return Coded.concat([rank.collectives.coded("dtype") for rank in self.ranks]).codes
 
     @cached_property
     def step(self) -> Int64Array:
@@ -59,11 +59,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 def gather_rows(ranks: Sequence[Rank], groups: Sequence[ProcessGroup]) -> Rows:
-    """The rows of all ranks, which ascend.
-
-    Raises:
-        ValueError: If a row's group is not among ``groups``.
-    """
+    """The rows of all ranks, which ascend; ValueError if a row's group is not among ``groups``."""
     tables = [rank.collectives for rank in ranks]
     lengths = [len(table) for table in tables]
     return Rows(
@@ -78,7 +74,7 @@ def gather_rows(ranks: Sequence[Rank], groups: Sequence[ProcessGroup]) -> Rows:
     )
 
 
-def _joined_small(parts: Sequence[Int64Array]) -> NDArray[np.int64] | NDArray[np.int32]:
+def _joined_small(parts: Sequence[Int64Array]) -> Int64Array | NDArray[np.int32]:
     """The parts concatenated, as int32 if the values fit."""
     most = max((int(part.max()) for part in parts if len(part)), default=0)
     least = min((int(part.min()) for part in parts if len(part)), default=0)
@@ -91,7 +87,7 @@ def step_labels(rank: Rank) -> Int64Array:
     """Number of the step that each collective of a rank belongs to, NO_STEP if unknown.
 
     A CPU step window contains the time at which a collective is enqueued, a GPU step window its
-    start. Other sources of steps give NO_STEP, because their numbers may differ between ranks.
+    start. Numbers of other sources may differ between ranks.
     """
     table, steps = rank.collectives, rank.steps
     if rank.step_source not in (StepSource.PROFILER_STEP, StepSource.DEVICE) or not len(steps):
@@ -107,17 +103,16 @@ def step_labels(rank: Rank) -> Int64Array:
     return labels
 
 
-def _may_be_ahead(table: Table, window: Int64Array) -> NDArray[np.bool_]:
+def _may_be_ahead(table: Table, window: Int64Array) -> Bools:
     """Receives that only receives follow in their window, so they may belong to the next step.
 
-    A GPU step window begins with computation. On an inner pipeline stage, the first computation
-    waits for a receive, which therefore starts before the window does.
+    A GPU step begins with computation, which on an inner pipeline stage waits for a receive.
     """
     receives = table["kind"] == CollectiveKind.RECV
     place = np.arange(len(table))
     last = np.full(int(window.max(initial=0)) + 2, -1, dtype=np.int64)
     np.maximum.at(last, window[~receives] + 1, place[~receives])
-    trailing: NDArray[np.bool_] = receives & (place > last[window + 1])
+    trailing: Bools = receives & (place > last[window + 1])
     return trailing
 
 
@@ -142,16 +137,6 @@ def _group_index(ranks: Sequence[Rank], groups: Sequence[ProcessGroup]) -> NDArr
     return np.concatenate(parts)
 
 
-def _dtype_codes(tables: Sequence[Table]) -> NDArray[np.int32]:
-    seen: dict[str, int] = {}
-    parts = []
-    for table in tables:
-        column = table.coded("dtype")
-        lookup = np.array([seen.setdefault(v, len(seen)) for v in column.values], np.int32)
-        parts.append(lookup[column.codes] if len(lookup) else np.empty(0, np.int32))
-    return np.concatenate(parts)
-
-
 # Instances ----------------------------------------------------------------------------------------
 
 # All members of these collectives report the same bytes; those of an all-to-all may differ.
@@ -166,23 +151,23 @@ SAME_BYTES = (
 MESSAGES = (CollectiveKind.SEND, CollectiveKind.RECV)
 
 
-def are_messages(kind: NDArray[np.int8], peer: NDArray[np.int32]) -> NDArray[np.bool_]:
+def are_messages(kind: NDArray[np.int8], peer: NDArray[np.int32]) -> Bools:
     """Mask of the rows between two ranks: a message, or a kernel that both sends and receives."""
     both_ways = (kind == CollectiveKind.SEND_RECV) & (peer >= 0)
-    of_two: NDArray[np.bool_] = np.isin(kind, MESSAGES) | both_ways
+    of_two: Bools = np.isin(kind, MESSAGES) | both_ways
     return of_two
 
 
 class MatchBuilder:
     """Instances found so far: members as positions in the rows, instance after instance.
 
-    ``ambiguous`` holds the ranks with rows that stay unmatched because they fit in several ways.
-    ``misnumbered`` holds the ranks whose sequence numbers disagree with times.
+    ``ambiguous`` ranks have rows that fit in several ways; numbers of ``misnumbered`` ones are
+    wrong.
     """
 
     def __init__(self) -> None:
         self.members: list[NDArray[Any]] = []
-        self.sizes: list[NDArray[np.int64]] = []
+        self.sizes: list[Int64Array] = []
         self.methods: list[NDArray[np.int8]] = []
         self.num_candidates = 0
         self.ambiguous: set[int] = set()
@@ -201,7 +186,7 @@ def name_of(group: ProcessGroup) -> str:
     return group.description or group.name or "of all ranks"
 
 
-def same_as_before(*columns: NDArray[np.int64] | NDArray[np.int32]) -> NDArray[np.bool_]:
+def same_as_before(*columns: Int64Array | NDArray[np.int32]) -> Bools:
     """Whether each entry equals the one before it in every column."""
     same = np.ones(len(columns[0]), np.bool_)
     same[:1] = False
@@ -210,7 +195,7 @@ def same_as_before(*columns: NDArray[np.int64] | NDArray[np.int32]) -> NDArray[n
     return same
 
 
-def runs_of(*columns: NDArray[np.int64] | NDArray[np.int32]) -> tuple[Int64Array, Int64Array]:
+def runs_of(*columns: Int64Array | NDArray[np.int32]) -> tuple[Int64Array, Int64Array]:
     """Where each run of entries that are equal in every column begins, and its length."""
     begins = np.flatnonzero(~same_as_before(*columns))
     return begins, np.diff(np.append(begins, len(columns[0])))

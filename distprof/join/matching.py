@@ -6,6 +6,7 @@ times refute the numbers. All other rows match by order (:mod:`.by_order`).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,8 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.join import blocks
-from distprof.join.blocks import index_type, positions_by_code, spans
+from distprof.join import waits
 from distprof.join.by_order import match_by_order, match_messages
 from distprof.join.clocks import SEPARATE_NS, ClockLinks
 from distprof.join.instances import (
@@ -29,26 +29,16 @@ from distprof.join.instances import (
     same_as_before,
 )
 from distprof.join.shifts import CLEAR, TIMED, Expectation, best_shift, operations_of, typical_gap
-from distprof.join.waits import positions_of
+from distprof.join.waits import index_type, positions_by_code, positions_of, spans
 from distprof.run.run import CollectiveMatches, Rank
 from distprof.run.tables import encode, order_of_codes
 from distprof.run.topology import ProcessGroup
-from distprof.schema import Int64Array
+from distprof.schema import Bools, Int64Array
 from distprof.terms import CollectiveKind, MatchMethod
 from distprof.units import fold_ranks, name_ranks
 
 _SAMPLES = 32  # instances checked per group
-
 _OVERRULES = 2 * CLEAR  # sequence numbers are strong evidence, so overruling them takes more
-
-
-class NumberConflicts(msgspec.Struct, frozen=True, kw_only=True):
-    """Groups whose sequence numbers and times disagree, each with the ranks concerned."""
-
-    # Groups in which the times clearly show that the numbers pair wrong operations.
-    refuted: dict[int, set[int]]
-    # Groups that imply other clock offsets than the rest, but without a clear other pairing.
-    odd: dict[int, set[int]]
 
 
 class _Link(msgspec.Struct, frozen=True):
@@ -62,28 +52,31 @@ class _Link(msgspec.Struct, frozen=True):
 
 def check_numbers(
     rows: Rows, order: Int64Array, first: Int64Array, keep: Int64Array, clocks: ClockLinks
-) -> NumberConflicts:
+) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
     """Check whether all groups of equally numbered collectives imply the same clock offsets.
 
     ``order`` has the rows sorted by group and number, ``first`` where each instance begins in it,
-    and ``keep`` the positions in ``first`` to check. ``clocks`` gets the offsets found.
+    and ``keep`` the positions in ``first`` to check. ``clocks`` gets the offsets found. Returns
+    groups in which the times show that the numbers pair wrong operations, and those that only imply
+    other offsets than the rest, each with the ranks concerned.
     """
-    conflicts = NumberConflicts(refuted={}, odd={})
+    refuted: dict[int, set[int]] = defaultdict(set)
+    odd: dict[int, set[int]] = defaultdict(set)
     for link in _links(rows, order, first, keep):
-        a, b = clocks.clock_of(link.first), clocks.clock_of(link.second)
+        a, b = clocks.clock_of[link.first], clocks.clock_of[link.second]
         expected = clocks.expected(a, b)
         off = abs(link.offset_ns - expected.offset_ns)
         if not np.isinf(expected.usual_error_ns) and off > SEPARATE_NS:
             if _is_refuted(rows, link, off, clocks):
-                conflicts.refuted.setdefault(link.group, set()).update((link.first, link.second))
+                refuted[link.group] |= {link.first, link.second}
                 continue
             if a == b:
                 clocks.separate(link.second)
-                b = clocks.clock_of(link.second)
+                b = clocks.clock_of[link.second]
             elif clocks.knows(a, b) and off > 10 * expected.usual_error_ns:
-                conflicts.odd.setdefault(link.group, set()).update((link.first, link.second))
+                odd[link.group] |= {link.first, link.second}
         clocks.learn(a, b, link.offset_ns)
-    return conflicts
+    return refuted, odd
 
 
 def _links(rows: Rows, order: Int64Array, first: Int64Array, keep: Int64Array) -> Iterator[_Link]:
@@ -120,18 +113,15 @@ def _sample_per_group(group: NDArray[np.int32], instances: Int64Array) -> Int64A
 
 
 def _is_refuted(rows: Rows, link: _Link, off_ns: float, clocks: ClockLinks) -> bool:
-    """Whether the two ranks' operations clearly fit at another shift than the numbers imply.
-
-    Clock offsets from other groups do not count here, because their numbers may be wrong as well.
-    """
+    """Whether the two ranks' operations clearly fit at another shift than the numbers imply."""
     parts = [_rows_of(rows, link.group, rank) for rank in (link.first, link.second)]
     a, b = operations_of(rows, parts)
     if off_ns < typical_gap(a.end_ns) / 2:
         return False  # no other shift fits the times better
     _, in_a, in_b = np.intersect1d(rows.seq[parts[0]], rows.seq[parts[1]], return_indices=True)
-    same = clocks.clock_of(link.first) == clocks.clock_of(link.second)
-    expected = clocks.expected(*map(clocks.clock_of, (link.first, link.second)))
-    choice = best_shift(a, b, expected if same else Expectation())
+    clock, other = clocks.clock_of[link.first], clocks.clock_of[link.second]
+    expected = clocks.expected(clock, other) if clock == other else Expectation()
+    choice = best_shift(a, b, expected)
     return (
         choice is not None
         and choice.log_odds >= _OVERRULES
@@ -151,11 +141,10 @@ def _rows_of(rows: Rows, group: int, rank: int) -> Int64Array:
 # By sequence number -------------------------------------------------------------------------------
 
 _FEW_GAPS = 8  # range of numbers per used number, up to which the linear sort pays off
-
 _MIN_TO_CONTRADICT = 4  # with fewer shared numbers, disagreements count as single faults
 
 
-def numbered_rows(rows: Rows, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def numbered_rows(rows: Rows, chosen: Bools) -> Bools:
     """Mask of the chosen rows with a number, in groups in which every rank has numbered rows."""
     has_number = chosen & (rows.seq >= 0)
     if np.array_equal(has_number, chosen):
@@ -179,7 +168,7 @@ def _pairs(rows: Rows, index: Int64Array) -> tuple[Int64Array, Int64Array]:
 
 def match_by_sequence(
     rows: Rows,
-    numbered: NDArray[np.bool_],
+    numbered: Bools,
     groups: Sequence[ProcessGroup],
     present: Int64Array,
     clocks: ClockLinks,
@@ -189,16 +178,18 @@ def match_by_sequence(
 ) -> Int64Array:
     """Match the ``numbered`` rows by their sequence numbers; ``clocks`` gets the offsets found.
 
-    ``are_sure`` skips the check of numbers against times, for gloo: its numbers come from the
-    Flight Recorder, and its members end a collective at different times. Returned are the rows of
-    groups with unusable numbers, which contradict each other too often or contradict the times.
+    ``are_sure`` skips the check of numbers against times, for gloo, whose members end at different
+    times. Returned are the rows of groups whose numbers contradict each other too often, or the
+    times.
     """
-    notes = _Notes([], [], [])
-    rest = [
-        _match_part(rows, part, groups, present, None if are_sure else clocks, builder, notes)
-        for part in _by_groups(rows, numbered)
-    ]
-    builder.num_candidates += _num_in_common_window(rows, numbered, notes.groups)
+    notes, rest = _Notes([], []), [np.empty(0, np.int64)]
+    for part in _by_groups(rows, numbered):
+        index = part.astype(np.int64, copy=False)
+        checked_by = None if are_sure else clocks
+        unusable = _match_part(rows, index, groups, present, checked_by, builder, notes)
+        is_rest = unusable[rows.group[index]]
+        rest.append(index[is_rest])
+        builder.num_candidates += _num_in_common_window(rows, index[~is_rest])
     builder.notes += notes.unusable
     if notes.num_bad:
         builder.notes.append(
@@ -207,60 +198,47 @@ def match_by_sequence(
             "them."
         )
     builder.notes += notes.refuted
-    return np.concatenate([np.empty(0, np.int64), *rest])
+    return np.concatenate(rest)
 
 
 class _Notes(msgspec.Struct):
-    """Notes on groups, and counts of the sequence numbers that several ranks share.
-
-    ``groups`` holds the groups with unusable numbers.
-    """
+    """Notes on groups, and counts of the sequence numbers that several ranks share."""
 
     unusable: list[str]
     refuted: list[str]
-    groups: list[int]
     num_bad: int = 0
     num_shared: int = 0
 
 
-def _by_groups(rows: Rows, chosen: NDArray[np.bool_]) -> list[NDArray[Any]]:
-    """The chosen rows in parts of whole groups, by ascending group, each part ascending.
-
-    A part is about one block of rows, unless a single group has more. Matching takes about 100
-    bytes of memory per row.
-    """
+def _by_groups(rows: Rows, chosen: Bools) -> list[NDArray[Any]]:
+    """The chosen rows in parts of whole groups, by ascending group, about a block of rows each."""
     counts = np.zeros(int(rows.group.max(initial=-1)) + 1, np.int64)
     for span in spans(len(chosen)):
         counts += np.bincount(rows.group[span][chosen[span]], minlength=len(counts))
     if not counts.any():
         return []
-    part_of_group = _numbered((np.cumsum(counts) - counts) // blocks.BLOCK)
+    _, part_of_group = encode((np.cumsum(counts) - counts) // waits.BLOCK)
     parts = positions_by_code(rows.group, chosen, part_of_group)
     return [part for part in parts if len(part)]
 
 
-def _numbered(ascending: Int64Array) -> Int64Array:
-    """Index of each value among the distinct values, which ascend."""
-    changes: Int64Array = np.cumsum(np.diff(ascending, prepend=ascending[:1]) > 0)
-    return changes
-
-
 def _match_part(
     rows: Rows,
-    index: NDArray[Any],
+    index: Int64Array,
     groups: Sequence[ProcessGroup],
     present: Int64Array,
     clocks: ClockLinks | None,
     builder: MatchBuilder,
     notes: _Notes,
-) -> Int64Array:
-    """Match rows of a few groups and return the rows of groups with unusable numbers."""
-    index = index.astype(np.int64, copy=False)
+) -> Bools:
+    """Match rows of a few groups; returns a mask of the groups with unusable numbers."""
     order, first = _runs_of_sequence(rows, index)
     sizes = np.diff(np.append(first, len(order)))
-    group = rows.group[order[first]]
-    bad = ~_members_agree(rows, order, first) & (sizes >= 2)
-    unusable = _contradicting_groups(group, sizes >= 2, bad, len(groups))
+    group, shared = rows.group[order[first]], sizes >= 2
+    bad = ~_members_agree(rows, order, first) & shared
+    # most shared numbers of a group denote different operations, as after a restart
+    num_bad, num_shared = (np.bincount(group[m], minlength=len(groups)) for m in (bad, shared))
+    unusable: Bools = (2 * num_bad > num_shared) & (num_shared >= _MIN_TO_CONTRADICT)
     notes.unusable += [
         f"Sequence numbers of group {name_of(groups[number])} differ between ranks: distprof "
         "matches its collectives by their order."
@@ -268,10 +246,10 @@ def _match_part(
     ]
     bad &= ~unusable[group]
     notes.num_bad += int(bad.sum())
-    notes.num_shared += int((sizes >= 2).sum())
+    notes.num_shared += int(shared.sum())
     # grouped messages: a member may not count them, so they match only if all members are present
     grouped = rows.kind[order[first]] == CollectiveKind.SEND_RECV
-    keep = (sizes >= 2) & ~bad & ~unusable[group] & (~grouped | (sizes == present[group]))
+    keep = shared & ~bad & ~unusable[group] & (~grouped | (sizes == present[group]))
     if clocks is not None:
         refuted = _refuted_groups(rows, order, first, keep, groups, clocks, builder, notes)
         unusable[refuted] = True
@@ -280,45 +258,33 @@ def _match_part(
     builder.add(
         members.astype(index_type(len(rows.rank)), copy=False), sizes[keep], MatchMethod.SEQUENCE
     )
-    notes.groups += np.flatnonzero(unusable).tolist()
-    return index[unusable[rows.group[index]]] if unusable.any() else index[:0]
+    return unusable
 
 
 def _refuted_groups(
     rows: Rows,
     order: Int64Array,
     first: Int64Array,
-    keep: NDArray[np.bool_],
+    keep: Bools,
     groups: Sequence[ProcessGroup],
     clocks: ClockLinks,
     builder: MatchBuilder,
     notes: _Notes,
 ) -> list[int]:
     """Groups whose numbers the times refute; adds a note for each of them and each odd group."""
-    conflicts = check_numbers(rows, order, first, np.flatnonzero(keep), clocks)
-    for number, ranks in conflicts.refuted.items():
-        builder.misnumbered.update(ranks)
-        notes.refuted.append(
-            f"Sequence numbers of group {name_of(groups[number])} pair collectives of "
-            f"{name_ranks(ranks)} that do not end together: distprof matches them by their order."
-        )
-    for number, ranks in conflicts.odd.items():
-        builder.misnumbered.update(ranks)
-        notes.refuted.append(
-            f"Collectives of group {name_of(groups[number])} imply a different offset between "
-            f"the clocks of {name_ranks(ranks)} than those of other groups."
-        )
-    return list(conflicts.refuted)
-
-
-def _contradicting_groups(
-    group: NDArray[np.int32], shared: NDArray[np.bool_], bad: NDArray[np.bool_], count: int
-) -> NDArray[np.bool_]:
-    """Groups in which most shared numbers denote different operations, as after a restart."""
-    num_shared = np.bincount(group[shared], minlength=count)
-    num_bad = np.bincount(group[bad], minlength=count)
-    most: NDArray[np.bool_] = (2 * num_bad > num_shared) & (num_shared >= _MIN_TO_CONTRADICT)
-    return most
+    refuted, odd = check_numbers(rows, order, first, np.flatnonzero(keep), clocks)
+    builder.misnumbered.update(*refuted.values(), *odd.values())
+    notes.refuted += [
+        f"Sequence numbers of group {name_of(groups[number])} pair collectives of "
+        f"{name_ranks(ranks)} that do not end together: distprof matches them by their order."
+        for number, ranks in refuted.items()
+    ]
+    notes.refuted += [
+        f"Collectives of group {name_of(groups[number])} imply a different offset between "
+        f"the clocks of {name_ranks(ranks)} than those of other groups."
+        for number, ranks in odd.items()
+    ]
+    return list(refuted)
 
 
 def _runs_of_sequence(rows: Rows, index: Int64Array) -> tuple[Int64Array, Int64Array]:
@@ -329,7 +295,8 @@ def _runs_of_sequence(rows: Rows, index: Int64Array) -> tuple[Int64Array, Int64A
     same = same_as_before(group, seq)
     again = same & same_as_before(rank)
     if again.any():  # operations coalesced under one number match by occurrence
-        occurrence = _position_in_run(again)
+        place = np.arange(len(order))
+        occurrence = place - np.maximum.accumulate(np.where(again, 0, place))
         by_occurrence = np.lexsort((rank, occurrence, seq, group))
         order = order[by_occurrence]
         same = same_as_before(group[by_occurrence], seq[by_occurrence], occurrence[by_occurrence])
@@ -352,15 +319,7 @@ def _order_of_numbers(group: NDArray[np.int32], seq: Int64Array | NDArray[np.int
     return order_of_codes(seq + first[group], sum(span))
 
 
-def _position_in_run(same_as_before: NDArray[np.bool_]) -> Int64Array:
-    """Position of each entry within its run, from 0."""
-    index = np.arange(len(same_as_before), dtype=np.int64)
-    begin = np.maximum.accumulate(np.where(same_as_before, 0, index))
-    position: Int64Array = index - begin
-    return position
-
-
-def _members_agree(rows: Rows, order: Int64Array, first: Int64Array) -> NDArray[np.bool_]:
+def _members_agree(rows: Rows, order: Int64Array, first: Int64Array) -> Bools:
     """Whether the members of each run agree in kind and bytes, as far as these are known."""
     kind, size = rows.kind[order], rows.bytes[order]
     agree = np.ones(len(first), np.bool_)
@@ -378,66 +337,32 @@ def _is_constant(values: NDArray[Any], first: Int64Array) -> bool:
     return not changes.any()
 
 
-def _one_value(
-    values: NDArray[Any], known: NDArray[np.bool_], first: Int64Array
-) -> NDArray[np.bool_]:
+def _one_value(values: NDArray[Any], known: Bools, first: Int64Array) -> Bools:
     """Whether the known values of each run are all the same."""
     limits = np.iinfo(values.dtype)
     low = np.minimum.reduceat(np.where(known, values, limits.max), first)
     high = np.maximum.reduceat(np.where(known, values, limits.min), first)
-    same: NDArray[np.bool_] = low >= high
+    same: Bools = low >= high
     return same
 
 
-def _num_in_common_window(rows: Rows, numbered: NDArray[np.bool_], unusable: Sequence[int]) -> int:
-    """Number of rows whose sequence number is in the window of every rank of the group.
+def _num_in_common_window(rows: Rows, index: Int64Array) -> int:
+    """Rows whose sequence number is in the window of every rank of the group; all if disjoint.
 
-    A number outside another rank's window cannot have a partner there. If the windows do not
-    overlap, all rows count, since none of them was matched.
+    A number outside another rank's window cannot have a partner there.
     """
-    if unusable:
-        wanted = np.ones(int(rows.group.max()) + 1, np.bool_)
-        wanted[list(unusable)] = False
-        numbered = numbered & wanted[rows.group]
-    start, stop = _common_windows(rows, numbered)
-    count = 0
-    for part in spans(len(numbered)):
-        group, seq = rows.group[part], rows.seq[part]
-        inside = numbered[part] & (seq >= start[group])
-        inside &= seq <= stop[group]
-        count += int(np.count_nonzero(inside))
-    return count
-
-
-def _common_windows(rows: Rows, numbered: NDArray[np.bool_]) -> tuple[Int64Array, Int64Array]:
-    """First and last number in the windows of all ranks of each group; unbounded if disjoint."""
-    limits, count = np.iinfo(np.int64), int(rows.group.max(initial=-1)) + 1
+    which, pair = _pairs(rows, index)
+    group, seq = rows.group[index], rows.seq[index].astype(np.int64, copy=False)
+    limits, count = np.iinfo(np.int64), int(group.max(initial=-1)) + 1
+    low, high = np.full(len(which), limits.max), np.full(len(which), limits.min)
+    np.minimum.at(low, pair, seq)
+    np.maximum.at(high, pair, seq)
     start, stop = np.full(count, limits.min), np.full(count, limits.max)
-    for part in _blocks_of_ranks(rows, count):
-        index = np.flatnonzero(numbered[part]) + part.start
-        if not len(index):
-            continue
-        which, pair = _pairs(rows, index)
-        seq = rows.seq[index].astype(np.int64)
-        low, high = np.full(len(which), limits.max), np.full(len(which), limits.min)
-        np.minimum.at(low, pair, seq)
-        np.maximum.at(high, pair, seq)
-        np.maximum.at(start, which, low)
-        np.minimum.at(stop, which, high)
+    np.maximum.at(start, which, low)
+    np.minimum.at(stop, which, high)
     disjoint = start > stop
     start[disjoint], stop[disjoint] = limits.min, limits.max
-    return start, stop
-
-
-def _blocks_of_ranks(rows: Rows, num_groups: int) -> Iterator[slice]:
-    """Rows of a few ranks at a time, which limits both rows and pairs of group and rank."""
-    ends = np.concatenate(([0], np.cumsum([len(rank.collectives) for rank in rows.ranks])))
-    most, low = max(blocks.BLOCK // max(num_groups, 1), 1), 0
-    while low < len(rows.ranks):
-        high = int(np.searchsorted(ends, ends[low] + blocks.BLOCK, side="right")) - 1
-        high = min(max(high, low + 1), low + most, len(rows.ranks))
-        yield slice(int(ends[low]), int(ends[high]))
-        low = high
+    return int(np.count_nonzero((seq >= start[group]) & (seq <= stop[group])))
 
 
 # All ways of matching -----------------------------------------------------------------------------
@@ -461,7 +386,11 @@ def match_collectives(
     present = _present_members(rows, ranks, groups)
     builder, clocks = MatchBuilder(), ClockLinks(ranks, nodes)
     message = are_messages(rows.kind, rows.peer)
-    shared = (present >= 2)[rows.group] & ~_strays(ranks)
+    # Rows without a group on ranks whose other rows mostly name one: their calls were not recorded,
+    # for example at the edges of a capture. Their group is unknown: assigned to the group of all
+    # ranks, they would pair wrong operations.
+    strays = np.concatenate([_nameless(rank) & (not _names_no_group(rank)) for rank in ranks])
+    shared = (present >= 2)[rows.group] & ~strays
     collective = shared & ~message
     numbered = numbered_rows(rows, collective)
     on_cpu = all(rank.device.name == "cpu" for rank in ranks)
@@ -477,41 +406,28 @@ def match_collectives(
 def _present_members(
     rows: Rows, ranks: Sequence[Rank], groups: Sequence[ProcessGroup]
 ) -> Int64Array:
-    """Number of ranks of the run in each group, or of those that use it if members are unknown."""
+    """Number of ranks of the run in each group, or of those that use it if members are unknown.
+
+    Users that exceed the group's size count as none, because several groups share the name.
+    """
     numbers = {rank.rank for rank in ranks}
     users = np.zeros(len(groups), np.int64)
     if not all(group.ranks for group in groups):
         pairs, _ = encode(rows.group * np.int64(len(ranks)) + positions_of(ranks, rows.rank))
         users = np.bincount(pairs // len(ranks), minlength=len(groups))
-    return np.array(
-        [
-            len(numbers.intersection(group.ranks)) if group.ranks else _users(group, int(count))
-            for group, count in zip(groups, users, strict=True)
-        ],
-        dtype=np.int64,
-    )
+    for number, group in enumerate(groups):
+        if group.ranks:
+            users[number] = len(numbers.intersection(group.ranks))
+        elif group.size is not None and users[number] > group.size:
+            users[number] = 0
+    return users
 
 
-def _users(group: ProcessGroup, count: int) -> int:
-    """Users of a group with unknown members; 0 if they exceed its size: several share the name."""
-    return 0 if group.size is not None and count > group.size else count
-
-
-def _strays(ranks: Sequence[Rank]) -> NDArray[np.bool_]:
-    """Mask of the rows without a group on ranks whose other rows mostly name one.
-
-    Their calls were not recorded, for example at the edges of a capture. Their group is unknown:
-    assigned to the group of all ranks, they would pair wrong operations.
-    """
-    parts = [_nameless(rank) & (not _names_no_group(rank)) for rank in ranks]
-    return np.concatenate(parts)
-
-
-def _nameless(rank: Rank) -> NDArray[np.bool_]:
+def _nameless(rank: Rank) -> Bools:
     columns = [rank.collectives.coded(name) for name in ("group", "group_ranks")]
     if not all("" in column.values for column in columns):
         return np.zeros(len(rank.collectives), np.bool_)
-    without: NDArray[np.bool_] = columns[0].equals("") & columns[1].equals("")
+    without: Bools = columns[0].equals("") & columns[1].equals("")
     return without
 
 

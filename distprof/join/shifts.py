@@ -1,11 +1,8 @@
 """Find the shift between the operation sequences of two ranks, and the confidence in it.
 
-Training is repetitive, so one sequence fits the other at many shifts. End times identify the right
-shift. The two ends of a collective differ by little more than the clock offset, so at the right
-shift the difference of ends hardly changes from one pair to the next. At a wrong shift it varies as
-much as the steps do. If both ranks number their steps, the numbers settle the matter.
-
-:func:`steadier` computes the confidence.
+Training is repetitive, so one sequence fits the other at many shifts. The two ends of a collective
+differ by little more than the clock offset, so at the right shift the difference of ends hardly
+changes from one pair to the next. If both ranks number their steps, the numbers decide.
 """
 
 from __future__ import annotations
@@ -17,14 +14,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.join.blocks import spans
 from distprof.join.instances import MESSAGES, NO_STEP, SAME_BYTES, Rows
-from distprof.schema import ABSENT, Int64Array
+from distprof.join.waits import spans
+from distprof.schema import ABSENT, Bools, Floats, Int64Array
 from distprof.terms import CollectiveKind
 from distprof.units import NS_PER_MS, NS_PER_S, NS_PER_US
 
 SAMPLES = 512  # pairs compared per shift
-
 TIMED = [kind for kind in CollectiveKind if kind.is_symmetric]
 
 
@@ -35,7 +31,7 @@ class Operations(msgspec.Struct, frozen=True, kw_only=True):
     end_ns: Int64Array  # int64, ends on the rank's own clock.
     step: Int64Array  # int64, step number or NO_STEP.
     # bool, whether the operation ends on both ranks at once, so its end is evidence.
-    is_timed: NDArray[np.bool_]
+    is_timed: Bools
 
     def __len__(self) -> int:
         return len(self.token)
@@ -50,11 +46,11 @@ class Operations(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def compatible(a: Operations, b: Operations, i: Int64Array, j: Int64Array) -> NDArray[np.bool_]:
+def compatible(a: Operations, b: Operations, i: Int64Array, j: Int64Array) -> Bools:
     """Whether two operations could be one: equal tokens, and no two known steps that differ."""
     step_a, step_b = a.step[i], b.step[j]
     same_step = (step_a == step_b) | (step_a == NO_STEP) | (step_b == NO_STEP)
-    could: NDArray[np.bool_] = (a.token[i] == b.token[j]) & same_step
+    could: Bools = (a.token[i] == b.token[j]) & same_step
     return could
 
 
@@ -93,27 +89,19 @@ def _tokens(rows: Rows, index: Int64Array) -> Int64Array:
 # How much likelier one shift between two ranks' operations is than another, given their ends -----
 
 RESOLUTION_NS = NS_PER_US  # of the times in most traces: smaller differences are not significant
-
 NOISE_NS2 = 2.0 * RESOLUTION_NS**2  # minimum variance of the change of a difference
-
 LAGS = (1, 2, 3, 4)  # the difference of ends of a pair is compared with those this many pairs ago
-
 MIN_PAIRS = 5  # fewer pairs give no result
-
-Floats = NDArray[np.float64]
-
-Bools = NDArray[np.bool_]
 
 
 def steadier(a: Operations, b: Operations, shifts: Sequence[int], lead: int) -> Floats:
     """Log likelihood ratio of the shift ``lead`` over each of the shifts, given operations' ends.
 
     Shifts, positions in ``b`` minus positions in ``a``, are compared over the same operations by
-    the Pitman-Morgan test for the variances of paired samples. A plain ratio of variances is not
-    enough: if steps are so regular that times are no evidence, it favours a random shift, and the
-    more so the more operations there are. A second test uses all operations that each shift covers,
-    which are more if the two shifts are far apart. The larger of the two values is used; 0 if there
-    are too few pairs.
+    the Pitman-Morgan test for the variances of paired samples: a plain ratio of variances favours a
+    random shift if steps are too regular for times to be evidence. A second test uses all
+    operations that each shift covers. The larger of the two values counts; 0 if there are too few
+    pairs.
 
     Source: E. J. G. Pitman, "A Note on Normal Correlation", Biometrika 31, 1939; W. A. Morgan, "A
     Test for the Significance of the Difference between the Two Variances in a Sample from a Normal
@@ -160,9 +148,8 @@ def _changes(difference: Int64Array, known: Bools, lag: int) -> tuple[Floats, Bo
 def _steadier_paired(values: Floats, known: Bools, lead: int) -> Floats:
     """Log likelihood ratio that row u varies less around 0 than each row v; NaN for few pairs.
 
-    The correlation r of v + u and v - u is zero if both have the same variance, even if they are
-    correlated (Pitman, Morgan). The likelihood ratio of r to no correlation is
-    ``(1 - r**2) ** (-n / 2)``.
+    With the correlation r of v + u and v - u, which is zero if both have the same variance, it is
+    ``(1 - r**2) ** (-n / 2)`` (Pitman, Morgan).
     """
     v = _clipped(values, known)
     u = _clipped(np.broadcast_to(values[lead], values.shape), known)
@@ -175,10 +162,7 @@ def _steadier_paired(values: Floats, known: Bools, lead: int) -> Floats:
 
 
 def _steadier_apart(values: Floats, known: Bools, lead: int) -> Floats:
-    """Log likelihood ratio that row ``lead`` varies less around 0 than each row; NaN for few pairs.
-
-    Compares separate variances of two independent samples with one common variance.
-    """
+    """The same from separate variances of two independent samples and one common variance."""
     count = known.sum(axis=1)
     var = _mean_square(_clipped(values, known), count)
     pooled = (count * var + count[lead] * var[lead]) / np.maximum(count + count[lead], 1)
@@ -208,21 +192,13 @@ def _clipped(values: Floats, known: Bools) -> Floats:
 # Shift in operations between two ranks' sequences, and its confidence ----------------------------
 
 CLEAR = 5.0  # least log odds of a clear shift: a hundred and fifty to one
-
 MARGIN = 64  # shifts tried on either side of those that windows, steps and clocks suggest
-
 MIN_EXACT = 8  # this many pairs are unlikely to agree by chance
-
 MIN_OVERLAP_RATIO = 0.3  # of the shorter sequence: shorter overlaps fit by chance
-
 CLOSE_RATIO = 0.75  # of the best agreement: the right shift agrees at least this well
-
 USUAL_CLOCK_OFFSET_NS = 10 * NS_PER_MS
-
 MAX_CLOCK_OFFSET_NS = NS_PER_S  # hosts kept by a time daemon differ by milliseconds
-
 MAX_CANDIDATES = 256
-
 MAX_TURNS = 8  # changes of the leading shift
 
 
@@ -306,16 +282,6 @@ class _Fit(msgspec.Struct, frozen=True):
     wobble_ns: float  # Typical change of the difference of ends from pair to pair.
     offset_ns: float  # Median difference of ends.
 
-    @property
-    def agreement(self) -> float:
-        """Share of compatible pairs, with two misfits added: short overlaps fit by chance."""
-        return self.count / (self.num_tried + 2)
-
-    @property
-    def has_no_misfit(self) -> bool:
-        """Whether all pairs are compatible, even if there are few."""
-        return self.count == self.num_tried
-
 
 def _candidates(a: Operations, b: Operations, expected: Expectation) -> list[_Fit]:
     """The shifts with the best agreement of operations, the steadiest first."""
@@ -330,25 +296,22 @@ def _candidates(a: Operations, b: Operations, expected: Expectation) -> list[_Fi
     worth = count > 0
     if steps_agree or np.isinf(expected.usual_error_ns):  # no shift is left out for its offset
         worth = _without_misfit(count, num_tried, expected)
-    shifts = shifts[worth]
-    tried = (_fit(a, b, shift) for shift in shifts.tolist())
+    tried = (_fit(a, b, shift) for shift in shifts[worth].tolist())
     fits = [f for f in tried if f is not None and (steps_agree or expected.allows(f.offset_ns))]
     if not fits:
         return []
-    longest = max(fit.num_tried for fit in fits)
-    conclusive = _conclusive(longest)
-    tight = [
-        fit
-        for fit in fits
-        if fit.has_no_misfit and (fit.num_tried >= conclusive or not expected.is_vague)
-    ]
-    if any(fit.count >= MIN_EXACT and 2 * fit.count >= longest for fit in tight):
-        fits = tight
-    else:
-        best = max(fit.agreement for fit in fits)
-        close = (fit for fit in fits if fit.agreement >= CLOSE_RATIO * best)
-        fits = list({fit.shift: fit for fit in (*tight, *close)}.values())
-    return sorted(fits, key=lambda fit: _first_guess(fit, expected))[:MAX_CANDIDATES]
+    counts, sizes = (np.array([getattr(f, of) for f in fits]) for of in ("count", "num_tried"))
+    tight = (counts == sizes) & ((sizes >= _conclusive(sizes.max())) | (not expected.is_vague))
+    kept = tight
+    if not (tight & (counts >= MIN_EXACT) & (2 * counts >= sizes.max())).any():
+        agreement = counts / (sizes + 2)  # with two misfits added: short overlaps fit by chance
+        kept = tight | (agreement >= CLOSE_RATIO * agreement.max())
+    chosen = (i for mask in (tight, kept & ~tight) for i in np.flatnonzero(mask).tolist())
+    # the steadiest difference of ends first, then the likeliest offset
+    return sorted(
+        (fits[i] for i in chosen),
+        key=lambda fit: (fit.wobble_ns + RESOLUTION_NS, expected.surprise(fit.offset_ns)),
+    )[:MAX_CANDIDATES]
 
 
 def _conclusive(longest: int) -> float:
@@ -356,13 +319,8 @@ def _conclusive(longest: int) -> float:
     return longest / 2 if longest <= 2 * MIN_PAIRS else MIN_PAIRS + 1
 
 
-def _without_misfit(
-    count: Int64Array, num_tried: Int64Array, expected: Expectation
-) -> NDArray[np.bool_]:
-    """Mask of the shifts with only compatible pairs, if conclusive; otherwise of those with any.
-
-    With step numbers, usually a single shift is left, and the others need no further comparison.
-    """
+def _without_misfit(count: Int64Array, num_tried: Int64Array, expected: Expectation) -> Bools:
+    """Mask of the shifts with only compatible pairs, if conclusive; otherwise of those with any."""
     some = count > 0
     longest = int(num_tried[some].max(initial=0))
     tight = some & (count == num_tried)
@@ -426,15 +384,11 @@ def _fit(a: Operations, b: Operations, shift: int) -> _Fit | None:
     if len(i) == 0:
         return None
     difference = b.end_ns[i + shift] - a.end_ns[i]
-    # two or three ends are no evidence of steadiness
-    wobble = _typical_size(np.diff(difference)) if len(i) > 3 else np.inf
+    wobble = np.inf
+    if len(i) > 3:  # two or three ends are no evidence of steadiness
+        sizes = np.abs(np.diff(difference)).astype(np.float64)
+        wobble = float(np.minimum(sizes, 3 * median(sizes)).mean())
     return _Fit(shift, len(i), num_tried, wobble, median(difference))
-
-
-def _typical_size(values: Int64Array) -> float:
-    """Mean absolute value, with each value clipped at three times the median."""
-    sizes = np.abs(values).astype(np.float64)
-    return float(np.minimum(sizes, 3 * median(sizes)).mean())
 
 
 def median(values: NDArray[Any]) -> float:
@@ -446,16 +400,8 @@ def median(values: NDArray[Any]) -> float:
     return (float(ordered[high - 1]) + float(ordered[high])) / 2
 
 
-def _first_guess(fit: _Fit, expected: Expectation) -> tuple[float, float]:
-    """Sort key: the steadiest difference of ends first, then the likeliest offset."""
-    return fit.wobble_ns + RESOLUTION_NS, expected.surprise(fit.offset_ns)
-
-
 def _differ(a: Operations, b: Operations, one: _Fit, other: _Fit) -> bool:
-    """Whether two shifts imply different clock offsets.
-
-    The right shift differs before and after a lost operation, but both imply the same clock offset.
-    """
+    """Whether two shifts imply different clock offsets; before and after a loss, they do not."""
     offsets = []
     for fit in (one, other):
         i = middle_of_overlap(a, b, fit.shift)

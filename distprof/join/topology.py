@@ -1,19 +1,21 @@
-"""Nodes, process groups and world size of a run, from the data of its ranks."""
+"""Nodes, process groups, mesh axes and world size of a run, from the data of its ranks."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import product
+from itertools import permutations, product
+from math import prod
+from typing import TypeAlias
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.artefacts.run_file import RunFile
-from distprof.join.axes import with_inferred_axes
 from distprof.run.run import Rank
 from distprof.run.tables import DistinctRows
 from distprof.run.topology import (
@@ -23,50 +25,88 @@ from distprof.run.topology import (
     Topology,
     axis_of,
     coordinates_of,
+    is_unnamed,
     nodes_of_job,
     with_axis,
     world_size_of_job,
 )
-from distprof.terms import MeshAxis
+from distprof.schema import Int64Array
+from distprof.terms import CollectiveKind, MeshAxis
 
 MAX_HOSTS = 1 << 16
-
 _PART = re.compile(r"[^\[\],]+|\[[0-9,\-]+\]")
-
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
-
 _COUNT = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?")
-
 Nodes = Mapping[str, tuple[int, ...]]
 
 
 def nodes_of_launcher(environment: Mapping[str, str], world_size: int | None) -> Nodes:
     """Node name to its ranks, from launchers' variables; empty if they are inconclusive.
 
-    Used only if neither the ranks of a run directory nor host names in traces name the nodes.
-    Launchers number ranks node by node by default. If a variable says otherwise, or the numbers do
-    not add up, the nodes stay unknown.
+    Launchers number ranks node by node unless a variable says otherwise.
 
-    Source:
-        The documentation of SLURM's ``srun`` (output environment variables, distribution, hostlist
-        expressions), torchrun, Kubeflow's training operator (``PET_…``) and Open MPI's ``mpirun``.
+    Source: the documentation of SLURM's ``srun``, torchrun, Kubeflow's training operator
+    (``PET_…``) and Open MPI's ``mpirun``.
     """
     if world_size is None or world_size < 1:
         return {}
     return _of_slurm(environment, world_size) or _of_equal_nodes(environment, world_size)
 
 
+def _of_slurm(env: Mapping[str, str], world_size: int) -> Nodes:
+    """Nodes from SLURM's variables if each rank is a task; with torchrun, tasks are agents."""
+    hosts = parse_hostlist(_first(env, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"))
+    counts = parse_task_counts(_first(env, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"))
+    if not hosts or len(hosts) != len(counts) or len(set(hosts)) != len(hosts):
+        return {}
+    distribution = env.get("SLURM_DISTRIBUTION", "block").lower().split(":")[0].split(",")[0]
+    if sum(counts) != world_size:
+        return {}
+    # the host of each rank, node by node or in turns among the nodes that still have room
+    tasks = [
+        (turn, host) for host, count in zip(hosts, counts, strict=True) for turn in range(count)
+    ]
+    if distribution == "cyclic":
+        tasks.sort(key=lambda task: task[0])
+    elif distribution not in ("block", "pack", "nopack", "unknown", ""):
+        return {}
+    nodes: dict[str, list[int]] = {host: [] for host in hosts}
+    for rank, (_, host) in enumerate(tasks):
+        nodes[host].append(rank)
+    return {host: tuple(ranks) for host, ranks in nodes.items()}
+
+
+def _of_equal_nodes(env: Mapping[str, str], world_size: int) -> Nodes:
+    """Nodes with as many ranks as this one, numbered node by node as torchrun and mpirun do."""
+    if env.get("OMPI_MCA_rmaps_base_mapping_policy", "") not in ("", "slot", "core"):
+        return {}
+    text = _first(
+        env, "LOCAL_WORLD_SIZE", "PET_NPROC_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"
+    ).strip()
+    local = int(text) if text.isascii() and text.isdecimal() and len(text) < 7 else 0
+    num_nodes = env.get("PET_NNODES", "").strip()
+    if local < 1 or world_size % local:
+        return {}
+    if num_nodes.isdecimal() and num_nodes != str(world_size // local):
+        return {}
+    return _of_size(local, world_size)
+
+
+def _of_size(local: int, world_size: int) -> Nodes:
+    """Nodes of ``local`` ranks each, numbered node by node."""
+    starts = range(0, world_size, local)
+    return {f"node{n}": tuple(range(low, low + local)) for n, low in enumerate(starts)}
+
+
 def parse_hostlist(text: str) -> tuple[str, ...]:
     """Hosts of an expression such as ``n[001-003,7],x``, in order; empty if it is invalid."""
     hosts: list[str] = []
-    for part in _split_outside_brackets(text.strip()):
+    for part in re.split(r",(?![^\[]*\])", text.strip()):  # commas outside brackets
         pieces = _PART.findall(part)
         if not part or "".join(pieces) != part:
             return ()
         choices = [_numbers(piece) if piece[0] == "[" else (piece,) for piece in pieces]
-        size = 1
-        for choice in choices:
-            size *= len(choice)
+        size = prod(map(len, choices))
         if size == 0 or len(hosts) + size > MAX_HOSTS:
             return ()
         hosts += ["".join(combination) for combination in product(*choices)]
@@ -83,71 +123,6 @@ def parse_task_counts(text: str) -> tuple[int, ...]:
             return ()
         counts += [int(found[1])] * times
     return tuple(counts)
-
-
-def _of_slurm(env: Mapping[str, str], world_size: int) -> Nodes:
-    """Nodes from SLURM's variables if each rank is a task; with torchrun, tasks are agents."""
-    hosts = parse_hostlist(_first(env, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"))
-    counts = parse_task_counts(_first(env, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"))
-    if not hosts or len(hosts) != len(counts) or len(set(hosts)) != len(hosts):
-        return {}
-    if sum(counts) != world_size:
-        return {}
-    distribution = env.get("SLURM_DISTRIBUTION", "block").lower().split(":")[0].split(",")[0]
-    if distribution in ("block", "pack", "nopack", "unknown", ""):
-        return dict(zip(hosts, _blocks(counts), strict=True))
-    if distribution == "cyclic":
-        return dict(zip(hosts, _round_robin(counts), strict=True))
-    return {}
-
-
-def _of_equal_nodes(env: Mapping[str, str], world_size: int) -> Nodes:
-    """Nodes with as many ranks as this one, numbered node by node as torchrun and mpirun do."""
-    if env.get("OMPI_MCA_rmaps_base_mapping_policy", "") not in ("", "slot", "core"):
-        return {}
-    text = _first(
-        env, "LOCAL_WORLD_SIZE", "PET_NPROC_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"
-    ).strip()
-    local = int(text) if text.isascii() and text.isdecimal() and len(text) < 7 else 0
-    if local < 1 or world_size % local:
-        return {}
-    nodes = world_size // local
-    num_nodes = env.get("PET_NNODES", "").strip()
-    if num_nodes.isdecimal() and num_nodes != str(nodes):
-        return {}
-    return {f"node{n}": ranks for n, ranks in enumerate(_blocks([local] * nodes))}
-
-
-def _blocks(counts: Sequence[int]) -> list[tuple[int, ...]]:
-    """Ranks numbered node by node."""
-    found, start = [], 0
-    for count in counts:
-        found.append(tuple(range(start, start + count)))
-        start += count
-    return found
-
-
-def _round_robin(counts: Sequence[int]) -> list[tuple[int, ...]]:
-    """Ranks assigned round-robin to the nodes that still have room."""
-    found: list[list[int]] = [[] for _ in counts]
-    rank = 0
-    for turn in range(max(counts, default=0)):
-        for node, count in enumerate(counts):
-            if turn < count:
-                found[node].append(rank)
-                rank += 1
-    return [tuple(ranks) for ranks in found]
-
-
-def _split_outside_brackets(text: str) -> Iterator[str]:
-    """The parts between commas outside brackets."""
-    depth = start = 0
-    for position, char in enumerate(text):
-        depth += (char == "[") - (char == "]")
-        if char == "," and depth == 0:
-            yield text[start:position]
-            start = position + 1
-    yield text[start:]
 
 
 def _numbers(bracket: str) -> tuple[str, ...]:
@@ -176,12 +151,9 @@ GroupKey = tuple[str, tuple[int, ...], int | None]
 def build_topology(ranks: Sequence[Rank], job: RunFile | None = None) -> Topology:
     """Nodes and groups of a run, whose ranks ascend.
 
-    Nodes come from the first available of these sources: the ranks in run.json, host names in the
-    traces, the launcher's variables, GPU counts. The last two rely on launchers numbering ranks
-    node by node. Without any source, the nodes are unknown.
-
-    Groups are those that the ranks list and those that their collectives name. The same name with
-    the same members is one group.
+    Nodes come from the first of these: the ranks in run.json, host names in the traces, the
+    launcher's variables, GPU counts. Groups are those that the ranks list and those that
+    collectives name.
     """
     world_size = world_size_of(ranks)
     if world_size is None and job is not None:
@@ -189,24 +161,14 @@ def build_topology(ranks: Sequence[Rank], job: RunFile | None = None) -> Topolog
     nodes, origin = _nodes(ranks, world_size)
     groups = _groups(ranks, world_size)
     if job is not None:
-        nodes, origin = _nodes_from_job(job, world_size, origin) or (nodes, origin)
+        if named := nodes_of_job(job):
+            nodes, origin = named, "run.json"
+        elif origin != "host_name" and (launched := nodes_of_launcher(job.environment, world_size)):
+            nodes, origin = launched, "launcher"
         places = coordinates_of(job)
         groups = tuple(with_axis(group, places) for group in groups)
-    groups = with_inferred_axes(groups, ranks, world_size, groups_of_rows)
+    groups = with_inferred_axes(groups, ranks, world_size)
     return Topology(world_size=world_size, nodes=nodes, node_origin=origin, groups=groups)
-
-
-def _nodes_from_job(
-    job: RunFile, world_size: int | None, found: NodeOrigin
-) -> tuple[Mapping[str, tuple[int, ...]], NodeOrigin] | None:
-    """Nodes according to run.json: per rank, otherwise from the launcher's variables."""
-    nodes = nodes_of_job(job)
-    if nodes:
-        return nodes, "run.json"
-    if found == "host_name":
-        return None
-    launched = nodes_of_launcher(job.environment, world_size)
-    return (launched, "launcher") if launched else None
 
 
 def world_size_of(ranks: Sequence[Rank]) -> int | None:
@@ -229,9 +191,8 @@ def groups_of_rows(
 ) -> tuple[tuple[ProcessGroup, ...], NDArray[np.int32]]:
     """The process groups of a rank's collectives, and for each row the index of its group.
 
-    If the trace gives only a group's name, the members are those of the rank's group of that name.
-    If it gives nothing, the group is assumed to be the world. Passing the same ``rows`` for all
-    ranks is faster.
+    A group's name alone means the rank's group of that name, and nothing the world. Passing the
+    same ``rows`` for all ranks is faster.
     """
     table = rank.collectives
     coded = [table.coded(name) for name in ("group", "group_desc", "group_ranks")]
@@ -267,17 +228,20 @@ def parse_folded(text: str) -> tuple[int, ...]:
 def _group_of_row(
     rank: Rank, name: str, description: str, folded: str, *, size: int, world_size: int | None
 ) -> ProcessGroup:
-    members = parse_folded(folded) if folded else ()
+    members = _Same(parse_folded(folded) if folded else ())
     own = next((g for g in rank.groups if name and g.name == name), None)
-    if not members and own is not None:
-        members = own.ranks
-    if not members and not name and (size < 0 or size == world_size):
-        return _world(rank, world_size)
-    if not members and size == world_size and world_size is not None:
+    if not members.ranks and own is not None:
+        members = _Same(own.ranks)
+    if not members.ranks and not name and (size < 0 or size == world_size):
+        # the group of all ranks, for collectives with an unknown group
+        members = _all_ranks(world_size or 0)
+        same = (g for g in rank.groups if world_size and _are_equal(_Same(g.ranks), members))
+        return next(same, None) or _unnamed_world(members, world_size, rank.backend)
+    if not members.ranks and size == world_size and world_size is not None:
         members = _all_ranks(world_size)
-    if own is not None and _are_equal(_Same(own.ranks), _Same(members)):
+    if own is not None and _are_equal(_Same(own.ranks), members):
         return own
-    return _named(name, description, _Same(members), size, rank.backend, world_size)
+    return _named(name, description, members, size, rank.backend, world_size)
 
 
 class _Same:
@@ -300,8 +264,8 @@ def _are_equal(first: _Same, second: _Same) -> bool:
 
 
 @lru_cache(maxsize=1 << 12)
-def _all_ranks(world_size: int) -> tuple[int, ...]:
-    return tuple(range(world_size))
+def _all_ranks(world_size: int) -> _Same:
+    return _Same(tuple(range(world_size)))
 
 
 @lru_cache(maxsize=1 << 12)
@@ -311,22 +275,15 @@ def _named(
     """A group that only collectives name, as one object for all its ranks."""
     members = held.ranks
     known_size = len(members) or (size if size >= 0 else None)
+    axis = axis_of(description, members, known_size, world_size)
     return ProcessGroup(
         name=name,
         description=description,
         ranks=members,
         size=known_size,
         backend=backend,
-        axis=axis_of(description, members, known_size, world_size),
+        axis=axis,
     )
-
-
-def _world(rank: Rank, world_size: int | None) -> ProcessGroup:
-    """The group of all ranks, for collectives with an unknown group."""
-    members = _all_ranks(world_size) if world_size else ()
-    whole = _Same(members)
-    listed = next((g for g in rank.groups if members and _are_equal(_Same(g.ranks), whole)), None)
-    return listed or _unnamed_world(whole, world_size, rank.backend)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -342,6 +299,7 @@ def _unnamed_world(members: _Same, world_size: int | None, backend: str) -> Proc
 
 
 def _groups(ranks: Sequence[Rank], world_size: int | None) -> tuple[ProcessGroup, ...]:
+    """Each group once; fields unknown on one rank come from another."""
     merged: dict[GroupKey, ProcessGroup] = {}
     seen: dict[int, ProcessGroup] = {}  # by identity: a key is as long as the group is large
     rows = DistinctRows()
@@ -351,26 +309,19 @@ def _groups(ranks: Sequence[Rank], world_size: int | None) -> tuple[ProcessGroup
                 continue
             seen[id(group)] = group
             key = group_key(group)
-            merged[key] = _merge(merged[key], group) if key in merged else group
+            known = merged.setdefault(key, group)
+            if known is not group:
+                merged[key] = replace(
+                    known,
+                    description=known.description or group.description,
+                    size=known.size if known.size is not None else group.size,
+                    backend=known.backend or group.backend,
+                    axis=known.axis or group.axis,
+                )
     return tuple(merged.values())
 
 
-def _merge(known: ProcessGroup, other: ProcessGroup) -> ProcessGroup:
-    """One group from two ranks: fields unknown on one rank come from the other."""
-    if known is other:
-        return known
-    return replace(
-        known,
-        description=known.description or other.description,
-        size=known.size if known.size is not None else other.size,
-        backend=known.backend or other.backend,
-        axis=known.axis or other.axis,
-    )
-
-
-def _nodes(
-    ranks: Sequence[Rank], world_size: int | None
-) -> tuple[Mapping[str, tuple[int, ...]], NodeOrigin]:
+def _nodes(ranks: Sequence[Rank], world_size: int | None) -> tuple[Nodes, NodeOrigin]:
     hosts: dict[str, list[int]] = {}
     for rank in ranks:
         if rank.host:
@@ -380,20 +331,118 @@ def _nodes(
     counts = {rank.device.count for rank in ranks if rank.device.count}
     if world_size is None or len(counts) != 1:
         return {}, "unknown"
-    return _nodes_by_count(world_size, counts.pop())
-
-
-def _nodes_by_count(
-    world_size: int, count: int
-) -> tuple[Mapping[str, tuple[int, ...]], NodeOrigin]:
-    """Nodes of ``count`` ranks each, if the count is conclusive.
-
-    The count of a process that sees a single GPU is not: its host may have more GPUs, for example
-    with one container per rank.
-    """
+    (count,) = counts
     if world_size <= count:
         return {"node0": tuple(range(world_size))}, "device_count"
+    # a process that sees a single GPU may have more on its host, for example in its own container
     if count == 1 or world_size % count:
         return {}, "unknown"
-    blocks = range(world_size // count)
-    return {f"node{i}": tuple(range(i * count, (i + 1) * count)) for i in blocks}, "device_count"
+    return _of_size(count, world_size), "device_count"
+
+
+# Axes of groups without a description, from the collectives of their members in a step ------------
+
+SCALARS_BYTES = 4_096
+"""Upper limit for losses and norms, which are neither activations nor gradients."""
+
+MIN_STEPS = 2
+"""Least number of steps that must agree."""
+
+_Key: TypeAlias = tuple[str, tuple[int, ...]]
+
+
+class _Exchanges(msgspec.Struct, frozen=True):
+    """Collectives of one rank in one group in one step, in order of time, without scalars."""
+
+    group: ProcessGroup  # The group.
+    start_ns: Int64Array  # Start of each collective.
+    kind: NDArray[np.int8]  # CollectiveKind of each.
+    num_bytes: Int64Array  # Bytes of each.
+
+    def is_only(self, *kinds: CollectiveKind) -> bool:
+        """Whether there are collectives, and all are of these kinds."""
+        return len(self.kind) > 0 and bool(np.isin(self.kind, kinds).all())
+
+
+def with_inferred_axes(
+    groups: Sequence[ProcessGroup], ranks: Sequence[Rank], world_size: int | None
+) -> tuple[ProcessGroup, ...]:
+    """The groups, with an inferred axis for those without a description."""
+    if not any(_is_unknown(group) for group in groups):
+        return tuple(groups)
+    axes_of_group: dict[_Key, set[MeshAxis | None]] = defaultdict(set)
+    for rank in ranks:
+        # the axis of each group that the rank communicates in, as far as its steps agree
+        by_group: dict[_Key, list[MeshAxis | None]] = defaultdict(list)
+        for exchanges in _steps(rank, world_size):
+            for one in exchanges:
+                if _is_unknown(one.group):
+                    by_group[one.group.name, one.group.ranks].append(_axis(one, exchanges))
+        for key, axes in by_group.items():
+            axes_of_group[key].add(_common_axis(axes) if len(axes) >= MIN_STEPS else None)
+    # groups of one layout span one axis, or it stays unknown
+    of_layout: dict[tuple[int, ...], set[MeshAxis | None]] = defaultdict(set)
+    for group in groups:
+        key = (group.name, group.ranks)
+        if _is_unknown(group) and key in axes_of_group:
+            of_layout[_layout(group)].add(_common_axis(axes_of_group[key]))
+    inferred = {layout: _common_axis(found) for layout, found in of_layout.items()}
+    return tuple(
+        replace(group, axis=axis)
+        if _is_unknown(group) and (axis := inferred.get(_layout(group)))
+        else group
+        for group in groups
+    )
+
+
+def _layout(group: ProcessGroup) -> tuple[int, ...]:
+    return tuple(rank - group.ranks[0] for rank in group.ranks)
+
+
+def _is_unknown(group: ProcessGroup) -> bool:
+    return group.axis is None and is_unnamed(group) and len(group.ranks) > 1
+
+
+def _common_axis(axes: Iterable[MeshAxis | None]) -> MeshAxis | None:
+    """The common axis; None if the axes differ or one is unknown."""
+    found = set(axes)
+    return found.pop() if len(found) == 1 else None
+
+
+def _steps(rank: Rank, world_size: int | None) -> Iterator[list[_Exchanges]]:
+    """The rank's collectives in each complete step, by group."""
+    table = rank.collectives
+    groups, code = groups_of_rows(rank, world_size)
+    at = np.searchsorted(rank.steps["start_ns"], table["start_ns"], side="right") - 1
+    counts = (table["bytes"] > SCALARS_BYTES) & (at >= 0)
+    whole = np.flatnonzero(rank.steps["complete"])
+    for step in whole.tolist():
+        inside = counts & (at == step) & (table["start_ns"] < rank.steps["end_ns"][step])
+        rows = np.flatnonzero(inside)
+        columns = (table["start_ns"][rows], table["kind"][rows], table["bytes"][rows])
+        yield [
+            _Exchanges(groups[number], *(column[code[rows] == number] for column in columns))
+            for number in np.unique(code[rows]).tolist()
+        ]
+
+
+def _axis(one: _Exchanges, exchanges: Sequence[_Exchanges]) -> MeshAxis | None:
+    """The axis of a group in one step of a rank, from its own pattern or that of a second group."""
+    scatters = np.flatnonzero(one.kind == CollectiveKind.REDUCE_SCATTER)
+    if len(scatters) and one.is_only(CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER):
+        gathers = int(scatters[0])  # before the first reduce-scatter
+        if gathers >= max(len(scatters), 2):
+            return MeshAxis.DP_SHARD
+        return MeshAxis.TP if gathers <= 1 < len(scatters) else None
+    for activations, gradients in permutations(exchanges, 2):
+        if one is not activations and one is not gradients:
+            continue
+        # one group sums activations, and the other gradients from the backward pass on
+        shared = set(activations.group.ranks) & set(gradients.group.ranks)
+        only = [each.is_only(CollectiveKind.ALL_REDUCE) for each in (activations, gradients)]
+        sizes = activations.num_bytes
+        if len(shared) == 1 and all(only) and len(sizes) > 1 and (sizes == sizes[0]).all():
+            before = activations.start_ns < gradients.start_ns.min()
+            if 2 * int(before.sum()) >= len(before):
+                return MeshAxis.TP if one is activations else MeshAxis.DP
+    return None

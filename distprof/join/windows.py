@@ -1,18 +1,13 @@
-"""Select the data to analyse: the files of one run, and the steps complete on every rank.
-
-Files belong to one run if each is from a different rank and all are from one recording of one job.
-The captures of the ranks may overlap only in part.
-"""
+"""Select the files of one recording of one job, and the steps complete on every rank."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from distprof.errors import DistprofError
 from distprof.join.instances import NO_STEP, step_labels
@@ -24,7 +19,7 @@ from distprof.join.waits import (
     positions_of,
 )
 from distprof.run.run import CaptureWindow, ClockAlignment, CollectiveMatches, Gap, Rank
-from distprof.schema import ABSENT, Coded, Int64Array, Table
+from distprof.schema import ABSENT, Int64Array, Table
 from distprof.terms import CollectiveKind, StepSource
 from distprof.units import NS_PER_S, fold_ranks, format_duration, name_ranks
 
@@ -33,15 +28,13 @@ CLOCK_TOLERANCE_NS = 60 * NS_PER_S
 a cluster nor the starts of its profilers differ that much."""
 
 _MAX_NAMED = 5
-
 _Selection: TypeAlias = "tuple[list[Rank], list[Gap]]"
 
 
 def same_run(ranks: Sequence[Rank]) -> tuple[tuple[Rank, ...], tuple[Gap, ...]]:
     """The largest set of ranks, ascending, that can come from one recording of one job.
 
-    ``rank`` is ABSENT if neither trace nor file name gives it. Gaps name all data skipped or
-    assumed.
+    ``rank`` is ABSENT if unknown. Gaps name all data skipped or assumed.
     """
     gaps: list[Gap] = []
     kept = list(ranks)
@@ -53,12 +46,13 @@ def same_run(ranks: Sequence[Rank]) -> tuple[tuple[Rank, ...], tuple[Gap, ...]]:
 
 def _one_job(ranks: list[Rank]) -> _Selection:
     """Ranks with the most frequent world size and backend, and those of unknown world size."""
-    counts = Counter(_job(rank) for rank in ranks if rank.world_size is not None)
+    job_of = {id(r): (r.world_size, r.backend) for r in ranks if r.world_size is not None}
+    counts = Counter(job_of.values())
     if len(counts) < 2:
         return ranks, []
     most = max(counts, key=lambda job: (counts[job], job))
-    kept = [rank for rank in ranks if rank.world_size is None or _job(rank) == most]
-    left = [rank for rank in ranks if rank.world_size is not None and _job(rank) != most]
+    left = [rank for rank in ranks if job_of.get(id(rank), most) != most]
+    kept = [rank for rank in ranks if job_of.get(id(rank), most) == most]
     sizes = ", ".join(sorted({f"{r.world_size} ({r.backend or 'backend unknown'})" for r in left}))
     message = (
         f"The files belong to {len(counts)} jobs: distprof analyses the {len(kept)} of world "
@@ -66,10 +60,6 @@ def _one_job(ranks: list[Rank]) -> _Selection:
         "one job at a time."
     )
     return kept, [Gap(what="mixed-runs", message=message, num_files=len(left))]
-
-
-def _job(rank: Rank) -> tuple[int, str]:
-    return rank.world_size or 0, rank.backend
 
 
 def _number_unknown(ranks: list[Rank]) -> _Selection:
@@ -92,34 +82,27 @@ def _number_unknown(ranks: list[Rank]) -> _Selection:
 
 
 def _drop_copies(ranks: list[Rank]) -> _Selection:
-    by_outline: dict[tuple[object, ...], list[Rank]] = {}
-    copies, kept = [], []
+    by_outline: dict[tuple[object, ...], list[Rank]] = defaultdict(list)
+    copies: list[Rank] = []
     for rank in ranks:
-        seen = by_outline.setdefault(_outline(rank), [])
-        if any(_are_copies(rank, other) for other in seen):
-            copies.append(rank)
-        else:
-            seen.append(rank)
-            kept.append(rank)
+        # these agree in files of the same content, and rarely for different ranks
+        counts = len(rank.collectives), len(rank.steps), rank.quality.num_events
+        times = rank.capture_start_ns, rank.capture_end_ns
+        seen = by_outline[(rank.rank, *times, rank.host, *counts)]
+        is_copy = any(_are_copies(rank, other) for other in seen)
+        (copies if is_copy else seen).append(rank)
     if not copies:
         return ranks, []
+    left = {id(rank) for rank in copies}
     does = "repeats" if len(copies) == 1 else "repeat"
     is_unused = "is" if len(copies) == 1 else "are"
     message = f"{_files(copies)} {does} the content of another file and {is_unused} skipped."
+    kept = [rank for rank in ranks if id(rank) not in left]
     return kept, [Gap(what="duplicate-files", message=message)]
 
 
-def _outline(rank: Rank) -> tuple[object, ...]:
-    """Properties that agree in files of the same content, and rarely for different ranks."""
-    counts = len(rank.collectives), len(rank.steps), rank.quality.num_events
-    return rank.rank, rank.capture_start_ns, rank.capture_end_ns, rank.host, *counts
-
-
 def _are_copies(one: Rank, other: Rank) -> bool:
-    """Whether two files hold the same events.
-
-    Different ranks can agree in all other properties, as simulated ones do, so the rows decide.
-    """
+    """Whether two files hold the same events; in all else, simulated ranks can agree as well."""
     if not _same_rows(one.collectives, other.collectives) or not _same_rows(one.steps, other.steps):
         return False
     try:
@@ -134,27 +117,25 @@ def _same_rows(one: Table, other: Table) -> bool:
     if len(one) != len(other):
         return False
     for column in one.schema:
-        if column.dtype == "category":
-            if not _same_strings(one.coded(column.name), other.coded(column.name)):
+        if column.dtype != "category":
+            if not np.array_equal(one[column.name], other[column.name]):
                 return False
-        elif not np.array_equal(one[column.name], other[column.name]):
+            continue
+        first, second = one.coded(column.name), other.coded(column.name)
+        if first.values == second.values:
+            if not np.array_equal(first.codes, second.codes):
+                return False
+        elif first.decode() != second.decode():
             return False
     return True
 
 
-def _same_strings(one: Coded, other: Coded) -> bool:
-    if one.values == other.values:
-        return np.array_equal(one.codes, other.codes)
-    return one.decode() == other.decode()
-
-
 def _one_recording(ranks: list[Rank]) -> _Selection:
     """Of several recordings far apart in time, the one with the most ranks; the newest on a tie."""
-    dated = [rank for rank in ranks if rank.has_epoch]
-    clusters = _clusters(dated, CLOCK_TOLERANCE_NS)
+    clusters = _clusters([rank for rank in ranks if rank.has_epoch], CLOCK_TOLERANCE_NS)
     if len(clusters) < 2:
         return ranks, []
-    best = max(clusters, key=_weight)
+    best = _largest(clusters)
     left = [rank for cluster in clusters if cluster is not best for rank in cluster]
     count = _num_ranks(best)
     kept_are = f"the {count} ranks recorded together" if count > 1 else "the newest"
@@ -175,7 +156,7 @@ def _each_rank_once(ranks: list[Rank]) -> _Selection:
     repeated = sorted(number for number, several in by_rank.items() if len(several) > 1)
     if not repeated:
         return ranks, []
-    shared = {id(rank) for rank in max(_clusters(ranks, 0), key=_weight)}
+    shared = {id(rank) for rank in _largest(_clusters(ranks, 0))}
     kept = [
         max(several, key=lambda r: (id(r) in shared, r.capture_end_ns, -r.capture_start_ns))
         for several in by_rank.values()
@@ -204,13 +185,16 @@ def _clusters(ranks: Sequence[Rank], tolerance_ns: int) -> list[list[Rank]]:
     return clusters
 
 
-def _weight(cluster: list[Rank]) -> tuple[int, int]:
-    return _num_ranks(cluster), max(rank.capture_end_ns for rank in cluster)
-
-
 def _num_ranks(ranks: Sequence[Rank]) -> int:
     """Number of distinct ranks; each file without a rank counts as one."""
     return len({rank.rank if rank.rank != ABSENT else rank.path for rank in ranks})
+
+
+def _largest(clusters: list[list[Rank]]) -> list[Rank]:
+    """The cluster with the most ranks, of several the newest."""
+    return max(
+        clusters, key=lambda ranks: (_num_ranks(ranks), max(r.capture_end_ns for r in ranks))
+    )
 
 
 def _files(ranks: Sequence[Rank]) -> str:
@@ -222,11 +206,8 @@ def _files(ranks: Sequence[Rank]) -> str:
 # Steps disturbed by the start of the profiler -----------------------------------------------------
 
 _TIMES_USUAL = 3
-
 _SPREAD_TOLERANCE = 0.2
-
 _WAITING_SHARE = 0.5
-
 _SYMMETRIC = [kind for kind in CollectiveKind if kind.is_symmetric]
 
 
@@ -235,34 +216,40 @@ def find_start_waits(
 ) -> Int64Array:
     """First collectives of a group that wait for the start of a rank's profiler, ascending.
 
-    Such a collective is more than three times as long as comparable ones, spends most of its time
-    waiting for the last member to start, and its members start as far apart as their captures do.
+    They are over three times as long as comparable ones, mostly waiting for the last member to
+    start, and their members start as far apart as their captures do.
     """
     usable = comparable_instances(matches, clock) & np.isin(matches.kind, _SYMMETRIC)
     candidates = np.flatnonzero(usable)
     if not len(candidates):
         return candidates
     _, first_of_group = np.unique(matches.group[candidates], return_index=True)
-    length = _longest(matches, ranks)
-    found = [
-        first
-        for first in candidates[first_of_group].tolist()
-        if _is_unusual(matches, usable, length, first)
-        and _waits_as_captures_start(matches, ranks, clock, first, int(length[first]))
-    ]
+    length = np.zeros(matches.count, np.int64)
+    for block in MemberBlocks(matches, ranks, ["start_ns", "end_ns"]):
+        start, end = block.columns
+        length[block.instances] = np.maximum.reduceat(end - start, block.first)
+    found = []
+    for first in candidates[first_of_group].tolist():
+        like = usable.copy()  # those of its group, kind and bytes
+        for column in (matches.group, matches.kind, matches.bytes):
+            like &= column == column[first]
+        like[first] = False
+        is_unusual = like.any() and length[first] > _TIMES_USUAL * np.median(length[like])
+        if is_unusual and _waits_as_captures_start(
+            matches, ranks, clock, first, int(length[first])
+        ):
+            found.append(first)
     return np.array(sorted(found), dtype=np.int64)
 
 
-def _members(matches: CollectiveMatches, instance: int) -> slice:
-    return slice(int(matches.offsets[instance]), int(matches.offsets[instance + 1]))
-
-
-def _longest(matches: CollectiveMatches, ranks: Sequence[Rank]) -> Int64Array:
-    longest = np.zeros(matches.count, np.int64)
-    for block in MemberBlocks(matches, ranks, ["start_ns", "end_ns"]):
-        start, end = block.columns
-        longest[block.instances] = np.maximum.reduceat(end - start, block.first)
-    return longest
+def _members(
+    matches: CollectiveMatches, ranks: Sequence[Rank], instance: int
+) -> list[tuple[Rank, int]]:
+    """The ranks of an instance, each with the row in its table."""
+    part = slice(int(matches.offsets[instance]), int(matches.offsets[instance + 1]))
+    positions = positions_of(ranks, matches.member_rank[part]).tolist()
+    rows = matches.member_row[part].tolist()
+    return [(ranks[position], row) for position, row in zip(positions, rows, strict=True)]
 
 
 def _waits_as_captures_start(
@@ -273,10 +260,10 @@ def _waits_as_captures_start(
     length: int,
 ) -> bool:
     """Whether an instance is mostly waiting, and its members start as far apart as captures."""
-    numbers = matches.member_rank[_members(matches, instance)]
-    domain = domain_of_ranks(clock, numbers)
-    own_opened = [ranks[position].capture_start_ns for position in positions_of(ranks, numbers)]
-    opened = member_to_common(clock, domain, np.array(own_opened, np.int64))
+    members = _members(matches, ranks, instance)
+    domain = domain_of_ranks(clock, np.array([rank.rank for rank, _ in members]))
+    own_opened = np.array([rank.capture_start_ns for rank, _ in members], np.int64)
+    opened = member_to_common(clock, domain, own_opened)
     spread = int(np.ptp(_starts(matches, ranks, clock, instance)))
     slack = max(_SPREAD_TOLERANCE * spread, float(clock.residual_ns[domain].max()))
     return spread > _WAITING_SHARE * length and abs(spread - int(np.ptp(opened))) <= slack
@@ -285,39 +272,16 @@ def _waits_as_captures_start(
 def _starts(
     matches: CollectiveMatches, ranks: Sequence[Rank], clock: ClockAlignment, instance: int
 ) -> Int64Array:
-    members = _members(matches, instance)
-    numbers = matches.member_rank[members]
-    owners = positions_of(ranks, numbers).tolist()
-    rows = zip(owners, matches.member_row[members].tolist(), strict=True)
-    own = [ranks[owner].collectives["start_ns"][row] for owner, row in rows]
-    return member_to_common(clock, domain_of_ranks(clock, numbers), np.array(own, np.int64))
-
-
-def _is_unusual(
-    matches: CollectiveMatches, usable: NDArray[np.bool_], longest: Int64Array, instance: int
-) -> bool:
-    """Whether the instance is far longer than others of its group, kind and bytes."""
-    comparable = usable & (matches.group == matches.group[instance])
-    comparable &= (matches.kind == matches.kind[instance]) & (
-        matches.bytes == matches.bytes[instance]
-    )
-    comparable[instance] = False
-    if not comparable.any():
-        return False  # nothing to compare with
-    return bool(longest[instance] > _TIMES_USUAL * np.median(longest[comparable]))
+    """Starts of the members of an instance on the common clock."""
+    members = _members(matches, ranks, instance)
+    domain = domain_of_ranks(clock, np.array([rank.rank for rank, _ in members]))
+    own = np.array([rank.collectives["start_ns"][row] for rank, row in members], np.int64)
+    return member_to_common(clock, domain, own)
 
 
 def _step_of(matches: CollectiveMatches, ranks: Sequence[Rank], instance: int) -> int:
     """The step that most members assign to the instance, NO_STEP if unknown."""
-    members = _members(matches, instance)
-    labels = [
-        int(step_labels(ranks[position])[row])
-        for position, row in zip(
-            positions_of(ranks, matches.member_rank[members]).tolist(),
-            matches.member_row[members].tolist(),
-            strict=True,
-        )
-    ]
+    labels = [int(step_labels(rank)[row]) for rank, row in _members(matches, ranks, instance)]
     known = [label for label in labels if label != NO_STEP]
     return max(set(known), key=known.count) if known else int(NO_STEP)
 
@@ -342,114 +306,93 @@ def find_window(
     if len(transients) < len(kept):
         kept = tuple(step for step in kept if step not in transients)
         dropped |= dict.fromkeys(transients, "starting the profiler disturbs it")
-    overlap = _overlap_ratio(ranks, clock)
     window = CaptureWindow(
         steps=kept,
         dropped=dict(sorted(dropped.items())),
-        overlap_ratio=overlap,
+        overlap_ratio=_overlap_ratio(ranks, clock),
         transient_steps=tuple(step for step in transients if step in dropped),
         start_waits=start_waits,
         start_wait_ns=_mean_wait(ranks, matches, clock, start_waits, kept),
     )
-    gaps = [
-        *_mark_gaps(ranks, marked, kept, dropped),
-        *_overlap_gaps(ranks, overlap),
-        *_start_gaps(window),
-    ]
-    return window, tuple(gaps)
+    return window, tuple(_window_gaps(ranks, marked, window))
 
 
 def _common_steps(marked: Sequence[Rank]) -> tuple[tuple[int, ...], dict[int, str]]:
     """Steps complete on every rank with step marks, and the reason why each other step is not."""
-    complete, cut = Counter[int](), dict[int, list[int]]()
-    have: dict[int, set[int]] = {}
+    have: dict[int, set[int]] = defaultdict(set)
+    cut: dict[int, list[int]] = defaultdict(list)
     for rank in marked:
         steps = rank.steps["step"].tolist()
         for step, whole in zip(steps, rank.steps["complete"].tolist(), strict=True):
-            have.setdefault(step, set()).add(rank.rank)
-            if whole:
-                complete[step] += 1
-            else:
-                cut.setdefault(step, []).append(rank.rank)
+            have[step].add(rank.rank)
+            if not whole:
+                cut[step].append(rank.rank)
     everyone = {rank.rank for rank in marked}
-    kept = tuple(sorted(step for step in have if have[step] == everyone and step not in cut))
-    dropped = {
-        step: _why(sorted(everyone - have[step]), cut.get(step, []))
-        for step in have
-        if step not in kept
-    }
-    return kept, dropped
+    kept, dropped = [], {}
+    for step, present in have.items():
+        reasons = []
+        if step in cut:
+            reasons.append(f"cut by the capture of {name_ranks(cut[step])}")
+        if missing := everyone - present:
+            reasons.append(f"not recorded by {name_ranks(missing)}")
+        if reasons:
+            dropped[step] = "; ".join(reasons)
+        else:
+            kept.append(step)
+    return tuple(sorted(kept)), dropped
 
 
-def _why(missing: list[int], cut: list[int]) -> str:
-    reasons = []
-    if cut:
-        reasons.append(f"cut by the capture of {name_ranks(cut)}")
-    if missing:
-        reasons.append(f"not recorded by {name_ranks(missing)}")
-    return "; ".join(reasons)
-
-
-def _mark_gaps(
-    ranks: Sequence[Rank], marked: Sequence[Rank], kept: tuple[int, ...], dropped: dict[int, str]
-) -> list[Gap]:
+def _window_gaps(
+    ranks: Sequence[Rank], marked: Sequence[Rank], window: CaptureWindow
+) -> Iterator[Gap]:
     without = tuple(rank.rank for rank in ranks if rank.step_source is StepSource.CAPTURE)
-    gaps = []
     if marked and without:
-        gaps.append(
-            Gap(
-                what="no-step-marks",
-                message=f"Ranks {fold_ranks(without)} have no step marks: distprof uses the "
-                "steps of the other ranks.",
-                ranks=without,
-                fact=f"{name_ranks(without)} without step marks",
-            )
+        yield Gap(
+            what="no-step-marks",
+            message=f"Ranks {fold_ranks(without)} have no step marks: distprof uses the "
+            "steps of the other ranks.",
+            ranks=without,
+            fact=f"{name_ranks(without)} without step marks",
         )
-    if marked and not kept:
-        gaps.append(
-            Gap(
-                what="no-common-step",
-                message=f"No step is complete on all ranks ({len(dropped)} are on some): {_FIX}.",
-            )
+    if marked and not window.steps:
+        num_some = len(window.dropped)
+        yield Gap(
+            what="no-common-step",
+            message=f"No step is complete on all ranks ({num_some} are on some): {_FIX}.",
         )
-    return gaps
-
-
-def _overlap_ratio(ranks: Sequence[Rank], clock: ClockAlignment) -> float | None:
-    """Time that all captures share over the time from the first start to the last end.
-
-    0 if the captures do not overlap; None for a single rank or unrelated clocks.
-    """
-    connected = len(set(clock.component.tolist())) == 1
-    if len(ranks) < 2 or not (connected or all(rank.has_epoch for rank in ranks)):
-        return None
-    start = np.array([_common(clock, rank, rank.capture_start_ns) for rank in ranks])
-    end = np.array([_common(clock, rank, rank.capture_end_ns) for rank in ranks])
-    covered = int(end.max() - start.min())
-    shared = int(end.min() - start.max())
-    return max(0.0, shared / covered) if covered > 0 else None
-
-
-def _common(clock: ClockAlignment, rank: Rank, own_ns: int) -> int:
-    times: Int64Array = np.array([own_ns], np.int64)
-    return int(clock.to_common(rank.rank, times)[0])
-
-
-def _overlap_gaps(ranks: Sequence[Rank], overlap: float | None) -> list[Gap]:
-    if overlap is None or overlap > 0:
-        return []
-    latest = max(ranks, key=lambda rank: rank.capture_start_ns)
-    earliest = min(ranks, key=lambda rank: rank.capture_end_ns)
-    apart = latest.capture_start_ns - earliest.capture_end_ns
-    return [
-        Gap(
+    if window.overlap_ratio == 0:
+        latest = max(ranks, key=lambda rank: rank.capture_start_ns)
+        earliest = min(ranks, key=lambda rank: rank.capture_end_ns)
+        apart = latest.capture_start_ns - earliest.capture_end_ns
+        yield Gap(
             what="disjoint-windows",
             message=f"The captures do not overlap: rank {latest.rank} starts "
             f"{format_duration(apart)} after rank {earliest.rank} ends. Ranks cannot be compared: "
             f"{_FIX}.",
             ranks=(earliest.rank, latest.rank),
         )
-    ]
+    if window.start_wait_ns:
+        where = f"In step {window.steps[0]}" if window.steps else "At the start"
+        other = "No other step was recorded" if window.steps else "No steps were marked"
+        yield Gap(
+            what="start-transient",
+            message=f"{where}, ranks reach their first collective as far apart as their captures "
+            f"start. Its wait ({format_duration(window.start_wait_ns)}, mean of the ranks) may "
+            f"come from starting the profiler, so no rank is blamed for it. {other}: {_FIX}.",
+        )
+
+
+def _overlap_ratio(ranks: Sequence[Rank], clock: ClockAlignment) -> float | None:
+    """Time that all captures share over the time that any covers; None if clocks are unrelated."""
+    connected = len(set(clock.component.tolist())) == 1
+    if len(ranks) < 2 or not (connected or all(rank.has_epoch for rank in ranks)):
+        return None
+    own = [np.array([rank.capture_start_ns, rank.capture_end_ns], np.int64) for rank in ranks]
+    captures = [clock.to_common(rank.rank, times) for rank, times in zip(ranks, own, strict=True)]
+    start, end = np.stack(captures, axis=1)
+    covered = int(end.max() - start.min())
+    shared = int(end.min() - start.max())
+    return max(0.0, shared / covered) if covered > 0 else None
 
 
 def _mean_wait(
@@ -460,25 +403,9 @@ def _mean_wait(
     kept: tuple[int, ...],
 ) -> int:
     """Mean wait per rank and analysed step, in the instances within analysed steps."""
-    total = sum(
-        int((starts.max() - starts).sum())
-        for instance in instances.tolist()
-        if not kept or _step_of(matches, ranks, instance) in kept
-        for starts in (_starts(matches, ranks, clock, instance),)
-    )
+    total = 0
+    for instance in instances.tolist():
+        if not kept or _step_of(matches, ranks, instance) in kept:
+            starts = _starts(matches, ranks, clock, instance)
+            total += int((starts.max() - starts).sum())
     return round(total / len(ranks) / max(len(kept), 1))
-
-
-def _start_gaps(window: CaptureWindow) -> list[Gap]:
-    if not window.start_wait_ns:
-        return []
-    where = f"In step {window.steps[0]}" if window.steps else "At the start"
-    other = "No other step was recorded" if window.steps else "No steps were marked"
-    return [
-        Gap(
-            what="start-transient",
-            message=f"{where}, ranks reach their first collective as far apart as their captures "
-            f"start. Its wait ({format_duration(window.start_wait_ns)}, mean of the ranks) may "
-            f"come from starting the profiler, so no rank is blamed for it. {other}: {_FIX}.",
-        )
-    ]

@@ -9,7 +9,7 @@ from typing import ClassVar, Self, TypeAlias, get_type_hints
 import msgspec
 
 from distprof.artefacts.record import Record
-from distprof.documentation import page_url
+from distprof.installed import page_url
 from distprof.rules.page import Page, examples, parse_page
 from distprof.terms import Confidence, Severity, Subject
 

@@ -8,40 +8,29 @@ Times are int64 ns. Each log says whether its ranks share a clock.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
-from distprof.schema import Column, Int64Array, Table, TableSchema
+from distprof.schema import Column, Floats, Int64Array, Table, TableSchema, whole
 from distprof.terms import CollectiveKind
 
 OPERATIONS = TableSchema(
     name="operations",
     doc="Operations of workers as logged by another tool, by rank, step and start.",
     columns=(
-        Column(name="rank", dtype="int32", doc="Worker: a rank, or several ranks that act as one."),
-        Column(name="dp_rank", dtype="int32", nullable=True, doc="Data-parallel index."),
-        Column(name="stage", dtype="int32", nullable=True, doc="Pipeline stage."),
-        Column(name="step", dtype="int64", doc="Training step."),
+        Column("rank", "int32", "Worker: a rank, or several ranks that act as one."),
+        Column("dp_rank", "int32", "Data-parallel index.", nullable=True),
+        Column("stage", "int32", "Pipeline stage.", nullable=True),
+        Column("step", "int64", "Training step."),
         Column(
-            name="kind",
-            dtype="category",
-            doc="forward-compute, backward-compute, or the name that the log uses.",
+            "kind", "category", "forward-compute, backward-compute, or the name that the log uses."
         ),
-        Column(
-            name="start_ns", dtype="int64", unit="ns", doc="Start, relative to that of the step."
-        ),
-        Column(name="end_ns", dtype="int64", unit="ns", doc="End, never before the start."),
-        Column(
-            name="seq",
-            dtype="int64",
-            nullable=True,
-            doc="Number among the operations of its kind in the step.",
-        ),
-        Column(name="chunk", dtype="int32", nullable=True, doc="Model chunk of the rank."),
-        Column(name="micro_batch", dtype="int32", nullable=True, doc="Micro-batch."),
+        Column("start_ns", "int64", "Start, relative to that of the step.", unit="ns"),
+        Column("end_ns", "int64", "End, never before the start.", unit="ns"),
+        whole("seq", "Number among the operations of its kind in the step."),
+        Column("chunk", "int32", "Model chunk of the rank.", nullable=True),
+        Column("micro_batch", "int32", "Micro-batch.", nullable=True),
     ),
 )
 
@@ -52,13 +41,11 @@ class OperationLog(msgspec.Struct, frozen=True, kw_only=True):
     operations: Table  # OPERATIONS table.
     origin: str  # Kind of log, for display: ``operation table`` or ``pipeline timeline``.
     world_size: int | None = None  # Number of ranks of the job, None if the log does not give it.
-    # Axis to size, for example ``{"dp": 2, "pp": 4}``.
-    mesh: Mapping[str, int] = msgspec.field(default_factory=dict)
+    mesh: Mapping[str, int] = {}  # Axis to size, for example ``{"dp": 2, "pp": 4}``.
     # Micro-batches per step, None if the log does not give them.
     num_micro_batches: int | None = None
     shares_clock: bool = True  # Whether times of different ranks can be compared.
-    # Step number to the length of the step, if the log gives it.
-    step_ns: Mapping[int, int] = msgspec.field(default_factory=dict)
+    step_ns: Mapping[int, int] = {}  # Step number to the length of the step, if the log gives it.
     notes: tuple[str, ...] = ()  # Assumptions, one sentence each.
 
 
@@ -69,7 +56,7 @@ class ExpertCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Token assignments per expert and layer, for each part of the data."""
 
     # Part of the data (a domain, a step) to int64, shape ``(layers, experts)``.
-    tokens: Mapping[str, NDArray[np.int64]] = msgspec.field(default_factory=dict)
+    tokens: Mapping[str, Int64Array] = {}
     layers: tuple[str, ...] = ()  # Name of each layer.
     top_k: int | None = None  # Experts per token, None if the file does not give it.
     model: str = ""  # Name of the model in the file, empty if none.
@@ -127,15 +114,11 @@ INSPECTED = TableSchema(
     name="inspected",
     doc="Collectives as timed by each of their members, by class, number and member.",
     columns=(
-        Column(name="class_index", dtype="int32", doc="Index into the classes."),
-        Column(
-            name="seq",
-            dtype="int64",
-            doc="Number among the operations of its kind in its communicator.",
-        ),
-        Column(name="member", dtype="int32", doc="Index into the members."),
-        Column(name="t_ns", dtype="int64", unit="ns", doc="Time of the record, since the epoch."),
-        Column(name="duration_ns", dtype="int64", unit="ns", doc="Duration on this member."),
+        Column("class_index", "int32", "Index into the classes."),
+        Column("seq", "int64", "Number among the operations of its kind in its communicator."),
+        Column("member", "int32", "Index into the members."),
+        Column("t_ns", "int64", "Time of the record, since the epoch.", unit="ns"),
+        Column("duration_ns", "int64", "Duration on this member.", unit="ns"),
     ),
 )
 
@@ -266,7 +249,7 @@ class InputReadiness(msgspec.Struct, frozen=True, kw_only=True):
 
     time_s: Int64Array  # int64, shape ``(samples,)``, seconds since 1970, ascending.
     ranks: tuple[int, ...]  # Global ranks, ascending.
-    ratio: NDArray[np.float64]  # float64, shape ``(ranks, samples)``, 0 to 1, NaN if missing.
+    ratio: Floats  # float64, shape ``(ranks, samples)``, 0 to 1, NaN if missing.
     notes: tuple[str, ...] = ()  # Data left out, one sentence each.
 
 
@@ -293,13 +276,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     cpus: tuple[str, ...]  # CPUs with affinity to each GPU, for example ``0-55``; empty if unknown.
     numa: tuple[str, ...]  # NUMA nodes of each GPU; empty if unknown.
 
-    def between(self, first: int, second: int) -> str:
-        """Path between two devices, given by their positions in ``links``."""
-        return self.links[first][second]
-
     def path_to_card(self, gpu: int, card: int) -> str:
         """Path between a GPU and a card, given by their positions in ``gpus`` and ``cards``."""
-        return self.between(gpu, len(self.gpus) + card)
+        return self.links[gpu][len(self.gpus) + card]
 
     def nearest_cards(self, gpu: int) -> tuple[str, tuple[int, ...]]:
         """The shortest path to any card, and the cards that it leads to; empty if unknown."""
@@ -312,24 +291,17 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         """Sets of GPUs connected by NVLink, directly or through others; each GPU is in one."""
         left, found = set(range(len(self.gpus))), []
         while left:
-            island = self._reached(min(left))
-            left -= island
-            found.append(tuple(sorted(island)))
+            reached, front = set[int](), {min(left)}
+            while front:
+                reached |= front
+                front = {
+                    other
+                    for other in left - reached
+                    if any(_NVLINK.fullmatch(self.links[gpu][other]) for gpu in front)
+                }
+            left -= reached
+            found.append(tuple(sorted(reached)))
         return tuple(found)
-
-    def _reached(self, start: int) -> set[int]:
-        """GPUs connected to ``start`` by NVLink, directly or through others."""
-        reached, front = {start}, [start]
-        while front:
-            gpu = front.pop()
-            near = self._linked(gpu) - reached
-            reached |= near
-            front += near
-        return reached
-
-    def _linked(self, gpu: int) -> set[int]:
-        others: Iterable[int] = range(len(self.gpus))
-        return {other for other in others if _NVLINK.fullmatch(self.between(gpu, other))}
 
 
 class Machines(msgspec.Struct, frozen=True, kw_only=True):

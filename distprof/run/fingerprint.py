@@ -8,13 +8,8 @@ import msgspec
 
 from distprof.artefacts.summary_file import Fingerprint
 
-_HARDWARE = "hardware"
-_JOB = "job"
-_SOFTWARE = "software"
-
 _OF_SIZE = ("world size", "nodes", "mesh", "config training.batch")
 _WEIGHTY = tuple(f"version of {name}" for name in ("driver", "cuda", "nccl", "torch"))
-
 _SELF = "distprof"  # its version does not affect training
 _PROBES = "probes."
 _VARYING = (
@@ -58,7 +53,40 @@ def differences(first: Fingerprint, second: Fingerprint) -> tuple[Difference, ..
     A property that one of the runs does not record does not count as a difference. An option or
     variable that only one of them sets does.
     """
-    return (*_of_hardware(first, second), *_of_job(first, second), *_of_software(first, second))
+    return tuple(_differences(first, second))
+
+
+def _differences(first: Fingerprint, second: Fingerprint) -> Iterator[Difference]:
+    for name, field, group in _SINGLE:
+        mine, theirs = getattr(first, field), getattr(second, field)
+        if mine not in (None, "") and theirs not in (None, "") and mine != theirs:
+            yield Difference(field=name, group=group, first=str(mine), second=str(theirs))
+    if first.mesh and second.mesh:
+        yield from _entries("mesh", "job", first.mesh, second.mesh)
+    configs = [_without(each.config, _PROBES) for each in (first, second)]
+    if all(configs):
+        yield from _entries("config", "job", *configs)
+    known = (first.versions.keys() & second.versions.keys()) - {_SELF}
+    versions = [{name: each.versions[name] for name in known} for each in (first, second)]
+    yield from _entries("version of", "software", *versions)
+    if first.versions and second.versions:  # both are run directories: a missing variable is unset
+        set_here, set_there = (_without(each.environment, _VARYING) for each in (first, second))
+        yield from _entries("variable", "software", set_here, set_there)
+
+
+def _without(values: Mapping[str, str], starts: str | tuple[str, ...]) -> dict[str, str]:
+    return {name: value for name, value in values.items() if not name.startswith(starts)}
+
+
+_SINGLE = (
+    ("device", "device", "hardware"),
+    ("world size", "world_size", "hardware"),
+    ("nodes", "num_nodes", "hardware"),
+    ("backend", "backend", "hardware"),
+    ("workload", "workload", "job"),
+    ("strategy", "strategy", "job"),
+)
+"""Properties of one value: their names, fields and groups."""
 
 
 def compared(first: Fingerprint, second: Fingerprint) -> tuple[str, ...]:
@@ -117,67 +145,19 @@ def unlike(
     return tuple(
         difference
         for difference in differences(first, second)
-        if not difference.field.startswith(free) and _forbids(difference, is_gate=is_gate)
+        if not difference.field.startswith(free)
+        and (
+            difference.group != "software"
+            or (is_gate and difference.field in _WEIGHTY)
+            or (is_gate and difference.field.startswith("variable "))
+        )
     )
-
-
-def _forbids(difference: Difference, *, is_gate: bool) -> bool:
-    if difference.group != _SOFTWARE:
-        return True
-    return is_gate and (difference.field in _WEIGHTY or difference.field.startswith("variable "))
-
-
-def _of_hardware(first: Fingerprint, second: Fingerprint) -> Iterator[Difference]:
-    yield from _one("device", _HARDWARE, first.device, second.device)
-    yield from _one("world size", _HARDWARE, first.world_size, second.world_size)
-    yield from _one("nodes", _HARDWARE, first.num_nodes, second.num_nodes)
-    yield from _one("backend", _HARDWARE, first.backend, second.backend)
-
-
-def _of_job(first: Fingerprint, second: Fingerprint) -> Iterator[Difference]:
-    yield from _one("workload", _JOB, first.workload, second.workload)
-    yield from _one("strategy", _JOB, first.strategy, second.strategy)
-    yield from _many("mesh", _JOB, first.mesh, second.mesh)
-    yield from _many("config", _JOB, _training(first.config), _training(second.config))
-
-
-def _of_software(first: Fingerprint, second: Fingerprint) -> Iterator[Difference]:
-    known = (first.versions.keys() & second.versions.keys()) - {_SELF}
-    mine, theirs = ({name: of[name] for name in known} for of in (first.versions, second.versions))
-    yield from _entries("version of", _SOFTWARE, mine, theirs)
-    if first.versions and second.versions:  # both are run directories: a missing variable is unset
-        set_here, set_there = _steady(first.environment), _steady(second.environment)
-        yield from _entries("variable", _SOFTWARE, set_here, set_there)
-
-
-def _one(field: str, group: str, first: object, second: object) -> Iterator[Difference]:
-    known = first not in (None, "") and second not in (None, "")
-    if known and first != second:
-        yield Difference(field=field, group=group, first=str(first), second=str(second))
-
-
-def _many(
-    field: str, group: str, first: Mapping[str, object], second: Mapping[str, object]
-) -> Iterator[Difference]:
-    """Differences entry by entry; none if either mapping is empty."""
-    if first and second:
-        yield from _entries(field, group, first, second)
 
 
 def _entries(
     field: str, group: str, first: Mapping[str, object], second: Mapping[str, object]
 ) -> Iterator[Difference]:
     for name in sorted({*first, *second}):
-        mine, theirs = first.get(name, ""), second.get(name, "")
+        mine, theirs = str(first.get(name, "")), str(second.get(name, ""))
         if mine != theirs:
-            text = f"{field} {name}"
-            yield Difference(field=text, group=group, first=str(mine), second=str(theirs))
-
-
-def _training(config: Mapping[str, str]) -> dict[str, str]:
-    """The options without those of the probes."""
-    return {name: value for name, value in config.items() if not name.startswith(_PROBES)}
-
-
-def _steady(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if not name.startswith(_VARYING)}
+            yield Difference(field=f"{field} {name}", group=group, first=mine, second=theirs)

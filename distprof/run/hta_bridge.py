@@ -58,30 +58,8 @@ _UNKNOWN_STREAM = 2**32 - 1  # CUPTI's value; for HTA, any stream but -1 is devi
 _STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)")
 
 
-def to_hta(
-    run: Run,
-    *,
-    ranks: Sequence[int] | None = None,
-    include_last_step: bool = False,
-    exact: bool = False,
-) -> Any:
-    """An ``hta.trace_analysis.TraceAnalysis`` over the tables of a run.
-
-    Args:
-        run: The run, opened with host rows.
-        ranks: Ranks to convert, None for all. HTA keeps all of them in memory.
-        include_last_step: Whether to keep the last of several profiler steps, which HTA drops.
-        exact: Keep fractions of microseconds. By default, starts are rounded up and ends down to
-            whole microseconds as in HTA, so results equal HTA's own.
-
-    Returns:
-        The analysis object with HTA's methods. Those in :data:`REFUSED` raise UsageError.
-
-    Raises:
-        MissingExtraError: If HTA is not installed.
-        InputError: If the run was opened without host rows.
-        ValueError: If a rank is not part of the run.
-    """
+def to_hta(run: Run, *, ranks: Sequence[int] | None, include_last_step: bool, exact: bool) -> Any:
+    """:meth:`Run.to_hta`; methods of the result in :data:`REFUSED` raise UsageError."""
     try:
         from hta.common.trace import Trace
         from hta.trace_analysis import TraceAnalysis
@@ -89,31 +67,30 @@ def to_hta(
         raise MissingExtraError("run.to_hta()", "hta") from error
 
     chosen = run.ranks if ranks is None else tuple(run.rank(rank) for rank in ranks)
-    tables = {rank.rank: _load(rank) for rank in chosen}
+    tables = [rank.tables.load(every_host_row=True) for rank in chosen]
+    for rank, loaded in zip(chosen, tables, strict=True):
+        if not loaded.has_host:
+            raise InputError(
+                rank.path,
+                expected="host rows, which HTA needs for steps and kernel launches",
+                found="device rows only",
+                fix="open the run without the device-only option",
+            )
     origin_ns = min((rank.capture_start_ns for rank in chosen), default=0) if exact else 0
     trace = Trace(trace_files={}, trace_dir="")
-    for rank in chosen:
-        _add_rank(trace, rank, tables[rank.rank], origin_ns, exact)
+    for rank, loaded in zip(chosen, tables, strict=True):
+        _add_rank(trace, rank, loaded, origin_ns, exact)
     trace.align_and_filter_trace(include_last_step)
     for number, frame in trace.traces.items():
         trace.traces[number] = frame.set_index("index", drop=False).rename_axis(None)
     trace.is_parsed = True
     analysis = TraceAnalysis.__new__(TraceAnalysis)  # its constructor parses files
     analysis.t = trace
-    _refuse_unsupported(analysis, tuple(tables.values()), chosen)
+    for method, reason in _refused(chosen, tables).items():
+        setattr(analysis, method, partial(_refuse, method, reason))
+    original = "get_raw_trace_for_one_rank"
+    setattr(trace, original, partial(_refuse, original, "it reads the original file"))
     return analysis
-
-
-def _load(rank: Rank) -> RankTables:
-    tables = rank.tables.load(every_host_row=True)
-    if not tables.has_host:
-        raise InputError(
-            rank.path,
-            expected="host rows, which HTA needs for steps and kernel launches",
-            found="device rows only",
-            fix="open the run without the device-only option",
-        )
-    return tables
 
 
 def _add_rank(trace: Any, rank: Rank, tables: RankTables, origin_ns: int, exact: bool) -> None:
@@ -121,35 +98,29 @@ def _add_rank(trace: Any, rank: Rank, tables: RankTables, origin_ns: int, exact:
     from hta.common.trace import transform_correlation_to_index
     from hta.common.trace_parser import infer_gpu_type
 
-    activity = tables.activity if _has_device(rank) else Table.empty(tables.activity.schema)
+    is_cpu = rank.device.name == "cpu"  # then ACTIVITY repeats host rows
+    activity = Table.empty(tables.activity.schema) if is_cpu else tables.activity
     host = tables.host.take(~tables.host.coded("category").equals("Trace"))
     frame = _frame(host, activity, trace.symbol_table)
-    _set_times(frame, host, activity, origin_ns, exact)
+    start = np.concatenate([host["start_ns"], activity["start_ns"]])
+    end = np.concatenate([host["end_ns"], activity["end_ns"]])
+    if exact:  # a float keeps nanoseconds only if times are relative to a nearby origin
+        frame["ts"] = (start - origin_ns) / 1000
+        frame["dur"] = (end - start) / 1000
+    else:
+        frame["ts"] = -(-start // 1000)
+        frame["dur"] = end // 1000 - frame["ts"]
+    frame["end"] = frame["ts"] + frame["dur"]
     frame = transform_correlation_to_index(frame, trace.symbol_table)
     frame["iteration"] = _iterations(frame, trace.symbol_table.get_sym_table())
-    meta = _metadata(rank, origin_ns)
+    of_job = {"backend": rank.backend, "rank": rank.rank, "world_size": rank.world_size}
+    meta: dict[str, Any] = {"distributedInfo": of_job}
+    if rank.has_epoch:
+        meta["baseTimeNanoseconds"] = origin_ns  # 0 if times count from the epoch
     meta["device_type"] = infer_gpu_type(meta, dict.fromkeys(_used(host.coded("name")), 0))
     trace.traces[rank.rank] = frame
     trace.meta_data[rank.rank] = meta
     trace.trace_files[rank.rank] = rank.path
-
-
-def _has_device(rank: Rank) -> bool:
-    """Whether ACTIVITY holds GPU work; on CPU-only traces it repeats host rows."""
-    return rank.device.name != "cpu"
-
-
-def _metadata(rank: Rank, origin_ns: int) -> dict[str, Any]:
-    meta: dict[str, Any] = {
-        "distributedInfo": {
-            "backend": rank.backend,
-            "rank": rank.rank,
-            "world_size": rank.world_size,
-        },
-    }
-    if rank.has_epoch:
-        meta["baseTimeNanoseconds"] = origin_ns  # 0 if times count from the epoch
-    return meta
 
 
 def _frame(host: Table, activity: Table, symbols: Any) -> pd.DataFrame:
@@ -161,6 +132,9 @@ def _frame(host: Table, activity: Table, symbols: Any) -> pd.DataFrame:
     pid, tid = _threads(host.coded("thread"))
     index = np.arange(1, len(host) + len(activity) + 1)  # HTA reads index 0 as "no launch"
     minus_one = np.full(len(host), ABSENT, np.int64)
+    # GB/s, which is bytes per ns; 0 if unknown, as in HTA
+    duration = activity["end_ns"] - activity["start_ns"]
+    moved = np.where((activity["bytes"] >= 0) & (duration > 0), activity["bytes"], 0)
     columns = {
         "index": index,
         "cat": _codes(_categories(host, activity), symbols),
@@ -172,7 +146,7 @@ def _frame(host: Table, activity: Table, symbols: Any) -> pd.DataFrame:
         "stream": np.concatenate([minus_one, np.where(on_device, stream, ABSENT)]),
         "correlation": np.concatenate([host["correlation"], activity["correlation"]]),
         "bytes": np.concatenate([minus_one, activity["bytes"]]),
-        "memory_bw_gbps": np.concatenate([np.zeros(len(host)), _bandwidth(activity)]),
+        "memory_bw_gbps": np.concatenate([np.zeros(len(host)), moved / np.maximum(duration, 1)]),
         "wait_on_stream": ABSENT,
         "wait_on_cuda_event_record_corr_id": ABSENT,
     }
@@ -220,30 +194,6 @@ def _threads(thread: Coded) -> tuple[NDArray[np.object_], NDArray[np.object_]]:
     return pid[thread.codes], tid[thread.codes]
 
 
-def _bandwidth(activity: Table) -> NDArray[np.float64]:
-    """Bandwidth of each copy in GB/s, which is bytes per ns; 0 if unknown, as in HTA."""
-    duration = activity["end_ns"] - activity["start_ns"]
-    known = (activity["bytes"] >= 0) & (duration > 0)
-    moved = np.where(known, activity["bytes"], 0)
-    result: NDArray[np.float64] = moved / np.maximum(duration, 1)
-    return result
-
-
-def _set_times(
-    frame: pd.DataFrame, host: Table, activity: Table, origin_ns: int, exact: bool
-) -> None:
-    """Set times in microseconds: rounded as HTA does, or exact and relative to the origin."""
-    start = np.concatenate([host["start_ns"], activity["start_ns"]])
-    end = np.concatenate([host["end_ns"], activity["end_ns"]])
-    if exact:  # a float keeps nanoseconds only if times are relative to a nearby origin
-        frame["ts"] = (start - origin_ns) / 1000
-        frame["dur"] = (end - start) / 1000
-    else:
-        frame["ts"] = -(-start // 1000)
-        frame["dur"] = end // 1000 - frame["ts"]
-    frame["end"] = frame["ts"] + frame["dur"]
-
-
 def _iterations(frame: pd.DataFrame, names: Sequence[str]) -> Int64Array:
     """The profiler step of each row: by time on the CPU, by launch on the GPU, -1 if unknown."""
     numbers = {code: int(m[1]) for code, name in enumerate(names) if (m := _STEP.match(name))}
@@ -262,22 +212,17 @@ def _iterations(frame: pd.DataFrame, names: Sequence[str]) -> Int64Array:
     return iterations
 
 
-def _refuse_unsupported(analysis: Any, tables: Sequence[RankTables], ranks: Sequence[Rank]) -> None:
-    """Replace methods that would fail or mislead inside HTA by a clear error."""
+def _refused(ranks: Sequence[Rank], tables: Sequence[RankTables]) -> dict[str, str]:
+    """Methods that would fail or mislead inside HTA, with the reason."""
     why = dict(REFUSED)
-    if not any(
-        _has_device(rank) and len(t.activity) for rank, t in zip(ranks, tables, strict=True)
-    ):
+    pairs = zip(ranks, tables, strict=True)
+    if not any(rank.device.name != "cpu" and len(each.activity) for rank, each in pairs):
         why.update(dict.fromkeys(_NEED_DEVICE, "the recording has no device activity"))
-    elif any(t.host.coded("category").equals("sync").any() for t in tables):
+    elif any(each.host.coded("category").equals("sync").any() for each in tables):
         why["critical_path_analysis"] = (
             "the recording has synchronisation events, and distprof does not keep their arguments"
         )
-    for method, reason in why.items():
-        setattr(analysis, method, partial(_refuse, method, reason))
-    analysis.t.get_raw_trace_for_one_rank = partial(
-        _refuse, "get_raw_trace_for_one_rank", "it reads the original file"
-    )
+    return why
 
 
 def _refuse(method: str, reason: str, *_: object, **__: object) -> NoReturn:

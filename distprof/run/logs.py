@@ -1,20 +1,19 @@
 """Evidence from the logs of a job; :meth:`Run.get` returns it by type.
 
 It comprises NCCL's own log (communicators, rings, transports, settings, warnings), sensors and
-errors of GPUs recorded by other tools than the probes, and the iterations that a training program
-printed.
+errors of GPUs recorded by other tools than the probes, the iterations that a training program
+printed, and what the printed output says about the job's end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from distprof.schema import ABSENT, Int64Array, Table
+from distprof.schema import ABSENT, Bools, Floats, Int64Array, Table
 
 
 class NcclProcess(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,18 +104,18 @@ class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
     num_jobs: int = 0
     processes: tuple[NcclProcess, ...] = ()  # Processes that wrote to the logs.
     # Version to the indices of the processes that log it; only rank 0 in old versions.
-    versions: Mapping[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    versions: Mapping[str, tuple[int, ...]] = {}
     # Name of an environment variable to value to indices of processes.
-    settings: Mapping[str, Mapping[str, tuple[int, ...]]] = msgspec.field(default_factory=dict)
+    settings: Mapping[str, Mapping[str, tuple[int, ...]]] = {}
     communicators: tuple[NcclCommunicator, ...] = ()  # Communicators, in order of appearance.
     edges: tuple[NcclEdge, ...] = ()  # Connections.
     cards: tuple[NcclCard, ...] = ()  # Network cards.
     # Networks for which NCCL found no device, to indices of processes.
-    missing_networks: Mapping[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    missing_networks: Mapping[str, tuple[int, ...]] = {}
     # Networks that NCCL chose, to indices of processes.
-    networks: Mapping[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    networks: Mapping[str, tuple[int, ...]] = {}
     # What NCCL can or cannot use, to what that is said of to indices of processes.
-    remarks: Mapping[str, Mapping[str, tuple[int, ...]]] = msgspec.field(default_factory=dict)
+    remarks: Mapping[str, Mapping[str, tuple[int, ...]]] = {}
     # Types of paths between GPUs in NCCL's graph search, for example ``NVL``, ``PIX``.
     links: tuple[str, ...] = ()
     choices: tuple[NcclChoice, ...] = ()  # Algorithms and protocols.
@@ -242,19 +241,18 @@ class DeviceLog(msgspec.Struct, frozen=True, kw_only=True):
     num_lines: int = 0  # Lines read.
     # File to the time of its last change, ns since the epoch; without compressed files and files of
     # other machines.
-    written_ns: Mapping[str, int] = msgspec.field(default_factory=dict)
+    written_ns: Mapping[str, int] = {}
     notes: tuple[str, ...] = ()  # Damaged or skipped data and choices made, one sentence each.
 
     @staticmethod
     def merged(logs: Sequence[DeviceLog]) -> DeviceLog:
         """Several logs as one."""
+        joined: dict[str, Any] = {
+            name: tuple(each for log in logs for each in getattr(log, name))
+            for name in ("files", "series", "events", "links", "states", "kernel_logs")
+        }
         return DeviceLog(
-            files=tuple(file for log in logs for file in log.files),
-            series=tuple(series for log in logs for series in log.series),
-            events=tuple(event for log in logs for event in log.events),
-            links=tuple(links for log in logs for links in log.links),
-            states=tuple(state for log in logs for state in log.states),
-            kernel_logs=tuple(file for log in logs for file in log.kernel_logs),
+            **joined,
             num_lines=sum(log.num_lines for log in logs),
             written_ns={file: ns for log in logs for file, ns in log.written_ns.items()},
             notes=tuple(dict.fromkeys(note for log in logs for note in log.notes)),
@@ -263,15 +261,12 @@ class DeviceLog(msgspec.Struct, frozen=True, kw_only=True):
 
 # Training programs --------------------------------------------------------------------------------
 
-Float64Array = NDArray[np.float64]
-
 
 class TrainingFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Layout of the job according to the log; None for properties that the log does not give."""
 
     world_size: int | None = None  # Number of ranks.
-    # Axis (``tp``, ``pp``, ``dp``, ``cp``, ``ep``) to its size.
-    mesh: Mapping[str, int] = msgspec.field(default_factory=dict)
+    mesh: Mapping[str, int] = {}  # Axis (``tp``, ``pp``, ``dp``, ``cp``, ``ep``) to its size.
     num_micro_batches: int | None = None  # Micro-batches per iteration and pipeline.
     micro_batch_size: int | None = None  # Samples per micro-batch.
     global_batch_size: int | None = None  # Samples per iteration, all ranks together.
@@ -287,18 +282,16 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
     iteration: Int64Array  # int64, number of the (last) iteration of a report, or ABSENT.
     span: Int64Array  # int64, number of iterations that a report is the mean of, at least 1.
     duration_ns: Int64Array  # int64, time of one iteration, or ABSENT.
-    samples_per_s: Float64Array  # float64, all ranks together, NaN if not printed.
-    tokens_per_s: Float64Array  # float64, all ranks together, NaN if not printed.
-    tokens_per_s_per_device: Float64Array  # float64, NaN if not printed.
-    tflops: Float64Array  # float64, per GPU, NaN if not printed.
-    loss: Float64Array  # float64, NaN if not printed.
+    samples_per_s: Floats  # float64, all ranks together, NaN if not printed.
+    tokens_per_s: Floats  # float64, all ranks together, NaN if not printed.
+    tokens_per_s_per_device: Floats  # float64, NaN if not printed.
+    tflops: Floats  # float64, per GPU, NaN if not printed.
+    loss: Floats  # float64, NaN if not printed.
     # float64 of any length, throughput printed apart from the reports.
-    printed_samples_per_s: Float64Array
-    # Name of a timer to int64 ns per iteration, or ABSENT.
-    timers: Mapping[str, Int64Array] = msgspec.field(default_factory=dict)
+    printed_samples_per_s: Floats
+    timers: Mapping[str, Int64Array] = {}  # Name of a timer to int64 ns per iteration, or ABSENT.
     is_of_slowest_ranks: bool = False  # Whether each timer shows the slowest rank in that timer.
-    # Name of a timer before the first iteration to its ns.
-    startup: Mapping[str, int] = msgspec.field(default_factory=dict)
+    startup: Mapping[str, int] = {}  # Name of a timer before the first iteration to its ns.
     # Layout of the job according to the log.
     facts: TrainingFacts = msgspec.field(default_factory=TrainingFacts)
     num_lines: int = 0  # Lines of the files.
@@ -308,26 +301,18 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()  # Assumptions and skipped data, one sentence each.
 
     @property
-    def is_steady(self) -> NDArray[np.bool_]:
+    def is_steady(self) -> Bools:
         """Mask of the reports that count: with a duration, and not the first or after a restart.
 
         The first iterations allocate, compile and connect. If no other report has a duration, these
         count.
         """
-        known: NDArray[np.bool_] = (self.duration_ns != ABSENT) & ~self._begins
-        return known if known.any() else self.duration_ns != ABSENT
-
-    @property
-    def _begins(self) -> NDArray[np.bool_]:
-        """Mask of the first report with a duration, and of the first after the numbers go back."""
-        begins = np.zeros(len(self.iteration), bool)
         timed = np.flatnonzero(self.duration_ns != ABSENT)
-        if len(timed):
-            number = self.iteration[timed]
-            back = np.flatnonzero((number[1:] != ABSENT) & (number[1:] < number[:-1])) + 1
-            begins[timed[0]] = True
-            begins[timed[back]] = True
-        return begins
+        number = self.iteration[timed]
+        goes_back = (number[1:] != ABSENT) & (number[1:] < number[:-1])
+        steady = np.zeros(len(self.iteration), np.bool_)
+        steady[timed[1:][~goes_back]] = True
+        return steady if steady.any() else self.duration_ns != ABSENT
 
     @property
     def steady_ns(self) -> Int64Array:
@@ -353,3 +338,53 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
         if facts.global_batch_size is None or facts.sequence_length is None:
             return None
         return facts.global_batch_size * facts.sequence_length
+
+
+class OutputEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """A line, or a record of several lines, that an expression of the table recognises."""
+
+    name: str  # Name of the expression.
+    yields: str  # What the line is about, as the table says: ``timeout``, ``exit``, ``memory``, ….
+    file: str  # File, as shown.
+    line: int  # Number of the line, from 1.
+    text: str  # The line, without control characters, truncated.
+    rank: int | None = None  # Rank that the line is about; None if unknown.
+    # Time of the line, or of the last line before it that has one, in seconds that ascend within a
+    # year; None without one nearby.
+    at_s: float | None = None
+    fields: Mapping[str, str] = {}  # What the expression captured, by name.
+
+    def number(self, name: str) -> int | None:
+        """A captured whole number; None if it was not captured or is out of range."""
+        text = self.fields.get(name, "").replace(",", "")
+        digits = text.removeprefix("-")
+        return int(text) if digits.isascii() and digits.isdigit() and len(digits) < 19 else None
+
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks in a captured list, such as ``1, 2, 5``."""
+        words = self.fields.get("ranks", "").replace("[", " ").replace("]", " ").split(",")
+        numbers = [word.strip() for word in words]
+        return tuple(int(n) for n in numbers if n.isascii() and n.isdigit() and len(n) < 8)
+
+
+class OutputStack(msgspec.Struct, frozen=True, kw_only=True):
+    """The Python stack of a process's main thread, as a tool or a signal printed it."""
+
+    file: str  # File, as shown.
+    line: int  # Number of the first line of the stack.
+    rank: int | None  # Rank of the process; None if unknown.
+    calls: tuple[str, ...]  # ``function (file:line)``, innermost first.
+
+
+class JobOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What the output of a job, or of some of its ranks, says about how it ended."""
+
+    files: tuple[str, ...] = ()  # Files, as shown.
+    events: tuple[OutputEvent, ...] = ()  # Events, by file and line.
+    stacks: tuple[OutputStack, ...] = ()  # Stacks, by file and line.
+    ranks: tuple[int, ...] = ()  # Ranks that printed at least one line that names them.
+    # Ranks of the job according to the output; None if it does not say.
+    world_size: int | None = None
+    num_lines: int = 0  # Lines read.
+    lines_of: Mapping[str, int] = {}  # Lines of each file.
+    notes: tuple[str, ...] = ()  # Damaged or left-out data, one sentence each.

@@ -12,30 +12,18 @@ from typing import Any, Protocol
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from distprof.artefacts.records import CollectivesRecord
-from distprof.artefacts.settings_file import SettingsFile
-from distprof.schema import Column, Int64Array, Table, TableSchema
+from distprof.artefacts.run_file import SettingsFile
+from distprof.schema import Bools, Column, Int64Array, Table, TableSchema, number, text, whole
 
 NO_THROTTLING = "none"
 """Value of ``throttle_reasons`` if the GPU reports that it is not throttled."""
 
-_STEP = Column(name="step", dtype="int64", doc="Step number, from 0 at the start of the session.")
-
-_TIME = Column(name="t_ns", dtype="int64", unit="ns", doc="Time of the record.")
-
-_START = Column(name="start_ns", dtype="int64", unit="ns", doc="Start.")
-
-_END = Column(name="end_ns", dtype="int64", unit="ns", doc="End, never before the start.")
-
-
-def _count(name: str, doc: str, unit: str = "") -> Column:
-    return Column(name=name, dtype="int64", unit=unit, nullable=True, doc=doc)
-
-
-def _number(name: str, doc: str, unit: str = "") -> Column:
-    return Column(name=name, dtype="float64", unit=unit, nullable=True, doc=doc)
+_STEP = Column("step", "int64", "Step number, from 0 at the start of the session.")
+_TIME = Column("t_ns", "int64", "Time of the record.", unit="ns")
+_START = Column("start_ns", "int64", "Start.", unit="ns")
+_END = Column("end_ns", "int64", "End, never before the start.", unit="ns")
 
 
 STEP_LOG = TableSchema(
@@ -45,23 +33,19 @@ STEP_LOG = TableSchema(
         _STEP,
         _START,
         _END,
-        _count("tokens", "Tokens this rank trained on."),
-        _count("samples", "Samples this rank trained on."),
-        _number("loss", "Loss that the training code reported."),
-        _count("num_micro_batches", "Forward passes in the step."),
-        _count("run_queue_ns", "Time in which the thread was ready to run but had no CPU.", "ns"),
-        _count("cpu_ns", "Time in which the thread ran on a CPU.", "ns"),
-        Column(name="is_traced", dtype="bool", doc="Whether torch.profiler was recording."),
-        Column(name="is_light", dtype="bool", doc="Whether it recorded the GPU alone."),
-        _count(
+        whole("tokens", "Tokens this rank trained on."),
+        whole("samples", "Samples this rank trained on."),
+        number("loss", "Loss that the training code reported."),
+        whole("num_micro_batches", "Forward passes in the step."),
+        whole("run_queue_ns", "Time in which the thread was ready to run but had no CPU.", "ns"),
+        whole("cpu_ns", "Time in which the thread ran on a CPU.", "ns"),
+        Column("is_traced", "bool", "Whether torch.profiler was recording."),
+        Column("is_light", "bool", "Whether it recorded the GPU alone."),
+        whole(
             "gpu_behind",
             "1 if the GPU had not finished the step before when the CPU ended this one, else 0.",
         ),
-        Column(
-            name="is_probed",
-            dtype="bool",
-            doc="False while the probes paused to measure their own cost.",
-        ),
+        Column("is_probed", "bool", "False while the probes paused to measure their own cost."),
     ),
 )
 
@@ -70,7 +54,7 @@ PHASES = TableSchema(
     doc="Parts of steps, in order of time.",
     columns=(
         _STEP,
-        Column(name="name", dtype="category", doc="input, forward, backward, optimizer, or other."),
+        Column("name", "category", "input, forward, backward, optimizer, or other."),
         _START,
         _END,
     ),
@@ -82,11 +66,11 @@ MEMORY_LOG = TableSchema(
     columns=(
         _STEP,
         _TIME,
-        _count("allocated_bytes", "Held by tensors on the GPU.", "B"),
-        _count("peak_allocated_bytes", "Peak since the previous step.", "B"),
-        _count("reserved_bytes", "Held by the caching allocator.", "B"),
-        _count("num_retries", "Allocations retried after freeing the cache, since the start."),
-        _count("rss_bytes", "Resident memory of the process.", "B"),
+        whole("allocated_bytes", "Held by tensors on the GPU.", "B"),
+        whole("peak_allocated_bytes", "Peak since the previous step.", "B"),
+        whole("reserved_bytes", "Held by the caching allocator.", "B"),
+        whole("num_retries", "Allocations retried after freeing the cache, since the start."),
+        whole("rss_bytes", "Resident memory of the process.", "B"),
     ),
 )
 
@@ -95,34 +79,25 @@ TELEMETRY = TableSchema(
     doc="Samples of the GPU's sensors.",
     columns=(
         _TIME,
-        _count("sm_clock_mhz", "Clock frequency of the streaming multiprocessors.", "MHz"),
-        _count("memory_clock_mhz", "Clock frequency of the memory.", "MHz"),
-        Column(
-            name="throttle_reasons",
-            dtype="category",
-            nullable=True,
-            doc=(
-                f"Reasons why the GPU is throttled, joined by commas; {NO_THROTTLING} if it is not."
-            ),
+        whole("sm_clock_mhz", "Clock frequency of the streaming multiprocessors.", "MHz"),
+        whole("memory_clock_mhz", "Clock frequency of the memory.", "MHz"),
+        text(
+            "throttle_reasons",
+            f"Reasons why the GPU is throttled, joined by commas; {NO_THROTTLING} if it is not.",
         ),
-        _number("power_w", "Power.", "W"),
-        _number("energy_j", "Energy used since the driver was loaded.", "J"),
-        _count("temperature_c", "Temperature.", "°C"),
-        _number("gpu_utilization_ratio", "Share of the last period with a kernel running."),
-        _number("memory_utilization_ratio", "Share of the last period with memory busy."),
-        _count("memory_used_bytes", "Used on the whole GPU, by all processes.", "B"),
-        _count("pcie_tx_bytes_per_s", "From the GPU.", "B/s"),
-        _count("pcie_rx_bytes_per_s", "To the GPU.", "B/s"),
-        _count("nvlink_tx_bytes", "Sent since the counters started, all links.", "B"),
-        _count("nvlink_rx_bytes", "Received since the counters started, all links.", "B"),
-        _count("ecc_uncorrected", "Uncorrected errors since the driver was loaded."),
-        _count("num_processes", "Processes that compute on the GPU."),
-        Column(
-            name="xid",
-            dtype="category",
-            nullable=True,
-            doc="XID error numbers since the last sample, joined by commas.",
-        ),
+        number("power_w", "Power.", "W"),
+        number("energy_j", "Energy used since the driver was loaded.", "J"),
+        whole("temperature_c", "Temperature.", "°C"),
+        number("gpu_utilization_ratio", "Share of the last period with a kernel running."),
+        number("memory_utilization_ratio", "Share of the last period with memory busy."),
+        whole("memory_used_bytes", "Used on the whole GPU, by all processes.", "B"),
+        whole("pcie_tx_bytes_per_s", "From the GPU.", "B/s"),
+        whole("pcie_rx_bytes_per_s", "To the GPU.", "B/s"),
+        whole("nvlink_tx_bytes", "Sent since the counters started, all links.", "B"),
+        whole("nvlink_rx_bytes", "Received since the counters started, all links.", "B"),
+        whole("ecc_uncorrected", "Uncorrected errors since the driver was loaded."),
+        whole("num_processes", "Processes that compute on the GPU."),
+        text("xid", "XID error numbers since the last sample, joined by commas."),
     ),
 )
 
@@ -131,15 +106,15 @@ ROUTING = TableSchema(
     doc="Routing of one micro-batch by one mixture-of-experts layer.",
     columns=(
         _STEP,
-        Column(name="layer", dtype="category", doc="Index or name of the layer."),
-        Column(name="micro_batch", dtype="int64", doc="Index within the step."),
-        Column(name="num_tokens", dtype="int64", doc="Tokens routed."),
-        Column(name="top_k", dtype="int64", doc="Experts per token."),
-        _count("capacity", "Maximum number of assignments that an expert takes from this rank."),
-        Column(name="dropped", dtype="int64", doc="Assignments over capacity."),
-        _number("aux_loss", "Load-balancing loss."),
-        Column(name="first", dtype="int64", doc="Index of the first count in ``expert_tokens``."),
-        Column(name="num_experts", dtype="int64", doc="Number of counts."),
+        Column("layer", "category", "Index or name of the layer."),
+        Column("micro_batch", "int64", "Index within the step."),
+        Column("num_tokens", "int64", "Tokens routed."),
+        Column("top_k", "int64", "Experts per token."),
+        whole("capacity", "Maximum number of assignments that an expert takes from this rank."),
+        Column("dropped", "int64", "Assignments over capacity."),
+        number("aux_loss", "Load-balancing loss."),
+        Column("first", "int64", "Index of the first count in ``expert_tokens``."),
+        Column("num_experts", "int64", "Number of counts."),
     ),
 )
 
@@ -147,17 +122,15 @@ PAUSES = TableSchema(
     name="pauses",
     doc="Time that the training thread spent on something other than the model.",
     columns=(
-        Column(name="kind", dtype="category", doc="gc: garbage collection; input: data loader."),
+        Column("kind", "category", "gc: garbage collection; input: data loader."),
         _START,
         _END,
-        _count("step", "Step in which it happened."),
-        _count("generation", "Generation of the garbage collection."),
-        _count("num_collected", "Objects freed."),
-        _count("cpu_ns", "Time that the loaders of the batch ran on a CPU."),
-        _count("run_queue_ns", "Time that they were ready to run but had no CPU."),
-        Column(
-            name="in_phase", dtype="bool", doc="Whether a phase ``input`` already counts this time."
-        ),
+        whole("step", "Step in which it happened."),
+        whole("generation", "Generation of the garbage collection."),
+        whole("num_collected", "Objects freed."),
+        whole("cpu_ns", "Time that the loaders of the batch ran on a CPU."),
+        whole("run_queue_ns", "Time that they were ready to run but had no CPU."),
+        Column("in_phase", "bool", "Whether a phase ``input`` already counts this time."),
     ),
 )
 
@@ -165,22 +138,13 @@ CLOCK_STAMPS = TableSchema(
     name="clock_stamps",
     doc="Time exchanges with rank 0, as in NTP.",
     columns=(
-        Column(name="t_sent_ns", dtype="int64", unit="ns", doc="Own clock when the request left."),
-        Column(
-            name="t_server_ns", dtype="int64", unit="ns", doc="Rank 0's clock when it answered."
-        ),
-        Column(
-            name="t_received_ns",
-            dtype="int64",
-            unit="ns",
-            doc="Own clock when the answer arrived.",
-        ),
+        Column("t_sent_ns", "int64", "Own clock when the request left.", unit="ns"),
+        Column("t_server_ns", "int64", "Rank 0's clock when it answered.", unit="ns"),
+        Column("t_received_ns", "int64", "Own clock when the answer arrived.", unit="ns"),
     ),
 )
 
 RECORD_TABLES = (STEP_LOG, PHASES, MEMORY_LOG, TELEMETRY, ROUTING, PAUSES, CLOCK_STAMPS)
-
-
 SETTLE = 3
 """First steps of a log, which include initialisation."""
 
@@ -193,7 +157,7 @@ AS_BEFORE = 1.02
 while CUPTI is attached, each launch takes longer."""
 
 
-def untraced_steps(log: Table) -> NDArray[np.bool_]:
+def untraced_steps(log: Table) -> Bools:
     """Mask of the steps that are as long as without a profiler.
 
     Steps next to traced ones do not count, and those after them only if they are as fast as those
@@ -233,7 +197,7 @@ class RankRecords(msgspec.Struct, frozen=True, kw_only=True):
     # Durations of collectives on the GPU in the last steps, ascending by step.
     gpu_collectives: tuple[CollectivesRecord, ...] = ()
     # Table name to the properties that its file gives for all rows.
-    about: Mapping[str, Mapping[str, Any]] = msgspec.field(default_factory=dict)
+    about: Mapping[str, Mapping[str, Any]] = {}
     nccl_log_bytes: int | None = None  # Size of the NCCL log, None without one.
     # Configuration read from the job's objects, None if not recorded.
     settings: SettingsFile | None = None
@@ -269,40 +233,28 @@ FLIGHT = TableSchema(
     name="flight",
     doc="Operations of process groups that one rank launched, in order of launch.",
     columns=(
-        Column(name="record", dtype="int64", doc="Number of the entry since the start of the job.",
-               nullable=True),
-        Column(name="pg", dtype="int64", doc="Number of the group within the process.",
-               nullable=True),
-        Column(name="group", dtype="category", doc="Name of the process group."),
-        Column(name="description", dtype="category", doc=(
-            "Description that the program gave the group."
-        ),
-               nullable=True),
-        Column(name="seq", dtype="int64", doc="Sequence number of the collective in its group.",
-               nullable=True),
-        Column(name="p2p_seq", dtype="int64", doc="Sequence number among messages of the group.",
-               nullable=True),
-        Column(name="name", dtype="category", doc="Name in PyTorch, for example nccl:all_reduce."),
-        Column(name="kind", dtype="int8", doc="A CollectiveKind."),
-        Column(name="is_p2p", dtype="bool", doc="Whether it is a message between two ranks."),
-        Column(name="shape", dtype="category", doc="Sizes of inputs and outputs, for display."),
-        Column(name="in_dtype", dtype="category", doc="Data types of the inputs.", nullable=True),
-        Column(name="in_elements", dtype="int64", doc="Elements of the inputs.", nullable=True),
-        Column(name="out_elements", dtype="int64", doc="Elements of the outputs.", nullable=True),
-        Column(name="state", dtype="int8", doc="A FlightState."),
-        Column(name="retired", dtype="bool", doc="Whether the recorder stopped tracking it."),
-        Column(name="created_ns", dtype="int64", unit="ns",
-               doc="When the CPU launched it, since the epoch on its own clock.", nullable=True),
-        Column(name="started_ns", dtype="int64", unit="ns",
-               doc="When the recorder saw that it had started.", nullable=True),
-        Column(name="completed_ns", dtype="int64", unit="ns",
-               doc="When the recorder saw that it had completed.", nullable=True),
-        Column(name="timeout_ms", dtype="int64", unit="ms", doc="Timeout of its group.",
-               nullable=True),
-        Column(name="frame", dtype="category", doc="The call that launched it.",
-               nullable=True),
+        whole("record", "Number of the entry since the start of the job."),
+        whole("pg", "Number of the group within the process."),
+        Column("group", "category", "Name of the process group."),
+        text("description", "Description that the program gave the group."),
+        whole("seq", "Sequence number of the collective in its group."),
+        whole("p2p_seq", "Sequence number among messages of the group."),
+        Column("name", "category", "Name in PyTorch, for example nccl:all_reduce."),
+        Column("kind", "int8", "A CollectiveKind."),
+        Column("is_p2p", "bool", "Whether it is a message between two ranks."),
+        Column("shape", "category", "Sizes of inputs and outputs, for display."),
+        text("in_dtype", "Data types of the inputs."),
+        whole("in_elements", "Elements of the inputs."),
+        whole("out_elements", "Elements of the outputs."),
+        Column("state", "int8", "A FlightState."),
+        Column("retired", "bool", "Whether the recorder stopped tracking it."),
+        whole("created_ns", "When the CPU launched it, since the epoch on its own clock.", "ns"),
+        whole("started_ns", "When the recorder saw that it had started.", "ns"),
+        whole("completed_ns", "When the recorder saw that it had completed.", "ns"),
+        whole("timeout_ms", "Timeout of its group.", "ms"),
+        text("frame", "The call that launched it."),
     ),
-)  # fmt: skip
+)
 
 
 class FlightGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -332,8 +284,7 @@ class FlightDump(msgspec.Struct, frozen=True, kw_only=True):
     library: str = ""  # Version of NCCL or of the library used instead, empty if unknown.
     # Groups that the rank is a member of, by the recorder's name.
     groups: tuple[FlightGroup, ...] = ()
-    # Number of a group within the process to its progress.
-    status: dict[int, GroupStatus] = msgspec.field(default_factory=dict)
+    status: dict[int, GroupStatus] = {}  # Number of a group within the process to its progress.
     host: str = ""  # Host name, empty if unknown.
     # When the file was last written, ns since the epoch; None if unknown.
     written_ns: int | None = None

@@ -11,17 +11,15 @@ import numpy as np
 from msgspec.structs import force_setattr, replace
 from numpy.typing import NDArray
 
-from distprof.artefacts.rank_file import ErrorFile
-from distprof.artefacts.run_file import RunFile
+from distprof.artefacts.run_file import ErrorFile, RunFile
 from distprof.run.records import RecordSource
 from distprof.run.tables import RankTables
 from distprof.run.topology import ProcessGroup, Topology
-from distprof.schema import Int64Array, Table
+from distprof.schema import Bools, Floats, Int64Array, Table
 from distprof.terms import StepSource
 from distprof.units import name_ranks
 
 _T = TypeVar("_T")
-
 ANOTHER_JOB = "another-job"
 """A gap: data added to the recording belongs to another job."""
 
@@ -78,7 +76,7 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
     # the work.
     no_device: str = ""
     notes: tuple[str, ...] = ()  # Treatment of irregularities, one sentence each, at most a few.
-    # Key of an invariant (:mod:`distprof.join.soundness`) to what breaks it.
+    # Key of an invariant (:mod:`distprof.join.invariants`) to what breaks it.
     counts: Mapping[str, Count] = {}
     # Hash of a computation kernel's name to its number of launches and their duration in ns, for
     # the most frequent kernels.
@@ -155,8 +153,7 @@ class CollectiveMatches(msgspec.Struct, frozen=True, kw_only=True):
     kind: NDArray[np.int8]  # int8, shape ``(n,)``, a CollectiveKind.
     bytes: Int64Array  # int64, shape ``(n,)``, full buffer, or absent.
     method: NDArray[np.int8]  # int8, shape ``(n,)``, a MatchMethod.
-    # bool, shape ``(n,)``, whether every member of the group was found.
-    complete: NDArray[np.bool_]
+    complete: Bools  # bool, shape ``(n,)``, whether every member of the group was found.
     num_candidates: int  # Rows of all ranks that could have had a partner among the ranks present.
     # Candidates that are members of a complete instance, or of one that includes every rank
     # present.
@@ -180,7 +177,7 @@ class CollectiveMatches(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_matched / self.num_candidates if self.num_candidates else None
 
     @staticmethod
-    def none(notes: tuple[str, ...] = ()) -> CollectiveMatches:
+    def none() -> CollectiveMatches:
         """Matches without any instance, as for a single rank."""
         return CollectiveMatches(
             offsets=np.zeros(1, np.int64),
@@ -193,7 +190,6 @@ class CollectiveMatches(msgspec.Struct, frozen=True, kw_only=True):
             complete=np.empty(0, np.bool_),
             num_candidates=0,
             num_matched=0,
-            notes=notes,
         )
 
 
@@ -206,8 +202,8 @@ class ClockAlignment(msgspec.Struct, frozen=True, kw_only=True):
 
     domains: tuple[tuple[int, ...], ...]  # Ranks of each domain.
     names: tuple[str, ...]  # Name of each domain: the node, or ``rank N``.
-    offset_ns: NDArray[np.float64]  # float64 per domain, at ``reference_ns``.
-    drift_ratio: NDArray[np.float64]  # float64 per domain, dimensionless (20 ppm = 2e-5).
+    offset_ns: Floats  # float64 per domain, at ``reference_ns``.
+    drift_ratio: Floats  # float64 per domain, dimensionless (20 ppm = 2e-5).
     reference_ns: int  # Time on the own clocks at which the offsets hold.
     # int64 per domain: 95th percentile of the distance of its members' collective ends from the
     # common end, after correction; ABSENT if not measured.
@@ -224,7 +220,7 @@ class ClockAlignment(msgspec.Struct, frozen=True, kw_only=True):
     # Name of each node whose ranks turned out to have separate clocks, to the largest difference
     # between them.
     split_ns: Mapping[str, int] = {}
-    _domain_of: dict[int, int] = msgspec.field(default_factory=dict)
+    _domain_of: dict[int, int] = {}
 
     def __post_init__(self) -> None:
         index = {rank: i for i, ranks in enumerate(self.domains) for rank in ranks}
@@ -270,7 +266,7 @@ class CaptureWindow(msgspec.Struct, frozen=True, kw_only=True):
     # (then each rank's whole capture is one window).
     steps: tuple[int, ...]
     # Steps left out, with the reason, for example ``{10: "cut by the capture"}``.
-    dropped: Mapping[int, str] = msgspec.field(default_factory=dict)
+    dropped: Mapping[int, str] = {}
     # Time that all captures share / time that any of them covers, on the common clock; None for a
     # single rank or clocks that cannot be compared.
     overlap_ratio: float | None = None
@@ -293,14 +289,14 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     gaps: tuple[Gap, ...] = ()  # Missing or damaged evidence.
     job: RunFile | None = None  # The run.json of a run directory; None for bare traces.
     # Rank number to its probe records, including ranks that were not traced.
-    records: Mapping[int, RecordSource] = msgspec.field(default_factory=dict)
+    records: Mapping[int, RecordSource] = {}
     # Errors that stopped the Python code of ranks, in order of time.
     errors: tuple[ErrorFile, ...] = ()
     run_dir: str = ""  # The run directory, empty for bare traces.
     # Kind of log or table of the source, for display; empty for traces and run directories.
     origin: str = ""
     # Evidence from logs and tables by type, at most one of each: see :meth:`get`.
-    evidence: Mapping[type, Any] = msgspec.field(default_factory=dict)
+    evidence: Mapping[type, Any] = {}
 
     def __repr__(self) -> str:
         """One line, as the ranks hold whole tables."""

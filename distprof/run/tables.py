@@ -11,19 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.intervals import Intervals
-from distprof.schema import ABSENT, Column, Int64Array, Table, TableSchema
+from distprof.schema import ABSENT, Bools, Column, Int64Array, Table, TableSchema, text, whole
 from distprof.terms import ActivityKind
 
-_START = Column(name="start_ns", dtype="int64", unit="ns", doc="Start on the rank's own clock.")
-
-_END = Column(name="end_ns", dtype="int64", unit="ns", doc="End, never before the start.")
-
-_CORRELATION = Column(
-    name="correlation",
-    dtype="int64",
-    nullable=True,
-    doc="Links a GPU activity to the runtime call that launched it.",
-)
+_START = Column("start_ns", "int64", "Start on the rank's own clock.", unit="ns")
+_END = Column("end_ns", "int64", "End, never before the start.", unit="ns")
+_CORRELATION = whole("correlation", "Links a GPU activity to the runtime call that launched it.")
 
 ACTIVITY = TableSchema(
     name="activity",
@@ -35,19 +28,17 @@ ACTIVITY = TableSchema(
     columns=(
         _START,
         _END,
-        Column(name="name", dtype="category", doc="Kernel, copy or operator name."),
-        Column(name="kind", dtype="int8", doc="An ActivityKind."),
-        Column(name="stream", dtype="int64", nullable=True, doc="Stream; on CPU, a thread index."),
-        Column(name="device", dtype="int32", nullable=True, doc="GPU index."),
+        Column("name", "category", "Kernel, copy or operator name."),
+        Column("kind", "int8", "An ActivityKind."),
+        whole("stream", "Stream; on CPU, a thread index."),
+        Column("device", "int32", "GPU index.", nullable=True),
         _CORRELATION,
+        whole("bytes", "Bytes that a copy moves.", "B"),
         Column(
-            name="bytes", dtype="int64", unit="B", nullable=True, doc="Bytes that a copy moves."
-        ),
-        Column(
-            name="blocks",
-            dtype="int32",
+            "blocks",
+            "int32",
+            "Thread blocks in a kernel's grid, which is the size of its work.",
             nullable=True,
-            doc="Thread blocks in a kernel's grid, which is the size of its work.",
         ),
     ),
 )
@@ -61,13 +52,13 @@ HOST = TableSchema(
     columns=(
         _START,
         _END,
-        Column(name="name", dtype="category", doc="Operator, call or annotation name."),
+        Column("name", "category", "Operator, call or annotation name."),
         Column(
-            name="category",
-            dtype="category",
-            doc="cpu_op, runtime, driver, annotation, sync or the category that the trace names.",
+            "category",
+            "category",
+            "cpu_op, runtime, driver, annotation, sync or the category that the trace names.",
         ),
-        Column(name="thread", dtype="category", doc="Process and thread id, as pid/tid."),
+        Column("thread", "category", "Process and thread id, as pid/tid."),
         _CORRELATION,
     ),
 )
@@ -76,55 +67,34 @@ COLLECTIVES = TableSchema(
     name="collectives",
     doc="One row per communication operation of this rank, in order of start.",
     columns=(
-        Column(name="start_ns", dtype="int64", unit="ns", doc="Start of execution."),
-        Column(name="end_ns", dtype="int64", unit="ns", doc="End of execution."),
+        Column("start_ns", "int64", "Start of execution.", unit="ns"),
+        Column("end_ns", "int64", "End of execution.", unit="ns"),
         Column(
-            name="is_timed",
-            dtype="bool",
-            doc="Whether start and end are those of execution. False for sends and receives of "
+            "is_timed",
+            "bool",
+            "Whether start and end are those of execution. False for sends and receives of "
             "gloo: only the time of posting is known, and both columns hold it.",
         ),
-        Column(
-            name="enqueue_ns",
-            dtype="int64",
-            unit="ns",
-            nullable=True,
-            doc="When the CPU requested it: the launch call or the c10d operator.",
+        whole(
+            "enqueue_ns", "When the CPU requested it: the launch call or the c10d operator.", "ns"
         ),
-        Column(name="kind", dtype="int8", doc="A CollectiveKind."),
-        Column(name="kind_origin", dtype="int8", doc="An Origin: arguments or the kernel's name."),
-        Column(name="group", dtype="category", nullable=True, doc="Process group name."),
-        Column(
-            name="group_desc", dtype="category", nullable=True, doc="Process group description."
-        ),
-        Column(
-            name="group_ranks",
-            dtype="category",
-            nullable=True,
-            doc="Global ranks of the group, as folded ranges such as 0-3,8.",
-        ),
-        Column(
-            name="group_size", dtype="int32", nullable=True, doc="Number of ranks in the group."
-        ),
-        Column(name="group_origin", dtype="int8", doc="An Origin for the group columns."),
-        Column(name="seq", dtype="int64", nullable=True, doc="Sequence number in the group."),
-        Column(
-            name="dtype", dtype="category", nullable=True, doc="Element type as PyTorch names it."
-        ),
-        Column(
-            name="bytes",
-            dtype="int64",
-            unit="B",
-            nullable=True,
-            doc="Full (unsharded) buffer, as nccl-tests counts.",
-        ),
-        Column(name="bytes_origin", dtype="int8", doc="An Origin for bytes."),
-        Column(name="peer", dtype="int32", nullable=True, doc="Global rank of the other end."),
-        Column(name="in_splits", dtype="category", nullable=True, doc="Input split sizes, 1,2,…"),
-        Column(name="out_splits", dtype="category", nullable=True, doc="Output split sizes."),
-        Column(name="stream", dtype="int64", nullable=True, doc="Stream it ran on."),
+        Column("kind", "int8", "A CollectiveKind."),
+        Column("kind_origin", "int8", "An Origin: arguments or the kernel's name."),
+        text("group", "Process group name."),
+        text("group_desc", "Process group description."),
+        text("group_ranks", "Global ranks of the group, as folded ranges such as 0-3,8."),
+        Column("group_size", "int32", "Number of ranks in the group.", nullable=True),
+        Column("group_origin", "int8", "An Origin for the group columns."),
+        whole("seq", "Sequence number in the group."),
+        text("dtype", "Element type as PyTorch names it."),
+        whole("bytes", "Full (unsharded) buffer, as nccl-tests counts.", "B"),
+        Column("bytes_origin", "int8", "An Origin for bytes."),
+        Column("peer", "int32", "Global rank of the other end.", nullable=True),
+        text("in_splits", "Input split sizes, 1,2,…"),
+        text("out_splits", "Output split sizes."),
+        whole("stream", "Stream it ran on."),
         _CORRELATION,
-        Column(name="name", dtype="category", doc="Name of the activity."),
+        Column("name", "category", "Name of the activity."),
     ),
 )
 
@@ -132,10 +102,10 @@ STEPS = TableSchema(
     name="steps",
     doc="Training steps in order of time, or the whole capture if it has no step marks.",
     columns=(
-        Column(name="step", dtype="int64", doc="Step number of the profiler, otherwise 0, 1, 2, …"),
+        Column("step", "int64", "Step number of the profiler, otherwise 0, 1, 2, …"),
         _START,
         _END,
-        Column(name="complete", dtype="bool", doc="False if the capture cut the step."),
+        Column("complete", "bool", "False if the capture cut the step."),
     ),
 )
 
@@ -164,18 +134,16 @@ def intervals_of(table: Table) -> Intervals:
 # Small codes for integer columns, without sorting the rows ----------------------------------------
 
 Number = TypeVar("Number", bound=np.integer[Any])
-
 _SMALL_TABLE = 1 << 10
-
 _MAX_TABLE = 1 << 24  # entries of a lookup table; above this, rows are sorted
 
 
-def among(values: Int64Array, ordered: Int64Array) -> NDArray[np.bool_]:
+def among(values: Int64Array, ordered: Int64Array) -> Bools:
     """Whether each value is among others, which ascend."""
     if len(ordered) == 0:
         return np.zeros(len(values), dtype=np.bool_)
     at = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
-    found: NDArray[np.bool_] = ordered[at] == values
+    found: Bools = ordered[at] == values
     return found
 
 
@@ -253,25 +221,32 @@ def order_of_codes(codes: Int64Array, count: int) -> Int64Array:
     return order
 
 
+def parts_by(values: NDArray[Any], rows: Int64Array) -> dict[int, Int64Array]:
+    """The parts of ``rows`` with equal values, by ascending value; rows keep their order."""
+    if not len(rows):
+        return {}
+    found, code = encode(values)
+    parts = np.split(rows[order_of_codes(code, len(found))], np.cumsum(np.bincount(code))[:-1])
+    return dict(zip(found.tolist(), parts, strict=True))
+
+
 # Launch call of each GPU activity, joined by correlation id ---------------------------------------
 
 NO_THREAD = -1
-
 CALL_CATEGORIES = ("runtime", "driver")
 
 
 class Launches(msgspec.Struct, frozen=True, kw_only=True):
     """The launch call of each activity; arrays as long as the activities."""
 
-    # Whether the launch was recorded. The other columns hold ABSENT if it was not.
-    known: NDArray[np.bool_]
+    known: Bools  # Whether the launch was recorded. The other columns hold ABSENT if it was not.
     row: Int64Array  # Row of the call in HOST.
     start: Int64Array  # Start of the call.
     end: Int64Array  # End of the call.
     thread: NDArray[np.int32]  # Code of the calling thread in HOST's ``thread`` column.
 
 
-def main_stream(work: Table) -> NDArray[np.bool_]:
+def main_stream(work: Table) -> Bools:
     """Mask of the activities on the stream that computes most, or is busiest if none computes."""
     if len(work) == 0:
         return np.zeros(0, np.bool_)
@@ -281,7 +256,7 @@ def main_stream(work: Table) -> NDArray[np.bool_]:
     if computing.any():
         busy = np.where(computing, busy, 0.0)
     totals = np.bincount(which, weights=busy, minlength=len(streams))
-    mask: NDArray[np.bool_] = which == int(totals.argmax())
+    mask: Bools = which == int(totals.argmax())
     return mask
 
 
@@ -294,7 +269,9 @@ def join_launches(correlation: Int64Array, host: Table) -> Launches:
     """
     known, row = _find_calls(correlation, host)
     if not known.any():
-        return _nothing_known(len(row))
+        absent = np.full(len(row), ABSENT, np.int64)
+        thread = np.full(len(row), NO_THREAD, np.int32)
+        return Launches(known=known, row=absent, start=absent, end=absent, thread=thread)
     unknown = ~known
 
     def of_call(values: NDArray[Number]) -> NDArray[Number]:
@@ -311,12 +288,12 @@ def join_launches(correlation: Int64Array, host: Table) -> Launches:
     )
 
 
-def have_launches(correlation: Int64Array, host: Table) -> NDArray[np.bool_]:
+def have_launches(correlation: Int64Array, host: Table) -> Bools:
     """Mask of the activities whose launch call :func:`join_launches` finds."""
     return _find_calls(correlation, host)[0]
 
 
-def _find_calls(correlation: Int64Array, host: Table) -> tuple[NDArray[np.bool_], Int64Array]:
+def _find_calls(correlation: Int64Array, host: Table) -> tuple[Bools, Int64Array]:
     """Whether each activity's launch call is known, and its row, ABSENT if unknown."""
     calls = _calls_by_correlation(host)
     if len(calls) == 0:
@@ -341,32 +318,17 @@ def _calls_by_correlation(host: Table) -> NDArray[np.int32]:
     Tables never change and are queried several times, so the result is cached for the lifetime of
     the table.
     """
-    known = _calls_of.get(host)
-    if known is None:
-        known = _calls_of[host] = _sorted_calls(host)
-    return known
-
-
-def _sorted_calls(host: Table) -> NDArray[np.int32]:
+    if (known := _calls_of.get(host)) is not None:
+        return known
     is_call = host.coded("category").isin(CALL_CATEGORIES)
     is_call &= host["correlation"] > 0
     rows = np.flatnonzero(is_call).astype(np.int32)
     ids = host["correlation"][rows]
-    if len(ids) < 2 or (ids[1:] > ids[:-1]).all():
-        return rows
-    order = np.argsort(ids, kind="stable")  # fast: ids ascend within each thread
-    ordered = ids[order]
-    if (ordered[1:] == ordered[:-1]).any():
-        order = np.lexsort((host["start_ns"][rows], ids))
-    return rows[order]
-
-
-def _nothing_known(size: int) -> Launches:
-    absent = np.full(size, ABSENT, dtype=np.int64)
-    return Launches(
-        known=np.zeros(size, dtype=np.bool_),
-        row=absent,
-        start=absent,
-        end=absent,
-        thread=np.full(size, NO_THREAD, dtype=np.int32),
-    )
+    if not (ids[1:] > ids[:-1]).all():
+        order = np.argsort(ids, kind="stable")  # fast: ids ascend within each thread
+        ordered = ids[order]
+        if (ordered[1:] == ordered[:-1]).any():
+            order = np.lexsort((host["start_ns"][rows], ids))
+        rows = rows[order]
+    _calls_of[host] = rows
+    return rows

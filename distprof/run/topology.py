@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from itertools import product
 from math import prod
 from typing import Literal
 from weakref import WeakValueDictionary
@@ -70,11 +72,8 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _node_by_rank(self) -> dict[int, str]:
-        found: dict[int, str] = {}
-        for name, ranks in self.nodes.items():
-            for rank in ranks:
-                found.setdefault(rank, name)
-        return found
+        nodes = reversed(list(self.nodes.items()))  # a rank in several nodes is in the first
+        return {rank: name for name, ranks in nodes for rank in ranks}
 
 
 # Mesh axes from the names of groups ---------------------------------------------------------------
@@ -127,18 +126,20 @@ class GroupNames:
     """
 
     def __init__(self, groups: Sequence[ProcessGroup]) -> None:
-        families: dict[tuple[int, ...], list[ProcessGroup]] = {}
+        families: dict[tuple[int, ...], list[ProcessGroup]] = defaultdict(list)
         for group in groups:
             if is_unnamed(group) and group.ranks:
-                apart = tuple(rank - group.ranks[0] for rank in group.ranks)
-                families.setdefault(apart, []).append(group)
+                families[tuple(rank - group.ranks[0] for rank in group.ranks)].append(group)
         self._exact: dict[tuple[str, str], str] = {}
-        by_name: dict[str, set[str]] = {}
+        by_name: dict[str, set[str]] = defaultdict(set)
         for family in families.values():
-            text = _family_text(sorted({group.ranks for group in family}))
+            first, *others = map(fold_ranks, sorted({group.ranks for group in family}))
+            text = f"ranks {first}" + (f" and {others[0]}" if len(others) == 1 else "")
+            if len(others) > 1:
+                text += f", {others[0]} and {len(others) - 1} more"
             for group in family:
                 self._exact[group.name, fold_ranks(group.ranks)] = text
-                by_name.setdefault(group.name, set()).add(text)
+                by_name[group.name].add(text)
         for group in groups:
             if not is_unnamed(group):
                 by_name.pop(group.name, None)
@@ -152,15 +153,6 @@ class GroupNames:
 def is_unnamed(group: ProcessGroup) -> bool:
     """Whether a group other than the world has no description, so that its name is a number."""
     return group.axis is not MeshAxis.WORLD and group.description in ("", "undefined")
-
-
-def _family_text(members: Sequence[tuple[int, ...]]) -> str:
-    first, *others = map(fold_ranks, members)
-    if not others:
-        return f"ranks {first}"
-    if len(others) == 1:
-        return f"ranks {first} and {others[0]}"
-    return f"ranks {first}, {others[0]} and {len(others) - 1} more"
 
 
 # The job according to run.json --------------------------------------------------------------------
@@ -180,20 +172,19 @@ def nodes_of_job(job: RunFile) -> Mapping[str, tuple[int, ...]]:
     A node has the name of its host, or its number if several nodes have the same host name, as
     nodes emulated on one machine do.
     """
-    ranks: dict[int, list[int]] = {}
-    hosts: dict[int, set[str]] = {}
+    ranks: dict[int, set[int]] = defaultdict(set)
+    hosts: dict[int, set[str]] = defaultdict(set)
     for entry in job.ranks:
         if entry.node is not None:
-            ranks.setdefault(entry.node, []).append(entry.rank)
-            hosts.setdefault(entry.node, set()).add(entry.host)
+            ranks[entry.node].add(entry.rank)
+            hosts[entry.node].add(entry.host)
     names = {node: next(iter(seen)) if len(seen) == 1 else "" for node, seen in hosts.items()}
-    used = list(names.values())
-    return {
-        (names[node] if used.count(names[node]) == 1 and names[node] else f"node{node}"): tuple(
-            sorted(set(ranks[node]))
-        )
-        for node in sorted(ranks)
-    }
+    used = Counter(names.values())
+    nodes = {}
+    for node in sorted(ranks):
+        is_unique = names[node] and used[names[node]] == 1
+        nodes[names[node] if is_unique else f"node{node}"] = tuple(sorted(ranks[node]))
+    return nodes
 
 
 def coordinates_of(job: RunFile) -> Mapping[int, Mapping[str, int]]:
@@ -206,7 +197,10 @@ def coordinates_of(job: RunFile) -> Mapping[int, Mapping[str, int]]:
     size = world_size_of_job(job)
     if size is None or not job.mesh or prod(job.mesh.values()) != size:
         return recorded
-    return {rank: recorded.get(rank) or _implied(rank, job.mesh) for rank in range(size)}
+    return {
+        rank: recorded.get(rank) or dict(zip(job.mesh, indices, strict=True))
+        for rank, indices in enumerate(product(*map(range, job.mesh.values())))
+    }
 
 
 def with_axis(group: ProcessGroup, places: Mapping[int, Mapping[str, int]]) -> ProcessGroup:
@@ -229,10 +223,3 @@ def with_axis(group: ProcessGroup, places: Mapping[int, Mapping[str, int]]) -> P
     if len(varying) != 1 or not varying <= known:
         return group
     return replace(group, axis=MeshAxis(varying.pop()))
-
-
-def _implied(rank: int, mesh: Mapping[str, int]) -> dict[str, int]:
-    place: dict[str, int] = {}
-    for axis in reversed(list(mesh)):
-        rank, place[axis] = divmod(rank, mesh[axis])
-    return place

@@ -26,8 +26,8 @@ from msgspec.structs import fields
 from distprof import sections
 from distprof.artefacts.fabric_file import FabricFile
 from distprof.config import TopologyConfig
-from distprof.costs.trained_model import TrainedModel
-from distprof.hardware.sheet import Sheet
+from distprof.costs.transformer import TrainedModel
+from distprof.hardware import Sheet
 from distprof.run.run import Run
 from distprof.sections.base import Result
 from distprof.sections.context import Detail, ProbeRecords, RankAnalyses

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.join import blocks
-from distprof.join.blocks import blocks_of, index_type, joined, spans
+from distprof.join import waits
+from distprof.join.waits import blocks_of, index_type, joined, spans
 from distprof.run.run import CollectiveMatches, Rank, Run
 from distprof.run.tables import distinct
 from distprof.run.topology import ProcessGroup
@@ -183,7 +183,7 @@ def segment_median(
     the segments; None for the values in order.
     """
     result = np.zeros(len(offsets) - 1, dtype=np.int64)
-    for segments, positions in by_size(offsets, blocks.BLOCK):
+    for segments, positions in by_size(offsets, waits.BLOCK):
         elements = values[positions if rows is None else rows[positions]]
         middle = np.median(elements, axis=1, overwrite_input=True)
         result[segments] = np.floor(middle).astype(np.int64)

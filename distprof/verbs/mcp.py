@@ -193,7 +193,7 @@ class Tools:
 
     def _report(self, path: str) -> Report:
         """The saved report of a run, or else a new analysis."""
-        from distprof.artefacts.cache_place import cache_root
+        from distprof.artefacts.files import cache_root
         from distprof.verbs.summaries import open_report
 
         return open_report(self._root.find(path), cache_dir=cache_root(None, None))

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from distprof.artefacts.settings_file import ThreadSettings
+from distprof.artefacts.run_file import ThreadSettings
 from distprof.units import fold_ranks
 
 _STAT = Path("/proc/stat")

@@ -15,8 +15,16 @@ import msgspec
 
 from distprof.artefacts import ERROR_FILE, RANK_FILE, RUN_FILE
 from distprof.artefacts.files import write_atomically
-from distprof.artefacts.rank_file import ErrorFile, RankFile, with_ranks
-from distprof.artefacts.run_file import Coverage, Outcome, Overhead, ProbeStatus, RunFile
+from distprof.artefacts.run_file import (
+    Coverage,
+    ErrorFile,
+    Outcome,
+    Overhead,
+    ProbeStatus,
+    RankFile,
+    RunFile,
+    with_ranks,
+)
 from distprof_probes.environment import (
     Placement,
     allowed_environment,

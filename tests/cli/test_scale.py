@@ -9,7 +9,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from distprof.artefacts.sweep_file import SWEEP_FILE
+from distprof.artefacts.summary_file import SWEEP_FILE
 from distprof.cli.app import main
 from distprof.verbs.sweep import running
 from distprof.verbs.sweep.running import locked

@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from distprof import verbs
-from distprof.artefacts.baseline_file import Acknowledged
+from distprof.artefacts.summary_file import Acknowledged
 from distprof.documents.document import Document
 from distprof.errors import InputError, SchemaError, UsageError
 from distprof.formats import RenderOptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distprof.costs import parallelism as volumes
+from distprof.costs import collectives as volumes
 
 
 def test_tensor_parallelism_of_gpt3():

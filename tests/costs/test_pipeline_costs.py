@@ -1,6 +1,5 @@
 """Closed forms of pipeline bubbles against the numbers that the formula sheet prints."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,8 +30,7 @@ def test_overhead_of_the_formula_sheet(stages, micro_batches, overhead_percent):
 
 
 def test_four_times_as_many_micro_batches_as_stages_keep_the_fraction_below_a_fifth():
-    stages = np.arange(1, 129)
-    assert bubble_fraction(stages, 4 * stages).max() < 0.2
+    assert max(bubble_fraction(stages, 4 * stages) for stages in range(1, 129)) < 0.2
 
 
 def test_virtual_stages_divide_the_overhead():
@@ -42,11 +40,6 @@ def test_virtual_stages_divide_the_overhead():
 def test_one_stage_has_no_bubble():
     assert bubble_fraction(1, 5) == 0.0
     assert zero_bubble_idle("1f1b", 1, 10, 10, 10) == 0.0
-
-
-def test_arrays_broadcast():
-    found = bubble_fraction(np.array([[2], [4]]), np.array([1, 3]))
-    assert found.tolist() == [[1 / 2, 1 / 4], [3 / 4, 3 / 6]]
 
 
 @given(st.integers(1, 64), st.integers(1, 256), st.integers(1, 8))
@@ -77,10 +70,12 @@ def test_idle_of_dualpipe():
 
 
 def test_micro_batches_in_flight():
-    stages = np.arange(4)
-    assert in_flight("gpipe", 4, 16, stages).tolist() == [16, 16, 16, 16]
-    assert in_flight("1f1b", 4, 16, stages).tolist() == [4, 3, 2, 1]
-    assert in_flight("1f1b", 4, 2, stages).tolist() == [2, 2, 2, 1]
+    for schedule, batches, expected in (
+        ("gpipe", 16, [16, 16, 16, 16]),
+        ("1f1b", 16, [4, 3, 2, 1]),
+        ("1f1b", 2, [2, 2, 2, 1]),
+    ):
+        assert [in_flight(schedule, 4, batches, stage) for stage in range(4)] == expected
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distprof.costs import roofline
-from distprof.costs.transformer import training_flop_per_token
+from distprof.costs import transformer as roofline
 
 
 @pytest.mark.parametrize(
@@ -44,11 +43,3 @@ def test_mfu_divides_by_all_gpus_dense_peak():
     assert roofline.flop_utilisation(989e12, 2.0, 1, 989e12) == 0.5
     with pytest.raises(ValueError, match="0 GPUs"):
         roofline.flop_utilisation(1, 1, 0, 1)
-
-
-def test_flop_per_token():
-    assert training_flop_per_token(7e9) == 42e9
-    assert training_flop_per_token(7e9, full_recomputation=True) == pytest.approx(56e9)
-    with_attention = training_flop_per_token(0, layers=2, hidden=10, sequence=100)
-    assert with_attention == 24000
-    assert training_flop_per_token(0, layers=2, hidden=10, sequence=100, causal=True) == 12000

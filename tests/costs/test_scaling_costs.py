@@ -14,7 +14,6 @@ from distprof.costs.scaling import (
     fit_scaling,
     gustafson_speedup,
     peak_ranks,
-    strong_speedup,
     throughput_speedup,
     usl_speedup,
 )
@@ -24,8 +23,8 @@ SIZES = np.repeat([1, 2, 4, 8, 16], 5)
 
 
 def test_speed_ups_of_the_formula_sheet():
-    assert strong_speedup(100, 28) == pytest.approx(3.57, abs=0.005)
-    assert strong_speedup(100, 28) / 4 == pytest.approx(0.893, abs=0.0005)
+    assert throughput_speedup(1 / 100, 1 / 28) == pytest.approx(3.57, abs=0.005)
+    assert throughput_speedup(1 / 100, 1 / 28) / 4 == pytest.approx(0.893, abs=0.0005)
     for ranks, speedup, efficiency in ((2, 1.9, 0.95), (4, 3.7, 0.925), (8, 7.2, 0.9)):
         assert throughput_speedup(10, 10 * speedup) / ranks == pytest.approx(efficiency)
 
@@ -33,7 +32,7 @@ def test_speed_ups_of_the_formula_sheet():
 @pytest.mark.parametrize("times", [(0, 1), (1, 0), (-1, 1), (1, math.nan)])
 def test_a_time_that_is_not_positive_has_no_speed_up(times):
     with pytest.raises(ValueError, match="positive"):
-        strong_speedup(*times)
+        throughput_speedup(*times)
 
 
 def test_laws_by_hand():
@@ -65,7 +64,7 @@ def test_an_exact_sweep_gives_its_parameters_back_whatever_its_smallest_size(
     fit = fit_scaling("usl", sizes, base * usl_speedup(sizes, sigma, kappa))
     assert [p.value for p in fit.parameters] == pytest.approx([sigma, kappa], abs=2e-4)
     assert all(p.low <= p.value <= p.high for p in fit.parameters)
-    assert fit.efficiency(64).value == pytest.approx(
+    assert fit.relative_efficiency(64, 1).value == pytest.approx(
         float(usl_speedup(64, sigma, kappa)) / 64, abs=5e-3
     )
 
@@ -90,7 +89,7 @@ def test_intervals_hold_the_truth_also_where_a_parameter_is_nothing(law, truth):
     for _ in range(150):
         fit = fit_scaling(law, SIZES, exact * np.exp(0.03 * random.standard_normal(len(SIZES))))
         hits += [p.low <= t <= p.high for p, t in zip(fit.parameters, truth, strict=True)]
-        band = fit.efficiency(64)
+        band = fit.relative_efficiency(64, 1)
         beyond += band.low <= float(SPEEDUP[law](64, *truth)) / 64 <= band.high
     assert (hits / 150 >= 0.91).all()  # 0.95 less two standard errors; benchmarks judge by 1,000
     assert beyond / 150 >= 0.91
@@ -105,7 +104,7 @@ def test_intervals_narrow_with_less_noise_and_the_band_widens_with_distance():
     )
     for loose, tight in zip(wide.parameters, narrow.parameters, strict=True):
         assert tight.high - tight.low < 0.3 * (loose.high - loose.low)
-    bands = [narrow.efficiency(n) for n in (16, 32, 64)]
+    bands = [narrow.relative_efficiency(n, 1) for n in (16, 32, 64)]
     assert [b.high - b.low for b in bands] == sorted(b.high - b.low for b in bands)
 
 
@@ -160,5 +159,5 @@ def test_wild_sweeps_stay_inside_the_law():
             fit = fit_scaling(law, sizes, values)
             for p in fit.parameters:
                 assert 0 <= p.low <= p.value <= p.high
-            band = fit.efficiency(128)
+            band = fit.relative_efficiency(128, 1)
             assert 0 <= band.low <= band.value <= band.high <= 1

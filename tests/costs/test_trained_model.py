@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.costs.trained_model import TrainedModel
+from distprof.costs.transformer import TrainedModel
 from distprof.sections.efficiency.models import preset
 
 

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.hardware import load_sheet
-from distprof.hardware.sheet import recognise_gpu
+from distprof.hardware import load_sheet, recognise_gpu
 
 SHEET = load_sheet()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from distprof.artefacts.cache_place import cache_root
+from distprof.artefacts.files import cache_root
 from distprof.ingest.cache.entries import (
     CacheKey,
     EntryWriter,

@@ -16,7 +16,7 @@ from distprof.ingest.executor import (
     map_each,
     running,
 )
-from distprof.processors import available_processors
+from distprof.kernel import available_processors
 from tests.ingest import work
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "kineto"

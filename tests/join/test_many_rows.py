@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from benchmarks import cross_rank
-from distprof.join import blocks, matching, shifts, waits
+from distprof.join import matching, shifts, waits
 from distprof.join.alignment import align_clocks
 from distprof.join.instances import NO_STEP
 from distprof.join.matching import match_collectives
@@ -73,7 +73,7 @@ def test_group_by_group_or_at_once(seed: int, with_seq: bool) -> None:
         ranks[0] = structs.replace(ranks[0], collectives=table.with_columns(seq=off))
     whole = matched(ranks)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "BLOCK", 7)
+        patch.setattr(waits, "BLOCK", 7)
         assert_same(matched(ranks), whole)
 
 
@@ -88,7 +88,7 @@ def test_some_instances_at_a_time_or_all(seed: int, block: int, is_torn: bool) -
         ranks[1] = structs.replace(ranks[1], collectives=table.with_columns(**off))
     whole = joined_by_time(ranks)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "BLOCK", block)
+        patch.setattr(waits, "BLOCK", block)
         patch.setattr(waits, "_MAX_PAIRS", 0)  # pairs are sorted then
         assert joined_by_time(ranks) == whole
 
@@ -116,7 +116,7 @@ def test_columns_joined(seed: int) -> None:
         else dice.integers(0, 3, dice.integers(4))
         for _ in range(dice.integers(1, 4))
     ]
-    column = blocks.joined(parts)
+    column = waits.joined(parts)
     assert column.tolist() == np.concatenate(parts).tolist()
     some = [part for part in parts if len(part)]
     of_one_value = all(part.strides == (0,) and part[0] == some[0][0] for part in some)
@@ -129,9 +129,9 @@ def test_positions_by_code(seed: int, block: int) -> None:
     codes = dice.integers(0, dice.integers(1, 6), dice.integers(0, 40)).astype(np.int32)
     chosen, lookup = dice.random(len(codes)) < 0.7, dice.integers(0, 3, 6)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "BLOCK", block)
-        found = blocks.positions_by_code(codes)
-        other = blocks.positions_by_code(codes, chosen, lookup)
+        patch.setattr(waits, "BLOCK", block)
+        found = waits.positions_by_code(codes)
+        other = waits.positions_by_code(codes, chosen, lookup)
     for number, positions in enumerate(found):
         assert positions.tolist() == np.flatnonzero(codes == number).tolist()
     for number, positions in enumerate(other):
@@ -248,7 +248,7 @@ Twice as many rows may take no more per row: blocks are small here, as they are 
 
 @pytest.mark.parametrize("num_ranks", [32, 64])
 def test_memory_of_each_collective(num_ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "BLOCK", 1 << 12)
+    monkeypatch.setattr(waits, "BLOCK", 1 << 12)
     ranks = cross_rank.make_ranks(num_ranks, 1_500, with_seq=True, seed=0)
     cross_rank.measure(ranks)  # what is imported and cached is not of any size
     tracemalloc.start()

@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from distprof.join.soundness.across import lacking_rows
-from distprof.join.soundness.invariants import broken
+from distprof.join.invariants import broken
+from distprof.join.lacking import lacking_rows
 from distprof.run.run import Count
 from tests.builders import RankBuilder
 

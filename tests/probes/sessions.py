@@ -12,9 +12,8 @@ from distprof_probes.probe import Probe, Recording
 from distprof_probes.session import Session
 
 from distprof.artefacts import RANK_FILE, STEPS_FILE
-from distprof.artefacts.rank_file import RankFile
 from distprof.artefacts.records import StepRecord
-from distprof.artefacts.run_file import ProbeStatus
+from distprof.artefacts.run_file import ProbeStatus, RankFile
 
 QUIET = ProbeOptions(mode="always-on", measure_overhead=False)
 

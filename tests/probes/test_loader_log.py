@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from distprof_probes.probes.loader_log import MAX_LOADERS, LoaderLog, checksum_of
 
-from distprof.artefacts.settings_file import LoaderSettings
+from distprof.artefacts.run_file import LoaderSettings
 
 torch = pytest.importorskip("torch")
 data = torch.utils.data

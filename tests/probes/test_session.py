@@ -16,8 +16,7 @@ import pytest
 from distprof_probes.options import ProbeOptions
 from distprof_probes.probe import Unavailable, Yielded
 
-from distprof.artefacts.rank_file import ErrorFile
-from distprof.artefacts.run_file import RunFile
+from distprof.artefacts.run_file import ErrorFile, RunFile
 from distprof.errors import UsageError
 from tests.probes.sessions import (
     QUIET,

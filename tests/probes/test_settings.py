@@ -15,7 +15,7 @@ import pytest
 from distprof_probes.probes import torch_objects
 from distprof_probes.probes.settings import SettingsProbe
 
-from distprof.artefacts.settings_file import SettingsFile
+from distprof.artefacts.run_file import SettingsFile
 from tests.probes.sessions import open_session, status_of
 
 torch = pytest.importorskip("torch")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from distprof.artefacts import cache_place
+from distprof.artefacts import files
 from distprof.cli import main
 from distprof.ingest.cache.entries import CacheKey
 from distprof.ingest.cache.tables_file import Part, TablesReader, TablesWriter
@@ -82,22 +82,22 @@ def test_local_traces_share_tables_by_their_content(s3, machine, tmp_path):
 
 
 def test_the_environment_names_it_too(s3, monkeypatch):
-    monkeypatch.setenv(cache_place.CACHE_ENVIRONMENT, URL)
+    monkeypatch.setenv(files.CACHE_ENVIRONMENT, URL)
     open_run(str(GLOO), IngestOptions())
     assert len(entries(s3)) == 2
 
 
 def test_a_run_directory_keeps_its_own_cache_unless_a_shared_one_is_named(tmp_path, monkeypatch):
     (tmp_path / "run.json").write_text("{}")
-    monkeypatch.setenv(cache_place.CACHE_ENVIRONMENT, URL)
-    assert cache_place.shared_url(tmp_path, None) == ""
-    assert cache_place.cache_root(tmp_path, None) == tmp_path / "cache"
-    assert cache_place.shared_url(tmp_path, URL) == URL
-    assert cache_place.cache_root(tmp_path, URL).parent.name == "distprof"
+    monkeypatch.setenv(files.CACHE_ENVIRONMENT, URL)
+    assert files.shared_url(tmp_path, None) == ""
+    assert files.cache_root(tmp_path, None) == tmp_path / "cache"
+    assert files.shared_url(tmp_path, URL) == URL
+    assert files.cache_root(tmp_path, URL).parent.name == "distprof"
 
 
 def test_without_a_cache_nothing_is_stored(s3, monkeypatch):
-    monkeypatch.setenv(cache_place.CACHE_ENVIRONMENT, URL)
+    monkeypatch.setenv(files.CACHE_ENVIRONMENT, URL)
     open_run(str(GLOO), IngestOptions(use_cache=False))
     assert entries(s3) == []
 

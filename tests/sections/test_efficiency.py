@@ -9,7 +9,7 @@ import distprof
 from distprof.artefacts import STEPS_FILE
 from distprof.artefacts.records import MemoryRecord, StepRecord
 from distprof.config import parse_config
-from distprof.costs.trained_model import TrainedModel
+from distprof.costs.transformer import TrainedModel
 from distprof.hardware import load_sheet
 from distprof.sections.efficiency.measure import analyze_efficiency
 from distprof.sections.efficiency.models import preset

@@ -2,12 +2,13 @@
 
 import pytest
 
-from distprof.artefacts.run_file import RankEntry, RunFile
-from distprof.artefacts.settings_file import (
+from distprof.artefacts.run_file import (
     DdpSettings,
     FsdpSettings,
     LoaderSettings,
     OptimizerSettings,
+    RankEntry,
+    RunFile,
     SettingsFile,
     ThreadSettings,
 )

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from distprof.documentation import is_web_address
 from distprof.documents.html.blocks import (
     EMPTY,
     Markup,
@@ -21,6 +20,7 @@ from distprof.documents.html.blocks import (
 from distprof.documents.page import Priced
 from distprof.errors import UsageError
 from distprof.escape import short_ranks
+from distprof.installed import is_web_address
 from distprof.rules.base import Finding
 
 if TYPE_CHECKING:

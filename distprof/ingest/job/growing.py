@@ -27,7 +27,6 @@ from distprof.artefacts import (
     RUN_FILE,
     STEPS_FILE,
 )
-from distprof.artefacts.rank_file import AttachFile, ErrorFile, RankFile
 from distprof.artefacts.records import (
     CollectivesRecord,
     Header,
@@ -36,7 +35,7 @@ from distprof.artefacts.records import (
     Pause,
     StepRecord,
 )
-from distprof.artefacts.run_file import ExitFile, RunFile
+from distprof.artefacts.run_file import AttachFile, ErrorFile, ExitFile, RankFile, RunFile
 from distprof.bounds import Bound, open_plain, read_plain
 from distprof.ingest.job.rank_folder import BROKEN, MAX_LINE_BYTES
 

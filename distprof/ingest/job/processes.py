@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from distprof.artefacts.rank_file import AttachFile
+from distprof.artefacts.run_file import AttachFile
 
 
 def is_running(process: AttachFile) -> bool | None:

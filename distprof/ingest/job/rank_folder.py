@@ -34,7 +34,7 @@ from distprof.artefacts.records import (
     Pause,
     StepRecord,
 )
-from distprof.artefacts.settings_file import SettingsFile
+from distprof.artefacts.run_file import SettingsFile
 from distprof.bounds import Bound, decode_json
 from distprof.ingest.files import Folder
 from distprof.run.records import (

@@ -16,7 +16,7 @@ from distprof.ingest.files import DAMAGE, begins_object, opened, paths_of_logs, 
 from distprof.ingest.kinds import training_log
 from distprof.ingest.kinds.device_log import fits_device_log
 from distprof.ingest.source import Source
-from distprof.run.job_output import JobOutput
+from distprof.run.logs import JobOutput
 from distprof.run.run import Run
 
 MAX_FILES = 20_000

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from distprof.ingest.files import DAMAGE, Blocks, opened
 from distprof.ingest.output.expressions import Expression, signs
 from distprof.ingest.output.stacks import stacks_in
-from distprof.run.job_output import JobOutput, OutputEvent, OutputStack
+from distprof.run.logs import JobOutput, OutputEvent, OutputStack
 from distprof.run.topology import DEFAULT_GROUPS
 
 MAX_EVENTS = 20_000

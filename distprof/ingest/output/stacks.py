@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from distprof.artefacts.stacks import FRAME, LIBRARY, main_stack
+from distprof.artefacts.records import FRAME, LIBRARY, main_stack
 
 MAX_CALLS = 30
 _MAX_TEXT = 300

@@ -20,7 +20,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from distprof.artefacts.throttling import throttle_reasons
+from distprof.artefacts.records import throttle_reasons
 from distprof.run.logs import (
     Clock,
     DeviceEvent,

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from distprof.run.logs import Float64Array, TrainingFacts, TrainingLog
-from distprof.schema import ABSENT, Int64Array
+from distprof.run.logs import TrainingFacts, TrainingLog
+from distprof.schema import ABSENT, Floats, Int64Array
 from distprof.units import NS_PER_MS, NS_PER_S
 
 MAX_ROWS = 500_000
@@ -340,5 +340,5 @@ def _ints(values: object) -> Int64Array:
     )
 
 
-def _floats(values: Sequence[float | None]) -> Float64Array:
+def _floats(values: Sequence[float | None]) -> Floats:
     return np.array([np.nan if value is None else value for value in values], np.float64)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.costs.collectives import bus_factor
-from distprof.join.inspected import Compared, compared
+from distprof.join.nccl import Compared, compared
 from distprof.run.evidence import InspectedClass, InspectorLog
 from distprof.run.run import Run
 from distprof.schema import Int64Array

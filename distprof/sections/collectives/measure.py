@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from distprof.artefacts.fabric_file import FabricFile
 from distprof.costs.collectives import bus_factor
 from distprof.costs.fabric import expected_busbw
-from distprof.join.blocks import blocks_of, positions_by_code, spans
+from distprof.join.waits import blocks_of, positions_by_code, spans
 from distprof.run.run import Rank, Run
 from distprof.run.tables import DistinctRows, encode
 from distprof.run.topology import GroupNames, ProcessGroup, Topology, is_unnamed

@@ -13,10 +13,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from distprof.costs.memory import activation_bytes_per_token, model_state_bytes
-from distprof.costs.roofline import bound_with_overlap, flop_utilisation, regime, ridge
-from distprof.costs.trained_model import TrainedModel
-from distprof.hardware.sheet import Gpu, Sheet, recognise_gpu
+from distprof.costs.transformer import (
+    TrainedModel,
+    activation_bytes_per_token,
+    bound_with_overlap,
+    flop_utilisation,
+    model_state_bytes,
+    regime,
+    ridge,
+)
+from distprof.hardware import Gpu, Sheet, recognise_gpu
 from distprof.run.run import Run
 from distprof.run.topology import coordinates_of
 from distprof.sections.collectives.result import CollectivesResult

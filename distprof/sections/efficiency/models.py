@@ -24,8 +24,7 @@ from msgspec.structs import replace
 
 from distprof.artefacts.run_file import RunFile
 from distprof.config import ModelConfig, ModelShape
-from distprof.costs.trained_model import Precision, TrainedModel
-from distprof.costs.transformer import Latent, Recomputation, Transformer
+from distprof.costs.transformer import Latent, Precision, Recomputation, TrainedModel, Transformer
 from distprof.errors import UsageError
 
 SHAPE_KEYS = ModelShape.__struct_fields__  # Keys that describe a shape, in addition to ``params``

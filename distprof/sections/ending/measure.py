@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from msgspec.structs import replace
 
 from distprof.ingest.output.stacks import last_own
-from distprof.run.job_output import JobOutput, OutputEvent
+from distprof.run.logs import JobOutput, OutputEvent
 from distprof.run.run import Run
 from distprof.sections.ending.positions import diagnose_positions, timeout_sentences
 from distprof.sections.ending.result import FAILED, STUCK, EndingLine, EndingResult

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from distprof.run.job_output import JobOutput, OutputEvent
+from distprof.run.logs import JobOutput, OutputEvent
 from distprof.run.topology import DEFAULT_GROUPS
 from distprof.sections.ending.result import STUCK, EndingPosition, EndingResult
 from distprof.units import capitalized, format_duration, name_ranks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from distprof.run.job_output import JobOutput
+from distprof.run.logs import JobOutput
 from distprof.sections.ending.result import STUCK, EndingResult, EndingStack
 from distprof.units import name_ranks
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.intervals import Intervals, index_of
-from distprof.join.blocks import index_type
+from distprof.join.waits import index_type
 from distprof.run.tables import distinct
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import KernelStats, KernelSteps, RankAnalyses, RankAnalysis

@@ -27,9 +27,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.costs.actions import Orders, orders_from
 from distprof.costs.known_schedules import SCHEDULES
-from distprof.costs.order_replay import replay
+from distprof.costs.pipeline import Orders, orders_from, replay
 from distprof.costs.prediction import Candidate, Prediction, StageWork, predict
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import StageSlots

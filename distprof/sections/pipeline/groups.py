@@ -10,10 +10,8 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.artefacts.record import shared_fields
-from distprof.costs.actions import Orders, in_flight_of
 from distprof.costs.known_schedules import SCHEDULES, orders
-from distprof.costs.order_replay import replay
-from distprof.costs.pipeline import bubble_fraction
+from distprof.costs.pipeline import Orders, bubble_fraction, in_flight_of, replay
 from distprof.sections.context import StageSlots
 from distprof.sections.pipeline.bubble import (
     IdleParts,

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.config import TopologyConfig
-from distprof.hardware.sheet import Sheet
+from distprof.hardware import Sheet
 from distprof.run.run import Run
 from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.placement.nodes import (

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from distprof.config import TopologyConfig
-from distprof.hardware.sheet import Sheet, recognise_gpu
+from distprof.hardware import Sheet, recognise_gpu
 from distprof.run.evidence import PATHS, Machine, Machines
 from distprof.run.logs import NcclLog
 from distprof.run.run import Run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distprof.artefacts.record import shared_fields
-from distprof.join.ras import in_trouble, num_behind
+from distprof.join.nccl import in_trouble, num_behind
 from distprof.run.evidence import RasStatus
 from distprof.run.run import Run
 from distprof.sections.ras.result import RasCommunicators, RasResult

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from distprof.artefacts.ras import TroubledRank
-from distprof.artefacts.record import Record
+from distprof.artefacts.record import Record, TroubledRank
 from distprof.sections.base import Result
 
 __all__ = ["RasCommunicators", "RasResult", "TroubledRank"]

@@ -14,8 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from distprof.artefacts.record import Record, shared_fields
-from distprof.artefacts.run_file import RunFile
-from distprof.artefacts.settings_file import LoaderSettings, SettingsFile
+from distprof.artefacts.run_file import LoaderSettings, RunFile, SettingsFile
 from distprof.run.records import RankRecords
 from distprof.sections.context import ProbeRecords, RankAnalyses, RankAnalysis, RankInput
 from distprof.sections.settings.result import (

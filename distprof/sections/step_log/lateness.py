@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from distprof.artefacts.records import CollectivesRecord
 from distprof.artefacts.run_file import RunFile
 from distprof.join.gpu_waits import (
-    Floats,
     Lateness,
     Rests,
     bounded_groups,
@@ -30,7 +29,7 @@ from distprof.join.gpu_waits import (
     usual_difference,
     waits_of,
 )
-from distprof.schema import Int64Array
+from distprof.schema import Floats, Int64Array
 from distprof.sections.own_time import over_peers
 from distprof.sections.step_log.result import LateInLog, LateOnGpu
 

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from distprof.join.blocks import blocks_of, index_type, positions_by_code
+from distprof.join.waits import blocks_of, index_type, positions_by_code
 from distprof.run.run import Rank
 from distprof.run.tables import distinct, order_of_codes
 from distprof.schema import Int64Array

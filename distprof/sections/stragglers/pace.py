@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.join.blocks import spans
+from distprof.join.waits import spans
 from distprof.schema import ABSENT
 from distprof.sections.context import KernelSteps, RankAnalysis
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.artefacts.record import shared_fields
-from distprof.join.inspected import compared, summary_of
+from distprof.join.nccl import compared, summary_of
 from distprof.run.evidence import (
     CollectiveSummary,
     InputReadiness,

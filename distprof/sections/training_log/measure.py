@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.costs.pipeline import bubble_fraction
-from distprof.run.logs import Float64Array, TrainingLog
+from distprof.run.logs import TrainingLog
 from distprof.run.run import Run
-from distprof.schema import ABSENT, Int64Array
+from distprof.schema import ABSENT, Floats, Int64Array
 from distprof.sections.training_log.result import (
     MIN_RECURRING,
     SlowIteration,
@@ -159,7 +159,7 @@ def _slow(number: Int64Array, ns: Int64Array, span: Int64Array) -> dict[str, Any
     }
 
 
-def _local_medians(ns: Int64Array) -> Float64Array:
+def _local_medians(ns: Int64Array) -> Floats:
     """Median of each iteration's block of neighbours, because batches may grow during training."""
     count = len(ns)
     num_blocks = max(count // NEIGHBOURS, 1)
@@ -340,12 +340,12 @@ def _tokens_per_s(log: TrainingLog) -> float | None:
     return tokens / (ns / 1e9)
 
 
-def _median(values: Float64Array) -> float | None:
+def _median(values: Floats) -> float | None:
     known = values[np.isfinite(values)]
     return float(np.median(known)) if len(known) else None
 
 
-def _end(values: Float64Array, index: int) -> float | None:
+def _end(values: Floats, index: int) -> float | None:
     known = values[np.isfinite(values)]
     return float(known[index]) if len(known) else None
 

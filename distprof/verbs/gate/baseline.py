@@ -10,13 +10,15 @@ from pathlib import Path
 
 import msgspec
 
-from distprof.artefacts.baseline_file import (
+from distprof.artefacts.summary_file import (
     BASELINE_SCHEMA,
     Acknowledged,
     BaselineFile,
     BaselineSession,
+    Fingerprint,
+    StepParts,
+    SummaryFile,
 )
-from distprof.artefacts.summary_file import Fingerprint, StepParts, SummaryFile
 from distprof.documents.document import Document
 from distprof.errors import InputError
 from distprof.run.fingerprint import unlike

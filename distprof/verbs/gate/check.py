@@ -10,9 +10,13 @@ from typing import Literal, TypeAlias
 import msgspec
 import numpy as np
 
-from distprof.artefacts.baseline_file import BaselineFile, BaselineSession
-from distprof.artefacts.summary_file import Fingerprint, SummaryFile
-from distprof.artefacts.sweep_file import SweepFile
+from distprof.artefacts.summary_file import (
+    BaselineFile,
+    BaselineSession,
+    Fingerprint,
+    SummaryFile,
+    SweepFile,
+)
 from distprof.config import CheckConfig
 from distprof.errors import InputError, UsageError
 from distprof.run.fingerprint import flat_config

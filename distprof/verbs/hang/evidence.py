@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from distprof.artefacts import FLIGHT_FILE, REQUESTS_DIR, RUN_FILE, STACKS_FILE
-from distprof.artefacts.stacks import main_stack
+from distprof.artefacts.records import main_stack
 from distprof.bounds import expanded
 from distprof.errors import DistprofError, InputError
 from distprof.ingest.executor import Outcome, Progress, map_each, running
@@ -32,7 +32,7 @@ from distprof.ingest.job.run_directory import (
 from distprof.ingest.kinds.job_output import paths_of_output
 from distprof.ingest.output.read import Reader
 from distprof.ingest.output.stacks import calls_of
-from distprof.run.job_output import JobOutput
+from distprof.run.logs import JobOutput
 from distprof.run.records import FlightDump
 from distprof.units import NS_PER_S, name_ranks
 from distprof.verbs.hang.progress import find_stop, is_stale, last_step, modified_ns

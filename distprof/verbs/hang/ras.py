@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from distprof.artefacts.ras import TroubledRank
+from distprof.artefacts.record import TroubledRank
 from distprof.errors import InputError
 from distprof.ingest.kinds.nccl_ras import fits_nccl_ras, read_nccl_ras
-from distprof.join.ras import in_trouble
+from distprof.join.nccl import in_trouble
 from distprof.verbs.hang.result import LogLine
 
 NAME = re.compile(r"ras[^/]*\.(?:txt|json|log|out)$")

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
-from distprof.run.job_output import JobOutput
+from distprof.run.logs import JobOutput
 from distprof.run.records import FlightDump
 from distprof.terms import Confidence
 from distprof.verbs.displayed import Displayed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from distprof.run.job_output import JobOutput
+from distprof.run.logs import JobOutput
 from distprof.sections.ending.measure import about_of
 from distprof.sections.ending.positions import operation_kind
 from distprof.sections.ending.result import FAILED, EndingPosition, EndingResult

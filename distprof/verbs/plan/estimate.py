@@ -9,12 +9,17 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from distprof.costs import parallelism as volumes
+from distprof.costs import collectives as volumes
 from distprof.costs.collectives import collective_time
-from distprof.costs.memory import activation_bytes_per_token, model_state_bytes
 from distprof.costs.pipeline import bubble_fraction, bubble_overhead
-from distprof.costs.roofline import flop_utilisation, regime, ridge
-from distprof.costs.transformer import Transformer
+from distprof.costs.transformer import (
+    Transformer,
+    activation_bytes_per_token,
+    flop_utilisation,
+    model_state_bytes,
+    regime,
+    ridge,
+)
 from distprof.terms import CollectiveKind
 from distprof.verbs.plan.layout import Layout, Path, Question
 from distprof.verbs.plan.result import AxisCost, Estimate, MemoryParts, TierPosition

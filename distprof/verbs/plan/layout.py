@@ -11,8 +11,7 @@ import msgspec
 from distprof.config import CONFIG_FILE, ModelShape, load_config
 from distprof.costs.transformer import Recomputation, Transformer
 from distprof.errors import UsageError
-from distprof.hardware import Gpu, Link, Sheet, load_sheet, parse_bandwidth
-from distprof.hardware.sheet import SCALE_UP_LATENCY_S
+from distprof.hardware import SCALE_UP_LATENCY_S, Gpu, Link, Sheet, load_sheet, parse_bandwidth
 from distprof.options import whole_number
 from distprof.sections.efficiency.models import preset, preset_sequence, shape_from
 

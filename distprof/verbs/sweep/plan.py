@@ -10,10 +10,10 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec.structs import replace
 
-from distprof.artefacts.sweep_file import SweepFile, SweepRun
+from distprof.artefacts.summary_file import SweepFile, SweepRun
 from distprof.errors import UsageError
+from distprof.kernel import available_processors
 from distprof.options import whole_number
-from distprof.processors import available_processors
 from distprof.version import __version__
 
 Scaling: TypeAlias = Literal["weak", "strong", "as_given"]

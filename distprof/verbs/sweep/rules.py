@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distprof.costs.roofline import critical_batch
+from distprof.costs.transformer import critical_batch
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.terms import Confidence, Severity
 from distprof.units import format_duration, format_ratio

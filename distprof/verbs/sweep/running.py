@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from distprof.artefacts import RUN_FILE
 from distprof.artefacts.files import write_atomically
 from distprof.artefacts.run_file import RunFile
-from distprof.artefacts.sweep_file import SWEEP_FILE, SWEEP_SCHEMA, SweepFile, SweepRun
+from distprof.artefacts.summary_file import SWEEP_FILE, SWEEP_SCHEMA, SweepFile, SweepRun
 from distprof.bounds import read_plain
 from distprof.documents.document import Document
 from distprof.errors import InputError, UsageError

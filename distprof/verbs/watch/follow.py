@@ -16,7 +16,8 @@ from distprof.artefacts import RUN_FILE
 from distprof.bounds import expanded
 from distprof.errors import InputError
 from distprof.ingest.job.growing import GrowingRun
-from distprof.join.gpu_waits import Floats, excess_of_peers
+from distprof.join.gpu_waits import excess_of_peers
+from distprof.schema import Floats
 from distprof.units import NS_PER_S, capitalized, format_ratio, name_ranks
 from distprof.verbs.watch.result import (
     ENDED,

@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 
 from distprof.artefacts.records import CollectivesRecord, GroupTimes, StepRecord
 from distprof.join.gpu_waits import (
-    Floats,
     Lateness,
     bounded_groups,
     excess_of_peers,
     likely_excess,
     usual_difference,
 )
+from distprof.schema import Floats
 from distprof.units import NS_PER_S
 
 WINDOW: Final = 40

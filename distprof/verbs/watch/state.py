@@ -9,20 +9,19 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.artefacts.rank_file import AttachFile, ErrorFile
 from distprof.artefacts.records import NvmlRecord, StepRecord
-from distprof.artefacts.run_file import Exit, Overhead, RunFile
+from distprof.artefacts.run_file import AttachFile, ErrorFile, Exit, Overhead, RunFile
 from distprof.escape import plain, shorten
 from distprof.ingest.job.growing import MAX_RANKS, Added, RankAdded
 from distprof.ingest.job.processes import is_running
 from distprof.join.gpu_waits import (
-    Floats,
     Rests,
     excess_of_peers,
     lateness_of,
     mean_without_longest,
     waits_of,
 )
+from distprof.schema import Floats
 from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
 from distprof.verbs.watch.alerts import JOB, Alarms, Condition
 from distprof.verbs.watch.result import ENDED, Alert, JobState, MemoryOfRank, ThrottledRank

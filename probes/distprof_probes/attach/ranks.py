@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from distprof.artefacts import ATTACH_FILE, RANK_DIR_FORMAT, RANK_FILE, STEPS_FILE
-from distprof.artefacts.rank_file import AttachFile, RankFile
+from distprof.artefacts.run_file import AttachFile, RankFile
 from distprof_probes.attach.sockets import SOCKET_PREFIX, turn_file
 from distprof_probes.job.process import ProcessState, process_state
 from distprof_probes.job.progress import StepTail

@@ -22,7 +22,7 @@ import msgspec
 
 from distprof.artefacts import ATTACH_FILE
 from distprof.artefacts.files import write_atomically
-from distprof.artefacts.rank_file import AttachFile
+from distprof.artefacts.run_file import AttachFile
 from distprof_probes.attach.requests.poller import Poller
 from distprof_probes.attach.sockets import socket_folder
 from distprof_probes.job.process import process_state

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from distprof.artefacts.stacks import FRAME, LIBRARY
+from distprof.artefacts.records import FRAME, LIBRARY
 
 MAX_FRAMES = 1_000
 

@@ -10,9 +10,8 @@ from typing import Any, Literal
 import msgspec
 
 from distprof.artefacts import ERROR_FILE, FLIGHT_FILE, OUTPUT_FILE, STACKS_FILE, STEPS_FILE
-from distprof.artefacts.rank_file import ErrorFile
-from distprof.artefacts.run_file import Exit
-from distprof.artefacts.stacks import main_stack
+from distprof.artefacts.records import main_stack
+from distprof.artefacts.run_file import ErrorFile, Exit
 from distprof_probes.job.directory import rank_directory
 from distprof_probes.job.progress import StepTail
 

@@ -11,8 +11,15 @@ from pathlib import Path
 import msgspec
 
 from distprof.artefacts import RANK_FILE, RANK_SCHEMA, REPORT_PAGE_FILE
-from distprof.artefacts.rank_file import RankFile, with_ranks
-from distprof.artefacts.run_file import Exit, Failure, Outcome, RankEntry, RunFile
+from distprof.artefacts.run_file import (
+    Exit,
+    Failure,
+    Outcome,
+    RankEntry,
+    RankFile,
+    RunFile,
+    with_ranks,
+)
 from distprof_probes.job.directory import read_run_file, write_run_file
 
 _MAX_RANK_FILE_BYTES = 16 * 2**20

@@ -17,8 +17,7 @@ from typing import Literal
 import msgspec
 
 from distprof.artefacts import ATTACH_FILE, COLLECTIVES_FILE
-from distprof.artefacts.rank_file import AttachFile
-from distprof.artefacts.run_file import ProbeStatus
+from distprof.artefacts.run_file import AttachFile, ProbeStatus
 from distprof_probes.attach.client import NoAnswer, fetch
 from distprof_probes.probe import Probe, Recording, Unavailable
 from distprof_probes.probes.collective_steps import CollectiveSteps, Dump, Window

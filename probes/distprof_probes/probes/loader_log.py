@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from distprof.artefacts.settings_file import LoaderSettings
+from distprof.artefacts.run_file import LoaderSettings
 
 MAX_LOADERS = 64
 MAX_EPOCHS = 1_000

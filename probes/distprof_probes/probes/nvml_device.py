@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from distprof.artefacts.records import NvmlRecord
-from distprof.artefacts.throttling import throttle_reasons
+from distprof.artefacts.records import NvmlRecord, throttle_reasons
 
 _ALL_LINKS = (
     0xFFFFFFFF  # nvml.h: "A scopeId of UINT_MAX returns aggregate value ... across all links"

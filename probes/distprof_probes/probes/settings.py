@@ -17,7 +17,7 @@ import msgspec
 
 from distprof.artefacts import SETTINGS_FILE
 from distprof.artefacts.files import write_atomically
-from distprof.artefacts.settings_file import DdpSettings, SettingsFile, ThreadSettings
+from distprof.artefacts.run_file import DdpSettings, SettingsFile, ThreadSettings
 from distprof_probes.probe import Recording, Tracer
 from distprof_probes.probes.loader_log import LoaderLog
 from distprof_probes.probes.torch_objects import (

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from distprof.artefacts.settings_file import DdpSettings, FsdpSettings, OptimizerSettings
+from distprof.artefacts.run_file import DdpSettings, FsdpSettings, OptimizerSettings
 
 # Classes to find, by the module that must have been imported for them to exist.
 _CLASSES = {

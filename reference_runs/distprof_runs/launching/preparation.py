@@ -24,7 +24,7 @@ from distprof_probes.options import OPTIONS_VARIABLE, RUN_DIR_VARIABLE, ProbeOpt
 
 from distprof.artefacts.run_file import Coverage, RunFile
 from distprof.errors import UsageError
-from distprof.processors import available_processors
+from distprof.kernel import available_processors
 from distprof_runs.faults.orders import check_faults
 from distprof_runs.settings import Settings
 

@@ -19,8 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from distprof.artefacts import ERROR_FILE, RANK_DIR_FORMAT, RUN_FILE
-from distprof.artefacts.rank_file import ErrorFile
-from distprof.artefacts.run_file import RunFile
+from distprof.artefacts.run_file import ErrorFile, RunFile
 from distprof_runs.configuration import Configuration
 from distprof_runs.faults.injection import Injection
 from distprof_runs.launching.join import Place, coordinates_of, join

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distprof.artefacts.rank_file import AttachFile
 from distprof.artefacts.records import Header, StepRecord
+from distprof.artefacts.run_file import AttachFile
 from distprof.ingest.job import growing as module
 from distprof.ingest.job.growing import GrowingFile, GrowingRun
 from distprof.ingest.job.processes import is_running

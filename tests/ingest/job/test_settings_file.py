@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.artefacts.settings_file import LoaderSettings, SettingsFile
+from distprof.artefacts.run_file import LoaderSettings, SettingsFile
 from distprof.ingest.job.rank_folder import RankFolder
 from tests.job_folders import JobFolder
 

@@ -39,7 +39,7 @@ def test_the_facts_of_a_real_host():
     assert machine.cards[0] == "rocep145s0"
     assert machine.cards[7] == "rocep206s0"
     assert machine.islands == (tuple(range(8)),)
-    assert machine.between(0, 7) == "NV18"
+    assert machine.links[0][7] == "NV18"
     assert machine.nearest_cards(2) == ("PIX", (2, 3))
     assert machine.path_to_card(0, 2) == "NODE"
     assert machine.path_to_card(0, 4) == "SYS"

@@ -16,8 +16,7 @@ from distprof_probes.job.finish import conclude
 from distprof_probes.job.messages import plain
 from distprof_probes.job.other_hosts import agreed_directory, evidence_of_others, report_endings
 
-from distprof.artefacts.rank_file import RankFile
-from distprof.artefacts.run_file import Exit, Failure, RunFile
+from distprof.artefacts.run_file import Exit, Failure, RankFile, RunFile
 from distprof.errors import InputError, SchemaError, UsageError
 
 RUN = RunFile(

@@ -11,8 +11,7 @@ from distprof_probes.job.failure import first_cause
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.artefacts.rank_file import ErrorFile
-from distprof.artefacts.run_file import Exit
+from distprof.artefacts.run_file import ErrorFile, Exit
 
 S = 10**9
 RESET = "[third_party/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242"

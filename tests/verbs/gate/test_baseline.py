@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distprof.artefacts.baseline_file import Acknowledged, BaselineFile
-from distprof.artefacts.summary_file import Fingerprint, SummaryFile
+from distprof.artefacts.summary_file import Acknowledged, BaselineFile, Fingerprint, SummaryFile
 from distprof.errors import InputError, SchemaError
 from distprof.run.fingerprint import unlike
 from distprof.verbs.gate.baseline import (

@@ -5,8 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distprof.artefacts.baseline_file import Acknowledged, BaselineSession
-from distprof.artefacts.summary_file import Fingerprint, StepParts, SummaryFile
+from distprof.artefacts.summary_file import (
+    Acknowledged,
+    BaselineSession,
+    Fingerprint,
+    StepParts,
+    SummaryFile,
+)
 from distprof.config import CheckConfig
 from distprof.verbs.gate.baseline import accepted, make_baseline, session_of
 from distprof.verbs.gate.check import judge

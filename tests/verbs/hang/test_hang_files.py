@@ -10,8 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from distprof.artefacts.rank_file import ErrorFile
-from distprof.artefacts.run_file import Exit, RankEntry, RunFile
+from distprof.artefacts.run_file import ErrorFile, Exit, RankEntry, RunFile
 from distprof.errors import InputError
 from distprof.ingest.output.stacks import stacks_in
 from distprof.verbs.hang.evidence import read_evidence

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.artefacts.sweep_file import SWEEP_FILE
+from distprof.artefacts.summary_file import SWEEP_FILE
 from distprof.errors import InputError, UsageError
 from distprof.verbs.sweep import running
 from distprof.verbs.sweep import running as child

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from distprof.artefacts.rank_file import RankFile
 from distprof.artefacts.records import Phase, StepRecord
-from distprof.artefacts.run_file import Outcome, Overhead, RunFile
+from distprof.artefacts.run_file import Outcome, Overhead, RankFile, RunFile
 from distprof.ingest.job.growing import Added, RankAdded
 from distprof.verbs.watch.alerts import default_levels
 from distprof.verbs.watch.result import Alert

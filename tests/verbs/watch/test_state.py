@@ -7,9 +7,8 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from distprof.artefacts.rank_file import AttachFile, ErrorFile
 from distprof.artefacts.records import MemoryRecord, NvmlRecord, Pause
-from distprof.artefacts.run_file import Exit, ExitFile, Failure, RankEntry
+from distprof.artefacts.run_file import AttachFile, ErrorFile, Exit, ExitFile, Failure, RankEntry
 from distprof.ingest.job.growing import Added, RankAdded
 from distprof.verbs.watch.alerts import default_levels
 from distprof.verbs.watch.follow import report_on

@@ -30,7 +30,7 @@ from distprof.artefacts import (
     STACKS_FILE,
 )
 from distprof.artefacts.files import write_atomically
-from distprof.artefacts.request_file import MAX_REPLY_BYTES, RankReply, ReplyFile, RequestFile
+from distprof.artefacts.run_file import MAX_REPLY_BYTES, RankReply, ReplyFile, RequestFile
 from distprof.bounds import read_plain
 from distprof.errors import InputError, UsageError
 from distprof_probes.attach.actions import (

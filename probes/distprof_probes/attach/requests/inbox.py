@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from distprof.artefacts import REPLIES_DIR, REQUEST_SCHEMA, REQUESTS_DIR
-from distprof.artefacts.request_file import MAX_REQUEST_BYTES, RequestFile
+from distprof.artefacts.run_file import MAX_REQUEST_BYTES, RequestFile
 from distprof_probes.own_files import OwnFile
 
 REQUEST_NAME = re.compile(r"(profile|stacks|flight)-\d{8}-\d{6}-[0-9a-f]{8}")

@@ -26,7 +26,7 @@ from distprof.artefacts import (
     TRACE_FILE,
 )
 from distprof.artefacts.files import write_atomically
-from distprof.artefacts.request_file import RankReply, ReplyFile, RequestFile
+from distprof.artefacts.run_file import RankReply, ReplyFile, RequestFile
 from distprof_probes.attach import questions
 from distprof_probes.attach.client import NoAnswer
 from distprof_probes.attach.ranks import LivingRank, look

@@ -13,7 +13,7 @@ from distprof.errors import InputError
 from distprof.ingest.kinds.nccl_inspector import fits_nccl_inspector, read_nccl_inspector
 from distprof.ingest.nccl import inspector
 from distprof.ingest.nccl.inspector import Inspection
-from distprof.join.inspected import compared
+from distprof.join.nccl import compared
 from distprof.terms import CollectiveKind
 from tests.inspector_records import MB, START_US, Job
 

@@ -18,8 +18,7 @@ from distprof_probes.attach.requests import asking
 from distprof_probes.attach.requests.asking import Progress, RanksEverywhere
 from distprof_probes.attach.requests.poller import Poller
 
-from distprof.artefacts.request_file import RequestFile
-from distprof.artefacts.run_file import RunFile
+from distprof.artefacts.run_file import RequestFile, RunFile
 from distprof.errors import InputError, UsageError
 from tests.probes.attach.requests.fake_ranks import served_ranks, written_rank
 

@@ -18,7 +18,7 @@ from distprof_probes.attach.requests.inbox import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.artefacts.request_file import MAX_REQUEST_BYTES, RequestFile
+from distprof.artefacts.run_file import MAX_REQUEST_BYTES, RequestFile
 
 ID = "profile-20260101-120000-0a1b2c3d"
 S = 10**9

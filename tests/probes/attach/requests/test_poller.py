@@ -13,7 +13,7 @@ import pytest
 from distprof_probes.attach.requests.poller import Poller, Turn
 from distprof_probes.attach.requests.serving import Serving
 
-from distprof.artefacts.request_file import ReplyFile, RequestFile
+from distprof.artefacts.run_file import ReplyFile, RequestFile
 from tests.probes.attach.requests.fake_ranks import served_ranks, written_rank
 from tests.small_disk import fill, needs_mounts, small_disk
 

@@ -6,14 +6,14 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from distprof.join.instances import step_labels
+from distprof.join.invariants import broken
 from distprof.join.shifts import TIMED
-from distprof.join.soundness.invariants import broken
 from distprof.run.run import Gap, Rank
 from distprof.run.tables import distinct
 from distprof.run.topology import ProcessGroup
+from distprof.schema import Floats
 from distprof.terms import StepSource
 from distprof.units import capitalized, fold_ranks, name_ranks
 
@@ -35,15 +35,12 @@ def comparable_ranks(ranks: Sequence[Rank]) -> tuple[tuple[Rank, ...], list[Gap]
     """
     kept, gaps = _without_copies(ranks)
     kept, others = _in_one_unit(kept)
-    kept, back = _in_order(kept)
-    return kept, [*gaps, *others, *back]
-
-
-def _in_order(ranks: Sequence[Rank]) -> tuple[tuple[Rank, ...], list[Gap]]:
-    kept = tuple(rank for rank in ranks if "clock-jumps-back" not in rank.quality.counts)
-    if 2 * len(kept) <= len(ranks):
-        return tuple(ranks), []
-    return kept, [gap for gap in broken(ranks) if gap.what == "clock-jumps-back"]
+    gaps += others
+    in_order = tuple(rank for rank in kept if "clock-jumps-back" not in rank.quality.counts)
+    if 2 * len(in_order) <= len(kept):
+        return kept, gaps
+    gaps += [gap for gap in broken(kept) if gap.what == "clock-jumps-back"]
+    return in_order, gaps
 
 
 def _without_copies(ranks: Sequence[Rank]) -> tuple[tuple[Rank, ...], list[Gap]]:
@@ -66,7 +63,12 @@ def _without_copies(ranks: Sequence[Rank]) -> tuple[tuple[Rank, ...], list[Gap]]
 
 
 def _in_one_unit(ranks: Sequence[Rank]) -> tuple[tuple[Rank, ...], list[Gap]]:
-    usual = _usual_paces(ranks)
+    means: dict[int, list[float]] = defaultdict(list)  # of each kernel, on two or more ranks
+    for rank in ranks:
+        for name, (count, total_ns) in rank.quality.paces.items():
+            if count >= _MIN_LAUNCHES:
+                means[name].append(total_ns / count)
+    usual = {name: float(np.median(each)) for name, each in means.items() if len(each) > 1}
     odd = [rank.rank for rank in ranks if _has_other_unit(rank, usual)]
     if not odd or 2 * len(odd) > len(ranks):
         return tuple(ranks), []
@@ -83,16 +85,6 @@ def _in_one_unit(ranks: Sequence[Rank]) -> tuple[tuple[Rank, ...], list[Gap]]:
     return tuple(rank for rank in ranks if rank.rank not in odd), [gap]
 
 
-def _usual_paces(ranks: Sequence[Rank]) -> Mapping[int, float]:
-    """Median over ranks of each kernel's mean duration, for kernels of two or more ranks."""
-    means: dict[int, list[float]] = defaultdict(list)
-    for rank in ranks:
-        for name, (count, total_ns) in rank.quality.paces.items():
-            if count >= _MIN_LAUNCHES:
-                means[name].append(total_ns / count)
-    return {name: float(np.median(each)) for name, each in means.items() if len(each) > 1}
-
-
 def _has_other_unit(rank: Rank, usual: Mapping[int, float]) -> bool:
     long = rank.quality.counts.get("overlong-activities")
     if long is not None and long.count > _IMPOSSIBLE * long.of:
@@ -104,11 +96,8 @@ def _has_other_unit(rank: Rank, usual: Mapping[int, float]) -> bool:
             if name in usual and count >= _MIN_LAUNCHES
         ]
     )
-    if not len(ratios):
-        return False
-    return bool(
-        (ratios > _FACTOR).mean() >= _AGREEMENT or (ratios < 1 / _FACTOR).mean() >= _AGREEMENT
-    )
+    others = (ratios > _FACTOR, ratios < 1 / _FACTOR)
+    return len(ratios) > 0 and any(bool(other.mean() >= _AGREEMENT) for other in others)
 
 
 RAGGED_RATIO = 0.2
@@ -209,11 +198,11 @@ def _fewer_kernels(ranks: Sequence[Rank]) -> Iterator[tuple[int, str]]:
             yield rank.rank, f"kernels of rank {rank.rank} missing in {where}"
 
 
-def _least_of_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _least_of_others(values: Floats) -> Floats:
     """The minimum of all other rows, for each of two or more rows."""
     low = np.partition(values, 1, axis=0)
     alone = np.arange(len(values)).reshape(-1, *[1] * (values.ndim - 1)) == values.argmin(axis=0)
-    least: NDArray[np.float64] = np.where(alone, low[1], low[0])
+    least: Floats = np.where(alone, low[1], low[0])
     return least
 
 
@@ -245,7 +234,10 @@ def _other_names(ranks: Sequence[Rank]) -> Iterator[tuple[int, str]]:
 def _no_collectives(ranks: Sequence[Rank]) -> Iterator[tuple[int, str]]:
     """GPU ranks without any collective, or any of a group of theirs that other ranks use."""
     on_gpus = [rank for rank in ranks if rank.device.name != "cpu" and rank.quality.paces]
-    used = {rank.rank: _used_groups(rank) for rank in on_gpus}
+    used: dict[int, set[str]] = {}
+    for rank in on_gpus:
+        names = rank.collectives.coded("group")
+        used[rank.rank] = {names.values[code] for code in distinct(names.codes).tolist()}
     by_any = frozenset[str]().union(*used.values())
     for rank in on_gpus:
         lacking = len({group.name for group in rank.groups} & (by_any - used[rank.rank]))
@@ -255,35 +247,30 @@ def _no_collectives(ranks: Sequence[Rank]) -> Iterator[tuple[int, str]]:
             yield rank.rank, f"rank {rank.rank} has no collectives of {lacking} of its groups"
 
 
-def _used_groups(rank: Rank) -> set[str]:
-    """Names of the groups of a rank's collectives."""
-    names = rank.collectives.coded("group")
-    return {names.values[code] for code in distinct(names.codes).tolist()}
-
-
 def lacking_collectives(
     ranks: Sequence[Rank], steps: Sequence[int], groups: Iterable[ProcessGroup]
 ) -> list[Gap]:
     """GPU ranks with fewer collectives of a group in a step than other members of that group."""
-    marked = [
-        rank
-        for rank in ranks
-        if rank.step_source is StepSource.PROFILER_STEP and rank.device.name != "cpu"
-    ]
     members = {fold_ranks(group.ranks): group.ranks for group in groups}
-    counts: dict[tuple[str, str, int], dict[int, int]] = defaultdict(dict)
-    for rank in marked:
-        for key, count in _by_group_and_step(rank, steps).items():
+    # symmetric collectives of each rank, by name and members of the group, and step
+    counts: dict[tuple[str, str, int], Counter[int]] = defaultdict(Counter)
+    present = set()
+    for rank in ranks:
+        if rank.step_source is not StepSource.PROFILER_STEP or rank.device.name == "cpu":
+            continue
+        present.add(rank.rank)
+        table, label = rank.collectives, step_labels(rank)
+        rows = np.flatnonzero(np.isin(table["kind"], TIMED) & np.isin(label, steps))
+        columns = (table.coded(name).take(rows).decode() for name in ("group", "group_ranks"))
+        for key, count in Counter(zip(*columns, label[rows].tolist(), strict=True)).items():
             counts[key][rank.rank] = count
-    present = {rank.rank for rank in marked}
-    for (_, of, _), each in counts.items():
-        each |= dict.fromkeys(present.intersection(members.get(of, ())) - each.keys(), 0)
     lacking: Counter[int] = Counter()
     total = 0
-    for each in counts.values():
+    for (_, of, _), each in counts.items():
         most = max(each.values())
         total += most
-        lacking.update({rank: most - count for rank, count in each.items() if count < most})
+        expected = present.intersection(members.get(of, ())) | each.keys()
+        lacking.update({rank: most - each[rank] for rank in expected if each[rank] < most})
     if not lacking:
         return []
     who, lacks = name_ranks(lacking), "lack" if len(lacking) > 1 else "lacks"
@@ -297,11 +284,3 @@ def lacking_collectives(
             fact=f"{who} {lacks} {share}",
         )
     ]
-
-
-def _by_group_and_step(rank: Rank, steps: Sequence[int]) -> Counter[tuple[str, str, int]]:
-    """Number of symmetric collectives by group name, members and step."""
-    table, label = rank.collectives, step_labels(rank)
-    rows = np.flatnonzero(np.isin(table["kind"], TIMED) & np.isin(label, steps))
-    names, members = (table.coded(name).take(rows).decode() for name in ("group", "group_ranks"))
-    return Counter(zip(names, members, label[rows].tolist(), strict=True))

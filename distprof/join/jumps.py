@@ -1,9 +1,8 @@
 """Clocks that jump inside a recording: found by collectives that stop ending together.
 
-All members of a symmetric collective see it end at almost the same moment. If a rank's ends agree
-with those of the others before some moment and differ by a constant after it, its clock jumped. A
-jump forward leaves a pause of that length in everything that the rank recorded, so it can be taken
-out. A jump backward mixes what happened before and after it, so the rank is left out.
+If a rank's ends agree with those of the others before some moment and differ by a constant after
+it, its clock jumped. A jump forward leaves a pause of that length, so it can be taken out. A jump
+backward mixes what happened before and after it, so the rank is left out.
 """
 
 from __future__ import annotations
@@ -43,10 +42,7 @@ class Jump(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def may_have_jumped(matches: CollectiveMatches, clock: ClockAlignment) -> bool:
-    """Whether matching and alignment leave so much unexplained that jumps are worth a search.
-
-    If sequence numbers contradict the times, times that differ by steps prove nothing.
-    """
+    """Whether so much is unexplained that jumps are worth a search; wrong numbers prove nothing."""
     ratio = matches.matched_ratio
     return not matches.misnumbered_ranks and (
         (ratio is not None and ratio < _MATCHED)
@@ -108,24 +104,20 @@ def find_jumps(ranks: Sequence[Rank]) -> dict[int, list[Jump]]:
     code, who, end = (values[order][shared[order]] for values in (code, who, end))
     if not len(code):
         return {}
-    code = encode(code)[1]
     found = {}
-    deviation, middle = _deviations(code, who, end)
+    deviation, middle = _deviations(encode(code)[1], who, end)
     for part in range(len(parts)):
         rows = np.flatnonzero(who == part)
         rows = rows[np.argsort(middle[rows], kind="stable")]
-        jumps = _jumps(deviation[rows], end[rows])
-        if jumps:
+        if jumps := _jumps(deviation[rows], end[rows]):
             found[on_gpu[part]] = jumps
-    return found if len(parts) > 2 else _likelier(found, ranks)
-
-
-def _likelier(found: dict[int, list[Jump]], ranks: Sequence[Rank]) -> dict[int, list[Jump]]:
-    """Of two ranks that disagree, the one whose clock can have jumped forward."""
+    if len(parts) > 2:
+        return found
+    # of two ranks that disagree, the one whose clock can have jumped forward
     forward = {i: jumps for i, jumps in found.items() if all(jump.by_ns > 0 for jump in jumps)}
-    likely = {i: jumps for i, jumps in forward.items() if _mended(ranks[i], jumps) is not None}
-    if likely:
-        return dict([next(iter(likely.items()))])
+    for i, jumps in forward.items():
+        if _mended(ranks[i], jumps) is not None:
+            return {i: jumps}
     return {i: jumps for i, jumps in found.items() if i not in forward}
 
 
@@ -140,12 +132,14 @@ def _timed(rank: Rank) -> tuple[Int64Array, Int64Array]:
     label = np.where(seq >= 0, NO_STEP, label)
     kind = table["kind"][rows].astype(np.int64)
     _, place = encode(_mixed(pair, kind, label))
-    number = np.where(seq >= 0, seq, _occurrence(place))
-    names = {
-        int(code): crc32(f"{group.values[code // shape]}|{members.values[code % shape]}".encode())
-        for code in np.unique(pair).tolist()
-    }
-    named = np.array([names[int(code)] for code in pair.tolist()], np.int64)
+    order = np.argsort(place, kind="stable")
+    begins, counts = runs_of(place[order])
+    occurrence = np.empty(len(place), np.int64)
+    occurrence[order] = np.arange(len(place)) - np.repeat(begins, counts)
+    number = np.where(seq >= 0, seq, occurrence)
+    pairs, code = encode(pair)
+    names = [f"{group.values[p // shape]}|{members.values[p % shape]}" for p in pairs.tolist()]
+    named = np.array([crc32(name.encode()) for name in names], np.int64)[code]
     keys = _mixed(named, kind, label, number)
     _, first = np.unique(keys, return_index=True)
     first.sort()
@@ -162,15 +156,6 @@ def _mixed(*columns: Int64Array) -> Int64Array:
     return hashed
 
 
-def _occurrence(codes: Int64Array) -> Int64Array:
-    """How many equal values come before each one."""
-    order = np.argsort(codes, kind="stable")
-    begins, counts = runs_of(codes[order])
-    number = np.empty(len(codes), np.int64)
-    number[order] = np.arange(len(codes)) - np.repeat(begins, counts)
-    return number
-
-
 def _deviations(
     code: Int64Array, who: Int64Array, end: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
@@ -182,22 +167,16 @@ def _deviations(
     distance = middle = end
     for _ in range(3):
         own = end - offset[who]
-        middle = _medians(code, own)[code]
+        order = np.lexsort((own, code))
+        first, counts = runs_of(code[order])
+        low, high = own[order][first + (counts - 1) // 2], own[order][first + counts // 2]
+        middle = (low + (high - low) // 2)[code]
         distance = own - middle
         for part in range(len(offset)):
             rows = who == part
             if rows.any():
                 offset[part] += int(np.median(distance[rows]))
     return distance, middle
-
-
-def _medians(code: Int64Array, values: Int64Array) -> Int64Array:
-    """Median of the values of each code; the mean of two."""
-    order = np.lexsort((values, code))
-    first, counts = runs_of(code[order])
-    low, high = values[order][first + (counts - 1) // 2], values[order][first + counts // 2]
-    middle: Int64Array = low + (high - low) // 2
-    return middle
 
 
 def _jumps(deviation: Int64Array, end: Int64Array) -> list[Jump]:
@@ -246,13 +225,8 @@ class ShiftedTables(msgspec.Struct, frozen=True):
     def load(self, *, every_host_row: bool = False) -> RankTables:
         """Read the tables and shift them."""
         tables = self.source.load(every_host_row=every_host_row)
-        return RankTables(
-            activity=self.shifted(tables.activity),
-            host=self.shifted(tables.host),
-            collectives=self.shifted(tables.collectives),
-            steps=self.shifted(tables.steps),
-            has_host=tables.has_host,
-        )
+        names = ("activity", "host", "collectives", "steps")
+        return replace(tables, **{name: self.shifted(getattr(tables, name)) for name in names})
 
     def shifted(self, table: Table) -> Table:
         """A table without the jumps."""
@@ -273,9 +247,14 @@ def _mended(rank: Rank, jumps: Sequence[Jump]) -> Rank | None:
         return None
     tables = rank.tables.load()
     starts = np.sort(np.concatenate([tables.activity["start_ns"], tables.host["start_ns"]]))
-    at = [_resumes(starts, jump) for jump in jumps]
-    if ABSENT in at:
-        return None
+    at = []
+    for jump in jumps:  # the recording resumes after the longest pause around the jump
+        low, high = np.searchsorted(starts, [jump.after_ns - 2 * jump.by_ns, jump.before_ns])
+        low = max(int(low) - 1, 0)
+        pauses = np.diff(starts[low : int(high) + 1])
+        if pauses.max(initial=0) < _PAUSE_SHARE * jump.by_ns:
+            return None
+        at.append(int(starts[low + int(pauses.argmax()) + 1]))
     source = ShiftedTables(rank.tables, tuple(at), tuple(jump.by_ns for jump in jumps))
     bounds = source.moved(np.array([rank.capture_start_ns, rank.capture_end_ns]))
     return replace(
@@ -286,15 +265,3 @@ def _mended(rank: Rank, jumps: Sequence[Jump]) -> Rank | None:
         collectives=source.shifted(rank.collectives),
         tables=source,
     )
-
-
-def _resumes(starts: Int64Array, jump: Jump) -> int:
-    """First start after the longest pause around a jump; ABSENT if no pause is long enough."""
-    low, high = np.searchsorted(starts, [jump.after_ns - 2 * jump.by_ns, jump.before_ns])
-    low = max(int(low) - 1, 0)
-    pauses = np.diff(starts[low : int(high) + 1])
-    if not len(pauses):
-        return ABSENT
-    longest = int(pauses.argmax())
-    is_long = pauses[longest] >= _PAUSE_SHARE * jump.by_ns
-    return int(starts[low + longest + 1]) if is_long else ABSENT

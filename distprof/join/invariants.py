@@ -1,25 +1,162 @@
-"""Invariants of the events of one rank: count what breaks them, and repair it where possible."""
+"""Invariants of sound recordings: sentences and bounds as data, and what breaks them on one rank.
+
+A recording that breaks one is repaired, or loses what broke it. The report's evidence line says so,
+because numbers and causes may differ from those of the sound recording.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from zlib import crc32
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from distprof.run.run import Count
+from distprof.run.run import Count, Gap, Rank
 from distprof.run.tables import CALL_CATEGORIES, among, distinct, encode, have_launches
-from distprof.schema import ABSENT, Int64Array, Table
+from distprof.schema import ABSENT, Bools, Int64Array, Table
 from distprof.terms import ActivityKind
+from distprof.units import name_ranks
+
+
+class Invariant(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that is true of every rank of a sound recording."""
+
+    key: str  # Stable name, the ``what`` of the gap.
+    # Few words for the evidence line. ``{count}`` and ``{of}`` are those of all ranks that break
+    # it, ``{ranks}`` their names.
+    fact: str
+    message: str  # Sentence that says what was found and done, with the same fields.
+    bound: float = 0.0  # Acceptable share of the rows that break it, 0 to 1.
+    # Whether the causes of lateness of a rank that breaks it cannot be known.
+    hides_cause: bool = False
+    # Whether most ranks that break it once show what the program or its recorder does.
+    may_be_usual: bool = False
+
+    def is_broken(self, found: Count) -> bool:
+        """Whether more rows break it than may."""
+        return found.count > self.bound * found.of
+
+
+INVARIANTS: Mapping[str, Invariant] = {
+    one.key: one
+    for one in (
+        Invariant(
+            key="launches-without-kernels",
+            fact="{count} of {of} launches of {ranks} without a kernel",
+            message="{count} of {of} kernel launches of {ranks} have no kernel in the trace, so "
+            "computation is missing there: shares of the step are uncertain, and the cause of "
+            "lateness is unknown.",
+            bound=0.005,
+            hides_cause=True,
+        ),
+        Invariant(
+            key="kernels-without-launches",
+            fact="{count} of {of} kernels of {ranks} without a launch",
+            message="{count} of {of} kernels of {ranks} have no launch in the trace, although "
+            "kernels before and after them have: why the GPU idles is uncertain there.",
+            bound=0.02,
+            hides_cause=True,
+        ),
+        Invariant(
+            key="clock-jumps-back",
+            fact="clock of {ranks} jumps back",
+            message="Launches of {ranks} go back in time {count} times, in the order of their ids: "
+            "the clock jumped back inside the recording, and what happened before and after it is "
+            "mixed.",
+            hides_cause=True,
+        ),
+        Invariant(
+            key="repeated-activities",
+            fact="{count} GPU activities of {ranks} there twice",
+            message="{count} of {of} GPU activities of {ranks} are in the trace twice: distprof "
+            "counts them once.",
+        ),
+        Invariant(
+            key="impossible-durations",
+            fact="{count} impossible durations on {ranks}",
+            message="{count} of {of} events of {ranks} have a negative or missing duration, and "
+            "count as instants.",
+            hides_cause=True,
+        ),
+        Invariant(
+            key="overlong-activities",
+            fact="{count} impossible durations on {ranks}",
+            message="{count} of {of} GPU activities of {ranks} last longer than the recording, or "
+            "than the next ones on their stream allow: distprof ends them there.",
+            hides_cause=True,
+        ),
+        Invariant(
+            key="coarse-times",
+            fact="times of {ranks} are rounded",
+            message="Times of {ranks} are rounded to 10 µs or more, which profilers never do: "
+            "what is shorter is uncertain.",
+            hides_cause=True,
+            may_be_usual=True,
+        ),
+        Invariant(
+            key="empty-step-ends",
+            fact="{count} steps of {ranks} recorded in part",
+            message="In {count} of {of} steps of {ranks}, nothing is recorded after the step mark "
+            "begins or before it ends: events are missing, or the mark is too long.",
+            may_be_usual=True,
+        ),
+        Invariant(
+            key="overlapping-steps",
+            fact="{count} step marks of {ranks} overlap",
+            message="{count} of {of} step marks of {ranks} overlap the next one: distprof ends "
+            "them where it begins, so step times are uncertain.",
+        ),
+    )
+}
+"""By key. Bounds are above what undamaged real traces show."""
+
+
+def broken(ranks: Iterable[Rank]) -> Iterator[Gap]:
+    """A gap for each invariant that the events of one or more ranks break."""
+    counted = [(rank.rank, rank.quality.counts) for rank in ranks]
+    for key, invariant in INVARIANTS.items():
+        found = {
+            rank: counts[key]
+            for rank, counts in counted
+            if key in counts and invariant.is_broken(counts[key])
+        }
+        # if most ranks break it, once each, the program or its recorder does so
+        once = invariant.may_be_usual and all(count.of <= 1 for count in found.values())
+        if found and not (once and 2 * len(found) > len(counted)):
+            yield gap_of(invariant, found)
+
+
+def gap_of(invariant: Invariant, found: Mapping[int, Count]) -> Gap:
+    """The gap of an invariant that these ranks break."""
+    ranks: Sequence[int] = sorted(found)
+    words = {
+        "count": f"{sum(one.count for one in found.values()):,}",
+        "of": f"{sum(one.of for one in found.values()):,}",
+        "ranks": name_ranks(ranks),
+    }
+    return Gap(
+        what=invariant.key,
+        message=invariant.message.format_map(words),
+        ranks=tuple(ranks),
+        fact=invariant.fact.format_map(words),
+        hides_cause=invariant.hides_cause,
+    )
+
 
 _FOLLOWERS = 3
 """An activity that ends after this many later ones of its stream have begun lasts impossibly long:
 a stream runs one after another, and programmatic launches overlap two at most."""
 
 _MIN_EVENTS = 20
-"""Fewer events are too few to say how long a recording is."""
+"""Fewer events are too few to say how long a recording is, or that times have a divisor in common
+by rounding only."""
+
+
+_COARSE_NS = 10_000
+"""Times with a larger divisor in common were rounded after the profiler wrote them: those of
+PyTorch before 2.2, the coarsest, are whole microseconds."""
 
 _MAX_LOST_AT_END = 0.1
 """Share of launches at the end whose kernels may have run after the profiler stopped."""
@@ -31,18 +168,15 @@ _MOST_JUMPS = 3
 """More drops are no clock that jumps: the ids of that recording do not follow time."""
 
 _RANGES = ("cpu_op", "annotation")
-
 _MOST_DROPS = 16
 _MOST_NAMES = 64
 _SAMPLED_ROWS = 4096
 
 
 def mended(activity: Table, host: Table) -> tuple[Table, dict[str, Count]]:
-    """Take out what cannot have happened on a GPU, and count it.
+    """Take out what cannot have happened on a GPU, and count it; linear if streams are in order.
 
-    Linear in the rows if streams are in order of time. Rows that are there twice go, and impossibly
-    long ones end where they can have ended at most. ``host`` has at least runtime and driver calls,
-    or is empty if it was not read.
+    Rows that are there twice go, and impossibly long ones end where they can have ended at most.
     """
     rows = np.flatnonzero(activity["kind"] != ActivityKind.ANNOTATION)
     num_rows = len(rows)
@@ -78,7 +212,10 @@ def checked(activity: Table, host: Table, steps: Table) -> Checked:
     """
     is_work = activity["kind"] != ActivityKind.ANNOTATION
     work = activity if is_work.all() else activity.take(np.flatnonzero(is_work))
-    found = {**_launches(work, host, steps), "coarse-times": _coarse(work)}
+    found = _launches(work, host, steps)
+    if len(work) >= _MIN_EVENTS:
+        since = np.concatenate((work["start_ns"], work["end_ns"])) - int(work["start_ns"][0])
+        found["coarse-times"] = Count(count=int(np.gcd.reduce(since) >= _COARSE_NS), of=1)
     return Checked(
         counts={key: count for key, count in found.items() if count.count},
         paces=_paces(work),
@@ -147,7 +284,7 @@ def _clip_last(activity: Table, host: Table, rows: Int64Array, end: Int64Array) 
 # Launches and kernels -----------------------------------------------------------------------------
 
 
-def _are_launches(host: Table) -> NDArray[np.bool_]:
+def _are_launches(host: Table) -> Bools:
     """Mask of the rows that launch kernels, by their names."""
     names = host.coded("name")
     return names.where(["LaunchKernel" in value for value in names.values])
@@ -174,57 +311,32 @@ def _launches(work: Table, host: Table, steps: Table) -> dict[str, Count]:
     if (lost & is_end).sum() <= _MAX_LOST_AT_END * len(ids):
         lost &= ~is_end | _in_steps(at, steps)
     found["launches-without-kernels"] = Count(count=len(set(ids[lost].tolist())), of=len(ids))
-    found["kernels-without-launches"] = _unlaunched(work, host)
+    # kernels without a launch that began after one with a launch, on the same stream
+    known = have_launches(work["correlation"], host)
+    _, stream = encode(work["stream"] - ABSENT)
+    first = np.full(int(stream.max(initial=0)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, stream[known], work["start_ns"][known])
+    lost = ~known & (work["start_ns"] > first[stream])
+    found["kernels-without-launches"] = Count(count=int(lost.sum()), of=len(work))
     return found
 
 
-def _in_steps(at: Int64Array, steps: Table) -> NDArray[np.bool_]:
+def _in_steps(at: Int64Array, steps: Table) -> Bools:
     if not len(steps):
         return np.zeros(len(at), np.bool_)
     index = np.searchsorted(steps["start_ns"], at, side="right") - 1
-    inside: NDArray[np.bool_] = (index >= 0) & (at < steps["end_ns"][index])
+    inside: Bools = (index >= 0) & (at < steps["end_ns"][index])
     return inside
 
 
 def _drops(start: Int64Array) -> int:
-    """How often launches, in the order of their ids, go back in time.
-
-    A thread that is stopped between getting an id and starting its launch is not counted: without
-    that one launch, the others are in order.
-    """
+    """How often launches, in the order of their ids, go back in time; a late single one is none."""
     drops = np.flatnonzero(start[1:] < start[:-1] - _DISORDER_NS)
     return sum(
         int((start[: at + 1] > start[at + 1]).sum()) > _FOLLOWERS
         and int((start[at + 1 :] < start[at]).sum()) > _FOLLOWERS
         for at in drops[:_MOST_DROPS].tolist()
     )
-
-
-def _unlaunched(work: Table, host: Table) -> Count:
-    """Kernels without a launch that began after one with a launch, on the same stream."""
-    known = have_launches(work["correlation"], host)
-    _, stream = encode(work["stream"] - ABSENT)
-    first = np.full(int(stream.max(initial=0)) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(first, stream[known], work["start_ns"][known])
-    lost = ~known & (work["start_ns"] > first[stream])
-    return Count(count=int(lost.sum()), of=len(work))
-
-
-_COARSE_NS = 10_000
-"""Times with a larger divisor in common were rounded after the profiler wrote them: those of
-PyTorch before 2.2, the coarsest, are whole microseconds."""
-
-
-def _coarse(work: Table) -> Count:
-    """One if all times are rounded more coarsely than by any profiler, else none."""
-    if len(work) < _FEW:
-        return Count(count=0, of=0)
-    since = np.concatenate((work["start_ns"], work["end_ns"])) - int(work["start_ns"][0])
-    return Count(count=int(np.gcd.reduce(since) >= _COARSE_NS), of=1)
-
-
-_FEW = 20
-"""Activities from which their times have a divisor in common by rounding only."""
 
 
 # What ranks are compared by -----------------------------------------------------------------------

@@ -1,1 +1,0 @@
-"""What holds in every sound recording, and what is done and said where it does not."""
