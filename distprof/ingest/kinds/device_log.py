@@ -26,12 +26,7 @@ _SNIFFED_BYTES = 1 << 20
 _SNIFFED_JSON = 1 << 14
 _JSON = (".json", ".json.gz")
 _NEVER = (".pkl", ".parquet", ".tar", ".zip", ".py", ".toml", ".md")
-_WORDS = (
-    b"NCCL INFO",
-    b"NCCL WARN",
-    b"traceEvents",
-    b'"distprof.',
-)  # signs of other kinds of files
+_WORDS = (b"NCCL INFO", b"NCCL WARN", b"traceEvents", b'"distprof.')  # of other kinds of files
 
 
 def fits_device_log(source: str) -> bool:

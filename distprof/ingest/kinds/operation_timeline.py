@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 import msgspec
 import numpy as np
 
-from distprof.bounds import Bound, num_parts
+from distprof.bounds import Bound
 from distprof.errors import InputError
-from distprof.ingest.files import beginning, whole
+from distprof.ingest.files import beginning, decoded
 from distprof.ingest.kinds.operation_table import JobSizes, log_of_columns
 from distprof.ingest.source import Source
 from distprof.run.evidence import OperationLog
@@ -116,16 +116,9 @@ def _stages(source: str, events: Sequence[_Event]) -> dict[tuple[int, int], int]
 
 
 def _events(source: str) -> list[_Event]:
-    data = whole(source, BOUND.num_bytes, _refuse)
-    most = BOUND.rows or 0
-    if num_parts(data) > _MOST_PARTS * most:
-        _refuse(source, f"more than {_MOST_PARTS * most:,} values, too many for {most:,} events")
-    try:
-        events = msgspec.json.decode(data, type=list[_Event])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        _refuse(source, " ".join(f"{error}".split())[:200])
-    if len(events) > most:
-        _refuse(source, f"{len(events):,} events, more than {most:,}")
+    events = decoded(source, BOUND, list[_Event], _refuse, _MOST_PARTS)
+    if BOUND.rows is not None and len(events) > BOUND.rows:
+        _refuse(source, f"{len(events):,} events, more than {BOUND.rows:,}")
     if any(not 0 <= event.pid < 1 << 20 for event in events):
         _refuse(source, "a process id that is not a data-parallel index")
     return events
