@@ -91,12 +91,8 @@ def _values(path: Path) -> dict[str, str]:
     try:
         text = read_plain(path, MAX_BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        found = (
-            f"{error}" if isinstance(error, TooLargeError) else f"{type(error).__name__}: {error}"
-        )
-        raise InputError(
-            str(path), expected="a text file of a few lines", found=found, fix=_FIX
-        ) from error
+        found = f"{type(error).__name__}: {error}"
+        raise InputError(str(path), expected="a short text", found=found, fix=_FIX) from error
     values: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):

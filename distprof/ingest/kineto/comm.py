@@ -6,7 +6,6 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,7 +16,6 @@ from distprof.ingest.kineto.parsed import COMM_ARGS, SymbolTable, compact
 from distprof.schema import ABSENT, Coded, Table
 
 COLLECTIVE_KEY = b'"Collective name"'
-
 _NAME_KEY = b'"name": '
 _SAMPLE = 1 << 16
 _NEAR = 1 << 14
@@ -50,15 +48,11 @@ TEXT_KEYS = {
 
 
 class Wanted(NamedTuple):
-    """A row whose arguments must be found again in the text.
-
-    ``place`` is the position of a byte inside its event. It is ABSENT if none is known, as for rows
-    without the arguments of a collective.
-    """
+    """A row whose arguments must be found again in the text."""
 
     name: str
     ts: float
-    place: int
+    place: int  # Of a byte inside its event; ABSENT without the arguments of a collective.
 
 
 class CommRow(NamedTuple):
@@ -114,15 +108,14 @@ class CommRows:
         if not waiting:
             return
         for name, integers in self._integers.items():
-            integers.frombytes(_bytes_of([chunk.integers[name] for chunk in waiting]))
+            integers.frombytes(np.concatenate([c.integers[name] for c in waiting]).tobytes())
         for name, codes in self._codes.items():
-            codes.frombytes(_bytes_of([chunk.codes[name] for chunk in waiting]))
+            codes.frombytes(np.concatenate([c.codes[name] for c in waiting]).tobytes())
 
     def _extend_rows(self, rows: Sequence[CommRow]) -> None:
-        for name in ("start_ns", "end_ns", "stream", "correlation"):
-            self._integers[name].extend([getattr(row, name) for row in rows])
-        for name in ("name", "category", "thread"):
-            self._codes[name].extend([getattr(row, name) for row in rows])
+        for name, column in (*self._integers.items(), *self._codes.items()):
+            if name in CommRow._fields:
+                column.extend([getattr(row, name) for row in rows])
         arguments = [row.arguments for row in rows]
         for name, keys in INTEGER_KEYS.items():
             self._integers[name].extend(
@@ -150,10 +143,6 @@ class CommRows:
         return Table(COMM_ARGS, columns)
 
 
-def _bytes_of(parts: Sequence[NDArray[np.signedinteger[Any]]]) -> bytes:
-    return np.concatenate(parts).tobytes()
-
-
 def find_arguments(
     data: bytes | bytearray, stop: int, wanted: Sequence[Wanted], boundary: Boundary
 ) -> list[Mapping[str, Any]]:
@@ -163,9 +152,15 @@ def find_arguments(
     a hint only.
     """
     found = list(_search(data, stop, wanted, boundary))
-    if len(found) < len(wanted):
-        events = DECODE_RAW(memoryview(data)[:stop])
-        found = _scan([bytes(event) for event in events], wanted)
+    if len(found) == len(wanted):
+        return found
+    # one event after another, in any layout
+    found = []
+    remaining = iter([bytes(event) for event in DECODE_RAW(memoryview(data)[:stop])])
+    for row in wanted:
+        needle = _needle(row)
+        candidates = (_arguments_if(row, event) for event in remaining if needle in event)
+        found.append(next((match for match in candidates if match is not None), {}))
     return found
 
 
@@ -175,8 +170,12 @@ def _search(
     """Yield arguments from one forward pass; stop early if the boundary hint misleads."""
     position = 0
     key = _NAME_KEY if data.find(_NAME_KEY, 0, _SAMPLE) >= 0 else b""
-    nexts = _next_places(wanted, stop)
-    for row, limit in zip(wanted, nexts, strict=True):
+    limit = stop
+    limits = []  # for each row, the known place of this or the next such row
+    for row in reversed(wanted):
+        limit = row.place if row.place != ABSENT else limit
+        limits.append(limit)
+    for row, limit in zip(wanted, reversed(limits), strict=True):
         if row.place != ABSENT:
             found = _event_at(data, row.place, stop, row, boundary)
         else:
@@ -185,16 +184,6 @@ def _search(
             return
         arguments, position = found
         yield arguments
-
-
-def _next_places(wanted: Sequence[Wanted], stop: int) -> list[int]:
-    """For each row, the known place of this or the next such row; ``stop`` if there is none."""
-    places = []
-    limit = stop
-    for row in reversed(wanted):
-        limit = row.place if row.place != ABSENT else limit
-        places.append(limit)
-    return places[::-1]
 
 
 def _event_at(
@@ -232,17 +221,6 @@ def _near_first(
     return None
 
 
-def _scan(events: Sequence[bytes], wanted: Sequence[Wanted]) -> list[Mapping[str, Any]]:
-    """The arguments of the wanted rows, by looking at one event after another, in any layout."""
-    arguments: list[Mapping[str, Any]] = []
-    remaining = iter(events)
-    for row in wanted:
-        needle = _needle(row)
-        candidates = (_arguments_if(row, event) for event in remaining if needle in event)
-        arguments.append(next((match for match in candidates if match is not None), {}))
-    return arguments
-
-
 def _needle(row: Wanted, key: bytes = b"") -> bytes:
     """The text to search for; with the key before the name it is longer, so found faster."""
     if row.place != ABSENT:
@@ -262,9 +240,7 @@ def _arguments_if(row: Wanted, text: bytes | bytearray) -> Mapping[str, Any] | N
         event = DECODE_ANY(text)
         if event["ph"] != "X" or event["name"] != row.name or float(event["ts"]) != row.ts:
             return None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError):
-        return None
-    except ValueError:
+    except (ValueError, RecursionError, LookupError, TypeError):  # not JSON, or no such event
         return None
     arguments = event.get("args")
     return arguments if isinstance(arguments, dict) else {}

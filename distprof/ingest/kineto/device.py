@@ -13,28 +13,20 @@ from distprof.ingest.kineto.framing import Boundary
 from distprof.kernel import kernel
 
 _CATEGORY_IS = b'cat": "'  # begins with a c, which is rarer than a quote and found faster
-
 _ON_DEVICE = (b'kernel"', b"gpu_")
-
 _CATEGORIES = re.compile(_CATEGORY_IS + b"(?:%b)" % b"|".join(_ON_DEVICE))
-
 _STEP = f'"name": "{STEP_PREFIX}'.encode()
-
 _STEP_END = _STEP[-1:]
-
 _BEFORE_STEP_END = _STEP[-2]
-
 _LEGACY = (b'"Kernel"', b'"Memcpy"', b'"Memset"', b'"concurrent_kernel"')
-
 _CATEGORY = b'"cat"'
-
 _SPACED = b'"cat": "'
 
 
 class DeviceSearch:
     """Finds device rows and step marks in indented traces as Kineto writes them.
 
-    ``boundary`` is the text between two events. Only a line break makes it unambiguous.
+    Only a line break makes the text between two events unambiguous.
     """
 
     def __init__(self, boundary: Boundary) -> None:
@@ -54,19 +46,15 @@ class DeviceSearch:
             how = (self._edge, self._opening, _CATEGORY_IS, _ON_DEVICE, _STEP)
             array, num_device_rows = compiled.select(data, stop, *how)
         else:
-            array, num_device_rows = self._searched(data, stop)
+            rows = spans = self._device_rows(data, stop)
+            if steps := self._steps(data, stop):
+                spans = sorted({*spans, *steps})  # marks on the device were found both ways
+            view = memoryview(data)
+            hits: list[bytes | memoryview] = [view[start:end] for start, end in spans]
+            array, num_device_rows = b"[%b]" % self._between.join(hits), len(rows)
         if not num_device_rows and not self._is_expected(data, stop):
             self.usable = False
         return array if self.usable else None
-
-    def _searched(self, data: bytearray, stop: int) -> tuple[bytes, int]:
-        """The hits as a JSON array, and the number of device rows, found without the kernel."""
-        rows = spans = self._device_rows(data, stop)
-        if steps := self._steps(data, stop):
-            spans = sorted({*spans, *steps})  # marks on the device were found both ways
-        view = memoryview(data)
-        hits: list[bytes | memoryview] = [view[start:end] for start, end in spans]
-        return b"[%b]" % self._between.join(hits), len(rows)
 
     def _device_rows(self, data: bytearray, stop: int) -> list[tuple[int, int]]:
         """Start and end of each device row.
@@ -115,11 +103,8 @@ class DeviceSearch:
 # The keys of a trace other than its events -------------------------------------------------------
 
 _KEY = re.compile(r'[{,]\s*"([^"\\\n]*)"\s*:\s*')
-
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})(?=\s*[,}])')
-
 _EVENTS = "traceEvents"
-
 _MOST_DAMAGED = 16 << 20
 _MOST_BROKEN = 16
 """Each unreadable value costs time in proportion to the text, so both are limited."""
@@ -134,7 +119,10 @@ def parse_metadata(head: bytes, tail: bytes, *, ended: bool) -> tuple[Mapping[st
     if not head:
         return {}, ended and not tail.strip()
     if not ended:
-        return clean_keys({**_events_left_out(_keys_of(head)), **_base_in(tail)}), False
+        # the base of all times may be somewhere in a damaged end; no event holds it
+        base = _BASE.search(tail)
+        found = {"baseTimeNanoseconds": int(base[1])} if base else {}
+        return clean_keys({**_events_left_out(_keys_of(head)), **found}), False
     whole = b"%b[]%b" % (head, tail)
     try:
         parsed = json.loads(whole)
@@ -149,12 +137,6 @@ def parse_metadata(head: bytes, tail: bytes, *, ended: bool) -> tuple[Mapping[st
 
 def _events_left_out(keys: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if key != _EVENTS}
-
-
-def _base_in(damaged: bytes) -> dict[str, int]:
-    """The base of all times, if it is somewhere in a damaged end; no event holds it."""
-    match = _BASE.search(damaged)
-    return {"baseTimeNanoseconds": int(match[1])} if match else {}
 
 
 def _keys_of(text: bytes) -> dict[str, Any]:

@@ -66,16 +66,8 @@ PYTHON_FRAME = "python_function"
 STEP_PREFIX = "ProfilerStep#"
 
 COMM_PREFIXES = (
-    "c10d::",
-    "_c10d_functional::",
-    "c10d_functional::",
-    "symm_mem::",
-    "gloo:",
-    "nccl:",
-    "xccl:",
-    "ucc:",
-    "mpi:",
-    "record_param_comms",
+    *("c10d::", "_c10d_functional::", "c10d_functional::", "symm_mem::"),
+    *("gloo:", "nccl:", "xccl:", "ucc:", "mpi:", "record_param_comms"),
 )
 """Name prefixes of host rows that enter COMM_ARGS even without arguments."""
 
@@ -88,15 +80,8 @@ KEPT_OPERATOR_NAME = re.compile(
 """
 
 
-USUAL_CATEGORIES = (
-    *HOST_WORDS,
-    *DEVICE_KINDS,
-    PYTHON_FRAME,
-    "cpu_op",
-    "cpu_instant_event",
-    "overhead",
-    "Trace",
-)
+_UNTRANSLATED = (PYTHON_FRAME, "cpu_op", "cpu_instant_event", "overhead", "Trace")
+USUAL_CATEGORIES = (*HOST_WORDS, *DEVICE_KINDS, *_UNTRANSLATED)
 """Usual categories of events with a duration, as in the trace; files with others take longer."""
 
 
@@ -183,7 +168,6 @@ def _equally_long_to_ns(group: Sequence[Any], length: int) -> Int64Array:
 # Decoders -----------------------------------------------------------------------------------------
 
 NO_DURATION = -1.0
-
 NO_COLLECTIVE = Raw(b"")
 """Stands for an event that names no collective."""
 
@@ -291,14 +275,10 @@ def _union(*kinds: type[Struct]) -> Any:
     return list[union]
 
 
-_USUAL = msgspec.json.Decoder(_union(UsualComplete, _CollectedMetadata, *_SKIPPED)).decode
-
-_FAST = msgspec.json.Decoder(_union(Complete, _CollectedMetadata, *_SKIPPED)).decode
-
-_EXACT = msgspec.json.Decoder(_union(ExactComplete, _CollectedMetadata, *_SKIPPED)).decode
-
-
-_DECODERS = {UsualComplete: _USUAL, Complete: _FAST, ExactComplete: _EXACT}
+_DECODERS = {
+    kind: msgspec.json.Decoder(_union(kind, _CollectedMetadata, *_SKIPPED)).decode
+    for kind in (UsualComplete, Complete, ExactComplete)
+}
 
 
 def decode_array(

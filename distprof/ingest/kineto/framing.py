@@ -11,6 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import msgspec
 
@@ -18,9 +19,7 @@ from distprof.errors import InputError
 from distprof.ingest.kineto.source import ByteSource
 
 _SAMPLE = 1 << 18
-
 _SEPARATED = re.compile(rb"\}\s*,\s*\{")
-
 _NEXT_EVENT = re.compile(r'\s*,\s*\{(?:\s*")?')
 
 
@@ -57,10 +56,7 @@ class Boundary(msgspec.Struct, frozen=True):
         """Start and end of the event at ``place``, in an array that ``stop`` closes."""
         start = data.rfind(self.text, 0, place)
         end = data.find(self.text, place, stop)
-        return (
-            1 if start < 0 else start + self.opening,
-            stop - 1 if end < 0 else end + 1,
-        )
+        return 1 if start < 0 else start + self.opening, stop - 1 if end < 0 else end + 1
 
     def split(self, array: bytes) -> list[bytes]:
         """The texts between boundaries in a JSON array, braces kept."""
@@ -93,34 +89,20 @@ class Boundary(msgspec.Struct, frozen=True):
 
 # Windows of whole events --------------------------------------------------------------------------
 
-WINDOW_BYTES = 2 << 20
-"""Text decoded at once: small enough that the result stays in the CPU cache."""
-
-SEARCHED_WINDOW_BYTES = 4 << 20
-"""Window for text that is searched for a few rows: each window costs more than its text."""
-
-LARGEST_EVENT_BYTES = 64 << 20
-"""A longer event is skipped, so memory stays bounded."""
-
-LARGEST_METADATA_BYTES = 64 << 20
-"""More metadata is refused before the events, and not read after them."""
+WINDOW_BYTES = 2 << 20  # decoded at once: small enough that the result stays in the CPU cache
+SEARCHED_WINDOW_BYTES = 4 << 20  # searched for a few rows: each window costs more than its text
+LARGEST_EVENT_BYTES = 64 << 20  # a longer event is skipped, so memory stays bounded
+LARGEST_METADATA_BYTES = 64 << 20  # more is refused before the events, and not read after them
 
 _FIRST_READ = 1 << 16
-
 _BLOCK = 1 << 18  # larger blocks are newly mapped memory each time, which is slower
-
 _LARGEST_LAST_EVENT = 16 << 20
-
 _MOST_CANDIDATES = 32
-
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*(?=\S)')
-
 _END = re.compile(rb'\}\s*,?\s*(\])(?=\s*(?:,\s*(?:"|\Z)|\}\s*\Z|\Z))')
-
 _EMPTY = re.compile(rb"\[\s*(\])")
-
 _BETWEEN = b" \t\r\n,"
-
+_T = TypeVar("_T")
 Take = Callable[[bytearray, int, int], bool]
 """``take(data, stop, offset)``: accept ``data[:stop]``, a JSON array at byte ``offset``
 of the file, or accept nothing and return False if it is not one."""
@@ -132,34 +114,25 @@ Salvage = Callable[[bytearray, int, int], None]
 class Framer:
     """Walks through the events of one file; ``searched`` windows are searched for a few rows.
 
-    Attributes:
-        boundary: Text between two events: learned from the first two, and again if it fails.
-        head: Text before the events; empty for a bare list of events.
-        tail: Text after the events.
-        ended: Whether the end of the array was found.
-        lost_bytes: Bytes after the last complete event, if the array has no end.
-        truncated_at: Where these bytes begin.
-        num_giants: Events skipped for their size.
-
     Raises:
         InputError: If the bytes are not a trace.
     """
 
     def __init__(self, source: ByteSource, name: str, *, searched: bool = False) -> None:
         self._usual = SEARCHED_WINDOW_BYTES if searched else WINDOW_BYTES
-        self.boundary: Boundary | None = None
-        self.tail = b""
-        self.ended = False
-        self.lost_bytes = 0
-        self.truncated_at = 0
-        self.num_giants = 0
+        self.boundary: Boundary | None = None  # learned from two events, again if it fails
+        self.tail = b""  # text after the events
+        self.ended = False  # whether the end of the array was found
+        self.lost_bytes = 0  # after the last complete event, if the array has no end
+        self.truncated_at = 0  # where these begin
+        self.num_giants = 0  # events skipped for their size
         self._source = source
         self._exhausted = False
         self._wanted = self._usual
-        self.head, self._data = self._find_events(name)
+        self.head, self._data = self._find_events(name)  # no head before a bare list of events
         self._size = len(self._data)
         self._next = bytearray()  # the window after this one
-        self._offset = len(self.head)
+        self.offset = len(self.head)  # byte of the file at which the current window begins
 
     def run(
         self, take: Take, salvage: Salvage, is_enough: Callable[[], bool] = lambda: False
@@ -167,11 +140,6 @@ class Framer:
         """Hand out events window by window, until there are no more or ``is_enough`` says so."""
         while not self._ends_or_advances(take, salvage) and not is_enough():
             pass
-
-    @property
-    def offset(self) -> int:
-        """Byte of the file at which the current window begins."""
-        return self._offset
 
     def _ends_or_advances(self, take: Take, salvage: Salvage) -> bool:
         self._fill()
@@ -191,7 +159,7 @@ class Framer:
         if not self._take_until(comma, take):
             if self._take_end(take, salvage):
                 return True
-            self._salvage_until(comma, salvage)
+            self._take_until(comma, salvage)
         self._go_to_next(comma)
         return False
 
@@ -200,8 +168,11 @@ class Framer:
         data = bytearray()
         while True:
             # Read as much again each time, because each search starts from the beginning.
-            block = self._read_at_least(len(data)) if data else self._source.read(_FIRST_READ)
-            data += block
+            size, wanted = len(data), 2 * len(data)
+            while block := self._source.read(_BLOCK if size else _FIRST_READ):
+                data += block
+                if len(data) >= wanted:
+                    break
             text = data.lstrip(_BETWEEN[:4])
             if text[:1] == b"[":
                 return b"", text
@@ -213,13 +184,6 @@ class Framer:
                 return bytes(data[: match.end()]), data[match.end() :]
             if not block or len(data) > LARGEST_METADATA_BYTES:
                 raise _no_events(name, data, self._source.damage)
-
-    def _read_at_least(self, size: int) -> bytearray:
-        """At least that many bytes, up to a block more; fewer only at the end of the input."""
-        data = bytearray()
-        while len(data) < size and (block := self._source.read(_BLOCK)):
-            data += block
-        return data
 
     def _fill(self) -> None:
         """Read until the window is full."""
@@ -251,7 +215,7 @@ class Framer:
         self._data, self._next = self._next, self._data
         self._size = rest + count
         self._exhausted = self._size < self._usual
-        self._offset += comma
+        self.offset += comma
         self._wanted = self._usual
 
     def _last_comma(self) -> int:
@@ -259,20 +223,14 @@ class Framer:
         cut = self._data.rfind(self.boundary.text, 0, self._size)
         return cut + self.boundary.comma if cut > 0 else -1
 
-    def _take_until(self, stop: int, take: Take) -> bool:
+    def _take_until(self, stop: int, take: Callable[[bytearray, int, int], _T]) -> _T:
         """Close the array at ``stop`` temporarily and hand it out."""
         kept = self._data[stop]
         self._data[stop] = ord("]")
         try:
-            return take(self._data, stop + 1, self._offset)
+            return take(self._data, stop + 1, self.offset)
         finally:
             self._data[stop] = kept
-
-    def _salvage_until(self, stop: int, salvage: Salvage) -> None:
-        kept = self._data[stop]
-        self._data[stop] = ord("]")
-        salvage(self._data, stop + 1, self._offset)
-        self._data[stop] = kept
 
     def _drop(self, comma: int) -> None:
         """Forget the text before ``comma``, which opens the next array."""
@@ -280,7 +238,7 @@ class Framer:
         rest[0] = ord("[")
         self._size = len(rest)
         self._data[: self._size] = rest
-        self._offset += comma
+        self.offset += comma
         self._wanted = self._usual
 
     def _grow(self) -> None:
@@ -297,7 +255,7 @@ class Framer:
         self._wanted = self._usual
         while not self._exhausted:
             kept = self._data[max(0, self._size - len(self.boundary.text)) : self._size]
-            self._offset += self._size - len(kept)
+            self.offset += self._size - len(kept)
             self._data, self._size = kept, len(kept)
             self._fill()
             found = self._data.find(self.boundary.text, 0, self._size)
@@ -318,7 +276,7 @@ class Framer:
         # Metadata may also hold text that looks like an end.
         for stop, end in sorted(self._candidates()):
             if self._is_credible(stop, end):
-                self._salvage_until(stop, salvage)
+                self._take_until(stop, salvage)
                 self._finish(end)
                 return True
         return False
@@ -334,8 +292,15 @@ class Framer:
 
     def _is_credible(self, stop: int, end: int) -> bool:
         """Whether an end is plausible that parsing cannot verify, as the events are damaged."""
+        rest = self._data[end : self._size]
+        if self._exhausted and not self.head:
+            return not rest.strip()
         if self._exhausted:
-            return _is_object_rest(self._data[end : self._size], self.head)
+            try:
+                json.loads(b'{"":0' + rest)
+            except (ValueError, RecursionError):
+                return False
+            return True
         assert self.boundary is not None
         indent = self.boundary.indent
         return bool(indent) and self._data.endswith(indent, 0, stop - 1)
@@ -345,24 +310,24 @@ class Framer:
         while len(tail) < LARGEST_METADATA_BYTES and (block := self._source.read(_BLOCK)):
             tail += block
         self.tail = bytes(tail)
-        self._offset += end
+        self.offset += end
         self.ended = True
 
     def _take_truncated(self, take: Take, salvage: Salvage) -> None:
         """Hand out every complete event of a window in which the file ends early."""
         if (comma := self._last_comma()) >= 0:
             if not self._take_until(comma, take):
-                self._salvage_until(comma, salvage)
+                self._take_until(comma, salvage)
             self._drop(comma)
         rest = self._data[1 : self._size]
         end = _end_of_event(rest)
         if end:
             last = bytearray(b"[%b]" % bytes(rest[:end]))
-            if not take(last, len(last), self._offset):
-                salvage(last, len(last), self._offset)
+            if not take(last, len(last), self.offset):
+                salvage(last, len(last), self.offset)
         self.tail = bytes(rest[end:])
         self.lost_bytes = len(self.tail.strip(_BETWEEN))
-        self.truncated_at = self._offset + 1 + end
+        self.truncated_at = self.offset + 1 + end
 
 
 def _end_of_event(text: bytearray) -> int:
@@ -376,16 +341,6 @@ def _end_of_event(text: bytearray) -> int:
     except (ValueError, RecursionError):
         return 0
     return end if isinstance(event, dict) else 0
-
-
-def _is_object_rest(rest: bytearray, head: bytes) -> bool:
-    if not head:
-        return not rest.strip()
-    try:
-        json.loads(b'{"":0' + rest)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def _not_a_trace(name: str, found: str) -> InputError:

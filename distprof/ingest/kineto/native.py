@@ -39,9 +39,10 @@ from distprof.kernel import kernel
 _ALWAYS = ("name", "stream", "correlation", "device", "bytes", "grid", "Collective name")
 """Arguments in the order of ``enum Argument`` in ``native/chunk.hpp``."""
 
-_INT32 = ("name", "category", "thread", "device", "blocks")
-
-_INT8 = ("kind",)
+_DTYPES = {
+    **dict.fromkeys(("name", "category", "thread", "device", "blocks"), np.int32),
+    "kind": np.int8,
+}
 
 
 class NativeChunk(NamedTuple):
@@ -98,10 +99,8 @@ class NativeReader:
         if found is None:
             return None
         try:
-            texts = [
-                (first, [as_text(DECODE_ANY(raw)) for raw in raws])
-                for first, raws in found["raw_texts"]
-            ]
+            new = found["raw_texts"]
+            texts = [(first, [as_text(DECODE_ANY(raw)) for raw in raws]) for first, raws in new]
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
             self._decoder.forget()
             return None
@@ -118,29 +117,16 @@ class NativeReader:
         first, threads = found["threads"]
         self._codes["thread"].add(first, [tuple(thread.split("/", 1)) for thread in threads])
         comm = self._columns(found["comm"])
+        integers = {name: column for name, column in comm.items() if name not in self._codes}
+        for name, values in zip(INTEGER_KEYS, found["comm"]["integers"], strict=True):
+            integers[name] = np.frombuffer(values, np.int64)
+        codes = {name: comm[name] for name in self._codes}
+        for name, values in zip(TEXT_KEYS, found["comm"]["texts"], strict=True):
+            codes[name] = self._texts[name].of(np.frombuffer(values, np.int32))
         return NativeChunk(
             device=self._columns(found["device"]),
             host=self._columns(found["host"]),
-            comm=CommColumns(
-                integers={
-                    **{
-                        name: comm[name] for name in ("start_ns", "end_ns", "stream", "correlation")
-                    },
-                    **{
-                        name: np.frombuffer(values, np.int64)
-                        for name, values in zip(
-                            INTEGER_KEYS, found["comm"]["integers"], strict=True
-                        )
-                    },
-                },
-                codes={
-                    **{name: comm[name] for name in self._codes},
-                    **{
-                        name: self._texts[name].of(np.frombuffer(values, np.int32))
-                        for name, values in zip(TEXT_KEYS, found["comm"]["texts"], strict=True)
-                    },
-                },
-            ),
+            comm=CommColumns(integers, codes),
             metadata=[_metadata(*name) for name in found["thread_names"]],
             num_events=found["num_events"],
             num_clamped=found["num_clamped"],
@@ -151,8 +137,7 @@ class NativeReader:
         columns: dict[str, NDArray[Any]] = {}
         for name, values in found.items():
             if isinstance(values, bytes):
-                dtype = np.int32 if name in _INT32 else np.int8 if name in _INT8 else np.int64
-                column = np.frombuffer(values, dtype)
+                column = np.frombuffer(values, _DTYPES.get(name, np.int64))
                 columns[name] = self._codes[name].of(column) if name in self._codes else column
         return columns
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from distprof.ingest.kineto import growing
-from distprof.ingest.kineto.growing import GrowingColumns
+from distprof.ingest.kineto.parsed import GrowingColumns
 from distprof.run.tables import ACTIVITY
 
 
