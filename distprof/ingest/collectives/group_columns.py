@@ -36,7 +36,6 @@ class _Group(msgspec.Struct, frozen=True, kw_only=True):
     origin: Origin = Origin.ABSENT
 
 
-_NO_GROUP = _Group()
 _MESSAGE_AXES = (MeshAxis.PP, MeshAxis.CP)
 
 
@@ -76,12 +75,15 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
         """The COLLECTIVES table with this group in the given rows."""
         size, origin = table["group_size"].copy(), table["group_origin"].copy()
         size[rows], origin[rows] = len(group.ranks), Origin.DERIVED
-        texts = {
-            "group": group.name,
-            "group_desc": group.description,
-            "group_ranks": fold_ranks(group.ranks),
-        }
-        coded = {name: _replaced(table.coded(name), rows, text) for name, text in texts.items()}
+        coded = {}
+        for name, text in (
+            ("group", group.name),
+            ("group_desc", group.description),
+            ("group_ranks", fold_ranks(group.ranks)),
+        ):
+            column = table.coded(name)
+            codes = np.where(rows, len(column.values), column.codes).astype(np.int32)
+            coded[name] = Coded.merged(codes, (*column.values, text))
         return table.with_columns(group_size=size, group_origin=origin, **coded)
 
     def columns(self, comm_args: Table, layers: Sequence[Int64Array], count: int) -> GroupColumns:
@@ -91,7 +93,14 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
         for layer in reversed(layers):
             found = np.where(layer != ABSENT, of_row[layer] if len(of_row) else 0, 0)
             codes = np.where(found > 0, found, codes).astype(np.int32)
-        return _columns((self._assumed(), *named), codes)
+        groups = (self._assumed(), *named)
+        return GroupColumns(
+            group=Coded.merged(codes, [group.name for group in groups]),
+            description=Coded.merged(codes, [group.description for group in groups]),
+            ranks=Coded.merged(codes, [fold_ranks(group.ranks) for group in groups]),
+            size=np.array([group.size for group in groups], dtype=np.int32)[codes],
+            origin=np.array([group.origin for group in groups], dtype=np.int8)[codes],
+        )
 
     def _named_groups(self, comm_args: Table) -> tuple[tuple[_Group, ...], NDArray[np.int32]]:
         """Distinct groups that COMM_ARGS rows name, and 1 + its group for each row, 0 without."""
@@ -135,7 +144,7 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
         """The group assumed for operations that name none."""
         ranks = self.only_ranks()
         if not ranks:
-            return _NO_GROUP
+            return _Group()
         same = [group for group in self.groups if group.ranks == ranks]
         return _Group(
             name=same[0].name if len(same) == 1 else "",
@@ -148,10 +157,7 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
     def notes(self, table: Table) -> tuple[str, ...]:
         """Assumptions about groups, one sentence each."""
         origin = table["group_origin"]
-        assumed, unknown = (
-            int((origin == Origin.DERIVED).sum()),
-            int((origin == Origin.ABSENT).sum()),
-        )
+        assumed, unknown = (int((origin == one).sum()) for one in (Origin.DERIVED, Origin.ABSENT))
         notes = []
         if assumed:
             ranks, group = self.only_ranks(), self.message_group()
@@ -161,29 +167,11 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
                 whose += "ranks exchange messages"
             if np.isin(table["kind"][origin == Origin.DERIVED], _MESSAGES).all():
                 # gloo's never do, so counts per rank are not worth a line each
-                notes.append(
-                    f"Sends and receives do not name a process group: distprof assumes {whose}."
-                )
+                who = "Sends and receives"
             else:
-                notes.append(
-                    f"{assumed} of {len(table)} collectives do not name a process group: "
-                    f"distprof assumes {whose}, ranks {fold_ranks(ranks)}."
-                )
+                who = f"{assumed} of {len(table)} collectives"
+                whose += f", ranks {fold_ranks(ranks)}"
+            notes.append(f"{who} do not name a process group: distprof assumes {whose}.")
         if unknown:
             notes.append(f"The process group of {unknown} of {len(table)} collectives is unknown.")
         return tuple(notes)
-
-
-def _replaced(column: Coded, rows: NDArray[np.bool_], text: str) -> Coded:
-    codes = np.where(rows, len(column.values), column.codes).astype(np.int32)
-    return Coded.merged(codes, (*column.values, text))
-
-
-def _columns(groups: Sequence[_Group], codes: NDArray[np.int32]) -> GroupColumns:
-    return GroupColumns(
-        group=Coded.merged(codes, [group.name for group in groups]),
-        description=Coded.merged(codes, [group.description for group in groups]),
-        ranks=Coded.merged(codes, [fold_ranks(group.ranks) for group in groups]),
-        size=np.array([group.size for group in groups], dtype=np.int32)[codes],
-        origin=np.array([group.origin for group in groups], dtype=np.int8)[codes],
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 
@@ -138,7 +139,11 @@ def full_buffer_bytes(
 
 def peer_in_group(concrete_inputs: Coded) -> Int64Array:
     """The peer of ``c10d::send`` and ``recv_`` as a rank in its group, ABSENT if unknown."""
-    peers = [_peer(text) for text in concrete_inputs.values]
+    peers = []
+    for text in concrete_inputs.values:
+        peer = next(iter(_json_list(text)[2:3]), None)
+        is_rank = isinstance(peer, str) and re.fullmatch("[0-9]{1,6}", peer)
+        peers.append(int(peer) if isinstance(peer, str) and is_rank else ABSENT)
     return _by_value(concrete_inputs, peers)
 
 
@@ -148,20 +153,13 @@ def splits_of_operators(names: Coded, concrete_inputs: Coded) -> tuple[Coded, Co
     The arguments are output, input, group, output splits, input splits. torch writes lists of more
     than 30 numbers as empty ones.
     """
-    splits = [_operator_splits(text) for text in concrete_inputs.values]
+    inputs = [_json_list(text) for text in concrete_inputs.values]
     is_call = names.equals("c10d::alltoall_base_")
     codes = np.where(is_call, concrete_inputs.codes + 1, 0).astype(np.int32)
     out_splits, in_splits = (
-        Coded.merged(codes, ("", *(pair[which] for pair in splits))) for which in (0, 1)
+        Coded.merged(codes, ("", *(_numbers(one[at]) if len(one) > 4 else "" for one in inputs)))
+        for at in (3, 4)
     )
-    return out_splits, in_splits
-
-
-def _operator_splits(text: str) -> tuple[str, str]:
-    inputs = _json_list(text)
-    if len(inputs) < 5:
-        return "", ""
-    out_splits, in_splits = (_numbers(value) for value in inputs[3:5])
     return out_splits, in_splits
 
 
@@ -171,27 +169,14 @@ def _numbers(value: object) -> str:
     return value[1:-1].replace(" ", "")
 
 
-def _peer(text: str) -> int:
-    inputs = _json_list(text)
-    if len(inputs) > 2 and isinstance(inputs[2], str) and re.fullmatch("[0-9]{1,6}", inputs[2]):
-        return int(inputs[2])
-    return ABSENT
-
-
 def _kinds(comm_args: Table) -> NDArray[np.int8]:
     """Kind from the collective name, else from the name of the operator or annotation."""
     written, names = comm_args.coded("collective"), comm_args.coded("name")
-    by_argument = _by_value(
-        written, [0 if is_wait(text) else collective_kind(text) for text in written.values]
-    )
+    named = [0 if is_wait(text) else collective_kind(text) for text in written.values]
+    by_argument = _by_value(written, named)
     is_call = [name.startswith(OPERATORS + ANNOTATIONS) for name in names.values]
-    by_name = _by_value(
-        names,
-        [
-            collective_kind(name) if call else CollectiveKind.UNKNOWN
-            for name, call in zip(names.values, is_call, strict=True)
-        ],
-    )
+    called = [collective_kind(n) if c else 0 for n, c in zip(names.values, is_call, strict=True)]
+    by_name = _by_value(names, called)
     kinds: NDArray[np.int8] = np.where(by_argument > 0, by_argument, by_name).astype(np.int8)
     return kinds
 
@@ -218,12 +203,8 @@ def _elements_of_arguments(dims: Coded, types: Coded) -> tuple[Int64Array, Int64
         return empty, empty, empty
     pair = dims.codes.astype(np.int64) * len(types.values) + types.codes
     distinct, inverse = np.unique(pair, return_inverse=True)
-    counts = [
-        _argument_elements(dims.values[code // len(types.values)], types.values[which])
-        for code, which in zip(
-            distinct.tolist(), (distinct % len(types.values)).tolist(), strict=True
-        )
-    ]
+    places = [divmod(code, len(types.values)) for code in distinct.tolist()]
+    counts = [_argument_elements(dims.values[dim], types.values[kind]) for dim, kind in places]
     first, second, everything = np.array(counts, dtype=np.int64)[inverse].T
     return first, second, everything
 
@@ -246,25 +227,18 @@ def _elements(shape: object, kind: object) -> int:
     """
     if not isinstance(shape, list):
         return ABSENT
-    if not shape:
-        return 1 if _is_tensor(kind) else ABSENT
+    if not shape:  # types of tensors are like ``float``; plain numbers have ``Double``
+        is_tensor = isinstance(kind, str) and kind[:1].islower()
+        return 1 if is_tensor and element_bytes(str(kind)) is not None else ABSENT
     if not any(isinstance(item, list) for item in shape):
         return _product(shape)
     parts = [_product(item) if isinstance(item, list) else ABSENT for item in shape]
     return sum(parts) if ABSENT not in parts and sum(parts) < _MAX_ELEMENTS else ABSENT
 
 
-def _is_tensor(kind: object) -> bool:
-    """Whether a type is that of a tensor, such as ``float``; plain numbers have ``Double``."""
-    return isinstance(kind, str) and kind[:1].islower() and element_bytes(kind) is not None
-
-
 def _product(shape: list[object]) -> int:
-    product = 1
-    for size in shape:
-        if not isinstance(size, int):
-            return ABSENT
-        product *= size
+    sizes = [size for size in shape if isinstance(size, int)]
+    product = math.prod(sizes) if len(sizes) == len(shape) else ABSENT
     return product if 0 <= product < _MAX_ELEMENTS else ABSENT
 
 

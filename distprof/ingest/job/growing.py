@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+import socket
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
@@ -41,17 +41,10 @@ from distprof.bounds import Bound, open_plain, read_plain
 from distprof.ingest.job.rank_folder import BROKEN, MAX_LINE_BYTES
 
 MAX_RANKS: Final = 20_000
-
 MAX_FILE_BYTES: Final = 16 << 20  # for a file that is replaced as a whole
-
-BYTES_PER_LOOK: Final = 1 << 20
-"""Limit for one line-based file; the rest is left for the next look."""
-
-WHOLE_BYTES_PER_LOOK: Final = 16 << 20
-"""Limit for a file that is read from its first record."""
-
-HISTORY_BYTES: Final = 1 << 16
-"""If a file is longer when it is first seen, only this much of its end is read, about 150 steps."""
+BYTES_PER_LOOK: Final = 1 << 20  # of one line-based file; the rest is left for the next look
+WHOLE_BYTES_PER_LOOK: Final = 16 << 20  # of a file that is read from its first record
+HISTORY_BYTES: Final = 1 << 16  # read of a file that is longer when first seen: about 150 steps
 
 BOUND: Final = Bound(
     reads="a run directory that is being written, per file and look",
@@ -62,7 +55,6 @@ BOUND: Final = Bound(
 )
 
 _RANK_FOLDER = re.compile(r"rank(\d{1,9})")
-
 _QUIET_LOOKS = 5
 """The other files of a rank are checked if it has no new step, and otherwise on every fifth look:
 on a shared file system, each check costs a round trip."""
@@ -75,19 +67,14 @@ class GrowingFile(Generic[_Kind]):
 
     ``schema``, for example ``distprof.steps/1``, must be that of its header, ``rank`` the header's
     rank. With ``whole``, the file is read from its first record, however long it already is.
-
-    Attributes:
-        num_bad: Lines that are not records.
-        num_starts: Number of times that the file was started: another job may replace it.
-        problem: Why its records are not used, for example another rank's header; usually empty.
     """
 
     def __init__(
         self, path: Path, schema: str, kind: type[_Kind], rank: int, *, whole: bool = False
     ) -> None:
-        self.num_bad = 0
-        self.num_starts = 0
-        self.problem = ""
+        self.num_bad = 0  # lines that are not records
+        self.num_starts = 0  # how often the file was started: another job may replace it
+        self.problem = ""  # why its records are not used, for example another rank's header
         self._history_bytes = None if whole else HISTORY_BYTES
         self._bytes_per_look = WHOLE_BYTES_PER_LOOK if whole else BYTES_PER_LOOK
         self._path = path
@@ -147,15 +134,11 @@ class GrowingFile(Generic[_Kind]):
                 self._has_header = True
                 self._check_header(line)
             elif line and not self.problem:
-                records += self._record(line)
+                try:
+                    records.append(self._decoder.decode(line))
+                except BROKEN:
+                    self.num_bad += 1
         return records
-
-    def _record(self, line: bytes) -> list[_Kind]:
-        try:
-            return [self._decoder.decode(line)]
-        except BROKEN:
-            self.num_bad += 1
-            return []
 
     def _check_header(self, line: bytes) -> None:
         try:
@@ -234,7 +217,10 @@ class GrowingRun:
             self._started_ns = run.started_ns
         if is_another:
             self._ranks.clear()
-        is_there = self._find_ranks()
+        folders = rank_folders(self._path)
+        for rank, folder in folders or ():
+            if rank not in self._ranks and len(self._ranks) < MAX_RANKS:
+                self._ranks[rank] = _GrowingRank(folder, rank)
         additions = [each.look() for _, each in sorted(self._ranks.items())]
         return Added(
             run=run,
@@ -242,15 +228,8 @@ class GrowingRun:
             ranks=tuple(added for added in additions if added is not None),
             num_bad_lines=sum(rank.num_bad for rank in self._ranks.values()),
             problems=tuple(text for rank in self._ranks.values() for text in rank.problems),
-            is_there=is_there,
+            is_there=folders is not None,
         )
-
-    def _find_ranks(self) -> bool:
-        folders = rank_folders(self._path)
-        for rank, folder in folders or ():
-            if rank not in self._ranks and len(self._ranks) < MAX_RANKS:
-                self._ranks[rank] = _GrowingRank(folder, rank)
-        return folders is not None
 
 
 def rank_folders(path: Path) -> list[tuple[int, Path]] | None:
@@ -271,61 +250,58 @@ class _GrowingRank:
             return GrowingFile(folder / name, schema, kind, rank)
 
         self._rank = rank
-        self._steps = lines(STEPS_FILE, "distprof.steps/1", StepRecord)
-        self._samples = lines(NVML_FILE, "distprof.nvml/1", NvmlRecord)
-        self._memory = lines(MEMORY_FILE, "distprof.memory/1", MemoryRecord)
-        self._pauses = lines(PAUSES_FILE, "distprof.pauses/1", Pause)
-        self._collectives = lines(COLLECTIVES_FILE, "distprof.collectives/1", CollectivesRecord)
-        self._said = _WholeFile(folder / RANK_FILE, RankFile)
-        self._error = _WholeFile(folder / ERROR_FILE, ErrorFile)
-        self._exit = _WholeFile(folder / EXIT_FILE, ExitFile)
-        self._process = _WholeFile(folder / ATTACH_FILE, AttachFile)
+        self._lines: dict[str, GrowingFile[Any]] = {  # by fields of RankAdded
+            "steps": lines(STEPS_FILE, "distprof.steps/1", StepRecord),
+            "samples": lines(NVML_FILE, "distprof.nvml/1", NvmlRecord),
+            "memory": lines(MEMORY_FILE, "distprof.memory/1", MemoryRecord),
+            "pauses": lines(PAUSES_FILE, "distprof.pauses/1", Pause),
+            "collectives": lines(COLLECTIVES_FILE, "distprof.collectives/1", CollectivesRecord),
+        }
+        self._whole: dict[str, _WholeFile[Any]] = {
+            "said": _WholeFile(folder / RANK_FILE, RankFile),
+            "error": _WholeFile(folder / ERROR_FILE, ErrorFile),
+            "exit": _WholeFile(folder / EXIT_FILE, ExitFile),
+            "process": _WholeFile(folder / ATTACH_FILE, AttachFile),
+        }
         self._num_looks = 0
 
     @property
     def num_bad(self) -> int:
-        return sum(file.num_bad for file in self._files)
+        return sum(file.num_bad for file in self._lines.values())
 
     @property
     def problems(self) -> list[str]:
         return [
             f"{file._path.name} of rank {self._rank} is not read: {file.problem}"
-            for file in self._files
+            for file in self._lines.values()
             if file.problem
         ]
 
-    @property
-    def _files(self) -> tuple[GrowingFile[Any], ...]:
-        return self._steps, self._samples, self._memory, self._pauses, self._collectives
-
     def look(self) -> RankAdded | None:
-        steps = tuple(self._steps.added())
-        check_all = not steps or self._num_looks % _QUIET_LOOKS == 0
+        added: dict[str, Any] = {"steps": tuple(self._lines["steps"].added())}
+        check_all = not added["steps"] or self._num_looks % _QUIET_LOOKS == 0
         self._num_looks += 1
-        whole: dict[str, Any] = self._replaced() if check_all else {}
-        added = RankAdded(
-            rank=self._rank,
-            steps=steps,
-            samples=tuple(self._samples.added()),
-            pauses=tuple(self._pauses.added()),
-            collectives=tuple(self._collectives.added()),
-            **whole,
-        )
-        return added if added != RankAdded(rank=self._rank) else None
-
-    def _replaced(self) -> dict[str, Any]:
-        readers: dict[str, Callable[[], Any]] = {
-            "memory": lambda: tuple(self._memory.added()),
-            "said": lambda: _of_rank(self._said.new(), self._rank),
-            "error": lambda: _of_rank(self._error.new(), self._rank),
-            "exit": self._exit.new,
-            "process": lambda: _of_rank(self._process.new(), self._rank),
-        }
-        return {name: latest() for name, latest in readers.items()}
+        for name, file in self._lines.items():
+            if name != "steps" and (check_all or name != "memory"):
+                added[name] = tuple(file.added())
+        for name, whole in self._whole.items() if check_all else ():
+            new = whole.new()
+            added[name] = new if getattr(new, "rank", self._rank) == self._rank else None
+        return RankAdded(rank=self._rank, **added) if any(added.values()) else None
 
 
-_Named = TypeVar("_Named", RankFile, ErrorFile, AttachFile)
+def is_running(process: AttachFile) -> bool | None:
+    """Whether a rank's process runs; None if this machine cannot tell.
 
-
-def _of_rank(file: _Named | None, rank: int) -> _Named | None:
-    return file if file is not None and file.rank == rank else None
+    The pid alone is not enough, because another process may have it now.
+    """
+    if process.host != socket.gethostname() or not process.started_ticks:
+        return None
+    try:
+        text = Path(f"/proc/{process.pid}/stat").read_text("utf-8", "replace")
+        letter, *fields = text[text.rfind(")") + 2 :].split()
+        return letter not in "ZX" and int(fields[18]) == process.started_ticks
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, IndexError):
+        return None

@@ -21,13 +21,10 @@ from distprof.ingest.job.growing import MAX_RANKS, GrowingFile, rank_folders
 from distprof.ingest.job.rank_folder import BROKEN
 from distprof.ingest.job.run_directory import MAX_RUN_BYTES, find_run_directory
 
-RECENT = 64
-"""Steps of a rank whose durations are kept."""
+RECENT = 64  # steps of a rank whose durations are kept
 
 _MAX_STEP_NS = 10**16  # four months: not a step, but a clock that was set
-
 _MAX_NS = 1 << 62
-
 _Kind = TypeVar("_Kind", bound=msgspec.Struct)
 
 
@@ -110,11 +107,6 @@ class LiveRun:
 
     Raises:
         InputError: If there is no run directory.
-
-    Attributes:
-        path: The run directory.
-        ranks: Rank to its totals, ascending.
-        on_step: Called with the rank and each step that is read; steps of one rank come in order.
     """
 
     def __init__(self, source: str) -> None:
@@ -127,13 +119,17 @@ class LiveRun:
                 fix="name the folder that holds run.json",
             )
         self.path = Path(found)
-        self.ranks: dict[int, LiveRank] = {}
+        self.ranks: dict[int, LiveRank] = {}  # rank to its totals, ascending
+        # called with the rank and each step that is read, those of one rank in order
         self.on_step: Callable[[int, StepRecord], None] | None = None
         self._files: dict[int, _Files] = {}
 
     def look(self) -> None:
         """Read what all ranks have added; files that cannot be read now are read later."""
-        self._find_ranks()
+        for rank_number, folder in rank_folders(self.path) or ():
+            if rank_number not in self.ranks and len(self.ranks) < MAX_RANKS:
+                self.ranks[rank_number] = LiveRank(rank=rank_number)
+                self._files[rank_number] = _Files(folder, rank_number)
         for number, files in self._files.items():
             rank = self.ranks[number]
             num_starts, num_bad = files.steps.num_starts, files.num_bad
@@ -157,12 +153,6 @@ class LiveRun:
             return msgspec.json.decode(data, type=RunFile)
         except (OSError, *BROKEN):
             return None
-
-    def _find_ranks(self) -> None:
-        for rank, folder in rank_folders(self.path) or ():
-            if rank not in self.ranks and len(self.ranks) < MAX_RANKS:
-                self.ranks[rank] = LiveRank(rank=rank)
-                self._files[rank] = _Files(folder, rank)
 
 
 class _Files:

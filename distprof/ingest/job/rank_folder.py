@@ -50,11 +50,8 @@ from distprof.run.records import (
 )
 from distprof.schema import ABSENT, Coded, Column, Table, TableSchema
 
-MAX_LINE_BYTES = 1 << 20
-"""Longer lines are not records: they are skipped and counted."""
-
-MAX_RECORDS = 2_000_000
-"""Further records of one file are skipped and reported, so memory stays bounded."""
+MAX_LINE_BYTES = 1 << 20  # longer lines are not records: they are skipped and counted
+MAX_RECORDS = 2_000_000  # further ones of a file are skipped and reported: memory stays bounded
 
 BOUND = Bound(
     reads="records of a probe, a line each",
@@ -66,7 +63,6 @@ BOUND = Bound(
 )
 
 _BLOCK_BYTES = 1 << 20
-
 BROKEN = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError, OverflowError)
 
 
@@ -188,11 +184,9 @@ def _lines(stream: BinaryIO, file: LineFile) -> Iterator[bytes]:
 
 # Columns that records are collected in, one table's worth ----------------------------------------
 
-MAX_NAME = 200
-"""Longer names are cut: they are unreadable, and a table of them could fill the memory."""
+MAX_NAME = 200  # longer ones are cut: a table of them could fill the memory
 
 _MAX_NAMES = 100_000
-
 _LARGEST = 1 << 62  # sums of two still fit int64
 
 
@@ -222,14 +216,21 @@ class Columns:
 
     def table(self) -> Table:
         """The rows so far."""
-        return Table(
-            self._schema,
-            {column.name: self._column(i, column) for i, column in enumerate(self._schema)},
-        )
+        columns: dict[str, NDArray[Any] | Coded] = {}
+        for column, stored, names in zip(self._schema, self._values, self._names, strict=True):
+            values = np.array(stored)
+            if column.dtype == "category":
+                columns[column.name] = Coded(values.astype(np.int32), tuple(names))
+            else:
+                columns[column.name] = values.astype(np.dtype(column.dtype))
+        return Table(self._schema, columns)
 
     def _stored(self, index: int, column: Column, value: Any) -> float | int:
         if column.dtype == "category":
-            return self._code(index, value or "")
+            names, name = self._names[index], value or ""
+            if len(names) >= _MAX_NAMES and name not in names:
+                raise ValueError(f"more than {_MAX_NAMES} names")
+            return names.setdefault(name[:MAX_NAME], len(names))
         if column.dtype == "float64":
             return float("nan") if value is None else float(value)
         if value is None and column.nullable:
@@ -238,32 +239,15 @@ class Columns:
             raise ValueError(f"{column.name} is {value}")
         return int(value)
 
-    def _code(self, index: int, name: str) -> int:
-        names = self._names[index]
-        if len(names) >= _MAX_NAMES and name not in names:
-            raise ValueError(f"more than {_MAX_NAMES} names")
-        return names.setdefault(name[:MAX_NAME], len(names))
-
-    def _column(self, index: int, column: Column) -> NDArray[Any] | Coded:
-        values = np.array(self._values[index])
-        if column.dtype == "category":
-            return Coded(values.astype(np.int32), tuple(self._names[index]))
-        return values.astype(np.dtype(column.dtype))
-
 
 # The records of one rank, from the files in its folder -------------------------------------------
 
-MAX_EXPERT_COUNTS = 20_000_000
-"""Counts of tokens per expert that are kept for one rank: 160 MB."""
+MAX_EXPERT_COUNTS = 20_000_000  # of tokens per expert, kept for one rank: 160 MB
 
 MAX_EXPERTS = 1 << 16
-
 MAX_PHASES = 10_000  # of one step
-
 MAX_SETTINGS_BYTES = 1 << 22
-
-MAX_GPU_STEPS = 128
-"""Last steps whose collectives on the GPU are kept: enough to tell a late rank from chance."""
+MAX_GPU_STEPS = 128  # last steps whose collectives are kept: enough to tell lateness from chance
 
 _MOST_NS = 1 << 53
 
