@@ -16,7 +16,7 @@ def cache_root(source_dir: str | Path | None, override: str | Path | None) -> Pa
     Args:
         source_dir: Location of the traces. Only a run directory has its own cache.
         override: The location that the user asked for. If it is a URL, the result is the folder of
-            local copies (:mod:`distprof.ingest.machines.shared_cache`).
+            local copies (:mod:`distprof.ingest.cache.shared`).
     """
     if url := shared_url(source_dir, override):
         import hashlib

@@ -22,8 +22,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from distprof.errors import DistprofError, UsageError, in_words
-from distprof.ingest.machines.batches import PER_WORKER, BatchSize
-from distprof.ingest.machines.cluster import ClusterError, ClusterExecutor, connect
+from distprof.ingest.cluster import PER_WORKER, BatchSize, ClusterError, ClusterExecutor, connect
 from distprof.kernel import share_cpus
 from distprof.options import whole_number
 from distprof.processors import available_processors

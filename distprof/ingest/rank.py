@@ -22,11 +22,14 @@ from distprof.errors import InputError
 from distprof.ingest.cache.entries import (
     FAILED,
     NO_ROOM,
+    CachedTables,
     CacheKey,
     EntryWriter,
+    HeldHostRows,
+    HeldTables,
+    TooManyRowsError,
     find_entry,
 )
-from distprof.ingest.cache.sources import CachedTables, HeldHostRows, HeldTables, TooManyRowsError
 from distprof.ingest.cache.tables_file import (
     DamagedTablesError,
     Part,
@@ -59,7 +62,7 @@ from distprof.schema import ABSENT, Table
 from distprof.terms import ActivityKind, StepSource
 
 if TYPE_CHECKING:
-    from distprof.ingest.machines.shared_cache import SharedCache
+    from distprof.ingest.cache.shared import SharedCache
 
 CONCLUSIONS_VERSION = 10
 """Increased whenever the same trace would lead to different conclusions, so cached ones are
@@ -268,7 +271,7 @@ def _shared(options: IngestOptions) -> SharedCache | None:
     url = shared_url(options.run_dir, options.cache_dir)
     if not url:
         return None
-    from distprof.ingest.machines.shared_cache import SharedCache  # imports asyncio
+    from distprof.ingest.cache.shared import SharedCache  # imports asyncio
 
     return SharedCache(url)
 

@@ -29,15 +29,18 @@ class ParquetTable:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        file = pa.PythonFile(stream, "w")
-        self._writer = pq.ParquetWriter(file, _arrow_schema(schema), **_how_to_write(schema))
+        deltas = [column.name for column in schema if column.dtype in ("int64", "int32")]
+        self._writer = pq.ParquetWriter(
+            pa.PythonFile(stream, "w"),
+            _arrow_schema(schema),
+            compression="lz4",  # zstd: an eighth smaller, but twice the time: set up per column
+            use_dictionary=[c.name for c in schema if c.dtype == "category"],
+            column_encoding=dict.fromkeys(deltas, "DELTA_BINARY_PACKED"),
+            write_statistics=False,
+        )
 
     def write(self, rows: Table) -> None:
-        """Append rows.
-
-        Raises:
-            OSError: If the stream cannot be written.
-        """
+        """Append rows."""
         self._writer.write_table(_to_arrow(rows), row_group_size=ROW_GROUP)
 
     def close(self, shift_ns: int = 0) -> None:
@@ -80,22 +83,12 @@ def _arrow_schema(schema: TableSchema) -> pa.Schema:
     types = {
         "category": pa.dictionary(pa.int32(), pa.string()),
         "bool": pa.bool_(),
-        **{name: pa.from_numpy_dtype(np.dtype(name)) for name in _NUMBERS},
+        **{
+            name: pa.from_numpy_dtype(np.dtype(name))
+            for name in ("int64", "int32", "int8", "float64")
+        },
     }
     return pa.schema([pa.field(c.name, types[c.dtype], nullable=False) for c in schema])
-
-
-_NUMBERS = ("int64", "int32", "int8", "float64")
-
-
-def _how_to_write(schema: TableSchema) -> dict[str, Any]:
-    deltas = [column.name for column in schema if column.dtype in ("int64", "int32")]
-    return {
-        "compression": "lz4",  # zstd: an eighth smaller, but twice the time: set up per column
-        "use_dictionary": [c.name for c in schema if c.dtype == "category"],
-        "column_encoding": dict.fromkeys(deltas, "DELTA_BINARY_PACKED"),
-        "write_statistics": False,
-    }
 
 
 def _to_arrow(table: Table) -> pa.Table:
@@ -136,6 +129,8 @@ def _arrow_strings(values: Sequence[str]) -> pa.Array:
 
 
 def _from_arrow(arrow: pa.Table, schema: TableSchema) -> Table:
+    import pyarrow as pa
+
     if not arrow.schema.equals(_arrow_schema(schema)):
         raise TypeError(f"its columns differ from those of {schema.name}")
     if arrow.num_rows == 0:
@@ -143,7 +138,8 @@ def _from_arrow(arrow: pa.Table, schema: TableSchema) -> Table:
     columns: dict[str, Any] = {}
     unified = arrow.unify_dictionaries()
     for column in schema:
-        values = _one_array(unified.column(column.name))
+        chunks = unified.column(column.name).chunks
+        values = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
         if column.dtype == "category":
             codes = _from_buffer(values.indices, np.dtype(np.int32))
             # Ranks have the same names, so a worker sends each only once for a batch of them
@@ -154,17 +150,8 @@ def _from_arrow(arrow: pa.Table, schema: TableSchema) -> Table:
     return Table(schema, columns)
 
 
-def _one_array(column: pa.ChunkedArray) -> pa.Array:
-    import pyarrow as pa
-
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
-
-
 def _from_buffer(array: pa.Array, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """``array`` without a copy, except for booleans.
-
-    Arrow's own ``to_numpy`` would import pandas.
-    """
+    """``array`` without a copy, except for booleans; its own ``to_numpy`` would import pandas."""
     data = array.buffers()[1]
     if dtype == np.bool_:
         bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")

@@ -36,8 +36,7 @@ BOUND = Bound(reads="an entry of the cache", num_bytes=1 << 36, rows=1 << 30, be
 _TRAILER = struct.Struct("<II8s")
 _MAGIC = b"distprof"
 _MAX_INDEX_BYTES = 1 << 16
-BLOCK = 1 << 18
-"""Bytes read at a time: larger blocks are newly mapped memory each time, which is slower."""
+BLOCK = 1 << 18  # bytes: larger blocks are newly mapped memory each time, which is slower
 
 
 class DamagedTablesError(DistprofError):
@@ -57,16 +56,7 @@ class Part(StrEnum):
     @property
     def schema(self) -> TableSchema:
         """Schema of the table; :attr:`RANK` is none."""
-        return _SCHEMAS[self]
-
-
-_SCHEMAS = {
-    Part.ACTIVITY: ACTIVITY,
-    Part.CALLS: HOST,
-    Part.COLLECTIVES: COLLECTIVES,
-    Part.HOST: HOST,
-    Part.STEPS: STEPS,
-}
+        return {"activity": ACTIVITY, "collectives": COLLECTIVES, "steps": STEPS}.get(self, HOST)
 
 
 class _Index(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -166,16 +156,13 @@ class _Stream:
     def close(self) -> None:
         """Do nothing."""
 
-    def readable(self) -> bool:
-        """Parquet only writes."""
-        return False
-
     def writable(self) -> bool:
         return True
 
-    def seekable(self) -> bool:
-        """Parts are only appended."""
+    def readable(self) -> bool:
         return False
+
+    seekable = readable  # parts are only appended
 
 
 class HostRowsWriter:
@@ -203,13 +190,7 @@ class HostRowsWriter:
             self._table.close()
 
     def write(self, rows: Table) -> None:
-        """Add rows; full row groups are written at once.
-
-        A thread writes them if that helps.
-
-        Raises:
-            OSError: If earlier rows could not be written.
-        """
+        """Add rows; full row groups are written at once, by a thread if that helps."""
         self._waiting.append(rows)
         self._num_waiting += len(rows)
         if self._num_waiting >= ROW_GROUP:
@@ -298,19 +279,11 @@ class TablesReader:
         return checksum == self._checksum
 
     def rank(self) -> bytes:
-        """The summary of the rank.
-
-        Raises:
-            DamagedTablesError: If it cannot be read.
-        """
+        """The summary of the rank; raises :class:`DamagedTablesError`."""
         return self._bytes(Part.RANK)
 
     def table(self, part: Part) -> Table:
-        """Read a table.
-
-        Raises:
-            DamagedTablesError: If it is missing, damaged or of another schema.
-        """
+        """A table; raises :class:`DamagedTablesError` if it is missing or damaged."""
         try:
             return read_parquet(self._bytes(part), part.schema)
         except ValueError as error:
