@@ -19,7 +19,7 @@ from distprof.artefacts import CACHE_DIR, REQUESTS_DIR, RUN_FILE
 from distprof.bounds import NotAFileError, expanded, open_plain
 from distprof.errors import InputError
 from distprof.ingest.foreign import refuse_foreign
-from distprof.ingest.nsys.export import ENDINGS, opened_process, processes_in, why_not_an_export
+from distprof.ingest.nsys import ENDINGS, opened_process, processes_in, why_not_an_export
 from distprof.ingest.rocprof import (
     begins_rocprof,
     is_rocprof,

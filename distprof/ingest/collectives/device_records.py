@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from distprof.ingest.collectives.group_columns import GroupColumns, Membership
 from distprof.ingest.collectives.sizes import (
     ANNOTATIONS,
-    COUNTED_IN_BYTES,
     OPERATORS,
     CallFacts,
     call_facts,
@@ -145,7 +144,7 @@ def records_table(
         "group_size": groups.size,
         "group_origin": groups.origin,
         "seq": _first(np.maximum(comm_args["seq"], ABSENT), layers),
-        "dtype": _first_text(comm_args.coded("dtype"), _dtype, facts.dtype, layers),
+        "dtype": _first_text(comm_args.coded("dtype"), str, facts.dtype, layers),
         "bytes": size,
         "bytes_origin": size_origin,
         "peer": _first(facts.peer, layers).astype(np.int32),
@@ -330,10 +329,6 @@ def _first_text(
     codes = np.where(has[as_written], as_written, derived.codes + 1 + len(written.values))
     codes = np.where(has[codes], codes, ABSENT).astype(np.int64)
     return Coded.merged(np.maximum(_first(codes, layers), 0).astype(np.int32), values)
-
-
-def _dtype(written: str) -> str:
-    return "" if written == COUNTED_IN_BYTES else written
 
 
 def _splits(written: str) -> str:

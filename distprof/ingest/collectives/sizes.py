@@ -15,14 +15,11 @@ from distprof.ingest.communication import collective_kind, is_wait
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import CollectiveKind
 
-COUNTED_IN_BYTES = "bytes"
-"""The dtype of an operation whose size is given in bytes and whose element type is unknown."""
-
 # Spellings of PyTorch's ScalarType, of C++ and of its annotations, lower case, without c10::.
 _ELEMENT_BYTES = {
     name: size
     for size, names in {
-        1: f"{COUNTED_IN_BYTES} byte char bool int8 uint8 signedchar unsignedchar qint8 quint8 "
+        1: "byte char bool int8 uint8 signedchar unsignedchar qint8 quint8 "
         "float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz float8_e8m0fnu",
         2: "half bfloat16 float16 short int16 uint16 shortint unsignedshort",
         4: "float float32 int int32 uint32 qint32 unsignedint complexhalf",
