@@ -162,10 +162,7 @@ class Queue:
 def call_each(
     fn: Callable[..., Any], calls: Collection[tuple[tuple[Any, ...], dict[str, Any]]]
 ) -> tuple[bytes, float]:
-    """Run calls one after another; a failure affects only its own call.
-
-    Returns the results or errors as :func:`packed`, and the duration in seconds.
-    """
+    """Run calls one after another; a failure affects only its own call."""
     begun = time.perf_counter()
     made: list[Answer] = []
     for args, kwargs in calls:
@@ -235,10 +232,7 @@ class ClusterError(DistprofError):
 
 
 def connect(spec: str) -> ClusterExecutor:
-    """Create an executor on a running cluster.
-
-    Args:
-        spec: ``dask://HOST:PORT``, or an address in Dask's form: ``tcp://`` or ``tls://``.
+    """An executor on a running cluster, at ``dask://HOST:PORT``, ``tcp://`` or ``tls://``.
 
     Raises:
         UsageError: If no scheduler answers within seconds.
@@ -250,13 +244,14 @@ def connect(spec: str) -> ClusterExecutor:
         raise MissingExtraError("An executor on a Dask cluster", "dask") from error
     protocol, _, place = spec.rstrip("/").partition("://")
     address = f"{protocol if protocol in _PROTOCOLS else 'tcp'}://{place}"
-    levels = _quietened()
+    levels = {name: logging.getLogger(name).level for name in _QUIET}
+    _set_levels(dict.fromkeys(_QUIET, logging.CRITICAL + 1))  # distprof reports problems itself
     try:
         client = Client(  # type: ignore[no-untyped-call]
             address, timeout=CONNECT_S, set_as_default=False
         )
     except (OSError, TimeoutError, ValueError) as error:
-        _restore(levels)
+        _set_levels(levels)
         raise UsageError(
             f"no Dask scheduler answered at {place} within {CONNECT_S} s "
             f"({type(error).__name__}): run dask scheduler to start one"
@@ -283,12 +278,7 @@ class ClusterExecutor(Executor):
         threading.Thread(target=self._take_each, daemon=True).start()
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Run ``fn`` on the cluster, preferably on the worker that read the same trace.
-
-        Raises:
-            ClusterError: If the cluster is lost.
-            RuntimeError: If the executor is closed.
-        """
+        """Run ``fn`` on the cluster, preferably on the worker that read the same trace."""
         if self._closed.is_set():
             raise RuntimeError("the executor is closed")
         path = getattr(args[0], "path", "") if args else ""
@@ -335,7 +325,7 @@ class ClusterExecutor(Executor):
             if cancel_futures and left and self._problem is None:
                 self._client.cancel(left, force=True)
             self._client.close(timeout=CONNECT_S if self._problem is None else LEAVE_S)
-        _restore(self._levels)
+        _set_levels(self._levels)
 
     def _take_each(self) -> None:
         """Process results until the executor is closed.
@@ -430,11 +420,7 @@ class ClusterExecutor(Executor):
 
 
 def _on_worker(version: str, content: bytes) -> tuple[bytes, float, str]:
-    """Run a batch on a worker; returns the answers, the duration, and the worker's address.
-
-    Raises:
-        ClusterError: If the worker has another version of distprof.
-    """
+    """Run a batch on a worker; returns the answers, the duration, and the worker's address."""
     from distributed import get_worker
 
     if version != __version__:
@@ -464,14 +450,6 @@ def _explained(error: BaseException) -> BaseException:
     return error
 
 
-def _quietened() -> dict[str, int]:
-    """Silence Dask's loggers, as distprof reports problems itself; returns the original levels."""
-    levels = {name: logging.getLogger(name).level for name in _QUIET}
-    for name in _QUIET:
-        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-    return levels
-
-
-def _restore(levels: dict[str, int]) -> None:
+def _set_levels(levels: dict[str, int]) -> None:
     for name, level in levels.items():
         logging.getLogger(name).setLevel(level)

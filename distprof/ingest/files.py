@@ -86,11 +86,7 @@ class Folder(msgspec.Struct, frozen=True):
 
     @contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
-        """Open the file ``name`` for reading.
-
-        Raises:
-            OSError: If it is not a regular file or cannot be opened.
-        """
+        """Open the file ``name`` for reading."""
         if self.size(name) is None:  # opening a pipe would wait for its writer
             raise FileNotFoundError(2, "no file with this name", name)
         if self.is_local:
@@ -101,12 +97,7 @@ class Folder(msgspec.Struct, frozen=True):
             yield stream
 
     def read(self, name: str, limit: int) -> bytes:
-        """Read all of the file ``name``.
-
-        Raises:
-            TooLargeError: If it has more than ``limit`` bytes.
-            OSError: If it cannot be read.
-        """
+        """Read all of the file ``name``."""
         with self.open(name) as stream:
             data = stream.read(limit + 1)
         return within(data, limit, name)

@@ -39,11 +39,7 @@ BOUND = Bound(
 
 
 def processes_in(path: str | Path) -> list[Process]:
-    """Processes of an export, each of which is a rank.
-
-    Raises:
-        InputError: If it is not an export, or has no kernel.
-    """
+    """Processes of an export, each of which is a rank."""
     with opened_database(path) as database:
         found = processes_of(database)
     if not found:
@@ -69,11 +65,7 @@ def why_not_an_export(path: str | Path) -> str:
 
 @contextmanager
 def opened_process(path: str | Path, number: int) -> Iterator[BinaryIO]:
-    """The trace of one process, to be read once from start to end.
-
-    Raises:
-        InputError: If the file is not a database.
-    """
+    """The trace of one process, to be read once from start to end."""
     with opened_database(path) as database:
         head, events = head_of(database), events_of(database, number)
         with opened_events(head, events) as stream:
@@ -352,11 +344,7 @@ def is_database(path: str | Path) -> bool:
 
 @contextmanager
 def opened_database(path: str | Path) -> Iterator[Database]:
-    """Open a database from an untrusted source.
-
-    Raises:
-        InputError: If it is not a database.
-    """
+    """Open a database from an untrusted source."""
     if not is_database(path):
         raise InputError(
             str(path), expected=EXPECTED, found="a file other than an SQLite database", fix=_RECORD

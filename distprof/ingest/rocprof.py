@@ -142,11 +142,7 @@ def is_rocprof(path: str | Path) -> bool:
 
 
 def processes_in_rocprof(path: str | Path) -> list[int]:
-    """Positions of the processes with kernels in a file, usually a single one.
-
-    Raises:
-        InputError: If it cannot be read, or has none.
-    """
+    """Positions of the processes with kernels in a file, usually a single one."""
     tools = _read(path).tools
     found = [n for n, tool in enumerate(tools) if tool.buffer_records.kernel_dispatch]
     if not found:
@@ -161,11 +157,7 @@ def processes_in_rocprof(path: str | Path) -> list[int]:
 
 @contextmanager
 def opened_rocprof(path: str | Path, place: int) -> Iterator[BinaryIO]:
-    """The trace of one process, to be read once from start to end.
-
-    Raises:
-        InputError: If it cannot be read, or has no process at this position.
-    """
+    """The trace of one process, to be read once from start to end."""
     tools = _read(path).tools
     if place >= len(tools):
         raise InputError(str(path), expected=_EXPECTED, found="fewer processes", fix=_RECORD)
@@ -179,16 +171,13 @@ def _read(path: str | Path) -> _File:
             data, damage = read_some(stream, BOUND.num_bytes + 1)
         if damage:
             raise InputError(str(path), expected=_EXPECTED, found=damage, fix=_RECORD)
-        return _decoded(within(data, BOUND.num_bytes, str(path)))
+        data = within(data, BOUND.num_bytes, str(path))
+        if BOUND.rows is not None and num_parts(data) > BOUND.rows:
+            raise ValueError(f"more than {BOUND.rows:,} values")
+        return msgspec.json.decode(data, type=_File)
     except (*DAMAGE, RecursionError) as error:
         text = " ".join(f"{error}".split())[:200]
         raise InputError(str(path), expected=_EXPECTED, found=text, fix=_RECORD) from error
-
-
-def _decoded(data: bytes) -> _File:
-    if BOUND.rows is not None and num_parts(data) > BOUND.rows:
-        raise ValueError(f"more than {BOUND.rows:,} values")
-    return msgspec.json.decode(data, type=_File)
 
 
 def _gpus(tool: _Tool) -> dict[int, int]:
@@ -238,9 +227,10 @@ def _correlation(record: _Record) -> int | None:
 
 def _kernels(tool: _Tool, streams: dict[tuple[int, int], int]) -> Iterator[bytes]:
     gpus = _gpus(tool)
-    names = {
-        symbol.kernel_id: msgspec.json.encode(_name_of(symbol)) for symbol in tool.kernel_symbols
-    }
+    names = {}
+    for one in tool.kernel_symbols:
+        name = one.formatted_kernel_name or one.demangled_kernel_name or one.kernel_name
+        names[one.kernel_id] = msgspec.json.encode((name or "unknown")[:_MAX_NAME])
     for record in _timed(tool.buffer_records.kernel_dispatch):
         dispatch = record.dispatch_info
         yield on_device(
@@ -252,11 +242,6 @@ def _kernels(tool: _Tool, streams: dict[tuple[int, int], int]) -> Iterator[bytes
             stream=_stream(record, dispatch.queue_id.handle, streams),
             correlation=_correlation(record),
         )
-
-
-def _name_of(symbol: _Symbol) -> str:
-    names = (symbol.formatted_kernel_name, symbol.demangled_kernel_name, symbol.kernel_name)
-    return next(filter(None, names), "unknown")[:_MAX_NAME]
 
 
 def _operation(tool: _Tool) -> Callable[[_Record], str]:

@@ -122,21 +122,13 @@ def known_sources() -> tuple[Source[Any], ...]:
 
 
 def open_source(path: str) -> Run | None:
-    """The run from a source of one of these kinds; None if it is of none.
-
-    Raises:
-        InputError: If it is of one of them but cannot be read.
-    """
+    """The run from a source of one of these kinds; None if it is of none."""
     kind = next((source for source in known_sources() if source.fits(path)), None)
     return None if kind is None else kind.run_of(path)
 
 
 def with_evidence(run: Run, paths: Sequence[str]) -> Run:
-    """The run joined with the additional files that the user named, in any order.
-
-    Raises:
-        InputError: If one is of another kind, or unreadable.
-    """
+    """The run joined with the additional files that the user named, in any order."""
     if not paths:
         return run
     companions = [source for source in known_sources() if source.name]

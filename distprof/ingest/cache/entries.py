@@ -30,13 +30,13 @@ from msgspec.structs import replace
 
 from distprof.bounds import open_plain
 from distprof.errors import DistprofError
-from distprof.ingest.cache.parquet import shifted
 from distprof.ingest.cache.tables_file import (
     BLOCK,
     DamagedTablesError,
     Part,
     TablesWriter,
     open_tables,
+    shifted,
 )
 from distprof.run.tables import HOST, RankTables
 from distprof.schema import Table
@@ -213,13 +213,7 @@ class CachedTables(msgspec.Struct, frozen=True):
         return replace(self, held={})
 
     def load(self, *, every_host_row: bool = False) -> RankTables:
-        """Read the tables.
-
-        Raises:
-            DamagedTablesError: If the entry was damaged after it was found, and the trace has
-                changed since.
-            InputError: If the trace cannot be read again.
-        """
+        """Read the tables."""
         made = self
         for _ in range(MOST_REMADE):
             try:

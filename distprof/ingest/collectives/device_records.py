@@ -22,11 +22,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.ingest.collectives.group_columns import GroupColumns, Membership
-from distprof.ingest.collectives.sizes import (
+from distprof.ingest.collectives.arguments import (
     ANNOTATIONS,
     OPERATORS,
     CallFacts,
+    GroupColumns,
+    Membership,
     call_facts,
     full_buffer_bytes,
     splits_of_operators,
@@ -55,16 +56,9 @@ def mark_communication(activity: Table, comm_args: Table, classifier: Classifier
 
 
 def device_records(
-    activity: Table,
-    host: Table,
-    comm_args: Table,
-    membership: Membership,
-    classifier: Classifier,
+    activity: Table, host: Table, comm_args: Table, membership: Membership, classifier: Classifier
 ) -> Records:
-    """Records of the communication marked in ``activity``, which ran on a GPU.
-
-    ``host`` has at least the runtime calls, or is empty.
-    """
+    """Records of the communication marked in ``activity``, which ran on a GPU."""
     rows = np.flatnonzero(activity["kind"] == ActivityKind.COMMUNICATION)
     rows = rows[np.argsort(activity["start_ns"][rows], kind="stable")]
     executed = activity.take(rows)
@@ -270,10 +264,7 @@ def _kinds(
 
 
 def _bytes(
-    facts: CallFacts,
-    layers: Sequence[Int64Array],
-    kind: NDArray[np.int8],
-    groups: GroupColumns,
+    facts: CallFacts, layers: Sequence[Int64Array], kind: NDArray[np.int8], groups: GroupColumns
 ) -> tuple[Int64Array, NDArray[np.int8]]:
     """Full-buffer bytes of each operation and their origin."""
     size = np.full(len(kind), ABSENT, dtype=np.int64)

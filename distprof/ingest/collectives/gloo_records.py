@@ -17,14 +17,8 @@ import numpy as np
 from msgspec.structs import asdict, replace
 from numpy.typing import NDArray
 
-from distprof.ingest.collectives.device_records import (
-    Records,
-    notes_on,
-    records_table,
-    same_event,
-)
-from distprof.ingest.collectives.group_columns import Membership
-from distprof.ingest.collectives.sizes import CallFacts, call_facts, peer_in_group
+from distprof.ingest.collectives.arguments import CallFacts, Membership, call_facts, peer_in_group
+from distprof.ingest.collectives.device_records import Records, notes_on, records_table, same_event
 from distprof.ingest.communication import Classifier
 from distprof.ingest.flight.recorder import FlightEntries
 from distprof.run.tables import distinct

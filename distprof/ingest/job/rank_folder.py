@@ -202,17 +202,17 @@ class Columns:
         return len(self._values[0])
 
     def add(self, *values: Any) -> None:
-        """Add a row, all of it or nothing; None stands for an unknown value.
-
-        Raises:
-            ValueError: If a value is negative or missing where it must not be, or too large.
-        """
+        """Add a row, all of it or nothing; None stands for an unknown value."""
         row = [
             self._stored(i, column, value)
             for i, (column, value) in enumerate(zip(self._schema, values, strict=True))
         ]
         for column_values, value in zip(self._values, row, strict=True):
             column_values.append(value)
+
+    def add_record(self, record: Any) -> None:
+        """Add a row whose columns are fields of a record."""
+        self.add(*(getattr(record, name) for name in self._schema.names))
 
     def table(self) -> Table:
         """The rows so far."""
@@ -264,19 +264,22 @@ class RankFolder(msgspec.Struct, frozen=True):
         steps, moe = _Steps(), _Routing()
         memory, telemetry, pauses = Columns(MEMORY_LOG), Columns(TELEMETRY), Columns(PAUSES)
         collectives: deque[CollectivesRecord] = deque(maxlen=MAX_GPU_STEPS)
+
+        def take_pause(record: Pause) -> None:
+            _check_span(record.start_ns, record.end_ns)
+            pauses.add_record(record)
+
         kinds: dict[str, tuple[str, str, type[Any], Callable[[Any], None]]] = {
             "step_log": (STEPS_FILE, "distprof.steps/1", StepRecord, steps.take),
-            "memory_log": (
-                MEMORY_FILE, "distprof.memory/1", MemoryRecord, _by_name(memory, MEMORY_LOG)
-            ),
+            "memory_log": (MEMORY_FILE, "distprof.memory/1", MemoryRecord, memory.add_record),
             "telemetry": (NVML_FILE, "distprof.nvml/1", NvmlRecord, _sample_into(telemetry)),
             "routing": (MOE_FILE, "distprof.moe/1", MoeRecord, moe.take),
-            "pauses": (PAUSES_FILE, "distprof.pauses/1", Pause, _pause_into(pauses)),
+            "pauses": (PAUSES_FILE, "distprof.pauses/1", Pause, take_pause),
             "collectives": (
-                COLLECTIVES_FILE, "distprof.collectives/1", CollectivesRecord,
+                *(COLLECTIVES_FILE, "distprof.collectives/1", CollectivesRecord),
                 _plausible_into(collectives),
             ),
-        }  # fmt: skip
+        }
         files = {name: read_lines(folder, *how) for name, how in kinds.items()}
         step_log, phases = steps.tables()
         settings, notes = _settings(folder, self.rank)
@@ -388,11 +391,6 @@ class _Routing:
         self.tokens.extend(counts)
 
 
-def _by_name(columns: Columns, schema: TableSchema) -> Callable[[Any], None]:
-    """Add records whose fields have the names of the table's columns."""
-    return lambda record: columns.add(*(getattr(record, name) for name in schema.names))
-
-
 def _sample_into(columns: Columns) -> Callable[[NvmlRecord], None]:
     """Add sensor samples; a list becomes one text."""
 
@@ -406,17 +404,7 @@ def _sample_into(columns: Columns) -> Callable[[NvmlRecord], None]:
     return take
 
 
-def _pause_into(columns: Columns) -> Callable[[Pause], None]:
-    def take(record: Pause) -> None:
-        _check_span(record.start_ns, record.end_ns)
-        columns.add(*(getattr(record, name) for name in PAUSES.names))
-
-    return take
-
-
-def _plausible_into(
-    collectives: deque[CollectivesRecord],
-) -> Callable[[CollectivesRecord], None]:
+def _plausible_into(collectives: deque[CollectivesRecord]) -> Callable[[CollectivesRecord], None]:
     def take(record: CollectivesRecord) -> None:
         numbers = [record.step]
         for each in record.groups:

@@ -29,10 +29,7 @@ MAX_RUN_BYTES = 1 << 28  # of run.json: ten thousand ranks take about 20 MB
 MAX_RANK_BYTES = 1 << 24  # of rank.json and error.json
 
 BOUND = Bound(
-    reads="run.json of a run directory",
-    num_bytes=MAX_RUN_BYTES,
-    depth=1_000,
-    beyond="skipped",
+    reads="run.json of a run directory", num_bytes=MAX_RUN_BYTES, depth=1_000, beyond="skipped"
 )
 
 _RANK_FOLDER = re.compile(r"^rank(\d{5,7})$")
@@ -52,11 +49,7 @@ class RunDirectory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_run_directory(source: str) -> str | None:
-    """The run directory that a source names, as a path or URL; None if it names none.
-
-    Raises:
-        InputError: If the folder holds several.
-    """
+    """The run directory that a source names, as a path or URL; None if it names none."""
     if any(sign in source for sign in "*?["):
         return None
     plain = source.rstrip("/") or source
@@ -84,11 +77,7 @@ def find_run_directory(source: str) -> str | None:
 
 
 def open_run_directory(path: str) -> RunDirectory:
-    """Read the description of a job; damaged files are skipped and listed as gaps.
-
-    Raises:
-        SchemaError: If run.json has a version that this distprof does not read.
-    """
+    """Read the description of a job; damaged files are skipped and listed as gaps."""
     folder = Folder(path)
     matches = ((_RANK_FOLDER.match(name), name) for name in folder.names())
     ranks = {

@@ -57,11 +57,7 @@ def fits_collective_summary(source: str) -> bool:
 
 
 def read_collective_summary(source: str) -> CollectiveSummary:
-    """Read a table of collectives by rank.
-
-    Raises:
-        InputError: If it cannot be read or holds no row.
-    """
+    """Read a table of collectives by rank."""
     classes: dict[SummaryClass, int] = {}
     rows: list[tuple[int, int, int, int]] = []
     num_broken = 0

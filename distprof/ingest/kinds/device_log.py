@@ -38,11 +38,7 @@ def fits_device_log(source: str) -> bool:
 
 
 def read_device_log(source: str) -> DeviceLog:
-    """Read a file, or all such files in a folder.
-
-    Raises:
-        InputError: If it cannot be opened, or holds neither sensors nor errors.
-    """
+    """Read a file, or all such files in a folder."""
     from distprof.ingest.sensors.read import EXPECTED, read_file
 
     paths = paths_of_logs(source, MAX_FILES)

@@ -12,7 +12,6 @@ In the first, ``layers`` are the names of the layers, and ``num_experts`` is che
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -25,11 +24,7 @@ from distprof.ingest.source import Source
 from distprof.run.evidence import ExpertCounts
 
 BOUND = Bound(
-    reads="tokens per expert",
-    num_bytes=64_000_000,
-    rows=8_000_000,
-    depth=1_000,
-    beyond="refused",
+    reads="tokens per expert", num_bytes=64_000_000, rows=8_000_000, depth=1_000, beyond="refused"
 )
 MAX_COUNT = 1 << 53
 MAX_PARTS = 1_000
@@ -52,11 +47,7 @@ def fits_expert_counts(source: str) -> bool:
 
 
 def read_expert_counts(source: str) -> ExpertCounts:
-    """Read counts of tokens per expert.
-
-    Raises:
-        InputError: If it cannot be read or has none of these forms. The message names the key.
-    """
+    """Read counts of tokens per expert."""
     document = decoded(source, BOUND, object, _refuse)
     if isinstance(document, list):
         document = {"layers": document}
@@ -64,7 +55,13 @@ def read_expert_counts(source: str) -> ExpertCounts:
         _refuse(source, f"{_kind(document)} at the top")
     if "domains" in document:
         parts = _domains(source, document["domains"])
-        layers = _names(source, document, len(next(iter(parts.values()))))
+        number = len(next(iter(parts.values())))
+        names = document.get("layers", list(range(number)))
+        if not isinstance(names, list) or not all(type(name) in (int, str) for name in names):
+            _refuse(source, f"{_kind(names)} under layers, which names the layers of each domain")
+        if len(names) != number or len(set(names)) != number:
+            _refuse(source, f"{len(set(names))} different names under layers for {number} layers")
+        layers = tuple(map(str, names))
     else:
         parts = {"": _table(source, "layers", document.get("layers"))}
         layers = tuple(str(index) for index in range(len(parts[""])))
@@ -112,15 +109,6 @@ def _table(source: str, key: str, rows: Any) -> NDArray[np.int64]:
             if type(count) is not int or not 0 <= count < MAX_COUNT:
                 _refuse(source, f"{_kind(count)} under {where}[{column}]")
     return np.array(rows, dtype=np.int64)
-
-
-def _names(source: str, document: Mapping[str, Any], number: int) -> tuple[str, ...]:
-    names = document.get("layers", list(range(number)))
-    if not isinstance(names, list) or not all(type(name) in (int, str) for name in names):
-        _refuse(source, f"{_kind(names)} under layers, which names the layers of each domain")
-    if len(names) != number or len(set(names)) != number:
-        _refuse(source, f"{len(set(names))} different names under layers for {number} layers")
-    return tuple(str(name) for name in names)
 
 
 def _kind(value: Any) -> str:

@@ -40,11 +40,7 @@ def fits_input_readiness(source: str) -> bool:
 
 
 def read_input_readiness(source: str) -> InputReadiness:
-    """Read input readiness.
-
-    Raises:
-        InputError: If it does not hold these columns.
-    """
+    """Read input readiness."""
     columns = decoded(source, BOUND, dict[str, list[Any]], _refuse)
     times = _numbers(columns[TIME])
     ranks = sorted((int(name), name) for name in columns if name.isdecimal() and len(name) < 10)

@@ -50,11 +50,7 @@ def fits_machine(source: str) -> bool:
 
 
 def read_machine(source: str) -> Machines:
-    """Read a file about one or many machines.
-
-    Raises:
-        InputError: If it cannot be opened or holds no matrix.
-    """
+    """Read a file about one or many machines."""
     try:
         data = within(_read(source, BOUND.num_bytes + 1), BOUND.num_bytes, source)
     except DAMAGE as error:

@@ -12,14 +12,7 @@ from collections.abc import Mapping
 from distprof.bounds import Bound
 from distprof.errors import InputError
 from distprof.ingest.discovery import rank_in_name
-from distprof.ingest.files import (
-    DAMAGE,
-    NOT_LOGS,
-    begins_object,
-    opened,
-    paths_of_logs,
-    read_some,
-)
+from distprof.ingest.files import DAMAGE, NOT_LOGS, begins_object, opened, paths_of_logs, read_some
 from distprof.ingest.kinds import training_log
 from distprof.ingest.source import Source
 from distprof.run.logs import NcclLog
@@ -51,11 +44,7 @@ def fits_nccl_log(source: str) -> bool:
 
 
 def read_nccl_log(source: str) -> NcclLog:
-    """Read a log, or all logs in a folder.
-
-    Raises:
-        InputError: If it cannot be opened or holds nothing from NCCL.
-    """
+    """Read a log, or all logs in a folder."""
     paths = paths_of_logs(source, MAX_FILES)
     if paths == [source]:
         log = _read({source: None})

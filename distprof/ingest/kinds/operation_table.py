@@ -55,12 +55,7 @@ def find_sizes(table: str) -> Path | None:
 
 
 def read_sizes(path: Path) -> JobSizes:
-    """Sizes of the job.
-
-    Raises:
-        InputError: If a line is not ``key: value``, a size is not valid, or sizes contradict each
-            other.
-    """
+    """Sizes of the job."""
     sizes: dict[str, int] = {}
     for key, value in _values(path).items():
         most = MOST_PLACES if key in ("pp_size", "vpp_size") else 10**9
@@ -126,7 +121,7 @@ MAX_SECONDS = 1e6
 """A step that lasts longer (11 days) was written in another unit."""
 
 _WHOLE = ("dp_rank", "stage", "rank", "step", "seq_id", "mc", "mb_id")
-COLUMNS = (*_WHOLE, "optype", "start_ts", "duration")
+COLUMNS = (*_WHOLE[:4], "optype", "start_ts", "duration", *_WHOLE[4:])
 _LARGEST = {"step": 2**53, "dp_rank": 2**20, "stage": MOST_PLACES - 1, "mc": MOST_PLACES - 1}
 
 _NEVER_NEGATIVE = ("dp_rank", "stage", "rank", "seq_id")
@@ -143,10 +138,6 @@ def read_operation_table(source: str) -> OperationLog:
     """Read an operation table and its meta file.
 
     Times count from the start of their step, exact to the nanosecond as written.
-
-    Raises:
-        InputError: If it is not a Parquet file, lacks columns, or holds impossible values.
-        UsageError: If a package that opens this kind of URL is not installed.
     """
     path = _table_path(source) or source
     columns = _checked(path, _read_columns(path))
@@ -162,11 +153,16 @@ def log_of_columns(
 
     ``columns`` has the names in :data:`COLUMNS`: whole numbers as int64, ``optype`` coded, times in
     seconds. ``origin`` is the kind of log, for users.
-
-    Raises:
-        InputError: If values are implausible.
     """
     operations, notes = _operations(path, columns)
+    steps, index = np.unique(operations["step"], return_inverse=True)
+    lengths = np.zeros(len(steps), dtype=np.int64)  # from the first start to the last end
+    np.maximum.at(lengths, index, operations["end_ns"])
+    for axis, column in (("pp", "stage"), ("dp", "dp_rank")):
+        seen = len(np.unique(operations[column]))
+        size = sizes.mesh.get(axis, int(operations[column].max()) + 1)
+        if seen != size:
+            notes.append(f"The table has operations for {seen:,} of {size:,} values of {column}.")
     forwards = operations.coded("kind").equals("forward-compute")
     batches = np.unique(operations["micro_batch"][forwards])
     mesh = {
@@ -179,8 +175,8 @@ def log_of_columns(
         world_size=sizes.world_size,
         mesh=mesh | {axis: size for axis, size in sizes.mesh.items() if size > 1},
         num_micro_batches=int((batches >= 0).sum()) or None,
-        step_ns=_step_lengths(operations),
-        notes=(*notes, *_size_notes(operations, sizes)),
+        step_ns=dict(zip(steps.tolist(), lengths.tolist(), strict=True)),
+        notes=tuple(notes),
     )
 
 
@@ -435,27 +431,6 @@ def _check_identity(path: str, columns: Mapping[str, Any]) -> None:
         found = f"{int(same.sum()):,} repeated, the first in row {int(order[1:][same][0]):,}"
         expected = "a distinct number for each operation of a kind, rank and step"
         raise _bad(path, "seq_id", expected, found)
-
-
-# The job ------------------------------------------------------------------------------------------
-
-
-def _size_notes(operations: Table, sizes: JobSizes) -> list[str]:
-    notes = []
-    for axis, column in (("pp", "stage"), ("dp", "dp_rank")):
-        seen = len(np.unique(operations[column]))
-        size = sizes.mesh.get(axis, int(operations[column].max()) + 1)
-        if seen != size:
-            notes.append(f"The table has operations for {seen:,} of {size:,} values of {column}.")
-    return notes
-
-
-def _step_lengths(operations: Table) -> dict[int, int]:
-    """Step to its length: from its first start to its last end."""
-    steps, index = np.unique(operations["step"], return_inverse=True)
-    last = np.zeros(len(steps), dtype=np.int64)
-    np.maximum.at(last, index, operations["end_ns"])
-    return dict(zip(steps.tolist(), last.tolist(), strict=True))
 
 
 SOURCE = Source(

@@ -53,12 +53,12 @@ def fits_operation_timeline(source: str) -> bool:
 
 
 def read_operation_timeline(source: str) -> OperationLog:
-    """Read an operation timeline.
-
-    Raises:
-        InputError: If it is not a list of operations, or holds implausible values.
-    """
-    events = _events(source)
+    """Read an operation timeline."""
+    events = decoded(source, BOUND, list[_Event], _refuse, _MOST_PARTS)
+    if BOUND.rows is not None and len(events) > BOUND.rows:
+        _refuse(source, f"{len(events):,} events, more than {BOUND.rows:,}")
+    if any(not 0 <= event.pid < 1 << 20 for event in events):
+        _refuse(source, "a process id that is not a data-parallel index")
     stages = _stages(source, events)
     operations = [event for event in events if event.ph == "X"]
     if not operations:
@@ -113,15 +113,6 @@ def _stages(source: str, events: Sequence[_Event]) -> dict[tuple[int, int], int]
         if match is not None:
             stages[event.pid, event.tid] = int(match[1])
     return stages
-
-
-def _events(source: str) -> list[_Event]:
-    events = decoded(source, BOUND, list[_Event], _refuse, _MOST_PARTS)
-    if BOUND.rows is not None and len(events) > BOUND.rows:
-        _refuse(source, f"{len(events):,} events, more than {BOUND.rows:,}")
-    if any(not 0 <= event.pid < 1 << 20 for event in events):
-        _refuse(source, "a process id that is not a data-parallel index")
-    return events
 
 
 def _refuse(source: str, found: str) -> NoReturn:

@@ -95,9 +95,6 @@ def read_pipeline_timeline(source: str) -> OperationLog:
 
     Micro-batches are numbered in the order in which Megatron runs them. The first iteration is left
     out if there are more, because it contains the warm-up.
-
-    Raises:
-        InputError: If a file is damaged, too large, or the ranks have no iteration in common.
     """
     path = Path(expanded(source)) / _CONFIG
     sizes = "sizes of the job such as pp_size"

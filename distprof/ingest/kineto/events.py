@@ -284,11 +284,7 @@ _DECODERS = {
 def decode_array(
     text: memoryview, complete: type[Complete | ExactComplete]
 ) -> tuple[list[Struct], list[Metadata]]:
-    """All events of a JSON array, and the metadata events among them.
-
-    Raises:
-        msgspec.DecodeError: If it is not a JSON array, or an event has an unexpected shape or type.
-    """
+    """All events of a JSON array, and the metadata events among them."""
     _COLLECTED.events = []
     decoded: list[Struct] = _DECODERS[complete](text)
     metadata, _COLLECTED.events = _COLLECTED.events, []

@@ -16,7 +16,9 @@ from typing import TypeVar
 import msgspec
 
 from distprof.errors import InputError
+from distprof.ingest.kineto.events import STEP_PREFIX
 from distprof.ingest.kineto.source import ByteSource
+from distprof.kernel import kernel
 
 _SAMPLE = 1 << 18
 _SEPARATED = re.compile(rb"\}\s*,\s*\{")
@@ -24,10 +26,7 @@ _NEXT_EVENT = re.compile(r'\s*,\s*\{(?:\s*")?')
 
 
 class Boundary(msgspec.Struct, frozen=True):
-    """The text from the end of one event to the first key of the next: a hint, never relied on.
-
-    A longer text is found faster.
-    """
+    """The text from the end of one event to the first key of the next: a hint, never relied on."""
 
     text: bytes  # Begins with ``}`` and holds one ``,`` and one ``{``.
 
@@ -112,11 +111,7 @@ Salvage = Callable[[bytearray, int, int], None]
 
 
 class Framer:
-    """Walks through the events of one file; ``searched`` windows are searched for a few rows.
-
-    Raises:
-        InputError: If the bytes are not a trace.
-    """
+    """Walks through the events of one file; ``searched`` windows are searched for a few rows."""
 
     def __init__(self, source: ByteSource, name: str, *, searched: bool = False) -> None:
         self._usual = SEARCHED_WINDOW_BYTES if searched else WINDOW_BYTES
@@ -361,3 +356,93 @@ def _no_events(name: str, data: bytearray, damage: str | None) -> InputError:
         return _not_a_trace(name, f"{len(data)} bytes without traceEvents")
     keys = ", ".join(sorted(map(repr, parsed))[:5]) if isinstance(parsed, dict) else "not an object"
     return _not_a_trace(name, f"JSON without traceEvents ({keys or 'empty object'})")
+
+
+# Device rows only: search for them, then decode the hits ------------------------------------------
+
+_CATEGORY_IS = b'cat": "'  # begins with a c, which is rarer than a quote and found faster
+_ON_DEVICE = (b'kernel"', b"gpu_")
+_CATEGORIES = re.compile(_CATEGORY_IS + b"(?:%b)" % b"|".join(_ON_DEVICE))
+_STEP = f'"name": "{STEP_PREFIX}'.encode()
+_STEP_END = _STEP[-1:]
+_BEFORE_STEP_END = _STEP[-2]
+_LEGACY = (b'"Kernel"', b'"Memcpy"', b'"Memset"', b'"concurrent_kernel"')
+_CATEGORY = b'"cat"'
+_SPACED = b'"cat": "'
+
+
+class DeviceSearch:
+    """Finds device rows and step marks in indented traces as Kineto writes them.
+
+    Only a line break makes the text between two events unambiguous.
+    """
+
+    def __init__(self, boundary: Boundary) -> None:
+        self.usable = boundary.has_line_break
+        self.boundary = boundary
+        self._edge = boundary.text
+        self._opening = boundary.opening
+        self._between = boundary.text[1 : boundary.opening]
+
+    def select(self, data: bytearray, stop: int) -> bytes | None:
+        """The hits in ``data[:stop]`` as a JSON array, None if the layout is unexpected.
+
+        The array holds every device row, and perhaps others. It may be invalid JSON.
+        """
+        compiled = kernel()
+        if compiled is not None:
+            how = (self._edge, self._opening, _CATEGORY_IS, _ON_DEVICE, _STEP)
+            array, num_device_rows = compiled.select(data, stop, *how)
+        else:
+            rows = spans = self._device_rows(data, stop)
+            if steps := self._steps(data, stop):
+                spans = sorted({*spans, *steps})  # marks on the device were found both ways
+            view = memoryview(data)
+            hits: list[bytes | memoryview] = [view[start:end] for start, end in spans]
+            array, num_device_rows = b"[%b]" % self._between.join(hits), len(rows)
+        if not num_device_rows and not self._is_expected(data, stop):
+            self.usable = False
+        return array if self.usable else None
+
+    def _device_rows(self, data: bytearray, stop: int) -> list[tuple[int, int]]:
+        """Start and end of each device row.
+
+        The words share a beginning, so one pass of the pattern finds them all as fast as a plain
+        search finds one. The search is written out because it runs once per row.
+        """
+        spans = []
+        edge, opening = self._edge, self._opening
+        find, rfind, search = data.find, data.rfind, _CATEGORIES.search
+        match = search(data, 0, stop)
+        while match:
+            hit = match.start()
+            start = rfind(edge, 0, hit)
+            end = find(edge, hit, stop)
+            end = end + 1 if end >= 0 else stop - 1
+            spans.append((start + opening if start >= 0 else 1, end))
+            match = search(data, end, stop)
+        return spans
+
+    def _steps(self, data: bytearray, stop: int) -> list[tuple[int, int]]:
+        """Start and end of each step mark, found by the last byte of its beginning.
+
+        One rare byte is found several times faster than a word.
+        """
+        spans = []
+        hit = data.find(_STEP_END, 0, stop)
+        while hit >= 0:
+            if data[hit - 1] == _BEFORE_STEP_END and data.endswith(_STEP, 0, hit + 1):
+                spans.append(self.boundary.event_around(data, hit, stop))
+            hit = data.find(_STEP_END, hit + 1, stop)
+        return spans
+
+    @staticmethod
+    def _is_expected(data: bytearray, stop: int) -> bool:
+        """Whether a window without hits has the spelling that this search expects."""
+        category = data.find(_CATEGORY, 0, stop)
+        if category >= 0 and not data.startswith(_SPACED, category):
+            return False
+        compiled = kernel()
+        if compiled is not None:  # most windows of a long trace hold only host events
+            return not compiled.holds_any(data, stop, _LEGACY)
+        return all(data.find(word, 0, stop) < 0 for word in _LEGACY)

@@ -127,7 +127,10 @@ class NativeReader:
             device=self._columns(found["device"]),
             host=self._columns(found["host"]),
             comm=CommColumns(integers, codes),
-            metadata=[_metadata(*name) for name in found["thread_names"]],
+            metadata=[
+                Metadata("thread_name", process, thread, MetadataArguments(_decoded(name)))
+                for process, thread, name in found["thread_names"]
+            ],
             num_events=found["num_events"],
             num_clamped=found["num_clamped"],
         )
@@ -189,8 +192,3 @@ def _settings() -> dict[str, Any]:
 def _decoded(name: str | bytes) -> str:
     """A name; with its quotes and escapes it is bytes."""
     return name if isinstance(name, str) else str(DECODE_ANY(name))
-
-
-def _metadata(process: str, thread: str, name: str | bytes) -> Metadata:
-    arguments = MetadataArguments(name=_decoded(name))
-    return Metadata(name="thread_name", pid=process, tid=thread, args=arguments)

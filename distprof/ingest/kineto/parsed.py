@@ -59,8 +59,9 @@ class Symbols(dict[Any, int]):
 
     def __missing__(self, key: Any) -> int:
         text = self._text(key)
-        if self._most is not None and len(text) > self._most:
-            return self._long(text)
+        if self._most is not None and len(text) > self._most:  # is cut, and not kept as a key
+            digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+            return self[f"{text[: self._most - len(digest) - 2]}…#{digest}"]
         code = self._codes.get(text)
         if code is None:
             if len(self._codes) >= MAX_NAMES or self._num_characters > MAX_NAME_CHARACTERS:
@@ -71,11 +72,6 @@ class Symbols(dict[Any, int]):
         if len(self) < 4 * MAX_NAMES:  # several keys may have one text
             self[key] = code
         return code
-
-    def _long(self, text: str) -> int:
-        """The code of a text that is cut; the text itself is not kept as a key."""
-        digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-        return self[f"{text[: (self._most or 0) - len(digest) - 2]}…#{digest}"]
 
     @property
     def num_texts(self) -> int:

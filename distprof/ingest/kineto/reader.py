@@ -28,9 +28,8 @@ from distprof.ingest.kineto.decode import (
     decode_texts,
     find_events,
 )
-from distprof.ingest.kineto.device import DeviceSearch, parse_metadata
 from distprof.ingest.kineto.events import DECODE_OBJECT, LARGEST_NS
-from distprof.ingest.kineto.framing import Framer
+from distprof.ingest.kineto.framing import DeviceSearch, Framer
 from distprof.ingest.kineto.parsed import (
     MAX_NAMES,
     GrowingColumns,
@@ -41,6 +40,7 @@ from distprof.ingest.kineto.parsed import (
     joined,
 )
 from distprof.ingest.kineto.source import ByteSource
+from distprof.ingest.metadata import parse_metadata
 from distprof.kernel import threads_help
 from distprof.run.run import Quality
 from distprof.run.tables import ACTIVITY, CALL_CATEGORIES, HOST, have_launches

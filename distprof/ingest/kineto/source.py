@@ -77,14 +77,7 @@ class _Packed(io.RawIOBase):
 
 
 class ByteSource:
-    """A forward reader of uncompressed bytes that never fails on damaged compression.
-
-    A file object is left open.
-
-    Raises:
-        InputError: If the path is missing, a directory, unreadable, empty, or of another known
-            format.
-    """
+    """A forward reader of uncompressed bytes that never fails on damaged compression."""
 
     def __init__(self, stream_or_path: str | Path | BinaryIO, name: str) -> None:
         self._owned = isinstance(stream_or_path, (str, Path))

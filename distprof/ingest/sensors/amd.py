@@ -114,11 +114,7 @@ class AmdCsv:
 
 
 def take_amd_json(text: str, collector: Collector) -> None:
-    """Read a whole file with one or several objects or lists.
-
-    Raises:
-        ValueError: If it is not JSON, or too large.
-    """
+    """Read a whole file with one or several objects or lists."""
     if num_parts(text.encode("utf-8", "replace")) > MAX_PARTS:
         raise ValueError(f"more than {MAX_PARTS:,} values")
     for part in re.split(r"(?<=[\]}])\s*\n(?=[\[{])", text.strip()):

@@ -16,14 +16,7 @@ import numpy as np
 from msgspec.structs import asdict, replace
 
 from distprof.artefacts.throttling import throttle_reasons
-from distprof.run.logs import (
-    Clock,
-    DeviceEvent,
-    DeviceLinks,
-    DeviceLog,
-    DeviceSeries,
-    DeviceState,
-)
+from distprof.run.logs import Clock, DeviceEvent, DeviceLinks, DeviceLog, DeviceSeries, DeviceState
 from distprof.run.records import NO_THROTTLING, TELEMETRY
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.units import NS_PER_S

@@ -146,10 +146,7 @@ def is_used(name: str) -> bool:
 
 
 def state_columns(names: Sequence[str]) -> list[tuple[int, str]]:
-    """Positions and names of the columns of a query that describe a GPU's state.
-
-    Empty if there are only error counts, which are samples.
-    """
+    """Positions and names of the columns of a query that describe a GPU's state."""
     has_state = any(name in _REPAIRS_AND_LINKS for name in names)
     return [(i, name) for i, name in enumerate(names) if has_state and name in _STATE]
 
@@ -189,6 +186,7 @@ def reasons_in(facts: Mapping[str, str]) -> str:
 
 def state_of(facts: Mapping[str, str], device: Identity, file: str) -> DeviceState | None:
     """The GPU's state; None if the facts contain none of it."""
+    recovery = _text(facts, _RECOVERY) or ("Reset" if _any(facts, _RESET) else "")
     state = DeviceState(
         file=file,
         driver=_text(facts, _DRIVER),
@@ -201,7 +199,7 @@ def state_of(facts: Mapping[str, str], device: Identity, file: str) -> DeviceSta
         ecc_uncorrected=_errors(facts),
         is_repair_pending=_any(facts, _REPAIR_PENDING),
         has_repair_failed=_any(facts, _REPAIR_FAILED),
-        recovery=_recovery(facts),
+        recovery=recovery if recovery != "None" else "",
         **asdict(device),
     )
     reported = (state.driver, state.pcie_generation, state.pcie_width, state.ecc_uncorrected)
@@ -215,13 +213,6 @@ def _is_in_use(facts: Mapping[str, str]) -> bool | None:
         return state in _FAST
     use = number(_text(facts, _USE))
     return None if use is None else use >= _BUSY
-
-
-def _recovery(facts: Mapping[str, str]) -> str:
-    action = _text(facts, _RECOVERY)
-    if action:
-        return "" if action == "None" else action
-    return "Reset" if _any(facts, _RESET) else ""
 
 
 def _errors(facts: Mapping[str, str]) -> int | None:

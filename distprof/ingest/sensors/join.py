@@ -12,14 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from distprof.ingest.sensors.places import Places
-from distprof.run.logs import (
-    Clock,
-    DeviceEvent,
-    DeviceLinks,
-    DeviceLog,
-    DeviceSeries,
-    DeviceState,
-)
+from distprof.run.logs import Clock, DeviceEvent, DeviceLinks, DeviceLog, DeviceSeries, DeviceState
 from distprof.run.records import RankRecords, RecordSource
 from distprof.run.run import ANOTHER_JOB, Gap, Run
 from distprof.schema import Int64Array, Table

@@ -74,11 +74,7 @@ EXPECTED = (
 
 
 def read_file(path: str, shown: str) -> DeviceLog:
-    """Read one file, up to damage if there is any.
-
-    Raises:
-        InputError: If it cannot be opened, or its columns have no names.
-    """
+    """Read one file, up to damage if there is any."""
     collector = Collector(shown, _written_ns(path))
     dispatcher = _Dispatcher(collector)
     try:

@@ -16,14 +16,7 @@ from xml.parsers import expat
 
 import msgspec
 
-from distprof.ingest.sensors.collect import (
-    Collector,
-    Identity,
-    bus_id,
-    number,
-    time_of,
-    whole,
-)
+from distprof.ingest.sensors.collect import Collector, Identity, bus_id, number, time_of, whole
 from distprof.ingest.sensors.facts import device_of, is_used, reasons_in, state_of, values_of
 from distprof.ingest.sensors.kernel import parsed_time
 from distprof.run.logs import Clock

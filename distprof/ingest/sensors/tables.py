@@ -208,10 +208,7 @@ _MAX_STATES = 4_096
 
 
 class _Number(msgspec.Struct, frozen=True):
-    """A column of numbers: its position, and the unit of numbers without one.
-
-    Cells repeat, so each distinct cell is parsed once.
-    """
+    """A column of numbers: its position, and the unit of numbers without one."""
 
     position: int
     column: str

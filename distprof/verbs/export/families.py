@@ -20,7 +20,7 @@ from distprof.artefacts import REPORT_FILE
 from distprof.artefacts.records import StepRecord
 from distprof.documents.saved import load_report
 from distprof.errors import DistprofError
-from distprof.ingest.job.live import LiveRank, LiveRun
+from distprof.ingest.job.growing import LiveRank, LiveRun
 from distprof.ingest.recognise import Kind, kind_of
 from distprof.sections.metrics import METRICS
 

@@ -19,7 +19,7 @@ from distprof.artefacts import STEPS_FILE
 from distprof.artefacts.records import CollectivesRecord, GroupTimes, StepRecord
 from distprof.cli import main
 from distprof.errors import InputError, UsageError
-from distprof.ingest.job.live import LiveRun
+from distprof.ingest.job.growing import LiveRun
 from distprof.verbs.addresses import listen_address
 from distprof.verbs.export import families
 from distprof.verbs.export.families import all_families, families_of_report, families_of_run
