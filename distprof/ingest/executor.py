@@ -84,15 +84,11 @@ class ProcessExecutor(Executor):
             try:
                 return self._started().submit(_call, fn, *args, **kwargs)  # type: ignore[no-any-return]
             except (BrokenExecutor, OSError) as error:
-                if isinstance(error, OSError) and not self._is_broken:
+                # if a worker died, one that starts meanwhile finds the pool's pipes closed
+                if isinstance(error, OSError) and not getattr(self._pool, "_broken", False):
                     raise
                 self._pool = None
                 return self._started().submit(_call, fn, *args, **kwargs)  # type: ignore[no-any-return]
-
-    @property
-    def _is_broken(self) -> bool:
-        """Whether a worker died; a worker that starts meanwhile finds the pool's pipes closed."""
-        return bool(getattr(self._pool, "_broken", False))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Stop the pool."""
@@ -301,23 +297,20 @@ def _in_batches(
         if future.exception() is not None:  # a worker died, or a result cannot be sent
             yield from ((index, None) for index in batch)
             continue
-        answers = future.result()
-        size.learn(function, len(batch), answers.seconds)
-        yield from zip(batch, answers.outcomes, strict=True)
+        outcomes, seconds = future.result()
+        size.learn(function, len(batch), seconds)
+        yield from zip(batch, outcomes, strict=True)
 
 
-class _Answers(msgspec.Struct, Generic[R], frozen=True, kw_only=True):
-    """What a worker made of a batch, and how long it took."""
-
-    outcomes: list[Outcome[R]]
-    seconds: float
+_Answers = tuple[list[Outcome[R]], float]
+"""What a worker made of a batch, and how long it took in seconds."""
 
 
 def _call_each(function: Callable[[T], R], items: Sequence[T]) -> _Answers[R]:
     """Call ``function`` with each item in a worker; a failure affects only its own item."""
     begun = time.perf_counter()
     outcomes = [_outcome(partial(_call, function, item)) for item in items]
-    return _Answers(outcomes=outcomes, seconds=time.perf_counter() - begun)
+    return outcomes, time.perf_counter() - begun
 
 
 def _alone(executor: Executor, function: Callable[[T], R], item: T) -> Outcome[R]:

@@ -39,9 +39,16 @@ BOUND = Bound(
 
 
 def processes_in(path: str | Path) -> list[Process]:
-    """Processes of an export, each of which is a rank."""
+    """Processes with kernels, each of which is a rank, ordered by GPU, then by process id."""
+    found: dict[int, int] = {}
     with opened_database(path) as database:
-        found = processes_of(database)
+        for table in (_KERNELS, _GRAPHS):
+            if not set(_DEVICE_COLUMNS) <= database.columns(table):
+                continue
+            query = f"SELECT globalPid / 16777216, MIN(deviceId) FROM {table} GROUP BY 1 LIMIT ?"
+            for number, device in database.rows(query, _MAX_PROCESSES):
+                if isinstance(number, int) and isinstance(device, int):
+                    found[number] = min(found.get(number, device), device)
     if not found:
         raise InputError(
             str(path),
@@ -49,7 +56,8 @@ def processes_in(path: str | Path) -> list[Process]:
             found="a database without kernels",
             fix="record with nsys profile --trace=cuda,nvtx, and export the report again",
         )
-    return found
+    made = [Process(number=n, pid=n % (1 << 24), device=device) for n, device in found.items()]
+    return sorted(made, key=lambda one: (one.device, one.pid))
 
 
 def why_not_an_export(path: str | Path) -> str:
@@ -101,20 +109,6 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     number: int  # ``globalPid`` divided by 2²⁴, its number in the export.
     pid: int  # Process id.
     device: int  # Lowest number of the GPUs that it used.
-
-
-def processes_of(database: Database) -> list[Process]:
-    """Processes with kernels, ordered by GPU, then by process id."""
-    found: dict[int, int] = {}
-    for table in (_KERNELS, _GRAPHS):
-        if not set(_DEVICE_COLUMNS) <= database.columns(table):
-            continue
-        query = f"SELECT globalPid / 16777216, MIN(deviceId) FROM {table} GROUP BY 1 LIMIT ?"
-        for number, device in database.rows(query, _MAX_PROCESSES):
-            if isinstance(number, int) and isinstance(device, int):
-                found[number] = min(found.get(number, device), device)
-    made = [Process(number=n, pid=n % (1 << 24), device=device) for n, device in found.items()]
-    return sorted(made, key=lambda one: (one.device, one.pid))
 
 
 def head_of(database: Database) -> dict[str, Any]:

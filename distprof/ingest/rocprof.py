@@ -10,8 +10,9 @@ and ``tests/rocprofv3`` (``buffer_records``, ``strings``, ``kernel_symbols``, ``
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -161,7 +162,13 @@ def opened_rocprof(path: str | Path, place: int) -> Iterator[BinaryIO]:
     tools = _read(path).tools
     if place >= len(tools):
         raise InputError(str(path), expected=_EXPECTED, found="fewer processes", fix=_RECORD)
-    with opened_events(_head(tools[place]), _events(tools[place])) as stream:
+    tool, streams = tools[place], dict[tuple[int, int], int]()
+    named = {agent.id.handle: agent.product_name or agent.name for agent in tool.agents}
+    gpus = [{"id": n, "name": named[handle][:200]} for handle, n in _gpus(tool).items()]
+    host = tool.metadata.node.hostname[:200]
+    head = {"schemaVersion": 1, "host_name": host, "deviceProperties": gpus}
+    parts = (_kernels(tool, streams), _copies(tool, streams), _calls(tool), _ranges(tool))
+    with opened_events(head, chain.from_iterable(parts)) as stream:
         yield stream
 
 
@@ -184,27 +191,6 @@ def _gpus(tool: _Tool) -> dict[int, int]:
     """Handle of each GPU to its GPU number, in the order of the system."""
     gpus = sorted((a for a in tool.agents if a.type == _GPU), key=lambda a: a.logical_node_id)
     return {agent.id.handle: number for number, agent in enumerate(gpus)}
-
-
-def _head(tool: _Tool) -> dict[str, object]:
-    gpus = _gpus(tool)
-    named = {agent.id.handle: agent.product_name or agent.name for agent in tool.agents}
-    return {
-        "schemaVersion": 1,
-        "host_name": tool.metadata.node.hostname[:200],
-        "deviceProperties": [
-            {"id": number, "name": named[handle][:200]} for handle, number in gpus.items()
-        ],
-    }
-
-
-def _events(tool: _Tool) -> Iterator[bytes]:
-    """Events of one process as JSON, by kind."""
-    streams: dict[tuple[int, int], int] = {}
-    yield from _kernels(tool, streams)
-    yield from _copies(tool, streams)
-    yield from _calls(tool)
-    yield from _ranges(tool)
 
 
 def _timed(records: list[_Record]) -> Iterator[_Record]:
@@ -244,26 +230,20 @@ def _kernels(tool: _Tool, streams: dict[tuple[int, int], int]) -> Iterator[bytes
         )
 
 
-def _operation(tool: _Tool) -> Callable[[_Record], str]:
-    """A function that returns the name of a record's operation from its kind and number."""
+def _operation(tool: _Tool, record: _Record) -> str:
+    """The name of a record's operation; empty if it is unknown."""
     kinds = tool.strings.buffer_records
-
-    def name(record: _Record) -> str:
-        if not 0 <= record.kind < len(kinds):
-            return ""
-        operations = kinds[record.kind].operations
-        known = 0 <= record.operation < len(operations)
-        return operations[record.operation][:_MAX_NAME] if known else ""
-
-    return name
+    operations = kinds[record.kind].operations if 0 <= record.kind < len(kinds) else []
+    known = 0 <= record.operation < len(operations)
+    return operations[record.operation][:_MAX_NAME] if known else ""
 
 
 def _copies(tool: _Tool, streams: dict[tuple[int, int], int]) -> Iterator[bytes]:
     """Events of copies, with the direction from the name of the operation."""
-    gpus, operation = _gpus(tool), _operation(tool)
+    gpus = _gpus(tool)
     for record in _timed(tool.buffer_records.memory_copy):
         device = gpus.get(record.dst_agent_id.handle, gpus.get(record.src_agent_id.handle, 0))
-        way = _COPY.search(operation(record))
+        way = _COPY.search(_operation(tool, record))
         ends = [end.capitalize() for end in way.groups()] if way else ["Device", "Device"]
         kind = f"{ends[0][0]}to{ends[1][0]}"
         yield on_device(
@@ -280,10 +260,9 @@ def _copies(tool: _Tool, streams: dict[tuple[int, int], int]) -> Iterator[bytes]
 
 def _calls(tool: _Tool) -> Iterator[bytes]:
     """Events of HIP calls, without those that the compiler inserts to register kernels."""
-    operation = _operation(tool)
     for kind in _CALLS:
         for record in _timed(getattr(tool.buffer_records, kind)):
-            name = operation(record)
+            name = _operation(tool, record)
             if not name.startswith("__"):
                 yield on_host(
                     b"cuda_runtime",

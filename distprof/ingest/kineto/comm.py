@@ -55,19 +55,6 @@ class Wanted(NamedTuple):
     place: int  # Of a byte inside its event; ABSENT without the arguments of a collective.
 
 
-class CommRow(NamedTuple):
-    """The columns of a communication event that are known from its row, and its arguments."""
-
-    start_ns: int
-    end_ns: int
-    name: int
-    category: int
-    thread: int
-    stream: int
-    correlation: int
-    arguments: Mapping[str, Any]
-
-
 class CommColumns(NamedTuple):
     """COMM_ARGS rows of a chunk, as columns."""
 
@@ -76,7 +63,29 @@ class CommColumns(NamedTuple):
     codes: Mapping[str, NDArray[np.int32]]
 
 
+NO_ROWS = CommColumns(
+    {
+        name: np.empty(0, np.int64)
+        for name in ("start_ns", "end_ns", "stream", "correlation", *INTEGER_KEYS)
+    },
+    {name: np.empty(0, np.int32) for name in ("name", "category", "thread", *TEXT_KEYS)},
+)
 _CHUNKS_AT_ONCE = 64
+
+
+def columns_of_arguments(
+    rows: Sequence[Mapping[str, Any]], symbols: SymbolTable
+) -> tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.int32]]]:
+    """The columns that the arguments of events hold, as in :class:`CommColumns`."""
+    integers = {
+        name: np.array([ABSENT if v is None else as_int(v) for v in _values(rows, keys)], np.int64)
+        for name, keys in INTEGER_KEYS.items()
+    }
+    codes = {}
+    for name, keys in TEXT_KEYS.items():
+        known = symbols.arguments[name]
+        codes[name] = np.array([known[as_text(v)] for v in _values(rows, keys)], np.int32)
+    return integers, codes
 
 
 class CommRows:
@@ -84,23 +93,15 @@ class CommRows:
 
     def __init__(self, symbols: SymbolTable) -> None:
         self._symbols = symbols
-        self._integers: dict[str, array[int]] = {
-            name: array("q")
-            for name in ("start_ns", "end_ns", "stream", "correlation", *INTEGER_KEYS)
-        }
-        self._codes: dict[str, array[int]] = {
-            name: array("i") for name in ("name", "category", "thread", *TEXT_KEYS)
-        }
+        self._integers = {name: array("q") for name in NO_ROWS.integers}
+        self._codes = {name: array("i") for name in NO_ROWS.codes}
         self._waiting: list[CommColumns] = []
 
-    def extend(self, rows: Sequence[CommRow] | CommColumns) -> None:
+    def extend(self, rows: CommColumns) -> None:
         """Add rows."""
-        if isinstance(rows, CommColumns):
-            self._waiting.append(rows)
-        if len(self._waiting) >= _CHUNKS_AT_ONCE or not isinstance(rows, CommColumns):
+        self._waiting.append(rows)
+        if len(self._waiting) >= _CHUNKS_AT_ONCE:
             self._take_waiting()
-        if rows and not isinstance(rows, CommColumns):
-            self._extend_rows(rows)
 
     def _take_waiting(self) -> None:
         """Add the columns of many chunks at once, because most chunks have few rows."""
@@ -111,19 +112,6 @@ class CommRows:
             integers.frombytes(np.concatenate([c.integers[name] for c in waiting]).tobytes())
         for name, codes in self._codes.items():
             codes.frombytes(np.concatenate([c.codes[name] for c in waiting]).tobytes())
-
-    def _extend_rows(self, rows: Sequence[CommRow]) -> None:
-        for name, column in (*self._integers.items(), *self._codes.items()):
-            if name in CommRow._fields:
-                column.extend([getattr(row, name) for row in rows])
-        arguments = [row.arguments for row in rows]
-        for name, keys in INTEGER_KEYS.items():
-            self._integers[name].extend(
-                [ABSENT if value is None else as_int(value) for value in _values(arguments, keys)]
-            )
-        for name, keys in TEXT_KEYS.items():
-            codes = self._symbols.arguments[name]
-            self._codes[name].extend([codes[as_text(value)] for value in _values(arguments, keys)])
 
     def to_table(self, base_ns: int) -> Table:
         """The rows as a COMM_ARGS table, ``base_ns`` added to the times."""

@@ -9,7 +9,7 @@ host rows, device rows, communication rows. A chunk with unusual types is decode
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from math import prod
@@ -21,7 +21,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from distprof.ingest.kineto.comm import CommColumns, CommRow, Wanted, find_arguments
+from distprof.ingest.kineto.comm import (
+    NO_ROWS,
+    CommColumns,
+    Wanted,
+    columns_of_arguments,
+    find_arguments,
+)
 from distprof.ingest.kineto.damage import NO_STREAM, as_int, as_stream, decode_permissively
 from distprof.ingest.kineto.events import (
     DECODE_RAW,
@@ -38,11 +44,10 @@ from distprof.ingest.kineto.events import (
     texts_to_ns,
 )
 from distprof.ingest.kineto.framing import Boundary
-from distprof.ingest.kineto.native import NativeReader, NativeResult
-from distprof.ingest.kineto.parsed import DROPPED, Symbols, SymbolTable
+from distprof.ingest.kineto.native import EventColumns, NativeReader, NativeResult
+from distprof.ingest.kineto.parsed import DROPPED, Columns, Symbols, SymbolTable
 from distprof.schema import ABSENT, Int64Array
 
-Columns = dict[str, NDArray[Any]]
 Event = Complete | ExactComplete
 
 
@@ -224,28 +229,13 @@ class DecodeState:
         self.native = NativeReader(self.symbols)
 
 
-class EventColumns(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows of one chunk. Times are int64 ns as the file counts them, without its base."""
-
-    device: Columns  # The columns of ACTIVITY.
-    host: Columns  # The columns of HOST.
-    kept: NDArray[np.bool_]  # Host rows that analyses need, as a mask.
-    comm: Sequence[CommRow] | CommColumns  # Communication rows.
-    metadata: Sequence[Metadata]  # Process and thread names.
-    num_events: int  # Elements of the array.
-    num_repaired: int = 0  # Events repaired.
-    num_quarantined: int = 0  # Events given up.
-    num_clamped: int = 0  # Events kept with duration 0.
-    first_fault: bytes | None = None  # Text of the first event that was repaired or given up.
-
-
 FindArguments = Callable[[Rows], Sequence[Mapping[str, Any]]]
 
 
 def decode_events(data: bytes | bytearray, stop: int, state: DecodeState) -> EventColumns:
     """Columns of the events in ``data[:stop]``, a JSON array; ``DecodeError`` if it is none."""
     found = find_events(data, stop, state)
-    return decode_in_python(data, stop, state) if found is None else columns_of(found, state)
+    return decode_in_python(data, stop, state) if found is None else state.native.with_codes(found)
 
 
 def decode_in_python(data: bytes | bytearray, stop: int, state: DecodeState) -> EventColumns:
@@ -264,20 +254,6 @@ def find_events(data: bytes | bytearray, stop: int, state: DecodeState) -> Nativ
     if state.permissive:
         return None
     return state.native.find(data, stop, exact=state.exact, device_only=state.device_only)
-
-
-def columns_of(found: NativeResult, state: DecodeState) -> EventColumns:
-    """The second half of :func:`decode_events`, to be called chunk by chunk in order."""
-    chunk = state.native.with_codes(found)
-    return EventColumns(
-        device=chunk.device,
-        host=chunk.host,
-        kept=_is_kept(chunk.host["category"], chunk.host["name"], state.symbols),
-        comm=chunk.comm,
-        metadata=chunk.metadata,
-        num_events=chunk.num_events,
-        num_clamped=chunk.num_clamped,
-    )
 
 
 def decode_texts(texts: Sequence[bytes], state: DecodeState) -> EventColumns:
@@ -366,22 +342,16 @@ def _columns(rows: Rows, state: DecodeState, arguments: FindArguments) -> EventC
         event.args.collective is not NO_COLLECTIVE and event.args.names_collective
         for event in device_rows.events
     ]
+    host = host_columns(host_rows, symbols)
     return EventColumns(
         device=device,
-        host=host_columns(host_rows, symbols),
-        kept=_is_kept(host_rows.category, host_rows.name, symbols),
+        host=host,
+        kept=symbols.needed(host),
         comm=_comm_rows(rows, is_comm, stream, symbols, arguments),
         metadata=(),
         num_events=len(rows),
         num_clamped=rows.num_clamped,
     )
-
-
-def _is_kept(
-    category: NDArray[np.int32], name: NDArray[np.int32], symbols: SymbolTable
-) -> NDArray[np.bool_]:
-    """Host rows that analyses need: all except most operators."""
-    return ~symbols.is_operator.of(category) | symbols.is_kept.of(name)
 
 
 def _comm_rows(
@@ -390,18 +360,13 @@ def _comm_rows(
     stream: Int64Array,
     symbols: SymbolTable,
     arguments: FindArguments,
-) -> list[CommRow]:
+) -> CommColumns:
     if not chosen.any():
-        return []
+        return NO_ROWS
     picked = rows.where(chosen)
-    columns: tuple[Iterable[Any], ...] = (
-        picked.start_ns.tolist(),
-        picked.end_ns.tolist(),
-        picked.name.tolist(),
-        picked.category.tolist(),
-        [symbols.threads[event.pid, event.tid] for event in picked.events],
-        stream[chosen].tolist(),
-        picked.correlation.tolist(),
-        arguments(picked),
-    )
-    return [CommRow(*cells) for cells in zip(*columns, strict=True)]
+    integers, codes = columns_of_arguments(arguments(picked), symbols)
+    integers |= {"start_ns": picked.start_ns, "end_ns": picked.end_ns}
+    integers |= {"stream": stream[chosen], "correlation": picked.correlation}
+    threads = coded([symbols.threads[event.pid, event.tid] for event in picked.events])
+    codes |= {"name": picked.name, "category": picked.category, "thread": threads}
+    return CommColumns(integers, codes)

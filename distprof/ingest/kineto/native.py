@@ -33,7 +33,7 @@ from distprof.ingest.kineto.events import (
     MetadataArguments,
     normalise,
 )
-from distprof.ingest.kineto.parsed import Symbols, SymbolTable, kind_of
+from distprof.ingest.kineto.parsed import Columns, Symbols, SymbolTable, kind_of
 from distprof.kernel import kernel
 
 _ALWAYS = ("name", "stream", "correlation", "device", "bytes", "grid", "Collective name")
@@ -45,15 +45,19 @@ _DTYPES = {
 }
 
 
-class NativeChunk(NamedTuple):
-    """Columns of one chunk, as in :class:`~distprof.ingest.kineto.decode.EventColumns`."""
+class EventColumns(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of one chunk. Times are int64 ns as the file counts them, without its base."""
 
-    device: dict[str, NDArray[Any]]
-    host: dict[str, NDArray[Any]]
-    comm: CommColumns
-    metadata: Sequence[Metadata]
-    num_events: int
-    num_clamped: int
+    device: Columns  # The columns of ACTIVITY.
+    host: Columns  # The columns of HOST.
+    kept: NDArray[np.bool_]  # Host rows that analyses need, as a mask.
+    comm: CommColumns  # Communication rows.
+    metadata: Sequence[Metadata]  # Process and thread names.
+    num_events: int  # Elements of the array.
+    num_repaired: int = 0  # Events repaired.
+    num_quarantined: int = 0  # Events given up.
+    num_clamped: int = 0  # Events kept with duration 0.
+    first_fault: bytes | None = None  # Text of the first event that was repaired or given up.
 
 
 class NativeResult(NamedTuple):
@@ -75,6 +79,7 @@ class NativeReader:
 
     def __init__(self, symbols: SymbolTable) -> None:
         self._decoder: Any = None
+        self._symbols = symbols
         self._codes = {
             "name": _Codes(symbols.names),
             "category": _Codes(symbols.categories),
@@ -106,7 +111,7 @@ class NativeReader:
             return None
         return NativeResult(found, texts)
 
-    def with_codes(self, read: NativeResult) -> NativeChunk:
+    def with_codes(self, read: NativeResult) -> EventColumns:
         """The columns with codes of the file's dictionaries. Call it for each result, in order."""
         found, texts = read
         for place, known in enumerate(self._texts.values()):
@@ -123,9 +128,11 @@ class NativeReader:
         codes = {name: comm[name] for name in self._codes}
         for name, values in zip(TEXT_KEYS, found["comm"]["texts"], strict=True):
             codes[name] = self._texts[name].of(np.frombuffer(values, np.int32))
-        return NativeChunk(
-            device=self._columns(found["device"]),
-            host=self._columns(found["host"]),
+        device, host = self._columns(found["device"]), self._columns(found["host"])
+        return EventColumns(
+            device=device,
+            host=host,
+            kept=self._symbols.needed(host),
             comm=CommColumns(integers, codes),
             metadata=[
                 Metadata("thread_name", process, thread, MetadataArguments(_decoded(name)))

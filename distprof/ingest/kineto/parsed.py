@@ -126,6 +126,10 @@ class SymbolTable:
         self.is_kept = Verdicts(self.names, _is_kept, np.bool_)
         self.is_step = Verdicts(self.names, lambda name: name.startswith(STEP_PREFIX), np.bool_)
 
+    def needed(self, host: Columns) -> NDArray[np.bool_]:
+        """Host rows that analyses need: all except most operators."""
+        return ~self.is_operator.of(host["category"]) | self.is_kept.of(host["name"])
+
 
 @lru_cache(_MANY_NAMES)  # the ranks of a job have the same names
 def _is_kept(name: str) -> bool:

@@ -19,10 +19,7 @@ from distprof.bounds import Bound
 from distprof.errors import InputError
 from distprof.ingest.kineto.comm import CommRows
 from distprof.ingest.kineto.decode import (
-    Columns,
     DecodeState,
-    EventColumns,
-    columns_of,
     decode_events,
     decode_in_python,
     decode_texts,
@@ -30,8 +27,10 @@ from distprof.ingest.kineto.decode import (
 )
 from distprof.ingest.kineto.events import DECODE_OBJECT, LARGEST_NS
 from distprof.ingest.kineto.framing import DeviceSearch, Framer
+from distprof.ingest.kineto.native import EventColumns
 from distprof.ingest.kineto.parsed import (
     MAX_NAMES,
+    Columns,
     GrowingColumns,
     ParsedTrace,
     Symbols,
@@ -252,7 +251,9 @@ def read_trace(
         InputError: If the input is not a trace, or is damaged and ``strict`` is set.
     """
     name = source or (str(stream_or_path) if isinstance(stream_or_path, (str, Path)) else "trace")
-    _keep_freed_memory()
+    # Newly mapped pages are slow, and the C library of Linux returns large blocks to the system,
+    # except for sizes up to the largest that was ever freed. This one is never touched.
+    np.empty(_LARGEST_KEPT_BYTES, np.uint8)
     with ByteSource(stream_or_path, name) as opened, _collection_paused():
         reader = _Reader(opened, name, device_only=rows == "device", strict=strict, sink=host_sink)
         return reader.read()
@@ -319,7 +320,14 @@ class _Reader:
         metadata, is_complete = parse_metadata(framer.head, framer.tail, ended=framer.ended)
         truncated = not (framer.ended and is_complete) or self._source.damage is not None
         if not collector.ranges:
-            raise self._nothing_recorded(truncated)
+            what = "device activity" if self._state.device_only else "event with a time"
+            valid = "a list of events, each an object with a phase `ph`"
+            raise InputError(
+                self._name,
+                expected=f"a PyTorch profiler trace: {valid}",
+                found=f"not a single {what}{' before the file ends early' if truncated else ''}",
+                fix="name a file that torch.profiler wrote while the profiler was active",
+            )
         if self._strict and (truncated or framer.num_giants):
             raise self._broken(framer.truncated_at or framer.offset, "the file ends early")
         base_ns = _base(metadata)
@@ -351,7 +359,9 @@ class _Reader:
             found = find_events(data, stop, self._state)
             if found is not None:
                 self._num_found += found.num_rows
-                self._background.do(lambda: self._collector.add(columns_of(found, self._state)))
+                self._background.do(
+                    lambda: self._collector.add(self._state.native.with_codes(found))
+                )
                 return True
         self._background.wait()
         decode = decode_in_python if may_gather_behind else self._decode  # the kernel declined
@@ -398,15 +408,6 @@ class _Reader:
             expected="an undamaged trace, because strict reading was requested",
             found=f"{what}, at byte {offset}",
             fix="read without strict: distprof then repairs or skips broken events and counts them",
-        )
-
-    def _nothing_recorded(self, truncated: bool) -> InputError:
-        what = "device activity" if self._state.device_only else "event with a time"
-        return InputError(
-            self._name,
-            expected="a PyTorch profiler trace: a list of events, each an object with a phase `ph`",
-            found=f"not a single {what}{' before the file ends early' if truncated else ''}",
-            fix="name a file that torch.profiler wrote while the profiler was active",
         )
 
     def _quality(self, truncated: bool, activity: Table, host: Table, comm_args: Table) -> Quality:
@@ -477,15 +478,6 @@ def _operator_ratio(num_operators: int, comm_args: Table) -> float | None:
     known = numbers[rows & (numbers > 0) & (numbers != comm_args["correlation"])]
     span = int(known.max()) - int(known.min()) if len(known) else 0
     return num_operators / span if span >= _LEAST_NUMBERS else None
-
-
-def _keep_freed_memory() -> None:
-    """Make the allocator reuse freed memory, because newly mapped pages are slow.
-
-    The C library of Linux returns large blocks to the system at once, except for sizes up to the
-    largest that was ever freed. The block allocated here is never touched.
-    """
-    np.empty(_LARGEST_KEPT_BYTES, np.uint8)
 
 
 @contextmanager

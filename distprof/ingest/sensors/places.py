@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -137,7 +137,10 @@ def _nodes(run: Run) -> dict[str, dict[int, int]]:
     counts = {rank.device.count for rank in run.ranks if rank.device.count}
     size = counts.pop() if len(counts) == 1 else None
     if run.topology.nodes:
-        size = size if _are_blocks(run.topology.nodes.values(), size) else None
+        if size is not None:  # unless nodes hold separate blocks of as many ranks as it has GPUs
+            blocks = [{rank // size for rank in ranks} for ranks in run.topology.nodes.values()]
+            are_blocks = all(len(block) == 1 for block in blocks)
+            size = size if are_blocks and len(set.union(*blocks)) == len(blocks) else None
         is_named = run.topology.node_origin != "device_count"
         return {
             # files cannot know the name of a node inferred from GPU counts
@@ -145,14 +148,6 @@ def _nodes(run: Run) -> dict[str, dict[int, int]]:
             for node, ranks in run.topology.nodes.items()
         }
     return {"": _local([rank.rank for rank in run.ranks], size)} if _is_one_node(run.ranks) else {}
-
-
-def _are_blocks(nodes: Iterable[Sequence[int]], size: int | None) -> bool:
-    """Whether each node holds a separate block of as many ranks as it has GPUs."""
-    if size is None:
-        return False
-    blocks = [{rank // size for rank in ranks} for ranks in nodes]
-    return all(len(block) == 1 for block in blocks) and len(set.union(*blocks)) == len(blocks)
 
 
 def _local(ranks: Sequence[int], size: int | None) -> dict[int, int]:
