@@ -220,11 +220,10 @@ WORKER_S = 60.0  # that work waits for a worker
 LEAVE_S = 2.0  # to close a lost connection; until then, Dask does not log the loss
 _LOOK_S = 0.5  # between checks of the connection
 ASK_S = 5.0  # between requests to the scheduler for its workers
-
 _PROTOCOLS = ("tcp", "tls")
 _QUIET = ("distributed.client", "distributed.comm", "distributed.core")
+# Scheduler and path of a trace to the worker that read it and has the tables on its disk.
 _places: dict[tuple[str, str], str] = {}
-"""Scheduler and path of a trace to the worker that read it and has the tables on its disk."""
 
 
 class ClusterError(DistprofError):

@@ -32,9 +32,8 @@ _NOT_TRACES = (_OWN_FILES - {artefacts.TRACE_FILE}) | {"package.json", "tsconfig
 _SNIFF_BYTES = 1 << 16
 _SNIFF_BYTES_REMOTE = 1 << 14  # of an object in a store: only this is downloaded twice
 _SPECIAL = "a pipe or device"
+# Folders of installed packages, whose demo traces are of no job of the user.
 _INSTALLED = {"site-packages", "dist-packages", "node_modules"}
-"""Folders of installed packages, whose demo traces are of no job of the user."""
-
 _MAX_NAMED = 5  # files that a message names
 _TRACE_KEYS = (
     *(b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"'),

@@ -30,10 +30,8 @@ from distprof.processors import available_processors
 T = TypeVar("T")
 R = TypeVar("R")
 Progress = Callable[[int, int], None]
-
 _BATCH_S = 0.05  # target duration of a task of a local process, which costs about 1 ms
 _CHECK_S = 2.0  # without a finished task after which the workers of a pool are checked
-
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 MAX_WORKERS = 4_096
 _CLUSTERS = ("dask", "tcp", "tls")
@@ -268,11 +266,14 @@ def _each(
     """Yield outcomes, keeping more calls in flight than there are workers; None as below."""
     done: SimpleQueue[Future[R]] = SimpleQueue()
     pending: dict[Future[R], int] = {}
+    workers = int(getattr(executor, "workers", None) or available_processors() or 1)
+    # at a cluster, calls wait until a worker is free
+    most = sys.maxsize if isinstance(executor, ClusterExecutor) else PER_WORKER * workers
     for index, item in enumerate(items):
         future = executor.submit(function, item)
         pending[future] = index
         future.add_done_callback(done.put)
-        while len(pending) >= (_in_flight(executor) if index + 1 < len(items) else 1):
+        while len(pending) >= (most if index + 1 < len(items) else 1):
             future = done.get()
             is_broken = isinstance(future.exception(), BrokenExecutor)
             yield pending.pop(future), None if is_broken else _outcome(future.result)
@@ -302,8 +303,8 @@ def _in_batches(
         yield from zip(batch, outcomes, strict=True)
 
 
+# What a worker made of a batch, and how long it took in seconds.
 _Answers = tuple[list[Outcome[R]], float]
-"""What a worker made of a batch, and how long it took in seconds."""
 
 
 def _call_each(function: Callable[[T], R], items: Sequence[T]) -> _Answers[R]:
@@ -328,13 +329,6 @@ def _next_checked(pool: ProcessExecutor, done: SimpleQueue[Future[T]]) -> Future
             return done.get(timeout=_CHECK_S)
         except Empty:
             pool.check()
-
-
-def _in_flight(executor: Executor) -> int:
-    if isinstance(executor, ClusterExecutor):
-        return sys.maxsize  # calls wait at the scheduler until a worker is free
-    workers = getattr(executor, "workers", None) or available_processors() or 1
-    return PER_WORKER * int(workers)
 
 
 def _outcome(call: Callable[[], R]) -> Outcome[R]:

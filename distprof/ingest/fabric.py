@@ -14,6 +14,7 @@ import re
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -98,7 +99,12 @@ def read_fabric(source: str) -> FabricFile:
         InputError: If it is neither, or does not contain enough.
     """
     try:
-        data = _beginning(source)
+        data = bytes(BOUND.num_bytes + 1)  # of a file that is too large
+        if source == _STDIN:
+            data = sys.stdin.buffer.read(BOUND.num_bytes + 1)
+        else:
+            with suppress(TooLargeError):
+                data = read_plain(source, BOUND.num_bytes)
         if data.startswith(b"\x1f\x8b"):
             with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
                 data = packed.read(BOUND.num_bytes + 1)
@@ -115,15 +121,6 @@ def read_fabric(source: str) -> FabricFile:
     if data.lstrip()[:1] == b"{":
         return _own(data, source)
     return _nccl_tests(data.decode("utf-8", "replace").splitlines(), source)
-
-
-def _beginning(source: str) -> bytes:
-    if source == _STDIN:
-        return sys.stdin.buffer.read(BOUND.num_bytes + 1)
-    try:
-        return read_plain(source, BOUND.num_bytes)
-    except TooLargeError:
-        return bytes(BOUND.num_bytes + 1)
 
 
 def _own(data: bytes, source: str) -> FabricFile:

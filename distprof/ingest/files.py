@@ -105,13 +105,11 @@ class Folder(msgspec.Struct, frozen=True):
 
 # Logs ---------------------------------------------------------------------------------------------
 
+# Exceptions that reading damaged bytes may raise.
 DAMAGE = (OSError, EOFError, zlib.error, ValueError)
-"""Exceptions that reading damaged bytes may raise."""
-
 BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 17
-MAX_BYTES = 1 << 38
-"""Limit after unpacking: a small gzip file can hold more than a day's work."""
+MAX_BYTES = 1 << 38  # limit after unpacking: a small gzip file can hold more than a day's work
 
 
 _TRACES = (".json", ".json.gz")

@@ -56,7 +56,12 @@ _EXPECTED = (
 def fits_measurements(source: str) -> bool:
     """Whether a file is such a table; never raises for other files."""
     try:
-        names = _names(_text(Path(source)))
+        text = _text(Path(source))
+        if text.lstrip()[:1] in ("[", "{"):
+            names = {_plain(name) for row in _of_json(text, 1) for name in row}
+        else:  # even of a table without rows
+            head = next((line for line in text.splitlines() if line.strip() and line[0] != "#"), "")
+            names = {_plain(name) for name in re.split("[,;\t]", head)}
     except (OSError, ValueError, RecursionError):
         return False
     return bool(names & set(_RANKS)) and bool(names & {*_TIMES, *_RATES})
@@ -84,14 +89,6 @@ def read_measurements(source: str) -> tuple[SummaryFile, ...]:
     return tuple(
         _summary(source, number, row, created_ns) for number, row in enumerate(rows, start=1)
     )
-
-
-def _names(text: str) -> set[str]:
-    """Column names of a table, even of one without rows."""
-    if text.lstrip()[:1] in ("[", "{"):
-        return {_plain(name) for row in _of_json(text, 1) for name in row}
-    head = next((line for line in text.splitlines() if line.strip() and line[0] != "#"), "")
-    return {_plain(name) for name in re.split("[,;\t]", head)}
 
 
 def _text(path: Path) -> str:

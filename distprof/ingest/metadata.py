@@ -186,8 +186,7 @@ _KEY = re.compile(r'[{,]\s*"([^"\\\n]*)"\s*:\s*')
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})(?=\s*[,}])')
 _EVENTS = "traceEvents"
 _MOST_DAMAGED = 16 << 20
-_MOST_BROKEN = 16
-"""Each unreadable value costs time in proportion to the text, so both are limited."""
+_MOST_BROKEN = 16  # each unreadable value costs time in proportion to the text, so both are limited
 
 
 def parse_metadata(head: bytes, tail: bytes, *, ended: bool) -> tuple[Mapping[str, Any], bool]:

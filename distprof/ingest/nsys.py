@@ -98,7 +98,6 @@ _KINDS = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "
 _PLACES = {1: "Pageable", 2: "Pinned", 3: "Device", 4: "Array", 5: "Managed", 6: "Device",
            7: "Managed"}  # fmt: skip
 _ENDS = {"H": "Pinned", "D": "Device", "A": "Array", "P": "Device"}
-
 _OPERATOR = re.compile(r"([\w:]{1,200}), (?:op_id|seq|sizes) = .*", re.DOTALL)
 _VERSION = re.compile(r"_v\d{4,6}(?:_ptsz|_ptds)?$")
 
@@ -131,7 +130,10 @@ def head_of(database: Database) -> dict[str, Any]:
 def events_of(database: Database, number: int) -> Iterator[bytes]:
     """Events of one process as JSON, in the order of the tables."""
     names = _Names(database)
-    yield from _kernels(database, number, names)
+    known = database.columns(_KERNELS)
+    named = [name for name in ("demangledName", "shortName") if name in known][:1]
+    for row in _device_rows(database, _KERNELS, number, *named):
+        yield _activity(b"kernel", names.json(row[5] if named else None), row)
     for row in _device_rows(database, _GRAPHS, number):  # recorded as a whole, without kernels
         yield _activity(b"kernel", b'"CUDA graph"', row)
     yield from _copies(database, number)
@@ -207,14 +209,6 @@ def _activity(category: bytes, name: bytes, row: tuple[Any, ...], num_bytes: Any
     size = num_bytes if type(num_bytes) is int else None
     where = {"device": device, "stream": stream}
     return on_device(category, name, start, end, correlation=launch, num_bytes=size, **where)
-
-
-def _kernels(database: Database, number: int, names: _Names) -> Iterator[bytes]:
-    known = database.columns(_KERNELS)
-    column = next((name for name in ("demangledName", "shortName") if name in known), None)
-    more = () if column is None else (column,)
-    for row in _device_rows(database, _KERNELS, number, *more):
-        yield _activity(b"kernel", names.json(row[5] if more else None), row)
 
 
 def _copies(database: Database, number: int) -> Iterator[bytes]:

@@ -310,8 +310,7 @@ def _ranks_and_gaps(
 
 _MAX_FILES = 256  # that are checked: a folder with more holds something else
 _MAX_NAMED = 4
-SourceFile = tuple[Source[Any], str]
-"""A kind of source, and a file or folder of that kind."""
+SourceFile = tuple[Source[Any], str]  # a kind of source, and a file or folder of that kind
 
 
 def open_folder(source: str) -> Run | None:
@@ -406,19 +405,13 @@ def _same_job(logs: Sequence[tuple[str, TrainingLog]]) -> bool:
 
     If the ranks print no loss, names such as ``rank3.log`` must show that they are ranks.
     """
-    ranks = {rank_in_name(path) for path, _ in logs} - {None}
-    are_ranks = len(ranks) == len(logs)
-    _, first = logs[0]
-    return all(_agree(first, other, are_ranks=are_ranks) for _, other in logs[1:])
-
-
-def _agree(one: TrainingLog, other: TrainingLog, *, are_ranks: bool) -> bool:
-    """Whether two logs share iterations and agree on every loss in them."""
-    common, here, there = np.intersect1d(one.iteration, other.iteration, return_indices=True)
-    losses = one.loss[here], other.loss[there]
-    known = ~np.isnan(losses[0]) & ~np.isnan(losses[1])
-    if not len(common) or one.origin != other.origin:
-        return False
-    if not known.any():
-        return are_ranks
-    return bool(np.allclose(losses[0][known], losses[1][known], rtol=1e-4))
+    are_ranks = len({rank_in_name(path) for path, _ in logs} - {None}) == len(logs)
+    one = logs[0][1]
+    for _, other in logs[1:]:
+        common, here, there = np.intersect1d(one.iteration, other.iteration, return_indices=True)
+        mine, theirs = one.loss[here], other.loss[there]
+        known = ~np.isnan(mine) & ~np.isnan(theirs)
+        agrees = np.allclose(mine[known], theirs[known], rtol=1e-4) if known.any() else are_ranks
+        if not len(common) or one.origin != other.origin or not agrees:
+            return False
+    return True

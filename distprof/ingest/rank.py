@@ -57,7 +57,6 @@ from distprof.schema import ABSENT, Table
 from distprof.terms import ActivityKind, StepSource
 
 CONCLUSIONS_VERSION = 10  # increased whenever the same trace would lead to different conclusions
-
 _MAX_NOTES = 12
 
 
@@ -452,7 +451,12 @@ def _rank(
     trace: TraceFile, summary: _Summary, steps: Table, collectives: Table, tables: TableSource
 ) -> Rank:
     """The rank that a trace holds, under the path of the requested file."""
-    number, origin = _number(trace, summary.rank)
+    origin: Literal["trace", "file name", "assumed"] = "trace"
+    number = summary.rank
+    if number is None:
+        number, origin = trace.name_rank, "file name"
+    if number is None:
+        number, origin = ABSENT, "assumed"
     shared: dict[str, Any] = {
         name: getattr(summary, name)
         for name in _Summary.__struct_fields__
@@ -468,14 +472,3 @@ def _rank(
         tables=tables,
         **shared,
     )
-
-
-def _number(
-    trace: TraceFile, recorded: int | None
-) -> tuple[int, Literal["trace", "file name", "assumed"]]:
-    """The number of the rank and its origin."""
-    if recorded is not None:
-        return recorded, "trace"
-    if trace.name_rank is not None:
-        return trace.name_rank, "file name"
-    return ABSENT, "assumed"

@@ -75,11 +75,9 @@ def fresh_report_in(source: str) -> Path | None:
 _HEAD_BYTES = 1 << 14
 _MAX_ENTRIES = 1_000
 
+# Bytes near the beginning of a torch.profiler trace that no other format has.
 _OWN = b'"traceEvents"'
-"""Bytes near the beginning of a torch.profiler trace that no other format has."""
-
 _EXPECTED = "a torch.profiler trace (*.json or *.json.gz)"
-
 _ROCPROF = "with rocprofv3, use --output-format json"
 
 _ASCEND = (

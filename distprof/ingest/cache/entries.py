@@ -44,9 +44,8 @@ from distprof.schema import Table
 CACHE_VERSION = 9  # increased whenever the same trace would give different tables
 NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 _LOCKED = (errno.EACCES, errno.EPERM, errno.EROFS)
+# Errors of a cache that filled up, or that another process cleared or locked meanwhile.
 FAILED = NO_ROOM.union((errno.ENOENT, errno.ESTALE, errno.EISDIR), _LOCKED)
-"""Errors of a cache that filled up, or that another process cleared or locked meanwhile."""
-
 _TEMPORARY = "distprof-"
 _MAKING = ".making-"
 _SUFFIX = ".tables"

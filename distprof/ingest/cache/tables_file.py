@@ -33,9 +33,8 @@ from distprof.kernel import threads_help
 from distprof.run.tables import ACTIVITY, COLLECTIVES, HOST, STEPS
 from distprof.schema import Coded, Table, TableSchema
 
+# Larger files are not used, because checking a file reads all of it.
 BOUND = Bound(reads="an entry of the cache", num_bytes=1 << 36, rows=1 << 30, beyond="made again")
-"""Larger files are not used, because checking a file reads all of it."""
-
 _TRAILER = struct.Struct("<II8s")
 _MAGIC = b"distprof"
 _MAX_INDEX_BYTES = 1 << 16
@@ -321,8 +320,7 @@ class TablesReader:
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ROW_GROUP = 1 << 17
-"""Rows that are encoded at a time."""
+ROW_GROUP = 1 << 17  # rows that are encoded at a time
 _SHIFT_KEY = b"distprof.shift_ns"
 _TIMES = ("start_ns", "end_ns")
 _LARGEST_INT32 = 2**31 - 1  # string offsets have 32 bits

@@ -40,12 +40,11 @@ _OUT_THEN_IN = re.compile(r"allgather|reduce_scatter|alltoall|gather|scatter")
 _MAX_ELEMENTS = 1 << 40
 MAX_RANKS = 1 << 18
 
+# Prefixes of CPU operators that request one collective; their shapes give its size.
 OPERATORS = ("c10d::", "symm_mem::")
-"""Prefixes of CPU operators that request one collective; their shapes give its size."""
 
+# Prefixes of a backend's annotations; their shape is that of the input.
 ANNOTATIONS = ("nccl:", "xccl:", "ucc:", "gloo:", "mpi:")
-"""Prefixes of a backend's annotations; their shape is that of the input."""
-
 _COUNTED_BY_OUTPUT = (CollectiveKind.ALL_GATHER, CollectiveKind.SCATTER)
 _COUNTED_BY_INPUT = (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL)
 

@@ -312,7 +312,6 @@ def is_running(process: AttachFile) -> bool | None:
 
 
 RECENT = 64  # steps of a rank whose durations are kept
-
 _MAX_STEP_NS = 10**16  # four months: not a step, but a clock that was set
 _MAX_NS = 1 << 62
 _Line = TypeVar("_Line", bound=msgspec.Struct)
@@ -378,9 +377,8 @@ class LiveRank(msgspec.Struct, kw_only=True):
 
 
 _PHASES = ("input", "forward", "backward", "optimizer")
+# Stands for phases with names of the program's own, of which there may be any number.
 _OTHER = "other"
-"""Stands for phases with names of the program's own, of which there may be any number."""
-
 _THREAD = {
     "running": "cpu_ns",
     "waiting_for_cpu": "run_queue_ns",

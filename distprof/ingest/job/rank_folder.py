@@ -185,7 +185,6 @@ def _lines(stream: BinaryIO, file: LineFile) -> Iterator[bytes]:
 # Columns that records are collected in, one table's worth ----------------------------------------
 
 MAX_NAME = 200  # longer ones are cut: a table of them could fill the memory
-
 _MAX_NAMES = 100_000
 _LARGEST = 1 << 62  # sums of two still fit int64
 
@@ -243,12 +242,10 @@ class Columns:
 # The records of one rank, from the files in its folder -------------------------------------------
 
 MAX_EXPERT_COUNTS = 20_000_000  # of tokens per expert, kept for one rank: 160 MB
-
 MAX_EXPERTS = 1 << 16
 MAX_PHASES = 10_000  # of one step
 MAX_SETTINGS_BYTES = 1 << 22
 MAX_GPU_STEPS = 128  # last steps whose collectives are kept: enough to tell lateness from chance
-
 _MOST_NS = 1 << 53
 
 

@@ -29,7 +29,6 @@ BOUND = Bound(
 MAX_COUNT = 1 << 53
 MAX_PARTS = 1_000
 MAX_LAYERS = 10_000
-
 _SNIFFED_BYTES = 1 << 13
 _BEGINS_WITH_COUNTS = re.compile(rb"\s*\[\s*\[\s*\d")
 _HAS_COUNTS = re.compile(rb'"(?:domains"\s*:\s*\{[^{}\[\]]*\[\s*\[|layers"\s*:\s*\[\s*\[)\s*\d')

@@ -23,15 +23,12 @@ BOUND = Bound(
     reads="an NCCL log", num_bytes=1 << 38, names=1 << 17, beyond="skipped", seconds_per_mb=5
 )
 _MAX_FILES_CHECKED = 8  # for training iterations
-
 _SNIFFED_BYTES = 1 << 22
+# A message after its process, GPU or source line, not text about such messages.
 _LINE = re.compile(rb"(?:\d\]?|\S:\d+) NCCL (?:INFO|WARN|TRACE|ABORT) ")
-"""A message after its process, GPU or source line, not text about such messages."""
-
 _VERSION = re.compile(rb"(?:^|[^A-Za-z `\"'(])\s*[NR]CCL version \S*\d", re.MULTILINE)
+# Output of nccl-tests, which is for ``distprof fabric`` unless NCCL's initialisation is in it.
 _TEST_SIGNS = (b"out-of-place", b"algbw", b"busbw")
-"""Output of nccl-tests, which is for ``distprof fabric`` unless NCCL's initialisation is in it."""
-
 _INITIALISATION_SIGNS = (b"NCCL INFO Bootstrap", b"NCCL INFO Channel ", b"NCCL INFO NET/")
 
 

@@ -29,9 +29,8 @@ from distprof.schema import ABSENT, Coded, Int64Array, Table
 MAX_BYTES = 65_536
 _LINE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*):[ \t]+(\S.*)")
 _SIZE = re.compile(r"[0-9]{1,9}")
+# Limit on pipeline stages and on chunks per stage, which are laid out one by one.
 MOST_PLACES = 1_024
-"""Limit on pipeline stages and on chunks per stage, which are laid out one by one."""
-
 _SIZES = {"pp_size": "pp", "dp_size": "dp", "dsp_size": "dsp", "tp_size": "tp"}
 _FIX = "write one `key: value` per line, with sizes that are positive integers, or remove the file"
 
@@ -117,13 +116,10 @@ BOUND = Bound(
 """A table with more rows is refused: it would take more than about 1 GB."""
 
 MAX_KINDS = 256
-MAX_SECONDS = 1e6
-"""A step that lasts longer (11 days) was written in another unit."""
-
+MAX_SECONDS = 1e6  # a step that lasts longer (11 days) was written in another unit
 _WHOLE = ("dp_rank", "stage", "rank", "step", "seq_id", "mc", "mb_id")
 COLUMNS = (*_WHOLE[:4], "optype", "start_ts", "duration", *_WHOLE[4:])
 _LARGEST = {"step": 2**53, "dp_rank": 2**20, "stage": MOST_PLACES - 1, "mc": MOST_PLACES - 1}
-
 _NEVER_NEGATIVE = ("dp_rank", "stage", "rank", "seq_id")
 _LAYOUT = f"the columns {', '.join(COLUMNS)}"
 _WRITE_AGAIN = "write the table again; docs/how-to/operation-tables.md describes its columns"

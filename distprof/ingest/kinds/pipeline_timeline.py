@@ -36,12 +36,10 @@ BOUND = Bound(
     beyond="refused",
 )
 MAX_MS = 1e9
-
 _FILE = re.compile(r"^pp_rank_(\d{1,5})\.json$")
 _CONFIG = "config.json"
 _KINDS = ("forward-compute", "backward-compute")
-_CLOCK_SHARE = 0.1
-"""Clocks that differ by at most this share of a slot count as one."""
+_CLOCK_SHARE = 0.1  # clocks that differ by at most this share of a slot count as one
 
 
 class _Iteration(msgspec.Struct):
@@ -55,8 +53,8 @@ class _Iteration(msgspec.Struct):
 
 
 _Size = Annotated[int, msgspec.Meta(le=MAX_WORLD_SIZE)]
+# Stages and chunks are laid out one by one, so their number is limited to bound memory.
 _Places = Annotated[int, msgspec.Meta(le=MAX_RANKS)]
-"""Stages and chunks are laid out one by one, so their number is limited to bound memory."""
 
 
 class _Config(msgspec.Struct):

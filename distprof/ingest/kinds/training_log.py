@@ -10,7 +10,6 @@ from distprof.ingest.source import Source
 from distprof.run.logs import TrainingLog
 
 SNIFFED_BYTES = 1 << 23  # programs print a lot before they train
-
 _JSON = (".json", ".json.gz")
 _TABLES = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz")
 _ARCHIVES = (".sqlite", ".pkl", ".parquet", ".tar", ".tar.gz", ".zip")

@@ -187,7 +187,8 @@ def decode_permissively(texts: Iterable[bytes]) -> PermissiveEvents:
         try:
             event = DECODE_LOOSE(text)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            event = _repaired(text)
+            fields = repair_event(text)
+            event = None if fields is None else _loose(fields)
             events.first_fault = events.first_fault or text
             events.num_repaired += event is not None
         if event is None or not _add(events, event):
@@ -196,10 +197,7 @@ def decode_permissively(texts: Iterable[bytes]) -> PermissiveEvents:
     return events
 
 
-def _repaired(text: bytes) -> Loose | None:
-    fields = repair_event(text)
-    if fields is None:
-        return None
+def _loose(fields: dict[str, Any]) -> Loose:
     clean = clean_keys(fields)
     known: dict[str, Any] = {name: clean.get(name) for name in Loose.__struct_fields__}
     known["ts"] = msgspec.Raw(as_text(known["ts"]).encode())

@@ -92,7 +92,6 @@ WINDOW_BYTES = 2 << 20  # decoded at once: small enough that the result stays in
 SEARCHED_WINDOW_BYTES = 4 << 20  # searched for a few rows: each window costs more than its text
 LARGEST_EVENT_BYTES = 64 << 20  # a longer event is skipped, so memory stays bounded
 LARGEST_METADATA_BYTES = 64 << 20  # more is refused before the events, and not read after them
-
 _FIRST_READ = 1 << 16
 _BLOCK = 1 << 18  # larger blocks are newly mapped memory each time, which is slower
 _LARGEST_LAST_EVENT = 16 << 20
@@ -106,8 +105,8 @@ Take = Callable[[bytearray, int, int], bool]
 """``take(data, stop, offset)``: accept ``data[:stop]``, a JSON array at byte ``offset``
 of the file, or accept nothing and return False if it is not one."""
 
+# Like :data:`Take` for a text that is known to be damaged: accept what is recoverable.
 Salvage = Callable[[bytearray, int, int], None]
-"""Like :data:`Take` for a text that is known to be damaged: accept what is recoverable."""
 
 
 class Framer:
@@ -148,7 +147,12 @@ class Framer:
         if comma < 0:
             if self._take_end(take, salvage):
                 return True
-            self._grow()
+            if self._size < LARGEST_EVENT_BYTES:
+                self._wanted = 2 * self._size
+                self.boundary = Boundary.learn(self._data[: self._size], self.boundary)
+            else:
+                self.num_giants += 1
+                self._skip_event()
             return False
         self._begin_next(comma)
         if not self._take_until(comma, take):
@@ -235,15 +239,6 @@ class Framer:
         self._data[: self._size] = rest
         self.offset += comma
         self._wanted = self._usual
-
-    def _grow(self) -> None:
-        """Enlarge the window, or skip an event that is larger than any allowed."""
-        if self._size < LARGEST_EVENT_BYTES:
-            self._wanted = 2 * self._size
-            self.boundary = Boundary.learn(self._data[: self._size], self.boundary)
-        else:
-            self.num_giants += 1
-            self._skip_event()
 
     def _skip_event(self) -> None:
         assert self.boundary is not None

@@ -36,9 +36,8 @@ from distprof.ingest.kineto.events import (
 from distprof.ingest.kineto.parsed import Columns, Symbols, SymbolTable, kind_of
 from distprof.kernel import kernel
 
+# Arguments in the order of ``enum Argument`` in ``native/chunk.hpp``.
 _ALWAYS = ("name", "stream", "correlation", "device", "bytes", "grid", "Collective name")
-"""Arguments in the order of ``enum Argument`` in ``native/chunk.hpp``."""
-
 _DTYPES = {
     **dict.fromkeys(("name", "category", "thread", "device", "blocks"), np.int32),
     "kind": np.int8,

@@ -30,7 +30,6 @@ Scalar = TypeVar("Scalar", np.int8, np.bool_)
 MAX_NAMES = 1 << 20  # the largest traces have about ten thousand
 MAX_NAME_CHARACTERS = 1 << 25
 MOST_OF_A_NAME = 4096  # characters; template names of real kernels have up to a few thousand
-
 OTHER_NAMES = "(one of too many names)"
 _MANY_NAMES = 1 << 14
 _CODES_AT_ONCE = 1 << 16
@@ -105,8 +104,8 @@ class Verdicts(Generic[Scalar]):
         return self._known.take(codes)
 
 
+# Categories whose rows the profiler numbers (``External id``).
 _NUMBERED = frozenset({"cpu_op", "annotation"})
-"""Categories whose rows the profiler numbers (``External id``)."""
 
 
 class SymbolTable:
@@ -225,7 +224,6 @@ class ParsedTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 Columns = dict[str, NDArray[Any]]
 _ROWS_AT_ONCE = 1 << 15  # collected before they are written; shorter tables use no map
-
 _CAN_REMAP = sys.platform == "linux"
 
 

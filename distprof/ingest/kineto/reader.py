@@ -153,7 +153,6 @@ def _table(schema: TableSchema, columns: Columns, texts: Mapping[str, Symbols]) 
 
 _GROUP = 256
 _MOST_PIECES = 4  # of an event, when the boundary also occurs inside events
-
 _STARTS = re.compile(rb'\{\s*"(?:ph|cat|name"\s*:\s*"[^"]*"\s*,\s*"(?:ph|cat))"\s*:')
 _BETWEEN = b" \t\r\n,"
 

@@ -21,12 +21,8 @@ from distprof.run.records import NO_THROTTLING, TELEMETRY
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.units import NS_PER_S
 
-MAX_VALUE = float(1 << 53)
-"""Larger numbers are not measurements, and floats would round them."""
-
-LAST_NS = 1 << 62
-"""Later times (from the year 2116) are invalid, and the sum of two would overflow."""
-
+MAX_VALUE = float(1 << 53)  # larger numbers are not measurements, and floats would round them
+LAST_NS = 1 << 62  # later times (from the year 2116) are invalid, and the sum of two would overflow
 _NUMBER = re.compile(r"\s*([+-]?\d{1,20}(?:\.\d{0,12})?(?:[eE][+-]?\d{1,2})?)\s*(\S{0,6})")
 
 _BUS_ID = re.compile(
@@ -116,16 +112,14 @@ def since_epoch(ns: int) -> tuple[int, Clock] | None:
 
 # Hosts --------------------------------------------------------------------------------------------
 
+# Host name or task number that pdsh, clush and ``srun --label`` put before each line.
 LABEL = re.compile(r"([A-Za-z0-9][\w.-]{0,80}): ?(?=[#|+<=\w ])")
-"""Host name or task number that pdsh, clush and ``srun --label`` put before each line."""
 
+# Host name between two rules above a block, as ``dshbak`` and ``clush -b`` write it.
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,80}")
-"""Host name between two rules above a block, as ``dshbak`` and ``clush -b`` write it."""
-
 RULE = re.compile(r"-{4,80}")
+# Line that ansible writes above a block: ``node-1 | CHANGED | rc=0 >>``.
 MARKER = re.compile(r"([A-Za-z0-9][\w.-]{0,80}) \| [A-Z]{2,12}!? (?:\| rc=\d{1,3} )?[>=]>")
-"""Line that ansible writes above a block: ``node-1 | CHANGED | rc=0 >>``."""
-
 _HOST = re.compile(
     r"[=#*\-\s]*(?P<label>(?:host(?:name)?|node)\s*[:=]\s*)?"
     r"(?P<host>[A-Za-z0-9][\w.\-]{0,252}?):?[=#*\-\s]*",

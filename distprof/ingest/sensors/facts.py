@@ -134,7 +134,6 @@ _OF_DEVICE = ("product_name", "gpu_uuid", "uuid", "pci/bus_id", "pci/pci_bus_id"
 _USED = frozenset((*_STATE, *_OF_DEVICE, *(n for _, names, _ in _VALUES for n in names)))
 _FAST = ("P0", "P1", "P2")  # states of a busy GPU; in higher ones the link is slowed down as well
 _BUSY = 10.0  # a GPU of unknown performance state is in use from this utilisation on, in per cent
-
 _DEPRECATED = "Requested functionality has been deprecated"
 _MAX_TEXT = 200
 _ANSWERS = {"yes": True, "1": True, "no": False, "0": False}

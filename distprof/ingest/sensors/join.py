@@ -18,9 +18,7 @@ from distprof.run.run import ANOTHER_JOB, Gap, Run
 from distprof.schema import Int64Array, Table
 from distprof.units import NS_PER_S, name_of_device, name_ranks
 
-QUARTER_NS = 900 * NS_PER_S
-"""Time zones differ from UTC by multiples of this."""
-
+QUARTER_NS = 900 * NS_PER_S  # time zones differ from UTC by multiples of this
 _FARTHEST = 14 * 4  # quarters of an hour: no time zone is farther from UTC
 _LEAST_SHARED = 0.5
 _SLACK_NS = 2 * NS_PER_S
@@ -100,12 +98,10 @@ def _covers(first: int, last: int, shift: int, when: Recorded, slack: int) -> bo
 
 _OfDevice = TypeVar("_OfDevice", DeviceSeries, DeviceState)
 _Placed = TypeVar("_Placed", DeviceSeries, DeviceEvent, DeviceLinks, DeviceState)
+# Errors up to this long before or after the recording are reported with it.
 NEAR_NS = 3_600 * NS_PER_S
-"""Errors up to this long before or after the recording are reported with it."""
-
 _ANY_HOST = "*"
-_LOCAL_NS = 14 * 3_600 * NS_PER_S
-"""Largest distance of a local time from UTC."""
+_LOCAL_NS = 14 * 3_600 * NS_PER_S  # largest distance of a local time from UTC
 
 
 class JoinedRecords(msgspec.Struct, frozen=True):

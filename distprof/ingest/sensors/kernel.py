@@ -22,14 +22,11 @@ from distprof.ingest.sensors.collect import LAST_NS, Collector, bus_id, seconds_
 from distprof.run.logs import Clock, DeviceEvent
 from distprof.units import NS_PER_S
 
-JOURNAL = '"__REALTIME_TIMESTAMP"'
-"""Field in every entry of ``journalctl -o json``."""
-
+JOURNAL = '"__REALTIME_TIMESTAMP"'  # field in every entry of ``journalctl -o json``
 _DRIVER = "NVRM: "
 _XID = re.compile(r"NVRM: Xid \(([^)]{1,80})\): (\d{1,6})\b,?\s*(.{0,400})")
+# Third line of a message without an XID, when the driver is loaded after the GPU was lost.
 _LOST = re.compile(r"NVRM: +(fallen off the bus and is not responding to commands)")
-"""Third line of a message without an XID, when the driver is loaded after the GPU was lost."""
-
 _OFF_THE_BUS = 79
 _XID_PROCESS = re.compile(r"pid='?(\d{1,10})'?, name=([^,]{1,40}), ?")
 _XID_NO_PROCESS = re.compile(r"pid='?<unknown>'?, name=<unknown>, ?")

@@ -57,9 +57,8 @@ MAX_LINE_BYTES = 1 << 18
 JSON_ENDINGS = (".json", ".json.gz")
 MAX_JSON_BYTES = 1 << 26
 _SNIFFED_JSON = 1 << 14
+# Limit on uncompressed bytes: a small gzip file could otherwise take more than a day to read.
 MAX_BYTES = 1 << 36
-"""Limit on uncompressed bytes: a small gzip file could otherwise take more than a day to read."""
-
 _SNIFFED_LINES = 20_000
 _SNIFFED_CHARACTERS = 500
 _MOST_BEFORE = 10_000
