@@ -212,9 +212,7 @@ def _glob(pattern: Path) -> list[TraceFile]:
 
     paths = [Path(name) for name in glob.glob(str(pattern), recursive=True)]  # noqa: PTH207
     traces = [_local(path) for path in paths if path.is_file() and _may_be_trace(path.name)]
-    for path in paths:
-        if path.is_dir():
-            traces += _walk(path)
+    traces += [trace for path in paths if path.is_dir() for trace in _walk(path)]
     return list({trace.path: trace for trace in traces}.values())
 
 

@@ -118,9 +118,7 @@ def open_run(
     read, gaps = _ranks_and_gaps(
         source, traces, outcomes, strict=options.strict, may_be_empty=may_be_empty
     )
-    for rank in read:
-        if is_temporary(rank.tables.path):  # no cache had a place for it
-            atexit.register(Path(rank.tables.path).unlink, missing_ok=True)
+    _delete_at_exit(read)
     if directory is not None:
         entries = {entry.rank: entry for entry in directory.job.ranks}
         read = [describe_rank(rank, directory, entries) for rank in read]
@@ -245,6 +243,13 @@ def _with_selection(run: Run, wanted: set[int]) -> Run:
     others = tuple(g for g in run.gaps if g.what != "missing-ranks")
     records = {rank: source for rank, source in run.records.items() if rank in wanted}
     return replace(run, gaps=(gap, *others), records=records)
+
+
+def _delete_at_exit(ranks: Sequence[Rank]) -> None:
+    """Delete tables that found no place in a cache when this process exits."""
+    for rank in ranks:
+        if is_temporary(rank.tables.path):
+            atexit.register(Path(rank.tables.path).unlink, missing_ok=True)
 
 
 def _with_place(

@@ -1,9 +1,7 @@
 """Sources other than traces: logs and tables of other tools. This is their only registry.
 
-Each kind of source is one module of :mod:`distprof.ingest.kinds`. Its ``SOURCE`` says how to
-recognise and read a file, and what it adds to a run. Kinds are discovered in that package, so a new
-format needs only a new module there. A source is either a separate run without ranks, or it
-accompanies a recording (``--with``), which stays as it was.
+Each kind of source is one module of :mod:`distprof.ingest.kinds`, in which kinds are discovered. A
+source is either a separate run without ranks, or it accompanies a recording (``--with``).
 """
 
 from __future__ import annotations
@@ -132,7 +130,15 @@ def with_evidence(run: Run, paths: Sequence[str]) -> Run:
     if not paths:
         return run
     companions = [source for source in known_sources() if source.name]
-    fitting = {path: _fitting(path, companions) for path in paths}
+    fitting = {path: [kind for kind in companions if kind.fits(path)] for path in paths}
+    for path, kinds_of_file in fitting.items():
+        if not kinds_of_file:
+            raise InputError(
+                path,
+                expected=" or ".join(source.name for source in companions),
+                found="another kind of file",
+                fix="name a file of one of these kinds with --with",
+            )
     for source in companions:
         for path in paths:
             if source not in fitting[path]:
@@ -142,16 +148,3 @@ def with_evidence(run: Run, paths: Sequence[str]) -> Run:
             if any(gap.what == ANOTHER_JOB for gap in run.gaps[known:]):
                 fitting[path] = []  # what else the file holds is of that job, too
     return run
-
-
-def _fitting(path: str, companions: Sequence[Source[Any]]) -> list[Source[Any]]:
-    """All kinds that a file is of: a terminal log may hold NCCL's lines and the program's own."""
-    kinds_of_file = [source for source in companions if source.fits(path)]
-    if not kinds_of_file:
-        raise InputError(
-            path,
-            expected=" or ".join(source.name for source in companions),
-            found="another kind of file",
-            fix="name a file of one of these kinds with --with",
-        )
-    return kinds_of_file

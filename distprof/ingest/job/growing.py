@@ -1,8 +1,7 @@
-"""Read a run directory while ranks write to it: each look returns what was added since the last.
+"""Follow a run directory while ranks write to it: what each look added, and running totals.
 
 No call blocks, and no file stays open. A look reads only the new bytes of a file, in whole lines
-and up to a limit. Files may be truncated, replaced, deleted or damaged. Lines that are not records
-are counted. A rank may appear late, or never.
+and up to a limit. Files may be truncated, replaced, deleted or damaged. A rank may appear late.
 """
 
 from __future__ import annotations

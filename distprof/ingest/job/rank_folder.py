@@ -108,34 +108,25 @@ def read_lines(
         return file
     try:
         with folder.open(name) as stream:
-            _read(stream, schema, msgspec.json.Decoder(kind), take, file)
+            decode = msgspec.json.Decoder(kind).decode
+            lines = _lines(stream, file)
+            first = next(lines, None)
+            if first is None or not _accept_header(first, schema, file):
+                return file
+            for line in lines:
+                if file.num_records >= MAX_RECORDS:
+                    file.is_capped = True
+                    break
+                try:
+                    take(decode(line))
+                except BROKEN:
+                    file.num_bad += not file.is_cut
+                else:
+                    file.num_records += 1
+                    file.is_cut = False
     except OSError as error:
         file.problem = error.strerror or type(error).__name__
     return file
-
-
-def _read(
-    stream: BinaryIO,
-    schema: str,
-    decoder: msgspec.json.Decoder[Any],
-    take: Callable[[Any], None],
-    file: LineFile,
-) -> None:
-    lines = _lines(stream, file)
-    first = next(lines, None)
-    if first is None or not _accept_header(first, schema, file):
-        return
-    for line in lines:
-        if file.num_records >= MAX_RECORDS:
-            file.is_capped = True
-            return
-        try:
-            take(decoder.decode(line))
-        except BROKEN:
-            file.num_bad += not file.is_cut
-        else:
-            file.num_records += 1
-            file.is_cut = False
 
 
 def _accept_header(line: bytes, schema: str, file: LineFile) -> bool:

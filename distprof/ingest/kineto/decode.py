@@ -1,9 +1,8 @@
 """Decode a chunk of bytes into columns.
 
-The compiled kernel, if installed, reads the usual chunk (:mod:`.native`). Without it, and for a
-chunk that it declines, one call decodes the chunk into typed structs, which then fill the columns:
-host rows, device rows, communication rows. A chunk with unusual types is decoded event by event
-(:mod:`.damage`). A chunk that is not JSON at all is cut up by :mod:`.reader`.
+The compiled kernel reads the usual chunk (:mod:`.native`). A chunk that it declines is decoded into
+typed structs by one call, one with unusual types event by event (:mod:`.damage`), and one that is
+not JSON at all is cut up by :mod:`.reader`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Chunks read by the compiled kernel: its arguments, and its result as columns.
 
 The kernel returns what the Python decoder would, or declines the chunk (``native/chunk.hpp``). It
-numbers the texts of a trace in order of first appearance, and hands out those that are new in a
-chunk. This module gives them their codes in the file's dictionaries, in the order in which the
-Python decoder would. They are the same codes, unless Python read a chunk in between.
+numbers texts in order of first appearance, and hands out those that are new in a chunk. They get
+their codes in the file's dictionaries here: the same ones, unless Python read a chunk in between.
 """
 
 from __future__ import annotations

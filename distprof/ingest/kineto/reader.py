@@ -302,7 +302,6 @@ class _Reader:
         self._source = source
         self._name = name
         self._strict = strict
-        self._sink = sink
         self._state = DecodeState(device_only=device_only)
         self._collector = Collector(self._state.symbols, sink)
         self._framer = Framer(source, name, searched=device_only)
