@@ -228,7 +228,7 @@ def _arguments_if(row: Wanted, text: bytes | bytearray) -> Mapping[str, Any] | N
         event = DECODE_ANY(text)
         if event["ph"] != "X" or event["name"] != row.name or float(event["ts"]) != row.ts:
             return None
-    except (ValueError, RecursionError, LookupError, TypeError):  # not JSON, or no such event
+    except (ValueError, RecursionError, LookupError, TypeError):  # not JSON, or no event
         return None
     arguments = event.get("args")
     return arguments if isinstance(arguments, dict) else {}

@@ -10,7 +10,8 @@ from distprof.artefacts.rank_file import AttachFile, ErrorFile, RankFile
 from distprof.artefacts.records import NvmlRecord
 from distprof.artefacts.run_file import Exit, Overhead
 from distprof.escape import plain, shorten
-from distprof.ingest.job.growing import RankAdded, is_running
+from distprof.ingest.job.growing import RankAdded
+from distprof.ingest.job.processes import is_running
 from distprof.verbs.watch.result import MemoryOfRank, ThrottledRank
 
 SAMPLES: Final = 300  # 30 s at the default period
