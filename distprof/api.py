@@ -76,7 +76,7 @@ def open_run(
         InputError: If nothing could be read, or with ``strict`` if anything is damaged.
         UsageError: If an option is invalid.
     """
-    from distprof.ingest.folders import files_of_evidence
+    from distprof.ingest.open import files_of_evidence
     from distprof.ingest.open import open_run as ingest
     from distprof.ingest.rank import IngestOptions
     from distprof.ingest.source import with_evidence

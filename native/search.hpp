@@ -1,6 +1,6 @@
 // Finds a few events among many by searching the text, without parsing the rest. No Python here.
 //
-// Finds the same events as DeviceSearch in distprof/ingest/kineto/device.py. Nothing outside the
+// Finds the same events as DeviceSearch in distprof/ingest/kineto/framing.py. Nothing outside the
 // text is read, and each search takes linear time for any text.
 #pragma once
 

@@ -39,17 +39,6 @@ CREATE TABLE CUPTI_ACTIVITY_KIND_MEMSET (start INTEGER NOT NULL, end INTEGER NOT
   deviceId INTEGER NOT NULL, contextId INTEGER NOT NULL, streamId INTEGER NOT NULL,
   correlationId INTEGER, globalPid INTEGER, value INTEGER NOT NULL, bytes INTEGER NOT NULL);
 """
-PAYLOADS = """
-ALTER TABLE NVTX_EVENTS ADD COLUMN eventId INTEGER;
-CREATE TABLE NVTX_EVENTS_PAYLOAD_SCHEMAS (eventId INTEGER NOT NULL, globalPid INTEGER NOT NULL,
-  domainId INTEGER NOT NULL, payloadSchemaID INTEGER NOT NULL);
-CREATE TABLE NVTX_EXPORT_TRANSLATION (originalName TEXT NOT NULL, sanitizedName TEXT NOT NULL);
-INSERT INTO NVTX_EXPORT_TRANSLATION VALUES ('NCCL communicator ID', 'NCCL_communicator_ID'),
-  ('Message size [bytes]', 'Message_size__bytes_'), ('No. of ranks', 'No__of_ranks'),
-  ('Reduction operation', 'Reduction_operation');
-"""
-"""What ``nsys export --dynamic-tables=all`` adds (schema 3.28.1); the made-up part is how a name is
-sanitised, which only the table of translations says."""
 _KINDS = {"HtoD": 1, "DtoH": 2, "DtoD": 8}
 _PLACES = {"Pageable": 1, "Pinned": 2, "Device": 3}
 _COPY = re.compile(r"Memcpy (\w+) \((\w+) -> (\w+)\)")
@@ -63,7 +52,6 @@ class Export:
         host: Host name.
         gpus: Names of GPUs.
         start_ns: Start of the session, since the epoch.
-        has_payloads: Whether it was made with ``--dynamic-tables=all``.
     """
 
     def __init__(
@@ -73,12 +61,9 @@ class Export:
         host: str = "node-1",
         gpus: tuple[str, ...] = ("NVIDIA H100 80GB HBM3",) * 8,
         start_ns: int = 1_740_327_858_000_000_000,
-        has_payloads: bool = False,
     ) -> None:
         self._db = sqlite3.connect(path)
         self._db.executescript(SCHEMA)
-        self._db.executescript(PAYLOADS if has_payloads else "")
-        self._has_payloads, self._num_events = has_payloads, 0
         self._ids: dict[str, int] = {}
         self._insert("TARGET_INFO_SESSION_START_TIME", start_ns, "", "")
         self._insert("TARGET_INFO_SYSTEM_ENV", 0, "", "Hostname", 0, host)
@@ -132,27 +117,13 @@ class Export:
         )  # fmt: skip
 
     def range(
-        self, pid: int, tid: int, name: str, start: int, end: int, *, by_id: bool = True,
-        payload: dict[str, int] | None = None,
-    ) -> None:  # fmt: skip
-        """A range; with a payload, the table of its schema has a row, its names sanitised."""
+        self, pid: int, tid: int, name: str, start: int, end: int, *, by_id: bool = True
+    ) -> None:
         text, key = (None, self._text(name)) if by_id else (name, None)
         thread = self.process(pid) | tid
-        self._num_events += 1
         self._insert(
             "NVTX_EVENTS", start, end, 59, None, None, None, text, thread, None, key, 0, None, None,
-            *((self._num_events,) if self._has_payloads else ()),
         )  # fmt: skip
-        if payload is not None:
-            self._payload(self.process(pid), payload)
-
-    def _payload(self, process: int, payload: dict[str, int]) -> None:
-        schema = sum(map(ord, "".join(payload)))
-        table = f"DYNAMIC_NVTXPAYLOAD_DATATYPE_{process}_1_{schema}"
-        columns = ", ".join(f"{name} INTEGER" for name in payload)
-        self._db.execute(f"CREATE TABLE IF NOT EXISTS {table} (eventId INTEGER, {columns})")
-        self._insert(table, self._num_events, *payload.values())
-        self._insert("NVTX_EVENTS_PAYLOAD_SCHEMAS", self._num_events, process, 1, schema)
 
     def close(self) -> None:
         self._db.commit()

@@ -15,9 +15,9 @@ from distprof.errors import (
     UsageError,
     WebError,
 )
-from distprof.ingest.cache.sources import TooManyRowsError
+from distprof.ingest.cache.entries import TooManyRowsError
 from distprof.ingest.cache.tables_file import DamagedTablesError
-from distprof.ingest.machines.cluster import ClusterError
+from distprof.ingest.cluster import ClusterError
 from distprof.remote.system import ChangedError, StoreError, UnusableStoreError
 
 ERRORS = [

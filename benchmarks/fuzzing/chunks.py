@@ -14,8 +14,8 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from distprof.ingest.kineto.decode import DecodeState, EventColumns, decode_events
-from distprof.ingest.kineto.native import NativeReader
+from distprof.ingest.kineto.decode import DecodeState, decode_events
+from distprof.ingest.kineto.native import EventColumns, NativeReader
 from distprof.ingest.kineto.parsed import SymbolTable
 from distprof.ingest.kineto.reader import Collector
 from distprof.kernel import KERNEL_ENVIRONMENT

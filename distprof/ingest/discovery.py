@@ -18,14 +18,9 @@ from distprof import artefacts
 from distprof.artefacts import CACHE_DIR, REQUESTS_DIR, RUN_FILE
 from distprof.bounds import NotAFileError, expanded, open_plain
 from distprof.errors import InputError
-from distprof.ingest.foreign import refuse_foreign
-from distprof.ingest.nsys.export import ENDINGS, opened_process, processes_in, why_not_an_export
-from distprof.ingest.rocprof import (
-    begins_rocprof,
-    is_rocprof,
-    opened_rocprof,
-    processes_in_rocprof,
-)
+from distprof.ingest.nsys import ENDINGS, opened_process, processes_in, why_not_an_export
+from distprof.ingest.recognise import refuse_foreign
+from distprof.ingest.rocprof import begins_rocprof, is_rocprof, opened_rocprof, processes_in_rocprof
 from distprof.run.run import Gap
 
 if TYPE_CHECKING:  # few jobs use object stores, and asyncio and fsspec take long to import
@@ -37,22 +32,15 @@ _NOT_TRACES = (_OWN_FILES - {artefacts.TRACE_FILE}) | {"package.json", "tsconfig
 _SNIFF_BYTES = 1 << 16
 _SNIFF_BYTES_REMOTE = 1 << 14  # of an object in a store: only this is downloaded twice
 _SPECIAL = "a pipe or device"
+# Folders of installed packages, whose demo traces are of no job of the user.
 _INSTALLED = {"site-packages", "dist-packages", "node_modules"}
-"""Folders of installed packages, whose demo traces are of no job of the user."""
-
 _MAX_NAMED = 5  # files that a message names
 _TRACE_KEYS = (
-    b'"traceEvents"',
-    b'"schemaVersion"',
-    b'"deviceProperties"',
-    b'"distributedInfo"',
-    b'"baseTimeNanoseconds"',
-    b'"displayTimeUnit"',
+    *(b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"'),
+    *(b'"distributedInfo"', b'"baseTimeNanoseconds"', b'"displayTimeUnit"'),
 )
-
+# Keys of the events of an operation timeline (``kinds/operation_timeline.py``), but not of kernels.
 _OPERATION_SIGNS = (b'"model_chunk"', b'"mb_id"')
-"""Keys that the events of an operation timeline have (``kinds/operation_timeline.py``), but kernels
-do not."""
 
 # rank-0, rank_3, rank00003, rank3_trace, worker3, _r3; dynolog and tensorboard_trace_handler write
 # a host and a process id instead, and neither is a rank.
@@ -119,7 +107,16 @@ def discover(source: str, *, may_be_empty: bool = False) -> Discovery:
             found="nothing",
             fix="name a path; . is the current folder",
         )
-    path = _path(source)
+    path = Path(expanded(source))
+    try:
+        path.exists()
+    except (OSError, ValueError) as error:  # too long, or with a null character
+        raise InputError(
+            source,
+            expected="the name of a trace file, or of a folder or glob of them",
+            found=getattr(error, "strerror", None) or str(error),
+            fix="check the path",
+        ) from error
     if path.is_dir():
         return _select(source, path, _walk(path), may_be_empty=may_be_empty)
     if path.is_file():
@@ -145,11 +142,7 @@ def discover(source: str, *, may_be_empty: bool = False) -> Discovery:
 
 @contextmanager
 def open_trace(trace: TraceFile) -> Iterator[str | BinaryIO]:
-    """Yield what the reader takes: a local path, or an open file for a URL.
-
-    Raises:
-        InputError: If the URL cannot be opened.
-    """
+    """Yield what the reader takes: a local path, or an open file for a URL."""
     if trace.process is not None:
         open_process = opened_process if _is_export(trace.path) else opened_rocprof
         with open_process(trace.path, trace.process) as stream:
@@ -169,11 +162,7 @@ def open_trace(trace: TraceFile) -> Iterator[str | BinaryIO]:
 
 
 def check_whole(trace: TraceFile, opened: str | BinaryIO) -> None:
-    """Refuse a trace whose download failed part-way: the file itself may be fine.
-
-    Raises:
-        InputError: If the download failed.
-    """
+    """Refuse a trace whose download failed part-way: the file itself may be fine."""
     failure = getattr(opened, "failure", None)
     if failure is not None:
         raise _unreadable(trace.path, failure) from failure
@@ -223,29 +212,12 @@ def _glob(pattern: Path) -> list[TraceFile]:
 
     paths = [Path(name) for name in glob.glob(str(pattern), recursive=True)]  # noqa: PTH207
     traces = [_local(path) for path in paths if path.is_file() and _may_be_trace(path.name)]
-    for path in paths:
-        if path.is_dir():
-            traces += _walk(path)
+    traces += [trace for path in paths if path.is_dir() for trace in _walk(path)]
     return list({trace.path: trace for trace in traces}.values())
 
 
 def _may_be_trace(name: str) -> bool:
     return bool(_TRACE_NAME.search(name)) and name not in _NOT_TRACES and name[0] != "."
-
-
-def _path(source: str) -> Path:
-    """The path, checked to have a name that the system can look up."""
-    path = Path(expanded(source))
-    try:
-        path.exists()
-    except (OSError, ValueError) as error:  # too long, or with a null character
-        raise InputError(
-            source,
-            expected="the name of a trace file, or of a folder or glob of them",
-            found=getattr(error, "strerror", None) or str(error),
-            fix="check the path",
-        ) from error
-    return path
 
 
 def _discover_url(source: str, *, may_be_empty: bool) -> Discovery:
@@ -262,26 +234,18 @@ def _discover_url(source: str, *, may_be_empty: bool) -> Discovery:
         for stored in listing
         if stored.url.endswith("/" + RUN_FILE)
     )
-    traces = [
-        _of_store(stored)
-        for stored in listing
-        if _may_be_trace_at(stored.url) and not stored.url.startswith(excluded)
-    ]
+    traces = []
+    for stored in listing:
+        *folders, name = PurePosixPath(stored.url.partition("://")[2]).parts or ("",)
+        is_excluded = CACHE_DIR in folders or stored.url.startswith(excluded)
+        if _may_be_trace(name) and not is_excluded:
+            traces.append(_of_store(stored))
     return _select(source, None, traces, may_be_empty=may_be_empty)
 
 
-def _may_be_trace_at(url: str) -> bool:
-    *folders, name = PurePosixPath(url.partition("://")[2]).parts or ("",)
-    return _may_be_trace(name) and CACHE_DIR not in folders
-
-
 def _of_store(stored: Stored) -> TraceFile:
-    return TraceFile(
-        path=stored.url,
-        name_rank=rank_in_name(stored.url),
-        size_bytes=stored.size,
-        tag=stored.tag,
-    )
+    rank = rank_in_name(stored.url)
+    return TraceFile(path=stored.url, name_rank=rank, size_bytes=stored.size, tag=stored.tag)
 
 
 def _unreadable(source: str, error: Exception) -> InputError:
@@ -301,11 +265,7 @@ def _reason(error: Exception) -> str:
 
 
 def _select(
-    source: str,
-    folder: Path | None,
-    candidates: Sequence[TraceFile],
-    *,
-    may_be_empty: bool = False,
+    source: str, folder: Path | None, candidates: Sequence[TraceFile], *, may_be_empty: bool = False
 ) -> Discovery:
     """Keep the files that look like traces; list the others as gaps."""
     if not candidates and not may_be_empty:
@@ -326,7 +286,10 @@ def _select(
     for path in [path for path, error in unread.items() if isinstance(error, NotAFileError)]:
         verdicts[path] = _SPECIAL
         del unread[path]
-    verdicts |= {trace.path: _why_not_an_export(trace) for trace in exports}
+    for trace in exports:
+        verdicts[trace.path] = "an SQLite database that is not on this machine"
+        if trace.is_local:
+            verdicts[trace.path] = why_not_an_export(trace.path)
     traces: list[TraceFile] = []
     for trace in (trace for trace in candidates if verdicts.get(trace.path) == ""):
         try:
@@ -336,18 +299,14 @@ def _select(
     if not traces and not may_be_empty:
         _refuse(source, folder, verdicts, unread)
     order = sorted(traces, key=lambda t: (t.name_rank is None, t.name_rank or 0, t.path))
-    gaps = (*_left_out(verdicts), *_unread_gaps(unread))
+    gaps = tuple(_gaps(verdicts, unread))
     return Discovery(source=source, folder=folder, traces=tuple(order), gaps=gaps)
 
 
 def _refuse(
     source: str, folder: Path | None, verdicts: dict[str, str], unread: dict[str, OSError]
 ) -> None:
-    """Raise an error that says why no file is a trace.
-
-    Raises:
-        InputError: Always.
-    """
+    """Raise an error that says why no file is a trace."""
     if folder is not None:
         refuse_foreign(folder)
     reasons = {**verdicts, **{path: f"cannot be read: {_reason(e)}" for path, e in unread.items()}}
@@ -360,16 +319,18 @@ def _refuse(
     )
 
 
-def _unread_gaps(unread: dict[str, OSError]) -> list[Gap]:
-    """Gaps for files that could not be opened; a name may tell the rank."""
-    return [
-        Gap(
-            what="unreadable",
-            message=f"{path} is unreadable and was skipped: {_reason(error)}",
-            ranks=tuple(rank for rank in [rank_in_name(path)] if rank is not None),
-        )
-        for path, error in unread.items()
-    ]
+def _gaps(verdicts: dict[str, str], unread: dict[str, OSError]) -> Iterator[Gap]:
+    """Gaps for files that are no traces, and for files that could not be opened."""
+    skipped = [f"{_name(path)} ({why})" for path, why in verdicts.items() if why]
+    if skipped:
+        one, several = "file that is not a Kineto trace", "files that are not Kineto traces"
+        files = one if len(skipped) == 1 else several
+        message = f"Skipped {len(skipped)} {files}: {_named(skipped)}."
+        yield Gap(what="not-a-trace", message=message)
+    for path, error in unread.items():
+        rank = rank_in_name(path)
+        message = f"{path} is unreadable and was skipped: {_reason(error)}"
+        yield Gap(what="unreadable", message=message, ranks=() if rank is None else (rank,))
 
 
 def _is_export(path: str) -> bool:
@@ -393,16 +354,6 @@ def _parts(trace: TraceFile) -> tuple[TraceFile, ...]:
     return tuple(replace(trace, process=process, name_rank=rank) for process in processes)
 
 
-def _left_out(verdicts: dict[str, str]) -> tuple[Gap, ...]:
-    skipped = [f"{_name(path)} ({why})" for path, why in verdicts.items() if why]
-    if not skipped:
-        return ()
-    is_single = len(skipped) == 1
-    files = "file that is not a Kineto trace" if is_single else "files that are not Kineto traces"
-    message = f"Skipped {len(skipped)} {files}: {_named(skipped)}."
-    return (Gap(what="not-a-trace", message=message),)
-
-
 def _named(items: Sequence[str]) -> str:
     more = len(items) - _MAX_NAMED
     return ", ".join(items[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
@@ -412,18 +363,16 @@ def _name(path: str) -> str:
     return "/".join(PurePosixPath(path.replace("\\", "/")).parts[-2:])
 
 
-def _why_not_an_export(trace: TraceFile) -> str:
-    """Why a database is not an export of Nsight Systems; empty if it is one."""
-    if not trace.is_local:
-        return "an SQLite database that is not on this machine"
-    return why_not_an_export(trace.path)
-
-
 def _heads(candidates: Sequence[TraceFile]) -> dict[str, bytes | OSError]:
     """The beginning of each file, or why it cannot be read; store objects are read together."""
-    heads: dict[str, bytes | OSError] = {
-        trace.path: _head(trace.path) for trace in candidates if trace.is_local
-    }
+    heads: dict[str, bytes | OSError] = {}
+    for trace in candidates:
+        if trace.is_local:
+            try:
+                with open_plain(trace.path) as stream:  # no pipe: opening it waits for its writer
+                    heads[trace.path] = stream.read(_SNIFF_BYTES)
+            except OSError as error:
+                heads[trace.path] = error
     stored = [_stored(trace) for trace in candidates if not trace.is_local]
     if not stored:
         return heads
@@ -431,14 +380,6 @@ def _heads(candidates: Sequence[TraceFile]) -> dict[str, bytes | OSError]:
 
     stored_heads = beginnings(stored, _SNIFF_BYTES_REMOTE)
     return heads | {one.url: head for one, head in zip(stored, stored_heads, strict=True)}
-
-
-def _head(path: str) -> bytes | OSError:
-    try:
-        with open_plain(path) as stream:  # never a pipe: opening one would wait for its writer
-            return stream.read(_SNIFF_BYTES)
-    except OSError as error:
-        return error
 
 
 def _judge_head(head: bytes) -> str:

@@ -22,22 +22,15 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from distprof.errors import DistprofError, UsageError, in_words
-from distprof.ingest.machines.batches import PER_WORKER, BatchSize
-from distprof.ingest.machines.cluster import ClusterError, ClusterExecutor, connect
+from distprof.ingest.cluster import PER_WORKER, BatchSize, ClusterError, ClusterExecutor, connect
 from distprof.kernel import available_processors, share_cpus
 from distprof.options import whole_number
 
 T = TypeVar("T")
 R = TypeVar("R")
 Progress = Callable[[int, int], None]
-
-_BATCH_S = 0.05
-"""Target duration of a task of a local process, which costs about 1 ms, regardless of its content.
-"""
-
-_CHECK_S = 2.0
-"""Time without a finished task after which the workers of a pool are checked."""
-
+_BATCH_S = 0.05  # target duration of a task of a local process, which costs about 1 ms
+_CHECK_S = 2.0  # without a finished task after which the workers of a pool are checked
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 MAX_WORKERS = 4_096
 _CLUSTERS = ("dask", "tcp", "tls")
@@ -83,23 +76,16 @@ class ProcessExecutor(Executor):
         self._num_lost = 0
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Run ``fn`` in a worker; it must not be defined in the program's own file.
-
-        A pool that lost a worker is replaced.
-        """
+        """Run ``fn`` in a worker; it must not be defined in the program's own file."""
         with _main_hidden():
             try:
                 return self._started().submit(_call, fn, *args, **kwargs)  # type: ignore[no-any-return]
             except (BrokenExecutor, OSError) as error:
-                if isinstance(error, OSError) and not self._is_broken:
+                # if a worker died, one that starts meanwhile finds the pool's pipes closed
+                if isinstance(error, OSError) and not getattr(self._pool, "_broken", False):
                     raise
                 self._pool = None
                 return self._started().submit(_call, fn, *args, **kwargs)  # type: ignore[no-any-return]
-
-    @property
-    def _is_broken(self) -> bool:
-        """Whether a worker died; a worker that starts meanwhile finds the pool's pipes closed."""
-        return bool(getattr(self._pool, "_broken", False))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Stop the pool."""
@@ -147,10 +133,7 @@ class ProcessExecutor(Executor):
 
 
 def _call(fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-    """Call ``fn`` in a worker.
-
-    An error that cannot be pickled would break the pool, so only its text is raised.
-    """
+    """Call ``fn`` in a worker."""
     try:
         return fn(*args, **kwargs)
     except Exception as error:
@@ -203,14 +186,8 @@ def _main_hidden() -> Iterator[None]:
 def make_executor(spec: str) -> Executor:
     """The executor that ``spec`` names.
 
-    Args:
-        spec: ``serial``; ``process`` (a process per processor) or ``process:N``;
-            ``dask://HOST:PORT`` (or ``tcp://``, ``tls://``) of a running Dask scheduler, whose
-            workers see the same files.
-
-    Raises:
-        UsageError: If ``spec`` names no executor, or the scheduler does not answer within seconds.
-        MissingExtraError: If Dask is not installed.
+    ``serial``; ``process`` (a process per processor) or ``process:N``; ``dask://HOST:PORT`` (or
+    ``tcp://``, ``tls://``) of a running Dask scheduler, whose workers see the same files.
     """
     if spec == "serial":
         return SerialExecutor()
@@ -227,10 +204,7 @@ def make_executor(spec: str) -> Executor:
 
 @contextmanager
 def running(executor: str | Executor) -> Iterator[Executor]:
-    """Yield an executor for the block; one that the caller passed stays open.
-
-    An interruption ends worker processes at once.
-    """
+    """Yield an executor for the block; one that the caller passed stays open."""
     if isinstance(executor, Executor):
         yield executor
         return
@@ -257,79 +231,57 @@ def map_each(
     A single item runs in this process: a pool would cost more than it saves. An item whose worker
     died is retried alone, because the pool cannot tell which of several running items killed it.
     ``progress`` gets the number of items done and the total, ``finished`` the index of each item.
-
-    Raises:
-        ClusterError: If a whole cluster is lost.
     """
     if len(items) <= 1:
         executor = SerialExecutor()
     outcomes: dict[int, Outcome[R]] = {}
     suspects: list[int] = []
-    for index, outcome in _mapped(executor, function, items):
+
+    def report(index: int) -> None:
+        if progress is not None:
+            progress(len(outcomes), len(items))
+        if finished is not None:
+            finished(index)
+
+    if isinstance(executor, ProcessExecutor):
+        mapped = _in_batches(executor, function, items)
+    else:
+        mapped = _each(executor, function, items)
+    for index, outcome in mapped:
         if outcome is None:
             suspects.append(index)
             continue
         outcomes[index] = outcome
-        _report(index, len(outcomes), len(items), progress, finished)
+        report(index)
     for index in suspects:
         outcomes[index] = _alone(executor, function, items[index])
-        _report(index, len(outcomes), len(items), progress, finished)
+        report(index)
     return [outcomes[index] for index in range(len(items))]
-
-
-def _report(
-    index: int,
-    done: int,
-    total: int,
-    progress: Progress | None,
-    finished: Callable[[int], None] | None,
-) -> None:
-    if progress is not None:
-        progress(done, total)
-    if finished is not None:
-        finished(index)
-
-
-def _mapped(
-    executor: Executor, function: Callable[[T], R], items: Sequence[T]
-) -> Iterator[tuple[int, Outcome[R] | None]]:
-    """Yield outcomes as they finish; None for an item that shall be tried again, alone."""
-    if isinstance(executor, ProcessExecutor):
-        return _in_batches(executor, function, items)
-    return _each(executor, function, items)
 
 
 def _each(
     executor: Executor, function: Callable[[T], R], items: Sequence[T]
 ) -> Iterator[tuple[int, Outcome[R] | None]]:
-    """Yield outcomes, keeping a few more calls in flight than there are workers."""
+    """Yield outcomes, keeping more calls in flight than there are workers; None as below."""
     done: SimpleQueue[Future[R]] = SimpleQueue()
     pending: dict[Future[R], int] = {}
+    workers = int(getattr(executor, "workers", None) or available_processors() or 1)
+    # at a cluster, calls wait until a worker is free
+    most = sys.maxsize if isinstance(executor, ClusterExecutor) else PER_WORKER * workers
     for index, item in enumerate(items):
         future = executor.submit(function, item)
         pending[future] = index
         future.add_done_callback(done.put)
-        while len(pending) >= _in_flight(executor):
-            yield _next(done, pending)
-    while pending:
-        yield _next(done, pending)
-
-
-def _next(
-    done: SimpleQueue[Future[R]], pending: dict[Future[R], int]
-) -> tuple[int, Outcome[R] | None]:
-    future = done.get()
-    is_broken = isinstance(future.exception(), BrokenExecutor)
-    return pending.pop(future), None if is_broken else _outcome(future.result)
+        while len(pending) >= (most if index + 1 < len(items) else 1):
+            future = done.get()
+            is_broken = isinstance(future.exception(), BrokenExecutor)
+            yield pending.pop(future), None if is_broken else _outcome(future.result)
 
 
 def _in_batches(
     pool: ProcessExecutor, function: Callable[[T], R], items: Sequence[T]
 ) -> Iterator[tuple[int, Outcome[R] | None]]:
-    """Yield outcomes of tasks of several short calls each.
-
-    Two tasks are in flight for each worker: one that runs, and one that waits.
-    """
+    """Yield outcomes of tasks of several short calls each; None if one shall be tried again."""
     done: SimpleQueue[Future[_Answers[R]]] = SimpleQueue()
     pending: dict[Future[_Answers[R]], range] = {}
     size, sent = BatchSize(_BATCH_S), 0
@@ -345,23 +297,20 @@ def _in_batches(
         if future.exception() is not None:  # a worker died, or a result cannot be sent
             yield from ((index, None) for index in batch)
             continue
-        answers = future.result()
-        size.learn(function, len(batch), answers.seconds)
-        yield from zip(batch, answers.outcomes, strict=True)
+        outcomes, seconds = future.result()
+        size.learn(function, len(batch), seconds)
+        yield from zip(batch, outcomes, strict=True)
 
 
-class _Answers(msgspec.Struct, Generic[R], frozen=True, kw_only=True):
-    """What a worker made of a batch, and how long it took."""
-
-    outcomes: list[Outcome[R]]
-    seconds: float
+# What a worker made of a batch, and how long it took in seconds.
+_Answers = tuple[list[Outcome[R]], float]
 
 
 def _call_each(function: Callable[[T], R], items: Sequence[T]) -> _Answers[R]:
     """Call ``function`` with each item in a worker; a failure affects only its own item."""
     begun = time.perf_counter()
     outcomes = [_outcome(partial(_call, function, item)) for item in items]
-    return _Answers(outcomes=outcomes, seconds=time.perf_counter() - begun)
+    return outcomes, time.perf_counter() - begun
 
 
 def _alone(executor: Executor, function: Callable[[T], R], item: T) -> Outcome[R]:
@@ -379,13 +328,6 @@ def _next_checked(pool: ProcessExecutor, done: SimpleQueue[Future[T]]) -> Future
             return done.get(timeout=_CHECK_S)
         except Empty:
             pool.check()
-
-
-def _in_flight(executor: Executor) -> int:
-    if isinstance(executor, ClusterExecutor):
-        return sys.maxsize  # calls wait at the scheduler until a worker is free
-    workers = getattr(executor, "workers", None) or available_processors() or 1
-    return PER_WORKER * int(workers)
 
 
 def _outcome(call: Callable[[], R]) -> Outcome[R]:
@@ -432,9 +374,8 @@ def _start_method() -> Any:
     return multiprocessing.get_context("fork" if forks else "spawn")
 
 
+# of Arrow's allocator, which takes its locks before a fork and releases them on both sides
 _SURVIVES_FORK = "jemalloc_bg_thd"
-"""Thread of Arrow's allocator, which takes its locks before a fork and releases them on both sides.
-"""
 
 
 def _num_threads() -> int | None:
@@ -448,20 +389,14 @@ def _num_threads() -> int | None:
 
 
 def _serve_parent(are_many: bool) -> None:
-    """Make a worker process stop with its parent and leave no unfinished files.
-
-    Ctrl-C reaches every process of the terminal. Only the parent handles it.
-    """
+    """Make a worker process stop with its parent and leave no unfinished files."""
     import atexit
     import signal
     import threading
 
     if are_many:
         share_cpus()
-    atexit.register(
-        os._exit, 0
-    )  # runs last and skips module teardown: a fifth of the start-up time
-
+    atexit.register(os._exit, 0)  # last, without module teardown: a fifth of the start-up time
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: _leave())
     threading.Thread(target=_leave_with_parent, daemon=True).start()

@@ -14,6 +14,7 @@ import re
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -58,6 +59,7 @@ _DEVICE = re.compile(
     r"device\s+\d+\s+\[\w+(?::\w+)*\]\s*(?P<name>.{0,80})",
     re.ASCII,
 )
+
 _NUMBER = r"(\d{1,12}(?:\.\d{1,6})?)"
 _HALF = rf"{_NUMBER}\s+{_NUMBER}\s+{_NUMBER}\s+(\S{{1,12}})"
 _ROW = re.compile(
@@ -89,19 +91,23 @@ class _Table(msgspec.Struct):
 def read_fabric(source: str) -> FabricFile:
     """Read a fabric profile.
 
-    Args:
-        source: File that ``distprof bench -o`` wrote, or output of a program of nccl-tests, gzipped
-            or not; ``-`` for standard input.
-
-    Returns:
-        The profile, each curve with its fit or the reason for having none. ``notes`` lists what was
-        left out.
+    ``source`` is a file that ``distprof bench -o`` wrote, or output of a program of nccl-tests,
+    gzipped or not; ``-`` for standard input. Each curve has its fit or the reason for having none,
+    ``notes`` lists what was left out.
 
     Raises:
         InputError: If it is neither, or does not contain enough.
     """
     try:
-        data = _unpacked(_beginning(source))
+        data = bytes(BOUND.num_bytes + 1)  # of a file that is too large
+        if source == _STDIN:
+            data = sys.stdin.buffer.read(BOUND.num_bytes + 1)
+        else:
+            with suppress(TooLargeError):
+                data = read_plain(source, BOUND.num_bytes)
+        if data.startswith(b"\x1f\x8b"):
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
+                data = packed.read(BOUND.num_bytes + 1)
     except (OSError, ValueError, EOFError, zlib.error) as error:
         found = getattr(error, "strerror", None) or str(error)
         raise InputError(source, expected="a fabric profile", found=found) from error
@@ -115,23 +121,6 @@ def read_fabric(source: str) -> FabricFile:
     if data.lstrip()[:1] == b"{":
         return _own(data, source)
     return _nccl_tests(data.decode("utf-8", "replace").splitlines(), source)
-
-
-def _beginning(source: str) -> bytes:
-    if source == _STDIN:
-        return sys.stdin.buffer.read(BOUND.num_bytes + 1)
-    try:
-        return read_plain(source, BOUND.num_bytes)
-    except TooLargeError:
-        return bytes(BOUND.num_bytes + 1)
-
-
-def _unpacked(data: bytes) -> bytes:
-    """The content, gunzipped if it is an archive, with one byte more than is allowed at most."""
-    if not data.startswith(b"\x1f\x8b"):
-        return data
-    with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
-        return packed.read(BOUND.num_bytes + 1)
 
 
 def _own(data: bytes, source: str) -> FabricFile:
@@ -239,9 +228,8 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
         )
     for place in range(max(len(row.halves) for row in table.rows)):
         points = _points(table, kind, ranks, place, notes)
-        wrong = sum(
-            _is_wrong(row.halves[place][3]) for row in table.rows if place < len(row.halves)
-        )
+        cells = [row.halves[place][3] for row in table.rows if place < len(row.halves)]
+        wrong = sum(map(_is_wrong, cells))
         if points:
             yield fitted(
                 FabricCurve(
@@ -280,10 +268,7 @@ def _points(
 
 
 def _is_wrong(text: str) -> bool:
-    """Whether values were wrong, not just rounded.
-
-    Old versions print the largest difference, which is due to rounding; new ones count elements.
-    """
+    """Whether values were wrong: old versions print the largest difference, which is rounding."""
     try:
         return float(text) >= 1
     except ValueError:

@@ -14,13 +14,23 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, cast
+from typing import Any, BinaryIO, NoReturn, TypeVar, cast
 
 import msgspec
 
-from distprof.bounds import GzipLimit, UnpackedTooLargeError, expanded, open_plain, within
+from distprof.bounds import (
+    Bound,
+    GzipLimit,
+    UnpackedTooLargeError,
+    expanded,
+    num_parts,
+    open_plain,
+    within,
+)
 from distprof.errors import UsageError
 from distprof.remote.system import ask
+
+_T = TypeVar("_T")
 
 
 class Folder(msgspec.Struct, frozen=True):
@@ -76,11 +86,7 @@ class Folder(msgspec.Struct, frozen=True):
 
     @contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
-        """Open the file ``name`` for reading.
-
-        Raises:
-            OSError: If it is not a regular file or cannot be opened.
-        """
+        """Open the file ``name`` for reading."""
         if self.size(name) is None:  # opening a pipe would wait for its writer
             raise FileNotFoundError(2, "no file with this name", name)
         if self.is_local:
@@ -91,12 +97,7 @@ class Folder(msgspec.Struct, frozen=True):
             yield stream
 
     def read(self, name: str, limit: int) -> bytes:
-        """Read all of the file ``name``.
-
-        Raises:
-            TooLargeError: If it has more than ``limit`` bytes.
-            OSError: If it cannot be read.
-        """
+        """Read all of the file ``name``."""
         with self.open(name) as stream:
             data = stream.read(limit + 1)
         return within(data, limit, name)
@@ -104,18 +105,15 @@ class Folder(msgspec.Struct, frozen=True):
 
 # Logs ---------------------------------------------------------------------------------------------
 
+# Exceptions that reading damaged bytes may raise.
 DAMAGE = (OSError, EOFError, zlib.error, ValueError)
-"""Exceptions that reading damaged bytes may raise."""
-
 BLOCK_BYTES = 1 << 20
-
 MAX_LINE_BYTES = 1 << 17
-
-MAX_BYTES = 1 << 38
-"""Limit after unpacking: a small gzip file can hold more than a day's work."""
+MAX_BYTES = 1 << 38  # limit after unpacking: a small gzip file can hold more than a day's work
 
 
 _TRACES = (".json", ".json.gz")
+NOT_LOGS = (*_TRACES, ".jsonl", ".csv", ".parquet", ".sqlite", ".pkl", ".tar", ".zip", ".py")
 
 
 def paths_of_logs(source: str, most: int) -> list[str]:
@@ -154,6 +152,10 @@ def opened(path: str) -> Iterator[BinaryIO]:
             yield stream
 
 
+_LOG_RATIO = 250  # a log that repeats a line compresses better than a trace
+_LOG_SLACK_BYTES = 1 << 28
+
+
 class _Packed:
     """Counts the bytes that go into an archive, and refuses endless empty members."""
 
@@ -161,11 +163,7 @@ class _Packed:
         self._stream, self._limit = stream, limit
 
     def read(self, size: int = -1) -> bytes:
-        """Read from the archive.
-
-        Raises:
-            UnpackedTooLargeError: If it has unpacked to next to nothing so far.
-        """
+        """Read from the archive, unless it has unpacked to next to nothing so far."""
         if self._limit.problem:
             raise UnpackedTooLargeError(self._limit.problem)
         data = self._stream.read(size)
@@ -173,7 +171,7 @@ class _Packed:
         return data
 
     def seek(self, offset: int) -> int:
-        """Go to ``offset``, which is the start: the archive is read again from there."""
+        """Go to the start: the archive is read again from there."""
         self._limit.packed = self._limit.unpacked = 0
         return self._stream.seek(offset)
 
@@ -189,8 +187,7 @@ class _Unpacked(io.RawIOBase):
         return True
 
     def seekable(self) -> bool:
-        """Always true: a seek reads the archive again."""
-        return True
+        return True  # a seek reads the archive again
 
     def seek(self, offset: int, whence: int = 0) -> int:
         return self._gzip.seek(offset, whence)
@@ -199,22 +196,13 @@ class _Unpacked(io.RawIOBase):
         return self._gzip.tell()
 
     def readinto(self, buffer: Any) -> int:
-        """Fill ``buffer``.
-
-        Raises:
-            UnpackedTooLargeError: If the archive unpacks to far more than logs do.
-        """
+        """Fill ``buffer``, unless the archive unpacks to far more than logs do."""
         if self._limit.problem:
             raise UnpackedTooLargeError(self._limit.problem)
         data = self._gzip.read1(len(memoryview(buffer)))
         buffer[: len(data)] = data
         self._limit.unpacked += len(data)
         return len(data)
-
-
-_LOG_RATIO = 250  # a log that repeats a line compresses better than a trace
-
-_LOG_SLACK_BYTES = 1 << 28
 
 
 def read_some(stream: BinaryIO, size: int) -> tuple[bytes, str]:
@@ -251,6 +239,23 @@ def whole(source: str, most: int, refuse: Callable[[str, str], NoReturn]) -> byt
     if damage or len(data) > most:
         refuse(source, damage or f"more than {most:,} bytes")
     return data
+
+
+def decoded(
+    source: str,
+    bound: Bound,
+    kind: type[_T],
+    refuse: Callable[[str, str], NoReturn],
+    parts_per_row: int = 1,
+) -> _T:
+    """A JSON file within its bound, as ``kind``; ``refuse`` is called as by :func:`whole`."""
+    data = whole(source, bound.num_bytes, refuse)
+    if bound.rows is not None and num_parts(data) > bound.rows * parts_per_row:
+        refuse(source, f"more than {bound.rows * parts_per_row:,} values")
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        refuse(source, " ".join(f"{error}".split())[:200])
 
 
 def beginning(source: str, size: int, *, endings: tuple[str, ...] = ()) -> bytes:

@@ -30,8 +30,7 @@ from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import ActivityKind
 from distprof.units import format_duration
 
-WAIT_MARK = "distprof:pp_wait"
-"""The probes' annotation around waiting for another pipeline stage."""
+WAIT_MARK = "distprof:pp_wait"  # the probes' annotation around waiting for another pipeline stage
 
 _REQUESTS_COMMUNICATION = re.compile(
     r"^(c10d::|_c10d_functional|c10d_functional|record_param_comms|.*wait_tensor)"
@@ -57,7 +56,9 @@ def host_activity(host: Table, classifier: Classifier) -> Table:
     """
     executed = _executed_operations(host, classifier)
     message = _are_messages(host)[executed]
-    runs = _communication_threads(host, executed[~message])
+    # Threads that execute collectives do nothing else. Their name (``pt_gloo_runloop``) does not
+    # identify them, as one thread may carry two names. Messages are on threads that compute, too.
+    runs = distinct(host.coded("thread").codes[executed[~message]])
     operators = np.flatnonzero(host.coded("category").equals("cpu_op"))
     elsewhere = operators[~np.isin(host.coded("thread").codes[operators], runs)]
     parts = (
@@ -88,25 +89,14 @@ def _in_order(*parts: Table) -> Table:
 
 def _executed_operations(host: Table, classifier: Classifier) -> Int64Array:
     """Rows of ``host`` that are communication as executed by a CPU backend, in order of start."""
-    rows = np.flatnonzero(
-        host.coded("category").equals("annotation")
-        & classifier.communication_rows(host.coded("name"))
-    )
+    annotation = host.coded("category").equals("annotation")
+    rows = np.flatnonzero(annotation & classifier.communication_rows(host.coded("name")))
     return rows[np.argsort(host["start_ns"][rows], kind="stable")].astype(np.int64)
 
 
 def _are_messages(rows: Table) -> NDArray[np.bool_]:
     names = rows.coded("name")
     return names.where([collective_kind(n).is_point_to_point for n in names.values])
-
-
-def _communication_threads(host: Table, executed: Int64Array) -> NDArray[np.int32]:
-    """Codes of the threads that execute collectives and therefore do nothing but communicate.
-
-    Their name (``pt_gloo_runloop``) does not identify them, because one thread may carry two names.
-    Sends and receives are annotated on the thread that posts them, which also computes.
-    """
-    return distinct(host.coded("thread").codes[executed])
 
 
 def _waiting(host: Table, messages: Int64Array, operators: NDArray[np.intp]) -> Table:
@@ -139,12 +129,11 @@ def _working(host: Table, rows: NDArray[np.intp]) -> Int64Array:
         mine = rows[threads[rows] == thread]
         mine = mine[np.lexsort((-host["end_ns"][mine], host["start_ns"][mine]))]
         spans = Intervals(host["start_ns"][mine], host["end_ns"][mine])
-        working = ~_touches(spans, requests[mine])
-        mine = mine[working]
-        kept.append(mine[_outermost(host["end_ns"][mine])])
-    if not kept:
-        return np.empty(0, dtype=np.int64)
-    return np.concatenate(kept).astype(np.int64)
+        mine = mine[~_touches(spans, requests[mine])]
+        # outermost: no earlier one contains it
+        end = host["end_ns"][mine]
+        kept.append(mine[np.append([True], end[1:] > np.maximum.accumulate(end)[:-1])[: len(end)]])
+    return np.concatenate([np.empty(0, np.int64), *kept]).astype(np.int64)
 
 
 def _touches(spans: Intervals, requests: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -160,14 +149,6 @@ def _touches(spans: Intervals, requests: NDArray[np.bool_]) -> NDArray[np.bool_]
     contains = np.searchsorted(begin, end, side="left") > np.searchsorted(begin, start, side="left")
     result: NDArray[np.bool_] = requests | inside | contains
     return result
-
-
-def _outermost(end: Int64Array) -> NDArray[np.bool_]:
-    """Mask of the operators that no earlier one contains; sorted by start, longer ones first."""
-    mask = np.ones(len(end), dtype=np.bool_)
-    if len(end) > 1:
-        np.greater(end[1:], np.maximum.accumulate(end)[:-1], out=mask[1:])
-    return mask
 
 
 def _activity(host: Table, rows: NDArray[np.integer[Any]], kind: ActivityKind) -> Table:
@@ -224,25 +205,19 @@ def is_known(host: Table) -> bool:
 
 def missing_device(parsed: ParsedTrace, host: Table, metadata: TraceMetadata) -> str:
     """Why a file without device rows is not a CPU trace, as a sentence; empty if it is one."""
-    signs, unread = list(_signs(host)), list(_unread(host))
-    on_cpu = _mentions(host, _ON_CPU) or metadata.backend in _CPU_BACKENDS
-    if not on_cpu:
-        signs += list(_weaker_signs(parsed, metadata))
-    signs += unread
+    signs = []  # that only an accelerator leaves on the host
+    if calls := int(host.coded("category").isin(_CALLS).sum()):
+        signs.append(f"the trace holds {calls:,} calls of an accelerator's runtime")
+    if _mentions(host, _ON_ACCELERATOR):
+        signs.append("collectives ran on an accelerator's library")
+    if not (_mentions(host, _ON_CPU) or metadata.backend in _CPU_BACKENDS):
+        signs += _weaker_signs(parsed, metadata)
+    signs += _unread(host)
     if not signs:
         return ""
     *others, last = signs
     evidence = f"{', '.join(others)} and {last}" if others else last
     return f"No device activity was recorded, although {evidence}. {_fix(parsed, host)}"
-
-
-def _signs(host: Table) -> Iterator[str]:
-    """Evidence on the host that only an accelerator leaves."""
-    calls = int(host.coded("category").isin(_CALLS).sum())
-    if calls:
-        yield f"the trace holds {calls:,} calls of an accelerator's runtime"
-    if _mentions(host, _ON_ACCELERATOR):
-        yield "collectives ran on an accelerator's library"
 
 
 def _unread(host: Table) -> Iterator[str]:

@@ -16,7 +16,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,39 +30,22 @@ BOUND = Bound(
     reads="a table of step times by ranks", num_bytes=1 << 24, rows=100_000, beyond="refused"
 )
 _RANKS = ("ranks", "n", "gpus", "num_gpus", "num_ranks", "world_size", "workers", "processes", "np")
-_TIMES: dict[str, float] = {
-    "step_ns": 1,
-    "time_ns": 1,
-    "step_us": NS_PER_US,
-    "time_us": NS_PER_US,
-    "step_ms": NS_PER_MS,
-    "time_ms": NS_PER_MS,
-    "ms": NS_PER_MS,
-    "step_s": NS_PER_S,
-    "time_s": NS_PER_S,
-    "step_time": NS_PER_S,
-    "time": NS_PER_S,
-    "seconds": NS_PER_S,
-    "t": NS_PER_S,
+_TIMES: dict[str, float] = {  # names of columns, and the length of their unit in ns
+    **dict.fromkeys(("step_ns", "time_ns"), 1),
+    **dict.fromkeys(("step_us", "time_us"), NS_PER_US),
+    **dict.fromkeys(("step_ms", "time_ms", "ms"), NS_PER_MS),
+    **dict.fromkeys(("step_s", "time_s", "step_time", "time", "seconds", "t"), NS_PER_S),
 }
-"""Names of time columns, and the length of their unit in ns."""
 _RATES = {
-    "throughput": "samples",
-    "samples_per_s": "samples",
-    "images_per_s": "samples",
+    **dict.fromkeys(("throughput", "samples_per_s", "images_per_s"), "samples"),
     "samples_per_second": "samples",
-    "tokens_per_s": "tokens",
-    "tokens_per_second": "tokens",
-    "tps": "tokens",
+    **dict.fromkeys(("tokens_per_s", "tokens_per_second", "tps"), "tokens"),
 }
 _WORK = {
     "tokens_per_step": "tokens_per_step",
-    "samples_per_step": "samples_per_step",
-    "batch": "samples_per_step",
-    "global_batch": "samples_per_step",
+    **dict.fromkeys(("samples_per_step", "batch", "global_batch"), "samples_per_step"),
 }
-_MOST = 1e18
-"""Limit of ranks, work and step time in ns, so each fits 64 bits."""
+_MOST = 1e18  # ranks, work and step time in ns, so each fits 64 bits
 
 _EXPECTED = (
     "a table with a header: ranks, and step_ms, step_s or tokens_per_s (CSV), or a list of such "
@@ -73,7 +56,12 @@ _EXPECTED = (
 def fits_measurements(source: str) -> bool:
     """Whether a file is such a table; never raises for other files."""
     try:
-        names = _names(_text(Path(source)))
+        text = _text(Path(source))
+        if text.lstrip()[:1] in ("[", "{"):
+            names = {_plain(name) for row in _of_json(text, 1) for name in row}
+        else:  # even of a table without rows
+            head = next((line for line in text.splitlines() if line.strip() and line[0] != "#"), "")
+            names = {_plain(name) for name in re.split("[,;\t]", head)}
     except (OSError, ValueError, RecursionError):
         return False
     return bool(names & set(_RANKS)) and bool(names & {*_TIMES, *_RATES})
@@ -90,7 +78,9 @@ def read_measurements(source: str) -> tuple[SummaryFile, ...]:
     """
     path = Path(source)
     try:
-        rows = list(_rows(_text(path), most=BOUND.rows or 0))
+        text, most = _text(path), BOUND.rows or 0
+        is_json = text.lstrip()[:1] in ("[", "{")
+        rows = _of_json(text, most) if is_json else _of_csv(text, most)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(source, expected=_EXPECTED, found=str(error)) from error
     if not rows:
@@ -101,22 +91,8 @@ def read_measurements(source: str) -> tuple[SummaryFile, ...]:
     )
 
 
-def _names(text: str) -> set[str]:
-    """Column names of a table, even of one without rows."""
-    if text.lstrip()[:1] in ("[", "{"):
-        return {_plain(name) for row in _of_json(text, 1) for name in row}
-    head = next((line for line in text.splitlines() if line.strip() and line[0] != "#"), "")
-    return {_plain(name) for name in re.split("[,;\t]", head)}
-
-
 def _text(path: Path) -> str:
     return read_plain(path, BOUND.num_bytes).decode("utf-8-sig")
-
-
-def _rows(text: str, *, most: int) -> Iterable[Mapping[str, Any]]:
-    if text.lstrip()[:1] in ("[", "{"):
-        return _of_json(text, most)
-    return _of_csv(text, most)
 
 
 def _of_json(text: str, most: int) -> list[Mapping[str, Any]]:

@@ -6,17 +6,18 @@ values that make sense and notes the others. It never gives up a file because of
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from distprof.ingest.kineto.damage import clean_keys, repair_event
 from distprof.run.run import Device
 from distprof.run.topology import ProcessGroup, axis_of
 
 _MAX_RANK = 1 << 18  # more ranks than any job has: larger numbers are nonsense
-
 _MAX_TEXT = 200
 
 
@@ -37,7 +38,10 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
 def read_metadata(metadata: Mapping[str, Any]) -> TraceMetadata:
     """Read the top-level keys of a Kineto file except ``traceEvents``; values may have any type."""
     notes: list[str] = []
-    info = _table(metadata.get("distributedInfo"), "distributedInfo", notes)
+    about = metadata.get("distributedInfo")
+    info = _mapping(about)
+    if about is not None and not isinstance(about, Mapping):
+        notes.append("distributedInfo is not an object: its content is unknown.")
     rank = _count(info.get("rank"), "rank", notes)
     world = _count(info.get("world_size"), "world_size", notes) or None
     if rank is not None and world is not None and rank >= world:
@@ -45,6 +49,11 @@ def read_metadata(metadata: Mapping[str, Any]) -> TraceMetadata:
             f"distributedInfo says rank {rank} of {world}: distprof ignores the world size."
         )
         world = None
+    versions: dict[str, str] = {}
+    for key, value in (*metadata.items(), *info.items()):
+        name, separator, _ = key.partition("_version")
+        if separator and isinstance(value, str | int) and not isinstance(value, bool):
+            versions[_text(name)] = _text(value)
     return TraceMetadata(
         rank=rank,
         world_size=world,
@@ -52,7 +61,7 @@ def read_metadata(metadata: Mapping[str, Any]) -> TraceMetadata:
         host=_text(metadata.get("host_name")) or _text(metadata.get("hostname")) or None,
         device=_device(metadata.get("deviceProperties"), notes),
         groups=_groups(info.get("pg_config"), rank, world, notes),
-        versions=_versions(metadata, info),
+        versions=versions,
         with_stack=metadata.get("with_stack") in (1, True),
         notes=tuple(notes),
     )
@@ -139,22 +148,6 @@ def _device(value: object, notes: list[str]) -> Device:
     )
 
 
-def _versions(metadata: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str, str]:
-    versions: dict[str, str] = {}
-    for table in (metadata, info):
-        for key, value in table.items():
-            name, separator, _ = key.partition("_version")
-            if separator and isinstance(value, str | int) and not isinstance(value, bool):
-                versions[_text(name)] = _text(value)
-    return versions
-
-
-def _table(value: object, name: str, notes: list[str]) -> Mapping[str, Any]:
-    if value is not None and not isinstance(value, Mapping):
-        notes.append(f"{name} is not an object: its content is unknown.")
-    return _mapping(value)
-
-
 def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
@@ -185,3 +178,56 @@ def _text(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
         return ""
     return str(value)[:_MAX_TEXT]
+
+
+# The keys of a trace other than its events -------------------------------------------------------
+
+_KEY = re.compile(r'[{,]\s*"([^"\\\n]*)"\s*:\s*')
+_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})(?=\s*[,}])')
+_EVENTS = "traceEvents"
+_MOST_DAMAGED = 16 << 20
+_MOST_BROKEN = 16  # each unreadable value costs time in proportion to the text, so both are limited
+
+
+def parse_metadata(head: bytes, tail: bytes, *, ended: bool) -> tuple[Mapping[str, Any], bool]:
+    """Top-level keys except ``traceEvents``, and whether their text was complete.
+
+    ``head`` is the text up to the array of events, empty for a bare list, which has no metadata;
+    ``tail`` the text after the array, or after the last complete event if the array has not ended.
+    """
+    if not head:
+        return {}, ended and not tail.strip()
+    if not ended:
+        # the base of all times may be somewhere in a damaged end; no event holds it
+        base = _BASE.search(tail)
+        found = {"baseTimeNanoseconds": int(base[1])} if base else {}
+        return clean_keys({**_events_left_out(_keys_of(head)), **found}), False
+    whole = b"%b[]%b" % (head, tail)
+    try:
+        parsed = json.loads(whole)
+        complete = True
+    except (ValueError, RecursionError):
+        parsed = repair_event(whole)
+        complete = parsed is not None
+    if not isinstance(parsed, dict):
+        parsed = {**_keys_of(head), **_keys_of(b"{" + tail)}
+    return clean_keys(_events_left_out(parsed)), complete
+
+
+def _events_left_out(keys: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in keys.items() if key != _EVENTS}
+
+
+def _keys_of(text: bytes) -> dict[str, Any]:
+    """The readable top-level keys of a damaged object, in order."""
+    decoded = text[:_MOST_DAMAGED].decode("utf-8", "replace")
+    decoder = json.JSONDecoder(strict=False)
+    keys: dict[str, Any] = {}
+    position = num_broken = 0
+    while num_broken < _MOST_BROKEN and (match := _KEY.search(decoded, position)):
+        position = match.end()
+        try:
+            keys[match[1]], position = decoder.raw_decode(decoded, match.end())
+        except (ValueError, RecursionError):
+            num_broken += 1
+    return keys

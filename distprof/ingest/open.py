@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import atexit
+import math
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from msgspec.structs import replace
 
 from distprof.artefacts import NCCL_LOG_FILE, OUTPUT_FILE, RANK_DIR_FORMAT
 from distprof.artefacts.files import has_own_place
 from distprof.artefacts.scratch import scratch_folder
+from distprof.bounds import expanded
 from distprof.errors import DistprofError, InputError
-from distprof.ingest.assemble import assemble_run
+from distprof.ingest.assemble import assemble_run, recent_part, same_steps
 from distprof.ingest.cache.entries import is_temporary
-from distprof.ingest.discovery import Discovery, TraceFile, discover
+from distprof.ingest.discovery import Discovery, TraceFile, discover, rank_in_name
 from distprof.ingest.executor import (
     Outcome,
     ProcessExecutor,
@@ -28,7 +33,6 @@ from distprof.ingest.executor import (
     running,
 )
 from distprof.ingest.files import Folder
-from distprof.ingest.folders import open_folder
 from distprof.ingest.job.run_directory import (
     RunDirectory,
     describe_rank,
@@ -36,25 +40,23 @@ from distprof.ingest.job.run_directory import (
     open_run_directory,
     with_flight,
 )
+from distprof.ingest.kinds import training_log
 from distprof.ingest.kinds.nccl_log import read_rank_logs
 from distprof.ingest.kineto.source import watched
 from distprof.ingest.rank import IngestOptions, ingest_rank
-from distprof.ingest.recent import recent_part, same_steps
-from distprof.ingest.source import open_source
+from distprof.ingest.source import Source, known_sources, open_source
 from distprof.join.windows import same_run
-from distprof.run.logs import JobOutput, NcclLog
+from distprof.run.logs import JobOutput, NcclLog, TrainingLog
 from distprof.run.run import Gap, Rank, Run
 from distprof.schema import ABSENT
 from distprof.units import name_ranks
 
+# If all traces together are smaller than this as stored, starting processes costs more than it
+# saves; a number of processes that the user requests is started anyway.
 SMALL_RUN_BYTES = 4_000_000
-"""If all traces together are smaller than this as stored, starting processes costs more than it
-saves. A number of processes that the user requests is started anyway."""
-
+# If they are at most this large, reading them again takes less time than importing pyarrow and
+# reading their tables from the cache; a cache that the user names is used anyway.
 IN_MEMORY_BYTES = 1_000_000
-"""If all traces together are at most this large as stored, reading them again takes less time than
-importing pyarrow and reading their tables from the cache. A cache that the user names is used
-anyway."""
 
 
 def open_run(
@@ -206,21 +208,14 @@ def _nccl_logs(directory: RunDirectory, wanted: set[int] | None) -> NcclLog | No
 
 
 def _outputs(directory: RunDirectory, wanted: set[int] | None) -> JobOutput | None:
-    """What the ranks of a job printed about its end; None if it completed or they printed nothing.
-
-    The output of a job that completed may name errors that it survived.
-    """
+    """What the ranks printed about the end of a job that did not complete; None without any."""
     if directory.job.outcome in ("completed", "interrupted"):
         return None
-    files: list[tuple[str, str, int | None]] = [
-        (
-            Folder(place.path).child(OUTPUT_FILE).path,
-            f"{RANK_DIR_FORMAT.format(rank=rank)}/{OUTPUT_FILE}",
-            rank,
-        )
-        for rank, place in sorted(directory.records.items())
-        if _is_among(wanted, rank) and Folder(place.path).size(OUTPUT_FILE)
-    ]
+    files: list[tuple[str, str, int | None]] = []
+    for rank, place in sorted(directory.records.items()):
+        folder, shown = Folder(place.path), f"{RANK_DIR_FORMAT.format(rank=rank)}/{OUTPUT_FILE}"
+        if _is_among(wanted, rank) and folder.size(OUTPUT_FILE):
+            files.append((folder.child(OUTPUT_FILE).path, shown, rank))
     launcher = directory.folder
     if launcher.size(OUTPUT_FILE):
         files.append((launcher.child(OUTPUT_FILE).path, OUTPUT_FILE, None))
@@ -240,12 +235,10 @@ def _with_selection(run: Run, wanted: set[int]) -> Run:
     """The run, with ranks left out on request separated from missing ones."""
     present = {rank.rank for rank in run.ranks} or wanted & set(run.records)
     absent = wanted - present
-    message = (
-        f"Only {name_ranks(present)} {'is' if len(present) == 1 else 'are'} read, as requested"
-    )
-    if absent:
-        message += f". There is no trace of {name_ranks(absent)}"
-    gap = Gap(what="chosen-ranks", message=f"{message}.", ranks=tuple(sorted(absent)))
+    verb = "is" if len(present) == 1 else "are"
+    missing = f" There is no trace of {name_ranks(absent)}." if absent else ""
+    message = f"Only {name_ranks(present)} {verb} read, as requested.{missing}"
+    gap = Gap(what="chosen-ranks", message=message, ranks=tuple(sorted(absent)))
     others = tuple(g for g in run.gaps if g.what != "missing-ranks")
     records = {rank: source for rank, source in run.records.items() if rank in wanted}
     return replace(run, gaps=(gap, *others), records=records)
@@ -263,22 +256,13 @@ def _with_place(
 ) -> IngestOptions:
     """Options with the place of the tables: memory, a folder next to the run, or scratch space."""
     is_requested = options.use_cache and has_own_place(options.cache_dir)
-    if _fits_in_memory(discovery.traces, executor) and not is_requested:
+    # a remote trace would have to be fetched again
+    may_be_held = executor in ("process", "serial") and all(t.is_local for t in discovery.traces)
+    if may_be_held and not is_requested and _bytes(discovery.traces) <= IN_MEMORY_BYTES:
         return replace(options, in_memory=True)
     if options.use_cache:
         return replace(options, run_dir=str(discovery.folder) if discovery.folder else None)
     return replace(options, cache_dir=str(scratch_folder("scratch")))
-
-
-def _fits_in_memory(traces: Sequence[TraceFile], executor: str | Executor) -> bool:
-    """Whether reading the traces again here takes less time than reading cached tables.
-
-    A remote trace does not qualify, because it would have to be fetched again.
-    """
-    if executor not in ("process", "serial") or not all(trace.is_local for trace in traces):
-        return False
-    sizes = [trace.size_bytes for trace in traces]
-    return None not in sizes and sum(size or 0 for size in sizes) <= IN_MEMORY_BYTES
 
 
 def _suitable(executor: str | Executor, traces: Sequence[TraceFile]) -> str | Executor:
@@ -287,9 +271,13 @@ def _suitable(executor: str | Executor, traces: Sequence[TraceFile]) -> str | Ex
         return executor
     if len(traces) < 2 or any(trace.path.startswith("memory://") for trace in traces):
         return "serial"
-    sizes = [trace.size_bytes for trace in traces]
-    small = None not in sizes and sum(size or 0 for size in sizes) < SMALL_RUN_BYTES
+    small = _bytes(traces) < SMALL_RUN_BYTES
     return "serial" if small and executor == "process" else executor
+
+
+def _bytes(traces: Sequence[TraceFile]) -> float:
+    """Size of all traces as stored; infinite if one is unknown."""
+    return sum(math.inf if trace.size_bytes is None else trace.size_bytes for trace in traces)
 
 
 def _ranks_and_gaps(
@@ -303,10 +291,18 @@ def _ranks_and_gaps(
     """Ranks that were read, and a gap for each trace that was not."""
     read = [outcome.result for outcome in outcomes if outcome.result is not None]
     failed = [(t, o.failure) for t, o in zip(traces, outcomes, strict=True) if o.failure]
-    for _, failure in failed:
-        if strict or not (read or may_be_empty):
-            raise _as_input_error(source, failure.error, len(failed)) from failure.error
-    gaps = [_gap(trace, failure.reason) for trace, failure in failed]
+    if failed and (strict or not (read or may_be_empty)):
+        error = failed[0][1].error
+        if isinstance(error, DistprofError):
+            raise error
+        found = f"{len(failed)} unreadable traces; the first: {type(error).__name__}: {error}"
+        fix = "if the trace is valid, please report this with its first lines"
+        raise InputError(source, expected="readable traces", found=found, fix=fix) from error
+    gaps = []
+    for trace, failure in failed:
+        message = f"{trace.path} is unreadable and was skipped: {' '.join(failure.reason.split())}"
+        ranks = () if trace.name_rank is None else (trace.name_rank,)
+        gaps.append(Gap(what="unreadable", message=message, ranks=ranks))
     if gaps:  # the first stands for all of them in the evidence line
         unknown = sum(not gap.ranks for gap in gaps)
         known = {rank for gap in gaps for rank in gap.ranks}
@@ -316,18 +312,110 @@ def _ranks_and_gaps(
     return read, gaps
 
 
-def _as_input_error(source: str, error: BaseException, count: int) -> Exception:
-    if isinstance(error, DistprofError):
-        return error
-    return InputError(
+_MAX_FILES = 256  # that are checked: a folder with more holds something else
+_MAX_NAMED = 4
+SourceFile = tuple[Source[Any], str]  # a kind of source, and a file or folder of that kind
+
+
+def open_folder(source: str) -> Run | None:
+    """The run in the files of a folder; None for anything else, or if none of them is a source.
+
+    One file of each kind is read, and those that can accompany a recording are joined. Several logs
+    of a training program belong to one job if they report the same iterations.
+    """
+    sources = _sources_inside(source)
+    if not sources:
+        return None
+    chosen = _one_of_each(source, sources)
+    (kind, path), *others = chosen
+    run = kind.run_of(path)
+    for other, place in others:
+        run = other.joined(run, place) if other.name else run
+    if num_others := len(sources) - len(chosen):
+        message = f"{num_others} more logs report the same iterations: distprof reads {path}."
+        run = replace(run, gaps=(*run.gaps, Gap(what="assumed", message=message)))
+    return run
+
+
+def files_of_evidence(sources: Sequence[str]) -> list[str]:
+    """Files that accompany a recording, with folders replaced by the files inside.
+
+    A folder that one kind reads as a whole stays a folder.
+    """
+    paths: list[str] = []
+    for source in sources:
+        inside = () if _kind_of(source) is not None else _sources_inside(source)
+        chosen = _one_of_each(source, [one for one in inside if one[0].name])
+        paths += [path for _, path in chosen] or [source]
+    return paths
+
+
+def _one_of_each(source: str, sources: Sequence[SourceFile]) -> list[SourceFile]:
+    """One file of each kind, in the order of kinds."""
+    by_kind: dict[int, list[SourceFile]] = {}
+    for one in sorted(sources, key=lambda one: (one[0].place, one[1])):
+        by_kind.setdefault(one[0].place, []).append(one)
+    return [_only_one(source, several) for several in by_kind.values()]
+
+
+def _sources_inside(source: str) -> list[SourceFile]:
+    """Files and folders below a folder that are of a known kind."""
+    root = Path(expanded(source))
+    if "://" in source or not root.is_dir():
+        return []
+    sources: list[SourceFile] = []
+    num_files = 0
+    for parent, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folder_kind = _kind_of(parent) if Path(parent) != root else None
+        if folder_kind is not None:
+            folders.clear()
+            sources.append((folder_kind, parent))
+            continue
+        files = [str(Path(parent, name)) for name in sorted(names) if not name.startswith(".")]
+        num_files += len(files)
+        if num_files > _MAX_FILES:
+            return []
+        sources += [(kind, path) for path in files if (kind := _kind_of(path)) is not None]
+    return sources
+
+
+def _kind_of(path: str) -> Source[Any] | None:
+    return next((kind for kind in known_sources() if kind.fits(path)), None)
+
+
+def _only_one(source: str, candidates: Sequence[SourceFile]) -> SourceFile:
+    """The file to read, of several of one kind and, as far as distprof can tell, of one job."""
+    if len(candidates) == 1:
+        return candidates[0]
+    kind = candidates[0][0]
+    if kind is training_log.SOURCE:
+        logs = [(path, training_log.SOURCE.read(path)) for _, path in candidates]
+        if _same_job(logs):
+            return kind, max(logs, key=lambda one: one[1].num_reports)[0]
+    names = [str(Path(path).relative_to(Path(expanded(source)))) for _, path in candidates]
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    raise InputError(
         source,
-        expected="readable traces",
-        found=f"{count} unreadable traces; the first: {type(error).__name__}: {error}",
-        fix="if the trace is valid, please report this with its first lines",
+        expected="the files of one job",
+        found=f"{len(names)} sources of one kind ({kind.origin}): "
+        f"{', '.join(names[:_MAX_NAMED])}{more}",
+        fix=f"name one of them: distprof analyze {candidates[0][1]}",
     )
 
 
-def _gap(trace: TraceFile, reason: str) -> Gap:
-    ranks = () if trace.name_rank is None else (trace.name_rank,)
-    message = f"{trace.path} is unreadable and was skipped: {' '.join(reason.split())}"
-    return Gap(what="unreadable", message=message, ranks=ranks)
+def _same_job(logs: Sequence[tuple[str, TrainingLog]]) -> bool:
+    """Whether logs report the same iterations, with the same losses or from different ranks.
+
+    If the ranks print no loss, names such as ``rank3.log`` must show that they are ranks.
+    """
+    are_ranks = len({rank_in_name(path) for path, _ in logs} - {None}) == len(logs)
+    one = logs[0][1]
+    for _, other in logs[1:]:
+        common, here, there = np.intersect1d(one.iteration, other.iteration, return_indices=True)
+        mine, theirs = one.loss[here], other.loss[there]
+        known = ~np.isnan(mine) & ~np.isnan(theirs)
+        agrees = np.allclose(mine[known], theirs[known], rtol=1e-4) if known.any() else are_ranks
+        if not len(common) or one.origin != other.origin or not agrees:
+            return False
+    return True

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -22,24 +22,21 @@ from distprof.errors import InputError
 from distprof.ingest.cache.entries import (
     FAILED,
     NO_ROOM,
+    CachedTables,
     CacheKey,
     EntryWriter,
+    HeldHostRows,
+    HeldTables,
+    TooManyRowsError,
     find_entry,
 )
-from distprof.ingest.cache.sources import CachedTables, HeldHostRows, HeldTables, TooManyRowsError
-from distprof.ingest.cache.tables_file import (
-    DamagedTablesError,
-    Part,
-    TablesWriter,
-    open_tables,
-)
-from distprof.ingest.collectives.device_records import Records, device_records, mark_communication
+from distprof.ingest.cache.tables_file import DamagedTablesError, Part, open_tables
+from distprof.ingest.collectives.arguments import Membership
+from distprof.ingest.collectives.device_records import device_records, mark_communication
 from distprof.ingest.collectives.gloo_records import gloo_records
-from distprof.ingest.collectives.group_columns import Membership
 from distprof.ingest.communication import Classifier, classifier_for, shipped_patterns
 from distprof.ingest.discovery import TraceFile, check_whole, open_trace, version_of
 from distprof.ingest.flight.recorder import FlightEntries, read_flight
-from distprof.ingest.foreign import refuse_chrome_trace
 from distprof.ingest.host_activity import (
     executed_activity,
     host_activity,
@@ -50,6 +47,7 @@ from distprof.ingest.host_activity import (
 from distprof.ingest.kineto.parsed import ParsedTrace
 from distprof.ingest.kineto.reader import HostSink, read_trace
 from distprof.ingest.metadata import TraceMetadata, read_metadata
+from distprof.ingest.recognise import refuse_chrome_trace
 from distprof.ingest.steps import Steps, find_steps
 from distprof.join.invariants import checked, mended
 from distprof.run.run import Count, Device, Quality, Rank, TableSource
@@ -58,13 +56,7 @@ from distprof.run.topology import shared_group
 from distprof.schema import ABSENT, Table
 from distprof.terms import ActivityKind, StepSource
 
-if TYPE_CHECKING:
-    from distprof.ingest.machines.shared_cache import SharedCache
-
-CONCLUSIONS_VERSION = 10
-"""Increased whenever the same trace would lead to different conclusions, so cached ones are
-not used."""
-
+CONCLUSIONS_VERSION = 10  # increased whenever the same trace would lead to different conclusions
 _MAX_NOTES = 12
 
 
@@ -86,10 +78,7 @@ def has_device_rows(parsed: ParsedTrace) -> bool:
 
 
 def conclude(
-    parsed: ParsedTrace,
-    host: Table,
-    classifier: Classifier,
-    flight: FlightEntries | None = None,
+    parsed: ParsedTrace, host: Table, classifier: Classifier, flight: FlightEntries | None = None
 ) -> Conclusions:
     """Infer activity, collectives and steps of a rank from its parsed file.
 
@@ -124,6 +113,8 @@ def conclude(
         ends = (table["end_ns"].max() for table in (activity, host) if len(table))
         end_ns = int(max(ends))
     steps = find_steps(marked, host, first_ns=parsed.first_ns, last_ns=end_ns)
+    damaged = flight.notes if flight is not None else ()
+    notes = (*parsed.quality.notes, *metadata.notes, *records.notes, *damaged)
     return Conclusions(
         metadata=metadata,
         device=device,
@@ -134,7 +125,7 @@ def conclude(
             _checked_quality(parsed, activity, host, steps, counts),
             no_device=problem,
             with_stack=metadata.with_stack,
-            notes=_notes(parsed, metadata, records, flight),
+            notes=tuple(dict.fromkeys(notes))[:_MAX_NOTES],
         ),
         end_ns=end_ns,
     )
@@ -165,17 +156,6 @@ def _checked_quality(
         num_ranges=rows.num_ranges,
         num_launches=rows.num_launches,
     )
-
-
-def _notes(
-    parsed: ParsedTrace,
-    metadata: TraceMetadata,
-    records: Records,
-    flight: FlightEntries | None,
-) -> tuple[str, ...]:
-    damaged = flight.notes if flight is not None else ()
-    notes = [*parsed.quality.notes, *metadata.notes, *records.notes, *damaged]
-    return tuple(dict.fromkeys(notes))[:_MAX_NOTES]
 
 
 # The unit of parallel work: one trace file to one rank, its tables in the cache ------------------
@@ -226,13 +206,8 @@ class _Summary(msgspec.Struct, frozen=True, kw_only=True):
 def ingest_rank(trace: TraceFile, options: IngestOptions) -> Rank:
     """Read one trace, from the cache if it has been read before.
 
-    Args:
-        trace: The file. Its name gives the rank if the trace does not. If neither does, the
-            result's ``rank`` is ABSENT with the origin ``assumed``, and the caller numbers it.
-        options: How to read.
-
-    Raises:
-        InputError: If the file is not a Kineto trace, or is damaged and ``options.strict`` is set.
+    The file's name gives the rank if the trace does not. If neither does, the result's ``rank`` is
+    ABSENT with the origin ``assumed``, and the caller numbers it.
     """
     flight = read_flight(trace.flight) if trace.flight else None
     with open_trace(replace(trace, process=None)) as opened:  # nothing of a URL is read yet
@@ -248,7 +223,11 @@ def _cached(source: _Source, options: IngestOptions) -> Rank:
     root = cache_root(options.run_dir, options.cache_dir)
     key = _key(source, options)
     entry, note = find_entry(root, key), ""
-    shared = _shared(options)
+    shared = None
+    if url := shared_url(options.run_dir, options.cache_dir):
+        from distprof.ingest.cache.shared import SharedCache  # imports asyncio
+
+        shared = SharedCache(url)
     if entry is None and shared is not None:
         entry, note = shared.fetch(key, root)
     if entry is not None:
@@ -263,16 +242,6 @@ def _cached(source: _Source, options: IngestOptions) -> Rank:
     return replace(made, quality=replace(made.quality, notes=(*made.quality.notes, note)))
 
 
-def _shared(options: IngestOptions) -> SharedCache | None:
-    """The cache that a team shares, if the user named one."""
-    url = shared_url(options.run_dir, options.cache_dir)
-    if not url:
-        return None
-    from distprof.ingest.machines.shared_cache import SharedCache  # imports asyncio
-
-    return SharedCache(url)
-
-
 def _parse_into_cache(source: _Source, options: IngestOptions, root: Path, key: CacheKey) -> Rank:
     """The rank, with its tables in the cache or, if that fails, in a temporary folder."""
     try:
@@ -280,7 +249,18 @@ def _parse_into_cache(source: _Source, options: IngestOptions, root: Path, key: 
     except OSError as error:
         if error.errno not in FAILED:
             raise
-        return _parse_and_store_elsewhere(source, options, EntryWriter(root, key, error))
+        writer = EntryWriter(root, key, error)
+    try:
+        return _parse_and_store(source, options, writer)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        raise InputError(
+            source.trace.path,
+            expected="disk space for the parsed tables",
+            found=f"none, neither in the cache nor in {writer.path.parent}",
+            fix="free some space, or name a folder with enough space with --cache-dir",
+        ) from error
 
 
 class _Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -293,37 +273,26 @@ class _Source(msgspec.Struct, frozen=True, kw_only=True):
 
 def _parse_and_store(source: _Source, options: IngestOptions, writer: EntryWriter) -> Rank:
     with writer:
-        summary, tables = _write_entry(source, options, writer.tables, writer.note)
+        parsed, _, conclusions = _parse_and_conclude(source, options, writer.tables.host_rows)
+        tables = {
+            Part.ACTIVITY: conclusions.activity,
+            Part.CALLS: parsed.host,
+            Part.COLLECTIVES: conclusions.collectives,
+            Part.STEPS: conclusions.steps.table,
+        }
+        for part, table in tables.items():
+            writer.tables.write_table(part, table)
+        has_host = _has_host(parsed, options)
+        summary = _summary(parsed, conclusions, has_host=has_host, note=writer.note)
+        writer.tables.write_rank(msgspec.json.encode(summary))
         again = partial(_reparsed, source.trace, options)
         place = str(writer.commit())
         steps, collectives = tables[Part.STEPS], tables[Part.COLLECTIVES].compact()
-        held = _rank_tables(steps, collectives)
+        held = {Part.STEPS: steps, Part.COLLECTIVES: collectives}
         if options.is_alone:
             held = {**tables, **held}
         kept = CachedTables(place, summary.has_host, held, again, writer.digest)
         return _rank(source.trace, summary, steps, collectives, kept)
-
-
-def _rank_tables(steps: Table, collectives: Table) -> dict[Part, Table]:
-    """Tables that every rank holds in memory, wherever the others are."""
-    return {Part.STEPS: steps, Part.COLLECTIVES: collectives}
-
-
-def _parse_and_store_elsewhere(
-    source: _Source, options: IngestOptions, writer: EntryWriter
-) -> Rank:
-    """Store the tables in a temporary folder, because the cache failed."""
-    try:
-        return _parse_and_store(source, options, writer)
-    except OSError as error:
-        if error.errno not in NO_ROOM:
-            raise
-        raise InputError(
-            source.trace.path,
-            expected="disk space for the parsed tables",
-            found=f"none, neither in the cache nor in {writer.path.parent}",
-            fix="free some space, or name a folder with enough space with --cache-dir",
-        ) from error
 
 
 def _key(source: _Source, options: IngestOptions) -> CacheKey:
@@ -365,7 +334,7 @@ def _from_entry(trace: TraceFile, options: IngestOptions, entry: Path, digest: s
     except (msgspec.MsgspecError, DamagedTablesError):
         return None
     again = partial(_reparsed, trace, options)
-    held = _rank_tables(steps, collectives)
+    held = {Part.STEPS: steps, Part.COLLECTIVES: collectives}
     tables = CachedTables(str(entry), summary.has_host, held, again, digest)
     return _rank(trace, summary, steps, collectives, tables)
 
@@ -377,30 +346,8 @@ def _reparsed(trace: TraceFile, options: IngestOptions) -> CachedTables:
     return tables
 
 
-def _write_entry(
-    source: _Source, options: IngestOptions, entry: TablesWriter, note: str
-) -> tuple[_Summary, dict[Part, Table]]:
-    """Parse the trace and write its tables and summary; also returns the tables."""
-    parsed, _, conclusions = _parse_and_conclude(source, options, entry.host_rows)
-    tables = {
-        Part.ACTIVITY: conclusions.activity,
-        Part.CALLS: parsed.host,
-        Part.COLLECTIVES: conclusions.collectives,
-        Part.STEPS: conclusions.steps.table,
-    }
-    for part, table in tables.items():
-        entry.write_table(part, table)
-    summary = _summary(parsed, conclusions, has_host=_has_host(parsed, options), note=note)
-    entry.write_rank(msgspec.json.encode(summary))
-    return summary, tables
-
-
 def _parse_into_memory(source: _Source, options: IngestOptions) -> Rank:
-    """Parse the trace and keep its tables in memory.
-
-    Raises:
-        TooManyRowsError: If they are too large for that.
-    """
+    """Parse the trace and keep its tables in memory, unless they are too large for that."""
     with _readable(source):
         open_plain(source.trace.path).close()
     parsed, sink, conclusions = _parse_and_conclude(
@@ -424,9 +371,7 @@ class _Sink(HostSink, Protocol):
 
 
 def _parse_and_conclude(
-    source: _Source,
-    options: IngestOptions,
-    new_sink: Callable[[], AbstractContextManager[_Sink]],
+    source: _Source, options: IngestOptions, new_sink: Callable[[], AbstractContextManager[_Sink]]
 ) -> tuple[ParsedTrace, _Sink, Conclusions]:
     """The parsed file, the sink of its host rows, and the conclusions for its rank."""
     parsed, sink = _parse(source, options, new_sink())
@@ -490,9 +435,7 @@ def _summary(
         host=conclusions.metadata.host,
         backend=conclusions.metadata.backend,
         device=conclusions.device,
-        groups=tuple(
-            msgspec.Raw(msgspec.json.encode(group)) for group in conclusions.metadata.groups
-        ),
+        groups=tuple(msgspec.Raw(msgspec.json.encode(one)) for one in conclusions.metadata.groups),
         versions=conclusions.metadata.versions,
         capture_start_ns=parsed.first_ns,
         capture_end_ns=conclusions.end_ns,
@@ -508,7 +451,12 @@ def _rank(
     trace: TraceFile, summary: _Summary, steps: Table, collectives: Table, tables: TableSource
 ) -> Rank:
     """The rank that a trace holds, under the path of the requested file."""
-    number, origin = _number(trace, summary.rank)
+    origin: Literal["trace", "file name", "assumed"] = "trace"
+    number = summary.rank
+    if number is None:
+        number, origin = trace.name_rank, "file name"
+    if number is None:
+        number, origin = ABSENT, "assumed"
     shared: dict[str, Any] = {
         name: getattr(summary, name)
         for name in _Summary.__struct_fields__
@@ -524,14 +472,3 @@ def _rank(
         tables=tables,
         **shared,
     )
-
-
-def _number(
-    trace: TraceFile, recorded: int | None
-) -> tuple[int, Literal["trace", "file name", "assumed"]]:
-    """The number of the rank and its origin."""
-    if recorded is not None:
-        return recorded, "trace"
-    if trace.name_rank is not None:
-        return trace.name_rank, "file name"
-    return ABSENT, "assumed"

@@ -1,21 +1,30 @@
-"""Recognise a source: a document of distprof, a folder of runs, or another recording.
+"""Recognise a source: a document of distprof, a folder of runs, or a recording of another tool.
 
-This module recognises what distprof itself writes. A log or table of another tool is recognised by
-its module in :mod:`distprof.ingest.kinds` (:func:`distprof.ingest.source.open_source`). Only the
+A log or table that distprof reads is recognised by its module in :mod:`distprof.ingest.kinds`.
+Recordings of other tools that people try are named in the error, with what to do instead. Only the
 first bytes of a file are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import re
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum, auto
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from distprof.artefacts import REPORT_FILE, REPORT_SCHEMA, RUN_FILE
 from distprof.artefacts.summary_file import SUMMARY_SCHEMA
 from distprof.bounds import open_plain
+from distprof.errors import InputError
+from distprof.escape import plain
+from distprof.ingest.files import beginning
 
-_HEAD_BYTES = 400
+_START_BYTES = 400
 
 
 class Kind(Enum):
@@ -30,23 +39,16 @@ class Kind(Enum):
 
 
 def kind_of(source: str) -> Kind:
-    """The kind of a path, glob or URL, by its first bytes; never raises: the reader reports errors.
-
-    Only a local file can be a document of distprof.
-    """
-    head = _head_of(Path(source))
+    """The kind of a path, glob or URL, by its first bytes; never raises."""
+    try:
+        with open_plain(source) as stream:
+            head = stream.read(_START_BYTES)
+    except (OSError, ValueError):
+        return Kind.RECORDING
     for schema, kind in ((REPORT_SCHEMA, Kind.REPORT), (SUMMARY_SCHEMA, Kind.SUMMARIES)):
         if f'"{schema}"'.encode() in head:
             return kind
     return Kind.RECORDING
-
-
-def _head_of(path: Path) -> bytes:
-    try:
-        with open_plain(path) as stream:
-            return stream.read(_HEAD_BYTES)
-    except (OSError, ValueError):
-        return b""
 
 
 def runs_inside(source: str) -> Sequence[Path]:
@@ -68,3 +70,252 @@ def fresh_report_in(source: str) -> Path | None:
     except (OSError, ValueError):
         return None
     return report if is_fresh else None
+
+
+_HEAD_BYTES = 1 << 14
+_MAX_ENTRIES = 1_000
+
+# Bytes near the beginning of a torch.profiler trace that no other format has.
+_OWN = b'"traceEvents"'
+_EXPECTED = "a torch.profiler trace (*.json or *.json.gz)"
+_ROCPROF = "with rocprofv3, use --output-format json"
+
+_ASCEND = (
+    "name step_trace_time.csv of the same folder (ASCEND_PROFILER_OUTPUT): distprof reads its steps"
+)
+
+_RECORD = "record the job with torch.profiler, or with distprof capture -- COMMAND"
+
+
+class Foreign(msgspec.Struct, frozen=True, kw_only=True):
+    """A format that distprof does not read."""
+
+    name: str  # What to call it in messages.
+    endings: tuple[str, ...] = ()  # File name endings, without ``.gz``.
+    begins: tuple[bytes, ...] = ()  # Possible first bytes of a file.
+    # Byte strings that must all be near the beginning; with ``begins``, both conditions apply.
+    holds: tuple[bytes, ...] = ()
+    fix: str = _RECORD  # What to do instead; ``{path}`` stands for what the user named.
+
+    def is_of(self, name: str, head: bytes) -> bool:
+        """Whether a file is of this format; its name is in lower case without ``.gz``."""
+        if self.endings and name.endswith(self.endings):
+            return True
+        if not self.begins and not self.holds:
+            return False
+        fits = not self.begins or head.startswith(self.begins)
+        return fits and all(part in head for part in self.holds)
+
+
+_PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+
+_KNOWN = (
+    Foreign(
+        name="an Nsight Systems report",
+        endings=(".nsys-rep", ".qdrep", ".qdstrm"),
+        fix="export it (nsys export --type sqlite REPORT.nsys-rep) and name the .sqlite file",
+    ),
+    Foreign(name="an Nsight Compute report", endings=(".ncu-rep",)),
+    Foreign(
+        name="an SQLite database, as written by rocprofv3",
+        endings=(".rpd",),
+        begins=(b"SQLite format 3\0",),
+        fix=f"an export of Nsight Systems ends in .sqlite; {_ROCPROF}",
+    ),
+    Foreign(
+        name="a rocprofv3 table",
+        begins=(b'"Kind","', b"Kind,", b'"Domain","', b"Domain,"),
+        holds=(b"Start_Timestamp", b"End_Timestamp"),
+        fix=_ROCPROF,
+    ),
+    Foreign(
+        name="an OTF2 archive, as written by rocprofv3 or Score-P",
+        endings=(".otf2",),
+        fix=f"{_ROCPROF}; else {_RECORD}",
+    ),
+    Foreign(
+        name="a Perfetto trace",
+        endings=(".pftrace", ".perfetto-trace"),
+        fix=f"open it in ui.perfetto.dev; {_ROCPROF}; else {_RECORD}",
+    ),
+    Foreign(name="an XPlane profile of JAX, XLA or TensorFlow", endings=(".xplane.pb",)),
+    Foreign(
+        name="an execution trace (PyTorch or Chakra), which has no GPU times",
+        endings=(".et",),
+        holds=(b'"schema"', b'"nodes"'),
+        fix="name the profiler's trace of the same run, which export_chrome_trace writes",
+    ),
+    Foreign(
+        name="an NCCL Inspector log",
+        holds=(b'"coll_perf"', b'"coll_sn"'),
+        fix="name it as NCCL Inspector does, with the ending .log or .jsonl",
+    ),
+    Foreign(
+        name="output of nccl-tests",
+        holds=(b"out-of-place", b"algbw", b"busbw"),
+        fix="distprof fabric {path}; --fabric compares a job's traces with it",
+    ),
+    Foreign(
+        name="a trace of Ascend's profiler (torch_npu)",
+        endings=("trace_view.json",),
+        begins=(b"[",),
+        holds=(b"Ascend Hardware",),
+        fix=_ASCEND,
+    ),
+    Foreign(
+        name="a table of Ascend's profiler (torch_npu)",
+        begins=(b"Step Id,", b"Step ID,", b"Device_id,", b"Model ID,", b"Name,Type,"),
+        holds=(b"Accelerator Core", b"Start Time(us)"),
+        fix=_ASCEND,
+    ),
+    Foreign(
+        name="a PyTorch Flight Recorder dump",
+        begins=_PICKLES,
+        holds=(b"version", b"pg_config"),
+        fix="distprof hang {path} finds the ranks that the others wait for",
+    ),
+    Foreign(
+        name="a PyTorch Flight Recorder dump",
+        begins=(b"{",),
+        holds=(b'"pg_config"', b'"version"'),
+        fix="distprof hang {path} finds the ranks that the others wait for",
+    ),
+    Foreign(
+        name="one rank's part of a pipeline timeline",
+        begins=(b"{",),
+        holds=(b'"fwd_start"', b'"bwd_start"'),
+        fix="name the folder that holds the files of all ranks",
+    ),
+    Foreign(
+        name="a TensorBoard event file",
+        holds=(b"brain.Event:",),
+        fix="name the *.pt.trace.json files that tensorboard_trace_handler wrote",
+    ),
+    Foreign(name="a speedscope profile, as written by py-spy", holds=(b"speedscope.app/file",)),
+    Foreign(
+        name="a pickle",
+        endings=(".pickle", ".pkl"),
+        begins=_PICKLES,
+        fix="for dumps of the Flight Recorder, run distprof hang; open memory snapshots in "
+        "docs.pytorch.org/memory_viz",
+    ),
+    Foreign(
+        name="a Git LFS pointer instead of the file",
+        begins=(b"version https://git-lfs",),
+        fix="fetch the file with git lfs pull",
+    ),
+    Foreign(
+        name="an HTML page",
+        begins=(b"<!DOCTYPE", b"<!doctype", b"<html"),
+        fix="download the trace again: a server may have sent this page instead of it",
+    ),
+    Foreign(name="a tar archive", endings=(".tar", ".tgz"), fix="unpack it: tar xf {path}"),
+    Foreign(
+        name="a gzip file inside a gzip file", begins=(b"\x1f\x8b",), fix="unpack it once: gunzip"
+    ),
+)
+
+
+def foreign_format(name: str, head: bytes = b"") -> Foreign | None:
+    """The format of a file that distprof does not read; None if the file is none of these."""
+    if _OWN in head:
+        return None
+    small = name.lower().removesuffix(".gz")
+    return next((known for known in _KNOWN if known.is_of(small, head)), None)
+
+
+def refuse_foreign(path: Path) -> None:
+    """Refuse a file of another tool, or a folder that holds such files."""
+    for file in _files(path):
+        foreign = foreign_format(file.name, _head(file))
+        if foreign is not None:
+            raise InputError(
+                str(file),
+                expected=_EXPECTED,
+                found=foreign.name,
+                fix=foreign.fix.replace("{path}", shlex.quote(str(path))),
+            )
+    if path.is_file():
+        _refuse_text(path)
+
+
+_JSON = re.compile(r"\s*(?:$|\{|\[\s*(?:[\[{\"\]]|$))")
+_PRINTED = re.compile(r"[^\W\d_]{2}")
+_KNOWN_TEXT = (
+    "how a job ended (watchdogs, launchers, tracebacks), Python stacks, NCCL's lines or iterations "
+    "of a training program"
+)
+
+
+def _refuse_text(path: Path) -> None:
+    """Refuse text that no reader of logs knows, and say what they know."""
+    head = _head(path)
+    text = head[: head.rfind(b"\n") + 1].decode("utf-8", "replace")
+    first = next((line for line in text.splitlines() if line.strip()), "")
+    is_json = path.name.lower().removesuffix(".gz").endswith(".json")
+    is_text = b"\0" not in head and text.count("\ufffd") * 20 <= len(text)
+    if is_json or not is_text or _JSON.match(first) or not _PRINTED.search(text):
+        return
+    raise InputError(
+        str(path),
+        expected=f"a trace, or text with {_KNOWN_TEXT}",
+        found=f"text with none of them, which begins with “{plain(first.strip())[:60]}”",
+        fix="name the whole output of all ranks and of their launcher; if the job still runs, "
+        "dump the stacks of its ranks with py-spy and name their folder",
+    )
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    files: list[Path] = []
+    for folder, _, names in os.walk(path):
+        files += [Path(folder, name) for name in sorted(names)]
+        if len(files) > _MAX_ENTRIES:
+            break
+    return files[:_MAX_ENTRIES]
+
+
+def _head(file: Path) -> bytes:
+    return beginning(str(file), _HEAD_BYTES) if file.is_file() else b""
+
+
+# Chrome traces ------------------------------------------------------------------------------------
+
+_TORCH_KEYS = {"schemaVersion", "deviceProperties", "distributedInfo", "baseTimeNanoseconds"}
+_TORCH_KEYS |= {"traceName", "trace_id", "record_shapes", "with_stack", "cupti_version"}
+_MOST_NAMED = 4
+
+
+def refuse_chrome_trace(path: str, keys: Mapping[str, Any], categories: Collection[str]) -> None:
+    """Refuse a Chrome trace that another tool wrote: other programs use the format as well.
+
+    ``keys`` are its top-level keys except ``traceEvents``; distprof knows none of the
+    ``categories``.
+
+    Raises:
+        InputError: If none of its keys come from torch.profiler.
+    """
+    if _TORCH_KEYS & keys.keys():
+        return
+    named = sorted(category[:40] for category in categories if category)[:_MOST_NAMED]
+    kinds = f", with events of {', '.join(named)}" if named else ""
+    tool = _tool(keys, categories)
+    raise InputError(
+        path, expected=_EXPECTED, found=f"a Chrome trace from {tool}{kinds}", fix=_RECORD
+    )
+
+
+def _tool(keys: Mapping[str, Any], categories: Collection[str]) -> str:
+    """The tool that wrote a Chrome trace, recognised by what only that tool writes."""
+    metadata = keys.get("metadata")
+    inner = metadata.keys() if isinstance(metadata, Mapping) else ()
+    if "viztracer_metadata" in keys or "FEE" in categories:
+        return "VizTracer"
+    if "highres-ticks" in inner:
+        return "JAX, XLA or TensorFlow"
+    if "Op" in categories:
+        return "TensorFlow"
+    if "systemTraceEvents" in keys or "clock-domain" in inner or "trace-config" in inner:
+        return "Chrome or Perfetto"
+    return "another tool"

@@ -10,8 +10,9 @@ and ``tests/rocprofv3`` (``buffer_records``, ``strings``, ``kernel_symbols``, ``
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -142,11 +143,7 @@ def is_rocprof(path: str | Path) -> bool:
 
 
 def processes_in_rocprof(path: str | Path) -> list[int]:
-    """Positions of the processes with kernels in a file, usually a single one.
-
-    Raises:
-        InputError: If it cannot be read, or has none.
-    """
+    """Positions of the processes with kernels in a file, usually a single one."""
     tools = _read(path).tools
     found = [n for n, tool in enumerate(tools) if tool.buffer_records.kernel_dispatch]
     if not found:
@@ -161,15 +158,17 @@ def processes_in_rocprof(path: str | Path) -> list[int]:
 
 @contextmanager
 def opened_rocprof(path: str | Path, place: int) -> Iterator[BinaryIO]:
-    """The trace of one process, to be read once from start to end.
-
-    Raises:
-        InputError: If it cannot be read, or has no process at this position.
-    """
+    """The trace of one process, to be read once from start to end."""
     tools = _read(path).tools
     if place >= len(tools):
         raise InputError(str(path), expected=_EXPECTED, found="fewer processes", fix=_RECORD)
-    with opened_events(_head(tools[place]), _events(tools[place])) as stream:
+    tool, streams = tools[place], dict[tuple[int, int], int]()
+    named = {agent.id.handle: agent.product_name or agent.name for agent in tool.agents}
+    gpus = [{"id": n, "name": named[handle][:200]} for handle, n in _gpus(tool).items()]
+    host = tool.metadata.node.hostname[:200]
+    head = {"schemaVersion": 1, "host_name": host, "deviceProperties": gpus}
+    parts = (_kernels(tool, streams), _copies(tool, streams), _calls(tool), _ranges(tool))
+    with opened_events(head, chain.from_iterable(parts)) as stream:
         yield stream
 
 
@@ -179,43 +178,19 @@ def _read(path: str | Path) -> _File:
             data, damage = read_some(stream, BOUND.num_bytes + 1)
         if damage:
             raise InputError(str(path), expected=_EXPECTED, found=damage, fix=_RECORD)
-        return _decoded(within(data, BOUND.num_bytes, str(path)))
+        data = within(data, BOUND.num_bytes, str(path))
+        if BOUND.rows is not None and num_parts(data) > BOUND.rows:
+            raise ValueError(f"more than {BOUND.rows:,} values")
+        return msgspec.json.decode(data, type=_File)
     except (*DAMAGE, RecursionError) as error:
         text = " ".join(f"{error}".split())[:200]
         raise InputError(str(path), expected=_EXPECTED, found=text, fix=_RECORD) from error
-
-
-def _decoded(data: bytes) -> _File:
-    if BOUND.rows is not None and num_parts(data) > BOUND.rows:
-        raise ValueError(f"more than {BOUND.rows:,} values")
-    return msgspec.json.decode(data, type=_File)
 
 
 def _gpus(tool: _Tool) -> dict[int, int]:
     """Handle of each GPU to its GPU number, in the order of the system."""
     gpus = sorted((a for a in tool.agents if a.type == _GPU), key=lambda a: a.logical_node_id)
     return {agent.id.handle: number for number, agent in enumerate(gpus)}
-
-
-def _head(tool: _Tool) -> dict[str, object]:
-    gpus = _gpus(tool)
-    named = {agent.id.handle: agent.product_name or agent.name for agent in tool.agents}
-    return {
-        "schemaVersion": 1,
-        "host_name": tool.metadata.node.hostname[:200],
-        "deviceProperties": [
-            {"id": number, "name": named[handle][:200]} for handle, number in gpus.items()
-        ],
-    }
-
-
-def _events(tool: _Tool) -> Iterator[bytes]:
-    """Events of one process as JSON, by kind."""
-    streams: dict[tuple[int, int], int] = {}
-    yield from _kernels(tool, streams)
-    yield from _copies(tool, streams)
-    yield from _calls(tool)
-    yield from _ranges(tool)
 
 
 def _timed(records: list[_Record]) -> Iterator[_Record]:
@@ -238,9 +213,10 @@ def _correlation(record: _Record) -> int | None:
 
 def _kernels(tool: _Tool, streams: dict[tuple[int, int], int]) -> Iterator[bytes]:
     gpus = _gpus(tool)
-    names = {
-        symbol.kernel_id: msgspec.json.encode(_name_of(symbol)) for symbol in tool.kernel_symbols
-    }
+    names = {}
+    for one in tool.kernel_symbols:
+        name = one.formatted_kernel_name or one.demangled_kernel_name or one.kernel_name
+        names[one.kernel_id] = msgspec.json.encode((name or "unknown")[:_MAX_NAME])
     for record in _timed(tool.buffer_records.kernel_dispatch):
         dispatch = record.dispatch_info
         yield on_device(
@@ -254,31 +230,20 @@ def _kernels(tool: _Tool, streams: dict[tuple[int, int], int]) -> Iterator[bytes
         )
 
 
-def _name_of(symbol: _Symbol) -> str:
-    names = (symbol.formatted_kernel_name, symbol.demangled_kernel_name, symbol.kernel_name)
-    return next(filter(None, names), "unknown")[:_MAX_NAME]
-
-
-def _operation(tool: _Tool) -> Callable[[_Record], str]:
-    """A function that returns the name of a record's operation from its kind and number."""
+def _operation(tool: _Tool, record: _Record) -> str:
+    """The name of a record's operation; empty if it is unknown."""
     kinds = tool.strings.buffer_records
-
-    def name(record: _Record) -> str:
-        if not 0 <= record.kind < len(kinds):
-            return ""
-        operations = kinds[record.kind].operations
-        known = 0 <= record.operation < len(operations)
-        return operations[record.operation][:_MAX_NAME] if known else ""
-
-    return name
+    operations = kinds[record.kind].operations if 0 <= record.kind < len(kinds) else []
+    known = 0 <= record.operation < len(operations)
+    return operations[record.operation][:_MAX_NAME] if known else ""
 
 
 def _copies(tool: _Tool, streams: dict[tuple[int, int], int]) -> Iterator[bytes]:
     """Events of copies, with the direction from the name of the operation."""
-    gpus, operation = _gpus(tool), _operation(tool)
+    gpus = _gpus(tool)
     for record in _timed(tool.buffer_records.memory_copy):
         device = gpus.get(record.dst_agent_id.handle, gpus.get(record.src_agent_id.handle, 0))
-        way = _COPY.search(operation(record))
+        way = _COPY.search(_operation(tool, record))
         ends = [end.capitalize() for end in way.groups()] if way else ["Device", "Device"]
         kind = f"{ends[0][0]}to{ends[1][0]}"
         yield on_device(
@@ -295,10 +260,9 @@ def _copies(tool: _Tool, streams: dict[tuple[int, int], int]) -> Iterator[bytes]
 
 def _calls(tool: _Tool) -> Iterator[bytes]:
     """Events of HIP calls, without those that the compiler inserts to register kernels."""
-    operation = _operation(tool)
     for kind in _CALLS:
         for record in _timed(getattr(tool.buffer_records, kind)):
-            name = operation(record)
+            name = _operation(tool, record)
             if not name.startswith("__"):
                 yield on_host(
                     b"cuda_runtime",

@@ -1,9 +1,7 @@
 """Sources other than traces: logs and tables of other tools. This is their only registry.
 
-Each kind of source is one module of :mod:`distprof.ingest.kinds`. Its ``SOURCE`` says how to
-recognise and read a file, and what it adds to a run. Kinds are discovered in that package, so a new
-format needs only a new module there. A source is either a separate run without ranks, or it
-accompanies a recording (``--with``), which stays as it was.
+Each kind of source is one module of :mod:`distprof.ingest.kinds`, in which kinds are discovered. A
+source is either a separate run without ranks, or it accompanies a recording (``--with``).
 """
 
 from __future__ import annotations
@@ -122,25 +120,25 @@ def known_sources() -> tuple[Source[Any], ...]:
 
 
 def open_source(path: str) -> Run | None:
-    """The run from a source of one of these kinds; None if it is of none.
-
-    Raises:
-        InputError: If it is of one of them but cannot be read.
-    """
+    """The run from a source of one of these kinds; None if it is of none."""
     kind = next((source for source in known_sources() if source.fits(path)), None)
     return None if kind is None else kind.run_of(path)
 
 
 def with_evidence(run: Run, paths: Sequence[str]) -> Run:
-    """The run joined with the additional files that the user named, in any order.
-
-    Raises:
-        InputError: If one is of another kind, or unreadable.
-    """
+    """The run joined with the additional files that the user named, in any order."""
     if not paths:
         return run
     companions = [source for source in known_sources() if source.name]
-    fitting = {path: _fitting(path, companions) for path in paths}
+    fitting = {path: [kind for kind in companions if kind.fits(path)] for path in paths}
+    for path, kinds_of_file in fitting.items():
+        if not kinds_of_file:
+            raise InputError(
+                path,
+                expected=" or ".join(source.name for source in companions),
+                found="another kind of file",
+                fix="name a file of one of these kinds with --with",
+            )
     for source in companions:
         for path in paths:
             if source not in fitting[path]:
@@ -150,16 +148,3 @@ def with_evidence(run: Run, paths: Sequence[str]) -> Run:
             if any(gap.what == ANOTHER_JOB for gap in run.gaps[known:]):
                 fitting[path] = []  # what else the file holds is of that job, too
     return run
-
-
-def _fitting(path: str, companions: Sequence[Source[Any]]) -> list[Source[Any]]:
-    """All kinds that a file is of: a terminal log may hold NCCL's lines and the program's own."""
-    kinds_of_file = [source for source in companions if source.fits(path)]
-    if not kinds_of_file:
-        raise InputError(
-            path,
-            expected=" or ".join(source.name for source in companions),
-            found="another kind of file",
-            fix="name a file of one of these kinds with --with",
-        )
-    return kinds_of_file

@@ -20,19 +20,11 @@ from distprof.run.tables import STEPS, distinct, join_launches, main_stream
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import ActivityKind, StepSource
 
-LAG_RATIO = 0.01
-"""Lag of the device behind the host, as a share of a step, above which its own windows are used."""
-
+LAG_RATIO = 0.01  # of the device behind the host, in steps, above which its windows are used
+# A step was cut if its ratio of device activities to launches is below this share of the median.
 MIN_EXECUTED_RATIO = 0.9
-"""A step was cut if its ratio of device activities to launches is below this share of the median.
-"""
-
-MOST_EMPTY = 0.05
-"""Share of a step in which nothing may be recorded at the ends of the capture."""
-
-_MARK_SLACK_NS = 1_000
-"""Marks that overlap by no more only show how times were rounded."""
-
+MOST_EMPTY = 0.05  # of a step, in which nothing may be recorded at the ends of the capture
+_MARK_SLACK_NS = 1_000  # marks that overlap by no more only show how times were rounded
 _PROFILER_STEP = re.compile(r"^ProfilerStep#(\d{1,18})$")
 _OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 
@@ -59,13 +51,12 @@ class _Marks(msgspec.Struct, frozen=True, kw_only=True):
     num_overlapping: int = 0
 
     def table(self) -> Table:
-        columns = {
-            "step": self.step,
-            "start_ns": self.start,
-            "end_ns": self.end,
-            "complete": self.complete,
-        }
-        return Table(STEPS, columns)
+        return _table(self.step, self.start, self.end, self.complete)
+
+
+def _table(step: Int64Array, start: Int64Array, end: Int64Array, complete: object) -> Table:
+    whole = np.full(len(step), complete, dtype=np.bool_)
+    return Table(STEPS, {"step": step, "start_ns": start, "end_ns": end, "complete": whole})
 
 
 def find_steps(activity: Table, host: Table, *, first_ns: int, last_ns: int) -> Steps:
@@ -150,6 +141,7 @@ def _profiler_steps(host: Table) -> _Marks | None:
     step, start, end = _merge_by_number(numbers, *times)
     complete = np.ones(len(step), dtype=np.bool_)
     complete[-1] = not _unfinished(host, start, end)
+    order = np.argsort(times[0], kind="stable")
     return _Marks(
         step=step,
         start=start,
@@ -157,14 +149,8 @@ def _profiler_steps(host: Table) -> _Marks | None:
         complete=complete,
         source=StepSource.PROFILER_STEP,
         word="ProfilerStep",
-        num_overlapping=_num_overlapping(*times),
+        num_overlapping=int((times[1][order][:-1] > times[0][order][1:] + _MARK_SLACK_NS).sum()),
     )
-
-
-def _num_overlapping(start: Int64Array, end: Int64Array) -> int:
-    """Marks that end after the next one begins."""
-    order = np.argsort(start, kind="stable")
-    return int((end[order][:-1] > start[order][1:] + _MARK_SLACK_NS).sum())
 
 
 def _numbered(names: Coded) -> tuple[Int64Array, Int64Array]:
@@ -196,18 +182,15 @@ def _unfinished(host: Table, start: Int64Array, end: Int64Array) -> bool:
     """Whether the last step lacks an optimizer step that every earlier step has."""
     if len(start) < 2:
         return False
-    steps = host["start_ns"][_rows_named(host, _OPTIMIZER_STEP)]
-    index = np.searchsorted(start, steps, side="right") - 1
-    inside = (index >= 0) & (steps < end[np.maximum(index, 0)])
-    counts = np.bincount(index[inside], minlength=len(start))
+    index = _step_at(host["start_ns"][_rows_named(host, _OPTIMIZER_STEP)], start, end)
+    counts = np.bincount(index[index >= 0], minlength=len(start))
     return bool((counts[:-1] > 0).all() and counts[-1] == 0)
 
 
 def _rows_named(host: Table, pattern: re.Pattern[str]) -> NDArray[np.intp]:
     names = host.coded("name")
-    rows: NDArray[np.intp] = np.flatnonzero(
-        names.where([bool(pattern.match(value)) for value in names.values])
-    )
+    found = names.where([bool(pattern.match(value)) for value in names.values])
+    rows: NDArray[np.intp] = np.flatnonzero(found)
     return rows
 
 
@@ -246,10 +229,14 @@ def _optimizer_ends(host: Table) -> Int64Array:
 def _launching_step(work: Table, host: Table, marks: _Marks) -> Int64Array:
     """Index of the step that launched each activity; ABSENT if unknown."""
     launch = join_launches(work["correlation"], host).start
-    index = np.searchsorted(marks.start, launch, side="right") - 1
-    known = (launch != ABSENT) & (index >= 0)
-    known &= launch < marks.end[np.maximum(index, 0)]
-    return np.where(known, index, ABSENT).astype(np.int64)
+    return np.where(launch != ABSENT, _step_at(launch, marks.start, marks.end), ABSENT)
+
+
+def _step_at(times: Int64Array, start: Int64Array, end: Int64Array) -> Int64Array:
+    """Index of the window that holds each time; ABSENT without one."""
+    index = np.searchsorted(start, times, side="right") - 1
+    inside = (index >= 0) & (times < end[np.maximum(index, 0)])
+    return np.where(inside, index, ABSENT).astype(np.int64)
 
 
 def _lag_ratio(ends: Int64Array, launched: Int64Array, marks: _Marks) -> float:
@@ -291,36 +278,21 @@ def _device_windows(
     first[unseen] = np.maximum(first[unseen], done[-1])
     start = np.maximum.accumulate(np.minimum(first, np.maximum(marks.start, done[:-1])))
     last = work["end_ns"][launched == count - 1].max(initial=max(marks.end[-1], start[-1]))
-    columns = {
-        "step": marks.step,
-        "start_ns": start,
-        "end_ns": np.append(start[1:], last),
-        "complete": marks.complete & ~cut,
-    }
-    return Table(STEPS, columns)
+    return _table(marks.step, start, np.append(start[1:], last), marks.complete & ~cut)
 
 
 def _cut(launched: Int64Array, host: Table, marks: _Marks) -> NDArray[np.bool_]:
     """Steps whose launches lack device activities, because the capture ended before they ran."""
-    called = _kernel_launches(host)
-    index = np.searchsorted(marks.start, called, side="right") - 1
-    inside = (index >= 0) & (called < marks.end[np.maximum(index, 0)])
-    calls = np.bincount(index[inside], minlength=len(marks.step))
+    names, words = host.coded("name"), ("Launch", "Memcpy", "Memset")  # of kernels, graphs, copies
+    rows = names.where([any(word in value for word in words) for value in names.values])
+    called = host["start_ns"][rows & host.coded("category").isin(("runtime", "driver"))]
+    index = _step_at(called, marks.start, marks.end)
+    calls = np.bincount(index[index >= 0], minlength=len(marks.step))
     kernels = np.bincount(launched[launched >= 0], minlength=len(marks.step))
     ratio = kernels / np.maximum(calls, 1)
     usual = float(np.median(ratio))
     cut: NDArray[np.bool_] = (calls > 0) & (ratio < MIN_EXECUTED_RATIO * usual)
     return cut
-
-
-def _kernel_launches(host: Table) -> Int64Array:
-    """Starts of the calls that launch kernels, graphs or copies, int64 ns."""
-    names = host.coded("name")
-    words = ("Launch", "Memcpy", "Memset")
-    rows = names.where([any(word in value for word in words) for value in names.values])
-    rows &= host.coded("category").isin(("runtime", "driver"))
-    starts: Int64Array = host["start_ns"][rows]
-    return starts
 
 
 def _device_ranges(activity: Table) -> Steps | None:
@@ -331,30 +303,14 @@ def _device_ranges(activity: Table) -> Steps | None:
         return None
     step, start, end = _merge_by_number(numbers, ranges["start_ns"][rows], ranges["end_ns"][rows])
     end[:-1] = start[1:]
-    table = Table(
-        STEPS,
-        {
-            "step": step,
-            "start_ns": start,
-            "end_ns": end,
-            "complete": np.ones(len(step), dtype=np.bool_),
-        },
-    )
     note = "Step windows are the ProfilerStep ranges on the GPU."
-    return Steps(table=table, source=StepSource.DEVICE, note=note)
+    return Steps(table=_table(step, start, end, True), source=StepSource.DEVICE, note=note)
 
 
 def _capture(work: Table, first_ns: int, last_ns: int) -> Steps:
     if len(work):
         first_ns, last_ns = int(work["start_ns"].min()), int(work["end_ns"].max())
-    table = Table(
-        STEPS,
-        {
-            "step": np.zeros(1, dtype=np.int64),
-            "start_ns": np.array([first_ns], dtype=np.int64),
-            "end_ns": np.array([max(last_ns, first_ns)], dtype=np.int64),
-            "complete": np.ones(1, dtype=np.bool_),
-        },
-    )
+    step, start, end = (np.array([one]) for one in (0, first_ns, max(last_ns, first_ns)))
+    table = _table(step, start, end, True)
     note = "The trace has no step marks: the whole capture is one step window."
     return Steps(table=table, source=StepSource.CAPTURE, note=note)

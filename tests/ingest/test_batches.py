@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distprof.errors import DistprofError, InputError
-from distprof.ingest.machines.batches import (
+from distprof.ingest.cluster import (
     BATCH_S,
     MOST_CALLS,
     PER_WORKER,

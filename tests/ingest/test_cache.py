@@ -12,12 +12,12 @@ import pytest
 
 from distprof.artefacts.files import cache_root
 from distprof.ingest.cache.entries import (
+    CachedTables,
     CacheKey,
     EntryWriter,
     find_entry,
     is_temporary,
 )
-from distprof.ingest.cache.sources import CachedTables
 from distprof.ingest.cache.tables_file import DamagedTablesError, Part, TablesReader, open_tables
 from distprof.run.tables import ACTIVITY, COLLECTIVES, STEPS
 from distprof.schema import Table

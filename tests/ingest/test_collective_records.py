@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distprof.ingest.collectives.arguments import Membership, element_bytes, full_buffer_bytes
 from distprof.ingest.collectives.device_records import device_records, mark_communication
-from distprof.ingest.collectives.group_columns import Membership
-from distprof.ingest.collectives.sizes import element_bytes, full_buffer_bytes
 from distprof.ingest.communication import Classifier
 from distprof.ingest.kineto.parsed import COMM_ARGS
 from distprof.run.topology import ProcessGroup

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distprof.ingest.collectives.arguments import Membership
 from distprof.ingest.collectives.gloo_records import gloo_records
-from distprof.ingest.collectives.group_columns import Membership
 from distprof.ingest.communication import Classifier
 from distprof.ingest.host_activity import executed_activity
 from distprof.ingest.kineto.parsed import COMM_ARGS

@@ -8,9 +8,9 @@ import pytest
 import distprof
 from distprof.cli import main
 from distprof.errors import InputError
+from distprof.ingest import nsys
 from distprof.ingest.discovery import discover
-from distprof.ingest.nsys import database
-from distprof.ingest.nsys.export import opened_process, processes_in, why_not_an_export
+from distprof.ingest.nsys import opened_process, processes_in, why_not_an_export
 from tests.nsys_exports import Export, add_kineto
 
 KINETO = Path(__file__).parents[1] / "golden" / "kineto"
@@ -185,8 +185,8 @@ def test_names_with_control_characters_reach_no_terminal(tmp_path, capsys):
 
 def test_a_query_that_takes_too_long_is_stopped(tmp_path, monkeypatch):
     path = small(tmp_path / "rank0.sqlite", steps=300)
-    monkeypatch.setattr(database, "_LEAST_SECONDS", -1e9)
-    monkeypatch.setattr(database, "_STEPS_BETWEEN_LOOKS", 10)
+    monkeypatch.setattr(nsys, "_LEAST_SECONDS", -1e9)
+    monkeypatch.setattr(nsys, "_STEPS_BETWEEN_LOOKS", 10)
     with pytest.raises(InputError, match="interrupted"):
         processes_in(path)
 
@@ -216,141 +216,3 @@ def test_the_made_trace_is_json(tmp_path):
     assert {event["cat"] for event in said["traceEvents"]} == {
         "kernel", "cuda_runtime", "user_annotation",
     }  # fmt: skip
-
-
-# Payloads of NCCL ---------------------------------------------------------------------------------
-
-COMM = -0x1234_5678_9ABC_DEF0  # an unsigned number of 64 bits, as SQLite keeps it
-GROUP = f"{COMM & (1 << 64) - 1:#018x}"
-KERNELS = {
-    "ncclAllReduce": "AllReduce_Sum_bf16_RING_LL",
-    "ncclAllGather": "AllGather_RING_LL",
-    "ncclReduceScatter": "ReduceScatter_Sum_f32_RING_LL",
-    "ncclSend": "SendRecv",
-}
-
-
-def payload(size):
-    return {"NCCL_communicator_ID": COMM, "Message_size__bytes_": size, "Reduction_operation": 0}
-
-
-def with_payloads(path, calls, *, pid=4_000, device=0, knows_ranks=True, **options):
-    """Calls of NCCL with their launches and kernels, one every 10 ms.
-
-    Args:
-        path: Where the export is made.
-        calls: For each kernel, the functions and sizes of the group that launches it; a function
-            without a group is a text and a number.
-        pid: Process id.
-        device: GPU.
-        knows_ranks: Whether the communicator was made during the recording.
-        options: Of :class:`Export`.
-    """
-    export = Export(path, **{"has_payloads": True, **options})
-    if knows_ranks:
-        made = {"NCCL_communicator_ID": COMM, "No__of_ranks": 4, "Rank": 0}
-        export.range(pid, pid, "ncclCommInitRankConfig", 0, 1, payload=made)
-    for number, group in enumerate(calls, 1):
-        t = number * 10 * NS
-        if isinstance(group, list):
-            export.range(pid, pid, "ncclGroupStart", t, t + 10)
-            for place, (name, size) in enumerate(group):
-                at = t + 100 * (1 + place)
-                export.range(pid, pid, name, at, at + 50, payload=payload(size))
-            export.range(pid, pid, "ncclGroupEnd", t + 1_000, t + 9_000)
-            launch, name = t + 2_000, group[0][0]
-        else:
-            name, size = group
-            export.range(pid, pid, name, t, t + 9_000, payload=payload(size))
-            launch = t + 1_000
-        export.call(pid, pid, "cudaLaunchKernelExC", launch, launch + 500, number)
-        kernel = f"ncclDevKernel_{KERNELS[name]}(ncclDevKernelArgsStorage<4096ul>)"
-        export.kernel(pid, kernel, t + 10_000, t + NS, device=device, stream=13, number=number)
-    export.close()
-    return path
-
-
-def collectives_of(path, tmp_path):
-    (rank,) = distprof.open_run(str(path), cache_dir=tmp_path / "cache").ranks
-    table = rank.collectives
-    texts = [table.coded(name).decode() for name in ("group", "dtype")]
-    return [*texts, table["group_size"].tolist(), table["bytes"].tolist()]
-
-
-def test_nccls_payloads_tell_the_size_and_the_group_of_each_collective(tmp_path):
-    calls = [
-        ("ncclAllReduce", 1 << 20), [("ncclAllGather", 1 << 10)], ("ncclReduceScatter", 1 << 12),
-        [("ncclSend", 77)],
-    ]  # fmt: skip
-    groups, dtypes, sizes, num_bytes = collectives_of(
-        with_payloads(tmp_path / "rank0.sqlite", calls), tmp_path
-    )
-    assert groups == [GROUP] * 4
-    assert sizes == [4] * 4
-    assert num_bytes == [1 << 20, 4 << 10, 4 << 12, 77]
-    assert dtypes == [""] * 4  # a payload does not tell it
-
-
-def test_of_a_communicator_from_before_the_recording_only_whole_buffers_are_known(tmp_path):
-    calls = [("ncclAllReduce", 1 << 20), ("ncclAllGather", 1 << 10)]
-    path = with_payloads(tmp_path / "rank0.sqlite", calls, knows_ranks=False)
-    groups, _, _, num_bytes = collectives_of(path, tmp_path)
-    assert groups == [GROUP] * 2
-    assert num_bytes[0] == 1 << 20
-    assert num_bytes[1] == -1
-
-
-def test_of_several_calls_in_a_group_it_is_not_known_whose_the_kernel_is(tmp_path):
-    calls = [[("ncclAllReduce", 8), ("ncclAllReduce", 16)], ("ncclAllReduce", 32)]
-    groups, _, _, num_bytes = collectives_of(
-        with_payloads(tmp_path / "rank0.sqlite", calls), tmp_path
-    )
-    assert (groups, num_bytes) == (["", GROUP], [-1, 32])
-
-
-def test_an_export_without_such_tables_says_what_it_said(tmp_path):
-    path = tmp_path / "rank0.sqlite"
-    with_payloads(path, [("ncclAllReduce", 1 << 20)])
-    database_of_it = sqlite3.connect(path)
-    database_of_it.execute("DROP TABLE NVTX_EXPORT_TRANSLATION")
-    database_of_it.commit()
-    database_of_it.close()
-    groups, _, _, num_bytes = collectives_of(path, tmp_path)
-    assert (groups, num_bytes) == ([""], [-1])
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        "UPDATE NVTX_EXPORT_TRANSLATION SET sanitizedName = 'x\" FROM StringIds; --'",
-        "UPDATE NVTX_EVENTS_PAYLOAD_SCHEMAS SET globalPid = 'a', domainId = -1",
-        "UPDATE NVTX_EVENTS_PAYLOAD_SCHEMAS SET payloadSchemaID = 'StringIds'",
-        "UPDATE NVTX_EVENTS SET eventId = 'x'",
-        "UPDATE {table} SET Message_size__bytes_ = -1",
-        "UPDATE {table} SET Message_size__bytes_ = 4611686018427387904",
-        "UPDATE {table} SET Message_size__bytes_ = 'many', NCCL_communicator_ID = NULL",
-        "DROP TABLE {table}",
-    ],
-)
-def test_damaged_payloads_are_left_out(damage, tmp_path):
-    path = with_payloads(tmp_path / "rank0.sqlite", [("ncclAllReduce", 1 << 20)])
-    database_of_it = sqlite3.connect(path)
-    query = "SELECT name FROM sqlite_master WHERE sql LIKE '%Message_size__bytes_%'"
-    ((table,),) = database_of_it.execute(query).fetchall()
-    database_of_it.execute(damage.format(table=table))
-    database_of_it.commit()
-    database_of_it.close()
-    _, _, _, num_bytes = collectives_of(path, tmp_path)
-    assert num_bytes == [-1]
-
-
-def test_ranks_with_payloads_have_bandwidths(tmp_path):
-    folder = tmp_path / "exports"
-    folder.mkdir()
-    calls = [("ncclAllReduce", 64 << 20)] * 6
-    for rank in range(2):
-        with_payloads(folder / f"rank{rank}.sqlite", calls, device=rank, pid=4_000 + rank)
-    report = analyzed(folder, tmp_path)
-    (one,) = report.collectives.classes
-    assert (one.bytes, one.group_size) == (64 << 20, 4)
-    assert one.algbw_bytes_per_s is not None

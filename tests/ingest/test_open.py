@@ -15,9 +15,8 @@ from msgspec.structs import replace
 from distprof.config import CommunicationConfig, NamePattern
 from distprof.errors import InputError
 from distprof.ingest import rank
-from distprof.ingest.cache import sources
-from distprof.ingest.cache.entries import EntryWriter
-from distprof.ingest.cache.sources import CachedTables, HeldTables
+from distprof.ingest.cache import entries
+from distprof.ingest.cache.entries import CachedTables, EntryWriter, HeldTables
 from distprof.ingest.cache.tables_file import Part
 from distprof.ingest.discovery import TraceFile
 from distprof.ingest.open import open_run
@@ -200,7 +199,7 @@ def test_a_trace_alone_is_measured_from_memory_and_says_the_same(options, monkey
     (alone,) = open_run(source, options).ranks
     (cached,) = open_run(source, options).ranks
     same_tables(alone, cached)
-    monkeypatch.setattr(sources, "open_tables", None)
+    monkeypatch.setattr(entries, "open_tables", None)
     assert len(alone.tables.load().activity) > 0
     with pytest.raises(TypeError):
         cached.tables.load()
@@ -291,7 +290,7 @@ def test_larger_traces_are_cached_in_the_usual_place(usual_place, monkeypatch):
 
 
 def test_a_small_file_that_unpacks_to_many_rows_is_cached(usual_place, monkeypatch):
-    monkeypatch.setattr(sources, "MOST_HELD_ROWS", 10)
+    monkeypatch.setattr(entries, "MOST_HELD_ROWS", 10)
     opened = open_run(str(GLOO))
     assert {type(rank.tables) for rank in opened.ranks} == {CachedTables}
 
@@ -307,7 +306,7 @@ def test_other_processes_find_tables_in_the_cache(executor, usual_place):
 @pytest.mark.parametrize("executor", ["process:2", "serial"])
 def test_collectives_are_in_memory_once(executor, usual_place, monkeypatch):
     """Parsed, read from the cache, and sent by another process."""
-    monkeypatch.setattr(sources, "MOST_HELD_ROWS", 10)
+    monkeypatch.setattr(entries, "MOST_HELD_ROWS", 10)
     for _ in range(2):
         for one in open_run(str(GLOO), executor=executor):
             assert one.tables.held[Part.COLLECTIVES] is one.collectives

@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 import distprof
+from distprof.ingest.assemble import RecentTables, recent_part
 from distprof.ingest.open import open_run
 from distprof.ingest.rank import IngestOptions
-from distprof.ingest.recent import RecentTables, recent_part
 from distprof.run.run import RECENT_STEPS
 from distprof.terms import CollectiveKind
 from tests.simulator import Collective, Compute, Exchange, SimulatedJob, SlowDevice

@@ -21,29 +21,31 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
+from msgspec.structs import replace
 
 from distprof.bounds import open_plain
-from distprof.ingest.cache.tables_file import BLOCK, DamagedTablesError, TablesWriter, open_tables
+from distprof.errors import DistprofError
+from distprof.ingest.cache.tables_file import (
+    BLOCK,
+    DamagedTablesError,
+    Part,
+    TablesWriter,
+    open_tables,
+    shifted,
+)
+from distprof.run.tables import HOST, RankTables
+from distprof.schema import Table
 
-CACHE_VERSION = 9
-"""Increased whenever the same trace would give different tables."""
-
+CACHE_VERSION = 9  # increased whenever the same trace would give different tables
 NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
-FAILED = NO_ROOM | {
-    errno.ENOENT,
-    errno.ESTALE,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.EISDIR,
-}
-"""Errors of a cache that filled up, or that another process cleared or locked meanwhile."""
-
+_LOCKED = (errno.EACCES, errno.EPERM, errno.EROFS)
+# Errors of a cache that filled up, or that another process cleared or locked meanwhile.
+FAILED = NO_ROOM.union((errno.ENOENT, errno.ESTALE, errno.EISDIR), _LOCKED)
 _TEMPORARY = "distprof-"
 _MAKING = ".making-"
 _SUFFIX = ".tables"
@@ -65,13 +67,17 @@ class CacheKey(msgspec.Struct, frozen=True):
         """
         settings = json.dumps([CACHE_VERSION, dict(options)], sort_keys=True)
         digest = hashlib.sha1(settings.encode(), usedforsecurity=False)
-        if isinstance(trace, (str, Path)):
-            with open_plain(trace) as file:
-                _hash_into(digest, file)
-        elif isinstance(trace, bytes):
+        if isinstance(trace, bytes):
             digest.update(trace)
         else:
-            _hash_into(digest, trace)
+            opened = (
+                open_plain(trace)
+                if isinstance(trace, (str, Path))
+                else contextlib.nullcontext(trace)
+            )
+            with opened as file:
+                while block := file.read(BLOCK):
+                    digest.update(block)
         return CacheKey(digest.hexdigest())
 
     def path(self, root: Path) -> Path:
@@ -100,7 +106,10 @@ class EntryWriter:
             if problem is not None:
                 raise problem
             self._final.parent.mkdir(parents=True, exist_ok=True)
-            _sweep(self._final.parent)
+            for left in self._final.parent.glob(f"{_MAKING}*"):  # of processes that were killed
+                with contextlib.suppress(OSError):
+                    if time.time() - left.stat().st_mtime > _STALE_S:
+                        left.unlink()
             if not _is_trusted(self._final, root):
                 self._final.unlink(missing_ok=True)
             number, name = tempfile.mkstemp(prefix=_MAKING, dir=self._final.parent)
@@ -147,14 +156,6 @@ class EntryWriter:
         return self._final
 
 
-def _sweep(folder: Path) -> None:
-    """Delete unfinished entries of processes that were killed more than a day ago."""
-    for left in folder.glob(f"{_MAKING}*"):
-        with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime > _STALE_S:
-                left.unlink()
-
-
 def discard_unfinished() -> None:
     """Delete the unfinished entries of this process, before it exits without unwinding."""
     for path in _unfinished:
@@ -177,10 +178,8 @@ def _is_trusted(path: Path, root: Path) -> bool:
         entry, cache = path.lstat(), root.stat()
     except OSError:
         return False
-    if not stat.S_ISREG(entry.st_mode):
-        return False
-    if not hasattr(os, "geteuid"):
-        return True
+    if not stat.S_ISREG(entry.st_mode) or not hasattr(os, "geteuid"):
+        return stat.S_ISREG(entry.st_mode)
     is_shared = bool(entry.st_mode & stat.S_IWOTH)
     return entry.st_uid in (os.geteuid(), cache.st_uid) and not is_shared
 
@@ -193,6 +192,99 @@ def _is_intact(path: Path, key: CacheKey) -> bool:
         return False
 
 
-def _hash_into(digest: Any, file: BinaryIO) -> None:
-    while block := file.read(BLOCK):
-        digest.update(block)
+MOST_HELD_ROWS = 500_000  # of one trace, about 30 MB: a small file may unpack to any number
+MOST_REMADE = 3  # times that tables are made again that are deleted or cut before they are read
+
+
+class CachedTables(msgspec.Struct, frozen=True):
+    """The tables of an entry; a :class:`~distprof.run.run.TableSource`."""
+
+    path: str  # The entry.
+    has_host: bool  # Whether host rows were read.
+    # Tables already in memory, by part. A rank holds its steps and collectives.
+    held: Mapping[Part, Table] = {}
+    # Rebuilds the entry if it is missing or not on this machine.
+    remake: Callable[[], CachedTables] | None = None
+    key: str = ""  # Digest of what the entry is made from.
+
+    def light(self) -> CachedTables:
+        """A copy without tables in memory: its receiver reads them from disk."""
+        return replace(self, held={})
+
+    def load(self, *, every_host_row: bool = False) -> RankTables:
+        """Read the tables."""
+        made = self
+        for _ in range(MOST_REMADE):
+            try:
+                return made._load(every_host_row=every_host_row)
+            except DamagedTablesError:
+                if self.remake is None:
+                    raise
+            finally:
+                if made is not self and is_temporary(made.path):
+                    Path(made.path).unlink(missing_ok=True)
+            made = self.remake()
+            if made.key != self.key:
+                raise DamagedTablesError(f"{self.path} is gone, and the trace has changed since")
+        raise DamagedTablesError(f"{self.path} is deleted whenever it is made")
+
+    def _load(self, *, every_host_row: bool) -> RankTables:
+        host = Part.HOST if every_host_row else Part.CALLS
+        wanted = [Part.ACTIVITY, Part.COLLECTIVES, Part.STEPS, *((host,) if self.has_host else ())]
+        tables = {part: self.held[part] for part in wanted if part in self.held}
+        if len(tables) < len(wanted):
+            with open_tables(Path(self.path)) as file:
+                tables |= {part: file.table(part) for part in wanted if part not in tables}
+        return RankTables(
+            activity=tables[Part.ACTIVITY],
+            host=tables[host] if self.has_host else Table.empty(HOST),
+            collectives=tables[Part.COLLECTIVES],
+            steps=tables[Part.STEPS],
+            has_host=self.has_host,
+        )
+
+
+class HeldTables(msgspec.Struct, frozen=True):
+    """Tables in memory; a :class:`~distprof.run.run.TableSource`."""
+
+    tables: RankTables  # The tables that analyses need.
+    every_host_row: Table  # The HOST table with every operator.
+
+    @property
+    def path(self) -> str:
+        """Empty: there is no file."""
+        return ""
+
+    def load(self, *, every_host_row: bool = False) -> RankTables:
+        """The tables."""
+        if not (every_host_row and self.tables.has_host):
+            return self.tables
+        return replace(self.tables, host=self.every_host_row)
+
+
+class TooManyRowsError(DistprofError):
+    """A trace that is small on disk has more rows than distprof holds in memory."""
+
+
+class HeldHostRows:
+    """Holds host rows in memory while the trace is read, at most :data:`MOST_HELD_ROWS`."""
+
+    def __init__(self) -> None:
+        self._parts: list[Table] = []
+        self._num_rows = 0
+        self._shift_ns = 0
+
+    def write(self, rows: Table) -> None:
+        """Add rows."""
+        self._num_rows += len(rows)
+        if self._num_rows > MOST_HELD_ROWS:
+            raise TooManyRowsError(f"more than {MOST_HELD_ROWS:,} rows")
+        self._parts.append(rows)
+
+    def shift(self, base_ns: int) -> None:
+        """Add ``base_ns`` to all times."""
+        self._shift_ns = base_ns
+
+    def table(self) -> Table:
+        """All rows; call it after the whole file was read."""
+        return shifted(Table.concat(HOST, self._parts), self._shift_ns)

@@ -15,19 +15,19 @@ that launches it closes the batch without naming a message. Each message has an 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.ingest.collectives.group_columns import GroupColumns, Membership
-from distprof.ingest.collectives.sizes import (
+from distprof.ingest.collectives.arguments import (
     ANNOTATIONS,
-    COUNTED_IN_BYTES,
     OPERATORS,
     CallFacts,
+    GroupColumns,
+    Membership,
     call_facts,
     full_buffer_bytes,
     splits_of_operators,
@@ -56,16 +56,9 @@ def mark_communication(activity: Table, comm_args: Table, classifier: Classifier
 
 
 def device_records(
-    activity: Table,
-    host: Table,
-    comm_args: Table,
-    membership: Membership,
-    classifier: Classifier,
+    activity: Table, host: Table, comm_args: Table, membership: Membership, classifier: Classifier
 ) -> Records:
-    """Records of the communication marked in ``activity``, which ran on a GPU.
-
-    ``host`` has at least the runtime calls, or is empty.
-    """
+    """Records of the communication marked in ``activity``, which ran on a GPU."""
     rows = np.flatnonzero(activity["kind"] == ActivityKind.COMMUNICATION)
     rows = rows[np.argsort(activity["start_ns"][rows], kind="stable")]
     executed = activity.take(rows)
@@ -75,9 +68,16 @@ def device_records(
     called, operator, annotation = _around(launches.row, host, comm_args)
     bare = (own == ABSENT) & (called == ABSENT) & (operator == ABSENT)
     may_be_batch = bare & (name_kinds == CollectiveKind.SEND_RECV)
-    batches = _batches(launches.row, may_be_batch, called, host, comm_args)
-    if batches is not None:
-        called = np.where(batches.first != ABSENT, batches.first, called)
+    batches = None
+    if may_be_batch.any():
+        facts = call_facts(comm_args)
+        is_message = np.isin(facts.kind, (CollectiveKind.SEND, CollectiveKind.RECV))
+        is_unlaunched = _calls(comm_args) & is_message
+        is_unlaunched[called[called != ABSENT]] = False
+        requests = np.flatnonzero(is_unlaunched)
+        if len(requests):
+            batches = _batches(launches.row, may_be_batch, requests, host, comm_args, facts)
+            called = np.where(batches.first != ABSENT, batches.first, called)
     records = records_table(
         executed=executed,
         enqueue_ns=launches.start,
@@ -87,25 +87,6 @@ def device_records(
         membership=membership,
     )
     return records if batches is None else _with_batches(records.table, batches, membership)
-
-
-def _batches(
-    launches: Int64Array,
-    may_be_batch: NDArray[np.bool_],
-    called: Int64Array,
-    host: Table,
-    comm_args: Table,
-) -> Batches | None:
-    """Messages sent and received in one kernel; None without any."""
-    if not may_be_batch.any():
-        return None
-    facts = call_facts(comm_args)
-    is_unlaunched = _calls(comm_args) & np.isin(
-        facts.kind, (CollectiveKind.SEND, CollectiveKind.RECV)
-    )
-    is_unlaunched[called[called != ABSENT]] = False
-    rows = np.flatnonzero(is_unlaunched)
-    return batches_of(launches, may_be_batch, rows, host, comm_args, facts) if len(rows) else None
 
 
 def _with_batches(table: Table, batches: Batches, membership: Membership) -> Records:
@@ -141,7 +122,7 @@ def records_table(
     kind, kind_origin = _kinds(facts, layers, name_kinds)
     groups = membership.columns(comm_args, layers, len(executed))
     size, size_origin = _bytes(facts, layers, kind, groups)
-    operator_splits = splits_of_operators(
+    out_splits, in_splits = splits_of_operators(
         comm_args.coded("name"), comm_args.coded("concrete_inputs")
     )
     columns: dict[str, NDArray[Any] | Coded] = {
@@ -157,12 +138,12 @@ def records_table(
         "group_size": groups.size,
         "group_origin": groups.origin,
         "seq": _first(np.maximum(comm_args["seq"], ABSENT), layers),
-        "dtype": _first_text(comm_args.coded("dtype"), facts.dtype, layers),
+        "dtype": _first_text(comm_args.coded("dtype"), str, facts.dtype, layers),
         "bytes": size,
         "bytes_origin": size_origin,
         "peer": _first(facts.peer, layers).astype(np.int32),
-        "in_splits": _splits(comm_args.coded("in_splits"), operator_splits[1], layers),
-        "out_splits": _splits(comm_args.coded("out_splits"), operator_splits[0], layers),
+        "in_splits": _first_text(comm_args.coded("in_splits"), _splits, in_splits, layers),
+        "out_splits": _first_text(comm_args.coded("out_splits"), _splits, out_splits, layers),
         "stream": executed["stream"],
         "correlation": executed["correlation"],
         "name": executed.coded("name"),
@@ -173,26 +154,30 @@ def records_table(
 
 def _own_arguments(activity: Table, comm_args: Table) -> Int64Array:
     """Row of ``comm_args`` recorded on each activity itself, ABSENT without one."""
-    rows = np.flatnonzero(
-        comm_args.coded("category").equals("kernel") & _names_operation(comm_args)
-    )
-    result = np.full(len(activity), ABSENT, dtype=np.int64)
-    if len(rows) == 0 or len(activity) == 0:
+    on_device = comm_args.coded("category").equals("kernel")
+    rows = np.flatnonzero(on_device & _names_operation(comm_args))
+    return same_event(activity, comm_args, rows, ("start_ns", "end_ns", "stream", "correlation"))
+
+
+def same_event(
+    executed: Table, comm_args: Table, rows: Int64Array, columns: Sequence[str]
+) -> Int64Array:
+    """The first of these rows of ``comm_args`` with the same columns as each operation."""
+    result = np.full(len(executed), ABSENT, dtype=np.int64)
+    if len(rows) == 0 or len(executed) == 0:
         return result
-    keys = _identity(comm_args)[rows]
+    keys, wanted = _hash(comm_args, columns)[rows], _hash(executed, columns)
     order = np.argsort(keys, kind="stable")
     rows, keys = rows[order], keys[order]
-    wanted = _identity(activity)
     position = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     found = keys[position] == wanted
     result[found] = rows[position[found]]
     return result
 
 
-def _identity(table: Table) -> NDArray[np.uint64]:
-    """A hash of start, end, stream and correlation, which is equal for one event in two tables."""
+def _hash(table: Table, columns: Sequence[str]) -> NDArray[np.uint64]:
     key = np.zeros(len(table), dtype=np.uint64)
-    for column in ("start_ns", "end_ns", "stream", "correlation"):
+    for column in columns:
         key = key * np.uint64(0x9E3779B97F4A7C15) + table[column].view(np.uint64)
     return key
 
@@ -238,9 +223,7 @@ def _enclosing(
     if len(known) == 0 or len(candidates) == 0:
         return result
     threads = host.coded("thread")
-    numbers = {name: number for number, name in enumerate(threads.values)}
-    thread_of = np.array([numbers.get(name, -1) for name in comm_args.coded("thread").values])
-    thread = thread_of[comm_args.coded("thread").codes[candidates]]
+    thread = _threads(host, comm_args, candidates)
     start = comm_args["start_ns"][candidates]
     order = np.lexsort((start, thread))
     candidates, thread, start = candidates[order], thread[order], start[order]
@@ -258,6 +241,14 @@ def _enclosing(
     return result
 
 
+def _threads(host: Table, comm_args: Table, rows: Int64Array) -> Int64Array:
+    """Code in ``host`` of the thread of each of these rows, ABSENT if it is not there."""
+    numbers = {name: number for number, name in enumerate(host.coded("thread").values)}
+    callers = comm_args.coded("thread")
+    codes = np.array([numbers.get(name, ABSENT) for name in callers.values], dtype=np.int64)
+    return codes[callers.codes[rows]]
+
+
 def _kinds(
     facts: CallFacts, layers: Sequence[Int64Array], name_kinds: NDArray[np.int8]
 ) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
@@ -273,10 +264,7 @@ def _kinds(
 
 
 def _bytes(
-    facts: CallFacts,
-    layers: Sequence[Int64Array],
-    kind: NDArray[np.int8],
-    groups: GroupColumns,
+    facts: CallFacts, layers: Sequence[Int64Array], kind: NDArray[np.int8], groups: GroupColumns
 ) -> tuple[Int64Array, NDArray[np.int8]]:
     """Full-buffer bytes of each operation and their origin."""
     size = np.full(len(kind), ABSENT, dtype=np.int64)
@@ -297,19 +285,13 @@ def _bytes(
         origin[open_rows] = np.where(
             num_bytes == ABSENT, Origin.ABSENT, np.where(written, Origin.MEASURED, Origin.DERIVED)
         )
-    shared = _shared(layers)
-    size[shared], origin[shared] = ABSENT, Origin.ABSENT
-    return size, origin
-
-
-def _shared(layers: Sequence[Int64Array]) -> NDArray[np.bool_]:
-    """Mask of operations that share their strongest evidence: one call with several kernels."""
-    best = np.full(len(layers[0]), ABSENT, dtype=np.int64)
+    best = np.full(len(kind), ABSENT, dtype=np.int64)
     for layer in reversed(layers):
         best = np.where(layer != ABSENT, layer, best)
     _, which, counts = np.unique(best, return_inverse=True, return_counts=True)
-    shared: NDArray[np.bool_] = (counts[which] > 1) & (best != ABSENT)
-    return shared
+    shared = (counts[which] > 1) & (best != ABSENT)  # one call with several kernels
+    size[shared], origin[shared] = ABSENT, Origin.ABSENT
+    return size, origin
 
 
 def _values_at(values: NDArray[Any], layer: Int64Array, otherwise: int) -> NDArray[Any]:
@@ -328,35 +310,21 @@ def _first(values: NDArray[np.int64], layers: Sequence[Int64Array]) -> Int64Arra
     return result
 
 
-def _first_text(written: Coded, derived: Coded, layers: Sequence[Int64Array]) -> Coded:
-    """The element type of each operation: as written, else derived from the types of inputs."""
-    named = ("" if value == COUNTED_IN_BYTES else value for value in written.values)
-    values = ("", *named, *derived.values)
+def _first_text(
+    written: Coded, read: Callable[[str], str], derived: Coded, layers: Sequence[Int64Array]
+) -> Coded:
+    """The text of each operation: as written, else derived."""
+    values = ("", *map(read, written.values), *derived.values)
     has = np.array([bool(value) for value in values])
-    codes = np.where(
-        has[written.codes + 1], written.codes + 1, derived.codes + 1 + len(written.values)
-    )
-    codes = np.where(has[codes], codes, ABSENT)
-    found = _first(codes.astype(np.int64), layers)
-    return Coded.merged(np.maximum(found, 0).astype(np.int32), values)
-
-
-def _splits(written: Coded, of_operator: Coded, layers: Sequence[Int64Array]) -> Coded:
-    """Split sizes as ``1,2,3``: as written, else from the operator's inputs.
-
-    Empty if the split is even, absent or abbreviated.
-    """
-    values = ("", *(_split_text(value) for value in written.values), *of_operator.values)
-    has = np.array([bool(value) for value in values])
-    codes = np.where(
-        has[written.codes + 1], written.codes + 1, of_operator.codes + 1 + len(written.values)
-    )
+    as_written = written.codes + 1
+    codes = np.where(has[as_written], as_written, derived.codes + 1 + len(written.values))
     codes = np.where(has[codes], codes, ABSENT).astype(np.int64)
     return Coded.merged(np.maximum(_first(codes, layers), 0).astype(np.int32), values)
 
 
-def _split_text(raw: str) -> str:
-    inner = raw.strip().removeprefix("[").removesuffix("]").replace(" ", "")
+def _splits(written: str) -> str:
+    """Split sizes as ``1,2,3``; empty if the split is even, absent or abbreviated."""
+    inner = written.strip().removeprefix("[").removesuffix("]").replace(" ", "")
     return inner if inner.replace(",", "").isdecimal() else ""
 
 
@@ -385,7 +353,7 @@ class Batches(msgspec.Struct, frozen=True, kw_only=True):
     bytes: Int64Array  # int64: of the direction that carries more, ABSENT if a size is unknown.
 
 
-def batches_of(
+def _batches(
     launches: Int64Array,
     may_be_batch: NDArray[np.bool_],
     requests: Int64Array,
@@ -399,22 +367,10 @@ def batches_of(
     ``may_be_batch`` marks operations whose launch is not described by any call; ``requests`` are
     rows of ``comm_args`` of sends and receives whose calls launched nothing.
     """
-    operation = _launched_next(launches, requests, host, comm_args)
-    mine = (operation != ABSENT) & may_be_batch[operation]
-    return _summed(operation[mine], requests[mine], len(launches), facts)
-
-
-def _launched_next(
-    launches: Int64Array, requests: Int64Array, host: Table, comm_args: Table
-) -> Int64Array:
-    """For each message, the first operation that its thread launched after the call."""
-    result = np.full(len(requests), ABSENT, dtype=np.int64)
+    operation = np.full(len(requests), ABSENT, dtype=np.int64)
     known = np.flatnonzero(launches != ABSENT)
-    threads, callers = host.coded("thread"), comm_args.coded("thread")
-    number = {name: code for code, name in enumerate(threads.values)}
-    thread_of = np.array([number.get(name, ABSENT) for name in callers.values], dtype=np.int64)
-    thread = thread_of[callers.codes[requests]]
-    launch_thread = threads.codes[launches[known]]
+    thread = _threads(host, comm_args, requests)
+    launch_thread = host.coded("thread").codes[launches[known]]
     launch_start = host["start_ns"][launches[known]]
     for code in distinct(thread[thread != ABSENT]):
         mine = np.flatnonzero(launch_thread == code)
@@ -423,51 +379,39 @@ def _launched_next(
         end = comm_args["end_ns"][requests[called]]
         position = np.searchsorted(launch_start[mine], end)
         found = position < len(mine)
-        result[called[found]] = known[mine[position[found]]]
-    return result
+        operation[called[found]] = known[mine[position[found]]]
+    is_batch = (operation != ABSENT) & may_be_batch[operation]
+    return _summed(operation[is_batch], requests[is_batch], len(launches), facts)
 
 
 def _summed(operation: Int64Array, message: Int64Array, count: int, facts: CallFacts) -> Batches:
     """Combine the messages of each operation."""
     first = np.full(count, ABSENT, dtype=np.int64)
     first[operation[::-1]] = message[::-1]
+    elements = np.maximum(facts.in_elements[message], facts.out_elements[message])
+    has_size = (elements >= 0) & (facts.element_bytes[message] > 0)
+    size = np.where(has_size, elements * facts.element_bytes[message], 0)
     sends = facts.kind[message] == CollectiveKind.SEND
-    sent, received = (
-        _batch_bytes(operation, message, way, count, facts) for way in (sends, ~sends)
-    )
+    num_sent, num_received = (np.bincount(operation[w], minlength=count) for w in (sends, ~sends))
+    sums = []
+    for way in (sends, ~sends):
+        total = np.zeros(count, dtype=np.int64)
+        np.add.at(total, operation[way], size[way])
+        total[operation[way & ~has_size]] = ABSENT
+        sums.append(total)
     low = np.full(count, np.iinfo(np.int64).max)
     high = np.full(count, ABSENT, dtype=np.int64)
     np.minimum.at(low, operation, facts.peer[message])
     np.maximum.at(high, operation, facts.peer[message])
-    num_sent, num_received = (
-        np.bincount(operation[way], minlength=count) for way in (sends, ~sends)
-    )
     kind = np.select(
         [num_received == 0, num_sent == 0],
         [CollectiveKind.SEND, CollectiveKind.RECV],
         CollectiveKind.SEND_RECV,
     )
-    known = (sent != ABSENT) & (received != ABSENT)
+    known = (sums[0] != ABSENT) & (sums[1] != ABSENT)
     return Batches(
         first=first,
         kind=kind.astype(np.int8),
         peer=np.where(low == high, high, ABSENT),
-        bytes=np.where(known, np.maximum(sent, received), ABSENT),
+        bytes=np.where(known, np.maximum(*sums), ABSENT),
     )
-
-
-def _batch_bytes(
-    operation: Int64Array,
-    message: Int64Array,
-    chosen: NDArray[np.bool_],
-    count: int,
-    facts: CallFacts,
-) -> Int64Array:
-    """Bytes of the chosen messages of each operation; ABSENT if any size is unknown."""
-    rows = message[chosen]
-    elements = np.maximum(facts.in_elements[rows], facts.out_elements[rows])
-    known = (elements >= 0) & (facts.element_bytes[rows] > 0)
-    total = np.zeros(count, dtype=np.int64)
-    np.add.at(total, operation[chosen], np.where(known, elements * facts.element_bytes[rows], 0))
-    total[operation[chosen][~known]] = ABSENT
-    return total

@@ -14,25 +14,20 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 from numpy.typing import NDArray
 
-from distprof.ingest.collectives.device_records import Records, notes_on, records_table
-from distprof.ingest.collectives.group_columns import Membership
-from distprof.ingest.collectives.sizes import CallFacts, call_facts, peer_in_group
+from distprof.ingest.collectives.arguments import CallFacts, Membership, call_facts, peer_in_group
+from distprof.ingest.collectives.device_records import Records, notes_on, records_table, same_event
 from distprof.ingest.communication import Classifier
 from distprof.ingest.flight.recorder import FlightEntries
 from distprof.run.tables import distinct
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import CollectiveKind, Origin
 
-TOLERANCE_NS = 20_000
-"""Timestamps of trace and recorder agree within 8 µs (torch 2.13, gloo)."""
-
+TOLERANCE_NS = 20_000  # timestamps of trace and recorder agree within 8 µs (torch 2.13, gloo)
 _CLEAR = 2.0  # least ratio of the delay after another group's requests to that after its own
-
 _MIN_RUNS = 4  # fewer may follow another group's requests by chance
-
 _MOSTLY = 0.5  # least requests per execution: the first may be requested before the capture
 
 
@@ -46,12 +41,7 @@ class _Side(msgspec.Struct, frozen=True, kw_only=True):
 
     def take(self, chosen: NDArray[np.bool_]) -> _Side:
         """The chosen operations."""
-        return _Side(
-            rows=self.rows[chosen],
-            kind=self.kind[chosen],
-            elements=self.elements[chosen],
-            group=self.group[chosen],
-        )
+        return _Side(**{name: values[chosen] for name, values in asdict(self).items()})
 
 
 def groups_of_threads(
@@ -73,12 +63,12 @@ def groups_of_threads(
         thread: (run_thread == thread) & (run_key >= 0) for thread in distinct(run_thread).tolist()
     }
     group_of: dict[int, int] = {}
-    for choose in (_only_group, _nearest_group):
+    for by_delay in (False, True):
         settled = True
         while settled:  # a settled thread uses up requests, which may settle other threads
             settled = False
             for thread, runs in list(open_threads.items()):
-                group = choose(run_key[runs], run_start[runs], requests)
+                group = _group_of(run_key[runs], run_start[runs], requests, by_delay=by_delay)
                 if group is not None:
                     group_of[thread] = group
                     requests = requests.without(group, run_key[runs])
@@ -102,7 +92,7 @@ class _Requests(msgspec.Struct, frozen=True, kw_only=True):
         for value, count in zip(*np.unique(runs, return_counts=True), strict=True):
             used = np.flatnonzero((self.key == value) & (self.group == group))[:count]
             keep[used] = False
-        return _Requests(key=self.key[keep], group=self.group[keep], start=self.start[keep])
+        return _Requests(**{name: values[keep] for name, values in asdict(self).items()})
 
     def candidates(self, runs: Int64Array) -> list[int]:
         """Groups with enough requests of each kind and size; empty without evidence."""
@@ -115,17 +105,15 @@ class _Requests(msgspec.Struct, frozen=True, kw_only=True):
         return sorted(kept or ())
 
 
-def _only_group(runs: Int64Array, starts: Int64Array, requests: _Requests) -> int | None:  # noqa: ARG001
-    """The only group that can have requested the operations of a thread, if there is just one."""
+def _group_of(
+    runs: Int64Array, starts: Int64Array, requests: _Requests, *, by_delay: bool
+) -> int | None:
+    """The only group that can have requested the operations, or by far the latest one to do so."""
     found = requests.candidates(runs)
-    return found[0] if len(found) == 1 else None
-
-
-def _nearest_group(runs: Int64Array, starts: Int64Array, requests: _Requests) -> int | None:
-    """The group whose requests precede the operations most closely; None if it is not clear."""
-    found = requests.candidates(runs)
-    if len(found) < 2 or len(runs) < _MIN_RUNS:
-        return found[0] if len(found) == 1 else None
+    if len(found) == 1:
+        return found[0]
+    if not found or not by_delay or len(runs) < _MIN_RUNS:
+        return None
     delays = sorted((_delay(runs, starts, requests, group), group) for group in found)
     return delays[0][1] if delays[0][0] * _CLEAR < delays[1][0] else None
 
@@ -176,11 +164,8 @@ def _fits(
     time, elements = flight.time_ns[entries], flight.elements[entries]
     fits = (time >= start[operators] - tolerance) & (time <= end[operators] + tolerance)
     fits &= flight.kind[entries] == requested.kind[operators]
-    return fits & _same_or_unknown(elements, requested.elements[operators])
-
-
-def _same_or_unknown(first: Int64Array, second: Int64Array) -> NDArray[np.bool_]:
-    same: NDArray[np.bool_] = (first == second) | (first < 0) | (second < 0)
+    asked = requested.elements[operators]
+    same: NDArray[np.bool_] = fits & ((elements == asked) | (elements < 0) | (asked < 0))
     return same
 
 
@@ -196,12 +181,8 @@ def _overlaid(column: Coded, rows: Int64Array, replacement: Coded) -> Coded:
 # These are not executed as one operation: the list form of reduce-scatter runs one all-reduce per
 # member, and the monitored barrier consists of sends and receives.
 _RUNS_IN_PARTS = ("c10d::reduce_scatter_", "c10d::monitored_barrier_")
-
 _MAX_GROUPS = 1 << 16  # the product with the largest key fits into int64
-
 _MESSAGES = (CollectiveKind.SEND, CollectiveKind.RECV)
-
-_EXECUTED_AS = {CollectiveKind.REDUCE_SCATTER: CollectiveKind.ALL_REDUCE}
 
 
 def gloo_records(
@@ -217,7 +198,9 @@ def gloo_records(
     has the ``c10d::`` and ``gloo:`` events, and ``flight`` is None without the Flight Recorder.
     """
     facts = call_facts(comm_args)
-    own = _own_rows(executed, comm_args)
+    names = comm_args.coded("name")
+    rows = np.flatnonzero(names.where([not n.startswith("c10d::") for n in names.values]))
+    own = same_event(executed, comm_args, rows, ("start_ns", "end_ns"))
     notes: tuple[str, ...] = ()
     if flight is not None and len(flight):
         comm_args, notes = _with_flight(comm_args, facts, flight)
@@ -233,7 +216,11 @@ def gloo_records(
         membership=membership,
     )
     table = _with_peers(records.table, requested, comm_args, membership)
-    return Records(table=_posted(table), notes=(*notes_on(table, membership), *notes))
+    # messages have the time of posting, as the time of sending is unknown
+    message = np.isin(table["kind"], _MESSAGES)
+    end = np.where(message, table["start_ns"], table["end_ns"])
+    posted = table.with_columns(end_ns=end, is_timed=~message)
+    return Records(table=posted, notes=(*notes_on(table, membership), *notes))
 
 
 def _with_flight(
@@ -257,39 +244,8 @@ def _with_flight(
             group_desc=_overlaid(comm_args.coded("group_desc"), rows, descriptions),
         )
     share = f"{len(rows)} of {len(requested.rows)}"
-    note = (
-        f"Process group and sequence number of {share} collectives come from the Flight Recorder."
-    )
-    return comm_args, (note,)
-
-
-def _posted(table: Table) -> Table:
-    """The table with messages at the time of posting, as the time of sending is unknown."""
-    message = np.isin(table["kind"], _MESSAGES)
-    end = np.where(message, table["start_ns"], table["end_ns"])
-    return table.with_columns(end_ns=end, is_timed=~message)
-
-
-def _own_rows(executed: Table, comm_args: Table) -> Int64Array:
-    """Row of ``comm_args`` of each executed operation itself."""
-    names = comm_args.coded("name")
-    rows = np.flatnonzero(names.where([not n.startswith("c10d::") for n in names.values]))
-    result = np.full(len(executed), ABSENT, dtype=np.int64)
-    if len(rows) == 0 or len(executed) == 0:
-        return result
-    order = np.lexsort((comm_args["end_ns"][rows], comm_args["start_ns"][rows]))
-    rows = rows[order]
-    keys = _key(comm_args["start_ns"][rows], comm_args["end_ns"][rows])
-    by_key = np.argsort(keys, kind="stable")
-    wanted = _key(executed["start_ns"], executed["end_ns"])
-    position = np.minimum(np.searchsorted(keys[by_key], wanted), len(rows) - 1)
-    found = keys[by_key][position] == wanted
-    result[found] = rows[by_key][position[found]]
-    return result
-
-
-def _key(start: Int64Array, end: Int64Array) -> NDArray[np.uint64]:
-    return start.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + end.view(np.uint64)
+    origin = "collectives come from the Flight Recorder"
+    return comm_args, (f"Process group and sequence number of {share} {origin}.",)
 
 
 def _pair(own: Int64Array, comm_args: Table, facts: CallFacts) -> Int64Array:
@@ -303,28 +259,21 @@ def _pair(own: Int64Array, comm_args: Table, facts: CallFacts) -> Int64Array:
         elements=facts.in_elements[own[known]],
         group=np.full(len(known), ABSENT, dtype=np.int32),
     )
-    executed = replace(executed, group=_groups_of_runs(executed, requested, own, comm_args))
-    starts = comm_args["start_ns"]
+    runs, starts = own[executed.rows], comm_args["start_ns"]
+    message = np.isin(executed.kind, _MESSAGES)
+    groups = groups_of_threads(
+        run_key=np.where(message, ABSENT, _keys(executed, sized=True)),
+        run_thread=comm_args.coded("thread").codes[runs],
+        run_start=starts[runs],
+        ask_key=_keys(requested, sized=True),
+        ask_group=requested.group,
+        ask_start=starts[requested.rows],
+    )
+    executed = replace(executed, group=groups)
     # operations of known group and size first, then the rest with less and less evidence
     for by_group, sized in ((True, True), (False, True), (False, False)):
         _pair_in_order(executed, requested, own, starts, result, by_group=by_group, sized=sized)
     return result
-
-
-def _groups_of_runs(
-    executed: _Side, requested: _Side, own: Int64Array, comm_args: Table
-) -> NDArray[np.int32]:
-    """The group of each executed operation, from its thread; ABSENT if unclear."""
-    runs = own[executed.rows]
-    message = np.isin(executed.kind, _MESSAGES)
-    return groups_of_threads(
-        run_key=np.where(message, ABSENT, _keys(executed, sized=True)),
-        run_thread=comm_args.coded("thread").codes[runs],
-        run_start=comm_args["start_ns"][runs],
-        ask_key=_keys(requested, sized=True),
-        ask_group=requested.group,
-        ask_start=comm_args["start_ns"][requested.rows],
-    )
 
 
 def _requested(comm_args: Table, facts: CallFacts) -> _Side:
@@ -333,29 +282,17 @@ def _requested(comm_args: Table, facts: CallFacts) -> _Side:
     wanted = names.where([n.startswith("c10d::") and n not in _RUNS_IN_PARTS for n in names.values])
     rows = np.flatnonzero(wanted & (facts.kind != CollectiveKind.UNKNOWN)).astype(np.int64)
     rows = rows[np.lexsort((-comm_args["end_ns"][rows], comm_args["start_ns"][rows]))]
-    rows = rows[~_is_repeated(comm_args, rows)]
+    # a dispatch mode passes a call on, and the inner operator is the call that reaches the group
+    name, thread = names.codes[rows], comm_args.coded("thread").codes[rows]
+    end = comm_args["end_ns"][rows]
+    again = (np.diff(name) == 0) & (np.diff(thread) == 0) & (np.diff(end) <= 0)
+    rows = rows[~np.append(again, np.zeros(min(len(rows), 1), np.bool_))]
     kind = facts.kind[rows].copy()
-    for requested, run in _EXECUTED_AS.items():
-        kind[kind == requested] = run
+    kind[kind == CollectiveKind.REDUCE_SCATTER] = CollectiveKind.ALL_REDUCE  # as gloo runs it
     names = comm_args.coded("group")
     has_group = names.where([bool(name) for name in names.values])[rows]
     group = np.where(has_group, names.codes[rows], ABSENT).astype(np.int32)
     return _Side(rows=rows, kind=kind, elements=facts.in_elements[rows], group=group)
-
-
-def _is_repeated(comm_args: Table, rows: Int64Array) -> NDArray[np.bool_]:
-    """Mask of operators directly around another one of the same name.
-
-    A dispatch mode passes a call on, and the inner operator is the call that reaches the group.
-    """
-    again = np.zeros(len(rows), dtype=np.bool_)
-    if len(rows) < 2:
-        return again
-    names, threads = comm_args.coded("name").codes[rows], comm_args.coded("thread").codes[rows]
-    same = (names[1:] == names[:-1]) & (threads[1:] == threads[:-1])
-    end = comm_args["end_ns"][rows]
-    again[:-1] = same & (end[1:] <= end[:-1])
-    return again
 
 
 def _pair_in_order(
@@ -419,9 +356,8 @@ def _with_peers(
         return table
     ranks = np.array(group.ranks, dtype=np.int64)
     in_group = peer_in_group(comm_args.coded("concrete_inputs"))
-    group_peer = np.where(
-        message & (requested != ABSENT), in_group[requested] if len(in_group) else ABSENT, ABSENT
-    )
+    asked = in_group[requested] if len(in_group) else ABSENT
+    group_peer = np.where(message & (requested != ABSENT), asked, ABSENT)
     valid = (group_peer >= 0) & (group_peer < len(ranks))
     peer = table["peer"].copy()
     peer[valid] = ranks[group_peer[valid]]

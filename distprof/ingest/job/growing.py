@@ -1,14 +1,14 @@
-"""Read a run directory while ranks write to it: each look returns what was added since the last.
+"""Follow a run directory while ranks write to it: what each look added, and running totals.
 
 No call blocks, and no file stays open. A look reads only the new bytes of a file, in whole lines
-and up to a limit. Files may be truncated, replaced, deleted or damaged. Lines that are not records
-are counted. A rank may appear late, or never.
+and up to a limit. Files may be truncated, replaced, deleted or damaged. A rank may appear late.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
@@ -37,20 +37,15 @@ from distprof.artefacts.records import (
 )
 from distprof.artefacts.run_file import AttachFile, ErrorFile, ExitFile, RankFile, RunFile
 from distprof.bounds import Bound, open_plain, read_plain
+from distprof.errors import InputError
 from distprof.ingest.job.rank_folder import BROKEN, MAX_LINE_BYTES
+from distprof.ingest.job.run_directory import MAX_RUN_BYTES, find_run_directory
 
 MAX_RANKS: Final = 20_000
-
 MAX_FILE_BYTES: Final = 16 << 20  # for a file that is replaced as a whole
-
-BYTES_PER_LOOK: Final = 1 << 20
-"""Limit for one line-based file; the rest is left for the next look."""
-
-WHOLE_BYTES_PER_LOOK: Final = 16 << 20
-"""Limit for a file that is read from its first record."""
-
-HISTORY_BYTES: Final = 1 << 16
-"""If a file is longer when it is first seen, only this much of its end is read, about 150 steps."""
+BYTES_PER_LOOK: Final = 1 << 20  # of one line-based file; the rest is left for the next look
+WHOLE_BYTES_PER_LOOK: Final = 16 << 20  # of a file that is read from its first record
+HISTORY_BYTES: Final = 1 << 16  # read of a file that is longer when first seen: about 150 steps
 
 BOUND: Final = Bound(
     reads="a run directory that is being written, per file and look",
@@ -61,7 +56,6 @@ BOUND: Final = Bound(
 )
 
 _RANK_FOLDER = re.compile(r"rank(\d{1,9})")
-
 _QUIET_LOOKS = 5
 """The other files of a rank are checked if it has no new step, and otherwise on every fifth look:
 on a shared file system, each check costs a round trip."""
@@ -74,19 +68,14 @@ class GrowingFile(Generic[_Kind]):
 
     ``schema``, for example ``distprof.steps/1``, must be that of its header, ``rank`` the header's
     rank. With ``whole``, the file is read from its first record, however long it already is.
-
-    Attributes:
-        num_bad: Lines that are not records.
-        num_starts: Number of times that the file was started: another job may replace it.
-        problem: Why its records are not used, for example another rank's header; usually empty.
     """
 
     def __init__(
         self, path: Path, schema: str, kind: type[_Kind], rank: int, *, whole: bool = False
     ) -> None:
-        self.num_bad = 0
-        self.num_starts = 0
-        self.problem = ""
+        self.num_bad = 0  # lines that are not records
+        self.num_starts = 0  # how often the file was started: another job may replace it
+        self.problem = ""  # why its records are not used, for example another rank's header
         self._history_bytes = None if whole else HISTORY_BYTES
         self._bytes_per_look = WHOLE_BYTES_PER_LOOK if whole else BYTES_PER_LOOK
         self._path = path
@@ -146,15 +135,11 @@ class GrowingFile(Generic[_Kind]):
                 self._has_header = True
                 self._check_header(line)
             elif line and not self.problem:
-                records += self._record(line)
+                try:
+                    records.append(self._decoder.decode(line))
+                except BROKEN:
+                    self.num_bad += 1
         return records
-
-    def _record(self, line: bytes) -> list[_Kind]:
-        try:
-            return [self._decoder.decode(line)]
-        except BROKEN:
-            self.num_bad += 1
-            return []
 
     def _check_header(self, line: bytes) -> None:
         try:
@@ -233,7 +218,10 @@ class GrowingRun:
             self._started_ns = run.started_ns
         if is_another:
             self._ranks.clear()
-        is_there = self._find_ranks()
+        folders = rank_folders(self._path)
+        for rank, folder in folders or ():
+            if rank not in self._ranks and len(self._ranks) < MAX_RANKS:
+                self._ranks[rank] = _GrowingRank(folder, rank)
         additions = [each.look() for _, each in sorted(self._ranks.items())]
         return Added(
             run=run,
@@ -241,15 +229,8 @@ class GrowingRun:
             ranks=tuple(added for added in additions if added is not None),
             num_bad_lines=sum(rank.num_bad for rank in self._ranks.values()),
             problems=tuple(text for rank in self._ranks.values() for text in rank.problems),
-            is_there=is_there,
+            is_there=folders is not None,
         )
-
-    def _find_ranks(self) -> bool:
-        folders = rank_folders(self._path)
-        for rank, folder in folders or ():
-            if rank not in self._ranks and len(self._ranks) < MAX_RANKS:
-                self._ranks[rank] = _GrowingRank(folder, rank)
-        return folders is not None
 
 
 def rank_folders(path: Path) -> list[tuple[int, Path]] | None:
@@ -270,61 +251,187 @@ class _GrowingRank:
             return GrowingFile(folder / name, schema, kind, rank)
 
         self._rank = rank
-        self._steps = lines(STEPS_FILE, "distprof.steps/1", StepRecord)
-        self._samples = lines(NVML_FILE, "distprof.nvml/1", NvmlRecord)
-        self._memory = lines(MEMORY_FILE, "distprof.memory/1", MemoryRecord)
-        self._pauses = lines(PAUSES_FILE, "distprof.pauses/1", Pause)
-        self._collectives = lines(COLLECTIVES_FILE, "distprof.collectives/1", CollectivesRecord)
-        self._said = _WholeFile(folder / RANK_FILE, RankFile)
-        self._error = _WholeFile(folder / ERROR_FILE, ErrorFile)
-        self._exit = _WholeFile(folder / EXIT_FILE, ExitFile)
-        self._process = _WholeFile(folder / ATTACH_FILE, AttachFile)
+        self._lines: dict[str, GrowingFile[Any]] = {  # by fields of RankAdded
+            "steps": lines(STEPS_FILE, "distprof.steps/1", StepRecord),
+            "samples": lines(NVML_FILE, "distprof.nvml/1", NvmlRecord),
+            "memory": lines(MEMORY_FILE, "distprof.memory/1", MemoryRecord),
+            "pauses": lines(PAUSES_FILE, "distprof.pauses/1", Pause),
+            "collectives": lines(COLLECTIVES_FILE, "distprof.collectives/1", CollectivesRecord),
+        }
+        self._whole: dict[str, _WholeFile[Any]] = {
+            "said": _WholeFile(folder / RANK_FILE, RankFile),
+            "error": _WholeFile(folder / ERROR_FILE, ErrorFile),
+            "exit": _WholeFile(folder / EXIT_FILE, ExitFile),
+            "process": _WholeFile(folder / ATTACH_FILE, AttachFile),
+        }
         self._num_looks = 0
 
     @property
     def num_bad(self) -> int:
-        return sum(file.num_bad for file in self._files)
+        return sum(file.num_bad for file in self._lines.values())
 
     @property
     def problems(self) -> list[str]:
         return [
             f"{file._path.name} of rank {self._rank} is not read: {file.problem}"
-            for file in self._files
+            for file in self._lines.values()
             if file.problem
         ]
 
-    @property
-    def _files(self) -> tuple[GrowingFile[Any], ...]:
-        return self._steps, self._samples, self._memory, self._pauses, self._collectives
-
     def look(self) -> RankAdded | None:
-        steps = tuple(self._steps.added())
-        check_all = not steps or self._num_looks % _QUIET_LOOKS == 0
+        added: dict[str, Any] = {"steps": tuple(self._lines["steps"].added())}
+        check_all = not added["steps"] or self._num_looks % _QUIET_LOOKS == 0
         self._num_looks += 1
-        whole: dict[str, Any] = self._replaced() if check_all else {}
-        added = RankAdded(
-            rank=self._rank,
-            steps=steps,
-            samples=tuple(self._samples.added()),
-            pauses=tuple(self._pauses.added()),
-            collectives=tuple(self._collectives.added()),
-            **whole,
-        )
-        return added if added != RankAdded(rank=self._rank) else None
-
-    def _replaced(self) -> dict[str, Any]:
-        readers: dict[str, Callable[[], Any]] = {
-            "memory": lambda: tuple(self._memory.added()),
-            "said": lambda: _of_rank(self._said.new(), self._rank),
-            "error": lambda: _of_rank(self._error.new(), self._rank),
-            "exit": self._exit.new,
-            "process": lambda: _of_rank(self._process.new(), self._rank),
-        }
-        return {name: latest() for name, latest in readers.items()}
+        for name, file in self._lines.items():
+            if name != "steps" and (check_all or name != "memory"):
+                added[name] = tuple(file.added())
+        for name, whole in self._whole.items() if check_all else ():
+            new = whole.new()
+            added[name] = new if getattr(new, "rank", self._rank) == self._rank else None
+        return RankAdded(rank=self._rank, **added) if any(added.values()) else None
 
 
-_Named = TypeVar("_Named", RankFile, ErrorFile, AttachFile)
+RECENT = 64  # steps of a rank whose durations are kept
+_MAX_STEP_NS = 10**16  # four months: not a step, but a clock that was set
+_MAX_NS = 1 << 62
+_Line = TypeVar("_Line", bound=msgspec.Struct)
 
 
-def _of_rank(file: _Named | None, rank: int) -> _Named | None:
-    return file if file is not None and file.rank == rank else None
+class LiveRank(msgspec.Struct, kw_only=True):
+    """Totals of one rank so far."""
+
+    rank: int  # Global rank.
+    num_steps: int = 0  # Steps that it completed.
+    steps_ns: int = 0  # Total time of these steps.
+    tokens: int | None = None  # Tokens of these steps; None if no step reported any.
+    samples: int | None = None  # Samples of these steps; None if no step reported any.
+    # Phase to its time in all steps.
+    phases_ns: dict[str, int] = msgspec.field(default_factory=dict)
+    # State of the training thread to its time in all steps: ``running`` on a CPU,
+    # ``waiting_for_cpu`` ready without one, ``waiting_for_input`` asleep in the phases ``input``.
+    # States that the system does not report are missing.
+    thread_ns: dict[str, int] = msgspec.field(default_factory=dict)
+    # GPU time of its collectives and messages in all steps; None if not recorded.
+    collectives_ns: int | None = None
+    last: StepRecord | None = None  # The last step; None before the first.
+    # Durations of the last steps, the newest last.
+    recent_ns: deque[int] = msgspec.field(default_factory=lambda: deque(maxlen=RECENT))
+    memory: MemoryRecord | None = None  # The latest record of memory; None if there is none.
+    # The latest sample of the GPU's sensors; None if there is none.
+    sensors: NvmlRecord | None = None
+    num_bad: int = 0  # Lines that are not records, and steps with impossible times.
+
+    def take(self, step: StepRecord) -> bool:
+        """Count a step; return False if its times make no sense and it was left out."""
+        took = step.end_ns - step.start_ns
+        if not (0 <= took <= _MAX_STEP_NS and 0 <= step.start_ns < _MAX_NS):
+            self.num_bad += 1
+            return False
+        self.num_steps += 1
+        self.steps_ns += took
+        self.tokens = _added(self.tokens, step.tokens)
+        self.samples = _added(self.samples, step.samples)
+        for phase in step.phases:
+            ns = min(max(phase.end_ns - phase.start_ns, 0), took)
+            name = phase.name if phase.name in _PHASES else _OTHER
+            self.phases_ns[name] = self.phases_ns.get(name, 0) + ns
+        for name, field in _THREAD.items():
+            known_ns = getattr(step, field)
+            if known_ns is not None:
+                ns = min(max(known_ns, 0), took)
+                self.thread_ns[name] = self.thread_ns.get(name, 0) + ns
+        self.last = step
+        self.recent_ns.append(took)
+        return True
+
+    def take_collectives(self, step: CollectivesRecord) -> None:
+        """Add the collectives of a step."""
+        took = sum(min(max(ns, 0), _MAX_STEP_NS) for each in step.groups for ns in each.total_ns)
+        self.collectives_ns = _added(self.collectives_ns, took)
+
+    def forget(self) -> None:
+        """Start again, because another job writes to the same files."""
+        fresh = LiveRank(rank=self.rank)
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(fresh, name))
+
+
+_PHASES = ("input", "forward", "backward", "optimizer")
+# Stands for phases with names of the program's own, of which there may be any number.
+_OTHER = "other"
+_THREAD = {
+    "running": "cpu_ns",
+    "waiting_for_cpu": "run_queue_ns",
+    "waiting_for_input": "input_asleep_ns",
+}
+
+
+def _added(total: int | None, more: int | None) -> int | None:
+    return total if more is None else (total or 0) + more
+
+
+class LiveRun:
+    """A run directory that is polled."""
+
+    def __init__(self, source: str) -> None:
+        found = None if "://" in source else find_run_directory(source)
+        if found is None:
+            raise InputError(
+                source,
+                expected="a run directory on this machine, as distprof run or capture makes it",
+                found="none",
+                fix="name the folder that holds run.json",
+            )
+        self.path = Path(found)
+        self.ranks: dict[int, LiveRank] = {}  # rank to its totals, ascending
+        # called with the rank and each step that is read, those of one rank in order
+        self.on_step: Callable[[int, StepRecord], None] | None = None
+        self._files: dict[int, _Files] = {}
+
+    def look(self) -> None:
+        """Read what all ranks have added; files that cannot be read now are read later."""
+        for rank_number, folder in rank_folders(self.path) or ():
+            if rank_number not in self.ranks and len(self.ranks) < MAX_RANKS:
+                self.ranks[rank_number] = LiveRank(rank=rank_number)
+                self._files[rank_number] = _Files(folder, rank_number)
+        for number, files in self._files.items():
+            rank = self.ranks[number]
+            num_starts, num_bad = files.steps.num_starts, files.num_bad
+            steps = files.steps.added()
+            if num_starts and files.steps.num_starts > num_starts:
+                rank.forget()
+            for step in steps:
+                if rank.take(step) and self.on_step is not None:
+                    self.on_step(number, step)
+            for record in files.collectives.added():
+                rank.take_collectives(record)
+            rank.memory = next(reversed(files.memory.added()), rank.memory)
+            rank.sensors = next(reversed(files.sensors.added()), rank.sensors)
+            rank.num_bad += files.num_bad - num_bad
+
+    @property
+    def job(self) -> RunFile | None:
+        """run.json as it is now; None if it cannot be read."""
+        try:
+            data = read_plain(self.path / RUN_FILE, MAX_RUN_BYTES)
+            return msgspec.json.decode(data, type=RunFile)
+        except (OSError, *BROKEN):
+            return None
+
+
+class _Files:
+    """The files of one rank that are followed."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        def whole(name: str, schema: str, kind: type[_Line]) -> GrowingFile[_Line]:
+            return GrowingFile(folder / name, schema, kind, rank, whole=True)
+
+        self.steps = whole(STEPS_FILE, "distprof.steps/1", StepRecord)
+        self.memory = whole(MEMORY_FILE, "distprof.memory/1", MemoryRecord)
+        self.sensors = whole(NVML_FILE, "distprof.nvml/1", NvmlRecord)
+        self.collectives = whole(COLLECTIVES_FILE, "distprof.collectives/1", CollectivesRecord)
+
+    @property
+    def num_bad(self) -> int:
+        files = (self.steps, self.memory, self.sensors, self.collectives)
+        return sum(file.num_bad for file in files)

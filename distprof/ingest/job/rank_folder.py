@@ -50,11 +50,8 @@ from distprof.run.records import (
 )
 from distprof.schema import ABSENT, Coded, Column, Table, TableSchema
 
-MAX_LINE_BYTES = 1 << 20
-"""Longer lines are not records: they are skipped and counted."""
-
-MAX_RECORDS = 2_000_000
-"""Further records of one file are skipped and reported, so memory stays bounded."""
+MAX_LINE_BYTES = 1 << 20  # longer lines are not records: they are skipped and counted
+MAX_RECORDS = 2_000_000  # further ones of a file are skipped and reported: memory stays bounded
 
 BOUND = Bound(
     reads="records of a probe, a line each",
@@ -66,7 +63,6 @@ BOUND = Bound(
 )
 
 _BLOCK_BYTES = 1 << 20
-
 BROKEN = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError, OverflowError)
 
 
@@ -112,34 +108,25 @@ def read_lines(
         return file
     try:
         with folder.open(name) as stream:
-            _read(stream, schema, msgspec.json.Decoder(kind), take, file)
+            decode = msgspec.json.Decoder(kind).decode
+            lines = _lines(stream, file)
+            first = next(lines, None)
+            if first is None or not _accept_header(first, schema, file):
+                return file
+            for line in lines:
+                if file.num_records >= MAX_RECORDS:
+                    file.is_capped = True
+                    break
+                try:
+                    take(decode(line))
+                except BROKEN:
+                    file.num_bad += not file.is_cut
+                else:
+                    file.num_records += 1
+                    file.is_cut = False
     except OSError as error:
         file.problem = error.strerror or type(error).__name__
     return file
-
-
-def _read(
-    stream: BinaryIO,
-    schema: str,
-    decoder: msgspec.json.Decoder[Any],
-    take: Callable[[Any], None],
-    file: LineFile,
-) -> None:
-    lines = _lines(stream, file)
-    first = next(lines, None)
-    if first is None or not _accept_header(first, schema, file):
-        return
-    for line in lines:
-        if file.num_records >= MAX_RECORDS:
-            file.is_capped = True
-            return
-        try:
-            take(decoder.decode(line))
-        except BROKEN:
-            file.num_bad += not file.is_cut
-        else:
-            file.num_records += 1
-            file.is_cut = False
 
 
 def _accept_header(line: bytes, schema: str, file: LineFile) -> bool:
@@ -188,11 +175,8 @@ def _lines(stream: BinaryIO, file: LineFile) -> Iterator[bytes]:
 
 # Columns that records are collected in, one table's worth ----------------------------------------
 
-MAX_NAME = 200
-"""Longer names are cut: they are unreadable, and a table of them could fill the memory."""
-
+MAX_NAME = 200  # longer ones are cut: a table of them could fill the memory
 _MAX_NAMES = 100_000
-
 _LARGEST = 1 << 62  # sums of two still fit int64
 
 
@@ -208,11 +192,7 @@ class Columns:
         return len(self._values[0])
 
     def add(self, *values: Any) -> None:
-        """Add a row, all of it or nothing; None stands for an unknown value.
-
-        Raises:
-            ValueError: If a value is negative or missing where it must not be, or too large.
-        """
+        """Add a row, all of it or nothing; None stands for an unknown value."""
         row = [
             self._stored(i, column, value)
             for i, (column, value) in enumerate(zip(self._schema, values, strict=True))
@@ -220,16 +200,27 @@ class Columns:
         for column_values, value in zip(self._values, row, strict=True):
             column_values.append(value)
 
+    def add_record(self, record: Any) -> None:
+        """Add a row whose columns are fields of a record."""
+        self.add(*(getattr(record, name) for name in self._schema.names))
+
     def table(self) -> Table:
         """The rows so far."""
-        return Table(
-            self._schema,
-            {column.name: self._column(i, column) for i, column in enumerate(self._schema)},
-        )
+        columns: dict[str, NDArray[Any] | Coded] = {}
+        for column, stored, names in zip(self._schema, self._values, self._names, strict=True):
+            values = np.array(stored)
+            if column.dtype == "category":
+                columns[column.name] = Coded(values.astype(np.int32), tuple(names))
+            else:
+                columns[column.name] = values.astype(np.dtype(column.dtype))
+        return Table(self._schema, columns)
 
     def _stored(self, index: int, column: Column, value: Any) -> float | int:
         if column.dtype == "category":
-            return self._code(index, value or "")
+            names, name = self._names[index], value or ""
+            if len(names) >= _MAX_NAMES and name not in names:
+                raise ValueError(f"more than {_MAX_NAMES} names")
+            return names.setdefault(name[:MAX_NAME], len(names))
         if column.dtype == "float64":
             return float("nan") if value is None else float(value)
         if value is None and column.nullable:
@@ -238,33 +229,14 @@ class Columns:
             raise ValueError(f"{column.name} is {value}")
         return int(value)
 
-    def _code(self, index: int, name: str) -> int:
-        names = self._names[index]
-        if len(names) >= _MAX_NAMES and name not in names:
-            raise ValueError(f"more than {_MAX_NAMES} names")
-        return names.setdefault(name[:MAX_NAME], len(names))
-
-    def _column(self, index: int, column: Column) -> NDArray[Any] | Coded:
-        values = np.array(self._values[index])
-        if column.dtype == "category":
-            return Coded(values.astype(np.int32), tuple(self._names[index]))
-        return values.astype(np.dtype(column.dtype))
-
 
 # The records of one rank, from the files in its folder -------------------------------------------
 
-MAX_EXPERT_COUNTS = 20_000_000
-"""Counts of tokens per expert that are kept for one rank: 160 MB."""
-
+MAX_EXPERT_COUNTS = 20_000_000  # of tokens per expert, kept for one rank: 160 MB
 MAX_EXPERTS = 1 << 16
-
 MAX_PHASES = 10_000  # of one step
-
 MAX_SETTINGS_BYTES = 1 << 22
-
-MAX_GPU_STEPS = 128
-"""Last steps whose collectives on the GPU are kept: enough to tell a late rank from chance."""
-
+MAX_GPU_STEPS = 128  # last steps whose collectives are kept: enough to tell lateness from chance
 _MOST_NS = 1 << 53
 
 
@@ -280,19 +252,22 @@ class RankFolder(msgspec.Struct, frozen=True):
         steps, moe = _Steps(), _Routing()
         memory, telemetry, pauses = Columns(MEMORY_LOG), Columns(TELEMETRY), Columns(PAUSES)
         collectives: deque[CollectivesRecord] = deque(maxlen=MAX_GPU_STEPS)
+
+        def take_pause(record: Pause) -> None:
+            _check_span(record.start_ns, record.end_ns)
+            pauses.add_record(record)
+
         kinds: dict[str, tuple[str, str, type[Any], Callable[[Any], None]]] = {
             "step_log": (STEPS_FILE, "distprof.steps/1", StepRecord, steps.take),
-            "memory_log": (
-                MEMORY_FILE, "distprof.memory/1", MemoryRecord, _by_name(memory, MEMORY_LOG)
-            ),
+            "memory_log": (MEMORY_FILE, "distprof.memory/1", MemoryRecord, memory.add_record),
             "telemetry": (NVML_FILE, "distprof.nvml/1", NvmlRecord, _sample_into(telemetry)),
             "routing": (MOE_FILE, "distprof.moe/1", MoeRecord, moe.take),
-            "pauses": (PAUSES_FILE, "distprof.pauses/1", Pause, _pause_into(pauses)),
+            "pauses": (PAUSES_FILE, "distprof.pauses/1", Pause, take_pause),
             "collectives": (
-                COLLECTIVES_FILE, "distprof.collectives/1", CollectivesRecord,
+                *(COLLECTIVES_FILE, "distprof.collectives/1", CollectivesRecord),
                 _plausible_into(collectives),
             ),
-        }  # fmt: skip
+        }
         files = {name: read_lines(folder, *how) for name, how in kinds.items()}
         step_log, phases = steps.tables()
         settings, notes = _settings(folder, self.rank)
@@ -404,11 +379,6 @@ class _Routing:
         self.tokens.extend(counts)
 
 
-def _by_name(columns: Columns, schema: TableSchema) -> Callable[[Any], None]:
-    """Add records whose fields have the names of the table's columns."""
-    return lambda record: columns.add(*(getattr(record, name) for name in schema.names))
-
-
 def _sample_into(columns: Columns) -> Callable[[NvmlRecord], None]:
     """Add sensor samples; a list becomes one text."""
 
@@ -422,17 +392,7 @@ def _sample_into(columns: Columns) -> Callable[[NvmlRecord], None]:
     return take
 
 
-def _pause_into(columns: Columns) -> Callable[[Pause], None]:
-    def take(record: Pause) -> None:
-        _check_span(record.start_ns, record.end_ns)
-        columns.add(*(getattr(record, name) for name in PAUSES.names))
-
-    return take
-
-
-def _plausible_into(
-    collectives: deque[CollectivesRecord],
-) -> Callable[[CollectivesRecord], None]:
+def _plausible_into(collectives: deque[CollectivesRecord]) -> Callable[[CollectivesRecord], None]:
     def take(record: CollectivesRecord) -> None:
         numbers = [record.step]
         for each in record.groups:

@@ -25,20 +25,14 @@ from distprof.run.topology import world_size_of_job
 from distprof.units import fold_ranks, name_ranks
 
 MAX_RUN_BYTES = 1 << 28  # of run.json: ten thousand ranks take about 20 MB
-
 MAX_RANK_BYTES = 1 << 24  # of rank.json and error.json
 
 BOUND = Bound(
-    reads="run.json of a run directory",
-    num_bytes=MAX_RUN_BYTES,
-    depth=1_000,
-    beyond="skipped",
+    reads="run.json of a run directory", num_bytes=MAX_RUN_BYTES, depth=1_000, beyond="skipped"
 )
 
 _RANK_FOLDER = re.compile(r"^rank(\d{5,7})$")
-
 _MAX_NAMED = 5
-
 _T = TypeVar("_T")
 
 
@@ -54,11 +48,7 @@ class RunDirectory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_run_directory(source: str) -> str | None:
-    """The run directory that a source names, as a path or URL; None if it names none.
-
-    Raises:
-        InputError: If the folder holds several.
-    """
+    """The run directory that a source names, as a path or URL; None if it names none."""
     if any(sign in source for sign in "*?["):
         return None
     plain = source.rstrip("/") or source
@@ -67,8 +57,11 @@ def find_run_directory(source: str) -> str | None:
         return parent if Folder(parent).size(RUN_FILE) is not None else None
     folder = Folder(plain if "://" in plain else expanded(plain))
     names = folder.names()
-    if RUN_FILE in names or any(_RANK_FOLDER.match(name) for name in names):
-        return folder.path if _is_run(folder, names) else None
+    first = next((name for name in names if _RANK_FOLDER.match(name)), None)
+    if RUN_FILE in names:
+        return folder.path
+    if first is not None:  # any program may write rank folders, but only distprof their files
+        return folder.path if folder.child(first).size(RANK_FILE) is not None else None
     inside = [name for name in folder.folders() if folder.child(name).size(RUN_FILE) is not None]
     if len(inside) > 1:
         newest = max(inside, key=lambda name: (_started(folder.child(name)), name))
@@ -83,13 +76,14 @@ def find_run_directory(source: str) -> str | None:
 
 
 def open_run_directory(path: str) -> RunDirectory:
-    """Read the description of a job; damaged files are skipped and listed as gaps.
-
-    Raises:
-        SchemaError: If run.json has a version that this distprof does not read.
-    """
+    """Read the description of a job; damaged files are skipped and listed as gaps."""
     folder = Folder(path)
-    ranks = _rank_folders(folder)
+    matches = ((_RANK_FOLDER.match(name), name) for name in folder.names())
+    ranks = {
+        int(match[1]): RankFolder(int(match[1]), folder.child(name).path)
+        for match, name in matches
+        if match
+    }
     run, gaps = _run_file(folder)
     rank_files: list[RankFile] = []
     errors: list[ErrorFile] = []
@@ -105,7 +99,9 @@ def open_run_directory(path: str) -> RunDirectory:
         if not (is_good and error_is_good):
             damaged.append(number)
     if damaged:
-        gaps.append(_damaged_ranks(damaged))
+        which = f"{RANK_FILE} or {ERROR_FILE} of {name_ranks(damaged)}"
+        message = f"{which} is damaged: distprof ignores it."
+        gaps.append(Gap(what="rank-file", message=message, ranks=tuple(damaged)))
     return RunDirectory(
         folder=folder,
         job=_merged(run, rank_files),
@@ -121,26 +117,6 @@ def rank_of_folder(path: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _is_run(folder: Folder, names: Sequence[str]) -> bool:
-    """Whether a folder is a run directory: one file must show that distprof wrote it.
-
-    Any program may write rank folders.
-    """
-    if RUN_FILE in names:
-        return True
-    first = next(name for name in names if _RANK_FOLDER.match(name))
-    return folder.child(first).size(RANK_FILE) is not None
-
-
-def _rank_folders(folder: Folder) -> dict[int, RankFolder]:
-    matches = ((_RANK_FOLDER.match(name), name) for name in folder.names())
-    return {
-        int(match[1]): RankFolder(int(match[1]), folder.child(name).path)
-        for match, name in matches
-        if match
-    }
-
-
 class _Schema(msgspec.Struct):
     """The version, read before any other field."""
 
@@ -149,15 +125,14 @@ class _Schema(msgspec.Struct):
 
 def _run_file(folder: Folder) -> tuple[RunFile | None, list[Gap]]:
     """run.json, or a gap that says why it cannot be used."""
-    source = folder.child(RUN_FILE).path
-    if folder.size(RUN_FILE) is None:
-        return None, [_no_run_file("is missing")]
     try:
+        if folder.size(RUN_FILE) is None:
+            return None, [_no_run_file("is missing")]
         data = folder.read(RUN_FILE, MAX_RUN_BYTES)
         schema = msgspec.json.decode(data, type=_Schema).schema
         if schema != RUN_SCHEMA and schema.startswith("distprof.run/"):
             raise SchemaError(
-                source,
+                folder.child(RUN_FILE).path,
                 expected=f'"schema": "{RUN_SCHEMA}"',
                 found=f'"schema": "{schema[:60]}"',
                 fix="analyse it with the version of distprof that wrote it or a newer one: pip "
@@ -171,21 +146,8 @@ def _run_file(folder: Folder) -> tuple[RunFile | None, list[Gap]]:
 
 
 def _no_run_file(why: str) -> Gap:
-    return Gap(
-        what="run-file",
-        message=f"{RUN_FILE} {why}: distprof knows the command and its outcome only from what the "
-        "ranks recorded.",
-    )
-
-
-def _damaged_ranks(ranks: Sequence[int]) -> Gap:
-    return Gap(
-        what="rank-file",
-        message=(
-            f"{RANK_FILE} or {ERROR_FILE} of {name_ranks(ranks)} is damaged: distprof ignores it."
-        ),
-        ranks=tuple(ranks),
-    )
+    known = "distprof knows the command and its outcome only from what the ranks recorded"
+    return Gap(what="run-file", message=f"{RUN_FILE} {why}: {known}.")
 
 
 def _optional(folder: Folder, name: str, kind: type[_T]) -> tuple[_T | None, bool]:
@@ -282,21 +244,15 @@ def trace_gaps(ranks: Sequence[Rank], directory: RunDirectory) -> list[Gap]:
     wanted = all_ranks if chosen is None else all_ranks & set(chosen)
     gaps = []
     if wanted != all_ranks:
-        gaps.append(_chosen_ranks(wanted, all_ranks, job.coverage.text))
+        selected = f"{name_ranks(wanted)} of {len(all_ranks)} were selected for tracing"
+        message = f"Only {selected} ({job.coverage.text})."
+        left = tuple(sorted(all_ranks - wanted))
+        gaps.append(Gap(what="chosen-ranks", message=message, ranks=left))
     lost = sorted(missing & wanted)
     if lost:
         gap = missing_ranks(lost, len(all_ranks))
         gaps.append(replace(gap, message=f"{gap.message} {why}." if why else gap.message))
     return gaps
-
-
-def _chosen_ranks(wanted: set[int], all_ranks: set[int], selection: str) -> Gap:
-    return Gap(
-        what="chosen-ranks",
-        message=f"Only {name_ranks(wanted)} of {len(all_ranks)} were selected for tracing "
-        f"({selection}).",
-        ranks=tuple(sorted(all_ranks - wanted)),
-    )
 
 
 def _reasons(directory: RunDirectory, ranks: set[int]) -> dict[str, list[int]]:

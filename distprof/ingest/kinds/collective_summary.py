@@ -29,7 +29,7 @@ from distprof.run.evidence import CollectiveSummary, SummaryClass
 COLUMNS = ("rank", "Collective name", "dur_mean", "operation_count")
 _HTA_COLUMNS = {"name", "kernel_type", "rank"}
 _UNITS = {"sum (ns)": 1.0, "sum (us)": 1e3}
-_COMMUNICATION = "COMMUNICATION"
+
 _NO_GROUPS = (
     "The table names no process groups: distprof compares ranks as if every collective ran across "
     "all of them."
@@ -57,11 +57,7 @@ def fits_collective_summary(source: str) -> bool:
 
 
 def read_collective_summary(source: str) -> CollectiveSummary:
-    """Read a table of collectives by rank.
-
-    Raises:
-        InputError: If it cannot be read or holds no row.
-    """
+    """Read a table of collectives by rank."""
     classes: dict[SummaryClass, int] = {}
     rows: list[tuple[int, int, int, int]] = []
     num_broken = 0
@@ -69,7 +65,7 @@ def read_collective_summary(source: str) -> CollectiveSummary:
     for entry in _entries(source):
         if entry.keys() >= _HTA_COLUMNS:
             has_groups = False
-            if entry["kernel_type"] != _COMMUNICATION or entry["name"] == _FOLDED:
+            if entry["kernel_type"] != "COMMUNICATION" or entry["name"] == _FOLDED:
                 continue
             row = _row_of_hta(entry, classes)
         else:
@@ -111,12 +107,15 @@ def _row(
     mean = _number(entry.get("dur_mean"))
     if rank is None or not calls or mean is None or not 0 <= mean < MAX_MICROSECONDS:
         return None
+    item = _ITEM_BYTES.get((entry.get("dtype") or "").lower())
+    sizes = (_whole(entry.get(name)) for name in ("In msg nelems", "Out msg nelems"))
+    known = [size for size in sizes if size is not None]  # the full buffer is the larger
     made = SummaryClass(
         group=entry.get("Process Group Name") or "",
         ranks=parse_ranks(entry.get("Process Group Ranks")),
         kind=collective_kind((entry.get("Collective name") or "")[:200]),
         dtype=entry.get("dtype") or "",
-        num_bytes=_num_bytes(entry),
+        num_bytes=max(known) * item if known and item is not None else None,
     )
     return classes.setdefault(made, len(classes)), rank, calls, round(mean * 1e3)
 
@@ -135,14 +134,6 @@ def _row_of_hta(
     name = (entry.get("name") or "")[:200]
     made = SummaryClass(group=name, ranks=(), kind=collective_kind(name), dtype="", num_bytes=None)
     return classes.setdefault(made, len(classes)), rank, round(spent / mean), round(mean_ns)
-
-
-def _num_bytes(entry: Mapping[str, str]) -> int | None:
-    """The full buffer: the larger of input and output."""
-    item = _ITEM_BYTES.get((entry.get("dtype") or "").lower())
-    sizes = [_whole(entry.get(name)) for name in ("In msg nelems", "Out msg nelems")]
-    known = [size for size in sizes if size is not None]
-    return max(known) * item if known and item is not None else None
 
 
 def _whole(text: str | None) -> int | None:

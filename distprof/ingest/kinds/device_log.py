@@ -26,12 +26,7 @@ _SNIFFED_BYTES = 1 << 20
 _SNIFFED_JSON = 1 << 14
 _JSON = (".json", ".json.gz")
 _NEVER = (".pkl", ".parquet", ".tar", ".zip", ".py", ".toml", ".md")
-_WORDS = (
-    b"NCCL INFO",
-    b"NCCL WARN",
-    b"traceEvents",
-    b'"distprof.',
-)  # signs of other kinds of files
+_WORDS = (b"NCCL INFO", b"NCCL WARN", b"traceEvents", b'"distprof.')  # of other kinds of files
 
 
 def fits_device_log(source: str) -> bool:
@@ -43,11 +38,7 @@ def fits_device_log(source: str) -> bool:
 
 
 def read_device_log(source: str) -> DeviceLog:
-    """Read a file, or all such files in a folder.
-
-    Raises:
-        InputError: If it cannot be opened, or holds neither sensors nor errors.
-    """
+    """Read a file, or all such files in a folder."""
     from distprof.ingest.sensors.read import EXPECTED, read_file
 
     paths = paths_of_logs(source, MAX_FILES)

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.bounds import Bound, num_parts
+from distprof.bounds import Bound
 from distprof.errors import InputError
-from distprof.ingest.files import beginning, whole
+from distprof.ingest.files import beginning, decoded
 from distprof.ingest.source import Source
 from distprof.run.evidence import InputReadiness
 
@@ -41,12 +40,8 @@ def fits_input_readiness(source: str) -> bool:
 
 
 def read_input_readiness(source: str) -> InputReadiness:
-    """Read input readiness.
-
-    Raises:
-        InputError: If it does not hold these columns.
-    """
-    columns = _columns(source)
+    """Read input readiness."""
+    columns = decoded(source, BOUND, dict[str, list[Any]], _refuse)
     times = _numbers(columns[TIME])
     ranks = sorted((int(name), name) for name in columns if name.isdecimal() and len(name) < 10)
     if BOUND.names is not None and len(ranks) > BOUND.names:
@@ -70,16 +65,6 @@ def read_input_readiness(source: str) -> InputReadiness:
         ratio=ratio[:, known][:, order],
         notes=tuple(notes),
     )
-
-
-def _columns(source: str) -> dict[str, list[Any]]:
-    data = whole(source, BOUND.num_bytes, _refuse)
-    if BOUND.rows is not None and num_parts(data) > BOUND.rows:
-        _refuse(source, f"more than {BOUND.rows:,} values")
-    try:
-        return msgspec.json.decode(data, type=dict[str, list[Any]])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        _refuse(source, " ".join(f"{error}".split())[:200])
 
 
 def _numbers(values: list[Any]) -> NDArray[np.float64]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from distprof.bounds import Bound, expanded
 from distprof.errors import InputError, UsageError
 from distprof.ingest.discovery import rank_in_name
-from distprof.ingest.files import DAMAGE, begins_object, opened, paths_of_logs, read_some
+from distprof.ingest.files import DAMAGE, NOT_LOGS, begins_object, opened, paths_of_logs, read_some
 from distprof.ingest.kinds import training_log
 from distprof.ingest.kinds.device_log import fits_device_log
 from distprof.ingest.source import Source
@@ -37,22 +37,7 @@ _NOT_OUTPUT = re.compile(
     r"licence|copying|readme)[^/]{0,80}$",
     re.IGNORECASE,
 )
-_OTHER_KINDS = (
-    ".json",
-    ".json.gz",
-    ".jsonl",
-    ".pkl",
-    ".pickle",
-    ".parquet",
-    ".csv",
-    ".tar",
-    ".zip",
-    ".py",
-    ".sqlite",
-    ".toml",
-    ".html",
-    ".md",
-)
+_OTHER_KINDS = (*NOT_LOGS, ".pickle", ".toml", ".html", ".md")
 
 
 def paths_of_output(source: str) -> list[str]:
@@ -111,11 +96,7 @@ def _kinds(path: str) -> set[str]:
 
 
 def read_job_output(source: str) -> JobOutput:
-    """Read the output of a job.
-
-    Raises:
-        InputError: If it holds no line about the end of a job.
-    """
+    """Read the output of a job."""
     from distprof.ingest.output.read import read_output
 
     paths = [path for path in paths_of_output(source) if not path.lower().endswith(_OTHER_KINDS)]

@@ -7,14 +7,14 @@ another or with the host name before each line, and with other output around it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from distprof.bounds import Bound, within
 from distprof.errors import InputError
 from distprof.ingest.files import DAMAGE, opened
-from distprof.ingest.sensors.hosts import host_named
+from distprof.ingest.sensors.collect import host_named
 from distprof.ingest.source import Source, keep
 from distprof.run.evidence import Machine, Machines
 from distprof.run.run import Run
@@ -50,17 +50,13 @@ def fits_machine(source: str) -> bool:
 
 
 def read_machine(source: str) -> Machines:
-    """Read a file about one or many machines.
-
-    Raises:
-        InputError: If it cannot be opened or holds no matrix.
-    """
+    """Read a file about one or many machines."""
     try:
         data = within(_read(source, BOUND.num_bytes + 1), BOUND.num_bytes, source)
     except DAMAGE as error:
         raise InputError(
             source,
-            expected="output of nvidia-smi topo -m",
+            expected=BOUND.reads,
             found=str(error),
             fix="name a file that holds only this output",
         ) from error
@@ -89,17 +85,26 @@ def parse_machines(text: str) -> Machines:
     blocks: dict[str, list[_Block]] = {}
     before: dict[str, str] = {}  # last line of each host's output that is not a ruler
     for line in lines:
-        prefix, rest = _split(line, prefixes)
+        match = _LINE.fullmatch(line)  # with the host name before it, if headers have it as well
+        is_named = match is not None and match["prefix"] in prefixes
+        prefix, rest = (match["prefix"], match["rest"]) if match and is_named else ("", line)
         header = _HEADER.fullmatch(line)
         if header is not None:
-            host = _host_of(prefix) or host_named(before.get(prefix, ""))
+            is_task = prefix.isdecimal() or prefix.startswith("[")  # of a launcher, not a host
+            host = "" if is_task else prefix
+            host = host or host_named(before.get(prefix, ""))
             blocks.setdefault(prefix, []).append(_Block(host, header["names"].split()))
         elif prefix in blocks:
             blocks[prefix][-1].take(rest)
         if not _RULER.fullmatch(rest):
             before[prefix] = rest
     every = [block for several in blocks.values() for block in several]
-    notes = tuple(note for block in every for note in block.notes())
+    notes = tuple(
+        f"A matrix of nvidia-smi topo -m{f' of {block.host}' if block.host else ''} lacks GPU rows "
+        "and was skipped."
+        for block in every
+        if not block.is_whole
+    )
     machines = dict.fromkeys(block.machine() for block in every if block.is_whole)  # each once
     return Machines(machines=tuple(machines), notes=notes)
 
@@ -133,11 +138,6 @@ class _Block(msgspec.Struct):
         unique = len(set(self.names)) == len(self.names)
         return unique and len(self.names) <= MAX_DEVICES and all(g in self.rows for g in gpus)
 
-    def notes(self) -> Iterable[str]:
-        if not self.is_whole:
-            where = f" of {self.host}" if self.host else ""
-            yield f"A matrix of nvidia-smi topo -m{where} lacks GPU rows and was skipped."
-
     def machine(self) -> Machine:
         """The machine, GPUs before network cards."""
         gpus = [name for name in self.names if _GPU.fullmatch(name)]
@@ -160,19 +160,6 @@ class _Block(msgspec.Struct):
             column = self.names.index(name)
             row = [self.rows[other][column] if other in self.rows else "" for other in self.names]
         return tuple("" if row[column] == "N/A" else row[column] for column in order)
-
-
-def _split(line: str, prefixes: set[str]) -> tuple[str, str]:
-    """The host name before a line, if headers have it as well, and the rest."""
-    match = _LINE.fullmatch(line)
-    if match is not None and match["prefix"] in prefixes:
-        return match["prefix"], match["rest"]
-    return "", line
-
-
-def _host_of(prefix: str) -> str:
-    """The host name in a launcher's prefix; a task number is not one."""
-    return "" if not prefix or prefix.isdecimal() or prefix.startswith("[") else prefix
 
 
 def _cell(cells: Sequence[str], index: int) -> str:

@@ -34,11 +34,7 @@ def fits_nccl_inspector(source: str) -> bool:
 
 
 def read_nccl_inspector(source: str) -> InspectorLog:
-    """Read a file, or all such files in a folder.
-
-    Raises:
-        InputError: If it cannot be opened, or holds no readable record.
-    """
+    """Read a file, or all such files in a folder."""
     from distprof.ingest.nccl.inspector import Inspection
 
     paths = paths_of_logs(source, MAX_FILES)

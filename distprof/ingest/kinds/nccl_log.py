@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from distprof.bounds import Bound
 from distprof.errors import InputError
 from distprof.ingest.discovery import rank_in_name
-from distprof.ingest.files import DAMAGE, begins_object, opened, paths_of_logs, read_some
+from distprof.ingest.files import DAMAGE, NOT_LOGS, begins_object, opened, paths_of_logs, read_some
 from distprof.ingest.kinds import training_log
 from distprof.ingest.source import Source
 from distprof.run.logs import NcclLog
@@ -22,30 +22,14 @@ MAX_FILES = 20_000
 BOUND = Bound(
     reads="an NCCL log", num_bytes=1 << 38, names=1 << 17, beyond="skipped", seconds_per_mb=5
 )
-_MAX_FILES_CHECKED = 8
-"""Number of NCCL logs that are checked for training iterations."""
-
+_MAX_FILES_CHECKED = 8  # for training iterations
 _SNIFFED_BYTES = 1 << 22
+# A message after its process, GPU or source line, not text about such messages.
 _LINE = re.compile(rb"(?:\d\]?|\S:\d+) NCCL (?:INFO|WARN|TRACE|ABORT) ")
-"""A message after its process, GPU or source line, not text about such messages."""
-
 _VERSION = re.compile(rb"(?:^|[^A-Za-z `\"'(])\s*[NR]CCL version \S*\d", re.MULTILINE)
+# Output of nccl-tests, which is for ``distprof fabric`` unless NCCL's initialisation is in it.
 _TEST_SIGNS = (b"out-of-place", b"algbw", b"busbw")
-"""Output of nccl-tests, which is for ``distprof fabric`` unless NCCL's initialisation is in it."""
-
 _INITIALISATION_SIGNS = (b"NCCL INFO Bootstrap", b"NCCL INFO Channel ", b"NCCL INFO NET/")
-_OTHER_KINDS = (
-    ".json",
-    ".json.gz",
-    ".jsonl",
-    ".pkl",
-    ".parquet",
-    ".csv",
-    ".tar",
-    ".zip",
-    ".py",
-    ".sqlite",
-)
 
 
 def fits_nccl_log(source: str) -> bool:
@@ -57,11 +41,7 @@ def fits_nccl_log(source: str) -> bool:
 
 
 def read_nccl_log(source: str) -> NcclLog:
-    """Read a log, or all logs in a folder.
-
-    Raises:
-        InputError: If it cannot be opened or holds nothing from NCCL.
-    """
+    """Read a log, or all logs in a folder."""
     paths = paths_of_logs(source, MAX_FILES)
     if paths == [source]:
         log = _read({source: None})
@@ -125,7 +105,7 @@ def _read(paths: Mapping[str, int | None]) -> NcclLog:
 
 
 def _is_log(path: str) -> bool:
-    if path.lower().endswith(_OTHER_KINDS):
+    if path.lower().endswith(NOT_LOGS):
         return False
     try:
         with opened(path) as stream:

@@ -25,11 +25,7 @@ def fits_nccl_ras(source: str) -> bool:
 
 
 def read_nccl_ras(source: str) -> RasStatus:
-    """Read the last snapshot of a file.
-
-    Raises:
-        InputError: If it cannot be read, or holds no snapshot.
-    """
+    """Read the last snapshot of a file."""
     try:
         with opened(source) as stream:
             data = within(stream.read(BOUND.num_bytes + 1), BOUND.num_bytes, source)

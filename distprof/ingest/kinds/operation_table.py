@@ -7,6 +7,7 @@ The layout is that of the public tables of ByteDance-Seed/StragglerAnalysis: col
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections import Counter
@@ -18,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.bounds import Bound, expanded, open_plain
+from distprof.bounds import Bound, expanded, open_plain, read_plain
 from distprof.errors import InputError
 from distprof.ingest.source import Source
 from distprof.remote.system import ask
@@ -26,16 +27,11 @@ from distprof.run.evidence import OPERATIONS, OperationLog
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 
 MAX_BYTES = 65_536
-
 _LINE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*):[ \t]+(\S.*)")
-
 _SIZE = re.compile(r"[0-9]{1,9}")
-
+# Limit on pipeline stages and on chunks per stage, which are laid out one by one.
 MOST_PLACES = 1_024
-"""Limit on pipeline stages and on chunks per stage, which are laid out one by one."""
-
 _SIZES = {"pp_size": "pp", "dp_size": "dp", "dsp_size": "dsp", "tp_size": "tp"}
-
 _FIX = "write one `key: value` per line, with sizes that are positive integers, or remove the file"
 
 
@@ -44,8 +40,6 @@ class JobSizes(msgspec.Struct, frozen=True, kw_only=True):
 
     # Axis to size, slowest varying first; axes that the file does not name are left out.
     mesh: dict[str, int]
-    # Model chunks (virtual stages) per stage, None if the file does not say.
-    chunks: int | None = None
     world_size: int | None = None  # World size, None if the file does not say.
 
 
@@ -60,19 +54,23 @@ def find_sizes(table: str) -> Path | None:
 
 
 def read_sizes(path: Path) -> JobSizes:
-    """Sizes of the job.
-
-    Raises:
-        InputError: If a line is not ``key: value``, a size is not valid, or sizes contradict each
-            other.
-    """
-    values = _values(path)
-    sizes = {key: _size(path, key, values[key]) for key in values if key.endswith("_size")}
+    """Sizes of the job."""
+    sizes: dict[str, int] = {}
+    for key, value in _values(path).items():
+        most = MOST_PLACES if key in ("pp_size", "vpp_size") else 10**9
+        is_size = _SIZE.fullmatch(value) is not None and 1 <= int(value) <= most
+        if key.endswith("_size") and not is_size:
+            raise InputError(
+                str(path),
+                expected=f"sizes that are positive integers, at most {MOST_PLACES:,} for stages",
+                found=f"{key}: {value[:60]}",
+                fix=_FIX,
+            )
+        if key.endswith("_size"):
+            sizes[key] = int(value)
     mesh = {axis: sizes[key] for key, axis in _SIZES.items() if key in sizes}
     world = sizes.get("world_size")
-    product = 1
-    for size in mesh.values():
-        product *= size
+    product = math.prod(mesh.values())
     if world is not None and len(mesh) == len(_SIZES) and product != world:
         raise InputError(
             str(path),
@@ -80,22 +78,15 @@ def read_sizes(path: Path) -> JobSizes:
             found=f"world_size: {world}",
             fix="correct the sizes, or remove the file to take sizes from the table",
         )
-    return JobSizes(mesh=mesh, chunks=sizes.get("vpp_size"), world_size=world)
+    return JobSizes(mesh=mesh, world_size=world)
 
 
 def _values(path: Path) -> dict[str, str]:
     try:
-        with open_plain(path) as stream:
-            raw = stream.read(MAX_BYTES + 1)
-        text = raw.decode("utf-8-sig")
+        text = read_plain(path, MAX_BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            str(path), expected="a text file", found=f"{type(error).__name__}: {error}", fix=_FIX
-        ) from error
-    if len(raw) > MAX_BYTES:
-        raise InputError(
-            str(path), expected="a few lines", found=f"more than {MAX_BYTES:,} bytes", fix=_FIX
-        )
+        found = f"{type(error).__name__}: {error}"
+        raise InputError(str(path), expected="a short text", found=found, fix=_FIX) from error
     values: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -113,32 +104,7 @@ def _values(path: Path) -> dict[str, str]:
     return values
 
 
-def _size(path: Path, key: str, value: str) -> int:
-    most = MOST_PLACES if key in ("pp_size", "vpp_size") else 10**9
-    if not _SIZE.fullmatch(value) or not 1 <= int(value) <= most:
-        raise InputError(
-            str(path),
-            expected=f"sizes that are positive integers, at most {MOST_PLACES:,} for stages",
-            found=f"{key}: {value[:60]}",
-            fix=_FIX,
-        )
-    return int(value)
-
-
 ORIGIN = "operation table"
-
-COLUMNS = (
-    "dp_rank",
-    "stage",
-    "rank",
-    "step",
-    "optype",
-    "start_ts",
-    "duration",
-    "seq_id",
-    "mc",
-    "mb_id",
-)
 
 BOUND = Bound(
     reads="a table of operations",
@@ -150,23 +116,12 @@ BOUND = Bound(
 """A table with more rows is refused: it would take more than about 1 GB."""
 
 MAX_KINDS = 256
-
-MAX_SECONDS = 1e6
-"""A step that lasts longer (11 days) was written in another unit."""
-
+MAX_SECONDS = 1e6  # a step that lasts longer (11 days) was written in another unit
 _WHOLE = ("dp_rank", "stage", "rank", "step", "seq_id", "mc", "mb_id")
-
-_LARGEST = {
-    "step": 2**53,
-    "dp_rank": 2**20,
-    "stage": MOST_PLACES - 1,
-    "mc": MOST_PLACES - 1,
-}
-
+COLUMNS = (*_WHOLE[:4], "optype", "start_ts", "duration", *_WHOLE[4:])
+_LARGEST = {"step": 2**53, "dp_rank": 2**20, "stage": MOST_PLACES - 1, "mc": MOST_PLACES - 1}
 _NEVER_NEGATIVE = ("dp_rank", "stage", "rank", "seq_id")
-
 _LAYOUT = f"the columns {', '.join(COLUMNS)}"
-
 _WRITE_AGAIN = "write the table again; docs/how-to/operation-tables.md describes its columns"
 
 
@@ -179,10 +134,6 @@ def read_operation_table(source: str) -> OperationLog:
     """Read an operation table and its meta file.
 
     Times count from the start of their step, exact to the nanosecond as written.
-
-    Raises:
-        InputError: If it is not a Parquet file, lacks columns, or holds impossible values.
-        UsageError: If a package that opens this kind of URL is not installed.
     """
     path = _table_path(source) or source
     columns = _checked(path, _read_columns(path))
@@ -198,19 +149,30 @@ def log_of_columns(
 
     ``columns`` has the names in :data:`COLUMNS`: whole numbers as int64, ``optype`` coded, times in
     seconds. ``origin`` is the kind of log, for users.
-
-    Raises:
-        InputError: If values are implausible.
     """
     operations, notes = _operations(path, columns)
+    steps, index = np.unique(operations["step"], return_inverse=True)
+    lengths = np.zeros(len(steps), dtype=np.int64)  # from the first start to the last end
+    np.maximum.at(lengths, index, operations["end_ns"])
+    for axis, column in (("pp", "stage"), ("dp", "dp_rank")):
+        seen = len(np.unique(operations[column]))
+        size = sizes.mesh.get(axis, int(operations[column].max()) + 1)
+        if seen != size:
+            notes.append(f"The table has operations for {seen:,} of {size:,} values of {column}.")
+    forwards = operations.coded("kind").equals("forward-compute")
+    batches = np.unique(operations["micro_batch"][forwards])
+    mesh = {
+        axis: sizes.mesh.get(axis, int(operations[column].max()) + 1)
+        for axis, column in (("pp", "stage"), ("dp", "dp_rank"))
+    }
     return OperationLog(
         operations=operations,
         origin=origin,
         world_size=sizes.world_size,
-        mesh=_mesh(operations, sizes),
-        num_micro_batches=_num_micro_batches(operations),
-        step_ns=_step_lengths(operations),
-        notes=(*notes, *_size_notes(operations, sizes)),
+        mesh=mesh | {axis: size for axis, size in sizes.mesh.items() if size > 1},
+        num_micro_batches=int((batches >= 0).sum()) or None,
+        step_ns=dict(zip(steps.tolist(), lengths.tolist(), strict=True)),
+        notes=tuple(notes),
     )
 
 
@@ -252,11 +214,18 @@ def _read_columns(path: str) -> dict[str, Any]:
 
     try:
         with _opened(path) as stream:
-            _check_bytes(path, stream)
+            size = stream.seek(0, os.SEEK_END)
+            if size > BOUND.num_bytes:
+                raise InputError(
+                    path,
+                    expected=f"at most {BOUND.num_bytes:,} bytes",
+                    found=f"{size:,} bytes",
+                    fix="keep fewer steps",
+                )
+            stream.seek(0)
             file = pq.ParquetFile(stream)
             present = Counter(file.schema_arrow.names)
-            _check_present(path, present)
-            _check_size(path, file)
+            _check(path, present, file.metadata.num_rows)
             names = [*COLUMNS, *({"gmc"} & present.keys())]
             file = pq.ParquetFile(stream, metadata=file.metadata, read_dictionary=["optype"])
             table = file.read(columns=names, use_threads=False).combine_chunks()
@@ -279,54 +248,40 @@ def _opened(path: str) -> Any:
         raise OSError(str(error)) from error
 
 
-def _check_bytes(path: str, stream: Any) -> None:
-    size = stream.seek(0, os.SEEK_END)
-    if size > BOUND.num_bytes:
-        raise InputError(
-            path,
-            expected=f"at most {BOUND.num_bytes:,} bytes",
-            found=f"{size:,} bytes",
-            fix="keep fewer steps",
-        )
-    stream.seek(0)
-
-
-def _check_size(path: str, file: Any) -> None:
-    rows = file.metadata.num_rows
-    if rows == 0:
-        raise InputError(
-            path,
-            expected="one row per operation",
-            found="a table without rows",
-            fix="check that the program that wrote it recorded a step",
-        )
-    if BOUND.rows is not None and rows > BOUND.rows:
-        raise InputError(
-            path,
-            expected=f"at most {BOUND.rows:,} operations",
-            found=f"{rows:,}",
-            fix="write fewer steps into one table: a few dozen are enough",
-        )
-
-
-def _check_present(path: str, present: Counter[str]) -> None:
-    twice = [name for name in (*COLUMNS, "gmc") if present[name] > 1]
-    if twice:
-        raise InputError(
-            path,
-            expected="one column of each name",
-            found=f"{present[twice[0]]} columns {twice[0]}",
-            fix=f"check which one is meant, and {_WRITE_AGAIN}",
-        )
+def _check(path: str, present: Counter[str], rows: int) -> None:
+    """Refuse a file with other columns, without rows, or with too many."""
+    twice = next((name for name in (*COLUMNS, "gmc") if present[name] > 1), "")
     missing = [name for name in COLUMNS if name not in present]
-    if missing:
-        known = ", ".join(sorted(present)[:20]) or "none"
-        raise InputError(
-            path,
-            expected=_LAYOUT,
-            found=f"no {', '.join(missing)}; columns present: {known[:300]}",
-            fix="name an operation table; to analyse a run directory, name its folder",
-        )
+    known = ", ".join(sorted(present)[:20]) or "none"
+    most = rows if BOUND.rows is None else BOUND.rows
+    for is_wrong, expected, found, fix in (
+        (
+            twice,
+            "one column of each name",
+            f"{present[twice]} columns {twice}",
+            f"check which one is meant, and {_WRITE_AGAIN}",
+        ),
+        (
+            missing,
+            _LAYOUT,
+            f"no {', '.join(missing)}; columns present: {known[:300]}",
+            "name an operation table; to analyse a run directory, name its folder",
+        ),
+        (
+            rows == 0,
+            "one row per operation",
+            "a table without rows",
+            "check that the program that wrote it recorded a step",
+        ),
+        (
+            rows > most,
+            f"at most {most:,} operations",
+            f"{rows:,}",
+            "write fewer steps into one table: a few dozen are enough",
+        ),
+    ):
+        if is_wrong:
+            raise InputError(path, expected=expected, found=found, fix=fix)
 
 
 # Values -------------------------------------------------------------------------------------------
@@ -334,12 +289,11 @@ def _check_present(path: str, present: Counter[str]) -> None:
 
 def _checked(path: str, columns: dict[str, Any]) -> dict[str, Any]:
     """Columns as numpy arrays of the required types; ``optype`` stays dictionary-encoded."""
-    checked: dict[str, Any] = {"optype": _kinds(path, columns["optype"])}
-    for name in columns:
-        if name != "optype":
-            checked[name] = _numbers(path, name, columns[name])
-    for name in (*_WHOLE, *({"gmc"} & columns.keys())):
-        checked[name] = _whole(path, name, checked[name])
+    checked: dict[str, Any] = {"optype": _kinds(path, columns.pop("optype"))}
+    for name, column in columns.items():
+        values = _numbers(path, name, column)
+        is_time = name in ("start_ts", "duration")
+        checked[name] = values if is_time else _whole(path, name, values)
     return checked
 
 
@@ -401,6 +355,7 @@ def _operations(path: str, columns: Mapping[str, Any]) -> tuple[Table, list[str]
     codes = columns["optype"].codes
     order = np.lexsort((columns["seq_id"], codes, start, columns["step"], columns["rank"]))
     _check_identity(path, columns)
+    chunk, batch = columns["mc"], columns["mb_id"]
     table = Table(
         OPERATIONS,
         {
@@ -412,14 +367,16 @@ def _operations(path: str, columns: Mapping[str, Any]) -> tuple[Table, list[str]
             "start_ns": start[order],
             "end_ns": end[order],
             "seq": columns["seq_id"][order],
-            "chunk": _or_absent(columns["mc"])[order].astype(np.int32),
-            "micro_batch": _or_absent(columns["mb_id"])[order].astype(np.int32),
+            "chunk": np.where(chunk < 0, ABSENT, chunk)[order].astype(np.int32),
+            "micro_batch": np.where(batch < 0, ABSENT, batch)[order].astype(np.int32),
         },
     )
     notes = []
     if num_negative:
         notes.append(f"Negative durations, counted as 0: {num_negative:,} of {len(start):,}.")
-    if _has_other_layout(columns):
+    known = (columns.get("gmc", chunk) >= 0) & (chunk >= 0)
+    round_robin = chunk * (columns["stage"].max() + 1) + columns["stage"]
+    if (columns.get("gmc", round_robin) != round_robin)[known].any():
         notes.append(
             "Model chunks are not assigned to stages round-robin (gmc is not mc × stages + "
             "stage): messages between stages may be paired wrongly."
@@ -453,10 +410,6 @@ def _times(path: str, columns: Mapping[str, Any]) -> tuple[Int64Array, Int64Arra
     return np.rint(start * 1e9).astype(np.int64), np.rint(end * 1e9).astype(np.int64), num_negative
 
 
-def _or_absent(values: Int64Array) -> Int64Array:
-    return np.where(values < 0, np.int64(ABSENT), values)
-
-
 def _check_identity(path: str, columns: Mapping[str, Any]) -> None:
     """Check that each place of the mesh has one worker, and that no operation occurs twice."""
     place = columns["dp_rank"] * (columns["stage"].max() + 1) + columns["stage"]
@@ -465,72 +418,15 @@ def _check_identity(path: str, columns: Mapping[str, Any]) -> None:
         values, counts = np.unique(workers[:, which], return_counts=True)
         if (counts > 1).any():
             worker = f"rank {values[counts > 1][0]}" if which == 0 else "one of them"
-            raise _bad(
-                path,
-                name,
-                "one rank for each dp_rank and stage, and vice versa",
-                f"{worker} has more than one",
-            )
+            expected = "one rank for each dp_rank and stage, and vice versa"
+            raise _bad(path, name, expected, f"{worker} has more than one")
     keys = (columns["seq_id"], columns["optype"].codes, columns["step"], columns["rank"])
     order = np.lexsort(keys)
-    same = np.ones(len(order) - 1, dtype=np.bool_)
-    for key in keys:
-        same &= np.diff(key[order]) == 0
+    same = np.logical_and.reduce([np.diff(key[order]) == 0 for key in keys])
     if same.any():
-        row = int(order[1:][same][0])
-        raise _bad(
-            path,
-            "seq_id",
-            "a distinct number for each operation of a kind, rank and step",
-            f"{int(same.sum()):,} repeated, the first in row {row:,}",
-        )
-
-
-def _has_other_layout(columns: Mapping[str, Any]) -> bool:
-    if "gmc" not in columns:
-        return False
-    known = (columns["gmc"] >= 0) & (columns["mc"] >= 0)
-    round_robin = columns["mc"] * (columns["stage"].max() + 1) + columns["stage"]
-    return bool((columns["gmc"] != round_robin)[known].any())
-
-
-# The job ------------------------------------------------------------------------------------------
-
-
-def _mesh(operations: Table, sizes: JobSizes) -> dict[str, int]:
-    """Sizes from the meta file, completed from the table."""
-    table_sizes = {
-        "pp": int(operations["stage"].max()) + 1,
-        "dp": int(operations["dp_rank"].max()) + 1,
-    }
-    mesh = {
-        axis: size for axis, size in {**table_sizes, **sizes.mesh}.items() if axis in table_sizes
-    }
-    return mesh | {axis: size for axis, size in sizes.mesh.items() if size > 1}
-
-
-def _size_notes(operations: Table, sizes: JobSizes) -> list[str]:
-    notes = []
-    for axis, column in (("pp", "stage"), ("dp", "dp_rank")):
-        seen = len(np.unique(operations[column]))
-        size = sizes.mesh.get(axis, int(operations[column].max()) + 1)
-        if seen != size:
-            notes.append(f"The table has operations for {seen:,} of {size:,} values of {column}.")
-    return notes
-
-
-def _num_micro_batches(operations: Table) -> int | None:
-    known = np.unique(operations["micro_batch"][operations.coded("kind").equals("forward-compute")])
-    count = int((known >= 0).sum())
-    return count or None
-
-
-def _step_lengths(operations: Table) -> dict[int, int]:
-    """Step to its length: from its first start to its last end."""
-    steps, index = np.unique(operations["step"], return_inverse=True)
-    last = np.zeros(len(steps), dtype=np.int64)
-    np.maximum.at(last, index, operations["end_ns"])
-    return dict(zip(steps.tolist(), last.tolist(), strict=True))
+        found = f"{int(same.sum()):,} repeated, the first in row {int(order[1:][same][0]):,}"
+        expected = "a distinct number for each operation of a kind, rank and step"
+        raise _bad(path, "seq_id", expected, found)
 
 
 SOURCE = Source(

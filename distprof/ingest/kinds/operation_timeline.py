@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 import msgspec
 import numpy as np
 
-from distprof.bounds import Bound, num_parts
+from distprof.bounds import Bound
 from distprof.errors import InputError
-from distprof.ingest.files import beginning, whole
+from distprof.ingest.files import beginning, decoded
 from distprof.ingest.kinds.operation_table import JobSizes, log_of_columns
 from distprof.ingest.source import Source
 from distprof.run.evidence import OperationLog
@@ -53,12 +53,12 @@ def fits_operation_timeline(source: str) -> bool:
 
 
 def read_operation_timeline(source: str) -> OperationLog:
-    """Read an operation timeline.
-
-    Raises:
-        InputError: If it is not a list of operations, or holds implausible values.
-    """
-    events = _events(source)
+    """Read an operation timeline."""
+    events = decoded(source, BOUND, list[_Event], _refuse, _MOST_PARTS)
+    if BOUND.rows is not None and len(events) > BOUND.rows:
+        _refuse(source, f"{len(events):,} events, more than {BOUND.rows:,}")
+    if any(not 0 <= event.pid < 1 << 20 for event in events):
+        _refuse(source, "a process id that is not a data-parallel index")
     stages = _stages(source, events)
     operations = [event for event in events if event.ph == "X"]
     if not operations:
@@ -113,22 +113,6 @@ def _stages(source: str, events: Sequence[_Event]) -> dict[tuple[int, int], int]
         if match is not None:
             stages[event.pid, event.tid] = int(match[1])
     return stages
-
-
-def _events(source: str) -> list[_Event]:
-    data = whole(source, BOUND.num_bytes, _refuse)
-    most = BOUND.rows or 0
-    if num_parts(data) > _MOST_PARTS * most:
-        _refuse(source, f"more than {_MOST_PARTS * most:,} values, too many for {most:,} events")
-    try:
-        events = msgspec.json.decode(data, type=list[_Event])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        _refuse(source, " ".join(f"{error}".split())[:200])
-    if len(events) > most:
-        _refuse(source, f"{len(events):,} events, more than {most:,}")
-    if any(not 0 <= event.pid < 1 << 20 for event in events):
-        _refuse(source, "a process id that is not a data-parallel index")
-    return events
 
 
 def _refuse(source: str, found: str) -> NoReturn:

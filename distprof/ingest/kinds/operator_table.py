@@ -8,7 +8,7 @@ Columns have had many names: ``Self CUDA``, ``Self CUDA total``, ``Self XPU``, `
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
 from distprof.bounds import Bound
@@ -38,12 +38,9 @@ def fits_operator_table(source: str) -> bool:
 
 
 def read_operator_table(source: str) -> OperatorTable:
-    """Read the first table of a file.
-
-    Raises:
-        InputError: If it cannot be read or its table has no row.
-    """
-    lines = _lines(source)
+    """Read the first table of a file."""
+    text = whole(source, BOUND.num_bytes, _refuse).decode("utf-8-sig", "replace")
+    lines = iter(text.replace("\0", "").splitlines())
     header = next((_cells(line) for line in lines if _HEADER.match(line)), None)
     if header is None:
         _refuse(source, "no header")
@@ -77,11 +74,6 @@ def read_operator_table(source: str) -> OperatorTable:
     )
 
 
-def _lines(source: str) -> Iterator[str]:
-    data = whole(source, BOUND.num_bytes, _refuse)
-    yield from data.decode("utf-8-sig", "replace").replace("\0", "").splitlines()
-
-
 def _cells(line: str) -> list[str]:
     return _BETWEEN.split(line.strip())
 
@@ -95,21 +87,18 @@ def _operator(header: Sequence[str], cells: Sequence[str], device: str) -> Table
     self_cpu = _ns(row.get("Self CPU", row.get("Self CPU total", "")))
     if self_cpu is None or not re.fullmatch(r"\d{1,15}", calls):
         return None
+    name = row["Name"]
+    is_collective = any(library in name.lower() for library in _LIBRARIES)
     own = row.get(f"Self {device}", row.get(f"Self {device} total", ""))
     return TableOperator(
-        name=row["Name"][:MAX_NAME],
-        kind=_kind(row["Name"]),
+        name=name[:MAX_NAME],
+        kind=collective_kind(name) if is_collective else CollectiveKind.UNKNOWN,
         num_calls=int(calls),
         self_cpu_ns=self_cpu,
         cpu_ns=_ns(row.get("CPU total", "")) or 0,
         self_device_ns=_ns(own) or 0,
         device_ns=_ns(row.get(f"{device} total", "")) or 0,
     )
-
-
-def _kind(name: str) -> CollectiveKind:
-    is_collective = any(library in name.lower() for library in _LIBRARIES)
-    return collective_kind(name) if is_collective else CollectiveKind.UNKNOWN
 
 
 def _ns(text: str) -> int | None:

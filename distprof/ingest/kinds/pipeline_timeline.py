@@ -36,12 +36,10 @@ BOUND = Bound(
     beyond="refused",
 )
 MAX_MS = 1e9
-
 _FILE = re.compile(r"^pp_rank_(\d{1,5})\.json$")
 _CONFIG = "config.json"
 _KINDS = ("forward-compute", "backward-compute")
-_CLOCK_SHARE = 0.1
-"""Clocks that differ by at most this share of a slot count as one."""
+_CLOCK_SHARE = 0.1  # clocks that differ by at most this share of a slot count as one
 
 
 class _Iteration(msgspec.Struct):
@@ -55,8 +53,8 @@ class _Iteration(msgspec.Struct):
 
 
 _Size = Annotated[int, msgspec.Meta(le=MAX_WORLD_SIZE)]
+# Stages and chunks are laid out one by one, so their number is limited to bound memory.
 _Places = Annotated[int, msgspec.Meta(le=MAX_RANKS)]
-"""Stages and chunks are laid out one by one, so their number is limited to bound memory."""
 
 
 class _Config(msgspec.Struct):
@@ -95,11 +93,10 @@ def read_pipeline_timeline(source: str) -> OperationLog:
 
     Micro-batches are numbered in the order in which Megatron runs them. The first iteration is left
     out if there are more, because it contains the warm-up.
-
-    Raises:
-        InputError: If a file is damaged, too large, or the ranks have no iteration in common.
     """
-    config = _read_config(Path(expanded(source)) / _CONFIG)
+    path = Path(expanded(source)) / _CONFIG
+    sizes = "sizes of the job such as pp_size"
+    config = _decoded(path, _Config, sizes) if path.is_file() else _Config()
     what = "iterations with fwd_start, fwd_end, bwd_start and bwd_end in ms"
     ranks = {rank: _decoded(path, _Rank, what) for rank, path in _rank_files(source).items()}
     times, notes = _times(source, ranks)
@@ -111,11 +108,12 @@ def read_pipeline_timeline(source: str) -> OperationLog:
         notes.append(f"{slots} slots are not divisible by the number of stages in {_CONFIG}.")
     shares, clock_note = _clock(times, virtual)
     longest = times.total_ns.max(axis=0)
+    mesh = {"pp": size, "dp": config.dp_size, "tp": config.tp_size, "ep": config.ep_size}
     return OperationLog(
         operations=_operations(times, size, virtual),
         origin=ORIGIN,
         world_size=config.world_size,
-        mesh=_mesh(config, size),
+        mesh={axis: number for axis, number in mesh.items() if number is not None and number > 0},
         num_micro_batches=slots // virtual,
         shares_clock=shares,
         step_ns=dict(zip(times.steps, longest.tolist(), strict=True)),
@@ -139,12 +137,6 @@ def _rank_files(source: str) -> dict[int, Path]:
     except (OSError, ValueError):
         return {}
     return dict(sorted(found.items())[:MAX_RANKS])
-
-
-def _read_config(path: Path) -> _Config:
-    if not path.is_file():
-        return _Config()
-    return _decoded(path, _Config, "sizes of the job such as pp_size")
 
 
 def _decoded(path: Path, kind: type[_T], what: str) -> _T:
@@ -190,9 +182,8 @@ def _times(source: str, ranks: Mapping[int, _Rank]) -> tuple[_Times, list[str]]:
         whole = whole[1:]
     parts = [[rank[step] for step in whole] for rank in ranks.values()]
     start = _ns([[(part.fwd_start, part.bwd_start) for part in rank] for rank in parts])
-    end = np.maximum(
-        _ns([[(part.fwd_end, part.bwd_end) for part in rank] for rank in parts]), start
-    )
+    end = _ns([[(part.fwd_end, part.bwd_end) for part in rank] for rank in parts])
+    end = np.maximum(end, start)
     last = end.max(axis=(2, 3))
     total = [[-1.0 if part.total is None else part.total for part in rank] for rank in parts]
     return _Times(
@@ -206,11 +197,7 @@ def _times(source: str, ranks: Mapping[int, _Rank]) -> tuple[_Times, list[str]]:
 
 def _shape(parts: list[_Iteration]) -> int:
     """Slots of each kind if all ranks have the same number, with finite times; else 0."""
-    lists = [
-        times
-        for part in parts
-        for times in (part.fwd_start, part.fwd_end, part.bwd_start, part.bwd_end)
-    ]
+    lists = [times for p in parts for times in (p.fwd_start, p.fwd_end, p.bwd_start, p.bwd_end)]
     lengths = {len(times) for times in lists}
     if len(lengths) != 1 or not all(-MAX_MS < time < MAX_MS for times in lists for time in times):
         return 0
@@ -284,11 +271,6 @@ def _chunks(slots: int, num_ranks: int, virtual: int) -> tuple[Int64Array, Int64
         return np.zeros(slots, np.int64), k
     of_round = k % (num_ranks * virtual)
     return of_round // num_ranks, k // (num_ranks * virtual) * num_ranks + of_round % num_ranks
-
-
-def _mesh(config: _Config, num_ranks: int) -> dict[str, int]:
-    sizes = {"pp": num_ranks, "dp": config.dp_size, "tp": config.tp_size, "ep": config.ep_size}
-    return {axis: size for axis, size in sizes.items() if size is not None and size > 0}
 
 
 SOURCE = Source(

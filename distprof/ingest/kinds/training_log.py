@@ -9,31 +9,19 @@ from distprof.ingest.files import DAMAGE, begins_object, opened, read_some
 from distprof.ingest.source import Source
 from distprof.run.logs import TrainingLog
 
-SNIFFED_BYTES = 1 << 23
-"""Programs print a lot before they train."""
-
+SNIFFED_BYTES = 1 << 23  # programs print a lot before they train
 _JSON = (".json", ".json.gz")
 _TABLES = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz")
-_OTHER_KINDS = (
-    ".sqlite",
-    ".pkl",
-    ".parquet",
-    ".tar",
-    ".tar.gz",
-    ".zip",
-    ".py",
-    ".toml",
-    ".yaml",
-    ".xml",
-)
+_ARCHIVES = (".sqlite", ".pkl", ".parquet", ".tar", ".tar.gz", ".zip")
+_OTHER_KINDS = (*_ARCHIVES, ".py", ".toml", ".yaml", ".xml")
 _SMALL = 1 << 16
 BOUND = Bound(
     reads="a log of a training program", num_bytes=1 << 38, rows=500_000, beyond="skipped"
 )
 
 
+# of the per-iteration series that Megatron-LM keeps for its tests
 _SERIES_SIGNS = (b'"step_interval"', b'"values"')
-"""Signs of the per-iteration series that Megatron-LM keeps for its tests."""
 
 
 def fits_training_log(source: str) -> bool:

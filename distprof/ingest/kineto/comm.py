@@ -6,7 +6,6 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,7 +16,6 @@ from distprof.ingest.kineto.parsed import COMM_ARGS, SymbolTable, compact
 from distprof.schema import ABSENT, Coded, Table
 
 COLLECTIVE_KEY = b'"Collective name"'
-
 _NAME_KEY = b'"name": '
 _SAMPLE = 1 << 16
 _NEAR = 1 << 14
@@ -50,28 +48,11 @@ TEXT_KEYS = {
 
 
 class Wanted(NamedTuple):
-    """A row whose arguments must be found again in the text.
-
-    ``place`` is the position of a byte inside its event. It is ABSENT if none is known, as for rows
-    without the arguments of a collective.
-    """
+    """A row whose arguments must be found again in the text."""
 
     name: str
     ts: float
-    place: int
-
-
-class CommRow(NamedTuple):
-    """The columns of a communication event that are known from its row, and its arguments."""
-
-    start_ns: int
-    end_ns: int
-    name: int
-    category: int
-    thread: int
-    stream: int
-    correlation: int
-    arguments: Mapping[str, Any]
+    place: int  # Of a byte inside its event; ABSENT without the arguments of a collective.
 
 
 class CommColumns(NamedTuple):
@@ -82,7 +63,29 @@ class CommColumns(NamedTuple):
     codes: Mapping[str, NDArray[np.int32]]
 
 
+NO_ROWS = CommColumns(
+    {
+        name: np.empty(0, np.int64)
+        for name in ("start_ns", "end_ns", "stream", "correlation", *INTEGER_KEYS)
+    },
+    {name: np.empty(0, np.int32) for name in ("name", "category", "thread", *TEXT_KEYS)},
+)
 _CHUNKS_AT_ONCE = 64
+
+
+def columns_of_arguments(
+    rows: Sequence[Mapping[str, Any]], symbols: SymbolTable
+) -> tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.int32]]]:
+    """The columns that the arguments of events hold, as in :class:`CommColumns`."""
+    integers = {
+        name: np.array([ABSENT if v is None else as_int(v) for v in _values(rows, keys)], np.int64)
+        for name, keys in INTEGER_KEYS.items()
+    }
+    codes = {}
+    for name, keys in TEXT_KEYS.items():
+        known = symbols.arguments[name]
+        codes[name] = np.array([known[as_text(v)] for v in _values(rows, keys)], np.int32)
+    return integers, codes
 
 
 class CommRows:
@@ -90,23 +93,15 @@ class CommRows:
 
     def __init__(self, symbols: SymbolTable) -> None:
         self._symbols = symbols
-        self._integers: dict[str, array[int]] = {
-            name: array("q")
-            for name in ("start_ns", "end_ns", "stream", "correlation", *INTEGER_KEYS)
-        }
-        self._codes: dict[str, array[int]] = {
-            name: array("i") for name in ("name", "category", "thread", *TEXT_KEYS)
-        }
+        self._integers = {name: array("q") for name in NO_ROWS.integers}
+        self._codes = {name: array("i") for name in NO_ROWS.codes}
         self._waiting: list[CommColumns] = []
 
-    def extend(self, rows: Sequence[CommRow] | CommColumns) -> None:
+    def extend(self, rows: CommColumns) -> None:
         """Add rows."""
-        if isinstance(rows, CommColumns):
-            self._waiting.append(rows)
-        if len(self._waiting) >= _CHUNKS_AT_ONCE or not isinstance(rows, CommColumns):
+        self._waiting.append(rows)
+        if len(self._waiting) >= _CHUNKS_AT_ONCE:
             self._take_waiting()
-        if rows and not isinstance(rows, CommColumns):
-            self._extend_rows(rows)
 
     def _take_waiting(self) -> None:
         """Add the columns of many chunks at once, because most chunks have few rows."""
@@ -114,23 +109,9 @@ class CommRows:
         if not waiting:
             return
         for name, integers in self._integers.items():
-            integers.frombytes(_bytes_of([chunk.integers[name] for chunk in waiting]))
+            integers.frombytes(np.concatenate([c.integers[name] for c in waiting]).tobytes())
         for name, codes in self._codes.items():
-            codes.frombytes(_bytes_of([chunk.codes[name] for chunk in waiting]))
-
-    def _extend_rows(self, rows: Sequence[CommRow]) -> None:
-        for name in ("start_ns", "end_ns", "stream", "correlation"):
-            self._integers[name].extend([getattr(row, name) for row in rows])
-        for name in ("name", "category", "thread"):
-            self._codes[name].extend([getattr(row, name) for row in rows])
-        arguments = [row.arguments for row in rows]
-        for name, keys in INTEGER_KEYS.items():
-            self._integers[name].extend(
-                [ABSENT if value is None else as_int(value) for value in _values(arguments, keys)]
-            )
-        for name, keys in TEXT_KEYS.items():
-            codes = self._symbols.arguments[name]
-            self._codes[name].extend([codes[as_text(value)] for value in _values(arguments, keys)])
+            codes.frombytes(np.concatenate([c.codes[name] for c in waiting]).tobytes())
 
     def to_table(self, base_ns: int) -> Table:
         """The rows as a COMM_ARGS table, ``base_ns`` added to the times."""
@@ -150,10 +131,6 @@ class CommRows:
         return Table(COMM_ARGS, columns)
 
 
-def _bytes_of(parts: Sequence[NDArray[np.signedinteger[Any]]]) -> bytes:
-    return np.concatenate(parts).tobytes()
-
-
 def find_arguments(
     data: bytes | bytearray, stop: int, wanted: Sequence[Wanted], boundary: Boundary
 ) -> list[Mapping[str, Any]]:
@@ -163,9 +140,15 @@ def find_arguments(
     a hint only.
     """
     found = list(_search(data, stop, wanted, boundary))
-    if len(found) < len(wanted):
-        events = DECODE_RAW(memoryview(data)[:stop])
-        found = _scan([bytes(event) for event in events], wanted)
+    if len(found) == len(wanted):
+        return found
+    # one event after another, in any layout
+    found = []
+    remaining = iter([bytes(event) for event in DECODE_RAW(memoryview(data)[:stop])])
+    for row in wanted:
+        needle = _needle(row)
+        candidates = (_arguments_if(row, event) for event in remaining if needle in event)
+        found.append(next((match for match in candidates if match is not None), {}))
     return found
 
 
@@ -175,8 +158,12 @@ def _search(
     """Yield arguments from one forward pass; stop early if the boundary hint misleads."""
     position = 0
     key = _NAME_KEY if data.find(_NAME_KEY, 0, _SAMPLE) >= 0 else b""
-    nexts = _next_places(wanted, stop)
-    for row, limit in zip(wanted, nexts, strict=True):
+    limit = stop
+    limits = []  # for each row, the known place of this or the next such row
+    for row in reversed(wanted):
+        limit = row.place if row.place != ABSENT else limit
+        limits.append(limit)
+    for row, limit in zip(wanted, reversed(limits), strict=True):
         if row.place != ABSENT:
             found = _event_at(data, row.place, stop, row, boundary)
         else:
@@ -185,16 +172,6 @@ def _search(
             return
         arguments, position = found
         yield arguments
-
-
-def _next_places(wanted: Sequence[Wanted], stop: int) -> list[int]:
-    """For each row, the known place of this or the next such row; ``stop`` if there is none."""
-    places = []
-    limit = stop
-    for row in reversed(wanted):
-        limit = row.place if row.place != ABSENT else limit
-        places.append(limit)
-    return places[::-1]
 
 
 def _event_at(
@@ -232,17 +209,6 @@ def _near_first(
     return None
 
 
-def _scan(events: Sequence[bytes], wanted: Sequence[Wanted]) -> list[Mapping[str, Any]]:
-    """The arguments of the wanted rows, by looking at one event after another, in any layout."""
-    arguments: list[Mapping[str, Any]] = []
-    remaining = iter(events)
-    for row in wanted:
-        needle = _needle(row)
-        candidates = (_arguments_if(row, event) for event in remaining if needle in event)
-        arguments.append(next((match for match in candidates if match is not None), {}))
-    return arguments
-
-
 def _needle(row: Wanted, key: bytes = b"") -> bytes:
     """The text to search for; with the key before the name it is longer, so found faster."""
     if row.place != ABSENT:
@@ -262,9 +228,7 @@ def _arguments_if(row: Wanted, text: bytes | bytearray) -> Mapping[str, Any] | N
         event = DECODE_ANY(text)
         if event["ph"] != "X" or event["name"] != row.name or float(event["ts"]) != row.ts:
             return None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError):
-        return None
-    except ValueError:
+    except (ValueError, RecursionError, LookupError, TypeError):  # not JSON, or no event
         return None
     arguments = event.get("args")
     return arguments if isinstance(arguments, dict) else {}

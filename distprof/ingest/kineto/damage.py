@@ -31,17 +31,11 @@ from distprof.ingest.kineto.events import (
 from distprof.schema import ABSENT
 
 _NOT_A_NUMBER = re.compile(r"(?<=[:\[,\s])[-+]?(?:nan|inf|infinity)(?=\s*[,}\]])", re.IGNORECASE)
-
 _LONE_BACKSLASH = re.compile(r'\\(?:(["\\/bfnrt]|u[0-9a-fA-F]{4})|)')
-
 _CLOSES_KEY = re.compile(r"\s*:")
-
 _CLOSES_VALUE = re.compile(r'\s*(?:\}|,\s*"[^"\n]*"\s*:)')
-
 _CLOSES_ITEM = re.compile(r"\s*[\],]")
-
 _QUOTE = re.compile(r'(\\.)|"', re.DOTALL)  # or something that is escaped already
-
 _LONGEST = 1 << 20
 
 
@@ -52,8 +46,11 @@ def repair_event(text: bytes) -> dict[str, Any] | None:
     decoded = text.decode("utf-8", "replace")
     for repair in (str, _repair_numbers, _repair_quotes):  # first unchanged
         decoded = repair(decoded)
-        event = _load(decoded)
-        if event is not None:
+        try:
+            event = json.loads(decoded, strict=False)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(event, dict):
             return event
     return None
 
@@ -80,14 +77,6 @@ def _clean(value: Any) -> Any:
     if isinstance(value, dict):
         return {clean_text(key): _clean(item) for key, item in value.items()}
     return [_clean(item) for item in value] if isinstance(value, list) else value
-
-
-def _load(text: str) -> dict[str, Any] | None:
-    try:
-        event = json.loads(text, strict=False)
-    except (ValueError, RecursionError):
-        return None
-    return event if isinstance(event, dict) else None
 
 
 def _repair_numbers(text: str) -> str:
@@ -136,9 +125,7 @@ def _end_of_string(text: str, start: int, closes: re.Pattern[str]) -> int:
 # Values ------------------------------------------------------------------------------------------
 
 _LARGEST = 2**63 - 1
-
-NO_STREAM = 2**32 - 1
-"""How an unsigned writer prints stream -1."""
+NO_STREAM = 2**32 - 1  # how an unsigned writer prints stream -1
 
 
 def as_int(value: Any) -> int:
@@ -196,9 +183,12 @@ def decode_permissively(texts: Iterable[bytes]) -> PermissiveEvents:
     """Decode each text separately."""
     events = PermissiveEvents()
     for text in texts:
-        event = _decode(text)
-        if event is None:
-            event = _repaired(text)
+        event: Loose | None
+        try:
+            event = DECODE_LOOSE(text)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            fields = repair_event(text)
+            event = None if fields is None else _loose(fields)
             events.first_fault = events.first_fault or text
             events.num_repaired += event is not None
         if event is None or not _add(events, event):
@@ -207,17 +197,7 @@ def decode_permissively(texts: Iterable[bytes]) -> PermissiveEvents:
     return events
 
 
-def _decode(text: bytes) -> Loose | None:
-    try:
-        return DECODE_LOOSE(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def _repaired(text: bytes) -> Loose | None:
-    fields = repair_event(text)
-    if fields is None:
-        return None
+def _loose(fields: dict[str, Any]) -> Loose:
     clean = clean_keys(fields)
     known: dict[str, Any] = {name: clean.get(name) for name in Loose.__struct_fields__}
     known["ts"] = msgspec.Raw(as_text(known["ts"]).encode())
@@ -229,29 +209,30 @@ def _add(events: PermissiveEvents, event: Loose) -> bool:
     if not isinstance(event.ph, str) or not event.ph:
         return False
     if event.ph == "M":
-        events.metadata.append(_metadata(event))
+        name = event.args.get("name") if isinstance(event.args, dict) else None
+        arguments = MetadataArguments(name=None if name is None else as_text(name))
+        who = _identity(event.pid), _identity(event.tid)
+        events.metadata.append(Metadata(as_text(event.name), *who, arguments))
     elif event.ph == "X":
-        start_ns = _start(event.ts)
+        text = bytes(event.ts).strip(b' "').decode("ascii", "replace")
+        start_ns = text_to_ns(text) if len(text) < 64 else INVALID_NS
         if start_ns == INVALID_NS:
             return False
-        row = _complete(event)
-        events.rows.append(row)
+        events.rows.append(
+            Complete(
+                name=as_text(event.name),
+                ts=0.0,
+                cat=as_text(event.cat),
+                pid=_identity(event.pid),
+                tid=_identity(event.tid),
+                dur=_duration(event.dur),
+                args=_arguments(event.args),
+            )
+        )
         events.start_ns.append(start_ns)
         events.arguments.append(event.args if isinstance(event.args, dict) else {})
         events.num_unusual += _is_unusual(event)
     return True
-
-
-def _complete(event: Loose) -> Complete:
-    return Complete(
-        name=as_text(event.name),
-        ts=0.0,
-        cat=as_text(event.cat),
-        pid=_identity(event.pid),
-        tid=_identity(event.tid),
-        dur=_duration(event.dur),
-        args=_arguments(event.args),
-    )
 
 
 def _arguments(args: Any) -> Arguments:
@@ -268,16 +249,6 @@ def _arguments(args: Any) -> Arguments:
     )
 
 
-def _metadata(event: Loose) -> Metadata:
-    name = event.args.get("name") if isinstance(event.args, dict) else None
-    return Metadata(
-        name=as_text(event.name),
-        pid=_identity(event.pid),
-        tid=_identity(event.tid),
-        args=MetadataArguments(name=None if name is None else as_text(name)),
-    )
-
-
 def _is_unusual(event: Loose) -> bool:
     """Whether the usual decoder refuses this event's types (an estimate that may be too high)."""
     try:
@@ -289,11 +260,6 @@ def _is_unusual(event: Loose) -> bool:
     except msgspec.ValidationError:
         return True
     return bytes(event.ts).startswith(b'"')
-
-
-def _start(ts: msgspec.Raw) -> int:
-    text = bytes(ts).strip(b' "')
-    return text_to_ns(text.decode("ascii", "replace")) if len(text) < 64 else int(INVALID_NS)
 
 
 def _duration(value: Any) -> float:

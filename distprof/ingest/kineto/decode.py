@@ -1,9 +1,8 @@
 """Decode a chunk of bytes into columns.
 
-The compiled kernel, if installed, reads the usual chunk (:mod:`.native`). Without it, and for a
-chunk that it declines, one call decodes the chunk into typed structs, which then fill the columns:
-host rows, device rows, communication rows. A chunk with unusual types is decoded event by event
-(:mod:`.damage`). A chunk that is not JSON at all is cut up by :mod:`.reader`.
+The compiled kernel reads the usual chunk (:mod:`.native`). A chunk that it declines is decoded into
+typed structs by one call, one with unusual types event by event (:mod:`.damage`), and one that is
+not JSON at all is cut up by :mod:`.reader`.
 """
 
 from __future__ import annotations
@@ -21,14 +20,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from distprof.ingest.kineto.comm import CommColumns, CommRow, Wanted, find_arguments
+from distprof.ingest.kineto.comm import (
+    NO_ROWS,
+    CommColumns,
+    Wanted,
+    columns_of_arguments,
+    find_arguments,
+)
 from distprof.ingest.kineto.damage import NO_STREAM, as_int, as_stream, decode_permissively
 from distprof.ingest.kineto.events import (
     DECODE_RAW,
     INVALID_NS,
     LONGEST_NS,
     NO_COLLECTIVE,
-    Arguments,
     Complete,
     ExactComplete,
     Metadata,
@@ -39,11 +43,9 @@ from distprof.ingest.kineto.events import (
     texts_to_ns,
 )
 from distprof.ingest.kineto.framing import Boundary
-from distprof.ingest.kineto.native import NativeReader, NativeResult
-from distprof.ingest.kineto.parsed import DROPPED, Symbols, SymbolTable
+from distprof.ingest.kineto.native import EventColumns, NativeReader, NativeResult
+from distprof.ingest.kineto.parsed import DROPPED, Columns, Symbols, SymbolTable
 from distprof.schema import ABSENT, Int64Array
-
-Columns = dict[str, NDArray[Any]]
 
 Event = Complete | ExactComplete
 
@@ -88,7 +90,11 @@ class Rows(msgspec.Struct, frozen=True):
             events, kept, name = _selected(events, wanted), kept[wanted], name[wanted]
         if len(kept) < len(start_ns):
             start_ns, category, kind = start_ns[kept], category[kept], kind[kept]
-        duration, num_clamped = _durations(events)
+        duration = micros_to_ns(floats([event.dur for event in events]))
+        absurd = (duration < 0) | (duration > LONGEST_NS)
+        num_clamped = int(np.count_nonzero(absurd))
+        if num_clamped:
+            duration[absurd] = 0
         correlation = integers([event.args.correlation for event in events], as_int)
         end_ns = start_ns + duration
         return Rows(events, kept, start_ns, end_ns, category, kind, name, correlation, num_clamped)
@@ -109,17 +115,15 @@ class Rows(msgspec.Struct, frozen=True):
 
 
 def device_columns(rows: Rows) -> Columns:
-    """ACTIVITY columns of device rows.
-
-    Kineto puts the device in ``pid`` and the stream in ``tid`` of a device row. They replace
-    missing arguments.
-    """
+    """ACTIVITY columns; ``pid`` and ``tid`` replace missing arguments for device and stream."""
     events = rows.events
     stream = integers([event.args.stream for event in events], as_stream)
     stream[stream == NO_STREAM] = ABSENT
     device = integers([event.args.device for event in events], as_int)
-    _fill(stream, lambda row: as_stream(events[row].tid))
-    _fill(device, lambda row: as_int(events[row].pid))
+    for row in np.flatnonzero(stream == ABSENT).tolist():
+        stream[row] = as_stream(events[row].tid)
+    for row in np.flatnonzero(device == ABSENT).tolist():
+        device[row] = as_int(events[row].pid)
     device[(device < 0) | (device > np.iinfo(np.int32).max)] = ABSENT
     return {
         "start_ns": rows.start_ns,
@@ -148,12 +152,8 @@ class _Blocks(dict[tuple[int, ...] | None, int]):
 
 
 _DIMENSIONS = 3
-
-_MOST_GRIDS = 1 << 16
-"""Cached grids, limited so a hostile trace cannot fill the memory."""
-
+_MOST_GRIDS = 1 << 16  # cached, so a hostile trace cannot fill the memory
 _MOST_BLOCKS = np.iinfo(np.int32).max
-
 _BLOCKS = _Blocks()
 
 
@@ -186,16 +186,6 @@ def _thread_codes(events: Sequence[Event], codes: Symbols) -> NDArray[np.int32]:
     return np.repeat(np.array(run_codes, np.int32), np.diff(first, append=len(pid)))
 
 
-def _durations(events: Sequence[Event]) -> tuple[Int64Array, int]:
-    """Duration of each event, and how many impossible durations became 0."""
-    duration = micros_to_ns(floats([event.dur for event in events]))
-    absurd = (duration < 0) | (duration > LONGEST_NS)
-    num_absurd = int(np.count_nonzero(absurd))
-    if num_absurd:
-        duration[absurd] = 0
-    return duration, num_absurd
-
-
 def _selected(events: Sequence[Event], keep: NDArray[np.bool_]) -> Sequence[Event]:
     return events if keep.all() else list(compress(events, keep.tobytes()))
 
@@ -218,11 +208,6 @@ def integers(values: list[Any], convert: Callable[[Any], int]) -> Int64Array:
         return np.array([convert(value) for value in values], np.int64)
 
 
-def _fill(column: Int64Array, value: Callable[[int], int]) -> None:
-    for row in np.flatnonzero(column == ABSENT).tolist():
-        column[row] = value(row)
-
-
 # Chunks -------------------------------------------------------------------------------------------
 
 
@@ -243,33 +228,13 @@ class DecodeState:
         self.native = NativeReader(self.symbols)
 
 
-class EventColumns(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows of one chunk. Times are int64 ns as the file counts them, without its base."""
-
-    device: Columns  # The columns of ACTIVITY.
-    host: Columns  # The columns of HOST.
-    kept: NDArray[np.bool_]  # Host rows that analyses need, as a mask.
-    comm: Sequence[CommRow] | CommColumns  # Communication rows.
-    metadata: Sequence[Metadata]  # Process and thread names.
-    num_events: int  # Elements of the array.
-    num_repaired: int = 0  # Events repaired.
-    num_quarantined: int = 0  # Events given up.
-    num_clamped: int = 0  # Events kept with duration 0.
-    first_fault: bytes | None = None  # Text of the first event that was repaired or given up.
-
-
 FindArguments = Callable[[Rows], Sequence[Mapping[str, Any]]]
 
 
 def decode_events(data: bytes | bytearray, stop: int, state: DecodeState) -> EventColumns:
-    """Columns of the events in ``data[:stop]``, a JSON array.
-
-    Raises:
-        msgspec.DecodeError: If it is not a JSON array.
-        RecursionError: If it is nested too deeply.
-    """
+    """Columns of the events in ``data[:stop]``, a JSON array; ``DecodeError`` if it is none."""
     found = find_events(data, stop, state)
-    return decode_in_python(data, stop, state) if found is None else columns_of(found, state)
+    return decode_in_python(data, stop, state) if found is None else state.native.with_codes(found)
 
 
 def decode_in_python(data: bytes | bytearray, stop: int, state: DecodeState) -> EventColumns:
@@ -284,27 +249,10 @@ def decode_in_python(data: bytes | bytearray, stop: int, state: DecodeState) -> 
 
 
 def find_events(data: bytes | bytearray, stop: int, state: DecodeState) -> NativeResult | None:
-    """The first half of :func:`decode_events`, done by the kernel, for :func:`columns_of`.
-
-    None if Python must read the chunk; the state does not change then.
-    """
+    """The kernel's half of :func:`decode_events`; None, and no change, if Python must read."""
     if state.permissive:
         return None
     return state.native.find(data, stop, exact=state.exact, device_only=state.device_only)
-
-
-def columns_of(found: NativeResult, state: DecodeState) -> EventColumns:
-    """The second half of :func:`decode_events`, to be called chunk by chunk in order."""
-    chunk = state.native.with_codes(found)
-    return EventColumns(
-        device=chunk.device,
-        host=chunk.host,
-        kept=_is_kept(chunk.host["category"], chunk.host["name"], state.symbols),
-        comm=chunk.comm,
-        metadata=chunk.metadata,
-        num_events=chunk.num_events,
-        num_clamped=chunk.num_clamped,
-    )
 
 
 def decode_texts(texts: Sequence[bytes], state: DecodeState) -> EventColumns:
@@ -313,9 +261,8 @@ def decode_texts(texts: Sequence[bytes], state: DecodeState) -> EventColumns:
     state.permissive = events.num_unusual > 0
     start_ns = np.array(events.start_ns, np.int64)
     rows = Rows.of(events.rows, start_ns, state.symbols, device_only=state.device_only)
-    columns = _columns(
-        rows, state, lambda chosen: [events.arguments[row] for row in chosen.index.tolist()]
-    )
+    given = events.arguments
+    columns = _columns(rows, state, lambda chosen: [given[row] for row in chosen.index.tolist()])
     return replace(
         columns,
         metadata=events.metadata,
@@ -366,23 +313,14 @@ def _reread(
     data: bytes | bytearray, stop: int, rows: Rows, boundary: Boundary
 ) -> Sequence[Mapping[str, Any]]:
     base = _address(memoryview(data)[:stop])
-    wanted = [
-        Wanted(
-            event.name,
-            event.ts if isinstance(event.ts, float) else float(bytes(event.ts)),
-            _place(event.args, base),
-        )
-        for event in rows.events
-    ]
+    wanted = []
+    for event in rows.events:
+        ts = event.ts if isinstance(event.ts, float) else float(bytes(event.ts))
+        # the decoder does not copy raw values: they are views of the text itself
+        named = event.args.names_collective
+        place = _address(event.args.collective) - base if named else ABSENT
+        wanted.append(Wanted(event.name, ts, place))
     return find_arguments(data, stop, wanted, boundary)
-
-
-def _place(arguments: Arguments, base: int) -> int:
-    """Position of the collective's name in the text, ABSENT without one.
-
-    The decoder does not copy raw values: they are views of the text itself.
-    """
-    return _address(arguments.collective) - base if arguments.names_collective else ABSENT
 
 
 def _address(text: memoryview | msgspec.Raw) -> int:
@@ -397,33 +335,22 @@ def _columns(rows: Rows, state: DecodeState, arguments: FindArguments) -> EventC
     device = device_columns(device_rows)
     stream = np.full(len(rows), ABSENT)
     stream[on_device] = device["stream"]
-    return EventColumns(
-        device=device,
-        host=host_columns(host_rows, symbols),
-        kept=_is_kept(host_rows.category, host_rows.name, symbols),
-        comm=_comm_rows(rows, _is_comm(rows, device_rows, symbols), stream, symbols, arguments),
-        metadata=(),
-        num_events=len(rows),
-        num_clamped=rows.num_clamped,
-    )
-
-
-def _is_kept(
-    category: NDArray[np.int32], name: NDArray[np.int32], symbols: SymbolTable
-) -> NDArray[np.bool_]:
-    """Host rows that analyses need: all except most operators."""
-    return ~symbols.is_operator.of(category) | symbols.is_kept.of(name)
-
-
-def _is_comm(rows: Rows, device_rows: Rows, symbols: SymbolTable) -> NDArray[np.bool_]:
-    """Device rows with collective arguments, and host rows with names of communication."""
-    on_device = rows.kind >= 0
+    # device rows with collective arguments, and host rows with names of communication
     is_comm = symbols.is_comm.of(rows.name) & ~on_device
     is_comm[on_device] = [
         event.args.collective is not NO_COLLECTIVE and event.args.names_collective
         for event in device_rows.events
     ]
-    return is_comm
+    host = host_columns(host_rows, symbols)
+    return EventColumns(
+        device=device,
+        host=host,
+        kept=symbols.needed(host),
+        comm=_comm_rows(rows, is_comm, stream, symbols, arguments),
+        metadata=(),
+        num_events=len(rows),
+        num_clamped=rows.num_clamped,
+    )
 
 
 def _comm_rows(
@@ -432,22 +359,13 @@ def _comm_rows(
     stream: Int64Array,
     symbols: SymbolTable,
     arguments: FindArguments,
-) -> list[CommRow]:
+) -> CommColumns:
     if not chosen.any():
-        return []
+        return NO_ROWS
     picked = rows.where(chosen)
-    threads = symbols.threads
-    return [
-        CommRow(*cells)
-        for cells in zip(
-            picked.start_ns.tolist(),
-            picked.end_ns.tolist(),
-            picked.name.tolist(),
-            picked.category.tolist(),
-            [threads[event.pid, event.tid] for event in picked.events],
-            stream[chosen].tolist(),
-            picked.correlation.tolist(),
-            arguments(picked),
-            strict=True,
-        )
-    ]
+    integers, codes = columns_of_arguments(arguments(picked), symbols)
+    integers |= {"start_ns": picked.start_ns, "end_ns": picked.end_ns}
+    integers |= {"stream": stream[chosen], "correlation": picked.correlation}
+    threads = coded([symbols.threads[event.pid, event.tid] for event in picked.events])
+    codes |= {"name": picked.name, "category": picked.category, "thread": threads}
+    return CommColumns(integers, codes)

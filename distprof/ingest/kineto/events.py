@@ -60,22 +60,13 @@ HOST_WORDS: dict[str, str] = {
 }
 """Category in the trace to distprof's word for it."""
 
+# Rows of this category are counted and dropped: they are most of a trace with stacks.
 PYTHON_FRAME = "python_function"
-"""Rows of this category are counted and dropped: they are most of a trace with stacks."""
-
 STEP_PREFIX = "ProfilerStep#"
 
 COMM_PREFIXES = (
-    "c10d::",
-    "_c10d_functional::",
-    "c10d_functional::",
-    "symm_mem::",
-    "gloo:",
-    "nccl:",
-    "xccl:",
-    "ucc:",
-    "mpi:",
-    "record_param_comms",
+    *("c10d::", "_c10d_functional::", "c10d_functional::", "symm_mem::"),
+    *("gloo:", "nccl:", "xccl:", "ucc:", "mpi:", "record_param_comms"),
 )
 """Name prefixes of host rows that enter COMM_ARGS even without arguments."""
 
@@ -88,16 +79,9 @@ KEPT_OPERATOR_NAME = re.compile(
 """
 
 
-USUAL_CATEGORIES = (
-    *HOST_WORDS,
-    *DEVICE_KINDS,
-    PYTHON_FRAME,
-    "cpu_op",
-    "cpu_instant_event",
-    "overhead",
-    "Trace",
-)
-"""Usual categories of events with a duration, as in the trace; files with others take longer."""
+_UNTRANSLATED = (PYTHON_FRAME, "cpu_op", "cpu_instant_event", "overhead", "Trace")
+# Usual categories of events with a duration, as in the trace; files with others take longer.
+USUAL_CATEGORIES = (*HOST_WORDS, *DEVICE_KINDS, *_UNTRANSLATED)
 
 
 def normalise(category: str) -> str:
@@ -107,18 +91,14 @@ def normalise(category: str) -> str:
 
 # Times --------------------------------------------------------------------------------------------
 
-EXACT_BELOW_US = 2.0**43
-"""From here on, neighbouring doubles are 2 ns apart."""
+EXACT_BELOW_US = 2.0**43  # from here on, neighbouring doubles are 2 ns apart
 
+# Times above this (the year 2096) are nonsense. A base of the same size can still be added.
 LARGEST_NS = 4 * 10**18
-"""Times above this (the year 2096) are nonsense. A base of the same size can still be added."""
 
+# A longer event is a broken record: no profiler records for a week.
 LONGEST_NS = 7 * 24 * 3600 * NS_PER_S
-"""A longer event is a broken record: no profiler records for a week."""
-
-INVALID_NS = np.iinfo(np.int64).min
-"""Stands for an unreadable time."""
-
+INVALID_NS = np.iinfo(np.int64).min  # stands for an unreadable time
 _MOST_DIGITS = 20  # before the point: no 64-bit time in ns has more
 _DECIMALS = 3
 
@@ -183,12 +163,8 @@ def _equally_long_to_ns(group: Sequence[Any], length: int) -> Int64Array:
 # Decoders -----------------------------------------------------------------------------------------
 
 NO_DURATION = -1.0
-
-NO_COLLECTIVE = Raw(b"")
-"""Stands for an event that names no collective."""
-
-SOME_COLLECTIVE = Raw(b'""')
-"""Stands for an event whose collective was already read."""
+NO_COLLECTIVE = Raw(b"")  # stands for an event that names no collective
+SOME_COLLECTIVE = Raw(b'""')  # stands for an event whose collective was already read
 
 
 class Arguments(Struct, gc=False, frozen=True):
@@ -275,9 +251,8 @@ class _CollectedMetadata(Metadata, gc=False, tag_field="ph", tag="M"):
         _COLLECTED.events.append(self)
 
 
+# Flow, counter, instant, async and begin/end events: validated, but not kept.
 SKIPPED_PHASES = "stfiICBEbenNODPRcvVapSTF(),"
-"""Flow, counter, instant, async and begin/end events: validated, but not kept."""
-
 _SKIPPED = tuple(
     msgspec.defstruct(f"Skipped{code}", [], tag_field="ph", tag=phase, gc=False)
     for code, phase in enumerate(dict.fromkeys(SKIPPED_PHASES))
@@ -291,32 +266,24 @@ def _union(*kinds: type[Struct]) -> Any:
     return list[union]
 
 
-_USUAL = msgspec.json.Decoder(_union(UsualComplete, _CollectedMetadata, *_SKIPPED)).decode
-
-_FAST = msgspec.json.Decoder(_union(Complete, _CollectedMetadata, *_SKIPPED)).decode
-
-_EXACT = msgspec.json.Decoder(_union(ExactComplete, _CollectedMetadata, *_SKIPPED)).decode
-
-
-_DECODERS = {UsualComplete: _USUAL, Complete: _FAST, ExactComplete: _EXACT}
+_DECODERS = {
+    kind: msgspec.json.Decoder(_union(kind, _CollectedMetadata, *_SKIPPED)).decode
+    for kind in (UsualComplete, Complete, ExactComplete)
+}
 
 
 def decode_array(
     text: memoryview, complete: type[Complete | ExactComplete]
 ) -> tuple[list[Struct], list[Metadata]]:
-    """All events of a JSON array, and the metadata events among them.
-
-    Raises:
-        msgspec.DecodeError: If it is not a JSON array, or an event has an unexpected shape or type.
-    """
+    """All events of a JSON array, and the metadata events among them."""
     _COLLECTED.events = []
     decoded: list[Struct] = _DECODERS[complete](text)
     metadata, _COLLECTED.events = _COLLECTED.events, []
     return decoded, metadata
 
 
+# Cut an array into the texts of its elements; raises only if it is not a JSON array.
 DECODE_RAW = msgspec.json.Decoder(list[Raw]).decode
-"""Cut an array into the texts of its elements; raises only if it is not a JSON array."""
 
 
 NO_TIME = Raw(b"null")
@@ -335,16 +302,13 @@ class Loose(Struct):
     args: Any = None
 
 
+# Decode the text of one event, whatever its types.
 DECODE_LOOSE = msgspec.json.Decoder(Loose).decode
-"""Decode the text of one event, whatever its types."""
 
 
 class _Object(Struct):
     """Any JSON object."""
 
 
-DECODE_OBJECT = msgspec.json.Decoder(_Object).decode
-"""Check that a text is one JSON object."""
-
-DECODE_ANY = msgspec.json.Decoder().decode
-"""Decode any JSON text to builtin types."""
+DECODE_OBJECT = msgspec.json.Decoder(_Object).decode  # check that a text is one JSON object
+DECODE_ANY = msgspec.json.Decoder().decode  # decode any JSON text to builtin types

@@ -157,10 +157,8 @@ class StepRanges:
         candidates = {key: r for key, r in families if len(r) > 1 or r[0][0] >= 0}
         if not candidates:
             return
-        thread, family = max(
-            candidates,
-            key=lambda key: (sum(end - start for _, start, end in candidates[key]), key),
-        )
+        covered = {key: sum(end - start for _, start, end in r) for key, r in candidates.items()}
+        thread, family = max(candidates, key=lambda key: (covered[key], key))
         if family == "profilerstep":
             return
         seen: set[int] = set()

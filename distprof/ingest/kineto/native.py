@@ -1,9 +1,8 @@
 """Chunks read by the compiled kernel: its arguments, and its result as columns.
 
 The kernel returns what the Python decoder would, or declines the chunk (``native/chunk.hpp``). It
-numbers the texts of a trace in order of first appearance, and hands out those that are new in a
-chunk. This module gives them their codes in the file's dictionaries, in the order in which the
-Python decoder would. They are the same codes, unless Python read a chunk in between.
+numbers texts in order of first appearance, and hands out those that are new in a chunk. They get
+their codes in the file's dictionaries here: the same ones, unless Python read a chunk in between.
 """
 
 from __future__ import annotations
@@ -33,26 +32,30 @@ from distprof.ingest.kineto.events import (
     MetadataArguments,
     normalise,
 )
-from distprof.ingest.kineto.parsed import Symbols, SymbolTable, kind_of
+from distprof.ingest.kineto.parsed import Columns, Symbols, SymbolTable, kind_of
 from distprof.kernel import kernel
 
+# Arguments in the order of ``enum Argument`` in ``native/chunk.hpp``.
 _ALWAYS = ("name", "stream", "correlation", "device", "bytes", "grid", "Collective name")
-"""Arguments in the order of ``enum Argument`` in ``native/chunk.hpp``."""
+_DTYPES = {
+    **dict.fromkeys(("name", "category", "thread", "device", "blocks"), np.int32),
+    "kind": np.int8,
+}
 
-_INT32 = ("name", "category", "thread", "device", "blocks")
 
-_INT8 = ("kind",)
+class EventColumns(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of one chunk. Times are int64 ns as the file counts them, without its base."""
 
-
-class NativeChunk(NamedTuple):
-    """Columns of one chunk, as in :class:`~distprof.ingest.kineto.decode.EventColumns`."""
-
-    device: dict[str, NDArray[Any]]
-    host: dict[str, NDArray[Any]]
-    comm: CommColumns
-    metadata: Sequence[Metadata]
-    num_events: int
-    num_clamped: int
+    device: Columns  # The columns of ACTIVITY.
+    host: Columns  # The columns of HOST.
+    kept: NDArray[np.bool_]  # Host rows that analyses need, as a mask.
+    comm: CommColumns  # Communication rows.
+    metadata: Sequence[Metadata]  # Process and thread names.
+    num_events: int  # Elements of the array.
+    num_repaired: int = 0  # Events repaired.
+    num_quarantined: int = 0  # Events given up.
+    num_clamped: int = 0  # Events kept with duration 0.
+    first_fault: bytes | None = None  # Text of the first event that was repaired or given up.
 
 
 class NativeResult(NamedTuple):
@@ -74,6 +77,7 @@ class NativeReader:
 
     def __init__(self, symbols: SymbolTable) -> None:
         self._decoder: Any = None
+        self._symbols = symbols
         self._codes = {
             "name": _Codes(symbols.names),
             "category": _Codes(symbols.categories),
@@ -98,16 +102,14 @@ class NativeReader:
         if found is None:
             return None
         try:
-            texts = [
-                (first, [as_text(DECODE_ANY(raw)) for raw in raws])
-                for first, raws in found["raw_texts"]
-            ]
+            new = found["raw_texts"]
+            texts = [(first, [as_text(DECODE_ANY(raw)) for raw in raws]) for first, raws in new]
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
             self._decoder.forget()
             return None
         return NativeResult(found, texts)
 
-    def with_codes(self, read: NativeResult) -> NativeChunk:
+    def with_codes(self, read: NativeResult) -> EventColumns:
         """The columns with codes of the file's dictionaries. Call it for each result, in order."""
         found, texts = read
         for place, known in enumerate(self._texts.values()):
@@ -118,30 +120,22 @@ class NativeReader:
         first, threads = found["threads"]
         self._codes["thread"].add(first, [tuple(thread.split("/", 1)) for thread in threads])
         comm = self._columns(found["comm"])
-        return NativeChunk(
-            device=self._columns(found["device"]),
-            host=self._columns(found["host"]),
-            comm=CommColumns(
-                integers={
-                    **{
-                        name: comm[name] for name in ("start_ns", "end_ns", "stream", "correlation")
-                    },
-                    **{
-                        name: np.frombuffer(values, np.int64)
-                        for name, values in zip(
-                            INTEGER_KEYS, found["comm"]["integers"], strict=True
-                        )
-                    },
-                },
-                codes={
-                    **{name: comm[name] for name in self._codes},
-                    **{
-                        name: self._texts[name].of(np.frombuffer(values, np.int32))
-                        for name, values in zip(TEXT_KEYS, found["comm"]["texts"], strict=True)
-                    },
-                },
-            ),
-            metadata=[_metadata(*name) for name in found["thread_names"]],
+        integers = {name: column for name, column in comm.items() if name not in self._codes}
+        for name, values in zip(INTEGER_KEYS, found["comm"]["integers"], strict=True):
+            integers[name] = np.frombuffer(values, np.int64)
+        codes = {name: comm[name] for name in self._codes}
+        for name, values in zip(TEXT_KEYS, found["comm"]["texts"], strict=True):
+            codes[name] = self._texts[name].of(np.frombuffer(values, np.int32))
+        device, host = self._columns(found["device"]), self._columns(found["host"])
+        return EventColumns(
+            device=device,
+            host=host,
+            kept=self._symbols.needed(host),
+            comm=CommColumns(integers, codes),
+            metadata=[
+                Metadata("thread_name", process, thread, MetadataArguments(_decoded(name)))
+                for process, thread, name in found["thread_names"]
+            ],
             num_events=found["num_events"],
             num_clamped=found["num_clamped"],
         )
@@ -151,8 +145,7 @@ class NativeReader:
         columns: dict[str, NDArray[Any]] = {}
         for name, values in found.items():
             if isinstance(values, bytes):
-                dtype = np.int32 if name in _INT32 else np.int8 if name in _INT8 else np.int64
-                column = np.frombuffer(values, dtype)
+                column = np.frombuffer(values, _DTYPES.get(name, np.int64))
                 columns[name] = self._codes[name].of(column) if name in self._codes else column
         return columns
 
@@ -204,8 +197,3 @@ def _settings() -> dict[str, Any]:
 def _decoded(name: str | bytes) -> str:
     """A name; with its quotes and escapes it is bytes."""
     return name if isinstance(name, str) else str(DECODE_ANY(name))
-
-
-def _metadata(process: str, thread: str, name: str | bytes) -> Metadata:
-    arguments = MetadataArguments(name=_decoded(name))
-    return Metadata(name="thread_name", pid=process, tid=thread, args=arguments)

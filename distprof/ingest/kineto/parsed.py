@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
+import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import compress, islice
@@ -25,21 +27,13 @@ from distprof.run.run import Quality
 from distprof.schema import Coded, Column, Table, TableSchema
 
 Scalar = TypeVar("Scalar", np.int8, np.bool_)
-
-MAX_NAMES = 1 << 20
-"""The largest traces have about ten thousand names."""
-
+MAX_NAMES = 1 << 20  # the largest traces have about ten thousand
 MAX_NAME_CHARACTERS = 1 << 25
-
-MOST_OF_A_NAME = 4096
-"""Characters that are kept of a name; template names of real kernels have up to a few thousand."""
-
+MOST_OF_A_NAME = 4096  # characters; template names of real kernels have up to a few thousand
 OTHER_NAMES = "(one of too many names)"
-
 _MANY_NAMES = 1 << 14
-
+_CODES_AT_ONCE = 1 << 16
 HOST = -1
-
 DROPPED = -2
 
 
@@ -64,8 +58,9 @@ class Symbols(dict[Any, int]):
 
     def __missing__(self, key: Any) -> int:
         text = self._text(key)
-        if self._most is not None and len(text) > self._most:
-            return self._long(text)
+        if self._most is not None and len(text) > self._most:  # is cut, and not kept as a key
+            digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+            return self[f"{text[: self._most - len(digest) - 2]}…#{digest}"]
         code = self._codes.get(text)
         if code is None:
             if len(self._codes) >= MAX_NAMES or self._num_characters > MAX_NAME_CHARACTERS:
@@ -76,11 +71,6 @@ class Symbols(dict[Any, int]):
         if len(self) < 4 * MAX_NAMES:  # several keys may have one text
             self[key] = code
         return code
-
-    def _long(self, text: str) -> int:
-        """The code of a text that is cut; the text itself is not kept as a key."""
-        digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-        return self[f"{text[: (self._most or 0) - len(digest) - 2]}…#{digest}"]
 
     @property
     def num_texts(self) -> int:
@@ -114,8 +104,8 @@ class Verdicts(Generic[Scalar]):
         return self._known.take(codes)
 
 
+# Categories whose rows the profiler numbers (``External id``).
 _NUMBERED = frozenset({"cpu_op", "annotation"})
-"""Categories whose rows the profiler numbers (``External id``)."""
 
 
 class SymbolTable:
@@ -135,6 +125,10 @@ class SymbolTable:
         self.is_kept = Verdicts(self.names, _is_kept, np.bool_)
         self.is_step = Verdicts(self.names, lambda name: name.startswith(STEP_PREFIX), np.bool_)
 
+    def needed(self, host: Columns) -> NDArray[np.bool_]:
+        """Host rows that analyses need: all except most operators."""
+        return ~self.is_operator.of(host["category"]) | self.is_kept.of(host["name"])
+
 
 @lru_cache(_MANY_NAMES)  # the ranks of a job have the same names
 def _is_kept(name: str) -> bool:
@@ -147,13 +141,10 @@ def compact(codes: NDArray[np.int32], texts: list[str]) -> Coded:
     if used.all():
         return Coded(codes, tuple(texts))
     remap = np.cumsum(used, dtype=np.int32) - np.int32(1)
-    for first in range(0, len(codes), _ROWS_AT_ONCE):
-        block = codes[first : first + _ROWS_AT_ONCE]
+    for first in range(0, len(codes), _CODES_AT_ONCE):
+        block = codes[first : first + _CODES_AT_ONCE]
         block[:] = remap.take(block)
     return Coded(codes, tuple(compress(texts, used.tolist())))
-
-
-_ROWS_AT_ONCE = 1 << 16
 
 
 def kind_of(word: str) -> int:
@@ -164,6 +155,15 @@ def kind_of(word: str) -> int:
 
 
 # The whole file -----------------------------------------------------------------------------------
+
+
+def _number(name: str, doc: str) -> Column:
+    return Column(name=name, dtype="int64", nullable=True, doc=doc)
+
+
+def _text(name: str, doc: str) -> Column:
+    return Column(name=name, dtype="category", nullable=True, doc=doc)
+
 
 COMM_ARGS = TableSchema(
     name="comm_args",
@@ -177,35 +177,26 @@ COMM_ARGS = TableSchema(
         Column(name="name", dtype="category", doc="Event name."),
         Column(name="category", dtype="category", doc="As in HOST; kernel for device rows."),
         Column(name="thread", dtype="category", doc="Process and thread id, as pid/tid."),
-        Column(name="stream", dtype="int64", nullable=True, doc="Stream of a device row."),
-        Column(name="correlation", dtype="int64", nullable=True, doc="Launch correlation."),
-        Column(name="external_id", dtype="int64", nullable=True, doc="External id argument."),
-        Column(name="collective", dtype="category", nullable=True, doc="Collective name."),
-        Column(name="in_nelems", dtype="int64", nullable=True, doc="In msg nelems."),
-        Column(name="out_nelems", dtype="int64", nullable=True, doc="Out msg nelems."),
-        Column(name="dtype", dtype="category", nullable=True, doc="Element type."),
-        Column(name="group_size", dtype="int64", nullable=True, doc="Group size."),
-        Column(name="group", dtype="category", nullable=True, doc="Process Group Name."),
-        Column(
-            name="group_desc", dtype="category", nullable=True, doc="Process Group Description."
-        ),
-        Column(
-            name="group_ranks", dtype="category", nullable=True, doc="Process Group Ranks, raw."
-        ),
-        Column(name="seq", dtype="int64", nullable=True, doc="Seq."),
-        Column(name="comms_id", dtype="category", nullable=True, doc="Comms Id; may exceed int64."),
-        Column(name="in_splits", dtype="category", nullable=True, doc="In split size, raw."),
-        Column(name="out_splits", dtype="category", nullable=True, doc="Out split size, raw."),
-        Column(name="src_rank", dtype="int64", nullable=True, doc="Src Rank."),
-        Column(name="dst_rank", dtype="int64", nullable=True, doc="Dst Rank."),
-        Column(name="input_dims", dtype="category", nullable=True, doc="Input Dims, JSON text."),
-        Column(name="input_types", dtype="category", nullable=True, doc="Input type, JSON text."),
-        Column(
-            name="concrete_inputs",
-            dtype="category",
-            nullable=True,
-            doc="Concrete Inputs, JSON text.",
-        ),
+        _number("stream", "Stream of a device row."),
+        _number("correlation", "Launch correlation."),
+        _number("external_id", "External id argument."),
+        _text("collective", "Collective name."),
+        _number("in_nelems", "In msg nelems."),
+        _number("out_nelems", "Out msg nelems."),
+        _text("dtype", "Element type."),
+        _number("group_size", "Group size."),
+        _text("group", "Process Group Name."),
+        _text("group_desc", "Process Group Description."),
+        _text("group_ranks", "Process Group Ranks, raw."),
+        _number("seq", "Seq."),
+        _text("comms_id", "Comms Id; may exceed int64."),
+        _text("in_splits", "In split size, raw."),
+        _text("out_splits", "Out split size, raw."),
+        _number("src_rank", "Src Rank."),
+        _number("dst_rank", "Dst Rank."),
+        _text("input_dims", "Input Dims, JSON text."),
+        _text("input_types", "Input type, JSON text."),
+        _text("concrete_inputs", "Concrete Inputs, JSON text."),
     ),
 )
 
@@ -229,3 +220,94 @@ class ParsedTrace(msgspec.Struct, frozen=True, kw_only=True):
     last_ns: int  # End of the last event.
     has_epoch: bool  # Whether times count from the Unix epoch.
     quality: Quality  # Quality of the file.
+
+
+Columns = dict[str, NDArray[Any]]
+_ROWS_AT_ONCE = 1 << 15  # collected before they are written; shorter tables use no map
+_CAN_REMAP = sys.platform == "linux"
+
+
+class GrowingColumns:
+    """The columns of one table, part by part; categories are int32 codes."""
+
+    def __init__(self, schema: TableSchema) -> None:
+        self._schema = schema
+        self._waiting: list[Columns] = []
+        self._num_waiting = 0
+        self._maps: dict[str, _Growing] = {}
+
+    def append(self, part: Columns) -> None:
+        """Add rows; from now on, the part belongs to the table."""
+        self._waiting.append(part)
+        self._num_waiting += len(part["start_ns"])
+        if self._num_waiting >= _ROWS_AT_ONCE:
+            self._write()
+
+    def columns(self) -> Columns:
+        """All rows. Call this once; the arrays may be written to."""
+        if not self._maps:
+            return joined(self._schema, self._waiting)
+        if self._num_waiting:
+            self._write()
+        maps, self._maps = self._maps, {}
+        return {name: values.array() for name, values in maps.items()}
+
+    def _write(self) -> None:
+        if not self._maps:
+            self._maps = {column.name: _Growing(_dtype(column)) for column in self._schema}
+        for name, values in self._maps.items():
+            values.extend([part.pop(name) for part in self._waiting], self._num_waiting)
+        self._waiting, self._num_waiting = [], 0
+
+
+def joined(schema: TableSchema, parts: Sequence[Columns]) -> Columns:
+    """Concatenate the parts, and free them column by column because they are large."""
+    return {
+        column.name: np.concatenate(
+            [np.empty(0, _dtype(column)), *(part.pop(column.name) for part in parts)]
+        )
+        for column in schema
+    }
+
+
+def _dtype(column: Column) -> np.dtype[Any]:
+    return np.dtype(np.int32 if column.dtype == "category" else column.dtype)
+
+
+class _Growing:
+    """One column in an anonymous memory map; its unused part takes no memory."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self._dtype = dtype
+        self._rows = 0
+        self._map = _anonymous(2 * _ROWS_AT_ONCE * dtype.itemsize)
+
+    def extend(self, parts: Sequence[NDArray[Any]], count: int) -> None:
+        size = self._dtype.itemsize
+        rows = self._rows + count
+        if rows * size > len(self._map):
+            self._map = _resized(self._map, 2 * rows * size)
+        room = np.frombuffer(self._map, self._dtype, count, self._rows * size)
+        np.concatenate(parts, out=room)
+        self._rows = rows
+
+    def array(self) -> NDArray[Any]:
+        """The values, which keep the map alive."""
+        return np.frombuffer(self._map, self._dtype, self._rows)
+
+
+def _anonymous(size: int) -> mmap.mmap:
+    """A private map, because a shared one could not grow."""
+    if _CAN_REMAP:
+        return mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return mmap.mmap(-1, size)
+
+
+def _resized(old: mmap.mmap, size: int) -> mmap.mmap:
+    if _CAN_REMAP:
+        old.resize(size)
+        return old
+    new = _anonymous(size)
+    with memoryview(old) as content:
+        new[: len(old)] = content
+    return new

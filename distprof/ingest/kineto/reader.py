@@ -19,29 +19,34 @@ from distprof.bounds import Bound
 from distprof.errors import InputError
 from distprof.ingest.kineto.comm import CommRows
 from distprof.ingest.kineto.decode import (
-    Columns,
     DecodeState,
-    EventColumns,
-    columns_of,
     decode_events,
     decode_in_python,
     decode_texts,
     find_events,
 )
-from distprof.ingest.kineto.device import DeviceSearch, parse_metadata
 from distprof.ingest.kineto.events import DECODE_OBJECT, LARGEST_NS
-from distprof.ingest.kineto.framing import Framer
-from distprof.ingest.kineto.growing import GrowingColumns, joined
-from distprof.ingest.kineto.parsed import MAX_NAMES, ParsedTrace, Symbols, SymbolTable, compact
+from distprof.ingest.kineto.framing import DeviceSearch, Framer
+from distprof.ingest.kineto.native import EventColumns
+from distprof.ingest.kineto.parsed import (
+    MAX_NAMES,
+    Columns,
+    GrowingColumns,
+    ParsedTrace,
+    Symbols,
+    SymbolTable,
+    compact,
+    joined,
+)
 from distprof.ingest.kineto.source import ByteSource
+from distprof.ingest.metadata import parse_metadata
 from distprof.kernel import threads_help
 from distprof.run.run import Quality
 from distprof.run.tables import ACTIVITY, CALL_CATEGORIES, HOST, have_launches
 from distprof.schema import Coded, Table, TableSchema
 from distprof.terms import ActivityKind
 
-SINK_ROWS = 1 << 17
-"""Host rows that a sink gets at once, except for the last ones."""
+SINK_ROWS = 1 << 17  # that a sink gets at once, except for the last ones
 
 
 class HostSink(Protocol):
@@ -49,14 +54,9 @@ class HostSink(Protocol):
 
     def write(self, rows: Table) -> None:
         """Take a HOST table whose times do not include the file's base yet."""
-        ...
 
     def shift(self, base_ns: int) -> None:
-        """Add ``base_ns`` to the times of all rows; called once, after the last rows.
-
-        Most files record the base only at their end.
-        """
-        ...
+        """Add the base to the times of all rows; called once, as most files record it last."""
 
 
 class Collector:
@@ -70,14 +70,10 @@ class Collector:
         self._waiting: list[Columns] = []  # host rows for the sink
         self._num_waiting = 0
         self._comm = CommRows(symbols)
-        self._ranges: list[tuple[int, int]] = []
+        self.ranges: list[tuple[int, int]] = []  # first start and last end of rows with a time
         self.thread_names: dict[str, str] = {}
-        self.num_events = 0
-        self.num_rows = 0
-        self.num_repaired = 0
-        self.num_quarantined = 0
-        self.num_clamped = 0
-        self.num_numbered = 0
+        self.num_events = self.num_rows = self.num_numbered = 0
+        self.num_repaired = self.num_quarantined = self.num_clamped = 0
 
     def add(self, columns: EventColumns) -> None:
         """Add the columns of one chunk."""
@@ -90,26 +86,24 @@ class Collector:
         self.num_numbered += int(np.count_nonzero(self._symbols.is_numbered.of(category)))
         for part in (columns.device, columns.host):
             if len(part["start_ns"]):
-                self._ranges.append((int(part["start_ns"].min()), int(part["end_ns"].max())))
+                self.ranges.append((int(part["start_ns"].min()), int(part["end_ns"].max())))
         if len(columns.device["start_ns"]):
             self._device.append(columns.device)
-        self._add_host(columns)
+        if len(columns.host["start_ns"]):
+            self._add_host(columns.host, columns.kept)
         self._comm.extend(columns.comm)
         for event in columns.metadata:
             if event.name == "thread_name" and isinstance(event.args.name, str):
                 self.thread_names[f"{event.pid}/{event.tid}"] = event.args.name
 
-    def _add_host(self, columns: EventColumns) -> None:
-        host = columns.host
-        if not len(host["start_ns"]):
-            return
+    def _add_host(self, host: Columns, is_kept: NDArray[np.bool_]) -> None:
         if self._sink is None:
             self._host.append(host)
             return
-        kept = np.flatnonzero(columns.kept)
+        kept = np.flatnonzero(is_kept)
         self._host.append({name: values[kept] for name, values in host.items()})
         self._waiting.append(host)
-        self._num_waiting += len(columns.kept)
+        self._num_waiting += len(is_kept)
         if self._num_waiting >= SINK_ROWS:
             self._write_waiting(self._sink)
 
@@ -119,16 +113,9 @@ class Collector:
             sink.write(self._host_table(joined(HOST, self._waiting)))
         self._waiting, self._num_waiting = [], 0
 
-    @property
-    def has_rows(self) -> bool:
-        """Whether there was any row with a time, on the device or the host."""
-        return bool(self._ranges)
-
     def span(self, base_ns: int) -> tuple[int, int]:
-        """First start and last end of all rows; zeros when there are none."""
-        if not self._ranges:
-            return 0, 0
-        starts, ends = zip(*self._ranges, strict=True)
+        """First start and last end of all rows."""
+        starts, ends = zip(*self.ranges, strict=True)
         return min(starts) + base_ns, max(ends) + base_ns
 
     def tables(self, base_ns: int) -> tuple[Table, Table, Table]:
@@ -144,11 +131,7 @@ class Collector:
 
     def _host_table(self, columns: Columns) -> Table:
         symbols = self._symbols
-        texts = {
-            "name": symbols.names,
-            "category": symbols.categories,
-            "thread": symbols.threads,
-        }
+        texts = {"name": symbols.names, "category": symbols.categories, "thread": symbols.threads}
         return _table(HOST, columns, texts)
 
 
@@ -169,12 +152,8 @@ def _table(schema: TableSchema, columns: Columns, texts: Mapping[str, Symbols]) 
 # Salvaging a window that is not a JSON array ------------------------------------------------------
 
 _GROUP = 256
-
-_MOST_PIECES = 4
-"""An event may hold up to this many pieces when the boundary also occurs inside events."""
-
+_MOST_PIECES = 4  # of an event, when the boundary also occurs inside events
 _STARTS = re.compile(rb'\{\s*"(?:ph|cat|name"\s*:\s*"[^"]*"\s*,\s*"(?:ph|cat))"\s*:')
-
 _BETWEEN = b" \t\r\n,"
 
 
@@ -201,10 +180,13 @@ def _salvaged_events(texts: list[bytes], between: bytes) -> Iterator[bytes]:
     while position < len(texts):
         for count in range(1, _MOST_PIECES + 1):
             text = between.join(texts[position : position + count])
-            if _is_object(text):
-                yield text
-                position += count
-                break
+            try:
+                DECODE_OBJECT(text)
+            except (msgspec.DecodeError, RecursionError):
+                continue
+            yield text
+            position += count
+            break
         else:
             yield from _cut_at_starts(texts[position])
             position += 1
@@ -220,18 +202,9 @@ def _cut_at_starts(text: bytes) -> Iterator[bytes]:
         yield text[start:end].strip(_BETWEEN)
 
 
-def _is_object(text: bytes) -> bool:
-    try:
-        DECODE_OBJECT(text)
-    except (msgspec.DecodeError, RecursionError):
-        return False
-    return True
-
-
 # The file -----------------------------------------------------------------------------------------
 
-MAX_ROWS = 1 << 24
-"""Device rows and calls of one trace, at 200 bytes of memory each; the rest is skipped."""
+MAX_ROWS = 1 << 24  # device rows and calls, at 200 bytes of memory each; the rest is skipped
 
 BOUND = Bound(
     reads="a trace of torch.profiler",
@@ -244,9 +217,10 @@ BOUND = Bound(
 """The text of a trace is never in memory as a whole, only one row per event."""
 
 _LARGEST_KEPT_BYTES = 16 << 20
-
-_EPOCH_NS = 10**17
-"""Earlier times (before 1973) count from a base that the file does not record."""
+_EPOCH_NS = 10**17  # earlier times (before 1973) count from a base that the file does not record
+_LEAST_NUMBERS = 1000  # fewer do not tell whether rows are missing
+_LONG = 16 << 20  # bytes of text above which a separate thread pays off
+_MOST_PENDING = 2  # windows whose columns wait
 
 
 def read_trace(
@@ -276,15 +250,12 @@ def read_trace(
         InputError: If the input is not a trace, or is damaged and ``strict`` is set.
     """
     name = source or (str(stream_or_path) if isinstance(stream_or_path, (str, Path)) else "trace")
-    _keep_freed_memory()
+    # Newly mapped pages are slow, and the C library of Linux returns large blocks to the system,
+    # except for sizes up to the largest that was ever freed. This one is never touched.
+    np.empty(_LARGEST_KEPT_BYTES, np.uint8)
     with ByteSource(stream_or_path, name) as opened, _collection_paused():
         reader = _Reader(opened, name, device_only=rows == "device", strict=strict, sink=host_sink)
         return reader.read()
-
-
-_LONG = 16 << 20  # bytes of text above which a separate thread pays off
-
-_MOST_PENDING = 2  # windows whose columns wait
 
 
 class _Background:
@@ -331,7 +302,6 @@ class _Reader:
         self._source = source
         self._name = name
         self._strict = strict
-        self._sink = sink
         self._state = DecodeState(device_only=device_only)
         self._collector = Collector(self._state.symbols, sink)
         self._framer = Framer(source, name, searched=device_only)
@@ -347,8 +317,15 @@ class _Reader:
             self._background.wait()
         metadata, is_complete = parse_metadata(framer.head, framer.tail, ended=framer.ended)
         truncated = not (framer.ended and is_complete) or self._source.damage is not None
-        if not collector.has_rows:
-            raise self._nothing_recorded(truncated)
+        if not collector.ranges:
+            what = "device activity" if self._state.device_only else "event with a time"
+            valid = "a list of events, each an object with a phase `ph`"
+            raise InputError(
+                self._name,
+                expected=f"a PyTorch profiler trace: {valid}",
+                found=f"not a single {what}{' before the file ends early' if truncated else ''}",
+                fix="name a file that torch.profiler wrote while the profiler was active",
+            )
         if self._strict and (truncated or framer.num_giants):
             raise self._broken(framer.truncated_at or framer.offset, "the file ends early")
         base_ns = _base(metadata)
@@ -375,38 +352,35 @@ class _Reader:
 
     def _take(self, data: bytearray, stop: int, offset: int) -> bool:
         self._learn()
-        is_declined = False
-        if offset > _LONG and self._may_gather_behind:
+        may_gather_behind = offset > _LONG and self._may_gather_behind
+        if may_gather_behind:
             found = find_events(data, stop, self._state)
             if found is not None:
                 self._num_found += found.num_rows
-                self._background.do(lambda: self._collector.add(columns_of(found, self._state)))
+                self._background.do(
+                    lambda: self._collector.add(self._state.native.with_codes(found))
+                )
                 return True
-            is_declined = True
         self._background.wait()
+        decode = decode_in_python if may_gather_behind else self._decode  # the kernel declined
         try:
-            columns = self._decode(data, stop, is_declined=is_declined)
+            columns = decode(data, stop, self._state)
         except (msgspec.DecodeError, RecursionError):
             return False
         self._add(columns, data, offset)
         return True
 
-    def _decode(self, data: bytearray, stop: int, *, is_declined: bool) -> EventColumns:
-        if is_declined:
-            return decode_in_python(data, stop, self._state)
-        if self._state.device_only:
-            hits = self._hits(data, stop)
+    def _decode(self, data: bytearray, stop: int, state: DecodeState) -> EventColumns:
+        if state.device_only:
+            if self._search is None or self._search.boundary != state.boundary:
+                self._search = DeviceSearch(state.boundary)
+            hits = self._search.select(data, stop) if self._search.usable else None
             if hits is not None:
                 try:
-                    return decode_events(hits, len(hits), self._state)
+                    return decode_events(hits, len(hits), state)
                 except (msgspec.DecodeError, RecursionError):
                     pass  # the boundary misled, or an event is broken
-        return decode_events(data, stop, self._state)
-
-    def _hits(self, data: bytearray, stop: int) -> bytes | None:
-        if self._search is None or self._search.boundary != self._state.boundary:
-            self._search = DeviceSearch(self._state.boundary)
-        return self._search.select(data, stop) if self._search.usable else None
+        return decode_events(data, stop, state)
 
     def _salvage(self, data: bytearray, stop: int, offset: int) -> None:
         self._learn()
@@ -434,17 +408,9 @@ class _Reader:
             fix="read without strict: distprof then repairs or skips broken events and counts them",
         )
 
-    def _nothing_recorded(self, truncated: bool) -> InputError:
-        what = "device activity" if self._state.device_only else "event with a time"
-        return InputError(
-            self._name,
-            expected="a PyTorch profiler trace: a list of events, each an object with a phase `ph`",
-            found=f"not a single {what}{' before the file ends early' if truncated else ''}",
-            fix="name a file that torch.profiler wrote while the profiler was active",
-        )
-
     def _quality(self, truncated: bool, activity: Table, host: Table, comm_args: Table) -> Quality:
         collector, framer = self._collector, self._framer
+        ratio = _operator_ratio(collector.num_numbered, comm_args)
         return Quality(
             num_events=collector.num_events - collector.num_quarantined,
             num_repaired=collector.num_repaired,
@@ -453,11 +419,7 @@ class _Reader:
             num_unlaunched=_count_unlaunched(activity, host),
             lost_bytes=framer.lost_bytes,
             truncated=truncated,
-            operator_ratio=(
-                None
-                if self._state.device_only
-                else _operator_ratio(collector.num_numbered, comm_args)
-            ),
+            operator_ratio=None if self._state.device_only else ratio,
             notes=tuple(self._notes(truncated)),
         )
 
@@ -474,22 +436,16 @@ class _Reader:
             else:
                 yield f"The file ends early, at uncompressed byte {where}{why}. The rest is lost."
         if self._state.symbols.names.is_full:
-            yield (f"More than {MAX_NAMES:,} different names: the later ones share one name.")
-        if collector.num_repaired:
-            yield f"Repaired, because they were not valid JSON: {_events(collector.num_repaired)}."
-        if collector.num_quarantined:
-            yield f"Skipped, because they were unreadable: {_events(collector.num_quarantined)}."
-        if framer.num_giants:
-            yield f"Skipped, because they are larger than 64 MiB: {_events(framer.num_giants)}."
-        if collector.num_clamped:
-            yield (
-                "Counted as instants, because their duration is missing, negative or absurd: "
-                f"{_events(collector.num_clamped)}."
-            )
-
-
-def _events(count: int) -> str:
-    return f"{count:,} event{'' if count == 1 else 's'}"
+            yield f"More than {MAX_NAMES:,} different names: the later ones share one name."
+        instants = "Counted as instants, because their duration is missing, negative or absurd"
+        for what, count in (
+            ("Repaired, because they were not valid JSON", collector.num_repaired),
+            ("Skipped, because they were unreadable", collector.num_quarantined),
+            ("Skipped, because they are larger than 64 MiB", framer.num_giants),
+            (instants, collector.num_clamped),
+        ):
+            if count:
+                yield f"{what}: {count:,} event{'' if count == 1 else 's'}."
 
 
 def _base(metadata: Mapping[str, Any]) -> int:
@@ -520,19 +476,6 @@ def _operator_ratio(num_operators: int, comm_args: Table) -> float | None:
     known = numbers[rows & (numbers > 0) & (numbers != comm_args["correlation"])]
     span = int(known.max()) - int(known.min()) if len(known) else 0
     return num_operators / span if span >= _LEAST_NUMBERS else None
-
-
-_LEAST_NUMBERS = 1000
-"""Fewer numbers do not tell whether rows are missing."""
-
-
-def _keep_freed_memory() -> None:
-    """Make the allocator reuse freed memory, because newly mapped pages are slow.
-
-    The C library of Linux returns large blocks to the system at once, except for sizes up to the
-    largest that was ever freed. The block allocated here is never touched.
-    """
-    np.empty(_LARGEST_KEPT_BYTES, np.uint8)
 
 
 @contextmanager

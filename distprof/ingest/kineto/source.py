@@ -76,39 +76,18 @@ class _Packed(io.RawIOBase):
         return len(block)
 
 
-def _unpack_into(room: memoryview, file: gzip.GzipFile) -> int:
-    """Bytes for the beginning of ``room``; 0 at the end.
-
-    Before Python 3.14, ``GzipFile.readinto1`` unpacks into new memory and copies that. Its buffer
-    does not.
-    """
-    count: int = getattr(file, "_buffer", file).readinto1(room)
-    return count
-
-
 class ByteSource:
-    """A forward reader of uncompressed bytes that never fails on damaged compression.
-
-    A file object is left open.
-
-    Attributes:
-        damage: What ended the input early, as the start of a sentence; None if nothing did.
-        compressed: Whether the input is gzip, by its first bytes.
-
-    Raises:
-        InputError: If the path is missing, a directory, unreadable, empty, or of another known
-            format.
-    """
+    """A forward reader of uncompressed bytes that never fails on damaged compression."""
 
     def __init__(self, stream_or_path: str | Path | BinaryIO, name: str) -> None:
         self._owned = isinstance(stream_or_path, (str, Path))
-        self._file: BinaryIO = (
-            _open(Path(stream_or_path), name)
-            if isinstance(stream_or_path, (str, Path))
-            else stream_or_path
-        )
+        self._file: BinaryIO
+        if isinstance(stream_or_path, (str, Path)):
+            self._file = _open(Path(stream_or_path), name)
+        else:
+            self._file = stream_or_path
         self._name = name
-        self.damage: str | None = None
+        self.damage: str | None = None  # what ended the input early, as the start of a sentence
         self._unreported = 0
         self._may_read_ahead = threads_help()
         self._thread: ThreadPoolExecutor | None = None
@@ -122,7 +101,10 @@ class ByteSource:
             raise
 
     def _begin(self) -> None:
-        self._start = _position(self._file)
+        try:
+            self._start = self._file.tell() if self._file.seekable() else None
+        except (OSError, AttributeError):
+            self._start = None
         head = self._file.read(_COMPRESSED_BLOCK)
         self.compressed = head.startswith(_GZIP_MAGIC)
         self._pending = head
@@ -131,7 +113,14 @@ class ByteSource:
         self._emitted = 0
         self._limit = GzipLimit()
         self._ended = False
-        self._check(head)
+        for magic, kind in _OTHER_FORMATS.items():
+            if head.startswith(magic):
+                raise InputError(
+                    self._name,
+                    expected="a PyTorch profiler trace, as plain or gzipped JSON",
+                    found=kind,
+                    fix="unpack or convert it first",
+                )
         self._left = b""  # bytes that were unpacked and not read yet
         self._left = self._without_bom()
 
@@ -223,9 +212,8 @@ class ByteSource:
 
     def _read_stored(self, size: int) -> bytes:
         block, self._pending = self._pending[:size], self._pending[size:]
-        return block or self._read_file(size)
-
-    def _read_file(self, size: int) -> bytes:
+        if block:
+            return block
         try:
             block = self._file.read(size)
         except OSError as error:
@@ -247,25 +235,21 @@ class ByteSource:
             )
         return first.removeprefix(_BOM)
 
-    def _check(self, head: bytes) -> None:
-        for magic, kind in _OTHER_FORMATS.items():
-            if head.startswith(magic):
-                raise InputError(
-                    self._name,
-                    expected="a PyTorch profiler trace, as plain or gzipped JSON",
-                    found=kind,
-                    fix="unpack or convert it first",
-                )
-
     def _unpack(self, unpacker: gzip.GzipFile, room: memoryview) -> int:
         """Next bytes of one or more gzip members."""
         if problem := self._limit.problem:
             self._end(problem)
             return 0
         try:
-            count = _unpack_into(room, unpacker)
+            # before Python 3.14, GzipFile.readinto1 unpacks into new memory; its buffer does not
+            count: int = getattr(unpacker, "_buffer", unpacker).readinto1(room)
         except _GZIP_ERRORS as error:
-            self._end(self._limit.problem or self._damage_of(error))
+            damage = f"the compressed data is damaged ({error})"
+            if isinstance(error, EOFError):
+                damage = "the compressed data ends early"
+            elif self._emitted and str(error).startswith(_NO_MEMBER):
+                damage = "bytes that are not gzip follow the compressed data"
+            self._end(self._limit.problem or damage)
             self._left = self._salvage()
             return self._read_some(room) if self._left else 0
         self._emitted += count
@@ -280,13 +264,6 @@ class ByteSource:
         block = self._read_stored(size)
         self._limit.packed += len(block)
         return block
-
-    def _damage_of(self, error: Exception) -> str:
-        if isinstance(error, EOFError):
-            return "the compressed data ends early"
-        if self._emitted and str(error).startswith(_NO_MEMBER):
-            return "bytes that are not gzip follow the compressed data"
-        return f"the compressed data is damaged ({error})"
 
     def _end(self, damage: str) -> None:
         self._ended = True
@@ -338,25 +315,13 @@ def _bytewise(decoder: Any, block: bytes) -> bytes:
 
 
 def _open(path: Path, name: str) -> BinaryIO:
-    expected = "a PyTorch profiler trace (.json or .json.gz)"
     try:
         return open_plain(path)
-    except IsADirectoryError:
-        raise InputError(
-            name, expected=expected, found="a directory", fix="name one file inside it"
-        ) from None
-    except FileNotFoundError:
-        raise InputError(
-            name, expected=expected, found="no file with this name", fix="check the path"
-        ) from None
     except OSError as error:
-        raise InputError(
-            name, expected=expected, found=f"a file that cannot be opened: {error.strerror}"
-        ) from error
-
-
-def _position(file: BinaryIO) -> int | None:
-    try:
-        return file.tell() if file.seekable() else None
-    except (OSError, AttributeError):
-        return None
+        found, fix = f"a file that cannot be opened: {error.strerror}", ""
+        if isinstance(error, IsADirectoryError):
+            found, fix = "a directory", "name one file inside it"
+        elif isinstance(error, FileNotFoundError):
+            found, fix = "no file with this name", "check the path"
+        expected = "a PyTorch profiler trace (.json or .json.gz)"
+        raise InputError(name, expected=expected, found=found, fix=fix) from error

@@ -18,9 +18,9 @@ import msgspec
 from distprof.bounds import num_parts
 from distprof.ingest.sensors.collect import (
     LAST_NS,
+    MAX_NAME,
     Collector,
     Identity,
-    Labelled,
     bus_id,
     number,
     whole,
@@ -69,11 +69,7 @@ _COLUMNS: tuple[tuple[str, tuple[str, ...], float], ...] = (
     ),
     ("memory_used_bytes", ("VRAM Total Used Memory (B)",), 1),
     ("memory_used_bytes", ("mem_usage.used_vram", "used_vram", "vram_used"), _MIB),
-    (
-        "ecc_uncorrected",
-        ("ecc.total_uncorrectable_count", "total_uncorrectable_count"),
-        1,
-    ),
+    ("ecc_uncorrected", ("ecc.total_uncorrectable_count", "total_uncorrectable_count"), 1),
 )
 _NAMES = {name for _, names, _ in _COLUMNS for name in names}
 _BUS_NAMES = ("PCI Bus", "bus.bdf", "bdf")
@@ -99,7 +95,7 @@ def is_amd_json(start: str) -> bool:
 class AmdCsv:
     """Reader of the rows under one header."""
 
-    def __init__(self, names: list[str], collector: Collector | Labelled) -> None:
+    def __init__(self, names: list[str], collector: Collector) -> None:
         self._names, self._collector = names, collector
 
     def take(self, line: str) -> None:
@@ -117,12 +113,8 @@ class AmdCsv:
         self._collector.sample(device, _time(fields.get("timestamp")), _values(fields))
 
 
-def take_amd_json(text: str, collector: Collector | Labelled) -> None:
-    """Read a whole file with one or several objects or lists.
-
-    Raises:
-        ValueError: If it is not JSON, or too large.
-    """
+def take_amd_json(text: str, collector: Collector) -> None:
+    """Read a whole file with one or several objects or lists."""
     if num_parts(text.encode("utf-8", "replace")) > MAX_PARTS:
         raise ValueError(f"more than {MAX_PARTS:,} values")
     for part in re.split(r"(?<=[\]}])\s*\n(?=[\[{])", text.strip()):
@@ -174,7 +166,7 @@ def _identity(name: str, fields: Mapping[str, str]) -> Identity | None:
     if index is None:
         return None
     bus = next((bus_id(fields[key]) for key in _BUS_NAMES if key in fields), "")
-    model = fields.get("Card Series", fields.get("Card series", ""))[:200]
+    model = fields.get("Card Series", fields.get("Card series", ""))[:MAX_NAME]
     return Identity(index=index, bus_id=bus, name=model)
 
 

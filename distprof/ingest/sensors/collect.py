@@ -1,8 +1,4 @@
-"""Parse cells of sensor files, and collect samples in bounded memory.
-
-Cells hold numbers with units, placeholders for unknown values, throttling reasons, bus ids, and
-times.
-"""
+"""Parse cells of sensor files, find hosts in them, and collect samples in bounded memory."""
 
 from __future__ import annotations
 
@@ -17,54 +13,29 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
-from numpy.typing import NDArray
+from msgspec.structs import asdict, replace
 
 from distprof.artefacts.records import throttle_reasons
-from distprof.run.logs import (
-    Clock,
-    DeviceEvent,
-    DeviceLinks,
-    DeviceLog,
-    DeviceSeries,
-    DeviceState,
-)
+from distprof.run.logs import Clock, DeviceEvent, DeviceLinks, DeviceLog, DeviceSeries, DeviceState
 from distprof.run.records import NO_THROTTLING, TELEMETRY
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.units import NS_PER_S
 
-MAX_VALUE = float(1 << 53)
-"""Larger numbers are not measurements, and floats would round them."""
-
-LAST_NS = 1 << 62
-"""Later times (from the year 2116) are invalid, and the sum of two would overflow."""
-
+MAX_VALUE = float(1 << 53)  # larger numbers are not measurements, and floats would round them
+LAST_NS = 1 << 62  # later times (from the year 2116) are invalid, and the sum of two would overflow
 _NUMBER = re.compile(r"\s*([+-]?\d{1,20}(?:\.\d{0,12})?(?:[eE][+-]?\d{1,2})?)\s*(\S{0,6})")
 
 _BUS_ID = re.compile(
     r"(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.([0-7]))?(?![0-9a-fA-F:])"
 )
 
-_SCALES = {
-    "KiB": 1024.0,
-    "MiB": 1024.0**2,
-    "GiB": 1024.0**3,
-    "kW": 1e3,
-    "mW": 1e-3,
-    "GHz": 1e3,
-}
-
+_SCALES = {"KiB": 1024.0, "MiB": 1024.0**2, "GiB": 1024.0**3, "kW": 1e3, "mW": 1e-3, "GHz": 1e3}
 _SLASHED = re.compile(r"(\d{4})/(\d\d)/(\d\d) (\d\d:\d\d:\d\d(?:\.\d{1,6})?)(.*)")
-
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def number(cell: str) -> float | None:
-    """The number of a cell such as ``77.71 W``, in W, MHz, bytes, or in its own unit.
-
-    None for ``[N/A]``, ``[Not Supported]``, ``-``, and anything else that is not a valid sensor
-    value.
-    """
+    """The number of a cell such as ``77.71 W``, in W, MHz, bytes, or in its own unit; else None."""
     match = _NUMBER.match(cell)
     if match is None:
         return None
@@ -78,20 +49,15 @@ def whole(cell: str) -> int | None:
     return int(value) if value is not None and value >= 0 and value == int(value) else None
 
 
-def mask_of(cell: str) -> int | None:
-    """A bit mask such as ``0x0000000000000004`` or ``4``; None if the cell is not one."""
-    text = cell.strip()
+@lru_cache(maxsize=1024)
+def reasons_of(mask: str) -> str:
+    """Throttling reasons in a bit mask such as ``0x04`` or ``4``, joined by commas; else empty."""
+    text = mask.strip()
     try:
         bits = int(text, 16 if text[:2].lower() == "0x" else 10) if len(text) <= 20 else -1
     except ValueError:
-        return None
-    return bits if 0 <= bits < 1 << 64 else None
-
-
-@lru_cache(maxsize=1024)
-def reasons_of(bits: int) -> str:
-    """Names of the throttling reasons in a bit mask, joined by commas."""
-    return ",".join(throttle_reasons(bits)) or NO_THROTTLING
+        return ""
+    return ",".join(throttle_reasons(bits)) or NO_THROTTLING if 0 <= bits < 1 << 64 else ""
 
 
 @lru_cache(maxsize=4096)
@@ -144,27 +110,41 @@ def since_epoch(ns: int) -> tuple[int, Clock] | None:
     return (ns, "epoch") if ns < LAST_NS else None
 
 
+# Hosts --------------------------------------------------------------------------------------------
+
+# Host name or task number that pdsh, clush and ``srun --label`` put before each line.
+LABEL = re.compile(r"([A-Za-z0-9][\w.-]{0,80}): ?(?=[#|+<=\w ])")
+
+# Host name between two rules above a block, as ``dshbak`` and ``clush -b`` write it.
+NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,80}")
+RULE = re.compile(r"-{4,80}")
+# Line that ansible writes above a block: ``node-1 | CHANGED | rc=0 >>``.
+MARKER = re.compile(r"([A-Za-z0-9][\w.-]{0,80}) \| [A-Z]{2,12}!? (?:\| rc=\d{1,3} )?[>=]>")
+_HOST = re.compile(
+    r"[=#*\-\s]*(?P<label>(?:host(?:name)?|node)\s*[:=]\s*)?"
+    r"(?P<host>[A-Za-z0-9][\w.\-]{0,252}?):?[=#*\-\s]*",
+    re.IGNORECASE,
+)
+
+
+def host_named(line: str) -> str:
+    """The host name in a heading above the output of a host; empty for other lines."""
+    match = _HOST.fullmatch(line)
+    if match is None:
+        return ""
+    is_name = bool(match["label"]) or any(c.isdigit() for c in match["host"])
+    return match["host"] if is_name and not match["host"].isdecimal() else ""
+
+
 # Samples of one file ------------------------------------------------------------------------------
 
 MAX_SAMPLES = 20_000_000
-"""Samples of all GPUs together."""
-
-MAX_DEVICES = 1 << 16
-"""GPUs of one file: more than the largest clusters have."""
-
+MAX_DEVICES = 1 << 16  # more than the largest clusters have
 MAX_LINKS = 100_000
-
 MAX_EVENTS = 10_000
-
 MAX_NAME = 200
-
 _MAX_WORDS = 10_000
-
-_NUMBERS = tuple(c.name for c in TELEMETRY if c.name != "t_ns" and c.dtype in ("int64", "float64"))
-
-_WORDS = ("throttle_reasons", "xid")
-
-_LARGEST = float(1 << 53)
+_LEAST_GAPS = 5
 
 
 def gpus_at_once(times: Int64Array) -> int:
@@ -184,9 +164,6 @@ def gpus_at_once(times: Int64Array) -> int:
     return int(sizes[0]) if is_regular else 1
 
 
-_LEAST_GAPS = 5
-
-
 class Identity(msgspec.Struct, frozen=True):
     """Identification of a GPU in a row, as in :class:`~distprof.run.logs.DeviceSeries`."""
 
@@ -203,7 +180,8 @@ class Samples:
     def __init__(self) -> None:
         self._times = array("q")
         self._numbers: dict[str, array[float]] = {}
-        self._words: dict[str, tuple[array[int], dict[str, int]]] = {}
+        self._reasons = array("i")
+        self._words = {"": 0}
 
     def __len__(self) -> int:
         return len(self._times)
@@ -218,43 +196,35 @@ class Samples:
                 column = self._numbers[name] = array("d")
             if len(column) < count:
                 column.extend([np.nan] * (count - len(column)))
-            column.append(np.nan if value is None or not 0 <= value < _LARGEST else value)
+            column.append(np.nan if value is None or not 0 <= value < MAX_VALUE else value)
         if reasons:
-            self._add_word("throttle_reasons", count, reasons)
-
-    def _add_word(self, name: str, count: int, word: str) -> None:
-        codes, words = self._words.setdefault(name, (array("i"), {"": 0}))
-        if len(words) >= _MAX_WORDS and word not in words:
-            word = ""
-        codes.extend([0] * (count - len(codes)))
-        codes.append(words.setdefault(word[:MAX_NAME], len(words)))
+            if len(self._words) >= _MAX_WORDS and reasons not in self._words:
+                reasons = ""
+            self._reasons.extend([0] * (count - len(self._reasons)))
+            self._reasons.append(self._words.setdefault(reasons[:MAX_NAME], len(self._words)))
 
     def table(self) -> Table:
         """TELEMETRY, ascending in time."""
         count = len(self._times)
-        columns = {"t_ns": np.array(self._times, dtype=np.int64)}
+        codes = np.zeros(count, np.int32)
+        codes[: len(self._reasons)] = self._reasons
+        columns: dict[str, Any] = {
+            "t_ns": np.array(self._times, dtype=np.int64),
+            "throttle_reasons": Coded(codes, tuple(self._words)),
+            "xid": Coded(np.zeros(count, np.int32), ("",)),
+        }
         for column in TELEMETRY:
-            if column.name in _NUMBERS:
-                columns[column.name] = self._column(column.name, column.dtype, count)
-        words = {name: self._coded(name, count) for name in _WORDS}
-        table = Table(TELEMETRY, {**columns, **words})
+            if column.name not in columns:
+                values = np.full(count, np.nan)
+                known = self._numbers.get(column.name, ())
+                values[: len(known)] = known
+                if column.dtype == "int64":
+                    numbers = np.rint(np.nan_to_num(values))
+                    values = np.where(np.isnan(values), ABSENT, numbers).astype(np.int64)
+                columns[column.name] = values
+        table = Table(TELEMETRY, columns)
         order = np.argsort(columns["t_ns"], kind="stable")
         return table if (np.diff(columns["t_ns"]) >= 0).all() else table.take(order)
-
-    def _column(self, name: str, dtype: str, count: int) -> NDArray[Any]:
-        values = np.full(count, np.nan)
-        known = self._numbers.get(name)
-        if known is not None:
-            values[: len(known)] = known
-        if dtype == "float64":
-            return values
-        return np.where(np.isnan(values), ABSENT, np.rint(np.nan_to_num(values))).astype(np.int64)
-
-    def _coded(self, name: str, count: int) -> Coded:
-        codes, words = self._words.get(name, (array("i"), {"": 0}))
-        padded = np.zeros(count, np.int32)
-        padded[: len(codes)] = codes
-        return Coded(padded, tuple(words))
 
 
 Origin = Literal["monitor", "query", "table"]
@@ -270,9 +240,8 @@ class Collector(msgspec.Struct):
 
     file: str  # Name of the file, for display.
     written_ns: int | None = None  # When the file was last written, None if unknown.
+    host: str = ""  # Host of all that names none.
     num_lines: int = 0
-    num_samples: int = 0
-    num_events: int = 0
     # Whether it is a kernel log, in which the absence of errors is evidence.
     is_kernel_log: bool = False
     events: list[DeviceEvent] = msgspec.field(default_factory=list)
@@ -280,10 +249,15 @@ class Collector(msgspec.Struct):
     uuids: dict[str, str] = msgspec.field(default_factory=dict)
     left_out: Counter[str] = msgspec.field(default_factory=Counter)
     notes: list[str] = msgspec.field(default_factory=list)
+    _counts: Counter[str] = msgspec.field(default_factory=Counter)
     _states: dict[tuple[str, str], DeviceState] = msgspec.field(default_factory=dict)
     _samples: dict[Origin, dict[tuple[Identity, Clock], Samples]] = msgspec.field(
         default_factory=lambda: {"monitor": {}, "query": {}, "table": {}}
     )
+
+    def of_host(self, name: str) -> Collector:
+        """A collector for the output of one host, with the same content."""
+        return replace(self, host=name)
 
     def sample(
         self,
@@ -294,24 +268,29 @@ class Collector(msgspec.Struct):
         origin: Origin = "monitor",
     ) -> None:
         """Add a sample; without a time, its number is used instead."""
+        if self.host and not device.host:
+            device = replace(device, host=self.host)
         clock: Clock = when[1] if when else "none"
         known = self._samples[origin]
         samples = known.get((device, clock))
-        if self.num_samples >= MAX_SAMPLES or (samples is None and len(known) >= MAX_DEVICES):
+        if self._counts["samples"] >= MAX_SAMPLES or (
+            samples is None and len(known) >= MAX_DEVICES
+        ):
             self.left_out["samples above the limit skipped"] += 1
             return
         if samples is None:
             samples = known[device, clock] = Samples()
         samples.add(when[0] if when else len(samples), values, reasons)
-        self.num_samples += 1
+        self._counts["samples"] += 1
 
     def link(self, links: DeviceLinks) -> None:
         """Add the NVLinks of a GPU."""
         if len(self.links) < MAX_LINKS:
-            self.links.append(links)
+            self.links.append(replace(links, host=links.host or self.host))
 
     def state(self, state: DeviceState) -> None:
         """Add a GPU's state: the last one counts, preferably one in which the GPU was in use."""
+        state = replace(state, host=state.host or self.host)
         device = (state.host, state.uuid or state.bus_id or str(state.index))
         before = self._states.get(device)
         if before is None and len(self._states) >= MAX_DEVICES:
@@ -321,15 +300,9 @@ class Collector(msgspec.Struct):
 
     def event(self, event: DeviceEvent) -> None:
         """Add an error."""
-        self.num_events += 1
+        self._counts["events"] += 1
         if len(self.events) < MAX_EVENTS:
-            self.events.append(event)
-
-    def _by_host(self) -> list[tuple[tuple[Identity, Clock], Samples]]:
-        """Samples of the first origin that has any, sorted by host, as their lines may be mixed."""
-        found = next(filter(None, self._samples.values()), {})
-        places = {host: i for i, host in enumerate(dict.fromkeys(one.host for one, _ in found))}
-        return sorted(found.items(), key=lambda item: places[item[0][0].host])
+            self.events.append(replace(event, host=event.host or self.host))
 
     def _series(self, device: Identity, clock: Clock, samples: Samples) -> Iterator[DeviceSeries]:
         """The series of one GPU, or of each GPU of rows that name none."""
@@ -345,28 +318,27 @@ class Collector(msgspec.Struct):
                     "each moment as one per GPU, in this order."
                 )
         for index, rows in parts.items():
-            yield DeviceSeries(
-                file=self.file,
-                host=device.host,
-                index=index,
-                uuid=device.uuid,
-                bus_id=device.bus_id,
-                name=device.name,
-                clock=clock,
-                table=rows,
-            )
+            named = asdict(replace(device, index=index))
+            yield DeviceSeries(file=self.file, clock=clock, table=rows, **named)
 
     def result(self) -> DeviceLog:
-        """The log, with notes on skipped data."""
+        """The log, with notes on skipped data.
+
+        Samples are those of the first origin that has any, by host, as their lines may be mixed.
+        """
+        found = next(filter(None, self._samples.values()), {})
+        places = {host: i for i, host in enumerate(dict.fromkeys(one.host for one, _ in found))}
         series = tuple(
             one
-            for (device, clock), samples in self._by_host()
+            for (device, clock), samples in sorted(
+                found.items(), key=lambda item: places[item[0][0].host]
+            )
             for one in self._series(device, clock, samples)
         )
         notes = [*self.notes, *(f"{self.file}: {n:,} {what}." for what, n in self.left_out.items())]
-        if self.num_events > len(self.events):
+        if self._counts["events"] > len(self.events):
             notes.append(
-                f"{self.file} holds {self.num_events:,} errors; distprof keeps the first "
+                f"{self.file} holds {self._counts['events']:,} errors; distprof keeps the first "
                 f"{MAX_EVENTS:,}."
             )
         return DeviceLog(
@@ -380,47 +352,3 @@ class Collector(msgspec.Struct):
             written_ns={} if self.written_ns is None else {self.file: self.written_ns},
             notes=tuple(notes),
         )
-
-
-class Labelled:
-    """A collector for the output of one host, which adds the host's name.
-
-    A line that names another host keeps that name.
-    """
-
-    def __init__(self, collector: Collector, host: str) -> None:
-        self._collector = collector
-        self._host = host
-        self._named: dict[Identity, Identity] = {}
-        self.file = collector.file
-        self.uuids = collector.uuids
-        self.left_out = collector.left_out
-        self.notes = collector.notes
-
-    def sample(
-        self,
-        device: Identity,
-        when: tuple[int, Clock] | None,
-        values: Mapping[str, float | None],
-        reasons: str = "",
-        origin: Origin = "monitor",
-    ) -> None:
-        """Add a sample."""
-        named = self._named.get(device)
-        if named is None:
-            named = replace(device, host=device.host or self._host)
-            if len(self._named) < MAX_DEVICES:
-                self._named[device] = named
-        self._collector.sample(named, when, values, reasons, origin)
-
-    def link(self, links: DeviceLinks) -> None:
-        """Add the NVLinks of a GPU."""
-        self._collector.link(replace(links, host=links.host or self._host))
-
-    def state(self, state: DeviceState) -> None:
-        """Add a GPU's state."""
-        self._collector.state(replace(state, host=state.host or self._host))
-
-    def event(self, event: DeviceEvent) -> None:
-        """Add an error."""
-        self._collector.event(replace(event, host=event.host or self._host))

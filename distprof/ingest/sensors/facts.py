@@ -11,7 +11,10 @@ Source: ``nvidia-smi`` manual, "GPU Attributes"; ``nvidia-smi --help-query-gpu``
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+
+from msgspec.structs import asdict
 
 from distprof.ingest.sensors.collect import Identity, bus_id, number, whole
 from distprof.run.logs import DeviceState
@@ -102,15 +105,6 @@ _PERFORMANCE = ("performance_state", "pstate")
 _USE = ("utilization/gpu", "utilization/gpu_util")
 _DRIVER, _CUDA = ("driver_version",), ("cuda_version",)
 
-_REPORTED = (
-    "driver",
-    "pcie_generation",
-    "pcie_width",
-    "ecc_uncorrected",
-    "is_repair_pending",
-    "has_repair_failed",
-    "recovery",
-)
 
 _STATE = (
     *_ECC_TOTAL,
@@ -134,17 +128,12 @@ _REPAIRS_AND_LINKS = frozenset(
 )
 
 _REASONS = ("clocks_event_reasons/", "clocks_throttle_reasons/")
-_REASON_TAGS = ("clocks_event_reason_", "clocks_throttle_reason_")
-_NO_REASONS = ("idle", "gpu_idle")
+_REASON_TAG = re.compile(r"^clocks_(?:event|throttle)_reason_")
+_IDLE = ("idle", "gpu_idle")
 _OF_DEVICE = ("product_name", "gpu_uuid", "uuid", "pci/bus_id", "pci/pci_bus_id")
 _USED = frozenset((*_STATE, *_OF_DEVICE, *(n for _, names, _ in _VALUES for n in names)))
-
-_FAST = ("P0", "P1", "P2")
-"""Performance states of a busy GPU; in higher ones the link is slowed down as well."""
-
-_BUSY = 10.0
-"""If its performance state is unknown, a GPU is in use from this utilisation on, in per cent."""
-
+_FAST = ("P0", "P1", "P2")  # states of a busy GPU; in higher ones the link is slowed down as well
+_BUSY = 10.0  # a GPU of unknown performance state is in use from this utilisation on, in per cent
 _DEPRECATED = "Requested functionality has been deprecated"
 _MAX_TEXT = 200
 _ANSWERS = {"yes": True, "1": True, "no": False, "0": False}
@@ -156,10 +145,7 @@ def is_used(name: str) -> bool:
 
 
 def state_columns(names: Sequence[str]) -> list[tuple[int, str]]:
-    """Positions and names of the columns of a query that describe a GPU's state.
-
-    Empty if there are only error counts, which are samples.
-    """
+    """Positions and names of the columns of a query that describe a GPU's state."""
     has_state = any(name in _REPAIRS_AND_LINKS for name in names)
     return [(i, name) for i, name in enumerate(names) if has_state and name in _STATE]
 
@@ -188,34 +174,20 @@ def values_of(facts: Mapping[str, str]) -> dict[str, float | None]:
 
 def reasons_in(facts: Mapping[str, str]) -> str:
     """Throttling reasons joined by commas; empty if unknown."""
-    reasons = {
-        _reason(name): text
-        for name, text in facts.items()
-        if name.startswith(_REASONS) and text in ("Active", "Not Active")
-    }
-    active = [
-        name for name, text in reasons.items() if text == "Active" and name not in _NO_REASONS
-    ]
+    reasons: dict[str, str] = {}  # by their names in ``--query-gpu``
+    for name, text in facts.items():
+        if name.startswith(_REASONS) and text in ("Active", "Not Active"):
+            last = _REASON_TAG.sub("", name.rpartition("/")[2])
+            reasons[last.replace("display_clocks_", "display_clock_")] = text
+    active = [name for name, text in reasons.items() if text == "Active" and name not in _IDLE]
     return "" if not reasons else ",".join(active) or NO_THROTTLING
-
-
-def _reason(name: str) -> str:
-    """The name of a reason in ``--query-gpu``, from the last level of the fact's name."""
-    last = name.rpartition("/")[2]
-    for tag in _REASON_TAGS:
-        last = last.removeprefix(tag)
-    return last.replace("display_clocks_", "display_clock_")
 
 
 def state_of(facts: Mapping[str, str], device: Identity, file: str) -> DeviceState | None:
     """The GPU's state; None if the facts contain none of it."""
+    recovery = _text(facts, _RECOVERY) or ("Reset" if _any(facts, _RESET) else "")
     state = DeviceState(
         file=file,
-        host=device.host,
-        index=device.index,
-        uuid=device.uuid,
-        bus_id=device.bus_id,
-        name=device.name,
         driver=_text(facts, _DRIVER),
         cuda=_text(facts, _CUDA),
         is_in_use=_is_in_use(facts),
@@ -226,9 +198,12 @@ def state_of(facts: Mapping[str, str], device: Identity, file: str) -> DeviceSta
         ecc_uncorrected=_errors(facts),
         is_repair_pending=_any(facts, _REPAIR_PENDING),
         has_repair_failed=_any(facts, _REPAIR_FAILED),
-        recovery=_recovery(facts),
+        recovery=recovery if recovery != "None" else "",
+        **asdict(device),
     )
-    return state if any(getattr(state, name) not in (None, "") for name in _REPORTED) else None
+    reported = (state.driver, state.pcie_generation, state.pcie_width, state.ecc_uncorrected)
+    repairs = (state.is_repair_pending, state.has_repair_failed, state.recovery)
+    return state if any(one not in (None, "") for one in (*reported, *repairs)) else None
 
 
 def _is_in_use(facts: Mapping[str, str]) -> bool | None:
@@ -237,13 +212,6 @@ def _is_in_use(facts: Mapping[str, str]) -> bool | None:
         return state in _FAST
     use = number(_text(facts, _USE))
     return None if use is None else use >= _BUSY
-
-
-def _recovery(facts: Mapping[str, str]) -> str:
-    action = _text(facts, _RECOVERY)
-    if action:
-        return "" if action == "None" else action
-    return "Reset" if _any(facts, _RESET) else ""
 
 
 def _errors(facts: Mapping[str, str]) -> int | None:

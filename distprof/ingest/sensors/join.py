@@ -12,28 +12,16 @@ import numpy as np
 from msgspec.structs import replace
 
 from distprof.ingest.sensors.places import Places
-from distprof.run.logs import (
-    Clock,
-    DeviceEvent,
-    DeviceLinks,
-    DeviceLog,
-    DeviceSeries,
-    DeviceState,
-)
+from distprof.run.logs import Clock, DeviceEvent, DeviceLinks, DeviceLog, DeviceSeries, DeviceState
 from distprof.run.records import RankRecords, RecordSource
 from distprof.run.run import ANOTHER_JOB, Gap, Run
 from distprof.schema import Int64Array, Table
 from distprof.units import NS_PER_S, name_of_device, name_ranks
 
-QUARTER_NS = 900 * NS_PER_S
-"""Time zones differ from UTC by multiples of this."""
-
+QUARTER_NS = 900 * NS_PER_S  # time zones differ from UTC by multiples of this
 _FARTHEST = 14 * 4  # quarters of an hour: no time zone is farther from UTC
-
 _LEAST_SHARED = 0.5
-
 _SLACK_NS = 2 * NS_PER_S
-
 _WRITTEN_WITHIN_NS = 5 * NS_PER_S
 
 
@@ -77,7 +65,8 @@ def find_zone(
         return None
     first = min(int(series[0]) for series in times)
     last = max(int(series[-1]) for series in times)
-    slack = _SLACK_NS + 2 * _period(times)
+    periods = [int(np.median(np.diff(series))) for series in times if len(series) > 1]
+    slack = _SLACK_NS + 2 * min(max(periods, default=0), 60 * NS_PER_S)
     if clock == "epoch":
         return Zone(0) if _covers(first, last, 0, when, slack) else None
     low = -(-(when.start_ns - slack - last) // QUARTER_NS)
@@ -94,7 +83,9 @@ def find_zone(
     if len(fitting) != 1:
         return None
     (shift,) = fitting
-    return Zone(shift, _name(shift) if clock == "local" else "")
+    hours, minutes = divmod(abs(shift) // (60 * NS_PER_S), 60)
+    name = f"UTC{'-' if shift > 0 else '+'}{hours:02d}:{minutes:02d}" if shift else "UTC"
+    return Zone(shift, name if clock == "local" else "")
 
 
 def _covers(first: int, last: int, shift: int, when: Recorded, slack: int) -> bool:
@@ -103,34 +94,14 @@ def _covers(first: int, last: int, shift: int, when: Recorded, slack: int) -> bo
     return shared >= _LEAST_SHARED * (when.end_ns - when.start_ns) and shared >= 0
 
 
-def _period(times: Sequence[Int64Array]) -> int:
-    """Sampling period, at most a minute."""
-    steps = [int(np.median(np.diff(series))) for series in times if len(series) > 1]
-    return min(max(steps, default=0), 60 * NS_PER_S)
-
-
-def _name(shift_ns: int) -> str:
-    """Name of the zone, such as ``UTC`` or ``UTC+02:00``, whose times need this shift."""
-    minutes = -shift_ns // (60 * NS_PER_S)
-    if minutes == 0:
-        return "UTC"
-    hours, rest = divmod(abs(minutes), 60)
-    return f"UTC{'+' if minutes > 0 else '-'}{hours:02d}:{rest:02d}"
-
-
 # The join -----------------------------------------------------------------------------------------
 
 _OfDevice = TypeVar("_OfDevice", DeviceSeries, DeviceState)
-
 _Placed = TypeVar("_Placed", DeviceSeries, DeviceEvent, DeviceLinks, DeviceState)
-
+# Errors up to this long before or after the recording are reported with it.
 NEAR_NS = 3_600 * NS_PER_S
-"""Errors up to this long before or after the recording are reported with it."""
-
 _ANY_HOST = "*"
-
-_LOCAL_NS = 14 * 3_600 * NS_PER_S
-"""Largest distance of a local time from UTC."""
+_LOCAL_NS = 14 * 3_600 * NS_PER_S  # largest distance of a local time from UTC
 
 
 class JoinedRecords(msgspec.Struct, frozen=True):
@@ -164,15 +135,17 @@ def with_device_log(run: Run, log: DeviceLog) -> Run:
     log, refused = _of_the_models(log, places, hosts)
     series = [_placed(one, places, hosts) for one in log.series]
     zones, notes = _zones(log, when)
-    timed = [
-        _timed(one, zones.get((one.file, one.clock)))
-        for one in series
-        if one.clock == "none" or (one.file, one.clock) in zones
-    ]
+    timed: list[DeviceSeries] = []
+    for one in series:
+        zone = zones.get((one.file, one.clock))
+        if zone is not None:
+            table = one.table.with_columns(t_ns=one.table["t_ns"] + zone.shift_ns)
+            timed.append(replace(one, table=table, clock="epoch"))
+        elif one.clock == "none":
+            timed.append(one)
     timed, others = _of_the_job(timed)
-    joined = [one for one in timed if one.rank is not None]
     events = [_placed(event, places, hosts) for event in log.events]
-    near, notes_on_events = _near(events, when)
+    near = [event for event in events if when is None or _is_near(event, when)]
     merged = replace(
         log,
         series=tuple(timed),
@@ -180,16 +153,21 @@ def with_device_log(run: Run, log: DeviceLog) -> Run:
         links=tuple(_placed(links, places, hosts) for links in log.links),
         states=tuple(_of_the_job([_placed(one, places, hosts) for one in log.states])[0]),
     )
+    if far := len(events) - len(near):
+        errors = f"{far:,} errors were" if far > 1 else "One error was"
+        notes.append(f"{errors} not logged during the recording and skipped.")
     gaps = [Gap(what="damaged", message=note) for note in log.notes] + refused
-    gaps += [Gap(what="assumed", message=note) for note in (*notes, *notes_on_events)]
+    gaps += [Gap(what="assumed", message=note) for note in notes]
     gaps += _unplaced(timed, places.nodes)
     if others:
-        gaps.append(Gap(what="assumed", message=_not_of_the_job(others)))
+        gpus, names = _named(others)
+        skipped = f"{gpus} in the sensor files ran no known rank ({names}): skipped."
+        gaps.append(Gap(what="assumed", message=skipped))
     before = run.get(DeviceLog)
     logs = [merged] if before is None else [before, merged]
     return replace(
         run.having(_known_by_sensors(DeviceLog.merged(logs))),
-        records={**run.records, **_records(run, joined)},
+        records={**run.records, **_records(run, timed)},
         gaps=(*run.gaps, *gaps),
     )
 
@@ -201,16 +179,20 @@ def _of_the_models(
 
     What a file says about links and errors names no model: it goes with the GPUs of the file.
     """
-    others = [(one.file, one.name, _others(one, places, hosts)) for one in log.series]
-    others += [(one.file, one.name, _others(one, places, hosts)) for one in log.states]
-    foreign = {file: (name, ours) for file, name, ours in reversed(others) if ours}
-    series = tuple(one for one in log.series if not _others(one, places, hosts))
-    states = tuple(one for one in log.states if not _others(one, places, hosts))
+
+    def others(one: _OfDevice) -> str:
+        """Names of the job's GPUs if this one is of another model; else empty."""
+        return places.others_than(one.name, _placed(one, places, hosts).rank)
+
+    named = [(one.file, one.name, others(one)) for one in log.series]
+    named += [(one.file, one.name, others(one)) for one in log.states]
+    foreign = {file: (name, ours) for file, name, ours in reversed(named) if ours}
+    series = tuple(one for one in log.series if not others(one))
+    states = tuple(one for one in log.states if not others(one))
     whole = set(foreign) - {one.file for one in series} - {one.file for one in states}
+    refused = "The ranks ran on {}, so {} in {} is not used."
     gaps = [
-        Gap(
-            what=ANOTHER_JOB, message=f"The ranks ran on {ours}, so {theirs} in {file} is not used."
-        )
+        Gap(what=ANOTHER_JOB, message=refused.format(ours, theirs, file))
         for file, (theirs, ours) in foreign.items()
     ]
     return replace(
@@ -220,11 +202,6 @@ def _of_the_models(
         events=tuple(one for one in log.events if one.file not in whole),
         links=tuple(one for one in log.links if one.file not in whole),
     ), gaps
-
-
-def _others(one: _OfDevice, places: Places, hosts: dict[str, str]) -> str:
-    """Names of the job's GPUs if this one is of another model; else empty."""
-    return places.others_than(one.name, _placed(one, places, hosts).rank)
 
 
 def _placed(one: _Placed, places: Places, hosts: dict[str, str]) -> _Placed:
@@ -254,28 +231,19 @@ def _known_by_sensors(log: DeviceLog) -> DeviceLog:
                 ranks.setdefault((one.host or _ANY_HOST, name), set()).add(one.rank)
                 ranks.setdefault(("", name), set()).add(one.rank)
 
-    def rank_of(host: str, *names: str) -> int | None:
-        found = {
-            rank for name in names for at in {host, _ANY_HOST} for rank in ranks.get((at, name), ())
-        }
-        return found.pop() if len(found) == 1 else None
+    def known(one: _Placed) -> _Placed:
+        if one.rank is not None or (isinstance(one, DeviceEvent) and one.kind != "xid"):
+            return one
+        names = (one.uuid, "" if isinstance(one, DeviceLinks) else one.bus_id)
+        places = [(host, name) for host in (one.host, _ANY_HOST) for name in names]
+        found = set().union(*(ranks.get(place, ()) for place in places))
+        return replace(one, rank=found.pop() if len(found) == 1 else None)
 
     return replace(
         log,
-        events=tuple(
-            replace(event, rank=rank_of(event.host, event.uuid, event.bus_id))
-            if event.rank is None and event.kind == "xid"
-            else event
-            for event in log.events
-        ),
-        links=tuple(
-            replace(one, rank=rank_of(one.host, one.uuid)) if one.rank is None else one
-            for one in log.links
-        ),
-        states=tuple(
-            replace(one, rank=rank_of(one.host, one.uuid, one.bus_id)) if one.rank is None else one
-            for one in log.states
-        ),
+        events=tuple(map(known, log.events)),
+        links=tuple(map(known, log.links)),
+        states=tuple(map(known, log.states)),
     )
 
 
@@ -304,7 +272,15 @@ def _zones(log: DeviceLog, when: Recorded | None) -> tuple[dict[tuple[str, str],
         times = [one.table["t_ns"] for one in log.series if (one.file, one.clock) == (file, clock)]
         zone = find_zone(clock, times, when, log.written_ns.get(file)) if when else None
         if zone is None:
-            notes.append(_no_zone(file, is_local=clock != "epoch", is_known=when is not None))
+            reason = "the date of the recording is unknown."
+            if when is not None and clock == "epoch":
+                reason = "their times do not fit the time of the recording."
+            elif when is not None:
+                reason = (
+                    "no time zone, or more than one, fits the time of the recording. If they "
+                    "belong to it, append the time zone to each time (Z, +02:00)."
+                )
+            notes.append(f"Samples in {file} are not used: {reason}")
             continue
         zones[file, clock] = zone
         if zone.text:
@@ -315,62 +291,27 @@ def _zones(log: DeviceLog, when: Recorded | None) -> tuple[dict[tuple[str, str],
     return zones, notes
 
 
-def _no_zone(file: str, *, is_local: bool, is_known: bool) -> str:
-    if not is_known:
-        return f"Samples in {file} are not used: the date of the recording is unknown."
-    if not is_local:
-        return f"Samples in {file} are not used: their times do not fit the time of the recording."
-    return (
-        f"Samples in {file} are not used: no time zone, or more than one, fits the time of the "
-        "recording. If they belong to it, append the time zone to each time (Z, +02:00)."
-    )
-
-
-def _timed(one: DeviceSeries, zone: Zone | None) -> DeviceSeries:
-    """The series with times since the epoch; unchanged without a zone."""
-    if zone is None:
-        return one
-    table = one.table.with_columns(t_ns=one.table["t_ns"] + zone.shift_ns)
-    return replace(one, table=table, clock="epoch")
-
-
-def _of_the_job(
-    devices: Sequence[_OfDevice],
-) -> tuple[list[_OfDevice], list[_OfDevice]]:
+def _of_the_job(devices: Sequence[_OfDevice]) -> tuple[list[_OfDevice], list[_OfDevice]]:
     """GPUs that the job may use, and GPUs without a rank on hosts with known ranks."""
     known = {one.host for one in devices if one.rank is not None}
-    kept = [one for one in devices if one.rank is not None or one.host not in known]
-    return kept, [one for one in devices if one.rank is None and one.host in known]
+    others = [one for one in devices if one.rank is None and one.host in known]
+    return [one for one in devices if one.rank is not None or one.host not in known], others
 
 
-def _not_of_the_job(others: Sequence[DeviceSeries]) -> str:
-    names = _names(others)
-    return f"{_gpus(names)} in the sensor files ran no known rank ({_some(names)}): skipped."
+def _named(devices: Iterable[DeviceSeries]) -> tuple[str, str]:
+    """The number of GPUs, and the names of some, in words."""
+    names = [name_of_device(one.host, one.index, one.bus_id, one.uuid) for one in devices]
+    names = list(dict.fromkeys(names))
+    gpus = f"{len(names)} GPU{'s' if len(names) > 1 else ''}"
+    return gpus, ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
 
 
-def _names(devices: Iterable[DeviceSeries]) -> list[str]:
-    """Each GPU once."""
-    named = (name_of_device(one.host, one.index, one.bus_id, one.uuid) for one in devices)
-    return list(dict.fromkeys(named))
-
-
-def _gpus(names: Sequence[str]) -> str:
-    return f"{len(names)} GPU{'s' if len(names) > 1 else ''}"
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
-
-
-def _records(run: Run, joined: Iterable[DeviceSeries]) -> dict[int, RecordSource]:
+def _records(run: Run, series: Iterable[DeviceSeries]) -> dict[int, RecordSource]:
     """Rank to its records with the best series: with times if possible, then the longest."""
     best: dict[int, DeviceSeries] = {}
-    for one in joined:
-        if one.rank is None:
-            continue
-        known = best.get(one.rank)
-        if known is None or _worth(one) > _worth(known):
-            best[one.rank] = one
+    for one in sorted(series, key=lambda one: (one.clock == "none", -len(one.table))):
+        if one.rank is not None:
+            best.setdefault(one.rank, one)
     return {
         rank: JoinedRecords(
             rank=rank,
@@ -380,20 +321,6 @@ def _records(run: Run, joined: Iterable[DeviceSeries]) -> dict[int, RecordSource
         )
         for rank, one in sorted(best.items())
     }
-
-
-def _worth(one: DeviceSeries) -> tuple[bool, int]:
-    return one.clock != "none", len(one.table)
-
-
-def _near(events: list[DeviceEvent], when: Recorded | None) -> tuple[list[DeviceEvent], list[str]]:
-    """Errors that may belong to the recording, and a note on the others."""
-    near = [event for event in events if when is None or _is_near(event, when)]
-    far = len(events) - len(near)
-    if not far:
-        return near, []
-    errors = f"{far:,} errors were" if far > 1 else "One error was"
-    return near, [f"{errors} not logged during the recording and skipped."]
 
 
 def _is_near(event: DeviceEvent, when: Recorded) -> bool:
@@ -408,7 +335,7 @@ def _unplaced(series: Iterable[DeviceSeries], nodes: Sequence[str]) -> list[Gap]
     placed = {one.rank for one in series if one.rank is not None}
     if not without:
         return []
-    names = _names(without)
+    gpus, names = _named(without)
     placed_ranks = f"; the GPUs of {name_ranks(placed)} are known" if placed else ""
     fix = ""
     if len(nodes) > 1 and not any(one.host for one in without):
@@ -416,9 +343,6 @@ def _unplaced(series: Iterable[DeviceSeries], nodes: Sequence[str]) -> list[Gap]
     return [
         Gap(
             what="unplaced-devices",
-            message=(
-                f"Unknown rank for {_gpus(names)} in the sensor files "
-                f"({_some(names)}){placed_ranks}{fix}."
-            ),
+            message=(f"Unknown rank for {gpus} in the sensor files ({names}){placed_ranks}{fix}."),
         )
     ]

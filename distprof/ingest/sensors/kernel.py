@@ -22,14 +22,11 @@ from distprof.ingest.sensors.collect import LAST_NS, Collector, bus_id, seconds_
 from distprof.run.logs import Clock, DeviceEvent
 from distprof.units import NS_PER_S
 
-JOURNAL = '"__REALTIME_TIMESTAMP"'
-"""Field in every entry of ``journalctl -o json``."""
-
+JOURNAL = '"__REALTIME_TIMESTAMP"'  # field in every entry of ``journalctl -o json``
 _DRIVER = "NVRM: "
 _XID = re.compile(r"NVRM: Xid \(([^)]{1,80})\): (\d{1,6})\b,?\s*(.{0,400})")
+# Third line of a message without an XID, when the driver is loaded after the GPU was lost.
 _LOST = re.compile(r"NVRM: +(fallen off the bus and is not responding to commands)")
-"""Third line of a message without an XID, when the driver is loaded after the GPU was lost."""
-
 _OFF_THE_BUS = 79
 _XID_PROCESS = re.compile(r"pid='?(\d{1,10})'?, name=([^,]{1,40}), ?")
 _XID_NO_PROCESS = re.compile(r"pid='?<unknown>'?, name=<unknown>, ?")
@@ -43,7 +40,6 @@ _KILLED = re.compile(
     r".{0,300})"
 )
 _RESIDENT = re.compile(r"\b(?:anon|file|shmem)-rss:(\d{1,15})kB")
-
 _LABEL = re.compile(r"([A-Za-z0-9][\w.-]{0,80}): +(?=\[|\d|[A-Z][a-z]{2} )")
 _TASK = re.compile(r"(?:\d{1,7}|\[[\d,]{1,30}\]<\w{1,12}>): *")
 _HOST = r"(?P<host>[A-Za-z0-9][\w.-]{0,80})"
@@ -53,12 +49,9 @@ _ISO = re.compile(
 )
 _DATED = re.compile(r"\[\d{4}-")
 _DATE = re.compile(r"\d{4}[-/]\d\d[-/]\d\d")
+# ``dmesg --time-format iso`` writes a comma, unlike other logs; ``--decode`` facility and level
 _OF_DMESG = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}[+-]\d\d:\d\d ")
-"""``dmesg --time-format iso`` writes a comma, unlike other logs."""
-
 _LEVEL = re.compile(r"[a-z]{3,8}\d? {0,8}:[a-z]{3,7} {0,8}: ")
-"""``dmesg --decode`` begins with facility and level."""
-
 _FULL = re.compile(
     r"[A-Z][a-z]{2} (?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: UTC)?)(?: [A-Z]{1,5})? "
     rf"{_HOST} kernel: ?"
@@ -231,7 +224,7 @@ def _stamped(line: str) -> tuple[_Stamp | None, str]:
     if seconds is not None:
         stamp = _Stamp(seconds["host"] or "", None, "none", f"{seconds[1]} s after boot")
         return stamp, line[seconds.end() :]
-    for form, known in ((_SYSLOG, None), (_ISO, _iso), (_FULL, _full), (_UNIX, seconds_of)):
+    for form, known in ((_SYSLOG, None), (_ISO, _zoned), (_FULL, _zoned), (_UNIX, seconds_of)):
         match = form.match(line)
         if match is not None:
             when = None if known is None else known(match["time"])
@@ -240,9 +233,5 @@ def _stamped(line: str) -> tuple[_Stamp | None, str]:
     return None, line
 
 
-def _iso(text: str) -> tuple[int, Clock] | None:
-    return time_of(re.sub(r"([+-]\d\d)(\d\d)$", r"\1:\2", text))
-
-
-def _full(text: str) -> tuple[int, Clock] | None:
-    return time_of(text.replace(" UTC", "Z"))
+def _zoned(text: str) -> tuple[int, Clock] | None:
+    return time_of(re.sub(r"([+-]\d\d)(\d\d)$", r"\1:\2", text.replace(" UTC", "Z")))

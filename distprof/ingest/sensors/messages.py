@@ -20,7 +20,6 @@ import msgspec
 from distprof.ingest.sensors.collect import (
     Collector,
     Identity,
-    Labelled,
     bus_id,
     number,
     reasons_of,
@@ -38,13 +37,11 @@ FABRIC = re.compile(
 )
 
 _SWITCH_ERROR = re.compile(r"error (\d{3,6})\b")
-
 _SWITCH = re.compile(r"pci bus id ([0-9a-fA-F:.]{5,20})")
-
 _BAD = {"ERROR", "CRITICAL", "FATAL"}
 
 
-def take_fabric_line(line: str, collector: Collector | Labelled) -> None:
+def take_fabric_line(line: str, collector: Collector) -> None:
     """Read a line of the fabric manager, if its level is an error or worse."""
     match = FABRIC.match(line)
     if match is None or match[2] not in _BAD:
@@ -68,7 +65,6 @@ def take_fabric_line(line: str, collector: Collector | Labelled) -> None:
 # SuperBench's monitor -----------------------------------------------------------------------------
 
 MARK = '"gpu_'
-
 MAX_GPUS = 1_024
 LARGEST = 1e18
 
@@ -81,7 +77,7 @@ _MONITOR_COLUMNS: dict[str, tuple[str, float]] = {
 }
 
 
-def take_monitor_line(line: str, collector: Collector | Labelled) -> None:
+def take_monitor_line(line: str, collector: Collector) -> None:
     """Read one sample of all GPUs of a host."""
     try:
         sample: Any = msgspec.json.decode(line)
@@ -95,39 +91,29 @@ def take_monitor_line(line: str, collector: Collector | Labelled) -> None:
     rows: dict[int, dict[str, float | None]] = {}
     for key, value in sample.items():
         name, _, index = key.partition(":")
-        if (
-            name in _MONITOR_COLUMNS
-            and index.isdecimal()
-            and len(index) < 5
-            and int(index) < MAX_GPUS
-        ):
+        is_gpu = index.isdecimal() and len(index) < 5 and int(index) < MAX_GPUS
+        if is_gpu and name in _MONITOR_COLUMNS:
             column, scale = _MONITOR_COLUMNS[name]
-            rows.setdefault(int(index), {})[column] = _scaled(value, scale)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            known = value * scale if is_number and abs(value) < LARGEST else None
+            rows.setdefault(int(index), {})[column] = known
     for gpu, values in rows.items():
         collector.sample(Identity(index=gpu), when, values)
-
-
-def _scaled(value: Any, scale: float) -> float | None:
-    """A number in the column's unit; None for anything else and for numbers that are too large."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return value * scale if is_number and abs(value) < LARGEST else None
 
 
 # ``nvidia-smi nvlink --status`` -------------------------------------------------------------------
 
 _GPU_HEADING = re.compile(r"GPU (\d{1,4}): (.{1,200}) \(UUID: (\S{1,80})\)\s*")
-
 _LINK = re.compile(r"\s*Link (\d{1,3}): (?:<?(inactive)>?|(\d{1,5}(?:\.\d{1,6})?) GB/s)\s*", re.I)
-
 MAX_LINKS = 256
 
 
 class NvlinkStatus:
     """Reader of the status; GPUs without a link line (no NVLink, MIG) are left out."""
 
-    def __init__(self, collector: Collector | Labelled) -> None:
+    def __init__(self, collector: Collector) -> None:
         self._collector = collector
-        self._gpu: tuple[int, str, str] | None = None
+        self._gpu: dict[str, Any] | None = None
         self._speeds: dict[int, float | None] = {}
 
     def take(self, line: str) -> bool:
@@ -135,7 +121,7 @@ class NvlinkStatus:
         gpu = _GPU_HEADING.fullmatch(line)
         if gpu is not None:
             self.close()
-            self._gpu = (int(gpu[1]), gpu[2], gpu[3])
+            self._gpu = {"index": int(gpu[1]), "name": gpu[2], "uuid": gpu[3]}
             return True
         link = _LINK.fullmatch(line)
         if link is None or self._gpu is None:
@@ -147,16 +133,9 @@ class NvlinkStatus:
     def close(self) -> None:
         """Finish the current GPU."""
         if self._gpu is not None and self._speeds:
-            index, name, uuid = self._gpu
+            speeds = tuple(speed for _, speed in sorted(self._speeds.items()))
             self._collector.link(
-                DeviceLinks(
-                    file=self._collector.file,
-                    host="",
-                    index=index,
-                    uuid=uuid,
-                    name=name,
-                    gb_per_s=tuple(self._speeds[link] for link in sorted(self._speeds)),
-                )
+                DeviceLinks(file=self._collector.file, host="", gb_per_s=speeds, **self._gpu)
             )
         self._gpu, self._speeds = None, {}
 
@@ -164,13 +143,9 @@ class NvlinkStatus:
 # DCGM's exporter ----------------------------------------------------------------------------------
 
 PREFIX = "DCGM_FI_"
-
 _LINE = re.compile(r"(DCGM_FI_\w{1,100})\{([^}]{0,4000})\}\s+(\S{1,40})(?:\s+(\d{10,16}))?\s*")
-
 _LABEL = re.compile(r'(\w{1,60})="((?:[^"\\]|\\.){0,300})"')
-
 _COMMENT_TIME = re.compile(r"#\s*(\d{9,11}(?:\.\d{1,9})?)\s*")
-
 _MIB = 1024.0**2
 
 _METRIC_COLUMNS: dict[str, tuple[str, float]] = {
@@ -188,7 +163,6 @@ _METRIC_COLUMNS: dict[str, tuple[str, float]] = {
 }
 
 _REASONS = ("DEV_CLOCK_THROTTLE_REASONS", "DEV_CLOCKS_EVENT_REASONS")
-
 _XID_METRIC = "DEV_XID_ERRORS"
 
 
@@ -204,7 +178,7 @@ class _Scrape(msgspec.Struct):
 class Scrapes:
     """Reader of the exporter's lines."""
 
-    def __init__(self, collector: Collector | Labelled) -> None:
+    def __init__(self, collector: Collector) -> None:
         self._collector = collector
         self._open: dict[Identity, _Scrape] = {}
         self._instances: dict[Identity, str] = {}
@@ -232,28 +206,25 @@ class Scrapes:
         name = metric[len(PREFIX) :]
         scrape = self._open.get(device)
         if scrape is None or name in scrape.seen:
-            if scrape is not None:
-                self._close(device, scrape)
+            self._close(device, scrape)
             scrape = self._open[device] = _Scrape(when=self._time)
         scrape.seen.add(name)
         if time is not None and scrape.when is None:
             scrape.when = since_epoch(int(time) * NS_PER_MS)
-        self._keep(device, scrape, name, number(text))
+        value = number(text)
+        if name in _METRIC_COLUMNS:
+            column, scale = _METRIC_COLUMNS[name]
+            scrape.values[column] = None if value is None else value * scale
+        elif name in _REASONS and value is not None and value >= 0:
+            scrape.reasons = reasons_of(str(int(value)))
+        elif name == _XID_METRIC and value is not None:
+            self._xid(device, scrape, int(value))
 
     def close(self) -> None:
         """Finish the current scrapes."""
         for device, scrape in self._open.items():
             self._close(device, scrape)
         self._open.clear()
-
-    def _keep(self, device: Identity, scrape: _Scrape, name: str, value: float | None) -> None:
-        if name in _METRIC_COLUMNS:
-            column, scale = _METRIC_COLUMNS[name]
-            scrape.values[column] = None if value is None else value * scale
-        elif name in _REASONS and value is not None and value >= 0:
-            scrape.reasons = reasons_of(int(value))
-        elif name == _XID_METRIC and value is not None:
-            self._xid(device, scrape, int(value))
 
     def _xid(self, device: Identity, scrape: _Scrape, value: int) -> None:
         """Add an error if the metric, which holds the last error, has changed."""
@@ -278,8 +249,8 @@ class Scrapes:
             )
         )
 
-    def _close(self, device: Identity, scrape: _Scrape) -> None:
-        if scrape.values or scrape.reasons:
+    def _close(self, device: Identity, scrape: _Scrape | None) -> None:
+        if scrape is not None and (scrape.values or scrape.reasons):
             self._collector.sample(device, scrape.when, scrape.values, scrape.reasons)
 
     def _device(self, labels: str) -> tuple[Identity, str]:

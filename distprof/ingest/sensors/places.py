@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -32,7 +32,9 @@ class Places(msgspec.Struct, frozen=True):
         nodes = _nodes(run)
         by_index: dict[tuple[str, int], int] = {}
         by_uuid: dict[str, int] = {}
-        visible = _visible(run)
+        text = run.job.environment.get(_VISIBLE, "") if run.job is not None else ""
+        visible = [name.strip() for name in text.split(",")]  # of the GPUs, empty if all are
+        visible = visible if all(visible) else []
         for node, local in nodes.items():
             for position, rank in local.items():
                 name = visible[position] if position < len(visible) else str(position)
@@ -65,11 +67,8 @@ class Places(msgspec.Struct, frozen=True):
         if uuid in self.by_uuid:
             return self.by_uuid[uuid]
         if bus:
-            found = {
-                rank
-                for (at, there), rank in self.by_bus.items()
-                if there == bus and _same(at, host)
-            }
+            by_bus = self.by_bus.items()
+            found = {rank for (at, one), rank in by_bus if one == bus and _same(at, host)}
             if len(found) == 1:
                 return found.pop()
         node = self.node_named(host)
@@ -138,27 +137,17 @@ def _nodes(run: Run) -> dict[str, dict[int, int]]:
     counts = {rank.device.count for rank in run.ranks if rank.device.count}
     size = counts.pop() if len(counts) == 1 else None
     if run.topology.nodes:
-        size = size if _are_blocks(run.topology.nodes.values(), size) else None
+        if size is not None:  # unless nodes hold separate blocks of as many ranks as it has GPUs
+            blocks = [{rank // size for rank in ranks} for ranks in run.topology.nodes.values()]
+            are_blocks = all(len(block) == 1 for block in blocks)
+            size = size if are_blocks and len(set.union(*blocks)) == len(blocks) else None
         is_named = run.topology.node_origin != "device_count"
         return {
-            node if is_named else _unnamed(run, node): _local(ranks, size)
+            # files cannot know the name of a node inferred from GPU counts
+            node if is_named or len(run.topology.nodes) > 1 else "": _local(ranks, size)
             for node, ranks in run.topology.nodes.items()
         }
-    ranks = [rank.rank for rank in run.ranks]
-    return {"": _local(ranks, size)} if _is_one_node(run.ranks) else {}
-
-
-def _unnamed(run: Run, node: str) -> str:
-    """Name of a node inferred from GPU counts, which files cannot know; empty for a single node."""
-    return "" if len(run.topology.nodes) == 1 else node
-
-
-def _are_blocks(nodes: Iterable[Sequence[int]], size: int | None) -> bool:
-    """Whether each node holds a separate block of as many ranks as it has GPUs."""
-    if size is None:
-        return False
-    blocks = [{rank // size for rank in ranks} for ranks in nodes]
-    return all(len(block) == 1 for block in blocks) and len(set.union(*blocks)) == len(blocks)
+    return {"": _local([rank.rank for rank in run.ranks], size)} if _is_one_node(run.ranks) else {}
 
 
 def _local(ranks: Sequence[int], size: int | None) -> dict[int, int]:
@@ -168,22 +157,14 @@ def _local(ranks: Sequence[int], size: int | None) -> dict[int, int]:
     return dict(enumerate(sorted(ranks)))
 
 
-def _is_one_node(ranks: Iterable[Rank]) -> bool:
+def _is_one_node(ranks: Sequence[Rank]) -> bool:
     """Whether all ranks must be on one node: the world is no larger than a node's GPU count."""
-    ranks = list(ranks)
     if not ranks:
         return False
     worlds = Counter(rank.world_size for rank in ranks)
     world = worlds.most_common(1)[0][0] or len(ranks)
     counts = [rank.device.count for rank in ranks if rank.device.count]
     return world == 1 or (bool(counts) and world <= min(counts))
-
-
-def _visible(run: Run) -> list[str]:
-    """GPUs visible to the processes, in order; empty if all are visible."""
-    text = run.job.environment.get(_VISIBLE, "") if run.job is not None else ""
-    names = [name.strip() for name in text.split(",")]
-    return names if all(names) else []
 
 
 def _bus_ids(log: NcclLog) -> dict[tuple[str, str], int]:

@@ -16,8 +16,7 @@ from distprof.bounds import expanded, within
 from distprof.errors import InputError
 from distprof.ingest.files import DAMAGE, opened
 from distprof.ingest.sensors.amd import AmdCsv, amd_header, is_amd_json, take_amd_json
-from distprof.ingest.sensors.collect import Collector, Labelled
-from distprof.ingest.sensors.hosts import LABEL, MARKER, NAME, RULE, host_named
+from distprof.ingest.sensors.collect import LABEL, MARKER, NAME, RULE, Collector, host_named
 from distprof.ingest.sensors.kernel import (
     JOURNAL,
     SNIFFED_LINES,
@@ -58,9 +57,8 @@ MAX_LINE_BYTES = 1 << 18
 JSON_ENDINGS = (".json", ".json.gz")
 MAX_JSON_BYTES = 1 << 26
 _SNIFFED_JSON = 1 << 14
+# Limit on uncompressed bytes: a small gzip file could otherwise take more than a day to read.
 MAX_BYTES = 1 << 36
-"""Limit on uncompressed bytes: a small gzip file could otherwise take more than a day to read."""
-
 _SNIFFED_LINES = 20_000
 _SNIFFED_CHARACTERS = 500
 _MOST_BEFORE = 10_000
@@ -75,11 +73,7 @@ EXPECTED = (
 
 
 def read_file(path: str, shown: str) -> DeviceLog:
-    """Read one file, up to damage if there is any.
-
-    Raises:
-        InputError: If it cannot be opened, or its columns have no names.
-    """
+    """Read one file, up to damage if there is any."""
     collector = Collector(shown, _written_ns(path))
     dispatcher = _Dispatcher(collector)
     try:
@@ -108,11 +102,7 @@ def read_file(path: str, shown: str) -> DeviceLog:
 
 
 def _read_amd_json(path: str, collector: Collector) -> bool:
-    """Read JSON of AMD's tools; False if the file is something else.
-
-    Raises:
-        ValueError: If it is damaged or too large.
-    """
+    """Read JSON of AMD's tools; False if the file is something else."""
     with opened(path) as stream:
         start = stream.read(_SNIFFED_JSON).decode("utf-8", "replace")
         if not is_amd_json(start):
@@ -139,11 +129,7 @@ class _HeadlessError(Exception):
 
 
 class _Dispatcher:
-    """Passes each line to its reader; each host has separate readers.
-
-    Attributes:
-        beginning: First lines, which identify a kernel log.
-    """
+    """Passes each line to its reader; each host has separate readers."""
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
@@ -151,7 +137,7 @@ class _Dispatcher:
         self._open = self._hosts[""]
         self._last = ["", ""]
         self._heading = ""
-        self.beginning = ""
+        self.beginning = ""  # first lines, which identify a kernel log
 
     def take(self, line: str) -> None:
         if self._collector.num_lines <= SNIFFED_LINES:
@@ -167,9 +153,12 @@ class _Dispatcher:
 
     def _dispatch(self, line: str) -> None:
         label = LABEL.match(line)
-        if label is not None and self._is_host(label[1], line[label.end() :]):
-            self._hosts[label[1]].take(line[label.end() :])
-            return
+        if label is not None:
+            # a host name is one after which a table has begun
+            name, rest = label[1], line[label.end() :]
+            if name in self._hosts or (_begins_table(rest) and len(self._hosts) <= _MAX_HOSTS):
+                self._host(name).take(rest)
+                return
         if not self._is_heading(line):
             self._open.take(line)
 
@@ -194,15 +183,6 @@ class _Dispatcher:
             return False
         return True
 
-    def _is_host(self, name: str, rest: str) -> bool:
-        """Whether a line begins with a host name: one after which a table has begun."""
-        if name in self._hosts:
-            return True
-        if not _begins_table(rest) or len(self._hosts) > _MAX_HOSTS:
-            return False
-        self._host(name)
-        return True
-
     def _host(self, name: str) -> _Host:
         shown = f"task {name}" if name.isdecimal() else name
         return self._hosts.setdefault(name, _Host(self._collector, shown))
@@ -216,13 +196,13 @@ class _Host:
     """Readers of the lines of one host."""
 
     def __init__(self, collector: Collector, name: str) -> None:
-        self._name = name
-        self._collector: Collector | Labelled = Labelled(collector, name) if name else collector
+        collector = collector.of_host(name) if name else collector
+        self._collector = collector
         self._table: QueryCsv | Dmon | AmdCsv | None = None
-        self._scrapes = Scrapes(self._collector)
-        self._links = NvlinkStatus(self._collector)
-        self._tables = SmiTables(self._collector, name)
-        self._text, self._xml = SmiText(self._collector), SmiXml(self._collector)
+        self._scrapes = Scrapes(collector)
+        self._links = NvlinkStatus(collector)
+        self._tables = SmiTables(collector)
+        self._text, self._xml = SmiText(collector), SmiXml(collector)
         self._num_rows = 0
 
     def take_row(self, line: str) -> bool:
@@ -286,9 +266,8 @@ class _Host:
 
 def _begins_table(line: str) -> bool:
     """Whether a line is the first of a table, a scrape or the tables of nvidia-smi."""
-    if line.startswith((TITLE, PREFIX, f"# HELP {PREFIX}")):
-        return True
-    if begins_query(line) or begins_xml(line):
+    begins = line.startswith((TITLE, PREFIX, f"# HELP {PREFIX}"))
+    if begins or begins_query(line) or begins_xml(line):
         return True
     if line.startswith("#"):
         return dmon_header(line) is not None
@@ -343,20 +322,14 @@ def _begins_with_tables(text: str) -> bool:
     for line in text.split("\n", _MOST_BEFORE)[:_MOST_BEFORE]:
         label = LABEL.match(line)
         rest = (line if label is None else line[label.end() :]).strip()
-        if rest.startswith((TITLE, "<!DOCTYPE nvidia_smi_log", "<nvidia_smi_log")):
+        begins = rest.startswith((TITLE, "<!DOCTYPE nvidia_smi_log", "<nvidia_smi_log"))
+        if begins or begins_query(rest):
             return True
-        if begins_query(rest):
-            return True
-        if not (_is_quiet(rest) or MARKER.fullmatch(rest) or host_named(rest)):
+        is_drawn = rest[:1] in ("", "+", "|") or not rest.strip("=#*- ")
+        is_word = RULE.fullmatch(rest) or NAME.fullmatch(rest) or rest.startswith("<?xml")
+        if not (is_drawn or is_word or date_of(rest) or MARKER.fullmatch(rest) or host_named(rest)):
             return False
     return False
-
-
-def _is_quiet(line: str) -> bool:
-    """Whether a line may precede the output of nvidia-smi."""
-    is_drawn = line[:1] in ("", "+", "|") or not line.strip("=#*- ")
-    is_word = RULE.fullmatch(line) or NAME.fullmatch(line) or line.startswith("<?xml")
-    return bool(is_drawn or is_word or date_of(line))
 
 
 def _kind(line: str, *, is_first: bool) -> str:
@@ -365,17 +338,15 @@ def _kind(line: str, *, is_first: bool) -> str:
         line = line[label.end() :]
         if begins_query(line) or begins_xml(line):
             return "samples"
-    if "," in line and amd_header(line) is not None:
-        return "samples"
     if FABRIC.match(line):
         return "errors"
-    if line.startswith(PREFIX) or line.startswith(f"# HELP {PREFIX}"):
-        return "samples"
-    if line.startswith("{") and MARK in line and ':0"' in line:
-        return "samples"
-    if line.startswith("#") and dmon_header(line):
-        return "samples"
-    if line.lstrip().startswith("Link ") and line.rstrip().endswith(("GB/s", "active>")):
+    if (
+        line.startswith((PREFIX, f"# HELP {PREFIX}"))
+        or (line.startswith("{") and MARK in line and ':0"' in line)
+        or (line.startswith("#") and dmon_header(line))
+        or (line.lstrip().startswith("Link ") and line.rstrip().endswith(("GB/s", "active>")))
+        or ("," in line and amd_header(line) is not None)
+    ):
         return "samples"
     names = header_of(line) if "," in line else None
     if names is not None:

@@ -16,15 +16,7 @@ from xml.parsers import expat
 
 import msgspec
 
-from distprof.ingest.sensors.collect import (
-    Collector,
-    Identity,
-    Labelled,
-    bus_id,
-    number,
-    time_of,
-    whole,
-)
+from distprof.ingest.sensors.collect import Collector, Identity, bus_id, number, time_of, whole
 from distprof.ingest.sensors.facts import device_of, is_used, reasons_in, state_of, values_of
 from distprof.ingest.sensors.kernel import parsed_time
 from distprof.run.logs import Clock
@@ -39,7 +31,6 @@ _SECOND = re.compile(
     r"\|\s*\S{1,5}\s+(\d{1,4}C|N/A|ERR!)\s+\S{1,4}\s+(\S{1,8})\s*/\s*\S{1,8}\s*\|\s*(\S{1,12})\s*/"
     r"\s*\S{1,12}\s*\|\s*(\d{1,3}%|N/A|ERR!)\s.{0,40}\|\s*"
 )
-_MIB = 1024.0**2
 
 
 def date_of(line: str) -> tuple[int, Clock] | None:
@@ -55,9 +46,8 @@ def date_of(line: str) -> tuple[int, Clock] | None:
 class SmiTables:
     """Reader of the tables of one host."""
 
-    def __init__(self, collector: Collector | Labelled, host: str = "") -> None:
+    def __init__(self, collector: Collector) -> None:
         self._collector = collector
-        self._host = host
         self._when: tuple[int, Clock] | None = None
         self._gpu: tuple[Identity, float | None] | None = None
 
@@ -69,7 +59,7 @@ class SmiTables:
         first = _FIRST.fullmatch(line)
         if first is not None:
             index, name, bus, ecc = first.groups()
-            device = Identity(host=self._host, index=whole(index), bus_id=bus_id(bus), name=name)
+            device = Identity(index=whole(index), bus_id=bus_id(bus), name=name)
             self._gpu = (device, number(ecc))
             return True
         second = _SECOND.fullmatch(line)
@@ -79,7 +69,7 @@ class SmiTables:
             values = {
                 "temperature_c": temperature,
                 "power_w": power,
-                "memory_used_bytes": None if memory is None else memory,
+                "memory_used_bytes": memory,
                 "gpu_utilization_ratio": None if use is None else use / 100,
                 "ecc_uncorrected": ecc_errors,
             }
@@ -135,7 +125,7 @@ class _Snapshot(msgspec.Struct):
     about: dict[str, str] = msgspec.field(default_factory=dict)
     gpus: list[_Gpu] = msgspec.field(default_factory=list)
 
-    def deliver(self, collector: Collector | Labelled) -> None:
+    def deliver(self, collector: Collector) -> None:
         """Pass the data to the collector.
 
         The output lists GPUs by index. If it lists only some of them (``-i 3``), no index is known.
@@ -144,30 +134,20 @@ class _Snapshot(msgspec.Struct):
         text = self.about.get("timestamp", "")
         when = date_of(text) or time_of(text)
         for position, gpu in enumerate(self.gpus):
-            _deliver_gpu(gpu, collector, when, position if is_whole else None, self.about)
-
-
-def _deliver_gpu(
-    gpu: _Gpu,
-    collector: Collector | Labelled,
-    when: tuple[int, Clock] | None,
-    index: int | None,
-    about: Mapping[str, str],
-) -> None:
-    device = device_of(gpu.facts, gpu.bus, index)
-    values = {**values_of(gpu.facts), "num_processes": gpu.num_processes}
-    reasons = reasons_in(gpu.facts)
-    if reasons or any(value is not None for value in values.values()):
-        collector.sample(device, when, values, reasons, "query")
-    state = state_of({**about, **gpu.facts}, device, collector.file)
-    if state is not None:
-        collector.state(state)
+            device = device_of(gpu.facts, gpu.bus, position if is_whole else None)
+            values = {**values_of(gpu.facts), "num_processes": gpu.num_processes}
+            reasons = reasons_in(gpu.facts)
+            if reasons or any(value is not None for value in values.values()):
+                collector.sample(device, when, values, reasons, "query")
+            state = state_of({**self.about, **gpu.facts}, device, collector.file)
+            if state is not None:
+                collector.state(state)
 
 
 class SmiText:
     """Reader of the text output of one host."""
 
-    def __init__(self, collector: Collector | Labelled) -> None:
+    def __init__(self, collector: Collector) -> None:
         self._collector = collector
         self._snapshot: _Snapshot | None = None
         self._levels: list[tuple[int, str]] = []
@@ -225,7 +205,7 @@ class _RefusedError(Exception):
 class SmiXml:
     """Reader of the XML output of one host, line by line."""
 
-    def __init__(self, collector: Collector | Labelled) -> None:
+    def __init__(self, collector: Collector) -> None:
         self._collector = collector
         self._parser: expat.XMLParserType | None = None
         self._snapshot = _Snapshot()
@@ -244,18 +224,15 @@ class SmiXml:
         self._num_fed += len(data)
         try:
             self._parser.Parse(data)
-            self._check_tag()
+            parser = self._parser  # None if the document has ended
+            # expat buffers an unclosed tag and reads it again with each line
+            if parser is not None and self._num_fed - parser.CurrentByteIndex > _MAX_TAG:
+                self._end("a tag does not end")
         except expat.ExpatError as error:
             self._end(expat.ErrorString(error.code))
         except _RefusedError as error:
             self._end(f"{error}")
         return True
-
-    def _check_tag(self) -> None:
-        """Refuse a very long tag: expat buffers an unclosed tag and rereads it with each line."""
-        parser = self._parser  # None if the document has ended
-        if parser is not None and self._num_fed - parser.CurrentByteIndex > _MAX_TAG:
-            raise _RefusedError("a tag does not end")
 
     def close(self) -> None:
         """Finish the current document."""
@@ -297,18 +274,16 @@ class SmiXml:
             self._text += text
 
     def _finish(self, _: str) -> None:
-        self._keep("/".join(self._path[2:]), self._text.strip())
-        self._path.pop()
-        self._text = ""
-        if not self._path:
-            self._end()
-
-    def _keep(self, name: str, text: str) -> None:
+        name, text = "/".join(self._path[2:]), self._text.strip()
         if len(self._path) == 2 and self._path[1] != "gpu":
             if len(self._snapshot.about) < _MAX_FACTS:
                 self._snapshot.about.setdefault(self._path[1], text[:_MAX_TEXT])
         elif name and self._path[1] == "gpu" and self._snapshot.gpus:
             self._snapshot.gpus[-1].keep(name, text)
+        self._path.pop()
+        self._text = ""
+        if not self._path:
+            self._end()
 
 
 def _refuse_entities(*_: object) -> NoReturn:

@@ -12,16 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 
 import msgspec
 
 from distprof.ingest.sensors.collect import (
     Collector,
     Identity,
-    Labelled,
     bus_id,
-    mask_of,
     number,
     reasons_of,
     time_of,
@@ -33,9 +30,7 @@ from distprof.run.records import NO_THROTTLING
 from distprof.units import NS_PER_S
 
 _MB = 1e6
-
 _MIB = 1024.0**2
-
 _DAY_NS = 86_400 * NS_PER_S
 
 # Header of nvidia-smi to the column of TELEMETRY, and the unit of its numbers.
@@ -71,17 +66,12 @@ _DCGM_REASONS = "DVCCTR"
 
 # Clock violations in the output of "-s v": power in % of the period, thermal as a flag.
 _VIOLATIONS = {"pviol": "power_violation", "tviol": "thermal_violation"}
-
 _TIME = re.compile(r"(\d\d):(\d\d):(\d\d)")
-
 _DATE = re.compile(r"\d{8}")
 
 
 def dmon_header(line: str) -> list[str] | None:
-    """Names of columns; None for any other line, including the line of units.
-
-    The header of ``nvidia-smi pmon`` also gives None, because its rows are processes.
-    """
+    """Names of columns; None for any other line, such as units or the header of ``pmon``."""
     names = line.replace("#", " ", 1).split()
     if not names or len(names) > 200:
         return None
@@ -98,7 +88,7 @@ def dmon_header(line: str) -> list[str] | None:
 class Dmon:
     """Reader of the rows under one header of a monitor."""
 
-    def __init__(self, names: Sequence[str], collector: Collector | Labelled) -> None:
+    def __init__(self, names: Sequence[str], collector: Collector) -> None:
         self._names = list(names)
         self._collector = collector
         self._is_dcgm = names[0] == "Entity"
@@ -158,8 +148,7 @@ class Dmon:
     def _throttle_reasons(self, cells: list[str]) -> str:
         """Throttling reasons joined by commas, empty if unknown."""
         if _DCGM_REASONS in self._at and self._is_dcgm:
-            bits = mask_of(cells[self._at[_DCGM_REASONS]])
-            return "" if bits is None else reasons_of(bits)
+            return reasons_of(cells[self._at[_DCGM_REASONS]])
         violations = [(name, number(cells[i])) for i, name in self._violations]
         if all(value is None for _, value in violations):
             return ""
@@ -185,15 +174,10 @@ _COLUMNS: tuple[tuple[str, tuple[str, ...], float], ...] = (
 )
 
 _REASONS = ("clocks_event_reasons.", "clocks_throttle_reasons.")
-
 _NO_REASON = ("supported", "active", "gpu_idle")
-
 _FIELD = re.compile(r"\s*([a-zA-Z][\w.]*)\s*(?:\[([^\]]*)\])?\s*")
-
 _ROW_TIME = re.compile(r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{3}")
-
 _UNIT_CELL = re.compile(r"\s*\d+(?:\.\d+)? (?:W|MHz|MiB|%)\s*")
-
 _SENSORS = {name for _, names, _ in _COLUMNS for name in names}
 
 
@@ -220,15 +204,11 @@ def is_headless(line: str) -> bool:
 
 
 _MAX_CACHED = 100_000
-
 _MAX_STATES = 4_096
 
 
 class _Number(msgspec.Struct, frozen=True):
-    """A column of numbers: its position, and the unit of numbers without one.
-
-    Cells repeat, so each distinct cell is parsed once.
-    """
+    """A column of numbers: its position, and the unit of numbers without one."""
 
     position: int
     column: str
@@ -247,7 +227,7 @@ class _Number(msgspec.Struct, frozen=True):
 class QueryCsv:
     """Reader of the rows under one header of a query."""
 
-    def __init__(self, names: Sequence[str], collector: Collector | Labelled) -> None:
+    def __init__(self, names: Sequence[str], collector: Collector) -> None:
         self._count = len(names)
         self._collector = collector
         at = {name: i for i, name in reversed(list(enumerate(names)))}
@@ -323,36 +303,22 @@ class QueryCsv:
         if key not in self._devices:
             if len(self._devices) > 50_000:
                 self._devices.clear()
-            texts = {
-                name: _text(cells[position]) if position is not None else ""
-                for name, position in self._texts.items()
-            }
-            self._devices[key] = Identity(
-                host=texts["host"],
-                index=whole(cells[self._index]) if self._index is not None else None,
-                uuid=texts["uuid"],
-                bus_id=bus_id(texts["bus_id"]),
-                name=texts["name"],
-            )
+            texts = {name: _text(cells[p]) for name, p in self._texts.items() if p is not None}
+            index = None if self._index is None else whole(cells[self._index])
+            bus = bus_id(texts.pop("bus_id", ""))
+            self._devices[key] = Identity(index=index, bus_id=bus, **texts)
         return self._devices[key]
 
     def _throttle_reasons(self, cells: list[str]) -> str:
         """Throttling reasons joined by commas, empty if unknown."""
         if self._mask is not None:
-            named = _named_reasons(cells[self._mask])
+            named = reasons_of(cells[self._mask])
             if named:
                 return named
         flags = {name: cells[position].strip() for position, name in self._flags}
         if not any(value in ("Active", "Not Active") for value in flags.values()):
             return ""
         return ",".join(n for n, value in flags.items() if value == "Active") or NO_THROTTLING
-
-
-@lru_cache(maxsize=1024)
-def _named_reasons(cell: str) -> str:
-    """Names of the reasons in a bit mask, empty if the mask cannot be read."""
-    bits = mask_of(cell)
-    return "" if bits is None else reasons_of(bits)
 
 
 def _text(cell: str) -> str:

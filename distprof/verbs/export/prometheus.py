@@ -16,7 +16,7 @@ from distprof.artefacts.records import StepRecord
 from distprof.documents.document import write_file
 from distprof.documents.saved import load_report
 from distprof.errors import DistprofError, InputError, MissingExtraError
-from distprof.ingest.job.live import LiveRank, LiveRun
+from distprof.ingest.job.growing import LiveRank, LiveRun
 from distprof.ingest.recognise import Kind, kind_of
 from distprof.sections.metrics import METRICS
 from distprof.verbs.sources import cannot_listen

@@ -13,8 +13,7 @@ from distprof.artefacts import STEPS_FILE
 from distprof.artefacts.records import Header, MemoryRecord, NvmlRecord, Phase, StepRecord
 from distprof.errors import InputError
 from distprof.ingest.job import growing
-from distprof.ingest.job.growing import GrowingFile
-from distprof.ingest.job.live import LiveRun
+from distprof.ingest.job.growing import GrowingFile, LiveRun
 from tests.job_folders import MS, START_NS, JobFolder
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "job" / "nccl-fsdp-2ranks-h100"

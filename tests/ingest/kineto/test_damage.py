@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distprof.errors import InputError
-from distprof.ingest.kineto.device import parse_metadata
 from distprof.ingest.kineto.source import ByteSource
+from distprof.ingest.metadata import parse_metadata
 from tests.ingest.kineto.traces import (
     BASE_NS,
     COPY,

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from distprof.ingest.kineto import growing
-from distprof.ingest.kineto.growing import GrowingColumns
+from distprof.ingest.kineto import parsed
+from distprof.ingest.kineto.parsed import GrowingColumns
 from distprof.run.tables import ACTIVITY
 
 
@@ -14,14 +14,14 @@ from distprof.run.tables import ACTIVITY
 def systems(request):
     """Where maps can grow in place, and where they cannot."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(growing, "_CAN_REMAP", request.param and growing._CAN_REMAP)
+        patched.setattr(parsed, "_CAN_REMAP", request.param and parsed._CAN_REMAP)
         yield
 
 
 def part(first: int, count: int) -> dict[str, np.ndarray]:
     numbers = np.arange(first, first + count)
     return {
-        column.name: (numbers + place).astype(growing._dtype(column))
+        column.name: (numbers + place).astype(parsed._dtype(column))
         for place, column in enumerate(ACTIVITY)
     }
 
@@ -44,17 +44,17 @@ def assert_whole(columns: dict[str, np.ndarray], count: int) -> None:
 @given(st.lists(st.integers(0, 5), max_size=12), st.integers(1, 8))
 def test_the_rows_of_all_parts_in_order(sizes, at_once):
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(growing, "_ROWS_AT_ONCE", at_once)
+        patched.setattr(parsed, "_ROWS_AT_ONCE", at_once)
         assert_whole(grown(sizes), sum(sizes))
 
 
-@pytest.mark.parametrize("size", [0, 1, growing._ROWS_AT_ONCE - 1, 9 * growing._ROWS_AT_ONCE + 1])
+@pytest.mark.parametrize("size", [0, 1, parsed._ROWS_AT_ONCE - 1, 9 * parsed._ROWS_AT_ONCE + 1])
 def test_short_and_long_columns(size):
     assert_whole(grown([size]), size)
 
 
 def test_the_columns_outlive_what_made_them_and_may_be_written_to():
-    columns = grown([growing._ROWS_AT_ONCE, 7])
+    columns = grown([parsed._ROWS_AT_ONCE, 7])
     columns["start_ns"] += 1
-    assert columns["start_ns"][-1] == growing._ROWS_AT_ONCE + 7
-    assert columns["end_ns"][-1] == growing._ROWS_AT_ONCE + 7  # its neighbour is as it was
+    assert columns["start_ns"][-1] == parsed._ROWS_AT_ONCE + 7
+    assert columns["end_ns"][-1] == parsed._ROWS_AT_ONCE + 7  # its neighbour is as it was

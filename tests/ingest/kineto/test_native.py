@@ -27,8 +27,7 @@ from distprof import kernel as switch
 from distprof.errors import InputError
 from distprof.ingest.kineto import native, reader, source
 from distprof.ingest.kineto.decode import DecodeState
-from distprof.ingest.kineto.device import DeviceSearch
-from distprof.ingest.kineto.framing import Boundary
+from distprof.ingest.kineto.framing import Boundary, DeviceSearch
 from distprof.ingest.kineto.native import NativeReader
 from distprof.ingest.kineto.parsed import SymbolTable
 from distprof.ingest.kineto.reader import read_trace

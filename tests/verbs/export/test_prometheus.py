@@ -19,7 +19,7 @@ from distprof.artefacts import STEPS_FILE
 from distprof.artefacts.records import CollectivesRecord, GroupTimes, StepRecord
 from distprof.cli import main
 from distprof.errors import InputError, UsageError
-from distprof.ingest.job.live import LiveRun
+from distprof.ingest.job.growing import LiveRun
 from distprof.verbs.export import prometheus
 from distprof.verbs.export.prometheus import (
     Exposition,

@@ -30,9 +30,7 @@ BOUND = Bound(
     reads="an entry of a shared cache (--cache-dir URL)", num_bytes=1 << 36, beyond="made again"
 )
 
-PUT_LIMIT_S = 600.0
-"""Time limit for storing an entry."""
-
+PUT_LIMIT_S = 600.0  # to store an entry
 _FAULTS = (OSError, ValueError, DistprofError, EOFError)
 
 
@@ -61,7 +59,7 @@ class SharedCache(msgspec.Struct, frozen=True):
     def store(self, key: CacheKey, entry: Path) -> str:
         """Copy an entry of this machine to the store; returns why that failed, usually empty."""
         try:
-            ask(self._place(key), _putting(entry), PUT_LIMIT_S)
+            ask(self._place(key), lambda system, path: _put(entry, system, path), PUT_LIMIT_S)
         except _FAULTS as error:
             return f"Cannot write to the shared cache {self.url} ({_reason(error)})."
         return ""
@@ -70,14 +68,11 @@ class SharedCache(msgspec.Struct, frozen=True):
         return f"{self.url.rstrip('/')}/{key.path(Path()).as_posix()}"
 
 
-def _putting(entry: Path) -> Any:
-    def put(system: Any, path: str) -> Any:
-        if is_async(system):
-            return system._put_file(str(entry), path)
-        system.makedirs(path.rpartition("/")[0], exist_ok=True)
-        return system.put_file(str(entry), path)
-
-    return put
+def _put(entry: Path, system: Any, path: str) -> Any:
+    if is_async(system):
+        return system._put_file(str(entry), path)
+    system.makedirs(path.rpartition("/")[0], exist_ok=True)
+    return system.put_file(str(entry), path)
 
 
 def _reason(error: BaseException) -> str:

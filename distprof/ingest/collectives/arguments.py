@@ -1,8 +1,9 @@
-"""Sizes of collectives: element types, shapes of operators, and the definition of the buffer."""
+"""What the arguments of communication events say: element types, sizes, and process groups."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 
@@ -11,17 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.ingest.communication import collective_kind, is_wait
+from distprof.ingest.metadata import parse_ranks
+from distprof.run.topology import ProcessGroup
 from distprof.schema import ABSENT, Coded, Int64Array, Table
-from distprof.terms import CollectiveKind
-
-COUNTED_IN_BYTES = "bytes"
-"""The dtype of an operation whose size is given in bytes and whose element type is unknown."""
+from distprof.terms import CollectiveKind, MeshAxis, Origin
+from distprof.units import fold_ranks
 
 # Spellings of PyTorch's ScalarType, of C++ and of its annotations, lower case, without c10::.
 _ELEMENT_BYTES = {
     name: size
     for size, names in {
-        1: f"{COUNTED_IN_BYTES} byte char bool int8 uint8 signedchar unsignedchar qint8 quint8 "
+        1: "byte char bool int8 uint8 signedchar unsignedchar qint8 quint8 "
         "float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz float8_e8m0fnu",
         2: "half bfloat16 float16 short int16 uint16 shortint unsignedshort",
         4: "float float32 int int32 uint32 qint32 unsignedint complexhalf",
@@ -39,12 +40,11 @@ _OUT_THEN_IN = re.compile(r"allgather|reduce_scatter|alltoall|gather|scatter")
 _MAX_ELEMENTS = 1 << 40
 MAX_RANKS = 1 << 18
 
+# Prefixes of CPU operators that request one collective; their shapes give its size.
 OPERATORS = ("c10d::", "symm_mem::")
-"""Prefixes of CPU operators that request one collective; their shapes give its size."""
 
+# Prefixes of a backend's annotations; their shape is that of the input.
 ANNOTATIONS = ("nccl:", "xccl:", "ucc:", "gloo:", "mpi:")
-"""Prefixes of a backend's annotations; their shape is that of the input."""
-
 _COUNTED_BY_OUTPUT = (CollectiveKind.ALL_GATHER, CollectiveKind.SCATTER)
 _COUNTED_BY_INPUT = (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL)
 
@@ -138,7 +138,11 @@ def full_buffer_bytes(
 
 def peer_in_group(concrete_inputs: Coded) -> Int64Array:
     """The peer of ``c10d::send`` and ``recv_`` as a rank in its group, ABSENT if unknown."""
-    peers = [_peer(text) for text in concrete_inputs.values]
+    peers = []
+    for text in concrete_inputs.values:
+        peer = next(iter(_json_list(text)[2:3]), None)
+        is_rank = isinstance(peer, str) and re.fullmatch("[0-9]{1,6}", peer)
+        peers.append(int(peer) if isinstance(peer, str) and is_rank else ABSENT)
     return _by_value(concrete_inputs, peers)
 
 
@@ -148,20 +152,13 @@ def splits_of_operators(names: Coded, concrete_inputs: Coded) -> tuple[Coded, Co
     The arguments are output, input, group, output splits, input splits. torch writes lists of more
     than 30 numbers as empty ones.
     """
-    splits = [_operator_splits(text) for text in concrete_inputs.values]
+    inputs = [_json_list(text) for text in concrete_inputs.values]
     is_call = names.equals("c10d::alltoall_base_")
     codes = np.where(is_call, concrete_inputs.codes + 1, 0).astype(np.int32)
     out_splits, in_splits = (
-        Coded.merged(codes, ("", *(pair[which] for pair in splits))) for which in (0, 1)
+        Coded.merged(codes, ("", *(_numbers(one[at]) if len(one) > 4 else "" for one in inputs)))
+        for at in (3, 4)
     )
-    return out_splits, in_splits
-
-
-def _operator_splits(text: str) -> tuple[str, str]:
-    inputs = _json_list(text)
-    if len(inputs) < 5:
-        return "", ""
-    out_splits, in_splits = (_numbers(value) for value in inputs[3:5])
     return out_splits, in_splits
 
 
@@ -171,27 +168,14 @@ def _numbers(value: object) -> str:
     return value[1:-1].replace(" ", "")
 
 
-def _peer(text: str) -> int:
-    inputs = _json_list(text)
-    if len(inputs) > 2 and isinstance(inputs[2], str) and re.fullmatch("[0-9]{1,6}", inputs[2]):
-        return int(inputs[2])
-    return ABSENT
-
-
 def _kinds(comm_args: Table) -> NDArray[np.int8]:
     """Kind from the collective name, else from the name of the operator or annotation."""
     written, names = comm_args.coded("collective"), comm_args.coded("name")
-    by_argument = _by_value(
-        written, [0 if is_wait(text) else collective_kind(text) for text in written.values]
-    )
+    named = [0 if is_wait(text) else collective_kind(text) for text in written.values]
+    by_argument = _by_value(written, named)
     is_call = [name.startswith(OPERATORS + ANNOTATIONS) for name in names.values]
-    by_name = _by_value(
-        names,
-        [
-            collective_kind(name) if call else CollectiveKind.UNKNOWN
-            for name, call in zip(names.values, is_call, strict=True)
-        ],
-    )
+    called = [collective_kind(n) if c else 0 for n, c in zip(names.values, is_call, strict=True)]
+    by_name = _by_value(names, called)
     kinds: NDArray[np.int8] = np.where(by_argument > 0, by_argument, by_name).astype(np.int8)
     return kinds
 
@@ -218,12 +202,8 @@ def _elements_of_arguments(dims: Coded, types: Coded) -> tuple[Int64Array, Int64
         return empty, empty, empty
     pair = dims.codes.astype(np.int64) * len(types.values) + types.codes
     distinct, inverse = np.unique(pair, return_inverse=True)
-    counts = [
-        _argument_elements(dims.values[code // len(types.values)], types.values[which])
-        for code, which in zip(
-            distinct.tolist(), (distinct % len(types.values)).tolist(), strict=True
-        )
-    ]
+    places = [divmod(code, len(types.values)) for code in distinct.tolist()]
+    counts = [_argument_elements(dims.values[dim], types.values[kind]) for dim, kind in places]
     first, second, everything = np.array(counts, dtype=np.int64)[inverse].T
     return first, second, everything
 
@@ -246,25 +226,18 @@ def _elements(shape: object, kind: object) -> int:
     """
     if not isinstance(shape, list):
         return ABSENT
-    if not shape:
-        return 1 if _is_tensor(kind) else ABSENT
+    if not shape:  # types of tensors are like ``float``; plain numbers have ``Double``
+        is_tensor = isinstance(kind, str) and kind[:1].islower()
+        return 1 if is_tensor and element_bytes(str(kind)) is not None else ABSENT
     if not any(isinstance(item, list) for item in shape):
         return _product(shape)
     parts = [_product(item) if isinstance(item, list) else ABSENT for item in shape]
     return sum(parts) if ABSENT not in parts and sum(parts) < _MAX_ELEMENTS else ABSENT
 
 
-def _is_tensor(kind: object) -> bool:
-    """Whether a type is that of a tensor, such as ``float``; plain numbers have ``Double``."""
-    return isinstance(kind, str) and kind[:1].islower() and element_bytes(kind) is not None
-
-
 def _product(shape: list[object]) -> int:
-    product = 1
-    for size in shape:
-        if not isinstance(size, int):
-            return ABSENT
-        product *= size
+    sizes = [size for size in shape if isinstance(size, int)]
+    product = math.prod(sizes) if len(sizes) == len(shape) else ABSENT
     return product if 0 <= product < _MAX_ELEMENTS else ABSENT
 
 
@@ -300,3 +273,165 @@ def _json_list(text: str) -> list[object]:
     except (ValueError, RecursionError):
         return []
     return value if isinstance(value, list) else []
+
+
+_MESSAGES = (CollectiveKind.SEND, CollectiveKind.RECV)
+
+
+class GroupColumns(msgspec.Struct, frozen=True, kw_only=True):
+    """The group columns of a COLLECTIVES table."""
+
+    group: Coded
+    description: Coded
+    ranks: Coded
+    size: NDArray[np.int32]
+    origin: NDArray[np.int8]
+
+
+class _Group(msgspec.Struct, frozen=True, kw_only=True):
+    name: str = ""
+    description: str = ""
+    ranks: tuple[int, ...] = ()
+    size: int = ABSENT
+    origin: Origin = Origin.ABSENT
+
+
+_MESSAGE_AXES = (MeshAxis.PP, MeshAxis.CP)
+
+
+class Membership(msgspec.Struct, frozen=True, kw_only=True):
+    """The groups that one rank belongs to."""
+
+    groups: tuple[ProcessGroup, ...]  # Groups in the metadata; may be empty.
+    world_size: int | None  # Number of ranks of the job, None if unknown.
+
+    def only_ranks(self) -> tuple[int, ...]:
+        """The set of ranks that this rank communicates with; empty if it is unclear."""
+        sets = {group.ranks for group in self.groups if group.ranks and len(group.ranks) > 1}
+        unknown = any(not group.ranks for group in self.groups)
+        if len(sets) == 1 and not unknown:
+            return next(iter(sets))
+        if sets or unknown or self.world_size is None:
+            return ()
+        return tuple(range(self.world_size))
+
+    def message_group(self) -> ProcessGroup | None:
+        """The group in which this rank sends and receives, if it is unambiguous.
+
+        It is the rank's only group, or the only one along an axis on which ranks exchange messages:
+        pipeline stages, and the ring of context parallelism.
+        """
+        ranks = self.only_ranks()
+        along = [group for group in self.groups if group.axis in _MESSAGE_AXES and group.ranks]
+        if ranks:
+            same = [group for group in self.groups if group.ranks == ranks]
+            unnamed = ProcessGroup(
+                name="", description="", ranks=ranks, size=len(ranks), backend="", axis=None
+            )
+            return same[0] if same else unnamed
+        return along[0] if len({group.ranks for group in along}) == 1 else None
+
+    def with_group(self, table: Table, rows: NDArray[np.bool_], group: ProcessGroup) -> Table:
+        """The COLLECTIVES table with this group in the given rows."""
+        size, origin = table["group_size"].copy(), table["group_origin"].copy()
+        size[rows], origin[rows] = len(group.ranks), Origin.DERIVED
+        coded = {}
+        for name, text in (
+            ("group", group.name),
+            ("group_desc", group.description),
+            ("group_ranks", fold_ranks(group.ranks)),
+        ):
+            column = table.coded(name)
+            codes = np.where(rows, len(column.values), column.codes).astype(np.int32)
+            coded[name] = Coded.merged(codes, (*column.values, text))
+        return table.with_columns(group_size=size, group_origin=origin, **coded)
+
+    def columns(self, comm_args: Table, layers: Sequence[Int64Array], count: int) -> GroupColumns:
+        """Group columns of ``count`` operations."""
+        named, of_row = self._named_groups(comm_args)
+        codes = np.zeros(count, dtype=np.int32)  # 0: no evidence names a group
+        for layer in reversed(layers):
+            found = np.where(layer != ABSENT, of_row[layer] if len(of_row) else 0, 0)
+            codes = np.where(found > 0, found, codes).astype(np.int32)
+        groups = (self._assumed(), *named)
+        return GroupColumns(
+            group=Coded.merged(codes, [group.name for group in groups]),
+            description=Coded.merged(codes, [group.description for group in groups]),
+            ranks=Coded.merged(codes, [fold_ranks(group.ranks) for group in groups]),
+            size=np.array([group.size for group in groups], dtype=np.int32)[codes],
+            origin=np.array([group.origin for group in groups], dtype=np.int8)[codes],
+        )
+
+    def _named_groups(self, comm_args: Table) -> tuple[tuple[_Group, ...], NDArray[np.int32]]:
+        """Distinct groups that COMM_ARGS rows name, and 1 + its group for each row, 0 without."""
+        texts = [comm_args.coded(name) for name in ("group", "group_desc", "group_ranks")]
+        sizes = comm_args["group_size"]
+        keys = np.stack([*(text.codes.astype(np.int64) for text in texts), sizes], axis=1)
+        distinct, which = np.unique(keys, axis=0, return_inverse=True)
+        groups: list[_Group] = []
+        numbers = np.zeros(len(distinct), dtype=np.int32)
+        for index, (*codes, size) in enumerate(distinct.tolist()):
+            name, description, ranks = (t.values[c] for t, c in zip(texts, codes, strict=True))
+            group = self._resolve(name, description, parse_ranks(ranks), size)
+            if group is not None:
+                groups.append(group)
+                numbers[index] = len(groups)
+        return tuple(groups), numbers[which.reshape(-1)] if len(distinct) else numbers
+
+    def _resolve(
+        self, name: str, description: str, ranks: tuple[int, ...], size: int
+    ) -> _Group | None:
+        """The group in an event's arguments, completed from the metadata."""
+        if not name and not ranks:
+            return None
+        listed = [group for group in self.groups if group.name == name]
+        if ranks:
+            listed = [group for group in listed if group.ranks in ((), ranks)]
+        if len(listed) == 1:
+            ranks = ranks or listed[0].ranks
+            description = description or listed[0].description
+        if not ranks and size == self.world_size:
+            ranks = tuple(range(size))
+        return _Group(
+            name=name,
+            description=description,
+            ranks=ranks,
+            size=len(ranks) or (size if 0 < size < MAX_RANKS else ABSENT),
+            origin=Origin.MEASURED,
+        )
+
+    def _assumed(self) -> _Group:
+        """The group assumed for operations that name none."""
+        ranks = self.only_ranks()
+        if not ranks:
+            return _Group()
+        same = [group for group in self.groups if group.ranks == ranks]
+        return _Group(
+            name=same[0].name if len(same) == 1 else "",
+            description=same[0].description if len(same) == 1 else "",
+            ranks=ranks,
+            size=len(ranks),
+            origin=Origin.DERIVED,
+        )
+
+    def notes(self, table: Table) -> tuple[str, ...]:
+        """Assumptions about groups, one sentence each."""
+        origin = table["group_origin"]
+        assumed, unknown = (int((origin == one).sum()) for one in (Origin.DERIVED, Origin.ABSENT))
+        notes = []
+        if assumed:
+            ranks, group = self.only_ranks(), self.message_group()
+            whose = "the only group of this rank" if self.groups else "all ranks of the job"
+            if not ranks and group is not None:  # sends and receives
+                ranks, whose = group.ranks, f"{group.description or group.name}, along which "
+                whose += "ranks exchange messages"
+            if np.isin(table["kind"][origin == Origin.DERIVED], _MESSAGES).all():
+                # gloo's never do, so counts per rank are not worth a line each
+                who = "Sends and receives"
+            else:
+                who = f"{assumed} of {len(table)} collectives"
+                whose += f", ranks {fold_ranks(ranks)}"
+            notes.append(f"{who} do not name a process group: distprof assumes {whose}.")
+        if unknown:
+            notes.append(f"The process group of {unknown} of {len(table)} collectives is unknown.")
+        return tuple(notes)

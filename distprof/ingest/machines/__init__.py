@@ -1,1 +1,0 @@
-"""Work and tables on other machines: a Dask cluster, and a cache that a team shares."""

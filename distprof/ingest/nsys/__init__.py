@@ -1,1 +1,0 @@
-"""Exports of Nsight Systems: databases of one or several processes, read as their traces."""
