@@ -7,6 +7,7 @@ to the current table.
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,13 @@ from typing import BinaryIO
 from distprof.bounds import expanded, within
 from distprof.errors import InputError
 from distprof.ingest.files import DAMAGE, opened
-from distprof.ingest.sensors.amd import AmdCsv, amd_header, is_amd_json, take_amd_json
+from distprof.ingest.sensors.amd import (
+    AmdCsv,
+    amd_header,
+    is_amd_json,
+    take_amd_json,
+    take_amd_row,
+)
 from distprof.ingest.sensors.collect import Collector, Labelled
 from distprof.ingest.sensors.hosts import LABEL, MARKER, NAME, RULE, host_named
 from distprof.ingest.sensors.kernel import (
@@ -267,7 +274,7 @@ class _Host:
             self._scrapes.comment(line)
 
     def _row(self, line: str) -> None:
-        if not line.strip():
+        if not line.strip() or take_amd_row(line, self._collector):
             return
         if "," in line:
             names, of_amd = header_of(line), amd_header(line)
@@ -313,10 +320,15 @@ def _lines(stream: BinaryIO, collector: Collector) -> Iterator[str]:
             rest = b""
         for line in lines:
             collector.num_lines += 1
-            yield line[:MAX_LINE_BYTES].decode("utf-8", "replace").rstrip("\r")
+            yield _unquoted(line[:MAX_LINE_BYTES].decode("utf-8", "replace").rstrip("\r"))
         if not block:
             return
     collector.notes.append(f"{collector.file} was read only up to {MAX_BYTES >> 30} GiB.")
+
+
+def _unquoted(line: str) -> str:
+    """A line without the mark of a quotation in Markdown."""
+    return line[2:].removeprefix("\\") if line.startswith("> ") else line
 
 
 def content_of(start: bytes) -> str:
@@ -328,7 +340,7 @@ def content_of(start: bytes) -> str:
         return "samples"
     is_first = True
     for line in text.split("\n", _SNIFFED_LINES)[:_SNIFFED_LINES]:
-        kind = _kind(line.rstrip("\r"), is_first=is_first)
+        kind = _kind(_unquoted(line.rstrip("\r")), is_first=is_first)
         if kind:
             return kind
         is_first = is_first and not line.strip()
@@ -350,6 +362,14 @@ def _begins_with_tables(text: str) -> bool:
         if not (_is_quiet(rest) or MARKER.fullmatch(rest) or host_named(rest)):
             return False
     return False
+
+
+_TABLES = re.compile(rb"\| NVIDIA-SMI |\dMiB \|  {0,6}\d{1,3}%  {0,9}(?:Default|E\. Process)")
+
+
+def holds_tables(start: bytes) -> bool:
+    """Whether a text holds a table of nvidia-smi or rocm-smi somewhere."""
+    return bool(_TABLES.search(start)) or (b"VRAM%" in start and b"GPU%" in start)
 
 
 def _is_quiet(line: str) -> bool:
