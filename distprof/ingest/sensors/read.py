@@ -320,15 +320,10 @@ def _lines(stream: BinaryIO, collector: Collector) -> Iterator[str]:
             rest = b""
         for line in lines:
             collector.num_lines += 1
-            yield _unquoted(line[:MAX_LINE_BYTES].decode("utf-8", "replace").rstrip("\r"))
+            yield line[:MAX_LINE_BYTES].decode("utf-8", "replace").rstrip("\r")
         if not block:
             return
     collector.notes.append(f"{collector.file} was read only up to {MAX_BYTES >> 30} GiB.")
-
-
-def _unquoted(line: str) -> str:
-    """A line without the mark of a quotation in Markdown."""
-    return line[2:].removeprefix("\\") if line.startswith("> ") else line
 
 
 def content_of(start: bytes) -> str:
@@ -340,7 +335,7 @@ def content_of(start: bytes) -> str:
         return "samples"
     is_first = True
     for line in text.split("\n", _SNIFFED_LINES)[:_SNIFFED_LINES]:
-        kind = _kind(_unquoted(line.rstrip("\r")), is_first=is_first)
+        kind = _kind(line.rstrip("\r"), is_first=is_first)
         if kind:
             return kind
         is_first = is_first and not line.strip()

@@ -154,8 +154,7 @@ class NamedNumbersGrammar(Grammar):
             if match.start() < end:
                 continue
             start, end = line_around(block, match.start(), _MAX_LINE)
-            text = block[start:end] if end - start < _MAX_LINE else b""
-            report = _read(text, len(self._found) + 1)
+            report = _read(block[start:end]) if end - start < _MAX_LINE else None
             if report is not None:
                 self._found.append(report)
 
@@ -171,13 +170,7 @@ class NamedNumbersGrammar(Grammar):
                 "The log does not say whether a time is that of one iteration or of all since the "
                 "last report: distprof reads it as that of one."
             )
-        loads = [factor * (one.data or 0.0) for one in found]
-        durations = _durations(found, factor)
-        if sum(loads) > sum(duration or 0.0 for duration in durations):  # steps without their input
-            durations = [
-                d if d is None else d + load for d, load in zip(durations, loads, strict=True)
-            ]
-        for one, duration in zip(found, durations, strict=True):
+        for one, duration in zip(found, _durations(found, factor), strict=True):
             self.add(
                 Row(
                     iteration=one.number,
@@ -210,17 +203,15 @@ class NamedNumbersGrammar(Grammar):
         return min((1.0, 1e-3, 1e-6), key=lambda unit: abs(math.log(usual * unit / stamped)))
 
 
-def _read(text: bytes, place: int) -> _Report | None:
-    """The report of a line; without a number, only of times of a step and of its input."""
+def _read(text: bytes) -> _Report | None:
     line = text.lower()
     step = _STEP.search(line)
-    if step is not None and int(step[1]) >= MAX_COUNT:
+    if step is None or int(step[1]) >= MAX_COUNT:
         return None
     has_time = any(word in line for word in (b"time", b"dt", b"dur", b"elaps", b"laten", b"s/"))
     has_rate = b"/" in line or b"per" in line
     per_step = _PER_STEP.search(line) if has_rate else None
-    named = per_step if step else None
-    named = named or (_TIME.search(line) if has_time else None)
+    named = per_step or (_TIME.search(line) if has_time else None)
     time, has_unit = _time(named)
     has_data = any(word in line for word in (b"data", b"load", b"fetch", b"input"))
     data, _ = _time(_DATA.search(line) if has_data else None)
@@ -229,10 +220,8 @@ def _read(text: bytes, place: int) -> _Report | None:
     stamp = stamp_s(line[:200])
     if time is None and not rates and (loss is None or stamp is None):
         return None
-    if step is None and (data is None or named is None or named["name"] in _BARE):
-        return None
     return _Report(
-        number=place if step is None else int(step[1]),
+        number=int(step[1]),
         time=time,
         has_unit=has_unit,
         is_bare=named is not None and per_step is None and named["name"] in _BARE,

@@ -237,43 +237,32 @@ def _input(result: InputReadinessResult) -> list[str]:
 
 
 _KNOWN_WORK = {
-    "loading data in the training process": re.compile(r"\bfetch\.py:\d+\(fetch\)"),
-    "waiting for the data loader": re.compile(
-        r"\bdataloader\.py:\d+\(__next__\)|DataLoaderIter|^enumerate\(DataLoader"
-    ),
-    "waiting for the GPU": re.compile(
-        r"\{method '(?:item|cpu|tolist|numpy)' of 'torch|[cC]uda\S{0,20}[sS]ynchronize"
-        r"|^aten::_local_scalar_dense|^hip\w*Synchronize"
-    ),
-    "collectives": re.compile(r"\bdistributed_c10d\b|^c10d::"),
-    "the backward pass": re.compile(r"run_backward"),
+    "loading data in the training process": r"\bfetch\.py:\d+\(fetch\)",
+    "waiting for the data loader": r"\bdataloader\.py:\d+\(__next__|DataLoaderIter|\(DataLoader\)",
+    "waiting for the GPU": r"\{method '(?:item|cpu|tolist|numpy)' of 'torch|_local_scalar_dense"
+    r"|(?:[cC]uda|hip)\w{0,20}[sS]ynchronize",
+    "collectives": r"\bdistributed_c10d\b|^c10d::",
+    "the backward pass": r"run_backward",
 }
 """What rows of the CPU with everything inside are, the more specific first."""
 
-_FUNCTION = re.compile(r":\d{1,6}\(")
-"""In the names of functions, as cProfile prints them."""
-
 
 def _known_work(result: OperatorTableResult) -> list[str]:
-    """What takes most of the CPU's time, if a row tells."""
-    total = max((row.cpu_ns for row in result.rows), default=0)
+    """What takes most of the CPU's time, if a row tells; else the deepest function that does."""
+    rows = sorted(result.rows, key=lambda row: row.cpu_ns)
+    total = rows[-1].cpu_ns
     spent = {
-        what: max((row.cpu_ns for row in result.rows if known.search(row.name)), default=0)
+        what: max((row.cpu_ns for row in rows if re.search(known, row.name)), default=0)
         for what, known in _KNOWN_WORK.items()
     }
-    outside = [row for row in result.rows if row.name.startswith("ProfilerStep")]
-    spent["Python code outside of operators"] = sum(row.self_cpu_ns for row in outside)
+    outside = [row.self_cpu_ns for row in rows if row.name.startswith("ProfilerStep")]
+    spent["Python code outside of operators"] = sum(outside)
+    for row in rows:
+        calls_others = re.search(r":\d{1,6}\(", row.name) and row.cpu_ns > 2 * row.self_cpu_ns
+        if calls_others and row.cpu_ns >= _NEARLY * total and max(spent.values()) < total / 3:
+            spent[f"{shorten(row.name, _MAX_NAME)} and what it calls"] = row.cpu_ns
     most = max(spent.values())
-    if most < MIN_WORK_RATIO * total:
-        inner = [
-            row
-            for row in result.rows
-            if _FUNCTION.search(row.name) and _NEARLY * total <= row.cpu_ns > 2 * row.self_cpu_ns
-        ]
-        for row in sorted(inner, key=lambda row: row.cpu_ns)[:1]:
-            spent = {f"{shorten(row.name, _MAX_NAME)} and what it calls": row.cpu_ns}
-            most = row.cpu_ns
-    if not total or most < MIN_WORK_RATIO * total:
+    if not most or most < MIN_WORK_RATIO * total:
         return []
     what = next(name for name, ns in spent.items() if ns >= _NEARLY * most)
     return [
@@ -300,15 +289,6 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
     return [*_known_work(result), f"{lacks} Most {what} time: {named}." if named else lacks]
 
 
-def _longest(result: OperatorTableResult) -> str:
-    """The kernel or operator with most time, if it alone takes much of the GPU's time."""
-    top, total = result.rows[0], result.self_device_ns or 0
-    if len(result.rows) < 2 or top.self_device_ns < MIN_WORK_RATIO * total:
-        return ""
-    time = format_duration(top.self_device_ns)
-    return f", of which {shorten(top.name, _MAX_NAME)} takes {time}"
-
-
 def _operators(result: OperatorTableResult) -> list[str]:
     if not result.num_rows:
         return []
@@ -318,9 +298,9 @@ def _operators(result: OperatorTableResult) -> list[str]:
             f"{counted(result.num_steps, 'step')} of {format_duration(result.step_ns)}, profiler "
             "included."
         )
-    whole = (result.step_ns or 0) * (result.num_steps or 0) or result.self_cpu_ns or 0
-    busy = (result.self_device_ns or 0) / whole if whole else 1.0
-    if 0 < busy < MIN_BUSY_RATIO:
+    whole = (result.step_ns or 0) * (result.num_steps or 0) or result.self_cpu_ns
+    busy = (result.self_device_ns or 0) / whole if whole and result.self_cpu_ns else 1.0
+    if 0 < busy < MIN_BUSY_RATIO:  # of a table with its last lines, which hold the totals
         steps.append(
             f"Kernels take only {format_ratio(busy)} of the CPU's time, so the GPU waits for the "
             "CPU most of the time."
@@ -329,9 +309,13 @@ def _operators(result: OperatorTableResult) -> list[str]:
     first = next((part for part in result.parts if part.num_calls is not None), None)
     if first is None:
         return [*_cpu_rows(result), *steps]
+    top, alone = result.rows[0], ""
+    if len(result.rows) > 1 and top.self_device_ns >= MIN_WORK_RATIO * (result.self_device_ns or 0):
+        time = format_duration(top.self_device_ns)
+        alone = f", of which {shorten(top.name, _MAX_NAME)} takes {time}"
     return [
         f"{first.kind.capitalize()} takes most of the GPU's time that is listed: "
         f"{format_duration(first.device_ns)} of {format_duration(result.self_device_ns)} "
-        f"({format_ratio(first.ratio)}){_longest(result)}.",
+        f"({format_ratio(first.ratio)}){alone}.",
         *steps,
     ]

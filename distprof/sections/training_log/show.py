@@ -40,8 +40,6 @@ _PHASES = {
 }  # fmt: skip
 """Names of timers around the phases of an iteration; the last three are those of Ascend."""
 
-_NO_TIMES = "The log of {} has no iteration times, so that where the time goes is not decided"
-
 _TIMERS_OF = {
     "Megatron-LM": "log with --timing-log-level 2",
     "DeepSpeed": 'set "wall_clock_breakdown": true',
@@ -62,7 +60,8 @@ def training_verdict(report: Report) -> VerdictText:
         line, nccl_line = f"{time}; {nccl_line[:1].lower()}{nccl_line[1:]}", ""
     why = (
         *(_waiting(log), _reducing(log), _input_sentence(log), slower_sentence(log)),
-        *(_slow_sentence(log), _throughput(log), nccl_line),
+        *(_slow_sentence(log), f"Throughput: {rates}." if (rates := rate_text(log)) else ""),
+        nccl_line,
         *(note for note in log.unavailable if note.startswith(_DOUBTS)),
     )
     return line, tuple(sentence for sentence in why if sentence)
@@ -113,16 +112,16 @@ def rate_text(log: TrainingLogResult) -> str:
         (log.tokens_per_s_per_device, "tokens/s per GPU"),
         (log.tflops, "TFLOP/s per GPU"),
     )
-    return " · ".join(f"{_rate(rate)} {unit}" for rate, unit in rates if rate is not None)
-
-
-def _rate(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 1_000 else f"{rate:.3g}"
+    known = [(rate, unit) for rate, unit in rates if rate is not None]
+    return " · ".join(
+        f"{rate:,.0f} {u}" if rate >= 1_000 else f"{rate:.3g} {u}" for rate, u in known
+    )
 
 
 def _line(log: TrainingLogResult) -> str:
     if log.mean_ns is None:
-        return f"{_NO_TIMES.format(log.origin)}: record a trace with distprof capture -- COMMAND."
+        no_times = f"The log of {log.origin} has no iteration times, so that where time goes is not"
+        return f"{no_times} decided: record a trace with distprof capture -- COMMAND."
     time = f"An iteration takes {format_duration(log.mean_ns)}"
     if log.idle_ratio is None:
         return f"{time}{_phases(log) or _undecided(log)}"
@@ -246,11 +245,6 @@ def _slow_sentence(log: TrainingLogResult) -> str:
     )
 
 
-def _throughput(log: TrainingLogResult) -> str:
-    text = rate_text(log)
-    return f"Throughput: {text}." if text else ""
-
-
 # The output of training programs, as tables -------------------------------------------------------
 
 MAX_ROWS = 15
@@ -307,8 +301,7 @@ def timers_table(report: Report, *, show_all: bool) -> TableView | None:
 
 
 def _timer_bar(timer: TrainingTimer) -> Bar:
-    key = "exposed_wait" if timer.waits else "computation"
-    return Bar(ratio=timer.ratio or 0.0, key=key)
+    return Bar(ratio=timer.ratio or 0.0, key="exposed_wait" if timer.waits else "computation")
 
 
 def slow_iterations_table(report: Report, *, show_all: bool) -> TableView | None:
