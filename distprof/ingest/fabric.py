@@ -212,6 +212,13 @@ def _row(line: str) -> _Row | None:
 def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurve]:
     """One curve out of place and one in place."""
     kind = _kind(table, source)
+    if all(half[2] == 0 for row in table.rows for half in row.halves):
+        raise InputError(
+            source,
+            expected="a test of several ranks",
+            found="no bus bandwidth, because each test has a single rank",
+            fix="build nccl-tests with MPI=1 and start one process per GPU, or name GPUs with -g",
+        )
     ranks = len(table.hosts) or _ranks_by_ratio(table, kind)
     if not ranks or bus_factor(kind, ranks) is None:
         raise InputError(

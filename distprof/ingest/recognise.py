@@ -156,6 +156,15 @@ _KNOWN = (
         fix="distprof fabric {path}; --fabric compares a job's traces with it",
     ),
     Foreign(
+        name="output of nccl-tests",
+        holds=(b"float     sum ",),
+        fix="distprof fabric {path}; --fabric compares a job's traces with it",
+    ),
+    Foreign(
+        name="metrics of torch_xla (ExecuteTime is the device, CompileTime the compiler)",
+        holds=(b"Metric: CompileTime", b"Accumulator: "),
+    ),
+    Foreign(
         name="a trace of Ascend's profiler (torch_npu)",
         endings=("trace_view.json",),
         begins=(b"[",),
@@ -260,8 +269,9 @@ def _refuse_text(path: Path) -> None:
         str(path),
         expected=f"a trace, or text with {_KNOWN_TEXT}",
         found=f"text with none of them, which begins with “{plain(first.strip())[:60]}”",
-        fix="name the whole output of all ranks and of their launcher; if the job still runs, "
-        "dump the stacks of its ranks with py-spy and name their folder",
+        fix="name the whole output of all ranks and of their launcher; of a slow job, record a "
+        "trace with distprof capture -- COMMAND; of one that stands still, dump the stacks of its "
+        "ranks with py-spy and name their folder",
     )
 
 

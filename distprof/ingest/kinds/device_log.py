@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 from distprof.bounds import Bound, expanded
 from distprof.errors import InputError
 from distprof.ingest.files import beginning, paths_of_logs
+from distprof.ingest.kinds import machine, training_log
 from distprof.ingest.sensors.amd import is_amd_json
 from distprof.ingest.sensors.kernel import JOURNAL
 from distprof.ingest.source import Source
@@ -72,15 +73,23 @@ def _content(path: str) -> str:
         return "samples" if is_amd_json(start[:_SNIFFED_JSON].decode("utf-8", "replace")) else ""
     if not start or b"\0" in start[:4096] or any(word in start for word in _WORDS):
         return ""
-    from distprof.ingest.sensors.read import content_of
+    from distprof.ingest.sensors.read import content_of, holds_tables
 
-    return content_of(start)
+    if kind := content_of(start):
+        return kind
+    # Tables in the middle of text, unless a program printed them between its iterations.
+    return "samples" if holds_tables(start) and not training_log.SOURCE.fits(path) else ""
 
 
 def _join(run: Run, log: DeviceLog) -> Run:
     from distprof.ingest.sensors.join import with_device_log
 
     return with_device_log(run, log)
+
+
+def _with_machines(run: Run) -> Run:
+    """The run with the matrices of ``nvidia-smi topo -m`` that the same file holds."""
+    return machine.SOURCE.joined(run, run.source) if machine.fits_machine(run.source) else run
 
 
 SOURCE = Source(
@@ -92,4 +101,5 @@ SOURCE = Source(
     read=read_device_log,
     notes="damaged",
     join=_join,
+    complete=_with_machines,
 )

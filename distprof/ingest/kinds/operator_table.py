@@ -1,14 +1,20 @@
 """Tables of operators that ``prof.key_averages().table()`` prints, in a file of any name.
 
 Columns have had many names: ``Self CUDA``, ``Self CUDA total``, ``Self XPU``, ``Self device``;
-``# of Calls``, ``Number of Calls``. Cells are two or more spaces apart. Source: pytorch/pytorch,
-``torch/autograd/profiler_util.py``.
+``# of Calls``, ``Number of Calls``. Cells are two or more spaces apart. Rows copied without their
+header have the columns that torch prints by default. Functions as cProfile, line_profiler and
+``py-spy top`` list them are read as operators of the CPU. Source: pytorch/pytorch,
+``torch/autograd/profiler_util.py``; CPython, ``Lib/pstats.py``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib import resources
+from itertools import chain
 from typing import NoReturn
 
 from distprof.bounds import Bound
@@ -24,7 +30,23 @@ BOUND = Bound(reads="a table of operators", num_bytes=64_000_000, rows=MAX_ROWS,
 MAX_NAME = 300
 _SNIFFED_BYTES = 1 << 16
 _BETWEEN = re.compile(r"\s{2,}")
-_HEADER = re.compile(r"^\s*Name\s{2,}.*\bSelf CPU.*\s{2}(?:# of Calls|Number of Calls)\b", re.M)
+_HEADER = re.compile(
+    r"^\s*Name\s{2,}.*\b(?:Self CPU|CPU time).*\s{2}(?:# of Calls|Number of Calls|Calls)\b", re.M
+)
+_CELL = r"-?\d[\d.]{0,15}"
+_TIME = rf"{_CELL}\s?(?:ns|us|µs|ms|s)"
+_HEADLESS = re.compile(
+    rf"^\s*\S.{{0,200}}?\s{{2,}}{_CELL}%\s{{2,}}{_TIME}\s{{2,}}(?:{_CELL}%|0)\s{{2,}}{_TIME}\s{{2,}}{_TIME}\s.*\d\s*$",
+    re.M,
+)
+_OF_CPU = ["Name", "Self CPU %", "Self CPU", "CPU total %", "CPU total", "CPU time avg"]
+_COLUMNS = {
+    7: [*_OF_CPU, "# of Calls"],
+    10: [*_OF_CPU, "CUDA total %", "CUDA total", "CUDA time avg", "Number of Calls"],
+    11: [*_OF_CPU, "Self CUDA", "Self CUDA %", "CUDA total", "CUDA time avg", "# of Calls"],
+}
+"""Columns by their number; before PyTorch 1.7, there were ten."""
+_UNIT = re.compile(r"^Timer unit: (\d[\d.e+-]{0,12}) s", re.M)
 _OF_DEVICE = re.compile(r"Self (?!CPU\b)(\w+)(?: total)?")
 _DURATION = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s?(ns|us|µs|ms|s)")
 _TOTAL = re.compile(r"^Self (\w+) time total:\s*(\S.{0,40})$")
@@ -32,23 +54,82 @@ _LIBRARIES = ("nccl", "rccl", "c10d", "oneccl", "hccl")
 _NS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
 
 
+@cache
+def _layouts() -> tuple[tuple[re.Pattern[str], re.Pattern[str]], ...]:
+    """Header and row of each table of functions or kernels."""
+    text = resources.files(__package__).joinpath("function_tables.toml").read_text("utf-8")
+    known = tomllib.loads(text)["table"]
+    return tuple((re.compile(one["header"], re.M), re.compile(one["row"])) for one in known)
+
+
 def fits_operator_table(source: str) -> bool:
     """Whether a file holds such a table near its beginning; never raises for other files."""
-    return bool(_HEADER.search(beginning(source, _SNIFFED_BYTES).decode("utf-8", "replace")))
+    start = beginning(source, _SNIFFED_BYTES).decode("utf-8", "replace")
+    headers = (header for header, _ in _layouts())
+    return any(known.search(start) for known in (_HEADER, _HEADLESS, *headers))
 
 
 def read_operator_table(source: str) -> OperatorTable:
-    """Read the first table of a file."""
-    text = whole(source, BOUND.num_bytes, _refuse).decode("utf-8-sig", "replace")
-    lines = iter(text.replace("\0", "").splitlines())
-    header = next((_cells(line) for line in lines if _HEADER.match(line)), None)
+    """Read the first table of a file.
+
+    Raises:
+        InputError: If it cannot be read or its table has no row.
+    """
+    data = whole(source, BOUND.num_bytes, _refuse)
+    text = data.decode("utf-8-sig", "replace").replace("\0", "")
+    if not _HEADER.search(text):
+        for header, row in _layouts():
+            if found := header.search(text):
+                return _listed(source, text, found.end(), row)
+    return _operators(source, iter(text.splitlines()))
+
+
+def _listed(source: str, text: str, start: int, row: re.Pattern[str]) -> OperatorTable:
+    """The table of functions or kernels whose header ends at a position."""
+    unit = _UNIT.search(text)
+    scale = 1e9 * (float(unit[1]) if unit else 1.0)
+    are_kernels = "all" not in row.groupindex
+    found = []
+    for match in filter(None, map(row.fullmatch, text[start:].splitlines())):
+        printed = match["own"].replace(",", "")
+        own = (_ns(printed) or _ns(f"{printed}ns") or 0) if are_kernels else float(printed) * scale
+        found.append(
+            TableOperator(
+                name=match["name"].strip()[:MAX_NAME],
+                kind=_kind(match["name"]),
+                num_calls=int(match["calls"].replace(",", "") or 0),
+                self_cpu_ns=0 if are_kernels else round(own),
+                cpu_ns=0 if are_kernels else round(float(match["all"]) * scale),
+                self_device_ns=round(own) if are_kernels else 0,
+                device_ns=round(own) if are_kernels else 0,
+            )
+        )
+    if not 0 < len(found) <= MAX_ROWS:
+        _refuse(source, f"{len(found):,} readable rows")
+    device = "CUDA" if are_kernels else ""
+    return OperatorTable(
+        operators=tuple(found), device=device, self_cpu_ns=None, self_device_ns=None
+    )
+
+
+def _operators(source: str, lines: Iterator[str]) -> OperatorTable:
+    first = ""
+    header: list[str] | None = None
+    for line in lines:
+        cells = _cells(line)
+        if _HEADER.match(line):
+            header = cells
+        elif _HEADLESS.match(line) and len(cells) in _COLUMNS:
+            first, header = line, _COLUMNS[len(cells)]
+        if header is not None:
+            break
     if header is None:
         _refuse(source, "no header")
     device = next((m[1] for m in map(_OF_DEVICE.fullmatch, header) if m), "")
     operators: list[TableOperator] = []
     totals: dict[str, int] = {}
     num_broken = 0
-    for line in lines:
+    for line in chain([first], lines):
         if total := _TOTAL.match(line.strip()):
             totals.setdefault(total[1], _ns(total[2].strip()) or 0)
         elif _HEADER.match(line):
@@ -75,7 +156,12 @@ def read_operator_table(source: str) -> OperatorTable:
 
 
 def _cells(line: str) -> list[str]:
-    return _BETWEEN.split(line.strip())
+    return _BETWEEN.split(line.strip().removesuffix("</b>"))
+
+
+def _kind(name: str) -> CollectiveKind:
+    is_collective = any(library in name.lower() for library in _LIBRARIES)
+    return collective_kind(name) if is_collective else CollectiveKind.UNKNOWN
 
 
 def _operator(header: Sequence[str], cells: Sequence[str], device: str) -> TableOperator | None:
@@ -83,21 +169,19 @@ def _operator(header: Sequence[str], cells: Sequence[str], device: str) -> Table
     if len(cells) != len(header):
         return None
     row = dict(zip(header, cells, strict=True))
-    calls = row.get("# of Calls", row.get("Number of Calls", ""))
-    self_cpu = _ns(row.get("Self CPU", row.get("Self CPU total", "")))
+    calls = row.get("# of Calls", row.get("Number of Calls", row.get("Calls", "")))
+    self_cpu = _ns(row.get("Self CPU", row.get("Self CPU total", row.get("CPU total", ""))))
     if self_cpu is None or not re.fullmatch(r"\d{1,15}", calls):
         return None
-    name = row["Name"]
-    is_collective = any(library in name.lower() for library in _LIBRARIES)
     own = row.get(f"Self {device}", row.get(f"Self {device} total", ""))
     return TableOperator(
-        name=name[:MAX_NAME],
-        kind=collective_kind(name) if is_collective else CollectiveKind.UNKNOWN,
+        name=row["Name"].removeprefix("<b>")[:MAX_NAME],
+        kind=_kind(row["Name"]),
         num_calls=int(calls),
         self_cpu_ns=self_cpu,
         cpu_ns=_ns(row.get("CPU total", "")) or 0,
         self_device_ns=_ns(own) or 0,
-        device_ns=_ns(row.get(f"{device} total", "")) or 0,
+        device_ns=_ns(row.get(f"{device or 'CUDA'} total", "")) or 0,
     )
 
 

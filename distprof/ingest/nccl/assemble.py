@@ -46,6 +46,9 @@ _MAX_BAGGED = 1 << 18
 _MAX_TEXT = 300
 _NAME = re.compile(rb"\w{1,60}")
 _DIGITS = re.compile(r"0x[0-9a-f]+|\d+")
+_SHORTEST_WARNING = 12
+"""A shorter text of a warning is one that is cut off."""
+
 _HARMLESS = re.compile(
     r"\[Service thread\]|\[Proxy Service \d+\] Failed to execute operation Close|MSCCL\+\+: Cannot"
 )
@@ -365,6 +368,10 @@ class Assembler:
 def _about(text: str) -> str:
     if _HARMLESS.search(text):
         return "teardown" if "MSCCL" not in text else "fallback"
+    if "Could not find a path" in text:
+        return "problem"
+    if len(text) < _SHORTEST_WARNING:
+        return "cut"
     return "fallback" if _FALLBACK.search(text) else "problem"
 
 

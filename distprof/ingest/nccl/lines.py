@@ -140,11 +140,11 @@ class Splitter:
             text = text.rpartition(b" ")[0].rstrip()
         head, _, device = text.rpartition(b"[")
         words = head.split()
-        if not (device.endswith(b"]") and words):
+        if not device.endswith(b"]"):
             return None, 0
-        parts = words[-1].rsplit(b":", 3)[-3:]
+        parts = words[-1].rsplit(b":", 3)[-3:] if words else []
         if len(parts) < 3 or not (parts[1].isdigit() and parts[2].isdigit()):
-            return None, 0
+            return None, len(device) + 2 if device[:-1].isdigit() else 0  # copied without the host
         name = _HOST.search(parts[0])
         if name is None or len(parts[1]) > 10:
             return None, 0

@@ -142,6 +142,8 @@ Event = (
     | Channels | Nodes | PathTypes | Remark | Choice | Call
 )  # fmt: skip
 
+Reader = Callable[[str], Event | None]
+
 _N = r"(\d{1,9})"
 _CONNECTION = re.compile(
     rf"(?:Channel|Ring) {_N}(?:/\d{{1,9}})? : {_N}(?:\[[0-9a-f]+\])? -> {_N}(?:\[[0-9a-f]+\])?"
@@ -166,7 +168,13 @@ _INIT = re.compile(
 _TIMING = re.compile(
     rf"Init timings(?: - \w+)?: rank {_N} nranks {_N} total (\d{{1,9}}\.\d{{1,9}}) \(.+\)$"
 )
-_SETTING = re.compile(r"(\w{3,80}) set by environment to (.{0,2000}?)\.?$")
+_OLD_INIT = re.compile(
+    rf"(?:\w+ )?(?:comm 0x[0-9a-f]+ )?rank {_N} n[rR]anks {_N}(?: cudaDev \d+)?(?: nvmlDev \d+)?"
+    r"(?: b\w{0,5}(?: [0-9a-f]{0,8})?)?$"
+)
+"""As NCCL 2.3 writes it, or cut off."""
+
+_SETTING = re.compile(r"(\w{3,80}) set (?:by environment )?to (.{0,2000}?)\.?$")
 _CARDS = re.compile(r"NET/(\w{1,40}) ?: Using (\[\d+\].+)$")
 _IB_CARD = re.compile(r"\[(\d{1,6})\]([^\s/\[\]]{1,100})/([\w/]{1,40})")
 _SOCKET_CARD = re.compile(r"\[(\d{1,6})\]([^\s:\[\]]{1,40}):\S+")
@@ -251,11 +259,6 @@ def _transport(text: str) -> tuple[str, int | None, bool] | None:
     return ("SHM" if text.startswith("SHM") else text), None, False
 
 
-def _ring(text: str) -> Event | None:
-    match = _RING.match(text)
-    return Ring(int(match[1]), tuple(map(int, match[2].split()))) if match else None
-
-
 def _trees(text: str) -> Event | None:
     match = _TREES.match(text)
     if match is None:
@@ -283,6 +286,13 @@ def _initialised(text: str) -> Event | None:
     )
 
 
+def _begun(text: str) -> Event | None:
+    match = _OLD_INIT.match(text)
+    if match is None or int(match[1]) >= int(match[2]):
+        return None
+    return Initialised("", int(match[1]), int(match[2]), None, "", "", "")
+
+
 def _timing(text: str) -> Event | None:
     match = _TIMING.match(text)
     if match is None:
@@ -290,11 +300,6 @@ def _timing(text: str) -> Event | None:
     whole, _, part = match[3].partition(".")
     total_ns = int(whole) * NS_PER_S + int(part[:9].ljust(9, "0"))
     return Timing(int(match[1]), int(match[2]), total_ns)
-
-
-def _setting(text: str) -> Event | None:
-    match = _SETTING.match(text)
-    return Setting(match[1], match[2]) if match else None
 
 
 def _cards(text: str) -> Event | None:
@@ -310,26 +315,6 @@ def _cards(text: str) -> Event | None:
     return Cards(match[1], tuple((int(i), n, link) for i, n, link in _IB_CARD.findall(listed)))
 
 
-def _network(text: str) -> Event | None:
-    match = _NETWORK.match(text)
-    return Network(match[1]) if match else None
-
-
-def _channels(text: str) -> Event | None:
-    match = _CHANNELS.match(text)
-    return Channels(int(match[1]), int(match[2]) if match[2] else None) if match else None
-
-
-def _nodes(text: str) -> Event | None:
-    match = _NODES.match(text)
-    return Nodes(match[1], int(match[2])) if match else None
-
-
-def _paths(text: str) -> Event | None:
-    match = _PATHS.match(text)
-    return PathTypes(match[1]) if match else None
-
-
 def _gdr(text: str) -> Event | None:
     match = _GDR.match(text)
     if match is None:
@@ -337,11 +322,6 @@ def _gdr(text: str) -> Event | None:
     return Remark(
         NcclRemark.GDR_ON if match[1] == "Enabled" else NcclRemark.GDR_OFF, match[3] or match[2]
     )
-
-
-def _peer_off(text: str) -> Event | None:
-    match = _PEER_OFF.match(text)
-    return Remark(NcclRemark.PEER_OFF, "NVLink" if match[1] else "PCIe") if match else None
 
 
 def _choice(text: str) -> Event | None:
@@ -359,35 +339,41 @@ def _named(word: str, names: tuple[str, ...]) -> str:
     return word.upper()
 
 
-def _call(text: str) -> Event | None:
-    match = _CALL.match(text)
-    return Call(match[1]) if match else None
+def _of(pattern: re.Pattern[str], make: Callable[[re.Match[str]], Event]) -> Reader:
+    """The reader of messages that a pattern matches as a whole."""
+
+    def read(text: str) -> Event | None:
+        match = pattern.match(text)
+        return make(match) if match else None
+
+    return read
 
 
-def _version(text: str) -> Event | None:
-    match = _VERSION.match(text)
-    return Version(match[1]) if match else None
-
-
-_READERS: tuple[tuple[str, Callable[[str], Event | None]], ...] = (
+_READERS: tuple[tuple[str, Reader], ...] = (
     (" via ", _connection),
-    (": opCount ", _call),
-    ("Channel ", _ring),
+    (": opCount ", _of(_CALL, lambda m: Call(m[1]))),
+    ("Channel ", _of(_RING, lambda m: Ring(int(m[1]), tuple(map(int, m[2].split()))))),
     ("Trees ", _trees),
     (" COMPLETE", _initialised),
     ("Init START", _initialised),
     ("Init timings", _timing),
-    (" set by environment to ", _setting),
+    ("anks ", _begun),
+    (" set by environment to ", _of(_SETTING, lambda m: Setting(m[1], m[2]))),
+    ("_IFNAME set to ", _of(_SETTING, lambda m: Setting(m[1], m[2]))),
+    ("_HCA set to ", _of(_SETTING, lambda m: Setting(m[1], m[2]))),
     ("GPU Direct RDMA ", _gdr),
-    ("P2P is disabled between ", _peer_off),
+    (
+        "P2P is disabled between ",
+        _of(_PEER_OFF, lambda m: Remark(NcclRemark.PEER_OFF, "NVLink" if m[1] else "PCIe")),
+    ),
     ("NET/", _cards),
-    ("Using network ", _network),
-    ("Using internal Network ", _network),
-    ("coll channels", _channels),
-    ("nNodes", _nodes),
-    ("Pattern ", _paths),
+    ("Using network ", _of(_NETWORK, lambda m: Network(m[1]))),
+    ("Using internal Network ", _of(_NETWORK, lambda m: Network(m[1]))),
+    ("coll channels", _of(_CHANNELS, lambda m: Channels(int(m[1]), int(m[2]) if m[2] else None))),
+    ("nNodes", _of(_NODES, lambda m: Nodes(m[1], int(m[2])))),
+    ("Pattern ", _of(_PATHS, lambda m: PathTypes(m[1]))),
     (" Bytes -> Algo", _choice),
-    ("CCL version", _version),
+    ("CCL version", _of(_VERSION, lambda m: Version(m[1]))),
 )
 
 _NOISE = re.compile(
@@ -405,6 +391,7 @@ _NOISE = re.compile(
     r"|PXN Disabled|ROCr version|HIP version|\[node_id = |initialized internal alternative rsmi"
     r"|Kernel version: |Dmabuf feature|Enabled GDRCopy|Hostname|Librccl path|Library path"
     r"|=== System|==========|\s*[+(] ?(?:PCI|NVL|NET|SYS|C2C|XGMI|GPU|NIC|CPU)|(?:CPU|GPU|NIC|NET)/"
+    r"|CUDA Dev \d|NET : Using interface"
     r"|\s*\d+ :|Latency/AlgBw|\s*(?:Broadcast|Reduce|AllGather|ReduceScatter|AllReduce|Max NThreads"
     r"|Algorithm|Protocol)\b|cliqueId|MSCCL|Symmetric|Memory used|AllocMem|Mem(?:ory)? |cuMem"
     r"|KV |Network plugin|Attribute |Tree \d+ : |Ring \d+ : |.{0,40}(?:rsmi|rocm|amdsmi)"

@@ -92,6 +92,28 @@ def is_amd_json(start: str) -> bool:
     return start.lstrip()[:1] in ("{", "[") and any(sign in start for sign in _SIGNS)
 
 
+_ROW = re.compile(
+    r"(\d{1,3})\s.{0,60}?([\d.]{1,6})\s?°?[cC]\s+([\d.]{1,7})W\s.{0,60}?(?:(\d{1,5})Mhz\s.{0,80})?"
+    r"\s\d{1,3}%\s+(\d{1,3})%\s*"
+)
+
+
+def take_amd_row(line: str, collector: Collector) -> bool:
+    """Read a row of the table that ``rocm-smi`` prints; False for another line."""
+    row = _ROW.fullmatch(line) if "W " in line and line[:1].isdigit() else None
+    if row is None:
+        return False
+    temperature, power, clock, use = (number(cell or "") for cell in row.groups()[1:])
+    values = {
+        "temperature_c": temperature,
+        "power_w": power,
+        "sm_clock_mhz": clock,
+        "gpu_utilization_ratio": None if use is None else use / 100,
+    }
+    collector.sample(Identity(index=whole(row[1])), None, values, origin="table")
+    return True
+
+
 class AmdCsv:
     """Reader of the rows under one header."""
 

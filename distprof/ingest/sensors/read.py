@@ -7,6 +7,7 @@ to the current table.
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,13 @@ from typing import BinaryIO
 from distprof.bounds import expanded, within
 from distprof.errors import InputError
 from distprof.ingest.files import DAMAGE, opened
-from distprof.ingest.sensors.amd import AmdCsv, amd_header, is_amd_json, take_amd_json
+from distprof.ingest.sensors.amd import (
+    AmdCsv,
+    amd_header,
+    is_amd_json,
+    take_amd_json,
+    take_amd_row,
+)
 from distprof.ingest.sensors.collect import LABEL, MARKER, NAME, RULE, Collector, host_named
 from distprof.ingest.sensors.kernel import (
     JOURNAL,
@@ -247,7 +254,7 @@ class _Host:
             self._scrapes.comment(line)
 
     def _row(self, line: str) -> None:
-        if not line.strip():
+        if not line.strip() or take_amd_row(line, self._collector):
             return
         if "," in line:
             names, of_amd = header_of(line), amd_header(line)
@@ -330,6 +337,14 @@ def _begins_with_tables(text: str) -> bool:
         if not (is_drawn or is_word or date_of(rest) or MARKER.fullmatch(rest) or host_named(rest)):
             return False
     return False
+
+
+_TABLES = re.compile(rb"\| NVIDIA-SMI |\dMiB \|  {0,6}\d{1,3}%  {0,9}(?:Default|E\. Process)")
+
+
+def holds_tables(start: bytes) -> bool:
+    """Whether a text holds a table of nvidia-smi or rocm-smi somewhere."""
+    return bool(_TABLES.search(start)) or (b"VRAM%" in start and b"GPU%" in start)
 
 
 def _kind(line: str, *, is_first: bool) -> str:

@@ -47,7 +47,8 @@ _STEP = re.compile(
     rb"(?: {0,3}[:=#] {0,8}| at | {1,8}| {0,2}\[)\[? {0,8}(\d{1,12})(?![\d.]*\d*(?:ms|s|it)\b)",
 )
 _TIME = re.compile(
-    rb"(?<![a-z])(?P<name>(?:(?:avg|mean|average|train|elapsed|sec(?:ond)?s?|ms)[_ /]{1,2}"
+    rb"(?<![a-z])(?<!data[_ ])(?<!load[_ ])(?<!loading[_ ])(?<!fetch[_ ])(?<!wait[_ ])"
+    rb"(?P<name>(?:(?:avg|mean|average|train|elapsed|sec(?:ond)?s?|ms)[_ /]{1,2}"
     rb"(?:per[_ ])?)?"
     rb"(?:"
     + _STEPS

@@ -46,6 +46,7 @@ class Candidates:
         """The grammars after the last block."""
         for grammar in self.all:
             grammar.finish()
+        self._own[0].compare(self._own[1])
         return self.all
 
 

@@ -48,6 +48,9 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     # Name to a regular expression with one group, anywhere in the record.
     fields: dict[str, str] = msgspec.field(default_factory=dict)
     timers: dict[str, str] = msgspec.field(default_factory=dict)  # The same for timers, in seconds.
+    # The same for means since the start of the epoch, by the names of a field and of timers: used
+    # where iterations are left out between two reports, so that the last one says too little.
+    means: dict[str, str] = msgspec.field(default_factory=dict)
     less: int = 0  # Lines before the sign that may belong to the record.
     more: int = 0  # Lines after it.
     # Iterations that the report is the mean of; None if that follows from the numbers.
@@ -135,6 +138,8 @@ class ReportGrammar(Grammar):
     def _take_phases(self, wording: Wording, timers: Mapping[str, int]) -> None:
         """Add timers to the last report, or make a report of them."""
         note = wording.note
+        if not wording.whole and self._worth == _WHOLE:
+            return  # part of a line that is cut off
         if wording.whole and self._worth < _PRINTED:
             if not timers.keys() >= set(wording.whole) or not self._is_better(wording):
                 return
@@ -163,12 +168,16 @@ class ReportGrammar(Grammar):
             for name, text in line.groupdict().items()
             if (value := _value(text)) is not None
         }
+        last = self.rows[-1] if self.rows else None
+        is_next = last and last.iteration is not None and _number(values) == last.iteration + 1
+        means = {} if is_next else _values(wording.means, record)
+        values |= {name: value for name, value in means.items() if name in values}
         if values.get("rate", 0.0) > 0 and len(self.rates) < _MAX_RATES:
             self.rates.append(values["rate"])
         number, ns, span = self._timed(wording, values)
         stamp = stamp_s(line[0][:_MAX_LINE]) if wording.stamped else None
         if ns is None and stamp is None and not any(name in values for name in _RATES[:3]):
-            self.num_unknown += not values.keys() & {"elapsed_ms", "rate"}
+            self.num_unknown += not values.keys() & {"elapsed_ms", "elapsed_s", "rate"}
             return
         if ns is None and 0 < self._worth < _PRINTED:  # the rest of a report that is made of timers
             rate = values.get("samples_per_s")
@@ -177,8 +186,12 @@ class ReportGrammar(Grammar):
         if not self._is_better(wording):
             return
         rank = prefix_rank(record[:200].decode("utf-8", "replace"))
-        last = self.rows[-1] if self.rows else None
-        if last and number is not None and (last.iteration, last.rank) == (number, rank):
+        if (
+            self.rows
+            and last
+            and number is not None
+            and (last.iteration, last.rank) == (number, rank)
+        ):
             return  # a progress bar repeats its last report
         if wording.note and wording.note not in self.notes:
             self.notes.append(wording.note)
@@ -192,7 +205,8 @@ class ReportGrammar(Grammar):
                 **{name: values.get(name) for name in _RATES},
             )
         )
-        timers = {name: s_to_ns(value) for name, value in _values(wording.timers, record).items()}
+        found = {**_values(wording.timers, record), **means}
+        timers = {name: s_to_ns(found[name]) for name in wording.timers if name in found}
         if timers:
             self.add_timers({name: ns for name, ns in timers.items() if ns is not None})
 
@@ -204,6 +218,9 @@ class ReportGrammar(Grammar):
         elapsed, samples, batch = (values.get(name) for name in ("elapsed_ms", "samples", "batch"))
         if batch is not None and 1 <= batch < MAX_COUNT:
             self.facts["global_batch_size"] = int(batch)
+        if not ns and "elapsed_s" in values:
+            elapsed = values["elapsed_s"] * 1e3
+            values.pop("tokens_per_s", None)
         if samples is not None:
             batch = self.facts.get("global_batch_size")
             number = samples / batch if batch else None

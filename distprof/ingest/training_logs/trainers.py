@@ -8,6 +8,7 @@ Progress bars of programs that print no times::
 from __future__ import annotations
 
 import re
+from statistics import median
 
 import msgspec
 
@@ -20,12 +21,15 @@ from distprof.ingest.training_logs.grammar import (
 )
 
 _BAR = re.compile(
-    rb"^([^\n%|]{0,120}?)(\d{1,3})%\|[^|\n]{0,300}\| *(\d{1,12})/(\d{1,12}) "
-    rb"\[(?:(\d{1,6}):)?(\d{1,2}):(\d\d)<[^,\]\n]{0,30}, *[\d.?]{1,12}(?:s/it|it/s)",
+    rb"^(\|?[^\n%|]{0,120}?)\d{1,3}%(?:\|[^|\n]{0,900}\|)? *(\d{1,12})/(\d{1,12}) "
+    rb"\[(?:(\d{1,6}):)?(\d{1,2}):(\d\d)<[^,\]\n]{0,30}, *(\d[\d.]{0,12}|\?)"
+    rb"(s/(?:it|batch|step|ba)|(?:it|batch|step|ba)/s)",
     re.MULTILINE,
 )
 
 _MAX_BARS = 100
+
+_MAX_RATES = 1_000
 
 _MIN_STEPS = 20
 
@@ -35,8 +39,14 @@ _MIN_SECONDS = 50
 _MIN_SPAN, _FEWEST_SECONDS = 3, 10
 """Of a bar that shows less than that: over this span, a mean is accurate to 10 %."""
 
-_OF_TRAINING = re.compile(rb"(?i)\b(?:steps?|train(?:ing)?|epochs?|iter(?:ation)?s?)[^a-z]{0,20}:$")
-"""Labels of bars that count iterations."""
+_FEWEST_STEPS = 10
+"""From this step on, the rate that a bar shows is no longer that of its slow first steps."""
+
+_OF_TRAINING = re.compile(
+    rb"(?i)\b(?:steps?|train(?:ing)?|epochs?|iter(?:ation)?s?)[^a-z]{0,20}:$"
+    rb"|^\s{0,20}\d{1,6}/\d{1,6} +[\d.]{1,6}G[\s\d.]{1,90}:$"
+)
+"""Labels of bars that count iterations; the last is that of YOLO."""
 
 
 class _Bar(msgspec.Struct):
@@ -48,6 +58,7 @@ class _Bar(msgspec.Struct):
     first_second: int
     last_step: int
     last_second: int
+    rates: list[float] = msgspec.field(default_factory=list)  # As printed, in seconds per step.
     rows: list[Row] = msgspec.field(default_factory=list)
 
 
@@ -64,13 +75,13 @@ class BarGrammar(Grammar):
     @property
     def signs(self) -> tuple[bytes, ...]:
         """Byte strings, at least one of which is in every relevant block."""
-        return (b"s/it", b"it/s")
+        return (b"s/it", b"it/s", b"/batch", b"batch/s", b"/step", b"step/s", b"s/ba", b"ba/s")
 
     def take(self, block: bytes) -> None:
         """Follow each bar."""
         if self._bars is None:
             self._bars = {}
-        for before, _, step, total, hours, minutes, seconds in _BAR.findall(block):
+        for before, step, total, hours, minutes, seconds, rate, unit in _BAR.findall(block):
             label = before.rstrip()
             is_labelled = bool(_OF_TRAINING.search(label))
             is_other = label.endswith(b":") and not is_labelled
@@ -78,6 +89,10 @@ class BarGrammar(Grammar):
                 continue
             second = int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds)
             self._follow(self._bars, int(total), int(step), second)
+            each = to_float(rate) or 0.0
+            rates = self._bars[int(total)].rates if int(total) in self._bars else []
+            if each and int(step) >= _FEWEST_STEPS and len(rates) < _MAX_RATES:
+                rates.append(each if unit.startswith(b"s/") else 1 / each)
 
     def _follow(self, bars: dict[int, _Bar], total: int, step: int, second: int) -> None:
         bar = bars.get(total)
@@ -101,7 +116,7 @@ class BarGrammar(Grammar):
         bars = list((self._bars or {}).values())
         if bars:
             longest = max(bars, key=lambda bar: bar.last_second - bar.first_second)
-            self.rows = longest.rows or _whole(longest)
+            self.rows = longest.rows or _whole(longest) or _printed(longest)
         self.notes.append(
             "Times come from a progress bar, which shows whole seconds, and are means over spans "
             f"of {_MIN_SECONDS} s or of all that it shows, so single iterations are not visible."
@@ -114,6 +129,13 @@ def _whole(bar: _Bar) -> list[Row]:
     if span < _MIN_SPAN or passed < _FEWEST_SECONDS:
         return []
     return [Row(iteration=bar.last_step, duration_ns=s_to_ns(passed / span), span=span)]
+
+
+def _printed(bar: _Bar) -> list[Row]:
+    """The rate that the bar shows, where it does not show enough of the time."""
+    if not bar.rates:
+        return []
+    return [Row(iteration=bar.last_step, duration_ns=s_to_ns(median(bar.rates)), span=1)]
 
 
 # Lightning ----------------------------------------------------------------------------------------
@@ -141,6 +163,10 @@ _NEXT = "train_dataloader_next"
 
 _PARTS = ("model_forward", "model_backward", "optimizer_step", "get_train_batch")
 """What the first versions list instead of a batch; the forward pass counts them."""
+
+
+_FAR_BELOW = 0.7
+"""Actions below this share of what the progress bar shows leave out most of an iteration."""
 
 
 class LightningGrammar(Grammar):
@@ -184,6 +210,13 @@ class LightningGrammar(Grammar):
         self.add(Row(iteration=count, duration_ns=s_to_ns(seconds), span=count))
         found = {name: s_to_ns(each) for name, each in whole.items()}
         self.add_timers({name: ns for name, ns in found.items() if ns is not None})
+
+    def compare(self, bars: BarGrammar) -> None:
+        """Take the time of an iteration from the progress bar, if it is far above all actions."""
+        shown = [row.duration_ns or 0 for row in bars.rows]
+        for index, row in enumerate(self.rows if shown else ()):
+            if (row.duration_ns or 0) < _FAR_BELOW * median(shown):
+                self.rows[index] = row._replace(duration_ns=round(median(shown)))
 
     def _of_parts(self) -> tuple[float | None, int]:
         """Seconds and number of batches from their parts."""

@@ -95,6 +95,11 @@ class _Places:
 
     def __init__(self, log: NcclLog) -> None:
         self._processes = log.processes
+        ends: dict[tuple[object, ...], set[str]] = defaultdict(set)
+        for edge in log.edges:
+            ends[edge.communicator, edge.source, edge.target].add(edge.direction)
+        is_one = len({process.host for process in log.processes}) == 1
+        self._printed_whole = {pair for pair, seen in ends.items() if is_one and len(seen) > 1}
         self._of_member = [
             {m.rank: log.processes[m.process].host for m in one.members if m.process >= 0}
             if one.is_certain
@@ -131,13 +136,18 @@ class _Places:
         )
 
     def where(self, edge: NcclEdge) -> str:
-        """Inside or between nodes, by the hosts of both ends or, if unknown, by the transport."""
+        """Inside or between nodes, by the hosts of both ends or, if unknown, by the transport.
+
+        Where the only host of a log prints both ends of a connection, both are on it.
+        """
         if edge.communicator is not None and edge.source is not None and edge.target is not None:
             hosts = self._of_member[edge.communicator]
             source, target = hosts.get(edge.source), hosts.get(edge.target)
             if source is not None and target is not None:
                 return INSIDE if source == target else BETWEEN
-        return BETWEEN if edge.card is not None else INSIDE
+        pair = (edge.communicator, edge.source, edge.target)
+        is_outside = edge.card is not None and pair not in self._printed_whole
+        return BETWEEN if is_outside else INSIDE
 
 
 def _transports(log: NcclLog, places: _Places) -> tuple[NcclTransport, ...]:

@@ -26,13 +26,17 @@ if TYPE_CHECKING:
     from distprof.sections.report import Report
 
 
+_NAMED_WARNINGS = 3
+
+
 def nccl_verdict(report: Report) -> VerdictText:
     """The verdict and its reasons; None for other reports."""
     result = report.nccl
     if not _is_alone(report):
         return None
+    line = _line(result)
     why = (_inside(result), _init(result), _warnings(result), _unrecognised(result))
-    return _line(result), tuple(sentence for sentence in why if sentence)
+    return line, tuple(sentence for sentence in why if sentence and sentence not in line)
 
 
 def _is_alone(report: Report) -> bool:
@@ -63,23 +67,28 @@ def transport_name(way: NcclTransport) -> str:
 def _line(result: NcclResult) -> str:
     parts = [_share(result, BETWEEN), _share(result, INSIDE)]
     line = "; ".join(part for part in parts if part)
-    if not line:
-        return f"{_chosen(result)}The log names no connection between ranks."
-    return f"{capitalized(line)}."
+    if line:
+        return f"{capitalized(line)}."
+    return (
+        f"{_chosen(result) or _warnings(result)} What connects the ranks is not decided, because "
+        "the log names no connection: log every rank with NCCL_DEBUG=INFO up to the first step."
+    ).lstrip()
 
 
 def _chosen(result: NcclResult) -> str:
     """The network that all processes chose; empty if unknown."""
+    if result.is_on_one_host:
+        return "All ranks are on one host, so they do without the network."
     if not result.networks:
         return ""
     cards = sorted({card for host in result.hosts for card in host.cards})
     over = f" over {', '.join(cards[:4])}" if cards else ""
     if differ := different_networks(result):
-        return f"Hosts chose different networks: {differ}. NCCL cannot connect them. "
+        return f"Hosts chose different networks: {differ}. NCCL cannot connect them."
     names = [network_name(name) for name in result.networks]
     missing = any("libibverbs" in warning.text for warning in result.warnings)
     why = " because libibverbs could not be opened" if missing else ""
-    return f"Between nodes, NCCL uses {' and '.join(names)}{over}{why}. "
+    return f"Between nodes, NCCL uses {' and '.join(names)}{over}{why}."
 
 
 def _inside(result: NcclResult) -> str:
@@ -127,7 +136,8 @@ def _warnings(result: NcclResult) -> str:
         return ""
     number = sum(warning.num_lines for warning in problems)
     times = "once" if number == 1 else f"{number:,} times"
-    return f"NCCL warns {times}: {problems[0].text.rstrip('.')}."
+    texts = "; ".join(warning.text.rstrip(".!") for warning in problems[:_NAMED_WARNINGS])
+    return f"NCCL warns {times}: {texts}."
 
 
 def _unrecognised(result: NcclResult) -> str:

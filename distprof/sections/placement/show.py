@@ -131,6 +131,8 @@ def machine_verdict(report: Report) -> VerdictText:
         return None
     gpus = sum(machine.num_gpus for machine in machines)
     line = f"{counted(len(machines), 'machine')}, {counted(gpus, 'GPU')}: no ranks, no steps."
+    if len(machines) == 1:
+        return _sentence(machines[0]), ()
     more = len(machines) - _MOST_NAMED
     rest = (f"{more:,} more machines.",) if more > 0 else ()
     return line, (*(_sentence(machine) for machine in machines[:_MOST_NAMED]), *rest)

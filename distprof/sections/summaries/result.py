@@ -106,7 +106,9 @@ class TableRow(Record, frozen=True, kw_only=True):
 
     name: str  # As printed.
     num_calls: int  # Calls.
+    cpu_ns: int  # CPU time with operators inside.
     self_cpu_ns: int  # CPU time without operators inside.
+    device_ns: int  # Time of its kernels and of those of operators inside.
     self_device_ns: int  # Time of its kernels.
 
 
@@ -117,6 +119,7 @@ class OperatorTableResult(Result, frozen=True, kw_only=True):
     num_steps: int | None = None  # Steps that the profiler marked; null without a row for them.
     step_ns: int | None = None  # Mean CPU time of a step; null as above.
     self_device_ns: int | None = None  # Sum over all kernels; null without a device.
+    self_cpu_ns: int | None = None  # Sum of all operators' CPU time; null if not printed.
     # Time in which the training thread waits for its data loader, per step; null if steps or loader
     # have no row.
     loader_ns: int | None = None

@@ -67,5 +67,5 @@ def communication_by_operator_table(table: OperatorTableResult, limits: Limits) 
 
 def _said(part: TablePart) -> str:
     calls = part.num_calls or 0
-    each = f" in {calls:,} calls of {format_duration(part.device_ns / calls)}" if calls else ""
+    each = f" in {calls:,} calls of {format_duration(part.device_ns / calls)}" if calls > 1 else ""
     return f"{part.kind} {format_duration(part.device_ns)}{each}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -146,6 +147,12 @@ def operators_table(report: Report, *, show_all: bool) -> TableView | None:
 
 READY_RATIO = 0.9
 
+MIN_WORK_RATIO = 0.3
+
+MIN_BUSY_RATIO = 0.4
+
+_NEARLY = 0.8
+
 
 def summaries_verdict(report: Report) -> VerdictText:
     """The verdict and the numbers behind it; None for other reports."""
@@ -229,18 +236,57 @@ def _input(result: InputReadinessResult) -> list[str]:
     return [f"{text}; which rank it is keeps changing."]
 
 
+_KNOWN_WORK = {
+    "loading data in the training process": r"\bfetch\.py:\d+\(fetch\)",
+    "waiting for the data loader": r"\bdataloader\.py:\d+\(__next__|DataLoaderIter|\(DataLoader\)",
+    "waiting for the GPU": r"\{method '(?:item|cpu|tolist|numpy)' of 'torch|_local_scalar_dense"
+    r"|(?:[cC]uda|hip)\w{0,20}[sS]ynchronize",
+    "collectives": r"\bdistributed_c10d\b|^c10d::",
+    "the backward pass": r"run_backward",
+}
+"""What rows of the CPU with everything inside are, the more specific first."""
+
+
+def _known_work(result: OperatorTableResult) -> list[str]:
+    """What takes most of the CPU's time, if a row tells; else the deepest function that does."""
+    rows = sorted(result.rows, key=lambda row: row.cpu_ns)
+    total = rows[-1].cpu_ns
+    spent = {
+        what: max((row.cpu_ns for row in rows if re.search(known, row.name)), default=0)
+        for what, known in _KNOWN_WORK.items()
+    }
+    outside = [row.self_cpu_ns for row in rows if row.name.startswith("ProfilerStep")]
+    spent["Python code outside of operators"] = sum(outside)
+    for row in rows:
+        calls_others = re.search(r":\d{1,6}\(", row.name) and row.cpu_ns > 2 * row.self_cpu_ns
+        if calls_others and row.cpu_ns >= _NEARLY * total and max(spent.values()) < total / 3:
+            spent[f"{shorten(row.name, _MAX_NAME)} and what it calls"] = row.cpu_ns
+    most = max(spent.values())
+    if not most or most < MIN_WORK_RATIO * total:
+        return []
+    what = next(name for name, ns in spent.items() if ns >= _NEARLY * most)
+    return [
+        f"Most of the CPU's time is {what}: {format_duration(spent[what])} of "
+        f"{format_duration(total)} ({format_ratio(spent[what] / total)})."
+    ]
+
+
 def _cpu_rows(result: OperatorTableResult) -> list[str]:
-    """What takes CPU time, of a table without a row that takes time on the GPU."""
-    rows = sorted(result.rows, key=lambda row: -row.self_cpu_ns)[:_NAMED_ROWS]
+    """What takes time, of a table without a row that has own time on the GPU."""
+    lacks = "No row of the table has own time on the GPU." if result.device else ""
+    what, field = "CPU", "self_cpu_ns"
+    if any(row.device_ns for row in result.rows):
+        what, field = "GPU", "device_ns"
+        lacks = "The table has only GPU times that include what an operator calls."
+    rows = sorted(result.rows, key=lambda row: -getattr(row, field))[:_NAMED_ROWS]
     named = ", ".join(
-        f"{shorten(row.name, _MAX_NAME)} ({format_duration(row.self_cpu_ns)}, "
+        f"{shorten(row.name, _MAX_NAME)} ({format_duration(getattr(row, field))}, "
         f"{counted(row.num_calls, 'call')})"
         for row in rows
-        if row.self_cpu_ns
+        if getattr(row, field)
     )
-    lacks = "No row of the table has own time on the GPU."
-    lacks = lacks if result.device else "The table has only CPU times."
-    return [f"{lacks} Most CPU time: {named}." if named else lacks]
+    lacks = lacks or "The table has only CPU times."
+    return [*_known_work(result), f"{lacks} Most {what} time: {named}." if named else lacks]
 
 
 def _operators(result: OperatorTableResult) -> list[str]:
@@ -252,12 +298,24 @@ def _operators(result: OperatorTableResult) -> list[str]:
             f"{counted(result.num_steps, 'step')} of {format_duration(result.step_ns)}, profiler "
             "included."
         )
+    whole = (result.step_ns or 0) * (result.num_steps or 0) or result.self_cpu_ns
+    busy = (result.self_device_ns or 0) / whole if whole and result.self_cpu_ns else 1.0
+    if 0 < busy < MIN_BUSY_RATIO:  # of a table with its last lines, which hold the totals
+        steps.append(
+            f"Kernels take only {format_ratio(busy)} of the CPU's time, so the GPU waits for the "
+            "CPU most of the time."
+        )
+        steps += _known_work(result)
     first = next((part for part in result.parts if part.num_calls is not None), None)
     if first is None:
         return [*_cpu_rows(result), *steps]
+    top, alone = result.rows[0], ""
+    if len(result.rows) > 1 and top.self_device_ns >= MIN_WORK_RATIO * (result.self_device_ns or 0):
+        time = format_duration(top.self_device_ns)
+        alone = f", of which {shorten(top.name, _MAX_NAME)} takes {time}"
     return [
         f"{first.kind.capitalize()} takes most of the GPU's time that is listed: "
         f"{format_duration(first.device_ns)} of {format_duration(result.self_device_ns)} "
-        f"({format_ratio(first.ratio)}).",
+        f"({format_ratio(first.ratio)}){alone}.",
         *steps,
     ]

@@ -33,6 +33,8 @@ MAX_ROWS = 16
 
 _MAX_TEXT = 100
 
+IDLE_RATIO = 0.05
+
 
 _SENSORS = (
     Column("clock", "sm_clock_mhz_median"),
@@ -245,7 +247,9 @@ def devices_verdict(report: Report) -> VerdictText:
     result = report.telemetry
     if result.ranks or not _contents(result):
         return None
-    return f"{', '.join(_contents(result))}; no step was timed.", tuple(
+    if report.placement.machines and not (result.devices or result.errors):
+        return None  # how the GPUs are connected says more than the state of their links
+    return _line(result), tuple(
         sentence for sentence in (_heat(result), _slowed(result)) if sentence
     )
 
@@ -255,6 +259,34 @@ def devices_headline(report: Report) -> str:
     if is_recorded(report) or devices_verdict(report) is None:
         return ""
     return f"logs of machines: {', '.join(_contents(report.telemetry))} · no steps"
+
+
+def _line(result: TelemetryResult) -> str:
+    return _busy(result) or f"{', '.join(_contents(result))}; no step was timed."
+
+
+def _busy(result: TelemetryResult) -> str:
+    """How busy the GPUs are, and that sensors do not show why; empty if they do not say."""
+    known = {
+        name_of_device(d.host, d.index, d.bus_id, d.uuid): d.sensors.gpu_utilization_ratio
+        for d in result.devices
+        if d.sensors.gpu_utilization_ratio is not None
+    }
+    idle = [name for name, ratio in known.items() if ratio < IDLE_RATIO]
+    if not known or not len(result.devices) == len(known) < MAX_ROWS:
+        return ""
+    least, most = (format_ratio(end(known.values())) for end in (min, max))
+    span = least if least == most else f"{least} to {most}"
+    if idle and len(idle) < len(known):
+        text = f"{', '.join(idle)} hardly {'works' if len(idle) == 1 else 'work'} while others do"
+    elif idle:
+        text = f"No GPU works ({span} busy)"
+    else:
+        text = f"A kernel is running for {span} of the time, which may also be one that waits"
+    return (
+        f"{text}. Where the time goes is not decided, because sensors do not show it: dump the "
+        "stacks (py-spy dump) or record a trace with distprof capture -- COMMAND."
+    )
 
 
 def _contents(result: TelemetryResult) -> list[str]:

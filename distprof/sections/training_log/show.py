@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from distprof.sections.base import VerdictText
@@ -26,17 +27,24 @@ _REDUCTIONS = ("bwd_allreduce", "bwd_allreduce_microstep", "backward-params-all-
 """Timers of DeepSpeed and Megatron-LM around the reduction of gradients alone."""
 
 
-_STEPS_OF_DEEPSPEED = (
-    {"fwd", "bwd", "step"},
-    {"fwd_microstep", "bwd_microstep", "step_microstep"},
-)
-"""Timers that add up to a step, or else to a micro-batch."""
+_PHASES = {
+    "forward": re.compile(r"^(?:fwd|forward)(?:_microstep|-compute)?$|^model_forward$"
+                          r"|(?:^|\.)training_step$"),
+    "backward": re.compile(r"^(?:bwd|backward)(?:_microstep|-compute)?$|^model_backward$"
+                           r"|\.backward$"),
+    "forward and backward": re.compile(r"^forward-backward$|^training_step_and_backward$"),
+    "optimizer": re.compile(r"^step(?:_microstep)?$|^optimizer(?:_step)?$"),
+    "computation": re.compile(r"^Computing$"),
+    "exposed communication": re.compile(r"^Communication\(Not Overlapped\)$"),
+    "idle time": re.compile(r"^Free$"),
+}  # fmt: skip
+"""Names of timers around the phases of an iteration; the last three are those of Ascend."""
 
-_STEP_PARTS = {
-    "Computing": "computation",
-    "Communication(Not Overlapped)": "exposed communication",
-    "Free": "idle time",
+_TIMERS_OF = {
+    "Megatron-LM": "log with --timing-log-level 2",
+    "DeepSpeed": 'set "wall_clock_breakdown": true',
 }
+"""How programs are made to print timers."""
 
 
 def training_verdict(report: Report) -> VerdictText:
@@ -52,7 +60,8 @@ def training_verdict(report: Report) -> VerdictText:
         line, nccl_line = f"{time}; {nccl_line[:1].lower()}{nccl_line[1:]}", ""
     why = (
         *(_waiting(log), _reducing(log), _input_sentence(log), slower_sentence(log)),
-        *(_slow_sentence(log), _throughput(log), nccl_line),
+        *(_slow_sentence(log), f"Throughput: {rates}." if (rates := rate_text(log)) else ""),
+        nccl_line,
         *(note for note in log.unavailable if note.startswith(_DOUBTS)),
     )
     return line, tuple(sentence for sentence in why if sentence)
@@ -103,29 +112,74 @@ def rate_text(log: TrainingLogResult) -> str:
         (log.tokens_per_s_per_device, "tokens/s per GPU"),
         (log.tflops, "TFLOP/s per GPU"),
     )
-    return " · ".join(f"{_rate(rate)} {unit}" for rate, unit in rates if rate is not None)
-
-
-def _rate(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 1_000 else f"{rate:.3g}"
+    known = [(rate, unit) for rate, unit in rates if rate is not None]
+    return " · ".join(
+        f"{rate:,.0f} {u}" if rate >= 1_000 else f"{rate:.3g} {u}" for rate, u in known
+    )
 
 
 def _line(log: TrainingLogResult) -> str:
     if log.mean_ns is None:
-        return f"The log of {log.origin} has no iteration times."
+        no_times = f"The log of {log.origin} has no iteration times, so that where time goes is not"
+        return f"{no_times} decided: record a trace with distprof capture -- COMMAND."
     time = f"An iteration takes {format_duration(log.mean_ns)}"
-    if parts := _parts(log):
-        return f"{time}: {parts}."
     if log.idle_ratio is None:
-        usually = format_duration(log.median_ns)
-        mean = f"mean of {counted(log.num_steady, 'report')}, median {usually}"
-        return f"{time} ({mean}); a trace would show where the time goes."
+        return f"{time}{_phases(log) or _undecided(log)}"
     who = f"the {log.timer_stage} stage" if log.timer_stage else "the slowest rank"
     if log.mesh.get("pp", 1) < 2:
         who = "the rank of the timers"
     text = f"{time}, and {who} computes for {format_ratio(log.compute_ratio)} of it"
     ideal = ideal_sentence(log)
     return f"{text}: {ideal}." if ideal else f"{text}."
+
+
+def _phase_times(log: TrainingLogResult) -> tuple[dict[str, int], int]:
+    """Time per iteration by phase, and the time of the iteration.
+
+    DeepSpeed's timers do not say what they cover, but those of one line add up to a step.
+    """
+    found: dict[str, int] = {}
+    for timer in log.timers:  # longest first
+        phase = next((name for name, known in _PHASES.items() if known.search(timer.name)), "")
+        if phase:
+            found.setdefault(phase, timer.mean_ns)
+    if found.keys() >= {"forward", "backward", "forward and backward"}:
+        del found["forward and backward"]
+    whole = sum(found.values()) if log.origin == "DeepSpeed" else log.mean_ns
+    if log.input_timer is not None:
+        found["waiting for input"] = log.input_timer.mean_ns
+    return found, whole or 0
+
+
+def _phases(log: TrainingLogResult) -> str:
+    """For example ``: backward 63.3 %, forward 36.7 %.``; empty if the phases are unknown."""
+    times, whole = _phase_times(log)
+    rest = whole - sum(times.values())
+    if times.keys() <= {"optimizer", "waiting for input"} or rest < -MIN_IDLE_RATIO * whole:
+        return ""
+    order = sorted(filter(times.get, times), key=lambda phase: -times[phase])
+    parts = [f"{phase} {format_ratio(times[phase] / whole)}" for phase in order]
+    if rest > MIN_IDLE_RATIO * whole:
+        parts.append(f"outside of these {format_ratio(rest / whole)}")
+    return f": {', '.join(parts)}."
+
+
+def _undecided(log: TrainingLogResult) -> str:
+    """Why the log does not show where the time goes, and what would."""
+    usually = format_duration(log.median_ns)
+    mean = f" (mean of {counted(log.num_steady, 'report')}, median {usually})"
+    known = ""
+    if log.input_timer is not None:
+        waiting = log.input_timer.ratio or 0.0
+        known = f" Waiting for input takes {format_ratio(waiting)} of it."
+        if waiting < MIN_IDLE_RATIO:
+            known = f" Input is not the limit: waiting for it takes {format_ratio(waiting)}."
+    how = "" if log.timers else _TIMERS_OF.get(log.origin, "")
+    return (
+        f"{mean}.{known} Where {'the rest' if known else 'the time'} goes is not decided, because "
+        f"the log has no timers of it: {f'{how}, or ' if how else ''}record a trace with distprof "
+        "capture -- COMMAND."
+    )
 
 
 def _waiting(log: TrainingLogResult) -> str:
@@ -138,34 +192,16 @@ def _waiting(log: TrainingLogResult) -> str:
 
 
 def _reducing(log: TrainingLogResult) -> str:
-    """The timer of the gradients' reduction, if the program waits for it.
-
-    DeepSpeed's breakdown has no share of an iteration, but its timers of one line add up to one.
-    """
-    means = {timer.name: timer.mean_ns for timer in log.timers}
-    parts = next((p for p in _STEPS_OF_DEEPSPEED if means.keys() >= p), set())
-    whole = sum(means[name] for name in parts)
+    """The timer of the gradients' reduction, if the program waits for it."""
+    _, whole = _phase_times(log)
     for timer in (one for one in log.timers if one.name in _REDUCTIONS):
-        ratio = timer.ratio
-        if ratio is None and whole:
-            ratio = timer.mean_ns / whole
-        if ratio is not None and ratio >= MIN_IDLE_RATIO:
+        ratio = timer.mean_ns / whole if whole else 0.0
+        if ratio >= MIN_IDLE_RATIO or log.origin == "DeepSpeed":
             return (
                 f"The reduction of gradients ({timer.name}) takes "
                 f"{format_duration(timer.mean_ns)}, {format_ratio(ratio)} of an iteration."
             )
     return ""
-
-
-def _parts(log: TrainingLogResult) -> str:
-    """Shares of a step in the tables of Ascend's profiler."""
-    ratios = {timer.name: timer.ratio or 0.0 for timer in log.timers}
-    parts = [
-        f"{words} {format_ratio(ratios[name])}"
-        for name, words in _STEP_PARTS.items()
-        if ratios.get(name)
-    ]
-    return ", ".join(parts) if ratios.keys() >= _STEP_PARTS.keys() else ""
 
 
 def _input_sentence(log: TrainingLogResult) -> str:
@@ -207,11 +243,6 @@ def _slow_sentence(log: TrainingLogResult) -> str:
         f"{log.num_slow:,} of {log.num_steady:,} iterations are slow{often}: they add "
         f"{format_ratio(log.slow_excess_ns / log.mean_ns)} to the training time."
     )
-
-
-def _throughput(log: TrainingLogResult) -> str:
-    text = rate_text(log)
-    return f"Throughput: {text}." if text else ""
 
 
 # The output of training programs, as tables -------------------------------------------------------
@@ -270,8 +301,7 @@ def timers_table(report: Report, *, show_all: bool) -> TableView | None:
 
 
 def _timer_bar(timer: TrainingTimer) -> Bar:
-    key = "exposed_wait" if timer.waits else "computation"
-    return Bar(ratio=timer.ratio or 0.0, key=key)
+    return Bar(ratio=timer.ratio or 0.0, key="exposed_wait" if timer.waits else "computation")
 
 
 def slow_iterations_table(report: Report, *, show_all: bool) -> TableView | None:

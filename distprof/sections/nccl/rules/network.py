@@ -100,7 +100,7 @@ def _by_choice(nccl: NcclResult) -> Iterator[Draft]:
             evidence=("nccl.hosts",),
         )
         return
-    if set(nccl.networks) != {"Socket"}:
+    if set(nccl.networks) != {"Socket"} or nccl.is_on_one_host:
         return
     cards = sorted({card for host in nccl.hosts for card in host.cards})
     over = f" over {', '.join(cards[:_MOST_CARDS])}" if cards else ""
