@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from msgspec.structs import replace
 
+from distprof.ingest.output.expressions import Expression, advice_on, expressions
 from distprof.ingest.output.stacks import last_own
 from distprof.run.job_output import JobOutput, OutputEvent
 from distprof.run.run import Run
@@ -257,9 +258,10 @@ def _at(event: OutputEvent) -> str:
 
 def _own_errors(output: JobOutput) -> EndingResult | None:
     """The first error of a GPU or of the program itself, in the order of the output."""
-    events = _of(output, *_PRECEDENCE[:-2])
-    events += [
-        e for e in _of(output, "exception", "error") if _is_own(e) and not _is_survived(e, output)
+    events = [
+        e
+        for e in _of(output, *_PRECEDENCE)
+        if e.yields not in _SURVIVABLE or (_is_own(e) and not _is_survived(e, output))
     ]
     if not events:
         return None
@@ -272,11 +274,11 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     ranks = tuple(sorted(rank for rank in same if rank is not None))
     traceback = next((e for e in _of(output, "exception") if _is_near(e, event)), None)
     place = last_own(traceback.fields.get("frames", "")) if traceback else ""
-    line, steps = _WORDS[event.yields](event)
+    line, steps = _told(event) if _row(event).says else _WORDS[event.yields](event)
     who = capitalized(name_ranks(ranks)) if ranks else "A process"
     return _made(
         event.yields,
-        f"{who} failed{' first' if len(ranks) == 1 else ''}: {line}.",
+        f"{who} failed{' first' if len(ranks) == 1 else ''}: {line.rstrip('.')}.",
         event,
         *steps,
         why=(f"Its last own call was {place}.",) if place else (),
@@ -297,6 +299,7 @@ def _first_of(events: list[OutputEvent]) -> OutputEvent:
 
 
 _NEAR_LINES = 400
+_SURVIVABLE = ("build", "exception", "error")
 _SURVIVED_LINES = 2_000
 """A job that prints this much after an exception, and no other trouble, has survived it."""
 
@@ -305,19 +308,22 @@ def _is_survived(event: OutputEvent, output: JobOutput) -> bool:
     after = output.lines_of.get(event.file, 0) - event.line
     if after <= (_SURVIVED_LINES if event.yields == "exception" else _NEAR_LINES):
         return False
-    quiet = ("exception", "error", "warning", "phase", "nan")
+    quiet = (*_SURVIVABLE, "warning", "phase", "nan")
     return not any(e.line > event.line and e.file == event.file and e.yields not in quiet
                    for e in output.events)  # fmt: skip
 
 
-_PRECEDENCE = ("assert", "usage", "port", "memory", "loader", "shm", "device", "unused",
-               "exception", "error")  # fmt: skip
+_PRECEDENCE = ("assert", "usage", "port", "memory", "loader", "shm", "disk", "device", "unused",
+               "library", "overflow", "build", "exception", "error")  # fmt: skip
 
 
-def _precedence(event: OutputEvent) -> int:
-    """Too little shared memory explains why a worker of the loader died; a full disk may not."""
+def _precedence(event: OutputEvent) -> tuple[int, bool]:
+    """Too little shared memory explains why a worker of the loader died; a full disk may not.
+
+    What a compiler says explains more than that it failed.
+    """
     is_cause = event.yields == "shm" and "space left" not in event.text
-    return _PRECEDENCE.index("port" if is_cause else event.yields)
+    return _PRECEDENCE.index("port" if is_cause else event.yields), event.name != "compiler"
 
 
 def _is_near(one: OutputEvent, other: OutputEvent) -> bool:
@@ -332,17 +338,36 @@ def _key(event: OutputEvent) -> tuple[str, str]:
     return event.yields, text + re.sub(r"\d+", "0", event.fields.get("message", ""))[:80]
 
 
+_OWN = re.compile(
+    r"^(?:[\w.]+\.)?(?:Import|ModuleNotFound|Attribute|Name|Type|Key|Index|Value|Syntax|Assertion"
+    r"|FileNotFound|Permission|Memory)Error(?:: |$)|HTTPS?ConnectionPool|built in$|no GPUs"
+    r"|CalledProcessError: Command (?!\W{0,3}\S*(?:python|torchrun|deepspeed|accelerate|srun|bash"
+    r"|\bsh\b))"
+)
+"""Exceptions of the program itself, whatever their message names."""
+
+_LAUNCHING = re.compile(
+    r", in (?:launch_agent|\w+_launcher|launch_gloo|gloo_run)(?:\n(?!\s*File )[^\n]*)*$"
+)
+"""Last frames of launchers, which raise what a rank ended with."""
+
+
+_OF_OTHERS = re.compile(
+    r"(?i)nccl|hccl|gloo|watchdog|communicator|broken pipe|connection|socket timeout|client socket"
+    r"|connect\(\) timed out|rendezvous|monitoredbarrier|store based barrier"
+    r"|mismatch between collectives|out of memory|CUDA error|ACL stream synchronize|engine core"
+    r"|worker.{0,20}died|processes exited with|process \d+ terminated|received signal"
+    r"|exit (?:code|status)|non-zero"
+)
+"""Messages about other processes, or that another expression reads."""
+
+
 def _is_own(event: OutputEvent) -> bool:
     kind, message = event.fields.get("type", ""), event.fields.get("message", "")
-    return (
-        not _NOT_OWN.search(kind)
-        and event.fields.get("kind", "") == ""
-        and not re.search(
-            r"(?i)nccl|hccl|gloo|watchdog|communicator|broken pipe|connection|socket timeout"
-            r"|rendezvous|monitoredbarrier|store based barrier|mismatch between collectives"
-            r"|out of memory|CUDA error|engine core|worker.{0,20}died",
-            f"{kind} {message}",
-        )
+    return bool(_OWN.search(f"{kind}: {message}")) or not (
+        _LAUNCHING.search(event.fields.get("frames", ""))
+        or _NOT_OWN.search(kind)
+        or _OF_OTHERS.search(f"{kind} {message}")
     )
 
 
@@ -363,37 +388,9 @@ def _memory(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
 
 def _device(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     what = event.fields.get("what") or event.fields.get("code") or event.text[:_MAX_QUOTE]
-    found = (advice for pattern, advice in _GPU_ADVICE if re.search(pattern, what))
-    return f"{event.fields.get('hip', 'CUDA')} reports {what}", (next(found),)
-
-
-_GPU_ADVICE = (
-    (
-        "CUBLAS_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)|CUDNN_STATUS_NOT_INIT",
-        "Most often the GPU's memory is full: leave some of it free. Else look at the indices of "
-        "the batch, with CUDA_LAUNCH_BLOCKING=1.",
-    ),
-    (
-        "no kernel image|invalid device function|NoBinaryForGpu",
-        "Install a torch that is built for this GPU: torch.cuda.get_arch_list() shows for which "
-        "it is.",
-    ),
-    (
-        "invalid device ordinal",
-        "Start as many ranks on a host as it has visible GPUs: compare nproc_per_node with "
-        "CUDA_VISIBLE_DEVICES.",
-    ),
-    (
-        "busy or unavailable",
-        "End the process that holds the GPU, or leave exclusive mode: nvidia-smi shows both.",
-    ),
-    (
-        "",
-        "Run again with CUDA_LAUNCH_BLOCKING=1, so that the traceback shows the call, and look for "
-        "Xid errors in dmesg of the host.",
-    ),
-)
-"""Errors of a GPU, and what to do about them: the first that fits."""
+    is_other = "code" in event.fields and not what.lower().startswith("cu")
+    by = event.fields.get("hip", "the driver" if is_other else "CUDA")
+    return f"{by} reports {what}", advice_on("device", what)
 
 
 def _assert(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
@@ -457,50 +454,17 @@ def _exception(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     message = " ".join(event.fields.get("message", "").split())[:_MAX_QUOTE]
     kind = event.fields.get("type", "")
     text = f"{kind}: {message}".rstrip(": .")
-    known = next((advice for pattern, advice in _ADVICE if re.search(pattern, text)), "")
-    return text, (*filter(None, (known,)), "Read the traceback of that rank.")
+    return text, (*advice_on("exception", text), "Read the traceback of that rank.")
 
 
-_ADVICE = (
-    (
-        "Expected to have finished reduction in the prior iteration",
-        "Find the parameters without gradients (TORCH_DISTRIBUTED_DEBUG=DETAIL names them): freeze "
-        "them, or set find_unused_parameters=True.",
-    ),
-    (
-        "Default process group has not been initialized",
-        "Call init_process_group first, and start the program with torchrun.",
-    ),
-    (
-        "Found no NVIDIA driver|driver version is insufficient|No CUDA GPUs are available"
-        "|no CUDA-capable device",
-        "Run nvidia-smi on that host and in the container, and pass the GPUs to it (--gpus all).",
-    ),
-    (
-        "cannot open shared object file|undefined symbol",
-        "Libraries do not fit: install torch and its extensions for one version of CUDA, and check "
-        "LD_LIBRARY_PATH.",
-    ),
-    (
-        "shapes cannot be multiplied|[Ss]izes of tensors must match|size mismatch|must match the s",
-        "Print the shapes of that batch: most often the last batch is smaller, or the model is not "
-        "the one of the checkpoint.",
-    ),
-    (
-        "UnpicklingError|PytorchStreamReader|invalid load key|EOFError|header too large"
-        "|SafetensorError",
-        "A file is damaged or incomplete: load the checkpoint before it.",
-    ),
-    (
-        "not a local folder and is not a valid model|huggingface|HfHub|LocalEntryNotFound",
-        "Download the model before the job, check its name and HF_TOKEN, and set HF_HUB_OFFLINE=1.",
-    ),
-    (
-        "(?i)loss is nan|nan loss|non-finite",
-        "Look at the gradient norm, the learning rate and the data of the steps before.",
-    ),
-)
-"""Well-known errors, and what to do about them."""
+def _row(event: OutputEvent) -> Expression:
+    return next(row for row in expressions() if row.name == event.name)
+
+
+def _told(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
+    """What the row of an event says of it."""
+    row = _row(event)
+    return row.says.format_map(event.fields)[:_MAX_QUOTE], (row.advice,)
 
 
 _WORDS: dict[str, Callable[[OutputEvent], tuple[str, tuple[str, ...]]]] = {
@@ -524,8 +488,10 @@ def _signal(event: OutputEvent) -> str:
     number = event.number("number") or (-code if code and code < 0 else 0)
     if code is not None and code > 128:
         number = code - 128
-    what = {"Killed": 9, "Out Of Memory": 9, "Segmentation fault": 11, "Aborted": 6,
-            "Bus error": 7, "Terminated": 15}.get(event.fields.get("what", ""), number)  # fmt: skip
+    what = {"Killed": 9, "Out of memory": 9, "Segmentation fault": 11, "Aborted": 6,
+            "Bus error": 7, "Terminated": 15, "Illegal instruction": 4,
+            "Floating point exception": 8,
+            }.get(event.fields.get("what", "").capitalize(), number)  # fmt: skip
     return named or (_signal_name(what) if what else "")
 
 
@@ -567,13 +533,25 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
         who = f"{capitalized(name_ranks(ranks))}{_at(event)}"
     elif event.rank is None and "local" in event.fields:
         who = f"A process with local rank {event.fields['local']}"
+    elif event.name in _WHO:
+        who = f"{_WHO[event.name]}{_at(event)}"
     if name:
         how = f"was ended by {name}"
     elif event.number("code") is not None:
         how = f"exited with code {event.number('code')}"
     else:
-        how = f"was not started: {event.fields['why']}" if "why" in event.fields else "died"
-    meaning, steps = _SIGNALS.get(name, ("", ("Read the end of the log of that rank.",)))
+        how = (
+            f"was not started: {event.fields['why'].rstrip('.')}"
+            if "why" in event.fields
+            else "died"
+        )
+    meaning, steps = _SIGNALS.get(
+        name,
+        (
+            "" if "why" in event.fields else "; the output does not show why",
+            advice_on("exit", event.name),
+        ),
+    )
     first = len(ranks) < 2
     blamed = (event.rank,) if event.rank is not None else ranks
     others = {e.rank for e in _exits(output) if e.rank is not None} - set(blamed)
@@ -586,6 +564,13 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
         ranks=blamed,
     )
 
+
+_WHO = {
+    "ray-died": "A Ray worker",
+    "kernel-died": "The kernel of a notebook",
+    "not-started": "The job",
+}
+"""Who ended, if a line names neither rank nor host."""
 
 _SIGNALS: dict[str, tuple[str, tuple[str, ...]]] = {
     "SIGKILL": (
@@ -603,6 +588,10 @@ _SIGNALS: dict[str, tuple[str, tuple[str, ...]]] = {
     "SIGABRT": (
         " (abort)",
         ("Read the lines before: an assertion or a watchdog ended the process.",),
+    ),
+    "SIGILL": (
+        " (illegal instruction)",
+        ("Install libraries that are built for the CPU of that host, or build them there.",),
     ),
     "SIGTERM": (
         ", from outside or by its launcher",
@@ -731,16 +720,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
         last = event.fields.get("last", "")
         line = f"{who} failed in NCCL: {event.fields['type']}{f' ({last})' if last else ''}."
         suspects = ()
-        if "out of memory" in last:
-            return _made(
-                "memory",
-                f"{who} failed in NCCL: its GPU had no memory left for NCCL's buffers.",
-                event,
-                "Leave a few hundred MB of GPU memory free: a smaller micro-batch, or a smaller "
-                "NCCL_BUFFSIZE. Check that each rank uses its own GPU.",
-                ranks=victims,
-            )
-    tail = "" if event.yields == "nccl" else " The output does not show which rank."
+    tail = "" if event.yields in ("nccl", "network") else " The output does not show which rank."
     if suspects:
         tail = f" {capitalized(name_ranks(suspects))} reported nothing."
     return replace(
@@ -866,13 +846,15 @@ def _cut(output: JobOutput) -> EndingResult | None:
     event = next(iter(_of(output, "cut")), None)
     if event is None:
         return None
-    place = last_own(event.fields["frames"])
+    place = event.fields.get("place") or last_own(event.fields.get("frames", ""))
+    kind = event.fields.get("type", "an exception")
     return _made(
         "exception",
-        f"{_subject(event)} failed with an exception that the text does not show: the traceback "
-        f"ends{f' in {place}' if place else ''} before it.",
+        f"{_subject(event)} failed with {kind}, but the text ends before its message"
+        f"{f', in {place}' if place else ''}.",
         event,
-        "Add the rest of the output: the last line of a traceback names the error.",
+        _row(event).advice
+        or "Add the rest of the output: the last line of a traceback names the error.",
     )
 
 
@@ -927,7 +909,7 @@ def _nan(output: JobOutput) -> EndingResult | None:
     at = f" at step {int(step):,}" if step else ""
     return _made(
         "nan",
-        f"The loss became NaN{at}.",
+        f"{'A gradient' if 'grad' in event.fields else 'The loss'} became NaN{at}.",
         event,
         "Look at the gradient norm and the learning rate of the steps before, and at the data of "
         "that step.",
@@ -952,9 +934,9 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     _xid_of_program,
     _stopped,
     _waiting,
-    _cut,
     _nan,
     _interrupted,
+    _cut,
     _reported,
     _mixed,
     diagnose_stacks,
