@@ -353,7 +353,8 @@ _LAUNCHING = re.compile(
 
 
 _OF_OTHERS = re.compile(
-    r"(?i)nccl|hccl|gloo|watchdog|communicator|broken pipe|connection|socket timeout|client socket"
+    r"(?i)nccl|hccl|gloo|watchdog|communicator|broken pipe|socket timeout|client socket"
+    r"|connection (?:\w+ ){0,2}(?:closed|reset|refused|aborted|lost|time)|^Connection\w*Error"
     r"|connect\(\) timed out|rendezvous|monitoredbarrier|store based barrier"
     r"|mismatch between collectives|out of memory|CUDA error|ACL stream synchronize|engine core"
     r"|worker.{0,20}died|processes exited with|process \d+ terminated|received signal"
@@ -395,7 +396,8 @@ def _device(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
 
 def _assert(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     what = event.fields.get("assertion", "")
-    shown = f"a kernel's assertion failed ({what})" if what else "a kernel's assertion failed"
+    whose = "a kernel's" if not what or "thread: [" in event.text else "an"
+    shown = f"{whose} assertion failed{f' ({what})' if what else ''}"
     return shown, (
         "Check indices and labels: most often one is outside an embedding, a vocabulary or the "
         "number of classes. Run the batch on the CPU to see the Python error.",
@@ -490,7 +492,8 @@ def _signal(event: OutputEvent) -> str:
         number = code - 128
     what = {"Killed": 9, "Out of memory": 9, "Segmentation fault": 11, "Aborted": 6,
             "Bus error": 7, "Terminated": 15, "Illegal instruction": 4,
-            "Floating point exception": 8,
+            "Floating point exception": 8, "Aborted (core dumped)": 6, "User defined signal 1": 10,
+            "User defined signal 2": 12,
             }.get(event.fields.get("what", "").capitalize(), number)  # fmt: skip
     return named or (_signal_name(what) if what else "")
 
@@ -548,7 +551,7 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     meaning, steps = _SIGNALS.get(
         name,
         (
-            "" if "why" in event.fields else "; the output does not show why",
+            "" if "why" in event.fields else _reason(output),
             advice_on("exit", event.name),
         ),
     )
@@ -563,6 +566,14 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
         *steps,
         ranks=blamed,
     )
+
+
+def _reason(output: JobOutput) -> str:
+    """What the output shows about an exit that no row explains."""
+    for event in _of(output, "exception", "error"):
+        if not (_NOT_OWN.search(event.fields.get("type", "")) or _is_survived(event, output)):
+            return f"; the output shows “{_exception(event)[0]}”"
+    return "; the output does not show why"
 
 
 _WHO = {
@@ -871,8 +882,8 @@ def _mixed(output: JobOutput) -> EndingResult | None:
         return None
     return _made(
         "exception",
-        "A process failed with an exception that cannot be read: several ranks wrote into the "
-        "traceback.",
+        "A process failed with an exception that cannot be read: its traceback is incomplete, or "
+        "several ranks wrote into it.",
         events[0],
         "Start the ranks with torchrun --log-dir DIR --redirects 3, or srun --output=%t.log, so "
         "that each writes its own file.",
