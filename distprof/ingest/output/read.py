@@ -58,8 +58,9 @@ _PREFIX = re.compile(
     r"(?:\[rank\d{1,7}\]:)?\[rank(\d{1,7})\]:?"  # torch since 2.2, perhaps after torchrun's role
     r"|\[default(\d{1,7})\]:"  # torchrun --tee
     r"|\[\w{1,40}?(\d{1,7})\|\d{1,7}\]:"  # torchrun with --role: role, rank, local rank
-    r"|\[\d{1,9},(\d{1,7})\](?:<\w{3,8}>)?:"  # mpirun --tag-output
-    r"|(?:\w{3} \w{3} [ \d]\d [\d:]{8} \d{4})?\[(\d{1,7})\]<std(?:out|err)>:"  # horovodrun
+    r"|(?:\w{3} \w{3} [ \d]\d [\d:]{8} \d{4})?(?:"
+    r"\[\d{1,9},(\d{1,7})\](?:<\w{3,8}>)?:"  # mpirun --tag-output
+    r"|\[(\d{1,7})\]<std(?:out|err)>:)"  # horovodrun
     r"|(\d{1,7}): ?(?!\d\d:|\d{1,7} \[\d)"  # srun --label, but not NCCL's process and thread
     r"|\(\w{0,60}[^()]{0,60}\brank[=: ]?(\d{1,7})\b[^()]{0,80}\)"  # Ray
     r"|\[Rank:? (\d{1,7})\]|\[?RANK[ =:](\d{1,7})\]?) ?"

@@ -30,7 +30,7 @@ _NOT_OWN = re.compile(
     r"(?:^|[.:])(?:Dist(?:Backend|Store|Network)Error|ChildFailedError|SignalException|SystemExit"
     r"|Process(?:Exited|Raised)Exception|CalledProcessError|KeyboardInterrupt|Rendezvous\w+"
     r"|Ray\w*Error|WorkerCrashedError|ActorDiedError|BrokenProcessPool|OutOfMemoryError"
-    r"|EnforceNotMet)$"
+    r"|DeadKernelError|EnforceNotMet)$"
 )
 """Exceptions that report the end of another process, or that another expression reads."""
 
@@ -723,7 +723,9 @@ def _peer(output: JobOutput) -> EndingResult | None:
     whom = f" ({event.fields['peer']})" if "peer" in event.fields else ""
     who = capitalized(name_ranks(victims)) if victims else "A process"
     if event.yields == "peer":
-        line = f"{who} lost the connection to another rank{whom}, which ended first."
+        line = f"{who} lost the connection to another rank{whom}, which most often ended first."
+        if "refused" in event.text and "losed" not in event.text:
+            line = f"{who} could not connect to another process{whom}: the connection was refused."
     elif event.yields == "network":
         what = f": {event.fields['what']}" if "what" in event.fields else ""
         line = f"{who} reported an error of the network{whom}{what}."
@@ -811,6 +813,12 @@ def _with_fewest_pending(events: Iterable[OutputEvent]) -> tuple[tuple[int, ...]
         f" {capitalized(name_ranks(suspects))} {has} {least:,} collectives pending, others up to "
         f"{most:,}: look at {name_ranks(suspects)} first."
     )
+
+
+def _unreached(output: JobOutput) -> EndingResult | None:
+    """A rendezvous that a process could not reach before anything timed out."""
+    events = _of(output, "store", "timeout", "position", "missing", "mismatch")
+    return _store(output) if events and "address" in events[0].fields else None
 
 
 def _died(output: JobOutput) -> EndingResult | None:
@@ -935,6 +943,7 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     _killed,
     _crash,
     _mismatch,
+    _unreached,
     diagnose_positions,
     _missing,
     _store,
