@@ -320,10 +320,12 @@ _PRECEDENCE = ("assert", "usage", "port", "memory", "loader", "shm", "disk", "de
 def _precedence(event: OutputEvent) -> tuple[int, bool]:
     """Too little shared memory explains why a worker of the loader died; a full disk may not.
 
-    What a compiler says explains more than that it failed.
+    Of one kind, a line that names something explains more than one that does not.
     """
     is_cause = event.yields == "shm" and "space left" not in event.text
-    return _PRECEDENCE.index("port" if is_cause else event.yields), event.name != "compiler"
+    return _PRECEDENCE.index("port" if is_cause else event.yields), not (
+        {"names", "message"} & event.fields.keys()
+    )
 
 
 def _is_near(one: OutputEvent, other: OutputEvent) -> bool:
@@ -358,7 +360,7 @@ _OF_OTHERS = re.compile(
     r"|connect\(\) timed out|rendezvous|monitoredbarrier|store based barrier"
     r"|mismatch between collectives|out of memory|CUDA error|ACL stream synchronize|engine core"
     r"|worker.{0,20}died|processes exited with|process \d+ terminated|received signal"
-    r"|exit (?:code|status)|non-zero"
+    r"|exit (?:code|status)|non-zero|termination signal"
 )
 """Messages about other processes, or that another expression reads."""
 
@@ -455,7 +457,7 @@ def _unused(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
 def _exception(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     message = " ".join(event.fields.get("message", "").split())[:_MAX_QUOTE]
     kind = event.fields.get("type", "")
-    text = f"{kind}: {message}".rstrip(": .")
+    text = f"{kind}: {message}".rstrip(": .`")
     return text, (*advice_on("exception", text), "Read the traceback of that rank.")
 
 
@@ -483,6 +485,22 @@ _WORDS: dict[str, Callable[[OutputEvent], tuple[str, tuple[str, ...]]]] = {
 }
 
 
+_SIGNAL_OF = {
+    "Aborted": signal.SIGABRT,
+    "Bus error": signal.SIGBUS,
+    "Floating point exception": signal.SIGFPE,
+    "Illegal instruction": signal.SIGILL,
+    "Killed": signal.SIGKILL,
+    "Out of memory": signal.SIGKILL,
+    "Segmentation fault": signal.SIGSEGV,
+    "Terminated": signal.SIGTERM,
+    "Termination signal": signal.SIGTERM,
+    "User defined signal 1": signal.SIGUSR1,
+    "User defined signal 2": signal.SIGUSR2,
+}
+"""What shells and schedulers call signals."""
+
+
 def _signal(event: OutputEvent) -> str:
     """Name of the signal that ended a process; empty if it exited by itself."""
     named = event.fields.get("signal", "")
@@ -490,11 +508,7 @@ def _signal(event: OutputEvent) -> str:
     number = event.number("number") or (-code if code and code < 0 else 0)
     if code is not None and code > 128:
         number = code - 128
-    what = {"Killed": 9, "Out of memory": 9, "Segmentation fault": 11, "Aborted": 6,
-            "Bus error": 7, "Terminated": 15, "Illegal instruction": 4,
-            "Floating point exception": 8, "Aborted (core dumped)": 6, "User defined signal 1": 10,
-            "User defined signal 2": 12,
-            }.get(event.fields.get("what", "").capitalize(), number)  # fmt: skip
+    what = _SIGNAL_OF.get(event.fields.get("what", "").capitalize(), number)
     return named or (_signal_name(what) if what else "")
 
 
@@ -580,6 +594,7 @@ _WHO = {
     "ray-died": "A Ray worker",
     "kernel-died": "The kernel of a notebook",
     "not-started": "The job",
+    "mpi-daemon": "The daemon of mpirun",
 }
 """Who ended, if a line names neither rank nor host."""
 
@@ -613,7 +628,7 @@ _SIGNALS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 def _crash(output: JobOutput) -> EndingResult | None:
     """A crash; what aborts after a time-out or a lost peer, only follows from it."""
-    followed = bool(_of(output, *_FOLLOWING))
+    followed = bool(_of(output, *_FOLLOWING, "died"))
     events = [e for e in _of(output, "crash") if not (followed and "Abort" in e.text)]
     event = next((e for e in events if "what" in e.fields), next(iter(events), None))
     if event is None:
