@@ -313,19 +313,14 @@ def _is_survived(event: OutputEvent, output: JobOutput) -> bool:
                    for e in output.events)  # fmt: skip
 
 
-_PRECEDENCE = ("assert", "usage", "port", "memory", "loader", "shm", "disk", "device", "unused",
+_PRECEDENCE = ("assert", "usage", "port", "shm", "memory", "loader", "disk", "device", "unused",
                "library", "overflow", "build", "exception", "error")  # fmt: skip
+"""Causes before effects: too little shared memory explains why a worker of the loader died."""
 
 
 def _precedence(event: OutputEvent) -> tuple[int, bool]:
-    """Too little shared memory explains why a worker of the loader died; a full disk may not.
-
-    Of one kind, a line that names something explains more than one that does not.
-    """
-    is_cause = event.yields == "shm" and "space left" not in event.text
-    return _PRECEDENCE.index("port" if is_cause else event.yields), not (
-        {"names", "message"} & event.fields.keys()
-    )
+    """Of one kind, a line that names something explains more than one that does not."""
+    return _PRECEDENCE.index(event.yields), not {"names", "message"} & event.fields.keys()
 
 
 def _is_near(one: OutputEvent, other: OutputEvent) -> bool:
@@ -406,22 +401,6 @@ def _assert(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     )
 
 
-def _usage(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
-    fields = event.fields
-    if "mismatched" in fields:
-        return "it or a rank next to it launched another collective than the others", (
-            "Compare the order of collectives: NCCL_DEBUG=INFO, NCCL_DEBUG_SUBSYS=COLL.",
-        )
-    if "device" in fields:
-        return f"it uses the same GPU as rank {fields['other']}", (
-            "Give each rank its own GPU: torch.cuda.set_device(local_rank) before the first use.",
-        )
-    return (
-        f"its NCCL is version {fields.get('version')}, that of rank {fields.get('other')} "
-        f"{fields.get('other_version')}"
-    ), ("Install the same NCCL on all hosts.",)
-
-
 def _port(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     number = event.fields.get("port", "")
     return f"{f'port {number}' if number else 'the port of the rendezvous'} is in use", (
@@ -434,23 +413,6 @@ def _loader(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     return f"a worker of its data loader died{f' ({how})' if how else ''}", (
         "Look in dmesg for the out-of-memory killer, and use fewer workers; for bus errors, give "
         "the container more shared memory (--shm-size).",
-    )
-
-
-def _shm(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
-    if "why" in event.fields:
-        return f"it cannot open shared memory ({event.fields['why']})", (
-            "Check the permissions and the size of /dev/shm on that host and in the container.",
-        )
-    is_disk = "space left" in event.text
-    what = "a disk is full" if is_disk else "its shared memory is too small"
-    return what, ("Free the disk." if is_disk else "Give the container more: --shm-size.",)
-
-
-def _unused(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
-    names = event.fields["names"][:_MAX_QUOTE]
-    return f"some of its parameters got no gradient ({names})", (
-        "Freeze these parameters, use them in the loss, or set find_unused_parameters=True.",
     )
 
 
@@ -475,11 +437,8 @@ _WORDS: dict[str, Callable[[OutputEvent], tuple[str, tuple[str, ...]]]] = {
     "memory": _memory,
     "device": _device,
     "assert": _assert,
-    "usage": _usage,
     "port": _port,
     "loader": _loader,
-    "shm": _shm,
-    "unused": _unused,
     "exception": _exception,
     "error": _exception,
 }
