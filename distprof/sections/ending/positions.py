@@ -79,7 +79,7 @@ def diagnose_positions(output: JobOutput) -> EndingResult | None:
         groups.setdefault(one.group, []).append(one)
     waiting = {name: some for name, some in groups.items() if any(_waits(p) for p in some)}
     if not waiting:
-        return _frozen(positions)
+        return _frozen(positions) or _told(positions, output)
     found = [_of_group(name, some, output) for name, some in waiting.items()]
     order = ("mismatch", "behind", "silent", "unfinished")
     return min(found, key=lambda one: order.index(one.cause))
@@ -101,7 +101,8 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
     if unequal is not None:
         return _unequal(name, unequal, [one for one in waiting if one.op])
     silent = _silent(positions, output)
-    what = _operation(next((one for one in waiting if one.op), waiting[0]), name)
+    shown = name if all(one.is_global for one in waiting) else ""
+    what = _operation(next((one for one in waiting if one.op), waiting[0]), shown)
     if silent:
         return EndingResult(
             state=STUCK,
@@ -244,6 +245,22 @@ def _frozen(positions: Sequence[EndingPosition]) -> EndingResult | None:
         cause="idle",
         verdict=f"Stuck: {_who(idle, idle[0].group)} had no collective in flight when a watchdog "
         "fired: the CPU code of the ranks stopped, or a rank that is not in this output waits.",
+        positions=tuple(positions),
+    )
+
+
+def _told(positions: Sequence[EndingPosition], output: JobOutput) -> EndingResult | None:
+    """Ranks that report the time-out of another, which does not report it itself."""
+    told = {n for e in output.events if (n := e.number("told")) is not None}
+    if not told:
+        return None
+    return EndingResult(
+        state=STUCK,
+        cause="silent",
+        verdict=f"Stuck: {name_ranks(told)} timed out first, and "
+        f"{_who(positions, positions[0].group)} only {_verb(positions, 'repeat')} it: the lines of "
+        f"{name_ranks(told)} name the collective.",
+        suspects=tuple(sorted(told)),
         positions=tuple(positions),
     )
 
