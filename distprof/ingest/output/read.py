@@ -39,7 +39,7 @@ _WINDOW = 4_096
 _BEFORE_SIGN = 600
 _MAX_WORLD = 1 << 20
 _MAX_BROKEN = 5
-_STACK = re.compile(r"Current thread|Thread |#[01]  0x|Traceback|Stack trace")
+_STACK = re.compile(r"Current thread|Thread |#[01]  0x|#\d{1,4} Frame 0x|Traceback|Stack trace")
 _LEAST_BROKEN = 60
 """Shorter lines were not broken by a terminal."""
 
@@ -339,8 +339,8 @@ def _without_prefixes(text: str, own: int | None, before: str) -> str:
     ``before`` is the text before the record in its first line: if the next line begins with it,
     too, it is a prefix.
     """
-    lines = text.splitlines()
-    if before.strip() and any(line.startswith(before) for line in lines[1:3]):
+    lines = [line.rstrip() for line in text.splitlines()]
+    if before and any(line.startswith(before) for line in lines[1:3]):
         return "\n".join(line[len(before) :] for line in lines if line.startswith(before))
     ranks = [prefix_rank(line) for line in lines]
     if not any(rank is not None for rank in ranks):

@@ -22,6 +22,10 @@ _NATIVE = re.compile(
 _RECORDED = re.compile(
     r"^#\d{1,4} (?P<name>\S{1,200}) from (?P<file>[^\n]{1,400}):(?P<line>\d{1,7})$"
 )
+_FRAMED = re.compile(
+    r"^#\d{1,4} Frame 0x[0-9a-f]{1,16}, for file (?P<file>[^\n,]{1,400}), line (?P<line>\d{1,7}), "
+    r"in (?P<name>\S{1,200})"
+)
 _NATIVE_THREAD = re.compile(r"^Thread (\d{1,7}) \((?:Thread|LWP|process) ")
 _HEAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-fA-F]+ .{0,80}\(most recent call first\)")
 _NAMED_RANK = re.compile(r"(?i)(?:local[_-])?\brank[ =:_-]{0,2}(\d{1,7})\b")
@@ -33,7 +37,7 @@ _TELLING = (
 """Calls inside torch that show what a process waits for: part of the path, name."""
 
 _WAITS = re.compile(
-    r"(?i)^(?:p?nccl[a-z]|p?mpi_[a-z]|hccl|rccl|ccl::|c10d::\S{0,200}(?:wait|synchronize|barrier)|gloo::"
+    r"(?i)^(?:p?nccl[a-z]|p?mpi_[a-z]|ompi_coll|hccl|rccl|ccl::|c10d::\S{0,200}(?:wait|synchronize|barrier)|gloo::"
     r"\S{0,200}wait|(?:cu|cuda|hip)(?:stream|device|event|ctx)synchronize)"
 )
 """Native calls that show what a process waits for."""
@@ -61,6 +65,8 @@ def stacks_in(text: str) -> tuple[tuple[str, ...], int | None, int]:
     if _HEAD.match(first):
         dump = list(_dump(lines))
         return calls_of(main_stack(dump)), rank, len(dump)
+    if _FRAMED.match(first):
+        return calls_of([line for line in lines if _FRAMED.match(line)], _FRAMED), rank, len(lines)
     if first.startswith("#") or _NATIVE_THREAD.match(first):
         return _native(lines)
     own = [line for line in lines[1:] if line.strip()]
@@ -85,13 +91,9 @@ def _native(lines: Sequence[str]) -> tuple[tuple[str, ...], None, int]:
             threads[-1][1][-1] += f" {line.strip()}"
         elif line.strip() and not head:
             break
-    threads.sort(key=lambda thread: (not any(map(_waits_in, thread[1])), thread[0] != "1"))
-    return calls_of(threads[0][1], _NATIVE), None, count
-
-
-def _waits_in(frame: str) -> bool:
-    found = _NATIVE.match(frame)
-    return found is not None and _WAITS.match(found["name"]) is not None
+    found = [(calls_of(frames, _NATIVE), number) for number, frames in threads]
+    found.sort(key=lambda one: (not any(map(_WAITS.match, one[0])), one[1] != "1"))
+    return found[0][0], None, count
 
 
 def _dump(lines: Sequence[str]) -> Iterator[str]:
@@ -132,13 +134,11 @@ def calls_of(frames: Sequence[str], pattern: re.Pattern[str] = FRAME) -> tuple[s
             place = path.rpartition("/")[2] or "native"
             number = f":{match['line']}" if match["line"] else ""
             call = f"{match['name']} ({place}{number})"[:_MAX_TEXT]
-            calls.append((call, _LIBRARY.search(path) is None or _is_telling(path, match["name"])))
+            tells = any(part in path and how.match(match["name"]) for part, how in _TELLING)
+            is_own = tells or _WAITS.match(call) or not _LIBRARY.search(path)
+            calls.append((call, bool(is_own)))
     has_own = any(is_own for _, is_own in calls)
     return tuple(call for call, is_own in calls if is_own or not has_own)
-
-
-def _is_telling(path: str, name: str) -> bool:
-    return bool(_WAITS.match(name)) or any(p in path and how.match(name) for p, how in _TELLING)
 
 
 def last_own(text: str) -> str:

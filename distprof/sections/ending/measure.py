@@ -351,7 +351,7 @@ def _is_own(event: OutputEvent) -> bool:
             r"(?i)nccl|hccl|gloo|watchdog|communicator|broken pipe|connection|socket timeout"
             r"|rendezvous|monitoredbarrier|store based barrier|mismatch between collectives"
             r"|out of memory|error code is (?:50704[68]|107020)\b|CUDA error|engine core"
-            r"|worker.{0,20}died",
+            r"|worker.{0,20}died|RPC call to \w+ timed out",
             f"{kind} {message}",
         )
     )
@@ -692,10 +692,10 @@ def _missing(output: JobOutput) -> EndingResult | None:
     if not events:
         return None
     event, fields, absent = events[0], events[0].fields, _absent(events[0])
-    first, last = min(absent), max(absent)
-    if len(absent) == 2 and not set(absent[first]) & set(absent[last]):
-        return _apart(event, {first}, absent[last][0], {last}, absent[first][0])
-    what = f"never launched {absent[first][0]}"
+    if len(absent) > 1 and not set.intersection(*map(set, absent.values())):
+        lacks = "; ".join(f"rank {rank} lacks {names[0]}" for rank, names in [*absent.items()][:4])
+        return _stuck("mismatch", f"ranks submitted different tensors: {lacks}", event)
+    what = f"never launched {next(iter(absent.values()))[0]}"
     if "seq" in fields:
         what = f"never launched {_launch(event)} {fields['seq']}"
     elif "Barrier" in event.text:
@@ -730,20 +730,14 @@ def _ready(output: JobOutput) -> EndingResult | None:
         for name in ("ready", "ready_other", "devices")
     )
     if other and not ready & other:
-        return _apart(event, ready, tensor, other, event.fields["other_tensor"])
+        theirs = event.fields["other_tensor"]
+        text = f"{name_ranks(ready)} submitted {tensor} and {name_ranks(other)} {theirs}: they took"
+        fewer = ready if len(ready) <= len(other) else other
+        return _stuck("mismatch", f"{text} different paths", event, ranks=fewer)
     absent = (all_ranks or set(range(output.world_size or max(ready, default=0) + 1))) - ready
     who = name_ranks(absent) if absent else "at least one other rank"
     text = f"{name_ranks(ready)} submitted {tensor}, and {who} did not"
     return _stuck("behind", text, event, ranks=absent)
-
-
-def _apart(
-    event: OutputEvent, ranks: set[int], tensor: str, others: set[int], their_tensor: str
-) -> EndingResult:
-    """Ranks that submitted tensors for which the others wait in vain, and the other way round."""
-    text = f"{name_ranks(ranks)} submitted {tensor} and {name_ranks(others)} {their_tensor}"
-    fewer = ranks if len(ranks) <= len(others) else others
-    return _stuck("mismatch", f"{text}: they took different paths", event, ranks=fewer)
 
 
 def _reached(output: JobOutput) -> EndingResult | None:
@@ -776,9 +770,9 @@ def _store(output: JobOutput) -> EndingResult | None:
     events = _of(output, "store")
     if _of(output, "stopped"):  # the agent that was stopped closes the rendezvous for all others
         events = [e for e in events if e.fields.get("type") != "RendezvousClosedError"]
-    event = next(iter(events), None)
-    if event is None:
+    if not events:
         return None
+    event = next((e for e in events if "address" in e.fields), events[0])
     fields = event.fields
     who = "a process" if event.rank is None else f"rank {event.rank}"
     if "other" in fields:
@@ -797,6 +791,8 @@ def _store(output: JobOutput) -> EndingResult | None:
                 "started than the world size says, or an earlier start of the job left its keys in "
                 "the store"
             )
+    elif fields.get("type") == "RendezvousTimeoutError":
+        what = "not all hosts joined the rendezvous in time"
     elif "type" in fields:
         what = f"ranks could not connect ({fields['type']})"
     else:
@@ -811,6 +807,12 @@ def _store(output: JobOutput) -> EndingResult | None:
     return replace(found, suspects=(int(fields["other"]),)) if "other" in fields else found
 
 
+def _unreachable(output: JobOutput) -> EndingResult | None:
+    """An address that a process never reached: others may time out because of it."""
+    events = tuple(e for e in _of(output, "store") if "address" in e.fields)
+    return _store(replace(output, events=events))
+
+
 def _peer(output: JobOutput) -> EndingResult | None:
     events = _of(output, "network", "peer", "nccl")
     if not events:
@@ -823,7 +825,10 @@ def _peer(output: JobOutput) -> EndingResult | None:
     suspects = silent if victims and len(silent) <= len(victims) else ()
     whom = f" ({event.fields['peer']})" if "peer" in event.fields else ""
     who = capitalized(name_ranks(victims)) if victims else "A process"
-    if event.yields == "peer":
+    if "how" in event.fields:
+        target = f" ({event.fields['target']})" if "target" in event.fields else ""
+        line = f"{who} could not connect to another rank{target or whom}: connection refused."
+    elif event.yields == "peer":
         line = f"{who} lost the connection to another rank{whom}, which ended first."
     elif event.yields == "network":
         what = f": {event.fields['what']}" if "what" in event.fields else ""
@@ -859,7 +864,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
 _PEER_STEPS = {
     "peer": (
         "Read the log of the rank at the other end: it failed before.",
-        "Run with NCCL_DEBUG=INFO if no rank reports an own error.",
+        "Run with NCCL_DEBUG=INFO if no rank reports an own error. If the address is one of the "
+        "wrong network, or 127.x, set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME.",
     ),
     "nccl": (
         "Run with NCCL_DEBUG=WARN: the warning before the error names the call that failed.",
@@ -876,6 +882,7 @@ _PEER_STEPS = {
 _WAITED = {
     "hccl-timeout": "until HCCL's time-out",
     "hccl-notify": "until HCCL's time-out",
+    "rpc-timeout": "until its call timed out, and the lines do not name that rank",
     "gloo-timeout": "(gloo), and its lines do not name that rank",
 }
 """Time-outs that no watchdog reports."""
@@ -1071,6 +1078,7 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     _missing,
     _ready,
     _reached,
+    _unreachable,
     diagnose_positions,
     _joined,
     _store,

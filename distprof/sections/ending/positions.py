@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from distprof.run.job_output import JobOutput, OutputEvent
 from distprof.run.topology import DEFAULT_GROUPS
@@ -108,7 +108,8 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
             state=STUCK,
             cause="silent",
             verdict=f"Stuck: {_who(waiting, name)} {_verb(waiting, 'wait')} in {what}, and "
-            f"{name_ranks(silent)} printed nothing about it: {_pronoun(silent)} the first suspect.",
+            f"{name_ranks(silent)} printed nothing about it: "
+            f"{'they are' if len(silent) > 1 else 'it is'} the first suspect.",
             suspects=silent,
             positions=tuple(positions),
         )
@@ -151,11 +152,11 @@ def _is_late(one: EndingPosition, positions: Sequence[EndingPosition], highest: 
         first = min(p.seq for p in positions if p.seq is not None)
         others = [p for p in positions if p is not one and p.seq is not None]
         return bool(others) and one.enqueued < max(first, min(p.seq or 0 for p in others))
-    return one.seq is not None and one.seq < highest and one.seq == _lowest(positions)
-
-
-def _lowest(positions: Iterable[EndingPosition]) -> int | None:
-    return min((p.seq for p in positions if p.seq is not None), default=None)
+    return (
+        one.seq is not None
+        and one.seq < highest
+        and one.seq == min(p.seq for p in positions if p.seq is not None)
+    )
 
 
 def _behind(
@@ -306,10 +307,6 @@ def _who(positions: Sequence[EndingPosition], group: str) -> str:
 
 def _verb(ranks: Sequence[object], plural: str) -> str:
     return plural if len(ranks) != 1 else f"{plural}s"
-
-
-def _pronoun(ranks: Sequence[int]) -> str:
-    return "they are" if len(ranks) > 1 else "it is"
 
 
 def timeout_sentences(positions: Sequence[EndingPosition]) -> Iterator[str]:

@@ -18,7 +18,7 @@ _ACTIVITIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             r"|send|recv|isend|irecv|batch_isend|reduce|gather|scatter|wait|synchronize|item"
             r"|_wait|new_group|init_process_group)\w* \((?!threading|queue|socket|poll|connection"
             r"|selectors|shm_broadcast|subprocess|process|worker|multiproc|asyncio|base_events"
-            r"|_base|futures)|^(?:p?nccl|p?mpi_|hccl|rccl|ccl::|c10d::|gloo::)",
+            r"|_base|futures)|^(?:p?nccl|p?mpi_|ompi_coll|hccl|rccl|ccl::|c10d::|gloo::)",
         ),
         ("GPU", r"(?i)^(?:cu|cuda|hip)(?:stream|device|event|ctx)synchronize|^_value \(array"),
         ("data loader", r"^(?:__next__|_next_data|_get_data|_try_get_data|fetch|collate\w*) \("),

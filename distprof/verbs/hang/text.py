@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from distprof.run.job_output import JobOutput
 from distprof.sections.ending.measure import about_of
 from distprof.sections.ending.positions import operation_kind
@@ -61,7 +59,8 @@ def report_of_output(evidence: HangEvidence, ending: EndingResult, version: str)
         operation=_operation(ending),
         culprits=ending.ranks,
         suspects=ending.suspects,
-        hosts=ending.hosts or _hosts(ending.ranks, evidence),
+        hosts=ending.hosts
+        or tuple(sorted({evidence.hosts.get(r, "") for r in ending.ranks} - {""})),
         why=ending.why,
         alternatives=ending.alternatives,
         next_steps=ending.next_steps,
@@ -79,10 +78,6 @@ def _kind(ending: EndingResult) -> HangKind | None:
         kinds = {one.op for one in ending.positions}
         return HangKind.SIZE_MISMATCH if len(kinds) == 1 else HangKind.KIND_MISMATCH
     return _KINDS.get(ending.cause)
-
-
-def _hosts(ranks: Iterable[int], evidence: HangEvidence) -> tuple[str, ...]:
-    return tuple(sorted({evidence.hosts[rank] for rank in ranks if rank in evidence.hosts}))
 
 
 def _waiting(ending: EndingResult) -> list[EndingPosition]:
