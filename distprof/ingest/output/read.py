@@ -40,9 +40,7 @@ _BEFORE_SIGN = 600
 _MAX_WORLD = 1 << 20
 _MAX_BROKEN = 5
 _STACK = re.compile(r"Current thread|Thread |#[01]  0x|#\d{1,4} Frame 0x|Traceback|Stack trace")
-_LEAST_BROKEN = 60
-"""Shorter lines were not broken by a terminal."""
-
+_LEAST_BROKEN = 60  # shorter lines were not broken by a terminal
 _NEW_LINE = re.compile(rb"\s*(?:\[|\(\w+ pid=|\S{0,80}\d:|frame #|Exception |Traceback|terminate )")
 """Beginnings of lines that continue no other."""
 

@@ -19,9 +19,7 @@ _NATIVE = re.compile(
     r"^#\d{1,4}\s{1,4}(?:0x[0-9a-fA-F]{1,20} in )?(?P<name>[^\s(][^(\n]{0,300}?) ?\("
     r"(?:[^\n]{0,3000} (?:from|at) (?P<file>[^\s:]{1,400})(?::(?P<line>\d{1,7}))?\s*$)?"
 )
-_RECORDED = re.compile(
-    r"^#\d{1,4} (?P<name>\S{1,200}) from (?P<file>[^\n]{1,400}):(?P<line>\d{1,7})$"
-)
+_RECORDED = re.compile(r"^#\d{1,4} (?P<name>\S{1,200}) from (?P<file>\S{1,400}):(?P<line>\d+)$")
 _FRAMED = re.compile(
     r"^#\d{1,4} Frame 0x[0-9a-f]{1,16}, for file (?P<file>[^\n,]{1,400}), line (?P<line>\d{1,7}), "
     r"in (?P<name>\S{1,200})"

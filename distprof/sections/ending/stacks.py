@@ -28,12 +28,8 @@ _ACTIVITIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 )
 
 
-_NAMES = {
-    "data loader": "its data loader",
-    "checkpoint": "a checkpoint",
-    "collective": "a collective",
-    "GPU": "a wait for its GPU",
-}
+_NAMES = {"data loader": "its data loader", "checkpoint": "a checkpoint",
+          "collective": "a collective", "GPU": "a wait for its GPU"}  # fmt: skip
 
 
 def stacks_of(output: JobOutput) -> tuple[EndingStack, ...]:

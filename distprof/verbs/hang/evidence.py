@@ -294,12 +294,10 @@ def _chosen(
     several = [rank for rank, dumps in by_rank.items() if len(dumps) > 1]
     if several:
         notes.append(f"Several dumps of {name_ranks(several)}: distprof uses the newest of each.")
-    return tuple(max(by_rank[rank], key=_newest) for rank in sorted(by_rank))
-
-
-def _newest(dump: FlightDump) -> tuple[int, str]:
-    created = dump.entries["created_ns"]
-    return (int(created.max()) if len(created) else 0), dump.source
+    return tuple(
+        max(by_rank[rank], key=lambda d: (int(d.entries["created_ns"].max(initial=0)), d.source))
+        for rank in sorted(by_rank)
+    )
 
 
 def _reason(error: BaseException) -> str:
