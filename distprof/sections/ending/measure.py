@@ -17,10 +17,14 @@ from distprof.ingest.output.expressions import Expression, advice_on, expression
 from distprof.ingest.output.stacks import last_own
 from distprof.run.job_output import JobOutput, OutputEvent
 from distprof.run.run import Run
-from distprof.sections.ending.positions import diagnose_positions, timeout_sentences
+from distprof.sections.ending.positions import (
+    diagnose_positions,
+    operation_kind,
+    timeout_sentences,
+)
 from distprof.sections.ending.result import FAILED, STUCK, EndingLine, EndingResult
 from distprof.sections.ending.stacks import diagnose_stacks, stacks_of
-from distprof.units import capitalized, format_bytes, name_ranks
+from distprof.units import capitalized, format_bytes, format_duration, name_ranks
 
 _MAX_LINES = 200
 _MAX_QUOTE = 200
@@ -161,6 +165,12 @@ def _made(
         why=(*why, f"Line {event.line:,} of {event.file}: {event.text[:_MAX_QUOTE]}"),
         next_steps=steps,
     )
+
+
+def _stuck(
+    cause: str, text: str, event: OutputEvent, *steps: str, ranks: Iterable[int] = ()
+) -> EndingResult:
+    return _made(cause, f"Stuck: {text}.", event, *steps, ranks=tuple(sorted(ranks)), state=STUCK)
 
 
 def _subject(event: OutputEvent) -> str:
@@ -354,6 +364,7 @@ _OF_OTHERS = re.compile(
     r"|connection (?:\w+ ){0,2}(?:closed|reset|refused|aborted|lost|time)|^Connection\w*Error"
     r"|connect\(\) timed out|rendezvous|monitoredbarrier|store based barrier"
     r"|mismatch between collectives|out of memory|CUDA error|ACL stream synchronize|engine core"
+    r"|error code is (?:50704[68]|107020)\b|RPC call to \w+ timed out"
     r"|worker.{0,20}died|processes exited with|process \d+ terminated|received signal"
     r"|exit (?:code|status)|non-zero|termination signal"
 )
@@ -387,7 +398,8 @@ def _memory(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
 def _device(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     what = event.fields.get("what") or event.fields.get("code") or event.text[:_MAX_QUOTE]
     is_other = "code" in event.fields and not what.lower().startswith("cu")
-    by = event.fields.get("hip", "the driver" if is_other else "CUDA")
+    whose = "the NPU's driver" if "NPU" in event.text else "the driver" if is_other else "CUDA"
+    by = event.fields.get("hip", whose)
     return f"{by} reports {what}", advice_on("device", what)
 
 
@@ -495,10 +507,12 @@ def _listed(event: OutputEvent) -> tuple[int, ...]:
 
 
 def _killed(output: JobOutput) -> EndingResult | None:
-    event = next((e for e in _exits(output) if _signal(e) in _FATAL), None)
-    if event is None:
-        return None
-    return _ended(event, output)
+    """A process that a signal ended; a shell's line after a time-out only follows from it."""
+    late = {e.file: e.line for e in reversed(_of(output, "frozen", "timeout", "position"))}
+    exits = (e for e in _exits(output) if _signal(e) in _FATAL)
+    found = (e for e in exits if e.yields != "died" or e.line <= late.get(e.file, e.line))
+    event = next(found, None)
+    return None if event is None else _ended(event, output)
 
 
 def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
@@ -606,53 +620,131 @@ def _crash(output: JobOutput) -> EndingResult | None:
 
 
 def _mismatch(output: JobOutput) -> EndingResult | None:
-    event = next(iter(_of(output, "mismatch")), None)
-    if event is None:
+    events = _of(output, "mismatch")
+    if not events:
         return None
-    fields = event.fields
-    number = f" number {fields['seq']}" if "seq" in fields else ""
+    event = next((e for e in events if "other" in e.fields), events[0])
+    fields, number, last = event.fields, event.number("seq"), event.number("other_seq")
+    ranks = {e.rank for e in events if e.rank is not None}
+    numbered = "" if number is None else f" {number}"
+    if "why" in fields:
+        text = f"{name_ranks(ranks)} did not launch the {_launch(event)}{numbered} of the others"
+        return _stuck("mismatch", f"{text}. {fields['why']}", event, ranks=ranks)
+    if "other" not in fields:
+        text = ", ".join(f"rank {e.rank} {_launch(e)}" for e in events[:4])
+        return _stuck("mismatch", f"ranks launched different collectives: {text}", event)
+    one, other = event.rank or 0, int(fields["other"])
+    if number is not None and last not in (None, number):
+        text = f"rank {one} is in collective {number} ({_launch(event)}), rank {other} in "
+        text += (
+            f"collective {last} ({_launch(event, 'other_')}): one of them runs more than the other"
+        )
+        late = one if number < (last or 0) else other
+        return _stuck("mismatch", text, event, ranks=(late,))
+    text = f"ranks launched different collectives{numbered and f' number{numbered}'}: rank {one} "
+    text += f"{_launch(event)}, rank {other} {_launch(event, 'other_')}"
+    return _stuck("mismatch", text, event, ranks=(one, other))
 
-    def one(prefix: str) -> str:
-        shape = fields.get(f"{prefix}shape", "")
-        return f"{fields.get(f'{prefix}op', '')}{f' of shape [{shape}]' if shape else ''}"
 
-    ranks = tuple(int(r) for r in (fields.get("rank", ""), fields["other"]) if r)
-    return _made(
-        "mismatch",
-        f"Stuck: ranks launched different collectives{number}: rank {fields.get('rank')} "
-        f"{one('')}, rank {fields['other']} {one('other_')}.",
-        event,
-        ranks=ranks,
-        state=STUCK,
-    )
+def _launch(event: OutputEvent, prefix: str = "") -> str:
+    shape = event.fields.get(f"{prefix}shape", "")
+    kind = operation_kind(event.fields.get(f"{prefix}op", ""))
+    return f"{kind} of shape [{shape}]" if shape else kind
+
+
+def _behind(output: JobOutput) -> EndingResult | None:
+    """The rank at fault, if positions name one: without one, a report of the library counts."""
+    found = diagnose_positions(output)
+    return found if found is not None and found.cause in ("mismatch", "behind") else None
 
 
 def _missing(output: JobOutput) -> EndingResult | None:
-    events = [event for event in _of(output, "missing") if event.ranks()]
+    """Ranks that a library's report calls missing; a stall that went by is none."""
+    events = [e for e in _of(output, "missing") if _absent(e) and not _is_past(e, output)]
     if not events:
         return None
-    event = events[0]
-    ranks = tuple(sorted({rank for one in events for rank in one.ranks()}))
-    seq = event.fields.get("seq", "")
-    where = f"collective {seq}" if seq else (
-        "a monitored barrier" if "Barrier" in event.text else "any collective")  # fmt: skip
-    return _made(
-        "behind",
-        f"Stuck: {name_ranks(ranks)} never {'launched' if seq else 'arrived in'} {where}, and the "
-        "others wait.",
-        event,
-        ranks=ranks,
-        state=STUCK,
+    event, fields, absent = events[0], events[0].fields, _absent(events[0])
+    if len(absent) > 1 and not set.intersection(*map(set, absent.values())):
+        lacks = "; ".join(f"rank {rank} lacks {names[0]}" for rank, names in [*absent.items()][:4])
+        return _stuck("mismatch", f"ranks submitted different tensors: {lacks}", event)
+    what = f"never launched {next(iter(absent.values()))[0]}"
+    if "seq" in fields:
+        what = f"never launched {_launch(event)} {fields['seq']}"
+    elif "Barrier" in event.text:
+        what = "never arrived in a monitored barrier"
+    ranks = {rank for e in events if e.name == event.name for rank in _absent(e)}
+    return _stuck("behind", f"{name_ranks(ranks)} {what}, and the others wait", event, ranks=ranks)
+
+
+def _is_past(event: OutputEvent, output: JobOutput) -> bool:
+    """Whether a warning of a stall is followed by much other output."""
+    return bool({"tensor", "stalled"} & event.fields.keys()) and not _is_at_end(event, output)
+
+
+def _absent(event: OutputEvent) -> dict[int, list[str]]:
+    """The ranks that a line calls missing, each with what it did not submit."""
+    lines = re.findall(
+        r"(\d{1,7})!?: \[([^]\n]{1,3000}?)(?: \.{3})?\]", event.fields.get("stalled", "")
     )
+    what = [event.fields.get("tensor", "any collective")]
+    return {int(n): names.split(", ") for n, names in lines} or dict.fromkeys(event.ranks(), what)
+
+
+def _ready(output: JobOutput) -> EndingResult | None:
+    """Ranks that submitted a tensor for which others wait, or tensors that no other rank has."""
+    events = [e for e in _of(output, "ready") if not _is_past(e, output)]
+    if not events:
+        return None
+    event, tensor = events[0], events[0].fields["tensor"]
+    same = [e for e in events if "devices" in e.fields] or [event]
+    ready, other, all_ranks = (
+        {int(n) for e in same for n in re.findall(r"\d{1,7}", e.fields.get(name, ""))}
+        for name in ("ready", "ready_other", "devices")
+    )
+    if other and not ready & other:
+        theirs = event.fields["other_tensor"]
+        text = f"{name_ranks(ready)} submitted {tensor} and {name_ranks(other)} {theirs}: they took"
+        fewer = ready if len(ready) <= len(other) else other
+        return _stuck("mismatch", f"{text} different paths", event, ranks=fewer)
+    absent = (all_ranks or set(range(output.world_size or max(ready, default=0) + 1))) - ready
+    who = name_ranks(absent) if absent else "at least one other rank"
+    text = f"{name_ranks(ready)} submitted {tensor}, and {who} did not"
+    return _stuck("behind", text, event, ranks=absent)
+
+
+def _reached(output: JobOutput) -> EndingResult | None:
+    """Ranks that waited in a monitored barrier for the rank that leads it."""
+    events = _of(output, "reached")
+    if not events:
+        return None
+    leader = int(events[0].fields["other"])
+    found = _stuck(
+        "behind",
+        f"{name_ranks(e.rank or 0 for e in events)} waited in a monitored barrier for rank "
+        f"{leader}, which came too late, ended, or waited for a rank that its log names",
+        events[0],
+        f"Read the log of rank {leader}: it names the rank that did not arrive, or its own error.",
+        f"If rank {leader} only works longer (downloads, tokenizes, saves), raise the timeout.",
+    )
+    return replace(found, suspects=(leader,))
+
+
+def _joined(output: JobOutput) -> EndingResult | None:
+    """A collective that all ranks launched, according to a report without positions."""
+    event = next(iter(_of(output, "joined")), None)
+    if event is None:
+        return None
+    text = f"{name_ranks(event.ranks())} launched collective {event.fields['seq']}, and it did not"
+    return _stuck("unfinished", f"{text} finish: no rank is behind", event)
 
 
 def _store(output: JobOutput) -> EndingResult | None:
     events = _of(output, "store")
     if _of(output, "stopped"):  # the agent that was stopped closes the rendezvous for all others
         events = [e for e in events if e.fields.get("type") != "RendezvousClosedError"]
-    event = next(iter(events), None)
-    if event is None:
+    if not events:
         return None
+    event = next((e for e in events if "address" in e.fields), events[0])
     fields = event.fields
     who = "a process" if event.rank is None else f"rank {event.rank}"
     if "other" in fields:
@@ -660,28 +752,38 @@ def _store(output: JobOutput) -> EndingResult | None:
     elif "address" in fields:
         address = fields["address"].replace(", ", ":")
         what = f"{who} could not reach the rendezvous at {address}"
-    elif "joined" in fields:
-        what = f"only {fields['joined']} of {fields['expected']} processes joined the rendezvous"
-        if int(fields["joined"]) > int(fields["expected"]):
+    elif "wait" in fields:
+        what = f"{who} could not reach the store, or waited for it in vain"
+    elif "expected" in fields:
+        count = f"only {fields['joined']}" if "joined" in fields else "not all"
+        what = f"{count} of {fields['expected']} processes joined the rendezvous"
+        if int(fields.get("joined", 0)) > int(fields["expected"]):
             what = (
                 f"{fields['joined']} processes joined a rendezvous of {fields['expected']}: more "
                 "started than the world size says, or an earlier start of the job left its keys in "
                 "the store"
             )
+    elif fields.get("type") == "RendezvousTimeoutError":
+        what = "not all hosts joined the rendezvous in time"
     elif "type" in fields:
         what = f"ranks could not connect ({fields['type']})"
     else:
         what = f"{who} waited for a key of the store that another rank never wrote"
-    found = _made(
+    found = _stuck(
         "store",
-        f"Stuck: {what}.",
+        what,
         event,
         "Check that every host started, and can reach MASTER_ADDR and MASTER_PORT.",
         "Read the log of the ranks that did not join: they may have failed before.",
-        ranks=(),
-        state=STUCK,
     )
     return replace(found, suspects=(int(fields["other"]),)) if "other" in fields else found
+
+
+def _unreachable(output: JobOutput) -> EndingResult | None:
+    """An address that a process could not reach before others timed out, perhaps because of it."""
+    events = _of(output, "store", "timeout", "position", "missing", "mismatch")
+    first = next(iter(events), None)
+    return _store(output) if first is not None and "address" in first.fields else None
 
 
 def _peer(output: JobOutput) -> EndingResult | None:
@@ -696,10 +798,11 @@ def _peer(output: JobOutput) -> EndingResult | None:
     suspects = silent if victims and len(silent) <= len(victims) else ()
     whom = f" ({event.fields['peer']})" if "peer" in event.fields else ""
     who = capitalized(name_ranks(victims)) if victims else "A process"
-    if event.yields == "peer":
+    if "how" in event.fields:
+        target = f" ({event.fields['target']})" if "target" in event.fields else ""
+        line = f"{who} could not connect to another rank{target or whom}: connection refused."
+    elif event.yields == "peer":
         line = f"{who} lost the connection to another rank{whom}, which most often ended first."
-        if "refused" in event.text and "losed" not in event.text:
-            line = f"{who} could not connect to another process{whom}: the connection was refused."
     elif event.yields == "network":
         what = f": {event.fields['what']}" if "what" in event.fields else ""
         line = f"{who} reported an error of the network{whom}{what}."
@@ -725,7 +828,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
 _PEER_STEPS = {
     "peer": (
         "Read the log of the rank at the other end: it failed before.",
-        "Run with NCCL_DEBUG=INFO if no rank reports an own error.",
+        "Run with NCCL_DEBUG=INFO if no rank reports an own error. If the address is one of the "
+        "wrong network, or 127.x, set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME.",
     ),
     "nccl": (
         "Run with NCCL_DEBUG=WARN: the warning before the error names the call that failed.",
@@ -739,36 +843,51 @@ _PEER_STEPS = {
 }
 
 
+_WAITED = {
+    "hccl-timeout": "until HCCL's time-out",
+    "hccl-notify": "until HCCL's time-out",
+    "rpc-timeout": "until its call timed out, and the lines do not name that rank",
+    "gloo-timeout": "(gloo), and its lines do not name that rank",
+}
+"""Time-outs that no watchdog reports."""
+
+
 def _frozen(output: JobOutput) -> EndingResult | None:
     events = _of(output, "frozen", "timeout")
     if not events:
         return None
     ranks = sorted({event.rank for event in events if event.rank is not None})
-    if events[0].name == "hccl-timeout":
+    event = next((e for e in events if "tag" in e.fields), events[0])
+    if event.name in _WAITED:
         who = name_ranks(ranks) if ranks else "a process"
-        return _made(
+        fields, limit = event.fields, event.number("timeout_ms")
+        whom = f"rank {fields['remote']}" if "remote" in fields else "another rank"
+        group = fields.get("group", "")
+        whom += f" of {group}" if "remote" in fields and group else ""
+        where = f" in {operation_kind(fields['tag'])}" if "tag" in fields else ""
+        took = f"for {format_duration(limit * 1_000_000)} " if limit else ""
+        return _stuck(
             "frozen",
-            f"Stuck: {who} waited for another rank until HCCL's time-out.",
-            events[0],
+            f"{who} waited {took}for {whom}{where} {_WAITED[event.name]}",
+            event,
             "Read the logs of the ranks that report no time-out: one of them failed or is late.",
             "Get the Python stacks of all ranks: py-spy dump.",
-            ranks=(),
-            state=STUCK,
         )
     who = f"{'watchdogs' if len(ranks) > 1 else 'watchdog'} of "
     who += name_ranks(ranks) if ranks else "a process"
     seconds = max((event.number("seconds") or 0 for event in events), default=0)
     happened = f"made no progress for {seconds} s" if seconds else "timed out"
     suspects, behind = _with_fewest_pending(events)
+    kinds = {operation_kind(e.fields["op"]) for e in events if "op" in e.fields}
+    where = f" in {', '.join(sorted(kinds))}" if kinds else ""
     return replace(
-        _made(
+        _stuck(
             "frozen",
-            f"Stuck: the {who} {happened}, and {'their' if len(ranks) > 1 else 'its'} lines name "
-            f"no collective.{behind}",
+            f"the {who} {happened}{where}, and {'their' if len(ranks) > 1 else 'its'} lines "
+            f"name no {'rank' if kinds else 'collective'}{behind}",
             events[0],
-            "Get the Python stacks of all ranks: py-spy dump.",
-            ranks=tuple(ranks) if len(ranks) == 1 else (),
-            state=STUCK,
+            "Get the Python stacks of all ranks: py-spy dump --pid PID.",
+            ranks=ranks if len(ranks) == 1 else (),
         ),
         suspects=suspects,
     )
@@ -784,15 +903,9 @@ def _with_fewest_pending(events: Iterable[OutputEvent]) -> tuple[tuple[int, ...]
         return (), ""
     has = "have" if len(suspects) > 1 else "has"
     return suspects, (
-        f" {capitalized(name_ranks(suspects))} {has} {least:,} collectives pending, others up to "
-        f"{most:,}: look at {name_ranks(suspects)} first."
+        f". {capitalized(name_ranks(suspects))} {has} {least:,} collectives pending, others up to "
+        f"{most:,}: look at {name_ranks(suspects)} first"
     )
-
-
-def _unreached(output: JobOutput) -> EndingResult | None:
-    """A rendezvous that a process could not reach before anything timed out."""
-    events = _of(output, "store", "timeout", "position", "missing", "mismatch")
-    return _store(output) if events and "address" in events[0].fields else None
 
 
 def _died(output: JobOutput) -> EndingResult | None:
@@ -854,6 +967,15 @@ def _cut(output: JobOutput) -> EndingResult | None:
 def _waiting(output: JobOutput) -> EndingResult | None:
     """Ranks that still wait for others to start, at the end of the output."""
     events = [e for e in _of(output, "waiting") if _is_at_end(e, output)]
+    if events and "seconds" in events[-1].fields:
+        return _stuck(
+            "frozen",
+            f"a process waited {events[-1].fields['seconds']} s for other processes of its engine, "
+            "which took no message. The lines do not show which",
+            events[-1],
+            "Get the stacks of the worker processes: py-spy dump --pid PID.",
+            "If they compile or load, wait: the first requests take long.",
+        )
     return _store(replace(output, events=tuple(replace(e, yields="store") for e in events)))
 
 
@@ -862,10 +984,13 @@ def _mixed(output: JobOutput) -> EndingResult | None:
     events = [e for e in _of(output, "mixed") if _is_at_end(e, output)]
     if not events:
         return None
+    joined = 'File "' in events[0].text
+    why = (
+        "is cut off in its only line" if joined else "is incomplete, or several ranks wrote into it"
+    )
     return _made(
         "exception",
-        "A process failed with an exception that cannot be read: its traceback is incomplete, or "
-        "several ranks wrote into it.",
+        f"A process failed with an exception that cannot be read: its traceback {why}.",
         events[0],
         "Start the ranks with torchrun --log-dir DIR --redirects 3, or srun --output=%t.log, so "
         "that each writes its own file.",
@@ -917,9 +1042,13 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     _killed,
     _crash,
     _mismatch,
-    _unreached,
-    diagnose_positions,
+    _behind,
     _missing,
+    _ready,
+    _reached,
+    _unreachable,
+    diagnose_positions,
+    _joined,
     _store,
     _died,
     _peer,
