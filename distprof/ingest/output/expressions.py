@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from importlib import resources
+from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
@@ -39,6 +40,8 @@ class Expression(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     before: int = 0  # Lines before the sign that belong to the record; 0 for single lines.
     after: int = 0  # Lines after the sign that belong to the record; 0 for single lines.
     wraps: bool = False  # Whether terminals break its line, and parts of it are on the next ones.
+    says: str = ""  # What a verdict says of it, with captured fields in braces.
+    advice: str = ""  # What to do about it, if ``says`` is not empty.
 
     def search(self, text: str) -> dict[str, str] | None:
         """What the expression captures from a text; None if the text is of another wording."""
@@ -53,15 +56,34 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.DOTALL)
 
 
+class Advice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What to do about an error."""
+
+    about: str  # Kind of error.
+    fits: str  # Regular expression that its text contains.
+    text: str  # The advice.
+
+
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expression: tuple[Expression, ...]
+    advice: tuple[Advice, ...]
 
 
 @cache
+def _table() -> _Table:
+    text = resources.files(__package__).joinpath("expressions.toml").read_text("utf-8")
+    return msgspec.convert(tomllib.loads(text), _Table)
+
+
 def expressions() -> tuple[Expression, ...]:
     """All rows of the table."""
-    text = resources.files(__package__).joinpath("expressions.toml").read_text("utf-8")
-    return msgspec.convert(tomllib.loads(text), _Table).expression
+    return _table().expression
+
+
+def advice_on(about: str, text: str) -> tuple[str, ...]:
+    """What to do about an error: the first row of its kind that fits, if any."""
+    rows = (row for row in _table().advice if row.about == about)
+    return tuple(islice((row.text for row in rows if re.search(row.fits, text)), 1))
 
 
 @cache

@@ -30,6 +30,7 @@ _ALWAYS = ("world", "exit")
 """Kinds of lines that count although a debugging log prints them."""
 
 _MAX_RECORD_BYTES = 1 << 14
+_MAX_STACK_BYTES = 1 << 16
 _MAX_TRIES = 2_000
 """Lines of a file that are matched with one expression: later ones say the same."""
 
@@ -38,6 +39,8 @@ _WINDOW = 4_096
 _BEFORE_SIGN = 600
 _MAX_WORLD = 1 << 20
 _MAX_BROKEN = 5
+_STACK = re.compile(r"Current thread|Thread |#[01]  0x|#\d{1,4} Frame 0x|Traceback|Stack trace")
+_LEAST_BROKEN = 60  # shorter lines were not broken by a terminal
 _NEW_LINE = re.compile(rb"\s*(?:\[|\(\w+ pid=|\S{0,80}\d:|frame #|Exception |Traceback|terminate )")
 """Beginnings of lines that continue no other."""
 
@@ -54,13 +57,15 @@ _TIME = re.compile(
 """``2026-01-31 12:00:00.5``, with other separators too, and glog's ``E0131 12:00:00.5``."""
 
 _PREFIX = re.compile(
-    rf"^\s{{0,8}}{_STAMP}(?:"
+    rf"^\s{{0,8}}{_STAMP}(?:(?:\[\d{{1,2}}m)?\([^()\n]{{1,80}}\) |[\w.-]{{1,40}}/\d{{1,4}} )?(?:"
     r"(?:\[rank\d{1,7}\]:)?\[rank(\d{1,7})\]:?"  # torch since 2.2, perhaps after torchrun's role
     r"|\[default(\d{1,7})\]:"  # torchrun --tee
     r"|\[\w{1,40}?(\d{1,7})\|\d{1,7}\]:"  # torchrun with --role: role, rank, local rank
-    r"|\[\d{1,9},(\d{1,7})\](?:<\w{3,8}>)?:"  # mpirun --tag-output
-    r"|(?:\w{3} \w{3} [ \d]\d [\d:]{8} \d{4})?\[(\d{1,7})\]<std(?:out|err)>:"  # horovodrun
-    r"|(\d{1,7}): ?(?!\d\d:|\d{1,7} \[\d)"  # srun --label, but not NCCL's process and thread
+    r"|(?:\w{3} \w{3} [ \d]\d [\d:]{8} \d{4})?(?:"
+    r"\[\d{1,9},(\d{1,7})\](?:<\w{3,8}>)?:"  # mpirun --tag-output
+    r"|\[(\d{1,7})\]<std(?:out|err)>:)"  # horovodrun
+    r"|(\d{1,7}): ?+(?!\d\d:|\d{1,7} \[\d|\[[\w./:-]{12,200}[, \]])"  # srun --label, but not NCCL's
+    # process and thread, nor Horovod's stalled tensors
     r"|\(\w{0,60}[^()]{0,60}\brank[=: ]?(\d{1,7})\b[^()]{0,80}\)"  # Ray
     r"|\[Rank:? (\d{1,7})\]|\[?RANK[ =:](\d{1,7})\]?) ?"
 )
@@ -149,7 +154,7 @@ class Reader:
                 and not is_last
                 and len(data) - at < _MAX_RECORD_BYTES
             ):
-                keep = _line_back(data, start, row.before)
+                keep = _line_back(data, start, row.before or row.wraps * _MAX_BROKEN)
                 if keep > 0:
                     return keep
             seen.add((start, row.name))
@@ -175,7 +180,8 @@ class Reader:
         by_prefix = prefix_rank(head)
         writer = rank if by_prefix is None else by_prefix
         if row.yields == "stack":
-            self._keep_stacks(data, start, number, shown, writer)
+            first = _line_back(data, start, row.before)
+            self._keep_stacks(data, first, number - (first < start), shown, writer)
             return
         if row.before or row.after:
             first = _line_back(data, start, row.before)
@@ -188,14 +194,19 @@ class Reader:
             text = cleaned(data[max(start, at - _BEFORE_SIGN) : last])
             text = text.replace("\n", "") if row.wraps else text
         fields = row.search(text)
+        if row.wraps and "own" not in (fields or {}):
+            before = cleaned(data[_start_of_wrapped(data, start) : start]).replace("\n", "")
+            fields = fields if row.search(before) else row.search(before + text) or fields
         is_noise = _NOISE.search(cleaned(data[max(start, at - _BEFORE_SIGN) : end]))
         if fields is None or (is_noise and row.yields not in _ALWAYS):
             return
         rank = _subject(fields, writer)
+        writer = rank if fields.get("group") == DEFAULT_GROUPS[0] else writer
         key = (row.name, rank, *sorted(fields.items()))
         if self._is_new(row, fields, writer, key):
             short = {name: value[-4 * MAX_TEXT :] if name == "frames" else value[: 2 * MAX_TEXT]
                      for name, value in fields.items()}  # fmt: skip
+            short |= {name: fields[name] for name in ("stalled",) if name in fields}
             self.events[key] = OutputEvent(
                 name=row.name,
                 yields=row.yields,
@@ -227,14 +238,19 @@ class Reader:
     def _keep_stacks(
         self, data: bytes, start: int, number: int, shown: str, rank: int | None
     ) -> None:
-        text = cleaned(data[start : start + _MAX_RECORD_BYTES])
+        text = cleaned(data[start : start + _MAX_STACK_BYTES])
         if (shown, number) < self._dumped and shown == self._dumped[0]:
             return  # another thread of the process
+        first, *rest = text.splitlines()
+        before = first[: found.start()] if (found := _STACK.search(first)) else ""
+        if before.strip():
+            own = [line.removeprefix(before) for line in rest if line.startswith(before)]
+            text = "\n".join([first.removeprefix(before), *(own or rest)])
         calls, named, count = stacks_in(text)
         self._dumped = (shown, number + count)
         if calls and len(self.stacks) < MAX_STACKS:
-            found = rank if named is None else named
-            self.stacks.append(OutputStack(file=shown, line=number, rank=found, calls=calls))
+            whose = rank if named is None else named
+            self.stacks.append(OutputStack(file=shown, line=number, rank=whose, calls=calls))
 
     def result(self, files: Iterable[str]) -> JobOutput:
         """What was read from the files."""
@@ -269,10 +285,10 @@ def _subject(fields: Mapping[str, str], writer: int | None) -> int | None:
     """The rank that a line is about: as named, else its writer.
 
     ``own`` is the writer's rank in the process group of the line. It is the global rank only if
-    that group is the default one and no launcher named the rank.
+    that group is the default one, and then says more than a launcher's prefix, which may be local.
     """
-    named = fields.get("rank", "")
-    if not named and writer is None and fields.get("group", "") in DEFAULT_GROUPS:
+    named, group = fields.get("rank", ""), fields.get("group", "") or fields.get("pg", "")
+    if not named and group in (DEFAULT_GROUPS if writer is None else DEFAULT_GROUPS[:1]):
         named = fields.get("own", "")
     return int(named) if named.isdigit() and len(named) < 8 else writer
 
@@ -296,6 +312,16 @@ def _line_forward(data: bytes, end: int, count: int) -> int:
     return end
 
 
+def _start_of_wrapped(data: bytes, start: int) -> int:
+    """Start of the lines into which a terminal broke the one that begins at ``start``."""
+    for _ in range(_MAX_BROKEN):
+        before = _line_back(data, start, 1)
+        if start - before < _LEAST_BROKEN or _NEW_LINE.match(data[start : start + _WINDOW]):
+            break
+        start = before
+    return start
+
+
 def _end_of_wrapped(data: bytes, end: int) -> int:
     """End of the lines into which a terminal broke the one that ends at ``end``."""
     for _ in range(_MAX_BROKEN):
@@ -312,8 +338,8 @@ def _without_prefixes(text: str, own: int | None, before: str) -> str:
     ``before`` is the text before the record in its first line: if the next line begins with it,
     too, it is a prefix.
     """
-    lines = text.splitlines()
-    if before.strip() and any(line.startswith(before) for line in lines[1:3]):
+    lines = [line.rstrip() for line in text.splitlines()]
+    if before and any(line.startswith(before) for line in lines[1:3]):
         return "\n".join(line[len(before) :] for line in lines if line.startswith(before))
     ranks = [prefix_rank(line) for line in lines]
     if not any(rank is not None for rank in ranks):

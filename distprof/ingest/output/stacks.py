@@ -1,4 +1,4 @@
-"""Python stacks in a job's output: faulthandler, py-spy, py-bt of gdb and cuda-gdb."""
+"""Stacks in a job's output: faulthandler, py-spy, gdb and cuda-gdb, of Python and native code."""
 
 from __future__ import annotations
 
@@ -15,6 +15,16 @@ _SPIED = re.compile(
 _DEBUGGED = re.compile(
     r'^\s+File "(?P<file>[^"\n]{1,400})", line (?P<line>\d+|\?\?\?),? in (?P<name>.{1,200})$'
 )
+_NATIVE = re.compile(
+    r"^#\d{1,4}\s{1,4}(?:0x[0-9a-fA-F]{1,20} in )?(?P<name>[^\s(][^(\n]{0,300}?) ?\("
+    r"(?:[^\n]{0,3000} (?:from|at) (?P<file>[^\s:]{1,400})(?::(?P<line>\d{1,7}))?\s*$)?"
+)
+_RECORDED = re.compile(r"^#\d{1,4} (?P<name>\S{1,200}) from (?P<file>\S{1,400}):(?P<line>\d+)$")
+_FRAMED = re.compile(
+    r"^#\d{1,4} Frame 0x[0-9a-f]{1,16}, for file (?P<file>[^\n,]{1,400}), line (?P<line>\d{1,7}), "
+    r"in (?P<name>\S{1,200})"
+)
+_NATIVE_THREAD = re.compile(r"^Thread (\d{1,7}) \((?:Thread|LWP|process) ")
 _HEAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-fA-F]+ .{0,80}\(most recent call first\)")
 _NAMED_RANK = re.compile(r"(?i)(?:local[_-])?\brank[ =:_-]{0,2}(\d{1,7})\b")
 _TELLING = (
@@ -24,8 +34,20 @@ _TELLING = (
 )
 """Calls inside torch that show what a process waits for: part of the path, name."""
 
+_WAITS = re.compile(
+    r"(?i)^(?:p?nccl[a-z]|p?mpi_[a-z]|ompi_coll|hccl|rccl|ccl::|c10d::\S{0,200}(?:wait|synchronize|barrier)|gloo::"
+    r"\S{0,200}wait|(?:cu|cuda|hip)(?:stream|device|event|ctx)synchronize)"
+)
+"""Native calls that show what a process waits for."""
+
+_RUNTIME = re.compile(
+    r"^(?:\?\?$|0x|_*(?:Py|poll|epoll|select|futex|syscall|pthread|libc_|nanosleep|clock_|clone|start)"
+    r"|pybind11::|std::|cfunction|method_|slot_|type_call|vectorcall|sched_yield|main$|THP)"
+)
+"""Native calls of every program: the interpreter, the C library."""
+
 _LIBRARY = re.compile(
-    rf"{LIBRARY.pattern}|^(?:torch|threading|queue|multiprocessing|selectors|socket|asyncio|concurrent)(?:/|\.py$)"
+    rf"{LIBRARY.pattern}|\.so(?:\.\d+)*$|^(?:torch|threading|queue|multiprocessing|selectors|socket|asyncio|concurrent)(?:/|\.py$)"
 )
 
 
@@ -41,9 +63,35 @@ def stacks_in(text: str) -> tuple[tuple[str, ...], int | None, int]:
     if _HEAD.match(first):
         dump = list(_dump(lines))
         return calls_of(main_stack(dump)), rank, len(dump)
+    if _FRAMED.match(first):
+        return calls_of([line for line in lines if _FRAMED.match(line)], _FRAMED), rank, len(lines)
+    if first.startswith("#") or _NATIVE_THREAD.match(first):
+        return _native(lines)
     own = [line for line in lines[1:] if line.strip()]
+    if own and _RECORDED.match(own[0]):
+        frames = list(_leading(own, _RECORDED))
+        return calls_of(frames, _RECORDED), rank, len(frames)
     pattern = _DEBUGGED if "most recent call first" in first else _SPIED
     return calls_of(list(_leading(own, pattern)), pattern), rank, 1
+
+
+def _native(lines: Sequence[str]) -> tuple[tuple[str, ...], None, int]:
+    """The calls of the thread of a debugger's dump that shows what the process waits for."""
+    threads: list[tuple[str, list[str]]] = []
+    count = 0
+    for count, line in enumerate([*lines, "end"]):  # noqa: B007 - the lines that were read
+        head = _NATIVE_THREAD.match(line)
+        if head or not threads:
+            threads.append((head[1] if head else "1", []))
+        if line.startswith("#"):
+            threads[-1][1].append(line)
+        elif threads[-1][1] and line.startswith(" "):
+            threads[-1][1][-1] += f" {line.strip()}"
+        elif line.strip() and not head:
+            break
+    found = [(calls_of(frames, _NATIVE), number) for number, frames in threads]
+    found.sort(key=lambda one: (not any(map(_WAITS.match, one[0])), one[1] != "1"))
+    return found[0][0], None, count
 
 
 def _dump(lines: Sequence[str]) -> Iterator[str]:
@@ -78,18 +126,17 @@ def calls_of(frames: Sequence[str], pattern: re.Pattern[str] = FRAME) -> tuple[s
     """
     calls: list[tuple[str, bool]] = []
     for line in frames[:MAX_CALLS]:
-        if match := pattern.match(line):
-            path = match["file"]
-            place = path.rpartition("/")[2]
+        match = pattern.match(line)
+        if match and (match["line"] or not _RUNTIME.match(match["name"])):
+            path = match["file"] or ""
+            place = path.rpartition("/")[2] or "native"
             number = f":{match['line']}" if match["line"] else ""
             call = f"{match['name']} ({place}{number})"[:_MAX_TEXT]
-            calls.append((call, _LIBRARY.search(path) is None or _is_telling(path, match["name"])))
+            tells = any(part in path and how.match(match["name"]) for part, how in _TELLING)
+            is_own = tells or _WAITS.match(call) or not _LIBRARY.search(path)
+            calls.append((call, bool(is_own)))
     has_own = any(is_own for _, is_own in calls)
     return tuple(call for call, is_own in calls if is_own or not has_own)
-
-
-def _is_telling(path: str, name: str) -> bool:
-    return any(part in path and how.match(name) for part, how in _TELLING)
 
 
 def last_own(text: str) -> str:

@@ -13,13 +13,18 @@ from collections.abc import Callable, Iterable, Iterator
 
 from msgspec.structs import replace
 
+from distprof.ingest.output.expressions import Expression, advice_on, expressions
 from distprof.ingest.output.stacks import last_own
 from distprof.run.logs import JobOutput, OutputEvent
 from distprof.run.run import Run
-from distprof.sections.ending.positions import diagnose_positions, timeout_sentences
+from distprof.sections.ending.positions import (
+    diagnose_positions,
+    operation_kind,
+    timeout_sentences,
+)
 from distprof.sections.ending.result import FAILED, STUCK, EndingLine, EndingResult
 from distprof.sections.ending.stacks import diagnose_stacks, stacks_of
-from distprof.units import capitalized, format_bytes, name_ranks
+from distprof.units import capitalized, format_bytes, format_duration, name_ranks
 
 _MAX_LINES = 200
 _MAX_QUOTE = 200
@@ -29,7 +34,7 @@ _NOT_OWN = re.compile(
     r"(?:^|[.:])(?:Dist(?:Backend|Store|Network)Error|ChildFailedError|SignalException|SystemExit"
     r"|Process(?:Exited|Raised)Exception|CalledProcessError|KeyboardInterrupt|Rendezvous\w+"
     r"|Ray\w*Error|WorkerCrashedError|ActorDiedError|BrokenProcessPool|OutOfMemoryError"
-    r"|EnforceNotMet)$"
+    r"|DeadKernelError|EnforceNotMet)$"
 )
 """Exceptions that report the end of another process, or that another expression reads."""
 
@@ -162,6 +167,12 @@ def _made(
     )
 
 
+def _stuck(
+    cause: str, text: str, event: OutputEvent, *steps: str, ranks: Iterable[int] = ()
+) -> EndingResult:
+    return _made(cause, f"Stuck: {text}.", event, *steps, ranks=tuple(sorted(ranks)), state=STUCK)
+
+
 def _subject(event: OutputEvent) -> str:
     """For example ``Rank 10 on node-a``; ``A process`` if no rank is named."""
     host = event.fields.get("host", "")
@@ -257,9 +268,10 @@ def _at(event: OutputEvent) -> str:
 
 def _own_errors(output: JobOutput) -> EndingResult | None:
     """The first error of a GPU or of the program itself, in the order of the output."""
-    events = _of(output, *_PRECEDENCE[:-2])
-    events += [
-        e for e in _of(output, "exception", "error") if _is_own(e) and not _is_survived(e, output)
+    events = [
+        e
+        for e in _of(output, *_PRECEDENCE)
+        if e.yields not in _SURVIVABLE or (_is_own(e) and not _is_survived(e, output))
     ]
     if not events:
         return None
@@ -272,11 +284,11 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     ranks = tuple(sorted(rank for rank in same if rank is not None))
     traceback = next((e for e in _of(output, "exception") if _is_near(e, event)), None)
     place = last_own(traceback.fields.get("frames", "")) if traceback else ""
-    line, steps = _WORDS[event.yields](event)
+    line, steps = _told(event) if _row(event).says else _WORDS[event.yields](event)
     who = capitalized(name_ranks(ranks)) if ranks else "A process"
     return _made(
         event.yields,
-        f"{who} failed{' first' if len(ranks) == 1 else ''}: {line}.",
+        f"{who} failed{' first' if len(ranks) == 1 else ''}: {line.rstrip('.')}.",
         event,
         *steps,
         why=(f"Its last own call was {place}.",) if place else (),
@@ -297,6 +309,7 @@ def _first_of(events: list[OutputEvent]) -> OutputEvent:
 
 
 _NEAR_LINES = 400
+_SURVIVABLE = ("build", "exception", "error")
 _SURVIVED_LINES = 2_000
 """A job that prints this much after an exception, and no other trouble, has survived it."""
 
@@ -305,19 +318,19 @@ def _is_survived(event: OutputEvent, output: JobOutput) -> bool:
     after = output.lines_of.get(event.file, 0) - event.line
     if after <= (_SURVIVED_LINES if event.yields == "exception" else _NEAR_LINES):
         return False
-    quiet = ("exception", "error", "warning", "phase", "nan")
+    quiet = (*_SURVIVABLE, "warning", "phase", "nan")
     return not any(e.line > event.line and e.file == event.file and e.yields not in quiet
                    for e in output.events)  # fmt: skip
 
 
-_PRECEDENCE = ("assert", "usage", "port", "memory", "loader", "shm", "device", "unused",
-               "exception", "error")  # fmt: skip
+_PRECEDENCE = ("assert", "usage", "port", "shm", "memory", "loader", "disk", "device", "unused",
+               "library", "overflow", "build", "exception", "error")  # fmt: skip
+"""Causes before effects: too little shared memory explains why a worker of the loader died."""
 
 
-def _precedence(event: OutputEvent) -> int:
-    """Too little shared memory explains why a worker of the loader died; a full disk may not."""
-    is_cause = event.yields == "shm" and "space left" not in event.text
-    return _PRECEDENCE.index("port" if is_cause else event.yields)
+def _precedence(event: OutputEvent) -> tuple[int, bool]:
+    """Of one kind, a line that names something explains more than one that does not."""
+    return _PRECEDENCE.index(event.yields), not {"names", "message"} & event.fields.keys()
 
 
 def _is_near(one: OutputEvent, other: OutputEvent) -> bool:
@@ -332,17 +345,38 @@ def _key(event: OutputEvent) -> tuple[str, str]:
     return event.yields, text + re.sub(r"\d+", "0", event.fields.get("message", ""))[:80]
 
 
+_OWN = re.compile(
+    r"^(?:[\w.]+\.)?(?:Import|ModuleNotFound|Attribute|Name|Type|Key|Index|Value|Syntax|Assertion"
+    r"|FileNotFound|Permission|Memory)Error(?:: |$)|HTTPS?ConnectionPool|built in$|no GPUs"
+    r"|CalledProcessError: Command (?!\W{0,3}\S*(?:python|torchrun|deepspeed|accelerate|srun|bash"
+    r"|\bsh\b))"
+)
+"""Exceptions of the program itself, whatever their message names."""
+
+_LAUNCHING = re.compile(
+    r", in (?:launch_agent|\w+_launcher|launch_gloo|gloo_run)(?:\n(?!\s*File )[^\n]*)*$"
+)
+"""Last frames of launchers, which raise what a rank ended with."""
+
+
+_OF_OTHERS = re.compile(
+    r"(?i)nccl|hccl|gloo|watchdog|communicator|broken pipe|socket timeout|client socket"
+    r"|connection (?:\w+ ){0,2}(?:closed|reset|refused|aborted|lost|time)|^Connection\w*Error"
+    r"|connect\(\) timed out|rendezvous|monitoredbarrier|store based barrier"
+    r"|mismatch between collectives|out of memory|CUDA error|ACL stream synchronize|engine core"
+    r"|error code is (?:50704[68]|107020)\b|RPC call to \w+ timed out"
+    r"|worker.{0,20}died|processes exited with|process \d+ terminated|received signal"
+    r"|exit (?:code|status)|non-zero|termination signal"
+)
+"""Messages about other processes, or that another expression reads."""
+
+
 def _is_own(event: OutputEvent) -> bool:
     kind, message = event.fields.get("type", ""), event.fields.get("message", "")
-    return (
-        not _NOT_OWN.search(kind)
-        and event.fields.get("kind", "") == ""
-        and not re.search(
-            r"(?i)nccl|hccl|gloo|watchdog|communicator|broken pipe|connection|socket timeout"
-            r"|rendezvous|monitoredbarrier|store based barrier|mismatch between collectives"
-            r"|out of memory|CUDA error|engine core|worker.{0,20}died",
-            f"{kind} {message}",
-        )
+    return bool(_OWN.search(f"{kind}: {message}")) or not (
+        _LAUNCHING.search(event.fields.get("frames", ""))
+        or _NOT_OWN.search(kind)
+        or _OF_OTHERS.search(f"{kind} {message}")
     )
 
 
@@ -363,62 +397,20 @@ def _memory(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
 
 def _device(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     what = event.fields.get("what") or event.fields.get("code") or event.text[:_MAX_QUOTE]
-    found = (advice for pattern, advice in _GPU_ADVICE if re.search(pattern, what))
-    return f"{event.fields.get('hip', 'CUDA')} reports {what}", (next(found),)
-
-
-_GPU_ADVICE = (
-    (
-        "CUBLAS_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)|CUDNN_STATUS_NOT_INIT",
-        "Most often the GPU's memory is full: leave some of it free. Else look at the indices of "
-        "the batch, with CUDA_LAUNCH_BLOCKING=1.",
-    ),
-    (
-        "no kernel image|invalid device function|NoBinaryForGpu",
-        "Install a torch that is built for this GPU: torch.cuda.get_arch_list() shows for which "
-        "it is.",
-    ),
-    (
-        "invalid device ordinal",
-        "Start as many ranks on a host as it has visible GPUs: compare nproc_per_node with "
-        "CUDA_VISIBLE_DEVICES.",
-    ),
-    (
-        "busy or unavailable",
-        "End the process that holds the GPU, or leave exclusive mode: nvidia-smi shows both.",
-    ),
-    (
-        "",
-        "Run again with CUDA_LAUNCH_BLOCKING=1, so that the traceback shows the call, and look for "
-        "Xid errors in dmesg of the host.",
-    ),
-)
-"""Errors of a GPU, and what to do about them: the first that fits."""
+    is_other = "code" in event.fields and not what.lower().startswith("cu")
+    whose = "the NPU's driver" if "NPU" in event.text else "the driver" if is_other else "CUDA"
+    by = event.fields.get("hip", whose)
+    return f"{by} reports {what}", advice_on("device", what)
 
 
 def _assert(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     what = event.fields.get("assertion", "")
-    shown = f"a kernel's assertion failed ({what})" if what else "a kernel's assertion failed"
+    whose = "a kernel's" if not what or "thread: [" in event.text else "an"
+    shown = f"{whose} assertion failed{f' ({what})' if what else ''}"
     return shown, (
         "Check indices and labels: most often one is outside an embedding, a vocabulary or the "
         "number of classes. Run the batch on the CPU to see the Python error.",
     )
-
-
-def _usage(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
-    fields = event.fields
-    if "mismatched" in fields:
-        return "it or a rank next to it launched another collective than the others", (
-            "Compare the order of collectives: NCCL_DEBUG=INFO, NCCL_DEBUG_SUBSYS=COLL.",
-        )
-    if "device" in fields:
-        return f"it uses the same GPU as rank {fields['other']}", (
-            "Give each rank its own GPU: torch.cuda.set_device(local_rank) before the first use.",
-        )
-    return (
-        f"its NCCL is version {fields.get('version')}, that of rank {fields.get('other')} "
-        f"{fields.get('other_version')}"
-    ), ("Install the same NCCL on all hosts.",)
 
 
 def _port(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
@@ -436,85 +428,48 @@ def _loader(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     )
 
 
-def _shm(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
-    if "why" in event.fields:
-        return f"it cannot open shared memory ({event.fields['why']})", (
-            "Check the permissions and the size of /dev/shm on that host and in the container.",
-        )
-    is_disk = "space left" in event.text
-    what = "a disk is full" if is_disk else "its shared memory is too small"
-    return what, ("Free the disk." if is_disk else "Give the container more: --shm-size.",)
-
-
-def _unused(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
-    names = event.fields["names"][:_MAX_QUOTE]
-    return f"some of its parameters got no gradient ({names})", (
-        "Freeze these parameters, use them in the loss, or set find_unused_parameters=True.",
-    )
-
-
 def _exception(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     message = " ".join(event.fields.get("message", "").split())[:_MAX_QUOTE]
     kind = event.fields.get("type", "")
-    text = f"{kind}: {message}".rstrip(": .")
-    known = next((advice for pattern, advice in _ADVICE if re.search(pattern, text)), "")
-    return text, (*filter(None, (known,)), "Read the traceback of that rank.")
+    text = f"{kind}: {message}".rstrip(": .`")
+    return text, (*advice_on("exception", text), "Read the traceback of that rank.")
 
 
-_ADVICE = (
-    (
-        "Expected to have finished reduction in the prior iteration",
-        "Find the parameters without gradients (TORCH_DISTRIBUTED_DEBUG=DETAIL names them): freeze "
-        "them, or set find_unused_parameters=True.",
-    ),
-    (
-        "Default process group has not been initialized",
-        "Call init_process_group first, and start the program with torchrun.",
-    ),
-    (
-        "Found no NVIDIA driver|driver version is insufficient|No CUDA GPUs are available"
-        "|no CUDA-capable device",
-        "Run nvidia-smi on that host and in the container, and pass the GPUs to it (--gpus all).",
-    ),
-    (
-        "cannot open shared object file|undefined symbol",
-        "Libraries do not fit: install torch and its extensions for one version of CUDA, and check "
-        "LD_LIBRARY_PATH.",
-    ),
-    (
-        "shapes cannot be multiplied|[Ss]izes of tensors must match|size mismatch|must match the s",
-        "Print the shapes of that batch: most often the last batch is smaller, or the model is not "
-        "the one of the checkpoint.",
-    ),
-    (
-        "UnpicklingError|PytorchStreamReader|invalid load key|EOFError|header too large"
-        "|SafetensorError",
-        "A file is damaged or incomplete: load the checkpoint before it.",
-    ),
-    (
-        "not a local folder and is not a valid model|huggingface|HfHub|LocalEntryNotFound",
-        "Download the model before the job, check its name and HF_TOKEN, and set HF_HUB_OFFLINE=1.",
-    ),
-    (
-        "(?i)loss is nan|nan loss|non-finite",
-        "Look at the gradient norm, the learning rate and the data of the steps before.",
-    ),
-)
-"""Well-known errors, and what to do about them."""
+def _row(event: OutputEvent) -> Expression:
+    return next(row for row in expressions() if row.name == event.name)
+
+
+def _told(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
+    """What the row of an event says of it."""
+    row = _row(event)
+    return row.says.format_map(event.fields)[:_MAX_QUOTE], (row.advice,)
 
 
 _WORDS: dict[str, Callable[[OutputEvent], tuple[str, tuple[str, ...]]]] = {
     "memory": _memory,
     "device": _device,
     "assert": _assert,
-    "usage": _usage,
     "port": _port,
     "loader": _loader,
-    "shm": _shm,
-    "unused": _unused,
     "exception": _exception,
     "error": _exception,
 }
+
+
+_SIGNAL_OF = {
+    "Aborted": signal.SIGABRT,
+    "Bus error": signal.SIGBUS,
+    "Floating point exception": signal.SIGFPE,
+    "Illegal instruction": signal.SIGILL,
+    "Killed": signal.SIGKILL,
+    "Out of memory": signal.SIGKILL,
+    "Segmentation fault": signal.SIGSEGV,
+    "Terminated": signal.SIGTERM,
+    "Termination signal": signal.SIGTERM,
+    "User defined signal 1": signal.SIGUSR1,
+    "User defined signal 2": signal.SIGUSR2,
+}
+"""What shells and schedulers call signals."""
 
 
 def _signal(event: OutputEvent) -> str:
@@ -524,8 +479,7 @@ def _signal(event: OutputEvent) -> str:
     number = event.number("number") or (-code if code and code < 0 else 0)
     if code is not None and code > 128:
         number = code - 128
-    what = {"Killed": 9, "Out Of Memory": 9, "Segmentation fault": 11, "Aborted": 6,
-            "Bus error": 7, "Terminated": 15}.get(event.fields.get("what", ""), number)  # fmt: skip
+    what = _SIGNAL_OF.get(event.fields.get("what", "").capitalize(), number)
     return named or (_signal_name(what) if what else "")
 
 
@@ -553,10 +507,12 @@ def _listed(event: OutputEvent) -> tuple[int, ...]:
 
 
 def _killed(output: JobOutput) -> EndingResult | None:
-    event = next((e for e in _exits(output) if _signal(e) in _FATAL), None)
-    if event is None:
-        return None
-    return _ended(event, output)
+    """A process that a signal ended; a shell's line after a time-out only follows from it."""
+    late = {e.file: e.line for e in reversed(_of(output, "frozen", "timeout", "position"))}
+    exits = (e for e in _exits(output) if _signal(e) in _FATAL)
+    found = (e for e in exits if e.yields != "died" or e.line <= late.get(e.file, e.line))
+    event = next(found, None)
+    return None if event is None else _ended(event, output)
 
 
 def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
@@ -567,13 +523,25 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
         who = f"{capitalized(name_ranks(ranks))}{_at(event)}"
     elif event.rank is None and "local" in event.fields:
         who = f"A process with local rank {event.fields['local']}"
+    elif event.name in _WHO:
+        who = f"{_WHO[event.name]}{_at(event)}"
     if name:
         how = f"was ended by {name}"
     elif event.number("code") is not None:
         how = f"exited with code {event.number('code')}"
     else:
-        how = f"was not started: {event.fields['why']}" if "why" in event.fields else "died"
-    meaning, steps = _SIGNALS.get(name, ("", ("Read the end of the log of that rank.",)))
+        how = (
+            f"was not started: {event.fields['why'].rstrip('.')}"
+            if "why" in event.fields
+            else "died"
+        )
+    meaning, steps = _SIGNALS.get(
+        name,
+        (
+            "" if "why" in event.fields else _reason(output),
+            advice_on("exit", event.name),
+        ),
+    )
     first = len(ranks) < 2
     blamed = (event.rank,) if event.rank is not None else ranks
     others = {e.rank for e in _exits(output) if e.rank is not None} - set(blamed)
@@ -586,6 +554,22 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
         ranks=blamed,
     )
 
+
+def _reason(output: JobOutput) -> str:
+    """What the output shows about an exit that no row explains."""
+    for event in _of(output, "exception", "error"):
+        if not (_NOT_OWN.search(event.fields.get("type", "")) or _is_survived(event, output)):
+            return f"; the output shows “{_exception(event)[0]}”"
+    return "; the output does not show why"
+
+
+_WHO = {
+    "ray-died": "A Ray worker",
+    "kernel-died": "The kernel of a notebook",
+    "not-started": "The job",
+    "mpi-daemon": "The daemon of mpirun",
+}
+"""Who ended, if a line names neither rank nor host."""
 
 _SIGNALS: dict[str, tuple[str, tuple[str, ...]]] = {
     "SIGKILL": (
@@ -604,6 +588,10 @@ _SIGNALS: dict[str, tuple[str, tuple[str, ...]]] = {
         " (abort)",
         ("Read the lines before: an assertion or a watchdog ended the process.",),
     ),
+    "SIGILL": (
+        " (illegal instruction)",
+        ("Install libraries that are built for the CPU of that host, or build them there.",),
+    ),
     "SIGTERM": (
         ", from outside or by its launcher",
         ("Look in the scheduler's log for what ended the job.",),
@@ -613,7 +601,7 @@ _SIGNALS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 def _crash(output: JobOutput) -> EndingResult | None:
     """A crash; what aborts after a time-out or a lost peer, only follows from it."""
-    followed = bool(_of(output, *_FOLLOWING))
+    followed = bool(_of(output, *_FOLLOWING, "died"))
     events = [e for e in _of(output, "crash") if not (followed and "Abort" in e.text)]
     event = next((e for e in events if "what" in e.fields), next(iter(events), None))
     if event is None:
@@ -632,53 +620,131 @@ def _crash(output: JobOutput) -> EndingResult | None:
 
 
 def _mismatch(output: JobOutput) -> EndingResult | None:
-    event = next(iter(_of(output, "mismatch")), None)
-    if event is None:
+    events = _of(output, "mismatch")
+    if not events:
         return None
-    fields = event.fields
-    number = f" number {fields['seq']}" if "seq" in fields else ""
+    event = next((e for e in events if "other" in e.fields), events[0])
+    fields, number, last = event.fields, event.number("seq"), event.number("other_seq")
+    ranks = {e.rank for e in events if e.rank is not None}
+    numbered = "" if number is None else f" {number}"
+    if "why" in fields:
+        text = f"{name_ranks(ranks)} did not launch the {_launch(event)}{numbered} of the others"
+        return _stuck("mismatch", f"{text}. {fields['why']}", event, ranks=ranks)
+    if "other" not in fields:
+        text = ", ".join(f"rank {e.rank} {_launch(e)}" for e in events[:4])
+        return _stuck("mismatch", f"ranks launched different collectives: {text}", event)
+    one, other = event.rank or 0, int(fields["other"])
+    if number is not None and last not in (None, number):
+        text = f"rank {one} is in collective {number} ({_launch(event)}), rank {other} in "
+        text += (
+            f"collective {last} ({_launch(event, 'other_')}): one of them runs more than the other"
+        )
+        late = one if number < (last or 0) else other
+        return _stuck("mismatch", text, event, ranks=(late,))
+    text = f"ranks launched different collectives{numbered and f' number{numbered}'}: rank {one} "
+    text += f"{_launch(event)}, rank {other} {_launch(event, 'other_')}"
+    return _stuck("mismatch", text, event, ranks=(one, other))
 
-    def one(prefix: str) -> str:
-        shape = fields.get(f"{prefix}shape", "")
-        return f"{fields.get(f'{prefix}op', '')}{f' of shape [{shape}]' if shape else ''}"
 
-    ranks = tuple(int(r) for r in (fields.get("rank", ""), fields["other"]) if r)
-    return _made(
-        "mismatch",
-        f"Stuck: ranks launched different collectives{number}: rank {fields.get('rank')} "
-        f"{one('')}, rank {fields['other']} {one('other_')}.",
-        event,
-        ranks=ranks,
-        state=STUCK,
-    )
+def _launch(event: OutputEvent, prefix: str = "") -> str:
+    shape = event.fields.get(f"{prefix}shape", "")
+    kind = operation_kind(event.fields.get(f"{prefix}op", ""))
+    return f"{kind} of shape [{shape}]" if shape else kind
+
+
+def _behind(output: JobOutput) -> EndingResult | None:
+    """The rank at fault, if positions name one: without one, a report of the library counts."""
+    found = diagnose_positions(output)
+    return found if found is not None and found.cause in ("mismatch", "behind") else None
 
 
 def _missing(output: JobOutput) -> EndingResult | None:
-    events = [event for event in _of(output, "missing") if event.ranks()]
+    """Ranks that a library's report calls missing; a stall that went by is none."""
+    events = [e for e in _of(output, "missing") if _absent(e) and not _is_past(e, output)]
     if not events:
         return None
-    event = events[0]
-    ranks = tuple(sorted({rank for one in events for rank in one.ranks()}))
-    seq = event.fields.get("seq", "")
-    where = f"collective {seq}" if seq else (
-        "a monitored barrier" if "Barrier" in event.text else "any collective")  # fmt: skip
-    return _made(
-        "behind",
-        f"Stuck: {name_ranks(ranks)} never {'launched' if seq else 'arrived in'} {where}, and the "
-        "others wait.",
-        event,
-        ranks=ranks,
-        state=STUCK,
+    event, fields, absent = events[0], events[0].fields, _absent(events[0])
+    if len(absent) > 1 and not set.intersection(*map(set, absent.values())):
+        lacks = "; ".join(f"rank {rank} lacks {names[0]}" for rank, names in [*absent.items()][:4])
+        return _stuck("mismatch", f"ranks submitted different tensors: {lacks}", event)
+    what = f"never launched {next(iter(absent.values()))[0]}"
+    if "seq" in fields:
+        what = f"never launched {_launch(event)} {fields['seq']}"
+    elif "Barrier" in event.text:
+        what = "never arrived in a monitored barrier"
+    ranks = {rank for e in events if e.name == event.name for rank in _absent(e)}
+    return _stuck("behind", f"{name_ranks(ranks)} {what}, and the others wait", event, ranks=ranks)
+
+
+def _is_past(event: OutputEvent, output: JobOutput) -> bool:
+    """Whether a warning of a stall is followed by much other output."""
+    return bool({"tensor", "stalled"} & event.fields.keys()) and not _is_at_end(event, output)
+
+
+def _absent(event: OutputEvent) -> dict[int, list[str]]:
+    """The ranks that a line calls missing, each with what it did not submit."""
+    lines = re.findall(
+        r"(\d{1,7})!?: \[([^]\n]{1,3000}?)(?: \.{3})?\]", event.fields.get("stalled", "")
     )
+    what = [event.fields.get("tensor", "any collective")]
+    return {int(n): names.split(", ") for n, names in lines} or dict.fromkeys(event.ranks(), what)
+
+
+def _ready(output: JobOutput) -> EndingResult | None:
+    """Ranks that submitted a tensor for which others wait, or tensors that no other rank has."""
+    events = [e for e in _of(output, "ready") if not _is_past(e, output)]
+    if not events:
+        return None
+    event, tensor = events[0], events[0].fields["tensor"]
+    same = [e for e in events if "devices" in e.fields] or [event]
+    ready, other, all_ranks = (
+        {int(n) for e in same for n in re.findall(r"\d{1,7}", e.fields.get(name, ""))}
+        for name in ("ready", "ready_other", "devices")
+    )
+    if other and not ready & other:
+        theirs = event.fields["other_tensor"]
+        text = f"{name_ranks(ready)} submitted {tensor} and {name_ranks(other)} {theirs}: they took"
+        fewer = ready if len(ready) <= len(other) else other
+        return _stuck("mismatch", f"{text} different paths", event, ranks=fewer)
+    absent = (all_ranks or set(range(output.world_size or max(ready, default=0) + 1))) - ready
+    who = name_ranks(absent) if absent else "at least one other rank"
+    text = f"{name_ranks(ready)} submitted {tensor}, and {who} did not"
+    return _stuck("behind", text, event, ranks=absent)
+
+
+def _reached(output: JobOutput) -> EndingResult | None:
+    """Ranks that waited in a monitored barrier for the rank that leads it."""
+    events = _of(output, "reached")
+    if not events:
+        return None
+    leader = int(events[0].fields["other"])
+    found = _stuck(
+        "behind",
+        f"{name_ranks(e.rank or 0 for e in events)} waited in a monitored barrier for rank "
+        f"{leader}, which came too late, ended, or waited for a rank that its log names",
+        events[0],
+        f"Read the log of rank {leader}: it names the rank that did not arrive, or its own error.",
+        f"If rank {leader} only works longer (downloads, tokenizes, saves), raise the timeout.",
+    )
+    return replace(found, suspects=(leader,))
+
+
+def _joined(output: JobOutput) -> EndingResult | None:
+    """A collective that all ranks launched, according to a report without positions."""
+    event = next(iter(_of(output, "joined")), None)
+    if event is None:
+        return None
+    text = f"{name_ranks(event.ranks())} launched collective {event.fields['seq']}, and it did not"
+    return _stuck("unfinished", f"{text} finish: no rank is behind", event)
 
 
 def _store(output: JobOutput) -> EndingResult | None:
     events = _of(output, "store")
     if _of(output, "stopped"):  # the agent that was stopped closes the rendezvous for all others
         events = [e for e in events if e.fields.get("type") != "RendezvousClosedError"]
-    event = next(iter(events), None)
-    if event is None:
+    if not events:
         return None
+    event = next((e for e in events if "address" in e.fields), events[0])
     fields = event.fields
     who = "a process" if event.rank is None else f"rank {event.rank}"
     if "other" in fields:
@@ -686,28 +752,38 @@ def _store(output: JobOutput) -> EndingResult | None:
     elif "address" in fields:
         address = fields["address"].replace(", ", ":")
         what = f"{who} could not reach the rendezvous at {address}"
-    elif "joined" in fields:
-        what = f"only {fields['joined']} of {fields['expected']} processes joined the rendezvous"
-        if int(fields["joined"]) > int(fields["expected"]):
+    elif "wait" in fields:
+        what = f"{who} could not reach the store, or waited for it in vain"
+    elif "expected" in fields:
+        count = f"only {fields['joined']}" if "joined" in fields else "not all"
+        what = f"{count} of {fields['expected']} processes joined the rendezvous"
+        if int(fields.get("joined", 0)) > int(fields["expected"]):
             what = (
                 f"{fields['joined']} processes joined a rendezvous of {fields['expected']}: more "
                 "started than the world size says, or an earlier start of the job left its keys in "
                 "the store"
             )
+    elif fields.get("type") == "RendezvousTimeoutError":
+        what = "not all hosts joined the rendezvous in time"
     elif "type" in fields:
         what = f"ranks could not connect ({fields['type']})"
     else:
         what = f"{who} waited for a key of the store that another rank never wrote"
-    found = _made(
+    found = _stuck(
         "store",
-        f"Stuck: {what}.",
+        what,
         event,
         "Check that every host started, and can reach MASTER_ADDR and MASTER_PORT.",
         "Read the log of the ranks that did not join: they may have failed before.",
-        ranks=(),
-        state=STUCK,
     )
     return replace(found, suspects=(int(fields["other"]),)) if "other" in fields else found
+
+
+def _unreachable(output: JobOutput) -> EndingResult | None:
+    """An address that a process could not reach before others timed out, perhaps because of it."""
+    events = _of(output, "store", "timeout", "position", "missing", "mismatch")
+    first = next(iter(events), None)
+    return _store(output) if first is not None and "address" in first.fields else None
 
 
 def _peer(output: JobOutput) -> EndingResult | None:
@@ -722,8 +798,11 @@ def _peer(output: JobOutput) -> EndingResult | None:
     suspects = silent if victims and len(silent) <= len(victims) else ()
     whom = f" ({event.fields['peer']})" if "peer" in event.fields else ""
     who = capitalized(name_ranks(victims)) if victims else "A process"
-    if event.yields == "peer":
-        line = f"{who} lost the connection to another rank{whom}, which ended first."
+    if "how" in event.fields:
+        target = f" ({event.fields['target']})" if "target" in event.fields else ""
+        line = f"{who} could not connect to another rank{target or whom}: connection refused."
+    elif event.yields == "peer":
+        line = f"{who} lost the connection to another rank{whom}, which most often ended first."
     elif event.yields == "network":
         what = f": {event.fields['what']}" if "what" in event.fields else ""
         line = f"{who} reported an error of the network{whom}{what}."
@@ -731,16 +810,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
         last = event.fields.get("last", "")
         line = f"{who} failed in NCCL: {event.fields['type']}{f' ({last})' if last else ''}."
         suspects = ()
-        if "out of memory" in last:
-            return _made(
-                "memory",
-                f"{who} failed in NCCL: its GPU had no memory left for NCCL's buffers.",
-                event,
-                "Leave a few hundred MB of GPU memory free: a smaller micro-batch, or a smaller "
-                "NCCL_BUFFSIZE. Check that each rank uses its own GPU.",
-                ranks=victims,
-            )
-    tail = "" if event.yields == "nccl" else " The output does not show which rank."
+    tail = "" if event.yields in ("nccl", "network") else " The output does not show which rank."
     if suspects:
         tail = f" {capitalized(name_ranks(suspects))} reported nothing."
     return replace(
@@ -758,7 +828,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
 _PEER_STEPS = {
     "peer": (
         "Read the log of the rank at the other end: it failed before.",
-        "Run with NCCL_DEBUG=INFO if no rank reports an own error.",
+        "Run with NCCL_DEBUG=INFO if no rank reports an own error. If the address is one of the "
+        "wrong network, or 127.x, set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME.",
     ),
     "nccl": (
         "Run with NCCL_DEBUG=WARN: the warning before the error names the call that failed.",
@@ -772,36 +843,51 @@ _PEER_STEPS = {
 }
 
 
+_WAITED = {
+    "hccl-timeout": "until HCCL's time-out",
+    "hccl-notify": "until HCCL's time-out",
+    "rpc-timeout": "until its call timed out, and the lines do not name that rank",
+    "gloo-timeout": "(gloo), and its lines do not name that rank",
+}
+"""Time-outs that no watchdog reports."""
+
+
 def _frozen(output: JobOutput) -> EndingResult | None:
     events = _of(output, "frozen", "timeout")
     if not events:
         return None
     ranks = sorted({event.rank for event in events if event.rank is not None})
-    if events[0].name == "hccl-timeout":
+    event = next((e for e in events if "tag" in e.fields), events[0])
+    if event.name in _WAITED:
         who = name_ranks(ranks) if ranks else "a process"
-        return _made(
+        fields, limit = event.fields, event.number("timeout_ms")
+        whom = f"rank {fields['remote']}" if "remote" in fields else "another rank"
+        group = fields.get("group", "")
+        whom += f" of {group}" if "remote" in fields and group else ""
+        where = f" in {operation_kind(fields['tag'])}" if "tag" in fields else ""
+        took = f"for {format_duration(limit * 1_000_000)} " if limit else ""
+        return _stuck(
             "frozen",
-            f"Stuck: {who} waited for another rank until HCCL's time-out.",
-            events[0],
+            f"{who} waited {took}for {whom}{where} {_WAITED[event.name]}",
+            event,
             "Read the logs of the ranks that report no time-out: one of them failed or is late.",
             "Get the Python stacks of all ranks: py-spy dump.",
-            ranks=(),
-            state=STUCK,
         )
     who = f"{'watchdogs' if len(ranks) > 1 else 'watchdog'} of "
     who += name_ranks(ranks) if ranks else "a process"
     seconds = max((event.number("seconds") or 0 for event in events), default=0)
     happened = f"made no progress for {seconds} s" if seconds else "timed out"
     suspects, behind = _with_fewest_pending(events)
+    kinds = {operation_kind(e.fields["op"]) for e in events if "op" in e.fields}
+    where = f" in {', '.join(sorted(kinds))}" if kinds else ""
     return replace(
-        _made(
+        _stuck(
             "frozen",
-            f"Stuck: the {who} {happened}, and {'their' if len(ranks) > 1 else 'its'} lines name "
-            f"no collective.{behind}",
+            f"the {who} {happened}{where}, and {'their' if len(ranks) > 1 else 'its'} lines "
+            f"name no {'rank' if kinds else 'collective'}{behind}",
             events[0],
-            "Get the Python stacks of all ranks: py-spy dump.",
-            ranks=tuple(ranks) if len(ranks) == 1 else (),
-            state=STUCK,
+            "Get the Python stacks of all ranks: py-spy dump --pid PID.",
+            ranks=ranks if len(ranks) == 1 else (),
         ),
         suspects=suspects,
     )
@@ -817,8 +903,8 @@ def _with_fewest_pending(events: Iterable[OutputEvent]) -> tuple[tuple[int, ...]
         return (), ""
     has = "have" if len(suspects) > 1 else "has"
     return suspects, (
-        f" {capitalized(name_ranks(suspects))} {has} {least:,} collectives pending, others up to "
-        f"{most:,}: look at {name_ranks(suspects)} first."
+        f". {capitalized(name_ranks(suspects))} {has} {least:,} collectives pending, others up to "
+        f"{most:,}: look at {name_ranks(suspects)} first"
     )
 
 
@@ -866,19 +952,30 @@ def _cut(output: JobOutput) -> EndingResult | None:
     event = next(iter(_of(output, "cut")), None)
     if event is None:
         return None
-    place = last_own(event.fields["frames"])
+    place = event.fields.get("place") or last_own(event.fields.get("frames", ""))
+    kind = event.fields.get("type", "an exception")
     return _made(
         "exception",
-        f"{_subject(event)} failed with an exception that the text does not show: the traceback "
-        f"ends{f' in {place}' if place else ''} before it.",
+        f"{_subject(event)} failed with {kind}, but the text ends before its message"
+        f"{f', in {place}' if place else ''}.",
         event,
-        "Add the rest of the output: the last line of a traceback names the error.",
+        _row(event).advice
+        or "Add the rest of the output: the last line of a traceback names the error.",
     )
 
 
 def _waiting(output: JobOutput) -> EndingResult | None:
     """Ranks that still wait for others to start, at the end of the output."""
     events = [e for e in _of(output, "waiting") if _is_at_end(e, output)]
+    if events and "seconds" in events[-1].fields:
+        return _stuck(
+            "frozen",
+            f"a process waited {events[-1].fields['seconds']} s for other processes of its engine, "
+            "which took no message. The lines do not show which",
+            events[-1],
+            "Get the stacks of the worker processes: py-spy dump --pid PID.",
+            "If they compile or load, wait: the first requests take long.",
+        )
     return _store(replace(output, events=tuple(replace(e, yields="store") for e in events)))
 
 
@@ -887,10 +984,13 @@ def _mixed(output: JobOutput) -> EndingResult | None:
     events = [e for e in _of(output, "mixed") if _is_at_end(e, output)]
     if not events:
         return None
+    joined = 'File "' in events[0].text
+    why = (
+        "is cut off in its only line" if joined else "is incomplete, or several ranks wrote into it"
+    )
     return _made(
         "exception",
-        "A process failed with an exception that cannot be read: several ranks wrote into the "
-        "traceback.",
+        f"A process failed with an exception that cannot be read: its traceback {why}.",
         events[0],
         "Start the ranks with torchrun --log-dir DIR --redirects 3, or srun --output=%t.log, so "
         "that each writes its own file.",
@@ -927,7 +1027,7 @@ def _nan(output: JobOutput) -> EndingResult | None:
     at = f" at step {int(step):,}" if step else ""
     return _made(
         "nan",
-        f"The loss became NaN{at}.",
+        f"{'A gradient' if 'grad' in event.fields else 'The loss'} became NaN{at}.",
         event,
         "Look at the gradient norm and the learning rate of the steps before, and at the data of "
         "that step.",
@@ -942,8 +1042,13 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     _killed,
     _crash,
     _mismatch,
-    diagnose_positions,
+    _behind,
     _missing,
+    _ready,
+    _reached,
+    _unreachable,
+    diagnose_positions,
+    _joined,
     _store,
     _died,
     _peer,
@@ -952,9 +1057,9 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     _xid_of_program,
     _stopped,
     _waiting,
-    _cut,
     _nan,
     _interrupted,
+    _cut,
     _reported,
     _mixed,
     diagnose_stacks,

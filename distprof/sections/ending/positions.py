@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from distprof.run.logs import JobOutput, OutputEvent
 from distprof.run.topology import DEFAULT_GROUPS
@@ -79,7 +79,7 @@ def diagnose_positions(output: JobOutput) -> EndingResult | None:
         groups.setdefault(one.group, []).append(one)
     waiting = {name: some for name, some in groups.items() if any(_waits(p) for p in some)}
     if not waiting:
-        return _frozen(positions)
+        return _frozen(positions) or _told(positions, output)
     found = [_of_group(name, some, output) for name, some in waiting.items()]
     order = ("mismatch", "behind", "silent", "unfinished")
     return min(found, key=lambda one: order.index(one.cause))
@@ -101,13 +101,15 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
     if unequal is not None:
         return _unequal(name, unequal, [one for one in waiting if one.op])
     silent = _silent(positions, output)
-    what = _operation(next((one for one in waiting if one.op), waiting[0]), name)
+    shown = name if all(one.is_global for one in waiting) else ""
+    what = _operation(next((one for one in waiting if one.op), waiting[0]), shown)
     if silent:
         return EndingResult(
             state=STUCK,
             cause="silent",
             verdict=f"Stuck: {_who(waiting, name)} {_verb(waiting, 'wait')} in {what}, and "
-            f"{name_ranks(silent)} printed nothing about it: {_pronoun(silent)} the first suspect.",
+            f"{name_ranks(silent)} printed nothing about it: "
+            f"{'they are' if len(silent) > 1 else 'it is'} the first suspect.",
             suspects=silent,
             positions=tuple(positions),
         )
@@ -150,11 +152,11 @@ def _is_late(one: EndingPosition, positions: Sequence[EndingPosition], highest: 
         first = min(p.seq for p in positions if p.seq is not None)
         others = [p for p in positions if p is not one and p.seq is not None]
         return bool(others) and one.enqueued < max(first, min(p.seq or 0 for p in others))
-    return one.seq is not None and one.seq < highest and one.seq == _lowest(positions)
-
-
-def _lowest(positions: Iterable[EndingPosition]) -> int | None:
-    return min((p.seq for p in positions if p.seq is not None), default=None)
+    return (
+        one.seq is not None
+        and one.seq < highest
+        and one.seq == min(p.seq for p in positions if p.seq is not None)
+    )
 
 
 def _behind(
@@ -248,6 +250,22 @@ def _frozen(positions: Sequence[EndingPosition]) -> EndingResult | None:
     )
 
 
+def _told(positions: Sequence[EndingPosition], output: JobOutput) -> EndingResult | None:
+    """Ranks that report the time-out of another, which does not report it itself."""
+    told = {n for e in output.events if (n := e.number("told")) is not None}
+    if not told:
+        return None
+    return EndingResult(
+        state=STUCK,
+        cause="silent",
+        verdict=f"Stuck: {name_ranks(told)} timed out first, and "
+        f"{_who(positions, positions[0].group)} only {_verb(positions, 'repeat')} it: the lines of "
+        f"{name_ranks(told)} name the collective.",
+        suspects=tuple(sorted(told)),
+        positions=tuple(positions),
+    )
+
+
 def _operation(one: EndingPosition, group: str) -> str:
     """For example ``all-reduce 96,117 of tp``."""
     number = "" if one.seq is None else f" {one.seq:,}"
@@ -289,10 +307,6 @@ def _who(positions: Sequence[EndingPosition], group: str) -> str:
 
 def _verb(ranks: Sequence[object], plural: str) -> str:
     return plural if len(ranks) != 1 else f"{plural}s"
-
-
-def _pronoun(ranks: Sequence[int]) -> str:
-    return "they are" if len(ranks) > 1 else "it is"
 
 
 def timeout_sentences(positions: Sequence[EndingPosition]) -> Iterator[str]:

@@ -14,15 +14,22 @@ _ACTIVITIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     for name, pattern in (
         (
             "collective",
-            r"^(?:all_?reduce|all_?gather|reduce_?scatter|broadcast|barrier|all_to_all|monitored_"
+            r"(?i)^(?:all_?reduce|all_?gather|reduce_?scatter|broadcast|barrier|all_to_all|monitored_"
             r"|send|recv|isend|irecv|batch_isend|reduce|gather|scatter|wait|synchronize|item"
-            r"|_wait|new_group|init_process_group)\w* \((?!threading|queue)",
+            r"|_wait|new_group|init_process_group)\w* \((?!threading|queue|socket|poll|connection"
+            r"|selectors|shm_broadcast|subprocess|process|worker|multiproc|asyncio|base_events"
+            r"|_base|futures)|^(?:p?nccl|p?mpi_|ompi_coll|hccl|rccl|ccl::|c10d::|gloo::)",
         ),
+        ("GPU", r"(?i)^(?:cu|cuda|hip)(?:stream|device|event|ctx)synchronize|^_value \(array"),
         ("data loader", r"^(?:__next__|_next_data|_get_data|_try_get_data|fetch|collate\w*) \("),
         ("checkpoint", r"(?i)^\w*(?:checkpoint|save|state_dict)\w* \("),
         ("compilation", r"(?i)^\w*(?:compile|inductor|dynamo)\w* \("),
     )
 )
+
+
+_NAMES = {"data loader": "its data loader", "checkpoint": "a checkpoint",
+          "collective": "a collective", "GPU": "a wait for its GPU"}  # fmt: skip
 
 
 def stacks_of(output: JobOutput) -> tuple[EndingStack, ...]:
@@ -69,7 +76,7 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
     return EndingResult(
         state=STUCK,
         cause="stacks",
-        verdict=f"Stuck: {who} {'wait' if count > 1 else 'waits'} in {waiting[-1].calls[0]}; "
+        verdict=f"Stuck: {who} {'wait' if count > 1 else 'waits'} in {_call(waiting[-1])}; "
         f"{'; '.join(parts)}.",
         ranks=ranks,
         why=("A collective ends only when every rank of its group has launched it.",),
@@ -77,7 +84,7 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
             "A single snapshot may show a job that runs: dump the stacks again after a minute.",
         ),
         next_steps=(
-            f"Find out why {elsewhere[0].calls[0]} does not return on {_who(elsewhere[0])}.",
+            f"Find out why {_call(elsewhere[0])} does not return on {_who(elsewhere[0])}.",
         ),
     )
 
@@ -85,19 +92,22 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
 def _together(stacks: Sequence[EndingStack], *, is_waiting: bool) -> EndingResult:
     """All processes in a collective, or none."""
     count = sum(one.count for one in stacks)
-    first = stacks[-1]
-    where = f"in a collective ({first.calls[0]})" if is_waiting else f"in {first.calls[0]}"
+    parts = [f"{_who(one)} {_verb(one)} in {_place(one)}" for one in stacks[-3:]]
     return EndingResult(
         state=STUCK if is_waiting and count > 1 else "",
         cause="stacks",
-        verdict=f"{count:,} {'processes are' if count > 1 else 'process is'} {where}; "
-        "no stack shows a rank that the others wait for.",
-        next_steps=("Add the stacks of all ranks: a rank without a stack may be the one behind.",),
+        verdict=f"Not decided: {'; '.join(parts)}. No stack shows a rank that the others wait for.",
+        next_steps=(
+            "Add the stacks of all ranks (py-spy dump --pid PID): a rank without a stack may be "
+            "the one behind.",
+        ),
     )
 
 
 def _who(one: EndingStack) -> str:
-    return name_ranks(one.ranks) if len(one.ranks) == one.count else f"{one.count:,} processes"
+    if len(one.ranks) == one.count:
+        return name_ranks(one.ranks)
+    return f"{one.count:,} process{'es' if one.count > 1 else ''}"
 
 
 def _verb(one: EndingStack) -> str:
@@ -105,7 +115,11 @@ def _verb(one: EndingStack) -> str:
 
 
 def _place(one: EndingStack) -> str:
-    name = {"data loader": "its data loader", "checkpoint": "a checkpoint"}.get(one.activity, "")
-    call = next((c for c in one.calls for n, p in _ACTIVITIES if n == one.activity and p.match(c)),
-                one.calls[0])  # fmt: skip
-    return f"{name} ({call})" if name else call
+    name = _NAMES.get(one.activity, "")
+    return f"{name} ({_call(one)})" if name else _call(one)
+
+
+def _call(one: EndingStack) -> str:
+    """The call that shows what a process does; without any, the innermost."""
+    calls = (c for c in one.calls for n, p in _ACTIVITIES if n == one.activity and p.match(c))
+    return next(calls, one.calls[0])

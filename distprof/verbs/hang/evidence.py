@@ -54,35 +54,21 @@ class LogFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # Finding the dumps of a job in a folder, and the logs and stacks next to them --------------------
-
 MAX_FILES = 200_000
-
 MAX_DEPTH = 4
-
 MAX_LOGS = 4_096
-
 MAX_WORLD = 1 << 20
-
 _HEAD_BYTES = 4_096
-
 _FEW = 8  # up to this many dumps are read in this process: a pool would cost more than it saves
-
 _MOST_NAMED = 5
-
 _RANK_FOLDER = re.compile(r"^rank[_-]?(\d{1,7})$")
-
 _STEM = re.compile(r"(?:\.(?:json|pickle|pkl|bin|dat|gz))+$")
-
 _RANK_WORD = re.compile(r"rank[_-]?(\d{1,7})(?!\d)")
-
 _LAST_NUMBER = re.compile(r"(?<!\d)(\d{1,7})$")
-
 _LOG = re.compile(r"\.(?:log|out|err|txt)(?:\.gz)?$|^(?:stdout|stderr)$")
-
 _NOT_DUMPS = re.compile(
     r"\.(?:jsonl|log|out|err|txt|parquet|toml|py|md|html)(?:\.gz)?$|^report\.json$"
 )
-
 _SKIPPED = frozenset(("cache", ".git", "__pycache__"))
 
 
@@ -115,7 +101,10 @@ def read_evidence(
     dumps = [dump for _, some, _, _ in found for dump in some]
     logs = [log for _, _, some, _ in found for log in some]
     stacks = [stack for _, _, _, some in found for stack in some]
-    output = _read_output(logs)
+    reader = Reader()
+    for log in logs[:MAX_LOGS]:
+        reader.take_file(log.folder.child(log.name).path, log.shown, log.rank)
+    output = reader.result(log.shown for log in logs[:MAX_LOGS])
     has_text = bool(output.events or output.stacks)
     if not dumps and not has_text:
         raise _nothing(source, output)
@@ -160,7 +149,8 @@ def find_files(
             rank = _log_rank(folder, file.name)
             log = LogFile(folder=folder, name=file.name, shown=file.name, rank=rank)
             return folder, [], [log], []
-        return folder, [dump or _single_dump(file)], [], []
+        certain = DumpFile(folder=folder, name=file.name, shown=file.name, rank=0, is_certain=True)
+        return folder, [dump or certain], [], []
     if not root.names() and set("*?[") & set(path):
         return root, [], _globbed(path), []
     for folder, name, shown in _walk(root):
@@ -221,12 +211,6 @@ def _dump_file(folder: Folder, name: str, shown: str, rank: int | None) -> DumpF
     if number is None or not looks_like_dump(_head(folder, name)):
         return None
     return DumpFile(folder=folder, name=name, shown=shown, rank=number)
-
-
-def _single_dump(file: Path) -> DumpFile:
-    return DumpFile(
-        folder=Folder(str(file.parent)), name=file.name, shown=file.name, rank=0, is_certain=True
-    )
 
 
 def _is_text(folder: Folder, name: str) -> bool:
@@ -310,12 +294,10 @@ def _chosen(
     several = [rank for rank, dumps in by_rank.items() if len(dumps) > 1]
     if several:
         notes.append(f"Several dumps of {name_ranks(several)}: distprof uses the newest of each.")
-    return tuple(max(by_rank[rank], key=_newest) for rank in sorted(by_rank))
-
-
-def _newest(dump: FlightDump) -> tuple[int, str]:
-    created = dump.entries["created_ns"]
-    return (int(created.max()) if len(created) else 0), dump.source
+    return tuple(
+        max(by_rank[rank], key=lambda d: (int(d.entries["created_ns"].max(initial=0)), d.source))
+        for rank in sorted(by_rank)
+    )
 
 
 def _reason(error: BaseException) -> str:
@@ -353,14 +335,6 @@ def _nothing(source: str, output: JobOutput) -> InputError:
     )
 
 
-def _read_output(logs: Sequence[LogFile]) -> JobOutput:
-    """What all logs say, in one pass over each."""
-    reader = Reader()
-    for log in logs[:MAX_LOGS]:
-        reader.take_file(log.folder.child(log.name).path, log.shown, log.rank)
-    return reader.result(log.shown for log in logs[:MAX_LOGS])
-
-
 def _stacks(folders: Sequence[tuple[int, Folder]]) -> Iterator[tuple[int, tuple[str, ...]]]:
     for rank, folder in folders:
         try:
@@ -368,11 +342,6 @@ def _stacks(folders: Sequence[tuple[int, Folder]]) -> Iterator[tuple[int, tuple[
         except OSError:
             continue
         yield rank, calls_of(main_stack(text.splitlines()))
-
-
-def _sane(world_size: int | None) -> int | None:
-    """The world size; None if the value is out of range."""
-    return world_size if world_size is not None and 0 < world_size <= MAX_WORLD else None
 
 
 def _with_run(evidence: HangEvidence, root: Folder) -> HangEvidence:
@@ -401,7 +370,7 @@ def _with_run(evidence: HangEvidence, root: Folder) -> HangEvidence:
     evidence = _with_steps(evidence, job)
     return replace(
         evidence,
-        world_size=_sane(job.job.world_size),
+        world_size=size if 0 < (size := job.job.world_size or 0) <= MAX_WORLD else None,
         hosts={entry.rank: entry.host for entry in job.job.ranks if entry.host},
         failed=failed,
         log_lines=(*lost, *evidence.log_lines),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -148,17 +148,13 @@ def _verdict(roots: Sequence[str], suspects: Sequence[int]) -> str:
     """All roots in one text, followed by the ranks without a dump."""
     first, *others = roots
     parts = [first if first.startswith("Deadlock") else f"Stuck: {first}"]
-    parts += [f"Independently, {_uncapitalized(other)}" for other in others[: _MOST_ROOTS - 1]]
+    parts += [f"Independently, {o[:1].lower()}{o[1:]}" for o in others[: _MOST_ROOTS - 1]]
     if len(others) >= _MOST_ROOTS:
         parts.append(f"{len(others) - _MOST_ROOTS + 1} more independent causes are listed below.")
     if suspects:
         also = "are also suspects" if len(suspects) > 1 else "is also a suspect"
         parts.append(f"{capitalized(name_ranks(suspects))} left no dump and {also}.")
     return " ".join(parts)
-
-
-def _uncapitalized(text: str) -> str:
-    return text[:1].lower() + text[1:]
 
 
 def _sentence(root: Root, evidence: HangEvidence) -> str:
@@ -340,7 +336,7 @@ def _next_steps(root: Root, unfinished: Point | None, evidence: HangEvidence) ->
 
 def _steps_on(ranks: Sequence[int], evidence: HangEvidence) -> Iterator[str]:
     """Next steps for ranks that never launched an operation."""
-    who, hosts = name_ranks(ranks), _hosts(ranks, evidence.hosts)
+    who, hosts = name_ranks(ranks), sorted({evidence.hosts.get(r, "") for r in ranks} - {""})
     at = f" on {', '.join(hosts)}" if hosts else ""
     stacks = [evidence.stacks[rank][0] for rank in ranks if rank in evidence.stacks]
     if stacks:
@@ -351,7 +347,3 @@ def _steps_on(ranks: Sequence[int], evidence: HangEvidence) -> Iterator[str]:
     yield f"Read the end of the log of {who}{at}."
     if any("SIGKILL" in evidence.failed.get(rank, "") for rank in ranks):
         yield "Check dmesg for the out-of-memory killer, and the scheduler for an enforced limit."
-
-
-def _hosts(ranks: Sequence[int], hosts: Mapping[int, str]) -> list[str]:
-    return sorted({hosts[rank] for rank in ranks if hosts.get(rank)})

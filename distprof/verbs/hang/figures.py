@@ -80,7 +80,8 @@ def places_figure(report: HangReport) -> Markup:
     grid = _grid(ranks, hosts, ("cause", *(each.name for each in columns)), per_row)
     label = f"Ranks by process groups. {_summary(report)}"
     return captioned(
-        _caption(report),
+        f"One row per rank and one column per kind of process group. {_summary(report)} "
+        "The first column marks the ranks at fault.",
         cell_map(states, _KINDS, grid, label),
         legend([(f"k-{kind}", word) for kind, word in zip(_KINDS, _WORDS, strict=True)]),
         class_="heat",
@@ -147,13 +148,6 @@ def _grid(
     )
 
 
-def _caption(report: HangReport) -> str:
-    return (
-        f"One row per rank and one column per kind of process group. {_summary(report)} "
-        "The first column marks the ranks at fault."
-    )
-
-
 def _summary(report: HangReport) -> str:
     """One sentence that names the blamed ranks."""
     if not report.culprits:
@@ -167,7 +161,11 @@ def progress_figure(groups: Sequence[GroupProgress]) -> Markup:
 
     The largest differences come first. Empty if there are no groups to draw.
     """
-    apart = [(group, *ends) for group in groups if (ends := _ends(group))]
+    apart = [
+        (group, low, high)
+        for group in groups
+        if (low := group.lowest_seq) is not None and (high := group.highest_seq) is not None
+    ]
     apart.sort(key=lambda each: each[1] - each[2])
     most = max((high - low for _, low, high in apart), default=0)
     shown = [each for each in apart if each[1] < each[2] or each[0].waits_on][:_MOST_GROUPS]
@@ -182,12 +180,6 @@ def progress_figure(groups: Sequence[GroupProgress]) -> Markup:
     if left_out:
         caption += f" {counted(left_out, 'other group')} not drawn."
     return captioned(caption, rows(lines))
-
-
-def _ends(group: GroupProgress) -> tuple[int, int] | None:
-    if group.lowest_seq is None or group.highest_seq is None:
-        return None
-    return group.lowest_seq, group.highest_seq
 
 
 def _progress_row(group: GroupProgress, low: int, high: int, most: int) -> Markup:

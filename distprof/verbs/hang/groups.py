@@ -192,7 +192,7 @@ def _job_group(
     known: bool,
 ) -> JobGroup:
     name, ranks = key
-    rows = {dump.rank: _rows(dump, name) for dump, _ in found}
+    rows = {d.rank: np.flatnonzero(d.entries.coded("group").equals(name)) for d, _ in found}
     # In a group that also sends messages, the recorder's count mixes two sequences
     has_messages = any(bool(dump.entries["is_p2p"][rows[dump.rank]].any()) for dump, _ in found)
     members = {
@@ -210,10 +210,6 @@ def _job_group(
         members=members,
         knows_ranks=known,
     )
-
-
-def _rows(dump: FlightDump, name: str) -> Int64Array:
-    return np.flatnonzero(dump.entries.coded("group").equals(name))
 
 
 def _status(dump: FlightDump, name: str, names: Mapping[int, str]) -> GroupStatus | None:

@@ -101,7 +101,7 @@ def diagnose(evidence: HangEvidence, *, version: str) -> HangReport:
         source=evidence.source,
         state=found.state,
         verdict=explanation.verdict,
-        kind=_kind(found),
+        kind=found.first.kind if found.first is not None else None,
         confidence=_confidence(found, evidence),
         operation=None if found.point is None else _operation(found.point),
         culprits=found.culprits,
@@ -155,7 +155,9 @@ def _diagnosis(groups: Sequence[JobGroup], evidence: HangEvidence) -> Diagnosis:
     sure = [point for point in silent if _records_completion(point.group)]
     sure = [point for point in sure if all(point.group is not other.group for other in shown)]
     for points in ((*shown, *sure), silent, messages):
-        roots = _fresh_roots_last(independent_roots(points, mismatches, messages), evidence)
+        # operations launched just before the dump cannot explain an earlier hang: they are last
+        roots = independent_roots(points, mismatches, messages)
+        roots = sorted(roots, key=lambda root: _is_fresh(root.point, evidence))
         if roots:
             return _stuck(roots, points, groups, unfinished, messages, evidence)
     return _all_launched(unfinished, groups, evidence)
@@ -229,11 +231,6 @@ def _stopped_before(point: Point, roots: Sequence[Root]) -> list[Root]:
     return [Root(point=point, ranks=ranks)] if ranks else []
 
 
-def _fresh_roots_last(roots: Sequence[Root], evidence: HangEvidence) -> list[Root]:
-    """Sort operations launched just before the dump last: they cannot explain an earlier hang."""
-    return sorted(roots, key=lambda root: _is_fresh(root.point, evidence))
-
-
 def _is_fresh(point: Point, evidence: HangEvidence) -> bool:
     """Whether the ranks dumped so soon after the launch that a wait would be normal."""
     if point.example is None or evidence.failed or _has_trouble(evidence):
@@ -257,7 +254,7 @@ def _all_launched(
     if not unfinished or evidence.has_ended_well:
         return Diagnosis(state=HangState.NO_HANG, groups=tuple(groups))
     first = min(unfinished, key=when)
-    newest = max((_newest(dump) for dump in evidence.dumps), default=0)
+    newest = max((int(d.entries["created_ns"].max(initial=0)) for d in evidence.dumps), default=0)
     waited = newest - first.first_ns > _STALE_NS
     is_stuck = waited or evidence.stop is not None or _has_trouble(evidence)
     return Diagnosis(
@@ -279,15 +276,6 @@ def _unfinished_roots(points: Sequence[Point]) -> list[Root]:
             roots.append(Root(point=point, ranks=point.missing))
         stuck |= ranks
     return roots
-
-
-def _newest(dump: FlightDump) -> int:
-    created = dump.entries["created_ns"]
-    return int(created.max()) if len(created) else 0
-
-
-def _kind(found: Diagnosis) -> HangKind | None:
-    return found.first.kind if found.first is not None else None
 
 
 def _confidence(found: Diagnosis, evidence: HangEvidence) -> Confidence | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 
 from msgspec.structs import replace
 
@@ -28,15 +28,10 @@ from distprof.verbs.hang.result import (
 )
 
 _FEW_GROUPS = 8
-
 _FEW_RANKS = 8
-
 _FEW_LINES = 8
-
 _FEW_CADENCES = 5
-
 _FEW_CALLS = 6
-
 _FEW_SENTENCES = 3
 """Sentences of evidence in the short text."""
 
@@ -108,7 +103,7 @@ def _numbered(name: str, seq: int | None) -> str:
     return f"{name} {'' if seq is None else seq}".strip()
 
 
-def _some(ranks: Sequence[int]) -> str:
+def _some(ranks: Collection[int]) -> str:
     return short_ranks(ranks, 20) or "–"
 
 
@@ -215,7 +210,7 @@ def _rank_table(report: HangReport, *, show_all: bool) -> TableView | None:
         "Ranks",
         (
             Column("rank", lambda row: short_ranks([each.rank for each in row[1]], 20)),
-            Column("waits for", lambda row: _waited_for(row[1])),
+            Column("waits for", lambda row: _some({rank for p in row[1] for rank in p.waits_for})),
             position("last launched", 0),
             position("of group", 1, stretch=True),
             position("host", 2, wide_only=True),
@@ -232,10 +227,6 @@ def _position_key(position: RankPosition, report: HangReport) -> tuple[str, ...]
     last = _numbered(position.last_name, position.last_seq)
     is_blamed = "blamed" if position.rank in report.culprits else ""
     return last or "nothing", position.last_group, position.host, position.call, is_blamed
-
-
-def _waited_for(positions: list[RankPosition]) -> str:
-    return short_ranks({rank for p in positions for rank in p.waits_for}, 20) or "–"
 
 
 def _page(report: HangReport, options: RenderOptions) -> Page:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from distprof.run.logs import JobOutput
 from distprof.sections.ending.measure import about_of
 from distprof.sections.ending.positions import operation_kind
@@ -51,17 +49,20 @@ def lines_of_output(output: JobOutput) -> tuple[LogLine, ...]:
 def report_of_output(evidence: HangEvidence, ending: EndingResult, version: str) -> HangReport:
     """The report from what the job printed."""
     state = HangState.FAILED if ending.state == FAILED else HangState(ending.state or "undecided")
+    is_one = len({one.op for one in ending.positions}) == 1
+    differ = HangKind.SIZE_MISMATCH if is_one else HangKind.KIND_MISMATCH
     return HangReport(
         distprof_version=version,
         source=evidence.source,
         state=state,
         verdict=ending.verdict or "Not decided: no line names a time-out, an error or an end.",
-        kind=_kind(ending),
+        kind=differ if ending.cause == "mismatch" else _KINDS.get(ending.cause),
         confidence=Confidence.INFERRED if ending.state else None,
         operation=_operation(ending),
         culprits=ending.ranks,
         suspects=ending.suspects,
-        hosts=ending.hosts or _hosts(ending.ranks, evidence),
+        hosts=ending.hosts
+        or tuple(sorted({evidence.hosts.get(r, "") for r in ending.ranks} - {""})),
         why=ending.why,
         alternatives=ending.alternatives,
         next_steps=ending.next_steps,
@@ -72,17 +73,6 @@ def report_of_output(evidence: HangEvidence, ending: EndingResult, version: str)
         stacks=tuple(StackOfRanks(ranks=one.ranks, calls=one.calls) for one in ending.stacks),
         notes=evidence.notes,
     )
-
-
-def _kind(ending: EndingResult) -> HangKind | None:
-    if ending.cause == "mismatch":
-        kinds = {one.op for one in ending.positions}
-        return HangKind.SIZE_MISMATCH if len(kinds) == 1 else HangKind.KIND_MISMATCH
-    return _KINDS.get(ending.cause)
-
-
-def _hosts(ranks: Iterable[int], evidence: HangEvidence) -> tuple[str, ...]:
-    return tuple(sorted({evidence.hosts[rank] for rank in ranks if rank in evidence.hosts}))
 
 
 def _waiting(ending: EndingResult) -> list[EndingPosition]:
