@@ -336,6 +336,8 @@ def tables_of(
             "category": one("runtime", 2 * count),
             "thread": thread,
             "correlation": correlation,
+            "sequence": full(ABSENT, np.int32, 2 * count),
+            "inputs": one("", 2 * count),
         },
     )
     first = kernel_start[:: job.per_step]

@@ -22,6 +22,8 @@ class HostColumns(TypedDict):
     category: bytes
     thread: bytes
     correlation: bytes
+    sequence: bytes  # int32
+    inputs: bytes
 
 class CommColumns(TypedDict):
     start_ns: bytes
@@ -41,6 +43,9 @@ class Chunk(TypedDict):
     names: tuple[int, list[str | bytes]]  # bytes: a JSON string with escapes, quotes included
     categories: tuple[int, list[str]]
     threads: tuple[int, list[str]]  # process/thread
+    inputs: tuple[
+        int, list[bytes]
+    ]  # sizes, types and values of operators' inputs, NUL between them
     raw_texts: list[tuple[int, list[bytes]]]  # JSON values as they stand in the chunk
     thread_names: list[tuple[str, str, str | bytes]]  # process, thread, name
     device: DeviceColumns

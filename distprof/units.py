@@ -82,6 +82,14 @@ def format_bandwidth(bytes_per_s: float | None) -> str:
     return f"{_three_digits(bytes_per_s / 1e9)} GB/s"
 
 
+def format_flop(count: float) -> str:
+    """For example ``312 TFLOP``."""
+    for size, prefix in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if count >= size:
+            return f"{count / size:.3g} {prefix}FLOP"
+    return f"{count:.3g} FLOP"
+
+
 def format_ratio(ratio: float | None) -> str:
     """A ratio as a percentage, for example ``15.6 %``; ``–`` for None."""
     if ratio is None:

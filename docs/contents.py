@@ -33,6 +33,7 @@ _FAMILIES = {
     "CAP": "Recording",
     "CFG": "Configuration",
     "COM": "Communication",
+    "CMP": "Computation",
     "HST": "CPU",
     "INP": "Input",
     "MEM": "Memory",

@@ -188,7 +188,21 @@ constexpr std::int8_t HOST = -1;
 constexpr std::int8_t DROPPED = -2;
 
 /// Arguments that tables need from every event, in this order, before those of collectives.
-enum Argument : size_t { NAME, STREAM, CORRELATION, DEVICE, BYTES, GRID, COLLECTIVE, NUM_ALWAYS };
+enum Argument : size_t {
+    NAME,
+    STREAM,
+    CORRELATION,
+    DEVICE,
+    BYTES,
+    GRID,
+    COLLECTIVE,
+    SEQUENCE,
+    INPUT_DIMS,
+    OLD_INPUT_DIMS,  // before PyTorch 1.11
+    INPUT_TYPES,
+    CONCRETE_INPUTS,
+    NUM_ALWAYS
+};
 
 constexpr size_t MOST_ARGUMENTS = 64;  // one bit each
 
@@ -892,11 +906,12 @@ struct HostColumns {
     std::vector<std::int64_t> start_ns, end_ns;
     std::vector<std::int32_t> name, category, thread;
     std::vector<std::int64_t> correlation;
+    std::vector<std::int32_t> sequence, inputs;
 
     template <typename Use>
     void each(Use use) {
         for (auto* column : {&start_ns, &end_ns, &correlation}) use(*column);
-        for (auto* column : {&name, &category, &thread}) use(*column);
+        for (auto* column : {&name, &category, &thread, &sequence, &inputs}) use(*column);
     }
 };
 
@@ -951,11 +966,13 @@ struct Texts {
         : names(settings.seed),
           categories(settings.seed),
           threads(settings.seed),
+          inputs(settings.seed),
           raw(settings.comm_texts.size(), Dictionary(settings.seed)) {}
 
     Dictionary names;  // with their quotes and escapes
     Dictionary categories;
     Dictionary threads;           // as `process/thread`
+    Dictionary inputs;            // of operators: sizes, types and values as they appear, a NUL after each but the last
     std::vector<Dictionary> raw;  // for each text column of collectives, JSON values as they appear
 
     template <typename Use>
@@ -963,6 +980,7 @@ struct Texts {
         use(names);
         use(categories);
         use(threads);
+        use(inputs);
         for (Dictionary& texts : raw) use(texts);
     }
 };
@@ -1462,8 +1480,29 @@ private:
         columns.category.push_back(row.category);
         columns.thread.push_back(thread);
         columns.correlation.push_back(row.correlation);
+        columns.sequence.push_back(sequence());
+        columns.inputs.push_back(inputs_code());
         if (is_communication_[static_cast<size_t>(row.name)])
             add_communication(row, thread, ABSENT);
+    }
+
+    /// Autograd's number of an operator, ABSENT if it has none or an impossible one.
+    std::int32_t sequence() const {
+        const std::int64_t number = integer_argument(SEQUENCE, false);
+        const bool fits = number >= 0 && number <= std::numeric_limits<std::int32_t>::max();
+        return static_cast<std::int32_t>(fits ? number : ABSENT);
+    }
+
+    /// Sizes, types and values of an operator's inputs as one text; empty without sizes.
+    std::int32_t inputs_code() {
+        const size_t sizes = event_.has_argument(INPUT_DIMS) ? INPUT_DIMS : OLD_INPUT_DIMS;
+        if (!event_.has_argument(sizes)) return texts_.inputs.code_of({});
+        made_.assign(event_.argument[sizes].raw);
+        for (const size_t which : {INPUT_TYPES, CONCRETE_INPUTS}) {
+            made_.push_back('\0');
+            if (event_.has_argument(which)) made_.append(event_.argument[which].raw);
+        }
+        return texts_.inputs.code_of(made_);
     }
 
     /// Profilers write thread by thread, so few events change the thread.

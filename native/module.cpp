@@ -150,6 +150,8 @@ Object to_dict(const distprof::HostColumns& columns) {
     put(dict, "category", to_bytes(columns.category));
     put(dict, "thread", to_bytes(columns.thread));
     put(dict, "correlation", to_bytes(columns.correlation));
+    put(dict, "sequence", to_bytes(columns.sequence));
+    put(dict, "inputs", to_bytes(columns.inputs));
     return dict;
 }
 
@@ -191,6 +193,7 @@ Object to_dict(const Chunk& chunk, const distprof::Texts& texts) {
     put(dict, "names", to_new_texts(texts.names, to_text_or_raw));
     put(dict, "categories", to_new_texts(texts.categories, to_text));
     put(dict, "threads", to_new_texts(texts.threads, to_text));
+    put(dict, "inputs", to_new_texts(texts.inputs, to_raw));
     put(dict, "raw_texts", to_list(texts.raw, new_raw));
     put(dict, "thread_names", to_list(chunk.thread_names, to_tuple));
     put(dict, "device", to_dict(chunk.device));

@@ -225,9 +225,20 @@ class RankBuilder:
         """A host annotation, for example ``ProfilerStep#3``."""
         return self.call(name, start, end, category="annotation", thread=thread)
 
-    def operator(self, name: str, start: int, end: int, *, thread: str = MAIN_THREAD) -> Self:
-        """A host operator, for example ``aten::mm``."""
-        return self.call(name, start, end, category="cpu_op", thread=thread)
+    def operator(
+        self,
+        name: str,
+        start: int,
+        end: int,
+        *,
+        thread: str = MAIN_THREAD,
+        sequence: int = ABSENT,
+        inputs: str = "",
+    ) -> Self:
+        """A host operator, for example ``aten::mm``; ``inputs`` as in HOST."""
+        self.call(name, start, end, category="cpu_op", thread=thread)
+        self.host[-1] |= {"sequence": sequence, "inputs": inputs}
+        return self
 
     # Steps, groups ------------------------------------------------------------------------------
 

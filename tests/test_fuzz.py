@@ -17,7 +17,7 @@ from distprof.ingest.source import known_sources
 from distprof.verbs.documents import ALL_DOCUMENTS
 from tests.drawn import drawn
 
-FEW = 300
+FEW = 400
 EACH = 1_000
 LIMITS = fuzz.Limits(seconds=10.0)
 
@@ -56,7 +56,7 @@ def test_an_input_is_the_same_whenever_it_is_drawn() -> None:
 
 
 def test_inputs_are_chosen_by_seed_or_command() -> None:
-    numbers = range(5, 2_500)
+    numbers = range(5, 5_000)
     chosen = fuzz.chosen(numbers, "^history: history compact")
     assert chosen
     assert {input_of(number).words[:2] for number in chosen} == {("history", "compact")}

@@ -56,7 +56,7 @@ from distprof.run.topology import shared_group
 from distprof.schema import ABSENT, Table
 from distprof.terms import ActivityKind, StepSource
 
-CONCLUSIONS_VERSION = 10  # increased whenever the same trace would lead to different conclusions
+CONCLUSIONS_VERSION = 11  # increased whenever the same trace would lead to different conclusions
 _MAX_NOTES = 12
 
 

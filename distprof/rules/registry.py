@@ -25,6 +25,7 @@ MODULES = (
     "sections.capture.rules",
     "sections.collective_log.rules",
     "sections.collectives.rules",
+    "sections.computation.rules",
     "sections.efficiency.rules",
     "sections.ending.rules",
     "sections.gradients.rules",

@@ -60,6 +60,18 @@ HOST = TableSchema(
         ),
         Column("thread", "category", "Process and thread id, as pid/tid."),
         _CORRELATION,
+        Column(
+            name="sequence",
+            dtype="int32",
+            nullable=True,
+            doc="Autograd's number of an operator, which its backward pass shares.",
+        ),
+        Column(
+            name="inputs",
+            dtype="category",
+            nullable=True,
+            doc="Sizes, types and values of an operator's inputs, three lists as JSON.",
+        ),
     ),
 )
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from distprof.artefacts.run_file import RunFile
 from distprof.intervals import EMPTY, Intervals, complement, subtract
 from distprof.schema import ABSENT, Int64Array
+from distprof.sections.computation.result import RankComputation
 from distprof.sections.idle.result import RankIdle
 from distprof.sections.job.result import NO_RUN_DIRECTORY
 from distprof.sections.overlap.result import AxisOverlap, RankOverlap
@@ -56,6 +57,7 @@ class RankContext(msgspec.Struct, frozen=True, kw_only=True):
     simulated: tuple[int, int] | None = None
     collections: Intervals = EMPTY  # Garbage collections of the training thread, a set; own clock.
     is_corrected: bool = False  # Whether the profiler's cost was taken out of the tables.
+    is_explained: bool = True  # Whether its computation is explained by operator.
 
 
 class KernelStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,6 +201,8 @@ class MainLine(msgspec.Struct, frozen=True, kw_only=True):
     # Name of a pause of the CPU to the part of ``own_ns`` in ``Own.PAUSE`` that it caused, int64
     # per segment.
     pause_ns: Mapping[str, Int64Array] = msgspec.field(default_factory=dict)
+    # Change of the program to the computation that it would save, int64 per segment.
+    saving_ns: Mapping[str, Int64Array] = msgspec.field(default_factory=dict)
     # Index of the first window among the analysed ones. A line may cover only some of them
     # (``RankContext.simulated``).
     first_window: int = 0
@@ -356,6 +360,7 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     kernel_steps: KernelSteps | None = None
     # Its steps without the profiler, if only a guess is possible and matters.
     likely_steps: LikelySteps | None = None
+    computation: RankComputation | None = None  # Its operators; None if it is not explained.
 
     @property
     def stage_numbers(self) -> tuple[int, ...]:

@@ -139,6 +139,7 @@ def _jobs_of(
     """One job per rank that can be measured, and a sentence for each that cannot."""
     names_of = _AxisNames(run.topology.groups)
     simulated = _simulated(run) if by_step else None
+    explained = _explained(run)
     jobs: list[_Job] = []
     problems: list[str] = []
     for rank in run.ranks:
@@ -166,9 +167,24 @@ def _jobs_of(
             ),
             collections=collections.get(rank.rank, EMPTY),
             is_corrected=isinstance(rank.tables, CorrectedTables),
+            is_explained=rank.rank in explained,
         )
         jobs.append(_Job(path=rank.path, source=rank.tables, context=context))
     return jobs, problems
+
+
+MOST_EXPLAINED = 8
+"""Ranks whose computation is explained by operator, because that reads all rows of the CPU."""
+
+MOST_EVENTS = 3_000_000
+"""Events of such a rank: its operators take up to 100 bytes each."""
+
+
+def _explained(run: Run) -> frozenset[int]:
+    """Ranks evenly spaced over the job, so every pipeline stage has one where they suffice."""
+    ranks = [rank.rank for rank in run.ranks if rank.quality.num_events <= MOST_EVENTS]
+    places = np.linspace(0, len(ranks) - 1, min(len(ranks), MOST_EXPLAINED)).round().astype(int)
+    return frozenset(ranks[place] for place in places.tolist())
 
 
 MOST_SIMULATED = 1_000_000

@@ -15,6 +15,7 @@ from distprof.sections.base import Verdict
 from distprof.sections.capture.result import CaptureResult
 from distprof.sections.collective_log.result import CollectiveLogResult
 from distprof.sections.collectives.result import CollectivesResult
+from distprof.sections.computation.result import ComputationResult
 from distprof.sections.efficiency.result import EfficiencyResult
 from distprof.sections.ending.result import EndingResult
 from distprof.sections.gradients.result import GradientsResult
@@ -127,6 +128,8 @@ class Report(Record, frozen=True, kw_only=True):
     gradients: GradientsResult = GradientsResult()
     # Data moved by sharded parameters and tensor parallelism; empty without them.
     sharding: ShardingResult = ShardingResult()
+    # Computation by category and operator, with FLOP and bytes; empty on CPUs.
+    computation: ComputationResult = ComputationResult()
     efficiency: EfficiencyResult = EfficiencyResult()  # FLOP, MFU and memory against the hardware.
     # Configuration read from the job's live objects; empty without a run directory.
     settings: SettingsResult = SettingsResult()

@@ -15,6 +15,7 @@ from distprof.rules.registry import MODULES, RETIRED, all_rules
 from distprof.sections.capture.result import CaptureResult
 from distprof.sections.collective_log.result import CollectiveLogResult
 from distprof.sections.collectives.result import CollectivesResult
+from distprof.sections.computation.result import ComputationResult
 from distprof.sections.efficiency.result import EfficiencyResult
 from distprof.sections.ending.result import EndingResult
 from distprof.sections.gradients.result import GradientsResult
@@ -49,7 +50,7 @@ from tests.rules.fixtures import fixture
 
 RULES = all_rules()
 FAMILIES = frozenset(
-    {"COM", "STR", "HST", "INP", "MEM", "CAP", "PIP", "MOE", "NET", "TEL", "CFG", "SCA"}
+    {"COM", "STR", "HST", "INP", "MEM", "CAP", "PIP", "MOE", "NET", "TEL", "CFG", "SCA", "CMP"}
 )
 
 SECTIONS = {
@@ -57,6 +58,7 @@ SECTIONS = {
     "breakdown": BreakdownResult,
     "capture": CaptureResult,
     "collectives": CollectivesResult,
+    "computation": ComputationResult,
     "ending": EndingResult,
     "idle": IdleResult,
     "job": JobResult,

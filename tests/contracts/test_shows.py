@@ -50,7 +50,12 @@ LISTED = (*TABLES, *VERDICTS, *HEADLINES, *SENTENCES)
 NOTHING = msgspec.structs.replace(empty(), run=run_info(()))
 ALWAYS = {field.name for field in msgspec.structs.fields(Report) if field.required}
 
-WORDS: dict[str, Any] = {"order": "blocked", "mesh": {"pp": 4, "tp": 2}, "what": "rank 2"}
+WORDS: dict[str, Any] = {
+    "order": "blocked",
+    "mesh": {"pp": 4, "tp": 2},
+    "what": "rank 2",
+    "counted_ratio": 1.0,
+}
 """Fields that hold one of a few words."""
 
 

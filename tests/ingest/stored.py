@@ -19,5 +19,7 @@ def host_table(names, first_ns=1000):
             "category": Coded.encode(["cpu_op"] * count),
             "thread": Coded.encode(["1/2"] * count),
             "correlation": np.full(count, -1, np.int64),
+            "sequence": np.full(count, -1, np.int32),
+            "inputs": Coded.encode([""] * count),
         },
     )

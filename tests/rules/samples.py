@@ -14,6 +14,7 @@ from distprof.sections.base import Result
 from distprof.sections.capture.result import CaptureResult, NodeClock
 from distprof.sections.collective_log.result import CollectiveLogResult
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
+from distprof.sections.computation.result import ComputationResult
 from distprof.sections.efficiency.result import DeviceMemory, EfficiencyResult
 from distprof.sections.ending.result import EndingResult
 from distprof.sections.gradients.result import GradientGroup, GradientsResult
@@ -139,6 +140,7 @@ def healthy(*, communication_ms: float = 8.0, steps: bool = True, **parts_ms: fl
         collectives(),
         stragglers(),
         KernelsResult(categories=(), kernels=(), ranks=()),
+        ComputationResult(),
         capture(),
         EndingResult(),
         JobResult(kind="run", workload="ddp", outcome="completed", overhead=(OVERHEAD,)),

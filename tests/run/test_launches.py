@@ -25,6 +25,8 @@ def host_of(calls) -> Table:
             "category": Coded.encode([call[2] for call in calls]),
             "thread": Coded.encode(threads),
             "correlation": np.array([call[0] for call in calls], np.int64),
+            "sequence": np.full(len(calls), -1, np.int32),
+            "inputs": Coded.encode([""] * len(calls)),
         },
     )
 

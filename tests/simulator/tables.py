@@ -190,6 +190,8 @@ def _host(recording: Recording, rank: int, detail: TraceDetail) -> Table:
                 "category": category,
                 "thread": THREAD,
                 "correlation": correlation,
+                "sequence": ABSENT,
+                "inputs": "",
             }
             for start, end, name, category, correlation in rows
         ],

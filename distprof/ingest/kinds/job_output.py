@@ -63,15 +63,15 @@ def fits_job_output(source: str) -> bool:
 def _is_output(path: str, *, is_alone: bool) -> bool:
     """Whether the beginning or the end of a file holds such lines.
 
-    A kernel's log is a kind of its own. A job that was cancelled has its iterations to show. The
-    line of an error alone counts only in a file that is named itself.
+    A kernel's log is a kind of its own. A job that was cancelled has its iterations to show, if
+    there are several. The line of an error alone counts only in a file that is named itself.
     """
     kinds = _kinds(path)
     if kinds <= _ERROR and not is_alone:
         return False
     if kinds and kinds <= _OF_KERNELS:
         return not fits_device_log(path)
-    return bool(kinds) and (not kinds <= _WEAK or not training_log.SOURCE.fits(path))
+    return bool(kinds) and (not kinds <= _WEAK or not training_log.fits_training_log(path, least=2))
 
 
 def _kinds(path: str) -> set[str]:

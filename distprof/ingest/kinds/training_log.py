@@ -24,8 +24,8 @@ BOUND = Bound(
 _SERIES_SIGNS = (b'"step_interval"', b'"values"')
 
 
-def fits_training_log(source: str) -> bool:
-    """Whether a path or URL is a file that reports iterations; never raises for other files."""
+def fits_training_log(source: str, *, least: int = 1) -> bool:
+    """Whether a file or URL holds ``least`` reports of iterations; never raises for others."""
     name = source.lower()
     if name.endswith(_OTHER_KINDS):
         return False
@@ -44,7 +44,7 @@ def fits_training_log(source: str) -> bool:
         return text.startswith(b"{") and all(sign in text for sign in _SERIES_SIGNS)
     from distprof.ingest.training_logs.read import holds_iterations
 
-    return holds_iterations(start, is_text=is_text)
+    return holds_iterations(start, is_text=is_text, least=least)
 
 
 def _read(source: str) -> TrainingLog:

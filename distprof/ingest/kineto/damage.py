@@ -20,6 +20,7 @@ from distprof.ingest.kineto.events import (
     NO_ARGUMENTS,
     NO_COLLECTIVE,
     NO_DURATION,
+    NO_TEXT,
     SOME_COLLECTIVE,
     Arguments,
     Complete,
@@ -246,7 +247,15 @@ def _arguments(args: Any) -> Arguments:
         bytes=as_int(args.get("bytes")),
         grid=tuple(map(as_int, grid)) if isinstance(grid, list) else None,
         collective=NO_COLLECTIVE if collective is None else SOME_COLLECTIVE,
+        sequence=as_int(args.get("Sequence number")),
+        values=_raw(args.get("Concrete Inputs")),
+        types=_raw(args.get("Input type")),
+        sizes=_raw(args.get("Input Dims", args.get("Input dims"))),
     )
+
+
+def _raw(value: Any) -> msgspec.Raw:
+    return NO_TEXT if value is None else msgspec.Raw(as_text(value).encode())
 
 
 def _is_unusual(event: Loose) -> bool:

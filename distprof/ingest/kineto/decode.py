@@ -38,6 +38,7 @@ from distprof.ingest.kineto.events import (
     Metadata,
     UsualComplete,
     decode_array,
+    inputs_of,
     micros_to_ns,
     needs_text,
     texts_to_ns,
@@ -124,14 +125,13 @@ def device_columns(rows: Rows) -> Columns:
         stream[row] = as_stream(events[row].tid)
     for row in np.flatnonzero(device == ABSENT).tolist():
         device[row] = as_int(events[row].pid)
-    device[(device < 0) | (device > np.iinfo(np.int32).max)] = ABSENT
     return {
         "start_ns": rows.start_ns,
         "end_ns": rows.end_ns,
         "name": rows.name,
         "kind": rows.kind,
         "stream": stream,
-        "device": device.astype(np.int32),
+        "device": _fitting(device),
         "correlation": rows.correlation,
         "bytes": integers([event.args.bytes for event in events], as_int),
         "blocks": coded([_BLOCKS[event.args.grid] for event in events]),
@@ -166,7 +166,15 @@ def host_columns(rows: Rows, symbols: SymbolTable) -> Columns:
         "category": rows.category,
         "thread": _thread_codes(rows.events, symbols.threads),
         "correlation": rows.correlation,
+        "sequence": _fitting(integers([event.args.sequence for event in rows.events], as_int)),
+        "inputs": coded([symbols.inputs[inputs_of(event.args)] for event in rows.events]),
     }
+
+
+def _fitting(numbers: Int64Array) -> NDArray[np.int32]:
+    """The numbers as int32; ABSENT for those that do not fit, and for negative ones."""
+    fits = (numbers >= 0) & (numbers <= np.iinfo(np.int32).max)
+    return np.where(fits, numbers, ABSENT).astype(np.int32)
 
 
 def _thread_codes(events: Sequence[Event], codes: Symbols) -> NDArray[np.int32]:

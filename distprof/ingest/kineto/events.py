@@ -164,6 +164,7 @@ def _equally_long_to_ns(group: Sequence[Any], length: int) -> Int64Array:
 
 NO_DURATION = -1.0
 NO_COLLECTIVE = Raw(b"")  # stands for an event that names no collective
+NO_TEXT = Raw(b"")  # stands for an argument that an event lacks
 SOME_COLLECTIVE = Raw(b'""')  # stands for an event whose collective was already read
 
 
@@ -176,6 +177,11 @@ class Arguments(Struct, gc=False, frozen=True):
     bytes: int | str = ABSENT
     grid: tuple[int, ...] | None = None
     collective: Raw = msgspec.field(name="Collective name", default=NO_COLLECTIVE)
+    sequence: int = msgspec.field(name="Sequence number", default=ABSENT)
+    values: Raw = msgspec.field(name="Concrete Inputs", default=NO_TEXT)
+    types: Raw = msgspec.field(name="Input type", default=NO_TEXT)
+    sizes: Raw = msgspec.field(name="Input Dims", default=NO_TEXT)
+    old_sizes: Raw = msgspec.field(name="Input dims", default=NO_TEXT)
 
     @property
     def names_collective(self) -> bool:
@@ -184,6 +190,12 @@ class Arguments(Struct, gc=False, frozen=True):
 
 
 NO_ARGUMENTS = Arguments()
+
+
+def inputs_of(arguments: Arguments) -> bytes:
+    """Sizes, types and values of an operator's inputs, NUL between them; empty without sizes."""
+    sizes = arguments.old_sizes if arguments.sizes is NO_TEXT else arguments.sizes
+    return b"" if sizes is NO_TEXT else b"\0".join((sizes, arguments.types, arguments.values))
 
 
 class Complete(Struct, gc=False, tag_field="ph", tag="X"):

@@ -36,9 +36,13 @@ from distprof.ingest.kineto.parsed import Columns, Symbols, SymbolTable, kind_of
 from distprof.kernel import kernel
 
 # Arguments in the order of ``enum Argument`` in ``native/chunk.hpp``.
-_ALWAYS = ("name", "stream", "correlation", "device", "bytes", "grid", "Collective name")
+_ALWAYS = (
+    *("name", "stream", "correlation", "device", "bytes", "grid", "Collective name"),
+    *("Sequence number", "Input Dims", "Input dims", "Input type", "Concrete Inputs"),
+)
 _DTYPES = {
     **dict.fromkeys(("name", "category", "thread", "device", "blocks"), np.int32),
+    **dict.fromkeys(("sequence", "inputs"), np.int32),
     "kind": np.int8,
 }
 
@@ -82,6 +86,7 @@ class NativeReader:
             "name": _Codes(symbols.names),
             "category": _Codes(symbols.categories),
             "thread": _Codes(symbols.threads),
+            "inputs": _Codes(symbols.inputs),
         }
         self._texts = {name: _Codes(symbols.arguments[name]) for name in TEXT_KEYS}
 
@@ -119,11 +124,12 @@ class NativeReader:
         self._codes["category"].add(*found["categories"])
         first, threads = found["threads"]
         self._codes["thread"].add(first, [tuple(thread.split("/", 1)) for thread in threads])
+        self._codes["inputs"].add(*found["inputs"])
         comm = self._columns(found["comm"])
         integers = {name: column for name, column in comm.items() if name not in self._codes}
         for name, values in zip(INTEGER_KEYS, found["comm"]["integers"], strict=True):
             integers[name] = np.frombuffer(values, np.int64)
-        codes = {name: comm[name] for name in self._codes}
+        codes = {name: comm[name] for name in ("name", "category", "thread")}
         for name, values in zip(TEXT_KEYS, found["comm"]["texts"], strict=True):
             codes[name] = self._texts[name].of(np.frombuffer(values, np.int32))
         device, host = self._columns(found["device"]), self._columns(found["host"])

@@ -118,6 +118,7 @@ class SymbolTable:
         self.names = Symbols(most=MOST_OF_A_NAME)
         self.categories = Symbols(normalise, MOST_OF_A_NAME)
         self.threads = Symbols(lambda key: f"{key[0]}/{key[1]}", MOST_OF_A_NAME)
+        self.inputs = Symbols(_as_text)
         self.kinds = Verdicts(self.categories, kind_of, np.int8)
         self.is_operator = Verdicts(self.categories, lambda word: word == "cpu_op", np.bool_)
         self.is_numbered = Verdicts(self.categories, _NUMBERED.__contains__, np.bool_)
@@ -128,6 +129,15 @@ class SymbolTable:
     def needed(self, host: Columns) -> NDArray[np.bool_]:
         """Host rows that analyses need: all except most operators."""
         return ~self.is_operator.of(host["category"]) | self.is_kept.of(host["name"])
+
+
+def _as_text(inputs: bytes) -> str:
+    """Sizes, types and values as one JSON text, however the trace spaces them."""
+    try:
+        parts = [msgspec.json.decode(part) if part else [] for part in inputs.split(b"\0")]
+        return msgspec.json.encode(parts).decode() if inputs else ""
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return ""
 
 
 @lru_cache(_MANY_NAMES)  # the ranks of a job have the same names

@@ -132,6 +132,7 @@ class Collector:
     def _host_table(self, columns: Columns) -> Table:
         symbols = self._symbols
         texts = {"name": symbols.names, "category": symbols.categories, "thread": symbols.threads}
+        texts["inputs"] = symbols.inputs
         return _table(HOST, columns, texts)
 
 

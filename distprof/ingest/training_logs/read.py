@@ -50,12 +50,13 @@ class Candidates:
         return self.all
 
 
-def holds_iterations(start: bytes, *, is_text: bool) -> bool:
+def holds_iterations(start: bytes, *, is_text: bool, least: int = 1) -> bool:
     """Whether a file reports iterations, judged by its beginning.
 
     Args:
         start: Beginning of the file, uncompressed.
         is_text: Whether it may be the output of a program and not only a table.
+        least: Number of reports that it must hold at least, unless it is a table.
     """
     if any(table.fits(start) for table in _tables()):
         return True
@@ -64,12 +65,12 @@ def holds_iterations(start: bytes, *, is_text: bool) -> bool:
     text = start.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     candidates = Candidates()
     candidates.take(text)
-    if any(grammar.rows for grammar in candidates.finished()):
+    if any(len(grammar.rows) >= least for grammar in candidates.finished()):
         return True
     unknown = NamedNumbersGrammar()
     unknown.take(text[:_SMALL_LOG])
     unknown.finish()
-    return bool(unknown.rows)
+    return len(unknown.rows) >= least
 
 
 def read_training_log(source: str) -> TrainingLog:

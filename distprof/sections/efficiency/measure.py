@@ -1,9 +1,9 @@
 """How much of the hardware a step uses: FLOP relative to the peak, memory relative to its size.
 
 MFU counts the FLOP that the model needs, and HFU also recomputation. Both are relative to the dense
-peak of all devices (formula sheet, "Computation and communication"). distprof does not count FLOP
-in the kernels: it derives them per token from the shape of the model, so a job that computes more
-than necessary has a low MFU.
+peak of all devices (formula sheet, "Computation and communication"). FLOP follow from the shape of
+the model, so a job that computes more than necessary has a low MFU. Without a model, they are
+counted from the sizes of operators.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ from distprof.hardware import Gpu, Sheet, recognise_gpu
 from distprof.run.run import Run
 from distprof.run.topology import coordinates_of
 from distprof.sections.collectives.result import CollectivesResult
+from distprof.sections.computation.result import (
+    LEAST_COUNTED,
+    NO_RECOMPUTATION,
+    ComputationResult,
+)
 from distprof.sections.efficiency.result import CPU, NO_MODEL, DeviceMemory, EfficiencyResult
 from distprof.sections.memory.result import MemoryResult
 from distprof.sections.sharding.result import ShardingResult
@@ -88,8 +93,12 @@ def analyze_efficiency(
     waterfall: WaterfallResult,
     collectives: CollectivesResult,
     sharding: ShardingResult,
+    computation: ComputationResult,
 ) -> EfficiencyResult:
-    """Compare a run's FLOP and memory with the limits of its devices."""
+    """Compare a run's FLOP and memory with the limits of its devices.
+
+    FLOP are those of the model or, if it is unknown, those that the sizes of operators show.
+    """
     traced = {rank.device.name for rank in run.ranks if rank.device.name}
     noted = {entry.device for entry in run.job.ranks if entry.device} if run.job else set()
     names = traced or noted
@@ -106,7 +115,11 @@ def analyze_efficiency(
         "memory": device_memory(run, memory, named),
     }
     if model is None:
-        return EfficiencyResult(**facts, unavailable=(NO_MODEL,) if run.ranks or run.job else ())
+        result = EfficiencyResult(**facts, unavailable=(NO_MODEL,) if run.ranks or run.job else ())
+        result = _with_counted_flop(result, run, computation, step_log, step_time)
+        if result.flops_per_device is None:
+            return result
+        return _with_peak(result, computation.precision, gpu, waterfall, collectives)
     model = _as_sharded(model, sharding)
     result = EfficiencyResult(
         **facts,
@@ -121,7 +134,54 @@ def analyze_efficiency(
     result = _with_memory(_with_flop(result, model, run, step_log, step_time), model, step_log)
     if result.flops_per_device is None:
         return result
-    return _with_peak(result, model, gpu, waterfall, collectives)
+    return _with_peak(result, model.precision, gpu, waterfall, collectives)
+
+
+def _with_counted_flop(
+    result: EfficiencyResult,
+    run: Run,
+    computation: ComputationResult,
+    step_log: StepLogResult,
+    step_time: StepTimeResult,
+) -> EfficiencyResult:
+    """FLOP per step from the sizes of operators, if nearly all products have them."""
+    step_ns, where = _step(step_log, step_time)
+    devices = len(step_log.ranks) or _world_size(run)
+    samples = computation.num_samples
+    counted = computation.counted_ratio
+    if not (step_ns and devices and computation.flop and counted and counted >= LEAST_COUNTED):
+        return result
+    computed = computation.flop / samples * devices
+    useful = computed - (computation.recomputed_flop or 0) / samples * devices
+    return replace(
+        result,
+        flop_per_step=useful,
+        computed_flop_per_step=computed,
+        step_ns=step_ns,
+        num_devices=devices,
+        flops_per_device=useful * NS_PER_S / step_ns / devices,
+        recomputation="full" if computation.recomputed_flop else "none",
+        recomputed_bytes=next(
+            (one.num_bytes for one in computation.savings if one.what == NO_RECOMPUTATION), None
+        ),
+        assumptions=(
+            "FLOP are counted from the sizes of matrix products, attention and convolutions; of "
+            "causal attention, the whole counts",
+            f"the time is the median of {where}",
+        ),
+        unavailable=(),
+    )
+
+
+def _step(step_log: StepLogResult, step_time: StepTimeResult) -> tuple[int | None, str]:
+    """Duration of a step, and the steps that it is the median of."""
+    if step_log.step_ns is not None:
+        return step_log.step_ns, "steps without a profiler"
+    return step_time.median_ns, "traced steps"
+
+
+def _world_size(run: Run) -> int:
+    return (run.job.world_size if run.job else None) or run.topology.world_size or 0
 
 
 def _as_sharded(model: TrainedModel, sharding: ShardingResult) -> TrainedModel:
@@ -157,13 +217,10 @@ def _with_flop(
     step_time: StepTimeResult,
 ) -> EfficiencyResult:
     """FLOP per step and per second; ``unavailable`` says which of their inputs is missing."""
-    step_ns, where = step_log.step_ns, "steps without a profiler"
-    if step_ns is None:
-        step_ns, where = step_time.median_ns, "traced steps"
+    step_ns, where = _step(step_log, step_time)
     tokens, devices = step_log.tokens_per_step, len(step_log.ranks)
     if tokens is None:
-        world_size = (run.job.world_size if run.job else None) or run.topology.world_size
-        tokens, devices = model.tokens_per_step, world_size or 0
+        tokens, devices = model.tokens_per_step, _world_size(run)
     why = _missing(tokens, step_ns, devices)
     if tokens is None or not step_ns or not devices:
         return replace(result, tokens_per_step=tokens, step_ns=step_ns, unavailable=(why,))
@@ -194,13 +251,13 @@ def _missing(tokens: int | None, step_ns: int | None, devices: int) -> str:
 
 def _with_peak(
     result: EfficiencyResult,
-    model: TrainedModel,
+    precision: str,
     gpu: Gpu | None,
     waterfall: WaterfallResult,
     collectives: CollectivesResult,
 ) -> EfficiencyResult:
     """MFU, HFU and the roofline, or the reason why there is no peak to compare with."""
-    peak, why = _peak(result.device, model.precision, gpu)
+    peak, why = _peak(result.device, precision, gpu)
     if peak is None or result.flop_per_step is None or result.computed_flop_per_step is None:
         return replace(result, unavailable=(*result.unavailable, why))
     step_s, devices = (result.step_ns or 0) / NS_PER_S, result.num_devices or 0
@@ -215,14 +272,14 @@ def _with_peak(
     while_computing = _while_computing(computed, peak, waterfall)
     result = replace(
         result,
-        precision=model.precision,
+        precision=precision,
         peak_flops=peak,
         mfu_ratio=flop_utilisation(result.flop_per_step, step_s, devices, peak),
         hfu_ratio=hfu,
         computing_ratio=while_computing if while_computing and while_computing <= 1 else None,
         assumptions=(
             *result.assumptions,
-            f"matrix products are in {model.precision}, and the peak is its dense peak",
+            f"matrix products are in {precision}, and the peak is its dense peak",
         ),
     )
     # add the roofline, from classes with bytes and times; messages only have waiting times

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from distprof.sections.efficiency.result import CPU, EfficiencyResult
 from distprof.sections.table import TableView, counted, facts_table
-from distprof.units import format_bytes, format_duration, format_ratio
+from distprof.units import format_bytes, format_duration, format_flop, format_ratio
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 def efficiency_table(report: Report, *, show_all: bool) -> TableView | None:
     """FLOP, MFU and what bounds the step; None if the model is unknown."""
     result = report.efficiency
-    if not result.model:
+    if not result.model and result.flops_per_device is None:
         return None
-    text = f"{result.model} ({result.model_source})"
+    text = f"{result.model} ({result.model_source})" if result.model else ""
     if result.flop_per_token is not None:
-        text += f", {_flop(result.flop_per_token)} per token"
+        text += f", {format_flop(result.flop_per_token)} per token"
     facts = (
         ("model", text),
         ("step", _step_text(result)),
@@ -29,10 +29,11 @@ def efficiency_table(report: Report, *, show_all: bool) -> TableView | None:
         ("roofline", _roofline_text(result)),
         ("memory", _memory_text(result)),
     )
+    whose = "model needs" if result.model else "operators show"
     return facts_table(
         "Efficiency",
         facts,
-        caption=f"FLOP that the model needs, compared with the peak of the {_processor(result)}s",
+        caption=f"FLOP that the {whose}, compared with the peak of the {_processor(result)}s",
         notes=(*result.unavailable, *(result.assumptions if show_all else ())),
     )
 
@@ -42,26 +43,29 @@ def _processor(result: EfficiencyResult) -> str:
 
 
 def _step_text(result: EfficiencyResult) -> str:
-    if result.flop_per_step is None or result.tokens_per_step is None or result.num_devices is None:
+    if result.flop_per_step is None or result.num_devices is None:
         return ""
+    tokens = "" if result.tokens_per_step is None else f"{result.tokens_per_step:,} tokens, "
     return (
-        f"{result.tokens_per_step:,} tokens, {_flop(result.flop_per_step)} in"
+        f"{tokens}{format_flop(result.flop_per_step)} in"
         f" {format_duration(result.step_ns)} on"
         f" {counted(result.num_devices or 0, _processor(result))}"
     )
 
 
 def _device_text(result: EfficiencyResult) -> str:
-    if result.flops_per_device is None or result.tokens_per_s_per_device is None:
+    if result.flops_per_device is None:
         return ""
-    return f"{result.tokens_per_s_per_device:,.0f} tokens/s, {_flop(result.flops_per_device)}/s"
+    flops = f"{format_flop(result.flops_per_device)}/s"
+    tokens = result.tokens_per_s_per_device
+    return flops if tokens is None else f"{tokens:,.0f} tokens/s, {flops}"
 
 
 def _mfu_text(result: EfficiencyResult) -> str:
     if result.mfu_ratio is None or result.peak_flops is None:
         return ""
     text = (
-        f"{format_ratio(result.mfu_ratio)} of {_flop(result.peak_flops)}/s"
+        f"{format_ratio(result.mfu_ratio)} of {format_flop(result.peak_flops)}/s"
         f" ({result.device}, {result.precision}, dense)"
     )
     if result.recomputation not in ("", "none"):
@@ -98,13 +102,6 @@ def _memory_text(result: EfficiencyResult) -> str:
         f"at most {format_ratio(ratio)} of {format_bytes(fullest.capacity_bytes)}, on rank"
         f" {fullest.rank}"
     )
-
-
-def _flop(count: float) -> str:
-    for size, prefix in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
-        if count >= size:
-            return f"{count / size:.3g} {prefix}FLOP"
-    return f"{count:.3g} FLOP"
 
 
 def efficiency_sentence(report: Report) -> str:

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.computation.result import NO_RECOMPUTATION, ComputationResult
 from distprof.sections.efficiency.result import CPU, NO_MODEL, DeviceMemory, EfficiencyResult
 from distprof.sections.job.result import NO_RUN_DIRECTORY
 from distprof.sections.memory.result import MemoryResult
@@ -190,7 +191,11 @@ _WORTH_IT_RATIO = 0.1
     free_ratio=Limit(0.15, "share of the fullest GPU's memory that may be free"),
 )
 def needless_recomputation(
-    efficiency: EfficiencyResult, memory: MemoryResult, times: StepTimes, limits: Limits
+    efficiency: EfficiencyResult,
+    memory: MemoryResult,
+    computation: ComputationResult,
+    times: StepTimes,
+    limits: Limits,
 ) -> Iterator[Draft]:
     """Activations are recomputed in the backward pass although there is memory to keep them.
 
@@ -199,13 +204,16 @@ def needless_recomputation(
     step, which HFU counts and MFU does not.
 
     ## Evidence needed
-    A configuration with recomputed activations (run.json or `[model]`) and only data-parallel axes,
-    memory counters of every rank, GPU memory sizes, and tokens and micro-batches per step.
+    Memory counters of every rank and GPU memory sizes. Recomputation shows in traces with sizes of
+    inputs, because autograd numbers the operators that the backward pass repeats; otherwise in a
+    configuration (run.json or `[model]`) with only data-parallel axes, and tokens and micro-batches
+    per step.
 
     ## How the cost is computed
-    Modelled: the measured computation of a step times the share of its FLOP that is recomputed,
-    times the share of blocks whose activations fit into the free memory (34 bytes per token and
-    hidden unit of a GPT block, formula sheet, minus what recomputation keeps).
+    The measured time of recomputed operators or, without them, the computation of a step times the
+    share of its FLOP that is recomputed; times the share of activations that fits into the free
+    memory. Activations are what recomputed operators write or, without them, those of the model (34
+    bytes per token and hidden unit of a GPT block, formula sheet, minus what recomputation keeps).
 
     ## How to fix
     Recompute only as many blocks as memory requires, or only attention (selective recomputation,
@@ -237,7 +245,9 @@ def needless_recomputation(
     if fits < _WORTH_IT_RATIO:
         return
     step = times.mean_step()
-    recomputed_ns = step.mean(step.total.computation_ns) * (1 - needed / computed)
+    recomputed_ns: float = computation.saved_ns_per_step(NO_RECOMPUTATION)
+    if not recomputed_ns:
+        recomputed_ns = step.mean(step.total.computation_ns) * (1 - needed / computed)
     yield Draft(
         message=(
             f"The forward pass of every block is computed twice{_ratios(efficiency)} while"
@@ -248,6 +258,7 @@ def needless_recomputation(
         cost_ns_per_step=round(recomputed_ns * fits),
         confidence=Confidence.MODELLED,
         evidence=("efficiency.memory", "efficiency.recomputed_bytes", "waterfall.all"),
+        without=NO_RECOMPUTATION if fits == 1.0 else "",
     )
 
 

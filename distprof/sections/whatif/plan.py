@@ -15,6 +15,13 @@ from enum import IntEnum
 import msgspec
 from msgspec.structs import replace
 
+from distprof.sections.computation.result import (
+    FUSED_ATTENTION,
+    FUSED_LOSS,
+    MERGED_KERNELS,
+    NO_RECOMPUTATION,
+    TENSOR_CORES,
+)
 from distprof.sections.idle.result import CPU_OPTIMIZER
 from distprof.sections.pipeline.result import MICRO_BATCHES, SCHEDULE
 from distprof.sections.whatif.changes import Change, Made, Model, Refill
@@ -64,9 +71,14 @@ _ACTIONS: tuple[tuple[str, _Class, int, str], ...] = (
     ("sync-calls", _Class.SHARED, 1, "synchronising calls removed"),
     (CPU_OPTIMIZER, _Class.SHARED, 1, "optimizer on the GPU"),
     ("pause ", _Class.SHARED, 1, "{} out of the step"),
+    (FUSED_ATTENTION, _Class.SHARED, 1, "attention fused"),
+    (TENSOR_CORES, _Class.SHARED, 1, "products on tensor cores"),
+    (NO_RECOMPUTATION, _Class.SHARED, 1, "activations kept"),
     ("launch-gaps", _Class.SHARED, 2, "launches on time"),
     ("late ranks", _Class.SHARED, 3, "ranks evened out"),
     ("copies", _Class.TUNING, 0, "copies overlapped"),
+    (FUSED_LOSS, _Class.TUNING, 0, "loss fused"),
+    (MERGED_KERNELS, _Class.TUNING, 1, "kernels merged"),
     ("small collectives", _Class.TUNING, 0, "small collectives merged"),
     (MICRO_BATCHES, _Class.TUNING, 1, "more micro-batches"),
     (SCHEDULE, _Class.TUNING, 1, "another schedule"),

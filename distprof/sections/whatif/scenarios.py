@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.schema import ABSENT, Int64Array
+from distprof.sections.computation.result import SAVING_TITLES
 from distprof.sections.context import Own, RankAnalysis
 from distprof.sections.idle.result import CPU_OPTIMIZER, is_optimizer
 from distprof.sections.whatif.changes import Change
@@ -66,6 +67,7 @@ def scenarios(
     """
     yield from _idle(graph, sections)
     yield from _optimizer(graph, analyses)
+    yield from _computation(graph, analyses)
     yield from _late_ranks(graph, sections, replayed_ns, named)
     yield from further
     yield from _imbalance(graph, sections)
@@ -128,6 +130,18 @@ def _optimizer(graph: TraceGraph, analyses: Mapping[int, RankAnalysis]) -> Itera
             own_ns=graph.own_total_ns - work - graph.own_ns[:, Own.COPY],
             delay_ns=graph.copied_in_time(graph.launched_in_time()),
         )
+
+
+def _computation(graph: TraceGraph, analyses: Mapping[int, RankAnalysis]) -> Iterator[TraceChange]:
+    """Changes of the program that save computation, on unexplained ranks as on the others."""
+    computed = graph.own_ns[:, Own.COMPUTATION]
+    is_known = np.array([analyses[rank].computation is not None for rank in graph.ranks])
+    known = is_known[graph.owner]
+    for what, saved in graph.saving_ns.items():
+        share = saved[known].sum() / max(computed[known].sum(), 1)
+        saved = np.where(known, saved, np.rint(share * computed).astype(np.int64))
+        own_ns = graph.own_total_ns - np.minimum(saved, computed)
+        yield TraceChange(what=what, title=SAVING_TITLES[what], own_ns=own_ns)
 
 
 def _no_longer_than_peers(sections: Sections, values: Int64Array) -> Int64Array:

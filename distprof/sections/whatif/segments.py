@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from distprof.intervals import EMPTY, Intervals, clip, covered, intersect, subtract, union
 from distprof.run.tables import RankTables, distinct, intervals_of
 from distprof.schema import ABSENT, Int64Array, Table
+from distprof.sections.computation.savings import Savings
 from distprof.sections.context import LaunchBounds, MainLine, Own, RankContext, StageSlots, Timeline
 from distprof.sections.idle.launch_bounds import held_by_launches, launch_bounds
 from distprof.sections.idle.measure import IdleCauses
@@ -78,8 +79,10 @@ def rank_line(
     timeline: Timeline,
     causes: IdleCauses | None,
     slots: StageSlots | None,
+    savings: Savings | None,
 ) -> MainLine | None:
     """The main line, including what pipeline stages need."""
+    saved = savings.spans if savings is not None else {}
     windows, stages = context.windows, None
     if windows.size and slots is not None and len(slots):
         stages = StageLine(
@@ -91,12 +94,12 @@ def rank_line(
             needed_ns=needed_at(tables.collectives, slots, int(windows.start[0])),
         )
     lag_ns = NOTED_LATE_NS if context.is_cpu else EARLY_NS
-    line = main_line(tables, windows, timeline, causes, stages, lag_ns=lag_ns)
+    line = main_line(tables, windows, timeline, causes, stages, lag_ns=lag_ns, saved=saved)
     if line is None or context.simulated is None:
         return line
     low, high = context.simulated
     simulated = Intervals(windows.start[low:high], windows.end[low:high])
-    part = main_line(tables, simulated, timeline, causes, stages, lag_ns=lag_ns)
+    part = main_line(tables, simulated, timeline, causes, stages, lag_ns=lag_ns, saved=saved)
     if part is None:
         return None
     # A line that covers a part of the recording has only the rows that affect it.
@@ -115,11 +118,13 @@ def main_line(
     stages: StageLine | None = None,
     *,
     lag_ns: int = 0,
+    saved: Mapping[str, Intervals] | None = None,
 ) -> MainLine | None:
     """Cut one rank's analysed time; linear in the rank's rows, except for sorting them.
 
     Windows are in order and disjoint; time between them also belongs to the line. A collective's
-    end may be recorded up to ``lag_ns`` after the rank continued. None without windows.
+    end may be recorded up to ``lag_ns`` after the rank continued. ``saved`` is computation that
+    changes of the program would save. None without windows.
     """
     if windows.size == 0:
         return None
@@ -185,6 +190,7 @@ def main_line(
         held_ns=held_by_launches(bounds, opens),
         begin_ns=begin - line[0],
         pause_ns=pauses,
+        saving_ns={what: covered(spans, chosen)[kept] for what, chosen in (saved or {}).items()},
     )
 
 

@@ -62,6 +62,8 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     own_ns: Int64Array  # int64, shape ``(S, len(Own))``.
     # Name of a pause of CPUs to its part of ``Own.PAUSE``, int64 per segment.
     pause_ns: Mapping[str, Int64Array]
+    # Change of the program to the computation that it would save, int64 per segment.
+    saving_ns: Mapping[str, Int64Array]
     stage_ns: Int64Array  # int64 per segment, computation inside the marks of pipeline stages.
     # int32 per segment, the stage that computes most in it; ABSENT for none.
     stage: NDArray[np.int32]
@@ -292,7 +294,8 @@ def _assemble(
         ranks=ranks,
         owner=owner,
         own_ns=np.concatenate([line.own_ns for line in rows.lines]),
-        pause_ns=_pauses_of(rows.lines),
+        pause_ns=_by_segment(rows.lines, [line.pause_ns for line in rows.lines]),
+        saving_ns=_by_segment(rows.lines, [line.saving_ns for line in rows.lines]),
         stage_ns=np.concatenate([line.stage_ns for line in rows.lines]),
         stage=np.concatenate([line.stage for line in rows.lines]),
         transfers=parts.transfers,
@@ -323,12 +326,17 @@ def _assemble(
     )
 
 
-def _pauses_of(lines: Sequence[MainLine]) -> dict[str, Int64Array]:
-    """Time of each pause per segment of all lines."""
-    names = dict.fromkeys(name for line in lines for name in line.pause_ns)
+def _by_segment(
+    lines: Sequence[MainLine], named: Sequence[Mapping[str, Int64Array]]
+) -> dict[str, Int64Array]:
+    """Times by name, as each line has them, for the segments of all lines."""
+    names = dict.fromkeys(name for times in named for name in times)
     return {
         name: np.concatenate(
-            [line.pause_ns.get(name, np.zeros(len(line), np.int64)) for line in lines]
+            [
+                times.get(name, np.zeros(len(line), np.int64))
+                for line, times in zip(lines, named, strict=True)
+            ]
         )
         for name in names
     }

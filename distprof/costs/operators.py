@@ -1,0 +1,334 @@
+"""FLOP and memory traffic of one operator, from the sizes of its inputs in a trace.
+
+FLOP are those that ``torch.utils.flop_counter`` counts: two per multiplication and addition, the
+whole of causal attention, nothing for operators that memory limits. Bytes are read and written
+once (formula sheet, "Computation and communication"); an operator that reads its inputs again
+moves more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from itertools import zip_longest
+from math import prod
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import msgspec
+
+Found = TypeVar("Found", int, tuple[int, int])
+
+Size: TypeAlias = tuple[int, ...]
+
+_MOST_KNOWN = 1 << 14
+
+_BYTES = {
+    **dict.fromkeys(("double", "long int", "long", "c10::complex<float>"), 8),
+    **dict.fromkeys(("float", "int"), 4),
+    **dict.fromkeys(("c10::BFloat16", "c10::Half", "short", "short int"), 2),
+    **dict.fromkeys(("bool", "unsigned char", "signed char", "char"), 1),
+    **dict.fromkeys(("c10::Float8_e4m3fn", "c10::Float8_e5m2", "c10::Float8_e8m0fnu"), 1),
+    **dict.fromkeys(("c10::Float8_e4m3fnuz", "c10::Float8_e5m2fnuz"), 1),
+    "c10::complex<double>": 16,
+}
+"""Bytes per element by the type's name in a trace."""
+
+
+class Inputs(NamedTuple):
+    """The inputs of one call, an entry each."""
+
+    sizes: tuple[Size | None, ...]  # Of tensors; None for anything else.
+    types: tuple[str, ...]  # As the trace names them; empty if unknown.
+    values: tuple[str, ...]  # Of scalars and lists; empty if not recorded.
+
+    def bytes(self, which: int) -> int | None:
+        """Size of a tensor in bytes; None if it is none or its type is unknown."""
+        size, width = self.sizes[which], _BYTES.get(self.types[which])
+        return None if size is None or width is None else prod(size) * width
+
+    @property
+    def first_type(self) -> str:
+        """Element type of the first tensor; empty without one."""
+        found = zip(self.sizes, self.types, strict=True)
+        return next((kind for size, kind in found if size is not None), "")
+
+
+class Work(NamedTuple):
+    """What one call computes and moves; None means unknown."""
+
+    flop: int | None = None
+    bytes: int | None = None  # Read and written.
+    written: int | None = None  # Those of them that are written.
+
+
+@lru_cache(_MOST_KNOWN)
+def parse_inputs(text: str) -> Inputs | None:
+    """The inputs from three lists as JSON: sizes, types and values.
+
+    None if the profiler recorded no sizes, or if they are damaged.
+    """
+    try:
+        sizes, types, values = msgspec.json.decode(
+            text, type=tuple[list[Any], list[Any], list[Any]]
+        )
+    except msgspec.DecodeError:
+        return None
+    rows = list(zip_longest(sizes, types[: len(sizes)], values[: len(sizes)], fillvalue=""))
+    return Inputs(
+        tuple(_size(size, kind) for size, kind, _ in rows),
+        tuple(kind if isinstance(kind, str) else "" for _, kind, _ in rows),
+        tuple(value if isinstance(value, str) else "" for _, _, value in rows),
+    )
+
+
+def _size(size: Any, kind: Any) -> Size | None:
+    """The size of a tensor; a tensor without dimensions has one element."""
+    if not isinstance(size, list) or kind in ("", "Scalar", "ScalarList", "TensorList"):
+        return None
+    whole = all(type(extent) is int and 0 <= extent < _LARGEST for extent in size)
+    return tuple(size) if whole else None
+
+
+_LARGEST = 1 << 40
+
+_MOST = 1 << 56
+"""FLOP or bytes beyond which a size must be damaged: a GPU would compute for a minute."""
+
+
+@lru_cache(_MOST_KNOWN)
+def work_of(operator: str, inputs: str) -> Work:
+    """FLOP and bytes of one call.
+
+    Args:
+        operator: Its name in the trace, such as ``aten::mm``.
+        inputs: Column ``inputs`` of the HOST table.
+    """
+    known = parse_inputs(inputs)
+    if known is None:
+        return Work()
+    name = operator.rpartition("::")[2]
+    flop, moved = _applied(_FLOP.get(name), known), _applied(_MOVED.get(name), known)
+    return Work(flop) if moved is None else Work(flop, sum(moved), moved[1])
+
+
+def _applied(formula: Callable[[Inputs], Found] | None, known: Inputs) -> Found | None:
+    """The result of a formula; None without one, or for inputs that do not fit it."""
+    try:
+        found = None if formula is None else formula(known)
+    except (IndexError, TypeError, ValueError):
+        return None
+    largest = found if isinstance(found, int) else max(found or (0, 0))
+    return found if largest <= _MOST else None
+
+
+def is_counted(operator: str) -> bool:
+    """Whether FLOP of this operator are known, so that operators inside it do not count."""
+    return operator.rpartition("::")[2] in _FLOP
+
+
+# FLOP --------------------------------------------------------------------------------------------
+
+
+def _product(first: Size, second: Size) -> int:
+    """Matrix product, with a leading batch dimension or without one."""
+    *batch, rows, inner = first
+    if tuple(second[:-1]) != (*batch, inner):
+        raise ValueError
+    return 2 * prod(batch) * rows * inner * second[-1]
+
+
+def _products(at: int) -> Callable[[Inputs], int]:
+    return lambda call: _product(_tensor(call, at), _tensor(call, at + 1))
+
+
+def _tensor(call: Inputs, at: int) -> Size:
+    size = call.sizes[at]
+    if size is None:
+        raise ValueError
+    return size
+
+
+def _numbers(value: str, count: int) -> list[int]:
+    """A list of integers; a single one counts for every dimension."""
+    found = [int(part) for part in value.strip("[]() ").split(",")]
+    return found * count if len(found) == 1 else found
+
+
+def _output_of(
+    size: Size, weight: Size, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> Size:
+    """Spatial size of a convolution's output."""
+    dimensions = zip(size[2:], weight[2:], stride, padding, dilation, strict=True)
+    return tuple(
+        (extent + 2 * pad - gap * (filter_size - 1) - 1) // step + 1
+        for extent, filter_size, step, pad, gap in dimensions
+    )
+
+
+def _convolution(call: Inputs) -> int:
+    size, weight = _tensor(call, 0), _tensor(call, 1)
+    if _flag(call.values[6]):  # transposed: each input element meets the filter
+        spatial = size[2:]
+    else:
+        count = len(size) - 2
+        spatial = _output_of(size, weight, *(_numbers(call.values[n], count) for n in (3, 4, 5)))
+    return 2 * size[0] * prod(spatial) * prod(weight)
+
+
+def _convolution_backward(call: Inputs) -> int:
+    gradient, size, weight = (_tensor(call, at) for at in range(3))
+    transposed = _flag(call.values[7])
+    of_input, of_weight = (_flag(part) for part in call.values[10].strip("[] ").split(",")[:2])
+    flop = 0
+    if of_input:
+        spatial = size[2:] if transposed else gradient[2:]
+        flop += 2 * gradient[0] * prod(spatial) * prod(weight)
+    if of_weight:
+        one, other = (gradient, size) if transposed else (size, gradient)
+        flop += 2 * one[1] * prod(weight[2:]) * prod(other)
+    return flop
+
+
+def _flag(text: str) -> bool:
+    found = {"true": True, "false": False}.get(text.strip().lower())
+    if found is None:
+        raise ValueError
+    return found
+
+
+def _attention(call: Inputs, at: int = 0) -> int:
+    """Two products per pair of query and key."""
+    query, key, value = (_tensor(call, at + n) for n in range(3))
+    pairs = query[0] * query[1] * query[2] * key[2]
+    return 2 * pairs * (query[3] + value[3])
+
+
+def _attention_backward(call: Inputs) -> int:
+    """Five products: the scores again, and gradients of scores, value, query and key."""
+    query, key, value = (_tensor(call, at) for at in range(1, 4))
+    pairs = query[0] * query[1] * query[2] * key[2]
+    return 2 * pairs * (3 * query[3] + 2 * value[3])
+
+
+_ATTENTION = ("flash", "efficient", "cudnn")
+
+_FLOP: Mapping[str, Callable[[Inputs], int]] = {
+    **dict.fromkeys(("mm", "bmm", "_scaled_mm", "_int_mm"), _products(0)),
+    **dict.fromkeys(("addmm", "baddbmm", "_addmm_activation"), _products(1)),
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+    **{f"_scaled_dot_product_{kind}_attention": _attention for kind in _ATTENTION},
+    **{
+        f"_scaled_dot_product_{kind}_attention_backward": _attention_backward for kind in _ATTENTION
+    },
+}
+
+
+# Bytes -------------------------------------------------------------------------------------------
+
+_Traffic: TypeAlias = tuple[int, int]
+"""Bytes read, and bytes written."""
+
+
+def _read(call: Inputs, first: int = 0) -> int:
+    """Bytes of all tensors among the inputs, from the first one on that is read."""
+    found = [
+        call.bytes(at) for at, size in enumerate(call.sizes) if size is not None and at >= first
+    ]
+    if not found or None in found:
+        raise ValueError
+    return sum(one for one in found if one is not None)
+
+
+def _whole(size: Size, kind: str) -> int:
+    if kind not in _BYTES:
+        raise ValueError
+    return prod(size) * _BYTES[kind]
+
+
+def _elementwise(call: Inputs) -> _Traffic:
+    """The output is as large as all inputs together span."""
+    sizes = [size for size in call.sizes if size is not None]
+    spans = zip_longest(*(size[::-1] for size in sizes), fillvalue=1)
+    return _read(call), _whole(tuple(max(extents) for extents in spans), call.first_type)
+
+
+def _like(at: int) -> Callable[[Inputs], _Traffic]:
+    """The output is as large as one of the inputs."""
+    return lambda call: (_read(call), _whole(_tensor(call, at), call.types[at]))
+
+
+def _gemm(at: int) -> Callable[[Inputs], _Traffic]:
+    def moved(call: Inputs) -> _Traffic:
+        first, second = _tensor(call, at), _tensor(call, at + 1)
+        _product(first, second)  # or they do not fit
+        return _read(call), _whole((*first[:-1], second[-1]), call.types[at])
+
+    return moved
+
+
+def _attended(call: Inputs) -> _Traffic:
+    query, value = _tensor(call, 0), _tensor(call, 2)
+    return _read(call), _whole((*query[:-1], value[-1]), call.types[0])
+
+
+def _attended_backward(call: Inputs) -> _Traffic:
+    """Gradients of query, key and value."""
+    return _read(call), sum(_whole(_tensor(call, at), call.types[at]) for at in (1, 2, 3))
+
+
+def _looked_up(call: Inputs) -> _Traffic:
+    """Rows of a table; of the table only these are read."""
+    rows, table = _tensor(call, 1), _tensor(call, 0)
+    found = _whole((*rows, *table[1:]), call.types[0])
+    return found + _whole(rows, call.types[1]), found
+
+
+def _convolved(call: Inputs) -> _Traffic:
+    size, weight = _tensor(call, 0), _tensor(call, 1)
+    if _flag(call.values[6]):
+        raise ValueError
+    count = len(size) - 2
+    spatial = _output_of(size, weight, *(_numbers(call.values[n], count) for n in (3, 4, 5)))
+    return _read(call), _whole((size[0], weight[0], *spatial), call.types[0])
+
+
+def _convolved_backward(call: Inputs) -> _Traffic:
+    """Gradients of input and weight."""
+    return _read(call), sum(_whole(_tensor(call, at), call.types[at]) for at in (1, 2))
+
+
+_ONE_BY_ONE = (
+    *("add", "sub", "mul", "div", "rsub", "pow", "where", "masked_fill", "maximum", "minimum"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "bitwise_and", "bitwise_or"),
+    *("relu", "gelu", "silu", "sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", "neg", "abs"),
+    *("clamp", "clamp_min", "clamp_max", "cos", "sin", "reciprocal", "erf", "leaky_relu", "elu"),
+    *("gelu_backward", "silu_backward", "sigmoid_backward", "tanh_backward", "threshold_backward"),
+    *("lerp", "addcmul", "addcdiv", "hardtanh", "hardswish", "softplus", "mish", "tril", "triu"),
+)
+
+_ROW_BY_ROW = (
+    *("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data"),
+    *("native_layer_norm", "native_layer_norm_backward", "native_group_norm", "rms_norm"),
+    *("native_batch_norm", "cudnn_batch_norm", "cudnn_batch_norm_backward", "_fused_rms_norm"),
+    *("native_batch_norm_backward", "batch_norm_backward", "_batch_norm_with_update"),
+    *("native_dropout", "native_dropout_backward", "cumsum", "flip", "roll"),
+)
+
+_ONLY_READ = ("sum", "mean", "max", "min", "amax", "amin", "norm", "linalg_vector_norm", "var")
+
+_MOVED: Mapping[str, Callable[[Inputs], _Traffic]] = {
+    **dict.fromkeys(_ONE_BY_ONE, _elementwise),
+    **dict.fromkeys([f"{name}_" for name in _ONE_BY_ONE], _like(0)),
+    **dict.fromkeys(_ROW_BY_ROW, _like(0)),
+    **dict.fromkeys(_ONLY_READ, lambda call: (_read(call), 0)),
+    **dict.fromkeys(("fill_", "zero_"), lambda call: (0, _read(call))),
+    **dict.fromkeys(("mm", "bmm", "_scaled_mm", "_int_mm"), _gemm(0)),
+    **dict.fromkeys(("addmm", "baddbmm", "_addmm_activation"), _gemm(1)),
+    "copy_": lambda call: (_read(call, 1), _whole(_tensor(call, 0), call.types[0])),
+    "convolution": _convolved,
+    "convolution_backward": _convolved_backward,
+    "embedding": _looked_up,
+    **{f"_scaled_dot_product_{kind}_attention": _attended for kind in _ATTENTION},
+    **{f"_scaled_dot_product_{kind}_attention_backward": _attended_backward for kind in _ATTENTION},
+}

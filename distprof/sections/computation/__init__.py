@@ -1,0 +1,1 @@
+"""Computation by category, operator and pass, with its FLOP and bytes."""

@@ -1,0 +1,79 @@
+"""Categories of computation, from ``categories.toml``."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable
+from functools import cache, lru_cache
+from importlib import resources
+
+import msgspec
+
+UNKNOWN = -1
+
+_MOST_KNOWN = 1 << 16
+
+
+class Category(msgspec.Struct, frozen=True, kw_only=True):
+    """One category; :mod:`categories.toml <distprof.sections.computation>` explains the fields."""
+
+    title: str
+    strong: tuple[re.Pattern[str], ...] = ()
+    weak: tuple[re.Pattern[str], ...] = ()
+    kernels: tuple[re.Pattern[str], ...] = ()
+    fused: tuple[str, ...] = ()
+
+
+@cache
+def categories() -> dict[str, Category]:
+    """All categories by name, in order of their numbers."""
+    text = resources.files(__package__).joinpath("categories.toml").read_text("utf-8")
+    return {
+        name: Category(
+            title=given["title"],
+            fused=tuple(given.get("fused", ())),
+            **{
+                kind: tuple(map(re.compile, given.get(kind, ())))
+                for kind in ("strong", "weak", "kernels")
+            },
+        )
+        for name, given in tomllib.loads(text).items()
+    }
+
+
+def number_of(name: str) -> int:
+    """The number of a category."""
+    return tuple(categories()).index(name)
+
+
+@lru_cache(_MOST_KNOWN)
+def strong(operator: str) -> int:
+    """The category that an operator decides for itself and for all that it calls, or UNKNOWN."""
+    if operator.startswith("autograd::engine::"):  # it also adds up gradients of other operators
+        return UNKNOWN
+    return _first(operator, (one.strong for one in categories().values()))
+
+
+@lru_cache(_MOST_KNOWN)
+def weak(operator: str) -> int:
+    """The category of an operator that others are made of, or UNKNOWN."""
+    return _first(operator, (one.weak for one in categories().values()))
+
+
+@lru_cache(_MOST_KNOWN)
+def of_kernel(kernel: str) -> int:
+    """The category of a kernel by its name alone; ``other`` if it says nothing."""
+    if kernel.startswith("triton_"):
+        for number, one in enumerate(categories().values()):
+            if any(word in kernel for word in one.fused):
+                return number
+    found = _first(kernel, (one.kernels for one in categories().values()))
+    return number_of("other") if found == UNKNOWN else found
+
+
+def _first(name: str, expressions: Iterable[tuple[re.Pattern[str], ...]]) -> int:
+    for number, patterns in enumerate(expressions):
+        if any(pattern.search(name) for pattern in patterns):
+            return number
+    return UNKNOWN

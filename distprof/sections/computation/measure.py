@@ -1,0 +1,311 @@
+"""What computation consists of: by category and pass, and by operator with its FLOP and bytes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+
+from distprof.costs.operators import Work, parse_inputs, work_of
+from distprof.hardware import Gpu, Sheet, recognise_gpu
+from distprof.run.run import Run
+from distprof.sections.computation.categories import categories
+from distprof.sections.computation.operators import KernelCalls, rank_kernel_calls
+from distprof.sections.computation.result import (
+    NO_OPERATORS,
+    NO_SHAPES,
+    PRODUCTS,
+    CategoryRow,
+    ComputationResult,
+    OperatorRow,
+    OperatorStats,
+    Pass,
+    RankComputation,
+    Saving,
+)
+from distprof.sections.computation.savings import Savings, rank_savings
+from distprof.sections.context import RankAnalyses
+from distprof.units import NS_PER_S
+
+__all__ = ["analyze_computation", "rank_computation", "rank_kernel_calls", "rank_savings"]
+
+MOST_ROWS = 1_000
+"""Operators with different inputs that are kept of a rank; the rest is summed up by category."""
+
+REST = "(other operators)"
+
+TABLE_LIMIT = 200
+"""Operators of a report; the rest is summed up."""
+
+_TF32 = re.compile(r"tf32|s1688")
+"""In the names of kernels that multiply fp32 on tensor cores, at half the speed of bf16."""
+
+_SHORT_TYPES = {
+    "c10::BFloat16": "bf16",
+    "c10::Half": "fp16",
+    "float": "fp32",
+    "double": "fp64",
+    "long int": "int64",
+    "int": "int32",
+}
+
+
+def rank_computation(
+    kernel_calls: KernelCalls | None, savings: Savings | None
+) -> RankComputation | None:
+    """The computation of one rank by operator; None if it is not explained."""
+    if kernel_calls is None or savings is None:
+        return None
+    calls, alike = kernel_calls, savings.alike
+    total = np.bincount(alike.group, weights=calls.counted_ns).astype(np.int64)
+    num_kernels = np.bincount(alike.group)
+    size = len(calls.host) + len(calls.row)
+    call = np.where(calls.row >= 0, calls.row, len(calls.host) + np.arange(len(calls.row)))
+    num_calls = np.bincount(np.unique(alike.group * size + call) // size)
+    rows = [
+        OperatorStats(
+            name=alike.names[one],
+            inputs=alike.inputs[one],
+            category=int(calls.category[at]),
+            part=int(calls.part[at]),
+            num_calls=int(num_calls[one]),
+            num_kernels=int(num_kernels[one]),
+            total_ns=int(total[one]),
+            kernel=calls.kernel_names[calls.kernel[at]],
+        )
+        for one in np.argsort(-total, kind="stable").tolist()
+        for at in (int(alike.longest[one]),)
+        if total[one]
+    ]
+    return RankComputation(
+        rows=(*rows[:MOST_ROWS], *_rest(rows[MOST_ROWS:])),
+        has_operators=bool((calls.row >= 0).any()),
+        savings=savings.stats,
+    )
+
+
+def _rest(rows: list[OperatorStats]) -> list[OperatorStats]:
+    """One row per category and pass."""
+    sums: dict[tuple[int, int], list[int]] = {}
+    for row in rows:
+        found = sums.setdefault((row.category, row.part), [0, 0, 0])
+        for n, value in enumerate((row.num_calls, row.num_kernels, row.total_ns)):
+            found[n] += value
+    return [
+        OperatorStats(
+            name=REST,
+            inputs="",
+            category=category,
+            part=part,
+            num_calls=calls,
+            num_kernels=kernels,
+            total_ns=ns,
+            kernel="",
+        )
+        for (category, part), (calls, kernels, ns) in sums.items()
+    ]
+
+
+class _Group(msgspec.Struct, kw_only=True):
+    """The same row of all ranks."""
+
+    row: OperatorStats  # Of the first rank.
+    work: Work  # Of one call.
+    num_calls: int = 0
+    total_ns: int = 0
+
+    @property
+    def flop(self) -> float | None:
+        """FLOP of all calls; None if unknown."""
+        return None if self.work.flop is None else float(self.work.flop) * self.num_calls
+
+
+def analyze_computation(run: Run, analyses: RankAnalyses, sheet: Sheet) -> ComputationResult:
+    """Categories and operators of the explained ranks, over all analysed steps."""
+    explained = {
+        analysis.rank: analysis.computation
+        for analysis in analyses.values()
+        if analysis.computation is not None
+    }
+    if not explained:
+        return ComputationResult()
+    groups = _groups(explained.values())
+    gpu = _gpu(run, sheet)
+    products = [group for group in groups if _category(group) in PRODUCTS]
+    product_ns = sum(group.total_ns for group in products)
+    known_ns = sum(group.total_ns for group in products if group.flop is not None)
+    return ComputationResult(
+        ranks=tuple(explained),
+        num_steps=analyses.num_windows,
+        total_ns=sum(group.total_ns for group in groups),
+        categories=_category_rows(groups),
+        operators=_operator_rows(groups, gpu),
+        savings=_savings(explained.values()),
+        flop=_flop(groups),
+        recomputed_flop=_flop([one for one in groups if one.row.part == Pass.RECOMPUTATION]),
+        precision=_precision(groups),
+        counted_ratio=known_ns / product_ns if product_ns else None,
+        unavailable=_unavailable(explained.values(), groups),
+    )
+
+
+def _groups(explained: Iterable[RankComputation]) -> list[_Group]:
+    """Rows with the same operator, inputs, category and pass, longest first."""
+    groups: dict[tuple[str, str, int, int], _Group] = {}
+    for rank in explained:
+        for row in rank.rows:
+            key = (row.name, row.inputs, row.category, row.part)
+            group = groups.get(key)
+            if group is None:
+                group = groups[key] = _Group(row=row, work=work_of(row.name, row.inputs))
+            group.num_calls += row.num_calls
+            group.total_ns += row.total_ns
+    return sorted(groups.values(), key=lambda group: -group.total_ns)
+
+
+def _category(group: _Group) -> str:
+    return tuple(categories())[group.row.category]
+
+
+def _flop(groups: Iterable[_Group]) -> float | None:
+    """Sum of the known FLOP; None if none are known."""
+    known = [group.flop for group in groups if group.flop is not None]
+    return sum(known) if known else None
+
+
+def _precision(groups: Iterable[_Group]) -> str:
+    """The type that most FLOP multiply; empty if unknown."""
+    flop: dict[str, float] = {}
+    for group in groups:
+        kind = _type(group.row)
+        if kind and group.flop:
+            flop[kind] = flop.get(kind, 0) + group.flop
+    found = max(flop, key=lambda kind: flop[kind], default="")
+    return "fp8" if found.startswith("c10::Float8") else _SHORT_TYPES.get(found, found)
+
+
+def _type(row: OperatorStats) -> str:
+    """Type of its first tensor, as the trace names it; empty if unknown."""
+    inputs = parse_inputs(row.inputs)
+    return inputs.first_type if inputs is not None else ""
+
+
+def _savings(explained: Iterable[RankComputation]) -> tuple[Saving, ...]:
+    """The savings of all ranks together, largest first."""
+    rows: dict[str, Saving] = {}
+    for one in (saving for rank in explained for saving in rank.savings):
+        before = rows.get(one.what)
+        rows[one.what] = Saving(
+            what=one.what,
+            spent_ns=one.spent_ns + (before.spent_ns if before else 0),
+            saved_ns=one.saved_ns + (before.saved_ns if before else 0),
+            num_bytes=one.num_bytes,
+            size=one.size,
+        )
+    return tuple(sorted(rows.values(), key=lambda row: -row.saved_ns))
+
+
+def _category_rows(groups: Sequence[_Group]) -> tuple[CategoryRow, ...]:
+    rows = []
+    for number, (name, category) in enumerate(categories().items()):
+        own = [group for group in groups if group.row.category == number]
+        passes = {
+            f"{part.label}_ns": sum(group.total_ns for group in own if group.row.part == part)
+            for part in Pass
+        }
+        if own:
+            total_ns = sum(passes.values())
+            rows.append(
+                CategoryRow(
+                    name=name,
+                    title=category.title,
+                    total_ns=total_ns,
+                    counted_ns=sum(one.total_ns for one in own if one.flop is not None),
+                    **passes,
+                    flop=_flop(own),
+                )
+            )
+    return tuple(sorted(rows, key=lambda row: -row.total_ns))
+
+
+def _operator_rows(groups: Sequence[_Group], gpu: Gpu | None) -> tuple[OperatorRow, ...]:
+    shown, rest = groups[:TABLE_LIMIT], groups[TABLE_LIMIT:]
+    rows = [_operator_row(group, gpu) for group in shown]
+    if rest:
+        rows.append(
+            OperatorRow(
+                name=REST,
+                category="other",
+                part=Pass.OTHER.label,
+                num_calls=sum(group.num_calls for group in rest),
+                total_ns=sum(group.total_ns for group in rest),
+            )
+        )
+    return tuple(rows)
+
+
+def _operator_row(group: _Group, gpu: Gpu | None) -> OperatorRow:
+    """The row with the limit that the sheet sets for its FLOP and bytes."""
+    row, work = group.row, group.work
+    seconds = group.total_ns / NS_PER_S
+    moved = None if work.bytes is None else work.bytes * group.num_calls
+    limits = {}
+    if gpu is not None and moved is not None:
+        limits["memory"] = moved / gpu.memory_bandwidth
+    peak = None if gpu is None else _peak(row, gpu)
+    if peak is not None and group.flop is not None:
+        limits["computation"] = group.flop / peak
+    is_whole = work.flop is None or "computation" in limits
+    bound = max(limits, key=lambda kind: limits[kind]) if limits and is_whole else ""
+    ratio = limits[bound] / seconds if bound else None
+    return OperatorRow(
+        name=row.name,
+        inputs=_short_inputs(row.inputs),
+        category=_category(group),
+        part=Pass(row.part).label,
+        kernel=row.kernel,
+        num_calls=group.num_calls,
+        total_ns=group.total_ns,
+        flop=work.flop,
+        bytes=work.bytes,
+        flops=None if group.flop is None else group.flop / seconds,
+        bytes_per_s=None if moved is None else moved / seconds,
+        bound=bound if ratio is not None and ratio <= 1 else "",
+        peak_ratio=ratio if ratio is not None and ratio <= 1 else None,
+    )
+
+
+def _peak(row: OperatorStats, gpu: Gpu) -> float | None:
+    """Dense peak of the type that it multiplies, FLOP per second; None if unknown."""
+    kind = _type(row)
+    if kind in ("c10::BFloat16", "c10::Half"):
+        return gpu.bf16_flops
+    if kind.startswith("c10::Float8"):
+        return gpu.fp8_flops
+    return gpu.bf16_flops / 2 if kind == "float" and _TF32.search(row.kernel) else None
+
+
+def _short_inputs(text: str) -> str:
+    """Sizes and types as ``bf16[8192, 768] · bf16[768, 2304]``; empty if unknown."""
+    inputs = parse_inputs(text)
+    if inputs is None:
+        return ""
+    return " · ".join(
+        f"{_SHORT_TYPES.get(kind, kind)}{list(size)}"
+        for size, kind in zip(inputs.sizes, inputs.types, strict=True)
+        if size
+    )
+
+
+def _gpu(run: Run, sheet: Sheet) -> Gpu | None:
+    """The sheet's entry of the GPU; None if ranks differ or it is not listed."""
+    names = {rank.device.name for rank in run.ranks}
+    return recognise_gpu(sheet, names.pop()) if len(names) == 1 else None
+
+
+def _unavailable(explained: Iterable[RankComputation], groups: Sequence[_Group]) -> tuple[str, ...]:
+    if not any(rank.has_operators for rank in explained):
+        return (NO_OPERATORS,)
+    return () if any(group.row.inputs for group in groups) else (NO_SHAPES,)

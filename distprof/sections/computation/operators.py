@@ -1,0 +1,261 @@
+"""From kernels to the operators that launched them, their pass and their category, on one rank."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import chain
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.costs.operators import is_counted
+from distprof.intervals import Intervals, covered
+from distprof.run.tables import RankTables, encode, intervals_of, join_launches
+from distprof.schema import ABSENT, Int64Array, Table
+from distprof.sections.computation.categories import (
+    UNKNOWN,
+    categories,
+    number_of,
+    of_kernel,
+    strong,
+    weak,
+)
+from distprof.sections.computation.result import Pass
+from distprof.sections.context import RankContext
+from distprof.terms import ActivityKind
+
+_BACKWARD = re.compile(r"^autograd::engine::evaluate_function")
+
+_OF_AUTOGRAD = re.compile(r"Backward\d*$|CppNode|AccumulateGrad|^ProfilerStep#|GraphRoot")
+
+_OPTIMIZER = re.compile(r"^Optimizer\.(step|zero_grad)#")
+
+
+class Operators(msgspec.Struct, frozen=True, kw_only=True):
+    """Operators and annotations of a rank's CPU threads as a tree, in order of thread and start."""
+
+    row: NDArray[np.int32]  # Row in HOST.
+    thread: NDArray[np.int32]  # Code of the thread.
+    start_ns: Int64Array
+    end_ns: Int64Array
+    depth: NDArray[np.int32]  # Number of operators around it.
+    parent: NDArray[np.int32]  # The innermost one around it; ABSENT without one.
+
+    @staticmethod
+    def of(host: Table) -> Operators:
+        """The tree. An operator that ends after the one around it is still inside."""
+        rows = np.flatnonzero(host.coded("category").isin(("cpu_op", "annotation")))
+        start, end = (times[rows] for times in intervals_of(host))
+        thread = host.coded("thread").codes[rows]
+        order = np.lexsort((-end, start, thread)).astype(np.int32)
+        thread, start, end = thread[order], start[order], end[order]
+        depth, parent = _nested(thread, start, end)
+        return Operators(
+            row=rows[order].astype(np.int32),
+            thread=thread,
+            start_ns=start,
+            end_ns=end,
+            depth=depth,
+            parent=parent,
+        )
+
+    def around(self, thread: Int64Array, start: Int64Array) -> Int64Array:
+        """The innermost operator of a thread that runs at each moment; ABSENT without one."""
+        place = np.full(len(start), ABSENT, np.int64)
+        if not len(self.row):
+            return place
+        base = int(self.start_ns.min())
+        span = int(max(self.end_ns.max(), start.max(initial=base)) - base) + 2
+        key = self.thread * np.int64(span) + (self.start_ns - base)
+        at = np.searchsorted(key, thread * span + (np.maximum(start, base - 1) - base), "right") - 1
+        known = (at >= 0) & (thread >= 0)
+        known[known] = self.thread[at[known]] == thread[known]
+        place[known] = at[known]
+        while (late := (place >= 0) & (self.end_ns[place] <= start)).any():
+            place[late] = self.parent[place[late]]
+        return place
+
+    def inherited(self, own: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Each operator's value, or that of the nearest one around it that has one."""
+        values = own.copy()
+        for rows in self._by_depth():
+            empty = rows[(values[rows] == UNKNOWN) & (self.parent[rows] >= 0)]
+            values[empty] = values[self.parent[empty]]
+        return values
+
+    def passes(self, host: Table) -> NDArray[np.int32]:
+        """The Pass of each operator.
+
+        The backward pass runs without gradients, so an operator inside it that autograd numbers is
+        recomputation.
+        """
+        names = host.coded("name")
+        codes = names.codes[self.row]
+        is_backward = names.where([bool(_BACKWARD.search(name)) for name in names.values])
+        is_optimizer = names.where([bool(_OPTIMIZER.search(name)) for name in names.values])
+        of_autograd = names.where([bool(_OF_AUTOGRAD.search(name)) for name in names.values])
+        numbered = (host["sequence"] >= 0) & ~of_autograd
+        own = np.full(len(codes), UNKNOWN, np.int32)
+        own[is_backward[self.row]] = Pass.BACKWARD
+        own[is_optimizer[self.row]] = Pass.OPTIMIZER
+        starts = numbered[self.row] & (own == UNKNOWN)
+        for rows in self._by_depth():
+            outer = np.where(self.parent[rows] >= 0, own[self.parent[rows]], UNKNOWN)
+            inside = np.isin(outer, (Pass.BACKWARD, Pass.RECOMPUTATION))
+            begun = np.where(inside, Pass.RECOMPUTATION, Pass.FORWARD)
+            begun = np.where(outer == Pass.OPTIMIZER, Pass.OPTIMIZER, begun)
+            value = np.where(starts[rows], begun, outer)
+            own[rows] = np.where(own[rows] == UNKNOWN, value, own[rows])
+        return np.where(own == UNKNOWN, Pass.OTHER, own).astype(np.int32)
+
+    def _by_depth(self) -> list[Int64Array]:
+        order = np.argsort(self.depth, kind="stable")
+        return np.split(order, np.cumsum(np.bincount(self.depth))[:-1]) if len(order) else []
+
+
+_ROWS_AT_ONCE = 1 << 14  # as Python objects, which take ten times the memory
+
+
+def _nested(
+    thread: NDArray[np.int32], start: Int64Array, end: Int64Array
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Depth and parent of intervals in order of thread and start, longest first."""
+    depth = np.zeros(len(start), np.int32)
+    parent = np.full(len(start), ABSENT, np.int32)
+    opened: list[tuple[int, int]] = []
+    last = None
+    blocks = (slice(low, low + _ROWS_AT_ONCE) for low in range(0, len(start), _ROWS_AT_ONCE))
+    rows = chain.from_iterable(
+        zip(thread[block].tolist(), start[block].tolist(), end[block].tolist(), strict=True)
+        for block in blocks
+    )
+    for at, (one, begin, finish) in enumerate(rows):
+        if one != last:
+            opened, last = [], one
+        while opened and opened[-1][1] <= begin:
+            opened.pop()
+        if opened:
+            depth[at], parent[at] = len(opened), opened[-1][0]
+        opened.append((at, finish))
+    return depth, parent
+
+
+class KernelCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """Computation kernels of one rank in order of start, with the operators that launched them."""
+
+    start_ns: Int64Array  # Start of its own time: of kernels that overlap, the first one counts.
+    own_ns: Int64Array  # Its own time.
+    counted_ns: Int64Array  # Own time inside the analysed windows.
+    stream: Int64Array
+    kernel: Int64Array  # Code of its name.
+    row: Int64Array  # Row of the operator in HOST; UNKNOWN without one.
+    category: NDArray[np.int32]  # Number of its category.
+    part: NDArray[np.int32]  # A Pass.
+    kernel_names: tuple[str, ...]
+    host: Table  # HOST.
+
+
+def rank_kernel_calls(
+    tables: RankTables, context: RankContext, load_host: Callable[[], Table] | None
+) -> KernelCalls | None:
+    """The kernels of one rank; None on a CPU, or if its computation is not to be explained."""
+    activity = tables.activity
+    rows = np.flatnonzero(activity["kind"] == ActivityKind.COMPUTATION)
+    if context.is_cpu or not context.is_explained or not len(rows):
+        return None
+    rows = rows[np.lexsort((-activity["end_ns"][rows], activity["start_ns"][rows]))]
+    start, end = activity["start_ns"][rows], activity["end_ns"][rows]
+    before = np.maximum.accumulate(np.concatenate(([np.iinfo(np.int64).min], end[:-1])))
+    start = np.minimum(np.maximum(start, before), end)
+    host = load_host() if load_host is not None and tables.has_host else tables.host
+    row, category, part = _launched_by(activity["correlation"][rows], host)
+    kernels = activity.coded("name")
+    kernel = kernels.codes[rows].astype(np.int64)
+    by_name = _verdicts(kernels.values, of_kernel)[kernel]
+    return KernelCalls(
+        start_ns=start,
+        own_ns=end - start,
+        counted_ns=covered(Intervals(start, end), context.windows),
+        stream=activity["stream"][rows],
+        kernel=kernel,
+        row=row,
+        category=np.where(category == UNKNOWN, by_name, category),
+        part=part,
+        kernel_names=kernels.values,
+        host=host,
+    )
+
+
+def _launched_by(
+    correlation: Int64Array, host: Table
+) -> tuple[Int64Array, NDArray[np.int32], NDArray[np.int32]]:
+    """Row of the operator that launched each kernel, its category, and its Pass.
+
+    The operator is the one that FLOP are known of, or else the innermost one around the launch.
+    """
+    operators = Operators.of(host)
+    launches = join_launches(correlation, host)
+    inside = operators.around(launches.thread.astype(np.int64), launches.start)
+    known = inside >= 0
+    if not known.any():
+        nothing = np.full(len(correlation), UNKNOWN, np.int32)
+        return nothing.astype(np.int64), nothing, nothing * 0
+    names = host.coded("name")
+    code = names.codes[operators.row]
+    strongly = operators.inherited(_verdicts(names.values, strong)[code])
+    weakly = operators.inherited(_verdicts(names.values, weak)[code])
+    part = operators.passes(host)
+    weakly = np.where(part == Pass.OPTIMIZER, number_of("optimizer"), weakly)
+    category = np.where(strongly == UNKNOWN, weakly, strongly)
+    counted = _verdicts(names.values, is_counted)[code] > 0
+    outer = operators.inherited(np.where(counted, np.arange(len(code)), UNKNOWN).astype(np.int32))
+    chosen = np.where(outer[inside] >= 0, outer[inside], inside)
+    is_operator = host.coded("category").equals("cpu_op")[operators.row[chosen]]
+    return (
+        np.where(known & is_operator, operators.row[chosen], UNKNOWN),
+        np.where(known, category[inside], UNKNOWN).astype(np.int32),
+        np.where(known, part[inside], Pass.OTHER).astype(np.int32),
+    )
+
+
+def _verdicts(names: Sequence[str], judge: Callable[[str], int]) -> NDArray[np.int32]:
+    return np.array([judge(name) for name in names], np.int32)
+
+
+class Alike(msgspec.Struct, frozen=True, kw_only=True):
+    """Kernels that have operator, inputs, category and pass in common."""
+
+    group: Int64Array  # Group of each kernel.
+    longest: Int64Array  # The kernel of each group that takes longest.
+    names: tuple[str, ...]  # Operator of each group, or kernel without an operator.
+    inputs: tuple[str, ...]  # Column ``inputs`` of HOST; empty if unknown.
+
+    @staticmethod
+    def of(calls: KernelCalls) -> Alike:
+        """Group the kernels."""
+        names, inputs = calls.host.coded("name"), calls.host.coded("inputs")
+        known = calls.row >= 0
+        shown = len(names.values) + calls.kernel
+        shown[known] = names.codes[calls.row[known]]
+        given = np.zeros(len(shown), np.int64)
+        given[known] = inputs.codes[calls.row[known]] + 1
+        _, group = encode(shown)
+        for column, size in (
+            (given, len(inputs.values) + 1),
+            (calls.category, len(categories())),
+            (calls.part, len(Pass)),
+        ):
+            _, group = encode(group * size + column)
+        order = np.lexsort((-calls.counted_ns, group))
+        longest = order[np.flatnonzero(np.diff(group[order], prepend=-1))]
+        texts = (*names.values, *calls.kernel_names)
+        return Alike(
+            group=group,
+            longest=longest,
+            names=tuple(texts[code] for code in shown[longest].tolist()),
+            inputs=tuple(
+                inputs.values[code - 1] if code else "" for code in given[longest].tolist()
+            ),
+        )

@@ -1,0 +1,155 @@
+"""What computation consists of: by category and pass, and by operator with its FLOP and bytes."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+from distprof.artefacts.record import Record
+from distprof.sections.base import Result
+
+PRODUCTS = ("gemm", "attention", "convolution")
+"""Categories that compute rather than move memory."""
+
+LEAST_COUNTED = 0.9
+"""Share of the time of products whose FLOP must be known, so that they stand for all."""
+
+NO_OPERATORS = "the trace holds no operators, so only names of kernels say what they compute"
+
+NO_SHAPES = "no sizes of inputs were recorded: capture with record_shapes=True for FLOP and bytes"
+
+
+TENSOR_CORES = "tensor-cores"
+FUSED_ATTENTION = "fused-attention"
+FUSED_LOSS = "fused-loss"
+NO_RECOMPUTATION = "no-recomputation"
+MERGED_KERNELS = "merged-kernels"
+
+SAVING_TITLES = {
+    TENSOR_CORES: "products in fp32 ran on tensor cores",
+    FUSED_ATTENTION: "attention ran in fused kernels",
+    FUSED_LOSS: "the loss over the vocabulary ran in a fused kernel",
+    NO_RECOMPUTATION: "no activation was computed again",
+    MERGED_KERNELS: "a compiler merged kernels that hand each other tensors through memory",
+}
+
+
+class Pass(IntEnum):
+    """What part of a step an operator belongs to."""
+
+    OTHER = 0
+    FORWARD = 1
+    BACKWARD = 2
+    RECOMPUTATION = 3
+    OPTIMIZER = 4
+
+    @property
+    def label(self) -> str:
+        """As in the report."""
+        return self.name.lower()
+
+
+class OperatorStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls of one operator with the same inputs on one rank, inside the analysed windows."""
+
+    name: str  # Operator, or kernel if no operator launched it.
+    inputs: str  # Column ``inputs`` of HOST; empty if unknown.
+    category: int  # Number among the categories.
+    part: int  # A Pass.
+    num_calls: int
+    num_kernels: int
+    total_ns: int  # Time of its kernels; where kernels overlap, of the one that started first.
+    kernel: str  # Its longest kernel.
+
+
+class SavingStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What one change of the program would save on one rank, inside the analysed windows."""
+
+    what: str  # Key of the change.
+    spent_ns: int  # Time of the kernels that it changes.
+    saved_ns: int  # Part of it that it saves.
+    num_bytes: int | None = None  # Memory that it needs per step; None if unknown.
+    size: str = ""  # Size of the tensors that it is about, in words.
+
+
+class RankComputation(msgspec.Struct, frozen=True, kw_only=True):
+    """The computation of one rank: ``total_ns`` of all rows is the computation of its waterfall."""
+
+    rows: tuple[OperatorStats, ...]
+    has_operators: bool  # Whether operators around launches were recorded.
+    savings: tuple[SavingStats, ...] = ()  # What changes of the program would save.
+
+
+class Saving(Record, frozen=True, kw_only=True):
+    """What one change of the program would save, all explained ranks and steps together."""
+
+    what: str  # Key of the change, and of its scenario.
+    spent_ns: int  # Time of the kernels that it changes.
+    saved_ns: int  # Part of it that it saves.
+    num_bytes: int | None = None  # Memory that it needs in a step of one rank; null if unknown.
+    size: str = ""  # Size of the tensors that it is about.
+
+
+class CategoryRow(Record, frozen=True, kw_only=True):
+    """One category of computation, all explained ranks and steps together."""
+
+    name: str  # Name, such as ``gemm``.
+    title: str  # Name in the report.
+    total_ns: int  # Time of its kernels: the sum of the five passes.
+    counted_ns: int  # Part of it whose FLOP are known.
+    forward_ns: int  # Time in the forward pass.
+    backward_ns: int  # Time in the backward pass.
+    recomputation_ns: int  # Time in which the backward pass repeats the forward pass.
+    optimizer_ns: int  # Time in the optimizer.
+    other_ns: int  # Time elsewhere, or where no operator shows the pass.
+    flop: float | None = None  # FLOP that sizes of inputs show; null if none do.
+
+
+class OperatorRow(Record, frozen=True, kw_only=True):
+    """Calls of one operator with the same inputs, all explained ranks and steps together."""
+
+    name: str  # Operator, or kernel if no operator launched it.
+    category: str  # Name of its category.
+    part: str  # ``forward``, ``backward``, ``recomputation``, ``optimizer`` or ``other``.
+    num_calls: int  # Number of calls.
+    total_ns: int  # Time of its kernels.
+    inputs: str = ""  # Types and sizes of its tensors; empty if unknown.
+    kernel: str = ""  # Its longest kernel.
+    flop: int | None = None  # FLOP of one call; null if unknown.
+    bytes: int | None = None  # Bytes that one call reads and writes; null if unknown.
+    flops: float | None = None  # FLOP per second that it reaches.
+    bytes_per_s: float | None = None  # Bytes per second that it reaches.
+    # What limits it according to the sheet: ``computation`` or ``memory``; empty if unknown.
+    bound: str = ""
+    # Time at that limit over its time; null if unknown.
+    peak_ratio: float | None = None
+
+
+class ComputationResult(Result, frozen=True, kw_only=True):
+    """Computation of up to eight ranks by category and operator, over all analysed steps."""
+
+    needs_traces = True
+
+    ranks: tuple[int, ...] = ()  # Ranks whose operators were read, evenly spaced over the job.
+    num_steps: int = 0  # Analysed steps of each.
+    # Computation of these ranks in the waterfall: the sum of the categories, and of the operators.
+    total_ns: int = 0
+    categories: tuple[CategoryRow, ...] = ()  # Categories, longest first.
+    operators: tuple[OperatorRow, ...] = ()  # Operators, longest first; the last sums up the rest.
+    savings: tuple[Saving, ...] = ()  # What changes of the program would save.
+    flop: float | None = None  # FLOP that sizes of inputs show, recomputation included.
+    recomputed_flop: float | None = None  # Those of them that recomputation repeats.
+    precision: str = ""  # Type of most of the FLOP, such as ``bf16``; empty if unknown.
+    # Share of the time of matrix products, attention and convolutions whose FLOP are known.
+    counted_ratio: float | None = None
+
+    @property
+    def num_samples(self) -> int:
+        """Steps of all explained ranks; sums over them become means by it."""
+        return max(len(self.ranks) * self.num_steps, 1)
+
+    def saved_ns_per_step(self, what: str) -> int:
+        """Computation that a change would save, mean per step and rank."""
+        saved = sum(one.saved_ns for one in self.savings if one.what == what)
+        return round(saved / self.num_samples)

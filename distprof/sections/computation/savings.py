@@ -1,0 +1,262 @@
+"""What changes of the program would save of one rank's computation, kernel by kernel.
+
+Each change is an estimate from the sizes of inputs: kernels that it removes save their whole time,
+kernels that move less memory the same share of their time as of their bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from math import prod
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.costs.operators import Inputs, Size, Work, parse_inputs, work_of
+from distprof.intervals import Intervals
+from distprof.sections.computation.categories import number_of
+from distprof.sections.computation.operators import Alike, KernelCalls
+from distprof.sections.computation.result import (
+    FUSED_ATTENTION,
+    FUSED_LOSS,
+    MERGED_KERNELS,
+    NO_RECOMPUTATION,
+    TENSOR_CORES,
+    Pass,
+    SavingStats,
+)
+
+FP32_SPEED_UP = 8.0
+"""Tensor cores against other cores, TF32 against fp32 from Ampere on, fp16 against fp32 before."""
+
+PRODUCTS_OF_ATTENTION = 0.5
+"""Share of the time of attention's products that a fused kernel saves: it writes no scores."""
+
+LEAST_SCORES = 64
+"""Sequence from which scores count as attention's."""
+
+LONGEST_HEAD = 512
+
+LEAST_VOCABULARY = 8_192
+
+PASSES_OF_FUSED_LOSS = 3
+"""A fused loss reads the logits twice and writes their gradient once, in their own type."""
+
+_FP32 = re.compile(r"(?<![a-z])(?:sgemm|scudnn)(?![a-z])|simt_sgemm|f32f32_f32f32_f32|_s_f32_")
+
+_MERGED = ("elementwise", "copy", "random", "normalisation", "reduction", "softmax")
+
+
+class Savings(msgspec.Struct, frozen=True, kw_only=True):
+    """Savings of one rank."""
+
+    alike: Alike  # Groups of its kernels.
+    spans: Mapping[str, Intervals]  # Key of a change to the time that it saves, a set; own clock.
+    stats: tuple[SavingStats, ...]  # The same, summed up.
+
+
+class _Groups(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of each group of alike kernels."""
+
+    calls: KernelCalls
+    alike: Alike
+    inputs: tuple[Inputs | None, ...]
+    work: tuple[Work, ...]
+    category: NDArray[np.int32]
+    part: NDArray[np.int32]
+
+    def where(self, chosen: list[bool]) -> NDArray[np.bool_]:
+        """Mask of the kernels of some groups."""
+        return np.array(chosen, np.bool_)[self.alike.group]
+
+    def named(self, *names: str) -> Iterator[int]:
+        """Groups of operators that end with one of these names."""
+        for group, name in enumerate(self.alike.names):
+            if name.rpartition("::")[2] in names:
+                yield group
+
+    def elements(self, group: int) -> set[int]:
+        """Number of elements of each tensor among the inputs."""
+        inputs = self.inputs[group]
+        return {prod(size) for size in inputs.sizes if size} if inputs is not None else set()
+
+    def tensor(self, group: int, at: int) -> Size:
+        """Size of an input; empty if unknown."""
+        inputs = self.inputs[group]
+        known = inputs is not None and len(inputs.sizes) > at
+        return (inputs.sizes[at] or ()) if inputs is not None and known else ()
+
+
+def rank_savings(kernel_calls: KernelCalls | None) -> Savings | None:
+    """What each change would save on one rank; None if its computation is not explained."""
+    if kernel_calls is None:
+        return None
+    alike = Alike.of(kernel_calls)
+    inputs = tuple(map(parse_inputs, alike.inputs))
+    work = tuple(map(work_of, alike.names, alike.inputs))
+    groups = _Groups(
+        calls=kernel_calls,
+        alike=alike,
+        inputs=inputs,
+        work=work,
+        category=kernel_calls.category[alike.longest],
+        part=kernel_calls.part[alike.longest],
+    )
+    found = [
+        _on_tensor_cores(groups),
+        _without_recomputation(groups),
+        _with_fused_attention(groups),
+        _with_fused_loss(groups),
+        _with_merged_kernels(groups),
+    ]
+    spans, stats = {}, []
+    for one in found:
+        if one is None:
+            continue
+        saved = np.rint(kernel_calls.own_ns * one.share).astype(np.int64)
+        begins = kernel_calls.start_ns[saved > 0]
+        spans[one.what] = Intervals(begins, begins + saved[saved > 0])
+        counted = kernel_calls.counted_ns
+        stats.append(
+            SavingStats(
+                what=one.what,
+                spent_ns=int(counted[one.share > 0].sum()),
+                saved_ns=round(float((counted * one.share).sum())),
+                num_bytes=one.num_bytes,
+                size=one.size,
+            )
+        )
+    return Savings(alike=alike, spans=spans, stats=tuple(stats))
+
+
+class _Saving(msgspec.Struct, frozen=True, kw_only=True):
+    what: str
+    share: NDArray[np.float64]  # Of each kernel's time.
+    num_bytes: int | None = None
+    size: str = ""
+
+
+def _on_tensor_cores(groups: _Groups) -> _Saving | None:
+    calls = groups.calls
+    slow = np.array([bool(_FP32.search(name)) for name in calls.kernel_names], np.bool_)
+    products = (number_of("gemm"), number_of("convolution"))
+    chosen = slow[calls.kernel] & np.isin(calls.category, products)
+    if not chosen.any():
+        return None
+    return _Saving(what=TENSOR_CORES, share=np.where(chosen, 1 - 1 / FP32_SPEED_UP, 0.0))
+
+
+def _without_recomputation(groups: _Groups) -> _Saving | None:
+    chosen = groups.calls.part == Pass.RECOMPUTATION
+    if not chosen.any():
+        return None
+    rows = groups.calls.row[chosen]
+    group_of = dict(zip(rows.tolist(), groups.alike.group[chosen].tolist(), strict=True))
+    written = [groups.work[group].written or 0 for group in group_of.values()]
+    return _Saving(
+        what=NO_RECOMPUTATION, share=chosen.astype(float), num_bytes=min(sum(written), _MOST_BYTES)
+    )
+
+
+def _with_fused_attention(groups: _Groups) -> _Saving | None:
+    """Softmax of scores that a batched product made, and all that runs on tensors of this size."""
+    scores = {
+        prod(size)
+        for group in groups.named("_softmax", "_safe_softmax")
+        if len(size := groups.tensor(group, 0)) >= _SCORES and min(size[-2:]) >= LEAST_SCORES
+    }
+    made: set[int] = set()
+    products = []
+    for group in groups.named("bmm", "baddbmm"):
+        at = int(groups.alike.names[group].endswith("baddbmm"))
+        first, second = groups.tensor(group, at), groups.tensor(group, at + 1)
+        if len(first) != _BATCHED or len(second) != _BATCHED:
+            continue
+        if first[2] <= LONGEST_HEAD:
+            made.add(prod(first[:2]) * second[2])
+        products.append((group, {prod(first[:2]) * second[2], prod(first), prod(second)}))
+    scores &= made
+    if not scores:
+        return None
+    share = np.array(
+        [float(bool(groups.elements(group) & scores)) for group in range(len(groups.work))]
+    )
+    for group, sizes in products:
+        share[group] = PRODUCTS_OF_ATTENTION if sizes & scores else 0.0
+    heads = ", ".join(
+        sorted({str(list(groups.tensor(group, 0))) for group in groups.named("_softmax")})[:1]
+    )
+    return _Saving(what=FUSED_ATTENTION, share=share[groups.alike.group], size=heads)
+
+
+_MOST_BYTES = 1 << 56
+
+_SCORES = 3
+
+_BATCHED = 3
+
+
+def _with_fused_loss(groups: _Groups) -> _Saving | None:
+    """Logits over a vocabulary, which softmax, loss and casts read and write again and again."""
+    logits = {
+        prod(size): size
+        for group in groups.named("_log_softmax", "_softmax")
+        if (size := groups.tensor(group, 0)) and size[-1] >= LEAST_VOCABULARY
+    }
+    made = {
+        prod(first[:-1]) * second[-1]
+        for group in groups.named("mm", "addmm")
+        for at in (int(groups.alike.names[group].endswith("addmm")),)
+        if (first := groups.tensor(group, at)) and (second := groups.tensor(group, at + 1))
+    }
+    sizes = set(logits) & made
+    if not sizes:
+        return None
+    counted = (number_of("gemm"), number_of("attention"))
+    chosen = [
+        bool(groups.elements(group) & sizes) and groups.category[group] not in counted
+        for group in range(len(groups.work))
+    ]
+    moved = sum(groups.work[group].bytes or 0 for group, one in enumerate(chosen) if one)
+    largest = max(sizes)
+    least = PASSES_OF_FUSED_LOSS * _BYTES_OF_LOGIT * largest
+    kept = min(least / moved, 1.0) if moved else 1.0
+    share = np.where(groups.where(chosen), 1 - kept, 0.0)
+    rows, vocabulary = prod(logits[largest][:-1]), logits[largest][-1]
+    return _Saving(what=FUSED_LOSS, share=share, size=f"{rows:,} × {vocabulary:,}")
+
+
+_BYTES_OF_LOGIT = 2
+
+
+def _with_merged_kernels(groups: _Groups) -> _Saving | None:
+    """A kernel that reads what the one before it wrote, in the same pass, need not read it."""
+    calls, group = groups.calls, groups.alike.group
+    merged = np.isin(calls.category, [number_of(name) for name in _MERGED])
+    inside = np.isin(calls.part, (Pass.FORWARD, Pass.BACKWARD, Pass.RECOMPUTATION))
+    order = np.lexsort((calls.start_ns, calls.stream))
+    first, second = order[:-1], order[1:]
+    near = (calls.stream[first] == calls.stream[second]) & (calls.part[first] == calls.part[second])
+    near &= merged[first] & merged[second] & inside[first] & (calls.row[first] != calls.row[second])
+    share = np.zeros(len(group))
+    pairs: dict[tuple[int, int], float] = {}
+    for one, other in zip(first[near].tolist(), second[near].tolist(), strict=True):
+        pair = int(group[one]), int(group[other])
+        if pair not in pairs:
+            pairs[pair] = _handed_over(groups, *pair)
+        share[other] = pairs[pair]
+    return _Saving(what=MERGED_KERNELS, share=share) if share.any() else None
+
+
+def _handed_over(groups: _Groups, first: int, second: int) -> float:
+    """Share of the second operator's bytes that the first one wrote."""
+    work, inputs = groups.work[second], groups.inputs[second]
+    written = groups.work[first].written
+    if not work.bytes or not written or inputs is None:
+        return 0.0
+    if groups.alike.names[first].startswith("triton_"):
+        return 0.0
+    sizes = [inputs.bytes(at) for at, size in enumerate(inputs.sizes) if size is not None]
+    return written / work.bytes if written in sizes else 0.0

@@ -1,0 +1,156 @@
+"""What computation consists of, and how close each operator comes to the limit of the GPU."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+from distprof.sections.computation.result import (
+    LEAST_COUNTED,
+    PRODUCTS,
+    CategoryRow,
+    ComputationResult,
+    OperatorRow,
+)
+from distprof.sections.parts import parts_of
+from distprof.sections.table import Bar, Column, TableView, counted, rows_table
+from distprof.units import NS_PER_S, fold_ranks, format_bandwidth, format_flop
+
+if TYPE_CHECKING:
+    from distprof.sections.report import Report
+
+MAX_OPERATORS_SHOWN = 12
+
+_LONGEST_NAME = 32
+
+_SMALL = 0.005
+
+_WORTH_SHOWING = 0.001
+
+_PASSES = ("forward", "backward", "recomputation", "optimizer", "other")
+
+
+def categories_table(report: Report, *, show_all: bool) -> TableView | None:
+    """Computation by category and pass, per step and rank."""
+    result = report.computation
+    if not result.categories:
+        return None
+    samples = result.num_samples
+    small = 0 if show_all else _SMALL * result.total_ns
+    rows = [row for row in result.categories if row.total_ns >= small]
+
+    def per_step(field: str) -> Column:
+        shown = any(getattr(row, f"{field}_ns") for row in rows)
+        return Column(
+            field,
+            lambda row: getattr(row, f"{field}_ns") / samples or None,
+            form="ns",
+            wide_only=True,
+            when=shown,
+        )
+
+    return rows_table(
+        "Computation",
+        (
+            Column("category", "title", left=True),
+            Column("share", lambda row: row.total_ns / result.total_ns, form="ratio"),
+            Column("per step", lambda row: row.total_ns / samples, form="ns"),
+            *map(per_step, _PASSES),
+            Column("reaches", _flops_text, when=result.flop is not None),
+        ),
+        rows,
+        caption=_who(report),
+        notes=(*result.unavailable, *_left_out(result, rows)),
+    )
+
+
+def _who(report: Report) -> str:
+    """Which ranks were explained, if not all."""
+    ranks = report.computation.ranks
+    if len(ranks) == len(report.run.ranks):
+        return "GPU time by kind of operator and pass, mean per step and rank"
+    return f"mean per step of ranks {fold_ranks(ranks)}, by kind of operator and pass"
+
+
+def _left_out(result: ComputationResult, rows: list[CategoryRow]) -> tuple[str, ...]:
+    missing = len(result.categories) - len(rows)
+    return (
+        (f"and {counted(missing, 'category').replace('ys', 'ies')} under 0.5 %",) if missing else ()
+    )
+
+
+def _flops_text(row: CategoryRow) -> str:
+    if not row.flop or not row.counted_ns:
+        return "–"
+    return f"{format_flop(row.flop / row.counted_ns * NS_PER_S)}/s"
+
+
+def peak_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
+    """The mean step from the FLOP that it needs at the peak of the GPU to what it takes."""
+    result, parts = report.computation, parts_of(report)
+    peak = report.efficiency.peak_flops
+    if not (parts and peak and result.flop and (result.counted_ratio or 0) >= LEAST_COUNTED):
+        return None
+    computed = next(part.ns for part in parts if part.key == "computation")
+    scale = computed / result.total_ns  # to the mean of all ranks
+    useful = (result.flop - (result.recomputed_flop or 0)) / peak * NS_PER_S * scale
+    repeated = scale * sum(row.recomputation_ns for row in result.categories)
+    products = scale * sum(
+        row.total_ns - row.recomputation_ns for row in result.categories if row.name in PRODUCTS
+    )
+    rows = [
+        ("products at the peak", useful),
+        ("products below the peak", products - useful),
+        ("recomputation", repeated),
+        ("other kernels, bound by memory", computed - products - repeated),
+        *((part.label, part.ns) for part in parts if part.key != "computation"),
+    ]
+    span = sum(part.ns for part in parts)
+    return rows_table(
+        "From the peak to the step",
+        (
+            Column("part", itemgetter(0), left=True),
+            Column("time", itemgetter(1), form="ns"),
+            Column("share", lambda row: row[1] / span, form="ratio"),
+            Column("", lambda row: Bar(ratio=row[1] / span, key="computation"), left=True),
+        ),
+        [row for row in rows if row[1] >= _WORTH_SHOWING * span],
+        caption=f"mean step; the first row is what {format_flop(peak)}/s would take",
+    )
+
+
+def operators_table(report: Report, *, show_all: bool) -> TableView | None:
+    """Operators with the same inputs, and how close they come to the limit of the GPU."""
+    result = report.computation
+    rows = result.operators if show_all else result.operators[:MAX_OPERATORS_SHOWN]
+    if not rows or not any(row.inputs for row in rows):
+        return None  # the table of kernels says as much
+    samples = result.num_samples
+    left_out = len(result.operators) - len(rows)
+    return rows_table(
+        "Operators by shape",
+        (
+            Column("operator", _short_name, left=True),
+            Column("pass", "part", left=True, wide_only=True),
+            Column("calls", lambda row: row.num_calls / samples, form="figure"),
+            Column("per step", lambda row: row.total_ns / samples, form="ns"),
+            Column("reaches", _reached_text),
+            Column("of limit", "peak_ratio", form="ratio"),
+            Column("inputs", "inputs", left=True, stretch=True),
+        ),
+        rows,
+        caption="mean per step and rank; the limit is that of computation or memory, as the "
+        "hardware sheet has it",
+        notes=(f"and {counted(left_out, 'more operator')}",) if left_out else (),
+    )
+
+
+def _short_name(row: OperatorRow) -> str:
+    name = row.name.removeprefix("aten::").replace("_scaled_dot_product_", "sdpa: ")
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+
+
+def _reached_text(row: OperatorRow) -> str:
+    if row.flops is not None and row.bound != "memory":
+        return f"{format_flop(row.flops)}/s"
+    return format_bandwidth(row.bytes_per_s)

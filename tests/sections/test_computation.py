@@ -1,0 +1,373 @@
+"""Computation: kernels to operators, passes and categories, FLOP, and what changes would save."""
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from distprof.hardware import load_sheet
+from distprof.run.run import Device
+from distprof.sections.computation.categories import categories, of_kernel, strong, weak
+from distprof.sections.computation.measure import analyze_computation
+from distprof.sections.computation.result import (
+    FUSED_ATTENTION,
+    FUSED_LOSS,
+    MERGED_KERNELS,
+    NO_OPERATORS,
+    NO_RECOMPUTATION,
+    NO_SHAPES,
+    TENSOR_CORES,
+    ComputationResult,
+)
+from distprof.sections.context import RankAnalyses
+from tests.builders import MAIN_THREAD, RankBuilder, make_run
+from tests.sections.measured import measured
+from tests.sections.whatif.test_trace_graph import whatif_of
+
+BACKWARD_THREAD = "100/200"
+BF16 = "c10::BFloat16"
+
+
+def inputs(*sizes: list[int], kind: str = BF16) -> str:
+    return json.dumps([list(sizes), [kind] * len(sizes), [""] * len(sizes)])
+
+
+class Program(RankBuilder):
+    """Operators that launch one kernel each, one after another on one stream."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.now = 0
+        self.gpu = 0
+
+    def op(
+        self,
+        name: str,
+        lasts: int,
+        *sizes: list[int],
+        kernel: str = "elementwise_kernel",
+        around: tuple[str, ...] = (),
+        sequence: int = -1,
+        thread: str = MAIN_THREAD,
+        kind: str = BF16,
+    ) -> "Program":
+        start, self.now = self.now, self.now + 100
+        for depth, outer in enumerate(around):
+            self.operator(outer, start + depth, start + 99 - depth, thread=thread)
+        text = inputs(*sizes, kind=kind) if sizes else ""
+        low, high = start + 20, start + 60
+        self.operator(name, low, high, thread=thread, sequence=sequence, inputs=text)
+        self.kernel(
+            kernel, self.gpu, self.gpu + lasts, launched=(start + 30, start + 40), thread=thread
+        )
+        self.gpu += lasts
+        return self
+
+
+def explained(rank: RankBuilder, device: str = "NVIDIA H100 80GB HBM3") -> ComputationResult:
+    analysis = measured(rank)
+    run = make_run([replace(rank.rank(), device=Device(name=device))])
+    return analyze_computation(run, RankAnalyses.of([analysis]), load_sheet())
+
+
+def times_of(result: ComputationResult) -> dict[str, int]:
+    return {row.name: row.total_ns for row in result.categories}
+
+
+def saved_of(result: ComputationResult) -> dict[str, int]:
+    return {one.what: one.saved_ns for one in result.savings}
+
+
+# From kernels to operators -----------------------------------------------------------------------
+
+
+def test_a_kernel_belongs_to_the_innermost_operator_around_its_launch():
+    program = Program().op("aten::addmm", 70, [2], [8, 4], [4, 2], around=("aten::linear",))
+    (row,) = explained(program).operators
+    assert (row.name, row.num_calls, row.total_ns, row.category) == ("aten::addmm", 1, 70, "gemm")
+    assert row.flop == 2 * 8 * 4 * 2
+    assert row.inputs == "bf16[2] · bf16[8, 4] · bf16[4, 2]"
+
+
+def test_an_operator_with_known_flop_has_the_kernels_of_operators_inside_it():
+    forward = "aten::_scaled_dot_product_flash_attention"
+    size = [1, 2, 16, 8]
+    program = Program()
+    program.operator(forward, 0, 100, inputs=inputs(size, size, size))
+    program.operator("aten::_flash_attention_forward", 10, 90)
+    program.kernel("flash_fwd_kernel", 0, 40, launched=(20, 30))
+    program.kernel("helper", 40, 45, launched=(40, 50))
+    (row,) = explained(program).operators
+    assert (row.name, row.num_calls, row.total_ns) == (forward, 1, 45)
+    assert row.category == "attention"
+
+
+def test_without_operators_names_of_kernels_say_what_they_compute():
+    rank = (
+        RankBuilder().kernel("ampere_sgemm_128x64_nn", 0, 30).kernel("softmax_warp_forward", 30, 40)
+    )
+    result = explained(rank)
+    assert times_of(result) == {"gemm": 30, "softmax": 10}
+    assert result.unavailable == (NO_OPERATORS,)
+    assert result.flop is None
+
+
+def test_operators_without_sizes_are_said_to_lack_them():
+    result = explained(Program().op("aten::mm", 10))
+    assert result.unavailable == (NO_SHAPES,)
+    assert result.counted_ratio == 0
+
+
+def test_where_kernels_overlap_the_time_belongs_to_the_first():
+    rank = RankBuilder().kernel("gemm", 0, 50).kernel("softmax", 30, 80, stream=9)
+    result = explained(rank)
+    assert times_of(result) == {"gemm": 50, "softmax": 30}
+    assert result.total_ns == 80
+
+
+kernels = st.lists(
+    st.tuples(st.integers(0, 500), st.integers(1, 80), st.integers(1, 3)), min_size=1, max_size=30
+)
+
+
+@given(kernels=kernels, windows=st.lists(st.integers(0, 600), min_size=2, max_size=5, unique=True))
+def test_categories_and_operators_add_up_to_the_computation_of_the_waterfall(kernels, windows):
+    rank = RankBuilder()
+    names = ("gemm", "elementwise", "softmax", "unheard of")
+    for number, (start, lasts, stream) in enumerate(kernels):
+        rank.kernel(names[number % len(names)], start, start + lasts, stream=stream)
+    bounds = sorted(windows)
+    for number, (low, high) in enumerate(pairwise(bounds)):
+        rank.step(number, low, high)
+    analysis = measured(rank)
+    result = analyze_computation(make_run([rank.rank()]), RankAnalyses.of([analysis]), load_sheet())
+    assert result.total_ns == analysis.waterfall.computation_ns
+    assert sum(row.total_ns for row in result.categories) == result.total_ns
+    assert sum(row.total_ns for row in result.operators) == result.total_ns
+
+
+# Passes ------------------------------------------------------------------------------------------
+
+NODE = "autograd::engine::evaluate_function: MmBackward0"
+
+
+def test_each_kernel_belongs_to_a_pass():
+    program = (
+        Program()
+        .op("aten::mm", 10, sequence=5)
+        .op("aten::mm", 20, around=(NODE, "MmBackward0"), thread=BACKWARD_THREAD)
+        .op("aten::add_", 7, around=(NODE,), thread=BACKWARD_THREAD)
+        .op("aten::mm", 30, around=(NODE, "MmBackward0"), sequence=9, thread=BACKWARD_THREAD)
+        .op("aten::mul", 40, around=("Optimizer.step#AdamW.step",))
+        .op("aten::linalg_vector_norm", 50)
+    )
+    rows = {row.name: row for row in explained(program).categories}
+    gemm = rows["gemm"]
+    assert (gemm.forward_ns, gemm.backward_ns, gemm.recomputation_ns) == (10, 20, 30)
+    assert rows["elementwise"].backward_ns == 7  # a gradient that is added up is no product
+    assert rows["optimizer"].optimizer_ns == 40
+    assert rows["reduction"].other_ns == 50
+
+
+def test_flop_of_recomputation_are_known_separately():
+    size = [8, 8], [8, 8]
+    program = (
+        Program()
+        .op("aten::mm", 10, *size, sequence=5)
+        .op("aten::mm", 10, *size, around=(NODE, "MmBackward0"), sequence=9)
+    )
+    result = explained(program)
+    assert (result.flop, result.recomputed_flop) == (2 * 1024, 1024)
+    assert result.counted_ratio == 1
+    assert result.precision == "bf16"
+
+
+# Limits of the GPU -------------------------------------------------------------------------------
+
+
+def test_a_product_is_limited_by_computation_and_a_copy_by_memory():
+    side = 8192
+    flop, moved = 2 * side**3, 2 * 3 * side**2
+    program = Program().op("aten::mm", 2_000_000, [side, side], [side, side])
+    program.op("aten::add", 400_000, [side, side], [side, side])
+    rows = {row.name: row for row in explained(program).operators}
+    product, addition = rows["aten::mm"], rows["aten::add"]
+    assert product.bound == "computation"
+    assert product.flops == pytest.approx(flop / 2e-3)
+    assert product.peak_ratio == pytest.approx(flop / 989e12 / 2e-3)
+    assert addition.bound == "memory"
+    assert addition.peak_ratio == pytest.approx(moved / 3.35e12 / 400e-6)
+
+
+def test_fp32_products_have_no_limit_unless_they_run_on_tensor_cores():
+    size = [4096, 4096], [4096, 4096]
+    slow = Program().op("aten::mm", 3_000_000, *size, kernel="ampere_sgemm", kind="float")
+    fast = Program().op("aten::mm", 500_000, *size, kernel="gemm_tf32f32", kind="float")
+    assert explained(slow).operators[0].bound == ""
+    assert explained(fast).operators[0].peak_ratio == pytest.approx(2 * 4096**3 / 494.5e12 / 5e-4)
+
+
+def test_no_limit_on_a_gpu_that_the_sheet_does_not_list():
+    program = Program().op("aten::mm", 10, [8, 8], [8, 8])
+    (row,) = explained(program, "Some GPU").operators
+    assert (row.bound, row.peak_ratio) == ("", None)
+    assert row.flops is not None
+
+
+# What changes would save -------------------------------------------------------------------------
+
+
+def attention(program: Program, sequence: int = 256) -> Program:
+    """Attention written out: 100 ns in two products, 300 ns in what runs on the scores."""
+    scores = [12, sequence, sequence]
+    return (
+        program.op("aten::bmm", 50, [12, sequence, 64], [12, 64, sequence])
+        .op("aten::div", 100, scores, [])
+        .op("aten::masked_fill", 100, scores, [sequence, sequence])
+        .op("aten::_softmax", 100, scores)
+        .op("aten::bmm", 50, scores, [12, sequence, 64])
+    )
+
+
+def test_fused_attention_saves_what_runs_on_scores_and_half_of_the_products():
+    program = attention(Program().op("aten::mm", 500, [3072, 64], [64, 64]))
+    result = explained(program)
+    assert saved_of(result)[FUSED_ATTENTION] == 300 + 50
+
+
+def test_attention_over_a_few_tokens_is_left_alone():
+    assert FUSED_ATTENTION not in saved_of(explained(attention(Program(), sequence=32)))
+
+
+def test_a_softmax_over_classes_is_no_attention():
+    program = Program().op("aten::mm", 50, [64, 32], [32, 100]).op("aten::_softmax", 9, [64, 100])
+    assert FUSED_ATTENTION not in saved_of(explained(program))
+
+
+def test_a_fused_loss_reads_logits_twice_and_writes_them_once():
+    rows, vocabulary = 64, 10_000
+    logits = [rows, vocabulary]
+    program = (
+        Program()
+        .op("aten::mm", 50, [rows, 32], [32, vocabulary])
+        .op("aten::copy_", 60, logits, logits, kind="float")
+        .op("aten::_log_softmax", 80, logits, kind="float")
+        .op("aten::_log_softmax_backward_data", 120, logits, logits, logits, kind="float")
+    )
+    moved = 8 + 8 + 16  # bytes per element: copy, softmax, its gradient
+    assert saved_of(explained(program))[FUSED_LOSS] == round(260 * (1 - 6 / moved))
+
+
+def test_a_small_vocabulary_needs_no_fused_loss():
+    program = Program().op("aten::mm", 50, [64, 32], [32, 1000])
+    program.op("aten::_log_softmax", 80, [64, 1000])
+    assert FUSED_LOSS not in saved_of(explained(program))
+
+
+def test_merged_kernels_do_not_read_what_the_one_before_wrote():
+    size = [1024, 1024]
+    program = (
+        Program()
+        .op("aten::gelu", 30, size, sequence=1)
+        .op("aten::mul", 30, size, size, sequence=2)  # reads one of its two inputs from gelu
+        .op("aten::mm", 30, size, size, sequence=3)
+        .op("aten::silu", 30, size, sequence=4)  # a product wrote its input
+    )
+    assert saved_of(explained(program))[MERGED_KERNELS] == 10
+
+
+def test_kernels_of_a_compiler_are_merged_already():
+    size = [1024, 1024]
+    name = "triton_poi_fused_gelu_0"
+    program = Program().op(name, 30, size, sequence=1, kernel=name)
+    program.op(name, 30, size, sequence=2, kernel=name)
+    assert MERGED_KERNELS not in saved_of(explained(program))
+
+
+def test_recomputation_saves_its_time_and_needs_memory_for_what_it_writes():
+    program = Program().op("aten::mm", 10, [8, 8], [8, 8], sequence=5)
+    for _ in range(2):
+        program.op("aten::mm", 10, [8, 8], [8, 8], around=(NODE, "MmBackward0"), sequence=9)
+    (saving,) = explained(program).savings
+    assert (saving.what, saving.saved_ns, saving.num_bytes) == (NO_RECOMPUTATION, 20, 2 * 128)
+
+
+def test_tensor_cores_save_seven_eighths_of_fp32_products():
+    program = Program().op("aten::mm", 80, [8, 8], [8, 8], kernel="ampere_sgemm_128", kind="float")
+    assert saved_of(explained(program))[TENSOR_CORES] == 70
+
+
+def test_the_simulated_step_is_shorter_by_what_a_change_saves():
+    program = attention(Program().op("aten::mm", 5000, [3072, 64], [64, 64]))
+    program.step(0, 0, program.gpu)
+    whatif = whatif_of(make_run([program.rank()]))
+    gains = {one.what: one.recoverable_ns for one in whatif.without}
+    assert gains[FUSED_ATTENTION] == 350
+
+
+# Names -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("operator", "category"),
+    [
+        ("aten::addmm", "gemm"),
+        ("aten::_scaled_mm", "gemm"),
+        ("aten::_scaled_dot_product_efficient_attention_backward", "attention"),
+        ("FlashAttnFuncBackward", "attention"),
+        ("aten::convolution_backward", "convolution"),
+        ("aten::native_layer_norm", "normalisation"),
+        ("_RMSNormFnBackward", "normalisation"),
+        ("aten::_log_softmax", "softmax"),
+        ("aten::nll_loss_forward", "softmax"),
+        ("aten::index_select", "embedding"),
+        ("aten::embedding_dense_backward", "embedding"),
+        ("aten::native_dropout", "random"),
+        ("aten::_fused_adamw_", "optimizer"),
+    ],
+)
+def test_operators_that_decide(operator: str, category: str):
+    assert tuple(categories())[strong(operator)] == category
+
+
+@pytest.mark.parametrize(
+    ("operator", "category"),
+    [
+        ("aten::copy_", "copy"),
+        ("aten::cat", "copy"),
+        ("aten::sum", "reduction"),
+        ("aten::mul", "elementwise"),
+        ("vllm::unified_attention_with_output", None),
+    ],
+)
+def test_operators_that_others_are_made_of(operator: str, category: str | None):
+    if category is None:
+        assert tuple(categories())[strong(operator)] != "embedding"
+    else:
+        assert strong(operator) == -1
+        assert tuple(categories())[weak(operator)] == category
+
+
+@pytest.mark.parametrize(
+    ("kernel", "category"),
+    [
+        ("nvjet_sm90_tst_192x192_64x4_2x1_v_bz_coopB_TNN", "gemm"),
+        ("Cijk_Alik_Bljk_SB_Bias_AS_SAV_UserArgs_MT64x16x32_MI16x16x1", "gemm"),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_s16816gemm_bf16>", "gemm"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma", "attention"),
+        ("void implicit_convolve_sgemm<float, float, 1024>", "convolution"),
+        ("volta_scudnn_128x64_stridedB_interior_nn_v1", "convolution"),
+        ("triton_per_fused_native_layer_norm_add_0", "normalisation"),
+        ("triton_poi_fused_gelu_mul_3", "elementwise"),
+        ("triton_red_fused_sum_4", "reduction"),
+        ("void at::native::(anonymous namespace)::CatArrayBatchedCopy", "copy"),
+        ("void at::native::reduce_kernel<512, 1>", "reduction"),
+        ("multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor>", "optimizer"),
+        ("a kernel of somebody", "other"),
+    ],
+)
+def test_kernels_that_no_operator_launched(kernel: str, category: str):
+    assert tuple(categories())[of_kernel(kernel)] == category
