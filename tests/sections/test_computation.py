@@ -23,8 +23,13 @@ from distprof.sections.computation.result import (
     ComputationResult,
 )
 from distprof.sections.context import RankAnalyses
+from distprof.sections.moe.result import MoeResult
+from distprof.sections.pipeline.result import PipelineResult
+from distprof.sections.stragglers.measure import analyze_stragglers
+from distprof.sections.whatif.measure import analyze_whatif
+from distprof.sections.whatif.plan import Workbench
 from tests.builders import MAIN_THREAD, RankBuilder, make_run
-from tests.sections.measured import measured
+from tests.sections.measured import measure, measured
 from tests.sections.whatif.test_trace_graph import whatif_of
 
 BACKWARD_THREAD = "100/200"
@@ -298,6 +303,45 @@ def test_recomputation_saves_its_time_and_needs_memory_for_what_it_writes():
 def test_tensor_cores_save_seven_eighths_of_fp32_products():
     program = Program().op("aten::mm", 80, [8, 8], [8, 8], kernel="ampere_sgemm_128", kind="float")
     assert saved_of(explained(program))[TENSOR_CORES] == 70
+
+
+def test_a_kernel_counts_for_one_change_only_so_that_savings_add_up():
+    logits = [64, 10_000]
+    program = (
+        Program()
+        .op("aten::mm", 50, [64, 32], [32, 10_000], sequence=1)
+        .op("aten::copy_", 60, logits, logits, kind="float", sequence=2)
+        .op("aten::_log_softmax", 80, logits, kind="float", sequence=3)
+        .op("aten::gelu", 30, [512, 512], sequence=4)
+        .op("aten::mul", 30, [512, 512], [512, 512], sequence=5)
+    )
+    result = explained(program)
+    assert saved_of(result)[MERGED_KERNELS] == 10  # not the softmax, which a fused loss replaces
+    assert saved_of(result)[FUSED_LOSS] > 0
+
+
+def test_savings_of_one_segment_add_up_in_the_plan():
+    size, logits = [1024, 1024], [64, 10_000]
+    program = (
+        Program()
+        .op("aten::mm", 5000, [64, 32], [32, 10_000], sequence=1)
+        .op("aten::_log_softmax", 1600, logits, kind="float", sequence=2)
+        .op("aten::mm", 1000, size, size, sequence=3)
+        .op("aten::gelu", 900, size, sequence=4)
+        .op("aten::mul", 900, size, size, sequence=5)
+    )
+    program.step(0, 0, program.gpu)
+    run, bench = make_run([program.rank()]), Workbench()
+    measured_run = measure(run)
+    stragglers = analyze_stragglers(run, measured_run.analyses, measured_run.step_time)
+    analyze_whatif(run, measured_run.analyses, stragglers, MoeResult(), PipelineResult(), bench)
+    simulation = bench.simulation
+    assert simulation is not None
+    steps = simulation.model.step_times([{FUSED_LOSS: 1.0}, {MERGED_KERNELS: 1.0}])
+    (both,) = simulation.model.step_times([{FUSED_LOSS: 1.0, MERGED_KERNELS: 1.0}])
+    gains = [program.gpu - step for step in steps]
+    assert min(gains) > 0
+    assert program.gpu - both == sum(gains)
 
 
 def test_the_simulated_step_is_shorter_by_what_a_change_saves():

@@ -12,6 +12,7 @@ from math import prod
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.costs.operators import Inputs, Size, Work, parse_inputs, work_of
@@ -105,16 +106,17 @@ def rank_savings(kernel_calls: KernelCalls | None) -> Savings | None:
         part=kernel_calls.part[alike.longest],
     )
     found = [
-        _on_tensor_cores(groups),
         _without_recomputation(groups),
         _with_fused_attention(groups),
+        _on_tensor_cores(groups),
         _with_fused_loss(groups),
         _with_merged_kernels(groups),
     ]
     spans, stats = {}, []
-    for one in found:
-        if one is None:
-            continue
+    claimed = np.zeros(len(kernel_calls.row), np.bool_)
+    for one in filter(None, found):
+        one = replace(one, share=np.where(claimed, 0.0, one.share))  # so that savings add up
+        claimed |= one.share > 0
         saved = np.rint(kernel_calls.own_ns * one.share).astype(np.int64)
         begins = kernel_calls.start_ns[saved > 0]
         spans[one.what] = Intervals(begins, begins + saved[saved > 0])

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.schema import Int64Array
+from distprof.sections.computation.result import SAVING_TITLES
 from distprof.sections.context import Own
 from distprof.sections.whatif.changes import Change, Made, lower
 from distprof.sections.whatif.delays import Sections
@@ -146,13 +147,20 @@ class TraceModel(msgspec.Struct, frozen=True, kw_only=True):
 
     def _together(self, made: Made) -> TraceChange:
         """All changes at once."""
-        parts = [self.changes[what].on(self.graph, share) for what, share in made.items()]
+        parts = {what: self.changes[what].on(self.graph, share) for what, share in made.items()}
         if len(parts) == 1:
-            return parts[0]
+            return next(iter(parts.values()))
+        others = [part for what, part in parts.items() if what not in SAVING_TITLES]
         together: dict[str, Any] = {
-            name: lower(usual, [getattr(part, name) for part in parts])
+            name: lower(usual, [getattr(part, name) for part in others])
             for name, usual in self.graph.usual.items()
         }
+        if len(others) < len(parts):  # savings are of different kernels, so they add up
+            usual = self.graph.own_total_ns
+            shorter = (part.own_ns for what, part in parts.items() if what in SAVING_TITLES)
+            saved = np.sum([usual - one for one in shorter if one is not None], axis=0)
+            own = usual if together["own_ns"] is None else together["own_ns"]
+            together["own_ns"] = np.maximum(own - saved, 0)
         return TraceChange(what=" + ".join(made), title="", **together)
 
 
