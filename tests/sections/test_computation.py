@@ -12,6 +12,7 @@ from distprof.hardware import load_sheet
 from distprof.run.run import Device
 from distprof.sections.computation.categories import categories, of_kernel, strong, weak
 from distprof.sections.computation.measure import analyze_computation
+from distprof.sections.computation.operators import MOST_NESTED, Operators
 from distprof.sections.computation.result import (
     FUSED_ATTENTION,
     FUSED_LOSS,
@@ -108,6 +109,17 @@ def test_an_operator_with_known_flop_has_the_kernels_of_operators_inside_it():
     (row,) = explained(program).operators
     assert (row.name, row.num_calls, row.total_ns) == (forward, 1, 45)
     assert row.category == "attention"
+
+
+def test_operators_of_a_hostile_trace_are_nested_only_so_deep():
+    rank = RankBuilder()
+    for depth in range(2_000):
+        rank.operator("aten::mm" if depth < MOST_NESTED else "aten::mul", depth, 10_000 - depth)
+    rank.kernel("k", 0, 10, launched=(4_000, 4_010))
+    operators = Operators.of(rank.tables().host)
+    assert operators.depth.max() == MOST_NESTED
+    (row,) = explained(rank).operators
+    assert row.total_ns == 10
 
 
 def test_without_operators_names_of_kernels_say_what_they_compute():

@@ -117,6 +117,9 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
 
 _ROWS_AT_ONCE = 1 << 14  # as Python objects, which take ten times the memory
 
+MOST_NESTED = 256
+"""Operators inside each other that are told apart: time grows with it, and a trace is untrusted."""
+
 
 def _nested(
     thread: NDArray[np.int32], start: Int64Array, end: Int64Array
@@ -138,7 +141,8 @@ def _nested(
             opened.pop()
         if opened:
             depth[at], parent[at] = len(opened), opened[-1][0]
-        opened.append((at, finish))
+        if len(opened) < MOST_NESTED:
+            opened.append((at, finish))
     return depth, parent
 
 
