@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import distprof
 from distprof.artefacts import STEPS_FILE
@@ -11,6 +12,8 @@ from distprof.artefacts.records import MemoryRecord, StepRecord
 from distprof.config import parse_config
 from distprof.costs.transformer import TrainedModel
 from distprof.hardware import load_sheet
+from distprof.run.run import Device
+from distprof.sections.computation.result import ComputationResult
 from distprof.sections.efficiency.measure import analyze_efficiency
 from distprof.sections.efficiency.models import preset
 from distprof.sections.efficiency.result import NO_MODEL
@@ -251,7 +254,44 @@ def traced(classes, *, tokens_per_step=8 * 200, axes=()):
         waterfall=results[WaterfallResult],
         collectives=samples.collectives(*classes),
         sharding=ShardingResult(axes=axes),
+        computation=ComputationResult(),
     )
+
+
+def counted(**facts):
+    """Eight H100 without a known model; FLOP are those of 2 ranks and 5 steps."""
+    results = samples.healthy()
+    usual = {"ranks": (0, 4), "num_steps": 5, "counted_ratio": 1.0, "precision": "bf16"}
+    run = make_run([RankBuilder(rank).rank(world_size=8) for rank in range(8)])
+    device = Device(name="NVIDIA H100 80GB HBM3")
+    return analyze_efficiency(
+        replace(run, ranks=tuple(replace(rank, device=device) for rank in run.ranks)),
+        None,
+        load_sheet(),
+        step_log=StepLogResult(),
+        step_time=results[StepTimeResult],
+        memory=MemoryResult(),
+        waterfall=results[WaterfallResult],
+        collectives=samples.collectives(),
+        sharding=ShardingResult(),
+        computation=ComputationResult(**{**usual, **facts}),
+    )
+
+
+def test_mfu_without_a_model_is_that_of_counted_flop():
+    """2e12 FLOP per rank in 20 ms, a quarter of them recomputed: 75 and 100 TFLOP/s of 989."""
+    found = counted(flop=2e13, recomputed_flop=5e12)
+    assert found.step_ns == 20_000_000
+    assert found.flops_per_device == pytest.approx(1.5e12 / 0.02)
+    assert found.mfu_ratio == pytest.approx(75e12 / 989e12)
+    assert found.hfu_ratio == pytest.approx(100e12 / 989e12)
+    assert found.unavailable == ()
+
+
+def test_flop_of_some_products_only_are_no_figure():
+    found = counted(flop=2e13, counted_ratio=0.8)
+    assert found.mfu_ratio is None
+    assert found.unavailable == (NO_MODEL,)
 
 
 def test_the_roofline_by_hand():
