@@ -118,7 +118,7 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
 _ROWS_AT_ONCE = 1 << 14  # as Python objects, which take ten times the memory
 
 MOST_NESTED = 256
-"""Operators inside each other that are told apart: time grows with it, and a trace is untrusted."""
+"""Depth of operators inside each other: time grows with it, and a trace is untrusted."""
 
 
 def _nested(
