@@ -310,7 +310,8 @@ def measure_rank(
         ValueError: If the context does not fit the tables.
     """
     _check_context(tables, context)
-    parts = _given(tables, context, load_host)
+    # several parts need every operator: it is read once
+    parts = _given(tables, context, None if load_host is None else cache(load_host))
     return RankAnalysis(**{name: _made(name, parts, ()) for name in RankAnalysis.__struct_fields__})
 
 

@@ -106,8 +106,11 @@ def present(views: Iterable[TableView | None]) -> tuple[TableView, ...]:
 
 def counted(number: int, noun: str) -> str:
     """A number with its noun, for example ``1 step`` and ``2,000 steps``."""
-    plural = "" if number == 1 else "es" if noun.endswith("s") else "s"
-    return f"{number:,} {noun}{plural}"
+    if number != 1 and re.search(r"[^aeiou]y$", noun):
+        noun = f"{noun[:-1]}ies"
+    elif number != 1:
+        noun += "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}"
 
 
 def number(value: float | None, unit: str = "") -> str:

@@ -255,6 +255,12 @@ def test_fused_attention_saves_what_runs_on_scores_and_half_of_the_products():
     assert saved_of(result)[FUSED_ATTENTION] == 300 + 50
 
 
+def test_the_size_of_attention_is_that_of_its_scores():
+    program = Program().op("aten::mm", 50, [64, 32], [32, 100]).op("aten::_softmax", 9, [64, 100])
+    (saving,) = explained(attention(program)).savings
+    assert saving.size == "[12, 256, 256]"
+
+
 def test_attention_over_a_few_tokens_is_left_alone():
     assert FUSED_ATTENTION not in saved_of(explained(attention(Program(), sequence=32)))
 

@@ -42,6 +42,7 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
     end_ns: Int64Array
     depth: NDArray[np.int32]  # Number of operators around it.
     parent: NDArray[np.int32]  # The innermost one around it; ABSENT without one.
+    levels: Sequence[Int64Array]  # Operators of each depth, outermost first.
 
     @staticmethod
     def of(host: Table) -> Operators:
@@ -59,6 +60,7 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
             end_ns=end,
             depth=depth,
             parent=parent,
+            levels=_by_depth(depth),
         )
 
     def around(self, thread: Int64Array, start: Int64Array) -> Int64Array:
@@ -80,7 +82,7 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
     def inherited(self, own: NDArray[np.int32]) -> NDArray[np.int32]:
         """Each operator's value, or that of the nearest one around it that has one."""
         values = own.copy()
-        for rows in self._by_depth():
+        for rows in self.levels:
             empty = rows[(values[rows] == UNKNOWN) & (self.parent[rows] >= 0)]
             values[empty] = values[self.parent[empty]]
         return values
@@ -101,7 +103,7 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
         own[is_backward[self.row]] = Pass.BACKWARD
         own[is_optimizer[self.row]] = Pass.OPTIMIZER
         starts = numbered[self.row] & (own == UNKNOWN)
-        for rows in self._by_depth():
+        for rows in self.levels:
             outer = np.where(self.parent[rows] >= 0, own[self.parent[rows]], UNKNOWN)
             inside = np.isin(outer, (Pass.BACKWARD, Pass.RECOMPUTATION))
             begun = np.where(inside, Pass.RECOMPUTATION, Pass.FORWARD)
@@ -110,9 +112,10 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
             own[rows] = np.where(own[rows] == UNKNOWN, value, own[rows])
         return np.where(own == UNKNOWN, Pass.OTHER, own).astype(np.int32)
 
-    def _by_depth(self) -> list[Int64Array]:
-        order = np.argsort(self.depth, kind="stable")
-        return np.split(order, np.cumsum(np.bincount(self.depth))[:-1]) if len(order) else []
+
+def _by_depth(depth: NDArray[np.int32]) -> list[Int64Array]:
+    order = np.argsort(depth, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(depth))[:-1]) if len(order) else []
 
 
 _ROWS_AT_ONCE = 1 << 14  # as Python objects, which take ten times the memory

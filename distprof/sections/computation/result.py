@@ -9,6 +9,9 @@ import msgspec
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
+FP32_KERNELS = r"(?<![a-z])(?:sgemm|scudnn)(?![a-z])"
+"""Matches names of kernels that multiply fp32 without tensor cores."""
+
 PRODUCTS = ("gemm", "attention", "convolution")
 """Categories that compute rather than move memory."""
 
@@ -63,14 +66,14 @@ class OperatorStats(msgspec.Struct, frozen=True, kw_only=True):
     kernel: str  # Its longest kernel.
 
 
-class SavingStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What one change of the program would save on one rank, inside the analysed windows."""
+class Saving(Record, frozen=True, kw_only=True):
+    """What one change of the program would save, on one rank or on all explained ones together."""
 
-    what: str  # Key of the change.
+    what: str  # Key of the change, and of its scenario.
     spent_ns: int  # Time of the kernels that it changes.
     saved_ns: int  # Part of it that it saves.
-    num_bytes: int | None = None  # Memory that it needs per step; None if unknown.
-    size: str = ""  # Size of the tensors that it is about, in words.
+    num_bytes: int | None = None  # Memory that it needs on one rank; null if unknown.
+    size: str = ""  # Size of the tensors that it is about.
 
 
 class RankComputation(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,17 +81,7 @@ class RankComputation(msgspec.Struct, frozen=True, kw_only=True):
 
     rows: tuple[OperatorStats, ...]
     has_operators: bool  # Whether operators around launches were recorded.
-    savings: tuple[SavingStats, ...] = ()  # What changes of the program would save.
-
-
-class Saving(Record, frozen=True, kw_only=True):
-    """What one change of the program would save, all explained ranks and steps together."""
-
-    what: str  # Key of the change, and of its scenario.
-    spent_ns: int  # Time of the kernels that it changes.
-    saved_ns: int  # Part of it that it saves.
-    num_bytes: int | None = None  # Memory that it needs in a step of one rank; null if unknown.
-    size: str = ""  # Size of the tensors that it is about.
+    savings: tuple[Saving, ...] = ()  # What changes of the program would save.
 
 
 class CategoryRow(Record, frozen=True, kw_only=True):

@@ -17,15 +17,33 @@ from distprof.terms import Confidence, Severity
 from distprof.units import format_ratio
 
 
-def _saving(computation: ComputationResult, what: str) -> Saving | None:
-    """The saving; None if there is none.
+def _worth(
+    computation: ComputationResult, times: StepTimes, limits: Limits, what: str
+) -> tuple[Saving, str] | None:
+    """The saving of a change, and what its kernels take of a step in words; None if too small.
 
     Raises:
         InsufficientEvidenceError: If sizes of inputs were not recorded, so nothing can be known.
     """
     if computation.unavailable:
         raise InsufficientEvidenceError(computation.unavailable[0])
-    return next((one for one in computation.savings if one.what == what), None)
+    found = next((one for one in computation.savings if one.what == what), None)
+    step = times.mean_step()
+    saved = computation.saved_ns_per_step(what)
+    if found is None or step.ratio(saved) < limits["saved_ratio"]:
+        return None
+    return found, step.share(round(found.spent_ns / computation.num_samples))
+
+
+def _draft(computation: ComputationResult, what: str, message: str, fix: str) -> Draft:
+    return Draft(
+        message=message,
+        fix=fix,
+        cost_ns_per_step=computation.saved_ns_per_step(what),
+        confidence=Confidence.MODELLED,
+        evidence=("computation.savings", "computation.operators"),
+        without=what,
+    )
 
 
 @rule(
@@ -62,25 +80,21 @@ def unfused_attention(
     Formula sheet, "Computation". Dao et al., "FlashAttention". PyTorch documentation,
     `scaled_dot_product_attention`.
     """
-    found = _saving(computation, FUSED_ATTENTION)
-    step = times.mean_step()
-    saved = computation.saved_ns_per_step(FUSED_ATTENTION)
-    if found is None or step.ratio(saved) < limits["saved_ratio"]:
+    worth = _worth(computation, times, limits, FUSED_ATTENTION)
+    if worth is None:
         return
-    spent = round(found.spent_ns / computation.num_samples)
-    yield Draft(
+    found, spent = worth
+    yield _draft(
+        computation,
+        FUSED_ATTENTION,
         message=(
-            f"Attention writes scores of size {found.size} to memory and takes {step.share(spent)}:"
+            f"Attention writes scores of size {found.size} to memory and takes {spent}:"
             " it does not run in a fused kernel."
         ),
         fix=(
             "Use torch.nn.functional.scaled_dot_product_attention in bf16 or fp16, with "
             "is_causal=True instead of a mask if it is causal."
         ),
-        cost_ns_per_step=saved,
-        confidence=Confidence.MODELLED,
-        evidence=("computation.savings", "computation.operators"),
-        without=FUSED_ATTENTION,
     )
 
 
@@ -119,15 +133,15 @@ def unfused_loss(
     Formula sheet, "Computation". Wijmans et al., "Cut Your Losses in Large-Vocabulary Language
     Models".
     """
-    found = _saving(computation, FUSED_LOSS)
-    step = times.mean_step()
-    saved = computation.saved_ns_per_step(FUSED_LOSS)
-    if found is None or step.ratio(saved) < limits["saved_ratio"]:
+    worth = _worth(computation, times, limits, FUSED_LOSS)
+    if worth is None:
         return
-    spent = round(found.spent_ns / computation.num_samples)
-    yield Draft(
+    found, spent = worth
+    yield _draft(
+        computation,
+        FUSED_LOSS,
         message=(
-            f"Softmax, loss and casts of {found.size} logits take {step.share(spent)}; a fused loss"
+            f"Softmax, loss and casts of {found.size} logits take {spent}; a fused loss"
             f" would read and write {format_ratio(1 - found.saved_ns / found.spent_ns)} of their"
             " bytes."
         ),
@@ -135,10 +149,6 @@ def unfused_loss(
             "Fuse the last projection with the loss (LigerFusedLinearCrossEntropyLoss, "
             "cut_cross_entropy), or compile both in chunks of tokens."
         ),
-        cost_ns_per_step=saved,
-        confidence=Confidence.MODELLED,
-        evidence=("computation.savings", "computation.operators"),
-        without=FUSED_LOSS,
     )
 
 
@@ -174,20 +184,16 @@ def unmerged_kernels(
     ## Sources
     Formula sheet, "Computation". PyTorch documentation, `torch.compile`.
     """
-    found = _saving(computation, MERGED_KERNELS)
-    step = times.mean_step()
-    saved = computation.saved_ns_per_step(MERGED_KERNELS)
-    if found is None or step.ratio(saved) < limits["saved_ratio"]:
+    worth = _worth(computation, times, limits, MERGED_KERNELS)
+    if worth is None:
         return
-    spent = round(found.spent_ns / computation.num_samples)
-    yield Draft(
+    _, spent = worth
+    yield _draft(
+        computation,
+        MERGED_KERNELS,
         message=(
-            f"{step.share(spent)} goes to kernels that read again what the kernel before them wrote"
+            f"{spent} goes to kernels that read again what the kernel before them wrote"
             " and compute next to nothing."
         ),
         fix="Compile the blocks of the model with torch.compile, or use fused layers.",
-        cost_ns_per_step=saved,
-        confidence=Confidence.MODELLED,
-        evidence=("computation.savings", "computation.operators"),
-        without=MERGED_KERNELS,
     )

@@ -20,13 +20,14 @@ from distprof.intervals import Intervals
 from distprof.sections.computation.categories import number_of
 from distprof.sections.computation.operators import Alike, KernelCalls
 from distprof.sections.computation.result import (
+    FP32_KERNELS,
     FUSED_ATTENTION,
     FUSED_LOSS,
     MERGED_KERNELS,
     NO_RECOMPUTATION,
     TENSOR_CORES,
     Pass,
-    SavingStats,
+    Saving,
 )
 
 FP32_SPEED_UP = 8.0
@@ -45,7 +46,7 @@ LEAST_VOCABULARY = 8_192
 PASSES_OF_FUSED_LOSS = 3
 """A fused loss reads the logits twice and writes their gradient once, in their own type."""
 
-_FP32 = re.compile(r"(?<![a-z])(?:sgemm|scudnn)(?![a-z])|simt_sgemm|f32f32_f32f32_f32|_s_f32_")
+_FP32 = re.compile(FP32_KERNELS + "|simt_sgemm|f32f32_f32f32_f32|_s_f32_")
 
 _MERGED = ("elementwise", "copy", "random", "normalisation", "reduction", "softmax")
 
@@ -55,7 +56,7 @@ class Savings(msgspec.Struct, frozen=True, kw_only=True):
 
     alike: Alike  # Groups of its kernels.
     spans: Mapping[str, Intervals]  # Key of a change to the time that it saves, a set; own clock.
-    stats: tuple[SavingStats, ...]  # The same, summed up.
+    stats: tuple[Saving, ...]  # The same, summed up.
 
 
 class _Groups(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +123,7 @@ def rank_savings(kernel_calls: KernelCalls | None) -> Savings | None:
         spans[one.what] = Intervals(begins, begins + saved[saved > 0])
         counted = kernel_calls.counted_ns
         stats.append(
-            SavingStats(
+            Saving(
                 what=one.what,
                 spent_ns=int(counted[one.share > 0].sum()),
                 saved_ns=round(float((counted * one.share).sum())),
@@ -165,7 +166,7 @@ def _without_recomputation(groups: _Groups) -> _Saving | None:
 def _with_fused_attention(groups: _Groups) -> _Saving | None:
     """Softmax of scores that a batched product made, and all that runs on tensors of this size."""
     scores = {
-        prod(size)
+        prod(size): size
         for group in groups.named("_softmax", "_safe_softmax")
         if len(size := groups.tensor(group, 0)) >= _SCORES and min(size[-2:]) >= LEAST_SCORES
     }
@@ -179,18 +180,16 @@ def _with_fused_attention(groups: _Groups) -> _Saving | None:
         if first[2] <= LONGEST_HEAD:
             made.add(prod(first[:2]) * second[2])
         products.append((group, {prod(first[:2]) * second[2], prod(first), prod(second)}))
-    scores &= made
-    if not scores:
+    sizes = set(scores) & made
+    if not sizes:
         return None
     share = np.array(
-        [float(bool(groups.elements(group) & scores)) for group in range(len(groups.work))]
+        [float(bool(groups.elements(group) & sizes)) for group in range(len(groups.work))]
     )
-    for group, sizes in products:
-        share[group] = PRODUCTS_OF_ATTENTION if sizes & scores else 0.0
-    heads = ", ".join(
-        sorted({str(list(groups.tensor(group, 0))) for group in groups.named("_softmax")})[:1]
-    )
-    return _Saving(what=FUSED_ATTENTION, share=share[groups.alike.group], size=heads)
+    for group, concerned in products:
+        share[group] = PRODUCTS_OF_ATTENTION if concerned & sizes else 0.0
+    largest = str(list(scores[max(sizes)]))
+    return _Saving(what=FUSED_ATTENTION, share=share[groups.alike.group], size=largest)
 
 
 _MOST_BYTES = 1 << 56

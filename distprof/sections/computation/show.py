@@ -74,9 +74,7 @@ def _who(report: Report) -> str:
 
 def _left_out(result: ComputationResult, rows: list[CategoryRow]) -> tuple[str, ...]:
     missing = len(result.categories) - len(rows)
-    return (
-        (f"and {counted(missing, 'category').replace('ys', 'ies')} under 0.5 %",) if missing else ()
-    )
+    return (f"and {counted(missing, 'category')} under 0.5 %",) if missing else ()
 
 
 def _flops_text(row: CategoryRow) -> str:

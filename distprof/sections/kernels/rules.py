@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.computation.result import TENSOR_CORES, ComputationResult
+from distprof.sections.computation.result import FP32_KERNELS, TENSOR_CORES, ComputationResult
 from distprof.sections.efficiency.result import EfficiencyResult
 from distprof.sections.kernels.result import KernelsResult
 from distprof.terms import ActivityKind, Confidence, Severity
 from distprof.units import format_ratio
 
-_FP32 = re.compile(r"(?<![a-z])(?:sgemm|scudnn)(?![a-z])")
+_FP32 = re.compile(FP32_KERNELS)
 _COMPUTATION = ActivityKind.COMPUTATION.name.lower()
 _LONGEST_NAME = 60
 
