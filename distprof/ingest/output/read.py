@@ -187,7 +187,7 @@ class Reader:
             first = _line_back(data, start, row.before)
             last = _line_forward(data, end, row.after)
             text = cleaned(data[first : min(last, first + _MAX_RECORD_BYTES)])
-            before = cleaned(data[start:at]) if "frames" in row.fields else ""
+            before = "" if row.before else cleaned(data[start:at])
             text = _without_prefixes(text, by_prefix, before)
         else:
             last = _end_of_wrapped(data, end) if row.wraps else end

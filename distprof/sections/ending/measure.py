@@ -428,10 +428,15 @@ def _loader(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     )
 
 
+_FOLDERS = re.compile(r"(?:https?:/)?(?:/[^\s/()\[\]]{1,255}){2,64}/(?=[^\s/()\[\]]{1,255}\.so)")
+"""Folders of a library: a long message says after them what does not fit."""
+
+
 def _exception(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
-    message = " ".join(event.fields.get("message", "").split())[:_MAX_QUOTE]
-    kind = event.fields.get("type", "")
-    text = f"{kind}: {message}".rstrip(": .`")
+    message = " ".join(event.fields.get("message", "").split())
+    if len(message) > _MAX_QUOTE:
+        message = _FOLDERS.sub("", message)[:_MAX_QUOTE]
+    text = f"{event.fields.get('type', '')}: {message}".rstrip(": .`")
     return text, (*advice_on("exception", text), "Read the traceback of that rank.")
 
 
@@ -539,7 +544,7 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
         name,
         (
             "" if "why" in event.fields else _reason(output),
-            advice_on("exit", event.name),
+            advice_on("exit", f"{event.name} {event.fields.get('why', '')}"),
         ),
     )
     first = len(ranks) < 2
