@@ -67,7 +67,7 @@ _PREFIX = re.compile(
     r"|(\d{1,7}): ?+(?!\d\d:|\d{1,7} \[\d|\[[\w./:-]{12,200}[, \]])"  # srun --label, but not NCCL's
     # process and thread, nor Horovod's stalled tensors
     r"|\(\w{0,60}[^()]{0,60}\brank[=: ]?(\d{1,7})\b[^()]{0,80}\)"  # Ray
-    r"|\[Rank:? (\d{1,7})\]|\[?RANK[ =:](\d{1,7})\]?) ?"
+    r"|\[(?:Rank:?|(?:GPU )?[Rr]ank) (\d{1,7})\]|\[?RANK[ =:](\d{1,7})\]?) ?"
 )
 
 
@@ -178,6 +178,8 @@ class Reader:
         end = min(at + _WINDOW, len(data)) if end < 0 else end
         head = cleaned(data[start : min(start + 200, end)])
         by_prefix = prefix_rank(head)
+        if by_prefix is None and start == at and "frames" in row.fields:  # copied from the sign on
+            by_prefix = prefix_rank(cleaned(data[end + 1 : end + 201].split(b"\n", 1)[0]))
         writer = rank if by_prefix is None else by_prefix
         if row.yields == "stack":
             first = _line_back(data, start, row.before)
@@ -344,7 +346,11 @@ def _without_prefixes(text: str, own: int | None, before: str) -> str:
     ranks = [prefix_rank(line) for line in lines]
     if not any(rank is not None for rank in ranks):
         return text
-    kept = [line for line, rank in zip(lines, ranks, strict=True) if rank == own]
+    kept = [
+        line
+        for line, rank in zip(lines, ranks, strict=True)
+        if rank == own or (rank is None and line is lines[0])
+    ]
     return "\n".join(_PREFIX.sub("", line, count=1) for line in kept)
 
 

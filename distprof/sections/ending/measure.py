@@ -796,8 +796,9 @@ def _peer(output: JobOutput) -> EndingResult | None:
     if not events:
         return None
     event = events[0]
-    if event.yields == "nccl":  # NCCL names the reason after the error
-        event = next((e for e in events if e.yields == "nccl" and "last" in e.fields), event)
+    if event.yields != "network":  # NCCL names the reason after the error
+        same = [e for e in events if e.yields == event.yields]
+        event = next((e for e in same if {"last", "store"} & e.fields.keys()), event)
     victims = tuple(sorted({e.rank for e in events if e.rank is not None}))
     silent = tuple(sorted({*range(output.world_size or 0), *output.ranks} - set(victims)))
     suspects = silent if victims and len(silent) <= len(victims) else ()
@@ -806,6 +807,10 @@ def _peer(output: JobOutput) -> EndingResult | None:
     if "how" in event.fields:
         target = f" ({event.fields['target']})" if "target" in event.fields else ""
         line = f"{who} could not connect to another rank{target or whom}: connection refused."
+    elif "store" in event.fields:
+        line = (
+            f"{who} lost the store at {event.fields['store']}: rank 0 or its launcher ended before."
+        )
     elif event.yields == "peer":
         line = f"{who} lost the connection to another rank{whom}, which most often ended first."
     elif event.yields == "network":
@@ -815,7 +820,11 @@ def _peer(output: JobOutput) -> EndingResult | None:
         last = event.fields.get("last", "")
         line = f"{who} failed in NCCL: {event.fields['type']}{f' ({last})' if last else ''}."
         suspects = ()
-    tail = "" if event.yields in ("nccl", "network") else " The output does not show which rank."
+    tail = (
+        ""
+        if event.yields != "peer" or "store" in event.fields
+        else " The output does not show which rank."
+    )
     if suspects:
         tail = f" {capitalized(name_ranks(suspects))} reported nothing."
     return replace(
@@ -954,7 +963,7 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
 
 
 def _cut(output: JobOutput) -> EndingResult | None:
-    event = next(iter(_of(output, "cut")), None)
+    event = max(_of(output, "cut"), key=lambda e: e.rank is not None, default=None)
     if event is None:
         return None
     place = event.fields.get("place") or last_own(event.fields.get("frames", ""))
