@@ -34,7 +34,7 @@ _NOT_OWN = re.compile(
     r"(?:^|[.:])(?:Dist(?:Backend|Store|Network)Error|ChildFailedError|SignalException|SystemExit"
     r"|Process(?:Exited|Raised)Exception|CalledProcessError|KeyboardInterrupt|Rendezvous\w+"
     r"|Ray\w*Error|WorkerCrashedError|ActorDiedError|BrokenProcessPool|OutOfMemoryError"
-    r"|DeadKernelError|EnforceNotMet)$"
+    r"|DeadKernelError|EnforceNotMet|EngineDeadError)$"
 )
 """Exceptions that report the end of another process, or that another expression reads."""
 
@@ -268,10 +268,13 @@ def _at(event: OutputEvent) -> str:
 
 def _own_errors(output: JobOutput) -> EndingResult | None:
     """The first error of a GPU or of the program itself, in the order of the output."""
+    tracebacks = _of(output, "exception")
+    foreign = {("error", *_key(e)[1:]) for e in tracebacks if not _is_own(e)}  # their last lines
     events = [
         e
         for e in _of(output, *_PRECEDENCE)
-        if e.yields not in _SURVIVABLE or (_is_own(e) and not _is_survived(e, output))
+        if e.yields not in _SURVIVABLE
+        or (_is_own(e) and _key(e) not in foreign and not _is_survived(e, output))
     ]
     if not events:
         return None
@@ -282,8 +285,10 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
         event = next((e for e in tries if e.yields == "assert" and "assertion" in e.fields), event)
     same = {e.rank for e in events if e.yields == event.yields and _key(e) == _key(event)}
     ranks = tuple(sorted(rank for rank in same if rank is not None))
-    traceback = next((e for e in _of(output, "exception") if _is_near(e, event)), None)
-    place = last_own(traceback.fields.get("frames", "")) if traceback else ""
+    traceback = next(
+        (e for e in tracebacks if _is_near(e, event) and not _LAUNCHING.search(_frames(e))), None
+    )
+    place = last_own(_frames(traceback)) if traceback else ""
     line, steps = _told(event) if _row(event).says else _WORDS[event.yields](event)
     who = capitalized(name_ranks(ranks)) if ranks else "A process"
     return _made(
@@ -354,9 +359,10 @@ _OWN = re.compile(
 """Exceptions of the program itself, whatever their message names."""
 
 _LAUNCHING = re.compile(
-    r", in (?:launch_agent|\w+_launcher|launch_gloo|gloo_run)(?:\n(?!\s*File )[^\n]*)*$"
+    r", in (?:launch_agent|\w+_launcher|launch_gloo|gloo_run|join(?=\n *raise Exception\()"
+    r"|_main(?=\n *self = reduction\.pickle))(?:\n(?!\s*File )[^\n]*)*$"
 )
-"""Last frames of launchers, which raise what a rank ended with."""
+"""Last frames of launchers, which raise what a rank ended with, and of children without a parent."""
 
 
 _OF_OTHERS = re.compile(
@@ -371,10 +377,14 @@ _OF_OTHERS = re.compile(
 """Messages about other processes, or that another expression reads."""
 
 
+def _frames(event: OutputEvent) -> str:
+    return event.fields.get("frames", "")
+
+
 def _is_own(event: OutputEvent) -> bool:
     kind, message = event.fields.get("type", ""), event.fields.get("message", "")
     return bool(_OWN.search(f"{kind}: {message}")) or not (
-        _LAUNCHING.search(event.fields.get("frames", ""))
+        _LAUNCHING.search(_frames(event))
         or _NOT_OWN.search(kind)
         or _OF_OTHERS.search(f"{kind} {message}")
     )
@@ -569,6 +579,7 @@ def _reason(output: JobOutput) -> str:
 
 
 _WHO = {
+    "engine-died": "A process of the engine",
     "ray-died": "A Ray worker",
     "kernel-died": "The kernel of a notebook",
     "not-started": "The job",
@@ -770,6 +781,8 @@ def _store(output: JobOutput) -> EndingResult | None:
             )
     elif fields.get("type") == "RendezvousTimeoutError":
         what = "not all hosts joined the rendezvous in time"
+    elif fields.get("type") == "RendezvousClosedError":
+        what = "a host came to a rendezvous that was closed, most often because another host ended"
     elif "type" in fields:
         what = f"ranks could not connect ({fields['type']})"
     else:
@@ -808,9 +821,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
         target = f" ({event.fields['target']})" if "target" in event.fields else ""
         line = f"{who} could not connect to another rank{target or whom}: connection refused."
     elif "store" in event.fields:
-        line = (
-            f"{who} lost the store at {event.fields['store']}: rank 0 or its launcher ended before."
-        )
+        line = f"{who} lost the store at {event.fields['store']}. Most often rank 0 or its launcher ended."
     elif event.yields == "peer":
         line = f"{who} lost the connection to another rank{whom}, which most often ended first."
     elif event.yields == "network":
@@ -952,7 +963,7 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
     event = next((e for e in events if e.fields.get("type", "") == "KeyboardInterrupt"), None)
     if event is None:
         return None
-    place = last_own(event.fields.get("frames", ""))
+    place = last_own(_frames(event))
     return _made(
         "interrupted",
         f"The job was interrupted (Ctrl-C or SIGINT){f' in {place}' if place else ''}.",
@@ -966,7 +977,7 @@ def _cut(output: JobOutput) -> EndingResult | None:
     event = max(_of(output, "cut"), key=lambda e: e.rank is not None, default=None)
     if event is None:
         return None
-    place = event.fields.get("place") or last_own(event.fields.get("frames", ""))
+    place = event.fields.get("place") or last_own(_frames(event))
     kind = event.fields.get("type", "an exception")
     return _made(
         "exception",
