@@ -362,7 +362,7 @@ _LAUNCHING = re.compile(
     r", in (?:launch_agent|\w+_launcher|launch_gloo|gloo_run|join(?=\n *raise Exception\()"
     r"|_main(?=\n *self = reduction\.pickle))(?:\n(?!\s*File )[^\n]*)*$"
 )
-"""Last frames of launchers, which raise what a rank ended with, and of children without a parent."""
+"""Last frames of launchers, which raise what a rank ended with, and of orphaned children."""
 
 
 _OF_OTHERS = re.compile(
@@ -546,7 +546,7 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
         how = f"exited with code {event.number('code')}"
     else:
         how = (
-            f"was not started: {event.fields['why'].rstrip('.')}"
+            f"was not started: {event.fields['why'].rstrip('.`')}"
             if "why" in event.fields
             else "died"
         )
@@ -821,7 +821,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
         target = f" ({event.fields['target']})" if "target" in event.fields else ""
         line = f"{who} could not connect to another rank{target or whom}: connection refused."
     elif "store" in event.fields:
-        line = f"{who} lost the store at {event.fields['store']}. Most often rank 0 or its launcher ended."
+        where = event.fields["store"]
+        line = f"{who} lost the store at {where}. Most often rank 0 or its launcher ended."
     elif event.yields == "peer":
         line = f"{who} lost the connection to another rank{whom}, which most often ended first."
     elif event.yields == "network":
@@ -831,26 +832,22 @@ def _peer(output: JobOutput) -> EndingResult | None:
         last = event.fields.get("last", "")
         line = f"{who} failed in NCCL: {event.fields['type']}{f' ({last})' if last else ''}."
         suspects = ()
-    tail = (
-        ""
-        if event.yields != "peer" or "store" in event.fields
-        else " The output does not show which rank."
-    )
+    steps, tail = _PEER_STEPS[event.yields], ""
+    warned = [e for e in _of(output, "warning") if e.file == event.file and e.line < event.line]
     if suspects:
         tail = f" {capitalized(name_ranks(suspects))} reported nothing."
+    elif event.yields == "peer" and "store" not in event.fields:
+        tail = " The output does not show which rank."
+    elif event.yields == "nccl" and "last" not in event.fields and warned:
+        tail = f" Its last warning before: {warned[-1].fields['what'][:_MAX_QUOTE].rstrip('.')}."
+        steps = steps[1:]
     return replace(
-        _made(
-            event.yields,
-            line + tail,
-            event,
-            *_PEER_STEPS[event.yields],
-            ranks=(),
-        ),
+        _made(event.yields, line + tail, event, *steps, ranks=()),
         suspects=suspects,
     )
 
 
-_PEER_STEPS = {
+_PEER_STEPS: dict[str, tuple[str, ...]] = {
     "peer": (
         "Read the log of the rank at the other end: it failed before.",
         "Run with NCCL_DEBUG=INFO if no rank reports an own error. If the address is one of the "
