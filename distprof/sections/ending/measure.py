@@ -27,6 +27,9 @@ from distprof.sections.ending.stacks import diagnose_stacks, stacks_of
 from distprof.units import capitalized, format_bytes, format_duration, name_ranks
 
 _MAX_LINES = 200
+_UNSAID = ("phase", "world", "closing")
+"""Kinds of lines that reports do not list."""
+
 _MAX_QUOTE = 200
 _FATAL = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 _FOLLOWING = ("peer", "timeout", "position", "missing", "mismatch", "store", "nccl", "network")
@@ -71,7 +74,7 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     """The most decisive cause in the output of a job; without any, ``state`` is empty."""
     causes = (found for cause in _CAUSES if (found := cause(output)) is not None)
     found = next(causes, EndingResult())
-    events = [event for event in output.events if event.yields not in ("phase", "world")]
+    events = [event for event in output.events if event.yields not in _UNSAID]
     failed = {event.rank for event in events if event.rank is not None} - set(found.ranks)
     return replace(
         found,
@@ -971,7 +974,8 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
 
 
 def _cut(output: JobOutput) -> EndingResult | None:
-    event = max(_of(output, "cut"), key=lambda e: e.rank is not None, default=None)
+    events = sorted(_of(output, "cut"), key=lambda e: (e.rank is None, "type" not in e.fields))
+    event = next(iter(events), None)
     if event is None:
         return None
     place = event.fields.get("place") or last_own(_frames(event))
@@ -1035,6 +1039,22 @@ def _reported(output: JobOutput) -> EndingResult | None:
     )
 
 
+def _closed(output: JobOutput) -> EndingResult | None:
+    """Processes that their launcher ended, if the line that says why is missing."""
+    events = _of(output, "closing")
+    if not events:
+        return None
+    return _made(
+        "exit",
+        "A launcher ended its processes, most often because one of them failed; the output does "
+        "not show which.",
+        events[0],
+        "Add the rest of the output: after these lines, the launcher names the process and its "
+        "exit code. The error itself is in the lines before, or in the log of that rank.",
+        ranks=(),
+    )
+
+
 def _is_at_end(event: OutputEvent, output: JobOutput) -> bool:
     return output.lines_of.get(event.file, 0) - event.line <= _NEAR_LINES
 
@@ -1085,4 +1105,5 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     _reported,
     _mixed,
     diagnose_stacks,
+    _closed,
 )
