@@ -57,7 +57,8 @@ _TIME = re.compile(
 """``2026-01-31 12:00:00.5``, with other separators too, and glog's ``E0131 12:00:00.5``."""
 
 _PREFIX = re.compile(
-    rf"^\s{{0,8}}{_STAMP}(?:(?:\[\d{{1,2}}m)?\([^()\n]{{1,80}}\) |[\w.-]{{1,40}}/\d{{1,4}} )?(?:"
+    rf"^[\s\"“`]{{0,8}}{_STAMP}"
+    rf"(?:(?:\[\d{{1,2}}m)?\([^()\n]{{1,80}}\) |[\w.-]{{1,40}}/\d{{1,4}} )?(?:"
     r"(?:\[rank\d{1,7}\]:)?\[rank(\d{1,7})\]:?"  # torch since 2.2, perhaps after torchrun's role
     r"|\[default(\d{1,7})\]:"  # torchrun --tee
     r"|\[\w{1,40}?(\d{1,7})\|\d{1,7}\]:"  # torchrun with --role: role, rank, local rank

@@ -210,13 +210,16 @@ def _xid(output: JobOutput) -> EndingResult | None:
     if event is None:
         return None
     number = _xid_of(event)
-    what = f"Xid {number} (PCI {event.fields.get('bus', '')})" if number else event.fields["what"]
+    fields = event.fields
+    what = f"Xid {number} (PCI {fields.get('bus', '')})" if number else fields.get("what", "")
+    what = f"that it cannot reach the GPU at PCI {fields['lost']}" if "lost" in fields else what
     what = "that it has fallen off the bus" if "fallen off" in what else what
     return _made(
         "xid",
         f"A GPU failed: the driver reports {what}.",
         event,
-        "Look up the Xid in NVIDIA's list, drain the host, and reset or replace the GPU.",
+        "Look up the Xid (dmesg of the host) in NVIDIA's list, drain the host, and reset or "
+        "replace the GPU.",
     )
 
 
@@ -375,7 +378,8 @@ _OF_OTHERS = re.compile(
     r"|mismatch between collectives|out of memory|CUDA error|ACL stream synchronize|engine core"
     r"|error code is (?:50704[68]|107020)\b|RPC call to \w+ timed out"
     r"|worker.{0,20}died|processes exited with|process \d+ terminated|received signal"
-    r"|exit (?:code|status)|non-zero|termination signal"
+    r"|exit (?:code|status)|non-zero|termination signal|Horovod has been shut down"
+    r"|RuntimeError DEADLINE_EXCEEDED: |heartbeat timeout|stopped sending heartbeats"
 )
 """Messages about other processes, or that another expression reads."""
 
@@ -690,7 +694,8 @@ def _missing(output: JobOutput) -> EndingResult | None:
     if "seq" in fields:
         what = f"never launched {_launch(event)} {fields['seq']}"
     elif "Barrier" in event.text:
-        what = "never arrived in a monitored barrier"
+        kind = "barrier of JAX" if event.name == "jax-barrier" else "monitored barrier"
+        what = f"never arrived in a {kind}"
     ranks = {rank for e in events if e.name == event.name for rank in _absent(e)}
     return _stuck("behind", f"{name_ranks(ranks)} {what}, and the others wait", event, ranks=ranks)
 
@@ -814,7 +819,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
     event = events[0]
     if event.yields != "network":  # NCCL names the reason after the error
         same = [e for e in events if e.yields == event.yields]
-        event = next((e for e in same if {"last", "store"} & e.fields.keys()), event)
+        named = (e for e in same if {"last", "store"} & e.fields.keys() or e.name == "nccl-cuda")
+        event = next(named, event)
     victims = tuple(sorted({e.rank for e in events if e.rank is not None}))
     silent = tuple(sorted({*range(output.world_size or 0), *output.ranks} - set(victims)))
     suspects = silent if victims and len(silent) <= len(victims) else ()
