@@ -834,6 +834,7 @@ def _unreachable(output: JobOutput) -> EndingResult | None:
 
 def _peer(output: JobOutput) -> EndingResult | None:
     events = _of(output, "network", "peer", "nccl")
+    events = [e for e in events if e.name != "nccl-result"] or events
     if not events:
         return None
     event = events[0]
@@ -859,7 +860,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
         line = f"{who} reported an error of the network{whom}{what}."
     else:
         last = event.fields.get("last", "")
-        line = f"{who} failed in NCCL: {event.fields['type']}{f' ({last})' if last else ''}."
+        kind = event.fields.get("type") or _RESULTS[int(event.fields["result"])]
+        line = f"{who} failed in NCCL: {kind}{f' ({last})' if last else ''}."
         suspects = ()
     steps, tail = _PEER_STEPS[event.yields], ""
     warned = [e for e in _of(output, "warning") if e.file == event.file and e.line < event.line]
@@ -875,6 +877,17 @@ def _peer(output: JobOutput) -> EndingResult | None:
         suspects=suspects,
     )
 
+
+_RESULTS = (
+    "ncclSuccess",
+    "ncclUnhandledCudaError",
+    "ncclSystemError",
+    "ncclInternalError",
+    "ncclInvalidArgument",
+    "ncclInvalidUsage",
+    "ncclRemoteError",
+)
+"""NCCL's errors, by number."""
 
 _PEER_STEPS: dict[str, tuple[str, ...]] = {
     "peer": (
