@@ -117,7 +117,7 @@ def _idle(graph: TraceGraph, sections: Sections) -> Iterator[TraceChange]:
             yield without(f"pause {name}", f"the CPUs did not pause for {name}", less)
     waits = graph.own_ns[:, Own.INPUT]
     if waits.any() and sections.has_peers:
-        even = _no_longer_than_peers(sections, waits)
+        even = _no_longer_than_peers(sections, waits[:, None])
         title = "no rank waited longer for input than its peers"
         yield without("uneven-input", title, {(Own.INPUT, ""): waits - even})
 
@@ -151,11 +151,10 @@ def _computation(graph: TraceGraph, analyses: Mapping[int, RankAnalysis]) -> Ite
         yield TraceChange(what=what, title=SAVING_TITLES[what], less_ns=less)
 
 
-def _no_longer_than_peers(sections: Sections, values: Int64Array) -> Int64Array:
-    """The values, with every section at most as long as the median of its peers."""
-    totals = sections.totals(values)
-    target = sections.targets(totals, median_of_others)
-    return sections.scaled(values, totals, np.minimum(totals, target))
+def _no_longer_than_peers(sections: Sections, parts: Int64Array) -> Int64Array:
+    """Sum of the parts, with every section at most as long as the median of its peers."""
+    totals = sections.totals(parts.sum(axis=1))
+    return sections.limited(parts, sections.targets(totals, median_of_others))
 
 
 def _late_ranks(
@@ -246,7 +245,7 @@ def _as_peers(graph: TraceGraph, sections: Sections) -> Int64Array:
     # No other rank computes what a lone pipeline stage computes, but the stage need not idle
     # longer.
     own = graph.own_total_ns
-    even = _no_longer_than_peers(sections, own)
+    even = _no_longer_than_peers(sections, graph.own_ns)
     alone = np.isin(graph.owner, [group[0] for group in sections.peers if len(group) == 1])
     if not alone.any():
         return even
