@@ -72,6 +72,10 @@ _PREFIX = re.compile(
 )
 
 
+_REST_OF_CHARACTER = bytes(range(0x80, 0xC0))
+"""Bytes of UTF-8 that begin no character: text is cut at bytes."""
+
+
 def prefix_rank(line: str) -> int | None:
     """The rank that a launcher put before a line; None if there is none."""
     found = _PREFIX.match(line[:200])
@@ -80,7 +84,7 @@ def prefix_rank(line: str) -> int | None:
 
 def cleaned(raw: bytes) -> str:
     """Text without escape sequences and control characters."""
-    text = raw.decode("utf-8", "replace")
+    text = raw.lstrip(_REST_OF_CHARACTER).decode("utf-8", "replace")
     if "\x1b" in text:
         text = _ESCAPES.sub("", text)
     return _CONTROLS.sub("", text)
