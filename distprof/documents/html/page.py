@@ -98,7 +98,7 @@ def parts_style() -> Markup:
 
 @cache
 def _script() -> Markup:
-    return joined(_asset(name) for name in ("script.js", "picture.js"))
+    return joined(_asset(name) for name in ("script.js", "tables.js", "picture.js"))
 
 
 @cache

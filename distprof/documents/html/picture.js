@@ -141,7 +141,7 @@
       rows.push({ rank, label, tall: isOpen ? 18 : tall, gap: tall > 8 ? 2 : 0, pieces: piecesOf(rank), isRepaired, ranks: isRepaired ? null : ranks, canOpen: !isRepaired });
       const slots = (rank.lanes || []).filter((lane) => lane.name === "pipeline slots");
       const shown = isOpen ? rank.lanes : tall >= 12 ? slots : [];
-      if (!isRepaired) shown.forEach((lane) => rows.push({ rank, lane, label: `  ${lane.name}`, tall: 13, gap: 1, pieces: piecesOf(lane, true) }));
+      if (!isRepaired) shown.forEach((lane) => rows.push({ rank, lane, label: `  ${lane.name.split(", ").pop()}`, tall: 13, gap: 1, pieces: piecesOf(lane, true) }));
     };
     groups.forEach((group) => {
       const rank = byRank.get(group.shown);
@@ -169,6 +169,7 @@
   };
 
   // One line of pixels per row: a piece counts where a pixel begins, so that shares stay right
+  const stroke = (line, value, a, b) => { for (let x = a; x < b; x++) line[x] = value; };
   const colour = (row, line, lineB) => {
     const { pieces, lane } = row, width = line.length, unit = width / (high - low);
     for (let i = Math.max(before(pieces, low), 0); i < pieces.start.length; i++) {
@@ -179,14 +180,14 @@
         if (b <= a) b = a + 1;
         const slot = row.isSlots && ink.slots[(step.names[pieces.of[i]] || "").split(" of ")[0].replace(/ /g, "-")];
         const [fill, edge] = slot ? [slot, slot] : lane.name === "communication" ? [ink.call, ink.callEdge] : [ink.lane, ink.edge];
-        line.fill(fill, a, b);
+        stroke(line, fill, a, b);
         line[a] = b - a > 2 ? slot ? 0 : edge : fill;
-        if (b - a > 2) lineB.fill(fill, a, b); else lineB.fill(edge, a, b);
+        stroke(lineB, b - a > 2 ? fill : edge, a, b);
         lineB[a] = line[a];
       } else if (b > a) {
         const kind = pieces.of[i], one = ink.kinds[kind];
-        line.fill(isIdle[kind] ? ink.pale[kind] : one, a, b);
-        lineB.fill(isWait[kind] || isIdle[kind] ? ink.pale[kind] : one, a, b);
+        stroke(line, isIdle[kind] ? ink.pale[kind] : one, a, b);
+        if (lineB) stroke(lineB, isWait[kind] || isIdle[kind] ? ink.pale[kind] : one, a, b);
       }
     }
   };
@@ -197,11 +198,11 @@
     for (const row of rows) {
       const from = Math.round((row.top - top) * ratio), to = Math.round((row.top + row.tall - top) * ratio);
       if (to <= 0 || from >= height || row.title) continue;
+      const every = row.lane || to - from > 6 ? Math.round(4 * ratio) : 0;
       line.fill(0);
       lineB.fill(0);
       row.isSlots = row.lane && row.lane.name === "pipeline slots";
-      colour(row, line, lineB);
-      const every = to - from > 6 ? Math.round(4 * ratio) : 0;
+      colour(row, line, every ? lineB : null);
       for (let y = Math.max(from, 0); y < Math.min(to, height); y++) pixels.set(every && (y - from) % every === every >> 1 ? lineB : line, y * width);
     }
     pen.putImageData(image, Math.round(GUTTER * ratio), 0);

@@ -183,7 +183,8 @@ def _threads(host: Table, low: int, high: int) -> Iterator[RankLane]:
         level = _levels(start[chosen], end[chosen])
         for depth in range(min(int(level.max()) + 1, MOST_LEVELS)):
             at = chosen[level == depth]
-            name = f"CPU thread {threads.values[code]}" + (f", level {depth + 1}" if depth else "")
+            thread = threads.values[code].rpartition("/")[2]
+            name = f"CPU thread {thread}" + (f", level {depth + 1}" if depth else "")
             yield _lane(name, Intervals(start[at], end[at]), host.coded("name"), at, low)
 
 

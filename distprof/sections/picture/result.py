@@ -34,7 +34,7 @@ CLASSES = (
 class DrawnLane(Record, frozen=True, kw_only=True):
     """Activities below one another's time, for example those of a stream."""
 
-    name: str  # For example ``stream 7`` or ``CPU thread 12/12``.
+    name: str  # For example ``stream 7`` or ``CPU thread 12, level 2``.
     # For each piece three numbers: time since the end of the piece before, length, index into
     # ``names``.
     pieces: str
