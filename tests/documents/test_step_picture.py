@@ -12,6 +12,8 @@ import distprof
 from distprof.documents.html.picture import Evidence, picture_figure
 from distprof.documents.saved import Report
 from distprof.formats import RenderOptions, find_reporter
+from distprof.units import format_duration
+from distprof.verbs.compare.show import COMPARISON, compare_reports
 from tests.documents.html_pages import Seen
 from tests.sections.joined import joined_run
 from tests.simulator import SimulatedJob, SlowDevice
@@ -104,3 +106,16 @@ def test_a_damaged_picture_of_a_saved_report_is_drawn_as_far_as_it_goes() -> Non
 def test_a_report_without_traces_has_no_picture() -> None:
     bare = replace(report(1), picture=replace(report(1).picture, steps=()))
     assert 'id="picture"' not in page(bare)
+
+
+def test_a_comparison_draws_both_steps_on_one_scale() -> None:
+    faster = report(1)
+    pair = compare_reports(report(), faster)
+    text = COMPARISON.reporter("html")(pair, RenderOptions())
+    figures = re.findall(r'<div class="static">.*?</div>', text)
+    assert len(figures) == 2
+    longest = format_duration(max(one.steps[0].span_ns for one in pair.pictures))
+    assert all(longest in figure for figure in figures)
+    assert all(not rank.lanes for one in pair.pictures for rank in one.steps[0].ranks)
+    assert len(pair.pictures[0].steps[0].ranks) == len(report().picture.groups) < 24
+    assert re.search(r"\d+(-\d+)?,?.* \(rank \d+\)", Seen(text).text), "a row names its ranks"

@@ -1,7 +1,7 @@
 "use strict";
 // The picture of the step: the data that the static picture shows, drawn on a canvas that zooms and opens
 (() => {
-  const figure = document.querySelector("figure.step-picture");
+  const figure = document.getElementById("picture");
   if (!figure) return;
   const data = JSON.parse(figure.querySelector("script.data").textContent);
   const DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";

@@ -16,6 +16,7 @@ from distprof.documents.html.blocks import (
     figure_number,
     folded,
     grid,
+    joined,
     legend,
     picture,
     scrolled,
@@ -102,7 +103,7 @@ def picture_figure(
     named = legend([(f"k-{kinds[kind]}", drawn.classes[kind]) for kind in used])
     return captioned(
         _caption(drawn, step),
-        _svg(drawn, step, frozenset(late)),
+        _svg(drawn, step, frozenset(late), _longest_ns(step)),
         element("script", _json(data), type="application/json", class_="data"),
         named,
         *map(sentence, drawn.notes),
@@ -110,6 +111,30 @@ def picture_figure(
         class_="step-picture",
         id="picture",
     )
+
+
+def pictures_figure(named: Sequence[tuple[str, StepPicture]]) -> Markup:
+    """Steps of several runs below each other on one scale, without a script; empty without any."""
+    known = [(name, drawn, drawn.steps[0]) for name, drawn in named if drawn.steps]
+    longest = max((_longest_ns(step) for _, _, step in known), default=0)
+    figures = []
+    for name, drawn, step in known:
+        kinds = _kinds(drawn)
+        used = sorted({kind for rank in step.ranks for _, _, kind in _pieces(drawn, rank)})
+        figures.append(
+            captioned(
+                f"{name}: {_caption(drawn, step)}",
+                _svg(drawn, step, frozenset(), longest),
+                legend([(f"k-{kinds[kind]}", drawn.classes[kind]) for kind in used]),
+                _twin(drawn, step, frozenset()),
+                class_="step-picture",
+            )
+        )
+    return joined(figures)
+
+
+def _longest_ns(step: DrawnStep) -> int:
+    return max([step.span_ns, *(one.span_ns for one in step.repaired[:1])])
 
 
 def _kinds(drawn: StepPicture) -> tuple[str, ...]:
@@ -144,7 +169,7 @@ def _caption(drawn: StepPicture, step: DrawnStep) -> str:
     if len(step.ranks) == 1:
         return f"{what}: {length}"
     clock = ", on one clock" if drawn.is_one_clock else ""
-    is_folded = len(drawn.groups) < len(step.ranks)
+    is_folded = any(len(group.ranks) > 1 for group in drawn.groups)
     alike = " Ranks that spend it alike share a row, which shows one of them." if is_folded else ""
     return f"{what}: {length} on the mean rank. A row per rank{clock}.{alike}"
 
@@ -152,9 +177,9 @@ def _caption(drawn: StepPicture, step: DrawnStep) -> str:
 # Without a script ---------------------------------------------------------------------------------
 
 
-def _svg(drawn: StepPicture, step: DrawnStep, late: frozenset[int]) -> Markup:
-    """The step, and below it the step after the first repair, on one scale."""
-    scale = max([step.span_ns, *(one.span_ns for one in step.repaired[:1])]) / max(step.unit_ns, 1)
+def _svg(drawn: StepPicture, step: DrawnStep, late: frozenset[int], longest_ns: int) -> Markup:
+    """The step, and below it the step after the first repair; ``longest_ns`` is the whole width."""
+    scale = longest_ns / max(step.unit_ns, 1)
     rows = _Rows(drawn, step, scale, late)
     by_rank = {rank.rank: rank for rank in step.ranks}
     rows.add([by_rank[group.shown] for group in drawn.groups if group.shown in by_rank])
@@ -315,8 +340,10 @@ def wait_text(wait: DrawnWait) -> str:
 
 def _twin(drawn: StepPicture, step: DrawnStep, late: frozenset[int]) -> Markup:
     """The picture as a table, and its waits as sentences."""
-    is_cut = len(step.ranks) > MOST_IN_TABLE
-    shown = {group.shown for group in drawn.groups} if is_cut else {r.rank for r in step.ranks}
+    folded_rows = {group.shown for group in drawn.groups}
+    ranks = {rank.rank for rank in step.ranks}
+    is_cut = len(ranks) > MOST_IN_TABLE or ranks == folded_rows
+    shown = folded_rows if is_cut else ranks
     groups = {group.shown: group for group in drawn.groups} if is_cut else {}
     times = {rank.rank: _times(drawn, rank) for rank in step.ranks if rank.rank in shown}
     used = [kind for kind in range(len(drawn.classes)) if any(of[kind] for of in times.values())]
@@ -330,7 +357,8 @@ def _twin(drawn: StepPicture, step: DrawnStep, late: frozenset[int]) -> Markup:
         if rank.rank in shown:
             of = times[rank.rank]
             group = groups.get(rank.rank)
-            name = f"{short_ranks(group.ranks)} (rank {rank.rank})" if group else str(rank.rank)
+            is_one = group is None or len(group.ranks) == 1
+            name = str(rank.rank) if is_one else f"{short_ranks(group.ranks)} (rank {rank.rank})"
             begins = (_pieces(drawn, rank) or [(0, 0, 0)])[0][0] * step.unit_ns
             cells = (format_duration(of[kind] * step.unit_ns) for kind in used)
             mark = " ▲ late" if late & {*(group.ranks if group else (rank.rank,))} else ""

@@ -8,6 +8,7 @@ take one or two characters.
 from __future__ import annotations
 
 import numpy as np
+from msgspec.structs import replace
 
 from distprof.artefacts.record import Record
 from distprof.schema import Int64Array
@@ -107,6 +108,20 @@ class StepPicture(Record, frozen=True, kw_only=True):
     def classes(self) -> tuple[str, ...]:
         """Names of all classes."""
         return (*CLASSES, *(f"exposed transfer, {axis}" for axis in self.axes))
+
+    def brief(self) -> StepPicture:
+        """The first step with a rank for each row, without lanes and repairs."""
+        shown = {group.shown for group in self.groups}
+        steps = (
+            replace(
+                step,
+                names=(),
+                ranks=tuple(replace(one, lanes=()) for one in step.ranks if one.rank in shown),
+                repaired=(),
+            )
+            for step in self.steps[:1]
+        )
+        return replace(self, steps=tuple(steps))
 
 
 def encode_numbers(numbers: Int64Array) -> str:
