@@ -108,13 +108,16 @@ def _pieces(
     """Class and end of the pieces of segments ``low`` to ``high``, at simulated times.
 
     The graph knows how much of a segment is computation, copies and idle, not in which order: they
-    follow each other in that order, and a segment that a repair shortens loses idle time first.
-    Between two segments, a rank waits until the transfer that blocks it begins.
+    follow each other in that order. A segment that a repair shortens loses idle time first, and one
+    that it lengthens, because work moves to it, has more of each. Between two segments, a rank
+    waits until the transfer that blocks it begins.
     """
     segments = np.arange(low, high)
     begin, end = times.start[segments], times.end[segments]
     resumed = times.start[np.minimum(segments + 1, graph.num_segments - 1)]
-    own = graph.own_ns[segments]
+    own, total = graph.own_ns[segments], graph.own_total_ns[segments]
+    longer = np.maximum((end - begin) / np.maximum(total, 1), 1.0)[:, None]
+    own = np.rint(own * longer).astype(np.int64)
     computed = np.minimum(begin + own[:, Own.COMPUTATION], end)
     copied = np.minimum(computed + own[:, Own.COPY], end)
     transfer = blocker[np.minimum(segments + 1, graph.num_segments - 1)]
