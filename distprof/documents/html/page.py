@@ -75,7 +75,7 @@ def document(verdict: str, header: Sequence[str], parts: Sequence[Part]) -> str:
         element("a", "Skip to the report", href="#top", class_="skip"),
         hatchings(),
         element("div", _contents(parts), main, class_="layout"),
-        element("script", _asset("script.js")),
+        element("script", _script()),
     )
     return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
 
@@ -84,7 +84,7 @@ def document(verdict: str, header: Sequence[str], parts: Sequence[Part]) -> str:
 def policy() -> str:
     """A policy that loads nothing and allows only this style and script, by their hashes."""
     style = _hash(_asset("parts.css") + _asset("style.css"))
-    script = _hash(_asset("script.js"))
+    script = _hash(_script())
     return (
         f"default-src 'none'; style-src '{style}'; script-src '{script}'; "
         "base-uri 'none'; form-action 'none'"
@@ -94,6 +94,11 @@ def policy() -> str:
 def parts_style() -> Markup:
     """The style of the parts of a page, without that of the page around them."""
     return _asset("parts.css")
+
+
+@cache
+def _script() -> Markup:
+    return joined(_asset(name) for name in ("script.js", "tables.js", "picture.js"))
 
 
 @cache
@@ -136,9 +141,14 @@ def hatchings() -> Markup:
     return element("svg", drawn, width=0, height=0, class_="defs", aria_hidden="true")
 
 
-def page_html(page: Page, figures: Sequence[Part] = (), to_do: Sequence[Markup] = ()) -> str:
+def page_html(
+    page: Page,
+    figures: Sequence[Part] = (),
+    to_do: Sequence[Markup] = (),
+    picture: Markup = EMPTY,
+) -> str:
     """The page as HTML: ``figures`` come before its own parts, ``to_do`` ends the header."""
-    header = [element("h1", bounded(page.verdict)), *basis(page), *to_do]
+    header = [element("h1", bounded(page.verdict)), picture, *basis(page), *to_do]
     return document(page.verdict, header, (*figures, *_parts(page)))
 
 
