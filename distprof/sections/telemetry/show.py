@@ -254,7 +254,7 @@ def devices_verdict(report: Report) -> VerdictText:
     )
 
 
-def devices_headline(report: Report) -> str:
+def devices_origin(report: Report) -> str:
     """Contents of the machine logs."""
     if is_recorded(report) or devices_verdict(report) is None:
         return ""

@@ -112,10 +112,10 @@ def _facts(lint: Lint, *, show_all: bool) -> Iterator[str]:
 
 
 def _page(lint: Lint, options: RenderOptions) -> Page:
-    headline, *facts = _facts(lint, show_all=options.show_all)
+    origin, *facts = _facts(lint, show_all=options.show_all)
     return Page(
         verdict=_verdict(lint),
-        headline=headline,
+        origin=origin,
         facts=tuple(facts),
         points=tuple(
             f"{finding.severity.value} {finding.code}: {finding.message} {finding.fix}"
