@@ -87,7 +87,7 @@ def fitting(*wordings: str) -> str:
 
     Names in it may come from a recording. The last wording is cut between words if it must be.
     """
-    texts = [" ".join(plain(wording).split()) for wording in wordings]
+    texts = [plain(" ".join(wording.split())) for wording in wordings]
     found = next((text for text in texts if len(text) <= MAX_HEADLINE), None)
     if found is not None:
         return found
@@ -95,7 +95,7 @@ def fitting(*wordings: str) -> str:
     return f"{whole} …" if whole else shorten(texts[-1], MAX_HEADLINE)
 
 
-_CLAUSES = (re.compile(r"\. "), re.compile(r"(?<!^Stuck)[;:] "), re.compile(r", (?!which|whose)"))
+_CLAUSES = (re.compile(r"[;:] "), re.compile(r", (?!which|whose)"))
 """Ends of clauses, the strongest first."""
 
 _LEAST_CLAUSE = 24  # Characters below which a clause says too little
@@ -103,15 +103,15 @@ _LEAST_CLAUSE = 24  # Characters below which a clause says too little
 
 def headed(text: str) -> tuple[str, str]:
     """A statement as a headline, cut between clauses if it is too long, and the rest of it."""
-    whole = " ".join(plain(text).split()).rstrip(".")
-    if len(whole) <= MAX_HEADLINE and ". " not in whole:
-        return whole, ""
+    whole = plain(" ".join(text.split())).rstrip(".")
+    first, _, more = whole.partition(". ")
+    if len(first) <= MAX_HEADLINE:
+        return first, f"{more}." if more else ""
     for clause in _CLAUSES:
         ends = [match for match in clause.finditer(whole) if _is_end(whole, match.start())]
         if ends:
-            end = ends[0] if clause is _CLAUSES[0] else ends[-1]
-            rest = whole[end.end() :].removeprefix("and ")
-            return whole[: end.start()], f"{rest[:1].upper()}{rest[1:]}."
+            rest = whole[ends[-1].end() :].removeprefix("and ")
+            return whole[: ends[-1].start()], f"{rest[:1].upper()}{rest[1:]}."
     return fitting(whole), f"{whole}."
 
 
@@ -129,6 +129,11 @@ def wrapped(text: str, width: int) -> str:
 def glued(text: str) -> str:
     """``text``, already plain, with non-breaking spaces between numbers and units."""
     return _UNIT.sub("\u00a0", text)
+
+
+def few_ranks(ranks: Collection[int]) -> str:
+    """For example ``rank 3`` or ``ranks 0-3``, in few characters."""
+    return f"rank{'' if len(ranks) == 1 else 's'} {short_ranks(ranks, 20)}"
 
 
 def short_ranks(ranks: Collection[int], width: int = 40) -> str:

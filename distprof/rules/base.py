@@ -60,7 +60,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
 
     # Subject, one number and cause, in at most :data:`~distprof.escape.MAX_HEADLINE` characters, no
     # full stop. With names of any length, choose a wording by :func:`~distprof.escape.fitting`.
-    headline: str = ""
+    headline: str
     message: str  # The evidence for it: further numbers with units, one or two sentences.
     fix: str  # How to fix it, one or two sentences.
     # Step time that could be recovered, an upper bound; None when unknown, and always None for a

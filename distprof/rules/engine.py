@@ -297,7 +297,7 @@ def _finding(judged: Judged, site: str, *, has_steps: bool) -> Finding:
         name=rule.name,
         severity=judged.severity,
         confidence=draft.confidence,
-        headline=fitting(draft.headline or draft.message),
+        headline=fitting(draft.headline),
         message=draft.message,
         ranks=draft.ranks,
         steps=draft.steps,

@@ -20,20 +20,21 @@ import pytest
 import distprof.sections
 from distprof.artefacts.record import Record
 from distprof.documents.saved import REPORT, Report
+from distprof.escape import headed
 from distprof.formats import RenderOptions, find_reporter
 from distprof.sections import shows
 from distprof.sections.base import Result
 from distprof.sections.capture.result import CaptureGap
 from distprof.sections.perturbation.result import PerturbationResult
 from distprof.sections.shows import (
-    ORIGINS,
     LONG_SENTENCES,
+    ORIGINS,
     SENTENCES,
     TABLES,
     VERDICTS,
     tables_of,
 )
-from distprof.sections.verdict import origin, judge
+from distprof.sections.verdict import judge, origin
 from distprof.terms import StepSource
 from tests.documents.samples import empty, healthy, run_info, straggler
 
@@ -195,7 +196,9 @@ def test_a_listed_verdict_is_the_verdict_where_nothing_else_is(name: str) -> Non
         report = msgspec.structs.replace(report, capture=capture)
     told = function(name)(report)
     assert told
-    assert judge(report).line == told[0]
+    verdict = judge(report)
+    headline, rest = headed(told[0])
+    assert (verdict.headline, verdict.detail) == (headline, rest or next(iter(told[1]), ""))
 
 
 @pytest.mark.parametrize("listed", ORIGINS)
