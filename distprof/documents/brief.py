@@ -61,7 +61,11 @@ def page_brief(page: Page) -> str:
     """
     of_steps, of_findings, of_evidence = _WITH_TASKS if page.to_do is not None else _WITHOUT
     tasks = (() if page.to_do is None else map(_task, page.to_do.tasks), map(_found, page.remarked))
-    promise = f"; plan: {page.to_do.promise}" if page.to_do and page.to_do.promise else ""
+    promise = (
+        f"; plan: {page.to_do.promise}{page.to_do.basis}"
+        if page.to_do and page.to_do.promise
+        else ""
+    )
     numbered = [each for each in page.listings if each.is_numbered]
     others = [each for each in page.listings if not each.is_numbered]
     parts = (

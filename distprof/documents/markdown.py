@@ -79,7 +79,7 @@ def _to_do(to_do: ToDo, *, show_all: bool) -> Iterator[str]:
         yield "**Findings:** none"
         return
     if to_do.promise:
-        yield f"**Plan:** {_sentence(to_do.promise)}"
+        yield f"**Plan:** {_sentence(to_do.promise + to_do.basis)}"
     shown = to_do.tasks if show_all else to_do.tasks[:MAX_TASKS]
     yield "\n".join(f"{number}. {_task(task)}" for number, task in enumerate(shown, 1))
     if len(shown) < len(to_do.tasks):

@@ -119,7 +119,7 @@ class Limits(msgspec.Struct, frozen=True):
     """How much a short text has of its tasks."""
 
     tasks: int  # Number of tasks.
-    lines: int  # Lines of each message and fix, except the fix of the first task.
+    lines: int  # Lines of each fix, except that of the first task; 0 for a line per task.
 
 
 class ToDo(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,9 +127,8 @@ class ToDo(msgspec.Struct, frozen=True, kw_only=True):
 
     tasks: tuple[Task, ...] = ()
     found: tuple[Priced, ...] = ()  # All findings of the tasks, in the order of the report.
-    # What the plan changes and how it is known, for example ``2.21 s → 1.38 s per step
-    # (simulated)``; empty without a plan.
-    promise: str = ""
+    promise: str = ""  # For example ``2.21 s → 1.38 s per step, simulated``; empty without a plan.
+    basis: str = ""  # What the promise rests on, as its continuation; may be empty.
     num_left_out: int = 0  # Further tasks, which the page leaves out.
     limits: Limits | None = None  # Limits of a short text; None for all of each task.
 

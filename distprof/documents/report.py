@@ -18,7 +18,7 @@ from distprof.sections.report import Report
 from distprof.sections.shows import LONG_SENTENCES, sentences_of, tables_of
 from distprof.sections.verdict import judge, origin
 from distprof.sections.whatif.plan import MIN_GAIN_RATIO
-from distprof.sections.whatif.show import plan_promise, plan_sentence
+from distprof.sections.whatif.show import plan_basis, plan_promise, plan_sentence
 from distprof.units import format_duration, format_ratio
 
 SAME_RATIO = 0.05
@@ -133,7 +133,19 @@ def _command_again(report: Report, options: RenderOptions) -> str:
 
 LEAST = 0.01
 """Gain, as a share of the step, below which the short report leaves out a finding."""
-_SHORTER = (Limits(3, 3), Limits(3, 2), Limits(2, 2), Limits(2, 1), Limits(1, 1))
+_SHORTER = (
+    (Limits(3, 3), 9, 9),
+    (Limits(3, 2), 9, 9),
+    (Limits(3, 2), 1, 2),
+    (Limits(3, 1), 1, 2),
+    (Limits(4, 0), 1, 2),
+    (Limits(4, 0), 0, 2),
+    (Limits(4, 0), 0, 0),
+    (Limits(2, 0), 0, 0),
+)
+"""Limits of shorter and shorter texts: of tasks, sentences and cautions."""
+_MAX_DETAIL = 156
+"""Characters of the evidence in a short text, two lines: further sentences of it are left out."""
 _FEW_CODES = 8
 
 
@@ -187,7 +199,9 @@ def to_do(report: Report) -> ToDo:
             left.remove(number)
             tasks.append(_repair(report, found, number))
     tasks += [_repair(report, found, number) for number in left]
-    return ToDo(tasks=tuple(tasks), found=found, promise=plan_promise(report))
+    return ToDo(
+        tasks=tuple(tasks), found=found, promise=plan_promise(report), basis=plan_basis(report)
+    )
 
 
 def _repair(report: Report, found: tuple[Priced, ...], number: int) -> Task:
@@ -223,8 +237,23 @@ def _short_pages(report: Report, options: RenderOptions) -> Iterator[Page]:
     worth = tuple(task for task in whole.tasks if _is_worth_a_line(task, report))
     left = replace(whole, tasks=worth, num_left_out=len(whole.tasks) - len(worth))
     kept = tuple(sentence for sentence in page.sentences if sentence not in left_out)
-    for limits in _SHORTER:
-        yield replace(page, sentences=kept, to_do=replace(left, limits=limits))
+    page = replace(page, detail=_first_sentences(page.detail))
+    for limits, sentences, cautions in _SHORTER:
+        yield replace(
+            page,
+            sentences=kept[:sentences],
+            cautions=page.cautions[:cautions],
+            to_do=replace(left, basis="", limits=limits),
+        )
+
+
+def _first_sentences(text: str) -> str:
+    first, *others = text.split(". ")
+    for sentence in others:
+        if len(first) + len(sentence) + 2 > _MAX_DETAIL:
+            return f"{first}."
+        first = f"{first}. {sentence}"
+    return first
 
 
 def _is_worth_a_line(task: Task, report: Report) -> bool:

@@ -29,6 +29,7 @@ _BAR_CELLS = 24
 _MIN_BAR = 6
 _GAP = 2
 _MAX_BAR = 96
+_FIX_LINES = 3  # of the first fix, in any text
 MAX_BRIEF = 20
 """Lines of a short text."""
 _MAX_NAME = 400  # longer names are cut before layout: a name in a trace may hold megabytes
@@ -159,7 +160,8 @@ def _to_do(to_do: ToDo, options: RenderOptions) -> Iterator[RenderableType]:
     limits, width = to_do.limits, options.width
     title = Text("Findings", style="bold")
     if to_do.promise:
-        _append(title, f"plan: {to_do.promise}", width, indent=_INDENT)
+        plan = wrapped(f"plan: {to_do.promise}{to_do.basis}", width - _INDENT)
+        _append(title, plan.replace("\n", "\n  "), width, indent=_INDENT)
     yield title
     most = limits.tasks if limits else MAX_TASKS
     shown = to_do.tasks if options.show_all else to_do.tasks[:most]
@@ -167,7 +169,8 @@ def _to_do(to_do: ToDo, options: RenderOptions) -> Iterator[RenderableType]:
         if limits is None:
             yield from _whole_task(number, task, width)
         else:
-            yield from _short_task(number, task, width, limits.lines if number > 1 else None)
+            lines = limits.lines if number > 1 else max(limits.lines, _FIX_LINES)
+            yield from _short_task(number, task, width, lines)
     left_out = len(to_do.tasks) - len(shown) + to_do.num_left_out
     if left_out:
         more = f"and {left_out} more: shown by --all"
@@ -191,7 +194,7 @@ def _short_task(number: int, task: Task, width: int, lines: int | None) -> Itera
         _append(title, "error", width - _INDENT, style=_SEVERITY_STYLES["error"])
     _append(title, plain(f"{task.effect}  {codes}".strip()), width - _INDENT)
     yield _indented(title)
-    if first is None:
+    if first is None or lines == 0:
         return
     if task.change and not is_said:
         yield _indented(Text(wrapped(plain(first.finding.headline), width - 5)), extra=3)

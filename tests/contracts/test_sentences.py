@@ -32,7 +32,8 @@ REPORTS = (
 _QUANTITY = re.compile(
     r"(?<![\w.])(\d+(?:,\d{3})*(?:\.\d+)?) (ns|µs|ms|s|min|h|B|kB|MB|GB|TB|%)(?![\w/])"
 )
-_TEXTS = ("headline", "detail", "message", "fix", "title", "what", "why", "docs", "docs_url", "notes")
+_TEXTS = ("headline", "detail", "message", "fix", "title", "what", "why", "docs", "docs_url",
+          "notes")  # fmt: skip
 """Fields that hold sentences themselves: they prove nothing."""
 
 _CONSTANTS = frozenset({"7 µs"})

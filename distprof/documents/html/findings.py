@@ -101,7 +101,11 @@ def finding_articles(to_do: ToDo) -> Iterator[Markup]:
     anchor_of = anchors([one.finding for one in found])
     first = {one.finding.code: one for one in reversed(found)}
     yield element("h2", "What to do", id="to-do")
-    yield sentence(f"Plan: {to_do.promise}.", class_="evidence") if to_do.promise else EMPTY
+    yield (
+        sentence(f"Plan: {to_do.promise}{to_do.basis}.", class_="evidence")
+        if to_do.promise
+        else EMPTY
+    )
     if not to_do.tasks:
         yield sentence("No findings.")
         return

@@ -282,7 +282,7 @@ def _busy(result: TelemetryResult) -> str:
     elif idle:
         text = f"No GPU works ({span} busy)"
     else:
-        text = f"A kernel is running for {span} of the time, which may also be one that waits"
+        text = f"A kernel is running for {span} of the time; it may be one that waits"
     return (
         f"{text}. Where the time goes is not decided, because sensors do not show it: dump the "
         "stacks (py-spy dump) or record a trace with distprof capture -- COMMAND."
