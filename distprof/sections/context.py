@@ -58,6 +58,27 @@ class RankContext(msgspec.Struct, frozen=True, kw_only=True):
     collections: Intervals = EMPTY  # Garbage collections of the training thread, a set; own clock.
     is_corrected: bool = False  # Whether the profiler's cost was taken out of the tables.
     is_explained: bool = True  # Whether its computation is explained by operator.
+    drawn: tuple[int, ...] = ()  # Windows to draw.
+    drawn_pieces: int = 0  # Most pieces of each of them.
+
+
+class RankLane(msgspec.Struct, frozen=True, kw_only=True):
+    """Activities of one stream or CPU thread in a drawn step, in order of start."""
+
+    name: str  # For example ``stream 7``.
+    start_ns: Int64Array  # int64, since the start of the window.
+    end_ns: Int64Array  # int64.
+    name_of: Int64Array  # int64, index into ``names``.
+    names: tuple[str, ...]
+
+
+class RankStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A step to draw: pieces one after another, each of one class."""
+
+    window: int  # Index of its analysed window.
+    kind: Int64Array  # int64, class of each piece (:mod:`distprof.sections.picture.result`).
+    end_ns: Int64Array  # int64, its end since the start of the window.
+    lanes: tuple[RankLane, ...]  # Its streams and CPU threads; empty unless it is explained.
 
 
 class KernelStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -361,6 +382,7 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     # Its steps without the profiler, if only a guess is possible and matters.
     likely_steps: LikelySteps | None = None
     computation: RankComputation | None = None  # Its operators; None if it is not explained.
+    drawn: tuple[RankStep, ...] = ()  # The steps to draw.
 
     @property
     def stage_numbers(self) -> tuple[int, ...]:

@@ -74,7 +74,7 @@ def document(verdict: str, header: Sequence[str], parts: Sequence[Part]) -> str:
         element("a", "Skip to the report", href="#top", class_="skip"),
         hatchings(),
         element("div", _contents(parts), main, class_="layout"),
-        element("script", _asset("script.js")),
+        element("script", _script()),
     )
     return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
 
@@ -83,7 +83,7 @@ def document(verdict: str, header: Sequence[str], parts: Sequence[Part]) -> str:
 def policy() -> str:
     """A policy that loads nothing and allows only this style and script, by their hashes."""
     style = _hash(_asset("parts.css") + _asset("style.css"))
-    script = _hash(_asset("script.js"))
+    script = _hash(_script())
     return (
         f"default-src 'none'; style-src '{style}'; script-src '{script}'; "
         "base-uri 'none'; form-action 'none'"
@@ -93,6 +93,11 @@ def policy() -> str:
 def parts_style() -> Markup:
     """The style of the parts of a page, without that of the page around them."""
     return _asset("parts.css")
+
+
+@cache
+def _script() -> Markup:
+    return joined(_asset(name) for name in ("script.js", "tables.js", "picture.js"))
 
 
 @cache

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.replay import Times
 from distprof.schema import Int64Array
 from distprof.sections.computation.result import SAVING_TITLES
 from distprof.sections.context import Own
@@ -134,6 +135,13 @@ class TraceModel(msgspec.Struct, frozen=True, kw_only=True):
     def step_times(self, made: Sequence[Made]) -> list[int]:
         """Mean step of each set of changes, ns."""
         return step_times(self.graph, map(self._together, made))
+
+    def times(self, made: Made) -> Times:
+        """Simulated times of all operations with a set of changes; foreign ones are ignored."""
+        own = {what: share for what, share in made.items() if what in self.changes}
+        change = self._together(own)
+        given = {name: getattr(change, name) for name in self.graph.usual}
+        return self.graph.simulate(**given)
 
     def stage_work(self, made: Made) -> Mapping[int, float]:
         """Own time of each rank in segments with work in marked stages."""

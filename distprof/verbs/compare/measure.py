@@ -13,6 +13,7 @@ from distprof.artefacts.summary_file import StepParts, SummaryFile
 from distprof.run.fingerprint import compared, differences, unlike
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
 from distprof.sections.kernels.result import KernelRow, KernelsResult
+from distprof.sections.picture.result import StepPicture
 from distprof.units import NS_PER_S
 from distprof.verbs.compare.result import (
     CollectiveChange,
@@ -305,6 +306,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     num_windows: int  # Ranks times steps that the kernel table sums over.
     collectives: CollectivesResult  # Its classes of collectives.
     problems: tuple[FoundProblem, ...] = ()  # Its findings, with the code of their rule.
+    picture: StepPicture = StepPicture()  # Its step, drawn.
 
 
 def compare(first: Side, second: Side) -> Comparison:
@@ -331,6 +333,7 @@ def compare(first: Side, second: Side) -> Comparison:
         kernels=compare_kernels(first.kernels, second.kernels, windows),
         collectives=compare_collectives(first.collectives, second.collectives),
         findings=_findings(first.problems, second.problems),
+        pictures=(first.picture.brief(), second.picture.brief()),
         compared=compared(first.summary.fingerprint, second.summary.fingerprint),
         common_kernels_ratio=common_kernels(first.kernels, second.kernels),
         unavailable=_missing(first.summary, second.summary),

@@ -344,6 +344,7 @@ def _side(report: Report, name: str) -> Side:
             FoundProblem(found.code, found.name, found.cost_ns_per_step)
             for found in report.findings
         ),
+        picture=report.picture,
     )
 
 
