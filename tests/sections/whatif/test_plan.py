@@ -158,7 +158,7 @@ def test_verdict_first_finding_and_plan_say_the_same() -> None:
     first = report.findings[0]
     assert report.plan.repairs[0].what == "rank 3"
     assert (first.code, first.ranks) == ("STR101", (3,))
-    assert report.verdict.line == first.message
+    assert report.verdict.headline == first.message
     assert first.remaining_ns == report.plan.repairs[0].gain_ns
     assert "(rank 3 fixed)" in report.verdict.why[0]
 
@@ -208,7 +208,7 @@ def test_every_repair_is_a_finding_and_the_first_one_is_the_verdict(factor: floa
     if gains:
         first = report.findings[0]
         assert first.remaining_ns == gains[0]
-        assert report.verdict.line == first.message
+        assert report.verdict.headline == first.message
 
 
 def test_a_capture_is_planned_as_a_whole_and_the_words_say_so() -> None:
@@ -220,7 +220,7 @@ def test_a_capture_is_planned_as_a_whole_and_the_words_say_so() -> None:
     assert first.gain_ns == pytest.approx(longer, rel=0.05)
     assert report.findings[0].remaining_ns == first.gain_ns
     assert report.findings[0].cost_ns_per_step is None
-    assert "take turns" not in report.verdict.line  # a single window shows no turns
+    assert "take turns" not in report.verdict.headline  # a single window shows no turns
     assert report.verdict.why[0].endswith("The capture is simulated.")
 
 
