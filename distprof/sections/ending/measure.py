@@ -27,7 +27,7 @@ from distprof.sections.ending.stacks import diagnose_stacks, stacks_of
 from distprof.units import capitalized, format_bytes, format_duration, name_ranks
 
 _MAX_LINES = 200
-_UNSAID = ("phase", "preparing", "world", "closing")
+UNSAID = ("phase", "preparing", "world", "closing")
 """Kinds of lines that reports do not list."""
 
 _MAX_QUOTE = 200
@@ -74,7 +74,7 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     """The most decisive cause in the output of a job; without any, ``state`` is empty."""
     causes = (found for cause in _CAUSES if (found := cause(output)) is not None)
     found = _while_preparing(next(causes, EndingResult()), output)
-    events = [event for event in output.events if event.yields not in _UNSAID]
+    events = [event for event in output.events if event.yields not in UNSAID]
     failed = {event.rank for event in events if event.rank is not None} - set(found.ranks)
     return replace(
         found,
