@@ -22,7 +22,7 @@ MAX_OF_A_KIND = 64
 
 MAX_STACKS = 20_000
 MAX_TEXT = 300
-QUIET = frozenset(("warning", "phase"))
+QUIET = frozenset(("warning", "phase", "preparing"))
 """Kinds of lines that healthy jobs print, too: alone, they are no evidence of an end."""
 
 _NOISE = re.compile(r"NCCL (?:INFO|TRACE)|\bDEBUG\b")
@@ -74,6 +74,10 @@ _PREFIX = re.compile(
 _BEHIND = re.compile(r"\[rank(\d{1,7})\]: ?$")
 
 
+_REST_OF_CHARACTER = bytes(range(0x80, 0xC0))
+"""Bytes of UTF-8 that begin no character: text is cut at bytes."""
+
+
 def prefix_rank(line: str) -> int | None:
     """The rank that a launcher put before a line; None if there is none."""
     found = _PREFIX.match(line[:200])
@@ -82,7 +86,7 @@ def prefix_rank(line: str) -> int | None:
 
 def cleaned(raw: bytes) -> str:
     """Text without escape sequences and control characters."""
-    text = raw.decode("utf-8", "replace")
+    text = raw.lstrip(_REST_OF_CHARACTER).decode("utf-8", "replace")
     if "\x1b" in text:
         text = _ESCAPES.sub("", text)
     return _CONTROLS.sub("", text)

@@ -27,7 +27,7 @@ from distprof.sections.ending.stacks import diagnose_stacks, stacks_of
 from distprof.units import capitalized, format_bytes, format_duration, name_ranks
 
 _MAX_LINES = 200
-_UNSAID = ("phase", "world", "closing")
+UNSAID = ("phase", "preparing", "world", "closing")
 """Kinds of lines that reports do not list."""
 
 _MAX_QUOTE = 200
@@ -73,8 +73,8 @@ def analyze_ending(run: Run) -> EndingResult:
 def diagnose_output(output: JobOutput) -> EndingResult:
     """The most decisive cause in the output of a job; without any, ``state`` is empty."""
     causes = (found for cause in _CAUSES if (found := cause(output)) is not None)
-    found = next(causes, EndingResult())
-    events = [event for event in output.events if event.yields not in _UNSAID]
+    found = _while_preparing(next(causes, EndingResult()), output)
+    events = [event for event in output.events if event.yields not in UNSAID]
     failed = {event.rank for event in events if event.rank is not None} - set(found.ranks)
     return replace(
         found,
@@ -89,6 +89,25 @@ def diagnose_output(output: JobOutput) -> EndingResult:
         stacks=stacks_of(output),
         world_size=output.world_size,
         num_lines=output.num_lines,
+    )
+
+
+def _while_preparing(found: EndingResult, output: JobOutput) -> EndingResult:
+    """A wait during which another process prepared the data set."""
+    event = next(iter(_of(output, "preparing")), None)
+    if event is None or found.state != STUCK or found.ranks:
+        return found
+    fields = event.fields
+    took = f" after {fields['took']}" if "took" in fields else ""
+    return replace(
+        found,
+        verdict=f"{found.verdict} Meanwhile a process still prepared data: “{fields['phase']}” was "
+        f"at {fields['percent']} %{took}.",
+        next_steps=(
+            "Prepare the data set in a job of its own, or raise the timeout (ddp_timeout, or "
+            "init_process_group(timeout=…)): ranks that wait for the one that prepares time out.",
+            *(found.next_steps or _steps(found)),
+        ),
     )
 
 
@@ -329,7 +348,7 @@ def _is_survived(event: OutputEvent, output: JobOutput) -> bool:
     after = output.lines_of.get(event.file, 0) - event.line
     if after <= (_SURVIVED_LINES if event.yields == "exception" else _NEAR_LINES):
         return False
-    quiet = (*_SURVIVABLE, "warning", "phase", "nan")
+    quiet = (*_SURVIVABLE, "warning", "phase", "preparing", "nan")
     return not any(e.line > event.line and e.file == event.file and e.yields not in quiet
                    for e in output.events)  # fmt: skip
 
@@ -926,6 +945,8 @@ def _frozen(output: JobOutput) -> EndingResult | None:
         who = name_ranks(ranks) if ranks else "a process"
         fields, limit = event.fields, event.number("timeout_ms")
         whom = f"rank {fields['remote']}" if "remote" in fields else "another rank"
+        if "device" in fields:
+            whom += f" (HCCL reports that {fields['device']} is stuck)"
         group = fields.get("group", "")
         whom += f" of {group}" if "remote" in fields and group else ""
         where = f" in {operation_kind(fields['tag'])}" if "tag" in fields else ""
