@@ -176,7 +176,7 @@ def _is_alone(report: Report) -> bool:
     return summarised and not (report.training_log.origin or is_recorded(report))
 
 
-def summaries_headline(report: Report) -> str:
+def summaries_origin(report: Report) -> str:
     """What each table holds."""
     if not _is_alone(report):
         return ""

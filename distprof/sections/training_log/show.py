@@ -76,7 +76,7 @@ def _is_alone(report: Report) -> bool:
     return bool(report.training_log.origin) and not is_recorded(report)
 
 
-def training_headline(report: Report) -> str:
+def training_origin(report: Report) -> str:
     """The log's origin, the size of the job, and the log's contents."""
     if not _is_alone(report):
         return ""
