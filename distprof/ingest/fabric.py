@@ -210,22 +210,14 @@ def _perftest(lines: Sequence[str], source: str) -> FabricFile | None:
     if any("Bidirectional" in line for line in lines):
         notes.append("Both directions are counted together.")
     kind = CollectiveKind.SEND_RECV
-    points = (
-        point(kind, 2, size, [size / speed * 1e9 for speed in speeds[size]])
-        for size in sorted(speeds)
-    )
-    curve = FabricCurve(
-        kind=kind.label,
-        group_size=2,
-        points=tuple(points),
-        refusal="perftest has several messages in flight",
-    )
+    points = [point(kind, 2, n, [n / v * 1e9 for v in speeds[n]]) for n in sorted(speeds)]
+    why = "perftest has several messages in flight"
     return FabricFile(
         origin="perftest",
         source="" if source == _STDIN else source,
         backend="verbs",
         world_size=2,
-        curves=(curve,),
+        curves=(FabricCurve(kind=kind.label, group_size=2, points=tuple(points), refusal=why),),
         notes=tuple(notes),
     )
 
