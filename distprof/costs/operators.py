@@ -156,7 +156,7 @@ Outputs: TypeAlias = Mapping[tuple[Size, Size], Size]
 
 
 def outputs_of_convolutions(backward: Iterable[tuple[str, str]]) -> Outputs:
-    """What backward convolutions, as name and inputs, tell of the outputs of forward ones.
+    """What backward convolutions, as name and inputs, show of the outputs of forward ones.
 
     Sizes with several outputs, as with and without a stride, are left out.
     """
@@ -323,7 +323,7 @@ def _attention_backward(at: int = 1, tokens: int = 2) -> Callable[[Inputs], int]
 
 
 def _unpacked(flop: Callable[[Inputs], int], ends: int) -> Callable[[Inputs], int]:
-    """Unless sequences lie one after another, which end where a tensor says."""
+    """Unless sequences are one after another, which end where a tensor says."""
 
     def counted(call: Inputs) -> int:
         if len(call.sizes) > ends and call.sizes[ends]:

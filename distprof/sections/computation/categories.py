@@ -82,7 +82,7 @@ _TEMPLATE = "tem"
 def _of_inductor(kernel: str, kind: str) -> int:
     """A kernel that Inductor made and named after the operators that it fuses.
 
-    Only templates multiply: other kernels with a product in their name add its bias, or the like.
+    Only templates multiply: others with a product in their name add its bias, for example.
     """
     words = {name: one.fused for name, one in categories().items()}
     if kind == _TEMPLATE:

@@ -12,7 +12,7 @@ from distprof.costs.operators import Work, parse_inputs, work_of
 from distprof.hardware import Gpu, Sheet, recognise_gpu
 from distprof.run.run import Run
 from distprof.sections.computation.categories import categories
-from distprof.sections.computation.modules import rank_modules
+from distprof.sections.computation.modules import modules_of
 from distprof.sections.computation.operators import KernelCalls, rank_kernel_calls
 from distprof.sections.computation.result import (
     NO_OPERATORS,
@@ -87,7 +87,7 @@ def rank_computation(
         rows=(*rows[:MOST_ROWS], *_rest(rows[MOST_ROWS:])),
         has_operators=bool((calls.row >= 0).any()),
         savings=savings.stats,
-        modules=rank_modules(calls),
+        modules=modules_of(calls),
         graph_ns=int(calls.counted_ns[calls.in_graph].sum()),
     )
 

@@ -47,7 +47,7 @@ class _Tree(msgspec.Struct, frozen=True, kw_only=True):
     paths: tuple[tuple[int, str], ...]  # The path above each, UNKNOWN without one, and its module.
 
 
-def rank_modules(kernel_calls: KernelCalls | None) -> tuple[ModuleStats, ...]:
+def modules_of(kernel_calls: KernelCalls | None) -> tuple[ModuleStats, ...]:
     """Time by path of modules, in order of first call; empty if none were recorded."""
     if kernel_calls is None:
         return ()
