@@ -13,6 +13,7 @@ from distprof.documents.html.findings import anchors
 from distprof.documents.html.heat_map import heat_figure, heats_of, node_heats_of
 from distprof.documents.html.page import page_html
 from distprof.documents.html.picture import Evidence, picture_figure
+from distprof.documents.html.roofline import roofline_figure
 from distprof.documents.html.schedule import schedule_figures
 from distprof.documents.html.subjects import (
     experts_figure,
@@ -157,6 +158,12 @@ _SUBJECTS: Sequence[_Subject] = (
         "Collectives",
         lambda d: collectives_figure(d.report.collectives.classes),
         ("collectives",),
+    ),
+    _Subject(
+        "computation",
+        "Computation",
+        lambda d: roofline_figure(d.report.computation),
+        ("computation",),
     ),
     _Subject("workers", "Simulated step", lambda d: workers_figure(d.report.whatif), ("whatif",)),
     _Subject(

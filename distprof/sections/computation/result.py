@@ -130,7 +130,7 @@ class OperatorRow(Record, frozen=True, kw_only=True):
     bytes: int | None = None  # Bytes that one call reads and writes; null if unknown.
     flops: float | None = None  # FLOP per second that it reaches.
     bytes_per_s: float | None = None  # Bytes per second that it reaches.
-    # What limits it according to the sheet: ``computation`` or ``memory``; empty if unknown.
+    # What limits it on this GPU: ``computation`` or ``memory``; empty if unknown.
     bound: str = ""
     # Time at that limit over its time; null if unknown.
     peak_ratio: float | None = None
@@ -149,6 +149,13 @@ class ModuleRow(Record, frozen=True, kw_only=True):
     total_ns: int  # Time of its kernels, forward and backward, those of modules inside included.
     self_ns: int  # Part of it outside the modules that it calls.
     backward_ns: int  # Part of the total in the backward pass.
+
+
+class Roof(Record, frozen=True, kw_only=True):
+    """How fast the GPU multiplies one type."""
+
+    dtype: str  # ``bf16``, ``fp16``, ``fp8``, ``tf32`` or ``fp32``.
+    flops: float  # FLOP per second.
 
 
 class ComputationResult(Result, frozen=True, kw_only=True):
@@ -170,6 +177,9 @@ class ComputationResult(Result, frozen=True, kw_only=True):
     flop: float | None = None  # FLOP that sizes of inputs show, recomputation included.
     recomputed_flop: float | None = None  # Those of them that recomputation repeats.
     precision: str = ""  # Type of most of the FLOP, such as ``bf16``; empty if unknown.
+    roofs: tuple[Roof, ...] = ()  # Limits of computation that operators are compared with.
+    memory_bytes_per_s: float | None = None  # Limit of memory; null if it is unknown.
+    is_measured: bool = False  # Whether ``distprof bench --compute`` measured these limits.
     # Share of the time of matrix products, attention and convolutions whose FLOP are known.
     counted_ratio: float | None = None
 

@@ -150,8 +150,8 @@ def operators_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("inputs", "inputs", left=True, stretch=True),
         ),
         rows,
-        caption="mean per step and rank; the limit is that of computation or memory, as the "
-        "hardware sheet has it",
+        caption="mean per step and rank; the limit is that of computation or memory, as "
+        + ("measured" if result.is_measured else "the hardware sheet has it"),
         notes=(f"and {counted(left_out, 'more operator')}",) if left_out else (),
     )
 
