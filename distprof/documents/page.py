@@ -1,8 +1,8 @@
 """The page: what a result says to people, before it is written in any format.
 
-From top to bottom: the verdict and what it rests on (headline, facts, cautions, the step as a bar,
-the plan, sentences, points), what to do about it (listings, findings), the evidence (tables,
-remarks), and the commands to run next. A format leaves out what it has no room for.
+From top to bottom: the headline and its evidence, the step, what to do about it (the plan and other
+findings, each once), where it comes from (origin, facts, cautions), further sentences and listings,
+tables, remarks, and the commands to run next. A format leaves out what it has no room for.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from distprof.rules.base import Finding
 from distprof.sections.parts import mean_span_ns, parts_of, window_word
 from distprof.sections.report import Report
 from distprof.sections.table import TableView
-from distprof.sections.whatif.result import RepairPlan
 from distprof.units import format_duration, format_ratio
 
 
@@ -80,8 +79,8 @@ def group_of(part: str) -> Group:
     return next((group for group in GROUPS if part in group.parts), GROUPS[-1])
 
 
-MAX_FINDINGS = 5
-"""Ranked findings that a text or Markdown shows, unless it is to show all."""
+MAX_TASKS = 5
+"""Tasks that a text or Markdown shows, unless it is to show all."""
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +97,7 @@ class Priced(msgspec.Struct, frozen=True):
     finding: Finding
     cost: str = ""  # For example ``6.91 ms per step (31.0 %)``; empty if unknown.
     gain: str = ""  # For example ``saves 5.01 ms per step (30.0 %)``; empty if unknown.
+    is_verdict: bool = False  # Whether the verdict already says what it says.
 
     @property
     def title(self) -> str:
@@ -106,45 +106,47 @@ class Priced(msgspec.Struct, frozen=True):
         return f"{self.finding.code} {self.finding.name}: {self.finding.severity.value}{cost}"
 
 
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """A repair of the plan with the findings that it removes, or one finding outside the plan."""
+
+    found: tuple[Priced, ...]  # Most important first; empty if the findings are left out.
+    change: str = ""  # The repair as a fact, for example ``rank 6 fixed``; empty outside the plan.
+    # For example ``2.21 s → 1.92 s, saves 13.2 %``, for a finding its gain or cost; may be empty.
+    effect: str = ""
+
+
 class Limits(msgspec.Struct, frozen=True):
-    """How much a short text has of its findings."""
+    """How much a short text has of its tasks."""
 
-    findings: int  # Number of findings.
-    lines: int  # Lines of each message and fix, except those of the first finding.
-
-
-class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """Findings of rules, most important first."""
-
-    listed: tuple[Priced, ...]
-    # Whether they are the answer, ordered by gain, so that even none is an answer. If not, they are
-    # remarks on the result.
-    is_ranked: bool = False
-    num_left_out: int = 0  # Further findings, which the page leaves out.
-    limits: Limits | None = None  # Limits of a short text; None for all of each finding.
+    tasks: int  # Number of tasks.
+    lines: int  # Lines of each fix, except that of the first task; 0 for a line per task.
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Which changes to make, in which order."""
+class ToDo(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do, most important first: the plan and other findings, each once."""
 
-    sentence: str  # The plan as one of the page's sentences; may be empty.
-    repairs: RepairPlan
-    word: str  # What it shortens: ``step`` or ``capture``.
+    tasks: tuple[Task, ...] = ()
+    found: tuple[Priced, ...] = ()  # All findings of the tasks, in the order of the report.
+    promise: str = ""  # For example ``2.21 s → 1.38 s per step, simulated``; empty without a plan.
+    basis: str = ""  # What the promise rests on, as its continuation; may be empty.
+    num_left_out: int = 0  # Further tasks, which the page leaves out.
+    limits: Limits | None = None  # Limits of a short text; None for all of each task.
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
     """One result for people."""
 
-    verdict: str  # The result in one sentence.
-    headline: str = ""  # The origin of the result, half a sentence; empty for none.
-    facts: tuple[str, ...] = ()  # Additions to the headline, one paragraph each.
+    verdict: str  # The headline: the result in one sentence, of a report in at most 80 characters.
+    detail: str = ""  # The evidence for it, one or two sentences; empty for none.
+    to_do: ToDo | None = None  # What to do about it; None for results without ranked findings.
+    origin: str = ""  # Where the result comes from, half a sentence; empty for none.
+    facts: tuple[str, ...] = ()  # Additions to the origin, one paragraph each.
     cautions: tuple[str, ...] = ()  # What a reader must know before any number.
     step: StepBar | None = None  # The mean step, drawn as a bar.
-    plan: Plan | None = None
     sentences: tuple[str, ...] = ()  # Further results, most important first.
     points: tuple[str, ...] = ()  # Like ``sentences``, but each in a separate block.
     listings: tuple[Listing, ...] = ()  # Sentences under titles.
-    findings: Findings | None = None  # None for results that no rule judges.
+    remarked: tuple[Priced, ...] = ()  # Findings that are remarks on the result, not the answer.
     tables: tuple[TableView, ...] = ()  # In reading order.
     # Whether tables are details, which formats fold if they can, and the brief form leaves out.
     has_folded_tables: bool = False

@@ -268,10 +268,8 @@ def finding(code: str = "STR101", **fields: object) -> Finding:
         "name": "persistent-straggler",
         "severity": Severity.ERROR,
         "confidence": Confidence.MEASURED,
-        "message": (
-            "Rank 2 is the straggler: the others wait 6.91 ms (31.0 %) of every step for it. "
-            "It runs the same kernels slower."
-        ),
+        "headline": "Rank 2 holds the others up: 31.0 % of each step",
+        "message": "They wait 6.91 ms of every step for it. It runs the same kernels slower.",
         "ranks": (2,),
         "steps": (),
         "cost_ns_per_step": 6_910 * US,

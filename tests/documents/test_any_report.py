@@ -102,7 +102,7 @@ def test_a_saved_report_comes_back_and_says_the_same(report: Report) -> None:
 def test_the_verdict_names_the_part_that_costs_most_or_computation(report: Report) -> None:
     verdict = judge(report)
     if not report.plan.repairs and not (report.findings and report.findings[0].message):
-        assert verdict.line.endswith(".")
+        assert verdict.headline.endswith(".")
     total = report.waterfall.all
     assert total is not None
     assert (verdict.part == "") == (total.span_ns == 0)

@@ -167,7 +167,7 @@ def test_a_page_is_whole_and_its_links_lead_somewhere(name: str, show_all: bool)
 def test_whatever_markdown_shows_stands_in_the_page(name: str) -> None:
     report = SAMPLES[name]()
     seen = Seen(shown(report)).text
-    assert " ".join(plain(judge(report).line).split()) in seen
+    assert " ".join(plain(judge(report).headline).split()) in seen
     for view in tables_of(report, show_all=False):
         assert " ".join(plain(view.title).split()) in seen
     for one in report.findings:

@@ -21,8 +21,8 @@ def report():
 
 def test_the_verdict_is_the_first_finding_and_names_the_stage(report):
     assert report.findings[0].code == "PIP101"
-    assert judge(report).line == report.findings[0].message
-    assert judge(report).line.startswith("Stage 3 (rank 6) limits the pipeline")
+    assert judge(report).headline == report.findings[0].message
+    assert judge(report).headline.startswith("Stage 3 (rank 6) limits the pipeline")
 
 
 def test_the_reasons_give_the_slowdown_the_plan_shares_ideal_and_model_error(report):
@@ -109,7 +109,7 @@ def test_a_slow_worker_is_named(tmp_path):
     assert 5 * 4 + 2 in finding.ranks
     assert "the slowest 3 % of the workers, explain" in finding.message
     assert slow.findings[0] == finding
-    assert judge(slow).line == finding.message
+    assert judge(slow).headline == finding.message
     assert "take their machines out" in own_sentence(slow)
 
 
@@ -123,8 +123,8 @@ def test_unequal_sequences_are_told_from_stalls(tmp_path):
     sequences, stalling = of_pipeline(tmp_path, data), of_pipeline(tmp_path, stalls)
     assert "their sequences differ" in uneven(sequences).message
     assert "with no pattern in the data" in uneven(stalling).message
-    assert judge(sequences).line == uneven(sequences).message
-    assert judge(stalling).line == uneven(stalling).message
+    assert judge(sequences).headline == uneven(sequences).message
+    assert judge(stalling).headline == uneven(stalling).message
     assert "Sequences of unequal length" in own_sentence(sequences)
     assert "garbage collection" in own_sentence(stalling)
 
@@ -133,14 +133,14 @@ def test_even_operations_are_a_good_report(tmp_path):
     even = of_pipeline(tmp_path, lambda *_: 10**6)
     assert "STR105" not in {finding.code for finding in even.findings}
     assert judge(even).why[0].startswith("Operations are even")
-    assert judge(even).line == even.findings[0].message  # 8 micro-batches on 4 stages
+    assert judge(even).headline == even.findings[0].message  # 8 micro-batches on 4 stages
 
 
 def test_without_a_finding_the_verdict_is_that_operations_are_even(tmp_path):
     rows = pipeline_rows(lambda *_: 10**6, dp=2, stages=1, micro_batches=8)
     even = distprof.analyze(write_table(tmp_path / "t.parquet", log_of(rows, unit=1)))
     assert even.findings == ()
-    assert judge(even).line.startswith("Operations are even")
+    assert judge(even).headline.startswith("Operations are even")
 
 
 def test_uneven_transfers_are_named(tmp_path):

@@ -18,7 +18,7 @@ from distprof.errors import UsageError
 from distprof.formats import RenderOptions, find_reporter, format_of_file, reporter_names
 from distprof.sections.capture.result import NodeClock
 from distprof.sections.report import RunInfo
-from distprof.sections.verdict import headline
+from distprof.sections.verdict import origin
 from distprof.sections.whatif.result import RepairPlan
 from tests.documents.job_samples import SAMPLES, failed_job, hostile_job, reference_run, untraced
 from tests.documents.samples import (
@@ -102,7 +102,7 @@ def test_doubtful_clocks_are_in_the_line_of_evidence(
         num_causality_checked=100,
         num_causality_violations=violated,
     )
-    line = headline(msgspec.structs.replace(report, capture=changed))
+    line = origin(msgspec.structs.replace(report, capture=changed))
     assert line.endswith(f" · {told}") if told else "clock" not in line
 
 

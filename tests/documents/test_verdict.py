@@ -50,7 +50,7 @@ def test_a_straggler_with_more_work_gets_the_advice_to_balance() -> None:
 
 def test_waiting_without_a_clear_culprit_blames_nobody() -> None:
     report = two_ranks(computation_ns=600 * MS, exposed_wait_ns=400 * MS)
-    line = judge(report).line
+    line = judge(report).headline
     assert "Ranks wait for each other for 40.0 % of each step (40.0 ms of 100 ms)" in line
     assert "No single rank is responsible" in line
 
@@ -82,7 +82,7 @@ def test_a_rank_that_few_steps_cannot_prove_is_not_said_to_be_no_one(
         for rank, lost in ((0, 1), (1, 9))
     ]
     report = report_of(waits, num_steps=num_steps, stragglers=stragglers_result(*rows))
-    assert said in judge(report).line
+    assert said in judge(report).headline
 
 
 def test_a_rank_that_costs_less_than_half_of_the_waiting_is_not_blamed_alone() -> None:
@@ -97,7 +97,7 @@ def test_a_rank_that_costs_less_than_half_of_the_waiting_is_not_blamed_alone() -
         confidence=0.5,
     )
     report = report_of(waits, stragglers=stragglers_result(minor))
-    assert "No single rank is responsible" in judge(report).line
+    assert "No single rank is responsible" in judge(report).headline
 
 
 def test_two_ranks_of_like_cost_are_named_together() -> None:
@@ -115,7 +115,7 @@ def test_two_ranks_of_like_cost_are_named_together() -> None:
         for rank, lost in ((1, 24), (2, 20))
     ]
     report = report_of(waits, stragglers=stragglers_result(*rows))
-    assert judge(report).line.startswith(
+    assert judge(report).headline.startswith(
         "Ranks 1-2 are stragglers: waiting for them takes 40.0 % of each step"
     )
 
@@ -134,7 +134,7 @@ def test_pure_computation_needs_no_runner_up() -> None:
 
 def test_a_single_rank_cannot_tell_waiting_from_transfer() -> None:
     verdict = judge(single_rank())
-    assert verdict.line == (
+    assert verdict.headline == (
         "Exposed communication takes 35.9 % of each step (8.00 ms of 22.3 ms): record the other "
         "ranks too, because one rank cannot separate waiting from transfer."
     )
@@ -143,7 +143,7 @@ def test_a_single_rank_cannot_tell_waiting_from_transfer() -> None:
 
 def test_without_step_marks_times_are_per_capture_and_that_is_said() -> None:
     verdict = judge(capture_only())
-    assert "31.0 % of the whole capture (310 ms of 1.00 s)" in verdict.line
+    assert "31.0 % of the whole capture (310 ms of 1.00 s)" in verdict.headline
     assert verdict.why[-1] == (
         "No step marks were found, so the whole capture counts as one window."
     )
@@ -166,7 +166,7 @@ def test_input_bound_cpu_run_is_told_to_load_earlier() -> None:
 
 def test_nothing_measured_says_why() -> None:
     verdict = judge(empty())
-    assert verdict.line == "Nothing could be measured: The trace holds no device activity."
+    assert verdict.headline == "Nothing could be measured: The trace holds no device activity."
     assert verdict.part == ""
 
 
@@ -180,13 +180,13 @@ def test_idle_inside_graph_launches_is_told_from_other_idle(
     ranks = [waterfall_of(0, computation_ns=600 * MS, idle_unknown_ns=400 * MS)]
     idle_rank = msgspec.structs.replace(idle(ranks[0]), within_launch_ns=within_launch)
     report = report_of(ranks, idle=IdleResult(ranks=(idle_rank,), pauses=()))
-    assert advice in judge(report).line
+    assert advice in judge(report).headline
 
 
 def test_without_host_rows_the_advice_is_to_record_them() -> None:
     ranks = [waterfall_of(0, computation_ns=600 * MS, idle_unknown_ns=400 * MS)]
     report = report_of(ranks, idle=IdleResult(ranks=(), pauses=()))
-    assert "also record CPU activities" in judge(report).line
+    assert "also record CPU activities" in judge(report).headline
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_every_part_can_dominate(part: str) -> None:
     report = two_ranks(**{"computation_ns": 600 * MS, f"{part}_ns": 400 * MS})
     verdict = judge(report)
     assert verdict.part == part
-    assert "40.0 % of each step (40.0 ms of 100 ms)" in verdict.line
+    assert "40.0 % of each step (40.0 ms of 100 ms)" in verdict.headline
 
 
 def test_a_loss_below_five_percent_does_not_dominate() -> None:
@@ -221,8 +221,8 @@ def test_a_loss_below_five_percent_does_not_dominate() -> None:
 @pytest.mark.parametrize("name", SAMPLES)
 def test_the_verdict_is_one_sentence_and_why_is_short(name: str) -> None:
     verdict = judge(SAMPLES[name]())
-    assert verdict.line.endswith(".")
-    assert "\n" not in verdict.line
+    assert verdict.headline.endswith(".")
+    assert "\n" not in verdict.headline
     assert len(verdict.why) <= 5
 
 
@@ -231,7 +231,7 @@ def test_a_run_of_one_rank_is_complete() -> None:
         [waterfall_of(0, computation_ns=600 * MS, exposed_comm_unsplit_ns=400 * MS)],
         run=run_info((0,), world_size=1),
     )
-    assert "record the other ranks" not in judge(report).line
+    assert "record the other ranks" not in judge(report).headline
 
 
 def stragglers_result(*rows: RankStraggler) -> StragglersResult:
@@ -265,14 +265,14 @@ def test_how_a_job_ended_comes_first_then_what_was_measured(
     report = failed_job()
     report = msgspec.structs.replace(report, job=msgspec.structs.replace(report.job, **fields))
     verdict = judge(report)
-    assert verdict.line == line
+    assert verdict.headline == line
     assert verdict.why[0] == judge(msgspec.structs.replace(report, job=JOB)).line
 
 
 def test_a_host_between_operators_is_no_idle_device() -> None:
     report = two_ranks(computation_ns=600 * MS, idle_unknown_ns=400 * MS)
     report = msgspec.structs.replace(report, run=run_info((0, 1), device="cpu"))
-    assert judge(report).line == (
+    assert judge(report).headline == (
         "The CPU spends 40.0 % of each step (40.0 ms of 100 ms) between operators, in Python or "
         "blocked. Use fewer, larger operators. Record stacks to see what runs between them."
     )
@@ -288,7 +288,7 @@ def with_findings(*findings: Finding) -> Report:
 
 def test_the_first_finding_is_the_verdict_and_what_it_replaces_the_first_reason() -> None:
     verdict = judge(with_findings(finding()))
-    assert verdict.line == finding().message
+    assert verdict.headline == finding().message
     assert verdict.why[0] == judge(healthy()).line
     assert verdict.part == "computation"
 

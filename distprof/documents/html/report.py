@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from distprof.documents.html.blocks import EMPTY, Markup, Part, drawn_table, joined
 from distprof.documents.html.chart import collectives_figure
-from distprof.documents.html.findings import anchors, to_do
+from distprof.documents.html.findings import anchors
 from distprof.documents.html.heat_map import heat_figure, heats_of, node_heats_of
 from distprof.documents.html.page import page_html
 from distprof.documents.html.picture import Evidence, picture_figure
@@ -21,7 +21,7 @@ from distprof.documents.html.subjects import (
     waterfall_figure,
     workers_figure,
 )
-from distprof.documents.report import page_of, priced
+from distprof.documents.report import page_of
 from distprof.formats import RenderOptions
 from distprof.rules.base import Finding
 from distprof.sections.parts import window_word
@@ -58,10 +58,11 @@ def report_html(report: Report, options: RenderOptions) -> str:
     drawn = _Drawn(report=report, tables=page.tables, anchor_of=anchors(report.findings))
     own = {name for subject in _SUBJECTS for name in subject.sections}
     others = tuple(view for view in page.tables if view.section not in own)
+    has_waterfall = any(view.is_main for view in page.tables)
     return page_html(
-        replace(page, tables=others, commands=()),
+        # the first figure shows the parts of the step, each with its findings
+        replace(page, tables=others, commands=(), step=None if has_waterfall else page.step),
         tuple(_subject_parts(drawn, options.sections)),
-        tuple(to_do(priced(report), page.verdict)),
         picture=_picture(drawn),
     )
 
