@@ -105,7 +105,7 @@ def test_the_time_of_a_rank_is_split_into_classes() -> None:
         (COPY, 140),
         (IDLE, 200),
     ]
-    assert [lane.name for lane in step.lanes][:1] == ["stream 7"]
+    assert [lane.title for lane in step.lanes][:1] == ["stream 7"]
 
 
 def test_the_median_step_is_drawn_and_then_the_longest() -> None:

@@ -178,7 +178,7 @@
       if (a >= width) break;
       if (lane) {
         if (b <= a) b = a + 1;
-        const slot = row.isSlots && ink.slots[(step.names[pieces.of[i]] || "").split(" of ")[0].replace(/ /g, "-")];
+        const slot = row.isSlots && ink.slots[(step.names[pieces.of[i]] || "").split(" of ")[0].replace(/_/g, "-")];
         const [fill, edge] = slot ? [slot, slot] : lane.name === "communication" ? [ink.call, ink.callEdge] : [ink.lane, ink.edge];
         stroke(line, fill, a, b);
         line[a] = b - a > 2 ? slot ? 0 : edge : fill;
