@@ -207,3 +207,11 @@ def test_a_single_rank_has_a_step_without_transfers() -> None:
     (rank,) = picture.steps[0].ranks
     assert {kind for _, _, kind in pieces_of(rank.split)} == {COMPUTATION, IDLE}
     assert picture.steps[0].waits == ()
+
+
+def test_a_whole_capture_is_drawn_and_repaired(run: Run) -> None:
+    report = distprof.analyze(run, window="capture")
+    (step,) = report.picture.steps
+    assert (step.kind, step.step) == ("capture", None)
+    assert [one.done for one in step.repaired] == [one.done for one in report.plan.repairs]
+    assert step.repaired[0].mean_ns < step.mean_ns

@@ -71,7 +71,7 @@ def draw_step(
     steps = [
         _step(run, axes, of_step, kind) for (of_step, _), kind in zip(placed, kinds, strict=False)
     ]
-    if simulation is not None and analyses.window == "steps":
+    if simulation is not None:
         shown = [group.shown for group in groups]
         repaired = repaired_steps(
             simulation, plan, shown, axes, first.drawn[0].window, steps[0].unit_ns
