@@ -215,3 +215,13 @@ def test_a_whole_capture_is_drawn_and_repaired(run: Run) -> None:
     assert (step.kind, step.step) == ("capture", None)
     assert [one.done for one in step.repaired] == [one.done for one in report.plan.repairs]
     assert step.repaired[0].mean_ns < step.mean_ns
+
+
+def test_an_empty_window_is_not_drawn() -> None:
+    rank = RankBuilder(0)
+    rank.step(0, 0, 0)
+    rank.step(1, 0, 100)
+    rank.kernel("gemm", 10, 50)
+    context = replace(context_of(rank), drawn=(0, 1, 7), drawn_pieces=99)
+    (step,) = measure_rank(rank.tables(), context).drawn
+    assert step.window == 1

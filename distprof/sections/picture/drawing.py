@@ -65,7 +65,7 @@ def draw_step(
     if first is None:
         return StepPicture()
     axes = tuple(sorted({axis for one in analyses.values() for axis in one.row_axis_names}))
-    placed = [_placed(run, analyses, place) for place in range(len(first.drawn))]
+    placed = [_placed(run, analyses, step.window) for step in first.drawn]
     groups = alike_ranks(placed[0][0])
     kinds = ("median", "longest") if analyses.window == "steps" else ("capture",)
     steps = [
@@ -94,24 +94,25 @@ def _notes(placed: Sequence[_Placed], is_one_clock: bool) -> Iterator[str]:
         yield "Single collectives are left out: there are too many."
 
 
-def _placed(run: Run, analyses: RankAnalyses, place: int) -> tuple[list[_Placed], bool]:
-    """A drawn step of all ranks, and whether their starts are comparable."""
-    found = [one for one in analyses.values() if len(one.drawn) > place]
-    starts = []
-    for one in found:
-        own = one.window_start_ns[one.drawn[place].window :][:1]
-        starts.append(int(run.clock.to_common(one.rank, own)[0]))
+def _placed(run: Run, analyses: RankAnalyses, window: int) -> tuple[list[_Placed], bool]:
+    """A drawn window of all ranks, and whether their starts are comparable."""
+    found = [
+        (one, step) for one in analyses.values() for step in one.drawn if step.window == window
+    ]
+    starts = [
+        int(run.clock.to_common(one.rank, one.window_start_ns[window : window + 1])[0])
+        for one, _ in found
+    ]
     origin = min(starts)
-    length = max(int(one.drawn[place].end_ns[-1]) for one in found if len(one.drawn[place].end_ns))
-    is_one_clock = max(starts) - origin <= length
+    is_one_clock = max(starts) - origin <= max(int(step.end_ns[-1]) for _, step in found)
     placed = [
         _Placed(
             analysis=one,
             rank=run.rank(one.rank),
-            step=one.drawn[place],
+            step=step,
             start_ns=start - origin if is_one_clock else 0,
         )
-        for one, start in zip(found, starts, strict=True)
+        for (one, step), start in zip(found, starts, strict=True)
     ]
     return placed, is_one_clock
 

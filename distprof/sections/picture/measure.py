@@ -56,10 +56,10 @@ def rank_drawn(
 ) -> tuple[RankStep, ...]:
     """The steps to draw, split by class; the first with its streams and CPU threads."""
     found: list[RankStep] = []
-    for window in context.drawn[: max(context.windows.size, 1)]:
-        if window >= context.windows.size:
+    for window in context.drawn:
+        low, high = (int(ends[window]) if window < len(ends) else 0 for ends in context.windows)
+        if high <= low:
             continue
-        low, high = (int(ends[window]) for ends in context.windows)
         kind, end = _split(context, timeline, collectives, wait_end_ns, low, high)
         lanes: tuple[RankLane, ...] = ()
         if not found and context.is_explained:
