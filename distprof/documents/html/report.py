@@ -64,7 +64,7 @@ def report_html(report: Report, options: RenderOptions) -> str:
         # the first figure shows the parts of the step, each with its findings
         replace(page, tables=others, commands=(), step=None if has_waterfall else page.step),
         tuple(_subject_parts(drawn, options.sections)),
-        picture=_picture(drawn),
+        picture=EMPTY if options.sections else _picture(drawn),
     )
 
 
@@ -74,10 +74,13 @@ def _picture(drawn: _Drawn) -> Markup:
     late = tuple(
         rank.rank for rank in report.stragglers.ranks if rank.pattern is not StragglerPattern.NONE
     )
+    shown = {step.step for step in report.picture.steps}
     found = [
         Evidence(drawn.anchor_of(one), one.ranks, one.steps)
         for one in report.findings
-        if one.ranks or one.steps
+        # what all ranks do in every step has no place of its own
+        if 0 < len(one.ranks) < len(report.run.ranks)
+        or (shown & {*one.steps} and len(one.steps) < report.run.num_steps)
     ]
     return picture_figure(report.picture, late, dict(report.run.nodes), found)
 
