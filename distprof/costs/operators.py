@@ -332,3 +332,6 @@ _MOVED: Mapping[str, Callable[[Inputs], _Traffic]] = {
     **{f"_scaled_dot_product_{kind}_attention": _attended for kind in _ATTENTION},
     **{f"_scaled_dot_product_{kind}_attention_backward": _attended_backward for kind in _ATTENTION},
 }
+
+KNOWN = frozenset((*_FLOP, *_MOVED))
+"""Operators whose FLOP or bytes are known, without their namespace."""

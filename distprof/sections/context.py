@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -162,7 +162,11 @@ class Own(IntEnum):
     INPUT = 3  # idle: waiting for input
     SYNC = 4  # idle: a synchronising call
     OTHER = 5  # idle: another cause, or unknown
-    PAUSE = 6  # idle: the CPU did something else (``MainLine.pause_ns`` says what)
+    PAUSE = 6  # idle: the CPU did something else (``MainLine.parts_ns`` says what)
+
+
+Part: TypeAlias = tuple[Own, str]
+"""A part of own time: how it was spent, and a name of some of it; empty for all of it."""
 
 
 class LaunchBounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,11 +223,9 @@ class MainLine(msgspec.Struct, frozen=True, kw_only=True):
     # the rank never waited for another.
     held_ns: Int64Array
     begin_ns: Int64Array  # int64 per segment: when it started, since ``start_ns``.
-    # Name of a pause of the CPU to the part of ``own_ns`` in ``Own.PAUSE`` that it caused, int64
-    # per segment.
-    pause_ns: Mapping[str, Int64Array] = msgspec.field(default_factory=dict)
-    # Change of the program to the computation that it would save, int64 per segment.
-    saving_ns: Mapping[str, Int64Array] = msgspec.field(default_factory=dict)
+    # Own time that a pause of the CPU caused, or that a change of the program would save, by the
+    # name of either, int64 per segment.
+    parts_ns: Mapping[Part, Int64Array] = msgspec.field(default_factory=dict)
     # Index of the first window among the analysed ones. A line may cover only some of them
     # (``RankContext.simulated``).
     first_window: int = 0

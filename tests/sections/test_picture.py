@@ -35,7 +35,7 @@ from distprof.terms import CollectiveKind
 from tests.builders import RankBuilder
 from tests.sections.joined import joined_run
 from tests.sections.measured import context_of
-from tests.simulator import SimulatedJob, SlowDevice
+from tests.simulator import Compute, SimulatedJob, SlowDevice
 
 
 @given(st.lists(st.integers(0, 2**40), max_size=40))
@@ -199,3 +199,11 @@ def test_ranks_of_clocks_that_cannot_be_compared_begin_at_0() -> None:
 def test_nothing_measured_is_no_picture() -> None:
     assert StepPicture().steps == ()
     assert StepPicture(axes=("dp",)).classes[TRANSFER] == "exposed transfer, dp"
+
+
+def test_a_single_rank_has_a_step_without_transfers() -> None:
+    job = SimulatedJob(num_nodes=1, ranks_per_node=1, num_steps=4, program=(Compute(ns=10**6),))
+    picture = distprof.analyze(joined_run(job.run())).picture
+    (rank,) = picture.steps[0].ranks
+    assert {kind for _, _, kind in pieces_of(rank.split)} == {COMPUTATION, IDLE}
+    assert picture.steps[0].waits == ()

@@ -7,7 +7,7 @@
   const DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
   const VALUE = new Int8Array(128);
   [...DIGITS].forEach((digit, value) => { VALUE[digit.charCodeAt(0)] = value; });
-  const GUTTER = 120, AXIS = 22, MOST_HIGH = 560;
+  const GUTTER = 120, AXIS = 22, MOST_HIGH = 680;
 
   const numbers = (text) => {
     const found = [];
@@ -113,9 +113,9 @@
     button.addEventListener("click", () => { act(); draw(); });
     bar.append(button);
   });
-  bar.append(made("small", "Click a rank to open it. Drag to move; with the picture in focus, wheel or + − zoom, arrows move, Enter opens, 0 shows the whole step."));
+  const HINT = "Click a rank to open it, drag to move. In focus: wheel or + − zoom, arrows move, Enter opens, . and , go from piece to piece, 0 shows the whole step.";
   const canvas = made("canvas", "", { tabindex: "0", role: "application", "aria-label": "The step, a row per rank. The same as a table follows.", "aria-describedby": "picture-says" });
-  const says = made("output", "", { id: "picture-says" });
+  const says = made("output", HINT, { id: "picture-says" });
   figure.querySelector(".static").before(bar, canvas, says);
   figure.classList.add("live");
   const pen = canvas.getContext("2d");
@@ -274,7 +274,7 @@
     pen.strokeStyle = pen.fillStyle = ink.front;
     step.waits.forEach((wait) => {
       const [from, to] = [line.get(wait.waiting_rank), line.get(wait.late_rank)];
-      if (!from || !to || from === to || (wait.end - wait.start) / (high - low) < .008) return;
+      if (!from || !to || from === to || (wait.end - wait.start) / (high - low) * (wide - GUTTER) < 8) return;
       const x = xOf(wait.end), [a, b] = [from, to].map((row) => row.top - top + row.tall / 2);
       if (x < GUTTER || x > wide || Math.max(a, b) > tall - AXIS + 10 || b < 0) return;
       pen.beginPath(); pen.moveTo(x, a); pen.lineTo(x, b); pen.stroke();
@@ -300,7 +300,7 @@
   const draw = () => { frame = frame || requestAnimationFrame(now); };
 
   const say = () => {
-    if (!hover) { says.textContent = ""; return; }
+    if (!hover) { says.textContent = HINT; return; }
     const row = rows[hover.row], { pieces } = row, i = hover.piece, at = pieces.start[i];
     const what = row.lane ? step.names[pieces.of[i]] : data.classes[pieces.of[i]];
     const calls = !row.lane && !row.isRepaired && pieces.of[i] !== 0 && !isIdle[pieces.of[i]] && (row.rank.lanes || []).find((lane) => lane.name === "communication");
@@ -421,7 +421,7 @@
     if (chosen >= 0) top = Math.max(0, Math.min(rows[chosen].top - 40, total - tall + AXIS));
     figure.scrollIntoView({ block: "start" });
     canvas.focus({ preventScroll: true });
-    says.textContent = waits.length ? `${waits[0].name}: rank ${waits[0].late_rank} begins last, others wait ${duration(waits[0].wait_ns)} together` : "";
+    says.textContent = waits.length ? `${waits[0].name}: rank ${waits[0].late_rank} begins last, ${waits[0].num_waiting} wait ${duration(waits[0].wait_ns)} together` : HINT;
     draw();
   };
   data.found.forEach((found) => {

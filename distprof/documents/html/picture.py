@@ -357,11 +357,12 @@ def _twin(drawn: StepPicture, step: DrawnStep, late: frozenset[int]) -> Markup:
         if rank.rank in shown:
             of = times[rank.rank]
             group = groups.get(rank.rank)
-            is_one = group is None or len(group.ranks) == 1
-            name = str(rank.rank) if is_one else f"{short_ranks(group.ranks)} (rank {rank.rank})"
+            alike = group.ranks if group is not None else (rank.rank,)
+            name = str(rank.rank)
+            name = name if len(alike) == 1 else f"{short_ranks(alike)} (rank {name})"
             begins = (_pieces(drawn, rank) or [(0, 0, 0)])[0][0] * step.unit_ns
             cells = (format_duration(of[kind] * step.unit_ns) for kind in used)
-            mark = " ▲ late" if late & {*(group.ranks if group else (rank.rank,))} else ""
+            mark = " ▲ late" if late & {*alike} else ""
             rows.append((name + mark, format_duration(begins), *cells))
     table = scrolled(grid(columns, rows), "Table: the drawn step")
     waits = bullets(wait_text(wait) for wait in step.waits)

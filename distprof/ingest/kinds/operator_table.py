@@ -17,6 +17,8 @@ from importlib import resources
 from itertools import chain
 from typing import NoReturn
 
+import msgspec
+
 from distprof.bounds import Bound
 from distprof.errors import InputError
 from distprof.ingest.communication import collective_kind
@@ -47,19 +49,32 @@ _COLUMNS = {
 }
 """Columns by their number; before PyTorch 1.7, there were ten."""
 _UNIT = re.compile(r"^Timer unit: (\d[\d.e+-]{0,12}) s", re.M)
+_WHOLE = re.compile(r" function calls\b.{0,60} in (\d{1,9}\.\d{1,6}) (?:CPU )?seconds")
 _OF_DEVICE = re.compile(r"Self (?!CPU\b)(\w+)(?: total)?")
 _DURATION = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s?(ns|us|µs|ms|s)")
 _TOTAL = re.compile(r"^Self (\w+) time total:\s*(\S.{0,40})$")
-_LIBRARIES = ("nccl", "rccl", "c10d", "oneccl", "hccl")
+_LIBRARIES = ("nccl", "rccl", "c10d", "oneccl", "hccl", "hcom_")
+_LEAST_SHARE = 1.0
+"""Percent from which a share that is rounded to two decimals shows the total."""
 _NS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
 
 
+class _Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of functions or kernels, as the file of layouts explains it."""
+
+    program: str
+    header: str
+    row: str
+    unit: str = "ns"
+    device: str = "CUDA"
+
+
 @cache
-def _layouts() -> tuple[tuple[re.Pattern[str], re.Pattern[str]], ...]:
-    """Header and row of each table of functions or kernels."""
+def _layouts() -> tuple[tuple[re.Pattern[str], _Layout], ...]:
+    """Header of each table of functions or kernels, and its layout."""
     text = resources.files(__package__).joinpath("function_tables.toml").read_text("utf-8")
-    known = tomllib.loads(text)["table"]
-    return tuple((re.compile(one["header"], re.M), re.compile(one["row"])) for one in known)
+    known = msgspec.convert(tomllib.loads(text)["table"], tuple[_Layout, ...])
+    return tuple((re.compile(one.header, re.M), one) for one in known)
 
 
 def fits_operator_table(source: str) -> bool:
@@ -78,37 +93,40 @@ def read_operator_table(source: str) -> OperatorTable:
     data = whole(source, BOUND.num_bytes, _refuse)
     text = data.decode("utf-8-sig", "replace").replace("\0", "")
     if not _HEADER.search(text):
-        for header, row in _layouts():
+        for header, layout in _layouts():
             if found := header.search(text):
-                return _listed(source, text, found.end(), row)
+                return _listed(source, text, found.end(), layout)
     return _operators(source, iter(text.splitlines()))
 
 
-def _listed(source: str, text: str, start: int, row: re.Pattern[str]) -> OperatorTable:
+def _listed(source: str, text: str, start: int, layout: _Layout) -> OperatorTable:
     """The table of functions or kernels whose header ends at a position."""
-    unit = _UNIT.search(text)
+    row = re.compile(layout.row)
+    unit, whole_s = _UNIT.search(text), _WHOLE.search(text)
     scale = 1e9 * (float(unit[1]) if unit else 1.0)
     are_kernels = "all" not in row.groupindex
-    found = []
+    found: dict[str, TableOperator] = {}
     for match in filter(None, map(row.fullmatch, text[start:].splitlines())):
-        printed = match["own"].replace(",", "")
-        own = (_ns(printed) or _ns(f"{printed}ns") or 0) if are_kernels else float(printed) * scale
-        found.append(
-            TableOperator(
-                name=match["name"].strip()[:MAX_NAME],
-                kind=_kind(match["name"]),
-                num_calls=int(match["calls"].replace(",", "") or 0),
-                self_cpu_ns=0 if are_kernels else round(own),
-                cpu_ns=0 if are_kernels else round(float(match["all"]) * scale),
-                self_device_ns=round(own) if are_kernels else 0,
-                device_ns=round(own) if are_kernels else 0,
-            )
+        name, printed = match["name"].strip()[:MAX_NAME], match["own"].replace(",", "")
+        own = (_ns(printed) or _ns(f"{printed}{layout.unit}") or 0) if are_kernels else 0
+        before = found.get(name) if are_kernels else None
+        found[name if are_kernels else str(len(found))] = TableOperator(
+            name=name,
+            kind=_kind(name),
+            num_calls=int(match["calls"].replace(",", "") or are_kernels)
+            + (before.num_calls if before else 0),
+            self_cpu_ns=0 if are_kernels else round(float(printed or 0) * scale),
+            cpu_ns=0 if are_kernels else round(float(match["all"]) * scale),
+            self_device_ns=own + (before.self_device_ns if before else 0),
+            device_ns=own + (before.device_ns if before else 0),
         )
     if not 0 < len(found) <= MAX_ROWS:
         _refuse(source, f"{len(found):,} readable rows")
-    device = "CUDA" if are_kernels else ""
     return OperatorTable(
-        operators=tuple(found), device=device, self_cpu_ns=None, self_device_ns=None
+        operators=tuple(found.values()),
+        device=layout.device if are_kernels else "",
+        self_cpu_ns=None if whole_s is None else round(float(whole_s[1]) * 1e9),
+        self_device_ns=None,
     )
 
 
@@ -127,6 +145,7 @@ def _operators(source: str, lines: Iterator[str]) -> OperatorTable:
         _refuse(source, "no header")
     device = next((m[1] for m in map(_OF_DEVICE.fullmatch, header) if m), "")
     operators: list[TableOperator] = []
+    whole: dict[str, int | None] = dict.fromkeys(("CPU", device) if device else ("CPU",))
     totals: dict[str, int] = {}
     num_broken = 0
     for line in chain([first], lines):
@@ -139,6 +158,8 @@ def _operators(source: str, lines: Iterator[str]) -> OperatorTable:
             num_broken += made is None
             if made is not None:
                 operators.append(made)
+                for what in whole:
+                    whole[what] = whole[what] or _whole(header, _cells(line), what)
             if len(operators) > MAX_ROWS:
                 _refuse(source, f"more than {MAX_ROWS:,} rows")
     if not operators:
@@ -149,10 +170,20 @@ def _operators(source: str, lines: Iterator[str]) -> OperatorTable:
     return OperatorTable(
         operators=tuple(operators),
         device=device,
-        self_cpu_ns=totals.get("CPU"),
-        self_device_ns=totals.get(device),
+        self_cpu_ns=totals.get("CPU", whole["CPU"]),
+        self_device_ns=totals.get(device, whole.get(device)),
         notes=tuple(notes),
     )
+
+
+def _whole(header: Sequence[str], cells: Sequence[str], what: str) -> int | None:
+    """The total of a column, from a row's time and its share of it; None if the share is small."""
+    row = dict(zip(header, cells, strict=False))
+    own, share = row.get(f"Self {what}", ""), row.get(f"Self {what} %", "").removesuffix("%")
+    ns = _ns(own)
+    if not ns or not re.fullmatch(_CELL, share) or float(share) < _LEAST_SHARE:
+        return None
+    return round(ns / float(share) * 100)
 
 
 def _cells(line: str) -> list[str]:

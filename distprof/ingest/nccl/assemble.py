@@ -244,7 +244,7 @@ class Assembler:
             edges=edges,
             cards=self._all_cards(),
             missing_networks=_sorted(self._missing),
-            networks=_sorted(self._networks),
+            networks=_sorted(self._networks or self._networks_of_cards()),
             remarks={name: _sorted(values) for name, values in sorted(self._remarks.items())},
             links=tuple(sorted(self._links)),
             choices=tuple(
@@ -337,6 +337,14 @@ class Assembler:
         self._counts["cut" if event is CUT else "unknown"] += number
         if event is not CUT and len(self._unknown) < _MAX_UNKNOWN:
             self._unknown[_text(text)] = None
+
+    def _networks_of_cards(self) -> dict[str, set[int]]:
+        """The networks of a log that names only cards: NCCL lists those of the one it uses."""
+        found: dict[str, set[int]] = {}
+        for process, network in self._cards:
+            if network != "Socket" or (process, "IB") not in self._cards:
+                found.setdefault(network, set()).add(process)
+        return found
 
     def _all_cards(self) -> tuple[NcclCard, ...]:
         """Cards, each once per host."""

@@ -311,8 +311,10 @@ def _cards(text: str) -> Event | None:
         return None
     listed = match[2].partition("; OOB ")[0]
     if match[1] == "Socket":
-        return Cards("Socket", tuple((int(i), n, "") for i, n in _SOCKET_CARD.findall(listed)))
-    return Cards(match[1], tuple((int(i), n, link) for i, n, link in _IB_CARD.findall(listed)))
+        cards = tuple((int(i), n, "") for i, n in _SOCKET_CARD.findall(listed))
+    else:
+        cards = tuple((int(i), n, link) for i, n, link in _IB_CARD.findall(listed))
+    return Cards(match[1], cards) if cards else CUT
 
 
 def _gdr(text: str) -> Event | None:

@@ -22,7 +22,7 @@ MAX_OF_A_KIND = 64
 
 MAX_STACKS = 20_000
 MAX_TEXT = 300
-QUIET = frozenset(("warning", "phase"))
+QUIET = frozenset(("warning", "phase", "preparing"))
 """Kinds of lines that healthy jobs print, too: alone, they are no evidence of an end."""
 
 _NOISE = re.compile(r"NCCL (?:INFO|TRACE)|\bDEBUG\b")
@@ -57,7 +57,8 @@ _TIME = re.compile(
 """``2026-01-31 12:00:00.5``, with other separators too, and glog's ``E0131 12:00:00.5``."""
 
 _PREFIX = re.compile(
-    rf"^\s{{0,8}}{_STAMP}(?:(?:\[\d{{1,2}}m)?\([^()\n]{{1,80}}\) |[\w.-]{{1,40}}/\d{{1,4}} )?(?:"
+    rf"^[\s\"“`]{{0,8}}{_STAMP}"
+    rf"(?:(?:\[\d{{1,2}}m)?\([^()\n]{{1,80}}\) |[\w.-]{{1,40}}/\d{{1,4}} )?(?:"
     r"(?:\[rank\d{1,7}\]:)?\[rank(\d{1,7})\]:?"  # torch since 2.2, perhaps after torchrun's role
     r"|\[default(\d{1,7})\]:"  # torchrun --tee
     r"|\[\w{1,40}?(\d{1,7})\|\d{1,7}\]:"  # torchrun with --role: role, rank, local rank
@@ -67,8 +68,12 @@ _PREFIX = re.compile(
     r"|(\d{1,7}): ?+(?!\d\d:|\d{1,7} \[\d|\[[\w./:-]{12,200}[, \]])"  # srun --label, but not NCCL's
     # process and thread, nor Horovod's stalled tensors
     r"|\(\w{0,60}[^()]{0,60}\brank[=: ]?(\d{1,7})\b[^()]{0,80}\)"  # Ray
-    r"|\[Rank:? (\d{1,7})\]|\[?RANK[ =:](\d{1,7})\]?) ?"
+    r"|\[(?:Rank:?|(?:GPU )?[Rr]ank) (\d{1,7})\]|\[?RANK[ =:](\d{1,7})\]?) ?"
 )
+
+
+_REST_OF_CHARACTER = bytes(range(0x80, 0xC0))
+"""Bytes of UTF-8 that begin no character: text is cut at bytes."""
 
 
 def prefix_rank(line: str) -> int | None:
@@ -79,7 +84,7 @@ def prefix_rank(line: str) -> int | None:
 
 def cleaned(raw: bytes) -> str:
     """Text without escape sequences and control characters."""
-    text = raw.decode("utf-8", "replace")
+    text = raw.lstrip(_REST_OF_CHARACTER).decode("utf-8", "replace")
     if "\x1b" in text:
         text = _ESCAPES.sub("", text)
     return _CONTROLS.sub("", text)
@@ -178,6 +183,8 @@ class Reader:
         end = min(at + _WINDOW, len(data)) if end < 0 else end
         head = cleaned(data[start : min(start + 200, end)])
         by_prefix = prefix_rank(head)
+        if by_prefix is None and start == at and "frames" in row.fields:  # copied from the sign on
+            by_prefix = prefix_rank(cleaned(data[end + 1 : end + 201].split(b"\n", 1)[0]))
         writer = rank if by_prefix is None else by_prefix
         if row.yields == "stack":
             first = _line_back(data, start, row.before)
@@ -187,7 +194,7 @@ class Reader:
             first = _line_back(data, start, row.before)
             last = _line_forward(data, end, row.after)
             text = cleaned(data[first : min(last, first + _MAX_RECORD_BYTES)])
-            before = cleaned(data[start:at]) if "frames" in row.fields else ""
+            before = "" if row.before else cleaned(data[start:at])
             text = _without_prefixes(text, by_prefix, before)
         else:
             last = _end_of_wrapped(data, end) if row.wraps else end
@@ -344,7 +351,11 @@ def _without_prefixes(text: str, own: int | None, before: str) -> str:
     ranks = [prefix_rank(line) for line in lines]
     if not any(rank is not None for rank in ranks):
         return text
-    kept = [line for line, rank in zip(lines, ranks, strict=True) if rank == own]
+    kept = [
+        line
+        for line, rank in zip(lines, ranks, strict=True)
+        if rank == own or (rank is None and line is lines[0])
+    ]
     return "\n".join(_PREFIX.sub("", line, count=1) for line in kept)
 
 

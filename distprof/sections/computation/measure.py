@@ -17,6 +17,7 @@ from distprof.sections.computation.result import (
     NO_OPERATORS,
     NO_SHAPES,
     PRODUCTS,
+    REST,
     CategoryRow,
     ComputationResult,
     OperatorRow,
@@ -33,8 +34,6 @@ __all__ = ["analyze_computation", "rank_computation", "rank_kernel_calls", "rank
 
 MOST_ROWS = 1_000
 """Operators with different inputs that are kept of a rank; the rest is summed up by category."""
-
-REST = "(other operators)"
 
 TABLE_LIMIT = 200
 """Operators of a report; the rest is summed up."""

@@ -15,6 +15,9 @@ FP32_KERNELS = r"(?<![a-z])(?:sgemm|scudnn)(?![a-z])"
 PRODUCTS = ("gemm", "attention", "convolution")
 """Categories that compute rather than move memory."""
 
+REST = "(other operators)"
+"""Name of the row that sums up what a list leaves out."""
+
 LEAST_COUNTED = 0.9
 """Share of the time of products whose FLOP must be known, so that they stand for all."""
 

@@ -151,11 +151,8 @@ def _unrecognised(result: NcclResult) -> str:
 # Tables ----------------------------------------------------------------
 
 MAX_ROWS = 12
-
 _T = TypeVar("_T")
-
 _MAX_TEXT = 120
-
 _MAX_UNKNOWN = 5
 
 

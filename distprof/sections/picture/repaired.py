@@ -108,28 +108,35 @@ def _pieces(
     """Class and end of the pieces of segments ``low`` to ``high``, at simulated times.
 
     The graph knows how much of a segment is computation, copies and idle, not in which order: they
-    follow each other in that order, and a segment that a repair shortens loses idle time first.
-    Between two segments, a rank waits until the transfer that blocks it begins.
+    follow each other in that order. A segment that a repair shortens loses idle time first, and one
+    that it lengthens, because work moves to it, has more of each. Between two segments, a rank
+    waits until the transfer that blocks it begins.
     """
     segments = np.arange(low, high)
     begin, end = times.start[segments], times.end[segments]
     resumed = times.start[np.minimum(segments + 1, graph.num_segments - 1)]
-    own = graph.own_ns[segments]
+    own, total = graph.own_ns[segments], graph.own_total_ns[segments]
+    longer = np.maximum((end - begin) / np.maximum(total, 1), 1.0)[:, None]
+    own = np.rint(own * longer).astype(np.int64)
     computed = np.minimum(begin + own[:, Own.COMPUTATION], end)
     copied = np.minimum(computed + own[:, Own.COPY], end)
     transfer = blocker[np.minimum(segments + 1, graph.num_segments - 1)]
-    blocked = transfer != ABSENT
-    moves = times.start[graph.num_segments + np.maximum(transfer, 0)]
-    waited = np.where(blocked, np.clip(moves, end, np.maximum(resumed, end)), end)
-    numbers = np.array([*map(axes.index, graph.axis_names)] or [0], np.int64)
-    axis = np.maximum(graph.transfers.axis[np.maximum(transfer, 0)], 0) if blocked.any() else 0
-    is_message = blocked & np.isin(graph.transfers.kind[np.maximum(transfer, 0)], _MESSAGES)
+    blocked = np.flatnonzero(transfer != ABSENT)
+    of = transfer[blocked]
+    waited, waits = end.copy(), np.full(len(segments), WAIT)
+    waited[blocked] = np.clip(
+        times.start[graph.num_segments + of], end[blocked], np.maximum(resumed, end)[blocked]
+    )
+    waits[blocked[np.isin(graph.transfers.kind[of], _MESSAGES)]] = MESSAGE_WAIT
+    moves = np.full(len(segments), IDLE)
+    numbers = np.array([axes.index(axis) for axis in graph.axis_names] or [0], np.int64)
+    moves[blocked] = TRANSFER + numbers[np.maximum(graph.transfers.axis[of], 0)]
     kinds = (
         np.full(len(segments), COMPUTATION),
         np.full(len(segments), COPY),
         np.full(len(segments), IDLE),
-        np.where(is_message, MESSAGE_WAIT, WAIT),
-        np.where(blocked, TRANSFER + numbers[axis], IDLE),
+        waits,
+        moves,
     )
     ends = (computed, copied, end, waited, np.maximum(resumed, end))
     return _without_empty(

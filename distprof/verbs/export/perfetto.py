@@ -183,7 +183,7 @@ class _TimeLine:
                 parent=packets.track(
                     self._rank_name(rank),
                     self._node(rank),
-                    place=rank.rank,
+                    place=rank.rank + 1,  # after the tracks of distprof
                     about=PurePath(rank.path).name,
                 ),
             ).write()

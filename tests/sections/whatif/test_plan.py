@@ -29,6 +29,7 @@ from tests.simulator.job import (
     Compute,
     Input,
     LateInput,
+    NamedPause,
     SimulatedJob,
     SlowDevice,
 )
@@ -221,3 +222,22 @@ def test_a_capture_is_planned_as_a_whole_and_the_words_say_so() -> None:
     assert report.findings[0].cost_ns_per_step is None
     assert "take turns" not in report.verdict.headline  # a single window shows no turns
     assert report.verdict.why[0].endswith("The capture is simulated.")
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2])
+def test_repairs_of_different_parts_of_one_stretch_of_work_add_up(num_nodes: int) -> None:
+    """No collective comes between them, so both shorten the same segment of own time."""
+    ranks = range(4 * num_nodes)
+    late = tuple(LateInput(rank=rank, ns=25 * MS) for rank in ranks)
+    paused = tuple(NamedPause(rank=rank, ns=20 * MS, name="checkpoint") for rank in ranks)
+    jobs = {
+        faults: SimulatedJob(
+            num_nodes=num_nodes, ranks_per_node=4, num_steps=8, program=STEP, faults=faults
+        )
+        for faults in ((), late, late + paused)
+    }
+    plan = plan_of(jobs[late + paused], ["input", "pause checkpoint", "late ranks"])
+    assert [repair.what for repair in plan.repairs] == ["input", "pause checkpoint"]
+    for repair, left in zip(plan.repairs, (paused, ()), strict=True):
+        truth = replace(jobs[()], faults=left).run().mean_step_ns()
+        assert repair.step_ns == pytest.approx(truth, rel=0.02)
