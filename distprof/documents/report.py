@@ -242,13 +242,15 @@ def _short_pages(report: Report, options: RenderOptions) -> Iterator[Page]:
     kept = tuple(sentence for sentence in page.sentences if sentence not in left_out)
     page = replace(page, detail=_first_sentences(page.detail))
     for limits, sentences, cautions in _SHORTER:
-        yield replace(
+        last = replace(
             page,
             sentences=kept[:sentences],
             cautions=page.cautions[:cautions],
             commands=(*page.commands[: limits.tasks - 1][:1], *page.commands[1:][-1:]),
             to_do=replace(left, basis="", limits=limits),
         )
+        yield last
+    yield replace(last, step=None)
 
 
 def _first_sentences(text: str) -> str:

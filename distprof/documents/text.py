@@ -29,7 +29,7 @@ _BAR_CELLS = 24
 _MIN_BAR = 6
 _GAP = 2
 _MAX_BAR = 96
-_LEAST_SHARE = 0.005  # of the step, for a place in a legend that has little room
+_LEAST_SHARE = 0.01  # of the step, for a place in a legend that has little room
 _FIX_LINES = 3  # of the first fix, in any text
 MAX_BRIEF = 20
 """Lines of a short text."""
