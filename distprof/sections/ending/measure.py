@@ -1002,7 +1002,9 @@ def _died(output: JobOutput) -> EndingResult | None:
 
 
 def _exited(output: JobOutput) -> EndingResult | None:
-    exits = [e for e in _exits(output) if _signal(e) or e.number("code")]
+    exits = [
+        e for e in _exits(output) if _signal(e) or e.number("code") or e.name == "sagemaker-exit"
+    ]
     return _ended(exits[0], output) if exits else None
 
 
