@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import math
 import re
 import sys
 import zlib
@@ -146,6 +147,9 @@ def _own(data: bytes, source: str) -> FabricFile:
         raise _other_schema(source, f'"schema": "{profile.schema[:60]}"')
     if any(not _is_sound(curve) for curve in profile.curves):
         raise _other_schema(source, "an impossible bandwidth curve")
+    speeds = [rate.flops for rate in profile.rates]
+    if not all(0 < speed < math.inf for speed in (*speeds, profile.memory_bytes_per_s or 1)):
+        raise _other_schema(source, "an impossible speed of computation")
     return msgspec.structs.replace(profile, source="" if source == _STDIN else source)
 
 
