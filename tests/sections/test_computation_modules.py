@@ -5,10 +5,15 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from distprof.hardware import load_sheet
+from distprof.run.run import Device
+from distprof.sections.computation.measure import analyze_computation
 from distprof.sections.computation.modules import MOST_PATHS
 from distprof.sections.computation.result import OUTSIDE_MODULES
-from tests.builders import MAIN_THREAD, RankBuilder
+from distprof.sections.context import RankAnalyses
+from tests.builders import MAIN_THREAD, RankBuilder, make_run
 from tests.sections.measured import measured
 from tests.sections.test_computation import (
     BACKWARD_THREAD,
@@ -166,6 +171,32 @@ def test_modules_between_an_operator_and_its_launch_do_not_hide_it():
     model.kernel("somebody's kernel", 0, 8, launched=(20, 30))
     (row,) = explained(model).operators
     assert row.name == "MyFunction"
+
+
+# Kernels too small for their GPU ------------------------------------------------------------------
+
+
+def filled(*blocks: int, multiprocessors: int | None = 100):
+    rank = RankBuilder()
+    for number, count in enumerate(blocks):
+        start = 100 * number
+        rank.operator(f"aten::op{number}", start, start + 90)
+        rank.kernel("k", start, start + 50, launched=(start + 10, start + 20), blocks=count)
+    device = Device(name="some GPU", num_multiprocessors=multiprocessors)
+    run = make_run([replace(rank.rank(), device=device)])
+    return analyze_computation(run, RankAnalyses.of([measured(rank)]), load_sheet())
+
+
+def test_kernels_with_fewer_blocks_than_multiprocessors_leave_some_idle():
+    result = filled(25, 400, -1, 90, 50, 49)
+    ratios = [row.filled_ratio for row in sorted(result.operators, key=lambda row: row.name)]
+    assert ratios == [0.25, 1, None, 0.9, 0.5, 0.49]
+    assert result.small_ratio == 0.4
+
+
+def test_nothing_is_known_of_a_gpu_whose_multiprocessors_were_not_recorded():
+    result = filled(25, multiprocessors=None)
+    assert (result.operators[0].filled_ratio, result.small_ratio) == (None, None)
 
 
 # CUDA graphs -------------------------------------------------------------------------------------

@@ -188,6 +188,7 @@ class KernelCalls(msgspec.Struct, frozen=True, kw_only=True):
     own_ns: Int64Array  # Its own time.
     counted_ns: Int64Array  # Own time inside the analysed windows.
     stream: Int64Array
+    blocks: NDArray[np.int32]  # Thread blocks; ABSENT if unknown.
     kernel: Int64Array  # Code of its name.
     launches: Launches
     operators: Operators
@@ -230,6 +231,7 @@ def rank_kernel_calls(
         own_ns=end - start,
         counted_ns=covered(Intervals(start, end), context.windows),
         stream=activity["stream"][rows],
+        blocks=activity["blocks"][rows],
         kernel=kernel,
         launches=launches,
         operators=operators,
