@@ -89,7 +89,7 @@ def perfetto(
     check_source(source)
     check_free(output, force=force)
     examined = _examined(source, cache_dir, config, evidence, quiet=quiet)
-    from distprof.cli.progress import progress_bar
+    from distprof.cli.terminal.progress import progress_bar
     from distprof.verbs.export.perfetto import Choice, export_perfetto
     from distprof.verbs.export.rank_tracks import ONLY
 
@@ -233,7 +233,7 @@ def _examined(
 
     import_numpy()  # before anything else does
     from distprof import api
-    from distprof.cli.progress import progress_bar
+    from distprof.cli.terminal.progress import progress_bar
     from distprof.config import load_config
 
     settings = load_config(config)

@@ -160,6 +160,8 @@ class KernelCalls(msgspec.Struct, frozen=True, kw_only=True):
     row: Int64Array  # Row of the operator in HOST; UNKNOWN without one.
     category: NDArray[np.int32]  # Number of its category.
     part: NDArray[np.int32]  # A Pass.
+    # Place of the innermost operator or annotation in :meth:`Operators.of`; UNKNOWN without one.
+    place: Int64Array
     kernel_names: tuple[str, ...]
     host: Table  # HOST.
 
@@ -177,7 +179,7 @@ def rank_kernel_calls(
     before = np.maximum.accumulate(np.concatenate(([np.iinfo(np.int64).min], end[:-1])))
     start = np.minimum(np.maximum(start, before), end)
     host = load_host() if load_host is not None and tables.has_host else tables.host
-    row, category, part = _launched_by(activity["correlation"][rows], host)
+    row, category, part, place = _launched_by(activity["correlation"][rows], host)
     kernels = activity.coded("name")
     kernel = kernels.codes[rows].astype(np.int64)
     by_name = _verdicts(kernels.values, of_kernel)[kernel]
@@ -190,6 +192,7 @@ def rank_kernel_calls(
         row=row,
         category=np.where(category == UNKNOWN, by_name, category),
         part=part,
+        place=place,
         kernel_names=kernels.values,
         host=host,
     )
@@ -197,8 +200,8 @@ def rank_kernel_calls(
 
 def _launched_by(
     correlation: Int64Array, host: Table
-) -> tuple[Int64Array, NDArray[np.int32], NDArray[np.int32]]:
-    """Row of the operator that launched each kernel, its category, and its Pass.
+) -> tuple[Int64Array, NDArray[np.int32], NDArray[np.int32], Int64Array]:
+    """Row of the operator that launched each kernel, its category, its Pass, and the innermost one.
 
     The operator is the one that FLOP are known of, or else the innermost one around the launch.
     """
@@ -208,7 +211,7 @@ def _launched_by(
     known = inside >= 0
     if not known.any():
         nothing = np.full(len(correlation), UNKNOWN, np.int32)
-        return nothing.astype(np.int64), nothing, nothing * 0
+        return nothing.astype(np.int64), nothing, nothing * 0, inside
     names = host.coded("name")
     code = names.codes[operators.row]
     strongly = operators.inherited(_verdicts(names.values, strong)[code])
@@ -224,6 +227,7 @@ def _launched_by(
         np.where(known & is_operator, operators.row[chosen], UNKNOWN),
         np.where(known, category[inside], UNKNOWN).astype(np.int32),
         np.where(known, part[inside], Pass.OTHER).astype(np.int32),
+        inside,
     )
 
 
