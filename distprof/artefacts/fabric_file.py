@@ -84,7 +84,7 @@ class FabricFile(msgspec.Struct, frozen=True, kw_only=True):
     """``fabric.json``: measurements of ``distprof bench``, or converted from nccl-tests."""
 
     schema: str = FABRIC_SCHEMA  # ``distprof.fabric/1``.
-    origin: str  # ``distprof bench`` or ``nccl-tests``.
+    origin: str  # ``distprof bench``, ``nccl-tests`` or ``perftest``.
     source: str = ""  # The file it was read from; empty if distprof measured it.
     distprof_version: str = ""  # Version of the writer.
     # Time of the measurement, ns since the epoch; None when unknown.

@@ -138,7 +138,7 @@ def _analyzed(source: str, *, quiet: bool, debug: bool, **options: Any) -> Repor
 
     import_numpy()  # before anything else does
     from distprof import api
-    from distprof.cli.terminal.progress import progress_bar
+    from distprof.cli.progress import progress_bar
     from distprof.config import load_config
 
     settings = load_config(options["config"])

@@ -13,7 +13,7 @@ import click
 from distprof.cli.app import ExitCode
 from distprof.cli.options import debug_option, output_options_with
 from distprof.cli.output import Output, check_free, deliver, note, show_in_step_summary
-from distprof.cli.terminal.progress import make_sweep
+from distprof.cli.progress import make_sweep
 from distprof.errors import UsageError
 from distprof.terms import CI_FORMATS, PAGE_FORMATS
 from distprof.units import finite_range

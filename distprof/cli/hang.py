@@ -62,7 +62,7 @@ def _report(sources: tuple[str, ...], executor: str, *, quiet: bool) -> HangRepo
     from distprof.ingest.executor import import_numpy
 
     import_numpy()  # before anything else does
-    from distprof.cli.terminal.progress import progress_bar
+    from distprof.cli.progress import progress_bar
     from distprof.verbs.functions import hang as diagnose
     from distprof.verbs.sources import spooled
 

@@ -1,4 +1,4 @@
-"""Verdict, headline and tables of a fabric profile, ready to render."""
+"""Verdict, origin and tables of a fabric profile, ready to render."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def _page(profile: FabricFile, options: RenderOptions) -> Page:
     parts = (profile.origin, profile.device, profile.backend, ranks, hosts, profile.source)
     return Page(
         verdict=fabric_verdict(profile),
-        headline=" · ".join(part for part in parts if part),
+        origin=" · ".join(part for part in parts if part),
         sentences=tuple(fabric_sentences(profile)),
         tables=present(fabric_tables(profile, show_all=options.show_all)),
     )

@@ -11,7 +11,7 @@ import pytest
 
 from distprof import open_run
 from distprof.cli.output import has_color
-from distprof.cli.terminal.progress import _state, _time_left, progress_bar, status_line
+from distprof.cli.progress import _state, _time_left, progress_bar, status_line
 from distprof.verbs.sweep.running import Progress
 
 DLRM = Path(__file__).parents[1] / "golden" / "kineto" / "dlrm-v100-8gpu"

@@ -14,14 +14,18 @@ from distprof.hardware import Sheet
 from distprof.run.run import Run
 from distprof.sections.computation.categories import categories
 from distprof.sections.computation.limits import Limits, limits_of
+from distprof.sections.computation.modules import modules_of
 from distprof.sections.computation.operators import Alike, KernelCalls, rank_kernel_calls
 from distprof.sections.computation.result import (
     NO_OPERATORS,
     NO_SHAPES,
+    OUTSIDE_MODULES,
     PRODUCTS,
     REST,
     CategoryRow,
     ComputationResult,
+    ModuleRow,
+    ModuleStats,
     OperatorRow,
     OperatorStats,
     Pass,
@@ -57,7 +61,7 @@ _SHORT_TYPES = {
 def rank_computation(
     kernel_calls: KernelCalls | None, savings: Savings | None
 ) -> RankComputation | None:
-    """The computation of one rank by operator; None if it is not explained."""
+    """The computation of one rank by operator and module; None if it is not explained."""
     if kernel_calls is None or savings is None:
         return None
     rows = operator_stats(kernel_calls, savings.alike)
@@ -65,6 +69,8 @@ def rank_computation(
         rows=(*rows[:MOST_ROWS], *_rest(rows[MOST_ROWS:])),
         has_operators=bool((kernel_calls.row >= 0).any()),
         savings=savings.stats,
+        modules=modules_of(kernel_calls),
+        graph_ns=int(kernel_calls.counted_ns[kernel_calls.in_graph].sum()),
     )
 
 
@@ -150,6 +156,8 @@ def analyze_computation(
         total_ns=sum(group.total_ns for group in groups),
         categories=_category_rows(groups),
         operators=_operator_rows(groups, limits),
+        modules=_module_rows(explained.values(), sum(group.total_ns for group in groups)),
+        graph_ratio=_graph_ratio(explained.values(), groups),
         savings=_savings(explained.values()),
         flop=_flop(groups),
         recomputed_flop=_flop([one for one in groups if one.row.part == Pass.RECOMPUTATION]),
@@ -220,6 +228,62 @@ def _savings(explained: Iterable[RankComputation]) -> tuple[Saving, ...]:
             size=one.size,
         )
     return tuple(sorted(rows.values(), key=lambda row: -row.saved_ns))
+
+
+def _graph_ratio(explained: Iterable[RankComputation], groups: Iterable[_Group]) -> float:
+    total_ns = sum(group.total_ns for group in groups)
+    return sum(rank.graph_ns for rank in explained) / total_ns if total_ns else 0.0
+
+
+def _module_rows(explained: Iterable[RankComputation], total_ns: int) -> tuple[ModuleRow, ...]:
+    """The tree of all ranks, and what is outside of it; empty if no modules were recorded."""
+    own: dict[tuple[str, ...], ModuleStats] = {}
+    for row in (row for rank in explained for row in rank.modules):
+        before = own.get(row.path)
+        own[row.path] = row if before is None else _added(before, row)
+    if not own:
+        return ()
+    total, backward = dict.fromkeys(own, 0), dict.fromkeys(own, 0)
+    for path, row in own.items():
+        for depth in range(len(path)):
+            total[path[: depth + 1]] += row.self_ns
+            backward[path[: depth + 1]] += row.backward_ns
+    longest_first = sorted(
+        own, key=lambda path: [(-total[path[: n + 1]], path[n]) for n in range(len(path))]
+    )
+    rows = [
+        ModuleRow(
+            name=path[-1],
+            depth=len(path) - 1,
+            num_modules=own[path].num_modules,
+            num_calls=own[path].num_calls,
+            total_ns=total[path],
+            self_ns=own[path].self_ns,
+            backward_ns=backward[path],
+        )
+        for path in longest_first
+    ]
+    outside_ns = total_ns - sum(row.self_ns for row in rows)
+    outside = ModuleRow(
+        name=OUTSIDE_MODULES,
+        depth=0,
+        num_modules=0,
+        num_calls=0,
+        total_ns=outside_ns,
+        self_ns=outside_ns,
+        backward_ns=0,
+    )
+    return (*rows, outside)
+
+
+def _added(one: ModuleStats, other: ModuleStats) -> ModuleStats:
+    return ModuleStats(
+        path=one.path,
+        num_modules=max(one.num_modules, other.num_modules),
+        num_calls=one.num_calls + other.num_calls,
+        self_ns=one.self_ns + other.self_ns,
+        backward_ns=one.backward_ns + other.backward_ns,
+    )
 
 
 def _category_rows(groups: Sequence[_Group]) -> tuple[CategoryRow, ...]:

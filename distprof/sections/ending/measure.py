@@ -27,6 +27,9 @@ from distprof.sections.ending.stacks import diagnose_stacks, stacks_of
 from distprof.units import capitalized, format_bytes, format_duration, name_ranks
 
 _MAX_LINES = 200
+UNSAID = ("phase", "preparing", "world", "closing")
+"""Kinds of lines that reports do not list."""
+
 _MAX_QUOTE = 200
 _FATAL = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 _FOLLOWING = ("peer", "timeout", "position", "missing", "mismatch", "store", "nccl", "network")
@@ -34,7 +37,7 @@ _NOT_OWN = re.compile(
     r"(?:^|[.:])(?:Dist(?:Backend|Store|Network)Error|ChildFailedError|SignalException|SystemExit"
     r"|Process(?:Exited|Raised)Exception|CalledProcessError|KeyboardInterrupt|Rendezvous\w+"
     r"|Ray\w*Error|WorkerCrashedError|ActorDiedError|BrokenProcessPool|OutOfMemoryError"
-    r"|DeadKernelError|EnforceNotMet)$"
+    r"|DeadKernelError|EnforceNotMet|EngineDeadError)$"
 )
 """Exceptions that report the end of another process, or that another expression reads."""
 
@@ -70,8 +73,8 @@ def analyze_ending(run: Run) -> EndingResult:
 def diagnose_output(output: JobOutput) -> EndingResult:
     """The most decisive cause in the output of a job; without any, ``state`` is empty."""
     causes = (found for cause in _CAUSES if (found := cause(output)) is not None)
-    found = next(causes, EndingResult())
-    events = [event for event in output.events if event.yields not in ("phase", "world")]
+    found = _while_preparing(next(causes, EndingResult()), output)
+    events = [event for event in output.events if event.yields not in UNSAID]
     failed = {event.rank for event in events if event.rank is not None} - set(found.ranks)
     return replace(
         found,
@@ -86,6 +89,25 @@ def diagnose_output(output: JobOutput) -> EndingResult:
         stacks=stacks_of(output),
         world_size=output.world_size,
         num_lines=output.num_lines,
+    )
+
+
+def _while_preparing(found: EndingResult, output: JobOutput) -> EndingResult:
+    """A wait during which another process prepared the data set."""
+    event = next(iter(_of(output, "preparing")), None)
+    if event is None or found.state != STUCK or found.ranks:
+        return found
+    fields = event.fields
+    took = f" after {fields['took']}" if "took" in fields else ""
+    return replace(
+        found,
+        verdict=f"{found.verdict} Meanwhile a process still prepared data: “{fields['phase']}” was "
+        f"at {fields['percent']} %{took}.",
+        next_steps=(
+            "Prepare the data set in a job of its own, or raise the timeout (ddp_timeout, or "
+            "init_process_group(timeout=…)): ranks that wait for the one that prepares time out.",
+            *(found.next_steps or _steps(found)),
+        ),
     )
 
 
@@ -207,13 +229,16 @@ def _xid(output: JobOutput) -> EndingResult | None:
     if event is None:
         return None
     number = _xid_of(event)
-    what = f"Xid {number} (PCI {event.fields.get('bus', '')})" if number else event.fields["what"]
+    fields = event.fields
+    what = f"Xid {number} (PCI {fields.get('bus', '')})" if number else fields.get("what", "")
+    what = f"that it cannot reach the GPU at PCI {fields['lost']}" if "lost" in fields else what
     what = "that it has fallen off the bus" if "fallen off" in what else what
     return _made(
         "xid",
         f"A GPU failed: the driver reports {what}.",
         event,
-        "Look up the Xid in NVIDIA's list, drain the host, and reset or replace the GPU.",
+        "Look up the Xid (dmesg of the host) in NVIDIA's list, drain the host, and reset or "
+        "replace the GPU.",
     )
 
 
@@ -268,10 +293,13 @@ def _at(event: OutputEvent) -> str:
 
 def _own_errors(output: JobOutput) -> EndingResult | None:
     """The first error of a GPU or of the program itself, in the order of the output."""
+    tracebacks = _of(output, "exception")
+    foreign = {("error", *_key(e)[1:]) for e in tracebacks if not _is_own(e)}  # their last lines
     events = [
         e
         for e in _of(output, *_PRECEDENCE)
-        if e.yields not in _SURVIVABLE or (_is_own(e) and not _is_survived(e, output))
+        if e.yields not in _SURVIVABLE
+        or (_is_own(e) and _key(e) not in foreign and not _is_survived(e, output))
     ]
     if not events:
         return None
@@ -282,8 +310,10 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
         event = next((e for e in tries if e.yields == "assert" and "assertion" in e.fields), event)
     same = {e.rank for e in events if e.yields == event.yields and _key(e) == _key(event)}
     ranks = tuple(sorted(rank for rank in same if rank is not None))
-    traceback = next((e for e in _of(output, "exception") if _is_near(e, event)), None)
-    place = last_own(traceback.fields.get("frames", "")) if traceback else ""
+    traceback = next(
+        (e for e in tracebacks if _is_near(e, event) and not _LAUNCHING.search(_frames(e))), None
+    )
+    place = last_own(_frames(traceback)) if traceback else ""
     line, steps = _told(event) if _row(event).says else _WORDS[event.yields](event)
     who = capitalized(name_ranks(ranks)) if ranks else "A process"
     return _made(
@@ -318,7 +348,7 @@ def _is_survived(event: OutputEvent, output: JobOutput) -> bool:
     after = output.lines_of.get(event.file, 0) - event.line
     if after <= (_SURVIVED_LINES if event.yields == "exception" else _NEAR_LINES):
         return False
-    quiet = (*_SURVIVABLE, "warning", "phase", "nan")
+    quiet = (*_SURVIVABLE, "warning", "phase", "preparing", "nan")
     return not any(e.line > event.line and e.file == event.file and e.yields not in quiet
                    for e in output.events)  # fmt: skip
 
@@ -354,9 +384,10 @@ _OWN = re.compile(
 """Exceptions of the program itself, whatever their message names."""
 
 _LAUNCHING = re.compile(
-    r", in (?:launch_agent|\w+_launcher|launch_gloo|gloo_run)(?:\n(?!\s*File )[^\n]*)*$"
+    r", in (?:launch_agent|\w+_launcher|launch_gloo|gloo_run|join(?=\n *raise Exception\()"
+    r"|_main(?=\n *self = reduction\.pickle))(?:\n(?!\s*File )[^\n]*)*$"
 )
-"""Last frames of launchers, which raise what a rank ended with."""
+"""Last frames of launchers, which raise what a rank ended with, and of orphaned children."""
 
 
 _OF_OTHERS = re.compile(
@@ -366,15 +397,20 @@ _OF_OTHERS = re.compile(
     r"|mismatch between collectives|out of memory|CUDA error|ACL stream synchronize|engine core"
     r"|error code is (?:50704[68]|107020)\b|RPC call to \w+ timed out"
     r"|worker.{0,20}died|processes exited with|process \d+ terminated|received signal"
-    r"|exit (?:code|status)|non-zero|termination signal"
+    r"|exit (?:code|status)|non-zero|termination signal|Horovod has been shut down"
+    r"|RuntimeError DEADLINE_EXCEEDED: |heartbeat timeout|stopped sending heartbeats"
 )
 """Messages about other processes, or that another expression reads."""
+
+
+def _frames(event: OutputEvent) -> str:
+    return event.fields.get("frames", "")
 
 
 def _is_own(event: OutputEvent) -> bool:
     kind, message = event.fields.get("type", ""), event.fields.get("message", "")
     return bool(_OWN.search(f"{kind}: {message}")) or not (
-        _LAUNCHING.search(event.fields.get("frames", ""))
+        _LAUNCHING.search(_frames(event))
         or _NOT_OWN.search(kind)
         or _OF_OTHERS.search(f"{kind} {message}")
     )
@@ -428,10 +464,15 @@ def _loader(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     )
 
 
+_FOLDERS = re.compile(r"(?:https?:/)?(?:/[^\s/()\[\]]{1,255}){2,64}/(?=[^\s/()\[\]]{1,255}\.so)")
+"""Folders of a library: a long message says after them what does not fit."""
+
+
 def _exception(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
-    message = " ".join(event.fields.get("message", "").split())[:_MAX_QUOTE]
-    kind = event.fields.get("type", "")
-    text = f"{kind}: {message}".rstrip(": .`")
+    message = " ".join(event.fields.get("message", "").split())
+    if len(message) > _MAX_QUOTE:
+        message = _FOLDERS.sub("", message)[:_MAX_QUOTE]
+    text = f"{event.fields.get('type', '')}: {message}".rstrip(": .`")
     return text, (*advice_on("exception", text), "Read the traceback of that rank.")
 
 
@@ -471,14 +512,25 @@ _SIGNAL_OF = {
 }
 """What shells and schedulers call signals."""
 
+_OF_WINDOWS = {
+    0xC0000005: signal.SIGSEGV,
+    0xC000001D: signal.SIGILL,
+    0xC00000FD: signal.SIGSEGV,
+    0xC000013A: signal.SIGINT,
+    0xC0000374: signal.SIGABRT,
+    0xC0000409: signal.SIGABRT,
+}
+"""Exit codes of Windows, such as an access violation, and the signals that are most like them."""
+
 
 def _signal(event: OutputEvent) -> str:
     """Name of the signal that ended a process; empty if it exited by itself."""
     named = event.fields.get("signal", "")
     code = event.number("code")
     number = event.number("number") or (-code if code and code < 0 else 0)
-    if code is not None and code > 128:
+    if code is not None and 128 < code <= 128 + 64:
         number = code - 128
+    number = _OF_WINDOWS.get((code or 0) & 0xFFFFFFFF, number)
     what = _SIGNAL_OF.get(event.fields.get("what", "").capitalize(), number)
     return named or (_signal_name(what) if what else "")
 
@@ -531,7 +583,7 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
         how = f"exited with code {event.number('code')}"
     else:
         how = (
-            f"was not started: {event.fields['why'].rstrip('.')}"
+            f"was not started: {event.fields['why'].rstrip('.`')}"
             if "why" in event.fields
             else "died"
         )
@@ -539,11 +591,15 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
         name,
         (
             "" if "why" in event.fields else _reason(output),
-            advice_on("exit", event.name),
+            advice_on("exit", f"{event.name} {event.fields.get('why', '')}"),
         ),
     )
-    first = len(ranks) < 2
     blamed = (event.rank,) if event.rank is not None else ranks
+    same = [e for e in _exits(output) if e.name == event.name == "elastic-failure"]
+    if not name and "root" not in event.fields and len({_key_of_exit(e) for e in same}) == 1:
+        ranks = blamed = tuple(sorted({e.rank for e in same if e.rank is not None}))
+        who = f"{capitalized(name_ranks(blamed))}{_at(event)}"
+    first = len(ranks) < 2
     others = {e.rank for e in _exits(output) if e.rank is not None} - set(blamed)
     followed = f" {len(others):,} others followed." if others else ""
     return _made(
@@ -555,6 +611,11 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     )
 
 
+def _key_of_exit(event: OutputEvent) -> tuple[str, str]:
+    """What tells torchrun's failures apart: without it, the text does not say which came first."""
+    return event.fields.get("time", ""), event.fields.get("host", "")
+
+
 def _reason(output: JobOutput) -> str:
     """What the output shows about an exit that no row explains."""
     for event in _of(output, "exception", "error"):
@@ -564,6 +625,7 @@ def _reason(output: JobOutput) -> str:
 
 
 _WHO = {
+    "engine-died": "A process of the engine",
     "ray-died": "A Ray worker",
     "kernel-died": "The kernel of a notebook",
     "not-started": "The job",
@@ -671,7 +733,8 @@ def _missing(output: JobOutput) -> EndingResult | None:
     if "seq" in fields:
         what = f"never launched {_launch(event)} {fields['seq']}"
     elif "Barrier" in event.text:
-        what = "never arrived in a monitored barrier"
+        kind = "barrier of JAX" if event.name == "jax-barrier" else "monitored barrier"
+        what = f"never arrived in a {kind}"
     ranks = {rank for e in events if e.name == event.name for rank in _absent(e)}
     return _stuck("behind", f"{name_ranks(ranks)} {what}, and the others wait", event, ranks=ranks)
 
@@ -765,6 +828,8 @@ def _store(output: JobOutput) -> EndingResult | None:
             )
     elif fields.get("type") == "RendezvousTimeoutError":
         what = "not all hosts joined the rendezvous in time"
+    elif fields.get("type") == "RendezvousClosedError":
+        what = "a host came to a rendezvous that was closed, most often because another host ended"
     elif "type" in fields:
         what = f"ranks could not connect ({fields['type']})"
     else:
@@ -788,11 +853,14 @@ def _unreachable(output: JobOutput) -> EndingResult | None:
 
 def _peer(output: JobOutput) -> EndingResult | None:
     events = _of(output, "network", "peer", "nccl")
+    events = [e for e in events if e.name != "nccl-result"] or events
     if not events:
         return None
     event = events[0]
-    if event.yields == "nccl":  # NCCL names the reason after the error
-        event = next((e for e in events if e.yields == "nccl" and "last" in e.fields), event)
+    if event.yields != "network":  # NCCL names the reason after the error
+        same = [e for e in events if e.yields == event.yields]
+        named = (e for e in same if {"last", "store"} & e.fields.keys() or e.name == "nccl-cuda")
+        event = next(named, event)
     victims = tuple(sorted({e.rank for e in events if e.rank is not None}))
     silent = tuple(sorted({*range(output.world_size or 0), *output.ranks} - set(victims)))
     suspects = silent if victims and len(silent) <= len(victims) else ()
@@ -801,6 +869,9 @@ def _peer(output: JobOutput) -> EndingResult | None:
     if "how" in event.fields:
         target = f" ({event.fields['target']})" if "target" in event.fields else ""
         line = f"{who} could not connect to another rank{target or whom}: connection refused."
+    elif "store" in event.fields:
+        where = event.fields["store"]
+        line = f"{who} lost the store at {where}. Most often rank 0 or its launcher ended."
     elif event.yields == "peer":
         line = f"{who} lost the connection to another rank{whom}, which most often ended first."
     elif event.yields == "network":
@@ -808,24 +879,36 @@ def _peer(output: JobOutput) -> EndingResult | None:
         line = f"{who} reported an error of the network{whom}{what}."
     else:
         last = event.fields.get("last", "")
-        line = f"{who} failed in NCCL: {event.fields['type']}{f' ({last})' if last else ''}."
+        kind = event.fields.get("type") or _RESULTS[int(event.fields["result"])]
+        line = f"{who} failed in NCCL: {kind}{f' ({last})' if last else ''}."
         suspects = ()
-    tail = "" if event.yields in ("nccl", "network") else " The output does not show which rank."
+    steps, tail = _PEER_STEPS[event.yields], ""
+    warned = [e for e in _of(output, "warning") if e.file == event.file and e.line < event.line]
     if suspects:
         tail = f" {capitalized(name_ranks(suspects))} reported nothing."
+    elif event.yields == "peer" and "store" not in event.fields:
+        tail = " The output does not show which rank."
+    elif event.yields == "nccl" and "last" not in event.fields and warned:
+        tail = f" Its last warning before: {warned[-1].fields['what'][:_MAX_QUOTE].rstrip('.')}."
+        steps = steps[1:]
     return replace(
-        _made(
-            event.yields,
-            line + tail,
-            event,
-            *_PEER_STEPS[event.yields],
-            ranks=(),
-        ),
+        _made(event.yields, line + tail, event, *steps, ranks=()),
         suspects=suspects,
     )
 
 
-_PEER_STEPS = {
+_RESULTS = (
+    "ncclSuccess",
+    "ncclUnhandledCudaError",
+    "ncclSystemError",
+    "ncclInternalError",
+    "ncclInvalidArgument",
+    "ncclInvalidUsage",
+    "ncclRemoteError",
+)
+"""NCCL's errors, by number."""
+
+_PEER_STEPS: dict[str, tuple[str, ...]] = {
     "peer": (
         "Read the log of the rank at the other end: it failed before.",
         "Run with NCCL_DEBUG=INFO if no rank reports an own error. If the address is one of the "
@@ -862,6 +945,8 @@ def _frozen(output: JobOutput) -> EndingResult | None:
         who = name_ranks(ranks) if ranks else "a process"
         fields, limit = event.fields, event.number("timeout_ms")
         whom = f"rank {fields['remote']}" if "remote" in fields else "another rank"
+        if "device" in fields:
+            whom += f" (HCCL reports that {fields['device']} is stuck)"
         group = fields.get("group", "")
         whom += f" of {group}" if "remote" in fields and group else ""
         where = f" in {operation_kind(fields['tag'])}" if "tag" in fields else ""
@@ -938,7 +1023,7 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
     event = next((e for e in events if e.fields.get("type", "") == "KeyboardInterrupt"), None)
     if event is None:
         return None
-    place = last_own(event.fields.get("frames", ""))
+    place = last_own(_frames(event))
     return _made(
         "interrupted",
         f"The job was interrupted (Ctrl-C or SIGINT){f' in {place}' if place else ''}.",
@@ -949,10 +1034,11 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
 
 
 def _cut(output: JobOutput) -> EndingResult | None:
-    event = next(iter(_of(output, "cut")), None)
+    events = sorted(_of(output, "cut"), key=lambda e: (e.rank is None, "type" not in e.fields))
+    event = next(iter(events), None)
     if event is None:
         return None
-    place = event.fields.get("place") or last_own(event.fields.get("frames", ""))
+    place = event.fields.get("place") or last_own(_frames(event))
     kind = event.fields.get("type", "an exception")
     return _made(
         "exception",
@@ -1013,6 +1099,22 @@ def _reported(output: JobOutput) -> EndingResult | None:
     )
 
 
+def _closed(output: JobOutput) -> EndingResult | None:
+    """Processes that their launcher ended, if the line that says why is missing."""
+    events = _of(output, "closing")
+    if not events:
+        return None
+    return _made(
+        "exit",
+        "A launcher ended its processes, most often because one of them failed; the output does "
+        "not show which.",
+        events[0],
+        "Add the rest of the output: after these lines, the launcher names the process and its "
+        "exit code. The error itself is in the lines before, or in the log of that rank.",
+        ranks=(),
+    )
+
+
 def _is_at_end(event: OutputEvent, output: JobOutput) -> bool:
     return output.lines_of.get(event.file, 0) - event.line <= _NEAR_LINES
 
@@ -1063,4 +1165,5 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     _reported,
     _mixed,
     diagnose_stacks,
+    _closed,
 )

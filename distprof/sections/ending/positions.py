@@ -14,6 +14,10 @@ _UNEQUAL = ("ALLTOALL", "GATHER", "SCATTER", "SEND", "RECV", "COALESCED", "BROAD
 """Operations whose members may have inputs of different sizes, by the beginning of their names."""
 
 
+_MAX_GAP = 1_000
+"""A rank can be ahead of another in one group by what NCCL buffers: some dozens of broadcasts."""
+
+
 def positions_of(output: JobOutput) -> list[EndingPosition]:
     """One position per group and rank, from all lines of that rank."""
     events = [e for e in output.events if e.yields in ("timeout", "position")]
@@ -96,6 +100,12 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
     late = [p for p in positions if _launched(p) is not None and highest is not None
             and _is_late(p, positions, highest)]  # fmt: skip
     if late and len(late) < len(positions):
+        if (
+            not name
+            and all(p.enqueued is None for p in positions)
+            and (max(known) - min(known) > _MAX_GAP)
+        ):
+            return _apart(waiting, positions)
         return _behind(name, late, positions)
     unequal = _mismatch(waiting)
     if unequal is not None:
@@ -156,6 +166,21 @@ def _is_late(one: EndingPosition, positions: Sequence[EndingPosition], highest: 
         one.seq is not None
         and one.seq < highest
         and one.seq == min(p.seq for p in positions if p.seq is not None)
+    )
+
+
+def _apart(waiting: Sequence[EndingPosition], positions: Sequence[EndingPosition]) -> EndingResult:
+    """Ranks that wait in numbers too far apart for one group, in lines that name no group."""
+    places: dict[str, list[EndingPosition]] = {}
+    for one in waiting:
+        places.setdefault(_operation(one, ""), []).append(one)
+    texts = [f"{_who(some, '')} {_verb(some, 'wait')} in {what}" for what, some in places.items()]
+    return EndingResult(
+        state=STUCK,
+        cause="unfinished",
+        verdict=f"Stuck: {'; '.join(texts[:4])}. Numbers so far apart are not of one process "
+        "group, and the lines name no group: which rank is behind is not decided.",
+        positions=tuple(positions),
     )
 
 

@@ -14,6 +14,7 @@ from distprof.run.fingerprint import compared, differences, unlike
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
 from distprof.sections.computation.result import ComputationResult
 from distprof.sections.kernels.result import KernelRow, KernelsResult
+from distprof.sections.picture.result import StepPicture
 from distprof.units import NS_PER_S
 from distprof.verbs.compare.operators import compare_operators
 from distprof.verbs.compare.result import (
@@ -308,6 +309,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     collectives: CollectivesResult  # Its classes of collectives.
     computation: ComputationResult = ComputationResult()  # Its operators.
     problems: tuple[FoundProblem, ...] = ()  # Its findings, with the code of their rule.
+    picture: StepPicture = StepPicture()  # Its step, drawn.
 
 
 def compare(first: Side, second: Side) -> Comparison:
@@ -337,6 +339,7 @@ def compare(first: Side, second: Side) -> Comparison:
         ),
         collectives=compare_collectives(first.collectives, second.collectives),
         findings=_findings(first.problems, second.problems),
+        pictures=(first.picture.brief(), second.picture.brief()),
         compared=compared(first.summary.fingerprint, second.summary.fingerprint),
         common_kernels_ratio=common_kernels(first.kernels, second.kernels),
         unavailable=_missing(first.summary, second.summary),

@@ -6,6 +6,7 @@ from typing import Literal
 
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
+from distprof.sections.picture.result import StepPicture
 from distprof.verbs.displayed import Displayed
 
 COMPARISON_SCHEMA = "distprof.comparison/1"
@@ -160,6 +161,8 @@ class Comparison(Displayed, Result, frozen=True, kw_only=True):
     operators: tuple[OperatorChange, ...] = ()
     collectives: tuple[CollectiveChange, ...]  # Classes of collectives, largest change first.
     findings: tuple[FindingChange, ...]  # Findings by rule, new ones first.
+    # The step of both runs, drawn; each empty without a picture in its report.
+    pictures: tuple[StepPicture, ...] = ()
     # Properties that both runs record; differences in others are unknown.
     compared: tuple[str, ...] = ()
     # Share of the computation in kernels that both runs have, the smaller one of both runs; None

@@ -418,13 +418,14 @@ def _side(report: Report, name: str) -> Side:
             FoundProblem(found.code, found.name, found.cost_ns_per_step)
             for found in report.findings
         ),
+        picture=report.picture,
     )
 
 
 def _page(comparison: Comparison, options: RenderOptions) -> Page:
     return Page(
         verdict=comparison_verdict(comparison),
-        headline=f"first: {_named(comparison.first)} · second: {_named(comparison.second)}",
+        origin=f"first: {_named(comparison.first)} · second: {_named(comparison.second)}",
         sentences=tuple(comparison_sentences(comparison)),
         tables=present(comparison_tables(comparison, show_all=options.show_all)),
         commands=tuple(_commands(comparison)),

@@ -14,13 +14,15 @@ from distprof.errors import InputError, UsageError
 from distprof.escape import plain, shorten
 from distprof.hardware import Sheet
 from distprof.run.run import Rank, Run
-from distprof.schema import Int64Array
+from distprof.schema import ABSENT, Int64Array
 from distprof.sections.computation.limits import limits_of
 from distprof.sections.computation.measure import operator_rows, operator_stats
 from distprof.sections.computation.operators import (
     Alike,
     KernelCalls,
     Operators,
+    completed_inputs,
+    launched_inside,
     rank_kernel_calls,
 )
 from distprof.sections.computation.result import OperatorRow, OperatorStats
@@ -83,9 +85,10 @@ def tell(
             found="none",
             fix="capture with torch.profiler.ProfilerActivity.CUDA",
         )
-    tree = Operators.of(every.host)
-    full, is_kernel = _resolve(name, every, tree)
-    calls, owner = _of_kernel(every, full) if is_kernel else _of_operator(every, tree, full)
+    tree, place = every.operators, launched_inside(every.operators, every.launches)
+    full, is_kernel = _resolve(name, _times(every, place))
+    chosen_calls = _of_kernel if is_kernel else _of_operator
+    calls, owner = chosen_calls(every, place, full)
     limits = limits_of(run, sheet, fabric)
     stats = operator_stats(calls, Alike.of(calls))
     rows = operator_rows(stats, limits)
@@ -117,9 +120,8 @@ def _rank(run: Run, windows: Iterable[int], wanted: int | None) -> Rank:
     return ranks[number]
 
 
-def _resolve(name: str, calls: KernelCalls, tree: Operators) -> tuple[str, bool]:
+def _resolve(name: str, times: dict[tuple[str, bool], int]) -> tuple[str, bool]:
     """The full name that is meant, and whether it is that of a kernel."""
-    times = _times(calls, tree)
     for fits in (
         lambda one: one == name,
         lambda one: one.rpartition("::")[2] == name,
@@ -136,11 +138,11 @@ def _resolve(name: str, calls: KernelCalls, tree: Operators) -> tuple[str, bool]
     raise UsageError(f"no operator or kernel {plain(name)!r} in the analysed steps{hint}")
 
 
-def _times(calls: KernelCalls, tree: Operators) -> dict[tuple[str, bool], int]:
+def _times(calls: KernelCalls, place: Int64Array) -> dict[tuple[str, bool], int]:
     """Time of each operator that launched kernels, itself or inside it, and of each kernel."""
-    names = calls.host.coded("name")
+    tree, names = calls.operators, calls.host.coded("name")
     is_operator = calls.host.coded("category").equals("cpu_op")[tree.row]
-    kernels, place = np.arange(len(calls.place)), calls.place
+    kernels = np.arange(len(place))
     pairs = []  # kernel, and name of an operator around its launch
     while len(kernels := kernels[place >= 0]):
         place = place[place >= 0]
@@ -172,23 +174,27 @@ def _several(
     return text + "\n".join((*lines[:_MOST_LISTED], *more))
 
 
-def _of_kernel(calls: KernelCalls, name: str) -> tuple[KernelCalls, Int64Array]:
-    """Calls of a kernel, and the place of the operator that launched each."""
+def _of_kernel(calls: KernelCalls, place: Int64Array, name: str) -> tuple[KernelCalls, Int64Array]:
+    """Calls of a kernel, and the place of what launched each."""
     rows = np.flatnonzero(calls.kernel == calls.kernel_names.index(name))
-    return _taken(calls, rows, calls.row[rows]), calls.place[rows]
+    return _taken(calls, rows), place[rows]
 
 
-def _of_operator(calls: KernelCalls, tree: Operators, name: str) -> tuple[KernelCalls, Int64Array]:
+def _of_operator(
+    calls: KernelCalls, place: Int64Array, name: str
+) -> tuple[KernelCalls, Int64Array]:
     """Calls of all kernels inside an operator, and its place."""
-    code = calls.host.coded("name").where
-    is_named = code([one == name for one in calls.host.coded("name").values])[tree.row]
-    own = np.where(is_named, np.arange(len(tree.row)), -1).astype(np.int32)
-    around = tree.inherited(own)
-    owner = np.where(calls.place >= 0, around[calls.place], -1).astype(np.int64)
+    tree = calls.operators
+    is_named = calls.host.coded("name").equals(name)[tree.row]
+    own = np.where(is_named, np.arange(len(tree.row)), ABSENT).astype(np.int32)
+    owner = np.where(place >= 0, tree.inherited(own)[place], ABSENT).astype(np.int64)
     rows = np.flatnonzero(owner >= 0)
-    taken = _taken(calls, rows, tree.row[owner[rows]].astype(np.int64))
+    taken, owner = _taken(calls, rows), owner[rows]
+    row = tree.row[owner].astype(np.int64)
+    inputs, given = completed_inputs(tree, row, calls.host)
     most = taken.category[np.argmax(taken.own_ns)]  # a call is one row, whatever is inside
-    return replace(taken, category=np.full_like(taken.category, most)), owner[rows]
+    category = np.full_like(taken.category, most)
+    return replace(taken, row=row, inputs=inputs, given=given, category=category), owner
 
 
 def _is_part(calls: KernelCalls, every: KernelCalls) -> bool:
@@ -206,13 +212,13 @@ def _without_work(row: OperatorRow) -> OperatorRow:
     return replace(row, bound="", **nothing)
 
 
-def _taken(calls: KernelCalls, rows: Int64Array, row: Int64Array) -> KernelCalls:
+def _taken(calls: KernelCalls, rows: Int64Array) -> KernelCalls:
     columns = {
         name: value[rows]
         for name, value in msgspec.structs.asdict(calls).items()
         if isinstance(value, np.ndarray)
     }
-    return replace(calls, **columns | {"row": row})
+    return replace(calls, **columns)
 
 
 def _kernels(calls: KernelCalls) -> tuple[KernelTime, ...]:

@@ -109,7 +109,7 @@ def _page(story: OperatorStory, options: RenderOptions) -> Page:
     facts = (f"rank {story.rank}", counted(story.num_steps, "step"), story.device, story.source)
     return Page(
         verdict=operator_verdict(story),
-        headline=" · ".join(filter(None, facts)),
+        origin=" · ".join(filter(None, facts)),
         sentences=tuple(filter(None, (_passes(story),))),
         tables=present(_tables(story, show_all=options.show_all)),
     )
