@@ -16,7 +16,7 @@ from distprof.run.run import Run
 from distprof.sections.computation.categories import categories
 from distprof.sections.computation.limits import Limits, limits_of
 from distprof.sections.computation.modules import modules_of
-from distprof.sections.computation.operators import KernelCalls, rank_kernel_calls
+from distprof.sections.computation.operators import Alike, KernelCalls, rank_kernel_calls
 from distprof.sections.computation.result import (
     NO_OPERATORS,
     NO_SHAPES,
@@ -68,13 +68,24 @@ def rank_computation(
     """The computation of one rank by operator and module; None if it is not explained."""
     if kernel_calls is None or savings is None:
         return None
-    calls, alike = kernel_calls, savings.alike
+    rows = operator_stats(kernel_calls, savings.alike)
+    return RankComputation(
+        rows=(*rows[:MOST_ROWS], *_rest(rows[MOST_ROWS:])),
+        has_operators=bool((kernel_calls.row >= 0).any()),
+        savings=savings.stats,
+        modules=modules_of(kernel_calls),
+        graph_ns=int(kernel_calls.counted_ns[kernel_calls.in_graph].sum()),
+    )
+
+
+def operator_stats(calls: KernelCalls, alike: Alike) -> list[OperatorStats]:
+    """Operators with different inputs, longest first."""
     total = np.bincount(alike.group, weights=calls.counted_ns).astype(np.int64)
     num_kernels = np.bincount(alike.group)
     size = len(calls.host) + len(calls.row)
     call = np.where(calls.row >= 0, calls.row, len(calls.host) + np.arange(len(calls.row)))
     num_calls = np.bincount(np.unique(alike.group * size + call) // size)
-    rows = [
+    return [
         OperatorStats(
             name=alike.names[one],
             inputs=alike.inputs[one],
@@ -90,13 +101,6 @@ def rank_computation(
         for at in (int(alike.longest[one]),)
         if total[one]
     ]
-    return RankComputation(
-        rows=(*rows[:MOST_ROWS], *_rest(rows[MOST_ROWS:])),
-        has_operators=bool((calls.row >= 0).any()),
-        savings=savings.stats,
-        modules=modules_of(calls),
-        graph_ns=int(calls.counted_ns[calls.in_graph].sum()),
-    )
 
 
 def _rest(rows: list[OperatorStats]) -> list[OperatorStats]:
@@ -146,7 +150,7 @@ def analyze_computation(
     }
     if not explained:
         return ComputationResult()
-    groups = _groups(explained.values())
+    groups = _groups(row for rank in explained.values() for row in rank.rows)
     limits = limits_of(run, sheet, fabric)
     products = [group for group in groups if _category(group) in PRODUCTS]
     product_ns = sum(group.total_ns for group in products)
@@ -172,17 +176,21 @@ def analyze_computation(
     )
 
 
-def _groups(explained: Iterable[RankComputation]) -> list[_Group]:
+def operator_rows(stats: Iterable[OperatorStats], limits: Limits) -> tuple[OperatorRow, ...]:
+    """Rows of a report, longest first, with what limits them."""
+    return _operator_rows(_groups(stats), limits)
+
+
+def _groups(stats: Iterable[OperatorStats]) -> list[_Group]:
     """Rows with the same operator, inputs, category and pass, longest first."""
     groups: dict[tuple[str, str, int, int], _Group] = {}
-    for rank in explained:
-        for row in rank.rows:
-            key = (row.name, row.inputs, row.category, row.part)
-            group = groups.get(key)
-            if group is None:
-                group = groups[key] = _Group(row=row, work=work_of(row.name, row.inputs))
-            group.num_calls += row.num_calls
-            group.total_ns += row.total_ns
+    for row in stats:
+        key = (row.name, row.inputs, row.category, row.part)
+        group = groups.get(key)
+        if group is None:
+            group = groups[key] = _Group(row=row, work=work_of(row.name, row.inputs))
+        group.num_calls += row.num_calls
+        group.total_ns += row.total_ns
     return sorted(groups.values(), key=lambda group: -group.total_ns)
 
 

@@ -222,7 +222,7 @@ def rank_kernel_calls(
     in_graph = launches.known.copy()
     in_graph[in_graph] = replays[launches.row[in_graph]]
     row[in_graph] = category[in_graph] = UNKNOWN
-    inputs, given = _completed(operators, row, host)
+    inputs, given = completed_inputs(operators, row, host)
     kernels = activity.coded("name")
     kernel = kernels.codes[rows].astype(np.int64)
     by_name = _verdicts(kernels.values, of_kernel)[kernel]
@@ -285,7 +285,7 @@ def _launched_by(
     )
 
 
-def _completed(
+def completed_inputs(
     operators: Operators, row: Int64Array, host: Table
 ) -> tuple[Int64Array, tuple[str, ...]]:
     """Codes of the inputs of operators, and the texts.
