@@ -21,7 +21,10 @@ def first_lines(path: Path) -> str:
         return str(error)
     verdict = judge(report)
     return " ".join(
-        (verdict.headline, *(finding.message for finding in report.findings), *verdict.why)
+        (
+            *(verdict.headline, verdict.detail, *verdict.why),
+            *(f"{finding.headline}. {finding.message}" for finding in report.findings),
+        )
     )
 
 
