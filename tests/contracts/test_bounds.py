@@ -43,6 +43,7 @@ MAY_OPEN = {
     "ingest/executor.py": "names of this process's own threads, which Linux keeps short",
     "ingest/job/processes.py": "a line that the kernel writes of a process",
     "ingest/rank.py": "an entry of the cache, after it was checked",
+    "verbs/export/opening.py": "the file that the command has just written",
 }
 """Modules that open files otherwise, and why they may."""
 
