@@ -1,13 +1,18 @@
 """Computation by module, under CUDA graphs, and with sizes that other rows complete."""
 
+import gzip
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from distprof.api import analyze
 from distprof.hardware import load_sheet
+from distprof.ingest.open import open_run
+from distprof.ingest.rank import IngestOptions
 from distprof.run.run import Device
 from distprof.sections.computation.measure import analyze_computation
 from distprof.sections.computation.modules import MOST_PATHS
@@ -216,6 +221,20 @@ def test_kernels_of_a_cuda_graph_have_no_operator_whatever_is_around_its_launch(
     assert result.graph_ratio == 0.75
 
 
+@pytest.mark.parametrize("region", ["Torch-Compiled Region: 0/0", "CompiledFunctionBackward"])
+def test_a_compiled_function_is_no_operator_of_the_kernels_inside_it(region):
+    rank = RankBuilder().operator(region, 0, 100, inputs=inputs([8, 8]))
+    rank.kernel("triton_poi_fused_relu_1", 0, 30, launched=(10, 20))
+    rank.operator("extern_kernels.mm", 30, 90)
+    rank.operator("aten::mm", 40, 80, inputs=inputs([8, 8], [8, 8]))
+    rank.kernel("gemm", 30, 50, launched=(50, 60))
+    rows = [(row.name, row.category, row.inputs) for row in explained(rank).operators]
+    assert rows == [
+        ("triton_poi_fused_relu_1", "elementwise", ""),
+        ("aten::mm", "gemm", "bf16[8, 8] · bf16[8, 8]"),
+    ]
+
+
 # Sizes that other rows complete ------------------------------------------------------------------
 
 
@@ -289,3 +308,29 @@ def test_an_outer_counted_operator_has_the_kernels_of_inner_counted_ones():
 def test_ranks_without_modules_leave_the_tree_of_the_others_whole():
     assert measured(Model().inside("Net_0", lasts=3)).computation.modules[0].path == ("Net",)
     assert measured(Program().op("aten::mul", 4)).computation.modules == ()
+
+
+# Beside everything else ---------------------------------------------------------------------------
+
+
+def test_calls_of_modules_change_nothing_but_the_tree(tmp_path):
+    trace = json.loads(gzip.decompress(WITH_STACKS.read_bytes()))
+    with_modules = analyze_events(trace, tmp_path / "with")
+    trace["traceEvents"] = [
+        event for event in trace["traceEvents"] if not event["name"].startswith("nn.Module: ")
+    ]
+    without = analyze_events(trace, tmp_path / "without")
+    assert with_modules.computation.modules
+    assert replace(with_modules.computation, modules=()) == without.computation
+    for name in ("breakdown", "idle", "perturbation", "overlap", "stragglers", "whatif", "kernels"):
+        assert getattr(with_modules, name) == getattr(without, name), name
+
+
+WITH_STACKS = Path(__file__).parents[1] / "golden/kineto/tp8-b200-rank0/eager_trace.json.gz"
+
+
+def analyze_events(trace, folder):
+    folder.mkdir()
+    path = folder / "rank0.json"
+    path.write_text(json.dumps(trace))
+    return analyze(open_run(str(path), IngestOptions(cache_dir=str(folder / "cache"))))
