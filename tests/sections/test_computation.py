@@ -454,6 +454,16 @@ def test_a_fused_optimizer_reads_parameters_gradients_and_states_and_writes_all_
     assert saved_of(explained(program))[FUSED_OPTIMIZER] == pytest.approx(1400 - kept, abs=1)
 
 
+def test_a_fused_optimizer_also_ends_the_idle_time_between_its_kernels():
+    program = adam(Program())
+    program.gpu += 5_000
+    adam(program)
+    program.gpu += 7_000  # before what is no optimizer
+    program.op("aten::copy_", 100, [4096, 1024], [4096, 1024], kind="float", sequence=1)
+    (saving,) = (one for one in explained(program).savings if one.what == FUSED_OPTIMIZER)
+    assert saving.idle_ns == 5_000
+
+
 def test_kernels_over_many_tensors_are_a_fused_optimizer_already():
     program = adam(Program(), kernel="multi_tensor_apply_kernel<Adam>")
     program.op("aten::copy_", 100, [4096, 1024], [4096, 1024], kind="float", sequence=1)

@@ -230,6 +230,7 @@ def _savings(explained: Iterable[RankComputation]) -> tuple[Saving, ...]:
             what=one.what,
             spent_ns=one.spent_ns + (before.spent_ns if before else 0),
             saved_ns=one.saved_ns + (before.saved_ns if before else 0),
+            idle_ns=one.idle_ns + (before.idle_ns if before else 0),
             num_bytes=one.num_bytes,
             size=one.size,
         )

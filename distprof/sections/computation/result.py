@@ -93,6 +93,7 @@ class Saving(Record, frozen=True, kw_only=True):
     what: str  # Key of the change, and of its scenario.
     spent_ns: int  # Time of the kernels that it changes.
     saved_ns: int  # Part of it that it saves.
+    idle_ns: int = 0  # Time between these kernels, which it saves as well as far as it is idle.
     num_bytes: int | None = None  # Memory that it needs on one rank; null if unknown.
     size: str = ""  # Size of the tensors that it is about.
 
@@ -211,6 +212,6 @@ class ComputationResult(Result, frozen=True, kw_only=True):
         return max(len(self.ranks) * self.num_steps, 1)
 
     def saved_ns_per_step(self, what: str) -> int:
-        """Computation that a change would save, mean per step and rank."""
-        saved = sum(one.saved_ns for one in self.savings if one.what == what)
+        """Time that a change would save, mean per step and rank."""
+        saved = sum(one.saved_ns + one.idle_ns for one in self.savings if one.what == what)
         return round(saved / self.num_samples)
