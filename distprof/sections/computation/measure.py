@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from distprof.artefacts.fabric_file import FabricFile
 from distprof.costs.operators import Work, parse_inputs, work_of
@@ -41,6 +42,9 @@ __all__ = ["analyze_computation", "rank_computation", "rank_kernel_calls", "rank
 
 MOST_ROWS = 1_000
 """Operators with different inputs that are kept of a rank; the rest is summed up by category."""
+
+SMALL_KERNEL = 0.5
+"""Share of the multiprocessors below which a kernel is too small for its GPU."""
 
 TABLE_LIMIT = 200
 """Operators of a report; the rest is summed up."""
@@ -91,6 +95,7 @@ def operator_stats(calls: KernelCalls, alike: Alike) -> list[OperatorStats]:
             num_kernels=int(num_kernels[one]),
             total_ns=int(total[one]),
             kernel=calls.kernel_names[calls.kernel[at]],
+            blocks=int(calls.blocks[at]),
         )
         for one in np.argsort(-total, kind="stable").tolist()
         for at in (int(alike.longest[one]),)
@@ -155,9 +160,10 @@ def analyze_computation(
         num_steps=analyses.num_windows,
         total_ns=sum(group.total_ns for group in groups),
         categories=_category_rows(groups),
-        operators=_operator_rows(groups, limits),
+        operators=_operator_rows(groups, limits, _multiprocessors(run)),
         modules=_module_rows(explained.values(), sum(group.total_ns for group in groups)),
         graph_ratio=_graph_ratio(explained.values(), groups),
+        small_ratio=_small_ratio(groups, _multiprocessors(run)),
         savings=_savings(explained.values()),
         flop=_flop(groups),
         recomputed_flop=_flop([one for one in groups if one.row.part == Pass.RECOMPUTATION]),
@@ -309,9 +315,14 @@ def _category_rows(groups: Sequence[_Group]) -> tuple[CategoryRow, ...]:
     return tuple(sorted(rows, key=lambda row: -row.total_ns))
 
 
-def _operator_rows(groups: Sequence[_Group], limits: Limits) -> tuple[OperatorRow, ...]:
+def _operator_rows(
+    groups: Sequence[_Group], limits: Limits, multiprocessors: int | None
+) -> tuple[OperatorRow, ...]:
     shown, rest = groups[:TABLE_LIMIT], groups[TABLE_LIMIT:]
-    rows = [_operator_row(group, limits) for group in shown]
+    rows = [
+        replace(_operator_row(group, limits), filled_ratio=_filled_ratio(group, multiprocessors))
+        for group in shown
+    ]
     if rest:
         rows.append(
             OperatorRow(
@@ -346,6 +357,24 @@ def _operator_row(group: _Group, limits: Limits) -> OperatorRow:
         bound=bound,
         peak_ratio=ratio,
     )
+
+
+def _multiprocessors(run: Run) -> int | None:
+    """Multiprocessors of each GPU; None if unknown, or if ranks differ."""
+    found = {rank.device.num_multiprocessors for rank in run.ranks}
+    return found.pop() if len(found) == 1 else None
+
+
+def _filled_ratio(group: _Group, multiprocessors: int | None) -> float | None:
+    blocks = group.row.blocks
+    return min(blocks / multiprocessors, 1.0) if multiprocessors and blocks > 0 else None
+
+
+def _small_ratio(groups: Sequence[_Group], multiprocessors: int | None) -> float | None:
+    ratios = [(_filled_ratio(group, multiprocessors), group.total_ns) for group in groups]
+    known = sum(ns for ratio, ns in ratios if ratio is not None)
+    small = sum(ns for ratio, ns in ratios if ratio is not None and ratio < SMALL_KERNEL)
+    return small / known if known else None
 
 
 def _multiplied(row: OperatorStats) -> str:

@@ -7,6 +7,7 @@ from enum import IntEnum
 import msgspec
 
 from distprof.artefacts.record import Record
+from distprof.schema import ABSENT
 from distprof.sections.base import Result
 
 FP32_KERNELS = r"(?<![a-z])(?:sgemm|scudnn)(?![a-z])"
@@ -69,6 +70,7 @@ class OperatorStats(msgspec.Struct, frozen=True, kw_only=True):
     num_kernels: int
     total_ns: int  # Time of its kernels; where kernels overlap, of the one that started first.
     kernel: str  # Its longest kernel.
+    blocks: int = ABSENT  # Thread blocks of this kernel.
 
 
 class Saving(Record, frozen=True, kw_only=True):
@@ -134,6 +136,9 @@ class OperatorRow(Record, frozen=True, kw_only=True):
     bound: str = ""
     # Time at that limit over its time; null if unknown.
     peak_ratio: float | None = None
+    # Multiprocessors of the GPU for which its longest kernel has a thread block, as a share of all;
+    # null if unknown.
+    filled_ratio: float | None = None
 
 
 class ModuleRow(Record, frozen=True, kw_only=True):
@@ -173,6 +178,9 @@ class ComputationResult(Result, frozen=True, kw_only=True):
     modules: tuple[ModuleRow, ...] = ()
     # Share of the time in kernels that CUDA graphs launched, whose operators are unknown.
     graph_ratio: float = 0.0
+    # Share of the time in operators whose longest kernel has thread blocks for less than half of
+    # the GPU's multiprocessors; null if unknown.
+    small_ratio: float | None = None
     savings: tuple[Saving, ...] = ()  # What changes of the program would save.
     flop: float | None = None  # FLOP that sizes of inputs show, recomputation included.
     recomputed_flop: float | None = None  # Those of them that recomputation repeats.
