@@ -178,7 +178,7 @@ def analyze_computation(
 
 def operator_rows(stats: Iterable[OperatorStats], limits: Limits) -> tuple[OperatorRow, ...]:
     """Rows of a report, longest first, with what limits them."""
-    return _operator_rows(_groups(stats), limits)
+    return _operator_rows(_groups(stats), limits, None)
 
 
 def _groups(stats: Iterable[OperatorStats]) -> list[_Group]:

@@ -34,12 +34,26 @@ FUSED_ATTENTION = "fused-attention"
 FUSED_LOSS = "fused-loss"
 NO_RECOMPUTATION = "no-recomputation"
 MERGED_KERNELS = "merged-kernels"
+PADDED_PRODUCTS = "padded-products"
+ONE_LAYOUT = "one-layout"
+FUSED_OPTIMIZER = "fused-optimizer"
+UNSET_GRADIENTS = "unset-gradients"
+SPREAD_INDICES = "spread-indices"
+FUSED_DROPOUT = "fused-dropout"
+NARROW_CASTS = "no-round-trips"
 
 SAVING_TITLES = {
     TENSOR_CORES: "products in fp32 ran on tensor cores",
     FUSED_ATTENTION: "attention ran in fused kernels",
     FUSED_LOSS: "the loss over the vocabulary ran in a fused kernel",
     NO_RECOMPUTATION: "no activation was computed again",
+    PADDED_PRODUCTS: "dimensions of products were padded to a multiple of 64",
+    ONE_LAYOUT: "convolutions ran in the layout of their tensors",
+    FUSED_OPTIMIZER: "the optimizer ran in fused kernels",
+    UNSET_GRADIENTS: "gradients were dropped rather than set to zero",
+    SPREAD_INDICES: "indexing was as fast as memory",
+    FUSED_DROPOUT: "dropout ran in one kernel",
+    NARROW_CASTS: "no tensor was cast to fp32 and back",
     MERGED_KERNELS: "a compiler merged kernels that hand each other tensors through memory",
 }
 
