@@ -91,7 +91,7 @@ def tell(
     calls, owner = chosen_calls(every, place, full)
     limits = limits_of(run, sheet, fabric)
     stats = operator_stats(calls, Alike.of(calls))
-    rows = operator_rows(stats, limits)
+    rows = operator_rows(stats, run, limits)
     if is_kernel and _is_part(calls, every):
         rows = tuple(map(_without_work, rows))
     story = OperatorStory(
