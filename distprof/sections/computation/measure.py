@@ -176,9 +176,11 @@ def analyze_computation(
     )
 
 
-def operator_rows(stats: Iterable[OperatorStats], limits: Limits) -> tuple[OperatorRow, ...]:
+def operator_rows(
+    stats: Iterable[OperatorStats], run: Run, limits: Limits
+) -> tuple[OperatorRow, ...]:
     """Rows of a report, longest first, with what limits them."""
-    return _operator_rows(_groups(stats), limits, None)
+    return _operator_rows(_groups(stats), limits, _multiprocessors(run))
 
 
 def _groups(stats: Iterable[OperatorStats]) -> list[_Group]:

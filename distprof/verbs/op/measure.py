@@ -91,7 +91,7 @@ def tell(
     calls, owner = chosen_calls(every, place, full)
     limits = limits_of(run, sheet, fabric)
     stats = operator_stats(calls, Alike.of(calls))
-    rows = operator_rows(stats, limits)
+    rows = operator_rows(stats, run, limits)
     if is_kernel and _is_part(calls, every):
         rows = tuple(map(_without_work, rows))
     story = OperatorStory(
@@ -183,11 +183,11 @@ def _of_kernel(calls: KernelCalls, place: Int64Array, name: str) -> tuple[Kernel
 def _of_operator(
     calls: KernelCalls, place: Int64Array, name: str
 ) -> tuple[KernelCalls, Int64Array]:
-    """Calls of all kernels inside an operator, and its place."""
+    """Calls of all kernels inside an operator, and its place; autocast calls it inside itself."""
     tree = calls.operators
     is_named = calls.host.coded("name").equals(name)[tree.row]
     own = np.where(is_named, np.arange(len(tree.row)), ABSENT).astype(np.int32)
-    owner = np.where(place >= 0, tree.inherited(own)[place], ABSENT).astype(np.int64)
+    owner = np.where(place >= 0, tree.outermost(own)[place], ABSENT).astype(np.int64)
     rows = np.flatnonzero(owner >= 0)
     taken, owner = _taken(calls, rows), owner[rows]
     row = tree.row[owner].astype(np.int64)
@@ -247,7 +247,7 @@ def _callers(calls: KernelCalls, owner: Int64Array, tree: Operators) -> tuple[Ca
         at = int(tree.parent[place]) if place >= 0 else -1
         while at >= 0 and len(path) < _MOST_AROUND:
             name = names.values[names.codes[tree.row[at]]]
-            if path[-1:] != [name]:  # autocast calls an operator again
+            if path[-1:] != [name]:
                 path.append(name)
             at = int(tree.parent[at])
         text = " > ".join(one for one in reversed(path) if not one.startswith(_STEP_MARK))

@@ -75,5 +75,6 @@ def _refusal(told: Told, found: str) -> InputError:
         told.trace,
         expected="an operator with recorded sizes, which a script can call again",
         found=found,
-        fix="name an operator such as aten::mm, and capture with record_shapes=True",
+        fix="capture with record_shapes=True, and name an operator that launches kernels itself, "
+        "such as aten::addmm instead of aten::linear",
     )
