@@ -145,6 +145,7 @@ def analyze_computation(run: Run, analyses: RankAnalyses, sheet: Sheet) -> Compu
         flop=_flop(groups),
         recomputed_flop=_flop([one for one in groups if one.row.part == Pass.RECOMPUTATION]),
         precision=_precision(groups),
+        fp8_bound_ns=_fp8_bound(groups, gpu),
         counted_ratio=known_ns / product_ns if product_ns else None,
         unavailable=_unavailable(explained.values(), groups),
     )
@@ -162,6 +163,21 @@ def _groups(explained: Iterable[RankComputation]) -> list[_Group]:
             group.num_calls += row.num_calls
             group.total_ns += row.total_ns
     return sorted(groups.values(), key=lambda group: -group.total_ns)
+
+
+def _fp8_bound(groups: Iterable[_Group], gpu: Gpu | None) -> int | None:
+    """Time that 16-bit matrix products could save at most if they ran in fp8; None without fp8."""
+    if gpu is None or gpu.fp8_flops is None:
+        return None
+    spent = sum(
+        group.total_ns
+        for group in groups
+        if _category(group) == "gemm" and _type(group.row) in _SIXTEEN_BITS
+    )
+    return round(spent * (1 - gpu.bf16_flops / gpu.fp8_flops))
+
+
+_SIXTEEN_BITS = ("c10::BFloat16", "c10::Half")
 
 
 def _category(group: _Group) -> str:
@@ -279,7 +295,7 @@ def _operator_row(group: _Group, gpu: Gpu | None) -> OperatorRow:
 def _peak(row: OperatorStats, gpu: Gpu) -> float | None:
     """Dense peak of the type that it multiplies, FLOP per second; None if unknown."""
     kind = _type(row)
-    if kind in ("c10::BFloat16", "c10::Half"):
+    if kind in _SIXTEEN_BITS:
         return gpu.bf16_flops
     if kind.startswith("c10::Float8"):
         return gpu.fp8_flops

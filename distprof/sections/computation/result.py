@@ -151,6 +151,9 @@ class ComputationResult(Result, frozen=True, kw_only=True):
     flop: float | None = None  # FLOP that sizes of inputs show, recomputation included.
     recomputed_flop: float | None = None  # Those of them that recomputation repeats.
     precision: str = ""  # Type of most of the FLOP, such as ``bf16``; empty if unknown.
+    # Bound of what fp8 could save: time of 16-bit matrix products, less what it would be at a rate
+    # higher by the ratio of the peaks; null on a GPU without fp8.
+    fp8_bound_ns: int | None = None
     # Share of the time of matrix products, attention and convolutions whose FLOP are known.
     counted_ratio: float | None = None
 
