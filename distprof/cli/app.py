@@ -27,6 +27,7 @@ ENTRY_POINT_GROUP = "distprof.commands"
 
 _VERBS = {
     "analyze": "Where each step's time goes, what causes it, what a fix would gain.",
+    "op": "One operator: shapes, kernels, callers, and a script that repeats it.",
     "compare": "What changed between two runs, and which parts of a step explain it.",
     "scale": "How efficiency falls as ranks are added, and where it is lost.",
     "check": "Fail when runs are slower than a baseline: a gate for CI.",
@@ -47,7 +48,7 @@ _STARTING = {
     "run": "Train a reference workload with one kind of parallelism, under probes.",
     "capture": "Record your own program, unmodified, and report on it.",
     "attach": "Inspect a running or hung job: state, stacks, a profile now.",
-    "bench": "Measure the speed of collectives on this machine or cluster.",
+    "bench": "Measure the speed of collectives, or of computation, on this machine.",
 }
 """Verbs that start training processes or attach to them; listed only if installed."""
 
@@ -55,7 +56,7 @@ _STARTING = {
 _GROUPS = {
     "Start": ("demo", "doctor"),
     "Record": ("capture", "run", "attach", "bench"),
-    "Diagnose": ("analyze", "watch", "hang", "report", "export", "rule"),
+    "Diagnose": ("analyze", "op", "watch", "hang", "report", "export", "rule"),
     "Compare and gate": ("compare", "scale", "check", "history"),
     "Plan": ("plan", "fabric"),
     "Connect": ("mcp",),

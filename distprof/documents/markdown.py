@@ -94,8 +94,9 @@ def _task(task: Task) -> str:
     return "<br>".join([head, *(_found(one, "") for one in task.found)])
 
 
-def _found(one: Priced, effect: str) -> str:
+def _found(one: Priced, gain: str) -> str:
     finding = one.finding
+    effect = f"costs {one.cost}" if one.cost else gain
     mark = _SEVERITY_MARKS[finding.severity.value]
     name = _linked(_cell(f"{finding.code} {finding.name}"), finding)
     parts = [f"{mark} {name}{f' ({_sentence(effect)})' if effect else ''}"]

@@ -91,7 +91,7 @@ def _shown(page: Page, *figures: str) -> str:
         hatchings(),
         element("p", element("b", bounded(page.verdict))),
         *evidence(page),
-        *(() if page.to_do is None else finding_articles(page.to_do)),
+        *(() if page.to_do is None else finding_articles(page.to_do, is_page=False)),
         *basis(page),
         *figures,
         *(
@@ -102,7 +102,7 @@ def _shown(page: Page, *figures: str) -> str:
                 bullets(each.sentences, numbered=each.is_numbered),
             )
         ),
-        remark_articles(page.remarked),
+        remark_articles(page.remarked, is_page=False),
         *(drawn_table(view) for view in page.tables),
         bullets(page.remarks),
         class_="distprof",

@@ -7,10 +7,22 @@ tables, remarks, and the commands to run next. A format leaves out what it has n
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 import msgspec
 
 from distprof.rules.base import Finding
 from distprof.sections.parts import mean_span_ns, parts_of, window_word
+from distprof.sections.picture.result import (
+    COMPUTATION,
+    COPY,
+    IDLE,
+    MESSAGE_WAIT,
+    UNSPLIT,
+    WAIT,
+    pieces_of,
+)
 from distprof.sections.report import Report
 from distprof.sections.table import TableView
 from distprof.units import format_duration, format_ratio
@@ -20,6 +32,7 @@ class Group(msgspec.Struct, frozen=True):
     """Parts of the step that are drawn alike."""
 
     label: str
+    word: str  # Its label where there is little room.
     glyph: str  # Character on a terminal.
     style: str  # Colour on a terminal.
     parts: tuple[str, ...]  # Keys of its parts; empty for all kinds of idle time.
@@ -31,12 +44,12 @@ class Group(msgspec.Struct, frozen=True):
 
 
 GROUPS = (
-    Group("computation", "█", "green", ("computation",)),
-    Group("exposed transfer", "▓", "blue", ("exposed_transfer",)),
-    Group("waiting for late ranks", "▒", "red", ("exposed_wait", "exposed_p2p_wait")),
-    Group("exposed communication", "▞", "blue", ("exposed_comm_unsplit",)),
-    Group("exposed copies", "▚", "magenta", ("exposed_copy",)),
-    Group("idle", "░", "yellow", ()),
+    Group("computation", "compute", "█", "green", ("computation",)),
+    Group("exposed transfer", "transfer", "▓", "blue", ("exposed_transfer",)),
+    Group("waiting for late ranks", "waiting", "▒", "red", ("exposed_wait", "exposed_p2p_wait")),
+    Group("exposed communication", "communication", "▞", "blue", ("exposed_comm_unsplit",)),
+    Group("exposed copies", "copies", "▚", "magenta", ("exposed_copy",)),
+    Group("idle", "idle", "░", "yellow", ()),
 )
 
 
@@ -51,10 +64,33 @@ class Share(msgspec.Struct, frozen=True):
         """For example ``idle 4.10 %``."""
         return f"{self.group.label} {format_ratio(self.ratio)}"
 
+    @property
+    def short(self) -> str:
+        """The same in few characters."""
+        return f"{self.group.word} {format_ratio(self.ratio)}"
+
+
+class Strip(msgspec.Struct, frozen=True):
+    """A rank's step as its parts follow in time."""
+
+    rank: int
+    pieces: tuple[tuple[float, float, Group], ...]  # Start and end, shares of the width, and group.
+
+    def cells(self, width: int) -> Iterator[Group | None]:
+        """The group that fills most of each of ``width`` cells; None outside of the step."""
+        filled: list[dict[Group, float]] = [{} for _ in range(width)]
+        for start, end, group in self.pieces:
+            for cell in range(int(start * width), min(width, math.ceil(end * width))):
+                inside = min(end * width, cell + 1) - max(start * width, cell)
+                filled[cell][group] = filled[cell].get(group, 0.0) + inside
+        return (max(cell, key=lambda group: cell[group], default=None) for cell in filled)
+
 
 class StepBar(msgspec.Struct, frozen=True, kw_only=True):
     """The mean step."""
 
+    # One step of the first rank and of the worst, as its parts follow in time; empty if unknown.
+    strips: tuple[Strip, ...] = ()
     length: str  # For example ``22.3 ms per step``.
     shares: tuple[Share, ...]  # Its groups, without empty ones, in the order of :data:`GROUPS`.
 
@@ -69,8 +105,48 @@ def step_bar(report: Report) -> StepBar | None:
         for group in GROUPS
     )
     return StepBar(
+        strips=_strips(report),
         length=f"{format_duration(mean_span_ns(report))} per {window_word(report)}",
         shares=tuple(share for share in shares if share.ratio > 0),
+    )
+
+
+_KINDS = {
+    COMPUTATION: "computation",
+    WAIT: "exposed_wait",
+    MESSAGE_WAIT: "exposed_p2p_wait",
+    UNSPLIT: "exposed_comm_unsplit",
+    COPY: "exposed_copy",
+    IDLE: "idle",
+}
+"""Class of a piece of a drawn step to its part of the step; all others are transfers."""
+
+
+def _strips(report: Report) -> tuple[Strip, ...]:
+    """The drawn step of the rank that costs the others most, and of another."""
+    step = next(iter(report.picture.steps), None)
+    if step is None or not step.ranks:
+        return ()
+    drawn = {one.rank: pieces_of(one.split) for one in step.ranks}
+    lost = {one.rank: one.lost_ns_per_step for one in report.stragglers.ranks}
+    first, *others = sorted(drawn, key=lambda rank: (-lost.get(rank, 0), rank))
+
+    def waits(rank: int) -> int:
+        return sum(end - start for start, end, kind in drawn[rank] if kind == WAIT)
+
+    # next to the worst rank the first, or if that is the worst, the one that waits longest
+    other = min(drawn) if first != min(drawn) else max(others, key=waits, default=first)
+    chosen = sorted({first, other})
+    whole = max((pieces[-1][1] for pieces in drawn.values() if pieces), default=0) or 1
+    return tuple(
+        Strip(
+            rank,
+            tuple(
+                (start / whole, end / whole, group_of(_KINDS.get(kind, "exposed_transfer")))
+                for start, end, kind in drawn[rank]
+            ),
+        )
+        for rank in chosen
     )
 
 

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from distprof import demo
 from distprof.documents.page import Limits, Page, Priced, Task, ToDo, step_bar
+from distprof.escape import fitting
 from distprof.formats import FINDINGS, RenderOptions
 from distprof.rules.base import Finding, NotChecked
 from distprof.sections.job.show import job_facts
@@ -40,6 +41,8 @@ def cost_text(finding: Finding, report: Report) -> str:
         return _cost_of(cost, "step", report.step_log.median_ns)
     # Costs are means over ranks, so the reference is too; without traces it is the simulated step
     span = mean_span_ns(report) or report.whatif.replayed_ns
+    if any(place.startswith("step_log") for place in finding.evidence):
+        span = None  # a mean over all logged steps, which the finding relates to itself
     text = _cost_of(cost, window_word(report), span)
     return f"{text}, {recovered}" if recovered else text
 
@@ -141,7 +144,9 @@ _SHORTER = (
     (Limits(4, 0), 1, 2),
     (Limits(4, 0), 0, 2),
     (Limits(4, 0), 0, 0),
+    (Limits(3, 0), 0, 0),
     (Limits(2, 0), 0, 0),
+    (Limits(1, 0), 0, 0),
 )
 """Limits of shorter and shorter texts: of tasks, sentences and cautions."""
 _MAX_DETAIL = 156
@@ -239,12 +244,15 @@ def _short_pages(report: Report, options: RenderOptions) -> Iterator[Page]:
     kept = tuple(sentence for sentence in page.sentences if sentence not in left_out)
     page = replace(page, detail=_first_sentences(page.detail))
     for limits, sentences, cautions in _SHORTER:
-        yield replace(
+        last = replace(
             page,
             sentences=kept[:sentences],
             cautions=page.cautions[:cautions],
+            commands=(*page.commands[: limits.tasks - 1][:1], *page.commands[1:][-1:]),
             to_do=replace(left, basis="", limits=limits),
         )
+        yield last
+    yield replace(last, step=None)
 
 
 def _first_sentences(text: str) -> str:
@@ -270,7 +278,12 @@ def priced(report: Report) -> tuple[Priced, ...]:
     """The findings of a report with their costs and gains."""
     headline = judge(report).headline
     return tuple(
-        Priced(one, cost_text(one, report), gain_text(one, report), one.headline == headline)
+        Priced(
+            one,
+            cost_text(one, report),
+            gain_text(one, report),
+            is_verdict=fitting(one.headline) == headline,
+        )
         for one in report.findings
     )
 

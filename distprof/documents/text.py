@@ -6,7 +6,7 @@ import io
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from distprof.documents.page import MAX_TASKS, Page, StepBar, Task, ToDo, group_of
+from distprof.documents.page import MAX_TASKS, Page, Share, StepBar, Task, ToDo, group_of
 from distprof.escape import plain, shorten, wrapped
 from distprof.formats import RenderOptions
 from distprof.rules.base import Finding
@@ -29,6 +29,7 @@ _BAR_CELLS = 24
 _MIN_BAR = 6
 _GAP = 2
 _MAX_BAR = 96
+_LEAST_SHARE = 0.01  # of the step, for a place in a legend that has little room
 _FIX_LINES = 3  # of the first fix, in any text
 MAX_BRIEF = 20
 """Lines of a short text."""
@@ -131,24 +132,48 @@ def _basis(page: Page, width: int) -> Iterator[RenderableType]:
 
 
 def _step_drawn(step: StepBar, width: int) -> Iterator[Text]:
-    """A mean step as a line of characters by group, and its legend, whose labels never break."""
-    bar, legend = Text(no_wrap=True), Text(f"{step.length}: ")
-    done, drawn, used = 0.0, 0, len(legend)
-    for number, share in enumerate(step.shares):
-        glyph, style = share.group.glyph, share.group.style
+    """One step of some ranks in time, or else the mean step, and the shares of its groups."""
+    yield from _strips(step, width) if step.strips else (_bar(step, width),)
+    labels = [(share, share.text) for share in step.shares]
+    if len(step.length) + sum(len(label) + 4 for _, label in labels) > width:
+        labels = [(one, one.short) for one in step.shares if one.ratio >= _LEAST_SHARE]
+    yield _legend(step, labels, width)
+
+
+def _strips(step: StepBar, width: int) -> Iterator[Text]:
+    names = [f"rank {strip.rank} " for strip in step.strips]
+    room = max(map(len, names))
+    for strip, name in zip(step.strips, names, strict=True):
+        line = Text(name.ljust(room), no_wrap=True)
+        for group in strip.cells(max(min(width, _MAX_BAR) - room, 1)):
+            line.append(group.glyph if group else " ", style=group.style if group else "")
+        yield line
+
+
+def _bar(step: StepBar, width: int) -> Text:
+    bar, done, drawn = Text(no_wrap=True), 0.0, 0
+    for share in step.shares:
         done += share.ratio
         upto = Bar(ratio=done, key="").length(min(width, _MAX_BAR))
-        bar.append(glyph * (upto - drawn), style=style)
-        drawn, length = upto, len(share.text) + 2
+        bar.append(share.group.glyph * (upto - drawn), style=share.group.style)
+        drawn = upto
+    return bar
+
+
+def _legend(step: StepBar, labels: Sequence[tuple[Share, str]], width: int) -> Text:
+    """Glyph and label of each group; a label never breaks."""
+    legend = Text(f"{step.length}: ")
+    used = len(legend)
+    for number, (share, label) in enumerate(labels):
+        length = len(label) + 2
         if number:
             fits = used + 2 + length <= width
             legend.append("  " if fits else "\n")
             used = used + 2 if fits else 0
-        legend.append(glyph, style=style)
-        legend.append(f" {share.text}")
+        legend.append(share.group.glyph, style=share.group.style)
+        legend.append(f" {label}")
         used += length
-    yield bar
-    yield legend
+    return legend
 
 
 def _to_do(to_do: ToDo, options: RenderOptions) -> Iterator[RenderableType]:
@@ -169,7 +194,7 @@ def _to_do(to_do: ToDo, options: RenderOptions) -> Iterator[RenderableType]:
         if limits is None:
             yield from _whole_task(number, task, width)
         else:
-            lines = limits.lines if number > 1 else max(limits.lines, _FIX_LINES)
+            lines = limits.lines if number > 1 else min(_FIX_LINES, limits.tasks + 1)
             yield from _short_task(number, task, width, lines)
     left_out = len(to_do.tasks) - len(shown) + to_do.num_left_out
     if left_out:

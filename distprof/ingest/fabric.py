@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import math
 import re
 import sys
 import zlib
@@ -146,6 +147,9 @@ def _own(data: bytes, source: str) -> FabricFile:
         raise _other_schema(source, f'"schema": "{profile.schema[:60]}"')
     if any(not _is_sound(curve) for curve in profile.curves):
         raise _other_schema(source, "an impossible bandwidth curve")
+    speeds = [rate.flops for rate in profile.rates]
+    if not all(0 < speed < math.inf for speed in (*speeds, profile.memory_bytes_per_s or 1)):
+        raise _other_schema(source, "an impossible speed of computation")
     return msgspec.structs.replace(profile, source="" if source == _STDIN else source)
 
 
@@ -210,22 +214,14 @@ def _perftest(lines: Sequence[str], source: str) -> FabricFile | None:
     if any("Bidirectional" in line for line in lines):
         notes.append("Both directions are counted together.")
     kind = CollectiveKind.SEND_RECV
-    points = (
-        point(kind, 2, size, [size / speed * 1e9 for speed in speeds[size]])
-        for size in sorted(speeds)
-    )
-    curve = FabricCurve(
-        kind=kind.label,
-        group_size=2,
-        points=tuple(points),
-        refusal="perftest has several messages in flight",
-    )
+    points = [point(kind, 2, n, [n / v * 1e9 for v in speeds[n]]) for n in sorted(speeds)]
+    why = "perftest has several messages in flight"
     return FabricFile(
         origin="perftest",
         source="" if source == _STDIN else source,
         backend="verbs",
         world_size=2,
-        curves=(curve,),
+        curves=(FabricCurve(kind=kind.label, group_size=2, points=tuple(points), refusal=why),),
         notes=tuple(notes),
     )
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from distprof.artefacts.run_file import RunFile
 from distprof.intervals import EMPTY, Intervals, complement, subtract
-from distprof.schema import ABSENT, Int64Array
+from distprof.schema import ABSENT, Coded, Int64Array
 from distprof.sections.computation.result import RankComputation
 from distprof.sections.idle.result import RankIdle
 from distprof.sections.job.result import NO_RUN_DIRECTORY
@@ -65,11 +65,10 @@ class RankContext(msgspec.Struct, frozen=True, kw_only=True):
 class RankLane(msgspec.Struct, frozen=True, kw_only=True):
     """Activities of one stream or CPU thread in a drawn step, in order of start."""
 
-    name: str  # For example ``stream 7``.
+    title: str  # For example ``stream 7``.
     start_ns: Int64Array  # int64, since the start of the window.
     end_ns: Int64Array  # int64.
-    name_of: Int64Array  # int64, index into ``names``.
-    names: tuple[str, ...]
+    name: Coded  # Name of each activity.
 
 
 class RankStep(msgspec.Struct, frozen=True, kw_only=True):

@@ -57,6 +57,7 @@ TABLES = (
     "idle.pauses_table",
     "computation.peak_table",
     "computation.categories_table",
+    "computation.modules_table",
     "computation.operators_table",
     "kernels.kernels_table",
     "kernels.speed_table",

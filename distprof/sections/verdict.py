@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from distprof.escape import headed
+from distprof.escape import fitting, headed
 from distprof.rules.engine import is_on_recording
 from distprof.sections.base import Verdict
 from distprof.sections.capture.show import damage_fact, recording_line
@@ -65,7 +65,7 @@ def _judge_measured(report: Report) -> Verdict:
     if first is None:
         return own
     detail = " ".join(first.message.split())
-    found = Verdict(headline=first.headline, detail=detail, why=own.why, part=own.part)
+    found = Verdict(headline=fitting(first.headline), detail=detail, why=own.why, part=own.part)
     if own.part and report.plan.repairs:
         return found  # the reasons already name the parts of the step
     why = own.why if own.part else _new(first, own.why)

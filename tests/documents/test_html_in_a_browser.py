@@ -379,6 +379,21 @@ hover(box.width / 2, 8);
 found.hovered = says();
 hover(10, 8);
 found.left = says();
+const wheel = (shiftKey, deltaY) => canvas.dispatchEvent(
+  new WheelEvent("wheel", { deltaY, shiftKey, bubbles: true, cancelable: true }));
+const start = () => { hover(121, 8); return says(); };
+found.whole = start();
+found.scrolls = wheel(false, -300);
+canvas.focus();
+found.zooms = wheel(false, -900);
+found.zoomed = start();
+wheel(true, 100_000);
+hover(box.width - 3, 8);
+found.end = says();
+press("0");
+hover(box.width - 3, 8);
+found.last = says();
+found.again = start();
 document.querySelector(".finding .show").click();
 found.shown = says();
 found.chosen = document.activeElement === canvas;
@@ -399,6 +414,10 @@ def test_the_picture_is_drawn_moved_and_opened(tmp_path: Path) -> None:
     assert found["back"]
     assert re.match(r"rank \d+: ", found["hovered"])
     assert found["left"].startswith("Click a rank")
+    assert found["scrolls"], "a wheel over a picture that is not in focus scrolls the page"
+    assert not found["zooms"]
+    assert found["zoomed"] != found["whole"] == found["again"]
+    assert found["end"] == found["last"], "moved as far as it goes, the end is at the edge"
     assert "rank 3 begins last" in found["shown"]
     assert found["chosen"]
 

@@ -119,3 +119,18 @@ def test_a_comparison_draws_both_steps_on_one_scale() -> None:
     assert all(not rank.lanes for one in pair.pictures for rank in one.steps[0].ranks)
     assert len(pair.pictures[0].steps[0].ranks) == len(report().picture.groups) < 24
     assert re.search(r"\d+(-\d+)?,?.* \(rank \d+\)", Seen(text).text), "a row names its ranks"
+
+
+def test_a_finding_on_all_ranks_and_steps_has_no_place_in_the_picture() -> None:
+    (first, *_) = report(1).findings
+    everywhere = replace(first, ranks=tuple(range(8)), steps=())
+    drawn = report(1).picture.steps[0].step
+    at_once = replace(first, ranks=(), steps=(drawn,))
+    for finding, places in ((everywhere, 0), (at_once, 1), (first, 1)):
+        shown = replace(report(1), findings=(finding,))
+        assert len(data_of(page(shown))["found"]) == places
+
+
+def test_a_page_of_chosen_sections_has_no_picture() -> None:
+    text = find_reporter("html")(report(1), RenderOptions(sections=("kernels",)))
+    assert 'id="picture"' not in text

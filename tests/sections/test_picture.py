@@ -105,7 +105,7 @@ def test_the_time_of_a_rank_is_split_into_classes() -> None:
         (COPY, 140),
         (IDLE, 200),
     ]
-    assert [lane.name for lane in step.lanes][:1] == ["stream 7"]
+    assert [lane.title for lane in step.lanes][:1] == ["stream 7"]
 
 
 def test_the_median_step_is_drawn_and_then_the_longest() -> None:
@@ -207,3 +207,21 @@ def test_a_single_rank_has_a_step_without_transfers() -> None:
     (rank,) = picture.steps[0].ranks
     assert {kind for _, _, kind in pieces_of(rank.split)} == {COMPUTATION, IDLE}
     assert picture.steps[0].waits == ()
+
+
+def test_a_whole_capture_is_drawn_and_repaired(run: Run) -> None:
+    report = distprof.analyze(run, window="capture")
+    (step,) = report.picture.steps
+    assert (step.kind, step.step) == ("capture", None)
+    assert [one.done for one in step.repaired] == [one.done for one in report.plan.repairs]
+    assert step.repaired[0].mean_ns < step.mean_ns
+
+
+def test_an_empty_window_is_not_drawn() -> None:
+    rank = RankBuilder(0)
+    rank.step(0, 0, 0)
+    rank.step(1, 0, 100)
+    rank.kernel("gemm", 10, 50)
+    context = replace(context_of(rank), drawn=(0, 1, 7), drawn_pieces=99)
+    (step,) = measure_rank(rank.tables(), context).drawn
+    assert step.window == 1

@@ -92,15 +92,16 @@ def anchors(findings: Sequence[Finding]) -> Callable[[Finding], str]:
     return lambda one: names[id(one)]
 
 
-def finding_articles(to_do: ToDo) -> Iterator[Markup]:
+def finding_articles(to_do: ToDo, *, is_page: bool = True) -> Iterator[Markup]:
     """What to do, in order: each repair of the plan with its findings, and each other finding.
 
-    Evidence and the page of the rule open in place.
+    Evidence and the page of the rule open in place. Within another page, there are no ids and no
+    pages of rules.
     """
     found = to_do.found
     anchor_of = anchors([one.finding for one in found])
-    first = {one.finding.code: one for one in reversed(found)}
-    yield element("h2", "What to do", id="to-do")
+    first = {one.finding.code: one for one in reversed(found)} if is_page else {}
+    yield element("h2", "What to do", id="to-do" if is_page else None)
     yield (
         sentence(f"Plan: {to_do.promise}{to_do.basis}.", class_="evidence")
         if to_do.promise
@@ -113,24 +114,34 @@ def finding_articles(to_do: ToDo) -> Iterator[Markup]:
     for task in to_do.tasks:
         head = element("p", element("b", task.change), f"  {task.effect}") if task.change else EMPTY
         articles = (
-            _article(one, anchor_of(one.finding), task, has_page=first[one.finding.code] is one)
+            _article(
+                one,
+                anchor_of(one.finding) if is_page else None,
+                task,
+                has_page=first.get(one.finding.code) is one,
+            )
             for one in task.found
         )
         items.append(element("li", head, *articles))
     yield element("ol", *items, class_="todo")
 
 
-def remark_articles(found: Sequence[Priced]) -> Markup:
+def remark_articles(found: Sequence[Priced], *, is_page: bool = True) -> Markup:
     """Findings that are remarks on a result."""
     anchor_of = anchors([one.finding for one in found])
-    first = {one.finding.code: one for one in reversed(found)}
+    first = {one.finding.code: one for one in reversed(found)} if is_page else {}
     return joined(
-        _article(one, anchor_of(one.finding), None, has_page=first[one.finding.code] is one)
+        _article(
+            one,
+            anchor_of(one.finding) if is_page else None,
+            None,
+            has_page=first.get(one.finding.code) is one,
+        )
         for one in found
     )
 
 
-def _article(priced: Priced, anchor: str, task: Task | None, *, has_page: bool) -> Markup:
+def _article(priced: Priced, anchor: str | None, task: Task | None, *, has_page: bool) -> Markup:
     one = priced.finding
     severity = one.severity.value
     steps = ", ".join(map(str, one.steps[:12])) + (", …" if len(one.steps) > 12 else "")

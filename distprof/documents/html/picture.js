@@ -178,7 +178,7 @@
       if (a >= width) break;
       if (lane) {
         if (b <= a) b = a + 1;
-        const slot = row.isSlots && ink.slots[(step.names[pieces.of[i]] || "").split(" of ")[0].replace(/ /g, "-")];
+        const slot = row.isSlots && ink.slots[(step.names[pieces.of[i]] || "").split(" of ")[0].replace(/_/g, "-")];
         const [fill, edge] = slot ? [slot, slot] : lane.name === "communication" ? [ink.call, ink.callEdge] : [ink.lane, ink.edge];
         stroke(line, fill, a, b);
         line[a] = b - a > 2 ? slot ? 0 : edge : fill;
@@ -250,7 +250,7 @@
     let free = -1;
     rows.forEach((row) => {
       const y = row.top - top;
-      if (!row.rank || row.lane || row.isRepaired || y < Math.max(free, 0) || row.tall >= 11) return;
+      if (!row.rank || row.lane || row.isRepaired || y < Math.max(free, 0) || y > tall - AXIS - 12 || row.tall >= 11) return;
       if (first.size > 1 && !first.has(row.rank.rank)) return;
       pen.fillText(first.has(row.rank.rank) && first.size > 1 ? first.get(row.rank.rank).slice(0, 16) : `rank ${row.rank.rank}`, 0, y + 6, GUTTER - 10);
       free = y + 14;

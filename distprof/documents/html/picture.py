@@ -251,7 +251,7 @@ class _Rows:
         by_kind: dict[str, list[tuple[int, int]]] = {}
         for start, end, name in lane_pieces(lane.pieces):
             text = self._step.names[name] if name < len(self._step.names) else ""
-            by_kind.setdefault(text.partition(" of ")[0].replace(" ", "-"), []).append((start, end))
+            by_kind.setdefault(text.partition(" of ")[0].replace("_", "-"), []).append((start, end))
             number = text.partition("micro-batch ")[2].partition(",")[0]
             if (end - start) / self._scale > 0.012 * len(number):
                 middle = f"{50 * (start + end) / self._scale:.4g}%"

@@ -13,6 +13,7 @@ from distprof.documents.html.findings import anchors
 from distprof.documents.html.heat_map import heat_figure, heats_of, node_heats_of
 from distprof.documents.html.page import page_html
 from distprof.documents.html.picture import Evidence, picture_figure
+from distprof.documents.html.roofline import roofline_figure
 from distprof.documents.html.schedule import schedule_figures
 from distprof.documents.html.subjects import (
     experts_figure,
@@ -63,7 +64,7 @@ def report_html(report: Report, options: RenderOptions) -> str:
         # the first figure shows the parts of the step, each with its findings
         replace(page, tables=others, commands=(), step=None if has_waterfall else page.step),
         tuple(_subject_parts(drawn, options.sections)),
-        picture=_picture(drawn),
+        picture=EMPTY if options.sections else _picture(drawn),
     )
 
 
@@ -73,10 +74,13 @@ def _picture(drawn: _Drawn) -> Markup:
     late = tuple(
         rank.rank for rank in report.stragglers.ranks if rank.pattern is not StragglerPattern.NONE
     )
+    shown = {step.step for step in report.picture.steps}
     found = [
         Evidence(drawn.anchor_of(one), one.ranks, one.steps)
         for one in report.findings
-        if one.ranks or one.steps
+        # what all ranks do in every step has no place of its own
+        if 0 < len(one.ranks) < len(report.run.ranks)
+        or (shown & {*one.steps} and len(one.steps) < report.run.num_steps)
     ]
     return picture_figure(report.picture, late, dict(report.run.nodes), found)
 
@@ -157,6 +161,12 @@ _SUBJECTS: Sequence[_Subject] = (
         "Collectives",
         lambda d: collectives_figure(d.report.collectives.classes),
         ("collectives",),
+    ),
+    _Subject(
+        "computation",
+        "Computation",
+        lambda d: roofline_figure(d.report.computation),
+        ("computation",),
     ),
     _Subject("workers", "Simulated step", lambda d: workers_figure(d.report.whatif), ("whatif",)),
     _Subject(

@@ -76,6 +76,7 @@ class Assembler:
         self._cards: dict[tuple[int, str], tuple[tuple[int, str, str], ...]] = {}
         self._missing: dict[str, set[int]] = {}
         self._networks: dict[str, set[int]] = {}
+        self._of_cards: dict[str, set[int]] = {}  # NCCL lists the cards of the one that it uses
         self._remarks: dict[str, dict[str, set[int]]] = {}
         self._links: Counter[str] = Counter()
         self._choices: Counter[tuple[str, int | None, str, str]] = Counter()
@@ -244,7 +245,7 @@ class Assembler:
             edges=edges,
             cards=self._all_cards(),
             missing_networks=_sorted(self._missing),
-            networks=_sorted(self._networks or self._networks_of_cards()),
+            networks=_sorted(self._networks or self._of_cards),
             remarks={name: _sorted(values) for name, values in sorted(self._remarks.items())},
             links=tuple(sorted(self._links)),
             choices=tuple(
@@ -304,6 +305,7 @@ class Assembler:
                 self._note(self._missing, network, process)
             case Cards(network=network, cards=cards):
                 self._cards[process, network] = cards
+                self._note(self._of_cards, network, process)
             case PathTypes(inside=inside) if len(self._links) < MAX_VALUES:
                 self._links[inside] += 1
             case _:
@@ -337,14 +339,6 @@ class Assembler:
         self._counts["cut" if event is CUT else "unknown"] += number
         if event is not CUT and len(self._unknown) < _MAX_UNKNOWN:
             self._unknown[_text(text)] = None
-
-    def _networks_of_cards(self) -> dict[str, set[int]]:
-        """The networks of a log that names only cards: NCCL lists those of the one it uses."""
-        found: dict[str, set[int]] = {}
-        for process, network in self._cards:
-            if network != "Socket" or (process, "IB") not in self._cards:
-                found.setdefault(network, set()).add(process)
-        return found
 
     def _all_cards(self) -> tuple[NcclCard, ...]:
         """Cards, each once per host."""

@@ -196,7 +196,6 @@ _CALL = re.compile(
     r"(\w+): opCount [0-9a-f]+ .*comm (?:0x)?[0-9a-f]+ .*stream=? ?(?:0x)?[0-9a-f()nil]+"
 )
 _VERSION = re.compile(r"(?:NCCL|RCCL) version ?:? (\d[\w.]*(?:[+-][\w.:]+)?)")
-
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 _PROTOCOLS = ("LL", "LL128", "SIMPLE")
 

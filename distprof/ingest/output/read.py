@@ -26,8 +26,8 @@ QUIET = frozenset(("warning", "phase", "preparing"))
 """Kinds of lines that healthy jobs print, too: alone, they are no evidence of an end."""
 
 _NOISE = re.compile(r"NCCL (?:INFO|TRACE)|\bDEBUG\b")
-_ALWAYS = ("world", "exit")
-"""Kinds of lines that count although a debugging log prints them."""
+_ALWAYS = {"world", "exit", "nccl-retries", "nccl-result"}
+"""Kinds and names of lines that count although a debugging log prints them."""
 
 _MAX_RECORD_BYTES = 1 << 14
 _MAX_STACK_BYTES = 1 << 16
@@ -70,6 +70,8 @@ _PREFIX = re.compile(
     r"|\(\w{0,60}[^()]{0,60}\brank[=: ]?(\d{1,7})\b[^()]{0,80}\)"  # Ray
     r"|\[(?:Rank:?|(?:GPU )?[Rr]ank) (\d{1,7})\]|\[?RANK[ =:](\d{1,7})\]?) ?"
 )
+
+_BEHIND = re.compile(r"\[rank(\d{1,7})\]: ?$")
 
 
 _REST_OF_CHARACTER = bytes(range(0x80, 0xC0))
@@ -185,6 +187,9 @@ class Reader:
         by_prefix = prefix_rank(head)
         if by_prefix is None and start == at and "frames" in row.fields:  # copied from the sign on
             by_prefix = prefix_rank(cleaned(data[end + 1 : end + 201].split(b"\n", 1)[0]))
+        behind = _BEHIND.search(cleaned(data[max(start, at - 24) : at]))
+        if by_prefix is None and row.after and behind:  # a bar of progress lacks its line end
+            by_prefix = int(behind[1])
         writer = rank if by_prefix is None else by_prefix
         if row.yields == "stack":
             first = _line_back(data, start, row.before)
@@ -205,7 +210,7 @@ class Reader:
             before = cleaned(data[_start_of_wrapped(data, start) : start]).replace("\n", "")
             fields = fields if row.search(before) else row.search(before + text) or fields
         is_noise = _NOISE.search(cleaned(data[max(start, at - _BEFORE_SIGN) : end]))
-        if fields is None or (is_noise and row.yields not in _ALWAYS):
+        if fields is None or (is_noise and not _ALWAYS & {row.yields, row.name}):
             return
         rank = _subject(fields, writer)
         writer = rank if fields.get("group") == DEFAULT_GROUPS[0] else writer

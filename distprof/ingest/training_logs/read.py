@@ -19,12 +19,15 @@ from distprof.ingest.training_logs.tables import (
 from distprof.ingest.training_logs.trainers import (
     BarGrammar,
     LightningGrammar,
+    compare,
 )
 from distprof.run.logs import TrainingLog
 
 _JSON = (".json", ".json.gz")
 _SMALL = 1 << 16
 _SMALL_LOG = 1 << 20
+_TOGETHER = ("Megatron-LM", "DeepSpeed")
+"""The first reports iterations, and its fork prints the timers of the second between them."""
 
 
 class Candidates:
@@ -46,7 +49,11 @@ class Candidates:
         """The grammars after the last block."""
         for grammar in self.all:
             grammar.finish()
-        self._own[0].compare(self._own[1])
+        for grammar in (self._own[0], self._reports.grammars["Hugging Face Trainer"]):
+            compare(grammar, self._own[1])
+        megatron, deepspeed = (self._reports.grammars[name] for name in _TOGETHER)
+        if len(megatron.rows) == len(deepspeed.rows) and not megatron.timers:
+            megatron.timers = deepspeed.timers
         return self.all
 
 

@@ -167,6 +167,18 @@ _PARTS = ("model_forward", "model_backward", "optimizer_step", "get_train_batch"
 _FAR_BELOW = 0.7
 """Actions below this share of what the progress bar shows leave out most of an iteration."""
 
+_ROUNDED = 0.98
+"""Times below this share of it follow from a rate with few digits."""
+
+
+def compare(grammar: Grammar, bars: BarGrammar) -> None:
+    """Take the time of an iteration from the progress bar, if it is far above what is printed."""
+    shown = [row.duration_ns or 0 for row in bars.rows]
+    least = _FAR_BELOW if isinstance(grammar, LightningGrammar) else _ROUNDED
+    for index, row in enumerate(grammar.rows if shown else ()):
+        if (row.duration_ns or 0) < least * median(shown):
+            grammar.rows[index] = row._replace(duration_ns=round(median(shown)))
+
 
 class LightningGrammar(Grammar):
     """Tables of Lightning's profilers: one report with the means of the whole training."""
@@ -201,13 +213,6 @@ class LightningGrammar(Grammar):
         self.add(Row(iteration=count, duration_ns=s_to_ns(seconds), span=count))
         found = {name: s_to_ns(each) for name, each in whole.items()}
         self.add_timers({name: ns for name, ns in found.items() if ns is not None})
-
-    def compare(self, bars: BarGrammar) -> None:
-        """Take the time of an iteration from the progress bar, if it is far above all actions."""
-        shown = [row.duration_ns or 0 for row in bars.rows]
-        for index, row in enumerate(self.rows if shown else ()):
-            if (row.duration_ns or 0) < _FAR_BELOW * median(shown):
-                self.rows[index] = row._replace(duration_ns=round(median(shown)))
 
     def _of_step(self) -> tuple[float | None, int] | None:
         """Seconds and number of steps of the optimizer, which call the passes."""

@@ -7,23 +7,31 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
+from distprof.artefacts.fabric_file import FabricFile
 from distprof.costs.operators import Work, parse_inputs, work_of
-from distprof.hardware import Gpu, Sheet, recognise_gpu
+from distprof.hardware import Sheet
 from distprof.run.run import Run
 from distprof.sections.computation.categories import categories
-from distprof.sections.computation.operators import KernelCalls, rank_kernel_calls
+from distprof.sections.computation.limits import Limits, limits_of
+from distprof.sections.computation.modules import modules_of
+from distprof.sections.computation.operators import Alike, KernelCalls, rank_kernel_calls
 from distprof.sections.computation.result import (
     NO_OPERATORS,
     NO_SHAPES,
+    OUTSIDE_MODULES,
     PRODUCTS,
     REST,
     CategoryRow,
     ComputationResult,
+    ModuleRow,
+    ModuleStats,
     OperatorRow,
     OperatorStats,
     Pass,
     RankComputation,
+    Roof,
     Saving,
 )
 from distprof.sections.computation.savings import Savings, rank_savings
@@ -34,6 +42,9 @@ __all__ = ["analyze_computation", "rank_computation", "rank_kernel_calls", "rank
 
 MOST_ROWS = 1_000
 """Operators with different inputs that are kept of a rank; the rest is summed up by category."""
+
+SMALL_KERNEL = 0.5
+"""Share of the multiprocessors below which a kernel is too small for its GPU."""
 
 TABLE_LIMIT = 200
 """Operators of a report; the rest is summed up."""
@@ -54,16 +65,27 @@ _SHORT_TYPES = {
 def rank_computation(
     kernel_calls: KernelCalls | None, savings: Savings | None
 ) -> RankComputation | None:
-    """The computation of one rank by operator; None if it is not explained."""
+    """The computation of one rank by operator and module; None if it is not explained."""
     if kernel_calls is None or savings is None:
         return None
-    calls, alike = kernel_calls, savings.alike
+    rows = operator_stats(kernel_calls, savings.alike)
+    return RankComputation(
+        rows=(*rows[:MOST_ROWS], *_rest(rows[MOST_ROWS:])),
+        has_operators=bool((kernel_calls.row >= 0).any()),
+        savings=savings.stats,
+        modules=modules_of(kernel_calls),
+        graph_ns=int(kernel_calls.counted_ns[kernel_calls.in_graph].sum()),
+    )
+
+
+def operator_stats(calls: KernelCalls, alike: Alike) -> list[OperatorStats]:
+    """Operators with different inputs, longest first."""
     total = np.bincount(alike.group, weights=calls.counted_ns).astype(np.int64)
     num_kernels = np.bincount(alike.group)
     size = len(calls.host) + len(calls.row)
     call = np.where(calls.row >= 0, calls.row, len(calls.host) + np.arange(len(calls.row)))
     num_calls = np.bincount(np.unique(alike.group * size + call) // size)
-    rows = [
+    return [
         OperatorStats(
             name=alike.names[one],
             inputs=alike.inputs[one],
@@ -73,16 +95,12 @@ def rank_computation(
             num_kernels=int(num_kernels[one]),
             total_ns=int(total[one]),
             kernel=calls.kernel_names[calls.kernel[at]],
+            blocks=int(calls.blocks[at]),
         )
         for one in np.argsort(-total, kind="stable").tolist()
         for at in (int(alike.longest[one]),)
         if total[one]
     ]
-    return RankComputation(
-        rows=(*rows[:MOST_ROWS], *_rest(rows[MOST_ROWS:])),
-        has_operators=bool((calls.row >= 0).any()),
-        savings=savings.stats,
-    )
 
 
 def _rest(rows: list[OperatorStats]) -> list[OperatorStats]:
@@ -121,7 +139,9 @@ class _Group(msgspec.Struct, kw_only=True):
         return None if self.work.flop is None else float(self.work.flop) * self.num_calls
 
 
-def analyze_computation(run: Run, analyses: RankAnalyses, sheet: Sheet) -> ComputationResult:
+def analyze_computation(
+    run: Run, analyses: RankAnalyses, sheet: Sheet, fabric: FabricFile | None = None
+) -> ComputationResult:
     """Categories and operators of the explained ranks, over all analysed steps."""
     explained = {
         analysis.rank: analysis.computation
@@ -130,8 +150,8 @@ def analyze_computation(run: Run, analyses: RankAnalyses, sheet: Sheet) -> Compu
     }
     if not explained:
         return ComputationResult()
-    groups = _groups(explained.values())
-    gpu = _gpu(run, sheet)
+    groups = _groups(row for rank in explained.values() for row in rank.rows)
+    limits = limits_of(run, sheet, fabric)
     products = [group for group in groups if _category(group) in PRODUCTS]
     product_ns = sum(group.total_ns for group in products)
     known_ns = sum(group.total_ns for group in products if group.flop is not None)
@@ -140,44 +160,56 @@ def analyze_computation(run: Run, analyses: RankAnalyses, sheet: Sheet) -> Compu
         num_steps=analyses.num_windows,
         total_ns=sum(group.total_ns for group in groups),
         categories=_category_rows(groups),
-        operators=_operator_rows(groups, gpu),
+        operators=_operator_rows(groups, limits, _multiprocessors(run)),
+        modules=_module_rows(explained.values(), sum(group.total_ns for group in groups)),
+        graph_ratio=_graph_ratio(explained.values(), groups),
+        small_ratio=_small_ratio(groups, _multiprocessors(run)),
         savings=_savings(explained.values()),
         flop=_flop(groups),
         recomputed_flop=_flop([one for one in groups if one.row.part == Pass.RECOMPUTATION]),
         precision=_precision(groups),
-        fp8_bound_ns=_fp8_bound(groups, gpu),
+        fp8_bound_ns=_fp8_bound(groups, limits),
+        roofs=tuple(Roof(dtype=kind, flops=flops) for kind, flops in limits.peaks.items()),
+        memory_bytes_per_s=limits.memory,
+        is_measured=limits.is_measured,
         counted_ratio=known_ns / product_ns if product_ns else None,
-        unavailable=_unavailable(explained.values(), groups),
+        unavailable=(*_unavailable(explained.values(), groups), *limits.unavailable),
     )
 
 
-def _groups(explained: Iterable[RankComputation]) -> list[_Group]:
+def operator_rows(stats: Iterable[OperatorStats], limits: Limits) -> tuple[OperatorRow, ...]:
+    """Rows of a report, longest first, with what limits them."""
+    return _operator_rows(_groups(stats), limits, None)
+
+
+def _groups(stats: Iterable[OperatorStats]) -> list[_Group]:
     """Rows with the same operator, inputs, category and pass, longest first."""
     groups: dict[tuple[str, str, int, int], _Group] = {}
-    for rank in explained:
-        for row in rank.rows:
-            key = (row.name, row.inputs, row.category, row.part)
-            group = groups.get(key)
-            if group is None:
-                group = groups[key] = _Group(row=row, work=work_of(row.name, row.inputs))
-            group.num_calls += row.num_calls
-            group.total_ns += row.total_ns
+    for row in stats:
+        key = (row.name, row.inputs, row.category, row.part)
+        group = groups.get(key)
+        if group is None:
+            group = groups[key] = _Group(row=row, work=work_of(row.name, row.inputs))
+        group.num_calls += row.num_calls
+        group.total_ns += row.total_ns
     return sorted(groups.values(), key=lambda group: -group.total_ns)
 
 
-def _fp8_bound(groups: Iterable[_Group], gpu: Gpu | None) -> int | None:
+def _fp8_bound(groups: Iterable[_Group], limits: Limits) -> int | None:
     """Time that 16-bit matrix products could save at most if they ran in fp8; None without fp8."""
-    if gpu is None or gpu.fp8_flops is None:
+    fp8 = limits.peaks.get("fp8")
+    if fp8 is None:
         return None
-    spent = sum(
-        group.total_ns
-        for group in groups
-        if _category(group) == "gemm" and _type(group.row) in _SIXTEEN_BITS
-    )
-    return round(spent * (1 - gpu.bf16_flops / gpu.fp8_flops))
+    products = [group for group in groups if _category(group) == "gemm"]
+    saved = 0.0
+    for group in products:
+        peak = limits.peaks.get(_multiplied(group.row))
+        if _multiplied(group.row) in _SIXTEEN_BITS and peak is not None and peak < fp8:
+            saved += group.total_ns * (1 - peak / fp8)
+    return round(saved)
 
 
-_SIXTEEN_BITS = ("c10::BFloat16", "c10::Half")
+_SIXTEEN_BITS = ("bf16", "fp16")
 
 
 def _category(group: _Group) -> str:
@@ -222,6 +254,62 @@ def _savings(explained: Iterable[RankComputation]) -> tuple[Saving, ...]:
     return tuple(sorted(rows.values(), key=lambda row: -row.saved_ns))
 
 
+def _graph_ratio(explained: Iterable[RankComputation], groups: Iterable[_Group]) -> float:
+    total_ns = sum(group.total_ns for group in groups)
+    return sum(rank.graph_ns for rank in explained) / total_ns if total_ns else 0.0
+
+
+def _module_rows(explained: Iterable[RankComputation], total_ns: int) -> tuple[ModuleRow, ...]:
+    """The tree of all ranks, and what is outside of it; empty if no modules were recorded."""
+    own: dict[tuple[str, ...], ModuleStats] = {}
+    for row in (row for rank in explained for row in rank.modules):
+        before = own.get(row.path)
+        own[row.path] = row if before is None else _added(before, row)
+    if not own:
+        return ()
+    total, backward = dict.fromkeys(own, 0), dict.fromkeys(own, 0)
+    for path, row in own.items():
+        for depth in range(len(path)):
+            total[path[: depth + 1]] += row.self_ns
+            backward[path[: depth + 1]] += row.backward_ns
+    longest_first = sorted(
+        own, key=lambda path: [(-total[path[: n + 1]], path[n]) for n in range(len(path))]
+    )
+    rows = [
+        ModuleRow(
+            name=path[-1],
+            depth=len(path) - 1,
+            num_modules=own[path].num_modules,
+            num_calls=own[path].num_calls,
+            total_ns=total[path],
+            self_ns=own[path].self_ns,
+            backward_ns=backward[path],
+        )
+        for path in longest_first
+    ]
+    outside_ns = total_ns - sum(row.self_ns for row in rows)
+    outside = ModuleRow(
+        name=OUTSIDE_MODULES,
+        depth=0,
+        num_modules=0,
+        num_calls=0,
+        total_ns=outside_ns,
+        self_ns=outside_ns,
+        backward_ns=0,
+    )
+    return (*rows, outside)
+
+
+def _added(one: ModuleStats, other: ModuleStats) -> ModuleStats:
+    return ModuleStats(
+        path=one.path,
+        num_modules=max(one.num_modules, other.num_modules),
+        num_calls=one.num_calls + other.num_calls,
+        self_ns=one.self_ns + other.self_ns,
+        backward_ns=one.backward_ns + other.backward_ns,
+    )
+
+
 def _category_rows(groups: Sequence[_Group]) -> tuple[CategoryRow, ...]:
     rows = []
     for number, (name, category) in enumerate(categories().items()):
@@ -245,9 +333,14 @@ def _category_rows(groups: Sequence[_Group]) -> tuple[CategoryRow, ...]:
     return tuple(sorted(rows, key=lambda row: -row.total_ns))
 
 
-def _operator_rows(groups: Sequence[_Group], gpu: Gpu | None) -> tuple[OperatorRow, ...]:
+def _operator_rows(
+    groups: Sequence[_Group], limits: Limits, multiprocessors: int | None
+) -> tuple[OperatorRow, ...]:
     shown, rest = groups[:TABLE_LIMIT], groups[TABLE_LIMIT:]
-    rows = [_operator_row(group, gpu) for group in shown]
+    rows = [
+        replace(_operator_row(group, limits), filled_ratio=_filled_ratio(group, multiprocessors))
+        for group in shown
+    ]
     if rest:
         rows.append(
             OperatorRow(
@@ -261,20 +354,12 @@ def _operator_rows(groups: Sequence[_Group], gpu: Gpu | None) -> tuple[OperatorR
     return tuple(rows)
 
 
-def _operator_row(group: _Group, gpu: Gpu | None) -> OperatorRow:
-    """The row with the limit that the sheet sets for its FLOP and bytes."""
+def _operator_row(group: _Group, limits: Limits) -> OperatorRow:
+    """The row with its limit on this GPU."""
     row, work = group.row, group.work
     seconds = group.total_ns / NS_PER_S
     moved = None if work.bytes is None else work.bytes * group.num_calls
-    limits = {}
-    if gpu is not None and moved is not None:
-        limits["memory"] = moved / gpu.memory_bandwidth
-    peak = None if gpu is None else _peak(row, gpu)
-    if peak is not None and group.flop is not None:
-        limits["computation"] = group.flop / peak
-    is_whole = work.flop is None or "computation" in limits
-    bound = max(limits, key=lambda kind: limits[kind]) if limits and is_whole else ""
-    ratio = limits[bound] / seconds if bound else None
+    bound, ratio = limits.judge(_multiplied(row), group.flop, moved, seconds)
     return OperatorRow(
         name=row.name,
         inputs=_short_inputs(row.inputs),
@@ -287,19 +372,35 @@ def _operator_row(group: _Group, gpu: Gpu | None) -> OperatorRow:
         bytes=work.bytes,
         flops=None if group.flop is None else group.flop / seconds,
         bytes_per_s=None if moved is None else moved / seconds,
-        bound=bound if ratio is not None and ratio <= 1 else "",
-        peak_ratio=ratio if ratio is not None and ratio <= 1 else None,
+        bound=bound,
+        peak_ratio=ratio,
     )
 
 
-def _peak(row: OperatorStats, gpu: Gpu) -> float | None:
-    """Dense peak of the type that it multiplies, FLOP per second; None if unknown."""
+def _multiprocessors(run: Run) -> int | None:
+    """Multiprocessors of each GPU; None if unknown, or if ranks differ."""
+    found = {rank.device.num_multiprocessors for rank in run.ranks}
+    return found.pop() if len(found) == 1 else None
+
+
+def _filled_ratio(group: _Group, multiprocessors: int | None) -> float | None:
+    blocks = group.row.blocks
+    return min(blocks / multiprocessors, 1.0) if multiprocessors and blocks > 0 else None
+
+
+def _small_ratio(groups: Sequence[_Group], multiprocessors: int | None) -> float | None:
+    ratios = [(_filled_ratio(group, multiprocessors), group.total_ns) for group in groups]
+    known = sum(ns for ratio, ns in ratios if ratio is not None)
+    small = sum(ns for ratio, ns in ratios if ratio is not None and ratio < SMALL_KERNEL)
+    return small / known if known else None
+
+
+def _multiplied(row: OperatorStats) -> str:
+    """The type that it multiplies, as limits name it; empty if unknown."""
     kind = _type(row)
-    if kind in _SIXTEEN_BITS:
-        return gpu.bf16_flops
     if kind.startswith("c10::Float8"):
-        return gpu.fp8_flops
-    return gpu.bf16_flops / 2 if kind == "float" and _TF32.search(row.kernel) else None
+        return "fp8"
+    return "tf32" if kind == "float" and _TF32.search(row.kernel) else _SHORT_TYPES.get(kind, "")
 
 
 def _short_inputs(text: str) -> str:
@@ -312,12 +413,6 @@ def _short_inputs(text: str) -> str:
         for size, kind in zip(inputs.sizes, inputs.types, strict=True)
         if size
     )
-
-
-def _gpu(run: Run, sheet: Sheet) -> Gpu | None:
-    """The sheet's entry of the GPU; None if ranks differ or it is not listed."""
-    names = {rank.device.name for rank in run.ranks}
-    return recognise_gpu(sheet, names.pop()) if len(names) == 1 else None
 
 
 def _unavailable(explained: Iterable[RankComputation], groups: Sequence[_Group]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from enum import IntEnum
 import msgspec
 
 from distprof.artefacts.record import Record
+from distprof.schema import ABSENT
 from distprof.sections.base import Result
 
 FP32_KERNELS = r"(?<![a-z])(?:sgemm|scudnn)(?![a-z])"
@@ -22,6 +23,8 @@ LEAST_COUNTED = 0.9
 """Share of the time of products whose FLOP must be known, so that they stand for all."""
 
 NO_OPERATORS = "the trace holds no operators, so only names of kernels say what they compute"
+
+OUTSIDE_MODULES = "(outside modules)"
 
 NO_SHAPES = "no sizes of inputs were recorded: capture with record_shapes=True for FLOP and bytes"
 
@@ -81,6 +84,7 @@ class OperatorStats(msgspec.Struct, frozen=True, kw_only=True):
     num_kernels: int
     total_ns: int  # Time of its kernels; where kernels overlap, of the one that started first.
     kernel: str  # Its longest kernel.
+    blocks: int = ABSENT  # Thread blocks of this kernel.
 
 
 class Saving(Record, frozen=True, kw_only=True):
@@ -93,12 +97,24 @@ class Saving(Record, frozen=True, kw_only=True):
     size: str = ""  # Size of the tensors that it is about.
 
 
+class ModuleStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Modules of one class under the same ones on one rank, inside the analysed windows."""
+
+    path: tuple[str, ...]  # Its class and those around it, outermost first.
+    num_modules: int
+    num_calls: int  # Calls that started kernels, themselves or through other modules.
+    self_ns: int  # Time of kernels outside the modules that it calls, backward included.
+    backward_ns: int  # Part of it in the backward pass.
+
+
 class RankComputation(msgspec.Struct, frozen=True, kw_only=True):
     """The computation of one rank: ``total_ns`` of all rows is the computation of its waterfall."""
 
     rows: tuple[OperatorStats, ...]
     has_operators: bool  # Whether operators around launches were recorded.
     savings: tuple[Saving, ...] = ()  # What changes of the program would save.
+    modules: tuple[ModuleStats, ...] = ()  # Time by module; empty if the trace shows none.
+    graph_ns: int = 0  # Time of kernels that CUDA graphs launched.
 
 
 class CategoryRow(Record, frozen=True, kw_only=True):
@@ -130,10 +146,35 @@ class OperatorRow(Record, frozen=True, kw_only=True):
     bytes: int | None = None  # Bytes that one call reads and writes; null if unknown.
     flops: float | None = None  # FLOP per second that it reaches.
     bytes_per_s: float | None = None  # Bytes per second that it reaches.
-    # What limits it according to the sheet: ``computation`` or ``memory``; empty if unknown.
+    # What limits it on this GPU: ``computation`` or ``memory``; empty if unknown.
     bound: str = ""
     # Time at that limit over its time; null if unknown.
     peak_ratio: float | None = None
+    # Multiprocessors of the GPU for which its longest kernel has a thread block, as a share of all;
+    # null if unknown.
+    filled_ratio: float | None = None
+
+
+class ModuleRow(Record, frozen=True, kw_only=True):
+    """Modules of one class under the same ones, all explained ranks and steps together.
+
+    In the order of the tree: what a row calls follows it, one level deeper, longest first.
+    """
+
+    name: str  # Class of the module, or name of an annotation that stands for one.
+    depth: int  # Number of modules around it.
+    num_modules: int  # Number of modules of this class here; 0 outside modules.
+    num_calls: int  # Calls that started kernels, themselves or through other modules.
+    total_ns: int  # Time of its kernels, forward and backward, those of modules inside included.
+    self_ns: int  # Part of it outside the modules that it calls.
+    backward_ns: int  # Part of the total in the backward pass.
+
+
+class Roof(Record, frozen=True, kw_only=True):
+    """How fast the GPU multiplies one type."""
+
+    dtype: str  # ``bf16``, ``fp16``, ``fp8``, ``tf32`` or ``fp32``.
+    flops: float  # FLOP per second.
 
 
 class ComputationResult(Result, frozen=True, kw_only=True):
@@ -147,6 +188,13 @@ class ComputationResult(Result, frozen=True, kw_only=True):
     total_ns: int = 0
     categories: tuple[CategoryRow, ...] = ()  # Categories, longest first.
     operators: tuple[OperatorRow, ...] = ()  # Operators, longest first; the last sums up the rest.
+    # Tree of modules; the last row is what no module called. ``self_ns`` of all rows is the total.
+    modules: tuple[ModuleRow, ...] = ()
+    # Share of the time in kernels that CUDA graphs launched, whose operators are unknown.
+    graph_ratio: float = 0.0
+    # Share of the time in operators whose longest kernel has thread blocks for less than half of
+    # the GPU's multiprocessors; null if unknown.
+    small_ratio: float | None = None
     savings: tuple[Saving, ...] = ()  # What changes of the program would save.
     flop: float | None = None  # FLOP that sizes of inputs show, recomputation included.
     recomputed_flop: float | None = None  # Those of them that recomputation repeats.
@@ -154,6 +202,9 @@ class ComputationResult(Result, frozen=True, kw_only=True):
     # Bound of what fp8 could save: time of 16-bit matrix products, less what it would be at a rate
     # higher by the ratio of the peaks; null on a GPU without fp8.
     fp8_bound_ns: int | None = None
+    roofs: tuple[Roof, ...] = ()  # Limits of computation that operators are compared with.
+    memory_bytes_per_s: float | None = None  # Limit of memory; null if it is unknown.
+    is_measured: bool = False  # Whether ``distprof bench --compute`` measured these limits.
     # Share of the time of matrix products, attention and convolutions whose FLOP are known.
     counted_ratio: float | None = None
 

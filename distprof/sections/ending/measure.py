@@ -512,14 +512,25 @@ _SIGNAL_OF = {
 }
 """What shells and schedulers call signals."""
 
+_OF_WINDOWS = {
+    0xC0000005: signal.SIGSEGV,
+    0xC000001D: signal.SIGILL,
+    0xC00000FD: signal.SIGSEGV,
+    0xC000013A: signal.SIGINT,
+    0xC0000374: signal.SIGABRT,
+    0xC0000409: signal.SIGABRT,
+}
+"""Exit codes of Windows, such as an access violation, and the signals that are most like them."""
+
 
 def _signal(event: OutputEvent) -> str:
     """Name of the signal that ended a process; empty if it exited by itself."""
     named = event.fields.get("signal", "")
     code = event.number("code")
     number = event.number("number") or (-code if code and code < 0 else 0)
-    if code is not None and code > 128:
+    if code is not None and 128 < code <= 128 + 64:
         number = code - 128
+    number = _OF_WINDOWS.get((code or 0) & 0xFFFFFFFF, number)
     what = _SIGNAL_OF.get(event.fields.get("what", "").capitalize(), number)
     return named or (_signal_name(what) if what else "")
 
@@ -583,8 +594,12 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
             advice_on("exit", f"{event.name} {event.fields.get('why', '')}"),
         ),
     )
-    first = len(ranks) < 2
     blamed = (event.rank,) if event.rank is not None else ranks
+    same = [e for e in _exits(output) if e.name == event.name == "elastic-failure"]
+    if not name and "root" not in event.fields and len({_key_of_exit(e) for e in same}) == 1:
+        ranks = blamed = tuple(sorted({e.rank for e in same if e.rank is not None}))
+        who = f"{capitalized(name_ranks(blamed))}{_at(event)}"
+    first = len(ranks) < 2
     others = {e.rank for e in _exits(output) if e.rank is not None} - set(blamed)
     followed = f" {len(others):,} others followed." if others else ""
     return _made(
@@ -594,6 +609,11 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
         *steps,
         ranks=blamed,
     )
+
+
+def _key_of_exit(event: OutputEvent) -> tuple[str, str]:
+    """What tells torchrun's failures apart: without it, the text does not say which came first."""
+    return event.fields.get("time", ""), event.fields.get("host", "")
 
 
 def _reason(output: JobOutput) -> str:
@@ -833,6 +853,9 @@ def _unreachable(output: JobOutput) -> EndingResult | None:
 
 def _peer(output: JobOutput) -> EndingResult | None:
     events = _of(output, "network", "peer", "nccl")
+    explained = [e for e in events if e.name != "nccl-result"]
+    # A plugin that could not start leaves a result, too, and the job goes on without it.
+    events = explained or [e for e in events if _is_at_end(e, output)]
     if not events:
         return None
     event = events[0]
@@ -858,7 +881,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
         line = f"{who} reported an error of the network{whom}{what}."
     else:
         last = event.fields.get("last", "")
-        line = f"{who} failed in NCCL: {event.fields['type']}{f' ({last})' if last else ''}."
+        kind = event.fields.get("type") or _RESULTS[int(event.fields["result"])]
+        line = f"{who} failed in NCCL: {kind}{f' ({last})' if last else ''}."
         suspects = ()
     steps, tail = _PEER_STEPS[event.yields], ""
     warned = [e for e in _of(output, "warning") if e.file == event.file and e.line < event.line]
@@ -874,6 +898,17 @@ def _peer(output: JobOutput) -> EndingResult | None:
         suspects=suspects,
     )
 
+
+_RESULTS = (
+    "ncclSuccess",
+    "ncclUnhandledCudaError",
+    "ncclSystemError",
+    "ncclInternalError",
+    "ncclInvalidArgument",
+    "ncclInvalidUsage",
+    "ncclRemoteError",
+)
+"""NCCL's errors, by number."""
 
 _PEER_STEPS: dict[str, tuple[str, ...]] = {
     "peer": (
@@ -967,7 +1002,9 @@ def _died(output: JobOutput) -> EndingResult | None:
 
 
 def _exited(output: JobOutput) -> EndingResult | None:
-    exits = [e for e in _exits(output) if _signal(e) or e.number("code")]
+    exits = [
+        e for e in _exits(output) if _signal(e) or e.number("code") or e.name == "sagemaker-exit"
+    ]
     return _ended(exits[0], output) if exits else None
 
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from distprof.intervals import Intervals
 from distprof.join.waits import MemberBlocks
 from distprof.run.run import Rank, Run
-from distprof.run.tables import intervals_of
-from distprof.schema import ABSENT, Int64Array
-from distprof.sections.context import RankAnalyses, RankAnalysis, RankStep
+from distprof.run.tables import distinct, intervals_of
+from distprof.schema import ABSENT, Coded, Int64Array, Table
+from distprof.sections.context import RankAnalyses, RankAnalysis, RankStep, StageSlots
 from distprof.sections.picture.repaired import repaired_steps
 from distprof.sections.picture.result import (
     CLASSES,
@@ -48,16 +48,6 @@ MOST_CALLS = 300_000
 _BINS = 64
 
 
-class _Names:
-    """Names of pieces, each once."""
-
-    def __init__(self) -> None:
-        self.number: dict[str, int] = {}
-
-    def of(self, name: str) -> int:
-        return self.number.setdefault(name, len(self.number))
-
-
 class _Placed(msgspec.Struct, frozen=True, kw_only=True):
     """The drawn steps of ranks on one clock."""
 
@@ -75,13 +65,13 @@ def draw_step(
     if first is None:
         return StepPicture()
     axes = tuple(sorted({axis for one in analyses.values() for axis in one.row_axis_names}))
-    placed = [_placed(run, analyses, place) for place in range(len(first.drawn))]
+    placed = [_placed(run, analyses, step.window) for step in first.drawn]
     groups = alike_ranks(placed[0][0])
     kinds = ("median", "longest") if analyses.window == "steps" else ("capture",)
     steps = [
         _step(run, axes, of_step, kind) for (of_step, _), kind in zip(placed, kinds, strict=False)
     ]
-    if simulation is not None and analyses.window == "steps":
+    if simulation is not None:
         shown = [group.shown for group in groups]
         repaired = repaired_steps(
             simulation, plan, shown, axes, first.drawn[0].window, steps[0].unit_ns
@@ -104,24 +94,25 @@ def _notes(placed: Sequence[_Placed], is_one_clock: bool) -> Iterator[str]:
         yield "Single collectives are left out: there are too many."
 
 
-def _placed(run: Run, analyses: RankAnalyses, place: int) -> tuple[list[_Placed], bool]:
-    """A drawn step of all ranks, and whether their starts are comparable."""
-    found = [one for one in analyses.values() if len(one.drawn) > place]
-    starts = []
-    for one in found:
-        own = one.window_start_ns[one.drawn[place].window :][:1]
-        starts.append(int(run.clock.to_common(one.rank, own)[0]))
+def _placed(run: Run, analyses: RankAnalyses, window: int) -> tuple[list[_Placed], bool]:
+    """A drawn window of all ranks, and whether their starts are comparable."""
+    found = [
+        (one, step) for one in analyses.values() for step in one.drawn if step.window == window
+    ]
+    starts = [
+        int(run.clock.to_common(one.rank, one.window_start_ns[window : window + 1])[0])
+        for one, _ in found
+    ]
     origin = min(starts)
-    length = max(int(one.drawn[place].end_ns[-1]) for one in found if len(one.drawn[place].end_ns))
-    is_one_clock = max(starts) - origin <= length
+    is_one_clock = max(starts) - origin <= max(int(step.end_ns[-1]) for _, step in found)
     placed = [
         _Placed(
             analysis=one,
             rank=run.rank(one.rank),
-            step=one.drawn[place],
+            step=step,
             start_ns=start - origin if is_one_clock else 0,
         )
-        for one, start in zip(found, starts, strict=True)
+        for (one, step), start in zip(found, starts, strict=True)
     ]
     return placed, is_one_clock
 
@@ -161,7 +152,7 @@ def _spent(step: RankStep) -> Int64Array:
     """Share of the step in each class, in each of its :data:`_BINS` parts, as one row."""
     length = max(int(step.end_ns[-1]), 1)
     edges = np.linspace(0, length, _BINS + 1).astype(np.int64)[1:]
-    cuts = np.unique(np.concatenate((step.end_ns, edges)))
+    cuts = distinct(np.concatenate((step.end_ns, edges)))
     kind = np.minimum(step.kind[np.searchsorted(step.end_ns, cuts)], TRANSFER)
     cell = np.searchsorted(edges, cuts)
     spent = np.bincount(
@@ -183,7 +174,8 @@ def _unlike(spent: Int64Array, row: int) -> Int64Array:
 
 def _step(run: Run, axes: Sequence[str], placed: Sequence[_Placed], kind: str) -> DrawnStep:
     span = max(one.start_ns + int(one.step.end_ns[-1]) for one in placed)
-    unit, names = max(-(-span // UNITS), 1), _Names()
+    names: dict[str, int] = {}
+    unit = max(-(-span // UNITS), 1)
     has_calls = sum(map(_calls_in, placed)) <= MOST_CALLS
     ranks = [
         DrawnRank(
@@ -203,7 +195,7 @@ def _step(run: Run, axes: Sequence[str], placed: Sequence[_Placed], kind: str) -
         mean_ns=round(sum(int(one.step.end_ns[-1]) for one in placed) / len(placed)),
         span_ns=span,
         unit_ns=unit,
-        names=tuple(names.number),
+        names=tuple(names),
         ranks=tuple(ranks),
         waits=tuple(_waits(run, placed, unit)) if len(placed) > 1 else (),
     )
@@ -231,7 +223,9 @@ def packed_lane(spans: Intervals, name: Int64Array, unit: int) -> str:
     return encode_numbers(np.stack(columns, axis=1).ravel().astype(np.int64))
 
 
-def _lanes(one: _Placed, names: _Names, unit: int, *, has_calls: bool) -> Iterator[DrawnLane]:
+def _lanes(
+    one: _Placed, names: dict[str, int], unit: int, *, has_calls: bool
+) -> Iterator[DrawnLane]:
     """Collectives, pipeline slots, then streams and threads; those without pieces are left out."""
     if has_calls:
         yield from _collectives(one, names, unit)
@@ -240,10 +234,15 @@ def _lanes(one: _Placed, names: _Names, unit: int, *, has_calls: bool) -> Iterat
         spans = Intervals(lane.start_ns + one.start_ns, lane.end_ns + one.start_ns)
         inside = np.flatnonzero(spans.end > 0)
         spans = Intervals(np.maximum(spans.start[inside], 0), spans.end[inside])
-        number = np.array([names.of(name) for name in lane.names], np.int64)
-        pieces = packed_lane(spans, number[lane.name_of[inside]], unit)
+        pieces = packed_lane(spans, _numbers(names, lane.name.take(inside)), unit)
         if pieces:
-            yield DrawnLane(name=lane.name, pieces=pieces)
+            yield DrawnLane(name=lane.title, pieces=pieces)
+
+
+def _numbers(names: dict[str, int], given: Coded) -> Int64Array:
+    """The number of each row's name among all names of the step, to which new ones are added."""
+    numbers = [names.setdefault(name, len(names)) for name in given.values]
+    return np.array(numbers, np.int64)[given.codes]
 
 
 def _bounds(one: _Placed) -> tuple[int, int]:
@@ -274,39 +273,44 @@ def _calls_in(one: _Placed) -> int:
     return len(_inside(intervals_of(one.rank.collectives), one)) + num_slots
 
 
-def _collectives(one: _Placed, names: _Names, unit: int) -> Iterator[DrawnLane]:
+def _collectives(one: _Placed, names: dict[str, int], unit: int) -> Iterator[DrawnLane]:
     table = one.rank.collectives
     rows = _inside(intervals_of(table), one)
     if not len(rows):
         return
-    named = call_names(one.analysis, one.rank, rows)
-    number = np.array([names.of(name) for name in named], np.int64)
+    number = _numbers(names, call_names(one.analysis, table, rows))
     start, end = intervals_of(table)
     spans = _in_picture(Intervals(start[rows], end[rows]), one)
     yield DrawnLane(name="communication", pieces=packed_lane(spans, number, unit))
 
 
-def call_names(analysis: RankAnalysis, rank: Rank, rows: Int64Array) -> list[str]:
-    """Kind, axis and size of collectives, for example ``all_reduce dp 16.8 MB``."""
-    table, axes = rank.collectives, analysis.row_axis_names
-    axis = analysis.row_axis[rows] if len(analysis.row_axis) == len(table) else np.zeros_like(rows)
-    columns = (table["kind"][rows].tolist(), axis.tolist(), table["bytes"][rows].tolist())
+def call_names(analysis: RankAnalysis | None, collectives: Table, rows: Int64Array) -> Coded:
+    """Kind, axis and size of rows of COLLECTIVES, for example ``all_reduce dp 16.8 MB``."""
+    axis = np.zeros(len(collectives), np.int64)
+    labels: tuple[str, ...] = ("",)
+    if analysis is not None and len(analysis.row_axis) == len(collectives):
+        axis, labels = analysis.row_axis.astype(np.int64), analysis.row_axis_names
+    columns = (collectives["kind"].astype(np.int64), axis, collectives["bytes"])
+    keys = np.stack([column[rows] for column in columns], axis=1)
+    classes, code = np.unique(keys, axis=0, return_inverse=True)
+    names = []
+    for kind, at, size in classes.tolist():
+        shown = "" if size == ABSENT else format_bytes(size)
+        words = (CollectiveKind(kind).label, labels[at] if labels else "", shown)
+        names.append(" ".join(filter(None, words)))
+    return Coded.merged(code.ravel().astype(np.int32), names)
+
+
+def slot_names(slots: StageSlots, rows: Int64Array) -> list[str]:
+    """Action, micro-batch and stage of slots, for example ``forward of micro-batch 3, stage 0``."""
+    columns = (slots.kind, slots.micro_batch, slots.stage)
     return [
-        " ".join(
-            filter(
-                None,
-                (
-                    CollectiveKind(kind).label,
-                    axes[at] if axes else "",
-                    "" if size == ABSENT else format_bytes(size),
-                ),
-            )
-        )
-        for kind, at, size in zip(*columns, strict=True)
+        f"{SlotKind(kind).name.lower()} of micro-batch {micro_batch}, stage {stage}"
+        for kind, micro_batch, stage in np.stack(columns, axis=1)[rows].tolist()
     ]
 
 
-def _slots(one: _Placed, names: _Names, unit: int) -> Iterator[DrawnLane]:
+def _slots(one: _Placed, names: dict[str, int], unit: int) -> Iterator[DrawnLane]:
     slots = one.analysis.slots
     if slots is None:
         return
@@ -314,17 +318,7 @@ def _slots(one: _Placed, names: _Names, unit: int) -> Iterator[DrawnLane]:
     rows = _inside(spans, one)
     if not len(rows):
         return
-    columns = np.stack((slots.kind, slots.micro_batch, slots.stage), axis=1)[rows]
-    number = np.array(
-        [
-            names.of(
-                f"{SlotKind(kind).name.lower().replace('_', ' ')} of micro-batch {batch}, "
-                f"stage {stage}"
-            )
-            for kind, batch, stage in columns.tolist()
-        ],
-        np.int64,
-    )
+    number = _numbers(names, Coded.encode(slot_names(slots, rows)))
     chosen = _in_picture(Intervals(spans.start[rows], spans.end[rows]), one)
     yield DrawnLane(name="pipeline slots", pieces=packed_lane(chosen, number, unit))
 
@@ -397,7 +391,7 @@ def _wait(
     begin = int(members.start_ns[longest]) - _bounds(one)[0] + one.start_ns
     place = np.array([int(members.row[longest]) - first[waiting]])
     return DrawnWait(
-        name=call_names(one.analysis, one.rank, place)[0],
+        name=call_names(one.analysis, one.rank.collectives, place).decode()[0],
         late_rank=late,
         waiting_rank=waiting,
         start=max(round(begin / unit), 0),

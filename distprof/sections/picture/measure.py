@@ -8,7 +8,7 @@ import numpy as np
 
 from distprof.escape import shorten
 from distprof.intervals import EMPTY, Intervals, clip, intersect, subtract, union
-from distprof.run.tables import RankTables, intervals_of, parts_by
+from distprof.run.tables import RankTables, distinct, encode, intervals_of, parts_by
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.sections.context import RankContext, RankLane, RankStep, Timeline
 from distprof.sections.picture.result import (
@@ -56,10 +56,10 @@ def rank_drawn(
 ) -> tuple[RankStep, ...]:
     """The steps to draw, split by class; the first with its streams and CPU threads."""
     found: list[RankStep] = []
-    for window in context.drawn[: max(context.windows.size, 1)]:
-        if window >= context.windows.size:
+    for window in context.drawn:
+        low, high = (int(ends[window]) if window < len(ends) else 0 for ends in context.windows)
+        if high <= low:
             continue
-        low, high = (int(ends[window]) for ends in context.windows)
         kind, end = _split(context, timeline, collectives, wait_end_ns, low, high)
         lanes: tuple[RankLane, ...] = ()
         if not found and context.is_explained:
@@ -132,12 +132,12 @@ def fewer(kind: Int64Array, end_ns: Int64Array, most: int) -> tuple[Int64Array, 
     if len(kind) <= most:
         return kind, end_ns
     edges = np.linspace(0, int(end_ns[-1]), most + 1).round().astype(np.int64)[1:]
-    cuts = union_of_ends(end_ns, edges)
+    cuts = distinct(np.concatenate((end_ns, edges)))
     kinds = kind[np.searchsorted(end_ns, cuts)]
     cells = np.searchsorted(edges, cuts)
-    used, code = np.unique(kinds, return_inverse=True)
+    used, code = encode(kinds)
     spent = np.zeros((most, len(used)))
-    np.add.at(spent, (cells, code.ravel()), np.diff(cuts, prepend=0))
+    np.add.at(spent, (cells, code), np.diff(cuts, prepend=0))
     widths = np.diff(edges, prepend=0)
     owed, chosen = np.zeros(len(used)), np.empty(most, np.int64)
     for cell in range(most):
@@ -146,13 +146,6 @@ def fewer(kind: Int64Array, end_ns: Int64Array, most: int) -> tuple[Int64Array, 
         owed[best] -= widths[cell]
     last = np.append(chosen[1:] != chosen[:-1], True)
     return used[chosen[last]], edges[last]
-
-
-def union_of_ends(first: Int64Array, second: Int64Array) -> Int64Array:
-    """All ends of both, ascending, each once."""
-    both = np.sort(np.concatenate((first, second)), kind="stable")
-    found: Int64Array = both[np.append(both[1:] != both[:-1], True)]
-    return found
 
 
 def _streams(activity: Table, low: int, high: int) -> Iterator[RankLane]:
@@ -200,15 +193,15 @@ def _levels(start: Int64Array, end: Int64Array) -> Int64Array:
     return levels
 
 
-def _lane(name: str, spans: Intervals, names: Coded, rows: Int64Array, low: int) -> RankLane:
+def _lane(title: str, spans: Intervals, names: Coded, rows: Int64Array, low: int) -> RankLane:
     """A lane with its longest pieces, in order of start."""
     longest = np.argsort(spans.start - spans.end, kind="stable")[:MOST_IN_LANE]
     kept = longest[np.argsort(spans.start[longest], kind="stable")]
-    used, code = np.unique(names.codes[rows[kept]], return_inverse=True)
+    used, code = encode(names.codes[rows[kept]])
+    short = [shorten(names.values[place], _LONGEST_NAME) for place in used.tolist()]
     return RankLane(
-        name=name,
+        title=title,
         start_ns=spans.start[kept] - low,
         end_ns=spans.end[kept] - low,
-        name_of=code.ravel().astype(np.int64),
-        names=tuple(shorten(names.values[place], _LONGEST_NAME) for place in used.tolist()),
+        name=Coded.merged(code.astype(np.int32), short),
     )

@@ -54,8 +54,8 @@ def repaired_steps(
         repair = plan.repairs[number - 1]
         if repair.what not in model.changes:
             continue
-        times = model.times(made)
-        drawn = dict(_ranks(model.graph, times, set(ranks), axes, place, unit))
+        times, own_ns = model.replayed(made)
+        drawn = dict(_ranks(model.graph, times, own_ns, set(ranks), axes, place, unit))
         yield RepairedStep(
             done=repair.done,
             number=number,
@@ -71,7 +71,13 @@ def _span(graph: TraceGraph, times: Times, place: int) -> int:
 
 
 def _ranks(
-    graph: TraceGraph, times: Times, wanted: set[int], axes: Sequence[str], place: int, unit: int
+    graph: TraceGraph,
+    times: Times,
+    own_ns: Int64Array,
+    wanted: set[int],
+    axes: Sequence[str],
+    place: int,
+    unit: int,
 ) -> Iterator[tuple[int, DrawnRank]]:
     origin = int(times.start[graph.opens[:, place]].min())
     blocker = _blockers(graph, times)
@@ -79,7 +85,7 @@ def _ranks(
         if rank not in wanted:
             continue
         low, high = int(graph.opens[position, place]), int(graph.closes[position, place])
-        kind, end = _pieces(graph, times, blocker, axes, low, high)
+        kind, end = _pieces(graph, times, own_ns, blocker, axes, low, high)
         start = int(times.start[low])
         kind, end = fewer(kind, end - start, MOST_PIECES)
         split = packed_split(kind, end + start - origin, start - origin, unit)
@@ -100,6 +106,7 @@ def _blockers(graph: TraceGraph, times: Times) -> Int64Array:
 def _pieces(
     graph: TraceGraph,
     times: Times,
+    own_ns: Int64Array,
     blocker: Int64Array,
     axes: Sequence[str],
     low: int,
@@ -108,14 +115,15 @@ def _pieces(
     """Class and end of the pieces of segments ``low`` to ``high``, at simulated times.
 
     The graph knows how much of a segment is computation, copies and idle, not in which order: they
-    follow each other in that order. A segment that a repair shortens loses idle time first, and one
-    that it lengthens, because work moves to it, has more of each. Between two segments, a rank
+    follow each other in that order. A segment loses what a repair removes, or else idle time first;
+    one that it lengthens, because work moves to it, has more of each. Between two segments, a rank
     waits until the transfer that blocks it begins.
     """
     segments = np.arange(low, high)
     begin, end = times.start[segments], times.end[segments]
     resumed = times.start[np.minimum(segments + 1, graph.num_segments - 1)]
-    own, total = graph.own_ns[segments], graph.own_total_ns[segments]
+    own = own_ns[segments]
+    total = own.sum(axis=1)
     longer = np.maximum((end - begin) / np.maximum(total, 1), 1.0)[:, None]
     own = np.rint(own * longer).astype(np.int64)
     computed = np.minimum(begin + own[:, Own.COMPUTATION], end)

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from distprof.sections.report import Report
 
 MAX_ROWS = 16
-
 _T = TypeVar("_T")
 
 _ORDERS = {
@@ -172,13 +171,12 @@ def _copies(measured: Sequence[GpuCopies]) -> str:
             f"{speed[False]} without, so copies go through host memory or the same PCIe links."
         )
     else:
-        text = f"With P2P, a GPU copies to another at {speed[True]} ({what})"
-        text += f"; through host memory at {speed[False]}." if False in of else "."
+        other = f"; through host memory at {speed[False]}" if False in of else ""
+        text = f"With P2P, a GPU copies to another at {speed[True]} ({what}){other}."
     direct = next(one for one in alike if one.is_direct)
     if direct.slowest_bytes_per_s < (1 - _UNEVEN) * direct.bytes_per_s:
-        one, two = direct.slowest
         slowest = format_bandwidth(direct.slowest_bytes_per_s)
-        text += f" The slowest pair is GPU {one} and GPU {two} ({slowest})."
+        text += " The slowest pair is GPU {} and GPU {} ({}).".format(*direct.slowest, slowest)
     return text
 
 

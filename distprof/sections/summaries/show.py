@@ -147,6 +147,7 @@ def operators_table(report: Report, *, show_all: bool) -> TableView | None:
 READY_RATIO = 0.9
 MIN_WORK_RATIO = 0.3
 MIN_BUSY_RATIO = 0.4
+MIN_LISTED_RATIO = 0.3
 _NEARLY = 0.8
 
 _FEWEST_ROWS = 2
@@ -261,7 +262,7 @@ def _known_work(result: OperatorTableResult) -> list[str]:
     spent["Python code outside of operators"] = sum(outside)
     for row in rows:
         calls_others = re.search(r":\d{1,6}\(", row.name) and row.cpu_ns > 2 * row.self_cpu_ns
-        if calls_others and row.cpu_ns >= _NEARLY * total and max(spent.values()) < total / 3:
+        if calls_others and 2 * row.cpu_ns >= total and max(spent.values()) < total / 3:
             spent[f"{shorten(row.name, _MAX_NAME)} and what it calls"] = row.cpu_ns
     most = max(spent.values())
     if not most or most < MIN_WORK_RATIO * total:
@@ -293,10 +294,14 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
         for row in rows
         if getattr(row, field)
     )
+    known = _known_work(result)
+    shown = sum(row.self_cpu_ns for row in result.rows) / (result.self_cpu_ns or 1)
+    if not (known or lacks) and result.self_cpu_ns and shown < MIN_LISTED_RATIO:
+        lacks = _cut("CPU", shown)
     lacks = lacks or "The table has only CPU times."
     if len({row.name for row in result.rows}) < _FEWEST_ROWS and not result.self_cpu_ns:
         lacks = "What takes the time is not decided, because the table shows too few rows."
-    return [*_known_work(result), f"{lacks} Most {what} time: {named}." if named else lacks]
+    return [*known, f"{lacks} Most {what} time: {named}." if named else lacks]
 
 
 def _operators(result: OperatorTableResult) -> list[str]:
@@ -310,23 +315,33 @@ def _operators(result: OperatorTableResult) -> list[str]:
         )
     whole = (result.step_ns or 0) * (result.num_steps or 0) or result.self_cpu_ns
     busy = (result.self_device_ns or 0) / whole if whole and result.self_cpu_ns else 1.0
-    if 0 < busy < MIN_BUSY_RATIO:  # of a table with its last lines, which hold the totals
-        steps.append(
+    lead = []
+    if 0 < busy < MIN_BUSY_RATIO:  # of a table whose totals are known
+        lead.append(
             f"Kernels take only {format_ratio(busy)} of the CPU's time, so the GPU waits for the "
             "CPU most of the time."
         )
-        steps += _known_work(result)
+        lead += _known_work(result)
     first = next((part for part in result.parts if part.num_calls is not None), None)
     if first is None:
-        return [*_cpu_rows(result), *steps]
+        return [*_cpu_rows(result), *lead, *steps]
     top, alone = result.rows[0], ""
     chip = "GPU" if result.device in ("", "CUDA", "device") else result.device
     if len(result.rows) > 1 and top.self_device_ns >= MIN_WORK_RATIO * (result.self_device_ns or 0):
         time = format_duration(top.self_device_ns)
         alone = f", of which {shorten(top.name, _MAX_NAME)} takes {time}"
-    return [
+    listed = sum(part.ratio for part in result.parts if part.num_calls is not None)
+    most = (
         f"{first.kind.capitalize()} takes most of the {chip}'s time that is listed: "
         f"{format_duration(first.device_ns)} of {format_duration(result.self_device_ns)} "
-        f"({format_ratio(first.ratio)}){alone}.",
-        *steps,
-    ]
+        f"({format_ratio(first.ratio)}){alone}."
+    )
+    return [*lead, most if listed >= MIN_LISTED_RATIO else _cut(chip, listed), *steps]
+
+
+def _cut(chip: str, listed: float) -> str:
+    """Why a table without most of its rows decides nothing."""
+    return (
+        f"What takes most of the {chip}'s time is not decided, because the rows shown have only "
+        f"{format_ratio(listed)} of it: print all of them, longest first (row_limit=-1 in torch)."
+    )

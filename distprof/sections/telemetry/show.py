@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from distprof.sections.report import Report
 
 MAX_ROWS = 16
-
 _MAX_TEXT = 100
-
 IDLE_RATIO = 0.05
 
 

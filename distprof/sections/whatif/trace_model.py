@@ -81,20 +81,28 @@ def own_time(graph: TraceGraph, changes: Sequence[TraceChange]) -> Int64Array | 
     """
     usual = graph.own_total_ns
     whole = lower(usual, [change.own_ns for change in changes])
+    if not any(change.less_ns for change in changes):
+        return whole
+    removed = _removed(graph, changes)
+    saved = removed[:, Own.COMPUTATION]
+    less = removed.sum(axis=1) - saved
+    if whole is not None:
+        less = np.maximum(less, usual - whole) + np.minimum(usual - whole, 0)
+    result: Int64Array = np.maximum(usual - less - saved, 0)
+    return result
+
+
+def _removed(graph: TraceGraph, changes: Sequence[TraceChange]) -> Int64Array:
+    """Parts of own time that these changes remove, shape ``(S, len(Own))``."""
     parts: dict[Part, Int64Array] = {}
     for part, less in chain.from_iterable(change.less_ns.items() for change in changes):
         parts[part] = np.maximum(parts[part], less) if part in parts else less
-    if not parts:
-        return whole
-    none = np.zeros_like(usual)
-    named = dict.fromkeys(Own, none)
+    named = np.zeros_like(graph.own_ns)
     for (kind, name), less in parts.items():
-        named[kind] = named[kind] + less if name else named[kind]
-    saved = named.pop(Own.COMPUTATION)
-    less = none + sum(np.maximum(parts.get((kind, ""), 0), some) for kind, some in named.items())
-    if whole is not None:
-        less = np.maximum(less, usual - whole) + np.minimum(usual - whole, 0)
-    return np.maximum(usual - less - saved, 0)
+        named[:, kind] += less if name else 0
+    for (kind, name), less in parts.items():
+        named[:, kind] = named[:, kind] if name else np.maximum(named[:, kind], less)
+    return named
 
 
 class _Difference(msgspec.Struct, frozen=True):
@@ -173,12 +181,22 @@ class TraceModel(msgspec.Struct, frozen=True, kw_only=True):
         """Mean step of each set of changes, ns."""
         return step_times(self.graph, map(self._together, made))
 
-    def times(self, made: Made) -> Times:
-        """Simulated times of all operations with a set of changes; foreign ones are ignored."""
-        own = {what: share for what, share in made.items() if what in self.changes}
-        change = self._together(own)
-        given = {name: getattr(change, name) for name in self.graph.usual}
-        return self.graph.simulate(**given)
+    def replayed(self, made: Made) -> tuple[Times, Int64Array]:
+        """Simulated times of all operations with a set of changes, and own time by kind.
+
+        Foreign changes are ignored. Own time is without the parts that changes remove, and as in
+        the graph where they change all of it.
+        """
+        changes = [
+            self.changes[what].on(self.graph, share)
+            for what, share in made.items()
+            if what in self.changes
+        ]
+        together = self._of(changes)
+        given = {name: getattr(together, name) for name in self.graph.usual}
+        given["own_ns"] = own_time(self.graph, changes)
+        left = np.maximum(self.graph.own_ns - _removed(self.graph, changes), 0)
+        return self.graph.simulate(**given), left
 
     def stage_work(self, made: Made) -> Mapping[int, float]:
         """Own time of each rank in segments with work in marked stages."""
@@ -192,7 +210,9 @@ class TraceModel(msgspec.Struct, frozen=True, kw_only=True):
 
     def _together(self, made: Made) -> TraceChange:
         """All changes at once."""
-        parts = [self.changes[what].on(self.graph, share) for what, share in made.items()]
+        return self._of([self.changes[what].on(self.graph, share) for what, share in made.items()])
+
+    def _of(self, parts: Sequence[TraceChange]) -> TraceChange:
         if len(parts) == 1:
             return parts[0]
         together: dict[str, Any] = {
@@ -201,7 +221,7 @@ class TraceModel(msgspec.Struct, frozen=True, kw_only=True):
             if name != "own_ns"
         }
         own_ns = own_time(self.graph, parts)
-        return TraceChange(what=" + ".join(made), title="", own_ns=own_ns, **together)
+        return TraceChange(what="", title="", own_ns=own_ns, **together)
 
 
 # Slowdowns ----------------------------------------------------------------------------------------
