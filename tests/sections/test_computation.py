@@ -252,6 +252,13 @@ def test_no_limit_on_a_gpu_that_the_sheet_does_not_list():
     assert row.flops is not None
 
 
+def test_fp8_bounds_what_16_bit_products_could_save_where_the_gpu_has_it():
+    program = Program().op("aten::mm", 1000, [64, 64], [64, 64])
+    program.op("aten::mm", 700, [64, 64], [64, 64], kind="float").op("aten::gelu", 50, [64, 64])
+    assert explained(program).fp8_bound_ns == round(1000 * (1 - 989 / 1979))
+    assert explained(program, "NVIDIA A100-SXM4-80GB").fp8_bound_ns is None
+
+
 def speeds(device: str, memory: float = 3e12, **flops: float) -> FabricFile:
     rates = tuple(ComputeRate(dtype=kind, flops=one, size=8192) for kind, one in flops.items())
     return FabricFile(

@@ -200,6 +200,9 @@ class ComputationResult(Result, frozen=True, kw_only=True):
     flop: float | None = None  # FLOP that sizes of inputs show, recomputation included.
     recomputed_flop: float | None = None  # Those of them that recomputation repeats.
     precision: str = ""  # Type of most of the FLOP, such as ``bf16``; empty if unknown.
+    # Bound of what fp8 could save: time of 16-bit matrix products, less what it would be at a rate
+    # higher by the ratio of the peaks; null on a GPU without fp8.
+    fp8_bound_ns: int | None = None
     roofs: tuple[Roof, ...] = ()  # Limits of computation that operators are compared with.
     memory_bytes_per_s: float | None = None  # Limit of memory; null if it is unknown.
     is_measured: bool = False  # Whether ``distprof bench --compute`` measured these limits.
