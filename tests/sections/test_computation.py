@@ -252,6 +252,13 @@ def test_no_limit_on_a_gpu_that_the_sheet_does_not_list():
     assert row.flops is not None
 
 
+def test_fp8_bounds_what_16_bit_products_could_save_where_the_gpu_has_it():
+    program = Program().op("aten::mm", 1000, [64, 64], [64, 64])
+    program.op("aten::mm", 700, [64, 64], [64, 64], kind="float").op("aten::gelu", 50, [64, 64])
+    assert explained(program).fp8_bound_ns == round(1000 * (1 - 989 / 1979))
+    assert explained(program, "NVIDIA A100-SXM4-80GB").fp8_bound_ns is None
+
+
 def speeds(device: str, memory: float = 3e12, **flops: float) -> FabricFile:
     rates = tuple(ComputeRate(dtype=kind, flops=one, size=8192) for kind, one in flops.items())
     return FabricFile(
@@ -452,6 +459,16 @@ def test_a_fused_optimizer_reads_parameters_gradients_and_states_and_writes_all_
     rate = 2 * 4096 * 1024 * 4 / 100
     kept = 2 * 7 * 1024 * 1024 * 4 / rate
     assert saved_of(explained(program))[FUSED_OPTIMIZER] == pytest.approx(1400 - kept, abs=1)
+
+
+def test_a_fused_optimizer_also_ends_the_idle_time_between_its_kernels():
+    program = adam(Program())
+    program.gpu += 5_000
+    adam(program)
+    program.gpu += 7_000  # before what is no optimizer
+    program.op("aten::copy_", 100, [4096, 1024], [4096, 1024], kind="float", sequence=1)
+    (saving,) = (one for one in explained(program).savings if one.what == FUSED_OPTIMIZER)
+    assert saving.idle_ns == 5_000
 
 
 def test_kernels_over_many_tensors_are_a_fused_optimizer_already():

@@ -117,3 +117,4 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     share: NDArray[np.float64]  # Of each kernel's time.
     num_bytes: int | None = None
     size: str = ""
+    ends_idling: bool = False  # Whether idle time between its kernels goes as well.

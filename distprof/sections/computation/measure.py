@@ -168,6 +168,7 @@ def analyze_computation(
         flop=_flop(groups),
         recomputed_flop=_flop([one for one in groups if one.row.part == Pass.RECOMPUTATION]),
         precision=_precision(groups),
+        fp8_bound_ns=_fp8_bound(groups, limits),
         roofs=tuple(Roof(dtype=kind, flops=flops) for kind, flops in limits.peaks.items()),
         memory_bytes_per_s=limits.memory,
         is_measured=limits.is_measured,
@@ -194,6 +195,23 @@ def _groups(stats: Iterable[OperatorStats]) -> list[_Group]:
         group.num_calls += row.num_calls
         group.total_ns += row.total_ns
     return sorted(groups.values(), key=lambda group: -group.total_ns)
+
+
+def _fp8_bound(groups: Iterable[_Group], limits: Limits) -> int | None:
+    """Time that 16-bit matrix products could save at most if they ran in fp8; None without fp8."""
+    fp8 = limits.peaks.get("fp8")
+    if fp8 is None:
+        return None
+    products = [group for group in groups if _category(group) == "gemm"]
+    saved = 0.0
+    for group in products:
+        peak = limits.peaks.get(_multiplied(group.row))
+        if _multiplied(group.row) in _SIXTEEN_BITS and peak is not None and peak < fp8:
+            saved += group.total_ns * (1 - peak / fp8)
+    return round(saved)
+
+
+_SIXTEEN_BITS = ("bf16", "fp16")
 
 
 def _category(group: _Group) -> str:
@@ -232,6 +250,7 @@ def _savings(explained: Iterable[RankComputation]) -> tuple[Saving, ...]:
             what=one.what,
             spent_ns=one.spent_ns + (before.spent_ns if before else 0),
             saved_ns=one.saved_ns + (before.saved_ns if before else 0),
+            idle_ns=one.idle_ns + (before.idle_ns if before else 0),
             num_bytes=one.num_bytes,
             size=one.size,
         )

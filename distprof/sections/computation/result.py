@@ -93,6 +93,7 @@ class Saving(Record, frozen=True, kw_only=True):
     what: str  # Key of the change, and of its scenario.
     spent_ns: int  # Time of the kernels that it changes.
     saved_ns: int  # Part of it that it saves.
+    idle_ns: int = 0  # Time between these kernels, which it saves as well as far as it is idle.
     num_bytes: int | None = None  # Memory that it needs on one rank; null if unknown.
     size: str = ""  # Size of the tensors that it is about.
 
@@ -199,6 +200,9 @@ class ComputationResult(Result, frozen=True, kw_only=True):
     flop: float | None = None  # FLOP that sizes of inputs show, recomputation included.
     recomputed_flop: float | None = None  # Those of them that recomputation repeats.
     precision: str = ""  # Type of most of the FLOP, such as ``bf16``; empty if unknown.
+    # Bound of what fp8 could save: time of 16-bit matrix products, less what it would be at a rate
+    # higher by the ratio of the peaks; null on a GPU without fp8.
+    fp8_bound_ns: int | None = None
     roofs: tuple[Roof, ...] = ()  # Limits of computation that operators are compared with.
     memory_bytes_per_s: float | None = None  # Limit of memory; null if it is unknown.
     is_measured: bool = False  # Whether ``distprof bench --compute`` measured these limits.
@@ -211,6 +215,6 @@ class ComputationResult(Result, frozen=True, kw_only=True):
         return max(len(self.ranks) * self.num_steps, 1)
 
     def saved_ns_per_step(self, what: str) -> int:
-        """Computation that a change would save, mean per step and rank."""
-        saved = sum(one.saved_ns for one in self.savings if one.what == what)
+        """Time that a change would save, mean per step and rank."""
+        saved = sum(one.saved_ns + one.idle_ns for one in self.savings if one.what == what)
         return round(saved / self.num_samples)

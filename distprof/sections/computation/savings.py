@@ -13,8 +13,9 @@ from math import prod
 import msgspec
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
-from distprof.intervals import Intervals
+from distprof.intervals import EMPTY, Intervals, covered
 from distprof.sections.computation.categories import number_of
 from distprof.sections.computation.groups import MEMORY_BOUND, Change, Groups
 from distprof.sections.computation.operators import Alike, KernelCalls
@@ -37,6 +38,7 @@ from distprof.sections.computation.waste import (
     with_spread_indices,
     with_unset_gradients,
 )
+from distprof.sections.context import RankContext
 
 FP32_SPEED_UP = 8.0
 """Tensor cores against other cores, TF32 against fp32 from Ampere on, fp16 against fp32 before."""
@@ -62,10 +64,11 @@ class Savings(msgspec.Struct, frozen=True, kw_only=True):
 
     alike: Alike  # Groups of its kernels.
     spans: Mapping[str, Intervals]  # Key of a change to the time that it saves, a set; own clock.
+    idle: Mapping[str, Intervals]  # Key to time between its kernels, a set.
     stats: tuple[Saving, ...]  # The same, summed up.
 
 
-def rank_savings(kernel_calls: KernelCalls | None) -> Savings | None:
+def rank_savings(kernel_calls: KernelCalls | None, context: RankContext) -> Savings | None:
     """What each change would save on one rank; None if its computation is not explained."""
     if kernel_calls is None:
         return None
@@ -84,7 +87,7 @@ def rank_savings(kernel_calls: KernelCalls | None) -> Savings | None:
         with_narrow_casts(groups),
         _with_merged_kernels(groups),
     ]
-    spans, stats = {}, []
+    spans, idle, stats = {}, {}, []
     claimed = np.zeros(len(kernel_calls.row), np.bool_)
     for one in filter(None, found):
         one = replace(one, share=np.where(claimed, 0.0, one.share))  # so that savings add up
@@ -92,17 +95,26 @@ def rank_savings(kernel_calls: KernelCalls | None) -> Savings | None:
         saved = np.rint(kernel_calls.own_ns * one.share).astype(np.int64)
         begins = kernel_calls.start_ns[saved > 0]
         spans[one.what] = Intervals(begins, begins + saved[saved > 0])
+        idle[one.what] = _between(kernel_calls, one.share > 0) if one.ends_idling else EMPTY
         counted = kernel_calls.counted_ns
         stats.append(
             Saving(
                 what=one.what,
                 spent_ns=int(counted[one.share > 0].sum()),
                 saved_ns=round(float((counted * one.share).sum())),
+                idle_ns=int(covered(idle[one.what], context.windows).sum()),
                 num_bytes=one.num_bytes,
                 size=one.size,
             )
         )
-    return Savings(alike=groups.alike, spans=spans, stats=tuple(stats))
+    return Savings(alike=groups.alike, spans=spans, idle=idle, stats=tuple(stats))
+
+
+def _between(calls: KernelCalls, chosen: NDArray[np.bool_]) -> Intervals:
+    """Time between two chosen kernels without another kernel between them."""
+    ends = np.maximum.accumulate(calls.start_ns + calls.own_ns)
+    gap = np.flatnonzero(chosen[:-1] & chosen[1:] & (calls.start_ns[1:] > ends[:-1]))
+    return Intervals(ends[gap], calls.start_ns[gap + 1])
 
 
 def _on_tensor_cores(groups: Groups) -> Change | None:

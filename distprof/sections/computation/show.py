@@ -15,7 +15,14 @@ from distprof.sections.computation.result import (
 )
 from distprof.sections.parts import parts_of
 from distprof.sections.table import Bar, Column, TableView, counted, rows_table
-from distprof.units import NS_PER_S, fold_ranks, format_bandwidth, format_flop, format_ratio
+from distprof.units import (
+    NS_PER_S,
+    fold_ranks,
+    format_bandwidth,
+    format_duration,
+    format_flop,
+    format_ratio,
+)
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
@@ -127,7 +134,16 @@ def peak_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: 
         ),
         [row for row in rows if row[1] >= _WORTH_SHOWING * span],
         caption=f"mean step; the first row is what {format_flop(peak)}/s would take",
+        notes=_fp8_notes(result, scale),
     )
+
+
+def _fp8_notes(result: ComputationResult, scale: float) -> tuple[str, ...]:
+    """What fp8 could save at most."""
+    if not result.fp8_bound_ns:
+        return ()
+    saved = format_duration(round(result.fp8_bound_ns * scale))
+    return (f"fp8 could save at most {saved} of the products: a bound, casts and scales cost time",)
 
 
 def operators_table(report: Report, *, show_all: bool) -> TableView | None:

@@ -88,7 +88,7 @@ def with_fused_optimizer(groups: Groups) -> Change | None:
     spent = float(groups.own_ns[chosen].sum())
     share = max(0.0, 1 - least / rate / spent) if spent else 0.0
     where = np.isin(groups.alike.group, chosen)
-    return _change(FUSED_OPTIMIZER, np.where(where, share, 0.0))
+    return Change(what=FUSED_OPTIMIZER, share=np.where(where, share, 0.0), ends_idling=True)
 
 
 _PARAMETER_AND_GRADIENT = 3

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limits
-from distprof.sections.computation.result import ComputationResult, Saving
+from distprof.sections.computation.result import (
+    NO_OPERATORS,
+    NO_SHAPES,
+    ComputationResult,
+    Saving,
+)
 from distprof.sections.shares import MeanStep, StepTimes
 from distprof.terms import Confidence
 
@@ -21,8 +26,9 @@ def worth_of(
     Raises:
         InsufficientEvidenceError: If sizes of inputs were not recorded, so nothing can be known.
     """
-    if computation.unavailable and needs_sizes:
-        raise InsufficientEvidenceError(computation.unavailable[0])
+    missing = [why for why in computation.unavailable if why in (NO_OPERATORS, NO_SHAPES)]
+    if missing and needs_sizes:
+        raise InsufficientEvidenceError(missing[0])
     found = next((one for one in computation.savings if one.what == what), None)
     step = times.mean_step()
     saved = computation.saved_ns_per_step(what)

@@ -40,8 +40,8 @@ def unfused_optimizer(
 
     ## How the cost is computed
     Time of the elementwise kernels of the optimizer, less the time for the bytes of a fused one at
-    the rate that the largest transfers of the same trace reach. The step is simulated without this
-    time.
+    the rate that the largest transfers of the same trace reach, and the time that the GPU idles
+    between them because they are launched one by one. The step is simulated without this time.
 
     ## How to fix
     Pass `fused=True` (or `foreach=True`) to the optimizer, or compile its step.
@@ -55,12 +55,16 @@ def unfused_optimizer(
     worth = worth_of(computation, times, limits, FUSED_OPTIMIZER)
     if worth is None:
         return
-    _, step, spent = worth
+    found, step, spent = worth
+    between = round(found.idle_ns / computation.num_samples)
     yield draft_of(
         computation,
         FUSED_OPTIMIZER,
-        headline=f"The optimizer runs tensor by tensor, and takes {step.part(spent)}",
-        message=f"A fused one reads and writes each tensor once; {step.amount(spent)}.",
+        headline=f"The optimizer runs tensor by tensor, and takes {step.part(spent + between)}",
+        message=(
+            f"Its kernels take {step.amount(spent)}, and {step.amount(between)} passes between"
+            " them. A fused one reads and writes each tensor once, in a few launches."
+        ),
         fix="Pass fused=True, or foreach=True, to the optimizer.",
     )
 
