@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from distprof.cli.app import ExitCode
-from distprof.cli.options import debug_option, output_options
+from distprof.cli.options import MAX_RANK, debug_option, output_options
 from distprof.cli.output import Output, check_free, deliver, note
 
 
@@ -16,7 +16,7 @@ from distprof.cli.output import Output, check_free, deliver, note
 @click.argument("trace", metavar="TRACE")
 @click.argument("name", metavar="NAME")
 @output_options
-@click.option("--rank", type=click.IntRange(0), help="Rank; by default the first one.")
+@click.option("--rank", type=click.IntRange(0, MAX_RANK), help="Rank; by default the first one.")
 @click.option(
     "--fabric",
     type=click.Path(),
@@ -37,7 +37,7 @@ from distprof.cli.output import Output, check_free, deliver, note
 )
 @click.option(
     "--call",
-    type=click.IntRange(1),
+    type=click.IntRange(1, 10_000),
     default=1,
     metavar="N",
     help="Which row of the table the script repeats.  [1, the longest]",
