@@ -854,7 +854,7 @@ def _unreachable(output: JobOutput) -> EndingResult | None:
 def _peer(output: JobOutput) -> EndingResult | None:
     events = _of(output, "network", "peer", "nccl")
     explained = [e for e in events if e.name != "nccl-result"]
-    # A plugin that could not start leaves a result, too, and the job goes on without it.
+    # A plugin that could not start leaves a result, too, and the job continues.
     events = explained or [e for e in events if _is_at_end(e, output)]
     if not events:
         return None
