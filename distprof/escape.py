@@ -95,7 +95,12 @@ def fitting(*wordings: str) -> str:
     return f"{whole} …" if whole else shorten(texts[-1], MAX_HEADLINE)
 
 
-_CLAUSES = (re.compile(r"[;:] "), re.compile(r", (?!which|whose)"))
+_CLAUSES = (
+    re.compile(r"[;:] "),
+    re.compile(r", (?!which|whose)"),
+    re.compile(r",? (?=which |whose |because |although |when |until |in the iteration |than |\()"),
+    re.compile(r" (?=for )"),
+)
 """Ends of clauses, the strongest first."""
 
 _LEAST_CLAUSE = 24  # Characters below which a clause says too little

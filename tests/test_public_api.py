@@ -104,8 +104,8 @@ def test_an_empty_table_keeps_its_columns_and_types() -> None:
 
 def test_a_notebook_shows_verdict_and_findings_escaped() -> None:
     shown = straggler()._repr_html_().replace("\u00a0", " ")
-    assert "<b>Rank 2 is the straggler: the others wait 6.91 ms (31.0 %) of every step" in shown
-    assert ">STR101</td>" in shown
+    assert "<b>Rank 2 holds the others up: 31.0 % of each step</b>" in shown
+    assert " STR101 persistent-straggler" in shown
     hostile = nasty()._repr_html_()
     assert "<script" not in hostile
     assert NASTY not in hostile
@@ -122,7 +122,7 @@ def test_a_run_and_a_report_are_one_line_in_a_shell() -> None:
     assert repr(run) == f"<Run of {GLOO!r}: ranks 0-1 of 2, 3 common steps, 0 gaps>"
     shown = repr(straggler())
     assert shown.startswith("<Report on ")
-    assert "Rank 2 is the straggler" in shown
+    assert "Rank 2 holds the others up" in shown
     assert len(repr(nasty()).splitlines()) == 1
     assert NASTY not in repr(nasty())
 
@@ -170,7 +170,7 @@ def test_a_console_shows_the_head_of_a_report() -> None:
     console = Console(width=100, record=True, file=None, quiet=False, color_system=None)
     with console.capture() as captured:
         console.print(straggler())
-    assert captured.get().startswith("Rank 2 is the straggler")
+    assert captured.get().startswith("Rank 2 holds the others up")
     narrow = Console(width=50, color_system=None)
     with narrow.capture() as captured:
         narrow.print(straggler())

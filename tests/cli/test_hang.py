@@ -24,7 +24,7 @@ def test_a_stuck_job_is_exit_code_1_and_named_in_the_first_line(
 ) -> None:
     assert main(["hang", str(stuck(tmp_path))]) == 1
     first = capsys.readouterr().out.splitlines()[0]
-    assert first == "Stuck: rank 2 never launched all_reduce 2 of default_pg, and ranks 0-1,3 wait."
+    assert first == "Stuck: rank 2 never launched all_reduce 2 of default_pg, and ranks 0-1,3 wait"
 
 
 @pytest.mark.parametrize(
@@ -167,4 +167,4 @@ def test_a_real_hang_over_gloo_names_the_rank(capsys: pytest.CaptureFixture[str]
     """Rank 1 never came out of step 5 on purpose; gloo's entries all say scheduled."""
     assert main(["hang", str(GOLDEN / "gloo-ddp-3ranks-hang")]) == 1
     first = capsys.readouterr().out.splitlines()[0]
-    assert first == "Stuck: rank 1 never launched all_reduce 79 of default_pg, and ranks 0,2 wait."
+    assert first == "Stuck: rank 1 never launched all_reduce 79 of default_pg, and ranks 0,2 wait"

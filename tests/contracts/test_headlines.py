@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
+import distprof
 from distprof.escape import MAX_HEADLINE, fitting, headed
 from distprof.rules.engine import run_rules
 from distprof.rules.registry import all_rules
 from tests.rules.fixtures import fixture
 
+LOGS = Path(__file__).parents[1] / "golden" / "logs"
 RULES = all_rules()
 each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 
@@ -91,3 +94,10 @@ def test_long_names_choose_another_wording_and_never_break_a_word():
 )
 def test_a_statement_is_cut_between_clauses(text, headline, rest):
     assert headed(text) == (headline, rest)
+
+
+@pytest.mark.parametrize("file", sorted(LOGS.glob("*.log")), ids=lambda file: file.stem)
+def test_how_a_job_ended_fits_into_a_headline(file):
+    report = distprof.hang(str(file))
+    assert 0 < len(report.headline) <= MAX_HEADLINE
+    assert "…" not in report.headline

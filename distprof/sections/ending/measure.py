@@ -231,11 +231,11 @@ def _xid(output: JobOutput) -> EndingResult | None:
     number = _xid_of(event)
     fields = event.fields
     what = f"Xid {number} (PCI {fields.get('bus', '')})" if number else fields.get("what", "")
-    what = f"that it cannot reach the GPU at PCI {fields['lost']}" if "lost" in fields else what
-    what = "that it has fallen off the bus" if "fallen off" in what else what
+    told = "reports that it has fallen off the bus" if "fallen off" in what else f"reports {what}"
+    told = f"cannot reach the GPU at PCI {fields['lost']}" if "lost" in fields else told
     return _made(
         "xid",
-        f"A GPU failed: the driver reports {what}.",
+        f"A GPU failed: the driver {told}.",
         event,
         "Look up the Xid (dmesg of the host) in NVIDIA's list, drain the host, and reset or "
         "replace the GPU.",
