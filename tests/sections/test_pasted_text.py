@@ -21,8 +21,12 @@ def first_lines(path: Path) -> str:
     except InputError as error:
         return str(error)
     verdict = judge(report)
-    messages = (finding.message for finding in report.findings)
-    return " ".join((verdict.headline, verdict.detail, *messages, *verdict.why))
+    return " ".join(
+        (
+            *(verdict.headline, verdict.detail, *verdict.why),
+            *(f"{finding.headline}. {finding.message}" for finding in report.findings),
+        )
+    )
 
 
 def plain(text: str) -> str:
