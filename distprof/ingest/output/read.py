@@ -22,11 +22,11 @@ MAX_OF_A_KIND = 64
 
 MAX_STACKS = 20_000
 MAX_TEXT = 300
-QUIET = frozenset(("warning", "phase", "preparing"))
+QUIET = frozenset(("warning", "phase", "preparing", "setup"))
 """Kinds of lines that healthy jobs print, too: alone, they are no evidence of an end."""
 
 _NOISE = re.compile(r"NCCL (?:INFO|TRACE)|\bDEBUG\b")
-_ALWAYS = ("world", "exit")
+_ALWAYS = ("world", "exit", "setup")
 """Kinds of lines that count although a debugging log prints them."""
 
 _MAX_RECORD_BYTES = 1 << 14
@@ -57,7 +57,8 @@ _TIME = re.compile(
 """``2026-01-31 12:00:00.5``, with other separators too, and glog's ``E0131 12:00:00.5``."""
 
 _PREFIX = re.compile(
-    rf"^\s{{0,8}}{_STAMP}(?:(?:\[\d{{1,2}}m)?\([^()\n]{{1,80}}\) |[\w.-]{{1,40}}/\d{{1,4}} )?(?:"
+    rf"^\s{{0,8}}{_STAMP}(?:(?:\[\d{{1,2}}m)?\([^()\n]{{1,80}}\) |[\w.-]{{1,40}}/\d{{1,4}} "
+    r"|[\w.-]{1,60}: (?=\[rank\d))?(?:"  # pdsh
     r"(?:\[rank\d{1,7}\]:)?\[rank(\d{1,7})\]:?"  # torch since 2.2, perhaps after torchrun's role
     r"|\[default(\d{1,7})\]:"  # torchrun --tee
     r"|\[\w{1,40}?(\d{1,7})\|\d{1,7}\]:"  # torchrun with --role: role, rank, local rank

@@ -35,7 +35,7 @@ _TELLING = (
 """Calls inside torch that show what a process waits for: part of the path, name."""
 
 _WAITS = re.compile(
-    r"(?i)^(?:p?nccl[a-z]|p?mpi_[a-z]|ompi_coll|hccl|rccl|ccl::|c10d::\S{0,200}(?:wait|synchronize|barrier)|gloo::"
+    r"(?i)^(?:p?nccl[a-z]|p?mpi_[a-z]|ompi_coll|hccl|rccl|ccl::|c10d::\S{0,200}(?:wait|synchronize|barrier|destroy|shutdown)|gloo::"
     r"\S{0,200}wait|(?:cu|cuda|hip)(?:stream|device|event|ctx)synchronize)"
 )
 """Native calls that show what a process waits for."""

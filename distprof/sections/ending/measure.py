@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from msgspec.structs import replace
@@ -28,6 +29,9 @@ from distprof.units import capitalized, format_bytes, format_duration, name_rank
 
 _MAX_LINES = 200
 _MAX_QUOTE = 200
+_UNSHOWN = ("phase", "preparing", "setup", "world")
+"""Kinds of lines that are no trouble."""
+
 _FATAL = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 _FOLLOWING = ("peer", "timeout", "position", "missing", "mismatch", "store", "nccl", "network")
 _NOT_OWN = re.compile(
@@ -339,7 +343,7 @@ def _is_survived(event: OutputEvent, output: JobOutput) -> bool:
     after = output.lines_of.get(event.file, 0) - event.line
     if after <= (_SURVIVED_LINES if event.yields == "exception" else _NEAR_LINES):
         return False
-    quiet = (*_SURVIVABLE, "warning", "phase", "preparing", "nan")
+    quiet = (*_SURVIVABLE, *_UNSHOWN, "warning", "nan")
     return not any(e.line > event.line and e.file == event.file and e.yields not in quiet
                    for e in output.events)  # fmt: skip
 
@@ -942,6 +946,11 @@ def _exited(output: JobOutput) -> EndingResult | None:
     return _ended(exits[0], output) if exits else None
 
 
+_BEFORE_CTRL_C = (
+    "If it seemed to hang, get the stacks of its ranks before the next Ctrl-C: py-spy dump."
+)
+
+
 def _stopped(output: JobOutput) -> EndingResult | None:
     event = next(iter(_of(output, "stopped", "cancelled")), None)
     if event is None:
@@ -949,6 +958,9 @@ def _stopped(output: JobOutput) -> EndingResult | None:
     number = event.number("code") or event.number("number")
     how = f"its launcher got {_signal_name(number)}" if number else "its launcher got a signal"
     step = "Look in the scheduler's log for who ended it."
+    if number == signal.SIGINT:
+        how = "its launcher was interrupted (Ctrl-C or SIGINT)"
+        step = _BEFORE_CTRL_C
     if number == signal.SIGHUP:
         how = "its terminal was closed (SIGHUP)"
         step = "Start it with nohup or setsid, in tmux, or by a scheduler."
@@ -966,7 +978,7 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
         "interrupted",
         f"The job was interrupted (Ctrl-C or SIGINT){f' in {place}' if place else ''}.",
         event,
-        "If it seemed to hang, get the stacks of its ranks before the next Ctrl-C: py-spy dump.",
+        _BEFORE_CTRL_C,
         ranks=(),
     )
 
@@ -1000,6 +1012,61 @@ def _waiting(output: JobOutput) -> EndingResult | None:
             "If they compile or load, wait: the first requests take long.",
         )
     return _store(replace(output, events=tuple(replace(e, yields="store") for e in events)))
+
+
+def _set_up(output: JobOutput) -> EndingResult | None:
+    """How far NCCL came in each process, if its lines are all that there is."""
+    events = _of(output, "setup")
+    last = {e.fields["process"]: e.fields["stage"] for e in events}
+    if not last:
+        return None
+    ready = sum(stage == _READY for stage in last.values())
+    begun = [stage for stage in last.values() if stage != _READY]
+    if not begun:
+        size = max(event.number("size") or 0 for event in events)
+        ranks = {e.fields.get("member") for e in events if e.number("size") == size}
+        where = f"{len(ranks):,} of {size:,} ranks" if size else _count(ready)
+        after = "so what stands came after it" if len(ranks) == size else "the others are not shown"
+        return EndingResult(
+            cause="ready",
+            verdict=f"Not decided: NCCL was ready (“{_READY}”) on {where}, {after}.",
+            next_steps=(
+                "Get the stacks of all ranks: py-spy dump --pid PID.",
+                "If they wait in the first collective, look for GPUs or hosts that reach no other: "
+                "NCCL_P2P_DISABLE=1 (PCIe, IOMMU), NCCL_IB_DISABLE=1.",
+            ),
+        )
+    stage, count = Counter(begun).most_common(1)[0]
+    which = "all stand" if count == len(last) else f"{count:,} stand{'s' if count == 1 else ''}"
+    is_early = stage in ("Bootstrap", "Using network", "Init START")
+    return EndingResult(
+        cause="set-up",
+        verdict=f"Not decided: the text ends while NCCL sets up: of {_count(len(last))}, "
+        f"{ready or 'none'} came to “{_READY}”, and {which} after {_STAGES[stage]}.",
+        next_steps=(
+            "If no more lines came: every rank must start, and hosts must reach each other over "
+            "this interface at any port. Set NCCL_SOCKET_IFNAME, and look at the firewall."
+            if is_early
+            else "If no more lines came: try NCCL_P2P_DISABLE=1 or NCCL_SHM_DISABLE=1 within a "
+            "host, and NCCL_IB_DISABLE=1 between hosts.",
+            "Get the native stacks of the processes: py-spy dump --native --pid PID.",
+        ),
+    )
+
+
+_READY = "Init COMPLETE"
+_STAGES = {
+    "Bootstrap": "the choice of an interface",
+    "Using network": "the choice of a network",
+    "Init START": "“Init START”",
+    "Channel": "the first channel",
+    "Connected": "connecting channels",
+}
+"""Stages of NCCL's set-up, as a sentence names them."""
+
+
+def _count(number: int) -> str:
+    return f"{number:,} process{'es' if number > 1 else ''}"
 
 
 def _mixed(output: JobOutput) -> EndingResult | None:
@@ -1086,4 +1153,5 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     _reported,
     _mixed,
     diagnose_stacks,
+    _set_up,
 )

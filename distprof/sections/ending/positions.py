@@ -18,6 +18,9 @@ _MAX_GAP = 1_000
 """A rank can be ahead of another in one group by what NCCL buffers: some dozens of broadcasts."""
 
 
+_CUT_LINES = 2  # a fence, or the beginning of a line that is cut off
+
+
 def positions_of(output: JobOutput) -> list[EndingPosition]:
     """One position per group and rank, from all lines of that rank."""
     events = [e for e in output.events if e.yields in ("timeout", "position")]
@@ -114,12 +117,15 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
     shown = name if all(one.is_global for one in waiting) else ""
     what = _operation(next((one for one in waiting if one.op), waiting[0]), shown)
     if silent:
+        of_them, are = name_ranks(silent), "they are" if len(silent) > 1 else "it is"
+        rest = f", and {of_them} printed nothing about it: {are} the first suspect."
+        if _ends_there(output):
+            rest = f", and the text ends there. If {of_them} printed nothing about it, {are} the "
+            rest += "first suspect."
         return EndingResult(
             state=STUCK,
             cause="silent",
-            verdict=f"Stuck: {_who(waiting, name)} {_verb(waiting, 'wait')} in {what}, and "
-            f"{name_ranks(silent)} printed nothing about it: "
-            f"{'they are' if len(silent) > 1 else 'it is'} the first suspect.",
+            verdict=f"Stuck: {_who(waiting, name)} {_verb(waiting, 'wait')} in {what}{rest}",
             suspects=silent,
             positions=tuple(positions),
         )
@@ -254,11 +260,18 @@ def _silent(positions: Sequence[EndingPosition], output: JobOutput) -> tuple[int
     """Ranks of the default group that no line of a watchdog names."""
     if positions[0].group or not all(one.is_global for one in positions):
         return ()
-    known = {one.rank for one in positions}
+    told = (e.rank for e in output.events if e.yields in ("timeout", "frozen"))
+    known = {*(one.rank for one in positions), *(rank for rank in told if rank is not None)}
     world = output.world_size or 0
     expected = {*range(world), *output.ranks} if world <= 1 << 20 else set(output.ranks)
     silent = tuple(sorted(expected - known))
     return silent if len(silent) <= len(known) else ()
+
+
+def _ends_there(output: JobOutput) -> bool:
+    """Whether a file ends in the lines of its watchdogs: those of other ranks may be cut off."""
+    lines = {e.file: e.line for e in output.events if e.yields in ("timeout", "position", "frozen")}
+    return any(output.lines_of.get(file, 0) - line <= _CUT_LINES for file, line in lines.items())
 
 
 def _frozen(positions: Sequence[EndingPosition]) -> EndingResult | None:

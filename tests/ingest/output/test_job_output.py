@@ -70,6 +70,7 @@ def test_every_sample_has_a_verdict_and_there_are_enough() -> None:
         ("[trainer5|1]:text", 5),
         ("(TrainWorker pid=12, ip=10.0.0.1, rank=4) text", 4),
         ("2024-05-01 10:00:00,123 [rank9]: text", 9),
+        ("node-7: [rank17]:[E ProcessGroupNCCL.cpp:1] [Rank 1] text", 17),
         ("text of rank 5", None),
     ],
 )
@@ -207,3 +208,23 @@ def test_a_proxy_that_cannot_close_at_the_end_of_a_healthy_job_is_no_failure():
     line += "from rank 1, retcode 3\n"
     assert kinds_in(line.format("Close").encode()) == set()
     assert kinds_in(line.format("Connect").encode()) == {"nccl"}
+
+
+@pytest.mark.parametrize(
+    ("stages", "says"),
+    [
+        (("Bootstrap : Using eth0:10.0.0.1<0>",) * 2, "of 2 processes, none came to"),
+        (("Using network Socket", "Bootstrap : Using eth0:10.0.0.1<0>"), "1 stands after"),
+        (("comm 0x1 rank {0} nranks 4 cudaDev 0 - Init COMPLETE",) * 2, "2 of 4 ranks, the others"),
+        (("comm 0x1 rank {0} nranks 2 cudaDev 0 - Init COMPLETE",) * 2, "2 of 2 ranks, so what"),
+    ],
+)
+def test_lines_of_nccl_alone_show_how_far_it_came(stages: tuple[str, ...], says: str) -> None:
+    lines = (f"node1:4{i}:4 [{i}] NCCL INFO {line.format(i)}\n" for i, line in enumerate(stages))
+    text = "".join(lines).encode()
+    reader = Reader()
+    reader.take_blocks([text], "job.log", None)
+    found = diagnose_output(reader.result(["job.log"]))
+    assert (found.state, says in found.verdict) == ("", True)
+    assert found.next_steps
+    assert kinds_in(text) == set()
