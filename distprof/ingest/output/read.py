@@ -228,8 +228,10 @@ class Reader:
         world = fields.get("world", "")
         if world.isdigit() and len(world) < 8 and 0 < int(world) <= _MAX_WORLD:
             self._worlds[int(world)] += 1
-        if row.yields == "world" or key in self.events:
+        if row.yields == "world":
             return False
+        if key in self.events:
+            return row.yields == "phase"  # the last one counts
         if self._counts[key[:2]] >= MAX_OF_A_KIND or len(self.events) >= MAX_EVENTS:
             self._num_dropped += 1
             return False

@@ -74,7 +74,7 @@ def analyze_ending(run: Run) -> EndingResult:
 def diagnose_output(output: JobOutput) -> EndingResult:
     """The most decisive cause in the output of a job; without any, ``state`` is empty."""
     causes = (found for cause in _CAUSES if (found := cause(output)) is not None)
-    found = _while_preparing(next(causes, EndingResult()), output)
+    found = _during_phase(_while_preparing(next(causes, EndingResult()), output), output)
     events = [
         event for event in output.events if event.yields not in ("phase", "preparing", "world")
     ]
@@ -84,7 +84,6 @@ def diagnose_output(output: JobOutput) -> EndingResult:
         num_followers=len(failed) if found.state == FAILED else 0,
         why=(*found.why, *timeout_sentences(found.positions), *_followers(failed, found)),
         next_steps=found.next_steps or tuple(_steps(found)),
-        alternatives=(*found.alternatives, *_slow_phase(found, output)),
         lines=tuple(
             EndingLine(rank=e.rank, file=e.file, line=e.line, about=about_of(e), text=e.text)
             for e in events[:_MAX_LINES]
@@ -120,19 +119,24 @@ def _followers(failed: set[int], found: EndingResult) -> Iterator[str]:
         yield f"{capitalized(name_ranks(failed))} {also}."
 
 
-def _slow_phase(found: EndingResult, output: JobOutput) -> Iterator[str]:
-    """The last slow phase that was printed before the first time-out."""
-    if found.state != STUCK or not found.positions:
-        return
+def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
+    """A wait, with the last slow phase that was printed before the first time-out."""
     first = next((e for e in output.events if e.yields == "timeout"), None)
-    phases = [e for e in output.events if e.yields == "phase"]
-    before = [e for e in phases if first and e.file == first.file and e.line < first.line]
-    if before:
-        yield (
-            f"The last phase that the log names before is “{before[-1].fields['phase']}” (line "
-            f"{before[-1].line:,}): if it takes one rank longer than the timeout, the watchdog "
-            "ends a job that is only slow."
-        )
+    if found.state != STUCK or not found.positions or first is None:
+        return found
+    before = (e for e in _of(output, "phase") if e.file == first.file and e.line < first.line)
+    last = max(before, key=lambda e: e.line, default=None)
+    if last is None:
+        return found
+    why = f"“{last.fields['phase']}” (line {last.line:,}): perhaps one rank takes longer for it "
+    why += "than the timeout, and the watchdog ends a job that is only slow."
+    if first.line - last.line <= _JUST_BEFORE:
+        return replace(found, verdict=f"{found.verdict} Before that, the log names {why}")
+    also = f"The last phase that the log names before is {why}"
+    return replace(found, alternatives=(*found.alternatives, also))
+
+
+_JUST_BEFORE = 12
 
 
 def _steps(found: EndingResult) -> Iterator[str]:
