@@ -22,7 +22,7 @@ MAX_OF_A_KIND = 64
 
 MAX_STACKS = 20_000
 MAX_TEXT = 300
-QUIET = frozenset(("warning", "phase", "preparing", "setup"))
+QUIET = frozenset(("warning", "phase", "preparing", "setup", "joining"))
 """Kinds of lines that healthy jobs print, too: alone, they are no evidence of an end."""
 
 _NOISE = re.compile(r"NCCL (?:INFO|TRACE)|\bDEBUG\b")

@@ -29,7 +29,7 @@ from distprof.units import capitalized, format_bytes, format_duration, name_rank
 
 _MAX_LINES = 200
 _MAX_QUOTE = 200
-_UNSHOWN = ("phase", "preparing", "setup", "world")
+_UNSHOWN = ("phase", "preparing", "setup", "joining", "world")
 """Kinds of lines that are no trouble."""
 
 _FATAL = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
@@ -767,6 +767,9 @@ def _joined(output: JobOutput) -> EndingResult | None:
     return _stuck("unfinished", f"{text} finish: no rank is behind", event)
 
 
+_MAX_NAMED = 1 << 16
+
+
 def _store(output: JobOutput) -> EndingResult | None:
     events = _of(output, "store")
     if _of(output, "stopped"):  # the agent that was stopped closes the rendezvous for all others
@@ -786,6 +789,10 @@ def _store(output: JobOutput) -> EndingResult | None:
     elif "expected" in fields:
         count = f"only {fields['joined']}" if "joined" in fields else "not all"
         what = f"{count} of {fields['expected']} processes joined the rendezvous"
+        size = int(fields["expected"])
+        absent = {*range(min(size, _MAX_NAMED))} - {e.rank for e in events}
+        if "joined" in fields and size - int(fields["joined"]) == len(absent):
+            what += f": {name_ranks(absent)} did not"
         if int(fields.get("joined", 0)) > int(fields["expected"]):
             what = (
                 f"{fields['joined']} processes joined a rendezvous of {fields['expected']}: more "
@@ -1018,6 +1025,26 @@ def _waiting(output: JobOutput) -> EndingResult | None:
     return _store(replace(output, events=tuple(replace(e, yields="store") for e in events)))
 
 
+def _joining(output: JobOutput) -> EndingResult | None:
+    """Ranks that began to join the process group, if the text ends before all did."""
+    events = _of(output, "joining")
+    begun = {e.rank for e in events if e.rank is not None}
+    size = max((e.number("expected") or 0 for e in events), default=0)
+    if not begun or len(begun) >= size or any("joined" in e.fields for e in events):
+        return None
+    return EndingResult(
+        cause="joining",
+        verdict=f"Not decided: the text ends while {name_ranks(begun)} of {size:,} "
+        f"{'wait' if len(begun) > 1 else 'waits'} to join the process group, and the other ranks "
+        "printed nothing about it.",
+        next_steps=(
+            "Check that the launcher starts every rank (nodes, ntasks per node, devices), and that "
+            "each host can reach MASTER_ADDR and MASTER_PORT.",
+            "Read the log of the ranks that did not join: they may have failed before.",
+        ),
+    )
+
+
 def _set_up(output: JobOutput) -> EndingResult | None:
     """How far NCCL came in each process, if its lines are all that there is."""
     events = _of(output, "setup")
@@ -1041,12 +1068,13 @@ def _set_up(output: JobOutput) -> EndingResult | None:
             ),
         )
     stage, count = Counter(begun).most_common(1)[0]
-    which = "all stand" if count == len(last) else f"{count:,} stand{'s' if count == 1 else ''}"
+    came = f"{ready:,} of {_count(len(last))} came" if ready else "no process came"
+    which = "all" if count == len(last) else "the others" if count == len(begun) else "some"
     is_early = stage in ("Bootstrap", "Using network", "Init START")
     return EndingResult(
         cause="set-up",
-        verdict=f"Not decided: the text ends while NCCL sets up: of {_count(len(last))}, "
-        f"{ready or 'none'} came to “{_READY}”, and {which} after {_STAGES[stage]}.",
+        verdict=f"Not decided: the text ends while NCCL sets up: {came} to “{_READY}”, and {which} "
+        f"stand after {_STAGES[stage]}.",
         next_steps=(
             "If no more lines came: every rank must start, and hosts must reach each other over "
             "this interface at any port. Set NCCL_SOCKET_IFNAME, and look at the firewall."
@@ -1157,5 +1185,6 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     _reported,
     _mixed,
     diagnose_stacks,
+    _joining,
     _set_up,
 )

@@ -56,8 +56,9 @@ def _merged(
     """A position with what one more line says; the first operation that timed out counts."""
     seq = event.number("seq")
     is_first = before is None or before.seq is None or (seq is not None and seq < before.seq)
-    timed = event.yields == "timeout" and (is_first or (before is not None and seq == before.seq))
     fields = event.fields
+    is_same = before is not None and seq == before.seq and "op" in fields
+    timed = event.yields == "timeout" and (is_first or is_same)
 
     def most(name: str, known: int | None) -> int | None:
         return max((n for n in (event.number(name), known) if n is not None), default=None)

@@ -24,7 +24,7 @@ _KINDS = {
     "silent": HangKind.NEVER_LAUNCHED,
     "unfinished": HangKind.LAUNCHED_NOT_FINISHED,
 }
-_QUIET = ("phase", "preparing", "setup", "world")
+_QUIET = ("phase", "preparing", "setup", "joining", "world")
 _PRECEDENCE = ("timeout", "device", "peer", "nccl", "error")
 
 
