@@ -49,7 +49,7 @@ _ESCAPES = re.compile(
     r"\x1b(?:\[[0-9;?]{0,40}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,500}(?:\x07|\x1b\\)|.)"
 )
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
-_STAMP = r"(?:\[?\d{4}-\d\d-\d\d[T ][\d:.,]{8,18}(?:Z|[+-]\d\d:?\d\d)?\]?[ ,]+)?"
+_STAMP = r"(?:\[?\d{4}-\d\d-\d\d[T ][\d:.,]{5,18}(?:Z|[+-]\d\d:?\d\d)?\]?[ ,]+)?"
 _TIME = re.compile(
     rb"(?:\b\d{4}[-/]|[IWEF])(?P<mon>[01]\d)[-/]?(?P<day>[0-3]\d)[T_ ]"
     rb"(?P<hour>[0-2]\d):(?P<minute>[0-5]\d):(?P<second>[0-5]\d(?:\.\d{1,9})?)"

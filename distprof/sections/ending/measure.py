@@ -395,7 +395,7 @@ _OF_OTHERS = re.compile(
     r"|mismatch between collectives|out of memory|CUDA error|ACL stream synchronize|engine core"
     r"|error code is (?:50704[68]|107020)\b|RPC call to \w+ timed out"
     r"|worker.{0,20}died|processes exited with|process \d+ terminated|received signal"
-    r"|exit (?:code|status)|non-zero|termination signal"
+    r"|process abort signal|exit (?:code|status)|non-zero|termination signal"
 )
 """Messages about other processes, or that another expression reads."""
 
@@ -631,7 +631,9 @@ _SIGNALS: dict[str, tuple[str, tuple[str, ...]]] = {
 def _crash(output: JobOutput) -> EndingResult | None:
     """A crash; what aborts after a time-out or a lost peer, only follows from it."""
     followed = bool(_of(output, *_FOLLOWING, "died"))
-    events = [e for e in _of(output, "crash") if not (followed and "Abort" in e.text)]
+    events = [
+        e for e in _of(output, "crash") if not (followed and re.search("Abort|SIGABRT", e.text))
+    ]
     event = next((e for e in events if "what" in e.fields), next(iter(events), None))
     if event is None:
         return None
@@ -830,7 +832,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
     if event.yields == "nccl":  # NCCL names the reason after the error
         event = next((e for e in events if e.yields == "nccl" and "last" in e.fields), event)
     victims = tuple(sorted({e.rank for e in events if e.rank is not None}))
-    silent = tuple(sorted({*range(output.world_size or 0), *output.ranks} - set(victims)))
+    told = {e.rank for e in output.events if e.yields not in _UNSHOWN}
+    silent = tuple(sorted({*range(output.world_size or 0), *output.ranks} - told))
     suspects = silent if victims and len(silent) <= len(victims) else ()
     whom = f" ({event.fields['peer']})" if "peer" in event.fields else ""
     who = capitalized(name_ranks(victims)) if victims else "A process"
@@ -883,9 +886,11 @@ _WAITED = {
     "hccl-timeout": "until HCCL's time-out",
     "hccl-notify": "until HCCL's time-out",
     "rpc-timeout": "until its call timed out, and the lines do not name that rank",
-    "gloo-timeout": "(gloo), and its lines do not name that rank",
+    "gloo-timeout": "(gloo)",
 }
 """Time-outs that no watchdog reports."""
+
+_UNNAMED = ", and its lines do not name that rank"
 
 
 def _frozen(output: JobOutput) -> EndingResult | None:
@@ -903,10 +908,11 @@ def _frozen(output: JobOutput) -> EndingResult | None:
         group = fields.get("group", "")
         whom += f" of {group}" if "remote" in fields and group else ""
         where = f" in {operation_kind(fields['tag'])}" if "tag" in fields else ""
+        unnamed = "" if "remote" in fields or event.name != "gloo-timeout" else _UNNAMED
         took = f"for {format_duration(limit * 1_000_000)} " if limit else ""
         return _stuck(
             "frozen",
-            f"{who} waited {took}for {whom}{where} {_WAITED[event.name]}",
+            f"{who} waited {took}for {whom}{where} {_WAITED[event.name]}{unnamed}",
             event,
             "Read the logs of the ranks that report no time-out: one of them failed or is late.",
             "Get the Python stacks of all ranks: py-spy dump.",
