@@ -383,7 +383,8 @@ _OWN = re.compile(
 """Exceptions of the program itself, whatever their message names."""
 
 _LAUNCHING = re.compile(
-    r", in (?:launch_agent|\w+_launcher|launch_gloo|gloo_run)(?:\n(?!\s*File )[^\n]*)*$"
+    r", in (?:launch_agent|\w+_launcher|launch_gloo|gloo_run|join(?=\n\s+raise Exception\(msg))"
+    r"(?:\n(?!\s*File )[^\n]*)*$"
 )
 """Last frames of launchers, which raise what a rank ended with."""
 
@@ -801,6 +802,9 @@ def _store(output: JobOutput) -> EndingResult | None:
                 "started than the world size says, or an earlier start of the job left its keys in "
                 "the store"
             )
+    elif "fence" in fields:
+        what = "the tasks of the hosts did not all reach the PMIx fence with which they start, "
+        what += f"says {fields['host']}"
     elif fields.get("type") == "RendezvousTimeoutError":
         what = "not all hosts joined the rendezvous in time"
     elif "type" in fields:

@@ -21,6 +21,10 @@ _MAX_GAP = 1_000
 _CUT_LINES = 2  # a fence, or the beginning of a line that is cut off
 
 
+_REPORTS = ("timeout", "frozen", "exception", "error", "cut", "mixed")
+"""Kinds of lines by which a rank reports that it ended, or that others did not come."""
+
+
 def positions_of(output: JobOutput) -> list[EndingPosition]:
     """One position per group and rank, from all lines of that rank."""
     events = [e for e in output.events if e.yields in ("timeout", "position")]
@@ -63,6 +67,10 @@ def _merged(
     def most(name: str, known: int | None) -> int | None:
         return max((n for n in (event.number(name), known) if n is not None), default=None)
 
+    enqueued = most("enqueued", before.enqueued if before else None)
+    completed = most("completed", before.completed if before else None)
+    if None not in (enqueued, completed) and (completed or 0) > (enqueued or 0):
+        completed = None  # torch 2.3 prints what memory held before the first collective ended
     return EndingPosition(
         rank=rank,
         is_global=is_global,
@@ -72,8 +80,8 @@ def _merged(
         size=(fields.get("numel_in", "") or fields.get("shape", ""))
         if timed
         else (before.size if before else ""),
-        enqueued=most("enqueued", before.enqueued if before else None),
-        completed=most("completed", before.completed if before else None),
+        enqueued=enqueued,
+        completed=completed,
         waited_ms=event.number("ran_ms") if timed else before.waited_ms if before else None,
         timeout_ms=event.number("timeout_ms") if timed else before.timeout_ms if before else None,
     )
@@ -261,7 +269,7 @@ def _silent(positions: Sequence[EndingPosition], output: JobOutput) -> tuple[int
     """Ranks of the default group that no line of a watchdog names."""
     if positions[0].group or not all(one.is_global for one in positions):
         return ()
-    told = (e.rank for e in output.events if e.yields in ("timeout", "frozen"))
+    told = (e.rank for e in output.events if e.yields in _REPORTS)
     known = {*(one.rank for one in positions), *(rank for rank in told if rank is not None)}
     world = output.world_size or 0
     expected = {*range(world), *output.ranks} if world <= 1 << 20 else set(output.ranks)
