@@ -32,7 +32,7 @@ from benchmarks.fuzzing.damages import DAMAGES, Traces
 from distprof.documents.saved import Report
 from distprof.errors import DistprofError
 from distprof.sections.parts import parts_of
-from distprof.sections.verdict import headline
+from distprof.sections.verdict import origin
 from tests.simulator.job import LateHost, LateInput, SimulatedJob, SlowDevice
 from tests.simulator.shapes import Shape, data_parallel, sharded, tensor_parallel
 from tests.simulator.trials import with_fault
@@ -90,7 +90,7 @@ def outcome_of(report: Report) -> Outcome:
     return Outcome(
         blamed=frozenset((ranks, cause) for ranks, cause, share in slow if share > MOST_POINTS),
         shares={part.key: part.ratio for part in parts_of(report)},
-        evidence=headline(report),
+        evidence=origin(report),
         facts=tuple(gap.fact for gap in report.capture.gaps if gap.fact),
     )
 

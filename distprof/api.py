@@ -189,6 +189,7 @@ def examine(
         windows_of_records,
     )
     from distprof.sections.perturbation.measure import correct
+    from distprof.sections.picture.drawing import draw_step
     from distprof.sections.run_info import describe_run
     from distprof.sections.shares import in_doubt
     from distprof.sections.verdict import judge
@@ -243,6 +244,7 @@ def examine(
     report = Report(
         distprof_version=__version__,
         plan=bench.plan,
+        picture=draw_step(run, analyses, bench.simulation, bench.plan),
         run=describe_run(run, num_steps=results["step_time"].num_steps),
         **results,
         findings=in_doubt(outcome.findings, results["capture"]),

@@ -78,6 +78,48 @@ def shorten(text: str, width: int) -> str:
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
 
 
+MAX_HEADLINE = 80
+"""Characters of a headline."""
+
+
+def fitting(*wordings: str) -> str:
+    """The first of some wordings, longest first, that fits into a headline.
+
+    Names in it may come from a recording. The last wording is cut between words if it must be.
+    """
+    texts = [plain(" ".join(wording.split())) for wording in wordings]
+    found = next((text for text in texts if len(text) <= MAX_HEADLINE), None)
+    if found is not None:
+        return found
+    whole, _, _ = texts[-1][: MAX_HEADLINE - 1].rpartition(" ")
+    return f"{whole} …" if whole else shorten(texts[-1], MAX_HEADLINE)
+
+
+_CLAUSES = (re.compile(r"[;:] "), re.compile(r", (?!which|whose)"))
+"""Ends of clauses, the strongest first."""
+
+_LEAST_CLAUSE = 24  # Characters below which a clause says too little
+
+
+def headed(text: str) -> tuple[str, str]:
+    """A statement as a headline, cut between clauses if it is too long, and the rest of it."""
+    whole = plain(" ".join(text.split())).rstrip(".")
+    first, _, more = whole.partition(". ")
+    if len(first) <= MAX_HEADLINE:
+        return first, f"{more}." if more else ""
+    for clause in _CLAUSES:
+        ends = [match for match in clause.finditer(whole) if _is_end(whole, match.start())]
+        if ends:
+            rest = whole[ends[-1].end() :].removeprefix("and ")
+            return whole[: ends[-1].start()], f"{rest[:1].upper()}{rest[1:]}."
+    return fitting(whole), f"{whole}."
+
+
+def _is_end(text: str, at: int) -> bool:
+    head = text[:at]
+    return _LEAST_CLAUSE <= at <= MAX_HEADLINE and head.count("(") == head.count(")")
+
+
 def wrapped(text: str, width: int) -> str:
     """``text``, already plain, broken into lines; numbers stay with their units."""
     lines = textwrap.wrap(glued(text), max(width, 1), break_on_hyphens=False)
@@ -87,6 +129,11 @@ def wrapped(text: str, width: int) -> str:
 def glued(text: str) -> str:
     """``text``, already plain, with non-breaking spaces between numbers and units."""
     return _UNIT.sub("\u00a0", text)
+
+
+def few_ranks(ranks: Collection[int]) -> str:
+    """For example ``rank 3`` or ``ranks 0-3``, in few characters."""
+    return f"rank{'' if len(ranks) == 1 else 's'} {short_ranks(ranks, 20)}"
 
 
 def short_ranks(ranks: Collection[int], width: int = 40) -> str:

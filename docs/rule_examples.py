@@ -24,4 +24,4 @@ def examples_text(examples: Mapping[str, Sequence[str]]) -> str:
 
 def _messages(rule: Rule) -> tuple[str, ...]:
     outcome = run_rules(fixture(rule, "bad"), rules=[rule], debug=True)
-    return tuple(finding.message for finding in outcome.findings)
+    return tuple(f"{finding.headline}. {finding.message}" for finding in outcome.findings)

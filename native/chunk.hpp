@@ -15,6 +15,7 @@
 // Python declares once, in `Settings`, which columns are kept and what the words of a trace mean.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -215,7 +216,9 @@ struct CommColumn {
 struct Settings {
     std::uint64_t seed = 0;
     std::vector<std::pair<std::string, std::int8_t>> categories;  // word in the trace, and its kind
+    std::string module_prefix;  // of Python frames that are kept
     std::string step_prefix;
+    std::vector<std::string> without_inputs;  // names of operators whose inputs are not needed
     std::vector<std::string> comm_prefixes;  // of host rows that are communication
     std::string skipped_phases;
     std::vector<std::string> arguments;  // keys; the first are those of `Argument`
@@ -252,6 +255,14 @@ struct Settings {
         for (const std::string& prefix : comm_prefixes)
             if (name.substr(0, prefix.size()) == prefix) return true;
         return false;
+    }
+
+    bool is_module(string_view name) const {
+        return name.substr(0, module_prefix.size()) == module_prefix;
+    }
+
+    bool has_inputs(string_view name) const {
+        return std::find(without_inputs.begin(), without_inputs.end(), name) == without_inputs.end();
     }
 
     bool is_step(string_view name) const {
@@ -1156,6 +1167,7 @@ public:
         kinds_.clear();
         is_step_.clear();
         is_communication_.clear();
+        has_inputs_.clear();
     }
 
 private:
@@ -1387,7 +1399,10 @@ private:
         const std::int32_t num_blocks = blocks();
         require(stream >= ABSENT);
         enter_category(row);
-        if (row.kind == DROPPED) return;
+        if (row.kind == DROPPED) {
+            if (!settings_.is_module(name.text())) return;
+            row.kind = HOST;
+        }
         enter_name(row, name);
         if (device_only_ && row.kind < 0 && !is_step_[static_cast<size_t>(row.name)]) return;
         row.end_ns = row.start_ns + clamped(duration_ns);
@@ -1417,6 +1432,7 @@ private:
         if (is_new) {
             is_step_.push_back(settings_.is_step(name.text()));
             is_communication_.push_back(settings_.is_communication(name.text()));
+            has_inputs_.push_back(settings_.has_inputs(name.text()));
         }
         row.name = code;
     }
@@ -1474,6 +1490,7 @@ private:
     void add_host(const Row& row) {
         const std::int32_t thread = thread_code(identity(PROCESS), identity(THREAD));
         HostColumns& columns = chunk_.host;
+        if (columns.inputs.empty()) texts_.inputs.code_of({});  // first, as in the Python code
         columns.start_ns.push_back(row.start_ns);
         columns.end_ns.push_back(row.end_ns);
         columns.name.push_back(row.name);
@@ -1481,7 +1498,7 @@ private:
         columns.thread.push_back(thread);
         columns.correlation.push_back(row.correlation);
         columns.sequence.push_back(sequence());
-        columns.inputs.push_back(inputs_code());
+        columns.inputs.push_back(inputs_code(row.name));
         if (is_communication_[static_cast<size_t>(row.name)])
             add_communication(row, thread, ABSENT);
     }
@@ -1493,10 +1510,11 @@ private:
         return static_cast<std::int32_t>(fits ? number : ABSENT);
     }
 
-    /// Sizes, types and values of an operator's inputs as one text; empty without sizes.
-    std::int32_t inputs_code() {
+    /// Sizes, types and values of an operator's inputs as one text; empty without sizes or need.
+    std::int32_t inputs_code(std::int32_t name) {
         const size_t sizes = event_.has_argument(INPUT_DIMS) ? INPUT_DIMS : OLD_INPUT_DIMS;
-        if (!event_.has_argument(sizes)) return texts_.inputs.code_of({});
+        if (!event_.has_argument(sizes) || !has_inputs_[static_cast<size_t>(name)])
+            return texts_.inputs.code_of({});
         made_.assign(event_.argument[sizes].raw);
         for (const size_t which : {INPUT_TYPES, CONCRETE_INPUTS}) {
             made_.push_back('\0');
@@ -1588,7 +1606,7 @@ private:
     Members members_{true};
     Members arguments_{false};
     std::vector<std::int8_t> kinds_;                // by category
-    std::vector<bool> is_step_, is_communication_;  // by name
+    std::vector<bool> is_step_, is_communication_, has_inputs_;  // by name
 
     // of the present chunk
     bool exact_ = false;

@@ -296,22 +296,27 @@ struct Decoder {
 };
 
 std::unique_ptr<const Settings> settings_from(PyObject* args, PyObject* keywords) {
-    static const char* names[] = {"categories",     "step_prefix",   "comm_prefixes",
-                                  "skipped_phases", "arguments",     "comm_integers",
-                                  "comm_texts",     "longest_ns",    "largest_ns",
-                                  "exact_below_us", nullptr};
-    PyObject *categories, *step_prefix, *comm_prefixes, *phases, *arguments, *integers, *texts;
+    static const char* names[] = {"categories",     "module_prefix",  "step_prefix",
+                                  "without_inputs", "comm_prefixes",  "skipped_phases",
+                                  "arguments",      "comm_integers",  "comm_texts",
+                                  "longest_ns",     "largest_ns",     "exact_below_us",
+                                  nullptr};
+    PyObject *categories, *module_prefix, *step_prefix, *without_inputs, *comm_prefixes, *phases;
+    PyObject *arguments, *integers, *texts;
     long long longest_ns, largest_ns, exact_below_us;
-    if (PyArg_ParseTupleAndKeywords(args, keywords, "O!UO!UO!O!O!LLL", const_cast<char**>(names),
-                                    &PyDict_Type, &categories, &step_prefix, &PyTuple_Type,
-                                    &comm_prefixes, &phases, &PyTuple_Type, &arguments,
-                                    &PyTuple_Type, &integers, &PyTuple_Type, &texts, &longest_ns,
-                                    &largest_ns, &exact_below_us) == 0)
+    if (PyArg_ParseTupleAndKeywords(args, keywords, "O!UUO!O!UO!O!O!LLL", const_cast<char**>(names),
+                                    &PyDict_Type, &categories, &module_prefix, &step_prefix,
+                                    &PyTuple_Type, &without_inputs, &PyTuple_Type, &comm_prefixes,
+                                    &phases, &PyTuple_Type, &arguments, &PyTuple_Type, &integers,
+                                    &PyTuple_Type, &texts, &longest_ns, &largest_ns,
+                                    &exact_below_us) == 0)
         throw PythonError{};
     auto settings = std::make_unique<Settings>();
     settings->seed = (std::uint64_t{std::random_device{}()} << 32) | std::random_device{}();
     settings->categories = categories_of(categories);
+    settings->module_prefix = text_of(module_prefix);
     settings->step_prefix = text_of(step_prefix);
+    settings->without_inputs = texts_of(without_inputs);
     settings->comm_prefixes = texts_of(comm_prefixes);
     settings->skipped_phases = text_of(phases);
     settings->arguments = texts_of(arguments);

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
 import sys
-import tempfile
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -29,8 +27,8 @@ def built_kernel() -> ModuleType:
         sys.path.remove(str(ROOT))
     sources = [ROOT / name for name in (hatch_build.SOURCE, *hatch_build.HEADERS)]
     digest = hashlib.sha1(b"".join(path.read_bytes() for path in sources)).hexdigest()
-    name = f"distprof-kernel-{os.getuid()}-{digest[:16]}"
-    folder = private_folder(Path(tempfile.gettempdir(), name))
+    (ROOT / ".pytest_cache").mkdir(exist_ok=True)
+    folder = private_folder(ROOT / ".pytest_cache" / f"kernel-{digest[:16]}")
     target = folder / Path(hatch_build.EXTENSION).name
     if not target.exists():
         try:

@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -114,12 +115,16 @@ def _admitted(locks: Path, item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The user's cache reaches no test, nor a fixture that many tests share.
 
     It is in the usual place, where small traces stay in memory: tests of the cache name theirs.
+    What programs leave in the temporary folder, such as torchrun's logs, goes with the tests.
     """
+    temporary = str(tmp_path_factory.mktemp("temporary"))
     with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TMPDIR", temporary)
+        environment.setattr(tempfile, "tempdir", temporary)
         environment.delenv("DISTPROF_CACHE_DIR", raising=False)
         environment.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "usual-cache"))
         yield

@@ -3,7 +3,8 @@
 ``distprof bench`` writes a profile, and nccl-tests output can be converted to one. Sizes are
 counted as in nccl-tests (formula sheet, "Collectives"): the full buffer for all-reduce, the
 concatenated size for all-gather and reduce-scatter, one rank's whole send buffer for all-to-all,
-the message size for other operations.
+the message size for other operations. ``distprof bench --compute`` adds what a device reaches
+alone.
 """
 
 from __future__ import annotations
@@ -71,11 +72,19 @@ class FabricCurve(msgspec.Struct, frozen=True, kw_only=True):
     num_wrong: int = 0  # Measurements in which nccl-tests found wrong values: the fabric is broken.
 
 
+class ComputeRate(msgspec.Struct, frozen=True, kw_only=True):
+    """The fastest matrix product of one type."""
+
+    dtype: str  # ``bf16``, ``fp16``, ``fp8``, ``tf32`` or ``fp32``.
+    flops: float  # FLOP per second.
+    size: int  # Rows and columns of its square matrices.
+
+
 class FabricFile(msgspec.Struct, frozen=True, kw_only=True):
     """``fabric.json``: measurements of ``distprof bench``, or converted from nccl-tests."""
 
     schema: str = FABRIC_SCHEMA  # ``distprof.fabric/1``.
-    origin: str  # ``distprof bench`` or ``nccl-tests``.
+    origin: str  # ``distprof bench``, ``nccl-tests`` or ``perftest``.
     source: str = ""  # The file it was read from; empty if distprof measured it.
     distprof_version: str = ""  # Version of the writer.
     # Time of the measurement, ns since the epoch; None when unknown.
@@ -86,4 +95,7 @@ class FabricFile(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[str, ...] = ()  # Host names, in the order of ranks.
     versions: dict[str, str] = {}  # Versions of torch, NCCL and other packages.
     curves: tuple[FabricCurve, ...]  # All measured curves.
+    rates: tuple[ComputeRate, ...] = ()  # Products of ``distprof bench --compute``.
+    # Bytes per second that it read and wrote in the memory of the device, None when not measured.
+    memory_bytes_per_s: float | None = None
     notes: tuple[str, ...] = ()  # Omissions and anomalies, one sentence each.

@@ -47,7 +47,7 @@ _STARTING = {
     "run": "Train a reference workload with one kind of parallelism, under probes.",
     "capture": "Record your own program, unmodified, and report on it.",
     "attach": "Inspect a running or hung job: state, stacks, a profile now.",
-    "bench": "Measure the speed of collectives on this machine or cluster.",
+    "bench": "Measure the speed of collectives, or of computation, on this machine.",
 }
 """Verbs that start training processes or attach to them; listed only if installed."""
 

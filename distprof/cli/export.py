@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from distprof.api import Examined
 
 _HOW_TO_OPEN = """\
-Open https://ui.perfetto.dev and drag the file into the page: {path}
+Open this address in a browser on this machine; Ctrl-C ends the wait:
+{address}
+Or open https://ui.perfetto.dev and drag the file into the page: {path}
 The page reads the file inside the browser and uploads nothing.
 Keys: w and s zoom, a and d move, / searches, f shows the selection.
 With SQL: trace_processor_shell {path}"""
@@ -48,7 +50,9 @@ def export() -> None:
     type=click.Choice(["collectives", "gpu"]),
     help="collectives: without kernels and CPU threads. gpu: without CPU threads.",
 )
-@click.option("--open", "how", is_flag=True, help="Print how to open the file.")
+@click.option(
+    "--open", "how", is_flag=True, help="Serve the file to ui.perfetto.dev until it is fetched."
+)
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option("--cache-dir", type=click.Path(), metavar="DIR", help="Cache for parsed tables.")
 @click.option("--config", type=click.Path(), metavar="FILE", help="Configuration.")
@@ -104,7 +108,14 @@ def perfetto(
     what = f"{name_ranks(written.ranks)}, {written.num_slices:,} slices{size}"
     note(f"Wrote {written.path}: {what}", quiet=quiet)
     if how:
-        click.echo(_HOW_TO_OPEN.format(path=plain(output)))
+        from pathlib import Path
+
+        from distprof.verbs.export.opening import serve
+
+        def tell(address: str) -> None:
+            click.echo(_HOW_TO_OPEN.format(address=address, path=plain(output)))
+
+        serve(Path(output), tell)
     return ExitCode.FINE
 
 

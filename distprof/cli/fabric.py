@@ -18,7 +18,7 @@ from distprof.cli.output import Output, deliver
 def fabric(file: str, **output_options: Any) -> int:
     """Show how fast a network is: latency, bandwidth and crossover size of each collective.
 
-    FILE is a profile from distprof bench or the output of an nccl-tests program; - is standard
+    FILE is a profile from distprof bench, or the output of nccl-tests or perftest; - is standard
     input. --format json converts nccl-tests output to a profile. distprof analyze --fabric FILE
     compares a run with the profile.
 

@@ -8,9 +8,9 @@ moves more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import zip_longest
+from itertools import permutations, zip_longest
 from math import prod
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -40,6 +40,7 @@ class Inputs(NamedTuple):
     sizes: tuple[Size | None, ...]  # Of tensors; None for anything else.
     types: tuple[str, ...]  # As the trace names them; empty if unknown.
     values: tuple[str, ...]  # Of scalars and lists; empty if not recorded.
+    output: Size | None = None  # Size of the output, where another row shows it.
 
     def bytes(self, which: int) -> int | None:
         """Size of a tensor in bytes; None if it is none or its type is unknown."""
@@ -65,25 +66,30 @@ class Work(NamedTuple):
 def parse_inputs(text: str) -> Inputs | None:
     """The inputs from three lists as JSON: sizes, types and values.
 
-    None if the profiler recorded no sizes, or if they are damaged.
+    A fourth one is the size of the output (:func:`with_output`). None if the profiler recorded no
+    sizes, or if they are damaged.
     """
     try:
-        sizes, types, values = msgspec.json.decode(
-            text, type=tuple[list[Any], list[Any], list[Any]]
-        )
-    except msgspec.DecodeError:
+        sizes, types, values, *more = msgspec.json.decode(text, type=list[list[Any]])
+    except (msgspec.DecodeError, ValueError):
         return None
     rows = list(zip_longest(sizes, types[: len(sizes)], values[: len(sizes)], fillvalue=""))
     return Inputs(
-        tuple(_size(size, kind) for size, kind, _ in rows),
+        tuple(_size(size, kind if types else None) for size, kind, _ in rows),
         tuple(kind if isinstance(kind, str) else "" for _, kind, _ in rows),
         tuple(value if isinstance(value, str) else "" for _, _, value in rows),
+        tuple(more[0]) if more else None,
     )
 
 
 def _size(size: Any, kind: Any) -> Size | None:
-    """The size of a tensor; a tensor without dimensions has one element."""
+    """The size of a tensor; a tensor without dimensions has one element.
+
+    Without types, as PyTorch 1.8 wrote them, such a tensor looks like a number.
+    """
     if not isinstance(size, list) or kind in ("", "Scalar", "ScalarList", "TensorList"):
+        return None
+    if kind is None and not size:
         return None
     whole = all(type(extent) is int and 0 <= extent < _LARGEST for extent in size)
     return tuple(size) if whole else None
@@ -107,6 +113,9 @@ def work_of(operator: str, inputs: str) -> Work:
     if known is None:
         return Work()
     name = operator.rpartition("::")[2]
+    if name.startswith("triton_"):
+        flop = _applied(_template, known) if name.startswith("triton_tem_") else None
+        return Work(flop, _applied(_read, known))
     flop, moved = _applied(_FLOP.get(name), known), _applied(_MOVED.get(name), known)
     return Work(flop) if moved is None else Work(flop, sum(moved), moved[1])
 
@@ -124,6 +133,55 @@ def _applied(formula: Callable[[Inputs], Found] | None, known: Inputs) -> Found 
 def is_counted(operator: str) -> bool:
     """Whether FLOP of this operator are known, so that operators inside it do not count."""
     return operator.rpartition("::")[2] in _FLOP
+
+
+# Sizes that a trace without values leaves open ----------------------------------------------------
+
+CONVOLUTION = "aten::convolution"
+
+GRADIENT_OF_WEIGHT = "aten::cudnn_convolution_backward_weight"
+"""Called until PyTorch 1.10, with the size of the weights as a list that is not recorded."""
+
+_GRADIENT_AND_INPUT = {
+    "aten::convolution_backward": (0, 1),
+    "aten::cudnn_convolution_backward": (1, 0),
+    "aten::convolution_backward_overrideable": (0, 1),
+}
+"""Which inputs are the gradient of the output and the input; the third one is the weight."""
+
+BACKWARD_CONVOLUTIONS = tuple(_GRADIENT_AND_INPUT)
+
+Outputs: TypeAlias = Mapping[tuple[Size, Size], Size]
+"""Sizes of outputs by sizes of input and weight."""
+
+
+def outputs_of_convolutions(backward: Iterable[tuple[str, str]]) -> Outputs:
+    """What backward convolutions, as name and inputs, show of the outputs of forward ones.
+
+    Sizes with several outputs, as with and without a stride, are left out.
+    """
+    found: dict[tuple[Size, Size], set[Size]] = {}
+    for name, text in backward:
+        gradient, given = _GRADIENT_AND_INPUT[name]
+        inputs = parse_inputs(text)
+        if inputs is None or len(inputs.sizes) <= 2:
+            continue
+        output, size, weight = inputs.sizes[gradient], inputs.sizes[given], inputs.sizes[2]
+        if output and size and weight:
+            found.setdefault((size, weight), set()).add(output)
+    return {sizes: outputs.pop() for sizes, outputs in found.items() if len(outputs) == 1}
+
+
+def with_output(text: str, outputs: Outputs) -> str:
+    """The inputs of a convolution with the size of its output, if it is known and needed."""
+    inputs = parse_inputs(text)
+    if inputs is None or len(inputs.sizes) < 2 or any(inputs.values):
+        return text
+    size, weight = inputs.sizes[:2]
+    output = outputs.get((size, weight)) if size and weight else None
+    if output is None:
+        return text
+    return msgspec.json.encode([*msgspec.json.decode(text), output]).decode()
 
 
 # FLOP --------------------------------------------------------------------------------------------
@@ -167,7 +225,12 @@ def _output_of(
 
 def _convolution(call: Inputs) -> int:
     size, weight = _tensor(call, 0), _tensor(call, 1)
-    if _flag(call.values[6]):  # transposed: each input element meets the filter
+    if call.output is not None:
+        grown = any(out > given for out, given in zip(call.output[2:], size[2:], strict=True))
+        if call.output[1] != weight[0] or grown:  # transposed
+            raise ValueError
+        spatial = call.output[2:]
+    elif _flag(call.values[6]):  # transposed: each input element meets the filter
         spatial = size[2:]
     else:
         count = len(size) - 2
@@ -196,18 +259,102 @@ def _flag(text: str) -> bool:
     return found
 
 
-def _attention(call: Inputs, at: int = 0) -> int:
+def _gradient(weight: int) -> Callable[[Inputs], int]:
+    """One of the two gradients of a convolution that is not transposed."""
+
+    def flop(call: Inputs) -> int:
+        gradient = _tensor(call, 1)
+        return 2 * gradient[0] * prod(gradient[2:]) * prod(_tensor(call, weight))
+
+    return flop
+
+
+def _grouped(call: Inputs) -> int:
+    """Matrices one below the other, or side by side, each times one of its own."""
+    first, second = _tensor(call, 0), _tensor(call, 1)
+    if first[-1] != second[-2]:
+        raise ValueError
+    if len(first) == len(second) == _BATCHED:
+        return _product(first, second)
+    return 2 * first[-2] * first[-1] * second[-1]
+
+
+_BATCHED = 3
+
+
+def _template(call: Inputs) -> int:
+    """A product that Inductor made a kernel for: two of its tensors fit, and a third one."""
+    sizes = [size for size in call.sizes if size and len(size) in (2, _BATCHED)]
+    for first, second in permutations(sizes, 2):
+        *batch, inner = first
+        if second[-2] == inner and first[:-2] == second[:-2] and (*batch, second[-1]) in sizes:
+            return _product(first, second)
+    raise ValueError
+
+
+def _pairs(query: Size, key: Size, tokens: int) -> int:
+    """Pairs of query and key, all heads and sequences together; ``tokens`` is their dimension."""
+    if len(query) != _OF_ATTENTION or len(key) != _OF_ATTENTION:
+        raise ValueError
+    return prod(query[:3]) * key[tokens]
+
+
+_OF_ATTENTION = 4
+
+
+def _attention(at: int = 0, tokens: int = 2) -> Callable[[Inputs], int]:
     """Two products per pair of query and key."""
-    query, key, value = (_tensor(call, at + n) for n in range(3))
-    pairs = query[0] * query[1] * query[2] * key[2]
-    return 2 * pairs * (query[3] + value[3])
+
+    def flop(call: Inputs) -> int:
+        query, key, value = (_tensor(call, at + n) for n in range(3))
+        return 2 * _pairs(query, key, tokens) * (query[3] + value[3])
+
+    return flop
 
 
-def _attention_backward(call: Inputs) -> int:
+def _attention_backward(at: int = 1, tokens: int = 2) -> Callable[[Inputs], int]:
     """Five products: the scores again, and gradients of scores, value, query and key."""
-    query, key, value = (_tensor(call, at) for at in range(1, 4))
-    pairs = query[0] * query[1] * query[2] * key[2]
-    return 2 * pairs * (3 * query[3] + 2 * value[3])
+
+    def flop(call: Inputs) -> int:
+        query, key, value = (_tensor(call, at + n) for n in range(3))
+        return 2 * _pairs(query, key, tokens) * (3 * query[3] + 2 * value[3])
+
+    return flop
+
+
+def _unpacked(flop: Callable[[Inputs], int], ends: int) -> Callable[[Inputs], int]:
+    """Unless sequences are one after another, which end where a tensor says."""
+
+    def counted(call: Inputs) -> int:
+        if len(call.sizes) > ends and call.sizes[ends]:
+            raise ValueError
+        return flop(call)
+
+    return counted
+
+
+def _packed(
+    query: int, ends: int, longest: int, products: tuple[int, int]
+) -> Callable[[Inputs], int]:
+    """Attention over sequences one after another, if all are as long as the longest one.
+
+    Args:
+        query: Place of query, key and value, each tokens × heads × width.
+        ends: Place of where the sequences of queries and keys end.
+        longest: Place of the longest sequence of queries and of keys.
+        products: Products over the width of the query, and over that of the value.
+    """
+
+    def flop(call: Inputs) -> int:
+        queries, keys, values = (_tensor(call, query + n) for n in range(3))
+        count = _tensor(call, ends)[0] - 1
+        spans = [int(call.values[longest + n]) for n in range(2)]
+        if [queries[0], keys[0]] != [count * span for span in spans]:
+            raise ValueError
+        pairs = queries[0] * queries[1] * spans[1]
+        return 2 * pairs * (products[0] * queries[2] + products[1] * values[2])
+
+    return flop
 
 
 _ATTENTION = ("flash", "efficient", "cudnn")
@@ -215,12 +362,25 @@ _ATTENTION = ("flash", "efficient", "cudnn")
 _FLOP: Mapping[str, Callable[[Inputs], int]] = {
     **dict.fromkeys(("mm", "bmm", "_scaled_mm", "_int_mm"), _products(0)),
     **dict.fromkeys(("addmm", "baddbmm", "_addmm_activation"), _products(1)),
+    **dict.fromkeys(("_grouped_mm", "_scaled_grouped_mm"), _grouped),
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
-    **{f"_scaled_dot_product_{kind}_attention": _attention for kind in _ATTENTION},
+    "cudnn_convolution_backward_input": _gradient(2),
+    "cudnn_convolution_backward_weight": _gradient(2),  # with the inputs of the operator around it
+    **{f"_scaled_dot_product_{kind}_attention": _attention() for kind in _ATTENTION},
     **{
-        f"_scaled_dot_product_{kind}_attention_backward": _attention_backward for kind in _ATTENTION
+        f"_scaled_dot_product_{kind}_attention_backward": _attention_backward()
+        for kind in _ATTENTION
     },
+    "_flash_attention_forward": _unpacked(_attention(tokens=1), 3),
+    "_efficient_attention_forward": _unpacked(_attention(tokens=1), 4),
+    "_flash_attention_backward": _unpacked(_attention_backward(tokens=1), 6),
+    "_efficient_attention_backward": _unpacked(_attention_backward(tokens=1), 6),
+    # package flash-attn, as batch × tokens × heads × width or packed
+    "_flash_attn_forward": _attention(tokens=1),
+    "_flash_attn_backward": _attention_backward(tokens=1),
+    "_flash_attn_varlen_forward": _packed(0, ends=3, longest=5, products=(1, 1)),
+    "_flash_attn_varlen_backward": _packed(1, ends=9, longest=11, products=(3, 2)),
 }
 
 
@@ -332,3 +492,6 @@ _MOVED: Mapping[str, Callable[[Inputs], _Traffic]] = {
     **{f"_scaled_dot_product_{kind}_attention": _attended for kind in _ATTENTION},
     **{f"_scaled_dot_product_{kind}_attention_backward": _attended_backward for kind in _ATTENTION},
 }
+
+KNOWN = frozenset((*_FLOP, *_MOVED))
+"""Operators whose FLOP or bytes are known, without their namespace."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import msgspec
 
-from distprof.documents.page import Findings, Listing, Page, Plan, Priced
+from distprof.documents.page import Listing, Page, Priced, Task
 from distprof.escape import plain, short_ranks, shorten
 from distprof.sections.table import TableView
-from distprof.units import format_duration, format_ratio
 
 MAX_TOKENS = 1_500
 _MAX_VERDICT = 250
@@ -41,13 +41,13 @@ def most_tokens(text: str) -> int:
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """Sentences under a title."""
 
-    title: str  # For example ``Plan``.
+    title: str  # For example ``Evidence``.
     items: tuple[str, ...]  # Most important first, already plain.
     share: float  # Share of the tokens below the verdict that is reserved for the items.
     is_numbered: bool = False  # Whether the items are steps to take in order.
 
 
-_WITH_FINDINGS = (0.2, 0.4, 0.2)
+_WITH_TASKS = (0.2, 0.5, 0.3)
 """Shares of the tokens below the verdict, of steps (each listing of them), findings, evidence."""
 _WITHOUT = (0.3, 0.3, 0.3)
 _FEW = 0.1
@@ -55,19 +55,27 @@ _FEW = 0.1
 
 
 def page_brief(page: Page) -> str:
-    """The page in brief: verdict, steps, findings, evidence, unknowns and next commands.
+    """The page in brief: headline, steps, findings, evidence, unknowns and next commands.
 
     Rows of tables come last, unless tables are details.
     """
-    found = page.findings or Findings(listed=())
-    of_steps, of_findings, of_evidence = _WITH_FINDINGS if found.is_ranked else _WITHOUT
-    findings = tuple(_finding(one, page.verdict) for one in found.listed)
+    of_steps, of_findings, of_evidence = _WITH_TASKS if page.to_do is not None else _WITHOUT
+    tasks = (() if page.to_do is None else map(_task, page.to_do.tasks), map(_found, page.remarked))
+    promise = (
+        f"; plan: {page.to_do.promise}{page.to_do.basis}"
+        if page.to_do and page.to_do.promise
+        else ""
+    )
     numbered = [each for each in page.listings if each.is_numbered]
     others = [each for each in page.listings if not each.is_numbered]
     parts = (
-        Part(title="Plan", items=_steps(page.plan), share=of_steps, is_numbered=True),
         *(_listing(each, of_steps) for each in numbered),
-        Part(title="Findings", items=findings, share=of_findings),
+        Part(
+            title=f"Findings{promise}",
+            items=_sentences(chain(*tasks)),
+            share=of_findings,
+            is_numbered=page.to_do is not None,
+        ),
         Part(title="Evidence", items=_sentences(_evidence(page)), share=of_evidence),
         *(_listing(each, _FEW) for each in others),
         Part(title="Unknown", items=_sentences(page.unknown), share=_FEW),
@@ -79,7 +87,9 @@ def page_brief(page: Page) -> str:
         ),
         *(() if page.has_folded_tables else map(_rows, page.tables)),
     )
-    head = _cut(plain(" ".join(page.verdict[: 4 * _MAX_SENTENCE].split())), _MAX_VERDICT)
+    said = f"{page.verdict}\n{page.detail}" if page.detail else page.verdict
+    lines = (" ".join(line[: 4 * _MAX_SENTENCE].split()) for line in said.split("\n"))
+    head = _cut("\n".join(map(plain, lines)), _MAX_VERDICT)
     room = MAX_TOKENS - most_tokens(f"{head}\n")
     kept = [_Kept(part) for part in parts if part.items]
     # Each part gets up to its share, then the rest goes to parts in order
@@ -91,38 +101,29 @@ def page_brief(page: Page) -> str:
     return "\n\n".join([head, *shown]) + "\n"
 
 
-def _steps(plan: Plan | None) -> tuple[str, ...]:
-    if plan is None:
-        return ()
-    whole, steps = plan.repairs.step_ns, []
-    for repair in plan.repairs.repairs:
-        share = f" ({format_ratio(repair.gain_ns / whole)})" if whole else ""
-        saves = f"{format_duration(repair.gain_ns)} per {plan.word}{share}"
-        left = f"{format_duration(repair.step_ns)} per {plan.word}"
-        steps.append(f"If {repair.title}: saves {saves}, then {left} (simulated)")
-    return _sentences(steps)
+def _task(task: Task) -> str:
+    """A repair with its findings, or one finding."""
+    found = " ".join(_found(one, "" if task.change else task.effect) for one in task.found)
+    return f"{task.change}: {task.effect}. {found}" if task.change else found
 
 
-def _finding(one: Priced, verdict: str) -> str:
-    """One finding; its message is left out if it repeats the verdict."""
+def _found(one: Priced, effect: str = "") -> str:
+    """One finding; what the verdict says is left out."""
     finding = one.finding
-    facts = [finding.severity.value, finding.confidence.value, one.gain]
+    facts = [finding.severity.value, finding.confidence.value, effect]
     if finding.ranks:
         noun = "rank" if len(finding.ranks) == 1 else "ranks"
         facts.append(f"{noun} {short_ranks(finding.ranks, 24)}")
     title = f"{finding.code} {finding.name} ({', '.join(fact for fact in facts if fact)})"
-    is_said = finding.message.rstrip(".") == verdict.rstrip(".")
-    message = "" if is_said else f" {finding.message}"
-    return _sentence(f"{title}:{message} Fix: {finding.fix}")
+    said = "" if one.is_verdict else f" {finding.headline}. {finding.message}"
+    return f"{title}:{said} Fix: {finding.fix}"
 
 
 def _evidence(page: Page) -> Iterator[str]:
-    yield from (page.headline, *page.facts)
+    yield from (page.origin, *page.facts)
     if page.step is not None and page.step.shares:
         yield f"{page.step.length}: {', '.join(share.text for share in page.step.shares)}"
-    plan = page.plan.sentence if page.plan else ""
-    yield from page.cautions
-    yield from (text for text in (*page.sentences, *page.points) if text != plan)
+    yield from (*page.cautions, *page.sentences, *page.points)
 
 
 def _listing(listing: Listing, share: float) -> Part:

@@ -30,6 +30,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     code: str  # Code of the rule, or name of the metric.
     message: str  # The result, or the reason why it could not be checked.
+    detail: str = ""  # The evidence for it; may be empty.
     name: str = ""  # Name of the rule in kebab-case; empty if the code already says it.
     # Severity of the problem; None if there is no problem or it was not checked.
     severity: Severity | None = None
@@ -46,9 +47,10 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """Message, gain and fix, on one line."""
+        """Message, evidence, gain and fix, on one line."""
         parts = (
-            self.message,
+            f"{self.message}." if self.detail else self.message,
+            self.detail,
             f"{capitalized(self.gain)}." if self.gain else "",
             f"Fix: {self.fix}" if self.fix else "",
         )
@@ -86,18 +88,20 @@ def report_cases(report: Report, options: RenderOptions) -> Cases:
         command="distprof analyze",
         version=report.distprof_version,
         source=report.run.source,
-        verdict=judge(report).line,
+        verdict=judge(report).headline,
         cases=tuple(_of_report(report, Severity(options.fail_on or "warning"))),
     )
 
 
 def _of_report(report: Report, least: Severity) -> Iterator[Case]:
-    yield Case(code="verdict", message=judge(report).line)
+    verdict = judge(report)
+    yield Case(code="verdict", message=verdict.headline, detail=verdict.detail)
     for finding in report.findings:
         yield Case(
             code=finding.code,
             name=finding.name,
-            message=finding.message,
+            message=finding.headline,
+            detail=finding.message,
             severity=finding.severity,
             outcome="failed" if finding.severity.rank >= least.rank else "passed",
             fix=finding.fix,

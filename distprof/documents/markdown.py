@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from distprof.documents.page import MAX_FINDINGS, Findings, Page, Priced
+from distprof.documents.page import MAX_TASKS, Page, Priced, Task, ToDo
 from distprof.escape import markdown_text, plain, shorten
 from distprof.formats import RenderOptions
 from distprof.installed import is_web_address
@@ -36,17 +36,19 @@ def page_markdown(page: Page, options: RenderOptions) -> str:
 
 def _blocks(page: Page, options: RenderOptions) -> Iterator[str]:
     yield f"### {_sentence(page.verdict)}"
-    for text in (page.headline, *page.facts) if page.headline else page.facts:
+    if page.detail:
+        yield _sentence(page.detail)
+    if page.to_do is not None:
+        yield from _to_do(page.to_do, show_all=options.show_all)
+    for text in (page.origin, *page.facts) if page.origin else page.facts:
         yield _sentence(text)
     for texts in ((*page.cautions, *page.sentences), page.points):
         if texts:
             yield _bullets(texts)
     for listing in page.listings:
         yield f"**{_sentence(listing.title)}**\n\n{_bullets(listing.sentences)}"
-    if page.findings is not None and page.findings.is_ranked:
-        yield from _ranked(page.findings, show_all=options.show_all)
-    elif page.findings is not None:
-        yield "\n".join(_remark(one) for one in page.findings.listed)
+    if page.remarked:
+        yield "\n".join(_remark(one) for one in page.remarked)
     for view in page.tables:
         if page.has_folded_tables:
             yield _folded(view)
@@ -67,26 +69,40 @@ def _bullets(texts: Iterable[str]) -> str:
 def _remark(one: Priced) -> str:
     finding = one.finding
     title = _linked(_sentence(one.title), finding)
-    return f"- **{title}**: {_sentence(finding.message)} *fix:* {_sentence(finding.fix)}"
+    said = _sentence(f"{finding.headline}. {finding.message}")
+    return f"- **{title}**: {said} *fix:* {_sentence(finding.fix)}"
 
 
-def _ranked(found: Findings, *, show_all: bool) -> Iterator[str]:
-    if not found.listed:
+def _to_do(to_do: ToDo, *, show_all: bool) -> Iterator[str]:
+    """The plan and other findings, numbered."""
+    if not to_do.tasks:
         yield "**Findings:** none"
         return
-    shown = found.listed if show_all else found.listed[:MAX_FINDINGS]
-    head = ["| | finding | cost | what | fix |", "|---|---|---:|---|---|"]
-    yield "\n".join([*head, *map(_finding_row, shown)])
-    if len(shown) < len(found.listed):
-        yield f"and {len(found.listed) - len(shown)} more"
+    if to_do.promise:
+        yield f"**Plan:** {_sentence(to_do.promise + to_do.basis)}"
+    shown = to_do.tasks if show_all else to_do.tasks[:MAX_TASKS]
+    yield "\n".join(f"{number}. {_task(task)}" for number, task in enumerate(shown, 1))
+    if len(shown) < len(to_do.tasks):
+        yield f"and {len(to_do.tasks) - len(shown)} more"
 
 
-def _finding_row(one: Priced) -> str:
+def _task(task: Task) -> str:
+    """A repair with its findings, or one finding."""
+    if not task.change:
+        return "".join(_found(one, task.effect) for one in task.found)
+    head = f"**{_sentence(task.change)}**: {_sentence(task.effect)}"
+    return "<br>".join([head, *(_found(one, "") for one in task.found)])
+
+
+def _found(one: Priced, gain: str) -> str:
     finding = one.finding
+    effect = f"costs {one.cost}" if one.cost else gain
     mark = _SEVERITY_MARKS[finding.severity.value]
     name = _linked(_cell(f"{finding.code} {finding.name}"), finding)
-    message, fix = _sentence(finding.message), _sentence(finding.fix)
-    return "| " + " | ".join((mark, name, one.cost or "–", message, fix)) + " |"
+    parts = [f"{mark} {name}{f' ({_sentence(effect)})' if effect else ''}"]
+    if not one.is_verdict:
+        parts.append(f"**{_sentence(finding.headline)}.** {_sentence(finding.message)}")
+    return "<br>".join([*parts, f"*Fix:* {_sentence(finding.fix)}"])
 
 
 def _folded(view: TableView) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -10,24 +10,22 @@ from msgspec.structs import replace
 from distprof.documents.document import document_of
 from distprof.documents.html.blocks import (
     EMPTY,
-    Markup,
     bounded,
     bullets,
     drawn_table,
     element,
-    grid,
     joined,
     untouched,
 )
-from distprof.documents.html.page import basis, figures_of, hatchings, parts_style
+from distprof.documents.html.findings import finding_articles, remark_articles
+from distprof.documents.html.page import basis, evidence, figures_of, hatchings, parts_style
 from distprof.documents.html.subjects import stragglers_figure
-from distprof.documents.page import Page, Priced
+from distprof.documents.page import Page
 from distprof.documents.report import head_of
 from distprof.escape import plain
 from distprof.formats import RenderOptions
 from distprof.sections.parts import window_word
 from distprof.sections.report import Report
-from distprof.sections.table import Column
 from distprof.sections.time.show import waterfall_table
 
 if TYPE_CHECKING:
@@ -44,7 +42,7 @@ _BACKGROUND = ":scope { background: var(--bg); color: var(--fg); padding: .25rem
 
 
 def report_html(report: Report) -> str:
-    """The verdict, the step as a bar, the plan, the parts of the step, stragglers and findings."""
+    """The verdict, what to do, the step as a bar, the parts of the step and stragglers."""
     view = waterfall_table(report, show_all=False)
     page = replace(head_of(report, RenderOptions()), cautions=(), sentences=())
     return _shown(
@@ -92,6 +90,8 @@ def _shown(page: Page, *figures: str) -> str:
         element("style", style),
         hatchings(),
         element("p", element("b", bounded(page.verdict))),
+        *evidence(page),
+        *(() if page.to_do is None else finding_articles(page.to_do, is_page=False)),
         *basis(page),
         *figures,
         *(
@@ -102,20 +102,8 @@ def _shown(page: Page, *figures: str) -> str:
                 bullets(each.sentences, numbered=each.is_numbered),
             )
         ),
-        _findings(page.findings.listed) if page.findings else EMPTY,
+        remark_articles(page.remarked, is_page=False),
         *(drawn_table(view) for view in page.tables),
         bullets(page.remarks),
         class_="distprof",
     )
-
-
-def _findings(found: Sequence[Priced]) -> Markup:
-    if not found:
-        return EMPTY
-    rows = [
-        (one.code, one.name, each.cost or "–", one.message, one.fix)
-        for each in found
-        for one in (each.finding,)
-    ]
-    titles = ("code", "finding", "cost", "what", "fix")
-    return grid([Column(title, left=True) for title in titles], rows)

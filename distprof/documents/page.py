@@ -1,19 +1,30 @@
 """The page: what a result says to people, before it is written in any format.
 
-From top to bottom: the verdict and what it rests on (headline, facts, cautions, the step as a bar,
-the plan, sentences, points), what to do about it (listings, findings), the evidence (tables,
-remarks), and the commands to run next. A format leaves out what it has no room for.
+From top to bottom: the headline and its evidence, the step, what to do about it (the plan and other
+findings, each once), where it comes from (origin, facts, cautions), further sentences and listings,
+tables, remarks, and the commands to run next. A format leaves out what it has no room for.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterator
 
 import msgspec
 
 from distprof.rules.base import Finding
 from distprof.sections.parts import mean_span_ns, parts_of, window_word
+from distprof.sections.picture.result import (
+    COMPUTATION,
+    COPY,
+    IDLE,
+    MESSAGE_WAIT,
+    UNSPLIT,
+    WAIT,
+    pieces_of,
+)
 from distprof.sections.report import Report
 from distprof.sections.table import TableView
-from distprof.sections.whatif.result import RepairPlan
 from distprof.units import format_duration, format_ratio
 
 
@@ -21,6 +32,7 @@ class Group(msgspec.Struct, frozen=True):
     """Parts of the step that are drawn alike."""
 
     label: str
+    word: str  # Its label where there is little room.
     glyph: str  # Character on a terminal.
     style: str  # Colour on a terminal.
     parts: tuple[str, ...]  # Keys of its parts; empty for all kinds of idle time.
@@ -32,12 +44,12 @@ class Group(msgspec.Struct, frozen=True):
 
 
 GROUPS = (
-    Group("computation", "█", "green", ("computation",)),
-    Group("exposed transfer", "▓", "blue", ("exposed_transfer",)),
-    Group("waiting for late ranks", "▒", "red", ("exposed_wait", "exposed_p2p_wait")),
-    Group("exposed communication", "▞", "blue", ("exposed_comm_unsplit",)),
-    Group("exposed copies", "▚", "magenta", ("exposed_copy",)),
-    Group("idle", "░", "yellow", ()),
+    Group("computation", "compute", "█", "green", ("computation",)),
+    Group("exposed transfer", "transfer", "▓", "blue", ("exposed_transfer",)),
+    Group("waiting for late ranks", "waiting", "▒", "red", ("exposed_wait", "exposed_p2p_wait")),
+    Group("exposed communication", "communication", "▞", "blue", ("exposed_comm_unsplit",)),
+    Group("exposed copies", "copies", "▚", "magenta", ("exposed_copy",)),
+    Group("idle", "idle", "░", "yellow", ()),
 )
 
 
@@ -52,10 +64,33 @@ class Share(msgspec.Struct, frozen=True):
         """For example ``idle 4.10 %``."""
         return f"{self.group.label} {format_ratio(self.ratio)}"
 
+    @property
+    def short(self) -> str:
+        """The same in few characters."""
+        return f"{self.group.word} {format_ratio(self.ratio)}"
+
+
+class Strip(msgspec.Struct, frozen=True):
+    """A rank's step as its parts follow in time."""
+
+    rank: int
+    pieces: tuple[tuple[float, float, Group], ...]  # Start and end, shares of the width, and group.
+
+    def cells(self, width: int) -> Iterator[Group | None]:
+        """The group that fills most of each of ``width`` cells; None outside of the step."""
+        filled: list[dict[Group, float]] = [{} for _ in range(width)]
+        for start, end, group in self.pieces:
+            for cell in range(int(start * width), min(width, math.ceil(end * width))):
+                inside = min(end * width, cell + 1) - max(start * width, cell)
+                filled[cell][group] = filled[cell].get(group, 0.0) + inside
+        return (max(cell, key=lambda group: cell[group], default=None) for cell in filled)
+
 
 class StepBar(msgspec.Struct, frozen=True, kw_only=True):
     """The mean step."""
 
+    # One step of the first rank and of the worst, as its parts follow in time; empty if unknown.
+    strips: tuple[Strip, ...] = ()
     length: str  # For example ``22.3 ms per step``.
     shares: tuple[Share, ...]  # Its groups, without empty ones, in the order of :data:`GROUPS`.
 
@@ -70,8 +105,48 @@ def step_bar(report: Report) -> StepBar | None:
         for group in GROUPS
     )
     return StepBar(
+        strips=_strips(report),
         length=f"{format_duration(mean_span_ns(report))} per {window_word(report)}",
         shares=tuple(share for share in shares if share.ratio > 0),
+    )
+
+
+_KINDS = {
+    COMPUTATION: "computation",
+    WAIT: "exposed_wait",
+    MESSAGE_WAIT: "exposed_p2p_wait",
+    UNSPLIT: "exposed_comm_unsplit",
+    COPY: "exposed_copy",
+    IDLE: "idle",
+}
+"""Class of a piece of a drawn step to its part of the step; all others are transfers."""
+
+
+def _strips(report: Report) -> tuple[Strip, ...]:
+    """The drawn step of the rank that costs the others most, and of another."""
+    step = next(iter(report.picture.steps), None)
+    if step is None or not step.ranks:
+        return ()
+    drawn = {one.rank: pieces_of(one.split) for one in step.ranks}
+    lost = {one.rank: one.lost_ns_per_step for one in report.stragglers.ranks}
+    first, *others = sorted(drawn, key=lambda rank: (-lost.get(rank, 0), rank))
+
+    def waits(rank: int) -> int:
+        return sum(end - start for start, end, kind in drawn[rank] if kind == WAIT)
+
+    # next to the worst rank the first, or if that is the worst, the one that waits longest
+    other = min(drawn) if first != min(drawn) else max(others, key=waits, default=first)
+    chosen = sorted({first, other})
+    whole = max((pieces[-1][1] for pieces in drawn.values() if pieces), default=0) or 1
+    return tuple(
+        Strip(
+            rank,
+            tuple(
+                (start / whole, end / whole, group_of(_KINDS.get(kind, "exposed_transfer")))
+                for start, end, kind in drawn[rank]
+            ),
+        )
+        for rank in chosen
     )
 
 
@@ -80,8 +155,8 @@ def group_of(part: str) -> Group:
     return next((group for group in GROUPS if part in group.parts), GROUPS[-1])
 
 
-MAX_FINDINGS = 5
-"""Ranked findings that a text or Markdown shows, unless it is to show all."""
+MAX_TASKS = 5
+"""Tasks that a text or Markdown shows, unless it is to show all."""
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +173,7 @@ class Priced(msgspec.Struct, frozen=True):
     finding: Finding
     cost: str = ""  # For example ``6.91 ms per step (31.0 %)``; empty if unknown.
     gain: str = ""  # For example ``saves 5.01 ms per step (30.0 %)``; empty if unknown.
+    is_verdict: bool = False  # Whether the verdict already says what it says.
 
     @property
     def title(self) -> str:
@@ -106,45 +182,47 @@ class Priced(msgspec.Struct, frozen=True):
         return f"{self.finding.code} {self.finding.name}: {self.finding.severity.value}{cost}"
 
 
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """A repair of the plan with the findings that it removes, or one finding outside the plan."""
+
+    found: tuple[Priced, ...]  # Most important first; empty if the findings are left out.
+    change: str = ""  # The repair as a fact, for example ``rank 6 fixed``; empty outside the plan.
+    # For example ``2.21 s → 1.92 s, saves 13.2 %``, for a finding its gain or cost; may be empty.
+    effect: str = ""
+
+
 class Limits(msgspec.Struct, frozen=True):
-    """How much a short text has of its findings."""
+    """How much a short text has of its tasks."""
 
-    findings: int  # Number of findings.
-    lines: int  # Lines of each message and fix, except those of the first finding.
-
-
-class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """Findings of rules, most important first."""
-
-    listed: tuple[Priced, ...]
-    # Whether they are the answer, ordered by gain, so that even none is an answer. If not, they are
-    # remarks on the result.
-    is_ranked: bool = False
-    num_left_out: int = 0  # Further findings, which the page leaves out.
-    limits: Limits | None = None  # Limits of a short text; None for all of each finding.
+    tasks: int  # Number of tasks.
+    lines: int  # Lines of each fix, except that of the first task; 0 for a line per task.
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Which changes to make, in which order."""
+class ToDo(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do, most important first: the plan and other findings, each once."""
 
-    sentence: str  # The plan as one of the page's sentences; may be empty.
-    repairs: RepairPlan
-    word: str  # What it shortens: ``step`` or ``capture``.
+    tasks: tuple[Task, ...] = ()
+    found: tuple[Priced, ...] = ()  # All findings of the tasks, in the order of the report.
+    promise: str = ""  # For example ``2.21 s → 1.38 s per step, simulated``; empty without a plan.
+    basis: str = ""  # What the promise rests on, as its continuation; may be empty.
+    num_left_out: int = 0  # Further tasks, which the page leaves out.
+    limits: Limits | None = None  # Limits of a short text; None for all of each task.
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
     """One result for people."""
 
-    verdict: str  # The result in one sentence.
-    headline: str = ""  # The origin of the result, half a sentence; empty for none.
-    facts: tuple[str, ...] = ()  # Additions to the headline, one paragraph each.
+    verdict: str  # The headline: the result in one sentence, of a report in at most 80 characters.
+    detail: str = ""  # The evidence for it, one or two sentences; empty for none.
+    to_do: ToDo | None = None  # What to do about it; None for results without ranked findings.
+    origin: str = ""  # Where the result comes from, half a sentence; empty for none.
+    facts: tuple[str, ...] = ()  # Additions to the origin, one paragraph each.
     cautions: tuple[str, ...] = ()  # What a reader must know before any number.
     step: StepBar | None = None  # The mean step, drawn as a bar.
-    plan: Plan | None = None
     sentences: tuple[str, ...] = ()  # Further results, most important first.
     points: tuple[str, ...] = ()  # Like ``sentences``, but each in a separate block.
     listings: tuple[Listing, ...] = ()  # Sentences under titles.
-    findings: Findings | None = None  # None for results that no rule judges.
+    remarked: tuple[Priced, ...] = ()  # Findings that are remarks on the result, not the answer.
     tables: tuple[TableView, ...] = ()  # In reading order.
     # Whether tables are details, which formats fold if they can, and the brief form leaves out.
     has_folded_tables: bool = False

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from distprof import demo
-from distprof.documents.page import Findings, Limits, Page, Plan, Priced, step_bar
+from distprof.documents.page import Limits, Page, Priced, Task, ToDo, step_bar
+from distprof.escape import fitting
 from distprof.formats import FINDINGS, RenderOptions
 from distprof.rules.base import Finding, NotChecked
 from distprof.sections.job.show import job_facts
@@ -16,9 +17,9 @@ from distprof.sections.parts import mean_span_ns, window_word
 from distprof.sections.perturbation.show import is_undecided
 from distprof.sections.report import Report
 from distprof.sections.shows import LONG_SENTENCES, sentences_of, tables_of
-from distprof.sections.verdict import headline, judge
+from distprof.sections.verdict import judge, origin
 from distprof.sections.whatif.plan import MIN_GAIN_RATIO
-from distprof.sections.whatif.show import plan_sentence
+from distprof.sections.whatif.show import plan_basis, plan_promise, plan_sentence
 from distprof.units import format_duration, format_ratio
 
 SAME_RATIO = 0.05
@@ -62,9 +63,7 @@ def gain_text(finding: Finding, report: Report) -> str:
         return "nothing left after the fixes above"
     if finding.is_bound:
         return f"at most {amount}, by no single change"
-    # A step of the plan has the same gain alone and in its place
-    planned = {(repair.alone_ns, repair.gain_ns) for repair in report.plan.repairs}
-    if report.plan.step_ns and (finding.recoverable_ns, finding.remaining_ns) not in planned:
+    if report.plan.step_ns and finding.repair is None:
         is_little = gain < MIN_GAIN_RATIO * report.plan.step_ns
         return f"{amount}, {'too little for a plan' if is_little else 'outside the plan'}"
     return f"saves {amount}"
@@ -135,7 +134,21 @@ def _command_again(report: Report, options: RenderOptions) -> str:
 
 LEAST = 0.01
 """Gain, as a share of the step, below which the short report leaves out a finding."""
-_SHORTER = (Limits(3, 3), Limits(3, 2), Limits(2, 2), Limits(2, 1), Limits(1, 1))
+_SHORTER = (
+    (Limits(3, 3), 9, 9),
+    (Limits(3, 2), 9, 9),
+    (Limits(3, 2), 1, 2),
+    (Limits(3, 1), 1, 2),
+    (Limits(4, 0), 1, 2),
+    (Limits(4, 0), 0, 2),
+    (Limits(4, 0), 0, 0),
+    (Limits(3, 0), 0, 0),
+    (Limits(2, 0), 0, 0),
+    (Limits(1, 0), 0, 0),
+)
+"""Limits of shorter and shorter texts: of tasks, sentences and cautions."""
+_MAX_DETAIL = 156
+"""Characters of the evidence in a short text, two lines: further sentences of it are left out."""
 _FEW_CODES = 8
 
 
@@ -146,7 +159,7 @@ def page_of(report: Report, options: RenderOptions) -> Page:
     has_findings = not options.sections or FINDINGS in options.sections
     return replace(
         page,
-        findings=page.findings if has_findings else None,
+        to_do=page.to_do if has_findings else None,
         tables=views,
         no_tables=_nothing_found(report, options.sections) if not views else "",
     )
@@ -155,16 +168,15 @@ def page_of(report: Report, options: RenderOptions) -> Page:
 def head_of(report: Report, options: RenderOptions) -> Page:
     """The report without its tables."""
     verdict = judge(report)
+    plan = plan_sentence(report)
     return Page(
-        verdict=verdict.line,
-        headline=headline(report),
+        verdict=verdict.headline,
+        detail=verdict.detail,
+        to_do=to_do(report),
+        origin=origin(report),
         cautions=job_facts(report),
         step=step_bar(report),
-        plan=Plan(sentence=plan_sentence(report), repairs=report.plan, word=window_word(report))
-        if report.plan.repairs
-        else None,
-        sentences=verdict.why,
-        findings=Findings(listed=priced(report), is_ranked=True),
+        sentences=tuple(sentence for sentence in verdict.why if sentence != plan),
         has_folded_tables=True,
         unknown=tuple(_unknown(report)),
         about=(
@@ -177,11 +189,44 @@ def head_of(report: Report, options: RenderOptions) -> Page:
     )
 
 
+def to_do(report: Report) -> ToDo:
+    """The repairs of the plan and the findings outside it, in the order of the findings."""
+    found = priced(report)
+    left = list(range(1, len(report.plan.repairs) + 1))
+    known, tasks = set(left), []
+    for one in found:
+        number = one.finding.repair
+        if number not in known:
+            tasks.append(Task(found=(one,), effect=one.gain))
+        elif number in left:
+            left.remove(number)
+            tasks.append(_repair(report, found, number))
+    tasks += [_repair(report, found, number) for number in left]
+    return ToDo(
+        tasks=tuple(tasks), found=found, promise=plan_promise(report), basis=plan_basis(report)
+    )
+
+
+def _repair(report: Report, found: tuple[Priced, ...], number: int) -> Task:
+    """A repair, with the step before and after it."""
+    repairs, whole = report.plan.repairs, report.plan.step_ns or 1
+    repair = repairs[number - 1]
+    before_ns = whole if number == 1 else repairs[number - 2].step_ns
+    return Task(
+        found=tuple(one for one in found if one.finding.repair == number),
+        change=repair.done,
+        effect=(
+            f"{format_duration(before_ns)} → {format_duration(repair.step_ns)}, saves "
+            f"{format_ratio(repair.gain_ns / whole)}"
+        ),
+    )
+
+
 def terminal_pages(report: Report, options: RenderOptions) -> Iterator[Page]:
     """The report for a terminal: in full, or the short one in versions of decreasing length."""
     if options.sections:  # below the verdict, nothing that was not asked for
         page = page_of(report, options)
-        yield replace(page, headline="", cautions=(), step=None, sentences=())
+        yield replace(page, origin="", cautions=(), step=None, sentences=())
     elif options.full or options.show_all:
         yield page_of(report, options)
     else:
@@ -191,16 +236,37 @@ def terminal_pages(report: Report, options: RenderOptions) -> Iterator[Page]:
 def _short_pages(report: Report, options: RenderOptions) -> Iterator[Page]:
     page = head_of(report, options)
     left_out = sentences_of(report, LONG_SENTENCES)
-    found = priced(report)
-    worth = tuple(one for one in found if _is_worth_a_line(one.finding, report))
-    findings = Findings(listed=worth, is_ranked=True, num_left_out=len(found) - len(worth))
+    whole = to_do(report)
+    worth = tuple(task for task in whole.tasks if _is_worth_a_line(task, report))
+    left = replace(whole, tasks=worth, num_left_out=len(whole.tasks) - len(worth))
     kept = tuple(sentence for sentence in page.sentences if sentence not in left_out)
-    for limits in _SHORTER:
-        yield replace(page, sentences=kept, findings=replace(findings, limits=limits))
+    page = replace(page, detail=_first_sentences(page.detail))
+    for limits, sentences, cautions in _SHORTER:
+        last = replace(
+            page,
+            sentences=kept[:sentences],
+            cautions=page.cautions[:cautions],
+            commands=(*page.commands[: limits.tasks - 1][:1], *page.commands[1:][-1:]),
+            to_do=replace(left, basis="", limits=limits),
+        )
+        yield last
+    yield replace(last, step=None)
 
 
-def _is_worth_a_line(finding: Finding, report: Report) -> bool:
-    """Whether a finding is the first, or its gain is unknown or at least :data:`LEAST`."""
+def _first_sentences(text: str) -> str:
+    first, *others = text.split(". ")
+    for sentence in others:
+        if len(first) + len(sentence) + 2 > _MAX_DETAIL:
+            return f"{first}."
+        first = f"{first}. {sentence}"
+    return first
+
+
+def _is_worth_a_line(task: Task, report: Report) -> bool:
+    """Whether a task is of the plan or first, or its gain is unknown or at least :data:`LEAST`."""
+    if task.change:
+        return True
+    finding = task.found[0].finding
     gain = finding.recoverable_ns if finding.remaining_ns is None else finding.remaining_ns
     whole = report.plan.step_ns
     return finding is report.findings[0] or not whole or gain is None or gain >= LEAST * whole
@@ -208,8 +274,15 @@ def _is_worth_a_line(finding: Finding, report: Report) -> bool:
 
 def priced(report: Report) -> tuple[Priced, ...]:
     """The findings of a report with their costs and gains."""
+    headline = judge(report).headline
     return tuple(
-        Priced(one, cost_text(one, report), gain_text(one, report)) for one in report.findings
+        Priced(
+            one,
+            cost_text(one, report),
+            gain_text(one, report),
+            is_verdict=fitting(one.headline) == headline,
+        )
+        for one in report.findings
     )
 
 

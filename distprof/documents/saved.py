@@ -45,7 +45,7 @@ class Report(data.Report, frozen=True, kw_only=True):
         from distprof.escape import plain
         from distprof.sections.verdict import judge
 
-        return f"<Report on {self.run.source!r}: {plain(judge(self).line)}>"
+        return f"<Report on {self.run.source!r}: {plain(judge(self).headline)}>"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Verdict, reasons and findings, as a console shows them."""

@@ -6,7 +6,7 @@ import io
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from distprof.documents.page import MAX_FINDINGS, Findings, Page, Priced, StepBar, group_of
+from distprof.documents.page import MAX_TASKS, Page, Share, StepBar, Task, ToDo, group_of
 from distprof.escape import plain, shorten, wrapped
 from distprof.formats import RenderOptions
 from distprof.rules.base import Finding
@@ -29,7 +29,9 @@ _BAR_CELLS = 24
 _MIN_BAR = 6
 _GAP = 2
 _MAX_BAR = 96
-MAX_BRIEF = 30
+_LEAST_SHARE = 0.01  # of the step, for a place in a legend that has little room
+_FIX_LINES = 3  # of the first fix, in any text
+MAX_BRIEF = 20
 """Lines of a short text."""
 _MAX_NAME = 400  # longer names are cut before layout: a name in a trace may hold megabytes
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
@@ -75,6 +77,13 @@ def page_blocks(page: Page, options: RenderOptions) -> Iterator[RenderableType]:
     """The blocks of a page, one below another."""
     width = options.width
     yield Text(wrapped(plain(page.verdict), width), style="bold")
+    if page.detail:
+        yield Text(wrapped(plain(page.detail), width))
+    if page.step is not None:
+        yield Text()
+        yield from map(_indented, _step_drawn(page.step, width - _INDENT))
+    if page.to_do is not None:
+        yield from _to_do(page.to_do, options)
     yield from _basis(page, width)
     for point in page.points:
         yield Text()
@@ -85,14 +94,11 @@ def page_blocks(page: Page, options: RenderOptions) -> Iterator[RenderableType]:
         for number, item in enumerate(listing.sentences, 1):
             mark = f"{number}. " if listing.is_numbered else "· "
             yield sentence(f"{mark}{item}", width)
-    if page.findings is not None and page.findings.is_ranked:
-        yield from _ranked(page.findings, page.verdict, options)
-    elif page.findings is not None:
-        for one in page.findings.listed:
-            yield Text()
-            yield Text(wrapped(plain(one.title), width), style="bold")
-            yield sentence(one.finding.message, width)
-            yield sentence(f"fix: {one.finding.fix}", width)
+    for one in page.remarked:
+        yield Text()
+        yield Text(wrapped(plain(one.title), width), style="bold")
+        yield sentence(f"{one.finding.headline}. {one.finding.message}", width)
+        yield sentence(f"fix: {one.finding.fix}", width)
     for view in page.tables:
         yield Text()
         yield from _table_blocks(view, width)
@@ -116,58 +122,81 @@ def page_blocks(page: Page, options: RenderOptions) -> Iterator[RenderableType]:
 
 
 def _basis(page: Page, width: int) -> Iterator[RenderableType]:
-    """What the verdict rests on: headline, facts, the step as a bar, sentences."""
-    if page.headline or page.sentences:
+    """Where the result comes from: origin, facts, cautions, sentences."""
+    if page.origin or page.sentences:
         yield Text()
-    for fact in (page.headline, *page.facts) if page.headline else page.facts:
+    for fact in (page.origin, *page.facts) if page.origin else page.facts:
         yield sentence(fact, width, style="dim")
-    for caution in page.cautions:
-        yield sentence(caution, width)
-    if page.step is not None:
-        yield from map(_indented, _step_drawn(page.step, width - _INDENT))
-    for said in page.sentences:
+    for said in (*page.cautions, *page.sentences):
         yield sentence(said, width)
 
 
 def _step_drawn(step: StepBar, width: int) -> Iterator[Text]:
-    """A mean step as a line of characters by group, and its legend, whose labels never break."""
-    bar, legend = Text(no_wrap=True), Text(f"{step.length}: ")
-    done, drawn, used = 0.0, 0, len(legend)
-    for number, share in enumerate(step.shares):
-        glyph, style = share.group.glyph, share.group.style
+    """One step of some ranks in time, or else the mean step, and the shares of its groups."""
+    yield from _strips(step, width) if step.strips else (_bar(step, width),)
+    labels = [(share, share.text) for share in step.shares]
+    if len(step.length) + sum(len(label) + 4 for _, label in labels) > width:
+        labels = [(one, one.short) for one in step.shares if one.ratio >= _LEAST_SHARE]
+    yield _legend(step, labels, width)
+
+
+def _strips(step: StepBar, width: int) -> Iterator[Text]:
+    names = [f"rank {strip.rank} " for strip in step.strips]
+    room = max(map(len, names))
+    for strip, name in zip(step.strips, names, strict=True):
+        line = Text(name.ljust(room), no_wrap=True)
+        for group in strip.cells(max(min(width, _MAX_BAR) - room, 1)):
+            line.append(group.glyph if group else " ", style=group.style if group else "")
+        yield line
+
+
+def _bar(step: StepBar, width: int) -> Text:
+    bar, done, drawn = Text(no_wrap=True), 0.0, 0
+    for share in step.shares:
         done += share.ratio
         upto = Bar(ratio=done, key="").length(min(width, _MAX_BAR))
-        bar.append(glyph * (upto - drawn), style=style)
-        drawn, length = upto, len(share.text) + 2
+        bar.append(share.group.glyph * (upto - drawn), style=share.group.style)
+        drawn = upto
+    return bar
+
+
+def _legend(step: StepBar, labels: Sequence[tuple[Share, str]], width: int) -> Text:
+    """Glyph and label of each group; a label never breaks."""
+    legend = Text(f"{step.length}: ")
+    used = len(legend)
+    for number, (share, label) in enumerate(labels):
+        length = len(label) + 2
         if number:
             fits = used + 2 + length <= width
             legend.append("  " if fits else "\n")
             used = used + 2 if fits else 0
-        legend.append(glyph, style=style)
-        legend.append(f" {share.text}")
+        legend.append(share.group.glyph, style=share.group.style)
+        legend.append(f" {label}")
         used += length
-    yield bar
-    yield legend
+    return legend
 
 
-def _ranked(found: Findings, verdict: str, options: RenderOptions) -> Iterator[RenderableType]:
-    """The first findings, numbered."""
+def _to_do(to_do: ToDo, options: RenderOptions) -> Iterator[RenderableType]:
+    """The plan and other findings, numbered."""
     yield Text()
-    if not found.listed:
+    if not to_do.tasks:
         yield Text("Findings  none", style="bold")
         return
-    yield Text("Findings", style="bold")
-    limits, width = found.limits, options.width
-    most = limits.findings if limits else MAX_FINDINGS
-    shown = found.listed if options.show_all else found.listed[:most]
-    for number, one in enumerate(shown, start=1):
-        yield _indented(_title(number, one, width, is_short=limits is not None))
+    limits, width = to_do.limits, options.width
+    title = Text("Findings", style="bold")
+    if to_do.promise:
+        plan = wrapped(f"plan: {to_do.promise}{to_do.basis}", width - _INDENT)
+        _append(title, plan.replace("\n", "\n  "), width, indent=_INDENT)
+    yield title
+    most = limits.tasks if limits else MAX_TASKS
+    shown = to_do.tasks if options.show_all else to_do.tasks[:most]
+    for number, task in enumerate(shown, start=1):
         if limits is None:
-            yield from _advice(one.finding, width)
+            yield from _whole_task(number, task, width)
         else:
-            lines = limits.lines if number > 1 else None
-            yield from _advice(one.finding, width, lines=lines, said=verdict)
-    left_out = len(found.listed) - len(shown) + found.num_left_out
+            lines = limits.lines if number > 1 else min(_FIX_LINES, limits.tasks + 1)
+            yield from _short_task(number, task, width, lines)
+    left_out = len(to_do.tasks) - len(shown) + to_do.num_left_out
     if left_out:
         more = f"and {left_out} more: shown by --all"
         if limits is not None:
@@ -177,34 +206,64 @@ def _ranked(found: Findings, verdict: str, options: RenderOptions) -> Iterator[R
         yield sentence(more, width, style="dim")
 
 
-def _advice(
-    finding: Finding, width: int, *, lines: int | None = None, said: str | None = None
-) -> Iterator[RenderableType]:
-    """Message, unless it is already said, and fix, each of at most some lines."""
-    room = width - _INDENT - 3
-    if finding.message != said:
-        yield _indented(Text(_cut(wrapped(plain(finding.message), room), lines)), extra=3)
-    fix = Text(_cut(wrapped(f"fix: {plain(finding.fix)}", room), lines))
-    fix.stylize("green", 0, len("fix:"))
-    yield _indented(fix, extra=3)
-
-
-def _title(number: int, one: Priced, width: int, *, is_short: bool) -> Text:
-    """Number and rule, then severity, cost and confidence; in short, an error and the gain."""
-    severity = one.finding.severity.value
+def _short_task(number: int, task: Task, width: int, lines: int | None) -> Iterator[RenderableType]:
+    """A task in brief: what changes or what is wrong, effect and code, then the fix."""
+    first = task.found[0] if task.found else None
+    is_said = first is None or first.is_verdict
+    what = task.change or (first.finding.name if first and is_said else "")
     title = Text(f"{number:>2} ")
-    title.append(plain(f"{one.finding.code} {one.finding.name}"), style="bold")
-    if is_short:
-        if one.finding.severity is Severity.ERROR:
-            title.append("  error", style=_SEVERITY_STYLES["error"])
-        return title.append(f"  {one.gain}" if one.gain else "")
-    meta = Text(severity, style=_SEVERITY_STYLES[severity])
-    if one.cost:
-        meta.append(f"  {one.cost}", style="not bold default")
-    meta.append(f"  {one.finding.confidence.value}", style="not bold default dim")
-    fits = _INDENT + title.cell_len + 2 + meta.cell_len <= width
-    title.append("  " if fits else "\n   ")
-    return title.append_text(meta)
+    title.append(plain(what or (first.finding.headline if first else "")), style="bold")
+    codes = " ".join(dict.fromkeys(one.finding.code for one in task.found))
+    errors = [one for one in task.found if one.finding.severity is Severity.ERROR]
+    if errors:
+        _append(title, "error", width - _INDENT, style=_SEVERITY_STYLES["error"])
+    _append(title, plain(f"{task.effect}  {codes}".strip()), width - _INDENT)
+    yield _indented(title)
+    if first is None or lines == 0:
+        return
+    if task.change and not is_said:
+        yield _indented(Text(wrapped(plain(first.finding.headline), width - 5)), extra=3)
+    yield _fix(first.finding, width, lines=lines)
+
+
+def _whole_task(number: int, task: Task, width: int) -> Iterator[RenderableType]:
+    """A task with the evidence of all of its findings."""
+    if task.change:
+        title = Text(f"{number:>2} ")
+        title.append(plain(task.change), style="bold")
+        yield _indented(_append(title, plain(task.effect), width - _INDENT))
+    for one in task.found:
+        severity = one.finding.severity.value
+        title = Text("   " if task.change else f"{number:>2} ")
+        title.append(plain(f"{one.finding.code} {one.finding.name}"), style="bold")
+        meta = Text(severity, style=_SEVERITY_STYLES[severity])
+        if one.cost:
+            meta.append(f"  {one.cost}", style="not bold default")
+        meta.append(f"  {one.finding.confidence.value}", style="not bold default dim")
+        yield _indented(_append(title, meta, width - _INDENT))
+        if not one.is_verdict:
+            said = f"{one.finding.headline}. {one.finding.message}"
+            yield _indented(Text(wrapped(plain(said), width - 5)), extra=3)
+        yield _fix(one.finding, width)
+
+
+def _fix(finding: Finding, width: int, *, lines: int | None = None) -> RenderableType:
+    fix = Text(_cut(wrapped(f"fix: {plain(finding.fix)}", width - _INDENT - 3), lines))
+    fix.stylize("green", 0, len("fix:"))
+    return _indented(fix, extra=3)
+
+
+def _append(
+    title: Text, more: str | Text, width: int, *, indent: int = 3, style: str = "not bold"
+) -> Text:
+    """``title``, followed by more text on its line if it fits, else on the next."""
+    if not more:
+        return title
+    added = Text(more, style=style) if isinstance(more, str) else more
+    last = title.plain.rpartition("\n")[2]
+    fits = cell_len(last) + 2 + added.cell_len <= width
+    title.append("  " if fits else "\n" + " " * indent)
+    return title.append_text(added)
 
 
 def _cut(text: str, lines: int | None) -> str:

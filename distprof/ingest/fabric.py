@@ -1,4 +1,4 @@
-"""Fabric profiles: files of ``distprof bench``, and output of nccl-tests in the same form.
+"""Fabric profiles: files of ``distprof bench``, and output of nccl-tests or perftest.
 
 A log of nccl-tests is searched line by line for headers and rows, so prefixes of launchers and
 output of other programs do no harm. The command line, the first lines or the file name identify the
@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import gzip
 import io
+import math
 import re
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from distprof.costs.collectives import bus_factor
 from distprof.costs.fabric import fitted, point
 from distprof.errors import InputError, SchemaError
 from distprof.terms import CollectiveKind
+from distprof.units import format_bytes
 
 _STDIN = "-"
 BOUND = Bound(reads="a fabric profile", num_bytes=64 << 20, beyond="refused")
@@ -69,6 +71,18 @@ _ROW = re.compile(
 )
 
 
+_VERBS_UNIT = re.compile(r"BW average\[(MB|MiB|Gb)/sec\]")
+_VERBS_ROW = re.compile(
+    r"\s*(?P<size>[1-9]\d{0,11})\s+\d{1,15}\s+-?[\d.]{1,15}\s+\**(?P<speed>\d{1,9}\.\d{1,9})\**\s+"
+    r"\d[\d.]{0,15}\s*(?:\s-?[\d.]{1,9})?\s*",
+    re.ASCII,
+)
+_VERBS_BYTES = {"MB": 1 << 20, "MiB": 1 << 20, "Gb": 1e9 / 8}
+"""perftest's MB are 2**20 bytes, its Gb 1e9 bits."""
+_RATE_BYTES = 1 << 15
+"""Up to this size, messages measure how many a card handles, not how many bytes."""
+
+
 class _Row(msgspec.Struct):
     """One row of a table."""
 
@@ -91,9 +105,9 @@ class _Table(msgspec.Struct):
 def read_fabric(source: str) -> FabricFile:
     """Read a fabric profile.
 
-    ``source`` is a file that ``distprof bench -o`` wrote, or output of a program of nccl-tests,
-    gzipped or not; ``-`` for standard input. Each curve has its fit or the reason for having none,
-    ``notes`` lists what was left out.
+    ``source`` is a file that ``distprof bench -o`` wrote, or output of a program of nccl-tests or
+    perftest, gzipped or not; ``-`` for standard input. Each curve has its fit or the reason for
+    having none, ``notes`` lists what was left out.
 
     Raises:
         InputError: If it is neither, or does not contain enough.
@@ -120,7 +134,8 @@ def read_fabric(source: str) -> FabricFile:
         )
     if data.lstrip()[:1] == b"{":
         return _own(data, source)
-    return _nccl_tests(data.decode("utf-8", "replace").splitlines(), source)
+    lines = data.decode("utf-8", "replace").splitlines()
+    return _perftest(lines, source) or _nccl_tests(lines, source)
 
 
 def _own(data: bytes, source: str) -> FabricFile:
@@ -132,6 +147,9 @@ def _own(data: bytes, source: str) -> FabricFile:
         raise _other_schema(source, f'"schema": "{profile.schema[:60]}"')
     if any(not _is_sound(curve) for curve in profile.curves):
         raise _other_schema(source, "an impossible bandwidth curve")
+    speeds = [rate.flops for rate in profile.rates]
+    if not all(0 < speed < math.inf for speed in (*speeds, profile.memory_bytes_per_s or 1)):
+        raise _other_schema(source, "an impossible speed of computation")
     return msgspec.structs.replace(profile, source="" if source == _STDIN else source)
 
 
@@ -161,7 +179,9 @@ def _nccl_tests(lines: Iterable[str], source: str) -> FabricFile:
             found="no row of an nccl-tests table",
             fix="distprof bench -o fabric.json, or all_reduce_perf … | tee all_reduce.log",
         )
-    hosts = next((table.hosts for table in tables if table.hosts), {})
+    hosts = next(
+        (one.hosts for one in tables if one.hosts.keys() == set(range(len(one.hosts)))), {}
+    )
     return FabricFile(
         origin="nccl-tests",
         source="" if source == _STDIN else source,
@@ -171,6 +191,38 @@ def _nccl_tests(lines: Iterable[str], source: str) -> FabricFile:
         hosts=tuple(hosts[rank] for rank in sorted(hosts)),
         curves=tuple(curves),
         notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _perftest(lines: Sequence[str], source: str) -> FabricFile | None:
+    """The bandwidths of ib_write_bw and its sisters; None if there are none."""
+    speeds: dict[int, list[float]] = {}
+    unit = 0.0
+    for line in lines:
+        if header := _VERBS_UNIT.search(line[:_MAX_LINE]):
+            unit = _VERBS_BYTES[header[1]]
+        elif unit and (row := _VERBS_ROW.fullmatch(line[:_MAX_LINE])) and float(row["speed"]):
+            speeds.setdefault(int(row["size"]), []).append(float(row["speed"]) * unit)
+    if not speeds:
+        return None
+    notes = ["One card sends to another: this is the speed of one link, not of a collective."]
+    if max(speeds) <= _RATE_BYTES:
+        notes.append(
+            f"Messages of {format_bytes(max(speeds))} measure the message rate: the bandwidth is "
+            "not decided, because the output has no larger ones (ib_write_bw -s 1048576 -q 4)."
+        )
+    if any("Bidirectional" in line for line in lines):
+        notes.append("Both directions are counted together.")
+    kind = CollectiveKind.SEND_RECV
+    points = [point(kind, 2, n, [n / v * 1e9 for v in speeds[n]]) for n in sorted(speeds)]
+    why = "perftest has several messages in flight"
+    return FabricFile(
+        origin="perftest",
+        source="" if source == _STDIN else source,
+        backend="verbs",
+        world_size=2,
+        curves=(FabricCurve(kind=kind.label, group_size=2, points=tuple(points), refusal=why),),
+        notes=tuple(notes),
     )
 
 
@@ -188,6 +240,9 @@ def _tables(lines: Iterable[str]) -> Iterator[_Table]:
             settings = _ITERATIONS.search(line)
             table.num_iterations = int(settings[1]) if settings else None
         elif device := _DEVICE.search(line):
+            if table.rows:  # the settings of a new test are cut off
+                yield table
+                table = _Table(test=test)
             table.hosts.setdefault(int(device["rank"]), device["host"])
             table.device = table.device or device["name"].strip()
         elif row := _row(line):
@@ -211,15 +266,24 @@ def _row(line: str) -> _Row | None:
 
 def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurve]:
     """One curve out of place and one in place."""
-    kind = _kind(table, source)
-    if all(half[2] == 0 for row in table.rows for half in row.halves):
+    halves = [half for row in table.rows for half in row.halves]
+    if not any(half[1] for half in halves):
+        raise InputError(
+            source,
+            expected="sizes that have a bandwidth",
+            found="only sizes so small that nccl-tests rounds their bandwidth to 0.00 GB/s",
+            fix="keep the rows of larger sizes, or test them (-b 1M -e 4G -f 2)",
+        )
+    if not any(half[2] for half in halves):
         raise InputError(
             source,
             expected="a test of several ranks",
             found="no bus bandwidth, because each test has a single rank",
             fix="build nccl-tests with MPI=1 and start one process per GPU, or name GPUs with -g",
         )
-    ranks = len(table.hosts) or _ranks_by_ratio(table, kind)
+    kind = _kind(table, source)
+    is_whole = table.hosts.keys() == set(range(len(table.hosts)))
+    ranks = max(table.hosts) + 1 if table.hosts else _ranks_by_ratio(table, kind)
     if not ranks or bus_factor(kind, ranks) is None:
         raise InputError(
             source,
@@ -227,11 +291,13 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
             found="none, and bandwidths that fit no single number of ranks",
             fix="keep the complete output of nccl-tests",
         )
-    nodes = len(set(table.hosts.values())) or None
+    nodes = len(set(table.hosts.values())) if table.hosts and is_whole else None
     if nodes is None:
+        known = "Some GPUs have no line" if table.hosts else "No line lists hosts"
+        how = "the last one gives" if table.hosts else "the ratio of bandwidths gives"
         notes.append(
-            f"No line lists hosts: the ratio of bandwidths gives {ranks} ranks, but the number "
-            "of nodes is unknown, so distprof predicts nothing from this profile."
+            f"{known}: {how} {ranks} ranks, but the number of nodes is unknown, so distprof "
+            "predicts nothing from this profile."
         )
     for place in range(max(len(row.halves) for row in table.rows)):
         points = _points(table, kind, ranks, place, notes)

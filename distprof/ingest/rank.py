@@ -51,12 +51,12 @@ from distprof.ingest.recognise import refuse_chrome_trace
 from distprof.ingest.steps import Steps, find_steps
 from distprof.join.invariants import checked, mended
 from distprof.run.run import Count, Device, Quality, Rank, TableSource
-from distprof.run.tables import HOST, RankTables
+from distprof.run.tables import HOST, MODULE_CATEGORY, RankTables
 from distprof.run.topology import shared_group
 from distprof.schema import ABSENT, Table
 from distprof.terms import ActivityKind, StepSource
 
-CONCLUSIONS_VERSION = 11  # increased whenever the same trace would lead to different conclusions
+CONCLUSIONS_VERSION = 12  # increased whenever the same trace would lead to different conclusions
 _MAX_NOTES = 12
 
 
@@ -380,6 +380,7 @@ def _parse_and_conclude(
     host = parsed.host
     if not has_device_rows(parsed):
         host = sink.table()  # every operator counts
+        host = host.take(~host.coded("category").equals(MODULE_CATEGORY))
         if not is_known(host):
             categories = host.coded("category").values
             refuse_chrome_trace(source.trace.path, parsed.metadata, categories)

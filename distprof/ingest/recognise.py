@@ -10,8 +10,11 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from enum import Enum, auto
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -78,24 +81,17 @@ _MAX_ENTRIES = 1_000
 # Bytes near the beginning of a torch.profiler trace that no other format has.
 _OWN = b'"traceEvents"'
 _EXPECTED = "a torch.profiler trace (*.json or *.json.gz)"
-_ROCPROF = "with rocprofv3, use --output-format json"
-
-_ASCEND = (
-    "name step_trace_time.csv of the same folder (ASCEND_PROFILER_OUTPUT): distprof reads its steps"
-)
-
 _RECORD = "record the job with torch.profiler, or with distprof capture -- COMMAND"
 
 
-class Foreign(msgspec.Struct, frozen=True, kw_only=True):
-    """A format that distprof does not read."""
+class Foreign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A format that distprof does not read: one row of ``foreign.toml``, which explains fields."""
 
-    name: str  # What to call it in messages.
-    endings: tuple[str, ...] = ()  # File name endings, without ``.gz``.
-    begins: tuple[bytes, ...] = ()  # Possible first bytes of a file.
-    # Byte strings that must all be near the beginning; with ``begins``, both conditions apply.
-    holds: tuple[bytes, ...] = ()
-    fix: str = _RECORD  # What to do instead; ``{path}`` stands for what the user named.
+    name: str
+    endings: tuple[str, ...] = ()
+    begins: tuple[str, ...] = ()
+    holds: tuple[str, ...] = ()
+    fix: str = "{record}"
 
     def is_of(self, name: str, head: bytes) -> bool:
         """Whether a file is of this format; its name is in lower case without ``.gz``."""
@@ -103,126 +99,19 @@ class Foreign(msgspec.Struct, frozen=True, kw_only=True):
             return True
         if not self.begins and not self.holds:
             return False
-        fits = not self.begins or head.startswith(self.begins)
-        return fits and all(part in head for part in self.holds)
+        fits = not self.begins or head.startswith(tuple(map(_bytes, self.begins)))
+        return fits and all(_bytes(part) in head for part in self.holds)
 
 
-_PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+def _bytes(text: str) -> bytes:
+    """Bytes as the table spells them: a character is a byte, but beyond those it is UTF-8."""
+    return text.encode("latin-1" if max(text) <= "\xff" else "utf-8")
 
-_KNOWN = (
-    Foreign(
-        name="an Nsight Systems report",
-        endings=(".nsys-rep", ".qdrep", ".qdstrm"),
-        fix="export it (nsys export --type sqlite REPORT.nsys-rep) and name the .sqlite file",
-    ),
-    Foreign(name="an Nsight Compute report", endings=(".ncu-rep",)),
-    Foreign(
-        name="an SQLite database, as written by rocprofv3",
-        endings=(".rpd",),
-        begins=(b"SQLite format 3\0",),
-        fix=f"an export of Nsight Systems ends in .sqlite; {_ROCPROF}",
-    ),
-    Foreign(
-        name="a rocprofv3 table",
-        begins=(b'"Kind","', b"Kind,", b'"Domain","', b"Domain,"),
-        holds=(b"Start_Timestamp", b"End_Timestamp"),
-        fix=_ROCPROF,
-    ),
-    Foreign(
-        name="an OTF2 archive, as written by rocprofv3 or Score-P",
-        endings=(".otf2",),
-        fix=f"{_ROCPROF}; else {_RECORD}",
-    ),
-    Foreign(
-        name="a Perfetto trace",
-        endings=(".pftrace", ".perfetto-trace"),
-        fix=f"open it in ui.perfetto.dev; {_ROCPROF}; else {_RECORD}",
-    ),
-    Foreign(name="an XPlane profile of JAX, XLA or TensorFlow", endings=(".xplane.pb",)),
-    Foreign(
-        name="an execution trace (PyTorch or Chakra), which has no GPU times",
-        endings=(".et",),
-        holds=(b'"schema"', b'"nodes"'),
-        fix="name the profiler's trace of the same run, which export_chrome_trace writes",
-    ),
-    Foreign(
-        name="an NCCL Inspector log",
-        holds=(b'"coll_perf"', b'"coll_sn"'),
-        fix="name it as NCCL Inspector does, with the ending .log or .jsonl",
-    ),
-    Foreign(
-        name="output of nccl-tests",
-        holds=(b"out-of-place", b"algbw", b"busbw"),
-        fix="distprof fabric {path}; --fabric compares a job's traces with it",
-    ),
-    Foreign(
-        name="output of nccl-tests",
-        holds=(b"float     sum ",),
-        fix="distprof fabric {path}; --fabric compares a job's traces with it",
-    ),
-    Foreign(
-        name="metrics of torch_xla (ExecuteTime is the device, CompileTime the compiler)",
-        holds=(b"Metric: CompileTime", b"Accumulator: "),
-    ),
-    Foreign(
-        name="a trace of Ascend's profiler (torch_npu)",
-        endings=("trace_view.json",),
-        begins=(b"[",),
-        holds=(b"Ascend Hardware",),
-        fix=_ASCEND,
-    ),
-    Foreign(
-        name="a table of Ascend's profiler (torch_npu)",
-        begins=(b"Step Id,", b"Step ID,", b"Device_id,", b"Model ID,", b"Name,Type,"),
-        holds=(b"Accelerator Core", b"Start Time(us)"),
-        fix=_ASCEND,
-    ),
-    Foreign(
-        name="a PyTorch Flight Recorder dump",
-        begins=_PICKLES,
-        holds=(b"version", b"pg_config"),
-        fix="distprof hang {path} finds the ranks that the others wait for",
-    ),
-    Foreign(
-        name="a PyTorch Flight Recorder dump",
-        begins=(b"{",),
-        holds=(b'"pg_config"', b'"version"'),
-        fix="distprof hang {path} finds the ranks that the others wait for",
-    ),
-    Foreign(
-        name="one rank's part of a pipeline timeline",
-        begins=(b"{",),
-        holds=(b'"fwd_start"', b'"bwd_start"'),
-        fix="name the folder that holds the files of all ranks",
-    ),
-    Foreign(
-        name="a TensorBoard event file",
-        holds=(b"brain.Event:",),
-        fix="name the *.pt.trace.json files that tensorboard_trace_handler wrote",
-    ),
-    Foreign(name="a speedscope profile, as written by py-spy", holds=(b"speedscope.app/file",)),
-    Foreign(
-        name="a pickle",
-        endings=(".pickle", ".pkl"),
-        begins=_PICKLES,
-        fix="for dumps of the Flight Recorder, run distprof hang; open memory snapshots in "
-        "docs.pytorch.org/memory_viz",
-    ),
-    Foreign(
-        name="a Git LFS pointer instead of the file",
-        begins=(b"version https://git-lfs",),
-        fix="fetch the file with git lfs pull",
-    ),
-    Foreign(
-        name="an HTML page",
-        begins=(b"<!DOCTYPE", b"<!doctype", b"<html"),
-        fix="download the trace again: a server may have sent this page instead of it",
-    ),
-    Foreign(name="a tar archive", endings=(".tar", ".tgz"), fix="unpack it: tar xf {path}"),
-    Foreign(
-        name="a gzip file inside a gzip file", begins=(b"\x1f\x8b",), fix="unpack it once: gunzip"
-    ),
-)
+
+@cache
+def _known() -> tuple[Foreign, ...]:
+    text = resources.files(__package__).joinpath("foreign.toml").read_text("utf-8")
+    return msgspec.convert(tomllib.loads(text)["foreign"], tuple[Foreign, ...])
 
 
 def foreign_format(name: str, head: bytes = b"") -> Foreign | None:
@@ -230,7 +119,7 @@ def foreign_format(name: str, head: bytes = b"") -> Foreign | None:
     if _OWN in head:
         return None
     small = name.lower().removesuffix(".gz")
-    return next((known for known in _KNOWN if known.is_of(small, head)), None)
+    return next((known for known in _known() if known.is_of(small, head)), None)
 
 
 def refuse_foreign(path: Path) -> None:
@@ -242,7 +131,7 @@ def refuse_foreign(path: Path) -> None:
                 str(file),
                 expected=_EXPECTED,
                 found=foreign.name,
-                fix=foreign.fix.replace("{path}", shlex.quote(str(path))),
+                fix=foreign.fix.format(path=shlex.quote(str(path)), record=_RECORD),
             )
     if path.is_file():
         _refuse_text(path)

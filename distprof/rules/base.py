@@ -58,7 +58,10 @@ class Limit(msgspec.Struct, frozen=True):
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a check; the engine adds code, name, severity and page to make a finding."""
 
-    message: str  # One or two sentences with numbers and units.
+    # Subject, one number and cause, in at most :data:`~distprof.escape.MAX_HEADLINE` characters, no
+    # full stop. With names of any length, choose a wording by :func:`~distprof.escape.fitting`.
+    headline: str
+    message: str  # The evidence for it: further numbers with units, one or two sentences.
     fix: str  # How to fix it, one or two sentences.
     # Step time that could be recovered, an upper bound; None when unknown, and always None for a
     # rule with ``costs_time=False``.
@@ -181,7 +184,8 @@ class Finding(Record, frozen=True, kw_only=True):
     name: str  # Name of the problem, never of the fix, for example ``low-overlap``.
     severity: Severity  # ``error``, ``warning`` or ``info``.
     confidence: Confidence  # Whether the statement is measured, inferred or modelled.
-    message: str  # One or two sentences with the numbers.
+    headline: str  # Subject, one number and cause, in at most 80 characters.
+    message: str  # The evidence for it, one or two sentences with further numbers.
     ranks: tuple[int, ...]  # Affected ranks; empty for all.
     steps: tuple[int, ...]  # Affected steps; empty for all analysed steps.
     # Step time that could be recovered, an upper bound: at most twice what the simulation recovers.
@@ -203,6 +207,8 @@ class Finding(Record, frozen=True, kw_only=True):
     # Whether ``recoverable_ns`` belongs to an effect that many causes share, which no single change
     # removes, and which is therefore not in the plan.
     is_bound: bool = False
+    # Number of the repair of the plan that removes it, from 1; None outside the plan.
+    repair: int | None = None
 
 
 class NotChecked(Record, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from distprof.errors import UsageError
+from distprof.escape import fitting
 from distprof.rules.base import (
     Draft,
     Evidence,
@@ -296,6 +297,7 @@ def _finding(judged: Judged, site: str, *, has_steps: bool) -> Finding:
         name=rule.name,
         severity=judged.severity,
         confidence=draft.confidence,
+        headline=fitting(draft.headline),
         message=draft.message,
         ranks=draft.ranks,
         steps=draft.steps,
@@ -307,6 +309,7 @@ def _finding(judged: Judged, site: str, *, has_steps: bool) -> Finding:
         recoverable_ns=judged.recoverable_ns,
         remaining_ns=judged.remaining_ns,
         is_bound=judged.is_bound,
+        repair=None if judged.place is None else judged.place + 1,
     )
 
 

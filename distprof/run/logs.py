@@ -7,6 +7,7 @@ printed, and what the printed output says about the job's end.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -362,7 +363,7 @@ class OutputEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     def ranks(self) -> tuple[int, ...]:
         """The ranks in a captured list, such as ``1, 2, 5``."""
-        words = self.fields.get("ranks", "").replace("[", " ").replace("]", " ").split(",")
+        words = re.split(r"[][,\s]+|/job:\w+/replica:\d+/task:", self.fields.get("ranks", ""))
         numbers = [word.strip() for word in words]
         return tuple(int(n) for n in numbers if n.isascii() and n.isdigit() and len(n) < 8)
 

@@ -46,8 +46,8 @@ ACTIVITY = TableSchema(
 HOST = TableSchema(
     name="host",
     doc=(
-        "Activity of the CPU threads: operators, runtime calls and annotations, without Python "
-        "frames."
+        "Activity of the CPU threads: operators, runtime calls and annotations. Of Python frames "
+        "only calls of an nn.Module."
     ),
     columns=(
         _START,
@@ -56,7 +56,8 @@ HOST = TableSchema(
         Column(
             "category",
             "category",
-            "cpu_op, runtime, driver, annotation, sync or the category that the trace names.",
+            "cpu_op, runtime, driver, annotation, sync, python_function for the call of a module, "
+            "or the category that the trace names.",
         ),
         Column("thread", "category", "Process and thread id, as pid/tid."),
         _CORRELATION,
@@ -70,7 +71,8 @@ HOST = TableSchema(
             name="inputs",
             dtype="category",
             nullable=True,
-            doc="Sizes, types and values of an operator's inputs, three lists as JSON.",
+            doc="Sizes, types and values of an operator's inputs, three lists as JSON; not of "
+            "operators that launch no kernel themselves.",
         ),
     ),
 )
@@ -246,6 +248,9 @@ def parts_by(values: NDArray[Any], rows: Int64Array) -> dict[int, Int64Array]:
 
 NO_THREAD = -1
 CALL_CATEGORIES = ("runtime", "driver")
+
+MODULE_CATEGORY = "python_function"
+"""Of the Python frames only calls of an ``nn.Module`` are rows."""
 
 
 class Launches(msgspec.Struct, frozen=True, kw_only=True):

@@ -71,6 +71,9 @@ VerdictText: TypeAlias = tuple[str, tuple[str, ...]] | None
 class Verdict(Record, frozen=True, kw_only=True):
     """The first lines of a report."""
 
-    line: str = ""  # One or two sentences: the first finding, or what dominates the step.
-    why: tuple[str, ...] = ()  # The numbers behind it, a few sentences.
+    # The first finding, or what dominates the step: subject, one number and cause, in at most 80
+    # characters.
+    headline: str = ""
+    detail: str = ""  # The evidence for it, one or two sentences; may be empty.
+    why: tuple[str, ...] = ()  # Further numbers behind it, a few sentences.
     part: str = ""  # Key of the part of the step that dominates; empty if nothing was measured.

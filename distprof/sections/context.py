@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from distprof.artefacts.run_file import RunFile
 from distprof.intervals import EMPTY, Intervals, complement, subtract
-from distprof.schema import ABSENT, Int64Array
+from distprof.schema import ABSENT, Coded, Int64Array
 from distprof.sections.computation.result import RankComputation
 from distprof.sections.idle.result import RankIdle
 from distprof.sections.job.result import NO_RUN_DIRECTORY
@@ -58,6 +58,26 @@ class RankContext(msgspec.Struct, frozen=True, kw_only=True):
     collections: Intervals = EMPTY  # Garbage collections of the training thread, a set; own clock.
     is_corrected: bool = False  # Whether the profiler's cost was taken out of the tables.
     is_explained: bool = True  # Whether its computation is explained by operator.
+    drawn: tuple[int, ...] = ()  # Windows to draw.
+    drawn_pieces: int = 0  # Most pieces of each of them.
+
+
+class RankLane(msgspec.Struct, frozen=True, kw_only=True):
+    """Activities of one stream or CPU thread in a drawn step, in order of start."""
+
+    title: str  # For example ``stream 7``.
+    start_ns: Int64Array  # int64, since the start of the window.
+    end_ns: Int64Array  # int64.
+    name: Coded  # Name of each activity.
+
+
+class RankStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A step to draw: pieces one after another, each of one class."""
+
+    window: int  # Index of its analysed window.
+    kind: Int64Array  # int64, class of each piece (:mod:`distprof.sections.picture.result`).
+    end_ns: Int64Array  # int64, its end since the start of the window.
+    lanes: tuple[RankLane, ...]  # Its streams and CPU threads; empty unless it is explained.
 
 
 class KernelStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,7 +161,11 @@ class Own(IntEnum):
     INPUT = 3  # idle: waiting for input
     SYNC = 4  # idle: a synchronising call
     OTHER = 5  # idle: another cause, or unknown
-    PAUSE = 6  # idle: the CPU did something else (``MainLine.pause_ns`` says what)
+    PAUSE = 6  # idle: the CPU did something else (``MainLine.parts_ns`` says what)
+
+
+Part: TypeAlias = tuple[Own, str]
+"""A part of own time: how it was spent, and a name of some of it; empty for all of it."""
 
 
 class LaunchBounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,11 +222,9 @@ class MainLine(msgspec.Struct, frozen=True, kw_only=True):
     # the rank never waited for another.
     held_ns: Int64Array
     begin_ns: Int64Array  # int64 per segment: when it started, since ``start_ns``.
-    # Name of a pause of the CPU to the part of ``own_ns`` in ``Own.PAUSE`` that it caused, int64
-    # per segment.
-    pause_ns: Mapping[str, Int64Array] = msgspec.field(default_factory=dict)
-    # Change of the program to the computation that it would save, int64 per segment.
-    saving_ns: Mapping[str, Int64Array] = msgspec.field(default_factory=dict)
+    # Own time that a pause of the CPU caused, or that a change of the program would save, by the
+    # name of either, int64 per segment.
+    parts_ns: Mapping[Part, Int64Array] = msgspec.field(default_factory=dict)
     # Index of the first window among the analysed ones. A line may cover only some of them
     # (``RankContext.simulated``).
     first_window: int = 0
@@ -361,6 +383,7 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     # Its steps without the profiler, if only a guess is possible and matters.
     likely_steps: LikelySteps | None = None
     computation: RankComputation | None = None  # Its operators; None if it is not explained.
+    drawn: tuple[RankStep, ...] = ()  # The steps to draw.
 
     @property
     def stage_numbers(self) -> tuple[int, ...]:

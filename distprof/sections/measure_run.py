@@ -29,6 +29,7 @@ from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import ProbeRecords, RankAnalyses, RankAnalysis, RankContext
 from distprof.sections.engine import WiringError, declared_functions
 from distprof.sections.perturbation.corrected import CorrectedTables
+from distprof.sections.picture.measure import steps_to_draw
 from distprof.terms import UNKNOWN_AXIS, ActivityKind
 from distprof.units import fold_ranks, name_ranks
 
@@ -139,6 +140,9 @@ def _jobs_of(
     """One job per rank that can be measured, and a sentence for each that cannot."""
     names_of = _AxisNames(run.topology.groups)
     simulated = _simulated(run) if by_step else None
+    drawn = steps_to_draw(analysed_windows(run) if by_step else {}, simulated)
+    drawn = drawn if len(run.ranks) <= MOST_DRAWN_TWICE else drawn[:1]
+    pieces = DRAWN_PIECES // max(len(run.ranks) * len(drawn), 1)
     explained = _explained(run)
     jobs: list[_Job] = []
     problems: list[str] = []
@@ -164,6 +168,8 @@ def _jobs_of(
                 axis_names=names,
                 is_cpu=rank.device.name == "cpu",
                 simulated=simulated,
+                drawn=tuple(drawn),
+                drawn_pieces=min(max(pieces, FEWEST_PIECES), MOST_PIECES),
             ),
             collections=collections.get(rank.rank, EMPTY),
             is_corrected=isinstance(rank.tables, CorrectedTables),
@@ -172,6 +178,15 @@ def _jobs_of(
         jobs.append(_Job(path=rank.path, source=rank.tables, context=context))
     return jobs, problems
 
+
+DRAWN_PIECES = 500_000
+"""Pieces of all ranks in the picture of the step: three bytes each in the page."""
+
+FEWEST_PIECES, MOST_PIECES = 24, 1_500
+"""Pieces of one rank and step: from a coarse impression to pixels of a wide screen."""
+
+MOST_DRAWN_TWICE = 256
+"""Ranks up to which the longest step is drawn, too."""
 
 MOST_EXPLAINED = 8
 """Ranks whose computation is explained by operator, because that reads all rows of the CPU."""

@@ -27,6 +27,7 @@ from distprof.sections.moe.result import MoeResult
 from distprof.sections.nccl.result import NcclResult
 from distprof.sections.overlap.result import OverlapResult
 from distprof.sections.perturbation.result import PerturbationResult
+from distprof.sections.picture.result import StepPicture
 from distprof.sections.pipeline.result import PipelineResult
 from distprof.sections.placement.result import PlacementResult
 from distprof.sections.ras.result import RasResult
@@ -87,6 +88,8 @@ class Report(Record, frozen=True, kw_only=True):
     # Which changes to make, in which order, and how long the step takes after each; empty without a
     # simulation.
     plan: RepairPlan = RepairPlan()
+    # One step of every rank on one clock, packed for drawing; empty if no rank was measured.
+    picture: StepPicture = StepPicture()
     run: RunInfo  # What was recorded: ranks, nodes, groups, software.
     capture: CaptureResult  # Quality of the recording: what is missing, how well clocks agree.
     step_time: StepTimeResult  # Duration of the analysed steps.

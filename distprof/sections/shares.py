@@ -47,9 +47,16 @@ class MeanStep(msgspec.Struct, frozen=True, kw_only=True):
 
     def share(self, mean_ns: int) -> str:
         """For example ``31.0 % of each step (6.90 ms of 22.3 ms)``."""
+        return f"{self.part(mean_ns)} ({self.amount(mean_ns)})"
+
+    def part(self, mean_ns: int) -> str:
+        """For example ``31.0 % of each step``."""
         of = "each step" if self.word == "step" else "the capture"
-        times = f"{format_duration(mean_ns)} of {format_duration(self.step_ns)}"
-        return f"{format_ratio(self.ratio(mean_ns))} of {of} ({times})"
+        return f"{format_ratio(self.ratio(mean_ns))} of {of}"
+
+    def amount(self, mean_ns: int) -> str:
+        """For example ``6.90 ms of 22.3 ms``."""
+        return f"{format_duration(mean_ns)} of {format_duration(self.step_ns)}"
 
     @property
     def exposed_transfer_ns(self) -> int:

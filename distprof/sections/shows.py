@@ -57,6 +57,7 @@ TABLES = (
     "idle.pauses_table",
     "computation.peak_table",
     "computation.categories_table",
+    "computation.modules_table",
     "computation.operators_table",
     "kernels.kernels_table",
     "kernels.speed_table",
@@ -109,16 +110,16 @@ VERDICTS = (
 )
 """Functions to the verdict of a report without traces that show the parts of steps, or None."""
 
-HEADLINES = (
-    "whatif.operations_headline",
-    "moe.experts_headline",
-    "ending.ending_headline",
-    "training_log.training_headline",
-    "ras.ras_headline",
-    "collective_log.records_headline",
-    "summaries.summaries_headline",
-    "nccl.nccl_headline",
-    "telemetry.devices_headline",
+ORIGINS = (
+    "whatif.operations_origin",
+    "moe.experts_origin",
+    "ending.ending_origin",
+    "training_log.training_origin",
+    "ras.ras_origin",
+    "collective_log.records_origin",
+    "summaries.summaries_origin",
+    "nccl.nccl_origin",
+    "telemetry.devices_origin",
 )
 """Functions to one line on what was read, for a report on this subject alone; else empty."""
 
@@ -163,9 +164,9 @@ def verdicts_of(report: Report) -> Iterator[tuple[str, tuple[str, ...]]]:
     return (verdict for _, make in _functions(report, VERDICTS) if (verdict := make(report)))
 
 
-def headlines_of(report: Report) -> Iterator[str]:
-    """The headlines of subjects that have one."""
-    return (line for _, make in _functions(report, HEADLINES) if (line := make(report)))
+def origins_of(report: Report) -> Iterator[str]:
+    """The origins of subjects that have one."""
+    return (line for _, make in _functions(report, ORIGINS) if (line := make(report)))
 
 
 def sentences_of(report: Report, names: Sequence[str] = SENTENCES) -> tuple[str, ...]:

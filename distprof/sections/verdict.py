@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from distprof.escape import fitting, headed
 from distprof.rules.engine import is_on_recording
 from distprof.sections.base import Verdict
 from distprof.sections.capture.show import damage_fact, recording_line
 from distprof.sections.job.show import end_line
-from distprof.sections.shows import headlines_of, sentences_of, verdicts_of
-from distprof.sections.time.show import dominant_line, dominant_part
+from distprof.sections.shows import origins_of, sentences_of, verdicts_of
+from distprof.sections.time.show import dominant_part, dominant_words
 from distprof.sections.whatif.show import plan_sentence
 from distprof.terms import Severity
+from distprof.units import capitalized
 
 if TYPE_CHECKING:
     from distprof.rules.base import Finding
@@ -27,9 +29,9 @@ if TYPE_CHECKING:
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 
-def headline(report: Report) -> str:
+def origin(report: Report) -> str:
     """The recording on one line: ranks, steps, backend, device, clocks, damage."""
-    known = next(headlines_of(report), "") or recording_line(report)
+    known = next(origins_of(report), "") or recording_line(report)
     return " · ".join(fact for fact in (known, damage_fact(report)) if fact)
 
 
@@ -39,13 +41,20 @@ def judge(report: Report) -> Verdict:
     What the job printed says more than how its launcher saw it end.
     """
     measured = _judge_measured(report)
-    ended = end_line(report)
     if report.ending.state and report.job.outcome != "completed":
-        told = (ended, *report.ending.why) if ended else report.ending.why
-        return Verdict(line=report.ending.verdict, why=told, part=measured.part)
-    if not ended:
+        return _said(report.ending.verdict, report.ending.why, measured.part)
+    end = end_line(report)
+    if not end:
         return measured
-    return Verdict(line=ended, why=(measured.line, *measured.why), part=measured.part)
+    reasons = (f"{measured.headline}.", measured.detail, *measured.why)
+    return _said(end, reasons, measured.part)
+
+
+def _said(line: str, reasons: Iterable[str], part: str = "") -> Verdict:
+    """A statement as a verdict: its detail is the rest of the statement, else the first reason."""
+    headline, rest = headed(line)
+    detail, *why = (*filter(None, (rest, *reasons)), "")
+    return Verdict(headline=headline, detail=detail, why=tuple(filter(None, why)), part=part)
 
 
 def _judge_measured(report: Report) -> Verdict:
@@ -55,17 +64,18 @@ def _judge_measured(report: Report) -> Verdict:
     first = leading(report)
     if first is None:
         return own
-    message = " ".join(first.message.split())
-    line = message if message.endswith(".") else f"{message}."
+    detail = " ".join(first.message.split())
+    found = Verdict(headline=fitting(first.headline), detail=detail, why=own.why, part=own.part)
     if own.part and report.plan.repairs:
-        return replace(own, line=line)  # the reasons already name the parts of the step
+        return found  # the reasons already name the parts of the step
     why = own.why if own.part else _new(first, own.why)
-    return replace(own, line=line, why=(*_new(first, (own.line,)), *why))
+    said = f"{own.headline}. {own.detail}".rstrip()
+    return replace(found, why=(*_new(first, (said,)), *why))
 
 
 def _new(finding: Finding, sentences: Iterable[str]) -> tuple[str, ...]:
-    given = set(_NUMBER.findall(finding.message))
-    pairs = ((sentence, set(_NUMBER.findall(sentence))) for sentence in sentences)
+    given = set(_NUMBER.findall(f"{finding.headline} {finding.message}"))
+    pairs = ((sentence, set(_NUMBER.findall(sentence))) for sentence in sentences if sentence)
     return tuple(sentence for sentence, numbers in pairs if not numbers or not numbers <= given)
 
 
@@ -73,11 +83,11 @@ def _of_subject(report: Report) -> Verdict:
     """Judge by the waterfall, or by the first subject that has a verdict."""
     dominant = dominant_part(report)
     if dominant is not None:
-        line = dominant_line(report, dominant)
-        return Verdict(line=line, why=sentences_of(report), part=dominant.key)
-    line, reasons = next(verdicts_of(report), (_nothing_measured(report), ()))
-    plan = plan_sentence(report)
-    return Verdict(line=line, why=(plan, *reasons) if plan else reasons, part="")
+        headline, detail = dominant_words(report, dominant)
+        why = sentences_of(report)
+        return Verdict(headline=headline, detail=detail, why=why, part=dominant.key)
+    line, reasons = next(verdicts_of(report), _nothing_measured(report))
+    return _said(line, (*reasons, plan_sentence(report)))
 
 
 def leading(report: Report) -> Finding | None:
@@ -94,8 +104,9 @@ def leading(report: Report) -> Finding | None:
     return first if is_worth else None
 
 
-def _nothing_measured(report: Report) -> str:
+def _nothing_measured(report: Report) -> tuple[str, tuple[str, ...]]:
+    """The verdict of a recording without any time."""
     reasons = (*report.waterfall.unavailable, *report.breakdown.unavailable)
     gaps = tuple(gap.message for gap in report.capture.gaps)
     reason = next(iter((*reasons, *gaps)), "no GPU or operator activity was recorded")
-    return f"Nothing could be measured: {reason.rstrip('.')}."
+    return "Nothing could be measured", (f"{capitalized(reason.rstrip('.'))}.",)

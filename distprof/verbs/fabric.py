@@ -1,4 +1,4 @@
-"""Verdict, headline and tables of a fabric profile, ready to render."""
+"""Verdict, origin and tables of a fabric profile, ready to render."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.formats import RenderOptions
 from distprof.sections.table import Column, TableView, counted, present, rows_table
-from distprof.units import format_bandwidth, format_bytes, format_duration, format_ratio
+from distprof.units import (
+    format_bandwidth,
+    format_bytes,
+    format_duration,
+    format_flop,
+    format_ratio,
+)
 
 _LOOSE_RATIO = 0.2
 _BUMP_RATIO = 1.0
@@ -28,7 +34,7 @@ def fabric_verdict(profile: FabricFile) -> str:
     """The most informative curve in one sentence."""
     measured = [curve for curve in profile.curves if curve.points]
     if not measured:
-        return "The profile has no measurements."
+        return _of_device(profile) or "The profile has no measurements."
     if wrong := sum(curve.num_wrong for curve in measured):
         kinds = dict.fromkeys(curve.kind for curve in measured if curve.num_wrong)
         times = counted(wrong, "measurement")
@@ -37,6 +43,14 @@ def fabric_verdict(profile: FabricFile) -> str:
             f"of {', '.join(kinds)}. No speed counts before that is repaired."
         )
     return _speed(min(measured, key=_rank_of))
+
+
+def _of_device(profile: FabricFile) -> str:
+    """What one device reaches alone; empty if that was not measured."""
+    speeds = [f"{format_flop(rate.flops)}/s in {rate.dtype}" for rate in profile.rates]
+    if profile.memory_bytes_per_s:
+        speeds.append(f"{format_bandwidth(profile.memory_bytes_per_s)} in its memory")
+    return f"{profile.device or 'One device'} reaches {', '.join(speeds)}." if speeds else ""
 
 
 def _speed(curve: FabricCurve) -> str:
@@ -61,6 +75,8 @@ def _rank_of(curve: FabricCurve) -> tuple[int, int]:
 
 def fabric_sentences(profile: FabricFile) -> Iterator[str]:
     """Notes, one sentence each: loose fits, and the profile's own notes."""
+    if profile.curves and (alone := _of_device(profile)):
+        yield alone
     refused: dict[str, list[str]] = {}
     for curve in profile.curves:
         if (fit := curve.fit) is None:
@@ -84,6 +100,16 @@ def _is_loose(fit: FabricFit) -> bool:
 
 def fabric_tables(profile: FabricFile, *, show_all: bool) -> Iterator[TableView | None]:
     """Tables of α and β, then bandwidth by size; ``show_all`` adds every point with its spread."""
+    yield rows_table(
+        "Matrix products",
+        (
+            Column("type", "dtype", left=True),
+            Column("reaches", lambda rate: f"{format_flop(rate.flops)}/s"),
+            Column("rows", "size"),
+        ),
+        profile.rates,
+        caption="the fastest size of square matrices",
+    )
     yield rows_table(
         "Latency and bandwidth",
         _FIT,
@@ -195,7 +221,7 @@ def _page(profile: FabricFile, options: RenderOptions) -> Page:
     parts = (profile.origin, profile.device, profile.backend, ranks, hosts, profile.source)
     return Page(
         verdict=fabric_verdict(profile),
-        headline=" · ".join(part for part in parts if part),
+        origin=" · ".join(part for part in parts if part),
         sentences=tuple(fabric_sentences(profile)),
         tables=present(fabric_tables(profile, show_all=options.show_all)),
     )

@@ -208,6 +208,7 @@ def _listed(findings: Sequence[Finding], offset: int, limit: int, *, num_not_che
             "name": finding.name,
             "severity": finding.severity.value,
             "confidence": finding.confidence.value,
+            "headline": finding.headline,
             "message": _bounded_text(finding.message),
             "fix": _bounded_text(finding.fix),
             "ranks": _bounded_text(fold_ranks(finding.ranks)) if finding.ranks else "all",

@@ -146,11 +146,13 @@ def listen_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def cannot_listen(host: str, port: int, error: Exception) -> InputError:
+def cannot_listen(
+    host: str, port: int, error: Exception, *, fix: str = "choose another port with --listen"
+) -> InputError:
     """The error for an address that the operating system refuses."""
     return InputError(
         f"{host}:{port}",
         expected="a free address of this machine",
         found=getattr(error, "strerror", None) or str(error),
-        fix="choose another port with --listen",
+        fix=fix,
     )

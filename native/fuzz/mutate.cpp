@@ -39,7 +39,9 @@ Settings usual_settings() {
     Settings settings;
     settings.seed = 7;
     settings.categories = {{"kernel", 0}, {"gpu_memcpy", 2}, {"gpu_user_annotation", 3}, {"python_function", -2}};
+    settings.module_prefix = "nn.Module: ";
     settings.step_prefix = "ProfilerStep#";
+    settings.without_inputs = {"aten::view", "aten::empty"};
     settings.comm_prefixes = {"c10d::", "nccl:", "gloo:", "record_param_comms"};
     settings.skipped_phases = "stfiICBEbenNODPRcvVapSTF(),";
     settings.arguments = {"name", "stream", "correlation", "device", "bytes", "grid", "Collective name",

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import socket
 from pathlib import Path
 
 import click
@@ -9,6 +10,7 @@ import pytest
 
 from distprof.cli.app import main
 from distprof.cli.export import perfetto
+from distprof.verbs.export import opening
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TRACES = str(GOLDEN / "kineto" / "gloo-ddp-2ranks")
@@ -20,13 +22,37 @@ def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_it_says_what_it_wrote_and_on_request_how_to_open_it(capsys):
-    assert main(["export", "perfetto", TRACES, "-o", "job.pftrace", "--open"]) == 0
+def test_it_says_what_it_wrote(capsys):
+    assert main(["export", "perfetto", TRACES, "-o", "job.pftrace"]) == 0
     out, err = capsys.readouterr()
     size = Path("job.pftrace").stat().st_size
     assert f"Wrote job.pftrace: ranks 0-1, 2,316 slices, {size / 1000:.0f} kB" in err
-    assert "https://ui.perfetto.dev" in out
+    assert out == ""
+
+
+def test_on_request_it_hands_the_file_to_the_page(capsys, monkeypatch):
+    served = []
+    monkeypatch.setattr(opening, "serve", lambda file, tell: served.append((file, tell("ADDRESS"))))
+    assert main(["export", "perfetto", TRACES, "-o", "job.pftrace", "--open"]) == 0
+    assert served[0][0] == Path("job.pftrace")
+    out, _ = capsys.readouterr()
+    assert "ADDRESS" in out
     assert "uploads nothing" in out
+
+
+def test_a_taken_port_leaves_the_file_and_says_what_to_do(capsys):
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            taken.bind((opening.HOST, opening.PORT))
+        except OSError:
+            pytest.skip("something else listens on the port")
+        taken.listen()
+        assert main(["export", "perfetto", TRACES, "-o", "job.pftrace", "--open"]) == 3
+    err = capsys.readouterr().err
+    assert "127.0.0.1:9001" in err
+    assert "drag the file into https://ui.perfetto.dev" in err
+    assert Path("job.pftrace").exists()
 
 
 def test_without_the_question_stdout_is_empty(capsys):

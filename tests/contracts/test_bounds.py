@@ -34,6 +34,7 @@ MAY_OPEN = {
     "ingest/kinds/operator_table.py": "a file that is shipped",
     "ingest/output/expressions.py": "a file that is shipped",
     "ingest/training_logs/reports.py": "a file that is shipped",
+    "ingest/recognise.py": "a file that is shipped",
     "installed.py": "metadata of packages that are installed",
     "cli/doctor.py": "the version file of a package that is installed",
     "cli/check.py": "appends to the file that GitHub names",
@@ -42,6 +43,7 @@ MAY_OPEN = {
     "ingest/executor.py": "names of this process's own threads, which Linux keeps short",
     "ingest/job/processes.py": "a line that the kernel writes of a process",
     "ingest/rank.py": "an entry of the cache, after it was checked",
+    "verbs/export/opening.py": "the file that the command has just written",
 }
 """Modules that open files otherwise, and why they may."""
 

@@ -140,7 +140,7 @@ def test_the_example_is_a_block_with_what_the_rule_says_of_its_bad_fixture(rule)
     assert example is not None
     assert all(len(line) <= 100 for line in example[1].splitlines())
     findings = run_rules(fixture(rule, "bad"), rules=[rule]).findings
-    said = " ".join(f"{rule.name}: {finding.message}" for finding in findings)
+    said = " ".join(f"{rule.name}: {one.headline}. {one.message}" for one in findings)
     assert " ".join(example[1].split()) == " ".join(said.split())
 
 

@@ -37,8 +37,8 @@ from tests.builders import RankBuilder, make_run
 from tests.sections.measured import context_of
 
 SECTIONS = sections_of(Report)
-PART_OF_A_RANK = {"input"}
-"""Measured on each rank alone: shown by other sections."""
+PART_OF_A_RANK = {"input", "picture"}
+"""Measured on each rank alone: shown by other sections, or drawn."""
 
 
 @pytest.mark.parametrize("kind", SECTIONS.values(), ids=lambda kind: kind.__name__)

@@ -32,7 +32,8 @@ REPORTS = (
 _QUANTITY = re.compile(
     r"(?<![\w.])(\d+(?:,\d{3})*(?:\.\d+)?) (ns|µs|ms|s|min|h|B|kB|MB|GB|TB|%)(?![\w/])"
 )
-_TEXTS = ("message", "fix", "title", "what", "why", "line", "docs", "docs_url", "notes")
+_TEXTS = ("headline", "detail", "message", "fix", "title", "what", "why", "docs", "docs_url",
+          "notes")  # fmt: skip
 """Fields that hold sentences themselves: they prove nothing."""
 
 _CONSTANTS = frozenset({"7 µs"})
@@ -42,9 +43,9 @@ _CONSTANTS = frozenset({"7 µs"})
 def sentences(report: Report) -> Iterator[str]:
     """The verdict, its reasons, every finding's message and price."""
     verdict = judge(report)
-    yield from (verdict.line, *verdict.why)
+    yield from (f"{verdict.headline}. {verdict.detail}", *verdict.why)
     for finding in report.findings:
-        yield finding.message
+        yield f"{finding.headline}. {finding.message}"
         yield gain_text(finding, report)
 
 

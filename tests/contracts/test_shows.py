@@ -20,20 +20,21 @@ import pytest
 import distprof.sections
 from distprof.artefacts.record import Record
 from distprof.documents.saved import REPORT, Report
+from distprof.escape import headed
 from distprof.formats import RenderOptions, find_reporter
 from distprof.sections import shows
 from distprof.sections.base import Result
 from distprof.sections.capture.result import CaptureGap
 from distprof.sections.perturbation.result import PerturbationResult
 from distprof.sections.shows import (
-    HEADLINES,
     LONG_SENTENCES,
+    ORIGINS,
     SENTENCES,
     TABLES,
     VERDICTS,
     tables_of,
 )
-from distprof.sections.verdict import headline, judge
+from distprof.sections.verdict import judge, origin
 from distprof.terms import StepSource
 from tests.documents.samples import empty, healthy, run_info, straggler
 
@@ -46,7 +47,7 @@ SECTIONS = {
 SUBJECTS = sorted(
     path.parent.name for path in Path(distprof.sections.__file__).parent.glob("*/show.py")
 )
-LISTED = (*TABLES, *VERDICTS, *HEADLINES, *SENTENCES)
+LISTED = (*TABLES, *VERDICTS, *ORIGINS, *SENTENCES)
 NOTHING = msgspec.structs.replace(empty(), run=run_info(()))
 ALWAYS = {field.name for field in msgspec.structs.fields(Report) if field.required}
 
@@ -135,17 +136,17 @@ def test_every_show_is_found_by_a_result_of_the_report() -> None:
 
 
 def written_in(subject: str) -> set[str]:
-    """Public functions of a ``show.py`` that are named as tables, verdicts and headlines are."""
+    """Public functions of a ``show.py`` that are named as tables, verdicts and origins are."""
     module = importlib.import_module(f"distprof.sections.{subject}.show")
     return {
         f"{subject}.{name}"
         for name, value in vars(module).items()
         if getattr(value, "__module__", "") == module.__name__
-        and re.fullmatch(r"[a-z]\w*_(table|verdict|headline)", name)
+        and re.fullmatch(r"[a-z]\w*_(table|verdict|origin)", name)
     }
 
 
-def test_every_table_verdict_and_headline_is_listed_once() -> None:
+def test_every_table_verdict_and_origin_is_listed_once() -> None:
     """A function that is written and not listed is shown by nobody."""
     written = set().union(*map(written_in, SUBJECTS))
     assert len(set(LISTED)) == len(LISTED)
@@ -195,11 +196,13 @@ def test_a_listed_verdict_is_the_verdict_where_nothing_else_is(name: str) -> Non
         report = msgspec.structs.replace(report, capture=capture)
     told = function(name)(report)
     assert told
-    assert judge(report).line == told[0]
+    verdict = judge(report)
+    headline, rest = headed(told[0])
+    assert (verdict.headline, verdict.detail) == (headline, rest or next(iter(told[1]), ""))
 
 
-@pytest.mark.parametrize("listed", HEADLINES)
-def test_a_listed_headline_is_the_headline_where_nothing_else_is(listed: str) -> None:
+@pytest.mark.parametrize("listed", ORIGINS)
+def test_a_listed_origin_is_the_origin_where_nothing_else_is(listed: str) -> None:
     subject, line = listed.partition(".")[0], function(listed)
     names = [name for name in sections_of(subject) if name not in ALWAYS]
     report = only(*names, base=NOTHING)
@@ -208,7 +211,7 @@ def test_a_listed_headline_is_the_headline_where_nothing_else_is(listed: str) ->
     step_time = msgspec.structs.replace(report.step_time, source=source)
     report = msgspec.structs.replace(report, telemetry=telemetry, step_time=step_time)
     assert line(report)
-    assert headline(report) == line(report)
+    assert origin(report) == line(report)
     assert not line(healthy())
 
 

@@ -118,12 +118,41 @@ HALF = "c10::BFloat16"
         ("aten::embedding", [[100, 8], [2, 3]], ["float", "long int"], Work(None, 432, 192)),
         ("aten::_softmax", [[4, 3], [], []], [HALF, "Scalar", "Scalar"], Work(None, 48, 24)),
         ("aten::unheard_of", [[4, 3]], ["float"], Work()),
+        ("triton_poi_fused_add_0", [[4, 3], [3], []], [HALF, HALF, "Scalar"], Work(None, 30)),
+        ("triton_tem_fused_mm_1", [[8, 4], [4, 2], [8, 2]], [HALF] * 3, Work(128, 112)),
+        ("triton_tem_fused_mm_1", [[8, 4], [4, 2], [8, 3]], [HALF] * 3, Work(None, 128)),
+        ("aten::_grouped_mm", [[8, 4], [3, 4, 2], [3]], [HALF, HALF, "int"], Work(128)),
+        ("aten::_grouped_mm", [[4, 8], [8, 2], [3]], [HALF, HALF, "int"], Work(128)),
+        ("aten::_grouped_mm", [[3, 8, 4], [3, 4, 2], [3]], [HALF, HALF, "int"], Work(384)),
+        ("aten::_grouped_mm", [[8, 4], [3, 5, 2], [3]], [HALF, HALF, "int"], Work()),
+        ("flash_attn::_flash_attn_forward", [[2, 16, 3, 8]] * 3, [HALF] * 3, Work(49_152)),
+        ("flash_attn::_flash_attn_backward", [[2, 16, 3, 8]] * 4, [HALF] * 4, Work(122_880)),
     ],
 )
 def test_work_of_one_call(
     operator: str, sizes: list[object], types: list[str], expected: Work
 ) -> None:
     assert work_of(operator, inputs_text(sizes, types)) == expected
+
+
+@pytest.mark.parametrize(("tokens", "flop"), [(32, 49_152), (30, None)])
+def test_packed_sequences_are_counted_only_if_they_are_equally_long(tokens, flop) -> None:
+    """Where each ends is in the memory of the GPU, not in the trace."""
+    packed, ends = [tokens, 3, 8], [3]
+    forward = inputs_text([packed] * 3 + [ends] * 2 + [[]] * 2, [HALF] * 7, [""] * 5 + ["16"] * 2)
+    backward = inputs_text(
+        [packed] * 9 + [ends] * 2 + [[]] * 2, [HALF] * 13, [""] * 11 + ["16"] * 2
+    )
+    name = "flash_attn::_flash_attn_varlen"
+    assert work_of(f"{name}_forward", forward).flop == flop
+    assert work_of(f"{name}_backward", backward).flop == (flop and flop * 5 // 2)
+
+
+def test_attention_over_packed_sequences_is_unknown_to_operators_of_torch() -> None:
+    size, name = [2, 16, 3, 8], "aten::_flash_attention_forward"
+    types = [HALF] * 5
+    assert work_of(name, inputs_text([size] * 3 + [[], []], [HALF] * 3 + [""] * 2)).flop == 49_152
+    assert work_of(name, inputs_text([size] * 3 + [[3], [3]], types)).flop is None
 
 
 def test_fused_attention_counts_four_products_of_pairs_forward_and_ten_backward() -> None:

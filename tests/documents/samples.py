@@ -268,10 +268,8 @@ def finding(code: str = "STR101", **fields: object) -> Finding:
         "name": "persistent-straggler",
         "severity": Severity.ERROR,
         "confidence": Confidence.MEASURED,
-        "message": (
-            "Rank 2 is the straggler: the others wait 6.91 ms (31.0 %) of every step for it. "
-            "It runs the same kernels slower."
-        ),
+        "headline": "Rank 2 holds the others up: 31.0 % of each step",
+        "message": "They wait 6.91 ms of every step for it. It runs the same kernels slower.",
         "ranks": (2,),
         "steps": (),
         "cost_ns_per_step": 6_910 * US,
@@ -412,7 +410,8 @@ def straggler() -> Report:
             "COM102",
             name="arrival-skew-bound-collectives",
             severity=Severity.WARNING,
-            message="87.0 % of exposed communication is waiting for the last rank, not transfer.",
+            headline="Waiting for late ranks takes 27.8 % of each step",
+            message="It is 87.0 % of exposed communication.",
             cost_ns_per_step=6_200 * US,
             fix="Make ranks arrive together first; more bandwidth or overlap would not help.",
         ),
@@ -421,7 +420,8 @@ def straggler() -> Report:
             name="launch-bound-host",
             severity=Severity.INFO,
             confidence=Confidence.INFERRED,
-            message="The device runs dry before 3.1 % of kernels: the host launches too late.",
+            headline="Launch-bound: the GPU waits 5.56 % of each step for kernel launches",
+            message="It runs dry before 3.1 % of kernels.",
             cost_ns_per_step=1_240 * US,
             fix="Capture the step in CUDA graphs or compile it.",
         ),
@@ -492,7 +492,7 @@ def straggler() -> Report:
                 ),
             ),
         ),
-        findings=(finding(), *extra),
+        findings=(finding(repair=1), *extra),
         not_checked=(
             NotChecked(
                 code="TEL101", name="clocks-throttled", why="no device telemetry was recorded"
@@ -622,15 +622,18 @@ def many_ranks() -> Report:
         ),
         findings=(
             finding(
-                message=(
-                    "Rank 37 is the straggler: the others wait 5.98 ms (23.9 %) of every step for "
-                    "it. It has more to compute: balance the work."
-                ),
+                headline="Rank 37 holds the others up: 23.9 % of each step",
+                message="They wait 5.98 ms of every step for it. It has more to compute.",
                 ranks=(37,),
                 cost_ns_per_step=5_980 * US,
             ),
             *(
-                finding(f"COM10{i}", name=f"finding-{i}", cost_ns_per_step=(9 - i) * 100 * US)
+                finding(
+                    f"COM10{i}",
+                    name=f"finding-{i}",
+                    headline=f"Finding {i} takes {9 - i}00 µs",
+                    cost_ns_per_step=(9 - i) * 100 * US,
+                )
                 for i in range(7)
             ),
         ),
@@ -660,6 +663,7 @@ def nasty() -> Report:
     base = straggler()
     row = base.kernels.kernels[0]
     hostile = finding(
+        headline=NASTY,
         message=NASTY,
         fix=NASTY,
         name="hostile-name",

@@ -20,7 +20,8 @@ from tests.contracts.test_documents import SAMPLES as DOCUMENTS
 from tests.documents.job_samples import SAMPLES
 from tests.documents.samples import finding, healthy, nasty, straggler
 
-TITLES = ("Plan", "Findings", "Evidence", "Unknown", "Next")
+PLAN = "Findings; plan: 22.3 ms → 14.7 ms per step, simulated"
+TITLES = (PLAN, "Evidence", "Unknown", "Next")
 
 
 def brief(report: Report, **options: object) -> str:
@@ -52,11 +53,15 @@ def test_tokens_are_counted_by_the_stated_rule(text: str, tokens: int) -> None:
 
 def test_verdict_plan_evidence_unknowns_and_commands_in_that_order() -> None:
     text = brief(straggler())
-    assert text.startswith("Rank 2 is the straggler: the others wait 6.91 ms (31.0 %) of every")
+    assert text.startswith("Rank 2 holds the others up: 31.0 % of each step\nThey wait 6.91 ms of ")
     assert titles(text) == list(TITLES)
-    plan = text.partition("\nPlan\n")[2].splitlines()[0]
-    assert plan.startswith("1. If rank 2 kept up with its peers: saves 5.80 ms per step (26.0 %)")
-    assert "- STR101 persistent-straggler (error, measured, costs 6.91 ms per step" in text
+    plan = text.partition(f"\n{PLAN}\n")[2].splitlines()
+    assert plan[0].startswith(
+        "1. rank 2 fixed: 22.3 ms → 16.5 ms, saves 26.0 %. STR101 persistent-"
+    )
+    assert plan[1].startswith(
+        "2. COM102 arrival-skew-bound-collectives (warning, measured, costs 6"
+    )
     assert "- TEL101, TEL102 not checked: no device telemetry was recorded" in text
     assert "- distprof rule STR101  # what it means and how to fix it" in text
 
@@ -155,7 +160,7 @@ def test_the_flag_is_short_for_the_format(tmp_path, capsys) -> None:
         assert main(["report", str(tmp_path / "report.json"), *options]) == 0
         shown.append(capsys.readouterr().out)
     assert shown[0] == shown[1]
-    assert shown[0].startswith("Rank 2 is the straggler")
+    assert shown[0].startswith("Rank 2 holds the others up")
 
 
 def test_a_section_alone_has_no_brief_form(tmp_path, capsys) -> None:

@@ -18,7 +18,6 @@ from distprof.documents.html.blocks import (
     columns,
     edges,
     element,
-    plan_figure,
     step_figure,
 )
 from distprof.documents.html.chart import collectives_figure, expected_ns
@@ -35,19 +34,22 @@ from distprof.documents.html.heat_map import (
     node_heats_of,
     strokes,
 )
+from distprof.documents.html.roofline import roofline_figure
 from distprof.documents.html.schedule import MAX_SLOTS, schedule_figure, schedule_figures
 from distprof.documents.html.subjects import workers_figure
-from distprof.documents.page import Plan, step_bar
+from distprof.documents.page import step_bar
 from distprof.documents.saved import Report
 from distprof.escape import plain
 from distprof.formats import RenderOptions, find_reporter
 from distprof.rules.registry import all_rules
+from distprof.sections.computation.result import ComputationResult, OperatorRow, Roof
 from distprof.sections.pipeline.result import PictureRow, PipelineGroup
 from distprof.sections.shows import tables_of
 from distprof.sections.time.result import BreakdownResult, StepBreakdown
 from distprof.sections.verdict import judge
 from distprof.sections.whatif.result import WhatIfResult, WorkerSlowdown
 from distprof.terms import Confidence
+from distprof.units import format_duration
 from tests.documents.html_pages import Seen
 from tests.documents.job_samples import SAMPLES, hostile_job
 from tests.documents.samples import (
@@ -167,7 +169,7 @@ def test_a_page_is_whole_and_its_links_lead_somewhere(name: str, show_all: bool)
 def test_whatever_markdown_shows_stands_in_the_page(name: str) -> None:
     report = SAMPLES[name]()
     seen = Seen(shown(report)).text
-    assert " ".join(plain(judge(report).line).split()) in seen
+    assert " ".join(plain(judge(report).headline).split()) in seen
     for view in tables_of(report, show_all=False):
         assert " ".join(plain(view.title).split()) in seen
     for one in report.findings:
@@ -290,15 +292,17 @@ def test_columns_are_as_high_as_their_values() -> None:
     assert path == [("0", "25"), ("1", "50"), ("3", "100")]
 
 
-def test_the_plan_gets_shorter_from_row_to_row() -> None:
+def test_the_plan_and_each_finding_are_on_the_page_once() -> None:
     report = straggler()
-    figure = plan_figure(Plan(sentence="", repairs=report.plan, word="step"))
-    widths = [width for _, width in rects(figure)][0::1]
+    page = shown(report)
     now = report.plan.step_ns
-    assert now is not None
-    assert widths[0] == 100
-    lengths = [repair.step_ns / now for repair in report.plan.repairs]
-    assert widths[1::2] == pytest.approx([100 * ratio for ratio in lengths], abs=0.01)
+    for repair in report.plan.repairs:
+        step = f"{format_duration(now)} → {format_duration(repair.step_ns)}"
+        assert page.replace("\u00a0", " ").count(step) == 1
+        now = repair.step_ns
+    text = Seen(page).text
+    for one in report.findings:
+        assert text.count(one.message) == 1
 
 
 def test_cells_of_a_heat_map_have_the_shade_of_their_value() -> None:
@@ -416,6 +420,87 @@ def test_the_fabrics_line_is_what_its_bandwidth_promises() -> None:
     assert expected_ns(slow) == 100
     assert expected_ns(all_reduce()) is None
     assert "polyline" in collectives_figure((slow,))
+
+
+def product(name: str, flop: int, num_bytes: int, flops: float, **fields) -> OperatorRow:
+    known = {"category": "gemm", "part": "forward", "num_calls": 1, "total_ns": 1_000}
+    known |= {"inputs": "bf16[8, 8]", "flop": flop, "bytes": num_bytes, "flops": flops}
+    return OperatorRow(name=name, **known | fields)
+
+
+ROOFS = (Roof(dtype="bf16", flops=1e15),)
+
+
+def computation(*rows: OperatorRow, roofs=ROOFS, memory=1e12):
+    return ComputationResult(
+        ranks=(0,),
+        num_steps=1,
+        total_ns=sum(row.total_ns for row in rows),
+        operators=rows,
+        roofs=roofs,
+        memory_bytes_per_s=memory,
+    )
+
+
+def places(figure: str) -> list[tuple[float, float]]:
+    marks = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)" r="[\d.]+" class="mark"', figure)
+    return [(float(x), float(y)) for x, y in marks]
+
+
+def roofs_of(figure: str) -> list[list[tuple[float, ...]]]:
+    lines = re.findall(r'<polyline points="([^"]+)"', figure)
+    return [[tuple(map(float, one.split(","))) for one in line.split()] for line in lines]
+
+
+def test_operators_at_the_limits_stand_on_the_lines_of_the_roofline() -> None:
+    by_memory = product("aten::mm", 10_000, 1_000, 1e13)  # 10 FLOP per byte at 1 TB/s
+    at_the_ridge = product("aten::bmm", 1_000_000, 1_000, 1e15)
+    by_computation = product("aten::addmm", 10_000_000, 1_000, 1e15)
+    figure = roofline_figure(computation(by_memory, at_the_ridge, by_computation))
+    (x0, y0), ridge, (x2, y2) = places(figure)[:3]
+    slope, level = roofs_of(figure)
+    assert slope[1] == level[0] == pytest.approx(ridge, abs=0.02)
+    assert y2 == pytest.approx(level[1][1], abs=0.02)
+    assert x0 < ridge[0] < x2 < level[1][0]
+    share = (x0 - slope[0][0]) / (slope[1][0] - slope[0][0])
+    assert y0 == pytest.approx(slope[0][1] + share * (slope[1][1] - slope[0][1]), abs=0.02)
+
+
+def test_only_roofs_of_types_that_operators_multiply_are_drawn() -> None:
+    roofs = tuple(Roof(dtype=kind, flops=flops) for kind, flops in (("bf16", 1e15), ("fp8", 2e15)))
+    figure = roofline_figure(computation(product("aten::mm", 10, 1, 1e12), roofs=roofs))
+    assert "bf16 1 PFLOP/s" in figure
+    assert "fp8" not in figure
+
+
+def test_on_an_unknown_gpu_operators_stand_without_lines() -> None:
+    figure = roofline_figure(computation(product("aten::mm", 10, 1, 1e12), roofs=(), memory=None))
+    assert len(places(figure)) == 2  # one of them in the legend
+    assert roofs_of(figure) == []
+    assert "bench --compute" in figure
+
+
+def test_numbers_of_marks_that_overlap_stand_together_and_the_list_has_them_all() -> None:
+    rows = [product(f"aten::mm{n}", 10, 1, 1e12 * (1 + n / 1_000)) for n in range(3)]
+    rows.append(product("aten::bmm", 1_000, 1, 1e14))
+    figure = roofline_figure(computation(*rows))
+    assert ">1, 2, 3</text>" in figure
+    assert ">4</text>" in figure
+    assert figure.count("<li>aten::") == 4
+
+
+def test_impossible_numbers_and_unknown_ones_have_no_place_in_the_roofline() -> None:
+    nothing = computation(
+        product("aten::mm", 10, 1, float("inf")),
+        product("aten::mm", 10, 0, 1e12),
+        product("aten::mm", 10, 1, 1e12, total_ns=-5),
+        product("aten::add", None, 1, None),
+    )
+    assert roofline_figure(nothing) == ""
+    good = product("aten::mm", 10, 1, 1e12)
+    for roof, memory in ((float("inf"), 1e12), (-1.0, 1e12), (1e15, float("nan")), (1e15, -1.0)):
+        result = computation(good, roofs=(Roof(dtype="bf16", flops=roof),), memory=memory)
+        assert roofs_of(roofline_figure(result)) == []
 
 
 def test_slots_of_a_pipeline_are_as_long_as_their_time() -> None:

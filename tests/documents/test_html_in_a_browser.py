@@ -20,15 +20,19 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from distprof.documents.html.page import page_html
+from distprof.documents.page import Page
 from distprof.documents.saved import Report
 from distprof.formats import RenderOptions, find_reporter
 from distprof.sections.pipeline.result import PictureRow
+from distprof.sections.table import Column, TableView
 from distprof.verbs.documents import ALL_DOCUMENTS
 from tests.contracts.test_documents import SAMPLES
 from tests.documents.html_pages import Seen
 from tests.documents.samples import nasty
 from tests.documents.test_figures import FIGURES, hang_of
 from tests.documents.test_html import made, pipeline
+from tests.documents.test_step_picture import report as slow_job
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
@@ -328,7 +332,8 @@ def test_hostile_names_run_nothing(tmp_path: Path) -> None:
     file.write_text(page, encoding="utf-8")
     document, logged = opened(file)
     assert logged == ""
-    assert Seen(document).names <= Seen(page).names | {"output", "option", "select", "label"}
+    added = {"output", "option", "select", "label", "input", "button"}
+    assert Seen(document).names <= Seen(page).names | added
 
 
 def test_a_probe_that_is_not_allowed_is_refused(tmp_path: Path) -> None:
@@ -340,3 +345,154 @@ def test_a_probe_that_is_not_allowed_is_refused(tmp_path: Path) -> None:
     document, logged = opened(file)
     assert "data-ran" not in document
     assert "Content Security Policy" in logged
+
+
+# The picture of the step, and tables --------------------------------------------------------------
+
+PICTURE = """
+const found = {};
+const figure = document.querySelector(".step-picture");
+const canvas = figure.querySelector("canvas");
+const says = () => figure.querySelector("output").textContent;
+const press = (key) => canvas.dispatchEvent(
+  new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
+const lists = () => [...figure.querySelectorAll("select")].map((list) => list.value);
+const shades = () => {
+  const pen = canvas.getContext("2d");
+  const data = new Uint32Array(pen.getImageData(0, 0, canvas.width, canvas.height).data.buffer);
+  return new Set(data).size;
+};
+found.hidden = getComputedStyle(figure.querySelector(".static")).display;
+found.shades = shades();
+found.lists = lists();
+const high = canvas.height;
+press("ArrowDown");
+found.first = says();
+press("Enter");
+found.grown = canvas.height > high;
+press("Enter");
+found.back = canvas.height === high;
+const box = canvas.getBoundingClientRect();
+const hover = (x, y) => canvas.dispatchEvent(new PointerEvent("pointermove", {
+  clientX: box.left + x, clientY: box.top + y, bubbles: true }));
+hover(box.width / 2, 8);
+found.hovered = says();
+hover(10, 8);
+found.left = says();
+const wheel = (shiftKey, deltaY) => canvas.dispatchEvent(
+  new WheelEvent("wheel", { deltaY, shiftKey, bubbles: true, cancelable: true }));
+const start = () => { hover(121, 8); return says(); };
+found.whole = start();
+found.scrolls = wheel(false, -300);
+canvas.focus();
+found.zooms = wheel(false, -900);
+found.zoomed = start();
+wheel(true, 100_000);
+hover(box.width - 3, 8);
+found.end = says();
+press("0");
+hover(box.width - 3, 8);
+found.last = says();
+found.again = start();
+document.querySelector(".finding .show").click();
+found.shown = says();
+found.chosen = document.activeElement === canvas;
+found.blocked = refused.length;
+document.body.dataset.found = JSON.stringify(found);
+"""
+
+
+def test_the_picture_is_drawn_moved_and_opened(tmp_path: Path) -> None:
+    page = find_reporter("html")(slow_job(), RenderOptions())
+    found = found_by(page, PICTURE, tmp_path, "--window-size=1000,800")
+    assert found["blocked"] == 0
+    assert found["hidden"] == "none"
+    assert found["shades"] > 4, "computation, waits, transfers, ground"
+    assert found["lists"][-1] == "", "alike ranks are folded"
+    assert re.match(r"rank \d+: .+, [\d.]+ [mµ]s from", found["first"])
+    assert found["grown"]
+    assert found["back"]
+    assert re.match(r"rank \d+: ", found["hovered"])
+    assert found["left"].startswith("Click a rank")
+    assert found["scrolls"], "a wheel over a picture that is not in focus scrolls the page"
+    assert not found["zooms"]
+    assert found["zoomed"] != found["whole"] == found["again"]
+    assert found["end"] == found["last"], "moved as far as it goes, the end is at the edge"
+    assert "rank 3 begins last" in found["shown"]
+    assert found["chosen"]
+
+
+TABLE = """
+const found = {};
+const region = [...document.querySelectorAll(".wide")].find((one) => one.querySelector("table")
+  && one.querySelector("table").tBodies[0].rows.length > 7);
+const table = region.querySelector("table");
+const line = region.previousElementSibling;
+const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
+const column = (i) => [...table.tBodies[0].rows].filter((row) => !row.hidden)
+  .map((row) => row.cells[i].textContent);
+const heads = [...table.tHead.rows[0].cells];
+const at = Number("COLUMN");
+found.names = names;
+found.before = column(at);
+heads[at].querySelector("button").click();
+found.sort = heads[at].getAttribute("aria-sort");
+found.down = column(at);
+heads[at].querySelector("button").click();
+found.up = column(at);
+heads[at].querySelector("button").click();
+found.again = column(at);
+found.unsorted = heads[at].getAttribute("aria-sort");
+const field = line.querySelector("input");
+field.value = found.before[2];
+field.dispatchEvent(new Event("input"));
+found.filtered = column(at);
+found.says = line.querySelector("output").textContent;
+let copied = "";
+document.execCommand = () => { copied = document.activeElement.value; return true; };
+line.querySelector("button").click();
+found.copied = copied;
+document.body.dataset.found = JSON.stringify(found);
+"""
+
+
+def table_page() -> str:
+    rows = tuple(
+        (name, time)
+        for name, time in (
+            ("rank 10", "9.00 µs"),
+            ("rank 9", "1.00 ms"),
+            ("=cmd()", "2.50 s"),
+            ('a "b", c', "–"),
+            ("-3", "10.0 µs"),
+            ("@x", "1,000 ms"),
+            ("rank 1", "0 ns"),
+            ("rank 2", "1.00 ms"),
+        )
+    )
+    view = TableView(
+        section="x",
+        title="Some",
+        columns=(Column("name", left=True), Column("time")),
+        rows=rows,
+    )
+    return page_html(Page(verdict="Tables", tables=(view,)))
+
+
+def test_a_table_sorts_numbers_with_units(tmp_path: Path) -> None:
+    found = found_by(table_page(), TABLE.replace("COLUMN", "1"), tmp_path)
+    order = ["2.50 s", "1,000 ms", "1.00 ms", "1.00 ms", "10.0 µs", "9.00 µs", "0 ns", "–"]
+    assert [text.replace("\u00a0", " ") for text in found["down"]] == order
+    assert [text.replace("\u00a0", " ") for text in found["up"]] == [*order[-2::-1], "–"]
+    assert (found["sort"], found["unsorted"]) == ("descending", None)
+    assert found["again"] == found["before"]
+
+
+def test_a_table_sorts_names_and_filters_and_copies(tmp_path: Path) -> None:
+    found = found_by(table_page(), TABLE.replace("COLUMN", "0"), tmp_path)
+    ranks = [name for name in found["down"] if name.startswith("rank")]
+    assert ranks == ["rank 1", "rank 2", "rank 9", "rank 10"]
+    assert found["sort"] == "ascending"
+    assert found["filtered"] == ["=cmd()"]
+    assert "1 of 8 rows" in found["says"]
+    assert found["copied"] == "name,time\n'=cmd(),2.50 s\n", "no formula"

@@ -25,7 +25,7 @@ from distprof.sections.moe.show import (
     placement_table,
     ranks_line,
 )
-from distprof.sections.verdict import headline, judge
+from distprof.sections.verdict import judge, origin
 from tests.documents.samples import healthy
 
 MS = 1_000_000
@@ -203,12 +203,10 @@ def test_counts_alone_are_judged_by_where_a_placement_helps_most():
     report = distprof.analyze(GOLDEN / "moe" / "olmoe-1b-7b" / "expert_counts_top8.json")
     verdict = judge(report)
     assert report.findings[0].code == "MOE104"
-    assert verdict.line == report.findings[0].message
-    assert (
-        "2.14 times the mean on the busiest of 8 ranks, and 1.01 times with experts placed"
-        in verdict.line
-    )
-    assert headline(report) == "64 experts · 3 layers · 6 parts of the data · no timings"
+    assert verdict.headline == report.findings[0].headline
+    assert "2.14 times the mean" in verdict.headline
+    assert "the busiest of 8 ranks would get 1.01 times" in verdict.detail
+    assert origin(report) == "64 experts · 3 layers · 6 parts of the data · no timings"
 
 
 def test_at_most_is_the_largest_load_of_the_table():

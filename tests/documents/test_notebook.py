@@ -42,7 +42,7 @@ def test_a_verbs_result_shows_its_figures_and_tables(name: str) -> None:
 def test_a_report_shows_the_bar_and_the_plan() -> None:
     html = straggler()._repr_html_()
     assert 'class="bar tall"' in html
-    assert "Length of the simulated step" in html
+    assert "22.3 ms → 16.5 ms, saves 26.0 %" in Seen(html).text
     assert "waiting for late ranks 27.1 %" in Seen(html).text
 
 

@@ -21,12 +21,12 @@ def report():
 
 def test_the_verdict_is_the_first_finding_and_names_the_stage(report):
     assert report.findings[0].code == "PIP101"
-    assert judge(report).line == report.findings[0].message
-    assert judge(report).line.startswith("Stage 3 (rank 6) limits the pipeline")
+    assert judge(report).headline == report.findings[0].headline
+    assert judge(report).headline.startswith("Stage 3 (rank 6) limits the pipeline")
 
 
 def test_the_reasons_give_the_slowdown_the_plan_shares_ideal_and_model_error(report):
-    slowdown, plan, last, worst, model = judge(report).why
+    slowdown, last, worst, model, plan = judge(report).why
     assert slowdown == (
         "Steps take 17.9 % longer than with even operations. Stage 3 explains it: move layers "
         "from it to the others."
@@ -41,7 +41,7 @@ def test_the_reasons_give_the_slowdown_the_plan_shares_ideal_and_model_error(rep
 def test_the_stage_is_found_once_with_what_equal_stages_save(report):
     by_code = {finding.code: finding for finding in report.findings}
     assert "STR105" not in by_code
-    assert "Stage 3" in by_code["PIP101"].message
+    assert "Stage 3" in by_code["PIP101"].headline
     assert by_code["PIP101"].recoverable_ns == 293_379_532
 
 
@@ -100,7 +100,8 @@ def of_pipeline(tmp_path, length):
 
 def own_sentence(report):
     """What the verdict would be without findings."""
-    return judge(msgspec.structs.replace(report, findings=())).line
+    verdict = judge(msgspec.structs.replace(report, findings=()))
+    return f"{verdict.headline}. {verdict.detail}"
 
 
 def test_a_slow_worker_is_named(tmp_path):
@@ -109,7 +110,7 @@ def test_a_slow_worker_is_named(tmp_path):
     assert 5 * 4 + 2 in finding.ranks
     assert "the slowest 3 % of the workers, explain" in finding.message
     assert slow.findings[0] == finding
-    assert judge(slow).line == finding.message
+    assert judge(slow).headline == finding.headline
     assert "take their machines out" in own_sentence(slow)
 
 
@@ -123,8 +124,8 @@ def test_unequal_sequences_are_told_from_stalls(tmp_path):
     sequences, stalling = of_pipeline(tmp_path, data), of_pipeline(tmp_path, stalls)
     assert "their sequences differ" in uneven(sequences).message
     assert "with no pattern in the data" in uneven(stalling).message
-    assert judge(sequences).line == uneven(sequences).message
-    assert judge(stalling).line == uneven(stalling).message
+    assert judge(sequences).headline == uneven(sequences).headline
+    assert judge(stalling).headline == uneven(stalling).headline
     assert "Sequences of unequal length" in own_sentence(sequences)
     assert "garbage collection" in own_sentence(stalling)
 
@@ -133,14 +134,14 @@ def test_even_operations_are_a_good_report(tmp_path):
     even = of_pipeline(tmp_path, lambda *_: 10**6)
     assert "STR105" not in {finding.code for finding in even.findings}
     assert judge(even).why[0].startswith("Operations are even")
-    assert judge(even).line == even.findings[0].message  # 8 micro-batches on 4 stages
+    assert judge(even).headline == even.findings[0].headline  # 8 micro-batches on 4 stages
 
 
 def test_without_a_finding_the_verdict_is_that_operations_are_even(tmp_path):
     rows = pipeline_rows(lambda *_: 10**6, dp=2, stages=1, micro_batches=8)
     even = distprof.analyze(write_table(tmp_path / "t.parquet", log_of(rows, unit=1)))
     assert even.findings == ()
-    assert judge(even).line.startswith("Operations are even")
+    assert judge(even).headline.startswith("Operations are even")
 
 
 def test_uneven_transfers_are_named(tmp_path):

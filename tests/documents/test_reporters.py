@@ -18,7 +18,7 @@ from distprof.errors import UsageError
 from distprof.formats import RenderOptions, find_reporter, format_of_file, reporter_names
 from distprof.sections.capture.result import NodeClock
 from distprof.sections.report import RunInfo
-from distprof.sections.verdict import headline
+from distprof.sections.verdict import origin
 from distprof.sections.whatif.result import RepairPlan
 from tests.documents.job_samples import SAMPLES, failed_job, hostile_job, reference_run, untraced
 from tests.documents.samples import (
@@ -102,7 +102,7 @@ def test_doubtful_clocks_are_in_the_line_of_evidence(
         num_causality_checked=100,
         num_causality_violations=violated,
     )
-    line = headline(msgspec.structs.replace(report, capture=changed))
+    line = origin(msgspec.structs.replace(report, capture=changed))
     assert line.endswith(f" · {told}") if told else "clock" not in line
 
 
@@ -202,7 +202,7 @@ def test_text_without_colour_holds_no_escape_code() -> None:
 
 def test_the_verdict_is_the_first_line() -> None:
     assert shown(straggler(), width=120).startswith(
-        "Rank 2 is the straggler: the others wait 6.91 ms (31.0 %) of every step"
+        "Rank 2 holds the others up: 31.0 % of each step\nThey wait 6.91 ms of every step for it."
     )
 
 
@@ -327,15 +327,15 @@ def one_line(report: Report, options: RenderOptions) -> str:
 
 
 def test_a_failed_jobs_report_begins_with_what_happened() -> None:
-    assert shown(failed_job()).startswith("Rank 1 was killed (SIGKILL) after step 14.\n")
-    assert shown(failed_job(), "md").startswith("### Rank 1 was killed (SIGKILL) after step 14.\n")
+    assert shown(failed_job()).startswith("Rank 1 was killed (SIGKILL) after step 14\n")
+    assert shown(failed_job(), "md").startswith("### Rank 1 was killed (SIGKILL) after step 14\n")
 
 
-def test_faults_and_what_probes_cost_are_said_before_any_number() -> None:
-    text = shown(reference_run(), width=120)
-    assert "injected on purpose: routing-skew=0:4\n" in text.split("Findings")[0]
-    assert "tracing 4.10 % of a step (2.00 % to 6.30 %)" in text.split("Findings")[0]
-    assert "always-on probes 0.30 % of a step (−0.20 % to 0.80 %)" in text.split("Findings")[0]
+def test_faults_and_what_probes_cost_are_said_before_any_table() -> None:
+    head = shown(reference_run(), width=120).split("Where a step goes")[0]
+    assert "injected on purpose: routing-skew=0:4\n" in head
+    assert "tracing 4.10 % of a step (2.00 % to 6.30 %)" in head
+    assert "always-on probes 0.30 % of a step (−0.20 % to 0.80 %)" in head
 
 
 def test_peers_of_a_failed_rank_are_one_line_and_their_words_shown_on_request() -> None:
@@ -347,7 +347,7 @@ def test_peers_of_a_failed_rank_are_one_line_and_their_words_shown_on_request() 
 def test_a_run_without_traces_tells_its_step_log() -> None:
     text = shown(untraced(), width=200)
     assert text.startswith(
-        "A step takes 46.0 ms (median of 22 steps), 23.0 % of it waiting for input. "
+        "A step takes 46.0 ms (median of 22 steps), 23.0 % of it waiting for input\n"
         "No rank was traced (ranks 0-1: always-on mode)"
     )
     assert "2 ranks, none traced · 30 steps logged" in text

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from distprof.documents.saved import Report
+from distprof.escape import MAX_HEADLINE
 from distprof.rules.base import Finding
 from distprof.sections.idle.result import IdleResult
 from distprof.sections.stragglers.result import RankStraggler, StragglersResult
@@ -30,33 +31,39 @@ from tests.documents.samples import (
 )
 
 
+def said(report: Report) -> str:
+    """The verdict and its evidence."""
+    verdict = judge(report)
+    return f"{verdict.headline}. {verdict.detail}".strip()
+
+
 def two_ranks(**parts_ns: int) -> Report:
     return report_of([waterfall_of(rank, **parts_ns) for rank in range(2)])
 
 
 def test_a_persistent_straggler_is_named_with_its_cost_and_cause() -> None:
-    assert judge(straggler()).line == (
-        "Rank 2 is the straggler: the others wait 6.91 ms (31.0 %) of every step for it. "
+    assert said(straggler()) == (
+        "Rank 2 holds the others up: 31.0 % of each step. They wait 6.91 ms of every step for it. "
         "It runs the same kernels slower."
     )
 
 
 def test_a_straggler_with_more_work_gets_the_advice_to_balance() -> None:
-    assert judge(many_ranks()).line == (
-        "Rank 37 is the straggler: the others wait 5.98 ms (23.9 %) of every step for it. "
-        "It has more to compute: balance the work."
+    assert said(many_ranks()) == (
+        "Rank 37 holds the others up: 23.9 % of each step. They wait 5.98 ms of every step for it. "
+        "It has more to compute."
     )
 
 
 def test_waiting_without_a_clear_culprit_blames_nobody() -> None:
     report = two_ranks(computation_ns=600 * MS, exposed_wait_ns=400 * MS)
-    line = judge(report).line
-    assert "Ranks wait for each other for 40.0 % of each step (40.0 ms of 100 ms)" in line
+    line = said(report)
+    assert "Ranks wait for each other for 40.0 % of each step. 40.0 ms of 100 ms" in line
     assert "No single rank is responsible" in line
 
 
 @pytest.mark.parametrize(
-    ("num_steps", "said"),
+    ("num_steps", "words"),
     [
         (
             4,
@@ -66,7 +73,7 @@ def test_waiting_without_a_clear_culprit_blames_nobody() -> None:
     ],
 )
 def test_a_rank_that_few_steps_cannot_prove_is_not_said_to_be_no_one(
-    num_steps: int, said: str
+    num_steps: int, words: str
 ) -> None:
     waits = [waterfall_of(r, computation_ns=600 * MS, exposed_wait_ns=400 * MS) for r in range(2)]
     rows = [
@@ -82,7 +89,7 @@ def test_a_rank_that_few_steps_cannot_prove_is_not_said_to_be_no_one(
         for rank, lost in ((0, 1), (1, 9))
     ]
     report = report_of(waits, num_steps=num_steps, stragglers=stragglers_result(*rows))
-    assert said in judge(report).line
+    assert words in said(report)
 
 
 def test_a_rank_that_costs_less_than_half_of_the_waiting_is_not_blamed_alone() -> None:
@@ -97,7 +104,7 @@ def test_a_rank_that_costs_less_than_half_of_the_waiting_is_not_blamed_alone() -
         confidence=0.5,
     )
     report = report_of(waits, stragglers=stragglers_result(minor))
-    assert "No single rank is responsible" in judge(report).line
+    assert "No single rank is responsible" in said(report)
 
 
 def test_two_ranks_of_like_cost_are_named_together() -> None:
@@ -115,35 +122,36 @@ def test_two_ranks_of_like_cost_are_named_together() -> None:
         for rank, lost in ((1, 24), (2, 20))
     ]
     report = report_of(waits, stragglers=stragglers_result(*rows))
-    assert judge(report).line.startswith(
-        "Ranks 1-2 are stragglers: waiting for them takes 40.0 % of each step"
+    assert said(report).startswith(
+        "Ranks 1-2 hold the others up: 40.0 % of each step. 40.0 ms of 100 ms."
     )
 
 
 def test_a_healthy_run_is_dominated_by_computation() -> None:
-    assert judge(healthy()).line == (
-        "Computation dominates (91.9 % of each step): no other part takes more than "
+    assert said(healthy()) == (
+        "Computation dominates: 91.9 % of each step. No other part takes more than "
         "3.57 % (exposed transfer)."
     )
 
 
 def test_pure_computation_needs_no_runner_up() -> None:
-    line = judge(two_ranks(computation_ns=100 * MS)).line
+    line = said(two_ranks(computation_ns=100 * MS))
     assert line == "Computation takes 100 % of each step: only faster kernels would shorten it."
 
 
 def test_a_single_rank_cannot_tell_waiting_from_transfer() -> None:
     verdict = judge(single_rank())
-    assert verdict.line == (
-        "Exposed communication takes 35.9 % of each step (8.00 ms of 22.3 ms): record the other "
-        "ranks too, because one rank cannot separate waiting from transfer."
+    assert verdict.headline == "Exposed communication takes 35.9 % of each step"
+    assert verdict.detail == (
+        "8.00 ms of 22.3 ms: record the other ranks too, because one rank cannot separate waiting "
+        "from transfer."
     )
     assert "Ranks 1-7 were not recorded." in verdict.why
 
 
 def test_without_step_marks_times_are_per_capture_and_that_is_said() -> None:
     verdict = judge(capture_only())
-    assert "31.0 % of the whole capture (310 ms of 1.00 s)" in verdict.line
+    assert verdict.headline.endswith("31.0 % of the whole capture")
     assert verdict.why[-1] == (
         "No step marks were found, so the whole capture counts as one window."
     )
@@ -158,15 +166,16 @@ def test_a_capture_window_that_was_asked_for_is_not_called_a_lack_of_marks() -> 
 
 
 def test_input_bound_cpu_run_is_told_to_load_earlier() -> None:
-    assert judge(cpu_only()).line == (
-        "Waiting for input takes 43.7 % of each step (10.0 ms of 22.9 ms). "
+    assert said(cpu_only()) == (
+        "Waiting for input takes 43.7 % of each step. 10.0 ms of 22.9 ms. "
         "Load batches earlier and with more workers."
     )
 
 
 def test_nothing_measured_says_why() -> None:
     verdict = judge(empty())
-    assert verdict.line == "Nothing could be measured: The trace holds no device activity."
+    assert verdict.headline == "Nothing could be measured"
+    assert verdict.detail == "The trace holds no device activity."
     assert verdict.part == ""
 
 
@@ -180,13 +189,13 @@ def test_idle_inside_graph_launches_is_told_from_other_idle(
     ranks = [waterfall_of(0, computation_ns=600 * MS, idle_unknown_ns=400 * MS)]
     idle_rank = msgspec.structs.replace(idle(ranks[0]), within_launch_ns=within_launch)
     report = report_of(ranks, idle=IdleResult(ranks=(idle_rank,), pauses=()))
-    assert advice in judge(report).line
+    assert advice in said(report)
 
 
 def test_without_host_rows_the_advice_is_to_record_them() -> None:
     ranks = [waterfall_of(0, computation_ns=600 * MS, idle_unknown_ns=400 * MS)]
     report = report_of(ranks, idle=IdleResult(ranks=(), pauses=()))
-    assert "also record CPU activities" in judge(report).line
+    assert "also record CPU activities" in said(report)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +217,8 @@ def test_every_part_can_dominate(part: str) -> None:
     report = two_ranks(**{"computation_ns": 600 * MS, f"{part}_ns": 400 * MS})
     verdict = judge(report)
     assert verdict.part == part
-    assert "40.0 % of each step (40.0 ms of 100 ms)" in verdict.line
+    assert "40.0 % of each step" in verdict.headline
+    assert verdict.detail.startswith("40.0 ms of 100 ms")
 
 
 def test_a_loss_below_five_percent_does_not_dominate() -> None:
@@ -219,10 +229,12 @@ def test_a_loss_below_five_percent_does_not_dominate() -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_the_verdict_is_one_sentence_and_why_is_short(name: str) -> None:
+def test_the_verdict_is_one_line_and_why_is_short(name: str) -> None:
     verdict = judge(SAMPLES[name]())
-    assert verdict.line.endswith(".")
-    assert "\n" not in verdict.line
+    assert verdict.headline
+    assert not verdict.headline.endswith(".")
+    assert len(verdict.headline) <= MAX_HEADLINE
+    assert "\n" not in verdict.headline
     assert len(verdict.why) <= 5
 
 
@@ -231,7 +243,7 @@ def test_a_run_of_one_rank_is_complete() -> None:
         [waterfall_of(0, computation_ns=600 * MS, exposed_comm_unsplit_ns=400 * MS)],
         run=run_info((0,), world_size=1),
     )
-    assert "record the other ranks" not in judge(report).line
+    assert "record the other ranks" not in said(report)
 
 
 def stragglers_result(*rows: RankStraggler) -> StragglersResult:
@@ -255,7 +267,7 @@ def stragglers_result(*rows: RankStraggler) -> StragglersResult:
         ),
         (
             {"failure": None, "outcome": "running"},
-            "The job was still running, or its launcher was killed; its last recorded step is 14.",
+            "The job was still running, or its launcher was killed. Its last recorded step is 14.",
         ),
     ],
 )
@@ -265,16 +277,17 @@ def test_how_a_job_ended_comes_first_then_what_was_measured(
     report = failed_job()
     report = msgspec.structs.replace(report, job=msgspec.structs.replace(report.job, **fields))
     verdict = judge(report)
-    assert verdict.line == line
-    assert verdict.why[0] == judge(msgspec.structs.replace(report, job=JOB)).line
+    assert said(report).startswith(line.rstrip("."))
+    measured = judge(msgspec.structs.replace(report, job=JOB))
+    assert f"{measured.headline}." in (verdict.detail, *verdict.why)
 
 
 def test_a_host_between_operators_is_no_idle_device() -> None:
     report = two_ranks(computation_ns=600 * MS, idle_unknown_ns=400 * MS)
     report = msgspec.structs.replace(report, run=run_info((0, 1), device="cpu"))
-    assert judge(report).line == (
-        "The CPU spends 40.0 % of each step (40.0 ms of 100 ms) between operators, in Python or "
-        "blocked. Use fewer, larger operators. Record stacks to see what runs between them."
+    assert said(report) == (
+        "The CPU spends 40.0 % of each step between operators (Python or blocked). 40.0 ms of "
+        "100 ms. Use fewer, larger operators. Record stacks to see what runs between them."
     )
 
 
@@ -288,13 +301,13 @@ def with_findings(*findings: Finding) -> Report:
 
 def test_the_first_finding_is_the_verdict_and_what_it_replaces_the_first_reason() -> None:
     verdict = judge(with_findings(finding()))
-    assert verdict.line == finding().message
-    assert verdict.why[0] == judge(healthy()).line
+    assert (verdict.headline, verdict.detail) == (finding().headline, finding().message)
+    assert verdict.why[0] == said(healthy())
     assert verdict.part == "computation"
 
 
 def test_a_sentence_whose_numbers_the_finding_has_is_no_reason() -> None:
-    own = judge(healthy()).line
+    own = said(healthy())
     verdict = judge(with_findings(finding(message=f"As measured: {own}")))
     assert own not in verdict.why
 
@@ -305,5 +318,7 @@ def test_the_recording_and_mere_information_are_not_the_verdict(fields: dict[str
 
 
 def test_a_warning_on_the_job_is_the_verdict_although_one_on_the_recording_is_listed() -> None:
-    job = finding("NET102", severity=Severity.WARNING, message="No GPUDirect.")
-    assert judge(with_findings(finding("CAP104"), job)).line == "No GPUDirect."
+    job = finding(
+        "NET102", severity=Severity.WARNING, headline="No GPUDirect", message="It is off."
+    )
+    assert said(with_findings(finding("CAP104"), job)) == "No GPUDirect. It is off."

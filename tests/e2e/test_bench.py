@@ -14,8 +14,10 @@ import pytest
 from distprof_runs.bench.plan import KINDS
 from distprof_runs.launching.emulated_nodes import EmulatedNodes, Link, why_not
 
-from distprof.artefacts.fabric_file import FabricCurve, FabricFile, FabricFit
+from distprof.artefacts.fabric_file import ComputeRate, FabricCurve, FabricFile, FabricFit
+from distprof.errors import UsageError
 from distprof.ingest.fabric import read_fabric
+from tests.optional import optional
 from tests.processes import ended
 from tests.warm import Starter, WarmPython
 
@@ -103,6 +105,74 @@ def test_ranks_that_fail_are_a_failed_job_that_says_where_to_look(ran_warm: Ran)
     finally:
         if folder.name.startswith("distprof-bench-"):
             shutil.rmtree(folder)
+
+
+def quick_speeds(monkeypatch: pytest.MonkeyPatch) -> FabricFile:
+    """What this CPU reaches, measured hastily."""
+    torch = optional("torch")
+    from distprof_runs.bench import compute
+
+    monkeypatch.setattr(compute, "_SIZES", {"cpu": (16, 64)})
+    monkeypatch.setattr(compute, "_MEMORY_BYTES", {"cpu": 1 << 16})
+    monkeypatch.setattr(compute, "_ROUND_S", 0.002)
+    monkeypatch.setattr(compute, "_WARM_UP_S", 0.001)
+    return compute.measure(torch.device("cpu"))
+
+
+def test_speeds_of_a_device_become_limits_of_operators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = quick_speeds(monkeypatch)
+    assert [rate.dtype for rate in profile.rates] == ["bf16", "fp16", "fp32"]
+    assert all(rate.size in (16, 64) and rate.flops > 0 for rate in profile.rates)
+    assert (profile.device, profile.curves) == ("cpu", ())
+    file = tmp_path / "fabric.json"
+    file.write_bytes(msgspec.json.encode(profile))
+    assert read_fabric(str(file)).rates == profile.rates
+    done = ran(*BENCH, "--show", str(file))
+    assert done.stdout.startswith("cpu reaches ")
+    assert "Matrix products" in done.stdout
+
+
+def test_a_type_that_the_device_cannot_multiply_is_left_out_with_a_note(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from distprof_runs.bench import compute
+
+    def refuse(kind: str, size: int, device: object) -> Callable[[], object]:
+        if kind == "fp16":
+            raise RuntimeError("not implemented for 'Half'")
+        return lambda: None
+
+    monkeypatch.setattr(compute, "_product", refuse)
+    profile = quick_speeds(monkeypatch)
+    assert [rate.dtype for rate in profile.rates] == ["bf16", "fp32"]
+    assert profile.notes == ("No product of 16 rows in fp16: not implemented for 'Half'.",)
+
+
+def test_speeds_join_the_collectives_of_a_profile_of_the_same_device(tmp_path: Path) -> None:
+    from distprof_runs.bench.job import _add_speeds
+
+    curve = FabricCurve(kind="all_reduce", group_size=2, points=())
+    before = FabricFile(origin="distprof bench", device="cpu", curves=(curve,))
+    rate = ComputeRate(dtype="bf16", flops=1e9, size=64)
+    found = FabricFile(origin="distprof bench", device="cpu", curves=(), rates=(rate,))
+    file = tmp_path / "result.json"
+    file.write_bytes(msgspec.json.encode(found))
+    with pytest.raises(UsageError, match="measured on NVIDIA A100, this device is cpu"):
+        _add_speeds(file, msgspec.structs.replace(before, device="NVIDIA A100"))
+    _add_speeds(file, before)
+    whole = read_fabric(str(file))
+    assert (whole.curves, whole.rates) == ((curve,), (rate,))
+
+
+def test_a_file_that_is_no_profile_gets_no_speeds(tmp_path: Path, ran_warm: Ran) -> None:
+    file = tmp_path / "fabric.json"
+    file.write_text("{}")
+    done = ran_warm(*BENCH, "--compute", "-o", str(file), "--force")
+    assert done.returncode == 3
+    assert "expected: a fabric profile" in done.stderr
+    assert file.read_text() == "{}"
 
 
 def test_showing_a_log_of_nccl_tests_needs_no_ranks(ran_warm: Ran) -> None:

@@ -51,7 +51,7 @@ def test_idle_time_of_a_filtered_trace_is_not_judged(tmp_path, keep):
     assert "COM101" not in codes
     assert "CAP101" in codes
     verdict = judge(report)
-    assert "idle" not in verdict.line.lower()
+    assert "idle" not in verdict.headline.lower()
     assert not verdict.part.startswith("idle")
     assert not report.plan.repairs
     shown = " ".join(REPORT.reporter("text")(report, RenderOptions(width=80)).split())

@@ -94,7 +94,7 @@ def test_they_are_at_the_step_of_the_report(logged: dict[str, Any]) -> None:
 def test_verdict_and_plan_arrive_as_text(logged: dict[str, Any]) -> None:
     texts = list(logged["texts"].values())
     made = report()
-    assert any(made.verdict.line in str(text) for text in texts)
+    assert any(made.verdict.headline in str(text) for text in texts)
     plan = REPORT.reporter("brief")(made, RenderOptions()).partition("\nPlan\n")[2].splitlines()[0]
     assert any(plan in str(text) for text in texts)
 

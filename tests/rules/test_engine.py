@@ -37,7 +37,13 @@ def yields(*drafts):
 
 
 def draft(cost, **more):
-    return Draft(message="It is so.", fix="Change it.", cost_ns_per_step=cost, **more)
+    return Draft(
+        headline="It costs 5 ns",
+        message="It is so.",
+        fix="Change it.",
+        cost_ns_per_step=cost,
+        **more,
+    )
 
 
 def run(*rules, **more):

@@ -59,15 +59,16 @@ def test_an_expert_that_is_hot_in_most_layers_is_named_and_the_others_are_folded
     layers = tuple(hot(str(i), 7) for i in range(6))
     layers += tuple(hot(str(6 + i), i, 0.3 + i / 100) for i in range(4))
     first, second = findings(MoeResult(layers=layers), "MOE101")
-    assert first.message.startswith("Expert 7 gets 4.0 times")
+    assert first.headline.startswith("Expert 7 gets 4.0 times")
     assert "6 of 10 layers" in first.message
-    assert "expert 3 of layer 9 with 2.6 times" in second.message
+    assert "expert 3 of layer 9" in second.message
+    assert "up to 2.6 times" in second.headline
     assert "In 4 of 10 layers" in second.message
 
 
 def test_up_to_three_experts_are_named_each():
     layers = tuple(hot(str(i), i) for i in range(3))
-    assert [f.message[:8] for f in findings(MoeResult(layers=layers), "MOE101")] == [
+    assert [f.headline[:8] for f in findings(MoeResult(layers=layers), "MOE101")] == [
         "Expert 0", "Expert 1", "Expert 2"
     ]  # fmt: skip
 
@@ -94,7 +95,7 @@ def test_few_tokens_make_ranks_uneven_by_chance():
 def test_uneven_senders_are_told_from_uneven_receivers():
     exchange = moe_exchange(sent_max_over_mean=1.8, busiest_sender=3)
     (finding,) = findings(MoeResult(exchanges=(exchange,), layers=(moe_layer("0"),)), "MOE105")
-    assert finding.message.startswith("Rank 3 sends 1.8 times the mean")
+    assert finding.headline.startswith("Rank 3 sends 1.8 times the mean")
     assert finding.cost_ns_per_step == pytest.approx(2 * MS * (1 - 1 / 1.8), abs=1)
 
 
@@ -111,7 +112,8 @@ def test_dead_experts_of_several_layers_are_one_finding():
     dead = moe_layer("0", dead_ratio=0.25, dead_experts=(1, 6))
     worse = moe_layer("1", dead_ratio=0.5, dead_experts=(0, 1, 2, 3))
     (finding,) = findings(MoeResult(layers=(dead, worse)), "MOE102")
-    assert finding.message.startswith("4 of 8 experts of layer 1 get less than 1 % of the mean")
+    assert finding.headline == "4 of 8 experts of a layer get almost no tokens"
+    assert finding.message.startswith("In layer 1 they get less than 1 % of the mean")
     assert "experts 0, 1, 2, 3" in finding.message
     assert "1 more layer" in finding.message
 

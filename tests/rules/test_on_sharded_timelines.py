@@ -156,4 +156,4 @@ def test_settings_of_nccl_in_the_environment_are_named():
     )
     report = analyze(run_of(step(units=20, size=50_000_000, prefetch=True), job=job))
     assert codes(report) == {"COM122"}
-    assert report.findings[-1].message.startswith("NCCL_ALGO=Ring (the algorithm is forced) is set")
+    assert report.findings[-1].message == "NCCL_ALGO=Ring (the algorithm is forced)."

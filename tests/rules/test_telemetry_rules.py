@@ -52,7 +52,7 @@ def slowed(reason, ratio=0.8):
 )
 def test_each_kind_of_throttling_has_its_words(reason, words):
     (finding,) = found(telemetry({3: slowed(reason)}), "TEL101")
-    assert words in finding.message
+    assert words in f"{finding.headline}. {finding.message}"
     assert reason in finding.message
 
 
@@ -152,7 +152,8 @@ def test_an_error_without_a_time_is_told_as_such():
 def test_what_probe_and_kernel_log_both_tell_of_a_rank_counts_once():
     result = telemetry({3: {"xid": (79,)}}, errors=(error(79, rank=3),))
     (finding,) = found(result, "TEL103")
-    assert "XID 79 2 times on the GPU of rank 3" in finding.message
+    assert finding.headline.startswith("XID 79 2 times")
+    assert "On the GPU of rank 3" in finding.message
 
 
 def test_uncorrected_errors_and_switches_are_told():
@@ -166,15 +167,15 @@ def test_uncorrected_errors_and_switches_are_told():
     [
         ({"has_repair_failed": True, "recovery": "Reset"}, "could not be", Severity.ERROR),
         ({"is_repair_pending": True, "recovery": "Reset"}, "needs a reset", Severity.WARNING),
-        ({"ecc_uncorrected": 3}, "had 3 uncorrectable errors since", Severity.WARNING),
-        ({"recovery": "Drain and Reset"}, '("Drain and Reset")', Severity.ERROR),
+        ({"ecc_uncorrected": 3}, "had 3 uncorrectable errors", Severity.WARNING),
+        ({"recovery": "Drain and Reset"}, '"Drain and Reset"', Severity.ERROR),
     ],
 )
 def test_what_a_gpu_says_of_its_memory_and_recovery_is_one_finding(fields, words, severity):
     wrong = tuple(condition(rank, **(fields if rank == 3 else {})) for rank in RANKS)
     (finding,) = found(telemetry(conditions=wrong), "TEL103")
     assert (finding.ranks, finding.severity) == ((3,), severity)
-    assert words in finding.message
+    assert words in f"{finding.headline}. {finding.message}"
     unknown = tuple(condition(rank, **dict.fromkeys(fields)) for rank in RANKS)
     assert found(telemetry(conditions=unknown), "TEL103") == []
 
@@ -238,7 +239,7 @@ def test_healthy_real_devices_are_silent(name):
 def test_the_real_kernel_log_is_an_error():
     (finding,) = distprof.analyze(str(GPU / "dmesg-xid-119.log")).findings
     assert (finding.code, finding.severity) == ("TEL103", Severity.ERROR)
-    assert "XID 119 5 times" in finding.message
+    assert "XID 119 5 times" in finding.headline
 
 
 @given(st.lists(st.none() | st.integers(0, 9), max_size=12))

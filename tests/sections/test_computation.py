@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from distprof.artefacts.fabric_file import ComputeRate, FabricFile
 from distprof.hardware import load_sheet
 from distprof.run.run import Device
 from distprof.sections.computation.categories import categories, of_kernel, strong, weak
@@ -73,10 +74,15 @@ class Program(RankBuilder):
         return self
 
 
-def explained(rank: RankBuilder, device: str = "NVIDIA H100 80GB HBM3") -> ComputationResult:
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def explained(
+    rank: RankBuilder, device: str = H100, fabric: FabricFile | None = None
+) -> ComputationResult:
     analysis = measured(rank)
     run = make_run([replace(rank.rank(), device=Device(name=device))])
-    return analyze_computation(run, RankAnalyses.of([analysis]), load_sheet())
+    return analyze_computation(run, RankAnalyses.of([analysis]), load_sheet(), fabric)
 
 
 def times_of(result: ComputationResult) -> dict[str, int]:
@@ -232,6 +238,52 @@ def test_no_limit_on_a_gpu_that_the_sheet_does_not_list():
     (row,) = explained(program, "Some GPU").operators
     assert (row.bound, row.peak_ratio) == ("", None)
     assert row.flops is not None
+
+
+def speeds(device: str, memory: float = 3e12, **flops: float) -> FabricFile:
+    rates = tuple(ComputeRate(dtype=kind, flops=one, size=8192) for kind, one in flops.items())
+    return FabricFile(
+        origin="distprof bench", device=device, curves=(), rates=rates, memory_bytes_per_s=memory
+    )
+
+
+def test_measured_limits_count_instead_of_the_sheet_and_for_fp32_too():
+    size = [4096, 4096], [4096, 4096]
+    program = Program().op("aten::mm", 1_000_000, *size)
+    program.op("aten::bmm", 4_000_000, [1, 4096, 4096], [1, 4096, 4096], kind="float")
+    program.op("aten::add", 50_000, *size)
+    result = explained(program, fabric=speeds(H100, bf16=700e12, fp32=50e12))
+    ratios = {row.name: row.peak_ratio for row in result.operators}
+    assert ratios["aten::mm"] == pytest.approx(2 * 4096**3 / 700e12 / 1e-3)
+    assert ratios["aten::bmm"] == pytest.approx(2 * 4096**3 / 50e12 / 4e-3)
+    assert ratios["aten::add"] == pytest.approx(2 * 3 * 4096**2 / 3e12 / 50e-6)
+    assert result.is_measured
+    assert {roof.dtype: roof.flops for roof in result.roofs} == {"bf16": 700e12, "fp32": 50e12}
+
+
+def test_an_operator_may_be_a_little_faster_than_the_measured_limit_but_not_twice_as_fast():
+    def ratio_at(peak: float) -> float | None:
+        program = Program().op("aten::mm", 1_000_000, [4096, 4096], [4096, 4096])
+        (row,) = explained(program, fabric=speeds(H100, bf16=peak)).operators
+        return row.peak_ratio
+
+    reached = 2 * 4096**3 / 1e-3
+    assert ratio_at(reached / 1.03) == 1
+    assert ratio_at(reached / 2) is None
+
+
+def test_limits_that_were_measured_on_another_gpu_are_not_used():
+    program = Program().op("aten::mm", 1_000_000, [4096, 4096], [4096, 4096])
+    result = explained(program, fabric=speeds("NVIDIA A100", bf16=200e12))
+    assert not result.is_measured
+    assert result.operators[0].peak_ratio == pytest.approx(2 * 4096**3 / 989e12 / 1e-3)
+    assert any("NVIDIA A100" in why for why in result.unavailable)
+
+
+def test_a_profile_of_collectives_alone_changes_no_limit():
+    program = Program().op("aten::mm", 1_000_000, [4096, 4096], [4096, 4096])
+    fabric = FabricFile(origin="distprof bench", device="NVIDIA A100", curves=())
+    assert explained(program, fabric=fabric) == explained(program)
 
 
 # What changes would save -------------------------------------------------------------------------
@@ -424,6 +476,17 @@ def test_operators_that_others_are_made_of(operator: str, category: str | None):
         ("volta_scudnn_128x64_stridedB_interior_nn_v1", "convolution"),
         ("triton_per_fused_native_layer_norm_add_0", "normalisation"),
         ("triton_poi_fused_gelu_mul_3", "elementwise"),
+        ("triton_poi_fused_convolution_relu_3", "elementwise"),
+        ("triton_poi_fused__scaled_dot_product_flash_attention_mul_1", "elementwise"),
+        ("triton_tem_fused_convolution_1", "convolution"),
+        ("triton_tem_fused_flex_attention_0", "attention"),
+        ("triton_tem_fused_addmm_relu_4", "gemm"),
+        ("triton_poi_fused__to_copy_transpose_5", "copy"),
+        ("triton_poi_fused__to_copy_add_5", "elementwise"),
+        ("void tensorrt_llm::quantize_with_block_size<2>(flashinfer::Layout)", "copy"),
+        ("void flashinfer::BatchPrefillWithPagedKVCacheKernel<1>", "attention"),
+        ("void vllm::reshape_and_cache_flash_kernel<float>", "copy"),
+        ("void moe::dev::finalize::finalizeKernelVecLoad<4>", "embedding"),
         ("triton_red_fused_sum_4", "reduction"),
         ("void at::native::(anonymous namespace)::CatArrayBatchedCopy", "copy"),
         ("void at::native::reduce_kernel<512, 1>", "reduction"),

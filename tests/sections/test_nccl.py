@@ -105,7 +105,7 @@ def test_choices_are_gathered_by_algorithm_and_protocol(tmp_path):
 
 def test_a_log_alone_has_a_verdict_and_says_what_it_lacks():
     report = analyze(H100)
-    assert judge(report).line == (
+    assert judge(report).headline == (
         "An iteration takes 105 ms; between nodes all connections use NET/IBext with GPUDirect "
         "RDMA; inside nodes all connections use P2P/IPC."
     )
@@ -280,7 +280,7 @@ def test_hosts_that_chose_different_networks_cannot_connect(tmp_path):
         "x0:26:26 [0] NCCL INFO Using internal Network Socket\n"
     )
     report = analyze(path)
-    assert judge(report).line.startswith(
+    assert judge(report).headline.startswith(
         "Hosts chose different networks: TCP sockets on x0, IB on x1. NCCL cannot connect them."
     )
     (found,) = report.findings

@@ -20,7 +20,9 @@ def first_lines(path: Path) -> str:
     except InputError as error:
         return str(error)
     verdict = judge(report)
-    return " ".join((verdict.line, *(finding.message for finding in report.findings), *verdict.why))
+    return " ".join(
+        (verdict.headline, *(finding.message for finding in report.findings), *verdict.why)
+    )
 
 
 def test_each_sample_has_an_expectation():

@@ -187,7 +187,7 @@ def test_most_steps_may_be_too_short_for_the_pace_of_the_gpu(tmp_path):
     log = report.step_log
     assert (log.median_ns, log.wait_period, log.stalls) == (2 * MS, 10, ())
     assert log.step_ns == 50 * MS
-    assert "A step takes 50.0 ms (median of 5 means over 10 steps)" in report.verdict.line
+    assert "A step takes 50.0 ms (median of 5 means over 10 steps)" in report.verdict.headline
     assert report.metrics()["step_median_seconds"] == pytest.approx(0.05)
 
 

@@ -348,8 +348,9 @@ class Outcome:
         """Of what the plan gives back with all faults mended in turn, relative to the truth."""
         if self.all_ns < LEAST * self.step_ns or not self.names_right:
             return None
+        # Faults that hide each other cost next to nothing alone, and a lot together.
         said = [
-            next(filter(truth.is_said_by, self.accusations), None) for truth in self.worth_naming
+            next(filter(truth.is_said_by, self.accusations), None) for truth in self.trial.truths
         ]
         gains = [found.remaining_ns or 0 for found in said if found is not None]
         return sum(gains) / self.all_ns - 1

@@ -8,10 +8,10 @@ from itertools import accumulate, pairwise
 
 import msgspec
 
-from distprof.documents.page import Plan, StepBar, group_of
+from distprof.documents.page import StepBar, group_of
 from distprof.escape import glued, html_text, plain, shorten
 from distprof.sections.table import Bar, Cell, Column, Drawing, TableView
-from distprof.units import format_duration, format_ratio, signed
+from distprof.units import signed
 
 _VOID = frozenset(("meta", "input", "br", "hr"))
 _DRAWN = frozenset(("rect", "path", "line", "circle", "polygon", "polyline"))
@@ -292,26 +292,6 @@ def step_figure(step: StepBar) -> Markup:
     label = f"{step.length}: {', '.join(share.text for share in step.shares)}"
     named = legend([(f"k-{share.group.key}", share.text) for share in step.shares])
     return captioned(step.length, bar(pieces, label=label, is_tall=True), named)
-
-
-def plan_figure(plan: Plan) -> Markup:
-    """The step now and after each repair of the plan; empty if nothing was simulated."""
-    repairs, now_ns = plan.repairs.repairs, plan.repairs.step_ns
-    if not now_ns or not repairs:
-        return EMPTY
-    lines = [_plan_row("now", now_ns, now_ns, 0)]
-    for number, repair in enumerate(repairs, 1):
-        lines.append(_plan_row(f"{number}. {repair.done}", repair.step_ns, now_ns, number))
-    caption = f"Length of the simulated {plan.word} after each change, applied one after the other"
-    return captioned(caption, rows(lines))
-
-
-def _plan_row(name: str, step_ns: int, now_ns: int, number: int) -> Markup:
-    ratio = min(step_ns / now_ns, 1.0)
-    length = format_duration(step_ns)
-    saved = f", {format_ratio(1 - ratio)} less" if number else ""
-    pieces = (Segment(kind="whole", ratio=ratio), Segment(kind="saved", ratio=1 - ratio))
-    return row(name, bar(pieces, label=f"{name}: {length}{saved}"), f"{length}{saved}")
 
 
 def columns(values: Sequence[float], label: str, kind: str = "whole") -> Markup:

@@ -128,7 +128,8 @@ def nice_ticks(least: float, most: float, count: int = 6) -> list[float]:
 
 
 _EDGE = 70
-_COLORS = 6
+COLORS = 6
+"""Kinds of marks before colours and shapes repeat."""
 
 
 def collectives_figure(classes: Sequence[CollectiveClass]) -> Markup:
@@ -145,7 +146,7 @@ def collectives_figure(classes: Sequence[CollectiveClass]) -> Markup:
     drawn = picture(scales.axes(), *lines, *marks, label=label, **_SIZE)
     how = {"aria_hidden": "true", "viewBox": "0 0 14 14"}
     items = [
-        element("li", element("svg", _shape(i, 7, 7, 6), class_=f"s{i % _COLORS}", **how), kind)
+        element("li", element("svg", shape(i, 7, 7, 6), class_=f"s{i % COLORS}", **how), kind)
         for i, kind in enumerate(kinds)
     ]
     return captioned(
@@ -226,15 +227,15 @@ def _mark(c: CollectiveClass, number: int, most: int, scales: _Scales) -> Markup
         f"{c.count:,} of them, {exposed} exposed per step"
     )
     x, y = scales.x(float(c.bytes or 1)), scales.y(float(ns))
-    outline = _shape(number, x, y, size)
-    return element("g", element("title", text), outline, class_=f"s{number % _COLORS}")
+    outline = shape(number, x, y, size)
+    return element("g", element("title", text), outline, class_=f"s{number % COLORS}")
 
 
-def _shape(number: int, x: float, y: float, size: float) -> Markup:
+def shape(number: int, x: float, y: float, size: float) -> Markup:
     """A circle, square, triangle, diamond, inverted triangle or hexagon."""
-    if number % _COLORS == 0:
+    if number % COLORS == 0:
         return element("circle", cx=x, cy=y, r=size, class_="mark")
-    corners, turn = ((4, 0.125), (3, -0.25), (4, 0.0), (3, 0.25), (6, 0.0))[number % _COLORS - 1]
+    corners, turn = ((4, 0.125), (3, -0.25), (4, 0.0), (3, 0.25), (6, 0.0))[number % COLORS - 1]
     angles = [2 * math.pi * (turn + i / corners) for i in range(corners)]
     points = [(x + size * math.cos(angle), y + size * math.sin(angle)) for angle in angles]
     drawn = " ".join(",".join(map(figure_number, point)) for point in points)
@@ -255,4 +256,4 @@ def _expected_line(
     drawn = " ".join(f"{scales.x(size):.1f},{scales.y(ns):.1f}" for size, ns in points)
     line = element("polyline", points=drawn, class_="expected")
     title = element("title", f"{kind}: expected from the fabric")
-    return element("g", title, line, class_=f"s{kinds.index(kind) % _COLORS}")
+    return element("g", title, line, class_=f"s{kinds.index(kind) % COLORS}")

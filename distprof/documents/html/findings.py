@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from distprof.documents.html.blocks import (
     EMPTY,
     Markup,
+    bounded,
     element,
     folded,
     joined,
@@ -17,7 +18,7 @@ from distprof.documents.html.blocks import (
     slug,
     untouched,
 )
-from distprof.documents.page import Priced
+from distprof.documents.page import Priced, Task, ToDo
 from distprof.errors import UsageError
 from distprof.escape import short_ranks
 from distprof.installed import is_web_address
@@ -77,7 +78,6 @@ def _without_local_links(tokens: list[Token]) -> list[Token]:
     return kept
 
 
-_NUM_TO_DO = 3
 _MARKS = {"error": "✖", "warning": "▲", "info": "●"}
 
 
@@ -92,19 +92,56 @@ def anchors(findings: Sequence[Finding]) -> Callable[[Finding], str]:
     return lambda one: names[id(one)]
 
 
-def finding_articles(found: Sequence[Priced]) -> Markup:
-    """All findings, most important first. The first finding of each rule contains its page."""
-    if not found:
-        return sentence("None.")
+def finding_articles(to_do: ToDo, *, is_page: bool = True) -> Iterator[Markup]:
+    """What to do, in order: each repair of the plan with its findings, and each other finding.
+
+    Evidence and the page of the rule open in place. Within another page, there are no ids and no
+    pages of rules.
+    """
+    found = to_do.found
     anchor_of = anchors([one.finding for one in found])
-    first = {one.finding.code: one for one in reversed(found)}
+    first = {one.finding.code: one for one in reversed(found)} if is_page else {}
+    yield element("h2", "What to do", id="to-do" if is_page else None)
+    yield (
+        sentence(f"Plan: {to_do.promise}{to_do.basis}.", class_="evidence")
+        if to_do.promise
+        else EMPTY
+    )
+    if not to_do.tasks:
+        yield sentence("No findings.")
+        return
+    items = []
+    for task in to_do.tasks:
+        head = element("p", element("b", task.change), f"  {task.effect}") if task.change else EMPTY
+        articles = (
+            _article(
+                one,
+                anchor_of(one.finding) if is_page else None,
+                task,
+                has_page=first.get(one.finding.code) is one,
+            )
+            for one in task.found
+        )
+        items.append(element("li", head, *articles))
+    yield element("ol", *items, class_="todo")
+
+
+def remark_articles(found: Sequence[Priced], *, is_page: bool = True) -> Markup:
+    """Findings that are remarks on a result."""
+    anchor_of = anchors([one.finding for one in found])
+    first = {one.finding.code: one for one in reversed(found)} if is_page else {}
     return joined(
-        _article(one, anchor_of(one.finding), has_page=first[one.finding.code] is one)
+        _article(
+            one,
+            anchor_of(one.finding) if is_page else None,
+            None,
+            has_page=first.get(one.finding.code) is one,
+        )
         for one in found
     )
 
 
-def _article(priced: Priced, anchor: str, *, has_page: bool) -> Markup:
+def _article(priced: Priced, anchor: str | None, task: Task | None, *, has_page: bool) -> Markup:
     one = priced.finding
     severity = one.severity.value
     steps = ", ".join(map(str, one.steps[:12])) + (", …" if len(one.steps) > 12 else "")
@@ -115,37 +152,23 @@ def _article(priced: Priced, anchor: str, *, has_page: bool) -> Markup:
         f"steps {steps}" if steps else "",
         f"evidence: {', '.join(one.evidence)}" if one.evidence else "",
     ]
+    name = element("span", f"{_MARKS[severity]} {severity}", class_="severity")
+    head = EMPTY if priced.is_verdict else element("h3", bounded(one.headline))
+    message = EMPTY if priced.is_verdict or not one.message else sentence(one.message)
+    effect = task.effect if task is not None and not task.change else ""
     parts = [
-        element("p", f"{_MARKS[severity]} {severity}", class_="severity"),
-        element("h3", f"{one.code} {one.name}"),
-        sentence(one.message),
+        element("p", name, f" {one.code} {one.name}{f'  {effect}' if effect else ''}"),
+        head,
+        message,
         sentence(one.fix, class_="fix"),
-        sentence(" · ".join(fact for fact in facts if fact), class_="dim"),
     ]
+    more = [sentence(" · ".join(fact for fact in facts if fact), class_="dim")]
     if is_web_address(one.docs_url):  # a saved report may contain any text here
         link = element("a", "The rule in the documentation", href=one.docs_url, rel="noreferrer")
-        parts.append(element("p", link))
-    page = rule_page(one.code) if has_page else Markup("")
-    if page:
-        title = "What it means, how it is computed, when it is wrong"
-        parts.append(folded(title, page, class_="page"))
+        more.append(element("p", link))
+    if has_page:
+        more.append(rule_page(one.code))
+    parts.append(
+        folded("What it means, how it is computed, when it is wrong", *more, class_="page")
+    )
     return element("article", *parts, id=anchor, class_=f"finding {severity}")
-
-
-def to_do(found: Sequence[Priced], verdict: str) -> Iterator[Markup]:
-    """The first findings with their fixes, without messages that repeat the verdict."""
-    anchor_of = anchors([one.finding for one in found])
-    yield element("h2", "What to do")
-    items = [_task(one, anchor_of(one.finding), verdict) for one in found[:_NUM_TO_DO]]
-    yield element("ol", *items, class_="todo") if items else sentence("No findings.")
-    left_out = len(found) - len(items)
-    if left_out:
-        yield sentence(f"{left_out} more below.")
-
-
-def _task(one: Priced, anchor: str, verdict: str) -> Markup:
-    finding = one.finding
-    name = element("a", f"{finding.code} {finding.name}", href=f"#{anchor}")
-    title = element("p", element("b", name), f"  {one.gain}" if one.gain else "")
-    message = () if finding.message == verdict else (sentence(finding.message),)
-    return element("li", title, *message, sentence(finding.fix, class_="fix"))

@@ -21,14 +21,13 @@ from distprof.documents.html.blocks import (
     drawn_table,
     element,
     joined,
-    plan_figure,
     section,
     sentence,
     slug,
     step_figure,
     untouched,
 )
-from distprof.documents.html.findings import finding_articles
+from distprof.documents.html.findings import finding_articles, remark_articles
 from distprof.documents.page import Page
 from distprof.escape import plain, shorten
 from distprof.version import __version__
@@ -75,7 +74,7 @@ def document(verdict: str, header: Sequence[str], parts: Sequence[Part]) -> str:
         element("a", "Skip to the report", href="#top", class_="skip"),
         hatchings(),
         element("div", _contents(parts), main, class_="layout"),
-        element("script", _asset("script.js")),
+        element("script", _script()),
     )
     return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
 
@@ -84,7 +83,7 @@ def document(verdict: str, header: Sequence[str], parts: Sequence[Part]) -> str:
 def policy() -> str:
     """A policy that loads nothing and allows only this style and script, by their hashes."""
     style = _hash(_asset("parts.css") + _asset("style.css"))
-    script = _hash(_asset("script.js"))
+    script = _hash(_script())
     return (
         f"default-src 'none'; style-src '{style}'; script-src '{script}'; "
         "base-uri 'none'; form-action 'none'"
@@ -94,6 +93,11 @@ def policy() -> str:
 def parts_style() -> Markup:
     """The style of the parts of a page, without that of the page around them."""
     return _asset("parts.css")
+
+
+@cache
+def _script() -> Markup:
+    return joined(_asset(name) for name in ("script.js", "tables.js", "picture.js"))
 
 
 @cache
@@ -136,18 +140,31 @@ def hatchings() -> Markup:
     return element("svg", drawn, width=0, height=0, class_="defs", aria_hidden="true")
 
 
-def page_html(page: Page, figures: Sequence[Part] = (), to_do: Sequence[Markup] = ()) -> str:
-    """The page as HTML: ``figures`` come before its own parts, ``to_do`` ends the header."""
-    header = [element("h1", bounded(page.verdict)), *basis(page), *to_do]
+def page_html(page: Page, figures: Sequence[Part] = (), picture: Markup = EMPTY) -> str:
+    """The page as HTML: headline, evidence, ``picture``, what to do, then the rest.
+
+    Args:
+        page: The page.
+        figures: Parts that come before the page's own.
+        picture: The step, drawn; empty for none.
+    """
+    header = [element("h1", bounded(page.verdict)), *evidence(page), picture]
+    if page.to_do is not None:
+        header += finding_articles(page.to_do)
+    header += basis(page)
     return document(page.verdict, header, (*figures, *_parts(page)))
 
 
+def evidence(page: Page) -> Iterator[Markup]:
+    """The evidence for the headline."""
+    yield sentence(page.detail, class_="detail") if page.detail else EMPTY
+
+
 def basis(page: Page) -> Iterator[Markup]:
-    """What the verdict rests on: headline, facts, step, plan, sentences."""
-    yield sentence(page.headline, class_="evidence") if page.headline else EMPTY
+    """What the result rests on: origin, facts, the step as a bar, sentences."""
+    yield sentence(page.origin, class_="evidence") if page.origin else EMPTY
     yield from (sentence(text) for text in (*page.facts, *page.cautions))
     yield step_figure(page.step) if page.step else EMPTY
-    yield plan_figure(page.plan) if page.plan else EMPTY
     yield bullets(page.sentences)
     yield bullets(page.points)
 
@@ -157,8 +174,8 @@ def _parts(page: Page) -> Iterator[Part]:
         content = bullets(listing.sentences, numbered=listing.is_numbered)
         anchor = f"{slug(listing.title)}-{number}"
         yield Part(anchor=anchor, title=listing.title, content=content)
-    if page.findings is not None:
-        content = finding_articles(page.findings.listed)
+    if page.remarked:
+        content = remark_articles(page.remarked)
         yield Part(anchor="findings", title="Findings", content=content)
     if page.tables:
         is_folded = page.has_folded_tables

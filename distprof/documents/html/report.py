@@ -9,9 +9,11 @@ from msgspec.structs import replace
 
 from distprof.documents.html.blocks import EMPTY, Markup, Part, drawn_table, joined
 from distprof.documents.html.chart import collectives_figure
-from distprof.documents.html.findings import anchors, to_do
+from distprof.documents.html.findings import anchors
 from distprof.documents.html.heat_map import heat_figure, heats_of, node_heats_of
 from distprof.documents.html.page import page_html
+from distprof.documents.html.picture import Evidence, picture_figure
+from distprof.documents.html.roofline import roofline_figure
 from distprof.documents.html.schedule import schedule_figures
 from distprof.documents.html.subjects import (
     experts_figure,
@@ -20,13 +22,14 @@ from distprof.documents.html.subjects import (
     waterfall_figure,
     workers_figure,
 )
-from distprof.documents.report import page_of, priced
+from distprof.documents.report import page_of
 from distprof.formats import RenderOptions
 from distprof.rules.base import Finding
 from distprof.sections.parts import window_word
 from distprof.sections.report import Report
 from distprof.sections.table import TableView
 from distprof.sections.time.show import left_out_steps
+from distprof.terms import StragglerPattern
 
 ALL_RANKS = 64
 """Tables of up to 64 ranks are always complete. Longer ones are cut unless ``show_all`` is set."""
@@ -56,11 +59,30 @@ def report_html(report: Report, options: RenderOptions) -> str:
     drawn = _Drawn(report=report, tables=page.tables, anchor_of=anchors(report.findings))
     own = {name for subject in _SUBJECTS for name in subject.sections}
     others = tuple(view for view in page.tables if view.section not in own)
+    has_waterfall = any(view.is_main for view in page.tables)
     return page_html(
-        replace(page, tables=others, commands=()),
+        # the first figure shows the parts of the step, each with its findings
+        replace(page, tables=others, commands=(), step=None if has_waterfall else page.step),
         tuple(_subject_parts(drawn, options.sections)),
-        tuple(to_do(priced(report), page.verdict)),
+        picture=EMPTY if options.sections else _picture(drawn),
     )
+
+
+def _picture(drawn: _Drawn) -> Markup:
+    """The step with late ranks marked, and where each finding's evidence is."""
+    report = drawn.report
+    late = tuple(
+        rank.rank for rank in report.stragglers.ranks if rank.pattern is not StragglerPattern.NONE
+    )
+    shown = {step.step for step in report.picture.steps}
+    found = [
+        Evidence(drawn.anchor_of(one), one.ranks, one.steps)
+        for one in report.findings
+        # what all ranks do in every step has no place of its own
+        if 0 < len(one.ranks) < len(report.run.ranks)
+        or (shown & {*one.steps} and len(one.steps) < report.run.num_steps)
+    ]
+    return picture_figure(report.picture, late, dict(report.run.nodes), found)
 
 
 def _subject_parts(drawn: _Drawn, sections: tuple[str, ...]) -> Iterator[Part]:
@@ -139,6 +161,12 @@ _SUBJECTS: Sequence[_Subject] = (
         "Collectives",
         lambda d: collectives_figure(d.report.collectives.classes),
         ("collectives",),
+    ),
+    _Subject(
+        "computation",
+        "Computation",
+        lambda d: roofline_figure(d.report.computation),
+        ("computation",),
     ),
     _Subject("workers", "Simulated step", lambda d: workers_figure(d.report.whatif), ("whatif",)),
     _Subject(

@@ -1,4 +1,6 @@
-"""Output of ``nvidia-smi topo -m``: how GPUs and network cards of a machine are connected.
+"""How GPUs and network cards of a machine are connected: output of ``nvidia-smi topo -m``.
+
+Also how fast GPUs copy to each other: matrices of CUDA's p2pBandwidthLatencyTest and nvbandwidth.
 
 It is read as users save it: with the terminal's escape codes, from one host or many, one after
 another or with the host name before each line, and with other output around it.
@@ -7,7 +9,9 @@ another or with the host name before each line, and with other output around it.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from statistics import median
 
 import msgspec
 
@@ -16,12 +20,13 @@ from distprof.errors import InputError
 from distprof.ingest.files import DAMAGE, opened
 from distprof.ingest.sensors.collect import host_named
 from distprof.ingest.source import Source, keep
-from distprof.run.evidence import Machine, Machines
+from distprof.run.evidence import GpuCopies, Machine, Machines
 from distprof.run.run import Run
 
 BOUND = Bound(reads="output of nvidia-smi topo -m", num_bytes=1 << 24, names=512, beyond="refused")
 MAX_DEVICES = 512
 _SNIFFED_BYTES = 1 << 18
+_SIGNS = (b"GPU0", b"P2P=", b"GPU(row)")
 _LONGEST_LINE = 1 << 16
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -35,6 +40,12 @@ _LINE = re.compile(_PREFIX + r"(?P<rest>.*)")
 _GPU = re.compile(r"GPU\d{1,4}")
 _CARD_NAME = re.compile(r"\s*(NIC\d{1,4}):\s*([\w.:\-]{1,64})\s*")
 _PATH = re.compile(r"X|NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|N/A")
+_COPIES = re.compile(
+    r"(?P<ways>Uni|Bi)directional P2P=(?P<p2p>Enabled|Disabled) Bandwidth\b.{0,20} Matrix \(GB/s\)"
+    r"|memcpy (?:CE|SM) GPU\(row\) ?(?:->|<-) ?GPU\(column\) bandwidth \(GB/s\)"
+)
+_OTHER_MATRIX = re.compile(r"(?:Bi|Uni)directional |Matrix \(|bandwidth \(GB/s\)")
+_SPEEDS = re.compile(r"[>\s]{0,8}(\d{1,3})((?:\s+(?:\d{1,5}\.\d{1,3}|N/A))+)\s*")
 _RULER = re.compile(r"[=#*\-\s]*")
 
 
@@ -44,9 +55,10 @@ def fits_machine(source: str) -> bool:
         start = _read(source, _SNIFFED_BYTES)
     except (*DAMAGE, ImportError):
         return False
-    if b"GPU0" not in start or start.lstrip()[:1] in (b"{", b"["):
+    if not any(sign in start for sign in _SIGNS) or start.lstrip()[:1] in (b"{", b"["):
         return False
-    return bool(parse_machines(start.decode("utf-8", "replace")).machines)
+    found = parse_machines(start.decode("utf-8", "replace"))
+    return bool(found.machines or found.copies)
 
 
 def read_machine(source: str) -> Machines:
@@ -61,7 +73,7 @@ def read_machine(source: str) -> Machines:
             fix="name a file that holds only this output",
         ) from error
     found = parse_machines(data.decode("utf-8", "replace"))
-    if not found.machines:
+    if not (found.machines or found.copies):
         raise InputError(
             source,
             expected="output of nvidia-smi topo -m",
@@ -106,7 +118,38 @@ def parse_machines(text: str) -> Machines:
         if not block.is_whole
     )
     machines = dict.fromkeys(block.machine() for block in every if block.is_whole)  # each once
-    return Machines(machines=tuple(machines), notes=notes)
+    return Machines(machines=tuple(machines), copies=tuple(_copies(lines)), notes=notes)
+
+
+def _copies(lines: Sequence[str]) -> Iterator[GpuCopies]:
+    """The first matrix of copies with access to each other's memory, and the first without."""
+    matrices: dict[tuple[bool, bool], dict[int, list[float]]] = {}
+    rows: dict[int, list[float]] = {}
+    for line in lines:
+        if title := _COPIES.search(line):
+            rows = {}
+            matrices.setdefault((title["ways"] == "Bi", title["p2p"] != "Disabled"), rows)
+        elif _OTHER_MATRIX.search(line):
+            rows = {}
+        elif (row := _SPEEDS.fullmatch(line)) and int(row[1]) == len(rows) < MAX_DEVICES:
+            rows[len(rows)] = [0.0 if cell == "N/A" else float(cell) for cell in row[2].split()]
+    for (is_both_ways, is_direct), matrix in sorted(matrices.items()):
+        pairs = [
+            (speed, (gpu, other))
+            for gpu, speeds in matrix.items()
+            for other, speed in enumerate(speeds)
+            if gpu != other
+        ]
+        if pairs:
+            least, slowest = min(pairs)
+            yield GpuCopies(
+                is_both_ways=is_both_ways,
+                is_direct=is_direct,
+                num_gpus=max(map(len, matrix.values())),
+                bytes_per_s=median(speed for speed, _ in pairs) * 1e9,
+                slowest_bytes_per_s=least * 1e9,
+                slowest=slowest,
+            )
 
 
 class _Block(msgspec.Struct):
@@ -128,15 +171,23 @@ class _Block(msgspec.Struct):
         width = len(self.names)
         if name not in self.names or name in self.rows or width > MAX_DEVICES:
             return
-        if len(cells) >= width and all(_PATH.fullmatch(cell) for cell in cells[:width]):
+        known = len(list(takewhile(_PATH.fullmatch, cells[:width])))
+        if known < width and known + 1 >= len(cells) and self.num_missing_gpus == 1:  # cut off
+            column = self.names.index(name)  # a path is the same both ways
+            rest = [self.rows[other][column] if other in self.rows else "" for other in self.names]
+            cells, known = [*cells[:known], *rest[known:]], width
+        if known == width:
             self.rows[name] = cells[:width]
             self.affinity[name] = cells[width:]
 
     @property
+    def num_missing_gpus(self) -> int:
+        return sum(name not in self.rows for name in self.names if _GPU.fullmatch(name))
+
+    @property
     def is_whole(self) -> bool:
-        gpus = [name for name in self.names if _GPU.fullmatch(name)]
         unique = len(set(self.names)) == len(self.names)
-        return unique and len(self.names) <= MAX_DEVICES and all(g in self.rows for g in gpus)
+        return unique and len(self.names) <= MAX_DEVICES and not self.num_missing_gpus
 
     def machine(self) -> Machine:
         """The machine, GPUs before network cards."""
@@ -177,7 +228,8 @@ def _join(run: Run, shown: Machines) -> Run:
     before = run.get(Machines)
     again = {machine.host for machine in shown.machines} - {""}
     kept = [one for one in before.machines if one.host not in again] if before else []
-    both = Machines(machines=(*kept, *shown.machines), notes=shown.notes)
+    copies = shown.copies or (before.copies if before else ())
+    both = Machines(machines=(*kept, *shown.machines), copies=copies, notes=shown.notes)
     return keep(run, both, notes="damaged")
 
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from itertools import chain
 from typing import NoReturn
+
+import msgspec
 
 from distprof.bounds import Bound
 from distprof.errors import InputError
@@ -40,26 +42,43 @@ _HEADLESS = re.compile(
     re.M,
 )
 _OF_CPU = ["Name", "Self CPU %", "Self CPU", "CPU total %", "CPU total", "CPU time avg"]
+_MEMORY = ["CPU Mem", "Self CPU Mem", "CUDA Mem", "Self CUDA Mem"]
+_OF_CUDA = ["Self CUDA", "Self CUDA %", "CUDA total", "CUDA time avg"]
 _COLUMNS = {
     7: [*_OF_CPU, "# of Calls"],
     10: [*_OF_CPU, "CUDA total %", "CUDA total", "CUDA time avg", "Number of Calls"],
-    11: [*_OF_CPU, "Self CUDA", "Self CUDA %", "CUDA total", "CUDA time avg", "# of Calls"],
+    9: [*_OF_CPU, *_MEMORY[:2], "# of Calls"],
+    11: [*_OF_CPU, *_OF_CUDA, "# of Calls"],
+    15: [*_OF_CPU, *_OF_CUDA, *_MEMORY, "# of Calls"],
 }
-"""Columns by their number; before PyTorch 1.7, there were ten."""
+"""Columns by their number; before PyTorch 1.7, there were ten; with memory, 9 or 15."""
 _UNIT = re.compile(r"^Timer unit: (\d[\d.e+-]{0,12}) s", re.M)
+_WHOLE = re.compile(r" function calls\b.{0,60} in (\d{1,9}\.\d{1,6}) (?:CPU )?seconds")
 _OF_DEVICE = re.compile(r"Self (?!CPU\b)(\w+)(?: total)?")
 _DURATION = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s?(ns|us|µs|ms|s)")
 _TOTAL = re.compile(r"^Self (\w+) time total:\s*(\S.{0,40})$")
-_LIBRARIES = ("nccl", "rccl", "c10d", "oneccl", "hccl")
+_LIBRARIES = ("nccl", "rccl", "c10d", "oneccl", "hccl", "hcom_")
+_LEAST_SHARE = 0.2
+"""Percent from which a share that is rounded to a decimal or two shows the total roughly."""
 _NS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
 
 
+class _Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of functions or kernels, as the file of layouts explains it."""
+
+    program: str
+    header: str
+    row: str
+    unit: str = "ns"
+    device: str = "CUDA"
+
+
 @cache
-def _layouts() -> tuple[tuple[re.Pattern[str], re.Pattern[str]], ...]:
-    """Header and row of each table of functions or kernels."""
+def _layouts() -> tuple[tuple[re.Pattern[str], _Layout], ...]:
+    """Header of each table of functions or kernels, and its layout."""
     text = resources.files(__package__).joinpath("function_tables.toml").read_text("utf-8")
-    known = tomllib.loads(text)["table"]
-    return tuple((re.compile(one["header"], re.M), re.compile(one["row"])) for one in known)
+    known = msgspec.convert(tomllib.loads(text)["table"], tuple[_Layout, ...])
+    return tuple((re.compile(one.header, re.M), one) for one in known)
 
 
 def fits_operator_table(source: str) -> bool:
@@ -78,42 +97,53 @@ def read_operator_table(source: str) -> OperatorTable:
     data = whole(source, BOUND.num_bytes, _refuse)
     text = data.decode("utf-8-sig", "replace").replace("\0", "")
     if not _HEADER.search(text):
-        for header, row in _layouts():
+        for header, layout in _layouts():
             if found := header.search(text):
-                return _listed(source, text, found.end(), row)
-    return _operators(source, iter(text.splitlines()))
+                return _listed(source, text, found.end(), layout)
+    return _operators(source, text.splitlines())
 
 
-def _listed(source: str, text: str, start: int, row: re.Pattern[str]) -> OperatorTable:
+def _listed(source: str, text: str, start: int, layout: _Layout) -> OperatorTable:
     """The table of functions or kernels whose header ends at a position."""
-    unit = _UNIT.search(text)
-    scale = 1e9 * (float(unit[1]) if unit else 1.0)
+    row = re.compile(layout.row)
+    unit, whole_s = _UNIT.search(text), _WHOLE.search(text)
+    scale = 1e9 * float(unit[1]) if unit else _NS[layout.unit]
     are_kernels = "all" not in row.groupindex
-    found = []
+    found: dict[str, TableOperator] = {}
+    whole = _Whole()
     for match in filter(None, map(row.fullmatch, text[start:].splitlines())):
-        printed = match["own"].replace(",", "")
-        own = (_ns(printed) or _ns(f"{printed}ns") or 0) if are_kernels else float(printed) * scale
-        found.append(
-            TableOperator(
-                name=match["name"].strip()[:MAX_NAME],
-                kind=_kind(match["name"]),
-                num_calls=int(match["calls"].replace(",", "") or 0),
-                self_cpu_ns=0 if are_kernels else round(own),
-                cpu_ns=0 if are_kernels else round(float(match["all"]) * scale),
-                self_device_ns=round(own) if are_kernels else 0,
-                device_ns=round(own) if are_kernels else 0,
-            )
+        name, printed = match["name"].strip()[:MAX_NAME], match["own"].replace(",", "")
+        own = _ns(printed) if are_kernels else None
+        own = round(float(printed or 0) * scale) if own is None else own
+        whole.take(own, match.groupdict().get("share", ""))
+        before = found.get(name) if are_kernels else None
+        found[name if are_kernels else str(len(found))] = TableOperator(
+            name=name,
+            kind=_kind(name),
+            num_calls=int(match["calls"].replace(",", "") or are_kernels)
+            + (before.num_calls if before else 0),
+            self_cpu_ns=0 if are_kernels else own,
+            cpu_ns=0 if are_kernels else round(float(match["all"]) * scale),
+            self_device_ns=own + (before.self_device_ns if before else 0) if are_kernels else 0,
+            device_ns=own + (before.device_ns if before else 0) if are_kernels else 0,
         )
     if not 0 < len(found) <= MAX_ROWS:
         _refuse(source, f"{len(found):,} readable rows")
-    device = "CUDA" if are_kernels else ""
     return OperatorTable(
-        operators=tuple(found), device=device, self_cpu_ns=None, self_device_ns=None
+        operators=tuple(found.values()),
+        device=layout.device if are_kernels else "",
+        self_cpu_ns=round(float(whole_s[1]) * 1e9)
+        if whole_s
+        else None
+        if are_kernels
+        else whole.ns,
+        self_device_ns=whole.ns if are_kernels else None,
     )
 
 
-def _operators(source: str, lines: Iterator[str]) -> OperatorTable:
-    first = ""
+def _operators(source: str, every: Sequence[str]) -> OperatorTable:
+    first, lines = "", iter(every)
+    last = next((line for line in reversed(every) if line.strip(" -`")), "")
     header: list[str] | None = None
     for line in lines:
         cells = _cells(line)
@@ -127,6 +157,7 @@ def _operators(source: str, lines: Iterator[str]) -> OperatorTable:
         _refuse(source, "no header")
     device = next((m[1] for m in map(_OF_DEVICE.fullmatch, header) if m), "")
     operators: list[TableOperator] = []
+    whole = {what: _Whole() for what in ("CPU", device)}
     totals: dict[str, int] = {}
     num_broken = 0
     for line in chain([first], lines):
@@ -135,10 +166,17 @@ def _operators(source: str, lines: Iterator[str]) -> OperatorTable:
         elif _HEADER.match(line):
             break
         elif line.strip(" -") and not totals:
-            made = _operator(header, _cells(line), device)
+            cells = _cells(line)
+            if line is last and len(cells) < len(header):  # cut off, perhaps within its last cell
+                cells = [*cells[:-1], *[""] * (len(header) - len(cells)), "0"]
+            made = _operator(header, cells, device)
             num_broken += made is None
             if made is not None:
                 operators.append(made)
+                row = dict(zip(header, cells, strict=True))
+                for what, one in whole.items():
+                    share = row.get(f"Self {what} %", "").removesuffix("%")
+                    one.take(_ns(row.get(f"Self {what}", "")), share)
             if len(operators) > MAX_ROWS:
                 _refuse(source, f"more than {MAX_ROWS:,} rows")
     if not operators:
@@ -149,10 +187,24 @@ def _operators(source: str, lines: Iterator[str]) -> OperatorTable:
     return OperatorTable(
         operators=tuple(operators),
         device=device,
-        self_cpu_ns=totals.get("CPU"),
-        self_device_ns=totals.get(device),
+        self_cpu_ns=totals.get("CPU", whole["CPU"].ns),
+        self_device_ns=totals.get(device, whole[device].ns),
         notes=tuple(notes),
     )
+
+
+class _Whole:
+    """The time of all rows, by the largest share of a row that is printed."""
+
+    ns: int | None = None
+    _share: float = 0.0
+
+    def take(self, own: int | None, share: str) -> None:
+        """Add a row, with its share in percent."""
+        is_share = own and re.fullmatch(_CELL, share) and share.count(".") < 2
+        if own and is_share and float(share) > max(self._share, _LEAST_SHARE):
+            self._share = float(share)
+            self.ns = round(own / self._share * 100)
 
 
 def _cells(line: str) -> list[str]:

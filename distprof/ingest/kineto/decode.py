@@ -32,6 +32,7 @@ from distprof.ingest.kineto.events import (
     DECODE_RAW,
     INVALID_NS,
     LONGEST_NS,
+    MODULE_PREFIX,
     NO_COLLECTIVE,
     Complete,
     ExactComplete,
@@ -45,7 +46,7 @@ from distprof.ingest.kineto.events import (
 )
 from distprof.ingest.kineto.framing import Boundary
 from distprof.ingest.kineto.native import EventColumns, NativeReader, NativeResult
-from distprof.ingest.kineto.parsed import DROPPED, Columns, Symbols, SymbolTable
+from distprof.ingest.kineto.parsed import DROPPED, HOST, Columns, Symbols, SymbolTable
 from distprof.schema import ABSENT, Int64Array
 
 Event = Complete | ExactComplete
@@ -75,13 +76,16 @@ class Rows(msgspec.Struct, frozen=True):
         *,
         device_only: bool = False,
     ) -> Rows:
-        """The rows to keep: those with a readable start, except Python frames.
+        """The rows to keep: those with a readable start, except Python frames of functions.
 
         ``device_only`` keeps device rows and step marks only.
         """
         codes, names = symbols.categories, symbols.names
         category = coded([codes[event.cat] for event in events])
         kind = symbols.kinds.of(category)
+        for row in np.flatnonzero(kind == DROPPED).tolist():
+            if events[row].name.startswith(MODULE_PREFIX):
+                kind[row] = HOST
         keep = (start_ns != INVALID_NS) & (kind != DROPPED)
         kept = np.flatnonzero(keep)
         events = _selected(events, keep)
@@ -167,8 +171,20 @@ def host_columns(rows: Rows, symbols: SymbolTable) -> Columns:
         "thread": _thread_codes(rows.events, symbols.threads),
         "correlation": rows.correlation,
         "sequence": _fitting(integers([event.args.sequence for event in rows.events], as_int)),
-        "inputs": coded([symbols.inputs[inputs_of(event.args)] for event in rows.events]),
+        "inputs": _inputs(rows, symbols),
     }
+
+
+def _inputs(rows: Rows, symbols: SymbolTable) -> NDArray[np.int32]:
+    """Codes of the inputs of operators that may launch kernels, and of the empty text."""
+    if not len(rows):
+        return np.empty(0, np.int32)
+    found = np.full(len(rows), symbols.inputs[b""], np.int32)
+    needed = symbols.has_inputs.of(rows.name)
+    found[needed] = [
+        symbols.inputs[inputs_of(event.args)] for event in _selected(rows.events, needed)
+    ]
+    return found
 
 
 def _fitting(numbers: Int64Array) -> NDArray[np.int32]:

@@ -60,8 +60,10 @@ HOST_WORDS: dict[str, str] = {
 }
 """Category in the trace to distprof's word for it."""
 
-# Rows of this category are counted and dropped: they are most of a trace with stacks.
+# Rows of this category are counted and dropped, because they are most of a trace with stacks;
+# those of calls of modules are kept.
 PYTHON_FRAME = "python_function"
+MODULE_PREFIX = "nn.Module: "
 STEP_PREFIX = "ProfilerStep#"
 
 COMM_PREFIXES = (
@@ -78,6 +80,34 @@ KEPT_OPERATOR_NAME = re.compile(
 """Matches, from the start, operators that analyses need, so they stay in memory with a host sink.
 """
 
+WITHOUT_INPUTS = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("view", "as_strided", "transpose", "t", "permute", "unsqueeze", "squeeze", "expand"),
+        *("slice", "select", "narrow", "detach", "alias", "unbind", "split", "chunk", "reshape"),
+        *(
+            "empty",
+            "empty_like",
+            "empty_strided",
+            "to",
+            "_to_copy",
+            "contiguous",
+            "clone",
+            "flatten",
+        ),
+        *("linear", "matmul", "layer_norm", "conv2d", "conv1d", "scaled_dot_product_attention"),
+        *("_unsafe_view", "_reshape_alias", "resolve_conj", "resolve_neg", "lift_fresh", "resize_"),
+        *("result_type", "item", "unflatten", "expand_as", "view_as", "split_with_sizes", "stride"),
+        *("dropout", "softmax", "log_softmax", "zeros", "zeros_like", "ones", "ones_like", "full"),
+    )
+) | {
+    *("detach", "torch::autograd::AccumulateGrad", "ViewBackward0", "ToCopyBackward0"),
+    *("TBackward0", "TransposeBackward0", "AddmmBackward0", "MmBackward0", "BmmBackward0"),
+    *("UnsafeViewBackward0", "ReshapeAliasBackward0", "ExpandBackward0", "SliceBackward0"),
+    *("PermuteBackward0", "CloneBackward0", "NativeLayerNormBackward0", "AddBackward0"),
+    *("MulBackward0", "GeluBackward0", "EmbeddingBackward0", "SplitBackward0"),
+}
+"""Operators whose inputs are not read: they launch no kernel, or only through others."""
 
 _UNTRANSLATED = (PYTHON_FRAME, "cpu_op", "cpu_instant_event", "overhead", "Trace")
 # Usual categories of events with a duration, as in the trace; files with others take longer.

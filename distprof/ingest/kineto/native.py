@@ -25,9 +25,11 @@ from distprof.ingest.kineto.events import (
     HOST_WORDS,
     LARGEST_NS,
     LONGEST_NS,
+    MODULE_PREFIX,
     PYTHON_FRAME,
     SKIPPED_PHASES,
     STEP_PREFIX,
+    WITHOUT_INPUTS,
     Metadata,
     MetadataArguments,
     normalise,
@@ -188,7 +190,9 @@ def _settings() -> dict[str, Any]:
 
     return {
         "categories": {word: kind_of(normalise(word)) for word in words},
+        "module_prefix": MODULE_PREFIX,
         "step_prefix": STEP_PREFIX,
+        "without_inputs": tuple(WITHOUT_INPUTS),
         "comm_prefixes": COMM_PREFIXES,
         "skipped_phases": SKIPPED_PHASES,
         "arguments": arguments,

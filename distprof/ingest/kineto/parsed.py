@@ -21,6 +21,7 @@ from distprof.ingest.kineto.events import (
     KEPT_OPERATOR_NAME,
     PYTHON_FRAME,
     STEP_PREFIX,
+    WITHOUT_INPUTS,
     normalise,
 )
 from distprof.run.run import Quality
@@ -120,15 +121,17 @@ class SymbolTable:
         self.threads = Symbols(lambda key: f"{key[0]}/{key[1]}", MOST_OF_A_NAME)
         self.inputs = Symbols(_as_text)
         self.kinds = Verdicts(self.categories, kind_of, np.int8)
-        self.is_operator = Verdicts(self.categories, lambda word: word == "cpu_op", np.bool_)
+        self.is_spare = Verdicts(self.categories, ("cpu_op", PYTHON_FRAME).__contains__, np.bool_)
+        self.is_frame = Verdicts(self.categories, PYTHON_FRAME.__eq__, np.bool_)
         self.is_numbered = Verdicts(self.categories, _NUMBERED.__contains__, np.bool_)
         self.is_comm = Verdicts(self.names, lambda name: name.startswith(COMM_PREFIXES), np.bool_)
         self.is_kept = Verdicts(self.names, _is_kept, np.bool_)
+        self.has_inputs = Verdicts(self.names, lambda name: name not in WITHOUT_INPUTS, np.bool_)
         self.is_step = Verdicts(self.names, lambda name: name.startswith(STEP_PREFIX), np.bool_)
 
     def needed(self, host: Columns) -> NDArray[np.bool_]:
-        """Host rows that analyses need: all except most operators."""
-        return ~self.is_operator.of(host["category"]) | self.is_kept.of(host["name"])
+        """Host rows that analyses need: all except most operators and the calls of modules."""
+        return ~self.is_spare.of(host["category"]) | self.is_kept.of(host["name"])
 
 
 def _as_text(inputs: bytes) -> str:

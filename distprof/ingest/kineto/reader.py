@@ -84,9 +84,12 @@ class Collector:
         self.num_clamped += columns.num_clamped
         category = columns.host["category"]
         self.num_numbered += int(np.count_nonzero(self._symbols.is_numbered.of(category)))
-        for part in (columns.device, columns.host):
-            if len(part["start_ns"]):
-                self.ranges.append((int(part["start_ns"].min()), int(part["end_ns"].max())))
+        times = [(part["start_ns"], part["end_ns"]) for part in (columns.device, columns.host)]
+        if (frames := self._symbols.is_frame.of(category)).any():  # these may be open all the time
+            times[1] = times[1][0][~frames], times[1][1][~frames]
+        for start, end in times:
+            if len(start):
+                self.ranges.append((int(start.min()), int(end.max())))
         if len(columns.device["start_ns"]):
             self._device.append(columns.device)
         if len(columns.host["start_ns"]):

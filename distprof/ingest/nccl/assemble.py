@@ -76,6 +76,7 @@ class Assembler:
         self._cards: dict[tuple[int, str], tuple[tuple[int, str, str], ...]] = {}
         self._missing: dict[str, set[int]] = {}
         self._networks: dict[str, set[int]] = {}
+        self._of_cards: dict[str, set[int]] = {}  # NCCL lists the cards of the one that it uses
         self._remarks: dict[str, dict[str, set[int]]] = {}
         self._links: Counter[str] = Counter()
         self._choices: Counter[tuple[str, int | None, str, str]] = Counter()
@@ -244,7 +245,7 @@ class Assembler:
             edges=edges,
             cards=self._all_cards(),
             missing_networks=_sorted(self._missing),
-            networks=_sorted(self._networks),
+            networks=_sorted(self._networks or self._of_cards),
             remarks={name: _sorted(values) for name, values in sorted(self._remarks.items())},
             links=tuple(sorted(self._links)),
             choices=tuple(
@@ -304,6 +305,7 @@ class Assembler:
                 self._note(self._missing, network, process)
             case Cards(network=network, cards=cards):
                 self._cards[process, network] = cards
+                self._note(self._of_cards, network, process)
             case PathTypes(inside=inside) if len(self._links) < MAX_VALUES:
                 self._links[inside] += 1
             case _:

@@ -196,7 +196,6 @@ _CALL = re.compile(
     r"(\w+): opCount [0-9a-f]+ .*comm (?:0x)?[0-9a-f]+ .*stream=? ?(?:0x)?[0-9a-f()nil]+"
 )
 _VERSION = re.compile(r"(?:NCCL|RCCL) version ?:? (\d[\w.]*(?:[+-][\w.:]+)?)")
-
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 _PROTOCOLS = ("LL", "LL128", "SIMPLE")
 
@@ -311,8 +310,10 @@ def _cards(text: str) -> Event | None:
         return None
     listed = match[2].partition("; OOB ")[0]
     if match[1] == "Socket":
-        return Cards("Socket", tuple((int(i), n, "") for i, n in _SOCKET_CARD.findall(listed)))
-    return Cards(match[1], tuple((int(i), n, link) for i, n, link in _IB_CARD.findall(listed)))
+        cards = tuple((int(i), n, "") for i, n in _SOCKET_CARD.findall(listed))
+    else:
+        cards = tuple((int(i), n, link) for i, n, link in _IB_CARD.findall(listed))
+    return Cards(match[1], cards) if cards else CUT
 
 
 def _gdr(text: str) -> Event | None:

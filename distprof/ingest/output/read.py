@@ -26,8 +26,8 @@ QUIET = frozenset(("warning", "phase", "preparing", "setup", "joining"))
 """Kinds of lines that healthy jobs print, too: alone, they are no evidence of an end."""
 
 _NOISE = re.compile(r"NCCL (?:INFO|TRACE)|\bDEBUG\b")
-_ALWAYS = ("world", "exit", "setup")
-"""Kinds of lines that count although a debugging log prints them."""
+_ALWAYS = {"world", "exit", "setup", "nccl-retries", "nccl-result"}
+"""Kinds and names of lines that count although a debugging log prints them."""
 
 _MAX_RECORD_BYTES = 1 << 14
 _MAX_STACK_BYTES = 1 << 16
@@ -57,7 +57,8 @@ _TIME = re.compile(
 """``2026-01-31 12:00:00.5``, with other separators too, and glog's ``E0131 12:00:00.5``."""
 
 _PREFIX = re.compile(
-    rf"^\s{{0,8}}{_STAMP}(?:(?:\[\d{{1,2}}m)?\([^()\n]{{1,80}}\) |[\w.-]{{1,40}}/\d{{1,4}} "
+    rf"^[\s\"“`]{{0,8}}{_STAMP}"
+    rf"(?:(?:\[\d{{1,2}}m)?\([^()\n]{{1,80}}\) |[\w.-]{{1,40}}/\d{{1,4}} "
     r"|[\w.-]{1,60}: (?=\[rank\d))?(?:"  # pdsh
     r"(?:\[rank\d{1,7}\]:)?\[rank(\d{1,7})\]:?"  # torch since 2.2, perhaps after torchrun's role
     r"|\[default(\d{1,7})\]:"  # torchrun --tee
@@ -68,8 +69,14 @@ _PREFIX = re.compile(
     r"|(\d{1,7}): ?+(?!\d\d:|\d{1,7} \[\d|\[[\w./:-]{12,200}[, \]])"  # srun --label, but not NCCL's
     # process and thread, nor Horovod's stalled tensors
     r"|\(\w{0,60}[^()]{0,60}\brank[=: ]?(\d{1,7})\b[^()]{0,80}\)"  # Ray
-    r"|\[Rank:? (\d{1,7})\]|\[?RANK[ =:](\d{1,7})\]?) ?"
+    r"|\[(?:Rank:?|(?:GPU )?[Rr]ank) (\d{1,7})\]|\[?RANK[ =:](\d{1,7})\]?) ?"
 )
+
+_BEHIND = re.compile(r"\[rank(\d{1,7})\]: ?$")
+
+
+_REST_OF_CHARACTER = bytes(range(0x80, 0xC0))
+"""Bytes of UTF-8 that begin no character: text is cut at bytes."""
 
 
 def prefix_rank(line: str) -> int | None:
@@ -80,7 +87,7 @@ def prefix_rank(line: str) -> int | None:
 
 def cleaned(raw: bytes) -> str:
     """Text without escape sequences and control characters."""
-    text = raw.decode("utf-8", "replace")
+    text = raw.lstrip(_REST_OF_CHARACTER).decode("utf-8", "replace")
     if "\x1b" in text:
         text = _ESCAPES.sub("", text)
     return _CONTROLS.sub("", text)
@@ -179,6 +186,11 @@ class Reader:
         end = min(at + _WINDOW, len(data)) if end < 0 else end
         head = cleaned(data[start : min(start + 200, end)])
         by_prefix = prefix_rank(head)
+        if by_prefix is None and start == at and "frames" in row.fields:  # copied from the sign on
+            by_prefix = prefix_rank(cleaned(data[end + 1 : end + 201].split(b"\n", 1)[0]))
+        behind = _BEHIND.search(cleaned(data[max(start, at - 24) : at]))
+        if by_prefix is None and row.after and behind:  # a bar of progress lacks its line end
+            by_prefix = int(behind[1])
         writer = rank if by_prefix is None else by_prefix
         if row.yields == "stack":
             first = _line_back(data, start, row.before)
@@ -188,7 +200,7 @@ class Reader:
             first = _line_back(data, start, row.before)
             last = _line_forward(data, end, row.after)
             text = cleaned(data[first : min(last, first + _MAX_RECORD_BYTES)])
-            before = cleaned(data[start:at]) if "frames" in row.fields else ""
+            before = "" if row.before else cleaned(data[start:at])
             text = _without_prefixes(text, by_prefix, before)
         else:
             last = _end_of_wrapped(data, end) if row.wraps else end
@@ -199,7 +211,7 @@ class Reader:
             before = cleaned(data[_start_of_wrapped(data, start) : start]).replace("\n", "")
             fields = fields if row.search(before) else row.search(before + text) or fields
         is_noise = _NOISE.search(cleaned(data[max(start, at - _BEFORE_SIGN) : end]))
-        if fields is None or (is_noise and row.yields not in _ALWAYS):
+        if fields is None or (is_noise and not _ALWAYS & {row.yields, row.name}):
             return
         rank = _subject(fields, writer)
         writer = rank if fields.get("group") == DEFAULT_GROUPS[0] else writer
@@ -347,7 +359,11 @@ def _without_prefixes(text: str, own: int | None, before: str) -> str:
     ranks = [prefix_rank(line) for line in lines]
     if not any(rank is not None for rank in ranks):
         return text
-    kept = [line for line, rank in zip(lines, ranks, strict=True) if rank == own]
+    kept = [
+        line
+        for line, rank in zip(lines, ranks, strict=True)
+        if rank == own or (rank is None and line is lines[0])
+    ]
     return "\n".join(_PREFIX.sub("", line, count=1) for line in kept)
 
 

@@ -21,9 +21,7 @@ from distprof.schema import ABSENT, Floats, Int64Array
 from distprof.units import NS_PER_MS, NS_PER_S
 
 MAX_ROWS = 500_000
-
 MAX_TIMERS = 200
-
 MAX_TIMER_VALUES = 4_000_000
 
 MAX_SECONDS = 1e7
@@ -34,7 +32,7 @@ MAX_COUNT = 1 << 53
 NUMBER = rb"[-+]?(?:\d{1,25}(?:\.\d{0,25})?|\.\d{1,25})(?:[eE][-+]?\d{1,4})?"
 """Unambiguous, so hostile lines cause no backtracking."""
 
-_STAMP = re.compile(rb"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
+_STAMP = re.compile(rb"(\d{4})[-/](\d\d)[-/](\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 
 
 class Row(NamedTuple):
@@ -64,6 +62,8 @@ class TimerValues(msgspec.Struct):
 class Grammar(msgspec.Struct):
     """A format that is searched for in every block of a log. Subclasses define it."""
 
+    name: str = ""  # Program or format of the log, for display.
+    signs: tuple[bytes, ...] = ()  # Byte strings, one of which is in every block worth reading.
     rows: list[Row] = msgspec.field(default_factory=list)  # Reports, in the order of the log.
     # Name of a timer to its values.
     timers: dict[str, TimerValues] = msgspec.field(default_factory=dict)
@@ -78,16 +78,6 @@ class Grammar(msgspec.Struct):
     is_full: bool = False  # Whether some reports or timer values were dropped because of a limit.
     is_of_slowest_ranks: bool = False  # Whether each timer shows the slowest rank in that timer.
     notes: list[str] = msgspec.field(default_factory=list)  # Assumptions.
-
-    @property
-    def name(self) -> str:
-        """Program or format of the log, for display."""
-        raise NotImplementedError
-
-    @property
-    def signs(self) -> tuple[bytes, ...]:
-        """Byte strings, at least one of which is in every relevant block."""
-        raise NotImplementedError
 
     def take(self, block: bytes) -> None:
         """Read a block of whole lines that contains a sign."""
@@ -189,7 +179,6 @@ def stamp_s(text: bytes) -> float | None:
 # The log ------------------------------------------------------------------------------------------
 
 _AXES = ("tp", "pp", "dp", "cp", "ep")
-
 _LARGEST = 1 << 31
 
 

@@ -38,73 +38,53 @@ FEWEST = 3
 
 _UNITS = {b"ns": 1e-9, b"us": 1e-6, b"\xc2\xb5s": 1e-6, b"ms": 1e-3, b"msec": 1e-3,
           b"milliseconds": 1e-3, b"s": 1.0, b"sec": 1.0, b"secs": 1.0, b"seconds": 1.0}  # fmt: skip
-_UNIT = rb"(?:ns|us|\xc2\xb5s|ms|msec|milliseconds|s|secs?|seconds)"
-_STEPS = rb"(?:step|iter|itr|iteration|batch|it|update)"
-_IS = rb"[\"']? {0,4}[:=] {0,8}[\"']?"
+_PARTS = {
+    "VALUE": rf"(?P<value>{NUMBER.decode()})",
+    "UNIT": "(?:ns|us|µs|ms|msec|milliseconds|s|secs?|seconds)",
+    "STEPS": "(?:step|iter|itr|iteration|batch|it|update)",
+    "IS": r"[\"']? {0,4}[:=] {0,8}[\"']?",
+    "WORK": r"(?P<what>tokens?|toks?|samples?|images?|imgs?|seqs?|sequences?|examples?|it|iters?"
+    r"|iterations?|steps?|batches)(?:/ ?|[_ ]?per[_ ]?)(?:s|sec|second)\b"
+    r"(?P<each>(?:/|[_ ]?per[_ ])(?:gpu|device|rank))?",
+}
 
-_STEP = re.compile(
-    rb"(?<![a-z_/])(?:global[_ ]|train(?:ing)?[_ /])?" + _STEPS + rb"s?[\"']?"
-    rb"(?: {0,3}[:=#] {0,8}| at | {1,8}| {0,2}\[)\[? {0,8}(\d{1,12})(?![\d.]*\d*(?:ms|s|it)\b)",
+
+def _compiled(pattern: str) -> re.Pattern[bytes]:
+    """An expression in which words in capitals stand for its usual parts."""
+    for word, part in _PARTS.items():
+        pattern = pattern.replace(word, part)
+    return re.compile(pattern.encode())
+
+
+_STEP = _compiled(
+    r"(?<![a-z_/])(?:global[_ ]|train(?:ing)?[_ /])?STEPSs?[\"']?"
+    r"(?: {0,3}[:=#] {0,8}| at | {1,8}| {0,2}\[)\[? {0,8}(\d{1,12})(?![\d.]*\d*(?:ms|s|it)\b)"
 )
-_TIME = re.compile(
-    rb"(?<![a-z])(?<!data[_ ])(?<!load[_ ])(?<!loading[_ ])(?<!fetch[_ ])(?<!wait[_ ])"
-    rb"(?P<name>(?:(?:avg|mean|average|train|elapsed|sec(?:ond)?s?|ms)[_ /]{1,2}"
-    rb"(?:per[_ ])?)?"
-    rb"(?:"
-    + _STEPS
-    + rb"[_ -]?(?:time|duration|dt|latency)|time[_ ]?(?:per|/)[_ ]?"
-    + _STEPS
-    + rb"|time|dt|duration|elapsed|(?:s|sec|ms)(?:/|[_ ]per[_ ])"
-    + _STEPS
-    + rb"))"
-    rb"(?:[_ ]?\(?(?P<in>"
-    + _UNIT
-    + rb")\)?)?"
-    + _IS
-    + rb"(?P<value>"
-    + NUMBER
-    + rb") ?(?P<unit>"
-    + _UNIT
-    + rb")?(?![\w:])"
+_TIME = _compiled(
+    r"(?<![a-z])(?<!data[_ ])(?<!load[_ ])(?<!loading[_ ])(?<!fetch[_ ])(?<!wait[_ ])"
+    r"(?P<name>(?:(?:avg|mean|average|train|elapsed|sec(?:ond)?s?|ms)[_ /]{1,2}(?:per[_ ])?)?"
+    r"(?:STEPS[_ -]?(?:time|duration|dt|latency|cost)|time[_ ]?(?:per|/)[_ ]?STEPS"
+    r"|time|dt|duration|elapsed|(?:s|sec|ms)(?:/|[_ ]per[_ ])STEPS))"
+    r"(?:[_ ]?\(?(?P<in>UNIT)\)?)?ISVALUE ?(?P<unit>UNIT)?(?![\w:])"
 )
-_PER_STEP = re.compile(
-    rb"(?P<value>"
-    + NUMBER
-    + rb")(?:\([^()\n]{1,40}\))? ?(?P<unit>"
-    + _UNIT
-    + rb") ?(?:/|per) ?"
-    + _STEPS
-    + rb"\b(?! {0,3}[:=])"
+_PER_STEP = _compiled(
+    r"VALUE(?:\([^()\n]{1,40}\))? ?(?P<unit>UNIT) ?(?:/|per) ?STEPS\b(?! {0,3}[:=])"
 )
-_DATA = re.compile(
-    rb"(?<![a-z])(?P<name>(?:data|dataload(?:er|ing)|load(?:er|ing)?|fetch|input)"
-    rb"[_ ]?(?:wait[_ ]?)?(?:time|wait|loading)?)(?:[_ ]?\(?(?P<in>"
-    + _UNIT
-    + rb")\)?)?"
-    + _IS
-    + rb"(?P<value>"
-    + NUMBER
-    + rb") ?(?P<unit>"
-    + _UNIT
-    + rb")?(?![\w:/])"
+_DATA = _compiled(
+    r"(?<![a-z])(?P<name>(?:avg_)?(?:data|dataload(?:er|ing)|load(?:er|ing)?|reader|fetch|input)"
+    r"[_ ]?(?:wait[_ ]?)?(?:time|wait|loading|cost)?)"
+    r"(?:[_ ]?\(?(?P<in>UNIT)\)?)?ISVALUE ?(?P<unit>UNIT)?(?![\w:/])"
 )
-_UNITS_OF_WORK = (
-    rb"(?P<what>tokens?|toks?|samples?|images?|imgs?|seqs?|sequences?|examples?|it|iters?"
-    rb"|iterations?|steps?|batches)"
-)
-_A_SECOND = rb"(?:/ ?|[_ ]?per[_ ]?)(?:s|sec|second)\b"
-_PER_DEVICE = rb"(?P<each>(?:/|[_ ]?per[_ ])(?:gpu|device|rank))?"
 _RATES = (
-    re.compile(rb"(?<![a-z])" + _UNITS_OF_WORK + _A_SECOND + _PER_DEVICE + _IS
-               + rb"(?P<value>[\d.,]{1,24})"),
-    re.compile(rb"(?P<value>[\d.,]{1,24}) {0,2}" + _UNITS_OF_WORK + _A_SECOND + _PER_DEVICE),
-)  # fmt: skip
-_LOSS = re.compile(
-    rb"(?<![a-z])(?:(?:train|lm|total|avg)[_ /]?)?loss[\"']?(?: {0,3}[:=] {0,8}| {1,4})"
-    rb"(" + NUMBER + rb"|nan)"
+    _compiled(r"(?<![a-z])WORKIS(?P<value>[\d.,]{1,24})"),
+    _compiled(r"(?P<value>[\d.,]{1,24}) {0,2}WORK"),
 )
+_LOSS = _compiled(
+    r"(?<![a-z])(?:(?:train|lm|total|avg)[_ /]?)?loss[\"']?(?: {0,3}[:=] {0,8}| {1,4})"
+    r"(?:VALUE|nan)"
+)
+_CANDIDATE = _compiled(r"(?i)STEPS[^\n]{0,60}?\d")
 _BARE = (b"time", b"elapsed", b"duration")
-_CANDIDATE = re.compile(rb"(?i)" + _STEPS + rb"[^\n]{0,60}?\d")
 _MAX_LINE = 2_000
 _MAX_KEPT = 50_000
 
@@ -132,17 +112,8 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
 class NamedNumbersGrammar(Grammar):
     """Tried only where no other grammar finds a report."""
 
+    name: str = "a training program"
     _found: list[_Report] = msgspec.field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        """Program that printed the log."""
-        return "a training program"
-
-    @property
-    def signs(self) -> tuple[bytes, ...]:
-        """None: any line may be a report."""
-        return ()
 
     def take(self, block: bytes) -> None:
         """Read lines that name a step."""
@@ -208,12 +179,14 @@ def _read(text: bytes) -> _Report | None:
     step = _STEP.search(line)
     if step is None or int(step[1]) >= MAX_COUNT:
         return None
-    has_time = any(word in line for word in (b"time", b"dt", b"dur", b"elaps", b"laten", b"s/"))
+    has_time = any(
+        word in line for word in (b"time", b"dt", b"dur", b"elaps", b"laten", b"cost", b"s/")
+    )
     has_rate = b"/" in line or b"per" in line
     per_step = _PER_STEP.search(line) if has_rate else None
     named = per_step or (_TIME.search(line) if has_time else None)
     time, has_unit = _time(named)
-    has_data = any(word in line for word in (b"data", b"load", b"fetch", b"input"))
+    has_data = any(word in line for word in (b"data", b"load", b"read", b"fetch", b"input"))
     data, _ = _time(_DATA.search(line) if has_data else None)
     rates = _rates(line) if has_rate else {}
     loss = _LOSS.search(line) if b"loss" in line else None
@@ -226,7 +199,7 @@ def _read(text: bytes) -> _Report | None:
         has_unit=has_unit,
         is_bare=named is not None and per_step is None and named["name"] in _BARE,
         data=data,
-        loss=to_float(loss[1]) if loss else None,
+        loss=to_float(loss["value"]) if loss else None,
         rank=prefix_rank(text[:200].decode("utf-8", "replace")),
         at_s=stamp,
         **rates,
@@ -300,7 +273,8 @@ def _durations(found: list[_Report], factor: float) -> list[float | None]:
     """Seconds per step: as printed, from the time since the start, or from a rate of steps."""
     times = [one.time for one in found]
     known = [time for time in times if time is not None]
-    if len(known) == len(found) and len(found) > FEWEST and _is_ascending(known):
+    may_be_since_start = found[0].is_bare and len(known) == len(found) > FEWEST
+    if may_be_since_start and _is_ascending(known):
         result: list[float | None] = [None]
         for before, one in pairwise(found):
             span = one.number - before.number

@@ -19,6 +19,7 @@ from distprof.ingest.training_logs.tables import (
 from distprof.ingest.training_logs.trainers import (
     BarGrammar,
     LightningGrammar,
+    compare,
 )
 from distprof.run.logs import TrainingLog
 
@@ -46,7 +47,8 @@ class Candidates:
         """The grammars after the last block."""
         for grammar in self.all:
             grammar.finish()
-        self._own[0].compare(self._own[1])
+        for grammar in (self._own[0], self._reports.grammars["Hugging Face Trainer"]):
+            compare(grammar, self._own[1])
         return self.all
 
 

@@ -29,7 +29,8 @@ from distprof.ingest.training_logs.grammar import (
 )
 
 _ESCAPES = re.compile(rb"\x1b\[[0-9;]{0,20}m")
-_MULTIPLES = {b"K": 1e3, b"M": 1e6, b"B": 1e9}
+_MULTIPLES = {b"K": 1e3, b"M": 1e6, b"B": 1e9, b"s": 1.0, b"ms": 1e-3, b"us": 1e-6}
+_SUFFIX = re.compile(rb" ?([KMB]|[mu]?s)$")
 _MAX_LINE = 8_000
 _FEWEST_PARTS = 3
 _MAX_RATES = 100_000
@@ -53,6 +54,7 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     means: dict[str, str] = msgspec.field(default_factory=dict)
     less: int = 0  # Lines before the sign that may belong to the record.
     more: int = 0  # Lines after it.
+    is_loose: bool = False  # Whether those lines need not begin with a blank.
     # Iterations that the report is the mean of; None if that follows from the numbers.
     span: int | None = None
     stamped: bool = False  # Whether durations follow from the times at which lines were written.
@@ -95,20 +97,9 @@ def _compiled(pattern: str) -> re.Pattern[bytes]:
 class ReportGrammar(Grammar):
     """The reports of one program."""
 
-    program: str = ""
     _before: tuple[float, float] | None = None  # number and elapsed time of the last report
     _samples: float = 0.0  # samples at the last report that names them
     _worth: int = 0  # that of the reports
-
-    @property
-    def name(self) -> str:
-        """Program that printed the log."""
-        return self.program
-
-    @property
-    def signs(self) -> tuple[bytes, ...]:
-        """None of its own: :class:`Reports` looks for those of all programs at once."""
-        return ()
 
     def take_record(self, wording: Wording, record: bytes, line: re.Match[bytes]) -> None:
         """Add what a record holds: a report, timers or properties of the job."""
@@ -250,7 +241,7 @@ class Reports:
 
     def __init__(self) -> None:
         programs = dict.fromkeys(row.program for row in wordings())
-        self.grammars = {name: ReportGrammar(program=name) for name in programs}
+        self.grammars = {name: ReportGrammar(name=name) for name in programs}
 
     def take(self, block: bytes) -> None:
         """Read a block of whole lines."""
@@ -260,7 +251,7 @@ class Reports:
             grammar = self.grammars[wording.program]
             line = None if grammar.is_full else _compiled(wording.line).match(block, start, end)
             if line is not None:
-                record = block[_first(block, start, wording.less) : _last(block, end, wording.more)]
+                record = block[_first(block, start, wording) : _last(block, end, wording)]
                 grammar.take_record(wording, record, line)
 
 
@@ -290,22 +281,22 @@ def _lines(block: bytes) -> Iterator[tuple[int, int, Wording]]:
             yield start, min(end, start + _MAX_LINE), wording
 
 
-def _first(block: bytes, start: int, count: int) -> int:
+def _first(block: bytes, start: int, wording: Wording) -> int:
     """Start of the record: the line before the indented lines before this one."""
-    while count and start > 0 and block[start : start + 1] in b" \t":
+    for _ in range(wording.less):
+        if start <= 0 or not (wording.is_loose or block[start : start + 1] in b" \t"):
+            break
         start = block.rfind(b"\n", max(start - _MAX_LINE, 0), start - 1) + 1
-        count -= 1
     return start
 
 
-def _last(block: bytes, end: int, count: int) -> int:
+def _last(block: bytes, end: int, wording: Wording) -> int:
     """End of the last indented line after this one."""
-    while count and block[end + 1 : end + 2] in (b" ", b"\t"):
+    for _ in range(wording.more):
         following = block.find(b"\n", end + 1, end + _MAX_LINE)
-        if following < 0:
+        if following < 0 or not (wording.is_loose or block[end + 1 : end + 2] in (b" ", b"\t")):
             break
         end = following
-        count -= 1
     return end
 
 
@@ -320,12 +311,11 @@ def _values(patterns: Mapping[str, str], record: bytes) -> dict[str, float]:
 
 
 def _value(text: bytes | None) -> float | None:
-    """A number with thousands separators, or abbreviated as in ``1.23K``."""
+    """A number with thousands separators, abbreviated as in ``1.23K``, or in s as in ``9.1 ms``."""
     if not text:
         return None
-    value, factor = text, 1.0
-    if text[-1:] in _MULTIPLES:
-        value, factor = text[:-1], _MULTIPLES[text[-1:]]
+    suffix = _SUFFIX.search(text)
+    value, factor = (text[: suffix.start()], _MULTIPLES[suffix[1]]) if suffix else (text, 1.0)
     number = to_float(value)
     return None if number is None else number * factor
 

@@ -24,15 +24,11 @@ from distprof.ingest.files import DAMAGE, Blocks, opened
 from distprof.ingest.training_logs.grammar import MAX_SECONDS, Grammar, Row, s_to_ns, to_float
 
 _STEPS = ("step", "iteration", "iter", "global_step", "steps")
-
 _TIMES = ("step_time", "iter_time", "iteration_time", "duration", "elapsed_time_per_iteration")
-
 _UNITS = {"_ns": 1.0, "_us": 1e3, "_ms": 1e6, "_s": 1e9, "_seconds": 1e9, "_sec": 1e9, "": 1e9}
 
 _LOSSES = ("loss", "train_loss", "lm_loss")
-
 _RANK = "rank"
-
 _MAX_HEADER = 1 << 16
 
 
@@ -48,10 +44,7 @@ def find_columns(names: Sequence[Any]) -> tuple[str, str, float] | None:
 class ColumnsGrammar(Grammar):
     """A table of steps, which always comprises the whole file."""
 
-    @property
-    def name(self) -> str:
-        """Format of the log."""
-        return "a table of steps"
+    name: str = "a table of steps"
 
     def fits(self, start: bytes) -> bool:
         """Whether a file with this beginning is a table of steps."""
@@ -113,10 +106,7 @@ _PARTS = (*STEP_TRACE, "Overlapped", "Bubble", "Preparing")
 class StepTraceGrammar(Grammar):
     """The steps of Ascend's profiler (torch_npu): one row per device and step."""
 
-    @property
-    def name(self) -> str:
-        """Program that wrote the table."""
-        return "Ascend's profiler"
+    name: str = "Ascend's profiler"
 
     def fits(self, start: bytes) -> bool:
         """Whether a file with this beginning is such a table."""
@@ -190,17 +180,13 @@ BOUND = Bound(
 
 
 _SERIES_OF_TIMES = ("iteration-time", "iteration_timing_avg", "iteration-time-s")
-
 _SERIES_OF_LOSSES = ("lm loss", "lm-loss")
 
 
 class GoldenValues(Grammar):
     """Series by iteration."""
 
-    @property
-    def name(self) -> str:
-        """Format of the log."""
-        return "the series of a Megatron-LM test"
+    name: str = "the series of a Megatron-LM test"
 
     def read(self, source: str) -> None:
         """Read all iterations.

@@ -28,9 +28,7 @@ _BAR = re.compile(
 )
 
 _MAX_BARS = 100
-
 _MAX_RATES = 1_000
-
 _MIN_STEPS = 20
 
 _MIN_SECONDS = 50
@@ -65,17 +63,18 @@ class _Bar(msgspec.Struct):
 class BarGrammar(Grammar):
     """The longest-running bar of a training; others are downloads, maps, evaluations."""
 
+    name: str = "a progress bar"
+    signs: tuple[bytes, ...] = (
+        b"s/it",
+        b"it/s",
+        b"/batch",
+        b"batch/s",
+        b"/step",
+        b"step/s",
+        b"s/ba",
+        b"ba/s",
+    )
     _bars: dict[int, _Bar] | None = None
-
-    @property
-    def name(self) -> str:
-        """Program that printed the log."""
-        return "a progress bar"
-
-    @property
-    def signs(self) -> tuple[bytes, ...]:
-        """Byte strings, at least one of which is in every relevant block."""
-        return (b"s/it", b"it/s", b"/batch", b"batch/s", b"/step", b"step/s", b"s/ba", b"ba/s")
 
     def take(self, block: bytes) -> None:
         """Follow each bar."""
@@ -158,8 +157,8 @@ _STATS = re.compile(
 )
 
 _BATCH = "run_training_batch"
-
 _NEXT = "train_dataloader_next"
+_STEP = re.compile(r"\.optimizer_step$|^optimizer_step_with_closure")
 
 _PARTS = ("model_forward", "model_backward", "optimizer_step", "get_train_batch")
 """What the first versions list instead of a batch; the forward pass counts them."""
@@ -168,21 +167,25 @@ _PARTS = ("model_forward", "model_backward", "optimizer_step", "get_train_batch"
 _FAR_BELOW = 0.7
 """Actions below this share of what the progress bar shows leave out most of an iteration."""
 
+_ROUNDED = 0.98
+"""Times below this share of it follow from a rate with few digits."""
+
+
+def compare(grammar: Grammar, bars: BarGrammar) -> None:
+    """Take the time of an iteration from the progress bar, if it is far above what is printed."""
+    shown = [row.duration_ns or 0 for row in bars.rows]
+    least = _FAR_BELOW if isinstance(grammar, LightningGrammar) else _ROUNDED
+    for index, row in enumerate(grammar.rows if shown else ()):
+        if (row.duration_ns or 0) < least * median(shown):
+            grammar.rows[index] = row._replace(duration_ns=round(median(shown)))
+
 
 class LightningGrammar(Grammar):
     """Tables of Lightning's profilers: one report with the means of the whole training."""
 
+    name: str = "Lightning's profiler"
+    signs: tuple[bytes, ...] = (b"Mean duration (s)", b"Profile stats for: ")
     _means: dict[str, tuple[float | None, int]] = msgspec.field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """Program that printed the log."""
-        return "Lightning's profiler"
-
-    @property
-    def signs(self) -> tuple[bytes, ...]:
-        """Byte strings, at least one of which is in every relevant block."""
-        return (b"Mean duration (s)", b"Profile stats for: ")
 
     def take(self, block: bytes) -> None:
         """Read actions: their mean times, or their total times and numbers of calls."""
@@ -198,7 +201,7 @@ class LightningGrammar(Grammar):
     def finish(self) -> None:
         """A batch and its loading make an iteration."""
         means = self._means
-        seconds, count = means.get(_BATCH) or self._of_parts()
+        seconds, count = means.get(_BATCH) or self._of_step() or self._of_parts()
         if seconds is None or not count:
             return
         whole = {
@@ -211,12 +214,10 @@ class LightningGrammar(Grammar):
         found = {name: s_to_ns(each) for name, each in whole.items()}
         self.add_timers({name: ns for name, ns in found.items() if ns is not None})
 
-    def compare(self, bars: BarGrammar) -> None:
-        """Take the time of an iteration from the progress bar, if it is far above all actions."""
-        shown = [row.duration_ns or 0 for row in bars.rows]
-        for index, row in enumerate(self.rows if shown else ()):
-            if (row.duration_ns or 0) < _FAR_BELOW * median(shown):
-                self.rows[index] = row._replace(duration_ns=round(median(shown)))
+    def _of_step(self) -> tuple[float | None, int] | None:
+        """Seconds and number of steps of the optimizer, which call the passes."""
+        steps = [each for name, each in self._means.items() if _STEP.search(name)]
+        return max(steps, key=lambda each: each[0] or 0.0, default=None)
 
     def _of_parts(self) -> tuple[float | None, int]:
         """Seconds and number of batches from their parts."""

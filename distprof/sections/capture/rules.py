@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from distprof.escape import few_ranks, fitting
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.capture.result import LEFT_OUT, CaptureResult
+from distprof.sections.table import counted
 from distprof.terms import Confidence, Severity
-from distprof.units import capitalized, fold_ranks, format_ratio, name_ranks
+from distprof.units import capitalized, fold_ranks, format_ratio
 
 
 @rule(
@@ -48,10 +50,11 @@ def capture_incomplete(capture: CaptureResult, limits: Limits) -> Iterator[Draft
     problems = [*_ranks(capture), *_matches(capture, limits), *_damage(capture, limits)]
     if not problems:
         return
-    text = "; ".join(problems)
+    text = "; ".join(problems[1:])
     damaged = {rank for gap in capture.gaps if gap.what in _DAMAGE for rank in gap.ranks}
     yield Draft(
-        message=f"{capitalized(text)}.",
+        headline=fitting(capitalized(problems[0])),
+        message=f"{capitalized(text)}." if problems[1:] else _CONSEQUENCE,
         fix=(
             "Record all ranks of a replica over the same steps with one profiler schedule, and end "
             "the job only after the files are written."
@@ -61,6 +64,7 @@ def capture_incomplete(capture: CaptureResult, limits: Limits) -> Iterator[Draft
     )
 
 
+_CONSEQUENCE = "Rules that need what is missing are listed as not checked."
 _INTENDED = frozenset({"chosen-ranks", "no-traces"})
 _DAMAGE = frozenset({"truncated", *LEFT_OUT})
 
@@ -70,7 +74,7 @@ def _ranks(capture: CaptureResult) -> Iterator[str]:
     missing = sorted(set(capture.ranks_missing) - damaged)
     if missing and not any(gap.what in _INTENDED for gap in capture.gaps):
         are = "are" if len(missing) > 1 else "is"
-        yield f"{name_ranks(missing)} of {capture.world_size} {are} not in the recording"
+        yield f"{few_ranks(missing)} of {capture.world_size} {are} not in the recording"
 
 
 def _matches(capture: CaptureResult, limits: Limits) -> Iterator[str]:
@@ -85,11 +89,11 @@ def _damage(capture: CaptureResult, limits: Limits) -> Iterator[str]:
     if files:
         ranks = {rank for gap in files for rank in gap.ranks}
         count = max(len(files), len(ranks))
-        named = f" ({name_ranks(ranks)})" if ranks else ""
+        named = f" ({few_ranks(ranks)})" if ranks else ""
         yield f"{count} {'files are' if count > 1 else 'file is'} damaged{named}"
     if filtered := capture.filtered_ranks:
-        of = f"trace{'s' * (len(filtered) > 1)} of {name_ranks(filtered)}"
-        yield f"rows were removed from the {of}"
+        traces = counted(len(filtered), "trace")
+        yield f"rows were removed from {traces} ({few_ranks(filtered)})"
     if capture.num_quarantined > limits["damaged_ratio"] * max(capture.num_events, 1):
         yield f"{capture.num_quarantined} of {capture.num_events} events are broken"
 
@@ -137,9 +141,13 @@ def capture_windows_disjoint(capture: CaptureResult, limits: Limits) -> Iterator
         if lost_steps
         else f"the recordings of ranks {ranks} cover different times"
     )
-    shared = "" if ratio is None else f": they share {format_ratio(ratio)} of the recorded time"
     yield Draft(
-        message=f"{capitalized(common)}{shared}.",
+        headline=(
+            f"No step is complete on all {len(capture.ranks_present):,} ranks"
+            if ratio is None
+            else f"Ranks share only {format_ratio(ratio)} of the recorded time"
+        ),
+        message=f"{capitalized(common)}.",
         fix=(
             "Start the profiler at the same step on all ranks (torch.profiler.schedule after a "
             "barrier) and record at least three steps."
@@ -179,11 +187,11 @@ def capture_start_transient(capture: CaptureResult, limits: Limits) -> Iterator[
     if not capture.transient_steps:
         return
     steps = fold_ranks(capture.transient_steps)
+    number = len(capture.transient_steps)
+    left_out = f"{counted(number, 'step')} {'is' if number == 1 else 'are'}"
     yield Draft(
-        message=(
-            f"Step {steps} is left out: its first collective waits until the profiler of the last "
-            "rank has started."
-        ),
+        headline=f"{left_out} left out: a first collective waits for the last profiler to start",
+        message=f"The numbers below do not contain step {steps}.",
         fix=(
             "Use torch.profiler.schedule with warmup=3 or more, and a barrier before the first "
             "active step."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from distprof.escape import fitting
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.collective_log.result import BandwidthFall, CollectiveLogResult, LateSpell
 from distprof.sections.collective_log.show import time_text
@@ -61,11 +62,13 @@ def fallen_bandwidth(log: CollectiveLogResult, limits: Limits) -> Iterator[Draft
 
 def _draft(one: BandwidthFall) -> Draft:
     until = "until the end of the records" if one.is_last else f"to {time_text(one.end_ns)}"
+    share = f"{format_ratio(one.bytes_per_s / one.usual_bytes_per_s)} of its usual bandwidth"
     return Draft(
+        headline=fitting(f"The {one.kind} falls to {share}", f"A collective falls to {share}"),
         message=(
-            f"The {one.kind} of {format_bytes(one.num_bytes)} on {one.num_ranks:,} ranks falls to "
-            f"{format_bandwidth(one.bytes_per_s)} from {time_text(one.start_ns)} {until}; its "
-            f"usual bandwidth is {format_bandwidth(one.usual_bytes_per_s)}."
+            f"With {format_bytes(one.num_bytes)} on {one.num_ranks:,} ranks it reaches "
+            f"{format_bandwidth(one.bytes_per_s)} from {time_text(one.start_ns)} {until}, and "
+            f"usually {format_bandwidth(one.usual_bytes_per_s)}."
         ),
         fix=(
             "Look at link errors and rates, NCCL's warnings, and other jobs on the same switches "
@@ -134,10 +137,13 @@ def _late_draft(rank: int, spells: list[LateSpell]) -> Draft:
     others = len(spells) - 1
     more = f", and in {counted(others, 'other period')}" if others else ""
     return Draft(
+        headline=(
+            f"Rank {rank} is late for a time: {format_ratio(first.blamed_ratio)} of the waiting is "
+            "for it"
+        ),
         message=(
-            f"Rank {rank} is late from {time_text(first.start_ns)} to "
-            f"{time_text(first.end_ns)}{more}: {format_ratio(first.wait_ratio)} of the time in "
-            f"collectives is spent waiting, {format_ratio(first.blamed_ratio)} of it for this rank."
+            f"From {time_text(first.start_ns)} to {time_text(first.end_ns)}{more}, "
+            f"{format_ratio(first.wait_ratio)} of the time in collectives is spent waiting."
         ),
         fix=(
             f"Look at what happened on the host of rank {rank} at that time: kernel log, GPU "

@@ -107,7 +107,7 @@ def records_verdict(report: Report) -> VerdictText:
     return lines[0], tuple(lines[1:])
 
 
-def records_headline(report: Report) -> str:
+def records_origin(report: Report) -> str:
     """What the records cover."""
     result = report.collective_log
     if not result.num_records or is_recorded(report) or report.training_log.origin:

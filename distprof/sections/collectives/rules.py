@@ -93,10 +93,8 @@ def transfer_bound_collectives(
         return
     largest = max(classes, key=lambda record: record.exposed_transfer_ns_per_step)
     yield Draft(
-        message=(
-            f"{step.share(cost)} is transfer, with no computation left to overlap with; "
-            f"{_speed(largest)}."
-        ),
+        headline=f"Transfer with no computation left to overlap takes {step.part(cost)}",
+        message=f"{step.amount(cost)}; {_speed(largest)}.",
         fix=(
             "Compare the bus bandwidth with what distprof bench reaches on these machines. If it "
             "is far lower, look for sockets, unused network cards and groups that straddle nodes. "
@@ -171,11 +169,11 @@ def below_fabric_bandwidth(
         return
     worst = max(slow, key=_saved_ns)
     yield Draft(
+        headline=f"Transfers slower than the fabric allows cost {step.part(cost)}",
         message=(
-            f"{step.share(cost)} is excess transfer time: "
-            f"{worst.label} moves at {format_bandwidth(worst.busbw_bytes_per_s)} bus "
-            "bandwidth, but the fabric profile reaches "
-            f"{format_bandwidth(worst.expected_busbw_bytes_per_s)}."
+            f"{step.amount(cost)}; {worst.label} moves at "
+            f"{format_bandwidth(worst.busbw_bytes_per_s)} bus bandwidth, but the fabric profile "
+            f"reaches {format_bandwidth(worst.expected_busbw_bytes_per_s)}."
         ),
         fix=(
             "Run distprof bench on exactly the nodes of the job. If it is slow too, look for a "
@@ -241,12 +239,12 @@ def cpu_backend_on_gpus(
         raise InsufficientEvidenceError("the traces do not name the backend of the process groups")
     if efficiency.backend != _CPU_BACKEND:
         return
-    cost = times.mean_step().exposed_transfer_ns
+    step = times.mean_step()
+    cost = step.exposed_transfer_ns
+    takes = f" Exposed transfer takes {step.share(cost)}." if cost else ""
     yield Draft(
-        message=(
-            f"The ranks compute on {efficiency.device}, but their collectives run on "
-            f"{_CPU_BACKEND}."
-        ),
+        headline=f"Collectives run on {_CPU_BACKEND}, although {num_ranks:,} ranks use GPUs",
+        message=f"The ranks compute on {efficiency.device}.{takes}",
         fix='Use init_process_group("nccl"), or "cpu:gloo,cuda:nccl".',
         cost_ns_per_step=cost or None,
         evidence=("efficiency.backend", "waterfall.all"),
@@ -313,10 +311,10 @@ def arrival_skew_bound_collectives(
     worst = max(bound, key=_wait)
     transfer = format_duration(worst.exposed_transfer_ns_per_step)
     yield Draft(
+        headline=f"Waiting that no proven straggler explains takes {step.part(cost)}",
         message=(
-            f"{step.share(cost)} is waiting that no proven straggler explains: "
-            f"{worst.label} waits {format_duration(_wait(worst))} per {step.word} and "
-            f"transfers {transfer}."
+            f"{step.amount(cost)}; {worst.label} waits {format_duration(_wait(worst))} per "
+            f"{step.word} and transfers {transfer}."
             f"{_suspect(stragglers, capture, cost)}"
         ),
         fix=("Record all ranks. " if capture.ranks_missing else "")
@@ -433,10 +431,11 @@ def tiny_collectives(
     moved = sum((c.bytes or 0) * _per_rank(c, collectives) for c in small)
     is_split = all(c.exposed_wait_ns_per_step is not None for c in small)
     yield Draft(
+        headline=f"Small collectives expose {step.part(exposed)}: each costs its latency",
         message=(
-            f"{per_step:.0f} small collectives per {step.word} and rank (most of them "
-            f"{max(small, key=lambda c: c.count).label}) take "
-            f"{format_duration(exposed)} of exposed time to move {format_bytes(moved)} in total."
+            f"{per_step:.0f} per {step.word} and rank, most of them "
+            f"{max(small, key=lambda c: c.count).label}, take {format_duration(exposed)} to move "
+            f"{format_bytes(moved)} in total."
         ),
         fix=_fix(max(small, key=lambda c: c.count)),
         cost_ns_per_step=cost,
@@ -488,12 +487,11 @@ def _without_sizes(
         # code of launch-bound-host, if gaps of the train are at least half of its idle time
         idle = step.mean(step.total.idle_host_ns)
         yield Draft(
+            headline=f"Collectives one after another, and nothing else, take {step.part(whole)}",
             message=(
-                f"{train.num_per_step:.0f} {train.kind}s per {step.word} and rank run one after "
-                "another while hardly anything else runs "
-                f"({format_duration(train.duration_ns_median)} each). They take "
-                f"{step.share(whole)}, of which {format_duration(train.gap_ns_per_step)} is "
-                "between them."
+                f"{train.num_per_step:.0f} {train.kind}s per {step.word} and rank of "
+                f"{format_duration(train.duration_ns_median)} each take {step.amount(whole)}, of "
+                f"which {format_duration(train.gap_ns_per_step)} is between them."
             ),
             fix=(
                 "Reduce gradients in buckets during the backward pass: DistributedDataParallel "

@@ -10,6 +10,8 @@ from importlib import resources
 
 import msgspec
 
+from distprof.sections.computation.result import PRODUCTS
+
 UNKNOWN = -1
 
 _MOST_KNOWN = 1 << 16
@@ -52,6 +54,8 @@ def strong(operator: str) -> int:
     """The category that an operator decides for itself and for all that it calls, or UNKNOWN."""
     if operator.startswith("autograd::engine::"):  # it also adds up gradients of other operators
         return UNKNOWN
+    if _INDUCTOR.match(operator):  # named like its kernel
+        return UNKNOWN
     return _first(operator, (one.strong for one in categories().values()))
 
 
@@ -64,12 +68,43 @@ def weak(operator: str) -> int:
 @lru_cache(_MOST_KNOWN)
 def of_kernel(kernel: str) -> int:
     """The category of a kernel by its name alone; ``other`` if it says nothing."""
-    if kernel.startswith("triton_"):
-        for number, one in enumerate(categories().values()):
-            if any(word in kernel for word in one.fused):
-                return number
+    if made := _INDUCTOR.match(kernel):
+        return _of_inductor(kernel, made["kind"])
     found = _first(kernel, (one.kernels for one in categories().values()))
     return number_of("other") if found == UNKNOWN else found
+
+
+_INDUCTOR = re.compile(r"triton_(?P<kind>poi|red|per|split_red|mix|for|tem)_fused_")
+
+_TEMPLATE = "tem"
+
+
+def _of_inductor(kernel: str, kind: str) -> int:
+    """A kernel that Inductor made and named after the operators that it fuses.
+
+    Only templates multiply: others with a product in their name add its bias, for example.
+    """
+    words = {name: one.fused for name, one in categories().items()}
+    if kind == _TEMPLATE:
+        fused = (name for name in PRODUCTS if any(word in kernel for word in words[name]))
+        return number_of(next(fused, "gemm"))
+    if _ONLY_COPIES.fullmatch(kernel):
+        return number_of("copy")
+    rest = "reduction" if kind in _REDUCING else "elementwise"
+    fused = (
+        name
+        for name in words
+        if name not in PRODUCTS and any(word in kernel for word in words[name])
+    )
+    return number_of(next(fused, rest))
+
+
+_REDUCING = ("red", "per", "split_red")
+
+_ONLY_COPIES = re.compile(
+    r"triton_poi_fused(?:_(?:_to_copy|_unsafe_view|copy|clone|cat|stack|view|t|transpose|permute|expand"
+    r"|slice|select|unsqueeze|squeeze|constant_pad_nd|split|reshape|repeat))+_\d+"
+)
 
 
 def _first(name: str, expressions: Iterable[tuple[re.Pattern[str], ...]]) -> int:

@@ -8,21 +8,29 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
+from distprof.artefacts.fabric_file import FabricFile
 from distprof.costs.operators import Work, parse_inputs, work_of
-from distprof.hardware import Gpu, Sheet, recognise_gpu
+from distprof.hardware import Sheet
 from distprof.run.run import Run
 from distprof.sections.computation.categories import categories
+from distprof.sections.computation.limits import Limits, limits_of
+from distprof.sections.computation.modules import modules_of
 from distprof.sections.computation.operators import KernelCalls, rank_kernel_calls
 from distprof.sections.computation.result import (
     NO_OPERATORS,
     NO_SHAPES,
+    OUTSIDE_MODULES,
     PRODUCTS,
+    REST,
     CategoryRow,
     ComputationResult,
+    ModuleRow,
+    ModuleStats,
     OperatorRow,
     OperatorStats,
     Pass,
     RankComputation,
+    Roof,
     Saving,
 )
 from distprof.sections.computation.savings import Savings, rank_savings
@@ -33,8 +41,6 @@ __all__ = ["analyze_computation", "rank_computation", "rank_kernel_calls", "rank
 
 MOST_ROWS = 1_000
 """Operators with different inputs that are kept of a rank; the rest is summed up by category."""
-
-REST = "(other operators)"
 
 TABLE_LIMIT = 200
 """Operators of a report; the rest is summed up."""
@@ -55,7 +61,7 @@ _SHORT_TYPES = {
 def rank_computation(
     kernel_calls: KernelCalls | None, savings: Savings | None
 ) -> RankComputation | None:
-    """The computation of one rank by operator; None if it is not explained."""
+    """The computation of one rank by operator and module; None if it is not explained."""
     if kernel_calls is None or savings is None:
         return None
     calls, alike = kernel_calls, savings.alike
@@ -83,6 +89,8 @@ def rank_computation(
         rows=(*rows[:MOST_ROWS], *_rest(rows[MOST_ROWS:])),
         has_operators=bool((calls.row >= 0).any()),
         savings=savings.stats,
+        modules=modules_of(calls),
+        graph_ns=int(calls.counted_ns[calls.in_graph].sum()),
     )
 
 
@@ -122,7 +130,9 @@ class _Group(msgspec.Struct, kw_only=True):
         return None if self.work.flop is None else float(self.work.flop) * self.num_calls
 
 
-def analyze_computation(run: Run, analyses: RankAnalyses, sheet: Sheet) -> ComputationResult:
+def analyze_computation(
+    run: Run, analyses: RankAnalyses, sheet: Sheet, fabric: FabricFile | None = None
+) -> ComputationResult:
     """Categories and operators of the explained ranks, over all analysed steps."""
     explained = {
         analysis.rank: analysis.computation
@@ -132,7 +142,7 @@ def analyze_computation(run: Run, analyses: RankAnalyses, sheet: Sheet) -> Compu
     if not explained:
         return ComputationResult()
     groups = _groups(explained.values())
-    gpu = _gpu(run, sheet)
+    limits = limits_of(run, sheet, fabric)
     products = [group for group in groups if _category(group) in PRODUCTS]
     product_ns = sum(group.total_ns for group in products)
     known_ns = sum(group.total_ns for group in products if group.flop is not None)
@@ -141,13 +151,18 @@ def analyze_computation(run: Run, analyses: RankAnalyses, sheet: Sheet) -> Compu
         num_steps=analyses.num_windows,
         total_ns=sum(group.total_ns for group in groups),
         categories=_category_rows(groups),
-        operators=_operator_rows(groups, gpu),
+        operators=_operator_rows(groups, limits),
+        modules=_module_rows(explained.values(), sum(group.total_ns for group in groups)),
+        graph_ratio=_graph_ratio(explained.values(), groups),
         savings=_savings(explained.values()),
         flop=_flop(groups),
         recomputed_flop=_flop([one for one in groups if one.row.part == Pass.RECOMPUTATION]),
         precision=_precision(groups),
+        roofs=tuple(Roof(dtype=kind, flops=flops) for kind, flops in limits.peaks.items()),
+        memory_bytes_per_s=limits.memory,
+        is_measured=limits.is_measured,
         counted_ratio=known_ns / product_ns if product_ns else None,
-        unavailable=_unavailable(explained.values(), groups),
+        unavailable=(*_unavailable(explained.values(), groups), *limits.unavailable),
     )
 
 
@@ -207,6 +222,62 @@ def _savings(explained: Iterable[RankComputation]) -> tuple[Saving, ...]:
     return tuple(sorted(rows.values(), key=lambda row: -row.saved_ns))
 
 
+def _graph_ratio(explained: Iterable[RankComputation], groups: Iterable[_Group]) -> float:
+    total_ns = sum(group.total_ns for group in groups)
+    return sum(rank.graph_ns for rank in explained) / total_ns if total_ns else 0.0
+
+
+def _module_rows(explained: Iterable[RankComputation], total_ns: int) -> tuple[ModuleRow, ...]:
+    """The tree of all ranks, and what is outside of it; empty if no modules were recorded."""
+    own: dict[tuple[str, ...], ModuleStats] = {}
+    for row in (row for rank in explained for row in rank.modules):
+        before = own.get(row.path)
+        own[row.path] = row if before is None else _added(before, row)
+    if not own:
+        return ()
+    total, backward = dict.fromkeys(own, 0), dict.fromkeys(own, 0)
+    for path, row in own.items():
+        for depth in range(len(path)):
+            total[path[: depth + 1]] += row.self_ns
+            backward[path[: depth + 1]] += row.backward_ns
+    longest_first = sorted(
+        own, key=lambda path: [(-total[path[: n + 1]], path[n]) for n in range(len(path))]
+    )
+    rows = [
+        ModuleRow(
+            name=path[-1],
+            depth=len(path) - 1,
+            num_modules=own[path].num_modules,
+            num_calls=own[path].num_calls,
+            total_ns=total[path],
+            self_ns=own[path].self_ns,
+            backward_ns=backward[path],
+        )
+        for path in longest_first
+    ]
+    outside_ns = total_ns - sum(row.self_ns for row in rows)
+    outside = ModuleRow(
+        name=OUTSIDE_MODULES,
+        depth=0,
+        num_modules=0,
+        num_calls=0,
+        total_ns=outside_ns,
+        self_ns=outside_ns,
+        backward_ns=0,
+    )
+    return (*rows, outside)
+
+
+def _added(one: ModuleStats, other: ModuleStats) -> ModuleStats:
+    return ModuleStats(
+        path=one.path,
+        num_modules=max(one.num_modules, other.num_modules),
+        num_calls=one.num_calls + other.num_calls,
+        self_ns=one.self_ns + other.self_ns,
+        backward_ns=one.backward_ns + other.backward_ns,
+    )
+
+
 def _category_rows(groups: Sequence[_Group]) -> tuple[CategoryRow, ...]:
     rows = []
     for number, (name, category) in enumerate(categories().items()):
@@ -230,9 +301,9 @@ def _category_rows(groups: Sequence[_Group]) -> tuple[CategoryRow, ...]:
     return tuple(sorted(rows, key=lambda row: -row.total_ns))
 
 
-def _operator_rows(groups: Sequence[_Group], gpu: Gpu | None) -> tuple[OperatorRow, ...]:
+def _operator_rows(groups: Sequence[_Group], limits: Limits) -> tuple[OperatorRow, ...]:
     shown, rest = groups[:TABLE_LIMIT], groups[TABLE_LIMIT:]
-    rows = [_operator_row(group, gpu) for group in shown]
+    rows = [_operator_row(group, limits) for group in shown]
     if rest:
         rows.append(
             OperatorRow(
@@ -246,20 +317,12 @@ def _operator_rows(groups: Sequence[_Group], gpu: Gpu | None) -> tuple[OperatorR
     return tuple(rows)
 
 
-def _operator_row(group: _Group, gpu: Gpu | None) -> OperatorRow:
-    """The row with the limit that the sheet sets for its FLOP and bytes."""
+def _operator_row(group: _Group, limits: Limits) -> OperatorRow:
+    """The row with its limit on this GPU."""
     row, work = group.row, group.work
     seconds = group.total_ns / NS_PER_S
     moved = None if work.bytes is None else work.bytes * group.num_calls
-    limits = {}
-    if gpu is not None and moved is not None:
-        limits["memory"] = moved / gpu.memory_bandwidth
-    peak = None if gpu is None else _peak(row, gpu)
-    if peak is not None and group.flop is not None:
-        limits["computation"] = group.flop / peak
-    is_whole = work.flop is None or "computation" in limits
-    bound = max(limits, key=lambda kind: limits[kind]) if limits and is_whole else ""
-    ratio = limits[bound] / seconds if bound else None
+    bound, ratio = limits.judge(_multiplied(row), group.flop, moved, seconds)
     return OperatorRow(
         name=row.name,
         inputs=_short_inputs(row.inputs),
@@ -272,19 +335,17 @@ def _operator_row(group: _Group, gpu: Gpu | None) -> OperatorRow:
         bytes=work.bytes,
         flops=None if group.flop is None else group.flop / seconds,
         bytes_per_s=None if moved is None else moved / seconds,
-        bound=bound if ratio is not None and ratio <= 1 else "",
-        peak_ratio=ratio if ratio is not None and ratio <= 1 else None,
+        bound=bound,
+        peak_ratio=ratio,
     )
 
 
-def _peak(row: OperatorStats, gpu: Gpu) -> float | None:
-    """Dense peak of the type that it multiplies, FLOP per second; None if unknown."""
+def _multiplied(row: OperatorStats) -> str:
+    """The type that it multiplies, as limits name it; empty if unknown."""
     kind = _type(row)
-    if kind in ("c10::BFloat16", "c10::Half"):
-        return gpu.bf16_flops
     if kind.startswith("c10::Float8"):
-        return gpu.fp8_flops
-    return gpu.bf16_flops / 2 if kind == "float" and _TF32.search(row.kernel) else None
+        return "fp8"
+    return "tf32" if kind == "float" and _TF32.search(row.kernel) else _SHORT_TYPES.get(kind, "")
 
 
 def _short_inputs(text: str) -> str:
@@ -297,12 +358,6 @@ def _short_inputs(text: str) -> str:
         for size, kind in zip(inputs.sizes, inputs.types, strict=True)
         if size
     )
-
-
-def _gpu(run: Run, sheet: Sheet) -> Gpu | None:
-    """The sheet's entry of the GPU; None if ranks differ or it is not listed."""
-    names = {rank.device.name for rank in run.ranks}
-    return recognise_gpu(sheet, names.pop()) if len(names) == 1 else None
 
 
 def _unavailable(explained: Iterable[RankComputation], groups: Sequence[_Group]) -> tuple[str, ...]:

@@ -10,9 +10,23 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.costs.operators import is_counted
+from distprof.costs.operators import (
+    BACKWARD_CONVOLUTIONS,
+    CONVOLUTION,
+    GRADIENT_OF_WEIGHT,
+    is_counted,
+    outputs_of_convolutions,
+    with_output,
+)
 from distprof.intervals import Intervals, covered
-from distprof.run.tables import RankTables, encode, intervals_of, join_launches
+from distprof.run.tables import (
+    MODULE_CATEGORY,
+    Launches,
+    RankTables,
+    encode,
+    intervals_of,
+    join_launches,
+)
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.computation.categories import (
     UNKNOWN,
@@ -26,15 +40,21 @@ from distprof.sections.computation.result import Pass
 from distprof.sections.context import RankContext
 from distprof.terms import ActivityKind
 
-_BACKWARD = re.compile(r"^autograd::engine::evaluate_function")
+BACKWARD = re.compile(r"^autograd::engine::evaluate_function")
 
-_OF_AUTOGRAD = re.compile(r"Backward\d*$|CppNode|AccumulateGrad|^ProfilerStep#|GraphRoot")
+OF_AUTOGRAD = re.compile(r"Backward\d*$|CppNode|AccumulateGrad|^ProfilerStep#|GraphRoot")
 
 _OPTIMIZER = re.compile(r"^Optimizer\.(step|zero_grad)#")
 
+_GRAPH_LAUNCH = re.compile(r"(?:cuda|cu|hip)GraphLaunch")
+"""Calls that launch all kernels of a graph at once."""
+
 
 class Operators(msgspec.Struct, frozen=True, kw_only=True):
-    """Operators and annotations of a rank's CPU threads as a tree, in order of thread and start."""
+    """Operators, annotations and calls of modules on a rank's CPU threads as a tree.
+
+    They are in order of thread and start.
+    """
 
     row: NDArray[np.int32]  # Row in HOST.
     thread: NDArray[np.int32]  # Code of the thread.
@@ -47,7 +67,7 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
     @staticmethod
     def of(host: Table) -> Operators:
         """The tree. An operator that ends after the one around it is still inside."""
-        rows = np.flatnonzero(host.coded("category").isin(("cpu_op", "annotation")))
+        rows = np.flatnonzero(host.coded("category").isin(_NESTED))
         start, end = (times[rows] for times in intervals_of(host))
         thread = host.coded("thread").codes[rows]
         order = np.lexsort((-end, start, thread)).astype(np.int32)
@@ -87,6 +107,15 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
             values[empty] = values[self.parent[empty]]
         return values
 
+    def outermost(self, own: NDArray[np.int32]) -> NDArray[np.int32]:
+        """The value of the outermost operator around each one that has one, itself included."""
+        values = own.copy()
+        for rows in self.levels:
+            above = self.parent[rows]
+            outer = np.where(above >= 0, values[above], UNKNOWN)
+            values[rows] = np.where(outer == UNKNOWN, values[rows], outer)
+        return values
+
     def passes(self, host: Table) -> NDArray[np.int32]:
         """The Pass of each operator.
 
@@ -95,9 +124,9 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
         """
         names = host.coded("name")
         codes = names.codes[self.row]
-        is_backward = names.where([bool(_BACKWARD.search(name)) for name in names.values])
+        is_backward = names.where([bool(BACKWARD.search(name)) for name in names.values])
         is_optimizer = names.where([bool(_OPTIMIZER.search(name)) for name in names.values])
-        of_autograd = names.where([bool(_OF_AUTOGRAD.search(name)) for name in names.values])
+        of_autograd = names.where([bool(OF_AUTOGRAD.search(name)) for name in names.values])
         numbered = (host["sequence"] >= 0) & ~of_autograd
         own = np.full(len(codes), UNKNOWN, np.int32)
         own[is_backward[self.row]] = Pass.BACKWARD
@@ -111,6 +140,9 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
             value = np.where(starts[rows], begun, outer)
             own[rows] = np.where(own[rows] == UNKNOWN, value, own[rows])
         return np.where(own == UNKNOWN, Pass.OTHER, own).astype(np.int32)
+
+
+_NESTED = ("cpu_op", "annotation", MODULE_CATEGORY)
 
 
 def _by_depth(depth: NDArray[np.int32]) -> list[Int64Array]:
@@ -157,7 +189,12 @@ class KernelCalls(msgspec.Struct, frozen=True, kw_only=True):
     counted_ns: Int64Array  # Own time inside the analysed windows.
     stream: Int64Array
     kernel: Int64Array  # Code of its name.
+    launches: Launches
+    operators: Operators
+    in_graph: NDArray[np.bool_]  # Whether a CUDA graph launched it, so no operator is known.
     row: Int64Array  # Row of the operator in HOST; UNKNOWN without one.
+    inputs: Int64Array  # Code of the operator's inputs in ``given``.
+    given: tuple[str, ...]  # Column ``inputs`` of HOST, completed where other rows say more.
     category: NDArray[np.int32]  # Number of its category.
     part: NDArray[np.int32]  # A Pass.
     kernel_names: tuple[str, ...]
@@ -177,7 +214,14 @@ def rank_kernel_calls(
     before = np.maximum.accumulate(np.concatenate(([np.iinfo(np.int64).min], end[:-1])))
     start = np.minimum(np.maximum(start, before), end)
     host = load_host() if load_host is not None and tables.has_host else tables.host
-    row, category, part = _launched_by(activity["correlation"][rows], host)
+    operators, launches = Operators.of(host), join_launches(activity["correlation"][rows], host)
+    row, category, part = _launched_by(operators, launches, host)
+    names = host.coded("name")
+    replays = names.where([_GRAPH_LAUNCH.match(name) is not None for name in names.values])
+    in_graph = launches.known.copy()
+    in_graph[in_graph] = replays[launches.row[in_graph]]
+    row[in_graph] = category[in_graph] = UNKNOWN
+    inputs, given = _completed(operators, row, host)
     kernels = activity.coded("name")
     kernel = kernels.codes[rows].astype(np.int64)
     by_name = _verdicts(kernels.values, of_kernel)[kernel]
@@ -187,7 +231,12 @@ def rank_kernel_calls(
         counted_ns=covered(Intervals(start, end), context.windows),
         stream=activity["stream"][rows],
         kernel=kernel,
+        launches=launches,
+        operators=operators,
+        in_graph=in_graph,
         row=row,
+        inputs=inputs,
+        given=given,
         category=np.where(category == UNKNOWN, by_name, category),
         part=part,
         kernel_names=kernels.values,
@@ -195,21 +244,25 @@ def rank_kernel_calls(
     )
 
 
+def launched_inside(operators: Operators, launches: Launches) -> Int64Array:
+    """The innermost operator, annotation or call of a module around each launch, or ABSENT."""
+    return operators.around(launches.thread.astype(np.int64), launches.start)
+
+
 def _launched_by(
-    correlation: Int64Array, host: Table
+    operators: Operators, launches: Launches, host: Table
 ) -> tuple[Int64Array, NDArray[np.int32], NDArray[np.int32]]:
     """Row of the operator that launched each kernel, its category, and its Pass.
 
-    The operator is the one that FLOP are known of, or else the innermost one around the launch.
+    The operator is the outermost one that FLOP are known of, or else the innermost one around the
+    launch.
     """
-    operators = Operators.of(host)
-    launches = join_launches(correlation, host)
-    inside = operators.around(launches.thread.astype(np.int64), launches.start)
+    inside = launched_inside(operators, launches)
     known = inside >= 0
     if not known.any():
-        nothing = np.full(len(correlation), UNKNOWN, np.int32)
-        return nothing.astype(np.int64), nothing, nothing * 0
-    names = host.coded("name")
+        nothing = np.full(len(inside), UNKNOWN, np.int32)
+        return nothing.astype(np.int64), nothing.copy(), nothing * 0
+    names, categories_of = host.coded("name"), host.coded("category")
     code = names.codes[operators.row]
     strongly = operators.inherited(_verdicts(names.values, strong)[code])
     weakly = operators.inherited(_verdicts(names.values, weak)[code])
@@ -217,14 +270,49 @@ def _launched_by(
     weakly = np.where(part == Pass.OPTIMIZER, number_of("optimizer"), weakly)
     category = np.where(strongly == UNKNOWN, weakly, strongly)
     counted = _verdicts(names.values, is_counted)[code] > 0
-    outer = operators.inherited(np.where(counted, np.arange(len(code)), UNKNOWN).astype(np.int32))
-    chosen = np.where(outer[inside] >= 0, outer[inside], inside)
-    is_operator = host.coded("category").equals("cpu_op")[operators.row[chosen]]
+    place = np.arange(len(code))
+    outer = operators.outermost(np.where(counted, place, UNKNOWN).astype(np.int32))
+    is_call = categories_of.equals(MODULE_CATEGORY)[operators.row]
+    inner = operators.inherited(np.where(is_call, UNKNOWN, place).astype(np.int32))
+    chosen = np.where(outer[inside] >= 0, outer[inside], inner[inside])
+    is_operator = categories_of.equals("cpu_op")[operators.row[chosen]] & (chosen >= 0)
     return (
         np.where(known & is_operator, operators.row[chosen], UNKNOWN),
         np.where(known, category[inside], UNKNOWN).astype(np.int32),
         np.where(known, part[inside], Pass.OTHER).astype(np.int32),
     )
+
+
+def _completed(
+    operators: Operators, row: Int64Array, host: Table
+) -> tuple[Int64Array, tuple[str, ...]]:
+    """Codes of the inputs of operators, and the texts.
+
+    Before PyTorch 2.1 traces hold no values, so the size of a convolution's output is that of the
+    gradient which its backward pass got, if all convolutions of this size got the same. The
+    gradient of weights has the inputs of the operator around it, which include the weights.
+    """
+    names, column = host.coded("name"), host.coded("inputs")
+    known = np.flatnonzero(row >= 0)
+    codes = np.zeros(len(row), np.int64)
+    codes[known] = column.codes[row[known]]
+    texts = dict(zip(column.values, range(len(column.values)), strict=True))
+    above = np.full(len(host), UNKNOWN, np.int64)
+    nested = operators.parent >= 0
+    above[operators.row[nested]] = operators.row[operators.parent[nested]]
+    borrows = names.equals(GRADIENT_OF_WEIGHT)[row[known]] & (above[row[known]] >= 0)
+    codes[known[borrows]] = column.codes[above[row[known[borrows]]]]
+    is_backward = names.isin(BACKWARD_CONVOLUTIONS)
+    pairs = set(
+        zip(names.codes[is_backward].tolist(), column.codes[is_backward].tolist(), strict=True)
+    )
+    outputs = outputs_of_convolutions((names.values[n], column.values[c]) for n, c in pairs)
+    if outputs:
+        forward = known[names.equals(CONVOLUTION)[row[known]]]
+        for code in set(codes[forward].tolist()):
+            text = with_output(column.values[code], outputs)
+            codes[forward[codes[forward] == code]] = texts.setdefault(text, len(texts))
+    return codes, tuple(texts)
 
 
 def _verdicts(names: Sequence[str], judge: Callable[[str], int]) -> NDArray[np.int32]:
@@ -242,15 +330,15 @@ class Alike(msgspec.Struct, frozen=True, kw_only=True):
     @staticmethod
     def of(calls: KernelCalls) -> Alike:
         """Group the kernels."""
-        names, inputs = calls.host.coded("name"), calls.host.coded("inputs")
+        names = calls.host.coded("name")
         known = calls.row >= 0
         shown = len(names.values) + calls.kernel
         shown[known] = names.codes[calls.row[known]]
         given = np.zeros(len(shown), np.int64)
-        given[known] = inputs.codes[calls.row[known]] + 1
+        given[known] = calls.inputs[known] + 1
         _, group = encode(shown)
         for column, size in (
-            (given, len(inputs.values) + 1),
+            (given, len(calls.given) + 1),
             (calls.category, len(categories())),
             (calls.part, len(Pass)),
         ):
@@ -262,7 +350,5 @@ class Alike(msgspec.Struct, frozen=True, kw_only=True):
             group=group,
             longest=longest,
             names=tuple(texts[code] for code in shown[longest].tolist()),
-            inputs=tuple(
-                inputs.values[code - 1] if code else "" for code in given[longest].tolist()
-            ),
+            inputs=tuple(calls.given[code - 1] if code else "" for code in given[longest].tolist()),
         )

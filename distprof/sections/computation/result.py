@@ -15,10 +15,15 @@ FP32_KERNELS = r"(?<![a-z])(?:sgemm|scudnn)(?![a-z])"
 PRODUCTS = ("gemm", "attention", "convolution")
 """Categories that compute rather than move memory."""
 
+REST = "(other operators)"
+"""Name of the row that sums up what a list leaves out."""
+
 LEAST_COUNTED = 0.9
 """Share of the time of products whose FLOP must be known, so that they stand for all."""
 
 NO_OPERATORS = "the trace holds no operators, so only names of kernels say what they compute"
+
+OUTSIDE_MODULES = "(outside modules)"
 
 NO_SHAPES = "no sizes of inputs were recorded: capture with record_shapes=True for FLOP and bytes"
 
@@ -76,12 +81,24 @@ class Saving(Record, frozen=True, kw_only=True):
     size: str = ""  # Size of the tensors that it is about.
 
 
+class ModuleStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Modules of one class under the same ones on one rank, inside the analysed windows."""
+
+    path: tuple[str, ...]  # Its class and those around it, outermost first.
+    num_modules: int
+    num_calls: int  # Calls that started kernels, themselves or through other modules.
+    self_ns: int  # Time of kernels outside the modules that it calls, backward included.
+    backward_ns: int  # Part of it in the backward pass.
+
+
 class RankComputation(msgspec.Struct, frozen=True, kw_only=True):
     """The computation of one rank: ``total_ns`` of all rows is the computation of its waterfall."""
 
     rows: tuple[OperatorStats, ...]
     has_operators: bool  # Whether operators around launches were recorded.
     savings: tuple[Saving, ...] = ()  # What changes of the program would save.
+    modules: tuple[ModuleStats, ...] = ()  # Time by module; empty if the trace shows none.
+    graph_ns: int = 0  # Time of kernels that CUDA graphs launched.
 
 
 class CategoryRow(Record, frozen=True, kw_only=True):
@@ -113,10 +130,32 @@ class OperatorRow(Record, frozen=True, kw_only=True):
     bytes: int | None = None  # Bytes that one call reads and writes; null if unknown.
     flops: float | None = None  # FLOP per second that it reaches.
     bytes_per_s: float | None = None  # Bytes per second that it reaches.
-    # What limits it according to the sheet: ``computation`` or ``memory``; empty if unknown.
+    # What limits it on this GPU: ``computation`` or ``memory``; empty if unknown.
     bound: str = ""
     # Time at that limit over its time; null if unknown.
     peak_ratio: float | None = None
+
+
+class ModuleRow(Record, frozen=True, kw_only=True):
+    """Modules of one class under the same ones, all explained ranks and steps together.
+
+    In the order of the tree: what a row calls follows it, one level deeper, longest first.
+    """
+
+    name: str  # Class of the module, or name of an annotation that stands for one.
+    depth: int  # Number of modules around it.
+    num_modules: int  # Number of modules of this class here; 0 outside modules.
+    num_calls: int  # Calls that started kernels, themselves or through other modules.
+    total_ns: int  # Time of its kernels, forward and backward, those of modules inside included.
+    self_ns: int  # Part of it outside the modules that it calls.
+    backward_ns: int  # Part of the total in the backward pass.
+
+
+class Roof(Record, frozen=True, kw_only=True):
+    """How fast the GPU multiplies one type."""
+
+    dtype: str  # ``bf16``, ``fp16``, ``fp8``, ``tf32`` or ``fp32``.
+    flops: float  # FLOP per second.
 
 
 class ComputationResult(Result, frozen=True, kw_only=True):
@@ -130,10 +169,17 @@ class ComputationResult(Result, frozen=True, kw_only=True):
     total_ns: int = 0
     categories: tuple[CategoryRow, ...] = ()  # Categories, longest first.
     operators: tuple[OperatorRow, ...] = ()  # Operators, longest first; the last sums up the rest.
+    # Tree of modules; the last row is what no module called. ``self_ns`` of all rows is the total.
+    modules: tuple[ModuleRow, ...] = ()
+    # Share of the time in kernels that CUDA graphs launched, whose operators are unknown.
+    graph_ratio: float = 0.0
     savings: tuple[Saving, ...] = ()  # What changes of the program would save.
     flop: float | None = None  # FLOP that sizes of inputs show, recomputation included.
     recomputed_flop: float | None = None  # Those of them that recomputation repeats.
     precision: str = ""  # Type of most of the FLOP, such as ``bf16``; empty if unknown.
+    roofs: tuple[Roof, ...] = ()  # Limits of computation that operators are compared with.
+    memory_bytes_per_s: float | None = None  # Limit of memory; null if it is unknown.
+    is_measured: bool = False  # Whether ``distprof bench --compute`` measured these limits.
     # Share of the time of matrix products, attention and convolutions whose FLOP are known.
     counted_ratio: float | None = None
 

@@ -12,14 +12,14 @@ from distprof.sections.computation.result import (
     ComputationResult,
     Saving,
 )
-from distprof.sections.shares import StepTimes
+from distprof.sections.shares import MeanStep, StepTimes
 from distprof.terms import Confidence, Severity
 from distprof.units import format_ratio
 
 
 def _worth(
     computation: ComputationResult, times: StepTimes, limits: Limits, what: str
-) -> tuple[Saving, str] | None:
+) -> tuple[Saving, MeanStep, int] | None:
     """The saving of a change, and what its kernels take of a step in words; None if too small.
 
     Raises:
@@ -32,11 +32,14 @@ def _worth(
     saved = computation.saved_ns_per_step(what)
     if found is None or step.ratio(saved) < limits["saved_ratio"]:
         return None
-    return found, step.share(round(found.spent_ns / computation.num_samples))
+    return found, step, round(found.spent_ns / computation.num_samples)
 
 
-def _draft(computation: ComputationResult, what: str, message: str, fix: str) -> Draft:
+def _draft(
+    computation: ComputationResult, what: str, headline: str, message: str, fix: str
+) -> Draft:
     return Draft(
+        headline=headline,
         message=message,
         fix=fix,
         cost_ns_per_step=computation.saved_ns_per_step(what),
@@ -83,14 +86,12 @@ def unfused_attention(
     worth = _worth(computation, times, limits, FUSED_ATTENTION)
     if worth is None:
         return
-    found, spent = worth
+    found, step, spent = worth
     yield _draft(
         computation,
         FUSED_ATTENTION,
-        message=(
-            f"Attention writes scores of size {found.size} to memory and takes {spent}:"
-            " it does not run in a fused kernel."
-        ),
+        headline=f"Attention without a fused kernel takes {step.part(spent)}",
+        message=f"It writes scores of size {found.size} to memory; {step.amount(spent)}.",
         fix=(
             "Use torch.nn.functional.scaled_dot_product_attention in bf16 or fp16, with "
             "is_causal=True instead of a mask if it is causal."
@@ -136,14 +137,15 @@ def unfused_loss(
     worth = _worth(computation, times, limits, FUSED_LOSS)
     if worth is None:
         return
-    found, spent = worth
+    found, step, spent = worth
     yield _draft(
         computation,
         FUSED_LOSS,
+        headline=f"A loss without a fused kernel takes {step.part(spent)}",
         message=(
-            f"Softmax, loss and casts of {found.size} logits take {spent}; a fused loss"
-            f" would read and write {format_ratio(1 - found.saved_ns / found.spent_ns)} of their"
-            " bytes."
+            f"Softmax, loss and casts of {found.size} logits take {step.amount(spent)}; a fused"
+            f" loss would read and write {format_ratio(1 - found.saved_ns / found.spent_ns)} of"
+            " their bytes."
         ),
         fix=(
             "Fuse the last projection with the loss (LigerFusedLinearCrossEntropyLoss, "
@@ -187,13 +189,14 @@ def unmerged_kernels(
     worth = _worth(computation, times, limits, MERGED_KERNELS)
     if worth is None:
         return
-    _, spent = worth
+    _, step, spent = worth
     yield _draft(
         computation,
         MERGED_KERNELS,
+        headline=f"Kernels that could be merged with their predecessors take {step.part(spent)}",
         message=(
-            f"{spent} goes to kernels that read again what the kernel before them wrote"
-            " and compute next to nothing."
+            f"{step.amount(spent)} goes to kernels that read again what the kernel before them"
+            " wrote and compute next to nothing."
         ),
         fix="Compile the blocks of the model with torch.compile, or use fused layers.",
     )

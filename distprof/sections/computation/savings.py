@@ -257,7 +257,7 @@ def _handed_over(groups: _Groups, first: int, second: int) -> float:
     written = groups.work[first].written
     if not work.bytes or not written or inputs is None:
         return 0.0
-    if groups.alike.names[first].startswith("triton_"):
+    if any(groups.alike.names[one].startswith("triton_") for one in (first, second)):
         return 0.0
     sizes = [inputs.bytes(at) for at, size in enumerate(inputs.sizes) if size is not None]
     return written / work.bytes if written in sizes else 0.0

@@ -10,16 +10,19 @@ from distprof.sections.computation.result import (
     PRODUCTS,
     CategoryRow,
     ComputationResult,
+    ModuleRow,
     OperatorRow,
 )
 from distprof.sections.parts import parts_of
 from distprof.sections.table import Bar, Column, TableView, counted, rows_table
-from distprof.units import NS_PER_S, fold_ranks, format_bandwidth, format_flop
+from distprof.units import NS_PER_S, fold_ranks, format_bandwidth, format_flop, format_ratio
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
 MAX_OPERATORS_SHOWN = 12
+
+MAX_MODULES_SHOWN = 12
 
 _LONGEST_NAME = 32
 
@@ -60,7 +63,17 @@ def categories_table(report: Report, *, show_all: bool) -> TableView | None:
         ),
         rows,
         caption=_who(report),
-        notes=(*result.unavailable, *_left_out(result, rows)),
+        notes=(*result.unavailable, *_of_graphs(result), *_left_out(result, rows)),
+    )
+
+
+def _of_graphs(result: ComputationResult) -> tuple[str, ...]:
+    """What CUDA graphs hide."""
+    if result.graph_ratio < _SMALL:
+        return ()
+    return (
+        f"CUDA graphs launched {format_ratio(result.graph_ratio)} of this time: the trace holds no "
+        "operators of these kernels, so only their names say what they compute",
     )
 
 
@@ -137,10 +150,46 @@ def operators_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("inputs", "inputs", left=True, stretch=True),
         ),
         rows,
-        caption="mean per step and rank; the limit is that of computation or memory, as the "
-        "hardware sheet has it",
+        caption="mean per step and rank; the limit is that of computation or memory, as "
+        + ("measured" if result.is_measured else "the hardware sheet has it"),
         notes=(f"and {counted(left_out, 'more operator')}",) if left_out else (),
     )
+
+
+def modules_table(report: Report, *, show_all: bool) -> TableView | None:
+    """Modules as a tree, with the time of their kernels."""
+    result = report.computation
+    if len(result.modules) <= 1:
+        return None
+    samples = result.num_samples
+    longest = sorted(result.modules, key=lambda row: -row.total_ns)[:MAX_MODULES_SHOWN]
+    least = 0 if show_all else longest[-1].total_ns
+    rows = [row for row in result.modules if row.total_ns >= max(least, 1)]
+    left_out = len(result.modules) - len(rows)
+    return rows_table(
+        "Computation by module",
+        (
+            Column("module", _module_text, left=True),
+            Column("share", lambda row: row.total_ns / result.total_ns, form="ratio"),
+            Column("per step", lambda row: row.total_ns / samples, form="ns"),
+            Column("itself", lambda row: row.self_ns / samples, form="ns"),
+            Column("backward", lambda row: row.backward_ns / samples, form="ns", wide_only=True),
+            Column("calls", lambda row: row.num_calls / samples or None, form="figure"),
+            Column(
+                "per call",
+                lambda row: row.total_ns / row.num_calls if row.num_calls else None,
+                form="ns",
+            ),
+        ),
+        rows,
+        caption="mean per step and rank, backward pass included; a module contains those below it",
+        notes=(f"and {counted(left_out, 'more module')}",) if left_out else (),
+    )
+
+
+def _module_text(row: ModuleRow) -> str:
+    count = f" × {row.num_modules}" if row.num_modules > 1 else ""
+    return f"{'· ' * row.depth}{row.name}{count}"
 
 
 def _short_name(row: OperatorRow) -> str:

@@ -73,9 +73,10 @@ def low_mfu(
     if mfu >= limits["mfu_ratio"]:
         return
     yield Draft(
+        headline=f"MFU is {format_ratio(mfu)}: the model uses little of the GPUs' peak",
         message=(
-            f"MFU is {format_ratio(mfu)}: each GPU spends {mfu * peak / 1e12:.3g} of its"
-            f" {peak / 1e12:,.0f} TFLOP/s on the model.{_where(efficiency, waterfall)}"
+            f"Each GPU spends {mfu * peak / 1e12:.3g} of its {peak / 1e12:,.0f} TFLOP/s on the"
+            f" model.{_where(efficiency, waterfall)}"
         ),
         fix=(
             "Begin with the most expensive of the other findings. If kernels are slow, use larger"

@@ -28,17 +28,17 @@ from distprof.sections.ending.stacks import diagnose_stacks, stacks_of
 from distprof.units import capitalized, format_bytes, format_duration, name_ranks
 
 _MAX_LINES = 200
-_MAX_QUOTE = 200
-_UNSHOWN = ("phase", "preparing", "setup", "joining", "world")
-"""Kinds of lines that are no trouble."""
+UNSAID = ("phase", "preparing", "setup", "joining", "world", "closing")
+"""Kinds of lines that reports do not list."""
 
+_MAX_QUOTE = 200
 _FATAL = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 _FOLLOWING = ("peer", "timeout", "position", "missing", "mismatch", "store", "nccl", "network")
 _NOT_OWN = re.compile(
     r"(?:^|[.:])(?:Dist(?:Backend|Store|Network)Error|ChildFailedError|SignalException|SystemExit"
     r"|Process(?:Exited|Raised)Exception|CalledProcessError|KeyboardInterrupt|Rendezvous\w+"
     r"|Ray\w*Error|WorkerCrashedError|ActorDiedError|BrokenProcessPool|OutOfMemoryError"
-    r"|DeadKernelError|EnforceNotMet)$"
+    r"|DeadKernelError|EnforceNotMet|EngineDeadError)$"
 )
 """Exceptions that report the end of another process, or that another expression reads."""
 
@@ -75,9 +75,7 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     """The most decisive cause in the output of a job; without any, ``state`` is empty."""
     causes = (found for cause in _CAUSES if (found := cause(output)) is not None)
     found = _during_phase(_while_preparing(next(causes, EndingResult()), output), output)
-    events = [
-        event for event in output.events if event.yields not in ("phase", "preparing", "world")
-    ]
+    events = [event for event in output.events if event.yields not in UNSAID]
     failed = {event.rank for event in events if event.rank is not None} - set(found.ranks)
     return replace(
         found,
@@ -236,13 +234,16 @@ def _xid(output: JobOutput) -> EndingResult | None:
     if event is None:
         return None
     number = _xid_of(event)
-    what = f"Xid {number} (PCI {event.fields.get('bus', '')})" if number else event.fields["what"]
+    fields = event.fields
+    what = f"Xid {number} (PCI {fields.get('bus', '')})" if number else fields.get("what", "")
+    what = f"that it cannot reach the GPU at PCI {fields['lost']}" if "lost" in fields else what
     what = "that it has fallen off the bus" if "fallen off" in what else what
     return _made(
         "xid",
         f"A GPU failed: the driver reports {what}.",
         event,
-        "Look up the Xid in NVIDIA's list, drain the host, and reset or replace the GPU.",
+        "Look up the Xid (dmesg of the host) in NVIDIA's list, drain the host, and reset or "
+        "replace the GPU.",
     )
 
 
@@ -297,10 +298,13 @@ def _at(event: OutputEvent) -> str:
 
 def _own_errors(output: JobOutput) -> EndingResult | None:
     """The first error of a GPU or of the program itself, in the order of the output."""
+    tracebacks = _of(output, "exception")
+    foreign = {("error", *_key(e)[1:]) for e in tracebacks if not _is_own(e)}  # their last lines
     events = [
         e
         for e in _of(output, *_PRECEDENCE)
-        if e.yields not in _SURVIVABLE or (_is_own(e) and not _is_survived(e, output))
+        if e.yields not in _SURVIVABLE
+        or (_is_own(e) and _key(e) not in foreign and not _is_survived(e, output))
     ]
     if not events:
         return None
@@ -311,8 +315,10 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
         event = next((e for e in tries if e.yields == "assert" and "assertion" in e.fields), event)
     same = {e.rank for e in events if e.yields == event.yields and _key(e) == _key(event)}
     ranks = tuple(sorted(rank for rank in same if rank is not None))
-    traceback = next((e for e in _of(output, "exception") if _is_near(e, event)), None)
-    place = last_own(traceback.fields.get("frames", "")) if traceback else ""
+    traceback = next(
+        (e for e in tracebacks if _is_near(e, event) and not _LAUNCHING.search(_frames(e))), None
+    )
+    place = last_own(_frames(traceback)) if traceback else ""
     line, steps = _told(event) if _row(event).says else _WORDS[event.yields](event)
     who = capitalized(name_ranks(ranks)) if ranks else "A process"
     return _made(
@@ -347,7 +353,7 @@ def _is_survived(event: OutputEvent, output: JobOutput) -> bool:
     after = output.lines_of.get(event.file, 0) - event.line
     if after <= (_SURVIVED_LINES if event.yields == "exception" else _NEAR_LINES):
         return False
-    quiet = (*_SURVIVABLE, *_UNSHOWN, "warning", "nan")
+    quiet = (*_SURVIVABLE, *UNSAID, "warning", "nan")
     return not any(e.line > event.line and e.file == event.file and e.yields not in quiet
                    for e in output.events)  # fmt: skip
 
@@ -383,10 +389,10 @@ _OWN = re.compile(
 """Exceptions of the program itself, whatever their message names."""
 
 _LAUNCHING = re.compile(
-    r", in (?:launch_agent|\w+_launcher|launch_gloo|gloo_run|join(?=\n\s+raise Exception\(msg))"
-    r"(?:\n(?!\s*File )[^\n]*)*$"
+    r", in (?:launch_agent|\w+_launcher|launch_gloo|gloo_run|join(?=\n *raise Exception\()"
+    r"|_main(?=\n *self = reduction\.pickle))(?:\n(?!\s*File )[^\n]*)*$"
 )
-"""Last frames of launchers, which raise what a rank ended with."""
+"""Last frames of launchers, which raise what a rank ended with, and of orphaned children."""
 
 
 _OF_OTHERS = re.compile(
@@ -397,14 +403,19 @@ _OF_OTHERS = re.compile(
     r"|error code is (?:50704[68]|107020)\b|RPC call to \w+ timed out"
     r"|worker.{0,20}died|processes exited with|process \d+ terminated|received signal"
     r"|process abort signal|exit (?:code|status)|non-zero|termination signal"
+    r"|Horovod has been shut down|RuntimeError DEADLINE_EXCEEDED: |heartbeat timeout|stopped sending heartbeats"
 )
 """Messages about other processes, or that another expression reads."""
+
+
+def _frames(event: OutputEvent) -> str:
+    return event.fields.get("frames", "")
 
 
 def _is_own(event: OutputEvent) -> bool:
     kind, message = event.fields.get("type", ""), event.fields.get("message", "")
     return bool(_OWN.search(f"{kind}: {message}")) or not (
-        _LAUNCHING.search(event.fields.get("frames", ""))
+        _LAUNCHING.search(_frames(event))
         or _NOT_OWN.search(kind)
         or _OF_OTHERS.search(f"{kind} {message}")
     )
@@ -458,10 +469,15 @@ def _loader(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     )
 
 
+_FOLDERS = re.compile(r"(?:https?:/)?(?:/[^\s/()\[\]]{1,255}){2,64}/(?=[^\s/()\[\]]{1,255}\.so)")
+"""Folders of a library: a long message says after them what does not fit."""
+
+
 def _exception(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
-    message = " ".join(event.fields.get("message", "").split())[:_MAX_QUOTE]
-    kind = event.fields.get("type", "")
-    text = f"{kind}: {message}".rstrip(": .`")
+    message = " ".join(event.fields.get("message", "").split())
+    if len(message) > _MAX_QUOTE:
+        message = _FOLDERS.sub("", message)[:_MAX_QUOTE]
+    text = f"{event.fields.get('type', '')}: {message}".rstrip(": .`")
     return text, (*advice_on("exception", text), "Read the traceback of that rank.")
 
 
@@ -501,14 +517,25 @@ _SIGNAL_OF = {
 }
 """What shells and schedulers call signals."""
 
+_OF_WINDOWS = {
+    0xC0000005: signal.SIGSEGV,
+    0xC000001D: signal.SIGILL,
+    0xC00000FD: signal.SIGSEGV,
+    0xC000013A: signal.SIGINT,
+    0xC0000374: signal.SIGABRT,
+    0xC0000409: signal.SIGABRT,
+}
+"""Exit codes of Windows, such as an access violation, and the signals that are most like them."""
+
 
 def _signal(event: OutputEvent) -> str:
     """Name of the signal that ended a process; empty if it exited by itself."""
     named = event.fields.get("signal", "")
     code = event.number("code")
     number = event.number("number") or (-code if code and code < 0 else 0)
-    if code is not None and code > 128:
+    if code is not None and 128 < code <= 128 + 64:
         number = code - 128
+    number = _OF_WINDOWS.get((code or 0) & 0xFFFFFFFF, number)
     what = _SIGNAL_OF.get(event.fields.get("what", "").capitalize(), number)
     return named or (_signal_name(what) if what else "")
 
@@ -561,7 +588,7 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
         how = f"exited with code {event.number('code')}"
     else:
         how = (
-            f"was not started: {event.fields['why'].rstrip('.')}"
+            f"was not started: {event.fields['why'].rstrip('.`')}"
             if "why" in event.fields
             else "died"
         )
@@ -569,11 +596,15 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
         name,
         (
             "" if "why" in event.fields else _reason(output),
-            advice_on("exit", event.name),
+            advice_on("exit", f"{event.name} {event.fields.get('why', '')}"),
         ),
     )
-    first = len(ranks) < 2
     blamed = (event.rank,) if event.rank is not None else ranks
+    same = [e for e in _exits(output) if e.name == event.name == "elastic-failure"]
+    if not name and "root" not in event.fields and len({_key_of_exit(e) for e in same}) == 1:
+        ranks = blamed = tuple(sorted({e.rank for e in same if e.rank is not None}))
+        who = f"{capitalized(name_ranks(blamed))}{_at(event)}"
+    first = len(ranks) < 2
     others = {e.rank for e in _exits(output) if e.rank is not None} - set(blamed)
     followed = f" {len(others):,} others followed." if others else ""
     return _made(
@@ -585,6 +616,11 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     )
 
 
+def _key_of_exit(event: OutputEvent) -> tuple[str, str]:
+    """What tells torchrun's failures apart: without it, the text does not say which came first."""
+    return event.fields.get("time", ""), event.fields.get("host", "")
+
+
 def _reason(output: JobOutput) -> str:
     """What the output shows about an exit that no row explains."""
     for event in _of(output, "exception", "error"):
@@ -594,6 +630,7 @@ def _reason(output: JobOutput) -> str:
 
 
 _WHO = {
+    "engine-died": "A process of the engine",
     "ray-died": "A Ray worker",
     "kernel-died": "The kernel of a notebook",
     "not-started": "The job",
@@ -703,7 +740,8 @@ def _missing(output: JobOutput) -> EndingResult | None:
     if "seq" in fields:
         what = f"never launched {_launch(event)} {fields['seq']}"
     elif "Barrier" in event.text:
-        what = "never arrived in a monitored barrier"
+        kind = "barrier of JAX" if event.name == "jax-barrier" else "monitored barrier"
+        what = f"never arrived in a {kind}"
     ranks = {rank for e in events if e.name == event.name for rank in _absent(e)}
     return _stuck("behind", f"{name_ranks(ranks)} {what}, and the others wait", event, ranks=ranks)
 
@@ -807,6 +845,8 @@ def _store(output: JobOutput) -> EndingResult | None:
         what += f"says {fields['host']}"
     elif fields.get("type") == "RendezvousTimeoutError":
         what = "not all hosts joined the rendezvous in time"
+    elif fields.get("type") == "RendezvousClosedError":
+        what = "a host came to a rendezvous that was closed, most often because another host ended"
     elif "type" in fields:
         what = f"ranks could not connect ({fields['type']})"
     else:
@@ -830,13 +870,16 @@ def _unreachable(output: JobOutput) -> EndingResult | None:
 
 def _peer(output: JobOutput) -> EndingResult | None:
     events = _of(output, "network", "peer", "nccl")
+    events = [e for e in events if e.name != "nccl-result"] or events
     if not events:
         return None
     event = events[0]
-    if event.yields == "nccl":  # NCCL names the reason after the error
-        event = next((e for e in events if e.yields == "nccl" and "last" in e.fields), event)
+    if event.yields != "network":  # NCCL names the reason after the error
+        same = [e for e in events if e.yields == event.yields]
+        named = (e for e in same if {"last", "store"} & e.fields.keys() or e.name == "nccl-cuda")
+        event = next(named, event)
     victims = tuple(sorted({e.rank for e in events if e.rank is not None}))
-    told = {e.rank for e in output.events if e.yields not in _UNSHOWN}
+    told = {e.rank for e in output.events if e.yields not in UNSAID}
     silent = tuple(sorted({*range(output.world_size or 0), *output.ranks} - told))
     suspects = silent if victims and len(silent) <= len(victims) else ()
     whom = f" ({event.fields['peer']})" if "peer" in event.fields else ""
@@ -844,6 +887,9 @@ def _peer(output: JobOutput) -> EndingResult | None:
     if "how" in event.fields:
         target = f" ({event.fields['target']})" if "target" in event.fields else ""
         line = f"{who} could not connect to another rank{target or whom}: connection refused."
+    elif "store" in event.fields:
+        where = event.fields["store"]
+        line = f"{who} lost the store at {where}. Most often rank 0 or its launcher ended."
     elif event.yields == "peer":
         line = f"{who} lost the connection to another rank{whom}, which most often ended first."
     elif event.yields == "network":
@@ -851,24 +897,36 @@ def _peer(output: JobOutput) -> EndingResult | None:
         line = f"{who} reported an error of the network{whom}{what}."
     else:
         last = event.fields.get("last", "")
-        line = f"{who} failed in NCCL: {event.fields['type']}{f' ({last})' if last else ''}."
+        kind = event.fields.get("type") or _RESULTS[int(event.fields["result"])]
+        line = f"{who} failed in NCCL: {kind}{f' ({last})' if last else ''}."
         suspects = ()
-    tail = "" if event.yields in ("nccl", "network") else " The output does not show which rank."
+    steps, tail = _PEER_STEPS[event.yields], ""
+    warned = [e for e in _of(output, "warning") if e.file == event.file and e.line < event.line]
     if suspects:
         tail = f" {capitalized(name_ranks(suspects))} reported nothing."
+    elif event.yields == "peer" and "store" not in event.fields:
+        tail = " The output does not show which rank."
+    elif event.yields == "nccl" and "last" not in event.fields and warned:
+        tail = f" Its last warning before: {warned[-1].fields['what'][:_MAX_QUOTE].rstrip('.')}."
+        steps = steps[1:]
     return replace(
-        _made(
-            event.yields,
-            line + tail,
-            event,
-            *_PEER_STEPS[event.yields],
-            ranks=(),
-        ),
+        _made(event.yields, line + tail, event, *steps, ranks=()),
         suspects=suspects,
     )
 
 
-_PEER_STEPS = {
+_RESULTS = (
+    "ncclSuccess",
+    "ncclUnhandledCudaError",
+    "ncclSystemError",
+    "ncclInternalError",
+    "ncclInvalidArgument",
+    "ncclInvalidUsage",
+    "ncclRemoteError",
+)
+"""NCCL's errors, by number."""
+
+_PEER_STEPS: dict[str, tuple[str, ...]] = {
     "peer": (
         "Read the log of the rank at the other end: it failed before.",
         "Run with NCCL_DEBUG=INFO if no rank reports an own error. If the address is one of the "
@@ -994,7 +1052,7 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
     event = next((e for e in events if e.fields.get("type", "") == "KeyboardInterrupt"), None)
     if event is None:
         return None
-    place = last_own(event.fields.get("frames", ""))
+    place = last_own(_frames(event))
     return _made(
         "interrupted",
         f"The job was interrupted (Ctrl-C or SIGINT){f' in {place}' if place else ''}.",
@@ -1005,10 +1063,11 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
 
 
 def _cut(output: JobOutput) -> EndingResult | None:
-    event = next(iter(_of(output, "cut")), None)
+    events = sorted(_of(output, "cut"), key=lambda e: (e.rank is None, "type" not in e.fields))
+    event = next(iter(events), None)
     if event is None:
         return None
-    place = event.fields.get("place") or last_own(event.fields.get("frames", ""))
+    place = event.fields.get("place") or last_own(_frames(event))
     kind = event.fields.get("type", "an exception")
     return _made(
         "exception",
@@ -1145,6 +1204,22 @@ def _reported(output: JobOutput) -> EndingResult | None:
     )
 
 
+def _closed(output: JobOutput) -> EndingResult | None:
+    """Processes that their launcher ended, if the line that says why is missing."""
+    events = _of(output, "closing")
+    if not events:
+        return None
+    return _made(
+        "exit",
+        "A launcher ended its processes, most often because one of them failed; the output does "
+        "not show which.",
+        events[0],
+        "Add the rest of the output: after these lines, the launcher names the process and its "
+        "exit code. The error itself is in the lines before, or in the log of that rank.",
+        ranks=(),
+    )
+
+
 def _is_at_end(event: OutputEvent, output: JobOutput) -> bool:
     return output.lines_of.get(event.file, 0) - event.line <= _NEAR_LINES
 
@@ -1197,4 +1272,5 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     diagnose_stacks,
     _joining,
     _set_up,
+    _closed,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from distprof.escape import headed
 from distprof.rules.base import Draft, Limits, rule
 from distprof.sections.ending.result import EndingResult
 from distprof.terms import Confidence, Severity
@@ -27,7 +28,8 @@ def job_stopped(ending: EndingResult, limits: Limits) -> Iterator[Draft]:  # noq
     ## How to fix
     Look at the rank that the finding names before any other: the ranks that report lost connections
     and time-outs after it are its victims. If ranks ran different numbers of collectives, look for
-    a branch that depends on data or rank.
+    a branch that depends on data or rank. SIGKILL comes from the kernel's out-of-memory killer or
+    from the scheduler.
 
     ## When it is wrong
     The output is incomplete: the rank that failed first may have printed to another file.
@@ -38,8 +40,10 @@ def job_stopped(ending: EndingResult, limits: Limits) -> Iterator[Draft]:  # noq
     """
     if not ending.state:
         return
+    headline, rest = headed(ending.verdict)
     yield Draft(
-        message=ending.verdict,
+        headline=headline,
+        message=rest or next(iter(ending.why), ""),
         fix=" ".join(ending.next_steps[:2]) or "Read the lines about the end of the job.",
         ranks=ending.ranks,
         confidence=Confidence.INFERRED,

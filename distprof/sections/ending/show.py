@@ -86,7 +86,7 @@ def ending_verdict(report: Report) -> VerdictText:
     return result.verdict, (*result.why, *result.alternatives)
 
 
-def ending_headline(report: Report) -> str:
+def ending_origin(report: Report) -> str:
     """The source, and how much was read."""
     result = report.ending
     if not result.num_lines or is_recorded(report):

@@ -78,10 +78,8 @@ def late_gradient_communication(
         if step.ratio(cost) < limits["min_step_ratio"]:
             continue
         yield Draft(
-            message=(
-                f"{_when(group)}: {step.share(cost)} is {group.exposed_label} that could have "
-                "overlapped with backward."
-            ),
+            headline=f"Gradients are reduced late: {step.part(cost)} could overlap with backward",
+            message=f"{_when(group)}; {step.amount(cost)} is {group.exposed_label}.",
             fix=_fix(group),
             cost_ns_per_step=cost,
             confidence=group.confidence,
@@ -202,11 +200,12 @@ def large_last_bucket(
         if step.ratio(cost) < limits["min_step_ratio"]:
             continue
         yield Draft(
+            headline=f"The last bucket of gradients is exposed for {step.part(exposed)}",
             message=(
-                f"The last of {group.num_buckets} buckets holds "
+                f"It is the last of {group.num_buckets} and holds "
                 f"{format_ratio(group.last_bucket_ratio)} of the gradients "
                 f"({format_bytes(group.bytes)}): its {group.exposed_label} takes "
-                f"{step.share(exposed)}{_latency(group)}."
+                f"{step.amount(exposed)}{_latency(group)}."
             ),
             fix=_large_last_bucket_fix(group),
             cost_ns_per_step=cost,
@@ -320,9 +319,10 @@ def small_batch_for_data_parallelism(
             continue
         factor = transfer / max(backward, 1)
         yield Draft(
+            headline=f"Reducing gradients outlasts backward: {step.part(cost)} cannot overlap",
             message=(
                 f"Reducing {group.label} takes {format_duration(transfer)}, but backward only "
-                f"{format_duration(backward)}: {step.share(cost)} cannot overlap. With "
+                f"{format_duration(backward)}: {step.amount(cost)} cannot overlap. With "
                 f"{factor:.3g} times the samples per micro-batch{_tokens(group, step_log, factor)} "
                 "it could."
             ),
@@ -406,10 +406,11 @@ def accumulation_without_no_sync(
         if step.ratio(cost) < limits["min_step_ratio"]:
             continue
         yield Draft(
+            headline=f"Repeated reductions of the same gradients cost {step.part(cost)}",
             message=(
-                f"DDP reduces the gradients {group.times_reduced:.3g} times before each update "
+                f"DDP reduces them {group.times_reduced:.3g} times before each update "
                 f"({group.micro_batches:.3g} micro-batches): {group.exposed_label} of unnecessary "
-                f"reductions takes {step.share(cost)}."
+                f"reductions takes {step.amount(cost)}."
             ),
             fix="Run forward and backward of all micro-batches but the last under model.no_sync().",
             cost_ns_per_step=cost,
@@ -475,9 +476,10 @@ def full_precision_gradients(
         if step.ratio(exposed // 2) < limits["min_step_ratio"]:
             continue
         yield Draft(
+            headline=f"Reducing gradients in full precision takes {step.part(exposed)}",
             message=(
                 f"Each update reduces {group.label}: their {group.exposed_label} takes "
-                f"{step.share(exposed)}. With 16 bits it would take half."
+                f"{step.amount(exposed)}. With 16 bits it would take half."
             ),
             fix=(
                 "Compress gradients on the wire: register_comm_hook with bf16_compress_hook (gloo: "
@@ -538,10 +540,10 @@ def unused_parameter_search(
         return
     searched = format_duration(gradients.search_ns_per_step)
     yield Draft(
+        headline=f"DDP's search for unused parameters costs {step.part(cost)}",
         message=(
-            f"DDP searches for unused parameters for {searched} of each {step.word}; "
-            f"{step.share(cost)} is lost to the search and to sharing its result with the other "
-            "ranks."
+            f"It takes {searched} of each {step.word}; {step.amount(cost)} is lost to the search "
+            "and to sharing its result with the other ranks."
         ),
         fix=(
             "Set find_unused_parameters=False if every forward uses every parameter. Otherwise "
@@ -603,10 +605,8 @@ def needless_unused_parameter_search(
     costs = f", which costs {format_duration(cost)}" if cost else ""
     num_looks = min(one.num_looks for one in searching)
     yield Draft(
-        message=(
-            f"DDP searches for unused parameters in each step{costs}, but found none in the "
-            f"{num_looks:,} iterations inspected on each rank."
-        ),
+        headline=f"DDP searches for unused parameters, but found none in {num_looks:,} iterations",
+        message=f"It searches in each step{costs}; these iterations of each rank were inspected.",
         fix=(
             "Leave find_unused_parameters at False. If the same parameters always stay unused, set "
             "static_graph=True."

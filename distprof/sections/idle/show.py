@@ -29,47 +29,50 @@ _MIN_PAUSES_RATIO = 0.01
 
 _LOSSES = {
     "idle_host": (
-        "Launch-bound: the {device} idles {share} waiting for the CPU to launch kernels.",
+        "Launch-bound: the {device} waits {share} for kernel launches",
         "Launch fewer and larger kernels from Python, with CUDA graphs or torch.compile.",
     ),
     "idle_sync": (
-        "The {device} idles {share} because of synchronising calls.",
+        "The {device} idles {share} because of synchronising calls",
         "Remove the calls inside the step that wait for the {device}.",
     ),
     "idle_pause": (
-        "The {device} idles {share} while the CPU does something else than launching kernels.",
+        "The {device} idles {share} while the CPU does not launch kernels",
         "Move that work out of the step, or to another thread or process.",
     ),
     "idle_input": (
-        "Waiting for input takes {share}.",
+        "Waiting for input takes {share}",
         "Load batches earlier and with more workers.",
     ),
     "idle_comm_wait": (
-        "The {device} idles {share} after communication.",
+        "The {device} idles {share} after communication",
         "Look at what the {device} waited for after communication.",
     ),
     "idle_unknown": (
-        "The {device} idles {share}, and this recording does not show why.",
+        "The {device} idles {share}, and this recording does not show why",
         "To find the cause, also record CPU activities, and read them (no --device-only).",
     ),
 }
-"""Part of the step to its verdict sentence and the fix."""
+"""Part of the step to its headline and the fix."""
 
 
-def idle_line(report: Report, idle: Part) -> str:
-    """The verdict if idle time of one cause dominates: the amount, and what to do."""
+def idle_words(report: Report, idle: Part) -> tuple[str, str]:
+    """The verdict if idle time of one cause dominates; then the amount, and what to do."""
     loss, action = _LOSSES[idle.key]
     if idle.key == "idle_unknown":
         loss, action = _unknown_words(report, loss, action)
-    amount = amount_text(report, idle.ns)
-    share = f"{format_ratio(idle.ratio)} of {each_window(report)} ({amount})"
-    return f"{loss} {action}".format(device=device_word(report), share=share)
+    words = {
+        "device": device_word(report),
+        "share": f"{format_ratio(idle.ratio)} of {each_window(report)}",
+    }
+    detail = f"{amount_text(report, idle.ns)}. {action.format_map(words)}"
+    return loss.format_map(words), detail
 
 
 def _unknown_words(report: Report, loss: str, action: str) -> tuple[str, str]:
     """The sentence on idle time of unknown cause, and how to find the cause."""
     if is_cpu_only(report):
-        loss = "The CPU spends {share} between operators, in Python or blocked."
+        loss = "The CPU spends {share} between operators (Python or blocked)"
         return loss, "Use fewer, larger operators. Record stacks to see what runs between them."
     if not report.idle.ranks:
         return loss, action

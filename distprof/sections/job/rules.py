@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from distprof.escape import headed
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.job.result import JobResult, ProbeOverhead
 from distprof.sections.perturbation.result import PerturbationResult
@@ -63,8 +64,8 @@ def job_failed(job: JobResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG0
     ## How to fix
     Read `output.log` and `error.json` in the folder of the named rank, and `stacks.txt` if a rank
     hung. The `output.log` of a captured program is in the run directory. Out of memory: use a
-    smaller micro-batch, activation checkpointing, or more shards. Killed from outside: look at the
-    log of the scheduler and at the kernel log of the host.
+    smaller micro-batch, activation checkpointing, or more shards. Killed from outside (SIGKILL):
+    look at the log of the scheduler and at the kernel log of the host.
 
     ## When it is wrong
     A user may have stopped the job on purpose, with a signal that looks like a crash.
@@ -79,13 +80,14 @@ def job_failed(job: JobResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG0
     message = (
         failure.message if failure else "the job failed; it is unknown which rank failed first"
     )
-    message = " ".join(message.split()).rstrip(".")
+    headline, rest = headed(capitalized(message))
     own = next((error for error in job.errors if not error.is_peer_loss), None)
     if own is not None and (failure is None or own.rank == failure.rank):
         words = " ".join(own.message.split())[:200]
-        message += "" if words in message else f": {own.kind}: {words}"
+        rest += "" if words in message else f" {own.kind}: {words.rstrip('.')}."
     yield Draft(
-        message=f"{capitalized(message)}.",
+        headline=headline,
+        message=rest.strip() or "No rank recorded an error of its own.",
         fix=_fix(job),
         ranks=(failure.rank,) if failure and failure.rank is not None else (),
         evidence=("job.failure", "job.exits", "job.errors"),
@@ -151,10 +153,10 @@ def probe_overhead(
         if overhead.mode == "after":
             if overhead.low > limit:
                 yield Draft(
+                    headline=f"Steps after tracing take {format_ratio(overhead.ratio)} longer",
                     message=(
-                        f"Steps after tracing take {format_ratio(overhead.ratio)} longer than "
-                        f"before it ({_interval(overhead)}): CUPTI may still be attached, or the "
-                        "machine became slower."
+                        f"{_interval(overhead)} longer than before tracing: CUPTI may still be "
+                        "attached, or the machine became slower."
                     ),
                     fix=(
                         "Unset TEARDOWN_CUPTI and DISABLE_CUPTI_LAZY_REINIT, and use CUDA 12.6 or "
@@ -166,10 +168,10 @@ def probe_overhead(
                 )
         elif overhead.mode == "always_on" or not perturbation.is_corrected:
             yield Draft(
+                headline=f"{_NAMES[overhead.mode]} a step {format_ratio(overhead.ratio)} longer",
                 message=(
-                    f"{_NAMES[overhead.mode]} a step {format_ratio(overhead.ratio)} longer "
-                    f"({_interval(overhead)}): the shares below refer to steps that are slower "
-                    "than without probes."
+                    f"{_interval(overhead)}; the shares below refer to steps that are slower than "
+                    "without probes."
                 ),
                 fix=(
                     "Trace fewer ranks or steps, without stacks and memory. Take the duration of a "

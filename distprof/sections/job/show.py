@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from distprof.escape import short_ranks, shorten
+from distprof.escape import few_ranks, shorten
 from distprof.sections.job.result import JobExit, JobResult, ProbeOverhead, ProbeState
 from distprof.sections.perturbation.show import profiler_fact
 from distprof.sections.table import TableView, facts_table
@@ -91,7 +91,7 @@ def _facts(job: JobResult, *, show_all: bool) -> Iterator[tuple[str, str]]:
             yield "ranks to trace", job.coverage
     unusual = [end for end in job.exits if show_all or end.code != 0]
     for end in unusual if job.outcome != "completed" or show_all else ():
-        yield f"end of {_ranks(end.ranks)}", _exit_text(end)
+        yield f"end of {few_ranks(end.ranks)}", _exit_text(end)
     own = [error for error in job.errors if show_all or not error.is_peer_loss]
     for error in own if show_all else own[:MAX_ERRORS_SHOWN]:
         after = "" if error.step is None else f" after step {error.step}"
@@ -99,14 +99,10 @@ def _facts(job: JobResult, *, show_all: bool) -> Iterator[tuple[str, str]]:
         yield f"error of rank {error.rank}", f"{error.kind}{after}: {words}"
     lost = [error.rank for error in job.errors if error.is_peer_loss]
     if lost and not show_all:
-        yield "lost a peer", _ranks(tuple(sorted(lost)))
+        yield "lost a peer", few_ranks(tuple(sorted(lost)))
     for probe in job.probes:
         if show_all or probe.num_dropped or probe.state in ("failed", "yielded"):
             yield f"probe {probe.name}", _probe_text(probe)
-
-
-def _ranks(ranks: tuple[int, ...]) -> str:
-    return f"rank{'' if len(ranks) == 1 else 's'} {short_ranks(ranks, 20)}"
 
 
 def _exit_text(end: JobExit) -> str:

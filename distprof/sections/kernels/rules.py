@@ -69,10 +69,10 @@ def tensor_cores_unused(
         )
     longest = max(slow, key=lambda kernel: kernel.total_ns)
     yield Draft(
+        headline=f"Matrix products in fp32 take {format_ratio(share)} of computation",
         message=(
-            f"{format_ratio(share)} of computation time goes to fp32 matrix products"
-            f" ({longest.name[:_LONGEST_NAME]}), which do not use the tensor cores of the"
-            f" {efficiency.sheet_device}."
+            f"They do not use the tensor cores of the {efficiency.sheet_device}; the longest is"
+            f" {longest.name[:_LONGEST_NAME]}."
         ),
         fix=(
             "Use autocast with bfloat16 (float16 on V100), or"

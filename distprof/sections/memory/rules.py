@@ -89,10 +89,10 @@ def needless_accumulation(
     if used >= limits["reserved_ratio"]:
         return
     yield Draft(
+        headline=f"Micro-batches could double: the fullest GPU uses only {format_ratio(used)}",
         message=(
-            f"Gradients are accumulated over {efficiency.num_micro_batches} micro-batches, while"
-            f" the fullest GPU reserves {format_ratio(used)} of its"
-            f" {format_bytes(fullest.capacity_bytes)}: micro-batches of twice the size fit."
+            f"Gradients are accumulated over {efficiency.num_micro_batches} micro-batches; the"
+            f" fullest GPU reserves that share of its {format_bytes(fullest.capacity_bytes)}."
         ),
         fix=(
             "Double the micro-batch and halve the number of micro-batches. The optimizer's batch "
@@ -166,10 +166,11 @@ def needless_sharding(
     if step.ratio(exposed) < limits["exposed_ratio"]:
         return
     yield Draft(
+        headline=f"Gathers of a model that fits into a GPU take {step.part(exposed)}",
         message=(
             f"Weights are gathered {max(axis.gather_passes or 0.0 for axis in repeated):.2g} times "
-            f"per step although the whole state would fit: {format_bytes(whole)} of "
-            f"{format_bytes(size)} (modelled). Exposed gathers take {step.share(exposed)}."
+            f"per step; the whole state takes {format_bytes(whole)} of {format_bytes(size)} "
+            f"(modelled). Exposed gathers take {step.amount(exposed)}."
         ),
         fix="Use DistributedDataParallel, ZeRO-1, or FSDP with reshard_after_forward=False.",
         cost_ns_per_step=round(
@@ -249,10 +250,10 @@ def needless_recomputation(
     if not recomputed_ns:
         recomputed_ns = step.mean(step.total.computation_ns) * (1 - needed / computed)
     yield Draft(
+        headline=f"Needless recomputation: {format_ratio(fits)} of the activations would fit",
         message=(
             f"The forward pass of every block is computed twice{_ratios(efficiency)} while"
-            f" {format_bytes(size - used)} of {format_bytes(size)} are free:"
-            f" {format_ratio(fits)} of the activations would fit (modelled)."
+            f" {format_bytes(size - used)} of {format_bytes(size)} are free (modelled)."
         ),
         fix="Recompute only as many blocks as memory requires, or use a larger micro-batch.",
         cost_ns_per_step=round(recomputed_ns * fits),
@@ -335,10 +336,8 @@ def memory_copy_bound(times: StepTimes, limits: Limits) -> Iterator[Draft]:
     if any(way == "memset" for way, _ in ways):
         steps.append("Set memory less often: zero_grad(set_to_none=True), torch.empty.")
     yield Draft(
-        message=(
-            f"Exposed copies take {step.share(cost)}: they overlap with neither computation nor "
-            f"communication{_split(times.waterfall)}."
-        ),
+        headline=f"Copies that overlap with nothing take {step.part(cost)}",
+        message=f"{step.amount(cost)}{_split(times.waterfall)}.",
         fix=" ".join(steps) or "Copy on a separate stream, one batch ahead.",
         cost_ns_per_step=cost,
         ranks=tuple(
@@ -435,10 +434,8 @@ def allocator_retries(
     times = "once" if total == 1 else f"{total} times"
     who = "1 rank" if len(ranks) == 1 else f"{len(ranks)} ranks"
     yield Draft(
-        message=(
-            f"The allocator of {who} ran out of memory and retried {times} in the second half of"
-            f" the steps{_share(cost, step_log.step_ns)}."
-        ),
+        headline=f"GPU memory ran out: the allocator retried {times}",
+        message=f"On {who}, in the second half of the steps{_share(cost, step_log.step_ns)}.",
         fix=(
             "Free memory with a smaller micro-batch, more sharding or recomputation. Set "
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation."
@@ -497,9 +494,9 @@ def memory_nearly_full(
         return
     fullest = max(full, key=lambda rank: rank.allocated_ratio or 0.0)
     yield Draft(
+        headline=f"Tensors fill {format_ratio(fullest.allocated_ratio)} of the fullest GPU",
         message=(
-            f"Tensors fill {format_ratio(fullest.allocated_ratio)} of the"
-            f" {format_bytes(fullest.capacity_bytes)} of the fullest GPU, and at least"
+            f"It has {format_bytes(fullest.capacity_bytes)}. Tensors fill at least"
             f" {format_ratio(limit)} on {len(full)} of {len(known)} ranks."
         ),
         fix=(
@@ -563,10 +560,11 @@ def _judge(ranks: Sequence[DeviceMemory], limits: Limits) -> Iterator[Draft]:
         return
     if max(held) < limits["over_median_ratio"] * median:
         return
+    more = f"{max(held) / median:.2f} times" if median else "all of"
     yield Draft(
+        headline=f"Rank {fullest.rank} holds {more} the memory of the median rank",
         message=(
-            f"Rank {fullest.rank} holds {format_bytes(max(held))}, the median rank"
-            f" {format_bytes(median)}. Rank {fullest.rank} fills"
+            f"{format_bytes(max(held))} instead of {format_bytes(median)}: it fills"
             f" {format_ratio(fullest.allocated_ratio)} of its GPU and limits the micro-batch of all"
             " ranks."
         ),

@@ -119,26 +119,34 @@ def overloaded_expert(
     has_one = len(named) + bool(others) == 1
     for expert, layers in sorted(named.items()):
         cost, is_measured = _cost(moe, layers, len(overloaded), collectives)
-        message = (
-            f"Expert {expert} gets {(sum(_load(layer) for layer in layers) / len(layers)):.1f} "
-            f"times the tokens of the mean expert in {len(layers)} of {len(moe.layers)} layers"
+        load = sum(_load(layer) for layer in layers) / len(layers)
+        yield _draft(
+            f"Expert {expert} gets {load:.1f} times the tokens of the mean expert",
+            f"This is the mean of {len(layers)} of {len(moe.layers)} layers",
+            cost,
+            is_measured=is_measured,
+            is_only=has_one,
         )
-        yield _draft(message, cost, is_measured=is_measured, is_only=has_one)
     if others:
         worst = max(others, key=_load)
         cost, is_measured = _cost(moe, others, len(overloaded), collectives)
-        message = (
+        yield _draft(
+            f"Single experts get up to {_load(worst):.1f} times the tokens of the mean expert",
             f"In {len(others)} of {len(moe.layers)} layers one expert, which differs by layer, "
-            f"gets at least {limits['load_ratio']:g} times the tokens of the mean expert; the "
-            f"busiest is expert {worst.busiest_expert} of {name_layer(worst)} with "
-            f"{_load(worst):.1f} times"
+            f"gets at least {limits['load_ratio']:g} times as many; the busiest is expert "
+            f"{worst.busiest_expert} of {name_layer(worst)}",
+            cost,
+            is_measured=is_measured,
+            is_only=has_one,
         )
-        yield _draft(message, cost, is_measured=is_measured, is_only=has_one)
 
 
-def _draft(message: str, cost: int | None, *, is_measured: bool, is_only: bool) -> Draft:
+def _draft(
+    headline: str, message: str, cost: int | None, *, is_measured: bool, is_only: bool
+) -> Draft:
     """The what-if scenario covers all uneven experts, so only a single finding can refer to it."""
     return Draft(
+        headline=headline,
         message=f"{message}{_waits(cost, is_measured=is_measured)}.",
         fix=_FIX,
         cost_ns_per_step=cost,
@@ -230,10 +238,8 @@ def dead_experts(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
     more = f"; {len(dead) - 1} more layers have dead experts" if len(dead) > 2 else ""
     more = "; 1 more layer has dead experts" if len(dead) == 2 else more
     yield Draft(
-        message=(
-            f"{number} of {worst.num_experts} experts of {name_layer(worst)} get less than 1 % of "
-            f"the mean{_named(worst)}{more}."
-        ),
+        headline=f"{number} of {worst.num_experts} experts of a layer get almost no tokens",
+        message=f"In {name_layer(worst)} they get less than 1 % of the mean{_named(worst)}{more}.",
         fix=(
             "Raise the weight of the load-balancing loss, or bias the router towards experts with "
             "few tokens."
@@ -299,10 +305,10 @@ def dropped_tokens(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
     mean = sum(layer.dropped_ratio for layer in moe.layers) / len(moe.layers)
     rest = f" (mean of {len(moe.layers)} layers: {format_ratio(mean)})"
     yield Draft(
+        headline=f"A layer drops {format_ratio(worst.dropped_ratio)} of its assignments of tokens",
         message=(
-            f"{format_ratio(worst.dropped_ratio)} of the assignments of {name_layer(worst)} are "
-            f"dropped{rest if len(moe.layers) > 1 else ''}. Its busiest expert gets "
-            f"{worst.max_over_mean:.1f} times the mean."
+            f"It is {name_layer(worst)}{rest if len(moe.layers) > 1 else ''}. Its busiest expert "
+            f"gets {worst.max_over_mean:.1f} times the mean."
         ),
         fix="Balance the routing. Then raise the capacity factor, or use a dropless layer.",
         evidence=("moe.layers",),
@@ -366,11 +372,13 @@ def unbalanced_expert_placement(moe: MoeResult, limits: Limits) -> Iterator[Draf
     cost = round(max(sum(saved), 0) * share_of_layers(moe)) if len(saved) == len(uneven) else None
     explains_load = cost is None and len(uneven) >= MOST_LAYERS * len(rows)
     yield Draft(
+        headline=(
+            f"Placement of experts: the busiest rank gets {worst.max_over_mean:.2f} times the mean"
+        ),
         message=(
             f"Ranks that share experts are uneven in {len(uneven)} of {len(rows)} layers, most in "
-            f"{name_layer(worst)}: {worst.max_over_mean:.2f} times the mean on the busiest of "
-            f"{worst.num_ranks} ranks, and {replaced:.2f} times with experts placed by measured "
-            "loads."
+            f"{name_layer(worst)}. Placed by measured loads, the busiest of {worst.num_ranks} "
+            f"ranks would get {replaced:.2f} times."
         ),
         fix=(
             "Place experts by their loads, layer by layer (as expert-parallel load balancers do). "
@@ -438,8 +446,8 @@ def uneven_all_to_all(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
     known = [cost for cost in costs if cost is not None]
     more = f"; {len(uneven)} of {len(moe.exchanges)} groups are uneven" if len(uneven) > 1 else ""
     yield Draft(
-        message=f"{_busiest(worst)} the mean of its group in dispatch "
-        f"({name_ranks(worst.ranks)}){more}.",
+        headline=f"{_busiest(worst)} the mean of its group in dispatch",
+        message=f"Its group is {name_ranks(worst.ranks)}{more}.",
         fix=(
             "If receivers are uneven, balance the routing or place experts by their loads. If "
             "senders are uneven, give all ranks the same number of tokens."

@@ -204,7 +204,7 @@ def _has_only_counts(report: Report) -> bool:
     return bool(report.moe.layers) and not is_recorded(report)
 
 
-def experts_headline(report: Report) -> str:
+def experts_origin(report: Report) -> str:
     """Numbers of experts, layers and parts of the data that were counted."""
     if not _has_only_counts(report):
         return ""

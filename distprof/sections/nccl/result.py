@@ -9,9 +9,7 @@ from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
 BETWEEN = "between nodes"
-
 INSIDE = "inside nodes"
-
 NO_LOG = "no NCCL log was read: run with NCCL_DEBUG=INFO"
 
 

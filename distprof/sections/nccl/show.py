@@ -44,7 +44,7 @@ def _is_alone(report: Report) -> bool:
     return report.nccl.num_files > 0 and not is_recorded(report)
 
 
-def nccl_headline(report: Report) -> str:
+def nccl_origin(report: Report) -> str:
     """Number of log files and jobs."""
     if not _is_alone(report):
         return ""
@@ -151,11 +151,8 @@ def _unrecognised(result: NcclResult) -> str:
 # Tables ----------------------------------------------------------------
 
 MAX_ROWS = 12
-
 _T = TypeVar("_T")
-
 _MAX_TEXT = 120
-
 _MAX_UNKNOWN = 5
 
 

@@ -104,10 +104,13 @@ def low_overlap(
     what = "communication" if waits_for else "transfer"
     caveat = f", part of which may be waiting for {waits_for}" if waits_for else ""
     part = "all" if cost >= step.exposed_transfer_ns else format_duration(cost)
-    overlaps = f"Only {format_ratio(ratio)} of" if ratio > 0 else "No"
     yield Draft(
+        headline=(
+            f"Only {format_ratio(ratio)} of {what} overlaps with computation"
+            if ratio > 0
+            else f"No {what} overlaps: {step.part(step.exposed_transfer_ns)} is exposed"
+        ),
         message=(
-            f"{overlaps} {what} overlaps with computation: "
             f"{format_duration(step.exposed_transfer_ns)} is exposed{caveat}. Computation without "
             f"concurrent communication could hide {part} of it."
         ),
@@ -199,9 +202,10 @@ def exposed_communication(
     )
     split = ", ".join(f"{format_duration(ns)} {what}" for ns, what in parts if ns > 0)
     yield Draft(
+        headline=f"Exposed communication takes {step.part(exposed)}",
         message=(
-            f"{step.share(exposed)} is exposed communication: {split}. Other findings name parts "
-            f"of the same time.{_held_up_words(held_up)}"
+            f"{step.amount(exposed)}: {split}. Other findings name parts of the same time."
+            f"{_held_up_words(held_up)}"
         ),
         fix=_FIXES[parts[0][1]] if held_up is None else _FIX_HELD_UP,
         cost_ns_per_step=exposed,
@@ -310,10 +314,11 @@ def communication_on_computation_stream(
             continue
         is_split = one.wait_ns_per_step is not None
         yield Draft(
+            headline=f"Collectives on a compute stream expose {step.part(cost)}",
             message=(
-                f"{one.per_step:.0f} collectives of {one.axis} per {step.word} "
-                f"({format_ratio(one.share_ratio)} of them) run on a compute stream: "
-                f"{step.share(cost)} is transfer that cannot overlap with computation there."
+                f"{one.per_step:.0f} of {one.axis} per {step.word} "
+                f"({format_ratio(one.share_ratio)} of them) run there: {step.amount(cost)} is "
+                "transfer that cannot overlap with computation."
             ),
             fix=(
                 "Launch them with async_op=True and wait where the result is used, or run them on "

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from distprof.intervals import EMPTY, Intervals, outermost, subtract, union
 from distprof.run.tables import (
+    MODULE_CATEGORY,
     Launches,
     RankTables,
     distinct,
@@ -134,7 +135,8 @@ def find_events(
     if len(threads) == 0:
         return None
     activity = rows[np.argsort(tables.activity["start_ns"][rows], kind="stable")]
-    host = tables.host.take(np.isin(coded.codes, threads))
+    is_frame = tables.host.coded("category").equals(MODULE_CATEGORY)
+    host = tables.host.take(np.isin(coded.codes, threads) & ~is_frame)
     line = _cpu_ranks_line(tables, activity) if is_cpu else _gpu_ranks_line(tables, launches, host)
     return _assembled(rank, tables, host, activity, launches, line, collections, is_cpu=is_cpu)
 

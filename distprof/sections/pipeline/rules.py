@@ -7,6 +7,7 @@ from statistics import median
 
 import msgspec
 
+from distprof.escape import fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.idle.result import IdleResult, PausesResult
 from distprof.sections.pipeline.result import (
@@ -133,11 +134,11 @@ def too_few_micro_batches(pipeline: PipelineResult, limits: Limits) -> Iterator[
         group = judged.group
         best = judged.group.better
         yield Draft(
+            headline=f"Filling and draining the pipeline takes {format_ratio(share)} of its time",
             message=(
-                f"{judged.name} spends {format_ratio(share)} of its time filling and draining "
-                f"({format_duration(judged.warm_up_drain_ns)} of {format_duration(judged.span_ns)})"
-                f": {group.num_micro_batches} micro-batches on {group.num_positions} ranks with "
-                f"schedule {group.schedule}."
+                f"{format_duration(judged.warm_up_drain_ns)} of {format_duration(judged.span_ns)} "
+                f"on {name_ranks(group.ranks)}: {group.num_micro_batches} micro-batches on "
+                f"{group.num_positions} ranks with schedule {group.schedule}."
             ),
             fix=_fix(judged),
             cost_ns_per_step=judged.warm_up_drain_ns,
@@ -158,11 +159,12 @@ def _by_count(pipeline: PipelineResult, max_ratio: float) -> Iterator[Draft]:
         if ideal <= max_ratio or idle < BY_COUNT * ideal:
             continue
         yield Draft(
+            headline=f"The pipeline idles {format_ratio(idle)} of its time: too few micro-batches",
             message=(
-                f"The pipeline of {name_ranks(group.ranks)} idles {format_ratio(idle)} of its time "
-                f"({format_duration(round(idle * span))} of {format_duration(span)}): "
-                f"{batches} micro-batches on {ranks} stages leave {format_ratio(ideal)} idle at "
-                "best, if stages alternate between forward and backward."
+                f"{format_duration(round(idle * span))} of {format_duration(span)} on "
+                f"{name_ranks(group.ranks)}: {batches} micro-batches on {ranks} stages leave "
+                f"{format_ratio(ideal)} idle at best, if stages alternate between forward and "
+                "backward."
             ),
             fix=(
                 f"{_more(group, ranks)}several stages per rank, or fewer stages. Mark the stages "
@@ -255,12 +257,15 @@ def bubble_above_ideal(pipeline: PipelineResult, limits: Limits) -> Iterator[Dra
             continue
         ns, what = max(_parts(judged.group))
         yield Draft(
+            headline=(
+                f"The pipeline idles {format_ratio(judged.ratio(excess))} more than its schedule "
+                "explains"
+            ),
             message=(
                 f"{judged.name} idles {format_ratio(judged.ratio(judged.idle_ns))} of its time, "
                 f"of which its schedule explains "
                 f"{format_ratio(judged.ratio(judged.warm_up_drain_ns))}. The largest part of the "
-                f"other {format_ratio(judged.ratio(excess))} ({format_duration(excess)}) is lost "
-                f"to {what} ({format_duration(ns)})."
+                f"other {format_duration(excess)} is lost to {what} ({format_duration(ns)})."
             ),
             fix=_FIXES[what],
             cost_ns_per_step=excess,
@@ -329,10 +334,13 @@ def exposed_pipeline_messages(pipeline: PipelineResult, limits: Limits) -> Itera
         if judged.ratio(cost) <= limits["exposed_ratio"]:
             continue
         yield Draft(
+            headline=(
+                f"Waiting for messages already sent takes {format_ratio(judged.ratio(cost))} of "
+                "the pipeline"
+            ),
             message=(
-                f"{judged.name} spends {format_ratio(judged.ratio(cost))} of its time waiting for "
-                f"messages already sent ({format_duration(cost)} of "
-                f"{format_duration(judged.span_ns)})."
+                f"{judged.name} spends {format_duration(cost)} of "
+                f"{format_duration(judged.span_ns)} on it."
             ),
             fix=(
                 "Put neighbouring stages on one node, check the links between them, and send "
@@ -394,7 +402,9 @@ def pipeline_idle_by_timers(
     if pipeline.groups or log.idle_ratio <= limits["idle_ratio"]:
         return
     ideal = min(log.ideal_bubble_ratio, log.idle_ratio)
+    who = f"The {log.timer_stage} stage" if log.timer_stage else "The slowest rank"
     yield Draft(
+        headline=f"{who} of the pipeline computes {format_ratio(log.compute_ratio)} of the time",
         message=_message(log, log.idle_ratio - ideal),
         fix=_fix_by_timers(log, ideal),
         cost_ns_per_step=round((log.idle_ratio - limits["idle_ratio"]) * log.mean_ns),
@@ -403,11 +413,10 @@ def pipeline_idle_by_timers(
 
 
 def _message(log: TrainingLogResult, other_ratio: float) -> str:
-    who = f"The {log.timer_stage} stage" if log.timer_stage else "The slowest rank"
     stages, batches = log.mesh["pp"], log.num_micro_batches or 0
+    several = "" if batches == 1 else "es"
     text = (
-        f"{who} computes {format_ratio(log.compute_ratio)} of each iteration of "
-        f"{format_duration(log.mean_ns)}: {batches:,} micro-batch{'' if batches == 1 else 'es'} on "
+        f"An iteration takes {format_duration(log.mean_ns)}: {batches:,} micro-batch{several} on "
         f"{stages} stages leave {format_ratio(log.ideal_bubble_ratio)} idle at best"
     )
     if not other_ratio:
@@ -521,10 +530,12 @@ def unequal_stages(
         )
     # messages show which rank holds which stage, but not which computation is the stage's
     is_marked = busiest.work_ns_per_micro_batch is not None
+    more = f"works {format_ratio(busiest.excess_ratio)} more than the others"
     yield Draft(
+        headline=fitting(f"{_stages(busiest)} {more}", f"A group of stages {more}"),
         message=(
-            f"{_who_works(busiest)} {format_duration(_work(busiest))} {_each(busiest)}, "
-            f"{format_ratio(busiest.excess_ratio)} more than the other stages' median of "
+            f"{_who_works(busiest)} {format_duration(_work(busiest))} {_each(busiest)}, the other "
+            "stages' median is "
             f"{format_duration(_work(busiest) / (1 + busiest.excess_ratio))}. The pipeline waits "
             f"{format_duration(cost)} ({format_ratio(cost / step)}) of each step for it."
         ),
@@ -585,9 +596,12 @@ def _of_logs(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
         if ratio - 1 < limits["excess_ratio"] or cost < limits["min_step_ratio"] * span:
             continue
         yield Draft(
+            headline=(
+                f"Stage {stage} (rank {group.limiting_rank}) limits the pipeline: it works "
+                f"{format_ratio(ratio - 1)} more"
+            ),
             message=(
-                f"Stage {stage} (rank {group.limiting_rank}) limits the pipeline: its rank works "
-                f"{format_ratio(ratio - 1)} more than the mean. The pipeline waits "
+                f"The comparison is with the mean stage. The pipeline waits "
                 f"{format_duration(cost)} ({format_ratio(cost / span)}) of each step for it."
             ),
             fix=_FIX,

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from distprof.config import TopologyConfig
 from distprof.hardware import Sheet
+from distprof.run.evidence import Machines
 from distprof.run.run import Run
 from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.placement.nodes import (
@@ -57,10 +58,13 @@ def analyze_placement(
         for m in machines_of(run)
     )
     cards = card_paths(run, nodes)
+    shown = run.get(Machines)
+    copies = shown.copies if shown else ()
     if not nodes:
         return PlacementResult(
             unplaced=tuple(sorted({name for name, _ in groups})),
             machines=machines,
+            copies=copies,
             cards=cards,
             unavailable=("The nodes of the ranks are unknown.",),
         )
@@ -88,6 +92,7 @@ def analyze_placement(
         axes=tuple(sorted(axes, key=lambda axis: (-(axis.sent_bytes_per_step or 0), axis.axis))),
         unplaced=tuple(sorted({name for name, _ in groups} - {axis.axis for axis in axes})),
         machines=machines,
+        copies=copies,
         cards=cards,
         unavailable=(*domains.notes, *_split_machines(machines)),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from distprof.artefacts.record import Record
+from distprof.run.evidence import GpuCopies
 from distprof.sections.base import Result
 
 ACROSS_SOCKETS = "SYS"
@@ -92,4 +93,5 @@ class PlacementResult(Result, frozen=True, kw_only=True):
     axes: tuple[PlacedAxis, ...] = ()  # Groups by axis and size, most sent bytes first.
     unplaced: tuple[str, ...] = ()  # Axes without a placed group.
     machines: tuple[PlacedMachine, ...] = ()  # The machines that the user provided.
+    copies: tuple[GpuCopies, ...] = ()  # Copies between GPUs that the user measured.
     cards: tuple[CardPath, ...] = ()  # Paths of GPUs to network cards, for known machines.

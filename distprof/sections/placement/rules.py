@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 
+from distprof.escape import fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.moe.result import MoeResult
 from distprof.sections.placement.result import ACROSS_SOCKETS, CardPath, PlacedAxis, PlacementResult
@@ -183,10 +184,10 @@ def tp_across_nodes(
         if step.ratio(cost) < limits["min_step_ratio"]:
             continue
         yield Draft(
+            headline=_crosses(axis.axis, step.part(cost)),
             message=(
-                f"Groups of {axis.axis} ({axis.size} ranks) span {_where(axis, placement)}: "
-                f"their exposed transfer takes {step.share(cost)}."
-                f"{modelled_inside(axis, placement)}"
+                f"Groups of {axis.axis} ({axis.size} ranks) span {_where(axis, placement)}; "
+                f"{step.amount(cost)}.{modelled_inside(axis, placement)}"
             ),
             fix=_fix(axis, placement),
             cost_ns_per_step=cost,
@@ -197,6 +198,12 @@ def tp_across_nodes(
             explains=WIDER_TRANSFER,
             severity=None if axis.axis == MeshAxis.TP.value else Severity.WARNING,
         )
+
+
+def _crosses(axis: str, part: str) -> str:
+    return fitting(
+        f"Transfer of {axis} between nodes takes {part}", f"Transfer between nodes takes {part}"
+    )
 
 
 def _where(axis: PlacedAxis, placement: PlacementResult) -> str:
@@ -281,10 +288,10 @@ def expert_exchange_across_nodes(
         if step.ratio(cost) < limits["min_step_ratio"]:
             continue
         yield Draft(
+            headline=f"All-to-alls of experts between nodes take {step.part(cost)}",
             message=(
-                f"All-to-alls of {axis.axis} ({axis.size} ranks, {axis.most_on_node} on each of "
-                f"{axis.num_nodes} nodes) cross nodes: their exposed transfer takes "
-                f"{step.share(cost)}."
+                f"Groups of {axis.axis} have {axis.size} ranks, {axis.most_on_node} on each of "
+                f"{axis.num_nodes} nodes; their exposed transfer takes {step.amount(cost)}."
             ),
             fix=(
                 "Keep expert parallelism inside a node or scale-up domain if the experts fit. "
@@ -353,8 +360,13 @@ def group_straddles_nodes(
         cost = None if step is None else exposed_ns([axis], step)
         if step is not None and step.ratio(cost or 0) < limits["min_step_ratio"]:
             continue
-        share = "" if step is None else f": their exposed transfer takes {step.share(cost or 0)}"
+        share = "" if step is None else f": exposed transfer takes {step.amount(cost or 0)}"
         yield Draft(
+            headline=(
+                f"Groups that would fit into a node span {axis.num_domains} nodes or domains"
+                if step is None
+                else _crosses(axis.axis, step.part(cost or 0))
+            ),
             message=(
                 f"Groups of {axis.axis} ({_apart(axis)}) would fit into a node or domain of "
                 f"{placement.domain_size} ranks, but some span {axis.num_domains}{share}."
@@ -425,11 +437,15 @@ def mesh_order(placement: PlacementResult, times: StepTimes, limits: Limits) -> 
             continue
         where = "nodes" if outer.num_domains == outer.num_nodes else "scale-up domains"
         yield Draft(
+            headline=fitting(
+                f"Order of the mesh: transfer of {outer.axis} between {where} takes "
+                f"{step.part(cost)}",
+                f"Order of the mesh: transfer between {where} takes {step.part(cost)}",
+            ),
             message=(
                 f"Groups of {outer.axis} ({outer.size} ranks, {outer.stride} apart) span "
                 f"{outer.num_domains} {where} while those of {inner.axis} ({inner.size} ranks) "
-                f"stay inside one: the exposed transfer of {outer.axis} takes {step.share(cost)}."
-                f"{modelled_inside(outer, placement)}"
+                f"stay inside one; {step.amount(cost)}.{modelled_inside(outer, placement)}"
             ),
             fix=(
                 f"Swap the mesh axes, {inner.axis} outside and {outer.axis} inside: the last axis "
@@ -489,10 +505,11 @@ def cyclic_rank_order(
     worst = max(axes, key=lambda axis: axis.exposed_transfer_ns_per_step or 0)
     others = "" if len(axes) == 1 else f" (and of {len(axes) - 1} more axes)"
     yield Draft(
+        headline=f"Round-robin ranks: transfer between nodes takes {step.part(cost)}",
         message=(
             f"Ranks are assigned round-robin to {len(placement.nodes)} nodes, so groups of "
             f"{worst.axis} ({worst.size} ranks){others} span {worst.num_nodes} nodes instead of "
-            f"{worst.nodes_if_blocked}: their exposed transfer takes {step.share(cost)}."
+            f"{worst.nodes_if_blocked}: their exposed transfer takes {step.amount(cost)}."
         ),
         fix=(
             "Number ranks node by node: srun --distribution=block, mpirun --map-by slot, torchrun."
@@ -542,25 +559,26 @@ def far_network_card(placement: PlacementResult, limits: Limits) -> Iterator[Dra
     for host, gpus in by_host.items():
         detours = [gpu for gpu in gpus if gpu.used_path == ACROSS_SOCKETS and _has_near(gpu)]
         remote = [gpu for gpu in gpus if gpu.path == ACROSS_SOCKETS]
-        where = f"of {host}" if host else "of a node"
+        where = f"on {host}" if host else "on one node"
         if detours:
             yield _draft(
                 detours,
-                f"{len(detours)} of {len(gpus)} GPUs {where} use a network card on another socket "
-                f"although a nearer one exists, for example {_detour(detours[0])}.",
+                f"{len(detours)} of {len(gpus)} GPUs use a network card on another socket",
+                f"They are {where}, and a nearer card exists, for example {_detour(detours[0])}.",
                 Severity.WARNING,
             )
         elif remote and any(_has_near(gpu) for gpu in gpus):
             yield _draft(
                 remote,
-                f"{len(remote)} of {len(gpus)} GPUs {where} have no network card on their own "
-                f"socket, for example {remote[0].gpu}, while others have.",
+                f"{len(remote)} of {len(gpus)} GPUs have no network card on their own socket",
+                f"They are {where}, for example {remote[0].gpu}; the other GPUs have one.",
                 Severity.INFO,
             )
 
 
-def _draft(gpus: Sequence[CardPath], message: str, severity: Severity) -> Draft:
+def _draft(gpus: Sequence[CardPath], headline: str, message: str, severity: Severity) -> Draft:
     return Draft(
+        headline=headline,
         message=message,
         fix=(
             "Let NCCL choose cards from the topology (NCCL_IB_HCA, NCCL_CROSS_NIC, "
@@ -618,9 +636,9 @@ def uneven_ranks_per_node(placement: PlacementResult, limits: Limits) -> Iterato
     most = max(sizes, key=lambda node: sizes[node])
     least = min(sizes, key=lambda node: sizes[node])
     yield Draft(
+        headline=f"Ranks are spread unevenly over {len(sizes)} nodes",
         message=(
-            f"The {sum(sizes.values())} ranks are spread unevenly over {len(sizes)} nodes: "
-            f"{sizes[most]} on {most}, {sizes[least]} on {least}."
+            f"{sizes[most]} of {sum(sizes.values())} are on {most}, {sizes[least]} on {least}."
         ),
         fix="Start the same number of ranks on each node (--nproc-per-node, --ntasks-per-node).",
         confidence=Confidence.MEASURED,

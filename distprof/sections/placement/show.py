@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from distprof.run.evidence import GpuCopies
 from distprof.sections.base import VerdictText
 from distprof.sections.placement.result import CardPath, PlacedMachine, PlacementResult
 from distprof.sections.table import Column, TableView, counted, rows_table
+from distprof.units import format_bandwidth
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
 MAX_ROWS = 16
-
 _T = TypeVar("_T")
 
 _ORDERS = {
@@ -123,11 +124,18 @@ def _some(rows: Sequence[_T], *, show_all: bool) -> Sequence[_T]:
 
 _MOST_NAMED = 4
 
+_SAME, _UNEVEN = 0.1, 0.3
+"""Copies are as fast, and a pair is slower than others, within and from these shares on."""
+
 
 def machine_verdict(report: Report) -> VerdictText:
     """How the GPUs of each machine are connected; None for other reports."""
     machines = report.placement.machines
-    if not machines or report.run.ranks:
+    if report.run.ranks:
+        return None
+    if copies := _copies(report.placement.copies):
+        return copies, tuple(_sentence(machine) for machine in machines[:_MOST_NAMED])
+    if not machines:
         return None
     gpus = sum(machine.num_gpus for machine in machines)
     line = f"{counted(len(machines), 'machine')}, {counted(gpus, 'GPU')}: no ranks, no steps."
@@ -136,6 +144,40 @@ def machine_verdict(report: Report) -> VerdictText:
     more = len(machines) - _MOST_NAMED
     rest = (f"{more:,} more machines.",) if more > 0 else ()
     return line, (*(_sentence(machine) for machine in machines[:_MOST_NAMED]), *rest)
+
+
+def _copies(measured: Sequence[GpuCopies]) -> str:
+    """How fast GPUs copy to each other, and whether the direct way is the faster one."""
+    if not measured:
+        return ""
+    alike = [one for one in measured if one.is_both_ways == measured[0].is_both_ways]
+    speed = {one.is_direct: format_bandwidth(one.bytes_per_s) for one in alike}
+    of = {one.is_direct: one.bytes_per_s for one in alike}
+    what = "median of all pairs" + (", both directions together" if alike[0].is_both_ways else "")
+    if True not in of:
+        return (
+            f"Through host memory, a GPU copies to another at {speed[False]} ({what}); the matrix "
+            "with P2P=Enabled is missing."
+        )
+    if of[True] < (1 - _SAME) * of.get(False, 0.0):
+        text = (
+            f"With access to each other's memory, GPUs copy more slowly ({speed[True]}) than "
+            f"through host memory ({speed[False]}): check PCIe ACS and the IOMMU, and measure the "
+            "job with NCCL_P2P_DISABLE=1."
+        )
+    elif of[True] < (1 + _SAME) * of.get(False, 0.0):
+        text = (
+            f"P2P makes no difference: a GPU copies to another at {speed[True]} with it and "
+            f"{speed[False]} without, so copies go through host memory or the same PCIe links."
+        )
+    else:
+        other = f"; through host memory at {speed[False]}" if False in of else ""
+        text = f"With P2P, a GPU copies to another at {speed[True]} ({what}){other}."
+    direct = next(one for one in alike if one.is_direct)
+    if direct.slowest_bytes_per_s < (1 - _UNEVEN) * direct.bytes_per_s:
+        slowest = format_bandwidth(direct.slowest_bytes_per_s)
+        text += " The slowest pair is GPU {} and GPU {} ({}).".format(*direct.slowest, slowest)
+    return text
 
 
 def _sentence(machine: PlacedMachine) -> str:

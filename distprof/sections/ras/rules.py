@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from distprof.escape import few_ranks
 from distprof.rules.base import Draft, Limits, rule
 from distprof.sections.ras.result import RasResult, TroubledRank
 from distprof.sections.table import counted
@@ -18,6 +19,13 @@ _MESSAGES = {
     "error": "NCCL reports an error on {who}, {text}{where}",
     "behind": "NCCL has launched fewer operations on {who} than on the others, {text}{where}",
     "status": "NCCL's communicator is {text} on {who}, unlike on the others{where}",
+}
+_HEADLINES = {
+    "dead": "NCCL considers {number} dead: {who}",
+    "unresponsive": "NCCL gets no answer from {number}: {who}",
+    "error": "NCCL reports an error on {number}: {who}",
+    "behind": "NCCL has launched fewer operations on {number}: {who}",
+    "status": "NCCL's communicator differs on {number}: {who}",
 }
 _FIXES = {
     "dead": "Check the kernel log of that node, and whether the process is still alive.",
@@ -66,10 +74,8 @@ def troubled_nccl_rank(ras: RasResult, limits: Limits) -> Iterator[Draft]:  # no
         yield _draft(kind, text, ranks, stands=ras.stands)
     if ras.num_behind and ras.stands is not False and not any(k == "behind" for k, _ in grouped):
         yield Draft(
-            message=(
-                f"{counted(ras.num_behind, 'rank')} launched fewer collectives than the others; "
-                "NCCL's output does not name them."
-            ),
+            headline=f"{counted(ras.num_behind, 'rank')} launched fewer collectives than others",
+            message="NCCL's output does not name them.",
             fix="Query again with ncclras -v or ncclras -f json, which name every rank.",
             confidence=Confidence.INFERRED,
             evidence=("ras.num_behind",),
@@ -86,7 +92,10 @@ def _draft(kind: str, text: str, troubled: Sequence[TroubledRank], *, stands: bo
     who = name_ranks(ranks) if ranks else counted(count, "process")
     is_sure = kind in ("dead", "error") or (kind == "behind" and bool(stands))
     is_bad = is_sure and text != _REMOTE
+    words = _HEADLINES[kind]
+    number = counted(count, "process" if not ranks else "rank")
     return Draft(
+        headline=words.format(number=number, who=few_ranks(ranks) if ranks else "rank unknown"),
         message=f"{_MESSAGES[kind].format(who=who, text=text, where=where)}.",
         fix=_FIXES[kind],
         confidence=Confidence.MEASURED if is_sure else Confidence.INFERRED,

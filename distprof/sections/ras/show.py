@@ -67,7 +67,7 @@ def ras_verdict(report: Report) -> VerdictText:
     return f"{line}, with trouble on {counted(len(result.troubled), 'rank')}.", ()
 
 
-def ras_headline(report: Report) -> str:
+def ras_origin(report: Report) -> str:
     """The source, and the size of the job."""
     result = report.ras
     if not result.communicators or is_recorded(report):

@@ -78,6 +78,11 @@ def no_parameter_prefetch(
         if step.ratio(cost) < limits["min_step_ratio"]:
             continue
         yield Draft(
+            headline=(
+                f"All parameters are one unit: gathering takes {step.part(cost)}"
+                if axis.num_units == 1
+                else f"Parameters are not prefetched: gathering takes {step.part(cost)}"
+            ),
             message=_prefetch_message(axis, step, cost),
             fix=(
                 "Gather the next unit while this one computes: one unit per transformer block, "
@@ -97,12 +102,12 @@ def _prefetch_message(axis: ShardedAxis, step: MeanStep, cost_ns: int) -> str:
     times = f"{axis.gathers_per_step:.0f} times{size}"
     if axis.num_units == 1:
         return (
-            f"All parameters sharded over {axis.label} are one unit, gathered {times}: "
-            f"{step.share(cost_ns)} is spent gathering with nothing to compute."
+            f"Parameters sharded over {axis.label} are gathered {times}: "
+            f"{step.amount(cost_ns)} is spent gathering with nothing to compute."
         )
     return (
         f"Only {format_ratio(axis.ahead_ratio)} of the parameters sharded over {axis.label} "
-        f"are gathered during computation: {step.share(cost_ns)} is exposed gathering, {times}."
+        f"are gathered during computation: {step.amount(cost_ns)} is exposed gathering, {times}."
     )
 
 
@@ -163,11 +168,11 @@ def small_sharding_units(
         if step.ratio(cost) < limits["min_step_ratio"]:
             continue
         yield Draft(
+            headline=f"Small sharding units: larger ones would recover {step.part(cost)}",
             message=(
-                f"A pass over the parameters sharded over {axis.label} takes {units} gathers "
-                "of "
+                f"A pass over the parameters sharded over {axis.label} takes {units} gathers of "
                 f"{format_bytes(size)}. Units of {format_bytes(limits['unit_bytes'])} would "
-                f"recover {step.share(cost)}."
+                f"recover {step.amount(cost)}."
             ),
             fix=(
                 "Shard whole transformer blocks: fully_shard(block) for each, or an "
@@ -250,9 +255,10 @@ def gathers_repeated_while_accumulating(
         if step.ratio(cost) < limits["min_step_ratio"]:
             continue
         yield Draft(
+            headline=f"Gathers and reductions repeated in a step take {step.part(cost)}",
             message=(
                 f"A step of {axis.label} {_what(gathers, scatters)}: the exposed transfer "
-                f"beyond that of one micro-batch takes {step.share(cost)}."
+                f"beyond that of one micro-batch takes {step.amount(cost)}."
             ),
             fix=(
                 "If memory allows, reduce gradients in the last micro-batch only "
@@ -340,9 +346,10 @@ def sharding_across_nodes(
         return
     nodes, size = flat[0].num_nodes or 0, flat[0].group_size or 0
     yield Draft(
+        headline=f"Sharding across nodes: its exposed transfer takes {step.part(cost)}",
         message=(
-            f"The groups of {flat[0].axis} span {nodes} nodes with {size // nodes} ranks on each: "
-            f"their exposed transfer takes {step.share(cost)}.{_instead(flat, nodes, size)}"
+            f"The groups of {flat[0].axis} span {nodes} nodes with {size // nodes} ranks on each; "
+            f"{step.amount(cost)}.{_instead(flat, nodes, size)}"
         ),
         fix=(
             "Shard inside each node and replicate across nodes (HSDP): a mesh of dp_replicate × "
@@ -442,10 +449,14 @@ def tensor_parallelism_without_sequence_parallelism(
     who = "Tensor" if tensor.group_size is None else f"{tensor.group_size} ranks of tensor"
     verb = "sums" if tensor.group_size is None else "sum"
     yield Draft(
+        headline=(
+            "Tensor parallelism without sequence parallelism exposes "
+            f"{step.part(tensor.all_reduce_exposed_ns_per_step)}"
+        ),
         message=(
             f"{who} parallelism {verb} activations with {tensor.all_reduces_per_step:.0f} "
             f"all-reduces{together} per step and gathers or scatters almost nothing: "
-            f"{step.share(tensor.all_reduce_exposed_ns_per_step)} is exposed."
+            f"{step.amount(tensor.all_reduce_exposed_ns_per_step)} is exposed."
         ),
         fix=(
             "Shard the sequence between blocks: SequenceParallel in the plan of "
@@ -518,9 +529,9 @@ def single_device_connection(
         return
     where = " and ".join(axis.label for axis in sharding.axes)
     yield Draft(
+        headline=f"{_VARIABLE}=1 may expose {step.part(cost)}",
         message=(
-            f"{_VARIABLE}=1, and the exposed transfer of sharded parameters in {where} takes "
-            f"{step.share(cost)}."
+            f"The exposed transfer of sharded parameters in {where} takes {step.amount(cost)}."
         ),
         fix=f"Unset {_VARIABLE}: the overlap of sharded parameters needs independent streams.",
         cost_ns_per_step=cost,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
+from distprof.escape import few_ranks
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.idle.result import IdleResult, PausesResult
 from distprof.sections.step_log.result import LateInLog, LateOnGpu, PeriodicStall, StepLogResult
@@ -76,6 +77,7 @@ def periodic_stalls(step_log: StepLogResult, idle: IdleResult, limits: Limits) -
         # whether the CPU cannot run ahead, by the calls that emptied the GPU's queue
         if stall.may_wait_for_gpu and sum(call.count_per_step for call in idle.sync_calls) < 1.0:
             yield Draft(
+                headline=f"One of every {stall.period} steps takes much longer, on all ranks",
                 message=(
                     f"{_what(stall, usual_ns)}. Either it stops training, or the CPU only waits "
                     "in it for work that it queued on the GPU in the steps before."
@@ -94,7 +96,7 @@ def periodic_stalls(step_log: StepLogResult, idle: IdleResult, limits: Limits) -
 def _what(stall: PeriodicStall, median_ns: int) -> str:
     return (
         f"Every {stall.period} steps, one takes {format_duration(stall.longer_ns)} longer than"
-        f" the median of {format_duration(median_ns)}, on all ranks ({stall.num_stalls} of"
+        f" the median of {format_duration(median_ns)} ({stall.num_stalls} of"
         f" {stall.num_due} due, the first is step {stall.first_step})"
     )
 
@@ -102,9 +104,10 @@ def _what(stall: PeriodicStall, median_ns: int) -> str:
 def _draft(stall: PeriodicStall, median_ns: int) -> Draft:
     cost, mean = stall.cost_ns_per_step, median_ns + stall.cost_ns_per_step
     return Draft(
+        headline=f"Periodic stalls of all ranks take {format_ratio(cost / mean)} of each step",
         message=(
-            f"{_what(stall, median_ns)}: {format_ratio(cost / mean)} of each step"
-            f" ({format_duration(cost)} of {format_duration(mean)})."
+            f"{_what(stall, median_ns)}; per step that is {format_duration(cost)} of "
+            f"{format_duration(mean)}."
         ),
         fix=(
             "Save checkpoints asynchronously and in shards. Evaluate and log less often, or "
@@ -203,16 +206,14 @@ def late_rank_without_trace(
     if cost < limits["min_step_ratio"] * step:
         return
     first = late[0]
-    who = capitalized(name_ranks(one.rank for one in late))
-    if len(late) == 1:
-        how = f"{who} is the straggler: it computes {format_duration(first.late_ns)}"
-    else:
-        how = f"{who} are stragglers: they compute up to {format_duration(first.late_ns)}"
+    who = capitalized(few_ranks([one.rank for one in late]))
+    longer = f"{format_ratio(first.late_ratio)} longer in each step than"
+    how = "computes" if len(late) == 1 else "compute up to"
     yield Draft(
+        headline=f"{who} {how} {longer} {'its' if len(late) == 1 else 'their'} peers",
         message=(
-            f"{how} ({format_ratio(first.late_ratio)}) longer than "
-            f"{'its' if len(late) == 1 else 'their'} peers in each step (median of "
-            f"{first.num_steps:,} steps without a profiler). At the pace of the others a step "
+            f"{format_duration(first.late_ns)} longer (median of {first.num_steps:,} steps "
+            f"without a profiler). At the pace of the others a step "
             f"would take {format_duration(cost)} less ({format_ratio(cost / step)})."
         ),
         fix=(
@@ -236,7 +237,12 @@ def _on_gpus(step_log: StepLogResult, step: int, limits: Limits) -> Iterator[Dra
     first = late[0]
     if first.late_ns < limits["min_step_ratio"] * step:
         return
+    who = capitalized(few_ranks([one.rank for one in late]))
+    work = "works" if len(late) == 1 else "work up to"
     yield Draft(
+        headline=(
+            f"{who} {work} {format_ratio(first.late_ratio)} longer up to a collective than peers"
+        ),
         message=_message_of_gpus(late),
         fix=(
             f"Trace a few steps of all ranks, and compare the GPU of rank {first.rank} with the"
@@ -252,16 +258,13 @@ def _on_gpus(step_log: StepLogResult, step: int, limits: Limits) -> Iterator[Dra
 def _message_of_gpus(late: list[LateOnGpu]) -> str:
     first = late[0]
     who = capitalized(name_ranks(one.rank for one in late))
-    are = "is the straggler: it arrives" if len(late) == 1 else "are stragglers: they arrive up to"
+    arrive = "arrives" if len(late) == 1 else "arrive up to"
     by, most = format_duration(first.late_ns), format_duration(first.late_most_ns)
     if most != by:
         by += f" or more, at most {most},"
-    work = "it works" if len(late) == 1 else "they work up to"
-    than = "than its peers" if len(late) == 1 else "than their peers"
     return (
-        f"{who} {are} {by} late at a collective in each step. Up to a collective {work} "
-        f"{format_ratio(first.late_ratio)} longer {than} (median of {first.num_steps:,} steps, by"
-        " the durations of collectives on the GPUs)."
+        f"{who} {arrive} {by} late at a collective in each step (median of {first.num_steps:,} "
+        "steps, by the durations of collectives on the GPUs)."
     )
 
 

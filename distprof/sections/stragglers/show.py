@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distprof.escape import short_ranks
-from distprof.sections.parts import Part, amount_text, each_window, is_whole_capture, window_word
+from distprof.escape import fitting, short_ranks
+from distprof.sections.parts import Part, amount_text, each_window, window_word
 from distprof.sections.shares import latest_by_chance
 from distprof.sections.stragglers.result import RankStraggler, StragglerSet
 from distprof.sections.table import Column, TableView, counted, rows_table
@@ -49,32 +49,26 @@ def culprits(report: Report) -> tuple[RankStraggler, ...]:
     return tuple(sorted(named, key=lambda r: -r.lost_ns_per_step))
 
 
-def wait_line(report: Report, wait: Part) -> str:
-    """Verdict on a step dominated by waiting for late ranks: which ranks, and what to do."""
+def wait_words(report: Report, wait: Part) -> tuple[str, str]:
+    """Verdict on a step dominated by waiting for late ranks: which ranks; then what to do."""
+    share = f"{format_ratio(wait.ratio)} of {each_window(report)}"
+    amount = amount_text(report, wait.ns)
     late = culprits(report)
     if not late or late[0].lost_ns_per_step < wait.ns / 2:
-        return (
-            f"Ranks wait for each other for {format_ratio(wait.ratio)} of {each_window(report)} "
-            f"({amount_text(report, wait.ns)}). {capitalized(_whose(report, late))}"
-        )
+        whose = capitalized(_whose(report, late))
+        return f"Ranks wait for each other for {share}", f"{amount}. {whose}"
     sets = report.stragglers.sets
     together = next((one for one in sets if late[0].rank in one.ranks), None)
     if together is not None and len(together.ranks) > 1:
-        return _set_line(report, together)
+        return _set_words(report, together)
     if len(late) > 1 and late[1].lost_ns_per_step > late[0].lost_ns_per_step / 2:
-        ranks = short_ranks([r.rank for r in late])
-        return (
-            f"Ranks {ranks} are stragglers: waiting for them takes {format_ratio(wait.ratio)} of "
-            f"{each_window(report)} ({amount_text(report, wait.ns)}). "
-            "Find what these ranks have in common."
-        )
+        ranks = short_ranks([r.rank for r in late], 24)
+        who = fitting(f"Ranks {ranks} hold the others up: {share}", f"Stragglers take {share}")
+        return who, f"{amount}. Find what these ranks have in common."
     first = late[0]
-    window = "the whole capture" if is_whole_capture(report) else "every step"
-    return (
-        f"Rank {first.rank} is the straggler: the others wait "
-        f"{format_duration(first.lost_ns_per_step)} "
-        f"({format_ratio(first.share_of_step_ratio)}) of {window} for it. "
-        f"{_CAUSE_ACTIONS[first.cause]}"
+    share = f"{format_ratio(first.share_of_step_ratio)} of {each_window(report)}"
+    return f"Rank {first.rank} holds the others up: {share}", (
+        f"They wait {format_duration(first.lost_ns_per_step)} for it. {_CAUSE_ACTIONS[first.cause]}"
     )
 
 
@@ -118,7 +112,7 @@ def _suspect(report: Report) -> RankStraggler | None:
     return first if is_short and first.lost_ns_per_step >= min_lost_ns > 0 else None
 
 
-def _set_line(report: Report, slow: StragglerSet) -> str:
+def _set_words(report: Report, slow: StragglerSet) -> tuple[str, str]:
     """Verdict for ranks that are slow together: who, what they share, and why."""
     how = {
         StragglerPattern.ROTATING: "are slow alternately, each in different steps",
@@ -127,11 +121,15 @@ def _set_line(report: Report, slow: StragglerSet) -> str:
     shared = f" ({slow.name})" if slow.name else ""
     cause = slow.cause.value.replace("_", " ")
     because = f" Cause: {cause}." if slow.cause != StragglerCause.UNKNOWN else ""
-    return (
-        f"Ranks {short_ranks(slow.ranks)}{shared} {how}: the others wait "
-        f"{format_duration(slow.lost_ns_per_step)} ({format_ratio(slow.share_of_step_ratio)}) "
-        f"of {each_window(report)} for them.{because}"
+    share = f"{format_ratio(slow.share_of_step_ratio)} of {each_window(report)}"
+    ranks = short_ranks(slow.ranks, 24)
+    headline = fitting(
+        f"Ranks {ranks}{shared} hold the others up: {share}",
+        f"Ranks {ranks} hold the others up: {share}",
+        f"Slow ranks hold the others up: {share}",
     )
+    amount = format_duration(slow.lost_ns_per_step)
+    return headline, f"They {how}: the others wait {amount} for them.{because}"
 
 
 def culprit_sentence(report: Report) -> str:

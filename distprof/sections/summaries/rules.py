@@ -49,8 +49,9 @@ def communication_by_operator_table(table: OperatorTableResult, limits: Limits) 
     if not parts or share <= limits["share"]:
         return
     yield Draft(
+        headline=f"Collectives take {format_ratio(share)} of the GPU's time",
         message=(
-            f"Collectives take {format_ratio(share)} of the GPU's time: {_said(parts[0])}"
+            f"Most is {_said(parts[0])}"
             f"{' and others' if len(parts) > 1 else ''}, of "
             f"{format_duration(table.self_device_ns)}. How much of it overlaps with computation or "
             "waits for other ranks, this table does not show."

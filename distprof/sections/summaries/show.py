@@ -13,6 +13,7 @@ from distprof.sections.summaries.result import (
     CollectiveSummaryResult,
     InputReadinessResult,
     OperatorTableResult,
+    TableRow,
 )
 from distprof.sections.table import (
     Bar,
@@ -29,9 +30,7 @@ if TYPE_CHECKING:
     from distprof.sections.report import Report
 
 MAX_ROWS = 12
-
 _MAX_NAME = 60
-
 _NAMED_ROWS = 3
 
 
@@ -146,12 +145,13 @@ def operators_table(report: Report, *, show_all: bool) -> TableView | None:
 # The first lines of a report on tables of other tools: collectives by rank, input readiness ------
 
 READY_RATIO = 0.9
-
 MIN_WORK_RATIO = 0.3
-
 MIN_BUSY_RATIO = 0.4
-
+MIN_LISTED_RATIO = 0.3
 _NEARLY = 0.8
+
+_FEWEST_ROWS = 2
+"""A table that shows fewer, and no total, is an excerpt that says nothing of the whole."""
 
 
 def summaries_verdict(report: Report) -> VerdictText:
@@ -176,7 +176,7 @@ def _is_alone(report: Report) -> bool:
     return summarised and not (report.training_log.origin or is_recorded(report))
 
 
-def summaries_headline(report: Report) -> str:
+def summaries_origin(report: Report) -> str:
     """What each table holds."""
     if not _is_alone(report):
         return ""
@@ -243,6 +243,7 @@ _KNOWN_WORK = {
     r"|(?:[cC]uda|hip)\w{0,20}[sS]ynchronize",
     "collectives": r"\bdistributed_c10d\b|^c10d::",
     "the backward pass": r"run_backward",
+    "the optimizer's step, with the closure that it calls": r"^Optimizer\.step",
 }
 """What rows of the CPU with everything inside are, the more specific first."""
 
@@ -250,7 +251,9 @@ _KNOWN_WORK = {
 def _known_work(result: OperatorTableResult) -> list[str]:
     """What takes most of the CPU's time, if a row tells; else the deepest function that does."""
     rows = sorted(result.rows, key=lambda row: row.cpu_ns)
-    total = rows[-1].cpu_ns
+    total = max(rows[-1].cpu_ns, result.self_cpu_ns or 0)
+    if not result.self_cpu_ns and len({row.name for row in rows}) < _FEWEST_ROWS:
+        return []
     spent = {
         what: max((row.cpu_ns for row in rows if re.search(known, row.name)), default=0)
         for what, known in _KNOWN_WORK.items()
@@ -265,10 +268,17 @@ def _known_work(result: OperatorTableResult) -> list[str]:
     if not most or most < MIN_WORK_RATIO * total:
         return []
     what = next(name for name, ns in spent.items() if ns >= _NEARLY * most)
+    share = "Most" if 2 * spent[what] >= total else "The largest known part"
     return [
-        f"Most of the CPU's time is {what}: {format_duration(spent[what])} of "
+        f"{share} of the CPU's time is {what}: {format_duration(spent[what])} of "
         f"{format_duration(total)} ({format_ratio(spent[what] / total)})."
     ]
+
+
+def _cost(row: TableRow, field: str) -> tuple[str, str]:
+    """A row's time and, if the table counts them, its calls."""
+    calls = counted(row.num_calls, "call") if row.num_calls else ""
+    return format_duration(getattr(row, field)), calls
 
 
 def _cpu_rows(result: OperatorTableResult) -> list[str]:
@@ -280,13 +290,18 @@ def _cpu_rows(result: OperatorTableResult) -> list[str]:
         lacks = "The table has only GPU times that include what an operator calls."
     rows = sorted(result.rows, key=lambda row: -getattr(row, field))[:_NAMED_ROWS]
     named = ", ".join(
-        f"{shorten(row.name, _MAX_NAME)} ({format_duration(getattr(row, field))}, "
-        f"{counted(row.num_calls, 'call')})"
+        f"{shorten(row.name, _MAX_NAME)} ({', '.join(filter(None, _cost(row, field)))})"
         for row in rows
         if getattr(row, field)
     )
+    known = _known_work(result)
+    shown = sum(row.self_cpu_ns for row in result.rows) / (result.self_cpu_ns or 1)
+    if not (known or lacks) and result.self_cpu_ns and shown < MIN_LISTED_RATIO:
+        lacks = _cut("CPU", shown)
     lacks = lacks or "The table has only CPU times."
-    return [*_known_work(result), f"{lacks} Most {what} time: {named}." if named else lacks]
+    if len({row.name for row in result.rows}) < _FEWEST_ROWS and not result.self_cpu_ns:
+        lacks = "What takes the time is not decided, because the table shows too few rows."
+    return [*known, f"{lacks} Most {what} time: {named}." if named else lacks]
 
 
 def _operators(result: OperatorTableResult) -> list[str]:
@@ -300,22 +315,33 @@ def _operators(result: OperatorTableResult) -> list[str]:
         )
     whole = (result.step_ns or 0) * (result.num_steps or 0) or result.self_cpu_ns
     busy = (result.self_device_ns or 0) / whole if whole and result.self_cpu_ns else 1.0
-    if 0 < busy < MIN_BUSY_RATIO:  # of a table with its last lines, which hold the totals
-        steps.append(
+    lead = []
+    if 0 < busy < MIN_BUSY_RATIO:  # of a table whose totals are known
+        lead.append(
             f"Kernels take only {format_ratio(busy)} of the CPU's time, so the GPU waits for the "
             "CPU most of the time."
         )
-        steps += _known_work(result)
+        lead += _known_work(result)
     first = next((part for part in result.parts if part.num_calls is not None), None)
     if first is None:
-        return [*_cpu_rows(result), *steps]
+        return [*_cpu_rows(result), *lead, *steps]
     top, alone = result.rows[0], ""
+    chip = "GPU" if result.device in ("", "CUDA", "device") else result.device
     if len(result.rows) > 1 and top.self_device_ns >= MIN_WORK_RATIO * (result.self_device_ns or 0):
         time = format_duration(top.self_device_ns)
         alone = f", of which {shorten(top.name, _MAX_NAME)} takes {time}"
-    return [
-        f"{first.kind.capitalize()} takes most of the GPU's time that is listed: "
+    listed = sum(part.ratio for part in result.parts if part.num_calls is not None)
+    most = (
+        f"{first.kind.capitalize()} takes most of the {chip}'s time that is listed: "
         f"{format_duration(first.device_ns)} of {format_duration(result.self_device_ns)} "
-        f"({format_ratio(first.ratio)}){alone}.",
-        *steps,
-    ]
+        f"({format_ratio(first.ratio)}){alone}."
+    )
+    return [*lead, most if listed >= MIN_LISTED_RATIO else _cut(chip, listed), *steps]
+
+
+def _cut(chip: str, listed: float) -> str:
+    """Why a table without most of its rows decides nothing."""
+    return (
+        f"What takes most of the {chip}'s time is not decided, because the rows shown have only "
+        f"{format_ratio(listed)} of it: print all of them, longest first (row_limit=-1 in torch)."
+    )

@@ -236,11 +236,8 @@ def _xids(table: Table) -> tuple[int, ...]:
 # Sensor files and driver logs: GPUs without a rank, errors, NVLink --------------------------------
 
 MAX_DEVICES = 1 << 16
-
 MAX_ERRORS = 1_000
-
 _OF_PROCESSES = ("crash", "oom")
-
 _GB = 1e9
 
 # Models that are sold with all links active, by their names in the driver.

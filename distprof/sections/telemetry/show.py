@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from distprof.sections.report import Report
 
 MAX_ROWS = 16
-
 _MAX_TEXT = 100
-
 IDLE_RATIO = 0.05
 
 
@@ -254,7 +252,7 @@ def devices_verdict(report: Report) -> VerdictText:
     )
 
 
-def devices_headline(report: Report) -> str:
+def devices_origin(report: Report) -> str:
     """Contents of the machine logs."""
     if is_recorded(report) or devices_verdict(report) is None:
         return ""
@@ -282,7 +280,7 @@ def _busy(result: TelemetryResult) -> str:
     elif idle:
         text = f"No GPU works ({span} busy)"
     else:
-        text = f"A kernel is running for {span} of the time, which may also be one that waits"
+        text = f"A kernel is running for {span} of the time; it may be one that waits"
     return (
         f"{text}. Where the time goes is not decided, because sensors do not show it: dump the "
         "stacks (py-spy dump) or record a trace with distprof capture -- COMMAND."

@@ -223,7 +223,7 @@ def rank_waterfall(
     any matched row runs. Time covered only by unmatched rows stays unsplit. Time blocked in a send
     or receive whose transfer time is unknown is point-to-point waiting.
     """
-    wait, p2p_wait, transfer, unsplit = _split_exposed(
+    wait, p2p_wait, transfer, unsplit = split_exposed(
         timeline.exposed_comm, collectives, wait_end_ns
     )
     idle_ns = sum(step.idle_ns for step in steps)
@@ -260,7 +260,7 @@ def analyze_waterfall(analyses: RankAnalyses) -> WaterfallResult:
     )
 
 
-def _split_exposed(
+def split_exposed(
     exposed: Intervals, collectives: Table, wait_end_ns: Int64Array
 ) -> tuple[Intervals, Intervals, Intervals, Intervals]:
     """Disjoint sets that make up ``exposed``: wait, point-to-point wait, transfer, unsplit."""

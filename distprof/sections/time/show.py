@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
-from distprof.sections.idle.show import idle_line
+from distprof.escape import fitting
+from distprof.sections.idle.show import idle_words
 from distprof.sections.parts import (
     MIN_LOSS_RATIO,
     Part,
@@ -22,7 +23,7 @@ from distprof.sections.parts import (
     window_word,
 )
 from distprof.sections.shares import has_all_members, unrecorded
-from distprof.sections.stragglers.show import culprits, wait_line
+from distprof.sections.stragglers.show import culprits, wait_words
 from distprof.sections.table import Bar, Cell, Column, TableView, folded_ranks
 from distprof.terms import CollectiveKind, MeshAxis
 from distprof.units import fold_ranks, format_duration, format_parts, format_ratio
@@ -71,19 +72,19 @@ def dominant_part(report: Report) -> Part | None:
     return parts[0] if is_small else worst
 
 
-def dominant_line(report: Report, dominant: Part) -> str:
-    """The verdict: what dominates, how much of the step it takes, and what to do."""
+def dominant_words(report: Report, dominant: Part) -> tuple[str, str]:
+    """The verdict: what dominates and how much of the step it takes; then what to do."""
     if dominant.key == "computation":
         return _computation_line(report, dominant)
     if dominant.key == "exposed_wait":
-        return wait_line(report, dominant)
+        return wait_words(report, dominant)
     if dominant.key.startswith("idle_"):
-        return idle_line(report, dominant)
+        return idle_words(report, dominant)
     subject, action = _loss_words(report, dominant.key)
-    return (
-        f"{subject} {format_ratio(dominant.ratio)} of {each_window(report)} "
-        f"({amount_text(report, dominant.ns)}): {action}."
-    )
+    share = f"{format_ratio(dominant.ratio)} of {each_window(report)}"
+    who = "Moving data, or waiting for ranks without a trace, takes"
+    headline = fitting(f"{subject} {share}", f"{who} {share}")
+    return headline, f"{amount_text(report, dominant.ns)}: {action}."
 
 
 def _weight(report: Report, part: Part) -> float:
@@ -103,23 +104,22 @@ def _weight(report: Report, part: Part) -> float:
     return part.ns
 
 
-def _computation_line(report: Report, computation: Part) -> str:
+def _computation_line(report: Report, computation: Part) -> tuple[str, str]:
     losses = [part for part in parts_of(report) if part.key != "computation"]
     worst = max(losses, key=lambda part: part.ns)
     share = f"{format_ratio(computation.ratio)} of {each_window(report)}"
     if worst.ns <= 0:
-        return f"Computation takes {share}: only faster kernels would shorten it."
+        return f"Computation takes {share}: only faster kernels would shorten it", ""
     if worst.key.startswith("idle_") and report.capture.filtered_ranks:
-        return f"Computation takes {share}. The rest is unknown: rows were removed from the traces."
+        why = "The rest is unknown: rows were removed from the traces."
+        return f"Computation takes {share}", why
     if worst.ns > computation.ns:  # launching that is chance or the profiler's doing
-        return (
-            f"Computation takes {share}. Late launches take {format_ratio(worst.ratio)}, for which "
-            "the profiler or chance may be the reason."
+        return f"Computation takes {share}", (
+            f"Late launches take {format_ratio(worst.ratio)}, for which the profiler or chance may "
+            "be the reason."
         )
-    return (
-        f"Computation dominates ({share}): no other part takes more than "
-        f"{format_ratio(worst.ratio)} ({worst.label})."
-    )
+    most = f"No other part takes more than {format_ratio(worst.ratio)} ({worst.label})."
+    return f"Computation dominates: {share}", most
 
 
 def _loss_words(report: Report, key: str) -> tuple[str, str]:

@@ -32,13 +32,9 @@ SLOW_RATIO = 1.2
 """Ratio to the median of its neighbours above which an iteration is slow."""
 
 NEIGHBOURS = 101
-
 MAX_SLOWEST = 20
-
 MAX_KEPT = 512
-
 _PERIODIC_RATIO = 0.8
-
 FEWEST_BLOCKS = 3
 BLOCK = 5
 MOST_BLOCKS = 200
@@ -51,13 +47,9 @@ APART = 0.9
 """Share of pairs of a slow and a usual report in which the slow one is longer."""
 
 _MAX_PERIODS = 20
-
 _COMPUTE = ("forward-compute", "backward-compute")
-
 _EMBEDDING = ("backward-embedding-all-reduce", "embedding-grads-all-reduce")
-
 _TO_LATER = ("forward-send", "backward-recv", "forward-send-backward-recv")
-
 _TO_EARLIER = ("forward-recv", "backward-send", "backward-send-forward-recv")
 
 

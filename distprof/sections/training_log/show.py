@@ -16,8 +16,12 @@ if TYPE_CHECKING:
     from distprof.sections.report import Report
 
 MIN_IDLE_RATIO = 0.05
-
 MIN_SLOW_RATIO = 0.02
+
+MOST_REST_RATIO = 0.3
+"""Timers of unknown names that leave at most this of an iteration are its parts."""
+
+MOST_PARTS = 4
 
 _DOUBTS = ("The log does not say", "The log names no unit")
 """Beginnings of notes on which every time depends."""
@@ -72,7 +76,7 @@ def _is_alone(report: Report) -> bool:
     return bool(report.training_log.origin) and not is_recorded(report)
 
 
-def training_headline(report: Report) -> str:
+def training_origin(report: Report) -> str:
     """The log's origin, the size of the job, and the log's contents."""
     if not _is_alone(report):
         return ""
@@ -143,8 +147,9 @@ def _phase_times(log: TrainingLogResult) -> tuple[dict[str, int], int]:
         phase = next((name for name, known in _PHASES.items() if known.search(timer.name)), "")
         if phase:
             found.setdefault(phase, timer.mean_ns)
-    if found.keys() >= {"forward", "backward", "forward and backward"}:
-        del found["forward and backward"]
+    if found.keys() >= {"backward", "forward and backward"}:
+        both = found.pop("forward and backward")
+        found.setdefault("forward", max(both - found["backward"], 0))
     whole = sum(found.values()) if log.origin == "DeepSpeed" else log.mean_ns
     if log.input_timer is not None:
         found["waiting for input"] = log.input_timer.mean_ns
@@ -156,9 +161,12 @@ def _phases(log: TrainingLogResult) -> str:
     times, whole = _phase_times(log)
     rest = whole - sum(times.values())
     if times.keys() <= {"optimizer", "waiting for input"} or rest < -MIN_IDLE_RATIO * whole:
-        return ""
+        times = {timer.name: timer.mean_ns for timer in log.timers}
+        rest = whole - sum(times.values())
+        if not -MIN_IDLE_RATIO * whole <= rest <= MOST_REST_RATIO * whole or len(times) < 2:
+            return ""
     order = sorted(filter(times.get, times), key=lambda phase: -times[phase])
-    parts = [f"{phase} {format_ratio(times[phase] / whole)}" for phase in order]
+    parts = [f"{phase} {format_ratio(times[phase] / whole)}" for phase in order[:MOST_PARTS]]
     if rest > MIN_IDLE_RATIO * whole:
         parts.append(f"outside of these {format_ratio(rest / whole)}")
     return f": {', '.join(parts)}."
@@ -248,7 +256,6 @@ def _slow_sentence(log: TrainingLogResult) -> str:
 # The output of training programs, as tables -------------------------------------------------------
 
 MAX_ROWS = 15
-
 _AXES = ("tp", "pp", "dp", "cp", "ep")
 
 

@@ -164,6 +164,25 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
                 result[cells] = measure(totals[cells])
         return result
 
+    def limited(self, parts: Int64Array, target: _Floats) -> Int64Array:
+        """Own time per segment with no section longer than its target, from shape ``(S, kinds)``.
+
+        A section gives up what peers have less of, wherever it lies: a pause of the CPU leaves one
+        segment, while kernels that are slower become faster in all.
+        """
+        kinds = [parts[:, kind] for kind in np.flatnonzero(parts.any(axis=0))]
+        totals = [self.totals(part) for part in kinds]
+        beyond = [np.maximum(own - self.targets(own, median_of_others), 0) for own in totals]
+        less = np.maximum(sum(totals) - target, 0)
+        share = np.minimum(less / np.maximum(sum(beyond), 1), 1)
+        left = [
+            self.scaled(part, own, own - more * share)
+            for part, own, more in zip(kinds, totals, beyond, strict=True)
+        ]
+        rest: Int64Array = np.sum(left, axis=0, dtype=np.int64)
+        remaining = self.totals(rest)
+        return self.scaled(rest, remaining, np.minimum(remaining, target))
+
     def scaled(self, values: Int64Array, totals: _Floats, target: _Floats) -> Int64Array:
         """Values per segment that give every section its target time.
 

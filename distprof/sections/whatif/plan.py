@@ -209,6 +209,13 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
             remaining_ns={**remaining, **self._gains(made, left, last)},
         )
 
+    def made_by(self, plan: RepairPlan) -> Iterator[Made]:
+        """The changes made after each repair of a plan of this run."""
+        made: dict[str, float] = {}
+        for repair in plan.repairs:
+            made[repair.what] = self._share(made, repair.what)
+            yield dict(made)
+
     @property
     def _min_gain_ns(self) -> float:
         """Time that a change must recover for a place in the plan."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from distprof.escape import fitting
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.capture.result import CaptureResult
 from distprof.sections.perturbation.result import PerturbationResult
@@ -82,9 +83,13 @@ def unexplained_loss(
         if scenario.what == "overlap" and not has_all_members(capture):
             continue  # what looks like transfer may be waiting for a rank that was not recorded
         yield Draft(
+            headline=fitting(
+                f"If {scenario.title}, a step would save {format_duration(gain)}",
+                f"One change would save {format_duration(gain)} of each step",
+            ),
             message=(
-                f"{_lead(stragglers, scenario)}If {scenario.title}, a step would take "
-                f"{format_duration(gain)} less (simulated). No other finding names the reason."
+                f"{_lead(stragglers, scenario)}The gain is simulated; no other finding names the "
+                "reason."
             ),
             fix=_FIXES[scenario.what],
             cost_ns_per_step=gain,

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.computation.result import SAVING_TITLES
-from distprof.sections.context import Own, RankAnalysis
+from distprof.sections.context import Own, Part, RankAnalysis
 from distprof.sections.idle.result import CPU_OPTIMIZER, is_optimizer
 from distprof.sections.whatif.changes import Change
 from distprof.sections.whatif.delays import Sections, evened, mean_of_peers, median_of_others
-from distprof.sections.whatif.result import Scenario
+from distprof.sections.whatif.result import PAGEABLE, Scenario
 from distprof.sections.whatif.trace_graph import TraceGraph
 from distprof.terms import CollectiveKind, MeshAxis
 from distprof.units import format_bytes
@@ -47,7 +47,8 @@ _HIDEABLE = (
 class TraceChange(Change, frozen=True, kw_only=True):
     """What a scenario changes in a traced run; None for what stays the same."""
 
-    own_ns: Int64Array | None = None  # Own time per segment.
+    less_ns: Mapping[Part, Int64Array] = {}  # Own time that it removes, per segment.
+    own_ns: Int64Array | None = None  # Own time per segment, of changes that concern all parts.
     transfer_ns: Int64Array | None = None  # Duration per transfer.
     delay_ns: Int64Array | None = None  # Delay per edge.
     release_ns: Int64Array | None = None  # Release time per node of the graph.
@@ -95,39 +96,42 @@ _PARTS = (
 
 def _idle(graph: TraceGraph, sections: Sections) -> Iterator[TraceChange]:
     """Changes that remove parts of own time."""
-    own = graph.own_total_ns
+    launched = graph.launched_in_time()
 
     def without(
-        what: str, title: str, part: Int64Array, delay_ns: Int64Array | None
+        what: str,
+        title: str,
+        less: Mapping[Part, Int64Array],
+        delay_ns: Int64Array | None = launched,
     ) -> TraceChange:
-        return TraceChange(what=what, title=title, own_ns=own - part, delay_ns=delay_ns)
+        return TraceChange(what=what, title=title, less_ns=less, delay_ns=delay_ns)
 
     for what, column, title in _PARTS:
-        if (part := graph.own_ns[:, column]).any():
-            copies = column is Own.COPY
-            delay = graph.copied_in_time(None) if copies else graph.launched_in_time()
-            yield without(what, title, part, delay)
-    for name, part in graph.pause_ns.items():
-        if part.any():
-            title = f"the CPUs did not pause for {name}"
-            yield without(f"pause {name}", title, part, graph.launched_in_time())
+        if (whole := graph.own_ns[:, column]).any():
+            delay = graph.copied_in_time(None) if column is Own.COPY else launched
+            yield without(what, title, {(column, ""): whole}, delay)
+    named = {part: ns for part, ns in graph.parts_ns.items() if part[0] is not Own.COMPUTATION}
+    for name in dict.fromkeys(name for _, name in named):
+        less = {part: ns for part, ns in named.items() if part[1] == name and ns.any()}
+        if less:
+            yield without(f"pause {name}", f"the CPUs did not pause for {name}", less)
     waits = graph.own_ns[:, Own.INPUT]
     if waits.any() and sections.has_peers:
-        even = _no_longer_than_peers(sections, waits)
+        even = _no_longer_than_peers(sections, waits[:, None])
         title = "no rank waited longer for input than its peers"
-        yield without("uneven-input", title, waits - even, graph.launched_in_time())
+        yield without("uneven-input", title, {(Own.INPUT, ""): waits - even})
 
 
 def _optimizer(graph: TraceGraph, analyses: Mapping[int, RankAnalysis]) -> Iterator[TraceChange]:
     """The optimizer on the GPUs, if it runs on CPUs: gradients and parameters need no copies."""
     pauses = [pause for analysis in analyses.values() for pause in analysis.cpu_pauses]
     names = {pause.name for pause in pauses if is_optimizer(pause.caller)}
-    work = sum(graph.pause_ns[name] for name in names if name in graph.pause_ns)
     if names:
+        work = {part: ns for part, ns in graph.parts_ns.items() if part[1] in names | {PAGEABLE}}
         yield TraceChange(
             what=CPU_OPTIMIZER,
             title="the optimizer ran on the GPUs, without copies",
-            own_ns=graph.own_total_ns - work - graph.own_ns[:, Own.COPY],
+            less_ns={**work, (Own.COPY, ""): graph.own_ns[:, Own.COPY]},
             delay_ns=graph.copied_in_time(graph.launched_in_time()),
         )
 
@@ -137,18 +141,20 @@ def _computation(graph: TraceGraph, analyses: Mapping[int, RankAnalysis]) -> Ite
     computed = graph.own_ns[:, Own.COMPUTATION]
     is_known = np.array([analyses[rank].computation is not None for rank in graph.ranks])
     known = is_known[graph.owner]
-    for what, saved in graph.saving_ns.items():
+    for (kind, what), saved in graph.parts_ns.items():
+        if kind is not Own.COMPUTATION:
+            continue
         share = saved[known].sum() / max(computed[known].sum(), 1)
         saved = np.where(known, saved, np.rint(share * computed).astype(np.int64))
-        own_ns = graph.own_total_ns - np.minimum(saved, computed)
-        yield TraceChange(what=what, title=SAVING_TITLES[what], own_ns=own_ns)
+        # A kernel counts for one change only, so savings are parts of their own.
+        less = {(Own.COMPUTATION, what): np.minimum(saved, computed)}
+        yield TraceChange(what=what, title=SAVING_TITLES[what], less_ns=less)
 
 
-def _no_longer_than_peers(sections: Sections, values: Int64Array) -> Int64Array:
-    """The values, with every section at most as long as the median of its peers."""
-    totals = sections.totals(values)
-    target = sections.targets(totals, median_of_others)
-    return sections.scaled(values, totals, np.minimum(totals, target))
+def _no_longer_than_peers(sections: Sections, parts: Int64Array) -> Int64Array:
+    """Sum of the parts, with every section at most as long as the median of its peers."""
+    totals = sections.totals(parts.sum(axis=1))
+    return sections.limited(parts, sections.targets(totals, median_of_others))
 
 
 def _late_ranks(
@@ -239,7 +245,7 @@ def _as_peers(graph: TraceGraph, sections: Sections) -> Int64Array:
     # No other rank computes what a lone pipeline stage computes, but the stage need not idle
     # longer.
     own = graph.own_total_ns
-    even = _no_longer_than_peers(sections, own)
+    even = _no_longer_than_peers(sections, graph.own_ns)
     alone = np.isin(graph.owner, [group[0] for group in sections.peers if len(group) == 1])
     if not alone.any():
         return even

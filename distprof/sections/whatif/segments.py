@@ -14,6 +14,7 @@ is all time outside exposed communication. Exposed communication at whose end no
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -118,7 +119,7 @@ def main_line(
     stages: StageLine | None = None,
     *,
     lag_ns: int = 0,
-    saved: Mapping[str, Intervals] | None = None,
+    saved: Mapping[str, Intervals] = MappingProxyType({}),
 ) -> MainLine | None:
     """Cut one rank's analysed time; linear in the rank's rows, except for sorting them.
 
@@ -160,12 +161,14 @@ def main_line(
     stage_ns, stage = _of_stages(spans, stages, timeline.computation)
     begin, own = spans.start[kept], own[kept]
     cuts = replace(cuts, segment=np.cumsum(kept) - 1)
-    named = causes.named if causes else {}
-    pauses = {name: covered(spans, subtract(idle, blocked))[kept] for name, idle in named.items()}
+    parts = {(Own.COMPUTATION, what): covered(spans, kernels) for what, kernels in saved.items()}
+    for name, idle in (causes.named if causes else {}).items():
+        parts[Own.PAUSE, name] = covered(spans, subtract(idle, blocked))
     needless = _needless_copying(tables.activity, timeline, spans)
     if needless.any():
         after = causes.after_copies if causes else EMPTY
-        pauses[PAGEABLE] = (needless + covered(spans, subtract(after, blocked)))[kept]
+        parts[Own.COPY, PAGEABLE] = needless
+        parts[Own.SYNC, PAGEABLE] = covered(spans, subtract(after, blocked))
     opens = cuts.after_hard(windows.start)
     bounds = LaunchBounds.none()
     if causes is not None:
@@ -189,8 +192,7 @@ def main_line(
         bounds=bounds,
         held_ns=held_by_launches(bounds, opens),
         begin_ns=begin - line[0],
-        pause_ns=pauses,
-        saving_ns={what: covered(spans, chosen)[kept] for what, chosen in (saved or {}).items()},
+        parts_ns={part: ns[kept] for part, ns in parts.items()},
     )
 
 

@@ -104,7 +104,7 @@ def _without_cause(
         if cells.any() and (cells.all(axis=0) == cells.any(axis=0)).all()
         for position in group
     ]
-    less, part = _kept_up(sections, own, slow), graph.own_ns[:, Own.COMPUTATION]
+    less, part = _kept_up(sections, graph.own_ns, slow), graph.own_ns[:, Own.COMPUTATION]
     if one.cause in (StragglerCause.LATE_INPUT, StragglerCause.LATE_HOST):
         part = own - part - graph.own_ns[:, Own.COPY]  # idle time
         rates = sections.by_window(part)
@@ -135,9 +135,9 @@ def _experts_evened(sections: Sections, own: Int64Array) -> Int64Array:
     return own + more
 
 
-def _kept_up(sections: Sections, own: Int64Array, slow: NDArray[np.bool_]) -> Int64Array:
+def _kept_up(sections: Sections, parts: Int64Array, slow: NDArray[np.bool_]) -> Int64Array:
     """Own time with slow cells limited to the median of their peers that are not slow."""
-    totals = sections.totals(own)
+    totals = sections.totals(parts.sum(axis=1))
     target = totals.copy()
     for group in sections.peers:
         for window in range(slow.shape[1]):
@@ -149,7 +149,7 @@ def _kept_up(sections: Sections, own: Int64Array, slow: NDArray[np.bool_]) -> In
                 )
                 usual = np.median(totals[cells[fit]], axis=0)
                 target[cells[late]] = np.minimum(totals[cells[late]], usual)
-    return sections.scaled(own, totals, target)
+    return sections.limited(parts, target)
 
 
 def _at_usual_rate(

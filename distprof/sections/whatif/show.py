@@ -61,16 +61,30 @@ def plan_sentence(report: Report) -> str:
     if not plan.repairs or plan.step_ns is None:
         return ""
     after = " → ".join(f"{format_duration(r.step_ns)} ({r.done})" for r in plan.repairs)
+    return (
+        f"Plan: {format_duration(plan.step_ns)} → {after}. The {window_word(report)} is "
+        f"simulated{plan_basis(report)}."
+    )
+
+
+def plan_promise(report: Report) -> str:
+    """The step before and after the whole plan; empty without a plan."""
+    plan = report.plan
+    if not plan.repairs or plan.step_ns is None:
+        return ""
+    before, after = format_duration(plan.step_ns), format_duration(plan.repairs[-1].step_ns)
+    return f"{before} → {after} per {window_word(report)}, simulated"
+
+
+def plan_basis(report: Report) -> str:
+    """What the simulation rests on, for example ``, from the middle 16 of 512 steps``."""
     off = report.whatif.model_error_ratio
     error = ""
     if report.whatif.source == "operations":
         error = ", with operations launched as late as measured"
     elif off is not None and abs(off) >= SMALL_RATIO:
         error = f", {format_ratio(abs(off))} off the measured one"
-    return (
-        f"Plan: {format_duration(plan.step_ns)} → {after}. The {window_word(report)} is "
-        f"simulated{_sample(report.whatif)}{error}."
-    )
+    return f"{_sample(report.whatif)}{error}"
 
 
 def _sample(result: WhatIfResult) -> str:
@@ -265,7 +279,7 @@ _ACTIONS = {
 }
 
 
-def operations_headline(report: Report) -> str:
+def operations_origin(report: Report) -> str:
     """The size of the job, and the steps that a log of operations holds."""
     if report.step_time.source != StepSource.OPERATIONS:
         return ""

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from distprof.replay import Graph, Times, critical_path, simulate
 from distprof.run.run import Run
 from distprof.schema import ABSENT, Int64Array
-from distprof.sections.context import LaunchBounds, MainLine, Own, RankAnalysis
+from distprof.sections.context import LaunchBounds, MainLine, Own, Part, RankAnalysis
 from distprof.sections.matched import RowIndex
 from distprof.sections.whatif.line_rows import LineRows, TransferParts, Transfers, transfers_of
 from distprof.sections.whatif.result import PathShare
@@ -60,10 +60,7 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     ranks: tuple[int, ...]  # Global ranks.
     owner: NDArray[np.int32]  # int32 per segment, position of its rank.
     own_ns: Int64Array  # int64, shape ``(S, len(Own))``.
-    # Name of a pause of CPUs to its part of ``Own.PAUSE``, int64 per segment.
-    pause_ns: Mapping[str, Int64Array]
-    # Change of the program to the computation that it would save, int64 per segment.
-    saving_ns: Mapping[str, Int64Array]
+    parts_ns: Mapping[Part, Int64Array]  # Named parts of own time, int64 per segment.
     stage_ns: Int64Array  # int64 per segment, computation inside the marks of pipeline stages.
     # int32 per segment, the stage that computes most in it; ABSENT for none.
     stage: NDArray[np.int32]
@@ -294,8 +291,7 @@ def _assemble(
         ranks=ranks,
         owner=owner,
         own_ns=np.concatenate([line.own_ns for line in rows.lines]),
-        pause_ns=_by_segment(rows.lines, [line.pause_ns for line in rows.lines]),
-        saving_ns=_by_segment(rows.lines, [line.saving_ns for line in rows.lines]),
+        parts_ns=_by_segment(rows.lines),
         stage_ns=np.concatenate([line.stage_ns for line in rows.lines]),
         stage=np.concatenate([line.stage for line in rows.lines]),
         transfers=parts.transfers,
@@ -326,19 +322,13 @@ def _assemble(
     )
 
 
-def _by_segment(
-    lines: Sequence[MainLine], named: Sequence[Mapping[str, Int64Array]]
-) -> dict[str, Int64Array]:
-    """Times by name, as each line has them, for the segments of all lines."""
-    names = dict.fromkeys(name for times in named for name in times)
+def _by_segment(lines: Sequence[MainLine]) -> dict[Part, Int64Array]:
+    """Named parts of own time, for the segments of all lines."""
     return {
-        name: np.concatenate(
-            [
-                times.get(name, np.zeros(len(line), np.int64))
-                for line, times in zip(lines, named, strict=True)
-            ]
+        part: np.concatenate(
+            [line.parts_ns.get(part, np.zeros(len(line), np.int64)) for line in lines]
         )
-        for name in names
+        for part in dict.fromkeys(part for line in lines for part in line.parts_ns)
     }
 
 

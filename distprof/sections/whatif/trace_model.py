@@ -19,9 +19,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.replay import Times
 from distprof.schema import Int64Array
-from distprof.sections.computation.result import SAVING_TITLES
-from distprof.sections.context import Own
+from distprof.sections.context import Own, Part
 from distprof.sections.whatif.changes import Change, Made, lower
 from distprof.sections.whatif.delays import Sections
 from distprof.sections.whatif.result import KindSlowdown, WorkerSlowdown
@@ -54,7 +54,10 @@ def step_times(graph: TraceGraph, changes: Iterable[TraceChange]) -> list[int]:
     while chosen := list(islice(waiting, height)):
         columns = {}
         for name, usual in graph.usual.items():
-            given = [getattr(change, name) for change in chosen]
+            given = [
+                own_time(graph, [change]) if name == "own_ns" else getattr(change, name)
+                for change in chosen
+            ]
             if name in _ALWAYS or any(values is not None for values in given):
                 whole = [usual if values is None else values for values in given]
                 columns[name] = np.stack(whole, axis=1)
@@ -68,6 +71,38 @@ _ALWAYS = ("own_ns", "transfer_ns")
 
 
 # Changes together ---------------------------------------------------------------------------------
+
+
+def own_time(graph: TraceGraph, changes: Sequence[TraceChange]) -> Int64Array | None:
+    """Own time of each segment with all of these changes; None if none changes it.
+
+    Parts that changes remove add up. Of changes of the same part, and of a part and of all own
+    time, the one that removes more counts.
+    """
+    usual = graph.own_total_ns
+    whole = lower(usual, [change.own_ns for change in changes])
+    if not any(change.less_ns for change in changes):
+        return whole
+    removed = _removed(graph, changes)
+    saved = removed[:, Own.COMPUTATION]
+    less = removed.sum(axis=1) - saved
+    if whole is not None:
+        less = np.maximum(less, usual - whole) + np.minimum(usual - whole, 0)
+    result: Int64Array = np.maximum(usual - less - saved, 0)
+    return result
+
+
+def _removed(graph: TraceGraph, changes: Sequence[TraceChange]) -> Int64Array:
+    """Parts of own time that these changes remove, shape ``(S, len(Own))``."""
+    parts: dict[Part, Int64Array] = {}
+    for part, less in chain.from_iterable(change.less_ns.items() for change in changes):
+        parts[part] = np.maximum(parts[part], less) if part in parts else less
+    named = np.zeros_like(graph.own_ns)
+    for (kind, name), less in parts.items():
+        named[:, kind] += less if name else 0
+    for (kind, name), less in parts.items():
+        named[:, kind] = named[:, kind] if name else np.maximum(named[:, kind], less)
+    return named
 
 
 class _Difference(msgspec.Struct, frozen=True):
@@ -102,25 +137,36 @@ class PackedChange(Change, frozen=True, kw_only=True):
     """A compact :class:`TraceChange`: dozens are kept, and each would be as large as the run."""
 
     differences: Mapping[str, _Difference | None]  # By name of the array.
+    less: Mapping[Part, _Difference]  # Own time removed, by part.
 
     def on(self, graph: TraceGraph, share: float) -> TraceChange:
         """The change, made by a share from 0 to 1, unpacked for its run."""
-        changed: dict[str, Any] = {}
+        none = np.zeros_like(graph.own_total_ns)
+        less = {part: _share(removed.on(none), share) for part, removed in self.less.items()}
+        changed: dict[str, Any] = {"less_ns": less}
         for name, usual in graph.usual.items():
             if (difference := self.differences[name]) is not None:
-                whole = difference.on(usual)
-                part = np.rint(share * (whole - usual)).astype(np.int64)
-                changed[name] = whole if share >= 1 else usual + part
+                changed[name] = usual + _share(difference.on(usual) - usual, share)
         return TraceChange(what=self.what, title=self.title, **changed)
+
+
+def _share(values: Int64Array, share: float) -> Int64Array:
+    return values if share >= 1 else np.rint(share * values).astype(np.int64)
 
 
 def packed(graph: TraceGraph, change: TraceChange) -> PackedChange:
     """The change, stored compactly."""
+    none = np.zeros_like(graph.own_total_ns)
     return PackedChange(
         **{name: getattr(change, name) for name in Change.__struct_fields__},
         differences={
             name: _Difference.of(usual, getattr(change, name))
             for name, usual in graph.usual.items()
+        },
+        less={
+            part: difference
+            for part, less in change.less_ns.items()
+            if (difference := _Difference.of(none, less)) is not None
         },
     )
 
@@ -135,33 +181,47 @@ class TraceModel(msgspec.Struct, frozen=True, kw_only=True):
         """Mean step of each set of changes, ns."""
         return step_times(self.graph, map(self._together, made))
 
+    def replayed(self, made: Made) -> tuple[Times, Int64Array]:
+        """Simulated times of all operations with a set of changes, and own time by kind.
+
+        Foreign changes are ignored. Own time is without the parts that changes remove, and as in
+        the graph where they change all of it.
+        """
+        changes = [
+            self.changes[what].on(self.graph, share)
+            for what, share in made.items()
+            if what in self.changes
+        ]
+        together = self._of(changes)
+        given = {name: getattr(together, name) for name in self.graph.usual}
+        given["own_ns"] = own_time(self.graph, changes)
+        left = np.maximum(self.graph.own_ns - _removed(self.graph, changes), 0)
+        return self.graph.simulate(**given), left
+
     def stage_work(self, made: Made) -> Mapping[int, float]:
         """Own time of each rank in segments with work in marked stages."""
         graph = self.graph
         if not graph.stage_ns.any():
             return {}
-        own = self._together(made).own_ns
+        own = own_time(graph, [self._together(made)])
         own = graph.own_total_ns if own is None else own
         total = np.bincount(graph.owner, np.where(graph.stage_ns > 0, own, 0), len(graph.ranks))
         return dict(zip(graph.ranks, total.tolist(), strict=True))
 
     def _together(self, made: Made) -> TraceChange:
         """All changes at once."""
-        parts = {what: self.changes[what].on(self.graph, share) for what, share in made.items()}
+        return self._of([self.changes[what].on(self.graph, share) for what, share in made.items()])
+
+    def _of(self, parts: Sequence[TraceChange]) -> TraceChange:
         if len(parts) == 1:
-            return next(iter(parts.values()))
-        others = [part for what, part in parts.items() if what not in SAVING_TITLES]
+            return parts[0]
         together: dict[str, Any] = {
-            name: lower(usual, [getattr(part, name) for part in others])
+            name: lower(usual, [getattr(part, name) for part in parts])
             for name, usual in self.graph.usual.items()
+            if name != "own_ns"
         }
-        if len(others) < len(parts):  # savings are of different kernels, so they add up
-            usual = self.graph.own_total_ns
-            shorter = (part.own_ns for what, part in parts.items() if what in SAVING_TITLES)
-            saved = np.sum([usual - one for one in shorter if one is not None], axis=0)
-            own = usual if together["own_ns"] is None else together["own_ns"]
-            together["own_ns"] = np.maximum(own - saved, 0)
-        return TraceChange(what=" + ".join(made), title="", **together)
+        own_ns = own_time(self.graph, parts)
+        return TraceChange(what="", title="", own_ns=own_ns, **together)
 
 
 # Slowdowns ----------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from distprof.documents.html.blocks import (
     row,
     rows,
 )
+from distprof.documents.html.picture import pictures_figure
 from distprof.units import format_duration
 from distprof.verbs.compare.result import Comparison, PartChange, StepChange
 from distprof.verbs.compare.show import PARTS
@@ -39,8 +40,10 @@ _MARGIN = 0.08
 
 
 def step_figures(comparison: Comparison) -> Part | None:
-    """The traced step of both runs by part, and their medians."""
-    content = joined((pair_figure(comparison.parts), medians_figure(comparison.step)))
+    """The step of both runs drawn, by part, and their medians."""
+    pictures = pictures_figure([*zip(("first", "second"), comparison.pictures, strict=False)])
+    figures = (pictures, pair_figure(comparison.parts), medians_figure(comparison.step))
+    content = joined(figures)
     if not content:
         return None
     return Part(anchor="both-steps", title="The step of both runs", content=content)

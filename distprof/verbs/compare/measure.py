@@ -12,8 +12,11 @@ import numpy as np
 from distprof.artefacts.summary_file import StepParts, SummaryFile
 from distprof.run.fingerprint import compared, differences, unlike
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
+from distprof.sections.computation.result import ComputationResult
 from distprof.sections.kernels.result import KernelRow, KernelsResult
+from distprof.sections.picture.result import StepPicture
 from distprof.units import NS_PER_S
+from distprof.verbs.compare.operators import compare_operators
 from distprof.verbs.compare.result import (
     CollectiveChange,
     ComparedRun,
@@ -304,7 +307,9 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     kernels: KernelsResult  # Its kernel table.
     num_windows: int  # Ranks times steps that the kernel table sums over.
     collectives: CollectivesResult  # Its classes of collectives.
+    computation: ComputationResult = ComputationResult()  # Its operators.
     problems: tuple[FoundProblem, ...] = ()  # Its findings, with the code of their rule.
+    picture: StepPicture = StepPicture()  # Its step, drawn.
 
 
 def compare(first: Side, second: Side) -> Comparison:
@@ -329,8 +334,12 @@ def compare(first: Side, second: Side) -> Comparison:
         step=compare_steps(steps[0], steps[1]),
         parts=_parts(first.summary, second.summary),
         kernels=compare_kernels(first.kernels, second.kernels, windows),
+        operators=compare_operators(
+            (first.computation, first.summary.parts), (second.computation, second.summary.parts)
+        ),
         collectives=compare_collectives(first.collectives, second.collectives),
         findings=_findings(first.problems, second.problems),
+        pictures=(first.picture.brief(), second.picture.brief()),
         compared=compared(first.summary.fingerprint, second.summary.fingerprint),
         common_kernels_ratio=common_kernels(first.kernels, second.kernels),
         unavailable=_missing(first.summary, second.summary),

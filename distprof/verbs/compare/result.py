@@ -6,9 +6,11 @@ from typing import Literal
 
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
+from distprof.sections.picture.result import StepPicture
 from distprof.verbs.displayed import Displayed
 
 COMPARISON_SCHEMA = "distprof.comparison/1"
+Match = Literal["same", "fused", "reshaped", "replaced", "appeared", "vanished", "rest"]
 Trend = Literal["slower", "faster", "alike", "unknown"]
 State = Literal["slower", "faster", "alike", "appeared", "vanished", "unlisted"]
 
@@ -86,6 +88,31 @@ class KernelChange(Record, frozen=True, kw_only=True):
     change_ns: int
 
 
+class OperatorChange(Record, frozen=True, kw_only=True):
+    """Operators that correspond; times and calls per rank and step.
+
+    ``same``: the same operator and inputs. ``fused``: operators of one run, and kernels of a
+    compiler whose names list them. ``reshaped``: the same operator with other inputs.
+    ``replaced``: other operators of the same category. ``rest``: what a report does not list.
+    """
+
+    match: Match
+    name: str  # Operator, or kernel if no operator launched it; several joined by ``+``.
+    second_name: str = ""  # The same in the second run; empty if it has the same or none.
+    part: str = ""  # ``forward``, ``backward``, ``recomputation``, ``optimizer`` or ``other``.
+    category: str = ""  # Name of its category.
+    # Types and sizes of its tensors in the first run, those with most time; empty if unknown.
+    first_inputs: str = ""
+    second_inputs: str = ""  # The same in the second run.
+    first_kernel: str = ""  # Its longest kernel in the first run.
+    second_kernel: str = ""  # The same in the second run.
+    first_calls: float
+    second_calls: float
+    first_ns: int
+    second_ns: int
+    change_ns: int
+
+
 class CollectiveChange(Record, frozen=True, kw_only=True):
     """One class of collectives; times and counts per rank and step."""
 
@@ -129,8 +156,13 @@ class Comparison(Displayed, Result, frozen=True, kw_only=True):
     # Change of the traced step by part, which add up exactly; empty without traces.
     parts: tuple[PartChange, ...]
     kernels: tuple[KernelChange, ...]  # Kernels, largest change first.
+    # Operators, largest change first and the rest last. Their changes add up to that of the
+    # computation; empty unless the operators of both runs were read.
+    operators: tuple[OperatorChange, ...] = ()
     collectives: tuple[CollectiveChange, ...]  # Classes of collectives, largest change first.
     findings: tuple[FindingChange, ...]  # Findings by rule, new ones first.
+    # The step of both runs, drawn; each empty without a picture in its report.
+    pictures: tuple[StepPicture, ...] = ()
     # Properties that both runs record; differences in others are unknown.
     compared: tuple[str, ...] = ()
     # Share of the computation in kernels that both runs have, the smaller one of both runs; None

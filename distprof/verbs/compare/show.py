@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.documents.saved import Report
+from distprof.escape import shorten
 from distprof.formats import RenderOptions
 from distprof.sections.table import Column, TableView, counted, present, rows_table
 from distprof.units import (
@@ -17,12 +18,13 @@ from distprof.units import (
     format_ratio,
     signed,
 )
-from distprof.verbs.compare.measure import ALIKE_RATIO, FoundProblem, Side, compare
+from distprof.verbs.compare.measure import ALIKE_RATIO, FoundProblem, Side, compare, state_of
 from distprof.verbs.compare.result import (
     COMPARISON_SCHEMA,
     ComparedRun,
     Comparison,
     FindingChange,
+    OperatorChange,
     PartChange,
     StepChange,
 )
@@ -155,6 +157,16 @@ def _traced_change(comparison: Comparison) -> str:
     return ""
 
 
+def _largest(operators: Sequence[OperatorChange]) -> str:
+    """The operators that explain a third of the change of the computation or more."""
+    whole = sum(row.change_ns for row in operators)
+    named = [row for row in operators if row.match != "rest"]
+    most = max(named, key=lambda row: row.change_ns / (whole or 1), default=None)
+    if most is None or not whole or most.change_ns / whole < 1 / 3:
+        return ""
+    return f"Of the computation's {signed(whole)}, {_operator(most)} has {signed(most.change_ns)}."
+
+
 def _named(run: ComparedRun) -> str:
     ranks = counted(run.world_size, "rank") if run.world_size else ""
     commit = f"commit {run.git_commit[:12]}" if run.git_commit else ""
@@ -165,7 +177,8 @@ def _named(run: ComparedRun) -> str:
 def comparison_sentences(comparison: Comparison) -> Iterator[str]:
     """Whether the comparison is like for like, its uncertainty, throughput and memory."""
     yield _likeness(comparison)
-    yield from filter(None, (_traced_change(comparison), _certainty(comparison)))
+    yield from filter(None, (_traced_change(comparison), _largest(comparison.operators)))
+    yield from filter(None, (_certainty(comparison),))
     one, other = comparison.first, comparison.second
     rates = (one.throughput_per_s, other.throughput_per_s)
     if None not in rates and one.throughput_unit == other.throughput_unit:
@@ -237,6 +250,7 @@ def comparison_tables(comparison: Comparison, *, show_all: bool) -> Iterator[Tab
     """Tables of the parts of the step, collectives, kernels, findings and other differences."""
     yield _parts_table(comparison.parts)
     least = -1 if show_all else _LEAST_RATIO * (comparison.step.first_ns or 0)
+    yield _operators_table(comparison.operators, least, show_all=show_all)
     yield _changes_table(
         "Collectives",
         (
@@ -271,6 +285,65 @@ def comparison_tables(comparison: Comparison, *, show_all: bool) -> Iterator[Tab
     )
     yield rows_table("Findings", _FINDINGS, comparison.findings, caption="cost per step")
     yield rows_table("Other differences", _DIFFERENCES, comparison.differences)
+
+
+def _operators_table(
+    rows: Sequence[OperatorChange], least: float, *, show_all: bool
+) -> TableView | None:
+    """The largest changes, what the others sum up to, and the change of the computation."""
+    changed = [row for row in rows if abs(row.change_ns) > least]
+    if not changed:
+        return None
+    shown = changed if show_all else changed[:_FEW]
+    more = [row for row in rows if row not in shown]
+    sums: list[tuple[str, Sequence[OperatorChange]]] = []
+    sums += [(f"{len(more)} more: --all", more)] if more else []
+    sums.append(("computation", rows))
+    return rows_table(
+        "Operators",
+        (
+            Column("operator", _operator, left=True),
+            Column("pass", "part", left=True, wide_only=True),
+            Column("first", "first_ns"),
+            Column("second", "second_ns"),
+            Column("change", "change_ns", form="signed"),
+            Column("", _operator_state, left=True),
+            Column("inputs and kernels", _difference, left=True, stretch=True),
+        ),
+        [*shown, *(_summed(name, some) for name, some in sums)],
+        caption="computation per rank and step; the changes add up",
+        strong=(len(shown) + len(sums) - 1,),
+    )
+
+
+def _summed(name: str, rows: Sequence[OperatorChange]) -> OperatorChange:
+    sums = {
+        field: sum(getattr(row, field) for row in rows)
+        for field in ("first_ns", "second_ns", "change_ns", "first_calls", "second_calls")
+    }
+    return OperatorChange(match="rest", name=name, **sums)
+
+
+def _operator(row: OperatorChange) -> str:
+    names = (row.name, row.second_name)
+    return " → ".join(shorten(name.replace("aten::", ""), 36) for name in names if name)
+
+
+def _operator_state(row: OperatorChange) -> str:
+    """Which operators it is compared with, and whether it is slower if they are the same."""
+    if row.match == "same":
+        return state_of(row.first_ns, row.second_ns)
+    return "" if row.match == "rest" else row.match
+
+
+def _difference(row: OperatorChange) -> str:
+    """Its inputs, and its kernel where another one does the work."""
+    inputs = dict.fromkeys(filter(None, (row.first_inputs, row.second_inputs)))
+    kernels = dict.fromkeys(filter(None, (row.first_kernel, row.second_kernel)))
+    texts = [" → ".join(shorten(one, 60) for one in inputs)]
+    if len(kernels) > 1 and row.match != "fused":
+        texts.append(" → ".join(shorten(one, 40) for one in kernels))
+    return "; ".join(filter(None, texts))
 
 
 def _changes_table(
@@ -340,17 +413,19 @@ def _side(report: Report, name: str) -> Side:
         kernels=report.kernels,
         num_windows=report.waterfall.num_ranks * report.waterfall.num_steps,
         collectives=report.collectives,
+        computation=report.computation,
         problems=tuple(
             FoundProblem(found.code, found.name, found.cost_ns_per_step)
             for found in report.findings
         ),
+        picture=report.picture,
     )
 
 
 def _page(comparison: Comparison, options: RenderOptions) -> Page:
     return Page(
         verdict=comparison_verdict(comparison),
-        headline=f"first: {_named(comparison.first)} · second: {_named(comparison.second)}",
+        origin=f"first: {_named(comparison.first)} · second: {_named(comparison.second)}",
         sentences=tuple(comparison_sentences(comparison)),
         tables=present(comparison_tables(comparison, show_all=options.show_all)),
         commands=tuple(_commands(comparison)),

@@ -183,7 +183,7 @@ class _TimeLine:
                 parent=packets.track(
                     self._rank_name(rank),
                     self._node(rank),
-                    place=rank.rank,
+                    place=rank.rank + 1,  # after the tracks of distprof
                     about=PurePath(rank.path).name,
                 ),
             ).write()
@@ -291,7 +291,9 @@ class _TimeLine:
         }
         for place, finding in enumerate(findings):
             name = f"{finding.code} {finding.name}"
-            track = self._shared.track(name, group, place=place, about=finding.message)
+            track = self._shared.track(
+                name, group, place=place, about=f"{finding.headline}. {finding.message}"
+            )
             self._shared.marks(track, self._moments(finding, starts), name, _words(finding))
 
     def _moments(self, finding: Finding, starts: Mapping[int, int]) -> list[int]:
@@ -309,6 +311,7 @@ def _words(finding: Finding) -> dict[str, str]:
     """Arguments of the instants of a finding."""
     cost = finding.cost_ns_per_step
     words = {
+        "headline": finding.headline,
         "message": finding.message,
         "fix": finding.fix,
         "severity": finding.severity.value,

@@ -15,9 +15,9 @@ from distprof.run.run import Rank, Run
 from distprof.run.tables import RankTables, distinct, intervals_of
 from distprof.schema import ABSENT, Coded, Column, Int64Array, Table, TableSchema
 from distprof.sections.context import RankAnalysis
+from distprof.sections.picture.drawing import call_names, slot_names
 from distprof.sections.stragglers.result import StragglerSet
-from distprof.terms import ActivityKind, CollectiveKind, SlotKind, StepSource
-from distprof.units import format_bytes
+from distprof.terms import ActivityKind, StepSource
 from distprof.verbs.export.common import Arrivals, CommonClock, inside, lanes_of
 from distprof.verbs.export.packets import PacketSequence, Slices
 
@@ -77,7 +77,7 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
         own = intervals_of(table.take(kept))
         whole = Slices(
             spans=self.clock.spans(self.rank.rank, own),
-            name=self._collective_names(kept),
+            name=call_names(self.analysis, table, kept),
             category=_constant("collective", len(kept)),
             flow=self.arrivals.instance[kept],
             numbers={
@@ -111,23 +111,6 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
             name=Coded.encode(names + [TRANSFERS] * len(moves)),
             category=Coded.encode(both),
         )
-
-    def _collective_names(self, kept: Int64Array) -> Coded:
-        """Kind, axis and size, for example ``all_reduce dp 16.8 MB``."""
-        table, analysis = self.rank.collectives, self.analysis
-        axis = np.zeros(len(table), np.int64)
-        labels: tuple[str, ...] = ("",)
-        if analysis is not None and len(analysis.row_axis) == len(table):
-            axis, labels = analysis.row_axis.astype(np.int64), analysis.row_axis_names
-        columns = (table["kind"].astype(np.int64), axis, table["bytes"])
-        keys = np.stack([column[kept] for column in columns], axis=1)
-        classes, code = np.unique(keys, axis=0, return_inverse=True)
-        names = []
-        for kind, at, size in classes.tolist():
-            shown = "" if size == ABSENT else format_bytes(size)
-            words = (CollectiveKind(kind).label, labels[at] if labels else "", shown)
-            names.append(" ".join(filter(None, words)))
-        return Coded.merged(code.ravel().astype(np.int32), names)
 
     def _late(self) -> int:
         """Steps in which the rank is a straggler, and times when only it was missing."""
@@ -174,11 +157,7 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
             return 0
         own = Intervals(slots.start_ns, slots.end_ns)
         kept = inside(own, self._windows)
-        columns = (slots.kind, slots.micro_batch, slots.stage)
-        names = [
-            f"{SlotKind(kind).name.lower()} of micro-batch {micro_batch}, stage {stage}"
-            for kind, micro_batch, stage in np.stack(columns, axis=1)[kept].tolist()
-        ]
+        names = slot_names(slots, kept)
         own = Intervals(own.start[kept], own.end[kept])
         return self._write("pipeline slots", _SLOTS, own, Coded.encode(names), "pipeline")
 

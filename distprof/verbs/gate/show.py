@@ -69,7 +69,7 @@ def amount(value: float | None, scale: str) -> str:
     return f"{'+' if percent >= 0 else '−'}{size}"
 
 
-def check_headline(result: CheckResult) -> str:
+def check_origin(result: CheckResult) -> str:
     """One line that describes the two sides of the comparison."""
     known = [check for check in result.metrics if check.is_gated] or list(result.metrics)
     repeats = ""
@@ -168,7 +168,7 @@ _PARTS = (
 def _page(result: CheckResult, _: RenderOptions) -> Page:
     return Page(
         verdict=check_verdict(result),
-        headline=check_headline(result),
+        origin=check_origin(result),
         sentences=tuple(check_sentences(result)),
         tables=present(check_tables(result)),
     )

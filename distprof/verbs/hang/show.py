@@ -36,7 +36,7 @@ _FEW_SENTENCES = 3
 """Sentences of evidence in the short text."""
 
 
-def headline(report: HangReport) -> str:
+def origin(report: HangReport) -> str:
     """One line that counts the dumps, operations and groups read."""
     if not report.dumps:
         lines = counted(len(report.log_lines), "line")
@@ -236,7 +236,7 @@ def _page(report: HangReport, options: RenderOptions) -> Page:
     )
     return Page(
         verdict=report.verdict,
-        headline=headline(report),
+        origin=origin(report),
         sentences=report.why,
         listings=tuple(listing for listing in listings if listing.sentences),
         tables=present(hang_tables(report, show_all=options.show_all)),

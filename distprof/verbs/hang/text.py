@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distprof.run.logs import JobOutput
-from distprof.sections.ending.measure import about_of
+from distprof.sections.ending.measure import UNSAID, about_of
 from distprof.sections.ending.positions import operation_kind
 from distprof.sections.ending.result import FAILED, EndingPosition, EndingResult
 from distprof.terms import Confidence
@@ -24,7 +24,6 @@ _KINDS = {
     "silent": HangKind.NEVER_LAUNCHED,
     "unfinished": HangKind.LAUNCHED_NOT_FINISHED,
 }
-_QUIET = ("phase", "preparing", "setup", "joining", "world")
 _PRECEDENCE = ("timeout", "device", "peer", "nccl", "error")
 
 
@@ -32,7 +31,7 @@ def lines_of_output(output: JobOutput) -> tuple[LogLine, ...]:
     """Lines of trouble by rank and line; a line of several kinds counts as the first of them."""
     lines: dict[tuple[str, int], LogLine] = {}
     for event in output.events:
-        if event.yields in _QUIET:
+        if event.yields in UNSAID:
             continue
         about, key = about_of(event), (event.file, event.line)
         known = lines.get(key)

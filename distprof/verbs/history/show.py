@@ -235,7 +235,7 @@ def metric_text(value: float, unit: str) -> str:
 def _history_page(history: History, _: RenderOptions) -> Page:
     return Page(
         verdict=history_verdict(history),
-        headline=history.source,
+        origin=history.source,
         sentences=tuple(history_sentences(history)),
         tables=present(_series_table(history, series) for series in history.series),
     )

@@ -112,13 +112,14 @@ def _facts(lint: Lint, *, show_all: bool) -> Iterator[str]:
 
 
 def _page(lint: Lint, options: RenderOptions) -> Page:
-    headline, *facts = _facts(lint, show_all=options.show_all)
+    origin, *facts = _facts(lint, show_all=options.show_all)
     return Page(
         verdict=_verdict(lint),
-        headline=headline,
+        origin=origin,
         facts=tuple(facts),
         points=tuple(
-            f"{finding.severity.value} {finding.code}: {finding.message} {finding.fix}"
+            f"{finding.severity.value} {finding.code}: {finding.headline}. {finding.message} "
+            f"{finding.fix}"
             for finding in lint.findings
         ),
     )
@@ -136,7 +137,8 @@ def _cases(lint: Lint, _: RenderOptions) -> Cases:
             Case(
                 code=finding.code,
                 name=names.get(finding.code, ""),
-                message=finding.message,
+                message=finding.headline,
+                detail=finding.message,
                 severity=finding.severity,
                 outcome="failed" if finding.severity is Severity.ERROR else "passed",
                 fix=finding.fix,

@@ -155,7 +155,8 @@ class ConfigurationFinding(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
     code: str  # Code of the rule, never reused, for example ``CFG111``.
     severity: Severity  # ``error`` if the configuration cannot run.
-    message: str  # The problem, with its numbers.
+    headline: str  # The problem, in at most 80 characters.
+    message: str  # The numbers behind it.
     fix: str  # How to fix it.
 
 

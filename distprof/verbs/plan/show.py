@@ -52,7 +52,7 @@ def layout_name(layout: Layout) -> str:
     return f"{' × '.join(kept)}, {sharding}"
 
 
-def headline(plan: Plan) -> str:
+def origin(plan: Plan) -> str:
     """The model, the cluster and the batch that the plan is for."""
     model, cluster = plan.model, plan.cluster
     size = f"{model.parameters / 1e9:,.1f} B parameters"
@@ -162,7 +162,7 @@ def _memory_table(found: Estimate) -> TableView | None:
 def _page(plan: Plan, options: RenderOptions) -> Page:
     return Page(
         verdict=verdict(plan),
-        headline=headline(plan),
+        origin=origin(plan),
         sentences=tuple(reasons(plan)),
         tables=present(plan_tables(plan, show_all=options.show_all)),
         remarks=plan.assumptions,

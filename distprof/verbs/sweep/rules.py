@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.costs.transformer import critical_batch
+from distprof.escape import fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.terms import Confidence, Severity
 from distprof.units import format_duration, format_ratio
@@ -76,9 +77,10 @@ def efficiency_below_target(scaling: ScalingResult, limits: Limits) -> Iterator[
     worst = below[-1]
     since = f" It falls below the target at {below[0].num_ranks} ranks." if len(below) > 1 else ""
     yield Draft(
+        headline=f"Scaling is {format_ratio(worst.efficiency)} efficient, below the target",
         message=(
             f"{str(scaling.mode).capitalize()} scaling from {scaling.baseline_ranks} to"
-            f" {worst.num_ranks} ranks has an efficiency of {between(worst)}, below the target of"
+            f" {worst.num_ranks} ranks: {between(worst)}; the target is"
             f" {format_ratio(target)}.{since}"
         ),
         fix=(
@@ -164,6 +166,10 @@ def scaling_loss_dominated(scaling: ScalingResult, limits: Limits) -> Iterator[D
     if worst.lost_ns > largest.lost_ns:
         alone = f"{worst.cause} takes more than that, while other parts shrank"
     yield Draft(
+        headline=fitting(
+            f"Scaling loses {format_ratio(lost)} of the step, most to {worst.cause}",
+            f"Scaling loses {format_ratio(lost)} of the step",
+        ),
         message=(
             f"From {scaling.baseline_ranks} to {largest.num_ranks} ranks, {format_ratio(lost)} of"
             f" the step is lost ({format_duration(largest.lost_ns)} of"
@@ -228,8 +234,9 @@ def small_batch_at_scale(scaling: ScalingResult, limits: Limits) -> Iterator[Dra
     if size.exposed_transfer_ns < limits["exposed_ratio"] * size.step_ns:
         return
     yield Draft(
+        headline=f"On {size.num_ranks:,} ranks, transfers take longer than computation",
         message=(
-            f"On {size.num_ranks} ranks, a step computes for"
+            f"A step computes for"
             f" {format_duration(size.computation_ns)} and transfers for"
             f" {format_duration(size.transfer_ns)}, of which"
             f" {format_duration(size.exposed_transfer_ns)} are exposed: {_batch(size, scaling)}."
@@ -294,9 +301,10 @@ def superlinear_scaling(scaling: ScalingResult, limits: Limits) -> Iterator[Draf
     base = scaling.baseline_ranks
     ranks = f"{base} rank{'' if base == 1 else 's'}"
     yield Draft(
+        headline=f"Scaling is {format_ratio(best.efficiency)} efficient, more than linear",
         message=(
-            f"On {best.num_ranks} ranks, the efficiency over {ranks} is"
-            f" {between(best)}{_computation(best)}."
+            f"On {best.num_ranks} ranks, compared with {ranks}: {between(best)}"
+            f"{_computation(best)}."
         ),
         fix=(
             f"Analyse the baseline of {ranks} alone (memory, recomputation, other programs), repeat"

@@ -7,7 +7,7 @@ from operator import itemgetter
 
 from distprof.costs.scaling import LAW_NAMES
 from distprof.documents.document import Document
-from distprof.documents.page import Findings, Page, Priced
+from distprof.documents.page import Page, Priced
 from distprof.formats import RenderOptions
 from distprof.sections.table import Bar, Column, Drawing, TableView, counted, present, rows_table
 from distprof.units import format_duration, format_ratio, signed
@@ -348,9 +348,9 @@ def _page(report: ScalingReport, options: RenderOptions) -> Page:
     priced = tuple(map(Priced, report.findings, texts))
     return Page(
         verdict=scaling_verdict(report.scaling),
-        headline=" · ".join(fact for fact in facts if fact),
+        origin=" · ".join(fact for fact in facts if fact),
         sentences=(*scaling_sentences(report.scaling), *report.notes),
-        findings=Findings(listed=priced) if priced else None,
+        remarked=priced,
         tables=present(scaling_tables(report.scaling, show_all=options.show_all)),
     )
 

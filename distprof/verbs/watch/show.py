@@ -219,7 +219,7 @@ def _page(report: WatchReport, _: RenderOptions) -> Page:
         parts.append(f"step {report.step:,}")
     return Page(
         verdict=watch_verdict(report),
-        headline=" · ".join(parts),
+        origin=" · ".join(parts),
         sentences=report.unknown,
         tables=present(_tables(report)),
         remarks=report.notes,

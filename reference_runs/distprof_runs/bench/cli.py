@@ -29,6 +29,12 @@ _LAUNCH = [each for each in options_of(LaunchOptions) if each.name != "emulate_n
     default="auto",
     help="By default CUDA if available.",
 )
+@click.option(
+    "--compute",
+    is_flag=True,
+    help="Measure matrix products by type and memory of one device, in about a minute, instead of "
+    "collectives.",
+)
 @click.option("--collectives", default="", metavar="LIST", help=f"Any of {','.join(KINDS)}.  [all]")
 @click.option("--min-bytes", default="64", metavar="SIZE", help="Smallest size.  [64]")
 @click.option("--max-bytes", metavar="SIZE", help="Largest size.  [CUDA: 1G, CPU: 64M]")
@@ -76,7 +82,11 @@ _LAUNCH = [each for each in options_of(LaunchOptions) if each.name != "emulate_n
     metavar="FILE",
     help="Save the profile as JSON; with --show, save the shown text.",
 )
-@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Overwrite an existing file; with --compute, keep the collectives in it.",
+)
 @click.option("--format", "format_name", metavar="text|json|md", help="Output format.  [text]")
 @click.option("--width", type=click.IntRange(40, 400), help="Width of the text.  [the terminal's]")
 @click.option(
@@ -92,7 +102,7 @@ _LAUNCH = [each for each in options_of(LaunchOptions) if each.name != "emulate_n
     help="Show the traceback of an unexpected error.",
 )
 def bench(**values: Any) -> int:
-    """Measure the collectives of this machine: latency, bandwidth, crossover size.
+    """Measure the collectives of this machine, or with --compute what its device reaches alone.
 
     All ranks take part. Sizes and bandwidths are defined as in nccl-tests. Under torchrun or srun,
     the started processes are the ranks.
@@ -100,9 +110,10 @@ def bench(**values: Any) -> int:
     \b
       distprof bench --gpus 8 -o fabric.json
       distprof bench --ranks 2 --device cpu
+      distprof bench --compute -o fabric.json --force
       distprof bench --show all_reduce.log
     """  # noqa: D301 - click reads it
-    from distprof_runs.bench.job import Showing, run_bench, show
+    from distprof_runs.bench.job import Showing, run_bench, run_compute, show
 
     output, force = values["output"], values["force"]
     arguments = _shown_arguments(values)
@@ -111,9 +122,11 @@ def bench(**values: Any) -> int:
         return show(values["shown"], [*arguments, *more, *(["--force"] if force else [])])
     if values["format_name"] not in (None, "text", "json", "md"):
         raise UsageError(f"unknown format {values['format_name']!r}: choose text, json or md")
+    showing = Showing(out=output, force=force, arguments=tuple(arguments), quiet=values["quiet"])
+    if values["compute"]:
+        return run_compute(values["device"], showing)
     launch = {o.name: values[o.name] for o in _LAUNCH if values[o.name] is not None}
     settings = resolve("ddp", {}, {"launch": launch, "training": {"device": values["device"]}})
-    showing = Showing(out=output, force=force, arguments=tuple(arguments), quiet=values["quiet"])
     return run_bench(settings, _plan(values), showing)
 
 

@@ -20,9 +20,9 @@ from distprof_probes.job.messages import print_failure, say, shown_path
 from distprof_probes.job.supervise import Patience, Supervisor
 from distprof_probes.options import RUN_DIR_VARIABLE
 
-from distprof.artefacts.fabric_file import FABRIC_FILE
+from distprof.artefacts.fabric_file import FABRIC_FILE, FabricFile
 from distprof.artefacts.scratch import keep_scratch, scratch
-from distprof.errors import MissingExtraError, UsageError
+from distprof.errors import InputError, MissingExtraError, UsageError
 from distprof_runs.bench.plan import PLAN_VARIABLE, Plan
 from distprof_runs.launching.preparation import check_port, is_rank_already, on_this_machine
 from distprof_runs.launching.starting import run_ranks
@@ -87,6 +87,57 @@ def run_bench(settings: Settings, plan: Plan, showing: Showing) -> int:
         if code == JOB_FAILED:  # to show the output of the ranks
             keep_scratch(folder)
         return code
+
+
+def run_compute(device: str, showing: Showing) -> int:
+    """Measure what one device reaches alone, save and show it.
+
+    The file keeps the collectives of a profile that is already there.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtraError("distprof bench", "run")
+    showing.check()
+    there = showing.out is not None and showing.out.exists()
+    before = _profile(showing.out) if showing.out is not None and there else None
+    say("measuring matrix products and memory, for about a minute", quiet=showing.quiet)
+    with scratch("bench") as folder:
+        result = folder / FABRIC_FILE
+        command = [sys.executable, "-m", "distprof_runs.bench.compute", str(result), device]
+        if subprocess.run(command, check=False).returncode != 0:
+            return JOB_FAILED
+        if before is not None and before.curves:
+            _add_speeds(result, before)
+        return _deliver(result, showing)
+
+
+def _profile(file: Path) -> FabricFile:
+    """The profile that gets new speeds."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=FabricFile)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            str(file),
+            expected="a fabric profile, to which --compute adds speeds",
+            found=str(error)[:200],
+            fix="choose another file",
+        ) from error
+
+
+def _add_speeds(result: Path, before: FabricFile) -> None:
+    """Write the profile of before with the speeds of the new one."""
+    found = _profile(result)
+    if before.device != found.device:
+        raise UsageError(
+            f"the profile to extend was measured on {before.device}, this device is "
+            f"{found.device}: choose another file"
+        )
+    whole = msgspec.structs.replace(
+        before,
+        rates=found.rates,
+        memory_bytes_per_s=found.memory_bytes_per_s,
+        notes=tuple(dict.fromkeys((*before.notes, *found.notes))),
+    )
+    result.write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=2))
 
 
 def _launched(folder: Path, settings: Settings, plan: Plan, showing: Showing) -> int:

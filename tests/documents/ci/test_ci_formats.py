@@ -151,7 +151,7 @@ def test_a_name_cannot_give_github_a_command():
 
 def test_github_shows_the_verdict_then_problems_by_importance():
     lines = shown(straggler(), "github").splitlines()
-    assert lines[0].startswith("::notice title=distprof analyze::Rank 2 is the straggler: the oth")
+    assert lines[0].startswith("::notice title=distprof analyze::Rank 2 holds the others up")
     assert [line.split("::")[1] for line in lines] == [
         "notice title=distprof analyze",
         "error title=STR101 persistent-straggler",

@@ -250,3 +250,47 @@ def test_the_tables_of_real_logs_with_prefixes_are_read():
         "all_reduce", 16, 2, "across",
     )  # fmt: skip
     assert len(curve.points) == 30
+
+
+VERBS = """                    RDMA_Write BW Test
+ #bytes     #iterations    BW peak[{unit}/sec]    BW average[{unit}/sec]   MsgRate[Mpps]
+{rows}
+---------------------------------------------------------------------------------------
+"""
+
+
+@pytest.mark.parametrize(("unit", "speed", "gbytes"), [("Gb", 96.0, 12.0), ("MB", 11444.0, 12.0)])
+def test_bandwidths_of_perftest_are_those_of_a_link(tmp_path, unit, speed, gbytes):
+    path = tmp_path / "ib_write_bw.log"
+    path.write_text(VERBS.format(unit=unit, rows=f" 65536   5000   0.00    {speed}   0.18"))
+    profile = read_fabric(str(path))
+    assert profile.origin == "perftest"
+    assert busbw(profile, 65536) == pytest.approx(gbytes, rel=1e-3)
+    assert not any("message rate" in note for note in profile.notes)
+
+
+def test_small_messages_of_perftest_decide_no_bandwidth(tmp_path):
+    path = tmp_path / "ib_send_bw.log"
+    path.write_text(VERBS.format(unit="MB", rows=" 1024   1000   0.00   **5544.28**   5.67"))
+    assert any("the bandwidth is not decided" in note for note in read_fabric(str(path)).notes)
+
+
+ROW = "  {size}  {count}  float  sum  -1  {time}  {alg}  {bus}  0\n"
+LAST = "#  Rank {rank} Group  0 Pid  1 on host-{rank} device  3 [0x01] NVIDIA GB200\n"
+
+
+def test_the_last_of_the_listed_gpus_gives_the_number_of_ranks(tmp_path):
+    path = tmp_path / "all_reduce.log"
+    row = ROW.format(size=1 << 30, count=1 << 28, time="3108.8", alg="345.38", bus="681.17")
+    path.write_text(LAST.format(rank=71) + row + LAST.format(rank=143))
+    profile = read_fabric(str(path))
+    assert (profile.world_size, profile.hosts) == (72, ())
+    assert profile.curves[0].num_nodes is None
+    assert busbw(profile, 1 << 30) == pytest.approx(681.17, rel=1e-3)
+
+
+def test_sizes_without_a_bandwidth_are_not_taken_for_a_single_rank(tmp_path):
+    path = tmp_path / "all_reduce.log"
+    path.write_text(ROW.format(size=8, count=2, time="12.9", alg="0.00", bus="0.00"))
+    with pytest.raises(InputError, match="so small"):
+        read_fabric(str(path))

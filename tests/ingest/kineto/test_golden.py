@@ -42,7 +42,8 @@ def check_exact(path: Path) -> None:
     rows = {True: [], False: []}
     for event in events:
         category = normalise(event.get("cat", ""))
-        if event.get("ph") == "X" and category != PYTHON_FRAME:
+        is_module = event["name"].startswith("nn.Module: ")
+        if event.get("ph") == "X" and (category != PYTHON_FRAME or is_module):
             start = base + int(Decimal(event["ts"]) * 1000)
             duration = int(Decimal(event["dur"]) * 1000)
             rows[category in DEVICE_KINDS].append((start, start + duration, event["name"]))

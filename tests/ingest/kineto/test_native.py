@@ -49,7 +49,9 @@ GOLDEN = ROOT / "tests" / "golden" / "kineto"
 TRACES = sorted(GOLDEN.glob("*/*.json.gz"))
 NAMED = {"ph": "M", "name": "thread_name", "pid": 10, "tid": 11, "args": {"name": 'main "1"'}}
 FRAME = {**OPERATOR, "cat": "python_function", "name": "frame.py(1): f"}
-EVENTS = [NAMED, STEP, OPERATOR, LAUNCH, FLOW, FRAME, PARAMS, KERNEL, COPY, REDUCE]
+MODULE = {**FRAME, "name": "nn.Module: Linear_0", "ts": 99.5, "args": {}}
+VIEW = {**OPERATOR, "name": "aten::view", "ts": 120.0}
+EVENTS = [NAMED, STEP, OPERATOR, LAUNCH, FLOW, FRAME, PARAMS, KERNEL, COPY, REDUCE, MODULE, VIEW]
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +81,7 @@ def read(chunk, symbols=None, *, exact=False):
 def test_columns_of_known_events():
     symbols = SymbolTable()
     found = read(chunk_of(*EVENTS), symbols)
-    assert found.num_events == 10
+    assert found.num_events == 12
     device, host = found.device, found.host
     assert device["start_ns"].tolist() == [130_999, 180_000, 190_500]
     assert device["end_ns"].tolist() == [171_000, 182_002, 200_000]
@@ -87,8 +89,10 @@ def test_columns_of_known_events():
     assert device["correlation"].tolist() == [77, 78, 79]
     assert device["bytes"].tolist() == [ABSENT, 4096, ABSENT]
     assert device["blocks"].tolist() == [6, ABSENT, ABSENT]
-    assert host["start_ns"].tolist() == [99_000, 100_001, 105_250, 110_000]
-    assert host["correlation"].tolist() == [ABSENT, ABSENT, 77, ABSENT]
+    assert host["start_ns"].tolist() == [99_000, 100_001, 105_250, 110_000, 99_500, 120_000]
+    assert host["correlation"].tolist() == [ABSENT, ABSENT, 77, ABSENT, ABSENT, ABSENT]
+    texts = [symbols.inputs.texts[code] for code in host["inputs"].tolist()]
+    assert texts == ["", "[[[2,3],[]],[],[]]", "", "[[[1024]],[],[]]", "", ""]
     comm = found.comm
     assert comm.integers["in_nelems"].tolist() == [1024, 1024]
     assert comm.integers["seq"].tolist() == [3, ABSENT]
@@ -152,7 +156,7 @@ def test_texts_that_python_cannot_read_are_numbered_again(monkeypatch):
         assert state.native.find(chunk, len(chunk), exact=False, device_only=False) is None
     found = state.native.find(chunk, len(chunk), exact=False, device_only=False)
     first, names = found.columns["names"]
-    assert (first, len(names)) == (0, 7)
+    assert (first, len(names)) == (0, 9)
 
 
 def test_a_decoder_is_used_by_one_thread_at_a_time():

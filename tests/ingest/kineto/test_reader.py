@@ -106,6 +106,27 @@ def test_grids_without_end_do_not_fill_the_memory():
     assert len(_BLOCKS) <= 1 << 16
 
 
+def test_of_python_frames_only_calls_of_modules_are_rows_and_none_is_kept_beside_a_sink():
+    frame = {**OPERATOR, "cat": "python_function", "name": "nn.Module: MLP_3", "ts": 50.0}
+    function = {**frame, "name": "model.py(3): forward"}
+    given = KINETO([*EVENTS, frame, function])
+
+    (row,) = [row for row in rows_of(read_text(given).host) if row[3] == "python_function"]
+    assert row[2] == "nn.Module: MLP_3"
+    assert read_text(given).first_ns == read_text(KINETO(EVENTS)).first_ns
+    assert "python_function" not in read_text(given, host_sink=Rows()).host.coded("category").values
+
+
+class Rows:
+    """A sink that forgets the rows."""
+
+    def write(self, table):
+        pass
+
+    def shift(self, base_ns):
+        pass
+
+
 def test_host_rows_are_all_but_flows_python_frames_and_metadata():
     host = read_text(KINETO(EVENTS)).host
 

@@ -29,6 +29,7 @@ from tests.simulator.job import (
     Compute,
     Input,
     LateInput,
+    NamedPause,
     SimulatedJob,
     SlowDevice,
 )
@@ -157,7 +158,7 @@ def test_verdict_first_finding_and_plan_say_the_same() -> None:
     first = report.findings[0]
     assert report.plan.repairs[0].what == "rank 3"
     assert (first.code, first.ranks) == ("STR101", (3,))
-    assert report.verdict.line == first.message
+    assert report.verdict.headline == first.message
     assert first.remaining_ns == report.plan.repairs[0].gain_ns
     assert "(rank 3 fixed)" in report.verdict.why[0]
 
@@ -207,7 +208,7 @@ def test_every_repair_is_a_finding_and_the_first_one_is_the_verdict(factor: floa
     if gains:
         first = report.findings[0]
         assert first.remaining_ns == gains[0]
-        assert report.verdict.line == first.message
+        assert report.verdict.headline == first.message
 
 
 def test_a_capture_is_planned_as_a_whole_and_the_words_say_so() -> None:
@@ -219,5 +220,24 @@ def test_a_capture_is_planned_as_a_whole_and_the_words_say_so() -> None:
     assert first.gain_ns == pytest.approx(longer, rel=0.05)
     assert report.findings[0].remaining_ns == first.gain_ns
     assert report.findings[0].cost_ns_per_step is None
-    assert "take turns" not in report.verdict.line  # a single window shows no turns
+    assert "take turns" not in report.verdict.headline  # a single window shows no turns
     assert report.verdict.why[0].endswith("The capture is simulated.")
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2])
+def test_repairs_of_different_parts_of_one_stretch_of_work_add_up(num_nodes: int) -> None:
+    """No collective comes between them, so both shorten the same segment of own time."""
+    ranks = range(4 * num_nodes)
+    late = tuple(LateInput(rank=rank, ns=25 * MS) for rank in ranks)
+    paused = tuple(NamedPause(rank=rank, ns=20 * MS, name="checkpoint") for rank in ranks)
+    jobs = {
+        faults: SimulatedJob(
+            num_nodes=num_nodes, ranks_per_node=4, num_steps=8, program=STEP, faults=faults
+        )
+        for faults in ((), late, late + paused)
+    }
+    plan = plan_of(jobs[late + paused], ["input", "pause checkpoint", "late ranks"])
+    assert [repair.what for repair in plan.repairs] == ["input", "pause checkpoint"]
+    for repair, left in zip(plan.repairs, (paused, ()), strict=True):
+        truth = replace(jobs[()], faults=left).run().mean_step_ns()
+        assert repair.step_ns == pytest.approx(truth, rel=0.02)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.sections.whatif.delays import evened, mean_of_peers, median_of_others
+from distprof.sections.whatif.delays import Sections, evened, mean_of_peers, median_of_others
 
 
 def test_one_factor_per_rank_is_taken_away():
@@ -42,3 +42,21 @@ def test_the_order_of_ranks_does_not_matter(rows, dice):
         expected = measure(values)[order]
         assert measure(values[order]) == pytest.approx(expected, abs=1e-3 * (1 + values.max()))
     assert (evened(values) >= 0).all()
+
+
+def test_a_section_gives_up_its_pause_where_it_lies():
+    """Three ranks of one section each: two segments of computation, and a pause in the first."""
+    sections = Sections(
+        of_segment=np.repeat(np.arange(3), 2),
+        first=np.arange(3)[:, None],
+        count=np.ones((3, 1), dtype=np.int64),
+        peers=((0, 1, 2),),
+        stages={},
+        is_expert=np.zeros(3, dtype=np.bool_),
+    )
+    work, pause = np.array([40, 60] * 3), np.array([70, 0, 0, 0, 0, 0])
+    parts = np.stack((work, pause), axis=1)
+    totals = sections.totals(parts.sum(axis=1))
+    target = sections.targets(totals, median_of_others)
+    assert sections.limited(parts, target).tolist() == work.tolist()
+    assert sections.limited(work[:, None], np.full(3, 50.0)).tolist() == [20, 30] * 3

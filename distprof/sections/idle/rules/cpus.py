@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import median
 
+from distprof.escape import few_ranks, fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.idle.result import IdleResult, PausesResult
 from distprof.sections.settings.result import ConfinedRank, HostSetup, SettingsResult
@@ -13,7 +14,7 @@ from distprof.sections.shares import hidden_waits, idle_gpu_ns
 from distprof.sections.step_log.result import StepLogResult
 from distprof.sections.time.result import WaterfallResult
 from distprof.terms import Confidence, Severity
-from distprof.units import format_duration, format_ratio, name_ranks
+from distprof.units import capitalized, format_duration, format_ratio, name_ranks
 
 
 @rule(
@@ -61,11 +62,13 @@ def oversubscribed_threads(settings: SettingsResult, limits: Limits) -> Iterator
     if not hosts:
         return
     worst = max(hosts, key=_per_cpu)
+    each = f"{_per_cpu(worst):.3g} threads of the job compete for each CPU"
     yield Draft(
+        headline=fitting(f"{each} of {worst.host or 'a host'}", each),
         message=(
-            f"On {worst.host or 'one host'} {worst.num_local_ranks} ranks with "
-            f"{worst.num_threads} threads each share {worst.num_cpus} CPUs, which are busy for "
-            f"{format_ratio(worst.cpu_busy_ratio)} of the time."
+            f"{worst.num_local_ranks} ranks with {worst.num_threads} threads each share "
+            f"{worst.num_cpus} CPUs, which are busy for {format_ratio(worst.cpu_busy_ratio)} of "
+            "the time."
         ),
         fix=(
             "Set OMP_NUM_THREADS to the number of CPUs of the host divided by its ranks, and pin "
@@ -186,12 +189,12 @@ def cpu_contention(
     rivals = (one for one in competing if {*one} & {*waiting})
     named = alone or tuple(sorted({*waiting}.union(*rivals)))
     worst = max(waits[rank] for rank in waiting)
+    headline, message = (
+        _of_few(alone, waits, step, confined) if alone else _of_all(named, worst, step, settings)
+    )
     yield Draft(
-        message=(
-            _of_few(alone, waits, step, confined)
-            if alone
-            else _of_all(named, worst, step, settings)
-        ),
+        headline=headline,
+        message=message,
         fix=_FIX_PINNING if confined.keys() & set(alone) else _FIX,
         cost_ns_per_step=worst,
         confidence=Confidence.INFERRED,
@@ -274,10 +277,9 @@ def _of_few(
     waits: Mapping[int, int],
     step: int,
     confined: Mapping[int, ConfinedRank],
-) -> str:
+) -> tuple[str, str]:
     worst = max(waits[rank] for rank in alone)
     rest = max(ns for rank, ns in waits.items() if rank not in alone)
-    up_to = "waits" if len(alone) == 1 else "wait up to"
     few = [confined[rank] for rank in alone if rank in confined]
     least = min(few, key=lambda one: one.num_cpus, default=None)
     confinement = ""
@@ -285,14 +287,17 @@ def _of_few(
         cpus = "1 CPU" if least.num_cpus == 1 else f"{least.num_cpus:,} CPUs"
         usual = f"the median rank of its host {least.usual_cpus:,}"
         confinement = f" Rank {least.rank} may use {cpus}, {usual}."
-    return (
-        f"Other processes take the CPU of {name_ranks(alone)}, which {up_to} "
-        f"{format_duration(worst)} of each step ({format_ratio(worst / step)}) for a free one. "
-        f"The other ranks wait {format_duration(rest)} at most.{confinement}"
+    share = f"{format_ratio(worst / step)} of each step"
+    wait = "It waits" if len(alone) == 1 else f"{capitalized(name_ranks(alone))} wait up to"
+    return f"Other processes take the CPU of {few_ranks(alone)} for {share}", (
+        f"{wait} {format_duration(worst)} for a free CPU, the other ranks "
+        f"{format_duration(rest)} at most.{confinement}"
     )
 
 
-def _of_all(ranks: tuple[int, ...], worst: int, step: int, settings: SettingsResult) -> str:
+def _of_all(
+    ranks: tuple[int, ...], worst: int, step: int, settings: SettingsResult
+) -> tuple[str, str]:
     wait = "waits" if len(ranks) == 1 else "wait up to"
     are_few = {*ranks} <= settings.without_spare
     reason = (
@@ -301,7 +306,7 @@ def _of_all(ranks: tuple[int, ...], worst: int, step: int, settings: SettingsRes
         else "Other processes, or too many threads of the job, take them"
     )
     unsure = ", so any of these ranks may be late by chance" if len(ranks) > 1 else ""
-    return (
-        f"The machine is busy: {name_ranks(ranks)} {wait} {format_duration(worst)} of each step "
-        f"({format_ratio(worst / step)}) for a free CPU. {reason}{unsure}."
+    share = f"{format_ratio(worst / step)} of each step"
+    return f"The machine is busy: ranks wait for a free CPU for {share}", (
+        f"{capitalized(name_ranks(ranks))} {wait} {format_duration(worst)}. {reason}{unsure}."
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from distprof.escape import fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.idle.result import (
     COMPILES,
@@ -78,10 +79,8 @@ def launch_bound_host(
             yield _undecided(perturbation, step, cost)
         return
     yield Draft(
-        message=(
-            f"Launch-bound: the GPU idles {step.share(cost)} waiting for the CPU to launch kernels"
-            f"{_kernels(idle.ranks)}.{_zeroing(idle.ranks, step)}"
-        ),
+        headline=f"Launch-bound: the GPU waits {step.part(cost)} for kernel launches",
+        message=f"{step.amount(cost)}{_kernels(idle.ranks)}.{_zeroing(idle.ranks, step)}",
         fix=(
             f"{_SET_TO_NONE if _zeroing(idle.ranks, step) else ''}"
             "Launch less (torch.compile with mode='reduce-overhead', CUDA graphs, fused optimizer, "
@@ -100,10 +99,10 @@ def _undecided(perturbation: PerturbationResult, step: MeanStep, cost: int) -> D
     least, most = (min(part, cost) for part in perturbation.explained_ns)
     explained = "all" if least == cost else f"{format_duration(least)} to {format_duration(most)}"
     return Draft(
+        headline=f"Launch-bound in this trace: the GPU waits {step.part(cost)} for launches",
         message=(
-            f"Launch-bound in this trace: the GPU idles {step.share(cost)} waiting for launches. "
-            f"At 3 to 7 µs for each of {perturbation.num_operators:,} operators, the profiler "
-            f"explains {explained} of it."
+            f"{step.amount(cost)}. At 3 to 7 µs for each of {perturbation.num_operators:,} "
+            f"operators, the profiler explains {explained} of it."
         ),
         fix=(
             "Measure the mean step without the profiler and pass it with --step-time: it decides "
@@ -194,8 +193,13 @@ def work_between_launches(idle: IdleResult, times: StepTimes, limits: Limits) ->
         if step.ratio(cost) < limit:
             continue
         yield Draft(
+            headline=fitting(
+                f"The GPU idles {step.part(cost)} while the training thread {_does(pause)}",
+                f"The GPU idles {step.part(cost)} while its CPU {_does(pause)}",
+                f"The GPU idles {step.part(cost)} while the CPU does other work",
+            ),
             message=(
-                f"The GPU idles {step.share(cost)} while the training thread {_does(pause)}: "
+                f"{step.amount(cost)}; the thread {_does(pause)} for "
                 f"{format_duration(pause.cpu_ns_per_step)} per {step.word} on "
                 f"{name_ranks(pause.ranks)}."
             ),

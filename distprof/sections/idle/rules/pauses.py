@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from distprof.escape import few_ranks
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.capture.result import CaptureResult
 from distprof.sections.idle.result import (
@@ -74,10 +75,11 @@ def synchronising_calls(idle: IdleResult, times: StepTimes, limits: Limits) -> I
         return
     called = f"{worst.caller} ({worst.name})" if worst.caller else worst.name
     yield Draft(
+        headline=f"The GPU idles {step.part(cost)} after the CPU has waited for it",
         message=(
-            f"The GPU idles {step.share(cost)} after the CPU has waited for it, mostly because of "
-            f"{called}: {worst.count_per_step:.1f} calls per {step.word} on "
-            f"{name_ranks(worst.ranks)}, {format_duration(worst.idle_ns_per_step)} idle."
+            f"{step.amount(cost)}, mostly because of {called}: {worst.count_per_step:.1f} calls "
+            f"per {step.word} on {name_ranks(worst.ranks)}, "
+            f"{format_duration(worst.idle_ns_per_step)} idle."
         ),
         fix=(
             "Keep values on the GPU and read them every N steps instead of calling .item() or "
@@ -135,7 +137,7 @@ def garbage_collection_pauses(
     ranks = tuple(rank.rank for rank in paused)
     worst = max(paused, key=lambda rank: rank.gc_ns_per_step)
     alone = len(ranks) == 1
-    who = f"Rank {ranks[0]} spends" if alone else f"{capitalized(name_ranks(ranks))} spend up to"
+    who = capitalized(f"{few_ranks(ranks)} {'spends' if alone else 'spend up to'}")
     which = f"the longest of {worst.num_gc} collections"
     if worst.num_gc == 1:
         which = "its only collection"
@@ -143,10 +145,12 @@ def garbage_collection_pauses(
     if any(pause.kind == "collection" and pause.idle_ns_per_step for pause in idle.pauses):
         without = f"pause {COLLECTION}"
     yield Draft(
+        headline=(
+            f"{who} {format_ratio(worst.gc_ns_per_step / step)} of each step in garbage collection"
+        ),
         message=(
-            f"{who} {format_duration(worst.gc_ns_per_step)} of each step "
-            f"({format_ratio(worst.gc_ns_per_step / step)}) in Python's garbage collector; "
-            f"{which} takes {format_duration(worst.longest_gc_ns)}."
+            f"Python's collector takes {format_duration(worst.gc_ns_per_step)} of "
+            f"{format_duration(step)}; {which} takes {format_duration(worst.longest_gc_ns)}."
         ),
         fix=(
             "Call gc.collect() and gc.freeze() after set-up, then gc.disable(), and gc.collect() "
@@ -208,7 +212,8 @@ def unexplained_idle(
         return
     why, fix = _reason(idle)
     yield Draft(
-        message=f"The GPU idles {step.share(cost)}, and the recording does not show why{why}.",
+        headline=f"The GPU idles {step.part(cost)}, and the recording does not show why",
+        message=f"{step.amount(cost)}{why}.",
         fix=fix,
         cost_ns_per_step=cost,
         confidence=Confidence.INFERRED,
@@ -285,10 +290,10 @@ def memory_calls(idle: IdleResult, times: StepTimes, limits: Limits) -> Iterator
     count = sum(pause.count_per_step for pause in calls)
     worst = calls[0]
     yield Draft(
+        headline=f"The GPU idles {step.part(cost)} while the CPU allocates and frees its memory",
         message=(
-            f"The GPU idles {step.share(cost)} because the CPU allocates and frees its memory: "
-            f"{count:.1f} calls per {step.word}, most of the time in {worst.name}"
-            f"{f' ({worst.caller})' if worst.caller else ''}."
+            f"{step.amount(cost)}: {count:.1f} calls per {step.word}, most of the time in "
+            f"{worst.name}{f' ({worst.caller})' if worst.caller else ''}."
         ),
         fix=(
             "Do not call torch.cuda.empty_cache() in the loop. If memory is nearly full, use "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
+from distprof.escape import few_ranks
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.idle.result import IdleResult, PausesResult
@@ -97,9 +98,9 @@ def uneven_input(
         return
     worst = max(late, key=lambda rank: excess[rank])
     yield Draft(
+        headline=f"{_who(late)} {format_ratio(waits[worst] / step)} of each step for input",
         message=(
-            f"{_who(late)} {format_duration(waits[worst])} of each step "
-            f"({format_ratio(waits[worst] / step)}) for input; the median of its peers is "
+            f"Rank {worst} waits {format_duration(waits[worst])}; the median of its peers is "
             f"{format_duration(_peers(waits, worst))}."
         ),
         fix=(
@@ -165,8 +166,7 @@ def _peers(waits: dict[int, int], rank: int) -> float:
 def _who(ranks: tuple[int, ...]) -> str:
     if len(ranks) == 1:
         return f"Rank {ranks[0]} waits"
-    names = name_ranks(ranks)
-    return f"{capitalized(names)} wait up to"
+    return f"{capitalized(few_ranks(ranks))} wait up to"
 
 
 @rule(
@@ -214,10 +214,8 @@ def pageable_copies(settings: SettingsResult, times: StepTimes, limits: Limits) 
     spans = {rank.rank: rank.span_ns for rank in times.waterfall.ranks}
     count = sum(rank.num_pageable for rank in settings.feed) / step.num_samples
     yield Draft(
-        message=(
-            f"For {step.share(cost)} the GPU only copies from pageable CPU memory "
-            f"({_copies(count)} per {step.word}){_loader(settings)}."
-        ),
+        headline=f"Copies from pageable CPU memory alone take {step.part(cost)}",
+        message=f"{step.amount(cost)} in {_copies(count)} per {step.word}{_loader(settings)}.",
         fix=(
             "Pin CPU memory (pin_memory=True in the data loader, Tensor.pin_memory() once for "
             "other tensors) and copy with non_blocking=True."
@@ -281,9 +279,10 @@ def sampler_without_set_epoch(settings: SettingsResult, limits: Limits) -> Itera
         if not one.shuffle or one.num_orders != 1 or one.num_epochs < limits["min_epochs"]:
             continue
         yield Draft(
+            headline=f"Data had the same order in {one.num_epochs:,} epochs, without set_epoch()",
             message=(
-                f"The {one.sampler} of {name_ranks(one.ranks)} drew the same order in each of "
-                f"{one.num_epochs:,} epochs: set_epoch() was never called with a new epoch."
+                f"The {one.sampler} of {name_ranks(one.ranks)} drew the same samples in the same "
+                "order each time."
             ),
             fix=(
                 "Call loader.sampler.set_epoch(epoch) at the beginning of each epoch, before you "
@@ -344,9 +343,10 @@ def unsharded_data(
             continue
         how = "an IterableDataset" if one.is_iterable else f"{one.sampler} over all of it"
         yield Draft(
+            headline=f"{len(one.ranks):,} ranks read the same data, and add nothing to each other",
             message=(
                 f"{capitalized(name_ranks(one.ranks))} begin with the same batch of {one.dataset} "
-                f"({how}): replicas that read the same data learn no faster than a single one."
+                f"({how})."
             ),
             fix=(
                 "Give the loader sampler=DistributedSampler(dataset) and call set_epoch() in each "

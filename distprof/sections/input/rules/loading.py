@@ -24,7 +24,8 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
     ns: int  # Mean over ranks.
     ratio: float  # Share of the step.
-    share: str  # As text, for example ``27.8 % of each step (11.1 ms of 39.8 ms)``.
+    part: str  # The share as text, for example ``27.8 % of each step``.
+    amount: str  # The time as text, for example ``11.1 ms of 39.8 ms``.
     # Ranks that wait at least as long as the limit; empty if there are none.
     ranks: tuple[int, ...] = ()
 
@@ -46,11 +47,11 @@ def waiting_for_input(
         )
     waits = {rank.rank: rank.input_ns_per_step for rank in pauses.ranks}
     mean_ns = round(statistics.mean(waits.values()))
-    parts = f"{format_duration(mean_ns)} of {format_duration(step_ns)}"
     return Waiting(
         ns=mean_ns,
         ratio=mean_ns / step_ns,
-        share=f"{format_ratio(mean_ns / step_ns)} of each step ({parts})",
+        part=f"{format_ratio(mean_ns / step_ns)} of each step",
+        amount=f"{format_duration(mean_ns)} of {format_duration(step_ns)}",
         ranks=tuple(rank for rank, wait in waits.items() if wait >= least_ratio * step_ns),
     )
 
@@ -64,7 +65,13 @@ def _traced_waiting(idle: IdleResult, times: StepTimes, least_ratio: float) -> W
         for rank in idle.ranks
         if rank.input_ns >= least_ratio * spans.get(rank.rank, rank.idle_ns)
     )
-    return Waiting(ns=mean_ns, ratio=step.ratio(mean_ns), share=step.share(mean_ns), ranks=late)
+    return Waiting(
+        ns=mean_ns,
+        ratio=step.ratio(mean_ns),
+        part=step.part(mean_ns),
+        amount=step.amount(mean_ns),
+        ranks=late,
+    )
 
 
 def named_for_late_input(stragglers: StragglersResult) -> set[int]:
@@ -133,9 +140,8 @@ def input_bound(
     if waiting.ratio < limits["idle_input_ratio"] or is_named:
         return
     yield Draft(
-        message=(
-            f"For {waiting.share} {idle.nothing_runs} while the training loop waits for data."
-        ),
+        headline=f"The training loop waits {waiting.part} for data",
+        message=f"For {waiting.amount} {idle.nothing_runs}.",
         fix=_FIX_OF_CPU if idle.is_cpu else _FIX,
         cost_ns_per_step=waiting.ns,
         ranks=waiting.ranks,
@@ -205,9 +211,10 @@ def loader_without_workers(
         return
     others = _OTHERS_OF_CPU if idle.is_cpu else _OTHERS
     yield Draft(
+        headline=f"The data loader has no workers: training waits {waiting.part}",
         message=(
-            f"For {waiting.share} {idle.nothing_runs} while the training thread loads its batch "
-            "itself: the data loader has no workers."
+            f"For {waiting.amount} {idle.nothing_runs} while the training thread loads its batch "
+            "itself."
         ),
         fix=(
             f"Set num_workers=4 or more and {others}. If batches are only indexed in memory, index "
@@ -290,8 +297,9 @@ def loader_oversubscribed(
         return
     worst = max(hosts, key=_per_cpu)
     yield Draft(
+        headline=f"Too many loader workers for the CPUs: training waits {waiting.part}",
         message=(
-            f"For {waiting.share} the training loop waits for data. On {worst.host or 'one host'} "
+            f"{waiting.amount}. On {worst.host or 'one host'} "
             f"{worst.num_workers:,} loader workers of {len(worst.ranks)} ranks share "
             f"{worst.num_cpus} CPUs, which are busy for "
             f"{format_ratio(worst.cpu_busy_ratio)} of the time."
@@ -359,10 +367,11 @@ def input_not_ready(readiness: InputReadinessResult, limits: Limits) -> Iterator
     shares = {rank: samples[rank] / max(readiness.num_samples, 1) for rank in ordered}
     order = list(shares)
     yield Draft(
-        message=(
-            f"The least ready rank has its input ready for {format_ratio(readiness.job_ratio)} of "
-            f"the time{_named(shares)}."
+        headline=(
+            f"Input delays the job: the least ready rank has it for "
+            f"{format_ratio(readiness.job_ratio)} of the time"
         ),
+        message=_named(shares),
         fix=_fix(order),
         ranks=tuple(sorted(set(order))),
         evidence=("input_readiness.ranks", "input_readiness.periods"),
@@ -371,11 +380,11 @@ def input_not_ready(readiness: InputReadinessResult, limits: Limits) -> Iterator
 
 def _named(shares: dict[int, float]) -> str:
     if not shares:
-        return "; which rank it is keeps changing"
+        return "Which rank it is keeps changing."
     named = list(shares)[:MAX_NAMED]
     names = ", ".join(f"rank {rank} ({format_ratio(shares[rank])})" for rank in named)
     left_out = len(shares) - len(named)
-    return f"; most often it is {names}{f' and {left_out} more' if left_out else ''}"
+    return f"Most often it is {names}{f' and {left_out} more' if left_out else ''}."
 
 
 def _fix(order: list[int]) -> str:
@@ -427,10 +436,10 @@ def input_bound_by_log(
     if stragglers.ranks:
         return
     yield Draft(
+        headline=f"The training loop waits {format_ratio(timer.ratio)} of each iteration for input",
         message=(
-            f"The training loop waits for input for {format_ratio(timer.ratio)} of each iteration "
-            f"({format_duration(timer.mean_ns)} of {format_duration(log.mean_ns)}), according to "
-            f"the program's timer {timer.name!r}."
+            f"{format_duration(timer.mean_ns)} of {format_duration(log.mean_ns)}, according to the "
+            f"program's timer {timer.name!r}."
         ),
         fix=(
             "Raise num_workers and prefetch_factor, set pin_memory and persistent_workers, and "

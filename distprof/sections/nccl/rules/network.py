@@ -22,7 +22,9 @@ from distprof.sections.nccl.rules._shared import (
     setting_of,
 )
 from distprof.sections.shares import StepTimes
+from distprof.sections.table import counted
 from distprof.terms import Confidence, NcclRemark, Severity
+from distprof.units import capitalized
 
 _MOST_CARDS = 4
 
@@ -69,10 +71,8 @@ def nccl_over_sockets(
     if not sockets or sockets < limits["socket_ratio"] * total:
         return
     yield Draft(
-        message=(
-            f"{sockets:,} of {total:,} connections between nodes use TCP sockets "
-            f"(NET/Socket){_why(nccl)}."
-        ),
+        headline=f"{sockets:,} of {total:,} connections between nodes use TCP sockets",
+        message=f"NCCL chose NET/Socket{_why(nccl)}.",
         fix=(
             "Give NCCL access to the fast network: add InfiniBand devices or the plug-in to the "
             "container, and unset NCCL_IB_DISABLE and NCCL_NET=Socket. With only Ethernet, use "
@@ -91,7 +91,8 @@ def _by_choice(nccl: NcclResult) -> Iterator[Draft]:
     """
     if differ := different_networks(nccl):
         yield Draft(
-            message=f"Hosts chose different networks: {differ}. NCCL cannot connect them.",
+            headline=f"Hosts chose {len(nccl.networks)} networks, and NCCL cannot connect them",
+            message=f"{capitalized(differ)}.",
             fix=(
                 "Make the same network available on all hosts (InfiniBand devices, libibverbs or "
                 "the plug-in in every container), or set NCCL_NET=Socket on all of them."
@@ -104,10 +105,10 @@ def _by_choice(nccl: NcclResult) -> Iterator[Draft]:
         return
     cards = sorted({card for host in nccl.hosts for card in host.cards})
     over = f" over {', '.join(cards[:_MOST_CARDS])}" if cards else ""
-    number = nccl.num_processes
-    where = f", on all {number:,} processes of the log" if number > 1 else ""
+    processes = counted(nccl.num_processes, "process")
     yield Draft(
-        message=(f"NCCL uses TCP sockets{over} for everything between nodes{where}{_why(nccl)}."),
+        headline=f"NCCL uses TCP sockets between nodes, according to {processes}",
+        message=f"NCCL uses sockets{over} for everything between nodes{_why(nccl)}.",
         fix=(
             "Give NCCL access to the fast network: add InfiniBand devices, libibverbs or the "
             "plug-in to the container. With only Ethernet, use more sockets and all interfaces."
@@ -189,9 +190,9 @@ def no_gpudirect(
     level = setting_of(nccl, "NCCL_NET_GDR_LEVEL")
     because = f"; NCCL_NET_GDR_LEVEL is set to {level}" if level else ""
     yield Draft(
+        headline=f"{plain:,} of {total:,} connections between nodes lack GPUDirect RDMA",
         message=(
-            f"{plain:,} of {total:,} connections between nodes use {', '.join(sorted(ways))} "
-            f"without GPUDirect RDMA: every byte goes through CPU memory{because}."
+            f"They use {', '.join(sorted(ways))}, and every byte goes through CPU memory{because}."
         ),
         fix=_FIX_FAR if total > plain else _fix(nccl),
         cost_ns_per_step=exposed_between_nodes(collectives, times),
@@ -208,10 +209,10 @@ def _by_remarks(nccl: NcclResult) -> Draft:
     most = max(remark.num_processes for remark in remarks)
     where = f" on {most:,} of {nccl.num_processes:,} processes" if nccl.num_processes > 1 else ""
     return Draft(
+        headline=f"GPUDirect RDMA is disabled for {counted(len(cards), 'network card')}",
         message=(
-            f"NCCL says{where} that GPUDirect RDMA is disabled for its network cards "
-            f"({', '.join(cards[:_MOST_CARDS])}{more}), and enabled for none: every byte between "
-            "nodes goes through CPU memory."
+            f"NCCL says so{where} for {', '.join(cards[:_MOST_CARDS])}{more}, and enables it for "
+            "none: every byte between nodes goes through CPU memory."
         ),
         fix=_fix(nccl),
         confidence=Confidence.INFERRED,
@@ -321,11 +322,11 @@ def unused_network_cards(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
     idle = [card for card in worst.cards if card not in worst.used_cards]
     more = ", …" if len(idle) > _MOST_NAMED else ""
     yield Draft(
+        headline=f"NCCL uses {len(worst.used_cards)} of {len(worst.cards)} network cards of a host",
         message=(
-            f"On {len(found)} of {len(nccl.hosts)} hosts NCCL uses {len(worst.used_cards)} of "
-            f"{len(worst.cards)} network cards for {worst.num_processes} GPUs, for example on "
-            f"{worst.host}, where {', '.join(idle[:_MOST_NAMED])}{more} "
-            f"{'is' if len(idle) == 1 else 'are'} unused."
+            f"It has too few for its GPUs on {len(found)} of {len(nccl.hosts)} hosts, for example "
+            f"for {worst.num_processes} GPUs on {worst.host}, where "
+            f"{', '.join(idle[:_MOST_NAMED])}{more} {'is' if len(idle) == 1 else 'are'} unused."
         ),
         fix=(
             "Use more channels or NCCL_CROSS_NIC=1, give NCCL the topology (NCCL_TOPO_FILE), and "
@@ -340,9 +341,10 @@ def unused_network_cards(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
 def _only_one(nccl: NcclResult, alone: list[NcclHost], allowed: str) -> Draft:
     most = max(alone, key=lambda host: (host.num_processes, host.host))
     return Draft(
+        headline=f"NCCL_IB_HCA leaves NCCL one network card for {most.num_processes:,} GPUs",
         message=(
-            f"NCCL_IB_HCA={allowed} leaves NCCL one network card ({most.cards[0]}) for "
-            f"{most.num_processes:,} GPUs on {len(alone):,} of {len(nccl.hosts):,} hosts."
+            f"It is set to {allowed}: only {most.cards[0]} is left on {len(alone):,} of "
+            f"{len(nccl.hosts):,} hosts."
         ),
         fix="Unset NCCL_IB_HCA, or name all cards that are meant for training.",
         confidence=Confidence.INFERRED,
@@ -402,10 +404,8 @@ def sharp_unavailable(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:  # n
     most = max(failed, key=lambda warning: warning.num_lines)
     times = "once" if most.num_lines == 1 else f"{most.num_lines:,} times"
     yield Draft(
-        message=(
-            f"NCCL could not use SHARP and reduces on the GPUs instead; it warned {times}: "
-            f"{most.text.rstrip('.')}."
-        ),
+        headline=f"NCCL could not use SHARP, in-network reduction: it warned {times}",
+        message=f"It reduces on the GPUs instead: {most.text.rstrip('.')}.",
         fix=(
             "Start SHARP's aggregation manager (sharp_am) and allow the job to use it, or stop "
             "trying with NCCL_COLLNET_ENABLE=0."

@@ -9,6 +9,7 @@ from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits,
 from distprof.sections.nccl.result import INSIDE, NcclResult, NcclSetting
 from distprof.sections.nccl.rules._shared import connections, has_log, said, setting_of
 from distprof.sections.sharding.result import ShardingResult
+from distprof.sections.table import counted
 from distprof.terms import Confidence, NcclRemark, Severity
 
 _LOC = ("0", "LOC")
@@ -82,9 +83,10 @@ def forced_nccl_settings(
     if not named:
         return
     parts = [f"{name}={value} ({what})" for name, (value, what) in named.items()]
-    verb = "is" if len(parts) == 1 else "are"
+    verb = "restricts" if len(parts) == 1 else "restrict"
     yield Draft(
-        message=f"{' and '.join(parts)} {verb} set in the environment.",
+        headline=f"{counted(len(parts), 'setting')} of the environment {verb} NCCL",
+        message=f"{' and '.join(parts)}.",
         fix=(
             "Run once without these settings and compare with distprof bench. Keep only settings "
             "that these machines and this version of NCCL need."
@@ -148,32 +150,32 @@ def shared_memory_inside_node(nccl: NcclResult, limits: Limits) -> Iterator[Draf
     """
     refused = said(nccl, NcclRemark.PEER_OFF)
     if has_log(nccl) and not nccl.transports and refused:
-        yield _by_remarks(nccl, {remark.value for remark in refused})
+        yield _by_remarks(nccl, refused)
         return
     shared, total = connections(nccl, INSIDE, lambda way: way.transport == "SHM")
     if not shared or shared < limits["shared_ratio"] * total:
         return
     yield Draft(
-        message=(
-            f"{shared:,} of {total:,} connections inside nodes go through CPU memory (SHM); "
-            f"{_why(nccl)}."
-        ),
+        headline=f"{shared:,} of {total:,} connections inside nodes go through CPU memory",
+        message=f"NCCL uses shared memory (SHM); {_why(nccl)}.",
         fix="Enable peer access: unset NCCL_P2P_DISABLE, raise NCCL_P2P_LEVEL, disable ACS.",
         confidence=Confidence.INFERRED,
         evidence=("nccl.transports", "nccl.settings"),
     )
 
 
-def _by_remarks(nccl: NcclResult, links: set[str]) -> Draft:
+def _by_remarks(nccl: NcclResult, refused: Sequence[NcclSetting]) -> Draft:
     """From what NCCL says of GPUs, where the log names no connection."""
-    by = "NVLink" if "NVLink" in links else "PCIe"
+    by = "NVLink" if any(remark.value == "NVLink" for remark in refused) else "PCIe"
+    most = max(remark.num_processes for remark in refused)
     value = setting_of(nccl, "NCCL_P2P_DISABLE")
     because = f"; NCCL_P2P_DISABLE is set to {value}" if value else ""
     look = "" if value else " Look for a broken link (nvidia-smi topo -p2p r, dmesg)."
     return Draft(
+        headline=f"GPUs have no access to each other on {counted(most, 'process')}",
         message=(
-            f"NCCL says that access between GPUs connected by {by} is disabled, so that every byte "
-            f"between them goes through CPU memory{because}."
+            f"NCCL says that access by {by} is disabled, so that every byte between GPUs goes "
+            f"through CPU memory{because}."
         ),
         fix=f"Enable peer access: unset NCCL_P2P_DISABLE, disable ACS.{look}",
         confidence=Confidence.INFERRED,
@@ -236,6 +238,7 @@ def uneven_nccl_settings(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:  
         f"; {len(differences) - _MOST_NAMED} more differ" if len(differences) > _MOST_NAMED else ""
     )
     yield Draft(
+        headline=f"Ranks do not agree on {counted(len(differences), 'setting')} of NCCL",
         message=f"{'; '.join(differences[:_MOST_NAMED])}{more}.",
         fix="Set the environment in one place for all ranks, and use one image.",
         confidence=Confidence.INFERRED,

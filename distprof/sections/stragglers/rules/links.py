@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from distprof.escape import few_ranks
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.idle.result import IdleResult, PausesResult
@@ -87,10 +88,13 @@ def messages_held_up(
     for rank in sure:
         late_ns = rank.late_ns_per_step
         yield Draft(
+            headline=(
+                f"Rank {rank.rank} holds messages up: its CPU is {format_ratio(late_ns / step)} of "
+                "each step late"
+            ),
             message=(
-                f"Rank {rank.rank} waits for its CPU {format_duration(late_ns)} longer than its "
-                f"peers in each step ({format_ratio(late_ns / step)}), and keeps others waiting "
-                "for its messages."
+                f"It waits for its CPU {format_duration(late_ns)} longer than its peers in each "
+                "step, and keeps others waiting for its messages."
             ),
             fix=(
                 "Look at this rank's CPU: other processes on its cores, garbage collection, "
@@ -181,12 +185,15 @@ def slow_link(
         if not link.num_compared:
             others = "the other steps"
         yield Draft(
+            headline=(
+                f"Slow transfers of {few_ranks(link.ranks)} cost "
+                f"{format_ratio(link.share_of_step_ratio)} of each step"
+            ),
             message=(
                 f"Transfers of {name_ranks(link.ranks)} are slow{when}: {link.kind} "
                 f"({size}{link.axis}) takes {format_duration(link.transfer_ns)}, {link.ratio:.2f} "
                 f"times as long as in {others}. This costs "
-                f"{format_duration(link.lost_ns_per_step)} of each step "
-                f"({format_ratio(link.share_of_step_ratio)})."
+                f"{format_duration(link.lost_ns_per_step)} of each step."
             ),
             fix=_fix(link),
             cost_ns_per_step=link.lost_ns_per_step,

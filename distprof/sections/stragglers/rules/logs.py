@@ -55,11 +55,11 @@ def slow_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]:
     often = f", every {log.slow_period:,} iterations" if log.slow_period else ""
     named = tuple(one.iteration for one in log.slowest[:MAX_NAMED] if one.iteration is not None)
     yield Draft(
+        headline=f"Single slow iterations add {format_ratio(share)} to the training time",
         message=(
             f"{log.num_slow:,} of {log.num_steady:,} iterations take more than 1.2 times as long "
             f"as their neighbours{often}, the longest {format_duration(log.max_ns)} instead of "
-            f"{format_duration(log.median_ns)}: together they add {format_ratio(share)} to the "
-            "training time."
+            f"{format_duration(log.median_ns)}."
         ),
         fix=_fix(log, named),
         cost_ns_per_step=log.slow_excess_ns,
@@ -131,10 +131,10 @@ def late_rank_by_summary(
         wait = format_duration(worst.wait_ns * worst.num_ranks / (worst.num_ranks - 1))
         call = f" In the average {worst.kind}{size}, the others wait {wait} for it."
     yield Draft(
-        message=(
-            f"Rank {late} is the straggler: {format_ratio(waiting)} of the time in collectives is "
-            f"waiting, {format_ratio(blamed)} of it for this rank.{call}"
+        headline=(
+            f"Rank {late} holds the others up: {format_ratio(blamed)} of all waiting is for it"
         ),
+        message=f"{format_ratio(waiting)} of the time in collectives is waiting.{call}",
         fix=(
             f"Look at what rank {late} does before its collectives: clocks, work that only it "
             "does, its share of the batch. A trace of all ranks shows which."
@@ -185,6 +185,7 @@ def slower_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]
     if slow is None or not log.mean_ns or slow.excess_ns <= limits["excess_ratio"] * log.mean_ns:
         return
     yield Draft(
+        headline=_headline(slow),
         message=_message(slow),
         fix=_slower_iterations_fix(slow),
         cost_ns_per_step=slow.excess_ns,
@@ -193,16 +194,25 @@ def slower_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]
     )
 
 
+def _headline(slow: SlowPeriod) -> str:
+    times = f"{slow.duration_ns / max(slow.usual_ns, 1):.2f} times"
+    if slow.is_gradual:
+        return f"Iterations get longer little by little, to {times} the first"
+    since = "for a time"
+    if slow.last_iteration is None and slow.first_iteration is not None:
+        since = f"from iteration {slow.first_iteration:,} on"
+    return f"Iterations take {times} as long {since}"
+
+
 def _message(slow: SlowPeriod) -> str:
     now, usual = format_duration(slow.duration_ns), format_duration(slow.usual_ns)
     if slow.is_gradual:
-        return f"Iterations get longer little by little, from {usual} at first to {now} later."
+        return f"They take {usual} at first and {now} later."
     first, last = slow.first_iteration, slow.last_iteration
     when = f"{slow.num_reports:,} reports in a row" if first is None else f"iteration {first:,}"
     to = " on" if last is None else f" to {last:,}"
     return (
-        f"Iterations take {now} from {when}{to if first is not None else ''}, "
-        f"{slow.duration_ns / slow.usual_ns:.2f} times as long as the others ({usual})."
+        f"Iterations take {now} from {when}{to if first is not None else ''}, the others {usual}."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from distprof.escape import few_ranks, fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.capture.result import CaptureResult
 from distprof.sections.collectives.result import CollectivesResult
@@ -285,14 +286,13 @@ def persistent_straggler(
         one for one in sets_of_pattern(stragglers, pattern, least) if not is_for_experts(one, moe)
     ]
     found = of_pattern(stragglers, collectives, pattern, least)
-    article = "the" if len(found) + len(sets) == 1 else "a"
     several: list[_Slow] = [*sets, *found]
     for one in several:
         share = one.share_of_step_ratio
         sure = one.cause is not StragglerCause.UNKNOWN and one.confidence >= 0.75
         yield _draft(
             one,
-            _who_waits(one, article),
+            *_who_waits(one),
             (*(("stragglers.sets",) if isinstance(one, StragglerSet) else ()), "stragglers.ranks"),
             confidence=Confidence.MEASURED if sure else Confidence.INFERRED,
             severity=Severity.ERROR if share >= limits["error_step_ratio"] else None,
@@ -301,6 +301,7 @@ def persistent_straggler(
 
 def _draft(
     found: _Slow,
+    headline: str,
     message: str,
     evidence: tuple[str, ...],
     *,
@@ -316,6 +317,7 @@ def _draft(
         else ((found.rank,), f"rank {found.rank}")
     )
     return Draft(
+        headline=headline,
         message=f"{message} {because(found)}.",
         fix=fix or fix_of(found),
         cost_ns_per_step=found.lost_ns_per_step,
@@ -328,22 +330,27 @@ def _draft(
     )
 
 
-def _who_waits(found: _Slow, article: str) -> str:
-    lost, share = format_duration(found.lost_ns_per_step), format_ratio(found.share_of_step_ratio)
-    wait = f"{lost} ({share}) of"
+def _who_waits(found: _Slow) -> tuple[str, str]:
+    lost = format_duration(found.lost_ns_per_step)
     if isinstance(found, RankStraggler):
-        who_is = f"Rank {found.rank} is {article} straggler"
-        return f"{who_is}: the others wait {wait} every step for it."
+        return _holds_up(found), f"They wait {lost} of every step for it."
     each = "every step" if found.since_step is None else "the mean step"
     since = "" if found.since_step is None else f" from step {found.since_step} on"
+    one = len(found.ranks) == 1
     if found.is_hidden:
-        return (
-            f"{who(found)} would be next: the others would wait {wait} {each}{since} if no "
-            "slower rank hid it."
-        )
-    if len(found.ranks) == 1:
-        return f"{who(found)} is {article} straggler{since}: the others wait {wait} {each} for it."
-    return f"{who(found)} are slow{since}: the others wait {wait} {each} for them."
+        share = f"{format_ratio(found.share_of_step_ratio)} of each step"
+        hidden = f"The others would wait {lost} of {each} for {who(found)}{since}."
+        return fitting(f"{who(found)} would be next: {share}", f"Next: {share}"), hidden
+    whom = "it" if one and not found.name else "them" if not found.name else who(found)
+    return _holds_up(found), f"They wait {lost} of {each} for {whom}{since}."
+
+
+def _holds_up(found: _Slow, how: str = "") -> str:
+    """For example ``Rank 6 holds the others up: 33.6 % of each step``."""
+    ranks = found.ranks if isinstance(found, StragglerSet) else (found.rank,)
+    verb = "holds" if len(ranks) == 1 else "hold"
+    share = f"{format_ratio(found.share_of_step_ratio)} of each step"
+    return f"{capitalized(few_ranks(ranks))} {verb} the others up{how}: {share}"
 
 
 @rule(
@@ -386,8 +393,9 @@ def transient_straggler(
     """
     pattern, least = StragglerPattern.TRANSIENT, limits["min_step_ratio"]
     for one in sets_of_pattern(stragglers, pattern, least):
-        text = f"The other ranks wait for {name_ranks(one.ranks)}{_how_long(one, one.steps)}."
-        yield _draft(one, text, ("stragglers.sets", "stragglers.steps"), steps=one.steps)
+        text = f"They wait for {name_ranks(one.ranks)}{_how_long(one, one.steps)}."
+        headline = _holds_up(one, " at times")
+        yield _draft(one, headline, text, ("stragglers.sets", "stragglers.steps"), steps=one.steps)
     for rank in of_pattern(stragglers, collectives, pattern, least):
         # Steps in which the rank cost most, and more than its mean.
         steps = tuple(
@@ -397,16 +405,17 @@ def transient_straggler(
             and step.rank == rank.rank
             and step.rank_lost_ns >= max(rank.lost_ns_per_step, 1)
         )
-        text = f"The other ranks wait for rank {rank.rank}{_how_long(rank, steps)}."
-        yield _draft(rank, text, ("stragglers.ranks", "stragglers.steps"), steps=steps)
+        text = f"They wait for it{_how_long(rank, steps)}."
+        headline = _holds_up(rank, " at times")
+        yield _draft(rank, headline, text, ("stragglers.ranks", "stragglers.steps"), steps=steps)
 
 
 def _how_long(rank: _Slow, steps: tuple[int, ...]) -> str:
-    mean, share = format_duration(rank.lost_ns_per_step), format_ratio(rank.share_of_step_ratio)
+    mean = format_duration(rank.lost_ns_per_step)
     if not steps:
-        return f" for {mean} of the capture ({share})"
+        return f" for {mean} of the capture"
     plural = "s" if len(steps) > 1 else ""
-    return f" in step{plural} {fold_ranks(steps)}: {mean} per step over all steps ({share})"
+    return f" in step{plural} {fold_ranks(steps)}: {mean} per step over all steps"
 
 
 @rule(
@@ -447,11 +456,11 @@ def rotating_straggler(
     """
     pattern, least = StragglerPattern.ROTATING, limits["min_step_ratio"]
     for one in sets_of_pattern(stragglers, pattern, least):
-        share = format_ratio(one.share_of_step_ratio)
         yield _draft(
             one,
+            _holds_up(one, " in turn"),
             f"{who(one)} are slow alternately, each in different steps: the others wait "
-            f"{format_duration(one.lost_ns_per_step)} ({share}) of every step.",
+            f"{format_duration(one.lost_ns_per_step)} of every step.",
             ("stragglers.sets", "stragglers.steps"),
             steps=one.steps,
             fix=_AT_RANDOM,
@@ -463,9 +472,12 @@ def rotating_straggler(
     ratio = format_ratio(sum(rank.share_of_step_ratio for rank in found))
     ranks = tuple(sorted(rank.rank for rank in found))
     yield Draft(
+        headline=(
+            f"{capitalized(few_ranks(ranks))} hold the others up in turn: {ratio} of each step"
+        ),
         message=(
             f"Ranks {fold_ranks(ranks)} alternately arrive far behind all others, which wait "
-            f"{format_duration(lost)} ({ratio}) of every step."
+            f"{format_duration(lost)} of every step."
         ),
         fix=(
             "Remove what stalls ranks at random: synchronise garbage collection (gc.disable and "
@@ -526,9 +538,10 @@ def unrecorded_straggler(
     if step is None or step.ratio(cost) < limits["min_step_ratio"]:
         return
     yield Draft(
+        headline=f"Ranks wait for some that were not recorded: {step.part(cost)}",
         message=(
-            f"The recorded ranks wait {step.share(cost)} for {unrecorded(capture)}: "
-            "late ranks had waited in a collective that lacks a member."
+            f"{step.amount(cost)} for {unrecorded(capture)}: late ranks had waited in a collective "
+            "that lacks a member."
         ),
         fix=(
             "Record all ranks to see which is late and why. Until then, look at the nodes of the "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from distprof.escape import few_ranks
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.pipeline.result import PipelineResult
@@ -43,6 +44,13 @@ _FIX = {
         "Look at the network between the members of this group: link errors, placement across "
         "switches, other jobs on the same links."
     ),
+}
+
+_SUBJECTS = {
+    CauseKind.STAGES: "Unequal pipeline stages",
+    CauseKind.DATA: "Micro-batches of unequal length",
+    CauseKind.STALLS: "Micro-batches that vary without a pattern",
+    CauseKind.TRANSFERS: "Transfers of uneven duration",
 }
 
 _SAVES_EVENNESS = "Even micro-batches would save"
@@ -116,11 +124,11 @@ def uneven_operations(
         is_large |= gain_ns / step_ns >= limits["warn_gain_ratio"]
         of_stage = longest.ranks if longest is not None else ()
         yield Draft(
+            headline=_lost_to(cause, f"{format_ratio(gain_ns / step_ns)} of each step"),
             message=(
                 f"Steps take {format_ratio(whatif.slowdown - 1)} longer than with even operations: "
                 f"{_because(whatif, cause)} {_SAVES.get(kind, _SAVES_EVENNESS)} "
-                f"{format_duration(gain_ns)}{'' if kind is CauseKind.WORKERS else ' of each step'} "
-                f"({format_ratio(gain_ns / step_ns)})."
+                f"{format_duration(gain_ns)}{'' if kind is CauseKind.WORKERS else ' of each step'}."
             ),
             fix=_FIX[kind],
             cost_ns_per_step=gain_ns,
@@ -131,6 +139,12 @@ def uneven_operations(
             without=cause.scenario.what,
             explains=("PIP103",) if is_stage else (),
         )
+
+
+def _lost_to(cause: Cause, share: str) -> str:
+    if cause.kind is CauseKind.WORKERS:
+        return f"Slow workers cost {share}: {few_ranks(cause.scenario.ranks)}"
+    return f"{_SUBJECTS[cause.kind]} cost {share}"
 
 
 def _because(whatif: WhatIfResult, cause: Cause) -> str:
@@ -214,11 +228,14 @@ def sequence_length_imbalance(
     if found.share_of_step_ratio < limits["min_step_ratio"]:
         return
     yield Draft(
+        headline=(
+            "Sequences of unequal length cost "
+            f"{format_ratio(found.share_of_step_ratio)} of each step"
+        ),
         message=(
             f"The busiest rank of a step computes {found.max_over_mean:.2f} times as long as the "
             f"mean rank, because its sequences are longer ({_evidence(found)}). Even batches would "
-            f"recover {format_duration(found.lost_ns_per_step)} of each step "
-            f"({format_ratio(found.share_of_step_ratio)})."
+            f"recover {format_duration(found.lost_ns_per_step)} of each step."
         ),
         fix=(
             "Build batches of equal cost, not of equal numbers of tokens: sort the documents of a "

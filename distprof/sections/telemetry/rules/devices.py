@@ -7,8 +7,10 @@ from statistics import median
 
 import msgspec
 
+from distprof.escape import fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.stragglers.result import StragglersResult
+from distprof.sections.table import counted
 from distprof.sections.telemetry.result import (
     DeviceCondition,
     DeviceNvlink,
@@ -158,13 +160,14 @@ def cost_of(
 
 
 def wrong_conditions(
-    conditions: Sequence[DeviceCondition], counted: Collection[int]
+    conditions: Sequence[DeviceCondition], named_ranks: Collection[int]
 ) -> Iterator[Draft]:
     """Yield one draft per problem."""
     failed = [one for one in conditions if one.has_repair_failed]
     if failed:
         yield _draft(
-            f"Memory of {name_devices(failed)} could not be repaired: remapping a row failed.",
+            f"Memory of {counted(len(failed), 'GPU')} could not be repaired",
+            f"Remapping a row failed on {name_devices(failed)}.",
             "Drain the host, run its diagnostics (dcgmi diag -r 3), and have the GPU replaced.",
             failed,
             Severity.ERROR,
@@ -172,17 +175,17 @@ def wrong_conditions(
     waiting = [one for one in conditions if one.is_repair_pending and not one.has_repair_failed]
     if waiting:
         yield _draft(
-            f"Memory of {name_devices(waiting)} needs a reset to be repaired: a row remapping or "
-            "page retirement is pending.",
+            f"Memory of {counted(len(waiting), 'GPU')} needs a reset to be repaired",
+            f"A row remapping or page retirement is pending on {name_devices(waiting)}.",
             "Drain the host and reset the GPU (nvidia-smi -r): the repair takes effect only then.",
             waiting,
         )
-    wrong = [one for one in conditions if one.ecc_uncorrected and one.rank not in counted]
+    wrong = [one for one in conditions if one.ecc_uncorrected and one.rank not in named_ranks]
     if wrong:
         yield _draft(
-            f"Memory of {name_devices(wrong)} had "
-            f"{sum(one.ecc_uncorrected or 0 for one in wrong):,} uncorrectable errors since the "
-            "driver was loaded.",
+            "GPU memory had "
+            f"{counted(sum(one.ecc_uncorrected or 0 for one in wrong), 'uncorrectable error')}",
+            f"It is that of {name_devices(wrong)}, since the driver was loaded.",
             "Look for XID 48, 63, 94 and 95 in the kernel log of the host, reset the GPU, and "
             "replace it if the errors come back.",
             wrong,
@@ -192,7 +195,8 @@ def wrong_conditions(
     for action in dict.fromkeys(one.recovery for one in others):
         same_action = [one for one in others if one.recovery == action]
         yield _draft(
-            f'The driver requests recovery of {name_devices(same_action)} ("{action}").',
+            f"The driver requests recovery of {counted(len(same_action), 'GPU')}",
+            f'It asks for "{action}" of {name_devices(same_action)}.',
             "Drain the host and perform the GPU Recovery Action that nvidia-smi -q shows.",
             same_action,
             Severity.ERROR,
@@ -200,9 +204,14 @@ def wrong_conditions(
 
 
 def _draft(
-    message: str, fix: str, devices: Sequence[DeviceCondition], severity: Severity | None = None
+    headline: str,
+    message: str,
+    fix: str,
+    devices: Sequence[DeviceCondition],
+    severity: Severity | None = None,
 ) -> Draft:
     return Draft(
+        headline=headline,
         message=message,
         fix=fix,
         ranks=ranks_of(devices),
@@ -300,7 +309,11 @@ def throttled_device(
         several = "are" if len(gpus) > 1 else "is"
         if len(gpus) > 1:
             cause = cause.replace("its ", "their ")
+        slowed = f"{several} slowed down by {cause.partition(', ')[0]} in {most} of samples"
         yield Draft(
+            headline=fitting(
+                f"{named(gpus)} {slowed}", f"{'GPUs' if len(gpus) > 1 else 'A GPU'} {slowed}"
+            ),
             message=(
                 f"{named(gpus)} {several} slowed down by {cause} ({', '.join(names)}), in {share} "
                 f"of the samples {when}{_clocks(gpus, units)}."
@@ -396,11 +409,15 @@ def uneven_device_clocks(
             median = median_of(rest, lambda figures: figures.sm_clock_mhz_median) or own
             cost, without, confidence = cost_of(slow, stragglers)
             several = len(slow) > 1
+            lower = format_ratio(1 - own / median if median else 0.0)
+            clock = f"{'run' if several else 'runs'} at a clock {lower} below that of peers"
             yield Draft(
+                headline=fitting(
+                    f"{named(slow)} {clock}", f"{'GPUs' if several else 'A GPU'} {clock}"
+                ),
                 message=(
                     f"{named(slow)} {'run' if several else 'runs'} at {own:,.0f} MHz, "
-                    f"{format_ratio(1 - own / median if median else 0.0)} below the "
-                    f"{median:,.0f} MHz of {'their' if several else 'its'} peers, for no "
+                    f"{'their' if several else 'its'} peers at {median:,.0f} MHz, for no "
                     "reported reason."
                 ),
                 fix=(
@@ -475,11 +492,10 @@ def hot_device(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
     usual = median_of(rest, lambda figures: figures.temperature_c_max)
     peers = "" if usual is None else f"; the median of the others is {usual:.0f} °C"
     several = len(hot) > 1
+    reached = f"{'reach up to' if several else 'reaches'} {hottest} °C"
     yield Draft(
-        message=(
-            f"{named(hot)} {'reach' if several else 'reaches'} {'up to ' if several else ''}"
-            f"{hottest} °C{peers}."
-        ),
+        headline=fitting(f"{named(hot)} {reached}", f"{'GPUs' if several else 'A GPU'} {reached}"),
+        message=f"{named(hot)}{peers}.",
         fix=(
             "Compare inlet temperature, fans and air flow of the host with those of other hosts. "
             "Reseat the heat sink if only one GPU of a host is hot."

@@ -9,18 +9,20 @@ from pathlib import Path
 
 import msgspec
 
-from distprof.escape import shorten
+from distprof.escape import fitting, shorten
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limits, rule
+from distprof.sections.table import counted
 from distprof.sections.telemetry.result import DeviceError, TelemetryResult
 from distprof.sections.telemetry.rules.devices import NO_SENSORS, wrong_conditions
 from distprof.terms import Confidence, Severity
-from distprof.units import format_bytes, name_ranks
+from distprof.units import capitalized, format_bytes, name_ranks
 
 _NO_KERNEL_LOG = "no kernel log was read: pass the output of dmesg -T with --with"
 _TRAINING = ("python", "pt_", "torch", "ray::")
 """Prefixes of training process names. PyTorch names its threads ``pt_main_thread``, ``pt_…``."""
 
 _MAX_NAME = 40
+_FEW = 24
 
 
 def who(error: DeviceError) -> str:
@@ -31,6 +33,13 @@ def who(error: DeviceError) -> str:
     if error.rank is None:
         return f"{name} ({pid}{host})" if pid or host else name
     return f"Rank {error.rank} ({name}, {pid}{host})"
+
+
+def subject_of(error: DeviceError) -> str:
+    """The rank, else the name of the process, in few characters."""
+    if error.rank is not None:
+        return f"rank {error.rank}"
+    return shorten(error.process, _FEW) or "a process"
 
 
 def number_of(error: DeviceError) -> str:
@@ -52,10 +61,11 @@ def ended(telemetry: TelemetryResult, kind: str) -> Iterator[DeviceError]:
     return (error for error in telemetry.errors if error.kind == kind)
 
 
-def draft_of(error: DeviceError, message: str, fix: str) -> Draft:
+def draft_of(error: DeviceError, headline: str, message: str, fix: str) -> Draft:
     """A finding, *measured* if the process is known to be a rank."""
     is_training = error.rank is not None or error.process.startswith(_TRAINING)
     return Draft(
+        headline=headline,
         message=message,
         fix=fix,
         confidence=Confidence.INFERRED if error.rank is None else Confidence.MEASURED,
@@ -151,11 +161,11 @@ def device_errors(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]
     wrong = [row for row in telemetry.ranks if row.ecc_uncorrected]
     if wrong:
         yield Draft(
-            message=(
-                f"GPU memory of {name_ranks(row.rank for row in wrong)} had "
-                f"{sum(row.ecc_uncorrected or 0 for row in wrong):,} uncorrectable errors during "
-                "the recording."
+            headline=(
+                "GPU memory had "
+                f"{counted(sum(row.ecc_uncorrected or 0 for row in wrong), 'uncorrectable error')}"
             ),
+            message=f"It is that of {name_ranks(row.rank for row in wrong)}, during the recording.",
             fix=meaning_of(48).fix,
             ranks=tuple(row.rank for row in wrong),
             evidence=("telemetry.ranks",),
@@ -196,8 +206,10 @@ def _xid_draft(number: int, errors: _XidErrors) -> Draft:
     when = f"; {'first ' if errors.count > 1 else ''}at {errors.time}" if errors.time else when
     ran = f", in {errors.process}" if errors.process else ""
     bad = Severity.ERROR if errors.is_dated else Severity.WARNING
+    times = f"XID {number} {_times(errors.count)}"
     return Draft(
-        message=f"XID {number} {_times(errors.count)} {_where(errors)}: {meaning.text}{when}{ran}.",
+        headline=fitting(f"{times}: {meaning.text}", f"A GPU reported XID {times[4:]}"),
+        message=f"{_where(errors)[:1].upper()}{_where(errors)[1:]}: {meaning.text}{when}{ran}.",
         fix=meaning.fix,
         confidence=Confidence.MEASURED if errors.is_dated else Confidence.INFERRED,
         ranks=tuple(sorted(errors.ranks)),
@@ -218,11 +230,11 @@ def _where(errors: _XidErrors) -> str:
 def _fabric_draft(error: DeviceError) -> Draft:
     number = "" if error.number is None else f" {error.number}"
     is_fatal = "fatal" in error.text and "non-fatal" not in error.text
+    device = error.device or "An NVSwitch"
+    logged = f"logged an error {_times(error.count)}"
     return Draft(
-        message=(
-            f"{error.device or 'An NVSwitch'} logged error{number} {_times(error.count)}: "
-            f"{error.text.rstrip('.')[:200]}."
-        ),
+        headline=fitting(f"{device} {logged}", f"An NVSwitch {logged}"),
+        message=f"Error{number} of {device}: {error.text.rstrip('.')[:200]}.",
         fix=(
             "Look the number up in the fabric manager's guide, reset the host's GPUs and switches, "
             "and have the switch's board and cables checked if the error comes back."
@@ -277,7 +289,8 @@ def _crash_draft(error: DeviceError) -> Draft:
     text = shorten(error.text.rstrip("."), _MAX_TEXT)
     return draft_of(
         error,
-        message=f"{who(error)} crashed{number_of(error)}{when_of(error)}: {text}.",
+        headline=capitalized(f"{subject_of(error)} crashed {_times(error.count)}"),
+        message=f"{who(error)}{when_of(error)}: {text}.",
         fix=(
             "Look at the named library, and run with python -X faulthandler to see the line of the "
             "program. If it happens on only one host, test that host's memory."
@@ -330,8 +343,8 @@ def _killed_draft(error: DeviceError) -> Draft:
     held = f", when it held {format_bytes(error.memory_bytes)}" if error.memory_bytes else ""
     return draft_of(
         error,
-        message=f"{who(error)} was killed by the kernel{number_of(error)}{when_of(error)}{held}: "
-        f"{full}.",
+        headline=f"The kernel killed {subject_of(error)} {_times(error.count)}: no memory was left",
+        message=f"{who(error)} was killed{when_of(error)}{held}: {full}.",
         fix=(
             "Use fewer loader workers and less prefetching, and free host memory"
             f"{', or raise the memory limit of the job or container' if is_cgroup else ''}."

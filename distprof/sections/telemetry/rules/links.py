@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from distprof.escape import fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.table import counted
 from distprof.sections.telemetry.result import DeviceCondition, DeviceNvlink, TelemetryResult
 from distprof.sections.telemetry.rules.devices import NO_SENSORS, name_devices, ranks_of
 from distprof.terms import Severity
@@ -75,11 +77,12 @@ def _draft(short: Sequence[DeviceNvlink], best: float) -> Draft:
     more = f"; {num_others} more GPUs also lack links" if num_others > 1 else ""
     more = "; 1 more GPU also lacks links" if num_others == 1 else more
     rank = "" if worst.rank is None else f" (rank {worst.rank})"
+    has = f"{worst.num_active} of {worst.num_links} NVLinks"
     return Draft(
+        headline=fitting(f"{worst.device} has only {has}", f"A GPU has only {has}"),
         message=(
-            f"{worst.device}{rank} has {worst.num_active} of {worst.num_links} active NVLinks, "
-            f"{format_bandwidth(worst.bytes_per_s)} of {format_bandwidth(expected)} per "
-            f"direction{_which(worst)}{more}."
+            f"{worst.device}{rank} reaches {format_bandwidth(worst.bytes_per_s)} of "
+            f"{format_bandwidth(expected)} per direction{_which(worst)}{more}."
         ),
         fix=(
             "Reset the GPUs and restart the fabric manager, look for XID 74 and NVSwitch errors "
@@ -166,7 +169,9 @@ def _name(generation: int | None, width: int | None) -> str:
 def _reduced_pcie_link_draft(link: tuple[str, str], devices: Sequence[DeviceCondition]) -> Draft:
     run = "run" if len(devices) > 1 else "runs"
     allow = "the GPUs and their hosts allow" if len(devices) > 1 else "the GPU and its host allow"
+    number = counted(len(devices), "GPU")
     return Draft(
+        headline=f"{number} {run} over a slower PCIe link than the hardware allows",
         message=(
             f"{capitalized(name_devices(devices))} {run} over {link[0]}, but {allow} {link[1]}."
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import mean, median
 
+from distprof.escape import few_ranks
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.idle.result import IdleResult
 from distprof.sections.kernels.result import KernelsResult
@@ -59,9 +60,8 @@ def energy_spent_waiting(telemetry: TelemetryResult, limits: Limits) -> Iterator
     if share < limits["waiting_ratio"]:
         return
     yield Draft(
-        message=(
-            f"{_amount(telemetry.energy_per_step_j, share)} is drawn while ranks wait for others."
-        ),
+        headline=f"{format_ratio(share)} of the energy is drawn while ranks wait for others",
+        message=_amount(telemetry.energy_per_step_j, share),
         fix=(
             "Fix the causes of waiting, most expensive first. Until then a lower power cap on "
             "waiting ranks saves energy and costs no time."
@@ -73,8 +73,8 @@ def energy_spent_waiting(telemetry: TelemetryResult, limits: Limits) -> Iterator
 
 def _amount(total_j: float | None, share: float) -> str:
     if total_j is None:
-        return f"{format_ratio(share)} of the energy of the traced ranks"
-    return f"Of {_joules(total_j)} per step, {_joules(share * total_j)} ({format_ratio(share)})"
+        return "It is the energy of the traced ranks."
+    return f"{_joules(share * total_j)} of {_joules(total_j)} per step."
 
 
 def _joules(energy: float) -> str:
@@ -154,7 +154,11 @@ def shared_gpu(
             stretched = 0
         cost = _idle_ns(idle, ranks, step) + stretched
         is_costly = step.ratio(cost) >= limits["dominates_ratio"]
+        who = few_ranks([one.rank for one in groups[0]])
+        what = f"{who} share a GPU" if groups is shared else f"Others may use the GPU of {who}"
+        effect = f"it costs {step.part(cost)}" if cost else f"{len(groups)} GPUs are shared"
         yield Draft(
+            headline=f"{capitalized(what)}: {effect}",
             message=f"{capitalized(text(groups))} {_effect(cost, stretched, step)}",
             fix=(
                 "Give each rank its own GPU (device from LOCAL_RANK, as many ranks as GPUs), and "
@@ -201,11 +205,11 @@ def _effect(cost: int, stretched: int, step: MeanStep) -> str:
         return "The traces do not show the cost."
     if stretched:
         return (
-            f"For {step.share(cost)} the GPU runs none of their kernels, or stretches them beyond "
+            f"For {step.amount(cost)} the GPU runs none of their kernels, or stretches them beyond "
             "their usual duration."
         )
     return (
-        f"For {step.share(cost)} the GPU runs none of their kernels, although these are launched."
+        f"For {step.amount(cost)} the GPU runs none of their kernels, although these are launched."
     )
 
 

@@ -31,9 +31,9 @@ def _row(*, code: str, name: str, severity: Severity, kind: str, fix: str, page:
     def check(configuration: ConfigurationResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - all checks take limits
         for objection in configuration.objections:
             if objection.kind == kind:
-                message = f"{kind}: {objection.message}."
                 yield Draft(
-                    message=capitalized(message),
+                    headline=capitalized(kind),
+                    message=f"In this layout {objection.message}.",
                     fix=fix,
                     confidence=Confidence.MODELLED,
                     evidence=("configuration.objections",),

@@ -44,9 +44,9 @@ def configuration_beyond_memory(
         return
     state = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
     yield Draft(
+        headline=f"The job does not fit: it needs {format_bytes(memory.total_bytes)} per GPU",
         message=(
-            f"Does not fit: {format_bytes(memory.total_bytes)} per GPU, of which "
-            f"{format_bytes(state)} are model state. Only {format_bytes(usable)} are usable."
+            f"{format_bytes(state)} of that are model state; {format_bytes(usable)} are usable."
         ),
         fix=_fix(configuration, state),
         confidence=Confidence.MODELLED,
@@ -100,10 +100,8 @@ def planned_bubble(configuration: ConfigurationResult, limits: Limits) -> Iterat
     if layout.micro_batches < layout.pp:  # pipeline-hardly-filled reports it
         return
     yield Draft(
-        message=(
-            f"The pipeline's bubble fraction is {format_ratio(costs.bubble_fraction)} with "
-            f"{layout.micro_batches} micro-batches on {layout.pp} ranks."
-        ),
+        headline=f"The pipeline idles {format_ratio(costs.bubble_fraction)} of its time (bubble)",
+        message=f"It has {layout.micro_batches} micro-batches on {layout.pp} ranks.",
         fix="Use more micro-batches, several stages per rank, or fewer ranks.",
         cost_ns_per_step=costs.bubble_ns,
         confidence=Confidence.MODELLED,
@@ -153,10 +151,12 @@ def planned_data_parallelism_exposed(
     exposed = sum(axis.exposed_ns for axis in costs.axes if axis.axis.startswith("dp"))
     if exposed <= limits["max_exposed_ratio"] * costs.step_ns:
         return
+    share = exposed / max(costs.step_ns, 1)
     yield Draft(
+        headline=f"Exposed data-parallel communication takes {format_ratio(share)} of each step",
         message=(
-            f"Data-parallel communication is exposed for {format_duration(exposed)} of "
-            f"{format_duration(costs.step_ns)}: each rank computes too little to overlap it."
+            f"{format_duration(exposed)} of {format_duration(costs.step_ns)}: each rank computes "
+            "too little to overlap it."
         ),
         fix="Use a larger batch, fewer data-parallel ranks, or hsdp within nodes.",
         cost_ns_per_step=exposed,
@@ -205,7 +205,8 @@ def planned_accumulation_without_need(
     if needed > limits["room_ratio"] * configuration.usable_bytes:
         return
     yield Draft(
-        message=f"Gradients are accumulated although micro-batches of {larger.micro_batch} fit.",
+        headline=f"Gradients are accumulated, although micro-batches of {larger.micro_batch} fit",
+        message=f"{format_bytes(needed)} of {format_bytes(configuration.usable_bytes)} per GPU.",
         fix="Double the size of the micro-batches and halve their number.",
         confidence=Confidence.MODELLED,
         evidence=("configuration.larger_bytes", "configuration.usable_bytes"),
@@ -248,7 +249,8 @@ def planned_sharding_without_need(
     if plain is None or plain > limits["room_ratio"] * configuration.usable_bytes:
         return
     yield Draft(
-        message="The job shards weights although the whole model state fits into each GPU.",
+        headline=f"Weights are sharded, although each GPU could hold all {format_bytes(plain)}",
+        message=f"{format_bytes(configuration.usable_bytes)} per GPU are usable.",
         fix="Use ddp or zero-1: they send a third less.",
         confidence=Confidence.MODELLED,
         evidence=("configuration.plain_bytes", "configuration.usable_bytes"),

@@ -85,7 +85,7 @@ def test_healthy_records_give_no_finding(tmp_path):
         folder = Job(steps=300, seed=seed).write(tmp_path / str(seed))
         report = distprof.analyze(str(folder))
         assert [finding.code for finding in report.findings] == []
-        assert report.verdict.line.startswith(("0 %", "0.0"))
+        assert report.verdict.headline.startswith(("0 %", "0.0"))
 
 
 def test_a_job_of_one_late_rank_all_the_time_is_said_once(tmp_path):

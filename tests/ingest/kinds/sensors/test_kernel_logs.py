@@ -149,7 +149,7 @@ def test_a_kernel_log_without_an_error_says_so(tmp_path):
     log_of(tmp_path, text)
     report = distprof.analyze(str(tmp_path / "kernel.log"))
     assert report.telemetry.kernel_logs == ("kernel.log",)
-    assert report.verdict.line.startswith("1 kernel log without GPU errors")
+    assert report.verdict.headline.startswith("1 kernel log without GPU errors")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_log_of_a_program_is_no_kernel_log(text):
 def test_a_killed_process_is_first_on_the_page(tmp_path):
     (tmp_path / "kernel.log").write_text(f"Feb 23 16:24:18 node-1 kernel: {CGROUP}\n")
     report = distprof.analyze(str(tmp_path / "kernel.log"))
-    assert report.verdict.line == (
+    assert report.verdict.headline == (
         "pt_data_worker (pid 5151 on node-1) was killed by the kernel at Feb 23 16:24:18, when it "
         "held 62.7 GB: its memory cgroup (container or job) was full."
     )

@@ -245,8 +245,8 @@ def test_the_steps_of_ascends_profiler_are_read(tmp_path):
             '[{"name": "process_name", "ph": "M", "args": {"name": "Ascend Hardware"}}]',
         ),
         (
-            "kernel_details.csv",
-            "Step Id,Device_id,Name,Type,Accelerator Core,Start Time(us),Duration(us)\n1,0,a,b,AI_CORE,1,2\n",
+            "operator_details.csv",
+            "Name,Call Stack,Host Self Duration(us),Host Total Duration(us),Device Self Duration(us)\na,b,1,2,3\n",
         ),
     ],
 )

@@ -1,0 +1,442 @@
+"use strict";
+// The picture of the step: the data that the static picture shows, drawn on a canvas that zooms and opens
+(() => {
+  const figure = document.getElementById("picture");
+  if (!figure) return;
+  const data = JSON.parse(figure.querySelector("script.data").textContent);
+  const DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+  const VALUE = new Int8Array(128);
+  [...DIGITS].forEach((digit, value) => { VALUE[digit.charCodeAt(0)] = value; });
+  const GUTTER = 120, AXIS = 22, MOST_HIGH = 680;
+
+  const numbers = (text) => {
+    const found = [];
+    for (let i = 0, value = 0, shift = 0; i < text.length; i++) {
+      const digit = VALUE[text.charCodeAt(i) & 127];
+      value += (digit & 31) * 2 ** shift;
+      shift += 5;
+      if (digit < 32) { found.push(value); value = 0; shift = 0; }
+    }
+    return found;
+  };
+  // Pieces as three arrays: start, end, and class or name
+  const packed = (count) => ({ start: new Float64Array(count), end: new Float64Array(count), of: new Int32Array(count) });
+  const splitOf = (text) => {
+    const raw = numbers(text), count = (raw.length - 1) >> 1, pieces = packed(Math.max(count, 0));
+    for (let i = 0, at = raw[0] || 0; i < count; i++) {
+      pieces.start[i] = at;
+      pieces.end[i] = at += raw[2 * i + 2];
+      pieces.of[i] = raw[2 * i + 1];
+    }
+    return pieces;
+  };
+  const laneOf = (text) => {
+    const raw = numbers(text), count = Math.floor(raw.length / 3), pieces = packed(count);
+    for (let i = 0, at = 0; i < count; i++) {
+      pieces.start[i] = at += raw[3 * i];
+      pieces.end[i] = at += raw[3 * i + 1];
+      pieces.of[i] = raw[3 * i + 2];
+    }
+    return pieces;
+  };
+  // Index of the last piece that starts at or before a time, or -1
+  const before = (pieces, time) => {
+    let low = 0, high = pieces.start.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (pieces.start[middle] <= time) low = middle + 1; else high = middle;
+    }
+    return low - 1;
+  };
+  const memo = new WeakMap();
+  const piecesOf = (owner, isLane) => {
+    if (!memo.has(owner)) memo.set(owner, isLane ? laneOf(owner.pieces) : splitOf(owner.split));
+    return memo.get(owner);
+  };
+  const duration = (ns) => {
+    const [size, unit] = [[6e10, "min"], [1e9, "s"], [1e6, "ms"], [1e3, "µs"]].find(([least]) => ns >= least) || [1, "ns"];
+    const value = ns / size;
+    return `${value.toFixed(value >= 100 || unit === "ns" ? 0 : value >= 10 ? 1 : 2)} ${unit}`;
+  };
+
+  // Colours, as the style sheet has them in this theme
+  let ink = {};
+  const readInk = () => {
+    const probe = document.createElement("i");
+    figure.append(probe);
+    const colour = (name) => {
+      probe.style.color = `var(--${name})`;
+      return getComputedStyle(probe).color.match(/[\d.]+/g).slice(0, 3).map(Number);
+    };
+    const names = { exposed_wait: "wait", exposed_comm_unsplit: "transfer", exposed_copy: "copy", rest: "idle" };
+    const whole = ([r, g, b]) => (255 << 24 | b << 16 | g << 8 | r) >>> 0;
+    const css = (one) => `rgb(${one.join(",")})`;
+    const [ground, front, dim, panel] = ["bg", "fg", "dim", "panel"].map(colour);
+    const kinds = data.kinds.map((kind) => colour(names[kind] || kind));
+    const pale = (one) => one.map((part, i) => Math.round(part * .45 + ground[i] * .55));
+    const actions = { forward: "transfer", backward: "computation", "backward-input": "wait", "backward-weight": "idle", loss: "copy", overlapped: "dim" };
+    ink = {
+      ground: css(ground), front: css(front), dim: css(dim), panel: css(panel),
+      kinds: Uint32Array.from(kinds, whole), pale: Uint32Array.from(kinds, (one) => whole(pale(one))),
+      lane: whole(pale(colour("computation"))), edge: whole(colour("computation")), call: whole(pale(colour("transfer"))), callEdge: whole(colour("transfer")),
+      slots: Object.fromEntries(Object.entries(actions).map(([action, name]) => [action, whole(colour(name))])),
+    };
+    probe.remove();
+  };
+  const isWait = data.kinds.map((kind) => kind === "exposed_wait" || kind === "exposed_comm_unsplit");
+  const isIdle = data.kinds.map((kind) => kind === "rest");
+
+  // Controls
+  const made = (name, text = "", attributes = {}) => {
+    const each = document.createElement(name);
+    each.textContent = text;
+    Object.entries(attributes).forEach(([key, value]) => each.setAttribute(key, value));
+    return each;
+  };
+  const bar = made("p", "", { class: "chosen", role: "group", "aria-label": "Picture of the step" });
+  const select = (title, options) => {
+    const label = made("label", `${title} `), list = document.createElement("select");
+    options.forEach(([text, value]) => list.add(new Option(text, value)));
+    label.append(list);
+    label.hidden = options.length < 2;
+    bar.append(label);
+    list.addEventListener("change", () => { layOut(); draw(); });
+    return list;
+  };
+  const stepList = select("Step", data.steps.map((one, i) => [one.step === null ? "capture" : `${one.step} (${one.kind})`, String(i)]));
+  const repairList = select("Below", [["nothing", ""], ...(data.steps[0].repaired || []).map((one, i) => [`after repair ${one.number}: ${one.done}`, String(i)])]);
+  repairList.value = repairList.options.length > 1 ? "0" : "";
+  const isFoldable = data.groups.length < data.steps[0].ranks.length;
+  const rankList = select("Ranks", isFoldable ? [["alike ones folded", ""], ["all", "all"]] : [["all", "all"]]);
+  [["−", "Smaller", () => zoom(1 / 1.5)], ["+", "Larger", () => zoom(1.5)], ["Whole", "Whole step", () => whole()]].forEach(([text, name, act]) => {
+    const button = made("button", text, { type: "button", "aria-label": name });
+    button.addEventListener("click", () => { act(); draw(); });
+    bar.append(button);
+  });
+  const HINT = "Click a rank to open it, drag to move. In focus: wheel or + − zoom, arrows move, Enter opens, . and , go from piece to piece, 0 shows the whole step.";
+  const canvas = made("canvas", "", { tabindex: "0", role: "application", "aria-label": "The step, a row per rank. The same as a table follows.", "aria-describedby": "picture-says" });
+  const says = made("output", HINT, { id: "picture-says" });
+  figure.querySelector(".static").before(bar, canvas, says);
+  figure.classList.add("live");
+  const pen = canvas.getContext("2d");
+
+  // What is shown: a stretch of time, rows, the row and the piece in focus
+  const opened = new Set();
+  let step, rows = [], total = 0, scale = 1, low = 0, high = 1, top = 0, ratio = 1, wide = 0, tall = 0;
+  let chosen = -1, hover = null, marked = new Set(), image = null, frame = 0;
+  const late = new Set(data.late);
+
+  const layOut = () => {
+    step = data.steps[Number(stepList.value)];
+    const repaired = (step.repaired || [])[repairList.value === "" ? -1 : Number(repairList.value)];
+    const byRank = new Map(step.ranks.map((rank) => [rank.rank, rank]));
+    const isFolded = isFoldable && rankList.value === "";
+    const groups = isFolded ? data.groups : step.ranks.map((rank) => ({ ranks: [rank.rank], shown: rank.rank }));
+    const size = Math.max(step.span_ns, repaired ? repaired.span_ns : 0) / step.unit_ns;
+    if (size !== scale) { scale = size; low = 0; high = scale; }
+    const each = groups.length > 40 ? Math.max(1, Math.floor(MOST_HIGH / groups.length)) : groups.length > 16 ? 12 : 18;
+    rows = [];
+    const add = (rank, label, tall, isRepaired, ranks = [rank.rank]) => {
+      const isOpen = opened.has(rank.rank) && !isRepaired;
+      rows.push({ rank, label, tall: isOpen ? 18 : tall, gap: tall > 8 ? 2 : 0, pieces: piecesOf(rank), isRepaired, ranks: isRepaired ? null : ranks, canOpen: !isRepaired });
+      const slots = (rank.lanes || []).filter((lane) => lane.name === "pipeline slots");
+      const shown = isOpen ? rank.lanes : tall >= 12 ? slots : [];
+      if (!isRepaired) shown.forEach((lane) => rows.push({ rank, lane, label: `  ${lane.name.split(", ").pop()}`, tall: 13, gap: 1, pieces: piecesOf(lane, true) }));
+    };
+    groups.forEach((group) => {
+      const rank = byRank.get(group.shown);
+      if (!rank) return;
+      const mark = group.ranks.some((one) => late.has(one)) ? "▲ " : "";
+      const many = group.ranks.length > 1;
+      add(rank, many ? `${mark}${group.ranks.length} like rank ${group.shown}` : `${mark}rank ${group.shown}`, each, false, group.ranks);
+      if (many && opened.has(group.shown)) group.ranks.forEach((one) => { if (one !== group.shown && byRank.has(one)) add(byRank.get(one), `   ${late.has(one) ? "▲ " : ""}rank ${one}`, group.ranks.length > 40 ? 4 : 12, false); });
+    });
+    if (repaired) {
+      rows.push({ title: `After repair ${repaired.number} (${repaired.done}): ${duration(repaired.mean_ns)}, simulated`, tall: 24, gap: 0 });
+      repaired.ranks.forEach((rank) => add(rank, `rank ${rank.rank}`, 18, true));
+    }
+    total = 0;
+    rows.forEach((row) => { row.top = total; total += row.tall + row.gap; });
+    ratio = Math.min(devicePixelRatio || 1, 2);
+    wide = Math.max(figure.clientWidth, 240);
+    tall = Math.min(total, MOST_HIGH) + AXIS;
+    canvas.width = Math.round(wide * ratio);
+    canvas.height = Math.round(tall * ratio);
+    canvas.style.height = `${tall}px`;
+    top = Math.max(0, Math.min(top, total - tall + AXIS));
+    image = pen.createImageData(Math.max(canvas.width - Math.round(GUTTER * ratio), 1), Math.max(Math.round((tall - AXIS) * ratio), 1));
+    chosen = Math.min(chosen, rows.length - 1);
+  };
+
+  // One line of pixels per row: a piece counts where a pixel begins, so that shares stay right
+  const stroke = (line, value, a, b) => { for (let x = a; x < b; x++) line[x] = value; };
+  const colour = (row, line, lineB) => {
+    const { pieces, lane } = row, width = line.length, unit = width / (high - low);
+    for (let i = Math.max(before(pieces, low), 0); i < pieces.start.length; i++) {
+      const a = Math.max(Math.ceil((pieces.start[i] - low) * unit - .5), 0);
+      let b = Math.min(Math.ceil((pieces.end[i] - low) * unit - .5), width);
+      if (a >= width) break;
+      if (lane) {
+        if (b <= a) b = a + 1;
+        const slot = row.isSlots && ink.slots[(step.names[pieces.of[i]] || "").split(" of ")[0].replace(/_/g, "-")];
+        const [fill, edge] = slot ? [slot, slot] : lane.name === "communication" ? [ink.call, ink.callEdge] : [ink.lane, ink.edge];
+        stroke(line, fill, a, b);
+        line[a] = b - a > 2 ? slot ? 0 : edge : fill;
+        stroke(lineB, b - a > 2 ? fill : edge, a, b);
+        lineB[a] = line[a];
+      } else if (b > a) {
+        const kind = pieces.of[i], one = ink.kinds[kind];
+        stroke(line, isIdle[kind] ? ink.pale[kind] : one, a, b);
+        if (lineB) stroke(lineB, isWait[kind] || isIdle[kind] ? ink.pale[kind] : one, a, b);
+      }
+    }
+  };
+  const paint = () => {
+    const pixels = new Uint32Array(image.data.buffer), width = image.width, height = image.height;
+    pixels.fill(0);
+    const line = new Uint32Array(width), lineB = new Uint32Array(width);
+    for (const row of rows) {
+      const from = Math.round((row.top - top) * ratio), to = Math.round((row.top + row.tall - top) * ratio);
+      if (to <= 0 || from >= height || row.title) continue;
+      const every = row.lane || to - from > 6 ? Math.round(4 * ratio) : 0;
+      line.fill(0);
+      lineB.fill(0);
+      row.isSlots = row.lane && row.lane.name === "pipeline slots";
+      colour(row, line, every ? lineB : null);
+      for (let y = Math.max(from, 0); y < Math.min(to, height); y++) pixels.set(every && (y - from) % every === every >> 1 ? lineB : line, y * width);
+    }
+    pen.putImageData(image, Math.round(GUTTER * ratio), 0);
+  };
+  const xOf = (time) => GUTTER + (time - low) / (high - low) * (wide - GUTTER);
+  const timeAt = (x) => low + (x - GUTTER) / (wide - GUTTER) * (high - low);
+  const rowAt = (y) => rows.findIndex((row) => y + top >= row.top && y + top < row.top + row.tall + row.gap);
+
+  const write = () => {
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    pen.textBaseline = "middle";
+    pen.font = "12px system-ui, sans-serif";
+    rows.forEach((row, i) => {
+      const y = row.top - top, middle = y + row.tall / 2;
+      if (y + row.tall < 0 || y > tall - AXIS) return;
+      const isMarked = row.rank && !row.lane && !row.isRepaired && marked.has(row.rank.rank);
+      if (i === chosen || isMarked) { pen.fillStyle = ink.front; pen.fillRect(GUTTER - 5, y, 3, Math.max(row.tall, 2)); }
+      pen.fillStyle = row.lane ? ink.dim : ink.front;
+      pen.textAlign = "left";
+      if (row.title) { pen.font = "600 12px system-ui, sans-serif"; pen.fillText(row.title, 0, middle, wide); pen.font = "12px system-ui, sans-serif"; return; }
+      if (row.tall >= 11) pen.fillText((row.canOpen && !row.lane ? opened.has(row.rank.rank) ? "▾ " : "▸ " : "") + row.label.slice(0, 22), 0, middle, GUTTER - 10);
+      if (row.lane && row.tall >= 11) writeNames(row, middle);
+    });
+    if (rows.length && rows[0].tall < 11) { pen.fillStyle = ink.dim; pen.textAlign = "left"; nodeNames(); }
+  };
+  const writeNames = (row, middle) => {
+    const { pieces } = row;
+    pen.font = "10px system-ui, sans-serif";
+    pen.fillStyle = row.isSlots ? ink.ground : ink.front;
+    for (let i = Math.max(before(pieces, low), 0), last = -1; i < pieces.start.length && pieces.start[i] < high; i++) {
+      const a = Math.max(xOf(pieces.start[i]), GUTTER), b = Math.min(xOf(pieces.end[i]), wide);
+      const name = step.names[pieces.of[i]] || "";
+      const text = row.isSlots ? (name.match(/micro-batch (\d+)/) || ["", ""])[1] : name;
+      const room = Math.floor((b - a - 4) / 5.5);
+      if (a < last || (row.isSlots ? room < text.length : room < 4)) continue;
+      last = b;
+      pen.textAlign = row.isSlots ? "center" : "left";
+      pen.fillText(text.length > room ? `${text.slice(0, room - 1)}…` : text, row.isSlots ? (a + b) / 2 : a + 3, middle);
+    }
+    pen.font = "12px system-ui, sans-serif";
+  };
+  // Names beside rows too low for their own: each node at its first rank, or every so many ranks
+  const nodeNames = () => {
+    const first = new Map(Object.entries(data.nodes).map(([name, ranks]) => [Math.min(...ranks), name]));
+    let free = -1;
+    rows.forEach((row) => {
+      const y = row.top - top;
+      if (!row.rank || row.lane || row.isRepaired || y < Math.max(free, 0) || y > tall - AXIS - 12 || row.tall >= 11) return;
+      if (first.size > 1 && !first.has(row.rank.rank)) return;
+      pen.fillText(first.has(row.rank.rank) && first.size > 1 ? first.get(row.rank.rank).slice(0, 16) : `rank ${row.rank.rank}`, 0, y + 6, GUTTER - 10);
+      free = y + 14;
+    });
+  };
+  const axis = () => {
+    const span = (high - low) * step.unit_ns, aim = span / Math.max((wide - GUTTER) / 110, 1);
+    const base = 10 ** Math.floor(Math.log10(Math.max(aim, 1))), tick = [1, 2, 5, 10].map((one) => one * base).find((one) => one >= aim);
+    pen.fillStyle = ink.dim;
+    pen.textAlign = "center";
+    pen.font = "11px system-ui, sans-serif";
+    for (let at = Math.ceil(low * step.unit_ns / tick) * tick; at <= high * step.unit_ns; at += tick) {
+      const x = xOf(at / step.unit_ns);
+      pen.fillRect(x, tall - AXIS, 1, 4);
+      pen.fillText(at === 0 ? "0" : duration(at), Math.min(Math.max(x, GUTTER + 4), wide - 24), tall - 8);
+    }
+  };
+  const arrows = () => {
+    const line = new Map();
+    rows.forEach((row) => { if (row.ranks) row.ranks.forEach((rank) => { if (!line.has(rank) || row.ranks.length === 1) line.set(rank, row); }); });
+    pen.strokeStyle = pen.fillStyle = ink.front;
+    step.waits.forEach((wait) => {
+      const [from, to] = [line.get(wait.waiting_rank), line.get(wait.late_rank)];
+      if (!from || !to || from === to || (wait.end - wait.start) / (high - low) * (wide - GUTTER) < 8) return;
+      const x = xOf(wait.end), [a, b] = [from, to].map((row) => row.top - top + row.tall / 2);
+      if (x < GUTTER || x > wide || Math.max(a, b) > tall - AXIS + 10 || b < 0) return;
+      pen.beginPath(); pen.moveTo(x, a); pen.lineTo(x, b); pen.stroke();
+      pen.beginPath(); pen.arc(x, b, 3.5, 0, 7); pen.fill();
+    });
+  };
+  const now = () => {
+    frame = 0;
+    pen.setTransform(1, 0, 0, 1, 0, 0);
+    pen.clearRect(0, 0, canvas.width, canvas.height);
+    paint();
+    write();
+    arrows();
+    axis();
+    if (hover) {
+      const row = rows[hover.row], [a, b] = [xOf(row.pieces.start[hover.piece]), xOf(row.pieces.end[hover.piece])];
+      pen.strokeStyle = ink.front;
+      pen.lineWidth = 2;
+      pen.strokeRect(Math.max(a, GUTTER), row.top - top, Math.max(Math.min(b, wide) - Math.max(a, GUTTER), 2), row.tall);
+      pen.lineWidth = 1;
+    }
+  };
+  const draw = () => { frame = frame || requestAnimationFrame(now); };
+
+  const say = () => {
+    if (!hover) { says.textContent = HINT; return; }
+    const row = rows[hover.row], { pieces } = row, i = hover.piece, at = pieces.start[i];
+    const what = row.lane ? step.names[pieces.of[i]] : data.classes[pieces.of[i]];
+    const calls = !row.lane && !row.isRepaired && pieces.of[i] !== 0 && !isIdle[pieces.of[i]] && (row.rank.lanes || []).find((lane) => lane.name === "communication");
+    let call = "";
+    if (calls) {
+      const others = piecesOf(calls, true), place = before(others, (at + pieces.end[i]) / 2);
+      if (place >= 0 && others.end[place] > at) call = `, ${step.names[others.of[place]]}`;
+    }
+    const from = duration(at * step.unit_ns);
+    says.textContent = `rank ${row.rank.rank}${row.lane ? `, ${row.lane.name}` : ""}${row.isRepaired ? ", repaired" : ""}: ${what}${call}, ${duration((pieces.end[i] - at) * step.unit_ns)} from ${from}`;
+  };
+  const point = (row, piece) => { hover = row >= 0 && rows[row].pieces && piece >= 0 && piece < rows[row].pieces.start.length ? { row, piece } : null; say(); draw(); };
+  const pointAt = (x, y) => {
+    const row = x > GUTTER && y < tall - AXIS ? rowAt(y) : -1;
+    if (row < 0 || !rows[row].pieces) { point(-1, -1); return; }
+    const time = timeAt(x), place = before(rows[row].pieces, time), slack = 3 * (high - low) / (wide - GUTTER);
+    point(row, place >= 0 && time <= rows[row].pieces.end[place] + (rows[row].lane ? slack : 0) ? place : -1);
+  };
+
+  // Moving
+  const clamp = () => {
+    const span = Math.min(Math.max(high - low, Math.min(64, scale)), scale);
+    low = Math.max(0, Math.min(low, scale - span));
+    high = low + span;
+  };
+  const zoom = (factor, x = (wide + GUTTER) / 2) => {
+    const at = timeAt(x), span = Math.min(Math.max((high - low) / factor, Math.min(64, scale)), scale);
+    low = at - (at - low) / (high - low) * span;
+    high = low + span;
+    clamp();
+  };
+  const whole = () => { low = 0; high = scale; };
+  const pan = (pixels, down = 0) => {
+    const by = pixels / (wide - GUTTER) * (high - low);
+    low += by; high += by; clamp();
+    top = Math.max(0, Math.min(top + down, total - tall + AXIS));
+  };
+  const toggle = (row) => {
+    if (!row || !row.canOpen) return;
+    const rank = row.rank.rank;
+    if (!opened.delete(rank)) opened.add(rank);
+    hover = null;
+    layOut(); draw();
+  };
+  canvas.addEventListener("wheel", (event) => {
+    const isMoving = event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY);
+    if (!isMoving && document.activeElement !== canvas && !event.ctrlKey && !event.metaKey) return;
+    event.preventDefault();
+    if (isMoving) pan(event.deltaX || event.deltaY); else zoom(Math.exp(-event.deltaY / 400), Math.max(event.offsetX, GUTTER));
+    draw();
+  }, { passive: false });
+  const fingers = new Map();
+  let moved = 0;
+  canvas.addEventListener("pointerdown", (event) => { fingers.set(event.pointerId, [event.offsetX, event.offsetY]); moved = 0; canvas.setPointerCapture(event.pointerId); });
+  canvas.addEventListener("pointermove", (event) => {
+    const was = fingers.get(event.pointerId), is = [event.offsetX, event.offsetY];
+    if (!was) { pointAt(...is); return; }
+    const other = [...fingers].find(([id]) => id !== event.pointerId);
+    if (other) {
+      const [a, b] = [was, is].map((at) => Math.max(Math.abs(at[0] - other[1][0]), 8));
+      zoom(b / a, (is[0] + other[1][0]) / 2);
+    }
+    moved += Math.abs(is[0] - was[0]) + Math.abs(is[1] - was[1]);
+    pan(other ? (was[0] - is[0]) / 2 : was[0] - is[0], event.pointerType === "mouse" ? was[1] - is[1] : 0);
+    fingers.set(event.pointerId, is);
+    draw();
+  });
+  const release = (event) => fingers.delete(event.pointerId);
+  canvas.addEventListener("pointercancel", release);
+  canvas.addEventListener("pointerleave", () => { if (!fingers.size) point(-1, -1); });
+  canvas.addEventListener("pointerup", (event) => {
+    release(event);
+    if (moved > 5) return;
+    const row = rowAt(event.offsetY);
+    chosen = row;
+    if (row >= 0 && (event.offsetX < GUTTER || rows[row].tall < 8) && event.offsetY < tall - AXIS) toggle(rows[row]); else pointAt(event.offsetX, event.offsetY);
+    draw();
+  });
+  const stepTo = (by) => {
+    for (let i = chosen + by; i >= 0 && i < rows.length; i += by) if (rows[i].pieces) { chosen = i; break; }
+    const row = rows[chosen];
+    if (!row) return;
+    top = Math.max(0, Math.min(Math.max(top, row.top + row.tall - tall + AXIS), row.top));
+    point(chosen, Math.max(before(row.pieces, (low + high) / 2), 0));
+  };
+  const next = (by) => {
+    if (chosen < 0) { stepTo(1); return; }
+    point(chosen, Math.max((hover && hover.row === chosen ? hover.piece : -1) + by, 0));
+    if (hover) { const at = rows[chosen].pieces.start[hover.piece]; if (at < low || at > high) { const span = high - low; low = at - span / 2; high = low + span; clamp(); } }
+  };
+  const keys = {
+    "+": () => zoom(1.5), "=": () => zoom(1.5), "-": () => zoom(1 / 1.5), "0": whole,
+    ArrowLeft: () => pan(-80), ArrowRight: () => pan(80), ArrowUp: () => stepTo(-1), ArrowDown: () => stepTo(1),
+    Enter: () => toggle(rows[chosen]), " ": () => toggle(rows[chosen]), ",": () => next(-1), ".": () => next(1),
+  };
+  canvas.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || !keys[event.key]) return;
+    event.preventDefault();
+    keys[event.key]();
+    draw();
+  });
+
+  // A finding leads to its ranks, and to the wait that they cause
+  const show = (found) => {
+    const place = data.steps.findIndex((one) => found.steps.includes(one.step));
+    stepList.value = String(Math.max(place, 0));
+    marked = new Set(found.ranks);
+    if (found.ranks.length && isFoldable && found.ranks.some((rank) => !data.groups.some((group) => group.shown === rank))) rankList.value = "all";
+    layOut();
+    const waits = step.waits.filter((wait) => marked.has(wait.late_rank)).sort((a, b) => b.wait_ns - a.wait_ns);
+    whole();
+    if (waits.length) {
+      const margin = Math.max(waits[0].end - waits[0].start, scale / 20);
+      low = waits[0].start - margin; high = waits[0].end + margin;
+      clamp();
+    }
+    chosen = rows.findIndex((row) => row.rank && marked.has(row.rank.rank));
+    if (chosen >= 0) top = Math.max(0, Math.min(rows[chosen].top - 40, total - tall + AXIS));
+    figure.scrollIntoView({ block: "start" });
+    canvas.focus({ preventScroll: true });
+    says.textContent = waits.length ? `${waits[0].name}: rank ${waits[0].late_rank} begins last, ${waits[0].num_waiting} wait ${duration(waits[0].wait_ns)} together` : HINT;
+    draw();
+  };
+  data.found.forEach((found) => {
+    const article = document.getElementById(found.anchor);
+    if (!article) return;
+    const button = made("button", "Show in the picture", { type: "button", class: "show" });
+    button.addEventListener("click", () => show(found));
+    (article.querySelector(".fix") || article).after(button);
+  });
+
+  const fresh = () => { readInk(); layOut(); draw(); };
+  new ResizeObserver(() => { if (Math.max(figure.clientWidth, 240) !== wide) { layOut(); draw(); } }).observe(figure);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", fresh);
+  document.getElementById("theme").addEventListener("click", fresh);
+  readInk();
+  layOut();
+  now();
+})();

@@ -1,0 +1,209 @@
+"""The roofline: operators by FLOP per byte and FLOP per second, below what the GPU allows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from distprof.documents.html.blocks import (
+    EMPTY,
+    Markup,
+    bounded,
+    captioned,
+    element,
+    folded,
+)
+from distprof.documents.html.chart import COLORS, WIDTH, Chart, Point, shape
+from distprof.sections.computation.result import ComputationResult, OperatorRow, Roof
+from distprof.sections.table import counted
+from distprof.units import format_bandwidth, format_duration, format_flop, format_ratio
+
+_MOST_NAMED = 8
+"""Operators with a number in the picture and a line below it."""
+
+_WIDE, _NEAR = 60, 15
+"""Pixels between numbers, at least: from side to side, and above each other."""
+
+_LEAST_RATIO = 1e-4
+"""Share of the computation below which an operator is left out."""
+
+
+def roofline_figure(result: ComputationResult) -> Markup:
+    """Operators whose FLOP and bytes are known; empty without any."""
+    least = max(_LEAST_RATIO * result.total_ns, 1)
+    points = [row for row in result.operators if row.total_ns >= least and _has_place(row)]
+    if not points:
+        return EMPTY
+    chart = _chart(result, points)
+    kinds = list(dict.fromkeys(row.category for row in points))
+    marks = [_mark(row, kinds.index(row.category), points[0].total_ns, chart) for row in points]
+    label = (
+        f"Roofline of {counted(len(points), 'operator')}: FLOP per second against FLOP per byte, "
+        "logarithmic"
+    )
+    drawn = chart.drawn(
+        _axes(chart), *_roofs(result, points, chart), *marks, *_numbers(points, chart), label=label
+    )
+    return captioned(_caption(result), drawn, _legend(kinds, result), _list(result, points))
+
+
+def _has_place(row: OperatorRow) -> bool:
+    """Whether FLOP and bytes are known; a report from elsewhere may have any number there."""
+    return all(0 < (one or 0) < _IMPOSSIBLE for one in (row.flop, row.bytes, row.flops))
+
+
+_IMPOSSIBLE = 1e24
+
+
+def _place(row: OperatorRow) -> Point:
+    """FLOP per byte and FLOP per second of an operator, as powers of ten."""
+    return math.log10((row.flop or 1) / (row.bytes or 1)), math.log10(row.flops or 1)
+
+
+def _ridge(result: ComputationResult, flops: float) -> float | None:
+    """FLOP per byte at which memory and computation take the same time."""
+    memory = result.memory_bytes_per_s
+    known = all(0 < (one or 0) < _IMPOSSIBLE for one in (flops, memory))
+    return flops / memory if known and memory else None
+
+
+def _chart(result: ComputationResult, points: Sequence[OperatorRow]) -> Chart:
+    """Both axes show every operator and roof, with some room around them."""
+    found = [
+        (math.log10(ridge), math.log10(roof.flops))
+        for roof in _used(result, points)
+        if (ridge := _ridge(result, roof.flops)) is not None
+    ]
+    found += map(_place, points)
+    xs, ys = ([place[axis] for place in found] for axis in (0, 1))
+    return Chart(
+        left=min(xs) - _ROOM, right=max(xs) + _ROOM, least=min(ys) - _ROOM, most=max(ys) + _ROOM
+    )
+
+
+_ROOM = 0.15
+"""Powers of ten around operators and roofs."""
+
+
+def _used(result: ComputationResult, points: Sequence[OperatorRow]) -> list[Roof]:
+    """The roofs of types that the operators multiply; all if none has a type with a roof."""
+    types = {row.inputs.partition("[")[0] for row in points}
+    types |= {"tf32"} if "fp32" in types else set()
+    types |= {"fp8"} if any("Float8" in kind for kind in types) else set()
+    return [roof for roof in result.roofs if roof.dtype in types] or list(result.roofs)
+
+
+def _axes(chart: Chart) -> Markup:
+    return chart.axes(
+        [(place, f"{value:g}") for place, value in _ticks(chart.left, chart.right)],
+        [(place, f"{format_flop(value)}/s") for place, value in _ticks(chart.least, chart.most)],
+        "FLOP per byte",
+    )
+
+
+def _ticks(low: float, high: float) -> Iterator[tuple[float, float]]:
+    """Exponents and values of round numbers: the shorter the axis, the more of them."""
+    digits = next(digits for span, digits in _DIGITS if high - low < span)
+    for power in range(math.floor(low), math.ceil(high)):
+        for digit in digits:
+            if low <= (place := power + math.log10(digit)) <= high:
+                yield place, digit * 10.0**power
+
+
+_DIGITS = ((1, (1, 2, 3, 4, 6, 8)), (2.5, (1, 2, 5)), (math.inf, (1,)))
+"""Powers of ten that an axis spans, at most, and the digits that it shows."""
+
+
+def _roofs(
+    result: ComputationResult, points: Sequence[OperatorRow], chart: Chart
+) -> Iterator[Markup]:
+    """The slope of memory, and a level for each type; types of the same speed share one."""
+    levels: dict[float, list[str]] = {}
+    for roof in _used(result, points):
+        levels.setdefault(roof.flops, []).append(roof.dtype)
+    ridges = {flops: ridge for flops in levels if (ridge := _ridge(result, flops)) is not None}
+    if not ridges:
+        return
+    memory = math.log10(result.memory_bytes_per_s or 1)
+    top = math.log10(max(ridges))
+    foot = max(chart.left, chart.least - memory)
+    yield chart.curve([(foot, foot + memory), (top - memory, top)], "thin")
+    for flops, ridge in ridges.items():
+        level = math.log10(flops)
+        yield chart.curve([(math.log10(ridge), level), (chart.right, level)], "thin")
+        text = f"{', '.join(levels[flops])} {format_flop(flops)}/s"
+        yield _note(text, chart.x(chart.right), chart.y(level) - 5)
+
+
+def _note(text: str, x: float, y: float) -> Markup:
+    return element("g", element("text", text, x=x, y=y, text_anchor="end"), class_="axis")
+
+
+def _mark(row: OperatorRow, number: int, most_ns: int, chart: Chart) -> Markup:
+    x, y = _place(row)
+    size = 4 + 8 * math.sqrt(row.total_ns / most_ns)
+    outline = shape(number, chart.x(x), chart.y(y), size)
+    return element("g", element("title", _text(row)), outline, class_=f"s{number % COLORS}")
+
+
+def _text(row: OperatorRow) -> str:
+    """What an operator reaches; the share of the limit if there is one."""
+    of_limit = ""
+    if row.peak_ratio is not None:
+        of_limit = f", {format_ratio(row.peak_ratio)} of the limit of {row.bound}"
+    return f"{row.name} ({row.part}) {row.inputs}: {format_flop(row.flops or 0)}/s{of_limit}"
+
+
+def _numbers(points: Sequence[OperatorRow], chart: Chart) -> Iterator[Markup]:
+    """Numbers next to the largest operators; those of marks that overlap stand together."""
+    found: list[tuple[float, float, list[str]]] = []
+    for number, row in enumerate(points[:_MOST_NAMED], 1):
+        place = _place(row)
+        x, y = min(chart.x(place[0]) + 14, WIDTH - 40), chart.y(place[1]) + 4
+        near = (names for a, b, names in found if abs(x - a) < _WIDE and abs(y - b) < _NEAR)
+        if (names := next(near, None)) is None:
+            found.append((x, y, names := []))
+        names.append(str(number))
+    for x, y, names in found:
+        yield element("g", element("text", ", ".join(names), x=x, y=y), class_="axis")
+
+
+def _caption(result: ComputationResult) -> str:
+    text = (
+        "Operators whose FLOP are known. Larger marks take more time; numbers are those of the list"
+    )
+    if not result.memory_bytes_per_s or not result.roofs:
+        return f"{text}. The limits of this GPU are unknown: measure them with bench --compute."
+    limits = "as distprof bench --compute measured them"
+    if not result.is_measured:
+        limits = "as the hardware sheet has them"
+    return (
+        f"{text}. Lines are the limits of the GPU, {limits}: the slope is that of memory "
+        f"({format_bandwidth(result.memory_bytes_per_s)}), levels are those of products."
+    )
+
+
+def _legend(kinds: Sequence[str], result: ComputationResult) -> Markup:
+    titles = {row.name: row.title for row in result.categories}
+    how = {"aria_hidden": "true", "viewBox": "0 0 14 14"}
+    items = [
+        element(
+            "li",
+            element("svg", shape(number, 7, 7, 6), class_=f"s{number % COLORS}", **how),
+            titles.get(kind, kind),
+        )
+        for number, kind in enumerate(kinds)
+    ]
+    return element("ul", *items, class_="legend")
+
+
+def _list(result: ComputationResult, points: Sequence[OperatorRow]) -> Markup:
+    """The numbered operators in words."""
+    items = [
+        element(
+            "li",
+            bounded(f"{_text(row)}; {format_duration(row.total_ns / result.num_samples)} per step"),
+        )
+        for row in points[:_MOST_NAMED]
+    ]
+    return folded("The largest of them", element("ol", *items))

@@ -1,0 +1,183 @@
+"""From operators to the modules that call them, on one rank.
+
+Calls of an ``nn.Module`` are rows of the trace if stacks were recorded. Where there are none,
+annotations of the user stand for them if they look like names of modules (``layers.3.attention``).
+Modules of one class under the same one count together: ``Block`` instead of forty-eight blocks.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.run.tables import MODULE_CATEGORY
+from distprof.schema import Int64Array, Table
+from distprof.sections.computation.categories import UNKNOWN
+from distprof.sections.computation.operators import (
+    BACKWARD,
+    OF_AUTOGRAD,
+    KernelCalls,
+    Operators,
+    launched_inside,
+)
+from distprof.sections.computation.result import ModuleStats, Pass
+
+MOST_PATHS = 500
+"""Paths that are kept apart; what is called below further ones counts for the module above."""
+
+_CALL = re.compile(r"nn\.Module: (?P<module>.+?)(?:_\d+)?", re.DOTALL)
+
+_ANNOTATION = re.compile(r"(?!\w+DataParallel\.)[A-Za-z_]\w*(?:\.\w+)+")
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+class _Tree(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls of modules among the operators of a rank.
+
+    A module that the backward pass recomputes is where its forward call was: on a thread of its
+    own, nothing calls it.
+    """
+
+    is_call: NDArray[np.bool_]  # Whether each row of the operators is the call of a module.
+    path: NDArray[np.int32]  # The innermost path around each row, itself included; UNKNOWN outside.
+    paths: tuple[tuple[int, str], ...]  # The path above each, UNKNOWN without one, and its module.
+
+
+def modules_of(kernel_calls: KernelCalls | None) -> tuple[ModuleStats, ...]:
+    """Time by path of modules, in order of first call; empty if none were recorded."""
+    if kernel_calls is None:
+        return ()
+    calls, operators = kernel_calls, kernel_calls.operators
+    tree = _tree(operators, calls.host)
+    if not tree.paths:
+        return ()
+    around = _around(operators, calls.host, tree.is_call)
+    inside = launched_inside(operators, calls.launches)
+    counted = (inside >= 0) & (calls.counted_ns > 0)
+    called = np.where(counted, around[inside], UNKNOWN)
+    known = np.flatnonzero((called >= 0) & (tree.path[called] >= 0))
+    path, spent = tree.path[called[known]], calls.counted_ns[known]
+    is_backward = calls.part[known] == Pass.BACKWARD
+    size = len(tree.paths)
+    own = np.bincount(path, weights=spent, minlength=size).astype(np.int64)
+    backward = np.bincount(path, weights=spent * is_backward, minlength=size).astype(np.int64)
+    used = _with_those_around(operators, tree.is_call, called[known])
+    used = used[tree.path[used] >= 0]
+    num_calls = np.bincount(tree.path[used], minlength=size)
+    names = calls.host.coded("name").codes[operators.row[used]].astype(np.int64)
+    modules = np.unique(names * size + tree.path[used]) % size
+    num_modules = np.bincount(modules, minlength=size)
+    return tuple(
+        ModuleStats(
+            path=_path(tree, number),
+            num_modules=int(num_modules[number]),
+            num_calls=int(num_calls[number]),
+            self_ns=int(own[number]),
+            backward_ns=int(backward[number]),
+        )
+        for number in _with_paths_above(tree, num_calls > 0)
+    )
+
+
+def _with_paths_above(tree: _Tree, shown: NDArray[np.bool_]) -> list[int]:
+    for number in range(len(tree.paths) - 1, -1, -1):
+        above = tree.paths[number][0]
+        if shown[number] and above != UNKNOWN:
+            shown[above] = True
+    return np.flatnonzero(shown).tolist()
+
+
+def _path(tree: _Tree, number: int) -> tuple[str, ...]:
+    names: list[str] = []
+    while number != UNKNOWN:
+        number, name = tree.paths[number]
+        names.append(name)
+    return tuple(reversed(names))
+
+
+def _tree(operators: Operators, host: Table) -> _Tree:
+    category, names = host.coded("category"), host.coded("name")
+    is_call = category.equals(MODULE_CATEGORY)[operators.row]
+    labels = [_class(name) for name in names.values]
+    if not is_call.any():
+        is_named = names.where([_ANNOTATION.fullmatch(name) is not None for name in names.values])
+        is_call = (category.equals("annotation") & is_named)[operators.row]
+        labels = [_NUMBER.sub("*", name) for name in names.values]
+    name = names.codes[operators.row]
+    numbers: dict[tuple[int, str], int] = {}
+    backward = names.where([bool(BACKWARD.search(name)) for name in names.values])
+    again = operators.inherited(np.where(backward[operators.row], 1, UNKNOWN).astype(np.int32)) > 0
+    home: dict[int, int] = {}
+    for _ in range(2):  # a module that is recomputed has been found elsewhere by then
+        path = np.full(len(operators.row), UNKNOWN, np.int32)
+        for rows in operators.levels:
+            above = operators.parent[rows]
+            path[rows] = np.where(above >= 0, path[above], UNKNOWN)
+            for row in rows[is_call[rows]].tolist():
+                around, module = int(path[row]), int(name[row])
+                if not again[row]:
+                    home.setdefault(module, around)
+                elif around == UNKNOWN:
+                    around = home.get(module, UNKNOWN)
+                key = (around, labels[module])
+                if key in numbers or len(numbers) < MOST_PATHS:
+                    path[row] = numbers.setdefault(key, len(numbers))
+    return _Tree(is_call=is_call, path=path, paths=tuple(numbers))
+
+
+def _class(name: str) -> str:
+    found = _CALL.fullmatch(name)
+    return found["module"] if found else name
+
+
+def _around(operators: Operators, host: Table, is_call: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """The innermost call of a module around each operator, that of its forward pass in backward."""
+    own = np.where(is_call, np.arange(len(is_call)), UNKNOWN).astype(np.int32)
+    around = operators.inherited(own)
+    names = host.coded("name")
+    sequence = host["sequence"][operators.row]
+    of_autograd = names.where([bool(OF_AUTOGRAD.search(name)) for name in names.values])
+    is_backward = names.where([bool(BACKWARD.search(name)) for name in names.values])
+    starts = np.flatnonzero((sequence >= 0) & is_backward[operators.row])
+    forward = np.flatnonzero((sequence >= 0) & ~(of_autograd | is_backward)[operators.row])
+    made = _last_before(operators, sequence, forward, starts)
+    own[starts[made >= 0]] = around[made[made >= 0]]
+    return operators.inherited(own)
+
+
+def _last_before(
+    operators: Operators,
+    sequence: NDArray[np.int32],
+    forward: NDArray[np.intp],
+    backward: NDArray[np.intp],
+) -> Int64Array:
+    """The last forward operator with the number of each backward one that began before it.
+
+    Operators between two nodes of the graph share the number of the second one, which is the one
+    that the last of them made.
+    """
+    rows = np.concatenate((forward, backward))
+    order = np.lexsort((operators.start_ns[rows], sequence[rows]))
+    ordered = rows[order]
+    is_forward = order < len(forward)
+    last = np.maximum.accumulate(np.where(is_forward, np.arange(len(order)), UNKNOWN))
+    found = np.full(len(rows), UNKNOWN, np.int64)
+    fits = (last >= 0) & (sequence[ordered[last]] == sequence[ordered])
+    found[order[fits]] = ordered[last[fits]]
+    return found[len(forward) :]
+
+
+def _with_those_around(
+    operators: Operators, is_call: NDArray[np.bool_], called: NDArray[np.int32]
+) -> NDArray[np.intp]:
+    """The calls of modules that started kernels, themselves or through others."""
+    used = np.zeros(len(is_call), np.bool_)
+    used[called] = True
+    for rows in operators.levels[::-1]:
+        above = operators.parent[rows[used[rows]]]
+        used[above[above >= 0]] = True
+    return np.flatnonzero(used & is_call)

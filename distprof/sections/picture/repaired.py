@@ -1,0 +1,160 @@
+"""The drawn step after each repair of the plan, as the simulated run has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from distprof.replay import Times
+from distprof.schema import ABSENT, Int64Array
+from distprof.sections.context import Own
+from distprof.sections.picture.measure import fewer
+from distprof.sections.picture.result import (
+    COMPUTATION,
+    COPY,
+    IDLE,
+    MESSAGE_WAIT,
+    TRANSFER,
+    WAIT,
+    DrawnRank,
+    RepairedStep,
+    packed_split,
+)
+from distprof.sections.whatif.plan import Simulation
+from distprof.sections.whatif.result import RepairPlan
+from distprof.sections.whatif.trace_graph import TraceGraph
+from distprof.sections.whatif.trace_model import TraceModel
+from distprof.terms import CollectiveKind
+
+MOST_PIECES = 600
+_MESSAGES = tuple(int(kind) for kind in CollectiveKind if kind.is_point_to_point)
+
+
+def repaired_steps(
+    simulation: Simulation,
+    plan: RepairPlan,
+    ranks: Sequence[int],
+    axes: Sequence[str],
+    window: int,
+    unit: int,
+) -> Iterator[RepairedStep]:
+    """The analysed window, simulated after each repair and those before it, for these ranks.
+
+    Repairs that do not change the graph, such as another order of a pipeline, are left out. Nothing
+    if the run was simulated from a log, or the window was not.
+    """
+    model = simulation.model
+    if not isinstance(model, TraceModel):
+        return
+    place = window - model.graph.first_window
+    if not 0 <= place < model.graph.opens.shape[1]:
+        return
+    for number, made in enumerate(simulation.made_by(plan), 1):
+        repair = plan.repairs[number - 1]
+        if repair.what not in model.changes:
+            continue
+        times, own_ns = model.replayed(made)
+        drawn = dict(_ranks(model.graph, times, own_ns, set(ranks), axes, place, unit))
+        yield RepairedStep(
+            done=repair.done,
+            number=number,
+            mean_ns=round(model.graph.window_ns(times)[:, place].mean()),
+            span_ns=_span(model.graph, times, place),
+            ranks=tuple(drawn[rank] for rank in ranks if rank in drawn),
+        )
+
+
+def _span(graph: TraceGraph, times: Times, place: int) -> int:
+    opens, closes = times.start[graph.opens[:, place]], times.start[graph.closes[:, place]]
+    return int(closes.max() - opens.min())
+
+
+def _ranks(
+    graph: TraceGraph,
+    times: Times,
+    own_ns: Int64Array,
+    wanted: set[int],
+    axes: Sequence[str],
+    place: int,
+    unit: int,
+) -> Iterator[tuple[int, DrawnRank]]:
+    origin = int(times.start[graph.opens[:, place]].min())
+    blocker = _blockers(graph, times)
+    for position, rank in enumerate(graph.ranks):
+        if rank not in wanted:
+            continue
+        low, high = int(graph.opens[position, place]), int(graph.closes[position, place])
+        kind, end = _pieces(graph, times, own_ns, blocker, axes, low, high)
+        start = int(times.start[low])
+        kind, end = fewer(kind, end - start, MOST_PIECES)
+        split = packed_split(kind, end + start - origin, start - origin, unit)
+        yield rank, DrawnRank(rank=rank, split=split)
+
+
+def _blockers(graph: TraceGraph, times: Times) -> Int64Array:
+    """For each segment, the last transfer to end of those that it waits for; ABSENT for none."""
+    edges = graph.graph
+    chosen = (edges.target < graph.num_segments) & (edges.source >= graph.num_segments)
+    source, target = edges.source[chosen], edges.target[chosen]
+    order = np.argsort(times.end[source], kind="stable")
+    found = np.full(graph.num_segments, ABSENT, np.int64)
+    found[target[order]] = source[order] - graph.num_segments
+    return found
+
+
+def _pieces(
+    graph: TraceGraph,
+    times: Times,
+    own_ns: Int64Array,
+    blocker: Int64Array,
+    axes: Sequence[str],
+    low: int,
+    high: int,
+) -> tuple[Int64Array, Int64Array]:
+    """Class and end of the pieces of segments ``low`` to ``high``, at simulated times.
+
+    The graph knows how much of a segment is computation, copies and idle, not in which order: they
+    follow each other in that order. A segment loses what a repair removes, or else idle time first;
+    one that it lengthens, because work moves to it, has more of each. Between two segments, a rank
+    waits until the transfer that blocks it begins.
+    """
+    segments = np.arange(low, high)
+    begin, end = times.start[segments], times.end[segments]
+    resumed = times.start[np.minimum(segments + 1, graph.num_segments - 1)]
+    own = own_ns[segments]
+    total = own.sum(axis=1)
+    longer = np.maximum((end - begin) / np.maximum(total, 1), 1.0)[:, None]
+    own = np.rint(own * longer).astype(np.int64)
+    computed = np.minimum(begin + own[:, Own.COMPUTATION], end)
+    copied = np.minimum(computed + own[:, Own.COPY], end)
+    transfer = blocker[np.minimum(segments + 1, graph.num_segments - 1)]
+    blocked = np.flatnonzero(transfer != ABSENT)
+    of = transfer[blocked]
+    waited, waits = end.copy(), np.full(len(segments), WAIT)
+    waited[blocked] = np.clip(
+        times.start[graph.num_segments + of], end[blocked], np.maximum(resumed, end)[blocked]
+    )
+    waits[blocked[np.isin(graph.transfers.kind[of], _MESSAGES)]] = MESSAGE_WAIT
+    moves = np.full(len(segments), IDLE)
+    numbers = np.array([axes.index(axis) for axis in graph.axis_names] or [0], np.int64)
+    moves[blocked] = TRANSFER + numbers[np.maximum(graph.transfers.axis[of], 0)]
+    kinds = (
+        np.full(len(segments), COMPUTATION),
+        np.full(len(segments), COPY),
+        np.full(len(segments), IDLE),
+        waits,
+        moves,
+    )
+    ends = (computed, copied, end, waited, np.maximum(resumed, end))
+    return _without_empty(
+        np.stack(kinds, axis=1).ravel(), np.stack(ends, axis=1).ravel(), int(times.start[low])
+    )
+
+
+def _without_empty(kind: Int64Array, end: Int64Array, start: int) -> tuple[Int64Array, Int64Array]:
+    end = np.maximum.accumulate(end)
+    kept = np.diff(end, prepend=start) > 0
+    kind, end = kind[kept], end[kept]
+    last = np.append(kind[1:] != kind[:-1], True) if len(kind) else np.zeros(0, np.bool_)
+    return kind[last], end[last]

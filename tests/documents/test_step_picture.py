@@ -1,0 +1,136 @@
+"""The drawn step in a page: the static picture, its data, its table; hostile names."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+
+from msgspec.structs import replace
+
+import distprof
+from distprof.documents.html.picture import Evidence, picture_figure
+from distprof.documents.saved import Report
+from distprof.formats import RenderOptions, find_reporter
+from distprof.units import format_duration
+from distprof.verbs.compare.show import COMPARISON, compare_reports
+from tests.documents.html_pages import Seen
+from tests.sections.joined import joined_run
+from tests.simulator import SimulatedJob, SlowDevice
+
+HOSTILE = "</script><img src=x onerror=alert(1)>\u202e\x1b[31m&amp;"
+
+
+@cache
+def report(num_nodes: int = 3) -> Report:
+    """A job whose rank 3 is slow."""
+    job = SimulatedJob(
+        num_nodes=num_nodes,
+        ranks_per_node=8,
+        num_steps=4,
+        faults=(SlowDevice(rank=3, factor=1.5),),
+    )
+    return distprof.analyze(joined_run(job.run()))
+
+
+def page(shown: Report) -> str:
+    return find_reporter("html")(shown, RenderOptions())
+
+
+def data_of(text: str) -> dict:
+    (found,) = re.findall(r'<script type="application/json" class="data">(.*?)</script>', text)
+    return json.loads(found)
+
+
+def test_the_page_holds_the_step_before_what_to_do() -> None:
+    text = page(report())
+    assert text.index('id="picture"') < text.index("What to do")
+    seen = Seen(text)
+    assert "▲ rank 3" in seen.text
+    assert "After repair 1" in seen.text
+    assert seen.ids.count("picture") == 1
+
+
+def test_without_a_script_rows_waits_and_the_repaired_step_are_drawn() -> None:
+    drawn = report().picture
+    text = picture_figure(drawn, late=(3,))
+    static = text[text.index('class="static"') : text.index("<script")]
+    repaired = len(drawn.steps[0].repaired[0].ranks)
+    assert static.count('class="k-rest"') == len(drawn.groups) + repaired
+    assert static.count('class="arrow"') >= 1
+    assert 'class="k-computation"' in static
+    assert 'class="k-exposed_wait"' in static
+
+
+def test_the_script_gets_what_the_report_holds() -> None:
+    data = data_of(page(report()))
+    assert data["late"] == [3]
+    assert [rank["rank"] for rank in data["steps"][0]["ranks"]] == list(range(24))
+    assert data["found"][0]["ranks"] == [3]
+    assert len(data["classes"]) == len(data["kinds"])
+    assert f'id="{data["found"][0]["anchor"]}"' in page(report())
+
+
+def test_a_table_says_the_same() -> None:
+    drawn = report(1).picture
+    seen = Seen(picture_figure(drawn, late=(3,)))
+    assert "The same as a table" in seen.text
+    assert "3 ▲ late" in seen.text
+    assert "rank 3 begins last" in seen.text
+
+
+def test_hostile_names_stay_text() -> None:
+    drawn = report(1).picture
+    step = drawn.steps[0]
+    wait = replace(step.waits[0], name=HOSTILE)
+    repaired = replace(step.repaired[0], done=HOSTILE)
+    names = (HOSTILE,) * len(step.names)
+    hostile = replace(step, waits=(wait,), repaired=(repaired,), names=names)
+    shown = replace(report(1), picture=replace(drawn, axes=(HOSTILE,), steps=(hostile,)))
+    text = page(shown)
+    Seen(text)
+    assert "<img" not in text
+    assert "\u202e" not in text
+    assert "\x1b" not in text
+    assert data_of(text)["steps"][0]["names"][0].startswith("</script><img")
+
+
+def test_a_damaged_picture_of_a_saved_report_is_drawn_as_far_as_it_goes() -> None:
+    drawn = report(1).picture
+    step = drawn.steps[0]
+    broken = [replace(rank, split="!" + rank.split[:7], lanes=()) for rank in step.ranks]
+    damaged = replace(drawn, steps=(replace(step, ranks=tuple(broken)),))
+    Seen(picture_figure(damaged, found=[Evidence("x", (99,), ())]))
+
+
+def test_a_report_without_traces_has_no_picture() -> None:
+    bare = replace(report(1), picture=replace(report(1).picture, steps=()))
+    assert 'id="picture"' not in page(bare)
+
+
+def test_a_comparison_draws_both_steps_on_one_scale() -> None:
+    faster = report(1)
+    pair = compare_reports(report(), faster)
+    text = COMPARISON.reporter("html")(pair, RenderOptions())
+    figures = re.findall(r'<div class="static">.*?</div>', text)
+    assert len(figures) == 2
+    longest = format_duration(max(one.steps[0].span_ns for one in pair.pictures))
+    assert all(longest in figure for figure in figures)
+    assert all(not rank.lanes for one in pair.pictures for rank in one.steps[0].ranks)
+    assert len(pair.pictures[0].steps[0].ranks) == len(report().picture.groups) < 24
+    assert re.search(r"\d+(-\d+)?,?.* \(rank \d+\)", Seen(text).text), "a row names its ranks"
+
+
+def test_a_finding_on_all_ranks_and_steps_has_no_place_in_the_picture() -> None:
+    (first, *_) = report(1).findings
+    everywhere = replace(first, ranks=tuple(range(8)), steps=())
+    drawn = report(1).picture.steps[0].step
+    at_once = replace(first, ranks=(), steps=(drawn,))
+    for finding, places in ((everywhere, 0), (at_once, 1), (first, 1)):
+        shown = replace(report(1), findings=(finding,))
+        assert len(data_of(page(shown))["found"]) == places
+
+
+def test_a_page_of_chosen_sections_has_no_picture() -> None:
+    text = find_reporter("html")(report(1), RenderOptions(sections=("kernels",)))
+    assert 'id="picture"' not in text

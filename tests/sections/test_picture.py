@@ -1,0 +1,227 @@
+"""The picture of the step: packing, folding, clocks, waits, repairs."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+import distprof
+from distprof.documents.saved import Report
+from distprof.intervals import Intervals
+from distprof.run.run import Run
+from distprof.sections.measure_run import measure_rank
+from distprof.sections.picture.drawing import packed_lane
+from distprof.sections.picture.measure import fewer, steps_to_draw
+from distprof.sections.picture.result import (
+    COMPUTATION,
+    COPY,
+    IDLE,
+    MESSAGE_WAIT,
+    TRANSFER,
+    WAIT,
+    StepPicture,
+    decode_numbers,
+    encode_numbers,
+    lane_pieces,
+    packed_split,
+    pieces_of,
+)
+from distprof.terms import CollectiveKind
+from tests.builders import RankBuilder
+from tests.sections.joined import joined_run
+from tests.sections.measured import context_of
+from tests.simulator import Compute, SimulatedJob, SlowDevice
+
+
+@given(st.lists(st.integers(0, 2**40), max_size=40))
+def test_numbers_survive_packing(numbers: list[int]) -> None:
+    assert decode_numbers(encode_numbers(np.array(numbers, np.int64))) == numbers
+
+
+PIECES = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 1_000)), min_size=1, max_size=200)
+
+
+@given(PIECES, st.integers(1, 60))
+def test_fewer_pieces_keep_the_time_of_each_class(pieces: list[tuple[int, int]], most: int) -> None:
+    kind, length = (np.array(column, np.int64) for column in zip(*pieces, strict=True))
+    end = np.cumsum(length)
+    fewer_kinds, fewer_ends = fewer(kind, end, most)
+    assert len(fewer_kinds) <= max(most, 1) or len(fewer_kinds) == len(kind) <= most
+    assert fewer_ends[-1] == end[-1]
+    widths = np.diff(fewer_ends, prepend=0)
+    assert (widths >= 0).all()
+    cell = -(-int(end[-1]) // most) + 1
+    for one in range(5):
+        before, after = length[kind == one].sum(), widths[fewer_kinds == one].sum()
+        assert abs(int(before) - int(after)) <= 5 * cell
+
+
+@given(PIECES, st.integers(0, 500), st.integers(1, 7))
+def test_a_split_is_drawn_to_within_a_unit(
+    pieces: list[tuple[int, int]], start: int, unit: int
+) -> None:
+    kind, length = (np.array(column, np.int64) for column in zip(*pieces, strict=True))
+    end = start + np.cumsum(length)
+    drawn = pieces_of(packed_split(kind, end, start, unit))
+    assert all(b == c for (_, b, _), (c, _, _) in pairwise(drawn))
+    assert abs((drawn[-1][1] if drawn else start / unit) * unit - end[-1]) <= unit
+    for low, high, one in drawn:
+        middle = (low + high) * unit / 2
+        place = min(int(np.searchsorted(end, middle)), len(kind) - 1)
+        near = {int(kind[i]) for i in (place - 1, place, place + 1) if 0 <= i < len(kind)}
+        assert one in near or high - low <= 1
+
+
+def test_overlapping_pieces_of_a_lane_begin_where_the_one_before_ends() -> None:
+    spans = Intervals.of((50, 60), (0, 30), (20, 40))
+    drawn = lane_pieces(packed_lane(spans, np.array([2, 0, 1]), 1))
+    assert drawn == [(0, 30, 0), (30, 40, 1), (50, 60, 2)]
+
+
+def test_the_time_of_a_rank_is_split_into_classes() -> None:
+    rank = RankBuilder(0)
+    rank.step(0, 0, 100)
+    rank.step(1, 100, 300)
+    rank.kernel("gemm", 110, 150)
+    rank.comm("ncclDevKernel_AllReduce", 140, 190, kind=CollectiveKind.ALL_REDUCE)
+    rank.comm("ncclDevKernel_SendRecv", 200, 220, kind=CollectiveKind.RECV, stream=21)
+    rank.copy("Memcpy HtoD", 215, 240)
+    context = context_of(rank, wait_end=[170, 205], axis=["dp", "pp"])
+    (step,) = measure_rank(rank.tables(), replace(context, drawn=(1,), drawn_pieces=99)).drawn
+    ends = zip(step.kind.tolist(), step.end_ns.tolist(), strict=True)
+    assert list(ends) == [
+        (IDLE, 10),
+        (COMPUTATION, 50),
+        (WAIT, 70),
+        (TRANSFER, 90),
+        (IDLE, 100),
+        (MESSAGE_WAIT, 105),
+        (TRANSFER + 1, 120),
+        (COPY, 140),
+        (IDLE, 200),
+    ]
+    assert [lane.title for lane in step.lanes][:1] == ["stream 7"]
+
+
+def test_the_median_step_is_drawn_and_then_the_longest() -> None:
+    lengths = (10, 40, 20, 30, 90)
+    ends = np.cumsum(lengths)
+    windows = Intervals(ends - lengths, ends)
+    assert steps_to_draw({0: windows, 1: windows}, None) == [3, 4]
+    assert steps_to_draw({0: windows}, (1, 3)) == [2, 4]
+    assert steps_to_draw({}, None) == [0]
+
+
+# Whole runs ---------------------------------------------------------------------------------------
+
+
+def slow_run(offsets: tuple[int, ...] = ()) -> Run:
+    job = SimulatedJob(
+        num_nodes=3,
+        ranks_per_node=8,
+        num_steps=4,
+        faults=(SlowDevice(rank=17, factor=1.5),),
+        clock_offset_ns=offsets,
+    )
+    return joined_run(job.run())
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return slow_run()
+
+
+@pytest.fixture(scope="module")
+def report(run: Run) -> Report:
+    return distprof.analyze(run)
+
+
+def test_many_ranks_are_folded_and_the_slow_one_has_a_row(report: Report) -> None:
+    groups = report.picture.groups
+    assert len(groups) <= 16
+    assert sorted(rank for group in groups for rank in group.ranks) == list(range(24))
+    assert [group.ranks for group in groups if 17 in group.ranks] == [(17,)]
+    assert all(group.shown in group.ranks for group in groups)
+
+
+def test_the_rank_that_others_wait_for_is_at_the_end_of_the_arrows(report: Report) -> None:
+    waits = report.picture.steps[0].waits
+    assert waits
+    assert {wait.late_rank for wait in waits} == {17}
+    assert all(wait.start < wait.end for wait in waits)
+    assert [wait.end for wait in waits] == sorted(wait.end for wait in waits)
+
+
+def test_a_drawn_step_adds_up_to_what_was_measured(report: Report) -> None:
+    step = report.picture.steps[0]
+    (measured,) = [one for one in report.breakdown.steps if (one.rank, one.step) == (17, step.step)]
+    (drawn,) = [rank for rank in step.ranks if rank.rank == 17]
+    times = dict.fromkeys(range(8), 0)
+    for start, end, kind in pieces_of(drawn.split):
+        times[kind] += (end - start) * step.unit_ns
+    assert times[COMPUTATION] == pytest.approx(measured.computation_ns, rel=0.01)
+    assert times[IDLE] == pytest.approx(measured.idle_ns, rel=0.01, abs=10_000)
+    assert sum(times.values()) == pytest.approx(measured.span_ns, rel=0.001)
+
+
+def test_the_repaired_step_is_as_long_as_the_plan_says(report: Report) -> None:
+    step = report.picture.steps[0]
+    assert [one.done for one in step.repaired] == [one.done for one in report.plan.repairs]
+    first = step.repaired[0]
+    assert first.mean_ns == pytest.approx(report.plan.repairs[0].step_ns, rel=0.03)
+    assert first.mean_ns < 0.9 * step.mean_ns
+    assert {rank.rank for rank in first.ranks} == {one.shown for one in report.picture.groups}
+    for rank in first.ranks:
+        pieces = pieces_of(rank.split)
+        drawn = (pieces[-1][1] - pieces[0][0]) * step.unit_ns
+        assert drawn == pytest.approx(first.mean_ns, rel=0.05)
+
+
+def test_clocks_of_hosts_change_nothing(report: Report) -> None:
+    moved = slow_run((0, 1_000_000_007, -30_000_000))
+    assert distprof.analyze(moved).picture == report.picture
+
+
+def test_ranks_of_clocks_that_cannot_be_compared_begin_at_0() -> None:
+    run = slow_run((0, 10**12, 0))
+    unknown = replace(run.clock, offset_ns=np.zeros(3), component=np.arange(3, dtype=np.int32))
+    picture = distprof.analyze(replace(run, clock=unknown)).picture
+    assert not picture.is_one_clock
+    assert "begins at 0" in picture.notes[0]
+    assert {pieces_of(rank.split)[0][0] for rank in picture.steps[0].ranks} == {0}
+
+
+def test_nothing_measured_is_no_picture() -> None:
+    assert StepPicture().steps == ()
+    assert StepPicture(axes=("dp",)).classes[TRANSFER] == "exposed transfer, dp"
+
+
+def test_a_single_rank_has_a_step_without_transfers() -> None:
+    job = SimulatedJob(num_nodes=1, ranks_per_node=1, num_steps=4, program=(Compute(ns=10**6),))
+    picture = distprof.analyze(joined_run(job.run())).picture
+    (rank,) = picture.steps[0].ranks
+    assert {kind for _, _, kind in pieces_of(rank.split)} == {COMPUTATION, IDLE}
+    assert picture.steps[0].waits == ()
+
+
+def test_a_whole_capture_is_drawn_and_repaired(run: Run) -> None:
+    report = distprof.analyze(run, window="capture")
+    (step,) = report.picture.steps
+    assert (step.kind, step.step) == ("capture", None)
+    assert [one.done for one in step.repaired] == [one.done for one in report.plan.repairs]
+    assert step.repaired[0].mean_ns < step.mean_ns
+
+
+def test_an_empty_window_is_not_drawn() -> None:
+    rank = RankBuilder(0)
+    rank.step(0, 0, 0)
+    rank.step(1, 0, 100)
+    rank.kernel("gemm", 10, 50)
+    context = replace(context_of(rank), drawn=(0, 1, 7), drawn_pieces=99)
+    (step,) = measure_rank(rank.tables(), context).drawn
+    assert step.window == 1
