@@ -105,9 +105,10 @@ def test_choices_are_gathered_by_algorithm_and_protocol(tmp_path):
 
 def test_a_log_alone_has_a_verdict_and_says_what_it_lacks():
     report = analyze(H100)
-    assert judge(report).headline == (
-        "An iteration takes 105 ms; between nodes all connections use NET/IBext with GPUDirect "
-        "RDMA; inside nodes all connections use P2P/IPC."
+    assert judge(report).headline == "An iteration takes 105 ms"
+    assert judge(report).detail == (
+        "Between nodes all connections use NET/IBext with GPUDirect RDMA; inside nodes all "
+        "connections use P2P/IPC."
     )
     assert report.findings == ()
     assert report.run.world_size == 8
@@ -119,7 +120,7 @@ def test_sockets_between_nodes_are_found_and_no_cost_is_made_up():
     (finding,) = analyze(RCCL).findings
     assert finding.code == "NET101"
     assert finding.cost_ns_per_step is None
-    assert "640 of 640" in finding.message
+    assert "640 of 640" in finding.headline
 
 
 @pytest.mark.parametrize(
@@ -240,7 +241,7 @@ def test_a_log_without_connections_shows_what_nccl_cannot_use(tmp_path, texts, c
     ]
     path = tmp_path / "job.log"
     path.write_text("\n".join([*cards, *(ONE + text for text in texts)]) + "\n")
-    found = {one.code: one.message for one in analyze(path).findings}
+    found = {one.code: f"{one.headline}. {one.message}" for one in analyze(path).findings}
     assert words in found[code]
 
 
@@ -251,7 +252,7 @@ def test_links_of_nvlink_that_nccl_refuses_are_found_in_a_warning(tmp_path):
         "connected GPUs 1 and 0. This should not be the case given their connectivity.\n"
     )
     (found,) = [one for one in analyze(path).findings if one.code == "NET103"]
-    assert "connected by NVLink is disabled" in found.message
+    assert "access by NVLink is disabled" in found.message
     assert "nvidia-smi topo" in found.fix
 
 
@@ -280,9 +281,8 @@ def test_hosts_that_chose_different_networks_cannot_connect(tmp_path):
         "x0:26:26 [0] NCCL INFO Using internal Network Socket\n"
     )
     report = analyze(path)
-    assert judge(report).headline.startswith(
-        "Hosts chose different networks: TCP sockets on x0, IB on x1. NCCL cannot connect them."
-    )
+    assert judge(report).headline == "Hosts chose 2 networks, and NCCL cannot connect them"
+    assert judge(report).detail == "TCP sockets on x0, IB on x1."
     (found,) = report.findings
     assert found.code == "NET101"
     assert "in every container" in found.fix

@@ -119,7 +119,7 @@ def test_rank_4_of_the_published_table_comes_last_and_rank_0_waits_longest():
     assert even.wait_ns < 0.1e6
     assert report.collective_summary.late_rank == 4
     assert [finding.code for finding in report.findings] == ["STR109"]
-    assert judge(report).headline.startswith("Rank 4 is the straggler")
+    assert judge(report).headline.startswith("Rank 4 holds the others up")
 
 
 def readiness(folder: Path, **columns: list) -> str:

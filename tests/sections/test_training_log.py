@@ -148,7 +148,7 @@ def test_sixteen_stages_with_four_micro_batches_compute_for_a_fifth():
     assert log.timers["backward-embedding-all-reduce"][-1] / MS == pytest.approx(1_542.5, abs=0.1)
     assert log.timers["forward-recv"][-1] / MS == pytest.approx(509.3, abs=0.1)
     assert [finding.code for finding in report.findings] == ["PIP105"]
-    assert judge(report).headline.startswith("The last stage computes 20.5 % of each iteration")
+    assert judge(report).headline.startswith("The last stage of the pipeline computes 20.5 %")
 
 
 def test_many_micro_batches_leave_little_idle_at_best():
@@ -173,7 +173,7 @@ def test_a_terminal_with_nccls_lines_and_the_programs_is_read_as_both():
     assert report.nccl.num_files == 1
     assert report.training_log.origin == "MLPerf logging"
     assert round(read_training_log(path).printed_samples_per_s[0], 2) == 3.93
-    assert "NET/Socket" in judge(report).headline
+    assert "NET/Socket" in judge(report).detail
 
 
 def test_a_log_beside_traces_joins_them():

@@ -7,6 +7,7 @@ from enum import IntEnum
 import msgspec
 
 from distprof.artefacts.record import Record
+from distprof.schema import ABSENT
 from distprof.sections.base import Result
 
 FP32_KERNELS = r"(?<![a-z])(?:sgemm|scudnn)(?![a-z])"
@@ -33,12 +34,26 @@ FUSED_ATTENTION = "fused-attention"
 FUSED_LOSS = "fused-loss"
 NO_RECOMPUTATION = "no-recomputation"
 MERGED_KERNELS = "merged-kernels"
+PADDED_PRODUCTS = "padded-products"
+ONE_LAYOUT = "one-layout"
+FUSED_OPTIMIZER = "fused-optimizer"
+UNSET_GRADIENTS = "unset-gradients"
+SPREAD_INDICES = "spread-indices"
+FUSED_DROPOUT = "fused-dropout"
+NARROW_CASTS = "no-round-trips"
 
 SAVING_TITLES = {
     TENSOR_CORES: "products in fp32 ran on tensor cores",
     FUSED_ATTENTION: "attention ran in fused kernels",
     FUSED_LOSS: "the loss over the vocabulary ran in a fused kernel",
     NO_RECOMPUTATION: "no activation was computed again",
+    PADDED_PRODUCTS: "dimensions of products were padded to a multiple of 64",
+    ONE_LAYOUT: "convolutions ran in the layout of their tensors",
+    FUSED_OPTIMIZER: "the optimizer ran in fused kernels",
+    UNSET_GRADIENTS: "gradients were dropped rather than set to zero",
+    SPREAD_INDICES: "indexing was as fast as memory",
+    FUSED_DROPOUT: "dropout ran in one kernel",
+    NARROW_CASTS: "no tensor was cast to fp32 and back",
     MERGED_KERNELS: "a compiler merged kernels that hand each other tensors through memory",
 }
 
@@ -69,6 +84,7 @@ class OperatorStats(msgspec.Struct, frozen=True, kw_only=True):
     num_kernels: int
     total_ns: int  # Time of its kernels; where kernels overlap, of the one that started first.
     kernel: str  # Its longest kernel.
+    blocks: int = ABSENT  # Thread blocks of this kernel.
 
 
 class Saving(Record, frozen=True, kw_only=True):
@@ -134,6 +150,9 @@ class OperatorRow(Record, frozen=True, kw_only=True):
     bound: str = ""
     # Time at that limit over its time; null if unknown.
     peak_ratio: float | None = None
+    # Multiprocessors of the GPU for which its longest kernel has a thread block, as a share of all;
+    # null if unknown.
+    filled_ratio: float | None = None
 
 
 class ModuleRow(Record, frozen=True, kw_only=True):
@@ -173,6 +192,9 @@ class ComputationResult(Result, frozen=True, kw_only=True):
     modules: tuple[ModuleRow, ...] = ()
     # Share of the time in kernels that CUDA graphs launched, whose operators are unknown.
     graph_ratio: float = 0.0
+    # Share of the time in operators whose longest kernel has thread blocks for less than half of
+    # the GPU's multiprocessors; null if unknown.
+    small_ratio: float | None = None
     savings: tuple[Saving, ...] = ()  # What changes of the program would save.
     flop: float | None = None  # FLOP that sizes of inputs show, recomputation included.
     recomputed_flop: float | None = None  # Those of them that recomputation repeats.

@@ -147,12 +147,26 @@ def operators_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("per step", lambda row: row.total_ns / samples, form="ns"),
             Column("reaches", _reached_text),
             Column("of limit", "peak_ratio", form="ratio"),
+            Column("fills GPU", "filled_ratio", form="ratio", wide_only=True),
             Column("inputs", "inputs", left=True, stretch=True),
         ),
         rows,
         caption="mean per step and rank; the limit is that of computation or memory, as "
         + ("measured" if result.is_measured else "the hardware sheet has it"),
-        notes=(f"and {counted(left_out, 'more operator')}",) if left_out else (),
+        notes=(
+            *_of_small_kernels(result),
+            *((f"and {counted(left_out, 'more operator')}",) if left_out else ()),
+        ),
+    )
+
+
+def _of_small_kernels(result: ComputationResult) -> tuple[str, ...]:
+    """Kernels that leave multiprocessors idle, because they have too few blocks."""
+    if not result.small_ratio or result.small_ratio < _SMALL:
+        return ()
+    return (
+        f"{format_ratio(result.small_ratio)} of the time is in kernels with thread blocks for less "
+        "than half of the GPU's multiprocessors",
     )
 
 

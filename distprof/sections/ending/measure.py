@@ -403,7 +403,8 @@ _OF_OTHERS = re.compile(
     r"|error code is (?:50704[68]|107020)\b|RPC call to \w+ timed out"
     r"|worker.{0,20}died|processes exited with|process \d+ terminated|received signal"
     r"|process abort signal|exit (?:code|status)|non-zero|termination signal"
-    r"|Horovod has been shut down|RuntimeError DEADLINE_EXCEEDED: |heartbeat timeout|stopped sending heartbeats"
+    r"|Horovod has been shut down|RuntimeError DEADLINE_EXCEEDED: "
+    r"|heartbeat timeout|stopped sending heartbeats"
 )
 """Messages about other processes, or that another expression reads."""
 
@@ -870,7 +871,9 @@ def _unreachable(output: JobOutput) -> EndingResult | None:
 
 def _peer(output: JobOutput) -> EndingResult | None:
     events = _of(output, "network", "peer", "nccl")
-    events = [e for e in events if e.name != "nccl-result"] or events
+    explained = [e for e in events if e.name != "nccl-result"]
+    # A plugin that could not start leaves a result, too, and the job goes on without it.
+    events = explained or [e for e in events if _is_at_end(e, output)]
     if not events:
         return None
     event = events[0]
@@ -1021,7 +1024,9 @@ def _died(output: JobOutput) -> EndingResult | None:
 
 
 def _exited(output: JobOutput) -> EndingResult | None:
-    exits = [e for e in _exits(output) if _signal(e) or e.number("code")]
+    exits = [
+        e for e in _exits(output) if _signal(e) or e.number("code") or e.name == "sagemaker-exit"
+    ]
     return _ended(exits[0], output) if exits else None
 
 

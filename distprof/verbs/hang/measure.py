@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
+from distprof.escape import headed
 from distprof.run.records import FlightDump
 from distprof.schema import ABSENT
 from distprof.sections.ending.measure import diagnose_output
@@ -101,6 +102,7 @@ def diagnose(evidence: HangEvidence, *, version: str) -> HangReport:
         source=evidence.source,
         state=found.state,
         verdict=explanation.verdict,
+        headline=headed(explanation.verdict)[0],
         kind=found.first.kind if found.first is not None else None,
         confidence=_confidence(found, evidence),
         operation=None if found.point is None else _operation(found.point),

@@ -170,6 +170,7 @@ class HangReport(Displayed, _Record, frozen=True, kw_only=True):
     # ``undecided``.
     state: HangState
     verdict: str  # The verdict in words.
+    headline: str = ""  # Its beginning, in at most 80 characters.
     # How the first divergent operation diverges; None if no operation diverges.
     kind: HangKind | None = None
     # Measured if a log, an exit or a stack agrees with the dumps, else inferred.

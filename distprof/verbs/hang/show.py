@@ -1,4 +1,4 @@
-"""Headline, tables and document of a hang report."""
+"""Origin, tables and document of a hang report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from distprof.documents.document import Document
 from distprof.documents.page import Listing, Page
-from distprof.escape import short_ranks
+from distprof.escape import headed, short_ranks
 from distprof.formats import RenderOptions
 from distprof.sections.table import (
     Column,
@@ -234,8 +234,10 @@ def _page(report: HangReport, options: RenderOptions) -> Page:
         Listing(title="Alternatives", sentences=report.alternatives),
         Listing(title="Next steps", sentences=report.next_steps, is_numbered=True),
     )
+    headline, detail = headed(report.verdict)
     return Page(
-        verdict=report.verdict,
+        verdict=headline,
+        detail=detail,
         origin=origin(report),
         sentences=report.why,
         listings=tuple(listing for listing in listings if listing.sentences),

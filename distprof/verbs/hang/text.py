@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from distprof.escape import headed
 from distprof.run.logs import JobOutput
 from distprof.sections.ending.measure import UNSAID, about_of
 from distprof.sections.ending.positions import operation_kind
@@ -47,6 +48,7 @@ def lines_of_output(output: JobOutput) -> tuple[LogLine, ...]:
 
 def report_of_output(evidence: HangEvidence, ending: EndingResult, version: str) -> HangReport:
     """The report from what the job printed."""
+    verdict = ending.verdict or "Not decided: no line names a time-out, an error or an end."
     state = HangState.FAILED if ending.state == FAILED else HangState(ending.state or "undecided")
     is_one = len({one.op for one in ending.positions}) == 1
     differ = HangKind.SIZE_MISMATCH if is_one else HangKind.KIND_MISMATCH
@@ -54,7 +56,8 @@ def report_of_output(evidence: HangEvidence, ending: EndingResult, version: str)
         distprof_version=version,
         source=evidence.source,
         state=state,
-        verdict=ending.verdict or "Not decided: no line names a time-out, an error or an end.",
+        verdict=verdict,
+        headline=headed(verdict)[0],
         kind=differ if ending.cause == "mismatch" else _KINDS.get(ending.cause),
         confidence=Confidence.INFERRED if ending.state else None,
         operation=_operation(ending),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from distprof.documents.document import Document
 from distprof.documents.page import Page
-from distprof.escape import short_ranks
+from distprof.escape import headed, short_ranks
 from distprof.formats import RenderOptions
 from distprof.sections.table import Column, TableView, counted, facts_table, present, rows_table
 from distprof.units import (
@@ -217,8 +217,10 @@ def _page(report: WatchReport, _: RenderOptions) -> Page:
     parts = [report.source, counted(size, "rank"), report.state]
     if report.step is not None:
         parts.append(f"step {report.step:,}")
+    headline, detail = headed(watch_verdict(report))
     return Page(
-        verdict=watch_verdict(report),
+        verdict=headline,
+        detail=detail,
         origin=" · ".join(parts),
         sentences=report.unknown,
         tables=present(_tables(report)),

@@ -110,8 +110,8 @@ def test_the_hot_expert_is_named_with_all_its_layers_and_its_cost(seed):
     job = MoeJob(seed=seed, layers=3, share=hot(3, 8, expert, times), jitter_ns=20_000)
     moe = analysed(simulate_moe(job))
     (finding,) = fired(moe, "MOE101")
-    assert finding.message.startswith(f"Expert {expert} gets {times:.1f} times")
-    assert "in 3 of 3 layers" in finding.message
+    assert finding.headline.startswith(f"Expert {expert} gets {times:.1f} times")
+    assert "mean of 3 of 3 layers" in finding.message
     saved = step_ns(job) - step_ns(balanced(job))
     assert finding.cost_ns_per_step == pytest.approx(saved, rel=0.1)
 

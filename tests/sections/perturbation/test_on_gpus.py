@@ -52,7 +52,7 @@ def test_the_fault_is_the_first_finding_and_has_its_price(name, reports):
     report, truth = reports(name), PROGRAMS[name]
     first = on_job(report)[0]
     assert first.code in truth["right"], [one.code for one in on_job(report)]
-    assert report.verdict.headline.startswith(first.message[:40])
+    assert report.verdict.headline.startswith(first.headline[:40])
     measured = truth["faulty_ms"] - truth["healthy_ms"]
     of_process = untraced_ms(TRUTH / name) - truth["healthy_ms"]
     ratios = [price_ns(first) / 1e6 / saved for saved in (measured, of_process)]

@@ -54,7 +54,7 @@ def test_the_second_is_named_with_what_it_costs_then(found):
     (_, hidden), plan = found
     costs = mean_step(replace(JOB, faults=(LAUNCHES,))) - mean_step(JOB)
     assert hidden.ranks == (2,)
-    assert "would be next" in hidden.message
+    assert "would be next" in hidden.headline
     assert "CPU launches late" in hidden.message
     assert hidden.recoverable_ns < costs / 10
     assert hidden.remaining_ns == pytest.approx(costs, rel=0.15)

@@ -145,7 +145,7 @@ def test_verdict_first_finding_and_plan_say_the_same(report: Report) -> None:
     first = report.findings[0]
     assert report.plan.repairs[0].what == "stage-imbalance"
     assert first.code == "PIP101"
-    assert report.verdict.headline == first.message
+    assert report.verdict.headline == first.headline
     assert first.remaining_ns == report.plan.repairs[0].gain_ns
 
 

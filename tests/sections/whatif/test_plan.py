@@ -158,7 +158,7 @@ def test_verdict_first_finding_and_plan_say_the_same() -> None:
     first = report.findings[0]
     assert report.plan.repairs[0].what == "rank 3"
     assert (first.code, first.ranks) == ("STR101", (3,))
-    assert report.verdict.headline == first.message
+    assert report.verdict.headline == first.headline
     assert first.remaining_ns == report.plan.repairs[0].gain_ns
     assert "(rank 3 fixed)" in report.verdict.why[0]
 
@@ -208,7 +208,7 @@ def test_every_repair_is_a_finding_and_the_first_one_is_the_verdict(factor: floa
     if gains:
         first = report.findings[0]
         assert first.remaining_ns == gains[0]
-        assert report.verdict.headline == first.message
+        assert report.verdict.headline == first.headline
 
 
 def test_a_capture_is_planned_as_a_whole_and_the_words_say_so() -> None:

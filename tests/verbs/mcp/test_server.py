@@ -96,7 +96,7 @@ def test_each_tool_answers_and_nothing_below_the_root_changes(
     assert contents(place) == before
     assert any((place.parent / "cache").iterdir())
     assert most_tokens(text_of(brief)) <= MAX_TOKENS
-    assert text_of(brief).startswith("Ranks 0-1 share one GPU")
+    assert text_of(brief).startswith("Ranks 0-1 share a GPU")
     listed = json.loads(text_of(found))
     assert [one["code"] for one in listed["findings"]] == ["STR101", "COM102"]
     assert listed["findings"][0]["cost_ns_per_step"] == 6_910_000
@@ -209,7 +209,7 @@ def test_a_run_with_a_fresh_report_is_not_analysed_again(place):
     report.save(place / "run" / "report.json")
     assert load_report(place / "run").distprof_version == "0.0.kept"
     (result,) = talk(in_process(place), ("analyze", {"path": "run"}))
-    assert text_of(result).startswith("Rank 2 is the straggler")
+    assert text_of(result).startswith("Rank 2 holds the others up")
 
 
 def test_without_the_package_the_extra_is_named(place, monkeypatch, capsys):

@@ -109,7 +109,7 @@ def test_counts_that_name_nobody_are_still_told(tmp_path):
     )
     (tmp_path / "ras.txt").write_text(many)
     (finding,) = distprof.analyze(str(tmp_path / "ras.txt")).findings
-    assert finding.message.startswith("12 ranks launched fewer collectives")
+    assert finding.headline.startswith("12 ranks launched fewer collectives")
 
 
 def test_hang_joins_what_ncclras_says(tmp_path):

@@ -184,9 +184,10 @@ def test_a_log_of_a_program_is_no_kernel_log(text):
 def test_a_killed_process_is_first_on_the_page(tmp_path):
     (tmp_path / "kernel.log").write_text(f"Feb 23 16:24:18 node-1 kernel: {CGROUP}\n")
     report = distprof.analyze(str(tmp_path / "kernel.log"))
-    assert report.verdict.headline == (
-        "pt_data_worker (pid 5151 on node-1) was killed by the kernel at Feb 23 16:24:18, when it "
-        "held 62.7 GB: its memory cgroup (container or job) was full."
+    assert report.verdict.headline == "The kernel killed pt_data_worker once: no memory was left"
+    assert report.verdict.detail == (
+        "pt_data_worker (pid 5151 on node-1) was killed at Feb 23 16:24:18, when it held 62.7 GB: "
+        "its memory cgroup (container or job) was full."
     )
     assert [finding.code for finding in report.findings] == ["TEL109"]
 

@@ -109,7 +109,9 @@ def test_what_is_wrong_on_one_of_two_nodes_is_found(output):
     name = f"nvidia-smi-q-2nodes.{'txt' if output is text_of else 'xml'}"
     report = distprof.analyze(str(GOLDEN / name))
     assert [finding.code for finding in report.findings] == ["TEL101", "TEL103", "TEL103", "TEL110"]
-    assert all("GPU 1 of node-2" in finding.message for finding in report.findings)
+    assert all(
+        "GPU 1 of node-2" in f"{finding.headline} {finding.message}" for finding in report.findings
+    )
     assert "PCIe 5.0 x8, but the GPU and its host allow PCIe 5.0 x16" in report.findings[3].message
 
 
