@@ -22,11 +22,11 @@ MAX_OF_A_KIND = 64
 
 MAX_STACKS = 20_000
 MAX_TEXT = 300
-QUIET = frozenset(("warning", "phase", "preparing"))
+QUIET = frozenset(("warning", "phase", "preparing", "setup", "joining"))
 """Kinds of lines that healthy jobs print, too: alone, they are no evidence of an end."""
 
 _NOISE = re.compile(r"NCCL (?:INFO|TRACE)|\bDEBUG\b")
-_ALWAYS = {"world", "exit", "nccl-retries", "nccl-result"}
+_ALWAYS = {"world", "exit", "setup", "nccl-retries", "nccl-result"}
 """Kinds and names of lines that count although a debugging log prints them."""
 
 _MAX_RECORD_BYTES = 1 << 14
@@ -49,7 +49,7 @@ _ESCAPES = re.compile(
     r"\x1b(?:\[[0-9;?]{0,40}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,500}(?:\x07|\x1b\\)|.)"
 )
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
-_STAMP = r"(?:\[?\d{4}-\d\d-\d\d[T ][\d:.,]{8,18}(?:Z|[+-]\d\d:?\d\d)?\]?[ ,]+)?"
+_STAMP = r"(?:\[?\d{4}-\d\d-\d\d[T ][\d:.,]{5,18}(?:Z|[+-]\d\d:?\d\d)?\]?[ ,]+)?"
 _TIME = re.compile(
     rb"(?:\b\d{4}[-/]|[IWEF])(?P<mon>[01]\d)[-/]?(?P<day>[0-3]\d)[T_ ]"
     rb"(?P<hour>[0-2]\d):(?P<minute>[0-5]\d):(?P<second>[0-5]\d(?:\.\d{1,9})?)"
@@ -58,7 +58,8 @@ _TIME = re.compile(
 
 _PREFIX = re.compile(
     rf"^[\s\"“`]{{0,8}}{_STAMP}"
-    rf"(?:(?:\[\d{{1,2}}m)?\([^()\n]{{1,80}}\) |[\w.-]{{1,40}}/\d{{1,4}} )?(?:"
+    rf"(?:(?:\[\d{{1,2}}m)?\([^()\n]{{1,80}}\) |[\w.-]{{1,40}}/\d{{1,4}} "
+    r"|[\w.-]{1,60}: (?=\[rank\d))?(?:"  # pdsh
     r"(?:\[rank\d{1,7}\]:)?\[rank(\d{1,7})\]:?"  # torch since 2.2, perhaps after torchrun's role
     r"|\[default(\d{1,7})\]:"  # torchrun --tee
     r"|\[\w{1,40}?(\d{1,7})\|\d{1,7}\]:"  # torchrun with --role: role, rank, local rank
@@ -239,8 +240,10 @@ class Reader:
         world = fields.get("world", "")
         if world.isdigit() and len(world) < 8 and 0 < int(world) <= _MAX_WORLD:
             self._worlds[int(world)] += 1
-        if row.yields == "world" or key in self.events:
+        if row.yields == "world":
             return False
+        if key in self.events:
+            return row.yields == "phase"  # the last one counts
         if self._counts[key[:2]] >= MAX_OF_A_KIND or len(self.events) >= MAX_EVENTS:
             self._num_dropped += 1
             return False

@@ -35,7 +35,7 @@ _TELLING = (
 """Calls inside torch that show what a process waits for: part of the path, name."""
 
 _WAITS = re.compile(
-    r"(?i)^(?:p?nccl[a-z]|p?mpi_[a-z]|ompi_coll|hccl|rccl|ccl::|c10d::\S{0,200}(?:wait|synchronize|barrier)|gloo::"
+    r"(?i)^(?:p?nccl[a-z]|p?mpi_[a-z]|ompi_coll|hccl|rccl|ccl::|c10d::\S{0,200}(?:wait|synchronize|barrier|destroy|shutdown)|gloo::"
     r"\S{0,200}wait|(?:cu|cuda|hip)(?:stream|device|event|ctx)synchronize)"
 )
 """Native calls that show what a process waits for."""
@@ -135,6 +135,8 @@ def calls_of(frames: Sequence[str], pattern: re.Pattern[str] = FRAME) -> tuple[s
             tells = any(part in path and how.match(match["name"]) for part, how in _TELLING)
             is_own = tells or _WAITS.match(call) or not _LIBRARY.search(path)
             calls.append((call, bool(is_own)))
+    if not calls and frames and (match := pattern.match(frames[0])):
+        calls = [(f"{match['name']} (native)"[:_MAX_TEXT], True)]
     has_own = any(is_own for _, is_own in calls)
     return tuple(call for call, is_own in calls if is_own or not has_own)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from msgspec.structs import replace
@@ -27,7 +28,7 @@ from distprof.sections.ending.stacks import diagnose_stacks, stacks_of
 from distprof.units import capitalized, format_bytes, format_duration, name_ranks
 
 _MAX_LINES = 200
-UNSAID = ("phase", "preparing", "world", "closing")
+UNSAID = ("phase", "preparing", "setup", "joining", "world", "closing")
 """Kinds of lines that reports do not list."""
 
 _MAX_QUOTE = 200
@@ -73,7 +74,7 @@ def analyze_ending(run: Run) -> EndingResult:
 def diagnose_output(output: JobOutput) -> EndingResult:
     """The most decisive cause in the output of a job; without any, ``state`` is empty."""
     causes = (found for cause in _CAUSES if (found := cause(output)) is not None)
-    found = _while_preparing(next(causes, EndingResult()), output)
+    found = _during_phase(_while_preparing(next(causes, EndingResult()), output), output)
     events = [event for event in output.events if event.yields not in UNSAID]
     failed = {event.rank for event in events if event.rank is not None} - set(found.ranks)
     return replace(
@@ -81,7 +82,6 @@ def diagnose_output(output: JobOutput) -> EndingResult:
         num_followers=len(failed) if found.state == FAILED else 0,
         why=(*found.why, *timeout_sentences(found.positions), *_followers(failed, found)),
         next_steps=found.next_steps or tuple(_steps(found)),
-        alternatives=(*found.alternatives, *_slow_phase(found, output)),
         lines=tuple(
             EndingLine(rank=e.rank, file=e.file, line=e.line, about=about_of(e), text=e.text)
             for e in events[:_MAX_LINES]
@@ -117,19 +117,24 @@ def _followers(failed: set[int], found: EndingResult) -> Iterator[str]:
         yield f"{capitalized(name_ranks(failed))} {also}."
 
 
-def _slow_phase(found: EndingResult, output: JobOutput) -> Iterator[str]:
-    """The last slow phase that was printed before the first time-out."""
-    if found.state != STUCK or not found.positions:
-        return
+def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
+    """A wait, with the last slow phase that was printed before the first time-out."""
     first = next((e for e in output.events if e.yields == "timeout"), None)
-    phases = [e for e in output.events if e.yields == "phase"]
-    before = [e for e in phases if first and e.file == first.file and e.line < first.line]
-    if before:
-        yield (
-            f"The last phase that the log names before is “{before[-1].fields['phase']}” (line "
-            f"{before[-1].line:,}): if it takes one rank longer than the timeout, the watchdog "
-            "ends a job that is only slow."
-        )
+    if found.state != STUCK or not found.positions or first is None:
+        return found
+    before = (e for e in _of(output, "phase") if e.file == first.file and e.line < first.line)
+    last = max(before, key=lambda e: e.line, default=None)
+    if last is None:
+        return found
+    why = f"“{last.fields['phase']}” (line {last.line:,}): perhaps one rank takes longer for it "
+    why += "than the timeout, and the watchdog ends a job that is only slow."
+    if first.line - last.line <= _JUST_BEFORE:
+        return replace(found, verdict=f"{found.verdict} Before that, the log names {why}")
+    also = f"The last phase that the log names before is {why}"
+    return replace(found, alternatives=(*found.alternatives, also))
+
+
+_JUST_BEFORE = 12
 
 
 def _steps(found: EndingResult) -> Iterator[str]:
@@ -348,7 +353,7 @@ def _is_survived(event: OutputEvent, output: JobOutput) -> bool:
     after = output.lines_of.get(event.file, 0) - event.line
     if after <= (_SURVIVED_LINES if event.yields == "exception" else _NEAR_LINES):
         return False
-    quiet = (*_SURVIVABLE, "warning", "phase", "preparing", "nan")
+    quiet = (*_SURVIVABLE, *UNSAID, "warning", "nan")
     return not any(e.line > event.line and e.file == event.file and e.yields not in quiet
                    for e in output.events)  # fmt: skip
 
@@ -397,8 +402,9 @@ _OF_OTHERS = re.compile(
     r"|mismatch between collectives|out of memory|CUDA error|ACL stream synchronize|engine core"
     r"|error code is (?:50704[68]|107020)\b|RPC call to \w+ timed out"
     r"|worker.{0,20}died|processes exited with|process \d+ terminated|received signal"
-    r"|exit (?:code|status)|non-zero|termination signal|Horovod has been shut down"
-    r"|RuntimeError DEADLINE_EXCEEDED: |heartbeat timeout|stopped sending heartbeats"
+    r"|process abort signal|exit (?:code|status)|non-zero|termination signal"
+    r"|Horovod has been shut down|RuntimeError DEADLINE_EXCEEDED: "
+    r"|heartbeat timeout|stopped sending heartbeats"
 )
 """Messages about other processes, or that another expression reads."""
 
@@ -664,7 +670,9 @@ _SIGNALS: dict[str, tuple[str, tuple[str, ...]]] = {
 def _crash(output: JobOutput) -> EndingResult | None:
     """A crash; what aborts after a time-out or a lost peer, only follows from it."""
     followed = bool(_of(output, *_FOLLOWING, "died"))
-    events = [e for e in _of(output, "crash") if not (followed and "Abort" in e.text)]
+    events = [
+        e for e in _of(output, "crash") if not (followed and re.search("Abort|SIGABRT", e.text))
+    ]
     event = next((e for e in events if "what" in e.fields), next(iter(events), None))
     if event is None:
         return None
@@ -801,6 +809,9 @@ def _joined(output: JobOutput) -> EndingResult | None:
     return _stuck("unfinished", f"{text} finish: no rank is behind", event)
 
 
+_MAX_NAMED = 1 << 16
+
+
 def _store(output: JobOutput) -> EndingResult | None:
     events = _of(output, "store")
     if _of(output, "stopped"):  # the agent that was stopped closes the rendezvous for all others
@@ -820,12 +831,19 @@ def _store(output: JobOutput) -> EndingResult | None:
     elif "expected" in fields:
         count = f"only {fields['joined']}" if "joined" in fields else "not all"
         what = f"{count} of {fields['expected']} processes joined the rendezvous"
+        size = int(fields["expected"])
+        absent = {*range(min(size, _MAX_NAMED))} - {e.rank for e in events}
+        if "joined" in fields and size - int(fields["joined"]) == len(absent):
+            what += f": {name_ranks(absent)} did not"
         if int(fields.get("joined", 0)) > int(fields["expected"]):
             what = (
                 f"{fields['joined']} processes joined a rendezvous of {fields['expected']}: more "
                 "started than the world size says, or an earlier start of the job left its keys in "
                 "the store"
             )
+    elif "fence" in fields:
+        what = "the tasks of the hosts did not all reach the PMIx fence with which they start, "
+        what += f"says {fields['host']}"
     elif fields.get("type") == "RendezvousTimeoutError":
         what = "not all hosts joined the rendezvous in time"
     elif fields.get("type") == "RendezvousClosedError":
@@ -864,7 +882,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
         named = (e for e in same if {"last", "store"} & e.fields.keys() or e.name == "nccl-cuda")
         event = next(named, event)
     victims = tuple(sorted({e.rank for e in events if e.rank is not None}))
-    silent = tuple(sorted({*range(output.world_size or 0), *output.ranks} - set(victims)))
+    told = {e.rank for e in output.events if e.yields not in UNSAID}
+    silent = tuple(sorted({*range(output.world_size or 0), *output.ranks} - told))
     suspects = silent if victims and len(silent) <= len(victims) else ()
     whom = f" ({event.fields['peer']})" if "peer" in event.fields else ""
     who = capitalized(name_ranks(victims)) if victims else "A process"
@@ -932,9 +951,11 @@ _WAITED = {
     "hccl-timeout": "until HCCL's time-out",
     "hccl-notify": "until HCCL's time-out",
     "rpc-timeout": "until its call timed out, and the lines do not name that rank",
-    "gloo-timeout": "(gloo), and its lines do not name that rank",
+    "gloo-timeout": "(gloo)",
 }
 """Time-outs that no watchdog reports."""
+
+_UNNAMED = ", and its lines do not name that rank"
 
 
 def _frozen(output: JobOutput) -> EndingResult | None:
@@ -952,10 +973,11 @@ def _frozen(output: JobOutput) -> EndingResult | None:
         group = fields.get("group", "")
         whom += f" of {group}" if "remote" in fields and group else ""
         where = f" in {operation_kind(fields['tag'])}" if "tag" in fields else ""
+        unnamed = "" if "remote" in fields or event.name != "gloo-timeout" else _UNNAMED
         took = f"for {format_duration(limit * 1_000_000)} " if limit else ""
         return _stuck(
             "frozen",
-            f"{who} waited {took}for {whom}{where} {_WAITED[event.name]}",
+            f"{who} waited {took}for {whom}{where} {_WAITED[event.name]}{unnamed}",
             event,
             "Read the logs of the ranks that report no time-out: one of them failed or is late.",
             "Get the Python stacks of all ranks: py-spy dump.",
@@ -1008,6 +1030,11 @@ def _exited(output: JobOutput) -> EndingResult | None:
     return _ended(exits[0], output) if exits else None
 
 
+_BEFORE_CTRL_C = (
+    "If it seemed to hang, get the stacks of its ranks before the next Ctrl-C: py-spy dump."
+)
+
+
 def _stopped(output: JobOutput) -> EndingResult | None:
     event = next(iter(_of(output, "stopped", "cancelled")), None)
     if event is None:
@@ -1015,6 +1042,9 @@ def _stopped(output: JobOutput) -> EndingResult | None:
     number = event.number("code") or event.number("number")
     how = f"its launcher got {_signal_name(number)}" if number else "its launcher got a signal"
     step = "Look in the scheduler's log for who ended it."
+    if number == signal.SIGINT:
+        how = "its launcher was interrupted (Ctrl-C or SIGINT)"
+        step = _BEFORE_CTRL_C
     if number == signal.SIGHUP:
         how = "its terminal was closed (SIGHUP)"
         step = "Start it with nohup or setsid, in tmux, or by a scheduler."
@@ -1032,7 +1062,7 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
         "interrupted",
         f"The job was interrupted (Ctrl-C or SIGINT){f' in {place}' if place else ''}.",
         event,
-        "If it seemed to hang, get the stacks of its ranks before the next Ctrl-C: py-spy dump.",
+        _BEFORE_CTRL_C,
         ranks=(),
     )
 
@@ -1067,6 +1097,82 @@ def _waiting(output: JobOutput) -> EndingResult | None:
             "If they compile or load, wait: the first requests take long.",
         )
     return _store(replace(output, events=tuple(replace(e, yields="store") for e in events)))
+
+
+def _joining(output: JobOutput) -> EndingResult | None:
+    """Ranks that began to join the process group, if the text ends before all did."""
+    events = _of(output, "joining")
+    begun = {e.rank for e in events if e.rank is not None}
+    size = max((e.number("expected") or 0 for e in events), default=0)
+    if not begun or len(begun) >= size or any("joined" in e.fields for e in events):
+        return None
+    return EndingResult(
+        cause="joining",
+        verdict=f"Not decided: the text ends while {name_ranks(begun)} of {size:,} "
+        f"{'wait' if len(begun) > 1 else 'waits'} to join the process group, and the other ranks "
+        "printed nothing about it.",
+        next_steps=(
+            "Check that the launcher starts every rank (nodes, ntasks per node, devices), and that "
+            "each host can reach MASTER_ADDR and MASTER_PORT.",
+            "Read the log of the ranks that did not join: they may have failed before.",
+        ),
+    )
+
+
+def _set_up(output: JobOutput) -> EndingResult | None:
+    """How far NCCL came in each process, if its lines are all that there is."""
+    events = _of(output, "setup")
+    last = {e.fields["process"]: e.fields["stage"] for e in events}
+    if not last:
+        return None
+    ready = sum(stage == _READY for stage in last.values())
+    begun = [stage for stage in last.values() if stage != _READY]
+    if not begun:
+        size = max(event.number("size") or 0 for event in events)
+        ranks = {e.fields.get("member") for e in events if e.number("size") == size}
+        where = f"{len(ranks):,} of {size:,} ranks" if size else _count(ready)
+        after = "so what stands came after it" if len(ranks) == size else "the others are not shown"
+        return EndingResult(
+            cause="ready",
+            verdict=f"Not decided: NCCL was ready (“{_READY}”) on {where}, {after}.",
+            next_steps=(
+                "Get the stacks of all ranks: py-spy dump --pid PID.",
+                "If they wait in the first collective, look for GPUs or hosts that reach no other: "
+                "NCCL_P2P_DISABLE=1 (PCIe, IOMMU), NCCL_IB_DISABLE=1.",
+            ),
+        )
+    stage, count = Counter(begun).most_common(1)[0]
+    came = f"{ready:,} of {_count(len(last))} came" if ready else "no process came"
+    which = "all" if count == len(last) else "the others" if count == len(begun) else "some"
+    is_early = stage in ("Bootstrap", "Using network", "Init START")
+    return EndingResult(
+        cause="set-up",
+        verdict=f"Not decided: the text ends while NCCL sets up: {came} to “{_READY}”, and {which} "
+        f"stand after {_STAGES[stage]}.",
+        next_steps=(
+            "If no more lines came: every rank must start, and hosts must reach each other over "
+            "this interface at any port. Set NCCL_SOCKET_IFNAME, and look at the firewall."
+            if is_early
+            else "If no more lines came: try NCCL_P2P_DISABLE=1 or NCCL_SHM_DISABLE=1 within a "
+            "host, and NCCL_IB_DISABLE=1 between hosts.",
+            "Get the native stacks of the processes: py-spy dump --native --pid PID.",
+        ),
+    )
+
+
+_READY = "Init COMPLETE"
+_STAGES = {
+    "Bootstrap": "the choice of an interface",
+    "Using network": "the choice of a network",
+    "Init START": "“Init START”",
+    "Channel": "the first channel",
+    "Connected": "connecting channels",
+}
+"""Stages of NCCL's set-up, as a sentence names them."""
+
+
+def _count(number: int) -> str:
+    return f"{number:,} process{'es' if number > 1 else ''}"
 
 
 def _mixed(output: JobOutput) -> EndingResult | None:
@@ -1169,5 +1275,7 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     _reported,
     _mixed,
     diagnose_stacks,
+    _joining,
+    _set_up,
     _closed,
 )

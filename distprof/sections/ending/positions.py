@@ -18,6 +18,13 @@ _MAX_GAP = 1_000
 """A rank can be ahead of another in one group by what NCCL buffers: some dozens of broadcasts."""
 
 
+_CUT_LINES = 2  # a fence, or the beginning of a line that is cut off
+
+
+_REPORTS = ("timeout", "frozen", "exception", "error", "cut", "mixed")
+"""Kinds of lines by which a rank reports that it ended, or that others did not come."""
+
+
 def positions_of(output: JobOutput) -> list[EndingPosition]:
     """One position per group and rank, from all lines of that rank."""
     events = [e for e in output.events if e.yields in ("timeout", "position")]
@@ -53,12 +60,17 @@ def _merged(
     """A position with what one more line says; the first operation that timed out counts."""
     seq = event.number("seq")
     is_first = before is None or before.seq is None or (seq is not None and seq < before.seq)
-    timed = event.yields == "timeout" and (is_first or (before is not None and seq == before.seq))
     fields = event.fields
+    is_same = before is not None and seq == before.seq and "op" in fields
+    timed = event.yields == "timeout" and (is_first or is_same)
 
     def most(name: str, known: int | None) -> int | None:
         return max((n for n in (event.number(name), known) if n is not None), default=None)
 
+    enqueued = most("enqueued", before.enqueued if before else None)
+    completed = most("completed", before.completed if before else None)
+    if None not in (enqueued, completed) and (completed or 0) > (enqueued or 0):
+        completed = None  # torch 2.3 prints what memory held before the first collective ended
     return EndingPosition(
         rank=rank,
         is_global=is_global,
@@ -68,8 +80,8 @@ def _merged(
         size=(fields.get("numel_in", "") or fields.get("shape", ""))
         if timed
         else (before.size if before else ""),
-        enqueued=most("enqueued", before.enqueued if before else None),
-        completed=most("completed", before.completed if before else None),
+        enqueued=enqueued,
+        completed=completed,
         waited_ms=event.number("ran_ms") if timed else before.waited_ms if before else None,
         timeout_ms=event.number("timeout_ms") if timed else before.timeout_ms if before else None,
     )
@@ -114,12 +126,15 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
     shown = name if all(one.is_global for one in waiting) else ""
     what = _operation(next((one for one in waiting if one.op), waiting[0]), shown)
     if silent:
+        of_them, are = name_ranks(silent), "they are" if len(silent) > 1 else "it is"
+        rest = f", and {of_them} printed nothing about it: {are} the first suspect."
+        if _ends_there(output):
+            rest = f", and the text ends there. If {of_them} printed nothing about it, {are} the "
+            rest += "first suspect."
         return EndingResult(
             state=STUCK,
             cause="silent",
-            verdict=f"Stuck: {_who(waiting, name)} {_verb(waiting, 'wait')} in {what}, and "
-            f"{name_ranks(silent)} printed nothing about it: "
-            f"{'they are' if len(silent) > 1 else 'it is'} the first suspect.",
+            verdict=f"Stuck: {_who(waiting, name)} {_verb(waiting, 'wait')} in {what}{rest}",
             suspects=silent,
             positions=tuple(positions),
         )
@@ -254,11 +269,18 @@ def _silent(positions: Sequence[EndingPosition], output: JobOutput) -> tuple[int
     """Ranks of the default group that no line of a watchdog names."""
     if positions[0].group or not all(one.is_global for one in positions):
         return ()
-    known = {one.rank for one in positions}
+    told = (e.rank for e in output.events if e.yields in _REPORTS)
+    known = {*(one.rank for one in positions), *(rank for rank in told if rank is not None)}
     world = output.world_size or 0
     expected = {*range(world), *output.ranks} if world <= 1 << 20 else set(output.ranks)
     silent = tuple(sorted(expected - known))
     return silent if len(silent) <= len(known) else ()
+
+
+def _ends_there(output: JobOutput) -> bool:
+    """Whether a file ends in the lines of its watchdogs: those of other ranks may be cut off."""
+    lines = {e.file: e.line for e in output.events if e.yields in ("timeout", "position", "frozen")}
+    return any(output.lines_of.get(file, 0) - line <= _CUT_LINES for file, line in lines.items())
 
 
 def _frozen(positions: Sequence[EndingPosition]) -> EndingResult | None:

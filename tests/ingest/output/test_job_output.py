@@ -70,6 +70,7 @@ def test_every_sample_has_a_verdict_and_there_are_enough() -> None:
         ("[trainer5|1]:text", 5),
         ("(TrainWorker pid=12, ip=10.0.0.1, rank=4) text", 4),
         ("2024-05-01 10:00:00,123 [rank9]: text", 9),
+        ("node-7: [rank17]:[E ProcessGroupNCCL.cpp:1] [Rank 1] text", 17),
         ("text of rank 5", None),
     ],
 )
@@ -207,3 +208,39 @@ def test_a_proxy_that_cannot_close_at_the_end_of_a_healthy_job_is_no_failure():
     line += "from rank 1, retcode 3\n"
     assert kinds_in(line.format("Close").encode()) == set()
     assert kinds_in(line.format("Connect").encode()) == {"nccl"}
+
+
+@pytest.mark.parametrize(
+    ("stages", "says"),
+    [
+        (("Bootstrap : Using eth0:10.0.0.1<0>",) * 2, "no process came to"),
+        (("Using network Socket", "Bootstrap : Using eth0:10.0.0.1<0>"), "some stand after"),
+        (("Using network IB", "comm 0x1 rank 1 nranks 2 - Init COMPLETE"), "1 of 2 processes came"),
+        (("comm 0x1 rank {0} nranks 4 cudaDev 0 - Init COMPLETE",) * 2, "2 of 4 ranks, the others"),
+        (("comm 0x1 rank {0} nranks 2 cudaDev 0 - Init COMPLETE",) * 2, "2 of 2 ranks, so what"),
+    ],
+)
+def test_lines_of_nccl_alone_show_how_far_it_came(stages: tuple[str, ...], says: str) -> None:
+    lines = (f"node1:4{i}:4 [{i}] NCCL INFO {line.format(i)}\n" for i, line in enumerate(stages))
+    text = "".join(lines).encode()
+    reader = Reader()
+    reader.take_blocks([text], "job.log", None)
+    found = diagnose_output(reader.result(["job.log"]))
+    assert (found.state, says in found.verdict) == ("", True)
+    assert found.next_steps
+    assert kinds_in(text) == set()
+
+
+def test_ranks_of_lightning_that_wait_for_others_are_named() -> None:
+    line = "initializing distributed: GLOBAL_RANK: {}, MEMBER: {}/4\n"
+    for ranks, says in ((2, "ranks 0-1 of 4 wait"), (4, "")):
+        reader = Reader()
+        text = "".join(line.format(rank, rank + 1) for rank in range(ranks))
+        reader.take_blocks([text.encode()], "job.log", None)
+        found = diagnose_output(reader.result(["job.log"]))
+        assert (found.state, says in found.verdict, bool(found.verdict)) == ("", True, bool(says))
+
+
+def test_the_port_of_nccls_ras_is_no_port_of_the_job() -> None:
+    line = "node1:2:2 [0] ras/client_support.cc:160 NCCL WARN Call to bind failed: Address already "
+    assert "port" not in kinds_in(f"{line}in use\n".encode())
