@@ -54,7 +54,8 @@ PAINT = """
 new Promise((done) => {
   const seen = () => {
     const one = performance.getEntriesByName("first-contentful-paint")[0];
-    if (one) done(one.startTime); else setTimeout(seen, 20);
+    if (one) done(one.startTime);
+    else if (performance.now() > 10_000) done(null); else setTimeout(seen, 20);
   };
   seen();
 })
@@ -151,6 +152,8 @@ def measured(page: Path, folder: Path) -> tuple[str, ...]:
     try:
         browser.open(page)
         paint = browser.run(PAINT)
+        if paint is None or not browser.run("!!document.getElementById('picture')"):
+            raise SystemExit(f"{page}: no page with a picture of the step")
         gaps = json.loads(browser.run(MOVES))
     finally:
         browser.close()

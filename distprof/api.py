@@ -197,7 +197,7 @@ def examine(
     from distprof.units import MOST_COLLECTIVES
 
     settings = _config(config)
-    profile = _fabric(fabric, settings)
+    profile = fabric_of(fabric, settings)
     known_model(None, settings.model, settings.source)  # invalid settings fail before any work
     sheet = load_sheet(settings.hardware, settings.source)
     run = run_or_path
@@ -254,7 +254,7 @@ def examine(
     return Examined(run=run, analyses=analyses, report=report, simulation=bench.simulation)
 
 
-def _fabric(fabric: Source | None, settings: Config) -> FabricFile | None:
+def fabric_of(fabric: Source | None, settings: Config) -> FabricFile | None:
     """The fabric profile named by the caller, else by the configuration."""
     file = os.fspath(fabric) if fabric is not None else settings.fabric
     if not file:

@@ -27,6 +27,7 @@ ENTRY_POINT_GROUP = "distprof.commands"
 
 _VERBS = {
     "analyze": "Where each step's time goes, what causes it, what a fix would gain.",
+    "op": "One operator: shapes, kernels, callers, and a script that repeats it.",
     "compare": "What changed between two runs, and which parts of a step explain it.",
     "scale": "How efficiency falls as ranks are added, and where it is lost.",
     "check": "Fail when runs are slower than a baseline: a gate for CI.",
@@ -55,7 +56,7 @@ _STARTING = {
 _GROUPS = {
     "Start": ("demo", "doctor"),
     "Record": ("capture", "run", "attach", "bench"),
-    "Diagnose": ("analyze", "watch", "hang", "report", "export", "rule"),
+    "Diagnose": ("analyze", "op", "watch", "hang", "report", "export", "rule"),
     "Compare and gate": ("compare", "scale", "check", "history"),
     "Plan": ("plan", "fabric"),
     "Connect": ("mcp",),

@@ -34,6 +34,11 @@ _BYTES = {
 """Bytes per element by the type's name in a trace."""
 
 
+def element_bytes(kind: str) -> int:
+    """Bytes per element of a type as the trace names it; 0 if unknown."""
+    return _BYTES.get(kind, 0)
+
+
 class Inputs(NamedTuple):
     """The inputs of one call, an entry each."""
 
@@ -444,6 +449,23 @@ def _looked_up(call: Inputs) -> _Traffic:
     return found + _whole(rows, call.types[1]), found
 
 
+def _indexed(index: int, moved: int) -> Callable[[Inputs], _Traffic]:
+    """Rows of ``moved`` are read, added to others, which are read as well, and written."""
+
+    def traffic(call: Inputs) -> _Traffic:
+        size = _whole(_tensor(call, moved), call.types[moved])
+        found = _whole(_tensor(call, index), call.types[index]) if index >= 0 else 0
+        return 2 * size + found, size
+
+    return traffic
+
+
+def _gathered(call: Inputs) -> _Traffic:
+    rows = _tensor(call, 2)
+    found = _whole(rows, call.types[0])
+    return found + _whole(rows, call.types[2]), found
+
+
 def _convolved(call: Inputs) -> _Traffic:
     size, weight = _tensor(call, 0), _tensor(call, 1)
     if _flag(call.values[6]):
@@ -489,6 +511,10 @@ _MOVED: Mapping[str, Callable[[Inputs], _Traffic]] = {
     "convolution": _convolved,
     "convolution_backward": _convolved_backward,
     "embedding": _looked_up,
+    "gather": _gathered,
+    "embedding_dense_backward": _indexed(1, 0),
+    "_index_put_impl_": _indexed(-1, 2),
+    **dict.fromkeys(("index_add_", "index_add", "scatter_add_", "scatter_add"), _indexed(2, 3)),
     **{f"_scaled_dot_product_{kind}_attention": _attended for kind in _ATTENTION},
     **{f"_scaled_dot_product_{kind}_attention_backward": _attended_backward for kind in _ATTENTION},
 }

@@ -41,6 +41,8 @@ def cost_text(finding: Finding, report: Report) -> str:
         return _cost_of(cost, "step", report.step_log.median_ns)
     # Costs are means over ranks, so the reference is too; without traces it is the simulated step
     span = mean_span_ns(report) or report.whatif.replayed_ns
+    if any(place.startswith("step_log") for place in finding.evidence):
+        span = None  # a mean over all logged steps, which the finding relates to itself
     text = _cost_of(cost, window_word(report), span)
     return f"{text}, {recovered}" if recovered else text
 

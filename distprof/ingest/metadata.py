@@ -145,6 +145,7 @@ def _device(value: object, notes: list[str]) -> Device:
         name=_text(first.get("name")),
         count=len(devices),
         memory_bytes=_as_int(first.get("totalGlobalMem")),
+        num_multiprocessors=_as_int(first.get("numSms")),
     )
 
 

@@ -51,6 +51,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     count: int | None = None
     memory_bytes: int | None = None
+    num_multiprocessors: int | None = None
 
 
 LEAST_OPERATORS = 0.1

@@ -16,11 +16,12 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from distprof import verbs
+from distprof import open_run, verbs
 from distprof.artefacts.summary_file import Acknowledged
 from distprof.documents.document import Document
 from distprof.errors import InputError, SchemaError, UsageError
 from distprof.formats import RenderOptions
+from distprof.hardware import load_sheet
 from distprof.ingest.fabric import read_fabric
 from distprof.verbs.compare.show import compare_reports
 from distprof.verbs.documents import ALL_DOCUMENTS
@@ -29,6 +30,7 @@ from distprof.verbs.gate.check import judge, session_of_sizes
 from distprof.verbs.hang.evidence import read_evidence
 from distprof.verbs.hang.measure import diagnose
 from distprof.verbs.history.timeline import by_series, find_history_metric, trace_metric
+from distprof.verbs.op.measure import tell
 from distprof.verbs.plan.job_file import layout_of, read_job_file
 from distprof.verbs.plan.lint import check_layout
 from distprof.verbs.plan.search import make_plan
@@ -86,6 +88,11 @@ SAMPLES: dict[str, Callable[[], msgspec.Struct]] = {
     ),
     "hang": lambda: diagnose(read_evidence(str(GPU_ERROR), executor="serial"), version="1"),
     "history": history,
+    "operator": lambda: (
+        tell(
+            open_run(TESTS / "golden" / "kineto" / "tp8-b200-rank0"), "aten::mm", sheet=load_sheet()
+        ).story
+    ),
     "plan": lambda: make_plan(question(gpus=16), most=3),
     "plan-lint": lint,
     "report": straggler,

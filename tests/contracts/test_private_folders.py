@@ -21,7 +21,6 @@ MAY_NAME_IT = {
     "distprof/ingest/cache/entries.py": "asks whether a file is in it",
     "distprof/remote/download.py": "names it in an error",
     "probes/distprof_probes/attach/sockets.py": "folders with random names; a lock without content",
-    "tests/built_kernel.py": "a private folder in it",
 }
 
 

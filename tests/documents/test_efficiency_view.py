@@ -3,9 +3,11 @@
 import msgspec
 import pytest
 
+from distprof.sections.computation.result import SAVING_TITLES
 from distprof.sections.efficiency.result import EfficiencyResult
-from distprof.sections.efficiency.show import efficiency_table
+from distprof.sections.efficiency.show import efficiency_sentence, efficiency_table
 from distprof.sections.verdict import judge
+from distprof.sections.whatif.result import Scenario, WhatIfResult
 from tests.documents.samples import healthy
 from tests.rules.samples import device, efficiency
 
@@ -62,3 +64,22 @@ def test_the_verdict_says_the_mfu_where_it_is_known():
     sentence = "MFU is 45.0 %; while computing, 56.0 % of the peak."
     assert sentence in judge(report).why
     assert not any("MFU" in text for text in judge(healthy()).why)
+
+
+@pytest.mark.parametrize(
+    ("saved_ms", "said"),
+    [(4, "If attention ran in fused kernels, the step would take 4.00 ms (20.0 %) less."), (0, "")],
+)
+def test_the_sentence_names_the_largest_saving_of_computation(saved_ms, said):
+    scenarios = tuple(
+        Scenario(what=what, title=title, step_ns=0, recoverable_ns=ms * 1_000_000)
+        for what, title, ms in (
+            ("fused-attention", SAVING_TITLES["fused-attention"], saved_ms),
+            ("fused-loss", SAVING_TITLES["fused-loss"], saved_ms // 2),
+            ("late ranks", "all ranks arrived at once", 9),
+        )
+    )
+    whatif = WhatIfResult(replayed_ns=20_000_000, without=scenarios)
+    report = msgspec.structs.replace(healthy(), efficiency=efficiency(), whatif=whatif)
+    mfu = "MFU is 45.0 %; while computing, 56.0 % of the peak."
+    assert efficiency_sentence(report) == f"{mfu} {said}".rstrip()

@@ -88,7 +88,7 @@ STEP_OF_V100_NS = 93_630_720
 @pytest.mark.corpus
 def test_products_in_fp32_on_a_v100_are_named(corpus):
     found, _ = findings(corpus / "ddp-v100-world1")
-    assert "49.2 %" in found["tensor-cores-unused"].message
+    assert "49.2 %" in found["tensor-cores-unused"].headline
     saved = found["tensor-cores-unused"].cost_ns_per_step
     assert saved == pytest.approx(7 / 8 * 0.492 * STEP_OF_V100_NS, rel=0.01)
 

@@ -16,12 +16,18 @@ from distprof.sections.computation.measure import analyze_computation
 from distprof.sections.computation.operators import MOST_NESTED, Operators
 from distprof.sections.computation.result import (
     FUSED_ATTENTION,
+    FUSED_DROPOUT,
     FUSED_LOSS,
+    FUSED_OPTIMIZER,
     MERGED_KERNELS,
+    NARROW_CASTS,
     NO_OPERATORS,
     NO_RECOMPUTATION,
     NO_SHAPES,
+    PADDED_PRODUCTS,
+    SPREAD_INDICES,
     TENSOR_CORES,
+    UNSET_GRADIENTS,
     ComputationResult,
 )
 from distprof.sections.context import RankAnalyses
@@ -71,6 +77,12 @@ class Program(RankBuilder):
             kernel, self.gpu, self.gpu + lasts, launched=(start + 30, start + 40), thread=thread
         )
         self.gpu += lasts
+        return self
+
+    def cast(self, size: list[int], before: str, after: str) -> "Program":
+        """A copy from one type to another in the forward pass."""
+        self.op("aten::copy_", 20, size, sequence=1)
+        self.host[-2]["inputs"] = json.dumps([[size, size], [after, before], ["", ""]])
         return self
 
 
@@ -238,6 +250,13 @@ def test_no_limit_on_a_gpu_that_the_sheet_does_not_list():
     (row,) = explained(program, "Some GPU").operators
     assert (row.bound, row.peak_ratio) == ("", None)
     assert row.flops is not None
+
+
+def test_fp8_bounds_what_16_bit_products_could_save_where_the_gpu_has_it():
+    program = Program().op("aten::mm", 1000, [64, 64], [64, 64])
+    program.op("aten::mm", 700, [64, 64], [64, 64], kind="float").op("aten::gelu", 50, [64, 64])
+    assert explained(program).fp8_bound_ns == round(1000 * (1 - 989 / 1979))
+    assert explained(program, "NVIDIA A100-SXM4-80GB").fp8_bound_ns is None
 
 
 def speeds(device: str, memory: float = 3e12, **flops: float) -> FabricFile:
@@ -420,6 +439,104 @@ def test_the_simulated_step_is_shorter_by_what_a_change_saves():
     whatif = whatif_of(make_run([program.rank()]))
     gains = {one.what: one.recoverable_ns for one in whatif.without}
     assert gains[FUSED_ATTENTION] == 350
+
+
+STEP = ("Optimizer.step#AdamW.step",)
+
+
+def adam(program: Program, kernel: str = "elementwise_kernel") -> Program:
+    """Two passes over one tensor that a fused optimizer would read and write once."""
+    size = [1024, 1024]
+    return program.op("aten::lerp_", 300, size, size, around=STEP, kernel=kernel, kind="float").op(
+        "aten::addcdiv_", 400, size, size, size, around=STEP, kernel=kernel, kind="float"
+    )
+
+
+def test_a_fused_optimizer_reads_parameters_gradients_and_states_and_writes_all_but_gradients():
+    # seven tensors at the rate of the copy
+    program = adam(adam(Program()))
+    program.op("aten::copy_", 100, [4096, 1024], [4096, 1024], kind="float", sequence=1)
+    rate = 2 * 4096 * 1024 * 4 / 100
+    kept = 2 * 7 * 1024 * 1024 * 4 / rate
+    assert saved_of(explained(program))[FUSED_OPTIMIZER] == pytest.approx(1400 - kept, abs=1)
+
+
+def test_a_fused_optimizer_also_ends_the_idle_time_between_its_kernels():
+    program = adam(Program())
+    program.gpu += 5_000
+    adam(program)
+    program.gpu += 7_000  # before what is no optimizer
+    program.op("aten::copy_", 100, [4096, 1024], [4096, 1024], kind="float", sequence=1)
+    (saving,) = (one for one in explained(program).savings if one.what == FUSED_OPTIMIZER)
+    assert saving.idle_ns == 5_000
+
+
+def test_kernels_over_many_tensors_are_a_fused_optimizer_already():
+    program = adam(Program(), kernel="multi_tensor_apply_kernel<Adam>")
+    program.op("aten::copy_", 100, [4096, 1024], [4096, 1024], kind="float", sequence=1)
+    assert FUSED_OPTIMIZER not in saved_of(explained(program))
+
+
+def products(columns: int, lasts: int, *, rows: int = 1024, kind: str = BF16) -> ComputationResult:
+    program = Program().op("aten::mm", 1000, [1024, 1024], [1024, 1024])
+    program.op("aten::mm", lasts, [rows, 1024], [1024, columns], kind=kind)
+    return explained(program)
+
+
+def test_padding_saves_what_a_product_takes_longer_than_aligned_ones():
+    assert saved_of(products(1023, 3000)) == {PADDED_PRODUCTS: 2000}
+    assert products(1023, 3000).savings[0].size == "1023"
+
+
+@pytest.mark.parametrize(
+    ("columns", "lasts", "changes"),
+    [
+        (1024, 3000, {}),  # aligned
+        (1023, 1000, {}),  # not slower
+        (63, 3000, {}),  # too small for tensor cores in any case
+        (1023, 3000, {"kind": "float"}),
+    ],
+)
+def test_products_that_padding_does_not_help(columns: int, lasts: int, changes: dict[str, str]):
+    result = products(columns, lasts, **changes)  # type: ignore[arg-type]
+    assert PADDED_PRODUCTS not in saved_of(result)
+
+
+def test_of_two_micro_batches_only_the_first_addition_goes_with_the_zeros():
+    size = [64, 64]
+    program = Program().op("aten::zero_", 10, size, around=("Optimizer.zero_grad#SGD.zero_grad",))
+    for _ in range(2):
+        program.op("aten::add_", 30, size, size, around=(NODE,))
+    program.op("aten::add_", 50, [32, 32], [32, 32], around=(NODE,))
+    assert saved_of(explained(program))[UNSET_GRADIENTS] == 10 + 30
+
+
+def test_casts_around_a_product_are_part_of_mixed_precision():
+    size = [256, 256]
+    program = Program()
+    for name in ("aten::mm", "aten::native_layer_norm"):
+        program.cast(size, BF16, "float").op(name, 30, size, size, kind="float", sequence=2)
+        program.cast(size, "float", BF16)
+    assert saved_of(explained(program))[NARROW_CASTS] == 20 + 15 + 20
+
+
+def test_noise_that_is_no_mask_is_left_alone():
+    size = [512, 512]
+    program = Program().op("aten::normal_", 30, size, sequence=1)
+    program.op("aten::mm", 30, size, size, sequence=2)
+    assert FUSED_DROPOUT not in saved_of(explained(program))
+
+
+def test_indexing_at_the_speed_of_memory_is_left_alone():
+    def gather(lasts: int) -> dict[str, int]:
+        program = Program().op("aten::copy_", 100, [4096, 64], [4096, 64], sequence=1)
+        program.op("aten::scatter_add", lasts, [9, 64], [], [512, 64], [512, 64], sequence=2)
+        return saved_of(explained(program))
+
+    moved = 4 * 512 * 64 * 2  # indices, rows, and those that they are added to, which are written
+    at_best = 100 * moved / (2 * 4096 * 64 * 2)
+    assert SPREAD_INDICES not in gather(round(1.9 * at_best))
+    assert gather(200)[SPREAD_INDICES] == pytest.approx(200 - at_best, abs=1)
 
 
 # Names -------------------------------------------------------------------------------------------

@@ -1,14 +1,24 @@
 """Computation by module, under CUDA graphs, and with sizes that other rows complete."""
 
+import gzip
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from distprof.api import analyze
+from distprof.hardware import load_sheet
+from distprof.ingest.open import open_run
+from distprof.ingest.rank import IngestOptions
+from distprof.run.run import Device
+from distprof.sections.computation.measure import analyze_computation
 from distprof.sections.computation.modules import MOST_PATHS
 from distprof.sections.computation.result import OUTSIDE_MODULES
-from tests.builders import MAIN_THREAD, RankBuilder
+from distprof.sections.context import RankAnalyses
+from tests.builders import MAIN_THREAD, RankBuilder, make_run
 from tests.sections.measured import measured
 from tests.sections.test_computation import (
     BACKWARD_THREAD,
@@ -168,6 +178,32 @@ def test_modules_between_an_operator_and_its_launch_do_not_hide_it():
     assert row.name == "MyFunction"
 
 
+# Kernels too small for their GPU ------------------------------------------------------------------
+
+
+def filled(*blocks: int, multiprocessors: int | None = 100):
+    rank = RankBuilder()
+    for number, count in enumerate(blocks):
+        start = 100 * number
+        rank.operator(f"aten::op{number}", start, start + 90)
+        rank.kernel("k", start, start + 50, launched=(start + 10, start + 20), blocks=count)
+    device = Device(name="some GPU", num_multiprocessors=multiprocessors)
+    run = make_run([replace(rank.rank(), device=device)])
+    return analyze_computation(run, RankAnalyses.of([measured(rank)]), load_sheet())
+
+
+def test_kernels_with_fewer_blocks_than_multiprocessors_leave_some_idle():
+    result = filled(25, 400, -1, 90, 50, 49)
+    ratios = [row.filled_ratio for row in sorted(result.operators, key=lambda row: row.name)]
+    assert ratios == [0.25, 1, None, 0.9, 0.5, 0.49]
+    assert result.small_ratio == 0.4
+
+
+def test_nothing_is_known_of_a_gpu_whose_multiprocessors_were_not_recorded():
+    result = filled(25, multiprocessors=None)
+    assert (result.operators[0].filled_ratio, result.small_ratio) == (None, None)
+
+
 # CUDA graphs -------------------------------------------------------------------------------------
 
 
@@ -183,6 +219,20 @@ def test_kernels_of_a_cuda_graph_have_no_operator_whatever_is_around_its_launch(
         "aten::mm": 1024,
     }
     assert result.graph_ratio == 0.75
+
+
+@pytest.mark.parametrize("region", ["Torch-Compiled Region: 0/0", "CompiledFunctionBackward"])
+def test_a_compiled_function_is_no_operator_of_the_kernels_inside_it(region):
+    rank = RankBuilder().operator(region, 0, 100, inputs=inputs([8, 8]))
+    rank.kernel("triton_poi_fused_relu_1", 0, 30, launched=(10, 20))
+    rank.operator("extern_kernels.mm", 30, 90)
+    rank.operator("aten::mm", 40, 80, inputs=inputs([8, 8], [8, 8]))
+    rank.kernel("gemm", 30, 50, launched=(50, 60))
+    rows = [(row.name, row.category, row.inputs) for row in explained(rank).operators]
+    assert rows == [
+        ("triton_poi_fused_relu_1", "elementwise", ""),
+        ("aten::mm", "gemm", "bf16[8, 8] · bf16[8, 8]"),
+    ]
 
 
 # Sizes that other rows complete ------------------------------------------------------------------
@@ -258,3 +308,29 @@ def test_an_outer_counted_operator_has_the_kernels_of_inner_counted_ones():
 def test_ranks_without_modules_leave_the_tree_of_the_others_whole():
     assert measured(Model().inside("Net_0", lasts=3)).computation.modules[0].path == ("Net",)
     assert measured(Program().op("aten::mul", 4)).computation.modules == ()
+
+
+# Beside everything else ---------------------------------------------------------------------------
+
+
+def test_calls_of_modules_change_nothing_but_the_tree(tmp_path):
+    trace = json.loads(gzip.decompress(WITH_STACKS.read_bytes()))
+    with_modules = analyze_events(trace, tmp_path / "with")
+    trace["traceEvents"] = [
+        event for event in trace["traceEvents"] if not event["name"].startswith("nn.Module: ")
+    ]
+    without = analyze_events(trace, tmp_path / "without")
+    assert with_modules.computation.modules
+    assert replace(with_modules.computation, modules=()) == without.computation
+    for name in ("breakdown", "idle", "perturbation", "overlap", "stragglers", "whatif", "kernels"):
+        assert getattr(with_modules, name) == getattr(without, name), name
+
+
+WITH_STACKS = Path(__file__).parents[1] / "golden/kineto/tp8-b200-rank0/eager_trace.json.gz"
+
+
+def analyze_events(trace, folder):
+    folder.mkdir()
+    path = folder / "rank0.json"
+    path.write_text(json.dumps(trace))
+    return analyze(open_run(str(path), IngestOptions(cache_dir=str(folder / "cache"))))

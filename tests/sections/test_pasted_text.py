@@ -1,5 +1,6 @@
 """Text that people paste when a job is slow: the first lines say what an expert reads in it."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -28,17 +29,22 @@ def first_lines(path: Path) -> str:
     )
 
 
+def plain(text: str) -> str:
+    """A statement may be cut into a headline and its detail: case and punctuation do not count."""
+    return re.sub(r"[.:;,](?= |$)", "", text).lower()
+
+
 def test_each_sample_has_an_expectation():
     assert {path.name for path in GOLDEN.iterdir()} == {"expected.toml", *EXPECTED}
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_the_first_lines_say_what_an_expert_says(name):
-    text, at = first_lines(GOLDEN / name), 0
-    for phrase in EXPECTED[name]["says"]:
+    text, at = plain(first_lines(GOLDEN / name)), 0
+    for phrase in map(plain, EXPECTED[name]["says"]):
         at = text.find(phrase, at)
         assert at >= 0, (phrase, text)
-    assert not [phrase for phrase in EXPECTED[name].get("never", ()) if phrase in text]
+    assert not [phrase for phrase in EXPECTED[name].get("never", ()) if plain(phrase) in text]
 
 
 def test_tests_of_one_rank_have_no_bandwidth():

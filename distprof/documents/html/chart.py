@@ -144,14 +144,17 @@ def collectives_figure(classes: Sequence[CollectiveClass]) -> Markup:
     marks = [_mark(c, kinds.index(c.kind), most, scales) for c in timed]
     label = f"Time against size of {len(timed)} classes of collectives, logarithmic"
     drawn = picture(scales.axes(), *lines, *marks, label=label, **_SIZE)
+    return captioned(_caption(timed), scrolled(drawn, label), marks_legend(kinds))
+
+
+def marks_legend(names: Sequence[str]) -> Markup:
+    """The shape and colour of each kind of mark, in order."""
     how = {"aria_hidden": "true", "viewBox": "0 0 14 14"}
     items = [
-        element("li", element("svg", shape(i, 7, 7, 6), class_=f"s{i % COLORS}", **how), kind)
-        for i, kind in enumerate(kinds)
+        element("li", element("svg", shape(i, 7, 7, 6), class_=f"s{i % COLORS}", **how), name)
+        for i, name in enumerate(names)
     ]
-    return captioned(
-        _caption(timed), scrolled(drawn, label), element("ul", *items, class_="legend")
-    )
+    return element("ul", *items, class_="legend")
 
 
 def expected_ns(c: CollectiveClass) -> float | None:

@@ -13,7 +13,7 @@ from distprof.documents.html.blocks import (
     element,
     folded,
 )
-from distprof.documents.html.chart import COLORS, WIDTH, Chart, Point, shape
+from distprof.documents.html.chart import COLORS, WIDTH, Chart, Point, marks_legend, shape
 from distprof.sections.computation.result import ComputationResult, OperatorRow, Roof
 from distprof.sections.table import counted
 from distprof.units import format_bandwidth, format_duration, format_flop, format_ratio
@@ -37,6 +37,7 @@ def roofline_figure(result: ComputationResult) -> Markup:
     chart = _chart(result, points)
     kinds = list(dict.fromkeys(row.category for row in points))
     marks = [_mark(row, kinds.index(row.category), points[0].total_ns, chart) for row in points]
+    titles = {row.name: row.title for row in result.categories}
     label = (
         f"Roofline of {counted(len(points), 'operator')}: FLOP per second against FLOP per byte, "
         "logarithmic"
@@ -44,7 +45,12 @@ def roofline_figure(result: ComputationResult) -> Markup:
     drawn = chart.drawn(
         _axes(chart), *_roofs(result, points, chart), *marks, *_numbers(points, chart), label=label
     )
-    return captioned(_caption(result), drawn, _legend(kinds, result), _list(result, points))
+    return captioned(
+        _caption(result),
+        drawn,
+        marks_legend([titles.get(kind, kind) for kind in kinds]),
+        _list(result, points),
+    )
 
 
 def _has_place(row: OperatorRow) -> bool:
@@ -181,20 +187,6 @@ def _caption(result: ComputationResult) -> str:
         f"{text}. Lines are the limits of the GPU, {limits}: the slope is that of memory "
         f"({format_bandwidth(result.memory_bytes_per_s)}), levels are those of products."
     )
-
-
-def _legend(kinds: Sequence[str], result: ComputationResult) -> Markup:
-    titles = {row.name: row.title for row in result.categories}
-    how = {"aria_hidden": "true", "viewBox": "0 0 14 14"}
-    items = [
-        element(
-            "li",
-            element("svg", shape(number, 7, 7, 6), class_=f"s{number % COLORS}", **how),
-            titles.get(kind, kind),
-        )
-        for number, kind in enumerate(kinds)
-    ]
-    return element("ul", *items, class_="legend")
 
 
 def _list(result: ComputationResult, points: Sequence[OperatorRow]) -> Markup:

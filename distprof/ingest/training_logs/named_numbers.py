@@ -75,6 +75,10 @@ _DATA = _compiled(
     r"[_ ]?(?:wait[_ ]?)?(?:time|wait|loading|cost)?)"
     r"(?:[_ ]?\(?(?P<in>UNIT)\)?)?ISVALUE ?(?P<unit>UNIT)?(?![\w:/])"
 )
+_PASSES = _compiled(
+    r"(?<![a-z_])(?P<name>forward|backward|optimizer)[_ ]?(?:time)?"
+    r"(?:[_ ]?\(?(?P<in>UNIT)\)?)?ISVALUE ?(?P<unit>UNIT)?(?![\w:/])"
+)
 _RATES = (
     _compiled(r"(?<![a-z])WORKIS(?P<value>[\d.,]{1,24})"),
     _compiled(r"(?P<value>[\d.,]{1,24}) {0,2}WORK"),
@@ -100,6 +104,7 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
     has_unit: bool = False
     is_bare: bool = False
     data: float | None = None
+    passes: dict[str, float] = {}
     rate: float | None = None
     samples: float | None = None
     tokens: float | None = None
@@ -154,9 +159,10 @@ class NamedNumbersGrammar(Grammar):
                     at_s=one.at_s,
                 )
             )
-            ns = None if one.data is None else s_to_ns(one.data * factor)
-            if ns is not None:
-                self.add_timers({"data": ns})
+            times = one.passes if one.data is None else {"data": one.data, **one.passes}
+            found_ns = {name: s_to_ns(time * factor) for name, time in times.items()}
+            if found_ns:
+                self.add_timers({name: ns for name, ns in found_ns.items() if ns is not None})
         self._found.clear()
 
     def _factor(self, found: list[_Report]) -> float:
@@ -187,6 +193,11 @@ def _read(text: bytes) -> _Report | None:
     named = per_step or (_TIME.search(line) if has_time else None)
     time, has_unit = _time(named)
     has_data = any(word in line for word in (b"data", b"load", b"read", b"fetch", b"input"))
+    passes = {
+        match["name"].decode(): value
+        for match in _PASSES.finditer(line if b"ward" in line else b"")
+        if (value := _time(match)[0]) is not None
+    }
     data, _ = _time(_DATA.search(line) if has_data else None)
     rates = _rates(line) if has_rate else {}
     loss = _LOSS.search(line) if b"loss" in line else None
@@ -199,6 +210,7 @@ def _read(text: bytes) -> _Report | None:
         has_unit=has_unit,
         is_bare=named is not None and per_step is None and named["name"] in _BARE,
         data=data,
+        passes=passes,
         loss=to_float(loss["value"]) if loss else None,
         rank=prefix_rank(text[:200].decode("utf-8", "replace")),
         at_s=stamp,

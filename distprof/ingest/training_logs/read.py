@@ -26,6 +26,8 @@ from distprof.run.logs import TrainingLog
 _JSON = (".json", ".json.gz")
 _SMALL = 1 << 16
 _SMALL_LOG = 1 << 20
+_TOGETHER = ("Megatron-LM", "DeepSpeed")
+"""The first reports iterations, and its fork prints the timers of the second between them."""
 
 
 class Candidates:
@@ -49,6 +51,9 @@ class Candidates:
             grammar.finish()
         for grammar in (self._own[0], self._reports.grammars["Hugging Face Trainer"]):
             compare(grammar, self._own[1])
+        megatron, deepspeed = (self._reports.grammars[name] for name in _TOGETHER)
+        if len(megatron.rows) == len(deepspeed.rows) and not megatron.timers:
+            megatron.timers = deepspeed.timers
         return self.all
 
 

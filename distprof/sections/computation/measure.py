@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from distprof.artefacts.fabric_file import FabricFile
 from distprof.costs.operators import Work, parse_inputs, work_of
@@ -15,7 +16,7 @@ from distprof.run.run import Run
 from distprof.sections.computation.categories import categories
 from distprof.sections.computation.limits import Limits, limits_of
 from distprof.sections.computation.modules import modules_of
-from distprof.sections.computation.operators import KernelCalls, rank_kernel_calls
+from distprof.sections.computation.operators import Alike, KernelCalls, rank_kernel_calls
 from distprof.sections.computation.result import (
     NO_OPERATORS,
     NO_SHAPES,
@@ -42,6 +43,9 @@ __all__ = ["analyze_computation", "rank_computation", "rank_kernel_calls", "rank
 MOST_ROWS = 1_000
 """Operators with different inputs that are kept of a rank; the rest is summed up by category."""
 
+SMALL_KERNEL = 0.5
+"""Share of the multiprocessors below which a kernel is too small for its GPU."""
+
 TABLE_LIMIT = 200
 """Operators of a report; the rest is summed up."""
 
@@ -64,13 +68,24 @@ def rank_computation(
     """The computation of one rank by operator and module; None if it is not explained."""
     if kernel_calls is None or savings is None:
         return None
-    calls, alike = kernel_calls, savings.alike
+    rows = operator_stats(kernel_calls, savings.alike)
+    return RankComputation(
+        rows=(*rows[:MOST_ROWS], *_rest(rows[MOST_ROWS:])),
+        has_operators=bool((kernel_calls.row >= 0).any()),
+        savings=savings.stats,
+        modules=modules_of(kernel_calls),
+        graph_ns=int(kernel_calls.counted_ns[kernel_calls.in_graph].sum()),
+    )
+
+
+def operator_stats(calls: KernelCalls, alike: Alike) -> list[OperatorStats]:
+    """Operators with different inputs, longest first."""
     total = np.bincount(alike.group, weights=calls.counted_ns).astype(np.int64)
     num_kernels = np.bincount(alike.group)
     size = len(calls.host) + len(calls.row)
     call = np.where(calls.row >= 0, calls.row, len(calls.host) + np.arange(len(calls.row)))
     num_calls = np.bincount(np.unique(alike.group * size + call) // size)
-    rows = [
+    return [
         OperatorStats(
             name=alike.names[one],
             inputs=alike.inputs[one],
@@ -80,18 +95,12 @@ def rank_computation(
             num_kernels=int(num_kernels[one]),
             total_ns=int(total[one]),
             kernel=calls.kernel_names[calls.kernel[at]],
+            blocks=int(calls.blocks[at]),
         )
         for one in np.argsort(-total, kind="stable").tolist()
         for at in (int(alike.longest[one]),)
         if total[one]
     ]
-    return RankComputation(
-        rows=(*rows[:MOST_ROWS], *_rest(rows[MOST_ROWS:])),
-        has_operators=bool((calls.row >= 0).any()),
-        savings=savings.stats,
-        modules=modules_of(calls),
-        graph_ns=int(calls.counted_ns[calls.in_graph].sum()),
-    )
 
 
 def _rest(rows: list[OperatorStats]) -> list[OperatorStats]:
@@ -141,7 +150,7 @@ def analyze_computation(
     }
     if not explained:
         return ComputationResult()
-    groups = _groups(explained.values())
+    groups = _groups(row for rank in explained.values() for row in rank.rows)
     limits = limits_of(run, sheet, fabric)
     products = [group for group in groups if _category(group) in PRODUCTS]
     product_ns = sum(group.total_ns for group in products)
@@ -151,13 +160,15 @@ def analyze_computation(
         num_steps=analyses.num_windows,
         total_ns=sum(group.total_ns for group in groups),
         categories=_category_rows(groups),
-        operators=_operator_rows(groups, limits),
+        operators=_operator_rows(groups, limits, _multiprocessors(run)),
         modules=_module_rows(explained.values(), sum(group.total_ns for group in groups)),
         graph_ratio=_graph_ratio(explained.values(), groups),
+        small_ratio=_small_ratio(groups, _multiprocessors(run)),
         savings=_savings(explained.values()),
         flop=_flop(groups),
         recomputed_flop=_flop([one for one in groups if one.row.part == Pass.RECOMPUTATION]),
         precision=_precision(groups),
+        fp8_bound_ns=_fp8_bound(groups, limits),
         roofs=tuple(Roof(dtype=kind, flops=flops) for kind, flops in limits.peaks.items()),
         memory_bytes_per_s=limits.memory,
         is_measured=limits.is_measured,
@@ -166,18 +177,41 @@ def analyze_computation(
     )
 
 
-def _groups(explained: Iterable[RankComputation]) -> list[_Group]:
+def operator_rows(
+    stats: Iterable[OperatorStats], run: Run, limits: Limits
+) -> tuple[OperatorRow, ...]:
+    """Rows of a report, longest first, with what limits them."""
+    return _operator_rows(_groups(stats), limits, _multiprocessors(run))
+
+
+def _groups(stats: Iterable[OperatorStats]) -> list[_Group]:
     """Rows with the same operator, inputs, category and pass, longest first."""
     groups: dict[tuple[str, str, int, int], _Group] = {}
-    for rank in explained:
-        for row in rank.rows:
-            key = (row.name, row.inputs, row.category, row.part)
-            group = groups.get(key)
-            if group is None:
-                group = groups[key] = _Group(row=row, work=work_of(row.name, row.inputs))
-            group.num_calls += row.num_calls
-            group.total_ns += row.total_ns
+    for row in stats:
+        key = (row.name, row.inputs, row.category, row.part)
+        group = groups.get(key)
+        if group is None:
+            group = groups[key] = _Group(row=row, work=work_of(row.name, row.inputs))
+        group.num_calls += row.num_calls
+        group.total_ns += row.total_ns
     return sorted(groups.values(), key=lambda group: -group.total_ns)
+
+
+def _fp8_bound(groups: Iterable[_Group], limits: Limits) -> int | None:
+    """Time that 16-bit matrix products could save at most if they ran in fp8; None without fp8."""
+    fp8 = limits.peaks.get("fp8")
+    if fp8 is None:
+        return None
+    products = [group for group in groups if _category(group) == "gemm"]
+    saved = 0.0
+    for group in products:
+        peak = limits.peaks.get(_multiplied(group.row))
+        if _multiplied(group.row) in _SIXTEEN_BITS and peak is not None and peak < fp8:
+            saved += group.total_ns * (1 - peak / fp8)
+    return round(saved)
+
+
+_SIXTEEN_BITS = ("bf16", "fp16")
 
 
 def _category(group: _Group) -> str:
@@ -216,6 +250,7 @@ def _savings(explained: Iterable[RankComputation]) -> tuple[Saving, ...]:
             what=one.what,
             spent_ns=one.spent_ns + (before.spent_ns if before else 0),
             saved_ns=one.saved_ns + (before.saved_ns if before else 0),
+            idle_ns=one.idle_ns + (before.idle_ns if before else 0),
             num_bytes=one.num_bytes,
             size=one.size,
         )
@@ -301,9 +336,14 @@ def _category_rows(groups: Sequence[_Group]) -> tuple[CategoryRow, ...]:
     return tuple(sorted(rows, key=lambda row: -row.total_ns))
 
 
-def _operator_rows(groups: Sequence[_Group], limits: Limits) -> tuple[OperatorRow, ...]:
+def _operator_rows(
+    groups: Sequence[_Group], limits: Limits, multiprocessors: int | None
+) -> tuple[OperatorRow, ...]:
     shown, rest = groups[:TABLE_LIMIT], groups[TABLE_LIMIT:]
-    rows = [_operator_row(group, limits) for group in shown]
+    rows = [
+        replace(_operator_row(group, limits), filled_ratio=_filled_ratio(group, multiprocessors))
+        for group in shown
+    ]
     if rest:
         rows.append(
             OperatorRow(
@@ -338,6 +378,24 @@ def _operator_row(group: _Group, limits: Limits) -> OperatorRow:
         bound=bound,
         peak_ratio=ratio,
     )
+
+
+def _multiprocessors(run: Run) -> int | None:
+    """Multiprocessors of each GPU; None if unknown, or if ranks differ."""
+    found = {rank.device.num_multiprocessors for rank in run.ranks}
+    return found.pop() if len(found) == 1 else None
+
+
+def _filled_ratio(group: _Group, multiprocessors: int | None) -> float | None:
+    blocks = group.row.blocks
+    return min(blocks / multiprocessors, 1.0) if multiprocessors and blocks > 0 else None
+
+
+def _small_ratio(groups: Sequence[_Group], multiprocessors: int | None) -> float | None:
+    ratios = [(_filled_ratio(group, multiprocessors), group.total_ns) for group in groups]
+    known = sum(ns for ratio, ns in ratios if ratio is not None)
+    small = sum(ns for ratio, ns in ratios if ratio is not None and ratio < SMALL_KERNEL)
+    return small / known if known else None
 
 
 def _multiplied(row: OperatorStats) -> str:

@@ -46,6 +46,9 @@ OF_AUTOGRAD = re.compile(r"Backward\d*$|CppNode|AccumulateGrad|^ProfilerStep#|Gr
 
 _OPTIMIZER = re.compile(r"^Optimizer\.(step|zero_grad)#")
 
+_COMPILED = re.compile(r"Torch-Compiled Region|CompiledFunction(?:Backward)?$")
+"""Rows around all kernels of a compiled function; the names of these say more."""
+
 _GRAPH_LAUNCH = re.compile(r"(?:cuda|cu|hip)GraphLaunch")
 """Calls that launch all kernels of a graph at once."""
 
@@ -188,6 +191,7 @@ class KernelCalls(msgspec.Struct, frozen=True, kw_only=True):
     own_ns: Int64Array  # Its own time.
     counted_ns: Int64Array  # Own time inside the analysed windows.
     stream: Int64Array
+    blocks: NDArray[np.int32]  # Thread blocks; ABSENT if unknown.
     kernel: Int64Array  # Code of its name.
     launches: Launches
     operators: Operators
@@ -221,7 +225,7 @@ def rank_kernel_calls(
     in_graph = launches.known.copy()
     in_graph[in_graph] = replays[launches.row[in_graph]]
     row[in_graph] = category[in_graph] = UNKNOWN
-    inputs, given = _completed(operators, row, host)
+    inputs, given = completed_inputs(operators, row, host)
     kernels = activity.coded("name")
     kernel = kernels.codes[rows].astype(np.int64)
     by_name = _verdicts(kernels.values, of_kernel)[kernel]
@@ -230,6 +234,7 @@ def rank_kernel_calls(
         own_ns=end - start,
         counted_ns=covered(Intervals(start, end), context.windows),
         stream=activity["stream"][rows],
+        blocks=activity["blocks"][rows],
         kernel=kernel,
         launches=launches,
         operators=operators,
@@ -264,18 +269,24 @@ def _launched_by(
         return nothing.astype(np.int64), nothing.copy(), nothing * 0
     names, categories_of = host.coded("name"), host.coded("category")
     code = names.codes[operators.row]
-    strongly = operators.inherited(_verdicts(names.values, strong)[code])
-    weakly = operators.inherited(_verdicts(names.values, weak)[code])
+    is_call = categories_of.equals(MODULE_CATEGORY)[operators.row]
+
+    def of_operators(judge: Callable[[str], int]) -> NDArray[np.int32]:
+        verdicts = np.where(is_call, UNKNOWN, _verdicts(names.values, judge)[code])
+        return operators.inherited(verdicts.astype(np.int32))
+
+    strongly, weakly = of_operators(strong), of_operators(weak)
     part = operators.passes(host)
     weakly = np.where(part == Pass.OPTIMIZER, number_of("optimizer"), weakly)
     category = np.where(strongly == UNKNOWN, weakly, strongly)
     counted = _verdicts(names.values, is_counted)[code] > 0
     place = np.arange(len(code))
     outer = operators.outermost(np.where(counted, place, UNKNOWN).astype(np.int32))
-    is_call = categories_of.equals(MODULE_CATEGORY)[operators.row]
     inner = operators.inherited(np.where(is_call, UNKNOWN, place).astype(np.int32))
     chosen = np.where(outer[inside] >= 0, outer[inside], inner[inside])
     is_operator = categories_of.equals("cpu_op")[operators.row[chosen]] & (chosen >= 0)
+    compiled = names.where([_COMPILED.match(name) is not None for name in names.values])
+    is_operator &= ~compiled[operators.row[chosen]]
     return (
         np.where(known & is_operator, operators.row[chosen], UNKNOWN),
         np.where(known, category[inside], UNKNOWN).astype(np.int32),
@@ -283,7 +294,7 @@ def _launched_by(
     )
 
 
-def _completed(
+def completed_inputs(
     operators: Operators, row: Int64Array, host: Table
 ) -> tuple[Int64Array, tuple[str, ...]]:
     """Codes of the inputs of operators, and the texts.

@@ -7,6 +7,7 @@ from enum import IntEnum
 import msgspec
 
 from distprof.artefacts.record import Record
+from distprof.schema import ABSENT
 from distprof.sections.base import Result
 
 FP32_KERNELS = r"(?<![a-z])(?:sgemm|scudnn)(?![a-z])"
@@ -33,12 +34,26 @@ FUSED_ATTENTION = "fused-attention"
 FUSED_LOSS = "fused-loss"
 NO_RECOMPUTATION = "no-recomputation"
 MERGED_KERNELS = "merged-kernels"
+PADDED_PRODUCTS = "padded-products"
+ONE_LAYOUT = "one-layout"
+FUSED_OPTIMIZER = "fused-optimizer"
+UNSET_GRADIENTS = "unset-gradients"
+SPREAD_INDICES = "spread-indices"
+FUSED_DROPOUT = "fused-dropout"
+NARROW_CASTS = "no-round-trips"
 
 SAVING_TITLES = {
     TENSOR_CORES: "products in fp32 ran on tensor cores",
     FUSED_ATTENTION: "attention ran in fused kernels",
     FUSED_LOSS: "the loss over the vocabulary ran in a fused kernel",
     NO_RECOMPUTATION: "no activation was computed again",
+    PADDED_PRODUCTS: "dimensions of products were padded to a multiple of 64",
+    ONE_LAYOUT: "convolutions ran in the layout of their tensors",
+    FUSED_OPTIMIZER: "the optimizer ran in fused kernels",
+    UNSET_GRADIENTS: "gradients were dropped rather than set to zero",
+    SPREAD_INDICES: "indexing was as fast as memory",
+    FUSED_DROPOUT: "dropout ran in one kernel",
+    NARROW_CASTS: "no tensor was cast to fp32 and back",
     MERGED_KERNELS: "a compiler merged kernels that hand each other tensors through memory",
 }
 
@@ -69,6 +84,7 @@ class OperatorStats(msgspec.Struct, frozen=True, kw_only=True):
     num_kernels: int
     total_ns: int  # Time of its kernels; where kernels overlap, of the one that started first.
     kernel: str  # Its longest kernel.
+    blocks: int = ABSENT  # Thread blocks of this kernel.
 
 
 class Saving(Record, frozen=True, kw_only=True):
@@ -77,6 +93,7 @@ class Saving(Record, frozen=True, kw_only=True):
     what: str  # Key of the change, and of its scenario.
     spent_ns: int  # Time of the kernels that it changes.
     saved_ns: int  # Part of it that it saves.
+    idle_ns: int = 0  # Time between these kernels, which it saves as well as far as it is idle.
     num_bytes: int | None = None  # Memory that it needs on one rank; null if unknown.
     size: str = ""  # Size of the tensors that it is about.
 
@@ -134,6 +151,9 @@ class OperatorRow(Record, frozen=True, kw_only=True):
     bound: str = ""
     # Time at that limit over its time; null if unknown.
     peak_ratio: float | None = None
+    # Multiprocessors of the GPU for which its longest kernel has a thread block, as a share of all;
+    # null if unknown.
+    filled_ratio: float | None = None
 
 
 class ModuleRow(Record, frozen=True, kw_only=True):
@@ -173,10 +193,16 @@ class ComputationResult(Result, frozen=True, kw_only=True):
     modules: tuple[ModuleRow, ...] = ()
     # Share of the time in kernels that CUDA graphs launched, whose operators are unknown.
     graph_ratio: float = 0.0
+    # Share of the time in operators whose longest kernel has thread blocks for less than half of
+    # the GPU's multiprocessors; null if unknown.
+    small_ratio: float | None = None
     savings: tuple[Saving, ...] = ()  # What changes of the program would save.
     flop: float | None = None  # FLOP that sizes of inputs show, recomputation included.
     recomputed_flop: float | None = None  # Those of them that recomputation repeats.
     precision: str = ""  # Type of most of the FLOP, such as ``bf16``; empty if unknown.
+    # Bound of what fp8 could save: time of 16-bit matrix products, less what it would be at a rate
+    # higher by the ratio of the peaks; null on a GPU without fp8.
+    fp8_bound_ns: int | None = None
     roofs: tuple[Roof, ...] = ()  # Limits of computation that operators are compared with.
     memory_bytes_per_s: float | None = None  # Limit of memory; null if it is unknown.
     is_measured: bool = False  # Whether ``distprof bench --compute`` measured these limits.
@@ -189,6 +215,6 @@ class ComputationResult(Result, frozen=True, kw_only=True):
         return max(len(self.ranks) * self.num_steps, 1)
 
     def saved_ns_per_step(self, what: str) -> int:
-        """Computation that a change would save, mean per step and rank."""
-        saved = sum(one.saved_ns for one in self.savings if one.what == what)
+        """Time that a change would save, mean per step and rank."""
+        saved = sum(one.saved_ns + one.idle_ns for one in self.savings if one.what == what)
         return round(saved / self.num_samples)

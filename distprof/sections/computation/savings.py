@@ -7,7 +7,7 @@ kernels that move less memory the same share of their time as of their bytes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import prod
 
 import msgspec
@@ -15,9 +15,9 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from distprof.costs.operators import Inputs, Size, Work, parse_inputs, work_of
-from distprof.intervals import Intervals
+from distprof.intervals import EMPTY, Intervals, covered
 from distprof.sections.computation.categories import number_of
+from distprof.sections.computation.groups import MEMORY_BOUND, Change, Groups
 from distprof.sections.computation.operators import Alike, KernelCalls
 from distprof.sections.computation.result import (
     FP32_KERNELS,
@@ -29,6 +29,16 @@ from distprof.sections.computation.result import (
     Pass,
     Saving,
 )
+from distprof.sections.computation.waste import (
+    with_fused_dropout,
+    with_fused_optimizer,
+    with_narrow_casts,
+    with_one_layout,
+    with_padded_products,
+    with_spread_indices,
+    with_unset_gradients,
+)
+from distprof.sections.context import RankContext
 
 FP32_SPEED_UP = 8.0
 """Tensor cores against other cores, TF32 against fp32 from Ampere on, fp16 against fp32 before."""
@@ -48,72 +58,36 @@ PASSES_OF_FUSED_LOSS = 3
 
 _FP32 = re.compile(FP32_KERNELS + "|simt_sgemm|f32f32_f32f32_f32|_s_f32_")
 
-_MERGED = ("elementwise", "copy", "random", "normalisation", "reduction", "softmax")
-
 
 class Savings(msgspec.Struct, frozen=True, kw_only=True):
     """Savings of one rank."""
 
     alike: Alike  # Groups of its kernels.
     spans: Mapping[str, Intervals]  # Key of a change to the time that it saves, a set; own clock.
+    idle: Mapping[str, Intervals]  # Key to time between its kernels, a set.
     stats: tuple[Saving, ...]  # The same, summed up.
 
 
-class _Groups(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of each group of alike kernels."""
-
-    calls: KernelCalls
-    alike: Alike
-    inputs: tuple[Inputs | None, ...]
-    work: tuple[Work, ...]
-    category: NDArray[np.int32]
-    part: NDArray[np.int32]
-
-    def where(self, chosen: list[bool]) -> NDArray[np.bool_]:
-        """Mask of the kernels of some groups."""
-        return np.array(chosen, np.bool_)[self.alike.group]
-
-    def named(self, *names: str) -> Iterator[int]:
-        """Groups of operators that end with one of these names."""
-        for group, name in enumerate(self.alike.names):
-            if name.rpartition("::")[2] in names:
-                yield group
-
-    def elements(self, group: int) -> set[int]:
-        """Number of elements of each tensor among the inputs."""
-        inputs = self.inputs[group]
-        return {prod(size) for size in inputs.sizes if size} if inputs is not None else set()
-
-    def tensor(self, group: int, at: int) -> Size:
-        """Size of an input; empty if unknown."""
-        inputs = self.inputs[group]
-        known = inputs is not None and len(inputs.sizes) > at
-        return (inputs.sizes[at] or ()) if inputs is not None and known else ()
-
-
-def rank_savings(kernel_calls: KernelCalls | None) -> Savings | None:
+def rank_savings(kernel_calls: KernelCalls | None, context: RankContext) -> Savings | None:
     """What each change would save on one rank; None if its computation is not explained."""
     if kernel_calls is None:
         return None
-    alike = Alike.of(kernel_calls)
-    inputs = tuple(map(parse_inputs, alike.inputs))
-    work = tuple(map(work_of, alike.names, alike.inputs))
-    groups = _Groups(
-        calls=kernel_calls,
-        alike=alike,
-        inputs=inputs,
-        work=work,
-        category=kernel_calls.category[alike.longest],
-        part=kernel_calls.part[alike.longest],
-    )
+    groups = Groups.of(kernel_calls)
     found = [
         _without_recomputation(groups),
         _with_fused_attention(groups),
         _on_tensor_cores(groups),
         _with_fused_loss(groups),
+        with_padded_products(groups),
+        with_one_layout(groups),
+        with_fused_optimizer(groups),
+        with_unset_gradients(groups),
+        with_spread_indices(groups),
+        with_fused_dropout(groups),
+        with_narrow_casts(groups),
         _with_merged_kernels(groups),
     ]
-    spans, stats = {}, []
+    spans, idle, stats = {}, {}, []
     claimed = np.zeros(len(kernel_calls.row), np.bool_)
     for one in filter(None, found):
         one = replace(one, share=np.where(claimed, 0.0, one.share))  # so that savings add up
@@ -121,49 +95,51 @@ def rank_savings(kernel_calls: KernelCalls | None) -> Savings | None:
         saved = np.rint(kernel_calls.own_ns * one.share).astype(np.int64)
         begins = kernel_calls.start_ns[saved > 0]
         spans[one.what] = Intervals(begins, begins + saved[saved > 0])
+        idle[one.what] = _between(kernel_calls, one.share > 0) if one.ends_idling else EMPTY
         counted = kernel_calls.counted_ns
         stats.append(
             Saving(
                 what=one.what,
                 spent_ns=int(counted[one.share > 0].sum()),
                 saved_ns=round(float((counted * one.share).sum())),
+                idle_ns=int(covered(idle[one.what], context.windows).sum()),
                 num_bytes=one.num_bytes,
                 size=one.size,
             )
         )
-    return Savings(alike=alike, spans=spans, stats=tuple(stats))
+    return Savings(alike=groups.alike, spans=spans, idle=idle, stats=tuple(stats))
 
 
-class _Saving(msgspec.Struct, frozen=True, kw_only=True):
-    what: str
-    share: NDArray[np.float64]  # Of each kernel's time.
-    num_bytes: int | None = None
-    size: str = ""
+def _between(calls: KernelCalls, chosen: NDArray[np.bool_]) -> Intervals:
+    """Time between two chosen kernels without another kernel between them."""
+    ends = np.maximum.accumulate(calls.start_ns + calls.own_ns)
+    gap = np.flatnonzero(chosen[:-1] & chosen[1:] & (calls.start_ns[1:] > ends[:-1]))
+    return Intervals(ends[gap], calls.start_ns[gap + 1])
 
 
-def _on_tensor_cores(groups: _Groups) -> _Saving | None:
+def _on_tensor_cores(groups: Groups) -> Change | None:
     calls = groups.calls
     slow = np.array([bool(_FP32.search(name)) for name in calls.kernel_names], np.bool_)
     products = (number_of("gemm"), number_of("convolution"))
     chosen = slow[calls.kernel] & np.isin(calls.category, products)
     if not chosen.any():
         return None
-    return _Saving(what=TENSOR_CORES, share=np.where(chosen, 1 - 1 / FP32_SPEED_UP, 0.0))
+    return Change(what=TENSOR_CORES, share=np.where(chosen, 1 - 1 / FP32_SPEED_UP, 0.0))
 
 
-def _without_recomputation(groups: _Groups) -> _Saving | None:
+def _without_recomputation(groups: Groups) -> Change | None:
     chosen = groups.calls.part == Pass.RECOMPUTATION
     if not chosen.any():
         return None
     rows = groups.calls.row[chosen]
     group_of = dict(zip(rows.tolist(), groups.alike.group[chosen].tolist(), strict=True))
     written = [groups.work[group].written or 0 for group in group_of.values()]
-    return _Saving(
+    return Change(
         what=NO_RECOMPUTATION, share=chosen.astype(float), num_bytes=min(sum(written), _MOST_BYTES)
     )
 
 
-def _with_fused_attention(groups: _Groups) -> _Saving | None:
+def _with_fused_attention(groups: Groups) -> Change | None:
     """Softmax of scores that a batched product made, and all that runs on tensors of this size."""
     scores = {
         prod(size): size
@@ -189,7 +165,7 @@ def _with_fused_attention(groups: _Groups) -> _Saving | None:
     for group, concerned in products:
         share[group] = PRODUCTS_OF_ATTENTION if concerned & sizes else 0.0
     largest = str(list(scores[max(sizes)]))
-    return _Saving(what=FUSED_ATTENTION, share=share[groups.alike.group], size=largest)
+    return Change(what=FUSED_ATTENTION, share=share[groups.alike.group], size=largest)
 
 
 _MOST_BYTES = 1 << 56
@@ -199,7 +175,7 @@ _SCORES = 3
 _BATCHED = 3
 
 
-def _with_fused_loss(groups: _Groups) -> _Saving | None:
+def _with_fused_loss(groups: Groups) -> Change | None:
     """Logits over a vocabulary, which softmax, loss and casts read and write again and again."""
     logits = {
         prod(size): size
@@ -226,16 +202,16 @@ def _with_fused_loss(groups: _Groups) -> _Saving | None:
     kept = min(least / moved, 1.0) if moved else 1.0
     share = np.where(groups.where(chosen), 1 - kept, 0.0)
     rows, vocabulary = prod(logits[largest][:-1]), logits[largest][-1]
-    return _Saving(what=FUSED_LOSS, share=share, size=f"{rows:,} × {vocabulary:,}")
+    return Change(what=FUSED_LOSS, share=share, size=f"{rows:,} × {vocabulary:,}")
 
 
 _BYTES_OF_LOGIT = 2
 
 
-def _with_merged_kernels(groups: _Groups) -> _Saving | None:
+def _with_merged_kernels(groups: Groups) -> Change | None:
     """A kernel that reads what the one before it wrote, in the same pass, need not read it."""
     calls, group = groups.calls, groups.alike.group
-    merged = np.isin(calls.category, [number_of(name) for name in _MERGED])
+    merged = np.isin(calls.category, [number_of(name) for name in MEMORY_BOUND])
     inside = np.isin(calls.part, (Pass.FORWARD, Pass.BACKWARD, Pass.RECOMPUTATION))
     order = np.lexsort((calls.start_ns, calls.stream))
     first, second = order[:-1], order[1:]
@@ -248,10 +224,10 @@ def _with_merged_kernels(groups: _Groups) -> _Saving | None:
         if pair not in pairs:
             pairs[pair] = _handed_over(groups, *pair)
         share[other] = pairs[pair]
-    return _Saving(what=MERGED_KERNELS, share=share) if share.any() else None
+    return Change(what=MERGED_KERNELS, share=share) if share.any() else None
 
 
-def _handed_over(groups: _Groups, first: int, second: int) -> float:
+def _handed_over(groups: Groups, first: int, second: int) -> float:
     """Share of the second operator's bytes that the first one wrote."""
     work, inputs = groups.work[second], groups.inputs[second]
     written = groups.work[first].written

@@ -15,7 +15,14 @@ from distprof.sections.computation.result import (
 )
 from distprof.sections.parts import parts_of
 from distprof.sections.table import Bar, Column, TableView, counted, rows_table
-from distprof.units import NS_PER_S, fold_ranks, format_bandwidth, format_flop, format_ratio
+from distprof.units import (
+    NS_PER_S,
+    fold_ranks,
+    format_bandwidth,
+    format_duration,
+    format_flop,
+    format_ratio,
+)
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
@@ -127,7 +134,16 @@ def peak_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: 
         ),
         [row for row in rows if row[1] >= _WORTH_SHOWING * span],
         caption=f"mean step; the first row is what {format_flop(peak)}/s would take",
+        notes=_fp8_notes(result, scale),
     )
+
+
+def _fp8_notes(result: ComputationResult, scale: float) -> tuple[str, ...]:
+    """What fp8 could save at most."""
+    if not result.fp8_bound_ns:
+        return ()
+    saved = format_duration(round(result.fp8_bound_ns * scale))
+    return (f"fp8 could save at most {saved} of the products: a bound, casts and scales cost time",)
 
 
 def operators_table(report: Report, *, show_all: bool) -> TableView | None:
@@ -147,12 +163,26 @@ def operators_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("per step", lambda row: row.total_ns / samples, form="ns"),
             Column("reaches", _reached_text),
             Column("of limit", "peak_ratio", form="ratio"),
+            Column("fills GPU", "filled_ratio", form="ratio", wide_only=True),
             Column("inputs", "inputs", left=True, stretch=True),
         ),
         rows,
         caption="mean per step and rank; the limit is that of computation or memory, as "
         + ("measured" if result.is_measured else "the hardware sheet has it"),
-        notes=(f"and {counted(left_out, 'more operator')}",) if left_out else (),
+        notes=(
+            *_of_small_kernels(result),
+            *((f"and {counted(left_out, 'more operator')}",) if left_out else ()),
+        ),
+    )
+
+
+def _of_small_kernels(result: ComputationResult) -> tuple[str, ...]:
+    """Kernels that leave multiprocessors idle, because they have too few blocks."""
+    if not result.small_ratio or result.small_ratio < _SMALL:
+        return ()
+    return (
+        f"{format_ratio(result.small_ratio)} of the time is in kernels with thread blocks for less "
+        "than half of the GPU's multiprocessors",
     )
 
 

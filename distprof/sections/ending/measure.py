@@ -853,7 +853,9 @@ def _unreachable(output: JobOutput) -> EndingResult | None:
 
 def _peer(output: JobOutput) -> EndingResult | None:
     events = _of(output, "network", "peer", "nccl")
-    events = [e for e in events if e.name != "nccl-result"] or events
+    explained = [e for e in events if e.name != "nccl-result"]
+    # A plugin that could not start leaves a result, too, and the job continues.
+    events = explained or [e for e in events if _is_at_end(e, output)]
     if not events:
         return None
     event = events[0]
@@ -1000,7 +1002,9 @@ def _died(output: JobOutput) -> EndingResult | None:
 
 
 def _exited(output: JobOutput) -> EndingResult | None:
-    exits = [e for e in _exits(output) if _signal(e) or e.number("code")]
+    exits = [
+        e for e in _exits(output) if _signal(e) or e.number("code") or e.name == "sagemaker-exit"
+    ]
     return _ended(exits[0], output) if exits else None
 
 

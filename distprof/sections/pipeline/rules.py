@@ -137,7 +137,7 @@ def too_few_micro_batches(pipeline: PipelineResult, limits: Limits) -> Iterator[
             headline=f"Filling and draining the pipeline takes {format_ratio(share)} of its time",
             message=(
                 f"{format_duration(judged.warm_up_drain_ns)} of {format_duration(judged.span_ns)} "
-                f"on {name_ranks(group.ranks)}: {group.num_micro_batches} micro-batches on "
+                f"on {name_ranks(group.ranks)}: {_batches(group.num_micro_batches)} on "
                 f"{group.num_positions} ranks with schedule {group.schedule}."
             ),
             fix=_fix(judged),
@@ -146,6 +146,10 @@ def too_few_micro_batches(pipeline: PipelineResult, limits: Limits) -> Iterator[
             evidence=("pipeline.groups",),
             without=refill_key(best[0]) if best else "",
         )
+
+
+def _batches(number: int | None) -> str:
+    return f"{number} micro-batch{'' if number == 1 else 'es'}"
 
 
 def _by_count(pipeline: PipelineResult, max_ratio: float) -> Iterator[Draft]:
@@ -162,7 +166,7 @@ def _by_count(pipeline: PipelineResult, max_ratio: float) -> Iterator[Draft]:
             headline=f"The pipeline idles {format_ratio(idle)} of its time: too few micro-batches",
             message=(
                 f"{format_duration(round(idle * span))} of {format_duration(span)} on "
-                f"{name_ranks(group.ranks)}: {batches} micro-batches on {ranks} stages leave "
+                f"{name_ranks(group.ranks)}: {_batches(batches)} on {ranks} stages leave "
                 f"{format_ratio(ideal)} idle at best, if stages alternate between forward and "
                 "backward."
             ),

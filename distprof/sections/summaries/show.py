@@ -262,7 +262,7 @@ def _known_work(result: OperatorTableResult) -> list[str]:
     spent["Python code outside of operators"] = sum(outside)
     for row in rows:
         calls_others = re.search(r":\d{1,6}\(", row.name) and row.cpu_ns > 2 * row.self_cpu_ns
-        if calls_others and row.cpu_ns >= _NEARLY * total and max(spent.values()) < total / 3:
+        if calls_others and 2 * row.cpu_ns >= total and max(spent.values()) < total / 3:
             spent[f"{shorten(row.name, _MAX_NAME)} and what it calls"] = row.cpu_ns
     most = max(spent.values())
     if not most or most < MIN_WORK_RATIO * total:

@@ -167,7 +167,7 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
     def limited(self, parts: Int64Array, target: _Floats) -> Int64Array:
         """Own time per segment with no section longer than its target, from shape ``(S, kinds)``.
 
-        A section gives up what peers have less of, wherever it lies: a pause of the CPU leaves one
+        A section gives up what peers have less of, wherever it is: a pause of the CPU leaves one
         segment, while kernels that are slower become faster in all.
         """
         kinds = [parts[:, kind] for kind in np.flatnonzero(parts.any(axis=0))]

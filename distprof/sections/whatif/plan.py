@@ -17,10 +17,17 @@ from msgspec.structs import replace
 
 from distprof.sections.computation.result import (
     FUSED_ATTENTION,
+    FUSED_DROPOUT,
     FUSED_LOSS,
+    FUSED_OPTIMIZER,
     MERGED_KERNELS,
+    NARROW_CASTS,
     NO_RECOMPUTATION,
+    ONE_LAYOUT,
+    PADDED_PRODUCTS,
+    SPREAD_INDICES,
     TENSOR_CORES,
+    UNSET_GRADIENTS,
 )
 from distprof.sections.idle.result import CPU_OPTIMIZER
 from distprof.sections.pipeline.result import MICRO_BATCHES, SCHEDULE
@@ -78,6 +85,13 @@ _ACTIONS: tuple[tuple[str, _Class, int, str], ...] = (
     ("late ranks", _Class.SHARED, 3, "ranks evened out"),
     ("copies", _Class.TUNING, 0, "copies overlapped"),
     (FUSED_LOSS, _Class.TUNING, 0, "loss fused"),
+    (FUSED_OPTIMIZER, _Class.TUNING, 0, "optimizer fused"),
+    (PADDED_PRODUCTS, _Class.TUNING, 0, "dimensions padded"),
+    (ONE_LAYOUT, _Class.TUNING, 0, "layouts kept"),
+    (UNSET_GRADIENTS, _Class.TUNING, 0, "gradients dropped"),
+    (SPREAD_INDICES, _Class.TUNING, 0, "indexing spread out"),
+    (FUSED_DROPOUT, _Class.TUNING, 0, "dropout fused"),
+    (NARROW_CASTS, _Class.TUNING, 0, "casts left out"),
     (MERGED_KERNELS, _Class.TUNING, 1, "kernels merged"),
     ("small collectives", _Class.TUNING, 0, "small collectives merged"),
     (MICRO_BATCHES, _Class.TUNING, 1, "more micro-batches"),

@@ -110,7 +110,7 @@ def _idle(graph: TraceGraph, sections: Sections) -> Iterator[TraceChange]:
         if (whole := graph.own_ns[:, column]).any():
             delay = graph.copied_in_time(None) if column is Own.COPY else launched
             yield without(what, title, {(column, ""): whole}, delay)
-    named = {part: ns for part, ns in graph.parts_ns.items() if part[0] is not Own.COMPUTATION}
+    named = {part: ns for part, ns in graph.parts_ns.items() if part[1] not in SAVING_TITLES}
     for name in dict.fromkeys(name for _, name in named):
         less = {part: ns for part, ns in named.items() if part[1] == name and ns.any()}
         if less:
@@ -138,16 +138,17 @@ def _optimizer(graph: TraceGraph, analyses: Mapping[int, RankAnalysis]) -> Itera
 
 def _computation(graph: TraceGraph, analyses: Mapping[int, RankAnalysis]) -> Iterator[TraceChange]:
     """Changes of the program that save computation, on unexplained ranks as on the others."""
-    computed = graph.own_ns[:, Own.COMPUTATION]
     is_known = np.array([analyses[rank].computation is not None for rank in graph.ranks])
     known = is_known[graph.owner]
+    changes: dict[str, dict[Part, Int64Array]] = {}
     for (kind, what), saved in graph.parts_ns.items():
-        if kind is not Own.COMPUTATION:
-            continue
-        share = saved[known].sum() / max(computed[known].sum(), 1)
-        saved = np.where(known, saved, np.rint(share * computed).astype(np.int64))
-        # A kernel counts for one change only, so savings are parts of their own.
-        less = {(Own.COMPUTATION, what): np.minimum(saved, computed)}
+        if what in SAVING_TITLES:
+            whole = graph.own_ns[:, kind]
+            share = saved[known].sum() / max(whole[known].sum(), 1)
+            saved = np.where(known, saved, np.rint(share * whole).astype(np.int64))
+            # A kernel counts for one change only, so savings are parts of their own.
+            changes.setdefault(what, {})[kind, what] = np.minimum(saved, whole)
+    for what, less in changes.items():
         yield TraceChange(what=what, title=SAVING_TITLES[what], less_ns=less)
 
 

@@ -14,7 +14,6 @@ is all time outside exposed communication. Exposed communication at whose end no
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -83,7 +82,6 @@ def rank_line(
     savings: Savings | None,
 ) -> MainLine | None:
     """The main line, including what pipeline stages need."""
-    saved = savings.spans if savings is not None else {}
     windows, stages = context.windows, None
     if windows.size and slots is not None and len(slots):
         stages = StageLine(
@@ -95,12 +93,12 @@ def rank_line(
             needed_ns=needed_at(tables.collectives, slots, int(windows.start[0])),
         )
     lag_ns = NOTED_LATE_NS if context.is_cpu else EARLY_NS
-    line = main_line(tables, windows, timeline, causes, stages, lag_ns=lag_ns, saved=saved)
+    line = main_line(tables, windows, timeline, causes, stages, lag_ns=lag_ns, savings=savings)
     if line is None or context.simulated is None:
         return line
     low, high = context.simulated
     simulated = Intervals(windows.start[low:high], windows.end[low:high])
-    part = main_line(tables, simulated, timeline, causes, stages, lag_ns=lag_ns, saved=saved)
+    part = main_line(tables, simulated, timeline, causes, stages, lag_ns=lag_ns, savings=savings)
     if part is None:
         return None
     # A line that covers a part of the recording has only the rows that affect it.
@@ -119,12 +117,12 @@ def main_line(
     stages: StageLine | None = None,
     *,
     lag_ns: int = 0,
-    saved: Mapping[str, Intervals] = MappingProxyType({}),
+    savings: Savings | None = None,
 ) -> MainLine | None:
     """Cut one rank's analysed time; linear in the rank's rows, except for sorting them.
 
     Windows are in order and disjoint; time between them also belongs to the line. A collective's
-    end may be recorded up to ``lag_ns`` after the rank continued. ``saved`` is computation that
+    end may be recorded up to ``lag_ns`` after the rank continued. ``savings`` are what
     changes of the program would save. None without windows.
     """
     if windows.size == 0:
@@ -161,7 +159,12 @@ def main_line(
     stage_ns, stage = _of_stages(spans, stages, timeline.computation)
     begin, own = spans.start[kept], own[kept]
     cuts = replace(cuts, segment=np.cumsum(kept) - 1)
-    parts = {(Own.COMPUTATION, what): covered(spans, kernels) for what, kernels in saved.items()}
+    parts = {}
+    if savings is not None:
+        late = subtract(idle_by.get(IdleCause.HOST, EMPTY), blocked)
+        for what, kernels in savings.spans.items():
+            parts[Own.COMPUTATION, what] = covered(spans, kernels)
+            parts[Own.HOST, what] = covered(spans, intersect(late, savings.idle[what]))
     for name, idle in (causes.named if causes else {}).items():
         parts[Own.PAUSE, name] = covered(spans, subtract(idle, blocked))
     needless = _needless_copying(tables.activity, timeline, spans)

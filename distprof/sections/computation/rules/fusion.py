@@ -1,52 +1,20 @@
-"""Rules about computation."""
+"""Rules on kernels that fewer ones could replace."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.computation.result import (
     FUSED_ATTENTION,
     FUSED_LOSS,
     MERGED_KERNELS,
     ComputationResult,
-    Saving,
 )
-from distprof.sections.shares import MeanStep, StepTimes
-from distprof.terms import Confidence, Severity
+from distprof.sections.computation.worth import draft_of, worth_of
+from distprof.sections.shares import StepTimes
+from distprof.terms import Severity
 from distprof.units import format_ratio
-
-
-def _worth(
-    computation: ComputationResult, times: StepTimes, limits: Limits, what: str
-) -> tuple[Saving, MeanStep, int] | None:
-    """The saving of a change, and what its kernels take of a step in words; None if too small.
-
-    Raises:
-        InsufficientEvidenceError: If sizes of inputs were not recorded, so nothing can be known.
-    """
-    if computation.unavailable:
-        raise InsufficientEvidenceError(computation.unavailable[0])
-    found = next((one for one in computation.savings if one.what == what), None)
-    step = times.mean_step()
-    saved = computation.saved_ns_per_step(what)
-    if found is None or step.ratio(saved) < limits["saved_ratio"]:
-        return None
-    return found, step, round(found.spent_ns / computation.num_samples)
-
-
-def _draft(
-    computation: ComputationResult, what: str, headline: str, message: str, fix: str
-) -> Draft:
-    return Draft(
-        headline=headline,
-        message=message,
-        fix=fix,
-        cost_ns_per_step=computation.saved_ns_per_step(what),
-        confidence=Confidence.MODELLED,
-        evidence=("computation.savings", "computation.operators"),
-        without=what,
-    )
 
 
 @rule(
@@ -83,11 +51,11 @@ def unfused_attention(
     Formula sheet, "Computation". Dao et al., "FlashAttention". PyTorch documentation,
     `scaled_dot_product_attention`.
     """
-    worth = _worth(computation, times, limits, FUSED_ATTENTION)
+    worth = worth_of(computation, times, limits, FUSED_ATTENTION)
     if worth is None:
         return
     found, step, spent = worth
-    yield _draft(
+    yield draft_of(
         computation,
         FUSED_ATTENTION,
         headline=f"Attention without a fused kernel takes {step.part(spent)}",
@@ -134,11 +102,11 @@ def unfused_loss(
     Formula sheet, "Computation". Wijmans et al., "Cut Your Losses in Large-Vocabulary Language
     Models".
     """
-    worth = _worth(computation, times, limits, FUSED_LOSS)
+    worth = worth_of(computation, times, limits, FUSED_LOSS)
     if worth is None:
         return
     found, step, spent = worth
-    yield _draft(
+    yield draft_of(
         computation,
         FUSED_LOSS,
         headline=f"A loss without a fused kernel takes {step.part(spent)}",
@@ -186,11 +154,11 @@ def unmerged_kernels(
     ## Sources
     Formula sheet, "Computation". PyTorch documentation, `torch.compile`.
     """
-    worth = _worth(computation, times, limits, MERGED_KERNELS)
+    worth = worth_of(computation, times, limits, MERGED_KERNELS)
     if worth is None:
         return
     _, step, spent = worth
-    yield _draft(
+    yield draft_of(
         computation,
         MERGED_KERNELS,
         headline=f"Kernels that could be merged with their predecessors take {step.part(spent)}",

@@ -1,0 +1,1 @@
+"""The story of one operator: ``distprof op``."""

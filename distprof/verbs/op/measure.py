@@ -1,0 +1,258 @@
+"""One operator or kernel of a rank: its calls, kernels and callers."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from distprof.artefacts.fabric_file import FabricFile
+from distprof.errors import InputError, UsageError
+from distprof.escape import plain, shorten
+from distprof.hardware import Sheet
+from distprof.run.run import Rank, Run
+from distprof.schema import ABSENT, Int64Array
+from distprof.sections.computation.limits import limits_of
+from distprof.sections.computation.measure import operator_rows, operator_stats
+from distprof.sections.computation.operators import (
+    Alike,
+    KernelCalls,
+    Operators,
+    completed_inputs,
+    launched_inside,
+    rank_kernel_calls,
+)
+from distprof.sections.computation.result import OperatorRow, OperatorStats
+from distprof.sections.context import RankContext
+from distprof.sections.measure_run import analysed_windows, capture_window
+from distprof.units import format_duration
+from distprof.verbs.op.result import Caller, KernelTime, OperatorStory
+from distprof.version import __version__
+
+_MOST_LISTED = 12
+_MOST_AROUND = 4
+"""Operators around a caller that are named."""
+
+_STEP_MARK = "ProfilerStep#"
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """The story, and what a script needs in addition."""
+
+    story: OperatorStory
+    calls: list[OperatorStats]  # As in the story.
+    trace: str  # File of the rank.
+
+
+def tell(
+    run: Run, name: str, *, sheet: Sheet, fabric: FabricFile | None = None, rank: int | None = None
+) -> Told:
+    """The story of the operator or kernel whose name is, or uniquely contains, ``name``.
+
+    Args:
+        run: The recording.
+        name: Full name, name without namespace, or a part of one.
+        sheet: Limits of known GPUs.
+        fabric: Measured limits.
+        rank: The rank; by default the first one with complete steps.
+
+    Raises:
+        UsageError: If no or several names fit; it lists them.
+        InputError: If the rank has no kernels.
+    """
+    windows = analysed_windows(run)
+    chosen = _rank(run, windows, rank)
+    tables = chosen.tables.load()
+    found = windows.get(chosen.rank)
+    nothing = np.zeros(0, np.int64)
+    context = RankContext(
+        rank=chosen.rank,
+        steps=nothing,
+        windows=capture_window(tables.activity) if found is None else found,
+        wait_end_ns=nothing,
+        axis=np.zeros(0, np.int32),
+        axis_names=(),
+        is_cpu=chosen.device.name == "cpu",
+    )
+    every = rank_kernel_calls(tables, context, lambda: chosen.tables.load(every_host_row=True).host)
+    if every is None:
+        raise InputError(
+            chosen.path,
+            expected="computation kernels of a GPU",
+            found="none",
+            fix="capture with torch.profiler.ProfilerActivity.CUDA",
+        )
+    tree, place = every.operators, launched_inside(every.operators, every.launches)
+    full, is_kernel = _resolve(name, _times(every, place))
+    chosen_calls = _of_kernel if is_kernel else _of_operator
+    calls, owner = chosen_calls(every, place, full)
+    limits = limits_of(run, sheet, fabric)
+    stats = operator_stats(calls, Alike.of(calls))
+    rows = operator_rows(stats, run, limits)
+    if is_kernel and _is_part(calls, every):
+        rows = tuple(map(_without_work, rows))
+    story = OperatorStory(
+        distprof_version=__version__,
+        source=run.source,
+        name=full,
+        is_kernel=is_kernel,
+        rank=chosen.rank,
+        device=chosen.device.name,
+        num_steps=1 if found is None else found.size,
+        total_ns=int(calls.counted_ns.sum()),
+        computation_ns=int(every.counted_ns.sum()),
+        calls=rows,
+        kernels=_kernels(calls),
+        callers=_callers(calls, owner, tree),
+        is_measured=limits.is_measured,
+    )
+    return Told(story=story, calls=stats, trace=chosen.path)
+
+
+def _rank(run: Run, windows: Iterable[int], wanted: int | None) -> Rank:
+    ranks = {rank.rank: rank for rank in run.ranks}
+    number = next(iter(windows), min(ranks)) if wanted is None else wanted
+    if number not in ranks:
+        raise UsageError(f"no rank {number} in {run.source}: choose from {sorted(ranks)[:20]}")
+    return ranks[number]
+
+
+def _resolve(name: str, times: dict[tuple[str, bool], int]) -> tuple[str, bool]:
+    """The full name that is meant, and whether it is that of a kernel."""
+    for fits in (
+        lambda one: one == name,
+        lambda one: one.rpartition("::")[2] == name,
+        lambda one: name.lower() in one.lower(),
+    ):
+        found = [key for key in times if fits(key[0])]
+        found = [key for key in found if not key[1]][:1] if _is_one_name(found) else found
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise UsageError(_several(name, sorted(found, key=lambda key: -times[key]), times))
+    near = difflib.get_close_matches(name, [one for one, _ in times], n=3, cutoff=0.5)
+    hint = f": did you mean {' or '.join(plain(one) for one in near)}?" if near else ""
+    raise UsageError(f"no operator or kernel {plain(name)!r} in the analysed steps{hint}")
+
+
+def _times(calls: KernelCalls, place: Int64Array) -> dict[tuple[str, bool], int]:
+    """Time of each operator that launched kernels, itself or inside it, and of each kernel."""
+    tree, names = calls.operators, calls.host.coded("name")
+    is_operator = calls.host.coded("category").equals("cpu_op")[tree.row]
+    kernels = np.arange(len(place))
+    pairs = []  # kernel, and name of an operator around its launch
+    while len(kernels := kernels[place >= 0]):
+        place = place[place >= 0]
+        known = is_operator[place]
+        codes = names.codes[tree.row[place[known]]]
+        pairs.append(kernels[known] * len(names.values) + codes)
+        place = tree.parent[place].astype(np.int64)
+    kernel, code = np.divmod(
+        np.unique(np.concatenate(pairs or [kernels])), max(len(names.values), 1)
+    )
+    sums = np.bincount(code, calls.counted_ns[kernel], len(names.values)).tolist()
+    times = {(name, False): int(ns) for name, ns in zip(names.values, sums, strict=True) if ns}
+    sums = np.bincount(calls.kernel, calls.counted_ns, len(calls.kernel_names)).tolist()
+    known_kernels = zip(calls.kernel_names, sums, strict=True)
+    return times | {(name, True): int(ns) for name, ns in known_kernels if ns}
+
+
+def _is_one_name(found: Sequence[tuple[str, bool]]) -> bool:
+    """Whether an operator and a kernel have the same name, as those of Triton."""
+    return len(found) == 2 and found[0][0] == found[1][0]
+
+
+def _several(
+    name: str, found: Sequence[tuple[str, bool]], times: dict[tuple[str, bool], int]
+) -> str:
+    lines = [f"  {format_duration(times[key])}  {shorten(key[0], 100)}" for key in found]
+    more = [f"  and {len(lines) - _MOST_LISTED} more"] if len(lines) > _MOST_LISTED else []
+    text = f"{plain(name)!r} fits {len(found)} operators and kernels: name one in full\n"
+    return text + "\n".join((*lines[:_MOST_LISTED], *more))
+
+
+def _of_kernel(calls: KernelCalls, place: Int64Array, name: str) -> tuple[KernelCalls, Int64Array]:
+    """Calls of a kernel, and the place of what launched each."""
+    rows = np.flatnonzero(calls.kernel == calls.kernel_names.index(name))
+    return _taken(calls, rows), place[rows]
+
+
+def _of_operator(
+    calls: KernelCalls, place: Int64Array, name: str
+) -> tuple[KernelCalls, Int64Array]:
+    """Calls of all kernels inside an operator, and its place; autocast calls it inside itself."""
+    tree = calls.operators
+    is_named = calls.host.coded("name").equals(name)[tree.row]
+    own = np.where(is_named, np.arange(len(tree.row)), ABSENT).astype(np.int32)
+    owner = np.where(place >= 0, tree.outermost(own)[place], ABSENT).astype(np.int64)
+    rows = np.flatnonzero(owner >= 0)
+    taken, owner = _taken(calls, rows), owner[rows]
+    row = tree.row[owner].astype(np.int64)
+    inputs, given = completed_inputs(tree, row, calls.host)
+    most = taken.category[np.argmax(taken.own_ns)]  # a call is one row, whatever is inside
+    category = np.full_like(taken.category, most)
+    return replace(taken, row=row, inputs=inputs, given=given, category=category), owner
+
+
+def _is_part(calls: KernelCalls, every: KernelCalls) -> bool:
+    """Whether the operators that launched a kernel spend more time in others."""
+    whole = every.counted_ns[np.isin(every.row, calls.row)].sum()
+    return bool(calls.counted_ns.sum() < _LEAST_WHOLE * whole)
+
+
+_LEAST_WHOLE = 0.95
+
+
+def _without_work(row: OperatorRow) -> OperatorRow:
+    """The row without FLOP and bytes, which are those of the whole operator."""
+    nothing = dict.fromkeys(("flop", "bytes", "flops", "bytes_per_s", "peak_ratio"))
+    return replace(row, bound="", **nothing)
+
+
+def _taken(calls: KernelCalls, rows: Int64Array) -> KernelCalls:
+    columns = {
+        name: value[rows]
+        for name, value in msgspec.structs.asdict(calls).items()
+        if isinstance(value, np.ndarray)
+    }
+    return replace(calls, **columns)
+
+
+def _kernels(calls: KernelCalls) -> tuple[KernelTime, ...]:
+    rows = []
+    for code in np.unique(calls.kernel).tolist():
+        ns = calls.counted_ns[calls.kernel == code]
+        ns = ns[ns > 0]
+        if len(ns):
+            rows.append(
+                KernelTime(
+                    name=calls.kernel_names[code],
+                    count=len(ns),
+                    total_ns=int(ns.sum()),
+                    median_ns=int(np.median(ns)),
+                )
+            )
+    return tuple(sorted(rows, key=lambda row: -row.total_ns))
+
+
+def _callers(calls: KernelCalls, owner: Int64Array, tree: Operators) -> tuple[Caller, ...]:
+    """What is around each call; those of a kernel include the operator that launched it."""
+    names = calls.host.coded("name")
+    found: dict[str, tuple[set[int], int]] = {}
+    for place, ns in zip(owner.tolist(), calls.counted_ns.tolist(), strict=True):
+        path: list[str] = []
+        at = int(tree.parent[place]) if place >= 0 else -1
+        while at >= 0 and len(path) < _MOST_AROUND:
+            name = names.values[names.codes[tree.row[at]]]
+            if path[-1:] != [name]:
+                path.append(name)
+            at = int(tree.parent[at])
+        text = " > ".join(one for one in reversed(path) if not one.startswith(_STEP_MARK))
+        places, total = found.get(text, (set(), 0))
+        places |= {place} if ns else set()
+        found[text] = places, total + ns
+    rows = [Caller(path=p, num_calls=len(n), total_ns=ns) for p, (n, ns) in found.items() if ns]
+    return tuple(sorted(rows, key=lambda row: -row.total_ns))
