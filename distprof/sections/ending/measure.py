@@ -1165,7 +1165,7 @@ _STAGES = {
     "Bootstrap": "the choice of an interface",
     "Using network": "the choice of a network",
     "Init START": "“Init START”",
-    "Channel": "the first channel",
+    "Trees": "the choice of trees",
     "Connected": "connecting channels",
 }
 """Stages of NCCL's set-up, as a sentence names them."""
