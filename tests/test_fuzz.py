@@ -17,7 +17,7 @@ from distprof.ingest.source import known_sources
 from distprof.verbs.documents import ALL_DOCUMENTS
 from tests.drawn import drawn
 
-FEW = 400
+FEW = 500
 EACH = 1_000
 LIMITS = fuzz.Limits(seconds=10.0)
 

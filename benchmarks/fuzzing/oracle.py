@@ -130,7 +130,10 @@ def _of_markdown(text: str) -> str:
 
 
 class _Page(HTMLParser):
-    """A valid page has one script and one style, loads nothing, and links to itself and rules."""
+    """A valid page has one script and one style, loads nothing, and links to itself and rules.
+
+    The picture's data are a script that no browser runs.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +143,7 @@ class _Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag in _LOADING:
             self.found = tag
-        if tag in self.count:
+        if tag in self.count and ("type", "application/json") not in attrs:
             self.count[tag] += 1
         for name, value in attrs:
             is_link = name == "href" and not (value or "").startswith(("#", "https://"))

@@ -13,6 +13,8 @@ from typing import Literal
 
 import msgspec
 
+from distprof.artefacts.record import Record
+
 FABRIC_FILE = "fabric.json"
 FABRIC_SCHEMA = "distprof.fabric/1"
 Tier = Literal["node", "across"]
@@ -99,3 +101,14 @@ class FabricFile(msgspec.Struct, frozen=True, kw_only=True):
     # Bytes per second that it read and wrote in the memory of the device, None when not measured.
     memory_bytes_per_s: float | None = None
     notes: tuple[str, ...] = ()  # Omissions and anomalies, one sentence each.
+
+
+class GpuCopies(Record, frozen=True, kw_only=True):
+    """Measured copies from each GPU of a machine to each other one (p2pBandwidthLatencyTest)."""
+
+    is_both_ways: bool  # Whether two directions were measured at a time, and are counted together.
+    is_direct: bool  # Whether GPUs had access to each other's memory.
+    num_gpus: int  # GPUs.
+    bytes_per_s: float  # Median over pairs, bytes per second.
+    slowest_bytes_per_s: float  # The slowest pair, bytes per second.
+    slowest: tuple[int, int]  # Its GPUs: row and column.

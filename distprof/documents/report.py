@@ -143,10 +143,9 @@ _SHORTER = (
     (Limits(3, 1), 1, 2),
     (Limits(4, 0), 1, 2),
     (Limits(4, 0), 0, 2),
-    (Limits(4, 0), 0, 0),
-    (Limits(3, 0), 0, 0),
-    (Limits(2, 0), 0, 0),
-    (Limits(1, 0), 0, 0),
+    (Limits(3, 0), 0, 2),
+    (Limits(2, 0), 0, 2),
+    (Limits(1, 0), 0, 2),
 )
 """Limits of shorter and shorter texts: of tasks, sentences and cautions."""
 _MAX_DETAIL = 156

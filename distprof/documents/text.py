@@ -29,7 +29,7 @@ _BAR_CELLS = 24
 _MIN_BAR = 6
 _GAP = 2
 _MAX_BAR = 96
-_LEAST_SHARE = 0.01  # of the step, for a place in a legend that has little room
+_LEAST_SHARE = 0.01  # of the step, for a place in a small legend if it is not drawn
 _FIX_LINES = 3  # of the first fix, in any text
 MAX_BRIEF = 20
 """Lines of a short text."""
@@ -133,10 +133,16 @@ def _basis(page: Page, width: int) -> Iterator[RenderableType]:
 
 def _step_drawn(step: StepBar, width: int) -> Iterator[Text]:
     """One step of some ranks in time, or else the mean step, and the shares of its groups."""
-    yield from _strips(step, width) if step.strips else (_bar(step, width),)
+    lines = tuple(_strips(step, width)) if step.strips else (_bar(step, width),)
+    yield from lines
     labels = [(share, share.text) for share in step.shares]
     if len(step.length) + sum(len(label) + 4 for _, label in labels) > width:
-        labels = [(one, one.short) for one in step.shares if one.ratio >= _LEAST_SHARE]
+        drawn = "".join(line.plain for line in lines)
+        labels = [
+            (one, one.short)
+            for one in step.shares
+            if one.ratio >= _LEAST_SHARE or one.group.glyph in drawn
+        ]
     yield _legend(step, labels, width)
 
 

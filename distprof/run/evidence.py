@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from distprof.artefacts.record import Record
+from distprof.artefacts.fabric_file import GpuCopies
 from distprof.schema import Column, Floats, Int64Array, Table, TableSchema, whole
 from distprof.terms import CollectiveKind
 
@@ -303,17 +303,6 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
             left -= reached
             found.append(tuple(sorted(reached)))
         return tuple(found)
-
-
-class GpuCopies(Record, frozen=True, kw_only=True):
-    """Measured copies from each GPU of a machine to each other one (p2pBandwidthLatencyTest)."""
-
-    is_both_ways: bool  # Whether two directions were measured at a time, and are counted together.
-    is_direct: bool  # Whether GPUs had access to each other's memory.
-    num_gpus: int  # GPUs.
-    bytes_per_s: float  # Median over pairs, bytes per second.
-    slowest_bytes_per_s: float  # The slowest pair, bytes per second.
-    slowest: tuple[int, int]  # Its GPUs: row and column.
 
 
 class Machines(msgspec.Struct, frozen=True, kw_only=True):

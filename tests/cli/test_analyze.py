@@ -53,7 +53,7 @@ def test_every_golden_trace_gives_a_report_that_fits_the_schema(
     jsonschema.Draft202012Validator(REPORT.json_schema()).validate(report)
     total = report["waterfall"]["all"]
     if total is None:
-        assert report["verdict"]["line"].startswith("No device activity was recorded")
+        assert report["verdict"]["headline"].startswith("No device activity was recorded")
         return
     parts = [value for name, value in total.items() if name not in ("rank", "span_ns")]
     assert sum(parts) == total["span_ns"] > 0

@@ -159,7 +159,7 @@ def test_a_report_that_cannot_be_read_is_3(
 def test_a_saved_report_is_shown(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", saved]) == 0
     captured = capsys.readouterr()
-    assert captured.out.startswith("Rank 2 is the straggler")
+    assert captured.out.startswith("Rank 2 holds the others up")
     assert captured.err == ""
 
 
@@ -191,12 +191,12 @@ def test_output_goes_to_a_file_in_the_format_of_its_ending(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == f"Wrote {out}\n"
-    assert out.read_text(encoding="utf-8").startswith("### Rank 2 is the straggler")
+    assert out.read_text(encoding="utf-8").startswith("### Rank 2 holds the others up")
 
 
 def test_a_dash_is_stdout(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", saved, "-o", "-"]) == 0
-    assert capsys.readouterr().out.startswith("Rank 2 is the straggler")
+    assert capsys.readouterr().out.startswith("Rank 2 holds the others up")
 
 
 def test_an_existing_file_is_safe_without_force(
@@ -208,7 +208,7 @@ def test_an_existing_file_is_safe_without_force(
     assert "--force" in capsys.readouterr().err
     assert out.read_text() == "precious"
     assert main(["report", saved, "-o", str(out), "--force", "--quiet"]) == 0
-    assert out.read_text(encoding="utf-8").startswith("Rank 2 is the straggler")
+    assert out.read_text(encoding="utf-8").startswith("Rank 2 holds the others up")
     assert capsys.readouterr().err == ""
 
 
@@ -238,7 +238,7 @@ def test_no_colour_in_a_pipe(saved: str) -> None:
 def test_a_terminal_that_knows_no_unicode_gets_text_nevertheless(saved: str) -> None:
     done = run_program("report", saved, PYTHONIOENCODING="ascii")
     assert done.returncode == 0
-    assert "Rank 2 is the straggler" in done.stdout
+    assert "Rank 2 holds the others up" in done.stdout
     assert re.search(r"^  #+=+~+", done.stdout, re.MULTILINE)
     assert "?" not in done.stdout
 

@@ -46,7 +46,7 @@ def job(folder: Path, *, late_ms: float = 0, outcome: str = "completed", num: in
 def test_once_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["watch", str(job(tmp_path, late_ms=20)), "--once"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("The job has completed after step 99.\n")
+    assert out.startswith("The job has completed after step 99\n")
     assert "25.0 %" in out
 
 
@@ -137,7 +137,7 @@ def test_an_empty_directory_is_a_job_that_has_not_begun(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["watch", str(tmp_path), "--once"]) == 0
-    assert capsys.readouterr().out.startswith("No step yet.\n")
+    assert capsys.readouterr().out.startswith("No step yet\n")
 
 
 def started(folder: Path, *options: str, **streams: object) -> subprocess.Popen[bytes]:

@@ -51,6 +51,16 @@ def test_text_is_as_agreed(name: str, width: int, golden: Callable[[Path, str], 
     golden(GOLDEN / f"{name}-{width}.txt", text)
 
 
+@pytest.mark.parametrize("name", ["straggler", "failed-job", "healthy"])
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_each_glyph_of_the_drawn_step_is_in_its_legend(name: str, width: int) -> None:
+    """Copies of 0.67 % were drawn, but named nowhere."""
+    above, _, below = shown(SAMPLES[name](), width=width).partition(" per step: ")
+    drawn = set("█▓▒▞▚░").intersection(above)
+    assert drawn
+    assert drawn <= set(below.partition("\n\n")[0]) | set(above.splitlines()[-1])
+
+
 @pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize("full", [True, False])
 def test_a_command_is_one_line_that_can_be_copied(full: bool, width: int) -> None:

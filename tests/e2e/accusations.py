@@ -70,7 +70,8 @@ def is_named(report: dict[str, Any], fault: Fault) -> bool:
 def is_rightly_explained(report: dict[str, Any], fault: Fault) -> bool:
     """Whether such a finding also says what is wrong with it."""
     words = _EXPLAINED_BY[fault.kind]
-    return any(word in found["message"] for found in _right(report, fault) for word in words)
+    said = [f"{found['headline']} {found['message']}" for found in _right(report, fault)]
+    return any(word in one for one in said for word in words)
 
 
 def is_first(report: dict[str, Any], fault: Fault) -> bool:
@@ -94,5 +95,5 @@ def others_accused(report: dict[str, Any], fault: Fault | None) -> list[Finding]
 def _right(report: dict[str, Any], fault: Fault) -> list[Finding]:
     if fault.kind == "routing-skew":
         start = f"Expert {fault.target} "
-        return [f for f in accusations(report) if f["message"].startswith(start)]
+        return [f for f in accusations(report) if f["headline"].startswith(start)]
     return [f for f in accusations(report) if tuple(f["ranks"]) == fault.ranks]

@@ -40,9 +40,9 @@ def test_a_traced_job_with_three_faults_names_each(capture: Any) -> None:
     run = capture("--rest", "0.002", "--no-set-epoch", "--unused")
     found = ours(run)
     assert set(found) == {"INP103", "INP105", "COM123"}
-    assert "the data loader has no workers" in found["INP103"]["message"]
+    assert "The data loader has no workers" in found["INP103"]["headline"]
     assert found["INP103"]["cost_ns_per_step"] > 10_000_000  # eight samples of 2 ms
-    assert "same order in each of 4 epochs" in found["INP105"]["message"]
+    assert "the same order in 4 epochs" in found["INP105"]["headline"]
     assert found["COM123"]["cost_ns_per_step"] > 0
     others = {one["code"] for one in run.report["findings"]}
     assert not others & {"INP101", "COM115"}  # they count the same time and know less

@@ -67,7 +67,7 @@ def test_of_several_reasons_the_gravest_is_told_once():
         "throttle_reasons": {"hw_slowdown": 0.9, "hw_thermal_slowdown": 0.9},
     }
     (finding,) = found(telemetry({3: both, 4: both}), "TEL101")
-    assert "The GPUs of ranks 3-4 are slowed down by heat" in finding.message
+    assert finding.headline.startswith("The GPUs of ranks 3-4 are slowed down by heat")
 
 
 def test_a_device_that_is_throttled_is_not_named_for_its_clock_too():
@@ -117,7 +117,7 @@ def test_devices_without_ranks_are_judged_by_their_names():
     devices = (*map(device, range(5)), device(5, sm_clock_mhz_median=1_000, temperature_c_max=90))
     outcome = outcome_of(TelemetryResult(devices=devices))
     assert {finding.code for finding in outcome.findings} == {"TEL102", "TEL104"}
-    assert all("GPU 5 of node-1" in finding.message for finding in outcome.findings)
+    assert all("GPU 5 of node-1" in finding.headline for finding in outcome.findings)
     assert all(finding.ranks == () for finding in outcome.findings)
 
 
@@ -252,4 +252,4 @@ def test_medians_of_the_others_are_those_of_the_others(values):
 def test_findings_of_all_alike_devices_name_them_shortly():
     every = dict.fromkeys(RANKS, slowed("hw_thermal_slowdown"))
     (finding,) = found(telemetry(every), "TEL101")
-    assert "ranks 0-7" in finding.message
+    assert "ranks 0-7" in finding.headline

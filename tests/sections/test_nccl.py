@@ -210,7 +210,7 @@ UNCONNECTED = {
     "GPUDirect off": (
         ["NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'", "Using network IB"],
         "NET102",
-        "GPUDirect RDMA is disabled for its network cards (mlx5_0)",
+        "NCCL says so on 1 of 8 processes for mlx5_0",
     ),
     "GPUDirect off, old words": (
         ["NET/IB : GPU Direct RDMA Disabled for GPU 1b000 / HCA 0 (distance 5 > 4)"],
@@ -223,12 +223,12 @@ UNCONNECTED = {
             "P2P is disabled between connected GPUs 1 and 0. You can repair this by",
         ],
         "NET103",
-        "connected by PCIe is disabled",
+        "access by PCIe is disabled",
     ),
     "one card": (
         ["NCCL_IB_HCA set by environment to mlx5_0."],
         "NET104",
-        "one network card (mlx5_0:1)",
+        "only mlx5_0:1 is left",
     ),
 }
 

@@ -340,7 +340,7 @@ def test_a_real_job_on_two_hosts_by_its_log_and_a_matrix():
 
 def test_a_matrix_alone_is_a_report():
     report = distprof.analyze(GOLDEN / "machine" / "topo-m-8xh200-roce.txt", debug=True)
-    assert str(report).startswith("8 GPUs, all connected by NVLink; 8 network cards.")
+    assert str(report).startswith("8 GPUs, all connected by NVLink; 8 network cards\n")
     assert report.findings == ()
 
 

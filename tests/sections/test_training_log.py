@@ -259,4 +259,4 @@ def test_deepspeeds_breakdown_of_steps_is_enough(tmp_path):
     assert report.training_log.mean_ns == 860 * MS
     verdict = judge(report)
     assert verdict.headline.startswith("An iteration takes 860 ms")
-    assert "bwd_allreduce) takes 215 ms, 25.0 % of an iteration" in " ".join(verdict.why)
+    assert "bwd_allreduce) takes 215 ms, 25.0 % of an iteration" in verdict.detail

@@ -221,7 +221,7 @@ def offloads(workload: str, dice: random.Random) -> Trial:
     program = tuple(op for op in job.program if not isinstance(op, Copy))
     truth = Truth(
         sound=replace(job, program=program),
-        says=("Exposed copies take",),
+        says=("Copies that overlap with nothing take",),
         ranks=frozenset(range(job.world_size)),
         codes=("MEM101",),
     )

@@ -79,7 +79,8 @@ class Truth:
 
     def is_said_by(self, found: Finding) -> bool:
         """Whether a finding also says the right cause."""
-        return self.is_named_by(found) and any(word in found.message for word in self.says)
+        said = f"{found.headline} {found.message}"
+        return self.is_named_by(found) and any(word in said for word in self.says)
 
 
 @dataclass(frozen=True, kw_only=True)

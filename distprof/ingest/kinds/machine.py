@@ -15,12 +15,13 @@ from statistics import median
 
 import msgspec
 
+from distprof.artefacts.fabric_file import GpuCopies
 from distprof.bounds import Bound, within
 from distprof.errors import InputError
 from distprof.ingest.files import DAMAGE, opened
 from distprof.ingest.sensors.collect import host_named
 from distprof.ingest.source import Source, keep
-from distprof.run.evidence import GpuCopies, Machine, Machines
+from distprof.run.evidence import Machine, Machines
 from distprof.run.run import Run
 
 BOUND = Bound(reads="output of nvidia-smi topo -m", num_bytes=1 << 24, names=512, beyond="refused")

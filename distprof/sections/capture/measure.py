@@ -135,5 +135,6 @@ def _filtered(run: Run) -> tuple[CaptureGap, ...]:
         f"{name_ranks(ratios)}: {format_ratio(max(ratios.values()))} of the operators are there. "
         "Kernels may be missing too, so idle time cannot be judged."
     )
-    fact = f"{len(ratios):,} {'traces' if len(ratios) > 1 else 'trace'} filtered"
+    traces = f"{len(ratios):,} {'traces' if len(ratios) > 1 else 'trace'}"
+    fact = f"{traces} filtered: idle time cannot be judged"
     return (CaptureGap(what=FILTERED, message=message, ranks=tuple(ratios), fact=fact),)

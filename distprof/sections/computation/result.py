@@ -7,7 +7,6 @@ from enum import IntEnum
 import msgspec
 
 from distprof.artefacts.record import Record
-from distprof.schema import ABSENT
 from distprof.sections.base import Result
 
 FP32_KERNELS = r"(?<![a-z])(?:sgemm|scudnn)(?![a-z])"
@@ -84,7 +83,7 @@ class OperatorStats(msgspec.Struct, frozen=True, kw_only=True):
     num_kernels: int
     total_ns: int  # Time of its kernels; where kernels overlap, of the one that started first.
     kernel: str  # Its longest kernel.
-    blocks: int = ABSENT  # Thread blocks of this kernel.
+    blocks: int = 0  # Thread blocks of this kernel; not positive if unknown.
 
 
 class Saving(Record, frozen=True, kw_only=True):

@@ -95,7 +95,9 @@ def rank_savings(kernel_calls: KernelCalls | None, context: RankContext) -> Savi
         saved = np.rint(kernel_calls.own_ns * one.share).astype(np.int64)
         begins = kernel_calls.start_ns[saved > 0]
         spans[one.what] = Intervals(begins, begins + saved[saved > 0])
-        idle[one.what] = _between(kernel_calls, one.share > 0) if one.ends_idling else EMPTY
+        # A profiler makes each launch longer: only without its cost is the time between real.
+        is_real = one.ends_idling and context.is_corrected
+        idle[one.what] = _between(kernel_calls, one.share > 0) if is_real else EMPTY
         counted = kernel_calls.counted_ns
         stats.append(
             Saving(

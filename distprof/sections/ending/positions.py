@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from distprof.run.logs import JobOutput, OutputEvent
 from distprof.run.topology import DEFAULT_GROUPS
 from distprof.sections.ending.result import STUCK, EndingPosition, EndingResult
+from distprof.sections.table import counted
 from distprof.units import capitalized, format_duration, name_ranks
 
 _UNEQUAL = ("ALLTOALL", "GATHER", "SCATTER", "SEND", "RECV", "COALESCED", "BROADCAST")
@@ -217,8 +218,8 @@ def _behind(
     return EndingResult(
         state=STUCK,
         cause="behind",
-        verdict=f"Stuck: {_who(late, name)} {stands}, {gap:,} "
-        f"{'collectives' if gap != 1 else 'collective'} behind {_who(others, name)}, which "
+        verdict=f"Stuck: {_who(late, name)} {stands}. {'They are' if len(late) > 1 else 'It is'} "
+        f"{counted(gap, 'collective')} behind {_who(others, name)}, which "
         f"{_verb(others, 'wait')} in {_operation(ahead, name)}.",
         ranks=tuple(one.rank for one in late if one.is_global),
         positions=tuple(positions),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from distprof.artefacts.fabric_file import GpuCopies
 from distprof.artefacts.record import Record
-from distprof.run.evidence import GpuCopies
 from distprof.sections.base import Result
 
 ACROSS_SOCKETS = "SYS"

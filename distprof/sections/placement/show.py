@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from distprof.run.evidence import GpuCopies
+from distprof.artefacts.fabric_file import GpuCopies
 from distprof.sections.base import VerdictText
 from distprof.sections.placement.result import CardPath, PlacedMachine, PlacementResult
 from distprof.sections.table import Column, TableView, counted, rows_table

@@ -9,16 +9,16 @@ from distprof.rules.base import Draft, Limits, rule
 from distprof.sections.ras.result import RasResult, TroubledRank
 from distprof.sections.table import counted
 from distprof.terms import Confidence, Severity
-from distprof.units import name_ranks
+from distprof.units import capitalized, name_ranks
 
 _MAX_NAMED = 3
 _REMOTE = "Remote process error"
 _MESSAGES = {
-    "dead": "NCCL considers {who} dead: the process cannot be reached{where}",
-    "unresponsive": "NCCL gets no answer from {who}{where}",
-    "error": "NCCL reports an error on {who}, {text}{where}",
-    "behind": "NCCL has launched fewer operations on {who} than on the others, {text}{where}",
-    "status": "NCCL's communicator is {text} on {who}, unlike on the others{where}",
+    "dead": "{who} cannot be reached{where}",
+    "unresponsive": "{who} gave no answer{where}",
+    "error": "On {who}: {text}{where}",
+    "behind": "On {who}: {text}{where}",
+    "status": "It is {text} on {who}, unlike on the others{where}",
 }
 _HEADLINES = {
     "dead": "NCCL considers {number} dead: {who}",
@@ -96,7 +96,7 @@ def _draft(kind: str, text: str, troubled: Sequence[TroubledRank], *, stands: bo
     number = counted(count, "process" if not ranks else "rank")
     return Draft(
         headline=words.format(number=number, who=few_ranks(ranks) if ranks else "rank unknown"),
-        message=f"{_MESSAGES[kind].format(who=who, text=text, where=where)}.",
+        message=capitalized(f"{_MESSAGES[kind].format(who=who, text=text, where=where)}."),
         fix=_FIXES[kind],
         confidence=Confidence.MEASURED if is_sure else Confidence.INFERRED,
         ranks=tuple(ranks),

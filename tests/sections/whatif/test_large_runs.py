@@ -87,8 +87,9 @@ def test_a_slow_rank_is_worth_as_much(run: Run, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_sample_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     take(monkeypatch, run, 4)
-    text = " ".join(REPORT.reporter("text")(distprof.analyze(run), RenderOptions()).split())
-    assert f"is simulated, from the middle 4 of {len(run.window.steps)} steps" in text
+    report, options = distprof.analyze(run), RenderOptions(full=True)
+    text = " ".join(REPORT.reporter("text")(report, options).split())
+    assert f"per step, simulated, from the middle 4 of {len(run.window.steps)} steps" in text
 
 
 def test_what_happens_in_other_steps_is_not_priced_by_the_sample(

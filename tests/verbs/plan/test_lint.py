@@ -183,7 +183,9 @@ def test_text_fits_and_names_code_and_fix(width, capsys):
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= width
     assert text.startswith("This configuration cannot run as it is: 1 error.")
-    assert "error CFG111: Does not fit: 126 GB per GPU" in text
+    said = " ".join(text.split())
+    assert "error CFG111: The job does not fit: it needs 126 GB per GPU. 108 GB of that" in said
+    assert "Shard the state: use zero-1 or fsdp." in said
 
 
 def test_names_of_a_file_reach_no_terminal_raw(tmp_path, capsys):

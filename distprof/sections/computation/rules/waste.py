@@ -40,8 +40,9 @@ def unfused_optimizer(
 
     ## How the cost is computed
     Time of the elementwise kernels of the optimizer, less the time for the bytes of a fused one at
-    the rate that the largest transfers of the same trace reach, and the time that the GPU idles
-    between them because they are launched one by one. The step is simulated without this time.
+    the rate that the largest transfers of the same trace reach. In recordings with untraced steps,
+    the time that the GPU idles between them as well, because they are launched one by one. The step
+    is simulated without this time.
 
     ## How to fix
     Pass `fused=True` (or `foreach=True`) to the optimizer, or compile its step.
@@ -62,8 +63,9 @@ def unfused_optimizer(
         FUSED_OPTIMIZER,
         headline=f"The optimizer runs tensor by tensor, and takes {step.part(spent + between)}",
         message=(
-            f"Its kernels take {step.amount(spent)}, and {step.amount(between)} passes between"
-            " them. A fused one reads and writes each tensor once, in a few launches."
+            f"Its kernels take {step.amount(spent)}"
+            + (f", and {step.amount(between)} passes between them" if between else "")
+            + ". A fused one reads and writes each tensor once, in a few launches."
         ),
         fix="Pass fused=True, or foreach=True, to the optimizer.",
     )

@@ -80,8 +80,12 @@ def units_of(telemetry: TelemetryResult) -> list[Unit]:
 
 def named(units: Sequence[Unit]) -> str:
     """For example ``The GPUs of ranks 3, 5``, ``GPU 3 of node-1, GPU 4 of node-1``."""
-    labels = [unit.label for unit in units if unit.rank is None]
-    return capitalized(_named(ranks_of(units), labels))
+    return capitalized(name_units(units))
+
+
+def name_units(units: Sequence[Unit]) -> str:
+    """For example ``the GPUs of ranks 3, 5``, inside a sentence."""
+    return _named(ranks_of(units), [unit.label for unit in units if unit.rank is None])
 
 
 def name_devices(devices: Sequence[DeviceCondition]) -> str:
@@ -185,7 +189,7 @@ def wrong_conditions(
         yield _draft(
             "GPU memory had "
             f"{counted(sum(one.ecc_uncorrected or 0 for one in wrong), 'uncorrectable error')}",
-            f"It is that of {name_devices(wrong)}, since the driver was loaded.",
+            f"{capitalized(name_devices(wrong))} counted them since the driver was loaded.",
             "Look for XID 48, 63, 94 and 95 in the kernel log of the host, reset the GPU, and "
             "replace it if the errors come back.",
             wrong,
@@ -239,7 +243,7 @@ _CAUSES: tuple[tuple[tuple[str, ...], str, str], ...] = (
     ),
     (
         _HARDWARE,
-        "its hardware, for a reason it does not report",
+        "its hardware",
         "Look at temperature, power supply and the kernel log of its host "
         "(nvidia-smi -q -d PERFORMANCE). Replace the GPU if it stays slow.",
     ),
@@ -309,14 +313,18 @@ def throttled_device(
         several = "are" if len(gpus) > 1 else "is"
         if len(gpus) > 1:
             cause = cause.replace("its ", "their ")
-        slowed = f"{several} slowed down by {cause.partition(', ')[0]} in {most} of samples"
+        slowed = f"{several} slowed down by {cause} in {most} of samples"
+        whole = f"{named(gpus)} {slowed}"
+        headline = fitting(whole, f"{'GPUs' if len(gpus) > 1 else 'A GPU'} {slowed}")
+        it = "They report" if len(gpus) > 1 else "It reports"
+        if headline != whole:
+            it = f"{named(gpus)} {it.split()[1]}"
+        reason = ", without a reason," if reasons is _HARDWARE else ""
         yield Draft(
-            headline=fitting(
-                f"{named(gpus)} {slowed}", f"{'GPUs' if len(gpus) > 1 else 'A GPU'} {slowed}"
-            ),
+            headline=headline,
             message=(
-                f"{named(gpus)} {several} slowed down by {cause} ({', '.join(names)}), in {share} "
-                f"of the samples {when}{_clocks(gpus, units)}."
+                f"{it} {' and '.join(names)}{reason} in {share} of the samples {when}"
+                f"{_clocks(gpus, units)}."
             ),
             fix=fix,
             cost_ns_per_step=cost,
@@ -490,12 +498,16 @@ def hot_device(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
     ids = {id(unit) for unit in hot}
     rest = [unit for unit in units if id(unit) not in ids]
     usual = median_of(rest, lambda figures: figures.temperature_c_max)
-    peers = "" if usual is None else f"; the median of the others is {usual:.0f} °C"
+    others = "" if usual is None else f"the median of the others is {usual:.0f} °C"
     several = len(hot) > 1
     reached = f"{'reach up to' if several else 'reaches'} {hottest} °C"
+    whole = f"{named(hot)} {reached}"
+    headline = fitting(whole, f"{'GPUs' if several else 'A GPU'} {reached}")
+    if headline != whole or not others:
+        others = f"{'They are' if several else 'It is'} {name_units(hot)}{others and '; '}{others}"
     yield Draft(
-        headline=fitting(f"{named(hot)} {reached}", f"{'GPUs' if several else 'A GPU'} {reached}"),
-        message=f"{named(hot)}{peers}.",
+        headline=headline,
+        message=f"{capitalized(others)}.",
         fix=(
             "Compare inlet temperature, fans and air flow of the host with those of other hosts. "
             "Reseat the heat sink if only one GPU of a host is hot."

@@ -160,12 +160,13 @@ def device_errors(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]
         yield _xid_draft(number, errors)
     wrong = [row for row in telemetry.ranks if row.ecc_uncorrected]
     if wrong:
+        gpus = f"The GPU{'s' if len(wrong) > 1 else ''} of {name_ranks(row.rank for row in wrong)}"
         yield Draft(
             headline=(
                 "GPU memory had "
                 f"{counted(sum(row.ecc_uncorrected or 0 for row in wrong), 'uncorrectable error')}"
             ),
-            message=f"It is that of {name_ranks(row.rank for row in wrong)}, during the recording.",
+            message=f"{gpus} counted them during the recording.",
             fix=meaning_of(48).fix,
             ranks=tuple(row.rank for row in wrong),
             evidence=("telemetry.ranks",),
@@ -202,14 +203,17 @@ def _xids(telemetry: TelemetryResult) -> dict[int, _XidErrors]:
 
 def _xid_draft(number: int, errors: _XidErrors) -> Draft:
     meaning = meaning_of(number)
-    when = "" if errors.is_dated else "; the log does not show when"
-    when = f"; {'first ' if errors.count > 1 else ''}at {errors.time}" if errors.time else when
+    when = f", {'first ' if errors.count > 1 else ''}at {errors.time}" if errors.time else ""
     ran = f", in {errors.process}" if errors.process else ""
+    undated = "" if errors.time or errors.is_dated else "; the log does not show when"
     bad = Severity.ERROR if errors.is_dated else Severity.WARNING
     times = f"XID {number} {_times(errors.count)}"
+    whole = f"{times}: {meaning.text}"
+    headline = fitting(whole, f"A GPU reported {times}")
+    meant = "" if headline == whole else f": {meaning.text}"
     return Draft(
-        headline=fitting(f"{times}: {meaning.text}", f"A GPU reported XID {times[4:]}"),
-        message=f"{_where(errors)[:1].upper()}{_where(errors)[1:]}: {meaning.text}{when}{ran}.",
+        headline=headline,
+        message=f"{capitalized(_where(errors))}{when}{ran}{undated}{meant}.",
         fix=meaning.fix,
         confidence=Confidence.MEASURED if errors.is_dated else Confidence.INFERRED,
         ranks=tuple(sorted(errors.ranks)),
@@ -287,10 +291,11 @@ def crashed_process(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draf
 
 def _crash_draft(error: DeviceError) -> Draft:
     text = shorten(error.text.rstrip("."), _MAX_TEXT)
+    kind = "process " if error.rank is None and error.process else ""
     return draft_of(
         error,
-        headline=capitalized(f"{subject_of(error)} crashed {_times(error.count)}"),
-        message=f"{who(error)}{when_of(error)}: {text}.",
+        headline=capitalized(f"{kind}{subject_of(error)} crashed {_times(error.count)}"),
+        message=f"{who(error)} crashed{when_of(error)}: {text}.",
         fix=(
             "Look at the named library, and run with python -X faulthandler to see the line of the "
             "program. If it happens on only one host, test that host's memory."

@@ -98,7 +98,8 @@ def test_a_healthy_job_says_so(tmp_path):
     (tmp_path / "ras.txt").write_text(f"{clean}Warnings\n========\n\n")
     report = distprof.analyze(str(tmp_path / "ras.txt"))
     assert report.findings == ()
-    assert report.verdict.headline.startswith("NCCL reports 5 communicators; every rank answers")
+    assert report.verdict.headline == "NCCL reports 5 communicators"
+    assert report.verdict.detail.startswith("Every rank answers")
 
 
 def test_counts_that_name_nobody_are_still_told(tmp_path):

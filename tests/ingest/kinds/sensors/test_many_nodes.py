@@ -85,7 +85,8 @@ def test_tables_of_many_hosts_are_kept_apart(lines, tmp_path):
     assert [(one.host, one.index) for one in log.series] == [(h, i) for h in hosts for i in (0, 1)]
     report = distprof.analyze(str(tmp_path / "gpu.txt"))
     assert len(report.telemetry.devices) == 8
-    assert "GPU 1 of node-4 reach up to 91 °C" in report.verdict.headline
+    assert report.verdict.headline == "GPUs reach up to 91 °C"
+    assert "GPU 1 of node-4" in report.verdict.detail
 
 
 @pytest.mark.parametrize(
