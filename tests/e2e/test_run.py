@@ -21,7 +21,7 @@ def test_a_run_ends_in_its_report(run_cold: RunOnce) -> None:
     assert (job.run.outcome, job.run.failure, job.run.world_size) == ("completed", None, 2)
     assert [entry.exit.code for entry in job.run.ranks if entry.exit] == [0, 0]
     assert job.report["run"]["world_size"] == 2
-    assert " per step: █ computation" in job.stdout
+    assert " per step: █ comp" in job.stdout
     assert "--full" in job.stdout
 
 
