@@ -189,8 +189,9 @@ def test_a_change_within_the_same_tick_is_seen_by_the_next_look(inbox: Inbox) ->
 def test_an_unchanged_folder_is_not_listed(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         inbox.news()
-    monkeypatch.setattr(os, "scandir", lambda _: pytest.fail("listed"))
-    assert inbox.news() == []
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", lambda _: pytest.fail("listed"))
+        assert inbox.news() == []
 
 
 def test_other_files_are_no_requests(inbox: Inbox) -> None:
