@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from distprof.cli.options import Duration, RankList, debug_option, fail_on_option, report_options
+from distprof.cli.options import (
+    Duration,
+    RankList,
+    config_option,
+    debug_option,
+    fail_on_option,
+    report_options,
+)
 from distprof.cli.output import (
     Output,
     check_free,
@@ -78,12 +85,7 @@ if TYPE_CHECKING:
     help="Analyse only the last steps of a job whose ranks recorded more collectives: each takes "
     "about 165 bytes of memory.  [default: 20,000,000]",
 )
-@click.option(
-    "--config",
-    type=click.Path(),
-    metavar="FILE",
-    help="Configuration; the nearest distprof.toml by default.",
-)
+@config_option
 @click.option(
     "--fabric",
     type=click.Path(),

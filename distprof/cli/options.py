@@ -232,6 +232,17 @@ def fail_on_option(command: Command) -> Command:
     return option(command)
 
 
+def config_option(command: Command) -> Command:
+    """Add ``--config``: a configuration other than the nearest one."""
+    option = click.option(
+        "--config",
+        type=click.Path(),
+        metavar="FILE",
+        help="Configuration; the nearest distprof.toml by default.",
+    )
+    return option(command)
+
+
 def debug_option(command: Command) -> Command:
     """Add ``--debug``: show the traceback of an unexpected error."""
 

@@ -264,14 +264,10 @@ def _flag(text: str) -> bool:
     return found
 
 
-def _gradient(weight: int) -> Callable[[Inputs], int]:
+def _gradient(call: Inputs) -> int:
     """One of the two gradients of a convolution that is not transposed."""
-
-    def flop(call: Inputs) -> int:
-        gradient = _tensor(call, 1)
-        return 2 * gradient[0] * prod(gradient[2:]) * prod(_tensor(call, weight))
-
-    return flop
+    gradient, weight = _tensor(call, 1), _tensor(call, 2)
+    return 2 * gradient[0] * prod(gradient[2:]) * prod(weight)
 
 
 def _grouped(call: Inputs) -> int:
@@ -370,8 +366,8 @@ _FLOP: Mapping[str, Callable[[Inputs], int]] = {
     **dict.fromkeys(("_grouped_mm", "_scaled_grouped_mm"), _grouped),
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
-    "cudnn_convolution_backward_input": _gradient(2),
-    "cudnn_convolution_backward_weight": _gradient(2),  # with the inputs of the operator around it
+    "cudnn_convolution_backward_input": _gradient,
+    "cudnn_convolution_backward_weight": _gradient,  # with the inputs of the operator around it
     **{f"_scaled_dot_product_{kind}_attention": _attention() for kind in _ATTENTION},
     **{
         f"_scaled_dot_product_{kind}_attention_backward": _attention_backward()

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from distprof.cli.app import ExitCode
-from distprof.cli.options import MAX_RANK, debug_option, output_options
+from distprof.cli.options import MAX_RANK, config_option, debug_option, output_options
 from distprof.cli.output import Output, check_free, deliver, note
 
 
@@ -23,12 +23,7 @@ from distprof.cli.output import Output, check_free, deliver, note
     metavar="FILE",
     help="Limits that distprof bench --compute measured.",
 )
-@click.option(
-    "--config",
-    type=click.Path(),
-    metavar="FILE",
-    help="Configuration; the nearest distprof.toml by default.",
-)
+@config_option
 @click.option(
     "--script",
     type=click.Path(),

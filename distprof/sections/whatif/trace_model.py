@@ -54,10 +54,7 @@ def step_times(graph: TraceGraph, changes: Iterable[TraceChange]) -> list[int]:
     while chosen := list(islice(waiting, height)):
         columns = {}
         for name, usual in graph.usual.items():
-            given = [
-                own_time(graph, [change]) if name == "own_ns" else getattr(change, name)
-                for change in chosen
-            ]
+            given = [getattr(change, name) for change in chosen]
             if name in _ALWAYS or any(values is not None for values in given):
                 whole = [usual if values is None else values for values in given]
                 columns[name] = np.stack(whole, axis=1)
@@ -194,7 +191,6 @@ class TraceModel(msgspec.Struct, frozen=True, kw_only=True):
         ]
         together = self._of(changes)
         given = {name: getattr(together, name) for name in self.graph.usual}
-        given["own_ns"] = own_time(self.graph, changes)
         left = np.maximum(self.graph.own_ns - _removed(self.graph, changes), 0)
         return self.graph.simulate(**given), left
 
@@ -203,7 +199,7 @@ class TraceModel(msgspec.Struct, frozen=True, kw_only=True):
         graph = self.graph
         if not graph.stage_ns.any():
             return {}
-        own = own_time(graph, [self._together(made)])
+        own = self._together(made).own_ns
         own = graph.own_total_ns if own is None else own
         total = np.bincount(graph.owner, np.where(graph.stage_ns > 0, own, 0), len(graph.ranks))
         return dict(zip(graph.ranks, total.tolist(), strict=True))
@@ -213,8 +209,7 @@ class TraceModel(msgspec.Struct, frozen=True, kw_only=True):
         return self._of([self.changes[what].on(self.graph, share) for what, share in made.items()])
 
     def _of(self, parts: Sequence[TraceChange]) -> TraceChange:
-        if len(parts) == 1:
-            return parts[0]
+        """One change that replaces own time as a whole, whatever parts of it they remove."""
         together: dict[str, Any] = {
             name: lower(usual, [getattr(part, name) for part in parts])
             for name, usual in self.graph.usual.items()
