@@ -237,7 +237,7 @@ def terminal_pages(report: Report, options: RenderOptions) -> Iterator[Page]:
 def _short_pages(report: Report, options: RenderOptions) -> Iterator[Page]:
     page = head_of(report, options)
     left_out = sentences_of(report, LONG_SENTENCES)
-    whole = to_do(report)
+    whole = page.to_do or ToDo()
     worth = tuple(task for task in whole.tasks if _is_worth_a_line(task, report))
     left = replace(whole, tasks=worth, num_left_out=len(whole.tasks) - len(worth))
     kept = tuple(sentence for sentence in page.sentences if sentence not in left_out)
