@@ -22,7 +22,7 @@ MAX_OF_A_KIND = 64
 
 MAX_STACKS = 20_000
 MAX_TEXT = 300
-QUIET = frozenset(("warning", "phase", "preparing", "setup", "joining"))
+QUIET = frozenset(("warning", "phase", "preparing", "setup", "joining", "aside"))
 """Kinds of lines that healthy jobs print, too: alone, they are no evidence of an end."""
 
 _NOISE = re.compile(r"NCCL (?:INFO|TRACE)|\bDEBUG\b")
@@ -215,7 +215,12 @@ class Reader:
             return
         rank = _subject(fields, writer)
         writer = rank if fields.get("group") == DEFAULT_GROUPS[0] else writer
-        key = (row.name, rank, *sorted(fields.items()))
+        key = (
+            row.name,
+            rank,
+            *sorted(fields.items()),
+            *([number] if row.yields == "aside" else ()),
+        )
         if self._is_new(row, fields, writer, key):
             short = {name: value[-4 * MAX_TEXT :] if name == "frames" else value[: 2 * MAX_TEXT]
                      for name, value in fields.items()}  # fmt: skip

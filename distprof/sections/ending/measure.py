@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
+from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
@@ -28,7 +29,7 @@ from distprof.sections.ending.stacks import diagnose_stacks, stacks_of
 from distprof.units import capitalized, format_bytes, format_duration, name_ranks
 
 _MAX_LINES = 200
-UNSAID = ("phase", "preparing", "setup", "joining", "world", "closing")
+UNSAID = ("phase", "preparing", "setup", "joining", "world", "closing", "aside")
 """Kinds of lines that reports do not list."""
 
 _MAX_QUOTE = 200
@@ -73,6 +74,7 @@ def analyze_ending(run: Run) -> EndingResult:
 
 def diagnose_output(output: JobOutput) -> EndingResult:
     """The most decisive cause in the output of a job; without any, ``state`` is empty."""
+    output, earlier = _last_run(output)
     causes = (found for cause in _CAUSES if (found := cause(output)) is not None)
     found = _during_phase(_while_preparing(next(causes, EndingResult()), output), output)
     events = [event for event in output.events if event.yields not in UNSAID]
@@ -80,7 +82,7 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     return replace(
         found,
         num_followers=len(failed) if found.state == FAILED else 0,
-        why=(*found.why, *timeout_sentences(found.positions), *_followers(failed, found)),
+        why=(*found.why, *timeout_sentences(found.positions), *_followers(failed, found), *earlier),
         next_steps=found.next_steps or tuple(_steps(found)),
         lines=tuple(
             EndingLine(rank=e.rank, file=e.file, line=e.line, about=about_of(e), text=e.text)
@@ -90,6 +92,58 @@ def diagnose_output(output: JobOutput) -> EndingResult:
         world_size=output.world_size,
         num_lines=output.num_lines,
     )
+
+
+def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
+    """The events of the last run that files hold, and what is left out before it."""
+    events = tuple(_without_asides(output))
+    jobs = {e.fields.get("job", "").split(".")[0] for e in events if e.yields == "cancelled"}
+    whole = ("JOB", "STEP") if len(jobs) > 1 else ("JOB",)
+    tables = [e for e in events if e.name == "elastic-failure"]
+    is_one_host = all(e.number("rank") == e.number("local") for e in tables)
+    failed: dict[str, int] = {}  # the last line of each file that a failure may be in
+    raised: dict[str, int] = {}  # … and that an exception of a program itself is in
+    for event in events:
+        if event.yields in (*_PRECEDENCE, "cancelled", "local_exit", "exit"):
+            failed[event.file] = max(failed.get(event.file, 0), event.line)
+        if event.yields == "exception" and (_is_own(event) or _is_interrupt(event)):
+            raised[event.file] = max(raised.get(event.file, 0), event.line)
+    ends: dict[str, int] = {}
+    for event in events:
+        is_end = event.fields.get("what") in whole or ("root" in event.fields and is_one_host)
+        at = event.line + _BETWEEN_RUNS * is_end
+        last = failed if is_end else raised if event.name in ("not-started", "arguments") else {}
+        if at < last.get(event.file, 0):
+            ends[event.file] = max(ends.get(event.file, 0), at)
+    told = tuple(f"{file} holds earlier runs, too, which are left out." for file in ends)
+    kept = tuple(e for e in events if e.line > ends.get(e.file, 0))
+    return replace(output, events=kept), told
+
+
+def _is_interrupt(event: OutputEvent) -> bool:
+    return event.fields.get("type") == "KeyboardInterrupt" or "by" in event.fields
+
+
+def _without_asides(output: JobOutput) -> Iterator[OutputEvent]:
+    """The events but those of exceptions that Python ignores, or that end only a helper thread."""
+    begins = sorted((e.file, e.line) for e in _of(output, "exception"))
+    inside = set()
+    for event in _of(output, "aside"):
+        following = bisect(begins, (event.file, event.line + 2))
+        file, line = begins[following] if following < len(begins) else ("", 0)
+        last = event.line + _BETWEEN_RUNS
+        last = min(last, line) if file == event.file else last
+        inside |= {(event.file, number) for number in range(event.line, last)}
+    for event in output.events:
+        is_inside = event.yields in _OF_ASIDES or event.name == "last-line"
+        if not (is_inside and (event.file, event.line) in inside):
+            yield event
+
+
+_OF_ASIDES = ("exception", "peer", "loader")
+
+_BETWEEN_RUNS = 60
+"""Lines that may follow the end of a run: what other ranks and the scheduler still print."""
 
 
 def _while_preparing(found: EndingResult, output: JobOutput) -> EndingResult:
@@ -303,8 +357,9 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     events = [
         e
         for e in _of(output, *_PRECEDENCE)
-        if e.yields not in _SURVIVABLE
-        or (_is_own(e) and _key(e) not in foreign and not _is_survived(e, output))
+        if not _is_survived(e, output)
+        and not (e.yields == "port" and _is_avoided(e, output))
+        and (e.yields not in _SURVIVABLE or (_is_own(e) and _key(e) not in foreign))
     ]
     if not events:
         return None
@@ -320,6 +375,8 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     )
     place = last_own(_frames(traceback)) if traceback else ""
     line, steps = _told(event) if _row(event).says else _WORDS[event.yields](event)
+    if event.yields == "exception" and (then := _raised_then(event, output)):
+        line = f"{line.rstrip('.')}, and then {_exception(then)[0]}"
     who = capitalized(name_ranks(ranks)) if ranks else "A process"
     return _made(
         event.yields,
@@ -329,6 +386,19 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
         why=(f"Its last own call was {place}.",) if place else (),
         ranks=ranks,
     )
+
+
+def _raised_then(event: OutputEvent, output: JobOutput) -> OutputEvent | None:
+    """What the program raised at last while it handled an exception."""
+    ends = {_key(e)[1:]: e.line for e in _of(output, "error") if e.file == event.file}
+    following = {e.line: e for e in _of(output, "exception") if e.file == event.file}
+    then, seen = event, 0
+    while seen < _MAX_CHAIN and (found := following.get(ends.get(_key(then)[1:], 0) + 4)):
+        then, seen = found, seen + 1
+    return then if seen and _is_own(then) else None
+
+
+_MAX_CHAIN = 8
 
 
 def _first_of(events: list[OutputEvent]) -> OutputEvent:
@@ -351,11 +421,24 @@ _SURVIVED_LINES = 2_000
 
 def _is_survived(event: OutputEvent, output: JobOutput) -> bool:
     after = output.lines_of.get(event.file, 0) - event.line
-    if after <= (_SURVIVED_LINES if event.yields == "exception" else _NEAR_LINES):
+    is_alone = not output.ranks and event.yields in _SURVIVABLE
+    if after <= (
+        _NEAR_LINES if event.yields in ("build", "error") or is_alone else _SURVIVED_LINES
+    ):
         return False
-    quiet = (*_SURVIVABLE, *UNSAID, "warning", "nan")
+    quiet = (*_SURVIVABLE, *UNSAID, event.yields, "warning", "nan", "cancelled", "cut", "mixed")
     return not any(e.line > event.line and e.file == event.file and e.yields not in quiet
                    for e in output.events)  # fmt: skip
+
+
+def _is_avoided(event: OutputEvent, output: JobOutput) -> bool:
+    """Whether a port in use was only a warning, after which the program went on."""
+    if not re.search(r"\[[WE]|INFO|WARN", event.text):
+        return False
+    later = [e for e in output.events if e.file == event.file and e.line > event.line]
+    ended = any("address already in use" in e.fields.get("message", "").lower() for e in later
+                if e.yields in ("exception", "error"))  # fmt: skip
+    return not ended and any(e.yields in ("exception", "cancelled", "timeout") for e in later)
 
 
 _PRECEDENCE = ("assert", "usage", "port", "shm", "memory", "loader", "disk", "device", "unused",
@@ -404,7 +487,7 @@ _OF_OTHERS = re.compile(
     r"|worker.{0,20}died|processes exited with|process \d+ terminated|received signal"
     r"|process abort signal|exit (?:code|status)|non-zero|termination signal"
     r"|Horovod has been shut down|RuntimeError DEADLINE_EXCEEDED: "
-    r"|heartbeat timeout|stopped sending heartbeats"
+    r"|heartbeat timeout|stopped sending heartbeats|failed to import on the worker"
 )
 """Messages about other processes, or that another expression reads."""
 
@@ -415,6 +498,8 @@ def _frames(event: OutputEvent) -> str:
 
 def _is_own(event: OutputEvent) -> bool:
     kind, message = event.fields.get("type", ""), event.fields.get("message", "")
+    if message.startswith("Traceback (") or "by" in event.fields:
+        return False  # the exception of a worker of the data loader follows; an interruption
     return bool(_OWN.search(f"{kind}: {message}")) or not (
         _LAUNCHING.search(_frames(event))
         or _NOT_OWN.search(kind)
@@ -1054,7 +1139,7 @@ def _stopped(output: JobOutput) -> EndingResult | None:
 
 def _interrupted(output: JobOutput) -> EndingResult | None:
     events = _of(output, "exception", "error")
-    event = next((e for e in events if e.fields.get("type", "") == "KeyboardInterrupt"), None)
+    event = next((e for e in events if _is_interrupt(e) and not _is_survived(e, output)), None)
     if event is None:
         return None
     place = last_own(_frames(event))
