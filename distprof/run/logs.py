@@ -354,6 +354,7 @@ class OutputEvent(msgspec.Struct, frozen=True, kw_only=True):
     # year; None without one nearby.
     at_s: float | None = None
     fields: Mapping[str, str] = {}  # What the expression captured, by name.
+    again: int = 0  # Number of the last line of the file that says the same; 0 if none does.
 
     def number(self, name: str) -> int | None:
         """A captured whole number; None if it was not captured or is out of range."""

@@ -10,6 +10,8 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 
+from msgspec.structs import replace
+
 from distprof.ingest.files import DAMAGE, Blocks, opened
 from distprof.ingest.output.expressions import Expression, signs
 from distprof.ingest.output.stacks import stacks_in
@@ -22,8 +24,11 @@ MAX_OF_A_KIND = 64
 
 MAX_STACKS = 20_000
 MAX_TEXT = 300
-QUIET = frozenset(("warning", "phase", "preparing", "setup", "joining", "aside"))
+QUIET = frozenset(("warning", "phase", "preparing", "setup", "joining", "aside", "finished"))
 """Kinds of lines that healthy jobs print, too: alone, they are no evidence of an end."""
+
+_EACH = ("aside", "finished")
+"""Kinds of lines of which each one counts."""
 
 _NOISE = re.compile(r"NCCL (?:INFO|TRACE)|\bDEBUG\b")
 _ALWAYS = {"world", "exit", "setup", "nccl-retries", "nccl-result"}
@@ -75,6 +80,8 @@ _PREFIX = re.compile(
 _BEHIND = re.compile(r"\[rank(\d{1,7})\]: ?$")
 
 
+_REPEATED = re.compile(r" ?\[repeated \d{1,9}x across cluster\][^\n]*")
+
 _REST_OF_CHARACTER = bytes(range(0x80, 0xC0))
 """Bytes of UTF-8 that begin no character: text is cut at bytes."""
 
@@ -90,7 +97,8 @@ def cleaned(raw: bytes) -> str:
     text = raw.lstrip(_REST_OF_CHARACTER).decode("utf-8", "replace")
     if "\x1b" in text:
         text = _ESCAPES.sub("", text)
-    return _CONTROLS.sub("", text)
+    text = _CONTROLS.sub("", text)
+    return _REPEATED.sub("", text) if "x across cluster]" in text else text
 
 
 class Reader:
@@ -103,6 +111,7 @@ class Reader:
         self.notes: list[str] = []
         self.lines_of: dict[str, int] = {}
         self._counts: Counter[tuple[object, ...]] = Counter()
+        self._again: dict[tuple[object, ...], tuple[str, int]] = {}
         self._tries: Counter[str] = Counter()
         self._worlds: Counter[int] = Counter()
         self._num_dropped = 0
@@ -215,13 +224,9 @@ class Reader:
             return
         rank = _subject(fields, writer)
         writer = rank if fields.get("group") == DEFAULT_GROUPS[0] else writer
-        key = (
-            row.name,
-            rank,
-            *sorted(fields.items()),
-            *([number] if row.yields == "aside" else ()),
-        )
-        if self._is_new(row, fields, writer, key):
+        key = (row.name, rank, *sorted(fields.items()))
+        key = (*key, number) if row.yields in _EACH else key
+        if self._is_new(row, fields, writer, key, shown, number):
             short = {name: value[-4 * MAX_TEXT :] if name == "frames" else value[: 2 * MAX_TEXT]
                      for name, value in fields.items()}  # fmt: skip
             short |= {name: fields[name] for name in ("stalled",) if name in fields}
@@ -237,7 +242,13 @@ class Reader:
             )
 
     def _is_new(
-        self, row: Expression, fields: dict[str, str], writer: int | None, key: tuple[object, ...]
+        self,
+        row: Expression,
+        fields: dict[str, str],
+        writer: int | None,
+        key: tuple[object, ...],
+        shown: str,
+        number: int,
     ) -> bool:
         """Whether to keep an event; counts it if so."""
         if writer is not None:
@@ -248,6 +259,7 @@ class Reader:
         if row.yields == "world":
             return False
         if key in self.events:
+            self._again[key] = (shown, number)
             return row.yields == "phase"  # the last one counts
         if self._counts[key[:2]] >= MAX_OF_A_KIND or len(self.events) >= MAX_EVENTS:
             self._num_dropped += 1
@@ -282,7 +294,7 @@ class Reader:
             )
         return JobOutput(
             files=tuple(files),
-            events=tuple(self.events.values()),
+            events=tuple(self._with_last(key, event) for key, event in self.events.items()),
             stacks=tuple(self.stacks),
             ranks=tuple(sorted(self.ranks)),
             world_size=max(self._worlds, default=None),
@@ -290,6 +302,10 @@ class Reader:
             lines_of=dict(self.lines_of),
             notes=tuple(notes),
         )
+
+    def _with_last(self, key: tuple[object, ...], event: OutputEvent) -> OutputEvent:
+        shown, number = self._again.get(key, ("", 0))
+        return replace(event, again=number) if shown == event.file else event
 
 
 def _time_of(data: bytes) -> float | None:

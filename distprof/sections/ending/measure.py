@@ -29,7 +29,7 @@ from distprof.sections.ending.stacks import diagnose_stacks, stacks_of
 from distprof.units import capitalized, format_bytes, format_duration, name_ranks
 
 _MAX_LINES = 200
-UNSAID = ("phase", "preparing", "setup", "joining", "world", "closing", "aside")
+UNSAID = ("phase", "preparing", "setup", "joining", "world", "closing", "aside", "finished")
 """Kinds of lines that reports do not list."""
 
 _MAX_QUOTE = 200
@@ -111,13 +111,17 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
     ends: dict[str, int] = {}
     for event in events:
         is_end = event.fields.get("what") in whole or ("root" in event.fields and is_one_host)
-        at = event.line + _BETWEEN_RUNS * is_end
         last = failed if is_end else raised if event.name in ("not-started", "arguments") else {}
-        if at < last.get(event.file, 0):
-            ends[event.file] = max(ends.get(event.file, 0), at)
+        for at in filter(None, (event.line, event.again)):
+            if at + _BETWEEN_RUNS * is_end < last.get(event.file, 0) or event.yields == "finished":
+                ends[event.file] = max(ends.get(event.file, 0), at)
     told = tuple(f"{file} holds earlier runs, too, which are left out." for file in ends)
-    kept = tuple(e for e in events if e.line > ends.get(e.file, 0))
-    return replace(output, events=kept), told
+    kept = (
+        e if e.line > ends.get(e.file, 0) else replace(e, line=e.again)
+        for e in events
+        if max(e.line, e.again) > ends.get(e.file, 0)
+    )
+    return replace(output, events=tuple(kept)), told
 
 
 def _is_interrupt(event: OutputEvent) -> bool:
@@ -129,7 +133,8 @@ def _without_asides(output: JobOutput) -> Iterator[OutputEvent]:
     begins = sorted((e.file, e.line) for e in _of(output, "exception"))
     inside = set()
     for event in _of(output, "aside"):
-        following = bisect(begins, (event.file, event.line + 2))
+        following = bisect(begins, (event.file, event.line))
+        following += following < len(begins) and begins[following] <= (event.file, event.line + 5)
         file, line = begins[following] if following < len(begins) else ("", 0)
         last = event.line + _BETWEEN_RUNS
         last = min(last, line) if file == event.file else last
@@ -419,14 +424,22 @@ _SURVIVED_LINES = 2_000
 """A job that prints this much after an exception, and no other trouble, has survived it."""
 
 
+_MAX_TOLD = 5
+"""A program that prints an exception more often, over many lines, goes on after it."""
+
+
 def _is_survived(event: OutputEvent, output: JobOutput) -> bool:
     after = output.lines_of.get(event.file, 0) - event.line
-    is_alone = not output.ranks and event.yields in _SURVIVABLE
-    if after <= (
-        _NEAR_LINES if event.yields in ("build", "error") or is_alone else _SURVIVED_LINES
-    ):
+    is_alone = not (output.ranks or _exits(output))
+    enough = _NEAR_LINES if event.yields in ("build", "error") or is_alone else _SURVIVED_LINES
+    kind, told = event.fields.get("type"), _of(output, "error")
+    same = [e.line for e in told if e.file == event.file and e.fields.get("type") == kind]
+    if event.yields == "error" and is_alone and len(same) >= _MAX_TOLD:
+        return max(same) - min(same) > _NEAR_LINES
+    if after <= enough:
         return False
-    quiet = (*_SURVIVABLE, *UNSAID, event.yields, "warning", "nan", "cancelled", "cut", "mixed")
+    quiet = {*_SURVIVABLE, *UNSAID, event.yields, "warning", "nan", "cancelled", "cut", "mixed"}
+    quiet |= set(_PRECEDENCE) if is_alone else set()
     return not any(e.line > event.line and e.file == event.file and e.yields not in quiet
                    for e in output.events)  # fmt: skip
 
@@ -636,7 +649,11 @@ def _signal_name(number: int) -> str:
 def _exits(output: JobOutput) -> list[OutputEvent]:
     """Ends of processes, those that a launcher calls the first failure before others."""
     order = ("exit", "local_exit", "job_exit", "died")
-    exits = _of(output, *order)
+    cancelled = {e.file: e.line for e in reversed(_of(output, "cancelled"))}
+    exits = [
+        e for e in _of(output, *order)
+        if _signal(e) not in ("SIGTERM", "SIGKILL") or e.line < cancelled.get(e.file, e.line + 1)
+    ]  # fmt: skip
     if all(e.at_s is not None for e in exits):
         exits.sort(key=lambda e: e.at_s or 0.0)
     return sorted(exits, key=lambda e: ("root" not in e.fields, order.index(e.yields)))
@@ -1159,12 +1176,16 @@ def _cut(output: JobOutput) -> EndingResult | None:
         return None
     place = event.fields.get("place") or last_own(_frames(event))
     kind = event.fields.get("type", "an exception")
+    is_whole = "bare" in event.fields
     return _made(
         "exception",
-        f"{_subject(event)} failed with {kind}, but the text ends before its message"
+        f"{_subject(event)} failed with {kind}"
+        f"{', which has no message' if is_whole else ', but the text ends before its message'}"
         f"{f', in {place}' if place else ''}.",
         event,
-        _row(event).advice
+        "Read the traceback of that rank."
+        if is_whole
+        else _row(event).advice
         or "Add the rest of the output: the last line of a traceback names the error.",
     )
 

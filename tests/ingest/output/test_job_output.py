@@ -53,6 +53,18 @@ def test_each_sample_gets_the_verdict_of_an_expert(name: str) -> None:
     assert found.next_steps
 
 
+def test_only_a_file_with_several_runs_is_said_to_hold_several() -> None:
+    several = {"jobs-appended.log", "earlier-run-not-started.log", "tries-with-the-same-error.log",
+               "finished-then-failed.log"}  # fmt: skip
+    told = {
+        name
+        for name in EXPECTED
+        if any("holds earlier runs" in why
+               for why in diagnose_output(read_job_output(str(GOLDEN / name))).why)
+    }  # fmt: skip
+    assert told == several
+
+
 def test_every_sample_has_a_verdict_and_there_are_enough() -> None:
     assert {path.name for path in GOLDEN.iterdir()} - {"expected.toml"} == set(EXPECTED)
     assert len(EXPECTED) >= 60
