@@ -226,7 +226,9 @@ class Reader:
         writer = rank if fields.get("group") == DEFAULT_GROUPS[0] else writer
         key = (row.name, rank, *sorted(fields.items()))
         key = (*key, number) if row.yields in _EACH else key
-        if self._is_new(row, fields, writer, key, shown, number):
+        if key in self.events:
+            self._again[key] = (shown, number)
+        if self._is_new(row, fields, writer, key):
             short = {name: value[-4 * MAX_TEXT :] if name == "frames" else value[: 2 * MAX_TEXT]
                      for name, value in fields.items()}  # fmt: skip
             short |= {name: fields[name] for name in ("stalled",) if name in fields}
@@ -242,13 +244,7 @@ class Reader:
             )
 
     def _is_new(
-        self,
-        row: Expression,
-        fields: dict[str, str],
-        writer: int | None,
-        key: tuple[object, ...],
-        shown: str,
-        number: int,
+        self, row: Expression, fields: dict[str, str], writer: int | None, key: tuple[object, ...]
     ) -> bool:
         """Whether to keep an event; counts it if so."""
         if writer is not None:
@@ -259,7 +255,6 @@ class Reader:
         if row.yields == "world":
             return False
         if key in self.events:
-            self._again[key] = (shown, number)
             return row.yields == "phase"  # the last one counts
         if self._counts[key[:2]] >= MAX_OF_A_KIND or len(self.events) >= MAX_EVENTS:
             self._num_dropped += 1

@@ -44,21 +44,10 @@ _NOT_OWN = re.compile(
 """Exceptions that report the end of another process, or that another expression reads."""
 
 _ABOUT = {
-    "timeout": "timeout",
-    "position": "timeout",
-    "frozen": "timeout",
-    "missing": "timeout",
-    "mismatch": "timeout",
-    "store": "peer",
-    "peer": "peer",
-    "nccl": "nccl",
-    "network": "nccl",
-    "usage": "nccl",
-    "warning": "nccl",
-    "device": "device",
-    "assert": "device",
-    "xid": "device",
-}
+    "timeout": "timeout", "position": "timeout", "frozen": "timeout", "missing": "timeout",
+    "mismatch": "timeout", "store": "peer", "peer": "peer", "nccl": "nccl", "network": "nccl",
+    "usage": "nccl", "warning": "nccl", "device": "device", "assert": "device", "xid": "device",
+}  # fmt: skip
 
 
 def about_of(event: OutputEvent) -> str:
@@ -359,11 +348,11 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     """The first error of a GPU or of the program itself, in the order of the output."""
     tracebacks = _of(output, "exception")
     foreign = {("error", *_key(e)[1:]) for e in tracebacks if not _is_own(e)}  # their last lines
+    is_survived = _survived(output)
     events = [
         e
         for e in _of(output, *_PRECEDENCE)
-        if not _is_survived(e, output)
-        and not (e.yields == "port" and _is_avoided(e, output))
+        if not (is_survived(e) or (e.yields == "port" and _is_avoided(e, output)))
         and (e.yields not in _SURVIVABLE or (_is_own(e) and _key(e) not in foreign))
     ]
     if not events:
@@ -425,33 +414,45 @@ _SURVIVED_LINES = 2_000
 
 
 _MAX_TOLD = 5
-"""A program that prints an exception more often, over many lines, goes on after it."""
+"""A program that prints an exception more often, over many lines, continues after it."""
 
 
-def _is_survived(event: OutputEvent, output: JobOutput) -> bool:
-    after = output.lines_of.get(event.file, 0) - event.line
+def _survived(output: JobOutput) -> Callable[[OutputEvent], bool]:
+    """Says whether a program continued after one of its own errors."""
     is_alone = not (output.ranks or _exits(output))
-    enough = _NEAR_LINES if event.yields in ("build", "error") or is_alone else _SURVIVED_LINES
-    kind, told = event.fields.get("type"), _of(output, "error")
-    same = [e.line for e in told if e.file == event.file and e.fields.get("type") == kind]
-    if event.yields == "error" and is_alone and len(same) >= _MAX_TOLD:
-        return max(same) - min(same) > _NEAR_LINES
-    if after <= enough:
-        return False
-    quiet = {*_SURVIVABLE, *UNSAID, event.yields, "warning", "nan", "cancelled", "cut", "mixed"}
+    last: dict[str, dict[str, int]] = {}  # of each file, the last line of each kind
+    told: dict[tuple[str, str], list[int]] = {}
+    for event in output.events:
+        of_file = last.setdefault(event.file, {})
+        of_file[event.yields] = max(of_file.get(event.yields, 0), event.line)
+        if event.yields == "error":
+            told.setdefault((event.file, event.fields.get("type", "")), []).append(event.line)
+    quiet = {*_SURVIVABLE, *UNSAID, "warning", "nan", "cancelled", "cut", "mixed"}
     quiet |= set(_PRECEDENCE) if is_alone else set()
-    return not any(e.line > event.line and e.file == event.file and e.yields not in quiet
-                   for e in output.events)  # fmt: skip
+
+    def is_survived(event: OutputEvent) -> bool:
+        lines = told.get((event.file, event.fields.get("type", "")), ())
+        if event.yields == "error" and is_alone and len(lines) >= _MAX_TOLD:
+            return max(lines) - min(lines) > _NEAR_LINES
+        is_short = is_alone or event.yields in ("build", "error")
+        after = output.lines_of.get(event.file, 0) - event.line
+        if after <= (_NEAR_LINES if is_short else _SURVIVED_LINES):
+            return False
+        kinds = last.get(event.file, {}).items()
+        loud = (line for kind, line in kinds if kind not in quiet and kind != event.yields)
+        return max(loud, default=0) <= event.line
+
+    return is_survived
 
 
 def _is_avoided(event: OutputEvent, output: JobOutput) -> bool:
-    """Whether a port in use was only a warning, after which the program went on."""
-    if not re.search(r"\[[WE]|INFO|WARN", event.text):
-        return False
+    """Whether a port in use was only a warning, after which the program continued."""
     later = [e for e in output.events if e.file == event.file and e.line > event.line]
-    ended = any("address already in use" in e.fields.get("message", "").lower() for e in later
-                if e.yields in ("exception", "error"))  # fmt: skip
-    return not ended and any(e.yields in ("exception", "cancelled", "timeout") for e in later)
+    return (
+        bool(re.search(r"\[[WE]|INFO|WARN", event.text))
+        and not any("already in use" in e.fields.get("message", "") for e in later)
+        and any(e.yields in ("exception", "cancelled", "timeout") for e in later)
+    )
 
 
 _PRECEDENCE = ("assert", "usage", "port", "shm", "memory", "loader", "disk", "device", "unused",
@@ -602,28 +603,19 @@ _WORDS: dict[str, Callable[[OutputEvent], tuple[str, tuple[str, ...]]]] = {
 
 
 _SIGNAL_OF = {
-    "Aborted": signal.SIGABRT,
-    "Bus error": signal.SIGBUS,
-    "Floating point exception": signal.SIGFPE,
-    "Illegal instruction": signal.SIGILL,
-    "Killed": signal.SIGKILL,
-    "Out of memory": signal.SIGKILL,
-    "Segmentation fault": signal.SIGSEGV,
-    "Terminated": signal.SIGTERM,
-    "Termination signal": signal.SIGTERM,
-    "User defined signal 1": signal.SIGUSR1,
+    "Aborted": signal.SIGABRT, "Bus error": signal.SIGBUS,
+    "Floating point exception": signal.SIGFPE, "Illegal instruction": signal.SIGILL,
+    "Killed": signal.SIGKILL, "Out of memory": signal.SIGKILL,
+    "Segmentation fault": signal.SIGSEGV, "Terminated": signal.SIGTERM,
+    "Termination signal": signal.SIGTERM, "User defined signal 1": signal.SIGUSR1,
     "User defined signal 2": signal.SIGUSR2,
-}
+}  # fmt: skip
 """What shells and schedulers call signals."""
 
 _OF_WINDOWS = {
-    0xC0000005: signal.SIGSEGV,
-    0xC000001D: signal.SIGILL,
-    0xC00000FD: signal.SIGSEGV,
-    0xC000013A: signal.SIGINT,
-    0xC0000374: signal.SIGABRT,
-    0xC0000409: signal.SIGABRT,
-}
+    0xC0000005: signal.SIGSEGV, 0xC000001D: signal.SIGILL, 0xC00000FD: signal.SIGSEGV,
+    0xC000013A: signal.SIGINT, 0xC0000374: signal.SIGABRT, 0xC0000409: signal.SIGABRT,
+}  # fmt: skip
 """Exit codes of Windows, such as an access violation, and the signals that are most like them."""
 
 
@@ -726,8 +718,9 @@ def _key_of_exit(event: OutputEvent) -> tuple[str, str]:
 
 def _reason(output: JobOutput) -> str:
     """What the output shows about an exit that no row explains."""
+    is_survived = _survived(output)
     for event in _of(output, "exception", "error"):
-        if not (_NOT_OWN.search(event.fields.get("type", "")) or _is_survived(event, output)):
+        if not (_NOT_OWN.search(event.fields.get("type", "")) or is_survived(event)):
             return f"; the output shows “{_exception(event)[0]}”"
     return "; the output does not show why"
 
@@ -1156,7 +1149,8 @@ def _stopped(output: JobOutput) -> EndingResult | None:
 
 def _interrupted(output: JobOutput) -> EndingResult | None:
     events = _of(output, "exception", "error")
-    event = next((e for e in events if _is_interrupt(e) and not _is_survived(e, output)), None)
+    is_survived = _survived(output)
+    event = next((e for e in events if _is_interrupt(e) and not is_survived(e)), None)
     if event is None:
         return None
     place = last_own(_frames(event))
@@ -1176,17 +1170,14 @@ def _cut(output: JobOutput) -> EndingResult | None:
         return None
     place = event.fields.get("place") or last_own(_frames(event))
     kind = event.fields.get("type", "an exception")
-    is_whole = "bare" in event.fields
+    lacks, step = "but the text ends before its message", _row(event).advice
+    if "bare" in event.fields:
+        lacks, step = "which has no message", "Read the traceback of that rank."
     return _made(
         "exception",
-        f"{_subject(event)} failed with {kind}"
-        f"{', which has no message' if is_whole else ', but the text ends before its message'}"
-        f"{f', in {place}' if place else ''}.",
+        f"{_subject(event)} failed with {kind}, {lacks}{f', in {place}' if place else ''}.",
         event,
-        "Read the traceback of that rank."
-        if is_whole
-        else _row(event).advice
-        or "Add the rest of the output: the last line of a traceback names the error.",
+        step or "Add the rest of the output: the last line of a traceback names the error.",
     )
 
 
@@ -1302,7 +1293,8 @@ def _mixed(output: JobOutput) -> EndingResult | None:
 
 def _reported(output: JobOutput) -> EndingResult | None:
     """An error that most often reports the end of another process, if nothing else is known."""
-    events = [e for e in _of(output, "exception", "error") if not _is_survived(e, output)]
+    is_survived = _survived(output)
+    events = [e for e in _of(output, "exception", "error") if not is_survived(e)]
     if not events:
         return None
     line, _ = _exception(events[0])
@@ -1353,35 +1345,8 @@ def _nan(output: JobOutput) -> EndingResult | None:
 
 
 _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
-    _host_memory,
-    _xid,
-    _cancelled,
-    _own_errors,
-    _killed,
-    _crash,
-    _mismatch,
-    _behind,
-    _missing,
-    _ready,
-    _reached,
-    _unreachable,
-    diagnose_positions,
-    _joined,
-    _store,
-    _died,
-    _peer,
-    _frozen,
-    _exited,
-    _xid_of_program,
-    _stopped,
-    _waiting,
-    _nan,
-    _interrupted,
-    _cut,
-    _reported,
-    _mixed,
-    diagnose_stacks,
-    _joining,
-    _set_up,
-    _closed,
-)
+    _host_memory, _xid, _cancelled, _own_errors, _killed, _crash, _mismatch, _behind, _missing,
+    _ready, _reached, _unreachable, diagnose_positions, _joined, _store, _died, _peer, _frozen,
+    _exited, _xid_of_program, _stopped, _waiting, _nan, _interrupted, _cut, _reported, _mixed,
+    diagnose_stacks, _joining, _set_up, _closed,
+)  # fmt: skip
