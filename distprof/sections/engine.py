@@ -1,6 +1,6 @@
 """Make the sections of a report, each with its analyzer, which gets the inputs in its signature.
 
-The result type ``distprof.sections.<subject>.result.X`` is made by the function ``analyze_...`` of
+A result type ``X`` of ``distprof.sections.<subject>`` is made by the function ``analyze_...`` of
 ``distprof.sections.<subject>.measure`` whose return annotation is ``X``. The types of its
 parameters say what it needs: a field of :class:`Inputs`, or the result of another section.
 Therefore a section is just a folder and a field of :class:`~distprof.sections.report.Report`.
@@ -95,8 +95,7 @@ def sections_of(report: type) -> Mapping[str, type[Result]]:
 @cache
 def analyzer_of(kind: type[Result]) -> Analyzer:
     """The analyzer that makes a result of this type."""
-    package, _, last = kind.__module__.rpartition(".")
-    module = import_module(f"{package}.measure" if last == "result" else kind.__module__)
+    module = import_module(f"{kind.__module__.removesuffix('.result')}.measure")
     found = [
         (function, hints)
         for name, function in inspect.getmembers(module, inspect.isfunction)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from distprof.sections.base import Result
+from distprof.sections.base import Result, subject_of
 from distprof.sections.table import TableView
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def _functions(report: Report, names: Sequence[str]) -> Iterator[tuple[str, Call
         return any(getattr(result, name) for name in figures)
 
     subjects = {
-        type(result).__module__.split(".")[-2]
+        subject_of(type(result))
         for field in msgspec.structs.fields(report)
         if isinstance(result := getattr(report, field.name), Result)
         and (field.required or found_anything(result))

@@ -45,7 +45,7 @@ from distprof.rules.registry import all_rules
 from distprof.sections.computation.result import ComputationResult, OperatorRow, Roof
 from distprof.sections.pipeline.result import PictureRow, PipelineGroup
 from distprof.sections.shows import tables_of
-from distprof.sections.time.result import BreakdownResult, StepBreakdown
+from distprof.sections.time import BreakdownResult, StepBreakdown
 from distprof.sections.verdict import judge
 from distprof.sections.whatif.result import WhatIfResult, WorkerSlowdown
 from distprof.terms import Confidence

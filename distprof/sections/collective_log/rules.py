@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from distprof.escape import fitting
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.sections.collective_log.result import BandwidthFall, CollectiveLogResult, LateSpell
+from distprof.sections.collective_log import BandwidthFall, CollectiveLogResult, LateSpell
 from distprof.sections.collective_log.show import time_text
 from distprof.sections.table import counted
 from distprof.terms import Confidence, Severity

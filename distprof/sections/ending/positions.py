@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from distprof.run.logs import JobOutput, OutputEvent
 from distprof.run.topology import DEFAULT_GROUPS
-from distprof.sections.ending.result import STUCK, EndingPosition, EndingResult
+from distprof.sections.ending import STUCK, EndingPosition, EndingResult
 from distprof.sections.table import counted
 from distprof.units import capitalized, format_duration, name_ranks
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from distprof.run.logs import JobOutput
-from distprof.sections.ending.result import STUCK, EndingResult, EndingStack
+from distprof.sections.ending import STUCK, EndingResult, EndingStack
 from distprof.units import name_ranks
 
 _ACTIVITIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(

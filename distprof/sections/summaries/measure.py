@@ -22,7 +22,7 @@ from distprof.run.evidence import (
 )
 from distprof.run.run import Run
 from distprof.schema import Int64Array
-from distprof.sections.summaries.result import (
+from distprof.sections.summaries import (
     CollectiveSummaryResult,
     InputReadinessResult,
     LatePeriod,

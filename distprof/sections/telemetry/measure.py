@@ -22,7 +22,7 @@ from distprof.run.run import Run
 from distprof.schema import Int64Array, Table
 from distprof.sections.context import ProbeRecords
 from distprof.sections.step_log.result import StepLogResult
-from distprof.sections.telemetry.result import (
+from distprof.sections.telemetry import (
     DeviceCondition,
     DeviceError,
     DeviceNvlink,
@@ -31,7 +31,7 @@ from distprof.sections.telemetry.result import (
     TelemetryResult,
     WindowSensors,
 )
-from distprof.sections.time.result import RankWaterfall, WaterfallResult
+from distprof.sections.time import RankWaterfall, WaterfallResult
 from distprof.units import NS_PER_S, name_of_device, name_ranks
 
 MAX_PERIOD_NS = 60 * NS_PER_S  # Samples farther apart do not describe the time between them

@@ -17,8 +17,8 @@ from distprof.run.run import Run
 from distprof.run.tables import intervals_of, join_launches
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import Detail, RankAnalyses, RankContext, RankCopies, Timeline
-from distprof.sections.idle.result import RankIdle
-from distprof.sections.time.result import (
+from distprof.sections.idle import RankIdle
+from distprof.sections.time import (
     BreakdownResult,
     ExposedCopies,
     RankBreakdown,

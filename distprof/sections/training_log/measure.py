@@ -20,7 +20,7 @@ from distprof.costs.pipeline import bubble_fraction
 from distprof.run.logs import TrainingLog
 from distprof.run.run import Run
 from distprof.schema import ABSENT, Floats, Int64Array
-from distprof.sections.training_log.result import (
+from distprof.sections.training_log import (
     MIN_RECURRING,
     SlowIteration,
     SlowPeriod,

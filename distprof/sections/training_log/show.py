@@ -9,7 +9,7 @@ from distprof.sections.base import VerdictText
 from distprof.sections.nccl.show import jobs_fact, nccl_verdict
 from distprof.sections.parts import is_recorded
 from distprof.sections.table import Bar, Column, TableView, counted, facts_table, rows_table
-from distprof.sections.training_log.result import TrainingLogResult, TrainingTimer
+from distprof.sections.training_log import TrainingLogResult, TrainingTimer
 from distprof.units import format_duration, format_ratio
 
 if TYPE_CHECKING:

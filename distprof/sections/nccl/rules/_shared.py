@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from distprof.rules.base import InsufficientEvidenceError
-from distprof.sections.collectives.result import CollectivesResult
-from distprof.sections.nccl.result import NO_LOG, NcclResult, NcclSetting, NcclTransport
+from distprof.sections.collectives import CollectivesResult
+from distprof.sections.nccl import NO_LOG, NcclResult, NcclSetting, NcclTransport
 from distprof.sections.shares import StepTimes
 
 

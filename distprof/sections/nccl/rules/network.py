@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.sections.collectives.result import CollectivesResult
-from distprof.sections.nccl.result import (
+from distprof.sections.collectives import CollectivesResult
+from distprof.sections.nccl import (
     BETWEEN,
     NcclHost,
     NcclResult,

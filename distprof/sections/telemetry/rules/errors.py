@@ -12,7 +12,7 @@ import msgspec
 from distprof.escape import fitting, shorten
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limits, rule
 from distprof.sections.table import counted
-from distprof.sections.telemetry.result import DeviceError, TelemetryResult
+from distprof.sections.telemetry import DeviceError, TelemetryResult
 from distprof.sections.telemetry.rules.devices import NO_SENSORS, wrong_conditions
 from distprof.terms import Confidence, Severity
 from distprof.units import capitalized, format_bytes, name_ranks

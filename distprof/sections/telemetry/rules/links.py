@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from distprof.escape import fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.table import counted
-from distprof.sections.telemetry.result import DeviceCondition, DeviceNvlink, TelemetryResult
+from distprof.sections.telemetry import DeviceCondition, DeviceNvlink, TelemetryResult
 from distprof.sections.telemetry.rules.devices import NO_SENSORS, name_devices, ranks_of
 from distprof.terms import Severity
 from distprof.units import capitalized, format_bandwidth
