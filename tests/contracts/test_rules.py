@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 import distprof
+from distprof.rules.base import HEADINGS
 from distprof.rules.engine import run_rules
-from distprof.rules.page import HEADINGS
 from distprof.rules.registry import MODULES, RETIRED, all_rules
 from distprof.sections.capture import CaptureResult
 from distprof.sections.collective_log import CollectiveLogResult

@@ -32,9 +32,10 @@ from distprof.sections.shows import (
     SENTENCES,
     TABLES,
     VERDICTS,
+    judge,
+    origin,
     tables_of,
 )
-from distprof.sections.verdict import judge, origin
 from distprof.terms import StepSource
 from tests.documents.samples import empty, healthy, run_info, straggler
 

@@ -3,9 +3,8 @@
 import pytest
 
 from distprof.errors import UsageError
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Rule, parse_page
 from distprof.rules.engine import run_rules
-from distprof.rules.page import parse_page
 from distprof.rules.registry import find_rule
 from distprof.sections.time import StepTimeResult, WaterfallResult
 from distprof.terms import Confidence, Severity

@@ -14,7 +14,7 @@ from distprof.sections.nccl import (
     NcclTransport,
     different_networks,
 )
-from distprof.sections.nccl.rules._shared import (
+from distprof.sections.nccl.rules import (
     connections,
     exposed_between_nodes,
     has_log,

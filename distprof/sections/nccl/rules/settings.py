@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.nccl import INSIDE, NcclResult, NcclSetting
-from distprof.sections.nccl.rules._shared import connections, has_log, said, setting_of
+from distprof.sections.nccl.rules import connections, has_log, said, setting_of
 from distprof.sections.sharding import ShardingResult
 from distprof.sections.table import counted
 from distprof.terms import Confidence, NcclRemark, Severity
