@@ -28,9 +28,9 @@ from distprof.run.run import Rank, Run
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.collectives.measure import analyze_collectives
 from distprof.sections.context import RankAnalyses, RankAnalysis
-from distprof.sections.overlap.result import RankOverlap
+from distprof.sections.overlap import RankOverlap
 from distprof.sections.stragglers.measure import analyze_stragglers
-from distprof.sections.time.result import RankWaterfall, StepBreakdown, StepTimeResult
+from distprof.sections.time import RankWaterfall, StepBreakdown, StepTimeResult
 from distprof.terms import StepSource
 
 STEP_NS = 60_000_000

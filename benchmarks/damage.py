@@ -32,7 +32,7 @@ from benchmarks.fuzzing.damages import DAMAGES, Traces
 from distprof.documents.saved import Report
 from distprof.errors import DistprofError
 from distprof.sections.parts import parts_of
-from distprof.sections.verdict import origin
+from distprof.sections.shows import origin
 from tests.simulator.job import LateHost, LateInput, SimulatedJob, SlowDevice
 from tests.simulator.shapes import Shape, data_parallel, sharded, tensor_parallel
 from tests.simulator.trials import with_fault

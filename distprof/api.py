@@ -181,7 +181,7 @@ def examine(
     from distprof.rules.engine import run_rules
     from distprof.sections.context import Detail
     from distprof.sections.efficiency.models import known_model
-    from distprof.sections.engine import Inputs, explain_untraced, resolve
+    from distprof.sections.engine import Inputs, describe_run, explain_untraced, resolve
     from distprof.sections.measure_run import (
         analysed_windows,
         measure_records,
@@ -190,9 +190,8 @@ def examine(
     )
     from distprof.sections.perturbation.measure import correct
     from distprof.sections.picture.drawing import draw_step
-    from distprof.sections.run_info import describe_run
     from distprof.sections.shares import in_doubt
-    from distprof.sections.verdict import judge
+    from distprof.sections.shows import judge
     from distprof.sections.whatif.plan import Workbench
     from distprof.units import MOST_COLLECTIVES
 

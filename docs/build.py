@@ -19,8 +19,7 @@ import msgspec
 from distprof.bounds import Bound
 from distprof.config import CONFIG_FILE, ConfigFile
 from distprof.documents.schema import DIALECT
-from distprof.rules.base import Rule
-from distprof.rules.page import EXAMPLES_FILE
+from distprof.rules.base import EXAMPLES_FILE, Rule
 from distprof.rules.registry import all_rules
 from distprof.run.records import RECORD_TABLES
 from distprof.run.tables import TABLES

@@ -16,7 +16,7 @@ from distprof.escape import plain, shorten
 from distprof.formats import RenderOptions
 from distprof.installed import is_web_address
 from distprof.sections.report import Report
-from distprof.sections.verdict import judge
+from distprof.sections.shows import judge
 from distprof.terms import Severity
 from distprof.units import capitalized, fold_ranks
 

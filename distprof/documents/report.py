@@ -16,8 +16,7 @@ from distprof.sections.job.show import job_facts
 from distprof.sections.parts import mean_span_ns, window_word
 from distprof.sections.perturbation.show import is_undecided
 from distprof.sections.report import Report
-from distprof.sections.shows import LONG_SENTENCES, sentences_of, tables_of
-from distprof.sections.verdict import judge, origin
+from distprof.sections.shows import LONG_SENTENCES, judge, origin, sentences_of, tables_of
 from distprof.sections.whatif.plan import MIN_GAIN_RATIO
 from distprof.sections.whatif.show import plan_basis, plan_promise, plan_sentence
 from distprof.units import format_duration, format_ratio

@@ -43,7 +43,7 @@ class Report(data.Report, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         """One line: a report may hold thousands of rows."""
         from distprof.escape import plain
-        from distprof.sections.verdict import judge
+        from distprof.sections.shows import judge
 
         return f"<Report on {self.run.source!r}: {plain(judge(self).headline)}>"
 

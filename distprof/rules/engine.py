@@ -180,7 +180,17 @@ def _priced(judged: Sequence[Judged], planner: Planner | None) -> list[Judged]:
     if planner is None or prices is None:
         return items
     worth = [item for item in items if _is_last_resort_worth(item, prices)]
-    worth = _with_scenarios(worth, prices)
+    # Give a narrow finding outside the plan the scenario of the wide finding that it explains
+    planned = [item for item in worth if item.draft.without in prices.order]
+    found = []
+    for item in worth:
+        wide = [other for other in planned if item.explains(other) and _is_its_change(item, other)]
+        if wide and item not in planned:
+            widest = max(wide, key=lambda other: other.draft.cost_ns_per_step or 0)
+            draft = replace(item.draft, without=widest.draft.without)
+            item = replace(item, draft=draft, recoverable_ns=widest.recoverable_ns)
+        found.append(item)
+    worth = found
     if _claims(worth) != _claims(items):
         prices = planner(_claims(worth)) or prices
     places = {what: place for place, what in enumerate(prices.order)}
@@ -199,20 +209,6 @@ def _priced(judged: Sequence[Judged], planner: Planner | None) -> list[Judged]:
 
 def _is_of_bound(item: Judged, prices: Prices) -> bool:
     return bool(item.draft.without) and prices.is_wide(item.draft.without)
-
-
-def _with_scenarios(items: Sequence[Judged], prices: Prices) -> list[Judged]:
-    """Give a narrow finding outside the plan the scenario of the wide finding that it explains."""
-    planned = [item for item in items if item.draft.without in prices.order]
-    found = []
-    for item in items:
-        wide = [other for other in planned if item.explains(other) and _is_its_change(item, other)]
-        if wide and item not in planned:
-            widest = max(wide, key=lambda other: other.draft.cost_ns_per_step or 0)
-            draft = replace(item.draft, without=widest.draft.without)
-            item = replace(item, draft=draft, recoverable_ns=widest.recoverable_ns)
-        found.append(item)
-    return found
 
 
 def _is_its_change(narrow: Judged, wide: Judged) -> bool:

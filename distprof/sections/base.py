@@ -16,6 +16,11 @@ _FIGURES = 4  # Number of figures that represent a result without tables
 _MAIN_TABLES = ("classes", "kernels", "ranks", "clocks")
 
 
+def subject_of(kind: type) -> str:
+    """The folder of ``distprof.sections`` in which a result is declared."""
+    return kind.__module__.split(".")[2]
+
+
 class Result(Record, Evidence, frozen=True, kw_only=True):
     """The result of one analyzer."""
 

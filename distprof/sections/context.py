@@ -15,10 +15,10 @@ from distprof.artefacts.run_file import RunFile
 from distprof.intervals import EMPTY, Intervals, complement, subtract
 from distprof.schema import ABSENT, Coded, Int64Array
 from distprof.sections.computation.result import RankComputation
-from distprof.sections.idle.result import RankIdle
-from distprof.sections.job.result import NO_RUN_DIRECTORY
-from distprof.sections.overlap.result import AxisOverlap, RankOverlap
-from distprof.sections.time.result import RankWaterfall, StepBreakdown
+from distprof.sections.idle import RankIdle
+from distprof.sections.job import NO_RUN_DIRECTORY
+from distprof.sections.overlap import AxisOverlap, RankOverlap
+from distprof.sections.time import RankWaterfall, StepBreakdown
 from distprof.units import name_ranks
 
 

@@ -1,6 +1,6 @@
 """Make the sections of a report, each with its analyzer, which gets the inputs in its signature.
 
-The result type ``distprof.sections.<subject>.result.X`` is made by the function ``analyze_...`` of
+A result type ``X`` of ``distprof.sections.<subject>`` is made by the function ``analyze_...`` of
 ``distprof.sections.<subject>.measure`` whose return annotation is ``X``. The types of its
 parameters say what it needs: a field of :class:`Inputs`, or the result of another section.
 Therefore a section is just a folder and a field of :class:`~distprof.sections.report.Report`.
@@ -15,7 +15,7 @@ import inspect
 import pkgutil
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -28,11 +28,16 @@ from distprof.artefacts.fabric_file import FabricFile
 from distprof.config import TopologyConfig
 from distprof.costs.transformer import TrainedModel
 from distprof.hardware import Sheet
+from distprof.run.evidence import OperationLog
+from distprof.run.logs import NcclLog
 from distprof.run.run import Run
+from distprof.run.topology import ProcessGroup
 from distprof.sections.base import Result
 from distprof.sections.context import Detail, ProbeRecords, RankAnalyses
 from distprof.sections.perturbation.corrected import Correction
+from distprof.sections.report import GroupInfo, RunInfo
 from distprof.sections.whatif.plan import Workbench
+from distprof.terms import MeshAxis
 
 _PREFIX = "analyze_"
 
@@ -95,8 +100,7 @@ def sections_of(report: type) -> Mapping[str, type[Result]]:
 @cache
 def analyzer_of(kind: type[Result]) -> Analyzer:
     """The analyzer that makes a result of this type."""
-    package, _, last = kind.__module__.rpartition(".")
-    module = import_module(f"{package}.measure" if last == "result" else kind.__module__)
+    module = import_module(f"{kind.__module__.removesuffix('.result')}.measure")
     found = [
         (function, hints)
         for name, function in inspect.getmembers(module, inspect.isfunction)
@@ -181,3 +185,76 @@ def explain_untraced(run: Run, results: Mapping[str, Result]) -> dict[str, Resul
         name: msgspec.structs.replace(result, unavailable=(why,)) if result.needs_traces else result
         for name, result in results.items()
     }
+
+
+def describe_run(run: Run, *, num_steps: int) -> RunInfo:
+    """Ranks, backend, device, mesh, nodes and versions of ``run``, as in a report."""
+    operations, log = run.get(OperationLog), run.get(NcclLog)
+    logs = (one.world_size for one in (operations, log) if one is not None)
+    mesh = _mesh(run.topology.groups) if operations is None else dict(operations.mesh)
+    if run.job and run.job.mesh:
+        mesh = dict(run.job.mesh)
+    device = _joined(rank.device.name for rank in run.ranks)
+    if not device and run.job:
+        device = _joined(entry.device for entry in run.job.ranks)
+    versions: dict[str, dict[str, None]] = {}
+    for rank in run.ranks:
+        for name, version in rank.versions.items():
+            versions.setdefault(name, {})[version] = None
+    return RunInfo(
+        source=run.source,
+        world_size=run.topology.world_size or next(filter(None, logs), None),
+        ranks=tuple(rank.rank for rank in run.ranks),
+        num_steps=num_steps,
+        backend=_joined(rank.backend for rank in run.ranks),
+        device=device,
+        strategy=(run.job.strategy or None) if run.job else None,
+        mesh=mesh,
+        nodes=dict(run.topology.nodes),
+        node_origin=run.topology.node_origin,
+        groups=_groups(run.topology.groups),
+        versions={
+            **_nccl_version(log),
+            **(run.job.versions if run.job else {}),
+            **{name: ", ".join(found) for name, found in sorted(versions.items())},
+        },
+    )
+
+
+def _joined(words: Iterable[str]) -> str:
+    """Distinct words in order of appearance; several in a mixed run."""
+    return ", ".join(dict.fromkeys(word for word in words if word))
+
+
+def _mesh(groups: Iterable[ProcessGroup]) -> dict[str, int]:
+    """Size of each mesh axis, slowest varying first; the world is not an axis."""
+    sizes: dict[str, int] = {}
+    for group in groups:
+        if group.axis not in (None, MeshAxis.WORLD) and group.size:
+            sizes[group.axis] = max(sizes.get(group.axis, 0), group.size)
+    return {axis.value: sizes[axis] for axis in MeshAxis if axis in sizes}
+
+
+def _groups(groups: Iterable[ProcessGroup]) -> tuple[GroupInfo, ...]:
+    """Groups with the same description, size and axis as one row, with their number."""
+    identical: dict[tuple[str, int | None, MeshAxis | None], list[ProcessGroup]] = {}
+    for group in groups:
+        key = (group.description or group.name, group.size, group.axis)
+        identical.setdefault(key, []).append(group)
+    return tuple(
+        GroupInfo(
+            name=members[0].name,
+            description=members[0].description,
+            size=members[0].size,
+            axis=members[0].axis,
+            num_groups=len(members),
+        )
+        for members in identical.values()
+    )
+
+
+def _nccl_version(log: NcclLog | None) -> dict[str, str]:
+    """Version from NCCL's log, without versions that were cut off."""
+    versions = list(log.versions) if log else []
+    whole = [v for v in versions if not any(o != v and o.startswith(v) for o in versions)]
+    return {"nccl": ", ".join(whole[:4])} if whole else {}

@@ -12,37 +12,37 @@ from distprof.artefacts import REPORT_SCHEMA
 from distprof.artefacts.record import Record, records_to_pandas
 from distprof.rules.base import Finding, NotChecked
 from distprof.sections.base import Verdict
-from distprof.sections.capture.result import CaptureResult
-from distprof.sections.collective_log.result import CollectiveLogResult
-from distprof.sections.collectives.result import CollectivesResult
+from distprof.sections.capture import CaptureResult
+from distprof.sections.collective_log import CollectiveLogResult
+from distprof.sections.collectives import CollectivesResult
 from distprof.sections.computation.result import ComputationResult
-from distprof.sections.efficiency.result import EfficiencyResult
-from distprof.sections.ending.result import EndingResult
-from distprof.sections.gradients.result import GradientsResult
-from distprof.sections.idle.result import IdleResult, PausesResult
-from distprof.sections.job.result import JobResult
-from distprof.sections.kernels.result import KernelsResult
-from distprof.sections.memory.result import MemoryResult
+from distprof.sections.efficiency import EfficiencyResult
+from distprof.sections.ending import EndingResult
+from distprof.sections.gradients import GradientsResult
+from distprof.sections.idle import IdleResult, PausesResult
+from distprof.sections.job import JobResult
+from distprof.sections.kernels import KernelsResult
+from distprof.sections.memory import MemoryResult
 from distprof.sections.moe.result import MoeResult
-from distprof.sections.nccl.result import NcclResult
-from distprof.sections.overlap.result import OverlapResult
-from distprof.sections.perturbation.result import PerturbationResult
+from distprof.sections.nccl import NcclResult
+from distprof.sections.overlap import OverlapResult
+from distprof.sections.perturbation import PerturbationResult
 from distprof.sections.picture.result import StepPicture
 from distprof.sections.pipeline.result import PipelineResult
-from distprof.sections.placement.result import PlacementResult
-from distprof.sections.ras.result import RasResult
-from distprof.sections.settings.result import SettingsResult
-from distprof.sections.sharding.result import ShardingResult
+from distprof.sections.placement import PlacementResult
+from distprof.sections.ras import RasResult
+from distprof.sections.settings import SettingsResult
+from distprof.sections.sharding import ShardingResult
 from distprof.sections.step_log.result import StepLogResult
 from distprof.sections.stragglers.result import MessagesResult, StragglersResult
-from distprof.sections.summaries.result import (
+from distprof.sections.summaries import (
     CollectiveSummaryResult,
     InputReadinessResult,
     OperatorTableResult,
 )
-from distprof.sections.telemetry.result import TelemetryResult
-from distprof.sections.time.result import BreakdownResult, StepTimeResult, WaterfallResult
-from distprof.sections.training_log.result import TrainingLogResult
+from distprof.sections.telemetry import TelemetryResult
+from distprof.sections.time import BreakdownResult, StepTimeResult, WaterfallResult
+from distprof.sections.training_log import TrainingLogResult
 from distprof.sections.whatif.result import RepairPlan, WhatIfResult
 
 if TYPE_CHECKING:

@@ -9,39 +9,39 @@ import pytest
 from msgspec.structs import replace
 
 import distprof
+from distprof.rules.base import HEADINGS
 from distprof.rules.engine import run_rules
-from distprof.rules.page import HEADINGS
 from distprof.rules.registry import MODULES, RETIRED, all_rules
-from distprof.sections.capture.result import CaptureResult
-from distprof.sections.collective_log.result import CollectiveLogResult
-from distprof.sections.collectives.result import CollectivesResult
+from distprof.sections.capture import CaptureResult
+from distprof.sections.collective_log import CollectiveLogResult
+from distprof.sections.collectives import CollectivesResult
 from distprof.sections.computation.result import ComputationResult
-from distprof.sections.efficiency.result import EfficiencyResult
-from distprof.sections.ending.result import EndingResult
-from distprof.sections.gradients.result import GradientsResult
-from distprof.sections.idle.result import IdleResult, PausesResult
-from distprof.sections.job.result import JobResult
-from distprof.sections.kernels.result import KernelsResult
-from distprof.sections.memory.result import MemoryResult
+from distprof.sections.efficiency import EfficiencyResult
+from distprof.sections.ending import EndingResult
+from distprof.sections.gradients import GradientsResult
+from distprof.sections.idle import IdleResult, PausesResult
+from distprof.sections.job import JobResult
+from distprof.sections.kernels import KernelsResult
+from distprof.sections.memory import MemoryResult
 from distprof.sections.moe.result import MoeResult
-from distprof.sections.nccl.result import NcclResult
-from distprof.sections.overlap.result import OverlapResult
+from distprof.sections.nccl import NcclResult
+from distprof.sections.overlap import OverlapResult
 from distprof.sections.pipeline.result import PipelineResult
-from distprof.sections.placement.result import PlacementResult
-from distprof.sections.ras.result import RasResult
+from distprof.sections.placement import PlacementResult
+from distprof.sections.ras import RasResult
 from distprof.sections.report import RunInfo
-from distprof.sections.settings.result import SettingsResult
-from distprof.sections.sharding.result import ShardingResult
+from distprof.sections.settings import SettingsResult
+from distprof.sections.sharding import ShardingResult
 from distprof.sections.step_log.result import StepLogResult
 from distprof.sections.stragglers.result import MessagesResult, StragglersResult
-from distprof.sections.summaries.result import (
+from distprof.sections.summaries import (
     CollectiveSummaryResult,
     InputReadinessResult,
     OperatorTableResult,
 )
-from distprof.sections.telemetry.result import TelemetryResult
-from distprof.sections.time.result import BreakdownResult, WaterfallResult
-from distprof.sections.training_log.result import TrainingLogResult
+from distprof.sections.telemetry import TelemetryResult
+from distprof.sections.time import BreakdownResult, WaterfallResult
+from distprof.sections.training_log import TrainingLogResult
 from distprof.sections.whatif.result import WhatIfResult
 from distprof.terms import Confidence
 from distprof.verbs.plan.result import ConfigurationResult

@@ -20,7 +20,7 @@ from distprof.run.records import RankRecords
 from distprof.run.run import Run
 from distprof.sections import engine
 from distprof.sections import measure_run as measure_run_module
-from distprof.sections.base import Result
+from distprof.sections.base import Result, subject_of
 from distprof.sections.context import RankAnalysis
 from distprof.sections.engine import (
     Inputs,
@@ -32,7 +32,7 @@ from distprof.sections.engine import (
     sections_of,
 )
 from distprof.sections.measure_run import _given, measure_rank, rank_parts, record_parts
-from distprof.sections.overlap.result import RankOverlap
+from distprof.sections.overlap import RankOverlap
 from tests.builders import RankBuilder, make_run
 from tests.sections.measured import context_of
 
@@ -43,7 +43,8 @@ PART_OF_A_RANK = {"input", "picture"}
 
 @pytest.mark.parametrize("kind", SECTIONS.values(), ids=lambda kind: kind.__name__)
 def test_every_section_has_one_analyzer(kind: type[Result]) -> None:
-    assert analyzer_of(kind).make.__module__.startswith(kind.__module__.rpartition(".")[0])
+    made_in = analyzer_of(kind).make.__module__
+    assert made_in.startswith(f"distprof.sections.{subject_of(kind)}.")
 
 
 @pytest.mark.parametrize("kind", SECTIONS.values(), ids=lambda kind: kind.__name__)
@@ -67,12 +68,10 @@ def test_each_result_comes_after_what_it_needs() -> None:
 def test_every_folder_of_a_section_has_its_rooms() -> None:
     root = Path(distprof.sections.__path__[0])
     folders = {path.parent.name for path in root.glob("*/__init__.py")}
-    assert folders - PART_OF_A_RANK == {
-        kind.__module__.split(".")[-2] for kind in SECTIONS.values()
-    }
+    assert folders - PART_OF_A_RANK == {subject_of(kind) for kind in SECTIONS.values()}
     for folder in folders - PART_OF_A_RANK:
-        assert (root / folder / "result.py").exists(), folder
         assert (root / folder / "measure.py").exists(), folder
+        assert (root / folder / "show.py").exists(), folder
 
 
 # What is measured on one rank alone ---------------------------------------------------------------
@@ -147,7 +146,7 @@ def test_two_subjects_with_the_same_part_are_said(
 # A section that somebody adds ---------------------------------------------------------------------
 
 RESULT = """
-    from distprof.sections.base import Result
+    from distprof.sections.base import Result, subject_of
 
     class {name}(Result, frozen=True, kw_only=True):
         number: int = 0

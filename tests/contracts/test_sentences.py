@@ -15,7 +15,7 @@ from msgspec.structs import replace
 import distprof
 from distprof.documents.report import gain_text
 from distprof.documents.saved import Report
-from distprof.sections.verdict import judge
+from distprof.sections.shows import judge
 from distprof.units import format_bytes, format_duration, format_ratio
 
 GOLDEN = Path(__file__).parents[1] / "golden"

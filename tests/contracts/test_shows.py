@@ -23,18 +23,19 @@ from distprof.documents.saved import REPORT, Report
 from distprof.escape import headed
 from distprof.formats import RenderOptions, find_reporter
 from distprof.sections import shows
-from distprof.sections.base import Result
-from distprof.sections.capture.result import CaptureGap
-from distprof.sections.perturbation.result import PerturbationResult
+from distprof.sections.base import Result, subject_of
+from distprof.sections.capture import CaptureGap
+from distprof.sections.perturbation import PerturbationResult
 from distprof.sections.shows import (
     LONG_SENTENCES,
     ORIGINS,
     SENTENCES,
     TABLES,
     VERDICTS,
+    judge,
+    origin,
     tables_of,
 )
-from distprof.sections.verdict import judge, origin
 from distprof.terms import StepSource
 from tests.documents.samples import empty, healthy, run_info, straggler
 
@@ -127,8 +128,7 @@ def function(name: str) -> Any:
 
 def sections_of(subject: str) -> list[str]:
     """Fields of a report that a subject's results fill."""
-    package = f"distprof.sections.{subject}."
-    return [name for name, hint in SECTIONS.items() if hint.__module__.startswith(package)]
+    return [name for name, hint in SECTIONS.items() if subject_of(hint) == subject]
 
 
 def test_every_show_is_found_by_a_result_of_the_report() -> None:
@@ -226,8 +226,8 @@ def test_a_subject_in_which_nothing_was_found_is_left_alone(
 
     monkeypatch.setattr(shows, "import_module", noted)
     tables_of(empty(), show_all=True)
-    always = {HINTS[name].__module__.rpartition(".")[0] for name in ALWAYS & SECTIONS.keys()}
-    assert {name.rpartition(".")[0] for name in asked} <= always
+    always = {subject_of(HINTS[name]) for name in ALWAYS & SECTIONS.keys()}
+    assert {name.split(".")[2] for name in asked} <= always
 
 
 def test_a_table_that_cannot_be_made_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import msgspec
 
 from distprof.documents.saved import Report
-from distprof.sections.capture.result import CaptureGap
-from distprof.sections.idle.result import PausesResult, RankPauses
-from distprof.sections.job.result import (
+from distprof.sections.capture import CaptureGap
+from distprof.sections.idle import PausesResult, RankPauses
+from distprof.sections.job import (
     JobError,
     JobExit,
     JobFailure,
@@ -18,10 +18,10 @@ from distprof.sections.job.result import (
     ProbeOverhead,
     ProbeState,
 )
-from distprof.sections.memory.result import MemoryResult, RankMemory
+from distprof.sections.memory import MemoryResult, RankMemory
 from distprof.sections.moe.result import MoeLayer, MoeResult
 from distprof.sections.step_log.result import RankStepLog, StepLogResult
-from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult
+from distprof.sections.telemetry import RankTelemetry, TelemetryResult
 from distprof.terms import StepSource
 from tests.documents import samples
 from tests.documents.samples import MS, NASTY, capture, report_of, run_info, waterfall_of

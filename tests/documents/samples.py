@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 from distprof.documents.saved import Report
 from distprof.rules.base import Finding, NotChecked
-from distprof.sections.capture.result import CaptureGap, CaptureResult, NodeClock
-from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
-from distprof.sections.idle.result import CpuPause, IdleResult, RankIdle
-from distprof.sections.kernels.result import CategoryTime, KernelRow, KernelsResult, RankSpeed
-from distprof.sections.overlap.result import AxisOverlap, OverlapResult, RankOverlap
+from distprof.sections.capture import CaptureGap, CaptureResult, NodeClock
+from distprof.sections.collectives import CollectiveClass, CollectivesResult
+from distprof.sections.idle import CpuPause, IdleResult, RankIdle
+from distprof.sections.kernels import CategoryTime, KernelRow, KernelsResult, RankSpeed
+from distprof.sections.overlap import AxisOverlap, OverlapResult, RankOverlap
 from distprof.sections.report import GroupInfo, RunInfo
 from distprof.sections.stragglers.result import RankStraggler, StepBlame, StragglersResult
-from distprof.sections.time.result import (
+from distprof.sections.time import (
     BreakdownResult,
     RankBreakdown,
     RankWaterfall,

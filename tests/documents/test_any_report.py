@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from distprof.documents.saved import REPORT, Report
 from distprof.escape import MAX_HEADLINE
 from distprof.formats import RenderOptions, find_reporter
-from distprof.sections.verdict import judge
+from distprof.sections.shows import judge
 from tests.documents.html_pages import Seen
 from tests.documents.samples import (
     PARTS,

@@ -13,7 +13,7 @@ from distprof.documents.page import Listing, Page
 from distprof.documents.saved import Report
 from distprof.formats import RenderOptions, find_reporter
 from distprof.rules.base import NotChecked
-from distprof.sections.capture.result import CaptureGap
+from distprof.sections.capture import CaptureGap
 from distprof.sections.table import Column, TableView
 from distprof.verbs.documents import ALL_DOCUMENTS
 from tests.contracts.test_documents import SAMPLES as DOCUMENTS

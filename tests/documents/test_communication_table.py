@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from distprof.sections.collectives.result import CollectivesResult
+from distprof.sections.collectives import CollectivesResult
 from distprof.sections.collectives.show import collectives_table
 from tests.documents.samples import SAMPLES
 from tests.rules.samples import collective_class

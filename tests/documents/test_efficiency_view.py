@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from distprof.sections.computation.result import SAVING_TITLES
-from distprof.sections.efficiency.result import EfficiencyResult
+from distprof.sections.efficiency import EfficiencyResult
 from distprof.sections.efficiency.show import efficiency_sentence, efficiency_table
-from distprof.sections.verdict import judge
+from distprof.sections.shows import judge
 from distprof.sections.whatif.result import Scenario, WhatIfResult
 from tests.documents.samples import healthy
 from tests.rules.samples import device, efficiency

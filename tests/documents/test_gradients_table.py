@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from distprof.sections.gradients.result import GradientsResult
+from distprof.sections.gradients import GradientsResult
 from distprof.sections.gradients.show import gradients_table
 from distprof.sections.table import TableView
 from tests.documents.samples import SAMPLES

@@ -25,7 +25,7 @@ from distprof.sections.moe.show import (
     placement_table,
     ranks_line,
 )
-from distprof.sections.verdict import judge, origin
+from distprof.sections.shows import judge, origin
 from tests.documents.samples import healthy
 
 MS = 1_000_000

@@ -8,7 +8,7 @@ import pytest
 import distprof
 from distprof.documents.saved import REPORT
 from distprof.formats import RenderOptions
-from distprof.sections.verdict import judge
+from distprof.sections.shows import judge
 from tests.operation_logs import log_of, pipeline_rows, write_table
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "straggler" / "bytedance-ST"

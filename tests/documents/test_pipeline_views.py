@@ -23,8 +23,8 @@ from distprof.sections.pipeline.show import (
     pipeline_table,
     predictions_table,
 )
+from distprof.sections.shows import judge
 from distprof.sections.table import Drawing
-from distprof.sections.verdict import judge
 from distprof.terms import Confidence
 from tests.documents.samples import healthy
 

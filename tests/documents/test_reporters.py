@@ -16,9 +16,9 @@ from distprof.documents.saved import Report
 from distprof.documents.text import MAX_BRIEF
 from distprof.errors import UsageError
 from distprof.formats import RenderOptions, find_reporter, format_of_file, reporter_names
-from distprof.sections.capture.result import NodeClock
+from distprof.sections.capture import NodeClock
 from distprof.sections.report import RunInfo
-from distprof.sections.verdict import origin
+from distprof.sections.shows import origin
 from distprof.sections.whatif.result import RepairPlan
 from tests.documents.job_samples import SAMPLES, failed_job, hostile_job, reference_run, untraced
 from tests.documents.samples import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from distprof.sections.settings.result import FsdpSetup, OptimizerSetup, SettingsResult
+from distprof.sections.settings import FsdpSetup, OptimizerSetup, SettingsResult
 from distprof.sections.settings.show import settings_table
 from tests.documents.samples import healthy
 from tests.rules.samples import ddp, loader, settings

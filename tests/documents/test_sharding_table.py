@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from distprof.sections.sharding.result import ShardingResult, TensorTraffic
+from distprof.sections.sharding import ShardingResult, TensorTraffic
 from distprof.sections.sharding.show import sharding_table
 from tests.documents.samples import SAMPLES
 from tests.rules.samples import MS, sharded_axis

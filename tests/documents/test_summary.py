@@ -7,8 +7,8 @@ import pytest
 
 import distprof
 from distprof.artefacts.summary_file import StepParts
-from distprof.sections.job.result import JobResult
-from distprof.sections.settings.result import SettingsResult
+from distprof.sections.job import JobResult
+from distprof.sections.settings import SettingsResult
 from distprof.sections.step_log.result import StepLogResult
 from distprof.verbs.summaries import summarize_report
 from tests.rules.samples import host_setup

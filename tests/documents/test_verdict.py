@@ -8,9 +8,9 @@ import pytest
 from distprof.documents.saved import Report
 from distprof.escape import MAX_HEADLINE
 from distprof.rules.base import Finding
-from distprof.sections.idle.result import IdleResult
+from distprof.sections.idle import IdleResult
+from distprof.sections.shows import judge
 from distprof.sections.stragglers.result import RankStraggler, StragglersResult
-from distprof.sections.verdict import judge
 from distprof.terms import Severity, StepSource, StragglerCause, StragglerPattern
 from tests.documents.job_samples import JOB, SAMPLES, failed_job
 from tests.documents.samples import (

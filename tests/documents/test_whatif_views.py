@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from distprof.documents.report import cost_text
 from distprof.documents.saved import REPORT, Report
 from distprof.formats import RenderOptions
-from distprof.sections.verdict import judge
+from distprof.sections.shows import judge
 from distprof.sections.whatif.result import (
     PathShare,
     RepairPlan,

@@ -14,7 +14,7 @@ import distprof
 from distprof.documents.saved import REPORT
 from distprof.formats import RenderOptions
 from distprof.ingest.kineto.reader import read_trace
-from distprof.sections.verdict import judge
+from distprof.sections.shows import judge
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 WHOLE = GOLDEN / "kineto" / "ddp-a100-2gpu-rank0" / "nccl_data.json.gz"

@@ -11,19 +11,19 @@ from typing import Any
 import msgspec
 
 from distprof.sections.base import Result
-from distprof.sections.capture.result import CaptureResult, NodeClock
-from distprof.sections.collective_log.result import CollectiveLogResult
-from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
+from distprof.sections.capture import CaptureResult, NodeClock
+from distprof.sections.collective_log import CollectiveLogResult
+from distprof.sections.collectives import CollectiveClass, CollectivesResult
 from distprof.sections.computation.result import ComputationResult
-from distprof.sections.efficiency.result import DeviceMemory, EfficiencyResult
-from distprof.sections.ending.result import EndingResult
-from distprof.sections.gradients.result import GradientGroup, GradientsResult
-from distprof.sections.idle.result import CpuPause, IdleResult, PausesResult, RankIdle, RankPauses
-from distprof.sections.job.result import JobResult, ProbeOverhead
-from distprof.sections.kernels.result import KernelsResult
-from distprof.sections.memory.result import MemoryResult
+from distprof.sections.efficiency import DeviceMemory, EfficiencyResult
+from distprof.sections.ending import EndingResult
+from distprof.sections.gradients import GradientGroup, GradientsResult
+from distprof.sections.idle import CpuPause, IdleResult, PausesResult, RankIdle, RankPauses
+from distprof.sections.job import JobResult, ProbeOverhead
+from distprof.sections.kernels import KernelsResult
+from distprof.sections.memory import MemoryResult
 from distprof.sections.moe.result import MoeExchange, MoeLayer, MoePlacement, MoeResult
-from distprof.sections.nccl.result import (
+from distprof.sections.nccl import (
     BETWEEN,
     INSIDE,
     NcclHost,
@@ -31,8 +31,8 @@ from distprof.sections.nccl.result import (
     NcclSetting,
     NcclTransport,
 )
-from distprof.sections.overlap.result import OverlapResult, RankOverlap
-from distprof.sections.perturbation.result import PerturbationResult
+from distprof.sections.overlap import OverlapResult, RankOverlap
+from distprof.sections.perturbation import PerturbationResult
 from distprof.sections.pipeline.result import (
     PipelineGroup,
     PipelinePosition,
@@ -40,16 +40,16 @@ from distprof.sections.pipeline.result import (
     PipelineRank,
     PipelineResult,
 )
-from distprof.sections.placement.result import PlacedAxis, PlacedNode, PlacementResult
-from distprof.sections.ras.result import RasResult
-from distprof.sections.settings.result import (
+from distprof.sections.placement import PlacedAxis, PlacedNode, PlacementResult
+from distprof.sections.ras import RasResult
+from distprof.sections.settings import (
     DdpSetup,
     HostSetup,
     LoaderSetup,
     RankFeed,
     SettingsResult,
 )
-from distprof.sections.sharding.result import ShardedAxis, ShardingResult
+from distprof.sections.sharding import ShardedAxis, ShardingResult
 from distprof.sections.step_log.result import RankStepLog, StepLogResult
 from distprof.sections.stragglers.result import (
     MessageRank,
@@ -58,20 +58,20 @@ from distprof.sections.stragglers.result import (
     StepBlame,
     StragglersResult,
 )
-from distprof.sections.summaries.result import (
+from distprof.sections.summaries import (
     CollectiveSummaryResult,
     InputReadinessResult,
     OperatorTableResult,
     SummarisedClass,
 )
-from distprof.sections.telemetry.result import (
+from distprof.sections.telemetry import (
     DeviceCondition,
     DeviceNvlink,
     RankTelemetry,
     TelemetryResult,
     WindowSensors,
 )
-from distprof.sections.time.result import (
+from distprof.sections.time import (
     BreakdownResult,
     RankBreakdown,
     RankWaterfall,
@@ -79,7 +79,7 @@ from distprof.sections.time.result import (
     StepTimeResult,
     WaterfallResult,
 )
-from distprof.sections.training_log.result import TrainingLogResult
+from distprof.sections.training_log import TrainingLogResult
 from distprof.sections.whatif.result import WhatIfResult
 from distprof.terms import Confidence, StepSource, StragglerCause, StragglerPattern
 from distprof.units import NS_PER_MS

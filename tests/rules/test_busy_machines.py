@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from distprof.rules.engine import run_rules
 from distprof.rules.registry import find_rule
-from distprof.sections.idle.result import IdleResult, PausesResult
+from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.idle.rules.cpus import _medians_of_others
-from distprof.sections.job.result import JobError, JobFailure, JobResult
+from distprof.sections.job import JobError, JobFailure, JobResult
 from distprof.sections.pipeline.result import PipelineResult
-from distprof.sections.settings.result import ConfinedRank, SettingsResult
+from distprof.sections.settings import ConfinedRank, SettingsResult
 from distprof.sections.step_log.result import StepLogResult
 from distprof.sections.stragglers.result import MessagesResult, StragglerSet, StragglersResult
 from distprof.terms import StragglerCause, StragglerPattern

@@ -3,11 +3,10 @@
 import pytest
 
 from distprof.errors import UsageError
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Rule, parse_page
 from distprof.rules.engine import run_rules
-from distprof.rules.page import parse_page
 from distprof.rules.registry import find_rule
-from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.sections.time import StepTimeResult, WaterfallResult
 from distprof.terms import Confidence, Severity
 from distprof.verbs.plan.layout import Layout
 from distprof.verbs.plan.result import ConfigurationResult

@@ -1,8 +1,8 @@
 """Wide findings beside narrower ones that name the reason of the same time."""
 
 from distprof.rules.engine import run_rules
-from distprof.sections.collectives.result import CollectivesResult
-from distprof.sections.gradients.result import GradientsResult
+from distprof.sections.collectives import CollectivesResult
+from distprof.sections.gradients import GradientsResult
 from distprof.terms import Severity
 from tests.rules.samples import MS, US, collective_class, collectives, gradient_group, healthy
 from tests.rules.samples import gradients as gradients_of

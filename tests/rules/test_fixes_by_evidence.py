@@ -8,12 +8,12 @@ from msgspec.structs import replace
 
 from distprof.intervals import Intervals
 from distprof.rules.engine import run_rules
-from distprof.sections.idle.result import IdleResult
-from distprof.sections.nccl.result import NcclResult, NcclSetting, NcclTransport
+from distprof.sections.idle import IdleResult
+from distprof.sections.nccl import NcclResult, NcclSetting, NcclTransport
 from distprof.sections.stragglers.result import StepBlame, StragglersResult
-from distprof.sections.summaries.result import InputReadinessResult, LatePeriod
+from distprof.sections.summaries import InputReadinessResult, LatePeriod
+from distprof.sections.time import ExposedCopies, WaterfallResult
 from distprof.sections.time.measure import direction_of, exposed_copies, measure_copies
-from distprof.sections.time.result import ExposedCopies, WaterfallResult
 from tests.builders import RankBuilder
 from tests.rules.fixtures.collectives import bad_arrival_skew_bound_collectives
 from tests.rules.fixtures.input import bad_input_bound, bad_loader_without_workers

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from distprof.rules.engine import run_rules
-from distprof.sections.gradients.result import GradientsResult
+from distprof.sections.gradients import GradientsResult
 from distprof.sections.step_log.result import StepLogResult
 from tests.rules.samples import MS, US, changed, gradient_group, gradients, healthy, step_log
 

@@ -3,7 +3,7 @@
 import pytest
 
 import distprof
-from distprof.sections.verdict import judge
+from distprof.sections.shows import judge
 from distprof.terms import Confidence
 from tests.simulator import (
     Collective,

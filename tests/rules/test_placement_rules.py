@@ -16,10 +16,10 @@ from distprof.config import TopologyConfig
 from distprof.rules.engine import run_rules
 from distprof.rules.registry import all_rules
 from distprof.run.topology import ProcessGroup
-from distprof.sections.collectives.result import CollectivesResult
+from distprof.sections.collectives import CollectivesResult
 from distprof.sections.moe.result import MoeResult
+from distprof.sections.placement import PlacementResult
 from distprof.sections.placement.measure import analyze_placement
-from distprof.sections.placement.result import PlacementResult
 from distprof.terms import MeshAxis
 from tests.builders import make_run
 from tests.rules.samples import MS, collective_class, healthy

@@ -7,10 +7,9 @@ import pytest
 
 from distprof.errors import UsageError
 from distprof.rules import registry
-from distprof.rules.base import Rule, rule
-from distprof.rules.page import parse_page
+from distprof.rules.base import Rule, parse_page, rule
 from distprof.rules.registry import all_rules, collect, find_rule
-from distprof.sections.idle.result import IdleResult
+from distprof.sections.idle import IdleResult
 from distprof.sections.step_log.result import StepLogResult
 from distprof.terms import Severity
 

@@ -1,7 +1,7 @@
 """Small collectives that are no gradients: activations of tensor parallelism, and scalars."""
 
 from distprof.rules.engine import run_rules
-from distprof.sections.collectives.result import CollectivesResult
+from distprof.sections.collectives import CollectivesResult
 from tests.rules.samples import US, collective_class, collectives, healthy
 
 

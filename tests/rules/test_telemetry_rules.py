@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import distprof
 from distprof.rules.engine import run_rules
 from distprof.rules.registry import all_rules
-from distprof.sections.telemetry.result import (
+from distprof.sections.telemetry import (
     DeviceError,
     DeviceTelemetry,
     RankTelemetry,

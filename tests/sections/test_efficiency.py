@@ -14,13 +14,13 @@ from distprof.costs.transformer import TrainedModel
 from distprof.hardware import load_sheet
 from distprof.run.run import Device
 from distprof.sections.computation.result import ComputationResult
+from distprof.sections.efficiency import NO_MODEL
 from distprof.sections.efficiency.measure import analyze_efficiency
 from distprof.sections.efficiency.models import preset
-from distprof.sections.efficiency.result import NO_MODEL
-from distprof.sections.memory.result import MemoryResult
-from distprof.sections.sharding.result import ShardingResult
+from distprof.sections.memory import MemoryResult
+from distprof.sections.sharding import ShardingResult
 from distprof.sections.step_log.result import StepLogResult
-from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.sections.time import StepTimeResult, WaterfallResult
 from tests.builders import RankBuilder, make_run
 from tests.job_folders import MS, START_NS, JobFolder
 from tests.rules import samples

@@ -5,8 +5,8 @@ import pytest
 from distprof.artefacts.run_file import Exit, Failure, Fault, Overhead, ProbeStatus
 from distprof.ingest.assemble import assemble_run
 from distprof.ingest.job.run_directory import open_run_directory
+from distprof.sections.job import NO_RUN_DIRECTORY
 from distprof.sections.job.measure import analyze_job
-from distprof.sections.job.result import NO_RUN_DIRECTORY
 from tests.builders import RankBuilder, make_run
 from tests.job_folders import MS, START_NS, JobFolder
 

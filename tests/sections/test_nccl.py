@@ -11,9 +11,9 @@ from distprof import analyze
 from distprof.cli import main
 from distprof.rules.engine import run_rules
 from distprof.run.logs import NcclCommunicator, NcclLog, NcclProcess
+from distprof.sections.nccl import BETWEEN, INSIDE, NcclResult
 from distprof.sections.nccl.measure import _limits
-from distprof.sections.nccl.result import BETWEEN, INSIDE, NcclResult
-from distprof.sections.verdict import judge
+from distprof.sections.shows import judge
 from tests.job_folders import JobFolder
 from tests.rules.samples import healthy, nccl, transport
 

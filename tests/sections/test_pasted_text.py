@@ -9,7 +9,7 @@ import pytest
 from distprof.api import analyze, open_run
 from distprof.errors import InputError
 from distprof.ingest.fabric import read_fabric
-from distprof.sections.verdict import judge
+from distprof.sections.shows import judge
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "pasted"
 EXPECTED = tomllib.loads((GOLDEN / "expected.toml").read_text("utf-8"))

@@ -19,9 +19,9 @@ from distprof.ingest.kinds.machine import parse_machines
 from distprof.run.logs import NcclCard, NcclCommunicator, NcclEdge, NcclLog, NcclMember, NcclProcess
 from distprof.run.run import Device, Run
 from distprof.run.topology import ProcessGroup
-from distprof.sections.collectives.result import CollectivesResult
+from distprof.sections.collectives import CollectivesResult
+from distprof.sections.placement import PlacedAxis, PlacementResult
 from distprof.sections.placement.measure import analyze_placement
-from distprof.sections.placement.result import PlacedAxis, PlacementResult
 from distprof.terms import MeshAxis
 from tests.builders import RankBuilder, make_run
 from tests.rules.samples import collective_class

@@ -14,7 +14,7 @@ from distprof.ingest.job.rank_folder import RankFolder
 from distprof.ingest.job.run_directory import open_run_directory
 from distprof.sections.context import RankAnalyses
 from distprof.sections.idle.measure import measure_host_pauses, measure_pauses
-from distprof.sections.job.result import NO_RUN_DIRECTORY
+from distprof.sections.job import NO_RUN_DIRECTORY
 from distprof.sections.measure_run import measure_records
 from distprof.sections.memory.measure import analyze_memory, measure_memory
 from distprof.sections.moe.routing import combine_routing, measure_routing

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from distprof.artefacts.fabric_file import FabricCurve, FabricFile, FabricFit
 from distprof.run.topology import ProcessGroup
 from distprof.sections.context import RankAnalyses
+from distprof.sections.sharding import ShardingResult
 from distprof.sections.sharding.measure import analyze_sharding
-from distprof.sections.sharding.result import ShardingResult
 from distprof.terms import CollectiveKind, MeshAxis
 from tests.builders import RankBuilder, make_run
 from tests.sections.measured import measured

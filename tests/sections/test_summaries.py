@@ -15,7 +15,7 @@ from distprof.ingest.kinds.collective_summary import (
     read_collective_summary,
 )
 from distprof.ingest.kinds.input_readiness import fits_input_readiness, read_input_readiness
-from distprof.sections.verdict import judge
+from distprof.sections.shows import judge
 
 US = 1_000
 GOLDEN = Path(__file__).parents[1] / "golden"

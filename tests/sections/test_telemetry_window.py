@@ -11,9 +11,9 @@ from distprof.ingest.sensors.collect import Collector, Identity
 from distprof.intervals import Intervals
 from distprof.sections.step_log.result import StepLogResult
 from distprof.sections.stragglers.computing import sensed_difference
+from distprof.sections.telemetry import TelemetryResult
 from distprof.sections.telemetry.measure import measure_device, sensors_in, with_energy
-from distprof.sections.telemetry.result import TelemetryResult
-from distprof.sections.time.result import RankWaterfall, WaterfallResult
+from distprof.sections.time import RankWaterfall, WaterfallResult
 
 S = 10**9
 DAY = 1_700_000_000 * S  # times of today, which floats would round

@@ -12,8 +12,8 @@ from distprof.ingest.assemble import assemble_run
 from distprof.ingest.source import with_evidence
 from distprof.ingest.training_logs.read import read_training_log
 from distprof.run.logs import TrainingFacts, TrainingLog
+from distprof.sections.shows import judge
 from distprof.sections.training_log.measure import analyze_training_log
-from distprof.sections.verdict import judge
 
 MS = 1_000_000
 GOLDEN = Path(__file__).parents[1] / "golden"

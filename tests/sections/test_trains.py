@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distprof.rules.engine import run_rules
-from distprof.sections.collectives.result import CollectivesResult, CollectiveTrain
+from distprof.sections.collectives import CollectivesResult, CollectiveTrain
 from distprof.sections.collectives.rows import collective_trains
 from distprof.terms import CollectiveKind
 from tests.builders import RankBuilder

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from distprof.sections.context import RankAnalyses
+from distprof.sections.shows import judge
 from distprof.sections.time.measure import analyze_waterfall
-from distprof.sections.verdict import judge
 from distprof.terms import CollectiveKind
 from distprof.units import format_duration
 from tests.builders import RankBuilder

@@ -18,7 +18,7 @@ from distprof.documents.html.blocks import (
     picture,
     scrolled,
 )
-from distprof.sections.collectives.result import CollectiveClass
+from distprof.sections.collectives import CollectiveClass
 from distprof.units import format_bytes, format_duration
 
 WIDTH, HEIGHT = 720, 340

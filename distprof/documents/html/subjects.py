@@ -28,7 +28,7 @@ from distprof.documents.page import group_of
 from distprof.escape import short_ranks
 from distprof.rules.base import Finding
 from distprof.sections.moe.result import MoeResult
-from distprof.sections.overlap.result import AxisOverlap, OverlapResult
+from distprof.sections.overlap import AxisOverlap, OverlapResult
 from distprof.sections.parts import window_word
 from distprof.sections.report import Report
 from distprof.sections.stragglers.result import RankStraggler, StragglerSet, StragglersResult

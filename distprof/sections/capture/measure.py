@@ -7,7 +7,7 @@ import numpy as np
 from distprof.artefacts.record import shared_fields
 from distprof.run.run import ClockAlignment, Run
 from distprof.schema import ABSENT
-from distprof.sections.capture.result import FILTERED, CaptureGap, CaptureResult, NodeClock
+from distprof.sections.capture import FILTERED, CaptureGap, CaptureResult, NodeClock
 from distprof.terms import CollectiveKind
 from distprof.units import format_bytes, format_ratio, name_ranks
 

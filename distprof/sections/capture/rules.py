@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from distprof.escape import few_ranks, fitting
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.sections.capture.result import LEFT_OUT, CaptureResult
+from distprof.sections.capture import LEFT_OUT, CaptureResult
 from distprof.sections.table import counted
 from distprof.terms import Confidence, Severity
 from distprof.units import capitalized, fold_ranks, format_ratio

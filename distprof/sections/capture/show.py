@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from distprof.escape import short_ranks
 from distprof.run.run import ANOTHER_JOB, RECENT_STEPS
 from distprof.sections.base import VerdictText
+from distprof.sections.capture import FILTERED, LEFT_OUT, CaptureResult
 from distprof.sections.capture.measure import NO_DEVICE
-from distprof.sections.capture.result import FILTERED, LEFT_OUT, CaptureResult
 from distprof.sections.job.show import mesh_text
 from distprof.sections.parts import (
     is_whole_capture,

@@ -22,7 +22,7 @@ from distprof.join.nccl import Compared, compared
 from distprof.run.evidence import InspectedClass, InspectorLog
 from distprof.run.run import Run
 from distprof.schema import Int64Array
-from distprof.sections.collective_log.result import (
+from distprof.sections.collective_log import (
     BandwidthFall,
     CollectiveLogResult,
     LateSpell,

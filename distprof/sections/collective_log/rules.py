@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from distprof.escape import fitting
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.sections.collective_log.result import BandwidthFall, CollectiveLogResult, LateSpell
+from distprof.sections.collective_log import BandwidthFall, CollectiveLogResult, LateSpell
 from distprof.sections.collective_log.show import time_text
 from distprof.sections.table import counted
 from distprof.terms import Confidence, Severity
@@ -129,27 +129,23 @@ def late_rank_for_a_time(log: CollectiveLogResult, limits: Limits) -> Iterator[D
     for rank, spells in sorted(by_rank.items()):
         late_ns = sum(one.end_ns - one.start_ns for one in spells)
         if late_ns <= limits["whole_ratio"] * max(log.end_ns - log.start_ns, 1):
-            yield _late_draft(rank, spells)
-
-
-def _late_draft(rank: int, spells: list[LateSpell]) -> Draft:
-    first = max(spells, key=lambda one: one.end_ns - one.start_ns)
-    others = len(spells) - 1
-    more = f", and in {counted(others, 'other period')}" if others else ""
-    return Draft(
-        headline=(
-            f"Rank {rank} is late for a time: {format_ratio(first.blamed_ratio)} of the waiting is "
-            "for it"
-        ),
-        message=(
-            f"From {time_text(first.start_ns)} to {time_text(first.end_ns)}{more}, "
-            f"{format_ratio(first.wait_ratio)} of the time in collectives is spent waiting."
-        ),
-        fix=(
-            f"Look at what happened on the host of rank {rank} at that time: kernel log, GPU "
-            "clocks and temperature, other jobs, checkpoints."
-        ),
-        confidence=Confidence.INFERRED,
-        ranks=(rank,),
-        evidence=("collective_log.spells",),
-    )
+            first = max(spells, key=lambda one: one.end_ns - one.start_ns)
+            others = len(spells) - 1
+            more = f", and in {counted(others, 'other period')}" if others else ""
+            yield Draft(
+                headline=(
+                    f"Rank {rank} is late for a time: {format_ratio(first.blamed_ratio)} of the "
+                    "waiting is for it"
+                ),
+                message=(
+                    f"From {time_text(first.start_ns)} to {time_text(first.end_ns)}{more}, "
+                    f"{format_ratio(first.wait_ratio)} of the time in collectives is spent waiting."
+                ),
+                fix=(
+                    f"Look at what happened on the host of rank {rank} at that time: kernel log, "
+                    "GPU clocks and temperature, other jobs, checkpoints."
+                ),
+                confidence=Confidence.INFERRED,
+                ranks=(rank,),
+                evidence=("collective_log.spells",),
+            )

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from distprof.sections.base import VerdictText
-from distprof.sections.collective_log.result import CollectiveLogResult, LoggedOperation
+from distprof.sections.collective_log import CollectiveLogResult, LoggedOperation
 from distprof.sections.parts import is_recorded
 from distprof.sections.table import Column, TableView, counted, rows_table
 from distprof.units import (

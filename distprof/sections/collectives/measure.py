@@ -26,7 +26,7 @@ from distprof.run.run import Rank, Run
 from distprof.run.tables import DistinctRows, encode
 from distprof.run.topology import GroupNames, ProcessGroup, Topology, is_unnamed
 from distprof.schema import ABSENT, Coded, Int64Array, Table
-from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
+from distprof.sections.collectives import CollectiveClass, CollectivesResult
 from distprof.sections.collectives.rows import (  # noqa: F401 - parts of a rank
     collective_trains,
     rank_collective_step,

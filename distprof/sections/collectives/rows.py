@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from distprof.intervals import Intervals, covered, index_of, subtract, union
 from distprof.run.tables import RankTables, distinct, encode, intervals_of
 from distprof.schema import ABSENT, Int64Array, Table
-from distprof.sections.collectives.result import CollectiveTrain
+from distprof.sections.collectives import CollectiveTrain
 from distprof.sections.context import RankContext, RankTrain, Timeline
 from distprof.sections.time.measure import waits_of
 from distprof.terms import ActivityKind, CollectiveKind

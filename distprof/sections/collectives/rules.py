@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.capture.result import CaptureResult
-from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
-from distprof.sections.efficiency.result import CPU, EfficiencyResult
-from distprof.sections.overlap.result import OverlapResult
+from distprof.sections.capture import CaptureResult
+from distprof.sections.collectives import CollectiveClass, CollectivesResult
+from distprof.sections.efficiency import CPU, EfficiencyResult
+from distprof.sections.overlap import OverlapResult
 from distprof.sections.shares import (
     WIDER_TRANSFER,
     MeanStep,

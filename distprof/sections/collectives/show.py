@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from distprof.sections.collectives.result import CollectiveClass
+from distprof.sections.collectives import CollectiveClass
 from distprof.sections.parts import is_whole_capture, window_word
 from distprof.sections.table import Column, TableView, counted, rows_table
 from distprof.units import format_bytes

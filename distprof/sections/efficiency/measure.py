@@ -25,17 +25,17 @@ from distprof.costs.transformer import (
 from distprof.hardware import Gpu, Sheet, recognise_gpu
 from distprof.run.run import Run
 from distprof.run.topology import coordinates_of
-from distprof.sections.collectives.result import CollectivesResult
+from distprof.sections.collectives import CollectivesResult
 from distprof.sections.computation.result import (
     LEAST_COUNTED,
     NO_RECOMPUTATION,
     ComputationResult,
 )
-from distprof.sections.efficiency.result import CPU, NO_MODEL, DeviceMemory, EfficiencyResult
-from distprof.sections.memory.result import MemoryResult
-from distprof.sections.sharding.result import ShardingResult
+from distprof.sections.efficiency import CPU, NO_MODEL, DeviceMemory, EfficiencyResult
+from distprof.sections.memory import MemoryResult
+from distprof.sections.sharding import ShardingResult
 from distprof.sections.step_log.result import StepLogResult
-from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.sections.time import StepTimeResult, WaterfallResult
 from distprof.terms import CollectiveKind, MeshAxis
 from distprof.units import NS_PER_S
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.efficiency.result import CPU, EfficiencyResult
-from distprof.sections.job.result import JobResult
-from distprof.sections.time.result import WaterfallResult
+from distprof.sections.efficiency import CPU, EfficiencyResult
+from distprof.sections.job import JobResult
+from distprof.sections.time import WaterfallResult
 from distprof.terms import Severity
 from distprof.units import format_ratio
 

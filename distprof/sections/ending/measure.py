@@ -19,12 +19,12 @@ from distprof.ingest.output.expressions import Expression, advice_on, expression
 from distprof.ingest.output.stacks import last_own
 from distprof.run.logs import JobOutput, OutputEvent
 from distprof.run.run import Run
+from distprof.sections.ending import FAILED, STUCK, EndingLine, EndingResult
 from distprof.sections.ending.positions import (
     diagnose_positions,
     operation_kind,
     timeout_sentences,
 )
-from distprof.sections.ending.result import FAILED, STUCK, EndingLine, EndingResult
 from distprof.sections.ending.stacks import diagnose_stacks, stacks_of
 from distprof.units import capitalized, format_bytes, format_duration, name_ranks
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from distprof.run.logs import JobOutput, OutputEvent
 from distprof.run.topology import DEFAULT_GROUPS
-from distprof.sections.ending.result import STUCK, EndingPosition, EndingResult
+from distprof.sections.ending import STUCK, EndingPosition, EndingResult
 from distprof.sections.table import counted
 from distprof.units import capitalized, format_duration, name_ranks
 
@@ -129,7 +129,11 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
     if silent:
         of_them, are = name_ranks(silent), "they are" if len(silent) > 1 else "it is"
         rest = f", and {of_them} printed nothing about it: {are} the first suspect."
-        if _ends_there(output):
+        # Whether a file ends in the lines of its watchdogs: those of other ranks may be cut off
+        lines = {
+            e.file: e.line for e in output.events if e.yields in ("timeout", "position", "frozen")
+        }
+        if any(output.lines_of.get(file, 0) - line <= _CUT_LINES for file, line in lines.items()):
             rest = f", and the text ends there. If {of_them} printed nothing about it, {are} the "
             rest += "first suspect."
         return EndingResult(
@@ -276,12 +280,6 @@ def _silent(positions: Sequence[EndingPosition], output: JobOutput) -> tuple[int
     expected = {*range(world), *output.ranks} if world <= 1 << 20 else set(output.ranks)
     silent = tuple(sorted(expected - known))
     return silent if len(silent) <= len(known) else ()
-
-
-def _ends_there(output: JobOutput) -> bool:
-    """Whether a file ends in the lines of its watchdogs: those of other ranks may be cut off."""
-    lines = {e.file: e.line for e in output.events if e.yields in ("timeout", "position", "frozen")}
-    return any(output.lines_of.get(file, 0) - line <= _CUT_LINES for file, line in lines.items())
 
 
 def _frozen(positions: Sequence[EndingPosition]) -> EndingResult | None:

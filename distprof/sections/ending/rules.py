@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from distprof.escape import headed
 from distprof.rules.base import Draft, Limits, rule
-from distprof.sections.ending.result import EndingResult
+from distprof.sections.ending import EndingResult
 from distprof.terms import Confidence, Severity
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from distprof.run.logs import JobOutput
-from distprof.sections.ending.result import STUCK, EndingResult, EndingStack
+from distprof.sections.ending import STUCK, EndingResult, EndingStack
 from distprof.units import name_ranks
 
 _ACTIVITIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
@@ -67,7 +67,19 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
     if not stacks:
         return None
     if not waiting or not elsewhere:
-        return _together(stacks, is_waiting=bool(waiting))
+        # All processes in a collective, or none
+        count = sum(one.count for one in stacks)
+        parts = [f"{_who(one)} {_verb(one)} in {_place(one)}" for one in stacks[-3:]]
+        return EndingResult(
+            state=STUCK if waiting and count > 1 else "",
+            cause="stacks",
+            verdict=f"Not decided: {'; '.join(parts)}. No stack shows a rank that the others wait "
+            "for.",
+            next_steps=(
+                "Add the stacks of all ranks (py-spy dump --pid PID): a rank without a stack may "
+                "be the one behind.",
+            ),
+        )
     ranks = tuple(sorted(rank for one in elsewhere for rank in one.ranks))
     parts = [f"{_who(one)} {_verb(one)} in {_place(one)}" for one in elsewhere[:3]]
     others = sorted(rank for one in waiting for rank in one.ranks)
@@ -85,21 +97,6 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
         ),
         next_steps=(
             f"Find out why {_call(elsewhere[0])} does not return on {_who(elsewhere[0])}.",
-        ),
-    )
-
-
-def _together(stacks: Sequence[EndingStack], *, is_waiting: bool) -> EndingResult:
-    """All processes in a collective, or none."""
-    count = sum(one.count for one in stacks)
-    parts = [f"{_who(one)} {_verb(one)} in {_place(one)}" for one in stacks[-3:]]
-    return EndingResult(
-        state=STUCK if is_waiting and count > 1 else "",
-        cause="stacks",
-        verdict=f"Not decided: {'; '.join(parts)}. No stack shows a rank that the others wait for.",
-        next_steps=(
-            "Add the stacks of all ranks (py-spy dump --pid PID): a rank without a stack may be "
-            "the one behind.",
         ),
     )
 

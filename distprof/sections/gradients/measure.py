@@ -18,7 +18,7 @@ from distprof.run.run import Run
 from distprof.run.topology import Topology
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import RankAnalyses, RankAnalysis, RankGradients
-from distprof.sections.gradients.result import GradientGroup, GradientsResult
+from distprof.sections.gradients import GradientGroup, GradientsResult
 from distprof.sections.gradients.traffic import rank_gradients  # noqa: F401 - part of a rank
 
 _NO_REDUCTION = (

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 from distprof.costs.collectives import BucketTime
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.gradients.result import GradientGroup, GradientsResult
-from distprof.sections.settings.result import SettingsResult
+from distprof.sections.gradients import GradientGroup, GradientsResult
+from distprof.sections.settings import SettingsResult
 from distprof.sections.shares import WIDER_TRANSFER, StepTimes
 from distprof.sections.step_log.result import StepLogResult
-from distprof.sections.time.result import StepTimeResult
+from distprof.sections.time import StepTimeResult
 from distprof.terms import Confidence, Severity
 from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
 

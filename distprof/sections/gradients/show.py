@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distprof.sections.gradients.result import GradientGroup
+from distprof.sections.gradients import GradientGroup
 from distprof.sections.parts import window_word
 from distprof.sections.table import Column, TableView, rows_table
 from distprof.units import format_bytes

@@ -23,8 +23,8 @@ from distprof.intervals import Intervals, covered, intersect, subtract, total, u
 from distprof.run.tables import Launches, RankTables, distinct, intervals_of
 from distprof.schema import Int64Array, Table
 from distprof.sections.context import PauseStats
+from distprof.sections.idle import COLLECTION, COMPILES, PYTHON
 from distprof.sections.idle.gaps import blocking_calls, is_loading, named
-from distprof.sections.idle.result import COLLECTION, COMPILES, PYTHON
 
 
 class PauseKind(IntEnum):

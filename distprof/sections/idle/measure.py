@@ -33,6 +33,14 @@ from distprof.sections.context import (
     RankContext,
     Timeline,
 )
+from distprof.sections.idle import (
+    MEMORY,
+    CpuPause,
+    IdleResult,
+    PausesResult,
+    RankIdle,
+    RankPauses,
+)
 from distprof.sections.idle.blame import DRAINING_NS, blame_pauses, pause_stats
 from distprof.sections.idle.cpu_pauses import (
     PauseKind,
@@ -50,15 +58,7 @@ from distprof.sections.idle.gaps import (
     named,
     waits_for_room,
 )
-from distprof.sections.idle.result import (
-    MEMORY,
-    CpuPause,
-    IdleResult,
-    PausesResult,
-    RankIdle,
-    RankPauses,
-)
-from distprof.sections.time.result import StepBreakdown
+from distprof.sections.time import StepBreakdown
 from distprof.terms import ActivityKind, IdleCause
 from distprof.units import name_ranks
 

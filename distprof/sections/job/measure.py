@@ -9,7 +9,7 @@ from distprof.artefacts.record import shared_fields
 from distprof.artefacts.run_file import Overhead, RankEntry, RunFile
 from distprof.run.fingerprint import flat_config
 from distprof.run.run import Run
-from distprof.sections.job.result import (
+from distprof.sections.job import (
     NO_RUN_DIRECTORY,
     JobError,
     JobExit,

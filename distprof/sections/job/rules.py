@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from distprof.escape import headed
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.job.result import JobResult, ProbeOverhead
-from distprof.sections.perturbation.result import PerturbationResult
+from distprof.sections.job import JobResult, ProbeOverhead
+from distprof.sections.perturbation import PerturbationResult
 from distprof.terms import Severity
 from distprof.units import capitalized, format_ratio
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from distprof.escape import few_ranks, shorten
-from distprof.sections.job.result import JobExit, JobResult, ProbeOverhead, ProbeState
+from distprof.sections.job import JobExit, JobResult, ProbeOverhead, ProbeState
 from distprof.sections.perturbation.show import profiler_fact
 from distprof.sections.table import TableView, facts_table
 from distprof.units import capitalized, format_duration, name_ranks, signed_ratio

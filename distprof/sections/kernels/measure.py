@@ -15,7 +15,7 @@ from distprof.join.waits import index_type
 from distprof.run.tables import distinct
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import KernelStats, KernelSteps, RankAnalyses, RankAnalysis
-from distprof.sections.kernels.result import CategoryTime, KernelRow, KernelsResult, RankSpeed
+from distprof.sections.kernels import CategoryTime, KernelRow, KernelsResult, RankSpeed
 from distprof.terms import ActivityKind
 
 TABLE_LIMIT = 200

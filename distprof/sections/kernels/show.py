@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distprof.sections.kernels.result import KernelRow
+from distprof.sections.kernels import KernelRow
 from distprof.sections.parts import is_cpu_only, is_whole_capture
 from distprof.sections.table import Column, TableView, counted, ranks_table, rows_table
 from distprof.terms import ActivityKind

@@ -7,7 +7,7 @@ import numpy as np
 from distprof.run.records import RankRecords
 from distprof.schema import Int64Array
 from distprof.sections.context import ProbeRecords
-from distprof.sections.memory.result import MemoryResult, RankMemory
+from distprof.sections.memory import MemoryResult, RankMemory
 
 _FEWEST = 8  # Number of samples below which no trend of memory is reported
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.computation.result import NO_RECOMPUTATION, ComputationResult
-from distprof.sections.efficiency.result import CPU, NO_MODEL, DeviceMemory, EfficiencyResult
-from distprof.sections.job.result import NO_RUN_DIRECTORY
-from distprof.sections.memory.result import MemoryResult
-from distprof.sections.sharding.result import ShardingResult
+from distprof.sections.efficiency import CPU, NO_MODEL, DeviceMemory, EfficiencyResult
+from distprof.sections.job import NO_RUN_DIRECTORY
+from distprof.sections.memory import MemoryResult
+from distprof.sections.sharding import ShardingResult
 from distprof.sections.shares import StepTimes
 from distprof.sections.step_log.result import StepLogResult
-from distprof.sections.time.result import ExposedCopies, WaterfallResult
+from distprof.sections.time import ExposedCopies, WaterfallResult
 from distprof.terms import Confidence, Severity
 from distprof.units import format_bytes, format_duration, format_ratio
 

@@ -1,1 +1,156 @@
-"""NCCL's logs: communicators, transports, settings, warnings."""
+"""NCCL's logs: connections between ranks inside and between nodes, and NCCL's settings.
+
+Source: the messages of NCCL 2.4 to 2.28 and RCCL. Only the initialisation is timed.
+"""
+
+from __future__ import annotations
+
+from distprof.artefacts.record import Record
+from distprof.sections.base import Result
+
+BETWEEN = "between nodes"
+INSIDE = "inside nodes"
+NO_LOG = "no NCCL log was read: run with NCCL_DEBUG=INFO"
+
+
+class NcclGroup(Record, frozen=True, kw_only=True):
+    """Communicators of the same size that span the same number of hosts."""
+
+    num_ranks: int  # Ranks of one communicator.
+    num_communicators: int  # Communicators of this size and span.
+    num_members: int  # Members that wrote a log, all communicators together.
+    # Hosts that one communicator spans; null if members cannot be distinguished.
+    num_hosts: int | None
+    num_channels: int | None  # Channels; null if not printed.
+    num_nvls_channels: int | None  # Channels of NVLink SHARP; null if not printed.
+    init_ns: int | None  # Longest initialisation time; null if not printed.
+    num_rings: int  # Rings that the log holds completely.
+    # Mean number of times that a ring passes from one host to another; null without rings.
+    crossings: float | None
+    # Depth of the deepest tree that the log holds completely; null without one.
+    tree_depth: int | None
+
+
+class NcclTransport(Record, frozen=True, kw_only=True):
+    """One kind of connection between ranks."""
+
+    where: str  # ``between nodes`` or ``inside nodes``.
+    transport: str  # NCCL's transport, for example ``P2P/CUMEM``, ``SHM``, ``NET/IB``.
+    has_gdr: bool  # Whether the network card reads GPU memory directly (GPUDirect RDMA).
+    num_lines: int  # Log lines that report it: one per channel, or two if both sides write one.
+    num_pairs: int  # Pairs of ranks.
+    num_processes: int  # Processes that print it.
+
+
+class NcclHost(Record, frozen=True, kw_only=True):
+    """A host: its processes and network cards."""
+
+    host: str  # Host name.
+    num_processes: int  # Processes on it that wrote a log.
+    ranks: tuple[int, ...]  # Their ranks, as far as known.
+    cards: tuple[str, ...]  # Network cards that NCCL found.
+    # Cards that carry connections; also empty if no connection leaves the host.
+    used_cards: tuple[str, ...]
+    links: tuple[str, ...]  # Link types of the cards, for example ``IB/SHARP`` or ``RoCE``.
+    # Networks that its processes chose, for example ``IB`` or ``Socket``.
+    networks: tuple[str, ...] = ()
+
+
+class NcclSetting(Record, frozen=True, kw_only=True):
+    """An environment variable of NCCL, with one value."""
+
+    name: str  # Variable, for example ``NCCL_IB_HCA``.
+    value: str  # Its value.
+    num_processes: int  # Processes that print this value.
+    ranks: tuple[int, ...]  # Their ranks, as far as known.
+    hosts: tuple[str, ...]  # Their hosts.
+    # Processes that print any value of it. A process may print several, for example one per
+    # communicator. Null if unknown.
+    num_printing: int | None = None
+
+
+class NcclChoices(Record, frozen=True, kw_only=True):
+    """NCCL's algorithm and protocol for an operation and its range of sizes, or only its calls."""
+
+    operation: str  # Operation, for example ``AllReduce``.
+    algorithm: str  # Algorithm, for example ``RING`` or ``NVLS``; empty if only calls are known.
+    protocol: str  # Protocol, for example ``LL128`` or ``SIMPLE``; empty as above.
+    min_bytes: int | None  # Smallest size for which it was chosen; null if not printed.
+    max_bytes: int | None  # Largest such size; null as above.
+    num_calls: int  # Calls.
+
+
+class NcclWarnings(Record, frozen=True, kw_only=True):
+    """Warnings that differ only in numbers."""
+
+    text: str  # The warning, with numbers left out.
+    about: str  # Subject, for example the network; empty if unknown.
+    num_lines: int  # Lines with this warning.
+    ranks: tuple[int, ...]  # Ranks that print it, as far as known.
+    hosts: tuple[str, ...]  # Their hosts.
+
+
+class NcclResult(Result, frozen=True, kw_only=True):
+    """Contents of NCCL's logs."""
+
+    is_missing: bool = False  # Whether the job uses NCCL but no log of it was read.
+    num_files: int = 0  # Log files that were read.
+    # Sets of processes that share neither a file nor a communicator: more than one means logs of
+    # several jobs, or groups of one job that never meet.
+    num_jobs: int = 0
+    num_processes: int = 0  # Processes that wrote them.
+    num_hosts: int = 0  # Hosts of these processes.
+    num_lines: int = 0  # Lines in the files.
+    num_texts: int = 0  # Messages of NCCL among them.
+    num_unknown: int = 0  # Of these, messages that distprof does not recognise.
+    num_cut: int = 0  # Of these, messages truncated by output of another rank.
+    unknown: tuple[str, ...] = ()  # Examples of unrecognised messages.
+    versions: tuple[NcclSetting, ...] = ()  # Versions of NCCL, with the processes that print them.
+    networks: tuple[str, ...] = ()  # Networks in use, for example ``IB`` or ``Socket``.
+    missing_networks: tuple[str, ...] = ()  # Networks for which NCCL found no device.
+    # Types of paths between GPUs according to NCCL's graph search, for example ``NVL``, ``PIX``.
+    paths: tuple[str, ...] = ()
+    groups: tuple[NcclGroup, ...] = ()  # Communicators, identical ones folded into one row.
+    transports: tuple[NcclTransport, ...] = ()  # How ranks are connected.
+    hosts: tuple[NcclHost, ...] = ()  # Hosts with their network cards.
+    settings: tuple[NcclSetting, ...] = ()  # Environment variables of NCCL, each with its values.
+    # What NCCL says it can or cannot use: GPUDirect RDMA by network card, access between GPUs by
+    # the link that connects them.
+    remarks: tuple[NcclSetting, ...] = ()
+    choices: tuple[NcclChoices, ...] = ()  # Algorithm and protocol by operation and size.
+    warnings: tuple[NcclWarnings, ...] = ()  # Warnings, identical ones folded into one row.
+
+    @property
+    def is_on_one_host(self) -> bool:
+        """Whether the largest communicator is known to be on one host, which needs no network."""
+        if not self.groups or self.num_jobs > 1:
+            return False
+        largest = self.groups[0]
+        is_whole = self.num_hosts == 1 and self.num_processes >= largest.num_ranks
+        return largest.num_hosts == 1 or (largest.num_hosts is None and is_whole)
+
+
+_NAMED_HOSTS = 4
+
+
+def network_name(name: str) -> str:
+    """What NCCL calls ``Socket``, in the words of a reader."""
+    return "TCP sockets" if name == "Socket" else name
+
+
+def different_networks(result: NcclResult) -> str:
+    """For example ``IB on x1, TCP sockets on x0``; empty if all hosts of a job chose the same.
+
+    Both ends of a connection need the same network.
+    """
+    chosen: dict[tuple[str, ...], list[str]] = {}
+    for host in result.hosts:
+        if host.networks:
+            chosen.setdefault(host.networks, []).append(host.host)
+    are_jobs = result.num_jobs > 1 and bool(result.groups)
+    if len(chosen) < 2 or are_jobs or result.transports:
+        return ""
+    return ", ".join(
+        f"{' and '.join(map(network_name, names))} on {', '.join(hosts[:_NAMED_HOSTS])}"
+        for names, hosts in chosen.items()
+    )

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from distprof.run.logs import NcclCommunicator, NcclEdge, NcclLog
 from distprof.run.run import Run
-from distprof.sections.nccl.result import (
+from distprof.sections.nccl import (
     BETWEEN,
     INSIDE,
     NO_LOG,

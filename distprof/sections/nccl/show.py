@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from distprof.escape import shorten
 from distprof.sections.base import VerdictText
-from distprof.sections.nccl.result import (
+from distprof.sections.nccl import (
     BETWEEN,
     INSIDE,
     NcclChoices,

@@ -11,7 +11,7 @@ from distprof.intervals import Intervals, covered, intersect, union
 from distprof.run.tables import distinct, intervals_of
 from distprof.schema import Table
 from distprof.sections.context import RankAnalyses, Timeline
-from distprof.sections.overlap.result import AxisOverlap, OverlapResult, RankOverlap
+from distprof.sections.overlap import AxisOverlap, OverlapResult, RankOverlap
 
 
 def rank_overlap(rank: int, windows: Intervals, timeline: Timeline) -> RankOverlap:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.capture.result import CaptureResult
-from distprof.sections.collectives.result import CollectivesResult
-from distprof.sections.gradients.result import GradientGroup, GradientsResult
-from distprof.sections.overlap.result import OverlapResult
-from distprof.sections.sharding.result import ShardingResult
+from distprof.sections.capture import CaptureResult
+from distprof.sections.collectives import CollectivesResult
+from distprof.sections.gradients import GradientGroup, GradientsResult
+from distprof.sections.overlap import OverlapResult
+from distprof.sections.sharding import ShardingResult
 from distprof.sections.shares import (
     WIDER_TRANSFER,
     MeanStep,

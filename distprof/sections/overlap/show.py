@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from distprof.escape import short_ranks
-from distprof.sections.overlap.result import AxisOverlap, RankOverlap
+from distprof.sections.overlap import AxisOverlap, RankOverlap
 from distprof.sections.parts import parts_of, window_word
 from distprof.sections.shares import has_all_members
 from distprof.sections.table import Cell, Column, TableView

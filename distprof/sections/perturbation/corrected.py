@@ -12,8 +12,8 @@ from distprof.intervals import Intervals
 from distprof.run.run import Rank, Run, TableSource
 from distprof.run.tables import RankTables, intervals_of
 from distprof.schema import ABSENT, Int64Array, Table
+from distprof.sections.perturbation import PerturbationResult
 from distprof.sections.perturbation.model import RankTimes
-from distprof.sections.perturbation.result import PerturbationResult
 
 
 class Correction(msgspec.Struct, frozen=True, kw_only=True):

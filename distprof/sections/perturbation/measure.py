@@ -20,13 +20,13 @@ from distprof.run.run import Run, TableSource
 from distprof.run.tables import RankTables, intervals_of
 from distprof.schema import Int64Array, Table
 from distprof.sections.context import LikelySteps, ProbeRecords, RankAnalyses, RankContext
-from distprof.sections.idle.result import RankIdle
+from distprof.sections.idle import RankIdle
 from distprof.sections.measure_run import Mapper
+from distprof.sections.perturbation import PerturbationResult
 from distprof.sections.perturbation.corrected import Correction, corrected_run
 from distprof.sections.perturbation.events import Part, RankEvents, find_events
 from distprof.sections.perturbation.model import Cost, Factors, Model, fit
-from distprof.sections.perturbation.result import PerturbationResult
-from distprof.sections.time.result import StepTimeResult
+from distprof.sections.time import StepTimeResult
 from distprof.units import format_ratio
 
 LARGEST_ERROR = 0.1

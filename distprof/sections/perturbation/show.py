@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distprof.sections.perturbation.result import PerturbationResult
+from distprof.sections.perturbation import PerturbationResult
 from distprof.sections.table import TableView, facts_table
 from distprof.terms import Severity
 from distprof.units import format_duration, format_ratio

@@ -9,7 +9,7 @@ import msgspec
 
 from distprof.escape import fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.idle.result import IdleResult, PausesResult
+from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.pipeline.result import (
     PipelineGroup,
     PipelinePosition,
@@ -17,9 +17,9 @@ from distprof.sections.pipeline.result import (
     PipelineResult,
     refill_key,
 )
-from distprof.sections.settings.result import SettingsResult
+from distprof.sections.settings import SettingsResult
 from distprof.sections.stragglers.result import StragglersResult
-from distprof.sections.training_log.result import TrainingLogResult
+from distprof.sections.training_log import TrainingLogResult
 from distprof.terms import Confidence, MeshAxis, Severity, StragglerCause
 from distprof.units import format_duration, format_ratio, name_ranks
 

@@ -22,7 +22,13 @@ from distprof.config import TopologyConfig
 from distprof.hardware import Sheet
 from distprof.run.evidence import Machines
 from distprof.run.run import Run
-from distprof.sections.collectives.result import CollectivesResult
+from distprof.sections.collectives import CollectivesResult
+from distprof.sections.placement import (
+    PlacedAxis,
+    PlacedMachine,
+    PlacedNode,
+    PlacementResult,
+)
 from distprof.sections.placement.nodes import (
     Domains,
     Group,
@@ -32,12 +38,6 @@ from distprof.sections.placement.nodes import (
     machines_of,
     nodes_of,
     world_size_of,
-)
-from distprof.sections.placement.result import (
-    PlacedAxis,
-    PlacedMachine,
-    PlacedNode,
-    PlacementResult,
 )
 from distprof.terms import CollectiveKind
 

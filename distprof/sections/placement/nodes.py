@@ -16,7 +16,7 @@ from distprof.run.logs import NcclLog
 from distprof.run.run import Run
 from distprof.run.topology import GroupNames, ProcessGroup
 from distprof.sections.collectives.measure import name_of_group
-from distprof.sections.placement.result import CardPath
+from distprof.sections.placement import CardPath
 from distprof.terms import MeshAxis
 
 _MAX_RANK = 1 << 18

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from distprof.artefacts.fabric_file import GpuCopies
 from distprof.sections.base import VerdictText
-from distprof.sections.placement.result import CardPath, PlacedMachine, PlacementResult
+from distprof.sections.placement import CardPath, PlacedMachine, PlacementResult
 from distprof.sections.table import Column, TableView, counted, rows_table
 from distprof.units import format_bandwidth
 

@@ -6,7 +6,7 @@ from distprof.artefacts.record import shared_fields
 from distprof.join.nccl import in_trouble, num_behind
 from distprof.run.evidence import RasStatus
 from distprof.run.run import Run
-from distprof.sections.ras.result import RasCommunicators, RasResult
+from distprof.sections.ras import RasCommunicators, RasResult
 
 MAX_TROUBLED = 2_000
 

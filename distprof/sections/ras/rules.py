@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from distprof.escape import few_ranks
 from distprof.rules.base import Draft, Limits, rule
-from distprof.sections.ras.result import RasResult, TroubledRank
+from distprof.sections.ras import RasResult, TroubledRank
 from distprof.sections.table import counted
 from distprof.terms import Confidence, Severity
 from distprof.units import capitalized, name_ranks

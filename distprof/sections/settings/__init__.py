@@ -1,1 +1,154 @@
-"""The job's configuration, read from its live objects."""
+"""The configuration of a job, from its live objects, its environment and its traces."""
+
+from __future__ import annotations
+
+from distprof.artefacts.record import Record
+from distprof.sections.base import Result
+
+
+class LoaderSetup(Record, frozen=True, kw_only=True):
+    """Data loaders that were iterated, with the same configuration on these ranks."""
+
+    ranks: tuple[int, ...]  # Ranks with this data loader.
+    dataset: str  # Class of the dataset.
+    is_iterable: bool  # Whether the dataset is iterable, without an index.
+    num_workers: int  # Worker processes of each rank; 0: the training thread loads.
+    pin_memory: bool  # Whether batches are put into pinned memory.
+    prefetch_factor: int | None  # Batches that each worker loads ahead; null without workers.
+    persistent_workers: bool  # Whether workers survive the end of an epoch.
+    batch_size: int | None  # Samples of a batch; null if the sampler decides.
+    sampler: str  # Class of the sampler.
+    # Whether it is torch's own sampler over the whole dataset, the same on every rank.
+    is_plain: bool
+    # Ranks that a distributed sampler divides the data among; null without one.
+    num_replicas: int | None
+    shuffle: bool | None  # Whether it shuffles; null if unknown.
+    num_epochs: int  # Steps in which an iteration over the loader began, minimum over ranks.
+    # Epoch numbers that the sampler was given, maximum over ranks; null if it takes none.
+    num_orders: int | None
+    # Number of different first batches among ranks; null if any rank's is unknown.
+    num_first_batches: int | None
+
+
+class DdpSetup(Record, frozen=True, kw_only=True):
+    """Modules in ``DistributedDataParallel``, with the same configuration on these ranks."""
+
+    ranks: tuple[int, ...]  # Ranks with this module.
+    module: str  # Class of the wrapped module.
+    group_size: int | None  # Ranks that average gradients; null if unknown.
+    find_unused_parameters: bool  # Whether DDP looks for unused parameters in every iteration.
+    static_graph: bool  # Whether the graph is declared static.
+    gradient_as_bucket_view: bool  # Whether gradients are views of the buckets.
+    bucket_cap_bytes: int | None  # Size limit of a bucket in bytes; null if unknown.
+    comm_hook: str  # Communication hook; empty without one.
+    num_parameters: int  # Parameters that are trained.
+    parameter_bytes: int  # Their size in bytes.
+    dtypes: tuple[str, ...]  # Their dtypes.
+    num_looks: int  # Iterations for which torch reported unused parameters, minimum over ranks.
+    # Size of unused parameters in bytes, maximum over ranks; null if any rank's is unknown.
+    max_unused_bytes: int | None
+
+
+class FsdpSetup(Record, frozen=True, kw_only=True):
+    """Sharded modules, with the same configuration on these ranks."""
+
+    ranks: tuple[int, ...]  # Ranks with these modules.
+    api: str  # ``fully_shard`` or ``FullyShardedDataParallel``.
+    num_units: int  # Sharded units.
+    group_size: int | None  # Ranks that share a unit; null if unknown.
+    num_parameters: int  # Parameters, before sharding.
+    parameter_bytes: int  # Their size in bytes.
+    # Whether parameters are freed after forward; null if units differ.
+    reshard_after_forward: bool | None
+    param_dtype: str  # Dtype of gathered parameters; empty for their own.
+    reduce_dtype: str  # Dtype of reduced gradients; empty for their own.
+    num_prefetching: int  # Units with explicit prefetching.
+    is_offloaded: bool  # Whether parameters are kept on the CPU.
+
+
+class OptimizerSetup(Record, frozen=True, kw_only=True):
+    """Optimizers, with the same configuration on these ranks."""
+
+    ranks: tuple[int, ...]  # Ranks with this optimizer.
+    name: str  # Class.
+    is_sharded: bool  # Whether its state is divided among ranks.
+    num_parameters: int  # Parameters that it updates.
+    fused: bool | None  # Whether the fused implementation is on; null if not set.
+    foreach: bool | None  # Whether the multi-tensor implementation is on; null if not set.
+
+
+class ConfinedRank(Record, frozen=True, kw_only=True):
+    """A rank that may use half as many CPUs as the median rank of its host, or fewer."""
+
+    rank: int  # Global rank.
+    num_cpus: int  # CPUs that it may run on.
+    usual_cpus: int  # CPUs that the median rank may run on.
+
+
+class HostSetup(Record, frozen=True, kw_only=True):
+    """Threads and CPUs of one host."""
+
+    host: str  # Host name.
+    ranks: tuple[int, ...]  # Ranks on it that reported.
+    is_cpu: bool  # Whether none of them has a GPU.
+    # Ranks on the host according to the launcher, otherwise those that reported.
+    num_local_ranks: int
+    num_cpus: int | None  # CPUs that at least one of the ranks may use; null if unknown.
+    # Threads that torch uses for one operator, maximum over ranks; null if unknown.
+    num_threads: int | None
+    num_workers: int  # Workers of each rank's largest data loader, summed over ranks.
+    # Share of these CPUs that was busy while the job ran, including other programs, 0 to 1; null if
+    # unknown.
+    cpu_busy_ratio: float | None
+    omp_num_threads: str  # ``OMP_NUM_THREADS`` as set; empty if not set or different between ranks.
+    processor: str = ""  # Model of the CPU; empty if unknown.
+    # Ranks that may use half as many CPUs as the median rank, or fewer.
+    confined: tuple[ConfinedRank, ...] = ()
+    # Ranks that share their CPUs with another rank while all of these CPUs were busy. Which of them
+    # waits longest for a CPU is chance.
+    crowded: tuple[int, ...] = ()
+    # Ranks that share a set of CPUs among at least as many ranks as it has CPUs. They compete for
+    # CPUs even if nothing else runs.
+    without_spare: tuple[int, ...] = ()
+
+
+class RankFeed(Record, frozen=True, kw_only=True):
+    """Input of one rank in the analysed steps, from its trace."""
+
+    rank: int  # Global rank.
+    num_own_loads: int  # Batches that the training thread loaded itself.
+    num_worker_loads: int  # Batches that workers had loaded.
+    num_pageable: int  # Copies from pageable CPU memory.
+    pageable_ns: int  # Duration of these copies.
+    exposed_pageable_ns: int  # Part of it that overlaps with neither computation nor communication.
+
+
+class SettingsResult(Result, frozen=True, kw_only=True):
+    """The configuration of a job, from its live objects and environment."""
+
+    loaders: tuple[LoaderSetup, ...] = ()  # Data loaders that were iterated.
+    ddp: tuple[DdpSetup, ...] = ()  # Modules in ``DistributedDataParallel``.
+    fsdp: tuple[FsdpSetup, ...] = ()  # Fully sharded modules.
+    optimizers: tuple[OptimizerSetup, ...] = ()  # Optimizers.
+    hosts: tuple[HostSetup, ...] = ()  # Threads and CPUs of each host.
+    # Input of each rank in the analysed steps, without ranks that loaded no batch and copied
+    # nothing from pageable memory.
+    feed: tuple[RankFeed, ...] = ()
+    num_ranks: int = 0  # Ranks that reported their configuration.
+    # Whether matrix multiplications may use TF32; null if unknown or different between ranks.
+    allow_tf32: bool | None = None
+    cudnn_benchmark: bool | None = None  # Whether cuDNN tries algorithms; null as above.
+    # Whether deterministic algorithms are enforced; null as above.
+    is_deterministic: bool | None = None
+    num_compiled: int = 0  # Modules given to ``torch.compile``, maximum over ranks.
+    num_checkpointed: int = 0  # Modules wrapped for activation checkpointing, maximum over ranks.
+
+    @property
+    def crowded(self) -> frozenset[int]:
+        """Ranks that share busy CPUs, on all hosts."""
+        return frozenset(rank for host in self.hosts for rank in host.crowded)
+
+    @property
+    def without_spare(self) -> frozenset[int]:
+        """Ranks that share as few CPUs as they are, on all hosts."""
+        return frozenset(rank for host in self.hosts for rank in host.without_spare)

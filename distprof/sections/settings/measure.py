@@ -17,7 +17,7 @@ from distprof.artefacts.record import Record, shared_fields
 from distprof.artefacts.run_file import LoaderSettings, RunFile, SettingsFile
 from distprof.run.records import RankRecords
 from distprof.sections.context import ProbeRecords, RankAnalyses, RankAnalysis, RankInput
-from distprof.sections.settings.result import (
+from distprof.sections.settings import (
     ConfinedRank,
     DdpSetup,
     FsdpSetup,

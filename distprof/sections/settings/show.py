@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from distprof.escape import short_ranks, shorten
-from distprof.sections.settings.result import (
+from distprof.sections.settings import (
     DdpSetup,
     FsdpSetup,
     HostSetup,

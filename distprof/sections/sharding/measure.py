@@ -24,7 +24,7 @@ from distprof.run.tables import distinct
 from distprof.run.topology import Topology
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import RankAnalyses, RankAnalysis
-from distprof.sections.sharding.result import (
+from distprof.sections.sharding import (
     ShardedAxis,
     ShardingResult,
     SharedStream,

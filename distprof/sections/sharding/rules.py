@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
-from distprof.sections.overlap.result import OverlapResult
-from distprof.sections.sharding.result import ShardedAxis, ShardingResult, TensorTraffic
+from distprof.sections.collectives import CollectiveClass, CollectivesResult
+from distprof.sections.overlap import OverlapResult
+from distprof.sections.sharding import ShardedAxis, ShardingResult, TensorTraffic
 from distprof.sections.shares import WIDER_TRANSFER, MeanStep, StepTimes, alone_ns
 from distprof.terms import CollectiveKind, Confidence, MeshAxis, Severity
 from distprof.units import format_bytes, format_ratio

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from distprof.sections.parts import window_word
-from distprof.sections.sharding.result import ShardedAxis, TensorTraffic
+from distprof.sections.sharding import ShardedAxis, TensorTraffic
 from distprof.sections.table import Cell, Column, TableView, counted
 from distprof.units import format_bytes, format_duration, format_ratio
 

@@ -21,7 +21,7 @@ from distprof.sections.context import KernelSteps, RankAnalysis
 from distprof.sections.stragglers.evidence import EXPLAINS, Cause, Floats
 from distprof.sections.stragglers.pace import EQUAL_GRIDS, SLOW_DEVICE_SHARE
 from distprof.sections.stragglers.result import STALL
-from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult, WindowSensors
+from distprof.sections.telemetry import RankTelemetry, TelemetryResult, WindowSensors
 from distprof.terms import StragglerCause
 from distprof.units import format_duration, format_ratio
 

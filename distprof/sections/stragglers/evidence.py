@@ -14,7 +14,7 @@ from distprof.sections.context import RankAnalysis
 from distprof.sections.idle.measure import HostPauses
 from distprof.sections.own_time import OwnTime
 from distprof.sections.stragglers.result import SequenceImbalance
-from distprof.sections.telemetry.result import TelemetryResult
+from distprof.sections.telemetry import TelemetryResult
 from distprof.terms import StragglerCause
 from distprof.units import format_duration
 

@@ -16,7 +16,7 @@ from distprof.run.run import Run
 from distprof.sections.context import ProbeRecords, RankAnalyses, RankAnalysis
 from distprof.sections.idle.measure import HostPauses
 from distprof.sections.own_time import COMPUTATION, HOST, OwnTime, held_stages, mean_step_of
-from distprof.sections.settings.result import SettingsResult
+from distprof.sections.settings import SettingsResult
 from distprof.sections.stragglers.arrivals import Blame, judge_arrivals
 from distprof.sections.stragglers.causes import cannot_run_ahead, find_cause
 from distprof.sections.stragglers.evidence import Cause, Late
@@ -42,8 +42,8 @@ from distprof.sections.stragglers.workload import (
     find_sequence_imbalance,
     rank_attention_ns,
 )
-from distprof.sections.telemetry.result import TelemetryResult
-from distprof.sections.time.result import StepTimeResult
+from distprof.sections.telemetry import TelemetryResult
+from distprof.sections.time import StepTimeResult
 from distprof.terms import StragglerCause, StragglerPattern
 
 __all__ = [

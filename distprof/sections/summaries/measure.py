@@ -22,7 +22,7 @@ from distprof.run.evidence import (
 )
 from distprof.run.run import Run
 from distprof.schema import Int64Array
-from distprof.sections.summaries.result import (
+from distprof.sections.summaries import (
     CollectiveSummaryResult,
     InputReadinessResult,
     LatePeriod,
@@ -153,33 +153,24 @@ def analyze_input_readiness(run: Run) -> InputReadinessResult:
     filled = np.where(np.isfinite(ratio), ratio, np.inf)
     least = filled.min(axis=0)
     gaps = np.diff(readiness.time_s)
+    is_least = (filled == least) & (least < 1)
+    known = np.isfinite(ratio)
     return InputReadinessResult(
         num_samples=ratio.shape[1],
         interval_s=int(np.median(gaps)) if len(gaps) else None,
         span_s=int(readiness.time_s[-1] - readiness.time_s[0]),
         job_ratio=float(least.mean()),
-        ranks=_ready_ranks(readiness, ratio, filled, least),
+        ranks=tuple(
+            RankReadiness(
+                rank=rank,
+                mean_ratio=float(ratio[i][known[i]].mean()) if known[i].any() else None,
+                least_ratio=float(is_least[i].mean()),
+                num_missing=int((~known[i]).sum()),
+            )
+            for i, rank in enumerate(readiness.ranks)
+        ),
         periods=_periods(readiness.ranks, ratio),
         unavailable=readiness.notes,
-    )
-
-
-def _ready_ranks(
-    readiness: InputReadiness,
-    ratio: NDArray[np.float64],
-    filled: NDArray[np.float64],
-    least: NDArray[np.float64],
-) -> tuple[RankReadiness, ...]:
-    is_least = (filled == least) & (least < 1)
-    known = np.isfinite(ratio)
-    return tuple(
-        RankReadiness(
-            rank=rank,
-            mean_ratio=float(ratio[i][known[i]].mean()) if known[i].any() else None,
-            least_ratio=float(is_least[i].mean()),
-            num_missing=int((~known[i]).sum()),
-        )
-        for i, rank in enumerate(readiness.ranks)
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.sections.summaries.result import OperatorTableResult, TablePart
+from distprof.sections.summaries import OperatorTableResult, TablePart
 from distprof.terms import CollectiveKind, Confidence, Severity
 from distprof.units import format_duration, format_ratio
 

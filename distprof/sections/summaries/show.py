@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from distprof.escape import shorten
 from distprof.sections.base import VerdictText
 from distprof.sections.parts import is_recorded
-from distprof.sections.summaries.result import (
+from distprof.sections.summaries import (
     CollectiveSummaryResult,
     InputReadinessResult,
     OperatorTableResult,

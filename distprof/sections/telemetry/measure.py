@@ -22,7 +22,7 @@ from distprof.run.run import Run
 from distprof.schema import Int64Array, Table
 from distprof.sections.context import ProbeRecords
 from distprof.sections.step_log.result import StepLogResult
-from distprof.sections.telemetry.result import (
+from distprof.sections.telemetry import (
     DeviceCondition,
     DeviceError,
     DeviceNvlink,
@@ -31,7 +31,7 @@ from distprof.sections.telemetry.result import (
     TelemetryResult,
     WindowSensors,
 )
-from distprof.sections.time.result import RankWaterfall, WaterfallResult
+from distprof.sections.time import RankWaterfall, WaterfallResult
 from distprof.units import NS_PER_S, name_of_device, name_ranks
 
 MAX_PERIOD_NS = 60 * NS_PER_S  # Samples farther apart do not describe the time between them
@@ -177,6 +177,7 @@ def measure_device(
     """Figures of one GPU with at least one sample; rank -1 for a GPU of no rank."""
     power = _known(table["power_w"])
     used, processes = _known(table["memory_used_bytes"]), _known(table["num_processes"])
+    texts = table.coded("xid").values
     return RankTelemetry(
         rank=rank,
         power_w_max=float(power.max()) if len(power) else None,
@@ -187,7 +188,9 @@ def measure_device(
         nvlink_tx_bytes_per_s=_counted_per_s(table["t_ns"], table["nvlink_tx_bytes"]),
         nvlink_rx_bytes_per_s=_counted_per_s(table["t_ns"], table["nvlink_rx_bytes"]),
         ecc_uncorrected=_counted(table["ecc_uncorrected"]),
-        xid=_xids(table),
+        xid=tuple(
+            sorted({int(part) for text in texts for part in text.split(",") if part.isdecimal()})
+        ),
         in_steps=sensors_in(table, windows),
         origin=origin,
         uuid=uuid,
@@ -224,13 +227,6 @@ def _counted_per_s(time_ns: Int64Array, values: Int64Array) -> float | None:
     span = int(time_ns[known][-1] - time_ns[known][0])
     counted = _counted(values)
     return counted * NS_PER_S / span if span > 0 and counted is not None else None
-
-
-def _xids(table: Table) -> tuple[int, ...]:
-    texts = table.coded("xid").values
-    return tuple(
-        sorted({int(part) for text in texts for part in text.split(",") if part.isdecimal()})
-    )
 
 
 # Sensor files and driver logs: GPUs without a rank, errors, NVLink --------------------------------

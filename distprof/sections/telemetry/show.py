@@ -17,7 +17,7 @@ from distprof.sections.table import (
     ranks_table,
     rows_table,
 )
-from distprof.sections.telemetry.result import (
+from distprof.sections.telemetry import (
     DeviceCondition,
     DeviceError,
     RankTelemetry,

@@ -17,8 +17,8 @@ from distprof.run.run import Run
 from distprof.run.tables import intervals_of, join_launches
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import Detail, RankAnalyses, RankContext, RankCopies, Timeline
-from distprof.sections.idle.result import RankIdle
-from distprof.sections.time.result import (
+from distprof.sections.idle import RankIdle
+from distprof.sections.time import (
     BreakdownResult,
     ExposedCopies,
     RankBreakdown,
@@ -118,7 +118,14 @@ def analyze_breakdown(analyses: RankAnalyses, detail: Detail | None = None) -> B
     listed: Sequence[int] = range(len(ranks))
     if num_steps > MOST_STEPS and not (detail is not None and detail.every_step):
         room = MOST_STEPS if len(ranks) <= MANY_RANKS else MOST_STEPS // 8
-        listed = _representative(ranks, max(len(ranks) * room // num_steps, 1))
+        # Positions of ``count`` ranks, ascending: those that differ most, and others evenly spaced
+        count = max(len(ranks) * room // num_steps, 1)
+        computation = np.array([rank.computation_ns for rank in ranks])
+        deviation = abs(computation - np.median(computation))
+        outliers = np.argsort(-deviation, kind="stable")[: count // DIFFERENT]
+        others = np.setdiff1d(np.arange(len(ranks)), outliers)
+        even = others[np.linspace(0, len(others) - 1, count - len(outliers)).astype(np.int64)]
+        listed = np.sort(np.concatenate((outliers, even))).tolist()
     chosen = [analyses[ranks[position].rank].steps for position in listed]
     return BreakdownResult(
         ranks=tuple(ranks),
@@ -126,17 +133,6 @@ def analyze_breakdown(analyses: RankAnalyses, detail: Detail | None = None) -> B
         num_ranks_left_out=len(ranks) - len(listed),
         unavailable=analyses.unavailable,
     )
-
-
-def _representative(ranks: Sequence[RankBreakdown], count: int) -> Sequence[int]:
-    """Positions of ``count`` ranks, ascending: those that differ most, and others evenly spaced."""
-    computation = np.array([rank.computation_ns for rank in ranks])
-    deviation = abs(computation - np.median(computation))
-    outliers = np.argsort(-deviation, kind="stable")[: count // DIFFERENT]
-    others = np.setdiff1d(np.arange(len(ranks)), outliers)
-    even = others[np.linspace(0, len(others) - 1, count - len(outliers)).astype(np.int64)]
-    chosen: list[int] = np.sort(np.concatenate((outliers, even))).tolist()
-    return chosen
 
 
 def analyze_step_time(run: Run, analyses: RankAnalyses) -> StepTimeResult:

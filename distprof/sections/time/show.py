@@ -75,7 +75,21 @@ def dominant_part(report: Report) -> Part | None:
 def dominant_words(report: Report, dominant: Part) -> tuple[str, str]:
     """The verdict: what dominates and how much of the step it takes; then what to do."""
     if dominant.key == "computation":
-        return _computation_line(report, dominant)
+        losses = [part for part in parts_of(report) if part.key != "computation"]
+        worst = max(losses, key=lambda part: part.ns)
+        share = f"{format_ratio(dominant.ratio)} of {each_window(report)}"
+        if worst.ns <= 0:
+            return f"Computation takes {share}: only faster kernels would shorten it", ""
+        if worst.key.startswith("idle_") and report.capture.filtered_ranks:
+            why = "The rest is unknown: rows were removed from the traces."
+            return f"Computation takes {share}", why
+        if worst.ns > dominant.ns:  # launching that is chance or the profiler's doing
+            return f"Computation takes {share}", (
+                f"Late launches take {format_ratio(worst.ratio)}, for which the profiler or chance "
+                "may be the reason."
+            )
+        most = f"No other part takes more than {format_ratio(worst.ratio)} ({worst.label})."
+        return f"Computation dominates: {share}", most
     if dominant.key == "exposed_wait":
         return wait_words(report, dominant)
     if dominant.key.startswith("idle_"):
@@ -102,24 +116,6 @@ def _weight(report: Report, part: Part) -> float:
     if part.key == "exposed_wait" and late:
         return max(part.ns, late[0].lost_ns_per_step)
     return part.ns
-
-
-def _computation_line(report: Report, computation: Part) -> tuple[str, str]:
-    losses = [part for part in parts_of(report) if part.key != "computation"]
-    worst = max(losses, key=lambda part: part.ns)
-    share = f"{format_ratio(computation.ratio)} of {each_window(report)}"
-    if worst.ns <= 0:
-        return f"Computation takes {share}: only faster kernels would shorten it", ""
-    if worst.key.startswith("idle_") and report.capture.filtered_ranks:
-        why = "The rest is unknown: rows were removed from the traces."
-        return f"Computation takes {share}", why
-    if worst.ns > computation.ns:  # launching that is chance or the profiler's doing
-        return f"Computation takes {share}", (
-            f"Late launches take {format_ratio(worst.ratio)}, for which the profiler or chance may "
-            "be the reason."
-        )
-    most = f"No other part takes more than {format_ratio(worst.ratio)} ({worst.label})."
-    return f"Computation dominates: {share}", most
 
 
 def _loss_words(report: Report, key: str) -> tuple[str, str]:

@@ -1,1 +1,137 @@
-"""Iterations in the log of a training program."""
+"""Iterations as printed by a training program: times, throughput, timers.
+
+Figures cover *steady* reports: all reports with a time except the first one and the first one after
+each restart, in which programs allocate, compile and connect. Means are weighted by the number of
+iterations in a report.
+
+Source: formula sheet, "Pipeline bubble", for the ideal idle share of a pipeline.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+import msgspec
+
+from distprof.artefacts.record import Record
+from distprof.sections.base import Result
+
+INPUT_TIMER = re.compile(
+    r"^(?:data|input|load|fetch)(?:[_ ]?(?:time|wait|load\w{0,6}))?$|^batch-generator$"
+    r"|train_dataloader_next$|^get_train_batch$|^dataloader"
+)
+"""Names of timers around the wait for the next batch, as programs print them."""
+
+MIN_RECURRING = 5
+"""Number of slow iterations from which they count as recurring."""
+
+
+class TrainingTimer(Record, frozen=True, kw_only=True):
+    """A timer of the program."""
+
+    name: str  # Name as printed.
+    num_reports: int  # Steady reports that contain it.
+    mean_ns: int  # Mean per iteration.
+    median_ns: int  # Median per iteration.
+    # Share of the mean iteration; None if the span that the timer covers is unknown.
+    ratio: float | None
+    waits: bool = False  # Whether it is mostly waiting for other pipeline stages.
+
+
+class SlowIteration(Record, frozen=True, kw_only=True):
+    """An iteration that took much longer than its neighbours."""
+
+    iteration: int | None  # Number as printed; null if not printed.
+    duration_ns: int  # Its duration.
+
+
+class SlowPeriod(Record, frozen=True, kw_only=True):
+    """Iterations in a row that take longer than those before and after."""
+
+    first_iteration: int | None  # Number of the first one as printed; null if not printed.
+    # Number of the last one; null if not printed, or if the log ends with it.
+    last_iteration: int | None
+    num_reports: int  # Steady reports in it.
+    duration_ns: int  # Median duration of an iteration in it.
+    usual_ns: int  # Median duration of the other iterations.
+    excess_ns: int  # Its time beyond the usual duration, averaged over all iterations of the log.
+    is_gradual: bool  # Whether iterations get longer little by little, not from one to the next.
+
+
+class TrainingLogResult(Result, frozen=True, kw_only=True):
+    """Contents of a training program's log."""
+
+    has_own_steps: ClassVar[bool] = True
+
+    # Program that wrote the log, for example ``Megatron-LM``; empty without a log.
+    origin: str = ""
+    num_reports: int = 0  # Reports on iterations.
+    num_steady: int = 0  # Steady reports, which the figures cover.
+    first_iteration: int | None = None  # Iteration number of the first report; None if not printed.
+    last_iteration: int | None = None  # Iteration number of the last report.
+    iterations_per_report: int | None = None  # Typical number of iterations that a report averages.
+    mean_ns: int | None = None  # Mean duration of an iteration.
+    median_ns: int | None = None  # Median duration of an iteration.
+    p95_ns: int | None = None  # 95th percentile of the durations.
+    p99_ns: int | None = None  # 99th percentile of the durations.
+    max_ns: int | None = None  # Longest iteration.
+    cv: float | None = None  # Standard deviation over mean.
+    # Duration of an iteration in each of the last steady reports, at most a few hundred, in order.
+    steady_ns: tuple[int, ...] = ()
+    samples_per_s: float | None = None  # All ranks together, median of the reports.
+    # The same for tokens; if not printed, derived from the batch and sequence size.
+    tokens_per_s: float | None = None
+    tokens_per_s_per_device: float | None = None  # As printed, median.
+    tflops: float | None = None  # Per device, as printed, median.
+    # Throughput that the program printed separately from iterations, median.
+    printed_samples_per_s: float | None = None
+    first_loss: float | None = None  # First printed loss.
+    last_loss: float | None = None  # Last printed loss.
+    # Iterations more than 1.2 times as long as the median of their neighbours.
+    num_slow: int | None = None
+    # Iterations from one slow iteration to the next, if they recur regularly.
+    slow_period: int | None = None
+    # Excess of slow iterations over the median of their neighbours, averaged over all iterations.
+    slow_excess_ns: int | None = None
+    slowest: tuple[SlowIteration, ...] = ()  # The slowest iterations.
+    # The iterations in a row that lose most time by being slower; null without any.
+    slow_span: SlowPeriod | None = None
+    # Duration of an iteration in the first report, which does not count.
+    first_ns: int | None = None
+    # Number of ranks; null if the log does not say, like the settings below.
+    world_size: int | None = None
+    mesh: dict[str, int] = msgspec.field(default_factory=dict)  # Size by axis.
+    num_micro_batches: int | None = None  # Micro-batches per iteration and pipeline.
+    micro_batch_size: int | None = None  # Samples per micro-batch.
+    global_batch_size: int | None = None  # Samples per iteration.
+    sequence_length: int | None = None  # Tokens per sample.
+    virtual_stages: int | None = None  # Pipeline stages per rank.
+    tokens_per_step: int | None = None  # Tokens per iteration, all ranks together.
+    timers: tuple[TrainingTimer, ...] = ()  # Timers, longest first.
+    # Pipeline stage that the timers belong to: ``first``, ``middle`` or ``last``; empty if they
+    # cover several ranks or the stage is unknown.
+    timer_stage: str = ""
+    # Forward and backward computation of that stage over the mean iteration.
+    compute_ratio: float | None = None
+    # Idle share of a pipeline with equal stages and free messages.
+    ideal_bubble_ratio: float | None = None
+    num_unknown: int = 0  # Lines that look like reports but could not be parsed.
+    num_restarts: int = 0  # Number of times that iteration numbers go back.
+
+    @property
+    def input_timer(self) -> TrainingTimer | None:
+        """The timer of the wait for input, which is part of an iteration; None without one.
+
+        A program that prints no loss need not wait for its GPU, so that the wait for input may hold
+        the time of the GPU.
+        """
+        if self.last_loss is None and not self.origin.startswith("Lightning"):
+            return None
+        known = (one for one in self.timers if one.ratio is not None)
+        return next((one for one in known if INPUT_TIMER.search(one.name)), None)
+
+    @property
+    def idle_ratio(self) -> float | None:
+        """Share of an iteration in which the stage of the timers does not compute."""
+        return None if self.compute_ratio is None else max(1 - self.compute_ratio, 0.0)

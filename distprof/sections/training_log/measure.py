@@ -20,7 +20,7 @@ from distprof.costs.pipeline import bubble_fraction
 from distprof.run.logs import TrainingLog
 from distprof.run.run import Run
 from distprof.schema import ABSENT, Floats, Int64Array
-from distprof.sections.training_log.result import (
+from distprof.sections.training_log import (
     MIN_RECURRING,
     SlowIteration,
     SlowPeriod,
@@ -133,7 +133,12 @@ def _slow(number: Int64Array, ns: Int64Array, span: Int64Array) -> dict[str, Any
     is_mean = int(np.median(span)) > 1 or (number == ABSENT).all()
     if is_mean or len(ns) < 2 * MIN_RECURRING:
         return {}
-    usual = _local_medians(ns)
+    # Median of each iteration's block of neighbours, because batches may grow during training
+    count = len(ns)
+    num_blocks = max(count // NEIGHBOURS, 1)
+    edges = np.linspace(0, count, num_blocks + 1).astype(np.int64)
+    medians = [float(np.median(ns[a:b])) for a, b in pairwise(edges)]
+    usual = np.repeat(np.array(medians, np.float64), np.diff(edges))
     is_slow = ns > SLOW_RATIO * usual
     excess = float(np.sum((ns - usual)[is_slow])) / len(ns)
     order = np.flatnonzero(is_slow)
@@ -149,15 +154,6 @@ def _slow(number: Int64Array, ns: Int64Array, span: Int64Array) -> dict[str, Any
             for i in order
         ),
     }
-
-
-def _local_medians(ns: Int64Array) -> Floats:
-    """Median of each iteration's block of neighbours, because batches may grow during training."""
-    count = len(ns)
-    num_blocks = max(count // NEIGHBOURS, 1)
-    edges = np.linspace(0, count, num_blocks + 1).astype(np.int64)
-    medians = [float(np.median(ns[a:b])) for a, b in pairwise(edges)]
-    return np.repeat(np.array(medians, np.float64), np.diff(edges))
 
 
 def _period(number: Int64Array, is_slow: NDArray[np.bool_]) -> int | None:
@@ -205,6 +201,11 @@ def _slow_span(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeri
         return None
     at = np.flatnonzero(inside)
     median = float(np.median(others))
+    # Whether a line fits better than two levels, without the longest reports
+    kept = ns <= np.quantile(ns, 0.98)
+    time, values = np.flatnonzero(kept), ns[kept].astype(np.float64)
+    line = np.polyval(np.polyfit(time, values, 1), time)
+    levels = np.where(inside[kept], np.median(ns[inside]), np.median(ns[~inside]))
     return SlowPeriod(
         first_iteration=_printed(number, at[0]),
         last_iteration=None if at[-1] == len(ns) - 1 else _printed(number, at[-1]),
@@ -212,7 +213,9 @@ def _slow_span(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeri
         duration_ns=round(float(np.median(slow))),
         usual_ns=round(median),
         excess_ns=round(float(np.average(np.where(inside, ns - median, 0), weights=span))),
-        is_gradual=_is_gradual(ns, inside),
+        is_gradual=bool(
+            inside[-1] and np.sum((values - line) ** 2) < 0.7 * np.sum((values - levels) ** 2)
+        ),
     )
 
 
@@ -242,15 +245,6 @@ def _share_above(slow: Int64Array, others: Int64Array) -> float:
     """Share of all pairs in which the slow report is longer than the other one."""
     below = np.searchsorted(np.sort(others), slow, side="left")
     return float(below.mean()) / len(others)
-
-
-def _is_gradual(ns: Int64Array, inside: NDArray[np.bool_]) -> bool:
-    """Whether a line fits better than two levels, without the longest reports."""
-    kept = ns <= np.quantile(ns, 0.98)
-    time, values = np.flatnonzero(kept), ns[kept].astype(np.float64)
-    line = np.polyval(np.polyfit(time, values, 1), time)
-    levels = np.where(inside[kept], np.median(ns[inside]), np.median(ns[~inside]))
-    return bool(inside[-1] and np.sum((values - line) ** 2) < 0.7 * np.sum((values - levels) ** 2))
 
 
 # Timers -------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from distprof.sections.base import VerdictText
 from distprof.sections.nccl.show import jobs_fact, nccl_verdict
 from distprof.sections.parts import is_recorded
 from distprof.sections.table import Bar, Column, TableView, counted, facts_table, rows_table
-from distprof.sections.training_log.result import TrainingLogResult, TrainingTimer
+from distprof.sections.training_log import TrainingLogResult, TrainingTimer
 from distprof.units import format_duration, format_ratio
 
 if TYPE_CHECKING:
@@ -264,8 +264,13 @@ def training_log_table(report: Report, *, show_all: bool) -> TableView | None:  
     log = report.training_log
     if not log.origin:
         return None
+    text = counted(log.num_reports, "report")
+    if log.first_iteration is not None and log.last_iteration is not None:
+        text += f", iterations {log.first_iteration:,} to {log.last_iteration:,}"
+    if log.num_restarts:
+        text += f", {counted(log.num_restarts, 'restart')}"
     facts = (
-        ("iterations", _iterations(log)),
+        ("iterations", text),
         ("iteration time", _time(log)),
         ("first report", _first(log)),
         ("change", slower_sentence(log)),
@@ -322,15 +327,6 @@ def slow_iterations_table(report: Report, *, show_all: bool) -> TableView | None
         log.slowest,
         caption="iterations above 1.2 times the median of their neighbours",
     )
-
-
-def _iterations(log: TrainingLogResult) -> str:
-    text = counted(log.num_reports, "report")
-    if log.first_iteration is not None and log.last_iteration is not None:
-        text += f", iterations {log.first_iteration:,} to {log.last_iteration:,}"
-    if log.num_restarts:
-        text += f", {counted(log.num_restarts, 'restart')}"
-    return text
 
 
 def _time(log: TrainingLogResult) -> str:

@@ -29,7 +29,7 @@ from distprof.sections.computation.result import (
     TENSOR_CORES,
     UNSET_GRADIENTS,
 )
-from distprof.sections.idle.result import CPU_OPTIMIZER
+from distprof.sections.idle import CPU_OPTIMIZER
 from distprof.sections.pipeline.result import MICRO_BATCHES, SCHEDULE
 from distprof.sections.whatif.changes import Change, Made, Model, Refill
 from distprof.sections.whatif.result import Repair, RepairPlan, Scenario

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from distprof.escape import fitting
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.sections.capture.result import CaptureResult
-from distprof.sections.perturbation.result import PerturbationResult
+from distprof.sections.capture import CaptureResult
+from distprof.sections.perturbation import PerturbationResult
 from distprof.sections.shares import has_all_members
 from distprof.sections.stragglers.result import StragglersResult
 from distprof.sections.whatif.result import Scenario, WhatIfResult

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.computation.result import SAVING_TITLES
 from distprof.sections.context import Own, Part, RankAnalysis
-from distprof.sections.idle.result import CPU_OPTIMIZER, is_optimizer
+from distprof.sections.idle import CPU_OPTIMIZER, is_optimizer
 from distprof.sections.whatif.changes import Change
 from distprof.sections.whatif.delays import Sections, evened, mean_of_peers, median_of_others
 from distprof.sections.whatif.result import PAGEABLE, Scenario

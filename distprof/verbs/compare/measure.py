@@ -11,9 +11,9 @@ import numpy as np
 
 from distprof.artefacts.summary_file import StepParts, SummaryFile
 from distprof.run.fingerprint import compared, differences, unlike
-from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
+from distprof.sections.collectives import CollectiveClass, CollectivesResult
 from distprof.sections.computation.result import ComputationResult
-from distprof.sections.kernels.result import KernelRow, KernelsResult
+from distprof.sections.kernels import KernelRow, KernelsResult
 from distprof.sections.picture.result import StepPicture
 from distprof.units import NS_PER_S
 from distprof.verbs.compare.operators import compare_operators

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from distprof.escape import headed
 from distprof.run.records import FlightDump
 from distprof.schema import ABSENT
+from distprof.sections.ending import EndingResult
 from distprof.sections.ending.measure import diagnose_output
-from distprof.sections.ending.result import EndingResult
 from distprof.terms import CollectiveKind, Confidence
 from distprof.units import NS_PER_S, name_ranks
 from distprof.verbs.hang.divergence import (

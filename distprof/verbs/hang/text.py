@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from distprof.escape import headed
 from distprof.run.logs import JobOutput
+from distprof.sections.ending import FAILED, EndingPosition, EndingResult
 from distprof.sections.ending.measure import UNSAID, about_of
 from distprof.sections.ending.positions import operation_kind
-from distprof.sections.ending.result import FAILED, EndingPosition, EndingResult
 from distprof.terms import Confidence
 from distprof.verbs.hang.result import (
     GroupProgress,

@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from distprof import analyze, open_run
 from distprof.errors import InputError
 from distprof.ingest.kinds.operator_table import fits_operator_table, read_operator_table
-from distprof.sections.verdict import judge
+from distprof.sections.shows import judge
 from distprof.terms import CollectiveKind
 
 DEVICES = ("CUDA", "XPU", "HPU", "MTIA", "PrivateUse1", "device")

@@ -16,8 +16,8 @@ from distprof.rules.engine import run_rules
 from distprof.run.run import Run
 from distprof.sections.context import ProbeRecords
 from distprof.sections.measure_run import analysed_windows
+from distprof.sections.perturbation import PerturbationResult
 from distprof.sections.perturbation.measure import UntracedSteps, correct
-from distprof.sections.perturbation.result import PerturbationResult
 from tests.builders import make_run
 from tests.drawn import drawn
 from tests.sections.measured import measure

@@ -6,7 +6,7 @@ from distprof.ingest.assemble import assemble_run
 from distprof.sections.stragglers.computing import sensed_difference
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.sections.stragglers.rules.ranks import because, fix_of
-from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult
+from distprof.sections.telemetry import RankTelemetry, TelemetryResult
 from distprof.terms import StragglerCause
 from tests.sections.measured import measure
 from tests.simulator import SimulatedJob, SlowDevice

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 import distprof
 from distprof.artefacts.summary_file import Fingerprint, StepParts, SummaryFile
-from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
-from distprof.sections.kernels.result import KernelRow, KernelsResult
+from distprof.sections.collectives import CollectiveClass, CollectivesResult
+from distprof.sections.kernels import KernelRow, KernelsResult
 from distprof.verbs.compare.measure import FoundProblem, Side, compare
 from distprof.verbs.compare.show import (
     compare_reports,

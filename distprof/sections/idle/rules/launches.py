@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from distprof.escape import fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.idle.result import (
+from distprof.sections.idle import (
     COMPILES,
     CPU_OPTIMIZER,
     PYTHON,
@@ -15,7 +15,7 @@ from distprof.sections.idle.result import (
     RankIdle,
     is_optimizer,
 )
-from distprof.sections.perturbation.result import PerturbationResult
+from distprof.sections.perturbation import PerturbationResult
 from distprof.sections.shares import MeanStep, StepTimes
 from distprof.terms import Confidence, Severity
 from distprof.units import format_duration, format_ratio, name_ranks

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from distprof.escape import few_ranks
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.capture.result import CaptureResult
-from distprof.sections.idle.result import (
+from distprof.sections.capture import CaptureResult
+from distprof.sections.idle import (
     COLLECTION,
     MEMORY,
     IdleResult,

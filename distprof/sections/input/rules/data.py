@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 from distprof.escape import few_ranks
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.collectives.result import CollectivesResult
-from distprof.sections.idle.result import IdleResult, PausesResult
+from distprof.sections.collectives import CollectivesResult
+from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.input.rules.loading import named_for_late_input
-from distprof.sections.settings.result import SettingsResult
+from distprof.sections.settings import SettingsResult
 from distprof.sections.shares import StepTimes, hidden_waits, idle_gpu_ns
 from distprof.sections.step_log.result import StepLogResult
 from distprof.sections.stragglers.result import MessagesResult, StragglersResult
-from distprof.sections.time.result import WaterfallResult
+from distprof.sections.time import WaterfallResult
 from distprof.sections.whatif.result import PAGEABLE
 from distprof.terms import MeshAxis, Severity
 from distprof.units import capitalized, format_duration, format_ratio, name_ranks

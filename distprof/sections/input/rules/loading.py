@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import msgspec
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.idle.result import IdleResult, PausesResult
-from distprof.sections.settings.result import HostSetup, SettingsResult
+from distprof.sections.idle import IdleResult, PausesResult
+from distprof.sections.settings import HostSetup, SettingsResult
 from distprof.sections.shares import StepTimes
 from distprof.sections.step_log.result import StepLogResult
 from distprof.sections.stragglers.result import StragglersResult
-from distprof.sections.summaries.result import InputReadinessResult
-from distprof.sections.training_log.result import TrainingLogResult
+from distprof.sections.summaries import InputReadinessResult
+from distprof.sections.training_log import TrainingLogResult
 from distprof.terms import Confidence, Severity, StragglerCause, StragglerPattern
 from distprof.units import format_duration, format_ratio
 

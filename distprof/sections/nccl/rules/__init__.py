@@ -1,1 +1,66 @@
-"""Rules about NCCL."""
+"""Shared by the rules about NCCL's logs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from distprof.rules.base import InsufficientEvidenceError
+from distprof.sections.collectives import CollectivesResult
+from distprof.sections.nccl import NO_LOG, NcclResult, NcclSetting, NcclTransport
+from distprof.sections.shares import StepTimes
+
+
+def has_log(nccl: NcclResult) -> bool:
+    """Whether a log was read; False for jobs that do not use NCCL.
+
+    Raises:
+        InsufficientEvidenceError: If the job uses NCCL but has no log.
+    """
+    if nccl.is_missing:
+        raise InsufficientEvidenceError(NO_LOG)
+    return nccl.num_files > 0
+
+
+def connections(
+    nccl: NcclResult, where: str, wanted: Callable[[NcclTransport], bool]
+) -> tuple[int, int]:
+    """Line counts of the selected connections and of all connections, between or inside nodes.
+
+    Raises:
+        InsufficientEvidenceError: If the log names no connection.
+    """
+    if not has_log(nccl):
+        return 0, 0
+    if not nccl.transports:
+        raise InsufficientEvidenceError(
+            "the log names no connection (NCCL_DEBUG_SUBSYS without INIT, or warnings only)"
+        )
+    ways = [way for way in nccl.transports if way.where == where]
+    return _lines(way for way in ways if wanted(way)), _lines(ways)
+
+
+def said(nccl: NcclResult, name: str) -> tuple[NcclSetting, ...]:
+    """Remarks of NCCL with this name."""
+    return tuple(remark for remark in nccl.remarks if remark.name == name)
+
+
+def setting_of(nccl: NcclResult, name: str) -> str:
+    """The joined values of a variable on the processes that set it; empty if none does."""
+    return ", ".join(setting.value for setting in nccl.settings if setting.name == name)
+
+
+def exposed_between_nodes(collectives: CollectivesResult, times: StepTimes) -> int | None:
+    """Exposed transfer of collectives that cross nodes, ns per step; None without a timeline.
+
+    This is an upper bound on the time that a faster network would recover.
+    """
+    step = times.mean_step_if_timed()
+    if step is None:
+        return None
+    crossing = [c for c in collectives.classes if c.num_nodes is not None and c.num_nodes > 1]
+    exposed = sum(c.exposed_transfer_ns_per_step for c in crossing)
+    return min(exposed, step.exposed_transfer_ns) or None if crossing else None
+
+
+def _lines(ways: Iterable[NcclTransport]) -> int:
+    return sum(way.num_lines for way in ways)

@@ -6,15 +6,15 @@ import re
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.sections.collectives.result import CollectivesResult
-from distprof.sections.nccl.result import (
+from distprof.sections.collectives import CollectivesResult
+from distprof.sections.nccl import (
     BETWEEN,
     NcclHost,
     NcclResult,
     NcclTransport,
     different_networks,
 )
-from distprof.sections.nccl.rules._shared import (
+from distprof.sections.nccl.rules import (
     connections,
     exposed_between_nodes,
     has_log,
@@ -180,7 +180,24 @@ def no_gpudirect(
         and said(nccl, NcclRemark.GDR_OFF)
         and not said(nccl, NcclRemark.GDR_ON)
     ):
-        yield _by_remarks(nccl)
+        # From what NCCL says of its cards, where the log names no connection
+        remarks = said(nccl, NcclRemark.GDR_OFF)
+        cards = sorted({remark.value for remark in remarks})
+        more = f" and {len(cards) - _MOST_CARDS} more" if len(cards) > _MOST_CARDS else ""
+        most = max(remark.num_processes for remark in remarks)
+        where = (
+            f" on {most:,} of {nccl.num_processes:,} processes" if nccl.num_processes > 1 else ""
+        )
+        yield Draft(
+            headline=f"GPUDirect RDMA is disabled for {counted(len(cards), 'network card')}",
+            message=(
+                f"NCCL says so{where} for {', '.join(cards[:_MOST_CARDS])}{more}, and enables it "
+                "for none: every byte between nodes goes through CPU memory."
+            ),
+            fix=_fix(nccl),
+            confidence=Confidence.INFERRED,
+            evidence=("nccl.remarks",),
+        )
         return
     plain, _ = connections(nccl, BETWEEN, lambda way: _is_rdma(way) and not way.has_gdr)
     total, _ = connections(nccl, BETWEEN, _is_rdma)
@@ -201,25 +218,6 @@ def no_gpudirect(
     )
 
 
-def _by_remarks(nccl: NcclResult) -> Draft:
-    """From what NCCL says of its cards, where the log names no connection."""
-    remarks = said(nccl, NcclRemark.GDR_OFF)
-    cards = sorted({remark.value for remark in remarks})
-    more = f" and {len(cards) - _MOST_CARDS} more" if len(cards) > _MOST_CARDS else ""
-    most = max(remark.num_processes for remark in remarks)
-    where = f" on {most:,} of {nccl.num_processes:,} processes" if nccl.num_processes > 1 else ""
-    return Draft(
-        headline=f"GPUDirect RDMA is disabled for {counted(len(cards), 'network card')}",
-        message=(
-            f"NCCL says so{where} for {', '.join(cards[:_MOST_CARDS])}{more}, and enables it for "
-            "none: every byte between nodes goes through CPU memory."
-        ),
-        fix=_fix(nccl),
-        confidence=Confidence.INFERRED,
-        evidence=("nccl.remarks",),
-    )
-
-
 _FIX_FAR = (
     "GPUDirect RDMA works on the other connections, so the drivers are fine: these use a card that "
     "is far from their GPU. Pair each GPU with the nearest card (NCCL_CROSS_NIC=0, the same rail "
@@ -229,7 +227,10 @@ _FIX_FAR = (
 
 def _fix(nccl: NcclResult) -> str:
     """The fix for this vendor's GPUs and cards; nvidia-peermem works only with NVIDIA's."""
-    if _is_amd(nccl):
+    # Whether the library is RCCL, by its version or by AMD's links between GPUs
+    versions = " ".join(version.value.lower() for version in nccl.versions)
+    is_rccl = any(word in versions for word in ("hip", "rocm", "rccl", "-head"))
+    if is_rccl or any("xgmi" in path.lower() for path in nccl.paths):
         load = (
             "Use a kernel and amdgpu driver with DMA-BUF (or ib_peer_mem), set "
             "NCCL_DMABUF_ENABLE=1, and allow large BARs in the BIOS"
@@ -255,13 +256,6 @@ def _fix(nccl: NcclResult) -> str:
 
 def _cards(nccl: NcclResult, prefix: str) -> bool:
     return any(card.startswith(prefix) for host in nccl.hosts for card in host.cards)
-
-
-def _is_amd(nccl: NcclResult) -> bool:
-    """Whether the library is RCCL, by its version or by AMD's links between GPUs."""
-    versions = " ".join(version.value.lower() for version in nccl.versions)
-    is_rccl = any(word in versions for word in ("hip", "rocm", "rccl", "-head"))
-    return is_rccl or any("xgmi" in path.lower() for path in nccl.paths)
 
 
 def _is_rdma(way: NcclTransport) -> bool:
@@ -313,7 +307,18 @@ def unused_network_cards(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
     alone = [host for host in nccl.hosts if _has_one(host)]
     allowed = setting_of(nccl, "NCCL_IB_HCA")
     if alone and allowed:
-        yield _only_one(nccl, alone, allowed)
+        most = max(alone, key=lambda host: (host.num_processes, host.host))
+        yield Draft(
+            headline=f"NCCL_IB_HCA leaves NCCL one network card for {most.num_processes:,} GPUs",
+            message=(
+                f"It is set to {allowed}: only {most.cards[0]} is left on {len(alone):,} of "
+                f"{len(nccl.hosts):,} hosts."
+            ),
+            fix="Unset NCCL_IB_HCA, or name all cards that are meant for training.",
+            confidence=Confidence.INFERRED,
+            ranks=tuple(sorted(rank for host in alone for rank in host.ranks)),
+            evidence=("nccl.hosts", "nccl.settings"),
+        )
         return
     found = [host for host in nccl.hosts if _is_short(host, limits["used_ratio"])]
     if not found:
@@ -335,21 +340,6 @@ def unused_network_cards(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
         confidence=Confidence.INFERRED,
         ranks=tuple(sorted(rank for host in found for rank in host.ranks)),
         evidence=("nccl.hosts",),
-    )
-
-
-def _only_one(nccl: NcclResult, alone: list[NcclHost], allowed: str) -> Draft:
-    most = max(alone, key=lambda host: (host.num_processes, host.host))
-    return Draft(
-        headline=f"NCCL_IB_HCA leaves NCCL one network card for {most.num_processes:,} GPUs",
-        message=(
-            f"It is set to {allowed}: only {most.cards[0]} is left on {len(alone):,} of "
-            f"{len(nccl.hosts):,} hosts."
-        ),
-        fix="Unset NCCL_IB_HCA, or name all cards that are meant for training.",
-        confidence=Confidence.INFERRED,
-        ranks=tuple(sorted(rank for host in alone for rank in host.ranks)),
-        evidence=("nccl.hosts", "nccl.settings"),
     )
 
 

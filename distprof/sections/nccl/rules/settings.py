@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.nccl.result import INSIDE, NcclResult, NcclSetting
-from distprof.sections.nccl.rules._shared import connections, has_log, said, setting_of
-from distprof.sections.sharding.result import ShardingResult
+from distprof.sections.nccl import INSIDE, NcclResult, NcclSetting
+from distprof.sections.nccl.rules import connections, has_log, said, setting_of
+from distprof.sections.sharding import ShardingResult
 from distprof.sections.table import counted
 from distprof.terms import Confidence, NcclRemark, Severity
 
@@ -71,7 +71,15 @@ def forced_nccl_settings(
     NVIDIA NCCL documentation, Environment Variables ("not recommended to be set in production" for
     `NCCL_ALGO` and `NCCL_PROTO`).
     """
-    values = _set(nccl, sharding)
+    # Values common to all processes: from NCCL's log, otherwise from the environment
+    found: dict[str, set[str]] = defaultdict(set)
+    for setting in nccl.settings:
+        found[setting.name].add(setting.value)
+    if sharding.device != "cpu":
+        for variable in sharding.environment:
+            if variable.name not in found:
+                found[variable.name].add(variable.value)
+    values = {name: values.pop() for name, values in found.items() if len(values) == 1}
     named = {
         name: (value, *known[name][1:])
         for known in (_TRANSPORTS, _CHOICES)
@@ -95,18 +103,6 @@ def forced_nccl_settings(
         severity=Severity.WARNING if named.keys() & _TRANSPORTS.keys() else None,
         evidence=("nccl.settings", "sharding.environment"),
     )
-
-
-def _set(nccl: NcclResult, sharding: ShardingResult) -> dict[str, str]:
-    """Values common to all processes: from NCCL's log, otherwise from the environment."""
-    found: dict[str, set[str]] = defaultdict(set)
-    for setting in nccl.settings:
-        found[setting.name].add(setting.value)
-    if sharding.device != "cpu":
-        for variable in sharding.environment:
-            if variable.name not in found:
-                found[variable.name].add(variable.value)
-    return {name: values.pop() for name, values in found.items() if len(values) == 1}
 
 
 def _is_restrictive(value: str, values: tuple[str, ...]) -> bool:
@@ -150,7 +146,22 @@ def shared_memory_inside_node(nccl: NcclResult, limits: Limits) -> Iterator[Draf
     """
     refused = said(nccl, NcclRemark.PEER_OFF)
     if has_log(nccl) and not nccl.transports and refused:
-        yield _by_remarks(nccl, refused)
+        # From what NCCL says of GPUs, where the log names no connection
+        by = "NVLink" if any(remark.value == "NVLink" for remark in refused) else "PCIe"
+        most = max(remark.num_processes for remark in refused)
+        value = setting_of(nccl, "NCCL_P2P_DISABLE")
+        because = f"; NCCL_P2P_DISABLE is set to {value}" if value else ""
+        look = "" if value else " Look for a broken link (nvidia-smi topo -p2p r, dmesg)."
+        yield Draft(
+            headline=f"GPUs have no access to each other on {counted(most, 'process')}",
+            message=(
+                f"NCCL says that access by {by} is disabled, so that every byte between GPUs goes "
+                f"through CPU memory{because}."
+            ),
+            fix=f"Enable peer access: unset NCCL_P2P_DISABLE, disable ACS.{look}",
+            confidence=Confidence.INFERRED,
+            evidence=("nccl.remarks", "nccl.settings"),
+        )
         return
     shared, total = connections(nccl, INSIDE, lambda way: way.transport == "SHM")
     if not shared or shared < limits["shared_ratio"] * total:
@@ -161,25 +172,6 @@ def shared_memory_inside_node(nccl: NcclResult, limits: Limits) -> Iterator[Draf
         fix="Enable peer access: unset NCCL_P2P_DISABLE, raise NCCL_P2P_LEVEL, disable ACS.",
         confidence=Confidence.INFERRED,
         evidence=("nccl.transports", "nccl.settings"),
-    )
-
-
-def _by_remarks(nccl: NcclResult, refused: Sequence[NcclSetting]) -> Draft:
-    """From what NCCL says of GPUs, where the log names no connection."""
-    by = "NVLink" if any(remark.value == "NVLink" for remark in refused) else "PCIe"
-    most = max(remark.num_processes for remark in refused)
-    value = setting_of(nccl, "NCCL_P2P_DISABLE")
-    because = f"; NCCL_P2P_DISABLE is set to {value}" if value else ""
-    look = "" if value else " Look for a broken link (nvidia-smi topo -p2p r, dmesg)."
-    return Draft(
-        headline=f"GPUs have no access to each other on {counted(most, 'process')}",
-        message=(
-            f"NCCL says that access by {by} is disabled, so that every byte between GPUs goes "
-            f"through CPU memory{because}."
-        ),
-        fix=f"Enable peer access: unset NCCL_P2P_DISABLE, disable ACS.{look}",
-        confidence=Confidence.INFERRED,
-        evidence=("nccl.remarks", "nccl.settings"),
     )
 
 

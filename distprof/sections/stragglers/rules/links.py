@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from distprof.escape import few_ranks
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.collectives.result import CollectivesResult
-from distprof.sections.idle.result import IdleResult, PausesResult
+from distprof.sections.collectives import CollectivesResult
+from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.shares import WIDER_TRANSFER
 from distprof.sections.stragglers.result import (
     MessageRank,

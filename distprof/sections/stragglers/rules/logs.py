@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.stragglers.result import StragglersResult
-from distprof.sections.summaries.result import CollectiveSummaryResult
-from distprof.sections.training_log.result import MIN_RECURRING, SlowPeriod, TrainingLogResult
+from distprof.sections.summaries import CollectiveSummaryResult
+from distprof.sections.training_log import MIN_RECURRING, SlowPeriod, TrainingLogResult
 from distprof.terms import Confidence, Severity
 from distprof.units import format_bytes, format_duration, format_ratio
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from distprof.escape import few_ranks, fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.capture.result import CaptureResult
-from distprof.sections.collectives.result import CollectivesResult
+from distprof.sections.capture import CaptureResult
+from distprof.sections.collectives import CollectivesResult
 from distprof.sections.moe.result import MoeResult
 from distprof.sections.shares import StepTimes, unrecorded
 from distprof.sections.stragglers.result import (
@@ -18,7 +18,7 @@ from distprof.sections.stragglers.result import (
     StragglerSet,
     StragglersResult,
 )
-from distprof.sections.time.result import StepTimeResult
+from distprof.sections.time import StepTimeResult
 from distprof.terms import Confidence, Severity, StragglerCause, StragglerPattern
 from distprof.units import capitalized, fold_ranks, format_duration, format_ratio, name_ranks
 

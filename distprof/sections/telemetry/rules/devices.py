@@ -11,7 +11,7 @@ from distprof.escape import fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.stragglers.result import StragglersResult
 from distprof.sections.table import counted
-from distprof.sections.telemetry.result import (
+from distprof.sections.telemetry import (
     DeviceCondition,
     DeviceNvlink,
     RankTelemetry,

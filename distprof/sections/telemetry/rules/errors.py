@@ -12,7 +12,7 @@ import msgspec
 from distprof.escape import fitting, shorten
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limits, rule
 from distprof.sections.table import counted
-from distprof.sections.telemetry.result import DeviceError, TelemetryResult
+from distprof.sections.telemetry import DeviceError, TelemetryResult
 from distprof.sections.telemetry.rules.devices import NO_SENSORS, wrong_conditions
 from distprof.terms import Confidence, Severity
 from distprof.units import capitalized, format_bytes, name_ranks
@@ -157,7 +157,24 @@ def device_errors(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]
     if telemetry.is_missing and not (telemetry.errors or telemetry.conditions):
         raise InsufficientEvidenceError(NO_SENSORS)
     for number, errors in sorted(_xids(telemetry).items()):
-        yield _xid_draft(number, errors)
+        meaning = meaning_of(number)
+        when = f", {'first ' if errors.count > 1 else ''}at {errors.time}" if errors.time else ""
+        ran = f", in {errors.process}" if errors.process else ""
+        undated = "" if errors.time or errors.is_dated else "; the log does not show when"
+        bad = Severity.ERROR if errors.is_dated else Severity.WARNING
+        times = f"XID {number} {_times(errors.count)}"
+        whole = f"{times}: {meaning.text}"
+        headline = fitting(whole, f"A GPU reported {times}")
+        meant = "" if headline == whole else f": {meaning.text}"
+        yield Draft(
+            headline=headline,
+            message=f"{capitalized(_where(errors))}{when}{ran}{undated}{meant}.",
+            fix=meaning.fix,
+            confidence=Confidence.MEASURED if errors.is_dated else Confidence.INFERRED,
+            ranks=tuple(sorted(errors.ranks)),
+            evidence=("telemetry.errors" if errors.devices else "telemetry.ranks",),
+            severity=bad if meaning.is_hardware else None,
+        )
     wrong = [row for row in telemetry.ranks if row.ecc_uncorrected]
     if wrong:
         gpus = f"The GPU{'s' if len(wrong) > 1 else ''} of {name_ranks(row.rank for row in wrong)}"
@@ -199,27 +216,6 @@ def _xids(telemetry: TelemetryResult) -> dict[int, _XidErrors]:
             same.ranks.add(row.rank)
             same.is_dated = True
     return by_number
-
-
-def _xid_draft(number: int, errors: _XidErrors) -> Draft:
-    meaning = meaning_of(number)
-    when = f", {'first ' if errors.count > 1 else ''}at {errors.time}" if errors.time else ""
-    ran = f", in {errors.process}" if errors.process else ""
-    undated = "" if errors.time or errors.is_dated else "; the log does not show when"
-    bad = Severity.ERROR if errors.is_dated else Severity.WARNING
-    times = f"XID {number} {_times(errors.count)}"
-    whole = f"{times}: {meaning.text}"
-    headline = fitting(whole, f"A GPU reported {times}")
-    meant = "" if headline == whole else f": {meaning.text}"
-    return Draft(
-        headline=headline,
-        message=f"{capitalized(_where(errors))}{when}{ran}{undated}{meant}.",
-        fix=meaning.fix,
-        confidence=Confidence.MEASURED if errors.is_dated else Confidence.INFERRED,
-        ranks=tuple(sorted(errors.ranks)),
-        evidence=("telemetry.errors" if errors.devices else "telemetry.ranks",),
-        severity=bad if meaning.is_hardware else None,
-    )
 
 
 def _where(errors: _XidErrors) -> str:

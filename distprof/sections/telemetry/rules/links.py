@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from distprof.escape import fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.table import counted
-from distprof.sections.telemetry.result import DeviceCondition, DeviceNvlink, TelemetryResult
+from distprof.sections.telemetry import DeviceCondition, DeviceNvlink, TelemetryResult
 from distprof.sections.telemetry.rules.devices import NO_SENSORS, name_devices, ranks_of
 from distprof.terms import Severity
 from distprof.units import capitalized, format_bandwidth
@@ -60,36 +60,32 @@ def inactive_nvlinks(telemetry: TelemetryResult, limits: Limits) -> Iterator[Dra
         best = max(links.bytes_per_s for links in peers)
         short = [links for links in peers if _is_short(links, best, limits)]
         if short:
-            yield _draft(short, best)
+            worst = min(short, key=lambda links: links.bytes_per_s)
+            num_others = len(short) - 1
+            expected = max(best, worst.expected_bytes_per_s or 0.0)
+            more = f"; {num_others} more GPUs also lack links" if num_others > 1 else ""
+            more = "; 1 more GPU also lacks links" if num_others == 1 else more
+            rank = "" if worst.rank is None else f" (rank {worst.rank})"
+            has = f"{worst.num_active} of {worst.num_links} NVLinks"
+            yield Draft(
+                headline=fitting(f"{worst.device} has only {has}", f"A GPU has only {has}"),
+                message=(
+                    f"{worst.device}{rank} reaches {format_bandwidth(worst.bytes_per_s)} of "
+                    f"{format_bandwidth(expected)} per direction{_which(worst)}{more}."
+                ),
+                fix=(
+                    "Reset the GPUs and restart the fabric manager, look for XID 74 and NVSwitch "
+                    "errors in the host's logs, and have the board checked if links stay down."
+                ),
+                ranks=ranks_of(short),
+                evidence=("telemetry.nvlinks",),
+            )
 
 
 def _is_short(links: DeviceNvlink, best: float, limits: Limits) -> bool:
     own, sheet = links.bytes_per_s, links.expected_bytes_per_s
     return own < limits["peers_ratio"] * best or (
         sheet is not None and own < limits["sheet_ratio"] * sheet
-    )
-
-
-def _draft(short: Sequence[DeviceNvlink], best: float) -> Draft:
-    worst = min(short, key=lambda links: links.bytes_per_s)
-    num_others = len(short) - 1
-    expected = max(best, worst.expected_bytes_per_s or 0.0)
-    more = f"; {num_others} more GPUs also lack links" if num_others > 1 else ""
-    more = "; 1 more GPU also lacks links" if num_others == 1 else more
-    rank = "" if worst.rank is None else f" (rank {worst.rank})"
-    has = f"{worst.num_active} of {worst.num_links} NVLinks"
-    return Draft(
-        headline=fitting(f"{worst.device} has only {has}", f"A GPU has only {has}"),
-        message=(
-            f"{worst.device}{rank} reaches {format_bandwidth(worst.bytes_per_s)} of "
-            f"{format_bandwidth(expected)} per direction{_which(worst)}{more}."
-        ),
-        fix=(
-            "Reset the GPUs and restart the fabric manager, look for XID 74 and NVSwitch errors "
-            "in the host's logs, and have the board checked if links stay down."
-        ),
-        ranks=ranks_of(short),
-        evidence=("telemetry.nvlinks",),
     )
 
 
@@ -144,18 +140,15 @@ def reduced_pcie_link(telemetry: TelemetryResult, limits: Limits) -> Iterator[Dr
         if _below(one.pcie_width, one.pcie_width_max) or _below(
             one.pcie_generation, one.pcie_generation_max
         ):
-            by_link.setdefault(_link(one), []).append(one)
+            # Present and possible link, for example ``PCIe 4.0 x8``, ``PCIe 5.0 x16``
+            now = _name(one.pcie_generation, one.pcie_width)
+            most = _name(one.pcie_generation_max, one.pcie_width_max)
+            by_link.setdefault((now, most), []).append(one)
     yield from (_reduced_pcie_link_draft(link, devices) for link, devices in by_link.items())
 
 
 def _below(now: int | None, most: int | None) -> bool:
     return now is not None and most is not None and now < most
-
-
-def _link(one: DeviceCondition) -> tuple[str, str]:
-    """Present and possible link, for example ``PCIe 4.0 x8``, ``PCIe 5.0 x16``."""
-    now = _name(one.pcie_generation, one.pcie_width)
-    return now, _name(one.pcie_generation_max, one.pcie_width_max)
 
 
 def _name(generation: int | None, width: int | None) -> str:

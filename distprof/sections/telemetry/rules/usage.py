@@ -7,10 +7,10 @@ from statistics import mean, median
 
 from distprof.escape import few_ranks
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.idle.result import IdleResult
-from distprof.sections.kernels.result import KernelsResult
+from distprof.sections.idle import IdleResult
+from distprof.sections.kernels import KernelsResult
 from distprof.sections.shares import MeanStep, StepTimes
-from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult
+from distprof.sections.telemetry import RankTelemetry, TelemetryResult
 from distprof.sections.telemetry.rules.devices import NO_SENSORS
 from distprof.terms import Confidence, Severity
 from distprof.units import capitalized, format_ratio, name_ranks

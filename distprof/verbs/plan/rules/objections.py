@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distprof.rules.base import Draft, Limits, Rule
-from distprof.rules.page import HEADINGS, Page, parse_page
+from distprof.rules.base import HEADINGS, Draft, Limits, Page, Rule, parse_page
 from distprof.terms import Confidence, Severity
 from distprof.units import capitalized
 from distprof.verbs.plan.result import ConfigurationResult

@@ -15,7 +15,7 @@ from distprof.ingest.output.expressions import SHORTEST_SIGN
 from distprof.ingest.training_logs.read import read_training_log
 from distprof.ingest.training_logs.reports import Reports, wordings
 from distprof.schema import ABSENT
-from distprof.sections.verdict import judge
+from distprof.sections.shows import judge
 
 MS = 1_000_000
 
