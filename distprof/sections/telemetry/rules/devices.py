@@ -323,8 +323,7 @@ def throttled_device(
         yield Draft(
             headline=headline,
             message=(
-                f"{it} {' and '.join(names)}{reason} in {share} of the samples {when}"
-                f"{_clocks(gpus, units)}."
+                f"{it} {' and '.join(names)}{reason} in these samples {when}{_clocks(gpus, units)}."
             ),
             fix=fix,
             cost_ns_per_step=cost,
@@ -419,12 +418,16 @@ def uneven_device_clocks(
             several = len(slow) > 1
             lower = format_ratio(1 - own / median if median else 0.0)
             clock = f"{'run' if several else 'runs'} at a clock {lower} below that of peers"
+            headline = fitting(
+                f"{named(slow)} {clock}", f"{'GPUs' if several else 'A GPU'} {clock}"
+            )
+            who = named(slow)
+            if headline.startswith(who):
+                who = "They" if several else "It"
             yield Draft(
-                headline=fitting(
-                    f"{named(slow)} {clock}", f"{'GPUs' if several else 'A GPU'} {clock}"
-                ),
+                headline=headline,
                 message=(
-                    f"{named(slow)} {'run' if several else 'runs'} at {own:,.0f} MHz, "
+                    f"{who} {'run' if several else 'runs'} at {own:,.0f} MHz, "
                     f"{'their' if several else 'its'} peers at {median:,.0f} MHz, for no "
                     "reported reason."
                 ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from distprof.escape import fitting
 from distprof.rules.base import Draft, Limits, Rule
 from distprof.rules.page import HEADINGS, Page, parse_page
 from distprof.terms import Confidence, Severity
@@ -32,8 +33,11 @@ def _row(*, code: str, name: str, severity: Severity, kind: str, fix: str, page:
         for objection in configuration.objections:
             if objection.kind == kind:
                 yield Draft(
-                    headline=capitalized(kind),
-                    message=f"In this layout {objection.message}.",
+                    headline=fitting(
+                        f"{capitalized(kind)}: {objection.message}",
+                        f"Layout: {objection.message}",
+                    ),
+                    message="The configuration alone shows it.",
                     fix=fix,
                     confidence=Confidence.MODELLED,
                     evidence=("configuration.objections",),
