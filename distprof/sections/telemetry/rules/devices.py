@@ -305,9 +305,7 @@ def throttled_device(
         ids = {id(unit) for unit in gpus}
         left = [unit for unit in left if id(unit) not in ids]
         cost, without, confidence = cost_of(gpus, stragglers)
-        shares = [_share(unit, reasons) for unit in gpus]
-        some, most = format_ratio(min(shares)), format_ratio(max(shares))
-        share = some if some == most else f"{some} to {most}"
+        most = format_ratio(max(_share(unit, reasons) for unit in gpus))
         names = sorted({r for unit in gpus for r in unit.figures.throttle_reasons if r in reasons})
         when = "of the analysed steps" if all(u.is_in_steps for u in gpus) else "of the recording"
         several = "are" if len(gpus) > 1 else "is"
