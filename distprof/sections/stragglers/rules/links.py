@@ -178,8 +178,8 @@ def slow_link(
             "themselves, and wait at least as long for a free CPU or are slow in one step only"
         )
     for link in sure:
-        when = f" in {len(link.steps)} of {link.num_steps} steps" if link.steps else ""
-        when += f"({fold_ranks(link.steps).replace(',', ', ')})" if link.steps else ""
+        steps = fold_ranks(link.steps).replace(",", ", ")
+        when = f" in {len(link.steps)} of {link.num_steps} steps ({steps})" if link.steps else ""
         size = "" if link.bytes is None else f"{format_bytes(link.bytes)}, "
         others = f"{link.num_compared} other group{'s' if link.num_compared > 1 else ''}"
         if not link.num_compared:
