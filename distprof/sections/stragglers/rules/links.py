@@ -190,7 +190,8 @@ def slow_link(
                 f"{format_ratio(link.share_of_step_ratio)} of each step"
             ),
             message=(
-                f"{link.kind} ({size}{link.axis}) takes {format_duration(link.transfer_ns)}{when}, "
+                f"Their {link.kind} ({size}{link.axis}) takes "
+                f"{format_duration(link.transfer_ns)}{when}, "
                 f"{link.ratio:.2f} times as long as in {others}."
             ),
             fix=_fix(link),
