@@ -268,8 +268,14 @@ def _append(
     added = Text(more, style=style) if isinstance(more, str) else more
     last = title.plain.rpartition("\n")[2]
     fits = cell_len(last) + 2 + added.cell_len <= width
-    title.append("  " if fits else "\n" + " " * indent)
-    return title.append_text(added)
+    if fits:
+        return title.append("  ").append_text(added)
+    end = 0
+    for line in wrapped(added.plain, width - indent).split("\n"):
+        start = added.plain.index(line, end)
+        end = start + len(line)
+        title.append("\n" + " " * indent).append_text(added[start:end])
+    return title
 
 
 def _cut(text: str, lines: int | None) -> str:

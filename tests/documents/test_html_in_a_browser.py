@@ -17,13 +17,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from benchmarks.step_picture import Browser
 from distprof.documents.html.page import page_html
 from distprof.documents.page import Page
 from distprof.documents.saved import Report
 from distprof.formats import RenderOptions, find_reporter
+from distprof.sections.picture.result import COMPUTATION, WAIT, DrawnRank, packed_split
 from distprof.sections.pipeline.result import PictureRow
 from distprof.sections.table import Column, TableView
 from distprof.verbs.documents import ALL_DOCUMENTS
@@ -413,13 +416,168 @@ def test_the_picture_is_drawn_moved_and_opened(tmp_path: Path) -> None:
     assert found["grown"]
     assert found["back"]
     assert re.match(r"rank \d+: ", found["hovered"])
-    assert found["left"].startswith("Click a rank")
+    assert found["left"].startswith("Click a name")
     assert found["scrolls"], "a wheel over a picture that is not in focus scrolls the page"
     assert not found["zooms"]
     assert found["zoomed"] != found["whole"] == found["again"]
     assert found["end"] == found["last"], "moved as far as it goes, the end is at the edge"
     assert "rank 3 begins last" in found["shown"]
     assert found["chosen"]
+
+
+SHARES = """
+const canvas = document.querySelector(".step-picture canvas");
+const list = [...document.querySelectorAll(".step-picture select")].pop();
+list.value = "all";
+list.dispatchEvent(new Event("change"));
+requestAnimationFrame(() => {
+  const probe = document.createElement("i");
+  document.body.append(probe);
+  const inks = ["computation", "wait"].map((name) => {
+    probe.style.color = `var(--${name})`;
+    return getComputedStyle(probe).color.match(/\\d+/g).map(Number);
+  });
+  const { data, width } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  const pixel = (x, y) => [...data.slice(4 * (y * width + x), 4 * (y * width + x) + 3)];
+  const column = (x) => Array.from({ length: high }, (_, y) => pixel(x, y));
+  const high = canvas.height - 22;
+  const found = { inks, blocked: refused.length };
+  found.columns = [0.2, 0.5, 0.8].map((at) => column(Math.round(120 + at * (width - 120))));
+  document.body.dataset.found = JSON.stringify(found);
+});
+"""
+
+
+def shares_of_waiting(
+    splits: list[list[tuple[int, int]]], num_lines: int, folder: Path
+) -> list[list[float]]:
+    """Share of the waiting colour in the first pixels of three columns, for these ranks."""
+    ranks = []
+    for rank, pieces in enumerate(splits):
+        kind, length = (np.array(column, np.int64) for column in zip(*pieces, strict=True))
+        ranks.append(DrawnRank(rank=rank, split=packed_split(kind, np.cumsum(length), 0, 1)))
+    span = sum(length for _, length in splits[0])
+    (step, *_) = slow_job().picture.steps
+    step = replace(
+        step, span_ns=span, mean_ns=span, unit_ns=1, ranks=tuple(ranks), waits=(), repaired=()
+    )
+    picture = replace(slow_job().picture, groups=(), steps=(step,))
+    page = find_reporter("html")(replace(slow_job(), picture=picture), RenderOptions())
+    found = found_by(page, SHARES, folder, "--window-size=1000,900")
+    assert found["blocked"] == 0
+    computation, wait = (np.array(ink, float) for ink in found["inks"])
+    along = wait - computation
+    columns = []
+    for pixels in found["columns"]:
+        column = pixels[:num_lines]
+        shares = (np.array(column) - computation) @ along / (along @ along)
+        assert np.allclose(computation + shares[:, None] * along, column, atol=3), "a third colour"
+        columns.append(shares.tolist())
+    return columns
+
+
+def test_pieces_narrower_than_a_pixel_are_drawn_by_their_share(tmp_path: Path) -> None:
+    pieces = [(COMPUTATION, 3), (WAIT, 1)] * 20_000
+    for column in shares_of_waiting([pieces], 2, tmp_path):
+        assert column[1] == pytest.approx(0.25, abs=0.03)
+
+
+def test_ranks_thinner_than_a_pixel_are_drawn_by_their_share(tmp_path: Path) -> None:
+    """Of 2,040 ranks on 680 lines, each line has three: all, one of three, or none of them wait."""
+    waits, computes = [(WAIT, 900)], [(COMPUTATION, 900)]
+    splits = [computes] * 680 + [waits, computes, computes] * 226 + [waits] * 682
+    for column in shares_of_waiting(splits, 680, tmp_path):
+        assert len(column) == 680
+        assert np.mean(column) == pytest.approx((226 + 682) / 2_040, abs=0.005)
+        assert column[100] == pytest.approx(0, abs=0.03)
+        assert column[340] == pytest.approx(1 / 3, abs=0.03)
+        assert column[600] == pytest.approx(1, abs=0.03)
+
+
+FOLDS = """
+const found = {};
+const canvas = document.querySelector(".step-picture canvas");
+const list = [...document.querySelectorAll(".step-picture select")].pop();
+const says = () => document.querySelector(".step-picture output").textContent;
+const press = (...keys) => keys.forEach((key) => canvas.dispatchEvent(
+  new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true })));
+found.folds = [...list.options].map((option) => option.text);
+list.value = "by node";
+list.dispatchEvent(new Event("change"));
+const folded = canvas.height;
+press("ArrowDown");
+found.first = says();
+press("ArrowDown");
+found.second = says();
+press("Enter");
+found.grown = canvas.height - folded;
+press("ArrowUp", "ArrowUp", "ArrowUp", "ArrowUp");
+found.heading = says();
+press("Enter");
+found.back = canvas.height - folded;
+document.body.dataset.found = JSON.stringify(found);
+"""
+
+
+def test_ranks_fold_by_node_and_unfold_with_keys(tmp_path: Path) -> None:
+    nodes = {f"node{node}": tuple(range(8 * node, 8 * node + 8)) for node in range(3)}
+    run = replace(slow_job().run, nodes=nodes, mesh={"dp": 3, "tp": 8})
+    page = find_reporter("html")(replace(slow_job(), run=run), RenderOptions())
+    found = found_by(page, FOLDS, tmp_path, "--window-size=1000,800")
+    kinds = [f"folded by {kind}" for kind in ("node", "dp", "tp")]
+    assert found["folds"] == ["alike ones folded", *kinds, "all"]
+    assert found["first"].startswith("node0, rank 0: ")
+    assert found["second"].startswith("node0, rank 1: ")
+    assert found["grown"] > 80
+    assert found["heading"] == "node0: 8 ranks. Enter folds them."
+    assert found["back"] == 0
+
+
+def test_two_fingers_zoom_the_picture_and_a_tap_names_a_piece(tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(find_reporter("html")(slow_job(), RenderOptions()), encoding="utf-8")
+    browser = Browser(tmp_path / "touch", (390, 844))
+
+    def touch(kind: str, *points: tuple[float, float]) -> None:
+        given = [{"x": x, "y": y, "id": number} for number, (x, y) in enumerate(points)]
+        browser.call("Input.dispatchTouchEvent", type=kind, touchPoints=given)
+
+    def tapped(x: float, y: float) -> str:
+        touch("touchStart", (x, y))
+        touch("touchEnd")
+        return str(browser.run("document.querySelector('#picture output').textContent"))
+
+    changes = (
+        "(() => { const one = document.querySelector('#picture canvas'); const wide = one.width;"
+        " const line = one.getContext('2d').getImageData(240, 6, wide - 240, 1).data;"
+        " return line.filter((part, i) => i % 4 === 0 && i && part !== line[i - 4]).length; })()"
+    )
+    try:
+        screen = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+        browser.call("Emulation.setDeviceMetricsOverride", **screen)
+        browser.call("Emulation.setTouchEmulationEnabled", enabled=True, maxTouchPoints=2)
+        browser.open(file)
+        place = (
+            "(() => { const one = document.querySelector('#picture canvas');"
+            " one.scrollIntoView(); const box = one.getBoundingClientRect();"
+            " return [box.left, box.top]; })()"
+        )
+        left, top = browser.run(place)
+        middle, high = left + 240, top + 9
+        named = tapped(middle - 100, high)
+        before = browser.run(changes)
+        touch("touchStart", (middle - 20, high), (middle + 20, high))
+        for wider in range(10, 90, 10):
+            touch("touchMove", (middle - 20 - wider, high), (middle + 20 + wider, high))
+        touch("touchEnd")
+        browser.run("new Promise((done) => setTimeout(done, 200))")
+        after = browser.run(changes)
+        scale = browser.run("visualViewport.scale")
+    finally:
+        browser.close()
+    assert re.fullmatch(r"rank \d+: [^,]+(, [^,]+)?, [\d.]+ [mµ]s from [\d.]+ [mµ]s", named), named
+    assert 0 < after < 0.6 * before, "half of the pieces have left the picture"
+    assert scale == 1, "the page itself did not zoom"
 
 
 TABLE = """

@@ -8,6 +8,10 @@
   const VALUE = new Int8Array(128);
   [...DIGITS].forEach((digit, value) => { VALUE[digit.charCodeAt(0)] = value; });
   const GUTTER = 120, AXIS = 22, MOST_HIGH = 680;
+  const isWait = data.kinds.map((kind) => kind === "exposed_wait" || kind === "exposed_comm_unsplit");
+  const isIdle = data.kinds.map((kind) => kind === "rest");
+  const KINDS = data.kinds.length, IDLE = isIdle.indexOf(true);
+  const SLOTS = Object.entries({ forward: "transfer", backward: "computation", "backward-input": "wait", "backward-weight": "idle", loss: "copy", overlapped: "dim" });
 
   const numbers = (text) => {
     const found = [];
@@ -26,7 +30,7 @@
     for (let i = 0, at = raw[0] || 0; i < count; i++) {
       pieces.start[i] = at;
       pieces.end[i] = at += raw[2 * i + 2];
-      pieces.of[i] = raw[2 * i + 1];
+      pieces.of[i] = raw[2 * i + 1] < KINDS ? raw[2 * i + 1] : IDLE;
     }
     return pieces;
   };
@@ -69,23 +73,17 @@
       return getComputedStyle(probe).color.match(/[\d.]+/g).slice(0, 3).map(Number);
     };
     const names = { exposed_wait: "wait", exposed_comm_unsplit: "transfer", exposed_copy: "copy", rest: "idle" };
-    const whole = ([r, g, b]) => (255 << 24 | b << 16 | g << 8 | r) >>> 0;
     const css = (one) => `rgb(${one.join(",")})`;
-    const [ground, front, dim, panel] = ["bg", "fg", "dim", "panel"].map(colour);
-    const kinds = data.kinds.map((kind) => colour(names[kind] || kind));
+    const [ground, front, dim] = ["bg", "fg", "dim"].map(colour);
     const pale = (one) => one.map((part, i) => Math.round(part * .45 + ground[i] * .55));
-    const actions = { forward: "transfer", backward: "computation", "backward-input": "wait", "backward-weight": "idle", loss: "copy", overlapped: "dim" };
-    ink = {
-      ground: css(ground), front: css(front), dim: css(dim), panel: css(panel),
-      kinds: Uint32Array.from(kinds, whole), pale: Uint32Array.from(kinds, (one) => whole(pale(one))),
-      lane: whole(pale(colour("computation"))), edge: whole(colour("computation")), call: whole(pale(colour("transfer"))), callEdge: whole(colour("transfer")),
-      slots: Object.fromEntries(Object.entries(actions).map(([action, name]) => [action, whole(colour(name))])),
-    };
+    const kinds = data.kinds.map((kind) => colour(names[kind] || kind));
+    const light = kinds.map((one, i) => isWait[i] || isIdle[i] ? pale(one) : one);
+    const slots = SLOTS.map(([, name]) => colour(name));
+    // Three bytes each: the classes, the same between the lines of a hatching, activities, calls, slots
+    const shades = [...kinds.map((one, i) => isIdle[i] ? light[i] : one), ...light, pale(colour("computation")), pale(colour("transfer")), ...slots];
+    ink = { ground: css(ground), front: css(front), dim: css(dim), parts: ground, shades: Uint8Array.from(shades.flat()) };
     probe.remove();
   };
-  const isWait = data.kinds.map((kind) => kind === "exposed_wait" || kind === "exposed_comm_unsplit");
-  const isIdle = data.kinds.map((kind) => kind === "rest");
-
   // Controls
   const made = (name, text = "", attributes = {}) => {
     const each = document.createElement(name);
@@ -106,43 +104,55 @@
   const stepList = select("Step", data.steps.map((one, i) => [one.step === null ? "capture" : `${one.step} (${one.kind})`, String(i)]));
   const repairList = select("Below", [["nothing", ""], ...(data.steps[0].repaired || []).map((one, i) => [`after repair ${one.number}: ${one.done}`, String(i)])]);
   repairList.value = repairList.options.length > 1 ? "0" : "";
-  const isFoldable = data.groups.length < data.steps[0].ranks.length;
-  const rankList = select("Ranks", isFoldable ? [["alike ones folded", ""], ["all", "all"]] : [["all", "all"]]);
+  const isFoldable = data.steps[0].ranks.length > 15, isAlike = data.groups.length < data.steps[0].ranks.length, known = new Set(data.steps[0].ranks.map((rank) => rank.rank));
+  const folds = isFoldable ? Object.keys(data.folds).filter((name) => Object.values(data.folds[name]).filter((ranks) => ranks.some((rank) => known.has(rank))).length > 1) : [];
+  const rankList = select("Ranks", [...(isAlike ? [["alike ones folded", ""]] : []), ...folds.map((name) => [`folded by ${name}`, `by ${name}`]), ["all", "all"]]);
   [["−", "Smaller", () => zoom(1 / 1.5)], ["+", "Larger", () => zoom(1.5)], ["Whole", "Whole step", () => whole()]].forEach(([text, name, act]) => {
     const button = made("button", text, { type: "button", "aria-label": name });
     button.addEventListener("click", () => { act(); draw(); });
     bar.append(button);
   });
-  const HINT = "Click a rank to open it, drag to move. In focus: wheel or + − zoom, arrows move, Enter opens, . and , go from piece to piece, 0 shows the whole step.";
+  const HINT = "Click a name to open it, drag to move. In focus: wheel or + − zoom, arrows move, Enter opens, . and , go from piece to piece, 0 shows the whole step.";
   const canvas = made("canvas", "", { tabindex: "0", role: "application", "aria-label": "The step, a row per rank. The same as a table follows.", "aria-describedby": "picture-says" });
   const says = made("output", HINT, { id: "picture-says" });
   figure.querySelector(".static").before(bar, canvas, says);
   figure.classList.add("live");
-  const pen = canvas.getContext("2d");
+  const pen = canvas.getContext("2d", { alpha: false });
 
   // What is shown: a stretch of time, rows, the row and the piece in focus
-  const opened = new Set();
+  const opened = new Set(), unfolded = new Set();
   let step, rows = [], total = 0, scale = 1, low = 0, high = 1, top = 0, ratio = 1, wide = 0, tall = 0;
-  let chosen = -1, hover = null, marked = new Set(), image = null, frame = 0;
+  let chosen = -1, hover = null, marked = new Set(), image = null, painted = "", frame = 0;
   const late = new Set(data.late);
 
   const layOut = () => {
     step = data.steps[Number(stepList.value)];
     const repaired = (step.repaired || [])[repairList.value === "" ? -1 : Number(repairList.value)];
     const byRank = new Map(step.ranks.map((rank) => [rank.rank, rank]));
-    const isFolded = isFoldable && rankList.value === "";
-    const groups = isFolded ? data.groups : step.ranks.map((rank) => ({ ranks: [rank.rank], shown: rank.rank }));
+    const isFolded = isAlike && rankList.value === "", fold = data.folds[rankList.value.slice(3)];
+    const bundles = fold && Object.entries(fold).map(([name, ranks]) => ({ name, ranks: ranks.filter((rank) => byRank.has(rank)) })).filter((one) => one.ranks.length);
+    const groups = bundles ? [] : isFolded ? data.groups : step.ranks.map((rank) => ({ ranks: [rank.rank], shown: rank.rank }));
     const size = Math.max(step.span_ns, repaired ? repaired.span_ns : 0) / step.unit_ns;
     if (size !== scale) { scale = size; low = 0; high = scale; }
-    const each = groups.length > 40 ? Math.max(1, Math.floor(MOST_HIGH / groups.length)) : groups.length > 16 ? 12 : 18;
+    const each = groups.length > 40 ? Math.min(8, MOST_HIGH / groups.length) : groups.length > 16 ? 12 : 18;
     rows = [];
-    const add = (rank, label, tall, isRepaired, ranks = [rank.rank]) => {
-      const isOpen = opened.has(rank.rank) && !isRepaired;
-      rows.push({ rank, label, tall: isOpen ? 18 : tall, gap: tall > 8 ? 2 : 0, pieces: piecesOf(rank), isRepaired, ranks: isRepaired ? null : ranks, canOpen: !isRepaired });
+    const add = (rank, label, tall, isRepaired, ranks = [rank.rank], bundle = null) => {
+      const isOpen = opened.has(rank.rank) && !isRepaired && !bundle;
+      rows.push({ rank, label, tall: isOpen ? 18 : tall, gap: tall > 8 ? 2 : 0, pieces: piecesOf(rank), isRepaired, ranks: isRepaired ? null : ranks, canOpen: !isRepaired, bundle });
       const slots = (rank.lanes || []).filter((lane) => lane.name === "pipeline slots");
       const shown = isOpen ? rank.lanes : tall >= 12 ? slots : [];
-      if (!isRepaired) shown.forEach((lane) => rows.push({ rank, lane, label: `  ${lane.name.split(", ").pop()}`, tall: 13, gap: 1, pieces: piecesOf(lane, true) }));
+      if (!isRepaired) shown.forEach((lane) => rows.push({ rank, lane, label: `  ${lane.name.split(", ").pop()}`, tall: 13, gap: 1, pieces: piecesOf(lane, true), isSlots: lane.name === "pipeline slots" }));
     };
+    // A bundle is one row in which every rank has a line, or a heading and a row for each rank
+    const heightOfOne = bundles && Math.max(2, Math.min(18, MOST_HIGH / bundles.length - 2));
+    (bundles || []).forEach((bundle) => {
+      const mark = bundle.ranks.some((one) => late.has(one)) ? "▲ " : "", isOpen = unfolded.has(`${rankList.value} ${bundle.name}`);
+      if (isOpen) rows.push({ title: `▾ ${mark}${bundle.name}`, bundle, tall: 16, gap: 0, canOpen: true });
+      bundle.ranks.forEach((one) => isOpen ? add(byRank.get(one), `  ${late.has(one) ? "▲ " : ""}rank ${one}`, bundle.ranks.length > 40 ? 4 : 12, false) : add(byRank.get(one), "", heightOfOne / bundle.ranks.length, false, [one], bundle));
+      const first = rows[rows.length - bundle.ranks.length], last = rows[rows.length - 1];
+      if (!isOpen) Object.assign(first, { heading: `▸ ${mark}${bundle.name}`, high: heightOfOne });
+      if (!isOpen) last.gap = 2;
+    });
     groups.forEach((group) => {
       const rank = byRank.get(group.shown);
       if (!rank) return;
@@ -165,47 +175,88 @@
     canvas.style.height = `${tall}px`;
     top = Math.max(0, Math.min(top, total - tall + AXIS));
     image = pen.createImageData(Math.max(canvas.width - Math.round(GUTTER * ratio), 1), Math.max(Math.round((tall - AXIS) * ratio), 1));
+    painted = "";
     chosen = Math.min(chosen, rows.length - 1);
   };
 
-  // One line of pixels per row: a piece counts where a pixel begins, so that shares stay right
-  const stroke = (line, value, a, b) => { for (let x = a; x < b; x++) line[x] = value; };
-  const colour = (row, line, lineB) => {
-    const { pieces, lane } = row, width = line.length, unit = width / (high - low);
-    for (let i = Math.max(before(pieces, low), 0); i < pieces.start.length; i++) {
-      const a = Math.max(Math.ceil((pieces.start[i] - low) * unit - .5), 0);
-      let b = Math.min(Math.ceil((pieces.end[i] - low) * unit - .5), width);
-      if (a >= width) break;
-      if (lane) {
-        if (b <= a) b = a + 1;
-        const slot = row.isSlots && ink.slots[(step.names[pieces.of[i]] || "").split(" of ")[0].replace(/_/g, "-")];
-        const [fill, edge] = slot ? [slot, slot] : lane.name === "communication" ? [ink.call, ink.callEdge] : [ink.lane, ink.edge];
-        stroke(line, fill, a, b);
-        line[a] = b - a > 2 ? slot ? 0 : edge : fill;
-        stroke(lineB, b - a > 2 ? fill : edge, a, b);
-        lineB[a] = line[a];
-      } else if (b > a) {
-        const kind = pieces.of[i], one = ink.kinds[kind];
-        stroke(line, isIdle[kind] ? ink.pale[kind] : one, a, b);
-        if (lineB) stroke(lineB, isWait[kind] || isIdle[kind] ? ink.pale[kind] : one, a, b);
+  // A pixel has each colour by its share of the time there, and the ground for the rest: nothing vanishes, nothing grows
+  const pixel = (r, g, b) => (255 << 24 | b << 16 | g << 8 | r) >>> 0;
+  const colour = (pieces, line, tones) => {
+    const { start, end, of } = pieces, { parts, shades } = ink, width = line.length, unit = width / (high - low);
+    let at = -1, r = 0, g = 0, b = 0, free = 1;
+    for (let i = Math.max(before(pieces, low), 0); i <= start.length; i++) {
+      const a = i < start.length ? Math.max((start[i] - low) * unit, 0) : width, x = Math.floor(a);
+      if (x !== at && at >= 0 && at < width) line[at] = pixel(r + free * parts[0], g + free * parts[1], b + free * parts[2]);
+      if (x >= width) break;
+      if (x !== at) { at = x; r = g = b = 0; free = 1; }
+      const until = Math.min((end[i] - low) * unit, width);
+      if (until <= a) continue;
+      const shade = 3 * tones[of[i]], last = Math.floor(until);
+      let share = Math.min(until, x + 1) - a;
+      if (last > x) {
+        free -= share;
+        line[x] = pixel(r + share * shades[shade] + free * parts[0], g + share * shades[shade + 1] + free * parts[1], b + share * shades[shade + 2] + free * parts[2]);
+        line.fill(pixel(shades[shade], shades[shade + 1], shades[shade + 2]), x + 1, last);
+        at = last; r = g = b = 0; free = 1; share = until - last;
       }
+      r += share * shades[shade]; g += share * shades[shade + 1]; b += share * shades[shade + 2]; free -= share;
     }
   };
-  const paint = () => {
-    const pixels = new Uint32Array(image.data.buffer), width = image.width, height = image.height;
-    pixels.fill(0);
-    const line = new Uint32Array(width), lineB = new Uint32Array(width);
-    for (const row of rows) {
-      const from = Math.round((row.top - top) * ratio), to = Math.round((row.top + row.tall - top) * ratio);
-      if (to <= 0 || from >= height || row.title) continue;
-      const every = row.lane || to - from > 6 ? Math.round(4 * ratio) : 0;
-      line.fill(0);
-      lineB.fill(0);
-      row.isSlots = row.lane && row.lane.name === "pipeline slots";
-      colour(row, line, every ? lineB : null);
-      for (let y = Math.max(from, 0); y < Math.min(to, height); y++) pixels.set(every && (y - from) % every === every >> 1 ? lineB : line, y * width);
+  const tones = (count, toneOf) => Uint8Array.from({ length: count }, (_, i) => toneOf(i));
+  const classTones = tones(KINDS, (kind) => kind), paleTones = tones(KINDS, (kind) => KINDS + kind);
+  const tonesOf = (row) => {
+    if (!row.lane) return classTones;
+    const plainTone = 2 * KINDS + (row.lane.name === "communication" ? 1 : 0);
+    const actions = SLOTS.map(([action]) => action), slotTone = (name) => actions.indexOf(name.split(" of ")[0].replace(/_/g, "-"));
+    return tones(step.names.length, (i) => row.isSlots && slotTone(step.names[i]) >= 0 ? 2 * KINDS + 2 + slotTone(step.names[i]) : plainTone);
+  };
+  // Where pieces of a lane begin, where there is room to see it
+  const edges = (pieces, line) => {
+    const width = line.length, unit = width / (high - low), ground = pixel(...ink.parts);
+    for (let i = Math.max(before(pieces, low), 0); i < pieces.start.length && pieces.start[i] < high; i++) {
+      const x = Math.floor((pieces.start[i] - low) * unit);
+      if (x >= 0 && (pieces.end[i] - low) * unit - x > 3) line[x] = ground;
     }
-    pen.putImageData(image, Math.round(GUTTER * ratio), 0);
+  };
+  // Ranks that share a line of pixels have equal parts of it; red and blue are added in one number
+  let red = new Uint32Array(0), green = red;
+  const mixed = (first, last, line, ground) => {
+    const many = last - first + 1, width = line.length, part = Math.floor(65536 / many);
+    if (red.length !== width) { red = new Uint32Array(width); green = new Uint32Array(width); }
+    for (let i = first; i <= last; i++) {
+      line.fill(ground);
+      colour(rows[i].pieces, line, classTones);
+      if (many === 1) return;
+      if (many === 2 && i === last) { for (let x = 0; x < width; x++) line[x] = (line[x] & red[x]) + ((line[x] ^ red[x]) >>> 1 & 0x7f7f7f7f); return; }
+      if (many === 2) red.set(line);
+      else if (i === first) for (let x = 0; x < width; x++) { red[x] = line[x] & 0xff00ff; green[x] = line[x] >>> 8 & 0xff; }
+      else for (let x = 0; x < width; x++) { red[x] += line[x] & 0xff00ff; green[x] += line[x] >>> 8 & 0xff; }
+    }
+    for (let x = 0; x < width; x++) line[x] = -16777216 | (red[x] >>> 16) * part & 0xff0000 | (green[x] * part >>> 8) & 0xff00 | (red[x] & 0xffff) * part >>> 16;
+  };
+  const paint = () => {
+    const pixels = new Uint32Array(image.data.buffer), width = image.width, height = image.height, ground = pixel(...ink.parts);
+    const line = new Uint32Array(width), between = new Uint32Array(width);
+    const lineOf = (row) => row && row.pieces && row.tall * ratio < 1 ? Math.floor((row.top - top) * ratio) : null;
+    pixels.fill(ground);
+    for (let i = 0; i < rows.length; i++) {
+      const row = rows[i], from = Math.round((row.top - top) * ratio), to = Math.round((row.top + row.tall - top) * ratio);
+      if (!row.pieces || to < 0 || from > height) continue;
+      const y = lineOf(row);
+      if (y !== null) {
+        const first = i;
+        while (lineOf(rows[i + 1]) === y && i - first < 255) i++;
+        mixed(first, i, line, ground);
+        if (y >= 0 && y < height) pixels.set(line, y * width);
+        continue;
+      }
+      const every = !row.lane && to - from > 6 ? Math.round(4 * ratio) : 0;
+      line.fill(ground);
+      colour(row.pieces, line, tonesOf(row));
+      if (row.lane) edges(row.pieces, line);
+      else if (every) { between.fill(ground); colour(row.pieces, between, paleTones); }
+      for (let y = Math.max(from, 0); y < Math.min(to, height); y++) pixels.set(every && (y - from) % every === every >> 1 ? between : line, y * width);
+    }
   };
   const xOf = (time) => GUTTER + (time - low) / (high - low) * (wide - GUTTER);
   const timeAt = (x) => low + (x - GUTTER) / (wide - GUTTER) * (high - low);
@@ -217,16 +268,17 @@
     pen.font = "12px system-ui, sans-serif";
     rows.forEach((row, i) => {
       const y = row.top - top, middle = y + row.tall / 2;
-      if (y + row.tall < 0 || y > tall - AXIS) return;
+      if (y + Math.max(row.tall, row.high || 0) < 0 || y > tall - AXIS) return;
       const isMarked = row.rank && !row.lane && !row.isRepaired && marked.has(row.rank.rank);
       if (i === chosen || isMarked) { pen.fillStyle = ink.front; pen.fillRect(GUTTER - 5, y, 3, Math.max(row.tall, 2)); }
       pen.fillStyle = row.lane ? ink.dim : ink.front;
       pen.textAlign = "left";
       if (row.title) { pen.font = "600 12px system-ui, sans-serif"; pen.fillText(row.title, 0, middle, wide); pen.font = "12px system-ui, sans-serif"; return; }
-      if (row.tall >= 11) pen.fillText((row.canOpen && !row.lane ? opened.has(row.rank.rank) ? "▾ " : "▸ " : "") + row.label.slice(0, 22), 0, middle, GUTTER - 10);
+      if (row.high >= 11) pen.fillText(row.heading.slice(0, 20), 0, y + row.high / 2, GUTTER - 10);
+      else if (row.tall >= 11) pen.fillText((row.canOpen && !row.lane ? opened.has(row.rank.rank) ? "▾ " : "▸ " : "") + row.label.slice(0, 22), 0, middle, GUTTER - 10);
       if (row.lane && row.tall >= 11) writeNames(row, middle);
     });
-    if (rows.length && rows[0].tall < 11) { pen.fillStyle = ink.dim; pen.textAlign = "left"; nodeNames(); }
+    if (rows.length && rows.some((row) => row.bundle || row.tall < 11)) { pen.fillStyle = ink.dim; pen.textAlign = "left"; nodeNames(); }
   };
   const writeNames = (row, middle) => {
     const { pieces } = row;
@@ -246,11 +298,12 @@
   };
   // Names beside rows too low for their own: each node at its first rank, or every so many ranks
   const nodeNames = () => {
-    const first = new Map(Object.entries(data.nodes).map(([name, ranks]) => [Math.min(...ranks), name]));
+    const first = new Map(rows.filter((row) => row.heading).map((row) => [row.rank.rank, row.heading]));
+    if (!first.size) Object.entries(data.folds.node || {}).forEach(([name, ranks]) => first.set(Math.min(...ranks), name));
     let free = -1;
     rows.forEach((row) => {
       const y = row.top - top;
-      if (!row.rank || row.lane || row.isRepaired || y < Math.max(free, 0) || y > tall - AXIS - 12 || row.tall >= 11) return;
+      if (!row.rank || row.lane || row.isRepaired || y < Math.max(free, 0) || y > tall - AXIS - 12 || row.tall >= 11 || row.high >= 11) return;
       if (first.size > 1 && !first.has(row.rank.rank)) return;
       pen.fillText(first.has(row.rank.rank) && first.size > 1 ? first.get(row.rank.rank).slice(0, 16) : `rank ${row.rank.rank}`, 0, y + 6, GUTTER - 10);
       free = y + 14;
@@ -284,8 +337,12 @@
   const now = () => {
     frame = 0;
     pen.setTransform(1, 0, 0, 1, 0, 0);
-    pen.clearRect(0, 0, canvas.width, canvas.height);
-    paint();
+    pen.fillStyle = ink.ground;
+    pen.fillRect(0, 0, canvas.width, canvas.height);
+    const view = [low, high, top].join();
+    if (view !== painted) paint();
+    painted = view;
+    pen.putImageData(image, Math.round(GUTTER * ratio), 0);
     write();
     arrows();
     axis();
@@ -301,7 +358,7 @@
 
   const say = () => {
     if (!hover) { says.textContent = HINT; return; }
-    const row = rows[hover.row], { pieces } = row, i = hover.piece, at = pieces.start[i];
+    const row = rows[hover.row], { pieces, bundle } = row, i = hover.piece, at = pieces.start[i];
     const what = row.lane ? step.names[pieces.of[i]] : data.classes[pieces.of[i]];
     const calls = !row.lane && !row.isRepaired && pieces.of[i] !== 0 && !isIdle[pieces.of[i]] && (row.rank.lanes || []).find((lane) => lane.name === "communication");
     let call = "";
@@ -310,7 +367,7 @@
       if (place >= 0 && others.end[place] > at) call = `, ${step.names[others.of[place]]}`;
     }
     const from = duration(at * step.unit_ns);
-    says.textContent = `rank ${row.rank.rank}${row.lane ? `, ${row.lane.name}` : ""}${row.isRepaired ? ", repaired" : ""}: ${what}${call}, ${duration((pieces.end[i] - at) * step.unit_ns)} from ${from}`;
+    says.textContent = `${bundle ? `${bundle.name}, ` : ""}rank ${row.rank.rank}${row.lane ? `, ${row.lane.name}` : ""}${row.isRepaired ? ", repaired" : ""}: ${what}${call}, ${duration((pieces.end[i] - at) * step.unit_ns)} from ${from}`;
   };
   const point = (row, piece) => { hover = row >= 0 && rows[row].pieces && piece >= 0 && piece < rows[row].pieces.start.length ? { row, piece } : null; say(); draw(); };
   const pointAt = (x, y) => {
@@ -340,8 +397,8 @@
   };
   const toggle = (row) => {
     if (!row || !row.canOpen) return;
-    const rank = row.rank.rank;
-    if (!opened.delete(rank)) opened.add(rank);
+    const [set, key] = row.bundle ? [unfolded, `${rankList.value} ${row.bundle.name}`] : [opened, row.rank.rank];
+    if (!set.delete(key)) set.add(key);
     hover = null;
     layOut(); draw();
   };
@@ -370,21 +427,21 @@
   });
   const release = (event) => fingers.delete(event.pointerId);
   canvas.addEventListener("pointercancel", release);
-  canvas.addEventListener("pointerleave", () => { if (!fingers.size) point(-1, -1); });
+  canvas.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse" && !fingers.size) point(-1, -1); });
   canvas.addEventListener("pointerup", (event) => {
     release(event);
     if (moved > 5) return;
     const row = rowAt(event.offsetY);
     chosen = row;
-    if (row >= 0 && (event.offsetX < GUTTER || rows[row].tall < 8) && event.offsetY < tall - AXIS) toggle(rows[row]); else pointAt(event.offsetX, event.offsetY);
+    if (row >= 0 && event.offsetX < GUTTER && event.offsetY < tall - AXIS) toggle(rows[row]); else pointAt(event.offsetX, event.offsetY);
     draw();
   });
   const stepTo = (by) => {
-    for (let i = chosen + by; i >= 0 && i < rows.length; i += by) if (rows[i].pieces) { chosen = i; break; }
+    for (let i = chosen + by; i >= 0 && i < rows.length; i += by) if (rows[i].pieces || rows[i].canOpen) { chosen = i; break; }
     const row = rows[chosen];
     if (!row) return;
     top = Math.max(0, Math.min(Math.max(top, row.top + row.tall - tall + AXIS), row.top));
-    point(chosen, Math.max(before(row.pieces, (low + high) / 2), 0));
+    if (row.pieces) point(chosen, Math.max(before(row.pieces, (low + high) / 2), 0)); else { point(-1, -1); says.textContent = `${row.bundle.name}: ${row.bundle.ranks.length} ranks. Enter folds them.`; }
   };
   const next = (by) => {
     if (chosen < 0) { stepTo(1); return; }
@@ -408,7 +465,7 @@
     const place = data.steps.findIndex((one) => found.steps.includes(one.step));
     stepList.value = String(Math.max(place, 0));
     marked = new Set(found.ranks);
-    if (found.ranks.length && isFoldable && found.ranks.some((rank) => !data.groups.some((group) => group.shown === rank))) rankList.value = "all";
+    if (found.ranks.length && isAlike && found.ranks.some((rank) => !data.groups.some((group) => group.shown === rank))) rankList.value = "all";
     layOut();
     const waits = step.waits.filter((wait) => marked.has(wait.late_rank)).sort((a, b) => b.wait_ns - a.wait_ns);
     whole();

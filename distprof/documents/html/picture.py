@@ -74,14 +74,15 @@ class _Data(msgspec.Struct, frozen=True):
     groups: tuple[AlikeRanks, ...]
     steps: tuple[DrawnStep, ...]
     late: tuple[int, ...]
-    nodes: dict[str, tuple[int, ...]]
+    # Ranks of each node, and of each group of a mesh axis: names of both by kind.
+    folds: dict[str, dict[str, tuple[int, ...]]]
     found: tuple[Evidence, ...]
 
 
 def picture_figure(
     drawn: StepPicture,
     late: Sequence[int] = (),
-    nodes: dict[str, tuple[int, ...]] | None = None,
+    folds: dict[str, dict[str, tuple[int, ...]]] | None = None,
     found: Sequence[Evidence] = (),
 ) -> Markup:
     """The step as a figure; empty without one.
@@ -89,7 +90,7 @@ def picture_figure(
     Args:
         drawn: The picture of a report.
         late: Ranks to mark as late.
-        nodes: Ranks of each node.
+        folds: Ranks of each node and of each group, by the kind of group.
         found: Where the evidence of findings is.
     """
     if not drawn.steps:
@@ -97,7 +98,7 @@ def picture_figure(
     step = drawn.steps[0]
     kinds = _kinds(drawn)
     data = _Data(
-        drawn.classes, kinds, drawn.groups, drawn.steps, tuple(late), nodes or {}, tuple(found)
+        drawn.classes, kinds, drawn.groups, drawn.steps, tuple(late), folds or {}, tuple(found)
     )
     used = sorted({kind for rank in step.ranks for _, _, kind in _pieces(drawn, rank)})
     named = legend([(f"k-{kinds[kind]}", drawn.classes[kind]) for kind in used])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
 
 from distprof.documents.html.blocks import EMPTY, Markup, Part, drawn_table, joined
@@ -26,7 +28,7 @@ from distprof.documents.report import page_of
 from distprof.formats import RenderOptions
 from distprof.rules.base import Finding
 from distprof.sections.parts import window_word
-from distprof.sections.report import Report
+from distprof.sections.report import Report, RunInfo
 from distprof.sections.table import TableView
 from distprof.sections.time.show import left_out_steps
 from distprof.terms import StragglerPattern
@@ -82,7 +84,21 @@ def _picture(drawn: _Drawn) -> Markup:
         if 0 < len(one.ranks) < len(report.run.ranks)
         or (shown & {*one.steps} and len(one.steps) < report.run.num_steps)
     ]
-    return picture_figure(report.picture, late, dict(report.run.nodes), found)
+    return picture_figure(report.picture, late, _folds(report.run), found)
+
+
+def _folds(run: RunInfo) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Ranks of each node, and of each group of a mesh axis if ranks are numbered along the mesh."""
+    folds = {"node": dict(run.nodes)}
+    sizes = [*run.mesh.values()]
+    if not sizes or math.prod(sizes) != run.world_size:
+        return folds
+    numbers = np.arange(run.world_size).reshape(sizes)
+    for place, (axis, size) in enumerate(run.mesh.items()):
+        if 1 < size < run.world_size:
+            groups = np.moveaxis(numbers, place, -1).reshape(-1, size).tolist()
+            folds[axis] = {f"{axis} of rank {ranks[0]}": tuple(ranks) for ranks in groups}
+    return folds
 
 
 def _subject_parts(drawn: _Drawn, sections: tuple[str, ...]) -> Iterator[Part]:

@@ -266,10 +266,9 @@ def bubble_above_ideal(pipeline: PipelineResult, limits: Limits) -> Iterator[Dra
                 "explains"
             ),
             message=(
-                f"{judged.name} idles {format_ratio(judged.ratio(judged.idle_ns))} of its time, "
-                f"of which its schedule explains "
-                f"{format_ratio(judged.ratio(judged.warm_up_drain_ns))}. The largest part of the "
-                f"other {format_duration(excess)} is lost to {what} ({format_duration(ns)})."
+                f"{judged.name} idles {format_ratio(judged.ratio(judged.idle_ns))} of its time; "
+                f"warm-up and drain take {format_ratio(judged.ratio(judged.warm_up_drain_ns))}. Of "
+                f"the other {format_duration(excess)}, {format_duration(ns)} are lost to {what}."
             ),
             fix=_FIXES[what],
             cost_ns_per_step=excess,

@@ -29,12 +29,12 @@ def lowest(size: ScalingSize) -> float:
     return size.efficiency if size.efficiency_low is None else size.efficiency_low
 
 
-def between(size: ScalingSize) -> str:
-    """Efficiency with its interval, for example ``72.0 % (70.1 % to 73.9 %)``."""
+def _interval(size: ScalingSize) -> str:
+    """The efficiency's interval, for example `` (95 % interval 70.1 % to 73.9 %)``."""
     if size.efficiency_low is None or size.efficiency_high is None:
-        return format_ratio(size.efficiency)
+        return ""
     ends = f"{format_ratio(size.efficiency_low)} to {format_ratio(size.efficiency_high)}"
-    return f"{format_ratio(size.efficiency)} ({ends})"
+    return f" (95 % interval {ends})"
 
 
 @rule("SCA102", Severity.WARNING, target_ratio=Limit(0.8, "required efficiency over the baseline"))
@@ -80,7 +80,7 @@ def efficiency_below_target(scaling: ScalingResult, limits: Limits) -> Iterator[
         headline=f"Scaling is {format_ratio(worst.efficiency)} efficient, below the target",
         message=(
             f"{str(scaling.mode).capitalize()} scaling from {scaling.baseline_ranks} to"
-            f" {worst.num_ranks} ranks: {between(worst)}; the target is"
+            f" {worst.num_ranks} ranks{_interval(worst)}; the target is"
             f" {format_ratio(target)}.{since}"
         ),
         fix=(
@@ -171,10 +171,9 @@ def scaling_loss_dominated(scaling: ScalingResult, limits: Limits) -> Iterator[D
             f"Scaling loses {format_ratio(lost)} of the step",
         ),
         message=(
-            f"From {scaling.baseline_ranks} to {largest.num_ranks} ranks, {format_ratio(lost)} of"
-            f" the step is lost ({format_duration(largest.lost_ns)} of"
-            f" {format_duration(largest.step_ns)}), and {alone}"
-            f" ({format_duration(worst.lost_ns)})."
+            f"From {scaling.baseline_ranks} to {largest.num_ranks} ranks,"
+            f" {format_duration(largest.lost_ns)} of {format_duration(largest.step_ns)} are lost,"
+            f" and {alone} ({format_duration(worst.lost_ns)})."
         ),
         fix=_FIXES[next(field for field, cause in CAUSES.items() if cause == worst.cause)],
         cost_ns_per_step=worst.lost_ns,
@@ -303,7 +302,7 @@ def superlinear_scaling(scaling: ScalingResult, limits: Limits) -> Iterator[Draf
     yield Draft(
         headline=f"Scaling is {format_ratio(best.efficiency)} efficient, more than linear",
         message=(
-            f"On {best.num_ranks} ranks, compared with {ranks}: {between(best)}"
+            f"On {best.num_ranks} ranks, compared with {ranks}{_interval(best)}"
             f"{_computation(best)}."
         ),
         fix=(

@@ -239,7 +239,8 @@ def test_a_superlinear_strong_sweep_is_found_with_its_computation():
     sweep = [*runs(1, 100, alone, tokens=9), *runs(4, 20.5, four, tokens=9)]
     finding = run_rules([analyze_scaling(sweep)]).findings[0]
     assert finding.code == "SCA105"
-    assert "122 %" in finding.message
+    assert "122 %" in finding.headline
+    assert "95 % interval 121 % to 123 %" in finding.message
     assert "computation of the same work is 18.4 % shorter" in finding.message
 
 

@@ -97,10 +97,11 @@ def uneven_input(
     if not late:
         return
     worst = max(late, key=lambda rank: excess[rank])
+    of_rank = "" if len(late) == 1 else f" on rank {worst}"
     yield Draft(
         headline=f"{_who(late)} {format_ratio(waits[worst] / step)} of each step for input",
         message=(
-            f"Rank {worst} waits {format_duration(waits[worst])}; the median of its peers is "
+            f"It takes {format_duration(waits[worst])}{of_rank}; the median of its peers is "
             f"{format_duration(_peers(waits, worst))}."
         ),
         fix=(

@@ -178,8 +178,8 @@ def slow_link(
             "themselves, and wait at least as long for a free CPU or are slow in one step only"
         )
     for link in sure:
-        when = f" in {len(link.steps)} of {link.num_steps} steps " if link.steps else ""
-        when += f"({fold_ranks(link.steps).replace(',', ', ')})" if link.steps else ""
+        steps = fold_ranks(link.steps).replace(",", ", ")
+        when = f" in {len(link.steps)} of {link.num_steps} steps ({steps})" if link.steps else ""
         size = "" if link.bytes is None else f"{format_bytes(link.bytes)}, "
         others = f"{link.num_compared} other group{'s' if link.num_compared > 1 else ''}"
         if not link.num_compared:
@@ -190,10 +190,9 @@ def slow_link(
                 f"{format_ratio(link.share_of_step_ratio)} of each step"
             ),
             message=(
-                f"Transfers of {name_ranks(link.ranks)} are slow{when}: {link.kind} "
-                f"({size}{link.axis}) takes {format_duration(link.transfer_ns)}, {link.ratio:.2f} "
-                f"times as long as in {others}. This costs "
-                f"{format_duration(link.lost_ns_per_step)} of each step."
+                f"Their {link.kind} ({size}{link.axis}) takes "
+                f"{format_duration(link.transfer_ns)}{when}, "
+                f"{link.ratio:.2f} times as long as in {others}."
             ),
             fix=_fix(link),
             cost_ns_per_step=link.lost_ns_per_step,

@@ -209,11 +209,10 @@ def _message(slow: SlowPeriod) -> str:
     if slow.is_gradual:
         return f"They take {usual} at first and {now} later."
     first, last = slow.first_iteration, slow.last_iteration
-    when = f"{slow.num_reports:,} reports in a row" if first is None else f"iteration {first:,}"
-    to = " on" if last is None else f" to {last:,}"
-    return (
-        f"Iterations take {now} from {when}{to if first is not None else ''}, the others {usual}."
-    )
+    when = f" in {slow.num_reports:,} reports in a row" if first is None else ""
+    if first is not None and last is not None:
+        when = f" from iteration {first:,} to {last:,}"
+    return f"They take {now}{when}, the others {usual}."
 
 
 def _slower_iterations_fix(slow: SlowPeriod) -> str:

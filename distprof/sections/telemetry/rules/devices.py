@@ -305,9 +305,7 @@ def throttled_device(
         ids = {id(unit) for unit in gpus}
         left = [unit for unit in left if id(unit) not in ids]
         cost, without, confidence = cost_of(gpus, stragglers)
-        shares = [_share(unit, reasons) for unit in gpus]
-        some, most = format_ratio(min(shares)), format_ratio(max(shares))
-        share = some if some == most else f"{some} to {most}"
+        most = format_ratio(max(_share(unit, reasons) for unit in gpus))
         names = sorted({r for unit in gpus for r in unit.figures.throttle_reasons if r in reasons})
         when = "of the analysed steps" if all(u.is_in_steps for u in gpus) else "of the recording"
         several = "are" if len(gpus) > 1 else "is"
@@ -323,8 +321,7 @@ def throttled_device(
         yield Draft(
             headline=headline,
             message=(
-                f"{it} {' and '.join(names)}{reason} in {share} of the samples {when}"
-                f"{_clocks(gpus, units)}."
+                f"{it} {' and '.join(names)}{reason} in these samples {when}{_clocks(gpus, units)}."
             ),
             fix=fix,
             cost_ns_per_step=cost,
@@ -419,12 +416,16 @@ def uneven_device_clocks(
             several = len(slow) > 1
             lower = format_ratio(1 - own / median if median else 0.0)
             clock = f"{'run' if several else 'runs'} at a clock {lower} below that of peers"
+            headline = fitting(
+                f"{named(slow)} {clock}", f"{'GPUs' if several else 'A GPU'} {clock}"
+            )
+            who = named(slow)
+            if headline.startswith(who):
+                who = "They" if several else "It"
             yield Draft(
-                headline=fitting(
-                    f"{named(slow)} {clock}", f"{'GPUs' if several else 'A GPU'} {clock}"
-                ),
+                headline=headline,
                 message=(
-                    f"{named(slow)} {'run' if several else 'runs'} at {own:,.0f} MHz, "
+                    f"{who} {'run' if several else 'runs'} at {own:,.0f} MHz, "
                     f"{'their' if several else 'its'} peers at {median:,.0f} MHz, for no "
                     "reported reason."
                 ),

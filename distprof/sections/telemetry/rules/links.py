@@ -65,12 +65,14 @@ def inactive_nvlinks(telemetry: TelemetryResult, limits: Limits) -> Iterator[Dra
             expected = max(best, worst.expected_bytes_per_s or 0.0)
             more = f"; {num_others} more GPUs also lack links" if num_others > 1 else ""
             more = "; 1 more GPU also lacks links" if num_others == 1 else more
-            rank = "" if worst.rank is None else f" (rank {worst.rank})"
             has = f"{worst.num_active} of {worst.num_links} NVLinks"
+            headline = fitting(f"{worst.device} has only {has}", f"A GPU has only {has}")
+            who = "It" if headline.startswith(worst.device) else worst.device
+            who = who if worst.rank is None else f"{who} (rank {worst.rank})"
             yield Draft(
-                headline=fitting(f"{worst.device} has only {has}", f"A GPU has only {has}"),
+                headline=headline,
                 message=(
-                    f"{worst.device}{rank} reaches {format_bandwidth(worst.bytes_per_s)} of "
+                    f"{who} reaches {format_bandwidth(worst.bytes_per_s)} of "
                     f"{format_bandwidth(expected)} per direction{_which(worst)}{more}."
                 ),
                 fix=(

@@ -183,10 +183,7 @@ def _of_ranks(groups: Sequence[Sequence[RankTelemetry]]) -> str:
     sharers = groups[0]
     others = f", and {len(groups) - 1} more GPUs are shared" if len(groups) > 2 else ""
     others = ", and 1 more GPU is shared" if len(groups) == 2 else others
-    return (
-        f"{name_ranks(one.rank for one in sharers)} share one GPU ({sharers[0].uuid}){others}: "
-        "their kernels take turns."
-    )
+    return f"Their kernels take turns on {sharers[0].uuid or 'it'}{others}."
 
 
 def _of_others(groups: Sequence[Sequence[RankTelemetry]]) -> str:

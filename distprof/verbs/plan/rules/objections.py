@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from distprof.escape import fitting
 from distprof.rules.base import HEADINGS, Draft, Limits, Page, Rule, parse_page
 from distprof.terms import Confidence, Severity
 from distprof.units import capitalized
@@ -31,8 +32,11 @@ def _row(*, code: str, name: str, severity: Severity, kind: str, fix: str, page:
         for objection in configuration.objections:
             if objection.kind == kind:
                 yield Draft(
-                    headline=capitalized(kind),
-                    message=f"In this layout {objection.message}.",
+                    headline=fitting(
+                        f"{capitalized(kind)}: {objection.message}",
+                        f"Layout: {objection.message}",
+                    ),
+                    message="The configuration alone shows it.",
                     fix=fix,
                     confidence=Confidence.MODELLED,
                     evidence=("configuration.objections",),
