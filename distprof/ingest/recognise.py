@@ -91,6 +91,7 @@ class Foreign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     endings: tuple[str, ...] = ()
     begins: tuple[str, ...] = ()
     holds: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
     fix: str = "{record}"
 
     def is_of(self, name: str, head: bytes) -> bool:
@@ -100,7 +101,8 @@ class Foreign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if not self.begins and not self.holds:
             return False
         fits = not self.begins or head.startswith(tuple(map(_bytes, self.begins)))
-        return fits and all(_bytes(part) in head for part in self.holds)
+        held = all(_bytes(part) in head for part in self.holds)
+        return fits and held and not any(_bytes(part) in head for part in self.lacks)
 
 
 def _bytes(text: str) -> bytes:

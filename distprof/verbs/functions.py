@@ -52,7 +52,7 @@ def hang(
         progress: Called with the number of dumps read and the total number.
 
     Raises:
-        InputError: If no dump can be read, and no log says how the job ended.
+        InputError: If no dump and no text can be read.
     """
     from distprof.verbs.hang.evidence import read_evidence
     from distprof.verbs.hang.measure import diagnose

@@ -163,6 +163,31 @@ def test_no_dump_is_exit_code_3_with_a_way_out(
     assert "try: " in error
 
 
+def test_text_without_evidence_of_a_hang_is_undecided_and_no_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "job.out"
+    log.write_text("epoch 1\nepoch 2\n")
+    assert main(["hang", str(log)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith("Not decided, because 2 lines of text name no time-out")
+    assert "py-spy dump" in text
+    assert "inferred" not in text
+    assert main(["hang", str(log), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("name", "found"), [("empty.out", "an empty file"), ("none.out", "no file")]
+)
+def test_no_text_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, found: str
+) -> None:
+    (tmp_path / "empty.out").touch()
+    assert main(["hang", str(tmp_path / name)]) == 3
+    assert f"found: {found}" in capsys.readouterr().err
+
+
 def test_a_real_hang_over_gloo_names_the_rank(capsys: pytest.CaptureFixture[str]) -> None:
     """Rank 1 never came out of step 5 on purpose; gloo's entries all say scheduled."""
     assert main(["hang", str(GOLDEN / "gloo-ddp-3ranks-hang")]) == 1

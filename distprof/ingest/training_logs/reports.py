@@ -6,9 +6,10 @@ further program costs nothing where it printed nothing.
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
 
@@ -160,6 +161,8 @@ class ReportGrammar(Grammar):
             if (value := _value(text)) is not None
         }
         last = self.rows[-1] if self.rows else None
+        if wording.means and values.get("iteration", math.inf) <= 1 and _are_apart(self.rows[-2:]):
+            return  # the means of the reports that follow hold the first iteration of an epoch
         is_next = last and last.iteration is not None and _number(values) == last.iteration + 1
         means = {} if is_next else _values(wording.means, record)
         values |= {name: value for name, value in means.items() if name in values}
@@ -318,6 +321,12 @@ def _value(text: bytes | None) -> float | None:
     value, factor = (text[: suffix.start()], _MULTIPLES[suffix[1]]) if suffix else (text, 1.0)
     number = to_float(value)
     return None if number is None else number * factor
+
+
+def _are_apart(rows: Sequence[Row]) -> bool:
+    """Whether iterations between two reports are left out."""
+    numbers = [row.iteration for row in rows if row.iteration is not None]
+    return len(numbers) > 1 and numbers[1] > numbers[0] + 1
 
 
 def _number(values: Mapping[str, float]) -> float | None:

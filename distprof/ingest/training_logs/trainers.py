@@ -47,6 +47,9 @@ _OF_TRAINING = re.compile(
 """Labels of bars that count iterations; the last is that of YOLO."""
 
 
+_EPOCHS = re.compile(rb"(?i)^\s{0,20}epochs?:$")
+
+
 class _Bar(msgspec.Struct):
     """One bar: the start of its current span, and the reports so far."""
 
@@ -56,6 +59,7 @@ class _Bar(msgspec.Struct):
     first_second: int
     last_step: int
     last_second: int
+    is_of_epochs: bool = False  # Whether its label says that it counts epochs.
     rates: list[float] = msgspec.field(default_factory=list)  # As printed, in seconds per step.
     rows: list[Row] = msgspec.field(default_factory=list)
 
@@ -83,11 +87,13 @@ class BarGrammar(Grammar):
         for before, step, total, hours, minutes, seconds, rate, unit in _BAR.findall(block):
             label = before.rstrip()
             is_labelled = bool(_OF_TRAINING.search(label))
-            is_other = label.endswith(b":") and not is_labelled
+            is_other = label.endswith(b":") and label.strip() != b":" and not is_labelled
             if is_other or int(total) < (_MIN_SPAN if is_labelled else _MIN_STEPS):
                 continue
             second = int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds)
             self._follow(self._bars, int(total), int(step), second)
+            if int(total) in self._bars:
+                self._bars[int(total)].is_of_epochs |= bool(_EPOCHS.search(label))
             each = to_float(rate) or 0.0
             rates = self._bars[int(total)].rates if int(total) in self._bars else []
             if each and int(step) >= _FEWEST_STEPS and len(rates) < _MAX_RATES:
@@ -111,10 +117,13 @@ class BarGrammar(Grammar):
             bar.step, bar.second = step, second
 
     def finish(self) -> None:
-        """Keep the bar that ran longest."""
+        """Keep the bar that ran longest; of an epoch, the bar of its iterations that did."""
         bars = list((self._bars or {}).values())
         if bars:
             longest = max(bars, key=lambda bar: bar.last_second - bar.first_second)
+            inner = [bar for bar in bars if bar.rows and not bar.is_of_epochs]
+            if longest.is_of_epochs and inner:
+                longest = max(inner, key=lambda bar: len(bar.rows))
             self.rows = longest.rows or _whole(longest) or _printed(longest)
         self.notes.append(
             "Times come from a progress bar, which shows whole seconds, and are means over spans "

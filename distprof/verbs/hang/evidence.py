@@ -32,7 +32,6 @@ from distprof.ingest.job.run_directory import (
 from distprof.ingest.kinds.job_output import paths_of_output
 from distprof.ingest.output.read import Reader
 from distprof.ingest.output.stacks import calls_of
-from distprof.run.logs import JobOutput
 from distprof.run.records import FlightDump
 from distprof.units import NS_PER_S, name_ranks
 from distprof.verbs.hang.progress import find_stop, is_stale, last_step, modified_ns
@@ -93,7 +92,7 @@ def read_evidence(
         progress: Called with the number of dumps read and the total number.
 
     Raises:
-        InputError: If no dump can be read, and no log says how the job ended.
+        InputError: If no dump and no text can be read.
     """
     source = sources[0] if len(sources) == 1 else f"{sources[0]} and {len(sources) - 1} more"
     found = [find_files(one) for one in sources]
@@ -105,9 +104,8 @@ def read_evidence(
     for log in logs[:MAX_LOGS]:
         reader.take_file(log.folder.child(log.name).path, log.shown, log.rank)
     output = reader.result(log.shown for log in logs[:MAX_LOGS])
-    has_text = bool(output.events or output.stacks)
-    if not dumps and not has_text:
-        raise _nothing(source, output)
+    if not dumps and not output.num_lines:
+        raise _nothing(source)
     with running(executor if len(dumps) > _FEW else "serial") as pool:
         outcomes = map_each(pool, read_dump, dumps, progress)
     notes: list[str] = [*output.notes]
@@ -317,13 +315,14 @@ def _unreadable(source: str, broken: Sequence[tuple[DumpFile, str]]) -> InputErr
     )
 
 
-def _nothing(source: str, output: JobOutput) -> InputError:
-    if output.num_lines:
-        found = f"{output.num_lines:,} lines of text without a time-out, an error or a stack"
-    elif Folder(source).names():
+def _nothing(source: str) -> InputError:
+    path = Path(expanded(source))
+    if Folder(source).names():
         found = "none"
+    elif path.is_file():
+        found = "an empty file"
     else:
-        found = "an empty folder" if Path(source).is_dir() else "no file or folder with that name"
+        found = "an empty folder" if path.is_dir() else "no file or folder with that name"
     return InputError(
         source,
         expected="dumps of torch's Flight Recorder, such as nccl_trace_rank_0 or "

@@ -40,7 +40,8 @@ def origin(report: HangReport) -> str:
     """One line that counts the dumps, operations and groups read."""
     if not report.dumps:
         lines = counted(len(report.log_lines), "line")
-        return f"no dumps · {lines} about the end of the job · verdict inferred"
+        known = " · verdict inferred" if report.confidence is not None else ""
+        return f"no dumps · {lines} about the end of the job{known}"
     entries = sum(position.entries for position in report.ranks)
     parts = [f"{counted(len(report.dumps), 'dump')} ({short_ranks(report.dumps)})"]
     parts.append(f"{counted(entries, 'operation')} in {counted(len(report.groups), 'group')}")

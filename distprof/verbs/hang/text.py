@@ -7,6 +7,7 @@ from distprof.run.logs import JobOutput
 from distprof.sections.ending import FAILED, EndingPosition, EndingResult
 from distprof.sections.ending.measure import UNSAID, about_of
 from distprof.sections.ending.positions import operation_kind
+from distprof.sections.table import counted
 from distprof.terms import Confidence
 from distprof.verbs.hang.result import (
     GroupProgress,
@@ -25,6 +26,14 @@ _KINDS = {
     "silent": HangKind.NEVER_LAUNCHED,
     "unfinished": HangKind.LAUNCHED_NOT_FINISHED,
 }
+_UNDECIDED_STEPS = (
+    "Name the whole output of all ranks and of the launcher: distprof hang 'logs/*'.",
+    "If the job still stands, put each rank's stack (py-spy dump --pid PID) into a folder of "
+    "files such as rank0.txt, and name it: distprof hang stacks/.",
+    "To have dumps after the next time-out, set TORCH_FR_BUFFER_SIZE=2000 and "
+    "TORCH_NCCL_DUMP_ON_TIMEOUT=1, and name their folder.",
+    "If the job is slow rather than stuck: distprof analyze LOG.",
+)
 _PRECEDENCE = ("timeout", "device", "peer", "nccl", "error")
 
 
@@ -48,7 +57,10 @@ def lines_of_output(output: JobOutput) -> tuple[LogLine, ...]:
 
 def report_of_output(evidence: HangEvidence, ending: EndingResult, version: str) -> HangReport:
     """The report from what the job printed."""
-    verdict = ending.verdict or "Not decided: no line names a time-out, an error or an end."
+    verdict = ending.verdict or (
+        f"Not decided, because {counted(evidence.output.num_lines, 'line')} of text "
+        "name no time-out, error or end."
+    )
     state = HangState.FAILED if ending.state == FAILED else HangState(ending.state or "undecided")
     is_one = len({one.op for one in ending.positions}) == 1
     differ = HangKind.SIZE_MISMATCH if is_one else HangKind.KIND_MISMATCH
@@ -67,7 +79,7 @@ def report_of_output(evidence: HangEvidence, ending: EndingResult, version: str)
         or tuple(sorted({evidence.hosts.get(r, "") for r in ending.ranks} - {""})),
         why=ending.why,
         alternatives=ending.alternatives,
-        next_steps=ending.next_steps,
+        next_steps=ending.next_steps if ending.state else _UNDECIDED_STEPS,
         dumps=tuple(dump.rank for dump in evidence.dumps),
         groups=_groups(ending),
         ranks=tuple(map(_position, ending.positions)),
