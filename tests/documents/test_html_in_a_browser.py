@@ -614,20 +614,30 @@ document.body.dataset.found = JSON.stringify(found);
 """
 
 
-def table_page() -> str:
-    rows = tuple(
-        (name, time)
-        for name, time in (
-            ("rank 10", "9.00 µs"),
-            ("rank 9", "1.00 ms"),
-            ("=cmd()", "2.50 s"),
-            ('a "b", c', "–"),
-            ("-3", "10.0 µs"),
-            ("@x", "1,000 ms"),
-            ("rank 1", "0 ns"),
-            ("rank 2", "1.00 ms"),
-        )
-    )
+RANKS = (
+    ("rank 10", "9.00 µs"),
+    ("rank 9", "1.00 ms"),
+    ("=cmd()", "2.50 s"),
+    ('a "b", c', "–"),
+    ("-3", "10.0 µs"),
+    ("@x", "1,000 ms"),
+    ("rank 1", "0 ns"),
+    ("rank 2", "1.00 ms"),
+)
+
+MODULES = (
+    ("GPT", "9.00 ms"),
+    ("· Block × 2", "5.00 ms"),
+    ("· · Norm", "1.00 ms"),
+    ("· · Linear", "4.00 ms"),
+    ("· Embedding", "6.00 ms"),
+    ("Loss", "10.0 ms"),
+    ("· Softmax", "900 µs"),
+    ("(outside modules)", "7.00 ms"),
+)
+
+
+def table_page(rows: tuple[tuple[str, str], ...] = RANKS) -> str:
     view = TableView(
         section="x",
         title="Some",
@@ -654,3 +664,17 @@ def test_a_table_sorts_names_and_filters_and_copies(tmp_path: Path) -> None:
     assert found["filtered"] == ["=cmd()"]
     assert "1 of 8 rows" in found["says"]
     assert found["copied"] == "name,time\n'=cmd(),2.50 s\n", "no formula"
+
+
+def test_rows_of_a_tree_stay_below_those_around_them(tmp_path: Path) -> None:
+    found = found_by(table_page(MODULES), TABLE.replace("COLUMN", "1"), tmp_path)
+    time = dict(MODULES)
+    down = ["Loss", "· Softmax", "GPT", "· Embedding", "· Block × 2", "· · Linear", "· · Norm"]
+    up = ["(outside modules)", "GPT", "· Block × 2", "· · Norm", "· · Linear", "· Embedding"]
+    assert [text.replace("\u00a0", " ") for text in found["down"]] == [
+        time[name] for name in (*down, "(outside modules)")
+    ]
+    assert [text.replace("\u00a0", " ") for text in found["up"]] == [
+        time[name] for name in (*up, "Loss", "· Softmax")
+    ]
+    assert found["again"] == found["before"]

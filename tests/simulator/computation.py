@@ -11,13 +11,24 @@ import random
 from dataclasses import dataclass, field
 from math import prod
 
-FAULTS = ("optimizer", "vocabulary", "layout", "zeros", "embedding", "dropout", "casts")
+FAULTS = (
+    *("optimizer", "vocabulary", "layout", "zeros", "embedding", "dropout", "casts"),
+    *("fp32", "attention", "loss", "recomputation", "launches"),
+)
+
+REPAIRED = {"fp32": "tf32"}
+"""What a program is without its fault, if not the healthy one."""
 
 BF16, FP32, INT64 = "c10::BFloat16", "float", "long int"
 BYTES = {BF16: 2, FP32: 4, INT64: 8}
 MAIN, BACKWARD = 200, 201
 
 FILLED = 150
+
+SEQUENCE = 1_024
+
+TF32_FLOPS, FP32_FLOPS = 495 / 990, 67 / 990
+"""Rates of an H100's data sheet by that of bf16."""
 
 
 @dataclass(frozen=True)
@@ -32,22 +43,29 @@ class Model:
     bandwidth: float = 2.4e12
     launch_us: float = 2.0
     slow_factor: float = 2.5  # Of products with an odd dimension.
+    launching_us: float = 300.0  # Of a slow CPU, for each kernel.
     fault: str = ""
 
     @staticmethod
     def drawn(seed, fault=""):
         """A model of one of many sizes."""
         pick = random.Random(seed)
+        smaller = {"launches": 8, "recomputation": 4}.get(fault, 1)  # short kernels; all fits
         return Model(
-            layers=pick.randint(2, 5),
-            tokens=pick.choice((8_192, 16_384, 24_576)),
+            layers=pick.randint(2, 5) * (6 if fault == "recomputation" else 1),
+            tokens=pick.choice((8_192, 16_384, 24_576)) // smaller,
             width=pick.choice((1_024, 1_536, 2_048)),
             vocabulary=pick.choice((32_064, 50_304, 65_536)),
             flops=pick.uniform(350e12, 700e12),
             bandwidth=pick.uniform(1.5e12, 3e12),
             launch_us=pick.uniform(1.5, 3.0),
+            launching_us=pick.uniform(200, 400),
             fault=fault,
         )
+
+    def operator_us(self):
+        """Time of the CPU for each kernel."""
+        return self.launching_us if self.fault == "launches" else 5.0
 
 
 @dataclass
@@ -76,7 +94,7 @@ class Timeline:
 
     def op(self, name, tensors, kernel, us, *, sequence=None, inside=(), tid=MAIN):
         """An operator with one kernel; ``tensors`` are sizes and types."""
-        start, self.cpu = self.cpu, self.cpu + 5.0
+        start, self.cpu = self.cpu, self.cpu + self.model.operator_us()
         for depth, outer in enumerate(inside):
             self.event("cpu_op", outer, start + 0.1 * depth, 4.9 - 0.2 * depth, tid)
         args = {}
@@ -117,6 +135,13 @@ class Step:
         inside = (f"autograd::engine::evaluate_function: {node}", node)
         self.line.op(name, tensors, kernel, us, inside=inside, tid=BACKWARD)
 
+    def again(self, name, tensors, kernel, us):
+        """A forward operator that the backward pass repeats."""
+        self.sequence += 1
+        node = "CheckpointFunctionBackward"
+        inside = (f"autograd::engine::evaluate_function: {node}", node)
+        self.line.op(name, tensors, kernel, us, sequence=self.sequence, inside=inside, tid=BACKWARD)
+
     def optimizer(self, name, tensors, kernel, us):
         self.line.op(name, tensors, kernel, us)
 
@@ -124,9 +149,13 @@ class Step:
         odd = any(n % 8 for n in (rows, inner, columns))
         slow = 1 + FILLED / inner  # a tile is loaded before its first multiplication
         slow *= self.model.slow_factor if odd else 1.0
-        moved = 2 * (rows * inner + inner * columns + rows * columns)
-        us = self.seconds(2 * rows * inner * columns, moved, slow)
-        run("aten::mm", [((rows, inner), BF16), ((inner, columns), BF16)], "nvjet_gemm", us)
+        kind, kernel, rate = {
+            "fp32": (FP32, "ampere_sgemm_128x64_nn", FP32_FLOPS),
+            "tf32": (FP32, "sm80_xmma_gemm_f32f32_tf32f32_f32_nn", TF32_FLOPS),
+        }.get(self.model.fault, (BF16, "nvjet_gemm", 1.0))
+        moved = BYTES[kind] * (rows * inner + inner * columns + rows * columns)
+        us = self.seconds(2 * rows * inner * columns / rate, moved, slow)
+        run("aten::mm", [((rows, inner), kind), ((inner, columns), kind)], kernel, us)
 
     def memory(self, run, name, tensors, written, kernel="elementwise_kernel", factor=1.0):
         """A kernel that reads its inputs and writes so many bytes."""
@@ -176,16 +205,56 @@ class Step:
             self.product(run, tokens, width, width)
             self.product(run, tokens, width, 4 * width)
             self.product(run, tokens, 4 * width, width)
-        heads = (tokens // 2_048, width // 64, 2_048, 64)
-        name = "aten::_scaled_dot_product_flash_attention"
-        us = self.seconds(times * 4 * tokens * 2_048 * width, 8 * tokens * width)
-        suffix = "_backward" if times == 2 else ""
-        tensors = [(heads, BF16)] * (3 + (times == 2))
-        run(name + suffix, tensors, f"flash_{'bwd' if suffix else 'fwd'}_kernel", us)
+        self.attention(run, times)
         if times == 1:
             for columns in (width, 4 * width, width):
                 self.dropout(run, columns)
         self.fused(run, 6 * tokens * width)
+
+    def attention(self, run, times):
+        tokens, width = self.model.tokens, self.model.width
+        if self.model.fault == "attention":
+            self.scores(run, times, tokens // SEQUENCE * (width // 64))
+            return
+        heads = (tokens // SEQUENCE, width // 64, SEQUENCE, 64)
+        name = "aten::_scaled_dot_product_flash_attention"
+        us = self.seconds(times * 4 * tokens * SEQUENCE * width, 8 * tokens * width)
+        suffix = "_backward" if times == 2 else ""
+        tensors = [(heads, BF16)] * (3 + (times == 2))
+        run(name + suffix, tensors, f"flash_{'bwd' if suffix else 'fwd'}_kernel", us)
+
+    def scores(self, run, times, heads):
+        """Attention that writes the scores of all heads to memory."""
+        query, key, scores = (
+            (heads, SEQUENCE, 64),
+            (heads, 64, SEQUENCE),
+            (heads, SEQUENCE, SEQUENCE),
+        )
+        number = prod(scores)
+        us = self.seconds(2 * 64 * number, 2 * (number + 2 * prod(query)))
+        for _ in range(times):
+            run("aten::bmm", [(query, BF16), (key, BF16)], "nvjet_gemm", us)
+            run("aten::bmm", [(scores, BF16), (query, BF16)], "nvjet_gemm", us)
+        softmax = "aten::_softmax" + ("_backward_data" if times == 2 else "")
+        self.memory(run, softmax, [(scores, BF16)] * times, 2 * number, "softmax_kernel")
+        for name in ("aten::mul", "aten::masked_fill", "aten::div"):
+            self.memory(run, name, [(scores, BF16)], 2 * number)
+
+    def loss(self, columns):
+        """The loss on all logits, forward and backward."""
+        size = (self.model.tokens, columns)
+        number = prod(size)
+        if self.model.fault != "loss":
+            self.fused(self.forward, 4 * number)
+            return
+        self.memory(self.forward, "aten::copy_", [(size, FP32), (size, BF16)], 0)
+        for run, name in (
+            (self.forward, "aten::_log_softmax"),
+            (self.backward, "aten::_log_softmax_backward_data"),
+        ):
+            inputs = [(size, FP32)] * (1 if run == self.forward else 2)
+            self.memory(run, name, inputs, 4 * number, "softmax_kernel")
+        self.memory(self.backward, "aten::copy_", [(size, BF16), (size, FP32)], 0)
 
     def gradient(self, size):
         """The gradient of a parameter; with zeros in it, it is added to them."""
@@ -217,10 +286,12 @@ class Step:
         for _ in range(model.layers):
             self.layer(self.forward, 1)
         self.product(self.forward, tokens, width, vocabulary)
-        self.fused(self.forward, 4 * tokens * vocabulary)
+        self.loss(vocabulary)
         self.product(self.backward, tokens, vocabulary, width)
         self.product(self.backward, width, tokens, vocabulary)
         for _ in range(model.layers):
+            if model.fault == "recomputation":
+                self.layer(self.again, 1)
             self.layer(self.backward, 2)
         factor = 60.0 if model.fault == "embedding" else 1.0
         rows = [((tokens, width), BF16), ((tokens,), INT64)]

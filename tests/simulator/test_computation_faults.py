@@ -3,9 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 import distprof
-from tests.simulator.computation import FAULTS, Model, write
+from distprof.run.records import MEMORY_LOG, RankRecords
+from distprof.schema import ABSENT
+from tests.simulator.computation import FAULTS, REPAIRED, Model, write
+from tests.simulator.records import InMemoryRecords
+from tests.simulator.tables import table
 
 RULES = {
     "optimizer": "unfused-optimizer",
@@ -15,14 +20,43 @@ RULES = {
     "embedding": "slow-indexing",
     "dropout": "unfused-dropout",
     "casts": "needless-casts",
+    "fp32": "tensor-cores-unused",
+    "attention": "unfused-attention",
+    "loss": "unfused-loss",
+    "recomputation": "needless-recomputation",
+    "launches": "launch-bound-host",
 }
 
+SIZE = 80 << 30
+"""Memory of the simulated GPU."""
 
-def findings(model, folder):
+STEPS = 4
+
+
+def with_memory(run, allocated):
+    """The run with a counter of its rank's memory after each step."""
+    rows = [
+        {
+            "step": step,
+            "t_ns": step,
+            "allocated_bytes": allocated,
+            "peak_allocated_bytes": allocated,
+            "reserved_bytes": allocated,
+            "num_retries": 0,
+            "rss_bytes": ABSENT,
+        }
+        for step in range(STEPS)
+    ]
+    records = RankRecords(rank=0, memory=table(MEMORY_LOG, rows))
+    return structs.replace(run, records={0: InMemoryRecords(records)})
+
+
+def findings(model, folder, allocated=SIZE // 4):
+    """Mean step in ns, and what is found; the recording costs no time."""
     path = folder / "rank0.pt.trace.json.gz"
-    step_ns = write(model, path)
-    report = distprof.analyze(distprof.open_run(path, use_cache=False), debug=True)
-    return step_ns, report.findings
+    step_ns = write(model, path, STEPS)
+    run = with_memory(distprof.open_run(path, use_cache=False), allocated)
+    return step_ns, distprof.analyze(run, step_ns=round(step_ns), debug=True).findings
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -30,7 +64,9 @@ def findings(model, folder):
 def test_a_fault_is_found_first_at_its_price(fault, seed, tmp_path):
     model = Model.drawn(seed, fault)
     step_ns, found = findings(model, tmp_path)
-    truth = step_ns - write(replace(model, fault=""), tmp_path / "healthy.json.gz")
+    truth = step_ns - write(
+        replace(model, fault=REPAIRED.get(fault, "")), tmp_path / "healthy.json.gz"
+    )
     first = found[0]
     assert first.name == RULES[fault]
     assert first.cost_ns_per_step == pytest.approx(truth, rel=0.15)
@@ -40,3 +76,14 @@ def test_a_fault_is_found_first_at_its_price(fault, seed, tmp_path):
 def test_a_healthy_program_has_no_finding(seed, tmp_path):
     _, found = findings(Model.drawn(seed), tmp_path)
     assert found == ()
+
+
+@pytest.mark.parametrize("fault", sorted(set(REPAIRED.values())))
+def test_what_a_program_becomes_has_no_finding(fault, tmp_path):
+    _, found = findings(Model.drawn(1, fault), tmp_path)
+    assert found == ()
+
+
+def test_recomputation_that_memory_requires_is_not_needless(tmp_path):
+    _, found = findings(Model.drawn(2, "recomputation"), tmp_path, allocated=SIZE * 9 // 10)
+    assert RULES["recomputation"] not in {one.name for one in found}

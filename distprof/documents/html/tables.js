@@ -44,6 +44,14 @@
     const titles = [...head.cells];
     const names = titles.map(textOf);
     let order = rows.map((_, i) => i), sorted = -1, isDown = false;
+    // Rows of a tree begin with a dot for each row around them, and stay below it
+    const depths = cells.map((row) => (row[0] || "").match(/^(?:· )*/)[0].length);
+    const around = [];
+    const above = depths.map((depth, i) => {
+      while (around.length && depths[around[around.length - 1]] >= depth) around.pop();
+      return around.push(i) > 1 ? around[around.length - 2] : -1;
+    });
+    const below = (parent) => order.filter((i) => above[i] === parent).flatMap((i) => [i, ...below(i)]);
 
     const arrange = () => table.tBodies[0].append(...order.map((i) => rows[i]));
     const sort = (column) => {
@@ -62,6 +70,7 @@
           const by = isNumeric ? values[a] - values[b] : words.compare(one, other);
           return (isDown ? -by : by) || a - b;
         });
+        if (above.some((i) => i >= 0)) order = below(-1);
       }
       titles.forEach((title, i) => {
         if (i === sorted) title.setAttribute("aria-sort", isDown ? "descending" : "ascending");
