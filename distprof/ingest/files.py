@@ -27,10 +27,11 @@ from distprof.bounds import (
     open_plain,
     within,
 )
-from distprof.errors import UsageError
+from distprof.errors import InputError, UsageError
 from distprof.remote.system import ask
 
 _T = TypeVar("_T")
+Refuse = Callable[[str, str], NoReturn]  # with a source, and what was found in it
 
 
 class Folder(msgspec.Struct, frozen=True):
@@ -137,6 +138,14 @@ def paths_of_logs(source: str, most: int) -> list[str]:
     return sorted(files)
 
 
+def any_log(source: str, most: int, is_log: Callable[[str], bool]) -> bool:
+    """Whether a file, or a file in a folder of logs, is of a kind; never raises for others."""
+    try:
+        return any(map(is_log, paths_of_logs(source, most)))
+    except (OSError, ValueError, ImportError):
+        return False
+
+
 @contextmanager
 def opened(path: str) -> Iterator[BinaryIO]:
     """Open a file or URL and yield its bytes, unpacked."""
@@ -225,7 +234,16 @@ def read_some(stream: BinaryIO, size: int) -> tuple[bytes, str]:
     return b"".join(parts), ""
 
 
-def whole(source: str, most: int, refuse: Callable[[str, str], NoReturn]) -> bytes:
+def refusing(expected: str, fix: str) -> Refuse:
+    """What refuses a source in which something else than ``expected`` was found."""
+
+    def refuse(source: str, found: str) -> NoReturn:
+        raise InputError(source, expected=expected, found=found, fix=fix)
+
+    return refuse
+
+
+def whole(source: str, most: int, refuse: Refuse) -> bytes:
     """All bytes of a file, unpacked.
 
     ``refuse`` is called with the source and what was found, if the file is damaged or has more than
@@ -245,7 +263,7 @@ def decoded(
     source: str,
     bound: Bound,
     kind: type[_T],
-    refuse: Callable[[str, str], NoReturn],
+    refuse: Refuse,
     parts_per_row: int = 1,
 ) -> _T:
     """A JSON file within its bound, as ``kind``; ``refuse`` is called as by :func:`whole`."""

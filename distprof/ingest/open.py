@@ -17,8 +17,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from distprof.artefacts import NCCL_LOG_FILE, OUTPUT_FILE, RANK_DIR_FORMAT
-from distprof.artefacts.files import has_own_place
-from distprof.artefacts.scratch import scratch_folder
+from distprof.artefacts.files import has_own_place, scratch_folder
 from distprof.bounds import expanded
 from distprof.errors import DistprofError, InputError
 from distprof.ingest.assemble import assemble_run, recent_part, same_steps
@@ -40,8 +39,7 @@ from distprof.ingest.job.run_directory import (
     open_run_directory,
     with_flight,
 )
-from distprof.ingest.kinds import training_log
-from distprof.ingest.kinds.nccl_log import read_rank_logs
+from distprof.ingest.kinds.logs import TRAINING_LOG, read_rank_logs
 from distprof.ingest.kineto.source import watched
 from distprof.ingest.rank import IngestOptions, ingest_rank
 from distprof.ingest.source import Source, known_sources, open_source
@@ -389,8 +387,8 @@ def _only_one(source: str, candidates: Sequence[SourceFile]) -> SourceFile:
     if len(candidates) == 1:
         return candidates[0]
     kind = candidates[0][0]
-    if kind is training_log.SOURCE:
-        logs = [(path, training_log.SOURCE.read(path)) for _, path in candidates]
+    if kind is TRAINING_LOG:
+        logs = [(path, TRAINING_LOG.read(path)) for _, path in candidates]
         if _same_job(logs):
             return kind, max(logs, key=lambda one: one[1].num_reports)[0]
     names = [str(Path(path).relative_to(Path(expanded(source)))) for _, path in candidates]

@@ -27,6 +27,7 @@ from distprof.ingest.cache.entries import (
     EntryWriter,
     HeldHostRows,
     HeldTables,
+    SharedCache,
     TooManyRowsError,
     find_entry,
 )
@@ -225,8 +226,6 @@ def _cached(source: _Source, options: IngestOptions) -> Rank:
     entry, note = find_entry(root, key), ""
     shared = None
     if url := shared_url(options.run_dir, options.cache_dir):
-        from distprof.ingest.cache.shared import SharedCache  # imports asyncio
-
         shared = SharedCache(url)
     if entry is None and shared is not None:
         entry, note = shared.fetch(key, root)

@@ -42,7 +42,7 @@ MAY_OPEN = {
     "ingest/kineto/reader.py": "reads a trace by the window",
     "ingest/cache.py": "entries, after they are found to be plain files of a known size",
     "ingest/executor.py": "names of this process's own threads, which Linux keeps short",
-    "ingest/job/processes.py": "a line that the kernel writes of a process",
+    "ingest/job/growing.py": "a line that the kernel writes of a process",
     "ingest/rank.py": "an entry of the cache, after it was checked",
     "verbs/export/opening.py": "the file that the command has just written",
 }
@@ -101,7 +101,8 @@ def answer_of(source):
 def test_a_kind_keeps_to_its_size(source, monkeypatch):
     """More is refused, or what is left out is said."""
     module = import_module(source.read.__module__)
-    monkeypatch.setattr(module, "BOUND", replace(module.BOUND, num_bytes=100))
+    name = next(name for name, value in vars(module).items() if value is source.bound)
+    monkeypatch.setattr(module, name, replace(source.bound, num_bytes=100))
     for where in (files, lines, read):
         monkeypatch.setattr(where, "MAX_BYTES", 100)
         monkeypatch.setattr(where, "BLOCK_BYTES" if where is not read else "_BLOCK_BYTES", 64)

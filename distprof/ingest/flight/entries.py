@@ -175,7 +175,10 @@ def _is_sane(entry: _Entry) -> bool:
 def _table(columns: dict[str, list[Any]]) -> Table:
     """Fields of entries as FLIGHT, in order of launch."""
     numbers = {name: _numbers(columns[name]) for name in _NUMBERS}
-    names = _coded(columns["profiling_name"])
+    texts = columns["profiling_name"]
+    if max(map(len, texts), default=0) > MAX_TEXT:
+        texts = [text[:MAX_TEXT] for text in texts]
+    names = Coded.encode(texts)
     kinds = np.array([int(collective_kind(name)) for name in names.values] or [0], dtype=np.int8)
     is_message = ["send " in name or "recv " in name for name in names.values] or [False]
     recorded = columns["is_p2p"]
@@ -211,11 +214,6 @@ def _table(columns: dict[str, list[Any]]) -> Table:
             "frame": _spelled(columns["frames"], _frame),
         },
     )  # fmt: skip
-    return _in_order(table)
-
-
-def _in_order(table: Table) -> Table:
-    """Sort by the number of the entry, or by time without numbers."""
     record = table["record"]
     by = record if len(record) and record.min() >= 0 else table["created_ns"]
     if len(by) < 2 or (np.diff(by) >= 0).all():
@@ -240,12 +238,6 @@ def _numbers(values: Sequence[int | None]) -> Int64Array:
 def _times(found: Int64Array) -> Int64Array:
     """Times, ABSENT for 0 and less, which some versions write for unknown times."""
     return np.where(found > 0, found, ABSENT)
-
-
-def _coded(texts: Sequence[str]) -> Coded:
-    if max(map(len, texts), default=0) > MAX_TEXT:
-        texts = [text[:MAX_TEXT] for text in texts]
-    return Coded.encode(texts)
 
 
 def _spelled(values: Sequence[Any], text: Any) -> Coded:

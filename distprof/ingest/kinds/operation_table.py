@@ -429,11 +429,13 @@ def _check_identity(path: str, columns: Mapping[str, Any]) -> None:
         raise _bad(path, "seq_id", expected, found)
 
 
-SOURCE = Source(
-    bound=BOUND,
-    place=20,
-    origin=ORIGIN,
-    fits=fits_operation_table,
-    read=read_operation_table,
-    notes="assumed",
+SOURCES = (
+    Source(
+        bound=BOUND,
+        place=20,
+        origin=ORIGIN,
+        fits=fits_operation_table,
+        read=read_operation_table,
+        notes="assumed",
+    ),
 )

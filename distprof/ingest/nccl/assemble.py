@@ -169,7 +169,11 @@ class Assembler:
         for what, number in bag.items():
             text = b"Channel 0/0" + what
             if b"NCCL " in text or b"\x1b" in text:
-                self._take_odd(process, text, number)
+                host, pid = self._names[process]
+                line = b"%s:%d:0 [0] NCCL INFO %s" % (host, pid, text)
+                for message in list(self._odd.split(line)):
+                    for _ in range(number):
+                        self.take(message, None)
                 continue
             event = self._cache.get(text) or self._parse(text)
             self._counts["info"] += number
@@ -177,14 +181,6 @@ class Assembler:
                 self._communicators.connect(process, event, number)
             elif event is not KNOWN:
                 self._count_unknown(event, text, number)
-
-    def _take_odd(self, process: int, text: bytes, number: int) -> None:
-        """Read a channel message that contains colours, or another message right after it."""
-        host, pid = self._names[process]
-        line = b"%s:%d:0 [0] NCCL INFO %s" % (host, pid, text)
-        for message in list(self._odd.split(line)):
-            for _ in range(number):
-                self.take(message, None)
 
     def take(self, message: Message, rank: int | None) -> None:
         """Read one message.

@@ -276,9 +276,6 @@ class Inspection:
             times * 1_000,
             np.rint(durations * 1e3).astype(np.int64),
         )
-        self._keep(columns)
-
-    def _keep(self, columns: tuple[NDArray[Any], ...]) -> None:
         chosen = self._is_chosen(columns[0], columns[1])
         kept = columns if chosen.all() else tuple(column[chosen] for column in columns)
         if len(kept[0]):

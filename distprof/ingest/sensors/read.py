@@ -225,7 +225,15 @@ class _Host:
         if self._xml.take(line) or self._text.take(line) or self.take_row(line):
             return
         if first == "#":
-            self._comment(line)
+            names = dmon_header(line)
+            if names is not None:
+                if not (isinstance(self._table, Dmon) and self._table.fits(names)):
+                    self._table = Dmon(names, self._collector)
+            elif line.startswith(("##", "# gpu", "#gpu")):  # a section ends; the header of a table
+                self._links.close()
+                self._table = None
+            else:
+                self._scrapes.comment(line)
         elif line.startswith(PREFIX):
             self._scrapes.take(line)
         elif first == "{" and MARK in line:
@@ -240,18 +248,6 @@ class _Host:
         self._links.close()
         self._text.close()
         self._xml.close()
-
-    def _comment(self, line: str) -> None:
-        """Read a header of dmon, its line of units, the end of a section, or another comment."""
-        names = dmon_header(line)
-        if names is not None:
-            if not (isinstance(self._table, Dmon) and self._table.fits(names)):
-                self._table = Dmon(names, self._collector)
-        elif line.startswith(("##", "# gpu", "#gpu")):  # a section ends; the header of a table
-            self._links.close()
-            self._table = None
-        else:
-            self._scrapes.comment(line)
 
     def _row(self, line: str) -> None:
         if not line.strip() or take_amd_row(line, self._collector):

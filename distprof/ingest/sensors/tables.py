@@ -281,7 +281,15 @@ class QueryCsv:
                 self._collector.left_out["rows without a readable time skipped"] += 1
                 return
         values = {n.column: n.value(cells[n.position]) for n in self._numbers}
-        device = self._device(cells)
+        key = self._identity(cells)
+        if key not in self._devices:
+            if len(self._devices) > 50_000:
+                self._devices.clear()
+            texts = {name: _text(cells[p]) for name, p in self._texts.items() if p is not None}
+            index = None if self._index is None else whole(cells[self._index])
+            bus = bus_id(texts.pop("bus_id", ""))
+            self._devices[key] = Identity(index=index, bus_id=bus, **texts)
+        device = self._devices[key]
         self._collector.sample(device, when, values, self._throttle_reasons(cells))
         if self._states:
             self._take_state(device, cells)
@@ -297,17 +305,6 @@ class QueryCsv:
         state = state_of(facts, device, self._collector.file)
         if state is not None:
             self._collector.state(state)
-
-    def _device(self, cells: list[str]) -> Identity:
-        key = self._identity(cells)
-        if key not in self._devices:
-            if len(self._devices) > 50_000:
-                self._devices.clear()
-            texts = {name: _text(cells[p]) for name, p in self._texts.items() if p is not None}
-            index = None if self._index is None else whole(cells[self._index])
-            bus = bus_id(texts.pop("bus_id", ""))
-            self._devices[key] = Identity(index=index, bus_id=bus, **texts)
-        return self._devices[key]
 
     def _throttle_reasons(self, cells: list[str]) -> str:
         """Throttling reasons joined by commas, empty if unknown."""
