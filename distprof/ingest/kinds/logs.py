@@ -24,8 +24,7 @@ from distprof.ingest.files import (
     read_some,
 )
 from distprof.ingest.kinds import machine
-from distprof.ingest.sensors.amd import is_amd_json
-from distprof.ingest.sensors.kernel import JOURNAL
+from distprof.ingest.sensors.collect import JOURNAL, is_amd_json
 from distprof.ingest.source import Source
 from distprof.run.logs import DeviceLog, JobOutput, NcclLog, TrainingLog
 from distprof.run.run import Run

@@ -16,29 +16,28 @@ from typing import BinaryIO
 from distprof.bounds import expanded, within
 from distprof.errors import InputError
 from distprof.ingest.files import DAMAGE, opened
-from distprof.ingest.sensors.amd import (
-    AmdCsv,
-    amd_header,
-    is_amd_json,
-    take_amd_json,
-    take_amd_row,
-)
-from distprof.ingest.sensors.collect import LABEL, MARKER, NAME, RULE, Collector, host_named
-from distprof.ingest.sensors.kernel import (
+from distprof.ingest.sensors.collect import (
     JOURNAL,
-    SNIFFED_LINES,
-    holds_marks,
-    is_kernel_log,
-    take_journal,
-    take_kernel,
+    LABEL,
+    MARKER,
+    NAME,
+    RULE,
+    Collector,
+    host_named,
+    is_amd_json,
 )
 from distprof.ingest.sensors.messages import (
     FABRIC,
     MARK,
     PREFIX,
+    SNIFFED_LINES,
     NvlinkStatus,
     Scrapes,
+    holds_marks,
+    is_kernel_log,
     take_fabric_line,
+    take_journal,
+    take_kernel,
     take_monitor_line,
 )
 from distprof.ingest.sensors.smi import (
@@ -51,12 +50,16 @@ from distprof.ingest.sensors.smi import (
     date_of,
 )
 from distprof.ingest.sensors.tables import (
+    AmdCsv,
     Dmon,
     QueryCsv,
+    amd_header,
     dmon_header,
     has_sensors,
     header_of,
     is_headless,
+    take_amd_json,
+    take_amd_row,
 )
 from distprof.run.logs import DeviceLog
 
