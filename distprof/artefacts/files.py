@@ -72,7 +72,7 @@ def cache_root(source_dir: str | Path | None, override: str | Path | None) -> Pa
     """The folder of all entries: the override, the cache of a run directory, or the user's cache.
 
     If ``override`` is a URL, it is that of local copies
-    (:mod:`distprof.ingest.machines.shared_cache`).
+    (:class:`distprof.ingest.cache.SharedCache`).
     """
     url = shared_url(source_dir, override)
     chosen = override or _default_place(source_dir)
@@ -192,11 +192,7 @@ def _delete(folder: Path) -> None:
 
 
 def _locked(folder: Path) -> int:
-    """Open and lock the folder; the lock ends with this process.
-
-    Raises:
-        OSError: If another process holds the lock.
-    """
+    """Open and lock the folder until this process ends; OSError if another holds the lock."""
     number = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)

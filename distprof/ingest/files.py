@@ -215,10 +215,7 @@ class _Unpacked(io.RawIOBase):
 
 
 def read_some(stream: BinaryIO, size: int) -> tuple[bytes, str]:
-    """Read up to a size, the end, or damage; return the bytes and a description of the damage.
-
-    A truncated archive gives the bytes before the cut, which one large read would lose.
-    """
+    """Up to ``size`` bytes, those before any damage, and a description of the damage."""
     parts: list[bytes] = []
     left = size
     read = getattr(stream, "read1", stream.read)
@@ -244,11 +241,7 @@ def refusing(expected: str, fix: str) -> Refuse:
 
 
 def whole(source: str, most: int, refuse: Refuse) -> bytes:
-    """All bytes of a file, unpacked.
-
-    ``refuse`` is called with the source and what was found, if the file is damaged or has more than
-    ``most`` bytes.
-    """
+    """All bytes of a file, unpacked; ``refuse`` is called if it is damaged or too large."""
     try:
         with opened(source) as stream:
             data, damage = read_some(stream, most + 1)
@@ -277,10 +270,7 @@ def decoded(
 
 
 def beginning(source: str, size: int, *, endings: tuple[str, ...] = ()) -> bytes:
-    """The first bytes of a file or URL, unpacked, to recognise its kind. Never raises.
-
-    Empty if unreadable. Files without one of the ``endings`` of the kind are not opened.
-    """
+    """The first bytes of a file, unpacked; empty if unreadable, or of another ending."""
     if endings and not source.lower().endswith(endings):
         return b""
     try:
@@ -294,18 +284,12 @@ _OBJECT = re.compile(rb'\s*\{\s*(?:["}]|$)')
 
 
 def begins_object(start: bytes) -> bool:
-    """Whether a file with this beginning may be a JSON object.
-
-    Trainers print dictionaries of Python, which have other quotes.
-    """
+    """Whether this may begin a JSON object; dictionaries that trainers print have other quotes."""
     return _OBJECT.match(start) is not None
 
 
 class Blocks(msgspec.Struct):
-    """Blocks of whole lines. Line ends may be LF, CR LF or CR and become LF.
-
-    A line longer than :data:`MAX_LINE_BYTES` comes in pieces.
-    """
+    """Blocks of whole lines, or pieces of long ones; line ends (LF, CR LF, CR) become LF."""
 
     stream: BinaryIO  # The source of the bytes.
     num_lines: int = 0
@@ -314,7 +298,7 @@ class Blocks(msgspec.Struct):
 
     def __iter__(self) -> Iterator[bytes]:
         rest = b""
-        for block in self._raw():
+        for block in self.pieces():
             end = block.rfind(b"\n") + 1
             if end:
                 self.num_lines += block.count(b"\n")
@@ -329,7 +313,8 @@ class Blocks(msgspec.Struct):
             self.num_lines += 1
             yield rest
 
-    def _raw(self) -> Iterator[bytes]:
+    def pieces(self) -> Iterator[bytes]:
+        """Blocks that may end within a line."""
         held = b""
         while self.num_bytes <= MAX_BYTES:
             block, self.damage = read_some(self.stream, BLOCK_BYTES)

@@ -21,7 +21,7 @@ from distprof.artefacts.files import has_own_place, scratch_folder
 from distprof.bounds import expanded
 from distprof.errors import DistprofError, InputError
 from distprof.ingest.assemble import assemble_run, recent_part, same_steps
-from distprof.ingest.cache.entries import is_temporary
+from distprof.ingest.cache import is_temporary
 from distprof.ingest.discovery import Discovery, TraceFile, discover, rank_in_name
 from distprof.ingest.executor import (
     Outcome,
@@ -336,10 +336,7 @@ def open_folder(source: str) -> Run | None:
 
 
 def files_of_evidence(sources: Sequence[str]) -> list[str]:
-    """Files that accompany a recording, with folders replaced by the files inside.
-
-    A folder that one kind reads as a whole stays a folder.
-    """
+    """Files that accompany a recording; of a folder, those inside unless one kind reads it."""
     paths: list[str] = []
     for source in sources:
         inside = () if _kind_of(source) is not None else _sources_inside(source)
@@ -403,10 +400,7 @@ def _only_one(source: str, candidates: Sequence[SourceFile]) -> SourceFile:
 
 
 def _same_job(logs: Sequence[tuple[str, TrainingLog]]) -> bool:
-    """Whether logs report the same iterations, with the same losses or from different ranks.
-
-    If the ranks print no loss, names such as ``rank3.log`` must show that they are ranks.
-    """
+    """Whether logs report the same iterations, with the same losses or from named ranks."""
     are_ranks = len({rank_in_name(path) for path, _ in logs} - {None}) == len(logs)
     one = logs[0][1]
     for _, other in logs[1:]:

@@ -19,7 +19,7 @@ from distprof.artefacts.files import cache_root, shared_url
 from distprof.bounds import open_plain
 from distprof.config import CommunicationConfig
 from distprof.errors import InputError
-from distprof.ingest.cache.entries import (
+from distprof.ingest.cache import (
     FAILED,
     NO_ROOM,
     CachedTables,
@@ -31,7 +31,6 @@ from distprof.ingest.cache.entries import (
     TooManyRowsError,
     find_entry,
 )
-from distprof.ingest.cache.tables_file import DamagedTablesError, Part, open_tables
 from distprof.ingest.collectives.arguments import Membership
 from distprof.ingest.collectives.device_records import device_records, mark_communication
 from distprof.ingest.collectives.gloo_records import gloo_records
@@ -50,6 +49,7 @@ from distprof.ingest.kineto.reader import HostSink, read_trace
 from distprof.ingest.metadata import TraceMetadata, read_metadata
 from distprof.ingest.recognise import refuse_chrome_trace
 from distprof.ingest.steps import Steps, find_steps
+from distprof.ingest.tables_file import DamagedTablesError, Part, open_tables
 from distprof.join.invariants import checked, mended
 from distprof.run.run import Count, Device, Quality, Rank, TableSource
 from distprof.run.tables import HOST, MODULE_CATEGORY, RankTables

@@ -16,6 +16,7 @@ from distprof.ingest.discovery import rank_in_name
 from distprof.ingest.files import (
     DAMAGE,
     NOT_LOGS,
+    Blocks,
     any_log,
     beginning,
     begins_object,
@@ -148,7 +149,7 @@ def _read_nccl(paths: Mapping[str, int | None]) -> NcclLog:
         before = assembler.num_processes
         try:
             with opened(path) as stream:
-                lines = Lines(stream)
+                lines = Lines(Blocks(stream))
                 splitter = Splitter()
                 for some in lines:
                     assembler.take_lines(some, splitter, rank)
@@ -158,9 +159,9 @@ def _read_nccl(paths: Mapping[str, int | None]) -> NcclLog:
         finally:
             files[path] = range(before, assembler.num_processes)
         counts["lines"] += lines.num_lines
-        counts["bytes"] += lines.num_bytes
-        if lines.damage:
-            notes.append(f"{path} was read only up to the damage: {lines.damage}.")
+        counts["bytes"] += lines.blocks.num_bytes
+        if lines.blocks.damage:
+            notes.append(f"{path} was read only up to the damage: {lines.blocks.damage}.")
         if lines.num_shortened:
             notes.append(f"Lines of {path} above 64 KiB, truncated: {lines.num_shortened:,}.")
     return assembler.result(files, counts, notes)

@@ -93,11 +93,7 @@ def fits_operator_table(source: str) -> bool:
 
 
 def read_operator_table(source: str) -> OperatorTable:
-    """Read the first table of a file.
-
-    Raises:
-        InputError: If it cannot be read or its table has no row.
-    """
+    """Read the first table of a file; InputError if it cannot be read or has no row."""
     data = whole(source, BOUND.num_bytes, _refuse)
     text = data.decode("utf-8-sig", "replace").replace("\0", "")
     if not _HEADER.search(text):

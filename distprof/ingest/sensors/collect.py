@@ -182,11 +182,7 @@ _LEAST_GAPS = 5
 
 
 def gpus_at_once(times: Int64Array) -> int:
-    """The number of rows per moment in a query of several GPUs; 1 if rows are not in such groups.
-
-    A query writes one row per GPU within milliseconds, and waits for its period; times ascend, in
-    ns.
-    """
+    """Rows per moment of a query of several GPUs; 1 if they are not grouped. Times ascend."""
     gaps = np.diff(times)
     if len(gaps) < _LEAST_GAPS or not (longest := float(np.percentile(gaps, 95))):
         return 1
@@ -356,10 +352,7 @@ class Collector(msgspec.Struct):
             yield DeviceSeries(file=self.file, clock=clock, table=rows, **named)
 
     def result(self) -> DeviceLog:
-        """The log, with notes on skipped data.
-
-        Samples are those of the first origin that has any, by host, as their lines may be mixed.
-        """
+        """The log: of each file the samples of the first origin that has any, and notes."""
         found = next(filter(None, self._samples.values()), {})
         places = {host: i for i, host in enumerate(dict.fromkeys(one.host for one, _ in found))}
         series = tuple(

@@ -75,10 +75,7 @@ class Places(msgspec.Struct, frozen=True):
         )
 
     def rank_of(self, host: str, index: int | None, bus: str, uuid: str) -> int | None:
-        """The rank on a GPU; None if it is uncertain. The index counts in the driver's order.
-
-        Without a host name, which is empty if unknown, it is certain only for a single node.
-        """
+        """The rank on a GPU, by its index in the driver's order; None if it is uncertain."""
         if uuid in self.by_uuid:
             return self.by_uuid[uuid]
         if bus:
@@ -101,10 +98,7 @@ class Places(msgspec.Struct, frozen=True):
         return found.pop() if len(found) == 1 and is_sure else None
 
     def others_than(self, name: str, rank: int | None) -> str:
-        """Names of the job's GPUs if a named GPU is of another model than these; else empty.
-
-        ``rank`` is the one that the GPU's place gives; None for any rank.
-        """
+        """The job's GPUs, or that of a known rank, if a GPU is of another model; else empty."""
         model = _model(name)
         known = self.devices if rank is None else {rank: self.devices.get(rank, "")}
         models = {_model(device): device for device in known.values()}
@@ -354,10 +348,7 @@ def with_device_log(run: Run, log: DeviceLog) -> Run:
 def _of_the_models(
     log: DeviceLog, places: Places, hosts: dict[str, str]
 ) -> tuple[DeviceLog, list[Gap]]:
-    """The log without GPUs of other models than the job's, and the gaps that name them.
-
-    What a file says about links and errors names no model: it goes with the GPUs of the file.
-    """
+    """The log without GPUs of other models than the job's, and the gaps that name them."""
 
     def others(one: _OfDevice) -> str:
         """Names of the job's GPUs if this one is of another model; else empty."""

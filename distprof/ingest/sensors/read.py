@@ -173,11 +173,7 @@ class _Dispatcher:
             self._open.take(line)
 
     def _is_heading(self, line: str) -> bool:
-        """Whether a line is a heading above the output of a host, which becomes the current one.
-
-        ``dshbak`` writes a name between two rules, ansible a heading with the name, and scripts
-        often a name above the output of nvidia-smi.
-        """
+        """Whether a line is a heading of dshbak, ansible or a script above a host's output."""
         before, name = self._last
         self._last = [name, line]
         marked = MARKER.fullmatch(line)
@@ -321,10 +317,7 @@ def content_of(start: bytes) -> str:
 
 
 def _begins_with_tables(text: str) -> bool:
-    """Whether only hosts, dates and rules precede a table of nvidia-smi.
-
-    After other text, the table may be part of a program's log.
-    """
+    """Whether only hosts, dates and rules precede a table: after other text, it may be in a log."""
     for line in text.split("\n", _MOST_BEFORE)[:_MOST_BEFORE]:
         label = LABEL.match(line)
         rest = (line if label is None else line[label.end() :]).strip()

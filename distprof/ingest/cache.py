@@ -8,7 +8,7 @@ The key is a hash of all bytes of the stored file, the schema version and the op
 gzipped trace takes a fiftieth of the time of parsing it. A copy at another path or a new
 modification time costs no second parse, but any change of content does. An entry appears atomically
 (written under a temporary name, then renamed), is checked against its checksum before use, and is
-rebuilt if it is damaged (:mod:`distprof.ingest.cache.tables_file`).
+rebuilt if it is damaged (:mod:`distprof.ingest.tables_file`).
 
 A cache in an object store, shared by several people and machines, holds the same files, each
 written by a single request. Before use, distprof copies an entry to this machine's cache and checks
@@ -37,7 +37,7 @@ from msgspec.structs import replace
 
 from distprof.bounds import Bound, open_plain
 from distprof.errors import DistprofError
-from distprof.ingest.cache.tables_file import (
+from distprof.ingest.tables_file import (
     BLOCK,
     DamagedTablesError,
     Part,
@@ -68,11 +68,7 @@ class CacheKey(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(trace: str | Path | bytes | BinaryIO, options: Mapping[str, Any]) -> CacheKey:
-        """The key of a file, from its content and the options that the tables depend on.
-
-        ``trace`` is a path; a binary file object at its start, which is read to its end; or bytes
-        that identify the content, such as the version of an object in a store.
-        """
+        """The key of the content of a path, of an open file, or of bytes that identify it."""
         settings = json.dumps([CACHE_VERSION, dict(options)], sort_keys=True)
         digest = hashlib.sha1(settings.encode(), usedforsecurity=False)
         if isinstance(trace, bytes):
@@ -178,10 +174,7 @@ def is_temporary(path: str) -> bool:
 
 
 def _is_trusted(path: Path, root: Path) -> bool:
-    """Whether it is a plain file that only this user or the owner of the cache can have written.
-
-    A run directory brings its own cache. Its owner could change the traces as well.
-    """
+    """Whether it is a plain file that only this user or the owner of the cache can have written."""
     try:
         entry, cache = path.lstat(), root.stat()
     except OSError:
@@ -312,10 +305,7 @@ class SharedCache(msgspec.Struct, frozen=True):
     url: str  # The folder of all entries.
 
     def fetch(self, key: CacheKey, root: Path) -> tuple[Path | None, str]:
-        """Copy an entry to this machine: its path there, None if there is no valid one.
-
-        The second part is a sentence on why the store cannot be used, usually empty.
-        """
+        """Copy an entry to this machine: its path if it is valid, and why the store failed."""
         from distprof.remote.download import download
         from distprof.remote.download import stat as stored
 
