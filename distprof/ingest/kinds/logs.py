@@ -1,6 +1,7 @@
 """What programs, NCCL, drivers and monitors print or log: four kinds of source.
 
 The same files may hold several of them, so one kind asks the others for what else is in a file.
+Lines that no reader understands are counted, so nothing is lost silently.
 """
 
 from __future__ import annotations

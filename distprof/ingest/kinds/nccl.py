@@ -1,4 +1,8 @@
-"""What NCCL records of a running job: NCCL Inspector's records, and the output of ``ncclras``."""
+"""What NCCL records of a running job: NCCL Inspector's records, and the output of ``ncclras``.
+
+A file of NCCL Inspector holds each collective as one process timed it, for as long as the job runs;
+a folder (``nccl-inspector-<job>``) holds those of all.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,25 @@
-"""Small tables of other programs: tokens per expert, readiness of input, collectives by rank."""
+"""Small tables of other programs: tokens per expert, readiness of input, collectives by rank.
+
+Tokens per expert are JSON in one of three forms, each with a list of counts per layer, one count
+per expert. In the first, ``layers`` are names, and ``num_experts`` is checked if present::
+
+    {"domains": {"code": [[…], …], "prose": [[…], …]}, "layers": [0, 7], "top_k": 8, "model": "…"}
+    {"layers": [[…], …], "top_k": 2}
+    [[…], …]
+
+Input readiness, as exported by SPDL's dashboards, is the share of time in which a rank did not wait
+for its loader; missing values are empty::
+
+    {"event_time": ["1754963040", …], "0": ["1", "", "0.61", …], "1": […]}
+
+Collectives by rank, process group and size are CSV as TraceLens writes it: ``rank``, ``Process
+Group Name``, ``Collective name``, ``dtype``, ``In msg nelems``, ``Out msg nelems``, ``dur_mean``
+(microseconds), ``operation_count``. HTA's table of kernels
+(``TraceAnalysis.get_gpu_kernel_breakdown()[1].to_csv(…)``) is read as well: ``name``,
+``kernel_type``, ``rank``, ``sum (ns)`` and ``mean (ns)``, or both in ``us``. Its communication rows
+have no group and no size, so each kernel is a class. Source:
+facebookresearch/HolisticTraceAnalysis, ``hta/analyzers/breakdown_analysis.py``.
+"""
 
 from __future__ import annotations
 

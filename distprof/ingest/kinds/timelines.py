@@ -1,4 +1,14 @@
-"""Timelines of the operations of pipeline stages, as a straggler study and Primus write them."""
+"""Timelines of the operations of pipeline stages, as a straggler study and Primus write them.
+
+ByteDance-Seed/StragglerAnalysis renders its operation tables (:mod:`.operation_table`) as a list of
+Chrome events, gzipped or not: the process is the data-parallel index, the name of the thread is
+``PP rank 3, TP rank 0, compute``, and ``args`` hold ``step``, ``model_chunk``, ``mb_id`` and
+``seq_id``.
+
+Primus for Megatron writes a folder with ``pp_rank_N.json`` per pipeline rank, and ``config.json``
+next to them. A rank's file maps an iteration to ``total`` and the lists ``fwd_start``, ``fwd_end``,
+``bwd_start`` and ``bwd_end``, all in ms since the rank began the iteration.
+"""
 
 from __future__ import annotations
 
