@@ -43,7 +43,7 @@ MAY_OPEN = {
     "ingest/kineto/reader.py": "reads a trace by the window",
     "ingest/cache.py": "entries, after they are found to be plain files of a known size",
     "ingest/executor.py": "names of this process's own threads, which Linux keeps short",
-    "ingest/job/growing.py": "a line that the kernel writes of a process",
+    "ingest/job/processes.py": "a line that the kernel writes of a process",
     "ingest/rank.py": "an entry of the cache, after it was checked",
     "verbs/export/opening.py": "the file that the command has just written",
 }

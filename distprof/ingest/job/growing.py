@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -436,20 +435,3 @@ class _Files:
     def num_bad(self) -> int:
         files = (self.steps, self.memory, self.sensors, self.collectives)
         return sum(file.num_bad for file in files)
-
-
-def is_running(process: AttachFile) -> bool | None:
-    """Whether a rank's process runs; None if this machine cannot tell.
-
-    The pid alone is not enough, because another process may have it now.
-    """
-    if process.host != socket.gethostname() or not process.started_ticks:
-        return None
-    try:
-        text = Path(f"/proc/{process.pid}/stat").read_text("utf-8", "replace")
-        letter, *fields = text[text.rfind(")") + 2 :].split()
-        return letter not in "ZX" and int(fields[18]) == process.started_ticks
-    except FileNotFoundError:
-        return False
-    except (OSError, ValueError, IndexError):
-        return None

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from distprof.artefacts.records import NvmlRecord, StepRecord
 from distprof.artefacts.run_file import AttachFile, ErrorFile, Exit, Overhead, RunFile
 from distprof.escape import plain, shorten
-from distprof.ingest.job.growing import MAX_RANKS, Added, RankAdded, is_running
+from distprof.ingest.job.growing import MAX_RANKS, Added, RankAdded
+from distprof.ingest.job.processes import is_running
 from distprof.join.gpu_waits import (
     Rests,
     excess_of_peers,
