@@ -14,13 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from distprof.artefacts import ERROR_FILE, FLIGHT_FILE, RANK_FILE, RANK_SCHEMA, RUN_FILE, RUN_SCHEMA
-from distprof.artefacts.run_file import (
-    ErrorFile,
-    RankEntry,
-    RankFile,
-    RunFile,
-    with_ranks,
-)
+from distprof.artefacts.run_file import ErrorFile, RankEntry, RankFile, RunFile, with_ranks
 from distprof.bounds import Bound, decode_json, expanded
 from distprof.errors import InputError, SchemaError
 from distprof.ingest.discovery import TraceFile
