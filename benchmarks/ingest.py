@@ -113,8 +113,8 @@ def kernel(trace: Path, _: Path) -> Callable[[], int]:
 def full(trace: Path, folder: Path) -> Callable[[], int]:
     import pyarrow.parquet  # noqa: F401  # imports are not what is measured
 
-    from distprof.ingest.cache.tables_file import Part, TablesWriter
     from distprof.ingest.kineto.reader import read_trace
+    from distprof.ingest.tables_file import Part, TablesWriter
 
     def work() -> int:
         with (folder / TABLES).open("w+b") as file:
@@ -150,7 +150,7 @@ def device(trace: Path, _: Path) -> Callable[[], int]:
 def reload(_: Path, folder: Path) -> Callable[[], int]:
     import pyarrow.parquet  # noqa: F401
 
-    from distprof.ingest.cache.tables_file import Part, open_tables
+    from distprof.ingest.tables_file import Part, open_tables
 
     def work() -> int:
         with open_tables(folder / TABLES) as file:

@@ -38,10 +38,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from measuring import MB, Cost, machine, measure, medians, print_table, versions  # noqa: E402
 
 from distprof.ingest.assemble import assemble_run  # noqa: E402
-from distprof.ingest.cache.entries import EntryWriter  # noqa: E402
-from distprof.ingest.cache.tables_file import Part  # noqa: E402
+from distprof.ingest.cache import EntryWriter  # noqa: E402
 from distprof.ingest.discovery import TraceFile  # noqa: E402
 from distprof.ingest.rank import IngestOptions, _key, _Source, _Summary  # noqa: E402
+from distprof.ingest.tables_file import Part  # noqa: E402
 from distprof.kernel import available_processors  # noqa: E402
 from distprof.run.run import Device, Quality, Rank, Run  # noqa: E402
 from distprof.run.tables import (  # noqa: E402

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from distprof.artefacts.scratch import private_folder
+from distprof.artefacts.files import private_folder
 
 ROOT = Path(__file__).parents[1]
 STRICT = ("-Wall", "-Wextra", "-Wconversion", "-Wsign-conversion", "-Wshadow", "-Werror")

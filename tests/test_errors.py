@@ -15,9 +15,9 @@ from distprof.errors import (
     UsageError,
     WebError,
 )
-from distprof.ingest.cache.entries import TooManyRowsError
-from distprof.ingest.cache.tables_file import DamagedTablesError
+from distprof.ingest.cache import TooManyRowsError
 from distprof.ingest.cluster import ClusterError
+from distprof.ingest.tables_file import DamagedTablesError
 from distprof.remote.system import ChangedError, StoreError, UnusableStoreError
 
 ERRORS = [

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from distprof.artefacts.files import write_atomically
-from distprof.ingest.cache import entries
-from distprof.ingest.cache.entries import CacheKey, EntryWriter, find_entry
-from distprof.ingest.cache.tables_file import open_tables
+from distprof.ingest import cache as entries
+from distprof.ingest.cache import CacheKey, EntryWriter, find_entry
+from distprof.ingest.tables_file import open_tables
 from distprof.verbs.history.dataset import Store
 
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from distprof.artefacts.scratch import private_folder, scratch, scratch_folder
+from distprof.artefacts.files import private_folder, scratch, scratch_folder
 from tests.processes import ended
 
 MAKES_SCRATCH = """
 import os, sys, time
-from distprof.artefacts.scratch import keep_scratch, scratch_folder
+from distprof.artefacts.files import keep_scratch, scratch_folder
 made = scratch_folder("test")
 print(made, flush=True)
 if sys.argv[1] == "keep":

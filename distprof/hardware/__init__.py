@@ -85,10 +85,7 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_sheet(more: Mapping[str, Any] | None = None, source: str = "distprof.toml") -> Sheet:
-    """The sheet that comes with distprof, with the user's additions and corrections.
-
-    ``more`` is the table ``[hardware]`` of a configuration: ``gpus`` and ``links`` by name.
-    """
+    """The sheet of distprof, with the table ``[hardware]`` of a configuration over it."""
     added, shipped = dict(more or {}), _shipped()
     _refuse_unknown(added, ("gpus", "links"), f"{source}: [hardware]")
     for kind, tables in added.items():

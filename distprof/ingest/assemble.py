@@ -55,14 +55,7 @@ def assemble_run(
     *,
     may_be_empty: bool = False,
 ) -> Run:
-    """Join ranks, in any order, into a run; of two ranks with the same number, the first is used.
-
-    ``directory`` is None for bare traces; ``may_be_empty`` allows a run without ranks, if its
-    source is not a trace.
-
-    Raises:
-        InputError: If there is neither a rank nor a run directory.
-    """
+    """Join ranks into a run; InputError without a rank or a run directory, unless allowed."""
     by_number: dict[int, Rank] = {}
     twice = [rank.rank for rank in ranks if by_number.setdefault(rank.rank, rank) is not rank]
     kept = tuple(by_number[number] for number in sorted(by_number))
@@ -212,10 +205,7 @@ def _match_gaps(ranks: Sequence[Rank], matches: CollectiveMatches) -> Iterator[G
 
 
 def _step_disagreement(ranks: Sequence[Rank], matches: CollectiveMatches) -> float | None:
-    """Share of instances whose members are in steps with different numbers.
-
-    Members without a known step do not count, nor do instances without any.
-    """
+    """Share of instances, among those with known steps, whose members are in different steps."""
     if matches.count == 0:
         return None
     labels = np.concatenate([step_labels(rank) for rank in ranks])

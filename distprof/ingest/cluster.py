@@ -64,11 +64,7 @@ class BatchSize:
         self._call_s = target_s
 
     def next(self, fn: Callable[..., Any], waiting: int, workers: int) -> int:
-        """Number of calls of a function that take as long as a batch should.
-
-        1 until a call has returned. ``waiting`` calls are not sent yet, to ``workers`` threads in
-        all.
-        """
+        """Number of calls that take as long as a batch should; 1 until one has returned."""
         if fn is not self._fn:
             return 1
         count = int(self._target_s / max(self._call_s, self._target_s / MOST_CALLS))
@@ -82,11 +78,7 @@ class BatchSize:
 
 
 class Queue:
-    """Calls waiting to be sent, and batches already sent.
-
-    The duration of a call is learned from finished batches of the same function. Until one has
-    finished, calls are sent one by one.
-    """
+    """Calls to be sent, in batches once it is known how long a call of the function takes."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[Call]] = {}

@@ -73,11 +73,7 @@ def is_wait(collective: str) -> bool:
 
 
 class Classifier:
-    """Classifies names as communication or not, and caches the verdicts.
-
-    Ranks of a job share most names, so one classifier serves all ranks that a process reads
-    (:func:`classifier_for`). User patterns take precedence over those that ship with distprof.
-    """
+    """Classifies names as communication or not, by the user's patterns first; keeps verdicts."""
 
     def __init__(self, config: CommunicationConfig | None = None) -> None:
         self._config = config or CommunicationConfig()

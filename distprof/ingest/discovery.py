@@ -39,7 +39,7 @@ _TRACE_KEYS = (
     *(b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"'),
     *(b'"distributedInfo"', b'"baseTimeNanoseconds"', b'"displayTimeUnit"'),
 )
-# Keys of the events of an operation timeline (``kinds/operation_timeline.py``), but not of kernels.
+# Keys of the events of an operation timeline (``kinds/timelines.py``), but not of kernels.
 _OPERATION_SIGNS = (b'"model_chunk"', b'"mb_id"')
 
 # rank-0, rank_3, rank00003, rank3_trace, worker3, _r3; dynolog and tensorboard_trace_handler write
@@ -77,10 +77,7 @@ class Discovery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rank_in_name(path: str) -> int | None:
-    """The rank that a path names: ``rank-0.json``, ``rank00003/trace.json.gz``, ``worker3.…``.
-
-    The file's own name takes precedence over its folder's.
-    """
+    """The rank in a file's name (``rank-0.json``), or else its folder's (``rank00003/``)."""
     parts = PurePosixPath(path.replace("\\", "/")).parts
     for part in reversed(parts[-2:]):
         match = _RANK_IN_NAME.search(part)
@@ -338,10 +335,7 @@ def _is_export(path: str) -> bool:
 
 
 def _parts(trace: TraceFile) -> tuple[TraceFile, ...]:
-    """One trace per process in a file of Nsight Systems or rocprofv3; any other file is one trace.
-
-    A rank in the file name counts only if the file holds a single process.
-    """
+    """A trace per process in a file of Nsight Systems or rocprofv3; one of any other file."""
     if not trace.is_local:
         return (trace,)
     if _is_export(trace.path):

@@ -65,10 +65,7 @@ class SerialExecutor(Executor):
 
 
 class ProcessExecutor(Executor):
-    """A pool of processes that starts with the first task and survives the death of a worker.
-
-    ``workers`` is None for one per processor that this process may use.
-    """
+    """A pool of ``workers``, one per processor if None, that survives the death of one."""
 
     def __init__(self, workers: int | None = None) -> None:
         self.workers = workers or available_processors() or 1
@@ -414,7 +411,7 @@ def _leave_with_parent() -> None:
 
 
 def _leave() -> None:
-    from distprof.ingest.cache.entries import discard_unfinished
+    from distprof.ingest.cache import discard_unfinished
 
     discard_unfinished()
     os._exit(1)

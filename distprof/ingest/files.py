@@ -27,10 +27,11 @@ from distprof.bounds import (
     open_plain,
     within,
 )
-from distprof.errors import UsageError
+from distprof.errors import InputError, UsageError
 from distprof.remote.system import ask
 
 _T = TypeVar("_T")
+Refuse = Callable[[str, str], NoReturn]  # with a source, and what was found in it
 
 
 class Folder(msgspec.Struct, frozen=True):
@@ -137,6 +138,14 @@ def paths_of_logs(source: str, most: int) -> list[str]:
     return sorted(files)
 
 
+def any_log(source: str, most: int, is_log: Callable[[str], bool]) -> bool:
+    """Whether a file, or a file in a folder of logs, is of a kind; never raises for others."""
+    try:
+        return any(map(is_log, paths_of_logs(source, most)))
+    except (OSError, ValueError, ImportError):
+        return False
+
+
 @contextmanager
 def opened(path: str) -> Iterator[BinaryIO]:
     """Open a file or URL and yield its bytes, unpacked."""
@@ -206,10 +215,7 @@ class _Unpacked(io.RawIOBase):
 
 
 def read_some(stream: BinaryIO, size: int) -> tuple[bytes, str]:
-    """Read up to a size, the end, or damage; return the bytes and a description of the damage.
-
-    A truncated archive gives the bytes before the cut, which one large read would lose.
-    """
+    """Up to ``size`` bytes, those before any damage, and a description of the damage."""
     parts: list[bytes] = []
     left = size
     read = getattr(stream, "read1", stream.read)
@@ -225,12 +231,17 @@ def read_some(stream: BinaryIO, size: int) -> tuple[bytes, str]:
     return b"".join(parts), ""
 
 
-def whole(source: str, most: int, refuse: Callable[[str, str], NoReturn]) -> bytes:
-    """All bytes of a file, unpacked.
+def refusing(expected: str, fix: str) -> Refuse:
+    """What refuses a source in which something else than ``expected`` was found."""
 
-    ``refuse`` is called with the source and what was found, if the file is damaged or has more than
-    ``most`` bytes.
-    """
+    def refuse(source: str, found: str) -> NoReturn:
+        raise InputError(source, expected=expected, found=found, fix=fix)
+
+    return refuse
+
+
+def whole(source: str, most: int, refuse: Refuse) -> bytes:
+    """All bytes of a file, unpacked; ``refuse`` is called if it is damaged or too large."""
     try:
         with opened(source) as stream:
             data, damage = read_some(stream, most + 1)
@@ -245,7 +256,7 @@ def decoded(
     source: str,
     bound: Bound,
     kind: type[_T],
-    refuse: Callable[[str, str], NoReturn],
+    refuse: Refuse,
     parts_per_row: int = 1,
 ) -> _T:
     """A JSON file within its bound, as ``kind``; ``refuse`` is called as by :func:`whole`."""
@@ -259,10 +270,7 @@ def decoded(
 
 
 def beginning(source: str, size: int, *, endings: tuple[str, ...] = ()) -> bytes:
-    """The first bytes of a file or URL, unpacked, to recognise its kind. Never raises.
-
-    Empty if unreadable. Files without one of the ``endings`` of the kind are not opened.
-    """
+    """The first bytes of a file, unpacked; empty if unreadable, or of another ending."""
     if endings and not source.lower().endswith(endings):
         return b""
     try:
@@ -276,18 +284,12 @@ _OBJECT = re.compile(rb'\s*\{\s*(?:["}]|$)')
 
 
 def begins_object(start: bytes) -> bool:
-    """Whether a file with this beginning may be a JSON object.
-
-    Trainers print dictionaries of Python, which have other quotes.
-    """
+    """Whether this may begin a JSON object; dictionaries that trainers print have other quotes."""
     return _OBJECT.match(start) is not None
 
 
 class Blocks(msgspec.Struct):
-    """Blocks of whole lines. Line ends may be LF, CR LF or CR and become LF.
-
-    A line longer than :data:`MAX_LINE_BYTES` comes in pieces.
-    """
+    """Blocks of whole lines, or pieces of long ones; line ends (LF, CR LF, CR) become LF."""
 
     stream: BinaryIO  # The source of the bytes.
     num_lines: int = 0
@@ -296,7 +298,7 @@ class Blocks(msgspec.Struct):
 
     def __iter__(self) -> Iterator[bytes]:
         rest = b""
-        for block in self._raw():
+        for block in self.pieces():
             end = block.rfind(b"\n") + 1
             if end:
                 self.num_lines += block.count(b"\n")
@@ -311,7 +313,8 @@ class Blocks(msgspec.Struct):
             self.num_lines += 1
             yield rest
 
-    def _raw(self) -> Iterator[bytes]:
+    def pieces(self) -> Iterator[bytes]:
+        """Blocks that may end within a line."""
         held = b""
         while self.num_bytes <= MAX_BYTES:
             block, self.damage = read_some(self.stream, BLOCK_BYTES)

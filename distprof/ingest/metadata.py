@@ -68,10 +68,7 @@ def read_metadata(metadata: Mapping[str, Any]) -> TraceMetadata:
 
 
 def parse_ranks(value: object) -> tuple[int, ...]:
-    """Ranks of a group, ascending, from a list or its text, for example ``"[0, 1]"``.
-
-    Empty if the value is absent, abbreviated (``"[0, 1, ..., 7]"``) or not a list of ranks.
-    """
+    """Ranks of a group, ascending, from a list or its text; empty if abbreviated or invalid."""
     if isinstance(value, str):
         if not re.fullmatch(r"\s*\[[\s\d,]*\]\s*", value):
             return ()

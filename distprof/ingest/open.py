@@ -17,12 +17,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from distprof.artefacts import NCCL_LOG_FILE, OUTPUT_FILE, RANK_DIR_FORMAT
-from distprof.artefacts.files import has_own_place
-from distprof.artefacts.scratch import scratch_folder
+from distprof.artefacts.files import has_own_place, scratch_folder
 from distprof.bounds import expanded
 from distprof.errors import DistprofError, InputError
 from distprof.ingest.assemble import assemble_run, recent_part, same_steps
-from distprof.ingest.cache.entries import is_temporary
+from distprof.ingest.cache import is_temporary
 from distprof.ingest.discovery import Discovery, TraceFile, discover, rank_in_name
 from distprof.ingest.executor import (
     Outcome,
@@ -40,8 +39,7 @@ from distprof.ingest.job.run_directory import (
     open_run_directory,
     with_flight,
 )
-from distprof.ingest.kinds import training_log
-from distprof.ingest.kinds.nccl_log import read_rank_logs
+from distprof.ingest.kinds.logs import TRAINING_LOG, read_rank_logs
 from distprof.ingest.kineto.source import watched
 from distprof.ingest.rank import IngestOptions, ingest_rank
 from distprof.ingest.source import Source, known_sources, open_source
@@ -338,10 +336,7 @@ def open_folder(source: str) -> Run | None:
 
 
 def files_of_evidence(sources: Sequence[str]) -> list[str]:
-    """Files that accompany a recording, with folders replaced by the files inside.
-
-    A folder that one kind reads as a whole stays a folder.
-    """
+    """Files that accompany a recording; of a folder, those inside unless one kind reads it."""
     paths: list[str] = []
     for source in sources:
         inside = () if _kind_of(source) is not None else _sources_inside(source)
@@ -389,8 +384,8 @@ def _only_one(source: str, candidates: Sequence[SourceFile]) -> SourceFile:
     if len(candidates) == 1:
         return candidates[0]
     kind = candidates[0][0]
-    if kind is training_log.SOURCE:
-        logs = [(path, training_log.SOURCE.read(path)) for _, path in candidates]
+    if kind is TRAINING_LOG:
+        logs = [(path, TRAINING_LOG.read(path)) for _, path in candidates]
         if _same_job(logs):
             return kind, max(logs, key=lambda one: one[1].num_reports)[0]
     names = [str(Path(path).relative_to(Path(expanded(source)))) for _, path in candidates]
@@ -405,10 +400,7 @@ def _only_one(source: str, candidates: Sequence[SourceFile]) -> SourceFile:
 
 
 def _same_job(logs: Sequence[tuple[str, TrainingLog]]) -> bool:
-    """Whether logs report the same iterations, with the same losses or from different ranks.
-
-    If the ranks print no loss, names such as ``rank3.log`` must show that they are ranks.
-    """
+    """Whether logs report the same iterations, with the same losses or from named ranks."""
     are_ranks = len({rank_in_name(path) for path, _ in logs} - {None}) == len(logs)
     one = logs[0][1]
     for _, other in logs[1:]:

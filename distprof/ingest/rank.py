@@ -19,7 +19,7 @@ from distprof.artefacts.files import cache_root, shared_url
 from distprof.bounds import open_plain
 from distprof.config import CommunicationConfig
 from distprof.errors import InputError
-from distprof.ingest.cache.entries import (
+from distprof.ingest.cache import (
     FAILED,
     NO_ROOM,
     CachedTables,
@@ -27,10 +27,10 @@ from distprof.ingest.cache.entries import (
     EntryWriter,
     HeldHostRows,
     HeldTables,
+    SharedCache,
     TooManyRowsError,
     find_entry,
 )
-from distprof.ingest.cache.tables_file import DamagedTablesError, Part, open_tables
 from distprof.ingest.collectives.arguments import Membership
 from distprof.ingest.collectives.device_records import device_records, mark_communication
 from distprof.ingest.collectives.gloo_records import gloo_records
@@ -49,6 +49,7 @@ from distprof.ingest.kineto.reader import HostSink, read_trace
 from distprof.ingest.metadata import TraceMetadata, read_metadata
 from distprof.ingest.recognise import refuse_chrome_trace
 from distprof.ingest.steps import Steps, find_steps
+from distprof.ingest.tables_file import DamagedTablesError, Part, open_tables
 from distprof.join.invariants import checked, mended
 from distprof.run.run import Count, Device, Quality, Rank, TableSource
 from distprof.run.tables import HOST, MODULE_CATEGORY, RankTables
@@ -225,8 +226,6 @@ def _cached(source: _Source, options: IngestOptions) -> Rank:
     entry, note = find_entry(root, key), ""
     shared = None
     if url := shared_url(options.run_dir, options.cache_dir):
-        from distprof.ingest.cache.shared import SharedCache  # imports asyncio
-
         shared = SharedCache(url)
     if entry is None and shared is not None:
         entry, note = shared.fetch(key, root)

@@ -189,14 +189,7 @@ _MOST_NAMED = 4
 
 
 def refuse_chrome_trace(path: str, keys: Mapping[str, Any], categories: Collection[str]) -> None:
-    """Refuse a Chrome trace that another tool wrote: other programs use the format as well.
-
-    ``keys`` are its top-level keys except ``traceEvents``; distprof knows none of the
-    ``categories``.
-
-    Raises:
-        InputError: If none of its keys come from torch.profiler.
-    """
+    """Refuse a Chrome trace of another tool, by its top-level keys but ``traceEvents``."""
     if _TORCH_KEYS & keys.keys():
         return
     named = sorted(category[:40] for category in categories if category)[:_MOST_NAMED]

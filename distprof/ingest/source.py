@@ -1,16 +1,16 @@
 """Sources other than traces: logs and tables of other tools. This is their only registry.
 
-Each kind of source is one module of :mod:`distprof.ingest.kinds`, in which kinds are discovered. A
+Each module of :mod:`distprof.ingest.kinds` has the kinds that it reads in its tuple ``SOURCES``. A
 source is either a separate run without ranks, or it accompanies a recording (``--with``).
 """
 
 from __future__ import annotations
 
-import pkgutil
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import import_module
+from itertools import chain
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
@@ -18,7 +18,6 @@ from msgspec.structs import replace
 
 from distprof.bounds import Bound
 from distprof.errors import InputError
-from distprof.ingest import kinds
 from distprof.ingest.assemble import assemble_run
 from distprof.run.run import ANOTHER_JOB, Gap, Run
 
@@ -32,6 +31,16 @@ class Evidence(Protocol):
 
 
 _T = TypeVar("_T", bound=Evidence)
+# Modules of ``kinds``: imported by name, because their kinds are made of what is declared here.
+MODULES = (
+    "logs",
+    "machine",
+    "nccl",
+    "operation_table",
+    "operator_table",
+    "small_tables",
+    "timelines",
+)
 
 
 class Source(msgspec.Struct, Generic[_T], frozen=True, kw_only=True):
@@ -114,9 +123,8 @@ def keep(run: Run, content: Evidence, notes: Literal["damaged", "assumed"] | Non
 @cache
 def known_sources() -> tuple[Source[Any], ...]:
     """Every kind of source, by its place."""
-    modules = (f"{kinds.__name__}.{found.name}" for found in pkgutil.iter_modules(kinds.__path__))
-    sources: list[Source[Any]] = [import_module(module).SOURCE for module in modules]
-    return tuple(sorted(sources, key=lambda source: source.place))
+    modules = (import_module(f"distprof.ingest.kinds.{name}") for name in MODULES)
+    return tuple(sorted(chain(*(m.SOURCES for m in modules)), key=lambda source: source.place))
 
 
 def open_source(path: str) -> Run | None:

@@ -108,7 +108,8 @@ def _steps_of(activity: Table, work: Table, host: Table, marks: _Marks) -> Steps
     """Steps by the marks of the host, or by the device if it runs behind."""
     if len(work) == 0:
         return Steps(table=marks.table(), source=marks.source, note=_host_note(marks))
-    launched = _launching_step(work, host, marks)
+    launch = join_launches(work["correlation"], host).start
+    launched = np.where(launch != ABSENT, _step_at(launch, marks.start, marks.end), ABSENT)
     main = main_stream(work)
     if not (launched[main] >= 0).any():
         return _device_ranges(activity) or Steps(
@@ -224,12 +225,6 @@ def _optimizer_ends(host: Table) -> Int64Array:
         if len(best) == 0 or (len(ends), -ends[-1:].sum()) < (len(best), -best[-1]):
             best = ends
     return best
-
-
-def _launching_step(work: Table, host: Table, marks: _Marks) -> Int64Array:
-    """Index of the step that launched each activity; ABSENT if unknown."""
-    launch = join_launches(work["correlation"], host).start
-    return np.where(launch != ABSENT, _step_at(launch, marks.start, marks.end), ABSENT)
 
 
 def _step_at(times: Int64Array, start: Int64Array, end: Int64Array) -> Int64Array:

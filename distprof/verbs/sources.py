@@ -35,7 +35,7 @@ def spooled(source: str) -> str:
         return source
     import sys
 
-    from distprof.artefacts.scratch import scratch_folder
+    from distprof.artefacts.files import scratch_folder
 
     path = scratch_folder("stdin") / "stdin.log"
     num_bytes = 0

@@ -8,7 +8,8 @@ import pytest
 
 from distprof.errors import InputError
 from distprof.ingest import kinds
-from distprof.ingest.source import Source, known_sources, open_source, with_evidence
+from distprof.ingest import source as registry
+from distprof.ingest.source import MODULES, Source, known_sources, open_source, with_evidence
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 FITTING = {
@@ -39,15 +40,22 @@ NONSENSE = {
 by_kind = pytest.mark.parametrize("source", known_sources(), ids=lambda source: source.origin)
 
 
-def test_every_module_declares_one_kind_and_no_two_share_a_place_or_an_origin():
-    names = [found.name for found in pkgutil.iter_modules(kinds.__path__)]
-    assert len(known_sources()) == len(names)
-    assert len({source.place for source in known_sources()}) == len(names)
-    assert len({source.origin for source in known_sources()}) == len(names)
-    for name in names:
-        module = import_module(f"{kinds.__name__}.{name}")
-        assert isinstance(module.SOURCE, Source)
+def test_every_kind_is_declared_once_and_no_two_share_a_place_or_an_origin():
+    """A module or a kind that is missing in its tuple would never be recognised."""
+    modules = [
+        import_module(f"{kinds.__name__}.{found.name}")
+        for found in pkgutil.iter_modules(kinds.__path__)
+    ]
+    assert sorted(MODULES) == [module.__name__.rpartition(".")[2] for module in modules]
+    for module in modules:
         assert module.__doc__
+        made = [value for value in vars(module).values() if isinstance(value, Source)]
+        assert {id(source) for source in made} <= {id(source) for source in known_sources()}
+        assert module.SOURCES
+    count = sum(len(module.SOURCES) for module in modules)
+    assert len(known_sources()) == count
+    assert len({source.place for source in known_sources()}) == count
+    assert len({source.origin for source in known_sources()}) == count
 
 
 @by_kind
@@ -129,8 +137,8 @@ def read(path):
 
 
 BOUND = Bound(reads="a wall clock", num_bytes=100, beyond="refused")
-SOURCE = Source(
-    place=200, origin="wall clock", bound=BOUND, fits=fits, read=read, notes="assumed"
+SOURCES = (
+    Source(place=200, origin="wall clock", bound=BOUND, fits=fits, read=read, notes="assumed"),
 )
 '''
 
@@ -140,9 +148,10 @@ def test_a_kind_without_a_bound_is_no_kind():
         Source(place=200, origin="endless", fits=bool, read=str)
 
 
-def test_a_new_kind_is_one_module(tmp_path, monkeypatch):
+def test_a_new_kind_is_a_module_and_its_name(tmp_path, monkeypatch):
     (tmp_path / "wall_clock.py").write_text(NEW_KIND)
     monkeypatch.setattr(kinds, "__path__", [*kinds.__path__, str(tmp_path)])
+    monkeypatch.setattr(registry, "MODULES", (*MODULES, "wall_clock"))
     known_sources.cache_clear()
     try:
         sample = tmp_path / "sample.clock"

@@ -18,7 +18,7 @@ SHARED = ("/tmp", "/var/tmp", "/dev/shm")
 MAY_NAME_IT = {
     "benchmarks/fuzz.py": "the parent of folders with random names",
     "benchmarks/interruptions.py": "the parent of a folder with a random name",
-    "distprof/ingest/cache/entries.py": "asks whether a file is in it",
+    "distprof/ingest/cache.py": "asks whether a file is in it",
     "distprof/remote/download.py": "names it in an error",
     "probes/distprof_probes/attach/sockets.py": "folders with random names; a lock without content",
 }

@@ -7,7 +7,7 @@ import pytest
 
 from distprof.errors import InputError
 from distprof.ingest.files import beginning
-from distprof.ingest.kinds.training_log import SOURCE as TRAINING_LOG
+from distprof.ingest.kinds.logs import TRAINING_LOG
 from distprof.ingest.kineto import parsed, reader
 from distprof.ingest.kineto.reader import read_trace
 from distprof.ingest.source import known_sources

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from distprof.artefacts.files import cache_root
-from distprof.ingest.cache.entries import (
+from distprof.ingest.cache import (
     CachedTables,
     CacheKey,
     EntryWriter,
     find_entry,
     is_temporary,
 )
-from distprof.ingest.cache.tables_file import DamagedTablesError, Part, TablesReader, open_tables
+from distprof.ingest.tables_file import DamagedTablesError, Part, TablesReader, open_tables
 from distprof.run.tables import ACTIVITY, COLLECTIVES, STEPS
 from distprof.schema import Table
 from tests.ingest.stored import host_table
@@ -53,7 +53,7 @@ def test_the_key_follows_content_and_options_not_the_path(tmp_path):
 
 
 def test_a_new_version_of_the_tables_has_other_keys(key, monkeypatch):
-    monkeypatch.setattr("distprof.ingest.cache.entries.CACHE_VERSION", 10**6)
+    monkeypatch.setattr("distprof.ingest.cache.CACHE_VERSION", 10**6)
 
     assert CacheKey.of(io.BytesIO(b"trace"), {"rows": "all"}) != key
 

@@ -16,11 +16,11 @@ import pytest
 from distprof.cli import main
 from distprof.errors import MissingExtraError, UsageError
 from distprof.ingest import cluster
-from distprof.ingest.cache.tables_file import DamagedTablesError
 from distprof.ingest.cluster import ClusterError
 from distprof.ingest.executor import make_executor, map_each
 from distprof.ingest.open import open_run
 from distprof.ingest.rank import IngestOptions
+from distprof.ingest.tables_file import DamagedTablesError
 from tests.dask_processes import free_port, processes
 from tests.ingest import work
 

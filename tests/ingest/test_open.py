@@ -14,13 +14,13 @@ from msgspec.structs import replace
 
 from distprof.config import CommunicationConfig, NamePattern
 from distprof.errors import InputError
+from distprof.ingest import cache as entries
 from distprof.ingest import rank
-from distprof.ingest.cache import entries
-from distprof.ingest.cache.entries import CachedTables, EntryWriter, HeldTables
-from distprof.ingest.cache.tables_file import Part
+from distprof.ingest.cache import CachedTables, EntryWriter, HeldTables
 from distprof.ingest.discovery import TraceFile
 from distprof.ingest.open import open_run
 from distprof.ingest.rank import IngestOptions
+from distprof.ingest.tables_file import Part
 from distprof.intervals import intersect, total, union
 from distprof.run.tables import intervals_of
 from distprof.terms import ActivityKind, Origin, StepSource

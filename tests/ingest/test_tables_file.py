@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from distprof.ingest.cache import tables_file
-from distprof.ingest.cache.tables_file import (
+from distprof.ingest import tables_file
+from distprof.ingest.kineto.reader import read_trace
+from distprof.ingest.tables_file import (
     DamagedTablesError,
     HostRowsWriter,
     Part,
     TablesReader,
     TablesWriter,
 )
-from distprof.ingest.kineto.reader import read_trace
 from distprof.run.tables import HOST
 from distprof.schema import Table
 from tests.ingest.kineto.traces import rows_of

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 
-from distprof.ingest.cache.entries import CacheKey, EntryWriter
+from distprof.ingest.cache import CacheKey, EntryWriter
 
 
 def double(number):

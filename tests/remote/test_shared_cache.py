@@ -9,12 +9,11 @@ from msgspec.structs import replace
 
 from distprof.artefacts import files
 from distprof.cli import main
-from distprof.ingest.cache import shared as shared_cache
-from distprof.ingest.cache.entries import CacheKey
-from distprof.ingest.cache.shared import SharedCache
-from distprof.ingest.cache.tables_file import Part, TablesReader, TablesWriter
+from distprof.ingest import cache as shared_cache
+from distprof.ingest.cache import CacheKey, SharedCache
 from distprof.ingest.open import open_run
 from distprof.ingest.rank import IngestOptions
+from distprof.ingest.tables_file import Part, TablesReader, TablesWriter
 from distprof.remote import download, system
 from tests.remote.test_s3 import GLOO, denied, put_ranks
 

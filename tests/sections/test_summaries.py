@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from distprof.api import analyze, open_run
 from distprof.errors import InputError
-from distprof.ingest.kinds.collective_summary import (
+from distprof.ingest.kinds.small_tables import (
     fits_collective_summary,
+    fits_input_readiness,
     read_collective_summary,
+    read_input_readiness,
 )
-from distprof.ingest.kinds.input_readiness import fits_input_readiness, read_input_readiness
 from distprof.sections.shows import judge
 
 US = 1_000

@@ -316,11 +316,7 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(range(self.world_size))
 
     def message_group(self) -> ProcessGroup | None:
-        """The group in which this rank sends and receives, if it is unambiguous.
-
-        It is the rank's only group, or the only one along an axis on which ranks exchange messages:
-        pipeline stages, and the ring of context parallelism.
-        """
+        """The rank's only group, or its only one along an axis on which ranks exchange messages."""
         ranks = self.only_ranks()
         along = [group for group in self.groups if group.axis in _MESSAGE_AXES and group.ranks]
         if ranks:

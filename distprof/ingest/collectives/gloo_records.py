@@ -334,10 +334,7 @@ def _keys(side: _Side, *, sized: bool) -> Int64Array:
 
 
 def _alignment(runs: Int64Array, requests: Int64Array) -> tuple[int, int]:
-    """Number of pairs, and number of first runs whose requests were not recorded.
-
-    The latter is the smallest number with which no run precedes its request.
-    """
+    """Number of pairs, and of unrequested first runs, the least so that no run precedes."""
     if len(requests) == 0:
         return 0, 0
     not_before = np.searchsorted(runs, requests, side="left") - np.arange(len(requests))

@@ -67,10 +67,7 @@ class Values(dict[bytes, Any]):
 
 
 def template_of(spelling: bytes, keys: tuple[Any, ...]) -> Template | None:
-    """The shape of a dict that was just read; None if it has parts of other kinds.
-
-    ``spelling`` holds its instructions, from EMPTY_DICT to SETITEMS.
-    """
+    """The shape of a dict read from ``spelling``; None if it has parts of other kinds."""
     if not spelling.startswith(b"}(") or len(keys) > MOST_KEYS or len(spelling) > LONGEST:
         return None
     at, pattern = 2, [rb"\("]  # EMPTY_DICT has been read when the template is tried
@@ -134,11 +131,7 @@ class PickleRefused(ValueError):  # noqa: N818 - the name says what happened
 
 
 def read_pickle(data: bytes) -> Any:
-    """The plain data in a whole pickle of protocol 2 to 5.
-
-    Raises:
-        PickleRefused: If it would run code, is damaged, or exceeds a limit.
-    """
+    """The plain data of a pickle; PickleRefused if it would run code or is damaged."""
     if len(data) > MAX_BYTES:
         raise PickleRefused(f"it is larger than {MAX_BYTES:,} bytes")
     machine = _Machine(data)

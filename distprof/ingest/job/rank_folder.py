@@ -257,10 +257,17 @@ class RankFolder(msgspec.Struct, frozen=True):
             _check_span(record.start_ns, record.end_ns)
             pauses.add_record(record)
 
+        def take(record: NvmlRecord) -> None:
+            reasons = record.throttle_reasons
+            reasons_text = None if reasons is None else ",".join(reasons) or NO_THROTTLING
+            values = {name: getattr(record, name) for name in TELEMETRY.names}
+            values |= {"throttle_reasons": reasons_text, "xid": ",".join(map(str, record.xid))}
+            telemetry.add(*values.values())
+
         kinds: dict[str, tuple[str, str, type[Any], Callable[[Any], None]]] = {
             "step_log": (STEPS_FILE, "distprof.steps/1", StepRecord, steps.take),
             "memory_log": (MEMORY_FILE, "distprof.memory/1", MemoryRecord, memory.add_record),
-            "telemetry": (NVML_FILE, "distprof.nvml/1", NvmlRecord, _sample_into(telemetry)),
+            "telemetry": (NVML_FILE, "distprof.nvml/1", NvmlRecord, take),
             "routing": (MOE_FILE, "distprof.moe/1", MoeRecord, moe.take),
             "pauses": (PAUSES_FILE, "distprof.pauses/1", Pause, take_pause),
             "collectives": (
@@ -377,19 +384,6 @@ class _Routing:
             len(counts),
         )
         self.tokens.extend(counts)
-
-
-def _sample_into(columns: Columns) -> Callable[[NvmlRecord], None]:
-    """Add sensor samples; a list becomes one text."""
-
-    def take(record: NvmlRecord) -> None:
-        reasons = record.throttle_reasons
-        reasons_text = None if reasons is None else ",".join(reasons) or NO_THROTTLING
-        values = {name: getattr(record, name) for name in TELEMETRY.names}
-        values |= {"throttle_reasons": reasons_text, "xid": ",".join(map(str, record.xid))}
-        columns.add(*values.values())
-
-    return take
 
 
 def _plausible_into(collectives: deque[CollectivesRecord]) -> Callable[[CollectivesRecord], None]:

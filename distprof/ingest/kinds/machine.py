@@ -234,13 +234,15 @@ def _join(run: Run, shown: Machines) -> Run:
     return keep(run, both, notes="damaged")
 
 
-SOURCE = Source(
-    bound=BOUND,
-    place=70,
-    origin="output of nvidia-smi topo -m",
-    name="output of nvidia-smi topo -m",
-    fits=fits_machine,
-    read=read_machine,
-    notes="damaged",
-    join=_join,
+SOURCES = (
+    Source(
+        bound=BOUND,
+        place=70,
+        origin="output of nvidia-smi topo -m",
+        name="output of nvidia-smi topo -m",
+        fits=fits_machine,
+        read=read_machine,
+        notes="damaged",
+        join=_join,
+    ),
 )

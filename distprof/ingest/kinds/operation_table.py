@@ -131,10 +131,7 @@ def fits_operation_table(source: str) -> bool:
 
 
 def read_operation_table(source: str) -> OperationLog:
-    """Read an operation table and its meta file.
-
-    Times count from the start of their step, exact to the nanosecond as written.
-    """
+    """Read a table and its meta file; times count from the start of their step, exact to the ns."""
     path = _table_path(source) or source
     columns = _checked(path, _read_columns(path))
     meta_file = find_sizes(path)
@@ -429,11 +426,13 @@ def _check_identity(path: str, columns: Mapping[str, Any]) -> None:
         raise _bad(path, "seq_id", expected, found)
 
 
-SOURCE = Source(
-    bound=BOUND,
-    place=20,
-    origin=ORIGIN,
-    fits=fits_operation_table,
-    read=read_operation_table,
-    notes="assumed",
+SOURCES = (
+    Source(
+        bound=BOUND,
+        place=20,
+        origin=ORIGIN,
+        fits=fits_operation_table,
+        read=read_operation_table,
+        notes="assumed",
+    ),
 )

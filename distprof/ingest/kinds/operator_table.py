@@ -15,14 +15,12 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from itertools import chain
-from typing import NoReturn
 
 import msgspec
 
 from distprof.bounds import Bound
-from distprof.errors import InputError
 from distprof.ingest.communication import collective_kind
-from distprof.ingest.files import beginning, whole
+from distprof.ingest.files import beginning, refusing, whole
 from distprof.ingest.source import Source
 from distprof.run.evidence import OperatorTable, TableOperator
 from distprof.terms import CollectiveKind
@@ -63,6 +61,12 @@ _LEAST_SHARE = 0.2
 _NS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
 
 
+_refuse = refusing(
+    expected="a table as prof.key_averages().table() prints it",
+    fix="print it again with row_limit=-1, or write the trace: prof.export_chrome_trace",
+)
+
+
 class _Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A table of functions or kernels, as the file of layouts explains it."""
 
@@ -89,11 +93,7 @@ def fits_operator_table(source: str) -> bool:
 
 
 def read_operator_table(source: str) -> OperatorTable:
-    """Read the first table of a file.
-
-    Raises:
-        InputError: If it cannot be read or its table has no row.
-    """
+    """Read the first table of a file; InputError if it cannot be read or has no row."""
     data = whole(source, BOUND.num_bytes, _refuse)
     text = data.decode("utf-8-sig", "replace").replace("\0", "")
     if not _HEADER.search(text):
@@ -242,20 +242,13 @@ def _ns(text: str) -> int | None:
     return round(float(found[1]) * _NS[found[2]]) if found else None
 
 
-def _refuse(source: str, found: str) -> NoReturn:
-    raise InputError(
-        source,
-        expected="a table as prof.key_averages().table() prints it",
-        found=found,
-        fix="print it again with row_limit=-1, or write the trace: prof.export_chrome_trace",
-    )
-
-
-SOURCE = Source(
-    bound=BOUND,
-    place=85,
-    origin="table of operators",
-    name="a table of operators",
-    fits=fits_operator_table,
-    read=read_operator_table,
+SOURCES = (
+    Source(
+        bound=BOUND,
+        place=85,
+        origin="table of operators",
+        name="a table of operators",
+        fits=fits_operator_table,
+        read=read_operator_table,
+    ),
 )

@@ -90,16 +90,7 @@ class Assembler:
         return len(self._processes)
 
     def take_lines(self, lines: list[bytes], splitter: Splitter, rank: int | None) -> None:
-        """Read lines of a file in order.
-
-        Nearly all lines of a large log are clean lines about channels and calls. These are only
-        counted here by their text, and each distinct text is parsed once later.
-
-        Args:
-            lines: Lines without their ends.
-            splitter: Splitter of the file.
-            rank: Global rank that wrote the file, None if unknown.
-        """
+        """Read lines in order; clean lines of channels and calls are counted and parsed later."""
         heads, bags = self._heads, self._bags
         calls: dict[bytes, int] = {}
         number = 0
@@ -169,7 +160,11 @@ class Assembler:
         for what, number in bag.items():
             text = b"Channel 0/0" + what
             if b"NCCL " in text or b"\x1b" in text:
-                self._take_odd(process, text, number)
+                host, pid = self._names[process]
+                line = b"%s:%d:0 [0] NCCL INFO %s" % (host, pid, text)
+                for message in list(self._odd.split(line)):
+                    for _ in range(number):
+                        self.take(message, None)
                 continue
             event = self._cache.get(text) or self._parse(text)
             self._counts["info"] += number
@@ -178,21 +173,8 @@ class Assembler:
             elif event is not KNOWN:
                 self._count_unknown(event, text, number)
 
-    def _take_odd(self, process: int, text: bytes, number: int) -> None:
-        """Read a channel message that contains colours, or another message right after it."""
-        host, pid = self._names[process]
-        line = b"%s:%d:0 [0] NCCL INFO %s" % (host, pid, text)
-        for message in list(self._odd.split(line)):
-            for _ in range(number):
-                self.take(message, None)
-
     def take(self, message: Message, rank: int | None) -> None:
-        """Read one message.
-
-        Args:
-            message: Message from :class:`~distprof.ingest.nccl.lines.Splitter`.
-            rank: Global rank that wrote the file, None if unknown.
-        """
+        """Read one message of a file that the rank wrote."""
         who, level, text = message
         process = self._process(who, rank) if who else -1
         if self._bags.get(process):
@@ -220,13 +202,7 @@ class Assembler:
     def result(
         self, files: Mapping[str, range], counts: Mapping[str, int], notes: list[str]
     ) -> NcclLog:
-        """The log, after the last message.
-
-        Args:
-            files: Files read, to indices of the processes that each names first.
-            counts: ``lines`` and ``bytes`` read.
-            notes: Notes on damage.
-        """
+        """The log of files, each with the processes that it names first, after the last message."""
         self._empty_all()
         communicators, edges = self._communicators.result()
         ranks = {**self._communicators.world_ranks(communicators), **self._ranks_of_files}
@@ -386,11 +362,7 @@ def _text(raw: bytes) -> str:
 
 
 def count_jobs(files: Sequence[range], communicators: Sequence[NcclCommunicator]) -> int:
-    """Number of sets of processes that share neither a file nor a communicator.
-
-    Processes without a communicator do not count. A job whose groups never share a process counts
-    as several jobs, so callers must not refuse several.
-    """
+    """Number of sets of processes that share a file or a communicator; a job may have several."""
     sets = _Sets()
     for file in files:
         sets.join(file)

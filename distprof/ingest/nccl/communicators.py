@@ -74,13 +74,7 @@ class Communicators:
         self._num_places = 0
 
     def connect(self, process: int, event: Connection, number: int = 1) -> None:
-        """Add channels between two ranks.
-
-        Args:
-            process: Index of the process that logged them.
-            event: One of the channels.
-            number: Number of channels.
-        """
+        """Add a number of channels between two ranks that a process logged."""
         writer = self._writers[process]
         if writer.current is not None and not event.pointer:
             self._count_edge(self._fitting(writer, event), process, event, number)

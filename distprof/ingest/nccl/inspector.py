@@ -47,8 +47,6 @@ _UNREADABLE = "Skipped unreadable lines"
 _ORPHANS = "Skipped operations without a header"
 _IMPLAUSIBLE = "Skipped operations with implausible numbers"
 
-_Number = int | float
-
 
 class _Header(msgspec.Struct, frozen=True):
     id: str
@@ -66,17 +64,17 @@ class _Metadata(msgspec.Struct, frozen=True):
 
 
 class _Collective(msgspec.Struct, frozen=True):
-    coll: str
-    coll_sn: int
-    coll_msg_size_bytes: int
-    coll_exec_time_us: _Number
+    name: str = msgspec.field(name="coll")
+    seq: int = msgspec.field(name="coll_sn")
+    size: int = msgspec.field(name="coll_msg_size_bytes")
+    micros: int | float = msgspec.field(name="coll_exec_time_us")
 
 
 class _Message(msgspec.Struct, frozen=True):
-    p2p: str
-    p2p_sn: int
-    p2p_msg_size_bytes: int
-    p2p_exec_time_us: _Number
+    name: str = msgspec.field(name="p2p")
+    seq: int = msgspec.field(name="p2p_sn")
+    size: int = msgspec.field(name="p2p_msg_size_bytes")
+    micros: int | float = msgspec.field(name="p2p_exec_time_us")
 
 
 class _Stats(msgspec.Struct, frozen=True):
@@ -184,30 +182,23 @@ class Inspection:
         """Class, number, member, time and duration of an operation; None for other records."""
         header, metadata = line.header, line.metadata
         if line.dump_stats is not None:
-            self._take_stats(line.dump_stats)
+            stats = line.dump_stats
+            for number in (stats.coll_dropped_since_last_dump, stats.p2p_dropped_since_last_dump):
+                self.num_dropped += number if 0 <= number < _LARGEST else 0
             self._header, self._metadata = header, metadata
             return None
         if header is None:
             header, metadata = self._header, self._metadata
-        done = line.coll_perf
-        if done is not None:
-            name, seq = done.coll, done.coll_sn
-            size, micros = done.coll_msg_size_bytes, done.coll_exec_time_us
-        elif line.p2p_perf is not None:
-            name, seq = line.p2p_perf.p2p, line.p2p_perf.p2p_sn
-            size, micros = line.p2p_perf.p2p_msg_size_bytes, line.p2p_perf.p2p_exec_time_us
-        else:
+        done = line.coll_perf or line.p2p_perf
+        if done is None:
             return None  # proxy traces, and records of later versions
         if header is None or metadata is None:
             self._left_out[_ORPHANS] += 1
             return None
         at = metadata.dump_timestamp_us
-        if not (
-            0 <= micros < _MAX_DURATION_US
-            and 0 <= size < _LARGEST
-            and 0 <= seq < _LARGEST
-            and 0 <= at < _LAST_US
-        ):
+        size, seq, micros = done.size, done.seq, done.micros
+        is_time = 0 <= micros < _MAX_DURATION_US and 0 <= at < _LAST_US
+        if not (is_time and 0 <= size < _LARGEST and 0 <= seq < _LARGEST):
             self._left_out[_IMPLAUSIBLE] += 1
             return None
         member = self._member_of.get((header, metadata.hostname, metadata.pid))
@@ -216,15 +207,11 @@ class Inspection:
         if member < 0:
             self._left_out[_TOO_MANY_MEMBERS] += 1
             return None
-        index = self._class_index(self._communicators[header.id, header.n_ranks], name, size)
+        index = self._class_index(self._communicators[header.id, header.n_ranks], done.name, size)
         if index < 0:
             self._left_out[_TOO_MANY_CLASSES] += 1
             return None
         return index, seq, member, at, micros
-
-    def _take_stats(self, stats: _Stats) -> None:
-        for dropped in (stats.coll_dropped_since_last_dump, stats.p2p_dropped_since_last_dump):
-            self.num_dropped += dropped if 0 <= dropped < _LARGEST else 0
 
     def _member(self, header: _Header, metadata: _Metadata) -> int:
         """Index of a member with a new header; negative if invalid or above the limit."""
@@ -276,9 +263,6 @@ class Inspection:
             times * 1_000,
             np.rint(durations * 1e3).astype(np.int64),
         )
-        self._keep(columns)
-
-    def _keep(self, columns: tuple[NDArray[Any], ...]) -> None:
         chosen = self._is_chosen(columns[0], columns[1])
         kept = columns if chosen.all() else tuple(column[chosen] for column in columns)
         if len(kept[0]):

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import BinaryIO
 
 import msgspec
 
-from distprof.ingest.files import read_some
+from distprof.ingest.files import Blocks
 
-BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 16
-MAX_BYTES = 1 << 38
-"""Limit on uncompressed bytes: a small gzip file could otherwise take more than a day to read."""
 
 _MAX_CACHED = 1 << 16
 _MAX_HEADER = 600
@@ -37,17 +33,15 @@ Message = tuple[tuple[bytes, int] | None, bytes, bytes]
 class Lines(msgspec.Struct):
     """Lines of a stream, read in bounded memory; line ends are LF, CR LF or CR."""
 
-    stream: BinaryIO  # Source of the bytes.
+    blocks: Blocks
     num_lines: int = 0
-    num_bytes: int = 0
     num_shortened: int = 0
-    damage: str = ""
 
     def __iter__(self) -> Iterator[list[bytes]]:
         """Lines by block; lines of blocks that do not mention NCCL are only counted."""
         rest = b""
         is_shortened = False  # the current line was too long: skip its end
-        for block in self._blocks():
+        for block in self.blocks.pieces():
             lines = block.split(b"\n")
             self.num_lines += len(lines) - 1
             if is_shortened and len(lines) == 1:
@@ -74,25 +68,6 @@ class Lines(msgspec.Struct):
             return [line[:MAX_LINE_BYTES] for line in lines]
         return lines
 
-    def _blocks(self) -> Iterator[bytes]:
-        """Blocks of bytes with LF as the only line end."""
-        held = b""
-        while self.num_bytes <= MAX_BYTES:
-            block, damage = read_some(self.stream, BLOCK_BYTES)
-            self.damage = damage
-            if not block:
-                return
-            self.num_bytes += len(block)
-            if b"\r" in block or held:
-                block = held + block
-                held = block[-1:] if block.endswith(b"\r") else b""
-                block = block[: len(block) - len(held)]
-                block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-            yield block
-            if damage:
-                return
-        self.damage = f"it is larger than {MAX_BYTES:,} bytes"
-
 
 class Splitter:
     """Splits lines into messages of processes; learns host names from clean lines."""
@@ -106,11 +81,7 @@ class Splitter:
         self._hosts[pid] = host
 
     def split(self, line: bytes) -> Iterator[Message]:
-        """The messages of one line, in order.
-
-        Args:
-            line: Line without its end.
-        """
+        """The messages of one line, in order."""
         if b"\x1b" in line:
             line = _ESCAPES.sub(b"", line)
         process: tuple[bytes, int] | None = None

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable
+from functools import cache
+from importlib import resources
 
 import msgspec
 
@@ -201,15 +204,7 @@ _PROTOCOLS = ("LL", "LL128", "SIMPLE")
 
 
 def parse(text: str) -> Event:
-    """Parse a message.
-
-    Args:
-        text: The text after ``NCCL INFO``, or from ``NCCL version`` on.
-
-    Returns:
-        An event; :data:`UNKNOWN` for unrecognised messages, :data:`CUT` for a known message that is
-        cut off.
-    """
+    """The event of a text after ``NCCL INFO``, or from ``NCCL version`` on."""
     for begin, how in _READERS:
         if begin in text:
             event = how(text)
@@ -217,9 +212,10 @@ def parse(text: str) -> Event:
                 return event
     if not text:
         return CUT
-    if _NOISE.match(text):
+    begins = _beginnings()
+    if begins["noise"].match(text):
         return KNOWN
-    return CUT if _BEGINNINGS.match(text) else UNKNOWN
+    return CUT if begins["beginnings"].match(text) else UNKNOWN
 
 
 def _connection(text: str) -> Event | None:
@@ -377,32 +373,9 @@ _READERS: tuple[tuple[str, Reader], ...] = (
     ("CCL version", _of(_VERSION, lambda m: Version(m[1]))),
 )
 
-_NOISE = re.compile(
-    r"Connected all (?:rings|trees)|threadThresholds |Setting affinity for GPU "
-    r"|Using non-device net|Topology detection ?: |TOPO/NET : |ncclTopo\w+ ?: |ncclP2pSchedule: "
-    r"|dlvsym failed on |Failed to initialize NET plugin "
-    r"|P2P Chunksize set to|Bootstrap ?:|Bootstrap timings|bootstrapSplit: .* - DONE|Launch mode "
-    r"|cudaDriverVersion \d|Plugin Path : |P2P plugin |NVLS |NVLS[/ ]?[Tt]ree|DMA-BUF is "
-    r"|NET/(?:Plugin|OFI|IB|Socket|\w+) ?:? |TUNER/Plugin|PROFILER/Plugin|ENV/Plugin|GIN/Plugin"
-    r"|Connected to proxy localRank \d+ -> connection 0x|New proxy (?:send|recv) connection \d+"
-    r" from local rank \d+, transport \d|GPU Direct RDMA (?:Enabled|Disabled) for "
-    r"|\[?(?:Proxy )?Service\b|\[Proxy |\[Service thread\]|MNNVL busId |RAS |Comm config |CC Off"
-    r"|Check P2P Type|Assigned (?:NET|GIN) plugin|Initialized NET plugin|Successfully loaded "
-    r"|\S{1,200}\.(?:cc|h|c|cpp):\d+ -> -?\d|socket(?:Progress\w*|PollConnect|\w*):? |Sharp rank "
-    r"|PXN Disabled|ROCr version|HIP version|\[node_id = |initialized internal alternative rsmi"
-    r"|Kernel version: |Dmabuf feature|Enabled GDRCopy|Hostname|Librccl path|Library path"
-    r"|=== System|==========|\s*[+(] ?(?:PCI|NVL|NET|SYS|C2C|XGMI|GPU|NIC|CPU)|(?:CPU|GPU|NIC|NET)/"
-    r"|CUDA Dev \d|NET : Using interface"
-    r"|\s*\d+ :|Latency/AlgBw|\s*(?:Broadcast|Reduce|AllGather|ReduceScatter|AllReduce|Max NThreads"
-    r"|Algorithm|Protocol)\b|cliqueId|MSCCL|Symmetric|Memory used|AllocMem|Mem(?:ory)? |cuMem"
-    r"|KV |Network plugin|Attribute |Tree \d+ : |Ring \d+ : |.{0,40}(?:rsmi|rocm|amdsmi)"
-    r"|comm 0x[0-9a-f]+ (?:rank|commHash|commId)|\w{4,40} comm 0x[0-9a-f]+ |ncclCommSplit"
-    r"|(?:CollNet|Intra|Inter|User|Not using|isAllDirectP2p|Could not|Failed to find|Loaded"
-    r"|No plugin|Using internal|Plugin name) ?"
-)
-"""Beginnings of messages that are not needed in a report."""
 
-_BEGINNINGS = re.compile(
-    r"Channel \d|Ring \d|CollNet \d|comm 0x|Init timings|Connected|New proxy|GPU Direct|Setting"
-    r"|\d+ coll|Conn|Chan|Trees"
-)
+@cache
+def _beginnings() -> dict[str, re.Pattern[str]]:
+    """Of messages that are not needed (``noise``), and of known ones: ``messages.toml``."""
+    text = resources.files(__package__).joinpath("messages.toml").read_text("utf-8")
+    return {name: re.compile("|".join(each)) for name, each in tomllib.loads(text).items()}

@@ -48,12 +48,7 @@ def is_ras(start: str) -> bool:
 
 
 def parse_ras(text: str) -> RasStatus | None:
-    """The last snapshot of a file; None without any.
-
-    Raises:
-        msgspec.DecodeError: If JSON is damaged or has other types.
-        ValueError: If it is too large.
-    """
+    """The last snapshot of a file; None without any. DecodeError or ValueError if it is damaged."""
     if text.lstrip()[:1] == "{":
         snapshots = [_of_json(one) for one in _objects(text)]
     else:

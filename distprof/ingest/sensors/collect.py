@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+import tomllib
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib import resources
 from typing import Any, Literal
 
 import msgspec
@@ -32,6 +34,38 @@ _BUS_ID = re.compile(
 _SCALES = {"KiB": 1024.0, "MiB": 1024.0**2, "GiB": 1024.0**3, "kW": 1e3, "mW": 1e-3, "GHz": 1e3}
 _SLASHED = re.compile(r"(\d{4})/(\d\d)/(\d\d) (\d\d:\d\d:\d\d(?:\.\d{1,6})?)(.*)")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class _Names(msgspec.Struct, frozen=True):
+    """Names of values in the output of the tools: ``columns.toml``."""
+
+    columns: dict[str, dict[str, tuple[str, float]]]
+    state: dict[str, tuple[str, ...]]
+
+
+@cache
+def _names() -> _Names:
+    text = resources.files(__package__).joinpath("columns.toml").read_text("utf-8")
+    return msgspec.convert(tomllib.loads(text), _Names)
+
+
+def columns_of(tool: str) -> dict[str, tuple[str, float]]:
+    """Names of a tool's values, best first, to the column of TELEMETRY and the scale."""
+    return _names().columns[tool]
+
+
+def state_names() -> dict[str, tuple[str, ...]]:
+    """Names of what ``nvidia-smi`` says about the state of a GPU, in all its formats."""
+    return _names().state
+
+
+JOURNAL = '"__REALTIME_TIMESTAMP"'  # field in every entry of ``journalctl -o json``
+_AMD = ("GPU use (%)", "Graphics Package Power (W)", "Temperature (Sensor ", '"gfx_activity"')
+
+
+def is_amd_json(start: str) -> bool:
+    """Whether a file begins like JSON of ``rocm-smi`` or ``amd-smi``."""
+    return start.lstrip()[:1] in ("{", "[") and any(sign in start for sign in _AMD)
 
 
 def number(cell: str) -> float | None:
@@ -148,11 +182,7 @@ _LEAST_GAPS = 5
 
 
 def gpus_at_once(times: Int64Array) -> int:
-    """The number of rows per moment in a query of several GPUs; 1 if rows are not in such groups.
-
-    A query writes one row per GPU within milliseconds, and waits for its period; times ascend, in
-    ns.
-    """
+    """Rows per moment of a query of several GPUs; 1 if they are not grouped. Times ascend."""
     gaps = np.diff(times)
     if len(gaps) < _LEAST_GAPS or not (longest := float(np.percentile(gaps, 95))):
         return 1
@@ -322,10 +352,7 @@ class Collector(msgspec.Struct):
             yield DeviceSeries(file=self.file, clock=clock, table=rows, **named)
 
     def result(self) -> DeviceLog:
-        """The log, with notes on skipped data.
-
-        Samples are those of the first origin that has any, by host, as their lines may be mixed.
-        """
+        """The log: of each file the samples of the first origin that has any, and notes."""
         found = next(filter(None, self._samples.values()), {})
         places = {host: i for i, host in enumerate(dict.fromkeys(one.host for one, _ in found))}
         series = tuple(

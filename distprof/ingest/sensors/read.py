@@ -16,29 +16,28 @@ from typing import BinaryIO
 from distprof.bounds import expanded, within
 from distprof.errors import InputError
 from distprof.ingest.files import DAMAGE, opened
-from distprof.ingest.sensors.amd import (
-    AmdCsv,
-    amd_header,
-    is_amd_json,
-    take_amd_json,
-    take_amd_row,
-)
-from distprof.ingest.sensors.collect import LABEL, MARKER, NAME, RULE, Collector, host_named
-from distprof.ingest.sensors.kernel import (
+from distprof.ingest.sensors.collect import (
     JOURNAL,
-    SNIFFED_LINES,
-    holds_marks,
-    is_kernel_log,
-    take_journal,
-    take_kernel,
+    LABEL,
+    MARKER,
+    NAME,
+    RULE,
+    Collector,
+    host_named,
+    is_amd_json,
 )
 from distprof.ingest.sensors.messages import (
     FABRIC,
     MARK,
     PREFIX,
+    SNIFFED_LINES,
     NvlinkStatus,
     Scrapes,
+    holds_marks,
+    is_kernel_log,
     take_fabric_line,
+    take_journal,
+    take_kernel,
     take_monitor_line,
 )
 from distprof.ingest.sensors.smi import (
@@ -51,12 +50,16 @@ from distprof.ingest.sensors.smi import (
     date_of,
 )
 from distprof.ingest.sensors.tables import (
+    AmdCsv,
     Dmon,
     QueryCsv,
+    amd_header,
     dmon_header,
     has_sensors,
     header_of,
     is_headless,
+    take_amd_json,
+    take_amd_row,
 )
 from distprof.run.logs import DeviceLog
 
@@ -170,11 +173,7 @@ class _Dispatcher:
             self._open.take(line)
 
     def _is_heading(self, line: str) -> bool:
-        """Whether a line is a heading above the output of a host, which becomes the current one.
-
-        ``dshbak`` writes a name between two rules, ansible a heading with the name, and scripts
-        often a name above the output of nvidia-smi.
-        """
+        """Whether a line is a heading of dshbak, ansible or a script above a host's output."""
         before, name = self._last
         self._last = [name, line]
         marked = MARKER.fullmatch(line)
@@ -225,7 +224,15 @@ class _Host:
         if self._xml.take(line) or self._text.take(line) or self.take_row(line):
             return
         if first == "#":
-            self._comment(line)
+            names = dmon_header(line)
+            if names is not None:
+                if not (isinstance(self._table, Dmon) and self._table.fits(names)):
+                    self._table = Dmon(names, self._collector)
+            elif line.startswith(("##", "# gpu", "#gpu")):  # a section ends; the header of a table
+                self._links.close()
+                self._table = None
+            else:
+                self._scrapes.comment(line)
         elif line.startswith(PREFIX):
             self._scrapes.take(line)
         elif first == "{" and MARK in line:
@@ -240,18 +247,6 @@ class _Host:
         self._links.close()
         self._text.close()
         self._xml.close()
-
-    def _comment(self, line: str) -> None:
-        """Read a header of dmon, its line of units, the end of a section, or another comment."""
-        names = dmon_header(line)
-        if names is not None:
-            if not (isinstance(self._table, Dmon) and self._table.fits(names)):
-                self._table = Dmon(names, self._collector)
-        elif line.startswith(("##", "# gpu", "#gpu")):  # a section ends; the header of a table
-            self._links.close()
-            self._table = None
-        else:
-            self._scrapes.comment(line)
 
     def _row(self, line: str) -> None:
         if not line.strip() or take_amd_row(line, self._collector):
@@ -322,10 +317,7 @@ def content_of(start: bytes) -> str:
 
 
 def _begins_with_tables(text: str) -> bool:
-    """Whether only hosts, dates and rules precede a table of nvidia-smi.
-
-    After other text, the table may be part of a program's log.
-    """
+    """Whether only hosts, dates and rules precede a table: after other text, it may be in a log."""
     for line in text.split("\n", _MOST_BEFORE)[:_MOST_BEFORE]:
         label = LABEL.match(line)
         rest = (line if label is None else line[label.end() :]).strip()

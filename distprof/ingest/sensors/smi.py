@@ -1,25 +1,168 @@
 """Output of ``nvidia-smi``: its default tables, and ``-q`` as text, or as XML with ``-x``.
 
-Each output is a snapshot of all GPUs of a host. The XML is untrusted: expat neither expands
-entities nor loads files, and reading stops at declarations, nesting or unclosed tags that
+Each output is a snapshot of all GPUs of a host, read into facts, which map the format's name of a
+value to its text: levels of text and XML are joined by slashes. The XML is untrusted: expat neither
+expands entities nor loads files, and reading stops at declarations, nesting or unclosed tags that
 nvidia-smi never writes.
 
-Source: ``nvidia-smi`` manual; output of drivers 418 to 590.
+Source: ``nvidia-smi`` manual, "GPU Attributes"; ``nvidia-smi --help-query-gpu``; output of drivers
+418 to 590 (``nvsmi_device_v11.dtd`` to ``v13``), which renamed throttle reasons to event reasons in
+535 and split the power readings.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import chain
 from typing import NoReturn
 from xml.parsers import expat
 
 import msgspec
+from msgspec.structs import asdict
 
-from distprof.ingest.sensors.collect import Collector, Identity, bus_id, number, time_of, whole
-from distprof.ingest.sensors.facts import device_of, is_used, reasons_in, state_of, values_of
-from distprof.ingest.sensors.kernel import parsed_time
-from distprof.run.logs import Clock
+from distprof.ingest.sensors.collect import (
+    Collector,
+    Identity,
+    bus_id,
+    columns_of,
+    number,
+    state_names,
+    time_of,
+    whole,
+)
+from distprof.ingest.sensors.messages import parsed_time
+from distprof.run.logs import Clock, DeviceState
+from distprof.run.records import NO_THROTTLING
+
+_REPAIRS_AND_LINKS = ("generation", "width", "repair_pending", "repair_failed", "recovery")
+_REASONS = ("clocks_event_reasons/", "clocks_throttle_reasons/")
+_REASON_TAG = re.compile(r"^clocks_(?:event|throttle)_reason_")
+_IDLE = ("idle", "gpu_idle")
+_OF_DEVICE = ("product_name", "gpu_uuid", "uuid", "pci/bus_id", "pci/pci_bus_id")
+_FAST = ("P0", "P1", "P2")  # states of a busy GPU; in higher ones the link is slowed down as well
+_BUSY = 10.0  # a GPU of unknown performance state is in use from this utilisation on, in per cent
+_DEPRECATED = "Requested functionality has been deprecated"
+_MAX_FACT = 200
+_ANSWERS = {"yes": True, "1": True, "no": False, "0": False}
+
+
+@cache
+def _used() -> frozenset[str]:
+    return frozenset((*chain(*state_names().values()), *_OF_DEVICE, *columns_of("smi_report")))
+
+
+def is_used(name: str) -> bool:
+    """Whether a fact is used, so a reader should keep its text."""
+    return name in _used() or name.startswith(_REASONS)
+
+
+def state_columns(names: Sequence[str]) -> list[tuple[int, str]]:
+    """Positions and names of the columns of a query that describe a GPU's state."""
+    known = state_names()
+    if not set(names).intersection(chain(*(known[what] for what in _REPAIRS_AND_LINKS))):
+        return []
+    states = set(chain(*known.values()))
+    return [(i, name) for i, name in enumerate(names) if name in states]
+
+
+def device_of(facts: Mapping[str, str], bus: str, index: int | None) -> Identity:
+    """The GPU, with ``index`` if the output lists all GPUs in their order."""
+    return Identity(
+        index=index,
+        uuid=_fact(facts, ("gpu_uuid", "uuid")),
+        bus_id=bus_id(_fact(facts, ("pci/bus_id", "pci/pci_bus_id")) or bus),
+        name=_fact(facts, ("product_name",)),
+    )
+
+
+def values_of(facts: Mapping[str, str]) -> dict[str, float | None]:
+    """Values of the TELEMETRY columns that the facts contain."""
+    values: dict[str, float | None] = {}
+    for name, (column, scale) in columns_of("smi_report").items():
+        cell = _fact(facts, (name,))
+        if cell and column not in values:
+            value = number(cell)
+            values[column] = value if value is None or "iB" in cell else value * scale
+    values = {column: value for column, value in values.items() if value is not None}
+    errors = _errors(facts)
+    return values if errors is None else {**values, "ecc_uncorrected": errors}
+
+
+def reasons_in(facts: Mapping[str, str]) -> str:
+    """Throttling reasons joined by commas; empty if unknown."""
+    reasons: dict[str, str] = {}  # by their names in ``--query-gpu``
+    for name, text in facts.items():
+        if name.startswith(_REASONS) and text in ("Active", "Not Active"):
+            last = _REASON_TAG.sub("", name.rpartition("/")[2])
+            reasons[last.replace("display_clocks_", "display_clock_")] = text
+    active = [name for name, text in reasons.items() if text == "Active" and name not in _IDLE]
+    return "" if not reasons else ",".join(active) or NO_THROTTLING
+
+
+def state_of(facts: Mapping[str, str], device: Identity, file: str) -> DeviceState | None:
+    """The GPU's state; None if the facts contain none of it."""
+    names = state_names()
+    recovery = _fact(facts, names["recovery"]) or ("Reset" if _any(facts, names["reset"]) else "")
+    state = DeviceState(
+        file=file,
+        driver=_fact(facts, names["driver"]),
+        cuda=_fact(facts, names["cuda"]),
+        is_in_use=_is_in_use(facts),
+        pcie_generation=_whole(facts, names["generation"]),
+        pcie_generation_max=_whole(facts, names["generation_max"]),
+        pcie_width=_whole(facts, names["width"]),
+        pcie_width_max=_whole(facts, names["width_max"]),
+        ecc_uncorrected=_errors(facts),
+        is_repair_pending=_any(facts, names["repair_pending"]),
+        has_repair_failed=_any(facts, names["repair_failed"]),
+        recovery=recovery if recovery != "None" else "",
+        **asdict(device),
+    )
+    reported = (state.driver, state.pcie_generation, state.pcie_width, state.ecc_uncorrected)
+    repairs = (state.is_repair_pending, state.has_repair_failed, state.recovery)
+    return state if any(one not in (None, "") for one in (*reported, *repairs)) else None
+
+
+def _is_in_use(facts: Mapping[str, str]) -> bool | None:
+    names = state_names()
+    state = _fact(facts, names["performance"])
+    if state:
+        return state in _FAST
+    use = number(_fact(facts, names["use"]))
+    return None if use is None else use >= _BUSY
+
+
+def _errors(facts: Mapping[str, str]) -> int | None:
+    """Uncorrected errors since the driver was loaded."""
+    names = state_names()
+    total = _whole(facts, names["ecc_total"])
+    parts = [count for name in names["ecc_parts"] if (count := _whole(facts, (name,))) is not None]
+    return total if total is not None else sum(parts) if parts else None
+
+
+def _any(facts: Mapping[str, str], names: Sequence[str]) -> bool | None:
+    """Whether the answer to any of these is yes; None if none is answered."""
+    answers = [
+        answer for n in names if (answer := _ANSWERS.get(_fact(facts, (n,)).lower())) is not None
+    ]
+    return any(answers) if answers else None
+
+
+def _whole(facts: Mapping[str, str], names: Sequence[str]) -> int | None:
+    """The number of a text such as ``16x``."""
+    return whole(_fact(facts, names).removesuffix("x"))
+
+
+def _fact(facts: Mapping[str, str], names: Sequence[str]) -> str:
+    """The text of the first of these names that has one; empty if none has."""
+    for name in names:
+        text = facts.get(name, "").strip()[:_MAX_FACT]
+        if text and not text.startswith("[") and text != "N/A" and text != _DEPRECATED:
+            return text
+    return ""
+
 
 TITLE = "| NVIDIA-SMI "
 _WHEN = re.compile(r"[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d{1,2}) (\d\d:\d\d:\d\d) (\d{4})\s*")

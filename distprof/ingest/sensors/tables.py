@@ -1,66 +1,43 @@
-"""Sensor files that are tables: ``nvidia-smi dmon``, ``dcgmi dmon``, ``nvidia-smi --query-gpu``.
+"""Sensor files that are tables: ``nvidia-smi dmon``, ``--query-gpu``, ``dcgmi dmon``, AMD's tools.
 
 The monitors write columns of text under headers that repeat. A query writes CSV, and its header
-names the columns.
+names the columns. ``rocm-smi`` and ``amd-smi`` write CSV or JSON, with other names in each version;
+in JSON, a name is the path to a value, joined by dots.
 
 Source: ``nvidia-smi dmon --help`` (groups ``-s pucvmet``, times by ``-o DT``); short names of
 DCGM's fields in ``dcgm_fields.c``; ``nvidia-smi --help-query-gpu`` (names before and after driver
-535, which renamed ``clocks_throttle_reasons`` to ``clocks_event_reasons``).
+535, which renamed ``clocks_throttle_reasons`` to ``clocks_event_reasons``); ROCm/rocm_smi_lib,
+``python_smi_tools/rocm_smi.py`` (``printLog``); ROCm/amdsmi, ``amdsmi_cli/amdsmi_commands.py``
+(``metric_gpu``, ``monitor``), ``amdsmi_logger.py``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
+from distprof.bounds import num_parts
 from distprof.ingest.sensors.collect import (
+    LAST_NS,
+    MAX_NAME,
     Collector,
     Identity,
     bus_id,
+    columns_of,
     number,
     reasons_of,
     time_of,
     whole,
 )
-from distprof.ingest.sensors.facts import state_columns, state_of
+from distprof.ingest.sensors.smi import state_columns, state_of
 from distprof.run.logs import Clock
 from distprof.run.records import NO_THROTTLING
 from distprof.units import NS_PER_S
 
-_MB = 1e6
-_MIB = 1024.0**2
 _DAY_NS = 86_400 * NS_PER_S
-
-# Header of nvidia-smi to the column of TELEMETRY, and the unit of its numbers.
-_SMI: dict[str, tuple[str, float]] = {
-    "pwr": ("power_w", 1),
-    "gtemp": ("temperature_c", 1),
-    "temp": ("temperature_c", 1),
-    "sm": ("gpu_utilization_ratio", 0.01),
-    "mem": ("memory_utilization_ratio", 0.01),
-    "mclk": ("memory_clock_mhz", 1),
-    "pclk": ("sm_clock_mhz", 1),
-    "fb": ("memory_used_bytes", _MIB),
-    "dbecc": ("ecc_uncorrected", 1),
-    "rxpci": ("pcie_rx_bytes_per_s", _MB),
-    "txpci": ("pcie_tx_bytes_per_s", _MB),
-}
-
-_DCGM: dict[str, tuple[str, float]] = {
-    "SMCLK": ("sm_clock_mhz", 1),
-    "MMCLK": ("memory_clock_mhz", 1),
-    "POWER": ("power_w", 1),
-    "TMPTR": ("temperature_c", 1),
-    "TOTEC": ("energy_j", 1e-3),
-    "GPUTL": ("gpu_utilization_ratio", 0.01),
-    "MCUTL": ("memory_utilization_ratio", 0.01),
-    "FBUSD": ("memory_used_bytes", _MIB),
-    "PCITX": ("pcie_tx_bytes_per_s", 1),
-    "PCIRX": ("pcie_rx_bytes_per_s", 1),
-    "EDVTL": ("ecc_uncorrected", 1),
-}
 
 _DCGM_REASONS = "DVCCTR"
 
@@ -80,7 +57,8 @@ def dmon_header(line: str) -> list[str] | None:
     is_of_devices = "gpu" in names[:3] and "pid" not in names
     return (
         names
-        if is_of_devices and any(name in _SMI or name in _VIOLATIONS for name in names)
+        if is_of_devices
+        and any(name in columns_of("smi_dmon") or name in _VIOLATIONS for name in names)
         else None
     )
 
@@ -92,7 +70,7 @@ class Dmon:
         self._names = list(names)
         self._collector = collector
         self._is_dcgm = names[0] == "Entity"
-        known = _DCGM if self._is_dcgm else _SMI
+        known = columns_of("dcgm_dmon" if self._is_dcgm else "smi_dmon")
         self._numbers = [(i, *known[name]) for i, name in enumerate(names) if name in known]
         self._at = {name: i for i, name in enumerate(names)}
         self._violations = [
@@ -157,28 +135,11 @@ class Dmon:
 
 # ``nvidia-smi --query-gpu=… --format=csv`` --------------------------------------------------------
 
-# Column of TELEMETRY to the names it may have, best first, and the unit of a plain number.
-_COLUMNS: tuple[tuple[str, tuple[str, ...], float], ...] = (
-    ("sm_clock_mhz", ("clocks.current.sm", "clocks.sm", "clocks.current.graphics", "clocks.gr"), 1),
-    ("memory_clock_mhz", ("clocks.current.memory", "clocks.mem"), 1),
-    ("power_w", ("power.draw.instant", "power.draw", "power.draw.average"), 1),
-    ("temperature_c", ("temperature.gpu",), 1),
-    ("gpu_utilization_ratio", ("utilization.gpu",), 0.01),
-    ("memory_utilization_ratio", ("utilization.memory",), 0.01),
-    ("memory_used_bytes", ("memory.used",), 1024.0**2),
-    (
-        "ecc_uncorrected",
-        ("ecc.errors.uncorrected.volatile.total", "ecc.errors.uncorrected.volatile.dram"),
-        1,
-    ),
-)
-
 _REASONS = ("clocks_event_reasons.", "clocks_throttle_reasons.")
 _NO_REASON = ("supported", "active", "gpu_idle")
 _FIELD = re.compile(r"\s*([a-zA-Z][\w.]*)\s*(?:\[([^\]]*)\])?\s*")
 _ROW_TIME = re.compile(r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{3}")
 _UNIT_CELL = re.compile(r"\s*\d+(?:\.\d+)? (?:W|MHz|MiB|%)\s*")
-_SENSORS = {name for _, names, _ in _COLUMNS for name in names}
 
 
 def header_of(line: str) -> list[str] | None:
@@ -193,7 +154,7 @@ def header_of(line: str) -> list[str] | None:
 
 def has_sensors(names: Sequence[str]) -> bool:
     """Whether any of the columns is a sensor."""
-    return any(name in _SENSORS or name.startswith(_REASONS) for name in names)
+    return any(name in columns_of("query") or name.startswith(_REASONS) for name in names)
 
 
 def is_headless(line: str) -> bool:
@@ -231,11 +192,11 @@ class QueryCsv:
         self._count = len(names)
         self._collector = collector
         at = {name: i for i, name in reversed(list(enumerate(names)))}
-        self._numbers = [
-            _Number(at[found], column, scale)
-            for column, known, scale in _COLUMNS
-            if (found := next((name for name in known if name in at), None)) is not None
-        ]
+        numbers: dict[str, _Number] = {}
+        for name, (column, scale) in columns_of("query").items():
+            if name in at:
+                numbers.setdefault(column, _Number(at[name], column, scale))
+        self._numbers = list(numbers.values())
         self._time = at.get("timestamp")
         self._mask = next((at[f"{p}active"] for p in _REASONS if f"{p}active" in at), None)
         self._flags = [
@@ -281,7 +242,15 @@ class QueryCsv:
                 self._collector.left_out["rows without a readable time skipped"] += 1
                 return
         values = {n.column: n.value(cells[n.position]) for n in self._numbers}
-        device = self._device(cells)
+        key = self._identity(cells)
+        if key not in self._devices:
+            if len(self._devices) > 50_000:
+                self._devices.clear()
+            texts = {name: _text(cells[p]) for name, p in self._texts.items() if p is not None}
+            index = None if self._index is None else whole(cells[self._index])
+            bus = bus_id(texts.pop("bus_id", ""))
+            self._devices[key] = Identity(index=index, bus_id=bus, **texts)
+        device = self._devices[key]
         self._collector.sample(device, when, values, self._throttle_reasons(cells))
         if self._states:
             self._take_state(device, cells)
@@ -297,17 +266,6 @@ class QueryCsv:
         state = state_of(facts, device, self._collector.file)
         if state is not None:
             self._collector.state(state)
-
-    def _device(self, cells: list[str]) -> Identity:
-        key = self._identity(cells)
-        if key not in self._devices:
-            if len(self._devices) > 50_000:
-                self._devices.clear()
-            texts = {name: _text(cells[p]) for name, p in self._texts.items() if p is not None}
-            index = None if self._index is None else whole(cells[self._index])
-            bus = bus_id(texts.pop("bus_id", ""))
-            self._devices[key] = Identity(index=index, bus_id=bus, **texts)
-        return self._devices[key]
 
     def _throttle_reasons(self, cells: list[str]) -> str:
         """Throttling reasons joined by commas, empty if unknown."""
@@ -325,3 +283,135 @@ def _text(cell: str) -> str:
     """Text of a cell, empty for ``[N/A]`` and similar values."""
     text = cell.strip()[:200]
     return "" if text.startswith("[") or text in ("N/A", "") else text
+
+
+MAX_PARTS = 5_000_000
+_BUS_NAMES = ("PCI Bus", "bus.bdf", "bdf")
+_CARD = re.compile(r"card(\d{1,4})")
+_MAX_DEPTH = 6
+
+
+def amd_header(line: str) -> list[str] | None:
+    """Names of columns; None for a line that is not a header of these tools."""
+    names = [cell.strip() for cell in line.split(",")]
+    if names[0] not in ("device", "gpu", "timestamp") or len(names) > 1_000:
+        return None
+    is_device = names[0] == "device" or "gpu" in names[:2]
+    return names if is_device and any(name in columns_of("amd") for name in names) else None
+
+
+_ROW = re.compile(
+    r"(\d{1,3})\s.{0,60}?([\d.]{1,6})\s?°?[cC]\s+([\d.]{1,7})W\s.{0,60}?(?:(\d{1,5})Mhz\s.{0,80})?"
+    r"\s\d{1,3}%\s+(\d{1,3})%\s*"
+)
+
+
+def take_amd_row(line: str, collector: Collector) -> bool:
+    """Read a row of the table that ``rocm-smi`` prints; False for another line."""
+    row = _ROW.fullmatch(line) if "W " in line and line[:1].isdigit() else None
+    if row is None:
+        return False
+    temperature, power, clock, use = (number(cell or "") for cell in row.groups()[1:])
+    values = {
+        "temperature_c": temperature,
+        "power_w": power,
+        "sm_clock_mhz": clock,
+        "gpu_utilization_ratio": None if use is None else use / 100,
+    }
+    collector.sample(Identity(index=whole(row[1])), None, values, origin="table")
+    return True
+
+
+class AmdCsv:
+    """Reader of the rows under one header."""
+
+    def __init__(self, names: list[str], collector: Collector) -> None:
+        self._names, self._collector = names, collector
+
+    def take(self, line: str) -> None:
+        """Read one row."""
+        cells = line.split(",")
+        if len(cells) != len(self._names):
+            self._collector.left_out["rows with too few or too many cells skipped"] += 1
+            return
+        fields = {name: cell.strip() for name, cell in zip(self._names, cells, strict=True)}
+        device = _identity(fields.get("device", fields.get("gpu", "")), fields)
+        if device is None:
+            if fields.get("device") != "system":
+                self._collector.left_out["unreadable rows skipped"] += 1
+            return
+        self._collector.sample(device, _seconds(fields.get("timestamp")), _values(fields))
+
+
+def take_amd_json(text: str, collector: Collector) -> None:
+    """Read a whole file with one or several objects or lists."""
+    if num_parts(text.encode("utf-8", "replace")) > MAX_PARTS:
+        raise ValueError(f"more than {MAX_PARTS:,} values")
+    for part in re.split(r"(?<=[\]}])\s*\n(?=[\[{])", text.strip()):
+        try:
+            content: Any = msgspec.json.decode(part)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ValueError(f"{error}") from error
+        for name, when, values in _devices(content):
+            flat = dict(_flat(values))
+            device = _identity(name, flat)
+            if device is not None:
+                collector.sample(device, when, _values(flat))
+
+
+def _devices(content: Any) -> Iterator[tuple[str, tuple[int, Clock] | None, Mapping[str, Any]]]:
+    """Name, time and values of each GPU, in any of the known nestings."""
+    if isinstance(content, list):
+        for one in content:
+            yield from _devices(one)
+    elif isinstance(content, dict):
+        inside = content.get("gpu_data", content.get("values"))
+        if isinstance(inside, list):
+            yield from _devices(inside)
+        elif "gpu" in content:
+            yield str(content["gpu"]), _seconds(content.get("timestamp")), content
+        else:
+            for name, values in content.items():
+                if isinstance(values, dict) and _CARD.fullmatch(name):
+                    yield name, None, values
+
+
+def _flat(fields: Mapping[str, Any], before: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Paths to values, as text with their unit; ``{"value": 1, "unit": "W"}`` is one value."""
+    for name, value in fields.items():
+        path = f"{before}{name}"
+        if isinstance(value, dict):
+            if "value" in value:
+                yield path, f"{value['value']} {value.get('unit', '')}"
+            elif depth < _MAX_DEPTH:
+                yield from _flat(value, f"{path}.", depth + 1)
+        elif isinstance(value, str | int | float):
+            yield path, str(value)
+
+
+def _identity(name: str, fields: Mapping[str, str]) -> Identity | None:
+    """The GPU; None for other entries, such as ``system``."""
+    card = _CARD.fullmatch(name)
+    index = whole(card[1] if card else name)
+    if index is None:
+        return None
+    bus = next((bus_id(fields[key]) for key in _BUS_NAMES if key in fields), "")
+    model = fields.get("Card Series", fields.get("Card series", ""))[:MAX_NAME]
+    return Identity(index=index, bus_id=bus, name=model)
+
+
+def _values(fields: Mapping[str, str]) -> dict[str, float | None]:
+    values: dict[str, float | None] = {}
+    for name, (column, scale) in columns_of("amd").items():
+        if column not in values and fields.get(name, "N/A") != "N/A":
+            value = number(re.sub(r"\s*MB$", "", fields[name].strip("()")))
+            values[column] = None if value is None else value * scale
+    return values
+
+
+def _seconds(value: Any) -> tuple[int, Clock] | None:
+    """A time in seconds since the epoch, in ns; None if it is not a valid time."""
+    seconds = number(str(value)) if value is not None else None
+    if seconds is None or not 0 < seconds * NS_PER_S < LAST_NS:
+        return None
+    return int(seconds * NS_PER_S), "epoch"

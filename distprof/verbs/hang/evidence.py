@@ -29,7 +29,7 @@ from distprof.ingest.job.run_directory import (
     find_run_directory,
     open_run_directory,
 )
-from distprof.ingest.kinds.job_output import paths_of_output
+from distprof.ingest.kinds.logs import paths_of_output
 from distprof.ingest.output.read import Reader
 from distprof.ingest.output.stacks import calls_of
 from distprof.run.records import FlightDump

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from distprof.artefacts.record import TroubledRank
 from distprof.errors import InputError
-from distprof.ingest.kinds.nccl_ras import fits_nccl_ras, read_nccl_ras
+from distprof.ingest.kinds.nccl import fits_nccl_ras, read_nccl_ras
 from distprof.join.nccl import in_trouble
 from distprof.verbs.hang.result import LogLine
 

@@ -21,7 +21,7 @@ from distprof_probes.job.supervise import Patience, Supervisor
 from distprof_probes.options import RUN_DIR_VARIABLE
 
 from distprof.artefacts.fabric_file import FABRIC_FILE, FabricFile
-from distprof.artefacts.scratch import keep_scratch, scratch
+from distprof.artefacts.files import keep_scratch, scratch
 from distprof.errors import InputError, MissingExtraError, UsageError
 from distprof_runs.bench.plan import PLAN_VARIABLE, Plan
 from distprof_runs.launching.preparation import check_port, is_rank_already, on_this_machine

@@ -22,8 +22,8 @@ import msgspec
 from distprof_probes.job.directory import new_run_directory
 from distprof_probes.job.ending import ReportOptions
 
+from distprof.artefacts.files import scratch
 from distprof.artefacts.run_file import Fault
-from distprof.artefacts.scratch import scratch
 from distprof.errors import UsageError
 from distprof_runs.faults.orders import SLOW_LINK, link_of
 from distprof_runs.launching.emulated_nodes import EmulatedNodes, Link

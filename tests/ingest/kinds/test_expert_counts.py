@@ -8,7 +8,7 @@ import pytest
 
 import distprof
 from distprof.errors import InputError
-from distprof.ingest.kinds.expert_counts import fits_expert_counts, read_expert_counts
+from distprof.ingest.kinds.small_tables import fits_expert_counts, read_expert_counts
 
 OLMOE = Path(__file__).parents[2] / "golden/moe/olmoe-1b-7b/expert_counts_top8.json"
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from distprof.api import analyze
 from distprof.errors import InputError
 from distprof.ingest.kinds.operation_table import read_operation_table
-from distprof.ingest.kinds.operation_timeline import (
+from distprof.ingest.kinds.timelines import (
     fits_operation_timeline,
     read_operation_timeline,
 )

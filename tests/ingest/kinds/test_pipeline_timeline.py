@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from distprof.errors import InputError
-from distprof.ingest.kinds.pipeline_timeline import fits_pipeline_timeline, read_pipeline_timeline
+from distprof.ingest.kinds.timelines import fits_pipeline_timeline, read_pipeline_timeline
 from distprof.ingest.open import open_run
 from distprof.run.evidence import OperationLog
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from distprof.ingest.kinds.job_output import fits_job_output, read_job_output
+from distprof.ingest.kinds.logs import fits_job_output, read_job_output
 from distprof.ingest.output.expressions import SHORTEST_SIGN, Expression, expressions, signs
 from distprof.ingest.output.read import Reader, kinds_in, prefix_rank
 from distprof.sections.ending.measure import diagnose_output

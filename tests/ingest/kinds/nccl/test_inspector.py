@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import distprof
 from distprof.errors import InputError
-from distprof.ingest.kinds.nccl_inspector import fits_nccl_inspector, read_nccl_inspector
+from distprof.ingest.kinds.nccl import fits_nccl_inspector, read_nccl_inspector
 from distprof.ingest.nccl import inspector
 from distprof.ingest.nccl.inspector import Inspection
 from distprof.join.nccl import compared

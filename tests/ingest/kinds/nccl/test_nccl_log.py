@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distprof.errors import InputError
-from distprof.ingest.kinds.nccl_log import fits_nccl_log, read_nccl_log
+from distprof.ingest.kinds.logs import fits_nccl_log, read_nccl_log
 from distprof.ingest.nccl.lines import MAX_LINE_BYTES, Splitter
 from distprof.ingest.nccl.messages import (
     CUT,

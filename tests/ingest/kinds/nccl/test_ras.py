@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import distprof
 from distprof.errors import InputError
-from distprof.ingest.kinds.nccl_ras import fits_nccl_ras, read_nccl_ras
+from distprof.ingest.kinds.nccl import fits_nccl_ras, read_nccl_ras
 from distprof.ingest.nccl.ras import is_ras, parse_ras
 from distprof.join.nccl import in_trouble
 from distprof.verbs.hang.evidence import read_evidence

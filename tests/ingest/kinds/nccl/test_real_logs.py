@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from distprof import open_run
 from distprof.cli import main
-from distprof.ingest.kinds.nccl_log import fits_nccl_log, read_nccl_log
+from distprof.ingest.kinds.logs import fits_nccl_log, read_nccl_log
 from distprof.ingest.source import with_evidence
 from distprof.run.logs import NcclLog
 

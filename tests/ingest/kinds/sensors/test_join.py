@@ -10,8 +10,7 @@ import distprof
 from distprof.artefacts.run_file import RankEntry, RunFile
 from distprof.ingest.assemble import assemble_run
 from distprof.ingest.sensors.collect import Collector, Identity
-from distprof.ingest.sensors.join import Recorded, find_zone, with_device_log
-from distprof.ingest.sensors.places import Places
+from distprof.ingest.sensors.join import Places, Recorded, find_zone, with_device_log
 from distprof.run.logs import (
     DeviceEvent,
     DeviceLog,

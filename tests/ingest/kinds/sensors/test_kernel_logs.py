@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 import distprof
 from distprof.artefacts.run_file import RankEntry, RunFile
-from distprof.ingest.kinds.device_log import fits_device_log, read_device_log
+from distprof.ingest.kinds.logs import fits_device_log, read_device_log
 from distprof.ingest.sensors.collect import Collector
 from distprof.ingest.sensors.join import with_device_log
-from distprof.ingest.sensors.kernel import is_kernel_log, take_journal, take_kernel
+from distprof.ingest.sensors.messages import is_kernel_log, take_journal, take_kernel
 from distprof.run.logs import DeviceLog
 from tests.ingest.kinds.sensors.test_join import simulated, span_of
 

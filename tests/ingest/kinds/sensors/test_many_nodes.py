@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import distprof
-from distprof.ingest.kinds.device_log import fits_device_log, read_device_log
+from distprof.ingest.kinds.logs import fits_device_log, read_device_log
 
 TABLE = """\
 Fri Jul  3 22:10:46 2026

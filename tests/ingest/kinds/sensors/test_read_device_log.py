@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distprof.errors import InputError
-from distprof.ingest.kinds.device_log import fits_device_log, read_device_log
+from distprof.ingest.kinds.logs import fits_device_log, read_device_log
 from distprof.ingest.sensors.collect import Collector
 from distprof.ingest.sensors.read import _Dispatcher, _HeadlessError
 from distprof.run.logs import DeviceLog

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 import distprof
 from distprof.errors import InputError
-from distprof.ingest.kinds.device_log import fits_device_log, read_device_log
+from distprof.ingest.kinds.logs import fits_device_log, read_device_log
 from distprof.ingest.sensors.collect import Collector
 from distprof.ingest.sensors.read import _Dispatcher
 from distprof.ingest.sensors.smi import SmiXml

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from distprof.errors import InputError
-from distprof.ingest.kinds.training_log import fits_training_log
+from distprof.ingest.kinds.logs import fits_training_log
 from distprof.ingest.training_logs.read import read_training_log
 from distprof.schema import ABSENT
 

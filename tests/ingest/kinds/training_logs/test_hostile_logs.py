@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from distprof.errors import InputError
 from distprof.ingest.files import MAX_LINE_BYTES, Blocks
-from distprof.ingest.kinds.training_log import fits_training_log
+from distprof.ingest.kinds.logs import fits_training_log
 from distprof.ingest.training_logs.grammar import MAX_ROWS, Grammar
 from distprof.ingest.training_logs.named_numbers import NamedNumbersGrammar
 from distprof.ingest.training_logs.read import Candidates, read_training_log

@@ -1,16 +1,20 @@
-"""Pipeline timelines: start and end of every forward and backward pass, as timed by each rank.
+"""Timelines of the operations of pipeline stages, as a straggler study and Primus write them.
 
-The layout is that of Primus for Megatron: a folder with ``pp_rank_N.json`` per pipeline rank, and
-``config.json`` next to them. A rank's file maps an iteration to ``total`` and the lists
-``fwd_start``, ``fwd_end``, ``bwd_start`` and ``bwd_end``, all in ms since the rank began the
-iteration.
+ByteDance-Seed/StragglerAnalysis renders its operation tables (:mod:`.operation_table`) as a list of
+Chrome events, gzipped or not: the process is the data-parallel index, the name of the thread is
+``PP rank 3, TP rank 0, compute``, and ``args`` hold ``step``, ``model_chunk``, ``mb_id`` and
+``seq_id``.
+
+Primus for Megatron writes a folder with ``pp_rank_N.json`` per pipeline rank, and ``config.json``
+next to them. A rank's file maps an iteration to ``total`` and the lists ``fwd_start``, ``fwd_end``,
+``bwd_start`` and ``bwd_end``, all in ms since the rank began the iteration.
 """
 
 from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -20,15 +24,131 @@ from numpy.typing import NDArray
 
 from distprof.bounds import Bound, TooLargeError, expanded, num_parts, read_plain
 from distprof.errors import InputError
+from distprof.ingest.files import beginning, decoded, refusing
+from distprof.ingest.kinds.operation_table import JobSizes, log_of_columns
 from distprof.ingest.source import Source
 from distprof.run.evidence import OPERATIONS, OperationLog
 from distprof.run.topology import MAX_WORLD_SIZE
 from distprof.schema import Coded, Int64Array, Table
 
-ORIGIN = "pipeline timeline"
+OPERATIONS_ORIGIN = "operation timeline"
+OPERATIONS_BOUND = Bound(
+    reads=f"an {OPERATIONS_ORIGIN}",
+    num_bytes=500_000_000,
+    rows=1_000_000,
+    depth=1_000,
+    beyond="refused",
+)
+_MOST_PARTS = 20  # values per event
+_SNIFFED_BYTES = 1 << 13
+_SIGNS = (b'"model_chunk"', b'"mb_id"', b'"seq_id"', b'"step"')
+_STAGE = re.compile(r"PP rank (\d{1,4}), TP rank (\d{1,4}),")
+_LABELS = ("step", "model_chunk", "mb_id", "seq_id")
+
+
+_refuse = refusing(
+    expected="a list of Chrome events, one per operation, on threads named after their stage",
+    fix="analyse the operation table behind the timeline instead",
+)
+
+
+class _Event(msgspec.Struct):
+    """The fields of an event that are read."""
+
+    ph: str
+    name: str
+    pid: int
+    tid: int = -1
+    ts: float = 0.0
+    dur: float = 0.0
+    args: dict[str, Any] = {}
+
+
+def fits_operation_timeline(source: str) -> bool:
+    """Whether a file begins like such a timeline; never raises for other files."""
+    start = beginning(source, _SNIFFED_BYTES, endings=(".json", ".json.gz"))
+    return start.lstrip().startswith(b"[") and all(sign in start for sign in _SIGNS)
+
+
+def read_operation_timeline(source: str) -> OperationLog:
+    """Read an operation timeline."""
+    events = decoded(source, OPERATIONS_BOUND, list[_Event], _refuse, _MOST_PARTS)
+    if OPERATIONS_BOUND.rows is not None and len(events) > OPERATIONS_BOUND.rows:
+        _refuse(source, f"{len(events):,} events, more than {OPERATIONS_BOUND.rows:,}")
+    if any(not 0 <= event.pid < 1 << 20 for event in events):
+        _refuse(source, "a process id that is not a data-parallel index")
+    stages = _stages(source, events)
+    operations = [event for event in events if event.ph == "X"]
+    if not operations:
+        _refuse(source, "no operation")
+    unnamed = sum((event.pid, event.tid) not in stages for event in operations)
+    if unnamed:
+        _refuse(source, f"{unnamed:,} operations on threads without a stage in their names")
+    return log_of_columns(
+        source, _columns(operations, stages), OPERATIONS_ORIGIN, JobSizes(mesh={})
+    )
+
+
+def _columns(operations: Sequence[_Event], stages: Mapping[tuple[int, int], int]) -> dict[str, Any]:
+    """The columns of an operation table; times in seconds."""
+    stage = np.array([stages[event.pid, event.tid] for event in operations], np.int64)
+    dp_rank = np.array([event.pid for event in operations], np.int64)
+    labels = {
+        name: np.array([_label(event.args.get(name)) for event in operations], np.int64)
+        for name in _LABELS
+    }
+    kinds = sorted({event.name[:200] for event in operations})
+    codes = {name: code for code, name in enumerate(kinds)}
+    return {
+        "dp_rank": dp_rank,
+        "stage": stage,
+        "rank": stage * (int(dp_rank.max()) + 1) + dp_rank,
+        "step": labels["step"],
+        "optype": Coded(
+            np.array([codes[event.name[:200]] for event in operations], np.int32), tuple(kinds)
+        ),
+        "start_ts": np.array([event.ts for event in operations], np.float64) / 1e6,
+        "duration": np.array([event.dur for event in operations], np.float64) / 1e6,
+        "seq_id": labels["seq_id"],
+        "mc": labels["model_chunk"],
+        "mb_id": labels["mb_id"],
+    }
+
+
+def _label(value: Any) -> int:
+    """A number of an operation; -1 if it has none."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_whole and -1 <= value < 1 << 31 else -1
+
+
+def _stages(source: str, events: Sequence[_Event]) -> dict[tuple[int, int], int]:
+    """Process and thread to the stage in the thread's name."""
+    stages: dict[tuple[int, int], int] = {}
+    for event in events:
+        if event.ph != "M" or event.name != "thread_name":
+            continue
+        match = _STAGE.match(str(event.args.get("name", ""))[:200])
+        if match is not None and int(match[2]):
+            _refuse(source, "operations of several tensor-parallel ranks")
+        if match is not None:
+            stages[event.pid, event.tid] = int(match[1])
+    return stages
+
+
+OPERATION_TIMELINE = Source(
+    bound=OPERATIONS_BOUND,
+    place=30,
+    origin=OPERATIONS_ORIGIN,
+    fits=fits_operation_timeline,
+    read=read_operation_timeline,
+    notes="assumed",
+)
+
+
+PIPELINE_ORIGIN = "pipeline timeline"
 MAX_RANKS = 4_096
-BOUND = Bound(
-    reads=f"a file of a {ORIGIN}",
+PIPELINE_BOUND = Bound(
+    reads=f"a file of a {PIPELINE_ORIGIN}",
     num_bytes=64_000_000,
     rows=4_000_000,
     names=MAX_RANKS,
@@ -111,7 +231,7 @@ def read_pipeline_timeline(source: str) -> OperationLog:
     mesh = {"pp": size, "dp": config.dp_size, "tp": config.tp_size, "ep": config.ep_size}
     return OperationLog(
         operations=_operations(times, size, virtual),
-        origin=ORIGIN,
+        origin=PIPELINE_ORIGIN,
         world_size=config.world_size,
         mesh={axis: number for axis, number in mesh.items() if number is not None and number > 0},
         num_micro_batches=slots // virtual,
@@ -142,9 +262,9 @@ def _rank_files(source: str) -> dict[int, Path]:
 def _decoded(path: Path, kind: type[_T], what: str) -> _T:
     expected = f"JSON with {what}"
     try:
-        data = read_plain(path, BOUND.num_bytes)
-        if BOUND.rows is not None and num_parts(data) > BOUND.rows:
-            raise TooLargeError(errno.EFBIG, f"more than {BOUND.rows:,} values", str(path))
+        data = read_plain(path, PIPELINE_BOUND.num_bytes)
+        if PIPELINE_BOUND.rows is not None and num_parts(data) > PIPELINE_BOUND.rows:
+            raise TooLargeError(errno.EFBIG, f"more than {PIPELINE_BOUND.rows:,} values", str(path))
         return msgspec.json.decode(data, type=kind, strict=False)
     except (OSError, msgspec.MsgspecError, RecursionError) as error:
         found = " ".join(str(error).split())[:200]
@@ -273,11 +393,13 @@ def _chunks(slots: int, num_ranks: int, virtual: int) -> tuple[Int64Array, Int64
     return of_round // num_ranks, k // (num_ranks * virtual) * num_ranks + of_round % num_ranks
 
 
-SOURCE = Source(
-    bound=BOUND,
+PIPELINE_TIMELINE = Source(
+    bound=PIPELINE_BOUND,
     place=40,
-    origin=ORIGIN,
+    origin=PIPELINE_ORIGIN,
     fits=fits_pipeline_timeline,
     read=read_pipeline_timeline,
     notes="assumed",
 )
+
+SOURCES = (OPERATION_TIMELINE, PIPELINE_TIMELINE)

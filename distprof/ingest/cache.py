@@ -8,7 +8,13 @@ The key is a hash of all bytes of the stored file, the schema version and the op
 gzipped trace takes a fiftieth of the time of parsing it. A copy at another path or a new
 modification time costs no second parse, but any change of content does. An entry appears atomically
 (written under a temporary name, then renamed), is checked against its checksum before use, and is
-rebuilt if it is damaged (:mod:`distprof.ingest.cache.tables_file`).
+rebuilt if it is damaged (:mod:`distprof.ingest.tables_file`).
+
+A cache in an object store, shared by several people and machines, holds the same files, each
+written by a single request. Before use, distprof copies an entry to this machine's cache and checks
+that key and checksum are the original ones. Everyone with write access to the store is trusted with
+the content of the tables, because only reading the trace could disprove it. A malicious entry can
+be wrong, but it cannot do anything else.
 """
 
 from __future__ import annotations
@@ -18,6 +24,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import stat
 import tempfile
 import time
@@ -28,9 +35,9 @@ from typing import Any, BinaryIO
 import msgspec
 from msgspec.structs import replace
 
-from distprof.bounds import open_plain
+from distprof.bounds import Bound, open_plain
 from distprof.errors import DistprofError
-from distprof.ingest.cache.tables_file import (
+from distprof.ingest.tables_file import (
     BLOCK,
     DamagedTablesError,
     Part,
@@ -38,6 +45,7 @@ from distprof.ingest.cache.tables_file import (
     open_tables,
     shifted,
 )
+from distprof.remote.system import ask, is_async
 from distprof.run.tables import HOST, RankTables
 from distprof.schema import Table
 
@@ -60,11 +68,7 @@ class CacheKey(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(trace: str | Path | bytes | BinaryIO, options: Mapping[str, Any]) -> CacheKey:
-        """The key of a file, from its content and the options that the tables depend on.
-
-        ``trace`` is a path; a binary file object at its start, which is read to its end; or bytes
-        that identify the content, such as the version of an object in a store.
-        """
+        """The key of the content of a path, of an open file, or of bytes that identify it."""
         settings = json.dumps([CACHE_VERSION, dict(options)], sort_keys=True)
         digest = hashlib.sha1(settings.encode(), usedforsecurity=False)
         if isinstance(trace, bytes):
@@ -170,10 +174,7 @@ def is_temporary(path: str) -> bool:
 
 
 def _is_trusted(path: Path, root: Path) -> bool:
-    """Whether it is a plain file that only this user or the owner of the cache can have written.
-
-    A run directory brings its own cache. Its owner could change the traces as well.
-    """
+    """Whether it is a plain file that only this user or the owner of the cache can have written."""
     try:
         entry, cache = path.lstat(), root.stat()
     except OSError:
@@ -288,3 +289,56 @@ class HeldHostRows:
     def table(self) -> Table:
         """All rows; call it after the whole file was read."""
         return shifted(Table.concat(HOST, self._parts), self._shift_ns)
+
+
+BOUND = Bound(
+    reads="an entry of a shared cache (--cache-dir URL)", num_bytes=1 << 36, beyond="made again"
+)
+
+PUT_LIMIT_S = 600.0  # to store an entry
+_FAULTS = (OSError, ValueError, DistprofError, EOFError)
+
+
+class SharedCache(msgspec.Struct, frozen=True):
+    """Entries below a URL."""
+
+    url: str  # The folder of all entries.
+
+    def fetch(self, key: CacheKey, root: Path) -> tuple[Path | None, str]:
+        """Copy an entry to this machine: its path if it is valid, and why the store failed."""
+        from distprof.remote.download import download
+        from distprof.remote.download import stat as stored
+
+        try:
+            found = stored(self._place(key))
+            if (found.size or 0) > BOUND.num_bytes:
+                return None, ""  # the entry is created again
+            with download(found) as stream, EntryWriter(root, key) as writer:
+                shutil.copyfileobj(stream, writer.file)
+                return writer.commit_if_intact(), ""
+        except FileNotFoundError:
+            return None, ""
+        except _FAULTS as error:
+            return None, f"Cannot read the shared cache {self.url} ({_reason(error)})."
+
+    def store(self, key: CacheKey, entry: Path) -> str:
+        """Copy an entry of this machine to the store; returns why that failed, usually empty."""
+        try:
+            ask(self._place(key), lambda system, path: _put(entry, system, path), PUT_LIMIT_S)
+        except _FAULTS as error:
+            return f"Cannot write to the shared cache {self.url} ({_reason(error)})."
+        return ""
+
+    def _place(self, key: CacheKey) -> str:
+        return f"{self.url.rstrip('/')}/{key.path(Path()).as_posix()}"
+
+
+def _put(entry: Path, system: Any, path: str) -> Any:
+    if is_async(system):
+        return system._put_file(str(entry), path)
+    system.makedirs(path.rpartition("/")[0], exist_ok=True)
+    return system.put_file(str(entry), path)
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

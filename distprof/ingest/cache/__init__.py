@@ -1,1 +1,0 @@
-"""Parsed tables on disk, found again by the content of their trace."""

@@ -1,0 +1,408 @@
+"""What programs, NCCL, drivers and monitors print or log: four kinds of source.
+
+The same files may hold several of them, so one kind asks the others for what else is in a file.
+Lines that no reader understands are counted, so nothing is lost silently.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from distprof.bounds import Bound, expanded
+from distprof.errors import InputError, UsageError
+from distprof.ingest.discovery import rank_in_name
+from distprof.ingest.files import (
+    DAMAGE,
+    NOT_LOGS,
+    Blocks,
+    any_log,
+    beginning,
+    begins_object,
+    opened,
+    paths_of_logs,
+    read_some,
+)
+from distprof.ingest.kinds import machine
+from distprof.ingest.sensors.collect import JOURNAL, is_amd_json
+from distprof.ingest.source import Source
+from distprof.run.logs import DeviceLog, JobOutput, NcclLog, TrainingLog
+from distprof.run.run import Run
+
+SNIFFED_BYTES = 1 << 23  # programs print a lot before they train
+_JSON = (".json", ".json.gz")
+_TABLES = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz")
+_ARCHIVES = (".sqlite", ".pkl", ".parquet", ".tar", ".tar.gz", ".zip")
+_OTHER_KINDS = (*_ARCHIVES, ".py", ".toml", ".yaml", ".xml")
+_SMALL = 1 << 16
+TRAINING_BOUND = Bound(
+    reads="a log of a training program", num_bytes=1 << 38, rows=500_000, beyond="skipped"
+)
+
+
+# of the per-iteration series that Megatron-LM keeps for its tests
+_SERIES_SIGNS = (b'"step_interval"', b'"values"')
+
+
+def fits_training_log(source: str, *, least: int = 1) -> bool:
+    """Whether a file or URL holds ``least`` reports of iterations; never raises for others."""
+    name = source.lower()
+    if name.endswith(_OTHER_KINDS):
+        return False
+    is_text = not name.endswith((*_JSON, *_TABLES))
+    try:
+        if "://" not in source and not Path(expanded(source)).is_file():
+            return False
+        with opened(source) as stream:
+            start, _ = read_some(stream, _SMALL)
+            if is_text and not begins_object(start):
+                start += read_some(stream, SNIFFED_BYTES - len(start))[0]
+    except (*DAMAGE, ImportError):
+        return False
+    if name.endswith(_JSON):
+        text = start[:4_096].lstrip()
+        return text.startswith(b"{") and all(sign in text for sign in _SERIES_SIGNS)
+    from distprof.ingest.training_logs.read import holds_iterations
+
+    return holds_iterations(start, is_text=is_text, least=least)
+
+
+def _read_training(source: str) -> TrainingLog:
+    from distprof.ingest.training_logs.read import read_training_log
+
+    return read_training_log(source)
+
+
+TRAINING_LOG = Source(
+    bound=TRAINING_BOUND,
+    place=80,
+    origin="log of a training program",
+    name="a log of a training program",
+    fits=fits_training_log,
+    read=_read_training,
+)
+
+
+MAX_FILES = 20_000
+NCCL_BOUND = Bound(
+    reads="an NCCL log", num_bytes=1 << 38, names=1 << 17, beyond="skipped", seconds_per_mb=5
+)
+_MAX_FILES_CHECKED = 8  # for training iterations
+_NCCL_BYTES = 1 << 22
+# A message after its process, GPU or source line, not text about such messages.
+_NCCL_LINE = re.compile(rb"(?:\d\]?|\S:\d+) NCCL (?:INFO|WARN|TRACE|ABORT) ")
+_NCCL_VERSION = re.compile(rb"(?:^|[^A-Za-z `\"'(])\s*[NR]CCL version \S*\d", re.MULTILINE)
+# Output of nccl-tests, which is for ``distprof fabric`` unless NCCL's initialisation is in it.
+_TEST_SIGNS = (b"out-of-place", b"algbw", b"busbw")
+_INITIALISATION_SIGNS = (b"NCCL INFO Bootstrap", b"NCCL INFO Channel ", b"NCCL INFO NET/")
+
+
+def fits_nccl_log(source: str) -> bool:
+    """Whether a source is an NCCL log, or a folder with such logs and no trace."""
+    return any_log(source, MAX_FILES, _is_nccl_log)
+
+
+def read_nccl_log(source: str) -> NcclLog:
+    """Read a log, or all logs in a folder."""
+    paths = paths_of_logs(source, MAX_FILES)
+    if paths == [source]:
+        log = _read_nccl({source: None})
+    else:
+        log = _read_nccl({path: rank_in_name(path) for path in paths if _is_nccl_log(path)})
+    if not (log.num_info or log.num_warn or log.versions):
+        raise InputError(
+            source,
+            expected="an NCCL log, written with NCCL_DEBUG=INFO",
+            found="; ".join(log.notes) or f"{log.num_lines:,} lines, none of them from NCCL",
+            fix="set NCCL_DEBUG=INFO and keep the output of the ranks",
+        )
+    if min(log.num_jobs, len(log.versions), len(log.files)) > 1:
+        first, *more = sorted(log.versions)
+        raise InputError(
+            source,
+            expected="NCCL logs of one job",
+            found=(
+                f"{log.num_jobs:,} jobs that share no communicator, with NCCL {first} and "
+                f"{len(more)} other version{'s' if len(more) > 1 else ''}"
+            ),
+            fix=f"name the logs of one job: distprof analyze {log.files[0]}",
+        )
+    return log
+
+
+def read_rank_logs(paths: Mapping[int, str]) -> NcclLog | None:
+    """Read the logs of known ranks; None if they hold nothing from NCCL."""
+    log = _read_nccl({path: rank for rank, path in paths.items()})
+    return log if log.num_info or log.num_warn or log.versions else None
+
+
+def _read_nccl(paths: Mapping[str, int | None]) -> NcclLog:
+    from distprof.ingest.nccl.assemble import Assembler
+    from distprof.ingest.nccl.lines import Lines, Splitter
+
+    assembler = Assembler()
+    counts = {"lines": 0, "bytes": 0}
+    notes: list[str] = []
+    files: dict[str, range] = {}
+    for path, rank in paths.items():
+        before = assembler.num_processes
+        try:
+            with opened(path) as stream:
+                lines = Lines(Blocks(stream))
+                splitter = Splitter()
+                for some in lines:
+                    assembler.take_lines(some, splitter, rank)
+        except DAMAGE as error:
+            notes.append(f"Cannot read {path}: {' '.join(str(error).split())}.")
+            continue
+        finally:
+            files[path] = range(before, assembler.num_processes)
+        counts["lines"] += lines.num_lines
+        counts["bytes"] += lines.blocks.num_bytes
+        if lines.blocks.damage:
+            notes.append(f"{path} was read only up to the damage: {lines.blocks.damage}.")
+        if lines.num_shortened:
+            notes.append(f"Lines of {path} above 64 KiB, truncated: {lines.num_shortened:,}.")
+    return assembler.result(files, counts, notes)
+
+
+def _is_nccl_log(path: str) -> bool:
+    if path.lower().endswith(NOT_LOGS):
+        return False
+    try:
+        with opened(path) as stream:
+            start, _ = read_some(stream, _NCCL_BYTES)
+    except DAMAGE:
+        return False
+    if begins_object(start):
+        return False
+    if all(sign in start for sign in _TEST_SIGNS):
+        return any(sign in start for sign in _INITIALISATION_SIGNS)
+    return _NCCL_LINE.search(start) is not None or _NCCL_VERSION.search(start) is not None
+
+
+def _with_iterations(run: Run) -> Run:
+    """The run with the iterations that the training program printed between NCCL's lines, if any.
+
+    Logs of several jobs are not searched: iterations of one job would be attributed to all.
+    """
+    log = run.get(NcclLog)
+    files = log.files[:_MAX_FILES_CHECKED] if log is not None and log.num_jobs < 2 else ()
+    found = next((path for path in files if TRAINING_LOG.fits(path)), None)
+    return run if found is None else TRAINING_LOG.joined(run, found)
+
+
+NCCL_LOG = Source(
+    bound=NCCL_BOUND,
+    place=50,
+    origin="NCCL log",
+    name="an NCCL log",
+    fits=fits_nccl_log,
+    read=read_nccl_log,
+    notes="damaged",
+    complete=_with_iterations,
+)
+
+
+MAX_DEVICE_FILES = 10_000
+DEVICE_BOUND = Bound(
+    reads="GPU sensors or errors",
+    num_bytes=1 << 36,
+    rows=20_000_000,
+    names=1 << 16,
+    beyond="skipped",
+    seconds_per_mb=5,
+)
+_DEVICE_BYTES = 1 << 20
+_SNIFFED_JSON = 1 << 14
+_NEVER = (".pkl", ".parquet", ".tar", ".zip", ".py", ".toml", ".md")
+_WORDS = (b"NCCL INFO", b"NCCL WARN", b"traceEvents", b'"distprof.')  # of other kinds of files
+
+
+def fits_device_log(source: str) -> bool:
+    """Whether a source is such a file, or a folder with such files and no trace."""
+    return any_log(source, MAX_DEVICE_FILES, lambda path: bool(_content(path)))
+
+
+def read_device_log(source: str) -> DeviceLog:
+    """Read a file, or all such files in a folder."""
+    from distprof.ingest.sensors.read import EXPECTED, read_file
+
+    paths = paths_of_logs(source, MAX_DEVICE_FILES)
+    root = str(PurePosixPath(source).parent)
+    if paths != [source]:
+        paths = [path for path in paths if _content(path)]
+        root = expanded(source)
+    log = DeviceLog.merged([read_file(path, _shown(path, root)) for path in paths])
+    is_empty = not (log.series or log.events or log.links or log.states)
+    if is_empty and all(_content(path) != "errors" for path in paths):
+        raise InputError(
+            source,
+            expected=EXPECTED,
+            found="; ".join(log.notes)
+            or (f"{log.num_lines:,} lines, none of them from a supported tool"),
+            fix="name the unedited output of one of these tools",
+        )
+    return log
+
+
+def _shown(path: str, root: str) -> str:
+    """The path relative to what the user named."""
+    shown = PurePosixPath(path)
+    return str(shown.relative_to(root)) if shown.is_relative_to(root) else shown.name
+
+
+def _content(path: str) -> str:
+    """``samples``, ``errors`` or empty, by the name and the beginning of the file."""
+    start = b"" if path.lower().endswith(_NEVER) else beginning(path, _DEVICE_BYTES)
+    if path.lower().endswith(_JSON) and JOURNAL.encode() not in start.split(b"\n", 1)[0]:
+        return "samples" if is_amd_json(start[:_SNIFFED_JSON].decode("utf-8", "replace")) else ""
+    if not start or b"\0" in start[:4096] or any(word in start for word in _WORDS):
+        return ""
+    from distprof.ingest.sensors.read import content_of, holds_tables
+
+    if kind := content_of(start):
+        return kind
+    # Tables in the middle of text, unless a program printed them between its iterations.
+    return "samples" if holds_tables(start) and not TRAINING_LOG.fits(path) else ""
+
+
+def _join_devices(run: Run, log: DeviceLog) -> Run:
+    from distprof.ingest.sensors.join import with_device_log
+
+    return with_device_log(run, log)
+
+
+def _with_machines(run: Run) -> Run:
+    """The run with the matrices of ``nvidia-smi topo -m`` that the same file holds."""
+    return machine.SOURCES[0].joined(run, run.source) if machine.fits_machine(run.source) else run
+
+
+DEVICE_LOG = Source(
+    bound=DEVICE_BOUND,
+    place=60,
+    origin="file of GPU sensors or errors",
+    name="GPU sensors or errors",
+    fits=fits_device_log,
+    read=read_device_log,
+    notes="damaged",
+    join=_join_devices,
+    complete=_with_machines,
+)
+
+
+OUTPUT_BOUND = Bound(
+    reads="the output of a job", num_bytes=1 << 38, rows=20_000, names=1 << 17, beyond="skipped"
+)
+_OUTPUT_BYTES = 1 << 23
+_OF_KERNELS = {"xid", "host_memory", "crash"}
+_ERROR = {"error", "mixed"}
+_WEAK = {"cancelled", "stopped", "waiting", *_ERROR}
+_OUTPUT_NAME = re.compile(
+    r"(?:\.(?:log|out|err|txt|[oe]\d{1,9})(?:[.-]\d{1,9})?(?:\.gz)?|^[^.]{1,100})$", re.IGNORECASE
+)
+"""Names under which output is kept; in a folder, other files are not opened."""
+
+_NOT_OUTPUT = re.compile(
+    r"(?:^|/)(?:site-packages|dist-packages|node_modules)/|(?:^|/)[^/]{0,80}(?:requirements|license|"
+    r"licence|copying|readme)[^/]{0,80}$",
+    re.IGNORECASE,
+)
+_NOT_READ = (*NOT_LOGS, ".pickle", ".toml", ".html", ".md")
+
+
+def paths_of_output(source: str) -> list[str]:
+    """The files that a file, folder or glob names; empty for a folder with a trace."""
+    if "://" not in source and not Path(expanded(source)).exists() and set("*?[") & set(source):
+        paths = sorted(glob.glob(expanded(source), recursive=True))  # noqa: PTH207 - untrusted text
+        return [path for path in paths if Path(path).is_file()][:MAX_FILES]
+    paths = paths_of_logs(source, MAX_FILES)
+    if paths == [source]:
+        return paths
+    return [p for p in paths if _OUTPUT_NAME.search(Path(p).name) and not _NOT_OUTPUT.search(p)]
+
+
+def fits_job_output(source: str) -> bool:
+    """Whether a source holds lines about the end of a job; never raises for other files."""
+    try:
+        paths = paths_of_output(source)
+        return any(_is_output(path, is_alone=paths == [source]) for path in paths)
+    except (OSError, ValueError, ImportError, UsageError):
+        return False
+
+
+def _is_output(path: str, *, is_alone: bool) -> bool:
+    """Whether the beginning or the end of a file holds such lines.
+
+    A kernel's log is a kind of its own. A job that was cancelled has its iterations to show, if
+    there are several. The line of an error alone counts only in a file that is named itself.
+    """
+    kinds = _kinds(path)
+    if kinds <= _ERROR and not is_alone:
+        return False
+    if kinds and kinds <= _OF_KERNELS:
+        return not fits_device_log(path)
+    return bool(kinds) and (not kinds <= _WEAK or not fits_training_log(path, least=2))
+
+
+def _kinds(path: str) -> set[str]:
+    from distprof.ingest.output.read import kinds_in
+
+    if path.lower().endswith(_NOT_READ):
+        return set()
+    try:
+        with opened(path) as stream:
+            start, _ = read_some(stream, _OUTPUT_BYTES)
+            if begins_object(start) or b"\0" in start[:4096]:
+                return set()
+            kinds = kinds_in(start)
+            if kinds - _ERROR or len(start) < _OUTPUT_BYTES:
+                return kinds
+            end = start
+            while len(end) == _OUTPUT_BYTES:
+                before, (end, _) = end, read_some(stream, _OUTPUT_BYTES)
+            return kinds | kinds_in(before + end)
+    except (*DAMAGE, UsageError):
+        return set()
+
+
+def read_job_output(source: str) -> JobOutput:
+    """Read the output of a job."""
+    from distprof.ingest.output.read import read_output
+
+    paths = [path for path in paths_of_output(source) if not path.lower().endswith(_NOT_READ)]
+    output = read_output([(path, Path(path).name, rank_in_name(path)) for path in paths])
+    if not (output.events or output.stacks):
+        raise InputError(
+            source,
+            expected="the output of a job that failed or stands still",
+            found="; ".join(output.notes) or f"{output.num_lines:,} lines, none about its end",
+            fix="name the whole output of the ranks and of their launcher",
+        )
+    return output
+
+
+def _with_other_logs(run: Run) -> Run:
+    """The run with what else the files hold: NCCL's log, iterations of the program."""
+    source = run.source
+    if fits_nccl_log(source):
+        run = NCCL_LOG.joined(run, source)
+    if Path(expanded(source)).is_file() and TRAINING_LOG.fits(source):
+        run = TRAINING_LOG.joined(run, source)
+    return run
+
+
+JOB_OUTPUT = Source(
+    bound=OUTPUT_BOUND,
+    place=46,
+    origin="output of a job",
+    name="the output of a job",
+    fits=fits_job_output,
+    read=read_job_output,
+    notes="damaged",
+    complete=_with_other_logs,
+)
+
+SOURCES = (TRAINING_LOG, NCCL_LOG, DEVICE_LOG, JOB_OUTPUT)

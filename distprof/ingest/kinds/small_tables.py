@@ -1,0 +1,374 @@
+"""Small tables of other programs: tokens per expert, readiness of input, collectives by rank.
+
+Tokens per expert are JSON in one of three forms, each with a list of counts per layer, one count
+per expert. In the first, ``layers`` are names, and ``num_experts`` is checked if present::
+
+    {"domains": {"code": [[…], …], "prose": [[…], …]}, "layers": [0, 7], "top_k": 8, "model": "…"}
+    {"layers": [[…], …], "top_k": 2}
+    [[…], …]
+
+Input readiness, as exported by SPDL's dashboards, is the share of time in which a rank did not wait
+for its loader; missing values are empty::
+
+    {"event_time": ["1754963040", …], "0": ["1", "", "0.61", …], "1": […]}
+
+Collectives by rank, process group and size are CSV as TraceLens writes it: ``rank``, ``Process
+Group Name``, ``Collective name``, ``dtype``, ``In msg nelems``, ``Out msg nelems``, ``dur_mean``
+(microseconds), ``operation_count``. HTA's table of kernels
+(``TraceAnalysis.get_gpu_kernel_breakdown()[1].to_csv(…)``) is read as well: ``name``,
+``kernel_type``, ``rank``, ``sum (ns)`` and ``mean (ns)``, or both in ``us``. Its communication rows
+have no group and no size, so each kernel is a class. Source:
+facebookresearch/HolisticTraceAnalysis, ``hta/analyzers/breakdown_analysis.py``.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.bounds import Bound
+from distprof.ingest.communication import collective_kind
+from distprof.ingest.files import beginning, decoded, refusing, whole
+from distprof.ingest.metadata import parse_ranks
+from distprof.ingest.source import Source
+from distprof.run.evidence import CollectiveSummary, ExpertCounts, InputReadiness, SummaryClass
+
+COUNTS_BOUND = Bound(
+    reads="tokens per expert", num_bytes=64_000_000, rows=8_000_000, depth=1_000, beyond="refused"
+)
+MAX_COUNT = 1 << 53
+MAX_PARTS = 1_000
+MAX_LAYERS = 10_000
+_COUNTS_BYTES = 1 << 13
+_BEGINS_WITH_COUNTS = re.compile(rb"\s*\[\s*\[\s*\d")
+_HAS_COUNTS = re.compile(rb'"(?:domains"\s*:\s*\{[^{}\[\]]*\[\s*\[|layers"\s*:\s*\[\s*\[)\s*\d')
+_NOT_COUNTS = (b'"traceEvents"', b'"schemaVersion"', b'"schema":"distprof.')
+_refuse_counts = refusing(
+    expected="counts per expert, a list for each layer: "
+    '[[…], …], {"layers": […]} or {"domains": {…}}',
+    fix="write one whole number per expert and layer; docs/concepts/expert-imbalance.md shows how",
+)
+
+
+def fits_expert_counts(source: str) -> bool:
+    """Whether a file begins like counts of tokens per expert."""
+    start = beginning(source, _COUNTS_BYTES, endings=(".json",))
+    if any(word in start for word in _NOT_COUNTS):
+        return False
+    return bool(_BEGINS_WITH_COUNTS.match(start) or _HAS_COUNTS.search(start))
+
+
+def read_expert_counts(source: str) -> ExpertCounts:
+    """Read counts of tokens per expert."""
+    document = decoded(source, COUNTS_BOUND, object, _refuse_counts)
+    if isinstance(document, list):
+        document = {"layers": document}
+    if not isinstance(document, dict):
+        _refuse_counts(source, f"{_kind(document)} at the top")
+    if "domains" in document:
+        parts = _domains(source, document["domains"])
+        number = len(next(iter(parts.values())))
+        names = document.get("layers", list(range(number)))
+        if not isinstance(names, list) or not all(type(name) in (int, str) for name in names):
+            _refuse_counts(
+                source, f"{_kind(names)} under layers, which names the layers of each domain"
+            )
+        if len(names) != number or len(set(names)) != number:
+            _refuse_counts(
+                source, f"{len(set(names))} different names under layers for {number} layers"
+            )
+        layers = tuple(map(str, names))
+    else:
+        parts = {"": _table(source, "layers", document.get("layers"))}
+        layers = tuple(str(index) for index in range(len(parts[""])))
+    declared, num_experts = document.get("num_experts"), next(iter(parts.values())).shape[1]
+    if declared is not None and declared != num_experts:
+        _refuse_counts(
+            source, f"{num_experts} counts per layer, but num_experts is {_kind(declared)}"
+        )
+    top_k = document.get("top_k")
+    if top_k is not None and (type(top_k) is not int or not 0 < top_k < MAX_COUNT):
+        _refuse_counts(source, f"{_kind(top_k)} under top_k")
+    return ExpertCounts(
+        tokens=parts,
+        layers=layers,
+        top_k=top_k,
+        model=document["model"] if isinstance(document.get("model"), str) else "",
+        notes=("Tokens per expert are counts from a file; nothing was timed.",),
+    )
+
+
+def _domains(source: str, domains: Any) -> dict[str, NDArray[np.int64]]:
+    if not isinstance(domains, dict) or not domains:
+        _refuse_counts(source, f"{_kind(domains)} under domains")
+    if len(domains) > MAX_PARTS:
+        _refuse_counts(source, f"{len(domains):,} domains, more than {MAX_PARTS:,}")
+    parts = {name: _table(source, f"domains.{name}", rows) for name, rows in domains.items()}
+    shapes = {name: "{} layers of {} experts".format(*table.shape) for name, table in parts.items()}
+    first = next(iter(shapes))
+    for name, shape in shapes.items():
+        if shape != shapes[first]:
+            _refuse_counts(source, f"{shape} in domains.{name}, {shapes[first]} in domains.{first}")
+    return parts
+
+
+def _table(source: str, key: str, rows: Any) -> NDArray[np.int64]:
+    if not isinstance(rows, list) or not rows:
+        _refuse_counts(source, f"{_kind(rows)} under {key}")
+    if len(rows) > MAX_LAYERS:
+        _refuse_counts(source, f"{len(rows):,} layers under {key}, more than {MAX_LAYERS:,}")
+    for index, row in enumerate(rows):
+        where = f"{key}[{index}]"
+        if not isinstance(row, list) or not row:
+            _refuse_counts(source, f"{_kind(row)} under {where}")
+        if len(row) != len(rows[0]):
+            _refuse_counts(
+                source, f"{len(row)} counts under {where}, {len(rows[0])} in the first layer"
+            )
+        for column, count in enumerate(row):
+            if type(count) is not int or not 0 <= count < MAX_COUNT:
+                _refuse_counts(source, f"{_kind(count)} under {where}[{column}]")
+    return np.array(rows, dtype=np.int64)
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool | int | float | str):
+        return f"{str(value)[:40]!r}" if isinstance(value, str) else f"{value}"
+    words = "a list" if isinstance(value, list) else "a mapping"
+    return words if value else f"an empty {words[2:]}"
+
+
+EXPERT_COUNTS = Source(
+    bound=COUNTS_BOUND,
+    place=10,
+    origin="table of expert counts",
+    fits=fits_expert_counts,
+    read=read_expert_counts,
+    notes="assumed",
+)
+
+
+TIME = "event_time"
+READINESS_BOUND = Bound(
+    reads="input readiness per rank",
+    num_bytes=64_000_000,
+    rows=5_000_000,
+    names=20_000,
+    depth=1_000,
+    beyond="refused",
+)
+_READINESS_BYTES = 1 << 16
+
+
+_refuse_readiness = refusing(
+    expected=f'columns of readiness per rank, {{"{TIME}": […], "0": […], "1": […]}}',
+    fix="export the columns again, all with the same length",
+)
+
+
+def fits_input_readiness(source: str) -> bool:
+    """Whether a file begins like such columns; never raises for other files."""
+    start = beginning(source, _READINESS_BYTES, endings=(".json", ".json.gz"))
+    return start.lstrip().startswith(b"{") and f'"{TIME}"'.encode() in start[:4_096]
+
+
+def read_input_readiness(source: str) -> InputReadiness:
+    """Read input readiness."""
+    columns = decoded(source, READINESS_BOUND, dict[str, list[Any]], _refuse_readiness)
+    times = _numbers(columns[TIME])
+    ranks = sorted((int(name), name) for name in columns if name.isdecimal() and len(name) < 10)
+    if READINESS_BOUND.names is not None and len(ranks) > READINESS_BOUND.names:
+        _refuse_readiness(source, f"{len(ranks):,} ranks, more than {READINESS_BOUND.names:,}")
+    if not ranks or not len(times):
+        _refuse_readiness(source, "no rank column, or no time column")
+    values = [_numbers(columns[name]) for _, name in ranks]
+    if any(len(column) != len(times) for column in values):
+        _refuse_readiness(source, "columns of different lengths")
+    ratio = np.array(values, np.float64)
+    absurd = (ratio < 0) | (ratio > 1)
+    ratio[absurd] = np.nan
+    known = np.isfinite(times) & (np.abs(times) < 1e12)
+    order = np.argsort(times[known], kind="stable")
+    notes = [f"Skipped values outside 0 to 1: {int(absurd.sum()):,}."] * bool(absurd.any())
+    if not known.all():
+        notes.append(f"Skipped samples without a time: {int((~known).sum()):,}.")
+    return InputReadiness(
+        time_s=times[known][order].astype(np.int64),
+        ranks=tuple(rank for rank, _ in ranks),
+        ratio=ratio[:, known][:, order],
+        notes=tuple(notes),
+    )
+
+
+def _numbers(values: list[Any]) -> NDArray[np.float64]:
+    return np.array([_ratio(value) for value in values], np.float64)
+
+
+def _ratio(value: Any) -> float:
+    """The number; NaN if it is missing or not a number."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return float("nan")
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return float("nan")
+    return number if np.isfinite(number) else float("nan")
+
+
+INPUT_READINESS = Source(
+    bound=READINESS_BOUND,
+    place=100,
+    origin="table of input readiness",
+    name="input readiness per rank",
+    fits=fits_input_readiness,
+    read=read_input_readiness,
+)
+
+
+COLUMNS = ("rank", "Collective name", "dur_mean", "operation_count")
+_HTA_COLUMNS = {"name", "kernel_type", "rank"}
+_UNITS = {"sum (ns)": 1.0, "sum (us)": 1e3}
+
+_NO_GROUPS = (
+    "The table names no process groups: distprof compares ranks as if every collective ran across "
+    "all of them."
+)
+_FOLDED = "others"  # kernels that HTA combined
+SUMMARY_BOUND = Bound(
+    reads="a table of collectives per rank", num_bytes=128_000_000, rows=500_000, beyond="refused"
+)
+MAX_MICROSECONDS = 1e12
+_SUMMARY_BYTES = 1 << 14
+_LARGEST = 1 << 53
+_ITEM_BYTES = {
+    "float": 4, "float32": 4, "half": 2, "float16": 2, "bfloat16": 2, "double": 8, "float64": 8,
+    "int": 4, "int32": 4, "long": 8, "int64": 8, "byte": 1, "uint8": 1, "char": 1, "int8": 1,
+    "bool": 1, "short": 2, "int16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
+}  # fmt: skip
+
+
+_refuse_summary = refusing(
+    expected=f"a CSV table of collectives per rank, with the columns {', '.join(COLUMNS)}",
+    fix="write the table again, for example with TraceLens' NCCL analysis",
+)
+
+
+def fits_collective_summary(source: str) -> bool:
+    """Whether a file begins like such a table; never raises for other files."""
+    start = beginning(source, _SUMMARY_BYTES, endings=(".csv", ".csv.gz"))
+    header = start.lstrip(b"\xef\xbb\xbf").split(b"\n", 1)[0].decode("utf-8", "replace")
+    cells = {cell.strip().strip('"') for cell in header.split(",")}
+    return set(COLUMNS) <= cells or (cells >= _HTA_COLUMNS and bool(cells & _UNITS.keys()))
+
+
+def read_collective_summary(source: str) -> CollectiveSummary:
+    """Read a table of collectives by rank."""
+    classes: dict[SummaryClass, int] = {}
+    rows: list[tuple[int, int, int, int]] = []
+    num_broken = 0
+    has_groups = True
+    for entry in _entries(source):
+        if entry.keys() >= _HTA_COLUMNS:
+            has_groups = False
+            if entry["kernel_type"] != "COMMUNICATION" or entry["name"] == _FOLDED:
+                continue
+            row = _row_of_hta(entry, classes)
+        else:
+            row = _row(entry, classes)
+        if row is None:
+            num_broken += 1
+            continue
+        if len(rows) == SUMMARY_BOUND.rows:
+            _refuse_summary(source, f"more than {SUMMARY_BOUND.rows:,} rows")
+        rows.append(row)
+    if not rows:
+        _refuse_summary(source, f"no readable row, {num_broken:,} unreadable rows")
+    table = np.array(rows, np.int64)
+    notes = [f"Unreadable rows, skipped: {num_broken:,}."] if num_broken else []
+    notes += [] if has_groups else [_NO_GROUPS]
+    return CollectiveSummary(
+        classes=tuple(classes),
+        class_index=table[:, 0],
+        rank=table[:, 1],
+        num_calls=table[:, 2],
+        mean_ns=table[:, 3],
+        notes=tuple(notes),
+    )
+
+
+def _entries(source: str) -> Iterator[Mapping[str, str]]:
+    data = whole(source, SUMMARY_BOUND.num_bytes, _refuse_summary)
+    text = data.decode("utf-8-sig", "replace").replace("\0", "")
+    try:
+        yield from csv.DictReader(io.StringIO(text), restval="")
+    except csv.Error as error:
+        _refuse_summary(source, f"{error}")
+
+
+def _row(
+    entry: Mapping[str, str], classes: dict[SummaryClass, int]
+) -> tuple[int, int, int, int] | None:
+    rank, calls = _whole(entry.get("rank")), _whole(entry.get("operation_count"))
+    mean = _number(entry.get("dur_mean"))
+    if rank is None or not calls or mean is None or not 0 <= mean < MAX_MICROSECONDS:
+        return None
+    item = _ITEM_BYTES.get((entry.get("dtype") or "").lower())
+    sizes = (_whole(entry.get(name)) for name in ("In msg nelems", "Out msg nelems"))
+    known = [size for size in sizes if size is not None]  # the full buffer is the larger
+    made = SummaryClass(
+        group=entry.get("Process Group Name") or "",
+        ranks=parse_ranks(entry.get("Process Group Ranks")),
+        kind=collective_kind((entry.get("Collective name") or "")[:200]),
+        dtype=entry.get("dtype") or "",
+        num_bytes=max(known) * item if known and item is not None else None,
+    )
+    return classes.setdefault(made, len(classes)), rank, calls, round(mean * 1e3)
+
+
+def _row_of_hta(
+    entry: Mapping[str, str], classes: dict[SummaryClass, int]
+) -> tuple[int, int, int, int] | None:
+    unit = next((unit for unit in _UNITS if unit in entry), "")
+    rank, spent = _whole(entry.get("rank")), _number(entry.get(unit))
+    mean = _number(entry.get(unit.replace("sum", "mean")))
+    if rank is None or not spent or not mean or mean <= 0 or spent < mean:
+        return None
+    mean_ns = mean * _UNITS[unit]
+    if mean_ns >= MAX_MICROSECONDS * 1e3 or spent / mean >= _LARGEST:
+        return None
+    name = (entry.get("name") or "")[:200]
+    made = SummaryClass(group=name, ranks=(), kind=collective_kind(name), dtype="", num_bytes=None)
+    return classes.setdefault(made, len(classes)), rank, round(spent / mean), round(mean_ns)
+
+
+def _whole(text: str | None) -> int | None:
+    value = _number(text)
+    return int(value) if value is not None and 0 <= value < _LARGEST else None
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if np.isfinite(value) else None
+
+
+COLLECTIVE_SUMMARY = Source(
+    bound=SUMMARY_BOUND,
+    place=90,
+    origin="table of collectives",
+    name="a table of collectives per rank",
+    fits=fits_collective_summary,
+    read=read_collective_summary,
+)
+
+SOURCES = (EXPERT_COUNTS, INPUT_READINESS, COLLECTIVE_SUMMARY)
