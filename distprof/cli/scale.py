@@ -141,8 +141,8 @@ def _resumed(saved: SweepFile, program: tuple[str, ...], options: dict[str, Any]
 
 
 def _plan(program: tuple[str, ...], options: dict[str, Any]) -> SweepFile:
-    from distprof.verbs.sweep.plan import WORKLOADS, parse_sizes, plan_program, plan_workload
     from distprof.verbs.sweep.running import configuration_of
+    from distprof.verbs.sweep.runs import WORKLOADS, parse_sizes, plan_program, plan_workload
 
     if not program:
         raise UsageError(

@@ -32,8 +32,8 @@ from distprof.verbs.gate.baseline import (
     unlike_job,
 )
 from distprof.verbs.gate.decide import ALPHA, Decision, decide
-from distprof.verbs.sweep.plan import parse_workload, plan_workload
 from distprof.verbs.sweep.running import configuration_of, load_sweep
+from distprof.verbs.sweep.runs import parse_workload, plan_workload
 from distprof.version import __version__
 
 CHECK_SCHEMA = "distprof.check/1"

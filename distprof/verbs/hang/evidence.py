@@ -35,10 +35,17 @@ from distprof.ingest.output.stacks import calls_of
 from distprof.run.logs import JobOutput
 from distprof.run.records import FlightDump
 from distprof.units import NS_PER_S, name_ranks
-from distprof.verbs.hang.progress import find_stop, is_stale, last_step, modified_ns
-from distprof.verbs.hang.ras import NAME, dead_ranks, lines_of_ras
+from distprof.verbs.hang.logs import (
+    NAME,
+    dead_ranks,
+    find_stop,
+    is_stale,
+    last_step,
+    lines_of_output,
+    lines_of_ras,
+    modified_ns,
+)
 from distprof.verbs.hang.result import HangEvidence, LogLine
-from distprof.verbs.hang.text import lines_of_output
 
 EXIT_TOGETHER_NS = 5 * NS_PER_S
 """Ranks of a job that ends normally exit within this time of each other."""

@@ -9,8 +9,7 @@ import msgspec
 
 from distprof.units import capitalized, format_duration, name_ranks
 from distprof.verbs.hang.divergence import Point, waits
-from distprof.verbs.hang.progress import Stop
-from distprof.verbs.hang.result import HangEvidence, HangKind, HangState
+from distprof.verbs.hang.result import HangEvidence, HangKind, HangState, Stop
 from distprof.verbs.hang.roots import Root
 
 if TYPE_CHECKING:

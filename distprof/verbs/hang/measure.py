@@ -28,6 +28,7 @@ from distprof.verbs.hang.divergence import (
 )
 from distprof.verbs.hang.explain import explain
 from distprof.verbs.hang.groups import JobGroup, Member, cadence, job_groups
+from distprof.verbs.hang.logs import report_of_output
 from distprof.verbs.hang.result import (
     GroupProgress,
     HangEvidence,
@@ -40,7 +41,6 @@ from distprof.verbs.hang.result import (
     StuckOperation,
 )
 from distprof.verbs.hang.roots import Root, independent_roots, when
-from distprof.verbs.hang.text import report_of_output
 
 _MOST_NOTES = 20
 _FRESH_NS = NS_PER_S // 2

@@ -30,7 +30,7 @@ from distprof.artefacts.summary_file import SWEEP_FILE, SWEEP_SCHEMA, SweepFile,
 from distprof.bounds import read_plain
 from distprof.documents.document import Document
 from distprof.errors import InputError, UsageError
-from distprof.verbs.sweep.plan import MAX_RANKS, MAX_RUNS
+from distprof.verbs.sweep.runs import MAX_RANKS, MAX_RUNS
 
 _BEAT_S = 1.0
 _PATIENCE_S = 60.0

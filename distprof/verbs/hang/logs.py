@@ -1,0 +1,299 @@
+"""What step logs, ncclras and the output of a job say about a hang.
+
+Dumps and stacks are snapshots. A snapshot taken before its rank's last step is no evidence of a
+hang. One taken long after the last step of all ranks shows that the job has stopped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from distprof.artefacts import STEPS_FILE
+from distprof.artefacts.record import TroubledRank
+from distprof.artefacts.records import StepRecord
+from distprof.errors import InputError
+from distprof.escape import headed
+from distprof.ingest.files import Folder
+from distprof.ingest.kinds.nccl_ras import fits_nccl_ras, read_nccl_ras
+from distprof.join.nccl import in_trouble
+from distprof.run.logs import JobOutput
+from distprof.sections.ending.measure import UNSAID, about_of
+from distprof.sections.ending.positions import operation_kind
+from distprof.sections.ending.result import FAILED, EndingPosition, EndingResult
+from distprof.terms import Confidence
+from distprof.units import NS_PER_S
+from distprof.verbs.hang.result import (
+    GroupProgress,
+    HangEvidence,
+    HangKind,
+    HangReport,
+    HangState,
+    LogLine,
+    RankPosition,
+    StackOfRanks,
+    Stop,
+    StuckOperation,
+)
+
+MAX_TAIL_BYTES = 1 << 16
+
+MIN_STOP_NS = 30 * NS_PER_S
+"""A checkpoint or an evaluation between two steps may take this long."""
+
+MIN_STOP_STEPS = 20
+"""The same limit in steps of usual length."""
+
+LATE_WRITE_NS = 30 * NS_PER_S
+"""A log is written within seconds of its last step. A file with a later time is a copy."""
+
+
+class LastStep(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a rank's step log."""
+
+    step: int  # Number of the last step.
+    ended_ns: int  # Its end, ns since the epoch.
+    usual_ns: int  # Median length of the last steps.
+    # Whether the modification times of the rank's files are its own, not a copy's.
+    has_own_time: bool = True
+
+
+def last_step(folder: Folder) -> LastStep | None:
+    """The last step in a rank's log; None if no log can be read."""
+    ended = sorted(_tail(folder), key=lambda record: record.end_ns)
+    if not ended:
+        return None
+    lengths = sorted(record.end_ns - record.start_ns for record in ended)
+    written = modified_ns(folder, STEPS_FILE)
+    return LastStep(
+        step=ended[-1].step,
+        ended_ns=ended[-1].end_ns,
+        usual_ns=lengths[len(lengths) // 2],
+        has_own_time=written is not None and written - ended[-1].end_ns < LATE_WRITE_NS,
+    )
+
+
+def _tail(folder: Folder) -> list[StepRecord]:
+    try:
+        size = folder.size(STEPS_FILE) or 0
+        with folder.open(STEPS_FILE) as stream:
+            stream.seek(max(0, size - MAX_TAIL_BYTES))
+            lines = stream.read(MAX_TAIL_BYTES).splitlines()
+    except OSError:
+        return []
+    return [record for line in lines if (record := _record(line)) is not None]
+
+
+def _record(line: bytes) -> StepRecord | None:
+    """The record on a line; None for a header or a truncated line."""
+    try:
+        record = msgspec.json.decode(line, type=StepRecord)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
+        return None
+    return record if record.end_ns >= record.start_ns else None
+
+
+def modified_ns(folder: Folder, name: str) -> int | None:
+    """Modification time of a local file; None for other files."""
+    from pathlib import Path
+
+    if not folder.is_local:
+        return None
+    try:
+        return Path(folder.path, name).stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def is_stale(taken_ns: int | None, last: LastStep | None) -> bool:
+    """Whether a rank completed a step after its snapshot was taken."""
+    return taken_ns is not None and last is not None and taken_ns < last.ended_ns
+
+
+def find_stop(
+    steps: Mapping[int, LastStep], taken_ns: Mapping[int, int], ended_ns: Iterable[int]
+) -> Stop | None:
+    """Find a stop: evidence that is much newer than the last step of any rank.
+
+    Returns:
+        None if the steps have not stopped, or none is known.
+    """
+    if not steps:
+        return None
+    own = [taken for rank, taken in taken_ns.items() if rank in steps and steps[rank].has_own_time]
+    newest = max([*own, *ended_ns], default=0)
+    last = max(steps.values(), key=lambda step: step.ended_ns)
+    idle = newest - last.ended_ns
+    if idle < max(MIN_STOP_NS, MIN_STOP_STEPS * last.usual_ns):
+        return None
+    return Stop(step=last.step, for_ns=idle, usual_ns=last.usual_ns)
+
+
+NAME = re.compile(r"ras[^/]*\.(?:txt|json|log|out)$")
+"""File names that may hold ncclras output."""
+
+MAX_LINES = 50
+_DEAD = "NCCL considers its process dead"
+
+
+def lines_of_ras(files: Iterable[tuple[str, str]]) -> tuple[list[LogLine], list[str]]:
+    """Lines about ranks in trouble, and notes on files that cannot be read.
+
+    Args:
+        files: Path and name in reports of each file that may hold ncclras output.
+    """
+    lines: list[LogLine] = []
+    notes: list[str] = []
+    for path, shown in files:
+        if not fits_nccl_ras(path):
+            continue
+        try:
+            status = read_nccl_ras(path)
+        except InputError as error:
+            notes.append(f"{shown} cannot be read: {error.found}.")
+            continue
+        lines += _lines(shown, in_trouble(status))
+    return lines, notes
+
+
+def dead_ranks(lines: Iterable[LogLine]) -> dict[int, str]:
+    """Ranks whose process NCCL considers dead, and why."""
+    return {
+        line.rank: _DEAD
+        for line in lines
+        if line.about == "ras" and line.rank is not None and line.text.startswith("dead")
+    }
+
+
+def _lines(shown: str, troubled: Iterable[TroubledRank]) -> Iterator[LogLine]:
+    for number, rank in enumerate(troubled, 1):
+        if number > MAX_LINES:
+            return
+        what = f": {rank.text}" if rank.text else ""
+        where = f" ({rank.place})" if rank.place else ""
+        yield LogLine(
+            rank=rank.rank, file=shown, line=number, about="ras", text=f"{rank.kind}{what}{where}"
+        )
+
+
+_KINDS = {
+    "behind": HangKind.NEVER_LAUNCHED,
+    "silent": HangKind.NEVER_LAUNCHED,
+    "unfinished": HangKind.LAUNCHED_NOT_FINISHED,
+}
+_PRECEDENCE = ("timeout", "device", "peer", "nccl", "error")
+
+
+def lines_of_output(output: JobOutput) -> tuple[LogLine, ...]:
+    """Lines of trouble by rank and line; a line of several kinds counts as the first of them."""
+    lines: dict[tuple[str, int], LogLine] = {}
+    for event in output.events:
+        if event.yields in UNSAID:
+            continue
+        about, key = about_of(event), (event.file, event.line)
+        known = lines.get(key)
+        if known is None or _PRECEDENCE.index(about) < _PRECEDENCE.index(known.about):
+            lines[key] = LogLine(
+                rank=event.rank, file=event.file, line=event.line, about=about, text=event.text
+            )
+    order = sorted(
+        lines.values(), key=lambda line: (line.rank is None, line.rank or 0, line.file, line.line)
+    )
+    return tuple(order)
+
+
+def report_of_output(evidence: HangEvidence, ending: EndingResult, version: str) -> HangReport:
+    """The report from what the job printed."""
+    verdict = ending.verdict or "Not decided: no line names a time-out, an error or an end."
+    state = HangState.FAILED if ending.state == FAILED else HangState(ending.state or "undecided")
+    is_one = len({one.op for one in ending.positions}) == 1
+    differ = HangKind.SIZE_MISMATCH if is_one else HangKind.KIND_MISMATCH
+    return HangReport(
+        distprof_version=version,
+        source=evidence.source,
+        state=state,
+        verdict=verdict,
+        headline=headed(verdict)[0],
+        kind=differ if ending.cause == "mismatch" else _KINDS.get(ending.cause),
+        confidence=Confidence.INFERRED if ending.state else None,
+        operation=_operation(ending),
+        culprits=ending.ranks,
+        suspects=ending.suspects,
+        hosts=ending.hosts
+        or tuple(sorted({evidence.hosts.get(r, "") for r in ending.ranks} - {""})),
+        why=ending.why,
+        alternatives=ending.alternatives,
+        next_steps=ending.next_steps,
+        dumps=tuple(dump.rank for dump in evidence.dumps),
+        groups=_groups(ending),
+        ranks=tuple(map(_position, ending.positions)),
+        log_lines=evidence.log_lines,
+        stacks=tuple(StackOfRanks(ranks=one.ranks, calls=one.calls) for one in ending.stacks),
+        notes=evidence.notes,
+    )
+
+
+def _waiting(ending: EndingResult) -> list[EndingPosition]:
+    """Positions of ranks that are not blamed and wait in an operation."""
+    return [p for p in ending.positions if p.seq is not None and p.rank not in ending.ranks]
+
+
+def _operation(ending: EndingResult) -> StuckOperation | None:
+    """The operation in which others wait for the ranks at fault."""
+    waiting = _waiting(ending) or [p for p in ending.positions if p.seq is not None]
+    if not waiting:
+        return None
+    first = min(waiting, key=lambda one: one.seq or 0)
+    return StuckOperation(
+        group=first.group or "default_pg",
+        description=first.group,
+        group_ranks=tuple(one.rank for one in ending.positions),
+        seq=first.seq,
+        name=first.op,
+        kind=operation_kind(first.op),
+        shape=first.size,
+        dtype="",
+        launched=tuple(one.rank for one in waiting),
+        missing=ending.ranks,
+        unknown=ending.suspects,
+        launched_ns=None,
+        timeout_ms=first.timeout_ms,
+    )
+
+
+def _groups(ending: EndingResult) -> tuple[GroupProgress, ...]:
+    if not ending.positions:
+        return ()
+    launched = [n for p in ending.positions for n in (p.enqueued, p.seq) if n is not None]
+    first = _operation(ending)
+    group = ending.positions[0].group
+    return (
+        GroupProgress(
+            group=group or "default_pg",
+            description=group,
+            ranks=tuple(one.rank for one in ending.positions),
+            lowest_seq=min(launched, default=None),
+            highest_seq=max(launched, default=None),
+            behind=ending.ranks if ending.cause == "behind" else (),
+            unknown=ending.suspects,
+            pending=len(_waiting(ending)),
+            waits_on=first.name if first else "",
+            waits_seq=first.seq if first else None,
+        ),
+    )
+
+
+def _position(one: EndingPosition) -> RankPosition:
+    return RankPosition(
+        rank=one.rank,
+        host="",
+        source="",
+        entries=0,
+        last_name=one.op,
+        last_group=one.group,
+        last_seq=one.enqueued if one.enqueued is not None else one.seq,
+        last_ns=None,
+        waits_for=(),
+    )
