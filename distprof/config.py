@@ -239,14 +239,7 @@ def find_config(folder: str | os.PathLike[str] | None = None) -> Path | None:
 
 
 def load_config(path: str | os.PathLike[str] | None = None) -> Config:
-    """Read a configuration file.
-
-    Args:
-        path: The file; None for the nearest ``distprof.toml``, or the defaults without one.
-
-    Raises:
-        UsageError: If the file cannot be read, or a key is unknown or its value invalid.
-    """
+    """Read a configuration file."""
     found = Path(path) if path is not None else find_config()
     if found is None:
         return Config()

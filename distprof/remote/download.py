@@ -193,15 +193,7 @@ class Download(Seekable):
 
 
 def download(stored: Stored) -> BinaryIO:
-    """Open an object for reading. Its ``failure`` keeps an error that occurs later.
-
-    If neither its size nor its tag is known, the store is asked for them.
-
-    Raises:
-        OSError: If it cannot be read.
-        ValueError: If the protocol is unknown.
-        UsageError: If a package is missing.
-    """
+    """Open an object for reading. Its ``failure`` keeps an error that occurs later."""
     if stored.url.partition("://")[0] in _LOCAL:
         return cast("BinaryIO", ask(stored.url, lambda system, path: system.open(path, "rb")))
     described = stored if stored.tag or stored.size is not None else stat(stored.url)

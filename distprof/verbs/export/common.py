@@ -210,16 +210,7 @@ def address_of(file: Path, port: int) -> str:
 
 
 def serve(file: Path, told: Callable[[str], None], *, port: int = PORT) -> None:
-    """Serve a file, and nothing else, until the page has fetched it.
-
-    Args:
-        file: The file.
-        told: Gets the address to open, once it can be opened.
-        port: Port to listen on; 0 for any.
-
-    Raises:
-        InputError: If the port is taken.
-    """
+    """Serve a file, and nothing else, until the page has fetched it."""
     try:
         server = _Server((HOST, port), _Handler)
     except OSError as error:

@@ -262,11 +262,7 @@ def waits(points: Iterable[Point]) -> dict[int, set[int]]:
 
 
 def roots_of(points: Sequence[Point]) -> tuple[tuple[int, ...], bool]:
-    """Ranks that others wait for and that wait for no rank, or else the ranks of a deadlock.
-
-    Returns:
-        The ranks, and whether they wait for each other in a cycle.
-    """
+    """Ranks that others wait for and that wait for no rank, or else the ranks of a deadlock."""
     graph = waits(points)
     waited = {rank for blamed in graph.values() for rank in blamed}
     roots = waited - graph.keys()

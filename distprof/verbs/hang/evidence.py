@@ -92,16 +92,7 @@ class DumpFile(msgspec.Struct, frozen=True, kw_only=True):
 def read_evidence(
     *sources: str, executor: str = "process", progress: Progress | None = None
 ) -> HangEvidence:
-    """Read all dumps of a folder, and the logs and stacks next to them.
-
-    Args:
-        sources: Folders of dumps, run directories, dumps, logs or globs of logs, all of one job.
-        executor: Kind of executor that reads the dumps if there are many.
-        progress: Called with the number of dumps read and the total number.
-
-    Raises:
-        InputError: If no dump can be read, and no log says how the job ended.
-    """
+    """Read all dumps of a folder, and the logs and stacks next to them."""
     source = sources[0] if len(sources) == 1 else f"{sources[0]} and {len(sources) - 1} more"
     found = [find_files(one) for one in sources]
     root = found[0][0]
@@ -254,11 +245,7 @@ def _head(folder: Folder, name: str) -> bytes:
 
 
 def read_dump(file: DumpFile) -> FlightDump:
-    """Read one dump.
-
-    Raises:
-        InputError: If it cannot be used.
-    """
+    """Read one dump."""
     try:
         data = file.folder.read(file.name, MAX_BYTES)
     except OSError as error:

@@ -37,13 +37,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 def explain(
     found: Diagnosis, evidence: HangEvidence, suspects: tuple[int, ...] = ()
 ) -> Explanation:
-    """Explain a diagnosis in sentences.
-
-    Args:
-        found: The diagnosis.
-        evidence: The evidence that it is based on.
-        suspects: Ranks without a dump that are not culprits.
-    """
+    """Explain a diagnosis in sentences."""
     if found.state is HangState.NO_HANG:
         return _no_hang(found, evidence)
     if found.first is None and found.state is HangState.STUCK and evidence.stop is not None:

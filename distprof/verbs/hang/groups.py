@@ -72,12 +72,7 @@ _Key = tuple[str, tuple[int, ...]]
 
 
 def job_groups(dumps: Sequence[FlightDump], world_size: int | None = None) -> list[JobGroup]:
-    """Every group that a dump names, ordered by name and members.
-
-    Args:
-        dumps: One per rank.
-        world_size: World size of the job, if another source gives it; it reveals missing ranks.
-    """
+    """Every group that a dump names, ordered by name and members."""
     parts: dict[_Key, list[tuple[FlightDump, str]]] = {}
     loose: dict[str, list[FlightDump]] = {}
     descriptions: dict[tuple[str, int], str] = {}

@@ -115,11 +115,7 @@ def is_stale(taken_ns: int | None, last: LastStep | None) -> bool:
 def find_stop(
     steps: Mapping[int, LastStep], taken_ns: Mapping[int, int], ended_ns: Iterable[int]
 ) -> Stop | None:
-    """Find a stop: evidence that is much newer than the last step of any rank.
-
-    Returns:
-        None if the steps have not stopped, or none is known.
-    """
+    """Find a stop: evidence that is much newer than the last step of any rank."""
     if not steps:
         return None
     own = [taken for rank, taken in taken_ns.items() if rank in steps and steps[rank].has_own_time]
@@ -139,11 +135,7 @@ _DEAD = "NCCL considers its process dead"
 
 
 def lines_of_ras(files: Iterable[tuple[str, str]]) -> tuple[list[LogLine], list[str]]:
-    """Lines about ranks in trouble, and notes on files that cannot be read.
-
-    Args:
-        files: Path and name in reports of each file that may hold ncclras output.
-    """
+    """Lines about ranks in trouble, and notes on files that cannot be read."""
     lines: list[LogLine] = []
     notes: list[str] = []
     for path, shown in files:

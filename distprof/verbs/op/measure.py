@@ -58,19 +58,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 def tell(
     run: Run, name: str, *, sheet: Sheet, fabric: FabricFile | None = None, rank: int | None = None
 ) -> Told:
-    """The story of the operator or kernel whose name is, or uniquely contains, ``name``.
-
-    Args:
-        run: The recording.
-        name: Full name, name without namespace, or a part of one.
-        sheet: Limits of known GPUs.
-        fabric: Measured limits.
-        rank: The rank; by default the first one with complete steps.
-
-    Raises:
-        UsageError: If no or several names fit; it lists them.
-        InputError: If the rank has no kernels.
-    """
+    """The story of the operator or kernel whose name is, or uniquely contains, ``name``."""
     windows = analysed_windows(run)
     chosen = _rank(run, windows, rank)
     tables = chosen.tables.load()
@@ -275,11 +263,7 @@ _LARGEST = 1 << 40
 
 
 def script_of(told: Told, which: int) -> str:
-    """The script for one row of the story's calls, counted from 1.
-
-    Raises:
-        InputError: If the call cannot be repeated; it says why.
-    """
+    """The script for one row of the story's calls, counted from 1."""
     rows = told.calls
     if not 1 <= which <= len(rows):
         raise InputError(

@@ -29,10 +29,7 @@ _WEIGHT = 2  # bytes
 
 
 def stage_parameters(model: Transformer, layout: Layout, *, last: bool) -> tuple[float, float]:
-    """Dense and expert parameters of one rank of the first or last stage, unsharded.
-
-    Expert parameters are counted after division by expert parallelism.
-    """
+    """Dense and expert parameters of one rank of the first or last stage, unsharded."""
     layers = _layers(model, layout, last=last)
     dense = model.shared_parameters / model.layers * layers
     experts = model.expert_layers * model.expert_parameters / model.layers * layers

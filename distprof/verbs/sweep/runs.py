@@ -60,11 +60,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gather(summaries: Iterable[SummaryFile], mode: Mode | None) -> Sweep:
-    """Group runs by size; without a mode, infer it from the work per step.
-
-    SweepError if there are fewer than two sizes, if repeats differ in work, or if the mode cannot
-    be inferred.
-    """
+    """Group runs by size; without a mode, infer it from the work per step."""
     runs, left_out = _by_size(summaries)
     if len(runs) < 2:
         found = "no run with steps and a size"
@@ -243,11 +239,7 @@ def plan_workload(
     device: Literal["gpus", "ranks"],
     configuration: ProgramSweep,
 ) -> SweepFile:
-    """A sweep of a reference workload.
-
-    ``weak`` keeps the number of sequences per rank, ``strong`` that of all ranks. ``configuration``
-    resolves the arguments through the workload, which also checks them.
-    """
+    """A sweep of a reference workload."""
     quick = [word for flag, words in _QUICK if not _has(arguments, flag) for word in words]
     per_size = {
         size: ("run", workload, f"--{device}", str(size), *arguments, *quick) for size in sizes

@@ -269,11 +269,7 @@ def follow(
     period_s: float,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[tuple[WatchReport, list[Alert]]]:
-    """Watch a job until it ends: a report at each look, and the alerts that began or ended.
-
-    The last report is the first one after the job has ended. InputError if there is no run
-    directory, or none within a few seconds.
-    """
+    """Watch a job until it ends: a report at each look, and the alerts that began or ended."""
     path = run_directory(source)
     live, job = GrowingRun(path), JobWatch(os.fspath(source), levels)
     is_run, waited_s = False, 0.0

@@ -184,10 +184,7 @@ class JobWatch:
         self._step_s = 0.0
 
     def take(self, added: Added, *, now_s: float, now_ns: int) -> list[Alert]:
-        """Update the state with the added records; return alerts that began or ended.
-
-        ``now_s`` is on a monotonic clock, ``now_ns`` since the epoch.
-        """
+        """Update the state with the added records; return alerts that began or ended."""
         if added.is_another_run:
             self._begin()
         if added.run is not None:
