@@ -31,7 +31,7 @@ FORMATS = (*PAGE_FORMATS, *CI_FORMATS, "benchmark")
 
 @click.command(
     epilog="Exit codes: 0 passed, 1 regressed (with --fail-on-inconclusive also too few repeats),"
-    " 2 wrong usage, 3 bad or incomparable input, 4 a run failed, 130 interrupted.",
+    " 2 wrong usage, 3 bad or incomparable input, 4 a run failed, 130 interrupted."
 )
 @click.argument("sources", metavar="RUN", nargs=-1)
 @click.option(

@@ -187,10 +187,7 @@ def _check_sizes(sizes: tuple[int, ...], device: str, baseline_ranks: int | None
 
 
 def _show(
-    sources: tuple[str, ...],
-    output: Output,
-    fail_on: str | None,
-    options: dict[str, Any],
+    sources: tuple[str, ...], output: Output, fail_on: str | None, options: dict[str, Any]
 ) -> int:
     from distprof.config import load_config
     from distprof.verbs.sweep.measure import report_scaling

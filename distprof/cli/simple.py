@@ -116,11 +116,9 @@ def hang(sources: tuple[str, ...], fail_on: str, executor: str, **output_options
     output.check(HANG)
     report = _report(sources, executor, quiet=output.quiet)
     deliver(HANG, report, output)
-    stuck = {
-        _NEVER: (),
-        _STUCK: (_STUCK, _FAILED),
-        _IN_FLIGHT: (_STUCK, _FAILED, _IN_FLIGHT),
-    }[fail_on]
+    stuck = {_NEVER: (), _STUCK: (_STUCK, _FAILED), _IN_FLIGHT: (_STUCK, _FAILED, _IN_FLIGHT)}[
+        fail_on
+    ]
     return ExitCode.FINDINGS if report.state.value in stuck else ExitCode.FINE
 
 

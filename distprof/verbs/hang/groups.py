@@ -192,9 +192,7 @@ def _job_group(
     has_messages = any(bool(dump.entries["is_p2p"][rows[dump.rank]].any()) for dump, _ in found)
     members = {
         dump.rank: _member(
-            dump,
-            rows[dump.rank],
-            None if has_messages else _status(dump, name, joined[dump.rank]),
+            dump, rows[dump.rank], None if has_messages else _status(dump, name, joined[dump.rank])
         )
         for dump, _ in found
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 import msgspec
 
@@ -97,8 +98,6 @@ def _record(line: bytes) -> StepRecord | None:
 
 def modified_ns(folder: Folder, name: str) -> int | None:
     """Modification time of a local file; None for other files."""
-    from pathlib import Path
-
     if not folder.is_local:
         return None
     try:

@@ -88,8 +88,10 @@ def tell(
     limits = limits_of(run, sheet, fabric)
     stats = operator_stats(calls, Alike.of(calls))
     rows = operator_rows(stats, run, limits)
-    if is_kernel and _is_part(calls, every):
-        rows = tuple(map(_without_work, rows))
+    if is_kernel:
+        whole = every.counted_ns[np.isin(every.row, calls.row)].sum()
+        if calls.counted_ns.sum() < _LEAST_WHOLE * whole:  # its operators spend more in others
+            rows = tuple(map(_without_work, rows))
     story = OperatorStory(
         distprof_version=__version__,
         source=run.source,
@@ -124,7 +126,8 @@ def _resolve(name: str, times: dict[tuple[str, bool], int]) -> tuple[str, bool]:
         lambda one: name.lower() in one.lower(),
     ):
         found = [key for key in times if fits(key[0])]
-        found = [key for key in found if not key[1]][:1] if _is_one_name(found) else found
+        if len(found) == 2 and found[0][0] == found[1][0]:  # as operator and kernel of Triton
+            found = [key for key in found if not key[1]][:1]
         if len(found) == 1:
             return found[0]
         if found:
@@ -154,11 +157,6 @@ def _times(calls: KernelCalls, place: Int64Array) -> dict[tuple[str, bool], int]
     sums = np.bincount(calls.kernel, calls.counted_ns, len(calls.kernel_names)).tolist()
     known_kernels = zip(calls.kernel_names, sums, strict=True)
     return times | {(name, True): int(ns) for name, ns in known_kernels if ns}
-
-
-def _is_one_name(found: Sequence[tuple[str, bool]]) -> bool:
-    """Whether an operator and a kernel have the same name, as those of Triton."""
-    return len(found) == 2 and found[0][0] == found[1][0]
 
 
 def _several(
@@ -191,12 +189,6 @@ def _of_operator(
     most = taken.category[np.argmax(taken.own_ns)]  # a call is one row, whatever is inside
     category = np.full_like(taken.category, most)
     return replace(taken, row=row, inputs=inputs, given=given, category=category), owner
-
-
-def _is_part(calls: KernelCalls, every: KernelCalls) -> bool:
-    """Whether the operators that launched a kernel spend more time in others."""
-    whole = every.counted_ns[np.isin(every.row, calls.row)].sum()
-    return bool(calls.counted_ns.sum() < _LEAST_WHOLE * whole)
 
 
 _LEAST_WHOLE = 0.95

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from distprof.artefacts.record import Record
@@ -137,11 +138,10 @@ def _reached(row: OperatorRow) -> str:
 
 def _passes(story: OperatorStory) -> str:
     """Time by pass."""
-    sums: dict[str, int] = {}
+    sums: Counter[str] = Counter()
     for row in story.calls:
-        sums[row.part] = sums.get(row.part, 0) + row.total_ns
-    steps = max(story.num_steps, 1)
-    parts = [f"{part} {format_duration(ns / steps)}" for part, ns in sums.items()]
+        sums[row.part] += row.total_ns
+    parts = [f"{part} {format_duration(ns / max(story.num_steps, 1))}" for part, ns in sums.items()]
     return f"By pass: {', '.join(parts)}." if len(parts) > 1 else ""
 
 

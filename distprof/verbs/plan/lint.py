@@ -34,7 +34,7 @@ from distprof.verbs.plan.layout import (
     objections,
     parse_layout,
 )
-from distprof.verbs.plan.result import LINT_SCHEMA, ConfigurationFinding, ConfigurationResult, Lint
+from distprof.verbs.plan.show import LINT_SCHEMA, ConfigurationFinding, ConfigurationResult, Lint
 from distprof.version import __version__
 
 _MOST_BYTES = 4_000_000

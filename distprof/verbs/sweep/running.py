@@ -192,8 +192,7 @@ def load_sweep(folder: Path) -> SweepFile | None:
     if not file.exists():
         return None
     sweep = SWEEP.load(file)
-    wrong = _impossible_value(sweep)
-    if wrong:
+    if wrong := _impossible_value(sweep):
         raise InputError(str(file), expected=SWEEP.file, found=wrong, fix=SWEEP.fix)
     return sweep
 

@@ -240,7 +240,13 @@ def plan_workload(
     configuration: ProgramSweep,
 ) -> SweepFile:
     """A sweep of a reference workload."""
-    quick = [word for flag, words in _QUICK if not _has(arguments, flag) for word in words]
+    given = {word.partition("=")[0] for word in arguments}
+    quick = [
+        word
+        for flag, words in _QUICK
+        if given.isdisjoint((flag, flag.replace("--", "--no-", 1)))
+        for word in words
+    ]
     per_size = {
         size: ("run", workload, f"--{device}", str(size), *arguments, *quick) for size in sizes
     }
@@ -317,9 +323,3 @@ def _alternating(per_size: dict[int, tuple[str, ...]], repeats: int) -> Iterator
         for size in sizes:
             folder = f"ranks{size:05d}-repeat{repeat:02d}"
             yield SweepRun(ranks=size, repeat=repeat, folder=folder, arguments=per_size[size])
-
-
-def _has(arguments: Sequence[str], flag: str) -> bool:
-    """Whether the user has set an option, or its negation."""
-    names = (flag, flag.replace("--", "--no-", 1))
-    return any(word.partition("=")[0] in names for word in arguments)

@@ -24,7 +24,7 @@ from distprof.join.gpu_waits import (
 from distprof.schema import Floats
 from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
 from distprof.verbs.watch.alerts import JOB, Alarms, Condition
-from distprof.verbs.watch.result import ENDED, Alert, JobState, MemoryOfRank, ThrottledRank
+from distprof.verbs.watch.show import ENDED, Alert, JobState, MemoryOfRank, ThrottledRank
 from distprof.verbs.watch.slowness import WINDOW, JobSpeed, Lasting, SlowRanks, StepTable, WaitTable
 
 SAMPLES: Final = 300  # 30 s at the default period
