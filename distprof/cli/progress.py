@@ -155,13 +155,12 @@ def _shown(*, quiet: bool) -> Iterator[Callable[[Progress], None]]:
         yield line
         return
     with status_line() as show:
+        yield lambda progress: show(progress.number - 1, progress.total, _state(progress))
 
-        def update(progress: Progress) -> None:
-            left = "" if progress.left_s is None else f", {_time_left(progress.left_s)}"
-            state = f"{progress.run}, for {progress.elapsed_s:.0f} s{left}"
-            show(progress.number - 1, progress.total, state)
 
-        yield update
+def _state(progress: Progress) -> str:
+    left = "" if progress.left_s is None else f", {_time_left(progress.left_s)}"
+    return f"{progress.run}, for {progress.elapsed_s:.0f} s{left}"
 
 
 def _time_left(seconds: float) -> str:
