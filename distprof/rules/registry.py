@@ -57,8 +57,8 @@ MODULES = (
     "sections.telemetry.rules.links",
     "sections.telemetry.rules.usage",
     "sections.whatif.rules",
-    "verbs.plan.objections",
-    "verbs.plan.rules",
+    "verbs.plan.rules.objections",
+    "verbs.plan.rules.planned",
     "verbs.sweep.rules",
 )
 """Modules of rules in this package. They depend on results, so results must not import them."""
