@@ -234,11 +234,7 @@ def examine(
     )
     results: dict[str, Any] = explain_untraced(run, resolve(Report, inputs))
     outcome = run_rules(
-        results.values(),
-        settings.limits,
-        planner=bench.price,
-        site=settings.site,
-        debug=debug,
+        results.values(), settings.limits, planner=bench.price, site=settings.site, debug=debug
     )
     report = Report(
         distprof_version=__version__,

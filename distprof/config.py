@@ -77,8 +77,7 @@ class TopologyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     gpus_per_domain: (
         Annotated[
-            int,
-            option("GPUs per domain, in rank order; by default from the GPU's name.", ge=1),
+            int, option("GPUs per domain, in rank order; by default from the GPU's name.", ge=1)
         ]
         | None
     ) = None
@@ -92,8 +91,7 @@ class CheckConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Settings of the gate ``distprof check``."""
 
     metrics: Annotated[
-        tuple[str, ...],
-        option("Gated metrics; by default step time and scaling efficiency."),
+        tuple[str, ...], option("Gated metrics; by default step time and scaling efficiency.")
     ] = ()
     tolerance: Annotated[
         Mapping[str, Annotated[float, option("Accepted loss.", ge=0, lt=1)]],
@@ -164,8 +162,7 @@ class ModelConfig(ModelShape, frozen=True, kw_only=True, forbid_unknown_fields=T
         Literal["bf16", "fp16", "fp8", "fp32"], option("Precision of matrix products.")
     ] = "bf16"
     recomputation: Annotated[
-        Literal["none", "selective", "full"],
-        option("Activations recomputed in the backward pass."),
+        Literal["none", "selective", "full"], option("Activations recomputed in the backward pass.")
     ] = "none"
 
 
@@ -187,8 +184,7 @@ class ConfigFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     fabric: Annotated[
         str,
         option(
-            "Fabric profile to compare runs with, relative to this file.",
-            expects="a file name",
+            "Fabric profile to compare runs with, relative to this file.", expects="a file name"
         ),
     ] = ""
     model: Annotated[ModelConfig, option("The trained model, for FLOP and MFU.")] | None = None
@@ -239,14 +235,7 @@ def find_config(folder: str | os.PathLike[str] | None = None) -> Path | None:
 
 
 def load_config(path: str | os.PathLike[str] | None = None) -> Config:
-    """Read a configuration file.
-
-    Args:
-        path: The file; None for the nearest ``distprof.toml``, or the defaults without one.
-
-    Raises:
-        UsageError: If the file cannot be read, or a key is unknown or its value invalid.
-    """
+    """Read a configuration file."""
     found = Path(path) if path is not None else find_config()
     if found is None:
         return Config()

@@ -139,10 +139,7 @@ def click_options(
 
 
 def convert(values: Mapping[str, Any], kind: type[T], where: str) -> T:
-    """Validate a table of TOML or JSON and convert it to a struct, or raise a UsageError.
-
-    ``where`` is the prefix of its messages, for example ``distprof.toml: `` or ``[training] ``.
-    """
+    """Validate a table of TOML or JSON and convert it to a struct, or raise a UsageError."""
     try:
         converted = msgspec.convert(values, kind)
     except msgspec.ValidationError:

@@ -15,14 +15,7 @@ from distprof.cli.options import (
     fail_on_option,
     report_options,
 )
-from distprof.cli.output import (
-    Output,
-    check_free,
-    note,
-    show,
-    show_in_step_summary,
-    verdict_code,
-)
+from distprof.cli.output import Output, check_free, note, show, show_in_step_summary, verdict_code
 from distprof.units import MOST_COLLECTIVES
 from distprof.verbs.sources import check_source, single_source, spooled
 
@@ -101,11 +94,7 @@ if TYPE_CHECKING:
     help="More evidence: an NCCL log, sensors, nvidia-smi topo -m. May be repeated.",
 )
 @debug_option
-def analyze(
-    sources: tuple[str, ...],
-    save_report: str | None,
-    **options: Any,
-) -> int:
+def analyze(sources: tuple[str, ...], save_report: str | None, **options: Any) -> int:
     """Find out where each step's time goes, what causes it and what a fix would gain.
 
     SOURCE is a Kineto trace, a folder or glob of traces (one per rank), a run directory, or any

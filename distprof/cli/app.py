@@ -44,6 +44,9 @@ _VERBS = {
     "doctor": "Check this installation: versions, extras, cache, GPU.",
 }
 
+_SIMPLE = ("report", "compare", "hang", "op", "fabric", "demo", "mcp")
+"""Verbs that share the module ``simple``."""
+
 _STARTING = {
     "run": "Train a reference workload with one kind of parallelism, under probes.",
     "capture": "Record your own program, unmodified, and report on it.",
@@ -97,7 +100,8 @@ class _Verbs(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name in _VERBS:
-            command = getattr(import_module(f"distprof.cli.{cmd_name}"), cmd_name)
+            module = "simple" if cmd_name in _SIMPLE else cmd_name
+            command = getattr(import_module(f"distprof.cli.{module}"), cmd_name)
             return command if isinstance(command, click.Command) else None
         return _load_other(cmd_name)
 

@@ -31,7 +31,7 @@ FORMATS = (*PAGE_FORMATS, *CI_FORMATS, "benchmark")
 
 @click.command(
     epilog="Exit codes: 0 passed, 1 regressed (with --fail-on-inconclusive also too few repeats),"
-    " 2 wrong usage, 3 bad or incomparable input, 4 a run failed, 130 interrupted.",
+    " 2 wrong usage, 3 bad or incomparable input, 4 a run failed, 130 interrupted."
 )
 @click.argument("sources", metavar="RUN", nargs=-1)
 @click.option(
@@ -300,7 +300,7 @@ def _record_runs(
     from distprof.verbs.gate.baseline import read_baseline
     from distprof.verbs.gate.check import num_repeats, planned_repeats, refuse_unlike_plan
     from distprof.verbs.gate.decide import EARLY_ALPHA
-    from distprof.verbs.sweep.plan import with_more_repeats
+    from distprof.verbs.sweep.runs import with_more_repeats
 
     again = f"to resume, repeat the command with --sweep {place}"
     sweep = planned_repeats(options["workload"], place, repeats=options["repeats"])

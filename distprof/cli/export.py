@@ -110,7 +110,7 @@ def perfetto(
     if how:
         from pathlib import Path
 
-        from distprof.verbs.export.opening import serve
+        from distprof.verbs.export.common import serve
 
         def tell(address: str) -> None:
             click.echo(_HOW_TO_OPEN.format(address=address, path=plain(output)))

@@ -216,11 +216,7 @@ def terminal_width() -> int:
 
 
 def has_color(stream: TextIO) -> bool:
-    """Whether to colour output on the stream.
-
-    By default only a terminal gets colour. ``NO_COLOR`` turns it off and ``FORCE_COLOR`` turns it
-    on, as in other programs; ``NO_COLOR`` wins.
-    """
+    """Whether to colour output on the stream."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):

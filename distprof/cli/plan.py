@@ -17,7 +17,7 @@ from distprof.terms import CI_FORMATS, PAGE_FORMATS
 from distprof.units import MOST_RANKS, finite_range
 
 if TYPE_CHECKING:
-    from distprof.verbs.plan.job_file import JobFile
+    from distprof.verbs.plan.lint import JobFile
 
 _AT_LEAST_ONE = click.IntRange(1, 10**9)
 _SHARE = finite_range(0, 1)
@@ -123,9 +123,8 @@ def _lint(options: dict[str, Any], output: Output) -> int:
     """Lint the layout in a file. Values missing from the file come from the command line."""
     from distprof.config import load_config
     from distprof.terms import Severity
-    from distprof.verbs.plan.job_file import layout_of, num_gpus_of, read_job_file
     from distprof.verbs.plan.layout import question_of
-    from distprof.verbs.plan.lint import LINT, check_layout
+    from distprof.verbs.plan.lint import LINT, check_layout, layout_of, num_gpus_of, read_job_file
 
     output.check(LINT)
     if options["layout"] is not None:

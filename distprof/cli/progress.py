@@ -41,11 +41,7 @@ def progress_bar(
     unit: Literal["ranks", "bytes"] = "ranks",
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Callable[[int, int], None] | None]:
-    """Show a bar that appears after a second of work and is erased at the end.
-
-    If stderr is not a terminal, for example in the log of a batch job, write a line every 30 s.
-    Yields a function that takes the number done and the total; None if nothing is shown.
-    """
+    """Show a bar that appears after a second of work and is erased at the end."""
     if quiet:
         yield None
     elif sys.stderr.isatty():
@@ -84,11 +80,7 @@ class _Paced:
 
 @contextmanager
 def status_line() -> Iterator[Callable[[int, int, str], None]]:
-    """Show a line with a bar and the current state, for work that consists of a few long tasks.
-
-    The line appears at once, is never wider than the terminal, and is erased at the end. Yields a
-    function that takes the number of tasks done, their total, and a text.
-    """
+    """Show a line with a bar and the current state, for work that consists of a few long tasks."""
     with _line() as draw:
 
         def show(done: int, total: int, text: str) -> None:

@@ -141,8 +141,8 @@ def _resumed(saved: SweepFile, program: tuple[str, ...], options: dict[str, Any]
 
 
 def _plan(program: tuple[str, ...], options: dict[str, Any]) -> SweepFile:
-    from distprof.verbs.sweep.plan import WORKLOADS, parse_sizes, plan_program, plan_workload
     from distprof.verbs.sweep.running import configuration_of
+    from distprof.verbs.sweep.runs import WORKLOADS, parse_sizes, plan_program, plan_workload
 
     if not program:
         raise UsageError(
@@ -187,10 +187,7 @@ def _check_sizes(sizes: tuple[int, ...], device: str, baseline_ranks: int | None
 
 
 def _show(
-    sources: tuple[str, ...],
-    output: Output,
-    fail_on: str | None,
-    options: dict[str, Any],
+    sources: tuple[str, ...], output: Output, fail_on: str | None, options: dict[str, Any]
 ) -> int:
     from distprof.config import load_config
     from distprof.verbs.sweep.measure import report_scaling

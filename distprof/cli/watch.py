@@ -25,7 +25,7 @@ from distprof.escape import plain
 from distprof.units import finite_range
 
 if TYPE_CHECKING:
-    from distprof.verbs.watch.result import Alert, WatchReport
+    from distprof.verbs.watch.show import Alert, WatchReport
 
 
 @click.command()

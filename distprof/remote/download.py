@@ -186,33 +186,23 @@ class Download(Seekable):
             self._kept.seek(self._length)
             self._kept.write(block)
         except OSError as error:
-            self.failure = _disk_full() if error.errno == errno.ENOSPC else error
+            self.failure = error
+            if error.errno == errno.ENOSPC:
+                where = f"no disk space for the download in {tempfile.gettempdir()}"
+                self.failure = StoreError(where, "free space, or set TMPDIR")
             raise self.failure from error.__cause__
         self._length += len(block)
         return bool(block)
 
 
 def download(stored: Stored) -> BinaryIO:
-    """Open an object for reading. Its ``failure`` keeps an error that occurs later.
-
-    If neither its size nor its tag is known, the store is asked for them.
-
-    Raises:
-        OSError: If it cannot be read.
-        ValueError: If the protocol is unknown.
-        UsageError: If a package is missing.
-    """
+    """Open an object for reading. Its ``failure`` keeps an error that occurs later."""
     if stored.url.partition("://")[0] in _LOCAL:
         return cast("BinaryIO", ask(stored.url, lambda system, path: system.open(path, "rb")))
     described = stored if stored.tag or stored.size is not None else stat(stored.url)
     if described.size is not None and described.size > BOUND.num_bytes:
         raise TooLargeError(errno.EFBIG, f"more than {BOUND.num_bytes:,} bytes", stored.url)
     return cast("BinaryIO", Download(described, _blocks_of(described)))
-
-
-def _disk_full() -> StoreError:
-    place = tempfile.gettempdir()
-    return StoreError(f"no disk space for the download in {place}", "free space, or set TMPDIR")
 
 
 def _blocks_of(stored: Stored) -> Iterator[bytes]:
@@ -314,11 +304,7 @@ class _S3Reader:
         self._version = {"VersionId": version} if version else {}
 
     async def __call__(self, start: int, end: int) -> bytes:
-        """The bytes from ``start`` up to ``end``.
-
-        Raises:
-            ChangedError: If the object has changed.
-        """
+        """The bytes from ``start`` up to ``end``; ChangedError if the object has changed."""
         try:
             answer = await self._system._call_s3(
                 "get_object",

@@ -228,11 +228,7 @@ class ClockAlignment(msgspec.Struct, frozen=True, kw_only=True):
         force_setattr(self, "_domain_of", index)
 
     def domain_of(self, rank: int) -> int:
-        """Index of the domain of ``rank``.
-
-        Raises:
-            ValueError: If the rank is in no domain.
-        """
+        """Index of the domain of ``rank``."""
         if rank not in self._domain_of:
             raise ValueError(f"rank {rank} is not in any clock domain")
         return self._domain_of[rank]
@@ -316,11 +312,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.ranks)
 
     def rank(self, rank: int) -> Rank:
-        """The rank with that number.
-
-        Raises:
-            ValueError: If it is not part of the run.
-        """
+        """The rank with that number."""
         found = self.find(rank)
         if found is None:
             raise ValueError(f"rank {rank} is not part of this run")

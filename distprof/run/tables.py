@@ -330,11 +330,7 @@ _calls_of: WeakKeyDictionary[Table, NDArray[np.int32]] = WeakKeyDictionary()
 
 
 def _calls_by_correlation(host: Table) -> NDArray[np.int32]:
-    """Rows of HOST that are calls with an id, in order of id, then start.
-
-    Tables never change and are queried several times, so the result is cached for the lifetime of
-    the table.
-    """
+    """Rows of HOST that are calls with an id, in order of id, then start."""
     if (known := _calls_of.get(host)) is not None:
         return known
     is_call = host.coded("category").isin(CALL_CATEGORIES)

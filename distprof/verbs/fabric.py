@@ -129,10 +129,6 @@ def fabric_tables(profile: FabricFile, *, show_all: bool) -> Iterator[TableView 
     yield from map(_size_table, groups.values())
 
 
-def _latencies(fit: FabricFit) -> str:
-    return f"{format_duration(fit.alpha_low_ns)} to {format_duration(fit.alpha_high_ns)}"
-
-
 def _bandwidths(fit: FabricFit) -> str:
     low, high = fit.bandwidth_low_bytes_per_s / 1e9, fit.bandwidth_high_bytes_per_s / 1e9
     return f"{low:.3g} to {high:.3g}"
@@ -140,22 +136,20 @@ def _bandwidths(fit: FabricFit) -> str:
 
 def _size_table(curves: Sequence[FabricCurve]) -> TableView:
     """One row per size, one column per collective."""
-    speeds = [{p.bytes: p.busbw_bytes_per_s for p in curve.points} for curve in curves]
-    sizes = sorted({size for speed in speeds for size in speed})
+    by_size = [
+        {p.bytes: format_bandwidth(p.busbw_bytes_per_s).removesuffix(" GB/s") for p in curve.points}
+        for curve in curves
+    ]
+    sizes = sorted({size for texts in by_size for size in texts})
     return TableView(
         title=f"Bus bandwidth over {_where(curves[0])}",
         caption="GB/s, by size of the full buffer",
         columns=(Column("size"), *(Column(_short(curve)) for curve in curves)),
         rows=tuple(
-            (format_bytes(size), *(_gigabytes(speed.get(size)) for speed in speeds))
-            for size in sizes
+            (format_bytes(size), *(texts.get(size, "–") for texts in by_size)) for size in sizes
         ),
         notes=("--all adds times and spread.",),
     )
-
-
-def _gigabytes(bytes_per_s: float | None) -> str:
-    return "–" if bytes_per_s is None else format_bandwidth(bytes_per_s).removesuffix(" GB/s")
 
 
 def _point_table(curve: FabricCurve) -> TableView | None:
@@ -206,7 +200,14 @@ _FIT = (
     Column("collective", _short, left=True),
     Column("over", _where, left=True, wide_only=True),
     Column("α per step", "fit.alpha_ns"),
-    Column("95 %", lambda curve: _latencies(curve.fit), left=True, wide_only=True),
+    Column(
+        "95 %",
+        lambda curve: " to ".join(
+            map(format_duration, (curve.fit.alpha_low_ns, curve.fit.alpha_high_ns))
+        ),
+        left=True,
+        wide_only=True,
+    ),
     Column("1/β", "fit.bandwidth_bytes_per_s"),
     Column("95 %", lambda curve: _bandwidths(curve.fit), left=True, wide_only=True),
     Column("crossover", "fit.crossover_bytes"),

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from distprof.verbs.compare.result import Comparison
     from distprof.verbs.gate.check import CheckResult
     from distprof.verbs.hang.result import HangReport
-    from distprof.verbs.plan.result import Plan
+    from distprof.verbs.plan.show import Plan
 
 Source: TypeAlias = "str | os.PathLike[str]"
 
@@ -39,9 +39,7 @@ def compare(first: Report | Source, second: Report | Source) -> Comparison:
 
 
 def hang(
-    *sources: Source,
-    executor: str = "process",
-    progress: Callable[[int, int], None] | None = None,
+    *sources: Source, executor: str = "process", progress: Callable[[int, int], None] | None = None
 ) -> HangReport:
     """Diagnose a hang: the operation in which a job is stuck, and the ranks that others wait for.
 

@@ -54,10 +54,7 @@ def spooled(source: str) -> str:
 
 
 def check_source(source: str) -> None:
-    """Reject a local path that does not exist, is not a file or folder, or is a saved report.
-
-    The reader checks URLs and globs when it opens them.
-    """
+    """Reject a local path that does not exist, is not a file or folder, or is a saved report."""
     _check_path(source, expected="a trace, a folder or glob of traces, or a run directory")
     from distprof.ingest.recognise import Kind, kind_of
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import defaultdict
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -30,10 +32,7 @@ BOUND = Bound(reads="a file of summaries", num_bytes=1 << 26, depth=1_000, beyon
 
 def load_summaries(sources: Sequence[str | os.PathLike[str]]) -> tuple[SummaryFile, ...]:
     """One summary per run in the sources, in their order."""
-    found: list[SummaryFile] = []
-    for source in sources:
-        found += _summaries_of(os.fspath(source))
-    return tuple(found)
+    return tuple(chain.from_iterable(_summaries_of(os.fspath(source)) for source in sources))
 
 
 def open_report(
@@ -123,10 +122,8 @@ def _fingerprint(report: Report) -> Fingerprint:
         workload=job.workload or " ".join(job.command),
         strategy=run.strategy or "",
         mesh=run.mesh or printed.mesh,
-        config={
-            **job.config,
-            **({"faults": ", ".join(fault.text for fault in job.faults)} if job.faults else {}),
-        },
+        config=job.config
+        | ({"faults": ", ".join(fault.text for fault in job.faults)} if job.faults else {}),
         versions={**run.versions, "distprof": report.distprof_version},
         environment=job.environment,
     )
@@ -143,11 +140,11 @@ def _device(report: Report) -> str:
 
 def _traced_steps(report: Report) -> tuple[int, ...]:
     """Durations of the analysed steps on the median rank."""
-    by_step: dict[int, list[int]] = {}
-    for row in report.breakdown.steps:
-        by_step.setdefault(row.step, []).append(row.span_ns)
     if report.step_time.median_ns is None:
         return ()
+    by_step: dict[int, list[int]] = defaultdict(list)
+    for row in report.breakdown.steps:
+        by_step[row.step].append(row.span_ns)
     return tuple(int(np.median(by_step[step])) for step in sorted(by_step))
 
 

@@ -30,7 +30,7 @@ MAY_OPEN = {
     "documents/html/page.py": "files that are shipped: style and script",
     "ingest/communication.py": "a file that is shipped",
     "sections/computation/categories.py": "a file that is shipped",
-    "verbs/op/script.py": "a file that is shipped",
+    "verbs/op/measure.py": "a file that is shipped",
     "ingest/kinds/operator_table.py": "a file that is shipped",
     "ingest/nccl/messages.py": "a file that is shipped",
     "ingest/sensors/collect.py": "a file that is shipped",
@@ -45,7 +45,7 @@ MAY_OPEN = {
     "ingest/executor.py": "names of this process's own threads, which Linux keeps short",
     "ingest/job/processes.py": "a line that the kernel writes of a process",
     "ingest/rank.py": "an entry of the cache, after it was checked",
-    "verbs/export/opening.py": "the file that the command has just written",
+    "verbs/export/common.py": "the file that the command has just written",
 }
 """Modules that open files otherwise, and why they may."""
 

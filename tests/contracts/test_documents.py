@@ -31,11 +31,10 @@ from distprof.verbs.hang.evidence import read_evidence
 from distprof.verbs.hang.measure import diagnose
 from distprof.verbs.history.timeline import by_series, find_history_metric, trace_metric
 from distprof.verbs.op.measure import tell
-from distprof.verbs.plan.job_file import layout_of, read_job_file
-from distprof.verbs.plan.lint import check_layout
+from distprof.verbs.plan.lint import check_layout, layout_of, read_job_file
 from distprof.verbs.plan.search import make_plan
 from distprof.verbs.sweep.measure import report_scaling
-from distprof.verbs.sweep.plan import plan_program
+from distprof.verbs.sweep.runs import plan_program
 from tests.documents.samples import healthy, straggler
 from tests.flight_jobs import GPU_ERROR
 from tests.verbs.history.samples import commits

@@ -44,7 +44,7 @@ from distprof.sections.time import BreakdownResult, WaterfallResult
 from distprof.sections.training_log import TrainingLogResult
 from distprof.sections.whatif.result import WhatIfResult
 from distprof.terms import Confidence
-from distprof.verbs.plan.result import ConfigurationResult
+from distprof.verbs.plan.show import ConfigurationResult
 from distprof.verbs.sweep.result import ScalingResult
 from tests.rules.fixtures import fixture
 

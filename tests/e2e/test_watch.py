@@ -12,7 +12,7 @@ import pytest
 
 from distprof.verbs.watch.alerts import default_levels
 from distprof.verbs.watch.follow import follow
-from distprof.verbs.watch.result import Alert, WatchReport
+from distprof.verbs.watch.show import Alert, WatchReport
 from tests.e2e.jobs import command_of
 from tests.warm import LIMIT_S, WarmPython
 

@@ -115,11 +115,7 @@ _Classes = dict[_Key, list[CollectiveClass]]
 def compare_collectives(
     first: CollectivesResult, second: CollectivesResult
 ) -> tuple[CollectiveChange, ...]:
-    """Every class of either run, largest change of exposed time first.
-
-    If the groups of an axis have different sizes in the two runs, the classes of all message sizes
-    are added up, because the size of a shard depends on the size of its group.
-    """
+    """Every class of either run, largest change of exposed time first."""
     sizes: list[dict[str, set[int | None]]] = [{}, {}]
     for place, result in enumerate((first, second)):
         for row in result.classes:

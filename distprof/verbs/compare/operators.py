@@ -160,11 +160,7 @@ def _taken(left: _Pair, found: list[_Pair]) -> list[_Pair]:
 
 
 def _fused(left: _Pair) -> list[_Pair]:
-    """Fused kernels and the operators of the other run that their names list.
-
-    Kernels that have an operator in common belong together, because nothing says how its time is
-    divided between them.
-    """
+    """Fused kernels and the operators of the other run that their names list."""
     links: list[tuple[_Row, _Row]] = []
     known = {*_SYNONYMS, *KNOWN, *(_bare(row.name) for rows in left for row in rows)}
     for number, rows in enumerate(left):
@@ -200,11 +196,7 @@ def _bare(name: str) -> str:
 
 
 def _listed_in(name: str, known: Container[str]) -> frozenset[str]:
-    """The operators that the name of a fused kernel lists.
-
-    It joins names with ``_``, which they also contain, so the longest known name counts at each
-    place. One that ``_backward`` follows is only part of a name.
-    """
+    """The operators that the name of a fused kernel lists."""
     found = _FUSED.match(name)
     words = found[1][:_LONGEST_LIST].split("_") if found else []
     listed, low = [], 0

@@ -11,13 +11,7 @@ from distprof.documents.saved import Report
 from distprof.escape import shorten
 from distprof.formats import RenderOptions
 from distprof.sections.table import Column, TableView, counted, present, rows_table
-from distprof.units import (
-    capitalized,
-    format_bytes,
-    format_duration,
-    format_ratio,
-    signed,
-)
+from distprof.units import capitalized, format_bytes, format_duration, format_ratio, signed
 from distprof.verbs.compare.measure import ALIKE_RATIO, FoundProblem, Side, compare, state_of
 from distprof.verbs.compare.result import (
     COMPARISON_SCHEMA,

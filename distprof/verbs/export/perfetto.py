@@ -52,21 +52,7 @@ def export_perfetto(
     *,
     progress: Progress | None = None,
 ) -> Exported:
-    """Write a run as a Perfetto trace.
-
-    Args:
-        examined: The run with its analysis (:func:`distprof.api.examine`).
-        path: The file to write; it appears when it is complete.
-        choice: The parts to write; None for everything.
-        progress: Called after each rank.
-
-    Returns:
-        Facts about the written file.
-
-    Raises:
-        InputError: If the run has no traces, or the file cannot be written.
-        UsageError: If a chosen rank or step is not in the run.
-    """
+    """Write a run as a Perfetto trace."""
     chosen = choice or Choice()
     ranks = _chosen_ranks(examined.run, chosen)
     if chosen.steps is not None:

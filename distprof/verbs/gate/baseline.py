@@ -212,10 +212,7 @@ def mean_parts(repeats: Sequence[SummaryFile]) -> StepParts | None:
 
 
 def make_baseline(
-    repeats: Sequence[SummaryFile],
-    small: Sequence[SummaryFile] = (),
-    *,
-    window: int = 8,
+    repeats: Sequence[SummaryFile], small: Sequence[SummaryFile] = (), *, window: int = 8
 ) -> BaselineFile:
     """A first baseline; ValueError as :func:`session_of`, and for an invalid window."""
     if not 1 <= window <= MOST_SESSIONS:

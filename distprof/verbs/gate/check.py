@@ -32,8 +32,8 @@ from distprof.verbs.gate.baseline import (
     unlike_job,
 )
 from distprof.verbs.gate.decide import ALPHA, Decision, decide
-from distprof.verbs.sweep.plan import parse_workload, plan_workload
 from distprof.verbs.sweep.running import configuration_of, load_sweep
+from distprof.verbs.sweep.runs import parse_workload, plan_workload
 from distprof.version import __version__
 
 CHECK_SCHEMA = "distprof.check/1"
@@ -211,19 +211,17 @@ def _check(
         scale=metric.scale,
         baseline=float(np.median(before)),
         candidate=float(np.median(after)),
-        change=found.change,
-        low=found.low,
-        high=found.high,
-        p=found.p,
-        tolerance=tolerance,
-        num_baseline=found.num_baseline,
-        num_candidate=found.num_candidate,
         needed_repeats=found.needed_repeats if state == "inconclusive" else None,
         is_gated=True,
-        why=found.why,
-        assumes=found.assumes,
         reason=loss.reason if loss is not None and state == "acknowledged" else "",
+        **{name: getattr(found, name) for name in _AS_DECIDED},
     )
+
+
+_AS_DECIDED = (
+    *("change", "low", "high", "p", "tolerance", "num_baseline", "num_candidate", "why"),
+    "assumes",
+)
 
 
 def _as_acknowledged(found: Decision, accepting: Decision) -> State:

@@ -141,16 +141,19 @@ def _interval(check: MetricCheck) -> str:
     return f"{amount(low, check.scale)} to {amount(high, check.scale)}" if is_narrow else ""
 
 
-def _value(value: float, unit: str) -> str:
-    if unit == "ns":
-        return format_duration(value)
-    return format_bytes(value) if unit == "B" else format_ratio(value)
+def metric_text(value: float, unit: str) -> str:
+    """A value with its unit."""
+    known = {"ns": format_duration, "B": format_bytes, "ratio": format_ratio}
+    if unit in known:
+        return known[unit](value)
+    number = f"{value:,.0f}" if 1e3 <= value < 1e6 else f"{value:,.3g}"
+    return f"{number}{unit}" if unit == "/s" else f"{number} {unit}"
 
 
 _FIGURES = (
     Column("metric", "metric", left=True),
-    Column("baseline", lambda check: _value(check.baseline, check.unit)),
-    Column("now", lambda check: _value(check.candidate, check.unit)),
+    Column("baseline", lambda check: metric_text(check.baseline, check.unit)),
+    Column("now", lambda check: metric_text(check.candidate, check.unit)),
     Column("change", lambda check: f"{amount(check.change, check.scale)} {_unit(check)}"),
     Column(f"{LEVEL} % interval", _interval, left=True),
 )

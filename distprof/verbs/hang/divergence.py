@@ -59,7 +59,9 @@ def behind_point(group: JobGroup) -> Point | None:
         known |= {m.rank: 0 for m in group.members.values() if m.rank not in known and m.is_whole}
     if len(known) < 2:
         return None
-    front = _front(group.members.values(), known)
+    # The latest collective in the entries, or in the counts if there are no entries
+    recorded = [int(member.seq.max()) for member in group.members.values() if len(member.seq)]
+    front = max(recorded, default=max(known.values()))
     low = min(known.values())
     if low >= front:
         return None
@@ -67,12 +69,6 @@ def behind_point(group: JobGroup) -> Point | None:
     waiting = tuple(sorted(rank for rank, latest in known.items() if latest >= seq))
     missing = tuple(sorted(rank for rank, latest in known.items() if latest < seq))
     return _never_launched(group, seq, waiting, missing)
-
-
-def _front(members: Iterable[Member], known: dict[int, int]) -> int:
-    """The latest collective in the entries, or in the counts if there are no entries."""
-    latest = [int(member.seq.max()) for member in members if len(member.seq)]
-    return max(latest, default=max(known.values()))
 
 
 def has_moved_on(point: Point) -> bool:
@@ -262,11 +258,7 @@ def waits(points: Iterable[Point]) -> dict[int, set[int]]:
 
 
 def roots_of(points: Sequence[Point]) -> tuple[tuple[int, ...], bool]:
-    """Ranks that others wait for and that wait for no rank, or else the ranks of a deadlock.
-
-    Returns:
-        The ranks, and whether they wait for each other in a cycle.
-    """
+    """Ranks that others wait for and that wait for no rank, or else the ranks of a deadlock."""
     graph = waits(points)
     waited = {rank for blamed in graph.values() for rank in blamed}
     roots = waited - graph.keys()

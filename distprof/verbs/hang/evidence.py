@@ -24,20 +24,23 @@ from distprof.errors import DistprofError, InputError
 from distprof.ingest.executor import Outcome, Progress, map_each, running
 from distprof.ingest.files import Folder, begins_object
 from distprof.ingest.flight.recorder import MAX_BYTES, looks_like_dump, parse_flight
-from distprof.ingest.job.run_directory import (
-    RunDirectory,
-    find_run_directory,
-    open_run_directory,
-)
+from distprof.ingest.job.run_directory import RunDirectory, find_run_directory, open_run_directory
 from distprof.ingest.kinds.logs import paths_of_output
 from distprof.ingest.output.read import Reader
 from distprof.ingest.output.stacks import calls_of
 from distprof.run.records import FlightDump
 from distprof.units import NS_PER_S, name_ranks
-from distprof.verbs.hang.progress import find_stop, is_stale, last_step, modified_ns
-from distprof.verbs.hang.ras import NAME, dead_ranks, lines_of_ras
+from distprof.verbs.hang.logs import (
+    NAME,
+    dead_ranks,
+    find_stop,
+    is_stale,
+    last_step,
+    lines_of_output,
+    lines_of_ras,
+    modified_ns,
+)
 from distprof.verbs.hang.result import HangEvidence, LogLine
-from distprof.verbs.hang.text import lines_of_output
 
 EXIT_TOGETHER_NS = 5 * NS_PER_S
 """Ranks of a job that ends normally exit within this time of each other."""
@@ -84,16 +87,7 @@ class DumpFile(msgspec.Struct, frozen=True, kw_only=True):
 def read_evidence(
     *sources: str, executor: str = "process", progress: Progress | None = None
 ) -> HangEvidence:
-    """Read all dumps of a folder, and the logs and stacks next to them.
-
-    Args:
-        sources: Folders of dumps, run directories, dumps, logs or globs of logs, all of one job.
-        executor: Kind of executor that reads the dumps if there are many.
-        progress: Called with the number of dumps read and the total number.
-
-    Raises:
-        InputError: If no dump and no text can be read.
-    """
+    """Read all dumps of a folder, and the logs and stacks next to them."""
     source = sources[0] if len(sources) == 1 else f"{sources[0]} and {len(sources) - 1} more"
     found = [find_files(one) for one in sources]
     root = found[0][0]
@@ -245,11 +239,7 @@ def _head(folder: Folder, name: str) -> bytes:
 
 
 def read_dump(file: DumpFile) -> FlightDump:
-    """Read one dump.
-
-    Raises:
-        InputError: If it cannot be used.
-    """
+    """Read one dump."""
     try:
         data = file.folder.read(file.name, MAX_BYTES)
     except OSError as error:
@@ -257,16 +247,7 @@ def read_dump(file: DumpFile) -> FlightDump:
             file.shown, expected="a readable file", found=error.strerror or str(error)
         ) from error
     dump = parse_flight(data, rank=file.rank, source=file.shown)
-    return replace(dump, written_ns=_written_ns(file))
-
-
-def _written_ns(file: DumpFile) -> int | None:
-    if not file.folder.is_local:
-        return None
-    try:
-        return Path(file.folder.path, file.name).stat().st_mtime_ns
-    except OSError:
-        return None
+    return replace(dump, written_ns=modified_ns(file.folder, file.name))
 
 
 def _chosen(
@@ -404,27 +385,21 @@ def _with_steps(evidence: HangEvidence, job: RunDirectory) -> HangEvidence:
         for rank in folders
         if (times := [t for t in (taken.get(rank), dumped.get(rank)) if t is not None])
     }
+    notes = list(evidence.notes)
+    if stale:
+        notes.append(
+            f"The stacks of {name_ranks(stale)} were taken before the rank's last step: distprof "
+            "does not use them."
+        )
+    if old:
+        dumps, were = ("dumps", "were") if len(old) > 1 else ("dump", "was")
+        notes.append(
+            f"The {dumps} of {name_ranks(old)} {were} written before the rank's last step and "
+            "may not show the hang."
+        )
     return replace(
         evidence,
         stacks={rank: calls for rank, calls in evidence.stacks.items() if rank not in stale},
         stop=None if job.job.outcome == "completed" else find_stop(steps, seen, ends),
-        notes=(*evidence.notes, *_stale_stacks_note(stale), *_stale_dumps_note(old)),
+        notes=tuple(notes),
     )
-
-
-def _stale_stacks_note(ranks: Sequence[int]) -> Iterator[str]:
-    if ranks:
-        yield (
-            f"The stacks of {name_ranks(ranks)} were taken before the rank's last step: distprof "
-            "does not use them."
-        )
-
-
-def _stale_dumps_note(ranks: Sequence[int]) -> Iterator[str]:
-    if ranks:
-        dumps = "dumps" if len(ranks) > 1 else "dump"
-        were = "were" if len(ranks) > 1 else "was"
-        yield (
-            f"The {dumps} of {name_ranks(ranks)} {were} written before the rank's last step and "
-            "may not show the hang."
-        )

@@ -9,8 +9,7 @@ import msgspec
 
 from distprof.units import capitalized, format_duration, name_ranks
 from distprof.verbs.hang.divergence import Point, waits
-from distprof.verbs.hang.progress import Stop
-from distprof.verbs.hang.result import HangEvidence, HangKind, HangState
+from distprof.verbs.hang.result import HangEvidence, HangKind, HangState, Stop
 from distprof.verbs.hang.roots import Root
 
 if TYPE_CHECKING:
@@ -38,13 +37,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 def explain(
     found: Diagnosis, evidence: HangEvidence, suspects: tuple[int, ...] = ()
 ) -> Explanation:
-    """Explain a diagnosis in sentences.
-
-    Args:
-        found: The diagnosis.
-        evidence: The evidence that it is based on.
-        suspects: Ranks without a dump that are not culprits.
-    """
+    """Explain a diagnosis in sentences."""
     if found.state is HangState.NO_HANG:
         return _no_hang(found, evidence)
     if found.first is None and found.state is HangState.STUCK and evidence.stop is not None:

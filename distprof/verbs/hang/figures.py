@@ -157,10 +157,7 @@ def _summary(report: HangReport) -> str:
 
 
 def progress_figure(groups: Sequence[GroupProgress]) -> Markup:
-    """Bars that show how many collectives the last member of each group is behind the first.
-
-    The largest differences come first. Empty if there are no groups to draw.
-    """
+    """Bars that show how many collectives the last member of each group is behind the first."""
     apart = [
         (group, low, high)
         for group in groups

@@ -72,12 +72,7 @@ _Key = tuple[str, tuple[int, ...]]
 
 
 def job_groups(dumps: Sequence[FlightDump], world_size: int | None = None) -> list[JobGroup]:
-    """Every group that a dump names, ordered by name and members.
-
-    Args:
-        dumps: One per rank.
-        world_size: World size of the job, if another source gives it; it reveals missing ranks.
-    """
+    """Every group that a dump names, ordered by name and members."""
     parts: dict[_Key, list[tuple[FlightDump, str]]] = {}
     loose: dict[str, list[FlightDump]] = {}
     descriptions: dict[tuple[str, int], str] = {}
@@ -197,9 +192,7 @@ def _job_group(
     has_messages = any(bool(dump.entries["is_p2p"][rows[dump.rank]].any()) for dump, _ in found)
     members = {
         dump.rank: _member(
-            dump,
-            rows[dump.rank],
-            None if has_messages else _status(dump, name, joined[dump.rank]),
+            dump, rows[dump.rank], None if has_messages else _status(dump, name, joined[dump.rank])
         )
         for dump, _ in found
     }

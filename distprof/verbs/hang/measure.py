@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from distprof.escape import headed
-from distprof.run.records import FlightDump
-from distprof.schema import ABSENT
+from distprof.run.records import FLIGHT, FlightDump
+from distprof.schema import ABSENT, Table
 from distprof.sections.ending import EndingResult
 from distprof.sections.ending.measure import diagnose_output
 from distprof.terms import CollectiveKind, Confidence
@@ -27,7 +28,8 @@ from distprof.verbs.hang.divergence import (
     waits_for_all,
 )
 from distprof.verbs.hang.explain import explain
-from distprof.verbs.hang.groups import JobGroup, Member, cadence, job_groups
+from distprof.verbs.hang.groups import JobGroup, cadence, job_groups
+from distprof.verbs.hang.logs import report_of_output
 from distprof.verbs.hang.result import (
     GroupProgress,
     HangEvidence,
@@ -40,7 +42,6 @@ from distprof.verbs.hang.result import (
     StuckOperation,
 )
 from distprof.verbs.hang.roots import Root, independent_roots, when
-from distprof.verbs.hang.text import report_of_output
 
 _MOST_NOTES = 20
 _FRESH_NS = NS_PER_S // 2
@@ -77,8 +78,10 @@ def diagnose(evidence: HangEvidence, *, version: str) -> HangReport:
     if not evidence.dumps:
         return report_of_output(evidence, ending, version)
     groups = job_groups(evidence.dumps, evidence.world_size)
-    found = _with_stop(_diagnosis(groups, evidence), evidence)
+    found = _diagnosis(groups, evidence)
     is_stuck = found.state is HangState.STUCK
+    if evidence.stop is not None and not is_stuck:  # the dumps do not show the operation
+        found, is_stuck = replace(found, state=HangState.STUCK, point=None), True
     missing = _missing(evidence, groups)
     suspects = tuple(rank for rank in missing if rank not in found.culprits)
     explanation = explain(found, evidence, suspects)
@@ -163,13 +166,6 @@ def _diagnosis(groups: Sequence[JobGroup], evidence: HangEvidence) -> Diagnosis:
         if roots:
             return _stuck(roots, points, groups, unfinished, messages, evidence)
     return _all_launched(unfinished, groups, evidence)
-
-
-def _with_stop(found: Diagnosis, evidence: HangEvidence) -> Diagnosis:
-    """Call a job stuck if its steps have stopped, even if the dumps do not show the operation."""
-    if evidence.stop is None or found.state is HangState.STUCK:
-        return found
-    return replace(found, state=HangState.STUCK, point=None)
 
 
 def _may_wait(group: JobGroup, evidence: HangEvidence) -> bool:
@@ -302,9 +298,9 @@ def _missing(evidence: HangEvidence, groups: Sequence[JobGroup]) -> tuple[int, .
 
 def _operation(point: Point) -> StuckOperation:
     group, launched = point.group, set(point.waiting)
-    if point.kind not in (HangKind.NEVER_LAUNCHED,):
+    if point.kind is not HangKind.NEVER_LAUNCHED:
         launched |= set(point.missing)
-    entry = _Entry(point)
+    entry = _Entry.of(point)
     return StuckOperation(
         group=group.name,
         description=group.description,
@@ -324,27 +320,25 @@ def _operation(point: Point) -> StuckOperation:
     )
 
 
-class _Entry:
-    """The entry of a point, column by column; empty if no ring holds it."""
+class _Entry(NamedTuple):
+    """An entry of a dump, column by column; unknown if ``row`` is negative: no ring holds it."""
 
-    def __init__(self, point: Point) -> None:
-        self.member: Member | None = None
-        self.row = 0
-        if point.example is not None:
-            self.member, self.row = point.example
+    entries: Table
+    row: int
+
+    @classmethod
+    def of(cls, point: Point) -> _Entry:
+        if point.example is None:
+            return cls(Table.empty(FLIGHT), -1)
+        member, row = point.example
+        return cls(member.dump.entries, row)
 
     def text(self, name: str) -> str:
-        """A text column; empty if unknown."""
-        if self.member is None:
-            return ""
-        column = self.member.dump.entries.coded(name)
-        return str(column.values[column.codes[self.row]])
+        column = self.entries.coded(name)
+        return str(column.values[column.codes[self.row]]) if self.row >= 0 else ""
 
     def number(self, name: str) -> int | None:
-        """An integer column; None if unknown."""
-        if self.member is None:
-            return None
-        value = int(self.member.dump.entries[name][self.row])
+        value = int(self.entries[name][self.row]) if self.row >= 0 else ABSENT
         return None if value == ABSENT else value
 
 
@@ -377,7 +371,7 @@ def _one_progress(group: JobGroup, point: Point | None) -> GroupProgress:
         behind=tuple(sorted(behind)),
         unknown=group.silent,
         pending=pending,
-        waits_on=_Entry(point).text("name") if point else "",
+        waits_on=_Entry.of(point).text("name") if point else "",
         waits_seq=point.seq if point else None,
     )
 
@@ -386,28 +380,20 @@ def _position(
     dump: FlightDump, evidence: HangEvidence, graph: Mapping[int, set[int]]
 ) -> RankPosition:
     entries = dump.entries
-    last = len(entries) - 1
+    last = _Entry(entries, len(entries) - 1)
+    is_message = len(entries) > 0 and bool(entries["is_p2p"][last.row])
     calls = evidence.stacks.get(dump.rank, ())
-
-    def text(name: str) -> str:
-        column = entries.coded(name)
-        return str(column.values[column.codes[last]]) if last >= 0 else ""
-
-    def number(name: str) -> int | None:
-        value = int(entries[name][last]) if last >= 0 else ABSENT
-        return None if value == ABSENT else value
-
     return RankPosition(
         rank=dump.rank,
         host=evidence.hosts.get(dump.rank, "") or dump.host,
         source=dump.source,
         entries=len(entries),
-        last_name=text("name"),
-        last_group=text("description") or text("group"),
-        last_seq=number("p2p_seq" if last >= 0 and bool(entries["is_p2p"][last]) else "seq"),
-        last_ns=number("created_ns"),
+        last_name=last.text("name"),
+        last_group=last.text("description") or last.text("group"),
+        last_seq=last.number("p2p_seq" if is_message else "seq"),
+        last_ns=last.number("created_ns"),
         waits_for=tuple(sorted(graph.get(dump.rank, ()))),
-        call=calls[0] if calls else text("frame"),
+        call=calls[0] if calls else last.text("frame"),
     )
 
 

@@ -10,7 +10,14 @@ from distprof.run.logs import JobOutput
 from distprof.run.records import FlightDump
 from distprof.terms import Confidence
 from distprof.verbs.displayed import Displayed
-from distprof.verbs.hang.progress import Stop
+
+
+class Stop(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that no longer completes steps."""
+
+    step: int  # The last step that any rank completed.
+    for_ns: int  # Time from its end to the newest evidence.
+    usual_ns: int  # Usual length of a step.
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -37,14 +37,7 @@ def when(point: Point) -> tuple[int, bool, str, tuple[int, ...]]:
 def independent_roots(
     points: Sequence[Point], mismatches: Sequence[Point], messages: Sequence[Point] = ()
 ) -> list[Root]:
-    """Every root, the earliest first.
-
-    Args:
-        points: Operations in which ranks wait for others, mismatches included.
-        mismatches: Those points in which ranks launched different operations.
-        messages: Messages that one side has not posted. A rank that waits for one may lag because
-            of another root.
-    """
+    """Every root, the earliest first."""
     roots = [root for web in _webs(points) for root in _roots_in(web, mismatches)]
     graph = waits([*points, *messages])
     kept = [root for root in roots if not _waits_for_another(root, roots, graph)]

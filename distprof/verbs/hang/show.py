@@ -10,14 +10,7 @@ from distprof.documents.document import Document
 from distprof.documents.page import Listing, Page
 from distprof.escape import headed, short_ranks
 from distprof.formats import RenderOptions
-from distprof.sections.table import (
-    Column,
-    TableView,
-    counted,
-    facts_table,
-    present,
-    rows_table,
-)
+from distprof.sections.table import Column, TableView, counted, facts_table, present, rows_table
 from distprof.units import fold_ranks, format_duration, name_ranks
 from distprof.verbs.hang.result import (
     HANG_SCHEMA,
@@ -252,12 +245,8 @@ def _terminal_pages(report: HangReport, options: RenderOptions) -> Iterator[Page
     """The page; by default also versions that lose tables, then evidence, and last next steps."""
     page = _page(report, options)
     yield page
-    if not (options.full or options.show_all):
-        yield from _shorter(page)
-
-
-def _shorter(page: Page) -> Iterator[Page]:
-    """Shorter and shorter versions of the page."""
+    if options.full or options.show_all:
+        return
     more = replace(page, remarks=("Groups, ranks, logs and stacks: --full.",))
     yield from (replace(more, tables=page.tables[:number]) for number in (2, 1, 0))
     steps = tuple(listing for listing in page.listings if listing.is_numbered)

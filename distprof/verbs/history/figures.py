@@ -7,13 +7,8 @@ from distprof.documents.html.chart import Chart, nice_ticks
 from distprof.escape import shorten
 from distprof.sections.table import counted
 from distprof.units import capitalized
-from distprof.verbs.history.show import (
-    day,
-    metric_text,
-    point_name,
-    series_name,
-    state_shown,
-)
+from distprof.verbs.gate.show import metric_text
+from distprof.verbs.history.show import day, point_name, series_name, state_shown
 from distprof.verbs.history.timeline import History, HistoryPoint, HistorySeries
 
 _MOST_SERIES = 6

@@ -12,8 +12,8 @@ from distprof.documents.page import Page
 from distprof.escape import shorten
 from distprof.formats import RenderOptions
 from distprof.sections.table import Column, Drawing, TableView, counted, present, rows_table
-from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
-from distprof.verbs.gate.show import amount
+from distprof.units import NS_PER_S
+from distprof.verbs.gate.show import amount, metric_text
 from distprof.verbs.history.timeline import HISTORY_SCHEMA, History, HistoryPoint, HistorySeries
 
 _MARKED = ("regressed", "improved")
@@ -216,20 +216,6 @@ def _time(ns: int, form: str) -> str:
     except (OverflowError, ValueError, OSError):
         return "–"
     return then.strftime(form)
-
-
-def metric_text(value: float, unit: str) -> str:
-    """A value with its unit."""
-    if unit == "ns":
-        return format_duration(value)
-    if unit == "B":
-        return format_bytes(value)
-    if unit == "ratio":
-        return format_ratio(value)
-    if value >= 1e6:
-        return f"{value:,.3g}{unit}" if unit == "/s" else f"{value:,.3g} {unit}"
-    number = f"{value:,.0f}" if value >= 1e3 else f"{value:.3g}"
-    return f"{number}{unit}" if unit == "/s" else f"{number} {unit}"
 
 
 def _history_page(history: History, _: RenderOptions) -> Page:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import difflib
+import json
+import re
 from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from math import prod
+from pprint import pformat
+from typing import Any
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
 from distprof.artefacts.fabric_file import FabricFile
+from distprof.costs.operators import parse_inputs, work_of
 from distprof.errors import InputError, UsageError
 from distprof.escape import plain, shorten
 from distprof.hardware import Sheet
+from distprof.ingest.kineto.strides import find_strides
 from distprof.run.run import Rank, Run
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.computation.limits import limits_of
@@ -29,7 +37,7 @@ from distprof.sections.computation.result import OperatorRow, OperatorStats
 from distprof.sections.context import RankContext
 from distprof.sections.measure_run import analysed_windows, capture_window
 from distprof.units import format_duration
-from distprof.verbs.op.result import Caller, KernelTime, OperatorStory
+from distprof.verbs.op.show import Caller, KernelTime, OperatorStory
 from distprof.version import __version__
 
 _MOST_LISTED = 12
@@ -50,19 +58,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 def tell(
     run: Run, name: str, *, sheet: Sheet, fabric: FabricFile | None = None, rank: int | None = None
 ) -> Told:
-    """The story of the operator or kernel whose name is, or uniquely contains, ``name``.
-
-    Args:
-        run: The recording.
-        name: Full name, name without namespace, or a part of one.
-        sheet: Limits of known GPUs.
-        fabric: Measured limits.
-        rank: The rank; by default the first one with complete steps.
-
-    Raises:
-        UsageError: If no or several names fit; it lists them.
-        InputError: If the rank has no kernels.
-    """
+    """The story of the operator or kernel whose name is, or uniquely contains, ``name``."""
     windows = analysed_windows(run)
     chosen = _rank(run, windows, rank)
     tables = chosen.tables.load()
@@ -92,8 +88,10 @@ def tell(
     limits = limits_of(run, sheet, fabric)
     stats = operator_stats(calls, Alike.of(calls))
     rows = operator_rows(stats, run, limits)
-    if is_kernel and _is_part(calls, every):
-        rows = tuple(map(_without_work, rows))
+    if is_kernel:
+        whole = every.counted_ns[np.isin(every.row, calls.row)].sum()
+        if calls.counted_ns.sum() < _LEAST_WHOLE * whole:  # its operators spend more in others
+            rows = tuple(map(_without_work, rows))
     story = OperatorStory(
         distprof_version=__version__,
         source=run.source,
@@ -128,7 +126,8 @@ def _resolve(name: str, times: dict[tuple[str, bool], int]) -> tuple[str, bool]:
         lambda one: name.lower() in one.lower(),
     ):
         found = [key for key in times if fits(key[0])]
-        found = [key for key in found if not key[1]][:1] if _is_one_name(found) else found
+        if len(found) == 2 and found[0][0] == found[1][0]:  # as operator and kernel of Triton
+            found = [key for key in found if not key[1]][:1]
         if len(found) == 1:
             return found[0]
         if found:
@@ -158,11 +157,6 @@ def _times(calls: KernelCalls, place: Int64Array) -> dict[tuple[str, bool], int]
     sums = np.bincount(calls.kernel, calls.counted_ns, len(calls.kernel_names)).tolist()
     known_kernels = zip(calls.kernel_names, sums, strict=True)
     return times | {(name, True): int(ns) for name, ns in known_kernels if ns}
-
-
-def _is_one_name(found: Sequence[tuple[str, bool]]) -> bool:
-    """Whether an operator and a kernel have the same name, as those of Triton."""
-    return len(found) == 2 and found[0][0] == found[1][0]
 
 
 def _several(
@@ -195,12 +189,6 @@ def _of_operator(
     most = taken.category[np.argmax(taken.own_ns)]  # a call is one row, whatever is inside
     category = np.full_like(taken.category, most)
     return replace(taken, row=row, inputs=inputs, given=given, category=category), owner
-
-
-def _is_part(calls: KernelCalls, every: KernelCalls) -> bool:
-    """Whether the operators that launched a kernel spend more time in others."""
-    whole = every.counted_ns[np.isin(every.row, calls.row)].sum()
-    return bool(calls.counted_ns.sum() < _LEAST_WHOLE * whole)
 
 
 _LEAST_WHOLE = 0.95
@@ -256,3 +244,61 @@ def _callers(calls: KernelCalls, owner: Int64Array, tree: Operators) -> tuple[Ca
         found[text] = places, total + ns
     rows = [Caller(path=p, num_calls=len(n), total_ns=ns) for p, (n, ns) in found.items() if ns]
     return tuple(sorted(rows, key=lambda row: -row.total_ns))
+
+
+_NAME = re.compile(r"[A-Za-z_]\w{0,99}::[A-Za-z_]\w{0,99}", re.ASCII)
+_TYPE = re.compile(r"[A-Za-z][\w:<> ]{0,39}|", re.ASCII)
+_VALUE = re.compile(r"[\w.,+\-\[\]() ]{0,400}", re.ASCII)
+_DEVICE = re.compile(r"[\w .()/-]{1,99}", re.ASCII)
+_MOST_ELEMENTS = 1 << 36
+_LARGEST = 1 << 40
+
+
+def script_of(told: Told, which: int) -> str:
+    """The script for one row of the story's calls, counted from 1."""
+    rows = told.calls
+    if not 1 <= which <= len(rows):
+        raise InputError(
+            told.trace, expected=f"a call from 1 to {len(rows)}", found=str(which), fix="--call N"
+        )
+    stats = rows[which - 1]
+    inputs = parse_inputs(stats.inputs)
+    if _NAME.fullmatch(stats.name) is None:
+        raise _refusal(told, f"{shorten(plain(stats.name), 80)!r}, no operator of PyTorch")
+    if inputs is None:
+        raise _refusal(told, f"{stats.name} without sizes of its inputs")
+    if sum(prod(size) for size in inputs.sizes if size is not None) > _MOST_ELEMENTS:
+        raise _refusal(told, f"{stats.name} on more than {_MOST_ELEMENTS:,} elements")
+    strides = find_strides(told.trace, stats.name, json.loads(stats.inputs)[0]) or []
+    count, work = len(inputs.sizes), work_of(stats.name, stats.inputs)
+    device = told.story.device
+    call = {
+        "operator": stats.name,
+        "sizes": [list(size) if size is not None else [] for size in inputs.sizes],
+        "types": [kind if _TYPE.fullmatch(kind) else "" for kind in inputs.types],
+        "values": [text if _VALUE.fullmatch(text) else "" for text in inputs.values],
+        "strides": [_stride(one) for one in strides] if len(strides) == count else None,
+        "traced_ns": stats.total_ns / stats.num_calls,
+        "device": device if _DEVICE.fullmatch(device) else "the GPU of the trace",
+        "flop": work.flop,
+        "bytes": work.bytes,
+    }
+    template = files("distprof.verbs.op").joinpath("call.template").read_text("utf-8")
+    return template.replace("@CALL@", pformat(call, width=99, sort_dicts=False))
+
+
+def _stride(found: Any) -> list[int] | None:
+    """The strides of one tensor; None for anything else."""
+    if isinstance(found, list) and all(type(one) is int and 0 <= one < _LARGEST for one in found):
+        return found
+    return None
+
+
+def _refusal(told: Told, found: str) -> InputError:
+    return InputError(
+        told.trace,
+        expected="an operator with recorded sizes, which a script can call again",
+        found=found,
+        fix="capture with record_shapes=True, and name an operator that launches kernels itself, "
+        "such as aten::addmm instead of aten::linear",
+    )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
+from distprof.artefacts.record import Record
 from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.escape import plain, shorten
 from distprof.formats import RenderOptions
+from distprof.sections.base import Result
 from distprof.sections.computation.result import OperatorRow
 from distprof.sections.table import Column, TableView, counted, present, rows_table
 from distprof.units import (
@@ -17,7 +20,46 @@ from distprof.units import (
     format_flop,
     format_ratio,
 )
-from distprof.verbs.op.result import OPERATOR_SCHEMA, OperatorStory
+from distprof.verbs.displayed import Displayed
+
+OPERATOR_SCHEMA = "distprof.operator/1"
+
+
+class KernelTime(Record, frozen=True, kw_only=True):
+    """One kernel of the operator."""
+
+    name: str
+    count: int  # In all analysed steps.
+    total_ns: int
+    median_ns: int
+
+
+class Caller(Record, frozen=True, kw_only=True):
+    """Operators and annotations around the operator."""
+
+    path: str  # From outside to inside, joined by ``>``; empty if nothing was around it.
+    num_calls: int
+    total_ns: int
+
+
+class OperatorStory(Displayed, Result, frozen=True, kw_only=True):
+    """One operator or kernel on one rank, all analysed steps together."""
+
+    schema: str = OPERATOR_SCHEMA  # Schema id of this document.
+    distprof_version: str  # Version of distprof that wrote it.
+    source: str  # The input, as the user named it.
+    name: str  # Its full name.
+    is_kernel: bool  # Whether it is a kernel rather than an operator.
+    rank: int
+    device: str  # Name of the GPU.
+    num_steps: int  # Analysed steps.
+    total_ns: int  # Time of its kernels: the sum of the calls, of the kernels and of the callers.
+    computation_ns: int  # Time of all computation kernels of the rank.
+    calls: tuple[OperatorRow, ...]  # Its calls by inputs and pass, longest first.
+    kernels: tuple[KernelTime, ...]  # Longest first.
+    callers: tuple[Caller, ...]  # Longest first.
+    is_measured: bool = False  # Whether ``distprof bench --compute`` measured its limits.
+
 
 _FEW = 8
 
@@ -96,11 +138,10 @@ def _reached(row: OperatorRow) -> str:
 
 def _passes(story: OperatorStory) -> str:
     """Time by pass."""
-    sums: dict[str, int] = {}
+    sums: Counter[str] = Counter()
     for row in story.calls:
-        sums[row.part] = sums.get(row.part, 0) + row.total_ns
-    steps = max(story.num_steps, 1)
-    parts = [f"{part} {format_duration(ns / steps)}" for part, ns in sums.items()]
+        sums[row.part] += row.total_ns
+    parts = [f"{part} {format_duration(ns / max(story.num_steps, 1))}" for part, ns in sums.items()]
     return f"By pass: {', '.join(parts)}." if len(parts) > 1 else ""
 
 

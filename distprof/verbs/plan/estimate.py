@@ -22,17 +22,14 @@ from distprof.costs.transformer import (
 )
 from distprof.terms import CollectiveKind
 from distprof.verbs.plan.layout import Layout, Path, Question
-from distprof.verbs.plan.result import AxisCost, Estimate, MemoryParts, TierPosition
+from distprof.verbs.plan.show import AxisCost, Estimate, MemoryParts, TierPosition
 
 _LOGIT = 6  # bytes: the logit in fp32, and its gradient in bf16
 _WEIGHT = 2  # bytes
 
 
 def stage_parameters(model: Transformer, layout: Layout, *, last: bool) -> tuple[float, float]:
-    """Dense and expert parameters of one rank of the first or last stage, unsharded.
-
-    Expert parameters are counted after division by expert parallelism.
-    """
+    """Dense and expert parameters of one rank of the first or last stage, unsharded."""
     layers = _layers(model, layout, last=last)
     dense = model.shared_parameters / model.layers * layers
     experts = model.expert_layers * model.expert_parameters / model.layers * layers

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from distprof.units import format_bytes
 from distprof.verbs.plan.estimate import estimate, footprint
 from distprof.verbs.plan.layout import Layout, Objection, Question, assumptions, objections
-from distprof.verbs.plan.result import (
+from distprof.verbs.plan.show import (
     ClusterFacts,
     Estimate,
     MemoryParts,

@@ -100,10 +100,7 @@ Floats = NDArray[np.float64]
 
 
 def analyze_scaling(
-    summaries: Iterable[SummaryFile],
-    *,
-    mode: Mode | None = None,
-    baseline_ranks: int | None = None,
+    summaries: Iterable[SummaryFile], *, mode: Mode | None = None, baseline_ranks: int | None = None
 ) -> ScalingResult:
     """Compare runs of several sizes; if they are not a sweep, the result holds the reasons."""
     try:

@@ -30,7 +30,7 @@ from distprof.artefacts.summary_file import SWEEP_FILE, SWEEP_SCHEMA, SweepFile,
 from distprof.bounds import read_plain
 from distprof.documents.document import Document
 from distprof.errors import InputError, UsageError
-from distprof.verbs.sweep.plan import MAX_RANKS, MAX_RUNS
+from distprof.verbs.sweep.runs import MAX_RANKS, MAX_RUNS
 
 _BEAT_S = 1.0
 _PATIENCE_S = 60.0
@@ -51,11 +51,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 def run_child(
     command: Sequence[str], *, keep_open: Sequence[int] = (), beat: Callable[[float], None]
 ) -> Ended:
-    """Run a command to its end without showing its output.
-
-    ``beat`` gets the seconds since the start about every second. If the user stops it, the
-    exception is raised after the process has shut down.
-    """
+    """Run a command to its end without showing its output."""
     started = time.monotonic()
     with subprocess.Popen(
         command,
@@ -112,11 +108,7 @@ _FILE = ".lock"
 
 @contextmanager
 def locked(folder: Path) -> Iterator[tuple[int, ...]]:
-    """Hold the lock of a sweep's folder, which no other process may hold.
-
-    Yields the file descriptors that the process of each run must keep open; none if the file system
-    does not support locks.
-    """
+    """Hold the lock of a sweep's folder, which no other process may hold."""
     try:
         handle = os.open(folder / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
@@ -200,8 +192,7 @@ def load_sweep(folder: Path) -> SweepFile | None:
     if not file.exists():
         return None
     sweep = SWEEP.load(file)
-    wrong = _impossible_value(sweep)
-    if wrong:
+    if wrong := _impossible_value(sweep):
         raise InputError(str(file), expected=SWEEP.file, found=wrong, fix=SWEEP.fix)
     return sweep
 

@@ -59,22 +59,14 @@ def scaling_verdict(scaling: ScalingResult) -> str:
         f"{scaling.baseline_ranks} ({scaling.mode} scaling): a step takes {step} instead of "
         f"{ideal} at full efficiency"
     )
-    main = _main_loss(largest)
-    if main is None:
+    main = max(largest.losses, key=lambda loss: loss.lost_ns, default=None)
+    if main is None or largest.lost_ns <= 0 or 3 * main.lost_ns < largest.lost_ns:
         return f"{verdict}."
     if main.lost_ns > largest.lost_ns:
         lost = f"{signed(main.lost_ns)}, while other parts shrank"
     else:
         lost = f"{signed(main.lost_ns)} of the {signed(largest.lost_ns)} lost"
     return f"{verdict}. Main cause: {main.cause}, {lost}."
-
-
-def _main_loss(size: ScalingSize) -> ScalingLoss | None:
-    """The largest cause if it is at least a third of the loss, else None."""
-    most = max(size.losses, key=lambda loss: loss.lost_ns, default=None)
-    if most is None or size.lost_ns <= 0 or 3 * most.lost_ns < size.lost_ns:
-        return None
-    return most
 
 
 def scaling_sentences(scaling: ScalingResult) -> Iterator[str]:

@@ -22,8 +22,7 @@ import msgspec
 from distprof.errors import UsageError
 from distprof.escape import plain, shorten
 from distprof.verbs.sources import is_web_address
-from distprof.verbs.watch.result import Alert, sentence_on
-from distprof.verbs.watch.show import ALERT
+from distprof.verbs.watch.show import ALERT, Alert, sentence_on
 from distprof.verbs.watch.slowness import ON, WINDOW
 from distprof.version import __version__
 

@@ -19,12 +19,11 @@ from distprof.ingest.job.growing import GrowingRun
 from distprof.join.gpu_waits import excess_of_peers
 from distprof.schema import Floats
 from distprof.units import NS_PER_S, capitalized, format_ratio, name_ranks
-from distprof.verbs.watch.result import (
+from distprof.verbs.watch.show import (
     ENDED,
     Alert,
     LateRank,
     LostRank,
-    MemoryOfRank,
     ProbeCost,
     ThrottledRank,
     WatchReport,
@@ -54,6 +53,7 @@ def report_on(job: JobWatch, *, now_s: float, now_ns: int) -> WatchReport:
     source: Literal["cpu", "collectives"] = "collectives" if job.waits.ranks else "cpu"
     values = job.table.of("gpu_behind", steps)
     known = values[np.isfinite(values)]
+    uses = [rank.memory for rank in job.ranks.values() if rank.memory is not None]
     return WatchReport(
         distprof_version=__version__,
         source=job.source,
@@ -76,7 +76,7 @@ def report_on(job: JobWatch, *, now_s: float, now_ns: int) -> WatchReport:
             for rank, evidence in job.losses(now_s).items()
         ),
         throttled=_throttled(job),
-        memory=_memory(job),
+        memory=max(uses, key=lambda use: (use.used_bytes, -use.rank), default=None),
         alerts=job.alarms.raised(),
         unknown=tuple(_unknown(job, steps, own)),
         notes=job.notes,
@@ -175,11 +175,6 @@ def _throttled(job: JobWatch) -> tuple[ThrottledRank, ...]:
     return tuple(found[:MOST_RANKS])
 
 
-def _memory(job: JobWatch) -> MemoryOfRank | None:
-    known = [rank.memory for rank in job.ranks.values() if rank.memory is not None]
-    return max(known, key=lambda use: (use.used_bytes, -use.rank), default=None)
-
-
 def _unknown(job: JobWatch, steps: list[int], own: OwnTimes) -> Iterator[str]:
     if not steps:
         return
@@ -269,11 +264,7 @@ def follow(
     period_s: float,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[tuple[WatchReport, list[Alert]]]:
-    """Watch a job until it ends: a report at each look, and the alerts that began or ended.
-
-    The last report is the first one after the job has ended. InputError if there is no run
-    directory, or none within a few seconds.
-    """
+    """Watch a job until it ends: a report at each look, and the alerts that began or ended."""
     path = run_directory(source)
     live, job = GrowingRun(path), JobWatch(os.fspath(source), levels)
     is_run, waited_s = False, 0.0

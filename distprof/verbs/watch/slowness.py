@@ -119,11 +119,7 @@ class SlowRanks:
         return excess
 
     def _add(
-        self,
-        excess: Floats,
-        likely: Floats,
-        matters: NDArray[np.bool_],
-        groups: NDArray[np.int64],
+        self, excess: Floats, likely: Floats, matters: NDArray[np.bool_], groups: NDArray[np.int64]
     ) -> None:
         known = np.isfinite(excess)
         clipped = np.where(known, np.clip(likely, -_CLIP, _CLIP), self._usual)

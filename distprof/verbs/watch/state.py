@@ -24,7 +24,7 @@ from distprof.join.gpu_waits import (
 from distprof.schema import Floats
 from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
 from distprof.verbs.watch.alerts import JOB, Alarms, Condition
-from distprof.verbs.watch.result import ENDED, Alert, JobState, MemoryOfRank, ThrottledRank
+from distprof.verbs.watch.show import ENDED, Alert, JobState, MemoryOfRank, ThrottledRank
 from distprof.verbs.watch.slowness import WINDOW, JobSpeed, Lasting, SlowRanks, StepTable, WaitTable
 
 SAMPLES: Final = 300  # 30 s at the default period
@@ -184,10 +184,7 @@ class JobWatch:
         self._step_s = 0.0
 
     def take(self, added: Added, *, now_s: float, now_ns: int) -> list[Alert]:
-        """Update the state with the added records; return alerts that began or ended.
-
-        ``now_s`` is on a monotonic clock, ``now_ns`` since the epoch.
-        """
+        """Update the state with the added records; return alerts that began or ended."""
         if added.is_another_run:
             self._begin()
         if added.run is not None:

@@ -13,8 +13,8 @@ from distprof.artefacts.summary_file import SWEEP_FILE
 from distprof.errors import InputError, UsageError
 from distprof.verbs.sweep import running
 from distprof.verbs.sweep import running as child
-from distprof.verbs.sweep.plan import parse_sizes, plan_program, plan_workload
 from distprof.verbs.sweep.running import finished_runs, load_sweep, locked, make_runs
+from distprof.verbs.sweep.runs import parse_sizes, plan_program, plan_workload
 
 STAND_IN = """
 import json, pathlib, sys

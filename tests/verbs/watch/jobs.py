@@ -8,7 +8,7 @@ from distprof.artefacts.records import Phase, StepRecord
 from distprof.artefacts.run_file import Outcome, Overhead, RankFile, RunFile
 from distprof.ingest.job.growing import Added, RankAdded
 from distprof.verbs.watch.alerts import default_levels
-from distprof.verbs.watch.result import Alert
+from distprof.verbs.watch.show import Alert
 from distprof.verbs.watch.state import JobWatch
 
 MS = 1_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from distprof.artefacts.records import CollectivesRecord, GroupTimes
 from distprof.ingest.job.growing import RankAdded
 from distprof.verbs.watch.follow import report_on
-from distprof.verbs.watch.result import Alert, WatchReport
+from distprof.verbs.watch.show import Alert, WatchReport
 from tests.verbs.watch.jobs import MS, Playing, run_file, said, step
 from tests.verbs.watch.test_state import samples
 

@@ -22,8 +22,7 @@ from distprof.verbs.watch.alerts import (
     default_levels,
     parse_alerts,
 )
-from distprof.verbs.watch.result import Alert
-from distprof.verbs.watch.show import ALERT
+from distprof.verbs.watch.show import ALERT, Alert
 
 
 def alert(kind: str = "slow-rank") -> Alert:

@@ -7,8 +7,7 @@ from msgspec.structs import replace
 
 from distprof.formats import RenderOptions
 from distprof.verbs.watch.follow import report_on
-from distprof.verbs.watch.result import LostRank
-from distprof.verbs.watch.show import WATCH, one_line, watch_verdict
+from distprof.verbs.watch.show import WATCH, LostRank, one_line, watch_verdict
 from tests.verbs.watch.jobs import Playing
 from tests.verbs.watch.samples import HOSTILE, ended, on_gpus, running
 

@@ -1,14 +1,32 @@
-"""The hang report of a job that left output or stacks, but no dump that decides."""
+"""What step logs, ncclras and the output of a job say about a hang.
+
+Dumps and stacks are snapshots. A snapshot taken before its rank's last step is no evidence of a
+hang. One taken long after the last step of all ranks shows that the job has stopped.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from distprof.artefacts import STEPS_FILE
+from distprof.artefacts.record import TroubledRank
+from distprof.artefacts.records import StepRecord
+from distprof.errors import InputError
 from distprof.escape import headed
+from distprof.ingest.files import Folder
+from distprof.ingest.kinds.nccl import fits_nccl_ras, read_nccl_ras
+from distprof.join.nccl import in_trouble
 from distprof.run.logs import JobOutput
 from distprof.sections.ending import FAILED, EndingPosition, EndingResult
 from distprof.sections.ending.measure import UNSAID, about_of
 from distprof.sections.ending.positions import operation_kind
 from distprof.sections.table import counted
 from distprof.terms import Confidence
+from distprof.units import NS_PER_S
 from distprof.verbs.hang.result import (
     GroupProgress,
     HangEvidence,
@@ -18,8 +36,139 @@ from distprof.verbs.hang.result import (
     LogLine,
     RankPosition,
     StackOfRanks,
+    Stop,
     StuckOperation,
 )
+
+MAX_TAIL_BYTES = 1 << 16
+
+MIN_STOP_NS = 30 * NS_PER_S
+"""A checkpoint or an evaluation between two steps may take this long."""
+
+MIN_STOP_STEPS = 20
+"""The same limit in steps of usual length."""
+
+LATE_WRITE_NS = 30 * NS_PER_S
+"""A log is written within seconds of its last step. A file with a later time is a copy."""
+
+
+class LastStep(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a rank's step log."""
+
+    step: int  # Number of the last step.
+    ended_ns: int  # Its end, ns since the epoch.
+    usual_ns: int  # Median length of the last steps.
+    # Whether the modification times of the rank's files are its own, not a copy's.
+    has_own_time: bool = True
+
+
+def last_step(folder: Folder) -> LastStep | None:
+    """The last step in a rank's log; None if no log can be read."""
+    ended = sorted(_tail(folder), key=lambda record: record.end_ns)
+    if not ended:
+        return None
+    lengths = sorted(record.end_ns - record.start_ns for record in ended)
+    written = modified_ns(folder, STEPS_FILE)
+    return LastStep(
+        step=ended[-1].step,
+        ended_ns=ended[-1].end_ns,
+        usual_ns=lengths[len(lengths) // 2],
+        has_own_time=written is not None and written - ended[-1].end_ns < LATE_WRITE_NS,
+    )
+
+
+def _tail(folder: Folder) -> list[StepRecord]:
+    try:
+        size = folder.size(STEPS_FILE) or 0
+        with folder.open(STEPS_FILE) as stream:
+            stream.seek(max(0, size - MAX_TAIL_BYTES))
+            lines = stream.read(MAX_TAIL_BYTES).splitlines()
+    except OSError:
+        return []
+    return [record for line in lines if (record := _record(line)) is not None]
+
+
+def _record(line: bytes) -> StepRecord | None:
+    """The record on a line; None for a header or a truncated line."""
+    try:
+        record = msgspec.json.decode(line, type=StepRecord)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
+        return None
+    return record if record.end_ns >= record.start_ns else None
+
+
+def modified_ns(folder: Folder, name: str) -> int | None:
+    """Modification time of a local file; None for other files."""
+    if not folder.is_local:
+        return None
+    try:
+        return Path(folder.path, name).stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def is_stale(taken_ns: int | None, last: LastStep | None) -> bool:
+    """Whether a rank completed a step after its snapshot was taken."""
+    return taken_ns is not None and last is not None and taken_ns < last.ended_ns
+
+
+def find_stop(
+    steps: Mapping[int, LastStep], taken_ns: Mapping[int, int], ended_ns: Iterable[int]
+) -> Stop | None:
+    """Find a stop: evidence that is much newer than the last step of any rank."""
+    if not steps:
+        return None
+    own = [taken for rank, taken in taken_ns.items() if rank in steps and steps[rank].has_own_time]
+    newest = max([*own, *ended_ns], default=0)
+    last = max(steps.values(), key=lambda step: step.ended_ns)
+    idle = newest - last.ended_ns
+    if idle < max(MIN_STOP_NS, MIN_STOP_STEPS * last.usual_ns):
+        return None
+    return Stop(step=last.step, for_ns=idle, usual_ns=last.usual_ns)
+
+
+NAME = re.compile(r"ras[^/]*\.(?:txt|json|log|out)$")
+"""File names that may hold ncclras output."""
+
+MAX_LINES = 50
+_DEAD = "NCCL considers its process dead"
+
+
+def lines_of_ras(files: Iterable[tuple[str, str]]) -> tuple[list[LogLine], list[str]]:
+    """Lines about ranks in trouble, and notes on files that cannot be read."""
+    lines: list[LogLine] = []
+    notes: list[str] = []
+    for path, shown in files:
+        if not fits_nccl_ras(path):
+            continue
+        try:
+            status = read_nccl_ras(path)
+        except InputError as error:
+            notes.append(f"{shown} cannot be read: {error.found}.")
+            continue
+        lines += _lines(shown, in_trouble(status))
+    return lines, notes
+
+
+def dead_ranks(lines: Iterable[LogLine]) -> dict[int, str]:
+    """Ranks whose process NCCL considers dead, and why."""
+    return {
+        line.rank: _DEAD
+        for line in lines
+        if line.about == "ras" and line.rank is not None and line.text.startswith("dead")
+    }
+
+
+def _lines(shown: str, troubled: Iterable[TroubledRank]) -> Iterator[LogLine]:
+    for number, rank in enumerate(troubled, 1):
+        if number > MAX_LINES:
+            return
+        what = f": {rank.text}" if rank.text else ""
+        where = f" ({rank.place})" if rank.place else ""
+        yield LogLine(
+            rank=rank.rank, file=shown, line=number, about="ras", text=f"{rank.kind}{what}{where}"
+        )
+
 
 _KINDS = {
     "behind": HangKind.NEVER_LAUNCHED,
