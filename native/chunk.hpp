@@ -1168,8 +1168,6 @@ public:
         is_step_.clear();
         is_communication_.clear();
         has_inputs_.clear();
-        followers_.clear();
-        last_inputs_ = NO_INPUTS;
     }
 
 private:
@@ -1513,37 +1511,18 @@ private:
     }
 
     /// Sizes, types and values of an operator's inputs as one text; empty without sizes or need.
-    /// Operators repeat in the same order, so the text that followed the last one is compared first.
     std::int32_t inputs_code(std::int32_t name) {
-        const Argument sizes = event_.has_argument(INPUT_DIMS) ? INPUT_DIMS : OLD_INPUT_DIMS;
+        const size_t sizes = event_.has_argument(INPUT_DIMS) ? INPUT_DIMS : OLD_INPUT_DIMS;
         if (!event_.has_argument(sizes) || !has_inputs_[static_cast<size_t>(name)]) return NO_INPUTS;
-        const std::array<string_view, 3> parts{raw(sizes), raw(INPUT_TYPES), raw(CONCRETE_INPUTS)};
-        const auto last = static_cast<size_t>(last_inputs_);
-        if (followers_.size() <= last) followers_.resize(last + 1, NO_INPUTS);
-        std::int32_t& likely = followers_[last];
-        if (!is_joined(texts_.inputs.texts()[static_cast<size_t>(likely)], parts)) {
-            made_.assign(parts[0]).append(1, '\0').append(parts[1]).append(1, '\0').append(parts[2]);
-            likely = texts_.inputs.code_of(made_);
+        made_.assign(event_.argument[sizes].raw);
+        for (const size_t which : {INPUT_TYPES, CONCRETE_INPUTS}) {
+            made_.push_back('\0');
+            if (event_.has_argument(which)) made_.append(event_.argument[which].raw);
         }
-        return last_inputs_ = likely;
+        return texts_.inputs.code_of(made_);
     }
 
     static constexpr std::int32_t NO_INPUTS = 0;  // code of the empty text
-
-    /// An argument as it appears, empty if the event has none.
-    string_view raw(Argument which) const {
-        return event_.has_argument(which) ? event_.argument[which].raw : string_view{};
-    }
-
-    /// Whether a text is these parts with a NUL between them.
-    static bool is_joined(string_view text, const std::array<string_view, 3>& parts) {
-        const auto& [first, second, third] = parts;
-        if (text.size() != first.size() + second.size() + third.size() + 2) return false;
-        return text.substr(0, first.size()) == first && text[first.size()] == '\0' &&
-               text.substr(first.size() + 1, second.size()) == second &&
-               text[first.size() + 1 + second.size()] == '\0' &&
-               text.substr(text.size() - third.size()) == third;
-    }
 
     /// Profilers write thread by thread, so few events change the thread.
     std::int32_t thread_code(string_view process, string_view thread) {
@@ -1629,8 +1608,6 @@ private:
     Members arguments_{false};
     std::vector<std::int8_t> kinds_;                // by category
     std::vector<bool> is_step_, is_communication_, has_inputs_;  // by name
-    std::vector<std::int32_t> followers_;  // by code of inputs, those that came next
-    std::int32_t last_inputs_ = NO_INPUTS;
 
     // of the present chunk
     bool exact_ = false;
