@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from distprof.costs.known_schedules import SCHEDULES
 from distprof.costs.pipeline import Orders, orders_from, replay
 from distprof.costs.prediction import Candidate, Prediction, StageWork, predict
-from distprof.schema import ABSENT, Int64Array
+from distprof.schema import ABSENT, Bools, Floats, Int64Array
 from distprof.sections.context import StageSlots
 from distprof.sections.pipeline.result import PipelineGroup, PipelinePrediction
 from distprof.terms import SlotKind
@@ -291,11 +291,11 @@ def _stage_work(observed: ObservedPipeline) -> StageWork:
     )
 
 
-def _ns(values: NDArray[np.float64]) -> NDArray[np.int64]:
+def _ns(values: Floats) -> Int64Array:
     return np.rint(values).astype(np.int64)
 
 
-def _per_stage(observed: ObservedPipeline, kind: SlotKind) -> NDArray[np.float64]:
+def _per_stage(observed: ObservedPipeline, kind: SlotKind) -> Floats:
     """Work of a mean step in slots of one kind, per stage."""
     rows = observed.orders.kind == kind
     work = observed.work_ns[rows].mean(axis=1)
@@ -303,7 +303,7 @@ def _per_stage(observed: ObservedPipeline, kind: SlotKind) -> NDArray[np.float64
     return total.astype(np.float64)
 
 
-def changes(*keys: NDArray[np.integer]) -> NDArray[np.bool_]:
+def changes(*keys: NDArray[np.integer]) -> Bools:
     """Mask of rows that differ from the one before."""
     changed = np.ones(len(keys[0]), dtype=np.bool_)
     changed[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)

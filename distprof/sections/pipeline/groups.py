@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from distprof.artefacts.record import shared_fields
 from distprof.costs.known_schedules import SCHEDULES, orders
 from distprof.costs.pipeline import Orders, bubble_fraction, in_flight_of, replay
+from distprof.schema import Bools
 from distprof.sections.context import StageSlots
 from distprof.sections.pipeline.bubble import (
     IdleParts,
@@ -348,7 +348,7 @@ def _stages(chosen: _Pipeline, span_ns: int) -> tuple[StageDetail, ...]:
     return tuple(details)
 
 
-def _each(observed: ObservedPipeline, rows: NDArray[np.bool_]) -> int | None:
+def _each(observed: ObservedPipeline, rows: Bools) -> int | None:
     if not rows.any():
         return None
     batches = np.unique(observed.orders.micro_batch[rows]).size

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from distprof.intervals import Intervals, covered, index_of, intersect, subtract, union
 from distprof.run.tables import RankTables, intervals_of, join_launches
-from distprof.schema import ABSENT, Int64Array, Table
+from distprof.schema import ABSENT, Bools, Int64Array, Table
 from distprof.sections.context import RankContext, StageMarks, StageSlots, Timeline
 from distprof.sections.pipeline.bubble import changes, number_in_run
 from distprof.terms import ActivityKind, CollectiveKind, SlotKind
@@ -114,9 +114,7 @@ def rank_stages(
     return ()
 
 
-def _marks(
-    table: Table, allowed: NDArray[np.bool_] | None
-) -> tuple[Table, Int64Array, Int64Array] | None:
+def _marks(table: Table, allowed: Bools | None) -> tuple[Table, Int64Array, Int64Array] | None:
     """Marked rows, with their stage and micro-batch."""
     names = table.coded("name")
     parsed = [parse_mark(name) for name in names.values]
@@ -201,7 +199,7 @@ def _of_kernels(tables: RankTables, ranges: _Ranges) -> _Ranges:
     return kernels.take(np.lexsort((kernels.end_ns, kernels.start_ns)))
 
 
-def _launched_inside(tables: RankTables, ranges: Intervals) -> tuple[Intervals, NDArray[np.bool_]]:
+def _launched_inside(tables: RankTables, ranges: Intervals) -> tuple[Intervals, Bools]:
     """From the first start to the last end of the kernels launched inside each range.
 
     Launches of all threads count: while the annotated thread waits for backward, autograd's thread
@@ -213,7 +211,7 @@ def _launched_inside(tables: RankTables, ranges: Intervals) -> tuple[Intervals, 
     launched = launches.start[rows]
     first = np.searchsorted(launched, ranges.start, side="left")
     last = np.searchsorted(launched, ranges.end, side="left")
-    some: NDArray[np.bool_] = first < last
+    some: Bools = first < last
     bounds = np.stack((first[some], last[some]), axis=1).ravel()
     start, end = (column[rows] for column in intervals_of(tables.activity))
     low, high = ranges.start.copy(), ranges.end.copy()
@@ -279,7 +277,7 @@ def _ranges_of(tables: RankTables, parser: Parser, on_device: bool) -> _Ranges |
 
 
 def _named(
-    table: Table, parsed: list[tuple[SlotName, ...]], number: int, allowed: NDArray[np.bool_]
+    table: Table, parsed: list[tuple[SlotName, ...]], number: int, allowed: Bools
 ) -> tuple[_Ranges, NDArray[np.intp]] | None:
     """The ``number``-th slot of each name, with its rows."""
     codes = table.coded("name").codes

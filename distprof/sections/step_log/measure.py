@@ -9,22 +9,26 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from distprof.artefacts.records import CollectivesRecord
 from distprof.artefacts.run_file import RunFile
 from distprof.run.records import RankRecords, untraced_steps
-from distprof.schema import Int64Array
+from distprof.schema import Bools, Int64Array
 from distprof.sections.context import ProbeRecords
 from distprof.sections.matched import segment_median
-from distprof.sections.step_log.lateness import find_late_gpus, find_late_ranks, groups_of
 from distprof.sections.step_log.result import (
     LateInLog,
     LateOnGpu,
     RankStepLog,
     StepLogResult,
 )
-from distprof.sections.step_log.stalls import find_periodic_stalls, find_waits
+from distprof.sections.step_log.stalls import (
+    find_late_gpus,
+    find_late_ranks,
+    find_periodic_stalls,
+    find_waits,
+    groups_of,
+)
 from distprof.units import NS_PER_S
 
 MAX_STEPS_COMPARED = 20_000
@@ -42,8 +46,8 @@ class StepLog(msgspec.Struct, frozen=True, kw_only=True):
     row: RankStepLog  # The rank's figures.
     step: Int64Array  # int64 step numbers, ascending.
     duration_ns: Int64Array  # int64.
-    is_plain: NDArray[np.bool_]  # bool.
-    is_traced: NDArray[np.bool_]  # bool.
+    is_plain: Bools  # bool.
+    is_traced: Bools  # bool.
     cpu_ns: Int64Array  # int64, time that the training thread ran on a CPU; negative if unknown.
     # Durations of collectives on the GPU in the last steps.
     gpu_collectives: tuple[CollectivesRecord, ...] = ()
@@ -215,13 +219,13 @@ def _cv(values: Int64Array) -> float | None:
     return float(values.std() / values.mean())
 
 
-def _rate(counts: Int64Array, duration: Int64Array, plain: NDArray[np.bool_]) -> float | None:
+def _rate(counts: Int64Array, duration: Int64Array, plain: Bools) -> float | None:
     known = plain & (counts >= 0)
     time = int(duration[known].sum())
     return float(counts[known].sum()) * NS_PER_S / time if time else None
 
 
-def _phase_times(records: RankRecords, plain: NDArray[np.bool_]) -> dict[str, Int64Array]:
+def _phase_times(records: RankRecords, plain: Bools) -> dict[str, Int64Array]:
     """For each phase, its time in each plain step that has it."""
     table, steps = records.phases, records.step_log["step"][plain]
     rows = table.take(np.isin(table["step"], steps))

@@ -14,10 +14,10 @@ from collections.abc import Collection, Sequence
 import msgspec
 import numpy as np
 
-from distprof.schema import Int64Array
+from distprof.schema import Floats, Int64Array
 from distprof.sections.idle.measure import HostPauses
 from distprof.sections.own_time import COMPUTATION, HOST
-from distprof.sections.stragglers.evidence import EXPLAINS, Cause, Evidence, Excess, Floats, Late
+from distprof.sections.stragglers.evidence import EXPLAINS, Cause, Evidence, Excess, Late
 from distprof.terms import StragglerCause
 from distprof.units import format_duration
 

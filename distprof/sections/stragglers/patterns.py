@@ -23,9 +23,9 @@ import math
 import msgspec
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from distprof.run.run import Run
+from distprof.schema import Floats
 from distprof.sections.own_time import OwnTime, chance_of_mean
 from distprof.sections.stragglers.arrivals import Blame
 from distprof.terms import MeshAxis, StragglerPattern
@@ -87,7 +87,7 @@ def find_patterns(
     return persistent or _by_events(blame, step_ns)
 
 
-def chance_of_share(shares: NDArray[np.float64], position: int) -> float:
+def chance_of_share(shares: Floats, position: int) -> float:
     """Upper bound of the probability that any rank of a healthy job gets a share this large.
 
     Shares have shape ``(P, S)``; columns sum to 1.
@@ -199,7 +199,7 @@ def _by_events(blame: Blame, step_ns: float) -> tuple[Verdict, ...]:
     return tuple(_transient_verdict(events, position) for position in involved)
 
 
-def _events(blame: Blame, step_ns: float) -> NDArray[np.float64]:
+def _events(blame: Blame, step_ns: float) -> Floats:
     """Cost of late arrivals that stand out, shape ``(P, S)``: at most the margin to the next."""
     # Propagated lateness must stand out at its origin. A rank that stalls in only one step must
     # stall for longer.
@@ -216,11 +216,11 @@ def _events(blame: Blame, step_ns: float) -> NDArray[np.float64]:
     sums = np.bincount(cell, weights=excess[stands_out], minlength=num_ranks * num_steps)
     events = sums.astype(np.float64).reshape(num_ranks, num_steps)
     once = (events > 0).sum(axis=1, keepdims=True) == 1
-    result: NDArray[np.float64] = np.where(once & (events < LONE_STALL * step_ns), 0.0, events)
+    result: Floats = np.where(once & (events < LONE_STALL * step_ns), 0.0, events)
     return result
 
 
-def _transient_verdict(events: NDArray[np.float64], position: int) -> Verdict:
+def _transient_verdict(events: Floats, position: int) -> Verdict:
     steps = np.flatnonzero(events[position] > 0)
     num_steps = events.shape[1]
     where = f"{len(steps)} of {num_steps} steps" if num_steps > 1 else "the only window"
@@ -238,7 +238,7 @@ def _transient_verdict(events: NDArray[np.float64], position: int) -> Verdict:
     )
 
 
-def _rotating_verdict(events: NDArray[np.float64], position: int) -> Verdict:
+def _rotating_verdict(events: Floats, position: int) -> Verdict:
     steps = np.flatnonzero(events[position] > 0)
     num_involved = int((events.sum(axis=1) > 0).sum())
     return Verdict(

@@ -13,17 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from distprof.replay import CycleError, critical_path
 from distprof.run.evidence import OperationLog
-from distprof.schema import Int64Array
+from distprof.schema import Floats, Int64Array
 from distprof.sections.pipeline.result import PipelineResult
 from distprof.sections.whatif import operation_replay as by
-from distprof.sections.whatif.changes import Change, Made, lower, refill_of
 from distprof.sections.whatif.operation_graph import KINDS, lay_out
 from distprof.sections.whatif.operation_replay import Mask, OperationReplay, replay_of
-from distprof.sections.whatif.plan import Simulation, Workbench
+from distprof.sections.whatif.plan import Change, Made, Simulation, Workbench, lower, refill_of
 from distprof.sections.whatif.result import (
     TRANSFERS,
     KindSlowdown,
@@ -200,7 +198,7 @@ class _Causes:
         return (self._step - fixed) / (self._step - ideal)
 
     def scenarios(
-        self, simulation: Simulation, slowdown: NDArray[np.float64], workers: by.Workers
+        self, simulation: Simulation, slowdown: Floats, workers: by.Workers
     ) -> tuple[Scenario, ...]:
         """All scenarios worth showing, by the time that they recover."""
         least_ns = MIN_RECOVERABLE_RATIO * self._step
@@ -228,7 +226,7 @@ class _Causes:
         ]
         return tuple(sorted(found, key=lambda scenario: -scenario.recoverable_ns))
 
-    def _parts(self, slowdown: NDArray[np.float64], workers: by.Workers) -> Iterator[_Part]:
+    def _parts(self, slowdown: Floats, workers: by.Workers) -> Iterator[_Part]:
         """Stages, kinds and the slowest workers, the last stage first."""
         rows = self._replay.rows
 
@@ -252,9 +250,7 @@ _Part = tuple[str, str, Mask, tuple[int, ...]]
 """Key and title of a scenario, its operations and their ranks."""
 
 
-def _worker_slowdowns(
-    workers: by.Workers, slowdown: NDArray[np.float64]
-) -> tuple[WorkerSlowdown, ...]:
+def _worker_slowdowns(workers: by.Workers, slowdown: Floats) -> tuple[WorkerSlowdown, ...]:
     order = np.lexsort((workers.rank, -slowdown))[:MAX_ROWS]
     return tuple(
         WorkerSlowdown(
@@ -268,7 +264,7 @@ def _worker_slowdowns(
 
 
 def _stage_slowdowns(
-    replay: OperationReplay, workers: by.Workers, slowdown: NDArray[np.float64]
+    replay: OperationReplay, workers: by.Workers, slowdown: Floats
 ) -> tuple[StageSlowdown, ...]:
     rows = replay.rows
     compute = rows.of(*by.COMPUTE)
@@ -297,7 +293,7 @@ class OperationChange(Change, frozen=True, kw_only=True):
     # int64, shape ``(n,)``: usual length on the operation's own stage.
     level_ns: Int64Array | None = None
     # float64, shape ``(n,)``, for the length of each operation.
-    factor: NDArray[np.float64] | None = None
+    factor: Floats | None = None
     is_prompt: bool = False  # Whether no operation is launched late.
 
 
@@ -325,7 +321,7 @@ def operation_changes(replay: OperationReplay, slowest: Int64Array) -> Iterator[
 
 
 class OperationModel(msgspec.Struct, frozen=True, kw_only=True):
-    """See :class:`~distprof.sections.whatif.changes.Model`.
+    """See :class:`~distprof.sections.whatif.plan.Model`.
 
     Levelling stages and micro-batches gives operations the length of their stage, scaled; other
     changes shorten them directly, and the larger change counts. It is unknown how late an operation

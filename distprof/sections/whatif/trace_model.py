@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from distprof.replay import Times
 from distprof.schema import Int64Array
 from distprof.sections.context import Own, Part
-from distprof.sections.whatif.changes import Change, Made, lower
 from distprof.sections.whatif.delays import Sections
+from distprof.sections.whatif.plan import Change, Made, lower
 from distprof.sections.whatif.result import KindSlowdown, WorkerSlowdown
 from distprof.sections.whatif.scenarios import TraceChange, affordable
 from distprof.sections.whatif.trace_graph import TraceGraph
@@ -169,7 +169,7 @@ def packed(graph: TraceGraph, change: TraceChange) -> PackedChange:
 
 
 class TraceModel(msgspec.Struct, frozen=True, kw_only=True):
-    """See :class:`~distprof.sections.whatif.changes.Model`."""
+    """See :class:`~distprof.sections.whatif.plan.Model`."""
 
     graph: TraceGraph  # The run.
     changes: Mapping[str, PackedChange]  # Changes by key.
