@@ -13,6 +13,7 @@ from functools import cached_property
 import msgspec
 import numpy as np
 
+from distprof.join.gpu_waits import medians_of_others
 from distprof.run.run import Run
 from distprof.schema import Floats, Int64Array
 from distprof.sections.context import RankAnalysis
@@ -77,11 +78,8 @@ def chance_of_mean(values: Floats) -> Floats:
 
 
 COMPUTATION = "computation"
-
 COPYING = "copying alone"
-
 INPUT = "waiting for input"
-
 HOST = "idling for its CPU"
 
 
@@ -103,8 +101,7 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @staticmethod
     def of(
-        analyses: Mapping[int, RankAnalysis],
-        stages: Mapping[int, tuple[int, ...]] | None = None,
+        analyses: Mapping[int, RankAnalysis], stages: Mapping[int, tuple[int, ...]] | None = None
     ) -> OwnTime:
         """Own time of all analysed ranks; steps that a rank lacks are 0.
 
@@ -237,21 +234,9 @@ def same_stages(held: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
 
 def over_peers(values: Int64Array) -> Floats:
     """Each value less the median of the others in its column; 0 if there are no others."""
-    number = len(values)
-    if number < 2 or values.size == 0:
+    if len(values) < 2 or values.size == 0:
         return np.zeros(values.shape)
-    order = np.argsort(values, axis=0, kind="stable")
-    place = np.empty_like(order)
-    np.put_along_axis(place, order, np.arange(number)[:, None], axis=0)
-    ordered = np.take_along_axis(values, order, axis=0).astype(np.float64)
-
-    def of_others(position: int) -> Floats:
-        """The value at this position among the sorted others, for each value."""
-        result: Floats = np.where(place <= position, ordered[position + 1], ordered[position])
-        return result
-
-    low, high = (number - 2) // 2, (number - 1) // 2
-    return values - (of_others(low) + of_others(high)) / 2
+    return values - medians_of_others(values)
 
 
 def _is_mostly_host(analysis: RankAnalysis) -> bool:

@@ -30,7 +30,6 @@ from distprof.sections.moe.result import MoeDrift, MoeLayer, MoeResult
 from distprof.terms import MeshAxis
 
 ROUTING_LOG = "routing log"
-
 MAX_STEPS = 256  # Number of last steps per rank and layer whose counts are joined across ranks
 
 MAX_CALL_STEPS = 16
@@ -40,7 +39,6 @@ MAX_CALL_COUNTS = 4_000_000
 """Limit on the counts kept of these steps (32 MB); large steps reduce their number."""
 
 MIN_DRIFT_STEPS = 6  # With fewer steps, a third is too short to compare
-
 MAX_DEAD_NAMED = 16
 
 
@@ -289,22 +287,18 @@ def _drift(name: str, steps: Int64Array, tokens: Int64Array) -> MoeDrift:
     third = len(steps) // 3
     first, last = tokens[:third], tokens[-third:]
     load = load_imbalance(tokens)
+    # Expected distance of two samples of the pooled distribution, by the normal approximation
+    share = (first.sum(axis=0) + last.sum(axis=0)) / (first.sum() + last.sum())
+    variance = share * (1 - share) * (1 / first.sum() + 1 / last.sum())
     return MoeDrift(
         layer=name,
         first_step=int(steps[0]),
         last_step=int(steps[-1]),
         distance=distribution_distance(first.sum(axis=0), last.sum(axis=0)),
-        chance_distance=_chance_distance(first, last),
+        chance_distance=float(np.sqrt(2 / np.pi * variance).sum() / 2),
         first_max_over_mean=float(load[:third].mean()),
         last_max_over_mean=float(load[-third:].mean()),
     )
-
-
-def _chance_distance(first: Int64Array, last: Int64Array) -> float:
-    """Expected distance of two samples of the pooled distribution, by the normal approximation."""
-    share = (first.sum(axis=0) + last.sum(axis=0)) / (first.sum() + last.sum())
-    variance = share * (1 - share) * (1 / first.sum() + 1 / last.sum())
-    return float(np.sqrt(2 / np.pi * variance).sum() / 2)
 
 
 MISMATCH_RATIO = 0.01
@@ -428,24 +422,18 @@ def logged_calls(
 def _in_steps(calls: RoutedCalls, steps: Sequence[int]) -> RoutedCalls:
     rows = np.flatnonzero(np.isin(calls.step, steps))
     rows = rows[np.argsort(calls.step[rows], kind="stable")]
-    return RoutedCalls(
-        step=calls.step[rows],
-        layer=calls.layer[rows],
-        micro_batch=calls.micro_batch[rows],
-        dropped=calls.dropped[rows],
-        num_experts=calls.num_experts[rows],
-        tokens=calls.tokens[rows],
-        names=calls.names,
-    )
+    columns = [name for name in RoutedCalls.__struct_fields__ if name != "names"]
+    return replace(calls, **{name: getattr(calls, name)[rows] for name in columns})
 
 
 def _has_same_calls(first: RoutedCalls, other: RoutedCalls) -> bool:
     return (
         first.names == other.names
-        and np.array_equal(first.step, other.step)
-        and np.array_equal(first.layer, other.layer)
-        and np.array_equal(first.num_experts, other.num_experts)
         and len(np.unique(first.num_experts)) == 1
+        and all(
+            np.array_equal(getattr(first, name), getattr(other, name))
+            for name in ("step", "layer", "num_experts")
+        )
     )
 
 

@@ -28,18 +28,13 @@ from distprof.sections.moe.result import MoeExchange, MoePair
 from distprof.terms import CollectiveKind, MeshAxis
 
 _EXPERT_GROUP = re.compile(r"expert|(?:^|[_\W])(?:ep|moe)(?:$|[_\W])", re.IGNORECASE)
-
 _WHOLE_NUMBERS = re.compile(r"^(?:c10::)?(?:u?int\d*|long|short|byte|char|bool)\b", re.IGNORECASE)
-
 _SIZE = re.compile(r"[0-9]{1,9}")  # longer ones are damaged, because no rank sends that many tokens
 
 _OTHER_AXES = (MeshAxis.CP, MeshAxis.PP)
 """Axes whose all-to-alls move other data, for example attention heads."""
 
 _MIN_SECTIONS = 2  # forward and backward
-
-Floats = Floats
-
 _Sizes = NDArray[np.float32]  # Tokens that one rank sends another: integers, exact up to 16 million
 
 

@@ -51,8 +51,6 @@ from distprof.sections.moe.result import MoeLayer, MoePlacement, MoeRank, MoeRes
 from distprof.terms import MeshAxis
 from distprof.units import capitalized, name_ranks
 
-Floats = Floats
-
 
 def placement_row(
     layer: str,
@@ -146,6 +144,7 @@ def ranks_of(
     tokens = None if loads is None else loads[label.is_first].sum(axis=0) / num_steps
     expert = group.section_ns.sum(axis=0)
     waits = group.wait_ns[group.dispatch + 1]
+    known = (waits != ABSENT).all(axis=0) & (len(waits) > 0)
     sent, received = _moved_bytes(group)
     for at, member in enumerate(group.members.tolist()):
         yield MoeRank(
@@ -156,7 +155,9 @@ def ranks_of(
             if tokens is None or tokens.sum() <= 0
             else float(tokens[at] / tokens.mean()),
             expert_ns_per_step=round(expert[at] / num_steps) if len(group.dispatch) else None,
-            combine_wait_ns_per_step=_wait_of_rank(waits[:, at], num_steps),
+            combine_wait_ns_per_step=round(int(waits[:, at].sum()) / num_steps)
+            if known[at]
+            else None,
             sent_bytes_per_step=_per_step(sent, at, num_steps),
             received_bytes_per_step=_per_step(received, at, num_steps),
         )
@@ -164,12 +165,6 @@ def ranks_of(
 
 def _per_step(amount: Floats | None, at: int, num_steps: int) -> int | None:
     return None if amount is None else round(min(float(amount[at]) / num_steps, MAX_AMOUNT))
-
-
-def _wait_of_rank(waits: Int64Array, num_steps: int) -> int | None:
-    if not len(waits) or (waits == ABSENT).any():
-        return None
-    return round(int(waits.sum()) / num_steps)
 
 
 def _moved_bytes(group: GroupExchanges) -> tuple[Floats | None, Floats | None]:
@@ -202,7 +197,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     slowest_ns: float
     mean_ns: float
     wait_ns: float | None
-    replaced_ns: float | None
+    replaced_ns: float | None = None
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -291,7 +286,10 @@ def _row_of_layer(
 ) -> tuple[MoePlacement | None, Times]:
     """The layer's row (None if ranks cannot be compared) and its times."""
     placed = _new_placement(parts)
-    times = _times_of(parts, placed)
+    times = _times_of([(part.group, part.section) for part in parts])
+    if placed is not None and (ratio := _excess_ratio(parts, placed)) is not None:
+        excess = times.slowest_ns - times.mean_ns
+        times = replace(times, replaced_ns=times.mean_ns + ratio * excess)
     loads = [p.rank_load[p.is_first] for p in parts if p.rank_load is not None]
     width = {load.shape[1] for load in loads}
     if not loads or len(width) > 1:
@@ -329,26 +327,17 @@ def _new_placement(parts: Sequence[_Part]) -> Placement | None:
     return place_experts(np.concatenate(loads).sum(axis=0, keepdims=True), size)
 
 
-def _times_of(parts: Sequence[_Part], placed: Placement | None) -> Times:
-    """Sums over the sections of a layer in all groups.
-
-    With the new placement, lost time changes in proportion to the excess of the busiest rank's
-    tokens over the mean. This holds if time is linear in tokens, with or without a constant.
-    """
+def _times_of(sections: Sequence[tuple[GroupExchanges, Int64Array]]) -> Times:
+    """Sums over these sections of the groups."""
     slowest = mean = 0.0
-    for part in parts:
-        section_ns = part.group.section_ns[part.section]
+    for group, section in sections:
+        section_ns = group.section_ns[section]
         slowest += float(section_ns.max(axis=1).sum())
         mean += float((section_ns.max(axis=1) - lost_to_imbalance(section_ns)).sum())
-    waits = [part.group.wait_ns[part.group.dispatch[part.section] + 1] for part in parts]
+    waits = [group.wait_ns[group.dispatch[section] + 1] for group, section in sections]
     is_known = not any((wait == ABSENT).any() for wait in waits)
-    ratio = None if placed is None else _excess_ratio(parts, placed)
-    return Times(
-        slowest_ns=slowest,
-        mean_ns=mean,
-        wait_ns=sum(float(wait.mean(axis=1).sum()) for wait in waits) if is_known else None,
-        replaced_ns=None if ratio is None else mean + ratio * (slowest - mean),
-    )
+    wait_ns = sum(float(wait.mean(axis=1).sum()) for wait in waits) if is_known else None
+    return Times(slowest_ns=slowest, mean_ns=mean, wait_ns=wait_ns)
 
 
 def _excess_ratio(parts: Sequence[_Part], placed: Placement) -> float | None:
@@ -382,7 +371,7 @@ def _totals(
     if not groups or not num_steps:
         return None
     number = num_steps * len(groups)
-    times = _times_of([_all_sections(group) for group in groups], None)
+    times = _times_of([(group, np.arange(len(group.dispatch))) for group in groups])
     is_labelled = all((label.layer != ABSENT).all() for label in labels)
     replaced = [layer.replaced_ns for layer in layers if layer.replaced_ns is not None]
     has_all = is_labelled and len(replaced) == len(layers) > 0
@@ -391,18 +380,6 @@ def _totals(
         mean_ns=times.mean_ns / number,
         replaced_ns=sum(replaced) / number if has_all else None,
         wait_ns=None if times.wait_ns is None else times.wait_ns / number,
-    )
-
-
-def _all_sections(group: GroupExchanges) -> _Part:
-    return _Part(
-        group=group,
-        section=np.arange(len(group.dispatch)),
-        rank_load=None,
-        is_first=group.is_first,
-        origin="",
-        call=np.empty(0, np.int64),
-        expert_load=np.zeros((0, 1), np.int64),
     )
 
 
@@ -461,7 +438,7 @@ def _of_counts(counts: ExpertCounts) -> MoeResult:
             dropped=0,
             top_k=counts.top_k or 0,
         )
-        layers.append(msgspec.structs.replace(layer, part=part))
+        layers.append(replace(layer, part=part))
         placement += [
             row_of_experts(name, tokens[np.newaxis], size, EXPERT_COUNTS, part)
             for size in _sizes(counts)
@@ -520,9 +497,7 @@ def with_exchanges(
             )
         if not placement:
             why.append("The ranks that share experts are unknown.")
-        return msgspec.structs.replace(
-            logged, placement=placement, unavailable=(*logged.unavailable, *why)
-        )
+        return replace(logged, placement=placement, unavailable=(*logged.unavailable, *why))
     first = next(iter(analyses.values()))
     numbers = tuple(step.step for step in first.steps)
     labels = [label_calls(group, routing, places, numbers) for group in groups]
@@ -530,7 +505,7 @@ def with_exchanges(
     exchanges = tuple(exchange_of(group, len(numbers)) for group in groups)
     problems = (*load.problems, *(text for label in labels for text in label.problems))
     by_name = {row.layer: row for row in load.placement if row.expert_ns_per_step is not None}
-    return msgspec.structs.replace(
+    return replace(
         logged,
         layers=tuple(_with_time(layer, by_name.get(layer.layer)) for layer in logged.layers),
         origin=logged.origin or (ALL_TO_ALL_SIZES if load.placement else None),
@@ -560,7 +535,7 @@ def _total_times(totals: Times | None) -> dict[str, int | None]:
 def _with_time(layer: MoeLayer, row: MoePlacement | None) -> MoeLayer:
     if row is None or row.expert_ns_per_step is None or row.lost_ns_per_step is None:
         return layer
-    return msgspec.structs.replace(
+    return replace(
         layer,
         lost_ns_per_step=row.lost_ns_per_step,
         expert_ns_per_step=row.expert_ns_per_step,

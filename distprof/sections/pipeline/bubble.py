@@ -36,7 +36,6 @@ from distprof.sections.pipeline.result import PipelineGroup, PipelinePrediction
 from distprof.terms import SlotKind
 
 _GRADIENTS = (SlotKind.BACKWARD, SlotKind.BACKWARD_INPUT)
-
 _NEVER = np.iinfo(np.int64).min // 2
 
 
@@ -172,13 +171,9 @@ def _rows_with_key(key: Int64Array, rows: NDArray[np.intp], wanted: Int64Array) 
 # Other micro-batches, schedules, stages per rank and splits ---------------------------------------
 
 MAX_PREDICTIONS = 12
-
 MAX_ACTIONS = 40_000  # Configurations with more actions are not replayed
-
 _MICRO_BATCHES, _SCHEDULE = "micro-batches", "schedule"
-
 _VIRTUAL, _LAYERS = "virtual-stages", "layer-split"
-
 Proposal = tuple[str, str, Candidate]
 
 
@@ -194,7 +189,17 @@ def predictions_of(
         return (), None
     proposals = [part for part in _proposals(group) if _size(part[2], group) <= MAX_ACTIONS]
     outside = max((group.step_ns or span) - span, 0)
-    work = _stage_work(observed)
+    batches = observed.orders.num_micro_batches
+    # A whole backward counts as two equal halves.
+    whole = _per_stage(observed, SlotKind.BACKWARD) / batches
+    inputs = _per_stage(observed, SlotKind.BACKWARD_INPUT) / batches
+    weights = _per_stage(observed, SlotKind.BACKWARD_WEIGHT) / batches
+    work = StageWork(
+        forward_ns=_ns(_per_stage(observed, SlotKind.FORWARD) / batches),
+        backward_input_ns=_ns(inputs + whole / 2),
+        backward_weight_ns=_ns(weights + whole / 2),
+        num_micro_batches=batches,
+    )
     rows = [
         _row(what, change, made, span / modelled, span, outside)
         for what, change, candidate in proposals
@@ -275,20 +280,6 @@ def typical_message(observed: ObservedPipeline, orders: Orders) -> int:
     lag = message_lag(observed, orders)
     waited = lag[lag > 0]
     return int(np.median(waited)) if waited.size else 0
-
-
-def _stage_work(observed: ObservedPipeline) -> StageWork:
-    """Mean per stage and micro-batch. A whole backward counts as two equal halves."""
-    batches = observed.orders.num_micro_batches
-    whole = _per_stage(observed, SlotKind.BACKWARD) / batches
-    inputs = _per_stage(observed, SlotKind.BACKWARD_INPUT) / batches
-    weights = _per_stage(observed, SlotKind.BACKWARD_WEIGHT) / batches
-    return StageWork(
-        forward_ns=_ns(_per_stage(observed, SlotKind.FORWARD) / batches),
-        backward_input_ns=_ns(inputs + whole / 2),
-        backward_weight_ns=_ns(weights + whole / 2),
-        num_micro_batches=batches,
-    )
 
 
 def _ns(values: Floats) -> Int64Array:

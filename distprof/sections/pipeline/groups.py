@@ -68,9 +68,7 @@ def picture_of(observed: ObservedPipeline, *, comparable: bool) -> tuple[Picture
 # Pipelines ----------------------------------------------------------------------------------------
 
 UNKNOWN_ORDER = "unknown order"
-
 MAX_RECOGNISED = 50_000  # Pipelines with more actions are not compared with known orders
-
 _CLOSED = ("gpipe", "1f1b", "interleaved-1f1b", "looped-bfs")
 
 
@@ -206,17 +204,13 @@ def _recognised(
             order = orders(name, num_ranks, len(batches), virtual_stages)
         except ValueError:
             continue
-        if _is_same(actual, order):
+        # every observed rank ran the actions of a rank of this order
+        by_stages = {_key(order.actions(rank)) for rank in range(order.num_ranks)}
+        if all(_key(actual.actions(rank)) in by_stages for rank in range(actual.num_ranks)):
             matching[name] = order
             if whole:
                 return name, order if len(order) == len(actual) else None
     return " or ".join(matching) or UNKNOWN_ORDER, None
-
-
-def _is_same(actual: Orders, order: Orders) -> bool:
-    """Whether every observed rank ran the actions of a rank of ``order``."""
-    by_stages = {_key(order.actions(rank)) for rank in range(order.num_ranks)}
-    return all(_key(actual.actions(rank)) in by_stages for rank in range(actual.num_ranks))
 
 
 def _key(actions: Sequence[tuple[int, int, int]]) -> tuple[tuple[int, int, int], ...]:

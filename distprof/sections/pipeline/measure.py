@@ -130,7 +130,6 @@ def _on_common_clock(clock: ClockAlignment, rank: int, slots: StageSlots) -> Sta
 # Work of the stages -------------------------------------------------------------------------------
 
 NO_MARKS = "no marks of pipeline stages in the traces"
-
 NO_STAGES = "the log names no pipeline stages with forward and backward passes"
 
 

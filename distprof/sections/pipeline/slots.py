@@ -33,11 +33,8 @@ UNKNOWN_STAGE = -1
 """The name lacks the stage. The rank then holds one stage, known from its place in the group."""
 
 _MARK = re.compile(r"^distprof:pp stage=(\d{1,6}) op=([FBIWL]) mb=(\d{1,9})\Z")
-
 _TORCH = re.compile(r"^PP:(\d{1,6})([FBIW])(\d{1,9})\Z")
-
 _PAIR = re.compile(r"^PP:\((\d{1,6})F(\d{1,9});(\d{1,6})([BI])(\d{1,9})\)OVERLAP_F_B\Z")
-
 _PLAIN = re.compile(r"^(Forward|Backward) (\d{1,9})\Z")
 
 _KINDS = {
@@ -59,7 +56,6 @@ class SlotName(NamedTuple):
 
 
 Parser = Callable[[str], Sequence[SlotName]]
-
 _NAMES_OF_RANKS = 1 << 14  # most ranks use the same names
 
 
@@ -146,18 +142,14 @@ def _of_stage(
 # Slots of one rank, from marks or annotations ----------------------------------------------------
 
 MARKS = "distprof marks"
-
 TORCH = "torch annotations"
-
 _LAUNCHED = ", kernels launched inside"
-
 _SET_UP = 0.02  # Share of a slot's computation that may precede its wait, such as creating a buffer
 
 _NOT_PIPELINES = ("cp", "tp", "ep", "dp", "dp_shard", "dp_replicate")
 """Axes whose messages belong to rings or exchanges, not to a pipeline."""
 
 _LATEST = np.iinfo(np.int64).max
-
 _MESSAGES = tuple(int(kind) for kind in CollectiveKind if kind.is_point_to_point)
 
 
@@ -372,7 +364,6 @@ def rank_message_wait_ns(messages: Intervals, timeline: Timeline, windows: Inter
 # When a stage needs a received message: at the start of the slot that uses it --------------------
 
 _RECEIVES = (CollectiveKind.RECV, CollectiveKind.SEND_RECV)
-
 _BACKWARDS = (SlotKind.BACKWARD, SlotKind.BACKWARD_INPUT)
 
 

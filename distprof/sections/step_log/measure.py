@@ -16,12 +16,7 @@ from distprof.run.records import RankRecords, untraced_steps
 from distprof.schema import Bools, Int64Array
 from distprof.sections.context import ProbeRecords
 from distprof.sections.matched import segment_median
-from distprof.sections.step_log.result import (
-    LateInLog,
-    LateOnGpu,
-    RankStepLog,
-    StepLogResult,
-)
+from distprof.sections.step_log.result import LateInLog, LateOnGpu, RankStepLog, StepLogResult
 from distprof.sections.step_log.stalls import (
     find_late_gpus,
     find_late_ranks,
@@ -122,6 +117,7 @@ def combine_step_logs(
     plain, traced = _durations(logs, "is_plain"), _durations(logs, "is_traced")
     on_gpus = job is not None and any(entry.device not in ("", "cpu") for entry in job.ranks)
     shared, has_gpus = _shared_durations(logs), on_gpus and _may_run_ahead(rows)
+    names = dict.fromkeys(name for row in rows for name in row.phases)
     return StepLogResult(
         num_steps=max(row.last_step for row in rows) - min(row.first_step for row in rows) + 1,
         last_step=min(row.last_step for row in rows),
@@ -132,7 +128,10 @@ def combine_step_logs(
         tokens_per_s=_total([row.tokens_per_s for row in rows]),
         samples_per_s=_total([row.samples_per_s for row in rows]),
         input_ratio=_mean([row.input_ratio for row in rows]),
-        phases=_phases_of_all(rows),
+        phases={
+            name: int(np.median([row.phases[name] for row in rows if name in row.phases]))
+            for name in names
+        },
         first_loss=_mean([row.first_loss for row in rows]),
         last_loss=_mean([row.last_loss for row in rows]),
         ranks=rows,
@@ -265,14 +264,6 @@ def _durations(logs: Sequence[StepLog], which: str) -> Int64Array:
 def _total(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
-
-
-def _phases_of_all(rows: Sequence[RankStepLog]) -> dict[str, int]:
-    names = dict.fromkeys(name for row in rows for name in row.phases)
-    return {
-        name: int(np.median([row.phases[name] for row in rows if name in row.phases]))
-        for name in names
-    }
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -229,9 +229,7 @@ def _chance(num_steps: int, num_long: int, num_due: int, held: int) -> float:
 FEWEST_STEPS = 20  # Number of steps from which a difference between ranks is not chance
 OFTEN = 0.65  # A rank is late by the excess that it reaches in this share of its steps
 _LEAST_RATIO = 0.05  # Smallest excess that is worth a row, as a share of the peers' time
-
 _MOST_RANKS = 16
-
 _MOST_STEPS = 2_000
 _MOST_CELLS = 4_000_000
 """Largest table of steps by ranks. Earlier steps are dropped, to bound memory and time."""

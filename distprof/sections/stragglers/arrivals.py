@@ -100,8 +100,13 @@ def judge_arrivals(run: Run, analyses: Mapping[int, RankAnalysis], num_steps: in
     a message, the last rank to start need not delay the others.
     """
     context = _Context.of(run, analyses)
-    tally = _Tally(len(context.ranks), num_steps)
-    wanted = _waits_for_all(run)
+    tally = _Tally(context, num_steps)
+    kind, size = run.matches.kind, np.diff(run.matches.offsets)
+    symmetric = [k for k in CollectiveKind if k.is_symmetric]
+    # Grouped send and receive among three or more is how NCCL runs an all-to-all.
+    waits = np.isin(kind, symmetric) | ((kind == CollectiveKind.SEND_RECV) & (size > 2))
+    wanted: Bools = waits & comparable_instances(run.matches, run.clock)
+    wanted[run.window.start_waits] = False  # they may wait for the start of the profiler
     # A rank whose tables could not be read counts as missing, like one that was not recorded.
     unread = np.diff(context.members.offsets) < np.diff(run.matches.offsets)
     incomplete = ~run.matches.complete | unread
@@ -111,9 +116,9 @@ def judge_arrivals(run: Run, analyses: Mapping[int, RankAnalysis], num_steps: in
             stage = context.stage[context.members.rank_index[positions]]
             peers = (stage == stage[:, :1]).all(axis=1)
             tally.num_across_stages += int((chosen & ~peers).sum())
-            block = _Block.of(context, instances[chosen & peers], positions[chosen & peers])
-            tally.add(block, incomplete[block.instance])
-    return tally.blame(context.ranks)
+            instances, positions = instances[chosen & peers], positions[chosen & peers]
+            tally.add(instances, positions, incomplete[instances])
+    return tally.blame()
 
 
 class _Context(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,17 +216,6 @@ def _is_message(rank: Rank) -> Bools:
     return np.isin(rank.collectives["kind"], messages)
 
 
-def _waits_for_all(run: Run) -> Bools:
-    """Whether the members of each instance wait for the last one, and the last one is known."""
-    kind, size = run.matches.kind, np.diff(run.matches.offsets)
-    symmetric = [k for k in CollectiveKind if k.is_symmetric]
-    # Grouped send and receive among three or more is how NCCL runs an all-to-all.
-    waits = np.isin(kind, symmetric) | ((kind == CollectiveKind.SEND_RECV) & (size > 2))
-    wanted: Bools = waits & comparable_instances(run.matches, run.clock)
-    wanted[run.window.start_waits] = False  # they may wait for the start of the profiler
-    return wanted
-
-
 class _Clocks:
     """Residual and component of each analysed rank's clock."""
 
@@ -245,112 +239,85 @@ class _Clocks:
         return np.where((domain == domain[:, :1]).all(axis=1), own, across).astype(np.int64)
 
 
-class _Block(msgspec.Struct, frozen=True, kw_only=True):
-    """Instances of equal size: matrices with a row of members each, and vectors."""
-
-    rank_index: NDArray[np.int32]
-    start_ns: Int64Array
-    exposed_wait_ns: Int64Array
-    step: Int64Array  # -1 outside all steps.
-    residual_ns: Int64Array
-    instance: Int64Array
-    root: Int64Array
-    blamed: Int64Array
-
-    @staticmethod
-    def of(context: _Context, instances: Int64Array, positions: Int64Array) -> _Block:
-        row, rank_index = (
-            column[positions] for column in (context.members.row, context.members.rank_index)
-        )
-        # All members see the end at the same moment, but gloo threads record it late, some in the
-        # next step.
-        steps, no_step = context.step[row], np.iinfo(np.int32).max
-        first = np.where(steps < 0, no_step, steps).min(axis=1)
-        root = context.roots[instances]
-        return _Block(
-            rank_index=rank_index,
-            start_ns=context.start_ns[row],
-            exposed_wait_ns=context.exposed_wait_ns[row],
-            step=np.where(first == no_step, ABSENT, first).astype(np.int64),
-            residual_ns=context.clocks.residual_of(rank_index),
-            instance=instances,
-            root=root,
-            blamed=context.last_rank[np.maximum(root, 0)],
-        )
-
-    def take(self, mask: Bools) -> _Block:
-        return _Block(**{name: getattr(self, name)[mask] for name in self.__struct_fields__})
-
-    def wait_ns(self) -> Int64Array:
-        """Median exposed wait of the members other than the last."""
-        waits = np.maximum(self.exposed_wait_ns, 0)
-        waits[np.arange(len(waits)), self.start_ns.argmax(axis=1)] = np.iinfo(np.int64).max
-        others = np.sort(waits, axis=1)[:, :-1]
-        median: Int64Array = np.floor(np.median(others, axis=1)).astype(np.int64)
-        return median
-
-
 class _Tally:
-    """Sums over blocks."""
+    """Sums over instances, which are added in blocks of equal size: a row of members each."""
 
-    def __init__(self, num_ranks: int, num_steps: int) -> None:
-        self.shape = (num_ranks, max(num_steps, 1))
+    def __init__(self, context: _Context, num_steps: int) -> None:
+        self.context = context
+        self.shape = (len(context.ranks), max(num_steps, 1))
         self.lost, self.lateness, self.seen = np.zeros((3, self.shape[0] * self.shape[1]))
-        self.late = np.zeros(num_ranks)
-        self.judged = np.zeros(num_ranks, dtype=np.int64)
+        self.late = np.zeros(self.shape[0])
+        self.judged = np.zeros(self.shape[0], dtype=np.int64)
         self.parts: list[Arrivals] = []
         self.num_below = self.num_incomparable = self.num_incomplete = 0
         self.num_across_stages = self.unrecorded_ns = 0
 
-    def add(self, block: _Block, incomplete: Bools) -> None:
-        inside = block.step >= 0
-        comparable = block.residual_ns != ABSENT
+    def add(self, instance: Int64Array, positions: Int64Array, incomplete: Bools) -> None:
+        members = self.context.members
+        row, rank_index = (column[positions] for column in (members.row, members.rank_index))
+        # All members see the end at the same moment, but gloo threads record it late, some in the
+        # next step.
+        steps, no_step = self.context.step[row], np.iinfo(np.int32).max
+        first = np.where(steps < 0, no_step, steps).min(axis=1)
+        residual_ns = self.context.clocks.residual_of(rank_index)
+        inside, comparable = first != no_step, residual_ns != ABSENT
         self.num_incomparable += int((inside & ~comparable).sum())
         kept = inside & comparable
         self.num_incomplete += int(incomplete[kept].sum())
         if kept.any():
-            self._add_judged(block.take(kept))
+            step = first[kept].astype(np.int64)
+            self._add_judged(instance[kept], row[kept], rank_index[kept], step, residual_ns[kept])
 
-    def _add_judged(self, block: _Block) -> None:
-        start, size = block.start_ns, block.start_ns.shape[1]
+    def _add_judged(
+        self,
+        instance: Int64Array,
+        row: Int64Array,
+        rank_index: NDArray[np.int32],
+        step: Int64Array,
+        residual_ns: Int64Array,
+    ) -> None:
+        context, size = self.context, row.shape[1]
+        start, root = context.start_ns[row], context.roots[instance]
+        blamed = context.last_rank[np.maximum(root, 0)]
         # Members that start within the residual of the last one could be last.
-        tied = start >= (start.max(axis=1) - block.residual_ns)[:, None]
+        tied = start >= (start.max(axis=1) - residual_ns)[:, None]
         num_tied = tied.sum(axis=1)
-        below = (2 * num_tied > size) | (block.root < 0)  # no rank is to blame for a slow link
+        below = (2 * num_tied > size) | (root < 0)  # no rank is to blame for a slow link
         # As means over all other ranks, costs of parallel groups can be added.
-        wait = block.wait_ns() * ((size - 1) / max(self.shape[0] - 1, 1))
-        self.unrecorded_ns += int(wait[block.root == UNRECORDED].sum())
+        part = (size - 1) / max(self.shape[0] - 1, 1)
+        wait = part * _usual_wait(context.exposed_wait_ns[row], start)
+        self.unrecorded_ns += int(wait[root == UNRECORDED].sum())
         cost = np.where(below, 0, wait).astype(np.int64)
         share = np.where(below, 0.0, 1 / num_tied)[:, None] * tied
-        cell = block.rank_index.astype(np.int64) * self.shape[1] + block.step[:, None]
+        cell = rank_index.astype(np.int64) * self.shape[1] + step[:, None]
         # The members that could be last pay, or the rank that caused propagated lateness.
-        own = (block.root == block.instance) | (block.root < 0)
+        own = (root == instance) | (root < 0)
         _add(self.lost, cell[own], (share * cost[:, None])[own])
-        _add(self.lost, (block.blamed * self.shape[1] + block.step)[~own], cost[~own])
+        _add(self.lost, (blamed * self.shape[1] + step)[~own], cost[~own])
         _add(self.lateness, cell, start - np.median(start, axis=1)[:, None])
         _add(self.seen, cell, np.ones(cell.shape))
-        _add(self.late, block.rank_index, share)
-        self.judged += np.bincount(block.rank_index.ravel(), minlength=self.shape[0])
-        self.num_below += int((below & (block.root >= 0)).sum())
+        _add(self.late, rank_index, share)
+        self.judged += np.bincount(rank_index.ravel(), minlength=self.shape[0])
+        self.num_below += int((below & (root >= 0)).sum())
         ordered = np.sort(start, axis=1)
         self.parts.append(
             Arrivals(
-                instance=block.instance,
-                step=block.step,
-                blamed=block.blamed,
+                instance=instance,
+                step=step,
+                blamed=blamed,
                 cost_ns=cost,
                 margin_ns=ordered[:, -1] - ordered[:, -2],
                 rest_spread_ns=ordered[:, -2] - ordered[:, 0],
                 size=np.full(len(cost), size, dtype=np.int64),
                 clear=(num_tied == 1) & (cost > 0),
-                root=block.root,
+                root=root,
             )
         )
 
-    def blame(self, ranks: tuple[int, ...]) -> Blame:
+    def blame(self) -> Blame:
         arrivals = _joined(self.parts)
         return Blame(
-            ranks=ranks,
+            ranks=self.context.ranks,
             lost_ns=self.lost.reshape(self.shape),
             lateness_ns=(self.lateness / np.maximum(self.seen, 1)).reshape(self.shape),
             late=self.late,
@@ -363,6 +330,15 @@ class _Tally:
             num_across_stages=self.num_across_stages,
             unrecorded_ns=self.unrecorded_ns,
         )
+
+
+def _usual_wait(exposed_wait_ns: Int64Array, start_ns: Int64Array) -> Int64Array:
+    """Median exposed wait of the members of each instance other than the last."""
+    waits = np.maximum(exposed_wait_ns, 0)
+    waits[np.arange(len(waits)), start_ns.argmax(axis=1)] = np.iinfo(np.int64).max
+    others = np.sort(waits, axis=1)[:, :-1]
+    median: Int64Array = np.floor(np.median(others, axis=1)).astype(np.int64)
+    return median
 
 
 def _add(into: Floats, cell: NDArray[Any], what: NDArray[Any]) -> None:

@@ -52,7 +52,6 @@ its kernels."""
 IN_COMMON = 0.5
 """Share of each rank's kernel time that must be in kernels that all ranks run, to compare all."""
 
-
 _Rows: TypeAlias = "tuple[KernelSteps, list[int]]"
 """A rank's kernels, and the index of each common kernel among them."""
 
@@ -77,24 +76,22 @@ def pace_of(analyses: Mapping[int, RankAnalysis], peers: Sequence[tuple[int, ...
         return None
     if len({kernels.count.shape[1] for kernels in known}) != 1:
         return None
-    are_comparable = _least_in_common(known) >= IN_COMMON
-    groups = (tuple(range(len(known))),) if are_comparable else tuple(dict.fromkeys(peers))
-    groups = tuple(group for group in groups if len(group) > 1)
-    factor = np.ones((len(known), known[0].count.shape[1]))
-    for group in groups:
-        factor[list(group)] = _factors([known[position] for position in group])
-    return Pace(factor=factor, groups=groups) if groups else None
-
-
-def _least_in_common(known: Sequence[KernelSteps]) -> float:
-    """The smallest share of a rank's kernel time that is in kernels that all ranks run."""
     common = _common(known)
     rows = {
         names: np.array([name in common for name in names])
         for names in {kernels.names for kernels in known}
     }
     totals = [(kernels.total_ns.sum(axis=1), rows[kernels.names]) for kernels in known]
-    return min(float(ns[are_common].sum()) / max(float(ns.sum()), 1.0) for ns, are_common in totals)
+    are_comparable = (
+        min(float(ns[are_common].sum()) / max(float(ns.sum()), 1.0) for ns, are_common in totals)
+        >= IN_COMMON
+    )
+    groups = (tuple(range(len(known))),) if are_comparable else tuple(dict.fromkeys(peers))
+    groups = tuple(group for group in groups if len(group) > 1)
+    factor = np.ones((len(known), known[0].count.shape[1]))
+    for group in groups:
+        factor[list(group)] = _factors([known[position] for position in group])
+    return Pace(factor=factor, groups=groups) if groups else None
 
 
 def _common(known: Sequence[KernelSteps]) -> Collection[str]:
@@ -114,7 +111,10 @@ def _factors(known: Sequence[KernelSteps]) -> Floats:
     }
     pairs = [(kernels, rows[kernels.names]) for kernels in known]
     # In case half of the ranks are slow, the lower median of their quartiles is usual.
-    usual_ns = _lower_median(_over_steps(pairs, "quartile_ns", 0))
+    of_ranks = _over_steps(pairs, "quartile_ns", 0)
+    ordered = np.sort(of_ranks, axis=0)  # NaN last
+    place = np.maximum((~np.isnan(of_ranks)).sum(axis=0) - 1, 0) // 2
+    usual_ns: Floats = np.take_along_axis(ordered, place[None], axis=0)[0]
     usual_count = _median(_over_steps(pairs, "count", 0), 0)
     usual_blocks = _median(_over_steps(pairs, "blocks", ABSENT), 0)
     weight = _over_all(pairs)  # the same for all ranks, so more work does not weigh more
@@ -163,14 +163,6 @@ def _over_steps(pairs: Sequence[_Rows], name: str, absent: int) -> Floats:
 
 def _known(values: NDArray[np.signedinteger[Any]], absent: int) -> Floats:
     return np.where(values == absent, np.nan, values.astype(np.float64))
-
-
-def _lower_median(of_ranks: Floats) -> Floats:
-    """Lower median over ranks; NaN if no value is known."""
-    ordered = np.sort(of_ranks, axis=0)  # NaN last
-    place = np.maximum((~np.isnan(of_ranks)).sum(axis=0) - 1, 0) // 2
-    taken: Floats = np.take_along_axis(ordered, place[None], axis=0)[0]
-    return taken
 
 
 def _are_other_mixtures(pairs: Sequence[_Rows], usual: Floats) -> Bools:
@@ -324,11 +316,7 @@ class _Compared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def why_it_computes_longer(
-    rank: int,
-    longer: float,
-    steps: Sequence[int],
-    analyses: Mapping[int, RankAnalysis],
-    work: Work,
+    rank: int, longer: float, steps: Sequence[int], analyses: Mapping[int, RankAnalysis], work: Work
 ) -> Cause:
     """Slow device, more work, or unknown which of the two.
 

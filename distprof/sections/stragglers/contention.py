@@ -55,9 +55,7 @@ CONFIRMS = 0.5
 """Share of the excess, and of the rate of late steps, that untraced steps must show."""
 
 QUEUED = "waiting for a free CPU"
-
 _UNCERTAIN = "other processes take its CPU, so blame is uncertain"
-
 _ONCE = "in one step only, which other load on its core or host explains equally well"
 
 _BY_PACE = (StragglerCause.SLOW_DEVICE, StragglerCause.MORE_WORK)

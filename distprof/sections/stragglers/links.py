@@ -35,8 +35,6 @@ from distprof.sections.stragglers.result import SlowLink, SlowTransfers
 from distprof.sections.stragglers.sets import axis_of
 from distprof.terms import CollectiveKind
 
-Floats = Floats
-
 SLOWER = 1.15
 """Transfer relative to that of the other groups from which a link counts as slow."""
 
@@ -198,7 +196,6 @@ def _chosen(run: Run, step: Int64Array, members: Members) -> Int64Array:
 _BY_CONTENT = (CollectiveKind.ALL_TO_ALL, CollectiveKind.BARRIER)
 """Kinds whose duration depends on the content, or that send nothing."""
 
-
 _Looks = tuple[int, str, int]
 
 
@@ -283,7 +280,10 @@ def _for_a_time(
     for row, (place, group) in enumerate(zip(places_seen, groups, strict=True)):
         alike[_looks(run, place, group)].append(row)
     for rows in alike.values():
-        axis_pace = _lower_median(paces[rows])
+        # Lower median: of two groups, the faster one counts.
+        ordered = np.sort(paces[rows], axis=0)  # NaN come last
+        known = np.isfinite(ordered).sum(axis=0)
+        axis_pace: Floats = ordered[np.maximum(known - 1, 0) // 2, range(len(known))]
         if when := _slow_steps(axis_pace):
             inside = np.isin(transfers.place, [places_seen[row] for row in rows])
             yield list(_slower_than_before(transfers.only(inside), when, steps))
@@ -316,14 +316,6 @@ def _paces(transfers: _Transfers, num_steps: int) -> tuple[list[int], list[int],
     )
     ratio = np.divide(spent, expected, out=np.full(len(spent), np.nan), where=expected > 0)
     return place.tolist(), transfers.group[example].tolist(), ratio.reshape(len(place), num_steps)
-
-
-def _lower_median(ratio: Floats) -> Floats:
-    """Median of the groups in each step; of two, the faster one counts. NaN where none has any."""
-    ordered = np.sort(ratio, axis=0)  # NaN come last
-    known = np.isfinite(ordered).sum(axis=0)
-    middle: Floats = ordered[np.maximum(known - 1, 0) // 2, range(len(known))]
-    return middle
 
 
 def _slow_steps(ratio: Floats) -> tuple[int, ...]:
@@ -406,11 +398,7 @@ def _leaves(ranks: frozenset[int], node: frozenset[int]) -> bool:
 
 
 def _link(
-    run: Run,
-    slow: Sequence[_Slow],
-    ranks: tuple[int, ...],
-    num_steps: int,
-    mean_step_ns: float,
+    run: Run, slow: Sequence[_Slow], ranks: tuple[int, ...], num_steps: int, mean_step_ns: float
 ) -> SlowLink:
     """One entry for all losses of the same ranks: the most expensive one, with the total cost."""
     # Losses of different ranks at the same time do not add up: the rank that loses most counts.

@@ -47,7 +47,6 @@ MOST_STEPS = 0.6
 """Share of the steps in which a persistent straggler (or all of them together) must cost most."""
 
 STEADY = 10.0
-
 STAND_OUT = 3.0
 
 MIN_STALL = 0.1
@@ -193,7 +192,20 @@ def _by_events(blame: Blame, step_ns: float) -> tuple[Verdict, ...]:
     if dominant:
         return (_transient_verdict(events, dominant[0]),)
     if len(involved) >= MIN_STEPS:
-        return tuple(_rotating_verdict(events, position) for position in involved)
+        return tuple(
+            Verdict(
+                position=position,
+                pattern=StragglerPattern.ROTATING,
+                confidence=0.7,
+                steps=tuple(steps),
+                why=(
+                    f"one of {int((per_rank > 0).sum())} ranks that alternately arrive far behind "
+                    f"all others, this one in {len(steps)} of {events.shape[1]} steps",
+                ),
+            )
+            for position in involved
+            for steps in [np.flatnonzero(events[position] > 0).tolist()]
+        )
     if 2 * len(involved) >= len(per_rank):
         return ()  # half of all ranks, each occasionally: no rank in particular
     return tuple(_transient_verdict(events, position) for position in involved)
@@ -235,21 +247,6 @@ def _transient_verdict(events: Floats, position: int) -> Verdict:
         confidence=0.8 if num_steps >= MIN_STEPS else 0.6,
         steps=tuple(steps.tolist()),
         why=tuple(why),
-    )
-
-
-def _rotating_verdict(events: Floats, position: int) -> Verdict:
-    steps = np.flatnonzero(events[position] > 0)
-    num_involved = int((events.sum(axis=1) > 0).sum())
-    return Verdict(
-        position=position,
-        pattern=StragglerPattern.ROTATING,
-        confidence=0.7,
-        steps=tuple(steps.tolist()),
-        why=(
-            f"one of {num_involved} ranks that alternately arrive far behind all others, "
-            f"this one in {len(steps)} of {events.shape[1]} steps",
-        ),
     )
 
 

@@ -250,11 +250,7 @@ def _begins(series: Floats, limits: Limits) -> int | None:
 
 
 def _in_some_steps(
-    shape: tuple[int, ...],
-    group: NDArray[Any],
-    beyond: Floats,
-    rest: Bools,
-    limits: Limits,
+    shape: tuple[int, ...], group: NDArray[Any], beyond: Floats, rest: Bools, limits: Limits
 ) -> Iterator[Episode]:
     apart = beyond - np.quantile(beyond, USUAL, axis=1, keepdims=True)
     about = beyond - np.median(beyond, axis=1, keepdims=True)
@@ -278,12 +274,8 @@ def _in_some_steps(
         yield Episode(pattern=StragglerPattern.TRANSIENT, excess_ns=excess)
 
 
-Floats = Floats
-
 PACE = "pace"
-
 WORK = "work"
-
 COUNTS = "counts"
 
 EQUAL_DEVICES = 0.018
@@ -544,7 +536,6 @@ def _usual_ns(ranks: Sequence[KernelSteps]) -> dict[str, float]:
 MORE_LAUNCHES = 0.1
 """Launches above the peers', relative to theirs, from which a kernel is judged by its additional
 launches: the time of the others differs by chance, which must not be charged to a few more."""
-
 
 SMALLEST = 0.1
 """Shortest time of an additional launch, relative to a usual one: times are noisy, but the launch

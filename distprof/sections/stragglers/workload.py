@@ -25,8 +25,6 @@ from distprof.sections.own_time import COMPUTATION, OwnTime
 from distprof.sections.stragglers.result import SequenceImbalance
 from distprof.terms import ActivityKind, CollectiveKind
 
-Floats = Floats
-
 ATTENTION = ("flash", "fmha", "attention", "sdpa", "scaled_dot_product")
 """Words in names of kernels and operators whose time grows with the square of a sequence's length,
 in lower case. A regular expression takes 11 times as long to reject a kernel's name."""

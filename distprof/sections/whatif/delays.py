@@ -26,8 +26,6 @@ MAX_CLASSES = 8
 _TINY_RATIO = 0.05
 _ITERATIONS = 30
 
-Floats = Floats
-
 Measure = Callable[[Floats], Floats]
 """Function from values, shape ``(ranks, sections)``, to target values."""
 
@@ -111,7 +109,13 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
         issued = before[np.searchsorted(graph.issued_segment, np.flatnonzero(known))]
         of_segment = np.full(graph.num_segments, OUTSIDE, dtype=np.int64)
         of_segment[known] = first[cell] + issued - before[low][cell]
-        exchange = _of_tokens(graph, has_experts=has_experts)
+        # collectives that send tokens to experts or back; small ones only exchange counts
+        exchange: Bools = graph.issued_kind == CollectiveKind.ALL_TO_ALL
+        if not has_experts:
+            of_experts = [name == MeshAxis.EP for name in graph.axis_names]
+            exchange &= np.array([*of_experts, False], dtype=np.bool_)[graph.issued_axis]
+        if exchange.any():
+            exchange &= graph.issued_bytes >= _TINY_RATIO * graph.issued_bytes[exchange].max()
         return Sections(
             of_segment=of_segment,
             first=first,
@@ -201,17 +205,6 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
         return np.rint(result).astype(np.int64)
 
 
-def _of_tokens(graph: TraceGraph, *, has_experts: bool) -> Bools:
-    """Collectives that send tokens to experts or back; small ones only exchange counts."""
-    exchange: Bools = graph.issued_kind == CollectiveKind.ALL_TO_ALL
-    if not has_experts:
-        of_experts = [name == MeshAxis.EP for name in graph.axis_names]
-        exchange &= np.array([*of_experts, False], dtype=np.bool_)[graph.issued_axis]
-    if exchange.any():
-        exchange &= graph.issued_bytes >= _TINY_RATIO * graph.issued_bytes[exchange].max()
-    return exchange
-
-
 def _expert_sections(
     exchange: Bools, low: Int64Array, high: Int64Array, first: Int64Array
 ) -> Bools:
@@ -225,10 +218,7 @@ def _expert_sections(
 
 
 def common_cuts(
-    program: Int64Array,
-    peers: Sequence[Sequence[int]],
-    low: Int64Array,
-    high: Int64Array,
+    program: Int64Array, peers: Sequence[Sequence[int]], low: Int64Array, high: Int64Array
 ) -> Bools:
     """Mask of the collectives that peers issue in the same order in their window.
 

@@ -46,10 +46,7 @@ class LineRows(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def of(
-        run: Run,
-        index: RowIndex,
-        lines: Sequence[MainLine],
-        analyses: Mapping[int, RankAnalysis],
+        run: Run, index: RowIndex, lines: Sequence[MainLine], analyses: Mapping[int, RankAnalysis]
     ) -> LineRows:
         """Rows of the ranks in ``index``, with ``lines`` in the same order."""
         base = np.concatenate(([0], np.cumsum([len(line) for line in lines]))).astype(np.int64)
@@ -152,12 +149,8 @@ def _axes(
 # Transfers between ranks and their members, from matched collectives and messages ----------------
 
 _SYMMETRIC = [int(kind) for kind in CollectiveKind if kind.is_symmetric]
-
 _MESSAGES = (int(CollectiveKind.SEND), int(CollectiveKind.RECV))
-
-
 NOWHERE = np.iinfo(np.int64).min
-
 _NOTHING = np.empty(0, np.int64)
 
 

@@ -143,8 +143,6 @@ def _nothing(why: str) -> WhatIfResult:
     return WhatIfResult(unavailable=(f"The step was not simulated: {why}.",))
 
 
-Floats = Floats
-
 AGAIN = 1 / 3
 """Share of windows from which a rank counts as slow repeatedly, such as every third step."""
 

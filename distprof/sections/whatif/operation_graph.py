@@ -42,7 +42,6 @@ KINDS = (
 """Kinds with a known place in a step; ``StepRows.kind`` is an index into them."""
 
 MESSAGES = ("forward-send", "forward-recv", "backward-send", "backward-recv")
-
 RowIndex = Int64Array
 
 
@@ -159,7 +158,6 @@ _AFTER = (
 )
 
 _ACROSS_DP = ("params-all-gather", "grads-reduce-scatter", "separate-grads-all-reduce")
-
 Edges = tuple[Int64Array, Int64Array]
 
 
@@ -306,12 +304,7 @@ def _matched(
 
 
 def _partner_numbers(
-    rows: StepRows,
-    launched: Int64Array,
-    compute: Int64Array,
-    has_end: Bools,
-    *,
-    is_send: bool,
+    rows: StepRows, launched: Int64Array, compute: Int64Array, has_end: Bools, *, is_send: bool
 ) -> Int64Array:
     """Number of the worker's computation that each message belongs to."""
     # Logs of interleaved schedules contain either a message for every computation, including those

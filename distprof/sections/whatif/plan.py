@@ -128,14 +128,12 @@ class Refill(Change, frozen=True, kw_only=True):
         group, stages = self.group, self.group.stages_detail
         scale = np.array([factors[stage.position] for stage in stages])
         forward, backward = (
-            np.rint(np.array(ns) * scale).astype(np.int64)
-            for ns in (
-                [stage.forward_ns or 0 for stage in stages],
-                [stage.backward_ns or 0 for stage in stages],
-            )
+            np.rint(np.array([getattr(stage, name) or 0 for stage in stages]) * scale)
+            for name in ("forward_ns", "backward_ns")
         )
+        backward = backward.astype(np.int64)
         work = StageWork(
-            forward_ns=forward,
+            forward_ns=forward.astype(np.int64),
             backward_input_ns=backward // 2,
             backward_weight_ns=backward - backward // 2,
             num_micro_batches=group.num_micro_batches,
@@ -248,11 +246,9 @@ not changes."""
 _COMMON = ("late ranks", "overlap")
 """Changes that remove what many causes have in common."""
 
-
 _DESIGN = (MICRO_BATCHES, SCHEDULE)
 """Changes to the design of a pipeline. Every pipeline has a bubble, and the predicted gain of
 another order ignores the cost of smaller micro-batches."""
-
 
 _BROKEN = ("rank ", "ranks ", "link ")
 """Key prefixes of faults of a rank or a link. Other faults are uneven work, which is also
@@ -328,16 +324,14 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
         plain = [{what: one[what] for what in one if what != refill} for one in made]
         distinct = {tuple(one.items()): one for one in plain}
         times = dict(zip(distinct, self.model.step_times(list(distinct.values())), strict=True))
-        return [
-            self._refilled(times[tuple(rest.items())], rest, one)
-            for rest, one in zip(plain, made, strict=True)
-        ]
-
-    def _refilled(self, step_ns: int, rest: Made, made: Made) -> int:
-        if self.refill is None or len(rest) == len(made):
-            return step_ns
-        work = self.model.stage_work(rest)
-        return step_ns - self.refill.saved_ns(step_ns, self.usual_work, work)
+        steps = []
+        for rest, one in zip(plain, made, strict=True):
+            step_ns = times[tuple(rest.items())]
+            if self.refill is not None and len(rest) < len(one):
+                work = self.model.stage_work(rest)
+                step_ns -= self.refill.saved_ns(step_ns, self.usual_work, work)
+            steps.append(step_ns)
+        return steps
 
     def price(self, claimed: Collection[str]) -> Priced:
         """Plan repairs among the scenarios that findings name, and price the other ones."""

@@ -36,11 +36,7 @@ SMALL_BYTES = 500_000
 _BEST = 90  # percentile of bandwidth that counts as the best: single values may be clock errors
 _MOST_CELLS = 8_000_000  # numbers of all simulations of single ranks together
 _BLOCKING_AXES = (MeshAxis.TP, MeshAxis.CP, MeshAxis.EP, MeshAxis.PP)
-_HIDEABLE = (
-    CollectiveKind.ALL_REDUCE,
-    CollectiveKind.ALL_GATHER,
-    CollectiveKind.REDUCE_SCATTER,
-)
+_HIDEABLE = (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
 
 
 class TraceChange(Change, frozen=True, kw_only=True):

@@ -48,7 +48,6 @@ _CAUSES = {
     Own.PAUSE: IdleCause.PAUSE,
 }
 
-
 _GIVEN_AWAY = (
     *(CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER, CollectiveKind.REDUCE),
     CollectiveKind.SEND,
@@ -326,11 +325,7 @@ def _done_before(tables: RankTables, causes: IdleCauses, launched_ns: Int64Array
 
 
 def _blocked(
-    issue_ns: Int64Array,
-    end: Int64Array,
-    ended: Bools,
-    stretches: Intervals,
-    lag_ns: int,
+    issue_ns: Int64Array, end: Int64Array, ended: Bools, stretches: Intervals, lag_ns: int
 ) -> tuple[Bools, Int64Array, Intervals]:
     """Rows that end while exposed, when the rank continued after each, and when it was blocked."""
     # A stretch blocks the rank up to the last end in it. Backend threads may record an end shortly
@@ -440,10 +435,7 @@ def _noted_late(
 
 
 def _own_time(
-    spans: Intervals,
-    blocked: Intervals,
-    timeline: Timeline,
-    causes: Mapping[IdleCause, Intervals],
+    spans: Intervals, blocked: Intervals, timeline: Timeline, causes: Mapping[IdleCause, Intervals]
 ) -> Int64Array:
     """Own time between cuts by how it was spent; unexplained time is other."""
     own = np.zeros((spans.size, len(Own)), dtype=np.int64)

@@ -419,7 +419,15 @@ def path_shares(graph: TraceGraph, times: Times, step_ns: int) -> tuple[PathShar
         return ()
     found: dict[_Class, float] = defaultdict(float)
     is_segment = path < graph.num_segments
-    _add_own(graph, path[is_segment], length[is_segment], found)
+    # own time of ranks, by how each segment was spent
+    segments = path[is_segment]
+    own = graph.own_ns[segments].astype(np.float64)
+    own *= (length[is_segment] / np.maximum(own.sum(axis=1), 1))[:, None]
+    for position in np.unique(graph.owner[segments]).tolist():
+        of_rank = own[graph.owner[segments] == position].sum(axis=0)
+        for column, (kind, name) in _OWN.items():
+            if of_rank[column] > 0:
+                found[graph.ranks[position], kind, name] += float(of_rank[column])
     _add_transfers(graph, path[~is_segment] - graph.num_segments, length[~is_segment], found)
     order = sorted(found, key=lambda key: (-found[key], str(key)))
     shares = [found[key] / total for key in order]
@@ -431,19 +439,6 @@ def path_shares(graph: TraceGraph, times: Times, step_ns: int) -> tuple[PathShar
         PathShare(rank=rank, kind=kind, name=name, ns_per_step=ns, share_ratio=share)
         for (rank, kind, name), ns, share in zip(order, parts, shares, strict=True)
     )
-
-
-def _add_own(
-    graph: TraceGraph, segments: Int64Array, length: Int64Array, found: dict[_Class, float]
-) -> None:
-    """Add the own time of ranks, by how each segment was spent."""
-    own = graph.own_ns[segments].astype(np.float64)
-    own *= (length / np.maximum(own.sum(axis=1), 1))[:, None]
-    for position in np.unique(graph.owner[segments]).tolist():
-        of_rank = own[graph.owner[segments] == position].sum(axis=0)
-        for column, (kind, name) in _OWN.items():
-            if of_rank[column] > 0:
-                found[graph.ranks[position], kind, name] += float(of_rank[column])
 
 
 def _add_transfers(

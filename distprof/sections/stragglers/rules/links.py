@@ -400,9 +400,10 @@ def slower_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]
     slow = log.slow_span
     if slow is None or not log.mean_ns or slow.excess_ns <= limits["excess_ratio"] * log.mean_ns:
         return
+    headline, message = _headline_and_message(slow)
     yield Draft(
-        headline=_headline(slow),
-        message=_message(slow),
+        headline=headline,
+        message=message,
         fix=_slower_iterations_fix(slow),
         cost_ns_per_step=slow.excess_ns,
         steps=() if slow.first_iteration is None else (slow.first_iteration,),
@@ -410,25 +411,20 @@ def slower_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]
     )
 
 
-def _headline(slow: SlowPeriod) -> str:
+def _headline_and_message(slow: SlowPeriod) -> tuple[str, str]:
     times = f"{slow.duration_ns / max(slow.usual_ns, 1):.2f} times"
-    if slow.is_gradual:
-        return f"Iterations get longer little by little, to {times} the first"
-    since = "for a time"
-    if slow.last_iteration is None and slow.first_iteration is not None:
-        since = f"from iteration {slow.first_iteration:,} on"
-    return f"Iterations take {times} as long {since}"
-
-
-def _message(slow: SlowPeriod) -> str:
     now, usual = format_duration(slow.duration_ns), format_duration(slow.usual_ns)
     if slow.is_gradual:
-        return f"They take {usual} at first and {now} later."
+        headline = f"Iterations get longer little by little, to {times} the first"
+        return headline, f"They take {usual} at first and {now} later."
     first, last = slow.first_iteration, slow.last_iteration
-    when = f"{slow.num_reports:,} reports in a row" if first is None else f"iteration {first:,}"
-    to = " on" if last is None else f" to {last:,}"
+    since = f"from iteration {first:,} on" if last is None and first is not None else "for a time"
+    when = f"{slow.num_reports:,} reports in a row"
+    if first is not None:
+        when = f"iteration {first:,} {'on' if last is None else f'to {last:,}'}"
     return (
-        f"Iterations take {now} from {when}{to if first is not None else ''}, the others {usual}."
+        f"Iterations take {times} as long {since}",
+        f"Iterations take {now} from {when}, the others {usual}.",
     )
 
 
