@@ -267,7 +267,8 @@ def medians_of_others(values: NDArray[Any]) -> Floats:
     order = np.argsort(values, axis=0, kind="stable")
     ordered = np.take_along_axis(values, order, axis=0)
     place = np.empty_like(order)
-    np.put_along_axis(place, order, np.arange(len(values))[:, np.newaxis], axis=0)
+    number = np.arange(len(values)).reshape(-1, *[1] * (values.ndim - 1))
+    np.put_along_axis(place, order, number, axis=0)
     low, high = (len(values) - 2) // 2, (len(values) - 1) // 2
     below = np.take_along_axis(ordered, low + (place <= low), axis=0)
     above = np.take_along_axis(ordered, high + (place <= high), axis=0)
