@@ -24,8 +24,8 @@ from distprof.rules.base import Finding
 from distprof.rules.engine import run_rules
 from distprof.rules.registry import find_rule
 from distprof.sections.measure_run import measure_run
+from distprof.sections.moe.calls import combine_routing, measure_routing
 from distprof.sections.moe.measure import with_exchanges
-from distprof.sections.moe.routing import combine_routing, measure_routing
 from tests.rules.samples import collectives
 from tests.sections.moe.moe_job import MoeJob, Simulated, balanced, hot, simulate_moe, step_ns
 

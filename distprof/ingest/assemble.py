@@ -16,12 +16,13 @@ from distprof.join.alignment import align_clocks, check_causality
 from distprof.join.clocks import clock_of_stamps, with_stamps
 from distprof.join.instances import NO_STEP, step_labels
 from distprof.join.invariants import broken
-from distprof.join.jumps import may_have_jumped, without_jumps
 from distprof.join.lacking import (
     comparable_ranks,
     lacking_collectives,
     lacking_rows,
     lacking_steps,
+    may_have_jumped,
+    without_jumps,
 )
 from distprof.join.matching import match_collectives
 from distprof.join.topology import build_topology

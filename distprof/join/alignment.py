@@ -174,7 +174,16 @@ def _solve(
 ) -> tuple[ClockAlignment, _Deviations]:
     """Corrections of the domains, and the deviations that remain."""
     clock = _uncorrected(ranks, domains)
-    pairs = _pairs(ends, clock)
+    count = len(clock.domains)
+    parts = [
+        _pairs_of(ends.end_ns[members], domain_of_ranks(clock, ends.rank[members]), first, count)
+        for members, first in ends.blocks()
+    ]
+    keys, leading, following = map(np.concatenate, zip(*parts, strict=True))
+    pairs = {
+        divmod(key, count): (leading[part], following[part])
+        for key, part in parts_by(keys, np.arange(len(keys))).items()
+    }
     edges = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
     clock = replace(
         clock,
@@ -184,20 +193,6 @@ def _solve(
     if pairs:
         clock = _with_offset(_with_drift(clock, pairs), pairs)
     return clock, _Deviations(clock, ends)
-
-
-def _pairs(ends: _Ends, clock: ClockAlignment) -> _Pairs:
-    """End times of equal collectives in two domains; each is paired only with the lowest one."""
-    count = len(clock.domains)
-    parts = [
-        _pairs_of(ends.end_ns[members], domain_of_ranks(clock, ends.rank[members]), first, count)
-        for members, first in ends.blocks()
-    ]
-    keys, leading, following = map(np.concatenate, zip(*parts, strict=True))
-    return {
-        divmod(key, count): (leading[part], following[part])
-        for key, part in parts_by(keys, np.arange(len(keys))).items()
-    }
 
 
 def _pairs_of(

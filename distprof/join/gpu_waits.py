@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from distprof.artefacts.records import CollectivesRecord, GroupTimes
 from distprof.schema import Floats, Int64Array
@@ -261,11 +262,13 @@ def excess_of_peers(own: Floats, groups: Int64Array) -> tuple[Floats, Floats]:
     return excess, peers
 
 
-def medians_of_others(values: Floats) -> Floats:
+def medians_of_others(values: NDArray[Any]) -> Floats:
     """For each value, the median of all others along the first axis; needs at least two values."""
     order = np.argsort(values, axis=0, kind="stable")
     ordered = np.take_along_axis(values, order, axis=0)
-    place = np.argsort(order, axis=0)
+    place = np.empty_like(order)
+    number = np.arange(len(values)).reshape(-1, *[1] * (values.ndim - 1))
+    np.put_along_axis(place, order, number, axis=0)
     low, high = (len(values) - 2) // 2, (len(values) - 1) // 2
     below = np.take_along_axis(ordered, low + (place <= low), axis=0)
     above = np.take_along_axis(ordered, high + (place <= high), axis=0)

@@ -15,11 +15,10 @@ from distprof.join.waits import blocks_of, joined, looked_up
 from distprof.run.run import CollectiveMatches, Rank
 from distprof.run.tables import DistinctRows
 from distprof.run.topology import ProcessGroup
-from distprof.schema import Bools, Coded, Int64Array, Table
+from distprof.schema import Bools, Coded, Int64Array
 from distprof.terms import CollectiveKind, MatchMethod, StepSource
 
 NO_STEP = np.iinfo(np.int64).min
-
 _INT32 = np.iinfo(np.int32)
 
 
@@ -98,22 +97,16 @@ def step_labels(rank: Rank) -> Int64Array:
     index = np.searchsorted(steps["start_ns"], time, side="right") - 1
     inside = (index >= 0) & (time < steps["end_ns"][np.maximum(index, 0)])
     if rank.step_source is StepSource.DEVICE:
-        inside &= ~_may_be_ahead(table, index)
+        # Receives that only receives follow may belong to the next step: a GPU step begins with
+        # computation, which on an inner pipeline stage waits for a receive.
+        receives = table["kind"] == CollectiveKind.RECV
+        place = np.arange(len(table))
+        last = np.full(int(index.max(initial=0)) + 2, -1, dtype=np.int64)
+        np.maximum.at(last, index[~receives] + 1, place[~receives])
+        trailing: Bools = receives & (place > last[index + 1])
+        inside &= ~trailing
     labels: Int64Array = np.where(inside, steps["step"][np.maximum(index, 0)], NO_STEP)
     return labels
-
-
-def _may_be_ahead(table: Table, window: Int64Array) -> Bools:
-    """Receives that only receives follow in their window, so they may belong to the next step.
-
-    A GPU step begins with computation, which on an inner pipeline stage waits for a receive.
-    """
-    receives = table["kind"] == CollectiveKind.RECV
-    place = np.arange(len(table))
-    last = np.full(int(window.max(initial=0)) + 2, -1, dtype=np.int64)
-    np.maximum.at(last, window[~receives] + 1, place[~receives])
-    trailing: Bools = receives & (place > last[window + 1])
-    return trailing
 
 
 def _group_index(ranks: Sequence[Rank], groups: Sequence[ProcessGroup]) -> NDArray[np.int32]:

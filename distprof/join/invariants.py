@@ -153,7 +153,6 @@ _MIN_EVENTS = 20
 """Fewer events are too few to say how long a recording is, or that times have a divisor in common
 by rounding only."""
 
-
 _COARSE_NS = 10_000
 """Times with a larger divisor in common were rounded after the profiler wrote them: those of
 PyTorch before 2.2, the coarsest, are whole microseconds."""
@@ -216,11 +215,16 @@ def checked(activity: Table, host: Table, steps: Table) -> Checked:
     if len(work) >= _MIN_EVENTS:
         since = np.concatenate((work["start_ns"], work["end_ns"])) - int(work["start_ns"][0])
         found["coarse-times"] = Count(count=int(np.gcd.reduce(since) >= _COARSE_NS), of=1)
+    # computation kernels that begin in each step
+    start = work["start_ns"][work["kind"] == ActivityKind.COMPUTATION]
+    start = start[_in_steps(start, steps)]
+    at = np.searchsorted(steps["start_ns"], start, side="right") - 1
+    count = np.bincount(at, minlength=len(steps))
     return Checked(
         counts={key: count for key, count in found.items() if count.count},
         paces=_paces(work),
         content=_content(work, host),
-        kernels=_kernels(work, steps),
+        kernels=dict(zip(steps["step"].tolist(), count.tolist(), strict=True)),
         num_ranges=int(host.coded("category").isin(_RANGES).sum()),
         num_launches=int(_are_launches(host).sum()),
     )
@@ -356,15 +360,6 @@ def _paces(work: Table) -> dict[int, tuple[int, int]]:
         for i in most.tolist()
         if count[i]
     }
-
-
-def _kernels(work: Table, steps: Table) -> dict[int, int]:
-    """Computation kernels that begin in each step."""
-    start = work["start_ns"][work["kind"] == ActivityKind.COMPUTATION]
-    start = start[_in_steps(start, steps)]
-    at = np.searchsorted(steps["start_ns"], start, side="right") - 1
-    count = np.bincount(at, minlength=len(steps))
-    return dict(zip(steps["step"].tolist(), count.tolist(), strict=True))
 
 
 def _content(work: Table, host: Table) -> str:

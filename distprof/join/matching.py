@@ -369,9 +369,7 @@ def _num_in_common_window(rows: Rows, index: Int64Array) -> int:
 
 
 def match_collectives(
-    ranks: Sequence[Rank],
-    groups: Sequence[ProcessGroup],
-    nodes: Mapping[str, tuple[int, ...]],
+    ranks: Sequence[Rank], groups: Sequence[ProcessGroup], nodes: Mapping[str, tuple[int, ...]]
 ) -> CollectiveMatches:
     """Match the communication rows of all ranks, which ascend, to collectives.
 

@@ -133,7 +133,6 @@ def summary_of(log: InspectorLog, found: Compared) -> CollectiveSummary | None:
 KINDS = ("dead", "unresponsive", "error", "behind", "status")
 """Kinds of trouble, the worst first. A dead rank is not listed again as unresponsive."""
 
-
 _Named = tuple[RasRank, RasTrouble | RasLaunches, str]
 
 
@@ -155,7 +154,14 @@ def in_trouble(status: RasStatus) -> tuple[TroubledRank, ...]:
             # its rank in a communicator as large as the world, if there is one
             is_global = one.size is not None and one.size == world
             number = rank.rank if is_global else places.get((rank.host, rank.pid))
-            place = _place(rank)
+            parts = []
+            if rank.pid is not None:
+                parts.append(f"process {rank.pid}")
+            if rank.gpu is not None:
+                parts.append(f"GPU {rank.gpu}")
+            if rank.host:
+                parts.append(f"node {rank.host}")
+            place = ", ".join(parts)
             is_process = kind in ("dead", "unresponsive")
             key = number if number is not None else place
             found.setdefault(
@@ -201,14 +207,3 @@ def _places(status: RasStatus) -> dict[tuple[str, int | None], int]:
         if size == world and rank.rank is not None and rank.pid is not None:
             found.setdefault((rank.host, rank.pid), set()).add(rank.rank)
     return {key: ranks.pop() for key, ranks in found.items() if len(ranks) == 1}
-
-
-def _place(rank: RasRank) -> str:
-    parts = []
-    if rank.pid is not None:
-        parts.append(f"process {rank.pid}")
-    if rank.gpu is not None:
-        parts.append(f"GPU {rank.gpu}")
-    if rank.host:
-        parts.append(f"node {rank.host}")
-    return ", ".join(parts)

@@ -63,7 +63,13 @@ def middle_of_overlap(a: Operations, b: Operations, shift: int) -> Int64Array:
 
 def operations_of(rows: Rows, parts: Sequence[Int64Array]) -> list[Operations]:
     """The operations of several ranks, with comparable tokens; ``parts`` are each rank's rows."""
-    tokens = _tokens(rows, np.concatenate(parts))
+    # a number per kind and element type, and per bytes for kinds whose members report the same
+    index = np.concatenate(parts)
+    kind = rows.kind[index].astype(np.int64)
+    size = np.where(np.isin(kind, (*SAME_BYTES, *MESSAGES)), rows.bytes[index], ABSENT)
+    sizes, size_code = np.unique(size, return_inverse=True)
+    dtype = rows.dtype[index].astype(np.int64)
+    tokens: Int64Array = (dtype * 64 + kind) * len(sizes) + size_code
     ends = np.cumsum([len(part) for part in parts])[:-1]
     return [
         Operations(
@@ -74,16 +80,6 @@ def operations_of(rows: Rows, parts: Sequence[Int64Array]) -> list[Operations]:
         )
         for part, token in zip(parts, np.split(tokens, ends), strict=True)
     ]
-
-
-def _tokens(rows: Rows, index: Int64Array) -> Int64Array:
-    """A number per kind and element type, and per bytes for kinds whose members report the same."""
-    kind = rows.kind[index].astype(np.int64)
-    size = np.where(np.isin(kind, (*SAME_BYTES, *MESSAGES)), rows.bytes[index], ABSENT)
-    sizes, size_code = np.unique(size, return_inverse=True)
-    dtype = rows.dtype[index].astype(np.int64)
-    token: Int64Array = (dtype * 64 + kind) * len(sizes) + size_code
-    return token
 
 
 # How much likelier one shift between two ranks' operations is than another, given their ends -----

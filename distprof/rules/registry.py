@@ -48,7 +48,6 @@ MODULES = (
     "sections.sharding.rules",
     "sections.step_log.rules",
     "sections.stragglers.rules.links",
-    "sections.stragglers.rules.logs",
     "sections.stragglers.rules.ranks",
     "sections.stragglers.rules.work",
     "sections.summaries.rules",

@@ -12,10 +12,10 @@ from functools import cached_property
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from distprof.join.gpu_waits import medians_of_others
 from distprof.run.run import Run
-from distprof.schema import Int64Array
+from distprof.schema import Floats, Int64Array
 from distprof.sections.context import RankAnalysis
 from distprof.sections.pipeline.sources import places_by_messages
 from distprof.terms import MeshAxis
@@ -47,7 +47,7 @@ def held_stages(
 _POINTS = 4_001
 
 
-def chance_of_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def chance_of_mean(values: Floats) -> Floats:
     """One-sided Student's t test of each row: probability of the mean if the true mean is 0.
 
     ``values`` has shape ``(rows, samples)``. Samples of a row are assumed to be independent and
@@ -72,17 +72,14 @@ def chance_of_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
     tail = np.trapezoid(np.cos(angle) ** (freedom - 1), angle, axis=1)
     whole = np.linspace(-np.pi / 2, np.pi / 2, _POINTS)
     area = np.trapezoid(np.cos(whole) ** (freedom - 1), whole)
-    result: NDArray[np.float64] = np.clip(tail / area, 0.0, 1.0)
+    result: Floats = np.clip(tail / area, 0.0, 1.0)
     chance[mean > 0] = result
     return chance
 
 
 COMPUTATION = "computation"
-
 COPYING = "copying alone"
-
 INPUT = "waiting for input"
-
 HOST = "idling for its CPU"
 
 
@@ -104,8 +101,7 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @staticmethod
     def of(
-        analyses: Mapping[int, RankAnalysis],
-        stages: Mapping[int, tuple[int, ...]] | None = None,
+        analyses: Mapping[int, RankAnalysis], stages: Mapping[int, tuple[int, ...]] | None = None
     ) -> OwnTime:
         """Own time of all analysed ranks; steps that a rank lacks are 0.
 
@@ -152,11 +148,11 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         )
 
     @cached_property
-    def excess(self) -> Mapping[str, NDArray[np.float64]]:
+    def excess(self) -> Mapping[str, Floats]:
         """Time that each rank spends above the median of its peers, ns, by name of the part."""
         return {name: self.beyond_peers(values) for name, values in self.parts.items()}
 
-    def chance(self, name: str) -> NDArray[np.float64]:
+    def chance(self, name: str) -> Floats:
         """Probability, for each rank, that its part exceeds its peers' this clearly by chance.
 
         For computation, logarithms are compared, because a slow GPU or a busy machine stretches it
@@ -168,7 +164,7 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return chance_of_mean(excess)
 
     @cached_property
-    def total_excess(self) -> NDArray[np.float64]:
+    def total_excess(self) -> Floats:
         """All parts together, above the median of peers, ns, shape ``(P, S)``."""
         return self.beyond_peers(np.sum(list(self.parts.values()), axis=0, dtype=np.int64))
 
@@ -198,7 +194,7 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             ),
         )
 
-    def beyond_peers(self, values: Int64Array) -> NDArray[np.float64]:
+    def beyond_peers(self, values: Int64Array) -> Floats:
         """Each value, shape ``(P, S)``, less the median of its rank's peers in the step."""
         result = np.zeros(values.shape)
         for group, members in self.groups:
@@ -236,25 +232,11 @@ def same_stages(held: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
     return tuple(map(tuple, groups.values()))
 
 
-def over_peers(values: Int64Array) -> NDArray[np.float64]:
+def over_peers(values: Int64Array) -> Floats:
     """Each value less the median of the others in its column; 0 if there are no others."""
-    number = len(values)
-    if number < 2 or values.size == 0:
+    if len(values) < 2 or values.size == 0:
         return np.zeros(values.shape)
-    order = np.argsort(values, axis=0, kind="stable")
-    place = np.empty_like(order)
-    np.put_along_axis(place, order, np.arange(number)[:, None], axis=0)
-    ordered = np.take_along_axis(values, order, axis=0).astype(np.float64)
-
-    def of_others(position: int) -> NDArray[np.float64]:
-        """The value at this position among the sorted others, for each value."""
-        result: NDArray[np.float64] = np.where(
-            place <= position, ordered[position + 1], ordered[position]
-        )
-        return result
-
-    low, high = (number - 2) // 2, (number - 1) // 2
-    return values - (of_others(low) + of_others(high)) / 2
+    return values - medians_of_others(values)
 
 
 def _is_mostly_host(analysis: RankAnalysis) -> bool:

@@ -21,7 +21,7 @@ _FEWEST_STEPS = 4
 
 _FREEDOM = 12
 """Least product of (ranks - 1) and (steps - 1) from which chance can be estimated well enough to
-name a slow rank (LEAST_FREEDOM of distprof/sections/stragglers/episodes.py)."""
+name a slow rank (LEAST_FREEDOM of distprof/sections.stragglers.slowness.py)."""
 
 _ROUNDS_BEFORE = 3
 _ROUND = 4  # blocks

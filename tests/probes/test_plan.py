@@ -7,7 +7,7 @@ from distprof_probes.plan import make_plan
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.sections.stragglers.episodes import LEAST_FREEDOM
+from distprof.sections.stragglers.slowness import LEAST_FREEDOM
 
 options = st.builds(
     ProbeOptions,

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from distprof.api import analyze
 from distprof.artefacts import STEPS_FILE
 from distprof.artefacts.records import Pause, Phase, StepRecord
-from distprof.sections.step_log.lateness import FEWEST_STEPS, find_late_ranks
+from distprof.sections.step_log.stalls import FEWEST_STEPS, find_late_ranks
 from tests.job_folders import MS, START_NS, JobFolder
 
 STEP_MS = 40

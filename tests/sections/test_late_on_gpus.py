@@ -13,7 +13,7 @@ from distprof.api import analyze
 from distprof.artefacts import COLLECTIVES_FILE, STEPS_FILE
 from distprof.artefacts.records import CollectivesRecord, StepRecord
 from distprof.documents.saved import Report
-from distprof.sections.step_log.lateness import FEWEST_STEPS
+from distprof.sections.step_log.stalls import FEWEST_STEPS
 from tests.job_folders import MS, START_NS, JobFolder
 from tests.verbs.watch.gpu_jobs import ddp, fsdp, tensor_parallel
 from tests.verbs.watch.gpu_timelines import Cluster, Program, Recorder

@@ -17,7 +17,7 @@ from distprof.sections.idle.measure import measure_host_pauses, measure_pauses
 from distprof.sections.job import NO_RUN_DIRECTORY
 from distprof.sections.measure_run import measure_records
 from distprof.sections.memory.measure import analyze_memory, measure_memory
-from distprof.sections.moe.routing import combine_routing, measure_routing
+from distprof.sections.moe.calls import combine_routing, measure_routing
 from distprof.sections.step_log.measure import analyze_step_log, combine_step_logs, measure_step_log
 from distprof.sections.telemetry.measure import analyze_telemetry, measure_telemetry
 from distprof.sections.time.measure import analyze_waterfall

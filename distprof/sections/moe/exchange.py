@@ -21,25 +21,20 @@ from numpy.typing import NDArray
 from distprof.costs.moe import load_imbalance
 from distprof.run.run import Run
 from distprof.run.topology import ProcessGroup
-from distprof.schema import ABSENT, Coded, Int64Array
+from distprof.schema import ABSENT, Bools, Coded, Floats, Int64Array
 from distprof.sections.context import RankAnalysis
 from distprof.sections.matched import Members, RowIndex, by_size
 from distprof.sections.moe.result import MoeExchange, MoePair
 from distprof.terms import CollectiveKind, MeshAxis
 
 _EXPERT_GROUP = re.compile(r"expert|(?:^|[_\W])(?:ep|moe)(?:$|[_\W])", re.IGNORECASE)
-
 _WHOLE_NUMBERS = re.compile(r"^(?:c10::)?(?:u?int\d*|long|short|byte|char|bool)\b", re.IGNORECASE)
-
 _SIZE = re.compile(r"[0-9]{1,9}")  # longer ones are damaged, because no rank sends that many tokens
 
 _OTHER_AXES = (MeshAxis.CP, MeshAxis.PP)
 """Axes whose all-to-alls move other data, for example attention heads."""
 
 _MIN_SECTIONS = 2  # forward and backward
-
-_Floats = NDArray[np.float64]
-
 _Sizes = NDArray[np.float32]  # Tokens that one rank sends another: integers, exact up to 16 million
 
 
@@ -59,13 +54,13 @@ class GroupExchanges(msgspec.Struct, frozen=True, kw_only=True):
     wait_ns: Int64Array  # int64 ``(n, m)``; ABSENT where unknown.
     sent: _Sizes  # Tokens sent to each member, float32 ``(n, m, g)``; NaN where unknown.
     received: _Sizes  # Tokens received from each member, likewise.
-    unit_bytes: _Floats  # Bytes of a token, float64 ``(n,)``; NaN where unknown.
+    unit_bytes: Floats  # Bytes of a token, float64 ``(n,)``; NaN where unknown.
     dispatch: Int64Array  # Exchange that begins each section, int64 ``(s,)``; the next one ends it.
     section_ns: Int64Array  # int64 ``(s, m)``, time between the two on each member.
     # int64 ``(s,)``: number of the call within its step, in order of first sections.
     call: Int64Array
     # bool ``(s,)``: whether it is the first section of its call, the forward one.
-    is_first: NDArray[np.bool_]
+    is_first: Bools
     calls_per_step: Int64Array  # int64 ``(steps,)``: number of calls in each step.
 
     @property
@@ -89,7 +84,7 @@ class GroupExchanges(msgspec.Struct, frozen=True, kw_only=True):
 class _Rows(msgspec.Struct, frozen=True, kw_only=True):
     """Per-row columns of all ranks' COLLECTIVES tables."""
 
-    wanted: NDArray[np.bool_]
+    wanted: Bools
     step: Int64Array
     start: Int64Array
     end: Int64Array
@@ -145,7 +140,7 @@ def find_exchanges(
 # Rows ---------------------------------------------------------------------------------------------
 
 
-def _is_no_integer(dtype: Coded) -> NDArray[np.bool_]:
+def _is_no_integer(dtype: Coded) -> Bools:
     if not dtype.values:
         return np.ones(len(dtype), dtype=np.bool_)
     return dtype.where([not _WHOLE_NUMBERS.match(value) for value in dtype.values])
@@ -255,7 +250,7 @@ def _is_unknown(sizes: _Sizes) -> bool:
     return not any(sizes.strides) and bool(sizes.size) and bool(np.isnan(sizes[0, 0, 0]))
 
 
-def _unit_bytes(size: Int64Array, sent: _Sizes) -> _Floats:
+def _unit_bytes(size: Int64Array, sent: _Sizes) -> Floats:
     """Bytes of one token of each exchange, the largest of all members."""
     if _is_unknown(sent):
         return np.full(len(size), np.nan)
@@ -263,7 +258,7 @@ def _unit_bytes(size: Int64Array, sent: _Sizes) -> _Floats:
     known = (size > 0) & (total > 0)
     each = np.divide(size, total, out=np.zeros(total.shape), where=known)
     most = each.max(axis=1)
-    unit: _Floats = np.where(most > 0, most, np.nan)
+    unit: Floats = np.where(most > 0, most, np.nan)
     return unit
 
 
@@ -273,7 +268,7 @@ def _unit_bytes(size: Int64Array, sent: _Sizes) -> _Floats:
 class _Sections(msgspec.Struct, frozen=True, kw_only=True):
     duration_ns: Int64Array
     call: Int64Array
-    is_first: NDArray[np.bool_]
+    is_first: Bools
     calls_per_step: Int64Array
     per_call: Int64Array  # sections of each call
 
@@ -377,17 +372,17 @@ def pairs_of(groups: Sequence[GroupExchanges], num_steps: int) -> tuple[MoePair,
 _CELLS = 4_000_000  # Number of amounts in memory at once: pairs of ranks of a group times exchanges
 
 
-def _sum(group: GroupExchanges, chosen: Int64Array) -> _Floats | None:
+def _sum(group: GroupExchanges, chosen: Int64Array) -> Floats | None:
     """Sender-by-receiver sum of these exchanges, without unknown amounts; None if all are."""
     if group.has_no_size:
         return None
-    total: _Floats = np.zeros((len(group.ranks), len(group.ranks)))
+    total: Floats = np.zeros((len(group.ranks), len(group.ranks)))
     for amounts in _amounts(group, chosen):
         total += np.nan_to_num(amounts).sum(axis=0)
     return total
 
 
-def _off_rank(group: GroupExchanges, chosen: Int64Array) -> tuple[_Floats, _Floats]:
+def _off_rank(group: GroupExchanges, chosen: Int64Array) -> tuple[Floats, Floats]:
     """Amounts that each member sends to and receives from others, in known, non-empty exchanges."""
     size = len(group.ranks)
     none = np.empty((0, size))
@@ -400,7 +395,7 @@ def _off_rank(group: GroupExchanges, chosen: Int64Array) -> tuple[_Floats, _Floa
     return np.concatenate(sent), np.concatenate(received)
 
 
-def _amounts(group: GroupExchanges, chosen: Int64Array) -> Iterator[_Floats]:
+def _amounts(group: GroupExchanges, chosen: Int64Array) -> Iterator[Floats]:
     """Sender-by-receiver amounts, in blocks of shape ``(some, g, g)``; in bytes if all are known.
 
     Amounts of members that were not recorded come from the splits of the others.

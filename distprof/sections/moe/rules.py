@@ -161,10 +161,7 @@ def _load(layer: MoeLayer) -> float:
 
 
 def _cost(
-    moe: MoeResult,
-    layers: Sequence[MoeLayer],
-    num_overloaded: int,
-    collectives: CollectivesResult,
+    moe: MoeResult, layers: Sequence[MoeLayer], num_overloaded: int, collectives: CollectivesResult
 ) -> tuple[int | None, bool]:
     """The time per step, and whether it was measured in each section."""
     lost = [layer.lost_ns_per_step for layer in layers if layer.lost_ns_per_step is not None]

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from distprof.sections.report import Report
 
 MAX_LAYERS_SHOWN = 8
-
 MAX_MATRIX = 8
-
 MAX_MATRIX_OF_ALL = 16
 
 
@@ -143,15 +141,9 @@ def pairs_table(report: Report, *, show_all: bool) -> TableView | None:
     return TableView(
         title="Dispatch by pair of ranks",
         caption="100: mean between two different ranks per step; ·: to itself",
-        columns=(
-            Column("from, to", left=True),
-            *(Column(str(rank)) for rank in ranks),
-        ),
+        columns=(Column("from, to", left=True), *(Column(str(rank)) for rank in ranks)),
         rows=tuple(
-            (
-                str(sender),
-                *(_pair_cell(amount, sender, receiver, mean) for receiver in ranks),
-            )
+            (str(sender), *(_pair_cell(amount, sender, receiver, mean) for receiver in ranks))
             for sender in ranks
         ),
     )

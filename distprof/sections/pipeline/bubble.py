@@ -30,13 +30,12 @@ from numpy.typing import NDArray
 from distprof.costs.known_schedules import SCHEDULES
 from distprof.costs.pipeline import Orders, orders_from, replay
 from distprof.costs.prediction import Candidate, Prediction, StageWork, predict
-from distprof.schema import ABSENT, Int64Array
+from distprof.schema import ABSENT, Bools, Floats, Int64Array
 from distprof.sections.context import StageSlots
 from distprof.sections.pipeline.result import PipelineGroup, PipelinePrediction
 from distprof.terms import SlotKind
 
 _GRADIENTS = (SlotKind.BACKWARD, SlotKind.BACKWARD_INPUT)
-
 _NEVER = np.iinfo(np.int64).min // 2
 
 
@@ -172,13 +171,9 @@ def _rows_with_key(key: Int64Array, rows: NDArray[np.intp], wanted: Int64Array) 
 # Other micro-batches, schedules, stages per rank and splits ---------------------------------------
 
 MAX_PREDICTIONS = 12
-
 MAX_ACTIONS = 40_000  # Configurations with more actions are not replayed
-
 _MICRO_BATCHES, _SCHEDULE = "micro-batches", "schedule"
-
 _VIRTUAL, _LAYERS = "virtual-stages", "layer-split"
-
 Proposal = tuple[str, str, Candidate]
 
 
@@ -194,7 +189,17 @@ def predictions_of(
         return (), None
     proposals = [part for part in _proposals(group) if _size(part[2], group) <= MAX_ACTIONS]
     outside = max((group.step_ns or span) - span, 0)
-    work = _stage_work(observed)
+    batches = observed.orders.num_micro_batches
+    # A whole backward counts as two equal halves.
+    whole = _per_stage(observed, SlotKind.BACKWARD) / batches
+    inputs = _per_stage(observed, SlotKind.BACKWARD_INPUT) / batches
+    weights = _per_stage(observed, SlotKind.BACKWARD_WEIGHT) / batches
+    work = StageWork(
+        forward_ns=_ns(_per_stage(observed, SlotKind.FORWARD) / batches),
+        backward_input_ns=_ns(inputs + whole / 2),
+        backward_weight_ns=_ns(weights + whole / 2),
+        num_micro_batches=batches,
+    )
     rows = [
         _row(what, change, made, span / modelled, span, outside)
         for what, change, candidate in proposals
@@ -277,25 +282,11 @@ def typical_message(observed: ObservedPipeline, orders: Orders) -> int:
     return int(np.median(waited)) if waited.size else 0
 
 
-def _stage_work(observed: ObservedPipeline) -> StageWork:
-    """Mean per stage and micro-batch. A whole backward counts as two equal halves."""
-    batches = observed.orders.num_micro_batches
-    whole = _per_stage(observed, SlotKind.BACKWARD) / batches
-    inputs = _per_stage(observed, SlotKind.BACKWARD_INPUT) / batches
-    weights = _per_stage(observed, SlotKind.BACKWARD_WEIGHT) / batches
-    return StageWork(
-        forward_ns=_ns(_per_stage(observed, SlotKind.FORWARD) / batches),
-        backward_input_ns=_ns(inputs + whole / 2),
-        backward_weight_ns=_ns(weights + whole / 2),
-        num_micro_batches=batches,
-    )
-
-
-def _ns(values: NDArray[np.float64]) -> NDArray[np.int64]:
+def _ns(values: Floats) -> Int64Array:
     return np.rint(values).astype(np.int64)
 
 
-def _per_stage(observed: ObservedPipeline, kind: SlotKind) -> NDArray[np.float64]:
+def _per_stage(observed: ObservedPipeline, kind: SlotKind) -> Floats:
     """Work of a mean step in slots of one kind, per stage."""
     rows = observed.orders.kind == kind
     work = observed.work_ns[rows].mean(axis=1)
@@ -303,7 +294,7 @@ def _per_stage(observed: ObservedPipeline, kind: SlotKind) -> NDArray[np.float64
     return total.astype(np.float64)
 
 
-def changes(*keys: NDArray[np.integer]) -> NDArray[np.bool_]:
+def changes(*keys: NDArray[np.integer]) -> Bools:
     """Mask of rows that differ from the one before."""
     changed = np.ones(len(keys[0]), dtype=np.bool_)
     changed[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)

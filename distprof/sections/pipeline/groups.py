@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from distprof.artefacts.record import shared_fields
 from distprof.costs.known_schedules import SCHEDULES, orders
 from distprof.costs.pipeline import Orders, bubble_fraction, in_flight_of, replay
+from distprof.schema import Bools
 from distprof.sections.context import StageSlots
 from distprof.sections.pipeline.bubble import (
     IdleParts,
@@ -68,9 +68,7 @@ def picture_of(observed: ObservedPipeline, *, comparable: bool) -> tuple[Picture
 # Pipelines ----------------------------------------------------------------------------------------
 
 UNKNOWN_ORDER = "unknown order"
-
 MAX_RECOGNISED = 50_000  # Pipelines with more actions are not compared with known orders
-
 _CLOSED = ("gpipe", "1f1b", "interleaved-1f1b", "looped-bfs")
 
 
@@ -206,17 +204,13 @@ def _recognised(
             order = orders(name, num_ranks, len(batches), virtual_stages)
         except ValueError:
             continue
-        if _is_same(actual, order):
+        # every observed rank ran the actions of a rank of this order
+        by_stages = {_key(order.actions(rank)) for rank in range(order.num_ranks)}
+        if all(_key(actual.actions(rank)) in by_stages for rank in range(actual.num_ranks)):
             matching[name] = order
             if whole:
                 return name, order if len(order) == len(actual) else None
     return " or ".join(matching) or UNKNOWN_ORDER, None
-
-
-def _is_same(actual: Orders, order: Orders) -> bool:
-    """Whether every observed rank ran the actions of a rank of ``order``."""
-    by_stages = {_key(order.actions(rank)) for rank in range(order.num_ranks)}
-    return all(_key(actual.actions(rank)) in by_stages for rank in range(actual.num_ranks))
 
 
 def _key(actions: Sequence[tuple[int, int, int]]) -> tuple[tuple[int, int, int], ...]:
@@ -348,7 +342,7 @@ def _stages(chosen: _Pipeline, span_ns: int) -> tuple[StageDetail, ...]:
     return tuple(details)
 
 
-def _each(observed: ObservedPipeline, rows: NDArray[np.bool_]) -> int | None:
+def _each(observed: ObservedPipeline, rows: Bools) -> int | None:
     if not rows.any():
         return None
     batches = np.unique(observed.orders.micro_batch[rows]).size

@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from distprof.run.evidence import OperationLog
 from distprof.run.run import ClockAlignment, Run
-from distprof.schema import ABSENT, Int64Array
+from distprof.schema import ABSENT, Floats, Int64Array
 from distprof.sections.context import RankAnalyses, RankAnalysis, StageSlots
 from distprof.sections.own_time import chance_of_mean, over_peers
 from distprof.sections.pipeline.groups import PipelineSlots, groups_of
@@ -131,7 +130,6 @@ def _on_common_clock(clock: ClockAlignment, rank: int, slots: StageSlots) -> Sta
 # Work of the stages -------------------------------------------------------------------------------
 
 NO_MARKS = "no marks of pipeline stages in the traces"
-
 NO_STAGES = "the log names no pipeline stages with forward and backward passes"
 
 
@@ -245,7 +243,7 @@ def _positions(members: Sequence[_Member]) -> tuple[PipelinePosition, ...]:
 
 
 def _position(
-    members: Sequence[_Member], work: Int64Array, excess: NDArray[np.float64], chance: float
+    members: Sequence[_Member], work: Int64Array, excess: Floats, chance: float
 ) -> PipelinePosition:
     batches = float(np.mean([member.num_micro_batches for member in members]))
     mean, peers = float(work.mean()), float((work - excess).mean())

@@ -41,7 +41,7 @@ class PipelinePrediction(Record, frozen=True, kw_only=True):
 
 
 MICRO_BATCHES, SCHEDULE = "micro-batches", "schedule"
-"""Keys of the scenarios with another order of actions (:mod:`distprof.sections.whatif.changes`)."""
+"""Keys of the scenarios with another order of actions (:mod:`distprof.sections.whatif.plan`)."""
 
 
 def refill_key(prediction: PipelinePrediction) -> str:

@@ -278,11 +278,7 @@ def bubble_above_ideal(pipeline: PipelineResult, limits: Limits) -> Iterator[Dra
         )
 
 
-_WITHOUT = {
-    _IMBALANCE: "stage-imbalance",
-    _MESSAGES: f"axis {MeshAxis.PP}",
-    _HOST: "launch-gaps",
-}
+_WITHOUT = {_IMBALANCE: "stage-imbalance", _MESSAGES: f"axis {MeshAxis.PP}", _HOST: "launch-gaps"}
 """Scenarios of the simulated step, by the most expensive cause."""
 
 

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from distprof.sections.report import Report
 
 MAX_GROUPS = 4
-
 MAX_STAGES = 16
-
 MAX_PREDICTIONS = 5
 
 _PARTS = (
@@ -183,13 +181,9 @@ def predictions_table(report: Report, *, show_all: bool) -> TableView | None:
 # One step of a pipeline as text, one line per rank -----------------------------------
 
 MAX_LINES = 16
-
 IDLE = "·"
-
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-
 _WEIGHT = "backward_weight"
-
 _CROWDED = {"forward": ">", _WEIGHT: "="}
 
 _LEGEND = (

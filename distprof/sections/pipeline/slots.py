@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from distprof.intervals import Intervals, covered, index_of, intersect, subtract, union
 from distprof.run.tables import RankTables, intervals_of, join_launches
-from distprof.schema import ABSENT, Int64Array, Table
+from distprof.schema import ABSENT, Bools, Int64Array, Table
 from distprof.sections.context import RankContext, StageMarks, StageSlots, Timeline
 from distprof.sections.pipeline.bubble import changes, number_in_run
 from distprof.terms import ActivityKind, CollectiveKind, SlotKind
@@ -33,11 +33,8 @@ UNKNOWN_STAGE = -1
 """The name lacks the stage. The rank then holds one stage, known from its place in the group."""
 
 _MARK = re.compile(r"^distprof:pp stage=(\d{1,6}) op=([FBIWL]) mb=(\d{1,9})\Z")
-
 _TORCH = re.compile(r"^PP:(\d{1,6})([FBIW])(\d{1,9})\Z")
-
 _PAIR = re.compile(r"^PP:\((\d{1,6})F(\d{1,9});(\d{1,6})([BI])(\d{1,9})\)OVERLAP_F_B\Z")
-
 _PLAIN = re.compile(r"^(Forward|Backward) (\d{1,9})\Z")
 
 _KINDS = {
@@ -59,7 +56,6 @@ class SlotName(NamedTuple):
 
 
 Parser = Callable[[str], Sequence[SlotName]]
-
 _NAMES_OF_RANKS = 1 << 14  # most ranks use the same names
 
 
@@ -114,9 +110,7 @@ def rank_stages(
     return ()
 
 
-def _marks(
-    table: Table, allowed: NDArray[np.bool_] | None
-) -> tuple[Table, Int64Array, Int64Array] | None:
+def _marks(table: Table, allowed: Bools | None) -> tuple[Table, Int64Array, Int64Array] | None:
     """Marked rows, with their stage and micro-batch."""
     names = table.coded("name")
     parsed = [parse_mark(name) for name in names.values]
@@ -148,18 +142,14 @@ def _of_stage(
 # Slots of one rank, from marks or annotations ----------------------------------------------------
 
 MARKS = "distprof marks"
-
 TORCH = "torch annotations"
-
 _LAUNCHED = ", kernels launched inside"
-
 _SET_UP = 0.02  # Share of a slot's computation that may precede its wait, such as creating a buffer
 
 _NOT_PIPELINES = ("cp", "tp", "ep", "dp", "dp_shard", "dp_replicate")
 """Axes whose messages belong to rings or exchanges, not to a pipeline."""
 
 _LATEST = np.iinfo(np.int64).max
-
 _MESSAGES = tuple(int(kind) for kind in CollectiveKind if kind.is_point_to_point)
 
 
@@ -201,7 +191,7 @@ def _of_kernels(tables: RankTables, ranges: _Ranges) -> _Ranges:
     return kernels.take(np.lexsort((kernels.end_ns, kernels.start_ns)))
 
 
-def _launched_inside(tables: RankTables, ranges: Intervals) -> tuple[Intervals, NDArray[np.bool_]]:
+def _launched_inside(tables: RankTables, ranges: Intervals) -> tuple[Intervals, Bools]:
     """From the first start to the last end of the kernels launched inside each range.
 
     Launches of all threads count: while the annotated thread waits for backward, autograd's thread
@@ -213,7 +203,7 @@ def _launched_inside(tables: RankTables, ranges: Intervals) -> tuple[Intervals, 
     launched = launches.start[rows]
     first = np.searchsorted(launched, ranges.start, side="left")
     last = np.searchsorted(launched, ranges.end, side="left")
-    some: NDArray[np.bool_] = first < last
+    some: Bools = first < last
     bounds = np.stack((first[some], last[some]), axis=1).ravel()
     start, end = (column[rows] for column in intervals_of(tables.activity))
     low, high = ranges.start.copy(), ranges.end.copy()
@@ -279,7 +269,7 @@ def _ranges_of(tables: RankTables, parser: Parser, on_device: bool) -> _Ranges |
 
 
 def _named(
-    table: Table, parsed: list[tuple[SlotName, ...]], number: int, allowed: NDArray[np.bool_]
+    table: Table, parsed: list[tuple[SlotName, ...]], number: int, allowed: Bools
 ) -> tuple[_Ranges, NDArray[np.intp]] | None:
     """The ``number``-th slot of each name, with its rows."""
     codes = table.coded("name").codes
@@ -374,7 +364,6 @@ def rank_message_wait_ns(messages: Intervals, timeline: Timeline, windows: Inter
 # When a stage needs a received message: at the start of the slot that uses it --------------------
 
 _RECEIVES = (CollectiveKind.RECV, CollectiveKind.SEND_RECV)
-
 _BACKWARDS = (SlotKind.BACKWARD, SlotKind.BACKWARD_INPUT)
 
 

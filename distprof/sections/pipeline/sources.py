@@ -104,21 +104,16 @@ def _chains(traffic: Traffic) -> list[tuple[int, ...]]:
     for rank in sorted(near):
         if rank in seen:
             continue
-        part = _reached(rank, near)
+        part, todo = {rank}, [rank]
+        while todo:
+            new = near[todo.pop()] - part
+            part |= new
+            todo.extend(new)
         seen |= part
         chain = _ordered(part, near, traffic)
         if chain is not None:
             chains.append(chain)
     return chains
-
-
-def _reached(rank: int, near: Mapping[int, set[int]]) -> set[int]:
-    reached, todo = {rank}, [rank]
-    while todo:
-        new = near[todo.pop()] - reached
-        reached |= new
-        todo.extend(new)
-    return reached
 
 
 def _ordered(
@@ -159,10 +154,7 @@ def _shape(chain: tuple[int, ...], traffic: Traffic) -> tuple[int, int] | None:
 
 
 def _group(
-    chains: list[tuple[int, ...]],
-    batches: int,
-    virtual: int,
-    analyses: Mapping[int, RankAnalysis],
+    chains: list[tuple[int, ...]], batches: int, virtual: int, analyses: Mapping[int, RankAnalysis]
 ) -> PipelineGroup:
     chain = chains[0]
     work = np.array([float(np.mean(analyses[rank].computation_ns)) for rank in chain])

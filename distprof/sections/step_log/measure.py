@@ -9,22 +9,21 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from distprof.artefacts.records import CollectivesRecord
 from distprof.artefacts.run_file import RunFile
 from distprof.run.records import RankRecords, untraced_steps
-from distprof.schema import Int64Array
+from distprof.schema import Bools, Int64Array
 from distprof.sections.context import ProbeRecords
 from distprof.sections.matched import segment_median
-from distprof.sections.step_log.lateness import find_late_gpus, find_late_ranks, groups_of
-from distprof.sections.step_log.result import (
-    LateInLog,
-    LateOnGpu,
-    RankStepLog,
-    StepLogResult,
+from distprof.sections.step_log.result import LateInLog, LateOnGpu, RankStepLog, StepLogResult
+from distprof.sections.step_log.stalls import (
+    find_late_gpus,
+    find_late_ranks,
+    find_periodic_stalls,
+    find_waits,
+    groups_of,
 )
-from distprof.sections.step_log.stalls import find_periodic_stalls, find_waits
 from distprof.units import NS_PER_S
 
 MAX_STEPS_COMPARED = 20_000
@@ -42,8 +41,8 @@ class StepLog(msgspec.Struct, frozen=True, kw_only=True):
     row: RankStepLog  # The rank's figures.
     step: Int64Array  # int64 step numbers, ascending.
     duration_ns: Int64Array  # int64.
-    is_plain: NDArray[np.bool_]  # bool.
-    is_traced: NDArray[np.bool_]  # bool.
+    is_plain: Bools  # bool.
+    is_traced: Bools  # bool.
     cpu_ns: Int64Array  # int64, time that the training thread ran on a CPU; negative if unknown.
     # Durations of collectives on the GPU in the last steps.
     gpu_collectives: tuple[CollectivesRecord, ...] = ()
@@ -118,6 +117,7 @@ def combine_step_logs(
     plain, traced = _durations(logs, "is_plain"), _durations(logs, "is_traced")
     on_gpus = job is not None and any(entry.device not in ("", "cpu") for entry in job.ranks)
     shared, has_gpus = _shared_durations(logs), on_gpus and _may_run_ahead(rows)
+    names = dict.fromkeys(name for row in rows for name in row.phases)
     return StepLogResult(
         num_steps=max(row.last_step for row in rows) - min(row.first_step for row in rows) + 1,
         last_step=min(row.last_step for row in rows),
@@ -128,7 +128,10 @@ def combine_step_logs(
         tokens_per_s=_total([row.tokens_per_s for row in rows]),
         samples_per_s=_total([row.samples_per_s for row in rows]),
         input_ratio=_mean([row.input_ratio for row in rows]),
-        phases=_phases_of_all(rows),
+        phases={
+            name: int(np.median([row.phases[name] for row in rows if name in row.phases]))
+            for name in names
+        },
         first_loss=_mean([row.first_loss for row in rows]),
         last_loss=_mean([row.last_loss for row in rows]),
         ranks=rows,
@@ -215,13 +218,13 @@ def _cv(values: Int64Array) -> float | None:
     return float(values.std() / values.mean())
 
 
-def _rate(counts: Int64Array, duration: Int64Array, plain: NDArray[np.bool_]) -> float | None:
+def _rate(counts: Int64Array, duration: Int64Array, plain: Bools) -> float | None:
     known = plain & (counts >= 0)
     time = int(duration[known].sum())
     return float(counts[known].sum()) * NS_PER_S / time if time else None
 
 
-def _phase_times(records: RankRecords, plain: NDArray[np.bool_]) -> dict[str, Int64Array]:
+def _phase_times(records: RankRecords, plain: Bools) -> dict[str, Int64Array]:
     """For each phase, its time in each plain step that has it."""
     table, steps = records.phases, records.step_log["step"][plain]
     rows = table.take(np.isin(table["step"], steps))
@@ -261,14 +264,6 @@ def _durations(logs: Sequence[StepLog], which: str) -> Int64Array:
 def _total(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
-
-
-def _phases_of_all(rows: Sequence[RankStepLog]) -> dict[str, int]:
-    names = dict.fromkeys(name for row in rows for name in row.phases)
-    return {
-        name: int(np.median([row.phases[name] for row in rows if name in row.phases]))
-        for name in names
-    }
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

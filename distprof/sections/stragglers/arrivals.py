@@ -1,21 +1,32 @@
-"""Which rank arrived last at each matched collective, how clearly, and at what cost."""
+"""Which rank arrived last at each matched collective, how clearly, at what cost, and why so late.
+
+In a mesh of several axes a slow rank delays its own group, whose members then come late to *their*
+other groups although they did nothing wrong. Lateness is therefore compared with the time that each
+rank waited since its group last met: after the group's previous collective all members continue
+together, and a rank does not cause its own exposed waiting in other groups after that. If this
+waiting explains at least :data:`INHERITED` of the lateness of the last member, the instance points
+to the one in which that member waited longest, and blame follows the pointers to their root. If
+transfers that took the last member longer than the others explain as much, a link held it up, and
+no rank is to blame. In a group with a rank that was not recorded, such a transfer may be waiting
+for that rank, also if it is hidden: a collective that needs its result starts no sooner.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.join.waits import comparable_instances
+from distprof.join.waits import blocks_of, comparable_instances, index_type, positions_by_code
 from distprof.run.run import ClockAlignment, Rank, Run
-from distprof.schema import ABSENT, Int64Array
+from distprof.run.tables import distinct, order_of_codes
+from distprof.schema import ABSENT, Bools, Floats, Int64Array
 from distprof.sections.context import RankAnalysis
 from distprof.sections.matched import Members, RowIndex, by_size
 from distprof.sections.own_time import held_stages
-from distprof.sections.stragglers.inheritance import UNRECORDED, find_roots, since_meeting
 from distprof.terms import CollectiveKind
 from distprof.units import fold_ranks
 
@@ -34,7 +45,7 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
     rest_spread_ns: Int64Array  # Second last start less the first: how far the others are apart.
     size: Int64Array  # Number of members present.
     # Whether the last rank is later than all others by more than the clock residual.
-    clear: NDArray[np.bool_]
+    clear: Bools
     # Entry that shows the origin of the lateness: its own, or the one that it propagated from (-1
     # if that instance was not judged).
     root: Int64Array
@@ -46,12 +57,12 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...]  # Global rank of each position.
     # float64, shape ``(P, S)``: cost of the instances that the rank is to blame for. If several
     # ranks start too close together to say which was last, they share it equally.
-    lost_ns: NDArray[np.float64]
+    lost_ns: Floats
     # float64, shape ``(P, S)``: mean of its starts after the median member's.
-    lateness_ns: NDArray[np.float64]
+    lateness_ns: Floats
     # float64, shape ``(P,)``: number of instances in which it came last, shared in the same way,
     # whichever rank is to blame.
-    late: NDArray[np.float64]
+    late: Floats
     judged: Int64Array  # int64, shape ``(P,)``: number of judged instances that it is a member of.
     arrivals: Arrivals  # The judged instances.
     num_judged: int  # Number of judged instances, including ``num_below_residual``.
@@ -89,8 +100,13 @@ def judge_arrivals(run: Run, analyses: Mapping[int, RankAnalysis], num_steps: in
     a message, the last rank to start need not delay the others.
     """
     context = _Context.of(run, analyses)
-    tally = _Tally(len(context.ranks), num_steps)
-    wanted = _waits_for_all(run)
+    tally = _Tally(context, num_steps)
+    kind, size = run.matches.kind, np.diff(run.matches.offsets)
+    symmetric = [k for k in CollectiveKind if k.is_symmetric]
+    # Grouped send and receive among three or more is how NCCL runs an all-to-all.
+    waits = np.isin(kind, symmetric) | ((kind == CollectiveKind.SEND_RECV) & (size > 2))
+    wanted: Bools = waits & comparable_instances(run.matches, run.clock)
+    wanted[run.window.start_waits] = False  # they may wait for the start of the profiler
     # A rank whose tables could not be read counts as missing, like one that was not recorded.
     unread = np.diff(context.members.offsets) < np.diff(run.matches.offsets)
     incomplete = ~run.matches.complete | unread
@@ -100,9 +116,9 @@ def judge_arrivals(run: Run, analyses: Mapping[int, RankAnalysis], num_steps: in
             stage = context.stage[context.members.rank_index[positions]]
             peers = (stage == stage[:, :1]).all(axis=1)
             tally.num_across_stages += int((chosen & ~peers).sum())
-            block = _Block.of(context, instances[chosen & peers], positions[chosen & peers])
-            tally.add(block, incomplete[block.instance])
-    return tally.blame(context.ranks)
+            instances, positions = instances[chosen & peers], positions[chosen & peers]
+            tally.add(instances, positions, incomplete[instances])
+    return tally.blame()
 
 
 class _Context(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,25 +206,14 @@ class _Exposure:
         followed = np.where(line.leader != ABSENT, length[line.leader], 0)
         return np.maximum(held, followed)
 
-    def _lacks(self, rank: Rank) -> NDArray[np.bool_]:
+    def _lacks(self, rank: Rank) -> Bools:
         ranks = rank.collectives.coded("group_ranks")
         return ranks.where([value in self._lacking for value in ranks.values])
 
 
-def _is_message(rank: Rank) -> NDArray[np.bool_]:
+def _is_message(rank: Rank) -> Bools:
     messages = [kind for kind in CollectiveKind if kind.is_point_to_point]
     return np.isin(rank.collectives["kind"], messages)
-
-
-def _waits_for_all(run: Run) -> NDArray[np.bool_]:
-    """Whether the members of each instance wait for the last one, and the last one is known."""
-    kind, size = run.matches.kind, np.diff(run.matches.offsets)
-    symmetric = [k for k in CollectiveKind if k.is_symmetric]
-    # Grouped send and receive among three or more is how NCCL runs an all-to-all.
-    waits = np.isin(kind, symmetric) | ((kind == CollectiveKind.SEND_RECV) & (size > 2))
-    wanted: NDArray[np.bool_] = waits & comparable_instances(run.matches, run.clock)
-    wanted[run.window.start_waits] = False  # they may wait for the start of the profiler
-    return wanted
 
 
 class _Clocks:
@@ -234,112 +239,85 @@ class _Clocks:
         return np.where((domain == domain[:, :1]).all(axis=1), own, across).astype(np.int64)
 
 
-class _Block(msgspec.Struct, frozen=True, kw_only=True):
-    """Instances of equal size: matrices with a row of members each, and vectors."""
-
-    rank_index: NDArray[np.int32]
-    start_ns: Int64Array
-    exposed_wait_ns: Int64Array
-    step: Int64Array  # -1 outside all steps.
-    residual_ns: Int64Array
-    instance: Int64Array
-    root: Int64Array
-    blamed: Int64Array
-
-    @staticmethod
-    def of(context: _Context, instances: Int64Array, positions: Int64Array) -> _Block:
-        row, rank_index = (
-            column[positions] for column in (context.members.row, context.members.rank_index)
-        )
-        # All members see the end at the same moment, but gloo threads record it late, some in the
-        # next step.
-        steps, no_step = context.step[row], np.iinfo(np.int32).max
-        first = np.where(steps < 0, no_step, steps).min(axis=1)
-        root = context.roots[instances]
-        return _Block(
-            rank_index=rank_index,
-            start_ns=context.start_ns[row],
-            exposed_wait_ns=context.exposed_wait_ns[row],
-            step=np.where(first == no_step, ABSENT, first).astype(np.int64),
-            residual_ns=context.clocks.residual_of(rank_index),
-            instance=instances,
-            root=root,
-            blamed=context.last_rank[np.maximum(root, 0)],
-        )
-
-    def take(self, mask: NDArray[np.bool_]) -> _Block:
-        return _Block(**{name: getattr(self, name)[mask] for name in self.__struct_fields__})
-
-    def wait_ns(self) -> Int64Array:
-        """Median exposed wait of the members other than the last."""
-        waits = np.maximum(self.exposed_wait_ns, 0)
-        waits[np.arange(len(waits)), self.start_ns.argmax(axis=1)] = np.iinfo(np.int64).max
-        others = np.sort(waits, axis=1)[:, :-1]
-        median: Int64Array = np.floor(np.median(others, axis=1)).astype(np.int64)
-        return median
-
-
 class _Tally:
-    """Sums over blocks."""
+    """Sums over instances, which are added in blocks of equal size: a row of members each."""
 
-    def __init__(self, num_ranks: int, num_steps: int) -> None:
-        self.shape = (num_ranks, max(num_steps, 1))
+    def __init__(self, context: _Context, num_steps: int) -> None:
+        self.context = context
+        self.shape = (len(context.ranks), max(num_steps, 1))
         self.lost, self.lateness, self.seen = np.zeros((3, self.shape[0] * self.shape[1]))
-        self.late = np.zeros(num_ranks)
-        self.judged = np.zeros(num_ranks, dtype=np.int64)
+        self.late = np.zeros(self.shape[0])
+        self.judged = np.zeros(self.shape[0], dtype=np.int64)
         self.parts: list[Arrivals] = []
         self.num_below = self.num_incomparable = self.num_incomplete = 0
         self.num_across_stages = self.unrecorded_ns = 0
 
-    def add(self, block: _Block, incomplete: NDArray[np.bool_]) -> None:
-        inside = block.step >= 0
-        comparable = block.residual_ns != ABSENT
+    def add(self, instance: Int64Array, positions: Int64Array, incomplete: Bools) -> None:
+        members = self.context.members
+        row, rank_index = (column[positions] for column in (members.row, members.rank_index))
+        # All members see the end at the same moment, but gloo threads record it late, some in the
+        # next step.
+        steps, no_step = self.context.step[row], np.iinfo(np.int32).max
+        first = np.where(steps < 0, no_step, steps).min(axis=1)
+        residual_ns = self.context.clocks.residual_of(rank_index)
+        inside, comparable = first != no_step, residual_ns != ABSENT
         self.num_incomparable += int((inside & ~comparable).sum())
         kept = inside & comparable
         self.num_incomplete += int(incomplete[kept].sum())
         if kept.any():
-            self._add_judged(block.take(kept))
+            step = first[kept].astype(np.int64)
+            self._add_judged(instance[kept], row[kept], rank_index[kept], step, residual_ns[kept])
 
-    def _add_judged(self, block: _Block) -> None:
-        start, size = block.start_ns, block.start_ns.shape[1]
+    def _add_judged(
+        self,
+        instance: Int64Array,
+        row: Int64Array,
+        rank_index: NDArray[np.int32],
+        step: Int64Array,
+        residual_ns: Int64Array,
+    ) -> None:
+        context, size = self.context, row.shape[1]
+        start, root = context.start_ns[row], context.roots[instance]
+        blamed = context.last_rank[np.maximum(root, 0)]
         # Members that start within the residual of the last one could be last.
-        tied = start >= (start.max(axis=1) - block.residual_ns)[:, None]
+        tied = start >= (start.max(axis=1) - residual_ns)[:, None]
         num_tied = tied.sum(axis=1)
-        below = (2 * num_tied > size) | (block.root < 0)  # no rank is to blame for a slow link
+        below = (2 * num_tied > size) | (root < 0)  # no rank is to blame for a slow link
         # As means over all other ranks, costs of parallel groups can be added.
-        wait = block.wait_ns() * ((size - 1) / max(self.shape[0] - 1, 1))
-        self.unrecorded_ns += int(wait[block.root == UNRECORDED].sum())
+        part = (size - 1) / max(self.shape[0] - 1, 1)
+        wait = part * _usual_wait(context.exposed_wait_ns[row], start)
+        self.unrecorded_ns += int(wait[root == UNRECORDED].sum())
         cost = np.where(below, 0, wait).astype(np.int64)
         share = np.where(below, 0.0, 1 / num_tied)[:, None] * tied
-        cell = block.rank_index.astype(np.int64) * self.shape[1] + block.step[:, None]
+        cell = rank_index.astype(np.int64) * self.shape[1] + step[:, None]
         # The members that could be last pay, or the rank that caused propagated lateness.
-        own = (block.root == block.instance) | (block.root < 0)
+        own = (root == instance) | (root < 0)
         _add(self.lost, cell[own], (share * cost[:, None])[own])
-        _add(self.lost, (block.blamed * self.shape[1] + block.step)[~own], cost[~own])
+        _add(self.lost, (blamed * self.shape[1] + step)[~own], cost[~own])
         _add(self.lateness, cell, start - np.median(start, axis=1)[:, None])
         _add(self.seen, cell, np.ones(cell.shape))
-        _add(self.late, block.rank_index, share)
-        self.judged += np.bincount(block.rank_index.ravel(), minlength=self.shape[0])
-        self.num_below += int((below & (block.root >= 0)).sum())
+        _add(self.late, rank_index, share)
+        self.judged += np.bincount(rank_index.ravel(), minlength=self.shape[0])
+        self.num_below += int((below & (root >= 0)).sum())
         ordered = np.sort(start, axis=1)
         self.parts.append(
             Arrivals(
-                instance=block.instance,
-                step=block.step,
-                blamed=block.blamed,
+                instance=instance,
+                step=step,
+                blamed=blamed,
                 cost_ns=cost,
                 margin_ns=ordered[:, -1] - ordered[:, -2],
                 rest_spread_ns=ordered[:, -2] - ordered[:, 0],
                 size=np.full(len(cost), size, dtype=np.int64),
                 clear=(num_tied == 1) & (cost > 0),
-                root=block.root,
+                root=root,
             )
         )
 
-    def blame(self, ranks: tuple[int, ...]) -> Blame:
+    def blame(self) -> Blame:
         arrivals = _joined(self.parts)
         return Blame(
-            ranks=ranks,
+            ranks=self.context.ranks,
             lost_ns=self.lost.reshape(self.shape),
             lateness_ns=(self.lateness / np.maximum(self.seen, 1)).reshape(self.shape),
             late=self.late,
@@ -354,7 +332,16 @@ class _Tally:
         )
 
 
-def _add(into: NDArray[np.float64], cell: NDArray[Any], what: NDArray[Any]) -> None:
+def _usual_wait(exposed_wait_ns: Int64Array, start_ns: Int64Array) -> Int64Array:
+    """Median exposed wait of the members of each instance other than the last."""
+    waits = np.maximum(exposed_wait_ns, 0)
+    waits[np.arange(len(waits)), start_ns.argmax(axis=1)] = np.iinfo(np.int64).max
+    others = np.sort(waits, axis=1)[:, :-1]
+    median: Int64Array = np.floor(np.median(others, axis=1)).astype(np.int64)
+    return median
+
+
+def _add(into: Floats, cell: NDArray[Any], what: NDArray[Any]) -> None:
     into += np.bincount(cell.ravel(), weights=what.ravel(), minlength=len(into))
 
 
@@ -371,3 +358,133 @@ def _joined(parts: list[Arrivals]) -> Arrivals:
     entry = np.full(int(max(instance.max(), root.max())) + 1, -1, dtype=np.int64)
     entry[instance] = np.arange(len(instance))
     return Arrivals(**columns | {"root": np.where(root >= 0, entry[root], -1)})
+
+
+INHERITED = 0.5
+"""Share of the last member's lateness that earlier waiting must explain for blame to move on."""
+
+UNRECORDED = -2
+"""Root of an instance whose last member may have waited for a rank that was not recorded."""
+
+_OfRank: TypeAlias = "Callable[[Rank], Int64Array]"
+"""A column of a rank's COLLECTIVES rows."""
+
+
+def find_roots(
+    index: RowIndex,
+    members: Members,
+    start_ns: Int64Array,
+    exposed_wait_ns: _OfRank,
+    exposed_transfer_ns: _OfRank,
+    unseen_ns: _OfRank,
+) -> tuple[Int64Array, Int64Array]:
+    """For each instance, the one whose last member is to blame for it: itself or an earlier one.
+
+    Rows are those of the analysed ranks: starts on the common clock, and by rank the exposed waits
+    (negative if unknown), exposed transfers, and how long each row was held up in groups with a
+    rank that was not recorded, since its own group last met.
+
+    Returns:
+        The instances to blame, int64, -1 if a transfer is to blame, :data:`UNRECORDED` if that may
+        be waiting for a rank that was not recorded; and the row of each instance's last member, -1
+        without members.
+    """
+    reasons = (
+        index.column(lambda rank: since_meeting(rank, exposed_wait_ns(rank))),
+        index.column(lambda rank: since_meeting(rank, exposed_transfer_ns(rank))),
+        index.column(unseen_ns),
+    )
+    last_row = np.full(members.count, -1, dtype=np.int64)
+    last_ns = np.zeros(members.count, dtype=np.int64)
+    waited, moved, unseen = explains = np.zeros((len(reasons), members.count), dtype=np.bool_)
+    for instances, positions in by_size(members.offsets):
+        rows = members.row[positions]
+        start = start_ns[rows]
+        at = (np.arange(len(rows)), start.argmax(axis=1))
+        late = start[at] - np.median(start, axis=1)
+        last_row[instances], last_ns[instances] = rows[at], start[at]
+        for times, reason in zip(reasons, explains, strict=True):
+            of_rows = times[rows]
+            more = of_rows[at] - np.median(of_rows, axis=1)
+            reason[instances] = (late > 0) & (more >= INHERITED * late)
+    del reasons
+    source = _longest_wait(index, members, exposed_wait_ns, last_row, np.flatnonzero(waited))
+    # Pointers lead back in time, so following them ends.
+    root = _follow(np.where((source >= 0) & (last_ns[source] < last_ns), source, -1))
+    held_up = (moved | unseen) & ~waited
+    return np.where(held_up[root], np.where(unseen[root], UNRECORDED, -1), root), last_row
+
+
+def since_meeting(rank: Rank, exposed_ns: Int64Array) -> Int64Array:
+    """For each row, exposed time of the rank's rows since its group last met."""
+    before = np.concatenate(([0], np.cumsum(np.maximum(exposed_ns, 0))))
+    since: Int64Array = before[:-1] - before[_previous_of_group(rank) + 1]
+    return since
+
+
+def _previous_of_group(rank: Rank) -> Int64Array:
+    """For each row, the rank's row before it of the same group; -1 if none."""
+    group, ranks = rank.collectives.coded("group"), rank.collectives.coded("group_ranks")
+    code = group.codes.astype(np.int64) * max(len(ranks.values), 1) + ranks.codes
+    order = order_of_codes(code, int(code.max(initial=0)) + 1)
+    same = np.flatnonzero(code[order[1:]] == code[order[:-1]])
+    previous = np.full(len(code), -1, dtype=np.int64)
+    previous[order[same + 1]] = order[same]
+    return previous
+
+
+def _longest_wait(
+    index: RowIndex,
+    members: Members,
+    exposed_wait_ns: _OfRank,
+    last_row: Int64Array,
+    inherited: Int64Array,
+) -> Int64Array:
+    """For each inherited instance, the instance in which its last member had waited longest."""
+    result = np.full(members.count, -1, dtype=np.int64)
+    if not len(inherited):
+        return result
+    instance_of_row = np.full(len(index), -1, dtype=index_type(members.count))
+    sizes = np.diff(members.offsets)
+    for low, high in blocks_of(members.offsets):
+        rows = members.row[members.offsets[low] : members.offsets[high]]
+        instance_of_row[rows] = np.repeat(np.arange(low, high), sizes[low:high])
+    rank_of = np.searchsorted(index.base, last_row[inherited], side="right") - 1
+    for position, mine in enumerate(positions_by_code(rank_of)):
+        if len(mine):
+            chosen, rank, base = inherited[mine], index.ranks[position], int(index.base[position])
+            high = last_row[chosen] - base
+            low = _previous_of_group(rank)[high] + 1
+            longest = range_argmax(np.maximum(exposed_wait_ns(rank), 0), low, high)
+            result[chosen] = instance_of_row[base + longest]
+    return result
+
+
+def range_argmax(values: Int64Array, low: Int64Array, high: Int64Array) -> Int64Array:
+    """Position of the largest value in each range ``[low, high)``; ranges are not empty.
+
+    A sparse table: position of the largest among the ``2**k`` values from each position on.
+    """
+    longest = int((high - low).max(initial=1))
+    levels = [np.arange(len(values), dtype=np.int64)]
+    while 2 ** len(levels) <= longest:
+        half = 2 ** (len(levels) - 1)
+        left, right = levels[-1][:-half], levels[-1][half:]
+        levels.append(np.where(values[right] > values[left], right, left))
+    exponent = np.frexp((high - low).astype(np.float64))[1].astype(np.int64) - 1
+    result = np.empty(len(low), dtype=np.int64)
+    for k in distinct(exponent).tolist():
+        chosen = exponent == k
+        left, right = levels[k][low[chosen]], levels[k][high[chosen] - 2**k]
+        result[chosen] = np.where(values[right] > values[left], right, left)
+    return result
+
+
+def _follow(source: Int64Array) -> Int64Array:
+    """Where the chain of pointers from each instance ends; -1 points to the instance itself."""
+    target = np.where(source >= 0, source, np.arange(len(source), dtype=np.int64))
+    while True:
+        further = target[target]
+        if (further == target).all():
+            return target
+        target = further

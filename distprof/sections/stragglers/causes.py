@@ -35,7 +35,6 @@ SHORT_LEAD = 0.1
 """Lead relative to the other ranks' up to which a CPU counts as unable to run ahead."""
 
 COLLECTING = "garbage collection"
-
 LOGGED_INPUT = "the step log's input phase"
 
 _CAUSES = {

@@ -14,10 +14,10 @@ from collections.abc import Collection, Sequence
 import msgspec
 import numpy as np
 
-from distprof.schema import Int64Array
+from distprof.schema import Floats, Int64Array
 from distprof.sections.idle.measure import HostPauses
 from distprof.sections.own_time import COMPUTATION, HOST
-from distprof.sections.stragglers.evidence import EXPLAINS, Cause, Evidence, Excess, Floats, Late
+from distprof.sections.stragglers.evidence import EXPLAINS, Cause, Evidence, Excess, Late
 from distprof.terms import StragglerCause
 from distprof.units import format_duration
 
@@ -55,9 +55,7 @@ CONFIRMS = 0.5
 """Share of the excess, and of the rate of late steps, that untraced steps must show."""
 
 QUEUED = "waiting for a free CPU"
-
 _UNCERTAIN = "other processes take its CPU, so blame is uncertain"
-
 _ONCE = "in one step only, which other load on its core or host explains equally well"
 
 _BY_PACE = (StragglerCause.SLOW_DEVICE, StragglerCause.MORE_WORK)

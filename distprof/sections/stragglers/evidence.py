@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TypeAlias
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from distprof.schema import Int64Array
+from distprof.schema import Floats, Int64Array
 from distprof.sections.context import RankAnalysis
 from distprof.sections.idle.measure import HostPauses
 from distprof.sections.own_time import OwnTime
@@ -17,8 +15,6 @@ from distprof.sections.stragglers.result import SequenceImbalance
 from distprof.sections.telemetry import TelemetryResult
 from distprof.terms import StragglerCause
 from distprof.units import format_duration
-
-Floats: TypeAlias = NDArray[np.float64]
 
 EXPLAINS = 0.5
 """Share of the lateness that a cause must explain."""

@@ -19,10 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from distprof.run.run import Rank, Run
-from distprof.schema import ABSENT, Int64Array
+from distprof.schema import ABSENT, Bools, Floats, Int64Array
 from distprof.sections.context import RankAnalysis
 from distprof.sections.matched import (
     Members,
@@ -35,8 +34,6 @@ from distprof.sections.matched import (
 from distprof.sections.stragglers.result import SlowLink, SlowTransfers
 from distprof.sections.stragglers.sets import axis_of
 from distprof.terms import CollectiveKind
-
-_Floats = NDArray[np.float64]
 
 SLOWER = 1.15
 """Transfer relative to that of the other groups from which a link counts as slow."""
@@ -102,7 +99,7 @@ class _Transfers(msgspec.Struct, frozen=True, kw_only=True):
     length_ns: Int64Array  # From the last member's start, on the median member.
     exposed_ns: Int64Array  # Exposed part of it.
 
-    def only(self, chosen: NDArray[np.bool_]) -> _Transfers:
+    def only(self, chosen: Bools) -> _Transfers:
         """Some of them."""
         return _Transfers(**{name: getattr(self, name)[chosen] for name in self.__struct_fields__})
 
@@ -199,7 +196,6 @@ def _chosen(run: Run, step: Int64Array, members: Members) -> Int64Array:
 _BY_CONTENT = (CollectiveKind.ALL_TO_ALL, CollectiveKind.BARRIER)
 """Kinds whose duration depends on the content, or that send nothing."""
 
-
 _Looks = tuple[int, str, int]
 
 
@@ -284,7 +280,10 @@ def _for_a_time(
     for row, (place, group) in enumerate(zip(places_seen, groups, strict=True)):
         alike[_looks(run, place, group)].append(row)
     for rows in alike.values():
-        axis_pace = _lower_median(paces[rows])
+        # Lower median: of two groups, the faster one counts.
+        ordered = np.sort(paces[rows], axis=0)  # NaN come last
+        known = np.isfinite(ordered).sum(axis=0)
+        axis_pace: Floats = ordered[np.maximum(known - 1, 0) // 2, range(len(known))]
         if when := _slow_steps(axis_pace):
             inside = np.isin(transfers.place, [places_seen[row] for row in rows])
             yield list(_slower_than_before(transfers.only(inside), when, steps))
@@ -300,7 +299,7 @@ def _for_a_time(
     yield from events
 
 
-def _paces(transfers: _Transfers, num_steps: int) -> tuple[list[int], list[int], _Floats]:
+def _paces(transfers: _Transfers, num_steps: int) -> tuple[list[int], list[int], Floats]:
     """Places of groups, a process group of each, and how long their transfers take in each step."""
     # Relative to the fast ones of their group and size, shape ``(places, steps)``; NaN where a
     # group transfers nothing.
@@ -319,15 +318,7 @@ def _paces(transfers: _Transfers, num_steps: int) -> tuple[list[int], list[int],
     return place.tolist(), transfers.group[example].tolist(), ratio.reshape(len(place), num_steps)
 
 
-def _lower_median(ratio: _Floats) -> _Floats:
-    """Median of the groups in each step; of two, the faster one counts. NaN where none has any."""
-    ordered = np.sort(ratio, axis=0)  # NaN come last
-    known = np.isfinite(ordered).sum(axis=0)
-    middle: _Floats = ordered[np.maximum(known - 1, 0) // 2, range(len(known))]
-    return middle
-
-
-def _slow_steps(ratio: _Floats) -> tuple[int, ...]:
+def _slow_steps(ratio: Floats) -> tuple[int, ...]:
     """Steps in which transfers take clearly longer than in the others; empty if there are none."""
     # The first step alone proves nothing: it often connects ranks, or reserves memory.
     known = np.flatnonzero(np.isfinite(ratio))
@@ -407,11 +398,7 @@ def _leaves(ranks: frozenset[int], node: frozenset[int]) -> bool:
 
 
 def _link(
-    run: Run,
-    slow: Sequence[_Slow],
-    ranks: tuple[int, ...],
-    num_steps: int,
-    mean_step_ns: float,
+    run: Run, slow: Sequence[_Slow], ranks: tuple[int, ...], num_steps: int, mean_step_ns: float
 ) -> SlowLink:
     """One entry for all losses of the same ranks: the most expensive one, with the total cost."""
     # Losses of different ranks at the same time do not add up: the rank that loses most counts.

@@ -46,12 +46,7 @@ from distprof.sections.telemetry import TelemetryResult
 from distprof.sections.time import StepTimeResult
 from distprof.terms import StragglerCause, StragglerPattern
 
-__all__ = [
-    "analyze_messages",
-    "analyze_stragglers",
-    "rank_attention_ns",
-]
-
+__all__ = ["analyze_messages", "analyze_stragglers", "rank_attention_ns"]
 NO_MESSAGES = "no rank waits in sends and receives"
 
 

@@ -23,9 +23,9 @@ import math
 import msgspec
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from distprof.run.run import Run
+from distprof.schema import Floats
 from distprof.sections.own_time import OwnTime, chance_of_mean
 from distprof.sections.stragglers.arrivals import Blame
 from distprof.terms import MeshAxis, StragglerPattern
@@ -47,7 +47,6 @@ MOST_STEPS = 0.6
 """Share of the steps in which a persistent straggler (or all of them together) must cost most."""
 
 STEADY = 10.0
-
 STAND_OUT = 3.0
 
 MIN_STALL = 0.1
@@ -87,7 +86,7 @@ def find_patterns(
     return persistent or _by_events(blame, step_ns)
 
 
-def chance_of_share(shares: NDArray[np.float64], position: int) -> float:
+def chance_of_share(shares: Floats, position: int) -> float:
     """Upper bound of the probability that any rank of a healthy job gets a share this large.
 
     Shares have shape ``(P, S)``; columns sum to 1.
@@ -193,13 +192,26 @@ def _by_events(blame: Blame, step_ns: float) -> tuple[Verdict, ...]:
     if dominant:
         return (_transient_verdict(events, dominant[0]),)
     if len(involved) >= MIN_STEPS:
-        return tuple(_rotating_verdict(events, position) for position in involved)
+        return tuple(
+            Verdict(
+                position=position,
+                pattern=StragglerPattern.ROTATING,
+                confidence=0.7,
+                steps=tuple(steps),
+                why=(
+                    f"one of {int((per_rank > 0).sum())} ranks that alternately arrive far behind "
+                    f"all others, this one in {len(steps)} of {events.shape[1]} steps",
+                ),
+            )
+            for position in involved
+            for steps in [np.flatnonzero(events[position] > 0).tolist()]
+        )
     if 2 * len(involved) >= len(per_rank):
         return ()  # half of all ranks, each occasionally: no rank in particular
     return tuple(_transient_verdict(events, position) for position in involved)
 
 
-def _events(blame: Blame, step_ns: float) -> NDArray[np.float64]:
+def _events(blame: Blame, step_ns: float) -> Floats:
     """Cost of late arrivals that stand out, shape ``(P, S)``: at most the margin to the next."""
     # Propagated lateness must stand out at its origin. A rank that stalls in only one step must
     # stall for longer.
@@ -216,11 +228,11 @@ def _events(blame: Blame, step_ns: float) -> NDArray[np.float64]:
     sums = np.bincount(cell, weights=excess[stands_out], minlength=num_ranks * num_steps)
     events = sums.astype(np.float64).reshape(num_ranks, num_steps)
     once = (events > 0).sum(axis=1, keepdims=True) == 1
-    result: NDArray[np.float64] = np.where(once & (events < LONE_STALL * step_ns), 0.0, events)
+    result: Floats = np.where(once & (events < LONE_STALL * step_ns), 0.0, events)
     return result
 
 
-def _transient_verdict(events: NDArray[np.float64], position: int) -> Verdict:
+def _transient_verdict(events: Floats, position: int) -> Verdict:
     steps = np.flatnonzero(events[position] > 0)
     num_steps = events.shape[1]
     where = f"{len(steps)} of {num_steps} steps" if num_steps > 1 else "the only window"
@@ -235,21 +247,6 @@ def _transient_verdict(events: NDArray[np.float64], position: int) -> Verdict:
         confidence=0.8 if num_steps >= MIN_STEPS else 0.6,
         steps=tuple(steps.tolist()),
         why=tuple(why),
-    )
-
-
-def _rotating_verdict(events: NDArray[np.float64], position: int) -> Verdict:
-    steps = np.flatnonzero(events[position] > 0)
-    num_involved = int((events.sum(axis=1) > 0).sum())
-    return Verdict(
-        position=position,
-        pattern=StragglerPattern.ROTATING,
-        confidence=0.7,
-        steps=tuple(steps.tolist()),
-        why=(
-            f"one of {num_involved} ranks that alternately arrive far behind all others, "
-            f"this one in {len(steps)} of {events.shape[1]} steps",
-        ),
     )
 
 

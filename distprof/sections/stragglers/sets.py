@@ -14,10 +14,9 @@ from distprof.run.topology import ProcessGroup
 from distprof.schema import Int64Array
 from distprof.sections.stragglers.arrivals import Blame
 from distprof.sections.stragglers.causes import find_cause, launch_leads
-from distprof.sections.stragglers.computing import EXPERTS
+from distprof.sections.stragglers.computing import EXPERTS, SLOW_DEVICE_SHARE
 from distprof.sections.stragglers.contention import cpu_taken, idles_for_a_cpu, only_traced
 from distprof.sections.stragglers.evidence import Cause, Evidence, Late
-from distprof.sections.stragglers.pace import SLOW_DEVICE_SHARE
 from distprof.sections.stragglers.result import StragglerSet
 from distprof.sections.stragglers.slowness import COUNTS, PACE, Slowness, own_part
 from distprof.sections.stragglers.workload import elasticity

@@ -20,7 +20,7 @@ MAX_STRAGGLERS_SHOWN = 5
 
 SHORT = 12
 """``(ranks - 1) * (steps - 1)`` below which a recording may be too short to prove that a rank is
-slow: LEAST_FREEDOM of :mod:`distprof.sections.stragglers.episodes`."""
+slow: LEAST_FREEDOM of :mod:`distprof.sections.stragglers.slowness`."""
 
 _CAUSE_ACTIONS = {
     StragglerCause.SLOW_DEVICE: (

@@ -13,20 +13,17 @@ from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from distprof.intervals import Intervals, covered, union
 from distprof.run.run import Run
 from distprof.run.tables import intervals_of
-from distprof.schema import Coded, Int64Array, Table
+from distprof.schema import Coded, Floats, Int64Array, Table
 from distprof.sections.context import RankAnalysis
 from distprof.sections.idle.measure import HostPauses
 from distprof.sections.matched import RowIndex, places, segment_median, transfer_of
 from distprof.sections.own_time import COMPUTATION, OwnTime
 from distprof.sections.stragglers.result import SequenceImbalance
 from distprof.terms import ActivityKind, CollectiveKind
-
-_Floats = NDArray[np.float64]
 
 ATTENTION = ("flash", "fmha", "attention", "sdpa", "scaled_dot_product")
 """Words in names of kernels and operators whose time grows with the square of a sequence's length,
@@ -117,13 +114,13 @@ def find_sequence_imbalance(
     )
 
 
-def _is_of_one_step(more: _Floats) -> bool:
+def _is_of_one_step(more: Floats) -> bool:
     """Whether differences in one step outweigh those in all others."""
     of_step = (more**2).sum(axis=0)
     return len(of_step) > 2 and float(of_step.max()) > ONE_STEP * float(of_step.sum())
 
 
-def _beyond_mean(values: _Floats, own_time: OwnTime) -> _Floats:
+def _beyond_mean(values: Floats, own_time: OwnTime) -> Floats:
     """Each value less the mean of its rank's peers in the step."""
     result = np.empty_like(values)
     for peers, members in own_time.groups:
@@ -131,13 +128,13 @@ def _beyond_mean(values: _Floats, own_time: OwnTime) -> _Floats:
     return result
 
 
-def _persists(more: _Floats) -> bool:
+def _persists(more: Floats) -> bool:
     """Whether the excess is mostly on the same ranks in all steps."""
     lasting = more.shape[1] * float((more.mean(axis=1) ** 2).sum())
     return bool(lasting > PERSISTS * float((more**2).sum()))
 
 
-def _correlation(a: _Floats, b: _Floats) -> float:
+def _correlation(a: Floats, b: Floats) -> float:
     """Correlation of values that are already differences from a mean; 0 if one is constant."""
     scale = float(np.sqrt((a**2).sum() * (b**2).sum()))
     return float((a * b).sum()) / scale if scale > 0 else 0.0
@@ -145,7 +142,7 @@ def _correlation(a: _Floats, b: _Floats) -> float:
 
 def _tokens(
     analyses: Mapping[int, RankAnalysis], own_time: OwnTime, pauses: Mapping[int, HostPauses]
-) -> _Floats | None:
+) -> Floats | None:
     """Tokens of each rank in each step; None unless all ranks log them."""
     table = np.zeros(own_time.parts[COMPUTATION].shape)
     for row, rank in zip(table, own_time.ranks, strict=True):
@@ -157,7 +154,7 @@ def _tokens(
     return table
 
 
-def _spread(values: _Floats, own_time: OwnTime) -> float:
+def _spread(values: Floats, own_time: OwnTime) -> float:
     """Standard deviation over mean, between peers."""
     more = _beyond_mean(values, own_time)
     return float(np.sqrt((more**2).mean())) / max(float(values.mean()), 1.0)
@@ -181,7 +178,7 @@ def carried(collectives: Table, *, both_ways: bool = False) -> float | None:
     return float(known.mean()) if len(known) else None
 
 
-def _amounts(collectives: Table, *, both_ways: bool = False) -> _Floats:
+def _amounts(collectives: Table, *, both_ways: bool = False) -> Floats:
     """What each all-to-all carries: tokens if any has splits, else bytes; other rows have 0."""
     result = np.zeros(len(collectives))
     rows = np.flatnonzero(collectives["kind"] == CollectiveKind.ALL_TO_ALL)
@@ -192,7 +189,7 @@ def _amounts(collectives: Table, *, both_ways: bool = False) -> _Floats:
     return result
 
 
-def _totals(splits: Coded) -> _Floats:
+def _totals(splits: Coded) -> Floats:
     """Sum of each row's split; 0 if none is recorded."""
     rows = [text.split(",") for text in splits.values or ("",)]
     totals = [sum(map(int, row)) if all(map(_SIZE.fullmatch, row)) else 0 for row in rows]
@@ -242,12 +239,12 @@ def _call_in_step(place: Int64Array, step: Int64Array) -> Int64Array:
     return np.unique(keys, axis=1, return_inverse=True)[1].ravel().astype(np.int64)
 
 
-def _less_mean(values: _Floats, code: Int64Array) -> _Floats:
+def _less_mean(values: Floats, code: Int64Array) -> Floats:
     mean = np.bincount(code, weights=values) / np.maximum(np.bincount(code), 1)
     return np.asarray(values - mean[code], dtype=np.float64)
 
 
-def _slope(amount: _Floats, time: _Floats, call: Int64Array) -> float:
+def _slope(amount: Floats, time: Floats, call: Int64Array) -> float:
     spread, freedom = float(amount @ amount), len(amount) - len(np.unique(call)) - 1
     if spread <= 0 or freedom < 1:
         return 1.0

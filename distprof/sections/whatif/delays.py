@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from distprof.schema import Int64Array
+from distprof.schema import Bools, Floats, Int64Array
 from distprof.sections.own_time import over_peers
 from distprof.sections.whatif.trace_graph import TraceGraph
 from distprof.terms import CollectiveKind, MeshAxis
@@ -27,25 +26,23 @@ MAX_CLASSES = 8
 _TINY_RATIO = 0.05
 _ITERATIONS = 30
 
-_Floats = NDArray[np.float64]
-
-Measure = Callable[[_Floats], _Floats]
+Measure = Callable[[Floats], Floats]
 """Function from values, shape ``(ranks, sections)``, to target values."""
 
 
-def median_of_others(values: _Floats) -> _Floats:
+def median_of_others(values: Floats) -> Floats:
     """The median of the other ranks, for each rank."""
     whole = np.rint(values).astype(np.int64)
-    target: _Floats = whole - over_peers(whole)
+    target: Floats = whole - over_peers(whole)
     return target
 
 
-def mean_of_peers(values: _Floats) -> _Floats:
+def mean_of_peers(values: Floats) -> Floats:
     """The mean of all ranks, for each rank."""
     return np.broadcast_to(values.mean(axis=0), values.shape)
 
 
-def evened(values: _Floats) -> _Floats:
+def evened(values: Floats) -> Floats:
     """Values of each rank without its constant difference from its peers.
 
     Batches of different sizes lengthen all computation of a rank by one factor, in proportion to
@@ -62,7 +59,7 @@ def evened(values: _Floats) -> _Floats:
             return values
         section /= length
         rank = apart @ section
-    even: _Floats = np.maximum(values - np.outer(rank, section), 0)
+    even: Floats = np.maximum(values - np.outer(rank, section), 0)
     return even
 
 
@@ -76,7 +73,7 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
     # Pipeline stages that each global rank holds; empty tuples if none are known.
     stages: Mapping[int, tuple[int, ...]]
     # bool per section: between sending tokens to experts and getting them back.
-    is_expert: NDArray[np.bool_]
+    is_expert: Bools
 
     @staticmethod
     def of(
@@ -112,7 +109,13 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
         issued = before[np.searchsorted(graph.issued_segment, np.flatnonzero(known))]
         of_segment = np.full(graph.num_segments, OUTSIDE, dtype=np.int64)
         of_segment[known] = first[cell] + issued - before[low][cell]
-        exchange = _of_tokens(graph, has_experts=has_experts)
+        # collectives that send tokens to experts or back; small ones only exchange counts
+        exchange: Bools = graph.issued_kind == CollectiveKind.ALL_TO_ALL
+        if not has_experts:
+            of_experts = [name == MeshAxis.EP for name in graph.axis_names]
+            exchange &= np.array([*of_experts, False], dtype=np.bool_)[graph.issued_axis]
+        if exchange.any():
+            exchange &= graph.issued_bytes >= _TINY_RATIO * graph.issued_bytes[exchange].max()
         return Sections(
             of_segment=of_segment,
             first=first,
@@ -127,23 +130,23 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
         """Whether any rank has peers."""
         return any(len(group) > 1 for group in self.peers)
 
-    def totals(self, values: Int64Array) -> _Floats:
+    def totals(self, values: Int64Array) -> Floats:
         """Sum over the segments of each section, shape ``(C,)``."""
         inside = self.of_segment != OUTSIDE
         return np.bincount(
             self.of_segment[inside], weights=values[inside], minlength=int(self.count.sum())
         ).astype(np.float64)
 
-    def by_window(self, values: Int64Array) -> _Floats:
+    def by_window(self, values: Int64Array) -> Floats:
         """Sum over the segments of each window, shape ``(P, W)``."""
         totals = np.add.reduceat(self.totals(values), self.first.ravel())
         return totals.reshape(self.first.shape)
 
-    def of_windows(self, values: _Floats) -> _Floats:
+    def of_windows(self, values: Floats) -> Floats:
         """A value per window, shape ``(P, W)``, for each segment; 1 between windows."""
         window = np.searchsorted(self.first.ravel(), self.of_segment, side="right") - 1
         inside = self.of_segment != OUTSIDE
-        result: _Floats = np.where(inside, values.ravel()[window], 1.0)
+        result: Floats = np.where(inside, values.ravel()[window], 1.0)
         return result
 
     def mean(self, values: Int64Array) -> Int64Array:
@@ -151,7 +154,7 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
         totals = self.totals(values)
         return self.scaled(values, totals, self.targets(totals, mean_of_peers))
 
-    def targets(self, totals: _Floats, measure: Measure) -> _Floats:
+    def targets(self, totals: Floats, measure: Measure) -> Floats:
         """Target time of each section, from those of peers; its own time without peers."""
         result = totals.copy()
         for group in self.peers:
@@ -164,7 +167,7 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
                 result[cells] = measure(totals[cells])
         return result
 
-    def limited(self, parts: Int64Array, target: _Floats) -> Int64Array:
+    def limited(self, parts: Int64Array, target: Floats) -> Int64Array:
         """Own time per segment with no section longer than its target, from shape ``(S, kinds)``.
 
         A section gives up what peers have less of, wherever it is: a pause of the CPU leaves one
@@ -183,7 +186,7 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
         remaining = self.totals(rest)
         return self.scaled(rest, remaining, np.minimum(remaining, target))
 
-    def scaled(self, values: Int64Array, totals: _Floats, target: _Floats) -> Int64Array:
+    def scaled(self, values: Int64Array, totals: Floats, target: Floats) -> Int64Array:
         """Values per segment that give every section its target time.
 
         If a section has none of this time, its first segment gets the target. If it has no segment,
@@ -202,20 +205,9 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
         return np.rint(result).astype(np.int64)
 
 
-def _of_tokens(graph: TraceGraph, *, has_experts: bool) -> NDArray[np.bool_]:
-    """Collectives that send tokens to experts or back; small ones only exchange counts."""
-    exchange: NDArray[np.bool_] = graph.issued_kind == CollectiveKind.ALL_TO_ALL
-    if not has_experts:
-        of_experts = [name == MeshAxis.EP for name in graph.axis_names]
-        exchange &= np.array([*of_experts, False], dtype=np.bool_)[graph.issued_axis]
-    if exchange.any():
-        exchange &= graph.issued_bytes >= _TINY_RATIO * graph.issued_bytes[exchange].max()
-    return exchange
-
-
 def _expert_sections(
-    exchange: NDArray[np.bool_], low: Int64Array, high: Int64Array, first: Int64Array
-) -> NDArray[np.bool_]:
+    exchange: Bools, low: Int64Array, high: Int64Array, first: Int64Array
+) -> Bools:
     """Sections between the two all-to-alls of each pair, from a mask of the cutting collectives."""
     result = np.zeros(int((high - low + 1).sum()), dtype=np.bool_)
     for cell in np.ndindex(low.shape) if exchange.any() else ():
@@ -226,11 +218,8 @@ def _expert_sections(
 
 
 def common_cuts(
-    program: Int64Array,
-    peers: Sequence[Sequence[int]],
-    low: Int64Array,
-    high: Int64Array,
-) -> NDArray[np.bool_]:
+    program: Int64Array, peers: Sequence[Sequence[int]], low: Int64Array, high: Int64Array
+) -> Bools:
     """Mask of the collectives that peers issue in the same order in their window.
 
     ``program`` is the class of each collective, in order of rank and start; ``low`` and ``high``

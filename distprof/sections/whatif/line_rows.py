@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.run.run import Rank, Run
-from distprof.schema import ABSENT, Int64Array
+from distprof.schema import ABSENT, Bools, Int64Array
 from distprof.sections.context import MainLine, RankAnalysis
 from distprof.sections.gradients.measure import needless_rows, unhidden_rows
 from distprof.sections.matched import RowIndex, places
@@ -26,7 +26,7 @@ class LineRows(msgspec.Struct, frozen=True, kw_only=True):
     base: Int64Array  # first segment of each rank
     start_ns: Int64Array  # on the common clock
     end_ns: Int64Array
-    is_timed: NDArray[np.bool_]
+    is_timed: Bools
     stream: Int64Array
     kind: NDArray[np.int8]
     bytes: Int64Array
@@ -38,18 +38,15 @@ class LineRows(msgspec.Struct, frozen=True, kw_only=True):
     unheld: Int64Array  # where each would have been issued without a copy; ABSENT for no copy
     copy_ns: Int64Array
     resume: Int64Array
-    exposed: NDArray[np.bool_]
+    exposed: Bools
     begin_ns: Int64Array  # of each rank's line, common clock
     epoch_ns: int
-    is_needless: NDArray[np.bool_]  # gradients that are reduced again before the update
+    is_needless: Bools  # gradients that are reduced again before the update
     unhidden: NDArray[np.float32]  # share that cannot overlap: the last bucket's
 
     @staticmethod
     def of(
-        run: Run,
-        index: RowIndex,
-        lines: Sequence[MainLine],
-        analyses: Mapping[int, RankAnalysis],
+        run: Run, index: RowIndex, lines: Sequence[MainLine], analyses: Mapping[int, RankAnalysis]
     ) -> LineRows:
         """Rows of the ranks in ``index``, with ``lines`` in the same order."""
         base = np.concatenate(([0], np.cumsum([len(line) for line in lines]))).astype(np.int64)
@@ -112,9 +109,9 @@ class LineRows(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def inside(self) -> NDArray[np.bool_]:
+    def inside(self) -> Bools:
         """Rows that affect a line."""
-        mask: NDArray[np.bool_] = (self.issue != ABSENT) | (self.resume != ABSENT)
+        mask: Bools = (self.issue != ABSENT) | (self.resume != ABSENT)
         return mask
 
 
@@ -152,12 +149,8 @@ def _axes(
 # Transfers between ranks and their members, from matched collectives and messages ----------------
 
 _SYMMETRIC = [int(kind) for kind in CollectiveKind if kind.is_symmetric]
-
 _MESSAGES = (int(CollectiveKind.SEND), int(CollectiveKind.RECV))
-
-
 NOWHERE = np.iinfo(np.int64).min
-
 _NOTHING = np.empty(0, np.int64)
 
 
@@ -172,11 +165,11 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
     bytes: Int64Array  # int64, ABSENT if unknown.
     owner: NDArray[np.int32]  # int32, position of the rank; ABSENT if several ranks take part.
     # bool, whether its members are known, so the duration contains no waiting.
-    is_joined: NDArray[np.bool_]
+    is_joined: Bools
     # int64, earliest start, from a member that issued it outside of the line.
     release_ns: Int64Array
     # bool, whether it reduces gradients that are reduced again before their update.
-    is_needless: NDArray[np.bool_]
+    is_needless: Bools
     # int64, place of its members, from :func:`~distprof.sections.matched.places`; ``NOWHERE`` if
     # they are unknown.
     place: Int64Array
@@ -279,13 +272,13 @@ def _joined(run: Run, rows: LineRows, others: Int64Array) -> TransferParts:
     )
 
 
-def _one_clock(run: Run, rows: LineRows, row: Int64Array, first: Int64Array) -> NDArray[np.bool_]:
+def _one_clock(run: Run, rows: LineRows, row: Int64Array, first: Int64Array) -> Bools:
     """Instances whose members' clocks can be compared."""
     clock = run.clock
     of_rank = np.array([clock.component[clock.domain_of(r.rank)] for r in rows.index.ranks])
     of_member = of_rank[rows.index.rank_index[row]]
     low, high = np.minimum.reduceat(of_member, first), np.maximum.reduceat(of_member, first)
-    same: NDArray[np.bool_] = low == high
+    same: Bools = low == high
     return same
 
 

@@ -1,10 +1,15 @@
 """How long the step would take without each cause, from simulations of the run as a graph.
 
+Ranks that are slow together take as long as the median of peers that are not slow, section by
+section, in the steps in which they are slow. If a whole pipeline stage is slow, its ranks have no
+peers to compare with, and compute at the pace of the other stages instead.
+
 Source of the definitions of S, S_t, S_w, M_W and M_S: formula sheet, "What-if".
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -14,17 +19,23 @@ import numpy as np
 from distprof.replay import CycleError
 from distprof.run.evidence import OperationLog
 from distprof.run.run import Run
-from distprof.sections.context import RankAnalyses
+from distprof.run.topology import ProcessGroup
+from distprof.schema import ABSENT, Bools, Floats, Int64Array
+from distprof.sections.context import Own, RankAnalyses, RankAnalysis
+from distprof.sections.matched import place_of
 from distprof.sections.moe.result import MoeResult
-from distprof.sections.own_time import held_stages
+from distprof.sections.own_time import held_stages, same_stages
 from distprof.sections.pipeline.result import PipelineResult
-from distprof.sections.stragglers.result import StragglersResult
-from distprof.sections.whatif.changes import Refill, refill_of
-from distprof.sections.whatif.plan import Simulation, Workbench
+from distprof.sections.stragglers.computing import EXPERTS, pace_of
+from distprof.sections.stragglers.result import SlowLink, StragglerSet, StragglersResult
+from distprof.sections.whatif.delays import OUTSIDE, Sections
+from distprof.sections.whatif.plan import Refill, Simulation, Workbench, refill_of
 from distprof.sections.whatif.result import WhatIfResult
+from distprof.sections.whatif.scenarios import TraceChange, beginning, in_time
 from distprof.sections.whatif.segments import rank_line
-from distprof.terms import StragglerPattern
-from distprof.units import format_ratio
+from distprof.sections.whatif.trace_graph import TraceGraph
+from distprof.terms import CollectiveKind, StragglerCause, StragglerPattern
+from distprof.units import format_ratio, name_ranks
 
 if TYPE_CHECKING:
     from distprof.replay import Times
@@ -75,8 +86,8 @@ def _of_traces(
 ) -> WhatIfResult:
     # Imported here because these modules need results of this package
     from distprof.sections.whatif.delays import Sections
+    from distprof.sections.whatif.measure import link_changes, set_changes
     from distprof.sections.whatif.scenarios import is_worth_showing, scenarios
-    from distprof.sections.whatif.sets import link_changes, set_changes
     from distprof.sections.whatif.trace_graph import path_shares, trace_graph
     from distprof.sections.whatif.trace_model import TraceModel, packed, slowdowns
 
@@ -130,3 +141,175 @@ def _replayed(graph: TraceGraph, times: Times) -> WhatIfResult:
 
 def _nothing(why: str) -> WhatIfResult:
     return WhatIfResult(unavailable=(f"The step was not simulated: {why}.",))
+
+
+AGAIN = 1 / 3
+"""Share of windows from which a rank counts as slow repeatedly, such as every third step."""
+
+MIN_AGAIN = 2
+
+
+def set_changes(
+    graph: TraceGraph,
+    sections: Sections,
+    analyses: Mapping[int, RankAnalysis],
+    sets: Sequence[StragglerSet],
+) -> Iterator[TraceChange]:
+    """A change for each set that no scenario of a single rank covers."""
+    own = graph.own_total_ns
+    for one in sets:
+        if graph.is_sample and (one.steps or one.since_step is not None):
+            continue  # some of its steps may not be simulated: their measured cost counts
+        # Ranks and windows that are slow, shape ``(P, W)``
+        slow: Bools = np.zeros(graph.opens.shape, dtype=np.bool_)
+        steps_of: dict[int, tuple[int, ...]] = dict.fromkeys(one.ranks, ())
+        steps_of.update(zip(one.ranks, one.steps_by_rank, strict=False))
+        for position, rank in enumerate(graph.ranks):
+            numbers = np.array([step.step for step in analyses[rank].steps[graph.windows]])
+            if rank in steps_of and len(numbers) == slow[position].size:
+                slow[position] = np.isin(numbers, steps_of[rank]) if steps_of[rank] else True
+                if one.since_step is not None:
+                    slow[position] &= numbers >= one.since_step
+        if one.scenario == f"rank {one.ranks[0]}" or not slow.any():
+            continue
+        # Release times with ranks that are always slow beginning the first window with the others
+        count = slow.sum(axis=1)
+        again = (count >= MIN_AGAIN) & (count >= AGAIN * slow.shape[1])
+        again &= one.pattern is StragglerPattern.TRANSIENT
+        late = np.flatnonzero((slow[:, 0] & (count > slow.shape[1] / 2)) | again)
+        yield TraceChange(
+            what=one.scenario,
+            title=f"{name_ranks(one.ranks)} kept up with the other ranks",
+            ranks=one.ranks,
+            own_ns=_without_cause(graph, sections, analyses, own, slow, one),
+            delay_ns=graph.kept_up(np.flatnonzero(slow.any(axis=1)).tolist()),
+            release_ns=(
+                beginning(graph, in_time(graph, sections), late.tolist()) if len(late) else None
+            ),
+            transfer_ns=_evened(graph, one),
+        )
+
+
+def _evened(graph: TraceGraph, one: StragglerSet) -> Int64Array | None:
+    """Durations with even all-to-alls; uneven ones take as long as their busiest member needs."""
+    if one.detail != EXPERTS or one.exchange_ratio is None:
+        return None
+    transfers = graph.transfers
+    exchange = transfers.is_joined & (transfers.kind == CollectiveKind.ALL_TO_ALL)
+    even = np.rint(transfers.duration_ns / max(one.exchange_ratio, 1.0)).astype(np.int64)
+    return np.where(exchange, even, transfers.duration_ns)
+
+
+def _without_cause(
+    graph: TraceGraph,
+    sections: Sections,
+    analyses: Mapping[int, RankAnalysis],
+    own: Int64Array,
+    slow: Bools,
+    one: StragglerSet,
+) -> Int64Array:
+    """Own time of each segment without the cause; tokens of busy experts go to the others."""
+    if one.detail == EXPERTS:
+        return _experts_evened(sections, own)
+    # Peers that are slow in the same windows, so none of them shows the usual time.
+    alone = [
+        position
+        for group in sections.peers
+        for cells in (slow[list(group)],)
+        if cells.any() and (cells.all(axis=0) == cells.any(axis=0)).all()
+        for position in group
+    ]
+    less, part = _kept_up(sections, graph.own_ns, slow), graph.own_ns[:, Own.COMPUTATION]
+    if one.cause in (StragglerCause.LATE_INPUT, StragglerCause.LATE_HOST):
+        part = own - part - graph.own_ns[:, Own.COPY]  # idle time
+        rates = sections.by_window(part)
+    else:  # they compute at the pace of the others
+        pace = pace_of(analyses, same_stages(sections.stages.values()))
+        if pace is None or len(pace.groups) != 1:
+            return less
+        rates = pace.factor[:, graph.windows]
+        if rates.shape != slow.shape:
+            return less
+    return np.minimum(less, _at_usual_rate(sections, own, part, rates, slow, alone))
+
+
+def _experts_evened(sections: Sections, own: Int64Array) -> Int64Array:
+    """Own time with the experts of every rank computing as long as the mean of its peers."""
+    # Tokens go to other ranks, so the sum stays. Chance differences between layers stay as well.
+    expert = sections.of_segment != OUTSIDE
+    expert &= sections.is_expert[np.maximum(sections.of_segment, 0)]
+    if not expert.any():
+        return sections.mean(own)
+    work = np.where(expert, own, 0)
+    windows = sections.by_window(work)
+    even = windows.copy()
+    for group in sections.peers:
+        even[list(group)] = windows[list(group)].mean(axis=0)
+    factor = np.divide(even, windows, out=np.ones_like(even), where=windows > 0)
+    more = np.rint(work * (sections.of_windows(factor) - 1)).astype(np.int64)
+    return own + more
+
+
+def _kept_up(sections: Sections, parts: Int64Array, slow: Bools) -> Int64Array:
+    """Own time with slow cells limited to the median of their peers that are not slow."""
+    totals = sections.totals(parts.sum(axis=1))
+    target = totals.copy()
+    for group in sections.peers:
+        for window in range(slow.shape[1]):
+            rows = np.array(group)
+            late, fit = rows[slow[rows, window]], rows[~slow[rows, window]]
+            if len(late) and len(fit):
+                cells = sections.first[:, window][:, None] + np.arange(
+                    int(sections.count[rows[0], window])
+                )
+                usual = np.median(totals[cells[fit]], axis=0)
+                target[cells[late]] = np.minimum(totals[cells[late]], usual)
+    return sections.limited(parts, target)
+
+
+def _at_usual_rate(
+    sections: Sections,
+    own: Int64Array,
+    part: Int64Array,
+    rates: Floats,
+    slow: Bools,
+    alone: Sequence[int],
+) -> Int64Array:
+    """Own time with this part of it at the median rate of the ranks that are not slow."""
+    # Only of slow ranks without peers. Rates have shape ``(P, W)``; below 1 they count as 1.
+    fit = ~slow.any(axis=1)
+    if not alone or not fit.any():
+        return own
+    usual = np.median(rates[fit], axis=0)
+    factor: Floats = np.ones(slow.shape)
+    for position in alone:
+        ratio = np.minimum(usual / np.maximum(rates[position], 1.0), 1.0)
+        factor[position] = np.where(slow[position], ratio, 1.0)
+    less = np.rint(part * (1 - sections.of_windows(factor))).astype(np.int64)
+    return np.asarray(own - less, dtype=np.int64)
+
+
+# Slow links ---------------------------------------------------------------------------------------
+
+
+def link_changes(
+    graph: TraceGraph, groups: Sequence[ProcessGroup], links: Sequence[SlowLink]
+) -> Iterator[TraceChange]:
+    """A change per slow link: its transfers shrink by the ratio of the others' median to its."""
+    known = graph.transfers
+    for link in links:
+        transfer_ns = known.duration_ns.astype(np.float64)
+        for slow in link.transfers:
+            size = ABSENT if slow.bytes is None else slow.bytes
+            same = np.isin(known.place, place_of(slow.ranks, groups)) & (known.bytes == size)
+            same &= known.kind == CollectiveKind[slow.kind.upper()]
+            if link.steps:
+                same &= np.isin(known.step, link.steps)
+            transfer_ns[same] *= slow.others_ns / slow.transfer_ns
+        others = "the others" if link.num_compared else "in other steps"
+        yield TraceChange(
+            what=link.scenario,
+            title=f"links of {name_ranks(link.ranks)} were as fast as {others}",
+            ranks=link.ranks,
+            transfer_ns=np.rint(transfer_ns).astype(np.int64),
+        )

@@ -18,11 +18,10 @@ from itertools import pairwise
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from distprof.replay import Graph
 from distprof.run.evidence import OperationLog
-from distprof.schema import Int64Array, Table
+from distprof.schema import Bools, Int64Array, Table
 
 KINDS = (
     "forward-compute",
@@ -43,8 +42,7 @@ KINDS = (
 """Kinds with a known place in a step; ``StepRows.kind`` is an index into them."""
 
 MESSAGES = ("forward-send", "forward-recv", "backward-send", "backward-recv")
-
-RowIndex = NDArray[np.int64]
+RowIndex = Int64Array
 
 
 class StepRows(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +74,7 @@ class StepRows(msgspec.Struct, frozen=True, kw_only=True):
         """int64, shape ``(n,)``."""
         return self.lane // self.num_stages
 
-    def of(self, *kinds: str) -> NDArray[np.bool_]:
+    def of(self, *kinds: str) -> Bools:
         """Mask of the operations of these kinds."""
         return np.isin(self.kind, [KINDS.index(kind) for kind in kinds])
 
@@ -160,7 +158,6 @@ _AFTER = (
 )
 
 _ACROSS_DP = ("params-all-gather", "grads-reduce-scatter", "separate-grads-all-reduce")
-
 Edges = tuple[Int64Array, Int64Array]
 
 
@@ -218,7 +215,7 @@ def graph_of(rows: StepRows) -> StepGraph:
 # Order --------------------------------------------------------------------------------------------
 
 
-def _in_order(rows: StepRows, mask: NDArray[np.bool_]) -> Int64Array:
+def _in_order(rows: StepRows, mask: Bools) -> Int64Array:
     """Operations of a mask by worker, in order of their start in the first step."""
     chosen = np.flatnonzero(mask)
     names = np.argsort(np.argsort(np.array(KINDS)))[rows.kind[chosen]]
@@ -307,12 +304,7 @@ def _matched(
 
 
 def _partner_numbers(
-    rows: StepRows,
-    launched: Int64Array,
-    compute: Int64Array,
-    has_end: NDArray[np.bool_],
-    *,
-    is_send: bool,
+    rows: StepRows, launched: Int64Array, compute: Int64Array, has_end: Bools, *, is_send: bool
 ) -> Int64Array:
     """Number of the worker's computation that each message belongs to."""
     # Logs of interleaved schedules contain either a message for every computation, including those
@@ -337,13 +329,13 @@ def _partner_numbers(
 
 def _is_launched(
     rows: StepRows, messages: Int64Array, compute: Int64Array, *, is_send: bool
-) -> NDArray[np.bool_]:
+) -> Bools:
     num_workers = int(rows.worker.max()) + 1
     worker, of_compute = rows.worker[messages], rows.worker[compute]
     if is_send:
         first = np.full(num_workers, np.iinfo(np.int64).max)
         np.minimum.at(first, of_compute, rows.end[compute, 0])
-        launched: NDArray[np.bool_] = rows.end[messages, 0] >= first[worker] - EPS_NS
+        launched: Bools = rows.end[messages, 0] >= first[worker] - EPS_NS
         return launched
     last = np.full(num_workers, np.iinfo(np.int64).min // 2)
     np.maximum.at(last, of_compute, rows.start[compute, 0])
@@ -456,7 +448,7 @@ def _groups(rows: StepRows, pairs: list[Edges]) -> Int64Array:
     return group
 
 
-def _number(group: Int64Array, mask: NDArray[np.bool_], key: Int64Array, used: int) -> int:
+def _number(group: Int64Array, mask: Bools, key: Int64Array, used: int) -> int:
     """Number the operations of a mask by key; returns how many numbers are used so far."""
     distinct, index = np.unique(key[mask], return_inverse=True)
     group[mask] = used + index

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from distprof.replay import Times, simulate
-from distprof.schema import ABSENT, Int64Array
+from distprof.schema import ABSENT, Bools, Floats, Int64Array
 from distprof.sections.whatif.operation_graph import KINDS, MESSAGES, StepGraph, StepRows, graph_of
 
 CLOCK_TOLERANCE_NS = 10_000_000
@@ -36,7 +35,7 @@ _COMMUNICATION = (
     "optimizer-clip-main-grad",
 )
 
-Mask = NDArray[np.bool_]
+Mask = Bools
 
 
 class OperationReplay(msgspec.Struct, frozen=True, kw_only=True):
@@ -264,14 +263,14 @@ def _as_pair(replay: OperationReplay, num: int) -> OperationReplay | None:
     )
 
 
-def slowest(workers: Workers, slowdown: NDArray[np.float64]) -> Int64Array:
+def slowest(workers: Workers, slowdown: Floats) -> Int64Array:
     """Ranks of the slowest 3 %, rounded up; among equally slow workers, the lower ranks."""
     num = -(-len(workers.rank) * SLOWEST_PERCENT // 100)
     order = np.lexsort((workers.rank, -slowdown))
     return workers.rank[order[:num]]
 
 
-def level_stages(replay: OperationReplay) -> NDArray[np.float64]:
+def level_stages(replay: OperationReplay) -> Floats:
     """float64, shape ``(n,)``: factors that make every stage compute as long as the mean stage.
 
     Lengths are scaled, so differences between micro-batches and workers of a stage remain.
@@ -310,7 +309,7 @@ def micro_batch_correlation(replay: OperationReplay) -> float | None:
     return float(np.corrcoef(forward.ravel(), backward.ravel())[0, 1])
 
 
-def _deviations(replay: OperationReplay, kind: str) -> NDArray[np.float64]:
+def _deviations(replay: OperationReplay, kind: str) -> Floats:
     """Lengths over the mean of their stage, by worker, chunk and micro-batch."""
     rows = replay.rows
     chosen = np.flatnonzero(rows.of(kind) & (rows.micro_batch >= 0))

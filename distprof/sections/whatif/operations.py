@@ -13,17 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from distprof.replay import CycleError, critical_path
 from distprof.run.evidence import OperationLog
-from distprof.schema import Int64Array
+from distprof.schema import Floats, Int64Array
 from distprof.sections.pipeline.result import PipelineResult
 from distprof.sections.whatif import operation_replay as by
-from distprof.sections.whatif.changes import Change, Made, lower, refill_of
-from distprof.sections.whatif.operation_graph import KINDS, lay_out
+from distprof.sections.whatif.operation_graph import KINDS, StepRows, lay_out
 from distprof.sections.whatif.operation_replay import Mask, OperationReplay, replay_of
-from distprof.sections.whatif.plan import Simulation, Workbench
+from distprof.sections.whatif.plan import Change, Made, Simulation, Workbench, lower, refill_of
 from distprof.sections.whatif.result import (
     TRANSFERS,
     KindSlowdown,
@@ -42,7 +40,6 @@ MAX_CELLS = 4_000_000
 """Operations times steps whose paths are followed; for larger logs, evenly spaced steps."""
 
 _COMPUTE = ("forward-compute", "backward-compute", "optimizer")
-
 Key = tuple[int | None, str, str]
 
 
@@ -100,9 +97,7 @@ MAX_WORKERS_FIXED = 16
 
 
 def simulate_operations(
-    log: OperationLog,
-    pipeline: PipelineResult | None = None,
-    bench: Workbench | None = None,
+    log: OperationLog, pipeline: PipelineResult | None = None, bench: Workbench | None = None
 ) -> WhatIfResult:
     """Simulate the log's steps as they were and without each cause.
 
@@ -145,7 +140,6 @@ def _answer(
     if rows is not None:
         slowdown = np.minimum(rows.mean(axis=1)[workers.dp_rank] / ideal, slowdown)
     late = by.slowest(workers, slowdown)
-    causes = _Causes(replay, step)
     last = replay.rows.stage == replay.rows.num_stages - 1
     few = np.isin(replay.rows.rank, late)
     is_slow = step / ideal >= MIN_SLOWDOWN
@@ -153,8 +147,8 @@ def _answer(
     gaps_ns = max(0, round(measured - step))
     model = OperationModel(replay=replay, changes=changes, gaps_ns=gaps_ns)
     bench.simulation = Simulation.of(model, changes, refill_of(pipeline))
-    found = causes.scenarios(bench.simulation, slowdown, workers)
-    m_w, m_s = causes.share(few, ideal), causes.share(last, ideal)
+    found = _scenarios(replay, bench.simulation, step, slowdown, workers)
+    m_w, m_s = (_explained(replay, mask, step, ideal) for mask in (few, last))
     kinds = [
         KindSlowdown(kind=kind, slowdown=float(steps.mean()) / ideal)
         for kind, steps in by.by_kind(replay).items()
@@ -185,76 +179,70 @@ def _answer(
     )
 
 
-class _Causes:
-    """The mean step without each cause; ``step`` is the simulated one with nothing changed, ns."""
-
-    def __init__(self, replay: OperationReplay, step: float) -> None:
-        self._replay = replay
-        self._step = step
-
-    def share(self, mask: Mask, ideal: int) -> float:
-        """Share of the slowdown that disappears if the operations of a mask are ideal."""
-        if self._step == ideal:
-            return 0.0
-        fixed = float(self._replay.fixing([mask]).mean())
-        return (self._step - fixed) / (self._step - ideal)
-
-    def scenarios(
-        self, simulation: Simulation, slowdown: NDArray[np.float64], workers: by.Workers
-    ) -> tuple[Scenario, ...]:
-        """All scenarios worth showing, by the time that they recover."""
-        least_ns = MIN_RECOVERABLE_RATIO * self._step
-        found = []
-        for scenario in simulation.scenarios():
-            # Its step is simulated without late launches, as in all other scenarios.
-            gain = 0 if scenario.what == "launch-gaps" else scenario.recoverable_ns
-            if not scenario.what.startswith("kind ") or scenario.recoverable_ns >= least_ns:
-                step_ns = round(self._step) - gain
-                found.append(msgspec.structs.replace(scenario, step_ns=step_ns))
-        parts = [
-            part for part in self._parts(slowdown, workers) if part[0] not in simulation.alone_ns
-        ]
-        fixed = self._replay.fixing([mask for _, _, mask, _ in parts]).mean(axis=1).tolist()
-        found += [
-            Scenario(
-                what=what,
-                title=title,
-                step_ns=round(step),
-                recoverable_ns=max(0, round(self._step - step)),
-                ranks=ranks,
-            )
-            for (what, title, _, ranks), step in zip(parts, fixed, strict=True)
-            if what == "last-stage" or self._step - step >= least_ns
-        ]
-        return tuple(sorted(found, key=lambda scenario: -scenario.recoverable_ns))
-
-    def _parts(self, slowdown: NDArray[np.float64], workers: by.Workers) -> Iterator[_Part]:
-        """Stages, kinds and the slowest workers, the last stage first."""
-        rows = self._replay.rows
-
-        def of_stage(stage: int) -> tuple[Mask, tuple[int, ...]]:
-            mask = rows.stage == stage
-            return mask, tuple(np.unique(rows.rank[mask]).tolist())
-
-        if rows.num_stages > 1:
-            title = "the last pipeline stage took its ideal time"
-            yield "last-stage", title, *of_stage(rows.num_stages - 1)
-        for kind, mask in by.masks_by_kind(rows).items():
-            yield f"kind {kind}", f"every {kind} took its usual time", mask, ()
-        for stage in np.unique(rows.stage)[:-1].tolist():
-            yield f"stage {stage}", f"stage {stage} took its ideal time", *of_stage(stage)
-        for i in np.argsort(-slowdown, kind="stable")[:MAX_WORKERS_FIXED].tolist():
-            rank = int(workers.rank[i])
-            yield f"rank {rank}", f"rank {rank} took its ideal time", rows.rank == rank, (rank,)
+def _explained(replay: OperationReplay, mask: Mask, step: float, ideal: int) -> float:
+    """Share of the slowdown that disappears if the operations of a mask are ideal."""
+    if step == ideal:
+        return 0.0
+    return (step - float(replay.fixing([mask]).mean())) / (step - ideal)
 
 
-_Part = tuple[str, str, Mask, tuple[int, ...]]
-"""Key and title of a scenario, its operations and their ranks."""
+def _scenarios(
+    replay: OperationReplay,
+    simulation: Simulation,
+    step: float,
+    slowdown: Floats,
+    workers: by.Workers,
+) -> tuple[Scenario, ...]:
+    """All scenarios worth showing, by the time that they recover; ``step`` is the simulated one."""
+    least_ns = MIN_RECOVERABLE_RATIO * step
+    found = []
+    for scenario in simulation.scenarios():
+        # Its step is simulated without late launches, as in all other scenarios.
+        gain = 0 if scenario.what == "launch-gaps" else scenario.recoverable_ns
+        if not scenario.what.startswith("kind ") or scenario.recoverable_ns >= least_ns:
+            found.append(msgspec.structs.replace(scenario, step_ns=round(step) - gain))
+    parts = [
+        part
+        for part in _parts(replay.rows, slowdown, workers)
+        if part[0] not in simulation.alone_ns
+    ]
+    fixed = replay.fixing([mask for _, _, mask, _ in parts]).mean(axis=1).tolist()
+    found += [
+        Scenario(
+            what=what,
+            title=title,
+            step_ns=round(without),
+            recoverable_ns=max(0, round(step - without)),
+            ranks=ranks,
+        )
+        for (what, title, _, ranks), without in zip(parts, fixed, strict=True)
+        if what == "last-stage" or step - without >= least_ns
+    ]
+    return tuple(sorted(found, key=lambda scenario: -scenario.recoverable_ns))
 
 
-def _worker_slowdowns(
-    workers: by.Workers, slowdown: NDArray[np.float64]
-) -> tuple[WorkerSlowdown, ...]:
+def _parts(
+    rows: StepRows, slowdown: Floats, workers: by.Workers
+) -> Iterator[tuple[str, str, Mask, tuple[int, ...]]]:
+    """Key, title, operations and ranks of stages, kinds and the slowest workers."""
+
+    def of_stage(stage: int) -> tuple[Mask, tuple[int, ...]]:
+        mask = rows.stage == stage
+        return mask, tuple(np.unique(rows.rank[mask]).tolist())
+
+    if rows.num_stages > 1:
+        title = "the last pipeline stage took its ideal time"
+        yield "last-stage", title, *of_stage(rows.num_stages - 1)
+    for kind, mask in by.masks_by_kind(rows).items():
+        yield f"kind {kind}", f"every {kind} took its usual time", mask, ()
+    for stage in np.unique(rows.stage)[:-1].tolist():
+        yield f"stage {stage}", f"stage {stage} took its ideal time", *of_stage(stage)
+    for i in np.argsort(-slowdown, kind="stable")[:MAX_WORKERS_FIXED].tolist():
+        rank = int(workers.rank[i])
+        yield f"rank {rank}", f"rank {rank} took its ideal time", rows.rank == rank, (rank,)
+
+
+def _worker_slowdowns(workers: by.Workers, slowdown: Floats) -> tuple[WorkerSlowdown, ...]:
     order = np.lexsort((workers.rank, -slowdown))[:MAX_ROWS]
     return tuple(
         WorkerSlowdown(
@@ -268,7 +256,7 @@ def _worker_slowdowns(
 
 
 def _stage_slowdowns(
-    replay: OperationReplay, workers: by.Workers, slowdown: NDArray[np.float64]
+    replay: OperationReplay, workers: by.Workers, slowdown: Floats
 ) -> tuple[StageSlowdown, ...]:
     rows = replay.rows
     compute = rows.of(*by.COMPUTE)
@@ -297,7 +285,7 @@ class OperationChange(Change, frozen=True, kw_only=True):
     # int64, shape ``(n,)``: usual length on the operation's own stage.
     level_ns: Int64Array | None = None
     # float64, shape ``(n,)``, for the length of each operation.
-    factor: NDArray[np.float64] | None = None
+    factor: Floats | None = None
     is_prompt: bool = False  # Whether no operation is launched late.
 
 
@@ -325,7 +313,7 @@ def operation_changes(replay: OperationReplay, slowest: Int64Array) -> Iterator[
 
 
 class OperationModel(msgspec.Struct, frozen=True, kw_only=True):
-    """See :class:`~distprof.sections.whatif.changes.Model`.
+    """See :class:`~distprof.sections.whatif.plan.Model`.
 
     Levelling stages and micro-batches gives operations the length of their stage, scaled; other
     changes shorten them directly, and the larger change counts. It is unknown how late an operation

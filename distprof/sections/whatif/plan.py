@@ -1,7 +1,9 @@
 """Which changes to make, in which order, and how long the step takes after each.
 
-The run is simulated with one change after another, from its traces or from a log of operations.
-Faults come before causes that all ranks share, and those before tuning: a slow rank is fixed before
+The run is simulated with one change after another, from its traces
+(:mod:`~distprof.sections.whatif.trace_model`) or from a log of operations
+(:mod:`~distprof.sections.whatif.operations`); the plan needs only their common interface. Faults
+come before causes that all ranks share, and those before tuning: a slow rank is fixed before
 transfers are overlapped, unless overlap recovers far more. Of changes that recover about the same
 time, the narrowest comes first. Faults that hide each other are fixed one after another, although
 the first of them recovers almost nothing.
@@ -11,10 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import IntEnum
+from typing import Protocol, TypeAlias
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
 
+from distprof.costs.known_schedules import SCHEDULES
+from distprof.costs.prediction import Candidate, StageWork, predict
+from distprof.schema import Int64Array
 from distprof.sections.computation.result import (
     FUSED_ATTENTION,
     FUSED_DROPOUT,
@@ -30,10 +37,144 @@ from distprof.sections.computation.result import (
     UNSET_GRADIENTS,
 )
 from distprof.sections.idle import CPU_OPTIMIZER
-from distprof.sections.pipeline.result import MICRO_BATCHES, SCHEDULE
-from distprof.sections.whatif.changes import Change, Made, Model, Refill
+from distprof.sections.pipeline.result import (
+    MICRO_BATCHES,
+    SCHEDULE,
+    PipelineGroup,
+    PipelineResult,
+    refill_key,
+)
 from distprof.sections.whatif.result import Repair, RepairPlan, Scenario
 from distprof.units import name_ranks
+
+Made: TypeAlias = Mapping[str, float]
+"""Changes that are made, by key, with the share of each, above 0 and at most 1."""
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """What a scenario changes; subclasses add how, for each kind of run."""
+
+    what: str  # Stable key.
+    title: str  # What changes, as a clause that follows "if".
+    ranks: tuple[int, ...] = ()  # Ranks whose operations change; empty for all.
+    done: str = ""  # The change as a fact, if the wording of its kind does not say enough.
+    # Upper bound of the time that it recovers, for a reason that is not simulated.
+    most_ns: int | None = None
+
+
+class Model(Protocol):
+    """A run that can be simulated with any set of its changes."""
+
+    def step_times(self, made: Sequence[Made]) -> list[int]:
+        """Mean step, ns, with each of these sets of changes; the empty set is the run as it was."""
+
+    def stage_work(self, made: Made) -> Mapping[int, float]:
+        """How long each rank works in its pipeline stages, in any unit; empty if unknown."""
+
+
+def lower(values: Int64Array, changed: Sequence[Int64Array | None]) -> Int64Array | None:
+    """The smallest of the changed values, plus all increases; None for no change.
+
+    If two changes shorten the same value, the one that shortens it more counts.
+    """
+    present = [one for one in changed if one is not None]
+    if not present:
+        return None
+    less = np.min([np.minimum(one - values, 0) for one in present], axis=0)
+    more = np.sum([np.maximum(one - values, 0) for one in present], axis=0)
+    result: Int64Array = values + less + more
+    return result
+
+
+# Another order of a pipeline ----------------------------------------------------------------------
+
+
+class Refill(Change, frozen=True, kw_only=True):
+    """More micro-batches or another schedule, as a change that is made after others.
+
+    The same batch in more and smaller micro-batches, or in another order, fills a pipeline better.
+    The time saved depends on the changes before it: stages of unequal length leave gaps that no
+    order fills. Therefore both orders are replayed again with the work of the stages after these
+    changes, and the pipeline's time shrinks by the ratio of the two. The rest of the step stays the
+    same.
+    """
+
+    group: PipelineGroup  # The pipeline.
+    present: Candidate  # Its present order.
+    other: Candidate  # The order that replaces it.
+
+    def saved_ns(self, step_ns: int, usual: Mapping[int, float], work: Mapping[int, float]) -> int:
+        """Time that the other order saves after other changes."""
+        now, then = self._makespans(self._factors(usual, work))
+        if now <= 0 or then >= now:
+            return 0
+        group = self.group
+        outside = max((group.step_ns or 0) - (group.span_ns or 0), 0)
+        span = min(max(step_ns - outside, now), step_ns)
+        return int(span * (1 - then / now))
+
+    def _factors(self, usual: Mapping[int, float], work: Mapping[int, float]) -> list[float]:
+        """Work at each position of the busiest pipeline of this shape, over the measured work."""
+        # The measured pipeline is ``group.ranks``, the one with the median span.
+        replicas = self.group.replicas or (self.group.ranks,)
+        busiest = max(replicas, key=lambda ranks: max(work.get(rank, 0.0) for rank in ranks))
+        return [
+            work[rank] / usual[measured] if rank in work and usual.get(measured) else 1.0
+            for rank, measured in zip(busiest, self.group.ranks, strict=True)
+        ]
+
+    def _makespans(self, factors: Sequence[float]) -> tuple[int, int]:
+        """Makespans of the present order and the other one."""
+        group, stages = self.group, self.group.stages_detail
+        scale = np.array([factors[stage.position] for stage in stages])
+        forward, backward = (
+            np.rint(np.array([getattr(stage, name) or 0 for stage in stages]) * scale)
+            for name in ("forward_ns", "backward_ns")
+        )
+        backward = backward.astype(np.int64)
+        work = StageWork(
+            forward_ns=forward.astype(np.int64),
+            backward_input_ns=backward // 2,
+            backward_weight_ns=backward - backward // 2,
+            num_micro_batches=group.num_micro_batches,
+        )
+        orders, transfer_ns = (self.present, self.other), group.message_ns or 0
+        made = predict(work, len(group.ranks), orders, transfer_ns=transfer_ns)
+        return (made[0].makespan_ns, made[1].makespan_ns) if len(made) == 2 else (0, 0)
+
+
+def refill_of(pipeline: PipelineResult) -> Refill | None:
+    """The better order of the longest pipeline; None if none is known."""
+    groups = [group for group in pipeline.groups if group.better and group.schedule in SCHEDULES]
+    if not groups:
+        return None
+    group = max(groups, key=lambda one: one.span_ns or 0)
+    best, now = group.better[0], group.num_micro_batches
+    count = f"{best.num_micro_batches} micro-batches"
+    title = f"the same batch came in {count} instead of {now}"
+    done = f"{count} instead of {now}, same batch"
+    if refill_key(best) == SCHEDULE:
+        title = f"the pipeline ran {best.schedule}"
+        done = f"{best.schedule} instead of {group.schedule}"
+    return Refill(
+        what=refill_key(best),
+        title=title,
+        done=done,
+        group=group,
+        present=Candidate(
+            schedule=group.schedule,
+            num_micro_batches=group.num_micro_batches,
+            virtual_stages=group.virtual_stages,
+            keeps_stages=True,
+        ),
+        other=Candidate(
+            schedule=best.schedule,
+            num_micro_batches=best.num_micro_batches,
+            virtual_stages=best.virtual_stages,
+            keeps_stages=best.virtual_stages == group.virtual_stages,
+        ),
+    )
+
 
 MIN_GAIN_RATIO = 0.02
 """Share of the step that a change must recover to be worth a place in the plan."""
@@ -105,11 +246,9 @@ not changes."""
 _COMMON = ("late ranks", "overlap")
 """Changes that remove what many causes have in common."""
 
-
 _DESIGN = (MICRO_BATCHES, SCHEDULE)
 """Changes to the design of a pipeline. Every pipeline has a bubble, and the predicted gain of
 another order ignores the cost of smaller micro-batches."""
-
 
 _BROKEN = ("rank ", "ranks ", "link ")
 """Key prefixes of faults of a rank or a link. Other faults are uneven work, which is also
@@ -185,16 +324,14 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
         plain = [{what: one[what] for what in one if what != refill} for one in made]
         distinct = {tuple(one.items()): one for one in plain}
         times = dict(zip(distinct, self.model.step_times(list(distinct.values())), strict=True))
-        return [
-            self._refilled(times[tuple(rest.items())], rest, one)
-            for rest, one in zip(plain, made, strict=True)
-        ]
-
-    def _refilled(self, step_ns: int, rest: Made, made: Made) -> int:
-        if self.refill is None or len(rest) == len(made):
-            return step_ns
-        work = self.model.stage_work(rest)
-        return step_ns - self.refill.saved_ns(step_ns, self.usual_work, work)
+        steps = []
+        for rest, one in zip(plain, made, strict=True):
+            step_ns = times[tuple(rest.items())]
+            if self.refill is not None and len(rest) < len(one):
+                work = self.model.stage_work(rest)
+                step_ns -= self.refill.saved_ns(step_ns, self.usual_work, work)
+            steps.append(step_ns)
+        return steps
 
     def price(self, claimed: Collection[str]) -> Priced:
         """Plan repairs among the scenarios that findings name, and price the other ones."""

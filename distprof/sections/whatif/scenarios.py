@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from distprof.schema import ABSENT, Int64Array
+from distprof.schema import ABSENT, Bools, Floats, Int64Array
 from distprof.sections.computation.result import SAVING_TITLES
 from distprof.sections.context import Own, Part, RankAnalysis
 from distprof.sections.idle import CPU_OPTIMIZER, is_optimizer
-from distprof.sections.whatif.changes import Change
 from distprof.sections.whatif.delays import Sections, evened, mean_of_peers, median_of_others
+from distprof.sections.whatif.plan import Change
 from distprof.sections.whatif.result import PAGEABLE, Scenario
 from distprof.sections.whatif.trace_graph import TraceGraph
 from distprof.terms import CollectiveKind, MeshAxis
@@ -37,11 +36,7 @@ SMALL_BYTES = 500_000
 _BEST = 90  # percentile of bandwidth that counts as the best: single values may be clock errors
 _MOST_CELLS = 8_000_000  # numbers of all simulations of single ranks together
 _BLOCKING_AXES = (MeshAxis.TP, MeshAxis.CP, MeshAxis.EP, MeshAxis.PP)
-_HIDEABLE = (
-    CollectiveKind.ALL_REDUCE,
-    CollectiveKind.ALL_GATHER,
-    CollectiveKind.REDUCE_SCATTER,
-)
+_HIDEABLE = (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
 
 
 class TraceChange(Change, frozen=True, kw_only=True):
@@ -304,12 +299,12 @@ def _balanced_stages(graph: TraceGraph, sections: Sections) -> Int64Array | None
     return balanced
 
 
-def _levelled(work: NDArray[np.float64]) -> NDArray[np.float64]:
+def _levelled(work: Floats) -> Floats:
     """Factors on the work of positions: work above the median is spread over all."""
     # Differences that are no larger than between GPUs of one model stay.
     usual = float(np.median(work))
     beyond = np.where(abs(work - usual) > ALIKE_RATIO * usual, work - usual, 0.0)
-    factors: NDArray[np.float64] = (work - beyond + beyond.mean()) / np.maximum(work, 1)
+    factors: Floats = (work - beyond + beyond.mean()) / np.maximum(work, 1)
     return factors
 
 
@@ -372,7 +367,7 @@ def _overlap(graph: TraceGraph, analyses: Mapping[int, RankAnalysis]) -> Iterato
 
 def _free(
     graph: TraceGraph,
-    chosen: NDArray[np.bool_],
+    chosen: Bools,
     what: str,
     title: str,
     *,
@@ -395,9 +390,7 @@ def _free(
     )
 
 
-def _at_best_speed(
-    duration_ns: Int64Array, size: Int64Array, chosen: NDArray[np.bool_]
-) -> Int64Array | None:
+def _at_best_speed(duration_ns: Int64Array, size: Int64Array, chosen: Bools) -> Int64Array | None:
     """Durations at the best bandwidth measured at a size or above; None if no size is known."""
     rows = np.flatnonzero(chosen & (size > 0) & (duration_ns > 0))
     if len(rows) < 2:

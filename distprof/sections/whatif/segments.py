@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from distprof.intervals import EMPTY, Intervals, clip, covered, intersect, subtract, union
 from distprof.run.tables import RankTables, distinct, intervals_of
-from distprof.schema import ABSENT, Int64Array, Table
+from distprof.schema import ABSENT, Bools, Int64Array, Table
 from distprof.sections.computation.savings import Savings
 from distprof.sections.context import LaunchBounds, MainLine, Own, RankContext, StageSlots, Timeline
 from distprof.sections.idle.launch_bounds import held_by_launches, launch_bounds
@@ -47,7 +47,6 @@ _CAUSES = {
     Own.SYNC: IdleCause.SYNC,
     Own.PAUSE: IdleCause.PAUSE,
 }
-
 
 _GIVEN_AWAY = (
     *(CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER, CollectiveKind.REDUCE),
@@ -274,13 +273,13 @@ def _issue_times(
     return issue_ns, np.where(waited, leader, ABSENT), np.where(copied, ready, issue_ns)
 
 
-def _right_after(since_ns: Int64Array) -> NDArray[np.bool_]:
+def _right_after(since_ns: Int64Array) -> Bools:
     """Whether something that starts so long after the end of another may have waited for it."""
-    found: NDArray[np.bool_] = (since_ns >= -EARLY_NS) & (since_ns <= QUEUED_NS)
+    found: Bools = (since_ns >= -EARLY_NS) & (since_ns <= QUEUED_NS)
     return found
 
 
-def _copied_before(activity: Table, start: Int64Array) -> NDArray[np.bool_]:
+def _copied_before(activity: Table, start: Int64Array) -> Bools:
     """Rows that start as a copy from the CPU ends."""
     names = activity.coded("name")
     from_cpu = names.where([direction_of(name)[0] == "HtoD" for name in names.values])
@@ -326,12 +325,8 @@ def _done_before(tables: RankTables, causes: IdleCauses, launched_ns: Int64Array
 
 
 def _blocked(
-    issue_ns: Int64Array,
-    end: Int64Array,
-    ended: NDArray[np.bool_],
-    stretches: Intervals,
-    lag_ns: int,
-) -> tuple[NDArray[np.bool_], Int64Array, Intervals]:
+    issue_ns: Int64Array, end: Int64Array, ended: Bools, stretches: Intervals, lag_ns: int
+) -> tuple[Bools, Int64Array, Intervals]:
     """Rows that end while exposed, when the rank continued after each, and when it was blocked."""
     # A stretch blocks the rank up to the last end in it. Backend threads may record an end shortly
     # after the rank continued. The unexplained rest of a stretch is therefore also blocked if an
@@ -349,9 +344,7 @@ def _blocked(
     return exposed, continued_ns, Intervals(stretches.start, last)
 
 
-def _before_launch(
-    activity: Table, end: Int64Array, causes: IdleCauses | None
-) -> NDArray[np.bool_]:
+def _before_launch(activity: Table, end: Int64Array, causes: IdleCauses | None) -> Bools:
     """Rows after whose end the CPU launched the next kernel or copy, which it did not wait to do.
 
     That activity could not begin sooner without the collective, so it was not the collective that
@@ -366,7 +359,7 @@ def _before_launch(
     following = rows[np.minimum(at, len(rows) - 1)]
     launched_ns = np.where(causes.launches.known[following], causes.launches.start[following], end)
     waits = np.searchsorted(causes.released_ns, (end - EARLY_NS, launched_ns), side="right")
-    late: NDArray[np.bool_] = (launched_ns > end) & (waits[0] == waits[1])
+    late: Bools = (launched_ns > end) & (waits[0] == waits[1])
     return late & (at < len(rows))
 
 
@@ -388,9 +381,9 @@ def _passed_by(
     kind: NDArray[np.int8],
     issue_ns: Int64Array,
     end: Int64Array,
-    exposed: NDArray[np.bool_],
+    exposed: Bools,
     stretches: Intervals,
-) -> NDArray[np.bool_]:
+) -> Bools:
     """Reductions and sends that end while the rank waits for another collective issued before."""
     # Nothing shows that the rank needed them: gradients are needed at the end of the step.
     result = np.zeros(len(end), dtype=np.bool_)
@@ -407,8 +400,8 @@ def _passed_by(
 
 
 def _needed_later(
-    end: Int64Array, exposed: NDArray[np.bool_], stretches: Intervals, needed_ns: Int64Array
-) -> NDArray[np.bool_]:
+    end: Int64Array, exposed: Bools, stretches: Intervals, needed_ns: Int64Array
+) -> Bools:
     """Receives that end while the rank waits for another one, which an earlier slot needs."""
     result = np.zeros(len(end), dtype=np.bool_)
     rows = np.flatnonzero(exposed & (needed_ns != ABSENT))
@@ -422,7 +415,7 @@ def _needed_later(
 def _noted_late(
     issue_ns: Int64Array,
     end: Int64Array,
-    ended: NDArray[np.bool_],
+    ended: Bools,
     stretches: Intervals,
     last: Int64Array,
     lag_ns: int,
@@ -442,10 +435,7 @@ def _noted_late(
 
 
 def _own_time(
-    spans: Intervals,
-    blocked: Intervals,
-    timeline: Timeline,
-    causes: Mapping[IdleCause, Intervals],
+    spans: Intervals, blocked: Intervals, timeline: Timeline, causes: Mapping[IdleCause, Intervals]
 ) -> Int64Array:
     """Own time between cuts by how it was spent; unexplained time is other."""
     own = np.zeros((spans.size, len(Own)), dtype=np.int64)

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from distprof.sections.report import Report
 
 MAX_SHOWN = 10
-
 SMALL_RATIO = 0.001
 
 MIN_GAIN_RATIO = 0.01
@@ -47,11 +46,7 @@ _WITHOUT = {
 _PARTLY = ("axis ", "small collectives", "collectives ")
 """Scenarios that are part of others."""
 
-_PART_OF_KIND = {
-    "compute": "computation",
-    "transfer": "exposed_transfer",
-    "wait": "exposed_wait",
-}
+_PART_OF_KIND = {"compute": "computation", "transfer": "exposed_transfer", "wait": "exposed_wait"}
 """Kind of operations to the part of a step that has the same colour."""
 
 
@@ -126,32 +121,7 @@ def whatif_table(report: Report, *, show_all: bool) -> TableView | None:
     replayed = result.replayed_ns
     worth = result.without if show_all else _worth_showing(result.without, replayed)
     shown = worth if show_all else worth[:MAX_SHOWN]
-    return rows_table(
-        "What if",
-        (
-            Column("without", "what", left=True),
-            Column(window_word(report), "step_ns"),
-            Column("recovers", "recoverable_ns"),
-            Column("share", lambda scenario: scenario.recoverable_ns / replayed, form="ratio"),
-            Column("if", "title", left=True, wrap=True, wide_only=True),
-        ),
-        shown,
-        caption=f"{window_word(report)} simulated without each cause; gains do not add up",
-        notes=_notes(result, len(worth) - len(shown)),
-    )
-
-
-def _worth_showing(without: tuple[Scenario, ...], replayed_ns: int) -> tuple[Scenario, ...]:
-    """Scenarios that recover time; of several that recover the same time, the broadest."""
-    by_gain: dict[int, Scenario] = {}
-    for scenario in without:
-        known = by_gain.setdefault(scenario.recoverable_ns, scenario)
-        if known.what.startswith(_PARTLY) and not scenario.what.startswith(_PARTLY):
-            by_gain[scenario.recoverable_ns] = scenario
-    return tuple(s for gain, s in by_gain.items() if gain >= SMALL_RATIO * replayed_ns)
-
-
-def _notes(result: WhatIfResult, num_left_out: int) -> tuple[str, ...]:
+    num_left_out = len(worth) - len(shown)
     notes = [f"and {num_left_out} more with --all"] if num_left_out > 0 else []
     if result.model_error_ratio is not None and result.num_steps is not None:
         notes.append(
@@ -170,7 +140,29 @@ def _notes(result: WhatIfResult, num_left_out: int) -> tuple[str, ...]:
         if result.m_s is not None:
             text += f", the last stage {format_ratio(result.m_s)}"
         notes.append(text)
-    return tuple(notes)
+    return rows_table(
+        "What if",
+        (
+            Column("without", "what", left=True),
+            Column(window_word(report), "step_ns"),
+            Column("recovers", "recoverable_ns"),
+            Column("share", lambda scenario: scenario.recoverable_ns / replayed, form="ratio"),
+            Column("if", "title", left=True, wrap=True, wide_only=True),
+        ),
+        shown,
+        caption=f"{window_word(report)} simulated without each cause; gains do not add up",
+        notes=tuple(notes),
+    )
+
+
+def _worth_showing(without: tuple[Scenario, ...], replayed_ns: int) -> tuple[Scenario, ...]:
+    """Scenarios that recover time; of several that recover the same time, the broadest."""
+    by_gain: dict[int, Scenario] = {}
+    for scenario in without:
+        known = by_gain.setdefault(scenario.recoverable_ns, scenario)
+        if known.what.startswith(_PARTLY) and not scenario.what.startswith(_PARTLY):
+            by_gain[scenario.recoverable_ns] = scenario
+    return tuple(s for gain, s in by_gain.items() if gain >= SMALL_RATIO * replayed_ns)
 
 
 def path_table(report: Report, *, show_all: bool) -> TableView | None:
@@ -203,9 +195,7 @@ def path_table(report: Report, *, show_all: bool) -> TableView | None:
 # Slowdown of a logged job by stage, kind of operation and worker --------------------------------
 
 MAX_KINDS_SHOWN = 4
-
 MAX_WORKERS_SHOWN = 4
-
 MAX_STAGES_SHOWN = 16
 
 
@@ -265,9 +255,7 @@ def _beyond(slowdown: float | None) -> str:
 # The first lines of a report on a log of operations, which holds no trace ------------------------
 
 MIN_SLOWDOWN = 1.03
-
 MIN_SHARE = 0.25
-
 NEARLY_ALL = 0.8
 
 _ACTIONS = {

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from distprof.replay import Graph, Times, critical_path, simulate
 from distprof.run.run import Run
-from distprof.schema import ABSENT, Int64Array
+from distprof.schema import ABSENT, Bools, Floats, Int64Array
 from distprof.sections.context import LaunchBounds, MainLine, Own, Part, RankAnalysis
 from distprof.sections.matched import RowIndex
 from distprof.sections.whatif.line_rows import LineRows, TransferParts, Transfers, transfers_of
@@ -47,7 +47,7 @@ class CopyEdges(msgspec.Struct, frozen=True, kw_only=True):
     unheld: Int64Array  # int64, the edge by which it waits for all the rest.
     wait_ns: Int64Array  # int64, how long it waited for the copy.
 
-    def left(self, num_ranks: int) -> NDArray[np.float64]:
+    def left(self, num_ranks: int) -> Floats:
         """Share of each rank's waits that is left if it copies as fast as the median of all."""
         total = np.bincount(self.position, weights=self.wait_ns, minlength=num_ranks)
         usual = float(np.median(total))
@@ -127,7 +127,7 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         axis = int(self.transfers.axis[transfer])
         return f"{kind} {self.axis_names[axis]}" if axis != ABSENT else kind
 
-    def classes(self) -> list[tuple[str, NDArray[np.bool_]]]:
+    def classes(self) -> list[tuple[str, Bools]]:
         """Joined transfers by kind and axis, as masks over transfers; most time first."""
         known = self.transfers
         code = known.kind.astype(np.int64) * (len(self.axis_names) + 1) + known.axis + 1
@@ -419,7 +419,15 @@ def path_shares(graph: TraceGraph, times: Times, step_ns: int) -> tuple[PathShar
         return ()
     found: dict[_Class, float] = defaultdict(float)
     is_segment = path < graph.num_segments
-    _add_own(graph, path[is_segment], length[is_segment], found)
+    # own time of ranks, by how each segment was spent
+    segments = path[is_segment]
+    own = graph.own_ns[segments].astype(np.float64)
+    own *= (length[is_segment] / np.maximum(own.sum(axis=1), 1))[:, None]
+    for position in np.unique(graph.owner[segments]).tolist():
+        of_rank = own[graph.owner[segments] == position].sum(axis=0)
+        for column, (kind, name) in _OWN.items():
+            if of_rank[column] > 0:
+                found[graph.ranks[position], kind, name] += float(of_rank[column])
     _add_transfers(graph, path[~is_segment] - graph.num_segments, length[~is_segment], found)
     order = sorted(found, key=lambda key: (-found[key], str(key)))
     shares = [found[key] / total for key in order]
@@ -431,19 +439,6 @@ def path_shares(graph: TraceGraph, times: Times, step_ns: int) -> tuple[PathShar
         PathShare(rank=rank, kind=kind, name=name, ns_per_step=ns, share_ratio=share)
         for (rank, kind, name), ns, share in zip(order, parts, shares, strict=True)
     )
-
-
-def _add_own(
-    graph: TraceGraph, segments: Int64Array, length: Int64Array, found: dict[_Class, float]
-) -> None:
-    """Add the own time of ranks, by how each segment was spent."""
-    own = graph.own_ns[segments].astype(np.float64)
-    own *= (length / np.maximum(own.sum(axis=1), 1))[:, None]
-    for position in np.unique(graph.owner[segments]).tolist():
-        of_rank = own[graph.owner[segments] == position].sum(axis=0)
-        for column, (kind, name) in _OWN.items():
-            if of_rank[column] > 0:
-                found[graph.ranks[position], kind, name] += float(of_rank[column])
 
 
 def _add_transfers(

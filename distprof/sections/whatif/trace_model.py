@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from distprof.replay import Times
 from distprof.schema import Int64Array
 from distprof.sections.context import Own, Part
-from distprof.sections.whatif.changes import Change, Made, lower
 from distprof.sections.whatif.delays import Sections
+from distprof.sections.whatif.plan import Change, Made, lower
 from distprof.sections.whatif.result import KindSlowdown, WorkerSlowdown
 from distprof.sections.whatif.scenarios import TraceChange, affordable
 from distprof.sections.whatif.trace_graph import TraceGraph
@@ -169,7 +169,7 @@ def packed(graph: TraceGraph, change: TraceChange) -> PackedChange:
 
 
 class TraceModel(msgspec.Struct, frozen=True, kw_only=True):
-    """See :class:`~distprof.sections.whatif.changes.Model`."""
+    """See :class:`~distprof.sections.whatif.plan.Model`."""
 
     graph: TraceGraph  # The run.
     changes: Mapping[str, PackedChange]  # Changes by key.
@@ -240,8 +240,13 @@ def slowdowns(graph: TraceGraph, sections: Sections, replayed_ns: int) -> dict[s
     rows = _rows(graph, sections.stages, ideal)
     workers = (_only(graph, ideal, keep) for keep in rows.masks)
     kinds: list[str] = []
-    of_kinds = _noted(_kinds(graph, ideal), kinds)
-    (ideal_ns, *steps) = step_times(graph, chain([_only(graph, ideal, [])], of_kinds, workers))
+
+    def noted() -> Iterator[TraceChange]:
+        for change in _kinds(graph, ideal):
+            kinds.append(change.what)
+            yield change
+
+    (ideal_ns, *steps) = step_times(graph, chain([_only(graph, ideal, [])], noted(), workers))
     if ideal_ns <= 0:
         return {}
     by_kind = zip(kinds, steps, strict=False)
@@ -276,13 +281,6 @@ def _median_transfers(graph: TraceGraph) -> Int64Array:
     return result
 
 
-def _noted(changes: Iterable[TraceChange], names: list[str]) -> Iterator[TraceChange]:
-    """The changes unmodified, while their names are added to a list."""
-    for change in changes:
-        names.append(change.what)
-        yield change
-
-
 def _kinds(graph: TraceGraph, ideal: _Ideal) -> Iterator[TraceChange]:
     """Everything ideal except one kind of own time, or one class of transfers."""
     own = ideal.total_ns
@@ -301,13 +299,6 @@ def _only(graph: TraceGraph, ideal: _Ideal, positions: Sequence[int]) -> TraceCh
     kept = np.isin(graph.owner, list(positions))
     own = np.where(kept, graph.own_total_ns, ideal.total_ns)
     return TraceChange(what="", title="", own_ns=own, transfer_ns=ideal.transfer_ns)
-
-
-def _all_but(graph: TraceGraph, ideal: _Ideal, positions: Sequence[int]) -> TraceChange:
-    """Everything as measured, except that these ranks are ideal."""
-    fixed = np.isin(graph.owner, list(positions))
-    own = np.where(fixed, ideal.total_ns, graph.own_total_ns)
-    return TraceChange(what="", title="", own_ns=own)
 
 
 class _WorkerRows(msgspec.Struct, frozen=True, kw_only=True):
@@ -339,24 +330,21 @@ def _rows(graph: TraceGraph, held: Mapping[int, tuple[int, ...]], ideal: _Ideal)
         by_stage.setdefault(held[rank], []).append(position)
     stages = [by_stage[key] for key in sorted(by_stage)]
     if len(stages) < 2 or () in by_stage or len({len(ranks) for ranks in stages}) > 1:
-        return _alone(graph, ideal)
+        excess = graph.own_total_ns - ideal.total_ns
+        beyond = np.bincount(graph.owner, weights=excess, minlength=len(graph.ranks))
+        order = np.argsort(-beyond, kind="stable")
+        most = min(MAX_WORKERS, affordable(graph))
+        places = np.empty(len(order), dtype=np.int64)
+        places[order] = np.arange(len(order))
+        chosen = tuple((position,) for position in order[:most].tolist())
+        return _WorkerRows(
+            masks=chosen, row=tuple(places.tolist()), stage=None, num_rows=len(chosen)
+        )
     place = {at: (row, stage) for stage, of in enumerate(stages) for row, at in enumerate(of)}
     row, stage = zip(*(place[position] for position in range(len(graph.ranks))), strict=True)
     dp_rows = tuple(zip(*stages, strict=True))
     masks = (*dp_rows, *map(tuple, stages))
     return _WorkerRows(masks=masks, row=row, stage=stage, num_rows=len(dp_rows))
-
-
-def _alone(graph: TraceGraph, ideal: _Ideal) -> _WorkerRows:
-    """Each rank as a row; if there are too many to simulate, those furthest above their peers."""
-    excess = graph.own_total_ns - ideal.total_ns
-    beyond = np.bincount(graph.owner, weights=excess, minlength=len(graph.ranks))
-    order = np.argsort(-beyond, kind="stable")
-    most = min(MAX_WORKERS, affordable(graph))
-    row = np.empty(len(order), dtype=np.int64)
-    row[order] = np.arange(len(order))
-    chosen = tuple((position,) for position in order[:most].tolist())
-    return _WorkerRows(masks=chosen, row=tuple(row.tolist()), stage=None, num_rows=len(chosen))
 
 
 def _explained(
@@ -372,12 +360,13 @@ def _explained(
         return None, None
     position = {rank: i for i, rank in enumerate(graph.ranks)}
     slowest = workers[: max(ceil(SLOWEST_RATIO * len(workers)), 1)]
-    changes = [_all_but(graph, ideal, [position[worker.rank] for worker in slowest])]
+    fixed = [[position[worker.rank] for worker in slowest]]
     if rows.stage is not None:
         last = max(rows.stage)
-        of_last = [i for i, stage in enumerate(rows.stage) if stage == last]
-        changes.append(_all_but(graph, ideal, of_last))
-    shares = [
-        (replayed_ns - step) / (replayed_ns - ideal_ns) for step in step_times(graph, changes)
+        fixed.append([i for i, stage in enumerate(rows.stage) if stage == last])
+    own = [
+        np.where(np.isin(graph.owner, some), ideal.total_ns, graph.own_total_ns) for some in fixed
     ]
+    steps = step_times(graph, [TraceChange(what="", title="", own_ns=one) for one in own])
+    shares = [(replayed_ns - step) / (replayed_ns - ideal_ns) for step in steps]
     return shares[0], shares[1] if len(shares) > 1 else None

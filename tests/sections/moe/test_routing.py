@@ -9,10 +9,9 @@ from msgspec.structs import replace
 from distprof.run.records import ROUTING, STEP_LOG, RankRecords
 from distprof.schema import ABSENT
 from distprof.sections.context import RankAnalyses
-from distprof.sections.moe import routing as moe_routing
-from distprof.sections.moe.load import placement_of_log
-from distprof.sections.moe.measure import with_exchanges
-from distprof.sections.moe.routing import combine_routing, measure_routing
+from distprof.sections.moe import calls
+from distprof.sections.moe.calls import combine_routing, measure_routing
+from distprof.sections.moe.measure import placement_of_log, with_exchanges
 from tests.builders import RankBuilder, make_run, table_of
 
 
@@ -114,14 +113,14 @@ def test_calls_are_those_of_the_traced_steps_in_the_order_of_the_log():
 
 def test_without_traced_steps_the_last_ones_are_kept():
     found = measure_routing(records([(s, "0", [1, 1]) for s in range(40)])).calls
-    assert found.step.tolist() == list(range(40 - moe_routing.MAX_CALL_STEPS, 40))
+    assert found.step.tolist() == list(range(40 - calls.MAX_CALL_STEPS, 40))
 
 
 def test_as_many_steps_are_kept_as_memory_allows(monkeypatch):
-    monkeypatch.setattr(moe_routing, "MAX_CALL_COUNTS", 10)
+    monkeypatch.setattr(calls, "MAX_CALL_COUNTS", 10)
     found = measure_routing(records([(s, "0", [1, 1, 1, 1]) for s in range(9)])).calls
     assert found.step.tolist() == [7, 8]
-    monkeypatch.setattr(moe_routing, "MAX_CALL_COUNTS", 3)
+    monkeypatch.setattr(calls, "MAX_CALL_COUNTS", 3)
     assert measure_routing(records([(0, "0", [1, 1, 1, 1])])).calls is None
 
 

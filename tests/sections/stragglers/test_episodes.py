@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.sections.stragglers.episodes import Limits, find_episodes, find_noisy_node
+from distprof.sections.stragglers.slowness import Limits, find_episodes, find_noisy_node
 from distprof.terms import StragglerPattern
 
 LIMITS = Limits(lasting_ns=20.0, cell_ns=60.0, again_ns=60.0)

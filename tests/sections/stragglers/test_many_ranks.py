@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from distprof.sections.own_time import OwnTime, over_peers
-from distprof.sections.stragglers import episodes, pace
+from distprof.sections.stragglers import computing, slowness
 from distprof.sections.stragglers.workload import _beyond_mean
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -53,18 +53,18 @@ def test_only_the_asked_of_slow_ranks_are_compared_anew(seed: int) -> None:
         assert some.peers[position] == source.peers[position]
 
 
-def begins_by_definition(series: _Floats, limits: episodes.Limits) -> int | None:
+def begins_by_definition(series: _Floats, limits: slowness.Limits) -> int | None:
     number = len(series)
     for at in range(1, number - 1):
         before, after = series[:at], series[at:]
         low, high = float(np.median(before)), float(np.median(after))
         step = high - low
-        if step < episodes.EVEN * high or (number - at) * step < number * limits.lasting_ns:
+        if step < slowness.EVEN * high or (number - at) * step < number * limits.lasting_ns:
             continue
-        level = low + episodes.EVEN * step
+        level = low + slowness.EVEN * step
         spread = float(np.median(abs(np.concatenate((before - low, after - high)))))
         even = before.max() < level < after.min()
-        if even and step >= episodes.BEYOND_NOISE * episodes.SIGMA * spread:
+        if even and step >= slowness.BEYOND_NOISE * slowness.SIGMA * spread:
             return at
     return None
 
@@ -76,28 +76,28 @@ def test_where_slowness_begins(seed: int) -> None:
     number = int(dice.integers(3, 14))
     series = dice.normal(0, dice.choice([0.0, 1.0, 20.0]), number)
     series[int(dice.integers(0, number)) :] += dice.choice([0.0, 10.0, 100.0])
-    limits = episodes.Limits(lasting_ns=float(dice.choice([1.0, 30.0])), cell_ns=1, again_ns=1)
-    assert episodes._begins(series, limits) == begins_by_definition(series, limits)
+    limits = slowness.Limits(lasting_ns=float(dice.choice([1.0, 30.0])), cell_ns=1, again_ns=1)
+    assert slowness._begins(series, limits) == begins_by_definition(series, limits)
 
 
-def slow_set_by_definition(values: _Floats, limits: episodes.Limits) -> NDArray[np.bool_]:
+def slow_set_by_definition(values: _Floats, limits: slowness.Limits) -> NDArray[np.bool_]:
     number = len(values)
     apart = values - np.median(values, axis=0)
     level = np.median(apart, axis=1)
     order = np.argsort(level, kind="stable")
     ordered = level[order]
     noise = float(np.median(abs(apart - level[:, None])))
-    error = episodes.SIGMA * noise / np.sqrt(values.shape[1])
+    error = slowness.SIGMA * noise / np.sqrt(values.shape[1])
     for size in range(number // 2, 0, -1):
         fast = ordered[: number - size]
         gap = ordered[number - size] - fast[-1]
         above = ordered[number - size] - float(np.median(fast))
-        least = max(episodes.GAP * above, episodes.BEYOND_NOISE * error)
+        least = max(slowness.GAP * above, slowness.BEYOND_NOISE * error)
         if above < limits.lasting_ns or gap < least:
             continue
         slow = np.zeros(number, dtype=np.bool_)
         slow[order[number - size :]] = True
-        if episodes._chance(values, slow, limits) <= episodes.CHANCE:
+        if slowness._chance(values, slow, limits) <= slowness.CHANCE:
             return slow
     return np.zeros(number, dtype=np.bool_)
 
@@ -109,9 +109,9 @@ def test_which_ranks_are_slow(seed: int) -> None:
     shape = (int(dice.integers(2, 14)), int(dice.integers(3, 8)))
     values = dice.normal(1_000, dice.choice([0.1, 1.0, 10.0]), shape)
     values[: int(dice.integers(0, shape[0]))] += dice.choice([0.0, 20.0, 300.0])
-    limits = episodes.Limits(lasting_ns=15.0, cell_ns=50, again_ns=50)
+    limits = slowness.Limits(lasting_ns=15.0, cell_ns=50, again_ns=50)
     expected = slow_set_by_definition(values, limits)
-    assert (episodes._slow_set(values, limits) == expected).all()
+    assert (slowness._slow_set(values, limits) == expected).all()
 
 
 @settings(max_examples=300)
@@ -121,8 +121,8 @@ def test_which_ranks_are_slow(seed: int) -> None:
 def test_how_many_are_near(numbers: list[float]) -> None:
     values = np.array(numbers)
     off = values[:, None] / np.maximum(values, 1e-9)[None] - 1
-    expected = (abs(off) <= pace.EQUAL_COUNTS).sum(axis=1)
-    assert pace.number_near(values).tolist() == expected.tolist()
+    expected = (abs(off) <= computing.EQUAL_COUNTS).sum(axis=1)
+    assert computing.number_near(values).tolist() == expected.tolist()
 
 
 @given(SEEDS)
@@ -130,5 +130,5 @@ def test_how_many_of_any_are_near(seed: int) -> None:
     dice = np.random.default_rng(seed)
     values = dice.choice([1.0, 7.3]) + dice.integers(0, 9, int(dice.integers(1, 30))) / 1_000
     off = values[:, None] / np.maximum(values, 1e-9)[None] - 1
-    expected = (abs(off) <= pace.EQUAL_COUNTS).sum(axis=1)
-    assert pace.number_near(values).tolist() == expected.tolist()
+    expected = (abs(off) <= computing.EQUAL_COUNTS).sum(axis=1)
+    assert computing.number_near(values).tolist() == expected.tolist()

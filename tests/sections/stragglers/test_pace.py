@@ -10,8 +10,8 @@ import pytest
 
 from distprof.ingest.assemble import assemble_run
 from distprof.sections.context import KernelSteps
-from distprof.sections.stragglers import pace
-from distprof.sections.stragglers.pace import pace_of
+from distprof.sections.stragglers import computing
+from distprof.sections.stragglers.computing import pace_of
 from tests.sections.measured import measure
 from tests.simulator import MoreWork, SimulatedJob, SlowDevice
 from tests.simulator.shapes import pipeline
@@ -174,7 +174,7 @@ def test_steps_in_blocks_have_the_same_pace(cells, monkeypatch):
     everybody = (tuple(range(6)),)
     whole = pace_of(ranks, everybody).factor
     assert (whole > 1).any()
-    monkeypatch.setattr(pace, "_CELLS", cells)
+    monkeypatch.setattr(computing, "_CELLS", cells)
     assert pace_of(ranks, everybody).factor.tobytes() == whole.tobytes()
 
 
@@ -184,7 +184,7 @@ def test_memory_follows_what_ranks_hold():
     held = sum(k.nbytes for r in ranks.values() for k in cells_of(r.kernel_steps))
     tracemalloc.start()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pace, "_CELLS", 1 << 12)
+        patch.setattr(computing, "_CELLS", 1 << 12)
         pace_of(ranks, (tuple(range(48)),))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

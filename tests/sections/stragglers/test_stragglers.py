@@ -7,8 +7,7 @@ import pytest
 
 from distprof.ingest.assemble import assemble_run
 from distprof.sections.context import RankAnalyses
-from distprof.sections.stragglers.arrivals import judge_arrivals
-from distprof.sections.stragglers.inheritance import range_argmax
+from distprof.sections.stragglers.arrivals import judge_arrivals, range_argmax
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.sections.stragglers.patterns import chance_of_share
 from distprof.terms import CollectiveKind, StragglerCause, StragglerPattern

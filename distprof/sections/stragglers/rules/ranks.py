@@ -122,7 +122,6 @@ _BECAUSE = {
     StragglerCause.UNKNOWN: "The traces do not show why",
 }
 
-
 _Slow = RankStraggler | StragglerSet
 
 _SEVERAL = (

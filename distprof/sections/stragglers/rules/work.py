@@ -159,7 +159,15 @@ def _because(whatif: WhatIfResult, cause: Cause) -> str:
                 f" {format_ratio(cause.share)} of the slowdown."
             )
         case CauseKind.STAGES:
-            return _stage_clause(whatif)
+            longest = limiting_stage(whatif)
+            others = [stage.compute_ns for stage in whatif.stages if stage is not longest]
+            if longest is None or not others:
+                return "pipeline stages differ in length."
+            return (
+                f"stage {longest.stage} ({name_ranks(longest.ranks)}) computes for "
+                f"{format_duration(longest.compute_ns)} per step, compared with a mean of "
+                f"{format_duration(sum(others) / len(others))} on the other stages."
+            )
         case CauseKind.TRANSFERS:
             kind = cause.scenario.what.removeprefix("kind ")
             return f"transfers of kind {kind} vary in duration."
@@ -169,18 +177,6 @@ def _because(whatif: WhatIfResult, cause: Cause) -> str:
                 f"{measure}: their sequences differ in length."
             )
     return f"micro-batches of a stage differ in duration, with no pattern in the data{measure}."
-
-
-def _stage_clause(whatif: WhatIfResult) -> str:
-    longest = limiting_stage(whatif)
-    others = [stage.compute_ns for stage in whatif.stages if stage is not longest]
-    if longest is None or not others:
-        return "pipeline stages differ in length."
-    return (
-        f"stage {longest.stage} ({name_ranks(longest.ranks)}) computes for "
-        f"{format_duration(longest.compute_ns)} per step, compared with a mean of "
-        f"{format_duration(sum(others) / len(others))} on the other stages."
-    )
 
 
 @rule(
