@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 
 from distprof.ingest.assemble import assemble_run
 from distprof.sections.measure_run import measure_run
+from distprof.sections.stragglers import StragglersResult
 from distprof.sections.stragglers.measure import analyze_stragglers
-from distprof.sections.stragglers.result import StragglersResult
 from distprof.sections.time.measure import analyze_step_time
 from distprof.terms import StragglerCause, StragglerPattern
 from tests.simulator import (

@@ -8,8 +8,8 @@ from typing import Any
 
 from distprof.ingest.flight.recorder import parse_flight
 from distprof.run.records import FlightDump
+from distprof.verbs.hang import HangEvidence, HangReport
 from distprof.verbs.hang.measure import diagnose
-from distprof.verbs.hang.result import HangEvidence, HangReport
 
 GOLDEN = Path(__file__).parent / "golden" / "flight"
 GPU_ERROR = GOLDEN / "megatron-moe-16gpu-gpu_error_1st"

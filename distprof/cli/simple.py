@@ -77,7 +77,7 @@ def compare(first: str, second: str, **output_options: Any) -> int:
 
 
 if TYPE_CHECKING:
-    from distprof.verbs.hang.result import HangReport
+    from distprof.verbs.hang import HangReport
 
 _NEVER, _STUCK, _IN_FLIGHT, _FAILED = "never", "stuck", "in_flight", "failed"
 

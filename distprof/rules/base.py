@@ -150,7 +150,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     evidence: tuple[str, ...] = ()  # Sections and keys of the report that hold the numbers.
     severity: Severity | None = None  # Severity, only if it differs from that of the rule.
     # Key of the what-if scenario that removes this problem
-    # (:class:`~distprof.sections.whatif.result.Scenario`), so that the simulated gain is shown next
+    # (:class:`~distprof.sections.whatif.Scenario`), so that the simulated gain is shown next
     # to the cost; empty if there is no scenario.
     without: str = ""
     # Codes of wider findings whose cost includes the same time, so that they add little to this

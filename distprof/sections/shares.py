@@ -14,7 +14,7 @@ from distprof.rules.engine import is_on_recording
 from distprof.sections.capture import CaptureGap, CaptureResult
 from distprof.sections.idle import IdleResult
 from distprof.sections.overlap import OverlapResult
-from distprof.sections.stragglers.result import StragglersResult
+from distprof.sections.stragglers import StragglersResult
 from distprof.sections.time import RankWaterfall, StepTimeResult, WaterfallResult
 from distprof.terms import Confidence
 from distprof.units import format_duration, format_ratio, name_ranks

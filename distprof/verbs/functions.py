@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from distprof.config import Config
     from distprof.documents.saved import Report
-    from distprof.verbs.compare.result import Comparison
+    from distprof.verbs.compare import Comparison
     from distprof.verbs.gate.check import CheckResult
-    from distprof.verbs.hang.result import HangReport
-    from distprof.verbs.plan.show import Plan
+    from distprof.verbs.hang import HangReport
+    from distprof.verbs.plan import Plan
 
 Source: TypeAlias = "str | os.PathLike[str]"
 

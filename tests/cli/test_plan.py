@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from distprof.cli.app import main
-from distprof.verbs.plan.show import Plan
+from distprof.verbs.plan import Plan
 
 ASK = ["plan", "--model", "llama2-7b", "--gpus", "8"]
 

@@ -23,17 +23,17 @@ from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.job import JobResult
 from distprof.sections.kernels import KernelsResult
 from distprof.sections.memory import MemoryResult
-from distprof.sections.moe.result import MoeResult
+from distprof.sections.moe import MoeResult
 from distprof.sections.nccl import NcclResult
 from distprof.sections.overlap import OverlapResult
-from distprof.sections.pipeline.result import PipelineResult
+from distprof.sections.pipeline import PipelineResult
 from distprof.sections.placement import PlacementResult
 from distprof.sections.ras import RasResult
 from distprof.sections.report import RunInfo
 from distprof.sections.settings import SettingsResult
 from distprof.sections.sharding import ShardingResult
-from distprof.sections.step_log.result import StepLogResult
-from distprof.sections.stragglers.result import MessagesResult, StragglersResult
+from distprof.sections.step_log import StepLogResult
+from distprof.sections.stragglers import MessagesResult, StragglersResult
 from distprof.sections.summaries import (
     CollectiveSummaryResult,
     InputReadinessResult,
@@ -42,10 +42,10 @@ from distprof.sections.summaries import (
 from distprof.sections.telemetry import TelemetryResult
 from distprof.sections.time import BreakdownResult, WaterfallResult
 from distprof.sections.training_log import TrainingLogResult
-from distprof.sections.whatif.result import WhatIfResult
+from distprof.sections.whatif import WhatIfResult
 from distprof.terms import Confidence
-from distprof.verbs.plan.show import ConfigurationResult
-from distprof.verbs.sweep.result import ScalingResult
+from distprof.verbs.plan import ConfigurationResult
+from distprof.verbs.sweep import ScalingResult
 from tests.rules.fixtures import fixture
 
 RULES = all_rules()

@@ -19,8 +19,8 @@ from distprof.sections.job import (
     ProbeState,
 )
 from distprof.sections.memory import MemoryResult, RankMemory
-from distprof.sections.moe.result import MoeLayer, MoeResult
-from distprof.sections.step_log.result import RankStepLog, StepLogResult
+from distprof.sections.moe import MoeLayer, MoeResult
+from distprof.sections.step_log import RankStepLog, StepLogResult
 from distprof.sections.telemetry import RankTelemetry, TelemetryResult
 from distprof.terms import StepSource
 from tests.documents import samples

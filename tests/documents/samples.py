@@ -12,7 +12,7 @@ from distprof.sections.idle import CpuPause, IdleResult, RankIdle
 from distprof.sections.kernels import CategoryTime, KernelRow, KernelsResult, RankSpeed
 from distprof.sections.overlap import AxisOverlap, OverlapResult, RankOverlap
 from distprof.sections.report import GroupInfo, RunInfo
-from distprof.sections.stragglers.result import RankStraggler, StepBlame, StragglersResult
+from distprof.sections.stragglers import RankStraggler, StepBlame, StragglersResult
 from distprof.sections.time import (
     BreakdownResult,
     RankBreakdown,
@@ -21,7 +21,7 @@ from distprof.sections.time import (
     StepTimeResult,
     WaterfallResult,
 )
-from distprof.sections.whatif.result import Repair, RepairPlan
+from distprof.sections.whatif import Repair, RepairPlan
 from distprof.terms import (
     Confidence,
     Severity,

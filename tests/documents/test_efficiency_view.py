@@ -7,7 +7,7 @@ from distprof.sections.computation.result import SAVING_TITLES
 from distprof.sections.efficiency import EfficiencyResult
 from distprof.sections.efficiency.show import efficiency_sentence, efficiency_table
 from distprof.sections.shows import judge
-from distprof.sections.whatif.result import Scenario, WhatIfResult
+from distprof.sections.whatif import Scenario, WhatIfResult
 from tests.documents.samples import healthy
 from tests.rules.samples import device, efficiency
 

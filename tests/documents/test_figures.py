@@ -16,14 +16,14 @@ from distprof.documents.html.blocks import changes, interval_bar
 from distprof.documents.html.chart import HEIGHT, WIDTH, Chart, nice_ticks
 from distprof.documents.html.page import figures_of
 from distprof.formats import RenderOptions
+from distprof.verbs.compare import PartChange, StepChange
 from distprof.verbs.compare.figures import medians_figure, pair_figure
-from distprof.verbs.compare.result import PartChange, StepChange
 from distprof.verbs.documents import ALL_DOCUMENTS
 from distprof.verbs.gate.check import MetricCheck
 from distprof.verbs.gate.decide import decide
 from distprof.verbs.gate.figures import metrics_figure, tolerances_worse
+from distprof.verbs.hang import GroupProgress, HangReport, HangState, RankPosition
 from distprof.verbs.hang.figures import places_figure, progress_figure
-from distprof.verbs.hang.result import GroupProgress, HangReport, HangState, RankPosition
 from distprof.verbs.history.figures import series_figure
 from distprof.verbs.history.timeline import HistoryPoint
 from distprof.verbs.plan.figures import memory_figure, steps_figure

@@ -43,10 +43,10 @@ from distprof.escape import plain
 from distprof.formats import RenderOptions, find_reporter
 from distprof.rules.registry import all_rules
 from distprof.sections.computation.result import ComputationResult, OperatorRow, Roof
-from distprof.sections.pipeline.result import PictureRow, PipelineGroup
+from distprof.sections.pipeline import PictureRow, PipelineGroup
 from distprof.sections.shows import judge, tables_of
 from distprof.sections.time import BreakdownResult, StepBreakdown
-from distprof.sections.whatif.result import WhatIfResult, WorkerSlowdown
+from distprof.sections.whatif import WhatIfResult, WorkerSlowdown
 from distprof.terms import Confidence
 from distprof.units import format_duration
 from tests.documents.html_pages import Seen

@@ -27,7 +27,7 @@ from distprof.documents.page import Page
 from distprof.documents.saved import Report
 from distprof.formats import RenderOptions, find_reporter
 from distprof.sections.picture.result import COMPUTATION, WAIT, DrawnRank, packed_split
-from distprof.sections.pipeline.result import PictureRow
+from distprof.sections.pipeline import PictureRow
 from distprof.sections.table import Column, TableView
 from distprof.verbs.documents import ALL_DOCUMENTS
 from tests.contracts.test_documents import SAMPLES

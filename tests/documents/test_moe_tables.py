@@ -8,7 +8,7 @@ import pytest
 import distprof
 from distprof.documents.saved import REPORT
 from distprof.formats import RenderOptions
-from distprof.sections.moe.result import (
+from distprof.sections.moe import (
     MoeDrift,
     MoeExchange,
     MoeLayer,

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from distprof.sections.pipeline.result import PipelinePosition, PipelineRank, PipelineResult
+from distprof.sections.pipeline import PipelinePosition, PipelineRank, PipelineResult
 from distprof.sections.pipeline.show import pipeline_table
 from tests.documents.samples import healthy
 

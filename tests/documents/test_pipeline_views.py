@@ -9,7 +9,7 @@ import pytest
 import distprof
 from distprof.documents.saved import REPORT
 from distprof.formats import RenderOptions
-from distprof.sections.pipeline.result import (
+from distprof.sections.pipeline import (
     PictureRow,
     PipelineGroup,
     PipelinePrediction,

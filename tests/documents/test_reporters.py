@@ -19,7 +19,7 @@ from distprof.formats import RenderOptions, find_reporter, format_of_file, repor
 from distprof.sections.capture import NodeClock
 from distprof.sections.report import RunInfo
 from distprof.sections.shows import origin
-from distprof.sections.whatif.result import RepairPlan
+from distprof.sections.whatif import RepairPlan
 from tests.documents.job_samples import SAMPLES, failed_job, hostile_job, reference_run, untraced
 from tests.documents.samples import (
     MS,

@@ -10,8 +10,8 @@ from rich.cells import cell_len
 
 from distprof.artefacts.summary_file import Fingerprint, StepParts
 from distprof.formats import RenderOptions
+from distprof.verbs.sweep import CAUSES, ScalingReport
 from distprof.verbs.sweep.measure import report_scaling
-from distprof.verbs.sweep.result import CAUSES, ScalingReport
 from distprof.verbs.sweep.show import SCALING
 from tests.verbs.sweep.sweeps import MS, parts, runs
 

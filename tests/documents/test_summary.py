@@ -9,7 +9,7 @@ import distprof
 from distprof.artefacts.summary_file import StepParts
 from distprof.sections.job import JobResult
 from distprof.sections.settings import SettingsResult
-from distprof.sections.step_log.result import StepLogResult
+from distprof.sections.step_log import StepLogResult
 from distprof.verbs.summaries import summarize_report
 from tests.rules.samples import host_setup
 

@@ -10,7 +10,7 @@ from distprof.escape import MAX_HEADLINE
 from distprof.rules.base import Finding
 from distprof.sections.idle import IdleResult
 from distprof.sections.shows import judge
-from distprof.sections.stragglers.result import RankStraggler, StragglersResult
+from distprof.sections.stragglers import RankStraggler, StragglersResult
 from distprof.terms import Severity, StepSource, StragglerCause, StragglerPattern
 from tests.documents.job_samples import JOB, SAMPLES, failed_job
 from tests.documents.samples import (

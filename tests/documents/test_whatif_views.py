@@ -11,7 +11,7 @@ from distprof.documents.report import cost_text
 from distprof.documents.saved import REPORT, Report
 from distprof.formats import RenderOptions
 from distprof.sections.shows import judge
-from distprof.sections.whatif.result import (
+from distprof.sections.whatif import (
     PathShare,
     RepairPlan,
     Scenario,

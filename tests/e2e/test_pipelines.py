@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 import distprof
-from distprof.sections.pipeline.result import PipelineGroup
+from distprof.sections.pipeline import PipelineGroup
 from tests.e2e.jobs import Job, RunOnce
 
 pytestmark = pytest.mark.distributed

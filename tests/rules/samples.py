@@ -22,7 +22,7 @@ from distprof.sections.idle import CpuPause, IdleResult, PausesResult, RankIdle,
 from distprof.sections.job import JobResult, ProbeOverhead
 from distprof.sections.kernels import KernelsResult
 from distprof.sections.memory import MemoryResult
-from distprof.sections.moe.result import MoeExchange, MoeLayer, MoePlacement, MoeResult
+from distprof.sections.moe import MoeExchange, MoeLayer, MoePlacement, MoeResult
 from distprof.sections.nccl import (
     BETWEEN,
     INSIDE,
@@ -33,7 +33,7 @@ from distprof.sections.nccl import (
 )
 from distprof.sections.overlap import OverlapResult, RankOverlap
 from distprof.sections.perturbation import PerturbationResult
-from distprof.sections.pipeline.result import (
+from distprof.sections.pipeline import (
     PipelineGroup,
     PipelinePosition,
     PipelinePrediction,
@@ -50,8 +50,8 @@ from distprof.sections.settings import (
     SettingsResult,
 )
 from distprof.sections.sharding import ShardedAxis, ShardingResult
-from distprof.sections.step_log.result import RankStepLog, StepLogResult
-from distprof.sections.stragglers.result import (
+from distprof.sections.step_log import RankStepLog, StepLogResult
+from distprof.sections.stragglers import (
     MessageRank,
     MessagesResult,
     RankStraggler,
@@ -80,7 +80,7 @@ from distprof.sections.time import (
     WaterfallResult,
 )
 from distprof.sections.training_log import TrainingLogResult
-from distprof.sections.whatif.result import WhatIfResult
+from distprof.sections.whatif import WhatIfResult
 from distprof.terms import Confidence, StepSource, StragglerCause, StragglerPattern
 from distprof.units import NS_PER_MS
 

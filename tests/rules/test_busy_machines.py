@@ -12,10 +12,10 @@ from distprof.rules.registry import find_rule
 from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.idle.rules.cpus import _medians_of_others
 from distprof.sections.job import JobError, JobFailure, JobResult
-from distprof.sections.pipeline.result import PipelineResult
+from distprof.sections.pipeline import PipelineResult
 from distprof.sections.settings import ConfinedRank, SettingsResult
-from distprof.sections.step_log.result import StepLogResult
-from distprof.sections.stragglers.result import MessagesResult, StragglerSet, StragglersResult
+from distprof.sections.step_log import StepLogResult
+from distprof.sections.stragglers import MessagesResult, StragglerSet, StragglersResult
 from distprof.terms import StragglerCause, StragglerPattern
 from tests.rules.fixtures import input as of_input
 from tests.rules.fixtures import job, pipeline, stragglers

@@ -8,8 +8,8 @@ from distprof.rules.engine import run_rules
 from distprof.rules.registry import find_rule
 from distprof.sections.time import StepTimeResult, WaterfallResult
 from distprof.terms import Confidence, Severity
+from distprof.verbs.plan import ConfigurationResult
 from distprof.verbs.plan.layout import Layout
-from distprof.verbs.plan.show import ConfigurationResult
 from distprof.version import __version__
 from tests.rules.samples import healthy
 

@@ -10,7 +10,7 @@ from distprof.intervals import Intervals
 from distprof.rules.engine import run_rules
 from distprof.sections.idle import IdleResult
 from distprof.sections.nccl import NcclResult, NcclSetting, NcclTransport
-from distprof.sections.stragglers.result import StepBlame, StragglersResult
+from distprof.sections.stragglers import StepBlame, StragglersResult
 from distprof.sections.summaries import InputReadinessResult, LatePeriod
 from distprof.sections.time import ExposedCopies, WaterfallResult
 from distprof.sections.time.measure import direction_of, exposed_copies, measure_copies

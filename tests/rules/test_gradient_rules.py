@@ -5,7 +5,7 @@ import pytest
 
 from distprof.rules.engine import run_rules
 from distprof.sections.gradients import GradientsResult
-from distprof.sections.step_log.result import StepLogResult
+from distprof.sections.step_log import StepLogResult
 from tests.rules.samples import MS, US, changed, gradient_group, gradients, healthy, step_log
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from distprof.rules.engine import run_rules
 from distprof.rules.registry import find_rule
-from distprof.sections.moe.result import MoeResult
+from distprof.sections.moe import MoeResult
 from distprof.terms import Confidence
 from tests.rules.samples import (
     MS,

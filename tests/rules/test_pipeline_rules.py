@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from distprof.rules.engine import run_rules
-from distprof.sections.pipeline.result import PipelineResult
+from distprof.sections.pipeline import PipelineResult
 from tests.rules.samples import MS, healthy, pipeline, pipeline_group, position
 
 

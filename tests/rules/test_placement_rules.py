@@ -17,7 +17,7 @@ from distprof.rules.engine import run_rules
 from distprof.rules.registry import all_rules
 from distprof.run.topology import ProcessGroup
 from distprof.sections.collectives import CollectivesResult
-from distprof.sections.moe.result import MoeResult
+from distprof.sections.moe import MoeResult
 from distprof.sections.placement import PlacementResult
 from distprof.sections.placement.measure import analyze_placement
 from distprof.terms import MeshAxis

@@ -10,7 +10,7 @@ from distprof.rules import registry
 from distprof.rules.base import Rule, parse_page, rule
 from distprof.rules.registry import all_rules, collect, find_rule
 from distprof.sections.idle import IdleResult
-from distprof.sections.step_log.result import StepLogResult
+from distprof.sections.step_log import StepLogResult
 from distprof.terms import Severity
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from distprof.run.run import ClockAlignment, CollectiveMatches, Rank, Run
 from distprof.run.topology import ProcessGroup
+from distprof.sections.stragglers import StragglersResult
 from distprof.sections.stragglers.measure import analyze_stragglers
-from distprof.sections.stragglers.result import StragglersResult
 from distprof.terms import CollectiveKind, MatchMethod
 from tests.builders import make_run
 from tests.sections.measured import Measured, measure

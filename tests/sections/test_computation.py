@@ -32,8 +32,8 @@ from distprof.sections.computation.result import (
 )
 from distprof.sections.context import RankAnalyses
 from distprof.sections.measure_run import measure_rank
-from distprof.sections.moe.result import MoeResult
-from distprof.sections.pipeline.result import PipelineResult
+from distprof.sections.moe import MoeResult
+from distprof.sections.pipeline import PipelineResult
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.sections.whatif.measure import analyze_whatif
 from distprof.sections.whatif.plan import Workbench

@@ -19,7 +19,7 @@ from distprof.sections.efficiency.measure import analyze_efficiency
 from distprof.sections.efficiency.models import preset
 from distprof.sections.memory import MemoryResult
 from distprof.sections.sharding import ShardingResult
-from distprof.sections.step_log.result import StepLogResult
+from distprof.sections.step_log import StepLogResult
 from distprof.sections.time import StepTimeResult, WaterfallResult
 from tests.builders import RankBuilder, make_run
 from tests.job_folders import MS, START_NS, JobFolder

@@ -10,7 +10,7 @@ import pytest
 
 import distprof
 from distprof.sections.metrics import METRICS, bubble_ratio, highest, metrics_of
-from distprof.sections.step_log.result import StepLogResult
+from distprof.sections.step_log import StepLogResult
 from distprof.sections.training_log import TrainingLogResult
 from tests.documents.job_samples import SAMPLES, untraced
 from tests.documents.samples import capture_only, healthy, straggler

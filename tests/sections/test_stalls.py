@@ -13,8 +13,8 @@ from distprof.artefacts.run_file import RankEntry, RunFile
 from distprof.ingest.job.rank_folder import RankFolder
 from distprof.rules.engine import run_rules
 from distprof.sections.idle import CpuPause, IdleResult
+from distprof.sections.step_log import StepLogResult
 from distprof.sections.step_log.measure import combine_step_logs, measure_step_log
-from distprof.sections.step_log.result import StepLogResult
 from distprof.sections.step_log.stalls import find_periodic_stalls, find_waits
 from tests.job_folders import MS, JobFolder
 from tests.rules.samples import changed, healthy

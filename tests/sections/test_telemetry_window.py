@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from distprof.ingest.sensors.collect import Collector, Identity
 from distprof.intervals import Intervals
-from distprof.sections.step_log.result import StepLogResult
+from distprof.sections.step_log import StepLogResult
 from distprof.sections.stragglers.computing import sensed_difference
 from distprof.sections.telemetry import TelemetryResult
 from distprof.sections.telemetry.measure import measure_device, sensors_in, with_energy

@@ -18,7 +18,7 @@ from distprof.documents.html.blocks import (
     slug,
 )
 from distprof.escape import short_ranks
-from distprof.sections.pipeline.result import PictureRow, PipelineGroup
+from distprof.sections.pipeline import PictureRow, PipelineGroup
 from distprof.sections.table import counted
 from distprof.units import format_duration, format_ratio
 

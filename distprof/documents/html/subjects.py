@@ -27,13 +27,13 @@ from distprof.documents.html.heat_map import Grid, Heat, heat_figure
 from distprof.documents.page import group_of
 from distprof.escape import short_ranks
 from distprof.rules.base import Finding
-from distprof.sections.moe.result import MoeResult
+from distprof.sections.moe import MoeResult
 from distprof.sections.overlap import AxisOverlap, OverlapResult
 from distprof.sections.parts import window_word
 from distprof.sections.report import Report
-from distprof.sections.stragglers.result import RankStraggler, StragglerSet, StragglersResult
+from distprof.sections.stragglers import RankStraggler, StragglerSet, StragglersResult
 from distprof.sections.table import Bar, TableView
-from distprof.sections.whatif.result import WhatIfResult
+from distprof.sections.whatif import WhatIfResult
 from distprof.units import format_duration, format_ratio
 
 _MOST_RANKS = 3

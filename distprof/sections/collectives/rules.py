@@ -18,7 +18,7 @@ from distprof.sections.shares import (
     latest_by_chance,
     unrecorded,
 )
-from distprof.sections.stragglers.result import StragglersResult
+from distprof.sections.stragglers import StragglersResult
 from distprof.terms import Confidence, MeshAxis, Severity, StragglerPattern
 from distprof.units import format_bandwidth, format_bytes, format_duration, format_ratio
 

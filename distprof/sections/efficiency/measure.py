@@ -34,7 +34,7 @@ from distprof.sections.computation.result import (
 from distprof.sections.efficiency import CPU, NO_MODEL, DeviceMemory, EfficiencyResult
 from distprof.sections.memory import MemoryResult
 from distprof.sections.sharding import ShardingResult
-from distprof.sections.step_log.result import StepLogResult
+from distprof.sections.step_log import StepLogResult
 from distprof.sections.time import StepTimeResult, WaterfallResult
 from distprof.terms import CollectiveKind, MeshAxis
 from distprof.units import NS_PER_S

@@ -10,7 +10,7 @@ from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits,
 from distprof.sections.gradients import GradientGroup, GradientsResult
 from distprof.sections.settings import SettingsResult
 from distprof.sections.shares import WIDER_TRANSFER, StepTimes
-from distprof.sections.step_log.result import StepLogResult
+from distprof.sections.step_log import StepLogResult
 from distprof.sections.time import StepTimeResult
 from distprof.terms import Confidence, Severity
 from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio

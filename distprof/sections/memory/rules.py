@@ -12,7 +12,7 @@ from distprof.sections.job import NO_RUN_DIRECTORY
 from distprof.sections.memory import MemoryResult
 from distprof.sections.sharding import ShardingResult
 from distprof.sections.shares import StepTimes
-from distprof.sections.step_log.result import StepLogResult
+from distprof.sections.step_log import StepLogResult
 from distprof.sections.time import ExposedCopies, WaterfallResult
 from distprof.terms import Confidence, Severity
 from distprof.units import format_bytes, format_duration, format_ratio

@@ -25,8 +25,8 @@ from distprof.costs.moe import (
 )
 from distprof.run.records import RankRecords
 from distprof.schema import ABSENT, Bools, Int64Array
+from distprof.sections.moe import MoeDrift, MoeLayer, MoeResult
 from distprof.sections.moe.exchange import GroupExchanges
-from distprof.sections.moe.result import MoeDrift, MoeLayer, MoeResult
 from distprof.terms import MeshAxis
 
 ROUTING_LOG = "routing log"

@@ -24,7 +24,7 @@ from distprof.run.topology import ProcessGroup
 from distprof.schema import ABSENT, Bools, Coded, Floats, Int64Array
 from distprof.sections.context import RankAnalysis
 from distprof.sections.matched import Members, RowIndex, by_size
-from distprof.sections.moe.result import MoeExchange, MoePair
+from distprof.sections.moe import MoeExchange, MoePair
 from distprof.terms import CollectiveKind, MeshAxis
 
 _EXPERT_GROUP = re.compile(r"expert|(?:^|[_\W])(?:ep|moe)(?:$|[_\W])", re.IGNORECASE)

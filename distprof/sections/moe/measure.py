@@ -30,6 +30,7 @@ from distprof.run.run import Run
 from distprof.run.topology import coordinates_of
 from distprof.schema import ABSENT, Bools, Floats, Int64Array
 from distprof.sections.context import ProbeRecords, RankAnalyses
+from distprof.sections.moe import MoeLayer, MoePlacement, MoeRank, MoeResult
 from distprof.sections.moe.calls import (  # noqa: F401 - part of the records
     ROUTING_LOG,
     CallLabels,
@@ -47,7 +48,6 @@ from distprof.sections.moe.exchange import (
     find_exchanges,
     pairs_of,
 )
-from distprof.sections.moe.result import MoeLayer, MoePlacement, MoeRank, MoeResult
 from distprof.terms import MeshAxis
 from distprof.units import capitalized, name_ranks
 

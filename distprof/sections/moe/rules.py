@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.collectives import CollectivesResult
-from distprof.sections.moe.result import MoeExchange, MoeLayer, MoePlacement, MoeResult
+from distprof.sections.moe import MoeExchange, MoeLayer, MoePlacement, MoeResult
 from distprof.terms import CollectiveKind, Confidence, Severity
 from distprof.units import format_duration, format_ratio, name_ranks
 

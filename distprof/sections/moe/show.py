@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from distprof.sections.base import VerdictText
-from distprof.sections.moe.result import MoeExchange, MoeLayer, MoePlacement
+from distprof.sections.moe import MoeExchange, MoeLayer, MoePlacement
 from distprof.sections.parts import is_recorded
 from distprof.sections.table import Column, TableView, counted, ranks_table, rows_table
 from distprof.units import format_bytes, format_ratio

@@ -27,8 +27,8 @@ from distprof.sections.picture.result import (
     encode_numbers,
     packed_split,
 )
+from distprof.sections.whatif import RepairPlan
 from distprof.sections.whatif.plan import Simulation
-from distprof.sections.whatif.result import RepairPlan
 from distprof.terms import CollectiveKind, SlotKind
 from distprof.units import format_bytes
 

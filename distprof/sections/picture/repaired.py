@@ -21,8 +21,8 @@ from distprof.sections.picture.result import (
     RepairedStep,
     packed_split,
 )
+from distprof.sections.whatif import RepairPlan
 from distprof.sections.whatif.plan import Simulation
-from distprof.sections.whatif.result import RepairPlan
 from distprof.sections.whatif.trace_graph import TraceGraph
 from distprof.sections.whatif.trace_model import TraceModel
 from distprof.terms import CollectiveKind

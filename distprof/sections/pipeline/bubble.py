@@ -32,7 +32,7 @@ from distprof.costs.pipeline import Orders, orders_from, replay
 from distprof.costs.prediction import Candidate, Prediction, StageWork, predict
 from distprof.schema import ABSENT, Bools, Floats, Int64Array
 from distprof.sections.context import StageSlots
-from distprof.sections.pipeline.result import PipelineGroup, PipelinePrediction
+from distprof.sections.pipeline import PipelineGroup, PipelinePrediction
 from distprof.terms import SlotKind
 
 _GRADIENTS = (SlotKind.BACKWARD, SlotKind.BACKWARD_INPUT)

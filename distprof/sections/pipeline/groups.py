@@ -13,6 +13,7 @@ from distprof.costs.known_schedules import SCHEDULES, orders
 from distprof.costs.pipeline import Orders, bubble_fraction, in_flight_of, replay
 from distprof.schema import Bools
 from distprof.sections.context import StageSlots
+from distprof.sections.pipeline import PictureRow, PipelineGroup, StageDetail
 from distprof.sections.pipeline.bubble import (
     IdleParts,
     ObservedPipeline,
@@ -23,7 +24,6 @@ from distprof.sections.pipeline.bubble import (
     spans,
     typical_message,
 )
-from distprof.sections.pipeline.result import PictureRow, PipelineGroup, StageDetail
 from distprof.sections.pipeline.slots import UNKNOWN_STAGE
 from distprof.terms import Confidence, SlotKind
 from distprof.units import fold_ranks

@@ -18,13 +18,13 @@ from distprof.run.run import ClockAlignment, Run
 from distprof.schema import ABSENT, Floats, Int64Array
 from distprof.sections.context import RankAnalyses, RankAnalysis, StageSlots
 from distprof.sections.own_time import chance_of_mean, over_peers
-from distprof.sections.pipeline.groups import PipelineSlots, groups_of
-from distprof.sections.pipeline.result import (
+from distprof.sections.pipeline import (
     PipelineGroup,
     PipelinePosition,
     PipelineRank,
     PipelineResult,
 )
+from distprof.sections.pipeline.groups import PipelineSlots, groups_of
 from distprof.sections.pipeline.slots import (  # noqa: F401 - parts of a rank
     UNKNOWN_STAGE,
     rank_message_wait_ns,
@@ -33,7 +33,7 @@ from distprof.sections.pipeline.slots import (  # noqa: F401 - parts of a rank
     rank_stages,
 )
 from distprof.sections.pipeline.sources import groups_from_messages, pipelines_of_log
-from distprof.sections.step_log.result import StepLogResult
+from distprof.sections.step_log import StepLogResult
 from distprof.terms import MeshAxis
 
 BY_RANK = "The ranks of each pipeline are inferred from their numerical order."

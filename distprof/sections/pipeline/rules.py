@@ -10,7 +10,7 @@ import msgspec
 from distprof.escape import fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.idle import IdleResult, PausesResult
-from distprof.sections.pipeline.result import (
+from distprof.sections.pipeline import (
     PipelineGroup,
     PipelinePosition,
     PipelinePrediction,
@@ -18,7 +18,7 @@ from distprof.sections.pipeline.result import (
     refill_key,
 )
 from distprof.sections.settings import SettingsResult
-from distprof.sections.stragglers.result import StragglersResult
+from distprof.sections.stragglers import StragglersResult
 from distprof.sections.training_log import TrainingLogResult
 from distprof.terms import Confidence, MeshAxis, Severity, StragglerCause
 from distprof.units import format_duration, format_ratio, name_ranks

@@ -10,7 +10,7 @@ import numpy as np
 
 from distprof.escape import short_ranks
 from distprof.sections.base import VerdictText
-from distprof.sections.pipeline.result import PictureRow, PipelineGroup, PipelineResult
+from distprof.sections.pipeline import PictureRow, PipelineGroup, PipelineResult
 from distprof.sections.table import Column, Drawing, TableView, counted, rows_table
 from distprof.units import fold_ranks, format_duration, format_ratio, name_ranks
 

@@ -26,8 +26,8 @@ from distprof.run.evidence import OperationLog
 from distprof.run.run import Run
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import RankAnalysis, StageSlots
+from distprof.sections.pipeline import PipelineGroup, StageDetail
 from distprof.sections.pipeline.groups import PipelineSlots
-from distprof.sections.pipeline.result import PipelineGroup, StageDetail
 from distprof.terms import CollectiveKind, Confidence, SlotKind
 
 SOURCE = "messages between ranks"

@@ -8,7 +8,7 @@ from math import prod
 
 from distprof.escape import fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.moe.result import MoeResult
+from distprof.sections.moe import MoeResult
 from distprof.sections.placement import ACROSS_SOCKETS, CardPath, PlacedAxis, PlacementResult
 from distprof.sections.shares import WIDER_TRANSFER, MeanStep, StepTimes
 from distprof.terms import Confidence, MeshAxis, Severity

@@ -16,7 +16,7 @@ from distprof.run.records import RankRecords, untraced_steps
 from distprof.schema import Bools, Int64Array
 from distprof.sections.context import ProbeRecords
 from distprof.sections.matched import segment_median
-from distprof.sections.step_log.result import LateInLog, LateOnGpu, RankStepLog, StepLogResult
+from distprof.sections.step_log import LateInLog, LateOnGpu, RankStepLog, StepLogResult
 from distprof.sections.step_log.stalls import (
     find_late_gpus,
     find_late_ranks,

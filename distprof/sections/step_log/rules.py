@@ -8,8 +8,8 @@ from statistics import median
 from distprof.escape import few_ranks
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.idle import IdleResult, PausesResult
-from distprof.sections.step_log.result import LateInLog, LateOnGpu, PeriodicStall, StepLogResult
-from distprof.sections.stragglers.result import StragglersResult
+from distprof.sections.step_log import LateInLog, LateOnGpu, PeriodicStall, StepLogResult
+from distprof.sections.stragglers import StragglersResult
 from distprof.terms import Confidence, Severity
 from distprof.units import capitalized, format_duration, format_ratio, name_ranks
 

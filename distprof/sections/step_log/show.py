@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from distprof.sections.base import VerdictText
 from distprof.sections.parts import MIN_LOSS_RATIO
-from distprof.sections.step_log.result import StepLogResult
+from distprof.sections.step_log import StepLogResult
 from distprof.sections.table import Column, TableView, counted, facts_table, ranks_table
 from distprof.units import format_duration, format_ratio
 

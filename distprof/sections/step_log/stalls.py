@@ -38,7 +38,7 @@ from distprof.join.gpu_waits import (
 from distprof.schema import Bools, Floats, Int64Array
 from distprof.sections.own_time import over_peers
 from distprof.sections.shares import log_choose
-from distprof.sections.step_log.result import LateInLog, LateOnGpu, PeriodicStall
+from distprof.sections.step_log import LateInLog, LateOnGpu, PeriodicStall
 
 _LONGER_RATIO = 0.25  # Excess over the median from which a step is long, as a share of the median,
 _SPREADS = 6.0  # and in median absolute deviations. A long step exceeds both.

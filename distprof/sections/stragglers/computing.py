@@ -25,8 +25,8 @@ from distprof.escape import shorten
 from distprof.join.waits import spans
 from distprof.schema import ABSENT, Bools, Floats, Int64Array
 from distprof.sections.context import KernelSteps, RankAnalysis
+from distprof.sections.stragglers import STALL
 from distprof.sections.stragglers.evidence import EXPLAINS, Cause
-from distprof.sections.stragglers.result import STALL
 from distprof.sections.telemetry import RankTelemetry, TelemetryResult, WindowSensors
 from distprof.terms import StragglerCause
 from distprof.units import format_duration, format_ratio

@@ -11,7 +11,7 @@ from distprof.schema import Floats, Int64Array
 from distprof.sections.context import RankAnalysis
 from distprof.sections.idle.measure import HostPauses
 from distprof.sections.own_time import OwnTime
-from distprof.sections.stragglers.result import SequenceImbalance
+from distprof.sections.stragglers import SequenceImbalance
 from distprof.sections.telemetry import TelemetryResult
 from distprof.terms import StragglerCause
 from distprof.units import format_duration

@@ -31,7 +31,7 @@ from distprof.sections.matched import (
     segment_median,
     transfer_of,
 )
-from distprof.sections.stragglers.result import SlowLink, SlowTransfers
+from distprof.sections.stragglers import SlowLink, SlowTransfers
 from distprof.sections.stragglers.sets import axis_of
 from distprof.terms import CollectiveKind
 

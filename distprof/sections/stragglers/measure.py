@@ -17,6 +17,14 @@ from distprof.sections.context import ProbeRecords, RankAnalyses, RankAnalysis
 from distprof.sections.idle.measure import HostPauses
 from distprof.sections.own_time import COMPUTATION, HOST, OwnTime, held_stages, mean_step_of
 from distprof.sections.settings import SettingsResult
+from distprof.sections.stragglers import (
+    MessageRank,
+    MessagesResult,
+    RankStraggler,
+    StepBlame,
+    StragglerSet,
+    StragglersResult,
+)
 from distprof.sections.stragglers.arrivals import Blame, judge_arrivals
 from distprof.sections.stragglers.causes import cannot_run_ahead, find_cause
 from distprof.sections.stragglers.evidence import Cause, Late
@@ -26,14 +34,6 @@ from distprof.sections.stragglers.patterns import (
     blame_of_pipelines,
     find_patterns,
     proven_by_own_time,
-)
-from distprof.sections.stragglers.result import (
-    MessageRank,
-    MessagesResult,
-    RankStraggler,
-    StepBlame,
-    StragglerSet,
-    StragglersResult,
 )
 from distprof.sections.stragglers.sets import JobEvidence, find_sets
 from distprof.sections.stragglers.slowness import EQUAL_DEVICES, find_slowness

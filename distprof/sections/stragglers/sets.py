@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from distprof.run.run import Run
 from distprof.run.topology import ProcessGroup
 from distprof.schema import Int64Array
+from distprof.sections.stragglers import StragglerSet
 from distprof.sections.stragglers.arrivals import Blame
 from distprof.sections.stragglers.causes import find_cause, launch_leads
 from distprof.sections.stragglers.computing import EXPERTS, SLOW_DEVICE_SHARE
 from distprof.sections.stragglers.contention import cpu_taken, idles_for_a_cpu, only_traced
 from distprof.sections.stragglers.evidence import Cause, Evidence, Late
-from distprof.sections.stragglers.result import StragglerSet
 from distprof.sections.stragglers.slowness import COUNTS, PACE, Slowness, own_part
 from distprof.sections.stragglers.workload import elasticity
 from distprof.terms import MeshAxis, StragglerCause, StragglerPattern

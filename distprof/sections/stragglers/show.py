@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from distprof.escape import fitting, short_ranks
 from distprof.sections.parts import Part, amount_text, each_window, window_word
 from distprof.sections.shares import latest_by_chance
-from distprof.sections.stragglers.result import RankStraggler, StragglerSet
+from distprof.sections.stragglers import RankStraggler, StragglerSet
 from distprof.sections.table import Column, TableView, counted, rows_table
 from distprof.terms import StragglerCause, StragglerPattern
 from distprof.units import capitalized, format_duration, format_ratio, name_ranks

@@ -22,7 +22,7 @@ from distprof.sections.context import RankAnalysis
 from distprof.sections.idle.measure import HostPauses
 from distprof.sections.matched import RowIndex, places, segment_median, transfer_of
 from distprof.sections.own_time import COMPUTATION, OwnTime
-from distprof.sections.stragglers.result import SequenceImbalance
+from distprof.sections.stragglers import SequenceImbalance
 from distprof.terms import ActivityKind, CollectiveKind
 
 ATTENTION = ("flash", "fmha", "attention", "sdpa", "scaled_dot_product")

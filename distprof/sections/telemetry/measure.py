@@ -21,7 +21,7 @@ from distprof.run.records import NO_THROTTLING, RankRecords
 from distprof.run.run import Run
 from distprof.schema import Int64Array, Table
 from distprof.sections.context import ProbeRecords
-from distprof.sections.step_log.result import StepLogResult
+from distprof.sections.step_log import StepLogResult
 from distprof.sections.telemetry import (
     DeviceCondition,
     DeviceError,

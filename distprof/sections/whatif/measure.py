@@ -23,14 +23,14 @@ from distprof.run.topology import ProcessGroup
 from distprof.schema import ABSENT, Bools, Floats, Int64Array
 from distprof.sections.context import Own, RankAnalyses, RankAnalysis
 from distprof.sections.matched import place_of
-from distprof.sections.moe.result import MoeResult
+from distprof.sections.moe import MoeResult
 from distprof.sections.own_time import held_stages, same_stages
-from distprof.sections.pipeline.result import PipelineResult
+from distprof.sections.pipeline import PipelineResult
+from distprof.sections.stragglers import SlowLink, StragglerSet, StragglersResult
 from distprof.sections.stragglers.computing import EXPERTS, pace_of
-from distprof.sections.stragglers.result import SlowLink, StragglerSet, StragglersResult
+from distprof.sections.whatif import WhatIfResult
 from distprof.sections.whatif.delays import OUTSIDE, Sections
 from distprof.sections.whatif.plan import Refill, Simulation, Workbench, refill_of
-from distprof.sections.whatif.result import WhatIfResult
 from distprof.sections.whatif.scenarios import TraceChange, beginning, in_time
 from distprof.sections.whatif.segments import rank_line
 from distprof.sections.whatif.trace_graph import TraceGraph

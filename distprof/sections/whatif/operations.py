@@ -1,7 +1,7 @@
 """The what-if result for a log of operations, without traces, and the causes of its slowdown.
 
 Causes (few workers, a stage, micro-batches, transfers) are derived only from a
-:class:`~distprof.sections.whatif.result.WhatIfResult`, so rules and reports agree.
+:class:`~distprof.sections.whatif.WhatIfResult`, so rules and reports agree.
 
 Source of the definitions of S, S_t, S_w, M_W and M_S: formula sheet, "What-if".
 """
@@ -17,12 +17,8 @@ import numpy as np
 from distprof.replay import CycleError, critical_path
 from distprof.run.evidence import OperationLog
 from distprof.schema import Floats, Int64Array
-from distprof.sections.pipeline.result import PipelineResult
-from distprof.sections.whatif import operation_replay as by
-from distprof.sections.whatif.operation_graph import KINDS, StepRows, lay_out
-from distprof.sections.whatif.operation_replay import Mask, OperationReplay, replay_of
-from distprof.sections.whatif.plan import Change, Made, Simulation, Workbench, lower, refill_of
-from distprof.sections.whatif.result import (
+from distprof.sections.pipeline import PipelineResult
+from distprof.sections.whatif import (
     TRANSFERS,
     KindSlowdown,
     PathShare,
@@ -32,6 +28,10 @@ from distprof.sections.whatif.result import (
     WhatIfResult,
     WorkerSlowdown,
 )
+from distprof.sections.whatif import operation_replay as by
+from distprof.sections.whatif.operation_graph import KINDS, StepRows, lay_out
+from distprof.sections.whatif.operation_replay import Mask, OperationReplay, replay_of
+from distprof.sections.whatif.plan import Change, Made, Simulation, Workbench, lower, refill_of
 from distprof.units import capitalized, name_ranks
 
 MAX_ROWS = 64

@@ -37,14 +37,14 @@ from distprof.sections.computation.result import (
     UNSET_GRADIENTS,
 )
 from distprof.sections.idle import CPU_OPTIMIZER
-from distprof.sections.pipeline.result import (
+from distprof.sections.pipeline import (
     MICRO_BATCHES,
     SCHEDULE,
     PipelineGroup,
     PipelineResult,
     refill_key,
 )
-from distprof.sections.whatif.result import Repair, RepairPlan, Scenario
+from distprof.sections.whatif import Repair, RepairPlan, Scenario
 from distprof.units import name_ranks
 
 Made: TypeAlias = Mapping[str, float]

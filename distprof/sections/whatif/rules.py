@@ -10,8 +10,8 @@ from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.capture import CaptureResult
 from distprof.sections.perturbation import PerturbationResult
 from distprof.sections.shares import has_all_members
-from distprof.sections.stragglers.result import StragglersResult
-from distprof.sections.whatif.result import Scenario, WhatIfResult
+from distprof.sections.stragglers import StragglersResult
+from distprof.sections.whatif import Scenario, WhatIfResult
 from distprof.terms import Confidence, Severity
 from distprof.units import format_duration
 

@@ -14,9 +14,9 @@ from distprof.schema import ABSENT, Bools, Floats, Int64Array
 from distprof.sections.computation.result import SAVING_TITLES
 from distprof.sections.context import Own, Part, RankAnalysis
 from distprof.sections.idle import CPU_OPTIMIZER, is_optimizer
+from distprof.sections.whatif import PAGEABLE, Scenario
 from distprof.sections.whatif.delays import Sections, evened, mean_of_peers, median_of_others
 from distprof.sections.whatif.plan import Change
-from distprof.sections.whatif.result import PAGEABLE, Scenario
 from distprof.sections.whatif.trace_graph import TraceGraph
 from distprof.terms import CollectiveKind, MeshAxis
 from distprof.units import format_bytes

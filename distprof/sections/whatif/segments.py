@@ -29,7 +29,7 @@ from distprof.sections.idle.launch_bounds import held_by_launches, launch_bounds
 from distprof.sections.idle.measure import IdleCauses
 from distprof.sections.pipeline.slots import needed_at
 from distprof.sections.time.measure import direction_of
-from distprof.sections.whatif.result import PAGEABLE
+from distprof.sections.whatif import PAGEABLE
 from distprof.terms import ActivityKind, CollectiveKind, IdleCause
 
 PINNED_BYTES_PER_NS = 36.0

@@ -12,7 +12,7 @@ from distprof.sections.parts import window_word
 from distprof.sections.stragglers.show import culprits
 from distprof.sections.table import Bar, Column, TableView, counted, rows_table
 from distprof.sections.time.show import dominant_part
-from distprof.sections.whatif.result import (
+from distprof.sections.whatif import (
     Cause,
     CauseKind,
     Scenario,

@@ -30,8 +30,8 @@ from distprof.run.run import Run
 from distprof.schema import ABSENT, Bools, Floats, Int64Array
 from distprof.sections.context import LaunchBounds, MainLine, Own, Part, RankAnalysis
 from distprof.sections.matched import RowIndex
+from distprof.sections.whatif import PathShare
 from distprof.sections.whatif.line_rows import LineRows, TransferParts, Transfers, transfers_of
-from distprof.sections.whatif.result import PathShare
 from distprof.sections.whatif.segments import QUEUED_NS
 from distprof.terms import CollectiveKind
 

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from distprof.replay import Times
 from distprof.schema import Int64Array
 from distprof.sections.context import Own, Part
+from distprof.sections.whatif import KindSlowdown, WorkerSlowdown
 from distprof.sections.whatif.delays import Sections
 from distprof.sections.whatif.plan import Change, Made, lower
-from distprof.sections.whatif.result import KindSlowdown, WorkerSlowdown
 from distprof.sections.whatif.scenarios import TraceChange, affordable
 from distprof.sections.whatif.trace_graph import TraceGraph
 

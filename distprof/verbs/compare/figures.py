@@ -20,7 +20,7 @@ from distprof.documents.html.blocks import (
 )
 from distprof.documents.html.picture import pictures_figure
 from distprof.units import format_duration
-from distprof.verbs.compare.result import Comparison, PartChange, StepChange
+from distprof.verbs.compare import Comparison, PartChange, StepChange
 from distprof.verbs.compare.show import PARTS
 
 KINDS = {

@@ -16,8 +16,7 @@ from distprof.sections.computation.result import ComputationResult
 from distprof.sections.kernels import KernelRow, KernelsResult
 from distprof.sections.picture.result import StepPicture
 from distprof.units import NS_PER_S
-from distprof.verbs.compare.operators import compare_operators
-from distprof.verbs.compare.result import (
+from distprof.verbs.compare import (
     CollectiveChange,
     ComparedRun,
     Comparison,
@@ -29,6 +28,7 @@ from distprof.verbs.compare.result import (
     StepChange,
     Trend,
 )
+from distprof.verbs.compare.operators import compare_operators
 from distprof.verbs.gate.decide import mann_whitney
 from distprof.version import __version__
 

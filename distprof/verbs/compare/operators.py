@@ -14,7 +14,7 @@ import msgspec
 from distprof.artefacts.summary_file import StepParts
 from distprof.costs.operators import KNOWN
 from distprof.sections.computation.result import REST, ComputationResult
-from distprof.verbs.compare.result import Match, OperatorChange
+from distprof.verbs.compare import Match, OperatorChange
 
 _REPLACEABLE = ("attention", "convolution", "gemm", "normalisation", "softmax", "optimizer")
 """Categories in which an operator with another name does the same work, such as mm for addmm."""

@@ -12,8 +12,7 @@ from distprof.escape import shorten
 from distprof.formats import RenderOptions
 from distprof.sections.table import Column, TableView, counted, present, rows_table
 from distprof.units import capitalized, format_bytes, format_duration, format_ratio, signed
-from distprof.verbs.compare.measure import ALIKE_RATIO, FoundProblem, Side, compare, state_of
-from distprof.verbs.compare.result import (
+from distprof.verbs.compare import (
     COMPARISON_SCHEMA,
     ComparedRun,
     Comparison,
@@ -22,6 +21,7 @@ from distprof.verbs.compare.result import (
     PartChange,
     StepChange,
 )
+from distprof.verbs.compare.measure import ALIKE_RATIO, FoundProblem, Side, compare, state_of
 from distprof.verbs.summaries import summarize_report
 
 _FEW = 8

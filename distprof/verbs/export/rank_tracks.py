@@ -16,7 +16,7 @@ from distprof.run.tables import RankTables, distinct, intervals_of
 from distprof.schema import ABSENT, Coded, Column, Int64Array, Table, TableSchema
 from distprof.sections.context import RankAnalysis
 from distprof.sections.picture.drawing import call_names, slot_names
-from distprof.sections.stragglers.result import StragglerSet
+from distprof.sections.stragglers import StragglerSet
 from distprof.terms import ActivityKind, StepSource
 from distprof.verbs.export.common import Arrivals, CommonClock, inside, lanes_of
 from distprof.verbs.export.packets import PacketSequence, Slices

@@ -21,8 +21,8 @@ from distprof.run.records import FlightState
 from distprof.schema import ABSENT, Int64Array
 from distprof.terms import CollectiveKind
 from distprof.units import name_ranks
+from distprof.verbs.hang import HangKind
 from distprof.verbs.hang.groups import JobGroup, Member
-from distprof.verbs.hang.result import HangKind
 
 _MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 

@@ -30,6 +30,7 @@ from distprof.ingest.output.read import Reader
 from distprof.ingest.output.stacks import calls_of
 from distprof.run.records import FlightDump
 from distprof.units import NS_PER_S, name_ranks
+from distprof.verbs.hang import HangEvidence, LogLine
 from distprof.verbs.hang.logs import (
     NAME,
     dead_ranks,
@@ -40,7 +41,6 @@ from distprof.verbs.hang.logs import (
     lines_of_ras,
     modified_ns,
 )
-from distprof.verbs.hang.result import HangEvidence, LogLine
 
 EXIT_TOGETHER_NS = 5 * NS_PER_S
 """Ranks of a job that ends normally exit within this time of each other."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from distprof.units import capitalized, format_duration, name_ranks
+from distprof.verbs.hang import HangEvidence, HangKind, HangState, Stop
 from distprof.verbs.hang.divergence import Point, waits
-from distprof.verbs.hang.result import HangEvidence, HangKind, HangState, Stop
 from distprof.verbs.hang.roots import Root
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from distprof.documents.html.blocks import (
 from distprof.documents.html.heat_map import Grid, cell_map, grid_data, two_digits
 from distprof.escape import short_ranks
 from distprof.sections.table import counted
-from distprof.verbs.hang.result import GroupProgress, HangReport, HangState
+from distprof.verbs.hang import GroupProgress, HangReport, HangState
 
 _KINDS = ("g0", "g1", "g2", "g3", "g4")
 _WORDS = (

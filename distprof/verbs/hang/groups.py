@@ -16,7 +16,7 @@ import numpy as np
 from distprof.run.records import FlightDump, FlightState, GroupStatus
 from distprof.run.topology import DEFAULT_GROUPS
 from distprof.schema import Int64Array
-from distprof.verbs.hang.result import Cadence
+from distprof.verbs.hang import Cadence
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):

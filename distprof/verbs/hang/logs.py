@@ -27,7 +27,7 @@ from distprof.sections.ending.positions import operation_kind
 from distprof.sections.table import counted
 from distprof.terms import Confidence
 from distprof.units import NS_PER_S
-from distprof.verbs.hang.result import (
+from distprof.verbs.hang import (
     GroupProgress,
     HangEvidence,
     HangKind,

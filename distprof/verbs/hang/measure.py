@@ -16,6 +16,17 @@ from distprof.sections.ending import EndingResult
 from distprof.sections.ending.measure import diagnose_output
 from distprof.terms import CollectiveKind, Confidence
 from distprof.units import NS_PER_S, name_ranks
+from distprof.verbs.hang import (
+    GroupProgress,
+    HangEvidence,
+    HangKind,
+    HangReport,
+    HangRoot,
+    HangState,
+    RankPosition,
+    StackOfRanks,
+    StuckOperation,
+)
 from distprof.verbs.hang.divergence import (
     Point,
     behind_point,
@@ -30,17 +41,6 @@ from distprof.verbs.hang.divergence import (
 from distprof.verbs.hang.explain import explain
 from distprof.verbs.hang.groups import JobGroup, cadence, job_groups
 from distprof.verbs.hang.logs import report_of_output
-from distprof.verbs.hang.result import (
-    GroupProgress,
-    HangEvidence,
-    HangKind,
-    HangReport,
-    HangRoot,
-    HangState,
-    RankPosition,
-    StackOfRanks,
-    StuckOperation,
-)
 from distprof.verbs.hang.roots import Root, independent_roots, when
 
 _MOST_NOTES = 20

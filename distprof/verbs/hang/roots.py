@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from distprof.verbs.hang import HangKind
 from distprof.verbs.hang.divergence import Point, reached_from, roots_of, waits
-from distprof.verbs.hang.result import HangKind
 
 
 class Root(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,8 +21,8 @@ from distprof.costs.transformer import (
     ridge,
 )
 from distprof.terms import CollectiveKind
+from distprof.verbs.plan import AxisCost, Estimate, MemoryParts, TierPosition
 from distprof.verbs.plan.layout import Layout, Path, Question
-from distprof.verbs.plan.show import AxisCost, Estimate, MemoryParts, TierPosition
 
 _LOGIT = 6  # bytes: the logit in fp32, and its gradient in bf16
 _WEIGHT = 2  # bytes

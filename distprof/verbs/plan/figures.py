@@ -16,7 +16,8 @@ from distprof.documents.html.blocks import (
     rows,
 )
 from distprof.units import format_bytes, format_duration, format_ratio
-from distprof.verbs.plan.show import MEMORY, Estimate, Plan, layout_name
+from distprof.verbs.plan import Estimate, Plan
+from distprof.verbs.plan.show import MEMORY, layout_name
 
 _MOST = 32
 """Maximum number of layouts drawn: further ones differ by less than the error of the model."""

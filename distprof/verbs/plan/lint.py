@@ -25,6 +25,7 @@ from distprof.sections.efficiency.models import SHAPE_KEYS
 from distprof.sections.table import counted
 from distprof.terms import Severity
 from distprof.units import format_bytes, format_duration, format_ratio
+from distprof.verbs.plan import LINT_SCHEMA, ConfigurationFinding, ConfigurationResult, Lint
 from distprof.verbs.plan.estimate import estimate, footprint
 from distprof.verbs.plan.layout import (
     LAYOUT_KEYS,
@@ -34,7 +35,6 @@ from distprof.verbs.plan.layout import (
     objections,
     parse_layout,
 )
-from distprof.verbs.plan.show import LINT_SCHEMA, ConfigurationFinding, ConfigurationResult, Lint
 from distprof.version import __version__
 
 _MOST_BYTES = 4_000_000

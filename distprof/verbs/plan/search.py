@@ -10,16 +10,9 @@ import msgspec
 from msgspec.structs import replace
 
 from distprof.units import format_bytes
+from distprof.verbs.plan import ClusterFacts, Estimate, MemoryParts, ModelFacts, Plan, Rejection
 from distprof.verbs.plan.estimate import estimate, footprint
 from distprof.verbs.plan.layout import Layout, Objection, Question, assumptions, objections
-from distprof.verbs.plan.show import (
-    ClusterFacts,
-    Estimate,
-    MemoryParts,
-    ModelFacts,
-    Plan,
-    Rejection,
-)
 from distprof.version import __version__
 
 _TENSOR_LIMIT = 2

@@ -21,7 +21,7 @@ from distprof.documents.html.chart import Chart, nice_ticks
 from distprof.sections.table import counted
 from distprof.units import format_duration, format_ratio
 from distprof.verbs.compare.figures import KINDS
-from distprof.verbs.sweep.result import CAUSES, ScalingReport, ScalingResult, ScalingSize
+from distprof.verbs.sweep import CAUSES, ScalingReport, ScalingResult, ScalingSize
 from distprof.verbs.sweep.show import LAWS, follows
 
 _MOST_TICKS = 10

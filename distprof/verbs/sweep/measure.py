@@ -29,7 +29,7 @@ from distprof.rules.engine import run_rules
 from distprof.run.fingerprint import unlike
 from distprof.terms import MeshAxis
 from distprof.units import NS_PER_S, capitalized
-from distprof.verbs.sweep.result import (
+from distprof.verbs.sweep import (
     CAUSES,
     Mode,
     ScalingLaw,

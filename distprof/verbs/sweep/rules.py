@@ -9,7 +9,7 @@ from distprof.escape import fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.terms import Confidence, Severity
 from distprof.units import format_duration, format_ratio
-from distprof.verbs.sweep.result import CAUSES, ScalingResult, ScalingSize
+from distprof.verbs.sweep import CAUSES, ScalingResult, ScalingSize
 
 
 def larger_sizes(scaling: ScalingResult) -> list[ScalingSize]:

@@ -18,7 +18,7 @@ from distprof.documents.document import Document, write_file
 from distprof.errors import UsageError
 from distprof.kernel import available_processors
 from distprof.options import whole_number
-from distprof.verbs.sweep.result import Mode
+from distprof.verbs.sweep import Mode
 from distprof.version import __version__
 
 _TOLERANCE = 0.02

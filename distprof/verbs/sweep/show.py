@@ -11,7 +11,7 @@ from distprof.documents.page import Page, Priced
 from distprof.formats import RenderOptions
 from distprof.sections.table import Bar, Column, Drawing, TableView, counted, present, rows_table
 from distprof.units import format_duration, format_ratio, signed
-from distprof.verbs.sweep.result import (
+from distprof.verbs.sweep import (
     CAUSES,
     SCALING_SCHEMA,
     ScalingLaw,

@@ -11,9 +11,9 @@ from msgspec import structs
 
 from distprof.rules.engine import run_rules
 from distprof.rules.registry import find_rule
+from distprof.sections.moe import MoeResult
 from distprof.sections.moe.calls import combine_routing, measure_routing
 from distprof.sections.moe.measure import with_exchanges
-from distprof.sections.moe.result import MoeResult
 from distprof.terms import MeshAxis
 from tests.rules.samples import collectives
 from tests.sections.measured import measure

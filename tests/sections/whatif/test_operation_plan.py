@@ -13,12 +13,12 @@ from msgspec.structs import replace
 from distprof.api import analyze
 from distprof.documents.saved import Report
 from distprof.run.evidence import OperationLog
+from distprof.sections.pipeline import PipelineResult
 from distprof.sections.pipeline.groups import groups_of
-from distprof.sections.pipeline.result import PipelineResult
 from distprof.sections.pipeline.sources import pipelines_of_log
+from distprof.sections.whatif import RepairPlan
 from distprof.sections.whatif.operations import simulate_operations
 from distprof.sections.whatif.plan import Workbench
-from distprof.sections.whatif.result import RepairPlan
 from tests.operation_logs import BY_HAND, MS, Length, joined, log_of, pipeline_rows, write_table
 
 EVERYTHING = (

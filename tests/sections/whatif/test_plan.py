@@ -14,12 +14,12 @@ from msgspec import structs
 import distprof
 from distprof.ingest.assemble import assemble_run
 from distprof.run.run import Run
-from distprof.sections.moe.result import MoeResult
-from distprof.sections.pipeline.result import PipelineResult
+from distprof.sections.moe import MoeResult
+from distprof.sections.pipeline import PipelineResult
 from distprof.sections.stragglers.measure import analyze_stragglers
+from distprof.sections.whatif import RepairPlan
 from distprof.sections.whatif.measure import analyze_whatif
 from distprof.sections.whatif.plan import FAR_MORE, Workbench, is_actionable
-from distprof.sections.whatif.result import RepairPlan
 from distprof.terms import ActivityKind
 from tests.builders import MemoryTables
 from tests.sections.measured import measure

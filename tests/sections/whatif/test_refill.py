@@ -10,12 +10,12 @@ import pytest
 import distprof
 from distprof.costs.known_schedules import orders
 from distprof.documents.saved import Report
-from distprof.sections.moe.result import MoeResult
+from distprof.sections.moe import MoeResult
 from distprof.sections.pipeline.measure import analyze_pipeline
 from distprof.sections.stragglers.measure import analyze_stragglers
+from distprof.sections.whatif import RepairPlan
 from distprof.sections.whatif.measure import analyze_whatif
 from distprof.sections.whatif.plan import Workbench
-from distprof.sections.whatif.result import RepairPlan
 from tests.sections.measured import measure
 from tests.sections.pipeline.test_truth import job_of
 from tests.simulator.pipeline_job import PipelineJob

@@ -13,12 +13,12 @@ from msgspec import structs
 import distprof
 from distprof.ingest.assemble import assemble_run
 from distprof.run.run import Run
-from distprof.sections.moe.result import MoeResult
-from distprof.sections.pipeline.result import PipelineResult
+from distprof.sections.moe import MoeResult
+from distprof.sections.pipeline import PipelineResult
 from distprof.sections.stragglers.measure import analyze_stragglers
+from distprof.sections.whatif import WhatIfResult
 from distprof.sections.whatif.measure import analyze_whatif
 from distprof.sections.whatif.plan import Workbench
-from distprof.sections.whatif.result import WhatIfResult
 from distprof.sections.whatif.trace_graph import TraceGraph, trace_graph
 from distprof.terms import CollectiveKind
 from tests.builders import RankBuilder, make_run

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from distprof.ingest.flight.recorder import parse_flight
 from distprof.run.records import FlightDump
 from distprof.terms import Confidence
+from distprof.verbs.hang import HangEvidence, HangKind, HangReport, HangState, LogLine
 from distprof.verbs.hang.measure import diagnose
-from distprof.verbs.hang.result import HangEvidence, HangKind, HangReport, HangState, LogLine
 from tests.flight_jobs import GPU_ERROR, LOCK_GIL, MS, START_NS, diagnosed, dump, job, message, op
 
 TIMEOUT = LogLine(rank=0, file="a.log", line=1, about="timeout", text="Watchdog caught ...")

@@ -12,9 +12,9 @@ import pytest
 from distprof.artefacts.records import StepRecord
 from distprof.artefacts.run_file import Exit, Outcome, RankEntry, RunFile
 from distprof.units import NS_PER_S
+from distprof.verbs.hang import HangReport, HangState
 from distprof.verbs.hang.evidence import read_evidence
 from distprof.verbs.hang.measure import diagnose
-from distprof.verbs.hang.result import HangReport, HangState
 from tests.flight_jobs import START_NS, dump, op
 from tests.verbs.hang.test_hang_files import STACKS
 

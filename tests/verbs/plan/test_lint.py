@@ -10,9 +10,9 @@ import pytest
 
 from distprof.cli.app import main
 from distprof.errors import InputError
+from distprof.verbs.plan import Lint
 from distprof.verbs.plan.layout import Layout, parse_layout
 from distprof.verbs.plan.lint import JobFile, check_layout, layout_of, num_gpus_of, read_job_file
-from distprof.verbs.plan.show import Lint
 from tests.verbs.plan.jobs import question
 
 FILES = Path(__file__).parent / "jobs_of_others"

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from distprof.artefacts.summary_file import Fingerprint, StepParts, SummaryFile
 from distprof.costs.scaling import usl_speedup
 from distprof.rules.engine import run_rules
+from distprof.verbs.sweep import CAUSES, ScalingResult
 from distprof.verbs.sweep.measure import analyze_scaling, scaled
-from distprof.verbs.sweep.result import CAUSES, ScalingResult
 from tests.verbs.sweep.sweeps import MS, parts, runs
 
 

@@ -11,7 +11,7 @@ from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits,
 from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.settings import ConfinedRank, HostSetup, SettingsResult
 from distprof.sections.shares import hidden_waits, idle_gpu_ns
-from distprof.sections.step_log.result import StepLogResult
+from distprof.sections.step_log import StepLogResult
 from distprof.sections.time import WaterfallResult
 from distprof.terms import Confidence, Severity
 from distprof.units import capitalized, format_duration, format_ratio, name_ranks

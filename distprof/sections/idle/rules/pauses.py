@@ -14,7 +14,7 @@ from distprof.sections.idle import (
     PausesResult,
 )
 from distprof.sections.shares import StepTimes
-from distprof.sections.step_log.result import StepLogResult
+from distprof.sections.step_log import StepLogResult
 from distprof.terms import Confidence, Severity
 from distprof.units import capitalized, format_duration, format_ratio, name_ranks
 

@@ -12,10 +12,10 @@ from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.input.rules.loading import named_for_late_input
 from distprof.sections.settings import SettingsResult
 from distprof.sections.shares import StepTimes, hidden_waits, idle_gpu_ns
-from distprof.sections.step_log.result import StepLogResult
-from distprof.sections.stragglers.result import MessagesResult, StragglersResult
+from distprof.sections.step_log import StepLogResult
+from distprof.sections.stragglers import MessagesResult, StragglersResult
 from distprof.sections.time import WaterfallResult
-from distprof.sections.whatif.result import PAGEABLE
+from distprof.sections.whatif import PAGEABLE
 from distprof.terms import MeshAxis, Severity
 from distprof.units import capitalized, format_duration, format_ratio, name_ranks
 

@@ -11,8 +11,8 @@ from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits,
 from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.settings import HostSetup, SettingsResult
 from distprof.sections.shares import StepTimes
-from distprof.sections.step_log.result import StepLogResult
-from distprof.sections.stragglers.result import StragglersResult
+from distprof.sections.step_log import StepLogResult
+from distprof.sections.stragglers import StragglersResult
 from distprof.sections.summaries import InputReadinessResult
 from distprof.sections.training_log import TrainingLogResult
 from distprof.terms import Confidence, Severity, StragglerCause, StragglerPattern

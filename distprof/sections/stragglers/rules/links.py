@@ -9,7 +9,7 @@ from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits,
 from distprof.sections.collectives import CollectivesResult
 from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.shares import WIDER_TRANSFER
-from distprof.sections.stragglers.result import (
+from distprof.sections.stragglers import (
     MessageRank,
     MessagesResult,
     SlowLink,

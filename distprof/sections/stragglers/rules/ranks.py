@@ -8,9 +8,9 @@ from distprof.escape import few_ranks, fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.capture import CaptureResult
 from distprof.sections.collectives import CollectivesResult
-from distprof.sections.moe.result import MoeResult
+from distprof.sections.moe import MoeResult
 from distprof.sections.shares import StepTimes, unrecorded
-from distprof.sections.stragglers.result import (
+from distprof.sections.stragglers import (
     MEMORY_CALLS,
     PAUSED_FOR,
     STALL,

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from distprof.escape import few_ranks
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.collectives import CollectivesResult
-from distprof.sections.pipeline.result import PipelineResult
+from distprof.sections.pipeline import PipelineResult
 from distprof.sections.shares import WIDER_WAIT
-from distprof.sections.stragglers.result import SequenceImbalance, StragglersResult
-from distprof.sections.whatif.result import (
+from distprof.sections.stragglers import SequenceImbalance, StragglersResult
+from distprof.sections.whatif import (
     Cause,
     CauseKind,
     WhatIfResult,

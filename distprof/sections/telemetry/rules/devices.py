@@ -9,7 +9,7 @@ import msgspec
 
 from distprof.escape import fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.stragglers.result import StragglersResult
+from distprof.sections.stragglers import StragglersResult
 from distprof.sections.table import counted
 from distprof.sections.telemetry import (
     DeviceCondition,

@@ -12,7 +12,7 @@ from distprof.escape import fitting
 from distprof.rules.base import HEADINGS, Draft, Limits, Page, Rule, parse_page
 from distprof.terms import Confidence, Severity
 from distprof.units import capitalized
-from distprof.verbs.plan.show import ConfigurationResult
+from distprof.verbs.plan import ConfigurationResult
 
 _SHARED = """
 ## Evidence needed

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.terms import Confidence, Severity
 from distprof.units import format_bytes, format_duration, format_ratio
-from distprof.verbs.plan.show import ConfigurationResult
+from distprof.verbs.plan import ConfigurationResult
 
 
 @rule("CFG111", Severity.ERROR, costs_time=False)
