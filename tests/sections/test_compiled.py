@@ -101,6 +101,10 @@ def test_one_compilation_counts_once_whatever_its_rows_are_called(names):
     assert (found.num_compiles, found.num_regions) == (1, 0)
 
 
+def test_a_number_that_no_process_reaches_is_none():
+    assert counts(region(f": 0/{'9' * 5_000}", 0, 10)) is None
+
+
 def test_what_runs_between_the_steps_does_not_count():
     rows = (region(": 0/0", 0, 10), region(": 0/5", 60, 70), ("entire_frame_compile", 0, 9))
     found = counts(*rows, window=(50, 100))
