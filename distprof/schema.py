@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    import re
+
     import pandas as pd
 
 Int64Array: TypeAlias = NDArray[np.int64]
@@ -92,6 +94,10 @@ class Coded(msgspec.Struct, frozen=True):
     def isin(self, wanted: Sequence[str]) -> NDArray[np.bool_]:
         """Mask of the rows that hold one of ``wanted``."""
         return self.where([value in wanted for value in self.values])
+
+    def finds(self, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+        """Mask of the rows in whose value the pattern is found."""
+        return self.where([pattern.search(value) is not None for value in self.values])
 
     def where(self, verdicts: Sequence[bool]) -> NDArray[np.bool_]:
         """Mask of the rows whose value has a true verdict; one verdict per distinct value."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import reduce
 
 import msgspec
 import numpy as np
@@ -12,8 +13,10 @@ from msgspec.structs import replace
 from distprof.artefacts.fabric_file import FabricFile
 from distprof.costs.operators import Work, parse_inputs, work_of
 from distprof.hardware import Sheet
+from distprof.intervals import Intervals
 from distprof.run.run import Run
 from distprof.sections.computation.categories import categories
+from distprof.sections.computation.compiled import compiled_code
 from distprof.sections.computation.limits import Limits, limits_of
 from distprof.sections.computation.modules import modules_of
 from distprof.sections.computation.operators import Alike, KernelCalls, rank_kernel_calls
@@ -24,6 +27,7 @@ from distprof.sections.computation.result import (
     PRODUCTS,
     REST,
     CategoryRow,
+    CompiledCode,
     ComputationResult,
     ModuleRow,
     ModuleStats,
@@ -63,7 +67,7 @@ _SHORT_TYPES = {
 
 
 def rank_computation(
-    kernel_calls: KernelCalls | None, savings: Savings | None
+    kernel_calls: KernelCalls | None, savings: Savings | None, windows: Intervals
 ) -> RankComputation | None:
     """The computation of one rank by operator and module; None if it is not explained."""
     if kernel_calls is None or savings is None:
@@ -75,6 +79,7 @@ def rank_computation(
         savings=savings.stats,
         modules=modules_of(kernel_calls),
         graph_ns=int(kernel_calls.counted_ns[kernel_calls.in_graph].sum()),
+        compiled=compiled_code(kernel_calls.operators, kernel_calls.host, windows),
     )
 
 
@@ -155,6 +160,7 @@ def analyze_computation(
     products = [group for group in groups if _category(group) in PRODUCTS]
     product_ns = sum(group.total_ns for group in products)
     known_ns = sum(group.total_ns for group in products if group.flop is not None)
+    compiled = [rank.compiled for rank in explained.values() if rank.compiled is not None]
     return ComputationResult(
         ranks=tuple(explained),
         num_steps=analyses.num_windows,
@@ -173,6 +179,7 @@ def analyze_computation(
         memory_bytes_per_s=limits.memory,
         is_measured=limits.is_measured,
         counted_ratio=known_ns / product_ns if product_ns else None,
+        compiled=reduce(CompiledCode.and_of, compiled) if compiled else None,
         unavailable=(*_unavailable(explained.values(), groups), *limits.unavailable),
     )
 

@@ -47,11 +47,9 @@ class _Tree(msgspec.Struct, frozen=True, kw_only=True):
     paths: tuple[tuple[int, str], ...]  # The path above each, UNKNOWN without one, and its module.
 
 
-def modules_of(kernel_calls: KernelCalls | None) -> tuple[ModuleStats, ...]:
+def modules_of(calls: KernelCalls) -> tuple[ModuleStats, ...]:
     """Time by path of modules, in order of first call; empty if none were recorded."""
-    if kernel_calls is None:
-        return ()
-    calls, operators = kernel_calls, kernel_calls.operators
+    operators = calls.operators
     tree = _tree(operators, calls.host)
     if not tree.paths:
         return ()
@@ -109,7 +107,7 @@ def _tree(operators: Operators, host: Table) -> _Tree:
         labels = [_NUMBER.sub("*", name) for name in names.values]
     name = names.codes[operators.row]
     numbers: dict[tuple[int, str], int] = {}
-    backward = names.where([bool(BACKWARD.search(name)) for name in names.values])
+    backward = names.finds(BACKWARD)
     again = operators.inherited(np.where(backward[operators.row], 1, UNKNOWN).astype(np.int32)) > 0
     home: dict[int, int] = {}
     for _ in range(2):  # a module that is recomputed has been found elsewhere by then
@@ -136,12 +134,12 @@ def _class(name: str) -> str:
 
 def _around(operators: Operators, host: Table, is_call: NDArray[np.bool_]) -> NDArray[np.int32]:
     """The innermost call of a module around each operator, that of its forward pass in backward."""
+    around = operators.innermost(is_call)
     own = np.where(is_call, np.arange(len(is_call)), UNKNOWN).astype(np.int32)
-    around = operators.inherited(own)
     names = host.coded("name")
     sequence = host["sequence"][operators.row]
-    of_autograd = names.where([bool(OF_AUTOGRAD.search(name)) for name in names.values])
-    is_backward = names.where([bool(BACKWARD.search(name)) for name in names.values])
+    of_autograd = names.finds(OF_AUTOGRAD)
+    is_backward = names.finds(BACKWARD)
     starts = np.flatnonzero((sequence >= 0) & is_backward[operators.row])
     forward = np.flatnonzero((sequence >= 0) & ~(of_autograd | is_backward)[operators.row])
     made = _last_before(operators, sequence, forward, starts)

@@ -110,6 +110,11 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
             values[empty] = values[self.parent[empty]]
         return values
 
+    def innermost(self, chosen: NDArray[np.bool_]) -> NDArray[np.int32]:
+        """The innermost chosen operator around each one, itself included; UNKNOWN without one."""
+        own = np.where(chosen, np.arange(len(chosen)), UNKNOWN)
+        return self.inherited(own.astype(np.int32))
+
     def outermost(self, own: NDArray[np.int32]) -> NDArray[np.int32]:
         """The value of the outermost operator around each one that has one, itself included."""
         values = own.copy()
@@ -127,9 +132,9 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
         """
         names = host.coded("name")
         codes = names.codes[self.row]
-        is_backward = names.where([bool(BACKWARD.search(name)) for name in names.values])
-        is_optimizer = names.where([bool(_OPTIMIZER.search(name)) for name in names.values])
-        of_autograd = names.where([bool(OF_AUTOGRAD.search(name)) for name in names.values])
+        is_backward = names.finds(BACKWARD)
+        is_optimizer = names.finds(_OPTIMIZER)
+        of_autograd = names.finds(OF_AUTOGRAD)
         numbered = (host["sequence"] >= 0) & ~of_autograd
         own = np.full(len(codes), UNKNOWN, np.int32)
         own[is_backward[self.row]] = Pass.BACKWARD
@@ -282,7 +287,7 @@ def _launched_by(
     counted = _verdicts(names.values, is_counted)[code] > 0
     place = np.arange(len(code))
     outer = operators.outermost(np.where(counted, place, UNKNOWN).astype(np.int32))
-    inner = operators.inherited(np.where(is_call, UNKNOWN, place).astype(np.int32))
+    inner = operators.innermost(~is_call)
     chosen = np.where(outer[inside] >= 0, outer[inside], inner[inside])
     is_operator = categories_of.equals("cpu_op")[operators.row[chosen]] & (chosen >= 0)
     compiled = names.where([_COMPILED.match(name) is not None for name in names.values])

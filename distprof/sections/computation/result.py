@@ -107,6 +107,30 @@ class ModuleStats(msgspec.Struct, frozen=True, kw_only=True):
     backward_ns: int  # Part of it in the backward pass.
 
 
+class CompiledCode(Record, frozen=True, kw_only=True):
+    """What ``torch.compile`` ran and compiled, on one rank or on all explained ones together."""
+
+    num_regions: int  # Calls of compiled functions, code after a graph break included.
+    # Those of them that a graph break ended: another one ran inside. There may be more breaks, if
+    # nothing was compiled after them.
+    num_breaks: int
+    num_functions: int  # Different functions, most of any rank; 0 if they were not numbered.
+    num_compiles: int  # Times that a function was compiled in these steps.
+    # Versions of the function that was compiled most often, from the start of the process, at
+    # least; 0 if they were not numbered.
+    most_versions: int
+
+    def and_of(self, other: CompiledCode) -> CompiledCode:
+        """Both ranks together."""
+        return CompiledCode(
+            num_regions=self.num_regions + other.num_regions,
+            num_breaks=self.num_breaks + other.num_breaks,
+            num_functions=max(self.num_functions, other.num_functions),
+            num_compiles=self.num_compiles + other.num_compiles,
+            most_versions=max(self.most_versions, other.most_versions),
+        )
+
+
 class RankComputation(msgspec.Struct, frozen=True, kw_only=True):
     """The computation of one rank: ``total_ns`` of all rows is the computation of its waterfall."""
 
@@ -115,6 +139,7 @@ class RankComputation(msgspec.Struct, frozen=True, kw_only=True):
     savings: tuple[Saving, ...] = ()  # What changes of the program would save.
     modules: tuple[ModuleStats, ...] = ()  # Time by module; empty if the trace shows none.
     graph_ns: int = 0  # Time of kernels that CUDA graphs launched.
+    compiled: CompiledCode | None = None  # Code of ``torch.compile``; None without any.
 
 
 class CategoryRow(Record, frozen=True, kw_only=True):
@@ -207,13 +232,18 @@ class ComputationResult(Result, frozen=True, kw_only=True):
     is_measured: bool = False  # Whether ``distprof bench --compute`` measured these limits.
     # Share of the time of matrix products, attention and convolutions whose FLOP are known.
     counted_ratio: float | None = None
+    compiled: CompiledCode | None = None  # Code of ``torch.compile``; null if the traces show none.
 
     @property
     def num_samples(self) -> int:
         """Steps of all explained ranks; sums over them become means by it."""
         return max(len(self.ranks) * self.num_steps, 1)
 
+    def per_step(self, total: int) -> int:
+        """A sum over all explained ranks and steps as a mean per step and rank."""
+        return round(total / self.num_samples)
+
     def saved_ns_per_step(self, what: str) -> int:
         """Time that a change would save, mean per step and rank."""
         saved = sum(one.saved_ns + one.idle_ns for one in self.savings if one.what == what)
-        return round(saved / self.num_samples)
+        return self.per_step(saved)

@@ -70,7 +70,12 @@ def categories_table(report: Report, *, show_all: bool) -> TableView | None:
         ),
         rows,
         caption=_who(report),
-        notes=(*result.unavailable, *_of_graphs(result), *_left_out(result, rows)),
+        notes=(
+            *result.unavailable,
+            *_of_graphs(result),
+            *_of_compiled(result),
+            *_left_out(result, rows),
+        ),
     )
 
 
@@ -81,6 +86,22 @@ def _of_graphs(result: ComputationResult) -> tuple[str, ...]:
     return (
         f"CUDA graphs launched {format_ratio(result.graph_ratio)} of this time: the trace holds no "
         "operators of these kernels, so only their names say what they compute",
+    )
+
+
+def _of_compiled(result: ComputationResult) -> tuple[str, ...]:
+    """Calls of compiled functions, graph breaks and compilations."""
+    code = result.compiled
+    if code is None:
+        return ()
+    calls = counted(result.per_step(code.num_regions), "compiled region")
+    functions = f" of {counted(code.num_functions, 'function')}" if code.num_functions else ""
+    breaks = result.per_step(code.num_breaks)
+    compiles = counted(code.num_compiles, "time")
+    return (
+        f"torch.compile: {calls}{functions} per step and rank"
+        + (f", at least {breaks:,} of which end in a graph break" if breaks else "")
+        + (f"; it compiled {compiles} while recorded" if code.num_compiles else ""),
     )
 
 

@@ -134,8 +134,7 @@ INPUT_RANGES = re.compile(
 
 def named(rows: Table, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
     """Mask of the rows whose name the pattern finds."""
-    names = rows.coded("name")
-    return names.where([pattern.search(name) is not None for name in names.values])
+    return rows.coded("name").finds(pattern)
 
 
 def is_loading(host: Table) -> NDArray[np.bool_]:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
-from numpy.typing import NDArray
-
 from distprof.intervals import Intervals, covered, subtract, union
 from distprof.run.tables import RankTables, intervals_of
 from distprof.schema import Table
@@ -25,9 +22,9 @@ PAGEABLE_COPIES = re.compile(r"^Memcpy HtoD \(Pageable -> Device\)$")
 def rank_input(tables: RankTables, windows: Intervals, timeline: Timeline) -> RankInput:
     """Loads and copies that touch the windows; without host rows the loads are unknown."""
     inside = union(windows)
-    copies = tables.activity.take(_named(tables.activity, PAGEABLE_COPIES))
-    own = tables.host.take(_named(tables.host, OWN_LOADS))
-    workers = tables.host.take(_named(tables.host, WORKER_LOADS))
+    copies = tables.activity.take(tables.activity.coded("name").finds(PAGEABLE_COPIES))
+    own = tables.host.take(tables.host.coded("name").finds(OWN_LOADS))
+    workers = tables.host.take(tables.host.coded("name").finds(WORKER_LOADS))
     together = union(intervals_of(copies))
     return RankInput(
         num_own_loads=_num_inside(own, inside),
@@ -44,8 +41,3 @@ def _alone(copies: Intervals, timeline: Timeline) -> Intervals:
 
 def _num_inside(rows: Table, inside: Intervals) -> int:
     return int((covered(intervals_of(rows), inside) > 0).sum()) if len(rows) else 0
-
-
-def _named(rows: Table, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
-    names = rows.coded("name")
-    return names.where([pattern.search(name) is not None for name in names.values])

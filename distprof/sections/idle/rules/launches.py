@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from distprof.escape import fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.computation.result import ComputationResult
 from distprof.sections.idle import (
     COMPILES,
     CPU_OPTIMIZER,
@@ -27,7 +28,11 @@ from distprof.units import format_duration, format_ratio, name_ranks
     idle_host_ratio=Limit(0.15, "share of the step that the GPU may wait for launches"),
 )
 def launch_bound_host(
-    idle: IdleResult, times: StepTimes, perturbation: PerturbationResult, limits: Limits
+    idle: IdleResult,
+    times: StepTimes,
+    perturbation: PerturbationResult,
+    computation: ComputationResult,
+    limits: Limits,
 ) -> Iterator[Draft]:
     """The GPU runs out of work because the CPU does not launch kernels fast enough.
 
@@ -44,6 +49,10 @@ def launch_bound_host(
     part is estimated at 3 to 7 µs for each operator. If that may explain the idle time, the finding
     says so, has no price and blames nothing.
 
+    Graph breaks are counted where a compiled region of `torch.compile` runs inside another one:
+    after a break, the rest of a function is a function of its own, which the broken one calls.
+    Regions side by side may have been compiled one by one and count none.
+
     ## How the cost is computed
     Idle GPU time charged to the CPU: gaps whose next activity was launched only after the gap had
     opened, if nothing else that the CPU did explains them: loading data, a call that waited,
@@ -53,9 +62,9 @@ def launch_bound_host(
 
     ## How to fix
     Launch less: use `torch.compile` (`mode="reduce-overhead"` uses CUDA graphs), manual CUDA
-    graphs, fused optimizers (`fused=True` or `foreach=True`) or larger micro-batches. Launch
-    faster: pin the process to cores near its GPU, and keep Python work (logging, metrics, hooks)
-    out of the step.
+    graphs, fused optimizers (`fused=True` or `foreach=True`) or larger micro-batches.
+    `TORCH_LOGS=graph_breaks` names what splits compiled code. Launch faster: pin the process to
+    cores near its GPU, and keep Python work (logging, metrics, hooks) out of the step.
 
     ## When it is wrong
     Python stacks (`with_stack=True`) slow launches much more than 7 µs for each operator. The first
@@ -78,11 +87,12 @@ def launch_bound_host(
         if perturbation.is_estimated:
             yield _undecided(perturbation, step, cost)
         return
+    zeroing, breaks = _zeroing(idle.ranks, step), _breaks(computation, step)
     yield Draft(
         headline=f"Launch-bound: the GPU waits {step.part(cost)} for kernel launches",
-        message=f"{step.amount(cost)}{_kernels(idle.ranks)}.{_zeroing(idle.ranks, step)}",
+        message=f"{step.amount(cost)}{_kernels(idle.ranks)}.{zeroing}{breaks}",
         fix=(
-            f"{_SET_TO_NONE if _zeroing(idle.ranks, step) else ''}"
+            f"{_SET_TO_NONE if zeroing else ''}{_UNBROKEN if breaks else ''}"
             "Launch less (torch.compile with mode='reduce-overhead', CUDA graphs, fused optimizer, "
             "larger micro-batches) or faster (pin processes to cores, keep Python work out of the "
             "step)."
@@ -131,6 +141,21 @@ def _zeroing(ranks: Sequence[RankIdle], step: MeanStep) -> str:
     )
 
 
+_UNBROKEN = "Remove graph breaks: TORCH_LOGS=graph_breaks names the line of each. "
+
+
+def _breaks(computation: ComputationResult, step: MeanStep) -> str:
+    """Sentence on graph breaks in compiled code; empty without any."""
+    code = computation.compiled
+    breaks = 0 if code is None else computation.per_step(code.num_breaks)
+    if code is None or not breaks:
+        return ""
+    return (
+        f" Compiled code runs as {computation.per_step(code.num_regions):,} regions per "
+        f"{step.word} and rank, at least {breaks:,} of which end in a graph break."
+    )
+
+
 def _kernels(ranks: Sequence[RankIdle]) -> str:
     """Late launches and kernel length on the rank that waits most for its CPU."""
     worst = max(ranks, key=lambda rank: rank.host_ns)
@@ -148,7 +173,9 @@ def _kernels(ranks: Sequence[RankIdle]) -> str:
     idle_ratio=Limit(0.03, "share of the step that a named range may leave the GPU idle"),
     unnamed_ratio=Limit(0.08, "the same for code that nothing names"),
 )
-def work_between_launches(idle: IdleResult, times: StepTimes, limits: Limits) -> Iterator[Draft]:
+def work_between_launches(
+    idle: IdleResult, times: StepTimes, computation: ComputationResult, limits: Limits
+) -> Iterator[Draft]:
     """The training thread does something else than launching kernels for so long that the GPU runs
     out of work: a range that the program named, an operator on the CPU, compiling, or code outside
     of PyTorch.
@@ -201,7 +228,7 @@ def work_between_launches(idle: IdleResult, times: StepTimes, limits: Limits) ->
             message=(
                 f"{step.amount(cost)}; the thread {_does(pause)} for "
                 f"{format_duration(pause.cpu_ns_per_step)} per {step.word} on "
-                f"{name_ranks(pause.ranks)}."
+                f"{name_ranks(pause.ranks)}.{_versions(pause, computation)}"
             ),
             fix=_fix(pause),
             cost_ns_per_step=cost,
@@ -215,8 +242,19 @@ def _does(pause: CpuPause) -> str:
     if pause.name != PYTHON:
         return f"is in {pause.name}"
     if pause.caller == COMPILES:
-        return "waits for torch.compile, which compiles"
+        return "compiles with torch.compile"
     return f"runs {pause.caller} on the CPU" if pause.caller else "runs code outside of PyTorch"
+
+
+def _versions(pause: CpuPause, computation: ComputationResult) -> str:
+    """Sentence on how often torch.compile compiled; empty if that is unknown or no matter."""
+    code = computation.compiled
+    if pause.caller != COMPILES or code is None or not code.num_compiles:
+        return ""
+    many = code.most_versions
+    of_one = f"; of one function it made at least {many:,} versions" if many > 1 else ""
+    times = "once" if code.num_compiles == 1 else f"{code.num_compiles:,} times"
+    return f" It compiled {times} while recorded on {name_ranks(computation.ranks)}{of_one}."
 
 
 def _fix(pause: CpuPause) -> str:
