@@ -35,6 +35,7 @@ from distprof.sections.computation.result import (
     Saving,
 )
 from distprof.sections.computation.savings import Savings, rank_savings
+from distprof.sections.computation.shapes import SHORT_TYPES, tensors
 from distprof.sections.context import RankAnalyses
 from distprof.units import NS_PER_S
 
@@ -51,15 +52,6 @@ TABLE_LIMIT = 200
 
 _TF32 = re.compile(r"tf32|s1688")
 """In the names of kernels that multiply fp32 on tensor cores, at half the speed of bf16."""
-
-_SHORT_TYPES = {
-    "c10::BFloat16": "bf16",
-    "c10::Half": "fp16",
-    "float": "fp32",
-    "double": "fp64",
-    "long int": "int64",
-    "int": "int32",
-}
 
 
 def rank_computation(
@@ -232,7 +224,7 @@ def _precision(groups: Iterable[_Group]) -> str:
         if kind and group.flop:
             flop[kind] = flop.get(kind, 0) + group.flop
     found = max(flop, key=lambda kind: flop[kind], default="")
-    return "fp8" if found.startswith("c10::Float8") else _SHORT_TYPES.get(found, found)
+    return "fp8" if found.startswith("c10::Float8") else SHORT_TYPES.get(found, found)
 
 
 def _type(row: OperatorStats) -> str:
@@ -365,7 +357,7 @@ def _operator_row(group: _Group, limits: Limits) -> OperatorRow:
     bound, ratio = limits.judge(_multiplied(row), group.flop, moved, seconds)
     return OperatorRow(
         name=row.name,
-        inputs=_short_inputs(row.inputs),
+        inputs=" · ".join(tensors(row.inputs)),
         category=_category(group),
         part=Pass(row.part).label,
         kernel=row.kernel,
@@ -403,19 +395,7 @@ def _multiplied(row: OperatorStats) -> str:
     kind = _type(row)
     if kind.startswith("c10::Float8"):
         return "fp8"
-    return "tf32" if kind == "float" and _TF32.search(row.kernel) else _SHORT_TYPES.get(kind, "")
-
-
-def _short_inputs(text: str) -> str:
-    """Sizes and types as ``bf16[8192, 768] · bf16[768, 2304]``; empty if unknown."""
-    inputs = parse_inputs(text)
-    if inputs is None:
-        return ""
-    return " · ".join(
-        f"{_SHORT_TYPES.get(kind, kind)}{list(size)}"
-        for size, kind in zip(inputs.sizes, inputs.types, strict=True)
-        if size
-    )
+    return "tf32" if kind == "float" and _TF32.search(row.kernel) else SHORT_TYPES.get(kind, "")
 
 
 def _unavailable(explained: Iterable[RankComputation], groups: Sequence[_Group]) -> tuple[str, ...]:
