@@ -238,14 +238,11 @@ def _savings(explained: Iterable[RankComputation]) -> tuple[Saving, ...]:
     rows: dict[str, Saving] = {}
     for one in (saving for rank in explained for saving in rank.savings):
         before = rows.get(one.what)
-        rows[one.what] = Saving(
-            what=one.what,
-            spent_ns=one.spent_ns + (before.spent_ns if before else 0),
-            saved_ns=one.saved_ns + (before.saved_ns if before else 0),
-            idle_ns=one.idle_ns + (before.idle_ns if before else 0),
-            num_bytes=one.num_bytes,
-            size=one.size,
-        )
+        rows[one.what] = one
+        if before is not None:
+            spent, saved = one.spent_ns + before.spent_ns, one.saved_ns + before.saved_ns
+            idle = one.idle_ns + before.idle_ns
+            rows[one.what] = replace(one, spent_ns=spent, saved_ns=saved, idle_ns=idle)
     return tuple(sorted(rows.values(), key=lambda row: -row.saved_ns))
 
 

@@ -148,7 +148,7 @@ def _sums(operator: _Operator) -> tuple[int, int]:
 
 def _work_per_call(name: str, ranks: Sequence[_Operator]) -> tuple[str, list[float]]:
     """FLOP of a mean call of each rank; bytes or elements of its inputs if those are unknown."""
-    for unit in _UNITS:
+    for unit in ("FLOP", "bytes", "elements"):
         work = [
             [(_work(unit, name, one.inputs), one.num_calls) for one in rank.values()]
             for rank in ranks
@@ -156,9 +156,6 @@ def _work_per_call(name: str, ranks: Sequence[_Operator]) -> tuple[str, list[flo
         if all(each for rank in work for each, _ in rank):
             break
     return unit, [sum(n * each for each, n in rank) / sum(n for _, n in rank) for rank in work]
-
-
-_UNITS = ("FLOP", "bytes", "elements")
 
 
 def _work(unit: str, name: str, inputs: str) -> int:

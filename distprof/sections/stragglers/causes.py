@@ -188,12 +188,8 @@ def _sizes(rank: int, peers: Sequence[int], late: Late, evidence: Evidence) -> S
     if own.computation is None or 2 * len(late.steps) < num_steps:
         return None
     others = (evidence.analyses[peer] for peer in peers if peer != rank)
-    known = [
-        one.computation
-        for one in others
-        if one.computation is not None and len(one.steps) == len(own.steps)
-    ]
-    return compare_sizes(own.computation, known)
+    known = [one.computation for one in others if len(one.steps) == len(own.steps)]
+    return compare_sizes(own.computation, [one for one in known if one is not None])
 
 
 def _over_median(rank: int, peers: Sequence[int], amounts: Mapping[int, float]) -> float | None:
