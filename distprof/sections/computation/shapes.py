@@ -62,7 +62,8 @@ class _Calls(msgspec.Struct):
     total_ns: int = 0
 
 
-_Operator: TypeAlias = dict[tuple[str, ...], _Calls]
+_Tensors: TypeAlias = tuple[str, ...]
+_Operator: TypeAlias = dict[_Tensors, _Calls]
 
 
 def compare_sizes(own: RankComputation, peers: Sequence[RankComputation]) -> Sizes | None:
@@ -101,7 +102,7 @@ def _by_operator(rank: RankComputation) -> dict[str, _Operator]:
     return found
 
 
-def _counts(rank: dict[str, _Operator]) -> dict[tuple[str, tuple[str, ...]], int]:
+def _counts(rank: dict[str, _Operator]) -> dict[tuple[str, _Tensors], int]:
     return {(name, key): calls.num_calls for name, of in rank.items() for key, calls in of.items()}
 
 
@@ -127,9 +128,10 @@ class _Shared:
         """What its calls get more of."""
         text = f"calls of {shorten(self.name, _LONGEST_NAME)} have {self._ratio:.2f} times the"
         theirs = {key: calls for one in self._others for key, calls in one.items()}
-        mine, usual = _most(self._mine, theirs), _most(theirs, self._mine)
+        mine = _most(self._mine, theirs)
+        usual = _most(theirs, self._mine, mine)
         pairs = ((a, b) for a, b in zip(mine, usual, strict=False) if a != b)
-        sizes = next((f": {a} instead of {b}" for a, b in pairs), "")
+        sizes = next((f", for example {a} instead of {b}" for a, b in pairs), "")
         return f"{text} {self._unit} of its peers'{sizes}"
 
     def same(self) -> Iterator[tuple[int, float]]:
@@ -167,10 +169,10 @@ def _work(unit: str, name: str, inputs: str) -> int:
     return (work.flop if unit == "FLOP" else work.bytes) or 0
 
 
-def _most(operator: _Operator, without: Collection[tuple[str, ...]]) -> tuple[str, ...]:
-    """The tensors that take longest among those that other ranks do not have."""
+def _most(operator: _Operator, without: _Operator, like: _Tensors = ()) -> _Tensors:
+    """Tensors that other ranks do not have: those most like the given ones, or else the longest."""
     alone = [key for key in operator if key not in without]
-    return max(alone, key=lambda key: operator[key].total_ns, default=())
+    return max(alone, key=lambda key: (len({*key} & {*like}), operator[key].total_ns), default=())
 
 
 def _slower(shared: Collection[_Shared]) -> str:

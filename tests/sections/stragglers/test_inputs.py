@@ -71,8 +71,8 @@ def test_larger_inputs_are_named_with_operator_and_sizes():
     assert (found.cause, found.detail) == (StragglerCause.MORE_WORK, "inputs")
     (sentence,) = (text for text in found.evidence if "instead of" in text)
     assert sentence == (
-        "calls of aten::mm have 1.18 times the FLOP of its peers': "
-        "bf16[4833, 4096] instead of bf16[4096, 4096]"
+        "calls of aten::mm have 1.18 times the FLOP of its peers', "
+        "for example bf16[4833, 4096] instead of bf16[4096, 4096]"
     )
 
 
@@ -129,6 +129,18 @@ def test_time_of_larger_inputs_is_that_of_their_work():
     assert found.larger_ratio == pytest.approx((0.5 * 3_200 + 1.25 * 800) / 4_000, rel=1e-3)
     assert found.larger_share == 1
     assert not found.are_equal
+
+
+def test_sizes_are_compared_with_those_of_the_likest_call():
+    """The other ranks' longest product is one of another layer."""
+    narrow, wide = (WIDTH, WIDTH), (WIDTH, 2 * WIDTH)
+    usual = [("aten::mm", inputs((4096, WIDTH), one), 100) for one in (narrow, wide)]
+    own = [
+        ("aten::mm", inputs((8192, WIDTH), narrow), 900),
+        ("aten::mm", inputs((4500, WIDTH), wide), 300),
+    ]
+    found = compared([*usual, ("aten::mm", inputs((9, 9), (9, 9)), 800)], own)
+    assert found.larger.endswith("for example bf16[8192, 4096] instead of bf16[4096, 4096]")
 
 
 def test_inputs_explain_no_more_than_their_operators_take_longer():
