@@ -390,6 +390,21 @@ def test_recomputation_saves_its_time_and_needs_memory_for_what_it_writes():
     assert (saving.what, saving.saved_ns, saving.num_bytes) == (NO_RECOMPUTATION, 20, 2 * 128)
 
 
+def test_results_to_keep_first_save_most_time_per_byte():
+    """The product saves 300 ns for 128 bytes, attention 500 ns for more, and the sum is short."""
+    again = {"around": (NODE, "CheckpointFunctionBackward"), "sequence": 9}
+    size = [1, 2, 16, 8]
+    program = (
+        Program()
+        .op("aten::mm", 300, [8, 8], [8, 8], sequence=5)
+        .op("aten::mm", 300, [8, 8], [8, 8], **again)
+        .op("aten::_scaled_dot_product_flash_attention", 500, size, size, size, **again)
+        .op("aten::add", 60, [1], [1], **again)
+    )
+    (saving,) = (one for one in explained(program).savings if one.what == NO_RECOMPUTATION)
+    assert saving.size == "aten::mm on bf16[8, 8] · bf16[8, 8]"
+
+
 def test_tensor_cores_save_seven_eighths_of_fp32_products():
     program = Program().op("aten::mm", 80, [8, 8], [8, 8], kernel="ampere_sgemm_128", kind="float")
     assert saved_of(explained(program))[TENSOR_CORES] == 70

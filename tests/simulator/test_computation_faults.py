@@ -87,3 +87,13 @@ def test_what_a_program_becomes_has_no_finding(fault, tmp_path):
 def test_recomputation_that_memory_requires_is_not_needless(tmp_path):
     _, found = findings(Model.drawn(2, "recomputation"), tmp_path, allocated=SIZE * 9 // 10)
     assert RULES["recomputation"] not in {one.name for one in found}
+
+
+@pytest.mark.parametrize(("allocated", "is_named"), [(SIZE * 11 // 16, True), (SIZE // 4, False)])
+def test_only_where_not_all_results_fit_the_first_to_keep_are_named(allocated, is_named, tmp_path):
+    """Of all products, the one with the longest inner dimension saves most time per byte."""
+    model = Model.drawn(0, "recomputation")
+    first, *_ = findings(model, tmp_path, allocated)[1]
+    inner, width = 4 * model.width, model.width
+    product = f"aten::mm on bf16[{model.tokens}, {inner}] · bf16[{inner}, {width}]"
+    assert (f"Keep the results of {product} first" in first.fix) is is_named

@@ -19,6 +19,7 @@ from distprof.costs.operators import (
 )
 from distprof.sections.computation.categories import number_of
 from distprof.sections.computation.operators import Alike, KernelCalls
+from distprof.sections.computation.shapes import tensors
 
 MEMORY_BOUND = ("elementwise", "copy", "random", "normalisation", "reduction", "softmax")
 
@@ -82,6 +83,11 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
     def operator(self, group: int) -> str:
         """Its name without the library."""
         return self.alike.names[group].rpartition("::")[2]
+
+    def call(self, group: int) -> str:
+        """Its name with its tensors, for example ``aten::mm on bf16[8, 4] · bf16[4, 2]``."""
+        sizes = " · ".join(tensors(self.alike.inputs[group]))
+        return f"{self.alike.names[group]} on {sizes}" if sizes else self.alike.names[group]
 
     def kernel(self, group: int) -> str:
         """Name of its longest kernel."""

@@ -39,6 +39,7 @@ from distprof.sections.computation.result import (
     Saving,
 )
 from distprof.sections.computation.savings import Savings, rank_savings
+from distprof.sections.computation.shapes import SHORT_TYPES, tensors
 from distprof.sections.context import RankAnalyses
 from distprof.units import NS_PER_S
 
@@ -55,15 +56,6 @@ TABLE_LIMIT = 200
 
 _TF32 = re.compile(r"tf32|s1688")
 """In the names of kernels that multiply fp32 on tensor cores, at half the speed of bf16."""
-
-_SHORT_TYPES = {
-    "c10::BFloat16": "bf16",
-    "c10::Half": "fp16",
-    "float": "fp32",
-    "double": "fp64",
-    "long int": "int64",
-    "int": "int32",
-}
 
 
 def rank_computation(
@@ -239,7 +231,7 @@ def _precision(groups: Iterable[_Group]) -> str:
         if kind and group.flop:
             flop[kind] = flop.get(kind, 0) + group.flop
     found = max(flop, key=lambda kind: flop[kind], default="")
-    return "fp8" if found.startswith("c10::Float8") else _SHORT_TYPES.get(found, found)
+    return "fp8" if found.startswith("c10::Float8") else SHORT_TYPES.get(found, found)
 
 
 def _type(row: OperatorStats) -> str:
@@ -253,14 +245,11 @@ def _savings(explained: Iterable[RankComputation]) -> tuple[Saving, ...]:
     rows: dict[str, Saving] = {}
     for one in (saving for rank in explained for saving in rank.savings):
         before = rows.get(one.what)
-        rows[one.what] = Saving(
-            what=one.what,
-            spent_ns=one.spent_ns + (before.spent_ns if before else 0),
-            saved_ns=one.saved_ns + (before.saved_ns if before else 0),
-            idle_ns=one.idle_ns + (before.idle_ns if before else 0),
-            num_bytes=one.num_bytes,
-            size=one.size,
-        )
+        rows[one.what] = one
+        if before is not None:
+            spent, saved = one.spent_ns + before.spent_ns, one.saved_ns + before.saved_ns
+            idle = one.idle_ns + before.idle_ns
+            rows[one.what] = replace(one, spent_ns=spent, saved_ns=saved, idle_ns=idle)
     return tuple(sorted(rows.values(), key=lambda row: -row.saved_ns))
 
 
@@ -372,7 +361,7 @@ def _operator_row(group: _Group, limits: Limits) -> OperatorRow:
     bound, ratio = limits.judge(_multiplied(row), group.flop, moved, seconds)
     return OperatorRow(
         name=row.name,
-        inputs=_short_inputs(row.inputs),
+        inputs=" · ".join(tensors(row.inputs)),
         category=_category(group),
         part=Pass(row.part).label,
         kernel=row.kernel,
@@ -410,19 +399,7 @@ def _multiplied(row: OperatorStats) -> str:
     kind = _type(row)
     if kind.startswith("c10::Float8"):
         return "fp8"
-    return "tf32" if kind == "float" and _TF32.search(row.kernel) else _SHORT_TYPES.get(kind, "")
-
-
-def _short_inputs(text: str) -> str:
-    """Sizes and types as ``bf16[8192, 768] · bf16[768, 2304]``; empty if unknown."""
-    inputs = parse_inputs(text)
-    if inputs is None:
-        return ""
-    return " · ".join(
-        f"{_SHORT_TYPES.get(kind, kind)}{list(size)}"
-        for size, kind in zip(inputs.sizes, inputs.types, strict=True)
-        if size
-    )
+    return "tf32" if kind == "float" and _TF32.search(row.kernel) else SHORT_TYPES.get(kind, "")
 
 
 def _unavailable(explained: Iterable[RankComputation], groups: Sequence[_Group]) -> tuple[str, ...]:

@@ -94,7 +94,8 @@ class Saving(Record, frozen=True, kw_only=True):
     saved_ns: int  # Part of it that it saves.
     idle_ns: int = 0  # Time between these kernels, which it saves as well as far as it is idle.
     num_bytes: int | None = None  # Memory that it needs on one rank; null if unknown.
-    size: str = ""  # Size of the tensors that it is about.
+    # Size of the tensors that it is about, or the operator to begin with; empty if unknown.
+    size: str = ""
 
 
 class ModuleStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ kernels that move less memory the same share of their time as of their bytes.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from math import prod
 
@@ -135,9 +136,16 @@ def _without_recomputation(groups: Groups) -> Change | None:
         return None
     rows = groups.calls.row[chosen]
     group_of = dict(zip(rows.tolist(), groups.alike.group[chosen].tolist(), strict=True))
-    written = [groups.work[group].written or 0 for group in group_of.values()]
+    calls_of = Counter(group_of.values())
+    kept = {group: n * (groups.work[group].written or 0) for group, n in calls_of.items()}
+    least = _WORTH_KEEPING * groups.calls.own_ns[chosen].sum()
+    worth = [group for group, size in kept.items() if size and groups.own_ns[group] >= least]
+    first = max(worth, key=lambda group: float(groups.own_ns[group]) / kept[group], default=None)
     return Change(
-        what=NO_RECOMPUTATION, share=chosen.astype(float), num_bytes=min(sum(written), _MOST_BYTES)
+        what=NO_RECOMPUTATION,
+        share=chosen.astype(float),
+        num_bytes=min(sum(kept.values()), _MOST_BYTES),
+        size="" if first is None else groups.call(first),
     )
 
 
@@ -171,6 +179,9 @@ def _with_fused_attention(groups: Groups) -> Change | None:
 
 
 _MOST_BYTES = 1 << 56
+
+_WORTH_KEEPING = 0.1
+"""Share of the recomputed time from which an operator's results are worth keeping first."""
 
 _SCORES = 3
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limits
 from distprof.sections.computation.result import (
     NO_OPERATORS,
@@ -20,8 +22,8 @@ def worth_of(
     what: str,
     *,
     needs_sizes: bool = True,
-) -> tuple[Saving, MeanStep, int] | None:
-    """The saving of a change, and what its kernels take of a step, ns; None if too small.
+) -> Iterator[tuple[Saving, MeanStep, int]]:
+    """The saving of a change, and what its kernels take of a step, ns; nothing if too small.
 
     Raises:
         InsufficientEvidenceError: If sizes of inputs were not recorded, so nothing can be known.
@@ -32,9 +34,8 @@ def worth_of(
     found = next((one for one in computation.savings if one.what == what), None)
     step = times.mean_step()
     saved = computation.saved_ns_per_step(what)
-    if found is None or step.ratio(saved) < limits["saved_ratio"]:
-        return None
-    return found, step, round(found.spent_ns / computation.num_samples)
+    if found is not None and step.ratio(saved) >= limits["saved_ratio"]:
+        yield found, step, round(found.spent_ns / computation.num_samples)
 
 
 def draft_of(

@@ -13,9 +13,10 @@ import numpy as np
 
 from distprof.run.run import Run
 from distprof.schema import ABSENT
+from distprof.sections.computation.shapes import Sizes, compare_sizes
 from distprof.sections.context import RankAnalysis
 from distprof.sections.own_time import COMPUTATION, COPYING, HOST, INPUT
-from distprof.sections.stragglers import MEMORY_CALLS, PAUSED_FOR
+from distprof.sections.stragglers import MEMORY_CALLS, PAUSED_FOR, STALL
 from distprof.sections.stragglers.computing import Work, sensed_difference, why_it_computes_longer
 from distprof.sections.stragglers.contention import Queue, contended, late_while_traced
 from distprof.sections.stragglers.evidence import EXPLAINS, Cause, Evidence, Excess, Late
@@ -156,6 +157,7 @@ def _of_computing(late: Late, evidence: Evidence, longer: Excess) -> Cause:
     work = Work(
         tokens=_over_median(rank, peers, _tokens(rank, peers, late, evidence)),
         exchanged=_over_median(rank, peers, evidence.exchanged),
+        sizes=_sizes(rank, peers, late, evidence),
     )
     sample = peers[:: -(-len(peers) // MOST_PEERS)]
     among = {other: evidence.analyses[other] for other in (*sample, rank)}
@@ -170,8 +172,23 @@ def _of_computing(late: Late, evidence: Evidence, longer: Excess) -> Cause:
     if found.cause is StragglerCause.SLOW_DEVICE:
         sensed, known = sensed_difference(rank, peers, evidence.telemetry)
         detail = known or detail
+        slower = work.sizes.slower if work.sizes is not None and detail != STALL else ""
+        sensed = (*((slower,) if slower else ()), *sensed)
     texts = (longer.text, *found.evidence, *sensed)
     return msgspec.structs.replace(found, evidence=texts, detail=detail)
+
+
+def _sizes(rank: int, peers: Sequence[int], late: Late, evidence: Evidence) -> Sizes | None:
+    """Inputs of the rank's operators; None unless they are known, and it is late in most steps.
+
+    Operators are summed up over all steps, which says little of a few.
+    """
+    own, num_steps = evidence.analyses[rank], evidence.own_time.num_steps
+    if own.computation is None or 2 * len(late.steps) < num_steps:
+        return None
+    others = (evidence.analyses[peer] for peer in peers if peer != rank)
+    known = [one.computation for one in others if len(one.steps) == len(own.steps)]
+    return compare_sizes(own.computation, [one for one in known if one is not None])
 
 
 def _over_median(rank: int, peers: Sequence[int], amounts: Mapping[int, float]) -> float | None:

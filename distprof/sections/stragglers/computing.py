@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from distprof.escape import shorten
 from distprof.join.waits import spans
 from distprof.schema import ABSENT, Bools, Floats, Int64Array
+from distprof.sections.computation.shapes import Sizes
 from distprof.sections.context import KernelSteps, RankAnalysis
 from distprof.sections.stragglers import STALL
 from distprof.sections.stragglers.evidence import EXPLAINS, Cause
@@ -268,6 +269,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens: float | None = None  # Tokens in the step logs; None if they are not logged.
     exchanged: float | None = None  # Tokens or bytes in all-to-alls; None if there are none.
+    sizes: Sizes | None = None  # Inputs of its operators; None if they are not recorded.
 
 
 class _Compared(msgspec.Struct, frozen=True, kw_only=True):
@@ -327,6 +329,11 @@ def why_it_computes_longer(
         why = f"it trains on {work.tokens:.3g} times as many tokens as its peers"
         return _more(why, "tokens")
     is_busy = (work.exchanged or 0.0) >= MORE_TOKENS
+    if work.sizes is not None and work.sizes.larger_ratio >= EXPLAINS * longer > 0:
+        # Tokens of a busy expert enlarge only the experts' operators, larger inputs all.
+        if is_busy and work.sizes.larger_share < SLOW_DEVICE_SHARE:
+            return _more(f"{work.sizes.larger}; {_exchanges(work)}", EXPERTS)
+        return _more(work.sizes.larger, "inputs")
     compared = _compare(rank, steps, analyses)
     if compared is None:
         why = "its kernels cannot be compared with its peers'"
@@ -335,7 +342,6 @@ def why_it_computes_longer(
         larger = compared.larger
         blocks = np.average(compared.grid_ratio[larger], weights=compared.weight_ns[larger])
         why = f"its slower kernels have {blocks:.2f} times the thread blocks of its peers'"
-        # Tokens of a busy expert enlarge only the experts' kernels, larger inputs all.
         if is_busy and compared.share(larger) < SLOW_DEVICE_SHARE:
             return _more(f"{why}; {_exchanges(work)}", EXPERTS)
         return _more(why, "inputs")
@@ -370,8 +376,7 @@ def _by_kernels(compared: _Compared, work: Work) -> Cause:
         return Cause(StragglerCause.SLOW_DEVICE, (text,), confidence=min(slower_share, 0.99))
     if (work.exchanged or 0.0) >= MORE_TOKENS:
         return _more(f"{text}; {_exchanges(work)}", EXPERTS)
-    if _is_equal(compared, work):
-        what = "thread blocks" if work.tokens is None else "tokens"
+    if what := _equal(compared, work):
         why = f"{text}; kernel counts and {what} are equal, so the hardware is slower"
         return Cause(StragglerCause.SLOW_DEVICE, (why,), confidence=0.8)
     if slower_share >= PARTLY:
@@ -385,15 +390,18 @@ def _exchanges(work: Work) -> str:
     return f"its experts exchange {work.exchanged:.2f} times the tokens of its peers"
 
 
-def _is_equal(compared: _Compared, work: Work) -> bool:
-    """Whether the rank is known to have the same work: kernels, and tokens or thread blocks."""
-    same_kernels = abs(compared.count_ratio - 1) < SLOWER - 1
+def _equal(compared: _Compared, work: Work) -> str:
+    """What shows that the rank has the same work, in as many kernels; empty if nothing does."""
+    if abs(compared.count_ratio - 1) >= SLOWER - 1:
+        return ""
     if work.tokens is not None:
-        return same_kernels and abs(work.tokens - 1) < SLOWER - 1
-    same_blocks = (
-        compared.share(np.abs(compared.grid_ratio - 1) <= EQUAL_GRIDS) >= SLOW_DEVICE_SHARE
-    )
-    return same_kernels and same_blocks and compared.slower_share >= PARTLY
+        return "tokens" if abs(work.tokens - 1) < SLOWER - 1 else ""
+    if compared.slower_share < PARTLY:
+        return ""
+    if work.sizes is not None and work.sizes.are_equal:
+        return "inputs"
+    same_blocks = np.abs(compared.grid_ratio - 1) <= EQUAL_GRIDS
+    return "thread blocks" if compared.share(same_blocks) >= SLOW_DEVICE_SHARE else ""
 
 
 def _compare(

@@ -51,20 +51,17 @@ def unfused_attention(
     Formula sheet, "Computation". Dao et al., "FlashAttention". PyTorch documentation,
     `scaled_dot_product_attention`.
     """
-    worth = worth_of(computation, times, limits, FUSED_ATTENTION)
-    if worth is None:
-        return
-    found, step, spent = worth
-    yield draft_of(
-        computation,
-        FUSED_ATTENTION,
-        headline=f"Attention without a fused kernel takes {step.part(spent)}",
-        message=f"It writes scores of size {found.size} to memory; {step.amount(spent)}.",
-        fix=(
-            "Use torch.nn.functional.scaled_dot_product_attention in bf16 or fp16, with "
-            "is_causal=True instead of a mask if it is causal."
-        ),
-    )
+    for found, step, spent in worth_of(computation, times, limits, FUSED_ATTENTION):
+        yield draft_of(
+            computation,
+            FUSED_ATTENTION,
+            headline=f"Attention without a fused kernel takes {step.part(spent)}",
+            message=f"It writes scores of size {found.size} to memory; {step.amount(spent)}.",
+            fix=(
+                "Use torch.nn.functional.scaled_dot_product_attention in bf16 or fp16, with "
+                "is_causal=True instead of a mask if it is causal."
+            ),
+        )
 
 
 @rule(
@@ -102,24 +99,21 @@ def unfused_loss(
     Formula sheet, "Computation". Wijmans et al., "Cut Your Losses in Large-Vocabulary Language
     Models".
     """
-    worth = worth_of(computation, times, limits, FUSED_LOSS)
-    if worth is None:
-        return
-    found, step, spent = worth
-    yield draft_of(
-        computation,
-        FUSED_LOSS,
-        headline=f"A loss without a fused kernel takes {step.part(spent)}",
-        message=(
-            f"Softmax, loss and casts of {found.size} logits take {step.amount(spent)}; a fused"
-            f" loss would read and write {format_ratio(1 - found.saved_ns / found.spent_ns)} of"
-            " their bytes."
-        ),
-        fix=(
-            "Fuse the last projection with the loss (LigerFusedLinearCrossEntropyLoss, "
-            "cut_cross_entropy), or compile both in chunks of tokens."
-        ),
-    )
+    for found, step, spent in worth_of(computation, times, limits, FUSED_LOSS):
+        yield draft_of(
+            computation,
+            FUSED_LOSS,
+            headline=f"A loss without a fused kernel takes {step.part(spent)}",
+            message=(
+                f"Softmax, loss and casts of {found.size} logits take {step.amount(spent)}; a fused"
+                f" loss would read and write {format_ratio(1 - found.saved_ns / found.spent_ns)} of"
+                " their bytes."
+            ),
+            fix=(
+                "Fuse the last projection with the loss (LigerFusedLinearCrossEntropyLoss, "
+                "cut_cross_entropy), or compile both in chunks of tokens."
+            ),
+        )
 
 
 @rule(
@@ -154,17 +148,16 @@ def unmerged_kernels(
     ## Sources
     Formula sheet, "Computation". PyTorch documentation, `torch.compile`.
     """
-    worth = worth_of(computation, times, limits, MERGED_KERNELS)
-    if worth is None:
-        return
-    _, step, spent = worth
-    yield draft_of(
-        computation,
-        MERGED_KERNELS,
-        headline=f"Kernels that could be merged with their predecessors take {step.part(spent)}",
-        message=(
-            f"{step.amount(spent)} goes to kernels that read again what the kernel before them"
-            " wrote and compute next to nothing."
-        ),
-        fix="Compile the blocks of the model with torch.compile, or use fused layers.",
-    )
+    for _, step, spent in worth_of(computation, times, limits, MERGED_KERNELS):
+        yield draft_of(
+            computation,
+            MERGED_KERNELS,
+            headline=(
+                f"Kernels that could be merged with their predecessors take {step.part(spent)}"
+            ),
+            message=(
+                f"{step.amount(spent)} goes to kernels that read again what the kernel before them"
+                " wrote and compute next to nothing."
+            ),
+            fix="Compile the blocks of the model with torch.compile, or use fused layers.",
+        )

@@ -53,22 +53,19 @@ def unfused_optimizer(
     ## Sources
     PyTorch documentation, `torch.optim` (for-loop, foreach and fused implementations).
     """
-    worth = worth_of(computation, times, limits, FUSED_OPTIMIZER)
-    if worth is None:
-        return
-    found, step, spent = worth
-    between = round(found.idle_ns / computation.num_samples)
-    yield draft_of(
-        computation,
-        FUSED_OPTIMIZER,
-        headline=f"The optimizer runs tensor by tensor, and takes {step.part(spent + between)}",
-        message=(
-            f"Its kernels take {step.amount(spent)}"
-            + (f", and {step.amount(between)} passes between them" if between else "")
-            + ". A fused one reads and writes each tensor once, in a few launches."
-        ),
-        fix="Pass fused=True, or foreach=True, to the optimizer.",
-    )
+    for found, step, spent in worth_of(computation, times, limits, FUSED_OPTIMIZER):
+        between = round(found.idle_ns / computation.num_samples)
+        yield draft_of(
+            computation,
+            FUSED_OPTIMIZER,
+            headline=f"The optimizer runs tensor by tensor, and takes {step.part(spent + between)}",
+            message=(
+                f"Its kernels take {step.amount(spent)}"
+                + (f", and {step.amount(between)} passes between them" if between else "")
+                + ". A fused one reads and writes each tensor once, in a few launches."
+            ),
+            fix="Pass fused=True, or foreach=True, to the optimizer.",
+        )
 
 
 @rule(
@@ -102,17 +99,14 @@ def misaligned_products(
     ## Sources
     NVIDIA, "Matrix Multiplication Background User's Guide" (tensor core requirements).
     """
-    worth = worth_of(computation, times, limits, PADDED_PRODUCTS)
-    if worth is None:
-        return
-    found, step, spent = worth
-    yield draft_of(
-        computation,
-        PADDED_PRODUCTS,
-        headline=f"Matrix products of unaligned sizes take {step.part(spent)}",
-        message=f"A dimension of {found.size} is no multiple of 8; {step.amount(spent)}.",
-        fix="Pad the dimension to a multiple of 64.",
-    )
+    for found, step, spent in worth_of(computation, times, limits, PADDED_PRODUCTS):
+        yield draft_of(
+            computation,
+            PADDED_PRODUCTS,
+            headline=f"Matrix products of unaligned sizes take {step.part(spent)}",
+            message=f"A dimension of {found.size} is no multiple of 8; {step.amount(spent)}.",
+            fix="Pad the dimension to a multiple of 64.",
+        )
 
 
 @rule(
@@ -144,17 +138,14 @@ def converted_layouts(
     ## Sources
     PyTorch tutorial, "Channels Last Memory Format".
     """
-    worth = worth_of(computation, times, limits, ONE_LAYOUT, needs_sizes=False)
-    if worth is None:
-        return
-    _, step, spent = worth
-    yield draft_of(
-        computation,
-        ONE_LAYOUT,
-        headline=f"Conversions of the layout around convolutions take {step.part(spent)}",
-        message=f"Tensors change from NCHW to NHWC and back; {step.amount(spent)}.",
-        fix="Use channels last: model.to(memory_format=torch.channels_last), inputs as well.",
-    )
+    for _, step, spent in worth_of(computation, times, limits, ONE_LAYOUT, needs_sizes=False):
+        yield draft_of(
+            computation,
+            ONE_LAYOUT,
+            headline=f"Conversions of the layout around convolutions take {step.part(spent)}",
+            message=f"Tensors change from NCHW to NHWC and back; {step.amount(spent)}.",
+            fix="Use channels last: model.to(memory_format=torch.channels_last), inputs as well.",
+        )
 
 
 @rule(
@@ -187,17 +178,14 @@ def zeroed_gradients(
     ## Sources
     PyTorch documentation, `torch.optim.Optimizer.zero_grad`; PyTorch tuning guide.
     """
-    worth = worth_of(computation, times, limits, UNSET_GRADIENTS)
-    if worth is None:
-        return
-    _, step, spent = worth
-    yield draft_of(
-        computation,
-        UNSET_GRADIENTS,
-        headline=f"Gradients set to zero and added to take {step.part(spent)}",
-        message=f"The backward pass adds to the zeros; {step.amount(spent)}.",
-        fix="Call optimizer.zero_grad(set_to_none=True).",
-    )
+    for _, step, spent in worth_of(computation, times, limits, UNSET_GRADIENTS):
+        yield draft_of(
+            computation,
+            UNSET_GRADIENTS,
+            headline=f"Gradients set to zero and added to take {step.part(spent)}",
+            message=f"The backward pass adds to the zeros; {step.amount(spent)}.",
+            fix="Call optimizer.zero_grad(set_to_none=True).",
+        )
 
 
 @rule(
@@ -231,17 +219,17 @@ def slow_indexing(
     ## Sources
     Formula sheet, "Computation". PyTorch documentation, `torch.nn.Embedding`.
     """
-    worth = worth_of(computation, times, limits, SPREAD_INDICES)
-    if worth is None:
-        return
-    found, step, spent = worth
-    yield draft_of(
-        computation,
-        SPREAD_INDICES,
-        headline=f"Indexing far below the speed of memory takes {step.part(spent)}",
-        message=f"Most of it is {found.size}; {step.amount(spent)}.",
-        fix="Set padding_idx for padding tokens, or use a fused embedding; avoid repeated indices.",
-    )
+    for found, step, spent in worth_of(computation, times, limits, SPREAD_INDICES):
+        yield draft_of(
+            computation,
+            SPREAD_INDICES,
+            headline=f"Indexing far below the speed of memory takes {step.part(spent)}",
+            message=f"Most of it is {found.size}; {step.amount(spent)}.",
+            fix=(
+                "Set padding_idx for padding tokens, or use a fused embedding; avoid repeated "
+                "indices."
+            ),
+        )
 
 
 @rule(
@@ -274,17 +262,16 @@ def unfused_dropout(
     ## Sources
     Formula sheet, "Computation". PyTorch documentation, `torch.nn.functional.dropout`.
     """
-    worth = worth_of(computation, times, limits, FUSED_DROPOUT)
-    if worth is None:
-        return
-    _, step, spent = worth
-    yield draft_of(
-        computation,
-        FUSED_DROPOUT,
-        headline=f"Dropout in several kernels takes {step.part(spent)}",
-        message=f"Random numbers pass through memory before they are a mask; {step.amount(spent)}.",
-        fix="Use torch.nn.functional.dropout, or compile this part of the model.",
-    )
+    for _, step, spent in worth_of(computation, times, limits, FUSED_DROPOUT):
+        yield draft_of(
+            computation,
+            FUSED_DROPOUT,
+            headline=f"Dropout in several kernels takes {step.part(spent)}",
+            message=(
+                f"Random numbers pass through memory before they are a mask; {step.amount(spent)}."
+            ),
+            fix="Use torch.nn.functional.dropout, or compile this part of the model.",
+        )
 
 
 @rule(
@@ -319,14 +306,11 @@ def needless_casts(
     ## Sources
     PyTorch documentation, "Automatic Mixed Precision" (ops that autocast to float32).
     """
-    worth = worth_of(computation, times, limits, NARROW_CASTS)
-    if worth is None:
-        return
-    _, step, spent = worth
-    yield draft_of(
-        computation,
-        NARROW_CASTS,
-        headline=f"Casts to fp32 and back around small kernels take {step.part(spent)}",
-        message=f"The kernels between them only move memory; {step.amount(spent)}.",
-        fix="Run them in 16 bits outside of autocast, or compile the blocks of the model.",
-    )
+    for _, step, spent in worth_of(computation, times, limits, NARROW_CASTS):
+        yield draft_of(
+            computation,
+            NARROW_CASTS,
+            headline=f"Casts to fp32 and back around small kernels take {step.part(spent)}",
+            message=f"The kernels between them only move memory; {step.amount(spent)}.",
+            fix="Run them in 16 bits outside of autocast, or compile the blocks of the model.",
+        )
