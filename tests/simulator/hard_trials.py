@@ -257,7 +257,7 @@ def _links_for_a_time(
 def _of_links(job: SimulatedJob, faults: tuple[Fault, ...], ranks: Iterable[int]) -> Trial:
     truth = Truth(
         sound=job,
-        says=("Transfers of",),
+        says=("Slow transfers of",),
         ranks=frozenset(ranks),
         codes=("STR107",),
         exact=True,

@@ -230,7 +230,7 @@ def slow_link(dice: random.Random) -> Trial:
     rank = dice.randrange(shape.world_size)
     group = next(group for group in job.groups["dp"] if rank in group)
     fault = SlowLink(rank=rank, factor=dice.uniform(1.3, 2.3))
-    trial = with_fault(job, fault, "Transfers of")
+    trial = with_fault(job, fault, "Slow transfers of")
     return altered(trial, ranks=frozenset(group), codes=("STR107",))
 
 
