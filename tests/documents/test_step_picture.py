@@ -150,7 +150,7 @@ def test_the_second_step_has_the_classes_and_the_units_of_the_first() -> None:
     second = StepPicture(axes=("other", "tp"), groups=alone, steps=(of_second,))
     text = pictures_figure([("first", first), ("second", second)])
     data = data_of(text)
-    (below,) = data["below"]
+    ((below,),) = data["below"]
     (drawn,) = below["ranks"]
     assert data["classes"][TRANSFER:] == [
         f"exposed transfer, {name}" for name in ("dp", "tp", "other")
@@ -158,7 +158,7 @@ def test_the_second_step_has_the_classes_and_the_units_of_the_first() -> None:
     assert pieces_of(drawn["split"]) == [
         (0, 100, COMPUTATION), (100, 150, TRANSFER + 2), (150, 250, TRANSFER + 1)
     ]  # fmt: skip
-    assert "to the second: -5.00 ms on the mean rank" in Seen(text).text.replace("−", "-")
+    assert "to the second: -5.00 ms. By class: " in Seen(text).text.replace("−", "-")
 
 
 def test_what_changed_between_two_steps_is_said_by_class() -> None:
@@ -182,7 +182,7 @@ def test_what_changed_between_two_steps_is_said_by_class() -> None:
 def test_a_run_without_a_picture_leaves_that_of_the_other() -> None:
     drawn = report(1).picture.brief()
     data = data_of(pictures_figure([("first", StepPicture()), ("second", drawn)]))
-    assert (data["below"], data["said"]) == ([], "second")
+    assert (data["below"], data["said"]) == ([[]], "second")
     assert pictures_figure([("first", StepPicture()), ("second", StepPicture())]) == ""
 
 
@@ -194,6 +194,20 @@ def test_a_finding_on_all_ranks_and_steps_has_no_place_in_the_picture() -> None:
     for finding, places in ((everywhere, 0), (at_once, 1), (first, 1)):
         shown = replace(report(1), findings=(finding,))
         assert len(data_of(page(shown))["found"]) == places
+
+
+def test_a_headline_on_some_steps_is_drawn_in_one_of_them_with_its_repair() -> None:
+    """A repair of what only the longest step has would leave a usual one as it was."""
+    shown = report(1)
+    usual, longest = shown.picture.steps
+    assert len(longest.repaired) == len(usual.repaired) > 0
+    first, *others = shown.findings
+    for told, steps in (((), [usual, longest]), ((longest.step,), [longest, usual])):
+        found = (replace(first, steps=told), *others)
+        data = data_of(page(replace(shown, findings=found)))
+        assert [one["step"] for one in data["steps"]] == [one.step for one in steps]
+        assert data["captions"][0].startswith(f"Step {steps[0].step}, ")
+        assert data["below"][0][0]["span_ns"] == steps[0].repaired[0].span_ns
 
 
 def test_a_page_of_chosen_sections_has_no_picture() -> None:

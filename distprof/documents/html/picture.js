@@ -102,8 +102,9 @@
     return list;
   };
   const stepList = select("Step", data.steps.map((one, i) => [one.step === null ? "capture" : `${one.step} (${one.kind})`, String(i)]));
-  const belowList = select("Below", [["nothing", ""], ...data.below.map((one, i) => [one.option, String(i)])]);
-  belowList.value = data.below.length ? "0" : "";
+  const repairs = data.below.find((each) => each.length) || [];
+  const belowList = select("Below", [["nothing", ""], ...repairs.map((one, i) => [one.option, String(i)])]);
+  belowList.value = repairs.length ? "0" : "";
   const isFoldable = data.steps[0].ranks.length > 15, isAlike = data.groups.some((group) => group.ranks.length > 1), isWhole = data.groups.length < data.steps[0].ranks.length, known = new Set(data.steps[0].ranks.map((rank) => rank.rank));
   const folds = isFoldable ? Object.keys(data.folds).filter((name) => Object.values(data.folds[name]).filter((ranks) => ranks.some((rank) => known.has(rank))).length > 1) : [];
   const rankList = select("Ranks", [...(isAlike ? [["alike ones folded", ""]] : []), ...folds.map((name) => [`folded by ${name}`, `by ${name}`]), ...(isAlike && !isWhole ? [] : [["all", "all"]])]);
@@ -131,7 +132,7 @@
   const layOut = () => {
     hover = null;
     step = data.steps[Number(stepList.value)];
-    below = stepList.value === "0" && belowList.value !== "" ? data.below[Number(belowList.value)] : null;
+    below = belowList.value === "" ? null : data.below[Number(stepList.value)][Number(belowList.value)] || null;
     const byRank = new Map(step.ranks.map((rank) => [rank.rank, rank]));
     const isFolded = isAlike && rankList.value === "", fold = data.folds[rankList.value.slice(3)];
     const bundles = fold && Object.entries(fold).map(([name, ranks]) => ({ name, ranks: ranks.filter((rank) => byRank.has(rank)) })).filter((one) => one.ranks.length);
@@ -284,12 +285,16 @@
       if (i === chosen || isMarked) { pen.fillStyle = ink.front; pen.fillRect(GUTTER - 5, y, 3, Math.max(row.tall, 2)); }
       pen.fillStyle = row.lane ? ink.dim : ink.front;
       pen.textAlign = "left";
-      if (row.title) { pen.font = "600 12px system-ui, sans-serif"; pen.fillText(row.title, 0, middle, wide); pen.font = "12px system-ui, sans-serif"; return; }
+      if (row.title) { pen.font = "600 12px system-ui, sans-serif"; pen.fillText(fitting(row.title), 0, middle); pen.font = "12px system-ui, sans-serif"; return; }
       if (row.high >= 11) pen.fillText(row.heading.slice(0, 20), 0, y + row.high / 2, GUTTER - 10);
       else if (row.tall >= 11) pen.fillText((row.canOpen && !row.lane ? opened.has(row.rank.rank) ? "▾ " : "▸ " : "") + row.label.slice(0, 22), 0, middle, GUTTER - 10);
       if (row.lane && row.tall >= 11) writeNames(row, middle);
     });
     if (rows.length && rows.some((row) => row.bundle || row.tall < 11)) { pen.fillStyle = ink.dim; pen.textAlign = "left"; nodeNames(); }
+  };
+  const fitting = (text) => {
+    const room = Math.floor(text.length * wide / Math.max(pen.measureText(text).width, 1));
+    return room < text.length ? `${text.slice(0, room - 2)}…` : text;
   };
   const writeNames = (row, middle) => {
     const { pieces } = row;

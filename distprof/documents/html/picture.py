@@ -88,7 +88,7 @@ class _Data(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[AlikeRanks, ...]
     steps: tuple[DrawnStep, ...]
     captions: tuple[str, ...]  # One for each step.
-    below: tuple[_Below, ...]  # Under the first step.
+    below: tuple[tuple[_Below, ...], ...]  # Under each step.
     alike: str = "Ranks that spend it alike share a row, which shows one of them."
     title: str = ""  # The line above the first step.
     said: str = ""  # What follows a rank of it.
@@ -99,7 +99,7 @@ class _Data(msgspec.Struct, frozen=True, kw_only=True):
 
     def classes_used(self) -> list[int]:
         """Classes of the first step and of the one under it."""
-        ranks = (*self.steps[0].ranks, *(rank for one in self.below[:1] for rank in one.ranks))
+        ranks = (*self.steps[0].ranks, *(rank for one in self.below[0][:1] for rank in one.ranks))
         return sorted({kind for rank in ranks for _, _, kind in _pieces(self.classes, rank)})
 
 
@@ -126,7 +126,9 @@ def picture_figure(
         groups=drawn.groups,
         steps=tuple(replace(one, repaired=()) for one in drawn.steps),
         captions=tuple(capitalized(_caption(drawn, one)) for one in drawn.steps),
-        below=tuple(_repaired(one, drawn.groups) for one in step.repaired),
+        below=tuple(
+            tuple(_repaired(one, drawn.groups) for one in step.repaired) for step in drawn.steps
+        ),
         late=tuple(late),
         folds=folds or {},
         found=tuple(found),
@@ -151,17 +153,19 @@ def pictures_figure(named: Sequence[tuple[str, StepPicture]]) -> Markup:
         captions=(
             "A step of each run on one scale." if others else capitalized(_caption(drawn, step)),
         ),
-        below=tuple(
-            _Below(
-                option=other,
-                said=other,
-                title=f"{capitalized(other)}: {_caption(below, below.steps[0])}",
-                span_ns=below.steps[0].span_ns,
-                ranks=below.steps[0].ranks,
-                groups=below.groups,
-                waits=below.steps[0].waits,
-            )
-            for other, below in others
+        below=(
+            tuple(
+                _Below(
+                    option=other,
+                    said=other,
+                    title=f"{capitalized(other)}: {_caption(below, below.steps[0])}",
+                    span_ns=below.steps[0].span_ns,
+                    ranks=below.steps[0].ranks,
+                    groups=below.groups,
+                    waits=below.steps[0].waits,
+                )
+                for other, below in others
+            ),
         ),
         title=f"{capitalized(name)}: {_caption(drawn, step)}",
         said=name,
@@ -243,14 +247,14 @@ def _caption(drawn: StepPicture, step: DrawnStep) -> str:
 def _svg(data: _Data) -> Markup:
     """The first step, and the first of those below it."""
     step = data.steps[0]
-    longest_ns = max([step.span_ns, *(one.span_ns for one in data.below[:1])])
+    longest_ns = max([step.span_ns, *(one.span_ns for one in data.below[0][:1])])
     rows = _Rows(data, longest_ns / max(step.unit_ns, 1))
     by_rank = {rank.rank: rank for rank in step.ranks}
     if data.title:
         rows.title(data.title)
     shown = [by_rank[group.shown] for group in data.groups if group.shown in by_rank]
     rows.add(shown, data.groups, step.waits)
-    for one in data.below[:1]:
+    for one in data.below[0][:1]:
         rows.title(one.title)
         rows.add(one.ranks, one.groups, one.waits)
     return rows.drawn()
@@ -393,7 +397,7 @@ def _name(rank: int, group: AlikeRanks | None, late: frozenset[int]) -> str:
 
 
 def _repair_text(one: RepairedStep) -> str:
-    return f"After repair {one.number} ({one.done}): {format_duration(one.mean_ns)}, simulated"
+    return f"After repair {one.number}, simulated: {format_duration(one.mean_ns)} ({one.done})"
 
 
 def wait_text(wait: DrawnWait) -> str:
