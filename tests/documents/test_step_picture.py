@@ -158,7 +158,7 @@ def test_the_second_step_has_the_classes_and_the_units_of_the_first() -> None:
     assert pieces_of(drawn["split"]) == [
         (0, 100, COMPUTATION), (100, 150, TRANSFER + 2), (150, 250, TRANSFER + 1)
     ]  # fmt: skip
-    assert "to the second: -5.00 ms. By class: " in Seen(text).text.replace("−", "-")
+    assert "to the second: -5.00 ms." in Seen(text).text.replace("−", "-")
 
 
 def test_what_changed_between_two_steps_is_said_by_class() -> None:
