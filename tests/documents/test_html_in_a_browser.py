@@ -29,12 +29,14 @@ from distprof.formats import RenderOptions, find_reporter
 from distprof.sections.picture.result import COMPUTATION, WAIT, DrawnRank, packed_split
 from distprof.sections.pipeline import PictureRow
 from distprof.sections.table import Column, TableView
+from distprof.verbs.compare.show import COMPARISON
 from distprof.verbs.documents import ALL_DOCUMENTS
 from tests.contracts.test_documents import SAMPLES
 from tests.documents.html_pages import Seen
 from tests.documents.samples import nasty
 from tests.documents.test_figures import FIGURES, hang_of
 from tests.documents.test_html import made, pipeline
+from tests.documents.test_step_picture import pair
 from tests.documents.test_step_picture import report as slow_job
 
 CHROMIUM = next(
@@ -423,6 +425,53 @@ def test_the_picture_is_drawn_moved_and_opened(tmp_path: Path) -> None:
     assert found["end"] == found["last"], "moved as far as it goes, the end is at the edge"
     assert "rank 3 begins last" in found["shown"]
     assert found["chosen"]
+
+
+BOTH = """
+const found = {};
+const figure = document.querySelector(".step-picture");
+const canvas = figure.querySelector("canvas");
+const says = () => figure.querySelector("output").textContent;
+const box = canvas.getBoundingClientRect();
+const hover = (x, y) => { canvas.dispatchEvent(new PointerEvent("pointermove", {
+  clientX: box.left + x, clientY: box.top + y, bubbles: true })); return says(); };
+const press = (key) => canvas.dispatchEvent(
+  new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
+const begins = () => [hover(121, 30), hover(121, canvas.clientHeight - 36)].map(
+  (text) => text.split(" from ")[1]);
+found.canvases = document.querySelectorAll("canvas").length;
+found.hidden = getComputedStyle(figure.querySelector(".static")).display;
+found.hint = says();
+found.first = hover(140, 30);
+found.second = hover(140, canvas.clientHeight - 36);
+found.whole = begins();
+press("+"); press("+"); press("+"); press("+"); press("+");
+press("ArrowRight"); press("ArrowRight"); press("ArrowRight");
+found.zoomed = begins();
+const list = [...figure.querySelectorAll("select")].find((one) => one.options.length === 2);
+const high = canvas.height;
+list.value = "";
+list.dispatchEvent(new Event("change"));
+found.lower = high - canvas.height;
+found.options = [...list.options].map((option) => option.text);
+found.ranks = [...[...figure.querySelectorAll("select")].pop().options].map((one) => one.text);
+found.blocked = refused.length;
+document.body.dataset.found = JSON.stringify(found);
+"""
+
+
+def test_both_steps_of_a_comparison_are_drawn_and_zoomed_together(tmp_path: Path) -> None:
+    page = COMPARISON.reporter("html")(pair(), RenderOptions())
+    found = found_by(page, BOTH, tmp_path, "--window-size=1000,800")
+    assert (found["blocked"], found["canvases"], found["hidden"]) == (0, 1, "none")
+    assert found["hint"].startswith("Drag"), "there is nothing to open"
+    assert re.match(r"rank \d+, first: ", found["first"])
+    assert re.match(r"rank \d+, second: ", found["second"])
+    for before, after in zip(found["whole"], found["zoomed"], strict=True):
+        assert before != after, "one zoom for both"
+    assert found["options"] == ["nothing", "second"]
+    assert found["lower"] > 0
+    assert found["ranks"] == ["alike ones folded"], "the other ranks are not in the page"
 
 
 SHARES = """

@@ -6,13 +6,25 @@ import json
 import re
 from functools import cache
 
+import numpy as np
 from msgspec.structs import replace
 
 import distprof
-from distprof.documents.html.picture import Evidence, picture_figure
+from distprof.documents.html.picture import Evidence, picture_figure, pictures_figure
 from distprof.documents.saved import Report
 from distprof.formats import RenderOptions, find_reporter
+from distprof.sections.picture.result import (
+    COMPUTATION,
+    TRANSFER,
+    WAIT,
+    AlikeRanks,
+    DrawnRank,
+    StepPicture,
+    packed_split,
+    pieces_of,
+)
 from distprof.units import format_duration
+from distprof.verbs.compare.result import Comparison
 from distprof.verbs.compare.show import COMPARISON, compare_reports
 from tests.documents.html_pages import Seen
 from tests.sections.joined import joined_run
@@ -108,17 +120,70 @@ def test_a_report_without_traces_has_no_picture() -> None:
     assert 'id="picture"' not in page(bare)
 
 
+@cache
+def pair() -> Comparison:
+    """A job of 24 ranks and one of 8 ranks, both with a slow rank 3."""
+    return compare_reports(report(), report(1))
+
+
 def test_a_comparison_draws_both_steps_on_one_scale() -> None:
-    faster = report(1)
-    pair = compare_reports(report(), faster)
-    text = COMPARISON.reporter("html")(pair, RenderOptions())
-    figures = re.findall(r'<div class="static">.*?</div>', text)
-    assert len(figures) == 2
-    longest = format_duration(max(one.steps[0].span_ns for one in pair.pictures))
-    assert all(longest in figure for figure in figures)
-    assert all(not rank.lanes for one in pair.pictures for rank in one.steps[0].ranks)
-    assert len(pair.pictures[0].steps[0].ranks) == len(report().picture.groups) < 24
+    first, second = pair().pictures
+    text = COMPARISON.reporter("html")(pair(), RenderOptions())
+    (static,) = re.findall(r'<div class="static">.*?</div>', text)
+    assert format_duration(max(one.steps[0].span_ns for one in (first, second))) in static
+    rows = len(first.groups) + len(second.groups)
+    assert static.count('class="k-rest"') == rows
+    assert all(not rank.lanes for one in (first, second) for rank in one.steps[0].ranks)
+    assert len(first.steps[0].ranks) == len(report().picture.groups) < 24
     assert re.search(r"\d+(-\d+)?,?.* \(rank \d+\)", Seen(text).text), "a row names its ranks"
+
+
+def test_the_second_step_has_the_classes_and_the_units_of_the_first() -> None:
+    """The axis ``other`` comes first in the second run only, whose unit is half as long."""
+    (step,) = report(1).picture.brief().steps
+    kinds, ends = np.array([COMPUTATION, TRANSFER, TRANSFER + 1]), np.array([200, 300, 500])
+    rank = DrawnRank(rank=0, split=packed_split(kinds, ends, 0, 1))
+    of_first = replace(step, unit_ns=20, ranks=(rank,), waits=(), mean_ns=10_000_000)
+    of_second = replace(of_first, unit_ns=10, mean_ns=5_000_000)
+    alone = (AlikeRanks(ranks=(0,), shown=0),)
+    first = StepPicture(axes=("dp", "tp"), groups=alone, steps=(of_first,))
+    second = StepPicture(axes=("other", "tp"), groups=alone, steps=(of_second,))
+    text = pictures_figure([("first", first), ("second", second)])
+    data = data_of(text)
+    ((below,),) = data["below"]
+    (drawn,) = below["ranks"]
+    assert data["classes"][TRANSFER:] == [
+        f"exposed transfer, {name}" for name in ("dp", "tp", "other")
+    ]
+    assert pieces_of(drawn["split"]) == [
+        (0, 100, COMPUTATION), (100, 150, TRANSFER + 2), (150, 250, TRANSFER + 1)
+    ]  # fmt: skip
+    assert "to the second: -5.00 ms." in Seen(text).text.replace("−", "-")
+
+
+def test_what_changed_between_two_steps_is_said_by_class() -> None:
+    """Two of three ranks wait 3 ms less; a row stands for all its ranks."""
+    (step,) = report(1).picture.brief().steps
+
+    def drawn(wait: int) -> StepPicture:
+        splits = [([COMPUTATION, WAIT], [4_000, 4_000 + wait]), ([COMPUTATION], [9_000])]
+        ranks = tuple(
+            DrawnRank(rank=rank, split=packed_split(np.array(kinds), np.array(ends), 0, 1))
+            for rank, (kinds, ends) in enumerate(splits)
+        )
+        of = replace(step, unit_ns=1_000, ranks=ranks, waits=(), mean_ns=6_000_000 + 700 * wait)
+        groups = (AlikeRanks(ranks=(0, 2), shown=0), AlikeRanks(ranks=(1,), shown=1))
+        return StepPicture(groups=groups, steps=(of,))
+
+    text = Seen(pictures_figure([("first", drawn(4_000)), ("second", drawn(1_000))])).text
+    assert "waiting for late ranks -2.00 ms." in text.replace("−", "-")
+
+
+def test_a_run_without_a_picture_leaves_that_of_the_other() -> None:
+    drawn = report(1).picture.brief()
+    data = data_of(pictures_figure([("first", StepPicture()), ("second", drawn)]))
+    assert (data["below"], data["said"]) == ([[]], "second")
+    assert pictures_figure([("first", StepPicture()), ("second", StepPicture())]) == ""
 
 
 def test_a_finding_on_all_ranks_and_steps_has_no_place_in_the_picture() -> None:
@@ -129,6 +194,20 @@ def test_a_finding_on_all_ranks_and_steps_has_no_place_in_the_picture() -> None:
     for finding, places in ((everywhere, 0), (at_once, 1), (first, 1)):
         shown = replace(report(1), findings=(finding,))
         assert len(data_of(page(shown))["found"]) == places
+
+
+def test_a_headline_on_some_steps_is_drawn_in_one_of_them_with_its_repair() -> None:
+    """A repair of what only the longest step has would leave a usual one as it was."""
+    shown = report(1)
+    usual, longest = shown.picture.steps
+    assert len(longest.repaired) == len(usual.repaired) > 0
+    first, *others = shown.findings
+    for told, steps in (((), [usual, longest]), ((longest.step,), [longest, usual])):
+        found = (replace(first, steps=told), *others)
+        data = data_of(page(replace(shown, findings=found)))
+        assert [one["step"] for one in data["steps"]] == [one.step for one in steps]
+        assert data["captions"][0].startswith(f"Step {steps[0].step}, ")
+        assert data["below"][0][0]["span_ns"] == steps[0].repaired[0].span_ns
 
 
 def test_a_page_of_chosen_sections_has_no_picture() -> None:

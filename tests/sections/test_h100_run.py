@@ -61,4 +61,5 @@ def test_the_log_of_nccl_is_understood(report: Report) -> None:
 def test_the_first_finding_is_the_shared_gpu(report: Report) -> None:
     first = report.findings[0]
     assert (first.code, first.ranks) == ("TEL107", (0, 1))
+    assert "take turns on GPU-4181adcb. " in first.message, "not the whole UUID"
     assert "NET101" in {finding.code for finding in report.findings}

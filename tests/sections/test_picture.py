@@ -114,7 +114,17 @@ def test_the_median_step_is_drawn_and_then_the_longest() -> None:
     windows = Intervals(ends - lengths, ends)
     assert steps_to_draw({0: windows, 1: windows}, None) == [3, 4]
     assert steps_to_draw({0: windows}, (1, 3)) == [2, 4]
+    assert steps_to_draw({0: windows}, (1, 5)) == [3, 4], "the median of all, not of these"
     assert steps_to_draw({}, None) == [0]
+
+
+def test_the_step_is_chosen_by_the_length_that_is_shown() -> None:
+    """The mean over ranks: the median rank would choose the first step, whose mean is longest."""
+    windows = {
+        rank: Intervals(np.zeros(3, np.int64), np.array(lengths))
+        for rank, lengths in enumerate([(20, 10, 30), (20, 10, 30), (200, 100, 30)])
+    }
+    assert steps_to_draw(windows, None) == [1, 0]
 
 
 # Whole runs ---------------------------------------------------------------------------------------

@@ -98,21 +98,24 @@
     label.append(list);
     label.hidden = options.length < 2;
     bar.append(label);
-    list.addEventListener("change", () => { layOut(); draw(); });
+    list.addEventListener("change", () => { layOut(); say(); draw(); });
     return list;
   };
   const stepList = select("Step", data.steps.map((one, i) => [one.step === null ? "capture" : `${one.step} (${one.kind})`, String(i)]));
-  const repairList = select("Below", [["nothing", ""], ...(data.steps[0].repaired || []).map((one, i) => [`after repair ${one.number}: ${one.done}`, String(i)])]);
-  repairList.value = repairList.options.length > 1 ? "0" : "";
-  const isFoldable = data.steps[0].ranks.length > 15, isAlike = data.groups.length < data.steps[0].ranks.length, known = new Set(data.steps[0].ranks.map((rank) => rank.rank));
+  const repairs = data.below.find((each) => each.length) || [];
+  const belowList = select("Below", [["nothing", ""], ...repairs.map((one, i) => [one.option, String(i)])]);
+  belowList.value = repairs.length ? "0" : "";
+  const isFoldable = data.steps[0].ranks.length > 15, isAlike = data.groups.some((group) => group.ranks.length > 1), isWhole = data.groups.length < data.steps[0].ranks.length, known = new Set(data.steps[0].ranks.map((rank) => rank.rank));
   const folds = isFoldable ? Object.keys(data.folds).filter((name) => Object.values(data.folds[name]).filter((ranks) => ranks.some((rank) => known.has(rank))).length > 1) : [];
-  const rankList = select("Ranks", [...(isAlike ? [["alike ones folded", ""]] : []), ...folds.map((name) => [`folded by ${name}`, `by ${name}`]), ["all", "all"]]);
+  const rankList = select("Ranks", [...(isAlike ? [["alike ones folded", ""]] : []), ...folds.map((name) => [`folded by ${name}`, `by ${name}`]), ...(isAlike && !isWhole ? [] : [["all", "all"]])]);
   [["−", "Smaller", () => zoom(1 / 1.5)], ["+", "Larger", () => zoom(1.5)], ["Whole", "Whole step", () => whole()]].forEach(([text, name, act]) => {
     const button = made("button", text, { type: "button", "aria-label": name });
     button.addEventListener("click", () => { act(); draw(); });
     bar.append(button);
   });
-  const HINT = "Click a name to open it, drag to move. In focus: wheel or + − zoom, arrows move, Enter opens, . and , go from piece to piece, 0 shows the whole step.";
+  const canOpen = (rank, ranks) => Boolean((rank.lanes || []).length) || (ranks.length > 1 && isWhole);
+  const hasMore = isWhole || data.steps[0].ranks.some((rank) => canOpen(rank, []));
+  const HINT = `${hasMore ? "Click a name to open it, drag" : "Drag"} to move. In focus: wheel or + − zoom, arrows move, ${hasMore ? "Enter opens, " : ""}. and , go from piece to piece, 0 shows the whole step.`;
   const canvas = made("canvas", "", { tabindex: "0", role: "application", "aria-label": "The step, a row per rank. The same as a table follows.", "aria-describedby": "picture-says" });
   const says = made("output", HINT, { id: "picture-says" });
   figure.querySelector(".static").before(bar, canvas, says);
@@ -121,27 +124,32 @@
 
   // What is shown: a stretch of time, rows, the row and the piece in focus
   const opened = new Set(), unfolded = new Set();
-  let step, rows = [], total = 0, scale = 1, low = 0, high = 1, top = 0, ratio = 1, wide = 0, tall = 0;
+  const caption = figure.querySelector("figcaption");
+  let step, below, rows = [], total = 0, scale = 1, low = 0, high = 1, top = 0, ratio = 1, wide = 0, tall = 0;
   let chosen = -1, hover = null, marked = new Set(), image = null, painted = "", frame = 0;
   const late = new Set(data.late);
 
   const layOut = () => {
+    hover = null;
     step = data.steps[Number(stepList.value)];
-    const repaired = (step.repaired || [])[repairList.value === "" ? -1 : Number(repairList.value)];
+    below = belowList.value === "" ? null : data.below[Number(stepList.value)][Number(belowList.value)] || null;
     const byRank = new Map(step.ranks.map((rank) => [rank.rank, rank]));
     const isFolded = isAlike && rankList.value === "", fold = data.folds[rankList.value.slice(3)];
     const bundles = fold && Object.entries(fold).map(([name, ranks]) => ({ name, ranks: ranks.filter((rank) => byRank.has(rank)) })).filter((one) => one.ranks.length);
     const groups = bundles ? [] : isFolded ? data.groups : step.ranks.map((rank) => ({ ranks: [rank.rank], shown: rank.rank }));
-    const size = Math.max(step.span_ns, repaired ? repaired.span_ns : 0) / step.unit_ns;
+    const place = rankList.value.slice(3);
+    caption.textContent = [data.captions[Number(stepList.value)], isFolded ? data.alike : bundles ? `Ranks of a ${place === "node" ? place : `${place} group`} share a row, with a line for each.` : ""].filter(Boolean).join(" ");
+    const size = Math.max(step.span_ns, below ? below.span_ns : 0) / step.unit_ns;
     if (size !== scale) { scale = size; low = 0; high = scale; }
     const each = groups.length > 40 ? Math.min(8, MOST_HIGH / groups.length) : groups.length > 16 ? 12 : 18;
     rows = [];
-    const add = (rank, label, tall, isRepaired, ranks = [rank.rank], bundle = null) => {
-      const isOpen = opened.has(rank.rank) && !isRepaired && !bundle;
-      rows.push({ rank, label, tall: isOpen ? 18 : tall, gap: tall > 8 ? 2 : 0, pieces: piecesOf(rank), isRepaired, ranks: isRepaired ? null : ranks, canOpen: !isRepaired, bundle });
+    if (data.title) rows.push({ title: data.title, tall: 24, gap: 0 });
+    const add = (rank, label, tall, isBelow, ranks = [rank.rank], bundle = null) => {
+      const isOpen = opened.has(rank.rank) && !isBelow && !bundle;
+      rows.push({ rank, label, tall: isOpen ? 18 : tall, gap: tall > 8 ? 2 : 0, pieces: piecesOf(rank), isBelow, ranks, canOpen: !isBelow && (Boolean(bundle) || canOpen(rank, ranks)), bundle });
       const slots = (rank.lanes || []).filter((lane) => lane.name === "pipeline slots");
       const shown = isOpen ? rank.lanes : tall >= 12 ? slots : [];
-      if (!isRepaired) shown.forEach((lane) => rows.push({ rank, lane, label: `  ${lane.name.split(", ").pop()}`, tall: 13, gap: 1, pieces: piecesOf(lane, true), isSlots: lane.name === "pipeline slots" }));
+      if (!isBelow) shown.forEach((lane) => rows.push({ rank, lane, label: `  ${lane.name.split(", ").pop()}`, tall: 13, gap: 1, pieces: piecesOf(lane, true), isSlots: lane.name === "pipeline slots" }));
     };
     // A bundle is one row in which every rank has a line, or a heading and a row for each rank
     const heightOfOne = bundles && Math.max(2, Math.min(18, MOST_HIGH / bundles.length - 2));
@@ -153,17 +161,21 @@
       if (!isOpen) Object.assign(first, { heading: `▸ ${mark}${bundle.name}`, high: heightOfOne });
       if (!isOpen) last.gap = 2;
     });
+    const nameOf = (group, mark) => group.ranks.length > 1 ? `${mark}${group.ranks.length} like rank ${group.shown}` : `${mark}rank ${group.shown}`;
     groups.forEach((group) => {
       const rank = byRank.get(group.shown);
       if (!rank) return;
       const mark = group.ranks.some((one) => late.has(one)) ? "▲ " : "";
       const many = group.ranks.length > 1;
-      add(rank, many ? `${mark}${group.ranks.length} like rank ${group.shown}` : `${mark}rank ${group.shown}`, each, false, group.ranks);
+      add(rank, nameOf(group, mark), each, false, group.ranks);
       if (many && opened.has(group.shown)) group.ranks.forEach((one) => { if (one !== group.shown && byRank.has(one)) add(byRank.get(one), `   ${late.has(one) ? "▲ " : ""}rank ${one}`, group.ranks.length > 40 ? 4 : 12, false); });
     });
-    if (repaired) {
-      rows.push({ title: `After repair ${repaired.number} (${repaired.done}): ${duration(repaired.mean_ns)}, simulated`, tall: 24, gap: 0 });
-      repaired.ranks.forEach((rank) => add(rank, `rank ${rank.rank}`, 18, true));
+    if (below) {
+      rows.push({ title: below.title, tall: 24, gap: 0 });
+      below.ranks.forEach((rank) => {
+        const group = below.groups.find((one) => one.shown === rank.rank) || { ranks: [rank.rank], shown: rank.rank };
+        add(rank, nameOf(group, ""), 18, true, group.ranks);
+      });
     }
     total = 0;
     rows.forEach((row) => { row.top = total; total += row.tall + row.gap; });
@@ -269,16 +281,20 @@
     rows.forEach((row, i) => {
       const y = row.top - top, middle = y + row.tall / 2;
       if (y + Math.max(row.tall, row.high || 0) < 0 || y > tall - AXIS) return;
-      const isMarked = row.rank && !row.lane && !row.isRepaired && marked.has(row.rank.rank);
+      const isMarked = row.rank && !row.lane && !row.isBelow && marked.has(row.rank.rank);
       if (i === chosen || isMarked) { pen.fillStyle = ink.front; pen.fillRect(GUTTER - 5, y, 3, Math.max(row.tall, 2)); }
       pen.fillStyle = row.lane ? ink.dim : ink.front;
       pen.textAlign = "left";
-      if (row.title) { pen.font = "600 12px system-ui, sans-serif"; pen.fillText(row.title, 0, middle, wide); pen.font = "12px system-ui, sans-serif"; return; }
+      if (row.title) { pen.font = "600 12px system-ui, sans-serif"; pen.fillText(fitting(row.title), 0, middle); pen.font = "12px system-ui, sans-serif"; return; }
       if (row.high >= 11) pen.fillText(row.heading.slice(0, 20), 0, y + row.high / 2, GUTTER - 10);
       else if (row.tall >= 11) pen.fillText((row.canOpen && !row.lane ? opened.has(row.rank.rank) ? "▾ " : "▸ " : "") + row.label.slice(0, 22), 0, middle, GUTTER - 10);
       if (row.lane && row.tall >= 11) writeNames(row, middle);
     });
     if (rows.length && rows.some((row) => row.bundle || row.tall < 11)) { pen.fillStyle = ink.dim; pen.textAlign = "left"; nodeNames(); }
+  };
+  const fitting = (text) => {
+    const room = Math.floor(text.length * wide / Math.max(pen.measureText(text).width, 1));
+    return room < text.length ? `${text.slice(0, room - 2)}…` : text;
   };
   const writeNames = (row, middle) => {
     const { pieces } = row;
@@ -303,7 +319,7 @@
     let free = -1;
     rows.forEach((row) => {
       const y = row.top - top;
-      if (!row.rank || row.lane || row.isRepaired || y < Math.max(free, 0) || y > tall - AXIS - 12 || row.tall >= 11 || row.high >= 11) return;
+      if (!row.rank || row.lane || row.isBelow || y < Math.max(free, 0) || y > tall - AXIS - 12 || row.tall >= 11 || row.high >= 11) return;
       if (first.size > 1 && !first.has(row.rank.rank)) return;
       pen.fillText(first.has(row.rank.rank) && first.size > 1 ? first.get(row.rank.rank).slice(0, 16) : `rank ${row.rank.rank}`, 0, y + 6, GUTTER - 10);
       free = y + 14;
@@ -322,10 +338,14 @@
     }
   };
   const arrows = () => {
+    arrowsOf(step.waits, rows.filter((row) => !row.isBelow));
+    if (below) arrowsOf(below.waits, rows.filter((row) => row.isBelow));
+  };
+  const arrowsOf = (waits, within) => {
     const line = new Map();
-    rows.forEach((row) => { if (row.ranks) row.ranks.forEach((rank) => { if (!line.has(rank) || row.ranks.length === 1) line.set(rank, row); }); });
+    within.forEach((row) => { if (row.ranks) row.ranks.forEach((rank) => { if (!line.has(rank) || row.ranks.length === 1) line.set(rank, row); }); });
     pen.strokeStyle = pen.fillStyle = ink.front;
-    step.waits.forEach((wait) => {
+    waits.forEach((wait) => {
       const [from, to] = [line.get(wait.waiting_rank), line.get(wait.late_rank)];
       if (!from || !to || from === to || (wait.end - wait.start) / (high - low) * (wide - GUTTER) < 8) return;
       const x = xOf(wait.end), [a, b] = [from, to].map((row) => row.top - top + row.tall / 2);
@@ -360,14 +380,14 @@
     if (!hover) { says.textContent = HINT; return; }
     const row = rows[hover.row], { pieces, bundle } = row, i = hover.piece, at = pieces.start[i];
     const what = row.lane ? step.names[pieces.of[i]] : data.classes[pieces.of[i]];
-    const calls = !row.lane && !row.isRepaired && pieces.of[i] !== 0 && !isIdle[pieces.of[i]] && (row.rank.lanes || []).find((lane) => lane.name === "communication");
+    const calls = !row.lane && !row.isBelow && pieces.of[i] !== 0 && !isIdle[pieces.of[i]] && (row.rank.lanes || []).find((lane) => lane.name === "communication");
     let call = "";
     if (calls) {
       const others = piecesOf(calls, true), place = before(others, (at + pieces.end[i]) / 2);
       if (place >= 0 && others.end[place] > at) call = `, ${step.names[others.of[place]]}`;
     }
-    const from = duration(at * step.unit_ns);
-    says.textContent = `${bundle ? `${bundle.name}, ` : ""}rank ${row.rank.rank}${row.lane ? `, ${row.lane.name}` : ""}${row.isRepaired ? ", repaired" : ""}: ${what}${call}, ${duration((pieces.end[i] - at) * step.unit_ns)} from ${from}`;
+    const from = duration(at * step.unit_ns), said = row.isBelow ? below.said : data.said;
+    says.textContent = `${bundle ? `${bundle.name}, ` : ""}rank ${row.rank.rank}${row.lane ? `, ${row.lane.name}` : ""}${said ? `, ${said}` : ""}: ${what}${call}, ${duration((pieces.end[i] - at) * step.unit_ns)} from ${from}`;
   };
   const point = (row, piece) => { hover = row >= 0 && rows[row].pieces && piece >= 0 && piece < rows[row].pieces.start.length ? { row, piece } : null; say(); draw(); };
   const pointAt = (x, y) => {
@@ -399,7 +419,6 @@
     if (!row || !row.canOpen) return;
     const [set, key] = row.bundle ? [unfolded, `${rankList.value} ${row.bundle.name}`] : [opened, row.rank.rank];
     if (!set.delete(key)) set.add(key);
-    hover = null;
     layOut(); draw();
   };
   canvas.addEventListener("wheel", (event) => {

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from distprof.documents.html.blocks import (
     EMPTY,
@@ -16,7 +17,6 @@ from distprof.documents.html.blocks import (
     figure_number,
     folded,
     grid,
-    joined,
     legend,
     picture,
     scrolled,
@@ -27,6 +27,7 @@ from distprof.escape import plain, short_ranks
 from distprof.sections.picture.measure import fewer
 from distprof.sections.picture.result import (
     IDLE,
+    TRANSFER,
     AlikeRanks,
     DrawnRank,
     DrawnStep,
@@ -34,10 +35,11 @@ from distprof.sections.picture.result import (
     RepairedStep,
     StepPicture,
     lane_pieces,
+    packed_split,
     pieces_of,
 )
 from distprof.sections.table import Cell, Column
-from distprof.units import format_duration
+from distprof.units import capitalized, format_duration, signed
 
 KINDS = (
     *("computation", "exposed_wait", "exposed_wait", "exposed_comm_unsplit", "exposed_copy"),
@@ -66,17 +68,39 @@ class Evidence(msgspec.Struct, frozen=True):
     steps: tuple[int, ...]  # Its steps; empty for all.
 
 
-class _Data(msgspec.Struct, frozen=True):
+class _Below(msgspec.Struct, frozen=True, kw_only=True):
+    """A step under the first, on its scale: repaired, or of another run."""
+
+    option: str  # Its name in a list.
+    said: str  # What follows a rank of it, for example ``repaired``.
+    title: str  # The line above it.
+    span_ns: int  # From the first rank's start to the last rank's end.
+    ranks: tuple[DrawnRank, ...]  # A rank for each row, in units of the first step.
+    groups: tuple[AlikeRanks, ...]  # The ranks of each row.
+    waits: tuple[DrawnWait, ...] = ()
+
+
+class _Data(msgspec.Struct, frozen=True, kw_only=True):
     """What the script draws."""
 
     classes: tuple[str, ...]
     kinds: tuple[str, ...]  # Names of colours in the style sheet, by class.
     groups: tuple[AlikeRanks, ...]
     steps: tuple[DrawnStep, ...]
-    late: tuple[int, ...]
+    captions: tuple[str, ...]  # One for each step.
+    below: tuple[tuple[_Below, ...], ...]  # Under each step.
+    alike: str = "Ranks that spend it alike share a row, which shows one of them."
+    title: str = ""  # The line above the first step.
+    said: str = ""  # What follows a rank of it.
+    late: tuple[int, ...] = ()
     # Ranks of each node, and of each group of a mesh axis: names of both by kind.
-    folds: dict[str, dict[str, tuple[int, ...]]]
-    found: tuple[Evidence, ...]
+    folds: dict[str, dict[str, tuple[int, ...]]] = {}
+    found: tuple[Evidence, ...] = ()
+
+    def classes_used(self) -> list[int]:
+        """Classes of the first step and of the one under it."""
+        ranks = (*self.steps[0].ranks, *(rank for one in self.below[0][:1] for rank in one.ranks))
+        return sorted({kind for rank in ranks for _, _, kind in _pieces(self.classes, rank)})
 
 
 def picture_figure(
@@ -96,50 +120,90 @@ def picture_figure(
     if not drawn.steps:
         return EMPTY
     step = drawn.steps[0]
-    kinds = _kinds(drawn)
     data = _Data(
-        drawn.classes, kinds, drawn.groups, drawn.steps, tuple(late), folds or {}, tuple(found)
+        classes=drawn.classes,
+        kinds=_kinds(drawn.axes),
+        groups=drawn.groups,
+        steps=tuple(replace(one, repaired=()) for one in drawn.steps),
+        captions=tuple(capitalized(_caption(drawn, one)) for one in drawn.steps),
+        below=tuple(
+            tuple(_repaired(one, drawn.groups) for one in step.repaired) for step in drawn.steps
+        ),
+        late=tuple(late),
+        folds=folds or {},
+        found=tuple(found),
     )
-    used = sorted({kind for rank in step.ranks for _, _, kind in _pieces(drawn, rank)})
-    named = legend([(f"k-{kinds[kind]}", drawn.classes[kind]) for kind in used])
+    return _figure(data, drawn.notes, [_twin(drawn, step, frozenset(late))])
+
+
+def pictures_figure(named: Sequence[tuple[str, StepPicture]]) -> Markup:
+    """Steps of two runs below each other on one scale; empty without any."""
+    known = [(name, drawn, drawn.steps[0]) for name, drawn in named if drawn.steps]
+    if not known:
+        return EMPTY
+    axes = tuple(dict.fromkeys(axis for _, drawn, _ in known for axis in drawn.axes))
+    unit_ns = max(step.unit_ns for _, _, step in known)
+    (name, drawn), *others = ((name, _aligned(drawn, axes, unit_ns)) for name, drawn, _ in known)
+    step = drawn.steps[0]
+    data = _Data(
+        classes=drawn.classes,
+        kinds=_kinds(axes),
+        groups=drawn.groups,
+        steps=(step,),
+        captions=(
+            "A step of each run on one scale." if others else capitalized(_caption(drawn, step)),
+        ),
+        below=(
+            tuple(
+                _Below(
+                    option=other,
+                    said=other,
+                    title=f"{capitalized(other)}: {_caption(below, below.steps[0])}",
+                    span_ns=below.steps[0].span_ns,
+                    ranks=below.steps[0].ranks,
+                    groups=below.groups,
+                    waits=below.steps[0].waits,
+                )
+                for other, below in others
+            ),
+        ),
+        title=f"{capitalized(name)}: {_caption(drawn, step)}",
+        said=name,
+    )
+    changed = [_changed_text(drawn, below) for _, below in others]
+    twins = [
+        _twin(one, one.steps[0], frozenset(), f"{name}: ") for name, one in ((name, drawn), *others)
+    ]
+    return _figure(data, changed, twins)
+
+
+def _figure(data: _Data, sentences: Iterable[str], twins: Sequence[Markup]) -> Markup:
+    alike = f" {data.alike}" if any(len(group.ranks) > 1 for group in data.groups) else ""
     return captioned(
-        _caption(drawn, step),
-        _svg(drawn, step, frozenset(late), _longest_ns(step)),
+        data.captions[0] + alike,
+        _svg(data),
         element("script", _json(data), type="application/json", class_="data"),
-        named,
-        *map(sentence, drawn.notes),
-        _twin(drawn, step, frozenset(late)),
+        legend([(f"k-{data.kinds[kind]}", data.classes[kind]) for kind in data.classes_used()]),
+        *(sentence(text) for text in sentences if text),
+        *twins,
         class_="step-picture",
         id="picture",
     )
 
 
-def pictures_figure(named: Sequence[tuple[str, StepPicture]]) -> Markup:
-    """Steps of several runs below each other on one scale, without a script; empty without any."""
-    known = [(name, drawn, drawn.steps[0]) for name, drawn in named if drawn.steps]
-    longest = max((_longest_ns(step) for _, _, step in known), default=0)
-    figures = []
-    for name, drawn, step in known:
-        kinds = _kinds(drawn)
-        used = sorted({kind for rank in step.ranks for _, _, kind in _pieces(drawn, rank)})
-        figures.append(
-            captioned(
-                f"{name}: {_caption(drawn, step)}",
-                _svg(drawn, step, frozenset(), longest),
-                legend([(f"k-{kinds[kind]}", drawn.classes[kind]) for kind in used]),
-                _twin(drawn, step, frozenset()),
-                class_="step-picture",
-            )
-        )
-    return joined(figures)
+def _repaired(one: RepairedStep, groups: tuple[AlikeRanks, ...]) -> _Below:
+    return _Below(
+        option=f"after repair {one.number}: {one.done}",
+        said="repaired",
+        title=_repair_text(one),
+        span_ns=one.span_ns,
+        ranks=one.ranks,
+        groups=groups,
+    )
 
 
-def _longest_ns(step: DrawnStep) -> int:
-    return max([step.span_ns, *(one.span_ns for one in step.repaired[:1])])
-
-
-def _kinds(drawn: StepPicture) -> tuple[str, ...]:
-    return (*KINDS, *(f"axis{min(number, SHADES - 1)}" for number in range(len(drawn.axes))))
+def _kinds(axes: Sequence[str]) -> tuple[str, ...]:
+    return (*KINDS, *(f"axis{min(number, SHADES - 1)}" for number in range(len(axes))))
 
 
 def _json(data: _Data) -> Markup:
@@ -164,47 +228,48 @@ def _plainly(data: _Data) -> object:
     return shown(built)
 
 
+_WHICH = {"median": "nearest to the median length", "longest": "the longest"}
+
+
 def _caption(drawn: StepPicture, step: DrawnStep) -> str:
     length = format_duration(step.mean_ns)
-    what = "The whole capture" if step.step is None else f"Step {step.step}, of median length"
-    if len(step.ranks) == 1:
-        return f"{what}: {length}"
-    clock = ", on one clock" if drawn.is_one_clock else ""
-    is_folded = any(len(group.ranks) > 1 for group in drawn.groups)
-    alike = " Ranks that spend it alike share a row, which shows one of them." if is_folded else ""
-    return f"{what}: {length} on the mean rank. A row per rank{clock}.{alike}"
+    which = _WHICH.get(step.kind, "")
+    number = f"step {step.step}, {which}" if which else f"step {step.step}"
+    what = "the whole capture" if step.step is None else number
+    if len(step.ranks) == 1 and not any(len(group.ranks) > 1 for group in drawn.groups):
+        return f"{what}: {length}."
+    return f"{what}: {length} on the mean rank{', on one clock' if drawn.is_one_clock else ''}."
 
 
 # Without a script ---------------------------------------------------------------------------------
 
 
-def _svg(drawn: StepPicture, step: DrawnStep, late: frozenset[int], longest_ns: int) -> Markup:
-    """The step, and below it the step after the first repair; ``longest_ns`` is the whole width."""
-    scale = longest_ns / max(step.unit_ns, 1)
-    rows = _Rows(drawn, step, scale, late)
+def _svg(data: _Data) -> Markup:
+    """The first step, and the first of those below it."""
+    step = data.steps[0]
+    longest_ns = max([step.span_ns, *(one.span_ns for one in data.below[0][:1])])
+    rows = _Rows(data, longest_ns / max(step.unit_ns, 1))
     by_rank = {rank.rank: rank for rank in step.ranks}
-    rows.add([by_rank[group.shown] for group in drawn.groups if group.shown in by_rank])
-    rows.arrows(step.waits)
-    for one in step.repaired[:1]:
-        rows.title(_repair_text(one))
-        rows.add(one.ranks)
+    if data.title:
+        rows.title(data.title)
+    shown = [by_rank[group.shown] for group in data.groups if group.shown in by_rank]
+    rows.add(shown, data.groups, step.waits)
+    for one in data.below[0][:1]:
+        rows.title(one.title)
+        rows.add(one.ranks, one.groups, one.waits)
     return rows.drawn()
 
 
 class _Rows:
     """Rows of ranks one below another, with names on the left."""
 
-    def __init__(
-        self, drawn: StepPicture, step: DrawnStep, scale: float, late: frozenset[int]
-    ) -> None:
-        self._drawn, self._step, self._scale, self._late = drawn, step, max(scale, 1), late
-        self._kinds = _kinds(drawn)
-        self._group_of = {group.shown: group for group in drawn.groups}
+    def __init__(self, data: _Data, scale: float) -> None:
+        self._data, self._step, self._scale = data, data.steps[0], max(scale, 1)
+        self._late = frozenset(data.late)
         self._height = 0
         self._names: list[Markup] = []
         self._shapes: list[Markup] = []
         self._numbers: list[Markup] = []
-        self._middle: dict[int, float] = {}
 
     def title(self, text: str) -> None:
         """A line of text across all rows."""
@@ -212,22 +277,30 @@ class _Rows:
         at = self._height - 8
         self._names.append(element("text", text, x=0, y=at, class_="title"))
 
-    def add(self, ranks: Iterable[DrawnRank]) -> None:
-        """A row for each rank."""
+    def add(
+        self,
+        ranks: Iterable[DrawnRank],
+        groups: Iterable[AlikeRanks],
+        waits: Sequence[DrawnWait],
+    ) -> None:
+        """A row for each rank, and arrows for their waits."""
+        group_of = {group.shown: group for group in groups}
+        middle: dict[int, float] = {}
         for rank in ranks:
-            group = self._group_of.get(rank.rank)
+            group = group_of.get(rank.rank)
             at = self._height
             for one in group.ranks if group is not None else (rank.rank,):
-                self._middle.setdefault(one, at + _HIGH / 2)
+                middle.setdefault(one, at + _HIGH / 2)
             self._names.append(
                 element("text", _name(rank.rank, group, self._late), x=0, y=at + _HIGH - 3)
             )
             self._shapes += self._row(rank, at)
             self._height += _PITCH
             self._slots(rank)
+        self._arrows(waits, middle)
 
     def _row(self, rank: DrawnRank, at: int) -> Iterator[Markup]:
-        pieces = _pieces(self._drawn, rank)
+        pieces = _pieces(self._data.classes, rank)
         if not pieces:
             return
         first, last = pieces[0][0], pieces[-1][1]
@@ -241,7 +314,7 @@ class _Rows:
         for one in sorted(set(kind.tolist()) - {IDLE}):
             chosen = kind == one
             ends = zip(starts[chosen].tolist(), (end[chosen] + first).tolist(), strict=True)
-            yield self._path(list(ends), at, _HIGH, f"k-{self._kinds[one]}")
+            yield self._path(list(ends), at, _HIGH, f"k-{self._data.kinds[one]}")
 
     def _slots(self, rank: DrawnRank) -> None:
         """The slots of a pipeline below the row, with the numbers of micro-batches that fit."""
@@ -268,10 +341,10 @@ class _Rows:
             boxes.append(f"M{low} {at}h{figure_number(max(wide, 0.1))}v{high}H{low}z")
         return element("path", d="".join(boxes), class_=kind)
 
-    def arrows(self, waits: Sequence[DrawnWait]) -> None:
+    def _arrows(self, waits: Sequence[DrawnWait], middle: dict[int, float]) -> None:
         """From the rank that waits longest to the one that begins last, where both have rows."""
         for wait in waits:
-            ends = self._middle.get(wait.waiting_rank), self._middle.get(wait.late_rank)
+            ends = middle.get(wait.waiting_rank), middle.get(wait.late_rank)
             if ends[0] is None or ends[1] is None or ends[0] == ends[1] or self._is_short(wait):
                 continue
             x = figure_number(round(wait.end * _WIDE / self._scale, 1))
@@ -287,7 +360,7 @@ class _Rows:
     def drawn(self) -> Markup:
         """All rows, with an axis."""
         step, high = self._step, self._height + _GUTTER
-        label = f"{_caption(self._drawn, step)} The same as a table follows."
+        label = f"{self._data.captions[0]} The same as a table follows."
         marks = [
             element(
                 "text",
@@ -324,7 +397,7 @@ def _name(rank: int, group: AlikeRanks | None, late: frozenset[int]) -> str:
 
 
 def _repair_text(one: RepairedStep) -> str:
-    return f"After repair {one.number} ({one.done}): {format_duration(one.mean_ns)}, simulated"
+    return f"After repair {one.number}, simulated: {format_duration(one.mean_ns)} ({one.done})"
 
 
 def wait_text(wait: DrawnWait) -> str:
@@ -336,10 +409,66 @@ def wait_text(wait: DrawnWait) -> str:
     )
 
 
+# Two runs ----------------------------------------------------------------------------------------
+
+
+def _aligned(drawn: StepPicture, axes: tuple[str, ...], unit_ns: int) -> StepPicture:
+    """The picture of the first step with these axes, in these units."""
+    step = drawn.steps[0]
+    ratio = step.unit_ns / unit_ns
+    numbers = np.array([*range(TRANSFER), *(TRANSFER + axes.index(axis) for axis in drawn.axes)])
+
+    def moved(rank: DrawnRank) -> DrawnRank:
+        pieces = np.array(_pieces(drawn.classes, rank), np.int64).reshape(-1, 3)
+        start = int(pieces[0, 0] * ratio) if len(pieces) else 0
+        ends = np.rint(pieces[:, 1] * ratio).astype(np.int64)
+        return replace(rank, split=packed_split(numbers[pieces[:, 2]], ends, start, 1), lanes=())
+
+    waits = [
+        replace(wait, start=round(wait.start * ratio), end=round(wait.end * ratio))
+        for wait in step.waits
+    ]
+    step = replace(
+        step, unit_ns=unit_ns, names=(), ranks=tuple(map(moved, step.ranks)), waits=tuple(waits)
+    )
+    return replace(drawn, axes=axes, steps=(step,))
+
+
+def _changed_text(first: StepPicture, second: StepPicture) -> str:
+    """The change between two aligned steps and the classes that make most of it."""
+    change_ns = second.steps[0].mean_ns - first.steps[0].mean_ns
+    changes = [
+        (after - before, name)
+        for before, after, name in zip(
+            _mean_ns(first), _mean_ns(second), first.classes, strict=True
+        )
+    ]
+    least = _LEAST_CHANGE * max(first.steps[0].mean_ns, second.steps[0].mean_ns)
+    most = sorted((one for one in changes if abs(one[0]) >= least), key=lambda one: -abs(one[0]))
+    of_class = "; ".join(f"{name} {signed(ns)}" for ns, name in most[:_MOST_CHANGES])
+    ranks = [len(group.ranks) for one in (first, second) for group in one.groups]
+    mean = " on the mean rank" if sum(ranks) > 2 else ""
+    said = f"From the first of these steps to the second: {signed(change_ns)}{mean}"
+    return f"{said}. By class: {of_class}." if of_class else f"{said}."
+
+
+_LEAST_CHANGE, _MOST_CHANGES = 0.01, 4
+
+
+def _mean_ns(drawn: StepPicture) -> list[float]:
+    """Time in each class, mean over ranks; each counts as the one that its row shows."""
+    step = drawn.steps[0]
+    weights = {group.shown: len(group.ranks) for group in drawn.groups}
+    weight = np.array([weights.get(rank.rank, 1) for rank in step.ranks])
+    times = np.array([_times(drawn, rank) for rank in step.ranks])
+    mean: list[float] = (weight @ times * step.unit_ns / max(weight.sum(), 1)).tolist()
+    return mean
+
+
 # As a table ---------------------------------------------------------------------------------------
 
 
-def _twin(drawn: StepPicture, step: DrawnStep, late: frozenset[int]) -> Markup:
+def _twin(drawn: StepPicture, step: DrawnStep, late: frozenset[int], of_run: str = "") -> Markup:
     """The picture as a table, and its waits as sentences."""
     folded_rows = {group.shown for group in drawn.groups}
     ranks = {rank.rank for rank in step.ranks}
@@ -361,27 +490,29 @@ def _twin(drawn: StepPicture, step: DrawnStep, late: frozenset[int]) -> Markup:
             alike = group.ranks if group is not None else (rank.rank,)
             name = str(rank.rank)
             name = name if len(alike) == 1 else f"{short_ranks(alike)} (rank {name})"
-            begins = (_pieces(drawn, rank) or [(0, 0, 0)])[0][0] * step.unit_ns
+            begins = (_pieces(drawn.classes, rank) or [(0, 0, 0)])[0][0] * step.unit_ns
             cells = (format_duration(of[kind] * step.unit_ns) for kind in used)
             mark = " ▲ late" if late & {*alike} else ""
             rows.append((name + mark, format_duration(begins), *cells))
-    table = scrolled(grid(columns, rows), "Table: the drawn step")
+    table = scrolled(grid(columns, rows), f"Table: {of_run}the drawn step")
     waits = bullets(wait_text(wait) for wait in step.waits)
     repaired = bullets(_repair_text(one) for one in step.repaired)
-    return folded("The same as a table", table, waits, repaired, class_="table")
+    return folded(
+        capitalized(f"{of_run}the same as a table"), table, waits, repaired, class_="table"
+    )
 
 
 def _times(drawn: StepPicture, rank: DrawnRank) -> list[int]:
     """Units in each class."""
     found = [0] * len(drawn.classes)
-    for start, end, kind in _pieces(drawn, rank):
+    for start, end, kind in _pieces(drawn.classes, rank):
         found[kind] += end - start
     return found
 
 
-def _pieces(drawn: StepPicture, rank: DrawnRank) -> list[tuple[int, int, int]]:
+def _pieces(classes: Sequence[str], rank: DrawnRank) -> list[tuple[int, int, int]]:
     """Pieces of a rank; a saved report may hold any text, so those of unknown classes are idle."""
-    known = len(drawn.classes)
+    known = len(classes)
     return [
         (start, min(end, _LATEST), kind if kind < known else IDLE)
         for start, end, kind in pieces_of(rank.split)

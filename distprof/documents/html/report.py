@@ -84,7 +84,11 @@ def _picture(drawn: _Drawn) -> Markup:
         if 0 < len(one.ranks) < len(report.run.ranks)
         or (shown & {*one.steps} and len(one.steps) < report.run.num_steps)
     ]
-    return picture_figure(report.picture, late, _folds(report.run), found)
+    steps = report.picture.steps
+    if report.findings and (told := report.findings[0].steps):
+        # what happens in some steps only is not in a usual one
+        steps = tuple(sorted(steps, key=lambda step: step.step not in told))
+    return picture_figure(replace(report.picture, steps=steps), late, _folds(report.run), found)
 
 
 def _folds(run: RunInfo) -> dict[str, dict[str, tuple[int, ...]]]:

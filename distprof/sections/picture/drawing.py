@@ -73,10 +73,13 @@ def draw_step(
     ]
     if simulation is not None:
         shown = [group.shown for group in groups]
-        repaired = repaired_steps(
-            simulation, plan, shown, axes, first.drawn[0].window, steps[0].unit_ns
-        )
-        steps[0] = msgspec.structs.replace(steps[0], repaired=tuple(repaired))
+        windows = [step.window for step in first.drawn]
+        unit_of = {at: step.unit_ns for at, step in zip(windows, steps, strict=False)}
+        repaired = [*repaired_steps(simulation, plan, shown, axes, unit_of)]
+        steps = [
+            msgspec.structs.replace(step, repaired=tuple(one for of, one in repaired if of == at))
+            for at, step in zip(windows, steps, strict=False)
+        ]
     is_one_clock = placed[0][1]
     return StepPicture(
         axes=axes,

@@ -31,17 +31,18 @@ _LONGEST_NAME = 90
 
 
 def steps_to_draw(windows: Mapping[int, Intervals], simulated: tuple[int, int] | None) -> list[int]:
-    """Indices of the window of median length and of the longest one, by the median rank.
+    """Indices of the window nearest to the median length and of the longest one, by the mean rank.
 
     The first is among the simulated ones, so that it can be drawn repaired. Without windows, the
     only one is the whole capture.
     """
     if not windows:
         return [0]
-    lengths = np.median([one.end - one.start for one in windows.values()], axis=0)
+    lengths = np.mean([one.end - one.start for one in windows.values()], axis=0)
     low, high = simulated or (0, len(lengths))
-    order = low + np.argsort(lengths[low:high], kind="stable")
-    median = int(order[(len(order) - 1) // 2])
+    chosen = lengths[low:high]
+    # of two that are as near, the shorter
+    median = low + int(np.lexsort((chosen, np.abs(chosen - np.median(lengths))))[0])
     longest = int(np.argmax(lengths))
     return [median] if longest == median else [median, longest]
 

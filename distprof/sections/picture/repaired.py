@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -36,33 +36,45 @@ def repaired_steps(
     plan: RepairPlan,
     ranks: Sequence[int],
     axes: Sequence[str],
-    window: int,
-    unit: int,
-) -> Iterator[RepairedStep]:
-    """The analysed window, simulated after each repair and those before it, for these ranks.
+    unit_of: Mapping[int, int],
+) -> Iterator[tuple[int, RepairedStep]]:
+    """Analysed windows, simulated after each repair and those before it, for these ranks.
 
     Repairs that do not change the graph, such as another order of a pipeline, are left out. Nothing
-    if the run was simulated from a log, or the window was not.
+    if the run was simulated from a log, or for a window that was not.
+
+    Args:
+        simulation: The simulated run.
+        plan: Its repairs.
+        ranks: Ranks to draw.
+        axes: Axes of communication, in the order of their classes.
+        unit_of: Length of a unit for each window, in ns.
     """
     model = simulation.model
     if not isinstance(model, TraceModel):
         return
-    place = window - model.graph.first_window
-    if not 0 <= place < model.graph.opens.shape[1]:
+    low, num_windows = model.graph.first_window, model.graph.opens.shape[1]
+    windows = [window for window in unit_of if low <= window < low + num_windows]
+    if not windows:
         return
     for number, made in enumerate(simulation.made_by(plan), 1):
         repair = plan.repairs[number - 1]
         if repair.what not in model.changes:
             continue
         times, own_ns = model.replayed(made)
-        drawn = dict(_ranks(model.graph, times, own_ns, set(ranks), axes, place, unit))
-        yield RepairedStep(
-            done=repair.done,
-            number=number,
-            mean_ns=round(model.graph.window_ns(times)[:, place].mean()),
-            span_ns=_span(model.graph, times, place),
-            ranks=tuple(drawn[rank] for rank in ranks if rank in drawn),
-        )
+        for window in windows:
+            place, unit = window - low, unit_of[window]
+            drawn = dict(_ranks(model.graph, times, own_ns, set(ranks), axes, place, unit))
+            yield (
+                window,
+                RepairedStep(
+                    done=repair.done,
+                    number=number,
+                    mean_ns=round(model.graph.window_ns(times)[:, place].mean()),
+                    span_ns=_span(model.graph, times, place),
+                    ranks=tuple(drawn[rank] for rank in ranks if rank in drawn),
+                ),
+            )
 
 
 def _span(graph: TraceGraph, times: Times, place: int) -> int:

@@ -153,8 +153,12 @@ def because(rank: _Slow) -> str:
 
 def who(found: StragglerSet) -> str:
     """For example ``Ranks 4-7 (node node1)``."""
+    return capitalized(_them(found))
+
+
+def _them(found: StragglerSet) -> str:
     shared = {"node": f" (node {found.name})", "": ""}.get(found.shares, f" ({found.name})")
-    return f"{capitalized(name_ranks(found.ranks))}{shared}"
+    return f"{name_ranks(found.ranks)}{shared}"
 
 
 def fix_of(rank: _Slow) -> str:
@@ -338,9 +342,9 @@ def _who_waits(found: _Slow) -> tuple[str, str]:
     one = len(found.ranks) == 1
     if found.is_hidden:
         share = f"{format_ratio(found.share_of_step_ratio)} of each step"
-        hidden = f"The others would wait {lost} of {each} for {who(found)}{since}."
+        hidden = f"The others would wait {lost} of {each} for {_them(found)}{since}."
         return fitting(f"{who(found)} would be next: {share}", f"Next: {share}"), hidden
-    whom = "it" if one and not found.name else "them" if not found.name else who(found)
+    whom = "it" if one and not found.name else "them" if not found.name else _them(found)
     return _holds_up(found), f"They wait {lost} of {each} for {whom}{since}."
 
 

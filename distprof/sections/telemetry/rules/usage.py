@@ -183,7 +183,8 @@ def _of_ranks(groups: Sequence[Sequence[RankTelemetry]]) -> str:
     sharers = groups[0]
     others = f", and {len(groups) - 1} more GPUs are shared" if len(groups) > 2 else ""
     others = ", and 1 more GPU is shared" if len(groups) == 2 else others
-    return f"Their kernels take turns on {sharers[0].uuid or 'it'}{others}."
+    gpu = (sharers[0].uuid or "it")[:12]  # the prefix and 8 digits, as in GPU-5f8a1c2d
+    return f"Their kernels take turns on {gpu}{others}."
 
 
 def _of_others(groups: Sequence[Sequence[RankTelemetry]]) -> str:
