@@ -277,6 +277,11 @@ def _busy(result: TelemetryResult) -> str:
     span = least if least == most else f"{least} to {most}"
     if idle and len(idle) < len(known):
         text = f"{', '.join(idle)} hardly {'works' if len(idle) == 1 else 'work'} while others do"
+    elif idle and all(device.sensors.num_samples < 2 for device in result.devices):
+        return (
+            "Not decided: the only sample shows no work, perhaps before the job began. Sample "
+            "while it runs: nvidia-smi dmon, or distprof capture -- COMMAND."
+        )
     elif idle:
         text = f"No GPU works ({span} busy)"
     else:
