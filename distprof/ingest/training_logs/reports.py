@@ -103,16 +103,16 @@ class ReportGrammar(Grammar):
     _before: tuple[float, float] | None = None  # number and elapsed time of the last report
     _samples: float = 0.0  # samples at the last report that names them
     _worth: int = 0  # that of the reports
-    _events: float = 0.0  # of a wording with facts and a note
 
     def take_record(self, wording: Wording, record: bytes, line: re.Match[bytes]) -> None:
         """Add what a record holds: a report, timers or properties of the job."""
-        if wording.facts and wording.note:
-            self._events += sum(_values(wording.facts, record).values())
-            is_often = self._events > max(_MANY, len(self.rows) / 10)
-            self.notes += [wording.note] if is_often and wording.note not in self.notes else []
-        elif wording.facts:
-            self.facts |= {name: int(n) for name, n in _values(wording.facts, record).items()}
+        if wording.facts:
+            facts = {name: int(n) for name, n in _values(wording.facts, record).items()}
+            if wording.note:
+                facts = {name: n + self.facts.get(name, 0) for name, n in facts.items()}
+                is_often = sum(facts.values()) > max(_MANY, len(self.rows) / 10)
+                self.notes += [wording.note] if is_often and wording.note not in self.notes else []
+            self.facts |= facts
         elif wording.breaks:
             self._before = None
         elif wording.phases:

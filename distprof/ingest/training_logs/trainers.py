@@ -29,6 +29,7 @@ _BAR = re.compile(
 )
 
 _MAX_BARS = 100
+_MAX_SPANS = 100_000
 _MAX_RATES = 1_000
 _MIN_STEPS = 20
 
@@ -76,18 +77,9 @@ class BarGrammar(Grammar):
     """The longest-running bar of a training; others are downloads, maps, evaluations."""
 
     name: str = "a progress bar"
-    signs: tuple[bytes, ...] = (
-        b"s/it",
-        b"it/s",
-        b"/batch",
-        b"batch/s",
-        b"/step",
-        b"step/s",
-        b"s/ba",
-        b"ba/s",
-        b"s/epoch",
-        b"epoch/s",
-    )
+    signs: tuple[bytes, ...] = (b"s/it", b"it/s", b"/batch", b"batch/s", b"/step", b"step/s",
+                                b"s/ba", b"ba/s", b"s/epoch", b"epoch/s")  # fmt: skip
+    _num_rows: int = 0  # of all bars
     _bars: tuple[dict[tuple[bytes, int], _Bar], ...] | None = None  # with a name; without
 
     def take(self, block: bytes) -> None:
@@ -109,23 +101,22 @@ class BarGrammar(Grammar):
             if bar is None:
                 bar = bars[name, int(total)] = _Bar(*(int(step), second) * 3)
             else:
-                self._follow(bar, bars, int(step), second)
+                self._follow(bar, int(step), second)
             bar.is_of_epochs |= is_of_epochs
             bar.is_of_training |= is_of_training
             each = to_float(rate) or 0.0
             if each and int(step) >= _FEWEST_STEPS and len(bar.rates) < _MAX_RATES:
                 bar.rates.append(each if unit.startswith(b"s/") else 1 / each)
 
-    def _follow(
-        self, bar: _Bar, bars: dict[tuple[bytes, int], _Bar], step: int, second: int
-    ) -> None:
+    def _follow(self, bar: _Bar, step: int, second: int) -> None:
         if step < bar.step or second < bar.last_second:
             bar.step, bar.second, bar.last_step, bar.last_second = step, second, step, second
             return
         bar.last_step, bar.last_second = step, second
         span, passed = step - bar.step, second - bar.second
         if span > 0 and passed >= _MIN_SECONDS:
-            if sum(len(one.rows) for one in bars.values()) < 100_000:
+            if self._num_rows < _MAX_SPANS:
+                self._num_rows += 1
                 ns = s_to_ns(passed / span)
                 bar.rows.append(Row(iteration=step, duration_ns=ns, span=span))
             bar.step, bar.second = step, second

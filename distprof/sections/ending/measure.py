@@ -120,14 +120,14 @@ def _once_finished(found: EndingResult, output: JobOutput) -> EndingResult:
     is_mixed = "exception that cannot be read" in found.verdict
     at = [replace(e, line=max(e.line, e.again)) for e in _of(output, "finished", "closed")]
     last = max(at, key=lambda e: ("gone" not in e.fields, e.line), default=None)
-    if last is None or not _is_at_end(last, output):
-        return found
-    if not (is_mixed or found.cause in ("", "ready", "set-up", "joining")):
+    is_open = is_mixed or found.cause in ("", "ready", "set-up", "joining")
+    if last is None or not is_open or not _is_at_end(last, output):
         return found
     if any(e.file == last.file and e.line < last.line for e in _of(output, "mixed")):
         return found
-    gone = "No hang is shown, because the processes closed NCCL."
-    verdict = gone if "gone" in last.fields else "The job finished."
+    verdict = "The job finished."
+    if "gone" in last.fields:
+        verdict = "No hang is shown, because the processes closed NCCL."
     if is_mixed:
         verdict += f" The traceback after it {found.verdict.split(': its traceback ')[-1]}"
     step = "If it failed nevertheless, name the file of its errors (stderr), too."
