@@ -50,8 +50,7 @@ _OF_TRAINING = re.compile(
 
 
 _EPOCHS = re.compile(rb"(?i)^\s{0,20}epochs?:$")
-_METRIC = re.compile(rb"\d\.\d{1,20}[ %)\]]{0,4}:$")
-"""The end of a label that changes from step to step, such as that of a loss."""
+_METRIC = re.compile(rb"\d\.\d{1,20}[ %)\]]{0,4}:$")  # a label that ends with a loss
 
 _FAR_LONGER = 10
 """Of bars without labels of a training, one with a name is meant if it ran this much longer."""

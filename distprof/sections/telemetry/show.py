@@ -278,10 +278,7 @@ def _busy(result: TelemetryResult) -> str:
     if idle and len(idle) < len(known):
         text = f"{', '.join(idle)} hardly {'works' if len(idle) == 1 else 'work'} while others do"
     elif idle and all(device.sensors.num_samples < 2 for device in result.devices):
-        return (
-            "Not decided: the only sample shows no work, perhaps before the job began. Sample "
-            "while it runs: nvidia-smi dmon, or distprof capture -- COMMAND."
-        )
+        text = "One idle sample says nothing: it may be from before the job began"
     elif idle:
         text = f"No GPU works ({span} busy)"
     else:
