@@ -150,6 +150,7 @@ _KNOWN_TEXT = (
 def _refuse_text(path: Path) -> None:
     """Refuse text that no reader of logs knows, and say what they know."""
     head = _head(path)
+    head = head.replace(b"\r", b"\n")  # bars of progress
     text = head[: head.rfind(b"\n") + 1].decode("utf-8", "replace")
     first = next((line for line in text.splitlines() if line.strip()), "")
     is_json = path.name.lower().removesuffix(".gz").endswith(".json")

@@ -298,6 +298,9 @@ def leading(report: Report) -> Finding | None:
 
 def _nothing_measured(report: Report) -> tuple[str, tuple[str, ...]]:
     """The verdict of a recording without any time."""
+    if report.ending.num_lines and not report.run.ranks:
+        step = "Name the output of all ranks, or record a trace with distprof capture -- COMMAND."
+        return f"Not decided: {report.ending.num_lines:,} lines show no end or iteration", (step,)
     reasons = (*report.waterfall.unavailable, *report.breakdown.unavailable)
     gaps = tuple(gap.message for gap in report.capture.gaps)
     reason = next(iter((*reasons, *gaps)), "no GPU or operator activity was recorded")

@@ -125,3 +125,12 @@ def test_a_trace_that_mentions_another_tool_is_read(
     (tmp_path / "trace.json").write_text(f'{{"traceEvents": [{events}]}}')
     assert main(["analyze", str(tmp_path / "trace.json")]) == 0
     assert "brain" not in capsys.readouterr().err
+
+
+def test_text_that_begins_with_a_progress_bar_is_named_as_text(tmp_path, capsys):
+    path = tmp_path / "train.err"
+    path.write_bytes(
+        b"\r".join(b"Loading: %d%%| | %d/99999 [00:00<09:00, 12.3it/s]" % (n, n) for n in range(99))
+    )
+    assert main(["analyze", str(path)]) != 0
+    assert "text with none of them, which begins with “Loading: 0%" in capsys.readouterr().err

@@ -24,14 +24,16 @@ MAX_OF_A_KIND = 64
 
 MAX_STACKS = 20_000
 MAX_TEXT = 300
-QUIET = frozenset(("warning", "phase", "preparing", "setup", "joining", "aside", "finished"))
+QUIET = frozenset(
+    ("warning", "phase", "preparing", "setup", "joining", "aside", "finished", "closed")
+)
 """Kinds of lines that healthy jobs print, too: alone, they are no evidence of an end."""
 
 _EACH = ("aside", "finished")
 """Kinds of lines of which each one counts."""
 
 _NOISE = re.compile(r"NCCL (?:INFO|TRACE)|\bDEBUG\b")
-_ALWAYS = {"world", "exit", "setup", "nccl-retries", "nccl-result"}
+_ALWAYS = {"world", "exit", "setup", "nccl-retries", "nccl-result", "closed"}
 """Kinds and names of lines that count although a debugging log prints them."""
 
 _MAX_RECORD_BYTES = 1 << 14

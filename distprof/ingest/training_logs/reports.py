@@ -34,6 +34,7 @@ _MULTIPLES = {b"K": 1e3, b"M": 1e6, b"B": 1e9, b"s": 1.0, b"ms": 1e-3, b"us": 1e
 _SUFFIX = re.compile(rb" ?([KMB]|[mu]?s)$")
 _MAX_LINE = 8_000
 _FEWEST_PARTS = 3
+_MANY = 4
 _MAX_RATES = 100_000
 _WHOLE, _PRINTED = 1, 2  # worth of reports that are made of timers, and of those that are printed
 _RATES = ("samples_per_s", "tokens_per_s", "tokens_per_s_per_device", "tflops", "loss")
@@ -60,6 +61,7 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     span: int | None = None
     stamped: bool = False  # Whether durations follow from the times at which lines were written.
     # Properties of the job: name to a regular expression with one group. Such a line is no report.
+    # With a `note`, they are counts, and it is made if their sum is large for the reports so far.
     facts: dict[str, str] = msgspec.field(default_factory=dict)
     # Regular expression for the name of a timer and its ms, searched for in the line's group
     # `phases` or else in the record. Such a line adds timers to the report before it.
@@ -105,7 +107,12 @@ class ReportGrammar(Grammar):
     def take_record(self, wording: Wording, record: bytes, line: re.Match[bytes]) -> None:
         """Add what a record holds: a report, timers or properties of the job."""
         if wording.facts:
-            self.facts |= {name: int(n) for name, n in _values(wording.facts, record).items()}
+            facts = {name: int(n) for name, n in _values(wording.facts, record).items()}
+            if wording.note:
+                facts = {name: n + self.facts.get(name, 0) for name, n in facts.items()}
+                is_often = sum(facts.values()) > max(_MANY, len(self.rows) / 10)
+                self.notes += [wording.note] if is_often and wording.note not in self.notes else []
+            self.facts |= facts
         elif wording.breaks:
             self._before = None
         elif wording.phases:

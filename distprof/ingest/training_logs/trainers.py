@@ -12,6 +12,7 @@ from statistics import median
 
 import msgspec
 
+from distprof.escape import plain
 from distprof.ingest.training_logs.grammar import (
     NUMBER,
     Grammar,
@@ -22,12 +23,13 @@ from distprof.ingest.training_logs.grammar import (
 
 _BAR = re.compile(
     rb"^(\|?[^\n%|]{0,120}?)\d{1,3}%(?:\|[^|\n]{0,900}\|)? *(\d{1,12})/(\d{1,12}) "
-    rb"\[(?:(\d{1,6}):)?(\d{1,2}):(\d\d)<[^,\]\n]{0,30}, *(\d[\d.]{0,12}|\?)"
-    rb"(s/(?:it|batch|step|ba)|(?:it|batch|step|ba)/s)",
+    rb"\[(?:(\d{1,6}):)?(\d{1,2}):(\d\d)<[^,\]\n]{0,30}, *(\d[\d.]{0,12}|\?) ?"
+    rb"(s/(?:it|batch|step|ba|epoch)|(?:it|batch|step|ba|epoch)/s)",
     re.MULTILINE,
 )
 
 _MAX_BARS = 100
+_MAX_SPANS = 100_000
 _MAX_RATES = 1_000
 _MIN_STEPS = 20
 
@@ -48,6 +50,10 @@ _OF_TRAINING = re.compile(
 
 
 _EPOCHS = re.compile(rb"(?i)^\s{0,20}epochs?:$")
+_METRIC = re.compile(rb"\d\.\d{1,20}[ %)\]]{0,4}:$")  # a label that ends with a loss
+
+_FAR_LONGER = 10
+"""Of bars without labels of a training, one with a name is meant if it ran this much longer."""
 
 
 class _Bar(msgspec.Struct):
@@ -59,7 +65,9 @@ class _Bar(msgspec.Struct):
     first_second: int
     last_step: int
     last_second: int
-    is_of_epochs: bool = False  # Whether its label says that it counts epochs.
+    is_of_epochs: bool = False  # Whether its label or unit says that it counts epochs.
+    is_of_training: bool = False  # Whether its label says that it counts iterations.
+
     rates: list[float] = msgspec.field(default_factory=list)  # As printed, in seconds per step.
     rows: list[Row] = msgspec.field(default_factory=list)
 
@@ -68,62 +76,64 @@ class BarGrammar(Grammar):
     """The longest-running bar of a training; others are downloads, maps, evaluations."""
 
     name: str = "a progress bar"
-    signs: tuple[bytes, ...] = (
-        b"s/it",
-        b"it/s",
-        b"/batch",
-        b"batch/s",
-        b"/step",
-        b"step/s",
-        b"s/ba",
-        b"ba/s",
-    )
-    _bars: dict[int, _Bar] | None = None
+    signs: tuple[bytes, ...] = (b"s/it", b"it/s", b"/batch", b"batch/s", b"/step", b"step/s",
+                                b"s/ba", b"ba/s", b"s/epoch", b"epoch/s")  # fmt: skip
+    _num_rows: int = 0  # of all bars
+    _bars: tuple[dict[tuple[bytes, int], _Bar], ...] | None = None  # with a name; without
 
     def take(self, block: bytes) -> None:
         """Follow each bar."""
-        if self._bars is None:
-            self._bars = {}
+        self._bars = self._bars or ({}, {})
         for before, step, total, hours, minutes, seconds, rate, unit in _BAR.findall(block):
-            label = before.rstrip()
-            is_labelled = bool(_OF_TRAINING.search(label))
-            is_other = label.endswith(b":") and label.strip() != b":" and not is_labelled
-            if is_other or int(total) < (_MIN_SPAN if is_labelled else _MIN_STEPS):
+            label = before.strip()
+            is_of_training = bool(_OF_TRAINING.search(before.rstrip()))
+            is_plain = is_of_training or label == b":" or not label.endswith(b":")
+            is_plain |= bool(_METRIC.search(label))
+            is_of_epochs = b"epoch" in unit or bool(_EPOCHS.search(label))
+            if int(total) < (_MIN_SPAN if is_of_training or is_of_epochs else _MIN_STEPS):
                 continue
             second = int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds)
-            self._follow(self._bars, int(total), int(step), second)
-            if int(total) in self._bars:
-                self._bars[int(total)].is_of_epochs |= bool(_EPOCHS.search(label))
+            bars, name = self._bars[is_plain], b"" if is_plain else label
+            bar = bars.get((name, int(total)))
+            if bar is None and len(bars) >= _MAX_BARS:
+                continue
+            if bar is None:
+                bar = bars[name, int(total)] = _Bar(*(int(step), second) * 3)
+            else:
+                self._follow(bar, int(step), second)
+            bar.is_of_epochs |= is_of_epochs
+            bar.is_of_training |= is_of_training
             each = to_float(rate) or 0.0
-            rates = self._bars[int(total)].rates if int(total) in self._bars else []
-            if each and int(step) >= _FEWEST_STEPS and len(rates) < _MAX_RATES:
-                rates.append(each if unit.startswith(b"s/") else 1 / each)
+            if each and int(step) >= _FEWEST_STEPS and len(bar.rates) < _MAX_RATES:
+                bar.rates.append(each if unit.startswith(b"s/") else 1 / each)
 
-    def _follow(self, bars: dict[int, _Bar], total: int, step: int, second: int) -> None:
-        bar = bars.get(total)
-        if bar is None:
-            if len(bars) < _MAX_BARS:
-                bars[total] = _Bar(step, second, step, second, step, second)
-            return
+    def _follow(self, bar: _Bar, step: int, second: int) -> None:
         if step < bar.step or second < bar.last_second:
             bar.step, bar.second, bar.last_step, bar.last_second = step, second, step, second
             return
         bar.last_step, bar.last_second = step, second
         span, passed = step - bar.step, second - bar.second
         if span > 0 and passed >= _MIN_SECONDS:
-            if sum(len(one.rows) for one in bars.values()) < 100_000:
+            if self._num_rows < _MAX_SPANS:
+                self._num_rows += 1
                 ns = s_to_ns(passed / span)
                 bar.rows.append(Row(iteration=step, duration_ns=ns, span=span))
             bar.step, bar.second = step, second
 
     def finish(self) -> None:
         """Keep the bar that ran longest; of an epoch, the bar of its iterations that did."""
-        bars = list((self._bars or {}).values())
+        named, bars = self._bars or ({}, {})
         if bars:
-            longest = max(bars, key=lambda bar: bar.last_second - bar.first_second)
-            inner = [bar for bar in bars if bar.rows and not bar.is_of_epochs]
+            longest = max(bars.values(), key=_seconds)
+            inner = [bar for bar in bars.values() if bar.rows and not bar.is_of_epochs]
             if longest.is_of_epochs and inner:
                 longest = max(inner, key=lambda bar: len(bar.rows))
+            self.name += " of epochs" * longest.is_of_epochs
+            label, _ = other = max(named, key=lambda key: _seconds(named[key]), default=(b"", 0))
+            least = _FAR_LONGER * _seconds(longest)
+            if label and not longest.is_of_training and _seconds(named[other]) > least:
+                longest = named[other]
+                self.name = f"the progress bar “{plain(label[:-1].decode('utf-8', 'replace'))}”"
             self.rows = longest.rows or _whole(longest) or _printed(longest)
         self.notes.append(
             "Times come from a progress bar, which shows whole seconds, and are means over spans "
@@ -131,9 +141,13 @@ class BarGrammar(Grammar):
         )
 
 
+def _seconds(bar: _Bar) -> int:
+    return bar.last_second - bar.first_second
+
+
 def _whole(bar: _Bar) -> list[Row]:
     """The mean over the whole of a short bar, if seconds are fine enough for it."""
-    span, passed = bar.last_step - bar.first_step, bar.last_second - bar.first_second
+    span, passed = bar.last_step - bar.first_step, _seconds(bar)
     if span < _MIN_SPAN or passed < _FEWEST_SECONDS:
         return []
     return [Row(iteration=bar.last_step, duration_ns=s_to_ns(passed / span), span=span)]

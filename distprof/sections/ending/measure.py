@@ -29,7 +29,8 @@ from distprof.sections.ending.stacks import diagnose_stacks, stacks_of
 from distprof.units import capitalized, format_bytes, format_duration, name_ranks
 
 _MAX_LINES = 200
-UNSAID = ("phase", "preparing", "setup", "joining", "world", "closing", "aside", "finished")
+UNSAID = ("phase", "preparing", "setup", "joining", "world", "closing", "aside", "finished",
+          "closed")  # fmt: skip
 """Kinds of lines that reports do not list."""
 
 _MAX_QUOTE = 200
@@ -63,9 +64,10 @@ def analyze_ending(run: Run) -> EndingResult:
 
 def diagnose_output(output: JobOutput) -> EndingResult:
     """The most decisive cause in the output of a job; without any, ``state`` is empty."""
-    output, earlier = _last_run(output)
+    whole, (output, earlier) = output, _last_run(output)
     causes = (found for cause in _CAUSES if (found := cause(output)) is not None)
     found = _during_phase(_while_preparing(next(causes, EndingResult()), output), output)
+    found = _once_finished(found, whole)
     events = [event for event in output.events if event.yields not in UNSAID]
     failed = {event.rank for event in events if event.rank is not None} - set(found.ranks)
     return replace(
@@ -111,6 +113,25 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
         if max(e.line, e.again) > ends.get(e.file, 0)
     )
     return replace(output, events=tuple(kept)), told
+
+
+def _once_finished(found: EndingResult, output: JobOutput) -> EndingResult:
+    """The end of a training, where nothing but its beginning or a mixed traceback is known."""
+    is_mixed = "exception that cannot be read" in found.verdict
+    at = [replace(e, line=max(e.line, e.again)) for e in _of(output, "finished", "closed")]
+    last = max(at, key=lambda e: ("gone" not in e.fields, e.line), default=None)
+    is_open = is_mixed or found.cause in ("", "ready", "set-up", "joining")
+    if last is None or not is_open or not _is_at_end(last, output):
+        return found
+    if any(e.file == last.file and e.line < last.line for e in _of(output, "mixed")):
+        return found
+    verdict = "The job finished."
+    if "gone" in last.fields:
+        verdict = "No hang is shown, because the processes closed NCCL."
+    if is_mixed:
+        verdict += f" The traceback after it {found.verdict.split(': its traceback ')[-1]}"
+    step = "If it failed nevertheless, name the file of its errors (stderr), too."
+    return _made("finished", verdict, last, step, ranks=(), state="")
 
 
 def _is_interrupt(event: OutputEvent) -> bool:

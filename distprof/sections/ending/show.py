@@ -81,7 +81,8 @@ def _more(count: int, *, show_all: bool) -> tuple[str, ...]:
 def ending_verdict(report: Report) -> VerdictText:
     """The verdict and the evidence for it; None for other reports."""
     result = report.ending
-    if not result.verdict or is_recorded(report):
+    is_known = result.state or report.training_log.mean_ns is None  # times say more than no end
+    if not result.verdict or is_recorded(report) or not is_known:
         return None
     return result.verdict, (*result.why, *result.alternatives)
 

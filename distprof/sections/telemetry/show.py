@@ -277,6 +277,8 @@ def _busy(result: TelemetryResult) -> str:
     span = least if least == most else f"{least} to {most}"
     if idle and len(idle) < len(known):
         text = f"{', '.join(idle)} hardly {'works' if len(idle) == 1 else 'work'} while others do"
+    elif idle and all(device.sensors.num_samples < 2 for device in result.devices):
+        text = "One idle sample says nothing: it may be from before the job began"
     elif idle:
         text = f"No GPU works ({span} busy)"
     else:

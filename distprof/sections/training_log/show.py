@@ -60,7 +60,7 @@ def training_verdict(report: Report) -> VerdictText:
     nccl_line = nccl[0] if nccl else ""
     line = _line(log)
     if nccl_line and log.mean_ns is not None and log.idle_ratio is None:  # the best available
-        time = f"An iteration takes {format_duration(log.mean_ns)}"
+        time = f"{_what(log)} takes {format_duration(log.mean_ns)}"
         line, nccl_line = f"{time}; {nccl_line[:1].lower()}{nccl_line[1:]}", ""
     why = (
         *(_waiting(log), _reducing(log), _input_sentence(log), slower_sentence(log)),
@@ -122,11 +122,18 @@ def rate_text(log: TrainingLogResult) -> str:
     )
 
 
+def _what(log: TrainingLogResult) -> str:
+    """What the times are those of: a bar may count something else than iterations."""
+    if log.origin.endswith("bar of epochs"):
+        return "An epoch"
+    return "A step" if log.origin.startswith("the progress bar") else "An iteration"
+
+
 def _line(log: TrainingLogResult) -> str:
     if log.mean_ns is None:
         no_times = f"The log of {log.origin} has no iteration times, so that where time goes is not"
         return f"{no_times} decided: record a trace with distprof capture -- COMMAND."
-    time = f"An iteration takes {format_duration(log.mean_ns)}"
+    time = f"{_what(log)} takes {format_duration(log.mean_ns)}"
     if log.idle_ratio is None:
         return f"{time}{_phases(log) or _undecided(log)}"
     who = f"the {log.timer_stage} stage" if log.timer_stage else "the slowest rank"
@@ -176,8 +183,9 @@ def _undecided(log: TrainingLogResult) -> str:
     """Why the log does not show where the time goes, and what would."""
     usually = format_duration(log.median_ns)
     mean = f" (mean of {counted(log.num_steady, 'report')}, median {usually})"
-    known = ""
-    if log.input_timer is not None:
+    short = (note for note in log.unavailable if note.startswith("GPU memory is short"))
+    known = f" {note}" if (note := next(short, "")) else ""
+    if log.input_timer is not None and not known:
         waiting = log.input_timer.ratio or 0.0
         known = f" Waiting for input takes {format_ratio(waiting)} of it."
         if waiting < MIN_IDLE_RATIO:

@@ -211,6 +211,7 @@ def report_of_output(evidence: HangEvidence, ending: EndingResult, version: str)
         "name no time-out, error or end."
     )
     state = HangState.FAILED if ending.state == FAILED else HangState(ending.state or "undecided")
+    is_open = not ending.state and ending.cause != "finished"
     is_one = len({one.op for one in ending.positions}) == 1
     differ = HangKind.SIZE_MISMATCH if is_one else HangKind.KIND_MISMATCH
     return HangReport(
@@ -228,7 +229,7 @@ def report_of_output(evidence: HangEvidence, ending: EndingResult, version: str)
         or tuple(sorted({evidence.hosts.get(r, "") for r in ending.ranks} - {""})),
         why=ending.why,
         alternatives=ending.alternatives,
-        next_steps=ending.next_steps if ending.state else _UNDECIDED_STEPS,
+        next_steps=_UNDECIDED_STEPS if is_open else ending.next_steps,
         dumps=tuple(dump.rank for dump in evidence.dumps),
         groups=_groups(ending),
         ranks=tuple(map(_position, ending.positions)),

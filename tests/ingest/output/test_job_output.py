@@ -243,6 +243,22 @@ def test_lines_of_nccl_alone_show_how_far_it_came(stages: tuple[str, ...], says:
     assert kinds_in(text) == set()
 
 
+@pytest.mark.parametrize(
+    ("end", "says"),
+    [
+        ("Training time 3:25:45\n{}Abort COMPLETE\n", "The job finished."),
+        ("{}Destroy COMPLETE\n", "No hang is shown, because the processes closed NCCL."),
+        ("{}Destroy COMPLETE\n" + "more\n" * 500, "so what stands came after it"),
+        ("{}Destroy COMPLETE\nAssertionError: no\n", "AssertionError: no"),
+    ],
+)
+def test_a_job_that_came_to_its_end_does_not_stand_after_its_set_up(end: str, says: str) -> None:
+    line = "node1:41:4 [0] NCCL INFO comm 0x1 rank 0 nranks 1 cudaDev 0 - "
+    reader = Reader()
+    reader.take_blocks([f"{line}Init COMPLETE\n{end.format(line)}".encode()], "job.log", None)
+    assert says in diagnose_output(reader.result(["job.log"])).verdict
+
+
 def test_ranks_of_lightning_that_wait_for_others_are_named() -> None:
     line = "initializing distributed: GLOBAL_RANK: {}, MEMBER: {}/4\n"
     for ranks, says in ((2, "ranks 0-1 of 4 wait"), (4, "")):

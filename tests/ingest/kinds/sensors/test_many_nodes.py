@@ -198,3 +198,12 @@ def test_damaged_json_is_refused(tmp_path):
     path.write_text(json.dumps(AMD_SMI)[:-9])
     with pytest.raises(InputError, match="read only up to the damage"):
         read_device_log(str(path))
+
+
+@pytest.mark.parametrize(
+    ("count", "says"), [(1, "One idle sample says nothing"), (2, "No GPU wor")]
+)
+def test_one_idle_sample_is_no_measurement(tmp_path, count, says):
+    path = tmp_path / "gpu.txt"
+    path.write_text(OLD * count)
+    assert distprof.analyze(path).verdict.headline.startswith(says)

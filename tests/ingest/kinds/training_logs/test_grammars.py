@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import distprof
 from distprof.errors import InputError
 from distprof.ingest.kinds.logs import fits_training_log
 from distprof.ingest.training_logs.read import read_training_log
@@ -172,6 +173,49 @@ def test_the_longest_bar_without_a_name_is_the_training(tmp_path):
     assert log.origin == "a progress bar"
     assert set(log.duration_ns.tolist()) == {1_000 * MS}
     assert log.span.tolist() == [50, 50]
+
+
+def _bar(label: str, total: int, seconds: int, unit: str = "s/it") -> str:
+    spans = [(total * n // 10, seconds * n // 10) for n in range(1, 11)]
+    return "\r".join(
+        f"{label}{n}%|█| {n}/{total} [{s // 60:02d}:{s % 60:02d}<00:01,  1.00{unit}]"
+        for n, s in spans
+    )
+
+
+@pytest.mark.parametrize(
+    ("short", "origin", "ns"),
+    [("", "the progress bar “Generating”", 20_000 * MS), ("Training: ", "a progress bar", 20 * MS)],
+)
+def test_the_bar_that_took_the_time_is_described_unless_one_is_the_training(
+    tmp_path, short, origin, ns
+):
+    log = read(tmp_path, "\n".join([_bar("Generating: ", 100, 2_000), _bar(short, 1_000, 20)]))
+    assert log.origin == origin
+    assert set(log.duration_ns.tolist()) == {ns}
+
+
+def test_a_label_that_ends_with_a_loss_names_no_other_work(tmp_path):
+    log = read(tmp_path, _bar("gen: -0.008: ", 100, 200))
+    assert (log.origin, log.duration_ns[0]) == ("a progress bar", 2_000 * MS)
+
+
+@pytest.mark.parametrize(("label", "unit"), [("Epochs: ", "s/it"), ("", "s/epoch")])
+def test_a_bar_of_epochs_alone_says_so(tmp_path, label, unit):
+    path = tmp_path / "train.log"
+    path.write_text(_bar(label, 10, 1_000, unit) + "\n", encoding="utf-8")
+    assert read_training_log(str(path)).origin == "a progress bar of epochs"
+    assert distprof.analyze(path).verdict.headline.startswith("An epoch takes 100 s")
+
+
+def test_a_deepspeed_log_with_flushes_of_the_allocator_is_short_of_memory(tmp_path):
+    step = "steps: {n} loss: 4.5 iter time (s): 0.470 samples/sec: 8.505\n"
+    flush = "[WARNING] [stage3.py:1:step] 1 pytorch allocator cache flushes since last step. this\n"
+    often, once = tmp_path / "often.log", tmp_path / "once.log"
+    often.write_text("".join(step.format(n=n) + flush for n in range(20)))
+    once.write_text(flush + "".join(step.format(n=n) for n in range(20)))
+    assert distprof.analyze(often).verdict.detail.startswith("GPU memory is short")
+    assert "memory" not in distprof.analyze(once).verdict.detail
 
 
 @pytest.mark.parametrize(
