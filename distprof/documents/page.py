@@ -14,7 +14,7 @@ import msgspec
 
 from distprof.rules.base import Finding
 from distprof.sections.parts import mean_span_ns, parts_of, window_word
-from distprof.sections.picture.result import (
+from distprof.sections.picture import (
     COMPUTATION,
     COPY,
     IDLE,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from distprof.artefacts.run_file import RunFile
 from distprof.intervals import EMPTY, Intervals, complement, subtract
 from distprof.schema import ABSENT, Coded, Int64Array
-from distprof.sections.computation.result import RankComputation
+from distprof.sections.computation import RankComputation
 from distprof.sections.idle import RankIdle
 from distprof.sections.job import NO_RUN_DIRECTORY
 from distprof.sections.overlap import AxisOverlap, RankOverlap
@@ -75,7 +75,7 @@ class RankStep(msgspec.Struct, frozen=True, kw_only=True):
     """A step to draw: pieces one after another, each of one class."""
 
     window: int  # Index of its analysed window.
-    kind: Int64Array  # int64, class of each piece (:mod:`distprof.sections.picture.result`).
+    kind: Int64Array  # int64, class of each piece (:mod:`distprof.sections.picture`).
     end_ns: Int64Array  # int64, its end since the start of the window.
     lanes: tuple[RankLane, ...]  # Its streams and CPU threads; empty unless it is explained.
 

@@ -100,7 +100,7 @@ def sections_of(report: type) -> Mapping[str, type[Result]]:
 @cache
 def analyzer_of(kind: type[Result]) -> Analyzer:
     """The analyzer that makes a result of this type."""
-    module = import_module(f"{kind.__module__.removesuffix('.result')}.measure")
+    module = import_module(f"{kind.__module__}.measure")
     found = [
         (function, hints)
         for name, function in inspect.getmembers(module, inspect.isfunction)

@@ -15,7 +15,7 @@ from distprof.sections.base import Verdict
 from distprof.sections.capture import CaptureResult
 from distprof.sections.collective_log import CollectiveLogResult
 from distprof.sections.collectives import CollectivesResult
-from distprof.sections.computation.result import ComputationResult
+from distprof.sections.computation import ComputationResult
 from distprof.sections.efficiency import EfficiencyResult
 from distprof.sections.ending import EndingResult
 from distprof.sections.gradients import GradientsResult
@@ -27,7 +27,7 @@ from distprof.sections.moe import MoeResult
 from distprof.sections.nccl import NcclResult
 from distprof.sections.overlap import OverlapResult
 from distprof.sections.perturbation import PerturbationResult
-from distprof.sections.picture.result import StepPicture
+from distprof.sections.picture import StepPicture
 from distprof.sections.pipeline import PipelineResult
 from distprof.sections.placement import PlacementResult
 from distprof.sections.ras import RasResult

@@ -15,7 +15,7 @@ from distprof.rules.registry import MODULES, RETIRED, all_rules
 from distprof.sections.capture import CaptureResult
 from distprof.sections.collective_log import CollectiveLogResult
 from distprof.sections.collectives import CollectivesResult
-from distprof.sections.computation.result import ComputationResult
+from distprof.sections.computation import ComputationResult
 from distprof.sections.efficiency import EfficiencyResult
 from distprof.sections.ending import EndingResult
 from distprof.sections.gradients import GradientsResult

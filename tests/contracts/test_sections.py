@@ -165,10 +165,9 @@ def make_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     def make(subject: str, name: str, measure: str) -> type[Result]:
         folder = tmp_path / f"scratch_{subject}"
         folder.mkdir()
-        (folder / "__init__.py").touch()
-        (folder / "result.py").write_text(textwrap.dedent(RESULT.format(name=name)))
+        (folder / "__init__.py").write_text(textwrap.dedent(RESULT.format(name=name)))
         (folder / "measure.py").write_text(textwrap.dedent(measure))
-        kind: type[Result] = getattr(import_module(f"{folder.name}.result"), name)
+        kind: type[Result] = getattr(import_module(folder.name), name)
         return kind
 
     return make
@@ -185,14 +184,14 @@ def report_of(**sections: Any) -> type:
 
 RANKS = """
     from distprof.run.run import Run
-    from scratch_ranks.result import RanksResult
+    from scratch_ranks import RanksResult
 
     def analyze_ranks(run: Run) -> RanksResult:
         return RanksResult(number=len(run))
 """
 TWICE = """
-    from scratch_ranks.result import RanksResult
-    from scratch_twice.result import TwiceResult
+    from scratch_ranks import RanksResult
+    from scratch_twice import TwiceResult
 
     def analyze_twice(ranks: RanksResult, limit: int | None) -> TwiceResult:
         return TwiceResult(number=2 * ranks.number if limit is None else limit)
@@ -224,7 +223,7 @@ def test_a_parameter_that_nobody_provides_is_said(make_section: Make) -> None:
 def test_results_that_need_each_other_are_said(make_section: Make) -> None:
     twice = make_section("twice", "TwiceResult", TWICE)
     circle = RANKS.replace("run: Run", "twice: 'TwiceResult'").replace(
-        "from distprof.run.run import Run", "from scratch_twice.result import TwiceResult"
+        "from distprof.run.run import Run", "from scratch_twice import TwiceResult"
     )
     make_section("ranks", "RanksResult", circle)
     with pytest.raises(WiringError, match="TwiceResult needs RanksResult needs TwiceResult"):

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from distprof.sections.computation.result import SAVING_TITLES
+from distprof.sections.computation import SAVING_TITLES
 from distprof.sections.efficiency import EfficiencyResult
 from distprof.sections.efficiency.show import efficiency_sentence, efficiency_table
 from distprof.sections.shows import judge

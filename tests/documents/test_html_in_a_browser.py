@@ -26,7 +26,7 @@ from distprof.documents.html.page import page_html
 from distprof.documents.page import Page
 from distprof.documents.saved import Report
 from distprof.formats import RenderOptions, find_reporter
-from distprof.sections.picture.result import COMPUTATION, WAIT, DrawnRank, packed_split
+from distprof.sections.picture import COMPUTATION, WAIT, DrawnRank, packed_split
 from distprof.sections.pipeline import PictureRow
 from distprof.sections.table import Column, TableView
 from distprof.verbs.compare.show import COMPARISON

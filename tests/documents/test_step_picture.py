@@ -13,7 +13,7 @@ import distprof
 from distprof.documents.html.picture import Evidence, picture_figure, pictures_figure
 from distprof.documents.saved import Report
 from distprof.formats import RenderOptions, find_reporter
-from distprof.sections.picture.result import (
+from distprof.sections.picture import (
     COMPUTATION,
     TRANSFER,
     WAIT,
@@ -24,7 +24,7 @@ from distprof.sections.picture.result import (
     pieces_of,
 )
 from distprof.units import format_duration
-from distprof.verbs.compare.result import Comparison
+from distprof.verbs.compare import Comparison
 from distprof.verbs.compare.show import COMPARISON, compare_reports
 from tests.documents.html_pages import Seen
 from tests.sections.joined import joined_run

@@ -14,7 +14,7 @@ from distprof.sections.base import Result
 from distprof.sections.capture import CaptureResult, NodeClock
 from distprof.sections.collective_log import CollectiveLogResult
 from distprof.sections.collectives import CollectiveClass, CollectivesResult
-from distprof.sections.computation.result import ComputationResult
+from distprof.sections.computation import ComputationResult
 from distprof.sections.efficiency import DeviceMemory, EfficiencyResult
 from distprof.sections.ending import EndingResult
 from distprof.sections.gradients import GradientGroup, GradientsResult

@@ -25,7 +25,7 @@ import pytest
 from distprof.api import analyze
 from distprof.ingest.open import open_run
 from distprof.ingest.rank import IngestOptions
-from distprof.sections.computation.result import PRODUCTS
+from distprof.sections.computation import PRODUCTS
 
 pytestmark = pytest.mark.corpus
 

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from distprof.ingest.open import open_run
 from distprof.intervals import Intervals
 from distprof.rules.engine import run_rules
+from distprof.sections.computation import CompiledCode, ComputationResult
 from distprof.sections.computation.compiled import compiled_code
 from distprof.sections.computation.operators import Operators
-from distprof.sections.computation.result import CompiledCode, ComputationResult
 from distprof.sections.idle import COMPILES, PYTHON, IdleResult
 from tests.builders import MAIN_THREAD, RankBuilder
 from tests.rules.samples import MS, Results, changed, cpu_pause, healthy

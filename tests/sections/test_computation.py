@@ -11,10 +11,7 @@ from msgspec.structs import replace
 from distprof.artefacts.fabric_file import ComputeRate, FabricFile
 from distprof.hardware import load_sheet
 from distprof.run.run import Device
-from distprof.sections.computation.categories import categories, of_kernel, strong, weak
-from distprof.sections.computation.measure import analyze_computation
-from distprof.sections.computation.operators import MOST_NESTED, Operators
-from distprof.sections.computation.result import (
+from distprof.sections.computation import (
     FUSED_ATTENTION,
     FUSED_DROPOUT,
     FUSED_LOSS,
@@ -30,6 +27,9 @@ from distprof.sections.computation.result import (
     UNSET_GRADIENTS,
     ComputationResult,
 )
+from distprof.sections.computation.categories import categories, of_kernel, strong, weak
+from distprof.sections.computation.measure import analyze_computation
+from distprof.sections.computation.operators import MOST_NESTED, Operators
 from distprof.sections.context import RankAnalyses
 from distprof.sections.measure_run import measure_rank
 from distprof.sections.moe import MoeResult

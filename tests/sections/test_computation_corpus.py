@@ -18,7 +18,7 @@ import pytest
 from distprof.api import analyze
 from distprof.ingest.open import open_run
 from distprof.ingest.rank import IngestOptions
-from distprof.sections.computation.result import NO_OPERATORS, NO_SHAPES, PRODUCTS
+from distprof.sections.computation import NO_OPERATORS, NO_SHAPES, PRODUCTS
 
 pytestmark = pytest.mark.corpus
 

@@ -14,9 +14,9 @@ from distprof.hardware import load_sheet
 from distprof.ingest.open import open_run
 from distprof.ingest.rank import IngestOptions
 from distprof.run.run import Device
+from distprof.sections.computation import OUTSIDE_MODULES
 from distprof.sections.computation.measure import analyze_computation
 from distprof.sections.computation.modules import MOST_PATHS
-from distprof.sections.computation.result import OUTSIDE_MODULES
 from distprof.sections.context import RankAnalyses
 from tests.builders import MAIN_THREAD, RankBuilder, make_run
 from tests.sections.measured import measured

@@ -13,7 +13,7 @@ from distprof.config import parse_config
 from distprof.costs.transformer import TrainedModel
 from distprof.hardware import load_sheet
 from distprof.run.run import Device
-from distprof.sections.computation.result import ComputationResult
+from distprof.sections.computation import ComputationResult
 from distprof.sections.efficiency import NO_MODEL
 from distprof.sections.efficiency.measure import analyze_efficiency
 from distprof.sections.efficiency.models import preset

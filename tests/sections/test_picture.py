@@ -15,9 +15,7 @@ from distprof.documents.saved import Report
 from distprof.intervals import Intervals
 from distprof.run.run import Run
 from distprof.sections.measure_run import measure_rank
-from distprof.sections.picture.drawing import packed_lane
-from distprof.sections.picture.measure import fewer, steps_to_draw
-from distprof.sections.picture.result import (
+from distprof.sections.picture import (
     COMPUTATION,
     COPY,
     IDLE,
@@ -31,6 +29,8 @@ from distprof.sections.picture.result import (
     packed_split,
     pieces_of,
 )
+from distprof.sections.picture.drawing import packed_lane
+from distprof.sections.picture.measure import fewer, steps_to_draw
 from distprof.terms import CollectiveKind
 from tests.builders import RankBuilder
 from tests.sections.joined import joined_run

@@ -24,8 +24,7 @@ from distprof.documents.html.blocks import (
     untouched,
 )
 from distprof.escape import plain, short_ranks
-from distprof.sections.picture.measure import fewer
-from distprof.sections.picture.result import (
+from distprof.sections.picture import (
     IDLE,
     TRANSFER,
     AlikeRanks,
@@ -38,6 +37,7 @@ from distprof.sections.picture.result import (
     packed_split,
     pieces_of,
 )
+from distprof.sections.picture.measure import fewer
 from distprof.sections.table import Cell, Column
 from distprof.units import capitalized, format_duration, signed
 

@@ -14,7 +14,7 @@ from distprof.documents.html.blocks import (
     folded,
 )
 from distprof.documents.html.chart import COLORS, WIDTH, Chart, Point, marks_legend, shape
-from distprof.sections.computation.result import ComputationResult, OperatorRow, Roof
+from distprof.sections.computation import ComputationResult, OperatorRow, Roof
 from distprof.sections.table import counted
 from distprof.units import format_bandwidth, format_duration, format_flop, format_ratio
 

@@ -1,1 +1,250 @@
-"""Computation by category, operator and pass, with its FLOP and bytes."""
+"""What computation consists of: by category and pass, and by operator with its FLOP and bytes."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+from distprof.artefacts.record import Record
+from distprof.sections.base import Result
+
+FP32_KERNELS = r"(?<![a-z])(?:sgemm|scudnn)(?![a-z])"
+"""Matches names of kernels that multiply fp32 without tensor cores."""
+
+PRODUCTS = ("gemm", "attention", "convolution")
+"""Categories that compute rather than move memory."""
+
+REST = "(other operators)"
+"""Name of the row that sums up what a list leaves out."""
+
+LEAST_COUNTED = 0.9
+"""Share of the time of products whose FLOP must be known, so that they stand for all."""
+
+NO_OPERATORS = "the trace holds no operators, so only names of kernels say what they compute"
+
+OUTSIDE_MODULES = "(outside modules)"
+
+NO_SHAPES = "no sizes of inputs were recorded: capture with record_shapes=True for FLOP and bytes"
+
+
+TENSOR_CORES = "tensor-cores"
+FUSED_ATTENTION = "fused-attention"
+FUSED_LOSS = "fused-loss"
+NO_RECOMPUTATION = "no-recomputation"
+MERGED_KERNELS = "merged-kernels"
+PADDED_PRODUCTS = "padded-products"
+ONE_LAYOUT = "one-layout"
+FUSED_OPTIMIZER = "fused-optimizer"
+UNSET_GRADIENTS = "unset-gradients"
+SPREAD_INDICES = "spread-indices"
+FUSED_DROPOUT = "fused-dropout"
+NARROW_CASTS = "no-round-trips"
+
+SAVING_TITLES = {
+    TENSOR_CORES: "products in fp32 ran on tensor cores",
+    FUSED_ATTENTION: "attention ran in fused kernels",
+    FUSED_LOSS: "the loss over the vocabulary ran in a fused kernel",
+    NO_RECOMPUTATION: "no activation was computed again",
+    PADDED_PRODUCTS: "dimensions of products were padded to a multiple of 64",
+    ONE_LAYOUT: "convolutions ran in the layout of their tensors",
+    FUSED_OPTIMIZER: "the optimizer ran in fused kernels",
+    UNSET_GRADIENTS: "gradients were dropped rather than set to zero",
+    SPREAD_INDICES: "indexing was as fast as memory",
+    FUSED_DROPOUT: "dropout ran in one kernel",
+    NARROW_CASTS: "no tensor was cast to fp32 and back",
+    MERGED_KERNELS: "a compiler merged kernels that hand each other tensors through memory",
+}
+
+
+class Pass(IntEnum):
+    """What part of a step an operator belongs to."""
+
+    OTHER = 0
+    FORWARD = 1
+    BACKWARD = 2
+    RECOMPUTATION = 3
+    OPTIMIZER = 4
+
+    @property
+    def label(self) -> str:
+        """As in the report."""
+        return self.name.lower()
+
+
+class OperatorStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls of one operator with the same inputs on one rank, inside the analysed windows."""
+
+    name: str  # Operator, or kernel if no operator launched it.
+    inputs: str  # Column ``inputs`` of HOST; empty if unknown.
+    category: int  # Number among the categories.
+    part: int  # A Pass.
+    num_calls: int
+    num_kernels: int
+    total_ns: int  # Time of its kernels; where kernels overlap, of the one that started first.
+    kernel: str  # Its longest kernel.
+    blocks: int = 0  # Thread blocks of this kernel; not positive if unknown.
+
+
+class Saving(Record, frozen=True, kw_only=True):
+    """What one change of the program would save, on one rank or on all explained ones together."""
+
+    what: str  # Key of the change, and of its scenario.
+    spent_ns: int  # Time of the kernels that it changes.
+    saved_ns: int  # Part of it that it saves.
+    idle_ns: int = 0  # Time between these kernels, which it saves as well as far as it is idle.
+    num_bytes: int | None = None  # Memory that it needs on one rank; null if unknown.
+    # Size of the tensors that it is about, or the operator to begin with; empty if unknown.
+    size: str = ""
+
+
+class ModuleStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Modules of one class under the same ones on one rank, inside the analysed windows."""
+
+    path: tuple[str, ...]  # Its class and those around it, outermost first.
+    num_modules: int
+    num_calls: int  # Calls that started kernels, themselves or through other modules.
+    self_ns: int  # Time of kernels outside the modules that it calls, backward included.
+    backward_ns: int  # Part of it in the backward pass.
+
+
+class CompiledCode(Record, frozen=True, kw_only=True):
+    """What ``torch.compile`` ran and compiled, on one rank or on all explained ones together."""
+
+    num_regions: int  # Calls of compiled functions, code after a graph break included.
+    # Those of them that a graph break ended: another one ran inside. There may be more breaks, if
+    # nothing was compiled after them.
+    num_breaks: int
+    num_functions: int  # Different functions, most of any rank; 0 if they were not numbered.
+    num_compiles: int  # Times that a function was compiled in these steps.
+    # Versions of the function that was compiled most often, from the start of the process, at
+    # least; 0 if they were not numbered.
+    most_versions: int
+
+    def and_of(self, other: CompiledCode) -> CompiledCode:
+        """Both ranks together."""
+        return CompiledCode(
+            num_regions=self.num_regions + other.num_regions,
+            num_breaks=self.num_breaks + other.num_breaks,
+            num_functions=max(self.num_functions, other.num_functions),
+            num_compiles=self.num_compiles + other.num_compiles,
+            most_versions=max(self.most_versions, other.most_versions),
+        )
+
+
+class RankComputation(msgspec.Struct, frozen=True, kw_only=True):
+    """The computation of one rank: ``total_ns`` of all rows is the computation of its waterfall."""
+
+    rows: tuple[OperatorStats, ...]
+    has_operators: bool  # Whether operators around launches were recorded.
+    savings: tuple[Saving, ...] = ()  # What changes of the program would save.
+    modules: tuple[ModuleStats, ...] = ()  # Time by module; empty if the trace shows none.
+    graph_ns: int = 0  # Time of kernels that CUDA graphs launched.
+    compiled: CompiledCode | None = None  # Code of ``torch.compile``; None without any.
+
+
+class CategoryRow(Record, frozen=True, kw_only=True):
+    """One category of computation, all explained ranks and steps together."""
+
+    name: str  # Name, such as ``gemm``.
+    title: str  # Name in the report.
+    total_ns: int  # Time of its kernels: the sum of the five passes.
+    counted_ns: int  # Part of it whose FLOP are known.
+    forward_ns: int  # Time in the forward pass.
+    backward_ns: int  # Time in the backward pass.
+    recomputation_ns: int  # Time in which the backward pass repeats the forward pass.
+    optimizer_ns: int  # Time in the optimizer.
+    other_ns: int  # Time elsewhere, or where no operator shows the pass.
+    flop: float | None = None  # FLOP that sizes of inputs show; null if none do.
+
+
+class OperatorRow(Record, frozen=True, kw_only=True):
+    """Calls of one operator with the same inputs, all explained ranks and steps together."""
+
+    name: str  # Operator, or kernel if no operator launched it.
+    category: str  # Name of its category.
+    part: str  # ``forward``, ``backward``, ``recomputation``, ``optimizer`` or ``other``.
+    num_calls: int  # Number of calls.
+    total_ns: int  # Time of its kernels.
+    inputs: str = ""  # Types and sizes of its tensors; empty if unknown.
+    kernel: str = ""  # Its longest kernel.
+    flop: int | None = None  # FLOP of one call; null if unknown.
+    bytes: int | None = None  # Bytes that one call reads and writes; null if unknown.
+    flops: float | None = None  # FLOP per second that it reaches.
+    bytes_per_s: float | None = None  # Bytes per second that it reaches.
+    # What limits it on this GPU: ``computation`` or ``memory``; empty if unknown.
+    bound: str = ""
+    # Time at that limit over its time; null if unknown.
+    peak_ratio: float | None = None
+    # Multiprocessors of the GPU for which its longest kernel has a thread block, as a share of all;
+    # null if unknown.
+    filled_ratio: float | None = None
+
+
+class ModuleRow(Record, frozen=True, kw_only=True):
+    """Modules of one class under the same ones, all explained ranks and steps together.
+
+    In the order of the tree: what a row calls follows it, one level deeper, longest first.
+    """
+
+    name: str  # Class of the module, or name of an annotation that stands for one.
+    depth: int  # Number of modules around it.
+    num_modules: int  # Number of modules of this class here; 0 outside modules.
+    num_calls: int  # Calls that started kernels, themselves or through other modules.
+    total_ns: int  # Time of its kernels, forward and backward, those of modules inside included.
+    self_ns: int  # Part of it outside the modules that it calls.
+    backward_ns: int  # Part of the total in the backward pass.
+
+
+class Roof(Record, frozen=True, kw_only=True):
+    """How fast the GPU multiplies one type."""
+
+    dtype: str  # ``bf16``, ``fp16``, ``fp8``, ``tf32`` or ``fp32``.
+    flops: float  # FLOP per second.
+
+
+class ComputationResult(Result, frozen=True, kw_only=True):
+    """Computation of up to eight ranks by category and operator, over all analysed steps."""
+
+    needs_traces = True
+
+    ranks: tuple[int, ...] = ()  # Ranks whose operators were read, evenly spaced over the job.
+    num_steps: int = 0  # Analysed steps of each.
+    # Computation of these ranks in the waterfall: the sum of the categories, and of the operators.
+    total_ns: int = 0
+    categories: tuple[CategoryRow, ...] = ()  # Categories, longest first.
+    operators: tuple[OperatorRow, ...] = ()  # Operators, longest first; the last sums up the rest.
+    # Tree of modules; the last row is what no module called. ``self_ns`` of all rows is the total.
+    modules: tuple[ModuleRow, ...] = ()
+    # Share of the time in kernels that CUDA graphs launched, whose operators are unknown.
+    graph_ratio: float = 0.0
+    # Share of the time in operators whose longest kernel has thread blocks for less than half of
+    # the GPU's multiprocessors; null if unknown.
+    small_ratio: float | None = None
+    savings: tuple[Saving, ...] = ()  # What changes of the program would save.
+    flop: float | None = None  # FLOP that sizes of inputs show, recomputation included.
+    recomputed_flop: float | None = None  # Those of them that recomputation repeats.
+    precision: str = ""  # Type of most of the FLOP, such as ``bf16``; empty if unknown.
+    # Bound of what fp8 could save: time of 16-bit matrix products, less what it would be at a rate
+    # higher by the ratio of the peaks; null on a GPU without fp8.
+    fp8_bound_ns: int | None = None
+    roofs: tuple[Roof, ...] = ()  # Limits of computation that operators are compared with.
+    memory_bytes_per_s: float | None = None  # Limit of memory; null if it is unknown.
+    is_measured: bool = False  # Whether ``distprof bench --compute`` measured these limits.
+    # Share of the time of matrix products, attention and convolutions whose FLOP are known.
+    counted_ratio: float | None = None
+    compiled: CompiledCode | None = None  # Code of ``torch.compile``; null if the traces show none.
+
+    @property
+    def num_samples(self) -> int:
+        """Steps of all explained ranks; sums over them become means by it."""
+        return max(len(self.ranks) * self.num_steps, 1)
+
+    def per_step(self, total: int) -> int:
+        """A sum over all explained ranks and steps as a mean per step and rank."""
+        return round(total / self.num_samples)
+
+    def saved_ns_per_step(self, what: str) -> int:
+        """Time that a change would save, mean per step and rank."""
+        saved = sum(one.saved_ns + one.idle_ns for one in self.savings if one.what == what)
+        return self.per_step(saved)

@@ -10,7 +10,7 @@ from importlib import resources
 
 import msgspec
 
-from distprof.sections.computation.result import PRODUCTS
+from distprof.sections.computation import PRODUCTS
 
 UNKNOWN = -1
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from distprof.intervals import Intervals, covered
 from distprof.schema import Int64Array, Table
+from distprof.sections.computation import CompiledCode
 from distprof.sections.computation.categories import UNKNOWN
 from distprof.sections.computation.operators import Operators
-from distprof.sections.computation.result import CompiledCode
 
 _REGION = re.compile(
     r"Torch-Compiled Region(?:: (?:!\d+/)?(?P<frame>\d+)/(?P<version>\d{1,9})(?:_\d+)?)?"

@@ -15,12 +15,7 @@ from distprof.costs.operators import Work, parse_inputs, work_of
 from distprof.hardware import Sheet
 from distprof.intervals import Intervals
 from distprof.run.run import Run
-from distprof.sections.computation.categories import categories
-from distprof.sections.computation.compiled import compiled_code
-from distprof.sections.computation.limits import Limits, limits_of
-from distprof.sections.computation.modules import modules_of
-from distprof.sections.computation.operators import Alike, KernelCalls, rank_kernel_calls
-from distprof.sections.computation.result import (
+from distprof.sections.computation import (
     NO_OPERATORS,
     NO_SHAPES,
     OUTSIDE_MODULES,
@@ -38,6 +33,11 @@ from distprof.sections.computation.result import (
     Roof,
     Saving,
 )
+from distprof.sections.computation.categories import categories
+from distprof.sections.computation.compiled import compiled_code
+from distprof.sections.computation.limits import Limits, limits_of
+from distprof.sections.computation.modules import modules_of
+from distprof.sections.computation.operators import Alike, KernelCalls, rank_kernel_calls
 from distprof.sections.computation.savings import Savings, rank_savings
 from distprof.sections.computation.shapes import SHORT_TYPES, tensors
 from distprof.sections.context import RankAnalyses

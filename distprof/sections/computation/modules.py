@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from distprof.run.tables import MODULE_CATEGORY
 from distprof.schema import Int64Array, Table
+from distprof.sections.computation import ModuleStats, Pass
 from distprof.sections.computation.categories import UNKNOWN
 from distprof.sections.computation.operators import (
     BACKWARD,
@@ -23,7 +24,6 @@ from distprof.sections.computation.operators import (
     Operators,
     launched_inside,
 )
-from distprof.sections.computation.result import ModuleStats, Pass
 
 MOST_PATHS = 500
 """Paths that are kept apart; what is called below further ones counts for the module above."""

@@ -28,6 +28,7 @@ from distprof.run.tables import (
     join_launches,
 )
 from distprof.schema import ABSENT, Int64Array, Table
+from distprof.sections.computation import Pass
 from distprof.sections.computation.categories import (
     UNKNOWN,
     categories,
@@ -36,7 +37,6 @@ from distprof.sections.computation.categories import (
     strong,
     weak,
 )
-from distprof.sections.computation.result import Pass
 from distprof.sections.context import RankContext
 from distprof.terms import ActivityKind
 

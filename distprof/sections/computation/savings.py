@@ -17,10 +17,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.intervals import EMPTY, Intervals, covered
-from distprof.sections.computation.categories import number_of
-from distprof.sections.computation.groups import MEMORY_BOUND, Change, Groups
-from distprof.sections.computation.operators import Alike, KernelCalls
-from distprof.sections.computation.result import (
+from distprof.sections.computation import (
     FP32_KERNELS,
     FUSED_ATTENTION,
     FUSED_LOSS,
@@ -30,6 +27,9 @@ from distprof.sections.computation.result import (
     Pass,
     Saving,
 )
+from distprof.sections.computation.categories import number_of
+from distprof.sections.computation.groups import MEMORY_BOUND, Change, Groups
+from distprof.sections.computation.operators import Alike, KernelCalls
 from distprof.sections.computation.waste import (
     with_fused_dropout,
     with_fused_optimizer,

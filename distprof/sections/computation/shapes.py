@@ -14,7 +14,7 @@ import numpy as np
 
 from distprof.costs.operators import parse_inputs, work_of
 from distprof.escape import shorten
-from distprof.sections.computation.result import RankComputation
+from distprof.sections.computation import RankComputation
 
 ALMOST_ALL = 0.7
 """Share of the computation with known inputs from which it counts as known."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from distprof.sections.computation.result import (
+from distprof.sections.computation import (
     LEAST_COUNTED,
     PRODUCTS,
     CategoryRow,

@@ -10,9 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.costs.operators import Inputs
-from distprof.sections.computation.categories import number_of
-from distprof.sections.computation.groups import MEMORY_BOUND, Change, Groups
-from distprof.sections.computation.result import (
+from distprof.sections.computation import (
     FUSED_DROPOUT,
     FUSED_OPTIMIZER,
     NARROW_CASTS,
@@ -22,6 +20,8 @@ from distprof.sections.computation.result import (
     UNSET_GRADIENTS,
     Pass,
 )
+from distprof.sections.computation.categories import number_of
+from distprof.sections.computation.groups import MEMORY_BOUND, Change, Groups
 
 ALIGNED = 8
 """Elements of 16 bits that tensor cores read at once: 16 bytes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limits
-from distprof.sections.computation.result import (
+from distprof.sections.computation import (
     NO_OPERATORS,
     NO_SHAPES,
     ComputationResult,

@@ -26,7 +26,7 @@ from distprof.hardware import Gpu, Sheet, recognise_gpu
 from distprof.run.run import Run
 from distprof.run.topology import coordinates_of
 from distprof.sections.collectives import CollectivesResult
-from distprof.sections.computation.result import (
+from distprof.sections.computation import (
     LEAST_COUNTED,
     NO_RECOMPUTATION,
     ComputationResult,

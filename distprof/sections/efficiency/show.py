@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distprof.sections.computation.result import SAVING_TITLES
+from distprof.sections.computation import SAVING_TITLES
 from distprof.sections.efficiency import CPU, EfficiencyResult
 from distprof.sections.table import TableView, counted, facts_table
 from distprof.units import format_bytes, format_duration, format_flop, format_ratio

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.computation.result import FP32_KERNELS, TENSOR_CORES, ComputationResult
+from distprof.sections.computation import FP32_KERNELS, TENSOR_CORES, ComputationResult
 from distprof.sections.efficiency import EfficiencyResult
 from distprof.sections.kernels import KernelsResult
 from distprof.terms import ActivityKind, Confidence, Severity

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.computation.result import NO_RECOMPUTATION, ComputationResult
+from distprof.sections.computation import NO_RECOMPUTATION, ComputationResult
 from distprof.sections.efficiency import CPU, NO_MODEL, DeviceMemory, EfficiencyResult
 from distprof.sections.job import NO_RUN_DIRECTORY
 from distprof.sections.memory import MemoryResult

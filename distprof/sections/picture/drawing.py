@@ -14,8 +14,7 @@ from distprof.run.run import Rank, Run
 from distprof.run.tables import distinct, intervals_of
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.sections.context import RankAnalyses, RankAnalysis, RankStep, StageSlots
-from distprof.sections.picture.repaired import repaired_steps
-from distprof.sections.picture.result import (
+from distprof.sections.picture import (
     CLASSES,
     TRANSFER,
     AlikeRanks,
@@ -27,6 +26,7 @@ from distprof.sections.picture.result import (
     encode_numbers,
     packed_split,
 )
+from distprof.sections.picture.repaired import repaired_steps
 from distprof.sections.whatif import RepairPlan
 from distprof.sections.whatif.plan import Simulation
 from distprof.terms import CollectiveKind, SlotKind

@@ -9,8 +9,7 @@ import numpy as np
 from distprof.replay import Times
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import Own
-from distprof.sections.picture.measure import fewer
-from distprof.sections.picture.result import (
+from distprof.sections.picture import (
     COMPUTATION,
     COPY,
     IDLE,
@@ -21,6 +20,7 @@ from distprof.sections.picture.result import (
     RepairedStep,
     packed_split,
 )
+from distprof.sections.picture.measure import fewer
 from distprof.sections.whatif import RepairPlan
 from distprof.sections.whatif.plan import Simulation
 from distprof.sections.whatif.trace_graph import TraceGraph

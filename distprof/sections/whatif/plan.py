@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from distprof.costs.known_schedules import SCHEDULES
 from distprof.costs.prediction import Candidate, StageWork, predict
 from distprof.schema import Int64Array
-from distprof.sections.computation.result import (
+from distprof.sections.computation import (
     FUSED_ATTENTION,
     FUSED_DROPOUT,
     FUSED_LOSS,

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from distprof.schema import ABSENT, Bools, Floats, Int64Array
-from distprof.sections.computation.result import SAVING_TITLES
+from distprof.sections.computation import SAVING_TITLES
 from distprof.sections.context import Own, Part, RankAnalysis
 from distprof.sections.idle import CPU_OPTIMIZER, is_optimizer
 from distprof.sections.whatif import PAGEABLE, Scenario

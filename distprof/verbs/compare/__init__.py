@@ -6,7 +6,7 @@ from typing import Literal
 
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
-from distprof.sections.picture.result import StepPicture
+from distprof.sections.picture import StepPicture
 from distprof.verbs.displayed import Displayed
 
 COMPARISON_SCHEMA = "distprof.comparison/1"

@@ -12,9 +12,9 @@ import numpy as np
 from distprof.artefacts.summary_file import StepParts, SummaryFile
 from distprof.run.fingerprint import compared, differences, unlike
 from distprof.sections.collectives import CollectiveClass, CollectivesResult
-from distprof.sections.computation.result import ComputationResult
+from distprof.sections.computation import ComputationResult
 from distprof.sections.kernels import KernelRow, KernelsResult
-from distprof.sections.picture.result import StepPicture
+from distprof.sections.picture import StepPicture
 from distprof.units import NS_PER_S
 from distprof.verbs.compare import (
     CollectiveChange,

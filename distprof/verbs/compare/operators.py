@@ -13,7 +13,7 @@ import msgspec
 
 from distprof.artefacts.summary_file import StepParts
 from distprof.costs.operators import KNOWN
-from distprof.sections.computation.result import REST, ComputationResult
+from distprof.sections.computation import REST, ComputationResult
 from distprof.verbs.compare import Match, OperatorChange
 
 _REPLACEABLE = ("attention", "convolution", "gemm", "normalisation", "softmax", "optimizer")

@@ -23,6 +23,7 @@ from distprof.hardware import Sheet
 from distprof.ingest.kineto.strides import find_strides
 from distprof.run.run import Rank, Run
 from distprof.schema import ABSENT, Int64Array
+from distprof.sections.computation import OperatorRow, OperatorStats
 from distprof.sections.computation.limits import limits_of
 from distprof.sections.computation.measure import operator_rows, operator_stats
 from distprof.sections.computation.operators import (
@@ -33,7 +34,6 @@ from distprof.sections.computation.operators import (
     launched_inside,
     rank_kernel_calls,
 )
-from distprof.sections.computation.result import OperatorRow, OperatorStats
 from distprof.sections.context import RankContext
 from distprof.sections.measure_run import analysed_windows, capture_window
 from distprof.units import format_duration

@@ -11,7 +11,7 @@ from distprof.documents.page import Page
 from distprof.escape import plain, shorten
 from distprof.formats import RenderOptions
 from distprof.sections.base import Result
-from distprof.sections.computation.result import OperatorRow
+from distprof.sections.computation import OperatorRow
 from distprof.sections.table import Column, TableView, counted, present, rows_table
 from distprof.units import (
     format_bandwidth,

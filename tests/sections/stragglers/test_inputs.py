@@ -8,7 +8,7 @@ import json
 import pytest
 
 from distprof.schema import ABSENT
-from distprof.sections.computation.result import RankComputation
+from distprof.sections.computation import RankComputation
 from distprof.sections.computation.shapes import compare_sizes
 from distprof.terms import StragglerCause, StragglerPattern
 from tests.builders import RankBuilder, identity_clock, make_run

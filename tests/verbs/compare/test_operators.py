@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distprof.artefacts.summary_file import StepParts
-from distprof.sections.computation.result import REST, ComputationResult, OperatorRow
+from distprof.sections.computation import REST, ComputationResult, OperatorRow
 from distprof.verbs.compare.operators import compare_operators
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from distprof.errors import InputError
 from distprof.ingest.kineto.strides import find_strides
-from distprof.sections.computation.result import OperatorStats, Pass
+from distprof.sections.computation import OperatorStats, Pass
 from distprof.verbs.op.measure import Told, script_of
 from distprof.verbs.op.show import OperatorStory
 from tests.optional import optional

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.sections.computation.result import (
+from distprof.sections.computation import (
     FUSED_ATTENTION,
     FUSED_LOSS,
     MERGED_KERNELS,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from distprof.escape import fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.computation.result import ComputationResult
+from distprof.sections.computation import ComputationResult
 from distprof.sections.idle import (
     COMPILES,
     CPU_OPTIMIZER,

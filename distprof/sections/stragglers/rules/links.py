@@ -199,6 +199,7 @@ def slow_link(
             fix=_link_fix(link),
             cost_ns_per_step=link.lost_ns_per_step,
             ranks=link.ranks if link.num_compared else (),
+            steps=tuple(link.steps),
             evidence=("stragglers.links",),
             without=link.scenario,
             explains=WIDER_TRANSFER,
