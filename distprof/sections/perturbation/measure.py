@@ -160,7 +160,7 @@ def analyze_perturbation(
     """What was done to the recording, or what the profiler may have cost."""
     known = correction.result
     found = [one.likely_steps for one in analyses.values() if one.likely_steps is not None]
-    if known.is_corrected or not found:
+    if known.is_corrected or known.simulated_ns is not None or not found:  # nothing to guess
         return known
     likely, least, operators = (
         round(median(getattr(one, name) for one in found))

@@ -158,5 +158,19 @@ def test_without_a_cost_nothing_moves():
     assert found.ranks[0].steps["start_ns"].tolist()[0] > 0
 
 
+@pytest.mark.parametrize("cost", [nothing, constant(60)])
+def test_a_step_that_the_trace_agrees_with_decides_whether_launches_bound_it(cost):
+    program = PROGRAMS["launch-bound"]
+    recorded, step_ns = as_run(run(program, STEPS, cost)), run(program, 80).step_ns
+    (guessed,) = distprof.analyze(recorded).findings
+    (decided,) = distprof.analyze(recorded, step_ns=round(step_ns)).findings
+    assert guessed.code == decided.code == "HST101"
+    assert guessed.recoverable_ns is None
+    assert "--step-time" in guessed.fix
+    kernels_ns = program.kernels * program.kernel_ns
+    assert decided.recoverable_ns == pytest.approx(step_ns - kernels_ns, rel=0.05)
+    assert "--step-time" not in decided.fix
+
+
 def test_a_report_has_the_section():
     assert "perturbation" in Report.__struct_fields__
