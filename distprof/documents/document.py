@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from importlib import import_module
@@ -207,8 +208,8 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 
 
 def document_of(kind: type[Any]) -> Document[Any]:
-    """The document for one kind of result, declared in the ``show.py`` next to its struct."""
-    module = import_module(f"{kind.__module__.rpartition('.')[0]}.show")
+    """The document for one kind of result, declared in the ``show.py`` of its package."""
+    module = import_module(".show", sys.modules[kind.__module__].__package__)
     for value in vars(module).values():
         if isinstance(value, Document) and value.kind is kind:
             return value

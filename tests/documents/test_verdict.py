@@ -149,17 +149,6 @@ def test_a_single_rank_cannot_tell_waiting_from_transfer() -> None:
     assert "Ranks 1-7 were not recorded." in verdict.why
 
 
-def test_ranks_that_a_finding_names_as_missing_are_not_named_again() -> None:
-    """A mark of the capture window, which the finding does not say, stays."""
-    bare = single_rank()
-    found = msgspec.structs.replace(bare, findings=(finding("CAP101"),))
-    assert not any("not recorded" in text for text in judge(found).why)
-    as_one = msgspec.structs.replace(
-        found, step_time=msgspec.structs.replace(found.step_time, source=StepSource.CAPTURE)
-    )
-    assert "the whole capture counts as one window" in judge(as_one).why[-1]
-
-
 def test_without_step_marks_times_are_per_capture_and_that_is_said() -> None:
     verdict = judge(capture_only())
     assert verdict.headline.endswith("31.0 % of the whole capture")

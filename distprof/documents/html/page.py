@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib
+import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.resources import files
@@ -36,7 +37,7 @@ from distprof.version import __version__
 def figures_of(result: msgspec.Struct) -> tuple[Part, ...]:
     """The parts of a page that show a result as figures, in reading order."""
     kind = type(result)
-    name = f"{kind.__module__.rpartition('.')[0]}.figures"
+    name = f"{sys.modules[kind.__module__].__package__}.figures"
     if not find_spec(name):
         return ()
     listed = importlib.import_module(name).FIGURES.get(kind, ())

@@ -153,19 +153,16 @@ def start_sentence(report: Report) -> str:
 
 
 def limits_sentence(report: Report) -> str:
-    """Limits of the recording that affect every number; what CAP101 says is not repeated."""
+    """Limits of the recording that affect every number."""
     limits = []
-    is_found = any(finding.code == "CAP101" for finding in report.findings)
     gaps = report.capture.gaps
     if is_whole_capture(report):
         limits.append(f"{_why_no_steps(report)} the whole capture counts as one window")
     left_out = {rank for gap in gaps if gap.what in LEFT_OUT for rank in gap.ranks}
-    unusable = left_out.intersection(report.capture.ranks_missing)
-    if unusable and not is_found:
+    if unusable := left_out.intersection(report.capture.ranks_missing):
         limits.append(_ranks_were(unusable, "left out, because their traces are unusable"))
-    missing = set(report.capture.ranks_missing) - left_out
-    chosen = any(gap.what == "chosen-ranks" for gap in gaps)
-    if missing and (chosen or not is_found):
+    if missing := set(report.capture.ranks_missing) - left_out:
+        chosen = any(gap.what == "chosen-ranks" for gap in gaps)
         limits.append(_ranks_were(missing, "left out on request" if chosen else "not recorded"))
     if len(report.run.ranks) == 1 and report.run.world_size is None and not left_out:
         limits.append("only one rank of a job of unknown size was recorded")
