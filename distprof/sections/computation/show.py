@@ -182,7 +182,7 @@ def operators_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("pass", "part", left=True, wide_only=True),
             Column("calls", lambda row: row.num_calls / samples, form="figure"),
             Column("per step", lambda row: row.total_ns / samples, form="ns"),
-            Column("reaches", _reached_text),
+            Column("reaches", reached_text),
             Column("of limit", "peak_ratio", form="ratio"),
             Column("fills GPU", "filled_ratio", form="ratio", wide_only=True),
             Column("inputs", "inputs", left=True, stretch=True),
@@ -248,7 +248,8 @@ def _short_name(row: OperatorRow) -> str:
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 
 
-def _reached_text(row: OperatorRow) -> str:
+def reached_text(row: OperatorRow) -> str:
+    """FLOP per second, or bytes per second where they are the limit or FLOP are unknown."""
     if row.flops is not None and row.bound != "memory":
         return f"{format_flop(row.flops)}/s"
     return format_bandwidth(row.bytes_per_s)

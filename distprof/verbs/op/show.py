@@ -12,9 +12,9 @@ from distprof.escape import plain, shorten
 from distprof.formats import RenderOptions
 from distprof.sections.base import Result
 from distprof.sections.computation import OperatorRow
+from distprof.sections.computation.show import reached_text
 from distprof.sections.table import Column, TableView, counted, present, rows_table
 from distprof.units import (
-    format_bandwidth,
     format_bytes,
     format_duration,
     format_flop,
@@ -99,7 +99,7 @@ def _tables(story: OperatorStory, *, show_all: bool) -> Iterator[TableView | Non
             Column("calls", lambda row: row.num_calls / steps, form="figure"),
             Column("time", lambda row: row.total_ns / steps, form="ns"),
             Column("one call", lambda row: row.total_ns / max(row.num_calls, 1), form="ns"),
-            Column("reaches", _reached),
+            Column("reaches", reached_text),
             Column("of limit", "peak_ratio", form="ratio"),
             Column("limit", "bound", left=True, wide_only=True, when=show_all),
             Column("FLOP", lambda row: format_flop(row.flop) if row.flop else "–", when=show_all),
@@ -127,13 +127,6 @@ def _tables(story: OperatorStory, *, show_all: bool) -> Iterator[TableView | Non
         ),
         story.callers,
     )
-
-
-def _reached(row: OperatorRow) -> str:
-    """FLOP per second, or bytes per second where they are the limit or FLOP are unknown."""
-    if row.flops is not None and row.bound != "memory":
-        return f"{format_flop(row.flops)}/s"
-    return format_bandwidth(row.bytes_per_s)
 
 
 def _passes(story: OperatorStory) -> str:
