@@ -76,8 +76,18 @@ class BarGrammar(Grammar):
     """The longest-running bar of a training; others are downloads, maps, evaluations."""
 
     name: str = "a progress bar"
-    signs: tuple[bytes, ...] = (b"s/it", b"it/s", b"/batch", b"batch/s", b"/step", b"step/s",
-                                b"s/ba", b"ba/s", b"s/epoch", b"epoch/s")  # fmt: skip
+    signs: tuple[bytes, ...] = (
+        b"s/it",
+        b"it/s",
+        b"/batch",
+        b"batch/s",
+        b"/step",
+        b"step/s",
+        b"s/ba",
+        b"ba/s",
+        b"s/epoch",
+        b"epoch/s",
+    )
     _num_rows: int = 0  # of all bars
     _bars: tuple[dict[tuple[bytes, int], _Bar], ...] | None = None  # with a name; without
 

@@ -29,8 +29,17 @@ from distprof.sections.ending.stacks import diagnose_stacks, stacks_of
 from distprof.units import capitalized, format_bytes, format_duration, name_ranks
 
 _MAX_LINES = 200
-UNSAID = ("phase", "preparing", "setup", "joining", "world", "closing", "aside", "finished",
-          "closed")  # fmt: skip
+UNSAID = (
+    "phase",
+    "preparing",
+    "setup",
+    "joining",
+    "world",
+    "closing",
+    "aside",
+    "finished",
+    "closed",
+)
 """Kinds of lines that reports do not list."""
 
 _MAX_QUOTE = 200
@@ -45,10 +54,21 @@ _NOT_OWN = re.compile(
 """Exceptions that report the end of another process, or that another expression reads."""
 
 _ABOUT = {
-    "timeout": "timeout", "position": "timeout", "frozen": "timeout", "missing": "timeout",
-    "mismatch": "timeout", "store": "peer", "peer": "peer", "nccl": "nccl", "network": "nccl",
-    "usage": "nccl", "warning": "nccl", "device": "device", "assert": "device", "xid": "device",
-}  # fmt: skip
+    "timeout": "timeout",
+    "position": "timeout",
+    "frozen": "timeout",
+    "missing": "timeout",
+    "mismatch": "timeout",
+    "store": "peer",
+    "peer": "peer",
+    "nccl": "nccl",
+    "network": "nccl",
+    "usage": "nccl",
+    "warning": "nccl",
+    "device": "device",
+    "assert": "device",
+    "xid": "device",
+}
 
 
 def about_of(event: OutputEvent) -> str:
@@ -65,9 +85,10 @@ def analyze_ending(run: Run) -> EndingResult:
 def diagnose_output(output: JobOutput) -> EndingResult:
     """The most decisive cause in the output of a job; without any, ``state`` is empty."""
     whole, (output, earlier) = output, _last_run(output)
-    causes = (found for cause in _CAUSES if (found := cause(output)) is not None)
-    found = _during_phase(_while_preparing(next(causes, EndingResult()), output), output)
-    found = _once_finished(found, whole)
+    causes = ((cause, found) for cause in _CAUSES if (found := cause(output)) is not None)
+    cause, found = next(causes, (None, EndingResult()))
+    found = _during_phase(_while_preparing(found, output), output)
+    found = _once_finished(found, whole, _why_mixed(output) if cause is _mixed else "")
     events = [event for event in output.events if event.yields not in UNSAID]
     failed = {event.rank for event in events if event.rank is not None} - set(found.ranks)
     return replace(
@@ -115,12 +136,14 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
     return replace(output, events=tuple(kept)), told
 
 
-def _once_finished(found: EndingResult, output: JobOutput) -> EndingResult:
-    """The end of a training, where nothing but its beginning or a mixed traceback is known."""
-    is_mixed = "exception that cannot be read" in found.verdict
+def _once_finished(found: EndingResult, output: JobOutput, mixed: str) -> EndingResult:
+    """The end of a training, where nothing but its beginning or a mixed traceback is known.
+
+    ``mixed`` says why the traceback cannot be read; empty if something else was found.
+    """
     at = [replace(e, line=max(e.line, e.again)) for e in _of(output, "finished", "closed")]
     last = max(at, key=lambda e: ("gone" not in e.fields, e.line), default=None)
-    is_open = is_mixed or found.cause in ("", "ready", "set-up", "joining")
+    is_open = bool(mixed) or found.cause in ("", "ready", "set-up", "joining")
     if last is None or not is_open or not _is_at_end(last, output):
         return found
     if any(e.file == last.file and e.line < last.line for e in _of(output, "mixed")):
@@ -128,8 +151,8 @@ def _once_finished(found: EndingResult, output: JobOutput) -> EndingResult:
     verdict = "The job finished."
     if "gone" in last.fields:
         verdict = "No hang is shown, because the processes closed NCCL."
-    if is_mixed:
-        verdict += f" The traceback after it {found.verdict.split(': its traceback ')[-1]}"
+    if mixed:
+        verdict += f" The traceback after it {mixed}."
     step = "If it failed nevertheless, name the file of its errors (stderr), too."
     return _made("finished", verdict, last, step, ranks=(), state="")
 
@@ -624,19 +647,28 @@ _WORDS: dict[str, Callable[[OutputEvent], tuple[str, tuple[str, ...]]]] = {
 
 
 _SIGNAL_OF = {
-    "Aborted": signal.SIGABRT, "Bus error": signal.SIGBUS,
-    "Floating point exception": signal.SIGFPE, "Illegal instruction": signal.SIGILL,
-    "Killed": signal.SIGKILL, "Out of memory": signal.SIGKILL,
-    "Segmentation fault": signal.SIGSEGV, "Terminated": signal.SIGTERM,
-    "Termination signal": signal.SIGTERM, "User defined signal 1": signal.SIGUSR1,
+    "Aborted": signal.SIGABRT,
+    "Bus error": signal.SIGBUS,
+    "Floating point exception": signal.SIGFPE,
+    "Illegal instruction": signal.SIGILL,
+    "Killed": signal.SIGKILL,
+    "Out of memory": signal.SIGKILL,
+    "Segmentation fault": signal.SIGSEGV,
+    "Terminated": signal.SIGTERM,
+    "Termination signal": signal.SIGTERM,
+    "User defined signal 1": signal.SIGUSR1,
     "User defined signal 2": signal.SIGUSR2,
-}  # fmt: skip
+}
 """What shells and schedulers call signals."""
 
 _OF_WINDOWS = {
-    0xC0000005: signal.SIGSEGV, 0xC000001D: signal.SIGILL, 0xC00000FD: signal.SIGSEGV,
-    0xC000013A: signal.SIGINT, 0xC0000374: signal.SIGABRT, 0xC0000409: signal.SIGABRT,
-}  # fmt: skip
+    0xC0000005: signal.SIGSEGV,
+    0xC000001D: signal.SIGILL,
+    0xC00000FD: signal.SIGSEGV,
+    0xC000013A: signal.SIGINT,
+    0xC0000374: signal.SIGABRT,
+    0xC0000409: signal.SIGABRT,
+}
 """Exit codes of Windows, such as an access violation, and the signals that are most like them."""
 
 
@@ -664,9 +696,10 @@ def _exits(output: JobOutput) -> list[OutputEvent]:
     order = ("exit", "local_exit", "job_exit", "died")
     cancelled = {e.file: e.line for e in reversed(_of(output, "cancelled"))}
     exits = [
-        e for e in _of(output, *order)
+        e
+        for e in _of(output, *order)
         if _signal(e) not in ("SIGTERM", "SIGKILL") or e.line < cancelled.get(e.file, e.line + 1)
-    ]  # fmt: skip
+    ]
     if all(e.at_s is not None for e in exits):
         exits.sort(key=lambda e: e.at_s or 0.0)
     return sorted(exits, key=lambda e: ("root" not in e.fields, order.index(e.yields)))
@@ -1293,15 +1326,24 @@ def _count(number: int) -> str:
     return f"{number:,} process{'es' if number > 1 else ''}"
 
 
+def _unreadable(output: JobOutput) -> list[OutputEvent]:
+    """Tracebacks at the end into which several ranks wrote at once, or that are cut off."""
+    return [e for e in _of(output, "mixed") if _is_at_end(e, output)]
+
+
+def _why_mixed(output: JobOutput) -> str:
+    """Why the first of them cannot be read."""
+    if 'File "' in _unreadable(output)[0].text:
+        return "is cut off in its only line"
+    return "is incomplete, or several ranks wrote into it"
+
+
 def _mixed(output: JobOutput) -> EndingResult | None:
-    """Tracebacks into which several ranks wrote at once."""
-    events = [e for e in _of(output, "mixed") if _is_at_end(e, output)]
+    """Tracebacks that cannot be read."""
+    events = _unreadable(output)
     if not events:
         return None
-    joined = 'File "' in events[0].text
-    why = (
-        "is cut off in its only line" if joined else "is incomplete, or several ranks wrote into it"
-    )
+    why = _why_mixed(output)
     return _made(
         "exception",
         f"A process failed with an exception that cannot be read: its traceback {why}.",
@@ -1366,8 +1408,35 @@ def _nan(output: JobOutput) -> EndingResult | None:
 
 
 _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
-    _host_memory, _xid, _cancelled, _own_errors, _killed, _crash, _mismatch, _behind, _missing,
-    _ready, _reached, _unreachable, diagnose_positions, _joined, _store, _died, _peer, _frozen,
-    _exited, _xid_of_program, _stopped, _waiting, _nan, _interrupted, _cut, _reported, _mixed,
-    diagnose_stacks, _joining, _set_up, _closed,
-)  # fmt: skip
+    _host_memory,
+    _xid,
+    _cancelled,
+    _own_errors,
+    _killed,
+    _crash,
+    _mismatch,
+    _behind,
+    _missing,
+    _ready,
+    _reached,
+    _unreachable,
+    diagnose_positions,
+    _joined,
+    _store,
+    _died,
+    _peer,
+    _frozen,
+    _exited,
+    _xid_of_program,
+    _stopped,
+    _waiting,
+    _nan,
+    _interrupted,
+    _cut,
+    _reported,
+    _mixed,
+    diagnose_stacks,
+    _joining,
+    _set_up,
+    _closed,
+)
