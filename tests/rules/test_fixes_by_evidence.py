@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from distprof.intervals import Intervals
 from distprof.rules.engine import run_rules
-from distprof.sections.idle import IdleResult
+from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.nccl import NcclResult, NcclSetting, NcclTransport
 from distprof.sections.stragglers import StepBlame, StragglersResult
 from distprof.sections.summaries import InputReadinessResult, LatePeriod
@@ -220,6 +220,18 @@ def test_input_of_a_cpu_job_is_not_blamed_on_an_idle_gpu(bad, is_cpu):
     assert ("the GPU idles" in found.message) is not is_cpu
     assert ("nothing computes" in found.message) is is_cpu
     assert ("pin_memory" in found.fix) is not is_cpu
+
+
+@pytest.mark.parametrize(("slept_ms", "is_busy"), [(1, True), (2, False), (None, False)])
+def test_more_workers_are_no_help_to_a_thread_that_never_waits(slept_ms, is_busy):
+    """Of 3 ms per step without work for the GPU, the training thread sleeps so long."""
+    results = bad_input_bound()
+    ranks = results[PausesResult].ranks
+    slept = None if slept_ms is None else slept_ms * MS
+    ranks = tuple(replace(rank, slept_ns_per_step=slept) for rank in ranks)
+    found = finding("INP101", changed(results, PausesResult, ranks=ranks))
+    assert ("num_workers" in found.fix) is not is_busy
+    assert ("keeps the training thread busy" in found.headline) is is_busy
 
 
 # Sentences on who is late

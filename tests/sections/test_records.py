@@ -388,6 +388,7 @@ def test_waiting_for_a_cpu_is_a_mean_of_usual_steps(job):
     job.lines(0, STEPS_FILE, records).pauses(0, pause("gc", 1, 2, 1))
     assert measure_pauses(records_of(job)).run_queue_ns_per_step == (2 + 4 + 10 + 0) * MS // 4
     assert measure_pauses(records_of(job)).cpu_ns_per_step == (6 + 10 + 10 + 0) * MS // 4
+    assert measure_pauses(records_of(job)).slept_ns_per_step == 0
     assert measure_host_pauses(records_of(job)).cpu_ns == {
         step: ms * MS for step, ms in enumerate((6, 10, 90, 10, 0), 1)
     }

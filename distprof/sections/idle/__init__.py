@@ -115,6 +115,8 @@ class RankPauses(Record, frozen=True, kw_only=True):
     run_queue_ns_per_step: int | None = None
     # Time the training thread ran on a CPU, mean over the same steps; null where not recorded.
     cpu_ns_per_step: int | None = None
+    # Time it did neither: it slept or waited, mean over the same steps; null where not recorded.
+    slept_ns_per_step: int | None = None
     # Time the loaders of a batch had no CPU while training waited for it, inside phases too, mean
     # per step; null unless recorded, which needs scarce CPUs.
     input_queue_ns_per_step: int | None = None
@@ -129,3 +131,9 @@ class PausesResult(Result, frozen=True, kw_only=True):
     def queued_ns(self) -> dict[int, int]:
         """Time per step without a free CPU, by rank; 0 if unknown."""
         return {rank.rank: rank.run_queue_ns_per_step or 0 for rank in self.ranks}
+
+    @property
+    def slept_ns(self) -> dict[int, int]:
+        """Time per step for which the training thread slept, by rank; without ranks not known."""
+        slept = {rank.rank: rank.slept_ns_per_step for rank in self.ranks}
+        return {rank: ns for rank, ns in slept.items() if ns is not None}

@@ -108,6 +108,10 @@ def measure_pauses(records: RankRecords) -> RankPauses | None:
     if len(waits):
         later = waits["step"] != log["step"][0] if len(log) > 1 else slice(None)
         queue_ns = int(waits["run_queue_ns"][later].sum()) // max(1, len(log) - 1)
+    lasted_ns, ran_ns, queued_ns = _mean_of_usual_steps(log)
+    slept_ns = None
+    if ran_ns is not None and queued_ns is not None:
+        slept_ns = max(0, lasted_ns - ran_ns - queued_ns)
     return RankPauses(
         rank=records.rank,
         gc_ns_per_step=gc_ns,
@@ -116,8 +120,9 @@ def measure_pauses(records: RankRecords) -> RankPauses | None:
         input_ns_per_step=input_ns,
         num_input=num_input,
         longest_input_ns=longest_input_ns,
-        run_queue_ns_per_step=_mean_of_usual_steps(log, "run_queue_ns"),
-        cpu_ns_per_step=_mean_of_usual_steps(log, "cpu_ns"),
+        run_queue_ns_per_step=queued_ns,
+        cpu_ns_per_step=ran_ns,
+        slept_ns_per_step=slept_ns,
         input_queue_ns_per_step=queue_ns,
     )
 
@@ -130,18 +135,25 @@ MANY_UNTRACED = 8
 """With this many steps without a profiler, only these count: a profiler also uses CPUs."""
 
 
-def _mean_of_usual_steps(log: Table, column: str) -> int | None:
-    """Mean of a thread's time over usual steps except the first; None if a step lacks it."""
-    # The time may include time between two steps, so it is limited to the duration of the step.
+def _mean_of_usual_steps(log: Table) -> tuple[int, int | None, int | None]:
+    """Duration of usual steps except the first, and its parts on a CPU and without a free one.
+
+    A part is None if a step lacks it. It may include time between two steps, so it is limited to
+    the duration of the step.
+    """
     duration = (log["end_ns"] - log["start_ns"])[1:]
-    spent = np.minimum(log[column][1:], duration)
-    if not len(duration) or (spent < 0).any():
-        return None
+    if not len(duration):
+        return 0, None, None
     counted = ~log["is_traced"][1:]
     if counted.sum() < MANY_UNTRACED:
         counted = np.ones_like(counted)
     usual = counted & (duration <= UNUSUAL_STEP * np.median(duration[counted]))
-    return round(float(spent[usual].mean()))
+
+    def mean(column: str) -> int | None:
+        spent = np.minimum(log[column][1:], duration)
+        return None if (spent < 0).any() else round(float(spent[usual].mean()))
+
+    return round(float(duration[usual].mean())), mean("cpu_ns"), mean("run_queue_ns")
 
 
 def measure_host_pauses(records: RankRecords) -> HostPauses:

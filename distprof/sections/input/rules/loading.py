@@ -93,14 +93,27 @@ _FIX_OF_CPU = (
 )
 
 
+_FIX_OF_OWN_WORK = (
+    "Hand over less work per batch: collate into few large tensors, without Python objects per "
+    "sample{pinned}. What the loop itself does to a batch belongs into the loader's workers."
+)
+
+
 @rule(
     "INP101",
     Severity.WARNING,
     idle_input_ratio=Limit(0.05, "share of the step that the GPU may wait for data"),
     error_ratio=Limit(0.2, "share of the step from which the finding is an error"),
+    slept_ratio=Limit(
+        0.5, "share of the wait below which a training thread that sleeps is not waiting"
+    ),
 )
 def input_bound(
-    idle: IdleResult, times: StepTimes, stragglers: StragglersResult, limits: Limits
+    idle: IdleResult,
+    times: StepTimes,
+    stragglers: StragglersResult,
+    pauses: PausesResult,
+    limits: Limits,
 ) -> Iterator[Draft]:
     """The GPU idles while the training loop waits for its next batch.
 
@@ -124,6 +137,10 @@ def input_bound(
     workers cannot keep up, decode and tokenise ahead of time, use larger shards, or replace network
     storage with a local cache.
 
+    More workers do not help if the training thread does not sleep meanwhile, which the step log of
+    a run directory shows: then it is busy itself, for example with unpacking what a worker sends.
+    Collate each batch into few large tensors; the thread of `pin_memory=True` unpacks them.
+
     ## When it is wrong
     The first step of an epoch starts the workers. A recording of that step alone says nothing about
     later steps.
@@ -139,10 +156,23 @@ def input_bound(
     is_named = waiting.ranks and set(waiting.ranks) <= named_for_late_input(stragglers)
     if waiting.ratio < limits["idle_input_ratio"] or is_named:
         return
+    headline = f"The training loop waits {waiting.part} for data"
+    message = f"For {waiting.amount} {idle.nothing_runs}."
+    fix = _FIX_OF_CPU if idle.is_cpu else _FIX
+    slept = [pauses.slept_ns.get(rank) for rank in waiting.ranks]
+    known = [ns for ns in slept if ns is not None]
+    if known and len(known) == len(slept) and max(known) < limits["slept_ratio"] * waiting.ns:
+        headline = f"Fetching batches keeps the training thread busy for {waiting.part}"
+        message = (
+            f"For {waiting.amount} {idle.nothing_runs}; the thread sleeps for "
+            f"{format_duration(max(known))} of a step."
+        )
+        pinned = "" if idle.is_cpu else ", and set pin_memory=True, whose thread unpacks them"
+        fix = _FIX_OF_OWN_WORK.format(pinned=pinned)
     yield Draft(
-        headline=f"The training loop waits {waiting.part} for data",
-        message=f"For {waiting.amount} {idle.nothing_runs}.",
-        fix=_FIX_OF_CPU if idle.is_cpu else _FIX,
+        headline=headline,
+        message=message,
+        fix=fix,
         cost_ns_per_step=waiting.ns,
         ranks=waiting.ranks,
         evidence=("idle.ranks", "waterfall.all"),
