@@ -18,7 +18,7 @@ from distprof.sections.context import RankAnalysis
 from distprof.sections.picture.drawing import call_names, slot_names
 from distprof.sections.stragglers import StragglerSet
 from distprof.terms import ActivityKind, StepSource
-from distprof.verbs.export.common import Arrivals, CommonClock, inside, lanes_of
+from distprof.verbs.export import Arrivals, CommonClock, inside, lanes_of
 from distprof.verbs.export.packets import PacketSequence, Slices
 
 Only = Literal["collectives", "gpu"]
