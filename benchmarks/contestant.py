@@ -99,7 +99,7 @@ def _import(what: str) -> None:
 
         import distprof.api
         import distprof.ingest.open  # noqa: F401
-        from distprof.ingest.source import known_sources
+        from distprof.ingest.kinds import known_sources
 
         known_sources()  # imports the module of each kind
 

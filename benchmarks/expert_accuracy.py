@@ -20,9 +20,9 @@ from dataclasses import replace
 import numpy as np
 
 from distprof.ingest.assemble import assemble_run
+from distprof.rules import find_rule
 from distprof.rules.base import Finding
 from distprof.rules.engine import run_rules
-from distprof.rules.registry import find_rule
 from distprof.sections.measure_run import measure_run
 from distprof.sections.moe.calls import combine_routing, measure_routing
 from distprof.sections.moe.measure import with_exchanges

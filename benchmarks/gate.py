@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable
 from statistics import NormalDist
 
-from distprof.verbs.gate.decide import ALPHA
+from distprof.verbs.gate import ALPHA
 from tests.verbs.gate.noise import (
     Noise,
     asv_rule,

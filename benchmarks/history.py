@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from distprof.artefacts.summary_file import Fingerprint, SummaryFile
+from distprof.verbs.history import by_series, find_history_metric, trace_metric
 from distprof.verbs.history.dataset import append, compact, read
-from distprof.verbs.history.timeline import by_series, find_history_metric, trace_metric
 
 COMMITS, LOSS_AT = 30, 15
 STEP_NS, DAY_NS = 100_000_000, 86_400_000_000_000

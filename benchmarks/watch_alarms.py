@@ -31,7 +31,7 @@ import numpy as np
 from measuring import print_table
 
 from distprof.join.gpu_waits import Rests, StepWaits, arrivals, lateness_of, mean_without_longest
-from distprof.verbs.watch.slowness import WINDOW, JobSpeed, SlowRanks
+from distprof.verbs.watch import WINDOW, JobSpeed, SlowRanks
 
 RANKS = 1_024
 PER_NODE = 8

@@ -63,7 +63,7 @@ def open_run(
         use_cache: Whether to reuse and cache parsed tables.
         config: A configuration or its file; None for the nearest ``distprof.toml``.
         evidence: Logs and tables that belong to the recording, of any kind in
-            :mod:`distprof.ingest.source`.
+            :mod:`distprof.ingest.kinds`.
         progress: Called after each rank.
         bytes_read: Called with the bytes of traces read so far and in total, as stored.
         max_collectives: Of a job with more collectives of all ranks together, read only the last
@@ -76,10 +76,10 @@ def open_run(
         InputError: If nothing could be read, or with ``strict`` if anything is damaged.
         UsageError: If an option is invalid.
     """
+    from distprof.ingest.kinds import with_evidence
     from distprof.ingest.open import files_of_evidence
     from distprof.ingest.open import open_run as ingest
     from distprof.ingest.rank import IngestOptions
-    from distprof.ingest.source import with_evidence
 
     options = IngestOptions(
         rows=rows,

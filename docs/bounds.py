@@ -8,8 +8,8 @@ from importlib import import_module
 
 import distprof
 from distprof.bounds import Bound
-from distprof.ingest.source import known_sources
-from distprof.verbs.documents import ALL_DOCUMENTS
+from distprof.ingest.kinds import known_sources
+from docs.documents import ALL_DOCUMENTS
 
 
 def all_bounds() -> tuple[Bound, ...]:

@@ -18,19 +18,19 @@ import msgspec
 
 from distprof.bounds import Bound
 from distprof.config import CONFIG_FILE, ConfigFile
-from distprof.documents.schema import DIALECT
+from distprof.documents.document import DIALECT
+from distprof.rules import all_rules
 from distprof.rules.base import EXAMPLES_FILE, Rule
-from distprof.rules.registry import all_rules
 from distprof.run.records import RECORD_TABLES
 from distprof.run.tables import TABLES
 from distprof.schema import ABSENT, Column, TableSchema
 from distprof.sections.metrics import METRICS, Metric
-from distprof.verbs.documents import ALL_DOCUMENTS
 from docs.bounds import all_bounds
 from docs.clock_picture import clock_picture
 from docs.command_line import command_line_page
 from docs.contents import DOCS
 from docs.demo import with_demo
+from docs.documents import ALL_DOCUMENTS
 from docs.grafana import dashboard_text
 from docs.llms import llms_text
 from docs.rule_examples import examples_text, rule_examples

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from distprof.rules.registry import all_rules
+from distprof.rules import all_rules
 
 __all__ = [
     "DOCS",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from distprof.rules.registry import all_rules
+from distprof.rules import all_rules
 from docs.contents import RULES, contents, place_of
 
 __all__ = ["first_sentence", "llms_text"]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
+import os
+import stat
 import sys
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-from distprof.artefacts.files import private_folder
 
 ROOT = Path(__file__).parents[1]
 STRICT = ("-Wall", "-Wextra", "-Wconversion", "-Wsign-conversion", "-Wshadow", "-Werror")
@@ -43,3 +44,21 @@ def built_kernel() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def private_folder(path: Path) -> Path:
+    """A folder of a known name that only this user can enter, made if it is not there.
+
+    Anyone can make a folder of a name that can be guessed, and whoever owns it chooses what is
+    loaded from it: PermissionError if it is no folder, or another user owns it or may enter it.
+    """
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    found = path.lstat()
+    is_own = not hasattr(os, "getuid") or found.st_uid == os.getuid()
+    if not stat.S_ISDIR(found.st_mode) or not is_own or (os.name != "nt" and found.st_mode & 0o077):
+        raise PermissionError(
+            f"{path}: expected a folder of mode 0700 that this user owns; delete it, or set TMPDIR "
+            "to another folder"
+        )
+    return path

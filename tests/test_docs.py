@@ -23,8 +23,8 @@ import pytest
 from distprof.cli import main
 from distprof.cli.app import app
 from distprof.config import parse_config
+from distprof.rules import find_rule
 from distprof.rules.engine import run_rules
-from distprof.rules.registry import find_rule
 from docs.build import REFERENCE, rule_page
 from tests.job_folders import START_NS, JobFolder
 

@@ -11,7 +11,7 @@ from distprof.config import parse_config
 from distprof.errors import UsageError
 from distprof.formats import RenderOptions, find_reporter
 from distprof.installed import is_web_address, published_site
-from distprof.rules.registry import all_rules
+from distprof.rules import all_rules
 from distprof.version import __version__
 from tests.documents.html_pages import Seen
 

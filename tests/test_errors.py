@@ -18,7 +18,7 @@ from distprof.errors import (
 from distprof.ingest.cache import TooManyRowsError
 from distprof.ingest.cluster import ClusterError
 from distprof.ingest.tables_file import DamagedTablesError
-from distprof.remote.system import ChangedError, StoreError, UnusableStoreError
+from distprof.remote import ChangedError, StoreError, UnusableStoreError
 
 ERRORS = [
     *(kind("why") for kind in (DistprofError, UsageError, ClusterError, DamagedTablesError)),

@@ -13,8 +13,8 @@ from benchmarks import fuzz
 from benchmarks.fuzzing.oracle import Answer, problem_of
 from benchmarks.fuzzing.run import answer_of, files_of, input_of
 from benchmarks.fuzzing.seeds import all_seeds
-from distprof.ingest.source import known_sources
-from distprof.verbs.documents import ALL_DOCUMENTS
+from distprof.ingest.kinds import known_sources
+from docs.documents import ALL_DOCUMENTS
 from tests.drawn import drawn
 
 FEW = 500

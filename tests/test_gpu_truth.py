@@ -12,7 +12,7 @@ from benchmarks import gpu_truth
 from benchmarks.gpu_programs.faults import MODELS, Case, cases
 from benchmarks.gpu_programs.settings import Settings
 from benchmarks.gpu_truth import Finding, Plan, Report, Truth
-from distprof.rules.registry import all_rules
+from distprof.rules import all_rules
 
 CASES = list(cases())
 NAMES = [case.name for case in CASES]

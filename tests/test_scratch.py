@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from distprof.artefacts.files import private_folder, scratch, scratch_folder
+from distprof.artefacts.files import scratch, scratch_folder
+from tests.built_kernel import private_folder
 from tests.processes import ended
 
 MAKES_SCRATCH = """

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from distprof.rules.registry import all_rules
+from distprof.rules import all_rules
 from distprof.version import __version__
 from docs.contents import Section, contents, outside_code, place_of, rule_families
 from docs.llms import first_sentence, llms_text

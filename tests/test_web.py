@@ -16,7 +16,7 @@ from distprof.cli import main
 from distprof.errors import WebError
 from distprof.ingest.discovery import discover
 from distprof.ingest.files import beginning, opened
-from distprof.remote.system import file_system
+from distprof.remote import file_system
 from distprof.web import BLOCK_BYTES, WebFileSystem
 from tests.cli.test_special_files import limited
 

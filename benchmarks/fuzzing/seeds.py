@@ -1,7 +1,7 @@
 """Valid inputs from which mutations start, and the commands that read them.
 
 Registered inputs come from their registries: each kind of :mod:`distprof.ingest.kinds` with its
-golden files, and each document of :mod:`distprof.verbs.documents` with its sample. A new one is
+golden files, and each document of :mod:`docs.documents` with its sample. A new one is
 covered automatically.
 """
 
@@ -22,10 +22,10 @@ import msgspec
 
 from benchmarks.fuzzing.mutations import GZIP, PARQUET, Files
 from distprof.errors import DistprofError
-from distprof.ingest.source import Source, known_sources
+from distprof.ingest.kinds import Source, known_sources
 from distprof.ingest.training_logs.reports import wordings
-from distprof.verbs.documents import ALL_DOCUMENTS
 from distprof.verbs.history import dataset
+from docs.documents import ALL_DOCUMENTS
 from tests.broken_inputs.exports import small
 from tests.broken_inputs.intact import intact
 from tests.contracts.test_documents import FAST, LARGE, SAMPLES

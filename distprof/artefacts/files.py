@@ -8,7 +8,6 @@ import errno
 import os
 import secrets
 import shutil
-import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -147,24 +146,6 @@ def scratch(kind: str) -> Iterator[Path]:
         yield made
     finally:
         _release(made)
-
-
-def private_folder(path: Path) -> Path:
-    """A folder of a known name that only this user can enter, made if it is not there.
-
-    Anyone can make a folder of a name that can be guessed, and whoever owns it chooses what is
-    loaded from it: PermissionError if it is no folder, or another user owns it or may enter it.
-    """
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=0o700)
-    found = path.lstat()
-    is_own = not hasattr(os, "getuid") or found.st_uid == os.getuid()
-    if not stat.S_ISDIR(found.st_mode) or not is_own or (os.name != "nt" and found.st_mode & 0o077):
-        raise PermissionError(
-            f"{path}: expected a folder of mode 0700 that this user owns; delete it, or set TMPDIR "
-            "to another folder"
-        )
-    return path
 
 
 def keep_scratch(folder: Path) -> None:

@@ -129,7 +129,7 @@ def _analyzed(source: str, *, quiet: bool, debug: bool, **options: Any) -> Repor
 
     import_numpy()  # before anything else does
     from distprof import api
-    from distprof.cli.progress import progress_bar
+    from distprof.cli.output import progress_bar
     from distprof.config import load_config
 
     settings = load_config(options["config"])
@@ -165,7 +165,7 @@ def _save(report: Report, source: str, wanted: str | None, *, quiet: bool) -> st
     """Save the report where the user asked, else in a run directory; return its path or ``""``."""
     from distprof.artefacts import REPORT_FILE, RUN_FILE
     from distprof.errors import InputError
-    from distprof.ingest.job.run_directory import find_run_directory
+    from distprof.ingest.job import find_run_directory
 
     if wanted:
         report.save(wanted)

@@ -44,7 +44,7 @@ _VERBS = {
     "doctor": "Check this installation: versions, extras, cache, GPU.",
 }
 
-_SIMPLE = ("report", "compare", "hang", "op", "fabric", "demo", "mcp")
+_SIMPLE = ("report", "compare", "hang", "op", "fabric", "demo", "mcp", "rule")
 """Verbs that share the module ``simple``."""
 
 _STARTING = {

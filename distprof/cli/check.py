@@ -12,8 +12,7 @@ import click
 
 from distprof.cli.app import ExitCode
 from distprof.cli.options import debug_option, output_options_with
-from distprof.cli.output import Output, check_free, deliver, note, show_in_step_summary
-from distprof.cli.progress import make_sweep
+from distprof.cli.output import Output, check_free, deliver, make_sweep, note, show_in_step_summary
 from distprof.errors import UsageError
 from distprof.terms import CI_FORMATS, PAGE_FORMATS
 from distprof.units import finite_range
@@ -297,9 +296,9 @@ def _record_runs(
     place: Path, settings: CheckConfig, options: dict[str, Any], *, quiet: bool
 ) -> int:
     """Record the runs, adding repeats while the result is undecided; return the exit code."""
+    from distprof.verbs.gate import EARLY_ALPHA
     from distprof.verbs.gate.baseline import read_baseline
     from distprof.verbs.gate.check import num_repeats, planned_repeats, refuse_unlike_plan
-    from distprof.verbs.gate.decide import EARLY_ALPHA
     from distprof.verbs.sweep.runs import with_more_repeats
 
     again = f"to resume, repeat the command with --sweep {place}"
@@ -324,9 +323,9 @@ def _record_runs(
 def _judge(
     sizes: Sizes, settings: CheckConfig, options: dict[str, Any], *, alpha: float | None = None
 ) -> CheckResult:
+    from distprof.verbs.gate import ALPHA
     from distprof.verbs.gate.baseline import read_baseline
     from distprof.verbs.gate.check import judge_runs
-    from distprof.verbs.gate.decide import ALPHA
 
     source = options["baseline"] or ", ".join(options["against"])
     against = _sizes(options["against"]) if options["against"] else read_baseline(source)

@@ -93,7 +93,7 @@ def perfetto(
     check_source(source)
     check_free(output, force=force)
     examined = _examined(source, cache_dir, config, evidence, quiet=quiet)
-    from distprof.cli.progress import progress_bar
+    from distprof.cli.output import progress_bar
     from distprof.verbs.export.perfetto import Choice, export_perfetto
     from distprof.verbs.export.rank_tracks import ONLY
 
@@ -110,7 +110,7 @@ def perfetto(
     if how:
         from pathlib import Path
 
-        from distprof.verbs.export.common import serve
+        from distprof.verbs.export import serve
 
         def tell(address: str) -> None:
             click.echo(_HOW_TO_OPEN.format(address=address, path=plain(output)))
@@ -244,7 +244,7 @@ def _examined(
 
     import_numpy()  # before anything else does
     from distprof import api
-    from distprof.cli.progress import progress_bar
+    from distprof.cli.output import progress_bar
     from distprof.config import load_config
 
     settings = load_config(config)

@@ -122,7 +122,7 @@ def show(
 
     output.check(HISTORY)
     from distprof.config import load_config
-    from distprof.verbs.history.timeline import HISTORY_METRICS, find_history_metric, trace_metric
+    from distprof.verbs.history import HISTORY_METRICS, find_history_metric, trace_metric
 
     metric = find_history_metric(name)
     if metric is None:
@@ -177,8 +177,8 @@ def _chosen(
     summaries: Sequence[SummaryFile], key: str | None, workload: str | None
 ) -> dict[str, list[SummaryFile]]:
     """The series that the user asked for; a UsageError without one lists the existing ones."""
+    from distprof.verbs.history import by_series
     from distprof.verbs.history.show import series_name
-    from distprof.verbs.history.timeline import by_series
 
     series = by_series(summaries)
     chosen = {

@@ -12,8 +12,7 @@ import click
 
 from distprof.cli.app import ExitCode
 from distprof.cli.options import debug_option, fail_on_option, output_options
-from distprof.cli.output import Output, check_free, deliver, note, verdict_code
-from distprof.cli.progress import make_sweep
+from distprof.cli.output import Output, check_free, deliver, make_sweep, note, verdict_code
 from distprof.errors import UsageError
 from distprof.units import MOST_RANKS
 

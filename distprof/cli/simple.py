@@ -1,12 +1,15 @@
-"""Verbs that parse, make one call and deliver what it returns."""
+"""Verbs that parse, make one call and deliver what it returns; and the pages of rules."""
 
 from __future__ import annotations
 
+import io
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from distprof.cli.app import ExitCode
 from distprof.cli.options import (
@@ -17,7 +20,18 @@ from distprof.cli.options import (
     output_options,
     report_options,
 )
-from distprof.cli.output import Output, check_free, deliver, note, show, verdict_code
+from distprof.cli.output import (
+    Output,
+    check_free,
+    deliver,
+    has_color,
+    note,
+    show,
+    terminal_width,
+    to_stdout,
+    verdict_code,
+)
+from distprof.escape import plain, wrapped
 from distprof.verbs.sources import check_comparable
 
 
@@ -77,6 +91,7 @@ def compare(first: str, second: str, **output_options: Any) -> int:
 
 
 if TYPE_CHECKING:
+    from distprof.rules.base import Rule
     from distprof.verbs.hang import HangReport
 
 _NEVER, _STUCK, _IN_FLIGHT, _FAILED = "never", "stuck", "in_flight", "failed"
@@ -126,7 +141,7 @@ def _report(sources: tuple[str, ...], executor: str, *, quiet: bool) -> HangRepo
     from distprof.ingest.executor import import_numpy
 
     import_numpy()  # before anything else does
-    from distprof.cli.progress import progress_bar
+    from distprof.cli.output import progress_bar
     from distprof.verbs.functions import hang as diagnose
     from distprof.verbs.sources import spooled
 
@@ -187,8 +202,8 @@ def op(
     from distprof.config import load_config
     from distprof.documents.document import write_file
     from distprof.hardware import load_sheet
+    from distprof.verbs.op import OPERATOR
     from distprof.verbs.op.measure import script_of, tell
-    from distprof.verbs.op.show import OPERATOR
     from distprof.verbs.sources import check_source
 
     output.check(OPERATOR)
@@ -295,3 +310,130 @@ def mcp(root: str) -> int:
     note("Waiting for a client on stdin. Press Ctrl-C to stop.", quiet=not sys.stdin.isatty())
     server.run("stdio")
     return ExitCode.FINE
+
+
+class RuleCode(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
+    """The code or name of a rule, with shell completion."""
+
+    name = "rule"
+
+    def shell_complete(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        param: click.Parameter,  # noqa: ARG002
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        """Rule codes that start with the typed text; if there are none, rule names."""
+        from distprof.rules import all_rules
+
+        rules = all_rules()
+        codes = [r for r in rules if r.code.startswith(incomplete.upper())]
+        if codes:
+            return [CompletionItem(rule.code, help=rule.name) for rule in codes]
+        by_name = [r for r in rules if r.name.startswith(incomplete)]
+        return [CompletionItem(rule.name, help=rule.code) for rule in by_name]
+
+
+@click.command()
+@click.argument("code_or_name", metavar="[CODE|NAME]", required=False, type=RuleCode())
+@click.option("--all", "list_all", is_flag=True, help="List every rule (the default).")
+@click.option(
+    "--format",
+    "format_name",
+    type=click.Choice(["text", "json", "md"]),
+    default="text",
+    help="Output format.",
+)
+@debug_option
+def rule(code_or_name: str | None, list_all: bool, format_name: str) -> None:
+    """Explain a rule: what it detects, why it costs time, how to fix it, when it can be wrong.
+
+    Without a name, list all rules.
+
+    \b
+      distprof rule COM101
+      distprof rule
+    """  # noqa: D301 - click reads it
+    from distprof.rules import all_rules, find_rule
+
+    if list_all and code_or_name:
+        raise click.UsageError("name a rule, or list all rules with --all")
+    rules = (find_rule(code_or_name),) if code_or_name else all_rules()
+    to_stdout(_FORMATS[format_name](rules, listed=not code_or_name), format_name)
+
+
+def _as_json(rules: tuple[Rule, ...], *, listed: bool) -> str:
+    import msgspec
+
+    from distprof.config import load_config
+
+    site = load_config().site
+    described = [
+        {
+            "code": r.code,
+            "name": r.name,
+            "severity": r.severity.value,
+            "since": r.since,
+            "summary": r.summary,
+            "limits": {
+                name: {"value": limit.value, "meaning": limit.meaning}
+                for name, limit in r.limits.items()
+            },
+            "docs": r.docs,
+            "docs_url": r.docs_url(site),
+            "page": r.page,
+        }
+        for r in rules
+    ]
+    content = described if listed else described[0]
+    return msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n"
+
+
+def _as_markdown(rules: tuple[Rule, ...], *, listed: bool) -> str:
+    if not listed:
+        return rules[0].page
+    rows = [f"| `{r.code}` | {r.name} | {r.severity.value} | {r.summary} |" for r in rules]
+    return "\n".join(["| code | name | severity | detects |", "|---|---|---|---|", *rows]) + "\n"
+
+
+def _as_text(rules: tuple[Rule, ...], *, listed: bool) -> str:
+    return listed_rules(rules) if listed else page_text(rules[0].page)
+
+
+_FORMATS = {"text": _as_text, "json": _as_json, "md": _as_markdown}
+
+
+# Pages of rules on a terminal --------------------------------------------------------------------
+
+MAX_PAGE_WIDTH = 100
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)  # left-aligned here; rich centres them
+
+
+def page_text(markdown: str) -> str:
+    """A Markdown page rendered for the terminal."""
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    out = io.StringIO()
+    color = has_color(sys.stdout)
+    console = Console(
+        file=out,
+        width=min(terminal_width(), MAX_PAGE_WIDTH),
+        force_terminal=color,
+        no_color=not color,
+        color_system="standard" if color else None,
+        legacy_windows=False,
+    )
+    console.print(Markdown(_HEADING.sub(r"**\1**", markdown), hyperlinks=False))
+    return "\n".join(line.rstrip() for line in out.getvalue().strip("\n").split("\n")) + "\n"
+
+
+def listed_rules(rules: tuple[Rule, ...]) -> str:
+    """Code, name and severity of each rule, followed by its summary."""
+    width = min(terminal_width(), MAX_PAGE_WIDTH)
+    lines = []
+    for rule in rules:
+        lines.append(plain(f"{rule.code}  {rule.name}  ({rule.severity.value})"))
+        summary = wrapped(plain(rule.summary), width - 8)
+        lines += [f"        {line}" for line in summary.split("\n")]
+    return "\n".join(lines) + "\n"

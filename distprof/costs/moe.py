@@ -1,4 +1,4 @@
-"""Costs of uneven experts: load metrics, capacity, and placements of experts.
+"""Costs of uneven experts: load metrics, and placements of experts.
 
 Source of every formula here: formula sheet, "Mixture of experts". ``tokens`` are assignments to
 experts (or ranks), which are the last axis.
@@ -44,36 +44,6 @@ def normalised_entropy(tokens: ArrayLike) -> Floats:
     logarithm = np.log(share, out=np.zeros(load.shape), where=share > 0)
     entropy: Floats = -(share * logarithm).sum(axis=-1) / math.log(load.shape[-1])
     return entropy
-
-
-def dead_ratio(tokens: ArrayLike) -> Floats:
-    """Share of experts with less than :data:`DEAD_RATIO` of the mean load."""
-    load = _loads(tokens)
-    ratio: Floats = (load < DEAD_RATIO * load.mean(axis=-1, keepdims=True)).mean(axis=-1)
-    return ratio
-
-
-def expert_capacity(factor: float, top_k: int, num_tokens: int, num_experts: int) -> int:
-    """Maximum number of assignments of an expert: ⌈factor · k · T / E⌉; ValueError if undefined."""
-    if num_experts < 1 or factor < 0 or top_k < 0 or num_tokens < 0:
-        raise ValueError("a capacity needs at least one expert and no negative numbers")
-    return math.ceil(factor * top_k * num_tokens / num_experts)
-
-
-def dropped_tokens(tokens: ArrayLike, capacity: float) -> Floats:
-    """Assignments above the capacity of the experts, shape ``(…,)``."""
-    beyond: Floats = np.maximum(_loads(tokens) - capacity, 0).sum(axis=-1)
-    return beyond
-
-
-def aux_loss(fraction: ArrayLike, probability: ArrayLike) -> float:
-    """Load-balancing loss of Switch and GShard: E · Σ f·P.
-
-    ``fraction`` is the share of tokens of each expert; adds up to 1, or to k if it counts all k
-    experts of a token. ``probability`` is its mean router probability.
-    """
-    f, p = np.asarray(fraction, np.float64), np.asarray(probability, np.float64)
-    return float(len(f) * (f * p).sum())
 
 
 def distribution_distance(first: ArrayLike, second: ArrayLike) -> float:

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from distprof.artefacts.run_file import RunFile
 from distprof.errors import InputError
+from distprof.ingest.job import RunDirectory, missing_ranks, trace_gaps
 from distprof.ingest.job.rank_folder import read_clock_stamps
-from distprof.ingest.job.run_directory import RunDirectory, missing_ranks, trace_gaps
 from distprof.join.alignment import align_clocks, check_causality
 from distprof.join.clocks import clock_of_stamps, with_stamps
 from distprof.join.instances import NO_STEP, step_labels

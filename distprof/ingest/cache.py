@@ -45,7 +45,7 @@ from distprof.ingest.tables_file import (
     open_tables,
     shifted,
 )
-from distprof.remote.system import ask, is_async
+from distprof.remote import ask, is_async
 from distprof.run.tables import HOST, RankTables
 from distprof.schema import Table
 

@@ -170,7 +170,7 @@ def version_of(opened: str | BinaryIO) -> str:
     stored = getattr(opened, "stored", None)
     if stored is None or not stored.tag:
         return ""
-    from distprof.remote.system import without_login
+    from distprof.remote import without_login
 
     return json.dumps([without_login(stored.url), stored.size, stored.tag])
 

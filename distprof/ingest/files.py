@@ -28,7 +28,7 @@ from distprof.bounds import (
     within,
 )
 from distprof.errors import InputError, UsageError
-from distprof.remote.system import ask
+from distprof.remote import ask
 
 _T = TypeVar("_T")
 Refuse = Callable[[str, str], NoReturn]  # with a source, and what was found in it

@@ -32,17 +32,17 @@ from distprof.ingest.executor import (
     running,
 )
 from distprof.ingest.files import Folder
-from distprof.ingest.job.run_directory import (
+from distprof.ingest.job import (
     RunDirectory,
     describe_rank,
     find_run_directory,
     open_run_directory,
     with_flight,
 )
+from distprof.ingest.kinds import Source, known_sources, open_source
 from distprof.ingest.kinds.logs import TRAINING_LOG, read_rank_logs
 from distprof.ingest.kineto.source import watched
 from distprof.ingest.rank import IngestOptions, ingest_rank
-from distprof.ingest.source import Source, known_sources, open_source
 from distprof.join.windows import same_run
 from distprof.run.logs import JobOutput, NcclLog, TrainingLog
 from distprof.run.run import Gap, Rank, Run
@@ -70,7 +70,7 @@ def open_run(
 
     Args:
         source: A trace, a folder or glob of traces, a run directory, a log of another tool
-            (:mod:`distprof.ingest.source`), or an fsspec URL.
+            (:mod:`distprof.ingest.kinds`), or an fsspec URL.
         options: How traces are read.
         executor: Where they are read: ``serial``, ``process``, ``process:N``, ``dask://HOST:PORT``,
             or an executor of ``concurrent.futures``, which stays open.

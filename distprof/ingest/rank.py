@@ -31,7 +31,7 @@ from distprof.ingest.cache import (
     TooManyRowsError,
     find_entry,
 )
-from distprof.ingest.collectives.arguments import Membership
+from distprof.ingest.collectives import Membership
 from distprof.ingest.collectives.device_records import device_records, mark_communication
 from distprof.ingest.collectives.gloo_records import gloo_records
 from distprof.ingest.communication import Classifier, classifier_for, shipped_patterns

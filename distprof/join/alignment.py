@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.join.clocks import components_of, fit_line, location, pooled_scale, solve_graph
-from distprof.join.instances import runs_of, same_as_before
 from distprof.join.waits import (
     MemberBlock,
     MemberBlocks,
@@ -28,7 +27,7 @@ from distprof.join.waits import (
     timed_instances,
 )
 from distprof.run.run import ClockAlignment, CollectiveMatches, Rank
-from distprof.run.tables import distinct, parts_by
+from distprof.run.tables import distinct, parts_by, runs_of, same_as_before
 from distprof.schema import ABSENT, Bools, Floats, Int64Array
 from distprof.terms import CollectiveKind
 

@@ -179,21 +179,6 @@ def name_of(group: ProcessGroup) -> str:
     return group.description or group.name or "of all ranks"
 
 
-def same_as_before(*columns: Int64Array | NDArray[np.int32]) -> Bools:
-    """Whether each entry equals the one before it in every column."""
-    same = np.ones(len(columns[0]), np.bool_)
-    same[:1] = False
-    for column in columns:
-        same[1:] &= column[1:] == column[:-1]
-    return same
-
-
-def runs_of(*columns: Int64Array | NDArray[np.int32]) -> tuple[Int64Array, Int64Array]:
-    """Where each run of entries that are equal in every column begins, and its length."""
-    begins = np.flatnonzero(~same_as_before(*columns))
-    return begins, np.diff(np.append(begins, len(columns[0])))
-
-
 def matches_of(
     rows: Rows, groups: Sequence[ProcessGroup], present: Int64Array, builder: MatchBuilder
 ) -> CollectiveMatches:

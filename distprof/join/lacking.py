@@ -16,11 +16,11 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from distprof.join.instances import NO_STEP, runs_of, step_labels
+from distprof.join.instances import NO_STEP, step_labels
 from distprof.join.invariants import broken
 from distprof.join.shifts import TIMED
 from distprof.run.run import ClockAlignment, CollectiveMatches, Gap, Rank, TableSource
-from distprof.run.tables import RankTables, distinct, encode
+from distprof.run.tables import RankTables, distinct, encode, numbers_in, runs_of
 from distprof.run.topology import ProcessGroup
 from distprof.schema import ABSENT, Floats, Int64Array, Table
 from distprof.terms import StepSource
@@ -405,11 +405,7 @@ def _timed(rank: Rank) -> tuple[Int64Array, Int64Array]:
     label = np.where(seq >= 0, NO_STEP, label)
     kind = table["kind"][rows].astype(np.int64)
     _, place = encode(_mixed(pair, kind, label))
-    order = np.argsort(place, kind="stable")
-    begins, counts = runs_of(place[order])
-    occurrence = np.empty(len(place), np.int64)
-    occurrence[order] = np.arange(len(place)) - np.repeat(begins, counts)
-    number = np.where(seq >= 0, seq, occurrence)
+    number = np.where(seq >= 0, seq, numbers_in(place))
     pairs, code = encode(pair)
     names = [f"{group.values[p // shape]}|{members.values[p % shape]}" for p in pairs.tolist()]
     named = np.array([crc32(name.encode()) for name in names], np.int64)[code]

@@ -25,13 +25,11 @@ from distprof.join.instances import (
     gather_rows,
     matches_of,
     name_of,
-    runs_of,
-    same_as_before,
 )
 from distprof.join.shifts import CLEAR, TIMED, Expectation, best_shift, operations_of, typical_gap
 from distprof.join.waits import index_type, positions_by_code, positions_of, spans
 from distprof.run.run import CollectiveMatches, Rank
-from distprof.run.tables import encode, order_of_codes
+from distprof.run.tables import encode, numbers_in, order_of_codes, runs_of, same_as_before
 from distprof.run.topology import ProcessGroup
 from distprof.schema import Bools, Int64Array
 from distprof.terms import CollectiveKind, MatchMethod
@@ -293,10 +291,9 @@ def _runs_of_sequence(rows: Rows, index: Int64Array) -> tuple[Int64Array, Int64A
     # the sort is stable: within a run, rows are still rank by rank and in order of start
     group, seq, rank = rows.group[order], rows.seq[order], rows.rank[order]
     same = same_as_before(group, seq)
-    again = same & same_as_before(rank)
-    if again.any():  # operations coalesced under one number match by occurrence
-        place = np.arange(len(order))
-        occurrence = place - np.maximum.accumulate(np.where(again, 0, place))
+    if (same & same_as_before(rank)).any():
+        # operations coalesced under one number match by occurrence
+        occurrence = numbers_in(group, seq, rank)
         by_occurrence = np.lexsort((rank, occurrence, seq, group))
         order = order[by_occurrence]
         same = same_as_before(group[by_occurrence], seq[by_occurrence], occurrence[by_occurrence])

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.artefacts.record import TroubledRank
-from distprof.join.instances import same_as_before
 from distprof.run.evidence import (
     CollectiveSummary,
     InspectorLog,
@@ -26,6 +25,7 @@ from distprof.run.evidence import (
     RasTrouble,
     SummaryClass,
 )
+from distprof.run.tables import same_as_before
 from distprof.schema import Int64Array
 
 
@@ -62,7 +62,7 @@ def compared(log: InspectorLog) -> Compared:
     once = is_new | ~same_as_before(member)
     order, is_new = order[once], is_new[once]
     starts = np.flatnonzero(is_new)
-    sizes = np.diff(np.append(starts, len(order)))
+    sizes = np.diff(starts, append=len(order))
     wanted = np.array([one.num_ranks for one in log.classes], np.int64)
     is_whole = sizes == wanted[table["class_index"][order[starts]]] if len(starts) else sizes > 0
     return _measured(log, order[np.repeat(is_whole, sizes)], sizes[is_whole])

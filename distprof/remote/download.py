@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Final, cast
 import msgspec
 
 from distprof.bounds import Bound, Seekable, TooLargeError
-from distprof.remote.system import (
+from distprof.remote import (
     LIMIT_S,
     ChangedError,
     StoreError,

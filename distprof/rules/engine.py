@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from distprof.errors import UsageError
 from distprof.escape import fitting
+from distprof.rules import catalogue, find_rule
 from distprof.rules.base import (
     Draft,
     Evidence,
@@ -20,7 +21,6 @@ from distprof.rules.base import (
     NotChecked,
     Rule,
 )
-from distprof.rules.registry import catalogue, find_rule
 from distprof.terms import Severity
 from distprof.units import format_duration
 

@@ -226,6 +226,30 @@ class DistinctRows:
         return first, code
 
 
+def same_as_before(*columns: NDArray[np.integer]) -> Bools:
+    """Whether each row equals the one before it in every column."""
+    same = np.ones(len(columns[0]), np.bool_)
+    same[:1] = False
+    for column in columns:
+        same[1:] &= column[1:] == column[:-1]
+    return same
+
+
+def runs_of(*columns: NDArray[np.integer]) -> tuple[Int64Array, Int64Array]:
+    """Where each run of rows that are equal in every column begins, and its length."""
+    begins = np.flatnonzero(~same_as_before(*columns))
+    return begins, np.diff(begins, append=len(columns[0]))
+
+
+def numbers_in(*columns: NDArray[np.integer]) -> Int64Array:
+    """0, 1, 2, … among the rows that are equal in every column, in the order of the rows."""
+    order = np.lexsort(columns[::-1])
+    begins, lengths = runs_of(*(column[order] for column in columns))
+    number = np.empty(len(order), np.int64)
+    number[order] = np.arange(len(order)) - np.repeat(begins, lengths)
+    return number
+
+
 def order_of_codes(codes: Int64Array, count: int) -> Int64Array:
     """Rows in stable order of codes (0 to ``count - 1``), by a radix sort of 16 bits at a time."""
     order: Int64Array = np.argsort(codes.astype(np.uint16), kind="stable")

@@ -162,7 +162,7 @@ class Tools:
         Args:
             rule: Code or name, for example STR101 or persistent-straggler.
         """
-        from distprof.rules.registry import find_rule
+        from distprof.rules import find_rule
 
         return find_rule(rule).page
 

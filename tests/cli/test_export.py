@@ -10,7 +10,7 @@ import pytest
 
 from distprof.cli.app import main
 from distprof.cli.export import perfetto
-from distprof.verbs.export import common
+from distprof.verbs import export
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TRACES = str(GOLDEN / "kineto" / "gloo-ddp-2ranks")
@@ -32,7 +32,7 @@ def test_it_says_what_it_wrote(capsys):
 
 def test_on_request_it_hands_the_file_to_the_page(capsys, monkeypatch):
     served = []
-    monkeypatch.setattr(common, "serve", lambda file, tell: served.append((file, tell("ADDRESS"))))
+    monkeypatch.setattr(export, "serve", lambda file, tell: served.append((file, tell("ADDRESS"))))
     assert main(["export", "perfetto", TRACES, "-o", "job.pftrace", "--open"]) == 0
     assert served[0][0] == Path("job.pftrace")
     out, _ = capsys.readouterr()
@@ -44,7 +44,7 @@ def test_a_taken_port_leaves_the_file_and_says_what_to_do(capsys):
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            taken.bind((common.HOST, common.PORT))
+            taken.bind((export.HOST, export.PORT))
         except OSError:
             pytest.skip("something else listens on the port")
         taken.listen()

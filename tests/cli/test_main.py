@@ -20,7 +20,7 @@ from distprof.cli import app as application
 from distprof.cli.app import main
 from distprof.cli.options import SectionName
 from distprof.cli.output import has_color
-from distprof.cli.rule import RuleCode
+from distprof.cli.simple import RuleCode
 from distprof.errors import InputError, MissingExtraError
 from docs.command_line import command_line_page
 from tests.documents.samples import many_ranks, straggler

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from distprof import open_run
-from distprof.cli.output import has_color
-from distprof.cli.progress import _state, _time_left, progress_bar, status_line
+from distprof.cli.output import _state, _time_left, has_color, progress_bar, status_line
 from distprof.verbs.sweep.running import Progress
 
 DLRM = Path(__file__).parents[1] / "golden" / "kineto" / "dlrm-v100-8gpu"

@@ -15,7 +15,7 @@ import pytest
 from distprof.cli import doctor as clinic
 from distprof.cli.app import main
 from distprof.cli.doctor import Check, cache_check
-from distprof.rules.registry import all_rules
+from distprof.rules import all_rules
 
 ROOT = Path(__file__).parents[2]
 CODE = all_rules()[0].code

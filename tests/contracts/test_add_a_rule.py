@@ -7,9 +7,9 @@ from types import ModuleType
 
 import pytest
 
-from distprof.rules import registry
+from distprof import rules as registry
+from distprof.rules import all_rules, collect, own_rules
 from distprof.rules.engine import run_rules
-from distprof.rules.registry import all_rules, collect, own_rules
 from distprof.sections.overlap import rules as neighbours
 from docs.build import rule_page
 from docs.rule_examples import rule_examples

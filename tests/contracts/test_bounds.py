@@ -10,11 +10,10 @@ from msgspec.structs import replace
 import distprof
 from distprof.bounds import Bound, NotAFileError, open_plain, read_plain
 from distprof.errors import DistprofError
-from distprof.ingest import files
-from distprof.ingest.sensors import read
-from distprof.ingest.source import known_sources
-from distprof.verbs.documents import ALL_DOCUMENTS
+from distprof.ingest import files, sensors
+from distprof.ingest.kinds import known_sources
 from docs.bounds import all_bounds
+from docs.documents import ALL_DOCUMENTS
 from tests.contracts.test_kinds import SAMPLES
 
 ROOT = Path(distprof.__file__).parent
@@ -43,9 +42,9 @@ MAY_OPEN = {
     "ingest/kineto/reader.py": "reads a trace by the window",
     "ingest/cache.py": "entries, after they are found to be plain files of a known size",
     "ingest/executor.py": "names of this process's own threads, which Linux keeps short",
-    "ingest/job/processes.py": "a line that the kernel writes of a process",
+    "ingest/job/__init__.py": "a line that the kernel writes of a process",
     "ingest/rank.py": "an entry of the cache, after it was checked",
-    "verbs/export/common.py": "the file that the command has just written",
+    "verbs/export/__init__.py": "the file that the command has just written",
 }
 """Modules that open files otherwise, and why they may."""
 
@@ -104,9 +103,9 @@ def test_a_kind_keeps_to_its_size(source, monkeypatch):
     module = import_module(source.read.__module__)
     name = next(name for name, value in vars(module).items() if value is source.bound)
     monkeypatch.setattr(module, name, replace(source.bound, num_bytes=100))
-    for where in (files, read):
+    for where in (files, sensors):
         monkeypatch.setattr(where, "MAX_BYTES", 100)
-        monkeypatch.setattr(where, "BLOCK_BYTES" if where is not read else "_BLOCK_BYTES", 64)
+        monkeypatch.setattr(where, "BLOCK_BYTES" if where is not sensors else "_BLOCK_BYTES", 64)
     said, is_refused = answer_of(source)
     assert "100 bytes" in said or "read only up to" in said
     assert "try: " in said if is_refused else source.bound.beyond == "skipped"

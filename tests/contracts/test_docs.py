@@ -4,7 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from distprof.rules.registry import all_rules
+from distprof.rules import all_rules
 from docs.build import REFERENCE, main, pages, stale
 
 ROOT = Path(__file__).parents[2]

@@ -24,17 +24,17 @@ from distprof.formats import RenderOptions
 from distprof.hardware import load_sheet
 from distprof.ingest.fabric import read_fabric
 from distprof.verbs.compare.show import compare_reports
-from distprof.verbs.documents import ALL_DOCUMENTS
 from distprof.verbs.gate.baseline import accepted, acknowledge, make_baseline
 from distprof.verbs.gate.check import judge, session_of_sizes
 from distprof.verbs.hang.evidence import read_evidence
 from distprof.verbs.hang.measure import diagnose
-from distprof.verbs.history.timeline import by_series, find_history_metric, trace_metric
+from distprof.verbs.history import by_series, find_history_metric, trace_metric
 from distprof.verbs.op.measure import tell
 from distprof.verbs.plan.lint import check_layout, layout_of, read_job_file
 from distprof.verbs.plan.search import make_plan
 from distprof.verbs.sweep.measure import report_scaling
 from distprof.verbs.sweep.runs import plan_program
+from docs.documents import ALL_DOCUMENTS
 from tests.documents.samples import healthy, straggler
 from tests.flight_jobs import GPU_ERROR
 from tests.verbs.history.samples import commits

@@ -9,8 +9,8 @@ import pytest
 
 import distprof
 from distprof.escape import MAX_HEADLINE, fitting, headed
+from distprof.rules import all_rules
 from distprof.rules.engine import run_rules
-from distprof.rules.registry import all_rules
 from tests.rules.fixtures import fixture
 
 LOGS = Path(__file__).parents[1] / "golden" / "logs"

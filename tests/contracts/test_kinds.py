@@ -8,8 +8,8 @@ import pytest
 
 from distprof.errors import InputError
 from distprof.ingest import kinds
-from distprof.ingest import source as registry
-from distprof.ingest.source import MODULES, Source, known_sources, open_source, with_evidence
+from distprof.ingest import kinds as registry
+from distprof.ingest.kinds import MODULES, Source, known_sources, open_source, with_evidence
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 FITTING = {
@@ -119,7 +119,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distprof.bounds import Bound
-from distprof.ingest.source import Source
+from distprof.ingest.kinds import Source
 
 
 @dataclass(frozen=True)

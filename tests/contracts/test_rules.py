@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 import distprof
+from distprof.rules import MODULES, RETIRED, all_rules
 from distprof.rules.base import HEADINGS
 from distprof.rules.engine import run_rules
-from distprof.rules.registry import MODULES, RETIRED, all_rules
 from distprof.sections.capture import CaptureResult
 from distprof.sections.collective_log import CollectiveLogResult
 from distprof.sections.collectives import CollectivesResult

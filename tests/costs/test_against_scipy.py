@@ -18,7 +18,7 @@ from distprof.costs.repeats import (
 )
 from distprof.costs.scaling import _fieller, _least_squares, _Line
 from distprof.sections.own_time import chance_of_mean
-from distprof.verbs.gate.decide import aligned_ranks, mann_whitney
+from distprof.verbs.gate import aligned_ranks, mann_whitney
 from tests.optional import optional
 
 stats = optional("scipy.stats")

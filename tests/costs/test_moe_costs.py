@@ -12,12 +12,8 @@ from hypothesis.extra import numpy as arrays
 
 from distprof.costs.moe import (
     Placement,
-    aux_loss,
     contiguous_placement,
-    dead_ratio,
     distribution_distance,
-    dropped_tokens,
-    expert_capacity,
     load_imbalance,
     load_variation,
     lost_to_imbalance,
@@ -37,7 +33,6 @@ def test_the_check_values_of_the_formula_sheet():
     assert load_imbalance(tokens) == 2.0
     assert load_variation(tokens) == pytest.approx(math.sqrt(8) / 4)
     assert normalised_entropy(tokens) == pytest.approx(1.5 * math.log(2) / math.log(4))
-    assert dead_ratio(tokens) == 0.25
 
 
 def test_even_experts_are_even_by_every_measure():
@@ -45,14 +40,12 @@ def test_even_experts_are_even_by_every_measure():
     assert load_imbalance(tokens).tolist() == [1.0, 1.0]
     assert load_variation(tokens).tolist() == [0.0, 0.0]
     assert normalised_entropy(tokens) == pytest.approx([1.0, 1.0])
-    assert dead_ratio(tokens).tolist() == [0.0, 0.0]
 
 
 def test_all_tokens_on_one_expert():
     tokens = [0, 0, 12, 0]
     assert load_imbalance(tokens) == 4.0
     assert normalised_entropy(tokens) == 0.0
-    assert dead_ratio(tokens) == 0.75
 
 
 def test_no_token_is_no_load_rather_than_an_even_one():
@@ -68,21 +61,6 @@ def test_an_expert_alone_is_even():
 def test_without_experts_nothing_can_be_said():
     with pytest.raises(ValueError, match="at least one expert"):
         load_imbalance([])
-
-
-def test_capacity_is_rounded_up_and_what_is_beyond_is_dropped():
-    assert expert_capacity(1.0, 2, 10, 8) == 3  # 2.5
-    assert expert_capacity(1.25, 1, 64, 8) == 10
-    assert dropped_tokens([8, 4, 4, 0], 4) == 4.0
-    with pytest.raises(ValueError, match="needs at least one expert"):
-        expert_capacity(1.0, 2, 10, 0)
-
-
-def test_the_load_balancing_loss_is_one_if_uniform_and_k_if_all_picks_count():
-    even = np.full(8, 1 / 8)
-    assert aux_loss(even, even) == pytest.approx(1.0)
-    assert aux_loss(2 * even, even) == pytest.approx(2.0)
-    assert aux_loss([1, 0], [1, 0]) == 2.0
 
 
 def test_distance_of_loads():

@@ -15,7 +15,7 @@ from distprof.formats import RenderOptions, find_reporter
 from distprof.rules.base import NotChecked
 from distprof.sections.capture import CaptureGap
 from distprof.sections.table import Column, TableView
-from distprof.verbs.documents import ALL_DOCUMENTS
+from docs.documents import ALL_DOCUMENTS
 from tests.contracts.test_documents import SAMPLES as DOCUMENTS
 from tests.documents.job_samples import SAMPLES
 from tests.documents.samples import finding, healthy, nasty, straggler

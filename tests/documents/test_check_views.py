@@ -8,8 +8,8 @@ import pytest
 
 from distprof.artefacts.summary_file import Fingerprint
 from distprof.formats import RenderOptions
+from distprof.verbs.gate import SHORT_BASELINE, UNKNOWN_SESSIONS
 from distprof.verbs.gate.check import CheckResult, MetricCheck, PartLoss
-from distprof.verbs.gate.decide import SHORT_BASELINE, UNKNOWN_SESSIONS
 from distprof.verbs.gate.show import CHECK, amount, check_verdict
 
 

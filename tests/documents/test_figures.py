@@ -18,18 +18,18 @@ from distprof.documents.html.page import figures_of
 from distprof.formats import RenderOptions
 from distprof.verbs.compare import PartChange, StepChange
 from distprof.verbs.compare.figures import medians_figure, pair_figure
-from distprof.verbs.documents import ALL_DOCUMENTS
+from distprof.verbs.gate import decide
 from distprof.verbs.gate.check import MetricCheck
-from distprof.verbs.gate.decide import decide
 from distprof.verbs.gate.figures import metrics_figure, tolerances_worse
 from distprof.verbs.hang import GroupProgress, HangReport, HangState, RankPosition
 from distprof.verbs.hang.figures import places_figure, progress_figure
+from distprof.verbs.history import HistoryPoint
 from distprof.verbs.history.figures import series_figure
-from distprof.verbs.history.timeline import HistoryPoint
 from distprof.verbs.plan.figures import memory_figure, steps_figure
 from distprof.verbs.plan.search import make_plan
 from distprof.verbs.sweep.figures import curve_figure, losses_figure
 from distprof.verbs.sweep.measure import report_scaling
+from docs.documents import ALL_DOCUMENTS
 from tests.contracts.test_documents import SAMPLES
 from tests.documents.html_pages import Seen
 from tests.documents.samples import MS

@@ -41,7 +41,7 @@ from distprof.documents.page import step_bar
 from distprof.documents.saved import Report
 from distprof.escape import plain
 from distprof.formats import RenderOptions, find_reporter
-from distprof.rules.registry import all_rules
+from distprof.rules import all_rules
 from distprof.sections.computation import ComputationResult, OperatorRow, Roof
 from distprof.sections.pipeline import PictureRow, PipelineGroup
 from distprof.sections.shows import judge, tables_of

@@ -30,7 +30,7 @@ from distprof.sections.picture import COMPUTATION, WAIT, DrawnRank, packed_split
 from distprof.sections.pipeline import PictureRow
 from distprof.sections.table import Column, TableView
 from distprof.verbs.compare.show import COMPARISON
-from distprof.verbs.documents import ALL_DOCUMENTS
+from docs.documents import ALL_DOCUMENTS
 from tests.contracts.test_documents import SAMPLES
 from tests.documents.html_pages import Seen
 from tests.documents.samples import nasty

@@ -17,7 +17,7 @@ from distprof.documents.saved import REPORT
 from distprof.errors import SchemaError, UsageError
 from distprof.formats import RenderOptions
 from distprof.sections.table import Bar
-from distprof.verbs.documents import ALL_DOCUMENTS
+from docs.documents import ALL_DOCUMENTS
 from tests.contracts.test_documents import SAMPLES
 from tests.documents.job_samples import SAMPLES as REPORTS
 

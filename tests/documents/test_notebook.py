@@ -12,7 +12,7 @@ import pytest
 from distprof.documents.document import document_of
 from distprof.documents.html.page import figures_of
 from distprof.formats import RenderOptions
-from distprof.verbs.documents import ALL_DOCUMENTS
+from docs.documents import ALL_DOCUMENTS
 from tests.contracts.test_documents import FAST, SAMPLES, SLOW
 from tests.documents.html_pages import Seen
 from tests.documents.samples import healthy, nasty, straggler

@@ -7,10 +7,10 @@ import pytest
 
 from distprof.errors import InputError
 from distprof.ingest.files import beginning
+from distprof.ingest.kinds import known_sources
 from distprof.ingest.kinds.logs import TRAINING_LOG
 from distprof.ingest.kineto import parsed, reader
 from distprof.ingest.kineto.reader import read_trace
-from distprof.ingest.source import known_sources
 
 MIB = 1 << 20
 HEAD = b'{"schemaVersion":1,"traceEvents":[\n'

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.ingest.collectives.arguments import Membership
+from distprof.ingest.collectives import Membership
 from distprof.ingest.collectives.gloo_records import gloo_records
 from distprof.ingest.communication import Classifier
 from distprof.ingest.host_activity import executed_activity

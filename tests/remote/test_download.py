@@ -10,15 +10,15 @@ from fsspec.asyn import AsyncFileSystem
 
 from distprof.ingest.open import open_run
 from distprof.ingest.rank import IngestOptions
-from distprof.remote import download
-from distprof.remote.download import BLOCK_BYTES, BOUND, Stored, beginnings, find, stat
-from distprof.remote.system import (
+from distprof.remote import (
     ChangedError,
     StoreError,
     UnusableStoreError,
+    download,
     explained,
     without_login,
 )
+from distprof.remote.download import BLOCK_BYTES, BOUND, Stored, beginnings, find, stat
 from distprof.web import WebFileSystem
 from tests.remote.web_server import serving_folder
 

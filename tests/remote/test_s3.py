@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from distprof import remote
 from distprof.cli import main
 from distprof.errors import InputError
 from distprof.ingest.discovery import discover
 from distprof.ingest.open import open_run
 from distprof.ingest.rank import IngestOptions
-from distprof.remote import download, system
+from distprof.remote import ChangedError, StoreError, download
 from distprof.remote.download import BLOCK_BYTES, Stored, find, stat
-from distprof.remote.system import ChangedError, StoreError
 from tests.remote.s3_server import environment
 
 GLOO = Path(__file__).parents[1] / "golden" / "kineto" / "gloo-ddp-2ranks"
@@ -29,7 +29,7 @@ LONG = os.urandom(3 * BLOCK_BYTES + 5)
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(download, "PAUSE_S", 0.01)
-    system._unusable.clear()
+    remote._unusable.clear()
 
 
 @pytest.fixture

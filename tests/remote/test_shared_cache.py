@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from distprof import remote
 from distprof.artefacts import files
 from distprof.cli import main
 from distprof.ingest import cache as shared_cache
@@ -14,7 +15,7 @@ from distprof.ingest.cache import CacheKey, SharedCache
 from distprof.ingest.open import open_run
 from distprof.ingest.rank import IngestOptions
 from distprof.ingest.tables_file import Part, TablesReader, TablesWriter
-from distprof.remote import download, system
+from distprof.remote import download
 from tests.remote.test_s3 import GLOO, denied, put_ranks
 
 URL = "s3://bucket/team"
@@ -25,7 +26,7 @@ OPTIONS = IngestOptions(cache_dir=URL)
 def machine(tmp_path, monkeypatch):
     """A machine without anything in its own cache; a call makes it another such machine."""
     monkeypatch.setattr(download, "PAUSE_S", 0.01)
-    system._unusable.clear()
+    remote._unusable.clear()
     count = iter(range(9))
 
     def another():

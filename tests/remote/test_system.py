@@ -10,7 +10,7 @@ from fsspec.registry import _registry
 from distprof.cli import main
 from distprof.errors import MissingExtraError, UsageError
 from distprof.ingest.files import beginning
-from distprof.remote.system import file_system
+from distprof.remote import file_system
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from distprof.rules import find_rule
 from distprof.rules.engine import run_rules
-from distprof.rules.registry import find_rule
 from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.idle.rules.cpus import _medians_of_others
 from distprof.sections.job import JobError, JobFailure, JobResult

@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
+from distprof.rules import find_rule
 from distprof.rules.engine import run_rules
-from distprof.rules.registry import find_rule
 from distprof.sections.computation import NO_SHAPES, ComputationResult
 from tests.rules.fixtures.computation import bad_converted_layouts, bad_unfused_optimizer
 

@@ -3,9 +3,9 @@
 import pytest
 
 from distprof.errors import UsageError
+from distprof.rules import find_rule
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Rule, parse_page
 from distprof.rules.engine import run_rules
-from distprof.rules.registry import find_rule
 from distprof.sections.time import StepTimeResult, WaterfallResult
 from distprof.terms import Confidence, Severity
 from distprof.verbs.plan import ConfigurationResult

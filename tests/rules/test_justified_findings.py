@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import distprof
-from distprof.rules.registry import all_rules
+from distprof.rules import all_rules
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 JUSTIFIED = tomllib.loads((GOLDEN / "findings.toml").read_text("utf-8"))

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
+from distprof.rules import find_rule
 from distprof.rules.engine import run_rules
-from distprof.rules.registry import find_rule
 from distprof.sections.moe import MoeResult
 from distprof.terms import Confidence
 from tests.rules.samples import (

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from distprof.config import TopologyConfig
+from distprof.rules import all_rules
 from distprof.rules.engine import run_rules
-from distprof.rules.registry import all_rules
 from distprof.run.topology import ProcessGroup
 from distprof.sections.collectives import CollectivesResult
 from distprof.sections.moe import MoeResult

@@ -5,10 +5,10 @@ from types import MappingProxyType, ModuleType
 
 import pytest
 
+from distprof import rules as registry
 from distprof.errors import UsageError
-from distprof.rules import registry
+from distprof.rules import all_rules, collect, find_rule
 from distprof.rules.base import Rule, parse_page, rule
-from distprof.rules.registry import all_rules, collect, find_rule
 from distprof.sections.idle import IdleResult
 from distprof.sections.step_log import StepLogResult
 from distprof.terms import Severity

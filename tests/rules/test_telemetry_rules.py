@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import distprof
+from distprof.rules import all_rules
 from distprof.rules.engine import run_rules
-from distprof.rules.registry import all_rules
 from distprof.sections.telemetry import (
     DeviceError,
     DeviceTelemetry,

@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.artefacts.summary_file import Fingerprint
-from distprof.run.fingerprint import differences, unlike
+from distprof.artefacts.summary_file import Fingerprint, differences, unlike
 
 HERE = Fingerprint(
     world_size=4,

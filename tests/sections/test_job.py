@@ -4,7 +4,7 @@ import pytest
 
 from distprof.artefacts.run_file import Exit, Failure, Fault, Overhead, ProbeStatus
 from distprof.ingest.assemble import assemble_run
-from distprof.ingest.job.run_directory import open_run_directory
+from distprof.ingest.job import open_run_directory
 from distprof.sections.job import NO_RUN_DIRECTORY
 from distprof.sections.job.measure import analyze_job
 from tests.builders import RankBuilder, make_run

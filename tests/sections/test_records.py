@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from distprof.artefacts import STEPS_FILE
 from distprof.artefacts.records import MemoryRecord, MoeRecord, NvmlRecord, Pause, StepRecord
 from distprof.ingest.assemble import assemble_run
+from distprof.ingest.job import open_run_directory
 from distprof.ingest.job.rank_folder import RankFolder
-from distprof.ingest.job.run_directory import open_run_directory
 from distprof.sections.context import RankAnalyses
 from distprof.sections.idle.measure import measure_host_pauses, measure_pauses
 from distprof.sections.job import NO_RUN_DIRECTORY

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from distprof.api import analyze, open_run
 from distprof.ingest.assemble import assemble_run
-from distprof.ingest.source import with_evidence
+from distprof.ingest.kinds import with_evidence
 from distprof.ingest.training_logs.read import read_training_log
 from distprof.run.logs import TrainingFacts, TrainingLog
 from distprof.sections.shows import judge

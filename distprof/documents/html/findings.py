@@ -34,7 +34,7 @@ _LOWER = {"h1": "h4", "h2": "h4", "h3": "h5", "h4": "h5"}
 
 def rule_page(code: str) -> Markup:
     """The page of a rule without its title; empty for a rule that is not installed here."""
-    from distprof.rules.registry import find_rule
+    from distprof.rules import find_rule
 
     try:
         page = find_rule(code).page

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.ingest.collectives.arguments import (
+from distprof.ingest.collectives import (
     ANNOTATIONS,
     OPERATORS,
     CallFacts,

@@ -17,7 +17,7 @@ import numpy as np
 from msgspec.structs import asdict, replace
 from numpy.typing import NDArray
 
-from distprof.ingest.collectives.arguments import CallFacts, Membership, call_facts, peer_in_group
+from distprof.ingest.collectives import CallFacts, Membership, call_facts, peer_in_group
 from distprof.ingest.collectives.device_records import Records, notes_on, records_table, same_event
 from distprof.ingest.communication import Classifier
 from distprof.ingest.flight.recorder import FlightEntries

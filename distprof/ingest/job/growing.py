@@ -38,8 +38,8 @@ from distprof.artefacts.records import (
 from distprof.artefacts.run_file import AttachFile, ErrorFile, ExitFile, RankFile, RunFile
 from distprof.bounds import Bound, open_plain, read_plain
 from distprof.errors import InputError
+from distprof.ingest.job import MAX_RUN_BYTES, find_run_directory
 from distprof.ingest.job.rank_folder import BROKEN, MAX_LINE_BYTES
-from distprof.ingest.job.run_directory import MAX_RUN_BYTES, find_run_directory
 
 MAX_RANKS: Final = 20_000
 MAX_FILE_BYTES: Final = 16 << 20  # for a file that is replaced as a whole

@@ -25,9 +25,8 @@ from distprof.ingest.files import (
     paths_of_logs,
     read_some,
 )
-from distprof.ingest.kinds import machine
+from distprof.ingest.kinds import Source, machine
 from distprof.ingest.sensors.collect import JOURNAL, is_amd_json
-from distprof.ingest.source import Source
 from distprof.run.logs import DeviceLog, JobOutput, NcclLog, TrainingLog
 from distprof.run.run import Run
 
@@ -228,7 +227,7 @@ def fits_device_log(source: str) -> bool:
 
 def read_device_log(source: str) -> DeviceLog:
     """Read a file, or all such files in a folder."""
-    from distprof.ingest.sensors.read import EXPECTED, read_file
+    from distprof.ingest.sensors import EXPECTED, read_file
 
     paths = paths_of_logs(source, MAX_DEVICE_FILES)
     root = str(PurePosixPath(source).parent)
@@ -261,7 +260,7 @@ def _content(path: str) -> str:
         return "samples" if is_amd_json(start[:_SNIFFED_JSON].decode("utf-8", "replace")) else ""
     if not start or b"\0" in start[:4096] or any(word in start for word in _WORDS):
         return ""
-    from distprof.ingest.sensors.read import content_of, holds_tables
+    from distprof.ingest.sensors import content_of, holds_tables
 
     if kind := content_of(start):
         return kind

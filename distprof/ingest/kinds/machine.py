@@ -19,8 +19,8 @@ from distprof.artefacts.fabric_file import GpuCopies
 from distprof.bounds import Bound, within
 from distprof.errors import InputError
 from distprof.ingest.files import DAMAGE, opened
+from distprof.ingest.kinds import Source, keep
 from distprof.ingest.sensors.collect import host_named
-from distprof.ingest.source import Source, keep
 from distprof.run.evidence import Machine, Machines
 from distprof.run.run import Run
 

@@ -11,8 +11,8 @@ import msgspec
 from distprof.bounds import Bound, within
 from distprof.errors import InputError
 from distprof.ingest.files import DAMAGE, Blocks, any_log, beginning, opened, paths_of_logs
+from distprof.ingest.kinds import Source
 from distprof.ingest.nccl.ras import is_ras, parse_ras
-from distprof.ingest.source import Source
 from distprof.run.evidence import InspectorLog, RasStatus
 
 RAS_BOUND = Bound(

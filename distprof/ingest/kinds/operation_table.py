@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from distprof.bounds import Bound, expanded, open_plain, read_plain
 from distprof.errors import InputError
-from distprof.ingest.source import Source
-from distprof.remote.system import ask
+from distprof.ingest.kinds import Source
+from distprof.remote import ask
 from distprof.run.evidence import OPERATIONS, OperationLog
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 

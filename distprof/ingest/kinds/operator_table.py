@@ -21,7 +21,7 @@ import msgspec
 from distprof.bounds import Bound
 from distprof.ingest.communication import collective_kind
 from distprof.ingest.files import beginning, refusing, whole
-from distprof.ingest.source import Source
+from distprof.ingest.kinds import Source
 from distprof.run.evidence import OperatorTable, TableOperator
 from distprof.terms import CollectiveKind
 

@@ -35,8 +35,8 @@ from numpy.typing import NDArray
 from distprof.bounds import Bound
 from distprof.ingest.communication import collective_kind
 from distprof.ingest.files import beginning, decoded, refusing, whole
+from distprof.ingest.kinds import Source
 from distprof.ingest.metadata import parse_ranks
-from distprof.ingest.source import Source
 from distprof.run.evidence import CollectiveSummary, ExpertCounts, InputReadiness, SummaryClass
 
 COUNTS_BOUND = Bound(

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from distprof.bounds import Bound, TooLargeError, expanded, num_parts, read_plain
 from distprof.errors import InputError
 from distprof.ingest.files import beginning, decoded, refusing
+from distprof.ingest.kinds import Source
 from distprof.ingest.kinds.operation_table import JobSizes, log_of_columns
-from distprof.ingest.source import Source
 from distprof.run.evidence import OPERATIONS, OperationLog
 from distprof.run.topology import MAX_WORLD_SIZE
 from distprof.schema import Coded, Int64Array, Table

@@ -26,6 +26,7 @@ from distprof.run.tables import (
     encode,
     intervals_of,
     join_launches,
+    runs_of,
 )
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.computation import Pass
@@ -360,7 +361,7 @@ class Alike(msgspec.Struct, frozen=True, kw_only=True):
         ):
             _, group = encode(group * size + column)
         order = np.lexsort((-calls.counted_ns, group))
-        longest = order[np.flatnonzero(np.diff(group[order], prepend=-1))]
+        longest = order[runs_of(group[order])[0]]
         texts = (*names.values, *calls.kernel_names)
         return Alike(
             group=group,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from distprof.artefacts.record import shared_fields
 from distprof.artefacts.run_file import Overhead, RankEntry, RunFile
-from distprof.run.fingerprint import flat_config
+from distprof.artefacts.summary_file import flat_config
 from distprof.run.run import Run
 from distprof.sections.job import (
     NO_RUN_DIRECTORY,

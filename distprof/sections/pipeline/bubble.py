@@ -30,7 +30,8 @@ from numpy.typing import NDArray
 from distprof.costs.known_schedules import SCHEDULES
 from distprof.costs.pipeline import Orders, orders_from, replay
 from distprof.costs.prediction import Candidate, Prediction, StageWork, predict
-from distprof.schema import ABSENT, Bools, Floats, Int64Array
+from distprof.run.tables import numbers_in, runs_of
+from distprof.schema import ABSENT, Floats, Int64Array
 from distprof.sections.context import StageSlots
 from distprof.sections.pipeline import PipelineGroup, PipelinePrediction
 from distprof.terms import SlotKind
@@ -294,20 +295,6 @@ def _per_stage(observed: ObservedPipeline, kind: SlotKind) -> Floats:
     return total.astype(np.float64)
 
 
-def changes(*keys: NDArray[np.integer]) -> Bools:
-    """Mask of rows that differ from the one before."""
-    changed = np.ones(len(keys[0]), dtype=np.bool_)
-    changed[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
-    return changed
-
-
-def number_in_run(*keys: NDArray[np.integer]) -> Int64Array:
-    """0, 1, 2, … within each run of equal rows."""
-    row = np.arange(len(keys[0]))
-    changed = changes(*keys)
-    return (row - np.maximum.accumulate(np.where(changed, row, 0))).astype(np.int64)
-
-
 # The pipeline -------------------------------------------------------------------------------------
 
 
@@ -340,7 +327,7 @@ class ObservedPipeline(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def own_span_ns(self) -> Int64Array:
         """From a rank's first start to its last end, shape ``(ranks, k)``."""
-        first = np.flatnonzero(np.diff(self.orders.rank, prepend=-1))
+        first, _ = runs_of(self.orders.rank)
         low = np.minimum.reduceat(self.start_ns, first, axis=0)
         high = np.maximum.reduceat(self.end_ns, first, axis=0)
         own: Int64Array = high - low
@@ -361,15 +348,10 @@ class _Merged(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def units(self) -> dict[tuple[int, int], slice]:
         """Rows of each step and round."""
-        changed = np.flatnonzero(
-            (np.diff(self.step, prepend=-2) != 0) | (np.diff(self.round, prepend=-2) != 0)
-        )
-        bounds = [*changed.tolist(), len(self.step)]
-        keys = zip(self.step[changed].tolist(), self.round[changed].tolist(), strict=True)
-        return {
-            key: slice(low, high)
-            for key, low, high in zip(keys, bounds[:-1], bounds[1:], strict=True)
-        }
+        begins, lengths = runs_of(self.step, self.round)
+        columns = (self.step[begins], self.round[begins], begins, begins + lengths)
+        units = zip(*(column.tolist() for column in columns), strict=True)
+        return {(step, again): slice(low, high) for step, again, low, high in units}
 
 
 def observe(slots: Mapping[int, StageSlots]) -> ObservedPipeline | None:
@@ -416,14 +398,11 @@ def _columns(values: Sequence[Int64Array], rows: Sequence[Sequence[slice]]) -> I
 def _merge(slots: StageSlots) -> _Merged:
     """Slots sorted by step and start, with the pieces of one action merged."""
     wait = slots.wait_end_ns
-    raw = (slots.step, slots.stage, slots.micro_batch, slots.kind)
-    order = np.lexsort((slots.start_ns, *reversed(raw)))
-    again = np.empty(len(slots), np.int64)
-    again[order] = number_in_run(*(part[order] for part in raw))
+    again = numbers_in(slots.step, slots.stage, slots.micro_batch, slots.kind)
     kind = np.where(slots.kind == SlotKind.LOSS, SlotKind.FORWARD, slots.kind)
     keys = (slots.step, again, slots.stage, kind, slots.micro_batch)
     order = np.lexsort((slots.start_ns, *reversed(keys)))
-    first = np.flatnonzero(changes(*(key[order] for key in keys)))
+    first, _ = runs_of(*(key[order] for key in keys))
     start = np.minimum.reduceat(slots.start_ns[order], first)
     action = np.stack([key[order][first] for key in keys[2:]], axis=1).astype(np.int64)
     by_start = np.lexsort((start, again[order][first], slots.step[order][first]))

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from distprof.artefacts.record import shared_fields
 from distprof.costs.known_schedules import SCHEDULES, orders
 from distprof.costs.pipeline import Orders, bubble_fraction, in_flight_of, replay
+from distprof.run.tables import runs_of
 from distprof.schema import Bools
 from distprof.sections.context import StageSlots
 from distprof.sections.pipeline import PictureRow, PipelineGroup, StageDetail
@@ -46,8 +47,7 @@ def picture_of(observed: ObservedPipeline, *, comparable: bool) -> tuple[Picture
     rows = rows[:MAX_ROWS]
     zero = np.full(len(observed.ranks), start.min())
     if not comparable:
-        first = np.flatnonzero(np.diff(orders.rank, prepend=-1))
-        zero = np.minimum.reduceat(start, first)
+        zero = np.minimum.reduceat(start, runs_of(orders.rank)[0])
     low, high = start - zero[orders.rank], end - zero[orders.rank]
     columns = (orders.rank, orders.stage, orders.kind, orders.micro_batch, low, high)
     return tuple(

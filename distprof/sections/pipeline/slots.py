@@ -23,10 +23,9 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.intervals import Intervals, covered, index_of, intersect, subtract, union
-from distprof.run.tables import RankTables, intervals_of, join_launches
+from distprof.run.tables import RankTables, intervals_of, join_launches, numbers_in, runs_of
 from distprof.schema import ABSENT, Bools, Int64Array, Table
 from distprof.sections.context import RankContext, StageMarks, StageSlots, Timeline
-from distprof.sections.pipeline.bubble import changes, number_in_run
 from distprof.terms import ActivityKind, CollectiveKind, SlotKind
 
 UNKNOWN_STAGE = -1
@@ -252,16 +251,14 @@ def _ranges_of(tables: RankTables, parser: Parser, on_device: bool) -> _Ranges |
             for name in _Ranges.__struct_fields__
         }
     )
-    rows = np.concatenate([rows for _, rows in found])
-    place = (table["stream"] if on_device else table.coded("thread").codes)[rows].astype(np.int64)
-    by_name = (ranges.stage, ranges.kind, ranges.micro_batch)
-    order = np.lexsort((ranges.start_ns, place, *by_name))
-    occurrence = number_in_run(*(part[order] for part in (*by_name, place)))
-    again = np.lexsort((occurrence, *(part[order] for part in by_name)))
-    rows = order[again]
-    ranges, occurrence = ranges.take(rows), occurrence[again]
-    keys = (ranges.stage, ranges.kind, ranges.micro_batch, occurrence)
-    first = np.flatnonzero(changes(*keys))
+    by_start = np.argsort(ranges.start_ns, kind="stable")
+    ranges, rows = ranges.take(by_start), np.concatenate([rows for _, rows in found])[by_start]
+    place = (table["stream"] if on_device else table.coded("thread").codes)[rows]
+    name = (ranges.stage, ranges.kind, ranges.micro_batch)
+    keys = (numbers_in(*name, place), *name)  # streams or threads share the slots of a name
+    order = np.lexsort(keys)
+    first, _ = runs_of(*(key[order] for key in keys))
+    ranges = ranges.take(order)
     start = np.minimum.reduceat(ranges.start_ns, first)
     end = np.maximum.reduceat(ranges.end_ns, first)
     merged = replace(ranges.take(first), start_ns=start, end_ns=end)

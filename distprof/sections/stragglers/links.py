@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from distprof.run.run import Rank, Run
+from distprof.run.tables import runs_of
 from distprof.schema import ABSENT, Bools, Floats, Int64Array
 from distprof.sections.context import RankAnalysis
 from distprof.sections.matched import (
@@ -103,13 +104,11 @@ class _Transfers(msgspec.Struct, frozen=True, kw_only=True):
         """Some of them."""
         return _Transfers(**{name: getattr(self, name)[chosen] for name in self.__struct_fields__})
 
-    def by_cell(self) -> tuple[Int64Array, Int64Array]:
-        """Order by cell and length, and where each cell begins in it."""
+    def by_cell(self) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Order by cell and length, where each cell begins in it, and its length."""
         keys = [getattr(self, name) for name in _CELL]
         order = np.lexsort((self.length_ns, *keys))
-        changes = [np.diff(key[order]) != 0 for key in keys]
-        first = np.concatenate(([0], np.flatnonzero(np.any(changes, axis=0)) + 1))
-        return order, first.astype(np.int64)
+        return order, *runs_of(*(key[order] for key in keys))
 
 
 class _Cells(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,8 +126,7 @@ class _Cells(msgspec.Struct, frozen=True, kw_only=True):
     @staticmethod
     def of(transfers: _Transfers) -> _Cells:
         """Cells of these transfers."""
-        order, first = transfers.by_cell()
-        count = np.diff(np.append(first, len(order)))
+        order, first, count = transfers.by_cell()
         ordered = transfers.length_ns[order]
         return _Cells(
             **{name: getattr(transfers, name)[order[first]] for name in _CELL},
@@ -303,8 +301,7 @@ def _paces(transfers: _Transfers, num_steps: int) -> tuple[list[int], list[int],
     """Places of groups, a process group of each, and how long their transfers take in each step."""
     # Relative to the fast ones of their group and size, shape ``(places, steps)``; NaN where a
     # group transfers nothing.
-    order, first = transfers.by_cell()
-    count = np.diff(np.append(first, len(order)))
+    order, first, count = transfers.by_cell()
     fast = transfers.length_ns[order[first + (FAST_SHARE * (count - 1)).astype(np.int64)]]
     usual = np.empty(len(order))
     usual[order] = np.repeat(fast, count)

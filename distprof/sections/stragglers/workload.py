@@ -16,7 +16,7 @@ import numpy as np
 
 from distprof.intervals import Intervals, covered, union
 from distprof.run.run import Run
-from distprof.run.tables import intervals_of
+from distprof.run.tables import intervals_of, numbers_in
 from distprof.schema import Coded, Floats, Int64Array, Table
 from distprof.sections.context import RankAnalysis
 from distprof.sections.idle.measure import HostPauses
@@ -229,13 +229,7 @@ def elasticity(
 
 def _call_in_step(place: Int64Array, step: Int64Array) -> Int64Array:
     """Number of each row's place and ordinal in its step: that of the same call in other steps."""
-    order = np.lexsort((np.arange(len(place)), step, place))
-    begins = np.ones(len(order), dtype=np.bool_)
-    begins[1:] = (np.diff(place[order]) != 0) | (np.diff(step[order]) != 0)
-    at = np.arange(len(order))
-    ordinal = np.empty(len(order), dtype=np.int64)
-    ordinal[order] = at - np.maximum.accumulate(np.where(begins, at, 0))
-    keys = np.stack((place, ordinal))
+    keys = np.stack((place, numbers_in(place, step)))
     return np.unique(keys, axis=1, return_inverse=True)[1].ravel().astype(np.int64)
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from distprof.replay import Graph
 from distprof.run.evidence import OperationLog
+from distprof.run.tables import numbers_in, runs_of
 from distprof.schema import Bools, Int64Array, Table
 
 KINDS = (
@@ -229,17 +230,6 @@ def _chain(rows: StepRows, ordered: Int64Array) -> Edges:
     return ordered[:-1][same], ordered[1:][same]
 
 
-def _number_in(lane: Int64Array) -> Int64Array:
-    """Number of each row within its worker; rows of a worker are contiguous."""
-    first = np.flatnonzero(np.diff(lane, prepend=-1))
-    return np.arange(len(lane)) - np.repeat(first, np.diff(np.append(first, len(lane))))
-
-
-def _first_of(key: Int64Array) -> Int64Array:
-    """Positions of the first row of each key; equal keys are contiguous."""
-    return np.flatnonzero(np.diff(key, prepend=-1))
-
-
 def _joined(left: Int64Array, right: Int64Array) -> Edges:
     """Positions on both sides of the common keys; keys are distinct on each side."""
     _, a, b = np.intersect1d(left, right, assume_unique=True, return_indices=True)
@@ -272,7 +262,7 @@ def _keys(rows: StepRows, messages: Int64Array, step: int) -> Int64Array:
     """Keys of messages: where each arrives, and its number there."""
     lane, stages = rows.lane[messages], rows.num_stages
     there = lane // stages * stages + (lane % stages + step) % stages
-    return there * (len(rows) + 1) + _number_in(lane)
+    return there * (len(rows) + 1) + numbers_in(lane)
 
 
 def _matched(
@@ -316,12 +306,12 @@ def _partner_numbers(
         np.bincount(workers, minlength=num_workers)
         for workers in (worker, of_compute, of_compute[has_end])
     )
-    number = _number_in(worker)
+    number = numbers_in(worker)
     only_real = (messages == real) & (messages < all_of)
     if not is_send:
         number = number + ((messages + 1 == all_of) & ~only_real)[worker]
     chosen = only_real[worker]
-    among_real = _number_in(of_compute)[has_end]
+    among_real = numbers_in(of_compute)[has_end]
     first = (np.cumsum(real) - real)[worker[chosen]]
     number[chosen] = among_real[first + number[chosen]]
     return number
@@ -345,15 +335,15 @@ def _is_launched(
 
 def _first_backward_messages(rows: StepRows, compute: Int64Array) -> Edges:
     """A worker's first backward messages wait for the computation two before its first backward."""
-    number = _number_in(rows.lane[compute])
+    number = numbers_in(rows.lane[compute])
     backward = np.flatnonzero(rows.of("backward-compute")[compute])
-    first = backward[_first_of(rows.lane[compute[backward]])]
+    first = backward[runs_of(rows.lane[compute[backward]])[0]]
     first = first[number[first] >= 2]
     before = compute[first - 2]
     source, target = [], []
     for kind in ("backward-recv", "backward-send"):
         messages = _in_order(rows, rows.of(kind))
-        opening = messages[_first_of(rows.lane[messages])]
+        opening = messages[runs_of(rows.lane[messages])[0]]
         a, b = _joined(rows.lane[before], rows.lane[opening])
         source.append(before[a])
         target.append(opening[b])
@@ -389,7 +379,7 @@ def _chunk_key(rows: StepRows, chosen: Int64Array) -> Int64Array:
 def _extreme(rows: StepRows, chosen: Int64Array, by: Int64Array) -> Int64Array:
     """The operation with the smallest ``by`` (aligned with ``chosen``) per worker and chunk."""
     chosen = chosen[np.lexsort((by, _chunk_key(rows, chosen)))]
-    return chosen[_first_of(_chunk_key(rows, chosen))]
+    return chosen[runs_of(_chunk_key(rows, chosen))[0]]
 
 
 def _after_last_compute(rows: StepRows, compute: Int64Array) -> list[Edges]:
@@ -405,7 +395,7 @@ def _after_last_compute(rows: StepRows, compute: Int64Array) -> list[Edges]:
     tail = np.flatnonzero(phase[rows.kind] >= 0)
     tail = tail[np.lexsort((rows.seq[tail], phase[rows.kind[tail]], rows.lane[tail]))]
     latest = compute[np.lexsort((-rows.end[compute, 0], rows.lane[compute]))]
-    last = latest[_first_of(rows.lane[latest])]
+    last = latest[runs_of(rows.lane[latest])[0]]
     edges = [_chain(rows, tail), _to_first(rows, last, tail)]
     if overlaps:
         scatters = np.flatnonzero(rows.of("grads-reduce-scatter"))
@@ -414,7 +404,7 @@ def _after_last_compute(rows: StepRows, compute: Int64Array) -> list[Edges]:
         begins = _extreme(rows, scatters, rows.seq[scatters])
         a, b = _joined(_chunk_key(rows, done), _chunk_key(rows, begins))
         closing = scatters[np.lexsort((-rows.seq[scatters], rows.lane[scatters]))]
-        closing = closing[_first_of(rows.lane[closing])]
+        closing = closing[runs_of(rows.lane[closing])[0]]
         after = tail[rows.kind[tail] != KINDS.index("gc")]
         edges += [(done[a], begins[b]), _to_first(rows, closing, after)]
     return edges
@@ -422,7 +412,7 @@ def _after_last_compute(rows: StepRows, compute: Int64Array) -> list[Edges]:
 
 def _to_first(rows: StepRows, source: Int64Array, ordered: Int64Array) -> Edges:
     """Edges from one operation of each worker to the worker's first in ``ordered``."""
-    first = ordered[_first_of(rows.lane[ordered])]
+    first = ordered[runs_of(rows.lane[ordered])[0]]
     a, b = _joined(rows.lane[source], rows.lane[first])
     return source[a], first[b]
 

@@ -15,6 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from distprof.replay import Times, simulate
+from distprof.run.tables import runs_of
 from distprof.schema import ABSENT, Bools, Floats, Int64Array
 from distprof.sections.whatif.operation_graph import KINDS, MESSAGES, StepGraph, StepRows, graph_of
 
@@ -156,7 +157,7 @@ def _actual(rows: StepRows, graph: StepGraph) -> tuple[Int64Array, int]:
     if len(members) == 0:
         return actual, 0
     members = members[np.argsort(graph.group[members], kind="stable")]
-    first = np.flatnonzero(np.diff(graph.group[members], prepend=-1))
+    first = runs_of(graph.group[members])[0]
     begins = np.maximum.reduceat(rows.start[members], first, axis=0)
     transfer = rows.end[members] - begins[graph.group[members]]
     wrong = transfer <= -CLOCK_TOLERANCE_NS

@@ -7,7 +7,7 @@ from typing import Literal
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 from distprof.sections.picture import StepPicture
-from distprof.verbs.displayed import Displayed
+from distprof.verbs import Displayed
 
 COMPARISON_SCHEMA = "distprof.comparison/1"
 Match = Literal["same", "fused", "reshaped", "replaced", "appeared", "vanished", "rest"]

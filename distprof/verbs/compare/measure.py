@@ -9,8 +9,7 @@ from math import comb
 import msgspec
 import numpy as np
 
-from distprof.artefacts.summary_file import StepParts, SummaryFile
-from distprof.run.fingerprint import compared, differences, unlike
+from distprof.artefacts.summary_file import StepParts, SummaryFile, compared, differences, unlike
 from distprof.sections.collectives import CollectiveClass, CollectivesResult
 from distprof.sections.computation import ComputationResult
 from distprof.sections.kernels import KernelRow, KernelsResult
@@ -29,7 +28,7 @@ from distprof.verbs.compare import (
     Trend,
 )
 from distprof.verbs.compare.operators import compare_operators
-from distprof.verbs.gate.decide import mann_whitney
+from distprof.verbs.gate import mann_whitney
 from distprof.version import __version__
 
 ALIKE_RATIO = 0.02

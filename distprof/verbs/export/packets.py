@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from distprof.escape import plain, shorten
 from distprof.intervals import Intervals
 from distprof.schema import ABSENT, Coded, Int64Array
-from distprof.verbs.export.common import bracket_order
+from distprof.verbs.export import bracket_order
 
 _VARINT, _FIXED64, _LENGTH = 0, 1, 2
 Kept = NDArray[np.bool_]

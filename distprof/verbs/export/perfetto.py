@@ -21,7 +21,7 @@ from distprof.sections.perturbation.show import profiler_fact
 from distprof.sections.whatif.trace_graph import TraceGraph, node_names
 from distprof.sections.whatif.trace_model import TraceModel
 from distprof.units import capitalized, fold_ranks, format_duration, name_ranks
-from distprof.verbs.export.common import CommonClock, arrivals_of, clock_text, inside
+from distprof.verbs.export import CommonClock, arrivals_of, clock_text, inside
 from distprof.verbs.export.packets import PacketFile, Slices, WriteError
 from distprof.verbs.export.rank_tracks import Only, RankTracks, windows_of_steps
 

@@ -12,13 +12,13 @@ import numpy as np
 from distprof.intervals import Intervals, union
 from distprof.run.records import MEMORY_LOG, TELEMETRY
 from distprof.run.run import Rank, Run
-from distprof.run.tables import RankTables, distinct, intervals_of
+from distprof.run.tables import RankTables, distinct, intervals_of, runs_of
 from distprof.schema import ABSENT, Coded, Column, Int64Array, Table, TableSchema
 from distprof.sections.context import RankAnalysis
 from distprof.sections.picture.drawing import call_names, slot_names
 from distprof.sections.stragglers import StragglerSet
 from distprof.terms import ActivityKind, StepSource
-from distprof.verbs.export.common import Arrivals, CommonClock, inside, lanes_of
+from distprof.verbs.export import Arrivals, CommonClock, inside, lanes_of
 from distprof.verbs.export.packets import PacketSequence, Slices
 
 Only = Literal["collectives", "gpu"]
@@ -264,10 +264,8 @@ def _at(kind: int, nth: int) -> int:
 def _groups(*columns: np.ndarray) -> Iterator[tuple[tuple[int, ...], Int64Array]]:
     """Groups of rows with equal values in all columns: the values, ascending, and the rows."""
     order = np.lexsort(columns[::-1]).astype(np.int64)
-    ordered = [column[order] for column in columns]
-    differs = [np.flatnonzero(column[1:] != column[:-1]) + 1 for column in ordered]
-    firsts = distinct(np.concatenate(differs))
-    for rows in np.split(order, firsts) if len(order) else ():
+    first, _ = runs_of(*(column[order] for column in columns))
+    for rows in np.split(order, first[1:]) if len(order) else ():
         yield tuple(int(column[rows[0]]) for column in columns), rows
 
 

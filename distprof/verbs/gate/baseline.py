@@ -18,12 +18,12 @@ from distprof.artefacts.summary_file import (
     Fingerprint,
     StepParts,
     SummaryFile,
+    unlike,
 )
 from distprof.documents.document import Document
 from distprof.errors import InputError
-from distprof.run.fingerprint import unlike
 from distprof.sections.table import counted
-from distprof.verbs.gate.decide import Better, Scale
+from distprof.verbs.gate import Better, Scale
 from distprof.version import __version__
 
 

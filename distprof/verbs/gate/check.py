@@ -16,12 +16,13 @@ from distprof.artefacts.summary_file import (
     Fingerprint,
     SummaryFile,
     SweepFile,
+    flat_config,
 )
 from distprof.config import CheckConfig
 from distprof.errors import InputError, UsageError
-from distprof.run.fingerprint import flat_config
+from distprof.verbs import Displayed
 from distprof.verbs.compare.measure import part_changes
-from distprof.verbs.displayed import Displayed
+from distprof.verbs.gate import ALPHA, Decision, decide
 from distprof.verbs.gate.baseline import (
     METRICS,
     Metric,
@@ -31,7 +32,6 @@ from distprof.verbs.gate.baseline import (
     unlike_baseline,
     unlike_job,
 )
-from distprof.verbs.gate.decide import ALPHA, Decision, decide
 from distprof.verbs.sweep.running import configuration_of, load_sweep
 from distprof.verbs.sweep.runs import parse_workload, plan_workload
 from distprof.version import __version__
@@ -47,7 +47,7 @@ class MetricCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     metric: str  # Name of the metric.
     label: str  # Name in reports.
     unit: str  # ``ns``, ``B`` or ``ratio``.
-    # As in :class:`~distprof.verbs.gate.decide.Decision`; ``acknowledged`` if the baseline accepts
+    # As in :class:`~distprof.verbs.gate.Decision`; ``acknowledged`` if the baseline accepts
     # the loss.
     state: State
     # ``ratio``: ``change`` is candidate over baseline; ``difference``: candidate minus baseline.

@@ -16,9 +16,9 @@ from distprof.documents.html.blocks import (
     rows,
 )
 from distprof.verbs.compare.figures import change_figure
+from distprof.verbs.gate import LEVEL
 from distprof.verbs.gate.baseline import find_metric
 from distprof.verbs.gate.check import CheckResult, MetricCheck
-from distprof.verbs.gate.decide import LEVEL
 from distprof.verbs.gate.show import amount, change_text
 
 _NARROWEST, _WIDEST = 2.0, 12.0

@@ -13,9 +13,9 @@ from distprof.sections.table import Column, TableView, counted, present, rows_ta
 from distprof.terms import Severity
 from distprof.units import format_bytes, format_duration, format_ratio, signed
 from distprof.verbs.compare.show import PARTS
+from distprof.verbs.gate import LEVEL, NOT_BY_REPEATS
 from distprof.verbs.gate.baseline import find_metric
 from distprof.verbs.gate.check import CHECK_SCHEMA, CheckResult, MetricCheck, fails
-from distprof.verbs.gate.decide import LEVEL, NOT_BY_REPEATS
 
 _WORDS = {
     "passed": "Passed",

@@ -9,7 +9,7 @@ import msgspec
 from distprof.run.logs import JobOutput
 from distprof.run.records import FlightDump
 from distprof.terms import Confidence
-from distprof.verbs.displayed import Displayed
+from distprof.verbs import Displayed
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True):

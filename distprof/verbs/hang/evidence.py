@@ -24,7 +24,7 @@ from distprof.errors import DistprofError, InputError
 from distprof.ingest.executor import Outcome, Progress, map_each, running
 from distprof.ingest.files import Folder, begins_object
 from distprof.ingest.flight.recorder import MAX_BYTES, looks_like_dump, parse_flight
-from distprof.ingest.job.run_directory import RunDirectory, find_run_directory, open_run_directory
+from distprof.ingest.job import RunDirectory, find_run_directory, open_run_directory
 from distprof.ingest.kinds.logs import paths_of_output
 from distprof.ingest.output.read import Reader
 from distprof.ingest.output.stacks import calls_of

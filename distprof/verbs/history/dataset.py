@@ -21,8 +21,8 @@ from distprof.artefacts.files import write_atomically
 from distprof.artefacts.summary_file import SUMMARY_SCHEMA, SummaryFile
 from distprof.bounds import Bound, decode_json, expanded, read_plain, within
 from distprof.errors import DistprofError, InputError
-from distprof.remote.system import file_system
-from distprof.verbs.history.timeline import series_of
+from distprof.remote import file_system
+from distprof.verbs.history import series_of
 
 DEFAULT_FOLDER = ".distprof/history"
 MANY_FILES = 2_000

@@ -8,8 +8,8 @@ from distprof.escape import shorten
 from distprof.sections.table import counted
 from distprof.units import capitalized
 from distprof.verbs.gate.show import metric_text
+from distprof.verbs.history import History, HistoryPoint, HistorySeries
 from distprof.verbs.history.show import day, point_name, series_name, state_shown
-from distprof.verbs.history.timeline import History, HistoryPoint, HistorySeries
 
 _MOST_SERIES = 6
 _MOST_POINTS = 400

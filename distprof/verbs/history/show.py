@@ -14,7 +14,7 @@ from distprof.formats import RenderOptions
 from distprof.sections.table import Column, Drawing, TableView, counted, present, rows_table
 from distprof.units import NS_PER_S
 from distprof.verbs.gate.show import amount, metric_text
-from distprof.verbs.history.timeline import HISTORY_SCHEMA, History, HistoryPoint, HistorySeries
+from distprof.verbs.history import HISTORY_SCHEMA, History, HistoryPoint, HistorySeries
 
 _MARKED = ("regressed", "improved")
 

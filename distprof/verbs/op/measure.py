@@ -37,7 +37,7 @@ from distprof.sections.computation.operators import (
 from distprof.sections.context import RankContext
 from distprof.sections.measure_run import analysed_windows, capture_window
 from distprof.units import format_duration
-from distprof.verbs.op.show import Caller, KernelTime, OperatorStory
+from distprof.verbs.op import Caller, KernelTime, OperatorStory
 from distprof.version import __version__
 
 _MOST_LISTED = 12

@@ -8,7 +8,7 @@ import msgspec
 
 from distprof.rules.base import Evidence
 from distprof.terms import Severity, Subject
-from distprof.verbs.displayed import Displayed
+from distprof.verbs import Displayed
 from distprof.verbs.plan.layout import Layout, Objection
 
 PLAN_SCHEMA = "distprof.plan/1"

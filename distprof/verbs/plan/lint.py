@@ -19,8 +19,8 @@ from distprof.documents.page import Page
 from distprof.errors import InputError
 from distprof.formats import RenderOptions
 from distprof.options import parse_toml
+from distprof.rules import all_rules
 from distprof.rules.engine import run_rules
-from distprof.rules.registry import all_rules
 from distprof.sections.efficiency.models import SHAPE_KEYS
 from distprof.sections.table import counted
 from distprof.terms import Severity

@@ -11,7 +11,7 @@ from distprof.artefacts.summary_file import Fingerprint
 from distprof.rules.base import Finding, NotChecked
 from distprof.sections.base import Result
 from distprof.terms import Subject
-from distprof.verbs.displayed import Displayed
+from distprof.verbs import Displayed
 
 Mode = Literal["weak", "strong"]
 

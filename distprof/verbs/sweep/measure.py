@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.artefacts.summary_file import Fingerprint, StepParts, SummaryFile
+from distprof.artefacts.summary_file import Fingerprint, StepParts, SummaryFile, unlike
 from distprof.costs.repeats import Interval, compare_pairs, compare_repeats, step_interval
 from distprof.costs.scaling import (
     LAWS,
@@ -26,7 +26,6 @@ from distprof.costs.scaling import (
     throughput_speedup,
 )
 from distprof.rules.engine import run_rules
-from distprof.run.fingerprint import unlike
 from distprof.terms import MeshAxis
 from distprof.units import NS_PER_S, capitalized
 from distprof.verbs.sweep import (

@@ -22,8 +22,8 @@ import msgspec
 from distprof.errors import UsageError
 from distprof.escape import plain, shorten
 from distprof.verbs.sources import is_web_address
+from distprof.verbs.watch import ON, WINDOW
 from distprof.verbs.watch.show import ALERT, Alert, sentence_on
-from distprof.verbs.watch.slowness import ON, WINDOW
 from distprof.version import __version__
 
 Unit = Literal["ratio", "times", "bytes", "none"]

@@ -21,8 +21,8 @@ from distprof.units import (
     name_ranks,
     signed_ratio,
 )
-from distprof.verbs.displayed import Displayed
-from distprof.verbs.watch.slowness import ON, WINDOW
+from distprof.verbs import Displayed
+from distprof.verbs.watch import ON, WINDOW
 
 WATCH_SCHEMA = "distprof.watch/1"
 ALERT_SCHEMA = "distprof.alert/1"

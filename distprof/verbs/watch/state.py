@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from distprof.artefacts.records import NvmlRecord, StepRecord
 from distprof.artefacts.run_file import AttachFile, ErrorFile, Exit, Overhead, RunFile
 from distprof.escape import plain, shorten
+from distprof.ingest.job import is_running
 from distprof.ingest.job.growing import MAX_RANKS, Added, RankAdded
-from distprof.ingest.job.processes import is_running
 from distprof.join.gpu_waits import (
     Rests,
     excess_of_peers,
@@ -23,9 +23,9 @@ from distprof.join.gpu_waits import (
 )
 from distprof.schema import Floats
 from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
+from distprof.verbs.watch import WINDOW, JobSpeed, Lasting, SlowRanks, StepTable, WaitTable
 from distprof.verbs.watch.alerts import JOB, Alarms, Condition
 from distprof.verbs.watch.show import ENDED, Alert, JobState, MemoryOfRank, ThrottledRank
-from distprof.verbs.watch.slowness import WINDOW, JobSpeed, Lasting, SlowRanks, StepTable, WaitTable
 
 SAMPLES: Final = 300  # 30 s at the default period
 LEAST_SAMPLES: Final = 20

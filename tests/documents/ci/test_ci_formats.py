@@ -20,7 +20,7 @@ from distprof.documents.saved import Report
 from distprof.formats import RenderOptions, find_reporter
 from distprof.rules.base import NotChecked
 from distprof.terms import CI_FORMATS, Severity
-from distprof.verbs.documents import ALL_DOCUMENTS
+from docs.documents import ALL_DOCUMENTS
 from tests.contracts.test_documents import SAMPLES as DOCUMENTS
 from tests.documents.job_samples import SAMPLES, hostile_job
 from tests.documents.samples import finding, healthy, nasty, straggler

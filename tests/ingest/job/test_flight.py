@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.ingest.collectives.arguments import Membership
+from distprof.ingest.collectives import Membership
 from distprof.ingest.collectives.gloo_records import gloo_records, groups_of_threads
 from distprof.ingest.communication import Classifier
 from distprof.ingest.flight.recorder import read_flight

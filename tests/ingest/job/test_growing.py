@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from distprof.artefacts.records import Header, StepRecord
 from distprof.artefacts.run_file import AttachFile
 from distprof.ingest.job import growing as module
+from distprof.ingest.job import is_running
 from distprof.ingest.job.growing import GrowingFile, GrowingRun
-from distprof.ingest.job.processes import is_running
 from tests.job_folders import JobFolder
 
 

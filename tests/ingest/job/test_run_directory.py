@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import distprof
 from distprof.artefacts import RUN_FILE
 from distprof.errors import InputError, SchemaError
-from distprof.ingest.job.run_directory import find_run_directory, open_run_directory
+from distprof.ingest.job import find_run_directory, open_run_directory
 from tests.ingest.job.recorded import job_folder
 from tests.job_folders import START_NS, JobFolder
 

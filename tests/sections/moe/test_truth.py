@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from distprof.rules import find_rule
 from distprof.rules.engine import run_rules
-from distprof.rules.registry import find_rule
 from distprof.sections.moe import MoeResult
 from distprof.sections.moe.calls import combine_routing, measure_routing
 from distprof.sections.moe.measure import with_exchanges

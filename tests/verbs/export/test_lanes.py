@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distprof.intervals import Intervals
-from distprof.verbs.export.common import bracket_order, lanes_of
+from distprof.verbs.export import bracket_order, lanes_of
 
 
 def lanes(*pairs):

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
-from distprof.verbs.export.common import PAGE, address_of, serve
+from distprof.verbs.export import PAGE, address_of, serve
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.verbs.gate.decide import ALPHA, EARLY_ALPHA, Decision, decide, mann_whitney
+from distprof.verbs.gate import ALPHA, EARLY_ALPHA, Decision, decide, mann_whitney
 
 Floats = NDArray[np.float64]
 DRIFT_RUNS = 60

@@ -7,9 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distprof.artefacts.summary_file import Acknowledged, BaselineFile, Fingerprint, SummaryFile
+from distprof.artefacts.summary_file import (
+    Acknowledged,
+    BaselineFile,
+    Fingerprint,
+    SummaryFile,
+    unlike,
+)
 from distprof.errors import InputError, SchemaError
-from distprof.run.fingerprint import unlike
 from distprof.verbs.gate.baseline import (
     BASELINE,
     METRICS,

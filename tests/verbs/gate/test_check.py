@@ -13,9 +13,9 @@ from distprof.artefacts.summary_file import (
     SummaryFile,
 )
 from distprof.config import CheckConfig
+from distprof.verbs.gate import ALPHA, EARLY_ALPHA
 from distprof.verbs.gate.baseline import accepted, make_baseline, session_of
 from distprof.verbs.gate.check import judge
-from distprof.verbs.gate.decide import ALPHA, EARLY_ALPHA
 
 MACHINE = Fingerprint(world_size=4, device="H200", backend="nccl")
 CALM = (100.0, 100.4, 99.7, 100.1, 99.9, 100.2, 99.8, 100.3)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distprof.verbs.gate.decide import ALPHA, decide
+from distprof.verbs.gate import ALPHA, decide
 from tests.drawn import drawn
 from tests.verbs.gate.noise import Noise, asv_rule, paired_gate, single_point, stored_gate
 

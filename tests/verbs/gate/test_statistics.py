@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distprof.verbs.gate.decide import aligned_ranks, least_pairs, least_repeats, mann_whitney
+from distprof.verbs.gate import aligned_ranks, least_pairs, least_repeats, mann_whitney
 
 few = st.lists(st.integers(0, 6).map(float), min_size=1, max_size=5)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distprof.verbs.history.timeline import (
+from distprof.verbs.history import (
     HISTORY_METRICS,
     by_series,
     find_history_metric,

@@ -199,7 +199,7 @@ def test_thousands_of_long_findings_come_in_bounded_answers_and_none_is_lost(pla
 
 
 def test_every_rules_page_fits_into_an_answer():
-    from distprof.rules.registry import all_rules
+    from distprof.rules import all_rules
 
     assert max(len(rule.page) for rule in all_rules()) <= MAX_CHARACTERS
 

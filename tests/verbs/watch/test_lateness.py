@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from distprof.join.gpu_waits import LEAST_PEERS, excess_of_peers
-from distprof.verbs.watch.slowness import (
+from distprof.verbs.watch import (
     OFF,
     ON,
     PAST,

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from distprof.artefacts.records import MemoryRecord, NvmlRecord, Pause
 from distprof.artefacts.run_file import AttachFile, ErrorFile, Exit, ExitFile, Failure, RankEntry
 from distprof.ingest.job.growing import Added, RankAdded
+from distprof.verbs.watch import OFF, ON, WINDOW
 from distprof.verbs.watch.alerts import default_levels
 from distprof.verbs.watch.follow import report_on
 from distprof.verbs.watch.show import Alert, WatchReport
-from distprof.verbs.watch.slowness import OFF, ON, WINDOW
 from distprof.verbs.watch.state import SETTLE, RankWatch
 from tests.verbs.watch.jobs import MS, START_NS, Playing, run_file, said, step
 

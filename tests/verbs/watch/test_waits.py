@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from distprof.artefacts.records import CollectivesRecord, GroupTimes
 from distprof.ingest.job.growing import RankAdded
 from distprof.join.gpu_waits import Rests, waits_of
+from distprof.verbs.watch import CAPACITY, WaitTable
 from distprof.verbs.watch.follow import report_on
 from distprof.verbs.watch.show import Alert, WatchReport
-from distprof.verbs.watch.slowness import CAPACITY, WaitTable
 from tests.verbs.watch.gpu_jobs import Speed, ddp, fsdp, pipeline, tensor_parallel
 from tests.verbs.watch.gpu_timelines import Await, Cluster, Program, Recorder, Together, Work
 from tests.verbs.watch.jobs import MS, Playing, said, step

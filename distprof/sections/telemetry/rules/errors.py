@@ -42,11 +42,6 @@ def subject_of(error: DeviceError) -> str:
     return shorten(error.process, _FEW) or "a process"
 
 
-def number_of(error: DeviceError) -> str:
-    """Number of times, if more than once."""
-    return "" if error.count == 1 else f" {error.count:,} times"
-
-
 def when_of(error: DeviceError) -> str:
     """Time of the first error, if the log has one."""
     if not error.time:

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from distprof import open_run
 from distprof.cli import main
+from distprof.ingest.kinds import with_evidence
 from distprof.ingest.kinds.logs import fits_nccl_log, read_nccl_log
-from distprof.ingest.source import with_evidence
 from distprof.run.logs import NcclLog
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "nccl"

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from distprof.errors import InputError
 from distprof.ingest.kinds.logs import fits_device_log, read_device_log
+from distprof.ingest.sensors import _Dispatcher, _HeadlessError
 from distprof.ingest.sensors.collect import Collector
-from distprof.ingest.sensors.read import _Dispatcher, _HeadlessError
 from distprof.run.logs import DeviceLog
 
 GOLDEN = Path(__file__).parents[3] / "golden"

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 import distprof
 from distprof.errors import InputError
 from distprof.ingest.kinds.logs import fits_device_log, read_device_log
+from distprof.ingest.sensors import _Dispatcher
 from distprof.ingest.sensors.collect import Collector
-from distprof.ingest.sensors.read import _Dispatcher
 from distprof.ingest.sensors.smi import SmiXml
 from distprof.run.logs import DeviceLog
 from distprof.run.records import TELEMETRY
