@@ -79,6 +79,18 @@ _PREFIX = re.compile(
     r"|\[(?:Rank:?|(?:GPU )?[Rr]ank) (\d{1,7})\]|\[?RANK[ =:](\d{1,7})\]?) ?"
 )
 
+_HEADING = re.compile(
+    r"(?i)^[^\w\n]{0,12}(?:(?:py-spy|gdb|stacks?|dump|trace|output|main thread)\W{1,3}){0,3}"
+    r"(?:(?:of|on|from|for|global)\W){0,2}(?:rank|\w{1,20}[_-]rank)[ _:=#-]{0,3}(\d{1,7})\b"
+)
+"""What people write over a rank's stack, and what torch's debug server writes."""
+
+_BETWEEN = re.compile(
+    r"\s*$|\W{3,}\w{0,10}$|Process \d|Python v|`|\$|\[(?:New|Thread)|Using host|0x[0-9a-f]+ in "
+    r"|(?:Current t|T)hread 0x|\s+<no Python frame>"
+)
+"""Lines between a heading and its stack."""
+
 _BEHIND = re.compile(r"\[rank(\d{1,7})\]: ?$")
 
 
@@ -276,6 +288,8 @@ class Reader:
             own = [line.removeprefix(before) for line in rest if line.startswith(before)]
             text = "\n".join([first.removeprefix(before), *(own or rest)])
         calls, named, count = stacks_in(text)
+        if rank is None and named is None:
+            named = _headed(data[max(start - _WINDOW, 0) : start])
         self._dumped = (shown, number + count)
         if calls and len(self.stacks) < MAX_STACKS:
             whose = rank if named is None else named
@@ -303,6 +317,16 @@ class Reader:
     def _with_last(self, key: tuple[object, ...], event: OutputEvent) -> OutputEvent:
         shown, number = self._again.get(key, ("", 0))
         return replace(event, again=number) if shown == event.file else event
+
+
+def _headed(data: bytes) -> int | None:
+    """The rank that a heading names at the end of a text; None without one."""
+    for line in reversed(cleaned(data).splitlines()):
+        if found := _HEADING.match(line):
+            return int(found[1])
+        if not _BETWEEN.match(line):
+            return None
+    return None
 
 
 def _time_of(data: bytes) -> float | None:

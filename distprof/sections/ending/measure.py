@@ -87,7 +87,7 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     whole, (output, earlier) = output, _last_run(output)
     causes = ((cause, found) for cause in _CAUSES if (found := cause(output)) is not None)
     cause, found = next(causes, (None, EndingResult()))
-    found = _during_phase(_while_preparing(found, output), output)
+    found = _during_phase(_while_preparing(found, output), whole)
     found = _once_finished(found, whole, _why_mixed(output) if cause is _mixed else "")
     events = [event for event in output.events if event.yields not in UNSAID]
     failed = {event.rank for event in events if event.rank is not None} - set(found.ranks)
@@ -127,7 +127,8 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
         for at in filter(None, (event.line, event.again)):
             if at + _BETWEEN_RUNS * is_end < last.get(event.file, 0) or event.yields == "finished":
                 ends[event.file] = max(ends.get(event.file, 0), at)
-    told = tuple(f"{file} holds earlier runs, too, which are left out." for file in ends)
+    left = {e.file for e in events if e.yields not in UNSAID and e.line <= ends.get(e.file, 0)}
+    told = tuple(f"{file} holds earlier runs, too, which are left out." for file in sorted(left))
     kept = (
         e if e.line > ends.get(e.file, 0) else replace(e, line=e.again)
         for e in events
@@ -210,14 +211,24 @@ def _followers(failed: set[int], found: EndingResult) -> Iterator[str]:
 
 
 def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
-    """A wait, with the last slow phase that was printed before the first time-out."""
+    """A wait, with the last slow phase, or end, that was printed before the first time-out."""
     first = next((e for e in output.events if e.yields == "timeout"), None)
     if found.state != STUCK or not found.positions or first is None:
         return found
-    before = (e for e in _of(output, "phase") if e.file == first.file and e.line < first.line)
+    before = (
+        e
+        for e in _of(output, "phase", "finished", "closed")
+        if e.file == first.file and e.line < first.line and "gone" not in e.fields
+    )
     last = max(before, key=lambda e: e.line, default=None)
     if last is None:
         return found
+    if last.yields != "phase":
+        if first.line - last.line > _JUST_BEFORE:
+            return found
+        told = f"Before that, the training had ended (line {last.line:,}): most often, not every "
+        told += "rank enters a collective of what follows, such as a save, a test or a barrier."
+        return replace(found, verdict=f"{found.verdict} {told}")
     why = f"“{last.fields['phase']}” (line {last.line:,}): perhaps one rank takes longer for it "
     why += "than the timeout, and the watchdog ends a job that is only slow."
     if first.line - last.line <= _JUST_BEFORE:
@@ -882,9 +893,16 @@ def _missing(output: JobOutput) -> EndingResult | None:
     events = [e for e in _of(output, "missing") if _absent(e) and not _is_past(e, output)]
     if not events:
         return None
-    event, fields, absent = events[0], events[0].fields, _absent(events[0])
+    event = max(events, key=lambda e: len(_absent(e)) if "stalled" in e.fields else 0)
+    fields, absent = event.fields, _absent(event)
     if len(absent) > 1 and not set.intersection(*map(set, absent.values())):
-        lacks = "; ".join(f"rank {rank} lacks {names[0]}" for rank, names in [*absent.items()][:4])
+        same: dict[str, list[int]] = {}
+        for rank, names in absent.items():
+            same.setdefault(names[0], []).append(rank)
+        lacks = "; ".join(
+            f"{name_ranks(ranks)} {'lack' if len(ranks) > 1 else 'lacks'} {name}"
+            for name, ranks in [*same.items()][:4]
+        )
         return _stuck("mismatch", f"ranks submitted different tensors: {lacks}", event)
     what = f"never launched {next(iter(absent.values()))[0]}"
     if "seq" in fields:
@@ -967,11 +985,15 @@ def _store(output: JobOutput) -> EndingResult | None:
         events = [e for e in events if e.fields.get("type") != "RendezvousClosedError"]
     if not events:
         return None
-    event = next((e for e in events if "address" in e.fields), events[0])
+    told = ("address", "other")
+    event = next((e for name in told for e in events if name in e.fields), events[0])
     fields = event.fields
     who = "a process" if event.rank is None else f"rank {event.rank}"
-    if "other" in fields:
-        what = f"rank {event.rank} waited for the NCCL identifier that rank {fields['other']} sends"
+    sender = event.number("sender") if "sender" in fields else event.number("other")
+    is_member = event.number("own") not in (None, event.rank)
+    if sender is not None:
+        whom = f"member {sender} of its group" if is_member else f"rank {sender}"
+        what = f"{who} waited for the NCCL identifier that {whom} sends"
     elif "address" in fields:
         address = fields["address"].replace(", ", ":")
         what = f"{who} could not reach the rendezvous at {address}"
@@ -1001,14 +1023,23 @@ def _store(output: JobOutput) -> EndingResult | None:
         what = f"ranks could not connect ({fields['type']})"
     else:
         what = f"{who} waited for a key of the store that another rank never wrote"
-    found = _stuck(
-        "store",
-        what,
-        event,
+    steps: tuple[str, ...] = (
         "Check that every host started, and can reach MASTER_ADDR and MASTER_PORT.",
         "Read the log of the ranks that did not join: they may have failed before.",
     )
-    return replace(found, suspects=(int(fields["other"]),)) if "other" in fields else found
+    if sender is not None:
+        steps = (
+            f"Read the log of {whom}, and get its stack (py-spy dump): it did not come to the "
+            "first collective of this group, or of these two ranks.",
+            steps[0],
+        )
+    elif event.number("expected") is not None and (event.number("joined") or 0) > size:
+        steps = (
+            "Give each start a store of its own (another port or file), start each process once, "
+            "and compare the world size with the number of processes.",
+        )
+    found = _stuck("store", what, event, *steps)
+    return found if sender is None or is_member else replace(found, suspects=(sender,))
 
 
 def _unreachable(output: JobOutput) -> EndingResult | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from distprof.run.logs import JobOutput, OutputEvent
 from distprof.run.topology import DEFAULT_GROUPS
@@ -29,17 +29,27 @@ _REPORTS = ("timeout", "frozen", "exception", "error", "cut", "mixed")
 def positions_of(output: JobOutput) -> list[EndingPosition]:
     """One position per group and rank, from all lines of that rank."""
     events = [e for e in output.events if e.yields in ("timeout", "position")]
+    guids: dict[str, set[str]] = {}
+    for event in events:
+        guids.setdefault(_group(event), set()).add(event.fields.get("guid", ""))
+
+    def group_of(event: OutputEvent) -> str:
+        """Its group; groups of one name, such as those of tensor parallelism, have own GUIDs."""
+        name, guid = _group(event), event.fields.get("guid", "")
+        is_shared = name and guid and len(guids[name] - {""}) > 1
+        return (guid if name == event.fields.get("pg") else f"{name} {guid}") if is_shared else name
+
     groups: dict[tuple[int | None, int | None], str] = {}
     shared: dict[int | None, set[str]] = {}  # groups in which ranks wait in a number
     for event in events:
         if event.yields == "position" and event.number("seq") is not None:
-            groups[event.rank, event.number("seq")] = _group(event)
-            shared.setdefault(event.number("seq"), set()).add(_group(event))
+            groups[event.rank, event.number("seq")] = group_of(event)
+            shared.setdefault(event.number("seq"), set()).add(group_of(event))
     found: dict[tuple[str, int, bool], EndingPosition] = {}
     for event in events:
         number = event.number("seq")
         only = shared.get(number, set())
-        group = _group(event) or groups.get(
+        group = group_of(event) or groups.get(
             (event.rank, number), next(iter(only)) if len(only) == 1 else ""
         )
         rank = event.rank if event.rank is not None else event.number("own")
@@ -99,7 +109,30 @@ def diagnose_positions(output: JobOutput) -> EndingResult | None:
         return _frozen(positions) or _told(positions, output)
     found = [_of_group(name, some, output) for name, some in waiting.items()]
     order = ("mismatch", "behind", "silent", "unfinished")
-    return min(found, key=lambda one: order.index(one.cause))
+    first = min(found, key=lambda one: order.index(one.cause))
+    if first.cause == "unfinished" and len(found) > 1:
+        return _in_groups(waiting)
+    return first
+
+
+def _in_groups(waiting: Mapping[str, Sequence[EndingPosition]]) -> EndingResult:
+    """Ranks that wait in several groups, in none of which a rank is known to be behind."""
+    texts = []
+    for name, some in waiting.items():
+        inside = [one for one in some if _waits(one)]
+        what = _operation(next((one for one in inside if one.op), inside[0]), name or "")
+        texts.append(f"{_who(inside, name)} {_verb(inside, 'wait')} in {what}")
+    return EndingResult(
+        state=STUCK,
+        cause="unfinished",
+        verdict=f"Stuck: {'; '.join(texts[:4])}. These are different process groups: in none of "
+        "them did a rank print that is behind.",
+        positions=tuple(one for some in waiting.values() for one in some),
+        alternatives=(
+            "If ranks launch the operations of these groups in different orders, for example from "
+            "two threads, they wait for each other in a circle.",
+        ),
+    )
 
 
 def _waits(one: EndingPosition) -> bool:

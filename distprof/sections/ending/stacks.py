@@ -28,6 +28,11 @@ _ACTIVITIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 )
 
 
+_OPERATION = re.compile(
+    r"(?i)(?:p?mpi_i?|p?nccl|hccl|monitored_)?(all_?reduce|all_?gather|reduce_?scatter|b(?:road)?cast"
+    r"|barrier|all_?to_?all|reduce|gather|scatter)"
+)
+
 _NAMES = {"data loader": "its data loader", "checkpoint": "a checkpoint",
           "collective": "a collective", "GPU": "a wait for its GPU"}  # fmt: skip
 
@@ -68,6 +73,8 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
         return None
     if not waiting or not elsewhere:
         # All processes in a collective, or none
+        if len({_site(one) for one in waiting if _site(one)}) > 1:
+            return _apart(waiting)
         count = sum(one.count for one in stacks)
         parts = [f"{_who(one)} {_verb(one)} in {_place(one)}" for one in stacks[-3:]]
         return EndingResult(
@@ -97,6 +104,40 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
         ),
         next_steps=(
             f"Find out why {_call(elsewhere[0])} does not return on {_who(elsewhere[0])}.",
+        ),
+    )
+
+
+def _site(one: EndingStack) -> tuple[str, ...]:
+    """The kind of a collective and the calls that lead to it; empty for other waits."""
+    call = _call(one)
+    found = _OPERATION.match(call)
+    if found is None:
+        return ()
+    return found[1].lower().replace("_", ""), *one.calls[one.calls.index(call) + 1 :]
+
+
+def _apart(waiting: Sequence[EndingStack]) -> EndingResult:
+    """Processes that wait in different collectives, or in those of different lines."""
+    shared = set.intersection(*(set(one.calls) for one in waiting))
+    parts = []
+    for one in waiting[-4:]:
+        calls = (call for call in one.calls if call not in shared and call != _call(one))
+        by = next(calls, "")
+        parts.append(f"{_who(one)} {_verb(one)} in {_call(one)}{f', called by {by}' if by else ''}")
+    is_odd = waiting[0].count < waiting[1].count
+    return EndingResult(
+        state=STUCK,
+        cause="stacks",
+        verdict=f"Stuck: processes wait in different collectives: {'; '.join(parts)}.",
+        suspects=waiting[0].ranks if is_odd else (),
+        why=("If these are of one process group, the ranks took different paths.",),
+        alternatives=(
+            "Collectives of different process groups may wait for one that no stack shows.",
+        ),
+        next_steps=(
+            "Compare the code path of these ranks: a branch that depends on data or rank, uneven "
+            "batches, or a step that one rank skips.",
         ),
     )
 
