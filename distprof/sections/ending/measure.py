@@ -33,6 +33,8 @@ UNSAID = (
     "phase",
     "preparing",
     "setup",
+    "calls",
+    "agents",
     "joining",
     "world",
     "closing",
@@ -212,8 +214,8 @@ def _followers(failed: set[int], found: EndingResult) -> Iterator[str]:
 
 def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
     """A wait, with the last slow phase, or end, that was printed before the first time-out."""
-    first = next((e for e in output.events if e.yields == "timeout"), None)
-    if found.state != STUCK or not found.positions or first is None:
+    first = next((e for e in output.events if e.yields in ("timeout", "frozen")), None)
+    if found.state != STUCK or not (found.positions or found.cause == "frozen") or first is None:
         return found
     before = (
         e
@@ -227,8 +229,8 @@ def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
         if first.line - last.line > _JUST_BEFORE:
             return found
         told = f"Before that, the training had ended (line {last.line:,}): most often, not every "
-        told += "rank enters a collective of what follows, such as a save, a test or a barrier."
-        return replace(found, verdict=f"{found.verdict} {told}")
+        told += "rank enters what follows, such as a save, a test, a barrier or the end of a group."
+        return replace(found, verdict=f"{found.verdict.rstrip('.')}. {told}")
     why = f"“{last.fields['phase']}” (line {last.line:,}): perhaps one rank takes longer for it "
     why += "than the timeout, and the watchdog ends a job that is only slow."
     if first.line - last.line <= _JUST_BEFORE:
@@ -985,7 +987,7 @@ def _store(output: JobOutput) -> EndingResult | None:
         events = [e for e in events if e.fields.get("type") != "RendezvousClosedError"]
     if not events:
         return None
-    told = ("address", "other")
+    told = ("address", "other", "joined")
     event = next((e for name in told for e in events if name in e.fields), events[0])
     fields = event.fields
     who = "a process" if event.rank is None else f"rank {event.rank}"
@@ -1001,7 +1003,8 @@ def _store(output: JobOutput) -> EndingResult | None:
         what = f"{who} could not reach the store, or waited for it in vain"
     elif "expected" in fields:
         count = f"only {fields['joined']}" if "joined" in fields else "not all"
-        what = f"{count} of {fields['expected']} processes joined the rendezvous"
+        who = "devices" if event.name == "xla-rendezvous" else "processes"
+        what = f"{count} of {fields['expected']} {who} joined the rendezvous"
         size = int(fields["expected"])
         absent = {*range(min(size, _MAX_NAMED))} - {e.rank for e in events}
         if "joined" in fields and size - int(fields["joined"]) == len(absent):
@@ -1269,6 +1272,8 @@ def _cut(output: JobOutput) -> EndingResult | None:
 def _waiting(output: JobOutput) -> EndingResult | None:
     """Ranks that still wait for others to start, at the end of the output."""
     events = [e for e in _of(output, "waiting") if _is_at_end(e, output)]
+    if events and _row(events[-1]).says:
+        return _stuck("waiting", *_told(events[-1])[:1], events[-1], *_told(events[-1])[1])
     if events and "seconds" in events[-1].fields:
         return _stuck(
             "frozen",
@@ -1283,7 +1288,19 @@ def _waiting(output: JobOutput) -> EndingResult | None:
 
 def _joining(output: JobOutput) -> EndingResult | None:
     """Ranks that began to join the process group, if the text ends before all did."""
-    events = _of(output, "joining")
+    events = _of(output, "joining", "agents")
+    nodes = {e.fields["node"] for e in events if "node" in e.fields and "done" not in e.fields}
+    nodes -= {e.fields["node"] for e in events if "done" in e.fields}
+    if nodes:
+        least = max((e.number("nodes") or 0 for e in events), default=0)
+        count = f"{len(nodes):,} of {'at least ' if least else ''}{least or 'the'} hosts"
+        return EndingResult(
+            cause="joining",
+            verdict=f"Not decided: the text ends while {count} ({', '.join(sorted(nodes)[:4])}) "
+            f"{'wait' if len(nodes) > 1 else 'waits'} for the rendezvous: the other hosts did not "
+            "come to it, or came to another.",
+            next_steps=_JOIN_STEPS,
+        )
     begun = {e.rank for e in events if e.rank is not None}
     size = max((e.number("expected") or 0 for e in events), default=0)
     if not begun or len(begun) >= size or any("joined" in e.fields for e in events):
@@ -1293,12 +1310,49 @@ def _joining(output: JobOutput) -> EndingResult | None:
         verdict=f"Not decided: the text ends while {name_ranks(begun)} of {size:,} "
         f"{'wait' if len(begun) > 1 else 'waits'} to join the process group, and the other ranks "
         "printed nothing about it.",
-        next_steps=(
-            "Check that the launcher starts every rank (nodes, ntasks per node, devices), and that "
-            "each host can reach MASTER_ADDR and MASTER_PORT.",
-            "Read the log of the ranks that did not join: they may have failed before.",
-        ),
+        next_steps=_JOIN_STEPS,
     )
+
+
+_JOIN_STEPS = (
+    "Check that the launcher starts every rank (nodes, ntasks per node, devices) with the same "
+    "rendezvous id, and that each host can reach MASTER_ADDR and MASTER_PORT.",
+    "Read the log of the ranks that did not join: they may have failed before.",
+)
+
+
+def _calls(output: JobOutput) -> EndingResult | None:
+    """Ranks whose last call of a group is behind that of others, if calls are logged."""
+    members = {(e.fields["process"], e.fields["comm"]): e for e in _of(output, "setup")
+               if "comm" in e.fields}  # fmt: skip
+    groups: dict[str, dict[int, tuple[int, OutputEvent]]] = {}
+    for event in _of(output, "calls"):
+        fields = event.fields
+        known = members.get((fields.get("process", ""), fields.get("comm", "")))
+        rank = event.number("own") if known is None else known.number("member")
+        if rank is not None:
+            number = event.number("number") or int(fields.get("count", "0"), 16)
+            groups.setdefault(fields.get("size", ""), {}).setdefault(rank, (number, event))
+    for size, last in groups.items():
+        highest = max(number for number, _ in last.values())
+        late = {rank: one for rank, one in last.items() if one[0] < highest}
+        is_whole = len(last) == int(size) if size else len(last) > 1
+        if not is_whole or not late or 2 * len(late) > len(last):
+            continue
+        (at, event), ahead = (
+            min(late.values(), key=lambda one: one[0]),
+            next(e for number, e in last.values() if number == highest),
+        )
+        found = _stuck(
+            "behind",
+            f"{name_ranks(late)} launched nothing after number {at:,} ({_launch(event)}), and the "
+            f"others launched number {highest:,} ({_launch(ahead)})",
+            event,
+            ranks=late,
+        )
+        why = "If the text was cut while the job ran, ranks may differ by a few calls."
+        return replace(found, alternatives=(why,))
+    return None
 
 
 def _set_up(output: JobOutput) -> EndingResult | None:
@@ -1324,6 +1378,15 @@ def _set_up(output: JobOutput) -> EndingResult | None:
             ),
         )
     stage, count = Counter(begun).most_common(1)[0]
+    apart = _interfaces(events)
+    if apart and not ready:
+        return _stuck(
+            "set-up",
+            f"NCCL's set-up does not end, most likely because {apart}",
+            next(e for e in events if "interface" in e.fields),
+            "Set NCCL_SOCKET_IFNAME (and GLOO_SOCKET_IFNAME) on every host to the interface over "
+            "which the hosts reach each other.",
+        )
     came = f"{ready:,} of {_count(len(last))} came" if ready else "no process came"
     which = "all" if count == len(last) else "the others" if count == len(begun) else "some"
     is_early = stage in ("Bootstrap", "Using network", "Init START")
@@ -1341,6 +1404,31 @@ def _set_up(output: JobOutput) -> EndingResult | None:
         ),
     )
 
+
+def _interfaces(events: Iterable[OutputEvent]) -> str:
+    """What is wrong with the interfaces over which processes of several hosts meet; else empty."""
+    places: dict[tuple[str, str], set[str]] = {}
+    for event in events:
+        if "interface" in event.fields:
+            place = event.fields["interface"], event.fields["address"]
+            places.setdefault(place, set()).add(event.fields["process"].rpartition(":")[0])
+    hosts = set().union(*places.values())
+    networks = {address.rpartition(".")[0].rpartition(".")[0] for _, address in places}
+    is_local = any(_LOCAL.match(f"{name}:{address}") for name, address in places)
+    if len(hosts) < 2 or not (is_local or (len(networks) > 1 and len({n for n, _ in places}) > 1)):
+        return ""
+    texts = (
+        f"{name} ({address}) on {', '.join(sorted(some)[:3])}"
+        for (name, address), some in sorted(places.items(), key=lambda one: len(one[1]))
+    )
+    what = "hosts use different networks" if len(networks) > 1 else "the hosts' interface is local"
+    return f"{what}: {', '.join([*texts][:4])}"
+
+
+_LOCAL = re.compile(
+    r"(?:docker|lo\b|virbr|br-|veth|cni|lxcbr|podman)|[^:]*:(?:127\.|169\.254\.|172\.17\.)"
+)
+"""Interfaces that do not leave their host."""
 
 _READY = "Init COMPLETE"
 _STAGES = {
@@ -1468,6 +1556,7 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     _mixed,
     diagnose_stacks,
     _joining,
+    _calls,
     _set_up,
     _closed,
 )

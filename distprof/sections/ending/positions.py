@@ -39,6 +39,9 @@ def positions_of(output: JobOutput) -> list[EndingPosition]:
         is_shared = name and guid and len(guids[name] - {""}) > 1
         return (guid if name == event.fields.get("pg") else f"{name} {guid}") if is_shared else name
 
+    told = {group_of(e) for e in events if {"group", "pg"} & e.fields.keys()}
+    numbers = [n for e in events if (n := e.number("seq")) is not None]
+    is_one = len(told) == 1 and max(numbers, default=0) - min(numbers, default=0) <= _MAX_GAP
     groups: dict[tuple[int | None, int | None], str] = {}
     shared: dict[int | None, set[str]] = {}  # groups in which ranks wait in a number
     for event in events:
@@ -50,7 +53,8 @@ def positions_of(output: JobOutput) -> list[EndingPosition]:
         number = event.number("seq")
         only = shared.get(number, set())
         group = group_of(event) or groups.get(
-            (event.rank, number), next(iter(only)) if len(only) == 1 else ""
+            (event.rank, number),
+            next(iter(only)) if len(only) == 1 else next(iter(told)) if is_one else "",
         )
         rank = event.rank if event.rank is not None else event.number("own")
         if rank is None:
@@ -110,7 +114,7 @@ def diagnose_positions(output: JobOutput) -> EndingResult | None:
     found = [_of_group(name, some, output) for name, some in waiting.items()]
     order = ("mismatch", "behind", "silent", "unfinished")
     first = min(found, key=lambda one: order.index(one.cause))
-    if first.cause == "unfinished" and len(found) > 1:
+    if first.cause == "unfinished" and len(found) > 1 and "" not in waiting:
         return _in_groups(waiting)
     return first
 
@@ -120,7 +124,7 @@ def _in_groups(waiting: Mapping[str, Sequence[EndingPosition]]) -> EndingResult:
     texts = []
     for name, some in waiting.items():
         inside = [one for one in some if _waits(one)]
-        what = _operation(next((one for one in inside if one.op), inside[0]), name or "")
+        what = _operation(next((one for one in inside if one.op), inside[0]), name)
         texts.append(f"{_who(inside, name)} {_verb(inside, 'wait')} in {what}")
     return EndingResult(
         state=STUCK,
@@ -311,6 +315,9 @@ def _silent(positions: Sequence[EndingPosition], output: JobOutput) -> tuple[int
     known = {*(one.rank for one in positions), *(rank for rank in told if rank is not None)}
     world = output.world_size or 0
     expected = {*range(world), *output.ranks} if world <= 1 << 20 else set(output.ranks)
+    waiting = {one.rank for one in positions}
+    if not world and len(waiting) > 2 and max(waiting) < len(waiting) + 1:  # one hole in 0, 1, 2, …
+        expected |= set(range(max(waiting)))
     silent = tuple(sorted(expected - known))
     return silent if len(silent) <= len(known) else ()
 
@@ -400,4 +407,5 @@ def timeout_sentences(positions: Sequence[EndingPosition]) -> Iterator[str]:
     launched = [one for one in positions if one.enqueued is not None]
     for one in launched[:4]:
         done = "" if one.completed is None else f" and completed {one.completed:,}"
+        done = " and completed none" if one.completed == -1 else done
         yield f"{capitalized(name_ranks([one.rank]))} had launched {one.enqueued:,}{done}."

@@ -17,10 +17,16 @@ _ACTIVITIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             r"(?i)^(?:all_?reduce|all_?gather|reduce_?scatter|broadcast|barrier|all_to_all|monitored_"
             r"|send|recv|isend|irecv|batch_isend|reduce|gather|scatter|wait|synchronize|item"
             r"|_wait|new_group|init_process_group)\w* \((?!threading|queue|socket|poll|connection"
-            r"|selectors|shm_broadcast|subprocess|process|worker|multiproc|asyncio|base_events"
+            r"|selectors|file_baton|shm_broadcast|subprocess|process|worker|multiproc|asyncio|base_events"
             r"|_base|futures)|^(?:p?nccl|p?mpi_|ompi_coll|hccl|rccl|ccl::|c10d::|gloo::)",
         ),
+        (
+            "teardown",
+            r"^(?:ncclComm(?:Abort|Destroy|Finalize)|destroy_process_group|_?abort_process_group"
+            r"|c10d::ProcessGroup\w+::(?:abort|shutdown|~)) ?\(",
+        ),
         ("GPU", r"(?i)^(?:cu|cuda|hip)(?:stream|device|event|ctx)synchronize|^_value \(array"),
+        ("lock file", r"^wait \(file_baton"),
         ("data loader", r"^(?:__next__|_next_data|_get_data|_try_get_data|fetch|collate\w*) \("),
         ("checkpoint", r"(?i)^\w*(?:checkpoint|save|state_dict)\w* \("),
         ("compilation", r"(?i)^\w*(?:compile|inductor|dynamo)\w* \("),
@@ -33,8 +39,14 @@ _OPERATION = re.compile(
     r"|barrier|all_?to_?all|reduce|gather|scatter)"
 )
 
-_NAMES = {"data loader": "its data loader", "checkpoint": "a checkpoint",
-          "collective": "a collective", "GPU": "a wait for its GPU"}  # fmt: skip
+_NAMES = {
+    "data loader": "its data loader",
+    "checkpoint": "a checkpoint",
+    "collective": "a collective",
+    "teardown": "the end of its process group",
+    "GPU": "a wait for its GPU",
+    "lock file": "a wait for the lock file of an extension's build, which a killed build leaves",
+}
 
 
 def stacks_of(output: JobOutput) -> tuple[EndingStack, ...]:
@@ -57,11 +69,8 @@ def stacks_of(output: JobOutput) -> tuple[EndingStack, ...]:
 
 def _activity(calls: Sequence[str]) -> str:
     """What a process does, by its innermost known call."""
-    for call in calls:
-        for name, pattern in _ACTIVITIES:
-            if pattern.match(call):
-                return name
-    return ""
+    known = [name for call in calls for name, pattern in _ACTIVITIES if pattern.match(call)]
+    return "teardown" if "teardown" in known else known[0] if known else ""
 
 
 def diagnose_stacks(output: JobOutput) -> EndingResult | None:
@@ -91,7 +100,8 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
     parts = [f"{_who(one)} {_verb(one)} in {_place(one)}" for one in elsewhere[:3]]
     others = sorted(rank for one in waiting for rank in one.ranks)
     count = sum(one.count for one in waiting)
-    who = name_ranks(others) if len(others) == count else f"{count:,} processes"
+    who = name_ranks(others) if len(others) == count else f"{count:,} process"
+    who += "es" if who.endswith("process") and count > 1 else ""
     return EndingResult(
         state=STUCK,
         cause="stacks",
@@ -122,8 +132,8 @@ def _apart(waiting: Sequence[EndingStack]) -> EndingResult:
     shared = set.intersection(*(set(one.calls) for one in waiting))
     parts = []
     for one in waiting[-4:]:
-        calls = (call for call in one.calls if call not in shared and call != _call(one))
-        by = next(calls, "")
+        calls = one.calls[one.calls.index(_call(one)) + 1 :]
+        by = next((call for call in calls if call not in shared), "")
         parts.append(f"{_who(one)} {_verb(one)} in {_call(one)}{f', called by {by}' if by else ''}")
     is_odd = waiting[0].count < waiting[1].count
     return EndingResult(

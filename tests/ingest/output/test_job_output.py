@@ -13,7 +13,7 @@ import pytest
 
 from distprof.ingest.kinds.logs import fits_job_output, read_job_output
 from distprof.ingest.output.expressions import SHORTEST_SIGN, Expression, expressions, signs
-from distprof.ingest.output.read import Reader, kinds_in, prefix_rank
+from distprof.ingest.output.read import MAX_CALLS, Reader, kinds_in, prefix_rank
 from distprof.sections.ending.measure import diagnose_output
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "logs"
@@ -241,6 +241,58 @@ def test_lines_of_nccl_alone_show_how_far_it_came(stages: tuple[str, ...], says:
     assert (found.state, says in found.verdict) == ("", True)
     assert found.next_steps
     assert kinds_in(text) == set()
+
+
+_CALL = "node1:4{0}:4 [{0}] NCCL INFO AllReduce: opCount {1:x} sendbuff 0x1 recvbuff 0x1 count 4 "
+_CALL += "datatype 7 op 0 root 0 comm 0x{0} [nranks=2] stream 0x2\n"
+_MEMBER = "node1:4{0}:4 [{0}] NCCL INFO comm 0x{0} rank {0} nranks 2 cudaDev 0 - Init COMPLETE\n"
+_FINGERPRINT = (
+    "[I ProcessGroupWrapper.cpp:562] [Rank {0}] Running collective: CollectiveFingerPrint("
+)
+_FINGERPRINT += "SequenceNumber={1}, OpType=ALLREDUCE, TensorShape=[8], TensorDtypes=Float\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "call", "numbers", "late"),
+    [
+        (_MEMBER, _CALL, ((0, 16), (1, 16), (1, 17)), "rank 0 launched nothing after number 16"),
+        (_MEMBER, _CALL, ((0, 17), (1, 17)), "2 of 2 ranks"),
+        (_MEMBER, _CALL, ((1, 16), (1, 17)), "2 of 2 ranks"),
+        ("", _FINGERPRINT, ((0, 9), (1, 9), (1, 10)), "rank 0 launched nothing after number 9"),
+        ("", _FINGERPRINT, ((0, 9), (1, 10), (0, 10)), ""),
+        ("", _FINGERPRINT, ((0, 9), *(((1, 10),) * (MAX_CALLS + 1))), ""),
+    ],
+)
+def test_the_last_calls_of_all_members_show_who_is_behind(
+    head: str, call: str, numbers: tuple[tuple[int, int], ...], late: str
+) -> None:
+    text = "".join(head.format(rank) for rank in (0, 1) if head)
+    text += "".join(call.format(rank, number) for rank, number in numbers)
+    reader = Reader()
+    reader.take_blocks([text.encode()], "job.log", None)
+    verdict = diagnose_output(reader.result(["job.log"])).verdict
+    assert late in verdict if late else not verdict
+
+
+@pytest.mark.parametrize(
+    ("places", "says"),
+    [
+        (("ens32:10.10.5.16", "docker0:172.17.0.1"), "docker0 (172.17.0.1) on node1"),
+        (("docker0:172.17.0.2", "docker0:172.17.0.3"), "the hosts' interface is local"),
+        (("ens32:10.10.5.16", "eth1:192.168.1.9"), "hosts use different networks"),
+        (("ens32:10.10.5.16", "eno1:10.10.7.1"), "no process came to"),
+    ],
+)
+def test_hosts_that_meet_over_different_networks_do_not_end_their_set_up(
+    places: tuple[str, ...], says: str
+) -> None:
+    text = "".join(
+        f"node{i}:4{i}:4 [0] NCCL INFO Bootstrap : Using {place}<0>\n"
+        for i, place in enumerate(places)
+    )
+    reader = Reader()
+    reader.take_blocks([text.encode()], "job.log", None)
+    assert says in diagnose_output(reader.result(["job.log"])).verdict
 
 
 @pytest.mark.parametrize(
