@@ -83,8 +83,8 @@ _PREFIX = re.compile(
 )
 
 _HEADING = re.compile(
-    r"(?i)^(?:Process \d{1,9}: \S{1,40}_TP(?=\d{1,5}$)|[^\w\n]{0,12}"
-    r"(?:(?:py-spy|gdb|stacks?|dump|trace|output|main thread)\W{1,3}){0,3}"
+    r"(?i)^(?:Process \d{1,9}: \S{1,40}_TP(?=\d{1,5}$)|[^\n(]{1,40}\(rank[ =:]{1,4}(?=\d{1,7}\))"
+    r"|[^\w\n]{0,12}(?:(?:py-spy|gdb|stacks?|dump|trace|output|main thread)\W{1,3}){0,3}"
     r"(?:(?:of|on|from|for|global)\W){0,2}(?:rank|\w{1,20}[_-]rank)[ _:=#-]{0,3})(\d{1,7})\b"
 )
 """What people write over a rank's stack, and what torch's debug server writes."""
@@ -202,11 +202,7 @@ class Reader:
             seen.add((start, row.name))
             number += data.count(b"\n", counted, start)
             counted = start
-            if (
-                row.yields == "stack"
-                and (shown, number) < self._dumped
-                and shown == self._dumped[0]
-            ):
+            if row.yields == "stack" and shown == self._dumped[0] and number < self._dumped[1]:
                 continue  # another thread of the process
             self._tries[row.name] += 1
             self._match(data, start, at, row, number, shown, rank)

@@ -37,7 +37,8 @@ _TELLING = (
 
 _WAITS = re.compile(
     r"(?i)^(?:p?nccl[a-z]|p?mpi_[a-z]|ompi_coll|hccl|rccl|ccl::|c10d::\S{0,200}(?:wait|synchronize|barrier|destroy|shutdown)|gloo::"
-    r"\S{0,200}wait|(?:cu|cuda|hip)(?:stream|device|event|ctx)synchronize)"
+    r"\S{0,200}wait|(?:cu|cuda|hip)(?:stream|device|event|ctx)synchronize|cumulticast"
+    r"|(?:cu|cuda|hip)(?:mem)?(?:host)?(?:free|alloc|malloc|register))"
 )
 """Native calls that show what a process waits for."""
 
@@ -91,7 +92,13 @@ def _native(lines: Sequence[str]) -> tuple[tuple[str, ...], None, int]:
         elif line.strip() and not head:
             break
     found = [(calls_of(frames, _NATIVE), number) for number, frames in threads]
-    found.sort(key=lambda one: (not any(map(_WAITS.match, one[0])), one[1] != "1"))
+    found.sort(
+        key=lambda one: (
+            not any(re.match("(?i)cu\\w{0,12}(?:free|alloc)", call) for call in one[0]),
+            not any(map(_WAITS.match, one[0])),
+            one[1] != "1",
+        )
+    )
     return found[0][0], None, count
 
 

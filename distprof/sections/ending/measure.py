@@ -29,19 +29,8 @@ from distprof.sections.ending.stacks import diagnose_stacks, stacks_of
 from distprof.units import capitalized, format_bytes, format_duration, name_ranks
 
 _MAX_LINES = 200
-UNSAID = (
-    "phase",
-    "preparing",
-    "setup",
-    "calls",
-    "agents",
-    "joining",
-    "world",
-    "closing",
-    "aside",
-    "finished",
-    "closed",
-)
+UNSAID = ("phase", "preparing", "setup", "calls", "agents", "joining", "world", "closing",
+          "aside", "finished", "closed")  # fmt: skip
 """Kinds of lines that reports do not list."""
 
 _MAX_QUOTE = 200
@@ -987,13 +976,16 @@ def _store(output: JobOutput) -> EndingResult | None:
         events = [e for e in events if e.fields.get("type") != "RendezvousClosedError"]
     if not events:
         return None
-    told = ("address", "other", "joined")
+    told = ("elapsed", "address", "other", "joined")
     event = next((e for name in told for e in events if name in e.fields), events[0])
+    says = _row(event).says.format_map(event.fields)
     fields = event.fields
     who = "a process" if event.rank is None else f"rank {event.rank}"
     sender = event.number("sender") if "sender" in fields else event.number("other")
     is_member = event.number("own") not in (None, event.rank)
-    if sender is not None:
+    if says:
+        what = says
+    elif sender is not None:
         whom = f"member {sender} of its group" if is_member else f"rank {sender}"
         what = f"{who} waited for the NCCL identifier that {whom} sends"
     elif "address" in fields:
@@ -1015,13 +1007,6 @@ def _store(output: JobOutput) -> EndingResult | None:
                 "started than the world size says, or an earlier start of the job left its keys in "
                 "the store"
             )
-    elif "fence" in fields:
-        what = "the tasks of the hosts did not all reach the PMIx fence with which they start, "
-        what += f"says {fields['host']}"
-    elif fields.get("type") == "RendezvousTimeoutError":
-        what = "not all hosts joined the rendezvous in time"
-    elif fields.get("type") == "RendezvousClosedError":
-        what = "a host came to a rendezvous that was closed, most often because another host ended"
     elif "type" in fields:
         what = f"ranks could not connect ({fields['type']})"
     else:
@@ -1339,19 +1324,14 @@ def _calls(output: JobOutput) -> EndingResult | None:
         is_whole = len(last) == int(size) if size else len(last) > 1
         if not is_whole or not late or 2 * len(late) > len(last):
             continue
-        (at, event), ahead = (
-            min(late.values(), key=lambda one: one[0]),
-            next(e for number, e in last.values() if number == highest),
-        )
-        found = _stuck(
-            "behind",
+        at, event = min(late.values(), key=lambda one: one[0])
+        ahead = next(e for number, e in last.values() if number == highest)
+        text = (
             f"{name_ranks(late)} launched nothing after number {at:,} ({_launch(event)}), and the "
-            f"others launched number {highest:,} ({_launch(ahead)})",
-            event,
-            ranks=late,
         )
+        text += f"others launched number {highest:,} ({_launch(ahead)})"
         why = "If the text was cut while the job ran, ranks may differ by a few calls."
-        return replace(found, alternatives=(why,))
+        return replace(_stuck("behind", text, event, ranks=late), alternatives=(why,))
     return None
 
 

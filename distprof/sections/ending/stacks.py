@@ -17,14 +17,16 @@ _ACTIVITIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             r"(?i)^(?:all_?reduce|all_?gather|reduce_?scatter|broadcast|barrier|all_to_all|monitored_"
             r"|send|recv|isend|irecv|batch_isend|reduce|gather|scatter|wait|synchronize|item"
             r"|_wait|new_group|init_process_group)\w* \((?!threading|queue|socket|poll|connection"
-            r"|selectors|file_baton|shm_broadcast|subprocess|process|worker|multiproc|asyncio|base_events"
-            r"|_base|futures)|^(?:p?nccl|p?mpi_|ompi_coll|hccl|rccl|ccl::|c10d::|gloo::)",
+            r"|selectors|file_baton|shm_broadcast|subprocess|process|worker|multiproc|asyncio"
+            r"|base_events|_base|futures)|^(?:p?nccl|p?mpi_|ompi_coll|hccl|rccl|ccl::|c10d::|gloo::)",
         ),
         (
             "teardown",
             r"^(?:ncclComm(?:Abort|Destroy|Finalize)|destroy_process_group|_?abort_process_group"
             r"|c10d::ProcessGroup\w+::(?:abort|shutdown|~)) ?\(",
         ),
+        ("memory", r"(?i)^(?:cu|cuda|hip)(?:mem)?(?:host)?(?:free|alloc|malloc|register)"),
+        ("multicast", r"^cuMulticast"),
         ("GPU", r"(?i)^(?:cu|cuda|hip)(?:stream|device|event|ctx)synchronize|^_value \(array"),
         ("lock file", r"^wait \(file_baton"),
         ("data loader", r"^(?:__next__|_next_data|_get_data|_try_get_data|fetch|collate\w*) \("),
@@ -34,10 +36,8 @@ _ACTIVITIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 )
 
 
-_OPERATION = re.compile(
-    r"(?i)(?:p?mpi_i?|p?nccl|hccl|monitored_)?(all_?reduce|all_?gather|reduce_?scatter|b(?:road)?cast"
-    r"|barrier|all_?to_?all|reduce|gather|scatter)"
-)
+_WAIT = re.compile(r"(?i)_?wait|synchronize|item")
+"""Calls that wait for an operation which they do not name."""
 
 _NAMES = {
     "data loader": "its data loader",
@@ -45,6 +45,8 @@ _NAMES = {
     "collective": "a collective",
     "teardown": "the end of its process group",
     "GPU": "a wait for its GPU",
+    "memory": "a call for memory, which waits until all kernels have ended",
+    "multicast": "the set-up of NVLink SHARP (try NCCL_NVLS_ENABLE=0, look at the fabric manager)",
     "lock file": "a wait for the lock file of an extension's build, which a killed build leaves",
 }
 
@@ -70,7 +72,8 @@ def stacks_of(output: JobOutput) -> tuple[EndingStack, ...]:
 def _activity(calls: Sequence[str]) -> str:
     """What a process does, by its innermost known call."""
     known = [name for call in calls for name, pattern in _ACTIVITIES if pattern.match(call)]
-    return "teardown" if "teardown" in known else known[0] if known else ""
+    first = (name for name in ("multicast", "teardown", "memory") if name in known)
+    return next(first, known[0] if known else "")
 
 
 def diagnose_stacks(output: JobOutput) -> EndingResult | None:
@@ -119,12 +122,9 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
 
 
 def _site(one: EndingStack) -> tuple[str, ...]:
-    """The kind of a collective and the calls that lead to it; empty for other waits."""
+    """The operation of a process and the calls that lead to it; empty if it is not named."""
     call = _call(one)
-    found = _OPERATION.match(call)
-    if found is None:
-        return ()
-    return found[1].lower().replace("_", ""), *one.calls[one.calls.index(call) + 1 :]
+    return () if _WAIT.match(call) else one.calls[one.calls.index(call) :]
 
 
 def _apart(waiting: Sequence[EndingStack]) -> EndingResult:
@@ -139,9 +139,13 @@ def _apart(waiting: Sequence[EndingStack]) -> EndingResult:
     return EndingResult(
         state=STUCK,
         cause="stacks",
-        verdict=f"Stuck: processes wait in different collectives: {'; '.join(parts)}.",
+        verdict=f"Stuck: processes wait in different operations: {'; '.join(parts)}.",
         suspects=waiting[0].ranks if is_odd else (),
-        why=("If these are of one process group, the ranks took different paths.",),
+        why=(
+            "All of them send, and none receives: let one of two neighbours receive first."
+            if all(re.match("i?send", _call(one)) for one in waiting)
+            else "If these are of one process group, the ranks took different paths.",
+        ),
         alternatives=(
             "Collectives of different process groups may wait for one that no stack shows.",
         ),
