@@ -39,7 +39,7 @@ _FOLLOWING = ("peer", "timeout", "position", "missing", "mismatch", "store", "nc
 _NOT_OWN = re.compile(
     r"(?:^|[.:])(?:Dist(?:Backend|Store|Network)Error|ChildFailedError|SignalException|SystemExit"
     r"|Process(?:Exited|Raised)Exception|CalledProcessError|KeyboardInterrupt|Rendezvous\w+"
-    r"|Ray\w*Error|WorkerCrashedError|ActorDiedError|BrokenProcessPool|OutOfMemoryError"
+    r"|Ray\w*Error|GetTimeoutError|WorkerCrashedError|ActorDiedError|BrokenProcessPool|OutOfMemoryError"
     r"|DeadKernelError|EnforceNotMet|EngineDeadError)$"
 )
 """Exceptions that report the end of another process, or that another expression reads."""
@@ -78,7 +78,7 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     whole, (output, earlier) = output, _last_run(output)
     causes = ((cause, found) for cause in _CAUSES if (found := cause(output)) is not None)
     cause, found = next(causes, (None, EndingResult()))
-    found = _during_phase(_while_preparing(found, output), whole)
+    found = _during_phase(_while_preparing(_elsewhere(found, output), output), whole)
     found = _once_finished(found, whole, _why_mixed(output) if cause is _mixed else "")
     events = [event for event in output.events if event.yields not in UNSAID]
     failed = {event.rank for event in events if event.rank is not None} - set(found.ranks)
@@ -174,6 +174,25 @@ _OF_ASIDES = ("exception", "peer", "loader")
 
 _BETWEEN_RUNS = 60
 """Lines that may follow the end of a run: what other ranks and the scheduler still print."""
+
+
+def _elsewhere(found: EndingResult, output: JobOutput) -> EndingResult:
+    """A wait whose lines name no rank at fault, with what stacks, the GIL or the network show."""
+    if found.state != STUCK or (found.ranks and found.cause != "frozen"):
+        return found
+    stacks = diagnose_stacks(output)
+    if stacks is not None and stacks.ranks and found.cause != "stacks":
+        why = (found.verdict, *stacks.why)
+        return replace(stacks, positions=found.positions, why=why)
+    first = next((e for e in output.events if e.yields == "timeout"), None)
+    for event in _of(output, "gil", "network"):
+        text = f"A thread of rank {event.number('own')} holds Python's lock (GIL)."
+        if event.yields == "network":
+            if first is None or event.file != first.file or event.line > first.line:
+                continue
+            text = f"Before that, NCCL reported “{event.fields.get('what', event.text)}”."
+        return replace(found, verdict=f"{found.verdict.rstrip('.')}. {text}")
+    return found
 
 
 def _while_preparing(found: EndingResult, output: JobOutput) -> EndingResult:
@@ -1254,11 +1273,16 @@ def _cut(output: JobOutput) -> EndingResult | None:
     )
 
 
+_LAST_LINES = 5
+
+
 def _waiting(output: JobOutput) -> EndingResult | None:
     """Ranks that still wait for others to start, at the end of the output."""
     events = [e for e in _of(output, "waiting") if _is_at_end(e, output)]
-    if events and _row(events[-1]).says:
-        return _stuck("waiting", *_told(events[-1])[:1], events[-1], *_told(events[-1])[1])
+    if events and _row(last := events[-1]).says:
+        if output.lines_of.get(last.file, 0) - max(last.line, last.again) > _LAST_LINES:
+            return None  # it went by
+        return _stuck("waiting", *_told(last)[:1], last, *_told(last)[1])
     if events and "seconds" in events[-1].fields:
         return _stuck(
             "frozen",
@@ -1281,20 +1305,24 @@ def _joining(output: JobOutput) -> EndingResult | None:
         count = f"{len(nodes):,} of {'at least ' if least else ''}{least or 'the'} hosts"
         return EndingResult(
             cause="joining",
-            verdict=f"Not decided: the text ends while {count} ({', '.join(sorted(nodes)[:4])}) "
-            f"{'wait' if len(nodes) > 1 else 'waits'} for the rendezvous: the other hosts did not "
-            "come to it, or came to another.",
+            verdict=f"Not decided: the text ends before all hosts joined. {count} "
+            f"({', '.join(sorted(nodes)[:4])}) {'wait' if len(nodes) > 1 else 'waits'} for the "
+            "rendezvous: the others did not come to it, or came to another.",
             next_steps=_JOIN_STEPS,
         )
+    ended = {e.number("complete") for e in events}
+    keys = {n for e in events if (n := e.number("key")) is not None} - ended
+    events = [e for e in events if e.number("key") in (None, max(keys, default=None))]
     begun = {e.rank for e in events if e.rank is not None}
     size = max((e.number("expected") or 0 for e in events), default=0)
     if not begun or len(begun) >= size or any("joined" in e.fields for e in events):
         return None
+    others = name_ranks({*range(min(size, _MAX_NAMED))} - begun)
     return EndingResult(
         cause="joining",
-        verdict=f"Not decided: the text ends while {name_ranks(begun)} of {size:,} "
-        f"{'wait' if len(begun) > 1 else 'waits'} to join the process group, and the other ranks "
-        "printed nothing about it.",
+        verdict="Not decided: the text ends before all joined the process group. "
+        f"{capitalized(name_ranks(begun))} of {size:,} {'wait' if len(begun) > 1 else 'waits'} for "
+        f"it, and {others} printed nothing about it.",
         next_steps=_JOIN_STEPS,
     )
 

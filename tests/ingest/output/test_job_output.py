@@ -246,6 +246,8 @@ def test_lines_of_nccl_alone_show_how_far_it_came(stages: tuple[str, ...], says:
 _CALL = "node1:4{0}:4 [{0}] NCCL INFO AllReduce: opCount {1:x} sendbuff 0x1 recvbuff 0x1 count 4 "
 _CALL += "datatype 7 op 0 root 0 comm 0x{0} [nranks=2] stream 0x2\n"
 _MEMBER = "node1:4{0}:4 [{0}] NCCL INFO comm 0x{0} rank {0} nranks 2 cudaDev 0 - Init COMPLETE\n"
+_ADDED = "INFO:c10d:Added key: store_based_barrier_key:{1} to store for rank: {0}\n"
+_COMPLETED = "Completed store-based barrier for key:store_based_barrier_key:1 with 3 nodes.\n"
 _FINGERPRINT = (
     "[I ProcessGroupWrapper.cpp:562] [Rank {0}] Running collective: CollectiveFingerPrint("
 )
@@ -260,6 +262,8 @@ _FINGERPRINT += "SequenceNumber={1}, OpType=ALLREDUCE, TensorShape=[8], TensorDt
         (_MEMBER, _CALL, ((1, 16), (1, 17)), "2 of 2 ranks"),
         ("", _FINGERPRINT, ((0, 9), (1, 9), (1, 10)), "rank 0 launched nothing after number 9"),
         ("", _FINGERPRINT, ((0, 9), (1, 10), (0, 10)), ""),
+        (_COMPLETED, _ADDED, ((0, 2), (2, 2)), "rank 1 printed nothing"),
+        (_COMPLETED, _ADDED, ((0, 2), (2, 2), (1, 2)), ""),
         ("", _FINGERPRINT, ((0, 9), *(((1, 10),) * (MAX_CALLS + 1))), ""),
     ],
 )
@@ -272,6 +276,14 @@ def test_the_last_calls_of_all_members_show_who_is_behind(
     reader.take_blocks([text.encode()], "job.log", None)
     verdict = diagnose_output(reader.result(["job.log"])).verdict
     assert late in verdict if late else not verdict
+
+
+def test_a_wait_that_went_by_is_none() -> None:
+    line = "srun: job 7 queued and waiting for resources\n"
+    for rest, is_told in (("", True), ("step 1\n" * 9, False)):
+        reader = Reader()
+        reader.take_blocks([(line + rest).encode()], "job.log", None)
+        assert bool(diagnose_output(reader.result(["job.log"])).state) is is_told
 
 
 @pytest.mark.parametrize(
@@ -313,7 +325,7 @@ def test_a_job_that_came_to_its_end_does_not_stand_after_its_set_up(end: str, sa
 
 def test_ranks_of_lightning_that_wait_for_others_are_named() -> None:
     line = "initializing distributed: GLOBAL_RANK: {}, MEMBER: {}/4\n"
-    for ranks, says in ((2, "ranks 0-1 of 4 wait"), (4, "")):
+    for ranks, says in ((2, "Ranks 0-1 of 4 wait"), (4, "")):
         reader = Reader()
         text = "".join(line.format(rank, rank + 1) for rank in range(ranks))
         reader.take_blocks([text.encode()], "job.log", None)
