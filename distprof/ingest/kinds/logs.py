@@ -298,7 +298,7 @@ OUTPUT_BOUND = Bound(
 _OUTPUT_BYTES = 1 << 23
 _OF_KERNELS = {"xid", "host_memory", "crash"}
 _ERROR = {"error", "mixed"}
-_WEAK = {"cancelled", "stopped", "waiting", *_ERROR}
+_WEAK = {"agents", "cancelled", "stopped", "waiting", *_ERROR}
 _OUTPUT_NAME = re.compile(
     r"(?:\.(?:log|out|err|txt|[oe]\d{1,9})(?:[.-]\d{1,9})?(?:\.gz)?|^[^.]{1,100})$", re.IGNORECASE
 )

@@ -25,7 +25,7 @@ MAX_OF_A_KIND = 64
 MAX_STACKS = 20_000
 MAX_TEXT = 300
 QUIET = frozenset(
-    ("warning", "phase", "preparing", "setup", "joining", "aside", "finished", "closed")
+    ("warning", "phase", "preparing", "setup", "calls", "joining", "aside", "finished", "closed")
 )
 """Kinds of lines that healthy jobs print, too: alone, they are no evidence of an end."""
 
@@ -33,13 +33,16 @@ _EACH = ("aside", "finished")
 """Kinds of lines of which each one counts."""
 
 _NOISE = re.compile(r"NCCL (?:INFO|TRACE)|\bDEBUG\b")
-_ALWAYS = {"world", "exit", "setup", "nccl-retries", "nccl-result", "closed"}
+_ALWAYS = {"world", "exit", "setup", "calls", "nccl-retries", "nccl-result", "closed"}
 """Kinds and names of lines that count although a debugging log prints them."""
 
 _MAX_RECORD_BYTES = 1 << 14
 _MAX_STACK_BYTES = 1 << 16
 _MAX_TRIES = 2_000
 """Lines of a file that are matched with one expression: later ones say the same."""
+
+MAX_CALLS = 20_000
+"""Lines of a file that are matched with one expression of calls, of which the last counts."""
 
 _MAX_RECORD_TRIES = 500
 _WINDOW = 4_096
@@ -79,7 +82,24 @@ _PREFIX = re.compile(
     r"|\[(?:Rank:?|(?:GPU )?[Rr]ank) (\d{1,7})\]|\[?RANK[ =:](\d{1,7})\]?) ?"
 )
 
+_HEADING = re.compile(
+    r"(?i)^(?:Process \d{1,9}: \S{1,40}_TP(?=\d{1,5}$)|[^\n(]{1,40}\(rank[ =:]{1,4}(?=\d{1,7}\))"
+    r"|[^\w\n]{0,12}(?:(?:py-spy|gdb|stacks?|dump|trace|output|main thread)\W{1,3}){0,3}"
+    r"(?:(?:of|on|from|for|global)\W){0,2}(?:rank|\w{1,20}[_-]rank)[ _:=#-]{0,3})(\d{1,7})\b"
+)
+"""What people write over a rank's stack, and what torch's debug server writes."""
+
+_BETWEEN = re.compile(
+    r"\s*$|\W{3,}\w{0,10}$|\(gdb\)|Process \d|Python v|`|\$|\[(?:New|Thread)|Using host"
+    r"|0x[0-9a-f]+ in "
+    r"|(?:Current t|T)hread 0x|\s+<no Python frame>"
+)
+"""Lines between a heading and its stack."""
+
 _BEHIND = re.compile(r"\[rank(\d{1,7})\]: ?$")
+_INNER = re.compile(r"\[(?:rank|default)(\d{1,7})\]: ?\[[EFWI][ \d]")
+_FRAME = re.compile(rb"(?:\S{0,60} )?(?:#\d| {2,8}\S)")
+_THREAD = re.compile(rb"(?:\S{0,60} )?Thread \d{1,7} \(")
 
 
 _REPEATED = re.compile(r" ?\[repeated \d{1,9}x across cluster\][^\n]*")
@@ -117,6 +137,7 @@ class Reader:
         self._tries: Counter[str] = Counter()
         self._worlds: Counter[int] = Counter()
         self._num_dropped = 0
+        self._has_more_calls = False
         self._dumped = ("", 0)  # the file of the last stack, and the line at which it ends
         self._time: float | None = None  # the last one before the present block
 
@@ -166,7 +187,9 @@ class Reader:
         for at, row in signs().find(data):
             start = data.rfind(b"\n", 0, at) + 1
             most = _MAX_RECORD_TRIES if row.after or row.yields == "stack" else _MAX_TRIES
+            most = MAX_CALLS if row.yields == "calls" else most
             if (start, row.name) in seen or self._tries[row.name] >= most:
+                self._has_more_calls |= row.yields == "calls" and self._tries[row.name] >= most
                 continue
             if (
                 (row.after or row.before or row.wraps)
@@ -177,9 +200,11 @@ class Reader:
                 if keep > 0:
                     return keep
             seen.add((start, row.name))
-            self._tries[row.name] += 1
             number += data.count(b"\n", counted, start)
             counted = start
+            if row.yields == "stack" and shown == self._dumped[0] and number < self._dumped[1]:
+                continue  # another thread of the process
+            self._tries[row.name] += 1
             self._match(data, start, at, row, number, shown, rank)
         return len(data)
 
@@ -202,10 +227,12 @@ class Reader:
         behind = _BEHIND.search(cleaned(data[max(start, at - 24) : at]))
         if by_prefix is None and row.after and behind:  # a bar of progress lacks its line end
             by_prefix = int(behind[1])
+        for inner in _INNER.finditer(cleaned(data[max(start + 1, at - _BEFORE_SIGN) : at])):
+            by_prefix = int(inner[1])  # the line of another rank behind a bar of progress
         writer = rank if by_prefix is None else by_prefix
         if row.yields == "stack":
-            first = _line_back(data, start, row.before)
-            self._keep_stacks(data, first, number - (first < start), shown, writer)
+            first = _first_frame(data, start) if row.before else start
+            self._keep_stacks(data, first, number - data.count(b"\n", first, start), shown, writer)
             return
         if row.before or row.after:
             first = _line_back(data, start, row.before)
@@ -228,6 +255,8 @@ class Reader:
         writer = rank if fields.get("group") == DEFAULT_GROUPS[0] else writer
         key = (row.name, rank, *sorted(fields.items()))
         key = (*key, number) if row.yields in _EACH else key
+        if row.yields == "calls":
+            key = (row.name, fields.get("comm"), fields.get("process"), fields.get("own"))
         if key in self.events:
             self._again[key] = (shown, number)
         if self._is_new(row, fields, writer, key):
@@ -257,7 +286,7 @@ class Reader:
         if row.yields == "world":
             return False
         if key in self.events:
-            return row.yields == "phase"  # the last one counts
+            return row.yields in ("phase", "calls")  # the last one counts
         if self._counts[key[:2]] >= MAX_OF_A_KIND or len(self.events) >= MAX_EVENTS:
             self._num_dropped += 1
             return False
@@ -268,14 +297,14 @@ class Reader:
         self, data: bytes, start: int, number: int, shown: str, rank: int | None
     ) -> None:
         text = cleaned(data[start : start + _MAX_STACK_BYTES])
-        if (shown, number) < self._dumped and shown == self._dumped[0]:
-            return  # another thread of the process
         first, *rest = text.splitlines()
         before = first[: found.start()] if (found := _STACK.search(first)) else ""
         if before.strip():
             own = [line.removeprefix(before) for line in rest if line.startswith(before)]
             text = "\n".join([first.removeprefix(before), *(own or rest)])
         calls, named, count = stacks_in(text)
+        if rank is None and named is None:
+            named = _headed(data[max(start - _WINDOW, 0) : start])
         self._dumped = (shown, number + count)
         if calls and len(self.stacks) < MAX_STACKS:
             whose = rank if named is None else named
@@ -291,7 +320,11 @@ class Reader:
             )
         return JobOutput(
             files=tuple(files),
-            events=tuple(self._with_last(key, event) for key, event in self.events.items()),
+            events=tuple(
+                self._with_last(key, event)
+                for key, event in self.events.items()
+                if event.yields != "calls" or not self._has_more_calls
+            ),
             stacks=tuple(self.stacks),
             ranks=tuple(sorted(self.ranks)),
             world_size=max(self._worlds, default=None),
@@ -303,6 +336,16 @@ class Reader:
     def _with_last(self, key: tuple[object, ...], event: OutputEvent) -> OutputEvent:
         shown, number = self._again.get(key, ("", 0))
         return replace(event, again=number) if shown == event.file else event
+
+
+def _headed(data: bytes) -> int | None:
+    """The rank that a heading names at the end of a text; None without one."""
+    for line in reversed(cleaned(data).splitlines()):
+        if found := _HEADING.match(line):
+            return int(found[1])
+        if not _BETWEEN.match(line):
+            return None
+    return None
 
 
 def _time_of(data: bytes) -> float | None:
@@ -333,6 +376,20 @@ def _line_back(data: bytes, start: int, count: int) -> int:
             break
         start = data.rfind(b"\n", 0, start - 1) + 1
     return start
+
+
+def _first_frame(data: bytes, start: int) -> int:
+    """Start of a debugger's stack, with the line of its thread, some of whose frames are broken."""
+    first = start
+    for _ in range(16):
+        before = _line_back(data, first, 1)
+        if before == first or not _FRAME.match(data[before : before + 80]):
+            break
+        first = before
+        if b"#0" in data[first : first + 70]:
+            break
+    before = _line_back(data, first, 1)
+    return before if _THREAD.match(data[before : before + 80]) else first
 
 
 def _line_forward(data: bytes, end: int, count: int) -> int:

@@ -30,13 +30,15 @@ _NAMED_RANK = re.compile(r"(?i)(?:local[_-])?\brank[ =:_-]{0,2}(\d{1,7})\b")
 _TELLING = (
     ("distributed_c10d", re.compile(r"(?!wrapper|_)\w+$")),
     ("torch/utils/data", re.compile(r"__next__$")),
+    ("torch/utils/file_baton", re.compile(r"wait$")),
     ("torch/serialization", re.compile(r"(?:save|load)$")),
 )
 """Calls inside torch that show what a process waits for: part of the path, name."""
 
 _WAITS = re.compile(
     r"(?i)^(?:p?nccl[a-z]|p?mpi_[a-z]|ompi_coll|hccl|rccl|ccl::|c10d::\S{0,200}(?:wait|synchronize|barrier|destroy|shutdown)|gloo::"
-    r"\S{0,200}wait|(?:cu|cuda|hip)(?:stream|device|event|ctx)synchronize)"
+    r"\S{0,200}wait|(?:cu|cuda|hip)(?:stream|device|event|ctx)synchronize|cumulticast"
+    r"|(?:cu|cuda|hip)(?:mem)?(?:host)?(?:free|alloc|malloc|register))"
 )
 """Native calls that show what a process waits for."""
 
@@ -90,7 +92,13 @@ def _native(lines: Sequence[str]) -> tuple[tuple[str, ...], None, int]:
         elif line.strip() and not head:
             break
     found = [(calls_of(frames, _NATIVE), number) for number, frames in threads]
-    found.sort(key=lambda one: (not any(map(_WAITS.match, one[0])), one[1] != "1"))
+    found.sort(
+        key=lambda one: (
+            not any(re.match("(?i)cu\\w{0,12}(?:free|alloc)", call) for call in one[0]),
+            not any(map(_WAITS.match, one[0])),
+            one[1] != "1",
+        )
+    )
     return found[0][0], None, count
 
 

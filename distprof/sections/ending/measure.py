@@ -29,17 +29,8 @@ from distprof.sections.ending.stacks import diagnose_stacks, stacks_of
 from distprof.units import capitalized, format_bytes, format_duration, name_ranks
 
 _MAX_LINES = 200
-UNSAID = (
-    "phase",
-    "preparing",
-    "setup",
-    "joining",
-    "world",
-    "closing",
-    "aside",
-    "finished",
-    "closed",
-)
+UNSAID = ("phase", "preparing", "setup", "calls", "agents", "joining", "world", "closing",
+          "aside", "finished", "closed")  # fmt: skip
 """Kinds of lines that reports do not list."""
 
 _MAX_QUOTE = 200
@@ -48,7 +39,7 @@ _FOLLOWING = ("peer", "timeout", "position", "missing", "mismatch", "store", "nc
 _NOT_OWN = re.compile(
     r"(?:^|[.:])(?:Dist(?:Backend|Store|Network)Error|ChildFailedError|SignalException|SystemExit"
     r"|Process(?:Exited|Raised)Exception|CalledProcessError|KeyboardInterrupt|Rendezvous\w+"
-    r"|Ray\w*Error|WorkerCrashedError|ActorDiedError|BrokenProcessPool|OutOfMemoryError"
+    r"|Ray\w*Error|GetTimeoutError|WorkerCrashedError|ActorDiedError|BrokenProcessPool|OutOfMemoryError"
     r"|DeadKernelError|EnforceNotMet|EngineDeadError)$"
 )
 """Exceptions that report the end of another process, or that another expression reads."""
@@ -87,7 +78,7 @@ def diagnose_output(output: JobOutput) -> EndingResult:
     whole, (output, earlier) = output, _last_run(output)
     causes = ((cause, found) for cause in _CAUSES if (found := cause(output)) is not None)
     cause, found = next(causes, (None, EndingResult()))
-    found = _during_phase(_while_preparing(found, output), output)
+    found = _during_phase(_while_preparing(_elsewhere(found, output), output), whole)
     found = _once_finished(found, whole, _why_mixed(output) if cause is _mixed else "")
     events = [event for event in output.events if event.yields not in UNSAID]
     failed = {event.rank for event in events if event.rank is not None} - set(found.ranks)
@@ -127,7 +118,8 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
         for at in filter(None, (event.line, event.again)):
             if at + _BETWEEN_RUNS * is_end < last.get(event.file, 0) or event.yields == "finished":
                 ends[event.file] = max(ends.get(event.file, 0), at)
-    told = tuple(f"{file} holds earlier runs, too, which are left out." for file in ends)
+    left = {e.file for e in events if e.yields not in UNSAID and e.line <= ends.get(e.file, 0)}
+    told = tuple(f"{file} holds earlier runs, too, which are left out." for file in sorted(left))
     kept = (
         e if e.line > ends.get(e.file, 0) else replace(e, line=e.again)
         for e in events
@@ -184,6 +176,25 @@ _BETWEEN_RUNS = 60
 """Lines that may follow the end of a run: what other ranks and the scheduler still print."""
 
 
+def _elsewhere(found: EndingResult, output: JobOutput) -> EndingResult:
+    """A wait whose lines name no rank at fault, with what stacks, the GIL or the network show."""
+    if found.state != STUCK or (found.ranks and found.cause != "frozen"):
+        return found
+    stacks = diagnose_stacks(output)
+    if stacks is not None and stacks.ranks and found.cause != "stacks":
+        why = (found.verdict, *stacks.why)
+        return replace(stacks, positions=found.positions, why=why)
+    first = next((e for e in output.events if e.yields == "timeout"), None)
+    for event in _of(output, "gil", "network"):
+        text = f"A thread of rank {event.number('own')} holds Python's lock (GIL)."
+        if event.yields == "network":
+            if first is None or event.file != first.file or event.line > first.line:
+                continue
+            text = f"Before that, NCCL reported “{event.fields.get('what', event.text)}”."
+        return replace(found, verdict=f"{found.verdict.rstrip('.')}. {text}")
+    return found
+
+
 def _while_preparing(found: EndingResult, output: JobOutput) -> EndingResult:
     """A wait during which another process prepared the data set."""
     event = next(iter(_of(output, "preparing")), None)
@@ -210,14 +221,24 @@ def _followers(failed: set[int], found: EndingResult) -> Iterator[str]:
 
 
 def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
-    """A wait, with the last slow phase that was printed before the first time-out."""
-    first = next((e for e in output.events if e.yields == "timeout"), None)
-    if found.state != STUCK or not found.positions or first is None:
+    """A wait, with the last slow phase, or end, that was printed before the first time-out."""
+    first = next((e for e in output.events if e.yields in ("timeout", "frozen")), None)
+    if found.state != STUCK or not (found.positions or found.cause == "frozen") or first is None:
         return found
-    before = (e for e in _of(output, "phase") if e.file == first.file and e.line < first.line)
+    before = (
+        e
+        for e in _of(output, "phase", "finished", "closed")
+        if e.file == first.file and e.line < first.line and "gone" not in e.fields
+    )
     last = max(before, key=lambda e: e.line, default=None)
     if last is None:
         return found
+    if last.yields != "phase":
+        if first.line - last.line > _JUST_BEFORE:
+            return found
+        told = f"Before that, the training had ended (line {last.line:,}): most often, not every "
+        told += "rank enters what follows, such as a save, a test, a barrier or the end of a group."
+        return replace(found, verdict=f"{found.verdict.rstrip('.')}. {told}")
     why = f"“{last.fields['phase']}” (line {last.line:,}): perhaps one rank takes longer for it "
     why += "than the timeout, and the watchdog ends a job that is only slow."
     if first.line - last.line <= _JUST_BEFORE:
@@ -882,9 +903,16 @@ def _missing(output: JobOutput) -> EndingResult | None:
     events = [e for e in _of(output, "missing") if _absent(e) and not _is_past(e, output)]
     if not events:
         return None
-    event, fields, absent = events[0], events[0].fields, _absent(events[0])
+    event = max(events, key=lambda e: len(_absent(e)) if "stalled" in e.fields else 0)
+    fields, absent = event.fields, _absent(event)
     if len(absent) > 1 and not set.intersection(*map(set, absent.values())):
-        lacks = "; ".join(f"rank {rank} lacks {names[0]}" for rank, names in [*absent.items()][:4])
+        same: dict[str, list[int]] = {}
+        for rank, names in absent.items():
+            same.setdefault(names[0], []).append(rank)
+        lacks = "; ".join(
+            f"{name_ranks(ranks)} {'lack' if len(ranks) > 1 else 'lacks'} {name}"
+            for name, ranks in [*same.items()][:4]
+        )
         return _stuck("mismatch", f"ranks submitted different tensors: {lacks}", event)
     what = f"never launched {next(iter(absent.values()))[0]}"
     if "seq" in fields:
@@ -967,11 +995,18 @@ def _store(output: JobOutput) -> EndingResult | None:
         events = [e for e in events if e.fields.get("type") != "RendezvousClosedError"]
     if not events:
         return None
-    event = next((e for e in events if "address" in e.fields), events[0])
+    told = ("elapsed", "address", "other", "joined")
+    event = next((e for name in told for e in events if name in e.fields), events[0])
+    says = _row(event).says.format_map(event.fields)
     fields = event.fields
     who = "a process" if event.rank is None else f"rank {event.rank}"
-    if "other" in fields:
-        what = f"rank {event.rank} waited for the NCCL identifier that rank {fields['other']} sends"
+    sender = event.number("sender") if "sender" in fields else event.number("other")
+    is_member = event.number("own") not in (None, event.rank)
+    if says:
+        what = says
+    elif sender is not None:
+        whom = f"member {sender} of its group" if is_member else f"rank {sender}"
+        what = f"{who} waited for the NCCL identifier that {whom} sends"
     elif "address" in fields:
         address = fields["address"].replace(", ", ":")
         what = f"{who} could not reach the rendezvous at {address}"
@@ -979,7 +1014,8 @@ def _store(output: JobOutput) -> EndingResult | None:
         what = f"{who} could not reach the store, or waited for it in vain"
     elif "expected" in fields:
         count = f"only {fields['joined']}" if "joined" in fields else "not all"
-        what = f"{count} of {fields['expected']} processes joined the rendezvous"
+        who = "devices" if event.name == "xla-rendezvous" else "processes"
+        what = f"{count} of {fields['expected']} {who} joined the rendezvous"
         size = int(fields["expected"])
         absent = {*range(min(size, _MAX_NAMED))} - {e.rank for e in events}
         if "joined" in fields and size - int(fields["joined"]) == len(absent):
@@ -990,25 +1026,27 @@ def _store(output: JobOutput) -> EndingResult | None:
                 "started than the world size says, or an earlier start of the job left its keys in "
                 "the store"
             )
-    elif "fence" in fields:
-        what = "the tasks of the hosts did not all reach the PMIx fence with which they start, "
-        what += f"says {fields['host']}"
-    elif fields.get("type") == "RendezvousTimeoutError":
-        what = "not all hosts joined the rendezvous in time"
-    elif fields.get("type") == "RendezvousClosedError":
-        what = "a host came to a rendezvous that was closed, most often because another host ended"
     elif "type" in fields:
         what = f"ranks could not connect ({fields['type']})"
     else:
         what = f"{who} waited for a key of the store that another rank never wrote"
-    found = _stuck(
-        "store",
-        what,
-        event,
+    steps: tuple[str, ...] = (
         "Check that every host started, and can reach MASTER_ADDR and MASTER_PORT.",
         "Read the log of the ranks that did not join: they may have failed before.",
     )
-    return replace(found, suspects=(int(fields["other"]),)) if "other" in fields else found
+    if sender is not None:
+        steps = (
+            f"Read the log of {whom}, and get its stack (py-spy dump): it did not come to the "
+            "first collective of this group, or of these two ranks.",
+            steps[0],
+        )
+    elif event.number("expected") is not None and (event.number("joined") or 0) > size:
+        steps = (
+            "Give each start a store of its own (another port or file), start each process once, "
+            "and compare the world size with the number of processes.",
+        )
+    found = _stuck("store", what, event, *steps)
+    return found if sender is None or is_member else replace(found, suspects=(sender,))
 
 
 def _unreachable(output: JobOutput) -> EndingResult | None:
@@ -1235,9 +1273,16 @@ def _cut(output: JobOutput) -> EndingResult | None:
     )
 
 
+_LAST_LINES = 5
+
+
 def _waiting(output: JobOutput) -> EndingResult | None:
     """Ranks that still wait for others to start, at the end of the output."""
     events = [e for e in _of(output, "waiting") if _is_at_end(e, output)]
+    if events and _row(last := events[-1]).says:
+        if output.lines_of.get(last.file, 0) - max(last.line, last.again) > _LAST_LINES:
+            return None  # it went by
+        return _stuck("waiting", *_told(last)[:1], last, *_told(last)[1])
     if events and "seconds" in events[-1].fields:
         return _stuck(
             "frozen",
@@ -1252,22 +1297,70 @@ def _waiting(output: JobOutput) -> EndingResult | None:
 
 def _joining(output: JobOutput) -> EndingResult | None:
     """Ranks that began to join the process group, if the text ends before all did."""
-    events = _of(output, "joining")
+    events = _of(output, "joining", "agents")
+    nodes = {e.fields["node"] for e in events if "node" in e.fields and "done" not in e.fields}
+    nodes -= {e.fields["node"] for e in events if "done" in e.fields}
+    if nodes:
+        least = max((e.number("nodes") or 0 for e in events), default=0)
+        count = f"{len(nodes):,} of {'at least ' if least else ''}{least or 'the'} hosts"
+        return EndingResult(
+            cause="joining",
+            verdict=f"Not decided: the text ends before all hosts joined. {count} "
+            f"({', '.join(sorted(nodes)[:4])}) {'wait' if len(nodes) > 1 else 'waits'} for the "
+            "rendezvous: the others did not come to it, or came to another.",
+            next_steps=_JOIN_STEPS,
+        )
+    ended = {e.number("complete") for e in events}
+    keys = {n for e in events if (n := e.number("key")) is not None} - ended
+    events = [e for e in events if e.number("key") in (None, max(keys, default=None))]
     begun = {e.rank for e in events if e.rank is not None}
     size = max((e.number("expected") or 0 for e in events), default=0)
     if not begun or len(begun) >= size or any("joined" in e.fields for e in events):
         return None
+    others = name_ranks({*range(min(size, _MAX_NAMED))} - begun)
     return EndingResult(
         cause="joining",
-        verdict=f"Not decided: the text ends while {name_ranks(begun)} of {size:,} "
-        f"{'wait' if len(begun) > 1 else 'waits'} to join the process group, and the other ranks "
-        "printed nothing about it.",
-        next_steps=(
-            "Check that the launcher starts every rank (nodes, ntasks per node, devices), and that "
-            "each host can reach MASTER_ADDR and MASTER_PORT.",
-            "Read the log of the ranks that did not join: they may have failed before.",
-        ),
+        verdict="Not decided: the text ends before all joined the process group. "
+        f"{capitalized(name_ranks(begun))} of {size:,} {'wait' if len(begun) > 1 else 'waits'} for "
+        f"it, and {others} printed nothing about it.",
+        next_steps=_JOIN_STEPS,
     )
+
+
+_JOIN_STEPS = (
+    "Check that the launcher starts every rank (nodes, ntasks per node, devices) with the same "
+    "rendezvous id, and that each host can reach MASTER_ADDR and MASTER_PORT.",
+    "Read the log of the ranks that did not join: they may have failed before.",
+)
+
+
+def _calls(output: JobOutput) -> EndingResult | None:
+    """Ranks whose last call of a group is behind that of others, if calls are logged."""
+    members = {(e.fields["process"], e.fields["comm"]): e for e in _of(output, "setup")
+               if "comm" in e.fields}  # fmt: skip
+    groups: dict[str, dict[int, tuple[int, OutputEvent]]] = {}
+    for event in _of(output, "calls"):
+        fields = event.fields
+        known = members.get((fields.get("process", ""), fields.get("comm", "")))
+        rank = event.number("own") if known is None else known.number("member")
+        if rank is not None:
+            number = event.number("number") or int(fields.get("count", "0"), 16)
+            groups.setdefault(fields.get("size", ""), {}).setdefault(rank, (number, event))
+    for size, last in groups.items():
+        highest = max(number for number, _ in last.values())
+        late = {rank: one for rank, one in last.items() if one[0] < highest}
+        is_whole = len(last) == int(size) if size else len(last) > 1
+        if not is_whole or not late or 2 * len(late) > len(last):
+            continue
+        at, event = min(late.values(), key=lambda one: one[0])
+        ahead = next(e for number, e in last.values() if number == highest)
+        text = (
+            f"{name_ranks(late)} launched nothing after number {at:,} ({_launch(event)}), and the "
+        )
+        text += f"others launched number {highest:,} ({_launch(ahead)})"
+        why = "If the text was cut while the job ran, ranks may differ by a few calls."
+        return replace(_stuck("behind", text, event, ranks=late), alternatives=(why,))
+    return None
 
 
 def _set_up(output: JobOutput) -> EndingResult | None:
@@ -1293,6 +1386,15 @@ def _set_up(output: JobOutput) -> EndingResult | None:
             ),
         )
     stage, count = Counter(begun).most_common(1)[0]
+    apart = _interfaces(events)
+    if apart and not ready:
+        return _stuck(
+            "set-up",
+            f"NCCL's set-up does not end, most likely because {apart}",
+            next(e for e in events if "interface" in e.fields),
+            "Set NCCL_SOCKET_IFNAME (and GLOO_SOCKET_IFNAME) on every host to the interface over "
+            "which the hosts reach each other.",
+        )
     came = f"{ready:,} of {_count(len(last))} came" if ready else "no process came"
     which = "all" if count == len(last) else "the others" if count == len(begun) else "some"
     is_early = stage in ("Bootstrap", "Using network", "Init START")
@@ -1310,6 +1412,31 @@ def _set_up(output: JobOutput) -> EndingResult | None:
         ),
     )
 
+
+def _interfaces(events: Iterable[OutputEvent]) -> str:
+    """What is wrong with the interfaces over which processes of several hosts meet; else empty."""
+    places: dict[tuple[str, str], set[str]] = {}
+    for event in events:
+        if "interface" in event.fields:
+            place = event.fields["interface"], event.fields["address"]
+            places.setdefault(place, set()).add(event.fields["process"].rpartition(":")[0])
+    hosts = set().union(*places.values())
+    networks = {address.rpartition(".")[0].rpartition(".")[0] for _, address in places}
+    is_local = any(_LOCAL.match(f"{name}:{address}") for name, address in places)
+    if len(hosts) < 2 or not (is_local or (len(networks) > 1 and len({n for n, _ in places}) > 1)):
+        return ""
+    texts = (
+        f"{name} ({address}) on {', '.join(sorted(some)[:3])}"
+        for (name, address), some in sorted(places.items(), key=lambda one: len(one[1]))
+    )
+    what = "hosts use different networks" if len(networks) > 1 else "the hosts' interface is local"
+    return f"{what}: {', '.join([*texts][:4])}"
+
+
+_LOCAL = re.compile(
+    r"(?:docker|lo\b|virbr|br-|veth|cni|lxcbr|podman)|[^:]*:(?:127\.|169\.254\.|172\.17\.)"
+)
+"""Interfaces that do not leave their host."""
 
 _READY = "Init COMPLETE"
 _STAGES = {
@@ -1437,6 +1564,7 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     _mixed,
     diagnose_stacks,
     _joining,
+    _calls,
     _set_up,
     _closed,
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from distprof.run.logs import JobOutput, OutputEvent
 from distprof.run.topology import DEFAULT_GROUPS
@@ -29,18 +30,32 @@ _REPORTS = ("timeout", "frozen", "exception", "error", "cut", "mixed")
 def positions_of(output: JobOutput) -> list[EndingPosition]:
     """One position per group and rank, from all lines of that rank."""
     events = [e for e in output.events if e.yields in ("timeout", "position")]
+    guids: dict[str, set[str]] = {}
+    for event in events:
+        guids.setdefault(_group(event), set()).add(event.fields.get("guid", ""))
+
+    def group_of(event: OutputEvent) -> str:
+        """Its group; groups of one name, such as those of tensor parallelism, have own GUIDs."""
+        name, guid = _group(event), event.fields.get("guid", "")
+        is_shared = name and guid and len(guids[name] - {""}) > 1
+        return (guid if name == event.fields.get("pg") else f"{name} {guid}") if is_shared else name
+
+    told = {group_of(e) for e in events if {"group", "pg"} & e.fields.keys()}
+    numbers = [n for e in events if (n := e.number("seq")) is not None]
+    is_one = len(told) == 1 and max(numbers, default=0) - min(numbers, default=0) <= _MAX_GAP
     groups: dict[tuple[int | None, int | None], str] = {}
     shared: dict[int | None, set[str]] = {}  # groups in which ranks wait in a number
     for event in events:
         if event.yields == "position" and event.number("seq") is not None:
-            groups[event.rank, event.number("seq")] = _group(event)
-            shared.setdefault(event.number("seq"), set()).add(_group(event))
+            groups[event.rank, event.number("seq")] = group_of(event)
+            shared.setdefault(event.number("seq"), set()).add(group_of(event))
     found: dict[tuple[str, int, bool], EndingPosition] = {}
     for event in events:
         number = event.number("seq")
         only = shared.get(number, set())
-        group = _group(event) or groups.get(
-            (event.rank, number), next(iter(only)) if len(only) == 1 else ""
+        group = group_of(event) or groups.get(
+            (event.rank, number),
+            next(iter(only)) if len(only) == 1 else next(iter(told)) if is_one else "",
         )
         rank = event.rank if event.rank is not None else event.number("own")
         if rank is None:
@@ -99,7 +114,41 @@ def diagnose_positions(output: JobOutput) -> EndingResult | None:
         return _frozen(positions) or _told(positions, output)
     found = [_of_group(name, some, output) for name, some in waiting.items()]
     order = ("mismatch", "behind", "silent", "unfinished")
-    return min(found, key=lambda one: order.index(one.cause))
+    first = min(found, key=lambda one: order.index(one.cause))
+    if first.cause == "unfinished" and len(found) > 1 and "" not in waiting:
+        return _in_groups(waiting)
+    return first
+
+
+def _in_groups(waiting: Mapping[str, Sequence[EndingPosition]]) -> EndingResult:
+    """Ranks that wait in several groups, in none of which a rank is known to be behind."""
+    texts = (
+        _wait_text(name, [one for one in some if _waits(one)]) for name, some in waiting.items()
+    )
+    return _stuck(
+        "unfinished",
+        f"{'; '.join([*texts][:4])}. These are different process groups: in none of them did a "
+        "rank print that is behind.",
+        [one for some in waiting.values() for one in some],
+        alternatives=(
+            "If ranks launch the operations of these groups in different orders, for example from "
+            "two threads, they wait for each other in a circle.",
+        ),
+    )
+
+
+def _stuck(
+    cause: str, text: str, positions: Sequence[EndingPosition], **fields: Any
+) -> EndingResult:
+    return EndingResult(
+        state=STUCK, cause=cause, verdict=f"Stuck: {text}", positions=tuple(positions), **fields
+    )
+
+
+def _wait_text(name: str, waiting: Sequence[EndingPosition]) -> str:
+    shown = name if all(one.is_global for one in waiting) else ""
+    what = _operation(next((one for one in waiting if one.op), waiting[0]), shown)
+    return f"{_who(waiting, name)} {_verb(waiting, 'wait')} in {what}"
 
 
 def _waits(one: EndingPosition) -> bool:
@@ -113,19 +162,15 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
     late = [p for p in positions if _launched(p) is not None and highest is not None
             and _is_late(p, positions, highest)]  # fmt: skip
     if late and len(late) < len(positions):
-        if (
-            not name
-            and all(p.enqueued is None for p in positions)
-            and (max(known) - min(known) > _MAX_GAP)
-        ):
+        is_nameless = not name and all(p.enqueued is None for p in positions)
+        if is_nameless and max(known) - min(known) > _MAX_GAP:
             return _apart(waiting, positions)
         return _behind(name, late, positions)
     unequal = _mismatch(waiting)
     if unequal is not None:
         return _unequal(name, unequal, [one for one in waiting if one.op])
     silent = _silent(positions, output)
-    shown = name if all(one.is_global for one in waiting) else ""
-    what = _operation(next((one for one in waiting if one.op), waiting[0]), shown)
+    text = _wait_text(name, waiting)
     if silent:
         of_them, are = name_ranks(silent), "they are" if len(silent) > 1 else "it is"
         rest = f", and {of_them} printed nothing about it: {are} the first suspect."
@@ -136,20 +181,8 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
         if any(output.lines_of.get(file, 0) - line <= _CUT_LINES for file, line in lines.items()):
             rest = f", and the text ends there. If {of_them} printed nothing about it, {are} the "
             rest += "first suspect."
-        return EndingResult(
-            state=STUCK,
-            cause="silent",
-            verdict=f"Stuck: {_who(waiting, name)} {_verb(waiting, 'wait')} in {what}{rest}",
-            suspects=silent,
-            positions=tuple(positions),
-        )
-    return EndingResult(
-        state=STUCK,
-        cause="unfinished",
-        verdict=f"Stuck: {_who(waiting, name)} {_verb(waiting, 'wait')} in {what}. "
-        + _whether_behind(waiting, output),
-        positions=tuple(positions),
-    )
+        return _stuck("silent", text + rest, positions, suspects=silent)
+    return _stuck("unfinished", f"{text}. {_whether_behind(waiting, output)}", positions)
 
 
 def _whether_behind(waiting: Sequence[EndingPosition], output: JobOutput) -> str:
@@ -182,11 +215,8 @@ def _is_late(one: EndingPosition, positions: Sequence[EndingPosition], highest: 
         first = min(p.seq for p in positions if p.seq is not None)
         others = [p for p in positions if p is not one and p.seq is not None]
         return bool(others) and one.enqueued < max(first, min(p.seq or 0 for p in others))
-    return (
-        one.seq is not None
-        and one.seq < highest
-        and one.seq == min(p.seq for p in positions if p.seq is not None)
-    )
+    lowest = min((p.seq for p in positions if p.seq is not None), default=None)
+    return one.seq is not None and one.seq < highest and one.seq == lowest
 
 
 def _apart(waiting: Sequence[EndingPosition], positions: Sequence[EndingPosition]) -> EndingResult:
@@ -194,13 +224,12 @@ def _apart(waiting: Sequence[EndingPosition], positions: Sequence[EndingPosition
     places: dict[str, list[EndingPosition]] = {}
     for one in waiting:
         places.setdefault(_operation(one, ""), []).append(one)
-    texts = [f"{_who(some, '')} {_verb(some, 'wait')} in {what}" for what, some in places.items()]
-    return EndingResult(
-        state=STUCK,
-        cause="unfinished",
-        verdict=f"Stuck: {'; '.join(texts[:4])}. Numbers so far apart are not of one process "
-        "group, and the lines name no group: which rank is behind is not decided.",
-        positions=tuple(positions),
+    texts = [_wait_text("", some) for some in places.values()]
+    return _stuck(
+        "unfinished",
+        f"{'; '.join(texts[:4])}. Numbers so far apart are not of one process group, and the lines "
+        "name no group: which rank is behind is not decided.",
+        positions,
     )
 
 
@@ -219,20 +248,16 @@ def _behind(
         stands = f"{_verb(late, 'stand')} at {_operation(waits[0], name)}"
     sizes = {one.size for one in (*waits, ahead)} if waits else set()
     differs = len(sizes) > 1 or bool(waits and waits[0].op != ahead.op)
-    return EndingResult(
-        state=STUCK,
-        cause="behind",
-        verdict=f"Stuck: {_who(late, name)} {stands}. {'They are' if len(late) > 1 else 'It is'} "
+    path = ", of different operations or sizes: one of them took another path" if differs else ""
+    return _stuck(
+        "behind",
+        f"{_who(late, name)} {stands}. {'They are' if len(late) > 1 else 'It is'} "
         f"{counted(gap, 'collective')} behind {_who(others, name)}, which "
         f"{_verb(others, 'wait')} in {_operation(ahead, name)}.",
+        positions,
         ranks=tuple(one.rank for one in late if one.is_global),
-        positions=tuple(positions),
-        why=(
-            "The ranks ran different numbers of collectives"
-            + (", of different operations or sizes: one of them took another path." if differs
-               else "."),
-        ),
-    )  # fmt: skip
+        why=(f"The ranks ran different numbers of collectives{path}.",),
+    )
 
 
 def _mismatch(waiting: Sequence[EndingPosition]) -> str | None:
@@ -260,13 +285,11 @@ def _unequal(name: str, what: str, waiting: Sequence[EndingPosition]) -> EndingR
         texts.append(f"{_who(some, name)} in {operation_kind(key[0])}{size}")
     number = "" if waiting[0].seq is None else f" number {waiting[0].seq:,}"
     differ = "different operations" if what == "op" else "different sizes"
-    return EndingResult(
-        state=STUCK,
-        cause="mismatch",
-        verdict=f"Stuck: ranks launched {differ} as collective{number}{_of(name)}: "
-        f"{'; '.join(texts[:4])}.",
+    return _stuck(
+        "mismatch",
+        f"ranks launched {differ} as collective{number}{_of(name)}: {'; '.join(texts[:4])}.",
+        waiting,
         ranks=tuple(one.rank for one in odd if one.is_global),
-        positions=tuple(waiting),
     )
 
 
@@ -278,6 +301,9 @@ def _silent(positions: Sequence[EndingPosition], output: JobOutput) -> tuple[int
     known = {*(one.rank for one in positions), *(rank for rank in told if rank is not None)}
     world = output.world_size or 0
     expected = {*range(world), *output.ranks} if world <= 1 << 20 else set(output.ranks)
+    waiting = {one.rank for one in positions}
+    if not world and len(waiting) > 2 and max(waiting) < len(waiting) + 1:  # one hole in 0, 1, 2, …
+        expected |= set(range(max(waiting)))
     silent = tuple(sorted(expected - known))
     return silent if len(silent) <= len(known) else ()
 
@@ -287,12 +313,11 @@ def _frozen(positions: Sequence[EndingPosition]) -> EndingResult | None:
     idle = [one for one in positions if one.enqueued is not None and one.enqueued == one.completed]
     if not idle or len(idle) < len(positions):
         return None
-    return EndingResult(
-        state=STUCK,
-        cause="idle",
-        verdict=f"Stuck: {_who(idle, idle[0].group)} had no collective in flight when a watchdog "
-        "fired: the CPU code of the ranks stopped, or a rank that is not in this output waits.",
-        positions=tuple(positions),
+    return _stuck(
+        "idle",
+        f"{_who(idle, idle[0].group)} had no collective in flight when a watchdog fired: the CPU "
+        "code of the ranks stopped, or a rank that is not in this output waits.",
+        positions,
     )
 
 
@@ -301,15 +326,9 @@ def _told(positions: Sequence[EndingPosition], output: JobOutput) -> EndingResul
     told = {n for e in output.events if (n := e.number("told")) is not None}
     if not told:
         return None
-    return EndingResult(
-        state=STUCK,
-        cause="silent",
-        verdict=f"Stuck: {name_ranks(told)} timed out first, and "
-        f"{_who(positions, positions[0].group)} only {_verb(positions, 'repeat')} it: the lines of "
-        f"{name_ranks(told)} name the collective.",
-        suspects=tuple(sorted(told)),
-        positions=tuple(positions),
-    )
+    text = f"{name_ranks(told)} timed out first, and {_who(positions, positions[0].group)} only "
+    text += f"{_verb(positions, 'repeat')} it: the lines of {name_ranks(told)} name the collective."
+    return _stuck("silent", text, positions, suspects=tuple(sorted(told)))
 
 
 def _operation(one: EndingPosition, group: str) -> str:
@@ -367,4 +386,5 @@ def timeout_sentences(positions: Sequence[EndingPosition]) -> Iterator[str]:
     launched = [one for one in positions if one.enqueued is not None]
     for one in launched[:4]:
         done = "" if one.completed is None else f" and completed {one.completed:,}"
+        done = " and completed none" if one.completed == -1 else done
         yield f"{capitalized(name_ranks([one.rank]))} had launched {one.enqueued:,}{done}."

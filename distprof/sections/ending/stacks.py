@@ -17,10 +17,18 @@ _ACTIVITIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             r"(?i)^(?:all_?reduce|all_?gather|reduce_?scatter|broadcast|barrier|all_to_all|monitored_"
             r"|send|recv|isend|irecv|batch_isend|reduce|gather|scatter|wait|synchronize|item"
             r"|_wait|new_group|init_process_group)\w* \((?!threading|queue|socket|poll|connection"
-            r"|selectors|shm_broadcast|subprocess|process|worker|multiproc|asyncio|base_events"
-            r"|_base|futures)|^(?:p?nccl|p?mpi_|ompi_coll|hccl|rccl|ccl::|c10d::|gloo::)",
+            r"|selectors|file_baton|shm_broadcast|subprocess|process|worker|multiproc|asyncio"
+            r"|base_events|_base|futures)|^(?:p?nccl|p?mpi_|ompi_coll|hccl|rccl|ccl::|c10d::|gloo::)",
         ),
+        (
+            "teardown",
+            r"^(?:ncclComm(?:Abort|Destroy|Finalize)|destroy_process_group|_?abort_process_group"
+            r"|c10d::ProcessGroup\w+::(?:abort|shutdown|~)) ?\(",
+        ),
+        ("memory", r"(?i)^(?:cu|cuda|hip)(?:mem)?(?:host)?(?:free|alloc|malloc|register)"),
+        ("multicast", r"^cuMulticast"),
         ("GPU", r"(?i)^(?:cu|cuda|hip)(?:stream|device|event|ctx)synchronize|^_value \(array"),
+        ("lock file", r"^wait \(file_baton"),
         ("data loader", r"^(?:__next__|_next_data|_get_data|_try_get_data|fetch|collate\w*) \("),
         ("checkpoint", r"(?i)^\w*(?:checkpoint|save|state_dict)\w* \("),
         ("compilation", r"(?i)^\w*(?:compile|inductor|dynamo)\w* \("),
@@ -28,8 +36,19 @@ _ACTIVITIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 )
 
 
-_NAMES = {"data loader": "its data loader", "checkpoint": "a checkpoint",
-          "collective": "a collective", "GPU": "a wait for its GPU"}  # fmt: skip
+_WAIT = re.compile(r"(?i)_?wait|synchronize|item")
+"""Calls that wait for an operation which they do not name."""
+
+_NAMES = {
+    "data loader": "its data loader",
+    "checkpoint": "a checkpoint",
+    "collective": "a collective",
+    "teardown": "the end of its process group",
+    "GPU": "a wait for its GPU",
+    "memory": "a call for memory, which waits until all kernels have ended",
+    "multicast": "the set-up of NVLink SHARP (try NCCL_NVLS_ENABLE=0, look at the fabric manager)",
+    "lock file": "a wait for the lock file of an extension's build, which a killed build leaves",
+}
 
 
 def stacks_of(output: JobOutput) -> tuple[EndingStack, ...]:
@@ -52,11 +71,9 @@ def stacks_of(output: JobOutput) -> tuple[EndingStack, ...]:
 
 def _activity(calls: Sequence[str]) -> str:
     """What a process does, by its innermost known call."""
-    for call in calls:
-        for name, pattern in _ACTIVITIES:
-            if pattern.match(call):
-                return name
-    return ""
+    known = [name for call in calls for name, pattern in _ACTIVITIES if pattern.match(call)]
+    first = (name for name in ("multicast", "teardown", "memory") if name in known)
+    return next(first, known[0] if known else "")
 
 
 def diagnose_stacks(output: JobOutput) -> EndingResult | None:
@@ -68,6 +85,8 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
         return None
     if not waiting or not elsewhere:
         # All processes in a collective, or none
+        if len({_site(one) for one in waiting if _site(one)}) > 1:
+            return _apart(waiting)
         count = sum(one.count for one in stacks)
         parts = [f"{_who(one)} {_verb(one)} in {_place(one)}" for one in stacks[-3:]]
         return EndingResult(
@@ -84,7 +103,8 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
     parts = [f"{_who(one)} {_verb(one)} in {_place(one)}" for one in elsewhere[:3]]
     others = sorted(rank for one in waiting for rank in one.ranks)
     count = sum(one.count for one in waiting)
-    who = name_ranks(others) if len(others) == count else f"{count:,} processes"
+    who = name_ranks(others) if len(others) == count else f"{count:,} process"
+    who += "es" if who.endswith("process") and count > 1 else ""
     return EndingResult(
         state=STUCK,
         cause="stacks",
@@ -97,6 +117,41 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
         ),
         next_steps=(
             f"Find out why {_call(elsewhere[0])} does not return on {_who(elsewhere[0])}.",
+        ),
+    )
+
+
+def _site(one: EndingStack) -> tuple[str, ...]:
+    """The operation of a process and the calls that lead to it; empty if it is not named."""
+    call = _call(one)
+    return () if _WAIT.match(call) else one.calls[one.calls.index(call) :]
+
+
+def _apart(waiting: Sequence[EndingStack]) -> EndingResult:
+    """Processes that wait in different collectives, or in those of different lines."""
+    shared = set.intersection(*(set(one.calls) for one in waiting))
+    parts = []
+    for one in waiting[-4:]:
+        calls = one.calls[one.calls.index(_call(one)) + 1 :]
+        by = next((call for call in calls if call not in shared), "")
+        parts.append(f"{_who(one)} {_verb(one)} in {_call(one)}{f', called by {by}' if by else ''}")
+    is_odd = waiting[0].count < waiting[1].count
+    return EndingResult(
+        state=STUCK,
+        cause="stacks",
+        verdict=f"Stuck: processes wait in different operations: {'; '.join(parts)}.",
+        suspects=waiting[0].ranks if is_odd else (),
+        why=(
+            "All of them send, and none receives: let one of two neighbours receive first."
+            if all(re.match("i?send", _call(one)) for one in waiting)
+            else "If these are of one process group, the ranks took different paths.",
+        ),
+        alternatives=(
+            "Collectives of different process groups may wait for one that no stack shows.",
+        ),
+        next_steps=(
+            "Compare the code path of these ranks: a branch that depends on data or rank, uneven "
+            "batches, or a step that one rank skips.",
         ),
     )
 

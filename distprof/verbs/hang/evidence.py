@@ -105,7 +105,7 @@ def read_evidence(
     notes: list[str] = [*output.notes]
     good = _chosen(dumps, outcomes, source, notes) if dumps else ()
     ras_lines, ras_notes = lines_of_ras(
-        (log.folder.child(log.name).path, log.shown) for log in logs if NAME.search(log.name)
+        (log.folder.child(log.name).path, log.shown) for log in logs[:MAX_LOGS]
     )
     notes += ras_notes
     return _with_run(

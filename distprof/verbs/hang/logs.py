@@ -19,7 +19,7 @@ from distprof.errors import InputError
 from distprof.escape import headed
 from distprof.ingest.files import Folder
 from distprof.ingest.kinds.nccl import fits_nccl_ras, read_nccl_ras
-from distprof.join.nccl import in_trouble
+from distprof.join.nccl import in_trouble, num_behind
 from distprof.run.logs import JobOutput
 from distprof.sections.ending import FAILED, EndingPosition, EndingResult
 from distprof.sections.ending.measure import UNSAID, about_of
@@ -146,7 +146,12 @@ def lines_of_ras(files: Iterable[tuple[str, str]]) -> tuple[list[LogLine], list[
         except InputError as error:
             notes.append(f"{shown} cannot be read: {error.found}.")
             continue
-        lines += _lines(shown, in_trouble(status))
+        troubled = in_trouble(status)
+        lines += _lines(shown, troubled)
+        if not troubled and (count := num_behind(status)):
+            text = f"{counted(count, 'rank')} launched fewer collectives than others: NCCL names "
+            text += "only those ahead, or none"
+            lines.append(LogLine(rank=None, file=shown, line=1, about="ras", text=text))
     return lines, notes
 
 
@@ -206,10 +211,15 @@ def lines_of_output(output: JobOutput) -> tuple[LogLine, ...]:
 
 def report_of_output(evidence: HangEvidence, ending: EndingResult, version: str) -> HangReport:
     """The report from what the job printed."""
+    ras = [line for line in evidence.log_lines if line.about == "ras"]
     verdict = ending.verdict or (
         f"Not decided, because {counted(evidence.output.num_lines, 'line')} of text "
         "name no time-out, error or end."
     )
+    if ras and not ending.verdict:
+        told = (line.text if line.rank is None else f"rank {line.rank} {line.text}" for line in ras)
+        verdict = f"NCCL's RAS reports: {'; '.join([*told][:3])}. If a report a minute later says "
+        verdict += "the same, the job is stuck there."
     state = HangState.FAILED if ending.state == FAILED else HangState(ending.state or "undecided")
     is_open = not ending.state and ending.cause != "finished"
     is_one = len({one.op for one in ending.positions}) == 1

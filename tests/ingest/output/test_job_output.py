@@ -13,7 +13,7 @@ import pytest
 
 from distprof.ingest.kinds.logs import fits_job_output, read_job_output
 from distprof.ingest.output.expressions import SHORTEST_SIGN, Expression, expressions, signs
-from distprof.ingest.output.read import Reader, kinds_in, prefix_rank
+from distprof.ingest.output.read import MAX_CALLS, Reader, kinds_in, prefix_rank
 from distprof.sections.ending.measure import diagnose_output
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "logs"
@@ -243,6 +243,70 @@ def test_lines_of_nccl_alone_show_how_far_it_came(stages: tuple[str, ...], says:
     assert kinds_in(text) == set()
 
 
+_CALL = "node1:4{0}:4 [{0}] NCCL INFO AllReduce: opCount {1:x} sendbuff 0x1 recvbuff 0x1 count 4 "
+_CALL += "datatype 7 op 0 root 0 comm 0x{0} [nranks=2] stream 0x2\n"
+_MEMBER = "node1:4{0}:4 [{0}] NCCL INFO comm 0x{0} rank {0} nranks 2 cudaDev 0 - Init COMPLETE\n"
+_ADDED = "INFO:c10d:Added key: store_based_barrier_key:{1} to store for rank: {0}\n"
+_COMPLETED = "Completed store-based barrier for key:store_based_barrier_key:1 with 3 nodes.\n"
+_FINGERPRINT = (
+    "[I ProcessGroupWrapper.cpp:562] [Rank {0}] Running collective: CollectiveFingerPrint("
+)
+_FINGERPRINT += "SequenceNumber={1}, OpType=ALLREDUCE, TensorShape=[8], TensorDtypes=Float\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "call", "numbers", "late"),
+    [
+        (_MEMBER, _CALL, ((0, 16), (1, 16), (1, 17)), "rank 0 launched nothing after number 16"),
+        (_MEMBER, _CALL, ((0, 17), (1, 17)), "2 of 2 ranks"),
+        (_MEMBER, _CALL, ((1, 16), (1, 17)), "2 of 2 ranks"),
+        ("", _FINGERPRINT, ((0, 9), (1, 9), (1, 10)), "rank 0 launched nothing after number 9"),
+        ("", _FINGERPRINT, ((0, 9), (1, 10), (0, 10)), ""),
+        (_COMPLETED, _ADDED, ((0, 2), (2, 2)), "rank 1 printed nothing"),
+        (_COMPLETED, _ADDED, ((0, 2), (2, 2), (1, 2)), ""),
+        ("", _FINGERPRINT, ((0, 9), *(((1, 10),) * (MAX_CALLS + 1))), ""),
+    ],
+)
+def test_the_last_calls_of_all_members_show_who_is_behind(
+    head: str, call: str, numbers: tuple[tuple[int, int], ...], late: str
+) -> None:
+    text = "".join(head.format(rank) for rank in (0, 1) if head)
+    text += "".join(call.format(rank, number) for rank, number in numbers)
+    reader = Reader()
+    reader.take_blocks([text.encode()], "job.log", None)
+    verdict = diagnose_output(reader.result(["job.log"])).verdict
+    assert late in verdict if late else not verdict
+
+
+def test_a_wait_that_went_by_is_none() -> None:
+    line = "srun: job 7 queued and waiting for resources\n"
+    for rest, is_told in (("", True), ("step 1\n" * 9, False)):
+        reader = Reader()
+        reader.take_blocks([(line + rest).encode()], "job.log", None)
+        assert bool(diagnose_output(reader.result(["job.log"])).state) is is_told
+
+
+@pytest.mark.parametrize(
+    ("places", "says"),
+    [
+        (("ens32:10.10.5.16", "docker0:172.17.0.1"), "docker0 (172.17.0.1) on node1"),
+        (("docker0:172.17.0.2", "docker0:172.17.0.3"), "the hosts' interface is local"),
+        (("ens32:10.10.5.16", "eth1:192.168.1.9"), "hosts use different networks"),
+        (("ens32:10.10.5.16", "eno1:10.10.7.1"), "no process came to"),
+    ],
+)
+def test_hosts_that_meet_over_different_networks_do_not_end_their_set_up(
+    places: tuple[str, ...], says: str
+) -> None:
+    text = "".join(
+        f"node{i}:4{i}:4 [0] NCCL INFO Bootstrap : Using {place}<0>\n"
+        for i, place in enumerate(places)
+    )
+    reader = Reader()
+    reader.take_blocks([text.encode()], "job.log", None)
+    assert says in diagnose_output(reader.result(["job.log"])).verdict
+
+
 @pytest.mark.parametrize(
     ("end", "says"),
     [
@@ -261,7 +325,7 @@ def test_a_job_that_came_to_its_end_does_not_stand_after_its_set_up(end: str, sa
 
 def test_ranks_of_lightning_that_wait_for_others_are_named() -> None:
     line = "initializing distributed: GLOBAL_RANK: {}, MEMBER: {}/4\n"
-    for ranks, says in ((2, "ranks 0-1 of 4 wait"), (4, "")):
+    for ranks, says in ((2, "Ranks 0-1 of 4 wait"), (4, "")):
         reader = Reader()
         text = "".join(line.format(rank, rank + 1) for rank in range(ranks))
         reader.take_blocks([text.encode()], "job.log", None)
