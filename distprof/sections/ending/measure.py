@@ -49,7 +49,7 @@ _NOT_OWN = re.compile(
     r"(?:^|[.:])(?:Dist(?:Backend|Store|Network)Error|ChildFailedError|SignalException|SystemExit"
     r"|Process(?:Exited|Raised)Exception|CalledProcessError|KeyboardInterrupt|Rendezvous\w+"
     r"|Ray\w*Error|WorkerCrashedError|ActorDiedError|BrokenProcessPool|OutOfMemoryError"
-    r"|DeadKernelError|EnforceNotMet|EngineDeadError)$"
+    r"|DeadKernelError|UnexpectedStatusException|EnforceNotMet|EngineDeadError)$"
 )
 """Exceptions that report the end of another process, or that another expression reads."""
 
@@ -391,13 +391,14 @@ def _at(event: OutputEvent) -> str:
 def _own_errors(output: JobOutput) -> EndingResult | None:
     """The first error of a GPU or of the program itself, in the order of the output."""
     tracebacks = _of(output, "exception")
-    foreign = {("error", *_key(e)[1:]) for e in tracebacks if not _is_own(e)}  # their last lines
+    foreign = {_key(e) for e in tracebacks if not _is_own(e)}
     is_survived = _survived(output)
     events = [
         e
         for e in _of(output, *_PRECEDENCE)
         if not (is_survived(e) or (e.yields == "port" and _is_avoided(e, output)))
-        and (e.yields not in _SURVIVABLE or (_is_own(e) and _key(e) not in foreign))
+        and (e.yields not in _SURVIVABLE or _is_own(e))
+        and not (e.yields == "error" and _key(e) in foreign)  # the last line of one
     ]
     if not events:
         return None
@@ -406,7 +407,7 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     event = min(tries, key=_precedence)
     if event.yields == "assert":  # the exception may come before the line that names it
         event = next((e for e in tries if e.yields == "assert" and "assertion" in e.fields), event)
-    same = {e.rank for e in events if e.yields == event.yields and _key(e) == _key(event)}
+    same = {e.rank for e in events if _key(e) == _key(event)}
     ranks = tuple(sorted(rank for rank in same if rank is not None))
     traceback = next(
         (e for e in tracebacks if _is_near(e, event) and not _LAUNCHING.search(_frames(e))), None
@@ -428,10 +429,10 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
 
 def _raised_then(event: OutputEvent, output: JobOutput) -> OutputEvent | None:
     """What the program raised at last while it handled an exception."""
-    ends = {_key(e)[1:]: e.line for e in _of(output, "error") if e.file == event.file}
+    ends = {_key(e): e.line for e in _of(output, "error") if e.file == event.file}
     following = {e.line: e for e in _of(output, "exception") if e.file == event.file}
     then, seen = event, 0
-    while seen < _MAX_CHAIN and (found := following.get(ends.get(_key(then)[1:], 0) + 4)):
+    while seen < _MAX_CHAIN and (found := following.get(ends.get(_key(then), 0) + 4)):
         then, seen = found, seen + 1
     return then if seen and _is_own(then) else None
 
@@ -516,22 +517,23 @@ def _is_near(one: OutputEvent, other: OutputEvent) -> bool:
 
 
 def _key(event: OutputEvent) -> tuple[str, str]:
-    """What is the same if several ranks have the same error."""
+    """What is the same if several ranks have the same error: a traceback, or only its last line."""
     text = event.fields.get("type", "") + event.fields.get("what", "")
-    return event.yields, text + re.sub(r"\d+", "0", event.fields.get("message", ""))[:80]
+    message = re.sub(r"\d+", "0", event.fields.get("message", ""))[:80]
+    return "error" if event.yields == "exception" else event.yields, text + message
 
 
 _OWN = re.compile(
     r"^(?:[\w.]+\.)?(?:Import|ModuleNotFound|Attribute|Name|Type|Key|Index|Value|Syntax|Assertion"
     r"|FileNotFound|Permission|Memory)Error(?:: |$)|HTTPS?ConnectionPool|built in$|no GPUs"
-    r"|CalledProcessError: Command (?!\W{0,3}\S*(?:python|torchrun|deepspeed|accelerate|srun|bash"
-    r"|\bsh\b))"
+    r"|use_libuv|CalledProcessError: Command (?!\W{0,3}\S*(?:python|torchrun|deepspeed|accelerate"
+    r"|srun|bash|\bsh\b))"
 )
 """Exceptions of the program itself, whatever their message names."""
 
 _LAUNCHING = re.compile(
     r", in (?:launch_agent|\w+_launcher|launch_gloo|gloo_run|join(?=\n *raise Exception\()"
-    r"|_main(?=\n *self = reduction\.pickle))(?:\n(?!\s*File )[^\n]*)*$"
+    r"|_recv(?=\n *raise EOFError)|_main(?=\n *self = reduction\.pickle))(?:\n(?!\s*File )[^\n]*)*$"
 )
 """Last frames of launchers, which raise what a rank ended with, and of orphaned children."""
 
@@ -546,6 +548,7 @@ _OF_OTHERS = re.compile(
     r"|process abort signal|exit (?:code|status)|non-zero|termination signal"
     r"|Horovod has been shut down|RuntimeError DEADLINE_EXCEEDED: "
     r"|heartbeat timeout|stopped sending heartbeats|failed to import on the worker"
+    r"|[Rr]emote command exit"
 )
 """Messages about other processes, or that another expression reads."""
 
@@ -622,7 +625,11 @@ def _exception(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     if len(message) > _MAX_QUOTE:
         message = _FOLDERS.sub("", message)[:_MAX_QUOTE]
     text = f"{event.fields.get('type', '')}: {message}".rstrip(": .`")
-    return text, (*advice_on("exception", text), "Read the traceback of that rank.")
+    code = _frames(event).rstrip(" ^~\n").rpartition("\n")[2].strip()
+    steps = advice_on("exception", f"{text}\n{code}")
+    if not message and code.startswith(("assert ", "return ")):
+        text += f" (“{code[:120]}”)"
+    return text, (*steps, "Read the traceback of that rank.")
 
 
 def _row(event: OutputEvent) -> Expression:
@@ -780,6 +787,7 @@ def _reason(output: JobOutput) -> str:
 
 
 _WHO = {
+    "container-start": "A container",
     "engine-died": "A process of the engine",
     "ray-died": "A Ray worker",
     "kernel-died": "The kernel of a notebook",
@@ -1218,8 +1226,9 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
 
 
 def _cut(output: JobOutput) -> EndingResult | None:
-    events = sorted(_of(output, "cut"), key=lambda e: (e.rank is None, "type" not in e.fields))
-    event = next(iter(events), None)
+    is_survived = _survived(output)
+    events = (event for event in _of(output, "cut") if not is_survived(event))
+    event = min(events, key=lambda e: (e.rank is None, "type" not in e.fields), default=None)
     if event is None:
         return None
     place = event.fields.get("place") or last_own(_frames(event))
