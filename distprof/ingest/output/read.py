@@ -25,11 +25,11 @@ MAX_OF_A_KIND = 64
 MAX_STACKS = 20_000
 MAX_TEXT = 300
 QUIET = frozenset(
-    ("warning", "phase", "preparing", "setup", "joining", "aside", "finished", "closed")
+    ("warning", "phase", "preparing", "setup", "joining", "aside", "begun", "finished", "closed")
 )
 """Kinds of lines that healthy jobs print, too: alone, they are no evidence of an end."""
 
-_EACH = ("aside", "finished")
+_EACH = ("aside", "begun", "finished")
 """Kinds of lines of which each one counts."""
 
 _NOISE = re.compile(r"NCCL (?:INFO|TRACE)|\bDEBUG\b")

@@ -37,6 +37,7 @@ UNSAID = (
     "world",
     "closing",
     "aside",
+    "begun",
     "finished",
     "closed",
 )
@@ -121,19 +122,37 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
         if event.yields == "exception" and (_is_own(event) or _is_interrupt(event)):
             raised[event.file] = max(raised.get(event.file, 0), event.line)
     ends: dict[str, int] = {}
+    for event in _of(output, "begun"):
+        if _is_begun_again(event, events) and event.line < failed.get(event.file, 0):
+            ends[event.file] = max(ends.get(event.file, 0), event.line - 1)
     for event in events:
         is_end = event.fields.get("what") in whole or ("root" in event.fields and is_one_host)
         last = failed if is_end else raised if event.name in ("not-started", "arguments") else {}
         for at in filter(None, (event.line, event.again)):
             if at + _BETWEEN_RUNS * is_end < last.get(event.file, 0) or event.yields == "finished":
                 ends[event.file] = max(ends.get(event.file, 0), at)
-    told = tuple(f"{file} holds earlier runs, too, which are left out." for file in ends)
     kept = (
         e if e.line > ends.get(e.file, 0) else replace(e, line=e.again)
         for e in events
         if max(e.line, e.again) > ends.get(e.file, 0)
     )
-    return replace(output, events=tuple(kept)), told
+    left = {e.file for e in events if e.yields not in UNSAID and e.line <= ends.get(e.file, 0)}
+    told = (f"{file} holds earlier runs, too, which are left out." for file in ends if file in left)
+    return replace(output, events=tuple(kept)), tuple(told)
+
+
+def _is_begun_again(event: OutputEvent, events: Iterable[OutputEvent]) -> bool:
+    """Whether a launcher's first line follows a failure, and is not of a host that starts late."""
+    kinds = (*_PRECEDENCE, "cancelled", "local_exit", "exit", "job_exit", "stopped")
+    before = (e for e in events if e.file == event.file and e.yields in kinds)
+    last = max((e for e in before if e.line < event.line), key=lambda e: e.line, default=None)
+    if last is None:
+        return False
+    return not 0 < (event.at_s or 0.0) - (last.at_s or event.at_s or 0.0) < _LATE_S
+
+
+_LATE_S = 15.0
+"""Time within which launchers of several hosts start."""
 
 
 def _once_finished(found: EndingResult, output: JobOutput, mixed: str) -> EndingResult:
@@ -415,7 +434,9 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     place = last_own(_frames(traceback)) if traceback else ""
     line, steps = _told(event) if _row(event).says else _WORDS[event.yields](event)
     if event.yields == "exception" and (then := _raised_then(event, output)):
-        line = f"{line.rstrip('.')}, and then {_exception(then)[0]}"
+        after, _ = _exception(then)
+        line = f"{line.rstrip('.')}, and then {after}" if after != line else line
+        steps = (*advice_on("exception", line), steps[-1])
     who = capitalized(name_ranks(ranks)) if ranks else "A process"
     return _made(
         event.yields,
@@ -432,7 +453,7 @@ def _raised_then(event: OutputEvent, output: JobOutput) -> OutputEvent | None:
     ends = {_key(e): e.line for e in _of(output, "error") if e.file == event.file}
     following = {e.line: e for e in _of(output, "exception") if e.file == event.file}
     then, seen = event, 0
-    while seen < _MAX_CHAIN and (found := following.get(ends.get(_key(then), 0) + 4)):
+    while seen < _MAX_CHAIN and (found := following.get(ends.get(_key(then), -4) + 4)):
         then, seen = found, seen + 1
     return then if seen and _is_own(then) else None
 
@@ -519,15 +540,15 @@ def _is_near(one: OutputEvent, other: OutputEvent) -> bool:
 def _key(event: OutputEvent) -> tuple[str, str]:
     """What is the same if several ranks have the same error: a traceback, or only its last line."""
     text = event.fields.get("type", "") + event.fields.get("what", "")
-    message = re.sub(r"\d+", "0", event.fields.get("message", ""))[:80]
+    message = re.sub(r"\d+", "0", event.fields.get("message", "").partition("\n")[0].rstrip())[:80]
     return "error" if event.yields == "exception" else event.yields, text + message
 
 
 _OWN = re.compile(
     r"^(?:[\w.]+\.)?(?:Import|ModuleNotFound|Attribute|Name|Type|Key|Index|Value|Syntax|Assertion"
     r"|FileNotFound|Permission|Memory)Error(?:: |$)|HTTPS?ConnectionPool|built in$|no GPUs"
-    r"|use_libuv|CalledProcessError: Command (?!\W{0,3}\S*(?:python|torchrun|deepspeed|accelerate"
-    r"|srun|bash|\bsh\b))"
+    r"|use_libuv|CalledProcessError: Command (?!\W{0,3}[^',]*"
+    r"(?:python|torchrun|deepspeed|accelerate|srun|bash|\bsh\b))"
 )
 """Exceptions of the program itself, whatever their message names."""
 
@@ -548,7 +569,7 @@ _OF_OTHERS = re.compile(
     r"|process abort signal|exit (?:code|status)|non-zero|termination signal"
     r"|Horovod has been shut down|RuntimeError DEADLINE_EXCEEDED: "
     r"|heartbeat timeout|stopped sending heartbeats|failed to import on the worker"
-    r"|[Rr]emote command exit"
+    r"|[Rr]emote command exit|failed to connect to all addresses"
 )
 """Messages about other processes, or that another expression reads."""
 
@@ -624,7 +645,7 @@ def _exception(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     message = " ".join(event.fields.get("message", "").split())
     if len(message) > _MAX_QUOTE:
         message = _FOLDERS.sub("", message)[:_MAX_QUOTE]
-    text = f"{event.fields.get('type', '')}: {message}".rstrip(": .`")
+    text = f"{event.fields.get('type', '')}: {message}".strip(": .`")
     code = _frames(event).rstrip(" ^~\n").rpartition("\n")[2].strip()
     steps = advice_on("exception", f"{text}\n{code}")
     if not message and code.startswith(("assert ", "return ")):
@@ -1069,6 +1090,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
     elif event.yields == "nccl" and "last" not in event.fields and warned:
         tail = f" Its last warning before: {warned[-1].fields['what'][:_MAX_QUOTE].rstrip('.')}."
         steps = steps[1:]
+    steps = (*advice_on(event.yields, f"{line}{tail} {event.text}"), *steps)
     return replace(
         _made(event.yields, line + tail, event, *steps, ranks=()),
         suspects=suspects,
@@ -1240,6 +1262,7 @@ def _cut(output: JobOutput) -> EndingResult | None:
         "exception",
         f"{_subject(event)} failed with {kind}, {lacks}{f', in {place}' if place else ''}.",
         event,
+        *advice_on("exception", kind),
         step or "Add the rest of the output: the last line of a traceback names the error.",
     )
 
