@@ -410,13 +410,15 @@ def _at(event: OutputEvent) -> str:
 def _own_errors(output: JobOutput) -> EndingResult | None:
     """The first error of a GPU or of the program itself, in the order of the output."""
     tracebacks = _of(output, "exception")
-    foreign = {_key(e) for e in tracebacks if not _is_own(e)}
+    is_told = any(map(_is_own, _of(output, *_SURVIVABLE)))  # what a worker's wrapper repeats
+    is_own = _is_own if is_told else _is_of_program
+    foreign = {_key(e) for e in tracebacks if not is_own(e)}
     is_survived = _survived(output)
     events = [
         e
         for e in _of(output, *_PRECEDENCE)
         if not (is_survived(e) or (e.yields == "port" and _is_avoided(e, output)))
-        and (e.yields not in _SURVIVABLE or _is_own(e))
+        and (e.yields not in _SURVIVABLE or is_own(e))
         and not (e.yields == "error" and _key(e) in foreign)  # the last line of one
     ]
     if not events:
@@ -573,15 +575,22 @@ _OF_OTHERS = re.compile(
 )
 """Messages about other processes, or that another expression reads."""
 
+_OF_WORKER = re.compile(r"Traceback \(|Caught \w+ in (?:replica|DataLoader|pin memory)")
+"""Messages that wrap the exception of a worker, whose own message follows."""
+
 
 def _frames(event: OutputEvent) -> str:
     return event.fields.get("frames", "")
 
 
 def _is_own(event: OutputEvent) -> bool:
+    return not _OF_WORKER.match(event.fields.get("message", "")) and _is_of_program(event)
+
+
+def _is_of_program(event: OutputEvent) -> bool:
     kind, message = event.fields.get("type", ""), event.fields.get("message", "")
-    if message.startswith("Traceback (") or "by" in event.fields:
-        return False  # the exception of a worker of the data loader follows; an interruption
+    if "by" in event.fields:
+        return False  # an interruption
     return bool(_OWN.search(f"{kind}: {message}")) or not (
         _LAUNCHING.search(_frames(event))
         or _NOT_OWN.search(kind)
@@ -811,6 +820,7 @@ _WHO = {
     "container-start": "A container",
     "engine-died": "A process of the engine",
     "ray-died": "A Ray worker",
+    "ray-node": "A node of Ray",
     "kernel-died": "The kernel of a notebook",
     "not-started": "The job",
     "mpi-daemon": "The daemon of mpirun",
@@ -855,13 +865,15 @@ def _crash(output: JobOutput) -> EndingResult | None:
     if event is None:
         return None
     what = event.fields.get("what", "the output does not name the signal")
+    meaning, steps = _SIGNALS["SIGBUS"] if re.search("Bus error|SIGBUS", what) else ("", ())
     stacks = (s for s in output.stacks if s.file == event.file and s.line >= event.line)
     stack = next(stacks, None)
     step = "Get its stack: PYTHONFAULTHANDLER=1, or gdb on the core file."
     return _made(
         "crash",
-        f"{_subject(event)} crashed: {what[:_MAX_QUOTE]}.",
+        f"{_subject(event)} crashed: {what[:_MAX_QUOTE]}{meaning.replace(' (bus error)', '')}.",
         event,
+        *steps,
         f"Read the code of {stack.calls[0]}." if stack else step,
         why=(f"Its last own call was {stack.calls[0]}.",) if stack else (),
     )
@@ -1198,7 +1210,8 @@ def _with_fewest_pending(events: Iterable[OutputEvent]) -> tuple[tuple[int, ...]
 
 def _died(output: JobOutput) -> EndingResult | None:
     """A process whose end its scheduler noticed: what others lost then only follows."""
-    event = next((e for e in _of(output, "died") if not _signal(e)), None)
+    events = (e for e in _of(output, "died") if not _signal(e))
+    event = min(events, key=lambda e: e.name != "ray-node", default=None)
     return None if event is None else _ended(event, output)
 
 
