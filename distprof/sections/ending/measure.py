@@ -571,7 +571,7 @@ _OF_OTHERS = re.compile(
     r"|process abort signal|exit (?:code|status)|non-zero|termination signal"
     r"|Horovod has been shut down|RuntimeError DEADLINE_EXCEEDED: "
     r"|heartbeat timeout|stopped sending heartbeats|failed to import on the worker"
-    r"|[Rr]emote command exit|failed to connect to all addresses"
+    r"|[Rr]emote command exit|failed to connect to all addresses|TaskFailedException"
 )
 """Messages about other processes, or that another expression reads."""
 
