@@ -934,7 +934,18 @@ def _missing(output: JobOutput) -> EndingResult | None:
         kind = "barrier of JAX" if event.name == "jax-barrier" else "monitored barrier"
         what = f"never arrived in a {kind}"
     ranks = {rank for e in events if e.name == event.name for rank in _absent(e)}
+    if re.search(r"Connect|RegisterTask|task(?:s)?_to_register", fields.get("at", "")):
+        what = f"{name_ranks(ranks)} never connected to JAX's coordinator, and the others wait"
+        return _stuck("behind", what, event, *_TO_START, ranks=ranks)
     return _stuck("behind", f"{name_ranks(ranks)} {what}, and the others wait", event, ranks=ranks)
+
+
+_TO_START = (
+    "Start all of num_processes, each with its own process_id, and give all of them the address of "
+    "process 0, which they must reach: getent hosts NAME, nc -zv HOST PORT.",
+    "Read their logs: they may have failed before, or start later than initialization_timeout.",
+)
+"""Steps where processes of JAX do not connect."""
 
 
 def _is_past(event: OutputEvent, output: JobOutput) -> bool:
