@@ -25,11 +25,22 @@ MAX_OF_A_KIND = 64
 MAX_STACKS = 20_000
 MAX_TEXT = 300
 QUIET = frozenset(
-    ("warning", "phase", "preparing", "setup", "calls", "joining", "aside", "finished", "closed")
+    (
+        "warning",
+        "phase",
+        "preparing",
+        "setup",
+        "calls",
+        "joining",
+        "aside",
+        "begun",
+        "finished",
+        "closed",
+    )
 )
 """Kinds of lines that healthy jobs print, too: alone, they are no evidence of an end."""
 
-_EACH = ("aside", "finished")
+_EACH = ("aside", "begun", "finished")
 """Kinds of lines of which each one counts."""
 
 _NOISE = re.compile(r"NCCL (?:INFO|TRACE)|\bDEBUG\b")
@@ -68,17 +79,20 @@ _TIME = re.compile(
 
 _PREFIX = re.compile(
     rf"^[\s\"“`]{{0,8}}{_STAMP}"
-    rf"(?:(?:\[\d{{1,2}}m)?\([^()\n]{{1,80}}\) |[\w.-]{{1,40}}/\d{{1,4}} "
+    rf"(?:(?:\[\d{{1,2}}m)?\([^()\n]{{1,80}}\) |[\w.-]{{1,40}}/\d{{1,4}} |std(?:out|err) [FP] "
+    r"|[\w.-]{1,60} {0,20}\|{1,2} "  # Docker Compose, Determined
     r"|[\w.-]{1,60}: (?=\[rank\d))?(?:"  # pdsh
     r"(?:\[rank\d{1,7}\]:)?\[rank(\d{1,7})\]:?"  # torch since 2.2, perhaps after torchrun's role
     r"|\[default(\d{1,7})\]:"  # torchrun --tee
     r"|\[\w{1,40}?(\d{1,7})\|\d{1,7}\]:"  # torchrun with --role: role, rank, local rank
     r"|(?:\w{3} \w{3} [ \d]\d [\d:]{8} \d{4})?(?:"
     r"\[\d{1,9},(\d{1,7})\](?:<\w{3,8}>)?:"  # mpirun --tag-output
+    r"|\[\d{1,9},mpirank:(\d{1,7}),[\w.-]{1,60}\]<std(?:out|err)>:"  # SageMaker
     r"|\[(\d{1,7})\]<std(?:out|err)>:)"  # horovodrun
-    r"|(\d{1,7}): ?+(?!\d\d:|\d{1,7} \[\d|\[[\w./:-]{12,200}[, \]])"  # srun --label, but not NCCL's
-    # process and thread, nor Horovod's stalled tensors
-    r"|\(\w{0,60}[^()]{0,60}\brank[=: ]?(\d{1,7})\b[^()]{0,80}\)"  # Ray
+    # srun --label, but not NCCL's process and thread, nor Horovod's stalled tensors
+    r"|(\d{1,7}):(?: |$)(?!\d\d:|\d{1,7} \[\d|\[[\w./:-]{12,200}[, \]])"
+    r"|\((?!\w{1,60}, rank=\d{1,7}, pid=)"  # SkyPilot's rank is that of the node
+    r"\w{0,60}[^()]{0,60}\brank[=: ]?(\d{1,7})\b[^()]{0,80}\)"  # Ray
     r"|\[(?:Rank:?|(?:GPU )?[Rr]ank) (\d{1,7})\]|\[?RANK[ =:](\d{1,7})\]?) ?"
 )
 
@@ -95,6 +109,9 @@ _BETWEEN = re.compile(
     r"|(?:Current t|T)hread 0x|\s+<no Python frame>"
 )
 """Lines between a heading and its stack."""
+
+_TIMES = re.compile(r"\d{1,6}(?:[:.,T/-]\d{1,9}){2,8}")
+"""Dates and times, which differ in the prefixes that loggers put before the lines of a record."""
 
 _BEHIND = re.compile(r"\[rank(\d{1,7})\]: ?$")
 _INNER = re.compile(r"\[(?:rank|default)(\d{1,7})\]: ?\[[EFWI][ \d]")
@@ -429,8 +446,13 @@ def _without_prefixes(text: str, own: int | None, before: str) -> str:
     too, it is a prefix.
     """
     lines = [line.rstrip() for line in text.splitlines()]
-    if before and any(line.startswith(before) for line in lines[1:3]):
-        return "\n".join(line[len(before) :] for line in lines if line.startswith(before))
+    frames = [line for line in lines[1:2] if before and '  File "' in line]
+    for head in (before, *(line.partition('  File "')[0] for line in frames)):
+        timed = re.compile(r"[\d:.,T/-]{5,40}".join(map(re.escape, _TIMES.split(head))))
+        if head and any(timed.match(line) for line in lines[1:3]):
+            found = (timed.match(line) for line in lines[1:])
+            own_lines = [one.string[one.end() :] for one in found if one is not None]
+            return "\n".join((lines[0][len(before) :], *own_lines))
     ranks = [prefix_rank(line) for line in lines]
     if not any(rank is not None for rank in ranks):
         return text

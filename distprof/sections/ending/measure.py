@@ -29,8 +29,20 @@ from distprof.sections.ending.stacks import diagnose_stacks, stacks_of
 from distprof.units import capitalized, format_bytes, format_duration, name_ranks
 
 _MAX_LINES = 200
-UNSAID = ("phase", "preparing", "setup", "calls", "agents", "joining", "world", "closing",
-          "aside", "finished", "closed")  # fmt: skip
+UNSAID = (
+    "phase",
+    "preparing",
+    "setup",
+    "calls",
+    "agents",
+    "joining",
+    "world",
+    "closing",
+    "aside",
+    "begun",
+    "finished",
+    "closed",
+)
 """Kinds of lines that reports do not list."""
 
 _MAX_QUOTE = 200
@@ -39,8 +51,8 @@ _FOLLOWING = ("peer", "timeout", "position", "missing", "mismatch", "store", "nc
 _NOT_OWN = re.compile(
     r"(?:^|[.:])(?:Dist(?:Backend|Store|Network)Error|ChildFailedError|SignalException|SystemExit"
     r"|Process(?:Exited|Raised)Exception|CalledProcessError|KeyboardInterrupt|Rendezvous\w+"
-    r"|Ray\w*Error|GetTimeoutError|WorkerCrashedError|ActorDiedError|BrokenProcessPool|OutOfMemoryError"
-    r"|DeadKernelError|EnforceNotMet|EngineDeadError)$"
+    r"|Ray\w*Error|GetTimeoutError|WorkerCrashedError|ActorDiedError|BrokenProcessPool"
+    r"|OutOfMemoryError|DeadKernelError|UnexpectedStatusException|EnforceNotMet|EngineDeadError)$"
 )
 """Exceptions that report the end of another process, or that another expression reads."""
 
@@ -112,20 +124,37 @@ def _last_run(output: JobOutput) -> tuple[JobOutput, tuple[str, ...]]:
         if event.yields == "exception" and (_is_own(event) or _is_interrupt(event)):
             raised[event.file] = max(raised.get(event.file, 0), event.line)
     ends: dict[str, int] = {}
+    for event in _of(output, "begun"):
+        if _is_begun_again(event, events) and event.line < failed.get(event.file, 0):
+            ends[event.file] = max(ends.get(event.file, 0), event.line - 1)
     for event in events:
         is_end = event.fields.get("what") in whole or ("root" in event.fields and is_one_host)
         last = failed if is_end else raised if event.name in ("not-started", "arguments") else {}
         for at in filter(None, (event.line, event.again)):
             if at + _BETWEEN_RUNS * is_end < last.get(event.file, 0) or event.yields == "finished":
                 ends[event.file] = max(ends.get(event.file, 0), at)
-    left = {e.file for e in events if e.yields not in UNSAID and e.line <= ends.get(e.file, 0)}
-    told = tuple(f"{file} holds earlier runs, too, which are left out." for file in sorted(left))
     kept = (
         e if e.line > ends.get(e.file, 0) else replace(e, line=e.again)
         for e in events
         if max(e.line, e.again) > ends.get(e.file, 0)
     )
-    return replace(output, events=tuple(kept)), told
+    left = {e.file for e in events if e.yields not in UNSAID and e.line <= ends.get(e.file, 0)}
+    told = (f"{file} holds earlier runs, too, which are left out." for file in ends if file in left)
+    return replace(output, events=tuple(kept)), tuple(told)
+
+
+def _is_begun_again(event: OutputEvent, events: Iterable[OutputEvent]) -> bool:
+    """Whether a launcher's first line follows a failure, and is not of a host that starts late."""
+    kinds = (*_PRECEDENCE, "cancelled", "local_exit", "exit", "job_exit", "stopped")
+    before = (e for e in events if e.file == event.file and e.yields in kinds)
+    last = max((e for e in before if e.line < event.line), key=lambda e: e.line, default=None)
+    if last is None:
+        return False
+    return not 0 < (event.at_s or 0.0) - (last.at_s or event.at_s or 0.0) < _LATE_S
+
+
+_LATE_S = 15.0
+"""Time within which launchers of several hosts start."""
 
 
 def _once_finished(found: EndingResult, output: JobOutput, mixed: str) -> EndingResult:
@@ -412,13 +441,16 @@ def _at(event: OutputEvent) -> str:
 def _own_errors(output: JobOutput) -> EndingResult | None:
     """The first error of a GPU or of the program itself, in the order of the output."""
     tracebacks = _of(output, "exception")
-    foreign = {("error", *_key(e)[1:]) for e in tracebacks if not _is_own(e)}  # their last lines
+    is_told = any(map(_is_own, _of(output, *_SURVIVABLE)))  # what a worker's wrapper repeats
+    is_own = _is_own if is_told else _is_of_program
+    foreign = {_key(e) for e in tracebacks if not is_own(e)}
     is_survived = _survived(output)
     events = [
         e
         for e in _of(output, *_PRECEDENCE)
         if not (is_survived(e) or (e.yields == "port" and _is_avoided(e, output)))
-        and (e.yields not in _SURVIVABLE or (_is_own(e) and _key(e) not in foreign))
+        and (e.yields not in _SURVIVABLE or is_own(e))
+        and not (e.yields == "error" and _key(e) in foreign)  # the last line of one
     ]
     if not events:
         return None
@@ -427,7 +459,7 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     event = min(tries, key=_precedence)
     if event.yields == "assert":  # the exception may come before the line that names it
         event = next((e for e in tries if e.yields == "assert" and "assertion" in e.fields), event)
-    same = {e.rank for e in events if e.yields == event.yields and _key(e) == _key(event)}
+    same = {e.rank for e in events if _key(e) == _key(event)}
     ranks = tuple(sorted(rank for rank in same if rank is not None))
     traceback = next(
         (e for e in tracebacks if _is_near(e, event) and not _LAUNCHING.search(_frames(e))), None
@@ -435,7 +467,9 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     place = last_own(_frames(traceback)) if traceback else ""
     line, steps = _told(event) if _row(event).says else _WORDS[event.yields](event)
     if event.yields == "exception" and (then := _raised_then(event, output)):
-        line = f"{line.rstrip('.')}, and then {_exception(then)[0]}"
+        after, _ = _exception(then)
+        line = f"{line.rstrip('.')}, and then {after}" if after != line else line
+        steps = (*advice_on("exception", line), steps[-1])
     who = capitalized(name_ranks(ranks)) if ranks else "A process"
     return _made(
         event.yields,
@@ -449,10 +483,10 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
 
 def _raised_then(event: OutputEvent, output: JobOutput) -> OutputEvent | None:
     """What the program raised at last while it handled an exception."""
-    ends = {_key(e)[1:]: e.line for e in _of(output, "error") if e.file == event.file}
+    ends = {_key(e): e.line for e in _of(output, "error") if e.file == event.file}
     following = {e.line: e for e in _of(output, "exception") if e.file == event.file}
     then, seen = event, 0
-    while seen < _MAX_CHAIN and (found := following.get(ends.get(_key(then)[1:], 0) + 4)):
+    while seen < _MAX_CHAIN and (found := following.get(ends.get(_key(then), -4) + 4)):
         then, seen = found, seen + 1
     return then if seen and _is_own(then) else None
 
@@ -537,22 +571,23 @@ def _is_near(one: OutputEvent, other: OutputEvent) -> bool:
 
 
 def _key(event: OutputEvent) -> tuple[str, str]:
-    """What is the same if several ranks have the same error."""
+    """What is the same if several ranks have the same error: a traceback, or only its last line."""
     text = event.fields.get("type", "") + event.fields.get("what", "")
-    return event.yields, text + re.sub(r"\d+", "0", event.fields.get("message", ""))[:80]
+    message = re.sub(r"\d+", "0", event.fields.get("message", "").partition("\n")[0].rstrip())[:80]
+    return "error" if event.yields == "exception" else event.yields, text + message
 
 
 _OWN = re.compile(
     r"^(?:[\w.]+\.)?(?:Import|ModuleNotFound|Attribute|Name|Type|Key|Index|Value|Syntax|Assertion"
     r"|FileNotFound|Permission|Memory)Error(?:: |$)|HTTPS?ConnectionPool|built in$|no GPUs"
-    r"|CalledProcessError: Command (?!\W{0,3}\S*(?:python|torchrun|deepspeed|accelerate|srun|bash"
-    r"|\bsh\b))"
+    r"|use_libuv|CalledProcessError: Command (?!\W{0,3}[^',]*"
+    r"(?:python|torchrun|deepspeed|accelerate|srun|bash|\bsh\b))"
 )
 """Exceptions of the program itself, whatever their message names."""
 
 _LAUNCHING = re.compile(
     r", in (?:launch_agent|\w+_launcher|launch_gloo|gloo_run|join(?=\n *raise Exception\()"
-    r"|_main(?=\n *self = reduction\.pickle))(?:\n(?!\s*File )[^\n]*)*$"
+    r"|_recv(?=\n *raise EOFError)|_main(?=\n *self = reduction\.pickle))(?:\n(?!\s*File )[^\n]*)*$"
 )
 """Last frames of launchers, which raise what a rank ended with, and of orphaned children."""
 
@@ -567,8 +602,12 @@ _OF_OTHERS = re.compile(
     r"|process abort signal|exit (?:code|status)|non-zero|termination signal"
     r"|Horovod has been shut down|RuntimeError DEADLINE_EXCEEDED: "
     r"|heartbeat timeout|stopped sending heartbeats|failed to import on the worker"
+    r"|[Rr]emote command exit|failed to connect to all addresses|TaskFailedException"
 )
 """Messages about other processes, or that another expression reads."""
+
+_OF_WORKER = re.compile(r"Traceback \(|Caught \w+ in (?:replica|DataLoader|pin memory)")
+"""Messages that wrap the exception of a worker, whose own message follows."""
 
 
 def _frames(event: OutputEvent) -> str:
@@ -576,9 +615,13 @@ def _frames(event: OutputEvent) -> str:
 
 
 def _is_own(event: OutputEvent) -> bool:
+    return not _OF_WORKER.match(event.fields.get("message", "")) and _is_of_program(event)
+
+
+def _is_of_program(event: OutputEvent) -> bool:
     kind, message = event.fields.get("type", ""), event.fields.get("message", "")
-    if message.startswith("Traceback (") or "by" in event.fields:
-        return False  # the exception of a worker of the data loader follows; an interruption
+    if "by" in event.fields:
+        return False  # an interruption
     return bool(_OWN.search(f"{kind}: {message}")) or not (
         _LAUNCHING.search(_frames(event))
         or _NOT_OWN.search(kind)
@@ -642,8 +685,12 @@ def _exception(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     message = " ".join(event.fields.get("message", "").split())
     if len(message) > _MAX_QUOTE:
         message = _FOLDERS.sub("", message)[:_MAX_QUOTE]
-    text = f"{event.fields.get('type', '')}: {message}".rstrip(": .`")
-    return text, (*advice_on("exception", text), "Read the traceback of that rank.")
+    text = f"{event.fields.get('type', '')}: {message}".strip(": .`")
+    code = _frames(event).rstrip(" ^~\n").rpartition("\n")[2].strip()
+    steps = advice_on("exception", f"{text}\n{code}")
+    if not message and code.startswith(("assert ", "return ")):
+        text += f" (“{code[:120]}”)"
+    return text, (*steps, "Read the traceback of that rank.")
 
 
 def _row(event: OutputEvent) -> Expression:
@@ -801,8 +848,10 @@ def _reason(output: JobOutput) -> str:
 
 
 _WHO = {
+    "container-start": "A container",
     "engine-died": "A process of the engine",
     "ray-died": "A Ray worker",
+    "ray-node": "A node of Ray",
     "kernel-died": "The kernel of a notebook",
     "not-started": "The job",
     "mpi-daemon": "The daemon of mpirun",
@@ -847,13 +896,15 @@ def _crash(output: JobOutput) -> EndingResult | None:
     if event is None:
         return None
     what = event.fields.get("what", "the output does not name the signal")
+    meaning, steps = _SIGNALS["SIGBUS"] if re.search("Bus error|SIGBUS", what) else ("", ())
     stacks = (s for s in output.stacks if s.file == event.file and s.line >= event.line)
     stack = next(stacks, None)
     step = "Get its stack: PYTHONFAULTHANDLER=1, or gdb on the core file."
     return _made(
         "crash",
-        f"{_subject(event)} crashed: {what[:_MAX_QUOTE]}.",
+        f"{_subject(event)} crashed: {what[:_MAX_QUOTE]}{meaning.replace(' (bus error)', '')}.",
         event,
+        *steps,
         f"Read the code of {stack.calls[0]}." if stack else step,
         why=(f"Its last own call was {stack.calls[0]}.",) if stack else (),
     )
@@ -921,7 +972,18 @@ def _missing(output: JobOutput) -> EndingResult | None:
         kind = "barrier of JAX" if event.name == "jax-barrier" else "monitored barrier"
         what = f"never arrived in a {kind}"
     ranks = {rank for e in events if e.name == event.name for rank in _absent(e)}
+    if re.search(r"Connect|RegisterTask|task(?:s)?_to_register", fields.get("at", "")):
+        what = f"{name_ranks(ranks)} never connected to JAX's coordinator, and the others wait"
+        return _stuck("behind", what, event, *_TO_START, ranks=ranks)
     return _stuck("behind", f"{name_ranks(ranks)} {what}, and the others wait", event, ranks=ranks)
+
+
+_TO_START = (
+    "Start all of num_processes, each with its own process_id, and give all of them the address of "
+    "process 0, which they must reach: getent hosts NAME, nc -zv HOST PORT.",
+    "Read their logs: they may have failed before, or start later than initialization_timeout.",
+)
+"""Steps where processes of JAX do not connect."""
 
 
 def _is_past(event: OutputEvent, output: JobOutput) -> bool:
@@ -1099,6 +1161,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
     elif event.yields == "nccl" and "last" not in event.fields and warned:
         tail = f" Its last warning before: {warned[-1].fields['what'][:_MAX_QUOTE].rstrip('.')}."
         steps = steps[1:]
+    steps = (*advice_on(event.yields, f"{line}{tail} {event.text}"), *steps)
     return replace(
         _made(event.yields, line + tail, event, *steps, ranks=()),
         suspects=suspects,
@@ -1206,7 +1269,8 @@ def _with_fewest_pending(events: Iterable[OutputEvent]) -> tuple[tuple[int, ...]
 
 def _died(output: JobOutput) -> EndingResult | None:
     """A process whose end its scheduler noticed: what others lost then only follows."""
-    event = next((e for e in _of(output, "died") if not _signal(e)), None)
+    events = (e for e in _of(output, "died") if not _signal(e))
+    event = min(events, key=lambda e: e.name != "ray-node", default=None)
     return None if event is None else _ended(event, output)
 
 
@@ -1256,8 +1320,9 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
 
 
 def _cut(output: JobOutput) -> EndingResult | None:
-    events = sorted(_of(output, "cut"), key=lambda e: (e.rank is None, "type" not in e.fields))
-    event = next(iter(events), None)
+    is_survived = _survived(output)
+    events = (event for event in _of(output, "cut") if not is_survived(event))
+    event = min(events, key=lambda e: (e.rank is None, "type" not in e.fields), default=None)
     if event is None:
         return None
     place = event.fields.get("place") or last_own(_frames(event))
@@ -1269,6 +1334,7 @@ def _cut(output: JobOutput) -> EndingResult | None:
         "exception",
         f"{_subject(event)} failed with {kind}, {lacks}{f', in {place}' if place else ''}.",
         event,
+        *advice_on("exception", kind),
         step or "Add the rest of the output: the last line of a traceback names the error.",
     )
 
