@@ -17,7 +17,15 @@ from distprof.cli.options import (
     output_options,
     report_options,
 )
-from distprof.cli.output import Output, check_free, deliver, note, show, verdict_code
+from distprof.cli.output import (
+    Output,
+    check_free,
+    deliver,
+    note,
+    show,
+    show_fabric,
+    verdict_code,
+)
 from distprof.verbs.sources import check_comparable
 
 
@@ -221,13 +229,7 @@ def fabric(file: str, **output_options: Any) -> int:
       distprof fabric fabric.json --all
       distprof fabric all_reduce.log --format json -o fabric.json
     """  # noqa: D301 - click reads it
-    output = Output(**output_options)
-    from distprof.ingest.fabric import read_fabric
-    from distprof.verbs.fabric import FABRIC
-
-    output.check(FABRIC)
-    deliver(FABRIC, read_fabric(file), output)
-    return ExitCode.FINE
+    return show_fabric(file, Output(**output_options))
 
 
 _TRAINING = ("ddp", "--ranks", "2", "--device", "cpu", "--fault", "slow-rank=1:1.5")

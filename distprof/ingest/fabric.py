@@ -54,10 +54,10 @@ _TESTS = {
 _NAMES = "|".join(_TESTS)
 _PROGRAM = re.compile(rf"(?<![a-z])({_NAMES})_perf", re.ASCII)
 _IN_NAME = re.compile(rf"(?<![a-z])({_NAMES})(?![a-z])", re.ASCII)
-_START = re.compile(r"# n[Tt]hread\s+\d+\s+nGpus\s+\d+")
+_START = re.compile(r"(?:^|# )\s*n[Tt]hread\s+\d+\s+nGpus\s+\d+")
 _ITERATIONS = re.compile(r"warmup iters: \d{1,9} iters: (\d{1,9})\b", re.ASCII)
 _DEVICE = re.compile(
-    r"#\s+Rank\s+(?P<rank>\d{1,7})\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(?P<host>\S{1,255})\s+"
+    r"(?:^|#)\s+Rank\s+(?P<rank>\d{1,7})\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(?P<host>\S{1,255})\s+"
     r"device\s+\d+\s+\[\w+(?::\w+)*\]\s*(?P<name>.{0,80})",
     re.ASCII,
 )

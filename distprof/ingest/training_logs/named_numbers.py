@@ -89,6 +89,8 @@ _LOSS = _compiled(
 )
 _CANDIDATE = _compiled(r"(?i)STEPS[^\n]{0,60}?\d")
 _BARE = (b"time", b"elapsed", b"duration")
+_LONG_S, _MANY = 10.0, 10
+"""A time from here on, with this many steps since the last report, is that of all of them."""
 _MAX_LINE = 2_000
 _MAX_KEPT = 50_000
 
@@ -140,11 +142,14 @@ class NamedNumbersGrammar(Grammar):
         if len(found) < FEWEST:
             return
         factor = self._factor(found) / _steps_of_a_time(found)
-        spans = [b.number - a.number for a, b in pairwise(found)]
-        if median(spans) > 1 and found[0].is_bare and _by_stamps(found) is None:
+        span = round(median(b.number - a.number for a, b in pairwise(found)))
+        usual = median([one.time for one in found if one.time is not None] or [0.0]) * factor
+        if span > 1 and found[0].is_bare and _by_stamps(found) is None:
+            is_of_all = usual >= _LONG_S and span >= _MANY and not _is_since_start(found)
+            factor /= span if is_of_all else 1
             self.notes.append(
                 "The log does not say whether a time is that of one iteration or of all since the "
-                "last report: distprof reads it as that of one."
+                f"last report: distprof reads it as that of {'all' if is_of_all else 'one'}."
             )
         for one, duration in zip(found, _durations(found, factor), strict=True):
             self.add(
@@ -283,10 +288,7 @@ def _steps_of_a_time(found: list[_Report]) -> int:
 
 def _durations(found: list[_Report], factor: float) -> list[float | None]:
     """Seconds per step: as printed, from the time since the start, or from a rate of steps."""
-    times = [one.time for one in found]
-    known = [time for time in times if time is not None]
-    may_be_since_start = found[0].is_bare and len(known) == len(found) > FEWEST
-    if may_be_since_start and _is_ascending(known):
+    if _is_since_start(found):
         result: list[float | None] = [None]
         for before, one in pairwise(found):
             span = one.number - before.number
@@ -297,6 +299,11 @@ def _durations(found: list[_Report], factor: float) -> list[float | None]:
         one.time * factor if one.time is not None else (1 / one.rate if one.rate else None)
         for one in found
     ]
+
+
+def _is_since_start(found: list[_Report]) -> bool:
+    known = [one.time for one in found if one.time is not None]
+    return found[0].is_bare and len(known) == len(found) > FEWEST and _is_ascending(known)
 
 
 def _is_ascending(times: list[float]) -> bool:

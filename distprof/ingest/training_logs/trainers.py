@@ -22,7 +22,8 @@ from distprof.ingest.training_logs.grammar import (
 )
 
 _BAR = re.compile(
-    rb"^(\|?[^\n%|]{0,120}?)\d{1,3}%(?:\|[^|\n]{0,900}\|)? *(\d{1,12})/(\d{1,12}) "
+    rb"^(\|?(?:\d{1,6}\|\d{1,9}\|)?[^\n%|]{0,120}?)"
+    rb"\d{1,3}%(?:\|[^|\n]{0,900}\|)? *(\d{1,12})/(\d{1,12}) "
     rb"\[(?:(\d{1,6}):)?(\d{1,2}):(\d\d)<[^,\]\n]{0,30}, *(\d[\d.]{0,12}|\?) ?"
     rb"(s/(?:it|batch|step|ba|epoch)|(?:it|batch|step|ba|epoch)/s)",
     re.MULTILINE,

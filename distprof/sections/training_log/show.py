@@ -23,6 +23,9 @@ MOST_REST_RATIO = 0.3
 
 MOST_PARTS = 4
 
+_CAUSES = ("GPU memory is short", "Evaluation takes")
+"""Beginnings of notes on what takes time."""
+
 _DOUBTS = ("The log does not say", "The log names no unit")
 """Beginnings of notes on which every time depends."""
 
@@ -38,6 +41,7 @@ _PHASES = {
                            r"|\.backward$"),
     "forward and backward": re.compile(r"^forward-backward$|^training_step_and_backward$"),
     "optimizer": re.compile(r"^step(?:_microstep)?$|^optimizer(?:_step)?$"),
+    "forward, backward and optimizer": re.compile(r"^train_wall$"),
     "computation": re.compile(r"^Computing$"),
     "exposed communication": re.compile(r"^Communication\(Not Overlapped\)$"),
     "idle time": re.compile(r"^Free$"),
@@ -183,7 +187,7 @@ def _undecided(log: TrainingLogResult) -> str:
     """Why the log does not show where the time goes, and what would."""
     usually = format_duration(log.median_ns)
     mean = f" (mean of {counted(log.num_steady, 'report')}, median {usually})"
-    short = (note for note in log.unavailable if note.startswith("GPU memory is short"))
+    short = (note for note in log.unavailable if note.startswith(_CAUSES))
     known = f" {note}" if (note := next(short, "")) else ""
     if log.input_timer is not None and not known:
         waiting = log.input_timer.ratio or 0.0
