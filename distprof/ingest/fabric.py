@@ -355,7 +355,7 @@ def _kind(table: _Table, source: str) -> CollectiveKind:
     if test := _IN_NAME.search(Path(source).name.lower()):
         return _TESTS[test[1]]
     ratio = _ratio(table)
-    if ratio is not None and ratio > 1.01:
+    if (ratio or 0) > 1.01 or (_ratio(table, 0.1) or 0) > 1.2:
         return CollectiveKind.ALL_REDUCE
     if ratio is not None and ratio < 0.99 and any(row.has_operator for row in table.rows):
         return CollectiveKind.REDUCE_SCATTER
@@ -367,11 +367,11 @@ def _kind(table: _Table, source: str) -> CollectiveKind:
     )
 
 
-def _ratio(table: _Table) -> float | None:
+def _ratio(table: _Table, least: float = 1.0) -> float | None:
     """Bus bandwidth over algorithm bandwidth of the fastest row, where rounding matters least."""
     pairs = [(half[1], half[2]) for row in table.rows for half in row.halves]
     algbw, busbw = max(pairs, default=(0.0, 0.0))
-    return busbw / algbw if algbw >= 1 else None
+    return busbw / algbw if algbw >= least else None
 
 
 def _ranks_by_ratio(table: _Table, kind: CollectiveKind) -> int | None:

@@ -29,8 +29,8 @@ from distprof.units import (
 _LOOSE_RATIO = 0.2
 _BUMP_RATIO = 1.0
 _SMALL_BYTES = 1 << 15
-_LARGE_BYTES, _LEAST_NVLINK = 1 << 26, 30e9
-"""From this size on, ranks of a node with NVLink are faster than this many bytes per second."""
+_LARGE_BYTES, _LEAST_NVLINK, _MOST_ETHERNET = 1 << 26, 30e9, 3.2e9
+"""From this size on, NVLink is faster than the second, Ethernet up to 25 Gb/s than no third."""
 
 _PREFERRED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
@@ -71,18 +71,19 @@ def _speed(curve: FabricCurve, device: str) -> str:
         f"{curve.kind} over {_where(curve)} reaches {format_bandwidth(best.busbw_bytes_per_s)}"
         f" bus bandwidth at {format_bytes(best.bytes)}"
     )
-    if (
-        curve.num_nodes == 1
-        and curve.group_size > 1
-        and largest >= _LARGE_BYTES
-        and best.busbw_bytes_per_s < _LEAST_NVLINK
-        and re.search(r"SXM|HBM|H100 80GB|H200|B200", device)
-    ):
-        return (
-            f"{reaches}: that is the speed of PCIe or host memory, although such GPUs have NVLink. "
-            "nvidia-smi topo -m and nvidia-smi nvlink -s show the links, NCCL_DEBUG=INFO what NCCL "
-            "uses."
-        )
+    if curve.group_size > 1 and largest >= _LARGE_BYTES and curve.num_nodes:
+        if curve.num_nodes > 1 and best.busbw_bytes_per_s < _MOST_ETHERNET:
+            return (
+                f"{reaches}: that is the speed of slow Ethernet, so NCCL probably uses sockets: "
+                "NCCL_DEBUG=INFO shows it."
+            )
+        is_linked = re.search(r"SXM|HBM|H100 80GB|H200|B200", device)
+        if curve.num_nodes == 1 and is_linked and best.busbw_bytes_per_s < _LEAST_NVLINK:
+            return (
+                f"{reaches}: that is the speed of PCIe or host memory, although such GPUs have "
+                "NVLink: nvidia-smi topo -m and nvidia-smi nvlink -s show the links, "
+                "NCCL_DEBUG=INFO what NCCL uses."
+            )
     if curve.fit is not None and not _is_loose(curve.fit):
         below = format_bytes(curve.fit.crossover_bytes)
         return f"{reaches}. Below {below}, it is latency-bound."

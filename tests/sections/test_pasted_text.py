@@ -54,9 +54,18 @@ def test_tests_of_one_rank_have_no_bandwidth():
         read_fabric(str(GOLDEN / "tests-of-one-rank.log"))
 
 
-def test_the_speed_of_gpus_with_nvlink_is_judged():
-    said = fabric_verdict(read_fabric(str(GOLDEN / "nvlink-is-not-used.log")))
-    assert "6.56 GB/s bus bandwidth at 134 MB: that is the speed of PCIe" in said
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("nvlink-is-not-used.log", "6.56 GB/s bus bandwidth at 134 MB: that is the speed of PCIe"),
+        (
+            "sockets-between-two-nodes.log",
+            "1.12 GB/s bus bandwidth at 537 MB: that is the speed of",
+        ),
+    ],
+)
+def test_a_low_bandwidth_is_judged(name, says):
+    assert says in fabric_verdict(read_fabric(str(GOLDEN / name)))
 
 
 def test_analyze_shows_what_fabric_shows(capsys):

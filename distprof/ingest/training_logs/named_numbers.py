@@ -39,6 +39,7 @@ FEWEST = 3
 _UNITS = {b"ns": 1e-9, b"us": 1e-6, b"\xc2\xb5s": 1e-6, b"ms": 1e-3, b"msec": 1e-3,
           b"milliseconds": 1e-3, b"s": 1.0, b"sec": 1.0, b"secs": 1.0, b"seconds": 1.0}  # fmt: skip
 _PARTS = {
+    "BEFORE": r"(?:IS| (?=[\d.]{1,12} ?UNIT(?!\w)))",
     "VALUE": rf"(?P<value>{NUMBER.decode()})",
     "UNIT": "(?:ns|us|µs|ms|msec|milliseconds|s|secs?|seconds)",
     "STEPS": "(?:step|iter|itr|iteration|batch|it|update)",
@@ -64,8 +65,8 @@ _TIME = _compiled(
     r"(?<![a-z])(?<!data[_ ])(?<!load[_ ])(?<!loading[_ ])(?<!fetch[_ ])(?<!wait[_ ])"
     r"(?P<name>(?:(?:avg|mean|average|train|elapsed|sec(?:ond)?s?|ms)[_ /]{1,2}(?:per[_ ])?)?"
     r"(?:STEPS[_ -]?(?:time|duration|dt|latency|cost)|time[_ ]?(?:per|/)[_ ]?STEPS"
-    r"|time|dt|duration|elapsed|(?:s|sec|ms)(?:/|[_ ]per[_ ])STEPS))"
-    r"(?:[_ ]?\(?(?P<in>UNIT)\)?)?ISVALUE ?(?P<unit>UNIT)?(?![\w:])"
+    r"|time|total|dt|duration|elapsed|(?:s|sec|ms)(?:/|[_ ]per[_ ])STEPS))"
+    r"(?:[_ ]?\(?(?P<in>UNIT)\)?)?BEFOREVALUE ?(?P<unit>UNIT)?(?![\w:])"
 )
 _PER_STEP = _compiled(
     r"VALUE(?:\([^()\n]{1,40}\))? ?(?P<unit>UNIT) ?(?:/|per) ?STEPS\b(?! {0,3}[:=])"
@@ -76,8 +77,8 @@ _DATA = _compiled(
     r"(?:[_ ]?\(?(?P<in>UNIT)\)?)?ISVALUE ?(?P<unit>UNIT)?(?![\w:/])"
 )
 _PASSES = _compiled(
-    r"(?<![a-z_])(?P<name>forward|backward|optimizer)[_ ]?(?:time)?"
-    r"(?:[_ ]?\(?(?P<in>UNIT)\)?)?ISVALUE ?(?P<unit>UNIT)?(?![\w:/])"
+    r"(?<![a-z_])(?P<name>forward|backward|fwd|bwd|optim(?:izer)?|all_?reduce|grad_sync)"
+    r"[_ ]?(?:time)?(?:[_ ]?\(?(?P<in>UNIT)\)?)?BEFOREVALUE ?(?P<unit>UNIT)?(?![\w:/])"
 )
 _RATES = (
     _compiled(r"(?<![a-z])WORKIS(?P<value>[\d.,]{1,24})"),
@@ -200,7 +201,7 @@ def _read(text: bytes) -> _Report | None:
     has_data = any(word in line for word in (b"data", b"load", b"read", b"fetch", b"input"))
     passes = {
         match["name"].decode(): value
-        for match in _PASSES.finditer(line if b"ward" in line else b"")
+        for match in _PASSES.finditer(line if b"ward" in line or b"fwd" in line else b"")
         if (value := _time(match)[0]) is not None
     }
     data, _ = _time(_DATA.search(line) if has_data else None)

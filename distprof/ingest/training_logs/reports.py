@@ -18,17 +18,18 @@ import msgspec
 from distprof.ingest.output.expressions import Signs
 from distprof.ingest.output.read import prefix_rank
 from distprof.ingest.training_logs.grammar import (
+    LEAST_EVALUATION,
     MAX_COUNT,
     NUMBER,
     Grammar,
     Row,
+    evaluation_note,
     line_around,
     ms_to_ns,
     s_to_ns,
     stamp_s,
     to_float,
 )
-from distprof.units import format_ratio
 
 _ESCAPES = re.compile(rb"\x1b\[[0-9;]{0,20}m")
 _MULTIPLES = {b"K": 1e3, b"M": 1e6, b"B": 1e9, b"s": 1.0, b"ms": 1e-3, b"us": 1e-6}
@@ -177,10 +178,7 @@ class ReportGrammar(Grammar):
         if 0 < self._paused_s < values.get("whole_s", 0.0) and "per_s" in values:
             share = self._paused_s / values["whole_s"]
             values["per_s"] /= 1 - share
-            self.notes.append(
-                f"Evaluation takes {format_ratio(share)} of the training, which iteration times "
-                "leave out: evaluate less often, or on fewer samples."
-            )
+            self.notes += [evaluation_note(share)] if share >= LEAST_EVALUATION else []
         last = self.rows[-1] if self.rows else None
         if wording.means and values.get("iteration", math.inf) <= 1 and _are_apart(self.rows[-2:]):
             return  # the means of the reports that follow hold the first iteration of an epoch

@@ -23,9 +23,6 @@ MOST_REST_RATIO = 0.3
 
 MOST_PARTS = 4
 
-_CAUSES = ("GPU memory is short", "Evaluation takes")
-"""Beginnings of notes on what takes time."""
-
 _DOUBTS = ("The log does not say", "The log names no unit")
 """Beginnings of notes on which every time depends."""
 
@@ -40,7 +37,8 @@ _PHASES = {
     "backward": re.compile(r"^(?:bwd|backward)(?:_microstep|-compute)?$|^model_backward$"
                            r"|\.backward$"),
     "forward and backward": re.compile(r"^forward-backward$|^training_step_and_backward$"),
-    "optimizer": re.compile(r"^step(?:_microstep)?$|^optimizer(?:_step)?$"),
+    "optimizer": re.compile(r"^step(?:_microstep)?$|^optim(?:izer)?(?:_step)?$"),
+    "reduction of gradients": re.compile(r"^all_?reduce$|^grad_sync$"),
     "forward, backward and optimizer": re.compile(r"^train_wall$"),
     "computation": re.compile(r"^Computing$"),
     "exposed communication": re.compile(r"^Communication\(Not Overlapped\)$"),
@@ -63,6 +61,8 @@ def training_verdict(report: Report) -> VerdictText:
     nccl = nccl_verdict(report)
     nccl_line = nccl[0] if nccl else ""
     line = _line(log)
+    if pauses := next((n for n in log.unavailable if n.startswith("Evaluation takes")), ""):
+        line = f"{pauses} {line}"
     if nccl_line and log.mean_ns is not None and log.idle_ratio is None:  # the best available
         time = f"{_what(log)} takes {format_duration(log.mean_ns)}"
         line, nccl_line = f"{time}; {nccl_line[:1].lower()}{nccl_line[1:]}", ""
@@ -187,7 +187,7 @@ def _undecided(log: TrainingLogResult) -> str:
     """Why the log does not show where the time goes, and what would."""
     usually = format_duration(log.median_ns)
     mean = f" (mean of {counted(log.num_steady, 'report')}, median {usually})"
-    short = (note for note in log.unavailable if note.startswith(_CAUSES))
+    short = (note for note in log.unavailable if note.startswith("GPU memory is short"))
     known = f" {note}" if (note := next(short, "")) else ""
     if log.input_timer is not None and not known:
         waiting = log.input_timer.ratio or 0.0
