@@ -9,6 +9,7 @@ import pytest
 from distprof.bounds import NotAFileError, TooLargeError, UnpackedTooLargeError
 from distprof.errors import (
     DistprofError,
+    FabricGivenError,
     InputError,
     MissingExtraError,
     SchemaError,
@@ -22,7 +23,10 @@ from distprof.remote import ChangedError, StoreError, UnusableStoreError
 
 ERRORS = [
     *(kind("why") for kind in (DistprofError, UsageError, ClusterError, DamagedTablesError)),
-    *(kind("a.json", expected="x", found="y", fix="z") for kind in (InputError, SchemaError)),
+    *(
+        kind("a.json", expected="x", found="y", fix="z")
+        for kind in (InputError, FabricGivenError, SchemaError)
+    ),
     *(kind("why", "fix") for kind in (StoreError, ChangedError, UnusableStoreError)),
     *(kind("why") for kind in (TooLargeError, NotAFileError, UnpackedTooLargeError)),
     MissingExtraError("distprof mcp", "mcp"),

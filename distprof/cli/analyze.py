@@ -15,7 +15,16 @@ from distprof.cli.options import (
     fail_on_option,
     report_options,
 )
-from distprof.cli.output import Output, check_free, note, show, show_in_step_summary, verdict_code
+from distprof.cli.output import (
+    Output,
+    check_free,
+    note,
+    show,
+    show_fabric,
+    show_in_step_summary,
+    verdict_code,
+)
+from distprof.errors import FabricGivenError
 from distprof.units import MOST_COLLECTIVES
 from distprof.verbs.sources import check_source, single_source, spooled
 
@@ -115,9 +124,14 @@ def analyze(sources: tuple[str, ...], save_report: str | None, **options: Any) -
     from distprof.documents.saved import REPORT
 
     state = click.get_current_context().find_object(State)
-    report = _analyzed(
-        source, quiet=output.quiet, debug=state is not None and state.debug, **options
-    )
+    try:
+        report = _analyzed(
+            source, quiet=output.quiet, debug=state is not None and state.debug, **options
+        )
+    except FabricGivenError:
+        if options["evidence"] or save_report or Path(source).is_dir():
+            raise
+        return show_fabric(source, output)
     saved_as = _save(report, source, save_report, quiet=output.quiet)
     show(report, output, saved_as=saved_as)
     show_in_step_summary(REPORT, report, output)

@@ -126,6 +126,16 @@ def deliver(document: Document[T], result: T, output: Output) -> None:
     _write(document.reporter(output.reporter)(result, _options(output)), output)
 
 
+def show_fabric(file: str, output: Output) -> int:
+    """Show a fabric profile or the output of nccl-tests or perftest; the exit code."""
+    from distprof.ingest.fabric import read_fabric
+    from distprof.verbs.fabric import FABRIC
+
+    output.check(FABRIC)
+    deliver(FABRIC, read_fabric(file), output)
+    return ExitCode.FINE
+
+
 def show_in_step_summary(document: Document[T], result: T, output: Output) -> None:
     """Append a result to the step summary of GitHub, unless ``-o`` writes to it."""
     file = os.environ.get(_STEP_SUMMARY)

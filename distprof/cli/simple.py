@@ -27,6 +27,7 @@ from distprof.cli.output import (
     has_color,
     note,
     show,
+    show_fabric,
     terminal_width,
     to_stdout,
     verdict_code,
@@ -236,13 +237,7 @@ def fabric(file: str, **output_options: Any) -> int:
       distprof fabric fabric.json --all
       distprof fabric all_reduce.log --format json -o fabric.json
     """  # noqa: D301 - click reads it
-    output = Output(**output_options)
-    from distprof.ingest.fabric import read_fabric
-    from distprof.verbs.fabric import FABRIC
-
-    output.check(FABRIC)
-    deliver(FABRIC, read_fabric(file), output)
-    return ExitCode.FINE
+    return show_fabric(file, Output(**output_options))
 
 
 _TRAINING = ("ddp", "--ranks", "2", "--device", "cpu", "--fault", "slow-rank=1:1.5")

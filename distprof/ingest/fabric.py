@@ -54,10 +54,10 @@ _TESTS = {
 _NAMES = "|".join(_TESTS)
 _PROGRAM = re.compile(rf"(?<![a-z])({_NAMES})_perf", re.ASCII)
 _IN_NAME = re.compile(rf"(?<![a-z])({_NAMES})(?![a-z])", re.ASCII)
-_START = re.compile(r"# n[Tt]hread\s+\d+\s+nGpus\s+\d+")
+_START = re.compile(r"(?:^|# )\s*n[Tt]hread\s+\d+\s+nGpus\s+\d+")
 _ITERATIONS = re.compile(r"warmup iters: \d{1,9} iters: (\d{1,9})\b", re.ASCII)
 _DEVICE = re.compile(
-    r"#\s+Rank\s+(?P<rank>\d{1,7})\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(?P<host>\S{1,255})\s+"
+    r"(?:^|#)\s+Rank\s+(?P<rank>\d{1,7})\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(?P<host>\S{1,255})\s+"
     r"device\s+\d+\s+\[\w+(?::\w+)*\]\s*(?P<name>.{0,80})",
     re.ASCII,
 )
@@ -355,7 +355,7 @@ def _kind(table: _Table, source: str) -> CollectiveKind:
     if test := _IN_NAME.search(Path(source).name.lower()):
         return _TESTS[test[1]]
     ratio = _ratio(table)
-    if ratio is not None and ratio > 1.01:
+    if (ratio or 0) > 1.01 or (_ratio(table, 0.1) or 0) > 1.2:
         return CollectiveKind.ALL_REDUCE
     if ratio is not None and ratio < 0.99 and any(row.has_operator for row in table.rows):
         return CollectiveKind.REDUCE_SCATTER
@@ -367,11 +367,11 @@ def _kind(table: _Table, source: str) -> CollectiveKind:
     )
 
 
-def _ratio(table: _Table) -> float | None:
+def _ratio(table: _Table, least: float = 1.0) -> float | None:
     """Bus bandwidth over algorithm bandwidth of the fastest row, where rounding matters least."""
     pairs = [(half[1], half[2]) for row in table.rows for half in row.halves]
     algbw, busbw = max(pairs, default=(0.0, 0.0))
-    return busbw / algbw if algbw >= 1 else None
+    return busbw / algbw if algbw >= least else None
 
 
 def _ranks_by_ratio(table: _Table, kind: CollectiveKind) -> int | None:

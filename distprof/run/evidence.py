@@ -254,6 +254,14 @@ class InputReadiness(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()  # Data left out, one sentence each.
 
 
+class ScalingTable(msgspec.Struct, frozen=True, kw_only=True):
+    """Throughput by the number of GPUs, as people type it."""
+
+    counts: tuple[int, ...]  # GPUs, nodes or workers, ascending.
+    rates: tuple[float, ...]  # Throughput of all together, in the unit of the table.
+    notes: tuple[str, ...] = ()  # What is assumed, one sentence each.
+
+
 # Machines -----------------------------------------------------------------------------------------
 
 PATHS = ("PIX", "PXB", "PHB", "NODE", "SYS")
@@ -286,6 +294,12 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         paths = [self.path_to_card(gpu, card) for card in range(len(self.cards))]
         best = next((path for path in PATHS if path in paths), "")
         return best, tuple(c for c, path in enumerate(paths) if best and path == best)
+
+    @property
+    def farthest_path(self) -> str:
+        """The longest path over PCIe between two GPUs; empty without any."""
+        paths = {path for row in self.links[: len(self.gpus)] for path in row[: len(self.gpus)]}
+        return next((path for path in reversed(PATHS) if path in paths), "")
 
     @property
     def islands(self) -> tuple[tuple[int, ...], ...]:

@@ -39,6 +39,7 @@ from distprof.sections.summaries import (
     CollectiveSummaryResult,
     InputReadinessResult,
     OperatorTableResult,
+    ScalingTableResult,
 )
 from distprof.sections.telemetry import TelemetryResult
 from distprof.sections.time import BreakdownResult, StepTimeResult, WaterfallResult
@@ -146,6 +147,8 @@ class Report(Record, frozen=True, kw_only=True):
     ras: RasResult = RasResult()
     # Measured readiness of each rank's input over time; empty without it.
     input_readiness: InputReadinessResult = InputReadinessResult()
+    # Throughput by the number of GPUs, as people type it; empty without it.
+    scaling_table: ScalingTableResult = ScalingTableResult()
     # A table of operators without a time line; empty without one.
     operator_table: OperatorTableResult = OperatorTableResult()
     # What the profiler cost, and whether the report is free of it.

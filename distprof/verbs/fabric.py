@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -27,6 +28,10 @@ from distprof.units import (
 
 _LOOSE_RATIO = 0.2
 _BUMP_RATIO = 1.0
+_SMALL_BYTES = 1 << 15
+_LARGE_BYTES, _LEAST_NVLINK, _MOST_ETHERNET = 1 << 26, 30e9, 3.2e9
+"""From this size on, NVLink is faster than the second, Ethernet up to 25 Gb/s than no third."""
+
 _PREFERRED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
@@ -42,7 +47,7 @@ def fabric_verdict(profile: FabricFile) -> str:
             f"This fabric is broken: nccl-tests found wrong values in {times} "
             f"of {', '.join(kinds)}. No speed counts before that is repaired."
         )
-    return _speed(min(measured, key=_rank_of))
+    return _speed(min(measured, key=_rank_of), profile.device)
 
 
 def _of_device(profile: FabricFile) -> str:
@@ -53,13 +58,32 @@ def _of_device(profile: FabricFile) -> str:
     return f"{profile.device or 'One device'} reaches {', '.join(speeds)}." if speeds else ""
 
 
-def _speed(curve: FabricCurve) -> str:
+def _speed(curve: FabricCurve, device: str) -> str:
     """The best bandwidth, and from which size on a collective comes near it."""
     best = max(curve.points, key=lambda p: p.busbw_bytes_per_s)
+    largest = max(p.bytes for p in curve.points)
+    if largest <= _SMALL_BYTES:
+        return (
+            f"The bandwidth of {curve.kind} over {_where(curve)} is not decided, because messages "
+            f"of up to {format_bytes(largest)} show the latency: measure larger ones."
+        )
     reaches = (
         f"{curve.kind} over {_where(curve)} reaches {format_bandwidth(best.busbw_bytes_per_s)}"
         f" bus bandwidth at {format_bytes(best.bytes)}"
     )
+    if curve.group_size > 1 and largest >= _LARGE_BYTES and curve.num_nodes:
+        if curve.num_nodes > 1 and best.busbw_bytes_per_s < _MOST_ETHERNET:
+            return (
+                f"{reaches}: that is the speed of slow Ethernet, so NCCL probably uses sockets: "
+                "NCCL_DEBUG=INFO shows it."
+            )
+        is_linked = re.search(r"SXM|HBM|H100 80GB|H200|B200", device)
+        if curve.num_nodes == 1 and is_linked and best.busbw_bytes_per_s < _LEAST_NVLINK:
+            return (
+                f"{reaches}: that is the speed of PCIe or host memory, although such GPUs have "
+                "NVLink: nvidia-smi topo -m and nvidia-smi nvlink -s show the links, "
+                "NCCL_DEBUG=INFO what NCCL uses."
+            )
     if curve.fit is not None and not _is_loose(curve.fit):
         below = format_bytes(curve.fit.crossover_bytes)
         return f"{reaches}. Below {below}, it is latency-bound."

@@ -29,7 +29,7 @@ FILES = {
     "all_reduce.log": (
         b"# nThread 1 nGpus 8\nNCCL version 2.20.5+cuda12.4\n#  out-of-place  in-place\n"
         b"#  size time algbw busbw\n",
-        "distprof fabric",
+        "nccl-tests",
     ),
     "_dump_0": (
         b"\x80\x02}(X\7\0\0\0versionX\3\0\0\x002.1X\x09\0\0\0pg_config}",

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from distprof.api import analyze, open_run
+from distprof.cli.app import main
 from distprof.errors import InputError
 from distprof.ingest.fabric import read_fabric
 from distprof.sections.shows import judge
+from distprof.verbs.fabric import fabric_verdict
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "pasted"
 EXPECTED = tomllib.loads((GOLDEN / "expected.toml").read_text("utf-8"))
@@ -50,3 +52,26 @@ def test_the_first_lines_say_what_an_expert_says(name):
 def test_tests_of_one_rank_have_no_bandwidth():
     with pytest.raises(InputError, match="a single rank"):
         read_fabric(str(GOLDEN / "tests-of-one-rank.log"))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("nvlink-is-not-used.log", "6.56 GB/s bus bandwidth at 134 MB: that is the speed of PCIe"),
+        (
+            "sockets-between-two-nodes.log",
+            "1.12 GB/s bus bandwidth at 537 MB: that is the speed of",
+        ),
+    ],
+)
+def test_a_low_bandwidth_is_judged(name, says):
+    assert says in fabric_verdict(read_fabric(str(GOLDEN / name)))
+
+
+def test_analyze_shows_what_fabric_shows(capsys):
+    path = str(GOLDEN / "nvlink-is-not-used.log")
+    assert main(["analyze", path]) == 0
+    shown = capsys.readouterr().out
+    assert main(["fabric", path]) == 0
+    assert shown == capsys.readouterr().out
+    assert main(["analyze", path, "--with", path]) == 3

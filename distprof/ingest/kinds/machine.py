@@ -34,12 +34,14 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _PREFIX = r"(?:(?P<prefix>[A-Za-z0-9][\w.\-]{0,252}|\[[\d,]{1,30}\]<\w{1,12}>):)?"
 _HEADER = re.compile(
     _PREFIX
-    + r"\s+(?P<names>GPU0(?:\s+(?!(?:X|NV\d+|PIX|PXB|PHB|NODE|SYS)\b)[A-Za-z][\w.\-]*)*?)"
+    + r"\s+(?P<names>GPU0(?:\s+(?!(?:X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC)\b)[A-Za-z][\w.\-]*)*?)"
     + r"\s*(?:CPU Affinity.*)?"
 )
 _LINE = re.compile(_PREFIX + r"(?P<rest>.*)")
 _GPU = re.compile(r"GPU\d{1,4}")
 _CARD_NAME = re.compile(r"\s*(NIC\d{1,4}):\s*([\w.:\-]{1,64})\s*")
+_SOC = re.compile(r"\bSOC(?=\s|$)")
+"""What drivers before 2018 called SYS."""
 _PATH = re.compile(r"X|NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|N/A")
 _COPIES = re.compile(
     r"(?P<ways>Uni|Bi)directional P2P=(?P<p2p>Enabled|Disabled) Bandwidth\b.{0,20} Matrix \(GB/s\)"
@@ -90,7 +92,7 @@ def read_machine(source: str) -> Machines:
 def parse_machines(text: str) -> Machines:
     """The machines in a text; none if it holds no matrix."""
     lines = [
-        _CONTROL.sub("", _ESCAPE.sub("", line[:_LONGEST_LINE])).rstrip()
+        _SOC.sub("SYS", _CONTROL.sub("", _ESCAPE.sub("", line[:_LONGEST_LINE]))).rstrip()
         for line in text.splitlines()
     ]
     headers = [match for line in lines if (match := _HEADER.fullmatch(line))]

@@ -19,6 +19,9 @@ Group Name``, ``Collective name``, ``dtype``, ``In msg nelems``, ``Out msg nelem
 ``kernel_type``, ``rank``, ``sum (ns)`` and ``mean (ns)``, or both in ``us``. Its communication rows
 have no group and no size, so each kernel is a class. Source:
 facebookresearch/HolisticTraceAnalysis, ``hta/analyzers/breakdown_analysis.py``.
+
+Throughput by the number of GPUs is text as people type it: a number of GPUs and a rate in each
+line, a line with the number before lines with the rate, or a table with both as columns.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +40,13 @@ from distprof.ingest.communication import collective_kind
 from distprof.ingest.files import beginning, decoded, refusing, whole
 from distprof.ingest.kinds import Source
 from distprof.ingest.metadata import parse_ranks
-from distprof.run.evidence import CollectiveSummary, ExpertCounts, InputReadiness, SummaryClass
+from distprof.run.evidence import (
+    CollectiveSummary,
+    ExpertCounts,
+    InputReadiness,
+    ScalingTable,
+    SummaryClass,
+)
 
 COUNTS_BOUND = Bound(
     reads="tokens per expert", num_bytes=64_000_000, rows=8_000_000, depth=1_000, beyond="refused"
@@ -371,4 +380,76 @@ COLLECTIVE_SUMMARY = Source(
     read=read_collective_summary,
 )
 
-SOURCES = (EXPERT_COUNTS, INPUT_READINESS, COLLECTIVE_SUMMARY)
+# Throughput by the number of GPUs ----------------------------------------------------------------
+
+SCALING_BOUND = Bound(reads="throughput by GPUs", num_bytes=1 << 16, beyond="refused")
+_FEWEST_COUNTS, _MOST_GPUS = 3, 1 << 20
+_GPUS = r"(?:gpu|npu|node|device|worker|rank|card)"
+_COUNT = re.compile(
+    rf"(?i)(?<![\d.])(\d{{1,7}}) ?[x×]? ?(?:[a-z]\w{{2,8}}[ -]){{0,2}}{_GPUS}s?\b"
+    rf"|\b(?:num_)?{_GPUS}s ?[:=] ?(\d{{1,7}})\b(?!,)"
+    rf"|\b{_GPUS}s?[ =](0|\d{{1,4}}(?:,\d{{1,4}})+)(?!\S)"
+)
+_PER_S = r"(?![kmgt]i?b)[a-z]{2,12}(?: ?/ ?|[_ ]per[_ ])s(?:ec(?:ond)?)?\b"
+_FLOAT = r"(\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)"
+_RATE = re.compile(rf"(?i)(?<![\w.]){_FLOAT} {{0,2}}{_PER_S}|{_PER_S}[)\"']?[ :=]{{1,4}}{_FLOAT}")
+_HEADS = (
+    re.compile(rf"(?i)^(?:#|num(?:ber of)?|n)?[ _]?{_GPUS}s?$"),
+    re.compile(rf"(?i){_PER_S}|throughput"),
+)
+_EACH = re.compile(rf"(?i)/ ?s(?:ec(?:ond)?)?(?: ?/ ?| per ){_GPUS}")
+_refuse_scaling = refusing("throughput of three numbers of GPUs", "name a file with such a table")
+
+
+def _scaling_pairs(text: str) -> dict[int, float]:
+    """Number of GPUs to the first throughput; empty if numbers do not ascend from row to row."""
+    found: dict[int, float] = {}
+    columns: list[int] = []
+    count = 0
+    for line in (line[:400] for line in text.splitlines()):
+        between = r"\s*\|\s*" if "|" in line else r"\t|\s{2,}|\s*[,;]\s*"
+        cells = re.split(between, line.strip("| \t"))
+        heads = [next((i for i, c in enumerate(cells) if h.search(c)), None) for h in _HEADS]
+        texts: Sequence[str] = ()
+        if None not in heads:
+            columns = [i for i in heads if i is not None]
+        elif columns and len(cells) > max(columns):
+            texts = [cells[i].split(" ")[0] for i in columns]
+        elif not columns:
+            if named := _COUNT.search(line):
+                count = int(named[1] or named[2] or named[3].count(",") + 1)
+            if count and (rate := _RATE.search(line)):
+                texts = str(count), rate[1] or rate[2]
+        row = [_number(text.replace(",", "")) for text in texts]
+        if row and row[0] and row[1] and row[0] == int(row[0]) < _MOST_GPUS:
+            found.setdefault(int(row[0]), row[1])
+    if list(found) != sorted(found) or len(found) < _FEWEST_COUNTS:
+        return {}
+    return {n: rate * n for n, rate in found.items()} if _EACH.search(text) else found
+
+
+def fits_scaling(source: str) -> bool:
+    """Whether a small text lists throughput by the number of GPUs; never raises."""
+    start = beginning(source, SCALING_BOUND.num_bytes)
+    is_small = b"\0" not in start and len(start) < SCALING_BOUND.num_bytes
+    return is_small and bool(_scaling_pairs(start.decode("utf-8", "replace")))
+
+
+def read_scaling(source: str) -> ScalingTable:
+    """Read throughput by the number of GPUs."""
+    data = whole(source, SCALING_BOUND.num_bytes, _refuse_scaling)
+    pairs = _scaling_pairs(data.decode("utf-8", "replace"))
+    if not pairs:
+        _refuse_scaling(source, "fewer")
+    return ScalingTable(counts=tuple(pairs), rates=tuple(pairs.values()))
+
+
+SCALING = Source(
+    bound=SCALING_BOUND,
+    place=110,
+    origin="throughput by the number of GPUs",
+    fits=fits_scaling,
+    read=read_scaling,
+)
+
+SOURCES = (EXPERT_COUNTS, INPUT_READINESS, COLLECTIVE_SUMMARY, SCALING)

@@ -193,6 +193,7 @@ _GDR = re.compile(
     r"(?:NET/\w{1,40} ?: )?GPU Direct RDMA (Enabled|Disabled) for (?:GPU \S{1,40} / )?"
     r"HCA (\S{1,60})(?: '([^']{1,60})')?"
 )
+_PEER_FAILED = re.compile(rf"Could not enable P2P between dev {_N}\(=\w+\) and dev {_N}\b")
 _PEER_OFF = re.compile(rf"P2P is disabled between ((?:NVLINK )?)connected GPUs {_N} and {_N}\b")
 _CHOICE = re.compile(r"(?:(\w+): )?(\d{1,18}) Bytes -> Algo (\w+) proto (\w+)\b")
 _CALL = re.compile(
@@ -359,6 +360,10 @@ _READERS: tuple[tuple[str, Reader], ...] = (
     ("_IFNAME set to ", _of(_SETTING, lambda m: Setting(m[1], m[2]))),
     ("_HCA set to ", _of(_SETTING, lambda m: Setting(m[1], m[2]))),
     ("GPU Direct RDMA ", _gdr),
+    (
+        "Could not enable P2P between ",
+        _of(_PEER_FAILED, lambda _: Remark(NcclRemark.PEER_OFF, "refused")),
+    ),
     (
         "P2P is disabled between ",
         _of(_PEER_OFF, lambda m: Remark(NcclRemark.PEER_OFF, "NVLink" if m[1] else "PCIe")),

@@ -18,7 +18,7 @@ import numpy as np
 
 from distprof.run.logs import TrainingFacts, TrainingLog
 from distprof.schema import ABSENT, Floats, Int64Array
-from distprof.units import NS_PER_MS, NS_PER_S
+from distprof.units import NS_PER_MS, NS_PER_S, format_ratio
 
 MAX_ROWS = 500_000
 MAX_TIMERS = 200
@@ -174,6 +174,18 @@ def stamp_s(text: bytes) -> float | None:
         return None
     fraction = float(b"0." + found[7]) if found[7] else 0.0
     return (moment - datetime(1970, 1, 1)).total_seconds() + fraction
+
+
+LEAST_EVALUATION = 0.1
+"""Share of the training from which evaluations are named."""
+
+
+def evaluation_note(share: float) -> str:
+    """What evaluations take; reports lead with it."""
+    return (
+        f"Evaluation takes {format_ratio(share)} of the training, which iteration times leave out: "
+        "evaluate less often, or on fewer samples."
+    )
 
 
 # The log ------------------------------------------------------------------------------------------

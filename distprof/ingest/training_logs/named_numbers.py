@@ -39,6 +39,7 @@ FEWEST = 3
 _UNITS = {b"ns": 1e-9, b"us": 1e-6, b"\xc2\xb5s": 1e-6, b"ms": 1e-3, b"msec": 1e-3,
           b"milliseconds": 1e-3, b"s": 1.0, b"sec": 1.0, b"secs": 1.0, b"seconds": 1.0}  # fmt: skip
 _PARTS = {
+    "BEFORE": r"(?:IS| (?=[\d.]{1,12} ?UNIT(?!\w)))",
     "VALUE": rf"(?P<value>{NUMBER.decode()})",
     "UNIT": "(?:ns|us|µs|ms|msec|milliseconds|s|secs?|seconds)",
     "STEPS": "(?:step|iter|itr|iteration|batch|it|update)",
@@ -64,8 +65,8 @@ _TIME = _compiled(
     r"(?<![a-z])(?<!data[_ ])(?<!load[_ ])(?<!loading[_ ])(?<!fetch[_ ])(?<!wait[_ ])"
     r"(?P<name>(?:(?:avg|mean|average|train|elapsed|sec(?:ond)?s?|ms)[_ /]{1,2}(?:per[_ ])?)?"
     r"(?:STEPS[_ -]?(?:time|duration|dt|latency|cost)|time[_ ]?(?:per|/)[_ ]?STEPS"
-    r"|time|dt|duration|elapsed|(?:s|sec|ms)(?:/|[_ ]per[_ ])STEPS))"
-    r"(?:[_ ]?\(?(?P<in>UNIT)\)?)?ISVALUE ?(?P<unit>UNIT)?(?![\w:])"
+    r"|time|total|dt|duration|elapsed|(?:s|sec|ms)(?:/|[_ ]per[_ ])STEPS))"
+    r"(?:[_ ]?\(?(?P<in>UNIT)\)?)?BEFOREVALUE ?(?P<unit>UNIT)?(?![\w:])"
 )
 _PER_STEP = _compiled(
     r"VALUE(?:\([^()\n]{1,40}\))? ?(?P<unit>UNIT) ?(?:/|per) ?STEPS\b(?! {0,3}[:=])"
@@ -76,8 +77,8 @@ _DATA = _compiled(
     r"(?:[_ ]?\(?(?P<in>UNIT)\)?)?ISVALUE ?(?P<unit>UNIT)?(?![\w:/])"
 )
 _PASSES = _compiled(
-    r"(?<![a-z_])(?P<name>forward|backward|optimizer)[_ ]?(?:time)?"
-    r"(?:[_ ]?\(?(?P<in>UNIT)\)?)?ISVALUE ?(?P<unit>UNIT)?(?![\w:/])"
+    r"(?<![a-z_])(?P<name>forward|backward|fwd|bwd|optim(?:izer)?|all_?reduce|grad_sync)"
+    r"[_ ]?(?:time)?(?:[_ ]?\(?(?P<in>UNIT)\)?)?BEFOREVALUE ?(?P<unit>UNIT)?(?![\w:/])"
 )
 _RATES = (
     _compiled(r"(?<![a-z])WORKIS(?P<value>[\d.,]{1,24})"),
@@ -89,6 +90,8 @@ _LOSS = _compiled(
 )
 _CANDIDATE = _compiled(r"(?i)STEPS[^\n]{0,60}?\d")
 _BARE = (b"time", b"elapsed", b"duration")
+_LONG_S, _MANY = 10.0, 10
+"""A time from here on, with this many steps since the last report, is that of all of them."""
 _MAX_LINE = 2_000
 _MAX_KEPT = 50_000
 
@@ -140,11 +143,14 @@ class NamedNumbersGrammar(Grammar):
         if len(found) < FEWEST:
             return
         factor = self._factor(found) / _steps_of_a_time(found)
-        spans = [b.number - a.number for a, b in pairwise(found)]
-        if median(spans) > 1 and found[0].is_bare and _by_stamps(found) is None:
+        span = round(median(b.number - a.number for a, b in pairwise(found)))
+        usual = median([one.time for one in found if one.time is not None] or [0.0]) * factor
+        if span > 1 and found[0].is_bare and _by_stamps(found) is None:
+            is_of_all = usual >= _LONG_S and span >= _MANY and not _is_since_start(found)
+            factor /= span if is_of_all else 1
             self.notes.append(
                 "The log does not say whether a time is that of one iteration or of all since the "
-                "last report: distprof reads it as that of one."
+                f"last report: distprof reads it as that of {'all' if is_of_all else 'one'}."
             )
         for one, duration in zip(found, _durations(found, factor), strict=True):
             self.add(
@@ -195,7 +201,7 @@ def _read(text: bytes) -> _Report | None:
     has_data = any(word in line for word in (b"data", b"load", b"read", b"fetch", b"input"))
     passes = {
         match["name"].decode(): value
-        for match in _PASSES.finditer(line if b"ward" in line else b"")
+        for match in _PASSES.finditer(line if b"ward" in line or b"fwd" in line else b"")
         if (value := _time(match)[0]) is not None
     }
     data, _ = _time(_DATA.search(line) if has_data else None)
@@ -283,10 +289,7 @@ def _steps_of_a_time(found: list[_Report]) -> int:
 
 def _durations(found: list[_Report], factor: float) -> list[float | None]:
     """Seconds per step: as printed, from the time since the start, or from a rate of steps."""
-    times = [one.time for one in found]
-    known = [time for time in times if time is not None]
-    may_be_since_start = found[0].is_bare and len(known) == len(found) > FEWEST
-    if may_be_since_start and _is_ascending(known):
+    if _is_since_start(found):
         result: list[float | None] = [None]
         for before, one in pairwise(found):
             span = one.number - before.number
@@ -297,6 +300,11 @@ def _durations(found: list[_Report], factor: float) -> list[float | None]:
         one.time * factor if one.time is not None else (1 / one.rate if one.rate else None)
         for one in found
     ]
+
+
+def _is_since_start(found: list[_Report]) -> bool:
+    known = [one.time for one in found if one.time is not None]
+    return found[0].is_bare and len(known) == len(found) > FEWEST and _is_ascending(known)
 
 
 def _is_ascending(times: list[float]) -> bool:

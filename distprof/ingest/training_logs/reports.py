@@ -18,10 +18,12 @@ import msgspec
 from distprof.ingest.output.expressions import Signs
 from distprof.ingest.output.read import prefix_rank
 from distprof.ingest.training_logs.grammar import (
+    LEAST_EVALUATION,
     MAX_COUNT,
     NUMBER,
     Grammar,
     Row,
+    evaluation_note,
     line_around,
     ms_to_ns,
     s_to_ns,
@@ -51,6 +53,8 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     # Name to a regular expression with one group, anywhere in the record.
     fields: dict[str, str] = msgspec.field(default_factory=dict)
     timers: dict[str, str] = msgspec.field(default_factory=dict)  # The same for timers, in seconds.
+    # The same for timers that are sums since the last report.
+    sums: dict[str, str] = msgspec.field(default_factory=dict)
     # The same for means since the start of the epoch, by the names of a field and of timers: used
     # where iterations are left out between two reports, so that the last one says too little.
     means: dict[str, str] = msgspec.field(default_factory=dict)
@@ -103,6 +107,7 @@ class ReportGrammar(Grammar):
     _before: tuple[float, float] | None = None  # number and elapsed time of the last report
     _samples: float = 0.0  # samples at the last report that names them
     _worth: int = 0  # that of the reports
+    _paused_s: float = 0.0  # evaluations so far
 
     def take_record(self, wording: Wording, record: bytes, line: re.Match[bytes]) -> None:
         """Add what a record holds: a report, timers or properties of the job."""
@@ -167,6 +172,13 @@ class ReportGrammar(Grammar):
             for name, text in line.groupdict().items()
             if (value := _value(text)) is not None
         }
+        if "pause_s" in values:
+            self._paused_s += values["pause_s"]
+            return
+        if 0 < self._paused_s < values.get("whole_s", 0.0) and "per_s" in values:
+            share = self._paused_s / values["whole_s"]
+            values["per_s"] /= 1 - share
+            self.notes += [evaluation_note(share)] if share >= LEAST_EVALUATION else []
         last = self.rows[-1] if self.rows else None
         if wording.means and values.get("iteration", math.inf) <= 1 and _are_apart(self.rows[-2:]):
             return  # the means of the reports that follow hold the first iteration of an epoch
@@ -207,7 +219,12 @@ class ReportGrammar(Grammar):
             )
         )
         found = {**_values(wording.timers, record), **means}
-        timers = {name: s_to_ns(found[name]) for name in wording.timers if name in found}
+        if is_since := last and last.iteration is not None and number is not None:
+            span = max(number - last.iteration, 1)
+            sums = _values(wording.sums, record)
+            found |= {name: value / span for name, value in sums.items()}
+        names = (*wording.timers, *(wording.sums if is_since else ()))
+        timers = {name: s_to_ns(found[name]) for name in names if name in found}
         if timers:
             self.add_timers({name: ns for name, ns in timers.items() if ns is not None})
 

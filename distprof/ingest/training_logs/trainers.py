@@ -14,19 +14,24 @@ import msgspec
 
 from distprof.escape import plain
 from distprof.ingest.training_logs.grammar import (
+    LEAST_EVALUATION,
     NUMBER,
     Grammar,
     Row,
+    evaluation_note,
     s_to_ns,
     to_float,
 )
 
 _BAR = re.compile(
-    rb"^(\|?[^\n%|]{0,120}?)\d{1,3}%(?:\|[^|\n]{0,900}\|)? *(\d{1,12})/(\d{1,12}) "
+    rb"^(\|?(?:\d{1,6}\|\d{1,9}\|)?[^\n%|]{0,120}?)"
+    rb"\d{1,3}%(?:\|[^|\n]{0,900}\|)? *(\d{1,12})/(\d{1,12}) "
     rb"\[(?:(\d{1,6}):)?(\d{1,2}):(\d\d)<[^,\]\n]{0,30}, *(\d[\d.]{0,12}|\?) ?"
     rb"(s/(?:it|batch|step|ba|epoch)|(?:it|batch|step|ba|epoch)/s)",
     re.MULTILINE,
 )
+
+_EVALUATION = re.compile(rb"'eval_runtime': '?(" + NUMBER + rb")")
 
 _MAX_BARS = 100
 _MAX_SPANS = 100_000
@@ -90,11 +95,17 @@ class BarGrammar(Grammar):
     )
     _num_rows: int = 0  # of all bars
     _bars: tuple[dict[tuple[bytes, int], _Bar], ...] | None = None  # with a name; without
+    _paused_s: float = 0.0  # evaluations between bars
 
     def take(self, block: bytes) -> None:
         """Follow each bar."""
         self._bars = self._bars or ({}, {})
-        for before, step, total, hours, minutes, seconds, rate, unit in _BAR.findall(block):
+        end = len(block) if not any(self._bars) else 0
+        for match in _BAR.finditer(block):
+            pauses = _EVALUATION.findall(block, end, match.start()) if end < match.start() else ()
+            self._paused_s += sum(to_float(pause) or 0.0 for pause in pauses)
+            end = match.end()
+            before, step, total, hours, minutes, seconds, rate, unit = match.groups()
             label = before.strip()
             is_of_training = bool(_OF_TRAINING.search(before.rstrip()))
             is_plain = is_of_training or label == b":" or not label.endswith(b":")
@@ -145,6 +156,11 @@ class BarGrammar(Grammar):
                 longest = named[other]
                 self.name = f"the progress bar “{plain(label[:-1].decode('utf-8', 'replace'))}”"
             self.rows = longest.rows or _whole(longest) or _printed(longest)
+            passed, span = _seconds(longest), longest.last_step - longest.first_step
+            if span and LEAST_EVALUATION * passed < self._paused_s < passed:
+                ns = s_to_ns((passed - self._paused_s) / span)
+                self.rows = [Row(iteration=longest.last_step, duration_ns=ns, span=span)]
+                self.notes.append(evaluation_note(self._paused_s / passed))
         self.notes.append(
             "Times come from a progress bar, which shows whole seconds, and are means over spans "
             f"of {_MIN_SECONDS} s or of all that it shows, so single iterations are not visible."

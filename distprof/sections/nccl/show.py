@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 
 _NAMED_WARNINGS = 3
+_MANY = 0.1
+"""Share of connections through CPU memory that the verdict begins with."""
 
 
 def nccl_verdict(report: Report) -> VerdictText:
@@ -35,7 +37,13 @@ def nccl_verdict(report: Report) -> VerdictText:
     if not _is_alone(report):
         return None
     line = _line(result)
-    why = (_inside(result), _init(result), _warnings(result), _unrecognised(result))
+    why = (
+        _inside(result),
+        _detour(result),
+        _init(result),
+        _warnings(result),
+        _unrecognised(result),
+    )
     return line, tuple(sentence for sentence in why if sentence and sentence not in line)
 
 
@@ -100,6 +108,19 @@ def _inside(result: NcclResult) -> str:
     return f"NCCL's graph search found no NVLink between GPUs, only PCIe ({far})."
 
 
+def _detour(result: NcclResult) -> str:
+    """What shows why GPUs of a host do not access each other, where the log does not."""
+    shared = any(
+        way.where == INSIDE and way.transport.startswith("SHM") for way in result.transports
+    )
+    if not shared or result.remarks or any("P2P" in each.name for each in result.settings):
+        return ""
+    return (
+        "Why GPUs have no access to each other's memory is not decided: nvidia-smi topo -p2p r "
+        "shows whether they can have it, and NCCL_DEBUG_SUBSYS=INIT,ENV,GRAPH what NCCL decided."
+    )
+
+
 def _share(result: NcclResult, where: str) -> str:
     """For example ``between nodes all connections use NET/IB with GPUDirect RDMA``."""
     ways = [way for way in result.transports if way.where == where]
@@ -107,8 +128,12 @@ def _share(result: NcclResult, where: str) -> str:
     if not total:
         return ""
     most = max(ways, key=lambda way: way.num_lines)
-    ratio = most.num_lines / total
-    share = "all" if len(ways) == 1 else f"{format_ratio(ratio)} of the"
+    slow = next((way for way in ways if way.transport.startswith("SHM")), None)
+    first = slow if slow and slow.num_lines >= _MANY * total else most
+    share = "all" if len(ways) == 1 else f"{format_ratio(first.num_lines / total)} of the"
+    if first is slow:
+        others = f", the others use {transport_name(most)}" if most is not slow else ""
+        return f"{where} {share} connections go through CPU memory ({slow.transport}){others}"
     return f"{where} {share} connections use {transport_name(most)}{_gpudirect_note(most)}"
 
 

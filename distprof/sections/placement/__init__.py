@@ -72,6 +72,8 @@ class PlacedMachine(Record, frozen=True, kw_only=True):
     # Sets of GPU numbers connected by NVLink; most machines are a single island.
     islands: tuple[tuple[int, ...], ...]
     cards: tuple[str, ...]  # Network cards.
+    # The longest path over PCIe between two GPUs, for example ``SYS``; empty without any.
+    farthest_path: str = ""
 
 
 class PlacementResult(Result, frozen=True, kw_only=True):

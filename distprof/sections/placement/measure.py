@@ -54,7 +54,13 @@ def analyze_placement(
     nodes, origin = nodes_of(run)
     groups = groups_by_axis(run)
     machines = tuple(
-        PlacedMachine(host=m.host, num_gpus=len(m.gpus), islands=m.islands, cards=m.cards)
+        PlacedMachine(
+            host=m.host,
+            num_gpus=len(m.gpus),
+            islands=m.islands,
+            cards=m.cards,
+            farthest_path=m.farthest_path,
+        )
         for m in machines_of(run)
     )
     cards = card_paths(run, nodes)

@@ -187,9 +187,14 @@ def _sentence(machine: PlacedMachine) -> str:
     return f"{name}{counted(machine.num_gpus, 'GPU')}{joined}; {cards}."
 
 
+_FARTHEST = {"SYS": "across CPU sockets", "NODE": "across host bridges", "PHB": "through the CPU"}
+
+
 def _joined(machine: PlacedMachine) -> str:
     if len(machine.islands) == 1:
         return "all connected by NVLink"
+    farthest = _FARTHEST.get(machine.farthest_path, "")
+    far = f", the farthest pair {farthest} ({machine.farthest_path})" if farthest else ""
     if len(machine.islands) == machine.num_gpus:
-        return "connected by PCIe, without NVLink"
-    return f"in {len(machine.islands)} NVLink islands connected by PCIe"
+        return f"connected by PCIe, without NVLink{far}"
+    return f"in {len(machine.islands)} NVLink islands connected by PCIe{far}"

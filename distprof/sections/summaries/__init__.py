@@ -87,6 +87,15 @@ class InputReadinessResult(Result, frozen=True, kw_only=True):
     periods: tuple[LatePeriod, ...] = ()
 
 
+class ScalingTableResult(Result, frozen=True, kw_only=True):
+    """Throughput by the number of GPUs, as people type it."""
+
+    counts: tuple[int, ...] = ()  # GPUs, nodes or workers, ascending; empty without a table.
+    rates: tuple[float, ...] = ()  # Throughput of all together, in the unit of the table.
+    # Throughput per GPU, relative to that in the first row.
+    efficiency_ratio: tuple[float, ...] = ()
+
+
 # A table of operators ----------------------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@ from distprof.run.evidence import (
     InputReadiness,
     InspectorLog,
     OperatorTable,
+    ScalingTable,
     TableOperator,
 )
 from distprof.run.run import Run
@@ -28,6 +29,7 @@ from distprof.sections.summaries import (
     LatePeriod,
     OperatorTableResult,
     RankReadiness,
+    ScalingTableResult,
     SummarisedClass,
     SummarisedRank,
     TablePart,
@@ -223,6 +225,19 @@ _STEP = "ProfilerStep"
 _LOADER = "enumerate(DataLoader)"
 _OPERATORS = ("aten::", "autograd::", "c10d::", "nccl:", "record_param_comms", "Optimizer.", _STEP)
 _COPIES = ("Memcpy", "Memset")
+
+
+def analyze_scaling_table(run: Run) -> ScalingTableResult:
+    """Efficiency of scaling, from throughput by the number of GPUs."""
+    table = run.get(ScalingTable)
+    if table is None:
+        return ScalingTableResult()
+    each = [rate / count for count, rate in zip(table.counts, table.rates, strict=True)]
+    return ScalingTableResult(
+        counts=table.counts,
+        rates=table.rates,
+        efficiency_ratio=tuple(one / each[0] for one in each),
+    )
 
 
 def analyze_operator_table(run: Run) -> OperatorTableResult:

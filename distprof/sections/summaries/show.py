@@ -13,6 +13,7 @@ from distprof.sections.summaries import (
     CollectiveSummaryResult,
     InputReadinessResult,
     OperatorTableResult,
+    ScalingTableResult,
     TableRow,
 )
 from distprof.sections.table import (
@@ -145,10 +146,14 @@ def operators_table(report: Report, *, show_all: bool) -> TableView | None:
 # The first lines of a report on tables of other tools: collectives by rank, input readiness ------
 
 READY_RATIO = 0.9
+_SCALES = 0.8
 MIN_WORK_RATIO = 0.3
+MIN_KNOWN_RATIO = 0.25
 MIN_BUSY_RATIO = 0.4
 MIN_LISTED_RATIO = 0.3
 _NEARLY = 0.8
+
+_COPIES = re.compile(r"aten::(?:copy_|to|_to_copy|clone|contiguous)")
 
 _FEWEST_ROWS = 2
 """A table that shows fewer, and no total, is an excerpt that says nothing of the whole."""
@@ -161,6 +166,7 @@ def summaries_verdict(report: Report) -> VerdictText:
     lines = [
         *_collectives(report.collective_summary),
         *_input(report.input_readiness),
+        *_scaling(report.scaling_table),
         *_operators(report.operator_table),
     ]
     return lines[0], tuple(lines[1:])
@@ -171,6 +177,7 @@ def _is_alone(report: Report) -> bool:
     summarised = bool(
         report.collective_summary.classes
         or report.input_readiness.num_samples
+        or report.scaling_table.counts
         or report.operator_table.num_rows
     )
     return summarised and not (report.training_log.origin or is_recorded(report))
@@ -188,6 +195,8 @@ def summaries_origin(report: Report) -> str:
     if readiness.num_samples:
         facts.append(f"input readiness · {counted(len(readiness.ranks), 'rank')}")
         facts.append(counted(readiness.num_samples, "sample"))
+    if rows := len(report.scaling_table.counts):
+        facts.append(f"throughput by the number of GPUs · {counted(rows, 'row')}")
     if report.operator_table.num_rows:
         facts.append(f"table of operators · {counted(report.operator_table.num_rows, 'row')}")
     return " · ".join([*facts, "no traces"])
@@ -236,13 +245,34 @@ def _input(result: InputReadinessResult) -> list[str]:
     return [f"{text}; which rank it is keeps changing."]
 
 
+def _scaling(result: ScalingTableResult) -> list[str]:
+    if not result.counts:
+        return []
+    counts, rates, ratios = result.counts, result.rates, result.efficiency_ratio
+    first, last, best = counts[0], counts[-1], counts[rates.index(max(rates))]
+    text = f"Scaling is {format_ratio(ratios[-1])} efficient from {first:,} to {last:,} GPUs"
+    at = next((i for i, ratio in enumerate(ratios) if ratio < _SCALES), 0)
+    if not at:
+        return [f"{text}: throughput grows with the number of GPUs."]
+    most = f" {best:,} GPUs are faster than {last:,}." if best != last else ""
+    return [
+        f"{text}: from {counts[at - 1]:,} to {counts[at]:,} GPUs, throughput becomes only "
+        f"{rates[at] / rates[at - 1]:.2f} times as high.{most}",
+        f"Why is not decided, because throughput does not show it: record a trace on "
+        f"{counts[at]:,} GPUs with distprof capture -- COMMAND, and how they are connected with "
+        "nvidia-smi topo -m.",
+    ]
+
+
 _KNOWN_WORK = {
+    "allocating and freeing GPU memory": r"^(?:cuda|hip)(?:Malloc|Free)\b",
     "loading data in the training process": r"\bfetch\.py:\d+\(fetch\)",
-    "waiting for the data loader": r"\bdataloader\.py:\d+\(__next__|DataLoaderIter|\(DataLoader\)",
-    "waiting for the GPU": r"\{method '(?:item|cpu|tolist|numpy)' of 'torch|_local_scalar_dense"
-    r"|(?:[cC]uda|hip)\w{0,20}[sS]ynchronize",
+    "waiting for the data loader": r"\bdataloader\.py:\d+\(__next__|DataLoaderIter|\(DataLoader\)"
+    r"|^for .{1,80}\bin\b.{0,40}(?i:load)|\bnext\(.{0,40}(?i:load|iter)",
+    "waiting for the GPU": r"\.(?:item|tolist)\(\)|\{method '(?:item|cpu|tolist|numpy)' of 'torch"
+    r"|_local_scalar_dense|(?:[cC]uda|hip)\w{0,20}[sS]ynchronize",
     "collectives": r"\bdistributed_c10d\b|^c10d::",
-    "the backward pass": r"run_backward",
+    "the backward pass": r"run_backward|\.backward\(\)",
     "the optimizer's step, with the closure that it calls": r"^Optimizer\.step",
 }
 """What rows of the CPU with everything inside are, the more specific first."""
@@ -265,7 +295,7 @@ def _known_work(result: OperatorTableResult) -> list[str]:
         if calls_others and 2 * row.cpu_ns >= total and max(spent.values()) < total / 3:
             spent[f"{shorten(row.name, _MAX_NAME)} and what it calls"] = row.cpu_ns
     most = max(spent.values())
-    if not most or most < MIN_WORK_RATIO * total:
+    if not most or most < MIN_KNOWN_RATIO * total:
         return []
     what = next(name for name, ns in spent.items() if ns >= _NEARLY * most)
     share = "Most" if 2 * spent[what] >= total else "The largest known part"
@@ -325,18 +355,24 @@ def _operators(result: OperatorTableResult) -> list[str]:
     first = next((part for part in result.parts if part.num_calls is not None), None)
     if first is None:
         return [*_cpu_rows(result), *lead, *steps]
-    top, alone = result.rows[0], ""
     chip = "GPU" if result.device in ("", "CUDA", "device") else result.device
-    if len(result.rows) > 1 and top.self_device_ns >= MIN_WORK_RATIO * (result.self_device_ns or 0):
+    top, whole = result.rows[0], result.self_device_ns or 0
+    name, spent, alone = first.kind.capitalize(), first.device_ns, ""
+    if len(result.rows) > 1 and 2 * top.self_device_ns >= whole and first.kind == "computation":
+        what = " (copies and casts)" if _COPIES.fullmatch(top.name) else ""
+        name, spent = f"{shorten(top.name, _MAX_NAME)}{what}", top.self_device_ns
+    elif len(result.rows) > 1 and top.self_device_ns >= MIN_WORK_RATIO * whole:
         time = format_duration(top.self_device_ns)
         alone = f", of which {shorten(top.name, _MAX_NAME)} takes {time}"
     listed = sum(part.ratio for part in result.parts if part.num_calls is not None)
+    if listed < MIN_LISTED_RATIO:
+        known = [] if lead else _known_work(result)
+        return [*lead, *known, _cut(chip, listed), *steps]
     most = (
-        f"{first.kind.capitalize()} takes most of the {chip}'s time that is listed: "
-        f"{format_duration(first.device_ns)} of {format_duration(result.self_device_ns)} "
-        f"({format_ratio(first.ratio)}){alone}."
+        f"{name} takes most of the {chip}'s time that is listed: {format_duration(spent)} of "
+        f"{format_duration(whole)} ({format_ratio(spent / whole)}){alone}."
     )
-    return [*lead, most if listed >= MIN_LISTED_RATIO else _cut(chip, listed), *steps]
+    return [*lead, most, *steps]
 
 
 def _cut(chip: str, listed: float) -> str:

@@ -46,6 +46,12 @@ SLOWER_RATIO = 1.1
 APART = 0.9
 """Share of pairs of a slow and a usual report in which the slow one is longer."""
 
+FEWEST_FEW, FEWEST_GROWING = 3, 10
+"""Fewest reports on both sides of a step, and of a growth, in a log of few reports."""
+
+MIN_KENDALL, GROWN_RATIO = 0.7, 1.3
+"""Least rank correlation with time, and least ratio of the last third to the first, of a growth."""
+
 _MAX_PERIODS = 20
 _COMPUTE = ("forward-compute", "backward-compute")
 _EMBEDDING = ("backward-embedding-all-reduce", "embedding-grads-all-reduce")
@@ -181,7 +187,7 @@ def _slow_span(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeri
     """The reports in a row that lose most time by being slower than the others."""
     size = max(BLOCK, -(-len(ns) // MOST_BLOCKS))
     if len(ns) < 2 * FEWEST_BLOCKS * BLOCK:
-        return None
+        return _among_few(number, ns, span)
     edges = np.arange(0, len(ns) + 1, size)
     edges[-1] = len(ns)
     blocks = np.array([float(np.median(ns[a:b])) for a, b in pairwise(edges.tolist())])
@@ -217,6 +223,43 @@ def _slow_span(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeri
             inside[-1] and np.sum((values - line) ** 2) < 0.7 * np.sum((values - levels) ** 2)
         ),
     )
+
+
+def _among_few(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeriod | None:
+    """The last of few reports, if a gap wider than both groups parts them, or if times grow."""
+    third, at = len(ns) // 3, 0
+    for k in range(FEWEST_FEW, len(ns) - FEWEST_FEW + 1):
+        before, after = ns[:k], ns[k:]
+        gap = after.min() - before.max()
+        if gap > max(np.ptp(before), np.ptp(after), (SLOW_RATIO - 1) * before.max()):
+            at = k  # at most one: the gap is the widest
+    is_gradual = not at
+    slow, others = (ns[-third:], ns[:third]) if is_gradual else (ns[at:], ns[:at])
+    if is_gradual and (
+        len(ns) < FEWEST_GROWING
+        or _kendall(ns) < MIN_KENDALL
+        or np.median(slow) < GROWN_RATIO * np.median(others)
+    ):
+        return None
+    usual = float(np.median(others))
+    first = len(ns) - len(slow)
+    return SlowPeriod(
+        first_iteration=_printed(number, np.int64(first)),
+        last_iteration=None,
+        num_reports=len(slow),
+        duration_ns=round(float(np.median(slow))),
+        usual_ns=round(usual),
+        excess_ns=round(
+            float(np.average(np.where(np.arange(len(ns)) >= first, ns - usual, 0), weights=span))
+        ),
+        is_gradual=is_gradual,
+    )
+
+
+def _kendall(ns: Int64Array) -> float:
+    """Share of pairs in which the later report is longer, less those in which it is shorter."""
+    signs = np.sign(ns[None, :] - ns[:, None])[np.triu_indices(len(ns), 1)]
+    return float(signs.sum()) / max(int(np.count_nonzero(signs)), 1)
 
 
 def _exactly(ns: Int64Array, low: int, high: int) -> NDArray[np.bool_]:

@@ -37,7 +37,9 @@ _PHASES = {
     "backward": re.compile(r"^(?:bwd|backward)(?:_microstep|-compute)?$|^model_backward$"
                            r"|\.backward$"),
     "forward and backward": re.compile(r"^forward-backward$|^training_step_and_backward$"),
-    "optimizer": re.compile(r"^step(?:_microstep)?$|^optimizer(?:_step)?$"),
+    "optimizer": re.compile(r"^step(?:_microstep)?$|^optim(?:izer)?(?:_step)?$"),
+    "reduction of gradients": re.compile(r"^all_?reduce$|^grad_sync$"),
+    "forward, backward and optimizer": re.compile(r"^train_wall$"),
     "computation": re.compile(r"^Computing$"),
     "exposed communication": re.compile(r"^Communication\(Not Overlapped\)$"),
     "idle time": re.compile(r"^Free$"),
@@ -59,6 +61,8 @@ def training_verdict(report: Report) -> VerdictText:
     nccl = nccl_verdict(report)
     nccl_line = nccl[0] if nccl else ""
     line = _line(log)
+    if pauses := next((n for n in log.unavailable if n.startswith("Evaluation takes")), ""):
+        line = f"{pauses} {line}"
     if nccl_line and log.mean_ns is not None and log.idle_ratio is None:  # the best available
         time = f"{_what(log)} takes {format_duration(log.mean_ns)}"
         line, nccl_line = f"{time}; {nccl_line[:1].lower()}{nccl_line[1:]}", ""

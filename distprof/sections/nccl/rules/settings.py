@@ -127,7 +127,8 @@ def shared_memory_inside_node(nccl: NcclResult, limits: Limits) -> Iterator[Draf
     An NCCL log (`NCCL_DEBUG=INFO`) that names connections inside a node and shows the faster path:
     a setting that disables or limits peer access (`NCCL_P2P_DISABLE`, `NCCL_P2P_LEVEL`), or NVLink
     in the graph search (`NCCL_DEBUG_SUBSYS=INIT,GRAPH`). Or NCCL's own words that P2P is disabled
-    between connected GPUs. Without any of them the rule is not checked.
+    between connected GPUs, or that it could not enable it. Without any of them the rule is not
+    checked.
 
     ## How the cost is computed
     No cost: a log holds no times, and traces do not show which part of a collective used which
@@ -169,7 +170,10 @@ def shared_memory_inside_node(nccl: NcclResult, limits: Limits) -> Iterator[Draf
     yield Draft(
         headline=f"{shared:,} of {total:,} connections inside nodes go through CPU memory",
         message=f"NCCL uses shared memory (SHM); {_why(nccl)}.",
-        fix="Enable peer access: unset NCCL_P2P_DISABLE, raise NCCL_P2P_LEVEL, disable ACS.",
+        fix=(
+            "Enable peer access: unset NCCL_P2P_DISABLE, raise NCCL_P2P_LEVEL, disable ACS. "
+            "nvidia-smi topo -p2p r shows whether the GPUs can."
+        ),
         confidence=Confidence.INFERRED,
         evidence=("nccl.transports", "nccl.settings"),
     )
@@ -182,6 +186,8 @@ def _why(nccl: NcclResult) -> str:
             return f"{name} is set to {value}"
     if {"NVL", "NVB", "C2C", "XGMI"} & set(nccl.paths):
         return "NCCL's graph search found NVLink between GPUs"
+    if said(nccl, NcclRemark.PEER_OFF):
+        return "it could not enable access between GPUs"
     raise InsufficientEvidenceError(
         "connections go through CPU memory, but the log does not show a faster path: log with "
         "NCCL_DEBUG_SUBSYS=INIT,ENV,GRAPH"

@@ -376,13 +376,16 @@ def slower_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]
 
     ## Evidence needed
     A log of the training program (`distprof analyze train.log`, or `--with train.log`) with at
-    least thirty reports.
+    least six reports.
 
     ## How the cost is computed
     Reports are compared in blocks of at least five, by their medians. A row of three slow blocks or
     more, each at least 1.1 times the lower quartile of all, is one slow span if its reports are
     longer than the others in 90 % of all pairs. The cost is their time above the median of the
-    others, divided by the number of all iterations.
+    others, divided by the number of all iterations. Of fewer than thirty reports, the last three or
+    more are slow if the gap to all before is wider than both groups; and times grow if they are
+    longer in 85 % of the pairs of ten reports or more, and the last third takes 1.3 times as long
+    as the first.
 
     ## How to fix
     Look at what changed at that iteration: a restart on other nodes, a GPU that began to throttle,

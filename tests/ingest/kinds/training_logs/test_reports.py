@@ -33,7 +33,7 @@ def test_the_example_yields_its_values_and_no_other_program_takes_it(wording):
     taken = {
         name: one
         for name, one in reports.grammars.items()
-        if one.rows or one._before or one.startup or one.facts or one.rates
+        if one.rows or one._before or one.startup or one.facts or one.rates or one._paused_s
     }
     if wording.breaks:
         assert not taken
@@ -45,6 +45,9 @@ def test_the_example_yields_its_values_and_no_other_program_takes_it(wording):
         assert grammar.facts == values
         return
     assert len(taken) == 1
+    if "pause_s" in values:
+        assert (grammar._paused_s, grammar.rows) == (values["pause_s"], [])
+        return
     if "rate" in values:
         assert grammar.rates == [values.pop("rate")]
     if not values:
