@@ -377,6 +377,11 @@ press("Enter");
 found.grown = canvas.height > high;
 press("Enter");
 found.back = canvas.height === high;
+for (let i = 0; i < 2000; i += 1) press(".");
+found.ends = says();
+press(".");
+found.beyond = says();
+press("0");
 const box = canvas.getBoundingClientRect();
 const hover = (x, y) => canvas.dispatchEvent(new PointerEvent("pointermove", {
   clientX: box.left + x, clientY: box.top + y, bubbles: true }));
@@ -421,6 +426,8 @@ def test_the_picture_is_drawn_moved_and_opened(tmp_path: Path) -> None:
     assert found["left"].startswith("Click a name")
     assert found["scrolls"], "a wheel over a picture that is not in focus scrolls the page"
     assert not found["zooms"]
+    assert found["ends"] == found["beyond"], "the last piece stays chosen"
+    assert re.match(r"rank \d+: ", found["ends"])
     assert found["zoomed"] != found["whole"] == found["again"]
     assert found["end"] == found["last"], "moved as far as it goes, the end is at the edge"
     assert "rank 3 begins last" in found["shown"]

@@ -524,7 +524,9 @@
   };
   const next = (by) => {
     if (chosen < 0) { stepTo(1); return; }
-    point(chosen, Math.max((hover && hover.row === chosen ? hover.piece : -1) + by, 0));
+    const { pieces } = rows[chosen];
+    if (!pieces) return;
+    point(chosen, Math.min(Math.max((hover && hover.row === chosen ? hover.piece : before(pieces, low)) + by, 0), pieces.start.length - 1));
     if (hover) { const at = rows[chosen].pieces.start[hover.piece]; if (at < low || at > high) { const span = high - low; low = at - span / 2; high = low + span; clamp(); } }
   };
   const keys = {
@@ -557,7 +559,8 @@
     if (chosen >= 0) top = Math.max(0, Math.min(rows[chosen].top - 40, total - tall + AXIS));
     figure.scrollIntoView({ block: "start" });
     canvas.focus({ preventScroll: true });
-    says.textContent = waits.length ? `${waits[0].name}: rank ${waits[0].late_rank} begins last, ${waits[0].num_waiting} wait ${duration(waits[0].wait_ns)} together` : HINT;
+    const [wait] = waits, others = wait && `${wait.num_waiting} ${wait.num_waiting === 1 ? "waits" : "wait"} ${duration(wait.wait_ns)}${wait.num_waiting === 1 ? "" : " together"}`;
+    says.textContent = wait ? `${wait.name}: rank ${wait.late_rank} begins last, ${others}` : marked.size ? `${marked.size === 1 ? `Rank ${found.ranks[0]} has` : `${marked.size} ranks have`} a bar beside the row.` : HINT;
     draw();
   };
   data.found.forEach((found) => {
