@@ -245,10 +245,11 @@
     }
   };
   // Ranks that share a line of pixels have equal parts of it; red and blue are added in one number
-  let red = new Uint32Array(0), green = red;
+  let reds = new Uint32Array(0), greens = reds;
   const mixed = (first, last, line, ground, from, unit) => {
     const many = last - first + 1, width = line.length, part = Math.floor(65536 / many);
-    if (red.length < width) { red = new Uint32Array(width); green = new Uint32Array(width); }
+    if (reds.length < width) { reds = new Uint32Array(width); greens = new Uint32Array(width); }
+    const red = reds, green = greens;
     for (let i = first; i <= last; i++) {
       line.fill(ground);
       colour(rows[i].pieces, line, classTones, from, unit);
@@ -295,7 +296,8 @@
     while (left < width && source[left] < 0) left++;
     while (right > left && source[right - 1] >= width) right--;
     spare.set(pixels);
-    for (let at = 0; at < pixels.length; at += width) for (let x = left; x < right; x++) pixels[at + x] = spare[at + source[x]];
+    const [given, made] = [spare, pixels];
+    for (let at = 0; at < made.length; at += width) for (let x = left; x < right; x++) made[at + x] = given[at + source[x]];
     return [left, right];
   };
   // What is new is painted; where all of it takes too long for a frame, some in each, below what is stretched
@@ -578,4 +580,11 @@
   readInk();
   layOut();
   now();
+  // What other rows will need is unpacked while nothing else is to do
+  const packedYet = [...data.steps[0].ranks];
+  const unpack = (spare) => {
+    while (packedYet.length && spare.timeRemaining() > 2) piecesOf(packedYet.pop());
+    if (packedYet.length) requestIdleCallback(unpack);
+  };
+  if (globalThis.requestIdleCallback) requestIdleCallback(unpack);
 })();
