@@ -51,7 +51,7 @@ def test_a_taken_port_leaves_the_file_and_says_what_to_do(capsys):
         assert main(["export", "perfetto", TRACES, "-o", "job.pftrace", "--open"]) == 3
     err = capsys.readouterr().err
     assert "127.0.0.1:9001" in err
-    assert "drag the file into https://ui.perfetto.dev" in err
+    assert "such as another --open, or drag the file into https://ui.perfetto.dev" in err
     assert Path("job.pftrace").exists()
 
 

@@ -377,6 +377,11 @@ press("Enter");
 found.grown = canvas.height > high;
 press("Enter");
 found.back = canvas.height === high;
+for (let i = 0; i < 2000; i += 1) press(".");
+found.ends = says();
+press(".");
+found.beyond = says();
+press("0");
 const box = canvas.getBoundingClientRect();
 const hover = (x, y) => canvas.dispatchEvent(new PointerEvent("pointermove", {
   clientX: box.left + x, clientY: box.top + y, bubbles: true }));
@@ -421,6 +426,8 @@ def test_the_picture_is_drawn_moved_and_opened(tmp_path: Path) -> None:
     assert found["left"].startswith("Click a name")
     assert found["scrolls"], "a wheel over a picture that is not in focus scrolls the page"
     assert not found["zooms"]
+    assert found["ends"] == found["beyond"], "the last piece stays chosen"
+    assert re.match(r"rank \d+: ", found["ends"])
     assert found["zoomed"] != found["whole"] == found["again"]
     assert found["end"] == found["last"], "moved as far as it goes, the end is at the edge"
     assert "rank 3 begins last" in found["shown"]
@@ -541,6 +548,65 @@ def test_ranks_thinner_than_a_pixel_are_drawn_by_their_share(tmp_path: Path) -> 
         assert column[100] == pytest.approx(0, abs=0.03)
         assert column[340] == pytest.approx(1 / 3, abs=0.03)
         assert column[600] == pytest.approx(1, abs=0.03)
+
+
+MOVED = """
+const canvas = document.querySelector(".step-picture canvas");
+const SLOW = Number("TICK_MS");
+let clock = 0;
+if (SLOW) performance.now = () => clock += SLOW;
+const list = [...document.querySelectorAll(".step-picture select")].pop();
+list.value = "all";
+list.dispatchEvent(new Event("change"));
+canvas.focus();
+const wheel = (shiftKey, deltaY) => canvas.dispatchEvent(new WheelEvent(
+  "wheel", { deltaY, shiftKey, cancelable: true, bubbles: true }));
+const frames = (count) => new Promise((done) => {
+  const next = () => { if (count--) requestAnimationFrame(next); else done(); };
+  next();
+});
+const copy = Object.assign(document.createElement("canvas"), { width: canvas.width, height: 500 });
+const pen = copy.getContext("2d", { willReadFrequently: true });
+const drawn = () => {
+  pen.drawImage(canvas, 0, 0);
+  return pen.getImageData(0, 0, copy.width, copy.height).data;
+};
+const differ = (one, other) => one.filter((part, i) => Math.abs(part - other[i]) > 2).length;
+(async () => {
+  const found = [];
+  await frames(3);
+  const moves = [
+    [0, -120], [1, 60], [1, -35], [0, -200], [1, 1e4], [1, -77], [0, 90], [1, -2.5], [1, -2.5],
+  ];
+  for (const [isPan, delta] of moves) {
+    const before = drawn();
+    wheel(Boolean(isPan), delta);
+    await frames(SLOW ? 40 : 3);
+    const moved = drawn();
+    document.getElementById("theme").click();
+    await frames(3);
+    document.getElementById("theme").click();
+    await frames(3);
+    found.push([differ(moved, drawn()), differ(moved, before) > 0]);
+  }
+  return JSON.stringify(found);
+})()
+"""
+
+
+@pytest.mark.parametrize("tick_ms", [0, 2], ids=["fast", "slow"])
+def test_a_moved_picture_is_the_one_painted_anew(tick_ms: int, tmp_path: Path) -> None:
+    """Pixels that are moved, or stretched until their turn comes, become those of a new picture."""
+    file = tmp_path / "page.html"
+    file.write_text(find_reporter("html")(slow_job(), RenderOptions()), encoding="utf-8")
+    browser = Browser(tmp_path / "moved", (1000, 900))
+    try:
+        browser.open(file)
+        found = json.loads(browser.run(MOVED.replace("TICK_MS", str(tick_ms))))
+    finally:
+        browser.close()
+    assert [differ for differ, _ in found] == [0] * 9
+    assert [is_moved for _, is_moved in found] == [True] * 9
 
 
 FOLDS = """

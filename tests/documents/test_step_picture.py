@@ -210,6 +210,24 @@ def test_a_headline_on_some_steps_is_drawn_in_one_of_them_with_its_repair() -> N
         assert data["below"][0][0]["span_ns"] == steps[0].repaired[0].span_ns
 
 
+def test_the_plan_counts_all_steps_and_the_picture_says_so() -> None:
+    """Both numbers are in one line where they differ, so that no reader looks for an error."""
+    shown = report(1)
+    (repair,) = shown.plan.repairs[:1]
+    plan = replace(shown.plan, step_ns=98_700_000, repairs=(replace(repair, step_ns=65_400_000),))
+    data = data_of(page(replace(shown, plan=plan)))
+    assert data["captions"][0].endswith("; mean of all steps: 98.7 ms.")
+    assert data["below"][0][0]["title"].endswith(f"; mean of all steps: 65.4 ms ({repair.done})")
+    (step, *_) = shown.picture.steps
+    same = replace(
+        shown.plan,
+        step_ns=step.mean_ns,
+        repairs=(replace(repair, step_ns=step.repaired[0].mean_ns),),
+    )
+    data = data_of(page(replace(shown, plan=same)))
+    assert "mean of all" not in data["captions"][0] + data["below"][0][0]["title"]
+
+
 def test_a_page_of_chosen_sections_has_no_picture() -> None:
     text = find_reporter("html")(report(1), RenderOptions(sections=("kernels",)))
     assert 'id="picture"' not in text

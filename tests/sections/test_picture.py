@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import random
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 import distprof
 from distprof.documents.saved import Report
@@ -22,6 +26,7 @@ from distprof.sections.picture import (
     MESSAGE_WAIT,
     TRANSFER,
     WAIT,
+    DrawnRank,
     StepPicture,
     decode_numbers,
     encode_numbers,
@@ -33,9 +38,9 @@ from distprof.sections.picture.drawing import packed_lane
 from distprof.sections.picture.measure import fewer, steps_to_draw
 from distprof.terms import CollectiveKind
 from tests.builders import RankBuilder
-from tests.sections.joined import joined_run
+from tests.sections.joined import joined_run, without_ranks
 from tests.sections.measured import context_of
-from tests.simulator import Compute, SimulatedJob, SlowDevice
+from tests.simulator import Compute, SimulatedJob, SlowDevice, shapes
 
 
 @given(st.lists(st.integers(0, 2**40), max_size=40))
@@ -190,6 +195,60 @@ def test_the_repaired_step_is_as_long_as_the_plan_says(report: Report) -> None:
         pieces = pieces_of(rank.split)
         drawn = (pieces[-1][1] - pieces[0][0]) * step.unit_ns
         assert drawn == pytest.approx(first.mean_ns, rel=0.05)
+
+
+def simulated(shape: str) -> SimulatedJob:
+    """A job of 8 ranks of which rank 2 is slow."""
+    dice = random.Random(3)
+    job = (
+        shapes.pipeline(4, 2, dice, num_steps=5)
+        if shape == "pipeline"
+        else getattr(shapes, shape)(shapes.Shape(num_nodes=2, per_node=4), dice, num_steps=5)
+    )
+    return dataclasses.replace(job, faults=(SlowDevice(rank=2, factor=1.4),), capture_skip={})
+
+
+def begins_and_ends(ranks: Sequence[DrawnRank]) -> NDArray[np.int64]:
+    """Units, shape ``(2, len(ranks))``."""
+    pieces = [pieces_of(rank.split) for rank in ranks]
+    return np.array([[of[0][0] for of in pieces], [of[-1][1] for of in pieces]])
+
+
+@pytest.mark.parametrize("is_whole", [True, False], ids=["all-ranks", "without-rank-2"])
+@pytest.mark.parametrize(
+    "shape",
+    ["data_parallel", "tensor_parallel", "sharded", "hybrid", "mixture", "pipeline"],
+)
+def test_repaired_ranks_end_together_where_they_did_before(shape: str, is_whole: bool) -> None:
+    recording = simulated(shape).run()
+    if not is_whole:
+        recording = without_ranks(recording, (0, 1, 3, 4, 5, 6, 7))
+    report = distprof.analyze(joined_run(recording))
+    (step, *_) = report.picture.steps
+    length = step.mean_ns / step.unit_ns
+    apart = np.ptp(begins_and_ends(step.ranks), axis=1)
+    if is_whole and shape != "pipeline":
+        assert step.repaired
+    for one in step.repaired:
+        drawn = begins_and_ends(one.ranks)
+        assert one.mean_ns <= 1.01 * step.mean_ns
+        assert (np.ptp(drawn, axis=1) <= apart + 0.01 * length).all()
+        assert drawn.min() >= 0
+        assert drawn.max() * step.unit_ns <= one.span_ns + step.unit_ns
+        assert (drawn[1] - drawn[0]).mean() * step.unit_ns == pytest.approx(one.mean_ns, rel=1e-3)
+        planned = report.plan.repairs[one.number - 1].step_ns
+        assert one.mean_ns == pytest.approx(planned, rel=0.02), "the plan counts all steps"
+
+
+def test_a_wait_for_a_rank_that_is_not_recorded_is_no_transfer_to_hide() -> None:
+    """Rank 6 alone, or 0, 1 and 3 together, waited for rank 2, so hiding only some is no repair."""
+    job = dataclasses.replace(simulated("hybrid"), compute_noise=0.0, host_noise_ns=0)
+    recording = job.run()
+    partial = without_ranks(recording, (0, 1, 3, 4, 5, 6, 7))
+    plan = distprof.analyze(joined_run(partial)).plan
+    assert all(plan.step_ns - one.step_ns < 0.1 * plan.step_ns for one in plan.repairs)
+    whole = distprof.analyze(joined_run(recording)).plan
+    assert whole.repairs[-1].step_ns < 0.7 * whole.step_ns
 
 
 def test_clocks_of_hosts_change_nothing(report: Report) -> None:

@@ -7,7 +7,8 @@
   const DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
   const VALUE = new Int8Array(128);
   [...DIGITS].forEach((digit, value) => { VALUE[digit.charCodeAt(0)] = value; });
-  const GUTTER = 120, AXIS = 22, MOST_HIGH = 680;
+  let GUTTER = 120;
+  const AXIS = 22, MOST_HIGH = 680, BUDGET = 3, PLAIN = "12px system-ui, sans-serif", BOLD = `600 ${PLAIN}`; // ms of a frame to paint in
   const isWait = data.kinds.map((kind) => kind === "exposed_wait" || kind === "exposed_comm_unsplit");
   const isIdle = data.kinds.map((kind) => kind === "rest");
   const KINDS = data.kinds.length, IDLE = isIdle.indexOf(true);
@@ -115,7 +116,7 @@
   });
   const canOpen = (rank, ranks) => Boolean((rank.lanes || []).length) || (ranks.length > 1 && isWhole);
   const hasMore = isWhole || data.steps[0].ranks.some((rank) => canOpen(rank, []));
-  const HINT = `${hasMore ? "Click a name to open it, drag" : "Drag"} to move. In focus: wheel or + − zoom, arrows move, ${hasMore ? "Enter opens, " : ""}. and , go from piece to piece, 0 shows the whole step.`;
+  const HINT = matchMedia("(pointer: coarse)").matches ? `Tap a piece for its name${hasMore ? ", a name on the left to open it" : ""}. Drag to move, pinch to zoom.` : `${hasMore ? "Click a name to open it, drag" : "Drag"} to move. In focus: wheel or + − zoom, arrows move, ${hasMore ? "Enter opens, " : ""}. and , go from piece to piece, 0 shows the whole step.`;
   const canvas = made("canvas", "", { tabindex: "0", role: "application", "aria-label": "The step, a row per rank. The same as a table follows.", "aria-describedby": "picture-says" });
   const says = made("output", HINT, { id: "picture-says" });
   figure.querySelector(".static").before(bar, canvas, says);
@@ -126,7 +127,9 @@
   const opened = new Set(), unfolded = new Set();
   const caption = figure.querySelector("figcaption");
   let step, below, rows = [], total = 0, scale = 1, low = 0, high = 1, top = 0, ratio = 1, wide = 0, tall = 0;
-  let chosen = -1, hover = null, marked = new Set(), image = null, painted = "", frame = 0;
+  let chosen = -1, hover = null, marked = new Set(), frame = 0;
+  // Its pixels: the bands of rows they show, the view they were painted for, bands that wait for their turn
+  let image = null, pixels, spare, line, between, bands = [], labels = [], besides = [], lines = [], was = null, stale = 0, turn = 0, rest = 0, isSlow = false;
   const late = new Set(data.late);
 
   const layOut = () => {
@@ -141,9 +144,12 @@
     caption.textContent = [data.captions[Number(stepList.value)], isFolded ? data.alike : bundles ? `Ranks of a ${place === "node" ? place : `${place} group`} share a row, with a line for each.` : ""].filter(Boolean).join(" ");
     const size = Math.max(step.span_ns, below ? below.span_ns : 0) / step.unit_ns;
     if (size !== scale) { scale = size; low = 0; high = scale; }
+    wide = Math.max(figure.clientWidth, 240);
+    GUTTER = wide < 480 ? 92 : 120;
     const each = groups.length > 40 ? Math.min(8, MOST_HIGH / groups.length) : groups.length > 16 ? 12 : 18;
     rows = [];
-    if (data.title) rows.push({ title: data.title, tall: 24, gap: 0 });
+    const head = (text) => { const title = fitting(text); rows.push({ title, tall: 10 + 14 * title.length, gap: 0 }); };
+    if (data.title) head(data.title);
     const add = (rank, label, tall, isBelow, ranks = [rank.rank], bundle = null) => {
       const isOpen = opened.has(rank.rank) && !isBelow && !bundle;
       rows.push({ rank, label, tall: isOpen ? 18 : tall, gap: tall > 8 ? 2 : 0, pieces: piecesOf(rank), isBelow, ranks, canOpen: !isBelow && (Boolean(bundle) || canOpen(rank, ranks)), bundle });
@@ -155,7 +161,7 @@
     const heightOfOne = bundles && Math.max(2, Math.min(18, MOST_HIGH / bundles.length - 2));
     (bundles || []).forEach((bundle) => {
       const mark = bundle.ranks.some((one) => late.has(one)) ? "▲ " : "", isOpen = unfolded.has(`${rankList.value} ${bundle.name}`);
-      if (isOpen) rows.push({ title: `▾ ${mark}${bundle.name}`, bundle, tall: 16, gap: 0, canOpen: true });
+      if (isOpen) rows.push({ title: [`▾ ${mark}${bundle.name}`], bundle, tall: 16, gap: 0, canOpen: true });
       bundle.ranks.forEach((one) => isOpen ? add(byRank.get(one), `  ${late.has(one) ? "▲ " : ""}rank ${one}`, bundle.ranks.length > 40 ? 4 : 12, false) : add(byRank.get(one), "", heightOfOne / bundle.ranks.length, false, [one], bundle));
       const first = rows[rows.length - bundle.ranks.length], last = rows[rows.length - 1];
       if (!isOpen) Object.assign(first, { heading: `▸ ${mark}${bundle.name}`, high: heightOfOne });
@@ -171,7 +177,7 @@
       if (many && opened.has(group.shown)) group.ranks.forEach((one) => { if (one !== group.shown && byRank.has(one)) add(byRank.get(one), `   ${late.has(one) ? "▲ " : ""}rank ${one}`, group.ranks.length > 40 ? 4 : 12, false); });
     });
     if (below) {
-      rows.push({ title: below.title, tall: 24, gap: 0 });
+      head(below.title);
       below.ranks.forEach((rank) => {
         const group = below.groups.find((one) => one.shown === rank.rank) || { ranks: [rank.rank], shown: rank.rank };
         add(rank, nameOf(group, ""), 18, true, group.ranks);
@@ -180,38 +186,45 @@
     total = 0;
     rows.forEach((row) => { row.top = total; total += row.tall + row.gap; });
     ratio = Math.min(devicePixelRatio || 1, 2);
-    wide = Math.max(figure.clientWidth, 240);
     tall = Math.min(total, MOST_HIGH) + AXIS;
     canvas.width = Math.round(wide * ratio);
     canvas.height = Math.round(tall * ratio);
     canvas.style.height = `${tall}px`;
     top = Math.max(0, Math.min(top, total - tall + AXIS));
     image = pen.createImageData(Math.max(canvas.width - Math.round(GUTTER * ratio), 1), Math.max(Math.round((tall - AXIS) * ratio), 1));
-    painted = "";
+    pixels = new Uint32Array(image.data.buffer);
+    [spare, line, between] = [pixels.length, image.width, image.width].map((size) => new Uint32Array(size));
+    was = null;
     chosen = Math.min(chosen, rows.length - 1);
+    labels = rows.filter((row) => row.title || row.lane || row.tall >= 11 || row.high >= 11);
+    beside();
+    lines = [...linesOf(step.waits, rows.filter((row) => !row.isBelow)), ...(below ? linesOf(below.waits, rows.filter((row) => row.isBelow)) : [])];
   };
 
   // A pixel has each colour by its share of the time there, and the ground for the rest: nothing vanishes, nothing grows
   const pixel = (r, g, b) => (255 << 24 | b << 16 | g << 8 | r) >>> 0;
-  const colour = (pieces, line, tones) => {
-    const { start, end, of } = pieces, { parts, shades } = ink, width = line.length, unit = width / (high - low);
+  const colour = (pieces, line, tones, from, unit) => {
+    const { start, end, of } = pieces, { parts, shades } = ink, width = line.length;
     let at = -1, r = 0, g = 0, b = 0, free = 1;
-    for (let i = Math.max(before(pieces, low), 0); i <= start.length; i++) {
-      const a = i < start.length ? Math.max((start[i] - low) * unit, 0) : width, x = Math.floor(a);
-      if (x !== at && at >= 0 && at < width) line[at] = pixel(r + free * parts[0], g + free * parts[1], b + free * parts[2]);
+    for (let i = Math.max(before(pieces, from), 0); i <= start.length; i++) {
+      const a = i < start.length ? Math.max((start[i] - from) * unit, 0) : width, x = Math.floor(a);
+      if (x !== at) {
+        if (at >= 0 && at < width) line[at] = pixel(r + free * parts[0], g + free * parts[1], b + free * parts[2]);
+        at = x; r = g = b = 0; free = 1;
+      }
       if (x >= width) break;
-      if (x !== at) { at = x; r = g = b = 0; free = 1; }
-      const until = Math.min((end[i] - low) * unit, width);
+      const until = Math.min((end[i] - from) * unit, width);
       if (until <= a) continue;
-      const shade = 3 * tones[of[i]], last = Math.floor(until);
+      const shade = 3 * tones[of[i]], last = Math.floor(until), red = shades[shade], green = shades[shade + 1], blue = shades[shade + 2];
       let share = Math.min(until, x + 1) - a;
       if (last > x) {
         free -= share;
-        line[x] = pixel(r + share * shades[shade] + free * parts[0], g + share * shades[shade + 1] + free * parts[1], b + share * shades[shade + 2] + free * parts[2]);
-        line.fill(pixel(shades[shade], shades[shade + 1], shades[shade + 2]), x + 1, last);
+        line[x] = pixel(r + share * red + free * parts[0], g + share * green + free * parts[1], b + share * blue + free * parts[2]);
+        const plain = pixel(red, green, blue);
+        for (let inner = x + 1; inner < last; inner++) line[inner] = plain;
         at = last; r = g = b = 0; free = 1; share = until - last;
       }
-      r += share * shades[shade]; g += share * shades[shade + 1]; b += share * shades[shade + 2]; free -= share;
+      r += share * red; g += share * green; b += share * blue; free -= share;
     }
   };
   const tones = (count, toneOf) => Uint8Array.from({ length: count }, (_, i) => toneOf(i));
@@ -223,21 +236,23 @@
     return tones(step.names.length, (i) => row.isSlots && slotTone(step.names[i]) >= 0 ? 2 * KINDS + 2 + slotTone(step.names[i]) : plainTone);
   };
   // Where pieces of a lane begin, where there is room to see it
-  const edges = (pieces, line) => {
-    const width = line.length, unit = width / (high - low), ground = pixel(...ink.parts);
-    for (let i = Math.max(before(pieces, low), 0); i < pieces.start.length && pieces.start[i] < high; i++) {
-      const x = Math.floor((pieces.start[i] - low) * unit);
-      if (x >= 0 && (pieces.end[i] - low) * unit - x > 3) line[x] = ground;
+  const edges = (pieces, line, from, unit) => {
+    const ground = pixel(...ink.parts);
+    for (let i = Math.max(before(pieces, from), 0); i < pieces.start.length; i++) {
+      const x = Math.floor((pieces.start[i] - from) * unit);
+      if (x >= line.length) break;
+      if (x >= 0 && (pieces.end[i] - from) * unit - x > 3) line[x] = ground;
     }
   };
   // Ranks that share a line of pixels have equal parts of it; red and blue are added in one number
-  let red = new Uint32Array(0), green = red;
-  const mixed = (first, last, line, ground) => {
+  let reds = new Uint32Array(0), greens = reds;
+  const mixed = (first, last, line, ground, from, unit) => {
     const many = last - first + 1, width = line.length, part = Math.floor(65536 / many);
-    if (red.length !== width) { red = new Uint32Array(width); green = new Uint32Array(width); }
+    if (reds.length < width) { reds = new Uint32Array(width); greens = new Uint32Array(width); }
+    const red = reds, green = greens;
     for (let i = first; i <= last; i++) {
       line.fill(ground);
-      colour(rows[i].pieces, line, classTones);
+      colour(rows[i].pieces, line, classTones, from, unit);
       if (many === 1) return;
       if (many === 2 && i === last) { for (let x = 0; x < width; x++) line[x] = (line[x] & red[x]) + ((line[x] ^ red[x]) >>> 1 & 0x7f7f7f7f); return; }
       if (many === 2) red.set(line);
@@ -246,29 +261,68 @@
     }
     for (let x = 0; x < width; x++) line[x] = -16777216 | (red[x] >>> 16) * part & 0xff0000 | (green[x] * part >>> 8) & 0xff00 | (red[x] & 0xffff) * part >>> 16;
   };
-  const paint = () => {
-    const pixels = new Uint32Array(image.data.buffer), width = image.width, height = image.height, ground = pixel(...ink.parts);
-    const line = new Uint32Array(width), between = new Uint32Array(width);
+  // Bands of pixels: a row each, or the rows that share a line
+  const band = () => {
+    bands = [];
     const lineOf = (row) => row && row.pieces && row.tall * ratio < 1 ? Math.floor((row.top - top) * ratio) : null;
-    pixels.fill(ground);
     for (let i = 0; i < rows.length; i++) {
-      const row = rows[i], from = Math.round((row.top - top) * ratio), to = Math.round((row.top + row.tall - top) * ratio);
-      if (!row.pieces || to < 0 || from > height) continue;
-      const y = lineOf(row);
-      if (y !== null) {
-        const first = i;
-        while (lineOf(rows[i + 1]) === y && i - first < 255) i++;
-        mixed(first, i, line, ground);
-        if (y >= 0 && y < height) pixels.set(line, y * width);
-        continue;
-      }
-      const every = !row.lane && to - from > 6 ? Math.round(4 * ratio) : 0;
-      line.fill(ground);
-      colour(row.pieces, line, tonesOf(row));
-      if (row.lane) edges(row.pieces, line);
-      else if (every) { between.fill(ground); colour(row.pieces, between, paleTones); }
-      for (let y = Math.max(from, 0); y < Math.min(to, height); y++) pixels.set(every && (y - from) % every === every >> 1 ? between : line, y * width);
+      const row = rows[i], first = i, y = lineOf(row);
+      const [from, to] = y === null ? [Math.round((row.top - top) * ratio), Math.round((row.top + row.tall - top) * ratio)] : [y, y + 1];
+      if (y !== null) while (lineOf(rows[i + 1]) === y && i - first < 255) i++;
+      const every = y === null && !row.lane && to - from > 6 ? Math.round(4 * ratio) : 0;
+      if (row.pieces && to > 0 && from < image.height) bands.push({ row, first, last: i, from, to, every, isShared: y !== null, tones: tonesOf(row) });
     }
+  };
+  // Columns of a band, from one to before another
+  const fill = (one, left, right) => {
+    const { row } = one, { width, height } = image, unit = width / (high - low), from = low + left / unit, ground = pixel(...ink.parts);
+    const [own, paler] = right - left < width ? [line.subarray(left, right), between.subarray(left, right)] : [line, between];
+    if (one.isShared) mixed(one.first, one.last, own, ground, from, unit);
+    else { own.fill(ground); colour(row.pieces, own, one.tones, from, unit); }
+    if (row.lane) edges(row.pieces, own, from, unit);
+    else if (one.every) { paler.fill(ground); colour(row.pieces, paler, paleTones, from, unit); }
+    for (let y = Math.max(one.from, 0); y < Math.min(one.to, height); y++) pixels.set(one.every && (y - one.from) % one.every === one.every >> 1 ? paler : own, y * width + left);
+  };
+  // Pixels of the last view go where they are in this one, by whole pixels or stretched; returns the columns that get some
+  const reuse = (moved, isExact) => {
+    const { width, height } = image, unit = width / (high - low);
+    if (isExact) {
+      pixels.copyWithin(Math.max(-moved, 0), Math.max(moved, 0), width * height - Math.max(-moved, 0));
+      return [Math.max(-moved, 0), Math.min(width - moved, width)];
+    }
+    const source = new Int32Array(width);
+    for (let x = 0; x < width; x++) source[x] = Math.floor((low + (x + .5) / unit - was.low) * width / (was.high - was.low));
+    let left = 0, right = width;
+    while (left < width && source[left] < 0) left++;
+    while (right > left && source[right - 1] >= width) right--;
+    spare.set(pixels);
+    const [given, made] = [spare, pixels];
+    for (let at = 0; at < made.length; at += width) for (let x = left; x < right; x++) made[at + x] = given[at + source[x]];
+    return [left, right];
+  };
+  // What is new is painted; where all of it takes too long for a frame, some in each, below what is stretched
+  const paint = () => {
+    const { width, height } = image, ground = pixel(...ink.parts), begun = performance.now();
+    const isKept = was && was.top === top, moved = isKept ? (low - was.low) * width / (high - low) : 0;
+    const isExact = isKept && Math.abs(high - low - was.high + was.low) < 1e-6 && Math.abs(moved - Math.round(moved)) < 1e-3 && Math.abs(moved) < width;
+    if (!isKept || !isExact && !isSlow) {
+      if (!isKept) band();
+      pixels.fill(ground);
+      bands.forEach((one) => fill(one, 0, width));
+      isSlow = performance.now() - begun > BUDGET;
+      stale = 0;
+    } else if (was.low !== low || was.high !== high) {
+      const [left, right] = reuse(Math.round(moved), isExact);
+      [[0, left], [right, width]].filter(([a, b]) => a < b).forEach(([a, b]) => {
+        for (let y = 0; y < height; y++) pixels.fill(ground, y * width + a, y * width + b);
+        bands.forEach((one) => fill(one, a, b));
+      });
+      if (!isExact) stale = bands.length;
+    }
+    was = { low, high, top };
+    const isAll = stale > 0 && stale === bands.length;
+    for (; stale && performance.now() - begun < BUDGET; stale--) fill(bands[turn = (turn + 1) % bands.length], 0, width);
+    if (stale) draw(); else if (isAll) isSlow = false;
   };
   const xOf = (time) => GUTTER + (time - low) / (high - low) * (wide - GUTTER);
   const timeAt = (x) => low + (x - GUTTER) / (wide - GUTTER) * (high - low);
@@ -277,24 +331,40 @@
   const write = () => {
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.textBaseline = "middle";
-    pen.font = "12px system-ui, sans-serif";
-    rows.forEach((row, i) => {
+    pen.font = PLAIN;
+    pen.textAlign = "left";
+    const isSeen = (row) => row.top - top + Math.max(row.tall, row.high || 0) >= 0 && row.top - top <= tall - AXIS;
+    pen.fillStyle = ink.front;
+    rows.forEach((row, i) => { if ((i === chosen || (marked.size && row.rank && !row.lane && !row.isBelow && marked.has(row.rank.rank))) && isSeen(row)) pen.fillRect(GUTTER - 5, row.top - top, 3, Math.max(row.tall, 2)); });
+    labels.filter(isSeen).forEach((row) => {
       const y = row.top - top, middle = y + row.tall / 2;
-      if (y + Math.max(row.tall, row.high || 0) < 0 || y > tall - AXIS) return;
-      const isMarked = row.rank && !row.lane && !row.isBelow && marked.has(row.rank.rank);
-      if (i === chosen || isMarked) { pen.fillStyle = ink.front; pen.fillRect(GUTTER - 5, y, 3, Math.max(row.tall, 2)); }
       pen.fillStyle = row.lane ? ink.dim : ink.front;
       pen.textAlign = "left";
-      if (row.title) { pen.font = "600 12px system-ui, sans-serif"; pen.fillText(fitting(row.title), 0, middle); pen.font = "12px system-ui, sans-serif"; return; }
+      if (row.title) { pen.font = BOLD; row.title.forEach((text, i) => pen.fillText(text, 0, middle + 14 * i - 7 * (row.title.length - 1))); pen.font = PLAIN; return; }
       if (row.high >= 11) pen.fillText(row.heading.slice(0, 20), 0, y + row.high / 2, GUTTER - 10);
       else if (row.tall >= 11) pen.fillText((row.canOpen && !row.lane ? opened.has(row.rank.rank) ? "▾ " : "▸ " : "") + row.label.slice(0, 22), 0, middle, GUTTER - 10);
       if (row.lane && row.tall >= 11) writeNames(row, middle);
     });
-    if (rows.length && rows.some((row) => row.bundle || row.tall < 11)) { pen.fillStyle = ink.dim; pen.textAlign = "left"; nodeNames(); }
+    pen.fillStyle = ink.dim;
+    pen.textAlign = "left";
+    let free = -1;
+    besides.forEach(([row, text]) => {
+      const y = row.top - top;
+      if (y < Math.max(free, 0) || y > tall - AXIS - 12) return;
+      pen.fillText(text, 0, y + 6, GUTTER - 10);
+      free = y + 14;
+    });
   };
+  // A title on as many lines as it needs
   const fitting = (text) => {
-    const room = Math.floor(text.length * wide / Math.max(pen.measureText(text).width, 1));
-    return room < text.length ? `${text.slice(0, room - 2)}…` : text;
+    pen.setTransform(1, 0, 0, 1, 0, 0);
+    pen.font = BOLD;
+    const found = [""];
+    text.replace(/(\d) (?=[mµn]?s\b)/g, "$1\u00a0").split(" ").forEach((word) => {
+      const longer = `${found[found.length - 1]} ${word}`.trim();
+      if (pen.measureText(longer).width <= wide || longer === word) found[found.length - 1] = longer; else found.push(word);
+    });
+    return found;
   };
   const writeNames = (row, middle) => {
     const { pieces } = row;
@@ -310,20 +380,14 @@
       pen.textAlign = row.isSlots ? "center" : "left";
       pen.fillText(text.length > room ? `${text.slice(0, room - 1)}…` : text, row.isSlots ? (a + b) / 2 : a + 3, middle);
     }
-    pen.font = "12px system-ui, sans-serif";
+    pen.font = PLAIN;
   };
   // Names beside rows too low for their own: each node at its first rank, or every so many ranks
-  const nodeNames = () => {
+  const beside = () => {
     const first = new Map(rows.filter((row) => row.heading).map((row) => [row.rank.rank, row.heading]));
     if (!first.size) Object.entries(data.folds.node || {}).forEach(([name, ranks]) => first.set(Math.min(...ranks), name));
-    let free = -1;
-    rows.forEach((row) => {
-      const y = row.top - top;
-      if (!row.rank || row.lane || row.isBelow || y < Math.max(free, 0) || y > tall - AXIS - 12 || row.tall >= 11 || row.high >= 11) return;
-      if (first.size > 1 && !first.has(row.rank.rank)) return;
-      pen.fillText(first.has(row.rank.rank) && first.size > 1 ? first.get(row.rank.rank).slice(0, 16) : `rank ${row.rank.rank}`, 0, y + 6, GUTTER - 10);
-      free = y + 14;
-    });
+    const low = rows.filter((row) => row.rank && !row.lane && !row.isBelow && row.tall < 11 && !(row.high >= 11) && (first.size < 2 || first.has(row.rank.rank)));
+    besides = low.map((row) => [row, first.size > 1 ? first.get(row.rank.rank).slice(0, 16) : `rank ${row.rank.rank}`]);
   };
   const axis = () => {
     const span = (high - low) * step.unit_ns, aim = span / Math.max((wide - GUTTER) / 110, 1);
@@ -337,17 +401,15 @@
       pen.fillText(at === 0 ? "0" : duration(at), Math.min(Math.max(x, GUTTER + 4), wide - 24), tall - 8);
     }
   };
-  const arrows = () => {
-    arrowsOf(step.waits, rows.filter((row) => !row.isBelow));
-    if (below) arrowsOf(below.waits, rows.filter((row) => row.isBelow));
-  };
-  const arrowsOf = (waits, within) => {
+  const linesOf = (waits, within) => {
     const line = new Map();
     within.forEach((row) => { if (row.ranks) row.ranks.forEach((rank) => { if (!line.has(rank) || row.ranks.length === 1) line.set(rank, row); }); });
+    return waits.map((wait) => ({ wait, from: line.get(wait.waiting_rank), to: line.get(wait.late_rank) })).filter(({ from, to }) => from && to && from !== to);
+  };
+  const arrows = () => {
     pen.strokeStyle = pen.fillStyle = ink.front;
-    waits.forEach((wait) => {
-      const [from, to] = [line.get(wait.waiting_rank), line.get(wait.late_rank)];
-      if (!from || !to || from === to || (wait.end - wait.start) / (high - low) * (wide - GUTTER) < 8) return;
+    lines.forEach(({ wait, from, to }) => {
+      if ((wait.end - wait.start) / (high - low) * (wide - GUTTER) < 8) return;
       const x = xOf(wait.end), [a, b] = [from, to].map((row) => row.top - top + row.tall / 2);
       if (x < GUTTER || x > wide || Math.max(a, b) > tall - AXIS + 10 || b < 0) return;
       pen.beginPath(); pen.moveTo(x, a); pen.lineTo(x, b); pen.stroke();
@@ -358,11 +420,10 @@
     frame = 0;
     pen.setTransform(1, 0, 0, 1, 0, 0);
     pen.fillStyle = ink.ground;
-    pen.fillRect(0, 0, canvas.width, canvas.height);
-    const view = [low, high, top].join();
-    if (view !== painted) paint();
-    painted = view;
-    pen.putImageData(image, Math.round(GUTTER * ratio), 0);
+    pen.fillRect(0, 0, canvas.width - image.width, canvas.height);
+    pen.fillRect(0, image.height, canvas.width, canvas.height);
+    paint();
+    pen.putImageData(image, canvas.width - image.width, 0);
     write();
     arrows();
     axis();
@@ -411,7 +472,8 @@
   };
   const whole = () => { low = 0; high = scale; };
   const pan = (pixels, down = 0) => {
-    const by = pixels / (wide - GUTTER) * (high - low);
+    const moved = Math.trunc(rest += pixels * ratio), by = moved / image.width * (high - low); // whole pixels: what was painted is moved
+    rest -= moved;
     low += by; high += by; clamp();
     top = Math.max(0, Math.min(top + down, total - tall + AXIS));
   };
@@ -464,7 +526,9 @@
   };
   const next = (by) => {
     if (chosen < 0) { stepTo(1); return; }
-    point(chosen, Math.max((hover && hover.row === chosen ? hover.piece : -1) + by, 0));
+    const { pieces } = rows[chosen];
+    if (!pieces) return;
+    point(chosen, Math.min(Math.max((hover && hover.row === chosen ? hover.piece : before(pieces, low)) + by, 0), pieces.start.length - 1));
     if (hover) { const at = rows[chosen].pieces.start[hover.piece]; if (at < low || at > high) { const span = high - low; low = at - span / 2; high = low + span; clamp(); } }
   };
   const keys = {
@@ -497,7 +561,8 @@
     if (chosen >= 0) top = Math.max(0, Math.min(rows[chosen].top - 40, total - tall + AXIS));
     figure.scrollIntoView({ block: "start" });
     canvas.focus({ preventScroll: true });
-    says.textContent = waits.length ? `${waits[0].name}: rank ${waits[0].late_rank} begins last, ${waits[0].num_waiting} wait ${duration(waits[0].wait_ns)} together` : HINT;
+    const [wait] = waits, others = wait && `${wait.num_waiting} ${wait.num_waiting === 1 ? "waits" : "wait"} ${duration(wait.wait_ns)}${wait.num_waiting === 1 ? "" : " together"}`;
+    says.textContent = wait ? `${wait.name}: rank ${wait.late_rank} begins last, ${others}` : marked.size ? `${marked.size === 1 ? `Rank ${found.ranks[0]} has` : `${marked.size} ranks have`} a bar beside the row.` : HINT;
     draw();
   };
   data.found.forEach((found) => {
@@ -515,4 +580,11 @@
   readInk();
   layOut();
   now();
+  // What other rows will need is unpacked while nothing else is to do
+  const packedYet = [...data.steps[0].ranks];
+  const unpack = (spare) => {
+    while (packedYet.length && spare.timeRemaining() > 2) piecesOf(packedYet.pop());
+    if (packedYet.length) requestIdleCallback(unpack);
+  };
+  if (globalThis.requestIdleCallback) requestIdleCallback(unpack);
 })();

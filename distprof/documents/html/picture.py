@@ -21,6 +21,7 @@ from distprof.documents.html.blocks import (
     picture,
     scrolled,
     sentence,
+    slug,
     untouched,
 )
 from distprof.escape import plain, short_ranks
@@ -39,6 +40,8 @@ from distprof.sections.picture import (
 )
 from distprof.sections.picture.measure import fewer
 from distprof.sections.table import Cell, Column
+from distprof.sections.whatif import RepairPlan
+from distprof.terms import SlotKind
 from distprof.units import capitalized, format_duration, signed
 
 KINDS = (
@@ -58,6 +61,7 @@ _WIDE, _HIGH, _PITCH, _GUTTER = 1_000, 14, 20, 26
 _SLOT = 12
 _LANE = "pipeline slots"
 _LATEST = 1 << 40
+_NO_PLAN = RepairPlan()
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -108,6 +112,7 @@ def picture_figure(
     late: Sequence[int] = (),
     folds: dict[str, dict[str, tuple[int, ...]]] | None = None,
     found: Sequence[Evidence] = (),
+    plan: RepairPlan = _NO_PLAN,
 ) -> Markup:
     """The step as a figure; empty without one.
 
@@ -116,6 +121,7 @@ def picture_figure(
         late: Ranks to mark as late.
         folds: Ranks of each node and of each group, by the kind of group.
         found: Where the evidence of findings is.
+        plan: Repairs of the report, whose lengths are means of all steps.
     """
     if not drawn.steps:
         return EMPTY
@@ -125,15 +131,16 @@ def picture_figure(
         kinds=_kinds(drawn.axes),
         groups=drawn.groups,
         steps=tuple(replace(one, repaired=()) for one in drawn.steps),
-        captions=tuple(capitalized(_caption(drawn, one)) for one in drawn.steps),
+        captions=tuple(capitalized(_caption(drawn, one, plan.step_ns)) for one in drawn.steps),
         below=tuple(
-            tuple(_repaired(one, drawn.groups) for one in step.repaired) for step in drawn.steps
+            tuple(_repaired(one, drawn.groups, plan) for one in step.repaired)
+            for step in drawn.steps
         ),
         late=tuple(late),
         folds=folds or {},
         found=tuple(found),
     )
-    return _figure(data, drawn.notes, [_twin(drawn, step, frozenset(late))])
+    return _figure(data, drawn.notes, [_twin(drawn, step, frozenset(late), plan=plan)])
 
 
 def pictures_figure(named: Sequence[tuple[str, StepPicture]]) -> Markup:
@@ -183,7 +190,10 @@ def _figure(data: _Data, sentences: Iterable[str], twins: Sequence[Markup]) -> M
         data.captions[0] + alike,
         _svg(data),
         element("script", _json(data), type="application/json", class_="data"),
-        legend([(f"k-{data.kinds[kind]}", data.classes[kind]) for kind in data.classes_used()]),
+        legend(
+            [(f"k-{data.kinds[kind]}", data.classes[kind]) for kind in data.classes_used()]
+            + [(f"w-{kind}", f"{kind} slot") for kind in _slots_of(data.steps[0])]
+        ),
         *(sentence(text) for text in sentences if text),
         *twins,
         class_="step-picture",
@@ -191,11 +201,11 @@ def _figure(data: _Data, sentences: Iterable[str], twins: Sequence[Markup]) -> M
     )
 
 
-def _repaired(one: RepairedStep, groups: tuple[AlikeRanks, ...]) -> _Below:
+def _repaired(one: RepairedStep, groups: tuple[AlikeRanks, ...], plan: RepairPlan) -> _Below:
     return _Below(
         option=f"after repair {one.number}: {one.done}",
         said="repaired",
-        title=_repair_text(one),
+        title=_repair_text(one, plan),
         span_ns=one.span_ns,
         ranks=one.ranks,
         groups=groups,
@@ -231,14 +241,22 @@ def _plainly(data: _Data) -> object:
 _WHICH = {"median": "nearest to the median length", "longest": "the longest"}
 
 
-def _caption(drawn: StepPicture, step: DrawnStep) -> str:
+def _caption(drawn: StepPicture, step: DrawnStep, all_ns: int | None = None) -> str:
     length = format_duration(step.mean_ns)
+    mean = "" if step.step is None else _mean_text(all_ns, step.mean_ns)
     which = _WHICH.get(step.kind, "")
     number = f"step {step.step}, {which}" if which else f"step {step.step}"
     what = "the whole capture" if step.step is None else number
     if len(step.ranks) == 1 and not any(len(group.ranks) > 1 for group in drawn.groups):
-        return f"{what}: {length}."
-    return f"{what}: {length} on the mean rank{', on one clock' if drawn.is_one_clock else ''}."
+        return f"{what}: {length}{mean}."
+    clock = ", on one clock" if drawn.is_one_clock else ""
+    return f"{what}: {length} on the mean rank{clock}{mean}."
+
+
+def _mean_text(all_ns: int | None, of_step_ns: int) -> str:
+    """The mean of all steps, which the plan counts, where it reads differently from this one."""
+    mean = format_duration(all_ns) if all_ns else ""
+    return f"; mean of all steps: {mean}" if mean not in ("", format_duration(of_step_ns)) else ""
 
 
 # Without a script ---------------------------------------------------------------------------------
@@ -325,7 +343,7 @@ class _Rows:
         by_kind: dict[str, list[tuple[int, int]]] = {}
         for start, end, name in lane_pieces(lane.pieces):
             text = self._step.names[name] if name < len(self._step.names) else ""
-            by_kind.setdefault(text.partition(" of ")[0].replace("_", "-"), []).append((start, end))
+            by_kind.setdefault(_slot_kind(text), []).append((start, end))
             number = text.partition("micro-batch ")[2].partition(",")[0]
             if (end - start) / self._scale > 0.012 * len(number):
                 middle = f"{50 * (start + end) / self._scale:.4g}%"
@@ -388,6 +406,19 @@ class _Rows:
         )
 
 
+def _slot_kind(name: str) -> str:
+    """Colour in the style sheet of a slot such as ``forward of micro-batch 3``."""
+    return name.partition(" of ")[0].replace("_", "-")
+
+
+def _slots_of(step: DrawnStep) -> list[str]:
+    """Kinds of the slots of pipelines in a step."""
+    lanes = (lane for rank in step.ranks for lane in rank.lanes if lane.name == _LANE)
+    used = {name for lane in lanes for _, _, name in lane_pieces(lane.pieces)}
+    found = {_slot_kind(step.names[name]) for name in used if name < len(step.names)}
+    return [slug(kind.name) for kind in SlotKind if slug(kind.name) in found]
+
+
 def _name(rank: int, group: AlikeRanks | None, late: frozenset[int]) -> str:
     ranks = group.ranks if group is not None else (rank,)
     mark = "▲ " if late & {*ranks} else ""
@@ -396,8 +427,11 @@ def _name(rank: int, group: AlikeRanks | None, late: frozenset[int]) -> str:
     return f"{mark}{len(ranks):,} like rank {rank}"
 
 
-def _repair_text(one: RepairedStep) -> str:
-    return f"After repair {one.number}, simulated: {format_duration(one.mean_ns)} ({one.done})"
+def _repair_text(one: RepairedStep, plan: RepairPlan) -> str:
+    planned = [repair.step_ns for repair in plan.repairs[one.number - 1 : one.number]]
+    mean = _mean_text(planned[0], one.mean_ns) if planned else ""
+    length = format_duration(one.mean_ns)
+    return f"After repair {one.number}, simulated: {length}{mean} ({one.done})"
 
 
 def wait_text(wait: DrawnWait) -> str:
@@ -468,7 +502,13 @@ def _mean_ns(drawn: StepPicture) -> list[float]:
 # As a table ---------------------------------------------------------------------------------------
 
 
-def _twin(drawn: StepPicture, step: DrawnStep, late: frozenset[int], of_run: str = "") -> Markup:
+def _twin(
+    drawn: StepPicture,
+    step: DrawnStep,
+    late: frozenset[int],
+    of_run: str = "",
+    plan: RepairPlan = _NO_PLAN,
+) -> Markup:
     """The picture as a table, and its waits as sentences."""
     folded_rows = {group.shown for group in drawn.groups}
     ranks = {rank.rank for rank in step.ranks}
@@ -496,7 +536,7 @@ def _twin(drawn: StepPicture, step: DrawnStep, late: frozenset[int], of_run: str
             rows.append((name + mark, format_duration(begins), *cells))
     table = scrolled(grid(columns, rows), f"Table: {of_run}the drawn step")
     waits = bullets(wait_text(wait) for wait in step.waits)
-    repaired = bullets(_repair_text(one) for one in step.repaired)
+    repaired = bullets(_repair_text(one, plan) for one in step.repaired)
     return folded(
         capitalized(f"{of_run}the same as a table"), table, waits, repaired, class_="table"
     )

@@ -88,7 +88,8 @@ def _picture(drawn: _Drawn) -> Markup:
     if report.findings and (told := report.findings[0].steps):
         # what happens in some steps only is not in a usual one
         steps = tuple(sorted(steps, key=lambda step: step.step not in told))
-    return picture_figure(replace(report.picture, steps=steps), late, _folds(report.run), found)
+    picture = replace(report.picture, steps=steps)
+    return picture_figure(picture, late, _folds(report.run), found, report.plan)
 
 
 def _folds(run: RunInfo) -> dict[str, dict[str, tuple[int, ...]]]:

@@ -15,6 +15,7 @@ from distprof.sections.picture import (
     IDLE,
     MESSAGE_WAIT,
     TRANSFER,
+    UNSPLIT,
     WAIT,
     DrawnRank,
     RepairedStep,
@@ -40,8 +41,8 @@ def repaired_steps(
 ) -> Iterator[tuple[int, RepairedStep]]:
     """Analysed windows, simulated after each repair and those before it, for these ranks.
 
-    Repairs that do not change the graph, such as another order of a pipeline, are left out. Nothing
-    if the run was simulated from a log, or for a window that was not.
+    Up to one that does not change the graph, such as another order of a pipeline: later ones count
+    on it. Nothing if the run was simulated from a log, or for a window that was not.
 
     Args:
         simulation: The simulated run.
@@ -60,7 +61,7 @@ def repaired_steps(
     for number, made in enumerate(simulation.made_by(plan), 1):
         repair = plan.repairs[number - 1]
         if repair.what not in model.changes:
-            continue
+            return
         times, own_ns = model.replayed(made)
         for window in windows:
             place, unit = window - low, unit_of[window]
@@ -150,7 +151,11 @@ def _pieces(
     waits[blocked[np.isin(graph.transfers.kind[of], _MESSAGES)]] = MESSAGE_WAIT
     moves = np.full(len(segments), IDLE)
     numbers = np.array([axes.index(axis) for axis in graph.axis_names] or [0], np.int64)
-    moves[blocked] = TRANSFER + numbers[np.maximum(graph.transfers.axis[of], 0)]
+    moves[blocked] = np.where(
+        graph.transfers.is_joined[of],
+        TRANSFER + numbers[np.maximum(graph.transfers.axis[of], 0)],
+        UNSPLIT,
+    )
     kinds = (
         np.full(len(segments), COMPUTATION),
         np.full(len(segments), COPY),

@@ -166,6 +166,8 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
     owner: NDArray[np.int32]  # int32, position of the rank; ABSENT if several ranks take part.
     # bool, whether its members are known, so the duration contains no waiting.
     is_joined: Bools
+    # bool, whether they are known and one was not recorded: the others may have waited for it.
+    lacks_members: Bools
     # int64, earliest start, from a member that issued it outside of the line.
     release_ns: Int64Array
     # bool, whether it reduces gradients that are reduced again before their update.
@@ -179,6 +181,16 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
 
     def __len__(self) -> int:
         return len(self.duration_ns)
+
+    @property
+    def is_transfer(self) -> Bools:
+        """Joined ones but those that lack a member along an axis where others have all.
+
+        A member alone keeps its wait for one that was not recorded, so several together keep it.
+        Where none has all members, as in a recording of one node of many, waits stay unknown.
+        """
+        whole = self.is_joined & ~self.lacks_members
+        return whole | (self.is_joined & ~np.isin(self.axis, self.axis[whole]))
 
 
 class TransferParts(msgspec.Struct, frozen=True, kw_only=True):
@@ -269,6 +281,7 @@ def _joined(run: Run, rows: LineRows, others: Int64Array) -> TransferParts:
         late[member_chosen],
         kind=kind[chosen],
         place=places(run.matches)[filled][chosen],
+        lacks=~run.matches.complete[filled][chosen],
     )
 
 
@@ -293,6 +306,7 @@ def _parts_of(
     kind: NDArray[np.int8] | None = None,
     owner: NDArray[np.int32] | None = None,
     place: Int64Array | None = None,
+    lacks: Bools | None = None,
 ) -> TransferParts:
     """Transfers with the kind, axis and size of their row in ``example``."""
     release = np.zeros(len(duration), dtype=np.int64)
@@ -307,6 +321,7 @@ def _parts_of(
         bytes=rows.bytes[example].astype(np.int64),
         owner=shared if owner is None else owner,
         is_joined=np.full(len(duration), owner is None),
+        lacks_members=np.zeros(len(duration), np.bool_) if lacks is None else lacks,
         release_ns=release,
         is_needless=rows.is_needless[example],
         place=np.full(len(duration), NOWHERE, np.int64) if place is None else place,
@@ -406,6 +421,7 @@ def _blocked_on_rank(
             bytes=unknown.astype(np.int64),
             owner=np.full(len(end), position, np.int32),
             is_joined=np.isin(number, wait),
+            lacks_members=np.zeros(len(end), np.bool_),
             release_ns=np.zeros(len(end), np.int64),
             is_needless=np.zeros(len(end), dtype=np.bool_),
             place=np.full(len(end), NOWHERE, np.int64),

@@ -316,7 +316,7 @@ def _transfers(
 ) -> Iterator[TraceChange]:
     """Changes that remove or shorten communication, if it could be matched."""
     transfers = graph.transfers
-    joined, lasting = transfers.is_joined, transfers.duration_ns > 0
+    joined, lasting = transfers.is_transfer, transfers.duration_ns > 0
     yield from _overlap(graph, analyses)
     if not (joined & lasting).any():
         return
@@ -352,7 +352,7 @@ def _overlap(graph: TraceGraph, analyses: Mapping[int, RankAnalysis]) -> Iterato
     # For a single rank all collectives count, although they include waiting for unrecorded ranks:
     # overlap hides both.
     known = graph.transfers
-    among = known.is_joined if len(graph.ranks) > 1 else np.ones(len(known), dtype=np.bool_)
+    among = known.is_transfer if len(graph.ranks) > 1 else np.ones(len(known), dtype=np.bool_)
     blocks = np.array([*(name in _BLOCKING_AXES for name in graph.axis_names), False], np.bool_)
     hideable = among & np.isin(known.kind, _HIDEABLE) & ~blocks[known.axis]
     if (hideable & (known.duration_ns > 0)).any():

@@ -217,7 +217,7 @@ def serve(file: Path, told: Callable[[str], None], *, port: int = PORT) -> None:
     try:
         server = _Server((HOST, port), _Handler)
     except OSError as error:
-        fix = f"end the program that listens there, or drag the file into {PAGE}"
+        fix = f"end what listens there, such as another --open, or drag the file into {PAGE}"
         raise cannot_listen(HOST, port, error, fix=fix) from error
     with server:
         server.file = file
