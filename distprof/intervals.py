@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distprof.schema import Int64Array
+from distprof.schema import Bools, Int64Array
 
 
 class Intervals(NamedTuple):
@@ -79,6 +79,16 @@ def _joined(start: Int64Array, end: Int64Array) -> Intervals:
 def total(disjoint: Intervals) -> int:
     """The time that a set covers, in ns."""
     return int((disjoint.end - disjoint.start).sum())
+
+
+def union_where(intervals: Intervals, mask: Bools) -> Intervals:
+    """The set that the chosen intervals cover."""
+    return union(Intervals(intervals.start[mask], intervals.end[mask]))
+
+
+def covered_ns(windows: Intervals, disjoint: Intervals) -> int:
+    """The time that a set covers inside the windows, in ns."""
+    return int(covered(windows, disjoint).sum())
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:

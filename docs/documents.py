@@ -12,7 +12,7 @@ from distprof.verbs.gate.baseline import BASELINE
 from distprof.verbs.gate.show import CHECK
 from distprof.verbs.hang.show import HANG
 from distprof.verbs.history.show import HISTORY
-from distprof.verbs.op import OPERATOR
+from distprof.verbs.op.show import OPERATOR
 from distprof.verbs.plan.lint import LINT
 from distprof.verbs.plan.show import PLAN
 from distprof.verbs.sweep.running import SWEEP

@@ -203,8 +203,8 @@ def op(
     from distprof.config import load_config
     from distprof.documents.document import write_file
     from distprof.hardware import load_sheet
-    from distprof.verbs.op import OPERATOR
-    from distprof.verbs.op.measure import script_of, tell
+    from distprof.verbs.op import script_of, tell
+    from distprof.verbs.op.show import OPERATOR
     from distprof.verbs.sources import check_source
 
     output.check(OPERATOR)

@@ -80,13 +80,14 @@ def highest(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def _seconds(ns: float | None) -> float | None:
+def seconds(ns: float | None) -> float | None:
+    """A time in seconds; None if it is unknown."""
     return None if ns is None else ns / 1e9
 
 
 def _per_step(read: Callable[[Report], float | None]) -> Callable[[Report], float | None]:
     """A time of a step, ns, in seconds; None without step marks."""
-    return lambda report: None if is_whole_capture(report) else _seconds(read(report))
+    return lambda report: None if is_whole_capture(report) else seconds(read(report))
 
 
 def _logged_or_traced(field: str) -> Callable[[Report], float | None]:
@@ -95,7 +96,7 @@ def _logged_or_traced(field: str) -> Callable[[Report], float | None]:
     def read(report: Report) -> float | None:
         chosen = report.step_log if report.step_log.median_ns else report.step_time
         value: float | None = getattr(chosen, field)
-        return _seconds(value) if field.endswith("_ns") else value
+        return seconds(value) if field.endswith("_ns") else value
 
     return read
 
@@ -103,9 +104,9 @@ def _logged_or_traced(field: str) -> Callable[[Report], float | None]:
 def _median(report: Report) -> float | None:
     """Median step; from the program's own log if neither probes nor traces show steps."""
     logged_ns = report.step_log.step_ns
-    measured = _seconds(report.step_time.median_ns if logged_ns is None else logged_ns)
+    measured = seconds(report.step_time.median_ns if logged_ns is None else logged_ns)
     printed = report.training_log.steady_ns
-    return _seconds(statistics.median(printed)) if measured is None and printed else measured
+    return seconds(statistics.median(printed)) if measured is None and printed else measured
 
 
 def _first(*values: float | None) -> float | None:
@@ -253,7 +254,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "clock_residual_seconds",
         "Largest clock residual; no rank is blamed for less.",
-        lambda r: _seconds(highest(clock.residual_ns for clock in r.capture.clocks)),
+        lambda r: seconds(highest(clock.residual_ns for clock in r.capture.clocks)),
     ),
     Metric(
         "matched_collectives_ratio",

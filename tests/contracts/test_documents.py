@@ -29,7 +29,7 @@ from distprof.verbs.gate.check import judge, session_of_sizes
 from distprof.verbs.hang.evidence import read_evidence
 from distprof.verbs.hang.measure import diagnose
 from distprof.verbs.history import by_series, find_history_metric, trace_metric
-from distprof.verbs.op.measure import tell
+from distprof.verbs.op import tell
 from distprof.verbs.plan.lint import check_layout, layout_of, read_job_file
 from distprof.verbs.plan.search import make_plan
 from distprof.verbs.sweep.measure import report_scaling

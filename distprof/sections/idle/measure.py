@@ -14,7 +14,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.intervals import EMPTY, Intervals, covered, intersect, reach, subtract, total, union
+from distprof.intervals import (
+    EMPTY,
+    Intervals,
+    covered,
+    intersect,
+    reach,
+    subtract,
+    total,
+    union,
+    union_where,
+)
 from distprof.run.records import RankRecords
 from distprof.run.tables import (
     NO_THREAD,
@@ -361,7 +371,7 @@ def rank_causes(
     # What the CPU does in the gap after the last activity, such as saving, ends the step.
     last = gaps.end > tables.activity["start_ns"].max(initial=ABSENT)
     idle_in_pause = _joined(late, Intervals(gaps.start[last], gaps.end[last]))
-    during = intersect(_chosen(spans, pauses.kind != PauseKind.SYNC), idle_in_pause)
+    during = intersect(union_where(spans, pauses.kind != PauseKind.SYNC), idle_in_pause)
     rest = subtract(late, during)
     rest_ns = covered(Intervals(gaps.start, gaps.ready), rest)
     left_ns = spans.end - spans.start
@@ -375,9 +385,9 @@ def rank_causes(
 
     def idle_of(of_pause: NDArray[np.bool_]) -> Intervals:
         """Idle time during some pauses, and what is charged to them."""
-        direct = intersect(_chosen(spans, of_pause & (pauses.kind != PauseKind.SYNC)), during)
+        direct = intersect(union_where(spans, of_pause & (pauses.kind != PauseKind.SYNC)), during)
         is_theirs = np.append(of_pause, False)[blame.pause]  # -1: none
-        return _joined(direct, intersect(_chosen(rows, is_theirs), charged))
+        return _joined(direct, intersect(union_where(rows, is_theirs), charged))
 
     of_kind = {cause: idle_of(np.isin(pauses.kind, kinds)) for cause, kinds in _KINDS.items()}
     comm_wait = _comm_wait_part(tables.host, gaps, launches, input_part)
@@ -430,7 +440,7 @@ def _is_copy_call(pauses: Pauses) -> NDArray[np.bool_]:
 def _in_launches(host: Table, gaps: Gaps) -> Intervals:
     """The rest of gaps inside a launch, or before that of a graph, which it could have ended."""
     of_graph = np.append(named(host, GRAPH_LAUNCHES), False)[gaps.call]  # ABSENT: none
-    return _chosen(Intervals(gaps.ready, gaps.end), gaps.within_launch | of_graph)
+    return union_where(Intervals(gaps.ready, gaps.end), gaps.within_launch | of_graph)
 
 
 def _released(pauses: Pauses, for_room: Intervals) -> Int64Array:
@@ -440,10 +450,6 @@ def _released(pauses: Pauses, for_room: Intervals) -> Int64Array:
 
 def _joined(first: Intervals, second: Intervals) -> Intervals:
     return union(Intervals(*map(np.concatenate, zip(first, second, strict=True))))
-
-
-def _chosen(rows: Intervals, mask: NDArray[np.bool_]) -> Intervals:
-    return union(Intervals(rows.start[mask], rows.end[mask]))
 
 
 def rank_cpu_pauses(causes: IdleCauses | None) -> tuple[PauseStats, ...]:

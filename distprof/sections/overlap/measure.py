@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.intervals import Intervals, covered, intersect, union
+from distprof.intervals import Intervals, covered_ns, intersect, union
 from distprof.run.tables import distinct, intervals_of
 from distprof.schema import Table
 from distprof.sections.context import RankAnalyses, Timeline
@@ -20,11 +20,11 @@ def rank_overlap(rank: int, windows: Intervals, timeline: Timeline) -> RankOverl
     Source:
         Formula sheet, "Measured from traces": overlap = |K ∩ C| / |C|.
     """
-    communication = _inside(windows, timeline.communication)
-    exposed = _inside(windows, timeline.exposed_comm)
+    communication = covered_ns(windows, timeline.communication)
+    exposed = covered_ns(windows, timeline.exposed_comm)
     return RankOverlap(
         rank=rank,
-        computation_ns=_inside(windows, timeline.computation),
+        computation_ns=covered_ns(windows, timeline.computation),
         communication_ns=communication,
         overlapped_ns=communication - exposed,
         exposed_comm_ns=exposed,
@@ -71,8 +71,8 @@ def _axis_overlap(
     rank: int, name: str, windows: Intervals, timeline: Timeline, rows: Intervals
 ) -> AxisOverlap:
     busy = union(rows)
-    overlapped = _inside(windows, intersect(busy, timeline.computation))
-    return _of_axis(name, (rank,), _inside(windows, busy), overlapped)
+    overlapped = covered_ns(windows, intersect(busy, timeline.computation))
+    return _of_axis(name, (rank,), covered_ns(windows, busy), overlapped)
 
 
 def _add_up(parts: Sequence[AxisOverlap]) -> AxisOverlap:
@@ -93,10 +93,6 @@ def _of_axis(axis: str, ranks: tuple[int, ...], communication: int, overlapped: 
         exposed_comm_ns=communication - overlapped,
         overlap_ratio=_ratio(overlapped, communication),
     )
-
-
-def _inside(windows: Intervals, disjoint: Intervals) -> int:
-    return int(covered(windows, disjoint).sum())
 
 
 def _ratio(part: int, whole: int) -> float | None:

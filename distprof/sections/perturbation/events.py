@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.intervals import EMPTY, Intervals, outermost, subtract, union
+from distprof.intervals import EMPTY, Intervals, index_of, outermost, subtract, union
 from distprof.run.tables import (
     MODULE_CATEGORY,
     Launches,
@@ -323,21 +323,13 @@ def _parts(
     part = np.full(len(check), Part.WORK, np.int8)
     work = span.copy()
     for value, intervals in ((Part.INPUT, line.loads), (Part.COLLECTION, pauses)):
-        part[_inside(middle, intervals)] = value
+        part[index_of(middle, intervals) >= 0] = value
     waits = union(line.waits)
     for intervals in (waits, line.for_room):
-        inside = _inside(middle, intervals)
+        inside = index_of(middle, intervals) >= 0
         part[inside] = Part.WAIT
         work[inside] = np.minimum(span[inside], CALL_NS)
     return part, work
-
-
-def _inside(moments: Int64Array, intervals: Intervals) -> NDArray[np.bool_]:
-    if intervals.size == 0:
-        return np.zeros(len(moments), np.bool_)
-    at = np.searchsorted(intervals.start, moments, side="right") - 1
-    result: NDArray[np.bool_] = (at >= 0) & (moments < intervals.end[np.maximum(at, 0)])
-    return result
 
 
 def _between(rows: Table, check: Int64Array) -> Int64Array:

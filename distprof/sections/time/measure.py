@@ -11,7 +11,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.intervals import Intervals, covered, intersect, outermost, subtract, total, union
+from distprof.intervals import (
+    Intervals,
+    covered,
+    covered_ns,
+    intersect,
+    outermost,
+    subtract,
+    total,
+    union,
+    union_where,
+)
 from distprof.run.evidence import OperationLog
 from distprof.run.run import Run
 from distprof.run.tables import intervals_of, join_launches
@@ -227,10 +237,11 @@ def rank_waterfall(
         rank=rank,
         span_ns=sum(step.span_ns for step in steps),
         computation_ns=sum(step.computation_ns for step in steps),
-        exposed_transfer_ns=_inside(windows, transfer),
-        exposed_wait_ns=_inside(windows, wait),
-        exposed_p2p_wait_ns=_inside(windows, p2p_wait) + _inside(windows, timeline.message_wait),
-        exposed_comm_unsplit_ns=_inside(windows, unsplit),
+        exposed_transfer_ns=covered_ns(windows, transfer),
+        exposed_wait_ns=covered_ns(windows, wait),
+        exposed_p2p_wait_ns=covered_ns(windows, p2p_wait)
+        + covered_ns(windows, timeline.message_wait),
+        exposed_comm_unsplit_ns=covered_ns(windows, unsplit),
         exposed_copy_ns=sum(step.exposed_copy_ns for step in steps),
         idle_host_ns=idle.host_ns if idle else 0,
         idle_sync_ns=idle.sync_ns if idle else 0,
@@ -262,19 +273,11 @@ def split_exposed(
     """Disjoint sets that make up ``exposed``: wait, point-to-point wait, transfer, unsplit."""
     is_p2p = np.isin(collectives["kind"], _POINT_TO_POINT)
     waits = waits_of(collectives, wait_end_ns)
-    matched = _union_where(intervals_of(collectives), wait_end_ns != ABSENT)
-    wait = intersect(exposed, _union_where(waits, ~is_p2p))
-    p2p_wait = subtract(intersect(exposed, _union_where(waits, is_p2p)), wait)
+    matched = union_where(intervals_of(collectives), wait_end_ns != ABSENT)
+    wait = intersect(exposed, union_where(waits, ~is_p2p))
+    p2p_wait = subtract(intersect(exposed, union_where(waits, is_p2p)), wait)
     transfer = subtract(subtract(intersect(exposed, matched), wait), p2p_wait)
     return wait, p2p_wait, transfer, subtract(exposed, matched)
-
-
-def _union_where(rows: Intervals, mask: NDArray[np.bool_]) -> Intervals:
-    return union(Intervals(rows.start[mask], rows.end[mask]))
-
-
-def _inside(windows: Intervals, disjoint: Intervals) -> int:
-    return int(covered(windows, disjoint).sum())
 
 
 def _sum_of_parts(ranks: Sequence[RankWaterfall]) -> RankWaterfall:

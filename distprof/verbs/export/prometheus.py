@@ -18,7 +18,7 @@ from distprof.documents.saved import load_report
 from distprof.errors import DistprofError, InputError, MissingExtraError
 from distprof.ingest.job.growing import LiveRank, LiveRun
 from distprof.ingest.recognise import Kind, kind_of
-from distprof.sections.metrics import METRICS
+from distprof.sections.metrics import METRICS, seconds
 from distprof.verbs.sources import cannot_listen
 
 if TYPE_CHECKING:
@@ -85,10 +85,6 @@ def _rank(name: str, kind: _Kind, meaning: str) -> Family:
     return _family(name, kind, meaning, ("rank",))
 
 
-def _seconds(ns: int | None) -> float | None:
-    return None if ns is None else ns / 1e9
-
-
 def _of_memory(field: str) -> Read:
     return lambda rank: getattr(rank.memory, field, None)
 
@@ -108,13 +104,13 @@ _OF_RANK: Mapping[Family, Read] = {
     _rank("samples_total", "counter", "Samples of these steps."): lambda r: r.samples,
     _rank(
         "last_step_end_timestamp_seconds", "gauge", "End of the last step, since the epoch."
-    ): lambda r: _seconds(None if r.last is None else r.last.end_ns),
+    ): lambda r: seconds(None if r.last is None else r.last.end_ns),
     _rank("loss", "gauge", "Loss of the last step."): lambda r: getattr(r.last, "loss", None),
     _rank(
         "collective_seconds_total",
         "counter",
         "Time of collectives and messages on the GPU, including waits for other ranks.",
-    ): lambda r: _seconds(r.collectives_ns),
+    ): lambda r: seconds(r.collectives_ns),
     _rank("memory_allocated_bytes", "gauge", "Memory of tensors on the GPU."): _of_memory(
         "allocated_bytes"
     ),

@@ -1,26 +1,46 @@
-"""Sentences and tables of one operator, ready to render."""
+"""The story of one operator or kernel of a rank: its calls, kernels and callers."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+import difflib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from math import prod
+from pprint import pformat
+from typing import Any
 
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from distprof.artefacts.fabric_file import FabricFile
 from distprof.artefacts.record import Record
-from distprof.documents.document import Document
-from distprof.documents.page import Page
+from distprof.costs.operators import parse_inputs, work_of
+from distprof.errors import InputError, UsageError
 from distprof.escape import plain, shorten
-from distprof.formats import RenderOptions
+from distprof.hardware import Sheet
+from distprof.ingest.kineto.strides import find_strides
+from distprof.run.run import Rank, Run
+from distprof.schema import ABSENT, Int64Array
 from distprof.sections.base import Result
-from distprof.sections.computation import OperatorRow
-from distprof.sections.computation.show import reached_text
-from distprof.sections.table import Column, TableView, counted, present, rows_table
-from distprof.units import (
-    format_bytes,
-    format_duration,
-    format_flop,
-    format_ratio,
+from distprof.sections.computation import OperatorRow, OperatorStats
+from distprof.sections.computation.limits import limits_of
+from distprof.sections.computation.measure import operator_rows, operator_stats
+from distprof.sections.computation.operators import (
+    Alike,
+    KernelCalls,
+    Operators,
+    completed_inputs,
+    launched_inside,
+    rank_kernel_calls,
 )
+from distprof.sections.context import RankContext
+from distprof.sections.measure_run import analysed_windows, capture_window
+from distprof.units import format_duration
 from distprof.verbs import Displayed
+from distprof.version import __version__
 
 OPERATOR_SCHEMA = "distprof.operator/1"
 
@@ -61,98 +81,265 @@ class OperatorStory(Displayed, Result, frozen=True, kw_only=True):
     is_measured: bool = False  # Whether ``distprof bench --compute`` measured its limits.
 
 
-_FEW = 8
+_MOST_LISTED = 12
+_MOST_AROUND = 4
+"""Operators around a caller that are named."""
+
+_STEP_MARK = "ProfilerStep#"
 
 
-def operator_verdict(story: OperatorStory) -> str:
-    """How long it takes per step, its share of the computation, and of the GPU's limit."""
-    share = story.total_ns / max(story.computation_ns, 1)
-    per_step = format_duration(story.total_ns / max(story.num_steps, 1))
-    name = shorten(plain(story.name), 80)
-    text = f"{name} takes {per_step} per step, {format_ratio(share)} of the computation"
-    known = [row for row in story.calls if row.peak_ratio is not None]
-    known_ns = sum(row.total_ns for row in known)
-    if not known_ns:
-        return f"{text}."
-    needed_ns = sum(row.total_ns * (row.peak_ratio or 0) for row in known)
-    limit = "what this GPU was measured to reach" if story.is_measured else "the GPU's peak"
-    bounds = " and ".join(sorted({row.bound for row in known}))
-    return f"{text}, at {format_ratio(needed_ns / known_ns)} of {limit} ({bounds})."
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """The story, and what a script needs in addition."""
+
+    story: OperatorStory
+    calls: list[OperatorStats]  # As in the story.
+    trace: str  # File of the rank.
 
 
-def _tables(story: OperatorStory, *, show_all: bool) -> Iterator[TableView | None]:
-    steps = max(story.num_steps, 1)
-
-    def cut(title: str, columns: tuple[Column, ...], rows: tuple[object, ...]) -> TableView | None:
-        shown = rows if show_all else rows[:_FEW]
-        more = len(rows) - len(shown)
-        notes = (f"and {more} more: --all",) if more else ()
-        return rows_table(title, columns, shown, caption="per step", notes=notes)
-
-    numbered = {id(row): number for number, row in enumerate(story.calls, 1)}
-    yield cut(
-        "Calls by inputs",
-        (
-            Column("", lambda row: str(numbered[id(row)])),
-            Column("operator", "name", left=True, when=story.is_kernel),
-            Column("pass", "part", left=True),
-            Column("calls", lambda row: row.num_calls / steps, form="figure"),
-            Column("time", lambda row: row.total_ns / steps, form="ns"),
-            Column("one call", lambda row: row.total_ns / max(row.num_calls, 1), form="ns"),
-            Column("reaches", reached_text),
-            Column("of limit", "peak_ratio", form="ratio"),
-            Column("limit", "bound", left=True, wide_only=True, when=show_all),
-            Column("FLOP", lambda row: format_flop(row.flop) if row.flop else "–", when=show_all),
-            Column("bytes", lambda row: format_bytes(row.bytes), when=show_all),
-            Column("inputs", "inputs", left=True, stretch=True),
-        ),
-        story.calls,
+def tell(
+    run: Run, name: str, *, sheet: Sheet, fabric: FabricFile | None = None, rank: int | None = None
+) -> Told:
+    """The story of the operator or kernel whose name is, or uniquely contains, ``name``."""
+    windows = analysed_windows(run)
+    chosen = _rank(run, windows, rank)
+    tables = chosen.tables.load()
+    found = windows.get(chosen.rank)
+    nothing = np.zeros(0, np.int64)
+    context = RankContext(
+        rank=chosen.rank,
+        steps=nothing,
+        windows=capture_window(tables.activity) if found is None else found,
+        wait_end_ns=nothing,
+        axis=np.zeros(0, np.int32),
+        axis_names=(),
+        is_cpu=chosen.device.name == "cpu",
     )
-    yield cut(
-        "Kernels",
-        (
-            Column("kernel", "name", left=True, stretch=True),
-            Column("calls", lambda row: row.count / steps, form="figure"),
-            Column("time", lambda row: row.total_ns / steps, form="ns"),
-            Column("median", "median_ns"),
-        ),
-        story.kernels,
+    every = rank_kernel_calls(tables, context, lambda: chosen.tables.load(every_host_row=True).host)
+    if every is None:
+        raise InputError(
+            chosen.path,
+            expected="computation kernels of a GPU",
+            found="none",
+            fix="capture with torch.profiler.ProfilerActivity.CUDA",
+        )
+    tree, place = every.operators, launched_inside(every.operators, every.launches)
+    full, is_kernel = _resolve(name, _times(every, place))
+    chosen_calls = _of_kernel if is_kernel else _of_operator
+    calls, owner = chosen_calls(every, place, full)
+    limits = limits_of(run, sheet, fabric)
+    stats = operator_stats(calls, Alike.of(calls))
+    rows = operator_rows(stats, run, limits)
+    if is_kernel:
+        whole = every.counted_ns[np.isin(every.row, calls.row)].sum()
+        if calls.counted_ns.sum() < _LEAST_WHOLE * whole:  # its operators spend more in others
+            rows = tuple(map(_without_work, rows))
+    story = OperatorStory(
+        distprof_version=__version__,
+        source=run.source,
+        name=full,
+        is_kernel=is_kernel,
+        rank=chosen.rank,
+        device=chosen.device.name,
+        num_steps=1 if found is None else found.size,
+        total_ns=int(calls.counted_ns.sum()),
+        computation_ns=int(every.counted_ns.sum()),
+        calls=rows,
+        kernels=_kernels(calls),
+        callers=_callers(calls, owner, tree),
+        is_measured=limits.is_measured,
     )
-    yield cut(
-        "Callers",
-        (
-            Column("inside", lambda row: row.path or "nothing recorded", left=True, stretch=True),
-            Column("calls", lambda row: row.num_calls / steps, form="figure"),
-            Column("time", lambda row: row.total_ns / steps, form="ns"),
-        ),
-        story.callers,
+    return Told(story=story, calls=stats, trace=chosen.path)
+
+
+def _rank(run: Run, windows: Iterable[int], wanted: int | None) -> Rank:
+    ranks = {rank.rank: rank for rank in run.ranks}
+    number = next(iter(windows), min(ranks)) if wanted is None else wanted
+    if number not in ranks:
+        raise UsageError(f"no rank {number} in {run.source}: choose from {sorted(ranks)[:20]}")
+    return ranks[number]
+
+
+def _resolve(name: str, times: dict[tuple[str, bool], int]) -> tuple[str, bool]:
+    """The full name that is meant, and whether it is that of a kernel."""
+    for fits in (
+        lambda one: one == name,
+        lambda one: one.rpartition("::")[2] == name,
+        lambda one: name.lower() in one.lower(),
+    ):
+        found = [key for key in times if fits(key[0])]
+        if len(found) == 2 and found[0][0] == found[1][0]:  # as operator and kernel of Triton
+            found = [key for key in found if not key[1]][:1]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise UsageError(_several(name, sorted(found, key=lambda key: -times[key]), times))
+    near = difflib.get_close_matches(name, [one for one, _ in times], n=3, cutoff=0.5)
+    hint = f": did you mean {' or '.join(plain(one) for one in near)}?" if near else ""
+    raise UsageError(f"no operator or kernel {plain(name)!r} in the analysed steps{hint}")
+
+
+def _times(calls: KernelCalls, place: Int64Array) -> dict[tuple[str, bool], int]:
+    """Time of each operator that launched kernels, itself or inside it, and of each kernel."""
+    tree, names = calls.operators, calls.host.coded("name")
+    is_operator = calls.host.coded("category").equals("cpu_op")[tree.row]
+    kernels = np.arange(len(place))
+    pairs = []  # kernel, and name of an operator around its launch
+    while len(kernels := kernels[place >= 0]):
+        place = place[place >= 0]
+        known = is_operator[place]
+        codes = names.codes[tree.row[place[known]]]
+        pairs.append(kernels[known] * len(names.values) + codes)
+        place = tree.parent[place].astype(np.int64)
+    kernel, code = np.divmod(
+        np.unique(np.concatenate(pairs or [kernels])), max(len(names.values), 1)
     )
+    sums = np.bincount(code, calls.counted_ns[kernel], len(names.values)).tolist()
+    times = {(name, False): int(ns) for name, ns in zip(names.values, sums, strict=True) if ns}
+    sums = np.bincount(calls.kernel, calls.counted_ns, len(calls.kernel_names)).tolist()
+    known_kernels = zip(calls.kernel_names, sums, strict=True)
+    return times | {(name, True): int(ns) for name, ns in known_kernels if ns}
 
 
-def _passes(story: OperatorStory) -> str:
-    """Time by pass."""
-    sums: Counter[str] = Counter()
-    for row in story.calls:
-        sums[row.part] += row.total_ns
-    parts = [f"{part} {format_duration(ns / max(story.num_steps, 1))}" for part, ns in sums.items()]
-    return f"By pass: {', '.join(parts)}." if len(parts) > 1 else ""
+def _several(
+    name: str, found: Sequence[tuple[str, bool]], times: dict[tuple[str, bool], int]
+) -> str:
+    lines = [f"  {format_duration(times[key])}  {shorten(key[0], 100)}" for key in found]
+    more = [f"  and {len(lines) - _MOST_LISTED} more"] if len(lines) > _MOST_LISTED else []
+    text = f"{plain(name)!r} fits {len(found)} operators and kernels: name one in full\n"
+    return text + "\n".join((*lines[:_MOST_LISTED], *more))
 
 
-def _page(story: OperatorStory, options: RenderOptions) -> Page:
-    facts = (f"rank {story.rank}", counted(story.num_steps, "step"), story.device, story.source)
-    return Page(
-        verdict=operator_verdict(story),
-        origin=" · ".join(filter(None, facts)),
-        sentences=tuple(filter(None, (_passes(story),))),
-        tables=present(_tables(story, show_all=options.show_all)),
+def _of_kernel(calls: KernelCalls, place: Int64Array, name: str) -> tuple[KernelCalls, Int64Array]:
+    """Calls of a kernel, and the place of what launched each."""
+    rows = np.flatnonzero(calls.kernel == calls.kernel_names.index(name))
+    return _taken(calls, rows), place[rows]
+
+
+def _of_operator(
+    calls: KernelCalls, place: Int64Array, name: str
+) -> tuple[KernelCalls, Int64Array]:
+    """Calls of all kernels inside an operator, and its place; autocast calls it inside itself."""
+    tree = calls.operators
+    is_named = calls.host.coded("name").equals(name)[tree.row]
+    own = np.where(is_named, np.arange(len(tree.row)), ABSENT).astype(np.int32)
+    owner = np.where(place >= 0, tree.outermost(own)[place], ABSENT).astype(np.int64)
+    rows = np.flatnonzero(owner >= 0)
+    taken, owner = _taken(calls, rows), owner[rows]
+    row = tree.row[owner].astype(np.int64)
+    inputs, given = completed_inputs(tree, row, calls.host)
+    most = taken.category[np.argmax(taken.own_ns)]  # a call is one row, whatever is inside
+    category = np.full_like(taken.category, most)
+    return replace(taken, row=row, inputs=inputs, given=given, category=category), owner
+
+
+_LEAST_WHOLE = 0.95
+
+
+def _without_work(row: OperatorRow) -> OperatorRow:
+    """The row without FLOP and bytes, which are those of the whole operator."""
+    nothing = dict.fromkeys(("flop", "bytes", "flops", "bytes_per_s", "peak_ratio"))
+    return replace(row, bound="", **nothing)
+
+
+def _taken(calls: KernelCalls, rows: Int64Array) -> KernelCalls:
+    columns = {
+        name: value[rows]
+        for name, value in msgspec.structs.asdict(calls).items()
+        if isinstance(value, np.ndarray)
+    }
+    return replace(calls, **columns)
+
+
+def _kernels(calls: KernelCalls) -> tuple[KernelTime, ...]:
+    rows = []
+    for code in np.unique(calls.kernel).tolist():
+        ns = calls.counted_ns[calls.kernel == code]
+        ns = ns[ns > 0]
+        if len(ns):
+            rows.append(
+                KernelTime(
+                    name=calls.kernel_names[code],
+                    count=len(ns),
+                    total_ns=int(ns.sum()),
+                    median_ns=int(np.median(ns)),
+                )
+            )
+    return tuple(sorted(rows, key=lambda row: -row.total_ns))
+
+
+def _callers(calls: KernelCalls, owner: Int64Array, tree: Operators) -> tuple[Caller, ...]:
+    """What is around each call; those of a kernel include the operator that launched it."""
+    names = calls.host.coded("name")
+    found: dict[str, tuple[set[int], int]] = {}
+    for place, ns in zip(owner.tolist(), calls.counted_ns.tolist(), strict=True):
+        path: list[str] = []
+        at = int(tree.parent[place]) if place >= 0 else -1
+        while at >= 0 and len(path) < _MOST_AROUND:
+            name = names.values[names.codes[tree.row[at]]]
+            if path[-1:] != [name]:
+                path.append(name)
+            at = int(tree.parent[at])
+        text = " > ".join(one for one in reversed(path) if not one.startswith(_STEP_MARK))
+        places, total = found.get(text, (set(), 0))
+        places |= {place} if ns else set()
+        found[text] = places, total + ns
+    rows = [Caller(path=p, num_calls=len(n), total_ns=ns) for p, (n, ns) in found.items() if ns]
+    return tuple(sorted(rows, key=lambda row: -row.total_ns))
+
+
+_NAME = re.compile(r"[A-Za-z_]\w{0,99}::[A-Za-z_]\w{0,99}", re.ASCII)
+_TYPE = re.compile(r"[A-Za-z][\w:<> ]{0,39}|", re.ASCII)
+_VALUE = re.compile(r"[\w.,+\-\[\]() ]{0,400}", re.ASCII)
+_DEVICE = re.compile(r"[\w .()/-]{1,99}", re.ASCII)
+_MOST_ELEMENTS = 1 << 36
+_LARGEST = 1 << 40
+
+
+def script_of(told: Told, which: int) -> str:
+    """The script for one row of the story's calls, counted from 1."""
+    rows = told.calls
+    if not 1 <= which <= len(rows):
+        raise InputError(
+            told.trace, expected=f"a call from 1 to {len(rows)}", found=str(which), fix="--call N"
+        )
+    stats = rows[which - 1]
+    inputs = parse_inputs(stats.inputs)
+    if _NAME.fullmatch(stats.name) is None:
+        raise _refusal(told, f"{shorten(plain(stats.name), 80)!r}, no operator of PyTorch")
+    if inputs is None:
+        raise _refusal(told, f"{stats.name} without sizes of its inputs")
+    if sum(prod(size) for size in inputs.sizes if size is not None) > _MOST_ELEMENTS:
+        raise _refusal(told, f"{stats.name} on more than {_MOST_ELEMENTS:,} elements")
+    strides = find_strides(told.trace, stats.name, json.loads(stats.inputs)[0]) or []
+    count, work = len(inputs.sizes), work_of(stats.name, stats.inputs)
+    device = told.story.device
+    call = {
+        "operator": stats.name,
+        "sizes": [list(size) if size is not None else [] for size in inputs.sizes],
+        "types": [kind if _TYPE.fullmatch(kind) else "" for kind in inputs.types],
+        "values": [text if _VALUE.fullmatch(text) else "" for text in inputs.values],
+        "strides": [_stride(one) for one in strides] if len(strides) == count else None,
+        "traced_ns": stats.total_ns / stats.num_calls,
+        "device": device if _DEVICE.fullmatch(device) else "the GPU of the trace",
+        "flop": work.flop,
+        "bytes": work.bytes,
+    }
+    template = files("distprof.verbs.op").joinpath("call.template").read_text("utf-8")
+    return template.replace("@CALL@", pformat(call, width=99, sort_dicts=False))
+
+
+def _stride(found: Any) -> list[int] | None:
+    """The strides of one tensor; None for anything else."""
+    if isinstance(found, list) and all(type(one) is int and 0 <= one < _LARGEST for one in found):
+        return found
+    return None
+
+
+def _refusal(told: Told, found: str) -> InputError:
+    return InputError(
+        told.trace,
+        expected="an operator with recorded sizes, which a script can call again",
+        found=found,
+        fix="capture with record_shapes=True, and name an operator that launches kernels itself, "
+        "such as aten::addmm instead of aten::linear",
     )
-
-
-OPERATOR = Document(
-    kind=OperatorStory,
-    schema=OPERATOR_SCHEMA,
-    noun="an operator",
-    title="distprof op",
-    fix="make it again with: distprof op TRACE NAME --format json",
-    page=_page,
-)

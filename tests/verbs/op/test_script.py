@@ -13,8 +13,7 @@ import pytest
 from distprof.errors import InputError
 from distprof.ingest.kineto.strides import find_strides
 from distprof.sections.computation import OperatorStats, Pass
-from distprof.verbs.op import OperatorStory
-from distprof.verbs.op.measure import Told, script_of
+from distprof.verbs.op import OperatorStory, Told, script_of
 from tests.optional import optional
 
 torch = optional("torch")

@@ -11,8 +11,8 @@ from distprof.cli.app import main
 from distprof.errors import InputError, UsageError
 from distprof.hardware import load_sheet
 from distprof.run.run import Device
-from distprof.verbs.op import OPERATOR, operator_verdict
-from distprof.verbs.op.measure import tell
+from distprof.verbs.op import tell
+from distprof.verbs.op.show import OPERATOR, operator_verdict
 from tests.builders import make_run
 from tests.sections.test_computation import BACKWARD_THREAD, H100, Program, speeds
 
