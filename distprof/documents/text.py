@@ -82,9 +82,13 @@ def page_blocks(page: Page, options: RenderOptions) -> Iterator[RenderableType]:
     if page.step is not None:
         yield Text()
         yield from map(_indented, _step_drawn(page.step, width - _INDENT))
-    if page.to_do is not None:
+    has_tasks = page.to_do is not None and bool(page.to_do.tasks)
+    if page.to_do and has_tasks:
         yield from _to_do(page.to_do, options)
     yield from _basis(page, width)
+    if page.to_do and not has_tasks:  # what to do is then in the sentences, if anything is
+        yield Text()
+        yield Text("Findings  none", style="bold")
     for point in page.points:
         yield Text()
         yield sentence(point, width)
@@ -134,6 +138,8 @@ def _basis(page: Page, width: int) -> Iterator[RenderableType]:
 def _step_drawn(step: StepBar, width: int) -> Iterator[Text]:
     """One step of some ranks in time, or else the mean step, and the shares of its groups."""
     lines = tuple(_strips(step, width)) if step.strips else (_bar(step, width),)
+    if step.drawn:
+        yield Text(f"{step.drawn}:")
     yield from lines
     labels = [(share, share.text) for share in step.shares]
     if len(step.length) + sum(len(label) + 4 for _, label in labels) > width:
@@ -185,9 +191,6 @@ def _legend(step: StepBar, labels: Sequence[tuple[Share, str]], width: int) -> T
 def _to_do(to_do: ToDo, options: RenderOptions) -> Iterator[RenderableType]:
     """The plan and other findings, numbered."""
     yield Text()
-    if not to_do.tasks:
-        yield Text("Findings  none", style="bold")
-        return
     limits, width = to_do.limits, options.width
     title = Text("Findings", style="bold")
     if to_do.promise:
@@ -217,7 +220,7 @@ def _short_task(number: int, task: Task, width: int, lines: int | None) -> Itera
     first = task.found[0] if task.found else None
     is_said = first is None or first.is_verdict
     what = task.change or (first.finding.name if first and is_said else "")
-    title = Text(f"{number:>2} ")
+    title = Text(f"{number}. ")
     title.append(plain(what or (first.finding.headline if first else "")), style="bold")
     codes = " ".join(dict.fromkeys(one.finding.code for one in task.found))
     errors = [one for one in task.found if one.finding.severity is Severity.ERROR]
@@ -235,12 +238,12 @@ def _short_task(number: int, task: Task, width: int, lines: int | None) -> Itera
 def _whole_task(number: int, task: Task, width: int) -> Iterator[RenderableType]:
     """A task with the evidence of all of its findings."""
     if task.change:
-        title = Text(f"{number:>2} ")
+        title = Text(f"{number}. ")
         title.append(plain(task.change), style="bold")
         yield _indented(_append(title, plain(task.effect), width - _INDENT))
     for one in task.found:
         severity = one.finding.severity.value
-        title = Text("   " if task.change else f"{number:>2} ")
+        title = Text("   " if task.change else f"{number}. ")
         title.append(plain(f"{one.finding.code} {one.finding.name}"), style="bold")
         meta = Text(severity, style=_SEVERITY_STYLES[severity])
         if one.cost:

@@ -143,6 +143,7 @@ SENTENCES = (
     "efficiency.efficiency_sentence",
     "capture.start_sentence",
     "perturbation.launch_sentence",
+    "capture.missing_sentence",
     "capture.limits_sentence",
 )
 """Functions to a sentence under the verdict; empty if there is nothing to say."""
@@ -233,13 +234,25 @@ def judge(report: Report) -> Verdict:
     What the job printed says more than how its launcher saw it end.
     """
     measured = _judge_measured(report)
-    if report.ending.state and report.job.outcome != "completed":
+    if report.ending.state and report.job.outcome != "completed" and not _launcher_knows(report):
         return _said(report.ending.verdict, report.ending.why, measured.part)
     end = end_line(report)
     if not end:
         return measured
-    reasons = (f"{measured.headline}.", measured.detail, *measured.why)
-    return _said(end, reasons, measured.part)
+    told = (one.message for one in report.findings if one.code == "CAP104")
+    is_found = leading(report) is not None
+    known = () if is_found else (f"{measured.headline}.", measured.detail)
+    return _said(end, (*told, *known, *measured.why), measured.part)
+
+
+def _launcher_knows(report: Report) -> bool:
+    """Whether the launcher saw which rank was killed or hung, and the output only what followed."""
+    failure, ending = report.job.failure, report.ending
+    if failure is None or failure.rank is None or failure.rank in ending.ranks:
+        return False
+    if failure.kind == "hung":
+        return not ending.ranks
+    return failure.kind == "killed" and ending.cause in ("peer", "network", "nccl", "exception")
 
 
 def _said(line: str, reasons: Iterable[str], part: str = "") -> Verdict:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 import distprof
 from distprof.documents.html.picture import Evidence, picture_figure, pictures_figure
+from distprof.documents.page import step_bar
 from distprof.documents.saved import Report
 from distprof.formats import RenderOptions, find_reporter
 from distprof.sections.picture import (
@@ -208,6 +209,22 @@ def test_a_headline_on_some_steps_is_drawn_in_one_of_them_with_its_repair() -> N
         assert [one["step"] for one in data["steps"]] == [one.step for one in steps]
         assert data["captions"][0].startswith(f"Step {steps[0].step}, ")
         assert data["below"][0][0]["span_ns"] == steps[0].repaired[0].span_ns
+
+
+def test_the_text_draws_the_step_and_the_rank_of_its_headline() -> None:
+    shown = report(1)
+    usual, longest = shown.picture.steps
+    first, *others = shown.findings
+    for steps, ranks, said, drawn in (
+        ((), (5,), "", [0, 5]),
+        ((longest.step,), (), f"step {longest.step}, {format_duration(longest.mean_ns)}", [0, 3]),
+        ((usual.step,), tuple(range(8)), "", [0, 3]),
+    ):
+        found = (replace(first, steps=steps, ranks=ranks), *others)
+        bar = step_bar(replace(shown, findings=found))
+        assert bar is not None
+        assert bar.drawn == said
+        assert [strip.rank for strip in bar.strips] == drawn
 
 
 def test_a_page_of_chosen_sections_has_no_picture() -> None:

@@ -150,9 +150,11 @@ def page_html(page: Page, figures: Sequence[Part] = (), picture: Markup = EMPTY)
         picture: The step, drawn; empty for none.
     """
     header = [element("h1", bounded(page.verdict)), *evidence(page), picture]
-    if page.to_do is not None:
+    if page.to_do is not None and page.to_do.tasks:
         header += finding_articles(page.to_do)
     header += basis(page)
+    if page.to_do is not None and not page.to_do.tasks:
+        header.append(sentence("No findings.", id="to-do"))
     return document(page.verdict, header, (*figures, *_parts(page)))
 
 
