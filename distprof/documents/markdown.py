@@ -38,14 +38,14 @@ def _blocks(page: Page, options: RenderOptions) -> Iterator[str]:
     yield f"### {_sentence(page.verdict)}"
     if page.detail:
         yield _sentence(page.detail)
-    if page.to_do is not None and page.to_do.tasks:
+    if page.to_do and page.to_do.tasks:
         yield from _to_do(page.to_do, show_all=options.show_all)
     for text in (page.origin, *page.facts) if page.origin else page.facts:
         yield _sentence(text)
     for texts in ((*page.cautions, *page.sentences), page.points):
         if texts:
             yield _bullets(texts)
-    if page.to_do is not None and not page.to_do.tasks:
+    if page.to_do and not page.to_do.tasks:
         yield "**Findings:** none"
     for listing in page.listings:
         yield f"**{_sentence(listing.title)}**\n\n{_bullets(listing.sentences)}"

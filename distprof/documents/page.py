@@ -110,6 +110,8 @@ def step_bar(report: Report) -> StepBar | None:
     drawn = ""
     if step is not None and step is not report.picture.steps[0]:
         drawn = f"step {step.step}, {format_duration(step.mean_ns)}"
+    elif report.findings and "step_log.stalls" in report.findings[0].evidence:
+        drawn = "a traced step, without the stall"
     return StepBar(
         strips=() if step is None else _strips(report, step),
         drawn=drawn,

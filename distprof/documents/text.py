@@ -82,7 +82,7 @@ def page_blocks(page: Page, options: RenderOptions) -> Iterator[RenderableType]:
     if page.step is not None:
         yield Text()
         yield from map(_indented, _step_drawn(page.step, width - _INDENT))
-    has_tasks = page.to_do is not None and bool(page.to_do.tasks)
+    has_tasks = page.to_do and page.to_do.tasks
     if page.to_do and has_tasks:
         yield from _to_do(page.to_do, options)
     yield from _basis(page, width)
@@ -139,7 +139,7 @@ def _step_drawn(step: StepBar, width: int) -> Iterator[Text]:
     """One step of some ranks in time, or else the mean step, and the shares of its groups."""
     lines = tuple(_strips(step, width)) if step.strips else (_bar(step, width),)
     if step.drawn:
-        yield Text(f"{step.drawn}:")
+        yield Text(step.drawn)
     yield from lines
     labels = [(share, share.text) for share in step.shares]
     if len(step.length) + sum(len(label) + 4 for _, label in labels) > width:
@@ -282,12 +282,13 @@ def _append(
 
 
 def _cut(text: str, lines: int | None) -> str:
-    """The first lines, with an ellipsis if there are more."""
+    """The first lines, up to the end of a sentence if that is most of them, else to a word's."""
     kept = text.split("\n")
     if lines is None or len(kept) <= lines:
         return text
-    last, _, _ = kept[lines - 1].rpartition(" ")
-    return "\n".join([*kept[: lines - 1], f"{last} …"])
+    whole = "\n".join(kept[:lines])
+    end = whole.rfind(". ") + 1
+    return f"{whole[:end] if 2 * end > len(whole) else whole.rpartition(' ')[0]} …"
 
 
 def _table_blocks(view: TableView, width: int) -> Iterator[RenderableType]:

@@ -133,21 +133,6 @@ ORIGINS = (
 )
 """Functions to one line on what was read, for a report on this subject alone; else empty."""
 
-SENTENCES = (
-    "whatif.plan_sentence",
-    "stragglers.culprit_sentence",
-    "whatif.gain_sentence",
-    "overlap.communication_sentence",
-    "idle.idle_sentence",
-    "time.long_steps",
-    "efficiency.efficiency_sentence",
-    "capture.start_sentence",
-    "perturbation.launch_sentence",
-    "capture.missing_sentence",
-    "capture.limits_sentence",
-)
-"""Functions to a sentence under the verdict; empty if there is nothing to say."""
-
 LONG_SENTENCES = (
     "stragglers.culprit_sentence",
     "whatif.gain_sentence",
@@ -156,6 +141,17 @@ LONG_SENTENCES = (
     "efficiency.efficiency_sentence",
 )
 """Those of the sentences that the short report leaves out."""
+
+SENTENCES = (
+    "whatif.plan_sentence",
+    *LONG_SENTENCES,
+    "time.long_steps",
+    "capture.start_sentence",
+    "perturbation.launch_sentence",
+    "capture.missing_sentence",
+    "capture.limits_sentence",
+)
+"""Functions to a sentence under the verdict; empty if there is nothing to say."""
 
 
 def tables_of(

@@ -14,6 +14,7 @@ from distprof.documents.html.picture import Evidence, picture_figure, pictures_f
 from distprof.documents.page import step_bar
 from distprof.documents.saved import Report
 from distprof.formats import RenderOptions, find_reporter
+from distprof.rules.base import Finding
 from distprof.sections.picture import (
     COMPUTATION,
     TRANSFER,
@@ -214,17 +215,21 @@ def test_a_headline_on_some_steps_is_drawn_in_one_of_them_with_its_repair() -> N
 def test_the_text_draws_the_step_and_the_rank_of_its_headline() -> None:
     shown = report(1)
     usual, longest = shown.picture.steps
-    first, *others = shown.findings
+    first = shown.findings[0]
     for steps, ranks, said, drawn in (
         ((), (5,), "", [0, 5]),
         ((longest.step,), (), f"step {longest.step}, {format_duration(longest.mean_ns)}", [0, 3]),
         ((usual.step,), tuple(range(8)), "", [0, 3]),
     ):
-        found = (replace(first, steps=steps, ranks=ranks), *others)
-        bar = step_bar(replace(shown, findings=found))
-        assert bar is not None
-        assert bar.drawn == said
-        assert [strip.rank for strip in bar.strips] == drawn
+        assert bar_of(shown, replace(first, steps=steps, ranks=ranks)) == (said, drawn)
+    stall = replace(first, evidence=("step_log.stalls",), ranks=())
+    assert bar_of(shown, stall)[0] == "a traced step, without the stall"
+
+
+def bar_of(shown: Report, found: Finding) -> tuple[str, list[int]]:
+    bar = step_bar(replace(shown, findings=(found, *shown.findings[1:])))
+    assert bar is not None
+    return bar.drawn, [strip.rank for strip in bar.strips]
 
 
 def test_a_page_of_chosen_sections_has_no_picture() -> None:
