@@ -92,7 +92,7 @@ class StepBar(msgspec.Struct, frozen=True, kw_only=True):
 
     # One step of the first rank and of the worst, as its parts follow in time; empty if unknown.
     strips: tuple[Strip, ...] = ()
-    drawn: str = ""  # Which step the strips show, for example ``step 7, 2.41 s``; empty if usual.
+    drawn: str = ""  # Which step the strips show, for example ``step 7, 2.41 s``; empty for any.
     length: str  # For example ``22.3 ms per step``.
     shares: tuple[Share, ...]  # Its groups, without empty ones, in the order of :data:`GROUPS`.
 
@@ -107,17 +107,22 @@ def step_bar(report: Report) -> StepBar | None:
         for group in GROUPS
     )
     step = next(iter(drawn_steps(report)), None)
-    drawn = ""
-    if step is not None and step is not report.picture.steps[0]:
-        drawn = f"step {step.step}, {format_duration(step.mean_ns)}"
-    elif report.findings and "step_log.stalls" in report.findings[0].evidence:
-        drawn = "a traced step, without the stall"
     return StepBar(
         strips=() if step is None else _strips(report, step),
-        drawn=drawn,
+        drawn="" if step is None else _which(report, step),
         length=f"{format_duration(mean_span_ns(report))} per {window_word(report)}",
         shares=tuple(share for share in shares if share.ratio > 0),
     )
+
+
+def _which(report: Report, step: DrawnStep) -> str:
+    """Which step is drawn, if the first finding is about some steps; else empty."""
+    told = report.findings[0].steps if report.findings else ()
+    is_logged = bool(report.findings) and "step_log.stalls" in report.findings[0].evidence
+    if step.step is None or not (is_logged or 0 < len(told) < report.run.num_steps):
+        return ""
+    length = format_duration(step.mean_ns) if step.step in told else "a usual one"
+    return f"step {step.step}, {length}"
 
 
 _KINDS = {

@@ -80,7 +80,7 @@ def page_blocks(page: Page, options: RenderOptions) -> Iterator[RenderableType]:
     if page.detail:
         yield Text(wrapped(plain(page.detail), width))
     if page.step is not None:
-        yield Text()
+        yield Text(f"{' ' * _INDENT}{page.step.drawn}".rstrip())
         yield from map(_indented, _step_drawn(page.step, width - _INDENT))
     has_tasks = page.to_do and page.to_do.tasks
     if page.to_do and has_tasks:
@@ -138,8 +138,6 @@ def _basis(page: Page, width: int) -> Iterator[RenderableType]:
 def _step_drawn(step: StepBar, width: int) -> Iterator[Text]:
     """One step of some ranks in time, or else the mean step, and the shares of its groups."""
     lines = tuple(_strips(step, width)) if step.strips else (_bar(step, width),)
-    if step.drawn:
-        yield Text(step.drawn)
     yield from lines
     labels = [(share, share.text) for share in step.shares]
     if len(step.length) + sum(len(label) + 4 for _, label in labels) > width:

@@ -246,8 +246,8 @@ def _launcher_knows(report: Report) -> bool:
     failure, ending = report.job.failure, report.ending
     if failure is None or failure.rank is None or failure.rank in ending.ranks:
         return False
-    if failure.kind == "hung":
-        return not ending.ranks
+    if failure.kind == "hung":  # where the others wait differs: in a send, in a receive
+        return not ending.ranks or ending.cause == "mismatch"
     return failure.kind == "killed" and ending.cause in ("peer", "network", "nccl", "exception")
 
 

@@ -219,11 +219,12 @@ def test_the_text_draws_the_step_and_the_rank_of_its_headline() -> None:
     for steps, ranks, said, drawn in (
         ((), (5,), "", [0, 5]),
         ((longest.step,), (), f"step {longest.step}, {format_duration(longest.mean_ns)}", [0, 3]),
-        ((usual.step,), tuple(range(8)), "", [0, 3]),
+        (tuple(range(99)), tuple(range(8)), "", [0, 3]),
+        ((usual.step + 99,), (), f"step {usual.step}, a usual one", [0, 3]),
     ):
         assert bar_of(shown, replace(first, steps=steps, ranks=ranks)) == (said, drawn)
     stall = replace(first, evidence=("step_log.stalls",), ranks=())
-    assert bar_of(shown, stall)[0] == "a traced step, without the stall"
+    assert bar_of(shown, stall)[0] == f"step {usual.step}, a usual one"
 
 
 def bar_of(shown: Report, found: Finding) -> tuple[str, list[int]]:

@@ -293,6 +293,8 @@ def test_how_a_job_ended_comes_first_then_what_was_measured(
         ("killed", "exception", (0,), False),
         ("exited", "exception", (1,), False),
         ("hung", "waiting", (), True),
+        ("hung", "mismatch", (1,), True),
+        ("hung", "behind", (1,), False),
     ],
 )
 def test_a_rank_that_the_launcher_saw_die_comes_before_what_others_printed_of_it(

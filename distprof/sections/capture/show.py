@@ -39,6 +39,8 @@ def recording_line(report: Report) -> str:
     """Contents of the traces or records of a run."""
     run = report.run
     recorded = len(run.ranks)
+    if not recorded and report.placement.machines:
+        return "no ranks · no steps"
     ranks = f"{recorded} of {run.world_size} ranks" if run.world_size else f"{recorded} ranks"
     if recorded == 1 and run.world_size in (1, None):
         ranks = "1 rank"
