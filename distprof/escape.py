@@ -8,7 +8,7 @@ import re
 import textwrap
 from collections.abc import Collection
 
-from distprof.units import fold_ranks
+from distprof.units import capitalized, fold_ranks
 
 _MARKDOWN_SPECIAL = frozenset("\\`*_[]#|~")
 _UNIT = re.compile(r"(?<=\d) (?=(?:%|ns|µs|ms|s|B|kB|MB|GB|TB|GB/s|ppm|×)(?!\w))")
@@ -115,8 +115,8 @@ def headed(text: str) -> tuple[str, str]:
     for clause in _CLAUSES:
         ends = [match for match in clause.finditer(whole) if _is_end(whole, match.start())]
         if ends:
-            rest = whole[ends[-1].end() :].removeprefix("and ")
-            return whole[: ends[-1].start()], f"{rest[:1].upper()}{rest[1:]}."
+            rest = re.sub("^(?:and|because|although) ", "", whole[ends[-1].end() :])
+            return whole[: ends[-1].start()], f"{capitalized(rest)}."
     return fitting(whole), f"{whole}."
 
 

@@ -204,9 +204,11 @@ def _output_options(formats: tuple[str, ...]) -> tuple[Callable[[Command], Comma
         click.option(
             "-o",
             "--output",
+            "outputs",
             type=click.Path(),
+            multiple=True,
             metavar="FILE",
-            help="Write to FILE instead of stdout (-).",
+            help="Write to FILE instead of stdout (-). May be repeated, for several formats.",
         ),
         click.option("--force", is_flag=True, help="Replace existing files."),
         click.option(

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeVar
 
@@ -46,7 +46,7 @@ class Output:
     """The user's choices about output."""
 
     format_name: str | None  # Name of a reporter; None to go by the file extension, else text.
-    output: str | None  # File to write, None for stdout.
+    outputs: tuple[str, ...]  # Files to write; none or ``-`` for stdout.
     force: bool  # Whether files may be replaced.
     width: int | None  # Columns of text; None for the width of the terminal.
     show_all: bool  # Whether to show every row and finding.
@@ -60,9 +60,15 @@ class Output:
         """Move the output choices out of a verb's options."""
         return cls(**{name: options.pop(name) for name in cls.__slots__ if name in options})
 
-    def __post_init__(self) -> None:
-        if self.output == "-":  # stdout, as in other programs
-            object.__setattr__(self, "output", None)
+    @property
+    def output(self) -> str | None:
+        """The first file, None for stdout."""
+        return next((file for file in self.outputs if file != "-"), None)
+
+    @property
+    def each(self) -> Iterator[Output]:
+        """The same choices for one file each."""
+        return (replace(self, outputs=(file,)) for file in self.outputs or ("-",))
 
     @property
     def reporter(self) -> str:
@@ -73,6 +79,10 @@ class Output:
 
     def check(self, document: Document[Any] | None = None) -> None:
         """Reject choices that would otherwise fail only after the work is done."""
+        if len(self.outputs) > 1:
+            for one in self.each:
+                one.check(document)
+            return
         if self.output is not None:
             self._check_ending(self.output)
             check_free(self.output, force=self.force)
@@ -118,12 +128,14 @@ def show(report: Report, output: Output, *, saved_as: str = "") -> None:
     """Render the report and deliver it."""
     from distprof.formats import find_reporter
 
-    _write(find_reporter(output.reporter)(report, _options(output, saved_as)), output)
+    for one in output.each:
+        _write(find_reporter(one.reporter)(report, _options(one, saved_as)), one)
 
 
 def deliver(document: Document[T], result: T, output: Output) -> None:
     """Render a result other than a run's report, and write it where the user asked."""
-    _write(document.reporter(output.reporter)(result, _options(output)), output)
+    for one in output.each:
+        _write(document.reporter(one.reporter)(result, _options(one)), one)
 
 
 def show_fabric(file: str, output: Output) -> int:

@@ -38,13 +38,15 @@ def _blocks(page: Page, options: RenderOptions) -> Iterator[str]:
     yield f"### {_sentence(page.verdict)}"
     if page.detail:
         yield _sentence(page.detail)
-    if page.to_do is not None:
+    if page.to_do and page.to_do.tasks:
         yield from _to_do(page.to_do, show_all=options.show_all)
     for text in (page.origin, *page.facts) if page.origin else page.facts:
         yield _sentence(text)
     for texts in ((*page.cautions, *page.sentences), page.points):
         if texts:
             yield _bullets(texts)
+    if page.to_do and not page.to_do.tasks:
+        yield "**Findings:** none"
     for listing in page.listings:
         yield f"**{_sentence(listing.title)}**\n\n{_bullets(listing.sentences)}"
     if page.remarked:
@@ -75,9 +77,6 @@ def _remark(one: Priced) -> str:
 
 def _to_do(to_do: ToDo, *, show_all: bool) -> Iterator[str]:
     """The plan and other findings, numbered."""
-    if not to_do.tasks:
-        yield "**Findings:** none"
-        return
     if to_do.promise:
         yield f"**Plan:** {_sentence(to_do.promise + to_do.basis)}"
     shown = to_do.tasks if show_all else to_do.tasks[:MAX_TASKS]

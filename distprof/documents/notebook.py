@@ -17,8 +17,8 @@ from distprof.documents.html.blocks import (
     joined,
     untouched,
 )
-from distprof.documents.html.findings import finding_articles, remark_articles
-from distprof.documents.html.page import basis, evidence, figures_of, hatchings, parts_style
+from distprof.documents.html.findings import remark_articles
+from distprof.documents.html.page import answer, evidence, figures_of, hatchings, parts_style
 from distprof.documents.html.subjects import stragglers_figure
 from distprof.documents.page import Page
 from distprof.documents.report import head_of
@@ -91,8 +91,7 @@ def _shown(page: Page, *figures: str) -> str:
         hatchings(),
         element("p", element("b", bounded(page.verdict))),
         *evidence(page),
-        *(() if page.to_do is None else finding_articles(page.to_do, is_page=False)),
-        *basis(page),
+        *answer(page, is_page=False),
         *figures,
         *(
             part

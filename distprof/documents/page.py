@@ -21,6 +21,7 @@ from distprof.sections.picture import (
     MESSAGE_WAIT,
     UNSPLIT,
     WAIT,
+    DrawnStep,
     pieces_of,
 )
 from distprof.sections.report import Report
@@ -91,6 +92,7 @@ class StepBar(msgspec.Struct, frozen=True, kw_only=True):
 
     # One step of the first rank and of the worst, as its parts follow in time; empty if unknown.
     strips: tuple[Strip, ...] = ()
+    drawn: str = ""  # Which step the strips show, for example ``step 7, 2.41 s``; empty for any.
     length: str  # For example ``22.3 ms per step``.
     shares: tuple[Share, ...]  # Its groups, without empty ones, in the order of :data:`GROUPS`.
 
@@ -104,11 +106,23 @@ def step_bar(report: Report) -> StepBar | None:
         Share(group, sum(part.ratio for part in parts if group_of(part.key) is group))
         for group in GROUPS
     )
+    step = next(iter(drawn_steps(report)), None)
     return StepBar(
-        strips=_strips(report),
+        strips=() if step is None else _strips(report, step),
+        drawn="" if step is None else _which(report, step),
         length=f"{format_duration(mean_span_ns(report))} per {window_word(report)}",
         shares=tuple(share for share in shares if share.ratio > 0),
     )
+
+
+def _which(report: Report, step: DrawnStep) -> str:
+    """Which step is drawn, if the first finding is about some steps; else empty."""
+    told = report.findings[0].steps if report.findings else ()
+    is_logged = bool(report.findings) and "step_log.stalls" in report.findings[0].evidence
+    if step.step is None or not (is_logged or 0 < len(told) < report.run.num_steps):
+        return ""
+    length = format_duration(step.mean_ns) if step.step in told else "a usual one"
+    return f"step {step.step}, {length}"
 
 
 _KINDS = {
@@ -122,14 +136,21 @@ _KINDS = {
 """Class of a piece of a drawn step to its part of the step; all others are transfers."""
 
 
-def _strips(report: Report) -> tuple[Strip, ...]:
-    """The drawn step of the rank that costs the others most, and of another."""
-    step = next(iter(report.picture.steps), None)
-    if step is None or not step.ranks:
+def drawn_steps(report: Report) -> tuple[DrawnStep, ...]:
+    """The drawn steps, first that in which the first finding happens, if it is not in all."""
+    told = report.findings[0].steps if report.findings else ()
+    return tuple(sorted(report.picture.steps, key=lambda step: step.step not in told))
+
+
+def _strips(report: Report, step: DrawnStep) -> tuple[Strip, ...]:
+    """The drawn step of the rank that the headline is about or costs most, and of another."""
+    if not step.ranks:
         return ()
+    told = report.findings[0].ranks if report.findings else ()
     drawn = {one.rank: pieces_of(one.split) for one in step.ranks}
     lost = {one.rank: one.lost_ns_per_step for one in report.stragglers.ranks}
-    first, *others = sorted(drawn, key=lambda rank: (-lost.get(rank, 0), rank))
+    named = {*told} if len(told) < len(report.run.ranks) else set()
+    first, *others = sorted(drawn, key=lambda rank: (rank not in named, -lost.get(rank, 0), rank))
 
     def waits(rank: int) -> int:
         return sum(end - start for start, end, kind in drawn[rank] if kind == WAIT)

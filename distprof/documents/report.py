@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 
 from msgspec.structs import replace
 
 from distprof import demo
-from distprof.documents.page import Limits, Page, Priced, Task, ToDo, step_bar
+from distprof.documents.page import MAX_TASKS, Limits, Page, Priced, Task, ToDo, step_bar
 from distprof.escape import fitting
 from distprof.formats import FINDINGS, RenderOptions
 from distprof.rules.base import Finding, NotChecked
+from distprof.sections.capture.show import missing_sentence
 from distprof.sections.job.show import job_facts
 from distprof.sections.parts import mean_span_ns, window_word
 from distprof.sections.perturbation.show import is_undecided
@@ -133,6 +135,7 @@ def _command_again(report: Report, options: RenderOptions) -> str:
     return f"distprof analyze {shlex.quote(source)}" if source.isprintable() else ""
 
 
+_AMOUNT = re.compile(r"\d[\d.,]* (?:%|[mµn]?s\b)")
 LEAST = 0.01
 """Gain, as a share of the step, below which the short report leaves out a finding."""
 _SHORTER = (
@@ -145,6 +148,8 @@ _SHORTER = (
     (Limits(3, 0), 0, 2),
     (Limits(2, 0), 0, 2),
     (Limits(1, 0), 0, 2),
+    (Limits(1, 0), 0, 1),
+    (Limits(1, 0), 0, 0),
 )
 """Limits of shorter and shorter texts: of tasks, sentences and cautions."""
 _MAX_DETAIL = 156
@@ -157,12 +162,27 @@ def page_of(report: Report, options: RenderOptions) -> Page:
     views = tables_of(report, show_all=options.show_all, sections=options.sections)
     page = head_of(report, options)
     has_findings = not options.sections or FINDINGS in options.sections
+    page = replace(page, to_do=page.to_do if has_findings else None)
     return replace(
-        page,
-        to_do=page.to_do if has_findings else None,
+        _once(page, report),
         tables=views,
         no_tables=_nothing_found(report, options.sections) if not views else "",
     )
+
+
+def _once(page: Page, report: Report) -> Page:
+    """The page without sentences whose amounts are all in what it says above them."""
+    to_do = page.to_do or ToDo()
+    tasks = to_do.tasks[: to_do.limits.tasks if to_do.limits else MAX_TASKS]
+    found = [one.finding for task in tasks for one in task.found]
+    said = [page.verdict, page.detail, *(one.headline for one in found)]
+    said += [share.text for share in page.step.shares] if page.step else []
+    said += [] if to_do.limits else [one.message for one in found]
+    known = {*_AMOUNT.findall(" ".join(said))}
+    of_ranks = missing_sentence(report) if any(one.code == "CAP101" for one in found) else ""
+    pairs = ((text, {*_AMOUNT.findall(text)}) for text in page.sentences if text != of_ranks)
+    new = tuple(text for text, amounts in pairs if not amounts or not amounts <= known)
+    return replace(page, sentences=new)
 
 
 def head_of(report: Report, options: RenderOptions) -> Page:
@@ -176,7 +196,9 @@ def head_of(report: Report, options: RenderOptions) -> Page:
         origin=origin(report),
         cautions=job_facts(report),
         step=step_bar(report),
-        sentences=tuple(sentence for sentence in verdict.why if sentence != plan),
+        sentences=tuple(
+            text for text in verdict.why if text != plan and text not in verdict.detail
+        ),
         has_folded_tables=True,
         unknown=tuple(_unknown(report)),
         about=(
@@ -244,11 +266,12 @@ def _short_pages(report: Report, options: RenderOptions) -> Iterator[Page]:
     for limits, sentences, cautions in _SHORTER:
         last = replace(
             page,
-            sentences=kept[:sentences],
+            sentences=kept,
             cautions=page.cautions[:cautions],
             commands=(*page.commands[: limits.tasks - 1][:1], *page.commands[1:][-1:]),
             to_do=replace(left, basis="", limits=limits),
         )
+        last = replace(last, sentences=_once(last, report).sentences[:sentences])
         yield last
     yield replace(last, step=None)
 
@@ -297,7 +320,8 @@ def _nothing_found(report: Report, sections: tuple[str, ...]) -> str:
 
 def _unknown(report: Report) -> Iterator[str]:
     """Gaps in the recording, reasons for missing values, then rules that could not be checked."""
-    yield from dict.fromkeys(gap.message for gap in report.capture.gaps)
+    said = "missing-ranks" if report.capture.ranks_missing else ""
+    yield from dict.fromkeys(gap.message for gap in report.capture.gaps if gap.what != said)
     yield from dict.fromkeys(report.breakdown.unavailable)
     by_reason: dict[str, list[NotChecked]] = {}
     for one in report.not_checked:

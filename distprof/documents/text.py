@@ -80,11 +80,15 @@ def page_blocks(page: Page, options: RenderOptions) -> Iterator[RenderableType]:
     if page.detail:
         yield Text(wrapped(plain(page.detail), width))
     if page.step is not None:
-        yield Text()
+        yield Text(f"{' ' * _INDENT}{page.step.drawn}".rstrip())
         yield from map(_indented, _step_drawn(page.step, width - _INDENT))
-    if page.to_do is not None:
+    has_tasks = page.to_do and page.to_do.tasks
+    if page.to_do and has_tasks:
         yield from _to_do(page.to_do, options)
     yield from _basis(page, width)
+    if page.to_do and not has_tasks:  # what to do is then in the sentences, if anything is
+        yield Text()
+        yield Text("Findings  none", style="bold")
     for point in page.points:
         yield Text()
         yield sentence(point, width)
@@ -185,9 +189,6 @@ def _legend(step: StepBar, labels: Sequence[tuple[Share, str]], width: int) -> T
 def _to_do(to_do: ToDo, options: RenderOptions) -> Iterator[RenderableType]:
     """The plan and other findings, numbered."""
     yield Text()
-    if not to_do.tasks:
-        yield Text("Findings  none", style="bold")
-        return
     limits, width = to_do.limits, options.width
     title = Text("Findings", style="bold")
     if to_do.promise:
@@ -217,7 +218,7 @@ def _short_task(number: int, task: Task, width: int, lines: int | None) -> Itera
     first = task.found[0] if task.found else None
     is_said = first is None or first.is_verdict
     what = task.change or (first.finding.name if first and is_said else "")
-    title = Text(f"{number:>2} ")
+    title = Text(f"{number}. ")
     title.append(plain(what or (first.finding.headline if first else "")), style="bold")
     codes = " ".join(dict.fromkeys(one.finding.code for one in task.found))
     errors = [one for one in task.found if one.finding.severity is Severity.ERROR]
@@ -235,12 +236,12 @@ def _short_task(number: int, task: Task, width: int, lines: int | None) -> Itera
 def _whole_task(number: int, task: Task, width: int) -> Iterator[RenderableType]:
     """A task with the evidence of all of its findings."""
     if task.change:
-        title = Text(f"{number:>2} ")
+        title = Text(f"{number}. ")
         title.append(plain(task.change), style="bold")
         yield _indented(_append(title, plain(task.effect), width - _INDENT))
     for one in task.found:
         severity = one.finding.severity.value
-        title = Text("   " if task.change else f"{number:>2} ")
+        title = Text("   " if task.change else f"{number}. ")
         title.append(plain(f"{one.finding.code} {one.finding.name}"), style="bold")
         meta = Text(severity, style=_SEVERITY_STYLES[severity])
         if one.cost:
@@ -279,12 +280,13 @@ def _append(
 
 
 def _cut(text: str, lines: int | None) -> str:
-    """The first lines, with an ellipsis if there are more."""
+    """The first lines, up to the end of a sentence if that is most of them, else to a word's."""
     kept = text.split("\n")
     if lines is None or len(kept) <= lines:
         return text
-    last, _, _ = kept[lines - 1].rpartition(" ")
-    return "\n".join([*kept[: lines - 1], f"{last} …"])
+    whole = "\n".join(kept[:lines])
+    end = whole.rfind(". ") + 1
+    return f"{whole[:end] if 2 * end > len(whole) else whole.rpartition(' ')[0]} …"
 
 
 def _table_blocks(view: TableView, width: int) -> Iterator[RenderableType]:

@@ -133,20 +133,6 @@ ORIGINS = (
 )
 """Functions to one line on what was read, for a report on this subject alone; else empty."""
 
-SENTENCES = (
-    "whatif.plan_sentence",
-    "stragglers.culprit_sentence",
-    "whatif.gain_sentence",
-    "overlap.communication_sentence",
-    "idle.idle_sentence",
-    "time.long_steps",
-    "efficiency.efficiency_sentence",
-    "capture.start_sentence",
-    "perturbation.launch_sentence",
-    "capture.limits_sentence",
-)
-"""Functions to a sentence under the verdict; empty if there is nothing to say."""
-
 LONG_SENTENCES = (
     "stragglers.culprit_sentence",
     "whatif.gain_sentence",
@@ -155,6 +141,17 @@ LONG_SENTENCES = (
     "efficiency.efficiency_sentence",
 )
 """Those of the sentences that the short report leaves out."""
+
+SENTENCES = (
+    "whatif.plan_sentence",
+    *LONG_SENTENCES,
+    "time.long_steps",
+    "capture.start_sentence",
+    "perturbation.launch_sentence",
+    "capture.missing_sentence",
+    "capture.limits_sentence",
+)
+"""Functions to a sentence under the verdict; empty if there is nothing to say."""
 
 
 def tables_of(
@@ -233,13 +230,25 @@ def judge(report: Report) -> Verdict:
     What the job printed says more than how its launcher saw it end.
     """
     measured = _judge_measured(report)
-    if report.ending.state and report.job.outcome != "completed":
+    if report.ending.state and report.job.outcome != "completed" and not _launcher_knows(report):
         return _said(report.ending.verdict, report.ending.why, measured.part)
     end = end_line(report)
     if not end:
         return measured
-    reasons = (f"{measured.headline}.", measured.detail, *measured.why)
-    return _said(end, reasons, measured.part)
+    told = (one.message for one in report.findings if one.code == "CAP104")
+    is_found = leading(report) is not None
+    known = () if is_found else (f"{measured.headline}.", measured.detail)
+    return _said(end, (*told, *known, *measured.why), measured.part)
+
+
+def _launcher_knows(report: Report) -> bool:
+    """Whether the launcher saw which rank was killed or hung, and the output only what followed."""
+    failure, ending = report.job.failure, report.ending
+    if failure is None or failure.rank is None or failure.rank in ending.ranks:
+        return False
+    if failure.kind == "hung":  # where the others wait differs: in a send, in a receive
+        return not ending.ranks or ending.cause == "mismatch"
+    return failure.kind == "killed" and ending.cause in ("peer", "network", "nccl", "exception")
 
 
 def _said(line: str, reasons: Iterable[str], part: str = "") -> Verdict:

@@ -236,6 +236,17 @@ def test_output_is_refused_before_the_work(tmp_path: Path, monkeypatch: pytest.M
     assert main(["analyze", DLRM, "--save-report", ""]) == 2
 
 
+def test_each_file_that_is_named_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / name for name in ("a.html", "b.json", "c.md")]
+    named = [word for file in files for word in ("-o", str(file))]
+    assert main(["analyze", DLRM, *named, "-q"]) == 0
+    assert [file.read_text().lstrip()[0] for file in files] == ["<", "{", "#"]
+    assert main(["analyze", DLRM, *named[2:], "-o", "new.json"]) == 2
+    assert "b.json exists" in capsys.readouterr().err
+
+
 def test_the_python_api_gives_the_same_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

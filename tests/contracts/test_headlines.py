@@ -106,6 +106,18 @@ def test_long_names_choose_another_wording_and_never_break_a_word():
             "Stuck: ranks 0-6 wait in all-reduce 96,117 of tp",
             "Rank 7 printed nothing about it: it is the first suspect.",
         ),
+        (
+            "Ranks 1-7 failed in NCCL: ncclInvalidUsage (a device of which there are only eight "
+            "was asked for).",
+            "Ranks 1-7 failed in NCCL",
+            "ncclInvalidUsage (a device of which there are only eight was asked for).",
+        ),
+        (
+            "Between nodes NCCL uses TCP sockets over enp36s0f1 and enp37s0f1, because the "
+            "library could not be opened.",
+            "Between nodes NCCL uses TCP sockets over enp36s0f1 and enp37s0f1",
+            "The library could not be opened.",
+        ),
     ],
 )
 def test_a_statement_is_cut_between_clauses(text, headline, rest):

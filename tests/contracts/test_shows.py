@@ -37,7 +37,7 @@ from distprof.sections.shows import (
     tables_of,
 )
 from distprof.terms import StepSource
-from tests.documents.samples import empty, healthy, run_info, straggler
+from tests.documents.samples import capture_only, empty, healthy, run_info, straggler
 
 HINTS = typing.get_type_hints(Report)
 SECTIONS = {
@@ -170,6 +170,7 @@ def test_every_table_is_shown_and_every_sentence_is_said() -> None:
         only(*SECTIONS, source="operations"),
         only(*(name for name in SECTIONS if name not in ALWAYS), base=straggler()),
         msgspec.structs.replace(straggler(), perturbation=LIKELY_SLOWED),
+        capture_only(),
     ]
     said = {
         name

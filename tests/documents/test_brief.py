@@ -18,7 +18,16 @@ from distprof.sections.table import Column, TableView
 from docs.documents import ALL_DOCUMENTS
 from tests.contracts.test_documents import SAMPLES as DOCUMENTS
 from tests.documents.job_samples import SAMPLES
-from tests.documents.samples import finding, healthy, nasty, straggler
+from tests.documents.samples import (
+    MS,
+    finding,
+    healthy,
+    nasty,
+    report_of,
+    single_rank,
+    straggler,
+    waterfall_of,
+)
 
 PLAN = "Findings; plan: 22.3 ms → 14.7 ms per step, simulated"
 TITLES = (PLAN, "Evidence", "Unknown", "Next")
@@ -102,6 +111,28 @@ def test_gaps_of_the_recording_and_reasons_are_unknowns_and_a_reason_is_said_onc
     assert len(unknown) == 2
 
 
+def test_missing_ranks_are_said_once() -> None:
+    """By the finding if there is one, else in a sentence; the gap says it again."""
+    report = single_rank()
+    gap = CaptureGap(what="missing-ranks", message="7 of 8 ranks have no trace.", ranks=(1, 2))
+    capture = msgspec.structs.replace(report.capture, gaps=(gap,))
+    report = msgspec.structs.replace(report, capture=capture, findings=())
+    missing = finding(code="CAP101", headline="Ranks 1-7 of 8 are not in the recording")
+    for found in ((), (missing,)):
+        shown = msgspec.structs.replace(report, findings=found)
+        text = brief(shown)
+        assert text.count("Ranks 1-7") == 1
+        assert "have no trace" not in text
+        for options in (RenderOptions(full=True), RenderOptions()):
+            assert find_reporter("text")(shown, options).count("Ranks 1-7") == 1
+
+
+def test_a_sentence_without_a_new_amount_is_left_out() -> None:
+    lost = [waterfall_of(0, computation_ns=800 * MS, idle_host_ns=200 * MS)]
+    text = brief(report_of(lost))
+    assert text.count("20.0 %") == 2  # in the headline and in the parts of the step
+
+
 @pytest.mark.parametrize("name", SAMPLES)
 def test_every_report_is_within_the_limit(name: str) -> None:
     assert most_tokens(brief(SAMPLES[name]())) <= MAX_TOKENS
@@ -182,6 +213,6 @@ def test_compare_and_hang_have_it_too(tmp_path, capsys) -> None:
         report.save(tmp_path / f"{name}.json")
     assert main(["compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--brief"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("Not like for like: nodes 1 → 2. Both runs take 22.3 ms per step")
+    assert text.startswith("Not like for like: nodes 1 → 2\nBoth runs take 22.3 ms per step")
     assert "Where the difference is\n- part computation, first" in text
     assert "\nNext\n- distprof rule STR101  # what it means and how to fix it\n" in text

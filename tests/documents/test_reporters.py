@@ -55,10 +55,10 @@ def test_text_is_as_agreed(name: str, width: int, golden: Callable[[Path, str], 
 def test_what_is_said_about_a_finding_keeps_its_indent(width: int) -> None:
     """Figures that take more than a line continued at the margin."""
     lines = shown(straggler(), width=width).split("\n")
-    begin = next(i for i, line in enumerate(lines) if line.startswith("   1 "))
+    begin = next(i for i, line in enumerate(lines) if line.startswith("  1. "))
     said = lines[begin : lines.index("", begin)]
     assert len(said) > 4
-    assert all(re.match(r" {2,4}\d+ | {5}\S", line) for line in said), said
+    assert all(re.match(r" {2}\d+\. | {5}\S", line) for line in said), said
 
 
 @pytest.mark.parametrize("name", ["straggler", "failed-job", "healthy"])

@@ -11,8 +11,10 @@ from msgspec.structs import replace
 
 import distprof
 from distprof.documents.html.picture import Evidence, picture_figure, pictures_figure
+from distprof.documents.page import step_bar
 from distprof.documents.saved import Report
 from distprof.formats import RenderOptions, find_reporter
+from distprof.rules.base import Finding
 from distprof.sections.picture import (
     COMPUTATION,
     TRANSFER,
@@ -226,6 +228,27 @@ def test_the_plan_counts_all_steps_and_the_picture_says_so() -> None:
     )
     data = data_of(page(replace(shown, plan=same)))
     assert "mean of all" not in data["captions"][0] + data["below"][0][0]["title"]
+
+
+def test_the_text_draws_the_step_and_the_rank_of_its_headline() -> None:
+    shown = report(1)
+    usual, longest = shown.picture.steps
+    first = shown.findings[0]
+    for steps, ranks, said, drawn in (
+        ((), (5,), "", [0, 5]),
+        ((longest.step,), (), f"step {longest.step}, {format_duration(longest.mean_ns)}", [0, 3]),
+        (tuple(range(99)), tuple(range(8)), "", [0, 3]),
+        ((usual.step + 99,), (), f"step {usual.step}, a usual one", [0, 3]),
+    ):
+        assert bar_of(shown, replace(first, steps=steps, ranks=ranks)) == (said, drawn)
+    stall = replace(first, evidence=("step_log.stalls",), ranks=())
+    assert bar_of(shown, stall)[0] == f"step {usual.step}, a usual one"
+
+
+def bar_of(shown: Report, found: Finding) -> tuple[str, list[int]]:
+    bar = step_bar(replace(shown, findings=(found, *shown.findings[1:])))
+    assert bar is not None
+    return bar.drawn, [strip.rank for strip in bar.strips]
 
 
 def test_a_page_of_chosen_sections_has_no_picture() -> None:

@@ -8,7 +8,9 @@ import pytest
 from distprof.documents.saved import Report
 from distprof.escape import MAX_HEADLINE
 from distprof.rules.base import Finding
+from distprof.sections.ending import EndingResult
 from distprof.sections.idle import IdleResult
+from distprof.sections.job import JobFailure
 from distprof.sections.shows import judge
 from distprof.sections.stragglers import RankStraggler, StragglersResult
 from distprof.terms import Severity, StepSource, StragglerCause, StragglerPattern
@@ -129,8 +131,8 @@ def test_two_ranks_of_like_cost_are_named_together() -> None:
 
 def test_a_healthy_run_is_dominated_by_computation() -> None:
     assert said(healthy()) == (
-        "Computation dominates: 91.9 % of each step. No other part takes more than "
-        "3.57 % (exposed transfer)."
+        "Computation dominates: 91.9 % of each step. The largest other part is exposed "
+        "transfer (3.57 %)."
     )
 
 
@@ -280,6 +282,37 @@ def test_how_a_job_ended_comes_first_then_what_was_measured(
     assert said(report).startswith(line.rstrip("."))
     measured = judge(msgspec.structs.replace(report, job=JOB))
     assert f"{measured.headline}." in (verdict.detail, *verdict.why)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause", "ranks", "is_first"),
+    [
+        ("killed", "peer", (), True),
+        ("killed", "exception", (1,), True),
+        ("killed", "memory", (), False),  # why it was killed
+        ("killed", "exception", (0,), False),
+        ("exited", "exception", (1,), False),
+        ("hung", "waiting", (), True),
+        ("hung", "mismatch", (1,), True),
+        ("hung", "behind", (1,), False),
+    ],
+)
+def test_a_rank_that_the_launcher_saw_die_comes_before_what_others_printed_of_it(
+    kind: str, cause: str, ranks: tuple[int, ...], is_first: bool
+) -> None:
+    failure = JobFailure(rank=0, kind=kind, message="rank 0 died", step=3, after_ns=MS)
+    printed = EndingResult(
+        state="failed", cause=cause, verdict="Another rank lost the connection.", ranks=ranks
+    )
+    report = msgspec.structs.replace(
+        failed_job(),
+        job=msgspec.structs.replace(failed_job().job, failure=failure),
+        ending=printed,
+        findings=(finding(code="CAP104", message="It printed nothing."),),
+    )
+    first = ("Rank 0 died", "It printed nothing.")
+    told = judge(report).headline, judge(report).detail
+    assert told == (first if is_first else ("Another rank lost the connection", ""))
 
 
 def test_a_host_between_operators_is_no_idle_device() -> None:

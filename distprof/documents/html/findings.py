@@ -107,9 +107,6 @@ def finding_articles(to_do: ToDo, *, is_page: bool = True) -> Iterator[Markup]:
         if to_do.promise
         else EMPTY
     )
-    if not to_do.tasks:
-        yield sentence("No findings.")
-        return
     items = []
     for task in to_do.tasks:
         head = element("p", element("b", task.change), f"  {task.effect}") if task.change else EMPTY

@@ -149,10 +149,7 @@ def page_html(page: Page, figures: Sequence[Part] = (), picture: Markup = EMPTY)
         figures: Parts that come before the page's own.
         picture: The step, drawn; empty for none.
     """
-    header = [element("h1", bounded(page.verdict)), *evidence(page), picture]
-    if page.to_do is not None:
-        header += finding_articles(page.to_do)
-    header += basis(page)
+    header = [element("h1", bounded(page.verdict)), *evidence(page), picture, *answer(page)]
     return document(page.verdict, header, (*figures, *_parts(page)))
 
 
@@ -161,13 +158,17 @@ def evidence(page: Page) -> Iterator[Markup]:
     yield sentence(page.detail, class_="detail") if page.detail else EMPTY
 
 
-def basis(page: Page) -> Iterator[Markup]:
-    """What the result rests on: origin, facts, the step as a bar, sentences."""
+def answer(page: Page, *, is_page: bool = True) -> Iterator[Markup]:
+    """What to do, then what the result rests on: origin, facts, the step as a bar, sentences."""
+    if page.to_do and page.to_do.tasks:
+        yield from finding_articles(page.to_do, is_page=is_page)
     yield sentence(page.origin, class_="evidence") if page.origin else EMPTY
     yield from (sentence(text) for text in (*page.facts, *page.cautions))
     yield step_figure(page.step) if page.step else EMPTY
     yield bullets(page.sentences)
     yield bullets(page.points)
+    if page.to_do and not page.to_do.tasks:
+        yield sentence("No findings.")
 
 
 def _parts(page: Page) -> Iterator[Part]:

@@ -24,6 +24,7 @@ from distprof.documents.html.subjects import (
     waterfall_figure,
     workers_figure,
 )
+from distprof.documents.page import drawn_steps
 from distprof.documents.report import page_of
 from distprof.formats import RenderOptions
 from distprof.rules.base import Finding
@@ -84,11 +85,7 @@ def _picture(drawn: _Drawn) -> Markup:
         if 0 < len(one.ranks) < len(report.run.ranks)
         or (shown & {*one.steps} and len(one.steps) < report.run.num_steps)
     ]
-    steps = report.picture.steps
-    if report.findings and (told := report.findings[0].steps):
-        # what happens in some steps only is not in a usual one
-        steps = tuple(sorted(steps, key=lambda step: step.step not in told))
-    picture = replace(report.picture, steps=steps)
+    picture = replace(report.picture, steps=drawn_steps(report))
     return picture_figure(picture, late, _folds(report.run), found, report.plan)
 
 

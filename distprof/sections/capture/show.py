@@ -39,6 +39,8 @@ def recording_line(report: Report) -> str:
     """Contents of the traces or records of a run."""
     run = report.run
     recorded = len(run.ranks)
+    if not recorded and report.placement.machines:
+        return "no ranks · no steps"
     ranks = f"{recorded} of {run.world_size} ranks" if run.world_size else f"{recorded} ranks"
     if recorded == 1 and run.world_size in (1, None):
         ranks = "1 rank"
@@ -152,26 +154,32 @@ def start_sentence(report: Report) -> str:
     )
 
 
+def missing_sentence(report: Report) -> str:
+    """Ranks without a usable trace; empty without any."""
+    left_out, found = _left_out_ranks(report), []
+    if unusable := left_out.intersection(report.capture.ranks_missing):
+        found.append(_ranks_were(unusable, "left out, because their traces are unusable"))
+    if missing := set(report.capture.ranks_missing) - left_out:
+        chosen = any(gap.what == "chosen-ranks" for gap in report.capture.gaps)
+        found.append(_ranks_were(missing, "left out on request" if chosen else "not recorded"))
+    return f"{capitalized('; '.join(found))}." if found else ""
+
+
 def limits_sentence(report: Report) -> str:
     """Limits of the recording that affect every number."""
     limits = []
-    gaps = report.capture.gaps
     if is_whole_capture(report):
         limits.append(f"{_why_no_steps(report)} the whole capture counts as one window")
-    left_out = {rank for gap in gaps if gap.what in LEFT_OUT for rank in gap.ranks}
-    if unusable := left_out.intersection(report.capture.ranks_missing):
-        limits.append(_ranks_were(unusable, "left out, because their traces are unusable"))
-    if missing := set(report.capture.ranks_missing) - left_out:
-        chosen = any(gap.what == "chosen-ranks" for gap in gaps)
-        limits.append(_ranks_were(missing, "left out on request" if chosen else "not recorded"))
-    if len(report.run.ranks) == 1 and report.run.world_size is None and not left_out:
+    one_of_many = len(report.run.ranks) == 1 and report.run.world_size is None
+    if one_of_many and not _left_out_ranks(report):
         limits.append("only one rank of a job of unknown size was recorded")
     others = (gap.message for gap in report.capture.gaps if gap.what in _LIMITS)
     limits += [f"{text[0].lower()}{text[1:].rstrip('.')}" for text in others]
-    if not limits:
-        return ""
-    text = "; ".join(limits)
-    return f"{capitalized(text)}."
+    return f"{capitalized('; '.join(limits))}." if limits else ""
+
+
+def _left_out_ranks(report: Report) -> set[int]:
+    return {rank for gap in report.capture.gaps if gap.what in LEFT_OUT for rank in gap.ranks}
 
 
 _LIMITS = (FILTERED, ANOTHER_JOB, RECENT_STEPS)

@@ -79,6 +79,14 @@ def categories_table(report: Report, *, show_all: bool) -> TableView | None:
     )
 
 
+def most_computation(report: Report) -> str:
+    """The categories that take most of the computation; empty if operators are unknown."""
+    result = report.computation
+    named = [row for row in result.categories[:2] if row.name != "other"]
+    parts = [f"{format_ratio(row.total_ns / result.total_ns)} {row.title}" for row in named]
+    return f"Of it, {' and '.join(parts)}." if parts else ""
+
+
 def _of_graphs(result: ComputationResult) -> tuple[str, ...]:
     """What CUDA graphs hide."""
     if result.graph_ratio < _SMALL:

@@ -50,12 +50,13 @@ def job_facts(report: Report) -> tuple[str, ...]:
     facts = []
     if job.faults:
         facts.append("injected on purpose: " + ", ".join(fault.text for fault in job.faults))
+    if profiler := profiler_fact(report.perturbation):
+        facts.append(profiler)
     modes = ("always_on",) if report.perturbation.is_corrected else ("always_on", "tracing")
     costs = [_overhead_text(one) for one in job.overhead if one.mode in modes]
     if costs:
         facts.append(f"measured cost: {', '.join(costs)}")
-    profiler = profiler_fact(report.perturbation)
-    return (*facts, profiler) if profiler else tuple(facts)
+    return tuple(facts)
 
 
 def mesh_text(mesh: dict[str, int], strategy: str) -> str:

@@ -200,7 +200,12 @@ def exposed_communication(
         key=lambda group: group.bucket_fixed_ns or 0,
         default=None,
     )
-    split = ", ".join(f"{format_duration(ns)} {what}" for ns, what in parts if ns > 0)
+    if parts[0][1] == _P2P:
+        held_up = None  # gradients are not what takes the time
+    known = [(ns, what) for ns, what in parts if ns > 0]
+    split = ", ".join(f"{format_duration(ns)} {what}" for ns, what in known)
+    if len(known) == 1:
+        split = f"all of it {known[0][1]}"
     yield Draft(
         headline=f"Exposed communication takes {step.part(exposed)}",
         message=(
@@ -217,8 +222,8 @@ def exposed_communication(
 
 
 _FIX_HELD_UP = (
-    "Find what each all-reduce waits for before you tune buckets or overlap: record all ranks to "
-    "see who is late, and look for a broken path (NCCL_DEBUG=INFO, retransmissions, link errors)."
+    "Find what each all-reduce waits for before you tune buckets or overlap: a late rank, which a "
+    "trace of all ranks shows, or a broken path (NCCL_DEBUG=INFO, retransmissions, link errors)."
 )
 
 

@@ -72,6 +72,8 @@ def periodic_stalls(step_log: StepLogResult, idle: IdleResult, limits: Limits) -
         usual_ns = step_log.step_ns or step_log.median_ns
         if stall.may_wait_for_gpu:  # such a stall is part of the means that step_ns is made of
             usual_ns = step_log.median_ns
+        elif step_log.smoothed_steps >= stall.period:
+            usual_ns -= stall.cost_ns_per_step
         if stall.cost_ns_per_step < limits["stalled_ratio"] * (usual_ns + stall.cost_ns_per_step):
             continue
         # whether the CPU cannot run ahead, by the calls that emptied the GPU's queue
@@ -104,14 +106,14 @@ def _what(stall: PeriodicStall, median_ns: int) -> str:
 def _draft(stall: PeriodicStall, median_ns: int) -> Draft:
     cost, mean = stall.cost_ns_per_step, median_ns + stall.cost_ns_per_step
     return Draft(
-        headline=f"Periodic stalls of all ranks take {format_ratio(cost / mean)} of each step",
+        headline=f"Training stalls at regular intervals: {format_ratio(cost / mean)} of its time",
         message=(
             f"{_what(stall, median_ns)}; per step that is {format_duration(cost)} of "
             f"{format_duration(mean)}."
         ),
         fix=(
-            "Save checkpoints asynchronously and in shards. Evaluate and log less often, or "
-            "without stopping training."
+            f"Look for what the loop does every {stall.period} steps. Save checkpoints "
+            "asynchronously and in shards. Evaluate and log less often."
         ),
         cost_ns_per_step=cost,
         evidence=("step_log.stalls",),

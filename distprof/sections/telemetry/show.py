@@ -253,14 +253,15 @@ def devices_verdict(report: Report) -> VerdictText:
 
 
 def devices_origin(report: Report) -> str:
-    """Contents of the machine logs."""
+    """Contents of the machine logs, unless the verdict is that."""
     if is_recorded(report) or devices_verdict(report) is None:
         return ""
-    return f"logs of machines: {', '.join(_contents(report.telemetry))} · no steps"
+    contents = f": {', '.join(_contents(report.telemetry))}" if _busy(report.telemetry) else ""
+    return f"logs of machines{contents} · no steps"
 
 
 def _line(result: TelemetryResult) -> str:
-    return _busy(result) or f"{', '.join(_contents(result))}; no step was timed."
+    return _busy(result) or f"{', '.join(_contents(result))}."
 
 
 def _busy(result: TelemetryResult) -> str:

@@ -11,6 +11,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from distprof.escape import fitting
+from distprof.sections.computation.show import most_computation
+from distprof.sections.efficiency.show import efficiency_sentence
 from distprof.sections.idle.show import idle_words
 from distprof.sections.parts import (
     MIN_LOSS_RATIO,
@@ -88,8 +90,9 @@ def dominant_words(report: Report, dominant: Part) -> tuple[str, str]:
                 f"Late launches take {format_ratio(worst.ratio)}, for which the profiler or chance "
                 "may be the reason."
             )
-        most = f"No other part takes more than {format_ratio(worst.ratio)} ({worst.label})."
-        return f"Computation dominates: {share}", most
+        most = f"The largest other part is {worst.label} ({format_ratio(worst.ratio)})."
+        said = (efficiency_sentence(report), most_computation(report), most)
+        return f"Computation dominates: {share}", " ".join(filter(None, said))
     if dominant.key == "exposed_wait":
         return wait_words(report, dominant)
     if dominant.key.startswith("idle_"):

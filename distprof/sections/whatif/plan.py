@@ -223,7 +223,7 @@ _ACTIONS: tuple[tuple[str, _Class, int, str], ...] = (
     (TENSOR_CORES, _Class.SHARED, 1, "products on tensor cores"),
     (NO_RECOMPUTATION, _Class.SHARED, 1, "activations kept"),
     ("launch-gaps", _Class.SHARED, 2, "launches on time"),
-    ("late ranks", _Class.SHARED, 3, "ranks evened out"),
+    ("late ranks", _Class.SHARED, 3, "no waiting for late ranks"),
     ("copies", _Class.TUNING, 0, "copies overlapped"),
     (FUSED_LOSS, _Class.TUNING, 0, "loss fused"),
     (FUSED_OPTIMIZER, _Class.TUNING, 0, "optimizer fused"),

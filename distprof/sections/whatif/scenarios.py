@@ -164,7 +164,7 @@ def _late_ranks(
     everybody = range(len(graph.ranks))
     yield TraceChange(
         what="late ranks",
-        title="every rank kept up with the median of its peers in every section",
+        title="every rank kept up with its peers",
         own_ns=even,
         delay_ns=graph.copied_in_time(launched_as_peers(graph, sections), everybody),
         release_ns=beginning(graph, begins, everybody),

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.documents.saved import Report
-from distprof.escape import shorten
+from distprof.escape import fitting, headed, shorten
 from distprof.formats import RenderOptions
 from distprof.sections.table import Column, TableView, counted, present, rows_table
 from distprof.units import capitalized, format_bytes, format_duration, format_ratio, signed
@@ -17,6 +17,7 @@ from distprof.verbs.compare import (
     ComparedRun,
     Comparison,
     FindingChange,
+    FingerprintChange,
     OperatorChange,
     PartChange,
     StepChange,
@@ -41,23 +42,27 @@ PARTS = {
 """Names of the parts of a step in reports."""
 
 
-def comparison_verdict(comparison: Comparison) -> str:
-    """Whether the runs are comparable, which one is slower, by how much, and the main cause."""
-    return " ".join(filter(None, (_unlike(comparison), _change_words(comparison))))
+def comparison_verdict(comparison: Comparison) -> tuple[str, str]:
+    """Whether the runs are comparable, else which one is slower, by how much; then the rest."""
+    headline, rest = headed(_unlike(comparison) or _change_words(comparison))
+    more = _change_words(comparison) if _unlike(comparison) else ""
+    return headline, " ".join(filter(None, (rest, more)))
 
 
 def _unlike(comparison: Comparison) -> str:
     """Why the step times say little about the code; empty if nothing recorded speaks against it."""
     forbidding = [one for one in comparison.differences if one.forbids]
     if forbidding:
-        named = "; ".join(f"{d.field} {_or(d.first)} → {_or(d.second)}" for d in forbidding[:2])
-        more = f" and {len(forbidding) - 2} more" if len(forbidding) > 2 else ""
-        return f"Not like for like: {named}{more}."
+        more = f", {len(forbidding) - 1} more" if len(forbidding) > 1 else ""
+        return fitting(
+            f"Not like for like: {_change(forbidding[0])}{more}",
+            f"Not like for like: another {forbidding[0].field}{more}",
+        )
     ratio = comparison.common_kernels_ratio
     if ratio is not None and ratio < LEAST_COMMON:
         return (
-            f"Perhaps not like for like: only {format_ratio(ratio)} of the computation is in "
-            "kernels that both runs have."
+            f"Perhaps not like for like: only {format_ratio(ratio)} of computation is in common "
+            "kernels."
         )
     return ""
 
@@ -187,7 +192,7 @@ def _likeness(comparison: Comparison) -> str:
     """What of hardware, job and software was compared, and with which result."""
     forbidding = [one for one in comparison.differences if one.forbids]
     if forbidding:
-        named = ", ".join(one.field for one in forbidding[:4])
+        named = "; ".join(map(_change, forbidding[:4]))
         return f"Step times say little about the code while these differ: {named}."
     if not comparison.compared:
         return "Neither hardware nor program is recorded by both runs: they may be unlike."
@@ -238,6 +243,10 @@ def _odds(step: StepChange) -> str:
 
 def _or(text: str) -> str:
     return text or "not set"
+
+
+def _change(one: FingerprintChange) -> str:
+    return f"{one.field} {_or(one.first)} → {_or(one.second)}"
 
 
 def comparison_tables(comparison: Comparison, *, show_all: bool) -> Iterator[TableView | None]:
@@ -417,8 +426,10 @@ def _side(report: Report, name: str) -> Side:
 
 
 def _page(comparison: Comparison, options: RenderOptions) -> Page:
+    headline, detail = comparison_verdict(comparison)
     return Page(
-        verdict=comparison_verdict(comparison),
+        verdict=headline,
+        detail=detail,
         origin=f"first: {_named(comparison.first)} · second: {_named(comparison.second)}",
         sentences=tuple(comparison_sentences(comparison)),
         tables=present(comparison_tables(comparison, show_all=options.show_all)),

@@ -7,6 +7,7 @@ recorded process itself loses: its own untraced steps, less the healthy step.
 
 from __future__ import annotations
 
+import re
 import shutil
 import tomllib
 from collections.abc import Mapping
@@ -57,6 +58,17 @@ def test_the_fault_is_the_first_finding_and_has_its_price(name, reports):
     of_process = untraced_ms(TRUTH / name) - truth["healthy_ms"]
     ratios = [price_ns(first) / 1e6 / saved for saved in (measured, of_process)]
     assert any(abs(ratio - 1) <= CLOSE for ratio in ratios), ratios
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, one in PROGRAMS.items() if one["right"] == ["HST105"]]
+)
+def test_the_headline_has_the_share_of_stalls_that_was_measured(name, reports):
+    """Where the mean of a few steps is the time of a step, it contains the stall."""
+    truth, told = PROGRAMS[name], on_job(reports(name))[0].headline
+    measured = 1 - truth["healthy_ms"] / truth["faulty_ms"]
+    (share,) = re.findall(r"([\d.]+) %", told)
+    assert float(share) / 100 == pytest.approx(measured, abs=0.1)
 
 
 @pytest.mark.parametrize("name", [name for name, one in PROGRAMS.items() if not one["right"]])

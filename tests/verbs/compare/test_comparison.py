@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 import distprof
 from distprof.artefacts.summary_file import Fingerprint, StepParts, SummaryFile
+from distprof.escape import MAX_HEADLINE
 from distprof.sections.collectives import CollectiveClass, CollectivesResult
 from distprof.sections.kernels import KernelRow, KernelsResult
 from distprof.verbs.compare.measure import FoundProblem, Side, compare
@@ -18,6 +19,13 @@ from distprof.verbs.compare.show import (
 )
 
 GOLDEN = Path(__file__).parents[2] / "golden"
+
+
+def verdict_of(found):
+    """Headline, which has to fit, and detail."""
+    headline, detail = comparison_verdict(found)
+    assert len(headline) <= MAX_HEADLINE
+    return f"{headline}. {detail}".rstrip()
 
 
 def parts(span, **some):
@@ -141,7 +149,7 @@ def test_steps_under_a_profiler_are_not_compared_with_others():
 
 def test_few_steps_that_take_as_long_are_not_faster_by_nothing():
     found = changes(side(step_ns=(100, 101)), side(step_ns=(101, 100)))
-    assert comparison_verdict(found) == (
+    assert verdict_of(found) == (
         "Both runs take 100 ns per step (too few steps to rule out chance)."
     )
 
@@ -153,8 +161,8 @@ def test_steps_that_one_outlier_keeps_undecided_are_not_called_alike():
     found = changes(first, second)
     assert found.step.trend == "alike"
     assert found.step.num_apart == 5
-    assert comparison_verdict(found) == (
-        "Undecided, since chance may explain it (p = 0.065): 122 ns per step instead of 152 ns "
+    assert verdict_of(found) == (
+        "Undecided, since chance may explain it (p = 0.065). 122 ns per step instead of 152 ns "
         "(−19.7 %). 5 of 6 steps of the second run are shorter than all of the first: look at "
         "the others, and compare more steps."
     )
@@ -162,9 +170,7 @@ def test_steps_that_one_outlier_keeps_undecided_are_not_called_alike():
 
 def test_absence_of_a_difference_is_not_claimed():
     found = changes(side(step_ns=(99, 100, 101) * 3), side(step_ns=(100, 101, 99) * 3))
-    assert comparison_verdict(found) == (
-        "No difference found: 100 ns per step instead of 100 ns (+0 %)."
-    )
+    assert verdict_of(found) == ("No difference found: 100 ns per step instead of 100 ns (+0 %).")
 
 
 @pytest.mark.parametrize(
@@ -174,14 +180,18 @@ def test_absence_of_a_difference_is_not_claimed():
 )  # fmt: skip
 def test_large_changes_are_multiples_of_the_whole(second, words):
     found = changes(side(step_ns=(100,) * 9), side(step_ns=(second,) * 9))
-    assert comparison_verdict(found).startswith(f"The second run {words}: ")
+    assert verdict_of(found).startswith(f"The second run {words}: ")
 
 
 def test_unlike_runs_are_said_in_the_first_sentence():
     first = side(fingerprint=Fingerprint(device="H100", world_size=8))
     second = side(fingerprint=Fingerprint(device="A100", world_size=8), step_ns=(130,) * 9)
     found = changes(first, second)
-    assert comparison_verdict(found).startswith("Not like for like: device H100 → A100. The ")
+    assert verdict_of(found).startswith("Not like for like: device H100 → A100. The ")
+    long = side(fingerprint=Fingerprint(device="A" * 99, world_size=4))
+    assert verdict_of(changes(first, long)).startswith(
+        "Not like for like: another device, 1 more. "
+    )
 
 
 def test_only_what_both_runs_record_is_called_the_same():
@@ -198,10 +208,10 @@ def test_kernels_show_that_two_runs_may_be_of_different_programs():
     second = side(kernels=[kernel("conv", 900), kernel("norm", 100)], fingerprint=same)
     found = changes(first, second)
     assert found.common_kernels_ratio == 0.1
-    assert comparison_verdict(found).startswith(
-        "Perhaps not like for like: only 10.0 % of the computation is in kernels that both"
+    assert verdict_of(found).startswith(
+        "Perhaps not like for like: only 10.0 % of computation is in common kernels. "
     )
-    assert "Perhaps" not in comparison_verdict(changes(first, first))
+    assert "Perhaps" not in verdict_of(changes(first, first))
 
 
 def test_a_run_without_steps_is_not_said_to_have_plain_ones():
@@ -215,7 +225,7 @@ def test_a_headline_never_has_opposite_signs():
     first = side(step_ns=(100,) * 9, parts=parts(300, computation_ns=250))
     second = side(step_ns=(145,) * 9, parts=parts(221, computation_ns=131))
     found = changes(first, second)
-    assert comparison_verdict(found) == (
+    assert verdict_of(found) == (
         "The second run is 45.0 % slower: 145 ns per step instead of 100 ns."
     )
     told = " ".join(comparison_sentences(found))
@@ -226,7 +236,7 @@ def test_plain_and_traced_steps_are_in_separate_sentences():
     first = side(step_ns=(100,) * 9, parts=parts(300, computation_ns=250))
     second = side(step_ns=(145,) * 9, parts=parts(400, computation_ns=345))
     found = changes(first, second)
-    assert "computation" not in comparison_verdict(found)
+    assert "computation" not in verdict_of(found)
     told = " ".join(comparison_sentences(found))
     assert "In traced steps (300 ns → 400 ns), computation accounts for +95 ns of +100 ns." in told
 
@@ -234,14 +244,14 @@ def test_plain_and_traced_steps_are_in_separate_sentences():
 def test_traced_steps_alone_name_the_part_in_the_verdict():
     first = side(step_ns=(300,) * 9, is_traced=True, parts=parts(300, computation_ns=250))
     second = side(step_ns=(400,) * 9, is_traced=True, parts=parts(400, computation_ns=345))
-    verdict = comparison_verdict(changes(first, second))
+    verdict = verdict_of(changes(first, second))
     assert verdict.endswith(". Computation accounts for +95 ns of +100 ns.")
 
 
 def test_a_part_that_others_make_up_for_is_said_to_be():
     first = side(step_ns=(300,) * 9, is_traced=True, parts=parts(300, computation_ns=250))
     second = side(step_ns=(330,) * 9, is_traced=True, parts=parts(330, computation_ns=330))
-    verdict = comparison_verdict(changes(first, second))
+    verdict = verdict_of(changes(first, second))
     assert verdict.endswith(". Computation accounts for +80 ns, other parts for −50 ns.")
 
 

@@ -103,7 +103,7 @@ def test_each_tool_answers_and_nothing_below_the_root_changes(
     assert (listed["num_findings"], listed["next_offset"]) == (2, None)
     assert text_of(page).startswith("# persistent-straggler\n")
     assert text_of(change).startswith(
-        "Not like for like: nodes 1 → 2. Both runs take 22.3 ms per step"
+        "Not like for like: nodes 1 → 2\nBoth runs take 22.3 ms per step"
     )
     assert text_of(stuck).startswith("Stuck: rank 12 never launched all_to_all 20537")
 

@@ -223,7 +223,7 @@ def work_between_launches(
             headline=fitting(
                 f"The GPU idles {step.part(cost)} while the training thread {_does(pause)}",
                 f"The GPU idles {step.part(cost)} while its CPU {_does(pause)}",
-                f"The GPU idles {step.part(cost)} while the CPU does other work",
+                f"The GPU idles {step.part(cost)} while its CPU {_briefly(pause)}",
             ),
             message=(
                 f"{step.amount(cost)}; the thread {_does(pause)} for "
@@ -244,6 +244,13 @@ def _does(pause: CpuPause) -> str:
     if pause.caller == COMPILES:
         return "compiles with torch.compile"
     return f"runs {pause.caller} on the CPU" if pause.caller else "runs code outside of PyTorch"
+
+
+def _briefly(pause: CpuPause) -> str:
+    """The same without a name, which may be long."""
+    if not pause.caller:
+        return "is in one annotated range"
+    return "runs the optimizer" if is_optimizer(pause.caller) else "runs one operator itself"
 
 
 def _versions(pause: CpuPause, computation: ComputationResult) -> str:

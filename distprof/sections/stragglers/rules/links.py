@@ -186,13 +186,14 @@ def slow_link(
         others = f"{link.num_compared} other group{'s' if link.num_compared > 1 else ''}"
         if not link.num_compared:
             others = "the other steps"
+        whose = "Their" if len(link.ranks) > 1 else "Its"
         yield Draft(
             headline=(
                 f"Slow transfers of {few_ranks(link.ranks)} cost "
                 f"{format_ratio(link.share_of_step_ratio)} of each step"
             ),
             message=(
-                f"Their {link.kind} ({size}{link.axis}) takes "
+                f"{whose} {link.kind} ({size}{link.axis}) takes "
                 f"{format_duration(link.transfer_ns)}{when}, "
                 f"{link.ratio:.2f} times as long as in {others}."
             ),
@@ -215,7 +216,7 @@ def _link_fix(link: SlowLink) -> str:
         )
     nodes = f" ({', '.join(link.nodes)})" if 1 < len(link.nodes) <= 4 else ""
     return (
-        f"Compare the links of these ranks{nodes} with the others': network card "
+        f"Compare the links of {few_ranks(link.ranks)}{nodes} with the others': network card "
         "and protocol (NCCL_DEBUG=INFO), error counters, cable, link width. Measure with "
         "nccl-tests between these nodes alone."
     )

@@ -24,8 +24,8 @@ from distprof.units import capitalized, fold_ranks, format_duration, format_rati
 
 _FIX = {
     StragglerCause.SLOW_DEVICE: (
-        "Check its clocks, temperature, power limit and throttle reasons (nvidia-smi -q on a GPU), "
-        "run the job without its node, and replace the hardware if it stays slow."
+        "Check clocks, temperature, power limit and throttle reasons there (nvidia-smi -q on a "
+        "GPU), run the job without that node, and replace the hardware if it stays slow."
     ),
     StragglerCause.MORE_WORK: (
         "Give ranks equal work: pack or bucket sequences by cost, balance experts, shard embedding "
