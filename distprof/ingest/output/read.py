@@ -43,6 +43,9 @@ QUIET = frozenset(
 _EACH = ("aside", "begun", "finished")
 """Kinds of lines of which each one counts."""
 
+_LATEST = ("calls", "preparing")
+"""Kinds of lines of which the last of each writer counts."""
+
 _NOISE = re.compile(r"NCCL (?:INFO|TRACE)|\bDEBUG\b")
 _ALWAYS = {"world", "exit", "setup", "calls", "nccl-retries", "nccl-result", "closed"}
 """Kinds and names of lines that count although a debugging log prints them."""
@@ -248,6 +251,8 @@ class Reader:
             by_prefix = int(inner[1])  # the line of another rank behind a bar of progress
         writer = rank if by_prefix is None else by_prefix
         if row.yields == "stack":
+            if row.search(cleaned(data[start:end])) is None:
+                return
             first = _first_frame(data, start) if row.before else start
             self._keep_stacks(data, first, number - data.count(b"\n", first, start), shown, writer)
             return
@@ -272,7 +277,7 @@ class Reader:
         writer = rank if fields.get("group") == DEFAULT_GROUPS[0] else writer
         key = (row.name, rank, *sorted(fields.items()))
         key = (*key, number) if row.yields in _EACH else key
-        if row.yields == "calls":
+        if row.yields in _LATEST:
             key = (row.name, fields.get("comm"), fields.get("process"), fields.get("own"))
         if key in self.events:
             self._again[key] = (shown, number)
@@ -303,7 +308,7 @@ class Reader:
         if row.yields == "world":
             return False
         if key in self.events:
-            return row.yields in ("phase", "calls")  # the last one counts
+            return row.yields in ("phase", *_LATEST)  # the last one counts
         if self._counts[key[:2]] >= MAX_OF_A_KIND or len(self.events) >= MAX_EVENTS:
             self._num_dropped += 1
             return False

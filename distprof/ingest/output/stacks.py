@@ -30,6 +30,7 @@ _NAMED_RANK = re.compile(r"(?i)(?:local[_-])?\brank[ =:_-]{0,2}(\d{1,7})\b")
 _TELLING = (
     ("distributed_c10d", re.compile(r"(?!wrapper|_)\w+$")),
     ("torch/utils/data", re.compile(r"__next__$")),
+    ("torch/cuda", re.compile(r"synchronize$")),
     ("torch/utils/file_baton", re.compile(r"wait$")),
     ("torch/serialization", re.compile(r"(?:save|load)$")),
 )

@@ -226,8 +226,9 @@ def _elsewhere(found: EndingResult, output: JobOutput) -> EndingResult:
 
 def _while_preparing(found: EndingResult, output: JobOutput) -> EndingResult:
     """A wait during which another process prepared the data set."""
-    event = next(iter(_of(output, "preparing")), None)
-    if event is None or found.state != STUCK or found.ranks:
+    event = next(iter(_of(output, "preparing")[::-1]), None)
+    is_open = event is not None and event.fields["percent"] != "100"
+    if event is None or not is_open or found.state != STUCK or found.ranks:
         return found
     fields = event.fields
     took = f" after {fields['took']}" if "took" in fields else ""

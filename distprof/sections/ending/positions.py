@@ -182,17 +182,19 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
             rest = f", and the text ends there. If {of_them} printed nothing about it, {are} the "
             rest += "first suspect."
         return _stuck("silent", text + rest, positions, suspects=silent)
-    return _stuck("unfinished", f"{text}. {_whether_behind(waiting, output)}", positions)
+    return _stuck("unfinished", f"{text}. {_whether_behind(waiting, positions, output)}", positions)
 
 
-def _whether_behind(waiting: Sequence[EndingPosition], output: JobOutput) -> str:
+def _whether_behind(
+    waiting: Sequence[EndingPosition], positions: Sequence[EndingPosition], output: JobOutput
+) -> str:
     """What is known of the other ranks of the group."""
     joined = [e for e in output.events if e.yields == "joined"]
     everyone = {rank for e in joined if e.number("seq") == waiting[0].seq for rank in e.ranks()}
     if everyone:
         who = capitalized(name_ranks(sorted(everyone)))
         return f"{who} launched it, and it did not finish: no rank is behind."
-    if len(waiting) > 1:
+    if len(positions) > 1:
         return "No rank that printed is behind."
     return "No other rank printed where it stands."
 
@@ -246,6 +248,8 @@ def _behind(
     stands = f"launched no collective after number {at:,}"
     if waits:
         stands = f"{_verb(late, 'stand')} at {_operation(waits[0], name)}"
+        if at != waits[0].seq:
+            stands += f" and {'have' if len(late) > 1 else 'has'} launched up to number {at:,}"
     sizes = {one.size for one in (*waits, ahead)} if waits else set()
     differs = len(sizes) > 1 or bool(waits and waits[0].op != ahead.op)
     path = ", of different operations or sizes: one of them took another path" if differs else ""
