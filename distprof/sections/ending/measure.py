@@ -581,6 +581,7 @@ def _key(event: OutputEvent) -> tuple[str, str]:
 _OWN = re.compile(
     r"^(?:[\w.]+\.)?(?:Import|ModuleNotFound|Attribute|Name|Type|Key|Index|Value|Syntax|Assertion"
     r"|FileNotFound|Permission|Memory)Error(?:: |$)|HTTPS?ConnectionPool|built in$|no GPUs"
+    r"|third-party dynamic library"
     r"|use_libuv|CalledProcessError: Command (?!\W{0,3}[^',]*"
     r"(?:python|torchrun|deepspeed|accelerate|srun|bash|\bsh\b))"
 )
@@ -665,9 +666,10 @@ def _assert(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
 
 def _port(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     number = event.fields.get("port", "")
-    return f"{f'port {number}' if number else 'the port of the rendezvous'} is in use", (
-        "End the other job on that host, or choose another MASTER_PORT.",
-    )
+    step = "End the other job on that host, or choose another MASTER_PORT."
+    if event.rank:
+        step += " Only rank 0 listens there: if this rank does, it was not told its rank."
+    return f"{f'port {number}' if number else 'the port of the rendezvous'} is in use", (step,)
 
 
 def _loader(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
