@@ -1,12 +1,21 @@
 """Codes of many rows without sorting them."""
 
+from itertools import groupby
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from distprof.run.tables import DistinctRows, distinct, encode, order_of_codes
+from distprof.run.tables import (
+    DistinctRows,
+    distinct,
+    encode,
+    numbers_in,
+    order_of_codes,
+    runs_of,
+)
 
 
 @given(
@@ -55,3 +64,13 @@ def test_equal_columns_are_searched_once():
     assert rows.of([column.copy() for column in columns]) is found
     assert rows.of([columns[0], np.array([2, 2, 3])]) is not found
     assert rows.of([columns[0][:2], columns[1][:2]])[1].tolist() == [1, 0]
+
+
+@given(st.lists(st.tuples(st.integers(-1, 2), st.integers(0, 2)), max_size=12))
+def test_rows_are_numbered_among_equal_ones_and_runs_end_where_any_column_changes(rows):
+    columns = [np.array([row[i] for row in rows], np.int64) for i in range(2)]
+    assert numbers_in(*columns).tolist() == [rows[:at].count(row) for at, row in enumerate(rows)]
+    lengths = [len(list(run)) for _, run in groupby(rows)]
+    begins, found = runs_of(*columns)
+    assert found.tolist() == lengths
+    assert begins.tolist() == [sum(lengths[:at]) for at in range(len(lengths))]

@@ -19,7 +19,7 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.intervals import EMPTY, Intervals, covered, subtract, union
+from distprof.intervals import EMPTY, Intervals, covered, covered_ns, subtract, union
 from distprof.run.tables import NO_THREAD, RankTables, intervals_of, join_launches
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import RankContext, RankGradients, Timeline
@@ -266,7 +266,7 @@ def _search(
     """
     ranges = _marked(tables.host, SEARCH)
     windows = union(context.windows)
-    searched = int(covered(ranges, windows).sum())
+    searched = covered_ns(ranges, windows)
     if not searched:
         return 0, 0
     dtype = tables.collectives.coded("dtype")
@@ -282,4 +282,4 @@ def _search(
             np.concatenate((timeline.computation.end, timeline.communication.end)),
         )
     )
-    return searched, int(covered(subtract(ranges, busy), windows).sum()) + bitmap_exposed
+    return searched, covered_ns(subtract(ranges, busy), windows) + bitmap_exposed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from distprof.intervals import Intervals, covered, subtract, union
+from distprof.intervals import Intervals, covered, covered_ns, subtract, union
 from distprof.run.tables import RankTables, intervals_of
 from distprof.schema import Table
 from distprof.sections.context import RankInput, Timeline
@@ -30,8 +30,8 @@ def rank_input(tables: RankTables, windows: Intervals, timeline: Timeline) -> Ra
         num_own_loads=_num_inside(own, inside),
         num_worker_loads=_num_inside(workers, inside),
         num_pageable=_num_inside(copies, inside),
-        pageable_ns=int(covered(inside, together).sum()),
-        exposed_pageable_ns=int(covered(inside, _alone(together, timeline)).sum()),
+        pageable_ns=covered_ns(inside, together),
+        exposed_pageable_ns=covered_ns(inside, _alone(together, timeline)),
     )
 
 

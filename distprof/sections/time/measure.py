@@ -348,7 +348,7 @@ def measure_copies(
                 count=int(rows.sum()),
                 num_bytes=int(ABSENT) if (sizes == ABSENT).any() else int(sizes.sum()),
                 duration_ns=int((end - start)[rows].sum()),
-                exposed_ns=int(covered(spans, alone).sum()),
+                exposed_ns=covered_ns(spans, alone),
                 operators=dict(spent.most_common(MAX_OPERATORS)),
             )
         )
