@@ -214,6 +214,17 @@ def begins_and_ends(ranks: Sequence[DrawnRank]) -> NDArray[np.int64]:
     return np.array([[of[0][0] for of in pieces], [of[-1][1] for of in pieces]])
 
 
+def all_wait(ranks: Sequence[DrawnRank]) -> float:
+    """Share of the step in which every rank waits."""
+    pieces = [np.array(pieces_of(rank.split)) for rank in ranks]
+    times = np.linspace(0, max(of[-1, 1] for of in pieces), 4_000)
+    waits = [
+        np.isin(of[np.searchsorted(of[:, 1], times).clip(max=len(of) - 1), 2], (WAIT, MESSAGE_WAIT))
+        for of in pieces
+    ]
+    return float(np.all(waits, axis=0).mean())
+
+
 @pytest.mark.parametrize("is_whole", [True, False], ids=["all-ranks", "without-rank-2"])
 @pytest.mark.parametrize(
     "shape",
@@ -236,6 +247,8 @@ def test_repaired_ranks_end_together_where_they_did_before(shape: str, is_whole:
         assert drawn.min() >= 0
         assert drawn.max() * step.unit_ns <= one.span_ns + step.unit_ns
         assert (drawn[1] - drawn[0]).mean() * step.unit_ns == pytest.approx(one.mean_ns, rel=1e-3)
+        if is_whole:
+            assert all_wait(one.ranks) < 0.005, "somebody works or moves data meanwhile"
         planned = report.plan.repairs[one.number - 1].step_ns
         assert one.mean_ns == pytest.approx(planned, rel=0.02), "the plan counts all steps"
 

@@ -93,13 +93,15 @@ def _ranks(
     unit: int,
 ) -> Iterator[tuple[int, DrawnRank]]:
     origin = int(times.start[graph.opens[:, place]].min())
-    blocker = _blockers(graph, times)
+    blocker, members = _blockers(graph, times), _members(graph)
     for position, rank in enumerate(graph.ranks):
         if rank not in wanted:
             continue
         low, high = int(graph.opens[position, place]), int(graph.closes[position, place])
-        kind, end = _pieces(graph, times, own_ns, blocker, axes, low, high)
         start = int(times.start[low])
+        kind, end = _pieces(graph, times, own_ns, blocker, low, high)
+        own = np.unique(members[1][members[0] == position])
+        kind, end = _with_transfers(graph, times, axes, own, kind, end, start)
         kind, end = fewer(kind, end - start, MOST_PIECES)
         split = packed_split(kind, end + start - origin, start - origin, unit)
         yield rank, DrawnRank(rank=rank, split=split)
@@ -116,12 +118,25 @@ def _blockers(graph: TraceGraph, times: Times) -> Int64Array:
     return found
 
 
+def _members(graph: TraceGraph) -> tuple[Int64Array, Int64Array]:
+    """Positions of ranks, and transfers in which they take part."""
+    edges, first = graph.graph, graph.num_segments
+    issued = (edges.source < first) & (edges.target >= first)
+    resumed = (edges.target < first) & (edges.source >= first)
+    segment = np.concatenate((edges.source[issued], edges.target[resumed]))
+    transfer = np.concatenate((edges.target[issued], edges.source[resumed])) - first
+    position = graph.owner[segment].astype(np.int64)
+    # A wait of one rank alone also needs what others issued
+    alone = graph.transfers.owner[transfer]
+    own = (alone == ABSENT) | (alone == position)
+    return position[own], transfer[own]
+
+
 def _pieces(
     graph: TraceGraph,
     times: Times,
     own_ns: Int64Array,
     blocker: Int64Array,
-    axes: Sequence[str],
     low: int,
     high: int,
 ) -> tuple[Int64Array, Int64Array]:
@@ -130,7 +145,7 @@ def _pieces(
     The graph knows how much of a segment is computation, copies and idle, not in which order: they
     follow each other in that order. A segment loses what a repair removes, or else idle time first;
     one that it lengthens, because work moves to it, has more of each. Between two segments, a rank
-    waits until the transfer that blocks it begins.
+    waits.
     """
     segments = np.arange(low, high)
     begin, end = times.start[segments], times.end[segments]
@@ -142,31 +157,44 @@ def _pieces(
     computed = np.minimum(begin + own[:, Own.COMPUTATION], end)
     copied = np.minimum(computed + own[:, Own.COPY], end)
     transfer = blocker[np.minimum(segments + 1, graph.num_segments - 1)]
-    blocked = np.flatnonzero(transfer != ABSENT)
-    of = transfer[blocked]
-    waited, waits = end.copy(), np.full(len(segments), WAIT)
-    waited[blocked] = np.clip(
-        times.start[graph.num_segments + of], end[blocked], np.maximum(resumed, end)[blocked]
-    )
-    waits[blocked[np.isin(graph.transfers.kind[of], _MESSAGES)]] = MESSAGE_WAIT
-    moves = np.full(len(segments), IDLE)
-    numbers = np.array([axes.index(axis) for axis in graph.axis_names] or [0], np.int64)
-    moves[blocked] = np.where(
-        graph.transfers.is_joined[of],
-        TRANSFER + numbers[np.maximum(graph.transfers.axis[of], 0)],
-        UNSPLIT,
-    )
-    kinds = (
-        np.full(len(segments), COMPUTATION),
-        np.full(len(segments), COPY),
-        np.full(len(segments), IDLE),
-        waits,
-        moves,
-    )
-    ends = (computed, copied, end, waited, np.maximum(resumed, end))
+    is_message = np.isin(graph.transfers.kind[transfer], _MESSAGES) & (transfer != ABSENT)
+    waits = np.where(transfer == ABSENT, IDLE, np.where(is_message, MESSAGE_WAIT, WAIT))
+    kinds = (*(np.full(len(segments), kind) for kind in (COMPUTATION, COPY, IDLE)), waits)
+    ends = (computed, copied, end, np.maximum(resumed, end))
     return _without_empty(
         np.stack(kinds, axis=1).ravel(), np.stack(ends, axis=1).ravel(), int(times.start[low])
     )
+
+
+def _with_transfers(
+    graph: TraceGraph,
+    times: Times,
+    axes: Sequence[str],
+    own: Int64Array,
+    kind: Int64Array,
+    end: Int64Array,
+    start: int,
+) -> tuple[Int64Array, Int64Array]:
+    """The pieces with transfers of the rank in its waits: also those queued before the last one."""
+    begin_ns, end_ns = (side[graph.num_segments + own] for side in (times.start, times.end))
+    inside = (end_ns > begin_ns) & (end_ns > start) & (begin_ns < (end[-1] if len(end) else start))
+    order = np.flatnonzero(inside)[np.argsort(begin_ns[inside], kind="stable")]
+    if not len(order):
+        return kind, end
+    own, begin_ns, end_ns = own[order], begin_ns[order], end_ns[order]
+    cuts = np.unique(np.concatenate((end, np.clip((begin_ns, end_ns), start, end[-1]).ravel())))
+    cuts = cuts[cuts > start]
+    kinds, since = kind[np.searchsorted(end, cuts)], np.concatenate(([start], cuts[:-1]))
+    # Of those that have begun, the one that ends last
+    until = np.maximum.accumulate(end_ns)
+    latest = np.maximum.accumulate(np.where(end_ns == until, np.arange(len(own)), 0))
+    begun = np.searchsorted(begin_ns, since, side="right") - 1
+    moving = np.isin(kinds, (WAIT, MESSAGE_WAIT)) & (begun >= 0) & (until[begun] > since)
+    of = own[latest[begun]]
+    numbers = np.array([axes.index(axis) for axis in graph.axis_names] or [0], np.int64)
+    moves = TRANSFER + numbers[np.maximum(graph.transfers.axis[of], 0)]
+    moves = np.where(graph.transfers.is_joined[of], moves, UNSPLIT)
+    return _without_empty(np.where(moving, moves, kinds), cuts, start)
 
 
 def _without_empty(kind: Int64Array, end: Int64Array, start: int) -> tuple[Int64Array, Int64Array]:
