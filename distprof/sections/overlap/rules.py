@@ -256,7 +256,10 @@ _FIXES = {
         "Waiting in send and recv dominates: in a pipeline, use more micro-batches or an "
         "interleaved schedule. Elsewhere, find why the peer is late."
     ),
-    _UNSPLIT: "Record all ranks of a process group to separate waiting from transfer.",
+    _UNSPLIT: (
+        "Record the same steps on all ranks of a process group: once their collectives match, "
+        "waiting and transfer are separate."
+    ),
 }
 
 

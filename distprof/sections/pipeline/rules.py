@@ -259,20 +259,23 @@ def bubble_above_ideal(pipeline: PipelineResult, limits: Limits) -> Iterator[Dra
         excess = judged.idle_ns - judged.warm_up_drain_ns
         if judged.ratio(excess) <= limits["excess_ratio"]:
             continue
-        ns, what = max(_parts(judged.group))
+        group = judged.group
+        ns, what = max(_parts(group))
+        said = f"The pipeline idles {format_ratio(judged.ratio(excess))} more than its schedule"
+        fix = _FIXES[what]
+        if what == _IMBALANCE and group.limiting_rank is not None:
+            busiest = f"stage {group.limiting_stage} (rank {group.limiting_rank})"
+            fix = f"Move layers from {busiest} to the others."
         yield Draft(
-            headline=(
-                f"The pipeline idles {format_ratio(judged.ratio(excess))} more than its schedule "
-                "explains"
-            ),
+            headline=fitting(f"{said} explains: {what.partition(',')[0]}", said),
             message=(
                 f"{judged.name} idles {format_ratio(judged.ratio(judged.idle_ns))} of its time; "
                 f"warm-up and drain take {format_ratio(judged.ratio(judged.warm_up_drain_ns))}. Of "
                 f"the other {format_duration(excess)}, {format_duration(ns)} are lost to {what}."
             ),
-            fix=_FIXES[what],
+            fix=fix,
             cost_ns_per_step=excess,
-            confidence=judged.group.confidence,
+            confidence=group.confidence,
             evidence=("pipeline.groups",),
             without=_WITHOUT.get(what, ""),
         )
