@@ -15,13 +15,14 @@
 // Python declares once, in `Settings`, which columns are kept and what the words of a trace mean.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <limits>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -218,7 +219,7 @@ struct Settings {
     std::vector<std::pair<std::string, std::int8_t>> categories;  // word in the trace, and its kind
     std::string module_prefix;  // of Python frames that are kept
     std::string step_prefix;
-    std::vector<std::string> without_inputs;  // names of operators whose inputs are not needed
+    std::set<std::string, std::less<>> without_inputs;  // names of operators whose inputs are not needed
     std::vector<std::string> comm_prefixes;  // of host rows that are communication
     std::string skipped_phases;
     std::vector<std::string> arguments;  // keys; the first are those of `Argument`
@@ -262,7 +263,7 @@ struct Settings {
     }
 
     bool has_inputs(string_view name) const {
-        return std::find(without_inputs.begin(), without_inputs.end(), name) == without_inputs.end();
+        return without_inputs.find(name) == without_inputs.end();
     }
 
     bool is_step(string_view name) const {
@@ -742,8 +743,8 @@ private:
 #endif
     }
 
-    /// Read a number of usual length, if it comes next: not negative, no exponent, at most 15 digits
-    /// before the point and 7 after it. One test of the text's end is enough for all of it.
+    /// Read a number of usual length, if it comes next: not negative, no exponent, at most 16 digits
+    /// before the point (microseconds since 1970) and 7 after it. One test of the text's end is enough for all of it.
     DISTPROF_INLINE bool reads_usual_number(Number& number) {
 #if DISTPROF_WORDS
         if (end_ - at_ < 26) return false;
@@ -754,8 +755,8 @@ private:
         if (count == 8) {
             const std::uint64_t second = digits_at(at_ + 8);
             const unsigned more = num_digits(second);
-            if (more == 8) return false;
-            mantissa = POWERS_OF_TEN[more] * mantissa + eight_digits(second << (56 - 8 * more) << 8);
+            const unsigned half = 32 - 4 * more;  // a shift by all 64 bits is undefined
+            mantissa = POWERS_OF_TEN[more] * mantissa + eight_digits(second << half << half);
             count += more;
         }
         if (*at_ == '0' && count > 1) return false;
@@ -769,7 +770,7 @@ private:
             mantissa = POWERS_OF_TEN[decimals] * mantissa + eight_digits(third << (64 - 8 * decimals));
             behind += 1 + decimals;
         }
-        if (*behind == 'e' || *behind == 'E') return false;
+        if (is_of_number(*behind)) return false;
         number = {mantissa, count + decimals, decimals, false, has_point, false};
         at_ = behind;
         return true;
@@ -1250,7 +1251,7 @@ private:
     char phase() const { return event_.field[PHASE].text().front(); }
 
     bool is_skipped() const {
-        return settings_.skipped_phases.find(phase()) != std::string::npos;
+        return phase() != 'X' && settings_.skipped_phases.find(phase()) != std::string::npos;
     }
 
     static DISTPROF_INLINE Field field_of(string_view key) {

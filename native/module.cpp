@@ -316,7 +316,7 @@ std::unique_ptr<const Settings> settings_from(PyObject* args, PyObject* keywords
     settings->categories = categories_of(categories);
     settings->module_prefix = text_of(module_prefix);
     settings->step_prefix = text_of(step_prefix);
-    settings->without_inputs = texts_of(without_inputs);
+    for (const std::string& name : texts_of(without_inputs)) settings->without_inputs.insert(name);
     settings->comm_prefixes = texts_of(comm_prefixes);
     settings->skipped_phases = text_of(phases);
     settings->arguments = texts_of(arguments);
