@@ -86,42 +86,9 @@ def collective_time(
     return steps * alpha_s + sent_bytes(kind, group_size, num_bytes) / bandwidth
 
 
-def hierarchical_all_reduce_time(
-    *,
-    num_nodes: int,
-    ranks_per_node: int,
-    num_bytes: float,
-    alpha_intra_s: float,
-    bandwidth_intra: float,
-    alpha_inter_s: float,
-    bandwidth_inter: float,
-) -> float:
-    """Time of a reduce-scatter inside nodes, an all-reduce across, and an all-gather inside."""
-    within = 2 * collective_time(
-        CollectiveKind.REDUCE_SCATTER,
-        ranks_per_node,
-        num_bytes,
-        alpha_s=alpha_intra_s,
-        bandwidth=bandwidth_intra,
-    )
-    across = collective_time(
-        CollectiveKind.ALL_REDUCE,
-        num_nodes,
-        num_bytes / ranks_per_node,
-        alpha_s=alpha_inter_s,
-        bandwidth=bandwidth_inter,
-    )
-    return within + across
-
-
 def crossover_bytes(alpha_s: float, bandwidth: float) -> float:
     """The size n* = α · bandwidth below which a message is latency-bound."""
     return alpha_s * bandwidth
-
-
-def exposed_overhead_ratio(communication_s: float, computation_s: float) -> float:
-    """Share of communication in a step if none of it overlaps."""
-    return communication_s / (communication_s + computation_s)
 
 
 def latency_steps(kind: CollectiveKind, group_size: int, algorithm: Algorithm) -> int:
@@ -169,12 +136,6 @@ def fully_sharded_bytes(num_ranks: int, num_parameters: float, *, reshards: bool
     return (3 if reshards else 2) * one_way
 
 
-def hybrid_sharded_bytes(shards: int, replicas: int, num_parameters: float) -> tuple[float, float]:
-    """HSDP: bytes in the shard group, and bytes of the all-reduce of N / shards across replicas."""
-    across = data_parallel_bytes(replicas, num_parameters / shards)
-    return fully_sharded_bytes(shards, num_parameters), across
-
-
 def tensor_parallel_bytes(num_ranks: int, batch: int, sequence: int, hidden: int) -> float:
     """Bytes of one layer and micro-batch: 4 all-reduces (or gather-scatter pairs) of B·S·H."""
     size = batch * sequence * hidden * _ELEMENT_BYTES
@@ -199,9 +160,3 @@ def ring_attention_bytes(num_ranks: int, batch: int, sequence: int, kv_size: int
     """
     hop = 2.0 * batch * sequence / num_ranks * kv_size * _ELEMENT_BYTES
     return 3 * (num_ranks - 1) * hop
-
-
-def ulysses_bytes(num_ranks: int, batch: int, sequence: int, hidden: int) -> float:
-    """Bytes of one layer and micro-batch: 4 all-to-alls of a rank's B·S/P·H forward, 4 backward."""
-    size = batch * sequence / num_ranks * hidden * _ELEMENT_BYTES
-    return 8 * sent_bytes(CollectiveKind.ALL_TO_ALL, num_ranks, size)

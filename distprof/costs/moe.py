@@ -53,19 +53,6 @@ def dead_ratio(tokens: ArrayLike) -> Floats:
     return ratio
 
 
-def expert_capacity(factor: float, top_k: int, num_tokens: int, num_experts: int) -> int:
-    """Maximum number of assignments of an expert: ⌈factor · k · T / E⌉; ValueError if undefined."""
-    if num_experts < 1 or factor < 0 or top_k < 0 or num_tokens < 0:
-        raise ValueError("a capacity needs at least one expert and no negative numbers")
-    return math.ceil(factor * top_k * num_tokens / num_experts)
-
-
-def dropped_tokens(tokens: ArrayLike, capacity: float) -> Floats:
-    """Assignments above the capacity of the experts, shape ``(…,)``."""
-    beyond: Floats = np.maximum(_loads(tokens) - capacity, 0).sum(axis=-1)
-    return beyond
-
-
 def aux_loss(fraction: ArrayLike, probability: ArrayLike) -> float:
     """Load-balancing loss of Switch and GShard: E · Σ f·P.
 

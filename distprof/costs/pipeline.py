@@ -19,7 +19,6 @@ missing, because a rank was not observed, are available from the start.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -83,20 +82,6 @@ def zero_bubble_idle(
     return (num_stages - 1) * max(idle, 0.0)
 
 
-def dualpipe_idle(
-    num_stages: float, overlapped: float, backward: float, backward_weight: float
-) -> float:
-    """Idle time per rank of DualPipe: (P / 2 - 1)(F&B + B - 3W), never below 0.
-
-    P is even, F&B an overlapped forward and backward of two micro-batches, B the full backward.
-
-    Source:
-        DeepSeek-V3 report, table 2.
-    """
-    _check_counts(num_stages)
-    return max(num_stages / 2 - 1, 0.0) * max(overlapped + backward - 3 * backward_weight, 0.0)
-
-
 def in_flight(
     schedule: Literal["gpipe", "1f1b"], num_stages: int, num_micro_batches: int, stage: int
 ) -> int:
@@ -114,20 +99,6 @@ def in_flight(
     if schedule == "1f1b":
         return min(num_micro_batches, num_stages - stage)
     raise ValueError(f"no formula for the micro-batches in flight of {schedule}")
-
-
-def min_micro_batches(num_stages: int, fraction: float, virtual_stages: int = 1) -> int:
-    """The fewest micro-batches, at least 1, whose bubble fraction is at most ``fraction``.
-
-    Raises:
-        ValueError: If a number is below 1, or the fraction is not between 0 and 1.
-    """
-    if not 0 < fraction < 1:
-        raise ValueError(f"a bubble fraction must be between 0 and 1, not {fraction!r}")
-    _check_counts(num_stages, virtual_stages)
-    fewest = (num_stages - 1) * (1 - fraction) / (virtual_stages * fraction)
-    # slightly above an integer counts as that integer: 0.1 is not exact in binary
-    return max(math.ceil(fewest - 1e-9), 1)
 
 
 def _check_counts(*counts: float) -> None:

@@ -271,13 +271,6 @@ Regime = Literal[
 ]
 
 
-def data_parallel_intensity(
-    num_parameters: float, num_tokens: float, *, bytes_per_parameter: float = 2
-) -> float:
-    """FLOP per byte of DDP: 6N · tokens of a rank / (2N · bytes of a gradient)."""
-    return 6 * num_parameters * num_tokens / (2 * num_parameters * bytes_per_parameter)
-
-
 def ridge(peak_flops: float, bandwidth: float) -> float:
     """FLOP per byte at which computation and communication take the same time."""
     return peak_flops / bandwidth
@@ -286,11 +279,6 @@ def ridge(peak_flops: float, bandwidth: float) -> float:
 def bound_with_overlap(intensity: float, ridge_intensity: float) -> float:
     """The highest efficiency with perfect overlap: min(1, CCR / CCR*)."""
     return min(1.0, intensity / ridge_intensity)
-
-
-def bound_without_overlap(intensity: float, ridge_intensity: float) -> float:
-    """The highest efficiency without overlap: 1 / (1 + CCR* / CCR)."""
-    return intensity / (intensity + ridge_intensity)
 
 
 def regime(intensity: float, ridge_intensity: float) -> Regime:

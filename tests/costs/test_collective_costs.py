@@ -6,8 +6,6 @@ from distprof.costs.collectives import (
     bus_factor,
     collective_time,
     crossover_bytes,
-    exposed_overhead_ratio,
-    hierarchical_all_reduce_time,
     sent_bytes,
 )
 from distprof.terms import CollectiveKind as Kind
@@ -32,11 +30,6 @@ def test_140_gb_of_gradients_at_50_gb_per_s_take_5_6_s():
     # "about 2 N bytes": the factor for very many ranks
     time = collective_time(Kind.ALL_REDUCE, 100_000, 140 * GB, alpha_s=0, bandwidth=50 * GB)
     assert time == pytest.approx(5.6, rel=1e-4)
-
-
-@pytest.mark.parametrize(("compute_s", "share"), [(10, 0.36), (3, 0.65)])
-def test_without_overlap_that_is_36_or_65_percent(compute_s, share):
-    assert exposed_overhead_ratio(5.6, compute_s) == pytest.approx(share, abs=0.005)
 
 
 @pytest.mark.parametrize(
@@ -92,34 +85,6 @@ def test_tree_and_naive_pay_the_whole_message_at_each_step():
     naive = collective_time(Kind.ALL_REDUCE, 8, 1_000, alpha_s=US, bandwidth=GB, algorithm="naive")
     assert tree == pytest.approx(6 * (US + 1_000 / GB))
     assert naive == pytest.approx(14 * (US + 1_000 / GB))
-
-
-def test_a_hierarchy_over_equal_links_moves_as_many_bytes_as_one_ring():
-    # 2(g-1)/g n + 2(G-1)/G n/g = 2(Gg-1)/(Gg) n
-    time = hierarchical_all_reduce_time(
-        num_nodes=4,
-        ranks_per_node=8,
-        num_bytes=GB,
-        alpha_intra_s=0,
-        bandwidth_intra=100 * GB,
-        alpha_inter_s=0,
-        bandwidth_inter=100 * GB,
-    )
-    flat = collective_time(Kind.ALL_REDUCE, 32, GB, alpha_s=0, bandwidth=100 * GB)
-    assert time == pytest.approx(flat)
-
-
-def test_a_hierarchy_pays_each_levels_latency():
-    time = hierarchical_all_reduce_time(
-        num_nodes=4,
-        ranks_per_node=8,
-        num_bytes=0,
-        alpha_intra_s=1 * US,
-        bandwidth_intra=GB,
-        alpha_inter_s=10 * US,
-        bandwidth_inter=GB,
-    )
-    assert time == pytest.approx((2 * 7 + 2 * 3 * 10) * US)
 
 
 @pytest.mark.parametrize("algorithm", ["tree", "naive"])

@@ -16,8 +16,6 @@ from distprof.costs.moe import (
     contiguous_placement,
     dead_ratio,
     distribution_distance,
-    dropped_tokens,
-    expert_capacity,
     load_imbalance,
     load_variation,
     lost_to_imbalance,
@@ -68,14 +66,6 @@ def test_an_expert_alone_is_even():
 def test_without_experts_nothing_can_be_said():
     with pytest.raises(ValueError, match="at least one expert"):
         load_imbalance([])
-
-
-def test_capacity_is_rounded_up_and_what_is_beyond_is_dropped():
-    assert expert_capacity(1.0, 2, 10, 8) == 3  # 2.5
-    assert expert_capacity(1.25, 1, 64, 8) == 10
-    assert dropped_tokens([8, 4, 4, 0], 4) == 4.0
-    with pytest.raises(ValueError, match="needs at least one expert"):
-        expert_capacity(1.0, 2, 10, 0)
 
 
 def test_the_load_balancing_loss_is_one_if_uniform_and_k_if_all_picks_count():

@@ -34,16 +34,9 @@ def test_full_sharding_sends_half_as_much_again_and_without_resharding_the_same(
     assert volumes.fully_sharded_bytes(8, 1e9, reshards=False) == pytest.approx(ddp)
 
 
-def test_hybrid_sharding_sends_only_shards_across_replicas():
-    within, across = volumes.hybrid_sharded_bytes(8, 4, 8e9)
-    assert within == volumes.fully_sharded_bytes(8, 8e9)
-    assert across == volumes.data_parallel_bytes(4, 1e9)
-
-
 def test_experts_and_sequences():
     assert volumes.expert_parallel_bytes(8, 2, 1000, 10) == 4 * 2 * 1000 * 10 * 2 * 7 / 8
     assert volumes.ring_attention_bytes(4, 1, 1000, 10) == 3 * 3 * (2 * 250 * 10 * 2)
-    assert volumes.ulysses_bytes(4, 1, 1000, 10) == 8 * (250 * 10 * 2) * 3 / 4
 
 
 def test_alone_nobody_sends():
