@@ -141,6 +141,7 @@ SENTENCES = (
     "idle.idle_sentence",
     "time.long_steps",
     "efficiency.efficiency_sentence",
+    "computation.products_sentence",
     "capture.start_sentence",
     "perturbation.launch_sentence",
     "capture.limits_sentence",
@@ -152,7 +153,6 @@ LONG_SENTENCES = (
     "whatif.gain_sentence",
     "overlap.communication_sentence",
     "idle.idle_sentence",
-    "efficiency.efficiency_sentence",
 )
 """Those of the sentences that the short report leaves out."""
 

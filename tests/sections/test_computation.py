@@ -2,12 +2,14 @@
 
 import json
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+import distprof
 from distprof.artefacts.fabric_file import ComputeRate, FabricFile
 from distprof.hardware import load_sheet
 from distprof.run.run import Device
@@ -30,6 +32,7 @@ from distprof.sections.computation import (
 from distprof.sections.computation.categories import categories, of_kernel, strong, weak
 from distprof.sections.computation.measure import analyze_computation
 from distprof.sections.computation.operators import MOST_NESTED, Operators
+from distprof.sections.computation.show import categories_table
 from distprof.sections.context import RankAnalyses
 from distprof.sections.measure_run import measure_rank
 from distprof.sections.moe import MoeResult
@@ -41,6 +44,7 @@ from tests.builders import MAIN_THREAD, RankBuilder, make_run
 from tests.sections.measured import context_of, measure, measured
 from tests.sections.whatif.test_trace_graph import whatif_of
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 BACKWARD_THREAD = "100/200"
 BF16 = "c10::BFloat16"
 
@@ -246,6 +250,25 @@ def test_fp32_products_have_no_limit_unless_they_run_on_tensor_cores():
     assert explained(fast).operators[0].peak_ratio == pytest.approx(2 * 4096**3 / 494.5e12 / 5e-4)
 
 
+def test_products_in_slower_types_lose_what_the_type_of_most_flop_would_save():
+    """Tensor cores are eight times as fast as fp32 without them, and twice as fast in bf16."""
+    program = Program().op("aten::mm", 100, [512, 512], [512, 512])
+    program.op("aten::mm", 80, [8, 8], [8, 8], kernel="ampere_sgemm", kind="float")
+    program.op("aten::mm", 40, [9, 9], [9, 9], kernel="gemm_tf32f32", kind="float")
+    result = explained(program)
+    assert (result.precision, result.slower_types_ns) == ("bf16", 70 + 20)
+    alone = Program().op("aten::mm", 40, [8, 8], [8, 8], kernel="gemm_tf32f32", kind="float")
+    assert (explained(alone).precision, explained(alone).slower_types_ns) == ("tf32", 0)
+
+
+def test_a_note_says_of_how_much_no_flop_are_known_and_why():
+    report = distprof.analyze(distprof.open_run(GOLDEN / "kineto" / "tp8-b200-rank0"))
+    view = categories_table(report, show_all=False)
+    assert view is not None
+    assert view.notes[0].startswith("FLOP are known of 12.2 % of the time in matrix products,")
+    assert view.notes[0].endswith("vllm::moe_forward, whose inputs do not show them")
+
+
 def test_no_limit_on_a_gpu_that_the_sheet_does_not_list():
     program = Program().op("aten::mm", 10, [8, 8], [8, 8])
     (row,) = explained(program, "Some GPU").operators
@@ -382,12 +405,25 @@ def test_kernels_of_a_compiler_are_merged_already():
     assert MERGED_KERNELS not in saved_of(explained(program))
 
 
-def test_recomputation_saves_its_time_and_needs_memory_for_what_it_writes():
-    program = Program().op("aten::mm", 10, [8, 8], [8, 8], sequence=5)
-    for _ in range(2):
-        program.op("aten::mm", 10, [8, 8], [8, 8], around=(NODE, "MmBackward0"), sequence=9)
+@pytest.mark.parametrize(("order", "alive"), [("FBFB", 1), ("FFBB", 2)])
+def test_recomputation_saves_its_time_and_needs_memory_while_it_is_kept(order, alive):
+    """In a pipeline, results of several micro-batches are kept at once."""
+    program = Program()
+    for number, one in enumerate(order):
+        around = () if one == "F" else (NODE, "CheckpointFunctionBackward")
+        program.op("aten::mm", 10, [8, 8], [8, 8], around=around, sequence=number)
     (saving,) = explained(program).savings
-    assert (saving.what, saving.saved_ns, saving.num_bytes) == (NO_RECOMPUTATION, 20, 2 * 128)
+    assert (saving.what, saving.saved_ns) == (NO_RECOMPUTATION, 20)
+    assert saving.num_bytes == alive * 128
+
+
+def test_regions_to_keep_first_save_most_time_per_byte_and_then_are_the_last():
+    program = Program().op("aten::mm", 10, [8, 8], [8, 8], sequence=1)
+    for lasts, size in ((20, 8), (22, 8), (90, 32)):
+        program.op("aten::mm", lasts, [size, 8], [8, 8], around=(NODE,), sequence=2)
+        program.op("aten::mm", 5, [8, 8], [8, 8], around=(NODE,))
+    found = [(one.place, one.total_ns, one.num_bytes) for one in explained(program).regions]
+    assert found == [(1, 90, 512), (3, 21, 128), (2, 21, 128)]
 
 
 def test_results_to_keep_first_save_most_time_per_byte():

@@ -98,6 +98,21 @@ class Saving(Record, frozen=True, kw_only=True):
     size: str = ""
 
 
+class Region(Record, frozen=True, kw_only=True):
+    """Forward work that one node of the backward pass repeats, such as a checkpointed layer."""
+
+    name: str  # Module that it calls; empty if none was recorded.
+    place: int  # Its position among those of one forward pass, from 1.
+    # Bytes that its operators write, in all micro-batches that would be kept at once; 0 if unknown.
+    num_bytes: int
+    total_ns: int  # Time of one repetition, mean over regions with the same operators and inputs.
+
+    @property
+    def ns_per_byte(self) -> float:
+        """Time that each kept byte saves; 0 if unknown."""
+        return self.total_ns / self.num_bytes if self.num_bytes else 0.0
+
+
 class ModuleStats(msgspec.Struct, frozen=True, kw_only=True):
     """Modules of one class under the same ones on one rank, inside the analysed windows."""
 
@@ -138,6 +153,7 @@ class RankComputation(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[OperatorStats, ...]
     has_operators: bool  # Whether operators around launches were recorded.
     savings: tuple[Saving, ...] = ()  # What changes of the program would save.
+    regions: tuple[Region, ...] = ()  # What one backward pass repeats, the first to keep first.
     modules: tuple[ModuleStats, ...] = ()  # Time by module; empty if the trace shows none.
     graph_ns: int = 0  # Time of kernels that CUDA graphs launched.
     compiled: CompiledCode | None = None  # Code of ``torch.compile``; None without any.
@@ -222,9 +238,15 @@ class ComputationResult(Result, frozen=True, kw_only=True):
     # the GPU's multiprocessors; null if unknown.
     small_ratio: float | None = None
     savings: tuple[Saving, ...] = ()  # What changes of the program would save.
+    # What one backward pass repeats, of the rank that repeats most; those come first whose results
+    # save most time per byte that is kept.
+    regions: tuple[Region, ...] = ()
     flop: float | None = None  # FLOP that sizes of inputs show, recomputation included.
     recomputed_flop: float | None = None  # Those of them that recomputation repeats.
-    precision: str = ""  # Type of most of the FLOP, such as ``bf16``; empty if unknown.
+    # Type of most of the FLOP, such as ``bf16``, or ``tf32`` for fp32 on tensor cores.
+    precision: str = ""
+    # Time that products in slower types would save in this one, recomputation excluded.
+    slower_types_ns: int = 0
     # Bound of what fp8 could save: time of 16-bit matrix products, less what it would be at a rate
     # higher by the ratio of the peaks; null on a GPU without fp8.
     fp8_bound_ns: int | None = None

@@ -312,9 +312,9 @@ def _peak(device: str, precision: str, gpu: Gpu | None) -> tuple[float | None, s
             ' [hardware.gpus."NAME"] in distprof.toml, where NAME is part of its name'
         )
     if precision == "fp32":
-        return None, (
-            "the hardware sheet has no peak for fp32, because it depends on whether TF32 is allowed"
-        )
+        return None, "the hardware sheet has no peak for fp32 without tensor cores"
+    if precision == "tf32":
+        return gpu.bf16_flops / 2, ""
     if precision == "fp8":
         return gpu.fp8_flops, f"{gpu.title} has no fp8 on the hardware sheet"
     return gpu.bf16_flops, ""
