@@ -20,7 +20,7 @@ missing, because a rank was not observed, are available from the start.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -29,10 +29,6 @@ from numpy.typing import ArrayLike, NDArray
 from distprof.replay import Graph, simulate
 from distprof.schema import Bools, Int64Array
 from distprof.terms import SlotKind
-
-ZeroBubbleSchedule = Literal["1f1b", "zb-h1", "zb-h2"]
-_WEIGHT_PARTS = {"1f1b": -1, "zb-h1": 1, "zb-h2": 2}
-"""Weight-gradient slots per hop that fill the bubble; in 1F1B, one adds to the bubble."""
 
 
 def bubble_fraction(
@@ -54,51 +50,6 @@ def bubble_overhead(
     """Idle over useful time: (P - 1) / (V · M), which is larger than the bubble fraction."""
     _check_counts(num_stages, num_micro_batches, virtual_stages)
     return (num_stages - 1) / (virtual_stages * num_micro_batches)
-
-
-def zero_bubble_idle(
-    schedule: ZeroBubbleSchedule,
-    num_stages: float,
-    forward: float,
-    backward_input: float,
-    backward_weight: float,
-) -> float:
-    """Idle time per rank between its first and last action.
-
-    1F1B (P - 1)(F + B + W), ZB-H1 (P - 1)(F + B - W), ZB-H2 (P - 1)(F + B - 2W), never below 0.
-    The last two hold if W is at most as long as F and B, and there are enough micro-batches to fill
-    the pipeline.
-
-    Raises:
-        ValueError: If the schedule has no formula, or P is below 1.
-
-    Source:
-        Qi et al. 2024, section 2.
-    """
-    if schedule not in _WEIGHT_PARTS:
-        raise ValueError(f"no formula for the idle time of {schedule}")
-    _check_counts(num_stages)
-    idle = forward + backward_input - _WEIGHT_PARTS[schedule] * backward_weight
-    return (num_stages - 1) * max(idle, 0.0)
-
-
-def in_flight(
-    schedule: Literal["gpipe", "1f1b"], num_stages: int, num_micro_batches: int, stage: int
-) -> int:
-    """The most micro-batches whose activations a stage, from 0, holds: M or min(M, P - stage).
-
-    Raises:
-        ValueError: If the schedule has no formula (see ``in_flight_of``), or the stage is not in
-            the pipeline.
-    """
-    _check_counts(num_stages, num_micro_batches)
-    if not 0 <= stage < num_stages:
-        raise ValueError(f"stage {stage!r} is not one of the pipeline's {num_stages!r}")
-    if schedule == "gpipe":
-        return num_micro_batches
-    if schedule == "1f1b":
-        return min(num_micro_batches, num_stages - stage)
-    raise ValueError(f"no formula for the micro-batches in flight of {schedule}")
 
 
 def _check_counts(*counts: float) -> None:

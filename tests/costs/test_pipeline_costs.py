@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 from distprof.costs.pipeline import (
     bubble_fraction,
     bubble_overhead,
-    in_flight,
-    zero_bubble_idle,
 )
 
 
@@ -37,38 +35,12 @@ def test_virtual_stages_divide_the_overhead():
 
 def test_one_stage_has_no_bubble():
     assert bubble_fraction(1, 5) == 0.0
-    assert zero_bubble_idle("1f1b", 1, 10, 10, 10) == 0.0
 
 
 @given(st.integers(1, 64), st.integers(1, 256), st.integers(1, 8))
 def test_fraction_and_overhead_are_the_same_idle_over_total_and_over_useful(p, m, v):
     overhead = bubble_overhead(p, m, v)
     assert bubble_fraction(p, m, v) == pytest.approx(overhead / (1 + overhead))
-
-
-def test_idle_of_the_zero_bubble_family():
-    """P = 4, F = 20, B = 18, W = 15: 3 · 53, 3 · 23, 3 · 8."""
-    assert zero_bubble_idle("1f1b", 4, 20, 18, 15) == 159.0
-    assert zero_bubble_idle("zb-h1", 4, 20, 18, 15) == 69.0
-    assert zero_bubble_idle("zb-h2", 4, 20, 18, 15) == 24.0
-
-
-def test_equal_parts_leave_h2_nothing_and_h1_a_third_of_1f1b():
-    assert zero_bubble_idle("zb-h2", 8, 10, 10, 10) == 0.0
-    assert zero_bubble_idle("zb-h1", 8, 10, 10, 10) * 3 == zero_bubble_idle("1f1b", 8, 10, 10, 10)
-
-
-def test_long_weights_parts_leave_no_negative_idle():
-    assert zero_bubble_idle("zb-h2", 4, 10, 10, 30) == 0.0
-
-
-def test_micro_batches_in_flight():
-    for schedule, batches, expected in (
-        ("gpipe", 16, [16, 16, 16, 16]),
-        ("1f1b", 16, [4, 3, 2, 1]),
-        ("1f1b", 2, [2, 2, 2, 1]),
-    ):
-        assert [in_flight(schedule, 4, batches, stage) for stage in range(4)] == expected
 
 
 @pytest.mark.parametrize(
@@ -78,9 +50,6 @@ def test_micro_batches_in_flight():
         lambda: bubble_fraction(4, 0),
         lambda: bubble_overhead(4, 4, 0),
         lambda: bubble_fraction(float("nan"), 4),
-        lambda: zero_bubble_idle("zb-h3", 4, 1, 1, 1),
-        lambda: in_flight("zb-h1", 4, 4, 0),
-        lambda: in_flight("1f1b", 4, 4, 4),
     ],
 )
 def test_what_is_no_pipeline_is_refused(call):

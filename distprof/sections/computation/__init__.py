@@ -28,32 +28,36 @@ OUTSIDE_MODULES = "(outside modules)"
 NO_SHAPES = "no sizes of inputs were recorded: capture with record_shapes=True for FLOP and bytes"
 
 
-TENSOR_CORES = "tensor-cores"
-FUSED_ATTENTION = "fused-attention"
-FUSED_LOSS = "fused-loss"
-NO_RECOMPUTATION = "no-recomputation"
-MERGED_KERNELS = "merged-kernels"
-PADDED_PRODUCTS = "padded-products"
-ONE_LAYOUT = "one-layout"
-FUSED_OPTIMIZER = "fused-optimizer"
-UNSET_GRADIENTS = "unset-gradients"
-SPREAD_INDICES = "spread-indices"
-FUSED_DROPOUT = "fused-dropout"
-NARROW_CASTS = "no-round-trips"
+class Saves:
+    """Keys of changes of the program, and of their scenarios."""
+
+    TENSOR_CORES = "tensor-cores"
+    FUSED_ATTENTION = "fused-attention"
+    FUSED_LOSS = "fused-loss"
+    NO_RECOMPUTATION = "no-recomputation"
+    MERGED_KERNELS = "merged-kernels"
+    PADDED_PRODUCTS = "padded-products"
+    ONE_LAYOUT = "one-layout"
+    FUSED_OPTIMIZER = "fused-optimizer"
+    UNSET_GRADIENTS = "unset-gradients"
+    SPREAD_INDICES = "spread-indices"
+    FUSED_DROPOUT = "fused-dropout"
+    NARROW_CASTS = "no-round-trips"
+
 
 SAVING_TITLES = {
-    TENSOR_CORES: "products in fp32 ran on tensor cores",
-    FUSED_ATTENTION: "attention ran in fused kernels",
-    FUSED_LOSS: "the loss over the vocabulary ran in a fused kernel",
-    NO_RECOMPUTATION: "no activation was computed again",
-    PADDED_PRODUCTS: "dimensions of products were padded to a multiple of 64",
-    ONE_LAYOUT: "convolutions ran in the layout of their tensors",
-    FUSED_OPTIMIZER: "the optimizer ran in fused kernels",
-    UNSET_GRADIENTS: "gradients were dropped rather than set to zero",
-    SPREAD_INDICES: "indexing was as fast as memory",
-    FUSED_DROPOUT: "dropout ran in one kernel",
-    NARROW_CASTS: "no tensor was cast to fp32 and back",
-    MERGED_KERNELS: "a compiler merged kernels that hand each other tensors through memory",
+    Saves.TENSOR_CORES: "products in fp32 ran on tensor cores",
+    Saves.FUSED_ATTENTION: "attention ran in fused kernels",
+    Saves.FUSED_LOSS: "the loss over the vocabulary ran in a fused kernel",
+    Saves.NO_RECOMPUTATION: "no activation was computed again",
+    Saves.PADDED_PRODUCTS: "dimensions of products were padded to a multiple of 64",
+    Saves.ONE_LAYOUT: "convolutions ran in the layout of their tensors",
+    Saves.FUSED_OPTIMIZER: "the optimizer ran in fused kernels",
+    Saves.UNSET_GRADIENTS: "gradients were dropped rather than set to zero",
+    Saves.SPREAD_INDICES: "indexing was as fast as memory",
+    Saves.FUSED_DROPOUT: "dropout ran in one kernel",
+    Saves.NARROW_CASTS: "no tensor was cast to fp32 and back",
+    Saves.MERGED_KERNELS: "a compiler merged kernels that hand each other tensors through memory",
 }
 
 
@@ -268,5 +272,9 @@ class ComputationResult(Result, frozen=True, kw_only=True):
 
     def saved_ns_per_step(self, what: str) -> int:
         """Time that a change would save, mean per step and rank."""
-        saved = sum(one.saved_ns + one.idle_ns for one in self.savings if one.what == what)
-        return self.per_step(saved)
+        found = self.saving(what)
+        return 0 if found is None else self.per_step(found.saved_ns + found.idle_ns)
+
+    def saving(self, what: str) -> Saving | None:
+        """What a change would save; None if nothing."""
+        return next((one for one in self.savings if one.what == what), None)

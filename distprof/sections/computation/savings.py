@@ -16,16 +16,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.intervals import EMPTY, Intervals, covered
-from distprof.sections.computation import (
-    FP32_KERNELS,
-    FUSED_ATTENTION,
-    FUSED_LOSS,
-    MERGED_KERNELS,
-    TENSOR_CORES,
-    Pass,
-    Region,
-    Saving,
-)
+from distprof.sections.computation import FP32_KERNELS, Pass, Region, Saves, Saving
 from distprof.sections.computation.categories import number_of
 from distprof.sections.computation.groups import MEMORY_BOUND, Change, Groups
 from distprof.sections.computation.operators import Alike, KernelCalls
@@ -132,7 +123,7 @@ def _on_tensor_cores(groups: Groups) -> Change | None:
     chosen = slow[calls.kernel] & np.isin(calls.category, products)
     if not chosen.any():
         return None
-    return Change(what=TENSOR_CORES, share=np.where(chosen, 1 - 1 / FP32_SPEED_UP, 0.0))
+    return Change(what=Saves.TENSOR_CORES, share=np.where(chosen, 1 - 1 / FP32_SPEED_UP, 0.0))
 
 
 def _with_fused_attention(groups: Groups) -> Change | None:
@@ -161,7 +152,7 @@ def _with_fused_attention(groups: Groups) -> Change | None:
     for group, concerned in products:
         share[group] = PRODUCTS_OF_ATTENTION if concerned & sizes else 0.0
     largest = str(list(scores[max(sizes)]))
-    return Change(what=FUSED_ATTENTION, share=share[groups.alike.group], size=largest)
+    return Change(what=Saves.FUSED_ATTENTION, share=share[groups.alike.group], size=largest)
 
 
 _SCORES = 3
@@ -196,7 +187,7 @@ def _with_fused_loss(groups: Groups) -> Change | None:
     kept = min(least / moved, 1.0) if moved else 1.0
     share = np.where(groups.where(chosen), 1 - kept, 0.0)
     rows, vocabulary = prod(logits[largest][:-1]), logits[largest][-1]
-    return Change(what=FUSED_LOSS, share=share, size=f"{rows:,} × {vocabulary:,}")
+    return Change(what=Saves.FUSED_LOSS, share=share, size=f"{rows:,} × {vocabulary:,}")
 
 
 _BYTES_OF_LOGIT = 2
@@ -218,7 +209,7 @@ def _with_merged_kernels(groups: Groups) -> Change | None:
         if pair not in pairs:
             pairs[pair] = _handed_over(groups, *pair)
         share[other] = pairs[pair]
-    return Change(what=MERGED_KERNELS, share=share) if share.any() else None
+    return Change(what=Saves.MERGED_KERNELS, share=share) if share.any() else None
 
 
 def _handed_over(groups: Groups, first: int, second: int) -> float:

@@ -9,7 +9,7 @@ from itertools import groupby
 
 from distprof.escape import plain
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.computation import NO_RECOMPUTATION, ComputationResult, Region
+from distprof.sections.computation import ComputationResult, Region, Saves
 from distprof.sections.efficiency import CPU, NO_MODEL, DeviceMemory, EfficiencyResult
 from distprof.sections.job import NO_RUN_DIRECTORY
 from distprof.sections.memory import MemoryResult
@@ -256,7 +256,7 @@ def needless_recomputation(
     if share < _WORTH_IT_RATIO:
         return
     step = times.mean_step()
-    recomputed_ns: float = computation.saved_ns_per_step(NO_RECOMPUTATION)
+    recomputed_ns: float = computation.saved_ns_per_step(Saves.NO_RECOMPUTATION)
     if not recomputed_ns:
         recomputed_ns = step.mean(step.total.computation_ns) * (1 - needed / computed)
     what, blocks = f"{format_ratio(share)} of the activations", "every block"
@@ -279,7 +279,7 @@ def needless_recomputation(
         cost_ns_per_step=round(recomputed_ns * share),
         confidence=Confidence.MODELLED,
         evidence=("efficiency.memory", "efficiency.recomputed_bytes", "computation.regions"),
-        without=NO_RECOMPUTATION if share == 1.0 else "",
+        without=Saves.NO_RECOMPUTATION if share == 1.0 else "",
     )
 
 
@@ -320,13 +320,12 @@ _NUMBER = re.compile(r"\d+")
 
 def _kept_first(computation: ComputationResult) -> str:
     """Which operator's results to keep first, as a sentence; empty if sizes do not show it."""
-    found = (one.size for one in computation.savings if one.what == NO_RECOMPUTATION and one.size)
-    name = next(found, "")
-    if not name:
+    found = computation.saving(Saves.NO_RECOMPUTATION)
+    if found is None or not found.size:
         return ""
     return (
-        f" Keep the results of {name} first: of all longer operators, they save most time per byte"
-        " (torch.utils.checkpoint.create_selective_checkpoint_contexts)."
+        f" Keep the results of {found.size} first: of all longer operators, they save most time per"
+        " byte (torch.utils.checkpoint.create_selective_checkpoint_contexts)."
     )
 
 

@@ -60,8 +60,8 @@ def worth_of(
     missing = [why for why in computation.unavailable if why in (NO_OPERATORS, NO_SHAPES)]
     if missing and needs_sizes:
         raise InsufficientEvidenceError(missing[0])
-    found = next((one for one in computation.savings if one.what == what), None)
-    step, saved_ns = times.mean_step(), computation.saved_ns_per_step(what)
+    found, saved_ns = computation.saving(what), computation.saved_ns_per_step(what)
+    step = times.mean_step()
     if found is not None and step.ratio(saved_ns) >= limits["saved_ratio"]:
         yield Worth(
             saving=found,

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.sections.computation import (
-    FUSED_ATTENTION,
-    FUSED_LOSS,
-    MERGED_KERNELS,
-    ComputationResult,
-)
+from distprof.sections.computation import ComputationResult, Saves
 from distprof.sections.computation.rules import worth_of
 from distprof.sections.shares import StepTimes
 from distprof.terms import Severity
@@ -51,7 +46,7 @@ def unfused_attention(
     Formula sheet, "Computation". Dao et al., "FlashAttention". PyTorch documentation,
     `scaled_dot_product_attention`.
     """
-    for found in worth_of(computation, times, limits, FUSED_ATTENTION):
+    for found in worth_of(computation, times, limits, Saves.FUSED_ATTENTION):
         yield found.draft(
             headline="Attention without a fused kernel takes",
             message=f"It writes scores of size {found.size} to memory; {found.spent}.",
@@ -97,7 +92,7 @@ def unfused_loss(
     Formula sheet, "Computation". Wijmans et al., "Cut Your Losses in Large-Vocabulary Language
     Models".
     """
-    for found in worth_of(computation, times, limits, FUSED_LOSS):
+    for found in worth_of(computation, times, limits, Saves.FUSED_LOSS):
         kept = format_ratio(1 - found.saving.saved_ns / found.saving.spent_ns)
         yield found.draft(
             headline="A loss without a fused kernel takes",
@@ -144,7 +139,7 @@ def unmerged_kernels(
     ## Sources
     Formula sheet, "Computation". PyTorch documentation, `torch.compile`.
     """
-    for found in worth_of(computation, times, limits, MERGED_KERNELS):
+    for found in worth_of(computation, times, limits, Saves.MERGED_KERNELS):
         yield found.draft(
             headline="Kernels that could be merged with their predecessors take",
             message=(

@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.sections.computation import (
-    FUSED_DROPOUT,
-    FUSED_OPTIMIZER,
-    NARROW_CASTS,
-    ONE_LAYOUT,
-    PADDED_PRODUCTS,
-    SPREAD_INDICES,
-    UNSET_GRADIENTS,
-    ComputationResult,
-)
+from distprof.sections.computation import ComputationResult, Saves
 from distprof.sections.computation.rules import worth_of
 from distprof.sections.shares import StepTimes
 from distprof.terms import Severity
@@ -53,7 +44,7 @@ def unfused_optimizer(
     ## Sources
     PyTorch documentation, `torch.optim` (for-loop, foreach and fused implementations).
     """
-    for found in worth_of(computation, times, limits, FUSED_OPTIMIZER):
+    for found in worth_of(computation, times, limits, Saves.FUSED_OPTIMIZER):
         idle = found.step.amount(found.between_ns)
         between = f", and {idle} passes between them" if found.between_ns else ""
         yield found.draft(
@@ -97,7 +88,7 @@ def misaligned_products(
     ## Sources
     NVIDIA, "Matrix Multiplication Background User's Guide" (tensor core requirements).
     """
-    for found in worth_of(computation, times, limits, PADDED_PRODUCTS):
+    for found in worth_of(computation, times, limits, Saves.PADDED_PRODUCTS):
         yield found.draft(
             headline="Matrix products of unaligned sizes take",
             message=f"A dimension of {found.size} is no multiple of 8; {found.spent}.",
@@ -134,7 +125,7 @@ def converted_layouts(
     ## Sources
     PyTorch tutorial, "Channels Last Memory Format".
     """
-    for found in worth_of(computation, times, limits, ONE_LAYOUT, needs_sizes=False):
+    for found in worth_of(computation, times, limits, Saves.ONE_LAYOUT, needs_sizes=False):
         yield found.draft(
             headline="Conversions of the layout around convolutions take",
             message=f"Tensors change from NCHW to NHWC and back; {found.spent}.",
@@ -172,7 +163,7 @@ def zeroed_gradients(
     ## Sources
     PyTorch documentation, `torch.optim.Optimizer.zero_grad`; PyTorch tuning guide.
     """
-    for found in worth_of(computation, times, limits, UNSET_GRADIENTS):
+    for found in worth_of(computation, times, limits, Saves.UNSET_GRADIENTS):
         yield found.draft(
             headline="Gradients set to zero and added to take",
             message=f"The backward pass adds to the zeros; {found.spent}.",
@@ -211,7 +202,7 @@ def slow_indexing(
     ## Sources
     Formula sheet, "Computation". PyTorch documentation, `torch.nn.Embedding`.
     """
-    for found in worth_of(computation, times, limits, SPREAD_INDICES):
+    for found in worth_of(computation, times, limits, Saves.SPREAD_INDICES):
         yield found.draft(
             headline="Indexing far below the speed of memory takes",
             message=f"Most of it is {found.size}; {found.spent}.",
@@ -252,7 +243,7 @@ def unfused_dropout(
     ## Sources
     Formula sheet, "Computation". PyTorch documentation, `torch.nn.functional.dropout`.
     """
-    for found in worth_of(computation, times, limits, FUSED_DROPOUT):
+    for found in worth_of(computation, times, limits, Saves.FUSED_DROPOUT):
         yield found.draft(
             headline="Dropout in several kernels takes",
             message=f"Random numbers pass through memory before they are a mask; {found.spent}.",
@@ -292,7 +283,7 @@ def needless_casts(
     ## Sources
     PyTorch documentation, "Automatic Mixed Precision" (ops that autocast to float32).
     """
-    for found in worth_of(computation, times, limits, NARROW_CASTS):
+    for found in worth_of(computation, times, limits, Saves.NARROW_CASTS):
         yield found.draft(
             headline="Casts to fp32 and back around small kernels take",
             message=f"The kernels between them only move memory; {found.spent}.",
