@@ -18,19 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from distprof.costs.scaling import (
-    Law,
-    amdahl_speedup,
-    fit_scaling,
-    gustafson_speedup,
-    usl_speedup,
-)
+from distprof.costs.scaling import Law, fit_scaling
 
 SPEEDUP: dict[str, Callable[..., Any]] = {
-    "amdahl": amdahl_speedup,
-    "gustafson": gustafson_speedup,
-    "usl": usl_speedup,
+    "amdahl": lambda n, s: 1 / (s + (1 - s) / np.float64(n)),
+    "gustafson": lambda n, s: n - s * (np.float64(n) - 1),
+    "usl": lambda n, sigma, kappa: n / (1 + (sigma + kappa * n) * (np.float64(n) - 1)),
 }
+"""Speed-up on N ranks: with a serial share s of a constant work, of each rank's time, or with
+contention σ and the cost of coherence κ."""
+
 NOISES = (0.01, 0.03, 0.05)
 LONG, SHORT = (1, 2, 4, 8, 16), (1, 2, 4, 8)
 

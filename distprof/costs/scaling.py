@@ -20,7 +20,6 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-from numpy.typing import ArrayLike
 
 from distprof.costs.repeats import Interval, student_quantile
 from distprof.schema import Floats
@@ -55,24 +54,6 @@ def throughput_speedup(base_throughput: float, throughput: float) -> float:
     if not (base_throughput > 0 and throughput > 0):
         raise ValueError(f"throughputs must be positive: {base_throughput} and {throughput}")
     return throughput / base_throughput
-
-
-def amdahl_speedup(num_ranks: ArrayLike, serial: float) -> Floats:
-    """1 / (s + (1 − s) / N): constant work with a serial share s."""
-    n = np.asarray(num_ranks, np.float64)
-    return np.asarray(1 / (serial + (1 - serial) / n))
-
-
-def gustafson_speedup(num_ranks: ArrayLike, serial: float) -> Floats:
-    """N − s (N − 1): work that grows with N, with a serial share s of each rank's time."""
-    n = np.asarray(num_ranks, np.float64)
-    return n - serial * (n - 1)
-
-
-def usl_speedup(num_ranks: ArrayLike, sigma: float, kappa: float) -> Floats:
-    """N / (1 + σ(N − 1) + κN(N − 1)): contention σ and the cost of coherence κ."""
-    n = np.asarray(num_ranks, np.float64)
-    return np.asarray(n / (1 + sigma * (n - 1) + kappa * n * (n - 1)))
 
 
 def peak_ranks(sigma: float, kappa: float) -> float | None:

@@ -138,7 +138,6 @@ LONG_SENTENCES = (
     "whatif.gain_sentence",
     "overlap.communication_sentence",
     "idle.idle_sentence",
-    "efficiency.efficiency_sentence",
 )
 """Those of the sentences that the short report leaves out."""
 
@@ -146,6 +145,8 @@ SENTENCES = (
     "whatif.plan_sentence",
     *LONG_SENTENCES,
     "time.long_steps",
+    "efficiency.efficiency_sentence",
+    "computation.products_sentence",
     "capture.start_sentence",
     "perturbation.launch_sentence",
     "capture.missing_sentence",

@@ -7,18 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.scaling_accuracy import SPEEDUP
 from distprof.costs.scaling import (
     LAWS,
     NoScalingFitError,
-    amdahl_speedup,
     fit_scaling,
-    gustafson_speedup,
     peak_ranks,
     throughput_speedup,
-    usl_speedup,
 )
 
-SPEEDUP = {"amdahl": amdahl_speedup, "gustafson": gustafson_speedup, "usl": usl_speedup}
 SIZES = np.repeat([1, 2, 4, 8, 16], 5)
 
 
@@ -36,9 +33,9 @@ def test_a_time_that_is_not_positive_has_no_speed_up(times):
 
 
 def test_laws_by_hand():
-    assert amdahl_speedup(4, 0.1) == pytest.approx(1 / (0.1 + 0.9 / 4))
-    assert gustafson_speedup(4, 0.1) == pytest.approx(3.7)
-    assert usl_speedup(4, 0.1, 0.01) == pytest.approx(4 / (1 + 0.3 + 0.12))
+    assert SPEEDUP["amdahl"](4, 0.1) == pytest.approx(1 / (0.1 + 0.9 / 4))
+    assert SPEEDUP["gustafson"](4, 0.1) == pytest.approx(3.7)
+    assert SPEEDUP["usl"](4, 0.1, 0.01) == pytest.approx(4 / (1 + 0.3 + 0.12))
     assert peak_ranks(0.1, 0.01) == pytest.approx(math.sqrt(90))
     assert peak_ranks(0.1, 0) is None
 
@@ -47,7 +44,7 @@ def test_laws_by_hand():
 def test_one_rank_has_speed_up_one_and_the_law_of_contention_alone_is_amdahl_s(law):
     assert SPEEDUP[law](1, *([0.3] if law != "usl" else [0.3, 0.1])) == pytest.approx(1)
     ranks = np.arange(1, 100)
-    assert np.allclose(usl_speedup(ranks, 0.2, 0), amdahl_speedup(ranks, 0.2))
+    assert np.allclose(SPEEDUP["usl"](ranks, 0.2, 0), SPEEDUP["amdahl"](ranks, 0.2))
 
 
 @settings(max_examples=60, deadline=None)
@@ -61,11 +58,11 @@ def test_an_exact_sweep_gives_its_parameters_back_whatever_its_smallest_size(
     sigma, kappa, base, smallest
 ):
     sizes = smallest * np.array([1, 2, 4, 8, 16])
-    fit = fit_scaling("usl", sizes, base * usl_speedup(sizes, sigma, kappa))
+    fit = fit_scaling("usl", sizes, base * SPEEDUP["usl"](sizes, sigma, kappa))
     assert [p.value for p in fit.parameters] == pytest.approx([sigma, kappa], abs=2e-4)
     assert all(p.low <= p.value <= p.high for p in fit.parameters)
     assert fit.relative_efficiency(64, 1).value == pytest.approx(
-        float(usl_speedup(64, sigma, kappa)) / 64, abs=5e-3
+        float(SPEEDUP["usl"](64, sigma, kappa)) / 64, abs=5e-3
     )
 
 
@@ -99,7 +96,7 @@ def test_intervals_narrow_with_less_noise_and_the_band_widens_with_distance():
     random = np.random.default_rng(2)
     noise = random.standard_normal(len(SIZES))
     wide, narrow = (
-        fit_scaling("usl", SIZES, usl_speedup(SIZES, 0.05, 0.001) * np.exp(level * noise))
+        fit_scaling("usl", SIZES, SPEEDUP["usl"](SIZES, 0.05, 0.001) * np.exp(level * noise))
         for level in (0.03, 0.003)
     )
     for loose, tight in zip(wide.parameters, narrow.parameters, strict=True):
@@ -110,11 +107,11 @@ def test_intervals_narrow_with_less_noise_and_the_band_widens_with_distance():
 
 def test_the_peak_lies_where_the_law_says_and_has_no_upper_end_if_there_may_be_none():
     sizes = np.array([1, 2, 4, 8, 16, 32])
-    fit = fit_scaling("usl", sizes, usl_speedup(sizes, 0.02, 0.002))
+    fit = fit_scaling("usl", sizes, SPEEDUP["usl"](sizes, 0.02, 0.002))
     assert fit.peak.value == pytest.approx(peak_ranks(0.02, 0.002), rel=1e-3)
     assert fit.peak.low <= fit.peak.value <= fit.peak.high
-    assert fit_scaling("usl", sizes, usl_speedup(sizes, 0.1, 0)).parameters[1].low == 0
-    assert fit_scaling("amdahl", sizes, amdahl_speedup(sizes, 0.1)).peak is None
+    assert fit_scaling("usl", sizes, SPEEDUP["usl"](sizes, 0.1, 0)).parameters[1].low == 0
+    assert fit_scaling("amdahl", sizes, SPEEDUP["amdahl"](sizes, 0.1)).peak is None
 
 
 def test_better_than_linear_is_said_rather_than_fitted():

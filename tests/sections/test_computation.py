@@ -2,34 +2,22 @@
 
 import json
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+import distprof
 from distprof.artefacts.fabric_file import ComputeRate, FabricFile
 from distprof.hardware import load_sheet
 from distprof.run.run import Device
-from distprof.sections.computation import (
-    FUSED_ATTENTION,
-    FUSED_DROPOUT,
-    FUSED_LOSS,
-    FUSED_OPTIMIZER,
-    MERGED_KERNELS,
-    NARROW_CASTS,
-    NO_OPERATORS,
-    NO_RECOMPUTATION,
-    NO_SHAPES,
-    PADDED_PRODUCTS,
-    SPREAD_INDICES,
-    TENSOR_CORES,
-    UNSET_GRADIENTS,
-    ComputationResult,
-)
+from distprof.sections.computation import NO_OPERATORS, NO_SHAPES, ComputationResult, Saves
 from distprof.sections.computation.categories import categories, of_kernel, strong, weak
 from distprof.sections.computation.measure import analyze_computation
 from distprof.sections.computation.operators import MOST_NESTED, Operators
+from distprof.sections.computation.show import categories_table
 from distprof.sections.context import RankAnalyses
 from distprof.sections.measure_run import measure_rank
 from distprof.sections.moe import MoeResult
@@ -41,6 +29,7 @@ from tests.builders import MAIN_THREAD, RankBuilder, make_run
 from tests.sections.measured import context_of, measure, measured
 from tests.sections.whatif.test_trace_graph import whatif_of
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 BACKWARD_THREAD = "100/200"
 BF16 = "c10::BFloat16"
 
@@ -246,6 +235,25 @@ def test_fp32_products_have_no_limit_unless_they_run_on_tensor_cores():
     assert explained(fast).operators[0].peak_ratio == pytest.approx(2 * 4096**3 / 494.5e12 / 5e-4)
 
 
+def test_products_in_slower_types_lose_what_the_type_of_most_flop_would_save():
+    """Tensor cores are eight times as fast as fp32 without them, and twice as fast in bf16."""
+    program = Program().op("aten::mm", 100, [512, 512], [512, 512])
+    program.op("aten::mm", 80, [8, 8], [8, 8], kernel="ampere_sgemm", kind="float")
+    program.op("aten::mm", 40, [9, 9], [9, 9], kernel="gemm_tf32f32", kind="float")
+    result = explained(program)
+    assert (result.precision, result.slower_types_ns) == ("bf16", 70 + 20)
+    alone = Program().op("aten::mm", 40, [8, 8], [8, 8], kernel="gemm_tf32f32", kind="float")
+    assert (explained(alone).precision, explained(alone).slower_types_ns) == ("tf32", 0)
+
+
+def test_a_note_says_of_how_much_no_flop_are_known_and_why():
+    report = distprof.analyze(distprof.open_run(GOLDEN / "kineto" / "tp8-b200-rank0"))
+    view = categories_table(report, show_all=False)
+    assert view is not None
+    assert view.notes[0].startswith("FLOP are known of 12.2 % of the time in matrix products,")
+    assert view.notes[0].endswith("vllm::moe_forward, whose inputs do not show them")
+
+
 def test_no_limit_on_a_gpu_that_the_sheet_does_not_list():
     program = Program().op("aten::mm", 10, [8, 8], [8, 8])
     (row,) = explained(program, "Some GPU").operators
@@ -324,7 +332,7 @@ def attention(program: Program, sequence: int = 256) -> Program:
 def test_fused_attention_saves_what_runs_on_scores_and_half_of_the_products():
     program = attention(Program().op("aten::mm", 500, [3072, 64], [64, 64]))
     result = explained(program)
-    assert saved_of(result)[FUSED_ATTENTION] == 300 + 50
+    assert saved_of(result)[Saves.FUSED_ATTENTION] == 300 + 50
 
 
 def test_the_size_of_attention_is_that_of_its_scores():
@@ -334,12 +342,12 @@ def test_the_size_of_attention_is_that_of_its_scores():
 
 
 def test_attention_over_a_few_tokens_is_left_alone():
-    assert FUSED_ATTENTION not in saved_of(explained(attention(Program(), sequence=32)))
+    assert Saves.FUSED_ATTENTION not in saved_of(explained(attention(Program(), sequence=32)))
 
 
 def test_a_softmax_over_classes_is_no_attention():
     program = Program().op("aten::mm", 50, [64, 32], [32, 100]).op("aten::_softmax", 9, [64, 100])
-    assert FUSED_ATTENTION not in saved_of(explained(program))
+    assert Saves.FUSED_ATTENTION not in saved_of(explained(program))
 
 
 def test_a_fused_loss_reads_logits_twice_and_writes_them_once():
@@ -353,13 +361,13 @@ def test_a_fused_loss_reads_logits_twice_and_writes_them_once():
         .op("aten::_log_softmax_backward_data", 120, logits, logits, logits, kind="float")
     )
     moved = 8 + 8 + 16  # bytes per element: copy, softmax, its gradient
-    assert saved_of(explained(program))[FUSED_LOSS] == round(260 * (1 - 6 / moved))
+    assert saved_of(explained(program))[Saves.FUSED_LOSS] == round(260 * (1 - 6 / moved))
 
 
 def test_a_small_vocabulary_needs_no_fused_loss():
     program = Program().op("aten::mm", 50, [64, 32], [32, 1000])
     program.op("aten::_log_softmax", 80, [64, 1000])
-    assert FUSED_LOSS not in saved_of(explained(program))
+    assert Saves.FUSED_LOSS not in saved_of(explained(program))
 
 
 def test_merged_kernels_do_not_read_what_the_one_before_wrote():
@@ -371,7 +379,7 @@ def test_merged_kernels_do_not_read_what_the_one_before_wrote():
         .op("aten::mm", 30, size, size, sequence=3)
         .op("aten::silu", 30, size, sequence=4)  # a product wrote its input
     )
-    assert saved_of(explained(program))[MERGED_KERNELS] == 10
+    assert saved_of(explained(program))[Saves.MERGED_KERNELS] == 10
 
 
 def test_kernels_of_a_compiler_are_merged_already():
@@ -379,15 +387,28 @@ def test_kernels_of_a_compiler_are_merged_already():
     name = "triton_poi_fused_gelu_0"
     program = Program().op(name, 30, size, sequence=1, kernel=name)
     program.op(name, 30, size, sequence=2, kernel=name)
-    assert MERGED_KERNELS not in saved_of(explained(program))
+    assert Saves.MERGED_KERNELS not in saved_of(explained(program))
 
 
-def test_recomputation_saves_its_time_and_needs_memory_for_what_it_writes():
-    program = Program().op("aten::mm", 10, [8, 8], [8, 8], sequence=5)
-    for _ in range(2):
-        program.op("aten::mm", 10, [8, 8], [8, 8], around=(NODE, "MmBackward0"), sequence=9)
+@pytest.mark.parametrize(("order", "alive"), [("FBFB", 1), ("FFBB", 2)])
+def test_recomputation_saves_its_time_and_needs_memory_while_it_is_kept(order, alive):
+    """In a pipeline, results of several micro-batches are kept at once."""
+    program = Program()
+    for number, one in enumerate(order):
+        around = () if one == "F" else (NODE, "CheckpointFunctionBackward")
+        program.op("aten::mm", 10, [8, 8], [8, 8], around=around, sequence=number)
     (saving,) = explained(program).savings
-    assert (saving.what, saving.saved_ns, saving.num_bytes) == (NO_RECOMPUTATION, 20, 2 * 128)
+    assert (saving.what, saving.saved_ns) == (Saves.NO_RECOMPUTATION, 20)
+    assert saving.num_bytes == alive * 128
+
+
+def test_regions_to_keep_first_save_most_time_per_byte_and_then_are_the_last():
+    program = Program().op("aten::mm", 10, [8, 8], [8, 8], sequence=1)
+    for lasts, size in ((20, 8), (22, 8), (90, 32)):
+        program.op("aten::mm", lasts, [size, 8], [8, 8], around=(NODE,), sequence=2)
+        program.op("aten::mm", 5, [8, 8], [8, 8], around=(NODE,))
+    found = [(one.place, one.total_ns, one.num_bytes) for one in explained(program).regions]
+    assert found == [(1, 90, 512), (3, 21, 128), (2, 21, 128)]
 
 
 def test_results_to_keep_first_save_most_time_per_byte():
@@ -401,13 +422,13 @@ def test_results_to_keep_first_save_most_time_per_byte():
         .op("aten::_scaled_dot_product_flash_attention", 500, size, size, size, **again)
         .op("aten::add", 60, [1], [1], **again)
     )
-    (saving,) = (one for one in explained(program).savings if one.what == NO_RECOMPUTATION)
+    (saving,) = (one for one in explained(program).savings if one.what == Saves.NO_RECOMPUTATION)
     assert saving.size == "aten::mm on bf16[8, 8] · bf16[8, 8]"
 
 
 def test_tensor_cores_save_seven_eighths_of_fp32_products():
     program = Program().op("aten::mm", 80, [8, 8], [8, 8], kernel="ampere_sgemm_128", kind="float")
-    assert saved_of(explained(program))[TENSOR_CORES] == 70
+    assert saved_of(explained(program))[Saves.TENSOR_CORES] == 70
 
 
 def test_a_kernel_counts_for_one_change_only_so_that_savings_add_up():
@@ -421,8 +442,9 @@ def test_a_kernel_counts_for_one_change_only_so_that_savings_add_up():
         .op("aten::mul", 30, [512, 512], [512, 512], sequence=5)
     )
     result = explained(program)
-    assert saved_of(result)[MERGED_KERNELS] == 10  # not the softmax, which a fused loss replaces
-    assert saved_of(result)[FUSED_LOSS] > 0
+    saved = saved_of(result)
+    assert saved[Saves.MERGED_KERNELS] == 10  # not the softmax, which a fused loss replaces
+    assert saved[Saves.FUSED_LOSS] > 0
 
 
 def test_savings_of_one_segment_add_up_in_the_plan():
@@ -442,8 +464,8 @@ def test_savings_of_one_segment_add_up_in_the_plan():
     analyze_whatif(run, measured_run.analyses, stragglers, MoeResult(), PipelineResult(), bench)
     simulation = bench.simulation
     assert simulation is not None
-    steps = simulation.model.step_times([{FUSED_LOSS: 1.0}, {MERGED_KERNELS: 1.0}])
-    (both,) = simulation.model.step_times([{FUSED_LOSS: 1.0, MERGED_KERNELS: 1.0}])
+    steps = simulation.model.step_times([{Saves.FUSED_LOSS: 1.0}, {Saves.MERGED_KERNELS: 1.0}])
+    (both,) = simulation.model.step_times([{Saves.FUSED_LOSS: 1.0, Saves.MERGED_KERNELS: 1.0}])
     gains = [program.gpu - step for step in steps]
     assert min(gains) > 0
     assert program.gpu - both == sum(gains)
@@ -454,7 +476,7 @@ def test_the_simulated_step_is_shorter_by_what_a_change_saves():
     program.step(0, 0, program.gpu)
     whatif = whatif_of(make_run([program.rank()]))
     gains = {one.what: one.recoverable_ns for one in whatif.without}
-    assert gains[FUSED_ATTENTION] == 350
+    assert gains[Saves.FUSED_ATTENTION] == 350
 
 
 STEP = ("Optimizer.step#AdamW.step",)
@@ -474,7 +496,7 @@ def test_a_fused_optimizer_reads_parameters_gradients_and_states_and_writes_all_
     program.op("aten::copy_", 100, [4096, 1024], [4096, 1024], kind="float", sequence=1)
     rate = 2 * 4096 * 1024 * 4 / 100
     kept = 2 * 7 * 1024 * 1024 * 4 / rate
-    assert saved_of(explained(program))[FUSED_OPTIMIZER] == pytest.approx(1400 - kept, abs=1)
+    assert saved_of(explained(program))[Saves.FUSED_OPTIMIZER] == pytest.approx(1400 - kept, abs=1)
 
 
 @pytest.mark.parametrize(("is_corrected", "idle_ns"), [(True, 5_000), (False, 0)])
@@ -487,14 +509,14 @@ def test_a_fused_optimizer_also_ends_the_idle_time_between_its_kernels(is_correc
     program.op("aten::copy_", 100, [4096, 1024], [4096, 1024], kind="float", sequence=1)
     tables = program.tables()
     found = measure_rank(tables, replace(context_of(program), is_corrected=is_corrected))
-    (saving,) = (one for one in found.computation.savings if one.what == FUSED_OPTIMIZER)
+    (saving,) = (one for one in found.computation.savings if one.what == Saves.FUSED_OPTIMIZER)
     assert saving.idle_ns == idle_ns
 
 
 def test_kernels_over_many_tensors_are_a_fused_optimizer_already():
     program = adam(Program(), kernel="multi_tensor_apply_kernel<Adam>")
     program.op("aten::copy_", 100, [4096, 1024], [4096, 1024], kind="float", sequence=1)
-    assert FUSED_OPTIMIZER not in saved_of(explained(program))
+    assert Saves.FUSED_OPTIMIZER not in saved_of(explained(program))
 
 
 def products(columns: int, lasts: int, *, rows: int = 1024, kind: str = BF16) -> ComputationResult:
@@ -504,7 +526,7 @@ def products(columns: int, lasts: int, *, rows: int = 1024, kind: str = BF16) ->
 
 
 def test_padding_saves_what_a_product_takes_longer_than_aligned_ones():
-    assert saved_of(products(1023, 3000)) == {PADDED_PRODUCTS: 2000}
+    assert saved_of(products(1023, 3000)) == {Saves.PADDED_PRODUCTS: 2000}
     assert products(1023, 3000).savings[0].size == "1023"
 
 
@@ -519,7 +541,7 @@ def test_padding_saves_what_a_product_takes_longer_than_aligned_ones():
 )
 def test_products_that_padding_does_not_help(columns: int, lasts: int, changes: dict[str, str]):
     result = products(columns, lasts, **changes)  # type: ignore[arg-type]
-    assert PADDED_PRODUCTS not in saved_of(result)
+    assert Saves.PADDED_PRODUCTS not in saved_of(result)
 
 
 def test_of_two_micro_batches_only_the_first_addition_goes_with_the_zeros():
@@ -528,7 +550,7 @@ def test_of_two_micro_batches_only_the_first_addition_goes_with_the_zeros():
     for _ in range(2):
         program.op("aten::add_", 30, size, size, around=(NODE,))
     program.op("aten::add_", 50, [32, 32], [32, 32], around=(NODE,))
-    assert saved_of(explained(program))[UNSET_GRADIENTS] == 10 + 30
+    assert saved_of(explained(program))[Saves.UNSET_GRADIENTS] == 10 + 30
 
 
 def test_casts_around_a_product_are_part_of_mixed_precision():
@@ -537,14 +559,14 @@ def test_casts_around_a_product_are_part_of_mixed_precision():
     for name in ("aten::mm", "aten::native_layer_norm"):
         program.cast(size, BF16, "float").op(name, 30, size, size, kind="float", sequence=2)
         program.cast(size, "float", BF16)
-    assert saved_of(explained(program))[NARROW_CASTS] == 20 + 15 + 20
+    assert saved_of(explained(program))[Saves.NARROW_CASTS] == 20 + 15 + 20
 
 
 def test_noise_that_is_no_mask_is_left_alone():
     size = [512, 512]
     program = Program().op("aten::normal_", 30, size, sequence=1)
     program.op("aten::mm", 30, size, size, sequence=2)
-    assert FUSED_DROPOUT not in saved_of(explained(program))
+    assert Saves.FUSED_DROPOUT not in saved_of(explained(program))
 
 
 def test_indexing_at_the_speed_of_memory_is_left_alone():
@@ -555,8 +577,8 @@ def test_indexing_at_the_speed_of_memory_is_left_alone():
 
     moved = 4 * 512 * 64 * 2  # indices, rows, and those that they are added to, which are written
     at_best = 100 * moved / (2 * 4096 * 64 * 2)
-    assert SPREAD_INDICES not in gather(round(1.9 * at_best))
-    assert gather(200)[SPREAD_INDICES] == pytest.approx(200 - at_best, abs=1)
+    assert Saves.SPREAD_INDICES not in gather(round(1.9 * at_best))
+    assert gather(200)[Saves.SPREAD_INDICES] == pytest.approx(200 - at_best, abs=1)
 
 
 # Names -------------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ from distprof.api import analyze
 from distprof.ingest.open import open_run
 from distprof.ingest.rank import IngestOptions
 from distprof.sections.computation import NO_OPERATORS, NO_SHAPES, PRODUCTS
+from distprof.sections.computation.show import from_peak
+from distprof.sections.parts import mean_span_ns
 
 pytestmark = pytest.mark.corpus
 
@@ -36,8 +38,12 @@ def corpus() -> Path:
     return Path(folder)
 
 
+def report_of(path: Path, cache: Path):
+    return analyze(open_run(str(path), IngestOptions(cache_dir=str(cache))))
+
+
 def computation_of(path: Path, cache: Path):
-    return analyze(open_run(str(path), IngestOptions(cache_dir=str(cache)))).computation
+    return report_of(path, cache).computation
 
 
 WITH_SIZES = [
@@ -76,6 +82,8 @@ def test_traces_without_sizes_say_so(corpus, tmp_path, name, reason):
 
 @pytest.mark.parametrize("name", ["base", "gc", "loader", "small"])
 def test_recordings_of_distprof_itself(corpus, tmp_path, name):
-    result = computation_of(corpus.parent / "gpu/h100" / name, tmp_path)
+    report = report_of(corpus.parent / "gpu/h100" / name, tmp_path)
+    assert sum(ns for _, ns in from_peak(report)) == pytest.approx(mean_span_ns(report))
+    result = report.computation
     assert sum(row.total_ns for row in result.categories if row.name == "other") == 0
     assert result.counted_ratio == 1

@@ -104,6 +104,20 @@ def test_a_recomputed_module_is_where_its_first_call_was():
     ]
 
 
+def test_recomputed_regions_are_named_by_the_outermost_modules_that_they_call():
+    model = Model().inside("Net_0", "Block_0", lasts=10, sequence=1)
+    for modules in (["Block_1", "Linear_3"], ["Norm_0"], []):
+        start = model.now
+        model.operator(NODE, start, start + 299, thread=BACKWARD_THREAD)
+        model.now += 10
+        model.inside(*modules, lasts=12, sequence=2, thread=BACKWARD_THREAD)
+        if modules == ["Norm_0"]:
+            model.inside("Block_0", lasts=12, sequence=2, thread=BACKWARD_THREAD)
+        model.now = start + 300
+    names = {one.place: one.name for one in explained(model).regions}
+    assert names == {3: "Block_1", 2: "Norm_0 to Block_0", 1: ""}
+
+
 @pytest.mark.parametrize(
     ("name", "module"),
     [

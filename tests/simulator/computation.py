@@ -45,6 +45,8 @@ class Model:
     slow_factor: float = 2.5  # Of products with an odd dimension.
     launching_us: float = 300.0  # Of a slow CPU, for each kernel.
     fault: str = ""
+    kept: int = 0  # Last layers that are not recomputed.
+    has_modules: bool = False  # Whether calls of modules were recorded.
 
     @staticmethod
     def drawn(seed, fault=""):
@@ -138,9 +140,18 @@ class Step:
     def again(self, name, tensors, kernel, us):
         """A forward operator that the backward pass repeats."""
         self.sequence += 1
-        node = "CheckpointFunctionBackward"
-        inside = (f"autograd::engine::evaluate_function: {node}", node)
-        self.line.op(name, tensors, kernel, us, sequence=self.sequence, inside=inside, tid=BACKWARD)
+        self.line.op(name, tensors, kernel, us, sequence=self.sequence, tid=BACKWARD)
+
+    def checkpointed(self, number):
+        """A layer that one node of the backward pass repeats."""
+        begin = self.line.cpu
+        self.layer(self.again, 1)
+        node = "autograd::engine::evaluate_function: CheckpointFunctionBackward"
+        self.line.event("cpu_op", node, begin - 1, self.line.cpu - begin + 1, BACKWARD)
+        if self.model.has_modules:
+            name, length = f"nn.Module: Block_{number}", self.line.cpu - begin
+            self.line.event("python_function", name, begin - 0.5, length, BACKWARD)
+        self.line.cpu += 1
 
     def optimizer(self, name, tensors, kernel, us):
         self.line.op(name, tensors, kernel, us)
@@ -289,9 +300,9 @@ class Step:
         self.loss(vocabulary)
         self.product(self.backward, tokens, vocabulary, width)
         self.product(self.backward, width, tokens, vocabulary)
-        for _ in range(model.layers):
-            if model.fault == "recomputation":
-                self.layer(self.again, 1)
+        for layer in reversed(range(model.layers)):
+            if layer < model.layers - model.kept and model.fault == "recomputation":
+                self.checkpointed(layer)
             self.layer(self.backward, 2)
         factor = 60.0 if model.fault == "embedding" else 1.0
         rows = [((tokens, width), BF16), ((tokens,), INT64)]

@@ -28,32 +28,36 @@ OUTSIDE_MODULES = "(outside modules)"
 NO_SHAPES = "no sizes of inputs were recorded: capture with record_shapes=True for FLOP and bytes"
 
 
-TENSOR_CORES = "tensor-cores"
-FUSED_ATTENTION = "fused-attention"
-FUSED_LOSS = "fused-loss"
-NO_RECOMPUTATION = "no-recomputation"
-MERGED_KERNELS = "merged-kernels"
-PADDED_PRODUCTS = "padded-products"
-ONE_LAYOUT = "one-layout"
-FUSED_OPTIMIZER = "fused-optimizer"
-UNSET_GRADIENTS = "unset-gradients"
-SPREAD_INDICES = "spread-indices"
-FUSED_DROPOUT = "fused-dropout"
-NARROW_CASTS = "no-round-trips"
+class Saves:
+    """Keys of changes of the program, and of their scenarios."""
+
+    TENSOR_CORES = "tensor-cores"
+    FUSED_ATTENTION = "fused-attention"
+    FUSED_LOSS = "fused-loss"
+    NO_RECOMPUTATION = "no-recomputation"
+    MERGED_KERNELS = "merged-kernels"
+    PADDED_PRODUCTS = "padded-products"
+    ONE_LAYOUT = "one-layout"
+    FUSED_OPTIMIZER = "fused-optimizer"
+    UNSET_GRADIENTS = "unset-gradients"
+    SPREAD_INDICES = "spread-indices"
+    FUSED_DROPOUT = "fused-dropout"
+    NARROW_CASTS = "no-round-trips"
+
 
 SAVING_TITLES = {
-    TENSOR_CORES: "products in fp32 ran on tensor cores",
-    FUSED_ATTENTION: "attention ran in fused kernels",
-    FUSED_LOSS: "the loss over the vocabulary ran in a fused kernel",
-    NO_RECOMPUTATION: "no activation was computed again",
-    PADDED_PRODUCTS: "dimensions of products were padded to a multiple of 64",
-    ONE_LAYOUT: "convolutions ran in the layout of their tensors",
-    FUSED_OPTIMIZER: "the optimizer ran in fused kernels",
-    UNSET_GRADIENTS: "gradients were dropped rather than set to zero",
-    SPREAD_INDICES: "indexing was as fast as memory",
-    FUSED_DROPOUT: "dropout ran in one kernel",
-    NARROW_CASTS: "no tensor was cast to fp32 and back",
-    MERGED_KERNELS: "a compiler merged kernels that hand each other tensors through memory",
+    Saves.TENSOR_CORES: "products in fp32 ran on tensor cores",
+    Saves.FUSED_ATTENTION: "attention ran in fused kernels",
+    Saves.FUSED_LOSS: "the loss over the vocabulary ran in a fused kernel",
+    Saves.NO_RECOMPUTATION: "no activation was computed again",
+    Saves.PADDED_PRODUCTS: "dimensions of products were padded to a multiple of 64",
+    Saves.ONE_LAYOUT: "convolutions ran in the layout of their tensors",
+    Saves.FUSED_OPTIMIZER: "the optimizer ran in fused kernels",
+    Saves.UNSET_GRADIENTS: "gradients were dropped rather than set to zero",
+    Saves.SPREAD_INDICES: "indexing was as fast as memory",
+    Saves.FUSED_DROPOUT: "dropout ran in one kernel",
+    Saves.NARROW_CASTS: "no tensor was cast to fp32 and back",
+    Saves.MERGED_KERNELS: "a compiler merged kernels that hand each other tensors through memory",
 }
 
 
@@ -98,6 +102,21 @@ class Saving(Record, frozen=True, kw_only=True):
     size: str = ""
 
 
+class Region(Record, frozen=True, kw_only=True):
+    """Forward work that one node of the backward pass repeats, such as a checkpointed layer."""
+
+    name: str  # Module that it calls; empty if none was recorded.
+    place: int  # Its position among those of one forward pass, from 1.
+    # Bytes that its operators write, in all micro-batches that would be kept at once; 0 if unknown.
+    num_bytes: int
+    total_ns: int  # Time of one repetition, mean over regions with the same operators and inputs.
+
+    @property
+    def ns_per_byte(self) -> float:
+        """Time that each kept byte saves; 0 if unknown."""
+        return self.total_ns / self.num_bytes if self.num_bytes else 0.0
+
+
 class ModuleStats(msgspec.Struct, frozen=True, kw_only=True):
     """Modules of one class under the same ones on one rank, inside the analysed windows."""
 
@@ -138,6 +157,7 @@ class RankComputation(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[OperatorStats, ...]
     has_operators: bool  # Whether operators around launches were recorded.
     savings: tuple[Saving, ...] = ()  # What changes of the program would save.
+    regions: tuple[Region, ...] = ()  # What one backward pass repeats, the first to keep first.
     modules: tuple[ModuleStats, ...] = ()  # Time by module; empty if the trace shows none.
     graph_ns: int = 0  # Time of kernels that CUDA graphs launched.
     compiled: CompiledCode | None = None  # Code of ``torch.compile``; None without any.
@@ -222,9 +242,15 @@ class ComputationResult(Result, frozen=True, kw_only=True):
     # the GPU's multiprocessors; null if unknown.
     small_ratio: float | None = None
     savings: tuple[Saving, ...] = ()  # What changes of the program would save.
+    # What one backward pass repeats, of the rank that repeats most; those come first whose results
+    # save most time per byte that is kept.
+    regions: tuple[Region, ...] = ()
     flop: float | None = None  # FLOP that sizes of inputs show, recomputation included.
     recomputed_flop: float | None = None  # Those of them that recomputation repeats.
-    precision: str = ""  # Type of most of the FLOP, such as ``bf16``; empty if unknown.
+    # Type of most of the FLOP, such as ``bf16``, or ``tf32`` for fp32 on tensor cores.
+    precision: str = ""
+    # Time that products in slower types would save in this one, recomputation excluded.
+    slower_types_ns: int = 0
     # Bound of what fp8 could save: time of 16-bit matrix products, less what it would be at a rate
     # higher by the ratio of the peaks; null on a GPU without fp8.
     fp8_bound_ns: int | None = None
@@ -246,5 +272,9 @@ class ComputationResult(Result, frozen=True, kw_only=True):
 
     def saved_ns_per_step(self, what: str) -> int:
         """Time that a change would save, mean per step and rank."""
-        saved = sum(one.saved_ns + one.idle_ns for one in self.savings if one.what == what)
-        return self.per_step(saved)
+        found = self.saving(what)
+        return 0 if found is None else self.per_step(found.saved_ns + found.idle_ns)
+
+    def saving(self, what: str) -> Saving | None:
+        """What a change would save; None if nothing."""
+        return next((one for one in self.savings if one.what == what), None)

@@ -30,6 +30,7 @@ from distprof.sections.computation import (
     OperatorStats,
     Pass,
     RankComputation,
+    Region,
     Roof,
     Saving,
 )
@@ -38,7 +39,7 @@ from distprof.sections.computation.compiled import compiled_code
 from distprof.sections.computation.limits import Limits, limits_of
 from distprof.sections.computation.modules import modules_of
 from distprof.sections.computation.operators import Alike, KernelCalls, rank_kernel_calls
-from distprof.sections.computation.savings import Savings, rank_savings
+from distprof.sections.computation.savings import FP32_SPEED_UP, Savings, rank_savings
 from distprof.sections.computation.shapes import SHORT_TYPES, tensors
 from distprof.sections.context import RankAnalyses
 from distprof.units import NS_PER_S
@@ -69,6 +70,7 @@ def rank_computation(
         rows=(*rows[:MOST_ROWS], *_rest(rows[MOST_ROWS:])),
         has_operators=bool((kernel_calls.row >= 0).any()),
         savings=savings.stats,
+        regions=savings.regions,
         modules=modules_of(kernel_calls),
         graph_ns=int(kernel_calls.counted_ns[kernel_calls.in_graph].sum()),
         compiled=compiled_code(kernel_calls.operators, kernel_calls.host, windows),
@@ -163,9 +165,11 @@ def analyze_computation(
         graph_ratio=_graph_ratio(explained.values(), groups),
         small_ratio=_small_ratio(groups, _multiprocessors(run)),
         savings=_savings(explained.values()),
+        regions=max((rank.regions for rank in explained.values()), key=_repeated_ns),
         flop=_flop(groups),
         recomputed_flop=_flop([one for one in groups if one.row.part == Pass.RECOMPUTATION]),
         precision=_precision(groups),
+        slower_types_ns=_slower_types_ns(products, limits, _precision(groups)),
         fp8_bound_ns=_fp8_bound(groups, limits),
         roofs=tuple(Roof(dtype=kind, flops=flops) for kind, flops in limits.peaks.items()),
         memory_bytes_per_s=limits.memory,
@@ -227,11 +231,24 @@ def _precision(groups: Iterable[_Group]) -> str:
     """The type that most FLOP multiply; empty if unknown."""
     flop: dict[str, float] = {}
     for group in groups:
-        kind = _type(group.row)
+        kind = _multiplied(group.row)
         if kind and group.flop:
             flop[kind] = flop.get(kind, 0) + group.flop
-    found = max(flop, key=lambda kind: flop[kind], default="")
-    return "fp8" if found.startswith("c10::Float8") else SHORT_TYPES.get(found, found)
+    return max(flop, key=lambda kind: flop[kind], default="")
+
+
+def _slower_types_ns(products: Iterable[_Group], limits: Limits, precision: str) -> int:
+    """What products in slower types than that of most FLOP would save in it."""
+    peaks, saved = limits.peaks, 0.0
+    for group in products:
+        kind = _multiplied(group.row)
+        if group.row.part == Pass.RECOMPUTATION or kind == precision:
+            continue
+        if kind == "fp32":
+            saved += group.total_ns * (1 - 1 / FP32_SPEED_UP)
+        elif kind in peaks and precision in peaks:
+            saved += group.total_ns * max(0.0, 1 - peaks[kind] / peaks[precision])
+    return round(saved)
 
 
 def _type(row: OperatorStats) -> str:
@@ -251,6 +268,10 @@ def _savings(explained: Iterable[RankComputation]) -> tuple[Saving, ...]:
             idle = one.idle_ns + before.idle_ns
             rows[one.what] = replace(one, spent_ns=spent, saved_ns=saved, idle_ns=idle)
     return tuple(sorted(rows.values(), key=lambda row: -row.saved_ns))
+
+
+def _repeated_ns(regions: Iterable[Region]) -> int:
+    return sum(region.total_ns for region in regions)
 
 
 def _graph_ratio(explained: Iterable[RankComputation], groups: Iterable[_Group]) -> float:
@@ -399,7 +420,7 @@ def _multiplied(row: OperatorStats) -> str:
     kind = _type(row)
     if kind.startswith("c10::Float8"):
         return "fp8"
-    return "tf32" if kind == "float" and _TF32.search(row.kernel) else SHORT_TYPES.get(kind, "")
+    return "tf32" if kind == "float" and _TF32.search(row.kernel) else SHORT_TYPES.get(kind, kind)
 
 
 def _unavailable(explained: Iterable[RankComputation], groups: Sequence[_Group]) -> tuple[str, ...]:

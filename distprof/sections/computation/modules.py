@@ -97,14 +97,19 @@ def _path(tree: _Tree, number: int) -> tuple[str, ...]:
     return tuple(reversed(names))
 
 
-def _tree(operators: Operators, host: Table) -> _Tree:
+def is_module(operators: Operators, host: Table) -> NDArray[np.bool_]:
+    """Whether each row of the operators is the call of a module, or an annotation instead."""
     category, names = host.coded("category"), host.coded("name")
-    is_call = category.equals(MODULE_CATEGORY)[operators.row]
-    labels = [_class(name) for name in names.values]
+    is_call = category.equals(MODULE_CATEGORY)
     if not is_call.any():
         is_named = names.where([_ANNOTATION.fullmatch(name) is not None for name in names.values])
-        is_call = (category.equals("annotation") & is_named)[operators.row]
-        labels = [_NUMBER.sub("*", name) for name in names.values]
+        is_call = category.equals("annotation") & is_named
+    return is_call[operators.row]
+
+
+def _tree(operators: Operators, host: Table) -> _Tree:
+    names, is_call = host.coded("name"), is_module(operators, host)
+    labels = [_NUMBER.sub("*", module_class(name)) for name in names.values]
     name = names.codes[operators.row]
     numbers: dict[tuple[int, str], int] = {}
     backward = names.finds(BACKWARD)
@@ -127,7 +132,8 @@ def _tree(operators: Operators, host: Table) -> _Tree:
     return _Tree(is_call=is_call, path=path, paths=tuple(numbers))
 
 
-def _class(name: str) -> str:
+def module_class(name: str) -> str:
+    """The class of a called module; any other name as it is."""
     found = _CALL.fullmatch(name)
     return found["module"] if found else name
 

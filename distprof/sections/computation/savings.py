@@ -7,7 +7,6 @@ kernels that move less memory the same share of their time as of their bytes.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from math import prod
 
@@ -17,19 +16,14 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.intervals import EMPTY, Intervals, covered
-from distprof.sections.computation import (
-    FP32_KERNELS,
-    FUSED_ATTENTION,
-    FUSED_LOSS,
-    MERGED_KERNELS,
-    NO_RECOMPUTATION,
-    TENSOR_CORES,
-    Pass,
-    Saving,
-)
+from distprof.sections.computation import FP32_KERNELS, Pass, Region, Saves, Saving
 from distprof.sections.computation.categories import number_of
 from distprof.sections.computation.groups import MEMORY_BOUND, Change, Groups
 from distprof.sections.computation.operators import Alike, KernelCalls
+from distprof.sections.computation.recomputation import (
+    recomputed_regions,
+    without_recomputation,
+)
 from distprof.sections.computation.waste import (
     with_fused_dropout,
     with_fused_optimizer,
@@ -67,6 +61,7 @@ class Savings(msgspec.Struct, frozen=True, kw_only=True):
     spans: Mapping[str, Intervals]  # Key of a change to the time that it saves, a set; own clock.
     idle: Mapping[str, Intervals]  # Key to time between its kernels, a set.
     stats: tuple[Saving, ...]  # The same, summed up.
+    regions: tuple[Region, ...]  # What one backward pass repeats.
 
 
 def rank_savings(kernel_calls: KernelCalls | None, context: RankContext) -> Savings | None:
@@ -74,8 +69,9 @@ def rank_savings(kernel_calls: KernelCalls | None, context: RankContext) -> Savi
     if kernel_calls is None:
         return None
     groups = Groups.of(kernel_calls)
+    regions = recomputed_regions(groups)
     found = [
-        _without_recomputation(groups),
+        without_recomputation(groups, regions),
         _with_fused_attention(groups),
         _on_tensor_cores(groups),
         _with_fused_loss(groups),
@@ -110,7 +106,7 @@ def rank_savings(kernel_calls: KernelCalls | None, context: RankContext) -> Savi
                 size=one.size,
             )
         )
-    return Savings(alike=groups.alike, spans=spans, idle=idle, stats=tuple(stats))
+    return Savings(alike=groups.alike, spans=spans, idle=idle, stats=tuple(stats), regions=regions)
 
 
 def _between(calls: KernelCalls, chosen: NDArray[np.bool_]) -> Intervals:
@@ -127,26 +123,7 @@ def _on_tensor_cores(groups: Groups) -> Change | None:
     chosen = slow[calls.kernel] & np.isin(calls.category, products)
     if not chosen.any():
         return None
-    return Change(what=TENSOR_CORES, share=np.where(chosen, 1 - 1 / FP32_SPEED_UP, 0.0))
-
-
-def _without_recomputation(groups: Groups) -> Change | None:
-    chosen = groups.calls.part == Pass.RECOMPUTATION
-    if not chosen.any():
-        return None
-    rows = groups.calls.row[chosen]
-    group_of = dict(zip(rows.tolist(), groups.alike.group[chosen].tolist(), strict=True))
-    calls_of = Counter(group_of.values())
-    kept = {group: n * (groups.work[group].written or 0) for group, n in calls_of.items()}
-    least = _WORTH_KEEPING * groups.calls.own_ns[chosen].sum()
-    worth = [group for group, size in kept.items() if size and groups.own_ns[group] >= least]
-    first = max(worth, key=lambda group: float(groups.own_ns[group]) / kept[group], default=None)
-    return Change(
-        what=NO_RECOMPUTATION,
-        share=chosen.astype(float),
-        num_bytes=min(sum(kept.values()), _MOST_BYTES),
-        size="" if first is None else groups.call(first),
-    )
+    return Change(what=Saves.TENSOR_CORES, share=np.where(chosen, 1 - 1 / FP32_SPEED_UP, 0.0))
 
 
 def _with_fused_attention(groups: Groups) -> Change | None:
@@ -175,13 +152,8 @@ def _with_fused_attention(groups: Groups) -> Change | None:
     for group, concerned in products:
         share[group] = PRODUCTS_OF_ATTENTION if concerned & sizes else 0.0
     largest = str(list(scores[max(sizes)]))
-    return Change(what=FUSED_ATTENTION, share=share[groups.alike.group], size=largest)
+    return Change(what=Saves.FUSED_ATTENTION, share=share[groups.alike.group], size=largest)
 
-
-_MOST_BYTES = 1 << 56
-
-_WORTH_KEEPING = 0.1
-"""Share of the recomputed time from which an operator's results are worth keeping first."""
 
 _SCORES = 3
 
@@ -215,7 +187,7 @@ def _with_fused_loss(groups: Groups) -> Change | None:
     kept = min(least / moved, 1.0) if moved else 1.0
     share = np.where(groups.where(chosen), 1 - kept, 0.0)
     rows, vocabulary = prod(logits[largest][:-1]), logits[largest][-1]
-    return Change(what=FUSED_LOSS, share=share, size=f"{rows:,} × {vocabulary:,}")
+    return Change(what=Saves.FUSED_LOSS, share=share, size=f"{rows:,} × {vocabulary:,}")
 
 
 _BYTES_OF_LOGIT = 2
@@ -237,7 +209,7 @@ def _with_merged_kernels(groups: Groups) -> Change | None:
         if pair not in pairs:
             pairs[pair] = _handed_over(groups, *pair)
         share[other] = pairs[pair]
-    return Change(what=MERGED_KERNELS, share=share) if share.any() else None
+    return Change(what=Saves.MERGED_KERNELS, share=share) if share.any() else None
 
 
 def _handed_over(groups: Groups, first: int, second: int) -> float:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from distprof.sections.computation import (
     LEAST_COUNTED,
     PRODUCTS,
+    SAVING_TITLES,
     CategoryRow,
     ComputationResult,
     ModuleRow,
     OperatorRow,
 )
-from distprof.sections.parts import parts_of
+from distprof.sections.parts import each_window, parts_of
 from distprof.sections.table import Bar, Column, TableView, counted, rows_table
 from distprof.units import (
     NS_PER_S,
@@ -72,6 +73,7 @@ def categories_table(report: Report, *, show_all: bool) -> TableView | None:
         caption=_who(report),
         notes=(
             *result.unavailable,
+            *_of_unknown_flop(result),
             *_of_graphs(result),
             *_of_compiled(result),
             *_left_out(result, rows),
@@ -85,6 +87,19 @@ def most_computation(report: Report) -> str:
     named = [row for row in result.categories[:2] if row.name != "other"]
     parts = [f"{format_ratio(row.total_ns / result.total_ns)} {row.title}" for row in named]
     return f"Of it, {' and '.join(parts)}." if parts else ""
+
+
+def _of_unknown_flop(result: ComputationResult) -> tuple[str, ...]:
+    """How much of the products has no FLOP, and most of it."""
+    if result.counted_ratio is None or result.counted_ratio >= LEAST_COUNTED or not result.flop:
+        return ()
+    left = [row for row in result.operators if row.category in PRODUCTS and row.flop is None]
+    reason = "whose inputs do not show them" if left and left[0].inputs else "without inputs"
+    most = f"; most of the rest is {_short_name(left[0])}, {reason}" if left else ""
+    return (f"FLOP are known of {format_ratio(result.counted_ratio)} of {_PRODUCTS_TIME}{most}",)
+
+
+_PRODUCTS_TIME = "the time in matrix products, attention and convolutions"
 
 
 def _of_graphs(result: ComputationResult) -> tuple[str, ...]:
@@ -132,27 +147,77 @@ def _flops_text(row: CategoryRow) -> str:
     return f"{format_flop(row.flop / row.counted_ns * NS_PER_S)}/s"
 
 
-def peak_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
-    """The mean step from the FLOP that it needs at the peak of the GPU to what it takes."""
+def from_peak(report: Report) -> list[tuple[str, float]]:
+    """Parts of the mean step that add up to it, ns, from its FLOP at the peak; empty if unknown."""
     result, parts = report.computation, parts_of(report)
     peak = report.efficiency.peak_flops
     if not (parts and peak and result.flop and (result.counted_ratio or 0) >= LEAST_COUNTED):
-        return None
+        return []
     computed = next(part.ns for part in parts if part.key == "computation")
     scale = computed / result.total_ns  # to the mean of all ranks
-    useful = (result.flop - (result.recomputed_flop or 0)) / peak * NS_PER_S * scale
     repeated = scale * sum(row.recomputation_ns for row in result.categories)
     products = scale * sum(
         row.total_ns - row.recomputation_ns for row in result.categories if row.name in PRODUCTS
     )
-    rows = [
+    useful = (result.flop - (result.recomputed_flop or 0)) / peak * NS_PER_S * scale
+    useful = min(useful, products)
+    slower = min(scale * result.slower_types_ns, products - useful)
+    return [
         ("products at the peak", useful),
-        ("products below the peak", products - useful),
+        ("products below the peak", products - useful - slower),
+        ("products in slower types", slower),
         ("recomputation", repeated),
-        ("other kernels, bound by memory", computed - products - repeated),
+        ("kernels bound by memory", computed - products - repeated),
         *((part.label, part.ns) for part in parts if part.key != "computation"),
     ]
-    span = sum(part.ns for part in parts)
+
+
+def largest_loss(report: Report) -> str:
+    """What keeps the step from the peak, as a sentence; empty if the peak is unknown."""
+    rows = from_peak(report)
+    if not rows:
+        return ""
+    label, ns = max(rows[1:], key=itemgetter(1))
+    share = ns / sum(ns for _, ns in rows)
+    name = f"idle time ({cause})" if (cause := label.removeprefix("idle: ")) != label else label
+    return f" Most is lost to {name}: {format_ratio(share)} of {each_window(report)}."
+
+
+def products_sentence(report: Report) -> str:
+    """What products reach, and most of the computation, if the MFU is unknown."""
+    result = report.computation
+    if not result.flop or report.efficiency.mfu_ratio is not None:
+        return ""
+    reached = result.flop / sum(row.counted_ns for row in result.categories) * NS_PER_S
+    return (
+        f"Products reach {format_flop(reached)}/s; the largest part of the computation is "
+        f"{result.categories[0].title}.{largest_saving(report)}"
+    )
+
+
+_LEAST_SAVED = 0.02
+
+
+def largest_saving(report: Report) -> str:
+    """The change of computation that recovers most of the step; empty if it is little."""
+    step_ns = report.whatif.replayed_ns
+    known = [one for one in report.whatif.without if one.what in SAVING_TITLES]
+    if not known or not step_ns:
+        return ""
+    best = max(known, key=lambda one: one.recoverable_ns)
+    share = best.recoverable_ns / step_ns
+    if share < _LEAST_SAVED:
+        return ""
+    saved = f"{format_duration(best.recoverable_ns)} ({format_ratio(share)})"
+    return f" If {best.title}, the step would take {saved} less."
+
+
+def peak_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
+    """The mean step from the FLOP that it needs at the peak of the GPU to what it takes."""
+    result, rows = report.computation, from_peak(report)
+    if not rows:
+        return None
+    span = sum(ns for _, ns in rows)
     return rows_table(
         "From the peak to the step",
         (
@@ -162,16 +227,17 @@ def peak_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: 
             Column("", lambda row: Bar(ratio=row[1] / span, key="computation"), left=True),
         ),
         [row for row in rows if row[1] >= _WORTH_SHOWING * span],
-        caption=f"mean step; the first row is what {format_flop(peak)}/s would take",
-        notes=_fp8_notes(result, scale),
+        caption="mean step; the first row is what "
+        f"{format_flop(report.efficiency.peak_flops or 0)}/s would take",
+        notes=_fp8_notes(result),
     )
 
 
-def _fp8_notes(result: ComputationResult, scale: float) -> tuple[str, ...]:
+def _fp8_notes(result: ComputationResult) -> tuple[str, ...]:
     """What fp8 could save at most."""
     if not result.fp8_bound_ns:
         return ()
-    saved = format_duration(round(result.fp8_bound_ns * scale))
+    saved = format_duration(result.per_step(result.fp8_bound_ns))
     return (f"fp8 could save at most {saved} of the products: a bound, casts and scales cost time",)
 
 

@@ -10,16 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.costs.operators import Inputs
-from distprof.sections.computation import (
-    FUSED_DROPOUT,
-    FUSED_OPTIMIZER,
-    NARROW_CASTS,
-    ONE_LAYOUT,
-    PADDED_PRODUCTS,
-    SPREAD_INDICES,
-    UNSET_GRADIENTS,
-    Pass,
-)
+from distprof.sections.computation import Pass, Saves
 from distprof.sections.computation.categories import number_of
 from distprof.sections.computation.groups import MEMORY_BOUND, Change, Groups
 
@@ -88,7 +79,7 @@ def with_fused_optimizer(groups: Groups) -> Change | None:
     spent = float(groups.own_ns[chosen].sum())
     share = max(0.0, 1 - least / rate / spent) if spent else 0.0
     where = np.isin(groups.alike.group, chosen)
-    return Change(what=FUSED_OPTIMIZER, share=np.where(where, share, 0.0), ends_idling=True)
+    return Change(what=Saves.FUSED_OPTIMIZER, share=np.where(where, share, 0.0), ends_idling=True)
 
 
 _PARAMETER_AND_GRADIENT = 3
@@ -115,14 +106,14 @@ def with_unset_gradients(groups: Groups) -> Change | None:
         is_gradient = groups.part[group] == Pass.BACKWARD and size in filled
         if is_gradient and size == groups.tensor(group, 1):
             share[group] = min(1.0, filled[size] / max(int(calls[group]), 1))
-    return _change(UNSET_GRADIENTS, share[groups.alike.group])
+    return _change(Saves.UNSET_GRADIENTS, share[groups.alike.group])
 
 
 def with_one_layout(groups: Groups) -> Change | None:
     """Kernels around convolutions that change the order of channels."""
     names = groups.calls.kernel_names
     chosen = np.array([bool(_LAYOUT.search(name)) for name in names], np.bool_)
-    return _change(ONE_LAYOUT, chosen[groups.calls.kernel].astype(float))
+    return _change(Saves.ONE_LAYOUT, chosen[groups.calls.kernel].astype(float))
 
 
 def with_padded_products(groups: Groups) -> Change | None:
@@ -157,7 +148,7 @@ def with_padded_products(groups: Groups) -> Change | None:
         if share[group] * spent[group] > worst:
             worst = float(share[group] * spent[group])
             size = str(next(n for n in whole if n % ALIGNED))
-    return _change(PADDED_PRODUCTS, share[groups.alike.group], size)
+    return _change(Saves.PADDED_PRODUCTS, share[groups.alike.group], size)
 
 
 def _dimensions(groups: Groups, group: int) -> tuple[int, int, int, int] | None:
@@ -192,7 +183,7 @@ def with_spread_indices(groups: Groups) -> Change | None:
             share[group] = 1 - moved[group] / rate / spent[group]
             if spent[group] > worst:
                 worst, name = float(spent[group]), groups.alike.names[group]
-    return _change(SPREAD_INDICES, share[groups.alike.group], name.removeprefix("aten::"))
+    return _change(Saves.SPREAD_INDICES, share[groups.alike.group], name.removeprefix("aten::"))
 
 
 def with_fused_dropout(groups: Groups) -> Change | None:
@@ -225,7 +216,7 @@ def with_fused_dropout(groups: Groups) -> Change | None:
         number = prod(size)
         moved = number * groups.width(first) + sum(groups.work[one].bytes or 0 for one in whole[1:])
         share[chain] = max(0.0, 1 - number * (2 * width + 1) / moved) if moved else 0.0
-    return _change(FUSED_DROPOUT, share)
+    return _change(Saves.FUSED_DROPOUT, share)
 
 
 _LONGEST_CHAIN = 4
@@ -258,7 +249,7 @@ def with_narrow_casts(groups: Groups) -> Change | None:
             if groups.category[group] not in between or cast[2] not in groups.elements(group):
                 break
             inside.append(later)
-    return _change(NARROW_CASTS, share)
+    return _change(Saves.NARROW_CASTS, share)
 
 
 _HALF = 0.5

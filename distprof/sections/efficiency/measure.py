@@ -26,11 +26,7 @@ from distprof.hardware import Gpu, Sheet, recognise_gpu
 from distprof.run.run import Run
 from distprof.run.topology import coordinates_of
 from distprof.sections.collectives import CollectivesResult
-from distprof.sections.computation import (
-    LEAST_COUNTED,
-    NO_RECOMPUTATION,
-    ComputationResult,
-)
+from distprof.sections.computation import LEAST_COUNTED, ComputationResult, Saves
 from distprof.sections.efficiency import CPU, NO_MODEL, DeviceMemory, EfficiencyResult
 from distprof.sections.memory import MemoryResult
 from distprof.sections.sharding import ShardingResult
@@ -152,6 +148,7 @@ def _with_counted_flop(
     if not (step_ns and devices and computation.flop and counted and counted >= LEAST_COUNTED):
         return result
     computed = computation.flop / samples * devices
+    kept = computation.saving(Saves.NO_RECOMPUTATION)
     useful = computed - (computation.recomputed_flop or 0) / samples * devices
     return replace(
         result,
@@ -161,9 +158,7 @@ def _with_counted_flop(
         num_devices=devices,
         flops_per_device=useful * NS_PER_S / step_ns / devices,
         recomputation="full" if computation.recomputed_flop else "none",
-        recomputed_bytes=next(
-            (one.num_bytes for one in computation.savings if one.what == NO_RECOMPUTATION), None
-        ),
+        recomputed_bytes=None if kept is None else kept.num_bytes,
         assumptions=(
             "FLOP are counted from the sizes of matrix products, attention and convolutions; of "
             "causal attention, the whole counts",
@@ -312,9 +307,9 @@ def _peak(device: str, precision: str, gpu: Gpu | None) -> tuple[float | None, s
             ' [hardware.gpus."NAME"] in distprof.toml, where NAME is part of its name'
         )
     if precision == "fp32":
-        return None, (
-            "the hardware sheet has no peak for fp32, because it depends on whether TF32 is allowed"
-        )
+        return None, "the hardware sheet has no peak for fp32 without tensor cores"
+    if precision == "tf32":
+        return gpu.bf16_flops / 2, ""
     if precision == "fp8":
         return gpu.fp8_flops, f"{gpu.title} has no fp8 on the hardware sheet"
     return gpu.bf16_flops, ""

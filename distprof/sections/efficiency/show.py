@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distprof.sections.computation import SAVING_TITLES
+from distprof.sections.computation.show import largest_loss, largest_saving
 from distprof.sections.efficiency import CPU, EfficiencyResult
 from distprof.sections.table import TableView, counted, facts_table
 from distprof.units import format_bytes, format_duration, format_flop, format_ratio
@@ -106,7 +106,7 @@ def _memory_text(result: EfficiencyResult) -> str:
 
 
 def efficiency_sentence(report: Report) -> str:
-    """MFU, the share of the peak while computing, and what would save most of the computation.
+    """MFU, what keeps it from 100 %, and what would save most of the computation.
 
     Empty if the MFU is unknown.
     """
@@ -116,21 +116,4 @@ def efficiency_sentence(report: Report) -> str:
     text = f"MFU is {format_ratio(result.mfu_ratio)}"
     if result.computing_ratio is not None:
         text += f"; while computing, {format_ratio(result.computing_ratio)} of the peak"
-    return f"{text}.{_largest_saving(report)}"
-
-
-_LEAST_SAVED = 0.02
-
-
-def _largest_saving(report: Report) -> str:
-    """The change of computation that recovers most of the step; empty if it is little."""
-    step_ns = report.whatif.replayed_ns
-    known = [one for one in report.whatif.without if one.what in SAVING_TITLES]
-    if not known or not step_ns:
-        return ""
-    best = max(known, key=lambda one: one.recoverable_ns)
-    share = best.recoverable_ns / step_ns
-    if share < _LEAST_SAVED:
-        return ""
-    saved = f"{format_duration(best.recoverable_ns)} ({format_ratio(share)})"
-    return f" If {best.title}, the step would take {saved} less."
+    return f"{text}.{largest_loss(report)}{largest_saving(report)}"

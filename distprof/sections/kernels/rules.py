@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.computation import FP32_KERNELS, TENSOR_CORES, ComputationResult
+from distprof.sections.computation import FP32_KERNELS, ComputationResult, Saves
 from distprof.sections.efficiency import EfficiencyResult
 from distprof.sections.kernels import KernelsResult
 from distprof.terms import ActivityKind, Confidence, Severity
@@ -78,8 +78,8 @@ def tensor_cores_unused(
             "Use autocast with bfloat16 (float16 on V100), or"
             ' torch.set_float32_matmul_precision("high") from Ampere on.'
         ),
-        cost_ns_per_step=computation.saved_ns_per_step(TENSOR_CORES) or None,
+        cost_ns_per_step=computation.saved_ns_per_step(Saves.TENSOR_CORES) or None,
         confidence=Confidence.MODELLED,
         evidence=("kernels.kernels", "efficiency.device", "computation.savings"),
-        without=TENSOR_CORES,
+        without=Saves.TENSOR_CORES,
     )

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
+from distprof.escape import plain
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.computation import NO_RECOMPUTATION, ComputationResult
+from distprof.sections.computation import ComputationResult, Region, Saves
 from distprof.sections.efficiency import CPU, NO_MODEL, DeviceMemory, EfficiencyResult
 from distprof.sections.job import NO_RUN_DIRECTORY
 from distprof.sections.memory import MemoryResult
 from distprof.sections.sharding import ShardingResult
 from distprof.sections.shares import StepTimes
 from distprof.sections.step_log import StepLogResult
+from distprof.sections.table import counted
 from distprof.sections.time import ExposedCopies, WaterfallResult
 from distprof.terms import Confidence, Severity
-from distprof.units import format_bytes, format_duration, format_ratio
+from distprof.units import fold_ranks, format_bytes, format_duration, format_ratio
 
 
 def measured_memory(efficiency: EfficiencyResult, memory: MemoryResult) -> tuple[DeviceMemory, ...]:
@@ -211,16 +215,19 @@ def needless_recomputation(
     per step.
 
     ## How the cost is computed
-    The measured time of recomputed operators or, without them, the computation of a step times the
-    share of its FLOP that is recomputed; times the share of activations that fits into the free
-    memory. Activations are what recomputed operators write or, without them, those of the model (34
-    bytes per token and hidden unit of a GPT block, formula sheet, minus what recomputation keeps).
+    A region is what one node of the backward pass repeats, such as a checkpointed layer. Keeping
+    its results takes what its operators write. Regions that save most time per byte are kept first,
+    of equal ones the last, until the memory is full but for a tenth; their measured time is the
+    cost. Without recomputed operators in a trace, it is the computation of a step times the share
+    of its FLOP that is recomputed, times the share of the model's activations that fits (34 bytes
+    per token and hidden unit of a GPT block, formula sheet, minus what recomputation keeps).
 
     ## How to fix
-    Recompute only as many blocks as memory requires, or only attention (selective recomputation,
-    which fused attention already does). Alternatively, use the free memory for a larger
-    micro-batch. Selective checkpointing keeps the results of chosen operators; the first to keep is
-    the one, of those with a tenth of the recomputed time, that saves most time per byte it writes.
+    Stop recomputing the layers that the finding names: by their modules if `with_stack=True` or
+    annotations recorded them, else by their place in the forward pass. Alternatively, use the free
+    memory for a larger micro-batch. Selective checkpointing keeps the results of chosen operators
+    in all layers; the first to keep is the one, of those with a tenth of the recomputed time, that
+    saves most time per byte it writes.
 
     ## When it is wrong
     Layers that keep more activations than a transformer block make the modelled size too small.
@@ -243,39 +250,82 @@ def needless_recomputation(
     size, used = fullest.capacity_bytes or 0, fullest.allocated_bytes or 0
     if computed < limits["computed_ratio"] * needed or 1 - used / size < limits["free_ratio"]:
         return
-    fits = min(1.0, ((1 - _LEFT_FREE_RATIO) * size - used) / saved)
-    if fits < _WORTH_IT_RATIO:
+    room = (1 - _LEFT_FREE_RATIO) * size - used
+    kept = _fitting(computation.regions, room)
+    share = _time_of(kept) / _time_of(computation.regions) if kept else min(1.0, room / saved)
+    if share < _WORTH_IT_RATIO:
         return
     step = times.mean_step()
-    recomputed_ns: float = computation.saved_ns_per_step(NO_RECOMPUTATION)
+    recomputed_ns: float = computation.saved_ns_per_step(Saves.NO_RECOMPUTATION)
     if not recomputed_ns:
         recomputed_ns = step.mean(step.total.computation_ns) * (1 - needed / computed)
+    what, blocks = f"{format_ratio(share)} of the activations", "every block"
+    if kept:
+        blocks = counted(len(computation.regions), "region")
+        what = f"{len(kept)} of {blocks}"
+    first = "Recompute only as many blocks as memory requires"
+    if kept:
+        which = f" {_named(kept, computation.regions)}" if share < 1 else ""
+        first = f"Stop recomputing{which}"
     yield Draft(
-        headline=f"Needless recomputation: {format_ratio(fits)} of the activations would fit",
+        headline=f"Needless recomputation: {what} would fit",
         message=(
-            f"The forward pass of every block is computed twice{_ratios(efficiency)} while"
+            f"The forward pass of {blocks} is computed twice{_ratios(efficiency)} while"
             f" {format_bytes(size - used)} of {format_bytes(size)} are free (modelled)."
         ),
         fix=(
-            "Recompute only as many blocks as memory requires, or use a larger micro-batch."
-            f"{_kept_first(computation) if fits < 1 else ''}"
+            f"{first}, or use a larger micro-batch.{_kept_first(computation) if share < 1 else ''}"
         ),
-        cost_ns_per_step=round(recomputed_ns * fits),
+        cost_ns_per_step=round(recomputed_ns * share),
         confidence=Confidence.MODELLED,
-        evidence=("efficiency.memory", "efficiency.recomputed_bytes", "waterfall.all"),
-        without=NO_RECOMPUTATION if fits == 1.0 else "",
+        evidence=("efficiency.memory", "efficiency.recomputed_bytes", "computation.regions"),
+        without=Saves.NO_RECOMPUTATION if share == 1.0 else "",
     )
+
+
+def _fitting(regions: tuple[Region, ...], room: float) -> tuple[Region, ...]:
+    """Regions whose results fit, in the order in which to keep them."""
+    kept = []
+    for region in regions:
+        if 0 < region.num_bytes <= room:
+            kept.append(region)
+            room -= region.num_bytes
+    return tuple(kept)
+
+
+def _time_of(regions: tuple[Region, ...]) -> int:
+    return sum(region.total_ns for region in regions)
+
+
+def _named(kept: tuple[Region, ...], regions: tuple[Region, ...]) -> str:
+    """The regions to keep, as ranges: by their modules, else by their places."""
+    if not all(region.name for region in kept):
+        places = fold_ranks(region.place for region in kept)
+        return f"regions {places} of {len(regions)} in the forward pass"
+    alike: dict[str, list[Region]] = {}
+    for region in sorted(regions, key=lambda region: region.place):
+        alike.setdefault(_NUMBER.sub("", region.name), []).append(region)
+    ranges = []
+    for same in alike.values():
+        for is_kept, run in groupby(same, key=lambda region: region in kept):
+            names = [plain(region.name) for region in run]
+            if is_kept:
+                ranges.append(" to ".join(dict.fromkeys((names[0], names[-1]))))
+    more = f" and {len(ranges) - MAX_NAMED} more" if len(ranges) > MAX_NAMED else ""
+    return ", ".join(ranges[:MAX_NAMED]) + more
+
+
+_NUMBER = re.compile(r"\d+")
 
 
 def _kept_first(computation: ComputationResult) -> str:
     """Which operator's results to keep first, as a sentence; empty if sizes do not show it."""
-    found = (one.size for one in computation.savings if one.what == NO_RECOMPUTATION and one.size)
-    name = next(found, "")
-    if not name:
+    found = computation.saving(Saves.NO_RECOMPUTATION)
+    if found is None or not found.size:
         return ""
     return (
-        f" Keep the results of {name} first: of all longer operators, they save most time per byte"
-        " (torch.utils.checkpoint.create_selective_checkpoint_contexts)."
+        f" Keep the results of {found.size} first: of all longer operators, they save most time per"
+        " byte (torch.utils.checkpoint.create_selective_checkpoint_contexts)."
     )
 
 

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
-from math import prod
+from math import ceil, prod
 from pprint import pformat
 from typing import Any
 
@@ -21,13 +21,14 @@ from distprof.costs.operators import parse_inputs, work_of
 from distprof.errors import InputError, UsageError
 from distprof.escape import plain, shorten
 from distprof.hardware import Sheet
-from distprof.ingest.kineto.strides import find_strides
+from distprof.ingest.kineto.arguments import find_launches, find_strides
 from distprof.run.run import Rank, Run
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.base import Result
 from distprof.sections.computation import OperatorRow, OperatorStats
 from distprof.sections.computation.limits import limits_of
 from distprof.sections.computation.measure import operator_rows, operator_stats
+from distprof.sections.computation.modules import module_class
 from distprof.sections.computation.operators import (
     Alike,
     KernelCalls,
@@ -44,6 +45,9 @@ from distprof.version import __version__
 
 OPERATOR_SCHEMA = "distprof.operator/1"
 
+_FEW_BLOCKS = 0.5
+"""Waves below which a kernel is too small for its GPU."""
+
 
 class KernelTime(Record, frozen=True, kw_only=True):
     """One kernel of the operator."""
@@ -52,6 +56,15 @@ class KernelTime(Record, frozen=True, kw_only=True):
     count: int  # In all analysed steps.
     total_ns: int
     median_ns: int
+    # Times that its thread blocks fill the GPU, of its longest launch; null if unknown.
+    waves: float | None = None
+
+    @property
+    def unused_ratio(self) -> float:
+        """Share of the places for thread blocks that its last or only wave leaves empty."""
+        if self.waves is None or _FEW_BLOCKS <= self.waves < 1:
+            return 0.0
+        return 1 - self.waves / ceil(self.waves)
 
 
 class Caller(Record, frozen=True, kw_only=True):
@@ -144,7 +157,7 @@ def tell(
         total_ns=int(calls.counted_ns.sum()),
         computation_ns=int(every.counted_ns.sum()),
         calls=rows,
-        kernels=_kernels(calls),
+        kernels=_kernels(calls, chosen.path, chosen.device.num_multiprocessors),
         callers=_callers(calls, owner, tree),
         is_measured=limits.is_measured,
     )
@@ -250,21 +263,61 @@ def _taken(calls: KernelCalls, rows: Int64Array) -> KernelCalls:
     return replace(calls, **columns)
 
 
-def _kernels(calls: KernelCalls) -> tuple[KernelTime, ...]:
+def _kernels(calls: KernelCalls, trace: str, multiprocessors: int | None) -> tuple[KernelTime, ...]:
+    counted = calls.counted_ns > 0
+    codes = np.unique(calls.kernel[counted]).tolist()
+    launches = find_launches(trace, [calls.kernel_names[code] for code in codes])
+    gpu = launches.pop("", {})
     rows = []
-    for code in np.unique(calls.kernel).tolist():
-        ns = calls.counted_ns[calls.kernel == code]
-        ns = ns[ns > 0]
-        if len(ns):
-            rows.append(
-                KernelTime(
-                    name=calls.kernel_names[code],
-                    count=len(ns),
-                    total_ns=int(ns.sum()),
-                    median_ns=int(np.median(ns)),
-                )
+    for code in codes:
+        own = counted & (calls.kernel == code)
+        ns, name = calls.counted_ns[own], calls.kernel_names[code]
+        resident = resident_blocks(launches.get(name, {}), gpu)
+        most = int(calls.blocks[own][np.argmax(ns)])
+        at_once = resident * (multiprocessors or 0)
+        rows.append(
+            KernelTime(
+                name=name,
+                count=len(ns),
+                total_ns=int(ns.sum()),
+                median_ns=int(np.median(ns)),
+                waves=most / at_once if at_once and most > 0 else None,
             )
+        )
     return tuple(sorted(rows, key=lambda row: -row.total_ns))
+
+
+def resident_blocks(launch: dict[str, Any], gpu: dict[str, Any]) -> int:
+    """Thread blocks of a kernel that one multiprocessor of an NVIDIA GPU holds; 0 if unknown.
+
+    As in CUDA's occupancy calculator, with as much shared memory as the multiprocessor has.
+    """
+    try:
+        warps = -(-prod(launch["block"]) // _WARP)
+        registers = -(-launch["registers per thread"] * _WARP // _REGISTERS) * _REGISTERS
+        version = gpu["computeMajor"], gpu["computeMinor"]
+        reserved = _RESERVED_BYTES if version >= _AMPERE else 0
+        shared = -(-(launch["shared memory"] + reserved) // _SHARED_BYTES) * _SHARED_BYTES
+        return int(
+            min(
+                _MOST_RESIDENT.get(version, _USUAL_RESIDENT),
+                gpu["maxThreadsPerMultiprocessor"] // _WARP // warps,
+                gpu["regsPerMultiprocessor"] // _PARTS // registers * _PARTS // warps,
+                gpu["sharedMemPerMultiprocessor"] // shared if shared else _USUAL_RESIDENT,
+            )
+        )
+    except (KeyError, TypeError, ZeroDivisionError):
+        return 0
+
+
+_WARP, _REGISTERS, _PARTS = 32, 256, 4
+"""Threads of a warp, registers that it is given at once, and parts of a multiprocessor."""
+
+_SHARED_BYTES, _RESERVED_BYTES, _AMPERE = 128, 1024, (8, 0)
+"""Shared memory is given in pieces; from Ampere on, CUDA reserves some for each block."""
+
+_USUAL_RESIDENT, _MOST_RESIDENT = 32, {(7, 5): 16, (8, 6): 16, (8, 7): 16, (8, 9): 24}
+"""Blocks of a multiprocessor at most, by compute capability."""
 
 
 def _callers(calls: KernelCalls, owner: Int64Array, tree: Operators) -> tuple[Caller, ...]:
@@ -275,7 +328,7 @@ def _callers(calls: KernelCalls, owner: Int64Array, tree: Operators) -> tuple[Ca
         path: list[str] = []
         at = int(tree.parent[place]) if place >= 0 else -1
         while at >= 0 and len(path) < _MOST_AROUND:
-            name = names.values[names.codes[tree.row[at]]]
+            name = module_class(names.values[names.codes[tree.row[at]]])
             if path[-1:] != [name]:
                 path.append(name)
             at = int(tree.parent[at])
@@ -306,8 +359,8 @@ def script_of(told: Told, which: int) -> str:
     inputs = parse_inputs(stats.inputs)
     if _NAME.fullmatch(stats.name) is None:
         raise _refusal(told, f"{shorten(plain(stats.name), 80)!r}, no operator of PyTorch")
-    if inputs is None:
-        raise _refusal(told, f"{stats.name} without sizes of its inputs")
+    if inputs is None or not any(inputs.types):
+        raise _refusal(told, f"{stats.name} without sizes and types of its inputs")
     if sum(prod(size) for size in inputs.sizes if size is not None) > _MOST_ELEMENTS:
         raise _refusal(told, f"{stats.name} on more than {_MOST_ELEMENTS:,} elements")
     strides = find_strides(told.trace, stats.name, json.loads(stats.inputs)[0]) or []
@@ -338,7 +391,7 @@ def _stride(found: Any) -> list[int] | None:
 def _refusal(told: Told, found: str) -> InputError:
     return InputError(
         told.trace,
-        expected="an operator with recorded sizes, which a script can call again",
+        expected="an operator with recorded sizes and types, which a script can call again",
         found=found,
         fix="capture with record_shapes=True, and name an operator that launches kernels itself, "
         "such as aten::addmm instead of aten::linear",

@@ -10,6 +10,7 @@ from distprof.documents.page import Page
 from distprof.escape import plain, shorten
 from distprof.formats import RenderOptions
 from distprof.sections.computation.show import reached_text
+from distprof.sections.kernels.show import short_kernel_name
 from distprof.sections.table import Column, TableView, counted, present, rows_table
 from distprof.units import (
     format_bytes,
@@ -69,10 +70,11 @@ def _tables(story: OperatorStory, *, show_all: bool) -> Iterator[TableView | Non
     yield cut(
         "Kernels",
         (
-            Column("kernel", "name", left=True, stretch=True),
+            Column("kernel", lambda row: short_kernel_name(row.name), left=True, stretch=True),
             Column("calls", lambda row: row.count / steps, form="figure"),
             Column("time", lambda row: row.total_ns / steps, form="ns"),
             Column("median", "median_ns"),
+            Column("waves", lambda row: "–" if row.waves is None else f"{row.waves:,.2f}"),
         ),
         story.kernels,
     )
@@ -96,12 +98,33 @@ def _passes(story: OperatorStory) -> str:
     return f"By pass: {', '.join(parts)}." if len(parts) > 1 else ""
 
 
+def waves_sentence(story: OperatorStory) -> str:
+    """The kernel that loses most because its last wave is not full; empty if that is little."""
+    worst = max(story.kernels, key=lambda row: row.total_ns * row.unused_ratio, default=None)
+    if worst is None or worst.total_ns * worst.unused_ratio < _WORTH_SAYING * story.total_ns:
+        return ""
+    name, unused = (
+        shorten(plain(short_kernel_name(worst.name)), 60),
+        format_ratio(worst.unused_ratio),
+    )
+    if (worst.waves or 0) < 1:
+        return f"{name} has too few thread blocks: {unused} of the GPU's room for them is empty."
+    return (
+        f"{name} runs {worst.waves:.2f} waves of thread blocks. If all take equally long, the last "
+        f"wave wastes {unused} of its time."
+    )
+
+
+_WORTH_SAYING = 0.1
+"""Share of the operator's time that it must waste."""
+
+
 def _page(story: OperatorStory, options: RenderOptions) -> Page:
     facts = (f"rank {story.rank}", counted(story.num_steps, "step"), story.device, story.source)
     return Page(
         verdict=operator_verdict(story),
         origin=" · ".join(filter(None, facts)),
-        sentences=tuple(filter(None, (_passes(story),))),
+        sentences=tuple(filter(None, (_passes(story), waves_sentence(story)))),
         tables=present(_tables(story, show_all=options.show_all)),
     )
 

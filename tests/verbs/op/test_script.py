@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from distprof.errors import InputError
-from distprof.ingest.kineto.strides import find_strides
+from distprof.ingest.kineto.arguments import find_strides
 from distprof.sections.computation import OperatorStats, Pass
 from distprof.verbs.op import OperatorStory, Told, script_of
 from tests.optional import optional
@@ -211,7 +211,8 @@ def test_a_name_that_is_no_operators_is_refused(name):
 @pytest.mark.parametrize(
     ("inputs", "which", "says"),
     [
-        ("", 1, "without sizes of its inputs"),
+        ("", 1, "without sizes and types of its inputs"),
+        (lists([[2]], [""], [""]), 1, "without sizes and types of its inputs"),
         (lists([[1 << 39]], ["float"], [""]), 1, "elements"),
         (lists([[2]], ["float"], [""]), 2, "a call from 1 to 1"),
     ],

@@ -1,6 +1,8 @@
 """One operator of a trace: which one a name means, its calls, kernels and callers."""
 
+import gzip
 import json
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,8 @@ from distprof.cli.app import main
 from distprof.errors import InputError, UsageError
 from distprof.hardware import load_sheet
 from distprof.run.run import Device
-from distprof.verbs.op import tell
-from distprof.verbs.op.show import OPERATOR, operator_verdict
+from distprof.verbs.op import resident_blocks, tell
+from distprof.verbs.op.show import OPERATOR, operator_verdict, waves_sentence
 from tests.builders import make_run
 from tests.sections.test_computation import BACKWARD_THREAD, H100, Program, speeds
 
@@ -119,6 +121,78 @@ def test_on_a_real_trace_every_name_adds_up_and_agrees_with_the_report():
         one = tell(run, name, sheet=load_sheet()).story
         for part in (one.calls, one.kernels, one.callers):
             assert sum(row.total_ns for row in part) == one.total_ns > 0
+
+
+H100_PROPERTIES = {
+    **{"name": H100, "numSms": 132, "computeMajor": 9, "computeMinor": 0},
+    **{"maxThreadsPerMultiprocessor": 2048, "regsPerMultiprocessor": 65536},
+    "sharedMemPerMultiprocessor": 233472,
+}
+
+
+@pytest.mark.parametrize(
+    ("threads", "registers", "shared", "fit"),
+    [
+        (256, 32, 0, 8),  # 2,048 threads
+        (128, 128, 0, 4),  # 4 × 128 × 128 = 65,536 registers
+        (128, 32, 100_000, 2),  # 2 × (100,000 + 1,024) of 233,472 bytes
+        (32, 16, 0, 32),  # as many as any multiprocessor holds
+    ],
+)
+def test_a_multiprocessor_holds_as_many_blocks_as_its_scarcest_resource(
+    threads, registers, shared, fit
+):
+    launch = {"registers per thread": registers, "shared memory": shared, "block": [threads, 1, 1]}
+    assert resident_blocks(launch, H100_PROPERTIES) == fit
+    assert resident_blocks({}, H100_PROPERTIES) == resident_blocks(launch, {}) == 0
+
+
+def test_resident_blocks_agree_with_the_occupancy_that_kineto_recorded():
+    """Kineto knows no occupancy of kernels with more than 48 KiB of shared memory, and writes 0."""
+    trace = json.loads(gzip.decompress((B200 / "eager_trace.json.gz").read_bytes()))
+    gpu, known = trace["deviceProperties"][0], 0
+    for launch in (one["args"] for one in trace["traceEvents"] if one.get("cat") == "kernel"):
+        at_once = min(resident_blocks(launch, gpu), launch["blocks per SM"])
+        if launch["est. achieved occupancy %"]:
+            known += 1
+            expected = 100 * at_once * prod(launch["block"]) / gpu["maxThreadsPerMultiprocessor"]
+            assert launch["est. achieved occupancy %"] == pytest.approx(expected, abs=1)
+    assert known > 500
+
+
+@pytest.mark.parametrize(
+    ("blocks", "waves", "said"),
+    [
+        (
+            141,
+            1.07,
+            "waves of thread blocks. If all take equally long, the last wave wastes 46.6 %",
+        ),
+        (264, 2, ""),
+        (110, 0.83, ""),
+        (33, 0.25, "has too few thread blocks: 75.0 % of the GPU's room for them is empty"),
+    ],
+)
+def test_waves_of_thread_blocks_and_what_the_last_one_wastes(blocks, waves, said, tmp_path):
+    """With 200,000 bytes of shared memory, each of the 132 multiprocessors holds one block."""
+    launch = {"registers per thread": 64, "shared memory": 200_000, "block": [256, 1, 1]}
+    launch |= {"grid": [blocks, 1, 1], "device": 0, "stream": 7, "correlation": 1}
+    event = {"ph": "X", "pid": 0, "tid": 7, "ts": 10, "dur": 30, "cat": "kernel"}
+    call = {"ph": "X", "pid": 1, "tid": 1, "dur": 4, "cat": "cpu_op", "ts": 1, "name": "aten::mm"}
+    runtime = call | {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 2, "dur": 1}
+    events = [
+        call,
+        runtime | {"args": {"correlation": 1}},
+        event | {"name": "gemm", "args": launch},
+    ]
+    file = tmp_path / "rank0.json"
+    file.write_text(
+        json.dumps({"deviceProperties": [H100_PROPERTIES | {"id": 0}], "traceEvents": events})
+    )
+    found = tell(distprof.open_run(file), "aten::mm", sheet=load_sheet()).story
+    assert found.kernels[0].waves == pytest.approx(waves, abs=0.01)
+    assert said in waves_sentence(found)
+    assert bool(said) is bool(waves_sentence(found))
 
 
 def test_a_list_of_names_counts_nested_calls_of_an_operator_once():

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.scaling_accuracy import SPEEDUP
 from distprof.artefacts.summary_file import Fingerprint, StepParts, SummaryFile
-from distprof.costs.scaling import usl_speedup
 from distprof.rules.engine import run_rules
 from distprof.verbs.sweep import CAUSES, ScalingResult
 from distprof.verbs.sweep.measure import analyze_scaling, scaled
@@ -143,7 +143,7 @@ def test_of_a_single_run_the_steps_tell_and_it_is_said():
 
 def test_laws_fit_the_sweep_and_extrapolate_with_an_interval():
     sizes = (1, 2, 4, 8, 16)
-    sweep = [run for n in sizes for run in runs(n, 100 * n / float(usl_speedup(n, 0.05, 0.001)))]
+    sweep = [run for n in sizes for run in runs(n, 100 * n / float(SPEEDUP["usl"](n, 0.05, 0.001)))]
     result = analyze_scaling(sweep)
     laws = {law.law: law for law in result.laws}
     assert set(laws) == {"gustafson", "usl"}
@@ -153,13 +153,15 @@ def test_laws_fit_the_sweep_and_extrapolate_with_an_interval():
     assert laws["usl"].peak_ranks == pytest.approx(30.8, rel=0.05)
     band = next(p for p in laws["usl"].predictions if p.num_ranks == 64)
     assert band.is_extrapolated
-    assert band.low <= float(usl_speedup(64, 0.05, 0.001)) / 64 <= band.high
+    assert band.low <= float(SPEEDUP["usl"](64, 0.05, 0.001)) / 64 <= band.high
     assert [p.num_ranks for p in laws["usl"].predictions] == [1, 2, 4, 8, 16, 32, 64, 128]
 
 
 def test_predictions_are_against_the_baseline_of_the_sweep():
     sizes = (2, 4, 8, 16)
-    sweep = [run for n in sizes for run in runs(n, 100 / float(usl_speedup(n, 0.1, 0)), tokens=64)]
+    sweep = [
+        run for n in sizes for run in runs(n, 100 / float(SPEEDUP["usl"](n, 0.1, 0)), tokens=64)
+    ]
     result = analyze_scaling(sweep)
     assert [law.law for law in result.laws] == ["amdahl", "usl"]
     for law in result.laws:

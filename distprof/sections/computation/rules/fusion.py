@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.sections.computation import (
-    FUSED_ATTENTION,
-    FUSED_LOSS,
-    MERGED_KERNELS,
-    ComputationResult,
-)
-from distprof.sections.computation.worth import draft_of, worth_of
+from distprof.sections.computation import ComputationResult, Saves
+from distprof.sections.computation.rules import worth_of
 from distprof.sections.shares import StepTimes
 from distprof.terms import Severity
 from distprof.units import format_ratio
@@ -51,12 +46,10 @@ def unfused_attention(
     Formula sheet, "Computation". Dao et al., "FlashAttention". PyTorch documentation,
     `scaled_dot_product_attention`.
     """
-    for found, step, spent in worth_of(computation, times, limits, FUSED_ATTENTION):
-        yield draft_of(
-            computation,
-            FUSED_ATTENTION,
-            headline=f"Attention without a fused kernel takes {step.part(spent)}",
-            message=f"It writes scores of size {found.size} to memory; {step.amount(spent)}.",
+    for found in worth_of(computation, times, limits, Saves.FUSED_ATTENTION):
+        yield found.draft(
+            headline="Attention without a fused kernel takes",
+            message=f"It writes scores of size {found.size} to memory; {found.spent}.",
             fix=(
                 "Use torch.nn.functional.scaled_dot_product_attention in bf16 or fp16, with "
                 "is_causal=True instead of a mask if it is causal."
@@ -99,15 +92,13 @@ def unfused_loss(
     Formula sheet, "Computation". Wijmans et al., "Cut Your Losses in Large-Vocabulary Language
     Models".
     """
-    for found, step, spent in worth_of(computation, times, limits, FUSED_LOSS):
-        yield draft_of(
-            computation,
-            FUSED_LOSS,
-            headline=f"A loss without a fused kernel takes {step.part(spent)}",
+    for found in worth_of(computation, times, limits, Saves.FUSED_LOSS):
+        kept = format_ratio(1 - found.saving.saved_ns / found.saving.spent_ns)
+        yield found.draft(
+            headline="A loss without a fused kernel takes",
             message=(
-                f"Softmax, loss and casts of {found.size} logits take {step.amount(spent)}; a fused"
-                f" loss would read and write {format_ratio(1 - found.saved_ns / found.spent_ns)} of"
-                " their bytes."
+                f"Softmax, loss and casts of {found.size} logits take {found.spent}; a fused"
+                f" loss would read and write {kept} of their bytes."
             ),
             fix=(
                 "Fuse the last projection with the loss (LigerFusedLinearCrossEntropyLoss, "
@@ -148,15 +139,11 @@ def unmerged_kernels(
     ## Sources
     Formula sheet, "Computation". PyTorch documentation, `torch.compile`.
     """
-    for _, step, spent in worth_of(computation, times, limits, MERGED_KERNELS):
-        yield draft_of(
-            computation,
-            MERGED_KERNELS,
-            headline=(
-                f"Kernels that could be merged with their predecessors take {step.part(spent)}"
-            ),
+    for found in worth_of(computation, times, limits, Saves.MERGED_KERNELS):
+        yield found.draft(
+            headline="Kernels that could be merged with their predecessors take",
             message=(
-                f"{step.amount(spent)} goes to kernels that read again what the kernel before them"
+                f"{found.spent} goes to kernels that read again what the kernel before them"
                 " wrote and compute next to nothing."
             ),
             fix="Compile the blocks of the model with torch.compile, or use fused layers.",

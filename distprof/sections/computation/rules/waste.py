@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.sections.computation import (
-    FUSED_DROPOUT,
-    FUSED_OPTIMIZER,
-    NARROW_CASTS,
-    ONE_LAYOUT,
-    PADDED_PRODUCTS,
-    SPREAD_INDICES,
-    UNSET_GRADIENTS,
-    ComputationResult,
-)
-from distprof.sections.computation.worth import draft_of, worth_of
+from distprof.sections.computation import ComputationResult, Saves
+from distprof.sections.computation.rules import worth_of
 from distprof.sections.shares import StepTimes
 from distprof.terms import Severity
 
@@ -53,16 +44,14 @@ def unfused_optimizer(
     ## Sources
     PyTorch documentation, `torch.optim` (for-loop, foreach and fused implementations).
     """
-    for found, step, spent in worth_of(computation, times, limits, FUSED_OPTIMIZER):
-        between = round(found.idle_ns / computation.num_samples)
-        yield draft_of(
-            computation,
-            FUSED_OPTIMIZER,
-            headline=f"The optimizer runs tensor by tensor, and takes {step.part(spent + between)}",
+    for found in worth_of(computation, times, limits, Saves.FUSED_OPTIMIZER):
+        idle = found.step.amount(found.between_ns)
+        between = f", and {idle} passes between them" if found.between_ns else ""
+        yield found.draft(
+            headline="The optimizer runs tensor by tensor, and takes",
             message=(
-                f"Its kernels take {step.amount(spent)}"
-                + (f", and {step.amount(between)} passes between them" if between else "")
-                + ". A fused one reads and writes each tensor once, in a few launches."
+                f"Its kernels take {found.spent}{between}. A fused one reads and writes each "
+                "tensor once, in a few launches."
             ),
             fix="Pass fused=True, or foreach=True, to the optimizer.",
         )
@@ -99,12 +88,10 @@ def misaligned_products(
     ## Sources
     NVIDIA, "Matrix Multiplication Background User's Guide" (tensor core requirements).
     """
-    for found, step, spent in worth_of(computation, times, limits, PADDED_PRODUCTS):
-        yield draft_of(
-            computation,
-            PADDED_PRODUCTS,
-            headline=f"Matrix products of unaligned sizes take {step.part(spent)}",
-            message=f"A dimension of {found.size} is no multiple of 8; {step.amount(spent)}.",
+    for found in worth_of(computation, times, limits, Saves.PADDED_PRODUCTS):
+        yield found.draft(
+            headline="Matrix products of unaligned sizes take",
+            message=f"A dimension of {found.size} is no multiple of 8; {found.spent}.",
             fix="Pad the dimension to a multiple of 64.",
         )
 
@@ -138,12 +125,10 @@ def converted_layouts(
     ## Sources
     PyTorch tutorial, "Channels Last Memory Format".
     """
-    for _, step, spent in worth_of(computation, times, limits, ONE_LAYOUT, needs_sizes=False):
-        yield draft_of(
-            computation,
-            ONE_LAYOUT,
-            headline=f"Conversions of the layout around convolutions take {step.part(spent)}",
-            message=f"Tensors change from NCHW to NHWC and back; {step.amount(spent)}.",
+    for found in worth_of(computation, times, limits, Saves.ONE_LAYOUT, needs_sizes=False):
+        yield found.draft(
+            headline="Conversions of the layout around convolutions take",
+            message=f"Tensors change from NCHW to NHWC and back; {found.spent}.",
             fix="Use channels last: model.to(memory_format=torch.channels_last), inputs as well.",
         )
 
@@ -178,12 +163,10 @@ def zeroed_gradients(
     ## Sources
     PyTorch documentation, `torch.optim.Optimizer.zero_grad`; PyTorch tuning guide.
     """
-    for _, step, spent in worth_of(computation, times, limits, UNSET_GRADIENTS):
-        yield draft_of(
-            computation,
-            UNSET_GRADIENTS,
-            headline=f"Gradients set to zero and added to take {step.part(spent)}",
-            message=f"The backward pass adds to the zeros; {step.amount(spent)}.",
+    for found in worth_of(computation, times, limits, Saves.UNSET_GRADIENTS):
+        yield found.draft(
+            headline="Gradients set to zero and added to take",
+            message=f"The backward pass adds to the zeros; {found.spent}.",
             fix="Call optimizer.zero_grad(set_to_none=True).",
         )
 
@@ -219,12 +202,10 @@ def slow_indexing(
     ## Sources
     Formula sheet, "Computation". PyTorch documentation, `torch.nn.Embedding`.
     """
-    for found, step, spent in worth_of(computation, times, limits, SPREAD_INDICES):
-        yield draft_of(
-            computation,
-            SPREAD_INDICES,
-            headline=f"Indexing far below the speed of memory takes {step.part(spent)}",
-            message=f"Most of it is {found.size}; {step.amount(spent)}.",
+    for found in worth_of(computation, times, limits, Saves.SPREAD_INDICES):
+        yield found.draft(
+            headline="Indexing far below the speed of memory takes",
+            message=f"Most of it is {found.size}; {found.spent}.",
             fix=(
                 "Set padding_idx for padding tokens, or use a fused embedding; avoid repeated "
                 "indices."
@@ -262,14 +243,10 @@ def unfused_dropout(
     ## Sources
     Formula sheet, "Computation". PyTorch documentation, `torch.nn.functional.dropout`.
     """
-    for _, step, spent in worth_of(computation, times, limits, FUSED_DROPOUT):
-        yield draft_of(
-            computation,
-            FUSED_DROPOUT,
-            headline=f"Dropout in several kernels takes {step.part(spent)}",
-            message=(
-                f"Random numbers pass through memory before they are a mask; {step.amount(spent)}."
-            ),
+    for found in worth_of(computation, times, limits, Saves.FUSED_DROPOUT):
+        yield found.draft(
+            headline="Dropout in several kernels takes",
+            message=f"Random numbers pass through memory before they are a mask; {found.spent}.",
             fix="Use torch.nn.functional.dropout, or compile this part of the model.",
         )
 
@@ -306,11 +283,9 @@ def needless_casts(
     ## Sources
     PyTorch documentation, "Automatic Mixed Precision" (ops that autocast to float32).
     """
-    for _, step, spent in worth_of(computation, times, limits, NARROW_CASTS):
-        yield draft_of(
-            computation,
-            NARROW_CASTS,
-            headline=f"Casts to fp32 and back around small kernels take {step.part(spent)}",
-            message=f"The kernels between them only move memory; {step.amount(spent)}.",
+    for found in worth_of(computation, times, limits, Saves.NARROW_CASTS):
+        yield found.draft(
+            headline="Casts to fp32 and back around small kernels take",
+            message=f"The kernels between them only move memory; {found.spent}.",
             fix="Run them in 16 bits outside of autocast, or compile the blocks of the model.",
         )
