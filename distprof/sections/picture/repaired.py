@@ -157,8 +157,9 @@ def _pieces(
     computed = np.minimum(begin + own[:, Own.COMPUTATION], end)
     copied = np.minimum(computed + own[:, Own.COPY], end)
     transfer = blocker[np.minimum(segments + 1, graph.num_segments - 1)]
-    is_message = np.isin(graph.transfers.kind[transfer], _MESSAGES) & (transfer != ABSENT)
-    waits = np.where(transfer == ABSENT, IDLE, np.where(is_message, MESSAGE_WAIT, WAIT))
+    is_held, waits = transfer != ABSENT, np.full(len(segments), IDLE)
+    is_message = np.isin(graph.transfers.kind[transfer[is_held]], _MESSAGES)
+    waits[is_held] = np.where(is_message, MESSAGE_WAIT, WAIT)
     kinds = (*(np.full(len(segments), kind) for kind in (COMPUTATION, COPY, IDLE)), waits)
     ends = (computed, copied, end, np.maximum(resumed, end))
     return _without_empty(
