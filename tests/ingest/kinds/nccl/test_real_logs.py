@@ -230,7 +230,7 @@ def test_a_log_of_more_ranks_than_the_recorded_job_has_is_of_another_job(
     assert "1 log of another job" in capsys.readouterr().out
     assert main(["analyze", traces, "--with", others, "--no-cache", "--full"]) == 0
     first_screen = " ".join(capsys.readouterr().out.split())
-    assert f"another job wrote {others}, so it is not used: it had 16 ranks, the" in first_screen
+    assert f"Another job wrote {others}, so it is not used: it had 16 ranks, the" in first_screen
     assert "4 of 8 ranks · 1 step · 1 log of another job · nccl" in first_screen
     assert open_run(traces, evidence=[others], use_cache=False).get(NcclLog) is None
     same_size = open_run(traces, evidence=[own], use_cache=False)
