@@ -85,8 +85,8 @@ def most_computation(report: Report) -> str:
     """The categories that take most of the computation; empty if operators are unknown."""
     result = report.computation
     named = [row for row in result.categories[:2] if row.name != "other"]
-    parts = [f"{format_ratio(row.total_ns / result.total_ns)} {row.title}" for row in named]
-    return f"Of it, {' and '.join(parts)}." if parts else ""
+    parts = [f"{format_ratio(row.total_ns / result.total_ns)} is {row.title}" for row in named]
+    return f"Of it, {', '.join(parts)}." if parts else ""
 
 
 def _of_unknown_flop(result: ComputationResult) -> tuple[str, ...]:

@@ -1405,8 +1405,8 @@ _JOIN_STEPS = (
 
 def _calls(output: JobOutput) -> EndingResult | None:
     """Ranks whose last call of a group is behind that of others, if calls are logged."""
-    members = {(e.fields["process"], e.fields["comm"]): e for e in _of(output, "setup")
-               if "comm" in e.fields}  # fmt: skip
+    named = (e for e in _of(output, "setup") if "comm" in e.fields)
+    members = {(e.fields["process"], e.fields["comm"]): e for e in named}
     groups: dict[str, dict[int, tuple[int, OutputEvent]]] = {}
     for event in _of(output, "calls"):
         fields = event.fields
