@@ -149,7 +149,8 @@ def test_a_clock_that_jumps_back_loses_its_rank(report, traces):
     found = report({1: trace})
     assert facts(found) == ["clock of rank 1 jumps back"]
     assert 1 not in found.capture.ranks_present
-    assert "was left out" in shown(found)
+    assert "1 file is damaged (rank 1)" in shown(found)
+    assert "clock of rank 1 jumps back" in shown(found)
     assert "was not recorded" not in shown(found)
 
 
