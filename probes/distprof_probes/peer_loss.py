@@ -39,3 +39,21 @@ def is_peer_loss(exception_text: str) -> bool:
     if "[Errno " in exception_text:  # Python's own sockets: a download that broke, not a rank
         return False
     return _PEER_LOSS.search(exception_text) is not None
+
+
+def has_lost_a_peer(error: BaseException) -> bool:
+    """Whether an exception, or one that it was raised from, is the loss of a peer.
+
+    Pipeline schedules, for example, raise an error of their own from that of a stage's collective.
+    """
+    each: BaseException | None = error
+    for _ in range(_MOST_CAUSES):
+        if each is None:
+            return False
+        if is_peer_loss(f"{type(each).__name__}: {each}"):
+            return True
+        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+    return False
+
+
+_MOST_CAUSES = 20

@@ -33,7 +33,7 @@ from distprof_probes.environment import (
     versions,
 )
 from distprof_probes.options import ProbeOptions
-from distprof_probes.peer_loss import is_peer_loss
+from distprof_probes.peer_loss import has_lost_a_peer
 
 _MAX_TRACEBACK = 100_000
 
@@ -95,15 +95,14 @@ def write_error_file(rank_dir: Path, rank: int, error: BaseException, step: int 
     """Write ``error.json``. Only the first error of a rank is kept: later ones follow from it."""
     if (rank_dir / ERROR_FILE).exists():
         return
-    kind = type(error).__name__
     text = "".join(traceback.format_exception(error))
     file = ErrorFile(
         rank=rank,
         time_ns=time.time_ns(),
-        kind=kind,
+        kind=type(error).__name__,
         message=str(error),
         traceback=text[-_MAX_TRACEBACK:],
-        is_peer_loss=is_peer_loss(f"{kind}: {error}"),
+        is_peer_loss=has_lost_a_peer(error),
         step=step,
     )
     write_atomically(rank_dir / ERROR_FILE, _pretty(file))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from distprof_probes.environment import allowed_environment, git_commit, placement, versions
-from distprof_probes.peer_loss import is_peer_loss
+from distprof_probes.peer_loss import has_lost_a_peer, is_peer_loss
 
 TORCHRUN = {
     "RANK": "5",
@@ -175,3 +176,20 @@ def test_variables_that_tell_nodes_are_kept():
     }
     others = {"SLURM_JWT": "x", "PET_RDZV_ENDPOINT": "h:1", "OMPI_MCA_orte_hnp_uri": "x"}
     assert allowed_environment({**wanted, **others}) == wanted
+
+
+def chained(*errors: Exception) -> BaseException:
+    """The last error, each raised from the one before."""
+    for first, then in pairwise(errors):
+        then.__cause__ = first
+    return errors[-1]
+
+
+def test_what_is_raised_from_the_loss_of_a_peer_is_one() -> None:
+    lost = RuntimeError("Timed out waiting 10000ms for send operation to complete")
+    stage = RuntimeError("[Stage 0] failed to run forward")
+    assert has_lost_a_peer(chained(lost, stage, ValueError("step")))
+    assert not has_lost_a_peer(chained(KeyError("label"), RuntimeError("[Stage 0] failed")))
+    endless = ValueError("a")
+    endless.__cause__ = endless
+    assert not has_lost_a_peer(endless)

@@ -120,17 +120,17 @@ def _write_error(run_dir: Path, place: Place, error: BaseException) -> None:
         kind=type(error).__name__,
         message=str(error),
         traceback="".join(traceback.format_exception(error)),
-        is_peer_loss=_is_peer_loss(str(error)),
+        is_peer_loss=_has_lost_a_peer(error),
     )
     temporary = file.with_suffix(".partial")
     temporary.write_bytes(msgspec.json.encode(content))
     temporary.replace(file)
 
 
-def _is_peer_loss(text: str) -> bool:
-    from distprof_probes.peer_loss import is_peer_loss
+def _has_lost_a_peer(error: BaseException) -> bool:
+    from distprof_probes.peer_loss import has_lost_a_peer
 
-    return is_peer_loss(text)
+    return has_lost_a_peer(error)
 
 
 def main() -> NoReturn:
