@@ -248,7 +248,7 @@ def _launcher_knows(report: Report) -> bool:
     if failure is None or failure.rank is None or failure.rank in ending.ranks:
         return False
     if failure.kind == "hung":  # where the others wait differs: in a send, in a receive
-        return not ending.ranks or ending.cause == "mismatch"
+        return not ending.ranks or ending.cause in ("mismatch", "exception")
     return failure.kind == "killed" and ending.cause in ("peer", "network", "nccl", "exception")
 
 

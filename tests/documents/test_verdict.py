@@ -294,6 +294,7 @@ def test_how_a_job_ended_comes_first_then_what_was_measured(
         ("exited", "exception", (1,), False),
         ("hung", "waiting", (), True),
         ("hung", "mismatch", (1,), True),
+        ("hung", "exception", (1,), True),
         ("hung", "behind", (1,), False),
     ],
 )

@@ -40,6 +40,7 @@ class RankEvidence:
     last_collective: int | None = None
     output: str = ""  # The end of its output.
     where: str = ""  # ``function (file:line)`` it was in when trouble was seen; empty when unknown.
+    waits: bool = False  # Whether it was then in ``torch.distributed``, called by its own code.
     # Where the out-of-memory killer struck during the job.
     struck_by: Literal["", "group", "machine"] = ""
     # Whether its launcher, on another host, should have reported its end and did not.
@@ -51,6 +52,7 @@ def rank_evidence(run_dir: Path, rank: int, **seen: Any) -> RankEvidence:
     folder = rank_directory(run_dir, rank)
     tail = StepTail(folder / STEPS_FILE)
     tail.read()
+    where, waits = where_it_is(folder / STACKS_FILE)
     return RankEvidence(
         rank=rank,
         error=read_error(folder / ERROR_FILE),
@@ -58,7 +60,8 @@ def rank_evidence(run_dir: Path, rank: int, **seen: Any) -> RankEvidence:
         progressed_ns=tail.ended_ns,
         last_collective=latest_collective(folder / FLIGHT_FILE),
         output="\n".join(last_lines(folder / OUTPUT_FILE, 60)),
-        where=where_it_is(folder / STACKS_FILE),
+        where=where,
+        waits=waits,
         **seen,
     )
 
@@ -96,12 +99,16 @@ def last_lines(file: Path, number: int) -> list[str]:
     return text.splitlines()[-number:]
 
 
-def where_it_is(file: Path) -> str:
-    """The innermost frame of the user's own code in the last Python stack of a rank."""
+def where_it_is(file: Path) -> tuple[str, bool]:
+    """The innermost frame of the user's own code in a rank's last stack, and whether it waits."""
     frames = [frame for line in stack_of(file) if (frame := _FRAME.match(line)) is not None]
-    own = next((f for f in frames if not any(part in f["file"] for part in _NOT_OWN)), None)
-    shown = own or (frames[0] if frames else None)
-    return f"{shown['name']} ({Path(shown['file']).name}:{shown['line']})" if shown else ""
+    is_own = [not any(part in frame["file"] for part in _NOT_OWN) for frame in frames]
+    inside = is_own.index(True) if True in is_own else 0
+    waits = any("torch/distributed/" in frame["file"] for frame in frames[:inside])
+    if not frames:
+        return "", False
+    shown = frames[inside]
+    return f"{shown['name']} ({Path(shown['file']).name}:{shown['line']})", waits
 
 
 def stack_of(file: Path) -> list[str]:

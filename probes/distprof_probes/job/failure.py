@@ -223,7 +223,8 @@ def _standing_still(evidence: Sequence[RankEvidence], detected_ns: int | None) -
     if stopped:
         return _still(stopped, evidence, "stopped", detected_ns)
     if silent and len(silent) < len(evidence):
-        return _still(_furthest_behind(silent), evidence, "hung", detected_ns)
+        busy = [each for each in silent if not each.waits]
+        return _still(_furthest_behind(busy or silent), evidence, "hung", detected_ns)
     behind = _furthest_behind(evidence)
     if len(behind) < len(evidence):
         return _still(behind, evidence, "hung", detected_ns)

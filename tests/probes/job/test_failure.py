@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
-from distprof_probes.job.evidence import RankEvidence
+from distprof_probes.job.evidence import RankEvidence, where_it_is
 from distprof_probes.job.failure import first_cause
 from hypothesis import given
 from hypothesis import strategies as st
@@ -216,6 +217,37 @@ def test_a_stopped_rank_is_the_cause_although_the_others_timed_out_first() -> No
         "rank 1 was stopped (by SIGSTOP or a debugger) for 12 s after step 4 while the others"
         " waited for it"
     )
+
+
+def test_a_rank_that_waits_in_a_collective_is_not_the_one_that_hung() -> None:
+    """Stages launch different numbers of operations, so these do not show who is behind."""
+    waits = rank(3, last_collective=80, waits=True, progressed_ns=80 * S)
+    hung = rank(1, last_collective=90)
+    lost = [victim(0, 100, TIMEOUT), victim(2, 100, TIMEOUT)]
+    found = first_cause([*lost, hung, waits], detected_ns=100 * S)
+    assert found is not None
+    assert (found.rank, found.kind) == (1, "hung")
+
+
+@pytest.mark.parametrize(
+    ("innermost", "expected"),
+    [
+        ("/venv/torch/distributed/pipelining/schedules.py", ("step (train.py:7)", True)),
+        ("/venv/torch/nn/modules/module.py", ("step (train.py:7)", False)),
+        ("/home/me/train.py", ("frame (train.py:5)", False)),
+    ],
+)
+def test_a_stack_shows_whether_its_rank_waits(
+    innermost: str, expected: tuple[str, bool], tmp_path: Path
+) -> None:
+    file = tmp_path / "stacks.txt"
+    file.write_text(
+        "Current thread 0x00007f872dc7cb80 (most recent call first):\n"
+        f'  File "{innermost}", line 5 in frame\n'
+        '  File "/home/me/train.py", line 7 in step\n'
+        '  File "/venv/torch/distributed/run.py", line 9 in main\n'
+    )
+    assert where_it_is(file) == expected
 
 
 def test_the_one_rank_that_did_not_time_out_hung() -> None:
