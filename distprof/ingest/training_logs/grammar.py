@@ -136,17 +136,6 @@ def to_float(text: bytes | None) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def to_int(text: bytes | None) -> int | None:
-    """A non-negative integer below the limit; None for anything else."""
-    if text is None or not 0 < len(text) < 20:
-        return None
-    try:
-        value = int(text.replace(b",", b""))
-    except ValueError:
-        return None
-    return value if 0 <= value < MAX_COUNT else None
-
-
 def ms_to_ns(value: float | None) -> int | None:
     """Milliseconds as int ns; None if it cannot be the time of an iteration."""
     if value is None or not 0 <= value < MAX_SECONDS * 1e3:
