@@ -14,10 +14,12 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import resources
 from itertools import islice
+from operator import itemgetter
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 SHORTEST_SIGN = 7
 """A sign this long covers one aligned word of four bytes, wherever it begins."""
@@ -103,46 +105,59 @@ R = TypeVar("R", bound=_HasSigns)
 
 
 class Signs(Generic[R]):
-    """Finds all signs in one pass: a table of the hashes of their aligned words.
+    """Finds all signs in one pass: tables of the hashes of parts of them.
 
-    The cost per byte does not depend on the number of rows.
+    The cost per byte does not depend on the number of rows, and that of a place only on whether a
+    sign is there: a first table has the aligned words of four bytes, a second one seven bytes.
 
     Args:
         rows: Rows of the table.
     """
 
     def __init__(self, rows: tuple[R, ...]) -> None:
-        self._known = np.zeros(1 << _BITS, np.bool_)
-        self._of_word: dict[int, dict[int, dict[bytes, list[R]]]] = {}
-        for row in rows:
-            for text in row.signs:
-                self._add(text.encode(), row)
-        self._tests = {
-            word: tuple((offset, tuple(known)) for offset, known in at.items())
-            for word, at in self._of_word.items()
-        }
+        # Bit n: the word may be n bytes behind the first of a sign's seven bytes.
+        self._words = np.zeros(1 << _BITS, np.uint8)
+        self._parts = np.zeros(1 << _BITS, np.bool_)
+        self._of_part: dict[bytes, list[tuple[int, int, bytes, R]]] = {}
+        signs = ((text.encode(), row) for row in rows for text in row.signs)
+        for number, (sign, row) in enumerate(signs):
+            self._add(number, sign, row)
 
-    def _add(self, sign: bytes, row: R) -> None:
+    def _add(self, number: int, sign: bytes, row: R) -> None:
         start = min(range(len(sign) - SHORTEST_SIGN + 1), key=lambda at: _frequency(sign, at))
-        for offset in range(start, start + 4):
-            word = int.from_bytes(sign[offset : offset + 4], "little")
-            self._known[(word * _FACTOR & 0xFFFFFFFF) >> (32 - _BITS)] = True
-            at = self._of_word.setdefault(word, {}).setdefault(offset, {})
-            at.setdefault(sign, []).append(row)
+        part = sign[start : start + SHORTEST_SIGN]
+        words = np.ndarray(4, "<u4", part, strides=(1,))
+        np.bitwise_or.at(self._words, _hashes(words), 1 << np.arange(4, dtype=np.uint8))
+        self._parts[_hashes(words[:1], words[3:])] = True
+        self._of_part.setdefault(part, []).append((number, start, sign, row))
 
     def find(self, block: bytes) -> Iterator[tuple[int, R]]:
-        """Position of each sign in a block, ascending, and its row."""
-        words = np.frombuffer(block, "<u4", count=len(block) // 4)
-        hashes = (words * np.uint32(_FACTOR)) >> np.uint32(32 - _BITS)
-        places = np.flatnonzero(self._known.take(hashes))
-        tests = self._tests
-        for place, word in zip(places.tolist(), words[places].tolist(), strict=True):
-            for offset, known in tests.get(word, ()):
-                at = 4 * place - offset
-                if block.startswith(known, at) and at >= 0:
-                    for sign, rows in self._of_word[word][offset].items():
-                        if block.startswith(sign, at):
-                            yield from ((at, row) for row in rows)
+        """Position of each sign in a block and its row: by aligned word, then as in the table."""
+        words = np.ndarray(max(len(block) - 3, 0), "<u4", block, strides=(1,))
+        begins = self._words.take(_hashes(words[::4]))
+        aligned = np.flatnonzero(begins)
+        begins = begins[aligned]
+        places = np.concatenate(
+            [4 * aligned[(begins >> back) & 1 == 1] - back for back in range(4)]
+        )
+        places = places[(places >= 0) & (places <= len(block) - SHORTEST_SIGN)]
+        places = places[self._parts.take(_hashes(words[places], words[places + 3]))]
+        found = [
+            ((place + 3) // 4, number, place - start, sign, row)
+            for place in places.tolist()
+            for number, start, sign, row in self._of_part.get(
+                block[place : place + SHORTEST_SIGN], ()
+            )
+        ]
+        found.sort(key=itemgetter(0, 1))
+        for _, _, at, sign, row in found:
+            if at >= 0 and block.startswith(sign, at):
+                yield at, row
+
+
+def _hashes(first: NDArray[np.uint32], second: NDArray[np.uint32] | int = 0) -> NDArray[np.uint32]:
+    """Hashes of pairs of words."""
+    return ((first + second * np.uint32(31)) * np.uint32(_FACTOR)) >> np.uint32(32 - _BITS)
 
 
 @cache

@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
+import numpy as np
 from msgspec.structs import replace
 
 from distprof.ingest.files import DAMAGE, Blocks, opened
@@ -60,6 +62,7 @@ MAX_CALLS = 20_000
 
 _MAX_RECORD_TRIES = 500
 _WINDOW = 4_096
+_LINE_END = ord("\n")
 _BEFORE_SIGN = 600
 _MAX_WORLD = 1 << 20
 _MAX_BROKEN = 5
@@ -124,10 +127,14 @@ _THREAD = re.compile(rb"(?:\S{0,60} )?Thread \d{1,7} \(")
 
 _REPEATED = re.compile(r" ?\[repeated \d{1,9}x across cluster\][^\n]*")
 
+_PLAIN = bytes((9, 10, *range(0x20, 0x7F)))
+"""Bytes that need no cleaning."""
+
 _REST_OF_CHARACTER = bytes(range(0x80, 0xC0))
 """Bytes of UTF-8 that begin no character: text is cut at bytes."""
 
 
+@lru_cache(256)  # several expressions read the same lines
 def prefix_rank(line: str) -> int | None:
     """The rank that a launcher put before a line; None if there is none."""
     found = _PREFIX.match(line[:200])
@@ -137,9 +144,8 @@ def prefix_rank(line: str) -> int | None:
 def cleaned(raw: bytes) -> str:
     """Text without escape sequences and control characters."""
     text = raw.lstrip(_REST_OF_CHARACTER).decode("utf-8", "replace")
-    if "\x1b" in text:
-        text = _ESCAPES.sub("", text)
-    text = _CONTROLS.sub("", text)
+    if raw.translate(None, _PLAIN):
+        text = _CONTROLS.sub("", _ESCAPES.sub("", text))
     return _REPEATED.sub("", text) if "x across cluster]" in text else text
 
 
@@ -188,7 +194,7 @@ class Reader:
         for block in blocks:
             data = rest + block if rest else block
             keep = self._take(data, before, shown, rank, is_last=False)
-            before += data.count(b"\n", 0, keep)
+            before += int(np.count_nonzero(np.frombuffer(data, np.uint8, keep) == _LINE_END))
             self._time = _time_of(data[max(keep - _WINDOW, 0) : keep]) or self._time
             rest = data[keep:]
         self._take(rest, before, shown, rank, is_last=True)
@@ -201,10 +207,13 @@ class Reader:
         self, data: bytes, before: int, shown: str, rank: int | None, *, is_last: bool
     ) -> int:
         """Read a block; returns where the next block must begin again."""
-        number, counted, seen = before + 1, 0, set[tuple[int, str]]()
+        seen = set[tuple[int, str]]()
+        line_ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _LINE_END)
         if before == 0:
             self._tries.clear()
         for at, row in signs().find(data):
+            begins_line = data.startswith(b"\n", at)
+            at += begins_line
             start = data.rfind(b"\n", 0, at) + 1
             most = _MAX_RECORD_TRIES if row.after or row.yields == "stack" else _MAX_TRIES
             most = MAX_CALLS if row.yields == "calls" else most
@@ -216,12 +225,11 @@ class Reader:
                 and not is_last
                 and len(data) - at < _MAX_RECORD_BYTES
             ):
-                keep = _line_back(data, start, row.before or row.wraps * _MAX_BROKEN)
+                keep = _line_back(data, start, row.before or row.wraps * _MAX_BROKEN or begins_line)
                 if keep > 0:
                     return keep
             seen.add((start, row.name))
-            number += data.count(b"\n", counted, start)
-            counted = start
+            number = before + 1 + int(np.searchsorted(line_ends, start))
             if row.yields == "stack" and shown == self._dumped[0] and number < self._dumped[1]:
                 continue  # another thread of the process
             self._tries[row.name] += 1
@@ -240,39 +248,21 @@ class Reader:
     ) -> None:
         end = data.find(b"\n", at, at + _WINDOW)
         end = min(at + _WINDOW, len(data)) if end < 0 else end
-        head = cleaned(data[start : min(start + 200, end)])
-        by_prefix = prefix_rank(head)
-        if by_prefix is None and start == at and "frames" in row.fields:  # copied from the sign on
-            by_prefix = prefix_rank(cleaned(data[end + 1 : end + 201].split(b"\n", 1)[0]))
-        behind = _BEHIND.search(cleaned(data[max(start, at - 24) : at]))
-        if by_prefix is None and row.after and behind:  # a bar of progress lacks its line end
-            by_prefix = int(behind[1])
-        for inner in _INNER.finditer(cleaned(data[max(start + 1, at - _BEFORE_SIGN) : at])):
-            by_prefix = int(inner[1])  # the line of another rank behind a bar of progress
-        writer = rank if by_prefix is None else by_prefix
         if row.yields == "stack":
-            if row.search(cleaned(data[start:end])) is None:
-                return
-            first = _first_frame(data, start) if row.before else start
-            self._keep_stacks(data, first, number - data.count(b"\n", first, start), shown, writer)
+            if row.search(cleaned(data[start:end])) is not None:
+                writer = _prefixed(data, start, at, end, row)
+                first = _first_frame(data, start) if row.before else start
+                line = number - data.count(b"\n", first, start)
+                self._keep_stacks(data, first, line, shown, rank if writer is None else writer)
             return
-        if row.before or row.after:
-            first = _line_back(data, start, row.before)
-            last = _line_forward(data, end, row.after)
-            text = cleaned(data[first : min(last, first + _MAX_RECORD_BYTES)])
-            before = "" if row.before else cleaned(data[start:at])
-            text = _without_prefixes(text, by_prefix, before)
-        else:
-            last = _end_of_wrapped(data, end) if row.wraps else end
-            text = cleaned(data[max(start, at - _BEFORE_SIGN) : last])
-            text = text.replace("\n", "") if row.wraps else text
-        fields = row.search(text)
-        if row.wraps and "own" not in (fields or {}):
-            before = cleaned(data[_start_of_wrapped(data, start) : start]).replace("\n", "")
-            fields = fields if row.search(before) else row.search(before + text) or fields
-        is_noise = _NOISE.search(cleaned(data[max(start, at - _BEFORE_SIGN) : end]))
-        if fields is None or (is_noise and not _ALWAYS & {row.yields, row.name}):
+        fields = _fields(data, start, at, end, row)
+        if fields is None:
             return
+        near = cleaned(data[max(start, at - _BEFORE_SIGN) : end])
+        if _NOISE.search(near) and not _ALWAYS & {row.yields, row.name}:
+            return
+        by_prefix = _prefixed(data, start, at, end, row)
+        writer = rank if by_prefix is None else by_prefix
         rank = _subject(fields, writer)
         writer = rank if fields.get("group") == DEFAULT_GROUPS[0] else writer
         key = (row.name, rank, *sorted(fields.items()))
@@ -360,6 +350,39 @@ class Reader:
         return replace(event, again=number) if shown == event.file else event
 
 
+def _prefixed(data: bytes, start: int, at: int, end: int, row: Expression) -> int | None:
+    """The rank that a launcher put before a line; None without one."""
+    rank = prefix_rank(cleaned(data[start : min(start + 200, end)]))
+    if rank is None and start == at and "frames" in row.fields:  # copied from the sign on
+        rank = prefix_rank(cleaned(data[end + 1 : end + 201].split(b"\n", 1)[0]))
+    if rank is None and row.after:  # a bar of progress lacks its line end
+        behind = _BEHIND.search(cleaned(data[max(start, at - 24) : at]))
+        rank = int(behind[1]) if behind else None
+    first = max(start + 1, at - _BEFORE_SIGN)
+    if data.find(b"]:", first, at) > 0:  # perhaps another rank's line behind a bar of progress
+        for inner in _INNER.finditer(cleaned(data[first:at])):
+            rank = int(inner[1])
+    return rank
+
+
+def _fields(data: bytes, start: int, at: int, end: int, row: Expression) -> dict[str, str] | None:
+    """What an expression captures from a line or record; None if it is of another wording."""
+    if row.before or row.after:
+        first = _line_back(data, start, row.before)
+        last = _line_forward(data, end, row.after)
+        text = cleaned(data[first : min(last, first + _MAX_RECORD_BYTES)])
+        before = "" if row.before else cleaned(data[start:at])
+        return row.search(_without_prefixes(text, _prefixed(data, start, at, end, row), before))
+    last = _end_of_wrapped(data, end) if row.wraps else end
+    text = cleaned(data[max(start, at - _BEFORE_SIGN) : last])
+    text = text.replace("\n", "") if row.wraps else text
+    fields = row.search(text)
+    if row.wraps and "own" not in (fields or {}):
+        before = cleaned(data[_start_of_wrapped(data, start) : start]).replace("\n", "")
+        fields = fields if row.search(before) else row.search(before + text) or fields
+    return fields
+
+
 def _headed(data: bytes) -> int | None:
     """The rank that a heading names at the end of a text; None without one."""
     for line in reversed(cleaned(data).splitlines()):
@@ -444,6 +467,7 @@ def _end_of_wrapped(data: bytes, end: int) -> int:
     return end
 
 
+@lru_cache(16)
 def _without_prefixes(text: str, own: int | None, before: str) -> str:
     """The lines of a record without a launcher's prefix, and without lines of other ranks.
 

@@ -107,6 +107,15 @@ def test_blocks_may_end_anywhere_between_lines(size: int) -> None:
     assert whole.result(["job.out"]) == cut.result(["job.out"])
 
 
+@pytest.mark.parametrize("before", range(4))
+def test_line_numbers_do_not_depend_on_where_signs_are_found(before: int) -> None:
+    """A sign may begin with the end of the line before."""
+    reader = Reader()
+    reader.take_blocks([b"#" * before + b"\nKilled\n\nnohup: ignoring input\n"], "job.out", None)
+    lines = {event.name: event.line for event in reader.events.values()}
+    assert lines == {"shell-killed": 2, "begun": 4}
+
+
 def test_signs_are_found_where_they_are() -> None:
     rng = random.Random(1)
     words = [sign.encode() for row in expressions() for sign in row.signs]
