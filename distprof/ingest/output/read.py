@@ -48,9 +48,10 @@ _EACH = ("aside", "begun", "finished")
 _LATEST = ("calls", "preparing")
 """Kinds of lines of which the last of each writer counts."""
 
-_NOISE = re.compile(r"NCCL (?:INFO|TRACE)|\bDEBUG\b")
-_ALWAYS = {"world", "exit", "setup", "calls", "nccl-retries", "nccl-result", "closed"}
-"""Kinds and names of lines that count although a debugging log prints them."""
+_NOISE = re.compile(r"NCCL (?:INFO|TRACE)|\bDEBUG\b|pyxis: {4}")
+_ALWAYS = {"world", "exit", "setup", "calls", "nccl-retries", "nccl-result", "closed",
+           "container-start"}  # fmt: skip
+"""Kinds and names of lines that count although a debugging or quoted log prints them."""
 
 _MAX_RECORD_BYTES = 1 << 14
 _MAX_STACK_BYTES = 1 << 16

@@ -418,18 +418,11 @@ def _cancelled(output: JobOutput) -> EndingResult | None:
     if event is None:
         return None
     reason = event.fields["reason"].lower()
-    steps = (
-        "Save a checkpoint before the limit (SBATCH --signal), and requeue or ask for more time."
-    )
-    if reason == "node failure":
-        steps = (
-            "Find the node (sacct, scontrol show node), exclude it, and start from a checkpoint."
-        )
     return _made(
         "cancelled",
         f"The scheduler ended the job: {reason}{_at(event)}. No rank failed by itself.",
         event,
-        steps,
+        *advice_on("cancelled", reason),
         ranks=(),
     )
 
@@ -555,8 +548,8 @@ def _is_avoided(event: OutputEvent, output: JobOutput) -> bool:
     )
 
 
-_PRECEDENCE = ("assert", "usage", "port", "shm", "memory", "loader", "disk", "device", "unused",
-               "library", "overflow", "build", "exception", "error")  # fmt: skip
+_PRECEDENCE = ("assert", "usage", "port", "shm", "threads", "memory", "loader", "disk", "device",
+               "unused", "library", "overflow", "build", "exception", "error")  # fmt: skip
 """Causes before effects: too little shared memory explains why a worker of the loader died."""
 
 
@@ -1131,7 +1124,9 @@ def _peer(output: JobOutput) -> EndingResult | None:
     event = events[0]
     if event.yields != "network":  # NCCL names the reason after the error
         same = [e for e in events if e.yields == event.yields]
-        named = (e for e in same if {"last", "store"} & e.fields.keys() or e.name == "nccl-cuda")
+        named = (
+            e for e in same if {"last", "store", "peer"} & e.fields.keys() or e.name == "nccl-cuda"
+        )
         event = next(named, event)
     victims = tuple(sorted({e.rank for e in events if e.rank is not None}))
     told = {e.rank for e in output.events if e.yields not in UNSAID}
