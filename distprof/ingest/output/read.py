@@ -26,20 +26,8 @@ MAX_OF_A_KIND = 64
 
 MAX_STACKS = 20_000
 MAX_TEXT = 300
-QUIET = frozenset(
-    (
-        "warning",
-        "phase",
-        "preparing",
-        "setup",
-        "calls",
-        "joining",
-        "aside",
-        "begun",
-        "finished",
-        "closed",
-    )
-)
+QUIET = frozenset(("warning", "phase", "preparing", "setup", "calls", "joining", "aside", "begun",
+                   "finished", "closed"))  # fmt: skip
 """Kinds of lines that healthy jobs print, too: alone, they are no evidence of an end."""
 
 _EACH = ("aside", "begun", "finished")

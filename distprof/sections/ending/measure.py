@@ -29,20 +29,8 @@ from distprof.sections.ending.stacks import diagnose_stacks, stacks_of
 from distprof.units import capitalized, format_bytes, format_duration, name_ranks
 
 _MAX_LINES = 200
-UNSAID = (
-    "phase",
-    "preparing",
-    "setup",
-    "calls",
-    "agents",
-    "joining",
-    "world",
-    "closing",
-    "aside",
-    "begun",
-    "finished",
-    "closed",
-)
+UNSAID = ("phase", "preparing", "setup", "calls", "agents", "joining", "world", "closing", "aside",
+          "begun", "finished", "closed")  # fmt: skip
 """Kinds of lines that reports do not list."""
 
 _MAX_QUOTE = 200
@@ -597,7 +585,8 @@ _OF_OTHERS = re.compile(
     r"|process abort signal|exit (?:code|status)|non-zero|termination signal"
     r"|Horovod has been shut down|RuntimeError DEADLINE_EXCEEDED: "
     r"|heartbeat timeout|stopped sending heartbeats|failed to import on the worker"
-    r"|[Rr]emote command exit|failed to connect to all addresses|TaskFailedException"
+    r"|[Rr]emote command exit|failed to run torchrun"
+    r"|failed to connect to all addresses|TaskFailedException"
 )
 """Messages about other processes, or that another expression reads."""
 
@@ -805,21 +794,26 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
             if "why" in event.fields
             else "died"
         )
-    meaning, steps = _SIGNALS.get(
-        name,
-        (
-            "" if "why" in event.fields else _reason(output),
-            advice_on("exit", f"{event.name} {event.fields.get('why', '')}"),
-        ),
-    )
+    if name in _MEANINGS:
+        meaning, steps = _MEANINGS[name], advice_on("signal", name)
+    else:
+        why = event.fields.get("why", "")
+        meaning, steps = "" if why else _reason(output), advice_on("exit", f"{event.name} {why}")
     blamed = (event.rank,) if event.rank is not None else ranks
-    same = [e for e in _exits(output) if e.name == event.name == "elastic-failure"]
-    if not name and "root" not in event.fields and len({_key_of_exit(e) for e in same}) == 1:
+    tables = ("elastic-failure", "elastic-event")
+    same = [e for e in _exits(output) if e.name == event.name and e.name in tables]
+    if (
+        same
+        and not name
+        and "root" not in event.fields
+        and len({_key_of_exit(e) for e in same}) == 1
+    ):
         ranks = blamed = tuple(sorted({e.rank for e in same if e.rank is not None}))
         who = f"{capitalized(name_ranks(blamed))}{_at(event)}"
     first = len(ranks) < 2
     others = {e.rank for e in _exits(output) if e.rank is not None} - set(blamed)
-    followed = f" {len(others):,} others followed." if others else ""
+    more = f"{len(others):,} other{'s' if len(others) > 1 else ''}"
+    followed = f" {more} followed." if others else ""
     return _made(
         "killed" if name else "exit",
         f"{who} {how}{' first' if first and others else ''}{meaning}.{followed}",
@@ -854,32 +848,15 @@ _WHO = {
 }
 """Who ended, if a line names neither rank nor host."""
 
-_SIGNALS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "SIGKILL": (
-        ", most often by the kernel's out-of-memory killer or a limit of the scheduler",
-        ("Check dmesg of the host for the out-of-memory killer, and the scheduler's log.",),
-    ),
-    "SIGSEGV": (
-        " (segmentation fault)",
-        ("Get its stack: PYTHONFAULTHANDLER=1, or gdb on the core file.",),
-    ),
-    "SIGBUS": (
-        " (bus error), most often because shared memory is too small",
-        ("Give the container more shared memory: --shm-size.",),
-    ),
-    "SIGABRT": (
-        " (abort)",
-        ("Read the lines before: an assertion or a watchdog ended the process.",),
-    ),
-    "SIGILL": (
-        " (illegal instruction)",
-        ("Install libraries that are built for the CPU of that host, or build them there.",),
-    ),
-    "SIGTERM": (
-        ", from outside or by its launcher",
-        ("Look in the scheduler's log for what ended the job.",),
-    ),
+_MEANINGS = {
+    "SIGKILL": ", most often by the kernel's out-of-memory killer or a limit of the scheduler",
+    "SIGSEGV": " (segmentation fault)",
+    "SIGBUS": " (bus error), most often because shared memory is too small",
+    "SIGABRT": " (abort)",
+    "SIGILL": " (illegal instruction)",
+    "SIGTERM": ", from outside or by its launcher",
 }
+"""What signals most often mean."""
 
 
 def _crash(output: JobOutput) -> EndingResult | None:
@@ -892,16 +869,17 @@ def _crash(output: JobOutput) -> EndingResult | None:
     if event is None:
         return None
     what = event.fields.get("what", "the output does not name the signal")
-    meaning, steps = _SIGNALS["SIGBUS"] if re.search("Bus error|SIGBUS", what) else ("", ())
+    is_bus = re.search("Bus error|SIGBUS", what)
+    meaning = _MEANINGS["SIGBUS"].replace(" (bus error)", "") if is_bus else ""
     stacks = (s for s in output.stacks if s.file == event.file and s.line >= event.line)
     stack = next(stacks, None)
-    step = "Get its stack: PYTHONFAULTHANDLER=1, or gdb on the core file."
+    own = (f"Read the code of {stack.calls[0]}.",) if stack else advice_on("signal", "SIGSEGV")
     return _made(
         "crash",
-        f"{_subject(event)} crashed: {what[:_MAX_QUOTE]}{meaning.replace(' (bus error)', '')}.",
+        f"{_subject(event)} crashed: {what[:_MAX_QUOTE]}{meaning}.",
         event,
-        *steps,
-        f"Read the code of {stack.calls[0]}." if stack else step,
+        *(advice_on("signal", "SIGBUS") if is_bus else ()),
+        *own,
         why=(f"Its last own call was {stack.calls[0]}.",) if stack else (),
     )
 
@@ -1166,15 +1144,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
     )
 
 
-_RESULTS = (
-    "ncclSuccess",
-    "ncclUnhandledCudaError",
-    "ncclSystemError",
-    "ncclInternalError",
-    "ncclInvalidArgument",
-    "ncclInvalidUsage",
-    "ncclRemoteError",
-)
+_RESULTS = ("ncclSuccess", "ncclUnhandledCudaError", "ncclSystemError", "ncclInternalError",
+            "ncclInvalidArgument", "ncclInvalidUsage", "ncclRemoteError")  # fmt: skip
 """NCCL's errors, by number."""
 
 _PEER_STEPS: dict[str, tuple[str, ...]] = {
@@ -1273,10 +1244,10 @@ def _died(output: JobOutput) -> EndingResult | None:
 
 
 def _exited(output: JobOutput) -> EndingResult | None:
-    exits = [
-        e for e in _exits(output) if _signal(e) or e.number("code") or e.name == "sagemaker-exit"
-    ]
-    return _ended(exits[0], output) if exits else None
+    without_code = ("sagemaker-exit", "elastic-event")
+    exits = (e for e in _exits(output) if _signal(e) or e.number("code") or e.name in without_code)
+    event = next(exits, None)
+    return None if event is None else _ended(event, output)
 
 
 _BEFORE_CTRL_C = (
