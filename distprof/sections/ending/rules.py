@@ -15,11 +15,7 @@ _OF_VICTIMS = ("peer", "store", "unfinished", "waiting")
 
 
 @rule("CAP106", Severity.ERROR, costs_time=False)
-def job_stopped(
-    ending: EndingResult,
-    job: JobResult,
-    limits: Limits,  # noqa: ARG001 - no limits
-) -> Iterator[Draft]:
+def job_stopped(ending: EndingResult, job: JobResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """The output of the job says that it failed, or that ranks waited for others until a watchdog
     ended them.
 

@@ -68,6 +68,8 @@ NOTED_LATE_NS, NOTED_LATE_RATIO = 500_000, 1 / 3
 """A gloo thread may record a collective's end this long after the training thread continued, and on
 a busy machine, where it waits for a free CPU, after this share of the time that the rank waited."""
 
+_Lag = tuple[int, float]
+
 EARLY_NS = 5_000
 """A kernel may begin this long before the collective that it waited for ends: stamps are rounded,
 and kernels of programmatic dependent launches begin in the tail of the one before."""
@@ -116,7 +118,7 @@ def main_line(
     causes: IdleCauses | None,
     stages: StageLine | None = None,
     *,
-    lag: tuple[int, float] = (0, 0.0),
+    lag: _Lag = (0, 0.0),
     savings: Savings | None = None,
 ) -> MainLine | None:
     """Cut one rank's analysed time; linear in the rank's rows, except for sorting them.
@@ -326,11 +328,7 @@ def _done_before(tables: RankTables, causes: IdleCauses, launched_ns: Int64Array
 
 
 def _blocked(
-    issue_ns: Int64Array,
-    end: Int64Array,
-    ended: Bools,
-    stretches: Intervals,
-    lag: tuple[int, float],
+    issue_ns: Int64Array, end: Int64Array, ended: Bools, stretches: Intervals, lag: _Lag
 ) -> tuple[Bools, Int64Array, Intervals]:
     """Rows that end while exposed, when the rank continued after each, and when it was blocked."""
     # A stretch blocks the rank up to the last end in it. Backend threads may record an end shortly
@@ -423,7 +421,7 @@ def _noted_late(
     ended: Bools,
     stretches: Intervals,
     last: Int64Array,
-    lag: tuple[int, float],
+    lag: _Lag,
 ) -> tuple[Int64Array, Int64Array]:
     """Rows whose end was recorded late, and the longest stretch that each may have ended."""
     rows = np.flatnonzero(ended)
