@@ -36,7 +36,7 @@ from distprof.documents.html.heat_map import (
 )
 from distprof.documents.html.roofline import roofline_figure
 from distprof.documents.html.schedule import MAX_SLOTS, schedule_figure, schedule_figures
-from distprof.documents.html.subjects import workers_figure
+from distprof.documents.html.subjects import _set, workers_figure
 from distprof.documents.page import step_bar
 from distprof.documents.saved import Report
 from distprof.escape import plain
@@ -45,9 +45,10 @@ from distprof.rules import all_rules
 from distprof.sections.computation import ComputationResult, OperatorRow, Roof
 from distprof.sections.pipeline import PictureRow, PipelineGroup
 from distprof.sections.shows import judge, tables_of
+from distprof.sections.stragglers import StragglerSet
 from distprof.sections.time import BreakdownResult, StepBreakdown
 from distprof.sections.whatif import WhatIfResult, WorkerSlowdown
-from distprof.terms import Confidence
+from distprof.terms import Confidence, StragglerCause, StragglerPattern
 from distprof.units import format_duration
 from tests.documents.html_pages import Seen
 from tests.documents.job_samples import SAMPLES, hostile_job
@@ -551,3 +552,28 @@ def test_markdown_of_a_plug_in_is_not_trusted() -> None:
     seen = Seen(markdown_html(text))
     assert not {"script", "img"} & seen.names
     assert seen.links == ["https://h"]
+
+
+@pytest.mark.parametrize(
+    ("shares", "name", "said"),
+    [
+        ("node", "n7", "reason, node n7: "),
+        ("stage", "stage 0", "reason, stage 0: "),
+        ("group", "one tp group", "reason, one tp group: "),
+        ("", "", "reason: "),
+    ],
+)
+def test_what_slow_ranks_share_is_named_once(shares: str, name: str, said: str) -> None:
+    one = StragglerSet(
+        ranks=(0, 1),
+        shares=shares,
+        name=name,
+        pattern=StragglerPattern.PERSISTENT,
+        cause=StragglerCause.SLOW_DEVICE,
+        lost_ns_per_step=1_000_000,
+        share_of_step_ratio=0.05,
+        confidence=0.9,
+        cause_confidence=0.7,
+        scenario="",
+    )
+    assert f"Ranks 0-1 are slow for one {said}slow device" in _set(one, "step")

@@ -695,6 +695,52 @@ def test_two_fingers_zoom_the_picture_and_a_tap_names_a_piece(tmp_path: Path) ->
     assert scale == 1, "the page itself did not zoom"
 
 
+PHONE = """
+(() => {
+  const box = (each) => each.getBoundingClientRect();
+  const list = [...document.querySelectorAll(".step-picture label")].find(
+    (label) => !label.hidden && label.textContent.startsWith("Below"));
+  document.querySelectorAll("main > section").forEach((each) => {
+    each.style.contentVisibility = "visible";
+  });
+  document.querySelectorAll("details").forEach((each) => { each.open = true; });
+  const long = "after repair 1: no waiting for late ranks";
+  list.querySelector("select").selectedOptions[0].text = long;
+  const small = [...document.querySelectorAll("svg text, main :not(svg *)")].filter((each) =>
+    each.checkVisibility() && [...each.childNodes].some((one) => one.nodeType === 3 &&
+      one.data.trim()) && parseFloat(getComputedStyle(each).fontSize) < 11);
+  return JSON.stringify({
+    label: box(list).height,
+    list: box(list.querySelector("select")).height,
+    low: [...document.querySelectorAll("a, button, select, summary")].filter((each) =>
+      each.checkVisibility() && !each.closest("p:not(.brand, .chosen, .tools)")
+      && box(each).height && box(each).height < 24).map((each) => each.textContent),
+    small: small.map((each) => each.textContent),
+    wide: document.documentElement.scrollWidth,
+    broken: [...document.querySelectorAll(".page :is(th, td)")].filter((each) =>
+      each.textContent.length < 9 && box(each).height > 30).map((each) => each.textContent),
+  });
+})()
+"""
+
+
+def test_a_phone_shows_all_at_a_size_that_can_be_read_and_tapped(tmp_path: Path) -> None:
+    browser = Browser(tmp_path / "phone", (390, 844))
+    try:
+        screen = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+        browser.call("Emulation.setDeviceMetricsOverride", **screen)
+        browser.call("Emulation.setTouchEmulationEnabled", enabled=True)
+        file = tmp_path / "page.html"
+        file.write_text(find_reporter("html")(slow_job(), RenderOptions()), encoding="utf-8")
+        browser.open(file)
+        found = json.loads(browser.run(PHONE))
+    finally:
+        browser.close()
+    assert found["wide"] == 390
+    assert found["low"] == found["small"] == found["broken"] == []
+    assert found["label"] < 1.5 * found["list"], "a list stands beside its name, not below it"
+
+
 TABLE = """
 const found = {};
 const region = [...document.querySelectorAll(".wide")].find((one) => one.querySelector("table")

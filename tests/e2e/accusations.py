@@ -27,8 +27,8 @@ _EXPLAINED_BY = {
     "slow-rank": ("It runs the same kernels slower", "on each micro-batch"),
     # blocks that sleep longer, instead of computing more, look like a slow device
     "stage-skew": ("on each micro-batch", "It runs the same kernels slower"),
-    "slow-host": ("Its CPU launches late", "waits for its CPU"),
-    "sleep-rank": ("Its CPU launches late", "waits for its CPU"),
+    "slow-host": ("Its CPU launches late", "holds messages up"),
+    "sleep-rank": ("Its CPU launches late", "holds messages up"),
     "late-input": ("Its input arrives late", "for input", "waits for data"),
     "gc-pause": ("garbage collector",),
     "routing-skew": ("tokens of the mean expert",),

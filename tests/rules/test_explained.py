@@ -1,9 +1,13 @@
 """Wide findings beside narrower ones that name the reason of the same time."""
 
+import msgspec
+
 from distprof.rules.engine import run_rules
 from distprof.sections.collectives import CollectivesResult
+from distprof.sections.ending import EndingResult
 from distprof.sections.gradients import GradientsResult
 from distprof.terms import Severity
+from tests.rules.fixtures.job import bad_job_failed
 from tests.rules.samples import MS, US, collective_class, collectives, gradient_group, healthy
 from tests.rules.samples import gradients as gradients_of
 from tests.rules.test_engine import draft, rule_of, run, yields
@@ -88,3 +92,14 @@ def test_exposed_communication_comes_after_small_collectives_that_are_half_of_it
     results = healthy(exposed_transfer=6.0, communication_ms=14.0)
     results = {**results, CollectivesResult: collectives(collective_class(), tiny)}
     assert findings(results) == ["tiny-collectives", "exposed-communication", "low-overlap"]
+
+
+def test_what_ranks_print_that_lost_the_one_that_failed_first_is_no_finding():
+    lost = EndingResult(
+        state="failed", cause="peer", verdict="Rank 0 lost the connection to another rank."
+    )
+    results = {**bad_job_failed(), EndingResult: lost}
+    assert findings(results) == ["job-failed"]
+    results[EndingResult] = msgspec.structs.replace(lost, cause="memory", ranks=(2,))
+    assert findings(results) == ["job-failed", "job-stopped"]
+    assert findings({**healthy(), EndingResult: lost}) == ["job-stopped"]

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from distprof.intervals import Intervals
 from distprof.rules.engine import run_rules
+from distprof.sections.collectives import CollectivesResult
 from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.nccl import NcclResult, NcclSetting, NcclTransport
 from distprof.sections.stragglers import StepBlame, StragglersResult
@@ -17,10 +18,14 @@ from distprof.sections.time.measure import direction_of, exposed_copies, measure
 from tests.builders import RankBuilder
 from tests.rules.fixtures.collectives import bad_arrival_skew_bound_collectives
 from tests.rules.fixtures.input import bad_input_bound, bad_loader_without_workers
+from tests.rules.fixtures.overlap import bad_exposed_communication
 from tests.rules.fixtures.whatif import bad_unexplained_loss
 from tests.rules.samples import (
     MS,
+    STEPS,
     changed,
+    collective_class,
+    collectives,
     healthy,
     nccl_host,
     nccl_setting,
@@ -279,3 +284,26 @@ def test_a_suspect_is_named_with_the_steps_in_which_it_is_last(latest, told):
     results = {**bad_arrival_skew_bound_collectives(), StragglersResult: few}
     message = finding("COM103", results).message
     assert message.endswith(f"Rank 3 causes 100 % of all waiting, {told}")
+
+
+# COM102
+
+
+def messages(axis, *computation_ms):
+    results = bad_exposed_communication()
+    classes = (collective_class(kind=kind, axis=axis) for kind in ("send", "recv"))
+    ranks = tuple(
+        replace(one, computation_ns=round(ms * MS) * len(STEPS))
+        for one, ms in zip(results[WaterfallResult].ranks, computation_ms, strict=False)
+    )
+    results = changed(results, WaterfallResult, ranks=ranks)
+    return finding("COM102", {**results, CollectivesResult: collectives(*classes)})
+
+
+def test_a_ring_is_told_to_share_its_work_and_a_pipeline_to_fill_its_gaps():
+    even, uneven = messages("cp", 16.0, 18.0), messages("cp", 8.0, 12.0, 16.0)
+    assert "zigzag" in even.fix
+    assert "pipeline" not in even.fix
+    assert "Rank 2 computes 16.0 ms, rank 0 8.00 ms" in uneven.message
+    assert "computes" not in even.message
+    assert "in a pipeline, use more micro-batches" in messages("pp", 8.0, 16.0).fix

@@ -2,6 +2,7 @@
 
 from distprof.rules.engine import run_rules
 from distprof.sections.collectives import CollectivesResult
+from tests.rules.fixtures.placement import bad_mesh_order
 from tests.rules.samples import US, collective_class, collectives, healthy
 
 
@@ -38,6 +39,15 @@ def test_in_a_group_of_unknown_purpose_the_advice_says_what_cannot_be_merged():
     assert "If they reduce activations of tensor parallelism" in finding.fix
     named = found(collective_class(), tiny(axis="dp"), **PARTS)["tiny-collectives"]
     assert "activations" not in named.fix
+
+
+def test_small_messages_of_an_axis_in_the_wrong_place_are_no_second_finding():
+    misplaced = bad_mesh_order()
+    for axis, names in (("tp", {"mesh-order"}), ("ep", {"mesh-order", "tiny-collectives"})):
+        classes = collectives(collective_class(), tiny(axis=axis))
+        results = {**misplaced, CollectivesResult: classes}
+        told = {one.name for one in run_rules(results.values(), debug=True).findings}
+        assert {"mesh-order", "tiny-collectives"} & told == names
 
 
 def test_the_loss_is_no_transfer_that_could_overlap():

@@ -145,7 +145,7 @@
     const size = Math.max(step.span_ns, below ? below.span_ns : 0) / step.unit_ns;
     if (size !== scale) { scale = size; low = 0; high = scale; }
     wide = Math.max(figure.clientWidth, 240);
-    GUTTER = wide < 480 ? 92 : 120;
+    GUTTER = wide < 480 ? 98 : 120;
     const each = groups.length > 40 ? Math.min(8, MOST_HIGH / groups.length) : groups.length > 16 ? 12 : 18;
     rows = [];
     const head = (text) => { const title = fitting(text); rows.push({ title, tall: 10 + 14 * title.length, gap: 0 }); };
@@ -368,7 +368,7 @@
   };
   const writeNames = (row, middle) => {
     const { pieces } = row;
-    pen.font = "10px system-ui, sans-serif";
+    pen.font = "11px system-ui, sans-serif";
     pen.fillStyle = row.isSlots ? ink.ground : ink.front;
     for (let i = Math.max(before(pieces, low), 0), last = -1; i < pieces.start.length && pieces.start[i] < high; i++) {
       const a = Math.max(xOf(pieces.start[i]), GUTTER), b = Math.min(xOf(pieces.end[i]), wide);

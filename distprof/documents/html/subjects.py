@@ -186,7 +186,7 @@ def _straggler(rank: RankStraggler, most: int) -> Markup:
 
 
 def _set(one: StragglerSet, word: str) -> str:
-    shared = f", {one.shares} {one.name}".rstrip() if one.shares else ""
+    shared = f", {'node ' if one.shares == 'node' else ''}{one.name}" if one.shares else ""
     cost = format_duration(one.lost_ns_per_step)
     cause = one.cause.value.replace("_", " ")
     return (

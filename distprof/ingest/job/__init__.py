@@ -245,7 +245,8 @@ def trace_gaps(ranks: Sequence[Rank], directory: RunDirectory) -> list[Gap]:
     reasons = _reasons(directory, missing)
     why = "; ".join(f"{name_ranks(numbers)}: {text}" for text, numbers in reasons.items())
     if not traced:
-        message = f"No rank was traced ({why})." if why else "No trace was written."
+        told = (next(iter(reasons)) if len(reasons) == 1 else why).removeprefix(_UNTRACED)
+        message = f"No rank was traced ({told})." if why else "No trace was written."
         return [Gap(what="no-traces", message=message)]
     chosen = job.coverage.profiled_ranks
     wanted = all_ranks if chosen is None else all_ranks & set(chosen)
@@ -260,6 +261,9 @@ def trace_gaps(ranks: Sequence[Rank], directory: RunDirectory) -> list[Gap]:
         gap = missing_ranks(lost, len(all_ranks))
         gaps.append(replace(gap, message=f"{gap.message} {why}." if why else gap.message))
     return gaps
+
+
+_UNTRACED = "nothing was traced: "  # how a rank's own remark begins
 
 
 def _reasons(directory: RunDirectory, ranks: set[int]) -> dict[str, list[int]]:

@@ -9,6 +9,8 @@ from distprof.sections.capture import CaptureResult
 from distprof.sections.collectives import CollectiveClass, CollectivesResult
 from distprof.sections.efficiency import CPU, EfficiencyResult
 from distprof.sections.overlap import OverlapResult
+from distprof.sections.placement import PlacementResult
+from distprof.sections.placement.rules import swappable
 from distprof.sections.shares import (
     WIDER_TRANSFER,
     MeanStep,
@@ -378,7 +380,7 @@ _MERGEABLE = ("all_reduce", "all_gather", "reduce_scatter")
     min_step_ratio=Limit(0.02, "share of the step below which they are not reported"),
 )
 def tiny_collectives(
-    collectives: CollectivesResult, times: StepTimes, limits: Limits
+    collectives: CollectivesResult, placement: PlacementResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
     """Each step contains many small all-reduces, all-gathers or reduce-scatters. Latency, not size,
     determines how long messages this small take. The rule also reports many consecutive reductions
@@ -411,13 +413,15 @@ def tiny_collectives(
     Barriers and scalar reductions for gradient clipping or loss scaling cannot be merged with
     gradients. Small messages that overlap with computation cost nothing and are not reported. Those
     of tensor parallelism carry activations that depend on each other and cannot be merged either.
+    Those of an axis that `mesh-order` wants inside a node count there.
 
     ## Sources
     Formula sheet, "Collectives" (crossover size) and "Anti-patterns" (buckets below the crossover
     size).
     """
     step = times.mean_step()
-    mergeable = [c for c in collectives.classes if c.kind in _MERGEABLE]
+    moved = {axis.axis for axis, _ in swappable(placement)}
+    mergeable = [c for c in collectives.classes if c.kind in _MERGEABLE and c.axis not in moved]
     small = [c for c in mergeable if c.bytes is not None and c.bytes < limits["small_bytes"]]
     per_step = sum(_per_rank(c, collectives) for c in small)
     very_many = any(train.num_per_step >= VERY_MANY for train in collectives.trains)
@@ -428,14 +432,14 @@ def tiny_collectives(
     cost = int(exposed * (1 - 1 / per_step))
     if step.ratio(cost) < limits["min_step_ratio"]:
         return
-    moved = sum((c.bytes or 0) * _per_rank(c, collectives) for c in small)
+    size = sum((c.bytes or 0) * _per_rank(c, collectives) for c in small)
     is_split = all(c.exposed_wait_ns_per_step is not None for c in small)
     yield Draft(
         headline=f"Small collectives expose {step.part(exposed)}: each costs its latency",
         message=(
             f"{per_step:.0f} per {step.word} and rank, most of them "
             f"{max(small, key=lambda c: c.count).label}, take {format_duration(exposed)} to move "
-            f"{format_bytes(moved)} in total."
+            f"{format_bytes(size)} in total."
         ),
         fix=_fix(max(small, key=lambda c: c.count)),
         cost_ns_per_step=cost,

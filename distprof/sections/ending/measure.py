@@ -425,12 +425,15 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     tracebacks = _of(output, "exception")
     is_told = any(map(_is_own, _of(output, *_SURVIVABLE)))  # what a worker's wrapper repeats
     is_own = _is_own if is_told else _is_of_program
-    foreign = {_key(e) for e in tracebacks if not is_own(e)}
+    lost = {(e.file, e.line + _TO_NEXT) for e in _of(output, "peer")}
+    following = [e for e in tracebacks if (e.file, e.line) in lost]  # raised from a lost peer
+    foreign = {_key(e) for e in tracebacks if not is_own(e) or e in following}
     is_survived = _survived(output)
     events = [
         e
         for e in _of(output, *_PRECEDENCE)
         if not (is_survived(e) or (e.yields == "port" and _is_avoided(e, output)))
+        and e not in following
         and (e.yields not in _SURVIVABLE or is_own(e))
         and not (e.yields == "error" and _key(e) in foreign)  # the last line of one
     ]
@@ -468,12 +471,14 @@ def _raised_then(event: OutputEvent, output: JobOutput) -> OutputEvent | None:
     ends = {_key(e): e.line for e in _of(output, "error") if e.file == event.file}
     following = {e.line: e for e in _of(output, "exception") if e.file == event.file}
     then, seen = event, 0
-    while seen < _MAX_CHAIN and (found := following.get(ends.get(_key(then), -4) + 4)):
+    while seen < _MAX_CHAIN and (found := following.get(ends.get(_key(then), 0) + _TO_NEXT)):
         then, seen = found, seen + 1
     return then if seen and _is_own(then) else None
 
 
 _MAX_CHAIN = 8
+_TO_NEXT = 4
+"""Lines from the last one of an exception to the traceback of what was raised from it."""
 
 
 def _first_of(events: list[OutputEvent]) -> OutputEvent:
@@ -1119,7 +1124,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
         where = event.fields["store"]
         line = f"{who} lost the store at {where}. Most often rank 0 or its launcher ended."
     elif event.yields == "peer":
-        line = f"{who} lost the connection to another rank{whom}, which most often ended first."
+        line = f"{who} lost the connection to another rank{whom}. Most often that rank ended first."
     elif event.yields == "network":
         what = f": {event.fields['what']}" if "what" in event.fields else ""
         line = f"{who} reported an error of the network{whom}{what}."

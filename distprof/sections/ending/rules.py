@@ -7,11 +7,15 @@ from collections.abc import Iterator
 from distprof.escape import headed
 from distprof.rules.base import Draft, Limits, rule
 from distprof.sections.ending import EndingResult
+from distprof.sections.job import JobResult
 from distprof.terms import Confidence, Severity
+
+_OF_VICTIMS = ("peer", "store", "unfinished", "waiting")
+"""Causes that ranks print which lost another, or waited for it."""
 
 
 @rule("CAP106", Severity.ERROR, costs_time=False)
-def job_stopped(ending: EndingResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - no limits
+def job_stopped(ending: EndingResult, job: JobResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """The output of the job says that it failed, or that ranks waited for others until a watchdog
     ended them.
 
@@ -20,7 +24,8 @@ def job_stopped(ending: EndingResult, limits: Limits) -> Iterator[Draft]:  # noq
 
     ## Evidence needed
     What the job printed: the output of its ranks and of their launcher, or Python stacks of several
-    ranks. The rule is silent without it.
+    ranks. The rule is silent without it, and about ranks that only lost or waited for the one that
+    `job-failed` names.
 
     ## How the cost is computed
     No cost per step.
@@ -38,7 +43,9 @@ def job_stopped(ending: EndingResult, limits: Limits) -> Iterator[Draft]:  # noq
     PyTorch, `torch/csrc/distributed/c10d` (watchdogs) and `torch.distributed.elastic` (failures);
     manuals of SLURM, Open MPI, Ray and Kubernetes on how they report ends of processes.
     """
-    if not ending.state:
+    first = job.failure.rank if job.failure else None
+    is_of_victims = ending.cause in _OF_VICTIMS and first is not None and first not in ending.ranks
+    if not ending.state or is_of_victims:
         return
     headline, rest = headed(ending.verdict)
     yield Draft(

@@ -19,7 +19,8 @@ from distprof.sections.shares import (
     hideable_ns,
     unrecorded,
 )
-from distprof.terms import Confidence, Severity
+from distprof.sections.time import WaterfallResult
+from distprof.terms import Confidence, MeshAxis, Severity
 from distprof.units import format_duration, format_ratio
 
 
@@ -149,7 +150,11 @@ def _mostly_scalars(collectives: CollectivesResult, most_bytes: float) -> bool:
     exposed_ratio=Limit(0.2, "largest acceptable share of exposed communication in the step"),
 )
 def exposed_communication(
-    times: StepTimes, capture: CaptureResult, gradients: GradientsResult, limits: Limits
+    times: StepTimes,
+    capture: CaptureResult,
+    collectives: CollectivesResult,
+    gradients: GradientsResult,
+    limits: Limits,
 ) -> Iterator[Draft]:
     """Exposed communication takes more than a fifth of the step.
 
@@ -179,7 +184,8 @@ def exposed_communication(
     transfer: overlap it, send less (gradients in bf16, larger micro-batches or gradient
     accumulation with `no_sync`, HSDP instead of sharding across nodes), or move the axis with the
     most traffic inside the node. Mostly waiting in send and recv: use more micro-batches or an
-    interleaved pipeline schedule.
+    interleaved pipeline schedule; in ring attention, cut causal sequences so that ranks have equal
+    work.
 
     ## When it is wrong
     A tiny test run has little to compute, so its share says nothing about the real run. A recording
@@ -200,8 +206,13 @@ def exposed_communication(
         key=lambda group: group.bucket_fixed_ns or 0,
         default=None,
     )
+    fix, uneven = _FIXES[parts[0][1]], ""
     if parts[0][1] == _P2P:
         held_up = None  # gradients are not what takes the time
+        if {one.axis for one in collectives.classes if one.kind in _MESSAGES} == {
+            MeshAxis.CP.value
+        }:
+            fix, uneven = _FIX_RING, _uneven_words(times.waterfall)
     known = [(ns, what) for ns, what in parts if ns > 0]
     split = ", ".join(f"{format_duration(ns)} {what}" for ns, what in known)
     if len(known) == 1:
@@ -209,16 +220,39 @@ def exposed_communication(
     yield Draft(
         headline=f"Exposed communication takes {step.part(exposed)}",
         message=(
-            f"{step.amount(exposed)}: {split}. Other findings name parts of the same time."
+            f"{step.amount(exposed)}: {split}.{uneven} Other findings name parts of the same time."
             f"{_held_up_words(held_up)}"
         ),
-        fix=_FIXES[parts[0][1]] if held_up is None else _FIX_HELD_UP,
+        fix=fix if held_up is None else _FIX_HELD_UP,
         cost_ns_per_step=exposed,
         confidence=Confidence.INFERRED if parts[0][1] == _DOUBTFUL else Confidence.MEASURED,
         evidence=("waterfall.all", "breakdown.ranks"),
         without="communication",
         comes_first=held_up is not None,
     )
+
+
+_MESSAGES = ("send", "recv", "send_recv")
+
+_FIX_RING = (
+    "Waiting in send and recv dominates: in a ring, each rank waits for its neighbours. Give all "
+    "ranks equal work: if attention is causal, an early and a late part of each sequence (zigzag). "
+    "Find the rank that computes longest."
+)
+
+_UNEVEN = 1.5
+"""Computation of one rank of a ring over another's from which it is worth saying."""
+
+
+def _uneven_words(waterfall: WaterfallResult) -> str:
+    """The ranks of a ring that compute least and longest, if they differ much."""
+    least, *_, most = sorted(waterfall.ranks, key=lambda rank: rank.computation_ns)
+    if most.computation_ns < _UNEVEN * least.computation_ns:
+        return ""
+    long, short = (
+        format_duration(one.computation_ns // max(waterfall.num_steps, 1)) for one in (most, least)
+    )
+    return f" Rank {most.rank} computes {long}, rank {least.rank} {short}."
 
 
 _FIX_HELD_UP = (

@@ -64,8 +64,11 @@ class StageLine(msgspec.Struct, frozen=True, kw_only=True):
     needed_ns: Int64Array
 
 
-NOTED_LATE_NS = 500_000
-"""A gloo thread may record a collective's end this long after the training thread continued."""
+NOTED_LATE_NS, NOTED_LATE_RATIO = 500_000, 1 / 3
+"""A gloo thread may record a collective's end this long after the training thread continued, and on
+a busy machine, where it waits for a free CPU, after this share of the time that the rank waited."""
+
+_Lag = tuple[int, float]
 
 EARLY_NS = 5_000
 """A kernel may begin this long before the collective that it waited for ends: stamps are rounded,
@@ -91,13 +94,13 @@ def rank_line(
             },
             needed_ns=needed_at(tables.collectives, slots, int(windows.start[0])),
         )
-    lag_ns = NOTED_LATE_NS if context.is_cpu else EARLY_NS
-    line = main_line(tables, windows, timeline, causes, stages, lag_ns=lag_ns, savings=savings)
+    lag = (NOTED_LATE_NS, NOTED_LATE_RATIO) if context.is_cpu else (EARLY_NS, 0.0)
+    line = main_line(tables, windows, timeline, causes, stages, lag=lag, savings=savings)
     if line is None or context.simulated is None:
         return line
     low, high = context.simulated
     simulated = Intervals(windows.start[low:high], windows.end[low:high])
-    part = main_line(tables, simulated, timeline, causes, stages, lag_ns=lag_ns, savings=savings)
+    part = main_line(tables, simulated, timeline, causes, stages, lag=lag, savings=savings)
     if part is None:
         return None
     # A line that covers a part of the recording has only the rows that affect it.
@@ -115,14 +118,14 @@ def main_line(
     causes: IdleCauses | None,
     stages: StageLine | None = None,
     *,
-    lag_ns: int = 0,
+    lag: _Lag = (0, 0.0),
     savings: Savings | None = None,
 ) -> MainLine | None:
     """Cut one rank's analysed time; linear in the rank's rows, except for sorting them.
 
     Windows are in order and disjoint; time between them also belongs to the line. A collective's
-    end may be recorded up to ``lag_ns`` after the rank continued. ``savings`` are what
-    changes of the program would save. None without windows.
+    end may be recorded up to ``lag`` after the rank continued: ns, or a share of the wait if that
+    is longer. ``savings`` are what changes of the program would save. None without windows.
     """
     if windows.size == 0:
         return None
@@ -136,7 +139,7 @@ def main_line(
     stretches = clip(timeline.exposed_comm, *line)
     held_up = ended.copy()
     held_up[ended] = ~_before_launch(tables.activity, end[ended], causes)
-    exposed, continued_ns, blocked = _blocked(issue_ns, end, held_up, stretches, lag_ns)
+    exposed, continued_ns, blocked = _blocked(issue_ns, end, held_up, stretches, lag)
     exposed &= ~_passed_by(collectives["kind"], issue_ns, continued_ns, exposed, stretches)
     waits = clip(timeline.message_wait, *line)
     blocked = union(Intervals(*map(np.concatenate, zip(blocked, waits, strict=True))))
@@ -325,7 +328,7 @@ def _done_before(tables: RankTables, causes: IdleCauses, launched_ns: Int64Array
 
 
 def _blocked(
-    issue_ns: Int64Array, end: Int64Array, ended: Bools, stretches: Intervals, lag_ns: int
+    issue_ns: Int64Array, end: Int64Array, ended: Bools, stretches: Intervals, lag: _Lag
 ) -> tuple[Bools, Int64Array, Intervals]:
     """Rows that end while exposed, when the rank continued after each, and when it was blocked."""
     # A stretch blocks the rank up to the last end in it. Backend threads may record an end shortly
@@ -338,7 +341,7 @@ def _blocked(
     last = stretches.start.copy()
     np.maximum.at(last, at[exposed], end[exposed])
     continued_ns = end.copy()
-    row, stretch = _noted_late(issue_ns, end, ended, stretches, last, lag_ns)
+    row, stretch = _noted_late(issue_ns, end, ended, stretches, last, lag)
     exposed[row] = True
     continued_ns[row] = last[stretch] = stretches.end[stretch]
     return exposed, continued_ns, Intervals(stretches.start, last)
@@ -418,20 +421,22 @@ def _noted_late(
     ended: Bools,
     stretches: Intervals,
     last: Int64Array,
-    lag_ns: int,
+    lag: _Lag,
 ) -> tuple[Int64Array, Int64Array]:
-    """Rows whose end was recorded late, and the stretch that each ended; at most one per row."""
+    """Rows whose end was recorded late, and the longest stretch that each may have ended."""
     rows = np.flatnonzero(ended)
     rows = rows[np.argsort(end[rows], kind="stable")]
     stretch = np.flatnonzero(last < stretches.end)
     at = np.searchsorted(end[rows], stretches.end[stretch], side="right")
     stretch, at = stretch[at < len(rows)], at[at < len(rows)]
     since, row = stretches.end[stretch], rows[at]
-    late = end[row] - since
-    fits = (late <= np.minimum(lag_ns, since - last[stretch])) & (issue_ns[row] < since)
-    row, stretch = row[fits], stretch[fits]
-    is_last = np.append(row[1:] != row[:-1], np.ones(min(len(row), 1), np.bool_))
-    return row[is_last], stretch[is_last]
+    late, rest = end[row] - since, since - last[stretch]
+    most = np.minimum(np.maximum(lag[0], lag[1] * rest), rest)
+    fits = (late <= most) & (issue_ns[row] < since)
+    order = np.flatnonzero(fits)[np.lexsort((rest[fits], row[fits]))]
+    row, stretch = row[order], stretch[order]
+    is_longest = np.append(row[1:] != row[:-1], np.ones(min(len(row), 1), np.bool_))
+    return row[is_longest], stretch[is_longest]
 
 
 def _own_time(

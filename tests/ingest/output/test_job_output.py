@@ -224,6 +224,32 @@ def test_a_first_collective_that_never_ends_asks_whether_ranks_reach_each_other(
         assert any("first collective" in step for step in steps) is is_asked
 
 
+@pytest.mark.parametrize(
+    ("first", "cause"),
+    [
+        ("[pair.cc:553] Connection closed by peer [10.0.0.2]:9135.", "peer"),
+        ("shape mismatch", "exception"),
+    ],
+)
+def test_what_a_program_raises_from_a_lost_peer_is_no_error_of_its_own(
+    first: str, cause: str
+) -> None:
+    text = f"""Traceback (most recent call last):
+  File "stage.py", line 895, in forward_one_chunk
+RuntimeError: {first}
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "stage.py", line 900, in forward_one_chunk
+    raise RuntimeError(exc_msg) from e
+RuntimeError: [Stage 0] failed to run forward
+"""
+    reader = Reader()
+    reader.take_blocks([text.encode()], "job.log", 0)
+    assert diagnose_output(reader.result(["job.log"])).cause == cause
+
+
 def test_a_proxy_that_cannot_close_at_the_end_of_a_healthy_job_is_no_failure():
     line = "gpu-1:7:9 [7] proxy.cc:1521 NCCL WARN [Proxy Service 1] Failed to execute operation {} "
     line += "from rank 1, retcode 3\n"

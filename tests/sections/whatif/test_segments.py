@@ -197,6 +197,17 @@ def test_a_thread_that_notes_an_end_late_does_not_make_waiting_own_time():
     assert late.resume.tolist() == [2]
 
 
+def test_on_a_busy_machine_the_end_may_be_noted_a_share_of_the_wait_later():
+    """The thread that notes it waits for a free CPU, while the rank already works now and then."""
+    rank = RankBuilder().step(0, 0, 9_000 * US)
+    rank.kernel("gemm", 0, 1_000 * US).comm("gloo", 200 * US, 6_000 * US)
+    rank.kernel("copy", 5_000 * US, 5_700 * US).kernel("gemm", 6_000 * US, 9_000 * US)
+    for is_cpu, went_on_us in ((True, 5_000), (False, 6_000)):
+        line = line_of(rank, is_cpu=is_cpu)
+        assert line.exposed.tolist() == [True]
+        assert line.begin_ns[line.resume[0]] == went_on_us * US
+
+
 def test_a_collective_that_ends_much_later_was_not_waited_for():
     """On a device a collective's end is exact, on a host it is noted soon."""
     for rank, is_cpu in ((waiting_until(5_000, 8_000), True), (waiting_until(5_000, 5_100), False)):

@@ -149,8 +149,9 @@ def garbage_collection_pauses(
             f"{who} {format_ratio(worst.gc_ns_per_step / step)} of each step in garbage collection"
         ),
         message=(
-            f"Python's collector takes {format_duration(worst.gc_ns_per_step)} of "
-            f"{format_duration(step)}; {which} takes {format_duration(worst.longest_gc_ns)}."
+            f"Over the whole run, Python's collector takes {format_duration(worst.gc_ns_per_step)} "
+            f"of {format_duration(step)} per step; {which} takes "
+            f"{format_duration(worst.longest_gc_ns)}."
         ),
         fix=(
             "Call gc.collect() and gc.freeze() after set-up, then gc.disable(), and gc.collect() "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from statistics import median
 
 from distprof.escape import few_ranks
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
@@ -15,6 +16,7 @@ from distprof.sections.stragglers import (
     SlowLink,
     StragglersResult,
 )
+from distprof.sections.stragglers.evidence import EXPLAINS
 from distprof.sections.summaries import CollectiveSummaryResult
 from distprof.sections.training_log import MIN_RECURRING, SlowPeriod, TrainingLogResult
 from distprof.terms import Confidence, Severity, StragglerCause, StragglerPattern
@@ -57,8 +59,8 @@ def messages_held_up(
 
     ## When it is wrong
     Work that only one rank does between steps on purpose, for example logging on the last stage. On
-    a busy machine, CPU ranks are late because they wait for a free CPU: the rule names no rank that
-    waits for a CPU at least as long as it is late.
+    a busy machine, CPU ranks are late because they wait for a free CPU: the rule names no rank
+    whose wait for a CPU, above its peers', is at least half as long as it is late.
 
     ## Sources
     Formula sheet, "Measured from traces" (straggler).
@@ -79,13 +81,14 @@ def messages_held_up(
         and rank.chance <= limits["chance"]
         and _cost_ns(rank, messages) >= limits["min_step_ratio"] * step
     ]
-    sure = [rank for rank in late if queued.get(rank.rank, 0) < rank.late_ns_per_step]
+    beyond = {rank.rank: _beyond_peers(rank.rank, queued, messages) for rank in late}
+    sure = [rank for rank in late if beyond[rank.rank] < EXPLAINS * rank.late_ns_per_step]
     if late and not sure:
         worst = max(late, key=lambda rank: rank.late_ns_per_step)
         raise InsufficientEvidenceError(
             f"rank {worst.rank} holds up messages {format_duration(worst.late_ns_per_step)} longer "
-            f"than its peers, but it waits {format_duration(queued[worst.rank])} of each step for "
-            "a free CPU"
+            f"than its peers, but waits {format_duration(beyond[worst.rank])} longer than they do "
+            "for a free CPU"
         )
     for rank in sure:
         late_ns = rank.late_ns_per_step
@@ -95,8 +98,8 @@ def messages_held_up(
                 "each step late"
             ),
             message=(
-                f"It waits for its CPU {format_duration(late_ns)} longer than its peers in each "
-                "step, and keeps others waiting for its messages."
+                f"It idles {format_duration(late_ns)} longer than its peers in each step, and "
+                "keeps others waiting for its messages."
             ),
             fix=(
                 "Look at this rank's CPU: other processes on its cores, garbage collection, "
@@ -108,6 +111,12 @@ def messages_held_up(
             evidence=("messages.ranks",),
             without=f"rank {rank.rank}",
         )
+
+
+def _beyond_peers(rank: int, queued: Mapping[int, int], messages: MessagesResult) -> float:
+    """Wait of a rank for a CPU above the median of its peers', per step, ns."""
+    others = [queued.get(other.rank, 0) for other in messages.ranks if other.rank != rank]
+    return queued.get(rank, 0) - median(others or [0])
 
 
 def _cost_ns(rank: MessageRank, messages: MessagesResult) -> int:
