@@ -257,8 +257,9 @@ class InputReadiness(msgspec.Struct, frozen=True, kw_only=True):
 class ScalingTable(msgspec.Struct, frozen=True, kw_only=True):
     """Throughput by the number of GPUs, as people type it."""
 
-    counts: tuple[int, ...]  # GPUs, nodes or workers, ascending.
+    counts: tuple[int, ...]  # GPUs or nodes, ascending.
     rates: tuple[float, ...]  # Throughput of all together, in the unit of the table.
+    of: str = "GPUs"  # What the counts count: "GPUs" (or workers), or "nodes".
     notes: tuple[str, ...] = ()  # What is assumed, one sentence each.
 
 

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 import distprof
+from distprof.documents.html.report import report_html
 from distprof.documents.saved import REPORT
 from distprof.formats import RenderOptions
 from distprof.sections.shows import judge
@@ -167,3 +168,11 @@ def test_hostile_kinds_reach_no_terminal_raw(tmp_path):
     assert "Operations left out because the dependencies" in text
     assert "\x1b" not in text
     assert "\x07" not in text
+
+
+def test_without_traces_the_page_begins_with_the_schedule(report):
+    whole = report_html(report, RenderOptions())
+    assert whole.count('class="schedule"') == 1
+    assert whole.index("<h1>") < whole.index('class="schedule"') < whole.index("What to do")
+    part = report_html(report, RenderOptions(sections=("pipeline",)))
+    assert part.index('id="pipeline"') < part.index('class="schedule"')

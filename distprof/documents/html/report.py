@@ -44,6 +44,7 @@ class _Drawn(msgspec.Struct, frozen=True, kw_only=True):
     report: Report  # The report.
     tables: tuple[TableView, ...]  # In reading order.
     anchor_of: Callable[[Finding], str]  # Returns the id of a finding.
+    leads_with_schedule: bool  # No trace shows the step, but the pipeline's schedule does.
 
 
 class _Subject(msgspec.Struct, frozen=True):
@@ -59,7 +60,12 @@ def report_html(report: Report, options: RenderOptions) -> str:
     """The report as one self-contained HTML file: its page, with figures between the tables."""
     show_all = options.show_all or len(report.run.ranks) <= ALL_RANKS
     page = page_of(report, replace(options, show_all=show_all))
-    drawn = _Drawn(report=report, tables=page.tables, anchor_of=anchors(report.findings))
+    drawn = _Drawn(
+        report=report,
+        tables=page.tables,
+        anchor_of=anchors(report.findings),
+        leads_with_schedule=not report.picture.steps and not options.sections,
+    )
     own = {name for subject in _SUBJECTS for name in subject.sections}
     others = tuple(view for view in page.tables if view.section not in own)
     has_waterfall = any(view.is_main for view in page.tables)
@@ -72,8 +78,10 @@ def report_html(report: Report, options: RenderOptions) -> str:
 
 
 def _picture(drawn: _Drawn) -> Markup:
-    """The step with late ranks marked, and where each finding's evidence is."""
+    """The step with late ranks marked and where each finding's evidence is, or its schedule."""
     report = drawn.report
+    if drawn.leads_with_schedule:
+        return schedule_figures(report.pipeline.groups)
     late = tuple(
         rank.rank for rank in report.stragglers.ranks if rank.pattern is not StragglerPattern.NONE
     )
@@ -188,7 +196,10 @@ _SUBJECTS: Sequence[_Subject] = (
     ),
     _Subject("workers", "Simulated step", lambda d: workers_figure(d.report.whatif), ("whatif",)),
     _Subject(
-        "pipeline", "Pipeline", lambda d: schedule_figures(d.report.pipeline.groups), ("pipeline",)
+        "pipeline",
+        "Pipeline",
+        lambda d: EMPTY if d.leads_with_schedule else schedule_figures(d.report.pipeline.groups),
+        ("pipeline",),
     ),
     _Subject("experts", "Experts", lambda d: experts_figure(d.report.moe), ("moe",)),
 )

@@ -20,8 +20,9 @@ Group Name``, ``Collective name``, ``dtype``, ``In msg nelems``, ``Out msg nelem
 have no group and no size, so each kernel is a class. Source:
 facebookresearch/HolisticTraceAnalysis, ``hta/analyzers/breakdown_analysis.py``.
 
-Throughput by the number of GPUs is text as people type it: a number of GPUs and a rate in each
-line, a line with the number before lines with the rate, or a table with both as columns.
+Throughput by the number of GPUs or nodes is text as people type it: a number of GPUs and a rate,
+the time of an iteration, of an epoch or of the job in each line or sentence, a line with the number
+before lines with the rest, or a table with both as columns.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -383,65 +385,169 @@ COLLECTIVE_SUMMARY = Source(
 # Throughput by the number of GPUs ----------------------------------------------------------------
 
 SCALING_BOUND = Bound(reads="throughput by GPUs", num_bytes=1 << 16, beyond="refused")
-_FEWEST_COUNTS, _MOST_GPUS = 3, 1 << 20
-_GPUS = r"(?:gpu|npu|node|device|worker|rank|card)"
+_MOST_GPUS = 1 << 20
+_SHORT = 4_000
+"""Characters of a text in which two numbers of GPUs make a comparison; a longer one needs three."""
+_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight")
+_OF = r"(?:gpu|npu|node|machine|device|worker|rank|card|[vahb]\d00)"
+_GPUS = rf"(?P<of>{_OF})(?:'?s)?\b"
 _COUNT = re.compile(
-    rf"(?i)(?<![\d.])(\d{{1,7}}) ?[x×]? ?(?:[a-z]\w{{2,8}}[ -]){{0,2}}{_GPUS}s?\b"
-    rf"|\b(?:num_)?{_GPUS}s ?[:=] ?(\d{{1,7}})\b(?!,)"
-    rf"|\b{_GPUS}s?[ =](0|\d{{1,4}}(?:,\d{{1,4}})+)(?!\S)"
+    rf"(?i)(?<![\d.])(?P<n>\d{{1,7}}) ?[x×]? ?(?:[a-z]\w{{2,8}}[ -]){{0,2}}{_GPUS}"
+    rf"|\b(?P<word>{'|'.join(_WORDS)}|(?:a )?single|only)[ -](?:[a-z]\w{{2,8}}[ -])?"
+    + _GPUS.replace("of", "of_word")
+    + rf"|\b(?:num_|n_?)?{_GPUS.replace('of', 'of_set')} ?[:=] ?(?P<set>\d{{1,7}})\b(?!,)"
+    rf"|\b{_OF}s?[ =](?P<list>0|\d{{1,4}}(?:,\d{{1,4}})+)(?!\S)"
 )
-_PER_S = r"(?![kmgt]i?b)[a-z]{2,12}(?: ?/ ?|[_ ]per[_ ])s(?:ec(?:ond)?)?\b"
+_EACH_NODE = re.compile(r"(?i)\b(?:each|(?:per|a) node)\b|/node")
 _FLOAT = r"(\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)"
-_RATE = re.compile(rf"(?i)(?<![\w.]){_FLOAT} {{0,2}}{_PER_S}|{_PER_S}[)\"']?[ :=]{{1,4}}{_FLOAT}")
-_HEADS = (
-    re.compile(rf"(?i)^(?:#|num(?:ber of)?|n)?[ _]?{_GPUS}s?$"),
-    re.compile(rf"(?i){_PER_S}|throughput"),
+_ITERATION = r"(?:it|iter|iteration|step|batch)(?:e?s)?"
+_PER_S = r"(?![kmgt]i?b)([a-z]{2,12}|(?<=\d))(?: ?/ ?|[_ ]per[_ ])s(?:ec(?:ond)?)?\b"
+_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_UNIT = r"(ms|s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)(?![a-z])"
+_VALUE = re.compile(
+    rf"(?i)(?<![\w.]){_FLOAT} {{0,2}}{_PER_S}|{_PER_S}[)\"']?[ :=]{{1,4}}{_FLOAT}"
+    rf"|(?<![\w.:])((?:{_FLOAT} ?{_UNIT.replace('(?![a-z])', '')} ?){{1,3}})(?<! )(?![a-z\d])"
+    rf"( ?(?:/|per|for (?:each|one|an?)) ?{_ITERATION}\b)?"
 )
-_EACH = re.compile(rf"(?i)/ ?s(?:ec(?:ond)?)?(?: ?/ ?| per ){_GPUS}")
-_refuse_scaling = refusing("throughput of three numbers of GPUs", "name a file with such a table")
+_HEADS = (
+    re.compile(rf"(?i)^(?:#|num(?:ber of)?|n)?[ _]?{_OF}s?$"),
+    re.compile(rf"(?i){_PER_S}|throughput"),
+    re.compile(r"(?i)\btime\b"),
+)
+_EACH = re.compile(rf"(?i)/ ?s(?:ec(?:ond)?)?(?: ?/ ?| per ){_OF}")
+_refuse_scaling = refusing("throughput of several numbers of GPUs", "name a file with such a table")
 
 
-def _scaling_pairs(text: str) -> dict[int, float]:
-    """Number of GPUs to the first throughput; empty if numbers do not ascend from row to row."""
+class _Value(msgspec.Struct, frozen=True):
+    """A throughput, or times as rates: of iterations, or of an epoch or a whole job."""
+
+    kind: str  # "rate", "iterations" or "time".
+    per_s: float
+    at: int  # Its place in the line.
+
+
+def _values(line: str) -> Iterator[_Value]:
+    for found in _VALUE.finditer(line):
+        rate, unit, unit_before, rate_after, duration, *_, iteration = found.groups()
+        if duration:
+            parts = re.findall(rf"(?i){_FLOAT} ?{_UNIT.replace('(?![a-z])', '')}", duration)
+            seconds = sum(
+                (_number(n.replace(",", "")) or 0.0)
+                * _UNITS["ms" if u.lower() == "ms" else u[0].lower()]
+                for n, u in parts
+            )
+            if seconds:
+                yield _Value("iterations" if iteration else "time", 1 / seconds, found.start())
+        elif value := _number((rate or rate_after).replace(",", "")):
+            is_step = re.fullmatch(f"(?i){_ITERATION}", unit or unit_before or "")
+            yield _Value("iterations" if is_step else "rate", value, found.start())
+
+
+def _counts(line: str) -> list[tuple[int, str, int]]:
+    """Numbers of GPUs or nodes in a line, with what they count and their places."""
+    found = []
+    for match in _COUNT.finditer(line):
+        word = (match["word"] or "").lower()
+        listed = match["list"].count(",") + 1 if match["list"] else 0
+        named = _WORDS.index(word) if word in _WORDS else 1
+        count = int(match["n"] or match["set"] or listed or named)
+        of = (match["of"] or match["of_word"] or match["of_set"] or "gpu").lower()
+        if 0 < count < _MOST_GPUS:
+            found.append((count, "nodes" if of in ("node", "machine") else "GPUs", match.start()))
+    nodes = [one for one in found if one[1] == "nodes"]
+    gpus = [one for one in found if one[1] == "GPUs"]
+    if len(nodes) == len(gpus) and gpus and _EACH_NODE.search(line):
+        pairs = zip(nodes, gpus, strict=True)
+        return [(node[0] * gpu[0], "GPUs", node[2]) for node, gpu in pairs]
+    return gpus if len(nodes) == len(gpus) else nodes or gpus
+
+
+def _table_pairs(lines: Sequence[str]) -> dict[int, float]:
+    """Number of GPUs to throughput, from columns with these heads."""
     found: dict[int, float] = {}
-    columns: list[int] = []
-    count = 0
-    for line in (line[:400] for line in text.splitlines()):
+    columns: list[int | None] = []
+    for line in lines:
         between = r"\s*\|\s*" if "|" in line else r"\t|\s{2,}|\s*[,;]\s*"
         cells = re.split(between, line.strip("| \t"))
         heads = [next((i for i, c in enumerate(cells) if h.search(c)), None) for h in _HEADS]
-        texts: Sequence[str] = ()
-        if None not in heads:
-            columns = [i for i in heads if i is not None]
-        elif columns and len(cells) > max(columns):
-            texts = [cells[i].split(" ")[0] for i in columns]
-        elif not columns:
-            if named := _COUNT.search(line):
-                count = int(named[1] or named[2] or named[3].count(",") + 1)
-            if count and (rate := _RATE.search(line)):
-                texts = str(count), rate[1] or rate[2]
-        row = [_number(text.replace(",", "")) for text in texts]
-        if row and row[0] and row[1] and row[0] == int(row[0]) < _MOST_GPUS:
-            found.setdefault(int(row[0]), row[1])
-    if list(found) != sorted(found) or len(found) < _FEWEST_COUNTS:
-        return {}
-    return {n: rate * n for n, rate in found.items()} if _EACH.search(text) else found
+        if heads[0] is not None and heads[1:] != [None, None]:
+            columns = heads
+        elif columns and len(cells) > max(i for i in columns if i is not None):
+            count, rate, time = ("" if i is None else cells[i].replace(",", "") for i in columns)
+            per_s = _number(rate.split(" ")[0]) or next((one.per_s for one in _values(time)), None)
+            number = _number(count.split(" ")[0])
+            if number and per_s and number == int(number) < _MOST_GPUS:
+                found.setdefault(int(number), per_s)
+    return found
+
+
+def _sentence_pairs(
+    lines: Sequence[tuple[list[tuple[int, str, int]], list[_Value]]], kind: str
+) -> dict[tuple[str, int], float]:
+    """What is counted and how many of it to the first value of a kind, as sentences pair them."""
+    found: dict[tuple[str, int], float] = {}
+    pending: tuple[str, int] | None = None
+    for counts, all_values in lines:
+        values = [one for one in all_values if one.kind == kind]
+        if not counts:
+            if pending and values:
+                found.setdefault(pending, values[0].per_s)
+            continue
+        if len(counts) == len(values):
+            named = counts
+        else:
+            before = [[one for one in counts if one[2] < value.at] for value in values]
+            named = [some[-1] if some else counts[0] for some in before]
+        for (count, of, _), value in zip(named, values, strict=True):
+            found.setdefault((of, count), value.per_s)
+        last = max((value.at for value in values), default=-1)
+        waiting = [(of, count) for count, of, at in counts if at > last]
+        pending = waiting[0] if len(waiting) == 1 else None
+    return found
+
+
+def _scaling(text: str) -> ScalingTable | None:
+    """Throughput by the number of GPUs or nodes; None if the numbers are not in order."""
+    lines = [line[:1_000].replace("*", "") for line in text.splitlines()]
+    pairs, of, kind = _table_pairs(lines), "GPUs", ""
+    if len(pairs) < 2:
+        read = [(_counts(line), [*_values(line)]) for line in lines]
+        fewest = 2 if len(text) <= _SHORT else 3
+        by_iterations = (
+            ("time", "iterations") if "epoch" in text.lower() else ("iterations", "time")
+        )
+        typed = {kind: _sentence_pairs(read, kind) for kind in ("rate", *by_iterations)}
+        options = (
+            (kind, of, {count: rate for (what, count), rate in found.items() if what == of})
+            for kind, found in typed.items()
+            for of in ("GPUs", "nodes")
+        )
+        kind, of, pairs = next((one for one in options if len(one[2]) >= fewest), ("", of, {}))
+    if len(pairs) < 2 or [*pairs] not in (sorted(pairs), sorted(pairs, reverse=True)):
+        return None
+    grows = kind == "iterations" or _EACH.search(text)
+    rates = {count: rate * count if grows else rate for count, rate in sorted(pairs.items())}
+    note = f"This holds if the batch grows with the number of {of}."
+    return ScalingTable(
+        counts=tuple(rates),
+        rates=tuple(rates.values()),
+        of=of,
+        notes=(note,) if kind == "iterations" else (),
+    )
 
 
 def fits_scaling(source: str) -> bool:
     """Whether a small text lists throughput by the number of GPUs; never raises."""
     start = beginning(source, SCALING_BOUND.num_bytes)
     is_small = b"\0" not in start and len(start) < SCALING_BOUND.num_bytes
-    return is_small and bool(_scaling_pairs(start.decode("utf-8", "replace")))
+    return is_small and _scaling(start.decode("utf-8", "replace")) is not None
 
 
 def read_scaling(source: str) -> ScalingTable:
     """Read throughput by the number of GPUs."""
     data = whole(source, SCALING_BOUND.num_bytes, _refuse_scaling)
-    pairs = _scaling_pairs(data.decode("utf-8", "replace"))
-    if not pairs:
-        _refuse_scaling(source, "fewer")
-    return ScalingTable(counts=tuple(pairs), rates=tuple(pairs.values()))
+    table = _scaling(data.decode("utf-8", "replace"))
+    return table or _refuse_scaling(source, "fewer than two")
 
 
 SCALING = Source(

@@ -379,7 +379,7 @@ def unbalanced_expert_placement(moe: MoeResult, limits: Limits) -> Iterator[Draf
         ),
         fix=(
             "Place experts by their loads, layer by layer (as expert-parallel load balancers do). "
-            "See moe.placement in the report for a placement."
+            "The JSON report has a placement: moe.placement."
         ),
         cost_ns_per_step=cost,
         confidence=Confidence.MODELLED,

@@ -235,7 +235,9 @@ def analyze_scaling_table(run: Run) -> ScalingTableResult:
     each = [rate / count for count, rate in zip(table.counts, table.rates, strict=True)]
     return ScalingTableResult(
         counts=table.counts,
+        of=table.of,
         rates=table.rates,
+        unavailable=table.notes,
         efficiency_ratio=tuple(one / each[0] for one in each),
     )
 

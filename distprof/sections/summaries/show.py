@@ -147,6 +147,7 @@ def operators_table(report: Report, *, show_all: bool) -> TableView | None:
 
 READY_RATIO = 0.9
 _SCALES = 0.8
+_SAME = 0.97  # Throughput below this share of another is lower
 MIN_WORK_RATIO = 0.3
 MIN_KNOWN_RATIO = 0.25
 MIN_BUSY_RATIO = 0.4
@@ -196,7 +197,9 @@ def summaries_origin(report: Report) -> str:
         facts.append(f"input readiness · {counted(len(readiness.ranks), 'rank')}")
         facts.append(counted(readiness.num_samples, "sample"))
     if rows := len(report.scaling_table.counts):
-        facts.append(f"throughput by the number of GPUs · {counted(rows, 'row')}")
+        facts.append(
+            f"throughput by the number of {report.scaling_table.of} · {counted(rows, 'row')}"
+        )
     if report.operator_table.num_rows:
         facts.append(f"table of operators · {counted(report.operator_table.num_rows, 'row')}")
     return " · ".join([*facts, "no traces"])
@@ -248,19 +251,33 @@ def _input(result: InputReadinessResult) -> list[str]:
 def _scaling(result: ScalingTableResult) -> list[str]:
     if not result.counts:
         return []
-    counts, rates, ratios = result.counts, result.rates, result.efficiency_ratio
+    counts, rates, ratios, of = result.counts, result.rates, result.efficiency_ratio, result.of
     first, last, best = counts[0], counts[-1], counts[rates.index(max(rates))]
-    text = f"Scaling is {format_ratio(ratios[-1])} efficient from {first:,} to {last:,} GPUs"
+    text = f"Scaling is {format_ratio(ratios[-1])} efficient from {first:,} to {last:,} {of}"
     at = next((i for i, ratio in enumerate(ratios) if ratio < _SCALES), 0)
     if not at:
-        return [f"{text}: throughput grows with the number of GPUs."]
-    most = f" {best:,} GPUs are faster than {last:,}." if best != last else ""
+        return [f"{text}: throughput grows with the number of {of}.", *result.unavailable]
+    if best == first and rates[-1] < _SAME * rates[0]:
+        text = f"{last:,} {of} are slower than {first:,}"
+    grows = rates[at] / rates[at - 1]
+    change = (
+        f"throughput becomes only {grows:.2f} times as high"
+        if grows > 1 / _SAME
+        else f"throughput falls to {format_ratio(grows)}"
+        if grows < _SAME
+        else "throughput stays the same"
+    )
+    most = f" {best:,} {of} are faster than {last:,}." if first < best < last else ""
+    how = (
+        "with NCCL_DEBUG=INFO, which says whether NCCL uses sockets between the nodes"
+        if of == "nodes"
+        else "and how they are connected with nvidia-smi topo -m"
+    )
     return [
-        f"{text}: from {counts[at - 1]:,} to {counts[at]:,} GPUs, throughput becomes only "
-        f"{rates[at] / rates[at - 1]:.2f} times as high.{most}",
+        f"{text}: from {counts[at - 1]:,} to {counts[at]:,} {of}, {change}.{most}",
+        *result.unavailable,
         f"Why is not decided, because throughput does not show it: record a trace on "
-        f"{counts[at]:,} GPUs with distprof capture -- COMMAND, and how they are connected with "
-        "nvidia-smi topo -m.",
+        f"{counts[at]:,} {of} with distprof capture -- COMMAND, {how}.",
     ]
 
 

@@ -398,7 +398,7 @@ def input_not_ready(readiness: InputReadinessResult, limits: Limits) -> Iterator
     order = list(shares)
     yield Draft(
         headline=(
-            f"Input delays the job: the least ready rank has it for "
+            f"Input delays the job: the least ready rank has a batch "
             f"{format_ratio(readiness.job_ratio)} of the time"
         ),
         message=_named(shares),
