@@ -58,6 +58,9 @@ TABLE_LIMIT = 200
 _TF32 = re.compile(r"tf32|s1688")
 """In the names of kernels that multiply fp32 on tensor cores, at half the speed of bf16."""
 
+_FP8 = re.compile(r"E4m3(?:_Fp32|O)")
+"""In the names of TensorRT-LLM's kernels that quantise their inputs, whatever the operator got."""
+
 
 def rank_computation(
     kernel_calls: KernelCalls | None, savings: Savings | None, windows: Intervals
@@ -154,6 +157,7 @@ def analyze_computation(
     products = [group for group in groups if _category(group) in PRODUCTS]
     product_ns = sum(group.total_ns for group in products)
     known_ns = sum(group.total_ns for group in products if group.flop is not None)
+    recorded_ns = sum(group.total_ns for group in products if group.row.inputs)
     compiled = [rank.compiled for rank in explained.values() if rank.compiled is not None]
     return ComputationResult(
         ranks=tuple(explained),
@@ -175,6 +179,7 @@ def analyze_computation(
         memory_bytes_per_s=limits.memory,
         is_measured=limits.is_measured,
         counted_ratio=known_ns / product_ns if product_ns else None,
+        recorded_ratio=recorded_ns / product_ns if product_ns else None,
         compiled=reduce(CompiledCode.and_of, compiled) if compiled else None,
         unavailable=(*_unavailable(explained.values(), groups), *limits.unavailable),
     )
@@ -418,7 +423,7 @@ def _small_ratio(groups: Sequence[_Group], multiprocessors: int | None) -> float
 def _multiplied(row: OperatorStats) -> str:
     """The type that it multiplies, as limits name it; empty if unknown."""
     kind = _type(row)
-    if kind.startswith("c10::Float8"):
+    if kind.startswith("c10::Float8") or _FP8.search(row.kernel):
         return "fp8"
     return "tf32" if kind == "float" and _TF32.search(row.kernel) else SHORT_TYPES.get(kind, kind)
 
