@@ -208,6 +208,10 @@ enum Argument : size_t {
 
 constexpr size_t MOST_ARGUMENTS = 64;  // one bit each
 
+inline bool begins_with(string_view text, const std::string& prefix) {
+    return text.size() >= prefix.size() && std::memcmp(text.data(), prefix.data(), prefix.size()) == 0;
+}
+
 /// A column of a collective's arguments: its possible keys, the preferred one first.
 struct CommColumn {
     size_t first;
@@ -254,12 +258,12 @@ struct Settings {
 
     bool is_communication(string_view name) const {
         for (const std::string& prefix : comm_prefixes)
-            if (name.substr(0, prefix.size()) == prefix) return true;
+            if (begins_with(name, prefix)) return true;
         return false;
     }
 
     bool is_module(string_view name) const {
-        return name.substr(0, module_prefix.size()) == module_prefix;
+        return begins_with(name, module_prefix);
     }
 
     bool has_inputs(string_view name) const {
@@ -267,7 +271,7 @@ struct Settings {
     }
 
     bool is_step(string_view name) const {
-        return name.substr(0, step_prefix.size()) == step_prefix;
+        return begins_with(name, step_prefix);
     }
 
 private:
@@ -1433,7 +1437,7 @@ private:
         if (is_new) {
             is_step_.push_back(settings_.is_step(name.text()));
             is_communication_.push_back(settings_.is_communication(name.text()));
-            has_inputs_.push_back(settings_.has_inputs(name.text()));
+            has_inputs_.push_back(UNDECIDED);
         }
         row.name = code;
     }
@@ -1514,7 +1518,10 @@ private:
     /// Sizes, types and values of an operator's inputs as one text; empty without sizes or need.
     std::int32_t inputs_code(std::int32_t name) {
         const size_t sizes = event_.has_argument(INPUT_DIMS) ? INPUT_DIMS : OLD_INPUT_DIMS;
-        if (!event_.has_argument(sizes) || !has_inputs_[static_cast<size_t>(name)]) return NO_INPUTS;
+        if (!event_.has_argument(sizes)) return NO_INPUTS;
+        std::int8_t& needed = has_inputs_[static_cast<size_t>(name)];
+        if (needed == UNDECIDED) needed = settings_.has_inputs(event_.field[EVENT_NAME].text());
+        if (!needed) return NO_INPUTS;
         made_.assign(event_.argument[sizes].raw);
         for (const size_t which : {INPUT_TYPES, CONCRETE_INPUTS}) {
             made_.push_back('\0');
@@ -1524,6 +1531,7 @@ private:
     }
 
     static constexpr std::int32_t NO_INPUTS = 0;  // code of the empty text
+    static constexpr std::int8_t UNDECIDED = -1;
 
     /// Profilers write thread by thread, so few events change the thread.
     std::int32_t thread_code(string_view process, string_view thread) {
@@ -1608,7 +1616,8 @@ private:
     Members members_{true};
     Members arguments_{false};
     std::vector<std::int8_t> kinds_;                // by category
-    std::vector<bool> is_step_, is_communication_, has_inputs_;  // by name
+    std::vector<bool> is_step_, is_communication_;  // by name
+    std::vector<std::int8_t> has_inputs_;           // by name: 0, 1 or UNDECIDED
 
     // of the present chunk
     bool exact_ = false;

@@ -8,6 +8,7 @@ moves more.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import permutations, zip_longest
@@ -45,7 +46,7 @@ class Inputs(NamedTuple):
     sizes: tuple[Size | None, ...]  # Of tensors; None for anything else.
     types: tuple[str, ...]  # As the trace names them; empty if unknown.
     values: tuple[str, ...]  # Of scalars and lists; empty if not recorded.
-    output: Size | None = None  # Size of the output, where another row shows it.
+    output: Size | None = None  # Size of the output, or what :func:`with_experts` adds.
 
     def bytes(self, which: int) -> int | None:
         """Size of a tensor in bytes; None if it is none or its type is unknown."""
@@ -71,8 +72,8 @@ class Work(NamedTuple):
 def parse_inputs(text: str) -> Inputs | None:
     """The inputs from three lists as JSON: sizes, types and values.
 
-    A fourth one is the size of the output (:func:`with_output`). None if the profiler recorded no
-    sizes, or if they are damaged.
+    A fourth one is what other rows show (:func:`with_output`, :func:`with_experts`). None if the
+    profiler recorded no sizes, or if they are damaged.
     """
     try:
         sizes, types, values, *more = msgspec.json.decode(text, type=list[list[Any]])
@@ -117,6 +118,8 @@ def work_of(operator: str, inputs: str) -> Work:
     known = parse_inputs(inputs)
     if known is None:
         return Work()
+    if operator == ROUTED_EXPERTS:
+        return Work(_applied(_of_experts, known))
     name = operator.rpartition("::")[2]
     if name.startswith("triton_"):
         flop = _applied(_template, known) if name.startswith("triton_tem_") else None
@@ -184,9 +187,48 @@ def with_output(text: str, outputs: Outputs) -> str:
         return text
     size, weight = inputs.sizes[:2]
     output = outputs.get((size, weight)) if size and weight else None
-    if output is None:
+    return text if output is None else _with(text, output)
+
+
+def _with(text: str, more: Size) -> str:
+    return msgspec.json.encode([*msgspec.json.decode(text), more]).decode()
+
+
+ROUTED_EXPERTS = "vllm::moe_forward"
+"""Called with tokens and the scores of experts for them, but not with their weights."""
+
+PRODUCT_OF_EXPERTS = re.compile(r"bmm_\w+?_t(\d+)x(\d+)x\d+\w*_transOut_\w*dynBatch")
+"""A kernel of TensorRT-LLM for all experts, with its tile of columns and of tokens."""
+
+
+@lru_cache(_MOST_KNOWN)
+def with_experts(text: str, launches: tuple[tuple[str, int], ...]) -> str:
+    """The inputs of routed experts with rows, columns of the first and depth of the second product.
+
+    Each token is a row per expert that it goes to. A grid has a block per tile of columns and of
+    rows, of these at most ``experts + (rows - experts) // tile`` (``getMaxNumCtasInBatchDim`` in
+    TensorRT-LLM's ``runner.h``). Nothing is added unless all of that fits in whole numbers.
+
+    Args:
+        text: Column ``inputs`` of the HOST table.
+        launches: Names and blocks of the two products, in order.
+    """
+    inputs, found = parse_inputs(text), [PRODUCT_OF_EXPERTS.match(name) for name, _ in launches]
+    try:
+        (tokens, width), (_, experts) = (
+            size or () for size in (inputs.sizes[:2] if inputs else ())
+        )
+        ((height, tile),) = {tuple(map(int, one.groups())) for one in found if one}
+        (first, blocks), (_, last_blocks) = launches
+        tiles, rest = divmod(last_blocks * height, width)
+        columns, more = divmod(blocks * height, tiles)
+        rows = -(-(experts + (tiles - experts) * tile) // tokens) * tokens
+    except (ValueError, ZeroDivisionError):
         return text
-    return msgspec.json.encode([*msgspec.json.decode(text), output]).decode()
+    is_known = tiles == experts + (rows - experts) // tile and rows >= experts and tokens >= tile
+    if rest or more or not is_known:
+        return text
+    return _with(text, (rows, columns, columns // 2 if "Glu_" in first else columns))
 
 
 # FLOP --------------------------------------------------------------------------------------------
@@ -281,6 +323,11 @@ def _grouped(call: Inputs) -> int:
 
 
 _BATCHED = 3
+
+
+def _of_experts(call: Inputs) -> int:
+    rows, columns, inner = call.output or ()
+    return 2 * rows * _tensor(call, 0)[1] * (columns + inner)
 
 
 def _template(call: Inputs) -> int:

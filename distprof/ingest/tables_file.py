@@ -423,12 +423,12 @@ def _arrow_array(values: NDArray[Any]) -> pa.Array:
 def _arrow_strings(values: Sequence[str]) -> pa.Array:
     import pyarrow as pa
 
-    encoded = [value.encode() for value in values]
+    encoded = [*map(str.encode, values)]
     data = b"".join(encoded)
     if len(data) > _LARGEST_INT32:
         raise ValueError("the distinct strings of a column exceed 2 GiB in total")
     offsets = np.zeros(len(encoded) + 1, np.int32)
-    np.cumsum([len(value) for value in encoded], out=offsets[1:])
+    np.cumsum(np.fromiter(map(len, encoded), np.int32, len(encoded)), out=offsets[1:])
     return pa.StringArray.from_buffers(len(encoded), pa.py_buffer(offsets), pa.py_buffer(data))
 
 

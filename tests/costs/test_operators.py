@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from distprof.costs.operators import Work, is_counted, parse_inputs, work_of
+from distprof.costs.operators import Work, is_counted, parse_inputs, with_experts, work_of
 
 
 def inputs_text(sizes: list[object], types: list[str], values: list[str] | None = None) -> str:
@@ -194,3 +194,42 @@ def test_inputs_are_read_with_their_values() -> None:
     assert found.sizes == ((4, 3), None, None)
     assert found.values == ("", "2", "")
     assert found.first_type == "float"
+
+
+EXPERTS = inputs_text([[888, 3072], [888, 128], []], ["c10::BFloat16", "c10::BFloat16", ""])
+FIRST = "bmm_MxE4m3_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3_rM_TN_transOut_clmp_swiGlu_dynBatch_sm100f"
+LAST = "bmm_Bfloat16_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3_rM_TN_transOut_clmp_dynBatch_sm100f"
+
+
+@pytest.mark.parametrize("each", [1, 2, 4, 8])
+@pytest.mark.parametrize(("gated", "factor"), [(FIRST, 2), (LAST, 1)])
+def test_grids_of_experts_show_their_products(each, gated, factor):
+    tiles = 128 + (888 * each - 128) // 16
+    launches = ((gated, 4 * factor * tiles), (LAST, 24 * tiles))
+    work = work_of("vllm::moe_forward", with_experts(EXPERTS, launches))
+    assert work.flop == 2 * 888 * each * 3072 * (factor * 512 + 512)
+
+
+@pytest.mark.parametrize(
+    "launches",
+    [
+        (),
+        ((FIRST, 2736),),
+        ((FIRST, 2736), (LAST, 8208), (LAST, 8208)),
+        ((FIRST, 2736), (LAST, 8209)),  # no whole tiles
+        ((FIRST, 2737), (LAST, 8208)),
+        ((FIRST, 8 * 343), (LAST, 24 * 343)),  # no whole experts per token
+        ((FIRST, 2736), (LAST.replace("t128x16", "t128x8"), 8208)),
+        ((FIRST, 2736), (LAST, 0)),
+        ((FIRST, 2736), (LAST, -1)),
+    ],
+)
+def test_other_grids_of_experts_show_nothing(launches):
+    assert with_experts(EXPERTS, launches) == EXPERTS
+    assert work_of("vllm::moe_forward", EXPERTS) == Work()
+
+
+@pytest.mark.parametrize("sizes", [[], [[0, 3072], [0, 128]], [[888, 0], [888, 128]], [[888], []]])
+def test_damaged_sizes_of_experts_show_nothing(sizes):
+    text = inputs_text(sizes, ["float"] * len(sizes))
+    assert with_experts(text, ((FIRST, 2736), (LAST, 8208))) == text

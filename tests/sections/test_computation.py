@@ -248,10 +248,30 @@ def test_products_in_slower_types_lose_what_the_type_of_most_flop_would_save():
 
 def test_a_note_says_of_how_much_no_flop_are_known_and_why():
     report = distprof.analyze(distprof.open_run(GOLDEN / "kineto" / "tp8-b200-rank0"))
-    view = categories_table(report, show_all=False)
+    rows = tuple(
+        replace(row, flop=None) if row.name == EXPERTS else row
+        for row in report.computation.operators
+    )
+    result = replace(report.computation, operators=rows, counted_ratio=0.122, recorded_ratio=0.3)
+    view = categories_table(replace(report, computation=result), show_all=False)
     assert view is not None
     assert view.notes[0].startswith("FLOP are known of 12.2 % of the time in matrix products,")
+    assert "; sizes were recorded of 30.0 %; " in view.notes[0]
     assert view.notes[0].endswith("vllm::moe_forward, whose inputs do not show them")
+
+
+def test_grids_of_routed_experts_show_their_flop_once():
+    """Of a recording; what it allocates, ``[888, 4]`` and ``[5472, 512]``, is not read."""
+    report = distprof.analyze(distprof.open_run(GOLDEN / "kineto" / "tp8-b200-rank0"))
+    result = report.computation
+    (row,) = [row for row in result.operators if row.name == EXPERTS and row.flop is not None]
+    assert row.flop == 2 * 888 * 4 * (3072 * 2 * 512 + 512 * 3072)
+    assert (row.num_calls, result.precision) == (36, "fp8")
+    assert result.counted_ratio == pytest.approx(0.925, abs=0.001)
+    assert result.recorded_ratio == 1
+
+
+EXPERTS = "vllm::moe_forward"
 
 
 def test_no_limit_on_a_gpu_that_the_sheet_does_not_list():

@@ -85,16 +85,9 @@ WITHOUT_INPUTS = frozenset(
     for name in (
         *("view", "as_strided", "transpose", "t", "permute", "unsqueeze", "squeeze", "expand"),
         *("slice", "select", "narrow", "detach", "alias", "unbind", "split", "chunk", "reshape"),
-        *(
-            "empty",
-            "empty_like",
-            "empty_strided",
-            "to",
-            "_to_copy",
-            "contiguous",
-            "clone",
-            "flatten",
-        ),
+        *("empty", "empty_like", "empty_strided", "new_empty_strided", "set_", "record_stream"),
+        *("to", "_to_copy", "contiguous", "clone", "flatten", "pad", "movedim"),
+        *("batch_norm", "_batch_norm_impl_index"),
         *("linear", "matmul", "layer_norm", "conv2d", "conv1d", "scaled_dot_product_attention"),
         *("_unsafe_view", "_reshape_alias", "resolve_conj", "resolve_neg", "lift_fresh", "resize_"),
         *("result_type", "item", "unflatten", "expand_as", "view_as", "split_with_sizes", "stride"),
@@ -105,7 +98,9 @@ WITHOUT_INPUTS = frozenset(
     *("TBackward0", "TransposeBackward0", "AddmmBackward0", "MmBackward0", "BmmBackward0"),
     *("UnsafeViewBackward0", "ReshapeAliasBackward0", "ExpandBackward0", "SliceBackward0"),
     *("PermuteBackward0", "CloneBackward0", "NativeLayerNormBackward0", "AddBackward0"),
-    *("MulBackward0", "GeluBackward0", "EmbeddingBackward0", "SplitBackward0"),
+    *("MulBackward0", "GeluBackward0", "EmbeddingBackward0", "SplitBackward0", "CatBackward0"),
+    *("SigmoidBackward0", "ReluBackward0", "ReluBackward1", "CudnnBatchNormBackward"),
+    "CudnnConvolutionBackward",
 }
 """Operators whose inputs are not read: they launch no kernel, or only through others."""
 

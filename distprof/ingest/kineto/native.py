@@ -122,7 +122,8 @@ class NativeReader:
         for place, known in enumerate(self._texts.values()):
             known.add(*texts[place])
         first, names = found["names"]
-        self._codes["name"].add(first, [_decoded(name) for name in names])
+        decoded = [name if isinstance(name, str) else _decoded(name) for name in names]
+        self._codes["name"].add(first, decoded)
         self._codes["category"].add(*found["categories"])
         first, threads = found["threads"]
         self._codes["thread"].add(first, [tuple(thread.split("/", 1)) for thread in threads])
@@ -170,8 +171,10 @@ class _Codes:
         """Take the texts that the kernel numbers from ``first`` on, and forget later ones."""
         if not keys and first == len(self._codes):
             return
-        self._codes[first:] = [self._symbols[key] for key in keys]
-        is_same = self._codes == list(range(len(self._codes)))
+        new = self._symbols.of(keys)
+        self._codes[first:] = new
+        was_same = self._changed is None or not first
+        is_same = was_same and new == list(range(first, first + len(new)))
         self._changed = None if is_same else np.array(self._codes, np.int32)
 
     def of(self, column: NDArray[Any]) -> NDArray[Any]:

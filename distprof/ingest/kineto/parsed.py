@@ -49,7 +49,7 @@ class Symbols(dict[Any, int]):
     become :data:`OTHER_NAMES`, so a trace in which every name is new cannot fill the memory.
     """
 
-    def __init__(self, text: Callable[[Any], str] = str, most: int | None = None) -> None:
+    def __init__(self, text: Callable[[Any], str] | None = None, most: int | None = None) -> None:
         super().__init__()
         self._text = text
         self._most = most
@@ -57,17 +57,33 @@ class Symbols(dict[Any, int]):
         self._num_characters = 0
         self.is_full = False
 
+    def of(self, keys: Sequence[Any]) -> list[int]:
+        """Codes of keys. New ones that are their own texts are entered together: it is faster."""
+        codes, first, largest = self._codes, len(self._codes), self._most or 0
+        size = first + len(keys)
+        if self._text is None and keys and size <= MAX_NAMES:
+            new, lengths = dict(zip(keys, range(first, size), strict=True)), [*map(len, keys)]
+            length = self._num_characters + sum(lengths)
+            is_short = max(lengths) <= largest and length <= MAX_NAME_CHARACTERS
+            if is_short and len(new) == len(keys) and codes.keys().isdisjoint(new):
+                codes.update(new)
+                self.update(new)
+                self._num_characters = length
+                return [*new.values()]
+        return [self[key] for key in keys]
+
     def __missing__(self, key: Any) -> int:
-        text = self._text(key)
-        if self._most is not None and len(text) > self._most:  # is cut, and not kept as a key
+        text = key if self._text is None else self._text(key)
+        codes, most = self._codes, self._most
+        if most is not None and len(text) > most:  # is cut, and not kept as a key
             digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-            return self[f"{text[: self._most - len(digest) - 2]}…#{digest}"]
-        code = self._codes.get(text)
+            return self[f"{text[: most - len(digest) - 2]}…#{digest}"]
+        code = codes.get(text)
         if code is None:
-            if len(self._codes) >= MAX_NAMES or self._num_characters > MAX_NAME_CHARACTERS:
+            if len(codes) >= MAX_NAMES or self._num_characters > MAX_NAME_CHARACTERS:
                 self.is_full = True
-                return self._codes.setdefault(OTHER_NAMES, len(self._codes))
-            code = self._codes[text] = len(self._codes)
+                return codes.setdefault(OTHER_NAMES, len(codes))
+            code = codes[text] = len(codes)
             self._num_characters += len(text)
         if len(self) < 4 * MAX_NAMES:  # several keys may have one text
             self[key] = code
@@ -100,8 +116,8 @@ class Verdicts(Generic[Scalar]):
         """The property of each coded row."""
         known = self._known
         if self._symbols.num_texts > len(known):
-            new = [self._judge(text) for text in self._symbols.texts_from(len(known))]
-            self._known = np.concatenate((known, np.array(new, known.dtype)))
+            new = map(self._judge, self._symbols.texts_from(len(known)))
+            self._known = np.concatenate((known, np.fromiter(new, known.dtype)))
         return self._known.take(codes)
 
 
@@ -136,9 +152,11 @@ class SymbolTable:
 
 def _as_text(inputs: bytes) -> str:
     """Sizes, types and values as one JSON text, however the trace spaces them."""
+    if not inputs:
+        return ""
+    lists = b",".join([part or b"[]" for part in inputs.split(b"\0")])
     try:
-        parts = [msgspec.json.decode(part) if part else [] for part in inputs.split(b"\0")]
-        return msgspec.json.encode(parts).decode() if inputs else ""
+        return msgspec.json.format(b"[%b]" % lists, indent=-1).decode()
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return ""
 

@@ -259,6 +259,9 @@ class ComputationResult(Result, frozen=True, kw_only=True):
     is_measured: bool = False  # Whether ``distprof bench --compute`` measured these limits.
     # Share of the time of matrix products, attention and convolutions whose FLOP are known.
     counted_ratio: float | None = None
+    # Share of this time in operators whose inputs were recorded: a CUDA graph, for example, shows
+    # none.
+    recorded_ratio: float | None = None
     compiled: CompiledCode | None = None  # Code of ``torch.compile``; null if the traces show none.
 
     @property

@@ -58,6 +58,9 @@ TABLE_LIMIT = 200
 _TF32 = re.compile(r"tf32|s1688")
 """In the names of kernels that multiply fp32 on tensor cores, at half the speed of bf16."""
 
+_FP8 = re.compile(r"E4m3(?:_Fp32|O)")
+"""In the names of TensorRT-LLM's kernels that quantise their inputs, whatever the operator got."""
+
 
 def rank_computation(
     kernel_calls: KernelCalls | None, savings: Savings | None, windows: Intervals
@@ -152,17 +155,18 @@ def analyze_computation(
     groups = _groups(row for rank in explained.values() for row in rank.rows)
     limits = limits_of(run, sheet, fabric)
     products = [group for group in groups if _category(group) in PRODUCTS]
-    product_ns = sum(group.total_ns for group in products)
+    total_ns, product_ns = (sum(group.total_ns for group in some) for some in (groups, products))
     known_ns = sum(group.total_ns for group in products if group.flop is not None)
+    recorded_ns = sum(group.total_ns for group in products if group.row.inputs)
     compiled = [rank.compiled for rank in explained.values() if rank.compiled is not None]
     return ComputationResult(
         ranks=tuple(explained),
         num_steps=analyses.num_windows,
-        total_ns=sum(group.total_ns for group in groups),
+        total_ns=total_ns,
         categories=_category_rows(groups),
         operators=_operator_rows(groups, limits, _multiprocessors(run)),
-        modules=_module_rows(explained.values(), sum(group.total_ns for group in groups)),
-        graph_ratio=_graph_ratio(explained.values(), groups),
+        modules=_module_rows(explained.values(), total_ns),
+        graph_ratio=sum(rank.graph_ns for rank in explained.values()) / max(total_ns, 1),
         small_ratio=_small_ratio(groups, _multiprocessors(run)),
         savings=_savings(explained.values()),
         regions=max((rank.regions for rank in explained.values()), key=_repeated_ns),
@@ -175,6 +179,7 @@ def analyze_computation(
         memory_bytes_per_s=limits.memory,
         is_measured=limits.is_measured,
         counted_ratio=known_ns / product_ns if product_ns else None,
+        recorded_ratio=recorded_ns / product_ns if product_ns else None,
         compiled=reduce(CompiledCode.and_of, compiled) if compiled else None,
         unavailable=(*_unavailable(explained.values(), groups), *limits.unavailable),
     )
@@ -251,12 +256,6 @@ def _slower_types_ns(products: Iterable[_Group], limits: Limits, precision: str)
     return round(saved)
 
 
-def _type(row: OperatorStats) -> str:
-    """Type of its first tensor, as the trace names it; empty if unknown."""
-    inputs = parse_inputs(row.inputs)
-    return inputs.first_type if inputs is not None else ""
-
-
 def _savings(explained: Iterable[RankComputation]) -> tuple[Saving, ...]:
     """The savings of all ranks together, largest first."""
     rows: dict[str, Saving] = {}
@@ -272,11 +271,6 @@ def _savings(explained: Iterable[RankComputation]) -> tuple[Saving, ...]:
 
 def _repeated_ns(regions: Iterable[Region]) -> int:
     return sum(region.total_ns for region in regions)
-
-
-def _graph_ratio(explained: Iterable[RankComputation], groups: Iterable[_Group]) -> float:
-    total_ns = sum(group.total_ns for group in groups)
-    return sum(rank.graph_ns for rank in explained) / total_ns if total_ns else 0.0
 
 
 def _module_rows(explained: Iterable[RankComputation], total_ns: int) -> tuple[ModuleRow, ...]:
@@ -417,8 +411,9 @@ def _small_ratio(groups: Sequence[_Group], multiprocessors: int | None) -> float
 
 def _multiplied(row: OperatorStats) -> str:
     """The type that it multiplies, as limits name it; empty if unknown."""
-    kind = _type(row)
-    if kind.startswith("c10::Float8"):
+    inputs = parse_inputs(row.inputs)
+    kind = inputs.first_type if inputs is not None else ""
+    if kind.startswith("c10::Float8") or _FP8.search(row.kernel):
         return "fp8"
     return "tf32" if kind == "float" and _TF32.search(row.kernel) else SHORT_TYPES.get(kind, kind)
 

@@ -8,14 +8,18 @@ from itertools import chain
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.costs.operators import (
     BACKWARD_CONVOLUTIONS,
     CONVOLUTION,
     GRADIENT_OF_WEIGHT,
+    PRODUCT_OF_EXPERTS,
+    ROUTED_EXPERTS,
     is_counted,
     outputs_of_convolutions,
+    with_experts,
     with_output,
 )
 from distprof.intervals import Intervals, covered
@@ -235,7 +239,7 @@ def rank_kernel_calls(
     kernels = activity.coded("name")
     kernel = kernels.codes[rows].astype(np.int64)
     by_name = _verdicts(kernels.values, of_kernel)[kernel]
-    return KernelCalls(
+    found = KernelCalls(
         start_ns=start,
         own_ns=end - start,
         counted_ns=covered(Intervals(start, end), context.windows),
@@ -253,6 +257,24 @@ def rank_kernel_calls(
         kernel_names=kernels.values,
         host=host,
     )
+    return with_grids(found)
+
+
+def with_grids(calls: KernelCalls) -> KernelCalls:
+    """The kernels with what their grids show of the inputs of routed experts."""
+    is_product = _verdicts(calls.kernel_names, lambda name: bool(PRODUCT_OF_EXPERTS.match(name)))
+    rows = np.flatnonzero((is_product[calls.kernel] > 0) & (calls.row >= 0))
+    rows = rows[calls.host.coded("name").equals(ROUTED_EXPERTS)[calls.row[rows]]]
+    launched: dict[int, list[int]] = {}
+    for at, row in zip(rows.tolist(), calls.row[rows].tolist(), strict=True):
+        launched.setdefault(row, []).append(at)
+    inputs, texts = calls.inputs.copy(), {text: code for code, text in enumerate(calls.given)}
+    for own in launched.values():
+        names = (calls.kernel_names[code] for code in calls.kernel[own].tolist())
+        launches = tuple(zip(names, calls.blocks[own].tolist(), strict=True))
+        text = with_experts(calls.given[inputs[own[0]]], launches)
+        inputs[own] = texts.setdefault(text, len(texts))
+    return replace(calls, inputs=inputs, given=tuple(texts))
 
 
 def launched_inside(operators: Operators, launches: Launches) -> Int64Array:

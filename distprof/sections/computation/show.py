@@ -96,7 +96,10 @@ def _of_unknown_flop(result: ComputationResult) -> tuple[str, ...]:
     left = [row for row in result.operators if row.category in PRODUCTS and row.flop is None]
     reason = "whose inputs do not show them" if left and left[0].inputs else "without inputs"
     most = f"; most of the rest is {_short_name(left[0])}, {reason}" if left else ""
-    return (f"FLOP are known of {format_ratio(result.counted_ratio)} of {_PRODUCTS_TIME}{most}",)
+    known, recorded = format_ratio(result.counted_ratio), format_ratio(result.recorded_ratio or 0)
+    return (
+        f"FLOP are known of {known} of {_PRODUCTS_TIME}; sizes were recorded of {recorded}{most}",
+    )
 
 
 _PRODUCTS_TIME = "the time in matrix products, attention and convolutions"

@@ -9,7 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import distprof
+from distprof.ingest.kineto import parsed
 from distprof.ingest.kineto.parsed import MOST_OF_A_NAME, Symbols
 from distprof.run.tables import ACTIVITY
 
@@ -39,6 +42,26 @@ def test_the_longest_names_of_real_kernels_are_kept():
     symbols = Symbols(most=MOST_OF_A_NAME)
     code = symbols[name]
     assert symbols.texts[code] == name
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [["a", "b"], ["c", "d"]],
+        [["a", "b"], ["b", "c", "c"]],
+        [["a", LONG], [LONG, "b"]],
+        [["a", "b", "c"], ["d", "e", "f"], ["g", "a"]],  # more than are allowed
+        [["a" * 90], ["b" * 90], ["c", "d"]],  # and more characters
+    ],
+)
+def test_texts_have_the_same_codes_together_and_one_by_one(batches, monkeypatch):
+    monkeypatch.setattr(parsed, "MAX_NAMES", 4)
+    monkeypatch.setattr(parsed, "MAX_NAME_CHARACTERS", 160)
+    together, alone = Symbols(most=100), Symbols(most=100)
+    for batch in batches:
+        assert together.of(batch) == [alone[key] for key in batch]
+    assert together.texts == alone.texts
+    assert together.is_full == alone.is_full
 
 
 def trace_of(names: list[str]) -> bytes:
