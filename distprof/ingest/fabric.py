@@ -88,6 +88,7 @@ class _Row(msgspec.Struct):
 
     num_bytes: int
     has_operator: bool
+    has_root: bool
     dtype: str
     halves: tuple[tuple[float, float, float, str], ...]  # µs, GB/s, GB/s, wrong: out of, in place
 
@@ -260,8 +261,8 @@ def _row(line: str) -> _Row | None:
         for i in (0, 4)
         if cells[i] is not None
     )
-    operator = match["redop"]
-    return _Row(int(match["size"]), operator not in (None, "none"), match["type"], halves)
+    is_reduced, has_root = match["redop"] not in (None, "none"), match["root"] not in (None, "-1")
+    return _Row(int(match["size"]), is_reduced, has_root, match["type"], halves)
 
 
 def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurve]:
@@ -281,7 +282,7 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
             found="no bus bandwidth, because each test has a single rank",
             fix="build nccl-tests with MPI=1 and start one process per GPU, or name GPUs with -g",
         )
-    kind = _kind(table, source)
+    kind = _kind(table, source, notes)
     is_whole = table.hosts.keys() == set(range(len(table.hosts)))
     ranks = max(table.hosts) + 1 if table.hosts else _ranks_by_ratio(table, kind)
     if not ranks or bus_factor(kind, ranks) is None:
@@ -348,7 +349,7 @@ def _is_wrong(text: str) -> bool:
         return False
 
 
-def _kind(table: _Table, source: str) -> CollectiveKind:
+def _kind(table: _Table, source: str, notes: list[str]) -> CollectiveKind:
     """The collective, from the program's name, the file name or the ratio of bandwidths."""
     if table.test:
         return _TESTS[table.test]
@@ -359,6 +360,12 @@ def _kind(table: _Table, source: str) -> CollectiveKind:
         return CollectiveKind.ALL_REDUCE
     if ratio is not None and ratio < 0.99 and any(row.has_operator for row in table.rows):
         return CollectiveKind.REDUCE_SCATTER
+    if ratio is not None and ratio < 0.99 and not any(row.has_root for row in table.rows):
+        notes.append(
+            "The table fits all_gather and alltoall, which count bytes alike: distprof reads it as "
+            "all_gather."
+        )
+        return CollectiveKind.ALL_GATHER
     raise InputError(
         source,
         expected="a file name that says which nccl-tests program wrote it",

@@ -220,18 +220,7 @@ def read_input_readiness(source: str) -> InputReadiness:
 
 
 def _numbers(values: list[Any]) -> NDArray[np.float64]:
-    return np.array([_ratio(value) for value in values], np.float64)
-
-
-def _ratio(value: Any) -> float:
-    """The number; NaN if it is missing or not a number."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return float("nan")
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return float("nan")
-    return number if np.isfinite(number) else float("nan")
+    return np.array([_number(str(value)) for value in values], np.float64)  # NaN if it is none
 
 
 INPUT_READINESS = Source(

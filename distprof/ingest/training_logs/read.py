@@ -51,6 +51,8 @@ class Candidates:
             grammar.finish()
         for grammar in (self._own[0], self._reports.grammars["Hugging Face Trainer"]):
             compare(grammar, self._own[1])
+        evaluations = [note for note in self._own[1].notes if note.startswith("Evaluation takes")]
+        self._reports.grammars["ms-swift"].notes += evaluations
         megatron, deepspeed = (self._reports.grammars[name] for name in _TOGETHER)
         if len(megatron.rows) == len(deepspeed.rows) and not megatron.timers:
             megatron.timers = deepspeed.timers

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import resources
 
@@ -34,6 +34,10 @@ from distprof.ingest.training_logs.grammar import (
 _ESCAPES = re.compile(rb"\x1b\[[0-9;]{0,20}m")
 _MULTIPLES = {b"K": 1e3, b"M": 1e6, b"B": 1e9, b"s": 1.0, b"ms": 1e-3, b"us": 1e-6}
 _SUFFIX = re.compile(rb" ?([KMB]|[mu]?s)$")
+_CLOCK = re.compile(
+    rb"(?:(\d{1,4})(?: days?,|d) )?(?:(\d{1,4})(?:h ?|:(?=\d\d:)))?"
+    rb"(?:(\d{1,2})(?:m ?|:))?(\d{1,2})s?"
+)
 _MAX_LINE = 8_000
 _FEWEST_PARTS = 3
 _MANY = 4
@@ -180,7 +184,9 @@ class ReportGrammar(Grammar):
             values["per_s"] /= 1 - share
             self.notes += [evaluation_note(share)] if share >= LEAST_EVALUATION else []
         last = self.rows[-1] if self.rows else None
-        if wording.means and values.get("iteration", math.inf) <= 1 and _are_apart(self.rows[-2:]):
+        numbers = [row.iteration for row in self.rows[-2:] if row.iteration is not None]
+        is_apart = len(numbers) > 1 and numbers[1] > numbers[0] + 1
+        if wording.means and values.get("iteration", math.inf) <= 1 and is_apart:
             return  # the means of the reports that follow hold the first iteration of an epoch
         is_next = last and last.iteration is not None and _number(values) == last.iteration + 1
         means = {} if is_next else _values(wording.means, record)
@@ -232,7 +238,9 @@ class ReportGrammar(Grammar):
         self, wording: Wording, values: dict[str, float]
     ) -> tuple[int | None, int | None, int | None]:
         """Number, duration and span of a report; adds the samples per second to its values."""
-        number, ns, span = _number(values), _duration(values), wording.span
+        number, span, rate = _number(values), wording.span, values.get("per_s", 0.0)
+        ns = s_to_ns(1 / rate if rate > 0 else values.get("s"))
+        ns = ms_to_ns(values["ms"]) if "ms" in values else ns
         elapsed, samples, batch = (values.get(name) for name in ("elapsed_ms", "samples", "batch"))
         if batch is not None and 1 <= batch < MAX_COUNT:
             self.facts["global_batch_size"] = int(batch)
@@ -243,7 +251,7 @@ class ReportGrammar(Grammar):
             batch = self.facts.get("global_batch_size")
             number = samples / batch if batch else None
         if elapsed is not None and number is not None:
-            ns, span = self._since(number, elapsed)
+            ns, span = self._since(number, elapsed, is_of_wall="elapsed_s" in values)
         elif samples is not None and elapsed is None:  # of the whole job, or since the last report
             is_whole, self._samples = samples > self._samples, samples
             number, span = (number, None) if is_whole else (None, _whole_number(number))
@@ -251,13 +259,15 @@ class ReportGrammar(Grammar):
             values.setdefault("samples_per_s", batch / (ns / 1e9))
         return _whole_number(number), ns, span
 
-    def _since(self, number: float, elapsed: float) -> tuple[int | None, int | None]:
+    def _since(
+        self, number: float, elapsed: float, *, is_of_wall: bool
+    ) -> tuple[int | None, int | None]:
         """Duration and span since the last report of an elapsed time in ms."""
         before = self._before
-        if before is not None and number == before[0]:
+        if before is not None and number == before[0] and not is_of_wall:
             return None, None  # a validation after that iteration, outside of the time
         self._before = (number, elapsed)
-        if before is None or number < before[0] or elapsed < before[1]:
+        if before is None or number <= before[0] or elapsed < before[1]:
             return None, None
         span = number - before[0]
         return ms_to_ns((elapsed - before[1]) / span) if span >= 1 else None, _whole_number(span)
@@ -338,19 +348,16 @@ def _values(patterns: Mapping[str, str], record: bytes) -> dict[str, float]:
 
 
 def _value(text: bytes | None) -> float | None:
-    """A number with thousands separators, abbreviated as in ``1.23K``, or in s as in ``9.1 ms``."""
+    """A number with thousands separators, as ``1.23K``, or in s as ``9.1 ms`` or ``1:02:03``."""
     if not text:
         return None
+    if clock := _CLOCK.fullmatch(text):
+        parts = zip(clock.groups(b"0"), (86_400, 3_600, 60, 1), strict=True)
+        return float(sum(int(part or 0) * seconds for part, seconds in parts))
     suffix = _SUFFIX.search(text)
     value, factor = (text[: suffix.start()], _MULTIPLES[suffix[1]]) if suffix else (text, 1.0)
     number = to_float(value)
     return None if number is None else number * factor
-
-
-def _are_apart(rows: Sequence[Row]) -> bool:
-    """Whether iterations between two reports are left out."""
-    numbers = [row.iteration for row in rows if row.iteration is not None]
-    return len(numbers) > 1 and numbers[1] > numbers[0] + 1
 
 
 def _number(values: Mapping[str, float]) -> float | None:
@@ -362,12 +369,4 @@ def _number(values: Mapping[str, float]) -> float | None:
 
 
 def _whole_number(value: float | None) -> int | None:
-    """A number of iterations; None if it cannot be one."""
     return round(value) if value is not None and 0 <= value < MAX_COUNT else None
-
-
-def _duration(values: Mapping[str, float]) -> int | None:
-    if "ms" in values:
-        return ms_to_ns(values["ms"])
-    rate = values.get("per_s")
-    return s_to_ns(values.get("s") if not rate or rate < 0 else 1 / rate)

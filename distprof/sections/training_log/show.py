@@ -128,7 +128,7 @@ def rate_text(log: TrainingLogResult) -> str:
 
 def _what(log: TrainingLogResult) -> str:
     """What the times are those of: a bar may count something else than iterations."""
-    if log.origin.endswith("bar of epochs"):
+    if log.origin.endswith("epochs"):
         return "An epoch"
     return "A step" if log.origin.startswith("the progress bar") else "An iteration"
 

@@ -175,7 +175,11 @@ def test_a_nameless_table_is_told_by_its_ratio_or_asked_about(tmp_path):
     file = tmp_path / "log.txt"
     file.write_text(text)
     assert read_fabric(str(file)).curves[0].kind == "all_reduce"
-    file.write_text((GOLDEN / "superbench-a100-40gb-8gpu-allgather.log").read_text())
+    text = (GOLDEN / "superbench-a100-40gb-8gpu-allgather.log").read_text()
+    file.write_text(text)
+    assert read_fabric(str(file)).curves[0].kind == "all_gather"
+    assert "all_gather and alltoall" in read_fabric(str(file)).notes[0]
+    file.write_text(text.replace(" float ", " float none 0 "))  # of gather or scatter
     with pytest.raises(InputError, match="rename the file after the program"):
         read_fabric(str(file))
 
