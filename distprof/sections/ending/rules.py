@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from distprof.escape import headed
 from distprof.rules.base import Draft, Limits, rule
 from distprof.sections.ending import EndingResult
+from distprof.sections.job import JobResult
 from distprof.terms import Confidence, Severity
 
 
 @rule("CAP106", Severity.ERROR, costs_time=False)
-def job_stopped(ending: EndingResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - no limits
+def job_stopped(ending: EndingResult, job: JobResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """The output of the job says that it failed, or that ranks waited for others until a watchdog
     ended them.
 
@@ -20,7 +21,8 @@ def job_stopped(ending: EndingResult, limits: Limits) -> Iterator[Draft]:  # noq
 
     ## Evidence needed
     What the job printed: the output of its ranks and of their launcher, or Python stacks of several
-    ranks. The rule is silent without it.
+    ranks. The rule is silent without it, and if a run directory shows which rank was killed or hung
+    (`job-failed`) and the output only what followed.
 
     ## How the cost is computed
     No cost per step.
@@ -38,7 +40,7 @@ def job_stopped(ending: EndingResult, limits: Limits) -> Iterator[Draft]:  # noq
     PyTorch, `torch/csrc/distributed/c10d` (watchdogs) and `torch.distributed.elastic` (failures);
     manuals of SLURM, Open MPI, Ray and Kubernetes on how they report ends of processes.
     """
-    if not ending.state:
+    if not ending.state or ending.follows(job.failure):
         return
     headline, rest = headed(ending.verdict)
     yield Draft(
