@@ -65,7 +65,8 @@ def gain_text(finding: Finding, report: Report) -> str:
     if not gain:
         return "nothing left after the fixes above"
     if finding.is_bound:
-        return f"at most {amount}, by no single change"
+        is_less = finding.recoverable_ns and _remaining_text(finding, finding.recoverable_ns)
+        return f"at most {amount}{' after the plan' if is_less else ''}"
     if report.plan.step_ns and finding.repair is None:
         is_little = gain < MIN_GAIN_RATIO * report.plan.step_ns
         return f"{amount}, {'too little for a plan' if is_little else 'outside the plan'}"

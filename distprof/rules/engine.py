@@ -200,15 +200,12 @@ def _priced(judged: Sequence[Judged], planner: Planner | None) -> list[Judged]:
         )
         for item in worth
     ]
+    wide_claims = {what for what in _claims(priced) if prices.is_wide(what)}
     return [
-        replace(item, is_bound=item.place is None and _is_of_bound(item, prices))
+        replace(item, is_bound=item.place is None and item.draft.without in wide_claims)
         for item in priced
         if item.draft.explains or not prices.is_wide(item.draft.without) or not _is_used_up(item)
     ]
-
-
-def _is_of_bound(item: Judged, prices: Prices) -> bool:
-    return bool(item.draft.without) and prices.is_wide(item.draft.without)
 
 
 def _is_its_change(narrow: Judged, wide: Judged) -> bool:
@@ -321,7 +318,8 @@ def _as_simulated(judged: Judged) -> Draft:
     if 2 * saved >= draft.cost_ns_per_step:
         return draft
     amount = format_duration(saved) if saved else "nothing"
-    message = f"{draft.message} Its repair alone would save {amount} (simulated)."
+    change = "Removing all of it" if judged.is_bound else "Its repair alone"
+    message = f"{draft.message} {change} would save {amount} (simulated)."
     return replace(draft, message=message, cost_ns_per_step=saved)
 
 
@@ -373,8 +371,9 @@ def _place(item: Judged, common: int, gain: int) -> _Place:
 
 
 def _unsimulated_ns(item: Judged) -> int:
-    """The cost of a finding that was not simulated, else 0."""
-    return 0 if item.recoverable_ns is not None else item.draft.cost_ns_per_step or 0
+    """The cost of a finding whose own repair was not simulated, else 0: a bound is no repair."""
+    is_priced = item.recoverable_ns is not None and not (item.is_bound and item.draft.explains)
+    return 0 if is_priced else item.draft.cost_ns_per_step or 0
 
 
 def is_on_recording(code: str) -> bool:

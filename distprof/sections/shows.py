@@ -231,7 +231,8 @@ def judge(report: Report) -> Verdict:
     What the job printed says more than how its launcher saw it end.
     """
     measured = _judge_measured(report)
-    if report.ending.state and report.job.outcome != "completed" and not _launcher_knows(report):
+    is_told = bool(report.ending.state) and not report.ending.follows(report.job.failure)
+    if is_told and report.job.outcome != "completed":
         return _said(report.ending.verdict, report.ending.why, measured.part)
     end = end_line(report)
     if not end:
@@ -240,16 +241,6 @@ def judge(report: Report) -> Verdict:
     is_found = leading(report) is not None
     known = () if is_found else (f"{measured.headline}.", measured.detail)
     return _said(end, (*told, *known, *measured.why), measured.part)
-
-
-def _launcher_knows(report: Report) -> bool:
-    """Whether the launcher saw which rank was killed or hung, and the output only what followed."""
-    failure, ending = report.job.failure, report.ending
-    if failure is None or failure.rank is None or failure.rank in ending.ranks:
-        return False
-    if failure.kind == "hung":  # where the others wait differs: in a send, in a receive
-        return not ending.ranks or ending.cause in ("mismatch", "exception")
-    return failure.kind == "killed" and ending.cause in ("peer", "network", "nccl", "exception")
 
 
 def _said(line: str, reasons: Iterable[str], part: str = "") -> Verdict:

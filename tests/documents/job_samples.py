@@ -192,8 +192,8 @@ def reference_run() -> Report:
         pauses=PausesResult(
             ranks=(
                 RankPauses(
-                    rank=0, gc_ns_per_step=900_000, num_gc=12, longest_gc_ns=21 * MS,
-                    input_ns_per_step=0, num_input=0, longest_input_ns=None,
+                    rank=0, step_ns=20 * MS, gc_ns_per_step=900_000, num_gc=12,
+                    longest_gc_ns=21 * MS, input_ns_per_step=0, num_input=0, longest_input_ns=None,
                 ),
             )
         ),

@@ -736,6 +736,7 @@ def pauses(
         ranks=tuple(
             RankPauses(
                 rank=rank,
+                step_ns=20 * MS,
                 gc_ns_per_step=times[rank],
                 num_gc=20,
                 longest_gc_ns=6 * times[rank],

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from distprof.intervals import Intervals
 from distprof.rules.engine import run_rules
 from distprof.sections.collectives import CollectivesResult
+from distprof.sections.ending import EndingResult
 from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.nccl import NcclResult, NcclSetting, NcclTransport
 from distprof.sections.stragglers import StepBlame, StragglersResult
@@ -17,8 +18,10 @@ from distprof.sections.time import ExposedCopies, WaterfallResult
 from distprof.sections.time.measure import direction_of, exposed_copies, measure_copies
 from tests.builders import RankBuilder
 from tests.rules.fixtures.collectives import bad_arrival_skew_bound_collectives
+from tests.rules.fixtures.ending import bad_job_stopped
 from tests.rules.fixtures.input import bad_input_bound, bad_loader_without_workers
 from tests.rules.fixtures.overlap import bad_exposed_communication
+from tests.rules.fixtures.job import bad_job_failed
 from tests.rules.fixtures.whatif import bad_unexplained_loss
 from tests.rules.samples import (
     MS,
@@ -29,6 +32,7 @@ from tests.rules.samples import (
     healthy,
     nccl_host,
     nccl_setting,
+    pauses,
     straggler,
     stragglers,
 )
@@ -37,6 +41,35 @@ from tests.rules.samples import (
 def finding(code, results):
     found = {one.code: one for one in run_rules(results.values(), debug=True).findings}
     return found.get(code)
+
+
+# CAP106
+
+
+def ended(cause, ranks=()):
+    """Rank 2 was killed according to the run directory; the output names another cause."""
+    told = replace(
+        bad_job_stopped()[EndingResult], cause=cause, verdict="A told cause.", ranks=ranks
+    )
+    return finding("CAP106", {**bad_job_failed(), EndingResult: told})
+
+
+def test_output_does_not_contradict_the_run_directory_about_who_failed_first():
+    assert ended("peer") is None
+    assert ended("exception", ranks=(0,)) is None
+    assert ended("killed", ranks=(2,)) is not None
+    assert ended("host_memory") is not None
+
+
+# HST103
+
+
+def test_collections_are_compared_with_the_steps_that_they_are_in():
+    """They make every third step 40 ms longer, so the median of 20 ms is of steps without any."""
+    rows = tuple(replace(row, step_ns=34 * MS) for row in pauses({1: 13.6 * MS}).ranks)
+    found = finding("HST103", {**healthy(), PausesResult: PausesResult(ranks=rows)})
+    assert "40.0 % of each step" in found.headline
+    assert "13.6 ms of 34.0 ms" in found.message
 
 
 # MEM101

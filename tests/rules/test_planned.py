@@ -162,6 +162,15 @@ def test_a_cost_without_a_scenario_that_outweighs_the_plan_comes_first() -> None
     assert [one.code for one in found(RANK, network)] == ["TST101", "TST107"]
 
 
+def test_a_narrow_cost_that_only_a_bound_would_remove_comes_before_a_small_plan() -> None:
+    """Sharding across nodes exposes six times what the plan recovers; communication is wide."""
+    communication = of("TST102", draft(650, without=BOUND))
+    across = of("TST106", draft(600, without=BOUND, explains=("TST101",)))
+    codes = [one.code for one in found(RANK, across, communication)]
+    assert codes == ["TST106", "TST101"]
+    assert [one.code for one in found(RANK, communication)] == ["TST101"]
+
+
 def test_a_narrow_finding_does_not_take_a_change_that_recovers_next_to_nothing() -> None:
     """Half the bytes save 450 of an exposed 500; overlapping them would recover 60."""
     wide = of("TST102", draft(500, without="overlap"))

@@ -277,7 +277,7 @@ def pause(kind, start, end, step, **more):
 
 def test_pauses_are_means_over_steps_without_the_first(job):
     """30 ms in step 0 are left out; 6 and an overlapping 4 ms make 8 over two steps."""
-    job.steps(0, [50, 10, 10]).pauses(
+    job.steps(0, [50, 10, 14]).pauses(
         0,
         pause("gc", 1, 31, 0),
         pause("gc", 50, 56, 1),
@@ -285,6 +285,7 @@ def test_pauses_are_means_over_steps_without_the_first(job):
         pause("input", 60, 62, 2),
     )
     row = measure_pauses(records_of(job))
+    assert row.step_ns == 12 * MS
     assert (row.gc_ns_per_step, row.num_gc, row.longest_gc_ns) == (4 * MS, 2, 6 * MS)
     assert (row.input_ns_per_step, row.longest_input_ns) == (MS, 2 * MS)
     assert measure_host_pauses(records_of(job)).gc_ns == {0: 30 * MS, 1: 10 * MS}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
+from distprof.sections.job import JobFailure
 
 STUCK, FAILED = "stuck", "failed"
 
@@ -65,3 +66,11 @@ class EndingResult(Result, frozen=True, kw_only=True):
     stacks: tuple[EndingStack, ...] = ()  # Stacks, rarest first.
     world_size: int | None = None  # Ranks of the job; None if the output does not say.
     num_lines: int = 0  # Lines read.
+
+    def follows(self, failure: JobFailure | None) -> bool:
+        """Whether the launcher saw which rank was killed or hung, and the output what followed."""
+        if failure is None or failure.rank is None or failure.rank in self.ranks:
+            return False
+        if failure.kind == "hung":  # where the others wait differs: in a send, in a receive
+            return not self.ranks or self.cause in ("mismatch", "exception")
+        return failure.kind == "killed" and self.cause in ("peer", "network", "nccl", "exception")

@@ -24,8 +24,8 @@ def job_stopped(ending: EndingResult, job: JobResult, limits: Limits) -> Iterato
 
     ## Evidence needed
     What the job printed: the output of its ranks and of their launcher, or Python stacks of several
-    ranks. The rule is silent without it, and about ranks that only lost or waited for the one that
-    `job-failed` names.
+    ranks. The rule is silent without it, and if a run directory shows which rank was killed or hung
+    (`job-failed`) and the output only what followed.
 
     ## How the cost is computed
     No cost per step.
@@ -43,9 +43,7 @@ def job_stopped(ending: EndingResult, job: JobResult, limits: Limits) -> Iterato
     PyTorch, `torch/csrc/distributed/c10d` (watchdogs) and `torch.distributed.elastic` (failures);
     manuals of SLURM, Open MPI, Ray and Kubernetes on how they report ends of processes.
     """
-    first = job.failure.rank if job.failure else None
-    is_of_victims = ending.cause in _OF_VICTIMS and first is not None and first not in ending.ranks
-    if not ending.state or is_of_victims:
+    if not ending.state or ending.follows(job.failure):
         return
     headline, rest = headed(ending.verdict)
     yield Draft(

@@ -104,6 +104,7 @@ class RankPauses(Record, frozen=True, kw_only=True):
     """Pauses of one rank over all logged steps except the first, which includes initialisation."""
 
     rank: int  # Global rank.
+    step_ns: int  # Mean of the steps in which pauses were recorded.
     gc_ns_per_step: int  # Garbage collection, mean per step; overlapping times count once.
     num_gc: int  # Number of collections.
     longest_gc_ns: int | None  # Longest collection; null without one.

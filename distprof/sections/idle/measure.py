@@ -100,12 +100,13 @@ class HostPauses(msgspec.Struct, frozen=True, kw_only=True):
 def measure_pauses(records: RankRecords) -> RankPauses | None:
     """Pauses of one rank; None if they were not recorded or no step was logged."""
     log, pauses = records.step_log, records.pauses
-    num_steps = max(1, int(log["is_probed"][1:].sum()))
     if len(log) == 0 or (len(pauses) == 0 and "pauses" not in records.about):
         return None
-    counted = ~pauses["in_phase"] & _in_steps(records)
+    counted, steps = ~pauses["in_phase"] & _in_steps(records), log["is_probed"].copy()
     if len(log) > 1:
         counted &= pauses["step"] != log["step"][0]
+        steps[0] = False
+    num_steps = max(1, int(steps.sum()))
 
     def of_kind(kind: str) -> tuple[int, int, int | None]:
         """Total time per step, number and longest duration."""
@@ -125,6 +126,7 @@ def measure_pauses(records: RankRecords) -> RankPauses | None:
         slept_ns = max(0, lasted_ns - ran_ns - queued_ns)
     return RankPauses(
         rank=records.rank,
+        step_ns=int((log["end_ns"] - log["start_ns"])[steps].sum()) // num_steps,
         gc_ns_per_step=gc_ns,
         num_gc=num_gc,
         longest_gc_ns=longest_gc_ns,

@@ -285,7 +285,8 @@ def operations_verdict(report: Report) -> VerdictText:
         return None
     if whatif.slowdown < MIN_SLOWDOWN:
         beyond = format_ratio(max(0.0, whatif.slowdown - 1))
-        line = f"Operations are even: steps take {beyond} longer than with equally long operations."
+        longer = "as long as" if whatif.slowdown <= 1 else f"{beyond} longer than"
+        line = f"Operations are even: steps take {longer} with equally long operations."
         return line, (_model_sentence(whatif),)
     causes = causes_of(whatif, MIN_SHARE)
     beyond = format_ratio(whatif.slowdown - 1)
@@ -338,8 +339,8 @@ def _steps_sentence(whatif: WhatIfResult) -> str:
 
 
 def _model_sentence(whatif: WhatIfResult) -> str:
-    if whatif.model_error_ratio is None:
-        return ""
+    if not whatif.model_error_ratio:
+        return ""  # unknown, or nothing to explain
     error = format_ratio(abs(whatif.model_error_ratio))
     way = "shorter" if whatif.model_error_ratio < 0 else "longer"
     return (

@@ -203,10 +203,9 @@ def _lost(evidence: Sequence[RankEvidence]) -> Suspicion | None:
     if not lost or len(lost) == len(evidence):
         return None
     first = min(lost, key=lambda each: (each.progressed_ns or 0, each.rank))
-    also = [str(each.rank) for each in lost if each is not first]
     text = f"rank {first.rank} and its launcher disappeared without reporting how they ended:"
     text += f" both were killed or their node went down{_on_record(first)}"
-    text += f"; so were ranks {', '.join(also[:8])}" if also else ""
+    text += _so_were(each.rank for each in lost if each is not first)
     return Suspicion(
         when_ns=first.progressed_ns or 0,
         rank=first.rank,
@@ -275,11 +274,18 @@ def _still(
     text = f"rank {first.rank} {what}{_for_how_long(first, detected_ns)} {_when(first)}"
     text += " while the others waited for it" if others else ""
     text += f"; it was in {first.where}" if first.where else ""
-    also = [str(each.rank) for each in found if each is not first]
-    text += f"; so were ranks {', '.join(also[:8])}" if also else ""
+    text += _so_were(each.rank for each in found if each is not first)
     return Suspicion(
         when_ns=detected_ns or 0, rank=first.rank, kind=kind, message=text, step=first.last_step
     )
+
+
+def _so_were(ranks: Iterable[int]) -> str:
+    """The ranks of which the same is true, in words."""
+    also = [str(rank) for rank in ranks][:8]
+    if not also:
+        return ""
+    return f"; so {'was rank' if len(also) == 1 else 'were ranks'} {', '.join(also)}"
 
 
 def _for_how_long(each: RankEvidence, detected_ns: int | None) -> str:

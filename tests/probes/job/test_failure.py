@@ -293,6 +293,17 @@ def test_when_all_stand_still_the_one_with_fewest_collectives_hung() -> None:
     assert (found.rank, found.kind) == (1, "hung")
 
 
+def test_all_ranks_that_stand_still_are_named() -> None:
+    def told(*ranks: int) -> str:
+        still = [rank(one, state="S", exit=Exit(code=143, by_launcher=True)) for one in ranks]
+        found = first_cause([victim(0, 100, TIMEOUT), *still], detected_ns=100 * S)
+        assert found is not None
+        return found.message
+
+    assert told(1, 2).endswith("; so was rank 2")
+    assert told(1, 2, 3).endswith("; so were ranks 2, 3")
+
+
 def test_when_all_stand_still_alike_nobody_is_blamed() -> None:
     ended = {"told_to_end_ns": 100 * S, "exit": Exit(code=143, by_launcher=True), "state": "S"}
     found = first_cause(

@@ -14,7 +14,6 @@ from distprof.sections.idle import (
     PausesResult,
 )
 from distprof.sections.shares import StepTimes
-from distprof.sections.step_log import StepLogResult
 from distprof.terms import Confidence, Severity
 from distprof.units import capitalized, format_duration, format_ratio, name_ranks
 
@@ -99,7 +98,7 @@ def synchronising_calls(idle: IdleResult, times: StepTimes, limits: Limits) -> I
     min_step_ratio=Limit(0.01, "share of the step that collections may take"),
 )
 def garbage_collection_pauses(
-    pauses: PausesResult, step_log: StepLogResult, idle: IdleResult, limits: Limits
+    pauses: PausesResult, idle: IdleResult, limits: Limits
 ) -> Iterator[Draft]:
     """Python's garbage collector stops the training thread for a noticeable share of the time.
 
@@ -127,15 +126,13 @@ def garbage_collection_pauses(
     ## Sources
     Python documentation of the module `gc`.
     """
-    step = step_log.step_ns or step_log.traced_median_ns
-    if not step:
-        return  # bare traces, which do not record garbage collection
-    allowed_ns = limits["min_step_ratio"] * step
-    paused = [rank for rank in pauses.ranks if rank.gc_ns_per_step > allowed_ns]
+    least = limits["min_step_ratio"]
+    paused = [rank for rank in pauses.ranks if 0 < least * rank.step_ns < rank.gc_ns_per_step]
     if not paused:
         return
     ranks = tuple(rank.rank for rank in paused)
     worst = max(paused, key=lambda rank: rank.gc_ns_per_step)
+    taken = format_ratio(worst.gc_ns_per_step / worst.step_ns)
     alone = len(ranks) == 1
     who = capitalized(f"{few_ranks(ranks)} {'spends' if alone else 'spend up to'}")
     which = f"the longest of {worst.num_gc} collections"
@@ -145,12 +142,10 @@ def garbage_collection_pauses(
     if any(pause.kind == "collection" and pause.idle_ns_per_step for pause in idle.pauses):
         without = f"pause {COLLECTION}"
     yield Draft(
-        headline=(
-            f"{who} {format_ratio(worst.gc_ns_per_step / step)} of each step in garbage collection"
-        ),
+        headline=f"{who} {taken} of each step in garbage collection",
         message=(
-            f"Over the whole run, Python's collector takes {format_duration(worst.gc_ns_per_step)} "
-            f"of {format_duration(step)} per step; {which} takes "
+            f"Python's collector takes {format_duration(worst.gc_ns_per_step)} of "
+            f"{format_duration(worst.step_ns)} (mean of all steps); {which} takes "
             f"{format_duration(worst.longest_gc_ns)}."
         ),
         fix=(
@@ -159,7 +154,7 @@ def garbage_collection_pauses(
         ),
         cost_ns_per_step=worst.gc_ns_per_step,
         ranks=ranks,
-        evidence=("pauses.ranks", "step_log.median_ns"),
+        evidence=("pauses.ranks", "step_log.ranks"),
         without=without,
     )
 

@@ -395,15 +395,12 @@ def input_not_ready(readiness: InputReadinessResult, limits: Limits) -> Iterator
         samples[period.rank] = samples.get(period.rank, 0) + period.num_samples
     ordered = sorted(samples, key=lambda rank: (-samples[rank], rank))
     shares = {rank: samples[rank] / max(readiness.num_samples, 1) for rank in ordered}
-    order = list(shares)
+    share = format_ratio(readiness.job_ratio)
     yield Draft(
-        headline=(
-            f"Input delays the job: the least ready rank has a batch "
-            f"{format_ratio(readiness.job_ratio)} of the time"
-        ),
+        headline=f"Input delays the job: the least ready rank has data for {share} of the time",
         message=_named(shares),
-        fix=_fix(order),
-        ranks=tuple(sorted(set(order))),
+        fix=_fix(ordered),
+        ranks=tuple(sorted(ordered)),
         evidence=("input_readiness.ranks", "input_readiness.periods"),
     )
 
