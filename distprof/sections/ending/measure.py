@@ -80,9 +80,13 @@ def about_of(event: OutputEvent) -> str:
 
 
 def analyze_ending(run: Run) -> EndingResult:
-    """How the job ended, from the output among the evidence of a run."""
+    """How the job ended, from the output among the evidence of a run.
+
+    How far NCCL came is no news where its log is the source.
+    """
     output = run.get(JobOutput)
-    return EndingResult() if output is None else diagnose_output(output)
+    found = EndingResult() if output is None else diagnose_output(output)
+    return found if found.state or run.origin != "NCCL log" else EndingResult()
 
 
 def diagnose_output(output: JobOutput) -> EndingResult:
