@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from distprof.ingest.files import DAMAGE, Blocks, opened
 from distprof.ingest.output.expressions import Expression, signs
-from distprof.ingest.output.stacks import stacks_in
+from distprof.ingest.output.stacks import listed_stacks, stacks_in
 from distprof.run.logs import JobOutput, OutputEvent, OutputStack
 from distprof.run.topology import DEFAULT_GROUPS
 
@@ -48,6 +48,7 @@ _ALWAYS = {"world", "exit", "setup", "calls", "nccl-retries", "nccl-result", "cl
 """Kinds and names of lines that count although a debugging log prints them."""
 
 _MAX_RECORD_BYTES = 1 << 14
+_MAX_LISTED = 64
 _MAX_STACK_BYTES = 1 << 16
 _MAX_TRIES = 2_000
 """Lines of a file that are matched with one expression: later ones say the same."""
@@ -91,13 +92,14 @@ _PREFIX = re.compile(
     r"|\[(\d{1,7})\]<std(?:out|err)>:)"  # horovodrun
     # srun --label, but not NCCL's process and thread, nor Horovod's stalled tensors
     r"|(\d{1,7}):(?: |$)(?!\d\d:|\d{1,7} \[\d|\[[\w./:-]{12,200}[, \]])"
+    r"|\(Worker_TP(\d{1,7})(?:_EP\d{1,7})? pid=\d{1,9}\)"  # vLLM
     r"|\((?!\w{1,60}, rank=\d{1,7}, pid=)"  # SkyPilot's rank is that of the node
     r"\w{0,60}[^()]{0,60}\brank[=: ]?(\d{1,7})\b[^()]{0,80}\)"  # Ray
     r"|\[(?:Rank:?|(?:GPU )?[Rr]ank) (\d{1,7})\]|\[?RANK[ =:](\d{1,7})\]?) ?"
 )
 
 _HEADING = re.compile(
-    r"(?i)^(?:Process \d{1,9}: \S{1,40}_TP(?=\d{1,5}$)|[^\n(]{1,40}\(rank[ =:]{1,4}(?=\d{1,7}\))"
+    r"(?i)^(?:Process \d{1,9}: (?!\S{1,40}PP[1-9])\S{1,40}_TP(?=\d{1,5}$)|[^\n(]{1,40}\(rank[ =:]{1,4}(?=\d{1,7}\))"
     r"|[^\w\n]{0,12}(?:(?:py-spy|gdb|stacks?|dump|trace|output|main thread)\W{1,3}){0,3}"
     r"(?:(?:of|on|from|for|global)\W){0,2}(?:rank|\w{1,20}[_-]rank)[ _:=#-]{0,3})(\d{1,7})\b"
 )
@@ -250,6 +252,9 @@ class Reader:
         if row.yields == "stack":
             if row.search(cleaned(data[start:end])) is None:
                 return
+            if row.name == "stack-listed":
+                self._keep_listed(data, start, number, shown)
+                return
             first = _first_frame(data, start) if row.before else start
             self._keep_stacks(data, first, number - data.count(b"\n", first, start), shown, writer)
             return
@@ -311,6 +316,19 @@ class Reader:
             return False
         self._counts[key[:2]] += 1
         return True
+
+    def _keep_listed(self, data: bytes, start: int, number: int, shown: str) -> None:
+        """Keep stacks that someone listed under the ranks that they are of."""
+        first = _line_back(data, start, _MAX_LISTED)
+        before = cleaned(data[first:start]).splitlines()
+        stacks, count = listed_stacks(
+            before, cleaned(data[start : start + _MAX_STACK_BYTES]).splitlines()
+        )
+        self._dumped = (shown, number + count)
+        for ranks, calls in stacks:
+            room = ranks[: MAX_STACKS - len(self.stacks)]
+            self.stacks += (OutputStack(file=shown, line=number, rank=rank, calls=calls)
+                            for rank in room)  # fmt: skip
 
     def _keep_stacks(
         self, data: bytes, start: int, number: int, shown: str, rank: int | None

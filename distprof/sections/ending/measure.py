@@ -601,7 +601,7 @@ _LAUNCHING = re.compile(
 _OF_OTHERS = re.compile(
     r"(?i)nccl|hccl|gloo|watchdog|communicator|broken pipe|socket timeout|client socket"
     r"|connection (?:\w+ ){0,2}(?:closed|reset|refused|aborted|lost|time)|^Connection\w*Error"
-    r"|connect\(\) timed out|rendezvous|monitoredbarrier|store based barrier"
+    r"|connect\(\) timed out|RuntimeError wait timeout|rendezvous|monitoredbarrier|store based barrier"
     r"|mismatch between collectives|out of memory|CUDA error|ACL stream synchronize|engine core"
     r"|error code is (?:50704[68]|107020)\b|RPC call to \w+ timed out"
     r"|worker.{0,20}died|processes exited with|process \d+ terminated|received signal"
@@ -1517,6 +1517,7 @@ _STAGES = {
     "Using network": "the choice of a network",
     "Init START": "“Init START”",
     "Trees": "the choice of trees",
+    "via": "connecting to a neighbour",
     "Connected": "connecting channels",
 }
 """Stages of NCCL's set-up, as a sentence names them."""

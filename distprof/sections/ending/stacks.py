@@ -105,11 +105,11 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
     count = sum(one.count for one in waiting)
     who = name_ranks(others) if len(others) == count else f"{count:,} process"
     who += "es" if who.endswith("process") and count > 1 else ""
+    where = " and ".join(dict.fromkeys(_call(one) for one in waiting[:-4:-1]))
     return EndingResult(
         state=STUCK,
         cause="stacks",
-        verdict=f"Stuck: {who} {'wait' if count > 1 else 'waits'} in {_call(waiting[-1])}; "
-        f"{'; '.join(parts)}.",
+        verdict=f"Stuck: {who} {'wait' if count > 1 else 'waits'} in {where}; {'; '.join(parts)}.",
         ranks=ranks,
         why=("A collective ends only when every rank of its group has launched it.",),
         alternatives=(
