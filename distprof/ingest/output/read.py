@@ -44,7 +44,7 @@ _LATEST = ("calls", "preparing")
 """Kinds of lines of which the last of each writer counts."""
 
 _NOISE = re.compile(r"NCCL (?:INFO|TRACE)|\bDEBUG\b")
-_ALWAYS = {"world", "exit", "setup", "calls", "nccl-retries", "nccl-result", "closed"}
+_ALWAYS = {"world", "exit", "setup", "calls", "nccl-retries", "nccl-result", "closed", "vllm-start"}
 """Kinds and names of lines that count although a debugging log prints them."""
 
 _MAX_RECORD_BYTES = 1 << 14
@@ -99,7 +99,8 @@ _PREFIX = re.compile(
 )
 
 _HEADING = re.compile(
-    r"(?i)^(?:Process \d{1,9}: (?!\S{1,40}PP[1-9])\S{1,40}_TP(?=\d{1,5}$)|[^\n(]{1,40}\(rank[ =:]{1,4}(?=\d{1,7}\))"
+    r"(?i)^(?:Process \d{1,9}: (?!\S{1,40}PP[1-9])\S{1,40}_TP(?=\d{1,5}$)"
+    r"|[^\n(]{1,40}\(rank[ =:]{1,4}(?=\d{1,7}\))"
     r"|[^\w\n]{0,12}(?:(?:py-spy|gdb|stacks?|dump|trace|output|main thread)\W{1,3}){0,3}"
     r"(?:(?:of|on|from|for|global)\W){0,2}(?:rank|\w{1,20}[_-]rank)[ _:=#-]{0,3})(\d{1,7})\b"
 )
@@ -267,11 +268,10 @@ class Reader:
         else:
             last = _end_of_wrapped(data, end) if row.wraps else end
             text = cleaned(data[max(start, at - _BEFORE_SIGN) : last])
-            text = text.replace("\n", "") if row.wraps else text
-        fields = row.search(text)
+        fields = _searched(row, text)
         if row.wraps and "own" not in (fields or {}):
-            before = cleaned(data[_start_of_wrapped(data, start) : start]).replace("\n", "")
-            fields = fields if row.search(before) else row.search(before + text) or fields
+            before = cleaned(data[_start_of_wrapped(data, start) : start])
+            fields = fields if _searched(row, before) else _searched(row, before + text) or fields
         is_noise = _NOISE.search(cleaned(data[max(start, at - _BEFORE_SIGN) : end]))
         if fields is None or (is_noise and not _ALWAYS & {row.yields, row.name}):
             return
@@ -404,6 +404,14 @@ def _subject(fields: Mapping[str, str], writer: int | None) -> int | None:
     if not named and group in (DEFAULT_GROUPS if writer is None else DEFAULT_GROUPS[:1]):
         named = fields.get("own", "")
     return int(named) if named.isdigit() and len(named) < 8 else writer
+
+
+def _searched(row: Expression, text: str) -> dict[str, str] | None:
+    """What a row captures from lines that a terminal broke anywhere, or a writer between words."""
+    if not row.wraps or "\n" not in text:
+        return row.search(text)
+    joined = (row.search(text.replace("\n", by)) for by in ("", " "))
+    return max(joined, key=lambda fields: len(fields or ()))
 
 
 def _line_back(data: bytes, start: int, count: int) -> int:

@@ -12,6 +12,7 @@ _MAX_TEXT = 300
 _SPIED = re.compile(
     r"^ {2,8}(?P<name>[^\s(][^()\n]{0,200}) \((?P<file>[^()\n]{1,400}?)(?::(?P<line>\d+))?\)\s*$"
 )
+_IN_ONE_LINE = re.compile(r"[^\s()]{1,200} \([^()\s]{1,400}:\d{1,7}\)")
 _DEBUGGED = re.compile(
     r'^\s+File "(?P<file>[^"\n]{1,400})", line (?P<line>\d+|\?\?\?),? in (?P<name>.{1,200})$'
 )
@@ -32,8 +33,8 @@ _LISTED = re.compile(
     r"(?P<file>[^()\s]{1,400}?\.(?:py|pyx|so[.\d]{0,9}|cpp|cc|cu))(?::(?P<line>\d{1,7}))?\)"
 )
 _OF_RANKS = re.compile(
-    r"(?i)^[^\w\n]{0,12}(?:(?:local|global)[ _])?(?:worker_)?(?:ranks?|[TD]P)[ _=#]?"
-    r"(?P<ranks>\d{1,7}(?: ?(?:,|-|–|and|&) ?\d{1,7}){0,64})(?![\d.])"
+    r"(?i)^[^\w\n]{0,12}(?:(?:local|global)[ _])?(?:worker_)?(?:ranks?|[TDP]P)[ _=#]?"
+    r"(?![\d ]{1,9}[_ ][TDP]P\d)(?P<ranks>\d{1,7}(?: ?(?:,|-|–|and|&) ?\d{1,7}){0,64})(?![\d.])"
     r"(?: ?\([^()\n]{0,60}\))?[^\w\n]{0,9}(?P<rest>[^\n]*)"
 )
 """What someone writes over, or before, a stack of one or more ranks."""
@@ -90,6 +91,7 @@ def stacks_in(text: str) -> tuple[tuple[str, ...], int | None, int]:
         frames = list(_leading(own, _RECORDED))
         return calls_of(frames, _RECORDED), rank, len(frames)
     pattern = _DEBUGGED if "most recent call first" in first else _SPIED
+    own = [f"    {call}" for call in _IN_ONE_LINE.findall(first)] or own
     return calls_of(list(_leading(own, pattern)), pattern), rank, 1
 
 

@@ -601,9 +601,10 @@ _LAUNCHING = re.compile(
 _OF_OTHERS = re.compile(
     r"(?i)nccl|hccl|gloo|watchdog|communicator|broken pipe|socket timeout|client socket"
     r"|connection (?:\w+ ){0,2}(?:closed|reset|refused|aborted|lost|time)|^Connection\w*Error"
-    r"|connect\(\) timed out|RuntimeError wait timeout|rendezvous|monitoredbarrier|store based barrier"
-    r"|mismatch between collectives|out of memory|CUDA error|ACL stream synchronize|engine core"
-    r"|error code is (?:50704[68]|107020)\b|RPC call to \w+ timed out"
+    r"|connect\(\) timed out|RuntimeError wait timeout|rendezvous|monitoredbarrier"
+    r"|store based barrier|mismatch between collectives|out of memory|CUDA error"
+    r"|ACL stream synchronize|engine core|error code is (?:50704[68]|107020)\b"
+    r"|RPC call to \w+ timed out"
     r"|worker.{0,20}died|processes exited with|process \d+ terminated|received signal"
     r"|process abort signal|exit (?:code|status)|non-zero|termination signal"
     r"|Horovod has been shut down|RuntimeError DEADLINE_EXCEEDED: "
