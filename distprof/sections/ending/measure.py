@@ -1115,7 +1115,7 @@ def _store(output: JobOutput) -> EndingResult | None:
             "Give each start a store of its own (another port or file), start each process once, "
             "and compare the world size with the number of processes.",
         )
-    found = _stuck("store", what, event, *steps)
+    found = _stuck("store", what, event, *advice_on("store", what), *steps)
     return found if sender is None or is_member else replace(found, suspects=(sender,))
 
 
