@@ -37,6 +37,13 @@ _RESULTS = {
 _IN_PROGRESS = 7
 _JSON_SIGNS = ('"nccl_version"', '"communicators_count"')
 _TEXT_SIGN = "Job summary\n==========="
+_PART = re.compile(
+    r"^ {0,8}(?:#\d{1,6}-\d{1,6} \([0-9a-f]{1,16}\) [A-Z]{5,12} *$"
+    r"|(?:Warnings: )?Communicator ranks have different \w{1,40} operation counts *$"
+    r"|\d{1,9} job process(?:es)? (?:is|are) considered dead)",
+    re.MULTILINE,
+)
+"""What is below the tables, if only a part of the output was copied."""
 
 
 def is_ras(start: str) -> bool:
@@ -44,7 +51,8 @@ def is_ras(start: str) -> bool:
     text = start.replace("\r\n", "\n")
     if text.lstrip()[:1] == "{":
         return all(sign in text[:2_000] for sign in _JSON_SIGNS)
-    return _TEXT_SIGN in text and "Communicators..." in text
+    is_whole = _TEXT_SIGN in text and "Communicators..." in text
+    return is_whole or _PART.search(text) is not None
 
 
 def parse_ras(text: str) -> RasStatus | None:
@@ -80,7 +88,9 @@ _RANK = re.compile(
     r"|) -- (?:GPU (?P<gpu>\d{1,4})(?: \(NVML \d{1,4}\))? managed by process (?P<pid>\d{1,10}) on "
     r"node (?P<host>\S{1,80})|\[process information not found\])"
 )
-_DIFFERENT = re.compile(r"\s+Communicator ranks have different (\w{1,40}) operation counts")
+_DIFFERENT = re.compile(
+    r"\s+(?:Warnings: )?Communicator ranks have different (\w{1,40}) operation counts"
+)
 _LAUNCHED = re.compile(r"\s+(\d{1,9}) ranks have launched up to operation (\d{1,19})")
 _NONE_LAUNCHED = re.compile(r"\s+(\d{1,9}) ranks have not launched any operations")
 _REPORTED = re.compile(r"\s+(\d{1,9}) ranks reported ([A-Z][\w ]{2,40})")
@@ -90,8 +100,8 @@ _HEADINGS = ("DEAD", "INCOMPLETE", "TIMEOUT")
 
 
 def _split(lines: Sequence[str]) -> Iterator[list[str]]:
-    """Lines of each snapshot, which begins a few lines before its ``Job summary``."""
-    starts = [i for i, line in enumerate(lines) if line.strip() == "Job summary"]
+    """Lines of each snapshot, which begins a few lines before its ``Job summary``, if copied."""
+    starts = [i for i, line in enumerate(lines) if line.strip() == "Job summary"] or [0]
     for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
         yield [*lines[max(start - 4, 0) : start], *lines[start:end]]
 
@@ -113,7 +123,9 @@ class _Text:
 
     def take(self, line: str) -> None:
         """Read one line."""
-        version, about, group = _VERSION.match(line), _ABOUT.match(line), _GROUP.fullmatch(line)
+        version, group = _VERSION.match(line), _GROUP.fullmatch(line)
+        about = _ABOUT.match(line.strip())
+        line = f" {line.strip()}"  # parts are copied with other margins
         if version is not None:
             self.status = replace(self.status, version=version[1])
         elif about is not None:
@@ -127,7 +139,7 @@ class _Text:
         elif self._kind == "TIMEOUT" and (counted := _COUNTED.match(line)) is not None:
             self.status = replace(self.status, num_timeouts=int(counted[1]))
             self._kind = ""
-        elif self._kind:
+        elif self._kind or self._operation or _DIFFERENT.match(line):
             self._detail(line)
         elif (totals := _TOTALS.fullmatch(line)) is not None:
             nodes, processes, gpus = map(int, totals.groups())
