@@ -602,7 +602,7 @@ _OF_OTHERS = re.compile(
     r"(?i)nccl|hccl|gloo|watchdog|communicator|broken pipe|socket timeout|client socket"
     r"|connection (?:\w+ ){0,2}(?:closed|reset|refused|aborted|lost|time)|^Connection\w*Error"
     r"|connect\(\) timed out|RuntimeError wait timeout|rendezvous|monitoredbarrier"
-    r"|store based barrier|mismatch between collectives|out of memory|CUDA error"
+    r"|timed out waiting|store based barrier|mismatch between collectives|out of memory|CUDA error"
     r"|ACL stream synchronize|engine core|error code is (?:50704[68]|107020)\b"
     r"|RPC call to \w+ timed out"
     r"|worker.{0,20}died|processes exited with|process \d+ terminated|received signal"
@@ -789,9 +789,12 @@ def _listed(event: OutputEvent) -> tuple[int, ...]:
 
 
 def _killed(output: JobOutput) -> EndingResult | None:
-    """A process that a signal ended; a shell's line after a time-out only follows from it."""
+    """A process that a signal ended; what ends after a time-out, and an abort, only follows."""
     late = {e.file: e.line for e in reversed(_of(output, "frozen", "timeout", "position"))}
+    aborts = {e.file: e.line for e in reversed(_exits(output))
+              if _signal(e) == "SIGABRT" and e.line > late.get(e.file, e.line)}  # fmt: skip
     exits = (e for e in _exits(output) if _signal(e) in _FATAL)
+    exits = (e for e in exits if e.line <= aborts.get(e.file, e.line))
     found = (e for e in exits if e.yields != "died" or e.line <= late.get(e.file, e.line))
     event = next(found, None)
     return None if event is None else _ended(event, output)

@@ -14,11 +14,12 @@ _ACTIVITIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     for name, pattern in (
         (
             "collective",
-            r"(?i)^(?:all_?reduce|all_?gather|reduce_?scatter|broadcast|barrier|all_to_all|monitored_"
-            r"|send|recv|isend|irecv|batch_isend|reduce|gather|scatter|wait|synchronize|item"
-            r"|_wait|new_group|init_process_group)\w* \((?!threading|queue|socket|poll|connection"
-            r"|selectors|file_baton|shm_broadcast|subprocess|process|worker|multiproc|asyncio"
-            r"|base_events|_base|futures)|^(?:p?nccl|p?mpi_|ompi_coll|hccl|rccl|ccl::|c10d::|gloo::)",
+            r"(?i)^(?:(?:all_?reduce|all_?gather|reduce_?scatter|broadcast|barrier|all_to_all|monitored_"
+            r"|send|recv|isend|irecv|batch_isend|reduce|gather|scatter|synchronize|item"
+            r"|new_group|init_process_group)\w*"
+            r"|_?wait(?:_?(?:all|tensor|work|stream|event|for_everyone)\w*)?)"
+            r" \((?!threading|queue|socket|poll|connection|selectors|file_baton|shm_broadcast"
+            r"|subprocess|process|worker|multiproc|asyncio|base_events|_base|futures)|^(?:p?nccl|p?mpi_|ompi_coll|hccl|rccl|ccl::|c10d::|gloo::)",
         ),
         (
             "teardown",
