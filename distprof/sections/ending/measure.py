@@ -1443,7 +1443,11 @@ def _calls(output: JobOutput) -> EndingResult | None:
 def _set_up(output: JobOutput) -> EndingResult | None:
     """How far NCCL came in each process, if its lines are all that there is."""
     events = _of(output, "setup")
-    last = {e.fields["process"]: e.fields["stage"] for e in events}
+    last: dict[str, str] = {}
+    for event in events:  # since NCCL 2.22, channels are connected by the first collective
+        process, stage = event.fields["process"], event.fields["stage"]
+        if last.get(process) != _READY or stage not in ("via", "Connected"):
+            last[process] = stage
     if not last:
         return None
     ready = sum(stage == _READY for stage in last.values())

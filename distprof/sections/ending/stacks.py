@@ -106,7 +106,8 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
     count = sum(one.count for one in waiting)
     who = name_ranks(others) if len(others) == count else f"{count:,} process"
     who += "es" if who.endswith("process") and count > 1 else ""
-    where = " and ".join(dict.fromkeys(_call(one) for one in waiting[:-4:-1]))
+    calls = dict.fromkeys(_call(one) for one in waiting)
+    where = " and ".join(call.partition(" (")[0] if len(calls) > 1 else call for call in calls)
     return EndingResult(
         state=STUCK,
         cause="stacks",
