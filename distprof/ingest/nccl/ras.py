@@ -61,7 +61,7 @@ def parse_ras(text: str) -> RasStatus | None:
         snapshots = [_of_json(one) for one in _objects(text)]
     else:
         lines = text.replace("\r\n", "\n").split("\n")
-        snapshots = [_of_text(part) for part in _split(lines)]
+        snapshots = [_Text(part).result() for part in _split(lines)]
     if not snapshots:
         return None
     last = replace(snapshots[-1], num_snapshots=len(snapshots))
@@ -109,7 +109,7 @@ def _split(lines: Sequence[str]) -> Iterator[list[str]]:
 class _Text:
     """Reader of the lines of one snapshot."""
 
-    def __init__(self) -> None:
+    def __init__(self, lines: Iterable[str]) -> None:
         self.status = RasStatus()
         self.groups: list[RasGroup] = []
         self.troubles: list[RasTrouble] = []
@@ -120,9 +120,10 @@ class _Text:
         self._operation = ""
         self._count: int | None = None
         self._why = ""
+        for line in lines:
+            self._take(line[:4_000])
 
-    def take(self, line: str) -> None:
-        """Read one line."""
+    def _take(self, line: str) -> None:
         version, group = _VERSION.match(line), _GROUP.fullmatch(line)
         about = _ABOUT.match(line.strip())
         line = f" {line.strip()}"  # parts are copied with other margins
@@ -237,13 +238,6 @@ class _Text:
                     text=text[:_MAX_NAME],
                 )
             )
-
-
-def _of_text(lines: Iterable[str]) -> RasStatus:
-    reader = _Text()
-    for line in lines:
-        reader.take(line[:4_000])
-    return reader.result()
 
 
 # JSON ---------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
+from itertools import islice
 
 from msgspec.structs import replace
 
@@ -254,7 +255,8 @@ class Reader:
             if row.search(cleaned(data[start:end])) is None:
                 return
             if row.name == "stack-listed":
-                self._keep_listed(data, start, number, shown)
+                if by_prefix is None:
+                    self._keep_listed(data, start, number, shown)
                 return
             first = _first_frame(data, start) if row.before else start
             self._keep_stacks(data, first, number - data.count(b"\n", first, start), shown, writer)
@@ -320,15 +322,12 @@ class Reader:
     def _keep_listed(self, data: bytes, start: int, number: int, shown: str) -> None:
         """Keep stacks that someone listed under the ranks that they are of."""
         first = _line_back(data, start, _MAX_LISTED)
-        before = cleaned(data[first:start]).splitlines()
-        stacks, count = listed_stacks(
-            before, cleaned(data[start : start + _MAX_STACK_BYTES]).splitlines()
-        )
+        texts = (cleaned(data[first:start]), cleaned(data[start : start + _MAX_STACK_BYTES]))
+        stacks, count = listed_stacks(*(text.splitlines() for text in texts))
         self._dumped = (shown, number + count)
-        for ranks, calls in stacks:
-            room = ranks[: MAX_STACKS - len(self.stacks)]
-            self.stacks += (OutputStack(file=shown, line=number, rank=rank, calls=calls)
-                            for rank in room)  # fmt: skip
+        found = (OutputStack(file=shown, line=number, rank=rank, calls=calls)
+                 for ranks, calls in stacks for rank in ranks)  # fmt: skip
+        self.stacks += islice(found, MAX_STACKS - len(self.stacks))
 
     def _keep_stacks(
         self, data: bytes, start: int, number: int, shown: str, rank: int | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from distprof.artefacts.records import FRAME, LIBRARY, main_stack
 
@@ -109,7 +110,9 @@ def listed_stacks(
     for at, line in enumerate([*before, *lines], 1 - len(before)):
         head = _OF_RANKS.match(line)
         if head:
-            found.append((_ranks_of(head["ranks"]), []))
+            ends = re.findall(r"(\d+)(?: ?[-–] ?(\d+))?", head["ranks"])
+            spans = (range(int(a), min(int(b or a), int(a) + 4096) + 1) for a, b in ends)
+            found.append((tuple(chain(*spans)), []))
         frame = head["rest"] if head else line
         if found and _LISTED.match(frame):
             found[-1][1].append(frame)
@@ -120,13 +123,6 @@ def listed_stacks(
         count = at
     stacks = ((ranks, calls_of(frames, _LISTED)) for ranks, frames in found if frames)
     return [(ranks, calls) for ranks, calls in stacks if calls], count
-
-
-def _ranks_of(text: str) -> tuple[int, ...]:
-    ranks: list[int] = []
-    for first, last in re.findall(r"(\d{1,7})(?: ?[-–] ?(\d{1,7}))?", text):
-        ranks += range(int(first), min(int(last or first), int(first) + 4096) + 1)
-    return tuple(ranks)
 
 
 def _native(lines: Sequence[str]) -> tuple[tuple[str, ...], None, int]:

@@ -326,7 +326,8 @@ class _Rows:
         keep[1:] = (np.diff(seq[order]) != 0) | (np.diff(which[order]) != 0)
         chosen = order[keep]
         self.which, self.seq, self.pending = which[chosen], seq[chosen], pending[chosen]
-        self.kind = _column(members, _kinds)[chosen]
+        kind = _column(members, lambda m: m.dump.entries["kind"][m.collectives].astype(np.int64))
+        self.kind = np.where(kind == CollectiveKind.UNKNOWN, ABSENT, kind)[chosen]
         self.elements = _column(members, _elements)[chosen]
         self.dtype = _dtypes(members)[chosen]
         self.starts = np.flatnonzero(np.r_[True, np.diff(self.seq) != 0])
@@ -355,11 +356,6 @@ class _Rows:
 def _column(members: Sequence[Member], of: Any) -> Int64Array:
     found: Int64Array = np.concatenate([of(member) for member in members])
     return found
-
-
-def _kinds(member: Member) -> Int64Array:
-    kind = member.dump.entries["kind"][member.collectives].astype(np.int64)
-    return np.where(kind == CollectiveKind.UNKNOWN, ABSENT, kind)
 
 
 def _elements(member: Member) -> Int64Array:

@@ -55,7 +55,6 @@ class LogFile(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None  # Rank that wrote it; None if its path does not show one.
 
 
-# Finding the dumps of a job in a folder, and the logs and stacks next to them --------------------
 MAX_FILES = 200_000
 MAX_DEPTH = 4
 MAX_LOGS = 4_096
@@ -74,13 +73,10 @@ _NOT_DUMPS = re.compile(
 _SKIPPED = frozenset(("cache", ".git", "__pycache__"))
 
 
-class DumpFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that may be a dump; picklable, so another process can read it."""
+class DumpFile(LogFile, frozen=True, kw_only=True):
+    """A file that may be a dump."""
 
-    folder: Folder  # Folder of the file.
-    name: str  # Name of the file in the folder.
-    shown: str  # Name in reports, relative to the source.
-    rank: int  # Rank that wrote it.
+    rank: int
     is_certain: bool = False  # Whether its name alone shows that it is a dump.
 
 

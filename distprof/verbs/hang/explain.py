@@ -193,7 +193,14 @@ def _why(found: Diagnosis, first: Root, evidence: HangEvidence) -> Iterator[str]
     if point.seq is not None:
         yield from _positions(point)
     yield from (f"{capitalized(other)}." for other in point.others)
-    yield from _roots(found)
+    behind = {rank for one in found.points for rank in one.missing} - set(found.culprits)
+    others = sorted(behind & waits(found.points).keys())
+    if others and not first.in_circle:
+        yield (
+            f"{capitalized(name_ranks(others))} also {_verb(others, 'lag')}, but "
+            f"{_verb(others, 'wait')} for others. {capitalized(name_ranks(found.culprits))} "
+            f"{_verb(found.culprits, 'wait')} for no rank."
+        )
     if found.unfinished is not None:
         yield (
             f"{capitalized(name_ranks(found.unfinished.missing))} did not finish "
@@ -205,7 +212,17 @@ def _why(found: Diagnosis, first: Root, evidence: HangEvidence) -> Iterator[str]
             yield f"Rank {rank} had failed: {evidence.failed[rank]}."
         if rank in evidence.stacks:
             yield f"Rank {rank} is in {evidence.stacks[rank][0]} instead."
-    yield from _silent_dumps(found)
+    empty = [
+        rank
+        for root in found.roots
+        for rank in root.ranks
+        if rank in (members := root.point.group.members) and not len(members[rank].dump.entries)
+    ]
+    if empty:
+        yield (
+            f"The ring of {name_ranks(empty)} holds nothing in flight: the CPU stopped between "
+            "operations (in Python, the data loader, the file system or a lock)."
+        )
     yield from _messages(found)
 
 
@@ -225,33 +242,6 @@ def _positions(point: Point) -> Iterator[str]:
     positions = [f"{seq} on {name_ranks(latest[seq])}" for seq in sorted(latest)[:4]]
     more = f"; {len(latest) - 4} more positions" if len(latest) > 4 else ""
     yield f"Latest collective launched in {point.group.label}: {'; '.join(positions)}{more}."
-
-
-def _roots(found: Diagnosis) -> Iterator[str]:
-    graph = waits(found.points)
-    behind = {rank for point in found.points for rank in point.missing} - set(found.culprits)
-    first = found.first
-    others = sorted(behind & graph.keys())
-    if others and first is not None and not first.in_circle:
-        yield (
-            f"{capitalized(name_ranks(others))} also {_verb(others, 'lag')}, but "
-            f"{_verb(others, 'wait')} for others. {capitalized(name_ranks(found.culprits))} "
-            f"{_verb(found.culprits, 'wait')} for no rank."
-        )
-
-
-def _silent_dumps(found: Diagnosis) -> Iterator[str]:
-    empty = [
-        rank
-        for root in found.roots
-        for rank in root.ranks
-        if rank in (members := root.point.group.members) and not len(members[rank].dump.entries)
-    ]
-    if empty:
-        yield (
-            f"The ring of {name_ranks(empty)} holds nothing in flight: the CPU stopped between "
-            "operations (in Python, the data loader, the file system or a lock)."
-        )
 
 
 def _messages(found: Diagnosis) -> Iterator[str]:

@@ -82,7 +82,9 @@ def diagnose(evidence: HangEvidence, *, version: str) -> HangReport:
     is_stuck = found.state is HangState.STUCK
     if evidence.stop is not None and not is_stuck:  # the dumps do not show the operation
         found, is_stuck = replace(found, state=HangState.STUCK, point=None), True
-    missing = _missing(evidence, groups)
+    expected = {rank for group in groups for rank in group.ranks}
+    expected |= set(range(evidence.world_size or 0))
+    missing = tuple(sorted(expected - {dump.rank for dump in evidence.dumps}))
     suspects = tuple(rank for rank in missing if rank not in found.culprits)
     explanation = explain(found, evidence, suspects)
     graph = _graph(found)
@@ -288,12 +290,6 @@ def _confidence(found: Diagnosis, evidence: HangEvidence) -> Confidence | None:
 
 def _hosts(ranks: Sequence[int], hosts: Mapping[int, str]) -> tuple[str, ...]:
     return tuple(sorted({hosts[rank] for rank in ranks if hosts.get(rank)}))
-
-
-def _missing(evidence: HangEvidence, groups: Sequence[JobGroup]) -> tuple[int, ...]:
-    expected = set(range(evidence.world_size or 0))
-    expected |= {rank for group in groups for rank in group.ranks}
-    return tuple(sorted(expected - {dump.rank for dump in evidence.dumps}))
 
 
 def _operation(point: Point) -> StuckOperation:

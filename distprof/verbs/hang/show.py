@@ -60,7 +60,10 @@ def hang_tables(report: HangReport, *, show_all: bool) -> Iterator[TableView | N
         yield _group_table(report, show_all=show_all)
     if report.state is HangState.STUCK and report.ranks:
         yield _rank_table(report, show_all=show_all)
-    yield _log_table(report, show_all=show_all)
+    blamed = set(report.culprits)
+    lines = sorted(report.log_lines, key=lambda line: line.rank not in blamed)
+    shown = lines if show_all else lines[:_FEW_LINES]
+    yield rows_table("Logs", _LOG, shown, notes=_others(len(lines) - len(shown), "line"))
     yield _stack_table(report, show_all=show_all)
     cadence = sorted(report.cadence, key=lambda item: -item.count)
     yield rows_table(
@@ -153,13 +156,6 @@ def _group_table(report: HangReport, *, show_all: bool) -> TableView | None:
         notes=_others(len(report.groups) - len(shown), "group"),
         even_empty=True,
     )
-
-
-def _log_table(report: HangReport, *, show_all: bool) -> TableView | None:
-    blamed = set(report.culprits)
-    lines = sorted(report.log_lines, key=lambda line: line.rank not in blamed)
-    shown = lines if show_all else lines[:_FEW_LINES]
-    return rows_table("Logs", _LOG, shown, notes=_others(len(lines) - len(shown), "line"))
 
 
 def _stack_table(report: HangReport, *, show_all: bool) -> TableView | None:
