@@ -25,17 +25,7 @@ MAX_OF_A_KIND = 64
 
 MAX_STACKS = 20_000
 MAX_TEXT = 300
-QUIET = frozenset(
-    (
-        "warning",
-        "phase",
-        "preparing",
-        "aside",
-        "begun",
-        "finished",
-        "closed",
-    )
-)
+QUIET = {"warning", "phase", "preparing", "aside", "begun", "finished", "closed"}
 """Kinds of lines that healthy jobs print, too: alone, they are no evidence of an end."""
 
 _EACH = ("aside", "begun", "finished")
@@ -49,7 +39,6 @@ _ALWAYS = {"world", "exit", "setup", "calls", "nccl-retries", "nccl-result", "cl
 """Kinds and names of lines that count although a debugging log prints them."""
 
 _MAX_RECORD_BYTES = 1 << 14
-_MAX_LISTED = 64
 _MAX_STACK_BYTES = 1 << 16
 _MAX_TRIES = 2_000
 """Lines of a file that are matched with one expression: later ones say the same."""
@@ -256,7 +245,8 @@ class Reader:
                 return
             if row.name == "stack-listed":
                 if by_prefix is None:
-                    self._keep_listed(data, start, number, shown)
+                    first = _line_back(data, start, row.before)
+                    self._keep_listed(data, first, start, number, shown)
                 return
             first = _first_frame(data, start) if row.before else start
             self._keep_stacks(data, first, number - data.count(b"\n", first, start), shown, writer)
@@ -319,9 +309,8 @@ class Reader:
         self._counts[key[:2]] += 1
         return True
 
-    def _keep_listed(self, data: bytes, start: int, number: int, shown: str) -> None:
+    def _keep_listed(self, data: bytes, first: int, start: int, number: int, shown: str) -> None:
         """Keep stacks that someone listed under the ranks that they are of."""
-        first = _line_back(data, start, _MAX_LISTED)
         texts = (cleaned(data[first:start]), cleaned(data[start : start + _MAX_STACK_BYTES]))
         stacks, count = listed_stacks(*(text.splitlines() for text in texts))
         self._dumped = (shown, number + count)

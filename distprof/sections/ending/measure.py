@@ -965,6 +965,13 @@ def _missing(output: JobOutput) -> EndingResult | None:
     events = [e for e in _of(output, "missing") if _absent(e) and not _is_past(e, output)]
     if not events:
         return None
+    joined = [
+        e for e in _of(output, "joined") if e.fields["seq"] == events[0].fields.get("completed")
+    ]
+    if joined:  # others finished it
+        at, ranks = joined[0].fields["seq"], {rank for e in joined for rank in e.ranks()}
+        text = f"{name_ranks(ranks)} did not finish collective {at}, which others finished"
+        return _stuck("behind", text, joined[0], ranks=ranks)
     event = max(events, key=lambda e: len(_absent(e)) if "stalled" in e.fields else 0)
     fields, absent = event.fields, _absent(event)
     if len(absent) > 1 and not set.intersection(*map(set, absent.values())):

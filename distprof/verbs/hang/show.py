@@ -181,7 +181,10 @@ def _rank_table(report: HangReport, *, show_all: bool) -> TableView | None:
     """Ranks in the same position share a row, blamed ranks first."""
     same: dict[tuple[str, ...], list[RankPosition]] = {}
     for each in report.ranks:
-        same.setdefault(_position_key(each, report), []).append(each)
+        last = _numbered(each.last_name, each.last_seq) or "nothing"
+        is_blamed = "blamed" if each.rank in report.culprits else ""  # separates them, not shown
+        key = (last, each.last_group, each.host, each.call, is_blamed)
+        same.setdefault(key, []).append(each)
     blamed = set(report.culprits)
     rows = sorted(same.items(), key=lambda item: (item[1][0].rank not in blamed, item[1][0].rank))
     shown = rows if show_all else rows[:_FEW_RANKS]
@@ -210,13 +213,6 @@ def _rank_table(report: HangReport, *, show_all: bool) -> TableView | None:
         notes=_others(sum(len(positions) for _, positions in rows[len(shown) :]), "rank"),
         strong=(i for i, (_, found) in enumerate(shown) if found[0].rank in blamed),
     )
-
-
-def _position_key(position: RankPosition, report: HangReport) -> tuple[str, ...]:
-    """Key of ranks in the same position; the last item separates blamed ranks and is not shown."""
-    last = _numbered(position.last_name, position.last_seq)
-    is_blamed = "blamed" if position.rank in report.culprits else ""
-    return last or "nothing", position.last_group, position.host, position.call, is_blamed
 
 
 def _page(report: HangReport, options: RenderOptions) -> Page:
