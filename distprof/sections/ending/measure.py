@@ -1453,7 +1453,7 @@ def _set_up(output: JobOutput) -> EndingResult | None:
     last: dict[str, str] = {}
     for event in events:  # since NCCL 2.22, channels are connected by the first collective
         process, stage = event.fields["process"], event.fields["stage"]
-        if last.get(process) != _READY or stage not in ("via", "Connected"):
+        if last.get(process) != _READY or stage != "Connected":
             last[process] = stage
     if not last:
         return None
@@ -1532,7 +1532,6 @@ _STAGES = {
     "Using network": "the choice of a network",
     "Init START": "“Init START”",
     "Trees": "the choice of trees",
-    "via": "connecting to a neighbour",
     "Connected": "connecting channels",
 }
 """Stages of NCCL's set-up, as a sentence names them."""
