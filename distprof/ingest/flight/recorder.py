@@ -193,7 +193,9 @@ def _table(columns: dict[str, list[Any]]) -> Table:
             "record": np.maximum(numbers["record_id"], numbers["id"]),
             "pg": numbers["pg_id"],
             "group": Coded.encode([_text(pair, 0) for pair in pairs]),
-            "description": Coded.encode([_description(pair) for pair in pairs]),
+            "description": Coded.encode(
+                ["" if (text := _text(pair, 1)) == "undefined" else text for pair in pairs]
+            ),
             "seq": np.maximum(numbers["collective_seq_id"], numbers["seq_id"]),
             "p2p_seq": np.maximum(numbers["p2p_seq_id"], ABSENT),
             "name": names,
@@ -256,15 +258,13 @@ def _distinct(values: Sequence[Any]) -> tuple[list[Any], dict[Any, Any]]:
 def _shapes(values: Sequence[Any]) -> tuple[Coded, Int64Array]:
     """Sizes for display, and the number of elements."""
     keys, distinct = _distinct(values)
-    texts = {key: _sizes(value) for key, value in distinct.items()}
+    texts = {
+        key: ", ".join("×".join(map(str, one[:16])) or "scalar" for one in (value or ())[:16])
+        for key, value in distinct.items()
+    }
     counts = {key: _elements(value) for key, value in distinct.items()}
-    shown = Coded.encode([texts[key] for key in keys])
+    shown = Coded.encode([texts[key][:MAX_TEXT] for key in keys])
     return shown, np.array([counts[key] for key in keys], dtype=np.int64)
-
-
-def _sizes(shapes: Sequence[Sequence[int]] | None) -> str:
-    text = ", ".join("×".join(map(str, shape[:16])) or "scalar" for shape in (shapes or ())[:16])
-    return text[:MAX_TEXT]
 
 
 def _elements(shapes: Sequence[Sequence[int]] | None) -> int:
@@ -276,11 +276,6 @@ def _elements(shapes: Sequence[Sequence[int]] | None) -> int:
 
 def _text(pair: Sequence[str], index: int) -> str:
     return pair[index][:MAX_TEXT] if index < len(pair) else ""
-
-
-def _description(pair: Sequence[str]) -> str:
-    text = _text(pair, 1)
-    return "" if text == "undefined" else text
 
 
 def _dtypes(dtypes: Sequence[str] | str | None) -> str:

@@ -232,7 +232,9 @@ class _Machine:
                 at += 4
             elif code == 0x2E:  # STOP
                 self.at = at
-                return self._result()
+                if len(self.stack) != 1 or self.marks:
+                    raise PickleRefused(f"it stops at byte {at:,} with unused values")
+                return self.stack[0]
             else:
                 self.at = at
                 at = self._rare(code, at)
@@ -373,8 +375,3 @@ class _Machine:
         raise PickleRefused(
             f"before byte {at:,} it reuses value {index:,}, which is unknown or a container"
         )
-
-    def _result(self) -> Any:
-        if len(self.stack) != 1 or self.marks:
-            raise PickleRefused(f"it stops at byte {self.at:,} with unused values")
-        return self.stack[0]

@@ -182,13 +182,15 @@ def _is_nccl_log(path: str) -> bool:
     return _NCCL_LINE.search(start) is not None or _NCCL_VERSION.search(start) is not None
 
 
-def _with_iterations(run: Run) -> Run:
-    """The run with the iterations that the training program printed between NCCL's lines, if any.
+def _with_other_lines(run: Run) -> Run:
+    """The run with how far ranks came, and the iterations that the training program printed.
 
     Logs of several jobs are not searched: iterations of one job would be attributed to all.
     """
     log = run.get(NcclLog)
     files = log.files[:_MAX_FILES_CHECKED] if log is not None and log.num_jobs < 2 else ()
+    if any(_kinds(path) & _STARTS for path in files):
+        run = run.having(read_job_output(run.source))
     found = next((path for path in files if TRAINING_LOG.fits(path)), None)
     return run if found is None else TRAINING_LOG.joined(run, found)
 
@@ -201,7 +203,7 @@ NCCL_LOG = Source(
     fits=fits_nccl_log,
     read=read_nccl_log,
     notes="damaged",
-    complete=_with_iterations,
+    complete=_with_other_lines,
 )
 
 
@@ -298,6 +300,7 @@ OUTPUT_BOUND = Bound(
 _OUTPUT_BYTES = 1 << 23
 _OF_KERNELS = {"xid", "host_memory", "crash"}
 _ERROR = {"error", "mixed"}
+_STARTS = {"setup", "calls", "joining"}  # of healthy jobs, too
 _WEAK = {"agents", "cancelled", "stopped", "waiting", *_ERROR}
 _OUTPUT_NAME = re.compile(
     r"(?:\.(?:log|out|err|txt|[oe]\d{1,9})(?:[.-]\d{1,9})?(?:\.gz)?|^[^.]{1,100})$", re.IGNORECASE
@@ -336,9 +339,14 @@ def _is_output(path: str, *, is_alone: bool) -> bool:
     """Whether the beginning or the end of a file holds such lines.
 
     A kernel's log is a kind of its own. A job that was cancelled has its iterations to show, if
-    there are several. The line of an error alone counts only in a file that is named itself.
+    there are several. The line of an error alone counts only in a file that is named itself, and
+    lines of a start only if nothing else is in it.
     """
-    kinds = _kinds(path)
+    found = _kinds(path)
+    kinds = found - _STARTS
+    if found and not kinds:
+        is_other = fits_nccl_log(path) or fits_device_log(path) or fits_training_log(path)
+        return is_alone and not is_other
     if kinds <= _ERROR and not is_alone:
         return False
     if kinds and kinds <= _OF_KERNELS:
@@ -357,7 +365,7 @@ def _kinds(path: str) -> set[str]:
             if begins_object(start) or b"\0" in start[:4096]:
                 return set()
             kinds = kinds_in(start)
-            if kinds - _ERROR or len(start) < _OUTPUT_BYTES:
+            if kinds - _ERROR - _STARTS or len(start) < _OUTPUT_BYTES:
                 return kinds
             end = start
             while len(end) == _OUTPUT_BYTES:

@@ -121,7 +121,12 @@ class Assembler:
                 self._take_line(line, splitter, rank)
             else:  # a single message of a known process
                 self.take((self._names[process], b"INFO", text.strip()), rank)
-        self._count_calls(calls)
+        for name, number in calls.items():
+            self._counts["info"] += number
+            if _NAME.fullmatch(name):
+                self._choose((_text(name), None, "", ""), number)
+            else:
+                self._counts["cut"] += number
         self._num_bagged += number
         if self._num_bagged > _MAX_BAGGED:
             self._empty_all()
@@ -140,14 +145,6 @@ class Assembler:
                 self._heads.clear()
             self._heads[head[head.rfind(b" ", 0, head.rfind(b" ")) + 1 :]] = process
             self._bags.setdefault(process, defaultdict(int))
-
-    def _count_calls(self, calls: dict[bytes, int]) -> None:
-        for name, number in calls.items():
-            self._counts["info"] += number
-            if _NAME.fullmatch(name):
-                self._choose((_text(name), None, "", ""), number)
-            else:
-                self._counts["cut"] += number
 
     def _empty_all(self) -> None:
         for process in self._bags:

@@ -96,7 +96,13 @@ class Communicators:
         elif isinstance(event, Nodes):
             self._describe(writer.pointers.get(event.pointer, writer.current), event)
         elif isinstance(event, Timing):
-            self._describe(self._of_timing(writer, event), event)
+            own = (event.rank, event.num_ranks)
+            found = (
+                i
+                for i in reversed(writer.ranks)
+                if own == (writer.ranks[i], self._all[i].num_ranks)
+            )
+            self._describe(next(found, None), event)
         elif writer.current is not None:
             self._describe(writer.current, event)
         elif len(writer.events) < 1000:
@@ -231,12 +237,6 @@ class Communicators:
             self._edges[key] += number
         else:
             self.num_left += number
-
-    def _of_timing(self, writer: _Writer, event: Timing) -> int | None:
-        for index in reversed(writer.ranks):
-            if (writer.ranks[index], self._all[index].num_ranks) == (event.rank, event.num_ranks):
-                return index
-        return None
 
     def _describe(self, index: int | None, event: Event) -> None:
         if index is None:

@@ -115,7 +115,6 @@ class Inspection:
         self._member_of: dict[tuple[_Header, str, int], int] = {}
         self._class_of: dict[tuple[int, str, int], int] = {}
         self._classes = _Classes()
-        self._salts = np.zeros(0, np.uint64)
         self._blocks: list[tuple[NDArray[Any], ...]] = []
         self._num_rows = 0
         self._one_in = 1

@@ -282,17 +282,7 @@ def _initialised(text: str) -> Event | None:
     )
 
 
-def _begun(text: str) -> Event | None:
-    match = _OLD_INIT.match(text)
-    if match is None or int(match[1]) >= int(match[2]):
-        return None
-    return Initialised("", int(match[1]), int(match[2]), None, "", "", "")
-
-
-def _timing(text: str) -> Event | None:
-    match = _TIMING.match(text)
-    if match is None:
-        return None
+def _timing(match: re.Match[str]) -> Event:
     whole, _, part = match[3].partition(".")
     total_ns = int(whole) * NS_PER_S + int(part[:9].ljust(9, "0"))
     return Timing(int(match[1]), int(match[2]), total_ns)
@@ -313,23 +303,6 @@ def _cards(text: str) -> Event | None:
     return Cards(match[1], cards) if cards else CUT
 
 
-def _gdr(text: str) -> Event | None:
-    match = _GDR.match(text)
-    if match is None:
-        return None
-    return Remark(
-        NcclRemark.GDR_ON if match[1] == "Enabled" else NcclRemark.GDR_OFF, match[3] or match[2]
-    )
-
-
-def _choice(text: str) -> Event | None:
-    match = _CHOICE.match(text)
-    if match is None:
-        return None
-    algorithm, protocol = _named(match[3], _ALGORITHMS), _named(match[4], _PROTOCOLS)
-    return Choice(match[1] or "", int(match[2]), algorithm, protocol)
-
-
 def _named(word: str, names: tuple[str, ...]) -> str:
     """The name of a choice, which newer versions print as a name and older ones as a number."""
     if word.isdecimal():
@@ -337,7 +310,7 @@ def _named(word: str, names: tuple[str, ...]) -> str:
     return word.upper()
 
 
-def _of(pattern: re.Pattern[str], make: Callable[[re.Match[str]], Event]) -> Reader:
+def _of(pattern: re.Pattern[str], make: Callable[[re.Match[str]], Event | None]) -> Reader:
     """The reader of messages that a pattern matches as a whole."""
 
     def read(text: str) -> Event | None:
@@ -354,12 +327,30 @@ _READERS: tuple[tuple[str, Reader], ...] = (
     ("Trees ", _trees),
     (" COMPLETE", _initialised),
     ("Init START", _initialised),
-    ("Init timings", _timing),
-    ("anks ", _begun),
+    ("Init timings", _of(_TIMING, _timing)),
+    (
+        "anks ",
+        _of(
+            _OLD_INIT,
+            lambda m: (
+                Initialised("", int(m[1]), int(m[2]), None, "", "", "")
+                if int(m[1]) < int(m[2])
+                else None
+            ),
+        ),
+    ),
     (" set by environment to ", _of(_SETTING, lambda m: Setting(m[1], m[2]))),
     ("_IFNAME set to ", _of(_SETTING, lambda m: Setting(m[1], m[2]))),
     ("_HCA set to ", _of(_SETTING, lambda m: Setting(m[1], m[2]))),
-    ("GPU Direct RDMA ", _gdr),
+    (
+        "GPU Direct RDMA ",
+        _of(
+            _GDR,
+            lambda m: Remark(
+                NcclRemark.GDR_ON if m[1] == "Enabled" else NcclRemark.GDR_OFF, m[3] or m[2]
+            ),
+        ),
+    ),
     (
         "Could not enable P2P between ",
         _of(_PEER_FAILED, lambda _: Remark(NcclRemark.PEER_OFF, "refused")),
@@ -374,7 +365,15 @@ _READERS: tuple[tuple[str, Reader], ...] = (
     ("coll channels", _of(_CHANNELS, lambda m: Channels(int(m[1]), int(m[2]) if m[2] else None))),
     ("nNodes", _of(_NODES, lambda m: Nodes(m[1], int(m[2])))),
     ("Pattern ", _of(_PATHS, lambda m: PathTypes(m[1]))),
-    (" Bytes -> Algo", _choice),
+    (
+        " Bytes -> Algo",
+        _of(
+            _CHOICE,
+            lambda m: Choice(
+                m[1] or "", int(m[2]), _named(m[3], _ALGORITHMS), _named(m[4], _PROTOCOLS)
+            ),
+        ),
+    ),
     ("CCL version", _of(_VERSION, lambda m: Version(m[1]))),
 )
 

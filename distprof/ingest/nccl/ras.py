@@ -37,6 +37,13 @@ _RESULTS = {
 _IN_PROGRESS = 7
 _JSON_SIGNS = ('"nccl_version"', '"communicators_count"')
 _TEXT_SIGN = "Job summary\n==========="
+_PART = re.compile(
+    r"^ {0,8}(?:#\d{1,6}-\d{1,6} \([0-9a-f]{1,16}\) [A-Z]{5,12} *$"
+    r"|(?:Warnings: )?Communicator ranks have different \w{1,40} operation counts *$"
+    r"|\d{1,9} job process(?:es)? (?:is|are) considered dead)",
+    re.MULTILINE,
+)
+"""What is below the tables, if only a part of the output was copied."""
 
 
 def is_ras(start: str) -> bool:
@@ -44,7 +51,8 @@ def is_ras(start: str) -> bool:
     text = start.replace("\r\n", "\n")
     if text.lstrip()[:1] == "{":
         return all(sign in text[:2_000] for sign in _JSON_SIGNS)
-    return _TEXT_SIGN in text and "Communicators..." in text
+    is_whole = _TEXT_SIGN in text and "Communicators..." in text
+    return is_whole or _PART.search(text) is not None
 
 
 def parse_ras(text: str) -> RasStatus | None:
@@ -53,7 +61,7 @@ def parse_ras(text: str) -> RasStatus | None:
         snapshots = [_of_json(one) for one in _objects(text)]
     else:
         lines = text.replace("\r\n", "\n").split("\n")
-        snapshots = [_of_text(part) for part in _split(lines)]
+        snapshots = [_Text(part).result() for part in _split(lines)]
     if not snapshots:
         return None
     last = replace(snapshots[-1], num_snapshots=len(snapshots))
@@ -80,7 +88,9 @@ _RANK = re.compile(
     r"|) -- (?:GPU (?P<gpu>\d{1,4})(?: \(NVML \d{1,4}\))? managed by process (?P<pid>\d{1,10}) on "
     r"node (?P<host>\S{1,80})|\[process information not found\])"
 )
-_DIFFERENT = re.compile(r"\s+Communicator ranks have different (\w{1,40}) operation counts")
+_DIFFERENT = re.compile(
+    r"\s+(?:Warnings: )?Communicator ranks have different (\w{1,40}) operation counts"
+)
 _LAUNCHED = re.compile(r"\s+(\d{1,9}) ranks have launched up to operation (\d{1,19})")
 _NONE_LAUNCHED = re.compile(r"\s+(\d{1,9}) ranks have not launched any operations")
 _REPORTED = re.compile(r"\s+(\d{1,9}) ranks reported ([A-Z][\w ]{2,40})")
@@ -90,8 +100,8 @@ _HEADINGS = ("DEAD", "INCOMPLETE", "TIMEOUT")
 
 
 def _split(lines: Sequence[str]) -> Iterator[list[str]]:
-    """Lines of each snapshot, which begins a few lines before its ``Job summary``."""
-    starts = [i for i, line in enumerate(lines) if line.strip() == "Job summary"]
+    """Lines of each snapshot, which begins a few lines before its ``Job summary``, if copied."""
+    starts = [i for i, line in enumerate(lines) if line.strip() == "Job summary"] or [0]
     for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
         yield [*lines[max(start - 4, 0) : start], *lines[start:end]]
 
@@ -99,7 +109,7 @@ def _split(lines: Sequence[str]) -> Iterator[list[str]]:
 class _Text:
     """Reader of the lines of one snapshot."""
 
-    def __init__(self) -> None:
+    def __init__(self, lines: Iterable[str]) -> None:
         self.status = RasStatus()
         self.groups: list[RasGroup] = []
         self.troubles: list[RasTrouble] = []
@@ -110,10 +120,13 @@ class _Text:
         self._operation = ""
         self._count: int | None = None
         self._why = ""
+        for line in lines:
+            self._take(line[:4_000])
 
-    def take(self, line: str) -> None:
-        """Read one line."""
-        version, about, group = _VERSION.match(line), _ABOUT.match(line), _GROUP.fullmatch(line)
+    def _take(self, line: str) -> None:
+        version, group = _VERSION.match(line), _GROUP.fullmatch(line)
+        about = _ABOUT.match(line.strip())
+        line = f" {line.strip()}"  # parts are copied with other margins
         if version is not None:
             self.status = replace(self.status, version=version[1])
         elif about is not None:
@@ -127,7 +140,7 @@ class _Text:
         elif self._kind == "TIMEOUT" and (counted := _COUNTED.match(line)) is not None:
             self.status = replace(self.status, num_timeouts=int(counted[1]))
             self._kind = ""
-        elif self._kind:
+        elif self._kind or self._operation or _DIFFERENT.match(line):
             self._detail(line)
         elif (totals := _TOTALS.fullmatch(line)) is not None:
             nodes, processes, gpus = map(int, totals.groups())
@@ -225,13 +238,6 @@ class _Text:
                     text=text[:_MAX_NAME],
                 )
             )
-
-
-def _of_text(lines: Iterable[str]) -> RasStatus:
-    reader = _Text()
-    for line in lines:
-        reader.take(line[:4_000])
-    return reader.result()
 
 
 # JSON ---------------------------------------------------------------------------------------------

@@ -10,13 +10,14 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from itertools import islice
 
 import numpy as np
 from msgspec.structs import replace
 
 from distprof.ingest.files import DAMAGE, Blocks, opened
 from distprof.ingest.output.expressions import Expression, signs
-from distprof.ingest.output.stacks import stacks_in
+from distprof.ingest.output.stacks import listed_stacks, stacks_in
 from distprof.run.logs import JobOutput, OutputEvent, OutputStack
 from distprof.run.topology import DEFAULT_GROUPS
 
@@ -26,8 +27,7 @@ MAX_OF_A_KIND = 64
 
 MAX_STACKS = 20_000
 MAX_TEXT = 300
-QUIET = frozenset(("warning", "phase", "preparing", "setup", "calls", "joining", "aside", "begun",
-                   "finished", "closed"))  # fmt: skip
+QUIET = {"warning", "phase", "preparing", "aside", "begun", "finished", "closed"}
 """Kinds of lines that healthy jobs print, too: alone, they are no evidence of an end."""
 
 _EACH = ("aside", "begun", "finished")
@@ -38,7 +38,7 @@ _LATEST = ("calls", "preparing")
 
 _NOISE = re.compile(r"NCCL (?:INFO|TRACE)|\bDEBUG\b|pyxis: {4}")
 _ALWAYS = {"world", "exit", "setup", "calls", "nccl-retries", "nccl-result", "closed",
-           "container-start"}  # fmt: skip
+           "container-start", "vllm-start"}  # fmt: skip
 """Kinds and names of lines that count although a debugging or quoted log prints them."""
 
 _MAX_RECORD_BYTES = 1 << 14
@@ -86,13 +86,15 @@ _PREFIX = re.compile(
     r"|\[(\d{1,7})\]<std(?:out|err)>:)"  # horovodrun
     # srun --label, but not NCCL's process and thread, nor Horovod's stalled tensors
     r"|(\d{1,7}):(?: |$)(?!\d\d:|\d{1,7} \[\d|\[[\w./:-]{12,200}[, \]])"
+    r"|\(Worker_TP(\d{1,7})(?:_EP\d{1,7})? pid=\d{1,9}\)"  # vLLM
     r"|\((?!\w{1,60}, rank=\d{1,7}, pid=)"  # SkyPilot's rank is that of the node
     r"\w{0,60}[^()]{0,60}\brank[=: ]?(\d{1,7})\b[^()]{0,80}\)"  # Ray
     r"|\[(?:Rank:?|(?:GPU )?[Rr]ank) (\d{1,7})\]|\[?RANK[ =:](\d{1,7})\]?) ?"
 )
 
 _HEADING = re.compile(
-    r"(?i)^(?:Process \d{1,9}: \S{1,40}_TP(?=\d{1,5}$)|[^\n(]{1,40}\(rank[ =:]{1,4}(?=\d{1,7}\))"
+    r"(?i)^(?:Process \d{1,9}: (?!\S{1,40}PP[1-9])\S{1,40}_TP(?=\d{1,5}$)"
+    r"|[^\n(]{1,40}\(rank[ =:]{1,4}(?=\d{1,7}\))"
     r"|[^\w\n]{0,12}(?:(?:py-spy|gdb|stacks?|dump|trace|output|main thread)\W{1,3}){0,3}"
     r"(?:(?:of|on|from|for|global)\W){0,2}(?:rank|\w{1,20}[_-]rank)[ _:=#-]{0,3})(\d{1,7})\b"
 )
@@ -240,6 +242,11 @@ class Reader:
         if row.yields == "stack":
             if row.search(cleaned(data[start:end])) is not None:
                 writer = _prefixed(data, start, at, end, row)
+                if row.name == "stack-listed":
+                    if writer is None:
+                        first = _line_back(data, start, row.before)
+                        self._keep_listed(data, first, start, number, shown)
+                    return
                 first = _first_frame(data, start) if row.before else start
                 line = number - data.count(b"\n", first, start)
                 self._keep_stacks(data, first, line, shown, rank if writer is None else writer)
@@ -293,6 +300,15 @@ class Reader:
             return False
         self._counts[key[:2]] += 1
         return True
+
+    def _keep_listed(self, data: bytes, first: int, start: int, number: int, shown: str) -> None:
+        """Keep stacks that someone listed under the ranks that they are of."""
+        texts = (cleaned(data[first:start]), cleaned(data[start : start + _MAX_STACK_BYTES]))
+        stacks, count = listed_stacks(*(text.splitlines() for text in texts))
+        self._dumped = (shown, number + count)
+        found = (OutputStack(file=shown, line=number, rank=rank, calls=calls)
+                 for ranks, calls in stacks for rank in ranks)  # fmt: skip
+        self.stacks += islice(found, MAX_STACKS - len(self.stacks))
 
     def _keep_stacks(
         self, data: bytes, start: int, number: int, shown: str, rank: int | None
@@ -364,11 +380,10 @@ def _fields(data: bytes, start: int, at: int, end: int, row: Expression) -> dict
         return row.search(_without_prefixes(text, _prefixed(data, start, at, end, row), before))
     last = _end_of_wrapped(data, end) if row.wraps else end
     text = cleaned(data[max(start, at - _BEFORE_SIGN) : last])
-    text = text.replace("\n", "") if row.wraps else text
-    fields = row.search(text)
+    fields = _searched(row, text)
     if row.wraps and "own" not in (fields or {}):
-        before = cleaned(data[_start_of_wrapped(data, start) : start]).replace("\n", "")
-        fields = fields if row.search(before) else row.search(before + text) or fields
+        before = cleaned(data[_start_of_wrapped(data, start) : start])
+        fields = fields if _searched(row, before) else _searched(row, before + text) or fields
     return fields
 
 
@@ -401,6 +416,14 @@ def _subject(fields: Mapping[str, str], writer: int | None) -> int | None:
     if not named and group in (DEFAULT_GROUPS if writer is None else DEFAULT_GROUPS[:1]):
         named = fields.get("own", "")
     return int(named) if named.isdigit() and len(named) < 8 else writer
+
+
+def _searched(row: Expression, text: str) -> dict[str, str] | None:
+    """What a row captures from lines that a terminal broke anywhere, or a writer between words."""
+    if not row.wraps or "\n" not in text:
+        return row.search(text)
+    joined = (row.search(text.replace("\n", by)) for by in ("", " "))
+    return max(joined, key=lambda fields: len(fields or ()))
 
 
 def _line_back(data: bytes, start: int, count: int) -> int:

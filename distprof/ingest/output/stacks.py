@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from distprof.artefacts.records import FRAME, LIBRARY, main_stack
 
@@ -12,6 +13,7 @@ _MAX_TEXT = 300
 _SPIED = re.compile(
     r"^ {2,8}(?P<name>[^\s(][^()\n]{0,200}) \((?P<file>[^()\n]{1,400}?)(?::(?P<line>\d+))?\)\s*$"
 )
+_IN_ONE_LINE = re.compile(r"[^\s()]{1,200} \([^()\s]{1,400}:\d{1,7}\)")
 _DEBUGGED = re.compile(
     r'^\s+File "(?P<file>[^"\n]{1,400})", line (?P<line>\d+|\?\?\?),? in (?P<name>.{1,200})$'
 )
@@ -24,6 +26,20 @@ _FRAMED = re.compile(
     r"^#\d{1,4} Frame 0x[0-9a-f]{1,16}, for file (?P<file>[^\n,]{1,400}), line (?P<line>\d{1,7}), "
     r"in (?P<name>\S{1,200})"
 )
+_SHARED = re.compile(r"^Thread [^\n]{1,60}MainThread\"$")
+"""A further process with the stack that follows."""
+
+_LISTED = re.compile(
+    r"^\s*(?P<name>[^\s(:][^()\n]{0,200}?) {1,40}\("
+    r"(?P<file>[^()\s]{1,400}?\.(?:py|pyx|so[.\d]{0,9}|cpp|cc|cu))(?::(?P<line>\d{1,7}))?\)"
+)
+_OF_RANKS = re.compile(
+    r"(?i)^[^\w\n]{0,12}(?:(?:local|global)[ _])?(?:worker_)?(?:ranks?|[TDP]P)[ _=#]?"
+    r"(?![\d ]{1,9}[_ ][TDP]P\d)(?P<ranks>\d{1,7}(?: ?(?:,|-|–|and|&) ?\d{1,7}){0,64})(?![\d.])"
+    r"(?: ?\([^()\n]{0,60}\))?[^\w\n]{0,9}(?P<rest>[^\n]*)"
+)
+"""What someone writes over, or before, a stack of one or more ranks."""
+
 _NATIVE_THREAD = re.compile(r"^Thread (\d{1,7}) \((?:Thread|LWP|process) ")
 _HEAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-fA-F]+ .{0,80}\(most recent call first\)")
 _NAMED_RANK = re.compile(r"(?i)(?:local[_-])?\brank[ =:_-]{0,2}(\d{1,7})\b")
@@ -50,7 +66,7 @@ _RUNTIME = re.compile(
 """Native calls of every program: the interpreter, the C library."""
 
 _LIBRARY = re.compile(
-    rf"{LIBRARY.pattern}|\.so(?:\.\d+)*$|^(?:torch|threading|queue|multiprocessing|selectors|socket|asyncio|concurrent)(?:/|\.py$)"
+    rf"{LIBRARY.pattern}|\.so(?:\.\d+)*$|^(?:torch|threading|queue|multiprocessing|selectors|socket|asyncio|concurrent|io)(?:/|\.py$)"
 )
 
 
@@ -71,11 +87,42 @@ def stacks_in(text: str) -> tuple[tuple[str, ...], int | None, int]:
     if first.startswith("#") or _NATIVE_THREAD.match(first):
         return _native(lines)
     own = [line for line in lines[1:] if line.strip()]
+    own = own[next((i for i, line in enumerate(own) if not _SHARED.match(line)), 0) :]
     if own and _RECORDED.match(own[0]):
         frames = list(_leading(own, _RECORDED))
         return calls_of(frames, _RECORDED), rank, len(frames)
     pattern = _DEBUGGED if "most recent call first" in first else _SPIED
+    own = [f"    {call}" for call in _IN_ONE_LINE.findall(first)] or own
     return calls_of(list(_leading(own, pattern)), pattern), rank, 1
+
+
+def listed_stacks(
+    before: Sequence[str], lines: Sequence[str]
+) -> tuple[list[tuple[tuple[int, ...], tuple[str, ...]]], int]:
+    """Stacks that are listed, each under its ranks, and the number of lines that they take.
+
+    Args:
+        before: Lines before the one that was found, in which the list may begin.
+        lines: That line and what follows.
+    """
+    found: list[tuple[tuple[int, ...], list[str]]] = []
+    count = 0
+    for at, line in enumerate([*before, *lines], 1 - len(before)):
+        head = _OF_RANKS.match(line)
+        if head:
+            ends = re.findall(r"(\d+)(?: ?[-–] ?(\d+))?", head["ranks"])
+            spans = (range(int(a), min(int(b or a), int(a) + 4096) + 1) for a, b in ends)
+            found.append((tuple(chain(*spans)), []))
+        frame = head["rest"] if head else line
+        if found and _LISTED.match(frame):
+            found[-1][1].append(frame)
+        elif not head and line.strip(" `."):
+            if at > 0:
+                break
+            found.clear()
+        count = at
+    stacks = ((ranks, calls_of(frames, _LISTED)) for ranks, frames in found if frames)
+    return [(ranks, calls) for ranks, calls in stacks if calls], count
 
 
 def _native(lines: Sequence[str]) -> tuple[tuple[str, ...], None, int]:

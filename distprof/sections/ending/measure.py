@@ -68,9 +68,13 @@ def about_of(event: OutputEvent) -> str:
 
 
 def analyze_ending(run: Run) -> EndingResult:
-    """How the job ended, from the output among the evidence of a run."""
+    """How the job ended, from the output among the evidence of a run.
+
+    How far NCCL came is no news where its log is the source.
+    """
     output = run.get(JobOutput)
-    return EndingResult() if output is None else diagnose_output(output)
+    found = EndingResult() if output is None else diagnose_output(output)
+    return found if found.state or run.origin != "NCCL log" else EndingResult()
 
 
 def diagnose_output(output: JobOutput) -> EndingResult:
@@ -583,9 +587,10 @@ _LAUNCHING = re.compile(
 _OF_OTHERS = re.compile(
     r"(?i)nccl|hccl|gloo|watchdog|communicator|broken pipe|socket timeout|client socket"
     r"|connection (?:\w+ ){0,2}(?:closed|reset|refused|aborted|lost|time)|^Connection\w*Error"
-    r"|connect\(\) timed out|rendezvous|monitoredbarrier|store based barrier"
-    r"|mismatch between collectives|out of memory|CUDA error|ACL stream synchronize|engine core"
-    r"|error code is (?:50704[68]|107020)\b|RPC call to \w+ timed out"
+    r"|connect\(\) timed out|RuntimeError wait timeout|rendezvous|monitoredbarrier"
+    r"|timed out waiting|store based barrier|mismatch between collectives|out of memory|CUDA error"
+    r"|ACL stream synchronize|engine core|error code is (?:50704[68]|107020)\b"
+    r"|RPC call to \w+ timed out"
     r"|worker.{0,20}died|processes exited with|process \d+ terminated|received signal"
     r"|process abort signal|exit (?:code|status)|non-zero|termination signal"
     r"|Horovod has been shut down|RuntimeError DEADLINE_EXCEEDED: "
@@ -771,9 +776,12 @@ def _listed(event: OutputEvent) -> tuple[int, ...]:
 
 
 def _killed(output: JobOutput) -> EndingResult | None:
-    """A process that a signal ended; a shell's line after a time-out only follows from it."""
+    """A process that a signal ended; what ends after a time-out, and an abort, only follows."""
     late = {e.file: e.line for e in reversed(_of(output, "frozen", "timeout", "position"))}
+    aborts = {e.file: e.line for e in reversed(_exits(output))
+              if _signal(e) == "SIGABRT" and e.line > late.get(e.file, e.line)}  # fmt: skip
     exits = (e for e in _exits(output) if _signal(e) in _FATAL)
+    exits = (e for e in exits if e.line <= aborts.get(e.file, e.line))
     found = (e for e in exits if e.yields != "died" or e.line <= late.get(e.file, e.line))
     event = next(found, None)
     return None if event is None else _ended(event, output)
@@ -933,6 +941,13 @@ def _missing(output: JobOutput) -> EndingResult | None:
     events = [e for e in _of(output, "missing") if _absent(e) and not _is_past(e, output)]
     if not events:
         return None
+    joined = [
+        e for e in _of(output, "joined") if e.fields["seq"] == events[0].fields.get("completed")
+    ]
+    if joined:  # others finished it
+        at, ranks = joined[0].fields["seq"], {rank for e in joined for rank in e.ranks()}
+        text = f"{name_ranks(ranks)} did not finish collective {at}, which others finished"
+        return _stuck("behind", text, joined[0], ranks=ranks)
     event = max(events, key=lambda e: len(_absent(e)) if "stalled" in e.fields else 0)
     fields, absent = event.fields, _absent(event)
     if len(absent) > 1 and not set.intersection(*map(set, absent.values())):
@@ -1086,7 +1101,7 @@ def _store(output: JobOutput) -> EndingResult | None:
             "Give each start a store of its own (another port or file), start each process once, "
             "and compare the world size with the number of processes.",
         )
-    found = _stuck("store", what, event, *steps)
+    found = _stuck("store", what, event, *advice_on("store", what), *steps)
     return found if sender is None or is_member else replace(found, suspects=(sender,))
 
 
@@ -1406,7 +1421,11 @@ def _calls(output: JobOutput) -> EndingResult | None:
 def _set_up(output: JobOutput) -> EndingResult | None:
     """How far NCCL came in each process, if its lines are all that there is."""
     events = _of(output, "setup")
-    last = {e.fields["process"]: e.fields["stage"] for e in events}
+    last: dict[str, str] = {}
+    for event in events:  # since NCCL 2.22, channels are connected by the first collective
+        process, stage = event.fields["process"], event.fields["stage"]
+        if last.get(process) != _READY or stage != "Connected":
+            last[process] = stage
     if not last:
         return None
     ready = sum(stage == _READY for stage in last.values())

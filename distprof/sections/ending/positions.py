@@ -194,6 +194,14 @@ def _whether_behind(
     if everyone:
         who = capitalized(name_ranks(sorted(everyone)))
         return f"{who} launched it, and it did not finish: no rank is behind."
+    lost = {e.rank for e in output.events if e.yields == "peer" and e.rank is not None}
+    lost -= {one.rank for one in positions}
+    if len(positions) > 1 and lost and all(one.is_global for one in positions):
+        reports = f"{capitalized(name_ranks(lost))} report{'s' if len(lost) == 1 else ''}"
+        return (
+            f"No rank that printed where it stands is behind. {reports} a lost connection, and no "
+            "time-out in it: look there first."
+        )
     if len(positions) > 1:
         return "No rank that printed is behind."
     return "No other rank printed where it stands."

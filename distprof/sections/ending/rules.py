@@ -10,9 +10,6 @@ from distprof.sections.ending import EndingResult
 from distprof.sections.job import JobResult
 from distprof.terms import Confidence, Severity
 
-_OF_VICTIMS = ("peer", "store", "unfinished", "waiting")
-"""Causes that ranks print which lost another, or waited for it."""
-
 
 @rule("CAP106", Severity.ERROR, costs_time=False)
 def job_stopped(ending: EndingResult, job: JobResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001

@@ -14,11 +14,12 @@ _ACTIVITIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     for name, pattern in (
         (
             "collective",
-            r"(?i)^(?:all_?reduce|all_?gather|reduce_?scatter|broadcast|barrier|all_to_all|monitored_"
-            r"|send|recv|isend|irecv|batch_isend|reduce|gather|scatter|wait|synchronize|item"
-            r"|_wait|new_group|init_process_group)\w* \((?!threading|queue|socket|poll|connection"
-            r"|selectors|file_baton|shm_broadcast|subprocess|process|worker|multiproc|asyncio"
-            r"|base_events|_base|futures)|^(?:p?nccl|p?mpi_|ompi_coll|hccl|rccl|ccl::|c10d::|gloo::)",
+            r"(?i)^(?:(?:all_?reduce|all_?gather|reduce_?scatter|broadcast|barrier|all_to_all|monitored_"
+            r"|send|recv|isend|irecv|batch_isend|reduce|gather|scatter|synchronize|item"
+            r"|new_group|init_process_group)\w*"
+            r"|_?wait(?:_?(?:all|tensor|work|stream|event|for_everyone)\w*)?)"
+            r" \((?!threading|queue|socket|poll|connection|selectors|file_baton|shm_broadcast"
+            r"|subprocess|process|worker|multiproc|asyncio|base_events|_base|futures)|^(?:p?nccl|p?mpi_|ompi_coll|hccl|rccl|ccl::|c10d::|gloo::)",
         ),
         (
             "teardown",
@@ -105,11 +106,12 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
     count = sum(one.count for one in waiting)
     who = name_ranks(others) if len(others) == count else f"{count:,} process"
     who += "es" if who.endswith("process") and count > 1 else ""
+    calls = dict.fromkeys(_call(one) for one in waiting)
+    where = " and ".join(call.partition(" (")[0] if len(calls) > 1 else call for call in calls)
     return EndingResult(
         state=STUCK,
         cause="stacks",
-        verdict=f"Stuck: {who} {'wait' if count > 1 else 'waits'} in {_call(waiting[-1])}; "
-        f"{'; '.join(parts)}.",
+        verdict=f"Stuck: {who} {'wait' if count > 1 else 'waits'} in {where}; {'; '.join(parts)}.",
         ranks=ranks,
         why=("A collective ends only when every rank of its group has launched it.",),
         alternatives=(

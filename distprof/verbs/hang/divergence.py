@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from distprof.run.records import FlightState
 from distprof.schema import ABSENT, Int64Array
@@ -326,7 +325,8 @@ class _Rows:
         keep[1:] = (np.diff(seq[order]) != 0) | (np.diff(which[order]) != 0)
         chosen = order[keep]
         self.which, self.seq, self.pending = which[chosen], seq[chosen], pending[chosen]
-        self.kind = _column(members, _kinds)[chosen]
+        kind = _column(members, lambda m: m.dump.entries["kind"][m.collectives].astype(np.int64))
+        self.kind = np.where(kind == CollectiveKind.UNKNOWN, ABSENT, kind)[chosen]
         self.elements = _column(members, _elements)[chosen]
         self.dtype = _dtypes(members)[chosen]
         self.starts = np.flatnonzero(np.r_[True, np.diff(self.seq) != 0])
@@ -336,15 +336,11 @@ class _Rows:
         known = values != ABSENT
         low = np.minimum.reduceat(np.where(known, values, np.iinfo(np.int64).max), self.starts)
         high = np.maximum.reduceat(np.where(known, values, ABSENT), self.starts)
-        pending = np.logical_or.reduceat(self._may_be_pending(), self.starts)
+        is_recorded = np.array([member.records_completion for member in self.members])[self.which]
+        may = self.pending & (is_recorded | (self.seq >= self.seq.max() - _GLOO_LOOKBACK))
+        pending = np.logical_or.reduceat(may, self.starts)
         differs = np.flatnonzero((high > low) & pending)
         return int(self.seq[self.starts[differs[0]]]) if len(differs) else None
-
-    def _may_be_pending(self) -> NDArray[np.bool_]:
-        is_recorded = np.array([member.records_completion for member in self.members])[self.which]
-        recent = self.seq >= self.seq.max() - _GLOO_LOOKBACK
-        may: NDArray[np.bool_] = self.pending & (is_recorded | recent)
-        return may
 
     def at(self, seq: int, values: Int64Array) -> list[tuple[Member, int]]:
         """Members that launched number ``seq``, with their values."""
@@ -355,11 +351,6 @@ class _Rows:
 def _column(members: Sequence[Member], of: Any) -> Int64Array:
     found: Int64Array = np.concatenate([of(member) for member in members])
     return found
-
-
-def _kinds(member: Member) -> Int64Array:
-    kind = member.dump.entries["kind"][member.collectives].astype(np.int64)
-    return np.where(kind == CollectiveKind.UNKNOWN, ABSENT, kind)
 
 
 def _elements(member: Member) -> Int64Array:

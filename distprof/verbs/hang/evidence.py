@@ -55,7 +55,6 @@ class LogFile(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None  # Rank that wrote it; None if its path does not show one.
 
 
-# Finding the dumps of a job in a folder, and the logs and stacks next to them --------------------
 MAX_FILES = 200_000
 MAX_DEPTH = 4
 MAX_LOGS = 4_096
@@ -74,13 +73,10 @@ _NOT_DUMPS = re.compile(
 _SKIPPED = frozenset(("cache", ".git", "__pycache__"))
 
 
-class DumpFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that may be a dump; picklable, so another process can read it."""
+class DumpFile(LogFile, frozen=True, kw_only=True):
+    """A file that may be a dump."""
 
-    folder: Folder  # Folder of the file.
-    name: str  # Name of the file in the folder.
-    shown: str  # Name in reports, relative to the source.
-    rank: int  # Rank that wrote it.
+    rank: int
     is_certain: bool = False  # Whether its name alone shows that it is a dump.
 
 
@@ -137,10 +133,10 @@ def find_files(
         file = Path(root.path)
         folder = Folder(str(file.parent))
         dump = _dump_file(folder, file.name, file.name, None)
-        if dump is None and _is_text(folder, file.name):
-            rank = _log_rank(folder, file.name)
-            log = LogFile(folder=folder, name=file.name, shown=file.name, rank=rank)
-            return folder, [], [log], []
+        head = _head(folder, file.name).lstrip()
+        is_json = begins_object(head) and not _LOG.search(file.name)
+        if dump is None and not (b"\0" in head or is_json or looks_like_dump(head)):
+            return folder, [], [_log_file(folder, file.name, file.name)], []
         certain = DumpFile(folder=folder, name=file.name, shown=file.name, rank=0, is_certain=True)
         return folder, [dump or certain], [], []
     if not root.names() and set("*?[") & set(path):
@@ -150,9 +146,7 @@ def find_files(
         if name == STACKS_FILE and rank is not None:
             stacks.append((rank, folder))
         elif _LOG.search(name) or NAME.search(name):
-            logs.append(
-                LogFile(folder=folder, name=name, shown=shown, rank=_log_rank(folder, name))
-            )
+            logs.append(_log_file(folder, name, shown))
         elif (dump := _dump_file(folder, name, shown, rank)) is not None:
             dumps.append(dump)
     return root, sorted(dumps, key=lambda dump: (dump.rank, dump.shown)), logs, stacks
@@ -185,10 +179,11 @@ def _folder_rank(folder: Folder) -> int | None:
     return int(match[1]) if match else None
 
 
-def _log_rank(folder: Folder, name: str) -> int | None:
+def _log_file(folder: Folder, name: str, shown: str) -> LogFile:
     own = _folder_rank(folder)
     match = _RANK_WORD.search(name)
-    return own if own is not None else int(match[1]) if match else None
+    rank = own if own is not None else int(match[1]) if match else None
+    return LogFile(folder=folder, name=name, shown=shown, rank=rank)
 
 
 def _dump_file(folder: Folder, name: str, shown: str, rank: int | None) -> DumpFile | None:
@@ -205,24 +200,10 @@ def _dump_file(folder: Folder, name: str, shown: str, rank: int | None) -> DumpF
     return DumpFile(folder=folder, name=name, shown=shown, rank=number)
 
 
-def _is_text(folder: Folder, name: str) -> bool:
-    head = _head(folder, name).lstrip()
-    is_json = begins_object(head) and not _LOG.search(name)
-    return b"\0" not in head and not is_json and not looks_like_dump(head)
-
-
 def _globbed(pattern: str) -> list[LogFile]:
     """The files of a pattern, as logs."""
-    files = [Path(path) for path in paths_of_output(pattern)]
-    return [
-        LogFile(
-            folder=(folder := Folder(str(file.parent))),
-            name=file.name,
-            shown=file.name,
-            rank=_log_rank(folder, file.name),
-        )
-        for file in files
-    ]
+    files = map(Path, paths_of_output(pattern))
+    return [_log_file(Folder(str(file.parent)), file.name, file.name) for file in files]
 
 
 def _head(folder: Folder, name: str) -> bytes:

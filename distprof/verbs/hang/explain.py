@@ -45,8 +45,16 @@ def explain(
     if found.first is None:
         return _in_flight(found)
     roots = tuple(_sentence(root, evidence) for root in found.roots)
+    main, *others = roots
+    parts = [main if main.startswith("Deadlock") else f"Stuck: {main}"]
+    parts += [f"Independently, {o[:1].lower()}{o[1:]}" for o in others[: _MOST_ROOTS - 1]]
+    if len(others) >= _MOST_ROOTS:
+        parts.append(f"{len(others) - _MOST_ROOTS + 1} more independent causes are listed below.")
+    if suspects:
+        also = "are also suspects" if len(suspects) > 1 else "is also a suspect"
+        parts.append(f"{capitalized(name_ranks(suspects))} left no dump and {also}.")
     return Explanation(
-        verdict=_verdict(roots, suspects),
+        verdict=" ".join(parts),
         roots=roots,
         why=tuple(_why(found, found.first, evidence)),
         alternatives=tuple(_alternatives(found, found.first, evidence)),
@@ -137,19 +145,6 @@ def operation_text(point: Point | None) -> str:
     return f"{name}{number} of {point.group.label}"
 
 
-def _verdict(roots: Sequence[str], suspects: Sequence[int]) -> str:
-    """All roots in one text, followed by the ranks without a dump."""
-    first, *others = roots
-    parts = [first if first.startswith("Deadlock") else f"Stuck: {first}"]
-    parts += [f"Independently, {o[:1].lower()}{o[1:]}" for o in others[: _MOST_ROOTS - 1]]
-    if len(others) >= _MOST_ROOTS:
-        parts.append(f"{len(others) - _MOST_ROOTS + 1} more independent causes are listed below.")
-    if suspects:
-        also = "are also suspects" if len(suspects) > 1 else "is also a suspect"
-        parts.append(f"{capitalized(name_ranks(suspects))} left no dump and {also}.")
-    return " ".join(parts)
-
-
 def _sentence(root: Root, evidence: HangEvidence) -> str:
     """One root in one sentence."""
     point, who, what = root.point, name_ranks(root.ranks), operation_text(root.point)
@@ -193,7 +188,14 @@ def _why(found: Diagnosis, first: Root, evidence: HangEvidence) -> Iterator[str]
     if point.seq is not None:
         yield from _positions(point)
     yield from (f"{capitalized(other)}." for other in point.others)
-    yield from _roots(found)
+    behind = {rank for one in found.points for rank in one.missing} - set(found.culprits)
+    others = sorted(behind & waits(found.points).keys())
+    if others and not first.in_circle:
+        yield (
+            f"{capitalized(name_ranks(others))} also {_verb(others, 'lag')}, but "
+            f"{_verb(others, 'wait')} for others. {capitalized(name_ranks(found.culprits))} "
+            f"{_verb(found.culprits, 'wait')} for no rank."
+        )
     if found.unfinished is not None:
         yield (
             f"{capitalized(name_ranks(found.unfinished.missing))} did not finish "
@@ -205,8 +207,24 @@ def _why(found: Diagnosis, first: Root, evidence: HangEvidence) -> Iterator[str]
             yield f"Rank {rank} had failed: {evidence.failed[rank]}."
         if rank in evidence.stacks:
             yield f"Rank {rank} is in {evidence.stacks[rank][0]} instead."
-    yield from _silent_dumps(found)
-    yield from _messages(found)
+    empty = [
+        rank
+        for root in found.roots
+        for rank in root.ranks
+        if rank in (members := root.point.group.members) and not len(members[rank].dump.entries)
+    ]
+    if empty:
+        yield (
+            f"The ring of {name_ranks(empty)} holds nothing in flight: the CPU stopped between "
+            "operations (in Python, the data loader, the file system or a lock)."
+        )
+    mine = [p for p in found.messages if set(p.waiting) & set(found.culprits) and p.missing]
+    senders = sorted({rank for one in mine for rank in one.missing} - set(found.culprits))
+    if senders and found.unfinished is None and point.seq is not None:
+        yield (
+            f"{capitalized(name_ranks(found.culprits))} may in turn wait for a message from "
+            f"{name_ranks(senders)}."
+        )
 
 
 def _positions(point: Point) -> Iterator[str]:
@@ -225,46 +243,6 @@ def _positions(point: Point) -> Iterator[str]:
     positions = [f"{seq} on {name_ranks(latest[seq])}" for seq in sorted(latest)[:4]]
     more = f"; {len(latest) - 4} more positions" if len(latest) > 4 else ""
     yield f"Latest collective launched in {point.group.label}: {'; '.join(positions)}{more}."
-
-
-def _roots(found: Diagnosis) -> Iterator[str]:
-    graph = waits(found.points)
-    behind = {rank for point in found.points for rank in point.missing} - set(found.culprits)
-    first = found.first
-    others = sorted(behind & graph.keys())
-    if others and first is not None and not first.in_circle:
-        yield (
-            f"{capitalized(name_ranks(others))} also {_verb(others, 'lag')}, but "
-            f"{_verb(others, 'wait')} for others. {capitalized(name_ranks(found.culprits))} "
-            f"{_verb(found.culprits, 'wait')} for no rank."
-        )
-
-
-def _silent_dumps(found: Diagnosis) -> Iterator[str]:
-    empty = [
-        rank
-        for root in found.roots
-        for rank in root.ranks
-        if rank in (members := root.point.group.members) and not len(members[rank].dump.entries)
-    ]
-    if empty:
-        yield (
-            f"The ring of {name_ranks(empty)} holds nothing in flight: the CPU stopped between "
-            "operations (in Python, the data loader, the file system or a lock)."
-        )
-
-
-def _messages(found: Diagnosis) -> Iterator[str]:
-    """Messages that the blamed ranks wait for."""
-    if found.point is None or found.point.seq is None:
-        return
-    mine = [p for p in found.messages if set(p.waiting) & set(found.culprits) and p.missing]
-    senders = sorted({rank for point in mine for rank in point.missing} - set(found.culprits))
-    if senders and found.unfinished is None:
-        yield (
-            f"{capitalized(name_ranks(found.culprits))} may in turn wait for a message from "
-            f"{name_ranks(senders)}."
-        )
 
 
 def _alternatives(found: Diagnosis, first: Root, evidence: HangEvidence) -> Iterator[str]:
@@ -322,21 +300,17 @@ def _next_steps(root: Root, unfinished: Point | None, evidence: HangEvidence) ->
         whom = name_ranks(ranks) if ranks else f"{root.point.group.label}"
         yield f"Check the GPUs of {whom}: dmesg for Xid, nvidia-smi -q, NCCL warnings, links."
     if root.ranks and kind is HangKind.NEVER_LAUNCHED:
-        yield from _steps_on(root.ranks, evidence)
+        who, hosts = name_ranks(root.ranks), {evidence.hosts.get(r, "") for r in root.ranks} - {""}
+        at = f" on {', '.join(sorted(hosts))}" if hosts else ""
+        stacks = [evidence.stacks[rank][0] for rank in root.ranks if rank in evidence.stacks]
+        if stacks:
+            yield f"Find out why {stacks[0]} does not return on {who}{at}."
+        if not (evidence.stacks.keys() | evidence.failed.keys()) & set(root.ranks):
+            yield f"Get the Python stack of {who}{at}: distprof attach --stacks, or py-spy dump."
+        yield f"Read the end of the log of {who}{at}."
+        if any("SIGKILL" in evidence.failed.get(rank, "") for rank in root.ranks):
+            yield (
+                "Check dmesg for the out-of-memory killer, and the scheduler for an enforced limit."
+            )
     if root.in_circle:
         yield "Launch operations of different groups in the same order on every rank."
-
-
-def _steps_on(ranks: Sequence[int], evidence: HangEvidence) -> Iterator[str]:
-    """Next steps for ranks that never launched an operation."""
-    who, hosts = name_ranks(ranks), sorted({evidence.hosts.get(r, "") for r in ranks} - {""})
-    at = f" on {', '.join(hosts)}" if hosts else ""
-    stacks = [evidence.stacks[rank][0] for rank in ranks if rank in evidence.stacks]
-    if stacks:
-        yield f"Find out why {stacks[0]} does not return on {who}{at}."
-    explained = evidence.stacks.keys() | evidence.failed.keys()
-    if not explained & set(ranks):
-        yield f"Get the Python stack of {who}{at}: distprof attach --stacks, or py-spy dump."
-    yield f"Read the end of the log of {who}{at}."
-    if any("SIGKILL" in evidence.failed.get(rank, "") for rank in ranks):
-        yield "Check dmesg for the out-of-memory killer, and the scheduler for an enforced limit."

@@ -78,11 +78,13 @@ def places_figure(report: HangReport) -> Markup:
     per_row = -(-len(ranks) // _MAX_ROWS)
     states = np.maximum.reduceat(states, np.arange(0, len(ranks), per_row), axis=0)
     grid = _grid(ranks, hosts, ("cause", *(each.name for each in columns)), per_row)
-    label = f"Ranks by process groups. {_summary(report)}"
+    causes = counted(max(len(report.roots), 1), "independent cause")
+    named = f"Blamed: {short_ranks(report.culprits, 60)} ({causes})."
+    named = named if report.culprits else "No rank is blamed."
     return captioned(
-        f"One row per rank and one column per kind of process group. {_summary(report)} "
+        f"One row per rank and one column per kind of process group. {named} "
         "The first column marks the ranks at fault.",
-        cell_map(states, _KINDS, grid, label),
+        cell_map(states, _KINDS, grid, f"Ranks by process groups. {named}"),
         legend([(f"k-{kind}", word) for kind, word in zip(_KINDS, _WORDS, strict=True)]),
         class_="heat",
         data_values="".join(
@@ -146,14 +148,6 @@ def _grid(
         is_turned=True,
         group_word="host",
     )
-
-
-def _summary(report: HangReport) -> str:
-    """One sentence that names the blamed ranks."""
-    if not report.culprits:
-        return "No rank is blamed."
-    causes = counted(max(len(report.roots), 1), "independent cause")
-    return f"Blamed: {short_ranks(report.culprits, 60)} ({causes})."
 
 
 def progress_figure(groups: Sequence[GroupProgress]) -> Markup:

@@ -266,7 +266,11 @@ def _group_cadence(group: JobGroup) -> Cadence | None:
     if not counts:
         return None
     name, shape = max(counts, key=lambda key: (counts[key], key))
-    gaps = [_gaps(member, (name, shape)) for member in group.members.values()]
+    gaps = []  # between consecutive launches in the ring whose times are known
+    for member in group.members.values():
+        rows = _classes(member).get((name, shape), np.empty(0, np.int64))
+        created = np.sort(member.dump.entries["created_ns"][rows])
+        gaps.append(np.diff(created[created > 0]))
     joined = np.concatenate(gaps)
     if counts[name, shape] < _MIN_LAUNCHES or len(joined) < _MIN_LAUNCHES - 1:
         return None
@@ -294,10 +298,3 @@ def _classes(member: Member) -> dict[tuple[str, str], Int64Array]:
         for part in parts
         if len(part)
     }
-
-
-def _gaps(member: Member, spelling: tuple[str, str]) -> Int64Array:
-    """Times between consecutive launches in the ring, skipping launches of unknown time."""
-    rows = _classes(member).get(spelling, np.empty(0, np.int64))
-    created = np.sort(member.dump.entries["created_ns"][rows])
-    return np.diff(created[created > 0])

@@ -26,7 +26,7 @@ from distprof.sections.ending.measure import UNSAID, about_of
 from distprof.sections.ending.positions import operation_kind
 from distprof.sections.table import counted
 from distprof.terms import Confidence
-from distprof.units import NS_PER_S
+from distprof.units import NS_PER_S, name_ranks
 from distprof.verbs.hang import (
     GroupProgress,
     HangEvidence,
@@ -217,7 +217,13 @@ def report_of_output(evidence: HangEvidence, ending: EndingResult, version: str)
         "name no time-out, error or end."
     )
     if ras and not ending.verdict:
-        told = (line.text if line.rank is None else f"rank {line.rank} {line.text}" for line in ras)
+        ranks: dict[str, set[int]] = {}  # by what is said of them, without its place
+        for line in ras:
+            own = () if line.rank is None else (line.rank,)
+            ranks.setdefault(line.text.partition(" (")[0], set()).update(own)
+        texts = [*ranks] if len(ras) > len(ranks) else [line.text for line in ras]
+        told = (f"{name_ranks(ranks[key])} {text}" if ranks[key] else text
+                for key, text in zip(ranks, texts, strict=False))  # fmt: skip
         verdict = f"NCCL's RAS reports: {'; '.join([*told][:3])}. If a report a minute later says "
         verdict += "the same, the job is stuck there."
     state = HangState.FAILED if ending.state == FAILED else HangState(ending.state or "undecided")

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from distprof.escape import headed
 from distprof.run.records import FLIGHT, FlightDump
 from distprof.schema import ABSENT, Table
-from distprof.sections.ending import EndingResult
 from distprof.sections.ending.measure import diagnose_output
 from distprof.terms import CollectiveKind, Confidence
 from distprof.units import NS_PER_S, name_ranks
@@ -82,7 +81,9 @@ def diagnose(evidence: HangEvidence, *, version: str) -> HangReport:
     is_stuck = found.state is HangState.STUCK
     if evidence.stop is not None and not is_stuck:  # the dumps do not show the operation
         found, is_stuck = replace(found, state=HangState.STUCK, point=None), True
-    missing = _missing(evidence, groups)
+    expected = {rank for group in groups for rank in group.ranks}
+    expected |= set(range(evidence.world_size or 0))
+    missing = tuple(sorted(expected - {dump.rank for dump in evidence.dumps}))
     suspects = tuple(rank for rank in missing if rank not in found.culprits)
     explanation = explain(found, evidence, suspects)
     graph = _graph(found)
@@ -100,6 +101,9 @@ def diagnose(evidence: HangEvidence, *, version: str) -> HangReport:
     if not is_stuck and ending.state:
         told = report_of_output(evidence, ending, version)
         return replace(told, why=(*told.why, explanation.verdict))
+    # the logs, if they blame a rank that the dumps do not show
+    is_new = not ending.ranks or not set(ending.ranks) <= set(found.culprits)
+    logs = (f"The logs: {ending.verdict}",) if is_stuck and ending.state and is_new else ()
     return HangReport(
         distprof_version=version,
         source=evidence.source,
@@ -113,7 +117,7 @@ def diagnose(evidence: HangEvidence, *, version: str) -> HangReport:
         roots=tuple(map(hang_root, found.roots, explanation.roots)) if is_stuck else (),
         suspects=suspects if is_stuck else (),
         hosts=_hosts(found.culprits, evidence.hosts),
-        why=(*explanation.why, *_told(ending, found)),
+        why=(*explanation.why, *logs),
         alternatives=explanation.alternatives,
         next_steps=explanation.next_steps,
         dumps=tuple(dump.rank for dump in evidence.dumps),
@@ -126,15 +130,6 @@ def diagnose(evidence: HangEvidence, *, version: str) -> HangReport:
         cadence=cadence(groups),
         notes=_notes(evidence),
     )
-
-
-def _told(ending: EndingResult, found: Diagnosis) -> tuple[str, ...]:
-    """What the output says, if it blames a rank that the dumps do not show."""
-    if not ending.state or found.state is not HangState.STUCK:
-        return ()
-    if ending.ranks and set(ending.ranks) <= set(found.culprits):
-        return ()
-    return (f"The logs: {ending.verdict}",)
 
 
 def _graph(found: Diagnosis) -> dict[int, set[int]]:
@@ -288,12 +283,6 @@ def _confidence(found: Diagnosis, evidence: HangEvidence) -> Confidence | None:
 
 def _hosts(ranks: Sequence[int], hosts: Mapping[int, str]) -> tuple[str, ...]:
     return tuple(sorted({hosts[rank] for rank in ranks if hosts.get(rank)}))
-
-
-def _missing(evidence: HangEvidence, groups: Sequence[JobGroup]) -> tuple[int, ...]:
-    expected = set(range(evidence.world_size or 0))
-    expected |= {rank for group in groups for rank in group.ranks}
-    return tuple(sorted(expected - {dump.rank for dump in evidence.dumps}))
 
 
 def _operation(point: Point) -> StuckOperation:

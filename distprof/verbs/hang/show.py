@@ -60,7 +60,10 @@ def hang_tables(report: HangReport, *, show_all: bool) -> Iterator[TableView | N
         yield _group_table(report, show_all=show_all)
     if report.state is HangState.STUCK and report.ranks:
         yield _rank_table(report, show_all=show_all)
-    yield _log_table(report, show_all=show_all)
+    blamed = set(report.culprits)
+    lines = sorted(report.log_lines, key=lambda line: line.rank not in blamed)
+    shown = lines if show_all else lines[:_FEW_LINES]
+    yield rows_table("Logs", _LOG, shown, notes=_others(len(lines) - len(shown), "line"))
     yield _stack_table(report, show_all=show_all)
     cadence = sorted(report.cadence, key=lambda item: -item.count)
     yield rows_table(
@@ -155,13 +158,6 @@ def _group_table(report: HangReport, *, show_all: bool) -> TableView | None:
     )
 
 
-def _log_table(report: HangReport, *, show_all: bool) -> TableView | None:
-    blamed = set(report.culprits)
-    lines = sorted(report.log_lines, key=lambda line: line.rank not in blamed)
-    shown = lines if show_all else lines[:_FEW_LINES]
-    return rows_table("Logs", _LOG, shown, notes=_others(len(lines) - len(shown), "line"))
-
-
 def _stack_table(report: HangReport, *, show_all: bool) -> TableView | None:
     most = None if show_all else _FEW_CALLS
     return rows_table(
@@ -185,7 +181,10 @@ def _rank_table(report: HangReport, *, show_all: bool) -> TableView | None:
     """Ranks in the same position share a row, blamed ranks first."""
     same: dict[tuple[str, ...], list[RankPosition]] = {}
     for each in report.ranks:
-        same.setdefault(_position_key(each, report), []).append(each)
+        last = _numbered(each.last_name, each.last_seq) or "nothing"
+        is_blamed = "blamed" if each.rank in report.culprits else ""  # separates them, not shown
+        key = (last, each.last_group, each.host, each.call, is_blamed)
+        same.setdefault(key, []).append(each)
     blamed = set(report.culprits)
     rows = sorted(same.items(), key=lambda item: (item[1][0].rank not in blamed, item[1][0].rank))
     shown = rows if show_all else rows[:_FEW_RANKS]
@@ -214,13 +213,6 @@ def _rank_table(report: HangReport, *, show_all: bool) -> TableView | None:
         notes=_others(sum(len(positions) for _, positions in rows[len(shown) :]), "rank"),
         strong=(i for i, (_, found) in enumerate(shown) if found[0].rank in blamed),
     )
-
-
-def _position_key(position: RankPosition, report: HangReport) -> tuple[str, ...]:
-    """Key of ranks in the same position; the last item separates blamed ranks and is not shown."""
-    last = _numbered(position.last_name, position.last_seq)
-    is_blamed = "blamed" if position.rank in report.culprits else ""
-    return last or "nothing", position.last_group, position.host, position.call, is_blamed
 
 
 def _page(report: HangReport, options: RenderOptions) -> Page:

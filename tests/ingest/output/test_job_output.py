@@ -261,6 +261,14 @@ def test_a_proxy_that_cannot_close_at_the_end_of_a_healthy_job_is_no_failure():
     ("stages", "says"),
     [
         (("Bootstrap : Using eth0:10.0.0.1<0>",) * 2, "no process came to"),
+        (
+            (
+                "comm 0x1 rank {0} nranks 2 cudaDev 0 - Init COMPLETE",
+                "comm 0x1 rank {0} nranks 2 cudaDev 0 - Init COMPLETE\nnode1:41:4 [1] NCCL INFO "
+                "Channel 00/0 : 0[0] -> 1[1] via P2P/IPC\nnode1:41:4 [1] NCCL INFO Connected all",
+            ),
+            "2 of 2 ranks, so what",
+        ),
         (("Using network Socket", "Bootstrap : Using eth0:10.0.0.1<0>"), "some stand after"),
         (("Using network IB", "comm 0x1 rank 1 nranks 2 - Init COMPLETE"), "1 of 2 processes came"),
         (("comm 0x1 rank {0} nranks 4 cudaDev 0 - Init COMPLETE",) * 2, "2 of 4 ranks, the others"),
@@ -275,7 +283,7 @@ def test_lines_of_nccl_alone_show_how_far_it_came(stages: tuple[str, ...], says:
     found = diagnose_output(reader.result(["job.log"]))
     assert (found.state, says in found.verdict) == ("", True)
     assert found.next_steps
-    assert kinds_in(text) == set()
+    assert kinds_in(text) == {"setup"}
 
 
 _CALL = "node1:4{0}:4 [{0}] NCCL INFO AllReduce: opCount {1:x} sendbuff 0x1 recvbuff 0x1 count 4 "

@@ -151,3 +151,38 @@ def test_lines_in_any_order_are_read_without_an_error(lines):
     text = "\n".join(["Job summary", "===========", "Communicators...", *lines])
     assert is_ras(text)
     in_trouble(parse_ras(text))
+
+
+_BEHIND = """  #0-0 (27a079b828ff1a75) MISMATCH
+    Communicator ranks have different collective operation counts
+    6 ranks have launched up to operation 6650
+    2 ranks have launched up to operation 6649
+    Rank 0 -- GPU 0 managed by process 4830 on node 10.0.0.2
+    Rank 3 -- GPU 3 managed by process 4833 on node 10.0.0.2
+"""
+_COUNTS = """Warnings: Communicator ranks have different AllReduce operation counts
+  14 ranks have launched up to operation 1234
+   2 ranks have launched up to operation 1233
+"""
+_DEAD = """DEAD
+  1 job process is considered dead (unreachable via the RAS network)
+  Process 3487 on node 10.0.0.3 managing GPU 5
+"""
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        (_BEHIND, "ranks 0,3 behind: 6,649 of 6,650 collective launched."),
+        (_COUNTS, "2 ranks launched fewer collectives than others"),
+        (_DEAD, "dead (process 3487, GPU 5, node 10.0.0.3)"),
+    ],
+)
+def test_a_part_of_the_output_in_other_text_is_read(tmp_path, part, says):
+    path = tmp_path / "pasted.txt"
+    path.write_text(f"While the job hangs:\n```\n{part}```\n")
+    assert says in distprof.hang(str(path)).verdict
+
+
+def test_other_text_about_communicators_is_not_output_of_ncclras():
+    assert not is_ras("DEAD code is removed. Communicators... are made by ncclCommInitRank.\n")
