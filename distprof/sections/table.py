@@ -12,7 +12,7 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -25,6 +25,7 @@ from distprof.units import (
     signed,
 )
 
+_T = TypeVar("_T")
 MAX_RANKS_SHOWN = 12
 MAX_OUTLIERS = 5
 _OUTLIER_SPREADS = 5.0
@@ -176,6 +177,17 @@ def rows_table(
         notes=tuple(notes),
         strong=frozenset(strong),
     )
+
+
+def first_rows(
+    rows: Sequence[_T], most: int, *, show_all: bool, noun: str = "", note: str = "{} with --all"
+) -> tuple[Sequence[_T], tuple[str, ...]]:
+    """The rows to be shown, and a note with the number of the others if there are any."""
+    left = 0 if show_all else len(rows) - most
+    if left <= 0:
+        return rows, ()
+    more = counted(left, f"more {noun}") if noun else f"{left:,} more"
+    return rows[:most], (note.format(more),)
 
 
 def ranks_table(

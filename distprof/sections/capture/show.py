@@ -14,7 +14,7 @@ from distprof.sections.job.show import mesh_text
 from distprof.sections.parts import (
     is_whole_capture,
 )
-from distprof.sections.table import Column, TableView, counted, facts_table, rows_table
+from distprof.sections.table import Column, TableView, counted, facts_table, first_rows, rows_table
 from distprof.terms import StepSource
 from distprof.units import capitalized, format_duration, format_ratio
 
@@ -101,8 +101,7 @@ def clocks_table(report: Report, *, show_all: bool) -> TableView | None:
     clocks = report.capture.clocks
     if len(clocks) < 2:
         return None
-    shown = clocks if show_all else clocks[:8]
-    left_out = len(clocks) - len(shown)
+    shown, more = first_rows(clocks, 8, show_all=show_all, noun="clock", note="and {}")
     return rows_table(
         "Clocks",
         (
@@ -114,7 +113,7 @@ def clocks_table(report: Report, *, show_all: bool) -> TableView | None:
         ),
         shown,
         caption="no rank is blamed for less than the residual of its clock",
-        notes=(f"and {counted(left_out, 'more clock')}",) if left_out else (),
+        notes=more,
     )
 
 

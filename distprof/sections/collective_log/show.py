@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from distprof.sections.base import VerdictText
 from distprof.sections.collective_log import CollectiveLogResult, LoggedOperation
 from distprof.sections.parts import is_recorded
-from distprof.sections.table import Column, TableView, counted, rows_table
+from distprof.sections.table import Column, TableView, counted, first_rows, rows_table
 from distprof.units import (
     NS_PER_S,
     format_bandwidth,
@@ -31,9 +31,7 @@ def time_text(ns: int) -> str:
 def operations_table(report: Report, *, show_all: bool) -> TableView | None:
     """Operations by kind and size, longest total time first."""
     result = report.collective_log
-    shown = result.operations if show_all else result.operations[:MAX_ROWS]
-    left = len(result.operations) - len(shown)
-    more = (f"{counted(left, 'more row')} with --all",) if left > 0 else ()
+    shown, more = first_rows(result.operations, MAX_ROWS, show_all=show_all, noun="row")
     return rows_table(
         "Collectives recorded by ranks",
         (
@@ -55,6 +53,7 @@ def operations_table(report: Report, *, show_all: bool) -> TableView | None:
 def spells_table(report: Report, *, show_all: bool) -> TableView | None:
     """Periods in which ranks mostly wait for one rank."""
     spells = report.collective_log.spells
+    shown, more = first_rows(spells, MAX_ROWS, show_all=show_all, noun="row")
     return rows_table(
         "Late ranks by period",
         (
@@ -65,14 +64,15 @@ def spells_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("for this rank", "blamed_ratio"),
             Column("collectives", "num_compared"),
         ),
-        spells if show_all else spells[:MAX_ROWS],
-        notes=_more(len(spells), show_all=show_all),
+        shown,
+        notes=more,
     )
 
 
 def falls_table(report: Report, *, show_all: bool) -> TableView | None:
     """Periods in which an operation was slower than usual."""
     falls = report.collective_log.falls
+    shown, more = first_rows(falls, MAX_ROWS, show_all=show_all, noun="row")
     return rows_table(
         "Periods of low bandwidth",
         (
@@ -84,14 +84,9 @@ def falls_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("bandwidth", "bytes_per_s"),
             Column("usual", "usual_bytes_per_s"),
         ),
-        falls if show_all else falls[:MAX_ROWS],
-        notes=_more(len(falls), show_all=show_all),
+        shown,
+        notes=more,
     )
-
-
-def _more(count: int, *, show_all: bool) -> tuple[str, ...]:
-    left = 0 if show_all else count - MAX_ROWS
-    return (f"{counted(left, 'more row')} with --all",) if left > 0 else ()
 
 
 # The first lines of a report on records of collectives alone ---------------------------------

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from distprof.sections.collectives import CollectiveClass
 from distprof.sections.parts import is_whole_capture, window_word
-from distprof.sections.table import Column, TableView, counted, rows_table
+from distprof.sections.table import Column, TableView, counted, first_rows, rows_table
 from distprof.units import format_bytes
 
 if TYPE_CHECKING:
@@ -20,8 +20,9 @@ MAX_CLASSES_SHOWN = 8
 def collectives_table(report: Report, *, show_all: bool) -> TableView | None:
     """Collectives by kind, group and size; the class with the most exposed time comes first."""
     classes = report.collectives.classes
-    shown = classes if show_all else classes[:MAX_CLASSES_SHOWN]
-    left_out = len(classes) - len(shown)
+    shown, more = first_rows(
+        classes, MAX_CLASSES_SHOWN, show_all=show_all, noun="class", note="and {}"
+    )
     same_text = Counter(_rounded(c) for c in shown)
     expected = any(c.expected_busbw_bytes_per_s for c in shown)  # by a fabric profile
     return rows_table(
@@ -42,7 +43,7 @@ def collectives_table(report: Report, *, show_all: bool) -> TableView | None:
         shown,
         caption=f"count: in {_windows(report)}; exposed: mean per rank and {window_word(report)};"
         " other times: median per collective",
-        notes=(f"and {counted(left_out, 'more class')}",) if left_out else (),
+        notes=more,
     )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from distprof.sections.kernels import KernelRow
 from distprof.sections.parts import is_cpu_only, is_whole_capture
-from distprof.sections.table import Column, TableView, counted, ranks_table, rows_table
+from distprof.sections.table import Column, TableView, first_rows, ranks_table, rows_table
 from distprof.terms import ActivityKind
 
 if TYPE_CHECKING:
@@ -27,8 +27,9 @@ def kernels_table(report: Report, *, show_all: bool) -> TableView | None:
     """Kernels by name; the kernel with the longest total comes first."""
     kernels = report.kernels.kernels
     total = sum(category.total_ns for category in report.kernels.categories)
-    shown = kernels if show_all else kernels[:MAX_KERNELS_SHOWN]
-    left_out = len(kernels) - len(shown)
+    shown, more = first_rows(
+        kernels, MAX_KERNELS_SHOWN, show_all=show_all, noun="name", note="and {}"
+    )
     compared = any(_compares_devices(row) for row in shown)
     what = "operator" if is_cpu_only(report) else "kernel"
     slowest = "; slowest rank: its median relative to the median rank" if compared else ""
@@ -45,7 +46,7 @@ def kernels_table(report: Report, *, show_all: bool) -> TableView | None:
         ),
         shown,
         caption=f"share of all {what} time{slowest}",
-        notes=(f"and {counted(left_out, 'more name')}",) if left_out else (),
+        notes=more,
     )
 
 

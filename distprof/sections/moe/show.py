@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from distprof.sections.base import VerdictText
 from distprof.sections.moe import MoeExchange, MoeLayer, MoePlacement
 from distprof.sections.parts import is_recorded
-from distprof.sections.table import Column, TableView, counted, ranks_table, rows_table
+from distprof.sections.table import Column, TableView, counted, first_rows, ranks_table, rows_table
 from distprof.units import format_bytes, format_ratio
 
 if TYPE_CHECKING:
@@ -23,7 +23,9 @@ def moe_table(report: Report, *, show_all: bool) -> TableView | None:
     """Expert load by layer, most uneven first."""
     moe = report.moe
     ordered = sorted(moe.layers, key=lambda layer: -layer.max_over_mean)
-    shown = ordered if show_all else ordered[:MAX_LAYERS_SHOWN]
+    shown, more = first_rows(
+        ordered, MAX_LAYERS_SHOWN, show_all=show_all, noun="layer", note="and {}"
+    )
     drift = {row.layer: row.distance for row in moe.drift}
     parts = any(layer.part for layer in ordered)
     dropped = any(layer.dropped_ratio for layer in ordered) or not parts
@@ -52,7 +54,7 @@ def moe_table(report: Report, *, show_all: bool) -> TableView | None:
         ),
         shown,
         caption=f"{'' if parts else 'mean per step; '}load: busiest expert over the mean",
-        notes=(*_left_out(len(ordered) - len(shown), "layer"), *moe.unavailable),
+        notes=(*more, *moe.unavailable),
     )
 
 
@@ -61,7 +63,9 @@ def placement_table(report: Report, *, show_all: bool) -> TableView | None:
     moe = report.moe
     rows = moe.placement if show_all else moe.typical_placement
     ordered = sorted(rows, key=lambda row: (-(row.lost_ns_per_step or 0), -row.max_over_mean))
-    shown = ordered if show_all else ordered[:MAX_LAYERS_SHOWN]
+    shown, more = first_rows(
+        ordered, MAX_LAYERS_SHOWN, show_all=show_all, noun="layer", note="and {}"
+    )
     timed = any(row.expert_ns_per_step is not None for row in ordered)
     origins = " and ".join(dict.fromkeys(row.origin for row in ordered))
     return rows_table(
@@ -80,10 +84,7 @@ def placement_table(report: Report, *, show_all: bool) -> TableView | None:
         ),
         shown,
         caption=f"load: busiest rank over the mean, by {origins}",
-        notes=(
-            *_left_out(len(ordered) - len(shown), "layer"),
-            *(() if moe.layers else moe.unavailable),
-        ),
+        notes=(*more, *(() if moe.layers else moe.unavailable)),
     )
 
 
@@ -108,7 +109,7 @@ def expert_ranks_table(report: Report, *, show_all: bool) -> TableView | None:
 def exchanges_table(report: Report, *, show_all: bool) -> TableView | None:
     """All-to-alls by group of ranks."""
     rows = report.moe.exchanges
-    shown = rows if show_all else rows[:MAX_LAYERS_SHOWN]
+    shown, more = first_rows(rows, MAX_LAYERS_SHOWN, show_all=show_all, noun="group", note="and {}")
     return rows_table(
         "Expert exchanges",
         (
@@ -123,7 +124,7 @@ def exchanges_table(report: Report, *, show_all: bool) -> TableView | None:
         ),
         shown,
         caption="per step; sent, received: busiest rank over the mean in dispatch",
-        notes=_left_out(len(rows) - len(shown), "group"),
+        notes=more,
     )
 
 
@@ -164,10 +165,6 @@ def _moved_text(row: MoeExchange) -> str:
         return "–"
     amount = row.amount_per_step
     return format_bytes(amount) if row.unit == "bytes" else f"{amount:,} {row.unit}"
-
-
-def _left_out(number: int, noun: str) -> tuple[str, ...]:
-    return (f"and {counted(number, f'more {noun}')}",) if number else ()
 
 
 # The first lines of a report on counts of tokens per expert, without times -----------------------

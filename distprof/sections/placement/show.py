@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from distprof.artefacts.fabric_file import GpuCopies
 from distprof.sections.base import VerdictText
 from distprof.sections.placement import CardPath, PlacedMachine, PlacementResult
-from distprof.sections.table import Column, TableView, counted, rows_table
+from distprof.sections.table import Column, TableView, counted, first_rows, rows_table
 from distprof.units import format_bandwidth
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
 MAX_ROWS = 16
-_T = TypeVar("_T")
 
 _ORDERS = {
     "blocked": "ranks numbered node by node",
@@ -55,7 +54,7 @@ def groups_on_nodes_table(report: Report, *, show_all: bool) -> TableView | None
             Column("sent", "sent_bytes_per_step", when=is_timed),
             Column("exposed", "exposed_transfer_ns_per_step", when=is_timed),
         ),
-        _some(result.axes, show_all=show_all),
+        result.axes if show_all else result.axes[:MAX_ROWS],
         caption=f"{counted(len(result.nodes), 'node')}{order}",
         notes=(*_notes(result, is_timed=is_timed), *result.unavailable),
     )
@@ -88,7 +87,7 @@ def nodes_table(report: Report, *, show_all: bool) -> TableView | None:
 def card_paths_table(report: Report, *, show_all: bool) -> TableView | None:
     """GPUs of the machines that the user provided, and their nearest network cards."""
     cards = report.placement.cards
-    left = 0 if show_all else len(cards) - MAX_ROWS
+    shown, more = first_rows(cards, MAX_ROWS, show_all=show_all, noun="GPU", note="{} with --all.")
     return rows_table(
         "Network cards by GPU",
         (
@@ -99,9 +98,9 @@ def card_paths_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("sharing GPUs", "num_sharing", form="id"),
             Column("used by NCCL", _used_text, left=True, when=any(card.used for card in cards)),
         ),
-        _some(cards, show_all=show_all),
+        shown,
         caption="from nvidia-smi topo -m",
-        notes=(f"{counted(left, 'more GPU')} with --all.",) if left > 0 else (),
+        notes=more,
     )
 
 
@@ -114,10 +113,6 @@ def _used_text(card: CardPath) -> str:
 
 def _range(least: int, most: int) -> str:
     return f"{least:,}" if least == most else f"{least:,} to {most:,}"
-
-
-def _some(rows: Sequence[_T], *, show_all: bool) -> Sequence[_T]:
-    return rows if show_all else rows[:MAX_ROWS]
 
 
 # The first lines of a report on machines without ranks or steps -------------------------------

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from distprof.sections.base import VerdictText
 from distprof.sections.parts import is_recorded
-from distprof.sections.table import Column, TableView, counted, rows_table
+from distprof.sections.table import Column, TableView, counted, first_rows, rows_table
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
@@ -17,8 +17,7 @@ MAX_ROWS = 16
 def ras_communicators_table(report: Report, *, show_all: bool) -> TableView | None:
     """Communicators by size and status."""
     groups = report.ras.communicators
-    shown = groups if show_all else groups[:MAX_ROWS]
-    left = len(groups) - len(shown)
+    shown, more = first_rows(groups, MAX_ROWS, show_all=show_all, noun="row")
     return rows_table(
         "Communicators according to NCCL",
         (
@@ -29,15 +28,14 @@ def ras_communicators_table(report: Report, *, show_all: bool) -> TableView | No
             Column("errors", lambda one: ", ".join(one.errors) or "–", left=True),
         ),
         shown,
-        notes=(f"{counted(left, 'more row')} with --all",) if left > 0 else (),
+        notes=more,
     )
 
 
 def troubled_table(report: Report, *, show_all: bool) -> TableView | None:
     """Ranks in trouble, worst first."""
     troubled = report.ras.troubled
-    shown = troubled if show_all else troubled[:MAX_ROWS]
-    left = len(troubled) - len(shown)
+    shown, more = first_rows(troubled, MAX_ROWS, show_all=show_all, noun="row")
     return rows_table(
         "Ranks in trouble",
         (
@@ -48,7 +46,7 @@ def troubled_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("communicator", "communicator", form="name", left=True, wide_only=True),
         ),
         shown,
-        notes=(f"{counted(left, 'more row')} with --all",) if left > 0 else (),
+        notes=more,
     )
 
 

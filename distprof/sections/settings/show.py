@@ -14,7 +14,7 @@ from distprof.sections.settings import (
     OptimizerSetup,
     SettingsResult,
 )
-from distprof.sections.table import Column, TableView, counted
+from distprof.sections.table import Column, TableView, counted, first_rows
 from distprof.units import fold_ranks, format_bytes, format_ratio
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ def settings_table(report: Report, *, show_all: bool) -> TableView | None:
     if not result.num_ranks:
         return None
     rows = list(_rows(result))
-    shown = rows if show_all else rows[:_MAX_ROWS]
-    left = len(rows) - len(shown)
+    shown, more = first_rows(rows, _MAX_ROWS, show_all=show_all, note="{} with --all.")
     return TableView(
         title="Configuration",
         caption=f"read from live objects, {_ranks(result)}",
@@ -44,7 +43,7 @@ def settings_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("ranks", left=True),
         ),
         rows=tuple(shown),
-        notes=(*result.unavailable, *([f"{left} more with --all."] if left else [])),
+        notes=(*result.unavailable, *more),
     )
 
 

@@ -21,6 +21,7 @@ from distprof.sections.table import (
     Column,
     TableView,
     counted,
+    first_rows,
     folded_ranks,
     ranks_table,
     rows_table,
@@ -38,9 +39,9 @@ _NAMED_ROWS = 3
 def summarised_classes_table(report: Report, *, show_all: bool) -> TableView | None:
     """Collectives by class, most waiting first."""
     result = report.collective_summary
-    shown = result.classes if show_all else result.classes[:MAX_ROWS]
-    left = len(result.classes) - len(shown)
-    more = (f"{counted(left, 'more class')} with --all.",) if left > 0 else ()
+    shown, more = first_rows(
+        result.classes, MAX_ROWS, show_all=show_all, noun="class", note="{} with --all."
+    )
     return rows_table(
         "Collectives from another tool",
         (

@@ -14,6 +14,7 @@ from distprof.sections.table import (
     TableView,
     counted,
     facts_table,
+    first_rows,
     ranks_table,
     rows_table,
 )
@@ -105,8 +106,7 @@ def energy_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa
 def devices_table(report: Report, *, show_all: bool) -> TableView | None:
     """GPUs in sensor files whose rank is unknown."""
     devices = report.telemetry.devices
-    shown = devices if show_all else devices[:MAX_ROWS]
-    more = len(devices) - len(shown)
+    shown, more = first_rows(devices, MAX_ROWS, show_all=show_all)
     return rows_table(
         "GPUs without a rank" if report.run.ranks else "GPUs",
         (
@@ -126,15 +126,14 @@ def devices_table(report: Report, *, show_all: bool) -> TableView | None:
         ),
         shown,
         caption="over all samples",
-        notes=(f"{more:,} more with --all",) if more else (),
+        notes=more,
     )
 
 
 def device_errors_table(report: Report, *, show_all: bool) -> TableView | None:
     """Errors that kernels, drivers and switches logged."""
     errors = report.telemetry.errors
-    shown = errors if show_all else errors[:MAX_ROWS]
-    more = len(errors) - len(shown)
+    shown, more = first_rows(errors, MAX_ROWS, show_all=show_all)
     return rows_table(
         "Errors of GPUs, switches and processes",
         (
@@ -145,7 +144,7 @@ def device_errors_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("text", lambda error: shorten(error.text, _MAX_TEXT), left=True, wrap=True),
         ),
         shown,
-        notes=(f"{more:,} more with --all",) if more else (),
+        notes=more,
     )
 
 
@@ -188,8 +187,7 @@ def conditions_table(report: Report, *, show_all: bool) -> TableView | None:
         key = (one.name, one.driver, one.cuda, _link(one), one.ecc_uncorrected, _repair(one))
         rows.setdefault(key, []).append(one)
     groups = list(rows.values())
-    shown = groups if show_all else groups[:MAX_ROWS]
-    more = len(groups) - len(shown)
+    shown, more = first_rows(groups, MAX_ROWS, show_all=show_all)
     return rows_table(
         "PCIe and memory of GPUs",
         (
@@ -203,7 +201,7 @@ def conditions_table(report: Report, *, show_all: bool) -> TableView | None:
         ),
         shown,
         caption="from nvidia-smi -q",
-        notes=(f"{more:,} more with --all",) if more else (),
+        notes=more,
     )
 
 

@@ -10,7 +10,7 @@ from distprof.sections.base import VerdictText
 from distprof.sections.job.show import mesh_text
 from distprof.sections.parts import window_word
 from distprof.sections.stragglers.show import culprits
-from distprof.sections.table import Bar, Column, TableView, counted, rows_table
+from distprof.sections.table import Bar, Column, TableView, counted, first_rows, rows_table
 from distprof.sections.time.show import dominant_part
 from distprof.sections.whatif import (
     Cause,
@@ -120,9 +120,8 @@ def whatif_table(report: Report, *, show_all: bool) -> TableView | None:
         return None
     replayed = result.replayed_ns
     worth = result.without if show_all else _worth_showing(result.without, replayed)
-    shown = worth if show_all else worth[:MAX_SHOWN]
-    num_left_out = len(worth) - len(shown)
-    notes = [f"and {num_left_out} more with --all"] if num_left_out > 0 else []
+    shown, more = first_rows(worth, MAX_SHOWN, show_all=show_all, note="and {} with --all")
+    notes = [*more]
     if result.model_error_ratio is not None and result.num_steps is not None:
         notes.append(
             f"with nothing changed, the simulation is "
