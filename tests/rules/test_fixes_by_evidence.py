@@ -20,8 +20,8 @@ from tests.builders import RankBuilder
 from tests.rules.fixtures.collectives import bad_arrival_skew_bound_collectives
 from tests.rules.fixtures.ending import bad_job_stopped
 from tests.rules.fixtures.input import bad_input_bound, bad_loader_without_workers
-from tests.rules.fixtures.overlap import bad_exposed_communication
 from tests.rules.fixtures.job import bad_job_failed
+from tests.rules.fixtures.overlap import bad_exposed_communication
 from tests.rules.fixtures.whatif import bad_unexplained_loss
 from tests.rules.samples import (
     MS,
