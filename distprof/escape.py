@@ -49,8 +49,8 @@ def inert(text: str, format_name: str = "text") -> str:
     """``text`` without workflow commands, for a stream that GitHub Actions reads.
 
     The runner executes lines that begin with ``::name::`` after optional spaces, and ``##[name]``
-    anywhere. The meaning of JSON, XML and HTML does not change. Formats that consist of commands,
-    and those of plug-ins, are left unchanged.
+    anywhere. The meaning of JSON, XML and HTML does not change. Formats that consist of commands
+    are left unchanged.
 
     Args:
         text: The text, one line or many.

@@ -1,19 +1,14 @@
-"""Reporters by name: those of distprof, and those of other packages.
-
-A reporter is a function ``(Report, RenderOptions) -> str``. Other packages add reporters through
-the entry-point group ``distprof.reporters``; their names become choices of ``--format``.
-"""
+"""Reporters by name. A reporter is a function ``(Report, RenderOptions) -> str``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
 from distprof.errors import UsageError
-from distprof.installed import plugins
 from distprof.terms import CI_FORMATS, PAGE_FORMATS
 
 if TYPE_CHECKING:
@@ -22,8 +17,9 @@ if TYPE_CHECKING:
 FINDINGS = "findings"
 """Name of all findings as a section."""
 
-ENTRY_POINT_GROUP = "distprof.reporters"
-_BUILT_IN = (*PAGE_FORMATS, *CI_FORMATS)
+FORMATS = (*PAGE_FORMATS, *CI_FORMATS)
+"""Names that ``--format`` accepts."""
+
 _SUFFIXES = {
     ".json": "json",
     ".md": "md",
@@ -57,41 +53,22 @@ class RenderOptions(msgspec.Struct, frozen=True, kw_only=True):
 Reporter: TypeAlias = "Callable[[Report, RenderOptions], str]"
 
 
-def reporter_names() -> tuple[str, ...]:
-    """Names that ``--format`` accepts, built-in formats first."""
-    others = sorted({plugin.name for plugin in plugins(ENTRY_POINT_GROUP)})
-    return (*_BUILT_IN, *(name for name in others if name not in _BUILT_IN))
-
-
-def is_reporter(name: str) -> bool:
-    """Whether ``--format`` accepts a name. Plug-ins are searched only if it is not built in."""
-    return name in _BUILT_IN or name in reporter_names()
-
-
 def check_reporter(name: str | None) -> None:
     """Reject an unknown format before a job starts: a UsageError that lists the available ones."""
-    if name is not None and not is_reporter(name):
-        raise UsageError(f"no format {name!r}: choose from {', '.join(reporter_names())}")
+    if name is not None and name not in FORMATS:
+        raise UsageError(f"no format {name!r}: choose from {', '.join(FORMATS)}")
 
 
 def find_reporter(name: str) -> Reporter:
-    """The reporter called ``name``; built-in reporters take precedence.
+    """The reporter called ``name``.
 
     Raises:
-        UsageError: If the name is unknown, or the reporter cannot be imported.
+        UsageError: If the name is unknown.
     """
-    found: Any
-    if name in _BUILT_IN:  # by name: what runs in a training process must not import the documents
-        found = import_module("distprof.documents.saved").REPORT.reporter(name)
-        return found  # type: ignore[no-any-return]
-    for plugin in plugins(ENTRY_POINT_GROUP):
-        if plugin.name == name:
-            try:
-                found = plugin.load()
-            except (ImportError, AttributeError) as error:
-                raise UsageError(f"the format {name!r} cannot be loaded: {error}") from error
-            return found  # type: ignore[no-any-return]
-    raise UsageError(f"no format {name!r}: choose from {', '.join(reporter_names())}")
+    check_reporter(name)
+    # by name: what runs in a training process must not import the documents
+    found: Reporter = import_module("distprof.documents.saved").REPORT.reporter(name)
+    return found
 
 
 def format_of_file(name: str) -> str | None:

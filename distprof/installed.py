@@ -1,9 +1,9 @@
-"""What installed packages declare: plug-ins, headers, and the site of distprof's documentation.
+"""What the metadata of installed packages says, and the site of distprof's documentation.
 
-``importlib.metadata`` takes as long to import as a small trace to read, and creates an object for
-each entry point of each package. This module lists the folders of ``sys.path`` and parses only
-files that name the group. If packages may be installed in another way (a zip file on ``sys.path``,
-a custom finder), it falls back to ``importlib.metadata``.
+``importlib.metadata`` takes as long to import as a small trace to read. This module lists the
+folders of ``sys.path`` and parses only the package that is asked for. If packages may be installed
+in another way (a zip file on ``sys.path``, a custom finder), it falls back to
+``importlib.metadata``.
 """
 
 from __future__ import annotations
@@ -12,68 +12,13 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from importlib import import_module
-from typing import NamedTuple
 
 from distprof.version import __version__
 
 _FOLDERS = (".dist-info", ".egg-info")
 _HEADERS = ("METADATA", "PKG-INFO")
-_ENTRY_POINTS = "entry_points.txt"
 _OF_PATH = ("PathFinder", "MetadataPathFinder")
 """Finders of packages in ``sys.path``: Python's own, and that of a backport, which Dask imports."""
-
-
-class Plugin(NamedTuple):
-    """An entry point of an installed package."""
-
-    name: str  # Name in its group.
-    value: str  # Location: ``module`` or ``module:attribute``.
-    package: str  # Name of the package that declares it; empty if unknown.
-
-    def load(self) -> object:
-        """Import the object.
-
-        Raises:
-            ImportError: If the module is missing. Importing it may raise any other error, too.
-            AttributeError: If the module has no attribute with that name.
-        """
-        module, _, attributes = self.value.partition("[")[0].partition(":")
-        found: object = import_module(module.strip())
-        for attribute in filter(None, attributes.strip().split(".")):
-            found = getattr(found, attribute)
-        return found
-
-
-def plugins(group: str) -> tuple[Plugin, ...]:
-    """The entry points of a group, in the order of ``sys.path``."""
-    folders = _installed()
-    if folders is None:
-        return tuple(_from_metadata(group))
-    title = f"[{group}]"
-    found: list[Plugin] = []
-    for folder in folders.values():
-        text = _text(folder, _ENTRY_POINTS)
-        if title in text:
-            package = next(iter(_headers_in(folder, "Name")), "")
-            found += [Plugin(name, value, package) for name, value in _rows(text, title)]
-    return tuple(found)
-
-
-def _from_metadata(group: str) -> Iterator[Plugin]:
-    """The entry points from ``importlib.metadata``; a broken package loses only its own."""
-    from importlib.metadata import distributions
-
-    seen: set[str] = set()
-    for package in distributions():
-        try:
-            name = package.name
-            points = tuple(package.entry_points)
-        except Exception:  # third-party finders may raise anything for damaged files
-            continue
-        if name not in seen:
-            seen.add(name)
-            yield from (Plugin(p.name, p.value, name) for p in points if p.group == group)
 
 
 def headers(package: str, name: str) -> tuple[str, ...]:
@@ -110,17 +55,6 @@ def _installed() -> dict[str, str] | None:
         except OSError:
             continue
     return found
-
-
-def _rows(text: str, title: str) -> Iterator[tuple[str, str]]:
-    """Names and values in the section with this title."""
-    inside = False
-    for line in map(str.strip, text.splitlines()):
-        if line.startswith("["):
-            inside = line == title
-        elif inside and line and not line.startswith("#"):
-            name, _, value = line.partition("=")
-            yield name.strip(), value.strip()
 
 
 def _headers_in(folder: str, name: str) -> Iterator[str]:

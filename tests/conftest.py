@@ -158,22 +158,6 @@ def started_warm(warm_python: WarmPython) -> Starter:
 
 
 @pytest.fixture
-def install_plugin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str, str, str], None]:
-    """Install a package with one entry point, of a group, a name and a value, for one test."""
-
-    def install(group: str, name: str, value: str) -> None:
-        folder = tmp_path / "site" / "some_plugins-1.0.dist-info"
-        folder.mkdir(parents=True)
-        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: some-plugins\n\nText.\n")
-        (folder / "entry_points.txt").write_text(f"[{group}]\n{name} = {value}\n")
-        monkeypatch.syspath_prepend(str(folder.parent))
-
-    return install
-
-
-@pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
     """Compare text with a golden file, or write it with ``--update-golden``."""
 

@@ -20,10 +20,7 @@ import click
 
 from distprof.errors import DistprofError
 from distprof.escape import inert, plain, plain_lines
-from distprof.installed import plugins
 from distprof.version import __version__
-
-ENTRY_POINT_GROUP = "distprof.commands"
 
 _VERBS = {
     "analyze": "Where each step's time goes, what causes it, what a fix would gain.",
@@ -48,13 +45,25 @@ _SIMPLE = ("report", "compare", "hang", "op", "fabric", "demo", "mcp", "rule")
 """Verbs that share the module ``simple``."""
 
 _STARTING = {
-    "run": "Train a reference workload with one kind of parallelism, under probes.",
-    "capture": "Record your own program, unmodified, and report on it.",
-    "attach": "Inspect a running or hung job: state, stacks, a profile now.",
-    "bench": "Measure the speed of collectives, or of computation, on this machine.",
+    "run": (
+        "distprof_runs.cli",
+        "Train a reference workload with one kind of parallelism, under probes.",
+    ),
+    "bench": (
+        "distprof_runs.bench.cli",
+        "Measure the speed of collectives, or of computation, on this machine.",
+    ),
+    "capture": (
+        "distprof_probes.cli.capture",
+        "Record your own program, unmodified, and report on it.",
+    ),
+    "attach": (
+        "distprof_probes.cli.attach",
+        "Inspect a running or hung job: state, stacks, a profile now.",
+    ),
 }
-"""Verbs that start training processes or attach to them; listed only if installed."""
-
+"""Modules and summaries of verbs that start training processes or attach to them. They are listed
+only if their package is installed, and named as text: this package must not import them."""
 
 _GROUPS = {
     "Start": ("demo", "doctor"),
@@ -96,14 +105,17 @@ class _Verbs(click.Group):
     """A group whose verbs are imported only when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        return [*_VERBS, *(name for name in _other_verbs() if name not in _VERBS)]
+        return list(_summaries())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name in _VERBS:
-            module = "simple" if cmd_name in _SIMPLE else cmd_name
-            command = getattr(import_module(f"distprof.cli.{module}"), cmd_name)
-            return command if isinstance(command, click.Command) else None
-        return _load_other(cmd_name)
+            module = f"distprof.cli.{'simple' if cmd_name in _SIMPLE else cmd_name}"
+        elif cmd_name in _STARTING and _is_installed(cmd_name):
+            module, _ = _STARTING[cmd_name]
+        else:
+            return None
+        command = getattr(import_module(module), cmd_name)
+        return command if isinstance(command, click.Command) else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -115,43 +127,38 @@ class _Verbs(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """List the verbs by purpose, with their summaries, without importing them."""
-        others = _other_verbs()
-        summaries = {
-            **_VERBS,
-            **{name: _STARTING.get(name, f"From {others[name]}.") for name in others},
-        }
-        grouped = {name for names in _GROUPS.values() for name in names}
-        groups = {**_GROUPS, "Other": tuple(name for name in others if name not in grouped)}
-        for title, names in groups.items():
+        summaries = _summaries()
+        for title, names in _GROUPS.items():
             rows = [(name, summaries[name]) for name in names if name in summaries]
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows, col_max=len("analyze") + 4)
 
 
-def _other_verbs() -> dict[str, str]:
-    """Verbs of other packages, mapped to the package name."""
-    others = plugins(ENTRY_POINT_GROUP)
-    return {p.name: p.package or p.value for p in others if p.name not in _VERBS}
+def _summaries() -> dict[str, str]:
+    """Summaries of the verbs that can be called."""
+    starting = {name: text for name, (_, text) in _STARTING.items() if _is_installed(name)}
+    return {**_VERBS, **starting}
 
 
-def _load_other(name: str) -> click.Command | None:
-    for plugin in plugins(ENTRY_POINT_GROUP):
-        if plugin.name == name:
-            command = plugin.load()
-            if isinstance(command, click.Command):
-                return command
-    return None
+def _is_installed(name: str) -> bool:
+    """Whether the package of a verb in ``_STARTING`` is there; it is not imported."""
+    from importlib.util import find_spec
+
+    return find_spec(_package_of(name)) is not None
+
+
+def _package_of(name: str) -> str:
+    return _STARTING[name][0].partition(".")[0]
 
 
 def _unknown_verb(name: str) -> str:
     import difflib
 
-    near = difflib.get_close_matches(name, [*_VERBS, *_other_verbs()], n=2, cutoff=0.6)
+    near = difflib.get_close_matches(name, _summaries(), n=2, cutoff=0.6)
     hint = f"to analyse traces, distprof analyze {plain(name)}"
     if name in _STARTING:
-        hint = "this distprof is not installed, so its entry points are missing"
-        hint += " (pip install distprof)"
+        hint = f"its package {_package_of(name)} is not installed (pip install distprof)"
     elif near:
         hint = f"did you mean {' or '.join(near)}?"
     return f"no command {plain(name)!r}: {hint}"

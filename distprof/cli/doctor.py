@@ -92,7 +92,6 @@ def all_checks() -> Iterator[Check]:
     yield Check(name="kernel", state="ok" if is_used else "absent", found=found)
     yield _torch()
     yield _extras()
-    yield _plugins()
     from distprof.artefacts.files import cache_root, shared_url
 
     yield cache_check(Path(cache_root("", None)))
@@ -166,23 +165,6 @@ def _is_there(module: str) -> bool:
         return util.find_spec(module) is not None
     except ModuleNotFoundError:  # its parent package is missing
         return False
-
-
-def _plugins() -> Check:
-    """The plug-ins that other packages add, each loaded once."""
-    groups = ("distprof.commands", "distprof.reporters", "distprof.rules")
-    points = [point for group in groups for point in metadata.entry_points(group=group)]
-    broken = []
-    for point in points:
-        try:
-            point.load()
-        except Exception as error:  # a plug-in may raise anything
-            broken.append(f"{point.name} ({point.value}): {type(error).__name__}: {error}")
-    if broken:
-        found, fix = f"cannot be loaded: {'; '.join(broken)}", "update or uninstall their packages"
-        return Check(name="plug-ins", state="problem", found=found, fix=fix)
-    names = ", ".join(sorted({point.name for point in points})) or "none"
-    return Check(name="plug-ins", state="ok", found=names)
 
 
 def cache_check(root: Path) -> Check:

@@ -9,7 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from distprof.cli.app import State
-from distprof.terms import PAGE_FORMATS, Severity
+from distprof.terms import CI_FORMATS, PAGE_FORMATS, Severity
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 MAX_RANK = 10_000_000
@@ -44,30 +44,20 @@ class _Named(click.ParamType):  # type: ignore[type-arg]  # generic since click 
 
 
 class FormatChoice(_Named):
-    """The name of a reporter. Reporters are looked up only if the option is given."""
+    """The name of a format."""
 
     name = "format"
 
     def __init__(self, names: tuple[str, ...] = ()) -> None:
-        self.names = names
-
-    def knows(self, name: str) -> bool:
-        """Whether the reporter exists."""
-        from distprof.formats import is_reporter
-
-        return name in self.names if self.names else is_reporter(name)
+        self.names = names or (*PAGE_FORMATS, *CI_FORMATS)
 
     def choices(self) -> Iterable[str]:
         """The formats that the command supports."""
-        from distprof.formats import reporter_names
-
-        return self.names or reporter_names()
+        return self.names
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002
         """As in the help: ``text|md|…``."""
-        from distprof.terms import CI_FORMATS
-
-        return "|".join(self.names or (*PAGE_FORMATS, *CI_FORMATS))
+        return "|".join(self.names)
 
 
 class SectionName(_Named):

@@ -1,25 +1,15 @@
-"""The known rules: those of the modules listed here, and those of plug-ins.
-
-All rules at the top level of a module count, and those in its tuples. A plug-in declares an entry
-point in the group ``distprof.rules`` that names such a module, a
-:class:`~distprof.rules.base.Rule`, or an iterable of rules.
-"""
+"""The known rules: all at the top level of the modules listed here, and in their tuples."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
-from types import MappingProxyType, ModuleType
-
-import msgspec
+from types import MappingProxyType
 
 from distprof.errors import UsageError
-from distprof.installed import Plugin, plugins
 from distprof.rules.base import Rule
-
-ENTRY_POINT_GROUP = "distprof.rules"
 
 MODULES = (
     "sections.capture.rules",
@@ -65,16 +55,10 @@ RETIRED: Mapping[str, tuple[str, str]] = MappingProxyType({})
 """Code of each former rule to its name and the reason for retirement; codes are never reused."""
 
 
-class Catalogue(msgspec.Struct, frozen=True):
-    """The rules, by code, and the plug-ins that were rejected, with the reason."""
-
-    rules: tuple[Rule, ...]
-    failures: tuple[tuple[str, str], ...] = ()
-
-
+@cache
 def all_rules() -> tuple[Rule, ...]:
     """Every rule, ordered by code."""
-    return catalogue().rules
+    return tuple(sorted(collect(), key=lambda rule: rule.code))
 
 
 def find_rule(code_or_name: str) -> Rule:
@@ -94,51 +78,12 @@ def find_rule(code_or_name: str) -> Rule:
     raise UsageError(f"no rule {code_or_name!r}{_suggestion(wanted)}")
 
 
-@cache
-def catalogue() -> Catalogue:
-    """Rules of distprof and of plug-ins, collected once per process."""
-    return collect(own_rules(), plugins(ENTRY_POINT_GROUP))
-
-
-def collect(own: Iterable[Rule], others: Iterable[Plugin]) -> Catalogue:
-    """Combine built-in rules with those of plug-ins; a bad plug-in is reported but never fatal."""
-    found = {rule.code: rule for rule in own}
-    names = {rule.name for rule in found.values()}
-    failures: list[tuple[str, str]] = []
-    for plugin in others:
-        try:
-            rules = tuple(_rules_in(plugin.load()))
-        except Exception as error:  # a plug-in may raise anything
-            failures.append((plugin.name, f"failed to load: {type(error).__name__}: {error}"))
-            continue
-        for rule in rules:
-            if rule.code in found or rule.name in names or rule.code in RETIRED:
-                failures.append((plugin.name, f"code {rule.code} or name {rule.name} is taken"))
-                continue
-            found[rule.code] = rule
-            names.add(rule.name)
-    return Catalogue(tuple(found[code] for code in sorted(found)), tuple(failures))
-
-
-def own_rules() -> Iterator[Rule]:
-    """Rules of every section and verb, imported by name."""
-    for name in MODULES:
-        yield from _rules_in(importlib.import_module(f"distprof.{name}"))
-
-
-def _rules_in(loaded: object) -> Iterator[Rule]:
-    if isinstance(loaded, ModuleType):
-        values = [v if isinstance(v, tuple) else (v,) for v in vars(loaded).values()]
-        loaded = [one for value in values for one in value if isinstance(one, Rule)]
-        if not loaded:
-            raise TypeError("a module without a rule")
-    if isinstance(loaded, Rule):
-        yield loaded
-    elif isinstance(loaded, Iterable):
-        for item in loaded:
-            yield from _rules_in(item)
-    else:
-        raise TypeError(f"expected a rule, found {type(loaded).__name__}")
+def collect() -> list[Rule]:
+    """Rules of every section and verb, imported by name; each once, also if a tuple has it, too."""
+    modules = [importlib.import_module(f"distprof.{name}") for name in MODULES]
+    values = [value for module in modules for value in vars(module).values()]
+    values += [one for value in values if isinstance(value, tuple) for one in value]
+    return list({id(value): value for value in values if isinstance(value, Rule)}.values())
 
 
 def _suggestion(wanted: str) -> str:

@@ -208,9 +208,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         return f"reference/rules/{self.name}.md"
 
     def docs_url(self, site: str) -> str:
-        """Address of the page on a documentation site; empty for a plug-in's rule."""
-        is_own = self.check.__module__.partition(".")[0] == "distprof"
-        return page_url(self.docs, site) if is_own else ""
+        """Address of the page on a documentation site; empty without a site."""
+        return page_url(self.docs, site)
 
 
 def rule(
@@ -271,8 +270,7 @@ class Finding(Record, frozen=True, kw_only=True):
     evidence: tuple[str, ...]  # Source of each number: section and key of the report.
     fix: str  # How to fix it, one or two sentences.
     docs: str  # Path of the rule's page, relative to the documentation.
-    # Address of that page in the version that found the problem; empty if no site is known, and for
-    # rules of plug-ins.
+    # Address of that page in the version that found the problem; empty if no site is known.
     docs_url: str = ""
     # How much shorter the simulated step is without this problem; None if not simulated. Without
     # step marks, this refers to the capture.
@@ -291,6 +289,6 @@ class Finding(Record, frozen=True, kw_only=True):
 class NotChecked(Record, frozen=True, kw_only=True):
     """A rule that could not be checked, with the reason."""
 
-    code: str  # Code of the rule; ``PLUGIN`` for a plug-in that failed to load.
-    name: str  # Name of the rule or plug-in.
+    code: str  # Code of the rule.
+    name: str  # Name of the rule.
     why: str  # The missing evidence and the reason, one sentence.

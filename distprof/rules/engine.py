@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from distprof.errors import UsageError
 from distprof.escape import fitting
-from distprof.rules import catalogue, find_rule
+from distprof.rules import all_rules, find_rule
 from distprof.rules.base import (
     Draft,
     Evidence,
@@ -145,12 +145,11 @@ def run_rules(
     """
     by_type: dict[type[Evidence], Evidence] = {type(result): result for result in results}
     changed = _resolve(overrides or {})
-    rulebook = catalogue()
     recoverable = {key: ns for one in by_type.values() for key, ns in one.recoverable_ns.items()}
     judged: list[Judged] = []
-    skipped = [NotChecked(code="PLUGIN", name=name, why=why) for name, why in rulebook.failures]
+    skipped: list[NotChecked] = []
     subjects = {kind.subject for kind in by_type}
-    for rule in rulebook.rules if rules is None else rules:
+    for rule in all_rules() if rules is None else rules:
         if subjects and rule.subject not in subjects:
             continue
         limits = {name: limit.value for name, limit in rule.limits.items()}

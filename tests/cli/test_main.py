@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import util
 from pathlib import Path
 
 import click
@@ -26,7 +27,7 @@ from docs.command_line import command_line_page
 from tests.documents.samples import many_ranks, straggler
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-HEAVY = {"numpy", "pandas", "pyarrow", "torch", "rich", "msgspec", "fsspec"}
+HEAVY = {"numpy", "pandas", "pyarrow", "torch", "rich", "msgspec", "fsspec", "distprof_runs"}
 VERBS = ["analyze", "report", "rule", "doctor"]
 
 
@@ -70,20 +71,27 @@ def test_an_unknown_verb_suggests_the_nearest(capsys: pytest.CaptureFixture[str]
     assert "did you mean analyze?" in capsys.readouterr().err
 
 
-def test_a_mistyped_command_of_another_package_gets_a_hint(
+def test_a_mistyped_verb_of_another_package_gets_a_hint(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["captrue"]) == 2
     assert "did you mean capture?" in capsys.readouterr().err
 
 
-def test_without_entry_points_it_is_said_that_distprof_is_not_installed(
+def test_a_verb_without_its_package_is_not_listed_and_says_how_to_install_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distprof.cli.app.plugins", lambda _group: ())
+    found = util.find_spec
+    monkeypatch.setattr(
+        util, "find_spec", lambda name: None if name == "distprof_probes" else found(name)
+    )
     assert main(["capture", "--", "python"]) == 2
     said = capsys.readouterr().err
-    assert "this distprof is not installed, so its entry points are missing" in said
+    assert "package distprof_probes is not installed (pip install distprof)" in said
+    assert main(["--help"]) == 0
+    listed = capsys.readouterr().out
+    assert "  run " in listed
+    assert "  capture " not in listed
 
 
 def test_a_trace_given_as_verb_is_pointed_to_analyze(capsys: pytest.CaptureFixture[str]) -> None:
@@ -382,16 +390,6 @@ def test_errors_become_their_exit_codes_and_stay_printable(
     assert "\x1b" not in capsys.readouterr().err
 
 
-def test_another_package_can_add_a_verb(
-    install_plugin: Callable[[str, str, str], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    install_plugin(application.ENTRY_POINT_GROUP, "greet", f"{__name__}:greet")
-    assert main(["--help"]) == 0
-    assert "greet  From some-plugins." in capsys.readouterr().out
-    assert main(["greet"]) == 0
-    assert capsys.readouterr().out == "hello\n"
-
-
 def test_the_reference_page_is_the_generated_one(golden: Callable[[Path, str], None]) -> None:
     golden(ROOT / "docs" / "reference" / "command-line.md", command_line_page())
 
@@ -399,11 +397,6 @@ def test_the_reference_page_is_the_generated_one(golden: Callable[[Path, str], N
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_reference_page_shows_every_verb(verb: str) -> None:
     assert f"Usage: distprof {verb}" in command_line_page()
-
-
-@click.command()
-def greet() -> None:
-    click.echo("hello")
 
 
 def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

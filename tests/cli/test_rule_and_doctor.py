@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import tomllib
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def test_doctor_says_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["doctor"])
     out = capsys.readouterr().out
     assert code == (1 if "PROBLEM" in out else 0)
-    for name in ("distprof", "Python", "numpy", "extras", "plug-ins", "cache", "NVML", "CPUs"):
+    for name in ("distprof", "Python", "numpy", "extras", "cache", "NVML", "CPUs"):
         assert name in out
 
 
@@ -119,16 +119,6 @@ def test_a_package_that_some_machines_lack_is_no_problem(monkeypatch: pytest.Mon
     check = clinic._packages()
     assert check.state == "ok"
     assert "no isal: zlib" in check.found
-
-
-def test_a_plug_in_that_cannot_be_loaded_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    bad = metadata.EntryPoint("mine", "no_such_package.part:verb", "distprof.commands")
-    monkeypatch.setattr(
-        clinic.metadata, "entry_points", lambda group: [bad] if group == bad.group else []
-    )
-    check = clinic._plugins()
-    assert check.state == "problem"
-    assert "mine (no_such_package.part:verb): ModuleNotFoundError" in check.found
 
 
 def test_a_cache_says_where_and_how_large(tmp_path: Path) -> None:

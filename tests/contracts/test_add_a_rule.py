@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from distprof import rules as registry
-from distprof.rules import all_rules, collect, own_rules
+from distprof.rules import all_rules, collect
 from distprof.rules.engine import run_rules
 from distprof.sections.overlap import rules as neighbours
 from docs.build import rule_page
@@ -32,7 +32,7 @@ def added(monkeypatch):
     monkeypatch.setitem(sys.modules, MODULE, module)
     listed = (*registry.MODULES, MODULE.removeprefix("distprof."))
     monkeypatch.setattr(registry, "MODULES", listed)
-    found = {rule.name: rule for rule in collect(own_rules(), ()).rules}
+    found = {rule.name: rule for rule in collect()}
     return found["hardly-overlapped"]
 
 

@@ -9,13 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from distprof import formats
 from distprof.documents.markdown import MAX_BYTES
 from distprof.documents.page import GROUPS
 from distprof.documents.saved import Report
 from distprof.documents.text import MAX_BRIEF
 from distprof.errors import UsageError
-from distprof.formats import RenderOptions, find_reporter, format_of_file, reporter_names
+from distprof.formats import FORMATS, RenderOptions, find_reporter, format_of_file
 from distprof.sections.capture import NodeClock
 from distprof.sections.report import RunInfo
 from distprof.sections.shows import origin
@@ -322,28 +321,16 @@ def test_a_healthy_report_says_that_there_are_no_findings() -> None:
 
 
 def test_formats_are_found_by_name_and_by_file_ending() -> None:
-    assert reporter_names() == (
+    assert (
         *("text", "brief", "json", "md", "html"),
         *("github", "gitlab", "sarif", "junit"),
-    )
+    ) == FORMATS
     assert format_of_file("out/REPORT.MD") == "md"
     assert format_of_file("report.htm") == "html"
     assert format_of_file("distprof.sarif") == "sarif"
     assert format_of_file("report") is None
     with pytest.raises(UsageError, match="choose from text, brief, json, md, html"):
         find_reporter("pdf")
-
-
-def test_another_package_can_add_a_format(
-    install_plugin: Callable[[str, str, str], None],
-) -> None:
-    install_plugin(formats.ENTRY_POINT_GROUP, "short", f"{__name__}:one_line")
-    assert reporter_names()[-1] == "short"
-    assert shown(healthy(), "short") == "8 ranks\n"
-
-
-def one_line(report: Report, options: RenderOptions) -> str:
-    return f"{len(report.run.ranks)} ranks\n"
 
 
 def test_a_failed_jobs_report_begins_with_what_happened() -> None:

@@ -57,10 +57,10 @@ def test_a_finding_carries_its_rules_code_name_severity_and_page():
     assert finding.confidence is Confidence.MEASURED
 
 
-def test_only_own_rules_have_a_page_on_the_documentation_site():
+def test_a_rule_has_a_page_on_the_documentation_site():
     site = "https://docs.example.org/distprof/"
-    (plugged_in,) = run(rule_of(yields(draft(5))), site=site).findings
-    assert plugged_in.docs_url == ""
+    (found,) = run(rule_of(yields(draft(5))), site=site).findings
+    assert found.docs_url.endswith("/reference/rules/test-rule.html")
     own = find_rule("HST101").docs_url(site)
     assert own == (
         f"https://docs.example.org/distprof/{__version__}/reference/rules/launch-bound-host.html"

@@ -1,46 +1,16 @@
-"""Finding rules: by code and name, in plug-ins, and not at all."""
+"""Finding rules: by code and name, and not at all."""
 
-from importlib.metadata import EntryPoint
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 
 import pytest
 
 from distprof import rules as registry
 from distprof.errors import UsageError
-from distprof.rules import all_rules, collect, find_rule
-from distprof.rules.base import Rule, parse_page, rule
+from distprof.rules import all_rules, find_rule
+from distprof.rules.base import parse_page, rule
 from distprof.sections.idle import IdleResult
 from distprof.sections.step_log import StepLogResult
 from distprof.terms import Severity
-
-
-def rule_of(code, name):
-    return Rule(
-        code=code,
-        name=name,
-        severity=Severity.INFO,
-        since="0.1.0",
-        needs=(),
-        doc=parse_page(""),
-        check=lambda limits: iter(()),
-    )
-
-
-class Plugin(EntryPoint):
-    """An entry point that loads what it is told."""
-
-    def load(self):
-        if isinstance(LOADS[self.name], Exception):
-            raise LOADS[self.name]
-        return LOADS[self.name]
-
-
-LOADS: dict[str, object] = {}
-
-
-def plugin(name, loads):
-    LOADS[name] = loads
-    return Plugin(name=name, value="x:y", group=registry.ENTRY_POINT_GROUP)
 
 
 def test_rules_are_found_by_code_and_by_name_in_any_case():
@@ -72,34 +42,6 @@ def test_a_retired_code_says_so(monkeypatch):
     for typed in ("COM900", "old-name"):
         with pytest.raises(UsageError, match="retired: merged into low-overlap"):
             find_rule(typed)
-
-
-def test_plugins_may_be_a_rule_a_module_or_a_list_of_either():
-    module = ModuleType("acme_rule")
-    module.check = rule_of("ACM102", "acme-two")
-    plugins = [
-        plugin("one", rule_of("ACM101", "acme-one")),
-        plugin("two", module),
-        plugin("more", [rule_of("ACM103", "acme-three")]),
-    ]
-    found = collect(all_rules(), plugins)
-    assert {"ACM101", "ACM102", "ACM103"} <= {rule.code for rule in found.rules}
-    assert found.failures == ()
-
-
-@pytest.mark.parametrize(
-    ("loads", "why"),
-    [
-        (ImportError("no acme"), "failed to load: ImportError: no acme"),
-        (42, "failed to load: TypeError: expected a rule, found int"),
-        (rule_of("COM101", "acme-one"), "code COM101 or name acme-one is taken"),
-        (rule_of("ACM101", "low-overlap"), "code ACM101 or name low-overlap is taken"),
-    ],
-)
-def test_a_bad_plugin_is_left_out_and_named(loads, why):
-    found = collect(all_rules(), [plugin("acme", loads)])
-    assert found.rules == all_rules()
-    assert found.failures == (("acme", why),)
 
 
 def test_a_page_without_docstring_is_empty_and_fails_nothing():

@@ -38,7 +38,7 @@ def rule_page(code: str) -> Markup:
 
     try:
         page = find_rule(code).page
-    except UsageError:  # the report is from another version, or the rule from a plug-in
+    except UsageError:  # the report is from another version
         return EMPTY
     return markdown_html(page.partition("\n\n")[2])
 
