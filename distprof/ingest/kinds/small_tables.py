@@ -391,7 +391,7 @@ _EACH_NODE = re.compile(r"(?i)\b(?:each|(?:per|a) node)\b|/node")
 _FLOAT = r"(\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)"
 _ITERATION = r"(?:it|iter|iteration|step|batch)(?:e?s)?"
 _PER_S = r"(?![kmgt]i?b)([a-z]{2,12}|(?<=\d))(?: ?/ ?|[_ ]per[_ ])s(?:ec(?:ond)?)?\b"
-_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _UNIT = r"(ms|s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)(?![a-z])"
 _VALUE = re.compile(
     rf"(?i)(?<![\w.]){_FLOAT} {{0,2}}{_PER_S}|{_PER_S}[)\"']?[ :=]{{1,4}}{_FLOAT}"
@@ -422,7 +422,7 @@ def _values(line: str) -> Iterator[_Value]:
             parts = re.findall(rf"(?i){_FLOAT} ?{_UNIT.replace('(?![a-z])', '')}", duration)
             seconds = sum(
                 (_number(n.replace(",", "")) or 0.0)
-                * _UNITS["ms" if u.lower() == "ms" else u[0].lower()]
+                * _SECONDS["ms" if u.lower() == "ms" else u[0].lower()]
                 for n, u in parts
             )
             if seconds:

@@ -207,7 +207,7 @@ _MESSAGES, _HOST = "messages", "late launches, stalls inside slots and other cau
 _FIXES = {
     _IMBALANCE: "Move layers from the busiest stage to the others.",
     _VARIATION: "Give micro-batches equal work: pack sequences to equal lengths.",
-    _MESSAGES: "Put neighbouring stages on one node, and check the links between them.",
+    _MESSAGES: "Put neighbouring stages on one node if they are not, and check their links.",
     _HOST: (
         "Launch earlier: use CUDA graphs or larger micro-batches, run less Python between actions, "
         "and collect garbage only between steps. Look for exposed collectives of other axes inside "
@@ -345,8 +345,8 @@ def exposed_pipeline_messages(pipeline: PipelineResult, limits: Limits) -> Itera
                 f"{format_duration(judged.span_ns)} on it."
             ),
             fix=(
-                "Put neighbouring stages on one node, check the links between them, and send "
-                "activations in bf16."
+                "Put neighbouring stages on one node if they are not, check the links between them, "
+                "and send activations in bf16."
             ),
             cost_ns_per_step=cost,
             confidence=judged.group.confidence,

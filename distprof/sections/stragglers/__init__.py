@@ -13,6 +13,9 @@ from distprof.sections.base import Result
 from distprof.terms import StragglerCause, StragglerPattern
 from distprof.units import fold_ranks
 
+EXPLAINS = 0.5
+"""Share of a rank's lateness, or cost, that a cause must explain."""
+
 MEMORY_CALLS = "memory"
 """Detail of a cause: the CPU allocates and frees GPU memory."""
 

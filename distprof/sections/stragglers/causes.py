@@ -16,10 +16,10 @@ from distprof.schema import ABSENT
 from distprof.sections.computation.shapes import Sizes, compare_sizes
 from distprof.sections.context import RankAnalysis
 from distprof.sections.own_time import COMPUTATION, COPYING, HOST, INPUT
-from distprof.sections.stragglers import MEMORY_CALLS, PAUSED_FOR, STALL
+from distprof.sections.stragglers import EXPLAINS, MEMORY_CALLS, PAUSED_FOR, STALL
 from distprof.sections.stragglers.computing import Work, sensed_difference, why_it_computes_longer
 from distprof.sections.stragglers.contention import Queue, contended, late_while_traced
-from distprof.sections.stragglers.evidence import EXPLAINS, Cause, Evidence, Excess, Late
+from distprof.sections.stragglers.evidence import Cause, Evidence, Excess, Late
 from distprof.terms import StragglerCause
 from distprof.units import format_duration
 

@@ -26,8 +26,8 @@ from distprof.join.waits import spans
 from distprof.schema import ABSENT, Bools, Floats, Int64Array
 from distprof.sections.computation.shapes import Sizes
 from distprof.sections.context import KernelSteps, RankAnalysis
-from distprof.sections.stragglers import STALL
-from distprof.sections.stragglers.evidence import EXPLAINS, Cause
+from distprof.sections.stragglers import EXPLAINS, STALL
+from distprof.sections.stragglers.evidence import Cause
 from distprof.sections.telemetry import RankTelemetry, TelemetryResult, WindowSensors
 from distprof.terms import StragglerCause
 from distprof.units import format_duration, format_ratio

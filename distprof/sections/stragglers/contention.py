@@ -17,7 +17,8 @@ import numpy as np
 from distprof.schema import Floats, Int64Array
 from distprof.sections.idle.measure import HostPauses
 from distprof.sections.own_time import COMPUTATION, HOST
-from distprof.sections.stragglers.evidence import EXPLAINS, Cause, Evidence, Excess, Late
+from distprof.sections.stragglers import EXPLAINS
+from distprof.sections.stragglers.evidence import Cause, Evidence, Excess, Late
 from distprof.terms import StragglerCause
 from distprof.units import format_duration
 

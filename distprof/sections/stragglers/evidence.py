@@ -16,9 +16,6 @@ from distprof.sections.telemetry import TelemetryResult
 from distprof.terms import StragglerCause
 from distprof.units import format_duration
 
-EXPLAINS = 0.5
-"""Share of the lateness that a cause must explain."""
-
 
 class Cause(msgspec.Struct, frozen=True):
     """Why a rank is late."""

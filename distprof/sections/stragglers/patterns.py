@@ -27,6 +27,7 @@ from msgspec.structs import replace
 from distprof.run.run import Run
 from distprof.schema import Floats
 from distprof.sections.own_time import OwnTime, chance_of_mean
+from distprof.sections.stragglers import EXPLAINS
 from distprof.sections.stragglers.arrivals import Blame
 from distprof.terms import MeshAxis, StragglerPattern
 from distprof.units import format_ratio
@@ -39,9 +40,6 @@ ALPHA = 0.002
 
 ALPHA_OWN_TIME = 0.01
 """The same for the test by own time, which the rank's cost must confirm."""
-
-EXPLAINS = 0.5
-"""Share of the cost that own time above the peers' must explain."""
 
 MOST_STEPS = 0.6
 """Share of the steps in which a persistent straggler (or all of them together) must cost most."""

@@ -11,12 +11,12 @@ from distprof.sections.collectives import CollectivesResult
 from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.shares import WIDER_TRANSFER
 from distprof.sections.stragglers import (
+    EXPLAINS,
     MessageRank,
     MessagesResult,
     SlowLink,
     StragglersResult,
 )
-from distprof.sections.stragglers.evidence import EXPLAINS
 from distprof.sections.summaries import CollectiveSummaryResult
 from distprof.sections.training_log import MIN_RECURRING, SlowPeriod, TrainingLogResult
 from distprof.terms import Confidence, Severity, StragglerCause, StragglerPattern
