@@ -130,12 +130,7 @@ def _misfit(line: _Line, size: Floats, time: Floats) -> Floats:
 
 
 def expected_busbw(
-    profile: FabricFile,
-    kind: CollectiveKind,
-    *,
-    group_size: int,
-    num_nodes: int,
-    num_bytes: int,
+    profile: FabricFile, kind: CollectiveKind, *, group_size: int, num_nodes: int, num_bytes: int
 ) -> float | None:
     """Bus bandwidth that a collective should reach, bytes per second; None outside the range.
 

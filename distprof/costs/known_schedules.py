@@ -303,10 +303,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def orders(
-    schedule: str,
-    num_ranks: int,
-    num_micro_batches: int,
-    virtual_stages: int | None = None,
+    schedule: str, num_ranks: int, num_micro_batches: int, virtual_stages: int | None = None
 ) -> Orders:
     """The actions of each rank of a pipeline, in order.
 

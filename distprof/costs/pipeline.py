@@ -193,10 +193,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replay(
-    orders: Orders,
-    durations: Durations | NDArray[Any],
-    *,
-    transfer_ns: ArrayLike = 0,
+    orders: Orders, durations: Durations | NDArray[Any], *, transfer_ns: ArrayLike = 0
 ) -> Replay:
     """Compute start and end of every action if each starts as early as its inputs and rank allow.
 
@@ -280,9 +277,7 @@ def _delay(orders: Orders, boundary: Int64Array, transfer_ns: ArrayLike) -> Int6
     return delay
 
 
-def _edges(
-    orders: Orders,
-) -> tuple[Int64Array, Int64Array, Int64Array]:
+def _edges(orders: Orders) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Dependencies: sources, targets, and the stage boundary that each crosses."""
     row = np.arange(len(orders))
     same = row[1:][orders.rank[1:] == orders.rank[:-1]]

@@ -64,11 +64,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def predict(
-    work: StageWork,
-    num_ranks: int,
-    candidates: Iterable[Candidate],
-    *,
-    transfer_ns: int = 0,
+    work: StageWork, num_ranks: int, candidates: Iterable[Candidate], *, transfer_ns: int = 0
 ) -> tuple[Prediction, ...]:
     """Step time and bubble of each configuration that can run, in the order given.
 

@@ -194,11 +194,7 @@ def junit(found: Cases) -> str:
         told = {"message": one_line(case.message)} if case.outcome != "passed" else {}
         test = ElementTree.SubElement(suite, "testcase", classname=group, name=case.title, time="0")
         ElementTree.SubElement(test, _ELEMENTS[case.outcome], told).text = case.text
-    counts = {
-        "tests": len(suite),
-        "failures": len(suite.findall("*/failure")),
-        "errors": 0,
-    }
+    counts = {"tests": len(suite), "failures": len(suite.findall("*/failure")), "errors": 0}
     suites = ElementTree.Element("testsuites", {name: str(n) for name, n in counts.items()})
     counts["skipped"] = len(suite.findall("*/skipped"))
     suite.attrib |= {name: str(count) for name, count in counts.items()}

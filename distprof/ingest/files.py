@@ -253,11 +253,7 @@ def whole(source: str, most: int, refuse: Refuse) -> bytes:
 
 
 def decoded(
-    source: str,
-    bound: Bound,
-    kind: type[_T],
-    refuse: Refuse,
-    parts_per_row: int = 1,
+    source: str, bound: Bound, kind: type[_T], refuse: Refuse, parts_per_row: int = 1
 ) -> _T:
     """A JSON file within its bound, as ``kind``; ``refuse`` is called as by :func:`whole`."""
     data = whole(source, bound.num_bytes, refuse)

@@ -218,11 +218,7 @@ def ranks_table(
 
 
 def facts_table(
-    title: str,
-    facts: Iterable[tuple[str, str]],
-    *,
-    caption: str = "",
-    notes: Iterable[str] = (),
+    title: str, facts: Iterable[tuple[str, str]], *, caption: str = "", notes: Iterable[str] = ()
 ) -> TableView:
     """A table of facts by name; names without a text are left out."""
     return TableView(

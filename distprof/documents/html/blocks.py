@@ -134,9 +134,7 @@ def drawn_table(view: TableView, *, opened: bool = False) -> Markup:
 
 
 def grid(
-    columns: Sequence[Column],
-    rows: Sequence[Sequence[Cell]],
-    strong: frozenset[int] = frozenset(),
+    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], strong: frozenset[int] = frozenset()
 ) -> Markup:
     """A table without title and notes."""
     body = []

@@ -296,10 +296,7 @@ class _Rows:
         self._names.append(element("text", text, x=0, y=at, class_="title"))
 
     def add(
-        self,
-        ranks: Iterable[DrawnRank],
-        groups: Iterable[AlikeRanks],
-        waits: Sequence[DrawnWait],
+        self, ranks: Iterable[DrawnRank], groups: Iterable[AlikeRanks], waits: Sequence[DrawnWait]
     ) -> None:
         """A row for each rank, and arrows for their waits."""
         group_of = {group.shown: group for group in groups}

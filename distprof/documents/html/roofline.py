@@ -5,14 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from distprof.documents.html.blocks import (
-    EMPTY,
-    Markup,
-    bounded,
-    captioned,
-    element,
-    folded,
-)
+from distprof.documents.html.blocks import EMPTY, Markup, bounded, captioned, element, folded
 from distprof.documents.html.chart import COLORS, WIDTH, Chart, Point, marks_legend, shape
 from distprof.sections.computation import ComputationResult, OperatorRow, Roof
 from distprof.sections.table import counted

@@ -11,16 +11,8 @@ from distprof.ingest.files import DAMAGE, Blocks, opened, read_some
 from distprof.ingest.training_logs.grammar import Grammar, best_of, to_log
 from distprof.ingest.training_logs.named_numbers import NamedNumbersGrammar
 from distprof.ingest.training_logs.reports import Reports
-from distprof.ingest.training_logs.tables import (
-    ColumnsGrammar,
-    GoldenValues,
-    StepTraceGrammar,
-)
-from distprof.ingest.training_logs.trainers import (
-    BarGrammar,
-    LightningGrammar,
-    compare,
-)
+from distprof.ingest.training_logs.tables import ColumnsGrammar, GoldenValues, StepTraceGrammar
+from distprof.ingest.training_logs.trainers import BarGrammar, LightningGrammar, compare
 from distprof.run.logs import TrainingLog
 
 _JSON = (".json", ".json.gz")

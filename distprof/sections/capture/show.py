@@ -11,9 +11,7 @@ from distprof.sections.base import VerdictText
 from distprof.sections.capture import FILTERED, LEFT_OUT, CaptureResult
 from distprof.sections.capture.measure import NO_DEVICE
 from distprof.sections.job.show import mesh_text
-from distprof.sections.parts import (
-    is_whole_capture,
-)
+from distprof.sections.parts import is_whole_capture
 from distprof.sections.table import Column, TableView, counted, facts_table, first_rows, rows_table
 from distprof.terms import StepSource
 from distprof.units import capitalized, format_duration, format_ratio

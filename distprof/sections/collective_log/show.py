@@ -9,13 +9,7 @@ from distprof.sections.base import VerdictText
 from distprof.sections.collective_log import CollectiveLogResult, LoggedOperation
 from distprof.sections.parts import is_recorded
 from distprof.sections.table import Column, TableView, counted, first_rows, rows_table
-from distprof.units import (
-    NS_PER_S,
-    format_bandwidth,
-    format_bytes,
-    format_duration,
-    format_ratio,
-)
+from distprof.units import NS_PER_S, format_bandwidth, format_bytes, format_duration, format_ratio
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report

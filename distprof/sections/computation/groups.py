@@ -9,14 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.costs.operators import (
-    Inputs,
-    Size,
-    Work,
-    element_bytes,
-    parse_inputs,
-    work_of,
-)
+from distprof.costs.operators import Inputs, Size, Work, element_bytes, parse_inputs, work_of
 from distprof.sections.computation.categories import number_of
 from distprof.sections.computation.operators import Alike, KernelCalls
 from distprof.sections.computation.shapes import tensors

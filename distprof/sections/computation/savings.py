@@ -20,10 +20,7 @@ from distprof.sections.computation import FP32_KERNELS, Pass, Region, Saves, Sav
 from distprof.sections.computation.categories import number_of
 from distprof.sections.computation.groups import MEMORY_BOUND, Change, Groups
 from distprof.sections.computation.operators import Alike, KernelCalls
-from distprof.sections.computation.recomputation import (
-    recomputed_regions,
-    without_recomputation,
-)
+from distprof.sections.computation.recomputation import recomputed_regions, without_recomputation
 from distprof.sections.computation.waste import (
     with_fused_dropout,
     with_fused_optimizer,

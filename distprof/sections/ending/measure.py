@@ -20,11 +20,7 @@ from distprof.ingest.output.stacks import last_own
 from distprof.run.logs import JobOutput, OutputEvent
 from distprof.run.run import Run
 from distprof.sections.ending import FAILED, STUCK, EndingLine, EndingResult
-from distprof.sections.ending.positions import (
-    diagnose_positions,
-    operation_kind,
-    timeout_sentences,
-)
+from distprof.sections.ending.positions import diagnose_positions, operation_kind, timeout_sentences
 from distprof.sections.ending.stacks import diagnose_stacks, stacks_of
 from distprof.units import capitalized, format_bytes, format_duration, name_ranks
 
@@ -1158,10 +1154,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
         tail = f" Its last warning before: {warned[-1].fields['what'][:_MAX_QUOTE].rstrip('.')}."
         steps = steps[1:]
     steps = (*advice_on(event.yields, f"{line}{tail} {event.text}"), *steps)
-    return replace(
-        _made(event.yields, line + tail, event, *steps, ranks=()),
-        suspects=suspects,
-    )
+    return replace(_made(event.yields, line + tail, event, *steps, ranks=()), suspects=suspects)
 
 
 _RESULTS = ("ncclSuccess", "ncclUnhandledCudaError", "ncclSystemError", "ncclInternalError",

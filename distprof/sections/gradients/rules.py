@@ -561,10 +561,7 @@ def unused_parameter_search(
     warning_ratio=Limit(0.01, "share of the step from which the finding is a warning"),
 )
 def needless_unused_parameter_search(
-    settings: SettingsResult,
-    gradients: GradientsResult,
-    step_time: StepTimeResult,
-    limits: Limits,
+    settings: SettingsResult, gradients: GradientsResult, step_time: StepTimeResult, limits: Limits
 ) -> Iterator[Draft]:
     """DDP searches for unused parameters in each step and never finds any.
 

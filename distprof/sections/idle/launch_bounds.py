@@ -69,10 +69,7 @@ def _largest(
     excess = delay - (before[segment] - before[after + 1])
     kept = excess > 0
     return LaunchBounds(
-        after=after[kept],
-        segment=segment[kept],
-        delay_ns=delay[kept],
-        excess_ns=excess[kept],
+        after=after[kept], segment=segment[kept], delay_ns=delay[kept], excess_ns=excess[kept]
     )
 
 

@@ -44,14 +44,7 @@ from distprof.sections.context import (
     RankContext,
     Timeline,
 )
-from distprof.sections.idle import (
-    MEMORY,
-    CpuPause,
-    IdleResult,
-    PausesResult,
-    RankIdle,
-    RankPauses,
-)
+from distprof.sections.idle import MEMORY, CpuPause, IdleResult, PausesResult, RankIdle, RankPauses
 from distprof.sections.idle.blame import DRAINING_NS, blame_pauses, pause_stats
 from distprof.sections.idle.cpu_pauses import (
     PauseKind,

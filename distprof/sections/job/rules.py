@@ -94,10 +94,7 @@ def job_failed(job: JobResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG0
     )
 
 
-_NAMES = {
-    "tracing": "Recording CPU and GPU makes",
-    "always_on": "The always-on probes make",
-}
+_NAMES = {"tracing": "Recording CPU and GPU makes", "always_on": "The always-on probes make"}
 
 
 @rule(

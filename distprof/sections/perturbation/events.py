@@ -367,11 +367,7 @@ def _activity_edges(
     by_launch = ~by_other & has_launch & (called >= free_ns)
     by_stream = ~by_other & ~by_launch & has_before
     edges = [
-        (
-            launched[has_launch],
-            index[has_launch],
-            np.where(by_launch, latency, least)[has_launch],
-        ),
+        (launched[has_launch], index[has_launch], np.where(by_launch, latency, least)[has_launch]),
         (
             index[before[has_before]],
             index[has_before],

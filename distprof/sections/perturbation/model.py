@@ -221,10 +221,7 @@ class _Meetings(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def of(
-        run: Run | None,
-        events: Sequence[RankEvents],
-        base: Int64Array,
-        shift: Sequence[int],
+        run: Run | None, events: Sequence[RankEvents], base: Int64Array, shift: Sequence[int]
     ) -> _Meetings:
         position = {one.rank: i for i, one in enumerate(events)}
         next_node = int(base[-1])
@@ -382,8 +379,4 @@ def fit(
         reached = np.flatnonzero(found <= aim)
         at = int(reached[0]) if len(reached) else int(found.argmin())
         chosen, step = tried[at], float(found[at])
-    return Fit(
-        cost=chosen,
-        step_ns=step,
-        is_bound=step <= 1.02 * pace,
-    )
+    return Fit(cost=chosen, step_ns=step, is_bound=step <= 1.02 * pace)

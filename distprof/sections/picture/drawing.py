@@ -251,10 +251,7 @@ def _numbers(names: dict[str, int], given: Coded) -> Int64Array:
 def _bounds(one: _Placed) -> tuple[int, int]:
     """The drawn window on the rank's own clock."""
     window = one.step.window
-    return (
-        int(one.analysis.window_start_ns[window]),
-        int(one.analysis.window_end_ns[window]),
-    )
+    return (int(one.analysis.window_start_ns[window]), int(one.analysis.window_end_ns[window]))
 
 
 def _inside(spans: Intervals, one: _Placed) -> Int64Array:
@@ -371,11 +368,7 @@ def _waits(run: Run, placed: Sequence[_Placed], unit: int) -> list[DrawnWait]:
 
 
 def _wait(
-    run: Run,
-    by_rank: Mapping[int, _Placed],
-    first: Mapping[int, int],
-    members: _Members,
-    unit: int,
+    run: Run, by_rank: Mapping[int, _Placed], first: Mapping[int, int], members: _Members, unit: int
 ) -> DrawnWait | None:
     """One collective; None if the clocks do not show who was last, or it is not drawn."""
     common = np.array(

@@ -11,15 +11,7 @@ from distprof.intervals import EMPTY, Intervals, clip, intersect, subtract, unio
 from distprof.run.tables import RankTables, distinct, encode, intervals_of, parts_by
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.sections.context import RankContext, RankLane, RankStep, Timeline
-from distprof.sections.picture import (
-    COMPUTATION,
-    COPY,
-    IDLE,
-    MESSAGE_WAIT,
-    TRANSFER,
-    UNSPLIT,
-    WAIT,
-)
+from distprof.sections.picture import COMPUTATION, COPY, IDLE, MESSAGE_WAIT, TRANSFER, UNSPLIT, WAIT
 from distprof.sections.time.measure import split_exposed
 from distprof.terms import ActivityKind
 

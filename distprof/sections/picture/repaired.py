@@ -133,12 +133,7 @@ def _members(graph: TraceGraph) -> tuple[Int64Array, Int64Array]:
 
 
 def _pieces(
-    graph: TraceGraph,
-    times: Times,
-    own_ns: Int64Array,
-    blocker: Int64Array,
-    low: int,
-    high: int,
+    graph: TraceGraph, times: Times, own_ns: Int64Array, blocker: Int64Array, low: int, high: int
 ) -> tuple[Int64Array, Int64Array]:
     """Class and end of the pieces of segments ``low`` to ``high``, at simulated times.
 

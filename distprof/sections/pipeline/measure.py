@@ -18,12 +18,7 @@ from distprof.run.run import ClockAlignment, Run
 from distprof.schema import ABSENT, Floats, Int64Array
 from distprof.sections.context import RankAnalyses, RankAnalysis, StageSlots
 from distprof.sections.own_time import chance_of_mean, over_peers
-from distprof.sections.pipeline import (
-    PipelineGroup,
-    PipelinePosition,
-    PipelineRank,
-    PipelineResult,
-)
+from distprof.sections.pipeline import PipelineGroup, PipelinePosition, PipelineRank, PipelineResult
 from distprof.sections.pipeline.groups import PipelineSlots, groups_of
 from distprof.sections.pipeline.slots import (  # noqa: F401 - parts of a rank
     UNKNOWN_STAGE,

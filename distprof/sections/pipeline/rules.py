@@ -345,8 +345,8 @@ def exposed_pipeline_messages(pipeline: PipelineResult, limits: Limits) -> Itera
                 f"{format_duration(judged.span_ns)} on it."
             ),
             fix=(
-                "Put neighbouring stages on one node if they are not, check the links between them, "
-                "and send activations in bf16."
+                "Put neighbouring stages on one node if they are not, check their links, and send "
+                "activations in bf16."
             ),
             cost_ns_per_step=cost,
             confidence=judged.group.confidence,

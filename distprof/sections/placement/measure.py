@@ -23,12 +23,7 @@ from distprof.hardware import Sheet
 from distprof.run.evidence import Machines
 from distprof.run.run import Run
 from distprof.sections.collectives import CollectivesResult
-from distprof.sections.placement import (
-    PlacedAxis,
-    PlacedMachine,
-    PlacedNode,
-    PlacementResult,
-)
+from distprof.sections.placement import PlacedAxis, PlacedMachine, PlacedNode, PlacementResult
 from distprof.sections.placement.nodes import (
     Domains,
     Group,

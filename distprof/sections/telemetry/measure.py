@@ -360,9 +360,7 @@ def with_energy(
     if missing:
         why = f"The energy of a step is unknown: it is missing for {name_ranks(missing)}."
         return replace(
-            telemetry,
-            waiting_energy_ratio=share,
-            unavailable=(*telemetry.unavailable, why),
+            telemetry, waiting_energy_ratio=share, unavailable=(*telemetry.unavailable, why)
         )
     per_step = sum(known.values()) / waterfall.num_steps
     tokens = step_log.tokens_per_step

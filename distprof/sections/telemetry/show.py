@@ -70,11 +70,7 @@ def telemetry_table(report: Report, *, show_all: bool) -> TableView | None:
     notes += [f"rank {r.rank}: XID errors {', '.join(map(str, r.xid))}" for r in ranks if r.xid]
     return ranks_table(
         "Sensors",
-        (
-            *_SENSORS,
-            Column("busy", "gpu_utilization_ratio"),
-            Column("memory", "memory_used_bytes"),
-        ),
+        (*_SENSORS, Column("busy", "gpu_utilization_ratio"), Column("memory", "memory_used_bytes")),
         ranks,
         show_all=show_all,
         caption="over the whole run",
@@ -111,9 +107,7 @@ def devices_table(report: Report, *, show_all: bool) -> TableView | None:
         "GPUs without a rank" if report.run.ranks else "GPUs",
         (
             Column(
-                "device",
-                lambda d: name_of_device(d.host, d.index, d.bus_id, d.uuid),
-                left=True,
+                "device", lambda d: name_of_device(d.host, d.index, d.bus_id, d.uuid), left=True
             ),
             Column("name", "name", form="name", left=True, wide_only=True),
             Column("samples", "sensors.num_samples"),

@@ -80,10 +80,7 @@ def rank_tail_ns(windows: Intervals, timeline: Timeline) -> Int64Array:
 
 
 def rank_copies(
-    activity: Table,
-    windows: Intervals,
-    timeline: Timeline,
-    load_host: Callable[[], Table] | None,
+    activity: Table, windows: Intervals, timeline: Timeline, load_host: Callable[[], Table] | None
 ) -> tuple[RankCopies, ...]:
     """Copies by kind, with their exposed time."""
     return measure_copies(activity, windows, timeline.exposed_copy, load_host)
@@ -261,8 +258,7 @@ def analyze_waterfall(analyses: RankAnalyses) -> WaterfallResult:
         ranks=ranks,
         all=_sum_of_parts(ranks) if ranks else None,
         copies=exposed_copies(
-            (analysis.copies for analysis in analyses.values()),
-            len(ranks) * analyses.num_windows,
+            (analysis.copies for analysis in analyses.values()), len(ranks) * analyses.num_windows
         ),
     )
 

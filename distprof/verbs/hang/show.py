@@ -12,13 +12,7 @@ from distprof.escape import headed, short_ranks
 from distprof.formats import RenderOptions
 from distprof.sections.table import Column, TableView, counted, facts_table, present, rows_table
 from distprof.units import fold_ranks, format_duration, name_ranks
-from distprof.verbs.hang import (
-    HANG_SCHEMA,
-    HangReport,
-    HangState,
-    RankPosition,
-    StuckOperation,
-)
+from distprof.verbs.hang import HANG_SCHEMA, HangReport, HangState, RankPosition, StuckOperation
 
 _FEW_GROUPS = 8
 _FEW_RANKS = 8

@@ -12,12 +12,7 @@ from distprof.formats import RenderOptions
 from distprof.sections.computation.show import reached_text
 from distprof.sections.kernels.show import short_kernel_name
 from distprof.sections.table import Column, TableView, counted, present, rows_table
-from distprof.units import (
-    format_bytes,
-    format_duration,
-    format_flop,
-    format_ratio,
-)
+from distprof.units import format_bytes, format_duration, format_flop, format_ratio
 from distprof.verbs.op import OPERATOR_SCHEMA, OperatorStory
 
 _FEW = 8

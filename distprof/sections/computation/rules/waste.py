@@ -57,11 +57,7 @@ def unfused_optimizer(
         )
 
 
-@rule(
-    "CMP105",
-    Severity.INFO,
-    saved_ratio=Limit(0.02, "share of the step that padding must save"),
-)
+@rule("CMP105", Severity.INFO, saved_ratio=Limit(0.02, "share of the step that padding must save"))
 def misaligned_products(
     computation: ComputationResult, times: StepTimes, limits: Limits
 ) -> Iterator[Draft]:
@@ -97,9 +93,7 @@ def misaligned_products(
 
 
 @rule(
-    "CMP106",
-    Severity.INFO,
-    saved_ratio=Limit(0.02, "share of the step that one layout must save"),
+    "CMP106", Severity.INFO, saved_ratio=Limit(0.02, "share of the step that one layout must save")
 )
 def converted_layouts(
     computation: ComputationResult, times: StepTimes, limits: Limits
@@ -252,9 +246,7 @@ def unfused_dropout(
 
 
 @rule(
-    "CMP110",
-    Severity.INFO,
-    saved_ratio=Limit(0.02, "share of the step that fewer casts must save"),
+    "CMP110", Severity.INFO, saved_ratio=Limit(0.02, "share of the step that fewer casts must save")
 )
 def needless_casts(
     computation: ComputationResult, times: StepTimes, limits: Limits

@@ -7,12 +7,7 @@ from collections.abc import Iterator
 from distprof.escape import few_ranks
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.capture import CaptureResult
-from distprof.sections.idle import (
-    COLLECTION,
-    MEMORY,
-    IdleResult,
-    PausesResult,
-)
+from distprof.sections.idle import COLLECTION, MEMORY, IdleResult, PausesResult
 from distprof.sections.shares import StepTimes
 from distprof.terms import Confidence, Severity
 from distprof.units import capitalized, format_duration, format_ratio, name_ranks

@@ -7,13 +7,7 @@ from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.collectives import CollectivesResult
-from distprof.sections.nccl import (
-    BETWEEN,
-    NcclHost,
-    NcclResult,
-    NcclTransport,
-    different_networks,
-)
+from distprof.sections.nccl import BETWEEN, NcclHost, NcclResult, NcclTransport, different_networks
 from distprof.sections.nccl.rules import (
     connections,
     exposed_between_nodes,

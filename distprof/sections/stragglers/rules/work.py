@@ -10,13 +10,7 @@ from distprof.sections.collectives import CollectivesResult
 from distprof.sections.pipeline import PipelineResult
 from distprof.sections.shares import WIDER_WAIT
 from distprof.sections.stragglers import SequenceImbalance, StragglersResult
-from distprof.sections.whatif import (
-    Cause,
-    CauseKind,
-    WhatIfResult,
-    causes_of,
-    limiting_stage,
-)
+from distprof.sections.whatif import Cause, CauseKind, WhatIfResult, causes_of, limiting_stage
 from distprof.terms import Confidence, Severity
 from distprof.units import format_duration, format_ratio, name_ranks
 

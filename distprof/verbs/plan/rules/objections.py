@@ -33,8 +33,7 @@ def _row(*, code: str, name: str, severity: Severity, kind: str, fix: str, page:
             if objection.kind == kind:
                 yield Draft(
                     headline=fitting(
-                        f"{capitalized(kind)}: {objection.message}",
-                        f"Layout: {objection.message}",
+                        f"{capitalized(kind)}: {objection.message}", f"Layout: {objection.message}"
                     ),
                     message="The configuration alone shows it.",
                     fix=fix,
