@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+from importlib import util
 from pathlib import Path
 
 import click
 import pytest
 
-from distprof.cli import app
 from distprof.cli.app import main
 from distprof.demo import ABOUT, FOLDER
 
@@ -48,7 +48,7 @@ def test_run_is_the_training_with_a_slow_rank(monkeypatch: pytest.MonkeyPatch) -
         called.append(words)
         return 4
 
-    monkeypatch.setattr(app, "_load_other", {"run": run}.get)
+    monkeypatch.setattr("distprof_runs.cli.run", run)
     assert main(["demo", "run", "--steps", "8"]) == 4
     (words,) = called
     assert words[:1] == ("ddp",)
@@ -59,7 +59,7 @@ def test_run_is_the_training_with_a_slow_rank(monkeypatch: pytest.MonkeyPatch) -
 def test_without_the_training_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(app, "_load_other", lambda _: None)
+    monkeypatch.setattr(util, "find_spec", lambda _: None)
     assert main(["demo", "run"]) == 2
     assert "pip install 'distprof[run]'" in capsys.readouterr().err
 
