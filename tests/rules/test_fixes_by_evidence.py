@@ -339,4 +339,5 @@ def test_a_ring_is_told_to_share_its_work_and_a_pipeline_to_fill_its_gaps():
     assert "pipeline" not in even.fix
     assert "Rank 2 computes 16.0 ms, rank 0 8.00 ms" in uneven.message
     assert "computes" not in even.message
+    assert "zigzag" in messages("cp", 16.0).fix  # the only rank recorded
     assert "in a pipeline, use more micro-batches" in messages("pp", 8.0, 16.0).fix

@@ -246,9 +246,10 @@ _UNEVEN = 1.5
 
 def _uneven_words(waterfall: WaterfallResult) -> str:
     """The ranks of a ring that compute least and longest, if they differ much."""
-    least, *_, most = sorted(waterfall.ranks, key=lambda rank: rank.computation_ns)
-    if most.computation_ns < _UNEVEN * least.computation_ns:
+    ranks = sorted(waterfall.ranks, key=lambda rank: rank.computation_ns)
+    if not ranks or ranks[-1].computation_ns < _UNEVEN * ranks[0].computation_ns:
         return ""
+    least, most = ranks[0], ranks[-1]
     long, short = (
         format_duration(one.computation_ns // max(waterfall.num_steps, 1)) for one in (most, least)
     )
