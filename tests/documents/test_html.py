@@ -36,7 +36,7 @@ from distprof.documents.html.heat_map import (
 )
 from distprof.documents.html.roofline import roofline_figure
 from distprof.documents.html.schedule import MAX_SLOTS, schedule_figure, schedule_figures
-from distprof.documents.html.subjects import _set, workers_figure
+from distprof.documents.html.subjects import _set, stragglers_figure, workers_figure
 from distprof.documents.page import step_bar
 from distprof.documents.saved import Report
 from distprof.escape import plain
@@ -45,7 +45,7 @@ from distprof.rules import all_rules
 from distprof.sections.computation import ComputationResult, OperatorRow, Roof
 from distprof.sections.pipeline import PictureRow, PipelineGroup
 from distprof.sections.shows import judge, tables_of
-from distprof.sections.stragglers import StragglerSet
+from distprof.sections.stragglers import StepBlame, StragglerSet
 from distprof.sections.time import BreakdownResult, StepBreakdown
 from distprof.sections.whatif import WhatIfResult, WorkerSlowdown
 from distprof.terms import Confidence, StragglerCause, StragglerPattern
@@ -407,6 +407,7 @@ def test_marks_of_collectives_stand_at_their_size_and_time() -> None:
     large = all_reduce(bytes=1_000_000, transfer_ns_median=1_000_000)
     middle = all_reduce(bytes=31_623, transfer_ns_median=31_623)
     figure = collectives_figure((small, large, middle))
+    assert 'class="chart"' in figure  # drawn as wide as a small screen
     marks = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)" r="[\d.]+" class="mark"', figure)[:3]
     (x0, y0), (x1, y1), (x2, y2) = [(float(x), float(y)) for x, y in marks]
     assert (x2, y2) == pytest.approx(((x0 + x1) / 2, (y0 + y1) / 2), abs=0.05)
@@ -577,3 +578,12 @@ def test_what_slow_ranks_share_is_named_once(shares: str, name: str, said: str) 
         scenario="",
     )
     assert f"Ranks 0-1 are slow for one {said}slow device" in _set(one, "step")
+
+
+def test_steps_that_lost_nothing_to_late_ranks_are_not_ranked():
+    lost, nothing = stragglers_of({1: 5_000_000}), stragglers_of({1: 5_000_000})
+    blames = [StepBlame(step=n, lost_ns=0, rank=None, rank_lost_ns=0) for n in (7, 8)]
+    nothing = msgspec.structs.replace(nothing, steps=tuple(blames))
+    some = (msgspec.structs.replace(blames[0], lost_ns=1_000_000), blames[1])
+    assert "Most in step 7" in stragglers_figure(msgspec.structs.replace(lost, steps=some), "step")
+    assert "Most in step" not in stragglers_figure(nothing, "step")

@@ -143,7 +143,7 @@ def collectives_figure(classes: Sequence[CollectiveClass]) -> Markup:
     lines = [_expected_line(kind, kinds, timed, scales) for kind in kinds]
     marks = [_mark(c, kinds.index(c.kind), most, scales) for c in timed]
     label = f"Time against size of {len(timed)} classes of collectives, logarithmic"
-    drawn = picture(scales.axes(), *lines, *marks, label=label, **_SIZE)
+    drawn = picture(scales.axes(), *lines, *marks, label=label, class_="chart", **_SIZE)
     return captioned(_caption(timed), scrolled(drawn, label), marks_legend(kinds))
 
 

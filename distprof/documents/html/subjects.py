@@ -196,7 +196,7 @@ def _set(one: StragglerSet, word: str) -> str:
 
 
 def _blame(result: StragglersResult) -> Markup:
-    if len(result.steps) < 2:
+    if len(result.steps) < 2 or not any(step.lost_ns for step in result.steps):
         return EMPTY
     worst = sorted(result.steps, key=lambda step: -step.lost_ns)[:3]
     ranks = ["" if step.rank is None else f" (rank {step.rank})" for step in worst]
