@@ -51,6 +51,7 @@ def test_each_sample_gets_the_verdict_of_an_expert(name: str) -> None:
         wanted["state"], wanted["cause"], wanted["ranks"])  # fmt: skip
     assert wanted["says"] in " ".join((found.verdict, *found.why, *found.alternatives))
     assert found.next_steps
+    assert wanted.get("step", "") in " ".join(found.next_steps)
 
 
 def test_only_a_file_with_several_runs_is_said_to_hold_several() -> None:
