@@ -29,7 +29,7 @@ def headers(package: str, name: str) -> tuple[str, ...]:
 
         try:
             return tuple(str(value) for value in metadata.metadata(package).get_all(name) or ())
-        except metadata.PackageNotFoundError:
+        except (metadata.PackageNotFoundError, OSError):  # not there, or without metadata
             return ()
     return tuple(_headers_in(folders[package], name)) if package in folders else ()
 
