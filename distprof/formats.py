@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from distprof.errors import UsageError
-from distprof.terms import CI_FORMATS, PAGE_FORMATS
+from distprof.terms import FORMATS
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
 FINDINGS = "findings"
 """Name of all findings as a section."""
-
-FORMATS = (*PAGE_FORMATS, *CI_FORMATS)
-"""Names that ``--format`` accepts."""
 
 _SUFFIXES = {
     ".json": "json",

@@ -14,6 +14,9 @@ PAGE_FORMATS = ("text", "brief", "json", "md", "html")
 CI_FORMATS = ("github", "gitlab", "sarif", "junit")
 """Formats of CI services, for results with a judgement."""
 
+FORMATS = (*PAGE_FORMATS, *CI_FORMATS)
+"""Formats of a report: names that its ``--format`` accepts."""
+
 
 class ActivityKind(IntEnum):
     """The kind of a GPU activity. Stored as int8 in tables."""

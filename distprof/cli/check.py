@@ -14,7 +14,7 @@ from distprof.cli.app import ExitCode
 from distprof.cli.options import debug_option, output_options_with
 from distprof.cli.output import Output, check_free, deliver, make_sweep, note, show_in_step_summary
 from distprof.errors import UsageError
-from distprof.terms import CI_FORMATS, PAGE_FORMATS
+from distprof.terms import FORMATS
 from distprof.units import finite_range
 from distprof.verbs.sources import summaries_of
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 REPEATS = 5
 MOST = 100
 _LATEST_NS = (1 << 63) - 1
-FORMATS = (*PAGE_FORMATS, *CI_FORMATS, "benchmark")
 
 
 @click.command(
@@ -103,7 +102,7 @@ FORMATS = (*PAGE_FORMATS, *CI_FORMATS, "benchmark")
     "--allow-unlike", is_flag=True, help="Compare even if hardware, job or software differ."
 )
 @click.option("--history", metavar="URL", help="Add the runs to this history.  [distprof.toml's]")
-@output_options_with(*FORMATS)
+@output_options_with(*FORMATS, "benchmark")
 @debug_option
 def check(sources: tuple[str, ...], **options: Any) -> int:
     """Fail when runs are slower than a baseline by more than chance and tolerance explain.

@@ -9,7 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from distprof.cli.app import State
-from distprof.terms import CI_FORMATS, PAGE_FORMATS, Severity
+from distprof.terms import FORMATS, PAGE_FORMATS, Severity
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 MAX_RANK = 10_000_000
@@ -23,13 +23,9 @@ class _Named(click.ParamType):  # type: ignore[type-arg]  # generic since click 
         """The names."""
         raise NotImplementedError
 
-    def knows(self, name: str) -> bool:
-        """Whether it is one of them."""
-        return name in self.choices()
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Check that it is one of the names."""
-        if not self.knows(value):
+        if value not in self.choices():
             self.fail(f"{value!r} is not one of {', '.join(self.choices())}", param, ctx)
         return str(value)
 
@@ -49,7 +45,7 @@ class FormatChoice(_Named):
     name = "format"
 
     def __init__(self, names: tuple[str, ...] = ()) -> None:
-        self.names = names or (*PAGE_FORMATS, *CI_FORMATS)
+        self.names = names or FORMATS
 
     def choices(self) -> Iterable[str]:
         """The formats that the command supports."""

@@ -13,7 +13,7 @@ from distprof.cli.output import Output, deliver, show_in_step_summary
 from distprof.config import ModelShape
 from distprof.errors import UsageError
 from distprof.options import click_options, options_of
-from distprof.terms import CI_FORMATS, PAGE_FORMATS
+from distprof.terms import FORMATS
 from distprof.units import MOST_RANKS, finite_range
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ _SHAPE_KEYS = ModelShape.__struct_fields__
     help="Check the layout in a configuration: distprof's own TOML; torchtitan's JSON or TOML;"
     " Megatron arguments; DeepSpeed JSON.",
 )
-@output_options_with(*PAGE_FORMATS, *CI_FORMATS)
+@output_options_with(*FORMATS)
 @debug_option
 def plan(**options: Any) -> int:
     """Find the layouts of a model that fit a cluster, and estimate the step time of each.

@@ -14,11 +14,12 @@ from distprof.documents.page import GROUPS
 from distprof.documents.saved import Report
 from distprof.documents.text import MAX_BRIEF
 from distprof.errors import UsageError
-from distprof.formats import FORMATS, RenderOptions, find_reporter, format_of_file
+from distprof.formats import RenderOptions, find_reporter, format_of_file
 from distprof.sections.capture import NodeClock
 from distprof.sections.report import RunInfo
 from distprof.sections.shows import origin
 from distprof.sections.whatif import RepairPlan
+from distprof.terms import FORMATS
 from tests.documents.job_samples import SAMPLES, failed_job, hostile_job, reference_run, untraced
 from tests.documents.samples import (
     MS,

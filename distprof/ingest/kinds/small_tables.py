@@ -379,23 +379,25 @@ _SHORT = 4_000
 """Characters of a text in which two numbers of GPUs make a comparison; a longer one needs three."""
 _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight")
 _OF = r"(?:gpu|npu|node|machine|device|worker|rank|card|[vahb]\d00)"
-_GPUS = rf"(?P<of>{_OF})(?:'?s)?\b"
+_S = r"(?:'?s)?\b"
 _COUNT = re.compile(
-    rf"(?i)(?<![\d.])(?P<n>\d{{1,7}}) ?[x×]? ?(?:[a-z]\w{{2,8}}[ -]){{0,2}}{_GPUS}"
+    rf"(?i)(?<![\d.])(?P<n>\d{{1,7}}) ?[x×]? ?(?:[a-z]\w{{2,8}}[ -]){{0,2}}(?P<of_n>{_OF}){_S}"
     rf"|\b(?P<word>{'|'.join(_WORDS)}|(?:a )?single|only)[ -](?:[a-z]\w{{2,8}}[ -])?"
-    + _GPUS.replace("of", "of_word")
-    + rf"|\b(?:num_|n_?)?{_GPUS.replace('of', 'of_set')} ?[:=] ?(?P<set>\d{{1,7}})\b(?!,)"
+    rf"(?P<of_word>{_OF}){_S}"
+    rf"|\b(?:num_|n_?)?(?P<of_set>{_OF}){_S} ?[:=] ?(?P<set>\d{{1,7}})\b(?!,)"
     rf"|\b{_OF}s?[ =](?P<list>0|\d{{1,4}}(?:,\d{{1,4}})+)(?!\S)"
 )
 _EACH_NODE = re.compile(r"(?i)\b(?:each|(?:per|a) node)\b|/node")
 _FLOAT = r"(\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)"
 _ITERATION = r"(?:it|iter|iteration|step|batch)(?:e?s)?"
+_IS_ITERATION = re.compile(rf"(?i){_ITERATION}")
 _PER_S = r"(?![kmgt]i?b)([a-z]{2,12}|(?<=\d))(?: ?/ ?|[_ ]per[_ ])s(?:ec(?:ond)?)?\b"
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_UNIT = r"(ms|s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)(?![a-z])"
+_UNIT = r"(ms|s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)"
+_DURATION = re.compile(rf"(?i){_FLOAT} ?{_UNIT}")
 _VALUE = re.compile(
     rf"(?i)(?<![\w.]){_FLOAT} {{0,2}}{_PER_S}|{_PER_S}[)\"']?[ :=]{{1,4}}{_FLOAT}"
-    rf"|(?<![\w.:])((?:{_FLOAT} ?{_UNIT.replace('(?![a-z])', '')} ?){{1,3}})(?<! )(?![a-z\d])"
+    rf"|(?<![\w.:])((?:{_FLOAT} ?{_UNIT} ?){{1,3}})(?<! )(?![a-z\d])"
     rf"( ?(?:/|per|for (?:each|one|an?)) ?{_ITERATION}\b)?"
 )
 _HEADS = (
@@ -419,16 +421,15 @@ def _values(line: str) -> Iterator[_Value]:
     for found in _VALUE.finditer(line):
         rate, unit, unit_before, rate_after, duration, *_, iteration = found.groups()
         if duration:
-            parts = re.findall(rf"(?i){_FLOAT} ?{_UNIT.replace('(?![a-z])', '')}", duration)
             seconds = sum(
                 (_number(n.replace(",", "")) or 0.0)
                 * _SECONDS["ms" if u.lower() == "ms" else u[0].lower()]
-                for n, u in parts
+                for n, u in _DURATION.findall(duration)
             )
             if seconds:
                 yield _Value("iterations" if iteration else "time", 1 / seconds, found.start())
         elif value := _number((rate or rate_after).replace(",", "")):
-            is_step = re.fullmatch(f"(?i){_ITERATION}", unit or unit_before or "")
+            is_step = _IS_ITERATION.fullmatch(unit or unit_before or "")
             yield _Value("iterations" if is_step else "rate", value, found.start())
 
 
@@ -440,7 +441,7 @@ def _counts(line: str) -> list[tuple[int, str, int]]:
         listed = match["list"].count(",") + 1 if match["list"] else 0
         named = _WORDS.index(word) if word in _WORDS else 1
         count = int(match["n"] or match["set"] or listed or named)
-        of = (match["of"] or match["of_word"] or match["of_set"] or "gpu").lower()
+        of = (match["of_n"] or match["of_word"] or match["of_set"] or "gpu").lower()
         if 0 < count < _MOST_GPUS:
             found.append((count, "nodes" if of in ("node", "machine") else "GPUs", match.start()))
     nodes = [one for one in found if one[1] == "nodes"]
