@@ -18,6 +18,7 @@ import argparse
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -63,9 +64,17 @@ new Promise((done) => {
 })
 """
 
+LOGGED = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
+PATIENCE_S = 120
+
 
 class Browser:
-    """A headless Chromium with one page."""
+    """A headless Chromium with one page.
+
+    Attributes:
+        logged: What the page wrote to the console, what it raised and what its policy refused,
+            in JSON; of domains that were enabled (``Log.enable``, ``Runtime.enable``).
+    """
 
     def __init__(self, folder: Path, size: tuple[int, int]) -> None:
         chromium = shutil.which("chromium") or shutil.which("google-chrome")
@@ -83,6 +92,7 @@ class Browser:
         os.close(there)
         os.close(here)
         self._number, self._rest = 0, b""
+        self.logged: list[str] = []
         self._session: str | None = None
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
@@ -134,11 +144,20 @@ class Browser:
     def _until(self, wanted: Any) -> dict[str, Any]:
         while True:
             while b"\0" not in self._rest:
-                self._rest += os.read(self._in, 1 << 20)
+                self._rest += self._received()
             text, _, self._rest = self._rest.partition(b"\0")
             one: dict[str, Any] = json.loads(text)
+            if one.get("method") in LOGGED:
+                self.logged.append(json.dumps(one["params"]))
             if wanted(one):
                 return one
+
+    def _received(self) -> bytes:
+        readable, _, _ = select.select([self._in], [], [], PATIENCE_S)
+        received = os.read(self._in, 1 << 20) if readable else b""
+        if not received:
+            raise RuntimeError("Chromium ended" if readable else f"no answer in {PATIENCE_S} s")
+        return received
 
 
 def generated(num_ranks: int, folder: Path) -> Path:

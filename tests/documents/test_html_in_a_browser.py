@@ -1,18 +1,18 @@
 """Pages in a real browser: the policy, the script, the maps. Skipped where there is no Chromium.
 
 A page is opened with a probe of ours added, whose hash joins those of the policy: it acts as a
-reader does, and writes what happened into the document. Chromium dumps that document.
+reader does, and writes what happened into the document, where it is waited for.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import json
 import re
 import shutil
-import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,17 @@ addEventListener("securitypolicyviolation", (event) => refused.push(event.violat
 addEventListener("error", (event) => refused.push(String(event.message)));
 """
 
+DOCUMENT = "document.documentElement.outerHTML"
+FOUND = """
+new Promise((done) => {
+  const look = () => {
+    if ("found" in document.body.dataset) done(document.body.dataset.found);
+    else setTimeout(look, 10);
+  };
+  look();
+})
+"""
+
 
 def with_probe(page: str, probe: str = PROBE) -> str:
     """The page with our two scripts before and after its own, allowed by the policy."""
@@ -88,44 +99,35 @@ def with_probe(page: str, probe: str = PROBE) -> str:
     return page.replace("</body>", f"<script>{probe}</script></body>", 1)
 
 
-def opened(file: Path, *options: str) -> tuple[str, str]:
-    """The document after its scripts, and what the browser logged about it."""
-    finished = subprocess.run(
-        [
-            CHROMIUM,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--enable-logging=stderr",
-            f"--user-data-dir={file.parent / 'profile'}",
-            *options,
-            "--dump-dom",
-            file.as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    logged = [line for line in finished.stderr.splitlines() if "CONSOLE" in line]
-    return finished.stdout, "\n".join(logged)
-
-
-def found_by(page: str, probe: str, folder: Path, *options: str) -> dict[str, Any]:
-    """What a probe found on a page, without anything logged."""
+@contextmanager
+def opened(page: str, folder: Path, size: tuple[int, int] = (800, 600)) -> Iterator[Browser]:
+    """A browser with this page."""
     file = folder / "page.html"
-    file.write_text(with_probe(page, probe), encoding="utf-8")
-    document, logged = opened(file, *options)
-    assert logged == ""
-    (found,) = re.findall(r'data-found="([^"]*)"', document)
-    result: dict[str, Any] = json.loads(html.unescape(found))
-    return result
+    file.write_text(page, encoding="utf-8")
+    browser = Browser(folder / "profile", size)
+    try:
+        browser.call("Log.enable")
+        browser.call("Runtime.enable")
+        browser.open(file)
+        yield browser
+    finally:
+        browser.close()
+
+
+def found_by(
+    page: str, probe: str, folder: Path, size: tuple[int, int] = (800, 600)
+) -> dict[str, Any]:
+    """What a probe found on a page, as soon as it has, without anything logged."""
+    with opened(with_probe(page, probe), folder, size) as browser:
+        found: dict[str, Any] = json.loads(browser.run(FOUND))
+        assert browser.logged == []
+    return found
 
 
 @pytest.fixture(scope="module")
 def acted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     page = find_reporter("html")(made(9, 3), RenderOptions())
-    return found_by(page, PROBE, tmp_path_factory.mktemp("page"), "--window-size=500,800")
+    return found_by(page, PROBE, tmp_path_factory.mktemp("page"), (500, 800))
 
 
 ZOOM = """
@@ -204,7 +206,7 @@ def large() -> Report:
 def zoomed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     page = find_reporter("html")(large(), RenderOptions())
     assert len(page.encode()) < 4e6
-    return found_by(page, ZOOM, tmp_path_factory.mktemp("zoom"), "--window-size=1200,900")
+    return found_by(page, ZOOM, tmp_path_factory.mktemp("zoom"), (1200, 900))
 
 
 def test_a_large_map_zooms_by_buttons_and_keys(zoomed: dict[str, Any]) -> None:
@@ -280,7 +282,7 @@ def shown(name: str) -> str:
 @pytest.mark.parametrize("name", [*FIGURES, "report", "large hang"])
 def test_axe_finds_nothing_serious(name: str, tmp_path: Path) -> None:
     """Contrast, names and roles, light and dark, as axe-core (Deque) judges them in a browser."""
-    found = found_by(shown(name), axe_probe(), tmp_path, "--virtual-time-budget=20000")
+    found = found_by(shown(name), axe_probe(), tmp_path)
     assert found == {"light": [], "dark": []}
 
 
@@ -291,7 +293,7 @@ def test_axe_finds_what_is_serious(tmp_path: Path) -> None:
     page = shown("check").replace("<main", bad.replace("<main>", "") + "<main", 1)
     page = page.replace("</style>", ".pale { color: #eee; background: #fff; }</style>")
     page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
-    found = found_by(page, axe_probe(), tmp_path, "--virtual-time-budget=20000")
+    found = found_by(page, axe_probe(), tmp_path)
     assert {name for name, *_ in found["light"]} == {"select-name", "color-contrast"}
 
 
@@ -301,7 +303,7 @@ def test_the_page_of_a_verb_is_not_wider_than_a_phone(name: str, tmp_path: Path)
 const wide = document.documentElement.scrollWidth - innerWidth;
 document.body.dataset.found = JSON.stringify([wide, refused.length]);
 """
-    found = found_by(shown(name), probe, tmp_path, "--window-size=500,900")
+    found = found_by(shown(name), probe, tmp_path, (500, 900))
     assert found[0] <= 0
     assert found[1] == 0
 
@@ -332,24 +334,21 @@ def test_a_narrow_page_does_not_scroll_sideways(acted: dict[str, Any]) -> None:
 
 
 def test_hostile_names_run_nothing(tmp_path: Path) -> None:
-    file = tmp_path / "page.html"
     page = find_reporter("html")(nasty(), RenderOptions(show_all=True))
-    file.write_text(page, encoding="utf-8")
-    document, logged = opened(file)
-    assert logged == ""
+    with opened(page, tmp_path) as browser:
+        document = browser.run(DOCUMENT)
+        assert browser.logged == []
     added = {"output", "option", "select", "label", "input", "button"}
     assert Seen(document).names <= Seen(page).names | added
 
 
 def test_a_probe_that_is_not_allowed_is_refused(tmp_path: Path) -> None:
     """The policy works at all: without its hash a script does not run."""
-    file = tmp_path / "page.html"
     page = find_reporter("html")(nasty(), RenderOptions())
     script = "<script>document.body.dataset.ran = 'yes'</script></body>"
-    file.write_text(page.replace("</body>", script, 1), encoding="utf-8")
-    document, logged = opened(file)
-    assert "data-ran" not in document
-    assert "Content Security Policy" in logged
+    with opened(page.replace("</body>", script, 1), tmp_path) as browser:
+        assert "data-ran" not in browser.run(DOCUMENT)
+        assert "Content Security Policy" in "".join(browser.logged)
 
 
 # The picture of the step, and tables --------------------------------------------------------------
@@ -414,7 +413,7 @@ document.body.dataset.found = JSON.stringify(found);
 
 def test_the_picture_is_drawn_moved_and_opened(tmp_path: Path) -> None:
     page = find_reporter("html")(slow_job(), RenderOptions())
-    found = found_by(page, PICTURE, tmp_path, "--window-size=1000,800")
+    found = found_by(page, PICTURE, tmp_path, (1000, 800))
     assert found["blocked"] == 0
     assert found["hidden"] == "none"
     assert found["shades"] > 4, "computation, waits, transfers, ground"
@@ -469,7 +468,7 @@ document.body.dataset.found = JSON.stringify(found);
 
 def test_both_steps_of_a_comparison_are_drawn_and_zoomed_together(tmp_path: Path) -> None:
     page = COMPARISON.reporter("html")(pair(), RenderOptions())
-    found = found_by(page, BOTH, tmp_path, "--window-size=1000,800")
+    found = found_by(page, BOTH, tmp_path, (1000, 800))
     assert (found["blocked"], found["canvases"], found["hidden"]) == (0, 1, "none")
     assert found["hint"].startswith("Drag"), "there is nothing to open"
     assert re.match(r"rank \d+, first: ", found["first"])
@@ -519,7 +518,7 @@ def shares_of_waiting(
     )
     picture = replace(slow_job().picture, groups=(), steps=(step,))
     page = find_reporter("html")(replace(slow_job(), picture=picture), RenderOptions())
-    found = found_by(page, SHARES, folder, "--window-size=1000,900")
+    found = found_by(page, SHARES, folder, (1000, 900))
     assert found["blocked"] == 0
     computation, wait = (np.array(ink, float) for ink in found["inks"])
     along = wait - computation
@@ -597,14 +596,9 @@ const differ = (one, other) => one.filter((part, i) => Math.abs(part - other[i])
 @pytest.mark.parametrize("tick_ms", [0, 2], ids=["fast", "slow"])
 def test_a_moved_picture_is_the_one_painted_anew(tick_ms: int, tmp_path: Path) -> None:
     """Pixels that are moved, or stretched until their turn comes, become those of a new picture."""
-    file = tmp_path / "page.html"
-    file.write_text(find_reporter("html")(slow_job(), RenderOptions()), encoding="utf-8")
-    browser = Browser(tmp_path / "moved", (1000, 900))
-    try:
-        browser.open(file)
+    page = find_reporter("html")(slow_job(), RenderOptions())
+    with opened(page, tmp_path, (1000, 900)) as browser:
         found = json.loads(browser.run(MOVED.replace("TICK_MS", str(tick_ms))))
-    finally:
-        browser.close()
     assert [differ for differ, _ in found] == [0] * 9
     assert [is_moved for _, is_moved in found] == [True] * 9
 
@@ -638,7 +632,7 @@ def test_ranks_fold_by_node_and_unfold_with_keys(tmp_path: Path) -> None:
     nodes = {f"node{node}": tuple(range(8 * node, 8 * node + 8)) for node in range(3)}
     run = replace(slow_job().run, nodes=nodes, mesh={"dp": 3, "tp": 8})
     page = find_reporter("html")(replace(slow_job(), run=run), RenderOptions())
-    found = found_by(page, FOLDS, tmp_path, "--window-size=1000,800")
+    found = found_by(page, FOLDS, tmp_path, (1000, 800))
     kinds = [f"folded by {kind}" for kind in ("node", "dp", "tp")]
     assert found["folds"] == ["alike ones folded", *kinds, "all"]
     assert found["first"].startswith("node0, rank 0: ")
