@@ -105,11 +105,12 @@ class FabricFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuCopies(Record, frozen=True, kw_only=True):
-    """Measured copies from each GPU of a machine to each other one (p2pBandwidthLatencyTest)."""
+    """Measured copies from each GPU of a machine to each other one, or between host and GPUs."""
 
     is_both_ways: bool  # Whether two directions were measured at a time, and are counted together.
     is_direct: bool  # Whether GPUs had access to each other's memory.
     num_gpus: int  # GPUs.
     bytes_per_s: float  # Median over pairs, bytes per second.
     slowest_bytes_per_s: float  # The slowest pair, bytes per second.
-    slowest: tuple[int, int]  # Its GPUs: row and column.
+    slowest: tuple[int, int]  # Its GPUs: row and column; the same one for copies with the host.
+    host: str = ""  # "from" or "to", if each GPU copies from or to host memory.

@@ -59,6 +59,10 @@ def test_tests_of_one_rank_have_no_bandwidth():
     [
         ("nvlink-is-not-used.log", "6.56 GB/s bus bandwidth at 134 MB: that is the speed of PCIe"),
         (
+            "tests-below-a-topology.log",
+            "3.08 GB/s bus bandwidth at 134 MB: that is the speed of slow",
+        ),
+        (
             "sockets-between-two-nodes.log",
             "1.12 GB/s bus bandwidth at 537 MB: that is the speed of",
         ),

@@ -27,7 +27,9 @@ from distprof.run.run import Run
 BOUND = Bound(reads="output of nvidia-smi topo -m", num_bytes=1 << 24, names=512, beyond="refused")
 MAX_DEVICES = 512
 _SNIFFED_BYTES = 1 << 18
-_SIGNS = (b"GPU0", b"P2P=", b"GPU(row)")
+_SIGNS = (b"GPU0", b"P2P=", b"GPU(row)", b"CPU(row)")
+# Output of nccl-tests, which is for ``distprof fabric`` unless NCCL's initialisation is in it.
+TEST_SIGNS = (b"out-of-place", b"algbw", b"busbw")
 _LONGEST_LINE = 1 << 16
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -45,7 +47,8 @@ _SOC = re.compile(r"\bSOC(?=\s|$)")
 _PATH = re.compile(r"X|NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|N/A")
 _COPIES = re.compile(
     r"(?P<ways>Uni|Bi)directional P2P=(?P<p2p>Enabled|Disabled) Bandwidth\b.{0,20} Matrix \(GB/s\)"
-    r"|memcpy (?:CE|SM) GPU\(row\) ?(?:->|<-) ?GPU\(column\) bandwidth \(GB/s\)"
+    r"|memcpy (?:CE|SM) (?:GPU|(?P<host>CPU))\(row\) ?(?P<way>->|<-) ?GPU\(column\) "
+    r"bandwidth \(GB/s\)"
 )
 _OTHER_MATRIX = re.compile(r"(?:Bi|Uni)directional |Matrix \(|bandwidth \(GB/s\)")
 _SPEEDS = re.compile(r"[>\s]{0,8}(\d{1,3})((?:\s+(?:\d{1,5}\.\d{1,3}|N/A))+)\s*")
@@ -59,6 +62,8 @@ def fits_machine(source: str) -> bool:
     except (*DAMAGE, ImportError):
         return False
     if not any(sign in start for sign in _SIGNS) or start.lstrip()[:1] in (b"{", b"["):
+        return False
+    if all(sign in start for sign in TEST_SIGNS):  # what was measured says more than the topology
         return False
     found = parse_machines(start.decode("utf-8", "replace"))
     return bool(found.machines or found.copies)
@@ -126,22 +131,23 @@ def parse_machines(text: str) -> Machines:
 
 def _copies(lines: Sequence[str]) -> Iterator[GpuCopies]:
     """The first matrix of copies with access to each other's memory, and the first without."""
-    matrices: dict[tuple[bool, bool], dict[int, list[float]]] = {}
+    matrices: dict[tuple[str, bool, bool], dict[int, list[float]]] = {}
     rows: dict[int, list[float]] = {}
     for line in lines:
         if title := _COPIES.search(line):
             rows = {}
-            matrices.setdefault((title["ways"] == "Bi", title["p2p"] != "Disabled"), rows)
+            host = {"->": "from", "<-": "to"}[title["way"]] if title["host"] else ""
+            matrices.setdefault((host, title["ways"] == "Bi", title["p2p"] != "Disabled"), rows)
         elif _OTHER_MATRIX.search(line):
             rows = {}
         elif (row := _SPEEDS.fullmatch(line)) and int(row[1]) == len(rows) < MAX_DEVICES:
             rows[len(rows)] = [0.0 if cell == "N/A" else float(cell) for cell in row[2].split()]
-    for (is_both_ways, is_direct), matrix in sorted(matrices.items()):
+    for (host, is_both_ways, is_direct), matrix in sorted(matrices.items()):
         pairs = [
-            (speed, (gpu, other))
+            (speed, (other if host else gpu, other))
             for gpu, speeds in matrix.items()
             for other, speed in enumerate(speeds)
-            if gpu != other
+            if gpu != other or host
         ]
         if pairs:
             least, slowest = min(pairs)
@@ -152,6 +158,7 @@ def _copies(lines: Sequence[str]) -> Iterator[GpuCopies]:
                 bytes_per_s=median(speed for speed, _ in pairs) * 1e9,
                 slowest_bytes_per_s=least * 1e9,
                 slowest=slowest,
+                host=host,
             )
 
 

@@ -148,6 +148,7 @@ def operators_table(report: Report, *, show_all: bool) -> TableView | None:
 
 READY_RATIO = 0.9
 _SCALES = 0.8
+_IN_A_NODE = 8  # More GPUs are usually in several nodes
 _SAME = 0.97  # Throughput below this share of another is lower
 MIN_WORK_RATIO = 0.3
 MIN_KNOWN_RATIO = 0.25
@@ -271,7 +272,7 @@ def _scaling(result: ScalingTableResult) -> list[str]:
     most = f" {best:,} {of} are faster than {last:,}." if first < best < last else ""
     how = (
         "with NCCL_DEBUG=INFO, which says whether NCCL uses sockets between the nodes"
-        if of == "nodes"
+        if of == "nodes" or counts[at] > _IN_A_NODE
         else "and how they are connected with nvidia-smi topo -m"
     )
     return [

@@ -46,8 +46,8 @@ SLOWER_RATIO = 1.1
 APART = 0.9
 """Share of pairs of a slow and a usual report in which the slow one is longer."""
 
-FEWEST_FEW, FEWEST_GROWING = 3, 10
-"""Fewest reports on both sides of a step, and of a growth, in a log of few reports."""
+FEWEST_FEW, FEWEST_GROWING, FEWEST_RISING = 3, 10, 4
+"""Fewest reports on both sides of a step, of a growth, and of one in which each takes longer."""
 
 MIN_KENDALL, GROWN_RATIO = 0.7, 1.3
 """Least rank correlation with time, and least ratio of the last third to the first, of a growth."""
@@ -253,8 +253,8 @@ def _among_few(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeri
     is_gradual = not at
     slow, others = (ns[-third:], ns[:third]) if is_gradual else (ns[at:], ns[:at])
     if is_gradual and (
-        len(ns) < FEWEST_GROWING
-        or _kendall(ns) < MIN_KENDALL
+        len(ns) < FEWEST_RISING
+        or _kendall(ns) < (MIN_KENDALL if len(ns) >= FEWEST_GROWING else 1.0)
         or np.median(slow) < GROWN_RATIO * np.median(others)
     ):
         return None

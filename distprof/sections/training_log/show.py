@@ -46,6 +46,16 @@ _PHASES = {
 }  # fmt: skip
 """Names of timers around the phases of an iteration; the last three are those of Ascend."""
 
+_MOST_OF_IT = 0.4
+_ADVICE = {
+    "optimizer": "Look at offload to the CPU and at the all-gather of parameters, which run in the "
+    "optimizer's step; then use a fused optimizer.",
+    "reduction of gradients": "Compare it with the speed of the network (all_reduce_perf of "
+    "nccl-tests; NCCL_DEBUG=INFO shows sockets), overlap it with the backward pass (overlap_comm, "
+    "--overlap-grad-reduce), or accumulate gradients.",
+}
+"""What to do about a phase that takes most of an iteration."""
+
 _TIMERS_OF = {
     "Megatron-LM": "log with --timing-log-level 2",
     "DeepSpeed": 'set "wall_clock_breakdown": true',
@@ -67,7 +77,7 @@ def training_verdict(report: Report) -> VerdictText:
         time = f"{_what(log)} takes {format_duration(log.mean_ns)}"
         line, nccl_line = f"{time}; {nccl_line[:1].lower()}{nccl_line[1:]}", ""
     why = (
-        *(_waiting(log), _reducing(log), _input_sentence(log), slower_sentence(log)),
+        *(_waiting(log), _reducing(log), _advice(log), _input_sentence(log), slower_sentence(log)),
         *(_slow_sentence(log), f"Throughput: {rates}." if (rates := rate_text(log)) else ""),
         nccl_line,
         *(note for note in log.unavailable if note.startswith(_DOUBTS)),
@@ -229,6 +239,15 @@ def _reducing(log: TrainingLogResult) -> str:
                 f"{format_duration(timer.mean_ns)}, {format_ratio(ratio)} of an iteration."
             )
     return ""
+
+
+def _advice(log: TrainingLogResult) -> str:
+    """What to do about a phase that takes most of the time; empty if none does."""
+    times, whole = _phase_times(log)
+    for timer in (one for one in log.timers if one.name in _REDUCTIONS):
+        times.setdefault("reduction of gradients", timer.mean_ns)
+    most = max(_ADVICE, key=lambda phase: times.get(phase, 0))
+    return _ADVICE[most] if whole and times.get(most, 0) >= _MOST_OF_IT * whole else ""
 
 
 def _input_sentence(log: TrainingLogResult) -> str:
