@@ -596,7 +596,9 @@ _OF_OTHERS = re.compile(
 )
 """Messages about other processes, or that another expression reads."""
 
-_OF_WORKER = re.compile(r"Traceback \(|Caught \w+ in (?:replica|DataLoader|pin memory)")
+_OF_WORKER = re.compile(
+    r"Traceback \(|Caught \w+ in (?:replica|DataLoader|pin memory)|CheckpointException ranks:"
+)
 """Messages that wrap the exception of a worker, whose own message follows."""
 
 
@@ -681,7 +683,18 @@ def _exception(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     steps = advice_on("exception", f"{text}\n{code}")
     if not message and code.startswith(("assert ", "return ")):
         text += f" (“{code[:120]}”)"
-    return text, (*steps, "Read the traceback of that rank.")
+    hint = _HINT.search(event.fields.get("message", ""))
+    advises = f"Its message advises: “{hint[1]}”." if hint else "Read the traceback of that rank."
+    return text, (*steps, advises)
+
+
+_HINT = re.compile(
+    r"(?:^|[.!?;:,)]\s+)((?:Please|Try(?:ing)?|Consider|Make sure|Ensure|Set|Use|Pass|Install|Run"
+    r"|Increas(?:e|ing)|Decreas(?:e|ing)|Reduc(?:e|ing)|Upgrade|Specify|Did you"
+    r"|You (?:can|may|should|must|need)|To (?:fix|solve|avoid|disable|enable))\b"
+    r"(?! (?:report|file|open|submit|see|refer)\b)(?:[^.\n]|\.(?=\w)){8,200})"
+)
+"""What a message itself advises."""
 
 
 def _row(event: OutputEvent) -> Expression:
