@@ -28,7 +28,7 @@ MAX_OF_A_KIND = 64
 
 MAX_STACKS = 20_000
 MAX_TEXT = 300
-QUIET = {"warning", "phase", "preparing", "aside", "begun", "finished", "closed"}
+QUIET = {"warning", "phase", "preparing", "aside", "begun", "finished", "closed", "cpu"}
 """Kinds of lines that healthy jobs print, too: alone, they are no evidence of an end."""
 
 _EACH = ("aside", "begun", "finished")
