@@ -425,8 +425,8 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     tracebacks = _of(output, "exception")
     is_told = any(map(_is_own, _of(output, *_SURVIVABLE)))  # what a worker's wrapper repeats
     is_own = _is_own if is_told else _is_of_program
-    lost = {(e.file, e.line + _TO_NEXT) for e in _of(output, "peer")}
-    following = [e for e in tracebacks if (e.file, e.line) in lost]  # raised from a lost peer
+    lost = {(e.file, e.rank, e.line + _TO_NEXT) for e in _of(output, "peer")}
+    following = [e for e in tracebacks if (e.file, e.rank, e.line) in lost]  # raised from that
     foreign = {_key(e) for e in tracebacks if not is_own(e) or e in following}
     is_survived = _survived(output)
     events = [
