@@ -577,6 +577,7 @@ SCALING = Source(
     bound=SCALING_BOUND,
     place=75,
     origin="throughput by the number of GPUs",
+    name="throughput by the number of GPUs",
     fits=fits_scaling,
     read=read_scaling,
 )
