@@ -16,9 +16,8 @@ from statistics import median
 import msgspec
 
 from distprof.artefacts.fabric_file import GpuCopies
-from distprof.bounds import Bound, within
-from distprof.errors import InputError
-from distprof.ingest.files import DAMAGE, opened
+from distprof.bounds import Bound
+from distprof.ingest.files import beginning, refusing, whole
 from distprof.ingest.kinds import Source, keep
 from distprof.ingest.sensors.collect import host_named
 from distprof.run.evidence import Machine, Machines
@@ -55,12 +54,16 @@ _SPEEDS = re.compile(r"[>\s]{0,8}(\d{1,3})((?:\s+(?:\d{1,5}\.\d{1,3}|N/A))+)\s*"
 _RULER = re.compile(r"[=#*\-\s]*")
 
 
+_refuse = refusing(
+    expected=BOUND.reads,
+    fix="save only the output of `nvidia-smi topo -m` on each host, with the host name on the line "
+    "before it",
+)
+
+
 def fits_machine(source: str) -> bool:
     """Whether a source begins with a matrix of ``nvidia-smi topo -m``, even after other output."""
-    try:
-        start = _read(source, _SNIFFED_BYTES)
-    except (*DAMAGE, ImportError):
-        return False
+    start = beginning(source, _SNIFFED_BYTES)
     if not any(sign in start for sign in _SIGNS) or start.lstrip()[:1] in (b"{", b"["):
         return False
     if all(sign in start for sign in TEST_SIGNS):  # what was measured says more than the topology
@@ -71,26 +74,10 @@ def fits_machine(source: str) -> bool:
 
 def read_machine(source: str) -> Machines:
     """Read a file about one or many machines."""
-    try:
-        data = within(_read(source, BOUND.num_bytes + 1), BOUND.num_bytes, source)
-    except DAMAGE as error:
-        raise InputError(
-            source,
-            expected=BOUND.reads,
-            found=str(error),
-            fix="name a file that holds only this output",
-        ) from error
+    data = whole(source, BOUND.num_bytes, _refuse)
     found = parse_machines(data.decode("utf-8", "replace"))
     if not (found.machines or found.copies):
-        raise InputError(
-            source,
-            expected="output of nvidia-smi topo -m",
-            found="; ".join(found.notes) or "no GPU matrix",
-            fix=(
-                "save the output of `nvidia-smi topo -m` on each host, with the host name on "
-                "the line before it"
-            ),
-        )
+        _refuse(source, "; ".join(found.notes) or "no GPU matrix")
     return found
 
 
@@ -226,11 +213,6 @@ class _Block(msgspec.Struct):
 def _cell(cells: Sequence[str], index: int) -> str:
     text = cells[index] if index < len(cells) else ""
     return "" if text == "N/A" else text
-
-
-def _read(source: str, most: int) -> bytes:
-    with opened(source) as stream:
-        return stream.read(most)
 
 
 def _join(run: Run, shown: Machines) -> Run:

@@ -31,6 +31,7 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from statistics import median
 from typing import Any
 
@@ -417,8 +418,12 @@ _VALUE = re.compile(
 _SO_FAR = re.compile(r"(?i)(?:elapsed|remaining|eta)\w*[\"']?[:= ]{1,3}[\"']?$")
 _HEADS = (
     re.compile(rf"(?i)^(?:#|num(?:ber of)?|n)?[ _]?{_OF}s?$"),
-    re.compile(rf"(?i){_PER_S}|throughput"),
-    re.compile(r"(?i)\btime\b"),
+    re.compile(rf"(?i){_PER_S}|throughput|^speed"),
+    re.compile(r"(?i)time\b"),
+)
+_WAY = re.compile(
+    r"(?i)\W*(?:(?:1|single)[ -]?gpu|(?:ddp|dp|fsdp2?|hsdp)(?![a-z])|(?:distributed ?)?data ?par"
+    r"allel|(?:deepspeed|zero|stage)\b|gloo|horovod|no[ -]?(?:nvlink|p2p)|with(?:out)? (?:nvl|p2p))"
 )
 _EACH = re.compile(
     rf"(?i)(?:/ ?|per[ _])s(?:ec(?:ond)?)?(?: ?/ ?|[ _]per[ _]){_OF}"
@@ -472,23 +477,38 @@ def _counts(line: str) -> list[tuple[int, str, int]]:
     return gpus if len(nodes) == len(gpus) else nodes or gpus
 
 
-def _table_pairs(lines: Sequence[str]) -> dict[int, float]:
-    """Number of GPUs to throughput, from columns with these heads."""
-    found: dict[int, float] = {}
-    columns: list[int | None] = []
-    for line in lines:
-        between = r"\s*\|\s*" if "|" in line else r"\t|\s{2,}|\s*[,;]\s*"
-        cells = re.split(between, line.strip("| \t"))
-        heads = [next((i for i, c in enumerate(cells) if h.search(c)), None) for h in _HEADS]
-        if heads[0] is not None and heads[1:] != [None, None]:
-            columns = heads
-        elif columns and len(cells) > max(i for i in columns if i is not None):
-            count, rate, time = ("" if i is None else cells[i].replace(",", "") for i in columns)
-            per_s = _number(rate.split(" ")[0]) or next((one.per_s for one in _values(time)), None)
-            number = _number(count.split(" ")[0])
-            if number and per_s and number == int(number) < _MOST_GPUS:
-                found.setdefault(int(number), per_s)
-    return found
+def _table_pairs(lines: Sequence[str]) -> dict[str, float]:
+    """Numbers of GPUs, or ways to train, to throughput: from the rows or the columns of a table."""
+    rows = [
+        re.split(r"\s*\|\s*" if "|" in line else r"\t|\s{2,}|\s*[,;]\s*", line.strip("| \t"))
+        for line in lines
+    ]
+    turned = next((i for i, row in enumerate(rows) if len([*filter(_WAY.match, row)]) > 1), None)
+    if turned is not None:
+        rows = [list(column) for column in zip_longest(*rows[turned:], fillvalue="")]
+    found: dict[str, dict[str, float]] = {"rate": {}, "time": {}, "iterations": {}}
+    head: list[str] = []
+    for cells in rows:
+        kinds = [
+            "time" if _HEADS[2].search(c) else "rate" * bool(_HEADS[1].search(c)) for c in head
+        ]
+        named = (
+            c for c, h in zip(cells, head, strict=False) if _HEADS[0].search(h) or _WAY.match(c)
+        )
+        name = next(named, "")
+        if not name and len(cells) > 1 and any(h.search(c) for c in cells for h in _HEADS[1:]):
+            head = cells
+        for cell, kind in zip(cells, kinds, strict=False):
+            printed, number = (
+                next(_values(cell), None),
+                _number(cell.split(" ")[0].replace(",", "")),
+            )
+            if name and kind and printed:
+                found[printed.kind].setdefault(name, printed.per_s)
+            elif name and kind and number:
+                found[kind].setdefault(name, 1 / number if kind == "time" else number)
+    by_way = _WAY.match(next(iter(found["time"]), ""))
+    return next(found[k] for k in (("time",) if by_way else found) if found[k] or k == "iterations")
 
 
 def _sentence_pairs(
@@ -525,7 +545,12 @@ def _scaling(text: str) -> ScalingTable | None:
     text = _ALIKE.sub(r"\1 \2", text.replace("*", ""))
     text = _THOUSANDS.sub(lambda found: f"{float(found[1]) * 1e3:.0f}", text)
     lines = [line[:1_000] for line in text.splitlines()]
-    pairs, of, kind = _table_pairs(lines), "GPUs", ""
+    table, of, kind = _table_pairs(lines), "GPUs", ""
+    numbers = {_whole(name.split(" ")[0].replace(",", "")): rate for name, rate in table.items()}
+    pairs = {number: rate for number, rate in numbers.items() if number and number < _MOST_GPUS}
+    if len(table) > 1 and all(map(_WAY.match, table)):
+        names, rates = zip(*sorted(table.items(), key=lambda way: way[1]), strict=True)
+        return ScalingTable(counts=(1,) * len(names), rates=rates, of="ways", names=names)
     if len(pairs) < 2:
         read = [(_counts(line), [*_values(line)]) for line in lines]
         fewest = 2 if len(text) <= _SHORT else 3
@@ -542,11 +567,11 @@ def _scaling(text: str) -> ScalingTable | None:
     if len(pairs) < 2 or [*pairs] not in (sorted(pairs), sorted(pairs, reverse=True)):
         return None
     grows = kind == "iterations" or _EACH.search(text)
-    rates = {count: rate * count if grows else rate for count, rate in sorted(pairs.items())}
+    by_count = {count: rate * count if grows else rate for count, rate in sorted(pairs.items())}
     note = f"This holds if the batch grows with the number of {of}."
     return ScalingTable(
-        counts=tuple(rates),
-        rates=tuple(rates.values()),
+        counts=tuple(by_count),
+        rates=tuple(by_count.values()),
         of=of,
         notes=(note,) if kind == "iterations" else (),
     )

@@ -199,9 +199,9 @@ def summaries_origin(report: Report) -> str:
         facts.append(f"input readiness · {counted(len(readiness.ranks), 'rank')}")
         facts.append(counted(readiness.num_samples, "sample"))
     if rows := len(report.scaling_table.counts):
-        facts.append(
-            f"throughput by the number of {report.scaling_table.of} · {counted(rows, 'row')}"
-        )
+        of = report.scaling_table.of
+        by = "way" if of == "ways" else f"the number of {of}"
+        facts.append(f"throughput by {by} · {counted(rows, 'row')}")
     if report.operator_table.num_rows:
         facts.append(f"table of operators · {counted(report.operator_table.num_rows, 'row')}")
     return " · ".join([*facts, "no traces"])
@@ -254,6 +254,17 @@ def _scaling(result: ScalingTableResult) -> list[str]:
     if not result.counts:
         return []
     counts, rates, ratios, of = result.counts, result.rates, result.efficiency_ratio, result.of
+    if result.names:
+        *others, fastest = result.names
+        shares = [
+            f"{name} {format_ratio(rate / rates[-1])}"
+            for name, rate in zip(others, rates[:-1], strict=True)
+        ]
+        line = (
+            f"{fastest} is the fastest of {len(rates)} ways: {', '.join(shares)} of its throughput"
+        )
+        known = (why for way, why in _OF_WAYS.items() if re.search(way, " ".join(others)))
+        return [f"{line}.", *known]
     first, last, best = counts[0], counts[-1], counts[rates.index(max(rates))]
     text = f"Scaling is {format_ratio(ratios[-1])} efficient from {first:,} to {last:,} {of}"
     at = next((i for i, ratio in enumerate(ratios) if ratio < _SCALES), 0)
@@ -282,6 +293,15 @@ def _scaling(result: ScalingTableResult) -> list[str]:
         f"{counts[at]:,} {of} with distprof capture -- COMMAND, {how}.",
     ]
 
+
+_OF_WAYS = {
+    "(?i)offload": "Offload moves state over PCIe in each step: use it only if memory requires it.",
+    r"(?i)(?<!d)\bdp\b|(?<!distributed)(?<!distributed )data ?parallel": "DataParallel copies the "
+    "model to all GPUs in each step, from one process: use DistributedDataParallel.",
+    "(?i)no[ _-]?(?:nv|p2p)|without (?:nv|p2p)": "Without NVLink or P2P, data goes through host "
+    "memory: unset NCCL_P2P_DISABLE, and look at nvidia-smi topo -m.",
+}
+"""What is known of ways to train, by their names."""
 
 _KNOWN_WORK = {
     "allocating and freeing GPU memory": r"^(?:cuda|hip)(?:Malloc|Free)\b",

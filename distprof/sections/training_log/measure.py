@@ -1,11 +1,4 @@
-"""Iterations as printed by a training program: times, throughput, timers.
-
-Figures cover *steady* reports: all reports with a time except the first one and the first one after
-each restart, in which programs allocate, compile and connect. Means are weighted by the number of
-iterations in a report.
-
-Source: formula sheet, "Pipeline bubble", for the ideal idle share of a pipeline.
-"""
+"""Times of iterations, slow ones among them, and timers, from a training program's log."""
 
 from __future__ import annotations
 
@@ -14,8 +7,10 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from distprof.artefacts.record import shared_fields
 from distprof.costs.pipeline import bubble_fraction
 from distprof.run.logs import TrainingLog
 from distprof.run.run import Run
@@ -71,8 +66,6 @@ def analyze_training_log(run: Run) -> TrainingLogResult:
             unavailable=("No log of a training program was read (--with train.log).",)
         )
     iteration = log.iteration[log.iteration != ABSENT]
-    facts = log.facts
-    times = _times(log)
     timers = _timers(log)
     return TrainingLogResult(
         origin=log.origin,
@@ -86,13 +79,6 @@ def analyze_training_log(run: Run) -> TrainingLogResult:
         printed_samples_per_s=_median(log.printed_samples_per_s),
         first_loss=_end(log.loss, 0),
         last_loss=_end(log.loss, -1),
-        world_size=facts.world_size,
-        mesh=dict(facts.mesh),
-        num_micro_batches=facts.num_micro_batches,
-        micro_batch_size=facts.micro_batch_size,
-        global_batch_size=facts.global_batch_size,
-        sequence_length=facts.sequence_length,
-        virtual_stages=facts.virtual_stages,
         tokens_per_step=log.tokens_per_step,
         slow_rate=None if times else _slow_rate(log),
         timers=timers,
@@ -102,7 +88,8 @@ def analyze_training_log(run: Run) -> TrainingLogResult:
         num_unknown=log.num_unknown,
         num_restarts=log.num_restarts,
         unavailable=_limits(log, timers),
-        **times,
+        **shared_fields(TrainingLogResult, log.facts),
+        **_times(log),
     )
 
 
@@ -166,7 +153,7 @@ def _slow(number: Int64Array, ns: Int64Array, span: Int64Array) -> dict[str, Any
 def _period(number: Int64Array, is_slow: NDArray[np.bool_]) -> int | None:
     """Distance at which slow iterations recur; None if too few of them or of those due fit it."""
     slow = number[is_slow & (number != ABSENT)]
-    if len(slow) < MIN_RECURRING:
+    if len(slow) < FEWEST_FEW:
         return None
     every = int(np.median(np.diff(number))) if len(number) > 1 else 1
     gaps, counts = np.unique(np.diff(slow), return_counts=True)
@@ -175,8 +162,8 @@ def _period(number: Int64Array, is_slow: NDArray[np.bool_]) -> int | None:
         phases, hits = np.unique(slow % period, return_counts=True)
         best = int(np.argmax(hits))
         possible = int(np.sum(number % period == phases[best]))
-        most = _PERIODIC_RATIO * max(len(slow), possible)
-        if hits[best] >= max(most, MIN_RECURRING):
+        ratio = _PERIODIC_RATIO if len(slow) >= MIN_RECURRING else 1.0  # of few, all must fit
+        if hits[best] >= max(ratio * max(len(slow), possible), FEWEST_FEW):
             return period
     return None
 
@@ -316,16 +303,7 @@ def _timers(log: TrainingLog) -> tuple[TrainingTimer, ...]:
     timers = [_timer(log, name, values, steady) for name, values in log.timers.items()]
     shown = [timer for timer in timers if timer is not None]
     if not has_shares:
-        shown = [
-            TrainingTimer(
-                name=t.name,
-                num_reports=t.num_reports,
-                mean_ns=t.mean_ns,
-                median_ns=t.median_ns,
-                ratio=None,
-            )
-            for t in shown
-        ]
+        shown = [replace(timer, ratio=None) for timer in shown]
     return tuple(sorted(shown, key=lambda timer: (-timer.mean_ns, timer.name)))
 
 

@@ -47,12 +47,19 @@ _PHASES = {
 """Names of timers around the phases of an iteration; the last three are those of Ascend."""
 
 _MOST_OF_IT = 0.4
+_OF_NETWORK = (
+    "Compare it with the speed of the network (all_reduce_perf of nccl-tests; NCCL_DEBUG=INFO "
+    "shows sockets), overlap it with the backward pass (overlap_comm, --overlap-grad-reduce), or "
+    "accumulate gradients."
+)
 _ADVICE = {
     "optimizer": "Look at offload to the CPU and at the all-gather of parameters, which run in the "
     "optimizer's step; then use a fused optimizer.",
-    "reduction of gradients": "Compare it with the speed of the network (all_reduce_perf of "
-    "nccl-tests; NCCL_DEBUG=INFO shows sockets), overlap it with the backward pass (overlap_comm, "
-    "--overlap-grad-reduce), or accumulate gradients.",
+    "reduction of gradients": _OF_NETWORK,
+    "communication": _OF_NETWORK,
+    "data loading": "Raise num_workers and prefetch_factor; then look at decoding and storage.",
+    "generation": "All ranks wait for the longest response: look at its length, and at the batch "
+    "and the GPUs of the engine that generates.",
 }
 """What to do about a phase that takes most of an iteration."""
 
@@ -188,7 +195,8 @@ def _phases(log: TrainingLogResult) -> str:
     """For example ``: backward 63.3 %, forward 36.7 %.``; empty if the phases are unknown."""
     times, whole = _phase_times(log)
     rest = whole - sum(times.values())
-    if times.keys() <= {"optimizer", "waiting for input"} or rest < -MIN_IDLE_RATIO * whole:
+    is_few = log.origin == "timed phases" or times.keys() <= {"optimizer", "waiting for input"}
+    if is_few or rest < -MIN_IDLE_RATIO * whole:
         times = {timer.name: timer.mean_ns for timer in log.timers}
         rest = whole - sum(times.values())
         if not -MIN_IDLE_RATIO * whole <= rest <= MOST_REST_RATIO * whole or len(times) < 2:
@@ -244,8 +252,9 @@ def _reducing(log: TrainingLogResult) -> str:
 def _advice(log: TrainingLogResult) -> str:
     """What to do about a phase that takes most of the time; empty if none does."""
     times, whole = _phase_times(log)
-    for timer in (one for one in log.timers if one.name in _REDUCTIONS):
-        times.setdefault("reduction of gradients", timer.mean_ns)
+    for timer in log.timers:
+        name = "reduction of gradients" if timer.name in _REDUCTIONS else timer.name
+        times.setdefault(name, timer.mean_ns)
     most = max(_ADVICE, key=lambda phase: times.get(phase, 0))
     return _ADVICE[most] if whole and times.get(most, 0) >= _MOST_OF_IT * whole else ""
 
