@@ -95,6 +95,7 @@ class FabricFile(msgspec.Struct, frozen=True, kw_only=True):
     backend: str = ""  # ``nccl`` or ``gloo``.
     world_size: int | None = None  # Ranks of the job.
     hosts: tuple[str, ...] = ()  # Host names, in the order of ranks.
+    num_copies: int = 1  # Tests that ran at a time, each by itself, and printed into one table.
     versions: dict[str, str] = {}  # Versions of torch, NCCL and other packages.
     curves: tuple[FabricCurve, ...]  # All measured curves.
     rates: tuple[ComputeRate, ...] = ()  # Products of ``distprof bench --compute``.

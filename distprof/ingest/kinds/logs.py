@@ -24,6 +24,7 @@ from distprof.ingest.files import (
     opened,
     paths_of_logs,
     read_some,
+    unwrapped,
 )
 from distprof.ingest.kinds import Source, machine
 from distprof.ingest.sensors.collect import JOURNAL, is_amd_json
@@ -55,7 +56,7 @@ def fits_training_log(source: str, *, least: int = 1) -> bool:
         if "://" not in source and not Path(expanded(source)).is_file():
             return False
         with opened(source) as stream:
-            start, _ = read_some(stream, _SMALL)
+            start = unwrapped(read_some(stream, _SMALL)[0])
             if is_text and not begins_object(start):
                 start += read_some(stream, SNIFFED_BYTES - len(start))[0]
     except (*DAMAGE, ImportError):
@@ -359,7 +360,7 @@ def _kinds(path: str) -> set[str]:
         return set()
     try:
         with opened(path) as stream:
-            start, _ = read_some(stream, _OUTPUT_BYTES)
+            start = unwrapped(read_some(stream, _OUTPUT_BYTES)[0])
             if begins_object(start) or b"\0" in start[:4096]:
                 return set()
             kinds = kinds_in(start)

@@ -14,8 +14,9 @@ from itertools import islice
 
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
-from distprof.ingest.files import DAMAGE, Blocks, opened
+from distprof.ingest.files import DAMAGE, INNER, Blocks, opened
 from distprof.ingest.output.expressions import Expression, signs
 from distprof.ingest.output.stacks import listed_stacks, stacks_in
 from distprof.run.logs import JobOutput, OutputEvent, OutputStack
@@ -27,7 +28,7 @@ MAX_OF_A_KIND = 64
 
 MAX_STACKS = 20_000
 MAX_TEXT = 300
-QUIET = {"warning", "phase", "preparing", "aside", "begun", "finished", "closed"}
+QUIET = {"warning", "phase", "preparing", "aside", "begun", "finished", "closed", "cpu"}
 """Kinds of lines that healthy jobs print, too: alone, they are no evidence of an end."""
 
 _EACH = ("aside", "begun", "finished")
@@ -185,11 +186,11 @@ class Reader:
         for block in blocks:
             data = rest + block if rest else block
             keep = self._take(data, before, shown, rank, is_last=False)
-            before += int(np.count_nonzero(np.frombuffer(data, np.uint8, keep) == _LINE_END))
+            before += len(_line_ends(data[:keep]))
             self._time = _time_of(data[max(keep - _WINDOW, 0) : keep]) or self._time
             rest = data[keep:]
         self._take(rest, before, shown, rank, is_last=True)
-        number = before + rest.count(b"\n") + (bool(rest) and not rest.endswith(b"\n"))
+        number = before + len(_line_ends(rest)) + (bool(rest) and not rest.endswith(b"\n"))
         self.lines_of[shown] = self.lines_of.get(shown, 0) + number
         if rank is not None:
             self.ranks.add(rank)
@@ -199,7 +200,7 @@ class Reader:
     ) -> int:
         """Read a block; returns where the next block must begin again."""
         seen = set[tuple[int, str]]()
-        line_ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _LINE_END)
+        line_ends = _line_ends(data)
         if before == 0:
             self._tries.clear()
         for at, row in signs().find(data):
@@ -447,6 +448,13 @@ def _first_frame(data: bytes, start: int) -> int:
             break
     before = _line_back(data, first, 1)
     return before if _THREAD.match(data[before : before + 80]) else first
+
+
+def _line_ends(data: bytes) -> NDArray[np.int64]:
+    """Where the lines of the file end: not those within a text of one of its lines."""
+    text = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(text == _LINE_END)
+    return ends[text[ends - 1] != INNER[0]] if INNER in data else ends
 
 
 def _line_forward(data: bytes, end: int, count: int) -> int:

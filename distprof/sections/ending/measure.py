@@ -26,7 +26,7 @@ from distprof.units import capitalized, format_bytes, format_duration, name_rank
 
 _MAX_LINES = 200
 UNSAID = ("phase", "preparing", "setup", "calls", "agents", "joining", "world", "closing", "aside",
-          "begun", "finished", "closed")  # fmt: skip
+          "begun", "finished", "closed", "cpu")  # fmt: skip
 """Kinds of lines that reports do not list."""
 
 _MAX_QUOTE = 200
@@ -425,8 +425,8 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     tracebacks = _of(output, "exception")
     is_told = any(map(_is_own, _of(output, *_SURVIVABLE)))  # what a worker's wrapper repeats
     is_own = _is_own if is_told else _is_of_program
-    lost = {(e.file, e.line + _TO_NEXT) for e in _of(output, "peer")}
-    following = [e for e in tracebacks if (e.file, e.line) in lost]  # raised from a lost peer
+    lost = {(e.file, e.rank, e.line + _TO_NEXT) for e in _of(output, "peer")}
+    following = [e for e in tracebacks if (e.file, e.rank, e.line) in lost]  # raised from that
     foreign = {_key(e) for e in tracebacks if not is_own(e) or e in following}
     is_survived = _survived(output)
     events = [
@@ -454,7 +454,11 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     if event.yields == "exception" and (then := _raised_then(event, output)):
         after, _ = _exception(then)
         line = f"{line.rstrip('.')}, and then {after}" if after != line else line
-        steps = (*advice_on("exception", line), steps[-1])
+        steps = advice_on("exception", line) or steps
+    without = next(iter(_of(output, "cpu")), None)
+    if without is not None and _ABOUT_GPUS.search(f"{line} {_frames(event)[-_MAX_QUOTE:]}"):
+        told, steps = _told(without)
+        line = f"{told}: {line}"
     who = capitalized(name_ranks(ranks)) if ranks else "A process"
     return _made(
         event.yields,
@@ -475,6 +479,8 @@ def _raised_then(event: OutputEvent, output: JobOutput) -> OutputEvent | None:
         then, seen = found, seen + 1
     return then if seen and _is_own(then) else None
 
+
+_ABOUT_GPUS = re.compile(r"(?i)gpu|device|replica|cuda")
 
 _MAX_CHAIN = 8
 _TO_NEXT = 4
@@ -596,7 +602,9 @@ _OF_OTHERS = re.compile(
 )
 """Messages about other processes, or that another expression reads."""
 
-_OF_WORKER = re.compile(r"Traceback \(|Caught \w+ in (?:replica|DataLoader|pin memory)")
+_OF_WORKER = re.compile(
+    r"Traceback \(|Caught \w+ in (?:replica|DataLoader|pin memory)|CheckpointException ranks:"
+)
 """Messages that wrap the exception of a worker, whose own message follows."""
 
 
@@ -646,6 +654,11 @@ def _assert(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     what = event.fields.get("assertion", "")
     whose = "a kernel's" if not what or "thread: [" in event.text else "an"
     shown = f"{whose} assertion failed{f' ({what})' if what else ''}"
+    if whose == "an":
+        return shown, (
+            "Look for that condition in the issues of the library whose file the line names, and "
+            "compare its version with what the program requires.",
+        )
     return shown, (
         "Check indices and labels: most often one is outside an embedding, a vocabulary or the "
         "number of classes. Run the batch on the CPU to see the Python error.",
@@ -676,12 +689,38 @@ def _exception(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     message = " ".join(event.fields.get("message", "").split())
     if len(message) > _MAX_QUOTE:
         message = _FOLDERS.sub("", message)[:_MAX_QUOTE]
-    text = f"{event.fields.get('type', '')}: {message}".strip(": .`")
+    name = event.fields.get("type", "")
     code = _frames(event).rstrip(" ^~\n").rpartition("\n")[2].strip()
-    steps = advice_on("exception", f"{text}\n{code}")
+    steps = advice_on("exception", f"{name}: {message}\n{code}")
+    text = f"{name.rpartition('.')[2]}: {message}".strip(": .`")
     if not message and code.startswith(("assert ", "return ")):
         text += f" (“{code[:120]}”)"
-    return text, (*steps, "Read the traceback of that rank.")
+    hint = _HINT.search(event.fields.get("message", ""))
+    told = (f"Its message advises: “{hint[1]}”.",) if hint else ()
+    return text, (*steps, *told) or (_where_to_look(event),)
+
+
+def _where_to_look(event: OutputEvent) -> str:
+    """The code that raised an exception."""
+    *_, last = ("", *_PACKAGE.findall(_frames(event)))
+    if last and last != "torch":
+        return f"{last} raises it: compare its version with what the program requires (pip show)."
+    place = last_own(_frames(event))
+    name, _, at = place.rstrip(")").partition(" (")
+    where = at if name == "<module>" else f"{name} in {at}"
+    return f"Read {where}." if place else "Read the traceback of that rank."
+
+
+_PACKAGE = re.compile(r'  File "[^"\n]{0,300}?(?:(?:site|dist)-packages/(\w{1,60})[^"\n]{0,300})?"')
+"""A frame of a traceback, with the package that it is in."""
+
+_HINT = re.compile(
+    r"(?:^|[.!?;:,)]\s+)((?:Please|Try(?:ing)?|Consider|Make sure|Ensure|Set|Use|Pass|Install|Run"
+    r"|Increas(?:e|ing)|Decreas(?:e|ing)|Reduc(?:e|ing)|Upgrade|Specify|Did you"
+    r"|You (?:can|may|should|must|need)|To (?:fix|solve|avoid|disable|enable))\b"
+    r"(?! (?:report|file|open|submit|see|refer)\b)(?:[^.\n]|\.(?=\w)){8,200})"
+)
+"""What a message itself advises."""
 
 
 def _row(event: OutputEvent) -> Expression:
@@ -1041,10 +1080,20 @@ def _joined(output: JobOutput) -> EndingResult | None:
 _MAX_NAMED = 1 << 16
 
 
+def _is_of_agent(event: OutputEvent, output: JobOutput) -> bool:
+    """Whether an agent, which had reached its rendezvous before, reports that it lost it."""
+    lost = (e for e in _of(output, "waiting") if "run" in e.fields and e.file == event.file)
+    return any(0 <= event.line - e.line <= _NEAR_AGENT for e in lost)
+
+
+_NEAR_AGENT = 40
+
+
 def _store(output: JobOutput) -> EndingResult | None:
     events = _of(output, "store")
     if _of(output, "stopped"):  # the agent that was stopped closes the rendezvous for all others
         events = [e for e in events if e.fields.get("type") != "RendezvousClosedError"]
+    events = [e for e in events if not _is_of_agent(e, output)]
     if not events:
         return None
     told = ("elapsed", "address", "other", "joined")
@@ -1109,7 +1158,7 @@ def _unreachable(output: JobOutput) -> EndingResult | None:
 
 
 def _peer(output: JobOutput) -> EndingResult | None:
-    events = _of(output, "network", "peer", "nccl")
+    events = [e for e in _of(output, "network", "peer", "nccl") if not _is_of_agent(e, output)]
     explained = [e for e in events if e.name != "nccl-result"]
     # A plugin that could not start leaves a result, too, and the job continues.
     events = explained or [e for e in events if _is_at_end(e, output)]
@@ -1128,9 +1177,10 @@ def _peer(output: JobOutput) -> EndingResult | None:
     suspects = silent if victims and len(silent) <= len(victims) else ()
     whom = f" ({event.fields['peer']})" if "peer" in event.fields else ""
     who = capitalized(name_ranks(victims)) if victims else "A process"
-    if "how" in event.fields:
-        target = f" ({event.fields['target']})" if "target" in event.fields else ""
-        line = f"{who} could not connect to another rank{target or whom}: connection refused."
+    if {"how", "target"} & event.fields.keys():
+        target = f" ({event.fields['target']})" if "target" in event.fields else whom
+        what = event.fields.get("what", "connection refused")
+        line = f"{who} could not connect to another rank{target}: {what}."
     elif "store" in event.fields:
         where = event.fields["store"]
         line = f"{who} lost the store at {where}. Most often rank 0 or its launcher ended."
@@ -1153,7 +1203,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
     elif event.yields == "nccl" and "last" not in event.fields and warned:
         tail = f" Its last warning before: {warned[-1].fields['what'][:_MAX_QUOTE].rstrip('.')}."
         steps = steps[1:]
-    steps = (*advice_on(event.yields, f"{line}{tail} {event.text}"), *steps)
+    advice = advice_on(event.yields, f"{line}{tail} {event.text}")
+    steps = (*advice, *steps[1:]) if advice and event.yields == "network" else (*advice, *steps)
     return replace(_made(event.yields, line + tail, event, *steps, ranks=()), suspects=suspects)
 
 
@@ -1328,7 +1379,8 @@ def _waiting(output: JobOutput) -> EndingResult | None:
     """Ranks that still wait for others to start, at the end of the output."""
     events = [e for e in _of(output, "waiting") if _is_at_end(e, output)]
     if events and _row(last := events[-1]).says:
-        if output.lines_of.get(last.file, 0) - max(last.line, last.again) > _LAST_LINES:
+        most = _NEAR_AGENT if "run" in last.fields else _LAST_LINES
+        if output.lines_of.get(last.file, 0) - max(last.line, last.again) > most:
             return None  # it went by
         return _stuck("waiting", *_told(last)[:1], last, *_told(last)[1])
     if events and "seconds" in events[-1].fields:

@@ -305,6 +305,7 @@ _OF_WAYS = {
 
 _KNOWN_WORK = {
     "allocating and freeing GPU memory": r"^(?:cuda|hip)(?:Malloc|Free)\b",
+    "launching kernels": r"^(?:cu|cuda|hip|hipModule|hipExt)LaunchKernel|^(?:cuda|hip)GraphLaunch",
     "loading data in the training process": r"\bfetch\.py:\d+\(fetch\)",
     "waiting for the data loader": r"\bdataloader\.py:\d+\(__next__|DataLoaderIter|\(DataLoader\)"
     r"|^for .{1,80}\bin\b.{0,40}(?i:load)|\bnext\(.{0,40}(?i:load|iter)",
@@ -338,8 +339,10 @@ def _known_work(result: OperatorTableResult) -> list[str]:
         return []
     what = next(name for name, ns in spent.items() if ns >= _NEARLY * most)
     share = "Most" if 2 * spent[what] >= total else "The largest known part"
+    are_calls = all(re.match(r"(?:cu|cuda|hip)[A-Z]", row.name) for row in rows)
+    where = "the time in calls of CUDA" if are_calls else "the CPU's time"
     return [
-        f"{share} of the CPU's time is {what}: {format_duration(spent[what])} of "
+        f"{share} of {where} is {what}: {format_duration(spent[what])} of "
         f"{format_duration(total)} ({format_ratio(spent[what] / total)})."
     ]
 

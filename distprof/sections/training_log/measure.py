@@ -93,11 +93,11 @@ def analyze_training_log(run: Run) -> TrainingLogResult:
 
 
 def _times(log: TrainingLog) -> dict[str, Any]:
-    """Figures of the steady reports; empty without any."""
+    """Figures of the steady reports; without any, how throughput changed."""
     steady = log.is_steady
     ns = log.duration_ns[steady]
     if not len(ns):
-        return {}
+        return {"slow_rate": _slow_rate(log)}
     weight = log.span[steady]
     mean = float(np.average(ns, weights=weight))
     spread = float(np.sqrt(np.average((ns - mean) ** 2, weights=weight)))
@@ -210,6 +210,22 @@ def _slow_span(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeri
             inside[-1] and np.sum((values - line) ** 2) < 0.7 * np.sum((values - levels) ** 2)
         ),
     )
+
+
+def _slow_rate(log: TrainingLog) -> SlowPeriod | None:
+    """The reports in a row in which throughput is lower, of a log without times of iterations."""
+    for rates in (
+        *(log.samples_per_s, log.printed_samples_per_s, log.tokens_per_s),
+        *(log.tokens_per_s_per_device, log.tflops),
+    ):
+        known = np.flatnonzero(np.isfinite(rates) & (rates > 0))[1:]  # the first one warms up
+        if len(known) >= 2 * FEWEST_FEW:
+            number = np.full(len(known), ABSENT)
+            if len(rates) == len(log.iteration) and (np.diff(log.iteration[known]) > 0).all():
+                number = log.iteration[known]
+            ns = np.round(1e9 / rates[known]).astype(np.int64)
+            return _slow_span(number, ns, np.ones(len(ns), np.int64))
+    return None
 
 
 def _among_few(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeriod | None:

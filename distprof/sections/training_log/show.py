@@ -89,7 +89,7 @@ def training_verdict(report: Report) -> VerdictText:
         nccl_line,
         *(note for note in log.unavailable if note.startswith(_DOUBTS)),
     )
-    return line, tuple(sentence for sentence in why if sentence)
+    return line, tuple(sentence for sentence in why if sentence and sentence not in line)
 
 
 def _is_alone(report: Report) -> bool:
@@ -131,16 +131,22 @@ def micro_batches_text(number: int) -> str:
 
 def rate_text(log: TrainingLogResult) -> str:
     """Throughput as far as known, for example ``3.93 samples/s · 4,026 tokens/s``."""
+    return " · ".join(f"{_plain(rate)} {unit}" for rate, unit in _rates(log))
+
+
+def _rates(log: TrainingLogResult) -> list[tuple[float, str]]:
+    """Known rates and their units."""
     rates = (
         (log.printed_samples_per_s or log.samples_per_s, "samples/s"),
         (log.tokens_per_s, "tokens/s"),
         (log.tokens_per_s_per_device, "tokens/s per GPU"),
         (log.tflops, "TFLOP/s per GPU"),
     )
-    known = [(rate, unit) for rate, unit in rates if rate is not None]
-    return " · ".join(
-        f"{rate:,.0f} {u}" if rate >= 1_000 else f"{rate:.3g} {u}" for rate, u in known
-    )
+    return [(rate, unit) for rate, unit in rates if rate is not None]
+
+
+def _plain(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 1_000 else f"{rate:.3g}"
 
 
 def _what(log: TrainingLogResult) -> str:
@@ -153,7 +159,8 @@ def _what(log: TrainingLogResult) -> str:
 def _line(log: TrainingLogResult) -> str:
     if log.mean_ns is None:
         no_times = f"The log of {log.origin} has no iteration times, so that where time goes is not"
-        return f"{no_times} decided: record a trace with distprof capture -- COMMAND."
+        why = f"{no_times} decided: record a trace with distprof capture -- COMMAND."
+        return f"{fall} {why}" if (fall := slower_sentence(log)) else why
     time = f"{_what(log)} takes {format_duration(log.mean_ns)}"
     if log.idle_ratio is None:
         return f"{time}{_phases(log) or _undecided(log)}"
@@ -266,7 +273,7 @@ def slower_sentence(log: TrainingLogResult) -> str:
     """Since when iterations take longer; empty if they do not."""
     slow = log.slow_span
     if slow is None:
-        return ""
+        return _slower_rate(log)
     now, usual = format_duration(slow.duration_ns), format_duration(slow.usual_ns)
     if slow.is_gradual:
         return f"Iterations get longer little by little: {usual} at first, {now} later."
@@ -279,6 +286,21 @@ def slower_sentence(log: TrainingLogResult) -> str:
         f"{when}, an iteration takes {now} instead of {usual}, "
         f"{slow.duration_ns / slow.usual_ns:.2f} times as long."
     )
+
+
+def _slower_rate(log: TrainingLogResult) -> str:
+    """Since when throughput is lower; empty if it is not."""
+    slow, rates = log.slow_rate, _rates(log)
+    if slow is None or not rates:
+        return ""
+    now, usual = (_plain(1e9 / ns) for ns in (slow.duration_ns, slow.usual_ns))
+    change = f"from {usual} to {now} {rates[0][1]}"
+    if slow.is_gradual:
+        return f"Throughput falls little by little, {change}."
+    first, last = slow.first_iteration, slow.last_iteration
+    when = f"for {slow.num_reports:,} reports" if first is None else f"at iteration {first:,}"
+    until = "" if last is None else f", up to {last:,}"
+    return f"Throughput falls {change} {when}{until}."
 
 
 def _slow_sentence(log: TrainingLogResult) -> str:
