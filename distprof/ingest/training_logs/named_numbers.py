@@ -110,7 +110,7 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
 
 _PHASES = {
     "computation": r"comput\w{1,5}", "communication": "comm(?:unication|s)?",
-    "allreduce": "all[-_ ]?reduce|grad[-_ ]?sync",
+    "reduction of gradients": "all[-_ ]?reduce|grad[-_ ]?sync",
     "data loading": r"(?:data|batch|input)?[ _-]?load(?:ing|er)?|data|reader|fetch|input",
     "forward": r"f(?:or)?wa?r?d", "backward": r"b(?:ack)?wa?r?d|backprop", "idle time": "idle",
     "optimizer": r"optim(?:i[sz]er)?", "other kernels": r"non[-_ ]?compute",
