@@ -259,7 +259,7 @@ def _read(text: bytes) -> _Report | None:
     has_phases = any(
         word in line for word in (b"data", b"load", b"read", b"fetch", b"ward", b"fwd")
     )
-    phases = {name: time for name, time, _ in _phases(line)} if has_phases else {}
+    phases = {name: time for name, time, _ in _phases(line) if name} if has_phases else {}
     rates = _rates(line) if has_rate else {}
     loss = _LOSS.search(line) if b"loss" in line else None
     stamp = stamp_s(line[:200])

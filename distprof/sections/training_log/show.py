@@ -39,7 +39,7 @@ _PHASES = {
                            r"|\.backward$"),
     "forward and backward": re.compile(r"^forward-backward$|^training_step_and_backward$"),
     "optimizer": re.compile(r"^step(?:_microstep)?$|^optim(?:izer)?(?:_step)?$"),
-    "reduction of gradients": re.compile(r"^all_?reduce$|^grad_sync$"),
+    "reduction of gradients": re.compile(r"^reduction of gradients$"),
     "forward, backward and optimizer": re.compile(r"^train_wall$"),
     "computation": re.compile(r"^Computing$"),
     "exposed communication": re.compile(r"^Communication\(Not Overlapped\)$"),
