@@ -708,7 +708,9 @@ def _where_to_look(event: OutputEvent) -> str:
     place = last_own(_frames(event))
     name, _, at = place.rstrip(")").partition(" (")
     where = at if name == "<module>" else f"{name} in {at}"
-    return f"Read {where}." if place else "Read the traceback of that rank."
+    if not place:
+        return "Read the traceback of that rank."
+    return f"Read {where}: one process with the same configuration and data may show it sooner."
 
 
 _PACKAGE = re.compile(r'  File "[^"\n]{0,300}?(?:(?:site|dist)-packages/(\w{1,60})[^"\n]{0,300})?"')
