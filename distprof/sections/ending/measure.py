@@ -571,7 +571,7 @@ def _key(event: OutputEvent) -> tuple[str, str]:
 
 
 _OWN = re.compile(
-    r"^(?:[\w.]+\.)?(?:Import|ModuleNotFound|Attribute|Name|Type|Key|Index|Value|Syntax|Assertion"
+    r"^(?:[\w.]+\.)?(?:Import|ModuleNotFound|NotImplemented|Attribute|Name|Type|Key|Index|Value|Syntax|Assertion"
     r"|FileNotFound|Permission|Memory)Error(?:: |$)|HTTPS?ConnectionPool|built in$|no GPUs"
     r"|third-party dynamic library"
     r"|use_libuv|CalledProcessError: Command (?!\W{0,3}[^',]*"
@@ -587,7 +587,7 @@ _LAUNCHING = re.compile(
 
 
 _OF_OTHERS = re.compile(
-    r"(?i)nccl|hccl|gloo|watchdog|communicator|broken pipe|socket timeout|client socket"
+    r"(?i)nccl(?!_)|hccl|gloo|watchdog|communicator|broken pipe|socket timeout|client socket"
     r"|connection (?:\w+ ){0,2}(?:closed|reset|refused|aborted|lost|time)|^Connection\w*Error"
     r"|connect\(\) timed out|RuntimeError wait timeout|rendezvous|monitoredbarrier"
     r"|timed out waiting|store based barrier|mismatch between collectives|out of memory|CUDA error"
@@ -717,7 +717,7 @@ _PACKAGE = re.compile(r'  File "[^"\n]{0,300}?(?:(?:site|dist)-packages/(\w{1,60
 """A frame of a traceback, with the package that it is in."""
 
 _HINT = re.compile(
-    r"(?:^|[.!?;:,)]\s+)((?:Please|Try(?:ing)?|Consider|Make sure|Ensure|Set|Use|Pass|Install|Run"
+    r"(?:^|[.!?;:,)]\s+)((?:Please|Try(?:ing)?|Consider|Make sure|Ensure|Set|Restart|Use|Pass|Install|Run"
     r"|Increas(?:e|ing)|Decreas(?:e|ing)|Reduc(?:e|ing)|Upgrade|Specify|Did you"
     r"|You (?:can|may|should|must|need)|To (?:fix|solve|avoid|disable|enable))\b"
     r"(?! (?:report|file|open|submit|see|refer)\b)(?:[^.\n]|\.(?=\w)){8,200})"
@@ -795,10 +795,12 @@ def _exits(output: JobOutput) -> list[OutputEvent]:
     """Ends of processes, those that a launcher calls the first failure before others."""
     order = ("exit", "local_exit", "job_exit", "died")
     cancelled = {e.file: e.line for e in reversed(_of(output, "cancelled"))}
+    whole = {e.file: e.line for e in _of(output, "cancelled") if e.fields.get("what") == "JOB"}
     exits = [
         e
         for e in _of(output, *order)
-        if _signal(e) not in ("SIGTERM", "SIGKILL") or e.line < cancelled.get(e.file, e.line + 1)
+        if not (e.line > whole.get(e.file, e.line))
+        and (_signal(e) not in ("SIGTERM", "SIGKILL") or e.line < cancelled.get(e.file, e.line + 1))
     ]
     if all(e.at_s is not None for e in exits):
         exits.sort(key=lambda e: e.at_s or 0.0)
@@ -904,6 +906,7 @@ _MEANINGS = {
     "SIGBUS": " (bus error), most often because shared memory is too small",
     "SIGABRT": " (abort)",
     "SIGILL": " (illegal instruction)",
+    "SIGFPE": " (an arithmetic error, most often in a library)",
     "SIGTERM": ", from outside or by its launcher",
 }
 """What signals most often mean."""
@@ -1303,7 +1306,9 @@ def _with_fewest_pending(events: Iterable[OutputEvent]) -> tuple[tuple[int, ...]
 def _died(output: JobOutput) -> EndingResult | None:
     """A process whose end its scheduler noticed: what others lost then only follows."""
     events = (e for e in _of(output, "died") if not _signal(e))
-    event = min(events, key=lambda e: e.name != "ray-node", default=None)
+    event = min(
+        events, key=lambda e: (e.name != "ray-node", e.name == "pod-restarts"), default=None
+    )
     return None if event is None else _ended(event, output)
 
 
@@ -1332,7 +1337,9 @@ def _stopped(output: JobOutput) -> EndingResult | None:
     if number == signal.SIGHUP:
         how = "its terminal was closed (SIGHUP)"
         step = "Start it with nohup or setsid, in tmux, or by a scheduler."
-    how = how if event.yields == "stopped" else "it was cancelled"
+    if event.yields == "cancelled":
+        how = "it was cancelled, and the text does not say why"
+        step = "sacct -j JOB -o State,End,Comment shows who ended it, such as CANCELLED by UID."
     return _made("stopped", f"The job was ended from outside: {how}.", event, step, ranks=())
 
 
