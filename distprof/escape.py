@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import os
 import re
 import textwrap
@@ -40,6 +39,8 @@ def plain_lines(text: str) -> str:
 
 def markdown_text(text: str) -> str:
     """``text`` literally inside Markdown: no HTML, no inline Markdown, no mention, no link."""
+    import html  # its table of entities takes 0.5 MB, and few commands escape anything
+
     escaped = html.escape(plain(text), quote=False)
     literal = "".join(f"\\{c}" if c in _MARKDOWN_SPECIAL else c for c in escaped)
     return literal.replace("@", "@\u200b").replace("://", ":\u200b//").replace("www.", "www\u200b.")
@@ -70,6 +71,8 @@ def inert(text: str, format_name: str = "text") -> str:
 
 def html_text(text: str) -> str:
     """``text`` inside an HTML element or attribute."""
+    import html
+
     return html.escape(plain(text))
 
 

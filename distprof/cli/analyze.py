@@ -139,9 +139,6 @@ def analyze(sources: tuple[str, ...], save_report: str | None, **options: Any) -
 
 
 def _analyzed(source: str, *, quiet: bool, debug: bool, **options: Any) -> Report:
-    from distprof.ingest.executor import import_numpy
-
-    import_numpy()  # before anything else does
     from distprof import api
     from distprof.cli.output import progress_bar
     from distprof.config import load_config

@@ -240,9 +240,6 @@ def _examined(
     *,
     quiet: bool,
 ) -> Examined:
-    from distprof.ingest.executor import import_numpy
-
-    import_numpy()  # before anything else does
     from distprof import api
     from distprof.cli.output import progress_bar
     from distprof.config import load_config

@@ -9,7 +9,7 @@ moves more.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from itertools import permutations, zip_longest
 from math import prod
@@ -124,7 +124,8 @@ def work_of(operator: str, inputs: str) -> Work:
     if name.startswith("triton_"):
         flop = _applied(_template, known) if name.startswith("triton_tem_") else None
         return Work(flop, _applied(_read, known))
-    flop, moved = _applied(_FLOP.get(name), known), _applied(_MOVED.get(name), known)
+    of_flop, of_traffic = _FORMULAS.get(name, _UNKNOWN)
+    flop, moved = _applied(of_flop, known), _applied(of_traffic, known)
     return Work(flop) if moved is None else Work(flop, sum(moved), moved[1])
 
 
@@ -140,7 +141,7 @@ def _applied(formula: Callable[[Inputs], Found] | None, known: Inputs) -> Found 
 
 def is_counted(operator: str) -> bool:
     """Whether FLOP of this operator are known, so that operators inside it do not count."""
-    return operator.rpartition("::")[2] in _FLOP
+    return _FORMULAS.get(operator.rpartition("::")[2], _UNKNOWN)[0] is not None
 
 
 # Sizes that a trace without values leaves open ----------------------------------------------------
@@ -233,6 +234,8 @@ def with_experts(text: str, launches: tuple[tuple[str, int], ...]) -> str:
 
 # FLOP --------------------------------------------------------------------------------------------
 
+_Flop: TypeAlias = Callable[[Inputs], int]
+
 
 def _product(first: Size, second: Size) -> int:
     """Matrix product, with a leading batch dimension or without one."""
@@ -242,7 +245,7 @@ def _product(first: Size, second: Size) -> int:
     return 2 * prod(batch) * rows * inner * second[-1]
 
 
-def _products(at: int) -> Callable[[Inputs], int]:
+def _products(at: int) -> _Flop:
     return lambda call: _product(_tensor(call, at), _tensor(call, at + 1))
 
 
@@ -259,14 +262,13 @@ def _numbers(value: str, count: int) -> list[int]:
     return found * count if len(found) == 1 else found
 
 
-def _output_of(
-    size: Size, weight: Size, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
-) -> Size:
+def _output_of(call: Inputs) -> Size:
     """Spatial size of a convolution's output."""
-    dimensions = zip(size[2:], weight[2:], stride, padding, dilation, strict=True)
+    size, weight = _tensor(call, 0), _tensor(call, 1)
+    steps = (_numbers(call.values[n], len(size) - 2) for n in (3, 4, 5))
     return tuple(
         (extent + 2 * pad - gap * (filter_size - 1) - 1) // step + 1
-        for extent, filter_size, step, pad, gap in dimensions
+        for extent, filter_size, step, pad, gap in zip(size[2:], weight[2:], *steps, strict=True)
     )
 
 
@@ -280,8 +282,7 @@ def _convolution(call: Inputs) -> int:
     elif _flag(call.values[6]):  # transposed: each input element meets the filter
         spatial = size[2:]
     else:
-        count = len(size) - 2
-        spatial = _output_of(size, weight, *(_numbers(call.values[n], count) for n in (3, 4, 5)))
+        spatial = _output_of(call)
     return 2 * size[0] * prod(spatial) * prod(weight)
 
 
@@ -340,96 +341,58 @@ def _template(call: Inputs) -> int:
     raise ValueError
 
 
-def _pairs(query: Size, key: Size, tokens: int) -> int:
-    """Pairs of query and key, all heads and sequences together; ``tokens`` is their dimension."""
-    if len(query) != _OF_ATTENTION or len(key) != _OF_ATTENTION:
-        raise ValueError
-    return prod(query[:3]) * key[tokens]
-
-
-_OF_ATTENTION = 4
-
-
-def _attention(at: int = 0, tokens: int = 2) -> Callable[[Inputs], int]:
-    """Two products per pair of query and key."""
-
-    def flop(call: Inputs) -> int:
-        query, key, value = (_tensor(call, at + n) for n in range(3))
-        return 2 * _pairs(query, key, tokens) * (query[3] + value[3])
-
-    return flop
-
-
-def _attention_backward(at: int = 1, tokens: int = 2) -> Callable[[Inputs], int]:
-    """Five products: the scores again, and gradients of scores, value, query and key."""
-
-    def flop(call: Inputs) -> int:
-        query, key, value = (_tensor(call, at + n) for n in range(3))
-        return 2 * _pairs(query, key, tokens) * (3 * query[3] + 2 * value[3])
-
-    return flop
-
-
-def _unpacked(flop: Callable[[Inputs], int], ends: int) -> Callable[[Inputs], int]:
-    """Unless sequences are one after another, which end where a tensor says."""
-
-    def counted(call: Inputs) -> int:
-        if len(call.sizes) > ends and call.sizes[ends]:
-            raise ValueError
-        return flop(call)
-
-    return counted
-
-
-def _packed(
-    query: int, ends: int, longest: int, products: tuple[int, int]
-) -> Callable[[Inputs], int]:
-    """Attention over sequences one after another, if all are as long as the longest one.
+def _attention(
+    at: int = 0, tokens: int = 2, *, ends: int | None = None, products: tuple[int, int] = (1, 1)
+) -> _Flop:
+    """Products of all pairs of query and key.
 
     Args:
-        query: Place of query, key and value, each tokens × heads × width.
-        ends: Place of where the sequences of queries and keys end.
-        longest: Place of the longest sequence of queries and of keys.
+        at: Place of query, key and value.
+        tokens: Dimension of the key that counts tokens.
+        ends: Place of a tensor that says where sequences end, if they are one after another.
         products: Products over the width of the query, and over that of the value.
     """
 
     def flop(call: Inputs) -> int:
-        queries, keys, values = (_tensor(call, query + n) for n in range(3))
-        count = _tensor(call, ends)[0] - 1
-        spans = [int(call.values[longest + n]) for n in range(2)]
-        if [queries[0], keys[0]] != [count * span for span in spans]:
+        if ends is not None and len(call.sizes) > ends and call.sizes[ends]:
             raise ValueError
-        pairs = queries[0] * queries[1] * spans[1]
-        return 2 * pairs * (products[0] * queries[2] + products[1] * values[2])
+        query, key, value = (_tensor(call, at + n) for n in range(3))
+        if len(query) != _OF_ATTENTION or len(key) != _OF_ATTENTION:
+            raise ValueError
+        return 2 * prod(query[:3]) * key[tokens] * _widths(products, query, value)
 
     return flop
 
 
-_ATTENTION = ("flash", "efficient", "cudnn")
+_OF_ATTENTION = 4
 
-_FLOP: Mapping[str, Callable[[Inputs], int]] = {
-    **dict.fromkeys(("mm", "bmm", "_scaled_mm", "_int_mm"), _products(0)),
-    **dict.fromkeys(("addmm", "baddbmm", "_addmm_activation"), _products(1)),
-    **dict.fromkeys(("_grouped_mm", "_scaled_grouped_mm"), _grouped),
-    "convolution": _convolution,
-    "convolution_backward": _convolution_backward,
-    "cudnn_convolution_backward_input": _gradient,
-    "cudnn_convolution_backward_weight": _gradient,  # with the inputs of the operator around it
-    **{f"_scaled_dot_product_{kind}_attention": _attention() for kind in _ATTENTION},
-    **{
-        f"_scaled_dot_product_{kind}_attention_backward": _attention_backward()
-        for kind in _ATTENTION
-    },
-    "_flash_attention_forward": _unpacked(_attention(tokens=1), 3),
-    "_efficient_attention_forward": _unpacked(_attention(tokens=1), 4),
-    "_flash_attention_backward": _unpacked(_attention_backward(tokens=1), 6),
-    "_efficient_attention_backward": _unpacked(_attention_backward(tokens=1), 6),
-    # package flash-attn, as batch × tokens × heads × width or packed
-    "_flash_attn_forward": _attention(tokens=1),
-    "_flash_attn_backward": _attention_backward(tokens=1),
-    "_flash_attn_varlen_forward": _packed(0, ends=3, longest=5, products=(1, 1)),
-    "_flash_attn_varlen_backward": _packed(1, ends=9, longest=11, products=(3, 2)),
-}
+_BACKWARD = (3, 2)
+"""The scores again, and gradients of scores, value, query and key."""
+
+
+def _widths(products: tuple[int, int], query: Size, value: Size) -> int:
+    return products[0] * query[-1] + products[1] * value[-1]
+
+
+def _packed(at: int, *, ends: int, longest: int, products: tuple[int, int] = (1, 1)) -> _Flop:
+    """Attention over sequences one after another, if all are as long as the longest one.
+
+    Args:
+        at: Place of query, key and value, each tokens × heads × width.
+        ends: Place of where the sequences of queries and keys end.
+        longest: Place of the longest sequence of queries and of keys.
+        products: As of :func:`_attention`.
+    """
+
+    def flop(call: Inputs) -> int:
+        queries, keys, values = (_tensor(call, at + n) for n in range(3))
+        count = _tensor(call, ends)[0] - 1
+        spans = [int(call.values[longest + n]) for n in range(2)]
+        if [queries[0], keys[0]] != [count * span for span in spans]:
+            raise ValueError
+        return 2 * queries[0] * queries[1] * spans[1] * _widths(products, queries, values)
+
+    return flop
 
 
 # Bytes -------------------------------------------------------------------------------------------
@@ -437,15 +400,19 @@ _FLOP: Mapping[str, Callable[[Inputs], int]] = {
 _Traffic: TypeAlias = tuple[int, int]
 """Bytes read, and bytes written."""
 
+_Moved: TypeAlias = Callable[[Inputs], _Traffic]
+
 
 def _read(call: Inputs, first: int = 0) -> int:
     """Bytes of all tensors among the inputs, from the first one on that is read."""
-    found = [
-        call.bytes(at) for at, size in enumerate(call.sizes) if size is not None and at >= first
-    ]
-    if not found or None in found:
+    found = [at for at, size in enumerate(call.sizes) if size is not None and at >= first]
+    if not found:
         raise ValueError
-    return sum(one for one in found if one is not None)
+    return sum(_bytes(call, at) for at in found)
+
+
+def _bytes(call: Inputs, at: int) -> int:
+    return _whole(_tensor(call, at), call.types[at])
 
 
 def _whole(size: Size, kind: str) -> int:
@@ -461,12 +428,12 @@ def _elementwise(call: Inputs) -> _Traffic:
     return _read(call), _whole(tuple(max(extents) for extents in spans), call.first_type)
 
 
-def _like(at: int) -> Callable[[Inputs], _Traffic]:
-    """The output is as large as one of the inputs."""
-    return lambda call: (_read(call), _whole(_tensor(call, at), call.types[at]))
+def _like(*places: int) -> _Moved:
+    """The outputs are as large as some of the inputs."""
+    return lambda call: (_read(call), sum(_bytes(call, at) for at in places))
 
 
-def _gemm(at: int) -> Callable[[Inputs], _Traffic]:
+def _gemm(at: int) -> _Moved:
     def moved(call: Inputs) -> _Traffic:
         first, second = _tensor(call, at), _tensor(call, at + 1)
         _product(first, second)  # or they do not fit
@@ -480,47 +447,33 @@ def _attended(call: Inputs) -> _Traffic:
     return _read(call), _whole((*query[:-1], value[-1]), call.types[0])
 
 
-def _attended_backward(call: Inputs) -> _Traffic:
-    """Gradients of query, key and value."""
-    return _read(call), sum(_whole(_tensor(call, at), call.types[at]) for at in (1, 2, 3))
-
-
 def _looked_up(call: Inputs) -> _Traffic:
     """Rows of a table; of the table only these are read."""
     rows, table = _tensor(call, 1), _tensor(call, 0)
     found = _whole((*rows, *table[1:]), call.types[0])
-    return found + _whole(rows, call.types[1]), found
+    return found + _bytes(call, 1), found
 
 
-def _indexed(index: int, moved: int) -> Callable[[Inputs], _Traffic]:
+def _indexed(index: int, moved: int) -> _Moved:
     """Rows of ``moved`` are read, added to others, which are read as well, and written."""
 
     def traffic(call: Inputs) -> _Traffic:
-        size = _whole(_tensor(call, moved), call.types[moved])
-        found = _whole(_tensor(call, index), call.types[index]) if index >= 0 else 0
-        return 2 * size + found, size
+        size = _bytes(call, moved)
+        return 2 * size + (_bytes(call, index) if index >= 0 else 0), size
 
     return traffic
 
 
 def _gathered(call: Inputs) -> _Traffic:
-    rows = _tensor(call, 2)
-    found = _whole(rows, call.types[0])
-    return found + _whole(rows, call.types[2]), found
+    found = _whole(_tensor(call, 2), call.types[0])
+    return found + _bytes(call, 2), found
 
 
 def _convolved(call: Inputs) -> _Traffic:
     size, weight = _tensor(call, 0), _tensor(call, 1)
     if _flag(call.values[6]):
         raise ValueError
-    count = len(size) - 2
-    spatial = _output_of(size, weight, *(_numbers(call.values[n], count) for n in (3, 4, 5)))
-    return _read(call), _whole((size[0], weight[0], *spatial), call.types[0])
-
-
-def _convolved_backward(call: Inputs) -> _Traffic:
-    """Gradients of input and weight."""
-    return _read(call), sum(_whole(_tensor(call, at), call.types[at]) for at in (1, 2))
+    return _read(call), _whole((size[0], weight[0], *_output_of(call)), call.types[0])
 
 
 _ONE_BY_ONE = (
@@ -542,25 +495,53 @@ _ROW_BY_ROW = (
 
 _ONLY_READ = ("sum", "mean", "max", "min", "amax", "amin", "norm", "linalg_vector_norm", "var")
 
-_MOVED: Mapping[str, Callable[[Inputs], _Traffic]] = {
-    **dict.fromkeys(_ONE_BY_ONE, _elementwise),
-    **dict.fromkeys([f"{name}_" for name in _ONE_BY_ONE], _like(0)),
-    **dict.fromkeys(_ROW_BY_ROW, _like(0)),
-    **dict.fromkeys(_ONLY_READ, lambda call: (_read(call), 0)),
-    **dict.fromkeys(("fill_", "zero_"), lambda call: (0, _read(call))),
-    **dict.fromkeys(("mm", "bmm", "_scaled_mm", "_int_mm"), _gemm(0)),
-    **dict.fromkeys(("addmm", "baddbmm", "_addmm_activation"), _gemm(1)),
-    "copy_": lambda call: (_read(call, 1), _whole(_tensor(call, 0), call.types[0])),
-    "convolution": _convolved,
-    "convolution_backward": _convolved_backward,
-    "embedding": _looked_up,
-    "gather": _gathered,
-    "embedding_dense_backward": _indexed(1, 0),
-    "_index_put_impl_": _indexed(-1, 2),
-    **dict.fromkeys(("index_add_", "index_add", "scatter_add_", "scatter_add"), _indexed(2, 3)),
-    **{f"_scaled_dot_product_{kind}_attention": _attended for kind in _ATTENTION},
-    **{f"_scaled_dot_product_{kind}_attention_backward": _attended_backward for kind in _ATTENTION},
-}
+_ATTENTION = [f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient", "cudnn")]
 
-KNOWN = frozenset((*_FLOP, *_MOVED))
+_FORMULAS: Mapping[str, tuple[_Flop | None, _Moved | None]] = {
+    # Reads and writes: formula sheet, "Computation and communication".
+    **dict.fromkeys(_ONE_BY_ONE, (None, _elementwise)),
+    **dict.fromkeys([f"{name}_" for name in _ONE_BY_ONE], (None, _like(0))),
+    **dict.fromkeys(_ROW_BY_ROW, (None, _like(0))),
+    **dict.fromkeys(_ONLY_READ, (None, _like())),
+    **dict.fromkeys(("fill_", "zero_"), (None, lambda call: (0, _read(call)))),
+    "copy_": (None, lambda call: (_read(call, 1), _bytes(call, 0))),
+    "embedding": (None, _looked_up),
+    "gather": (None, _gathered),
+    "embedding_dense_backward": (None, _indexed(1, 0)),
+    "_index_put_impl_": (None, _indexed(-1, 2)),
+    **dict.fromkeys(
+        ("index_add_", "index_add", "scatter_add_", "scatter_add"), (None, _indexed(2, 3))
+    ),
+    # FLOP: torch.utils.flop_counter, mm_flop to _scaled_mm_flop.
+    **dict.fromkeys(("mm", "bmm", "_scaled_mm", "_int_mm"), (_products(0), _gemm(0))),
+    **dict.fromkeys(("addmm", "baddbmm", "_addmm_activation"), (_products(1), _gemm(1))),
+    **dict.fromkeys(("_grouped_mm", "_scaled_grouped_mm"), (_grouped, None)),
+    # FLOP: torch.utils.flop_counter, conv_flop and conv_backward_flop.
+    "convolution": (_convolution, _convolved),
+    "convolution_backward": (_convolution_backward, _like(1, 2)),
+    "cudnn_convolution_backward_input": (_gradient, None),
+    "cudnn_convolution_backward_weight": (_gradient, None),  # inputs of the operator around it
+    # FLOP: torch.utils.flop_counter, sdpa_flop and sdpa_backward_flop.
+    **dict.fromkeys(_ATTENTION, (_attention(), _attended)),
+    **dict.fromkeys(
+        [f"{name}_backward" for name in _ATTENTION],
+        (_attention(1, products=_BACKWARD), _like(1, 2, 3)),
+    ),
+    "_flash_attention_forward": (_attention(tokens=1, ends=3), None),
+    "_efficient_attention_forward": (_attention(tokens=1, ends=4), None),
+    **dict.fromkeys(
+        ("_flash_attention_backward", "_efficient_attention_backward"),
+        (_attention(1, tokens=1, ends=6, products=_BACKWARD), None),
+    ),
+    # The same of package flash-attn, as batch × tokens × heads × width or packed.
+    "_flash_attn_forward": (_attention(tokens=1), None),
+    "_flash_attn_backward": (_attention(1, tokens=1, products=_BACKWARD), None),
+    "_flash_attn_varlen_forward": (_packed(0, ends=3, longest=5), None),
+    "_flash_attn_varlen_backward": (_packed(1, ends=9, longest=11, products=_BACKWARD), None),
+}
+"""FLOP and traffic of operators without their namespace, and where that is from."""
+
+_UNKNOWN = None, None
+
+KNOWN = frozenset(_FORMULAS)
 """Operators whose FLOP or bytes are known, without their namespace."""

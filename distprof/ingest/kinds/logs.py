@@ -33,7 +33,7 @@ from distprof.run.run import Run
 
 SNIFFED_BYTES = 1 << 23  # programs print a lot before they train
 _JSON = (".json", ".json.gz")
-_TABLES = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz")
+_TABLES = (".csv", ".csv.gz")
 _ARCHIVES = (".sqlite", ".pkl", ".parquet", ".tar", ".tar.gz", ".zip")
 _OTHER_KINDS = (*_ARCHIVES, ".py", ".toml", ".yaml", ".xml")
 _SMALL = 1 << 16
@@ -94,8 +94,6 @@ _NCCL_BYTES = 1 << 22
 # A message after its process, GPU or source line, not text about such messages.
 _NCCL_LINE = re.compile(rb"(?:\d\]?|\S:\d+) NCCL (?:INFO|WARN|TRACE|ABORT) ")
 _NCCL_VERSION = re.compile(rb"(?:^|[^A-Za-z `\"'(])\s*[NR]CCL version \S*\d", re.MULTILINE)
-# Output of nccl-tests, which is for ``distprof fabric`` unless NCCL's initialisation is in it.
-_TEST_SIGNS = (b"out-of-place", b"algbw", b"busbw")
 _INITIALISATION_SIGNS = (b"NCCL INFO Bootstrap", b"NCCL INFO Channel ", b"NCCL INFO NET/")
 
 
@@ -178,7 +176,7 @@ def _is_nccl_log(path: str) -> bool:
         return False
     if begins_object(start):
         return False
-    if all(sign in start for sign in _TEST_SIGNS):
+    if all(sign in start for sign in machine.TEST_SIGNS):
         return any(sign in start for sign in _INITIALISATION_SIGNS)
     return _NCCL_LINE.search(start) is not None or _NCCL_VERSION.search(start) is not None
 

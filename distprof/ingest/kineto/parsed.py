@@ -7,7 +7,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from hashlib import blake2b
 from itertools import compress, islice
 from typing import Any, Generic, TypeVar
 
@@ -76,6 +75,8 @@ class Symbols(dict[Any, int]):
         text = key if self._text is None else self._text(key)
         codes, most = self._codes, self._most
         if most is not None and len(text) > most:  # is cut, and not kept as a key
+            from hashlib import blake2b
+
             digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
             return self[f"{text[: most - len(digest) - 2]}…#{digest}"]
         code = codes.get(text)

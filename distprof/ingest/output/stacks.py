@@ -29,6 +29,12 @@ _FRAMED = re.compile(
 _SHARED = re.compile(r"^Thread [^\n]{1,60}MainThread\"$")
 """A further process with the stack that follows."""
 
+_BACKWARD = re.compile(r"^\s+\w*backward \(torch/autograd/")
+_NATIVE_BORN = re.compile(
+    r"^\s*Thread [^:\n]{1,80}\((?:idle|active)[^()\n]{0,20}\)(?:: \"pt_autograd\w*\")?$"
+)
+_PROCESS_HEAD = re.compile(r"^(?:Process \d|[^\n]{0,200}MainThread\")")
+
 _LISTED = re.compile(
     r"^\s*(?P<name>[^\s(:][^()\n]{0,200}?) {1,40}\("
     r"(?P<file>[^()\s]{1,400}?\.(?:py|pyx|so[.\d]{0,9}|cpp|cc|cu))(?::(?P<line>\d{1,7}))?\)"
@@ -67,6 +73,7 @@ _RUNTIME = re.compile(
 
 _LIBRARY = re.compile(
     rf"{LIBRARY.pattern}|\.so(?:\.\d+)*$|^(?:torch|threading|queue|multiprocessing|selectors|socket|asyncio|concurrent|io)(?:/|\.py$)"
+    r"|^(?:deepspeed|accelerate|transformers|lightning|pytorch_lightning|tqdm)/"
 )
 
 
@@ -93,7 +100,19 @@ def stacks_in(text: str) -> tuple[tuple[str, ...], int | None, int]:
         return calls_of(frames, _RECORDED), rank, len(frames)
     pattern = _DEBUGGED if "most recent call first" in first else _SPIED
     own = [f"    {call}" for call in _IN_ONE_LINE.findall(first)] or own
-    return calls_of(list(_leading(own, pattern)), pattern), rank, 1
+    frames = list(_leading(own, pattern))
+    hooks = _hooks(own[len(frames) :]) if any(map(_BACKWARD.match, frames)) else []
+    return (*calls_of(hooks, pattern), *calls_of(frames, pattern)), rank, 1
+
+
+def _hooks(lines: Sequence[str]) -> list[str]:
+    """Frames of autograd's own thread, for which the main thread of the process waits."""
+    for at, line in enumerate(lines):
+        if _PROCESS_HEAD.match(line):
+            break
+        if _NATIVE_BORN.match(line) and (found := list(_leading(lines[at + 1 :], _SPIED))):
+            return found
+    return []
 
 
 def listed_stacks(

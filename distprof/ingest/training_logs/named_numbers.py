@@ -117,6 +117,68 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float | None = None
 
 
+_PHASES = {
+    "computation": r"comput\w{1,5}", "communication": r"comm(?:unication|s)?|all[-_ ]?reduce",
+    "data loading": r"(?:data|batch|input)?[ _-]?load(?:ing|er)?|data|get[ _]batch",
+    "forward": r"f(?:or)?wa?r?d", "backward": r"b(?:ack)?wa?r?d|backprop", "idle time": "idle",
+    "optimizer": r"optim(?:i[sz]er)?", "other kernels": r"non[-_ ]?compute",
+    "generation": r"generat(?:e|ion)|rollout", "": r"total(?: (?:step|iteration))?",
+    "policy training": r"(?:policy|actor)[ _]?train(?:ing)?|update[ _]actor",
+}  # fmt: skip
+"""Phases of an iteration by the names that people give them."""
+
+_PHASE = _compiled(
+    rf"(?i)(?<![\w.])(?:{'|'.join(f'(?P<p{i}>{p})' for i, p in enumerate(_PHASES.values()))})"
+    r"(?:[ _-](?:pass|phase|steps?|per|time|data|of|each|training|batch)){0,4}"
+    r"(?:[_ ]?\(?(?P<in>UNIT)\)?)?[\"'*]{0,3}(?: {0,4}[:=|\t] {0,8}(?P<exact>(?=\d{1,6}\.\d))?"
+    r"| (?:takes? |took |is |was |about |~){0,3})VALUE ?(?P<unit>UNIT)?(?![\w%])"
+)
+_WORK = {"computation", "forward", "backward", "optimizer", "generation"}
+_COLUMN = r"[a-z_]{2,30}(?:\([a-z]{1,3}\))?"
+_COLUMNS = re.compile(rf"(?m)^[^\S\n]*({_COLUMN}(?:[^\S\n]+{_COLUMN}){{2,30}})$")
+
+
+class PhasesGrammar(Grammar):
+    """Phases of an iteration and their times, as people type them; tried last of all."""
+
+    name: str = "timed phases"
+    _found: list[tuple[str, float, bool]] = msgspec.field(default_factory=list)
+
+    def take(self, block: bytes) -> None:
+        """Read phases with their times, or a table with a column for each phase."""
+        text = block.decode("utf-8", "replace")
+        if head := _COLUMNS.search(text):
+            names = head[1].split()
+            rows = (line.split()[-len(names) :] for line in text[head.end() :].splitlines())
+            named = (zip(names, row, strict=False) for row in rows)
+            text = "\n".join(" ".join(f"{name}: {value}" for name, value in row) for row in named)
+        for match in _PHASE.finditer(text.lower().encode()):
+            time, has_unit = _time(match)
+            name = next(name for i, name in enumerate(_PHASES) if match[f"p{i}"])
+            is_time = has_unit or match["exact"] is not None
+            if time is not None and is_time and len(self._found) < _MAX_KEPT:
+                self._found.append((name, time, has_unit))
+
+    def finish(self) -> None:
+        """Each phase that is named again begins the next iteration."""
+        iterations: list[dict[str, float]] = [{}]
+        for name, time, _ in self._found:
+            if name in iterations[-1]:
+                iterations.append({})
+            iterations[-1][name] = time
+        most = max(map(len, iterations))
+        units = {has_unit for *_, has_unit in self._found}
+        if most < 2 or len(units) > 1 or not _WORK & iterations[0].keys():
+            return
+        if not self._found[0][2]:
+            self.notes.append("The log names no unit of times: distprof reads them as seconds.")
+        for phases in (one for one in iterations if len(one) == most):
+            parts = sum(time for name, time in phases.items() if name)
+            self.add(Row(None, duration_ns=s_to_ns(max(parts, phases.pop("", 0.0)))))
+            self.add_timers({name: s_to_ns(time) or 0 for name, time in phases.items()})
+        self._found.clear()
+
+
 class NamedNumbersGrammar(Grammar):
     """Tried only where no other grammar finds a report."""
 

@@ -84,7 +84,6 @@ class OperatorStats(msgspec.Struct, frozen=True, kw_only=True):
     category: int  # Number among the categories.
     part: int  # A Pass.
     num_calls: int
-    num_kernels: int
     total_ns: int  # Time of its kernels; where kernels overlap, of the one that started first.
     kernel: str  # Its longest kernel.
     blocks: int = 0  # Thread blocks of this kernel; not positive if unknown.

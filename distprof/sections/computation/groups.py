@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from math import prod
 
@@ -55,17 +56,25 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def memory_rate(self) -> float | None:
         """Bytes per ns that the largest transfers reach; None if no sizes are known."""
-        known = np.isin(self.category, [number_of(name) for name in (*MEMORY_BOUND, "optimizer")])
-        known &= (self.moved > 0) & (self.own_ns > 0)
+        known = self.is_a(*MEMORY_BOUND, "optimizer") & (self.moved > 0) & (self.own_ns > 0)
         if not known.any():
             return None
         each = self.moved / np.maximum(self.num_calls, 1)
         known &= each >= _OF_LARGEST * each[known].max()
         return float((self.moved[known] / self.own_ns[known]).max())
 
-    def where(self, chosen: list[bool]) -> NDArray[np.bool_]:
-        """Mask of the kernels of some groups."""
-        return np.array(chosen, np.bool_)[self.alike.group]
+    def is_a(self, *categories: str) -> NDArray[np.bool_]:
+        """Whether each group is of one of these categories."""
+        return np.isin(self.category, [number_of(name) for name in categories])
+
+    def on(self, sizes: set[int]) -> NDArray[np.bool_]:
+        """Whether each group gets a tensor with one of these numbers of elements."""
+        return np.array([not sizes.isdisjoint(self.elements(n)) for n in range(len(self.work))])
+
+    def running(self, kernels: re.Pattern[str]) -> NDArray[np.bool_]:
+        """Whether each kernel has such a name."""
+        found = [kernels.search(name) is not None for name in self.calls.kernel_names]
+        return np.array(found, np.bool_)[self.calls.kernel]
 
     def named(self, *names: str) -> Iterator[int]:
         """Groups of operators that end with one of these names."""
@@ -86,16 +95,32 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
         """Name of its longest kernel."""
         return self.calls.kernel_names[int(self.calls.kernel[self.alike.longest[group]])]
 
-    def in_order(self, chosen: Iterable[int]) -> tuple[list[int], list[int]]:
-        """Kernels stream by stream, and the places in this order of those of some groups."""
+    def followed(self, chosen: Iterable[int], most: int) -> Iterator[tuple[int, list[int]]]:
+        """Kernels of some groups, each with the next ones of its stream."""
         order = np.lexsort((self.calls.start_ns, self.calls.stream))
+        stream = self.calls.stream[order]
         places = np.flatnonzero(np.isin(self.alike.group[order], list(chosen)))
-        return order.tolist(), places.tolist()
+        ends = np.minimum(np.searchsorted(stream, stream[places], "right"), places + 1 + most)
+        ordered = order.tolist()
+        for place, end in zip(places.tolist(), ends.tolist(), strict=True):
+            yield ordered[place], ordered[place + 1 : end]
+
+    def products(self, *names: str) -> Iterator[tuple[int, tuple[int, int, int, int]]]:
+        """Products by these operators with their batch, rows, inner dimension and columns."""
+        for group in self.named(*names):
+            at = int("add" in self.operator(group))
+            first, second = self.tensor(group, at), self.tensor(group, at + 1)
+            if len(first) >= _MATRIX and len(second) >= _MATRIX:
+                yield group, (prod(first[:-2]), first[-2], first[-1], second[-1])
+
+    def kind(self, group: int) -> str:
+        """Element type of the first tensor; empty if unknown."""
+        inputs = self.inputs[group]
+        return "" if inputs is None else inputs.first_type
 
     def width(self, group: int) -> int:
         """Bytes per element of the first tensor; 0 if unknown."""
-        inputs = self.inputs[group]
-        return 0 if inputs is None else element_bytes(inputs.first_type)
+        return element_bytes(self.kind(group))
 
     def elements(self, group: int) -> set[int]:
         """Number of elements of each tensor among the inputs."""
@@ -109,10 +134,12 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
         return (inputs.sizes[at] or ()) if inputs is not None and known else ()
 
 
+_MATRIX = 2
+
+
 class Change(msgspec.Struct, frozen=True, kw_only=True):
     """What a change saves of each kernel."""
 
-    what: str
     share: NDArray[np.float64]  # Of each kernel's time.
     num_bytes: int | None = None
     size: str = ""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from functools import reduce
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
 from distprof.artefacts.fabric_file import FabricFile
-from distprof.costs.operators import Work, parse_inputs, work_of
+from distprof.costs.operators import parse_inputs, work_of
 from distprof.hardware import Sheet
 from distprof.intervals import Intervals
 from distprof.run.run import Run
@@ -55,6 +56,8 @@ SMALL_KERNEL = 0.5
 TABLE_LIMIT = 200
 """Operators of a report; the rest is summed up."""
 
+_Row = TypeVar("_Row", bound=msgspec.Struct)
+
 _TF32 = re.compile(r"tf32|s1688")
 """In the names of kernels that multiply fp32 on tensor cores, at half the speed of bf16."""
 
@@ -69,8 +72,9 @@ def rank_computation(
     if kernel_calls is None or savings is None:
         return None
     rows = operator_stats(kernel_calls, savings.alike)
+    rest = (replace(row, name=REST, inputs="", kernel="", blocks=0) for row in rows[MOST_ROWS:])
     return RankComputation(
-        rows=(*rows[:MOST_ROWS], *_rest(rows[MOST_ROWS:])),
+        rows=(*rows[:MOST_ROWS], *_together(rest)),
         has_operators=bool((kernel_calls.row >= 0).any()),
         savings=savings.stats,
         regions=savings.regions,
@@ -83,7 +87,6 @@ def rank_computation(
 def operator_stats(calls: KernelCalls, alike: Alike) -> list[OperatorStats]:
     """Operators with different inputs, longest first."""
     total = np.bincount(alike.group, weights=calls.counted_ns).astype(np.int64)
-    num_kernels = np.bincount(alike.group)
     size = len(calls.host) + len(calls.row)
     call = np.where(calls.row >= 0, calls.row, len(calls.host) + np.arange(len(calls.row)))
     num_calls = np.bincount(np.unique(alike.group * size + call) // size)
@@ -94,7 +97,6 @@ def operator_stats(calls: KernelCalls, alike: Alike) -> list[OperatorStats]:
             category=int(calls.category[at]),
             part=int(calls.part[at]),
             num_calls=int(num_calls[one]),
-            num_kernels=int(num_kernels[one]),
             total_ns=int(total[one]),
             kernel=calls.kernel_names[calls.kernel[at]],
             blocks=int(calls.blocks[at]),
@@ -105,40 +107,18 @@ def operator_stats(calls: KernelCalls, alike: Alike) -> list[OperatorStats]:
     ]
 
 
-def _rest(rows: list[OperatorStats]) -> list[OperatorStats]:
-    """One row per category and pass."""
-    sums: dict[tuple[int, int], list[int]] = {}
+def _together(rows: Iterable[OperatorStats]) -> list[OperatorStats]:
+    """Rows with the same operator, inputs, category and pass as one, longest first."""
+    found: dict[tuple[str, str, int, int], OperatorStats] = {}
     for row in rows:
-        found = sums.setdefault((row.category, row.part), [0, 0, 0])
-        for n, value in enumerate((row.num_calls, row.num_kernels, row.total_ns)):
-            found[n] += value
-    return [
-        OperatorStats(
-            name=REST,
-            inputs="",
-            category=category,
-            part=part,
-            num_calls=calls,
-            num_kernels=kernels,
-            total_ns=ns,
-            kernel="",
-        )
-        for (category, part), (calls, kernels, ns) in sums.items()
-    ]
+        key = (row.name, row.inputs, row.category, row.part)
+        found[key] = _added(found[key], row, "num_calls", "total_ns") if key in found else row
+    return sorted(found.values(), key=lambda row: -row.total_ns)
 
 
-class _Group(msgspec.Struct, kw_only=True):
-    """The same row of all ranks."""
-
-    row: OperatorStats  # Of the first rank.
-    work: Work  # Of one call.
-    num_calls: int = 0
-    total_ns: int = 0
-
-    @property
-    def flop(self) -> float | None:
-        """FLOP of all calls; None if unknown."""
-        return None if self.work.flop is None else float(self.work.flop) * self.num_calls
+def _added(one: _Row, other: _Row, *fields: str) -> _Row:
+    """The first row with the sums of both in some fields."""
+    return replace(one, **{field: getattr(one, field) + getattr(other, field) for field in fields})
 
 
 def analyze_computation(
@@ -152,108 +132,93 @@ def analyze_computation(
     }
     if not explained:
         return ComputationResult()
-    groups = _groups(row for rank in explained.values() for row in rank.rows)
+    rows = _together(row for rank in explained.values() for row in rank.rows)
     limits = limits_of(run, sheet, fabric)
-    products = [group for group in groups if _category(group) in PRODUCTS]
-    total_ns, product_ns = (sum(group.total_ns for group in some) for some in (groups, products))
-    known_ns = sum(group.total_ns for group in products if group.flop is not None)
-    recorded_ns = sum(group.total_ns for group in products if group.row.inputs)
+    products = [row for row in rows if _category(row) in PRODUCTS]
+    total_ns, product_ns = _time_of(rows), _time_of(products)
+    known_ns = _time_of(row for row in products if _flop(row) is not None)
+    recorded_ns = _time_of(row for row in products if row.inputs)
+    precision = _precision(rows)
     compiled = [rank.compiled for rank in explained.values() if rank.compiled is not None]
     return ComputationResult(
         ranks=tuple(explained),
         num_steps=analyses.num_windows,
         total_ns=total_ns,
-        categories=_category_rows(groups),
-        operators=_operator_rows(groups, limits, _multiprocessors(run)),
+        categories=_category_rows(rows),
+        operators=operator_rows(rows, run, limits),
         modules=_module_rows(explained.values(), total_ns),
         graph_ratio=sum(rank.graph_ns for rank in explained.values()) / max(total_ns, 1),
-        small_ratio=_small_ratio(groups, _multiprocessors(run)),
+        small_ratio=_small_ratio(rows, _multiprocessors(run)),
         savings=_savings(explained.values()),
-        regions=max((rank.regions for rank in explained.values()), key=_repeated_ns),
-        flop=_flop(groups),
-        recomputed_flop=_flop([one for one in groups if one.row.part == Pass.RECOMPUTATION]),
-        precision=_precision(groups),
-        slower_types_ns=_slower_types_ns(products, limits, _precision(groups)),
-        fp8_bound_ns=_fp8_bound(groups, limits),
+        regions=max((rank.regions for rank in explained.values()), key=_time_of),
+        flop=_known_flop(rows),
+        recomputed_flop=_known_flop(row for row in rows if row.part == Pass.RECOMPUTATION),
+        precision=precision,
+        slower_types_ns=_slower_types_ns(products, limits, precision),
+        fp8_bound_ns=_fp8_bound(products, limits),
         roofs=tuple(Roof(dtype=kind, flops=flops) for kind, flops in limits.peaks.items()),
         memory_bytes_per_s=limits.memory,
         is_measured=limits.is_measured,
         counted_ratio=known_ns / product_ns if product_ns else None,
         recorded_ratio=recorded_ns / product_ns if product_ns else None,
         compiled=reduce(CompiledCode.and_of, compiled) if compiled else None,
-        unavailable=(*_unavailable(explained.values(), groups), *limits.unavailable),
+        unavailable=(*_unavailable(explained.values(), rows), *limits.unavailable),
     )
 
 
-def operator_rows(
-    stats: Iterable[OperatorStats], run: Run, limits: Limits
-) -> tuple[OperatorRow, ...]:
-    """Rows of a report, longest first, with what limits them."""
-    return _operator_rows(_groups(stats), limits, _multiprocessors(run))
+def _time_of(rows: Iterable[OperatorStats | Region]) -> int:
+    return sum(row.total_ns for row in rows)
 
 
-def _groups(stats: Iterable[OperatorStats]) -> list[_Group]:
-    """Rows with the same operator, inputs, category and pass, longest first."""
-    groups: dict[tuple[str, str, int, int], _Group] = {}
-    for row in stats:
-        key = (row.name, row.inputs, row.category, row.part)
-        group = groups.get(key)
-        if group is None:
-            group = groups[key] = _Group(row=row, work=work_of(row.name, row.inputs))
-        group.num_calls += row.num_calls
-        group.total_ns += row.total_ns
-    return sorted(groups.values(), key=lambda group: -group.total_ns)
+def _category(row: OperatorStats) -> str:
+    return tuple(categories())[row.category]
 
 
-def _fp8_bound(groups: Iterable[_Group], limits: Limits) -> int | None:
-    """Time that 16-bit matrix products could save at most if they ran in fp8; None without fp8."""
-    fp8 = limits.peaks.get("fp8")
-    if fp8 is None:
-        return None
-    products = [group for group in groups if _category(group) == "gemm"]
-    saved = 0.0
-    for group in products:
-        peak = limits.peaks.get(_multiplied(group.row))
-        if _multiplied(group.row) in _SIXTEEN_BITS and peak is not None and peak < fp8:
-            saved += group.total_ns * (1 - peak / fp8)
-    return round(saved)
+def _flop(row: OperatorStats) -> float | None:
+    """FLOP of all calls; None if unknown."""
+    flop = work_of(row.name, row.inputs).flop
+    return None if flop is None else float(flop) * row.num_calls
 
 
-_SIXTEEN_BITS = ("bf16", "fp16")
-
-
-def _category(group: _Group) -> str:
-    return tuple(categories())[group.row.category]
-
-
-def _flop(groups: Iterable[_Group]) -> float | None:
+def _known_flop(rows: Iterable[OperatorStats]) -> float | None:
     """Sum of the known FLOP; None if none are known."""
-    known = [group.flop for group in groups if group.flop is not None]
+    known = [flop for flop in map(_flop, rows) if flop is not None]
     return sum(known) if known else None
 
 
-def _precision(groups: Iterable[_Group]) -> str:
+def _precision(rows: Iterable[OperatorStats]) -> str:
     """The type that most FLOP multiply; empty if unknown."""
-    flop: dict[str, float] = {}
-    for group in groups:
-        kind = _multiplied(group.row)
-        if kind and group.flop:
-            flop[kind] = flop.get(kind, 0) + group.flop
-    return max(flop, key=lambda kind: flop[kind], default="")
+    sums: dict[str, float] = {}
+    for row in rows:
+        if (kind := _multiplied(row)) and (flop := _flop(row)):
+            sums[kind] = sums.get(kind, 0) + flop
+    return max(sums, key=lambda kind: sums[kind], default="")
 
 
-def _slower_types_ns(products: Iterable[_Group], limits: Limits, precision: str) -> int:
+def _slower_types_ns(products: Iterable[OperatorStats], limits: Limits, precision: str) -> int:
     """What products in slower types than that of most FLOP would save in it."""
-    peaks, saved = limits.peaks, 0.0
-    for group in products:
-        kind = _multiplied(group.row)
-        if group.row.part == Pass.RECOMPUTATION or kind == precision:
-            continue
-        if kind == "fp32":
-            saved += group.total_ns * (1 - 1 / FP32_SPEED_UP)
-        elif kind in peaks and precision in peaks:
-            saved += group.total_ns * max(0.0, 1 - peaks[kind] / peaks[precision])
-    return round(saved)
+    slower = (row for row in products if row.part != Pass.RECOMPUTATION)
+    return round(sum(row.total_ns * _saved_ratio(row, limits, precision) for row in slower))
+
+
+def _fp8_bound(products: Iterable[OperatorStats], limits: Limits) -> int | None:
+    """Time that 16-bit matrix products could save at most if they ran in fp8; None without fp8."""
+    if "fp8" not in limits.peaks:
+        return None
+    wide = (row for row in products if _category(row) == "gemm" and _multiplied(row) in _16_BITS)
+    return round(sum(row.total_ns * _saved_ratio(row, limits, "fp8") for row in wide))
+
+
+_16_BITS = ("bf16", "fp16")
+
+
+def _saved_ratio(row: OperatorStats, limits: Limits, kind: str) -> float:
+    """Share of its time that a product would save in another type."""
+    own = _multiplied(row)
+    if own == "fp32" != kind:
+        return 1 - 1 / FP32_SPEED_UP
+    peak, other = limits.peaks.get(own), limits.peaks.get(kind)
+    return 0.0 if peak is None or other is None else max(0.0, 1 - peak / other)
 
 
 def _savings(explained: Iterable[RankComputation]) -> tuple[Saving, ...]:
@@ -261,24 +226,19 @@ def _savings(explained: Iterable[RankComputation]) -> tuple[Saving, ...]:
     rows: dict[str, Saving] = {}
     for one in (saving for rank in explained for saving in rank.savings):
         before = rows.get(one.what)
-        rows[one.what] = one
-        if before is not None:
-            spent, saved = one.spent_ns + before.spent_ns, one.saved_ns + before.saved_ns
-            idle = one.idle_ns + before.idle_ns
-            rows[one.what] = replace(one, spent_ns=spent, saved_ns=saved, idle_ns=idle)
+        sums = ("spent_ns", "saved_ns", "idle_ns")
+        rows[one.what] = one if before is None else _added(one, before, *sums)
     return tuple(sorted(rows.values(), key=lambda row: -row.saved_ns))
-
-
-def _repeated_ns(regions: Iterable[Region]) -> int:
-    return sum(region.total_ns for region in regions)
 
 
 def _module_rows(explained: Iterable[RankComputation], total_ns: int) -> tuple[ModuleRow, ...]:
     """The tree of all ranks, and what is outside of it; empty if no modules were recorded."""
     own: dict[tuple[str, ...], ModuleStats] = {}
     for row in (row for rank in explained for row in rank.modules):
-        before = own.get(row.path)
-        own[row.path] = row if before is None else _added(before, row)
+        if (before := own.get(row.path)) is not None:
+            most = max(before.num_modules, row.num_modules)
+            row = replace(_added(before, row, *_SUMS), num_modules=most)
+        own[row.path] = row
     if not own:
         return ()
     total, backward = dict.fromkeys(own, 0), dict.fromkeys(own, 0)
@@ -314,80 +274,64 @@ def _module_rows(explained: Iterable[RankComputation], total_ns: int) -> tuple[M
     return (*rows, outside)
 
 
-def _added(one: ModuleStats, other: ModuleStats) -> ModuleStats:
-    return ModuleStats(
-        path=one.path,
-        num_modules=max(one.num_modules, other.num_modules),
-        num_calls=one.num_calls + other.num_calls,
-        self_ns=one.self_ns + other.self_ns,
-        backward_ns=one.backward_ns + other.backward_ns,
-    )
+_SUMS = ("num_calls", "self_ns", "backward_ns")
 
 
-def _category_rows(groups: Sequence[_Group]) -> tuple[CategoryRow, ...]:
-    rows = []
-    for number, (name, category) in enumerate(categories().items()):
-        own = [group for group in groups if group.row.category == number]
-        passes = {
-            f"{part.label}_ns": sum(group.total_ns for group in own if group.row.part == part)
-            for part in Pass
-        }
-        if own:
-            total_ns = sum(passes.values())
-            rows.append(
-                CategoryRow(
-                    name=name,
-                    title=category.title,
-                    total_ns=total_ns,
-                    counted_ns=sum(one.total_ns for one in own if one.flop is not None),
-                    **passes,
-                    flop=_flop(own),
-                )
-            )
+def _category_rows(stats: Sequence[OperatorStats]) -> tuple[CategoryRow, ...]:
+    rows = [
+        CategoryRow(
+            name=name,
+            title=category.title,
+            total_ns=_time_of(own),
+            counted_ns=_time_of(row for row in own if _flop(row) is not None),
+            **{f"{one.label}_ns": _time_of(row for row in own if row.part == one) for one in Pass},
+            flop=_known_flop(own),
+        )
+        for number, (name, category) in enumerate(categories().items())
+        if (own := [row for row in stats if row.category == number])
+    ]
     return tuple(sorted(rows, key=lambda row: -row.total_ns))
 
 
-def _operator_rows(
-    groups: Sequence[_Group], limits: Limits, multiprocessors: int | None
+def operator_rows(
+    stats: Iterable[OperatorStats], run: Run, limits: Limits
 ) -> tuple[OperatorRow, ...]:
-    shown, rest = groups[:TABLE_LIMIT], groups[TABLE_LIMIT:]
-    rows = [
-        replace(_operator_row(group, limits), filled_ratio=_filled_ratio(group, multiprocessors))
-        for group in shown
-    ]
-    if rest:
+    """Rows of a report, longest first, with what limits them."""
+    together, multiprocessors = _together(stats), _multiprocessors(run)
+    rows = [_operator_row(row, limits, multiprocessors) for row in together[:TABLE_LIMIT]]
+    if rest := together[TABLE_LIMIT:]:
         rows.append(
             OperatorRow(
                 name=REST,
                 category="other",
                 part=Pass.OTHER.label,
-                num_calls=sum(group.num_calls for group in rest),
-                total_ns=sum(group.total_ns for group in rest),
+                num_calls=sum(row.num_calls for row in rest),
+                total_ns=_time_of(rest),
             )
         )
     return tuple(rows)
 
 
-def _operator_row(group: _Group, limits: Limits) -> OperatorRow:
+def _operator_row(row: OperatorStats, limits: Limits, multiprocessors: int | None) -> OperatorRow:
     """The row with its limit on this GPU."""
-    row, work = group.row, group.work
-    seconds = group.total_ns / NS_PER_S
-    moved = None if work.bytes is None else work.bytes * group.num_calls
-    bound, ratio = limits.judge(_multiplied(row), group.flop, moved, seconds)
+    work, flop, seconds = work_of(row.name, row.inputs), _flop(row), row.total_ns / NS_PER_S
+    moved = None if work.bytes is None else work.bytes * row.num_calls
+    bound, ratio = limits.judge(_multiplied(row), flop, moved, seconds)
     return OperatorRow(
         name=row.name,
         inputs=" · ".join(tensors(row.inputs)),
-        category=_category(group),
+        category=_category(row),
         part=Pass(row.part).label,
         kernel=row.kernel,
-        num_calls=group.num_calls,
-        total_ns=group.total_ns,
+        num_calls=row.num_calls,
+        total_ns=row.total_ns,
         flop=work.flop,
         bytes=work.bytes,
-        flops=None if group.flop is None else group.flop / seconds,
+        flops=None if flop is None else flop / seconds,
         bytes_per_s=None if moved is None else moved / seconds,
         bound=bound,
         peak_ratio=ratio,
+        filled_ratio=_filled_ratio(row, multiprocessors),
     )
 
 
@@ -397,13 +341,12 @@ def _multiprocessors(run: Run) -> int | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _filled_ratio(group: _Group, multiprocessors: int | None) -> float | None:
-    blocks = group.row.blocks
-    return min(blocks / multiprocessors, 1.0) if multiprocessors and blocks > 0 else None
+def _filled_ratio(row: OperatorStats, multiprocessors: int | None) -> float | None:
+    return min(row.blocks / multiprocessors, 1.0) if multiprocessors and row.blocks > 0 else None
 
 
-def _small_ratio(groups: Sequence[_Group], multiprocessors: int | None) -> float | None:
-    ratios = [(_filled_ratio(group, multiprocessors), group.total_ns) for group in groups]
+def _small_ratio(rows: Iterable[OperatorStats], multiprocessors: int | None) -> float | None:
+    ratios = [(_filled_ratio(row, multiprocessors), row.total_ns) for row in rows]
     known = sum(ns for ratio, ns in ratios if ratio is not None)
     small = sum(ns for ratio, ns in ratios if ratio is not None and ratio < SMALL_KERNEL)
     return small / known if known else None
@@ -418,7 +361,9 @@ def _multiplied(row: OperatorStats) -> str:
     return "tf32" if kind == "float" and _TF32.search(row.kernel) else SHORT_TYPES.get(kind, kind)
 
 
-def _unavailable(explained: Iterable[RankComputation], groups: Sequence[_Group]) -> tuple[str, ...]:
+def _unavailable(
+    explained: Iterable[RankComputation], rows: Iterable[OperatorStats]
+) -> tuple[str, ...]:
     if not any(rank.has_operators for rank in explained):
         return (NO_OPERATORS,)
-    return () if any(group.row.inputs for group in groups) else (NO_SHAPES,)
+    return () if any(row.inputs for row in rows) else (NO_SHAPES,)

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.sections.computation import Pass, Region, Saves
+from distprof.sections.computation import Pass, Region
 from distprof.sections.computation.categories import UNKNOWN
 from distprof.sections.computation.groups import Change, Groups
 from distprof.sections.computation.modules import is_module
@@ -154,7 +154,6 @@ def without_recomputation(groups: Groups, regions: tuple[Region, ...]) -> Change
 
     first = max(worth, key=rate, default=None)
     return Change(
-        what=Saves.NO_RECOMPUTATION,
         share=chosen.astype(float),
         num_bytes=min(sum(region.num_bytes for region in regions), _MOST_BYTES),
         size="" if first is None else groups.call(first),

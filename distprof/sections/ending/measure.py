@@ -1182,9 +1182,10 @@ def _peer(output: JobOutput) -> EndingResult | None:
     suspects = silent if victims and len(silent) <= len(victims) else ()
     whom = f" ({event.fields['peer']})" if "peer" in event.fields else ""
     who = capitalized(name_ranks(victims)) if victims else "A process"
-    if "how" in event.fields:
-        target = f" ({event.fields['target']})" if "target" in event.fields else ""
-        line = f"{who} could not connect to another rank{target or whom}: connection refused."
+    if {"how", "target"} & event.fields.keys():
+        target = f" ({event.fields['target']})" if "target" in event.fields else whom
+        what = event.fields.get("what", "connection refused")
+        line = f"{who} could not connect to another rank{target}: {what}."
     elif "store" in event.fields:
         where = event.fields["store"]
         line = f"{who} lost the store at {where}. Most often rank 0 or its launcher ended."
@@ -1207,7 +1208,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
     elif event.yields == "nccl" and "last" not in event.fields and warned:
         tail = f" Its last warning before: {warned[-1].fields['what'][:_MAX_QUOTE].rstrip('.')}."
         steps = steps[1:]
-    steps = (*advice_on(event.yields, f"{line}{tail} {event.text}"), *steps)
+    advice = advice_on(event.yields, f"{line}{tail} {event.text}")
+    steps = (*advice, *steps[1:]) if advice and event.yields == "network" else (*advice, *steps)
     return replace(_made(event.yields, line + tail, event, *steps, ranks=()), suspects=suspects)
 
 

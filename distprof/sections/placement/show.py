@@ -128,8 +128,9 @@ def machine_verdict(report: Report) -> VerdictText:
     machines = report.placement.machines
     if report.run.ranks:
         return None
-    if copies := _copies(report.placement.copies):
-        return copies, tuple(_sentence(machine) for machine in machines[:_MOST_NAMED])
+    copies = report.placement.copies
+    if said := [*filter(None, (_copies(copies), *_host_copies(copies)))]:
+        return said[0], (*said[1:], *(_sentence(machine) for machine in machines[:_MOST_NAMED]))
     if not machines:
         return None
     gpus = sum(machine.num_gpus for machine in machines)
@@ -143,9 +144,10 @@ def machine_verdict(report: Report) -> VerdictText:
 
 def _copies(measured: Sequence[GpuCopies]) -> str:
     """How fast GPUs copy to each other, and whether the direct way is the faster one."""
-    if not measured:
+    between = [one for one in measured if not one.host]
+    if not between:
         return ""
-    alike = [one for one in measured if one.is_both_ways == measured[0].is_both_ways]
+    alike = [one for one in between if one.is_both_ways == between[0].is_both_ways]
     speed = {one.is_direct: format_bandwidth(one.bytes_per_s) for one in alike}
     of = {one.is_direct: one.bytes_per_s for one in alike}
     what = "median of all pairs" + (", both directions together" if alike[0].is_both_ways else "")
@@ -173,6 +175,23 @@ def _copies(measured: Sequence[GpuCopies]) -> str:
         slowest = format_bandwidth(direct.slowest_bytes_per_s)
         text += " The slowest pair is GPU {} and GPU {} ({}).".format(*direct.slowest, slowest)
     return text
+
+
+def _host_copies(measured: Sequence[GpuCopies]) -> tuple[str, ...]:
+    """How fast host and GPUs copy, and the GPU that is slower than the others."""
+    known = [one for one in measured if one.host]
+    if not known:
+        return ()
+    worst = min(known, key=lambda one: one.slowest_bytes_per_s / one.bytes_per_s)
+    least, usual = map(format_bandwidth, (worst.slowest_bytes_per_s, worst.bytes_per_s))
+    if worst.slowest_bytes_per_s >= (1 - _UNEVEN) * worst.bytes_per_s:
+        return (f"Each GPU copies {worst.host} host memory at about {usual}.",)
+    return (
+        f"GPU {worst.slowest[0]} copies {worst.host} host memory at only {least}: the others reach "
+        f"{usual} (median).",
+        "Compare the current with the largest width and generation of its PCIe link "
+        "(nvidia-smi -q, lspci -vv), and its NUMA node with that of the CPUs.",
+    )
 
 
 def _sentence(machine: PlacedMachine) -> str:

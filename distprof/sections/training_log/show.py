@@ -46,6 +46,23 @@ _PHASES = {
 }  # fmt: skip
 """Names of timers around the phases of an iteration; the last three are those of Ascend."""
 
+_MOST_OF_IT = 0.4
+_OF_NETWORK = (
+    "Compare it with the speed of the network (all_reduce_perf of nccl-tests; NCCL_DEBUG=INFO "
+    "shows sockets), overlap it with the backward pass (overlap_comm, --overlap-grad-reduce), or "
+    "accumulate gradients."
+)
+_ADVICE = {
+    "optimizer": "Look at offload to the CPU and at the all-gather of parameters, which run in the "
+    "optimizer's step; then use a fused optimizer.",
+    "reduction of gradients": _OF_NETWORK,
+    "communication": _OF_NETWORK,
+    "data loading": "Raise num_workers and prefetch_factor; then look at decoding and storage.",
+    "generation": "All ranks wait for the longest response: look at its length, and at the batch "
+    "and the GPUs of the engine that generates.",
+}
+"""What to do about a phase that takes most of an iteration."""
+
 _TIMERS_OF = {
     "Megatron-LM": "log with --timing-log-level 2",
     "DeepSpeed": 'set "wall_clock_breakdown": true',
@@ -67,12 +84,12 @@ def training_verdict(report: Report) -> VerdictText:
         time = f"{_what(log)} takes {format_duration(log.mean_ns)}"
         line, nccl_line = f"{time}; {nccl_line[:1].lower()}{nccl_line[1:]}", ""
     why = (
-        *(_waiting(log), _reducing(log), _input_sentence(log), slower_sentence(log)),
+        *(_waiting(log), _reducing(log), _advice(log), _input_sentence(log), slower_sentence(log)),
         *(_slow_sentence(log), f"Throughput: {rates}." if (rates := rate_text(log)) else ""),
         nccl_line,
         *(note for note in log.unavailable if note.startswith(_DOUBTS)),
     )
-    return line, tuple(sentence for sentence in why if sentence)
+    return line, tuple(sentence for sentence in why if sentence and sentence not in line)
 
 
 def _is_alone(report: Report) -> bool:
@@ -114,16 +131,22 @@ def micro_batches_text(number: int) -> str:
 
 def rate_text(log: TrainingLogResult) -> str:
     """Throughput as far as known, for example ``3.93 samples/s · 4,026 tokens/s``."""
+    return " · ".join(f"{_plain(rate)} {unit}" for rate, unit in _rates(log))
+
+
+def _rates(log: TrainingLogResult) -> list[tuple[float, str]]:
+    """Known rates and their units."""
     rates = (
         (log.printed_samples_per_s or log.samples_per_s, "samples/s"),
         (log.tokens_per_s, "tokens/s"),
         (log.tokens_per_s_per_device, "tokens/s per GPU"),
         (log.tflops, "TFLOP/s per GPU"),
     )
-    known = [(rate, unit) for rate, unit in rates if rate is not None]
-    return " · ".join(
-        f"{rate:,.0f} {u}" if rate >= 1_000 else f"{rate:.3g} {u}" for rate, u in known
-    )
+    return [(rate, unit) for rate, unit in rates if rate is not None]
+
+
+def _plain(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 1_000 else f"{rate:.3g}"
 
 
 def _what(log: TrainingLogResult) -> str:
@@ -136,7 +159,8 @@ def _what(log: TrainingLogResult) -> str:
 def _line(log: TrainingLogResult) -> str:
     if log.mean_ns is None:
         no_times = f"The log of {log.origin} has no iteration times, so that where time goes is not"
-        return f"{no_times} decided: record a trace with distprof capture -- COMMAND."
+        why = f"{no_times} decided: record a trace with distprof capture -- COMMAND."
+        return f"{fall} {why}" if (fall := slower_sentence(log)) else why
     time = f"{_what(log)} takes {format_duration(log.mean_ns)}"
     if log.idle_ratio is None:
         return f"{time}{_phases(log) or _undecided(log)}"
@@ -171,7 +195,8 @@ def _phases(log: TrainingLogResult) -> str:
     """For example ``: backward 63.3 %, forward 36.7 %.``; empty if the phases are unknown."""
     times, whole = _phase_times(log)
     rest = whole - sum(times.values())
-    if times.keys() <= {"optimizer", "waiting for input"} or rest < -MIN_IDLE_RATIO * whole:
+    is_few = log.origin == "timed phases" or times.keys() <= {"optimizer", "waiting for input"}
+    if is_few or rest < -MIN_IDLE_RATIO * whole:
         times = {timer.name: timer.mean_ns for timer in log.timers}
         rest = whole - sum(times.values())
         if not -MIN_IDLE_RATIO * whole <= rest <= MOST_REST_RATIO * whole or len(times) < 2:
@@ -224,6 +249,16 @@ def _reducing(log: TrainingLogResult) -> str:
     return ""
 
 
+def _advice(log: TrainingLogResult) -> str:
+    """What to do about a phase that takes most of the time; empty if none does."""
+    times, whole = _phase_times(log)
+    for timer in log.timers:
+        name = "reduction of gradients" if timer.name in _REDUCTIONS else timer.name
+        times.setdefault(name, timer.mean_ns)
+    most = max(_ADVICE, key=lambda phase: times.get(phase, 0))
+    return _ADVICE[most] if whole and times.get(most, 0) >= _MOST_OF_IT * whole else ""
+
+
 def _input_sentence(log: TrainingLogResult) -> str:
     timer = log.input_timer
     if timer is None or (timer.ratio or 0) < MIN_IDLE_RATIO:
@@ -238,7 +273,7 @@ def slower_sentence(log: TrainingLogResult) -> str:
     """Since when iterations take longer; empty if they do not."""
     slow = log.slow_span
     if slow is None:
-        return ""
+        return _slower_rate(log)
     now, usual = format_duration(slow.duration_ns), format_duration(slow.usual_ns)
     if slow.is_gradual:
         return f"Iterations get longer little by little: {usual} at first, {now} later."
@@ -251,6 +286,21 @@ def slower_sentence(log: TrainingLogResult) -> str:
         f"{when}, an iteration takes {now} instead of {usual}, "
         f"{slow.duration_ns / slow.usual_ns:.2f} times as long."
     )
+
+
+def _slower_rate(log: TrainingLogResult) -> str:
+    """Since when throughput is lower; empty if it is not."""
+    slow, rates = log.slow_rate, _rates(log)
+    if slow is None or not rates:
+        return ""
+    now, usual = (_plain(1e9 / ns) for ns in (slow.duration_ns, slow.usual_ns))
+    change = f"from {usual} to {now} {rates[0][1]}"
+    if slow.is_gradual:
+        return f"Throughput falls little by little, {change}."
+    first, last = slow.first_iteration, slow.last_iteration
+    when = f"for {slow.num_reports:,} reports" if first is None else f"at iteration {first:,}"
+    until = "" if last is None else f", up to {last:,}"
+    return f"Throughput falls {change} {when}{until}."
 
 
 def _slow_sentence(log: TrainingLogResult) -> str:

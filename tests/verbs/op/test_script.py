@@ -28,7 +28,6 @@ def told(name, inputs, *, trace=NO_TRACE, device="NVIDIA H100 80GB HBM3"):
         category=0,
         part=Pass.FORWARD,
         num_calls=2,
-        num_kernels=2,
         total_ns=40_000,
         kernel="k",
     )
