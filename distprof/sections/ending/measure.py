@@ -717,8 +717,8 @@ _PACKAGE = re.compile(r'  File "[^"\n]{0,300}?(?:(?:site|dist)-packages/(\w{1,60
 """A frame of a traceback, with the package that it is in."""
 
 _HINT = re.compile(
-    r"(?:^|[.!?;:,)]\s+)((?:Please|Try(?:ing)?|Consider|Make sure|Ensure|Set|Restart|Use|Pass|Install|Run"
-    r"|Increas(?:e|ing)|Decreas(?:e|ing)|Reduc(?:e|ing)|Upgrade|Specify|Did you"
+    r"(?:^|[.!?;:,)]\s+)((?:Please|Try(?:ing)?|Consider|Make sure|Ensure|Set|Restart|Use|Pass"
+    r"|Install|Run|Increas(?:e|ing)|Decreas(?:e|ing)|Reduc(?:e|ing)|Upgrade|Specify|Did you"
     r"|You (?:can|may|should|must|need)|To (?:fix|solve|avoid|disable|enable))\b"
     r"(?! (?:report|file|open|submit|see|refer)\b)(?:[^.\n]|\.(?=\w)){8,200})"
 )
