@@ -393,7 +393,7 @@ _COUNT = re.compile(
 )
 _NUMBER = rf"(?:\d{{1,7}}|{'|'.join(_WORDS)})"
 _ALIKE = re.compile(rf"(?i)\b({_NUMBER})(?= (?:or|and|to|vs\.?|->|→) {_NUMBER} ({_OF}{_S}))")
-_THOUSANDS = re.compile(r"(?<![\w.])(\d{1,6}(?:\.\d{1,3})?)k(?=[ ./,)]|$)")
+_THOUSANDS = re.compile(r"(?<![\w.])(\d{1,6}(?:\.\d{1,3})?)[kK](?=[ ./,)]|$)")
 _EACH_NODE = re.compile(r"(?i)\b(?:each|(?:per|a) node)\b|/node")
 _FLOAT = r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?"
 _ITERATION = r"(?:it|iter|iteration|step|batch)(?:e?s)?"
@@ -477,8 +477,19 @@ def _counts(line: str) -> list[tuple[int, str, int]]:
     return gpus if len(nodes) == len(gpus) else nodes or gpus
 
 
-def _table_pairs(lines: Sequence[str]) -> dict[str, float]:
-    """Numbers of GPUs, or ways to train, to throughput: from the rows or the columns of a table."""
+def _head_kind(head: str) -> str:
+    """What a column with this head holds: "time", "iterations" or "rate"; empty for another."""
+    if _HEADS[2].search(head):
+        return "time"
+    rate = _HEADS[1].search(head)
+    return "" if rate is None else "iterations" if _IS_ITERATION.match(rate[0]) else "rate"
+
+
+def _table_pairs(lines: Sequence[str]) -> tuple[dict[str, float], str]:
+    """Numbers of GPUs, or ways to train, to throughput: from the rows or the columns of a table.
+
+    Also what the throughput is one of: "rate", "time" or "iterations".
+    """
     rows = [
         re.split(r"\s*\|\s*" if "|" in line else r"\t|\s{2,}|\s*[,;]\s*", line.strip("| \t"))
         for line in lines
@@ -489,9 +500,7 @@ def _table_pairs(lines: Sequence[str]) -> dict[str, float]:
     found: dict[str, dict[str, float]] = {"rate": {}, "time": {}, "iterations": {}}
     head: list[str] = []
     for cells in rows:
-        kinds = [
-            "time" if _HEADS[2].search(c) else "rate" * bool(_HEADS[1].search(c)) for c in head
-        ]
+        kinds = [*map(_head_kind, head)]
         named = (
             c for c, h in zip(cells, head, strict=False) if _HEADS[0].search(h) or _WAY.match(c)
         )
@@ -508,7 +517,8 @@ def _table_pairs(lines: Sequence[str]) -> dict[str, float]:
             elif name and kind and number:
                 found[kind].setdefault(name, 1 / number if kind == "time" else number)
     by_way = _WAY.match(next(iter(found["time"]), ""))
-    return next(found[k] for k in (("time",) if by_way else found) if found[k] or k == "iterations")
+    kind = next((k for k in (("time",) if by_way else found) if found[k]), "iterations")
+    return found[kind], kind
 
 
 def _sentence_pairs(
@@ -545,7 +555,7 @@ def _scaling(text: str) -> ScalingTable | None:
     text = _ALIKE.sub(r"\1 \2", text.replace("*", ""))
     text = _THOUSANDS.sub(lambda found: f"{float(found[1]) * 1e3:.0f}", text)
     lines = [line[:1_000] for line in text.splitlines()]
-    table, of, kind = _table_pairs(lines), "GPUs", ""
+    (table, kind), of = _table_pairs(lines), "GPUs"
     numbers = {_whole(name.split(" ")[0].replace(",", "")): rate for name, rate in table.items()}
     pairs = {number: rate for number, rate in numbers.items() if number and number < _MOST_GPUS}
     if len(table) > 1 and all(map(_WAY.match, table)):

@@ -80,7 +80,6 @@ def analyze_training_log(run: Run) -> TrainingLogResult:
         first_loss=_end(log.loss, 0),
         last_loss=_end(log.loss, -1),
         tokens_per_step=log.tokens_per_step,
-        slow_rate=None if times else _slow_rate(log),
         timers=timers,
         timer_stage=_stage(log),
         compute_ratio=_compute_ratio(timers),
@@ -94,11 +93,11 @@ def analyze_training_log(run: Run) -> TrainingLogResult:
 
 
 def _times(log: TrainingLog) -> dict[str, Any]:
-    """Figures of the steady reports; empty without any."""
+    """Figures of the steady reports; without any, how throughput changed."""
     steady = log.is_steady
     ns = log.duration_ns[steady]
     if not len(ns):
-        return {}
+        return {"slow_rate": _slow_rate(log)}
     weight = log.span[steady]
     mean = float(np.average(ns, weights=weight))
     spread = float(np.sqrt(np.average((ns - mean) ** 2, weights=weight)))

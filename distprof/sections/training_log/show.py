@@ -23,6 +23,9 @@ MOST_REST_RATIO = 0.3
 
 MOST_PARTS = 4
 
+_FEW_REPORTS = 3
+"""Up to this many reports, someone chose them one by one."""
+
 _DOUBTS = ("The log does not say", "The log names no unit")
 """Beginnings of notes on which every time depends."""
 
@@ -86,7 +89,7 @@ def training_verdict(report: Report) -> VerdictText:
     why = (
         *(_waiting(log), _reducing(log), _advice(log), _input_sentence(log), slower_sentence(log)),
         *(_slow_sentence(log), f"Throughput: {rates}." if (rates := rate_text(log)) else ""),
-        nccl_line,
+        *(nccl_line, _left_out(log)),
         *(note for note in log.unavailable if note.startswith(_DOUBTS)),
     )
     return line, tuple(sentence for sentence in why if sentence and sentence not in line)
@@ -406,6 +409,12 @@ def _first(log: TrainingLogResult) -> str:
     if not log.first_ns or not log.median_ns or log.first_ns < 2 * log.median_ns:
         return ""
     return f"{format_duration(log.first_ns)} per iteration, left out of all figures"
+
+
+def _left_out(log: TrainingLogResult) -> str:
+    """The first report, if it is much longer than the few others: it may be what matters."""
+    is_told = log.num_steady <= _FEW_REPORTS and _first(log)
+    return f"The first report does not count: {_first(log).partition(',')[0]}." if is_told else ""
 
 
 def _traced(report: Report) -> str:
