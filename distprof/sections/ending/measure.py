@@ -11,7 +11,7 @@ import re
 import signal
 from bisect import bisect
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
@@ -631,15 +631,36 @@ def _memory(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     fields = event.fields
     wanted = f" when it asked for {fields['size']}" if "size" in fields else ""
     free = f"; {fields['free']} of {fields['total']} were free" if "free" in fields else ""
-    kept = fields.get("reserved", "")
+    kept, others = fields.get("reserved", ""), _held_by_others(fields)
     steps = ["Use a smaller micro-batch, activation checkpointing, or more shards."]
-    if kept:
+    if others:
+        free += f", and other processes held {others:.1f} GiB"
+        steps = [
+            "End the other processes on that GPU (nvidia-smi lists them), or give each rank its "
+            "own GPU: torch.cuda.set_device(local_rank)."
+        ]
+    elif kept:
         free += f", and PyTorch held {kept} that it did not use"
         steps.append(
             "If the unused part is a large share, set "
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: memory is fragmented."
         )
     return f"its GPU had no memory left{wanted}{free}", tuple(steps)
+
+
+def _held_by_others(fields: Mapping[str, str]) -> float:
+    """GiB of a GPU that other processes held, if they are more than those of the own one."""
+    own = fields.get("used", "") or fields.get("kept", "")
+    texts = (fields.get("total", ""), fields.get("free", ""), own)
+    try:
+        sizes = (text.split() for text in texts)
+        total, free, used = (float(number) * _GIB[unit] for number, unit in sizes)
+    except (KeyError, ValueError):
+        return 0.0
+    return total - free - used if total - free > 2 * used else 0.0
+
+
+_GIB = {"KiB": 2.0**-20, "MiB": 2.0**-10, "GiB": 1.0}
 
 
 def _device(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
