@@ -11,7 +11,7 @@ import re
 import signal
 from bisect import bisect
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
@@ -571,7 +571,7 @@ def _key(event: OutputEvent) -> tuple[str, str]:
 
 
 _OWN = re.compile(
-    r"^(?:[\w.]+\.)?(?:Import|ModuleNotFound|Attribute|Name|Type|Key|Index|Value|Syntax|Assertion"
+    r"^(?:[\w.]+\.)?(?:Import|ModuleNotFound|NotImplemented|Attribute|Name|Type|Key|Index|Value|Syntax|Assertion"
     r"|FileNotFound|Permission|Memory)Error(?:: |$)|HTTPS?ConnectionPool|built in$|no GPUs"
     r"|third-party dynamic library"
     r"|use_libuv|CalledProcessError: Command (?!\W{0,3}[^',]*"
@@ -587,7 +587,7 @@ _LAUNCHING = re.compile(
 
 
 _OF_OTHERS = re.compile(
-    r"(?i)nccl|hccl|gloo|watchdog|communicator|broken pipe|socket timeout|client socket"
+    r"(?i)nccl(?!_)|hccl|gloo|watchdog|communicator|broken pipe|socket timeout|client socket"
     r"|connection (?:\w+ ){0,2}(?:closed|reset|refused|aborted|lost|time)|^Connection\w*Error"
     r"|connect\(\) timed out|RuntimeError wait timeout|rendezvous|monitoredbarrier"
     r"|timed out waiting|store based barrier|mismatch between collectives|out of memory|CUDA error"
@@ -631,15 +631,36 @@ def _memory(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     fields = event.fields
     wanted = f" when it asked for {fields['size']}" if "size" in fields else ""
     free = f"; {fields['free']} of {fields['total']} were free" if "free" in fields else ""
-    kept = fields.get("reserved", "")
+    kept, others = fields.get("reserved", ""), _held_by_others(fields)
     steps = ["Use a smaller micro-batch, activation checkpointing, or more shards."]
-    if kept:
+    if others:
+        free += f", and other processes held {others:.1f} GiB"
+        steps = [
+            "End the other processes on that GPU (nvidia-smi lists them), or give each rank its "
+            "own GPU: torch.cuda.set_device(local_rank)."
+        ]
+    elif kept:
         free += f", and PyTorch held {kept} that it did not use"
         steps.append(
             "If the unused part is a large share, set "
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: memory is fragmented."
         )
     return f"its GPU had no memory left{wanted}{free}", tuple(steps)
+
+
+def _held_by_others(fields: Mapping[str, str]) -> float:
+    """GiB of a GPU that other processes held, if they are more than those of the own one."""
+    own = fields.get("used", "") or fields.get("kept", "")
+    texts = (fields.get("total", ""), fields.get("free", ""), own)
+    try:
+        sizes = (text.split() for text in texts)
+        total, free, used = (float(number) * _GIB[unit] for number, unit in sizes)
+    except (KeyError, ValueError):
+        return 0.0
+    return total - free - used if total - free > 2 * used else 0.0
+
+
+_GIB = {"KiB": 2.0**-20, "MiB": 2.0**-10, "GiB": 1.0}
 
 
 def _device(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
@@ -708,15 +729,17 @@ def _where_to_look(event: OutputEvent) -> str:
     place = last_own(_frames(event))
     name, _, at = place.rstrip(")").partition(" (")
     where = at if name == "<module>" else f"{name} in {at}"
-    return f"Read {where}." if place else "Read the traceback of that rank."
+    if not place:
+        return "Read the traceback of that rank."
+    return f"Read {where}: one process with the same configuration and data may show it sooner."
 
 
 _PACKAGE = re.compile(r'  File "[^"\n]{0,300}?(?:(?:site|dist)-packages/(\w{1,60})[^"\n]{0,300})?"')
 """A frame of a traceback, with the package that it is in."""
 
 _HINT = re.compile(
-    r"(?:^|[.!?;:,)]\s+)((?:Please|Try(?:ing)?|Consider|Make sure|Ensure|Set|Use|Pass|Install|Run"
-    r"|Increas(?:e|ing)|Decreas(?:e|ing)|Reduc(?:e|ing)|Upgrade|Specify|Did you"
+    r"(?:^|[.!?;:,)]\s+)((?:Please|Try(?:ing)?|Consider|Make sure|Ensure|Set|Restart|Use|Pass"
+    r"|Install|Run|Increas(?:e|ing)|Decreas(?:e|ing)|Reduc(?:e|ing)|Upgrade|Specify|Did you"
     r"|You (?:can|may|should|must|need)|To (?:fix|solve|avoid|disable|enable))\b"
     r"(?! (?:report|file|open|submit|see|refer)\b)(?:[^.\n]|\.(?=\w)){8,200})"
 )
@@ -793,10 +816,12 @@ def _exits(output: JobOutput) -> list[OutputEvent]:
     """Ends of processes, those that a launcher calls the first failure before others."""
     order = ("exit", "local_exit", "job_exit", "died")
     cancelled = {e.file: e.line for e in reversed(_of(output, "cancelled"))}
+    whole = {e.file: e.line for e in _of(output, "cancelled") if e.fields.get("what") == "JOB"}
     exits = [
         e
         for e in _of(output, *order)
-        if _signal(e) not in ("SIGTERM", "SIGKILL") or e.line < cancelled.get(e.file, e.line + 1)
+        if not (e.line > whole.get(e.file, e.line))
+        and (_signal(e) not in ("SIGTERM", "SIGKILL") or e.line < cancelled.get(e.file, e.line + 1))
     ]
     if all(e.at_s is not None for e in exits):
         exits.sort(key=lambda e: e.at_s or 0.0)
@@ -902,6 +927,7 @@ _MEANINGS = {
     "SIGBUS": " (bus error), most often because shared memory is too small",
     "SIGABRT": " (abort)",
     "SIGILL": " (illegal instruction)",
+    "SIGFPE": " (an arithmetic error, most often in a library)",
     "SIGTERM": ", from outside or by its launcher",
 }
 """What signals most often mean."""
@@ -1303,7 +1329,9 @@ def _with_fewest_pending(events: Iterable[OutputEvent]) -> tuple[tuple[int, ...]
 def _died(output: JobOutput) -> EndingResult | None:
     """A process whose end its scheduler noticed: what others lost then only follows."""
     events = (e for e in _of(output, "died") if not _signal(e))
-    event = min(events, key=lambda e: e.name != "ray-node", default=None)
+    event = min(
+        events, key=lambda e: (e.name != "ray-node", e.name == "pod-restarts"), default=None
+    )
     return None if event is None else _ended(event, output)
 
 
@@ -1332,7 +1360,9 @@ def _stopped(output: JobOutput) -> EndingResult | None:
     if number == signal.SIGHUP:
         how = "its terminal was closed (SIGHUP)"
         step = "Start it with nohup or setsid, in tmux, or by a scheduler."
-    how = how if event.yields == "stopped" else "it was cancelled"
+    if event.yields == "cancelled":
+        how = "it was cancelled, and the text does not say why"
+        step = "sacct -j JOB -o State,End,Comment shows who ended it, such as CANCELLED by UID."
     return _made("stopped", f"The job was ended from outside: {how}.", event, step, ranks=())
 
 
