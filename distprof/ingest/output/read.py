@@ -95,6 +95,7 @@ _PREFIX = re.compile(
 _HEADING = re.compile(
     r"(?i)^(?:Process \d{1,9}: (?!\S{1,40}PP[1-9])\S{1,40}_TP(?=\d{1,5}$)"
     r"|[^\n(]{1,40}\(rank[ =:]{1,4}(?=\d{1,7}\))"
+    r"|[^\w\n]{0,12}\S{0,120}/rank[_-]?|[$>#] (?:sudo )?py-spy [^\n#]{1,120}# ?rank[ =:]?"
     r"|[^\w\n]{0,12}(?:(?:py-spy|gdb|stacks?|dump|trace|output|main thread)\W{1,3}){0,3}"
     r"(?:(?:of|on|from|for|global)\W){0,2}(?:rank|\w{1,20}[_-]rank)[ _:=#-]{0,3})(\d{1,7})\b"
 )
@@ -102,7 +103,7 @@ _HEADING = re.compile(
 
 _BETWEEN = re.compile(
     r"\s*$|\W{3,}\w{0,10}$|\(gdb\)|Process \d|Python v|`|\$|\[(?:New|Thread)|Using host"
-    r"|0x[0-9a-f]+ in "
+    r"|0x[0-9a-f]+ in |[^\n|]{1,80}\d%\|"
     r"|(?:Current t|T)hread 0x|\s+<no Python frame>"
 )
 """Lines between a heading and its stack."""
@@ -242,7 +243,7 @@ class Reader:
         if row.yields == "stack":
             if row.search(cleaned(data[start:end])) is not None:
                 writer = _prefixed(data, start, at, end, row)
-                if row.name == "stack-listed":
+                if row.name in ("stack-listed", "stack-chained"):
                     if writer is None:
                         first = _line_back(data, start, row.before)
                         self._keep_listed(data, first, start, number, shown)

@@ -220,15 +220,32 @@ def _while_preparing(found: EndingResult, output: JobOutput) -> EndingResult:
         return found
     fields = event.fields
     took = f" after {fields['took']}" if "took" in fields else ""
+    is_data = not _LATER.search(fields["phase"])
+    what, alone = ("prepared data", "Prepare the data set in a job of its own")
+    if not is_data:
+        what, alone = ("had work to do", "Share this work among all ranks")
+    return _amid(
+        found,
+        f"Meanwhile a process still {what}: “{fields['phase']}” was at {fields['percent']} %"
+        f"{took}.",
+        f"{alone}, or raise the timeout (ddp_timeout, or init_process_group(timeout=…)): ranks "
+        f"that wait for the one that {'prepares' if is_data else 'does it'} time out.",
+    )
+
+
+_LATER = re.compile(
+    r"(?i)evaluat|validat|predict|generat|infer|test|sampl|saving|writing|benchmark"
+)
+"""Work after which a training goes on."""
+
+
+def _amid(found: EndingResult, sentence: str, step: str) -> EndingResult:
+    """A wait with what else happened, said right after where the ranks wait."""
+    first, _, rest = found.verdict.rstrip(".").partition(". ")
     return replace(
         found,
-        verdict=f"{found.verdict} Meanwhile a process still prepared data: “{fields['phase']}” was "
-        f"at {fields['percent']} %{took}.",
-        next_steps=(
-            "Prepare the data set in a job of its own, or raise the timeout (ddp_timeout, or "
-            "init_process_group(timeout=…)): ranks that wait for the one that prepares time out.",
-            *(found.next_steps or _steps(found)),
-        ),
+        verdict=f"{first}. {sentence}{f' {rest}.' if rest else ''}",
+        next_steps=(step, *(found.next_steps or _steps(found))),
     )
 
 
@@ -260,7 +277,9 @@ def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
     why = f"“{last.fields['phase']}” (line {last.line:,}): perhaps one rank takes longer for it "
     why += "than the timeout, and the watchdog ends a job that is only slow."
     if first.line - last.line <= _JUST_BEFORE:
-        return replace(found, verdict=f"{found.verdict} Before that, the log names {why}")
+        step = "If so, raise the timeout (init_process_group(timeout=…), ddp_timeout, "
+        step += "--distributed-timeout-minutes), or make this work shorter or that of all ranks."
+        return _amid(found, f"Before that, the log names {why}", step)
     also = f"The last phase that the log names before is {why}"
     return replace(found, alternatives=(*found.alternatives, also))
 
@@ -1291,6 +1310,9 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
     event = next((e for e in events if _is_interrupt(e) and not is_survived(e)), None)
     if event is None:
         return None
+    setup = _set_up(output)
+    if setup is not None and setup.state:  # what it waited for is known
+        return setup
     place = last_own(_frames(event))
     return _made(
         "interrupted",

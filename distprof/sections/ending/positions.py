@@ -182,6 +182,11 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
             rest = f", and the text ends there. If {of_them} printed nothing about it, {are} the "
             rest += "first suspect."
         return _stuck("silent", text + rest, positions, suspects=silent)
+    frozen = sorted(_ranks_of("frozen", output) - {one.rank for one in waiting})
+    if frozen and all(one.is_global for one in positions):
+        text += f". {capitalized(name_ranks(frozen))} {_verb(frozen, 'report')} that the watchdog "
+        text += "itself stands there, in a call of CUDA or NCCL or for the GIL: look there first."
+        return _stuck("unfinished", text, positions, suspects=tuple(frozen))
     return _stuck("unfinished", f"{text}. {_whether_behind(waiting, positions, output)}", positions)
 
 
@@ -194,8 +199,7 @@ def _whether_behind(
     if everyone:
         who = capitalized(name_ranks(sorted(everyone)))
         return f"{who} launched it, and it did not finish: no rank is behind."
-    lost = {e.rank for e in output.events if e.yields == "peer" and e.rank is not None}
-    lost -= {one.rank for one in positions}
+    lost = _ranks_of("peer", output) - {one.rank for one in positions}
     if len(positions) > 1 and lost and all(one.is_global for one in positions):
         reports = f"{capitalized(name_ranks(lost))} report{'s' if len(lost) == 1 else ''}"
         return (
@@ -205,6 +209,10 @@ def _whether_behind(
     if len(positions) > 1:
         return "No rank that printed is behind."
     return "No other rank printed where it stands."
+
+
+def _ranks_of(kind: str, output: JobOutput) -> set[int]:
+    return {e.rank for e in output.events if e.yields == kind and e.rank is not None}
 
 
 def _launched(one: EndingPosition) -> int | None:
