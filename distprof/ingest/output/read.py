@@ -27,6 +27,9 @@ MAX_OF_A_KIND = 64
 
 MAX_STACKS = 20_000
 MAX_TEXT = 300
+_END = 1 << 16
+"""Bytes at the end of a file of which the last line of each rank is kept."""
+
 QUIET = {"warning", "phase", "preparing", "aside", "begun", "finished", "closed"}
 """Kinds of lines that healthy jobs print, too: alone, they are no evidence of an end."""
 
@@ -150,6 +153,7 @@ class Reader:
         self.ranks: set[int] = set()
         self.notes: list[str] = []
         self.lines_of: dict[str, int] = {}
+        self.last_lines: dict[int, str] = {}
         self._counts: Counter[tuple[object, ...]] = Counter()
         self._again: dict[tuple[object, ...], tuple[str, int]] = {}
         self._tries: Counter[str] = Counter()
@@ -183,8 +187,10 @@ class Reader:
         A record of several lines near the end of a block is read with the next block.
         """
         rest, before, self._time = b"", 0, None
+        end = b""
         for block in blocks:
             data = rest + block if rest else block
+            end = (end + block)[-_END:]
             keep = self._take(data, before, shown, rank, is_last=False)
             before += int(np.count_nonzero(np.frombuffer(data, np.uint8, keep) == _LINE_END))
             self._time = _time_of(data[max(keep - _WINDOW, 0) : keep]) or self._time
@@ -194,6 +200,16 @@ class Reader:
         self.lines_of[shown] = self.lines_of.get(shown, 0) + number
         if rank is not None:
             self.ranks.add(rank)
+        self._keep_last(end, rank)
+
+    def _keep_last(self, end: bytes, rank: int | None) -> None:
+        """Keep the last line of each rank at the end of a file; a bar of progress is one line."""
+        for line in cleaned(end.replace(b"\r", b"\n")).split("\n"):
+            writer = prefix_rank(line)
+            text = line if writer is None else _PREFIX.sub("", line, count=1)
+            writer = rank if writer is None else writer
+            if writer is not None and text.strip():
+                self.last_lines[writer] = text.strip()[:MAX_TEXT]
 
     def _take(
         self, data: bytes, before: int, shown: str, rank: int | None, *, is_last: bool
@@ -348,6 +364,7 @@ class Reader:
             world_size=max(self._worlds, default=None),
             num_lines=sum(self.lines_of.values()),
             lines_of=dict(self.lines_of),
+            last_lines=dict(self.last_lines),
             notes=tuple(notes),
         )
 

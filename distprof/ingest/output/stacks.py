@@ -239,6 +239,12 @@ def calls_of(frames: Sequence[str], pattern: re.Pattern[str] = FRAME) -> tuple[s
     return tuple(call for call, is_own in calls if is_own or not has_own)
 
 
+def calls_of_traceback(text: str) -> tuple[str, ...]:
+    """The calls of a traceback, innermost first, as of a stack."""
+    frames = [f" {line}" for line in text.splitlines() if _DEBUGGED.match(f" {line}")]
+    return calls_of(frames[::-1], _DEBUGGED)
+
+
 def last_own(text: str) -> str:
     """The innermost call of a traceback that is not in a library; empty if there is none."""
     own = [

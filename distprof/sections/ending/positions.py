@@ -20,6 +20,7 @@ _MAX_GAP = 1_000
 """A rank can be ahead of another in one group by what NCCL buffers: some dozens of broadcasts."""
 
 
+_MAX_QUOTE = 120
 _CUT_LINES = 2  # a fence, or the beginning of a line that is cut off
 
 
@@ -174,6 +175,11 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
     if silent:
         of_them, are = name_ranks(silent), "they are" if len(silent) > 1 else "it is"
         rest = f", and {of_them} printed nothing about it: {are} the first suspect."
+        at_last = [f"{name_ranks([rank])}: “{output.last_lines[rank][:_MAX_QUOTE]}”"
+                   for rank in silent if rank in output.last_lines]  # fmt: skip
+        if at_last:  # it did print, but not about the time-out
+            rest += f" The last line of {', of '.join(at_last[:3])}."
+            return _stuck("silent", text + rest, positions, suspects=silent)
         # Whether a file ends in the lines of its watchdogs: those of other ranks may be cut off
         lines = {
             e.file: e.line for e in output.events if e.yields in ("timeout", "position", "frozen")

@@ -98,8 +98,11 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
     stacks = tuple(one for one in stacks if one.activity != "worker") or stacks
     if not stacks:
         return None
-    waiting = [one for one in stacks if one.activity in _SHARED]
-    elsewhere = [one for one in stacks if one.activity not in _SHARED]
+    shared: tuple[str, ...] = _SHARED
+    if not any(one.activity in _SHARED for one in stacks):
+        shared = ("GPU",)  # a kernel that does not end is most often that of a collective
+    waiting = [one for one in stacks if one.activity in shared]
+    elsewhere = [one for one in stacks if one.activity not in shared]
     if busy and any(one.activity == "data loader" for one in elsewhere):
         return _loading(elsewhere, busy[0])
     if not waiting or not elsewhere:
