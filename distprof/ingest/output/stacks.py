@@ -29,7 +29,7 @@ _FRAMED = re.compile(
 _SHARED = re.compile(r"^Thread [^\n]{1,60}MainThread\"$")
 """A further process with the stack that follows."""
 
-_ARROW = re.compile(r"\s{0,4}(?:-{1,2}>|→|=>|»)\s{0,4}")
+_ARROW = re.compile(r"\s{0,4}(?:-{1,2}>|→|=>|»| > )\s{0,4}")
 """Between the calls of a stack in one line, outermost first."""
 
 _CHAINED = re.compile(
@@ -81,7 +81,7 @@ _RUNTIME = re.compile(
 """Native calls of every program: the interpreter, the C library."""
 
 _LIBRARY = re.compile(
-    rf"{LIBRARY.pattern}|\.so(?:\.\d+)*$|^(?:torch|threading|queue|multiprocessing|selectors|socket|asyncio|concurrent|io)(?:/|\.py$)"
+    rf"{LIBRARY.pattern}|\.so(?:\.\d+)*$|^\.{{1,2}}/(?:sysdeps|nptl)/|^(?:torch|threading|queue|multiprocessing|selectors|socket|asyncio|concurrent|io)(?:/|\.py$)"
 )
 
 
@@ -139,7 +139,9 @@ def listed_stacks(
             found.clear()
         count = at
     stacks = (
-        (ranks, calls_of(frames, _LISTED) or tuple(frames)) for ranks, frames in found if frames
+        (ranks, calls_of(frames, _LISTED) if all(map(_LISTED.match, frames)) else tuple(frames))
+        for ranks, frames in found
+        if frames
     )
     return [(ranks, calls) for ranks, calls in stacks if calls], count
 
@@ -147,7 +149,7 @@ def listed_stacks(
 def _chain(text: str) -> list[str]:
     """Frames, innermost first, of a stack in one line such as ``main -> train -> all_reduce``."""
     calls = [_CHAINED.match(part) for part in _ARROW.split(text.strip(" `\"',.;"))[:MAX_CALLS]]
-    if len(calls) < 2 or None in calls:
+    if sum(one is not None for one in calls) < max(2, len(calls) - 1):
         return []
     frames = []
     for one in filter(None, calls):

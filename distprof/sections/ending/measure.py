@@ -30,6 +30,7 @@ UNSAID = ("phase", "preparing", "setup", "calls", "agents", "joining", "world", 
 """Kinds of lines that reports do not list."""
 
 _MAX_QUOTE = 200
+_MAX_SAID = 110
 _FATAL = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 _FOLLOWING = ("peer", "timeout", "position", "missing", "mismatch", "store", "nccl", "network")
 _NOT_OWN = re.compile(
@@ -208,11 +209,15 @@ def _elsewhere(found: EndingResult, output: JobOutput) -> EndingResult:
     first = next((e for e in output.events if e.yields == "timeout"), None)
     for event in _of(output, "gil", "network"):
         text = f"A thread of rank {event.number('own')} holds Python's lock (GIL)."
+        step = "Get its native stack: py-spy dump --native --pid PID."
         if event.yields == "network":
             if first is None or event.file != first.file or event.line > first.line:
                 continue
-            text = f"Before that, NCCL reported “{event.fields.get('what', event.text)}”."
-        return replace(found, verdict=f"{found.verdict.rstrip('.')}. {text}")
+            what = event.fields.get("what", event.text).partition("NCCL WARN ")
+            text = f"Before that, NCCL reported “{(what[2] or what[0])[:_MAX_SAID]}”."
+            step = "Check the network of this host and its peer: link and port counters, "
+            step += "perftest between the two, NCCL_IB_TIMEOUT, NCCL_IB_RETRY_CNT."
+        return _amid(found, text, step)
     return found
 
 

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from distprof.run.logs import JobOutput, OutputEvent
 from distprof.run.topology import DEFAULT_GROUPS
 from distprof.sections.ending import STUCK, EndingPosition, EndingResult
@@ -116,9 +118,35 @@ def diagnose_positions(output: JobOutput) -> EndingResult | None:
     found = [_of_group(name, some, output) for name, some in waiting.items()]
     order = ("mismatch", "behind", "silent", "unfinished")
     first = min(found, key=lambda one: order.index(one.cause))
+    if first.cause == "behind" and (root := _root(first, dict(zip(waiting, found, strict=True)))):
+        return root
     if first.cause == "unfinished" and len(found) > 1 and "" not in waiting:
         return _in_groups(waiting)
     return first
+
+
+def _root(late: EndingResult, found: Mapping[str, EndingResult]) -> EndingResult | None:
+    """What ranks that are behind in one group wait for in another; None if they wait in none."""
+    for other in found.values():
+        held = {p.rank for p in other.positions if p.is_global and p.op} & set(late.ranks)
+        if other is late or held != set(late.ranks) or not held or held & set(other.ranks):
+            continue
+        if other.cause == "behind" and set(other.ranks) <= {p.rank for p in late.positions if p.op}:
+            texts = (one.verdict.removeprefix("Stuck: ").rstrip(".") for one in (late, other))
+            return _stuck(
+                "mismatch",
+                "ranks launched operations of two process groups in opposite orders, and wait for "
+                f"each other in a circle. {capitalized('. '.join(texts))}.",
+                (*late.positions, *other.positions),
+                next_steps=(
+                    "Let all ranks launch the operations of these groups in one order, from one "
+                    "thread and stream, or wait for one before the next.",
+                ),
+            )
+        if other.cause != "behind":
+            who = name_ranks(sorted(held))
+            return replace(other, why=(*other.why, f"In another group, others wait for {who}."))
+    return None
 
 
 def _in_groups(waiting: Mapping[str, Sequence[EndingPosition]]) -> EndingResult:

@@ -35,12 +35,31 @@ _ACTIVITIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("backward", r"^backward \("),
         ("GPU", r"(?i)^(?:cu|cuda|hip)(?:stream|device|event|ctx)synchronize|^_value \(array"),
         ("lock file", r"^wait \(file_baton"),
+        (
+            "lock",
+            r"^(?:futex_wait|_*(?:GI_+)?lll_\w*lock|_*pthread_(?:mutex|rwlock)_\w*lock)\w* \(",
+        ),
         ("data loader", r"^(?:__next__|_next_data|_get_data|_try_get_data|fetch|collate\w*) \("),
         ("checkpoint", r"(?i)^\w*(?:checkpoint|save|state_dict)\w* \("),
         ("compilation", r"(?i)^\w*(?:compile|inductor|dynamo)\w* \("),
     )
 )
 
+
+_STEPS = {
+    "data loader": "Get the stacks of its workers, which are processes of their own, and try "
+    "num_workers=0.",
+    "checkpoint": "If it still writes, look at the storage, and raise the timeout of the process "
+    "group or save asynchronously.",
+    "lock": "If the process was forked while threads ran, as workers of a loader are, the lock is "
+    "never released: use multiprocessing_context='spawn', or no threads before the fork "
+    "(cv2.setNumThreads(0), OMP_NUM_THREADS=1).",
+    "lock file": "Unless another process still builds it, delete the file lock in the extension's "
+    "folder (~/.cache/torch_extensions, or TORCH_EXTENSIONS_DIR), and start again.",
+}
+"""What to do about a process that does not return from an activity."""
+
+_ONE_SNAPSHOT = "A single snapshot may show a job that runs: dump the stacks again after a minute."
 
 _SHARED = ("collective", "backward")
 """Activities in which a rank waits for the others of its group."""
@@ -61,6 +80,7 @@ _NAMES = {
     "multicast": "the set-up of NVLink SHARP (try NCCL_NVLS_ENABLE=0, look at the fabric manager)",
     "backward": "its backward pass, which launches collectives,",
     "worker": "a worker of a data loader",
+    "lock": "a wait for a lock",
     "lock file": "a wait for the lock file of an extension's build, which a killed build leaves",
 }
 
@@ -111,12 +131,19 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
             return _apart(waiting)
         count = sum(one.count for one in stacks)
         parts = [f"{_who(one)} {_verb(one)} in {_place(one)}" for one in stacks[-3:]]
+        held = [one for one in stacks if one.activity in ("lock", "lock file")]
+        said = (
+            "Not decided: " + "; ".join(parts) + ". No stack shows a rank that the others wait for."
+        )
+        if held:
+            said = f"Stuck: {_who(held[0])} {_verb(held[0])} in {_place(held[0])}."
         return EndingResult(
-            state=STUCK if waiting and count > 1 else "",
+            state=STUCK if held or (waiting and count > 1) else "",
             cause="stacks",
-            verdict=f"Not decided: {'; '.join(parts)}. No stack shows a rank that the others wait "
-            "for.",
+            verdict=said,
+            alternatives=(_ONE_SNAPSHOT,) if held else (),
             next_steps=(
+                *(_STEPS[one.activity] for one in held or stacks[-3:] if one.activity in _STEPS),
                 "Add the stacks of all ranks (py-spy dump --pid PID): a rank without a stack may "
                 "be the one behind.",
             ),
@@ -138,11 +165,10 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
         verdict=f"Stuck: {who} {'wait' if count > 1 else 'waits'} in {where}; {'; '.join(parts)}.",
         ranks=ranks,
         why=("A collective ends only when every rank of its group has launched it.",),
-        alternatives=(
-            "A single snapshot may show a job that runs: dump the stacks again after a minute.",
-        ),
+        alternatives=(_ONE_SNAPSHOT,),
         next_steps=(
             f"Find out why {_call(elsewhere[0])} does not return on {_who(elsewhere[0])}.",
+            *(_STEPS[one.activity] for one in elsewhere[:1] if one.activity in _STEPS),
         ),
     )
 
@@ -250,5 +276,7 @@ def _under(one: EndingStack, common: Container[str]) -> str:
 def _call(one: EndingStack) -> str:
     """The call that shows what a process does; without any, the innermost."""
     calls = [c for c in one.calls for n, p in _ACTIVITIES if n == one.activity and p.match(c)]
+    if one.activity == "lock":  # what takes it says more
+        return next((call for call in one.calls if _activity([call]) != "lock"), calls[0])
     named = (call for call in calls if not _WAIT.match(call))
     return next(named, next(iter(calls), one.calls[0]))
