@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from typing import TypeVar
 
@@ -16,6 +16,8 @@ from distprof.costs.operators import parse_inputs, work_of
 from distprof.hardware import Sheet
 from distprof.intervals import Intervals
 from distprof.run.run import Run
+from distprof.run.tables import RankTables
+from distprof.schema import Table
 from distprof.sections.computation import (
     NO_OPERATORS,
     NO_SHAPES,
@@ -39,10 +41,10 @@ from distprof.sections.computation.categories import categories
 from distprof.sections.computation.compiled import compiled_code
 from distprof.sections.computation.limits import Limits, limits_of
 from distprof.sections.computation.modules import modules_of
-from distprof.sections.computation.operators import Alike, KernelCalls, rank_kernel_calls
+from distprof.sections.computation.operators import Alike, KernelCalls, kernels_of
 from distprof.sections.computation.savings import FP32_SPEED_UP, Savings, rank_savings
 from distprof.sections.computation.shapes import SHORT_TYPES, tensors
-from distprof.sections.context import RankAnalyses
+from distprof.sections.context import RankAnalyses, RankContext
 from distprof.units import NS_PER_S
 
 __all__ = ["analyze_computation", "rank_computation", "rank_kernel_calls", "rank_savings"]
@@ -63,6 +65,14 @@ _TF32 = re.compile(r"tf32|s1688")
 
 _FP8 = re.compile(r"E4m3(?:_Fp32|O)")
 """In the names of TensorRT-LLM's kernels that quantise their inputs, whatever the operator got."""
+
+
+def rank_kernel_calls(
+    tables: RankTables, context: RankContext, load_host: Callable[[], Table] | None
+) -> KernelCalls | None:
+    """The kernels of one rank; None on a CPU, or if its computation is not to be explained."""
+    is_wanted = context.is_explained and not context.is_cpu
+    return kernels_of(tables, context.windows, load_host) if is_wanted else None
 
 
 def rank_computation(

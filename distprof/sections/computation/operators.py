@@ -42,7 +42,6 @@ from distprof.sections.computation.categories import (
     strong,
     weak,
 )
-from distprof.sections.context import RankContext
 from distprof.terms import ActivityKind
 
 BACKWARD = re.compile(r"^autograd::engine::evaluate_function")
@@ -215,13 +214,13 @@ class KernelCalls(msgspec.Struct, frozen=True, kw_only=True):
     host: Table  # HOST.
 
 
-def rank_kernel_calls(
-    tables: RankTables, context: RankContext, load_host: Callable[[], Table] | None
+def kernels_of(
+    tables: RankTables, windows: Intervals, load_host: Callable[[], Table] | None
 ) -> KernelCalls | None:
-    """The kernels of one rank; None on a CPU, or if its computation is not to be explained."""
+    """The kernels of one rank; None without any."""
     activity = tables.activity
     rows = np.flatnonzero(activity["kind"] == ActivityKind.COMPUTATION)
-    if context.is_cpu or not context.is_explained or not len(rows):
+    if not len(rows):
         return None
     rows = rows[np.lexsort((-activity["end_ns"][rows], activity["start_ns"][rows]))]
     start, end = activity["start_ns"][rows], activity["end_ns"][rows]
@@ -242,7 +241,7 @@ def rank_kernel_calls(
     found = KernelCalls(
         start_ns=start,
         own_ns=end - start,
-        counted_ns=covered(Intervals(start, end), context.windows),
+        counted_ns=covered(Intervals(start, end), windows),
         stream=activity["stream"][rows],
         blocks=activity["blocks"][rows],
         kernel=kernel,

@@ -34,10 +34,9 @@ from distprof.sections.computation.operators import (
     KernelCalls,
     Operators,
     completed_inputs,
+    kernels_of,
     launched_inside,
-    rank_kernel_calls,
 )
-from distprof.sections.context import RankContext
 from distprof.sections.measure_run import analysed_windows, capture_window
 from distprof.units import format_duration
 from distprof.verbs import Displayed
@@ -117,17 +116,10 @@ def tell(
     chosen = _rank(run, windows, rank)
     tables = chosen.tables.load()
     found = windows.get(chosen.rank)
-    nothing = np.zeros(0, np.int64)
-    context = RankContext(
-        rank=chosen.rank,
-        steps=nothing,
-        windows=capture_window(tables.activity) if found is None else found,
-        wait_end_ns=nothing,
-        axis=np.zeros(0, np.int32),
-        axis_names=(),
-        is_cpu=chosen.device.name == "cpu",
-    )
-    every = rank_kernel_calls(tables, context, lambda: chosen.tables.load(every_host_row=True).host)
+    whole = capture_window(tables.activity) if found is None else found
+    every = None
+    if chosen.device.name != "cpu":
+        every = kernels_of(tables, whole, lambda: chosen.tables.load(every_host_row=True).host)
     if every is None:
         raise InputError(
             chosen.path,
