@@ -30,7 +30,6 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
     work: tuple[Work, ...]
     category: NDArray[np.int32]
     part: NDArray[np.int32]
-    num_calls: NDArray[np.int64]  # Operators.
     own_ns: NDArray[np.float64]  # Time of their kernels.
     moved: NDArray[np.float64]  # Bytes of all calls; 0 where they are unknown.
 
@@ -39,8 +38,6 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
         """The groups of one rank."""
         alike = Alike.of(calls)
         work = tuple(map(work_of, alike.names, alike.inputs))
-        pairs = np.unique(np.stack((alike.group, calls.row)), axis=1)
-        num_calls = np.bincount(pairs[0], minlength=len(work)).astype(np.int64)
         return Groups(
             calls=calls,
             alike=alike,
@@ -48,9 +45,8 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
             work=work,
             category=calls.category[alike.longest],
             part=calls.part[alike.longest],
-            num_calls=num_calls,
             own_ns=np.bincount(alike.group, calls.own_ns, len(work)).astype(np.float64),
-            moved=(num_calls * np.array([one.bytes or 0 for one in work])).astype(np.float64),
+            moved=(alike.num_calls * np.array([one.bytes or 0 for one in work])).astype(np.float64),
         )
 
     @property
@@ -59,7 +55,7 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
         known = self.is_a(*MEMORY_BOUND, "optimizer") & (self.moved > 0) & (self.own_ns > 0)
         if not known.any():
             return None
-        each = self.moved / np.maximum(self.num_calls, 1)
+        each = self.moved / np.maximum(self.alike.num_calls, 1)
         known &= each >= _OF_LARGEST * each[known].max()
         return float((self.moved[known] / self.own_ns[known]).max())
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
-from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -13,7 +12,7 @@ from msgspec.structs import replace
 
 from distprof.artefacts.fabric_file import FabricFile
 from distprof.costs.operators import parse_inputs, work_of
-from distprof.hardware import Sheet
+from distprof.hardware import Sheet, recognise_gpu
 from distprof.intervals import Intervals
 from distprof.run.run import Run
 from distprof.run.tables import RankTables
@@ -36,10 +35,10 @@ from distprof.sections.computation import (
     Region,
     Roof,
     Saving,
+    added,
 )
 from distprof.sections.computation.categories import categories
 from distprof.sections.computation.compiled import compiled_code
-from distprof.sections.computation.limits import Limits, limits_of
 from distprof.sections.computation.modules import modules_of
 from distprof.sections.computation.operators import Alike, KernelCalls, kernels_of
 from distprof.sections.computation.savings import FP32_SPEED_UP, Savings, rank_savings
@@ -58,13 +57,68 @@ SMALL_KERNEL = 0.5
 TABLE_LIMIT = 200
 """Operators of a report; the rest is summed up."""
 
-_Row = TypeVar("_Row", bound=msgspec.Struct)
+_MOST_RATIO = 1.05
+"""Share of a measured limit up to which an operator reached it: other sizes are faster."""
 
 _TF32 = re.compile(r"tf32|s1688")
 """In the names of kernels that multiply fp32 on tensor cores, at half the speed of bf16."""
 
 _FP8 = re.compile(r"E4m3(?:_Fp32|O)")
 """In the names of TensorRT-LLM's kernels that quantise their inputs, whatever the operator got."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What operators are compared with; empty if the GPU is unknown."""
+
+    peaks: dict[str, float] = {}  # FLOP per second by type.
+    memory: float | None = None  # Bytes per second.
+    is_measured: bool = False  # Whether ``distprof bench --compute`` measured them.
+    unavailable: tuple[str, ...] = ()  # Why a measurement is not used.
+
+    def judge(
+        self, kind: str, flop: float | None, moved: float | None, seconds: float
+    ) -> tuple[str, float | None]:
+        """What limits an operator, and its time at that limit as a share of the one it took.
+
+        Empty and None if that is unknown: caches may be faster than memory, and damaged sizes too.
+        """
+        limits = {}
+        if self.memory is not None and moved is not None:
+            limits["memory"] = moved / self.memory
+        peak = self.peaks.get(kind)
+        if peak is not None and flop is not None:
+            limits["computation"] = flop / peak
+        if not limits or (flop is not None and "computation" not in limits):
+            return "", None
+        bound = max(limits, key=lambda one: limits[one])
+        ratio = limits[bound] / seconds
+        most = _MOST_RATIO if self.is_measured else 1
+        return (bound, min(ratio, 1.0)) if ratio <= most else ("", None)
+
+
+def limits_of(run: Run, sheet: Sheet, profile: FabricFile | None) -> Limits:
+    """The limits of the GPU that all ranks have.
+
+    A product in fp32 has one in the sheet only if it runs on tensor cores.
+    """
+    names = {rank.device.name for rank in run.ranks}
+    name = names.pop() if len(names) == 1 else ""
+    unused: tuple[str, ...] = ()
+    if profile is not None and (profile.rates or profile.memory_bytes_per_s):
+        if profile.device == name:
+            return Limits(
+                peaks={rate.dtype: rate.flops for rate in profile.rates},
+                memory=profile.memory_bytes_per_s,
+                is_measured=True,
+            )
+        ran = name or "several kinds of GPUs"
+        unused = (f"the measured speed is not used: it is that of {profile.device}, not of {ran}",)
+    gpu = recognise_gpu(sheet, name) if name else None
+    if gpu is None:
+        return Limits(unavailable=unused)
+    peaks = {"bf16": gpu.bf16_flops, "fp16": gpu.bf16_flops, "tf32": gpu.bf16_flops / 2}
+    fp8 = {} if gpu.fp8_flops is None else {"fp8": gpu.fp8_flops}
+    return Limits(peaks={**peaks, **fp8}, memory=gpu.memory_bandwidth, unavailable=unused)
 
 
 def rank_kernel_calls(
@@ -97,16 +151,13 @@ def rank_computation(
 def operator_stats(calls: KernelCalls, alike: Alike) -> list[OperatorStats]:
     """Operators with different inputs, longest first."""
     total = np.bincount(alike.group, weights=calls.counted_ns).astype(np.int64)
-    size = len(calls.host) + len(calls.row)
-    call = np.where(calls.row >= 0, calls.row, len(calls.host) + np.arange(len(calls.row)))
-    num_calls = np.bincount(np.unique(alike.group * size + call) // size)
     return [
         OperatorStats(
             name=alike.names[one],
             inputs=alike.inputs[one],
             category=int(calls.category[at]),
             part=int(calls.part[at]),
-            num_calls=int(num_calls[one]),
+            num_calls=int(alike.num_calls[one]),
             total_ns=int(total[one]),
             kernel=calls.kernel_names[calls.kernel[at]],
             blocks=int(calls.blocks[at]),
@@ -122,13 +173,8 @@ def _together(rows: Iterable[OperatorStats]) -> list[OperatorStats]:
     found: dict[tuple[str, str, int, int], OperatorStats] = {}
     for row in rows:
         key = (row.name, row.inputs, row.category, row.part)
-        found[key] = _added(found[key], row, "num_calls", "total_ns") if key in found else row
+        found[key] = added(found[key], row, "num_calls", "total_ns") if key in found else row
     return sorted(found.values(), key=lambda row: -row.total_ns)
-
-
-def _added(one: _Row, other: _Row, *fields: str) -> _Row:
-    """The first row with the sums of both in some fields."""
-    return replace(one, **{field: getattr(one, field) + getattr(other, field) for field in fields})
 
 
 def analyze_computation(
@@ -237,7 +283,7 @@ def _savings(explained: Iterable[RankComputation]) -> tuple[Saving, ...]:
     for one in (saving for rank in explained for saving in rank.savings):
         before = rows.get(one.what)
         sums = ("spent_ns", "saved_ns", "idle_ns")
-        rows[one.what] = one if before is None else _added(one, before, *sums)
+        rows[one.what] = one if before is None else added(one, before, *sums)
     return tuple(sorted(rows.values(), key=lambda row: -row.saved_ns))
 
 
@@ -247,7 +293,7 @@ def _module_rows(explained: Iterable[RankComputation], total_ns: int) -> tuple[M
     for row in (row for rank in explained for row in rank.modules):
         if (before := own.get(row.path)) is not None:
             most = max(before.num_modules, row.num_modules)
-            row = replace(_added(before, row, *_SUMS), num_modules=most)
+            row = replace(added(before, row, *_SUMS), num_modules=most)
         own[row.path] = row
     if not own:
         return ()

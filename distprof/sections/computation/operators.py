@@ -67,7 +67,6 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
     thread: NDArray[np.int32]  # Code of the thread.
     start_ns: Int64Array
     end_ns: Int64Array
-    depth: NDArray[np.int32]  # Number of operators around it.
     parent: NDArray[np.int32]  # The innermost one around it; ABSENT without one.
     levels: Sequence[Int64Array]  # Operators of each depth, outermost first.
 
@@ -85,7 +84,6 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
             thread=thread,
             start_ns=start,
             end_ns=end,
-            depth=depth,
             parent=parent,
             levels=_by_depth(depth),
         )
@@ -362,6 +360,7 @@ class Alike(msgspec.Struct, frozen=True, kw_only=True):
 
     group: Int64Array  # Group of each kernel.
     longest: Int64Array  # The kernel of each group that takes longest.
+    num_calls: NDArray[np.int64]  # Operators of each group, or kernels without an operator.
     names: tuple[str, ...]  # Operator of each group, or kernel without an operator.
     inputs: tuple[str, ...]  # Column ``inputs`` of HOST; empty if unknown.
 
@@ -384,9 +383,12 @@ class Alike(msgspec.Struct, frozen=True, kw_only=True):
         order = np.lexsort((-calls.counted_ns, group))
         longest = order[runs_of(group[order])[0]]
         texts = (*names.values, *calls.kernel_names)
+        size = len(calls.host) + len(known)
+        call = np.where(known, calls.row, len(calls.host) + np.arange(len(known)))
         return Alike(
             group=group,
             longest=longest,
+            num_calls=np.bincount(np.unique(group * size + call) // size),
             names=tuple(texts[code] for code in shown[longest].tolist()),
             inputs=tuple(calls.given[code - 1] if code else "" for code in given[longest].tolist()),
         )

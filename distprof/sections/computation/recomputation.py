@@ -141,18 +141,10 @@ def without_recomputation(groups: Groups, regions: tuple[Region, ...]) -> Change
     if not chosen.any():
         return None
     spent = np.bincount(groups.alike.group[chosen], groups.calls.own_ns[chosen])
-    worth = [
-        group
-        for group in np.flatnonzero(spent >= _WORTH_KEEPING * spent.sum()).tolist()
-        if groups.work[group].written
-    ]
-
-    def rate(group: int) -> float:
-        return (
-            float(spent[group]) / int(groups.num_calls[group]) / (groups.work[group].written or 1)
-        )
-
-    first = max(worth, key=rate, default=None)
+    kept = (group for group in range(len(spent)) if groups.work[group].written)
+    worth = [group for group in kept if spent[group] >= _WORTH_KEEPING * spent.sum()]
+    each = spent / groups.alike.num_calls[: len(spent)]
+    first = max(worth, key=lambda n: each[n] / (groups.work[n].written or 1), default=None)
     return Change(
         share=chosen.astype(float),
         num_bytes=min(sum(region.num_bytes for region in regions), _MOST_BYTES),

@@ -175,7 +175,7 @@ def _with_padded_products(groups: Groups) -> Change:
     What aligned products of similar size reach is the rate after padding.
     """
     rate, is_product = groups.memory_rate, groups.is_a("gemm")
-    calls, spent = groups.num_calls, groups.own_ns
+    calls, spent = groups.alike.num_calls, groups.own_ns
     products = {
         group: dimensions
         for group, dimensions in groups.products("mm", "bmm", "addmm", "baddbmm")
@@ -238,7 +238,7 @@ def _with_fused_optimizer(groups: Groups) -> Change | None:
     elements: dict[str, float] = defaultdict(float)
     for group in chosen:
         if (name := groups.operator(group)).endswith("_"):
-            elements[name] += float(groups.num_calls[group]) * prod(groups.tensor(group, 0))
+            elements[name] += float(groups.alike.num_calls[group]) * prod(groups.tensor(group, 0))
     spent = float(groups.own_ns[chosen].sum())
     if rate is None or not elements or not spent:
         return None
@@ -254,7 +254,7 @@ _PARAMETER_AND_GRADIENT = 3
 
 def _with_unset_gradients(groups: Groups) -> Change:
     """Gradients set to zero: their fills, and the additions of gradients to zeros."""
-    calls, share = groups.num_calls, np.zeros(len(groups.work))
+    calls, share = groups.alike.num_calls, np.zeros(len(groups.work))
     filled: Counter[tuple[int, ...]] = Counter()
     for group in groups.named("zero_", "fill_", "_foreach_zero_"):
         if groups.part[group] == Pass.OPTIMIZER:

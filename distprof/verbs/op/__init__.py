@@ -26,8 +26,7 @@ from distprof.run.run import Rank, Run
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.base import Result
 from distprof.sections.computation import OperatorRow, OperatorStats
-from distprof.sections.computation.limits import limits_of
-from distprof.sections.computation.measure import operator_rows, operator_stats
+from distprof.sections.computation.measure import limits_of, operator_rows, operator_stats
 from distprof.sections.computation.modules import module_class
 from distprof.sections.computation.operators import (
     Alike,
