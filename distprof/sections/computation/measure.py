@@ -39,8 +39,9 @@ from distprof.sections.computation import (
 )
 from distprof.sections.computation.categories import categories
 from distprof.sections.computation.compiled import compiled_code
+from distprof.sections.computation.groups import Groups
 from distprof.sections.computation.modules import modules_of
-from distprof.sections.computation.operators import Alike, KernelCalls, kernels_of
+from distprof.sections.computation.operators import KernelCalls, kernels_of
 from distprof.sections.computation.savings import FP32_SPEED_UP, Savings, rank_savings
 from distprof.sections.computation.shapes import SHORT_TYPES, tensors
 from distprof.sections.context import RankAnalyses, RankContext
@@ -129,41 +130,40 @@ def rank_kernel_calls(
     return kernels_of(tables, context.windows, load_host) if is_wanted else None
 
 
-def rank_computation(
-    kernel_calls: KernelCalls | None, savings: Savings | None, windows: Intervals
-) -> RankComputation | None:
+def rank_computation(savings: Savings | None, windows: Intervals) -> RankComputation | None:
     """The computation of one rank by operator and module; None if it is not explained."""
-    if kernel_calls is None or savings is None:
+    if savings is None:
         return None
-    rows = operator_stats(kernel_calls, savings.alike)
+    calls, rows = savings.groups.calls, operator_stats(savings.groups)
     rest = (replace(row, name=REST, inputs="", kernel="", blocks=0) for row in rows[MOST_ROWS:])
     return RankComputation(
         rows=(*rows[:MOST_ROWS], *_together(rest)),
-        has_operators=bool((kernel_calls.row >= 0).any()),
+        has_operators=bool((calls.row >= 0).any()),
         savings=savings.stats,
         regions=savings.regions,
-        modules=modules_of(kernel_calls),
-        graph_ns=int(kernel_calls.counted_ns[kernel_calls.in_graph].sum()),
-        compiled=compiled_code(kernel_calls.operators, kernel_calls.host, windows),
+        modules=modules_of(calls),
+        graph_ns=int(calls.counted_ns[calls.in_graph].sum()),
+        compiled=compiled_code(calls.operators, calls.host, windows),
     )
 
 
-def operator_stats(calls: KernelCalls, alike: Alike) -> list[OperatorStats]:
+def operator_stats(groups: Groups) -> list[OperatorStats]:
     """Operators with different inputs, longest first."""
-    total = np.bincount(alike.group, weights=calls.counted_ns).astype(np.int64)
+    calls = groups.calls
+    total = np.bincount(groups.group, weights=calls.counted_ns).astype(np.int64)
     return [
         OperatorStats(
-            name=alike.names[one],
-            inputs=alike.inputs[one],
+            name=groups.names[one],
+            inputs=groups.given[one],
             category=int(calls.category[at]),
             part=int(calls.part[at]),
-            num_calls=int(alike.num_calls[one]),
+            num_calls=int(groups.num_calls[one]),
             total_ns=int(total[one]),
             kernel=calls.kernel_names[calls.kernel[at]],
             blocks=int(calls.blocks[at]),
         )
         for one in np.argsort(-total, kind="stable").tolist()
-        for at in (int(alike.longest[one]),)
+        for at in (int(groups.longest[one]),)
         if total[one]
     ]
 

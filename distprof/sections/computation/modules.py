@@ -69,9 +69,12 @@ def modules_of(calls: KernelCalls) -> tuple[ModuleStats, ...]:
     names = calls.host.coded("name").codes[operators.row[used]].astype(np.int64)
     modules = np.unique(names * size + tree.path[used]) % size
     num_modules = np.bincount(modules, minlength=size)
+    paths: list[tuple[str, ...]] = []
+    for above, name in tree.paths:
+        paths.append((*(paths[above] if above != UNKNOWN else ()), name))
     return tuple(
         ModuleStats(
-            path=_path(tree, number),
+            path=paths[number],
             num_modules=int(num_modules[number]),
             num_calls=int(num_calls[number]),
             self_ns=int(own[number]),
@@ -87,14 +90,6 @@ def _with_paths_above(tree: _Tree, shown: NDArray[np.bool_]) -> list[int]:
         if shown[number] and above != UNKNOWN:
             shown[above] = True
     return np.flatnonzero(shown).tolist()
-
-
-def _path(tree: _Tree, number: int) -> tuple[str, ...]:
-    names: list[str] = []
-    while number != UNKNOWN:
-        number, name = tree.paths[number]
-        names.append(name)
-    return tuple(reversed(names))
 
 
 def is_module(operators: Operators, host: Table) -> NDArray[np.bool_]:

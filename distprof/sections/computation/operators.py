@@ -27,16 +27,14 @@ from distprof.run.tables import (
     MODULE_CATEGORY,
     Launches,
     RankTables,
-    encode,
     intervals_of,
     join_launches,
-    runs_of,
+    parts_by,
 )
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.computation import Pass
 from distprof.sections.computation.categories import (
     UNKNOWN,
-    categories,
     number_of,
     of_kernel,
     strong,
@@ -85,7 +83,7 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
             start_ns=start,
             end_ns=end,
             parent=parent,
-            levels=_by_depth(depth),
+            levels=list(parts_by(depth, np.arange(len(depth))).values()),
         )
 
     def around(self, thread: Int64Array, start: Int64Array) -> Int64Array:
@@ -153,11 +151,6 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _NESTED = ("cpu_op", "annotation", MODULE_CATEGORY)
-
-
-def _by_depth(depth: NDArray[np.int32]) -> list[Int64Array]:
-    order = np.argsort(depth, kind="stable")
-    return np.split(order, np.cumsum(np.bincount(depth))[:-1]) if len(order) else []
 
 
 _ROWS_AT_ONCE = 1 << 14  # as Python objects, which take ten times the memory
@@ -262,11 +255,8 @@ def with_grids(calls: KernelCalls) -> KernelCalls:
     is_product = _verdicts(calls.kernel_names, lambda name: bool(PRODUCT_OF_EXPERTS.match(name)))
     rows = np.flatnonzero((is_product[calls.kernel] > 0) & (calls.row >= 0))
     rows = rows[calls.host.coded("name").equals(ROUTED_EXPERTS)[calls.row[rows]]]
-    launched: dict[int, list[int]] = {}
-    for at, row in zip(rows.tolist(), calls.row[rows].tolist(), strict=True):
-        launched.setdefault(row, []).append(at)
     inputs, texts = calls.inputs.copy(), {text: code for code, text in enumerate(calls.given)}
-    for own in launched.values():
+    for own in parts_by(calls.row[rows], rows).values():
         names = (calls.kernel_names[code] for code in calls.kernel[own].tolist())
         launches = tuple(zip(names, calls.blocks[own].tolist(), strict=True))
         text = with_experts(calls.given[inputs[own[0]]], launches)
@@ -353,42 +343,3 @@ def completed_inputs(
 
 def _verdicts(names: Sequence[str], judge: Callable[[str], int]) -> NDArray[np.int32]:
     return np.array([judge(name) for name in names], np.int32)
-
-
-class Alike(msgspec.Struct, frozen=True, kw_only=True):
-    """Kernels that have operator, inputs, category and pass in common."""
-
-    group: Int64Array  # Group of each kernel.
-    longest: Int64Array  # The kernel of each group that takes longest.
-    num_calls: NDArray[np.int64]  # Operators of each group, or kernels without an operator.
-    names: tuple[str, ...]  # Operator of each group, or kernel without an operator.
-    inputs: tuple[str, ...]  # Column ``inputs`` of HOST; empty if unknown.
-
-    @staticmethod
-    def of(calls: KernelCalls) -> Alike:
-        """Group the kernels."""
-        names = calls.host.coded("name")
-        known = calls.row >= 0
-        shown = len(names.values) + calls.kernel
-        shown[known] = names.codes[calls.row[known]]
-        given = np.zeros(len(shown), np.int64)
-        given[known] = calls.inputs[known] + 1
-        _, group = encode(shown)
-        for column, size in (
-            (given, len(calls.given) + 1),
-            (calls.category, len(categories())),
-            (calls.part, len(Pass)),
-        ):
-            _, group = encode(group * size + column)
-        order = np.lexsort((-calls.counted_ns, group))
-        longest = order[runs_of(group[order])[0]]
-        texts = (*names.values, *calls.kernel_names)
-        size = len(calls.host) + len(known)
-        call = np.where(known, calls.row, len(calls.host) + np.arange(len(known)))
-        return Alike(
-            group=group,
-            longest=longest,
-            num_calls=np.bincount(np.unique(group * size + call) // size),
-            names=tuple(texts[code] for code in shown[longest].tolist()),
-            inputs=tuple(calls.given[code - 1] if code else "" for code in given[longest].tolist()),
-        )

@@ -111,7 +111,7 @@ def _most_alive(passes: list[_Backward]) -> int:
 
 
 def _work(groups: Groups, kernels: _Kernels) -> _Work:
-    rows = {(int(groups.calls.row[at]), int(groups.alike.group[at])) for at in kernels}
+    rows = {(int(groups.calls.row[at]), int(groups.group[at])) for at in kernels}
     return frozenset(Counter(group for _, group in rows).items())
 
 
@@ -140,10 +140,10 @@ def without_recomputation(groups: Groups, regions: tuple[Region, ...]) -> Change
     chosen = groups.calls.part == Pass.RECOMPUTATION
     if not chosen.any():
         return None
-    spent = np.bincount(groups.alike.group[chosen], groups.calls.own_ns[chosen])
+    spent = np.bincount(groups.group[chosen], groups.calls.own_ns[chosen])
     kept = (group for group in range(len(spent)) if groups.work[group].written)
     worth = [group for group in kept if spent[group] >= _WORTH_KEEPING * spent.sum()]
-    each = spent / groups.alike.num_calls[: len(spent)]
+    each = spent / groups.num_calls[: len(spent)]
     first = max(worth, key=lambda n: each[n] / (groups.work[n].written or 1), default=None)
     return Change(
         share=chosen.astype(float),

@@ -26,10 +26,10 @@ from distprof.run.run import Rank, Run
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.base import Result
 from distprof.sections.computation import OperatorRow, OperatorStats
+from distprof.sections.computation.groups import Groups
 from distprof.sections.computation.measure import limits_of, operator_rows, operator_stats
 from distprof.sections.computation.modules import module_class
 from distprof.sections.computation.operators import (
-    Alike,
     KernelCalls,
     Operators,
     completed_inputs,
@@ -131,7 +131,7 @@ def tell(
     chosen_calls = _of_kernel if is_kernel else _of_operator
     calls, owner = chosen_calls(every, place, full)
     limits = limits_of(run, sheet, fabric)
-    stats = operator_stats(calls, Alike.of(calls))
+    stats = operator_stats(Groups(calls))
     rows = operator_rows(stats, run, limits)
     if is_kernel:
         whole = every.counted_ns[np.isin(every.row, calls.row)].sum()
