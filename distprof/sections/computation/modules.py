@@ -22,7 +22,6 @@ from distprof.sections.computation.operators import (
     OF_AUTOGRAD,
     KernelCalls,
     Operators,
-    launched_inside,
 )
 
 MOST_PATHS = 500
@@ -54,9 +53,8 @@ def modules_of(calls: KernelCalls) -> tuple[ModuleStats, ...]:
     if not tree.paths:
         return ()
     around = _around(operators, calls.host, tree.is_call)
-    inside = launched_inside(operators, calls.launches)
-    counted = (inside >= 0) & (calls.counted_ns > 0)
-    called = np.where(counted, around[inside], UNKNOWN)
+    counted = (calls.inside >= 0) & (calls.counted_ns > 0)
+    called = np.where(counted, around[calls.inside], UNKNOWN)
     known = np.flatnonzero((called >= 0) & (tree.path[called] >= 0))
     path, spent = tree.path[called[known]], calls.counted_ns[known]
     is_backward = calls.part[known] == Pass.BACKWARD

@@ -25,7 +25,6 @@ from distprof.costs.operators import (
 from distprof.intervals import Intervals, covered
 from distprof.run.tables import (
     MODULE_CATEGORY,
-    Launches,
     RankTables,
     intervals_of,
     join_launches,
@@ -193,7 +192,8 @@ class KernelCalls(msgspec.Struct, frozen=True, kw_only=True):
     stream: Int64Array
     blocks: NDArray[np.int32]  # Thread blocks; ABSENT if unknown.
     kernel: Int64Array  # Code of its name.
-    launches: Launches
+    launched_ns: Int64Array  # Start of the call that launched it; ABSENT if unknown.
+    inside: Int64Array  # The innermost of the operators around this call; ABSENT without one.
     operators: Operators
     in_graph: NDArray[np.bool_]  # Whether a CUDA graph launched it, so no operator is known.
     row: Int64Array  # Row of the operator in HOST; UNKNOWN without one.
@@ -219,7 +219,8 @@ def kernels_of(
     start = np.minimum(np.maximum(start, before), end)
     host = load_host() if load_host is not None and tables.has_host else tables.host
     operators, launches = Operators.of(host), join_launches(activity["correlation"][rows], host)
-    row, category, part = _launched_by(operators, launches, host)
+    inside = operators.around(launches.thread.astype(np.int64), launches.start)
+    row, category, part = _launched_by(operators, inside, host)
     names = host.coded("name")
     replays = names.where([_GRAPH_LAUNCH.match(name) is not None for name in names.values])
     in_graph = launches.known.copy()
@@ -236,7 +237,8 @@ def kernels_of(
         stream=activity["stream"][rows],
         blocks=activity["blocks"][rows],
         kernel=kernel,
-        launches=launches,
+        launched_ns=launches.start,
+        inside=inside,
         operators=operators,
         in_graph=in_graph,
         row=row,
@@ -264,20 +266,14 @@ def with_grids(calls: KernelCalls) -> KernelCalls:
     return replace(calls, inputs=inputs, given=tuple(texts))
 
 
-def launched_inside(operators: Operators, launches: Launches) -> Int64Array:
-    """The innermost operator, annotation or call of a module around each launch, or ABSENT."""
-    return operators.around(launches.thread.astype(np.int64), launches.start)
-
-
 def _launched_by(
-    operators: Operators, launches: Launches, host: Table
+    operators: Operators, inside: Int64Array, host: Table
 ) -> tuple[Int64Array, NDArray[np.int32], NDArray[np.int32]]:
     """Row of the operator that launched each kernel, its category, and its Pass.
 
     The operator is the outermost one that FLOP are known of, or else the innermost one around the
     launch.
     """
-    inside = launched_inside(operators, launches)
     known = inside >= 0
     if not known.any():
         nothing = np.full(len(inside), UNKNOWN, np.int32)
