@@ -38,9 +38,8 @@ from distprof.sections.computation import (
     added,
 )
 from distprof.sections.computation.categories import categories
-from distprof.sections.computation.compiled import compiled_code
 from distprof.sections.computation.groups import Groups
-from distprof.sections.computation.modules import modules_of
+from distprof.sections.computation.modules import compiled_code, modules_of
 from distprof.sections.computation.operators import KernelCalls, kernels_of
 from distprof.sections.computation.savings import FP32_SPEED_UP, Savings, rank_savings
 from distprof.sections.computation.shapes import SHORT_TYPES, tensors

@@ -29,9 +29,8 @@ from distprof.units import (
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-MAX_OPERATORS_SHOWN = 12
-
-MAX_MODULES_SHOWN = 12
+MAX_SHOWN = 12
+"""Operators, and modules, of a table that is cut."""
 
 _LONGEST_NAME = 32
 
@@ -227,7 +226,7 @@ def operators_table(report: Report, *, show_all: bool) -> TableView | None:
     """Operators with the same inputs, and how close they come to the limit of the GPU."""
     result = report.computation
     rows, more = first_rows(
-        result.operators, MAX_OPERATORS_SHOWN, show_all=show_all, noun="operator", note="and {}"
+        result.operators, MAX_SHOWN, show_all=show_all, noun="operator", note="and {}"
     )
     if not any(row.inputs for row in rows):
         return None  # the table of kernels says as much
@@ -260,7 +259,7 @@ def modules_table(report: Report, *, show_all: bool) -> TableView | None:
     if len(result.modules) <= 1:
         return None
     samples = result.num_samples
-    longest = sorted(result.modules, key=lambda row: -row.total_ns)[:MAX_MODULES_SHOWN]
+    longest = sorted(result.modules, key=lambda row: -row.total_ns)[:MAX_SHOWN]
     least = 0 if show_all else longest[-1].total_ns
     rows = [row for row in result.modules if row.total_ns >= max(least, 1)]
     left_out = len(result.modules) - len(rows)
