@@ -105,9 +105,7 @@ def test_means_come_in_the_order_of_the_time_that_they_are_for():
 def means_of(classes):
     """What COM101 advises for classes of kind, axis and exposed transfer in ms."""
     rows = [
-        collective_class(
-            kind=kind, axis=axis, exposed_ns_per_step=ns, exposed_wait_ns_per_step=0
-        )
+        collective_class(kind=kind, axis=axis, exposed_ns_per_step=ns, exposed_wait_ns_per_step=0)
         for kind, axis, ms in classes
         for ns in [round(ms * MS)]
     ]

@@ -210,9 +210,9 @@ def _blame(result: StragglersResult) -> Markup:
     if len(result.steps) < 2 or not any(step.lost_ns for step in result.steps):
         return EMPTY
     worst = sorted(result.steps, key=lambda step: -step.lost_ns)[:3]
-    ranks = ["" if step.rank is None else f" (rank {step.rank})" for step in worst]
+    ranks = ["" if step.rank is None else f", rank {step.rank}" for step in worst]
     named = ", ".join(
-        f"step {step.step} {format_duration(step.lost_ns)}{rank}"
+        f"step {step.step} ({format_duration(step.lost_ns)}{rank})"
         for step, rank in zip(worst, ranks, strict=True)
     )
     text = f"Time lost to late ranks, by step. Most in {named}."
@@ -315,6 +315,8 @@ def _traffic(result: MoeResult) -> Markup:
     if not most:
         return EMPTY
     ranks = sorted({rank for pair in pairs for rank in (pair.sender, pair.receiver)})
+    if len(ranks) == 2:  # what one sends, the other receives
+        return EMPTY
     place = {rank: i for i, rank in enumerate(ranks)}
     values = np.full((len(ranks), len(ranks)), np.nan)
     for pair in pairs:
