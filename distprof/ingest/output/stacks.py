@@ -65,13 +65,16 @@ _HEAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-fA-F]+ .{0,80}\(most rec
 _NAMED_RANK = re.compile(r"(?i)(?:local[_-])?\brank[ =:_-]{0,2}(\d{1,7})\b")
 _TELLING = (
     ("distributed_c10d", re.compile(r"(?!wrapper|_)\w+$")),
+    ("deepspeed/", re.compile(r"_?wait$|barrier$")),
+    ("accelerate/", re.compile(r"wait_for_everyone$")),
+    ("lightning", re.compile(r"barrier$")),
     ("torch/utils/data", re.compile(r"(?:__next__|_worker_loop)$")),
     ("torch/autograd/__init__", re.compile(r"backward$")),
     ("torch/cuda", re.compile(r"synchronize$")),
     ("torch/utils/file_baton", re.compile(r"wait$")),
     ("torch/serialization", re.compile(r"(?:save|load)$")),
 )
-"""Calls inside torch that show what a process waits for: part of the path, name."""
+"""Calls inside libraries that show what a process waits for: part of the path, name."""
 
 _WAITS = re.compile(
     r"(?i)^(?:p?nccl[a-z]|p?mpi_[a-z]|ompi_coll|hccl|rccl|ccl::|c10d::\S{0,200}(?:wait|synchronize|barrier|destroy|shutdown)|gloo::"
