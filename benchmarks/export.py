@@ -27,7 +27,7 @@ _PACKETS = 200_000
 
 READ = """
 import sys, distprof
-from distprof.ingest.executor import import_numpy
+from distprof.kernel import import_numpy
 import_numpy()
 distprof.open_run(sys.argv[1], cache_dir=sys.argv[2])
 """

@@ -186,7 +186,7 @@ WORK: dict[str, Callable[[Path, Path], Callable[[], int]]] = {
 def run_one(name: str, trace: Path, folder: Path) -> None:
     os.environ["DISTPROF_KERNEL"] = "off" if name.endswith(PYTHON) else "on"
     if not name.startswith("analyze"):  # the command line does this automatically
-        from distprof.ingest.executor import import_numpy
+        from distprof.kernel import import_numpy
 
         import_numpy()  # threads for linear algebra would spin at the beginning of reading
     work = WORK[name.removesuffix(PYTHON)](trace, folder)

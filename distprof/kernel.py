@@ -8,10 +8,12 @@ results are identical to the byte either way.
 from __future__ import annotations
 
 import os
+import sys
 from importlib import import_module
 from types import ModuleType
 
 KERNEL_ENVIRONMENT = "DISTPROF_KERNEL"
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 _OFF = ("off", "0", "no", "false")
 _SLOWER = "traces are read in Python, which takes twice as long"
 _compiled: ModuleType | None = None
@@ -61,3 +63,19 @@ def available_processors() -> int | None:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
+
+
+def import_numpy() -> None:
+    """Import numpy without its linear algebra threads, which distprof does not use.
+
+    OpenBLAS would start one thread per processor, and each spins for up to 0.1 s before it sleeps.
+    Call this only in distprof's own processes: in a user's process, numpy is theirs to configure.
+    The variable is set only during the import, so no program started later inherits it.
+    """
+    if "numpy" in sys.modules or _BLAS_THREADS in os.environ:
+        return
+    os.environ[_BLAS_THREADS] = "1"
+    try:
+        import numpy as np  # noqa: F401 - imported for its side effects
+    finally:
+        del os.environ[_BLAS_THREADS]

@@ -95,6 +95,7 @@ class FabricFile(msgspec.Struct, frozen=True, kw_only=True):
     backend: str = ""  # ``nccl`` or ``gloo``.
     world_size: int | None = None  # Ranks of the job.
     hosts: tuple[str, ...] = ()  # Host names, in the order of ranks.
+    num_copies: int = 1  # Tests that ran at a time, each by itself, and printed into one table.
     versions: dict[str, str] = {}  # Versions of torch, NCCL and other packages.
     curves: tuple[FabricCurve, ...]  # All measured curves.
     rates: tuple[ComputeRate, ...] = ()  # Products of ``distprof bench --compute``.
@@ -104,11 +105,12 @@ class FabricFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuCopies(Record, frozen=True, kw_only=True):
-    """Measured copies from each GPU of a machine to each other one (p2pBandwidthLatencyTest)."""
+    """Measured copies from each GPU of a machine to each other one, or between host and GPUs."""
 
     is_both_ways: bool  # Whether two directions were measured at a time, and are counted together.
     is_direct: bool  # Whether GPUs had access to each other's memory.
     num_gpus: int  # GPUs.
     bytes_per_s: float  # Median over pairs, bytes per second.
     slowest_bytes_per_s: float  # The slowest pair, bytes per second.
-    slowest: tuple[int, int]  # Its GPUs: row and column.
+    slowest: tuple[int, int]  # Its GPUs: row and column; the same one for copies with the host.
+    host: str = ""  # "from" or "to", if each GPU copies from or to host memory.

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 import tempfile
 import time
@@ -47,7 +46,7 @@ def writing_atomically(path: Path, *, mode: int = _DEFAULT_MODE) -> Iterator[IO[
         with os.fdopen(number, "wb") as device:
             yield device
         return
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    part = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
     try:
         part.touch(mode, exist_ok=False)  # a new file: follows no link and respects the umask
         with part.open("wb") as file:

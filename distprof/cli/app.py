@@ -121,9 +121,15 @@ class _Verbs(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         try:
-            return super().resolve_command(ctx, args)
+            found = super().resolve_command(ctx, args)
         except click.UsageError as error:
             raise click.UsageError(_unknown_verb(args[0]), ctx) from error
+        computes = found[0] in _VERBS and found[0] not in ("rule", "doctor")
+        if computes and not {*ctx.help_option_names} & {*args}:
+            from distprof.kernel import import_numpy
+
+            import_numpy()  # before anything else does
+        return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """List the verbs by purpose, with their summaries, without importing them."""

@@ -222,10 +222,7 @@ def _show(
 def _summaries(
     sources: tuple[str, ...], sweeps: Mapping[str, SweepFile], *, quiet: bool
 ) -> tuple[SummaryFile, ...]:
-    from distprof.ingest.executor import import_numpy
     from distprof.verbs.sources import check_comparable
-
-    import_numpy()  # before anything else does
     from distprof.verbs.summaries import load_summaries
     from distprof.verbs.sweep.running import finished_runs
 

@@ -73,9 +73,6 @@ def compare(first: str, second: str, **output_options: Any) -> int:
       distprof compare baseline.json runs/mine --format md -o comparison.md
     """  # noqa: D301 - click reads it
     output = Output(**output_options)
-    from distprof.ingest.executor import import_numpy
-
-    import_numpy()  # before anything else does
     from distprof.verbs.compare.show import COMPARISON, compare_reports
     from distprof.verbs.summaries import open_report
 
@@ -139,9 +136,6 @@ def hang(sources: tuple[str, ...], fail_on: str, executor: str, **output_options
 
 
 def _report(sources: tuple[str, ...], executor: str, *, quiet: bool) -> HangReport:
-    from distprof.ingest.executor import import_numpy
-
-    import_numpy()  # before anything else does
     from distprof.cli.output import progress_bar
     from distprof.verbs.functions import hang as diagnose
     from distprof.verbs.sources import spooled
@@ -196,9 +190,6 @@ def op(
       distprof op traces/ layer_norm_backward --script repeat.py
     """  # noqa: D301 - click reads it
     output = Output(**output_options)
-    from distprof.ingest.executor import import_numpy
-
-    import_numpy()  # before anything else does
     from distprof import api
     from distprof.config import load_config
     from distprof.documents.document import write_file
@@ -297,10 +288,8 @@ def mcp(root: str) -> int:
     \b
       distprof mcp --root runs/
     """  # noqa: D301 - click reads it
-    from distprof.ingest.executor import import_numpy
     from distprof.verbs.mcp import Root, make_server
 
-    import_numpy()  # before anything else does
     server = make_server(Root(root))
     note("Waiting for a client on stdin. Press Ctrl-C to stop.", quiet=not sys.stdin.isatty())
     server.run("stdio")

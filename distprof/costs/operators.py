@@ -348,7 +348,7 @@ def _attention(
 
     Args:
         at: Place of query, key and value.
-        tokens: Which of the dimensions of the key that is.
+        tokens: Dimension of the key that counts tokens.
         ends: Place of a tensor that says where sequences end, if they are one after another.
         products: Products over the width of the query, and over that of the value.
     """

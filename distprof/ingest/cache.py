@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -69,6 +68,8 @@ class CacheKey(msgspec.Struct, frozen=True):
     @staticmethod
     def of(trace: str | Path | bytes | BinaryIO, options: Mapping[str, Any]) -> CacheKey:
         """The key of the content of a path, of an open file, or of bytes that identify it."""
+        import hashlib  # OpenSSL takes 3.6 MB, and small traces are not cached
+
         settings = json.dumps([CACHE_VERSION, dict(options)], sort_keys=True)
         digest = hashlib.sha1(settings.encode(), usedforsecurity=False)
         if isinstance(trace, bytes):

@@ -23,7 +23,7 @@ import msgspec
 
 from distprof.errors import DistprofError, UsageError, in_words
 from distprof.ingest.cluster import PER_WORKER, BatchSize, ClusterError, ClusterExecutor, connect
-from distprof.kernel import available_processors, share_cpus
+from distprof.kernel import available_processors, import_numpy, share_cpus
 from distprof.options import whole_number
 
 T = TypeVar("T")
@@ -31,7 +31,6 @@ R = TypeVar("R")
 Progress = Callable[[int, int], None]
 _BATCH_S = 0.05  # target duration of a task of a local process, which costs about 1 ms
 _CHECK_S = 2.0  # without a finished task after which the workers of a pool are checked
-_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 MAX_WORKERS = 4_096
 _CLUSTERS = ("dask", "tcp", "tls")
 _FORMS = "serial, process, process:N or dask://HOST:PORT"
@@ -340,22 +339,6 @@ def _outcome(call: Callable[[], R]) -> Outcome[R]:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         return Outcome(failure=Failure(reason=reason, error=error))
-
-
-def import_numpy() -> None:
-    """Import numpy without its linear algebra threads, which distprof does not use.
-
-    OpenBLAS would start one thread per processor, and each spins for up to 0.1 s before it sleeps.
-    Call this only in distprof's own processes: in a user's process, numpy is theirs to configure.
-    The variable is set only during the import, so no program started later inherits it.
-    """
-    if "numpy" in sys.modules or _BLAS_THREADS in os.environ:
-        return
-    os.environ[_BLAS_THREADS] = "1"
-    try:
-        import numpy as np  # noqa: F401 - imported for its side effects
-    finally:
-        del os.environ[_BLAS_THREADS]
 
 
 def _start_method() -> Any:

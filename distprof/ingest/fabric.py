@@ -57,7 +57,8 @@ _IN_NAME = re.compile(rf"(?<![a-z])({_NAMES})(?![a-z])", re.ASCII)
 _START = re.compile(r"(?:^|# )\s*n[Tt]hread\s+\d+\s+nGpus\s+\d+")
 _ITERATIONS = re.compile(r"warmup iters: \d{1,9} iters: (\d{1,9})\b", re.ASCII)
 _DEVICE = re.compile(
-    r"(?:^|#)\s+Rank\s+(?P<rank>\d{1,7})\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(?P<host>\S{1,255})\s+"
+    r"(?:^|#)\s+Rank\s+(?P<rank>\d{1,7})\s+(?:Group\s+\d+\s+)?Pid\s+(?P<pid>\d+)\s+on\s+"
+    r"(?P<host>\S{1,255})\s+"
     r"device\s+\d+\s+\[\w+(?::\w+)*\]\s*(?P<name>.{0,80})",
     re.ASCII,
 )
@@ -70,6 +71,9 @@ _ROW = re.compile(
     re.ASCII,
 )
 
+
+_TAG = re.compile(r"\[\d{1,5}\](?=\s)")
+"""A launcher's label of a rank, before each part of a line that was written on its own."""
 
 _VERBS_UNIT = re.compile(r"BW average\[(MB|MiB|Gb)/sec\]")
 _VERBS_ROW = re.compile(
@@ -98,6 +102,7 @@ class _Table(msgspec.Struct):
 
     test: str = ""
     hosts: dict[int, str] = msgspec.field(default_factory=dict)
+    first_ranks: set[tuple[str, str]] = msgspec.field(default_factory=set)  # Host and process.
     device: str = ""
     num_iterations: int | None = None
     rows: list[_Row] = msgspec.field(default_factory=list)
@@ -190,6 +195,7 @@ def _nccl_tests(lines: Iterable[str], source: str) -> FabricFile:
         backend="nccl",
         world_size=max(curve.group_size for curve in curves),
         hosts=tuple(hosts[rank] for rank in sorted(hosts)),
+        num_copies=max(1, *(len(table.first_ranks) for table in tables)),
         curves=tuple(curves),
         notes=tuple(dict.fromkeys(notes)),
     )
@@ -245,6 +251,8 @@ def _tables(lines: Iterable[str]) -> Iterator[_Table]:
                 yield table
                 table = _Table(test=test)
             table.hosts.setdefault(int(device["rank"]), device["host"])
+            if int(device["rank"]) == 0:
+                table.first_ranks.add((device["host"], device["pid"]))
             table.device = table.device or device["name"].strip()
         elif row := _row(line):
             table.rows.append(row)
@@ -252,7 +260,7 @@ def _tables(lines: Iterable[str]) -> Iterator[_Table]:
 
 
 def _row(line: str) -> _Row | None:
-    match = _ROW.search(line)
+    match = _ROW.search(_TAG.sub(" ", line))
     if match is None:
         return None
     cells = match.groups()[4:]

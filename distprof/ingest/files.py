@@ -284,8 +284,40 @@ def begins_object(start: bytes) -> bool:
     return _OBJECT.match(start) is not None
 
 
+_WRAPPED = re.compile(rb'\s*\{[^\n]{0,2000}?"(?:log|message|msg|event|textPayload)": ?"')
+INNER = b"\x1f"
+"""Stands before a line end within a text, so that lines are counted as the file has them."""
+
+
+def unwrapped(block: bytes) -> bytes:
+    """A block without the JSON objects into which runtimes of containers put each line."""
+    if not _WRAPPED.match(block):
+        return block
+    return b"".join(map(_text_of, block.splitlines(keepends=True)))
+
+
+_TEXTS = ("log", "message", "msg", "event", "textPayload", "exception", "exc_info", "traceback")
+
+
+def _text_of(line: bytes) -> bytes:
+    """The text in a JSON object; other lines as they are."""
+    try:
+        record = msgspec.json.decode(line)
+        record = record.get("jsonPayload") or record
+        texts = [record[name] for name in _TEXTS if isinstance(record.get(name), str)]
+    except (msgspec.DecodeError, AttributeError, RecursionError):
+        return line
+    if not texts or "loss" in record:
+        return line
+    lines = "\n".join(texts).encode("utf-8", "replace").rstrip().splitlines()
+    return (INNER + b"\n").join(lines) + b"\n"
+
+
 class Blocks(msgspec.Struct):
-    """Blocks of whole lines, or pieces of long ones; line ends (LF, CR LF, CR) become LF."""
+    """Blocks of whole lines, or pieces of long ones; line ends (LF, CR LF, CR) become LF.
+
+    They have the texts of containers' logs, of which each line is a JSON object.
+    """
 
     stream: BinaryIO  # The source of the bytes.
     num_lines: int = 0
@@ -298,7 +330,7 @@ class Blocks(msgspec.Struct):
             end = block.rfind(b"\n") + 1
             if end:
                 self.num_lines += block.count(b"\n")
-                yield rest + block[:end]
+                yield unwrapped(rest + block[:end])
                 rest = block[end:]
             else:
                 rest += block
@@ -307,7 +339,7 @@ class Blocks(msgspec.Struct):
                 rest = rest[MAX_LINE_BYTES:]
         if rest:
             self.num_lines += 1
-            yield rest
+            yield unwrapped(rest)
 
     def pieces(self) -> Iterator[bytes]:
         """Blocks that may end within a line."""

@@ -12,12 +12,11 @@ Against The Dark Arts".
 from __future__ import annotations
 
 import re
-import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import quote
 
 import msgspec
@@ -25,6 +24,9 @@ import msgspec
 from distprof.bounds import Bound, NotAFileError, open_plain
 from distprof.errors import InputError
 from distprof.ingest.kineto.made import StepRanges, on_device, on_host, opened_events
+
+if TYPE_CHECKING:  # few jobs are recorded with Nsight Systems, and SQLite takes 0.9 MB
+    import sqlite3
 
 ENDINGS = (".sqlite", ".sqlite3")  # of exports in a folder
 
@@ -309,6 +311,8 @@ class Database:
 
     def rows(self, query: str, *values: Any) -> Iterator[tuple[Any, ...]]:
         """Rows of a query; ``InputError`` if the database is damaged or it takes too long."""
+        import sqlite3
+
         try:
             with closing(self._connection.execute(query, values)) as cursor:
                 yield from cursor
@@ -333,6 +337,8 @@ def is_database(path: str | Path) -> bool:
 @contextmanager
 def opened_database(path: str | Path) -> Iterator[Database]:
     """Open a database from an untrusted source."""
+    import sqlite3
+
     if not is_database(path):
         raise InputError(
             str(path), expected=EXPECTED, found="a file other than an SQLite database", fix=_RECORD

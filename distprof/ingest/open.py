@@ -55,6 +55,8 @@ SMALL_RUN_BYTES = 4_000_000
 # If they are at most this large, reading them again takes less time than importing pyarrow and
 # reading their tables from the cache; a cache that the user names is used anyway.
 IN_MEMORY_BYTES = 1_000_000
+# The same of a trace that is read without a cache: pyarrow takes 50 MB, its rows take 10 MB.
+ALONE_IN_MEMORY_BYTES = 8_000_000
 
 
 def open_run(
@@ -131,10 +133,8 @@ def open_run(
     left_out = (*left_out, earlier) if earlier else left_out
     run = assemble_run(source, kept, (*discovery.gaps, *gaps, *left_out), directory)
     if directory is not None:
-        log = _nccl_logs(directory, wanted)
-        run = run if log is None else run.having(log)
-        output = _outputs(directory, wanted)
-        run = run if output is None else run.having(output)
+        for found in (_nccl_logs(directory, wanted), _outputs(directory, wanted)):
+            run = run if found is None else run.having(found)
     return run if wanted is None else _with_selection(run, wanted)
 
 
@@ -256,7 +256,9 @@ def _with_place(
     is_requested = options.use_cache and has_own_place(options.cache_dir)
     # a remote trace would have to be fetched again
     may_be_held = executor in ("process", "serial") and all(t.is_local for t in discovery.traces)
-    if may_be_held and not is_requested and _bytes(discovery.traces) <= IN_MEMORY_BYTES:
+    is_alone = not options.use_cache and len(discovery.traces) == 1
+    most = ALONE_IN_MEMORY_BYTES if is_alone else IN_MEMORY_BYTES
+    if may_be_held and not is_requested and _bytes(discovery.traces) <= most:
         return replace(options, in_memory=True)
     if options.use_cache:
         return replace(options, run_dir=str(discovery.folder) if discovery.folder else None)

@@ -7,7 +7,6 @@ because numbers and causes may differ from those of the sound recording.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from hashlib import blake2b
 from zlib import crc32
 
 import msgspec
@@ -18,6 +17,11 @@ from distprof.run.tables import CALL_CATEGORIES, among, distinct, encode, have_l
 from distprof.schema import ABSENT, Bools, Int64Array, Table
 from distprof.terms import ActivityKind
 from distprof.units import name_ranks
+
+try:
+    from _blake2 import blake2b  # without OpenSSL, which takes 3.6 MB and does not make this digest
+except ImportError:
+    from hashlib import blake2b
 
 
 class Invariant(msgspec.Struct, frozen=True, kw_only=True):

@@ -47,7 +47,13 @@ def fabric_verdict(profile: FabricFile) -> str:
             f"This fabric is broken: nccl-tests found wrong values in {times} "
             f"of {', '.join(kinds)}. No speed counts before that is repaired."
         )
-    return _speed(min(measured, key=_rank_of), profile.device)
+    curve = min(measured, key=_rank_of)
+    if profile.num_copies > 1:
+        return (
+            f"{profile.num_copies} tests ran at a time, each by itself over {_where(curve)}: "
+            "nothing was measured between them. Build nccl-tests with MPI=1, so that they join."
+        )
+    return _speed(curve, profile.device)
 
 
 def _of_device(profile: FabricFile) -> str:
@@ -84,6 +90,14 @@ def _speed(curve: FabricCurve, device: str) -> str:
                 "NVLink: nvidia-smi topo -m and nvidia-smi nvlink -s show the links, "
                 "NCCL_DEBUG=INFO what NCCL uses."
             )
+    beyond = sorted((p for p in curve.points if p.bytes > best.bytes), key=lambda p: p.bytes)
+    if beyond and all(2 * p.busbw_bytes_per_s < best.busbw_bytes_per_s for p in beyond):
+        slowest = min(p.busbw_bytes_per_s for p in beyond)
+        return (
+            f"{reaches}, and falls to {format_bandwidth(slowest)} from "
+            f"{format_bytes(beyond[0].bytes)} on: look for congestion and lost packets (counters "
+            "of the network cards, flow control of RoCE), and compare NCCL_ALGO=Ring and Tree."
+        )
     if curve.fit is not None and not _is_loose(curve.fit):
         below = format_bytes(curve.fit.crossover_bytes)
         return f"{reaches}. Below {below}, it is latency-bound."

@@ -74,9 +74,6 @@ def check_comparable(source: str) -> None:
 
 def summaries_of(sources: Sequence[str]) -> tuple[SummaryFile, ...]:
     """Summaries of the user's sources; all names are checked before any work starts."""
-    from distprof.ingest.executor import import_numpy
-
-    import_numpy()  # before anything else does
     from distprof.verbs.summaries import load_summaries
 
     for source in sources:

@@ -234,6 +234,20 @@ def test_without_the_cache_nothing_is_kept(tmp_path, monkeypatch):
     assert not (tmp_path / "usual").exists()
 
 
+@pytest.mark.parametrize(("most", "held"), [(1_000_000, HeldTables), (1_000, CachedTables)])
+def test_without_the_cache_a_trace_alone_stays_in_memory(options, monkeypatch, most, held):
+    monkeypatch.setattr("distprof.ingest.open.IN_MEMORY_BYTES", 1_000)
+    monkeypatch.setattr("distprof.ingest.open.ALONE_IN_MEMORY_BYTES", most)
+    source = str(GOLDEN / "ddp-a100-2gpu-rank0")
+    (alone,) = open_run(source, IngestOptions(use_cache=False)).ranks
+    assert type(alone.tables) is held
+    (cached,) = open_run(source, options).ranks
+    same_tables(alone, cached)
+    assert {type(one.tables) for one in open_run(str(GLOO), IngestOptions(use_cache=False))} == {
+        CachedTables
+    }
+
+
 def test_a_run_directory_keeps_its_own_cache(tmp_path, monkeypatch):
     for number in range(2):
         folder = tmp_path / f"rank{number:05d}"

@@ -59,12 +59,26 @@ def test_tests_of_one_rank_have_no_bandwidth():
     [
         ("nvlink-is-not-used.log", "6.56 GB/s bus bandwidth at 134 MB: that is the speed of PCIe"),
         (
+            "tests-below-a-topology.log",
+            "3.08 GB/s bus bandwidth at 134 MB: that is the speed of slow",
+        ),
+        (
             "sockets-between-two-nodes.log",
             "1.12 GB/s bus bandwidth at 537 MB: that is the speed of",
         ),
+        (
+            "labels-between-numbers.log",
+            "over 16 ranks reaches 28.9 GB/s bus bandwidth at 33.6 MB, and falls to 4.00 GB/s from "
+            "67.1 MB on",
+        ),
+        (
+            "tests-that-did-not-join.log",
+            "2 tests ran at a time, each by itself over 2 ranks in one node: nothing was measured "
+            "between them",
+        ),
     ],
 )
-def test_a_low_bandwidth_is_judged(name, says):
+def test_a_bandwidth_is_judged(name, says):
     assert says in fabric_verdict(read_fabric(str(GOLDEN / name)))
 
 

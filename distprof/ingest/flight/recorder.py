@@ -8,7 +8,6 @@ Nothing in a dump is executed: see :mod:`distprof.ingest.flight.safe_pickle`.
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import re
 import zlib
@@ -347,6 +346,8 @@ def parse_flight(data: bytes, *, rank: int, source: str) -> FlightDump:
     Raises:
         InputError: If the file is not a dump, or would run code.
     """
+    import hashlib  # OpenSSL takes 3.6 MB, and few jobs have a dump
+
     plain = _unzipped(data, source)
     content = _decoded(plain, source)
     if not ("entries" in content or "pg_status" in content or "pg_config" in content):
@@ -487,17 +488,15 @@ class FlightEntries(msgspec.Struct, frozen=True, kw_only=True):
 def read_flight(path: str) -> FlightEntries:
     """The collectives in the dump of a rank; empty and with a note if the file cannot be used."""
     folder, _, name = path.rpartition("/")
+    nothing = Table.empty(FLIGHT)
     try:
         data = Folder(folder or ".").read(name, MAX_BYTES)
     except OSError as error:
-        return _collectives(Table.empty(FLIGHT), "", (f"Cannot read {name}: {error.strerror}.",))
+        return _collectives(nothing, "unreadable", (f"Cannot read {name}: {error.strerror}.",))
     try:
         dump = parse_flight(data, rank=0, source=name)
     except InputError:
-        digest = hashlib.sha1(data, usedforsecurity=False).hexdigest()
-        return _collectives(
-            Table.empty(FLIGHT), digest, (f"{name} is damaged: distprof ignores it.",)
-        )
+        return _collectives(nothing, "damaged", (f"{name} is damaged: distprof ignores it.",))
     return _collectives(dump.entries, dump.digest, dump.notes)
 
 

@@ -24,6 +24,7 @@ from distprof.ingest.files import (
     opened,
     paths_of_logs,
     read_some,
+    unwrapped,
 )
 from distprof.ingest.kinds import Source, machine
 from distprof.ingest.sensors.collect import JOURNAL, is_amd_json
@@ -32,7 +33,7 @@ from distprof.run.run import Run
 
 SNIFFED_BYTES = 1 << 23  # programs print a lot before they train
 _JSON = (".json", ".json.gz")
-_TABLES = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz")
+_TABLES = (".csv", ".csv.gz")
 _ARCHIVES = (".sqlite", ".pkl", ".parquet", ".tar", ".tar.gz", ".zip")
 _OTHER_KINDS = (*_ARCHIVES, ".py", ".toml", ".yaml", ".xml")
 _SMALL = 1 << 16
@@ -55,7 +56,7 @@ def fits_training_log(source: str, *, least: int = 1) -> bool:
         if "://" not in source and not Path(expanded(source)).is_file():
             return False
         with opened(source) as stream:
-            start, _ = read_some(stream, _SMALL)
+            start = unwrapped(read_some(stream, _SMALL)[0])
             if is_text and not begins_object(start):
                 start += read_some(stream, SNIFFED_BYTES - len(start))[0]
     except (*DAMAGE, ImportError):
@@ -93,8 +94,6 @@ _NCCL_BYTES = 1 << 22
 # A message after its process, GPU or source line, not text about such messages.
 _NCCL_LINE = re.compile(rb"(?:\d\]?|\S:\d+) NCCL (?:INFO|WARN|TRACE|ABORT) ")
 _NCCL_VERSION = re.compile(rb"(?:^|[^A-Za-z `\"'(])\s*[NR]CCL version \S*\d", re.MULTILINE)
-# Output of nccl-tests, which is for ``distprof fabric`` unless NCCL's initialisation is in it.
-_TEST_SIGNS = (b"out-of-place", b"algbw", b"busbw")
 _INITIALISATION_SIGNS = (b"NCCL INFO Bootstrap", b"NCCL INFO Channel ", b"NCCL INFO NET/")
 
 
@@ -177,7 +176,7 @@ def _is_nccl_log(path: str) -> bool:
         return False
     if begins_object(start):
         return False
-    if all(sign in start for sign in _TEST_SIGNS):
+    if all(sign in start for sign in machine.TEST_SIGNS):
         return any(sign in start for sign in _INITIALISATION_SIGNS)
     return _NCCL_LINE.search(start) is not None or _NCCL_VERSION.search(start) is not None
 
@@ -345,7 +344,9 @@ def _is_output(path: str, *, is_alone: bool) -> bool:
     found = _kinds(path)
     kinds = found - _STARTS
     if found and not kinds:
-        is_other = fits_nccl_log(path) or fits_device_log(path) or fits_training_log(path)
+        least = 1 + ("calls" in found)
+        is_other = fits_nccl_log(path) or fits_device_log(path)
+        is_other = is_other or fits_training_log(path, least=least)
         return is_alone and not is_other
     if kinds <= _ERROR and not is_alone:
         return False
@@ -361,7 +362,7 @@ def _kinds(path: str) -> set[str]:
         return set()
     try:
         with opened(path) as stream:
-            start, _ = read_some(stream, _OUTPUT_BYTES)
+            start = unwrapped(read_some(stream, _OUTPUT_BYTES)[0])
             if begins_object(start) or b"\0" in start[:4096]:
                 return set()
             kinds = kinds_in(start)

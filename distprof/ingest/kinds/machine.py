@@ -16,9 +16,8 @@ from statistics import median
 import msgspec
 
 from distprof.artefacts.fabric_file import GpuCopies
-from distprof.bounds import Bound, within
-from distprof.errors import InputError
-from distprof.ingest.files import DAMAGE, opened
+from distprof.bounds import Bound
+from distprof.ingest.files import beginning, refusing, whole
 from distprof.ingest.kinds import Source, keep
 from distprof.ingest.sensors.collect import host_named
 from distprof.run.evidence import Machine, Machines
@@ -27,7 +26,9 @@ from distprof.run.run import Run
 BOUND = Bound(reads="output of nvidia-smi topo -m", num_bytes=1 << 24, names=512, beyond="refused")
 MAX_DEVICES = 512
 _SNIFFED_BYTES = 1 << 18
-_SIGNS = (b"GPU0", b"P2P=", b"GPU(row)")
+_SIGNS = (b"GPU0", b"P2P=", b"GPU(row)", b"CPU(row)")
+# Output of nccl-tests, which is for ``distprof fabric`` unless NCCL's initialisation is in it.
+TEST_SIGNS = (b"out-of-place", b"algbw", b"busbw")
 _LONGEST_LINE = 1 << 16
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -45,20 +46,27 @@ _SOC = re.compile(r"\bSOC(?=\s|$)")
 _PATH = re.compile(r"X|NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|N/A")
 _COPIES = re.compile(
     r"(?P<ways>Uni|Bi)directional P2P=(?P<p2p>Enabled|Disabled) Bandwidth\b.{0,20} Matrix \(GB/s\)"
-    r"|memcpy (?:CE|SM) GPU\(row\) ?(?:->|<-) ?GPU\(column\) bandwidth \(GB/s\)"
+    r"|memcpy (?:CE|SM) (?:GPU|(?P<host>CPU))\(row\) ?(?P<way>->|<-) ?GPU\(column\) "
+    r"bandwidth \(GB/s\)"
 )
 _OTHER_MATRIX = re.compile(r"(?:Bi|Uni)directional |Matrix \(|bandwidth \(GB/s\)")
 _SPEEDS = re.compile(r"[>\s]{0,8}(\d{1,3})((?:\s+(?:\d{1,5}\.\d{1,3}|N/A))+)\s*")
 _RULER = re.compile(r"[=#*\-\s]*")
 
 
+_refuse = refusing(
+    expected=BOUND.reads,
+    fix="save only the output of `nvidia-smi topo -m` on each host, with the host name on the line "
+    "before it",
+)
+
+
 def fits_machine(source: str) -> bool:
     """Whether a source begins with a matrix of ``nvidia-smi topo -m``, even after other output."""
-    try:
-        start = _read(source, _SNIFFED_BYTES)
-    except (*DAMAGE, ImportError):
-        return False
+    start = beginning(source, _SNIFFED_BYTES)
     if not any(sign in start for sign in _SIGNS) or start.lstrip()[:1] in (b"{", b"["):
+        return False
+    if all(sign in start for sign in TEST_SIGNS):  # what was measured says more than the topology
         return False
     found = parse_machines(start.decode("utf-8", "replace"))
     return bool(found.machines or found.copies)
@@ -66,26 +74,10 @@ def fits_machine(source: str) -> bool:
 
 def read_machine(source: str) -> Machines:
     """Read a file about one or many machines."""
-    try:
-        data = within(_read(source, BOUND.num_bytes + 1), BOUND.num_bytes, source)
-    except DAMAGE as error:
-        raise InputError(
-            source,
-            expected=BOUND.reads,
-            found=str(error),
-            fix="name a file that holds only this output",
-        ) from error
+    data = whole(source, BOUND.num_bytes, _refuse)
     found = parse_machines(data.decode("utf-8", "replace"))
     if not (found.machines or found.copies):
-        raise InputError(
-            source,
-            expected="output of nvidia-smi topo -m",
-            found="; ".join(found.notes) or "no GPU matrix",
-            fix=(
-                "save the output of `nvidia-smi topo -m` on each host, with the host name on "
-                "the line before it"
-            ),
-        )
+        _refuse(source, "; ".join(found.notes) or "no GPU matrix")
     return found
 
 
@@ -126,22 +118,23 @@ def parse_machines(text: str) -> Machines:
 
 def _copies(lines: Sequence[str]) -> Iterator[GpuCopies]:
     """The first matrix of copies with access to each other's memory, and the first without."""
-    matrices: dict[tuple[bool, bool], dict[int, list[float]]] = {}
+    matrices: dict[tuple[str, bool, bool], dict[int, list[float]]] = {}
     rows: dict[int, list[float]] = {}
     for line in lines:
         if title := _COPIES.search(line):
             rows = {}
-            matrices.setdefault((title["ways"] == "Bi", title["p2p"] != "Disabled"), rows)
+            host = {"->": "from", "<-": "to"}[title["way"]] if title["host"] else ""
+            matrices.setdefault((host, title["ways"] == "Bi", title["p2p"] != "Disabled"), rows)
         elif _OTHER_MATRIX.search(line):
             rows = {}
         elif (row := _SPEEDS.fullmatch(line)) and int(row[1]) == len(rows) < MAX_DEVICES:
             rows[len(rows)] = [0.0 if cell == "N/A" else float(cell) for cell in row[2].split()]
-    for (is_both_ways, is_direct), matrix in sorted(matrices.items()):
+    for (host, is_both_ways, is_direct), matrix in sorted(matrices.items()):
         pairs = [
-            (speed, (gpu, other))
+            (speed, (other if host else gpu, other))
             for gpu, speeds in matrix.items()
             for other, speed in enumerate(speeds)
-            if gpu != other
+            if gpu != other or host
         ]
         if pairs:
             least, slowest = min(pairs)
@@ -152,6 +145,7 @@ def _copies(lines: Sequence[str]) -> Iterator[GpuCopies]:
                 bytes_per_s=median(speed for speed, _ in pairs) * 1e9,
                 slowest_bytes_per_s=least * 1e9,
                 slowest=slowest,
+                host=host,
             )
 
 
@@ -219,11 +213,6 @@ class _Block(msgspec.Struct):
 def _cell(cells: Sequence[str], index: int) -> str:
     text = cells[index] if index < len(cells) else ""
     return "" if text == "N/A" else text
-
-
-def _read(source: str, most: int) -> bytes:
-    with opened(source) as stream:
-        return stream.read(most)
 
 
 def _join(run: Run, shown: Machines) -> Run:

@@ -53,6 +53,10 @@ def find_sizes(table: str) -> Path | None:
     return next((place for place in places if place.is_file()), None)
 
 
+def _wrong(path: Path, expected: str, found: str) -> InputError:
+    return InputError(str(path), expected=expected, found=found, fix=_FIX)
+
+
 def read_sizes(path: Path) -> JobSizes:
     """Sizes of the job."""
     sizes: dict[str, int] = {}
@@ -60,12 +64,8 @@ def read_sizes(path: Path) -> JobSizes:
         most = MOST_PLACES if key in ("pp_size", "vpp_size") else 10**9
         is_size = _SIZE.fullmatch(value) is not None and 1 <= int(value) <= most
         if key.endswith("_size") and not is_size:
-            raise InputError(
-                str(path),
-                expected=f"sizes that are positive integers, at most {MOST_PLACES:,} for stages",
-                found=f"{key}: {value[:60]}",
-                fix=_FIX,
-            )
+            expected = f"sizes that are positive integers, at most {MOST_PLACES:,} for stages"
+            raise _wrong(path, expected, f"{key}: {value[:60]}")
         if key.endswith("_size"):
             sizes[key] = int(value)
     mesh = {axis: sizes[key] for key, axis in _SIZES.items() if key in sizes}
@@ -85,8 +85,7 @@ def _values(path: Path) -> dict[str, str]:
     try:
         text = read_plain(path, MAX_BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        found = f"{type(error).__name__}: {error}"
-        raise InputError(str(path), expected="a short text", found=found, fix=_FIX) from error
+        raise _wrong(path, "a short text", f"{type(error).__name__}: {error}") from error
     values: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -94,12 +93,8 @@ def _values(path: Path) -> dict[str, str]:
         match = _LINE.fullmatch(line.rstrip())
         if match is None or match.group(1) in values:
             what = "a second value for a key" if match else "something else"
-            raise InputError(
-                str(path),
-                expected="lines of `key: value`, each key once",
-                found=f"{what} in line {number}: {line[:60]!r}",
-                fix=_FIX,
-            )
+            found = f"{what} in line {number}: {line[:60]!r}"
+            raise _wrong(path, "lines of `key: value`, each key once", found)
         values[match.group(1)] = match.group(2)
     return values
 

@@ -123,7 +123,7 @@ def _listed(source: str, text: str, start: int, layout: _Layout) -> OperatorTabl
             num_calls=int(match["calls"].replace(",", "") or are_kernels)
             + (before.num_calls if before else 0),
             self_cpu_ns=0 if are_kernels else own,
-            cpu_ns=0 if are_kernels else round(float(match["all"]) * scale),
+            cpu_ns=0 if are_kernels else round(float(match["all"].replace(",", "")) * scale),
             self_device_ns=own + (before.self_device_ns if before else 0) if are_kernels else 0,
             device_ns=own + (before.device_ns if before else 0) if are_kernels else 0,
         )

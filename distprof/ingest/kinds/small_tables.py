@@ -31,6 +31,8 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -41,6 +43,7 @@ from distprof.bounds import Bound
 from distprof.ingest.communication import collective_kind
 from distprof.ingest.files import beginning, decoded, refusing, whole
 from distprof.ingest.kinds import Source
+from distprof.ingest.kinds.logs import TRAINING_LOG
 from distprof.ingest.metadata import parse_ranks
 from distprof.run.evidence import (
     CollectiveSummary,
@@ -381,31 +384,53 @@ _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 _OF = r"(?:gpu|npu|node|machine|device|worker|rank|card|[vahb]\d00)"
 _S = r"(?:'?s)?\b"
 _COUNT = re.compile(
-    rf"(?i)(?<![\d.])(?P<n>\d{{1,7}}) ?[x×]? ?(?:[a-z]\w{{2,8}}[ -]){{0,2}}(?P<of_n>{_OF}){_S}"
+    r"(?<![\d.])(?P<hosts>\d{1,5}) ?[MN] ?[/x×-]? ?(?P<each>\d{1,4}) ?G\b|(?i:"
+    rf"(?<![a-z\d.])(?P<n>\d{{1,7}}) ?[x×]? ?(?:[a-z]\w{{2,8}}[ -]){{0,2}}(?P<of_n>{_OF}){_S}"
     rf"|\b(?P<word>{'|'.join(_WORDS)}|(?:a )?single|only)[ -](?:[a-z]\w{{2,8}}[ -])?"
     rf"(?P<of_word>{_OF}){_S}"
     rf"|\b(?:num_|n_?)?(?P<of_set>{_OF}){_S} ?[:=] ?(?P<set>\d{{1,7}})\b(?!,)"
-    rf"|\b{_OF}s?[ =](?P<list>0|\d{{1,4}}(?:,\d{{1,4}})+)(?!\S)"
+    rf"|\b{_OF}s?[ =](?P<list>0|\d{{1,4}}(?:,\d{{1,4}})+)(?!\S))"
 )
+_NUMBER = rf"(?:\d{{1,7}}|{'|'.join(_WORDS)})"
+_ALIKE = re.compile(rf"(?i)\b({_NUMBER})(?= (?:or|and|to|vs\.?|->|→) {_NUMBER} ({_OF}{_S}))")
+_THOUSANDS = re.compile(r"(?<![\w.])(\d{1,6}(?:\.\d{1,3})?)[kK](?=[ ./,)]|$)")
 _EACH_NODE = re.compile(r"(?i)\b(?:each|(?:per|a) node)\b|/node")
-_FLOAT = r"(\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)"
+_FLOAT = r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?"
 _ITERATION = r"(?:it|iter|iteration|step|batch)(?:e?s)?"
-_IS_ITERATION = re.compile(rf"(?i){_ITERATION}")
-_PER_S = r"(?![kmgt]i?b)([a-z]{2,12}|(?<=\d))(?: ?/ ?|[_ ]per[_ ])s(?:ec(?:ond)?)?\b"
-_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_UNIT = r"(ms|s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)"
-_DURATION = re.compile(rf"(?i){_FLOAT} ?{_UNIT}")
-_VALUE = re.compile(
-    rf"(?i)(?<![\w.]){_FLOAT} {{0,2}}{_PER_S}|{_PER_S}[)\"']?[ :=]{{1,4}}{_FLOAT}"
-    rf"|(?<![\w.:])((?:{_FLOAT} ?{_UNIT} ?){{1,3}})(?<! )(?![a-z\d])"
-    rf"( ?(?:/|per|for (?:each|one|an?)) ?{_ITERATION}\b)?"
+_IS_ITERATION = re.compile(rf"(?i){_ITERATION}\b")
+_PER_S = (
+    r"(?:(?<![a-z])[twis]ps|(?![kmgt]i?b)(?:[a-z]{2,12}|(?<=\d))(?: ?/ ?|[_ ]per[_ ])"
+    r"s(?:ec(?:ond)?)?)(?![a-z])"
 )
+_SAYS = (
+    r"(?: (?:is|was|of|at|to|just|over|about|around|only|drop\w*|f[ae]ll\w*|decreas\w*)){0,4} ~?"
+)
+_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_UNIT = r"(?:ms|s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)"
+_DURATION = re.compile(rf"(?i)({_FLOAT}) ?({_UNIT})")
+_VALUE = re.compile(
+    rf"(?i)(?<![\w.])(?P<rate>{_FLOAT}) {{0,2}}(?P<unit>{_PER_S})"
+    rf"|(?P<unit_before>{_PER_S})[)\"']{{0,2}}(?:[ :=]{{1,4}}|{_SAYS}"
+    rf"(?:from (?P<was>{_FLOAT}) to )?)(?P<after>{_FLOAT})(?! ?{_OF})"
+    rf"|(?<![\w.:])(?P<time>(?:{_FLOAT} ?{_UNIT} ?){{1,3}})(?<! )(?![a-z\d])"
+    rf"(?P<each> ?(?:/|per|for (?:each|one|an?)) ?{_ITERATION}\b)?"
+)
+_SO_FAR = re.compile(r"(?i)(?:elapsed|remaining|eta)\w*[\"']?[:= ]{1,3}[\"']?$")
 _HEADS = (
     re.compile(rf"(?i)^(?:#|num(?:ber of)?|n)?[ _]?{_OF}s?$"),
-    re.compile(rf"(?i){_PER_S}|throughput"),
-    re.compile(r"(?i)\btime\b"),
+    re.compile(rf"(?i){_PER_S}|throughput|^speed"),
+    re.compile(r"(?i)time\b"),
 )
-_EACH = re.compile(rf"(?i)/ ?s(?:ec(?:ond)?)?(?: ?/ ?| per ){_OF}")
+_WAY = re.compile(
+    r"(?i)\W*(?:(?:1|single)[ -]?gpu|(?:ddp|dp|fsdp2?|hsdp)(?![a-z])|(?:distributed ?)?data ?par"
+    r"allel|(?:deepspeed|zero|stage)\b|gloo|horovod|no[ -]?(?:nvlink|p2p)|with(?:out)? (?:nvl|p2p))"
+)
+_LABEL = 60
+_EACH = re.compile(
+    rf"(?i)(?:/ ?|per[ _])s(?:ec(?:ond)?)?(?: ?/ ?|[ _]per[ _]){_OF}"
+    rf"|\bper[- ]?{_OF}\W{{1,4}}(?:[a-z]+ )?(?:throughput|speed)"
+)
+_HEADING = re.compile(r"#.{1,100}|[^:=]{1,100}:[*`\s]{0,4}")
 _refuse_scaling = refusing("throughput of several numbers of GPUs", "name a file with such a table")
 
 
@@ -419,18 +444,17 @@ class _Value(msgspec.Struct, frozen=True):
 
 def _values(line: str) -> Iterator[_Value]:
     for found in _VALUE.finditer(line):
-        rate, unit, unit_before, rate_after, duration, *_, iteration = found.groups()
-        if duration:
-            seconds = sum(
-                (_number(n.replace(",", "")) or 0.0)
-                * _SECONDS["ms" if u.lower() == "ms" else u[0].lower()]
-                for n, u in _DURATION.findall(duration)
-            )
-            if seconds:
-                yield _Value("iterations" if iteration else "time", 1 / seconds, found.start())
-        elif value := _number((rate or rate_after).replace(",", "")):
-            is_step = _IS_ITERATION.fullmatch(unit or unit_before or "")
-            yield _Value("iterations" if is_step else "rate", value, found.start())
+        seconds = sum(
+            (_number(n.replace(",", "")) or 0.0)
+            * _SECONDS["ms" if u.lower() == "ms" else u[0].lower()]
+            for n, u in _DURATION.findall(found["time"] or "")
+        )
+        if seconds and not _SO_FAR.search(line, 0, found.start()):
+            yield _Value("iterations" if found["each"] else "time", 1 / seconds, found.start())
+        is_step = _IS_ITERATION.match(found["unit"] or found["unit_before"] or "")
+        for text in filter(None, (found["rate"], found["was"], found["after"])):
+            if value := _number(text.replace(",", "")):
+                yield _Value("iterations" if is_step else "rate", value, found.start())
 
 
 def _counts(line: str) -> list[tuple[int, str, int]]:
@@ -441,6 +465,8 @@ def _counts(line: str) -> list[tuple[int, str, int]]:
         listed = match["list"].count(",") + 1 if match["list"] else 0
         named = _WORDS.index(word) if word in _WORDS else 1
         count = int(match["n"] or match["set"] or listed or named)
+        if match["hosts"]:
+            count = int(match["hosts"]) * int(match["each"])
         of = (match["of_n"] or match["of_word"] or match["of_set"] or "gpu").lower()
         if 0 < count < _MOST_GPUS:
             found.append((count, "nodes" if of in ("node", "machine") else "GPUs", match.start()))
@@ -452,23 +478,54 @@ def _counts(line: str) -> list[tuple[int, str, int]]:
     return gpus if len(nodes) == len(gpus) else nodes or gpus
 
 
-def _table_pairs(lines: Sequence[str]) -> dict[int, float]:
-    """Number of GPUs to throughput, from columns with these heads."""
-    found: dict[int, float] = {}
-    columns: list[int | None] = []
-    for line in lines:
-        between = r"\s*\|\s*" if "|" in line else r"\t|\s{2,}|\s*[,;]\s*"
-        cells = re.split(between, line.strip("| \t"))
-        heads = [next((i for i, c in enumerate(cells) if h.search(c)), None) for h in _HEADS]
-        if heads[0] is not None and heads[1:] != [None, None]:
-            columns = heads
-        elif columns and len(cells) > max(i for i in columns if i is not None):
-            count, rate, time = ("" if i is None else cells[i].replace(",", "") for i in columns)
-            per_s = _number(rate.split(" ")[0]) or next((one.per_s for one in _values(time)), None)
-            number = _number(count.split(" ")[0])
-            if number and per_s and number == int(number) < _MOST_GPUS:
-                found.setdefault(int(number), per_s)
-    return found
+def _head_kind(head: str) -> str:
+    """What a column with this head holds: "time", "iterations" or "rate"; empty for another."""
+    if _HEADS[2].search(head):
+        return "time"
+    rate = _HEADS[1].search(head)
+    return "" if rate is None else "iterations" if _IS_ITERATION.match(rate[0]) else "rate"
+
+
+def _table_pairs(lines: Sequence[str]) -> tuple[dict[str, float], str, str]:
+    """Numbers of GPUs, or ways to train, to throughput: from the rows or the columns of a table.
+
+    Also what the throughput is one of: "rate", "time" or "iterations", and what is counted.
+    """
+    rows = [
+        re.split(r"\s*\|\s*" if "|" in line else r"\t|\s{2,}|\s*[,;]\s*", line.strip("| \t"))
+        for line in lines
+    ]
+    turned = next((i for i, row in enumerate(rows) if len([*filter(_WAY.match, row)]) > 1), None)
+    if turned is not None:
+        rows = [list(column) for column in zip_longest(*rows[turned:], fillvalue="")]
+    found: dict[str, dict[str, float]] = {"rate": {}, "time": {}, "iterations": {}}
+    head: list[str] = []
+    for cells in rows:
+        kinds = [*map(_head_kind, head)]
+        named = (
+            c for c, h in zip(cells, head, strict=False) if _HEADS[0].search(h) or _WAY.match(c)
+        )
+        name = next(named, "")
+        if not name and len(cells) > 1 and any(h.search(c) for c in cells for h in _HEADS[1:]):
+            head = cells
+        for cell, kind in zip(cells, kinds, strict=False):
+            printed, number = (
+                next(_values(cell), None),
+                _number(cell.split(" ")[0].replace(",", "")),
+            )
+            if name and kind and printed:
+                found[printed.kind].setdefault(name, printed.per_s)
+            elif name and kind and number:
+                found[kind].setdefault(name, 1 / number if kind == "time" else number)
+    listed = ((line.split(":")[0].strip(), [*_values(line)]) for line in lines if _WAY.match(line))
+    typed = {
+        way: values[0].per_s for way, values in listed if len(values) == 1 and len(way) < _LABEL
+    }
+    found["time"] = found["time"] or (typed if turned is None and not found["rate"] else {})
+    by_way = _WAY.match(next(iter(found["time"]), ""))
+    kind = next((k for k in (("time",) if by_way else found) if found[k]), "iterations")
+    heads = " ".join(filter(_HEADS[0].search, head)).lower()
+    return found[kind], kind, "nodes" if re.search("node|machine", heads) else "GPUs"
 
 
 def _sentence_pairs(
@@ -476,16 +533,20 @@ def _sentence_pairs(
 ) -> dict[tuple[str, int], float]:
     """What is counted and how many of it to the first value of a kind, as sentences pair them."""
     found: dict[tuple[str, int], float] = {}
+    listed: dict[tuple[str, int], list[float]] = {}  # Values below a line that only counts.
     pending: tuple[str, int] | None = None
     for counts, all_values in lines:
         values = [one for one in all_values if one.kind == kind]
         if not counts:
             if pending and values:
-                found.setdefault(pending, values[0].per_s)
+                listed.setdefault(pending, []).append(values[0].per_s)
+            elif pending in listed:
+                pending = None
             continue
+        named = [one for one in counts if values and one[2] < values[-1].at]
         if len(counts) == len(values):
             named = counts
-        else:
+        elif len(named) != len(values):
             before = [[one for one in counts if one[2] < value.at] for value in values]
             named = [some[-1] if some else counts[0] for some in before]
         for (count, of, _), value in zip(named, values, strict=True):
@@ -493,13 +554,20 @@ def _sentence_pairs(
         last = max((value.at for value in values), default=-1)
         waiting = [(of, count) for count, of, at in counts if at > last]
         pending = waiting[0] if len(waiting) == 1 else None
-    return found
+    return {**{key: median(rates) for key, rates in listed.items()}, **found}
 
 
 def _scaling(text: str) -> ScalingTable | None:
     """Throughput by the number of GPUs or nodes; None if the numbers are not in order."""
-    lines = [line[:1_000].replace("*", "") for line in text.splitlines()]
-    pairs, of, kind = _table_pairs(lines), "GPUs", ""
+    text = _ALIKE.sub(r"\1 \2", text.replace("*", ""))
+    text = _THOUSANDS.sub(lambda found: f"{float(found[1]) * 1e3:.0f}", text)
+    lines = [line[:1_000] for line in text.splitlines()]
+    table, kind, of = _table_pairs(lines)
+    numbers = {_whole(name.split(" ")[0].replace(",", "")): rate for name, rate in table.items()}
+    pairs = {number: rate for number, rate in numbers.items() if number and number < _MOST_GPUS}
+    if len(table) > 1 and all(map(_WAY.match, table)):
+        names, rates = zip(*sorted(table.items(), key=lambda way: way[1]), strict=True)
+        return ScalingTable(counts=(1,) * len(names), rates=rates, of="ways", names=names)
     if len(pairs) < 2:
         read = [(_counts(line), [*_values(line)]) for line in lines]
         fewest = 2 if len(text) <= _SHORT else 3
@@ -516,21 +584,28 @@ def _scaling(text: str) -> ScalingTable | None:
     if len(pairs) < 2 or [*pairs] not in (sorted(pairs), sorted(pairs, reverse=True)):
         return None
     grows = kind == "iterations" or _EACH.search(text)
-    rates = {count: rate * count if grows else rate for count, rate in sorted(pairs.items())}
+    by_count = {count: rate * count if grows else rate for count, rate in sorted(pairs.items())}
     note = f"This holds if the batch grows with the number of {of}."
     return ScalingTable(
-        counts=tuple(rates),
-        rates=tuple(rates.values()),
+        counts=tuple(by_count),
+        rates=tuple(by_count.values()),
         of=of,
         notes=(note,) if kind == "iterations" else (),
     )
 
 
 def fits_scaling(source: str) -> bool:
-    """Whether a small text lists throughput by the number of GPUs; never raises."""
+    """Whether a small text lists throughput by the number of GPUs; never raises.
+
+    Logs of several jobs count, each below a heading with its number of GPUs.
+    """
     start = beginning(source, SCALING_BOUND.num_bytes)
-    is_small = b"\0" not in start and len(start) < SCALING_BOUND.num_bytes
-    return is_small and _scaling(start.decode("utf-8", "replace")) is not None
+    if b"\0" in start or len(start) == SCALING_BOUND.num_bytes:
+        return False
+    text = start.decode("utf-8", "replace")
+    headings = (line for line in text.splitlines() if _HEADING.fullmatch(line))
+    counts = {count[:2] for heading in headings for count in _counts(heading)}
+    return _scaling(text) is not None and (len(counts) > 1 or not TRAINING_LOG.fits(source))
 
 
 def read_scaling(source: str) -> ScalingTable:
@@ -542,8 +617,9 @@ def read_scaling(source: str) -> ScalingTable:
 
 SCALING = Source(
     bound=SCALING_BOUND,
-    place=110,
+    place=75,
     origin="throughput by the number of GPUs",
+    name="throughput by the number of GPUs",
     fits=fits_scaling,
     read=read_scaling,
 )

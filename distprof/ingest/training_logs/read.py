@@ -6,10 +6,11 @@ its signs, so other lines cost next to nothing. The grammar that finds the most 
 
 from __future__ import annotations
 
-from distprof.errors import InputError
-from distprof.ingest.files import DAMAGE, Blocks, opened, read_some
+from collections.abc import Iterable
+
+from distprof.ingest.files import DAMAGE, Blocks, opened, read_some, refusing
 from distprof.ingest.training_logs.grammar import Grammar, best_of, to_log
-from distprof.ingest.training_logs.named_numbers import NamedNumbersGrammar
+from distprof.ingest.training_logs.named_numbers import NamedNumbersGrammar, PhasesGrammar
 from distprof.ingest.training_logs.reports import Reports
 from distprof.ingest.training_logs.tables import ColumnsGrammar, GoldenValues, StepTraceGrammar
 from distprof.ingest.training_logs.trainers import BarGrammar, LightningGrammar, compare
@@ -68,10 +69,7 @@ def holds_iterations(start: bytes, *, is_text: bool, least: int = 1) -> bool:
     candidates.take(text)
     if any(len(grammar.rows) >= least for grammar in candidates.finished()):
         return True
-    unknown = NamedNumbersGrammar()
-    unknown.take(text[:_SMALL_LOG])
-    unknown.finish()
-    return len(unknown.rows) >= least
+    return len(_of_unknown([text[:_SMALL_LOG]]).rows) >= least
 
 
 def read_training_log(source: str) -> TrainingLog:
@@ -102,7 +100,7 @@ def read_training_log(source: str) -> TrainingLog:
                 if best_of(found) is None:
                     stream.seek(0)
                     blocks = Blocks(stream)
-                    found = (_read_unknown(blocks),)
+                    found = (_of_unknown(blocks),)
     except DAMAGE as error:
         return _refuse(source, " ".join(f"{type(error).__name__}: {error}".split())[:200])
     chosen = best_of(found)
@@ -118,18 +116,20 @@ def _tables() -> tuple[ColumnsGrammar | StepTraceGrammar, ...]:
     return ColumnsGrammar(), StepTraceGrammar()
 
 
-def _read_unknown(blocks: Blocks) -> Grammar:
-    grammar = NamedNumbersGrammar()
-    for block in blocks:
+def _of_unknown(blocks: Iterable[bytes]) -> Grammar:
+    """What a log holds whose program is unknown: reports, or else phases of an iteration."""
+    grammar, phases = NamedNumbersGrammar(), PhasesGrammar()
+    for i, block in enumerate(blocks):
         grammar.take(block)
+        if not i:
+            phases.take(block[:_SMALL])
     grammar.finish()
-    return grammar
+    if not grammar.rows:
+        phases.finish()
+    return grammar if grammar.rows else phases
 
 
-def _refuse(source: str, found: str) -> TrainingLog:
-    raise InputError(
-        source,
-        expected="a log in which a training program reports its iterations",
-        found=found,
-        fix="see docs/how-to/read-training-logs.md for the supported programs",
-    )
+_refuse = refusing(
+    expected="a log in which a training program reports its iterations",
+    fix="see docs/how-to/read-training-logs.md for the supported programs",
+)

@@ -14,13 +14,12 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
-from distprof.bounds import Bound, num_parts
-from distprof.errors import InputError
-from distprof.ingest.files import DAMAGE, Blocks, opened
+from distprof.bounds import Bound
+from distprof.ingest.files import Blocks, decoded, refusing
 from distprof.ingest.training_logs.grammar import MAX_SECONDS, Grammar, Row, s_to_ns, to_float
 
 _STEPS = ("step", "iteration", "iter", "global_step", "steps")
@@ -194,7 +193,7 @@ class GoldenValues(Grammar):
         Raises:
             InputError: If it is not such a table, or is too large.
         """
-        series = _decoded(source)
+        series = decoded(source, BOUND, dict[str, Any], _refuse)
         times = next((series[name] for name in _SERIES_OF_TIMES if name in series), None)
         if times is None:
             _refuse(
@@ -230,27 +229,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
-def _decoded(source: str) -> dict[str, Any]:
-    try:
-        with opened(source) as stream:
-            data = stream.read(BOUND.num_bytes + 1)
-    except DAMAGE as error:
-        _refuse(source, " ".join(f"{type(error).__name__}: {error}".split())[:200])
-    if len(data) > BOUND.num_bytes:
-        _refuse(source, f"more than {BOUND.num_bytes:,} bytes")
-    if BOUND.rows is not None and num_parts(data) > BOUND.rows:
-        _refuse(source, f"more than {BOUND.rows:,} values")
-    try:
-        found = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        _refuse(source, " ".join(f"{error}".split())[:200])
-    return found if isinstance(found, dict) else {}
-
-
-def _refuse(source: str, found: str) -> NoReturn:
-    raise InputError(
-        source,
-        expected='series by iteration, {"iteration-time": {"values": {"5": 17.1, …}}, …}',
-        found=found,
-        fix="write the file again, or check that it is complete",
-    )
+_refuse = refusing(
+    expected='series by iteration, {"iteration-time": {"values": {"5": 17.1, …}}, …}',
+    fix="write the file again, or check that it is complete",
+)

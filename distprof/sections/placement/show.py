@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 
 from distprof.artefacts.fabric_file import GpuCopies
 from distprof.sections.base import VerdictText
-from distprof.sections.placement import CardPath, PlacedMachine, PlacementResult
+from distprof.sections.placement import (
+    ACROSS_SOCKETS,
+    CardPath,
+    PlacedMachine,
+    PlacementResult,
+)
 from distprof.sections.table import Column, TableView, counted, first_rows, rows_table
 from distprof.units import format_bandwidth
 
@@ -128,24 +133,27 @@ def machine_verdict(report: Report) -> VerdictText:
     machines = report.placement.machines
     if report.run.ranks:
         return None
-    if copies := _copies(report.placement.copies):
-        return copies, tuple(_sentence(machine) for machine in machines[:_MOST_NAMED])
+    copies, cards = report.placement.copies, report.placement.cards
+    shown = (_sentence(machine, cards) for machine in machines[:_MOST_NAMED])
+    if said := [*filter(None, (_copies(copies), *_host_copies(copies)))]:
+        return said[0], (*said[1:], *shown)
     if not machines:
         return None
     gpus = sum(machine.num_gpus for machine in machines)
     line = f"{counted(len(machines), 'machine')}, {counted(gpus, 'GPU')}: no ranks, no steps."
     if len(machines) == 1:
-        return _sentence(machines[0]), ()
+        return next(shown), ()
     more = len(machines) - _MOST_NAMED
     rest = (f"{more:,} more machines.",) if more > 0 else ()
-    return line, (*(_sentence(machine) for machine in machines[:_MOST_NAMED]), *rest)
+    return line, (*shown, *rest)
 
 
 def _copies(measured: Sequence[GpuCopies]) -> str:
     """How fast GPUs copy to each other, and whether the direct way is the faster one."""
-    if not measured:
+    between = [one for one in measured if not one.host]
+    if not between:
         return ""
-    alike = [one for one in measured if one.is_both_ways == measured[0].is_both_ways]
+    alike = [one for one in between if one.is_both_ways == between[0].is_both_ways]
     speed = {one.is_direct: format_bandwidth(one.bytes_per_s) for one in alike}
     of = {one.is_direct: one.bytes_per_s for one in alike}
     what = "median of all pairs" + (", both directions together" if alike[0].is_both_ways else "")
@@ -175,10 +183,31 @@ def _copies(measured: Sequence[GpuCopies]) -> str:
     return text
 
 
-def _sentence(machine: PlacedMachine) -> str:
+def _host_copies(measured: Sequence[GpuCopies]) -> tuple[str, ...]:
+    """How fast host and GPUs copy, and the GPU that is slower than the others."""
+    known = [one for one in measured if one.host]
+    if not known:
+        return ()
+    worst = min(known, key=lambda one: one.slowest_bytes_per_s / one.bytes_per_s)
+    least, usual = map(format_bandwidth, (worst.slowest_bytes_per_s, worst.bytes_per_s))
+    if worst.slowest_bytes_per_s >= (1 - _UNEVEN) * worst.bytes_per_s:
+        return (f"Each GPU copies {worst.host} host memory at about {usual}.",)
+    return (
+        f"GPU {worst.slowest[0]} copies {worst.host} host memory at only {least}: the others reach "
+        f"{usual} (median).",
+        "Compare the current with the largest width and generation of its PCIe link "
+        "(nvidia-smi -q, lspci -vv), and its NUMA node with that of the CPUs.",
+    )
+
+
+def _sentence(machine: PlacedMachine, paths: Sequence[CardPath]) -> str:
     name = f"{machine.host}: " if machine.host else ""
     cards = counted(len(machine.cards), "network card")
     joined = f", {_joined(machine)}" if machine.num_gpus > 1 else ""
+    of = {one.gpu: one.path for one in paths if one.host == machine.host and one.path}
+    far = [gpu for gpu, path in of.items() if path == ACROSS_SOCKETS]
+    if 0 < len(far) < len(of):
+        cards += f", none of them near {', '.join(far)}"
     return f"{name}{counted(machine.num_gpus, 'GPU')}{joined}; {cards}."
 
 

@@ -1,10 +1,4 @@
-"""Ranks that arrive last in collectives, from a table of durations on each rank.
-
-A collective that no member can finish before all have begun takes longest on the rank that arrives
-first, and shortest on the rank that arrives last. The excess of a rank's mean over the shortest
-mean is waiting. The shortest mean still includes the time that the last rank itself waits in single
-calls.
-"""
+"""Ranks that arrive last in collectives, readiness of input, scaling and time by operator."""
 
 from __future__ import annotations
 
@@ -236,6 +230,7 @@ def analyze_scaling_table(run: Run) -> ScalingTableResult:
     return ScalingTableResult(
         counts=table.counts,
         of=table.of,
+        names=table.names,
         rates=table.rates,
         unavailable=table.notes,
         efficiency_ratio=tuple(one / each[0] for one in each),

@@ -148,6 +148,7 @@ def operators_table(report: Report, *, show_all: bool) -> TableView | None:
 
 READY_RATIO = 0.9
 _SCALES = 0.8
+_IN_A_NODE = 8  # More GPUs are usually in several nodes
 _SAME = 0.97  # Throughput below this share of another is lower
 MIN_WORK_RATIO = 0.3
 MIN_KNOWN_RATIO = 0.25
@@ -198,9 +199,9 @@ def summaries_origin(report: Report) -> str:
         facts.append(f"input readiness · {counted(len(readiness.ranks), 'rank')}")
         facts.append(counted(readiness.num_samples, "sample"))
     if rows := len(report.scaling_table.counts):
-        facts.append(
-            f"throughput by the number of {report.scaling_table.of} · {counted(rows, 'row')}"
-        )
+        of = report.scaling_table.of
+        by = "way" if of == "ways" else f"the number of {of}"
+        facts.append(f"throughput by {by} · {counted(rows, 'row')}")
     if report.operator_table.num_rows:
         facts.append(f"table of operators · {counted(report.operator_table.num_rows, 'row')}")
     return " · ".join([*facts, "no traces"])
@@ -221,8 +222,8 @@ def _collectives(result: CollectiveSummaryResult) -> list[str]:
     size = f" of {format_bytes(worst.num_bytes)}" if worst.num_bytes is not None else ""
     detail = (
         f"The mean {worst.kind}{size} takes {format_duration(worst.mean_ns)}, but only "
-        f"{format_duration(worst.shortest_ns)} on rank {worst.last_rank}: "
-        f"{format_duration(worst.wait_ns)} is waiting. Rank {worst.first_rank} waits longest."
+        f"{format_duration(worst.shortest_ns)} on rank {worst.last_rank}. "
+        f"Rank {worst.first_rank} waits longest."
     )
     return [f"{text}.", detail]
 
@@ -253,6 +254,17 @@ def _scaling(result: ScalingTableResult) -> list[str]:
     if not result.counts:
         return []
     counts, rates, ratios, of = result.counts, result.rates, result.efficiency_ratio, result.of
+    if result.names:
+        *others, fastest = result.names
+        shares = [
+            f"{name} {format_ratio(rate / rates[-1])}"
+            for name, rate in zip(others, rates[:-1], strict=True)
+        ]
+        line = (
+            f"{fastest} is the fastest of {len(rates)} ways: {', '.join(shares)} of its throughput"
+        )
+        known = (why for way, why in _OF_WAYS.items() if re.search(way, " ".join(others)))
+        return [f"{line}.", *known]
     first, last, best = counts[0], counts[-1], counts[rates.index(max(rates))]
     text = f"Scaling is {format_ratio(ratios[-1])} efficient from {first:,} to {last:,} {of}"
     at = next((i for i, ratio in enumerate(ratios) if ratio < _SCALES), 0)
@@ -271,7 +283,7 @@ def _scaling(result: ScalingTableResult) -> list[str]:
     most = f" {best:,} {of} are faster than {last:,}." if first < best < last else ""
     how = (
         "with NCCL_DEBUG=INFO, which says whether NCCL uses sockets between the nodes"
-        if of == "nodes"
+        if of == "nodes" or counts[at] > _IN_A_NODE
         else "and how they are connected with nvidia-smi topo -m"
     )
     return [
@@ -282,11 +294,22 @@ def _scaling(result: ScalingTableResult) -> list[str]:
     ]
 
 
+_OF_WAYS = {
+    "(?i)offload": "Offload moves state over PCIe in each step: use it only if memory requires it.",
+    r"(?i)(?<!d)\bdp\b|(?<!distributed)(?<!distributed )data ?parallel": "DataParallel copies the "
+    "model to all GPUs in each step, from one process: use DistributedDataParallel.",
+    "(?i)no[ _-]?(?:nv|p2p)|without (?:nv|p2p)": "Without NVLink or P2P, data goes through host "
+    "memory: unset NCCL_P2P_DISABLE, and look at nvidia-smi topo -m.",
+}
+"""What is known of ways to train, by their names."""
+
 _KNOWN_WORK = {
     "allocating and freeing GPU memory": r"^(?:cuda|hip)(?:Malloc|Free)\b",
+    "launching kernels": r"^(?:cu|cuda|hip|hipModule|hipExt)LaunchKernel|^(?:cuda|hip)GraphLaunch",
     "loading data in the training process": r"\bfetch\.py:\d+\(fetch\)",
     "waiting for the data loader": r"\bdataloader\.py:\d+\(__next__|DataLoaderIter|\(DataLoader\)"
     r"|^for .{1,80}\bin\b.{0,40}(?i:load)|\bnext\(.{0,40}(?i:load|iter)",
+    "reading and decoding files": r"\bPIL/|\bcv2\b|imread|decode_(?:jpeg|image)|^_?open \(",
     "waiting for the GPU": r"\.(?:item|tolist)\(\)|\{method '(?:item|cpu|tolist|numpy)' of 'torch"
     r"|_local_scalar_dense|(?:[cC]uda|hip)\w{0,20}[sS]ynchronize",
     "collectives": r"\bdistributed_c10d\b|^c10d::",
@@ -317,8 +340,10 @@ def _known_work(result: OperatorTableResult) -> list[str]:
         return []
     what = next(name for name, ns in spent.items() if ns >= _NEARLY * most)
     share = "Most" if 2 * spent[what] >= total else "The largest known part"
+    are_calls = all(re.match(r"(?:cu|cuda|hip)[A-Z]", row.name) for row in rows)
+    where = "the time in calls of CUDA" if are_calls else "the CPU's time"
     return [
-        f"{share} of the CPU's time is {what}: {format_duration(spent[what])} of "
+        f"{share} of {where} is {what}: {format_duration(spent[what])} of "
         f"{format_duration(total)} ({format_ratio(spent[what] / total)})."
     ]
 

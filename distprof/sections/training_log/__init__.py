@@ -97,6 +97,9 @@ class TrainingLogResult(Result, frozen=True, kw_only=True):
     slowest: tuple[SlowIteration, ...] = ()  # The slowest iterations.
     # The iterations in a row that lose most time by being slower; null without any.
     slow_span: SlowPeriod | None = None
+    # Without times of iterations, the reports in a row in which throughput is lower: its durations
+    # are those of a sample, a token or 1e12 FLOP, by the first rate of this result that is known.
+    slow_rate: SlowPeriod | None = None
     # Duration of an iteration in the first report, which does not count.
     first_ns: int | None = None
     # Number of ranks; null if the log does not say, like the settings below.

@@ -1,11 +1,4 @@
-"""Iterations as printed by a training program: times, throughput, timers.
-
-Figures cover *steady* reports: all reports with a time except the first one and the first one after
-each restart, in which programs allocate, compile and connect. Means are weighted by the number of
-iterations in a report.
-
-Source: formula sheet, "Pipeline bubble", for the ideal idle share of a pipeline.
-"""
+"""Times of iterations, slow ones among them, and timers, from a training program's log."""
 
 from __future__ import annotations
 
@@ -14,8 +7,10 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from distprof.artefacts.record import shared_fields
 from distprof.costs.pipeline import bubble_fraction
 from distprof.run.logs import TrainingLog
 from distprof.run.run import Run
@@ -46,8 +41,8 @@ SLOWER_RATIO = 1.1
 APART = 0.9
 """Share of pairs of a slow and a usual report in which the slow one is longer."""
 
-FEWEST_FEW, FEWEST_GROWING = 3, 10
-"""Fewest reports on both sides of a step, and of a growth, in a log of few reports."""
+FEWEST_FEW, FEWEST_GROWING, FEWEST_RISING = 3, 10, 4
+"""Fewest reports on both sides of a step, of a growth, and of one in which each takes longer."""
 
 MIN_KENDALL, GROWN_RATIO = 0.7, 1.3
 """Least rank correlation with time, and least ratio of the last third to the first, of a growth."""
@@ -71,8 +66,6 @@ def analyze_training_log(run: Run) -> TrainingLogResult:
             unavailable=("No log of a training program was read (--with train.log).",)
         )
     iteration = log.iteration[log.iteration != ABSENT]
-    facts = log.facts
-    times = _times(log)
     timers = _timers(log)
     return TrainingLogResult(
         origin=log.origin,
@@ -86,13 +79,6 @@ def analyze_training_log(run: Run) -> TrainingLogResult:
         printed_samples_per_s=_median(log.printed_samples_per_s),
         first_loss=_end(log.loss, 0),
         last_loss=_end(log.loss, -1),
-        world_size=facts.world_size,
-        mesh=dict(facts.mesh),
-        num_micro_batches=facts.num_micro_batches,
-        micro_batch_size=facts.micro_batch_size,
-        global_batch_size=facts.global_batch_size,
-        sequence_length=facts.sequence_length,
-        virtual_stages=facts.virtual_stages,
         tokens_per_step=log.tokens_per_step,
         timers=timers,
         timer_stage=_stage(log),
@@ -101,16 +87,17 @@ def analyze_training_log(run: Run) -> TrainingLogResult:
         num_unknown=log.num_unknown,
         num_restarts=log.num_restarts,
         unavailable=_limits(log, timers),
-        **times,
+        **shared_fields(TrainingLogResult, log.facts),
+        **_times(log),
     )
 
 
 def _times(log: TrainingLog) -> dict[str, Any]:
-    """Figures of the steady reports; empty without any."""
+    """Figures of the steady reports; without any, how throughput changed."""
     steady = log.is_steady
     ns = log.duration_ns[steady]
     if not len(ns):
-        return {}
+        return {"slow_rate": _slow_rate(log)}
     weight = log.span[steady]
     mean = float(np.average(ns, weights=weight))
     spread = float(np.sqrt(np.average((ns - mean) ** 2, weights=weight)))
@@ -165,7 +152,7 @@ def _slow(number: Int64Array, ns: Int64Array, span: Int64Array) -> dict[str, Any
 def _period(number: Int64Array, is_slow: NDArray[np.bool_]) -> int | None:
     """Distance at which slow iterations recur; None if too few of them or of those due fit it."""
     slow = number[is_slow & (number != ABSENT)]
-    if len(slow) < MIN_RECURRING:
+    if len(slow) < FEWEST_FEW:
         return None
     every = int(np.median(np.diff(number))) if len(number) > 1 else 1
     gaps, counts = np.unique(np.diff(slow), return_counts=True)
@@ -174,8 +161,8 @@ def _period(number: Int64Array, is_slow: NDArray[np.bool_]) -> int | None:
         phases, hits = np.unique(slow % period, return_counts=True)
         best = int(np.argmax(hits))
         possible = int(np.sum(number % period == phases[best]))
-        most = _PERIODIC_RATIO * max(len(slow), possible)
-        if hits[best] >= max(most, MIN_RECURRING):
+        ratio = _PERIODIC_RATIO if len(slow) >= MIN_RECURRING else 1.0  # of few, all must fit
+        if hits[best] >= max(ratio * max(len(slow), possible), FEWEST_FEW):
             return period
     return None
 
@@ -225,6 +212,22 @@ def _slow_span(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeri
     )
 
 
+def _slow_rate(log: TrainingLog) -> SlowPeriod | None:
+    """The reports in a row in which throughput is lower, of a log without times of iterations."""
+    for rates in (
+        *(log.samples_per_s, log.printed_samples_per_s, log.tokens_per_s),
+        *(log.tokens_per_s_per_device, log.tflops),
+    ):
+        known = np.flatnonzero(np.isfinite(rates) & (rates > 0))[1:]  # the first one warms up
+        if len(known) >= 2 * FEWEST_FEW:
+            number = np.full(len(known), ABSENT)
+            if len(rates) == len(log.iteration) and (np.diff(log.iteration[known]) > 0).all():
+                number = log.iteration[known]
+            ns = np.round(1e9 / rates[known]).astype(np.int64)
+            return _slow_span(number, ns, np.ones(len(ns), np.int64))
+    return None
+
+
 def _among_few(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeriod | None:
     """The last of few reports, if a gap wider than both groups parts them, or if times grow."""
     third, at = len(ns) // 3, 0
@@ -236,8 +239,8 @@ def _among_few(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeri
     is_gradual = not at
     slow, others = (ns[-third:], ns[:third]) if is_gradual else (ns[at:], ns[:at])
     if is_gradual and (
-        len(ns) < FEWEST_GROWING
-        or _kendall(ns) < MIN_KENDALL
+        len(ns) < FEWEST_RISING
+        or _kendall(ns) < (MIN_KENDALL if len(ns) >= FEWEST_GROWING else 1.0)
         or np.median(slow) < GROWN_RATIO * np.median(others)
     ):
         return None
@@ -299,16 +302,7 @@ def _timers(log: TrainingLog) -> tuple[TrainingTimer, ...]:
     timers = [_timer(log, name, values, steady) for name, values in log.timers.items()]
     shown = [timer for timer in timers if timer is not None]
     if not has_shares:
-        shown = [
-            TrainingTimer(
-                name=t.name,
-                num_reports=t.num_reports,
-                mean_ns=t.mean_ns,
-                median_ns=t.median_ns,
-                ratio=None,
-            )
-            for t in shown
-        ]
+        shown = [replace(timer, ratio=None) for timer in shown]
     return tuple(sorted(shown, key=lambda timer: (-timer.mean_ns, timer.name)))
 
 

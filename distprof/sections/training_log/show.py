@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from distprof.ingest.training_logs.grammar import OF_THE_JOB
 from distprof.sections.base import VerdictText
 from distprof.sections.nccl.show import jobs_fact, nccl_verdict
 from distprof.sections.parts import is_recorded
@@ -23,6 +24,9 @@ MOST_REST_RATIO = 0.3
 
 MOST_PARTS = 4
 
+_FEW_REPORTS = 3
+"""Up to this many reports, someone chose them one by one."""
+
 _DOUBTS = ("The log does not say", "The log names no unit")
 """Beginnings of notes on which every time depends."""
 
@@ -38,13 +42,35 @@ _PHASES = {
                            r"|\.backward$"),
     "forward and backward": re.compile(r"^forward-backward$|^training_step_and_backward$"),
     "optimizer": re.compile(r"^step(?:_microstep)?$|^optim(?:izer)?(?:_step)?$"),
-    "reduction of gradients": re.compile(r"^all_?reduce$|^grad_sync$"),
+    "reduction of gradients": re.compile(r"^reduction of gradients$"),
     "forward, backward and optimizer": re.compile(r"^train_wall$"),
     "computation": re.compile(r"^Computing$"),
     "exposed communication": re.compile(r"^Communication\(Not Overlapped\)$"),
     "idle time": re.compile(r"^Free$"),
 }  # fmt: skip
 """Names of timers around the phases of an iteration; the last three are those of Ascend."""
+
+_MOST_OF_IT, _MOST_OF_BACKWARD = 0.4, 0.75
+_OF_NETWORK = (
+    "Compare it with the speed of the network (all_reduce_perf of nccl-tests; NCCL_DEBUG=INFO "
+    "shows sockets), overlap it with the backward pass (overlap_comm, --overlap-grad-reduce), or "
+    "accumulate gradients."
+)
+_OUTSIDE = "outside of these"
+_ADVICE = {
+    "optimizer": "Look at offload to the CPU and at the all-gather of parameters, which run in the "
+    "optimizer's step; then use a fused optimizer.",
+    "reduction of gradients": _OF_NETWORK,
+    "communication": _OF_NETWORK,
+    "data loading": "Raise num_workers and prefetch_factor; then look at decoding and storage.",
+    _OUTSIDE: "Look at what the loop does outside of the timers: it waits for input, "
+    "copies, logs, or saves checkpoints.",
+    "backward": "In data-parallel training, it contains the wait for other ranks and for the "
+    "reduction of gradients: a trace of all ranks (distprof capture -- COMMAND) separates them.",
+    "generation": "All ranks wait for the longest response: look at its length, and at the batch "
+    "and the GPUs of the engine that generates.",
+}
+"""What to do about a phase that takes most of an iteration."""
 
 _TIMERS_OF = {
     "Megatron-LM": "log with --timing-log-level 2",
@@ -67,12 +93,12 @@ def training_verdict(report: Report) -> VerdictText:
         time = f"{_what(log)} takes {format_duration(log.mean_ns)}"
         line, nccl_line = f"{time}; {nccl_line[:1].lower()}{nccl_line[1:]}", ""
     why = (
-        *(_waiting(log), _reducing(log), _input_sentence(log), slower_sentence(log)),
+        *(_waiting(log), _reducing(log), _advice(log), _input_sentence(log), slower_sentence(log)),
         *(_slow_sentence(log), f"Throughput: {rates}." if (rates := rate_text(log)) else ""),
-        nccl_line,
+        *(nccl_line, _left_out(log)),
         *(note for note in log.unavailable if note.startswith(_DOUBTS)),
     )
-    return line, tuple(sentence for sentence in why if sentence)
+    return line, tuple(sentence for sentence in why if sentence and sentence not in line)
 
 
 def _is_alone(report: Report) -> bool:
@@ -114,16 +140,22 @@ def micro_batches_text(number: int) -> str:
 
 def rate_text(log: TrainingLogResult) -> str:
     """Throughput as far as known, for example ``3.93 samples/s · 4,026 tokens/s``."""
+    return " · ".join(f"{_plain(rate)} {unit}" for rate, unit in _rates(log))
+
+
+def _rates(log: TrainingLogResult) -> list[tuple[float, str]]:
+    """Known rates and their units."""
     rates = (
         (log.printed_samples_per_s or log.samples_per_s, "samples/s"),
         (log.tokens_per_s, "tokens/s"),
         (log.tokens_per_s_per_device, "tokens/s per GPU"),
         (log.tflops, "TFLOP/s per GPU"),
     )
-    known = [(rate, unit) for rate, unit in rates if rate is not None]
-    return " · ".join(
-        f"{rate:,.0f} {u}" if rate >= 1_000 else f"{rate:.3g} {u}" for rate, u in known
-    )
+    return [(rate, unit) for rate, unit in rates if rate is not None]
+
+
+def _plain(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 1_000 else f"{rate:.3g}"
 
 
 def _what(log: TrainingLogResult) -> str:
@@ -136,7 +168,8 @@ def _what(log: TrainingLogResult) -> str:
 def _line(log: TrainingLogResult) -> str:
     if log.mean_ns is None:
         no_times = f"The log of {log.origin} has no iteration times, so that where time goes is not"
-        return f"{no_times} decided: record a trace with distprof capture -- COMMAND."
+        why = f"{no_times} decided: record a trace with distprof capture -- COMMAND."
+        return f"{fall} {why}" if (fall := slower_sentence(log)) else why
     time = f"{_what(log)} takes {format_duration(log.mean_ns)}"
     if log.idle_ratio is None:
         return f"{time}{_phases(log) or _undecided(log)}"
@@ -167,27 +200,32 @@ def _phase_times(log: TrainingLogResult) -> tuple[dict[str, int], int]:
     return found, whole or 0
 
 
-def _phases(log: TrainingLogResult) -> str:
-    """For example ``: backward 63.3 %, forward 36.7 %.``; empty if the phases are unknown."""
+def _shares(log: TrainingLogResult) -> dict[str, float]:
+    """Share of an iteration by phase, the longest first, then the rest; empty if unknown."""
     times, whole = _phase_times(log)
     rest = whole - sum(times.values())
-    if times.keys() <= {"optimizer", "waiting for input"} or rest < -MIN_IDLE_RATIO * whole:
+    is_few = log.origin == "timed phases" or times.keys() <= {"optimizer", "waiting for input"}
+    if is_few or rest < -MIN_IDLE_RATIO * whole:
         times = {timer.name: timer.mean_ns for timer in log.timers}
         rest = whole - sum(times.values())
         if not -MIN_IDLE_RATIO * whole <= rest <= MOST_REST_RATIO * whole or len(times) < 2:
-            return ""
+            return {}
     order = sorted(filter(times.get, times), key=lambda phase: -times[phase])
-    parts = [f"{phase} {format_ratio(times[phase] / whole)}" for phase in order[:MOST_PARTS]]
-    if rest > MIN_IDLE_RATIO * whole:
-        parts.append(f"outside of these {format_ratio(rest / whole)}")
-    return f": {', '.join(parts)}."
+    shares = {phase: times[phase] / whole for phase in order[:MOST_PARTS]}
+    return shares | ({_OUTSIDE: rest / whole} if rest > MIN_IDLE_RATIO * whole else {})
+
+
+def _phases(log: TrainingLogResult) -> str:
+    """For example ``: backward 63.3 %, forward 36.7 %.``; empty if the phases are unknown."""
+    parts = [f"{phase} {format_ratio(share)}" for phase, share in _shares(log).items()]
+    return f": {', '.join(parts)}." if parts else ""
 
 
 def _undecided(log: TrainingLogResult) -> str:
     """Why the log does not show where the time goes, and what would."""
     usually = format_duration(log.median_ns)
     mean = f" (mean of {counted(log.num_steady, 'report')}, median {usually})"
-    short = (note for note in log.unavailable if note.startswith("GPU memory is short"))
+    short = (note for note in log.unavailable if note.startswith(OF_THE_JOB))
     known = f" {note}" if (note := next(short, "")) else ""
     if log.input_timer is not None and not known:
         waiting = log.input_timer.ratio or 0.0
@@ -224,6 +262,18 @@ def _reducing(log: TrainingLogResult) -> str:
     return ""
 
 
+def _advice(log: TrainingLogResult) -> str:
+    """What to do about a phase that takes most of the time; empty if none does."""
+    _, whole = _phase_times(log)
+    shares = _shares(log)
+    for timer in (one for one in log.timers if one.name in _REDUCTIONS and whole):
+        shares["reduction of gradients"] = timer.mean_ns / whole
+        shares["backward"] = 0.0  # It contains the reduction, which says more.
+    most = max(_ADVICE, key=lambda phase: shares.get(phase, 0.0))
+    least = _MOST_OF_BACKWARD if most == "backward" else _MOST_OF_IT
+    return _ADVICE[most] if shares.get(most, 0.0) >= least else ""
+
+
 def _input_sentence(log: TrainingLogResult) -> str:
     timer = log.input_timer
     if timer is None or (timer.ratio or 0) < MIN_IDLE_RATIO:
@@ -238,7 +288,7 @@ def slower_sentence(log: TrainingLogResult) -> str:
     """Since when iterations take longer; empty if they do not."""
     slow = log.slow_span
     if slow is None:
-        return ""
+        return _slower_rate(log)
     now, usual = format_duration(slow.duration_ns), format_duration(slow.usual_ns)
     if slow.is_gradual:
         return f"Iterations get longer little by little: {usual} at first, {now} later."
@@ -251,6 +301,21 @@ def slower_sentence(log: TrainingLogResult) -> str:
         f"{when}, an iteration takes {now} instead of {usual}, "
         f"{slow.duration_ns / slow.usual_ns:.2f} times as long."
     )
+
+
+def _slower_rate(log: TrainingLogResult) -> str:
+    """Since when throughput is lower; empty if it is not."""
+    slow, rates = log.slow_rate, _rates(log)
+    if slow is None or not rates:
+        return ""
+    now, usual = (_plain(1e9 / ns) for ns in (slow.duration_ns, slow.usual_ns))
+    change = f"from {usual} to {now} {rates[0][1]}"
+    if slow.is_gradual:
+        return f"Throughput falls little by little, {change}."
+    first, last = slow.first_iteration, slow.last_iteration
+    when = f"for {slow.num_reports:,} reports" if first is None else f"at iteration {first:,}"
+    until = "" if last is None else f", up to {last:,}"
+    return f"Throughput falls {change} {when}{until}."
 
 
 def _slow_sentence(log: TrainingLogResult) -> str:
@@ -356,6 +421,12 @@ def _first(log: TrainingLogResult) -> str:
     if not log.first_ns or not log.median_ns or log.first_ns < 2 * log.median_ns:
         return ""
     return f"{format_duration(log.first_ns)} per iteration, left out of all figures"
+
+
+def _left_out(log: TrainingLogResult) -> str:
+    """The first report, if it is much longer than the few others: it may be what matters."""
+    is_told = log.num_steady <= _FEW_REPORTS and _first(log)
+    return f"The first report does not count: {_first(log).partition(',')[0]}." if is_told else ""
 
 
 def _traced(report: Report) -> str:

@@ -56,7 +56,7 @@ def test_each_sample_gets_the_verdict_of_an_expert(name: str) -> None:
 
 def test_only_a_file_with_several_runs_is_said_to_hold_several() -> None:
     several = {"jobs-appended.log", "earlier-run-not-started.log", "tries-with-the-same-error.log",
-               "finished-then-failed.log", "begun-again.log"}  # fmt: skip
+               "finished-then-failed.log", "begun-again.log", "begun-at-a-prompt.log"}  # fmt: skip
     told = {
         name
         for name in EXPECTED

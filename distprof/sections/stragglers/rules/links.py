@@ -244,6 +244,7 @@ MAX_NAMED = 5
     "STR108",
     Severity.WARNING,
     excess_ratio=Limit(0.02, "share of the training time that slow iterations may add"),
+    few_ratio=Limit(0.2, "the same of fewer than five that do not recur regularly"),
 )
 def slow_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]:
     """The training program's log shows iterations that take far longer than their neighbours.
@@ -276,14 +277,15 @@ def slow_iterations(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]:
     if not log.num_slow or not log.slow_excess_ns or not log.mean_ns:
         return
     share = log.slow_excess_ns / log.mean_ns
-    if log.num_slow < MIN_RECURRING or share <= limits["excess_ratio"]:
+    recur = log.num_slow >= MIN_RECURRING or log.slow_period
+    if share <= limits["excess_ratio" if recur else "few_ratio"]:
         return
     often = f", every {log.slow_period:,} iterations" if log.slow_period else ""
     named = tuple(one.iteration for one in log.slowest[:MAX_NAMED] if one.iteration is not None)
     yield Draft(
         headline=f"Single slow iterations add {format_ratio(share)} to the training time",
         message=(
-            f"{log.num_slow:,} of {log.num_steady:,} iterations take more than 1.2 times as long "
+            f"{log.num_slow:,} of {log.num_steady:,} iterations took more than 1.2 times as long "
             f"as their neighbours{often}, the longest {format_duration(log.max_ns)} instead of "
             f"{format_duration(log.median_ns)}."
         ),
