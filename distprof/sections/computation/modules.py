@@ -116,8 +116,7 @@ def _tree(operators: Operators, host: Table) -> _Tree:
     for _ in range(2):  # a module that is recomputed has been found elsewhere by then
         path = np.full(len(operators.row), UNKNOWN, np.int32)
         for rows in operators.levels:
-            above = operators.parent[rows]
-            path[rows] = np.where(above >= 0, path[above], UNKNOWN)
+            path[rows] = operators.above(path, rows)
             for row in rows[is_call[rows]].tolist():
                 around, module = int(path[row]), int(name[row])
                 if not again[row]:
@@ -208,14 +207,15 @@ def compiled_code(operators: Operators, host: Table, windows: Intervals) -> Comp
     compiles = _inside(operators, is_compiling, windows)
     if not len(regions) and not len(compiles):
         return None
-    broken = _outside(operators, is_region, regions)
+    broken = operators.above(operators.innermost(is_region), regions)
+    inside = operators.above(operators.innermost(is_compiling), compiles)
     called = [matches[code] for code in np.unique(names.codes[operators.row[regions]]).tolist()]
     numbered = [one for one in called if one is not None and one["frame"]]
     return CompiledCode(
         num_regions=len(regions),
         num_breaks=len(np.unique(broken[broken >= 0])),
         num_functions=len({one["frame"] for one in numbered}),
-        num_compiles=int((_outside(operators, is_compiling, compiles) < 0).sum()),
+        num_compiles=int((inside < 0).sum()),
         most_versions=1 + max((int(one["version"]) for one in numbered), default=-1),
     )
 
@@ -225,9 +225,3 @@ def _inside(operators: Operators, chosen: NDArray[np.bool_], windows: Intervals)
     rows = np.flatnonzero(chosen)
     start = operators.start_ns[rows]
     return rows[covered(Intervals(start, start + 1), windows) > 0]
-
-
-def _outside(operators: Operators, chosen: NDArray[np.bool_], rows: Int64Array) -> Int64Array:
-    """The innermost chosen operator around each row, itself excluded; UNKNOWN without one."""
-    parent = operators.parent[rows]
-    return np.where(parent >= 0, operators.innermost(chosen)[parent], UNKNOWN).astype(np.int64)

@@ -47,10 +47,10 @@ OF_AUTOGRAD = re.compile(r"Backward\d*$|CppNode|AccumulateGrad|^ProfilerStep#|Gr
 
 _OPTIMIZER = re.compile(r"^Optimizer\.(step|zero_grad)#")
 
-_COMPILED = re.compile(r"Torch-Compiled Region|CompiledFunction(?:Backward)?$")
+_COMPILED = re.compile(r"^(?:Torch-Compiled Region|CompiledFunction(?:Backward)?$)")
 """Rows around all kernels of a compiled function; the names of these say more."""
 
-_GRAPH_LAUNCH = re.compile(r"(?:cuda|cu|hip)GraphLaunch")
+_GRAPH_LAUNCH = re.compile(r"^(?:cuda|cu|hip)GraphLaunch")
 """Calls that launch all kernels of a graph at once."""
 
 
@@ -101,12 +101,17 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
             place[late] = self.parent[place[late]]
         return place
 
+    def above(self, values: NDArray[np.int32], rows: Int64Array) -> NDArray[np.int32]:
+        """The values of the operators around some of them; UNKNOWN without one."""
+        parent = self.parent[rows]
+        return np.where(parent >= 0, values[parent], np.int32(UNKNOWN))
+
     def inherited(self, own: NDArray[np.int32]) -> NDArray[np.int32]:
         """Each operator's value, or that of the nearest one around it that has one."""
         values = own.copy()
         for rows in self.levels:
-            empty = rows[(values[rows] == UNKNOWN) & (self.parent[rows] >= 0)]
-            values[empty] = values[self.parent[empty]]
+            empty = rows[values[rows] == UNKNOWN]
+            values[empty] = self.above(values, empty)
         return values
 
     def innermost(self, chosen: NDArray[np.bool_]) -> NDArray[np.int32]:
@@ -118,8 +123,7 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
         """The value of the outermost operator around each one that has one, itself included."""
         values = own.copy()
         for rows in self.levels:
-            above = self.parent[rows]
-            outer = np.where(above >= 0, values[above], UNKNOWN)
+            outer = self.above(values, rows)
             values[rows] = np.where(outer == UNKNOWN, values[rows], outer)
         return values
 
@@ -140,7 +144,7 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
         own[is_optimizer[self.row]] = Pass.OPTIMIZER
         starts = numbered[self.row] & (own == UNKNOWN)
         for rows in self.levels:
-            outer = np.where(self.parent[rows] >= 0, own[self.parent[rows]], UNKNOWN)
+            outer = self.above(own, rows)
             inside = np.isin(outer, (Pass.BACKWARD, Pass.RECOMPUTATION))
             begun = np.where(inside, Pass.RECOMPUTATION, Pass.FORWARD)
             begun = np.where(outer == Pass.OPTIMIZER, Pass.OPTIMIZER, begun)
@@ -221,10 +225,8 @@ def kernels_of(
     operators, launches = Operators.of(host), join_launches(activity["correlation"][rows], host)
     inside = operators.around(launches.thread.astype(np.int64), launches.start)
     row, category, part = _launched_by(operators, inside, host)
-    names = host.coded("name")
-    replays = names.where([_GRAPH_LAUNCH.match(name) is not None for name in names.values])
     in_graph = launches.known.copy()
-    in_graph[in_graph] = replays[launches.row[in_graph]]
+    in_graph[in_graph] = host.coded("name").finds(_GRAPH_LAUNCH)[launches.row[in_graph]]
     row[in_graph] = category[in_graph] = UNKNOWN
     inputs, given = completed_inputs(operators, row, host)
     kernels = activity.coded("name")
@@ -296,8 +298,7 @@ def _launched_by(
     inner = operators.innermost(~is_call)
     chosen = np.where(outer[inside] >= 0, outer[inside], inner[inside])
     is_operator = categories_of.equals("cpu_op")[operators.row[chosen]] & (chosen >= 0)
-    compiled = names.where([_COMPILED.match(name) is not None for name in names.values])
-    is_operator &= ~compiled[operators.row[chosen]]
+    is_operator &= ~names.finds(_COMPILED)[operators.row[chosen]]
     return (
         np.where(known & is_operator, operators.row[chosen], UNKNOWN),
         np.where(known, category[inside], UNKNOWN).astype(np.int32),
