@@ -425,6 +425,7 @@ _WAY = re.compile(
     r"(?i)\W*(?:(?:1|single)[ -]?gpu|(?:ddp|dp|fsdp2?|hsdp)(?![a-z])|(?:distributed ?)?data ?par"
     r"allel|(?:deepspeed|zero|stage)\b|gloo|horovod|no[ -]?(?:nvlink|p2p)|with(?:out)? (?:nvl|p2p))"
 )
+_LABEL = 60
 _EACH = re.compile(
     rf"(?i)(?:/ ?|per[ _])s(?:ec(?:ond)?)?(?: ?/ ?|[ _]per[ _]){_OF}"
     rf"|\bper[- ]?{_OF}\W{{1,4}}(?:[a-z]+ )?(?:throughput|speed)"
@@ -485,10 +486,10 @@ def _head_kind(head: str) -> str:
     return "" if rate is None else "iterations" if _IS_ITERATION.match(rate[0]) else "rate"
 
 
-def _table_pairs(lines: Sequence[str]) -> tuple[dict[str, float], str]:
+def _table_pairs(lines: Sequence[str]) -> tuple[dict[str, float], str, str]:
     """Numbers of GPUs, or ways to train, to throughput: from the rows or the columns of a table.
 
-    Also what the throughput is one of: "rate", "time" or "iterations".
+    Also what the throughput is one of: "rate", "time" or "iterations", and what is counted.
     """
     rows = [
         re.split(r"\s*\|\s*" if "|" in line else r"\t|\s{2,}|\s*[,;]\s*", line.strip("| \t"))
@@ -516,9 +517,15 @@ def _table_pairs(lines: Sequence[str]) -> tuple[dict[str, float], str]:
                 found[printed.kind].setdefault(name, printed.per_s)
             elif name and kind and number:
                 found[kind].setdefault(name, 1 / number if kind == "time" else number)
+    listed = ((line.split(":")[0].strip(), [*_values(line)]) for line in lines if _WAY.match(line))
+    typed = {
+        way: values[0].per_s for way, values in listed if len(values) == 1 and len(way) < _LABEL
+    }
+    found["time"] = found["time"] or (typed if turned is None and not found["rate"] else {})
     by_way = _WAY.match(next(iter(found["time"]), ""))
     kind = next((k for k in (("time",) if by_way else found) if found[k]), "iterations")
-    return found[kind], kind
+    heads = " ".join(filter(_HEADS[0].search, head)).lower()
+    return found[kind], kind, "nodes" if re.search("node|machine", heads) else "GPUs"
 
 
 def _sentence_pairs(
@@ -555,7 +562,7 @@ def _scaling(text: str) -> ScalingTable | None:
     text = _ALIKE.sub(r"\1 \2", text.replace("*", ""))
     text = _THOUSANDS.sub(lambda found: f"{float(found[1]) * 1e3:.0f}", text)
     lines = [line[:1_000] for line in text.splitlines()]
-    (table, kind), of = _table_pairs(lines), "GPUs"
+    table, kind, of = _table_pairs(lines)
     numbers = {_whole(name.split(" ")[0].replace(",", "")): rate for name, rate in table.items()}
     pairs = {number: rate for number, rate in numbers.items() if number and number < _MOST_GPUS}
     if len(table) > 1 and all(map(_WAY.match, table)):

@@ -191,11 +191,16 @@ def best_of(grammars: Sequence[Grammar]) -> Grammar | None:
     return max(with_rows, key=lambda g: (_has_times(g), -grammars.index(g)))
 
 
+OF_THE_JOB = ("GPU memory is short", "torch.compile compiled")
+"""Beginnings of notes that hold whichever program's reports are used."""
+
+
 def to_log(
     chosen: Grammar, others: Sequence[Grammar], files: Sequence[str], num_lines: int
 ) -> TrainingLog:
     """The log of the chosen grammar."""
-    notes = [*chosen.notes, *_left_out(chosen, others)]
+    of_job = [n for other in others for n in other.notes if n.startswith(OF_THE_JOB)]
+    notes = [*chosen.notes, *of_job, *_left_out(chosen, others)]
     rows, kept = _of_one_rank(chosen.rows, notes)
     rows = _timed_by_stamps(rows, notes)
     timers = {name: _timer(values, kept, len(rows)) for name, values in chosen.timers.items()}

@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from itertools import pairwise
+from collections.abc import Iterator
+from itertools import islice, pairwise
 from statistics import median
 
 import msgspec
@@ -71,15 +72,6 @@ _TIME = _compiled(
 _PER_STEP = _compiled(
     r"VALUE(?:\([^()\n]{1,40}\))? ?(?P<unit>UNIT) ?(?:/|per) ?STEPS\b(?! {0,3}[:=])"
 )
-_DATA = _compiled(
-    r"(?<![a-z])(?P<name>(?:avg_)?(?:data|dataload(?:er|ing)|load(?:er|ing)?|reader|fetch|input)"
-    r"[_ ]?(?:wait[_ ]?)?(?:time|wait|loading|cost)?)"
-    r"(?:[_ ]?\(?(?P<in>UNIT)\)?)?ISVALUE ?(?P<unit>UNIT)?(?![\w:/])"
-)
-_PASSES = _compiled(
-    r"(?<![a-z_])(?P<name>forward|backward|fwd|bwd|optim(?:izer)?|all_?reduce|grad_sync)"
-    r"[_ ]?(?:time)?(?:[_ ]?\(?(?P<in>UNIT)\)?)?BEFOREVALUE ?(?P<unit>UNIT)?(?![\w:/])"
-)
 _RATES = (
     _compiled(r"(?<![a-z])WORKIS(?P<value>[\d.,]{1,24})"),
     _compiled(r"(?P<value>[\d.,]{1,24}) {0,2}WORK"),
@@ -106,8 +98,7 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
     time: float | None = None
     has_unit: bool = False
     is_bare: bool = False
-    data: float | None = None
-    passes: dict[str, float] = {}
+    phases: dict[str, float] = {}
     rate: float | None = None
     samples: float | None = None
     tokens: float | None = None
@@ -118,8 +109,9 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _PHASES = {
-    "computation": r"comput\w{1,5}", "communication": r"comm(?:unication|s)?|all[-_ ]?reduce",
-    "data loading": r"(?:data|batch|input)?[ _-]?load(?:ing|er)?|data|get[ _]batch",
+    "computation": r"comput\w{1,5}", "communication": "comm(?:unication|s)?",
+    "reduction of gradients": "all[-_ ]?reduce|grad[-_ ]?sync",
+    "data loading": r"(?:data|batch|input)?[ _-]?load(?:ing|er)?|data|reader|fetch|input",
     "forward": r"f(?:or)?wa?r?d", "backward": r"b(?:ack)?wa?r?d|backprop", "idle time": "idle",
     "optimizer": r"optim(?:i[sz]er)?", "other kernels": r"non[-_ ]?compute",
     "generation": r"generat(?:e|ion)|rollout", "": r"total(?: (?:step|iteration))?",
@@ -128,14 +120,24 @@ _PHASES = {
 """Phases of an iteration by the names that people give them."""
 
 _PHASE = _compiled(
-    rf"(?i)(?<![\w.])(?:{'|'.join(f'(?P<p{i}>{p})' for i, p in enumerate(_PHASES.values()))})"
-    r"(?:[ _-](?:pass|phase|steps?|per|time|data|of|each|training|batch)){0,4}"
+    rf"(?i)(?<![\w.])(?:avg_)?"
+    rf"(?:{'|'.join(f'(?P<p{i}>{p})' for i, p in enumerate(_PHASES.values()))})"
+    r"(?:[ _-](?:pass|phase|steps?|per|time|data|of|each|training|batch|wait|cost)){0,4}"
     r"(?:[_ ]?\(?(?P<in>UNIT)\)?)?[\"'*]{0,3}(?: {0,4}[:=|\t] {0,8}(?P<exact>(?=\d{1,6}\.\d))?"
     r"| (?:takes? |took |is |was |about |~){0,3})VALUE ?(?P<unit>UNIT)?(?![\w%])"
 )
 _WORK = {"computation", "forward", "backward", "optimizer", "generation"}
 _COLUMN = r"[a-z_]{2,30}(?:\([a-z]{1,3}\))?"
 _COLUMNS = re.compile(rf"(?m)^[^\S\n]*({_COLUMN}(?:[^\S\n]+{_COLUMN}){{2,30}})$")
+
+
+def _phases(text: bytes) -> Iterator[tuple[str, float, bool]]:
+    """Phases with their times, as :func:`_time` reads them."""
+    for match in _PHASE.finditer(text):
+        time, has_unit = _time(match)
+        if time is not None and (has_unit or match["exact"] is not None):
+            name = next(name for i, name in enumerate(_PHASES) if match[f"p{i}"])
+            yield name, time, has_unit
 
 
 class PhasesGrammar(Grammar):
@@ -152,12 +154,7 @@ class PhasesGrammar(Grammar):
             rows = (line.split()[-len(names) :] for line in text[head.end() :].splitlines())
             named = (zip(names, row, strict=False) for row in rows)
             text = "\n".join(" ".join(f"{name}: {value}" for name, value in row) for row in named)
-        for match in _PHASE.finditer(text.lower().encode()):
-            time, has_unit = _time(match)
-            name = next(name for i, name in enumerate(_PHASES) if match[f"p{i}"])
-            is_time = has_unit or match["exact"] is not None
-            if time is not None and is_time and len(self._found) < _MAX_KEPT:
-                self._found.append((name, time, has_unit))
+        self._found += islice(_phases(text.lower().encode()), _MAX_KEPT)
 
     def finish(self) -> None:
         """Each phase that is named again begins the next iteration."""
@@ -227,8 +224,7 @@ class NamedNumbersGrammar(Grammar):
                     at_s=one.at_s,
                 )
             )
-            times = one.passes if one.data is None else {"data": one.data, **one.passes}
-            found_ns = {name: s_to_ns(time * factor) for name, time in times.items()}
+            found_ns = {name: s_to_ns(time * factor) for name, time in one.phases.items()}
             if found_ns:
                 self.add_timers({name: ns for name, ns in found_ns.items() if ns is not None})
         self._found.clear()
@@ -260,13 +256,10 @@ def _read(text: bytes) -> _Report | None:
     per_step = _PER_STEP.search(line) if has_rate else None
     named = per_step or (_TIME.search(line) if has_time else None)
     time, has_unit = _time(named)
-    has_data = any(word in line for word in (b"data", b"load", b"read", b"fetch", b"input"))
-    passes = {
-        match["name"].decode(): value
-        for match in _PASSES.finditer(line if b"ward" in line or b"fwd" in line else b"")
-        if (value := _time(match)[0]) is not None
-    }
-    data, _ = _time(_DATA.search(line) if has_data else None)
+    has_phases = any(
+        word in line for word in (b"data", b"load", b"read", b"fetch", b"ward", b"fwd")
+    )
+    phases = {name: time for name, time, _ in _phases(line) if name} if has_phases else {}
     rates = _rates(line) if has_rate else {}
     loss = _LOSS.search(line) if b"loss" in line else None
     stamp = stamp_s(line[:200])
@@ -277,8 +270,7 @@ def _read(text: bytes) -> _Report | None:
         time=time,
         has_unit=has_unit,
         is_bare=named is not None and per_step is None and named["name"] in _BARE,
-        data=data,
-        passes=passes,
+        phases=phases,
         loss=to_float(loss["value"]) if loss else None,
         rank=prefix_rank(text[:200].decode("utf-8", "replace")),
         at_s=stamp,

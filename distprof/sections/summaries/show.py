@@ -222,8 +222,8 @@ def _collectives(result: CollectiveSummaryResult) -> list[str]:
     size = f" of {format_bytes(worst.num_bytes)}" if worst.num_bytes is not None else ""
     detail = (
         f"The mean {worst.kind}{size} takes {format_duration(worst.mean_ns)}, but only "
-        f"{format_duration(worst.shortest_ns)} on rank {worst.last_rank}: "
-        f"{format_duration(worst.wait_ns)} is waiting. Rank {worst.first_rank} waits longest."
+        f"{format_duration(worst.shortest_ns)} on rank {worst.last_rank}. "
+        f"Rank {worst.first_rank} waits longest."
     )
     return [f"{text}.", detail]
 
@@ -309,6 +309,7 @@ _KNOWN_WORK = {
     "loading data in the training process": r"\bfetch\.py:\d+\(fetch\)",
     "waiting for the data loader": r"\bdataloader\.py:\d+\(__next__|DataLoaderIter|\(DataLoader\)"
     r"|^for .{1,80}\bin\b.{0,40}(?i:load)|\bnext\(.{0,40}(?i:load|iter)",
+    "reading and decoding files": r"\bPIL/|\bcv2\b|imread|decode_(?:jpeg|image)|^_?open \(",
     "waiting for the GPU": r"\.(?:item|tolist)\(\)|\{method '(?:item|cpu|tolist|numpy)' of 'torch"
     r"|_local_scalar_dense|(?:[cC]uda|hip)\w{0,20}[sS]ynchronize",
     "collectives": r"\bdistributed_c10d\b|^c10d::",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from distprof.ingest.training_logs.grammar import OF_THE_JOB
 from distprof.sections.base import VerdictText
 from distprof.sections.nccl.show import jobs_fact, nccl_verdict
 from distprof.sections.parts import is_recorded
@@ -41,7 +42,7 @@ _PHASES = {
                            r"|\.backward$"),
     "forward and backward": re.compile(r"^forward-backward$|^training_step_and_backward$"),
     "optimizer": re.compile(r"^step(?:_microstep)?$|^optim(?:izer)?(?:_step)?$"),
-    "reduction of gradients": re.compile(r"^all_?reduce$|^grad_sync$"),
+    "reduction of gradients": re.compile(r"^reduction of gradients$"),
     "forward, backward and optimizer": re.compile(r"^train_wall$"),
     "computation": re.compile(r"^Computing$"),
     "exposed communication": re.compile(r"^Communication\(Not Overlapped\)$"),
@@ -49,18 +50,23 @@ _PHASES = {
 }  # fmt: skip
 """Names of timers around the phases of an iteration; the last three are those of Ascend."""
 
-_MOST_OF_IT = 0.4
+_MOST_OF_IT, _MOST_OF_BACKWARD = 0.4, 0.75
 _OF_NETWORK = (
     "Compare it with the speed of the network (all_reduce_perf of nccl-tests; NCCL_DEBUG=INFO "
     "shows sockets), overlap it with the backward pass (overlap_comm, --overlap-grad-reduce), or "
     "accumulate gradients."
 )
+_OUTSIDE = "outside of these"
 _ADVICE = {
     "optimizer": "Look at offload to the CPU and at the all-gather of parameters, which run in the "
     "optimizer's step; then use a fused optimizer.",
     "reduction of gradients": _OF_NETWORK,
     "communication": _OF_NETWORK,
     "data loading": "Raise num_workers and prefetch_factor; then look at decoding and storage.",
+    _OUTSIDE: "Look at what the loop does outside of the timers: it waits for input, "
+    "copies, logs, or saves checkpoints.",
+    "backward": "In data-parallel training, it contains the wait for other ranks and for the "
+    "reduction of gradients: a trace of all ranks (distprof capture -- COMMAND) separates them.",
     "generation": "All ranks wait for the longest response: look at its length, and at the batch "
     "and the GPUs of the engine that generates.",
 }
@@ -194,8 +200,8 @@ def _phase_times(log: TrainingLogResult) -> tuple[dict[str, int], int]:
     return found, whole or 0
 
 
-def _phases(log: TrainingLogResult) -> str:
-    """For example ``: backward 63.3 %, forward 36.7 %.``; empty if the phases are unknown."""
+def _shares(log: TrainingLogResult) -> dict[str, float]:
+    """Share of an iteration by phase, the longest first, then the rest; empty if unknown."""
     times, whole = _phase_times(log)
     rest = whole - sum(times.values())
     is_few = log.origin == "timed phases" or times.keys() <= {"optimizer", "waiting for input"}
@@ -203,19 +209,23 @@ def _phases(log: TrainingLogResult) -> str:
         times = {timer.name: timer.mean_ns for timer in log.timers}
         rest = whole - sum(times.values())
         if not -MIN_IDLE_RATIO * whole <= rest <= MOST_REST_RATIO * whole or len(times) < 2:
-            return ""
+            return {}
     order = sorted(filter(times.get, times), key=lambda phase: -times[phase])
-    parts = [f"{phase} {format_ratio(times[phase] / whole)}" for phase in order[:MOST_PARTS]]
-    if rest > MIN_IDLE_RATIO * whole:
-        parts.append(f"outside of these {format_ratio(rest / whole)}")
-    return f": {', '.join(parts)}."
+    shares = {phase: times[phase] / whole for phase in order[:MOST_PARTS]}
+    return shares | ({_OUTSIDE: rest / whole} if rest > MIN_IDLE_RATIO * whole else {})
+
+
+def _phases(log: TrainingLogResult) -> str:
+    """For example ``: backward 63.3 %, forward 36.7 %.``; empty if the phases are unknown."""
+    parts = [f"{phase} {format_ratio(share)}" for phase, share in _shares(log).items()]
+    return f": {', '.join(parts)}." if parts else ""
 
 
 def _undecided(log: TrainingLogResult) -> str:
     """Why the log does not show where the time goes, and what would."""
     usually = format_duration(log.median_ns)
     mean = f" (mean of {counted(log.num_steady, 'report')}, median {usually})"
-    short = (note for note in log.unavailable if note.startswith("GPU memory is short"))
+    short = (note for note in log.unavailable if note.startswith(OF_THE_JOB))
     known = f" {note}" if (note := next(short, "")) else ""
     if log.input_timer is not None and not known:
         waiting = log.input_timer.ratio or 0.0
@@ -254,12 +264,14 @@ def _reducing(log: TrainingLogResult) -> str:
 
 def _advice(log: TrainingLogResult) -> str:
     """What to do about a phase that takes most of the time; empty if none does."""
-    times, whole = _phase_times(log)
-    for timer in log.timers:
-        name = "reduction of gradients" if timer.name in _REDUCTIONS else timer.name
-        times.setdefault(name, timer.mean_ns)
-    most = max(_ADVICE, key=lambda phase: times.get(phase, 0))
-    return _ADVICE[most] if whole and times.get(most, 0) >= _MOST_OF_IT * whole else ""
+    _, whole = _phase_times(log)
+    shares = _shares(log)
+    for timer in (one for one in log.timers if one.name in _REDUCTIONS and whole):
+        shares["reduction of gradients"] = timer.mean_ns / whole
+        shares["backward"] = 0.0  # It contains the reduction, which says more.
+    most = max(_ADVICE, key=lambda phase: shares.get(phase, 0.0))
+    least = _MOST_OF_BACKWARD if most == "backward" else _MOST_OF_IT
+    return _ADVICE[most] if shares.get(most, 0.0) >= least else ""
 
 
 def _input_sentence(log: TrainingLogResult) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -23,8 +24,9 @@ _CHOICES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "NCCL_NVLS_ENABLE": (("0",), "no reduction in the NVLink switch"),
     "NCCL_IB_DISABLE": (("1",), "no InfiniBand or RoCE"),
     "NCCL_NET_GDR_LEVEL": (_LOC, "no GPUDirect RDMA"),
+    "NCCL_IB_HCA": ((r"=?\w*_\d+(?::\d+)?",), "a single network card"),
 }
-"""Variables, the values that restrict NCCL (any value if empty), and the effect."""
+"""Variables, patterns of values that restrict NCCL (any if empty), and the effect."""
 
 _TRANSPORTS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "NCCL_P2P_DISABLE": (("1",), "no direct access between GPUs"),
@@ -100,13 +102,15 @@ def forced_nccl_settings(
             "that these machines and this version of NCCL need."
         ),
         confidence=Confidence.MEASURED,
-        severity=Severity.WARNING if named.keys() & _TRANSPORTS.keys() else None,
+        severity=Severity.WARNING if named.keys() & {*_TRANSPORTS, "NCCL_IB_HCA"} else None,
         evidence=("nccl.settings", "sharding.environment"),
     )
 
 
 def _is_restrictive(value: str, values: tuple[str, ...]) -> bool:
-    return bool(value) and (not values or value.strip().upper() in values)
+    return bool(value) and (
+        not values or bool(re.fullmatch("|".join(values), value.strip().upper()))
+    )
 
 
 @rule(
