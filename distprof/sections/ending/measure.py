@@ -648,7 +648,7 @@ _OF_OTHERS = re.compile(
     r"|Horovod has been shut down|RuntimeError DEADLINE_EXCEEDED: "
     r"|heartbeat timeout|stopped sending heartbeats|failed to import on the worker"
     r"|[Rr]emote command exit|failed to run torchrun"
-    r"|failed to connect to all addresses|TaskFailedException"
+    r"|failed to connect to all addresses|TaskFailedException|No available node types"
 )
 """Messages about other processes, or that another expression reads."""
 
