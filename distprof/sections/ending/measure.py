@@ -648,7 +648,7 @@ _OF_OTHERS = re.compile(
     r"|Horovod has been shut down|RuntimeError DEADLINE_EXCEEDED: "
     r"|heartbeat timeout|stopped sending heartbeats|failed to import on the worker"
     r"|[Rr]emote command exit|failed to run torchrun"
-    r"|failed to connect to all addresses|TaskFailedException"
+    r"|failed to connect to all addresses|TaskFailedException|No available node types"
 )
 """Messages about other processes, or that another expression reads."""
 
@@ -1391,7 +1391,11 @@ def _exited(output: JobOutput) -> EndingResult | None:
     without_code = ("sagemaker-exit", "elastic-event")
     exits = (e for e in _exits(output) if _signal(e) or e.number("code") or e.name in without_code)
     event = next(exits, None)
-    return None if event is None else _ended(event, output)
+    if event is None:
+        return None
+    nan = next(iter(_of(output, "nan")), None)
+    is_told = bool(_signal(event)) or nan is None or not _reason(output).endswith(" why")
+    return _ended(event, output) if is_told else _nan(output)
 
 
 _BEFORE_CTRL_C = (
