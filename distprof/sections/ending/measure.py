@@ -214,7 +214,8 @@ def _elsewhere(found: EndingResult, output: JobOutput) -> EndingResult:
             if first is None or event.file != first.file or event.line > first.line:
                 continue
             what = event.fields.get("what", event.text).partition("NCCL WARN ")
-            text = f"Before that, NCCL reported “{(what[2] or what[0])[:_MAX_SAID]}”."
+            who = "NCCL" if "NCCL" in event.text else "the host"
+            text = f"Before that, {who} reported “{(what[2] or what[0])[:_MAX_SAID]}”."
             step = "Check the network of this host and its peer: link and port counters, "
             step += "perftest between the two, NCCL_IB_TIMEOUT, NCCL_IB_RETRY_CNT."
         return _amid(found, text, step)
@@ -620,8 +621,8 @@ _LAUNCHING = re.compile(
 
 
 _OF_OTHERS = re.compile(
-    r"(?i)nccl(?!_)|hccl|gloo|watchdog|communicator|broken pipe|socket timeout|client socket"
-    r"|connection (?:\w+ ){0,2}(?:closed|reset|refused|aborted|lost|time)|^Connection\w*Error"
+    r"(?i)nccl(?!_)|hccl|groupucc|gloo|watchdog|communicator|broken pipe|socket timeout"
+    r"|client socket|connection (?:\w+ ){0,2}(?:closed|reset|refused|aborted|lost|time)|^Connection\w*Error"
     r"|connect\(\) timed out|RuntimeError wait timeout|rendezvous|monitoredbarrier"
     r"|timed out waiting|store based barrier|mismatch between collectives|out of memory|CUDA error"
     r"|ACL stream synchronize|engine core|error code is (?:50704[68]|107020)\b"
