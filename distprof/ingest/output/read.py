@@ -260,7 +260,7 @@ class Reader:
         if row.yields == "stack":
             if row.search(cleaned(data[start:end])) is not None:
                 writer = _prefixed(data, start, at, end, row)
-                if row.name in ("stack-listed", "stack-chained"):
+                if row.name == "stack-listed":
                     if writer is None:
                         first = _line_back(data, start, row.before)
                         self._keep_listed(data, first, start, number, shown)

@@ -214,7 +214,8 @@ def _elsewhere(found: EndingResult, output: JobOutput) -> EndingResult:
             if first is None or event.file != first.file or event.line > first.line:
                 continue
             what = event.fields.get("what", event.text).partition("NCCL WARN ")
-            text = f"Before that, NCCL reported “{(what[2] or what[0])[:_MAX_SAID]}”."
+            who = "NCCL" if "NCCL" in event.text else "the host"
+            text = f"Before that, {who} reported “{(what[2] or what[0])[:_MAX_SAID]}”."
             step = "Check the network of this host and its peer: link and port counters, "
             step += "perftest between the two, NCCL_IB_TIMEOUT, NCCL_IB_RETRY_CNT."
         return _amid(found, text, step)
@@ -222,30 +223,20 @@ def _elsewhere(found: EndingResult, output: JobOutput) -> EndingResult:
 
 
 def _while_preparing(found: EndingResult, output: JobOutput) -> EndingResult:
-    """A wait during which another process prepared the data set."""
+    """A wait during which another process prepared the data set, or evaluated."""
     event = next(iter(_of(output, "preparing")[::-1]), None)
     is_open = event is not None and event.fields["percent"] != "100"
     if event is None or not is_open or found.state != STUCK or found.ranks:
         return found
     fields = event.fields
     took = f" after {fields['took']}" if "took" in fields else ""
-    is_data = not _LATER.search(fields["phase"])
-    what, alone = ("prepared data", "Prepare the data set in a job of its own")
-    if not is_data:
-        what, alone = ("had work to do", "Share this work among all ranks")
     return _amid(
         found,
-        f"Meanwhile a process still {what}: “{fields['phase']}” was at {fields['percent']} %"
+        f"Meanwhile a process was still at work: “{fields['phase']}” was at {fields['percent']} %"
         f"{took}.",
-        f"{alone}, or raise the timeout (ddp_timeout, or init_process_group(timeout=…)): ranks "
-        f"that wait for the one that {'prepares' if is_data else 'does it'} time out.",
+        "Do this work in a job of its own, or on all ranks, or raise the timeout (ddp_timeout, or "
+        "init_process_group(timeout=…)): ranks that wait for the one that does it time out.",
     )
-
-
-_LATER = re.compile(
-    r"(?i)evaluat|validat|predict|generat|infer|test|sampl|saving|writing|benchmark"
-)
-"""Work after which a training goes on."""
 
 
 def _amid(found: EndingResult, sentence: str, step: str) -> EndingResult:
@@ -313,10 +304,10 @@ def _steps(found: EndingResult) -> Iterator[str]:
             "batches, or a step that one rank skips."
         )
     blamed = found.ranks or found.suspects
-    if found.cause == "silent" and _AT_WORK.search(found.verdict):
+    if " The last line of rank" in found.verdict:
         yield (
-            "If it is only slow in what its last line shows, raise the timeout (ddp_timeout, or "
-            "init_process_group(timeout=…)), or do this work on all ranks or beside the training."
+            "If that is work which takes long, raise the timeout (init_process_group(timeout=…)), "
+            "or do it on all ranks or beside the training."
         )
     if blamed:
         who = name_ranks(blamed)
@@ -334,13 +325,6 @@ def _steps(found: EndingResult) -> Iterator[str]:
         "Record the operations of every rank: TORCH_FR_BUFFER_SIZE=2000 and "
         "TORCH_NCCL_DUMP_ON_TIMEOUT=1, then distprof hang on the dumps and logs."
     )
-
-
-_AT_WORK = re.compile(
-    r"(?i)The last line of rank \d+: “[^”]*?(?:upload|download|sav(?:e|ing)|checkpoint|compil"
-    r"|autotun|evaluat|validat|generat|token|load|shard|\bmap\b|\d ?%|\d/\d)"
-)
-"""A last line of work that may take longer than the timeout."""
 
 
 # Causes, from the most to the least decisive ------------------------------------------------------
@@ -621,9 +605,9 @@ def _key(event: OutputEvent) -> tuple[str, str]:
 
 
 _OWN = re.compile(
-    r"^(?:[\w.]+\.)?(?:Import|ModuleNotFound|NotImplemented|Attribute|Name|Type|Key|Index|Value|Syntax|Assertion"
-    r"|FileNotFound|Permission|Memory)Error(?:: |$)|HTTPS?ConnectionPool|built in$|no GPUs"
-    r"|third-party dynamic library"
+    r"^(?:[\w.]+\.)?(?:Import|ModuleNotFound|NotImplemented|Attribute|Name|Type|Key|Index|Value"
+    r"|Syntax|Assertion|FileNotFound|Permission|Memory)Error(?:: |$)|HTTPS?ConnectionPool"
+    r"|https?://|built in$|no GPUs|third-party dynamic library"
     r"|use_libuv|CalledProcessError: Command (?!\W{0,3}[^',]*"
     r"(?:python|torchrun|deepspeed|accelerate|srun|bash|\bsh\b))"
 )
@@ -637,8 +621,8 @@ _LAUNCHING = re.compile(
 
 
 _OF_OTHERS = re.compile(
-    r"(?i)nccl(?!_)|hccl|gloo|watchdog|communicator|broken pipe|socket timeout|client socket"
-    r"|connection (?:\w+ ){0,2}(?:closed|reset|refused|aborted|lost|time)|^Connection\w*Error"
+    r"(?i)nccl(?!_)|hccl|groupucc|gloo|watchdog|communicator|broken pipe|socket timeout"
+    r"|client socket|connection (?:\w+ ){0,2}(?:closed|reset|refused|aborted|lost|time)|^Connection\w*Error"
     r"|connect\(\) timed out|RuntimeError wait timeout|rendezvous|monitoredbarrier"
     r"|timed out waiting|store based barrier|mismatch between collectives|out of memory|CUDA error"
     r"|ACL stream synchronize|engine core|error code is (?:50704[68]|107020)\b"

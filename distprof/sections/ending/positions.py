@@ -109,6 +109,9 @@ def _merged(
 def diagnose_positions(output: JobOutput) -> EndingResult | None:
     """The rank that others wait for; None if no watchdog printed a position."""
     positions = positions_of(output)
+    if len({p.enqueued for p in positions}) > 1 and not any(map(_waits, positions)):
+        # Only dumps tell where ranks stand: those with pending work wait in the first of it
+        positions = [replace(p, seq=_first_pending(p)) for p in positions]
     groups: dict[str, list[EndingPosition]] = {}
     for one in positions:
         groups.setdefault(one.group, []).append(one)
@@ -180,6 +183,13 @@ def _wait_text(name: str, waiting: Sequence[EndingPosition]) -> str:
     return f"{_who(waiting, name)} {_verb(waiting, 'wait')} in {what}"
 
 
+def _first_pending(one: EndingPosition) -> int | None:
+    """The first operation that a rank launched and did not complete."""
+    if one.enqueued is None or one.completed is None or one.enqueued <= one.completed:
+        return None
+    return one.completed + 1
+
+
 def _waits(one: EndingPosition) -> bool:
     return bool(one.op) or (one.seq is not None)
 
@@ -221,6 +231,9 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
         text += f". {capitalized(name_ranks(frozen))} {_verb(frozen, 'report')} that the watchdog "
         text += "itself stands there, in a call of CUDA or NCCL or for the GIL: look there first."
         return _stuck("unfinished", text, positions, suspects=tuple(frozen))
+    if len(waiting) > 1 and all(one.op == "SEND" for one in waiting):
+        text += ". All of them send, and none receives: let one of two neighbours receive first."
+        return _stuck("unfinished", text, positions)
     return _stuck("unfinished", f"{text}. {_whether_behind(waiting, positions, output)}", positions)
 
 

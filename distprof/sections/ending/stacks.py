@@ -37,10 +37,10 @@ _ACTIVITIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("lock file", r"^wait \(file_baton"),
         (
             "lock",
-            r"^(?:futex_wait|_*(?:GI_+)?lll_\w*lock|_*pthread_(?:mutex|rwlock)_\w*lock)\w* \(",
+            r"^(?:futex_wait|acquire|_*(?:GI_+)?lll_\w*lock|_*pthread_\w{2,8}_\w*lock)\w* \(",
         ),
         ("data loader", r"^(?:__next__|_next_data|_get_data|_try_get_data|fetch|collate\w*) \("),
-        ("checkpoint", r"(?i)^\w*(?:checkpoint|save|state_dict)\w* \("),
+        ("checkpoint", r"(?i)^\w*(?:checkpoint|save(?!fig|_?im)|state_dict)\w* \("),
         ("compilation", r"(?i)^\w*(?:compile|inductor|dynamo)\w* \("),
     )
 )
@@ -63,9 +63,6 @@ _ONE_SNAPSHOT = "A single snapshot may show a job that runs: dump the stacks aga
 
 _SHARED = ("collective", "backward")
 """Activities in which a rank waits for the others of its group."""
-
-_LOCKS = r"(?:acquire|_?acquire\w*|__enter__|lock|wait|_\w*lock\w*|futex\w*|omp_\w+|pthread_\w+) \("
-"""Calls in which a process waits for a lock."""
 
 _WAIT = re.compile(r"(?i)_?wait|synchronize|item")
 """Calls that wait for an operation which they do not name."""
@@ -112,38 +109,39 @@ def _activity(calls: Sequence[str]) -> str:
 
 def diagnose_stacks(output: JobOutput) -> EndingResult | None:
     """The ranks that are elsewhere while others wait in a collective."""
-    stacks = stacks_of(output)
-    workers = [one for one in stacks if one.activity == "worker"]
-    busy = [one for one in workers if not one.calls[0].startswith("_worker_loop")]
-    stacks = tuple(one for one in stacks if one.activity != "worker") or stacks
+    every = stacks_of(output)
+    stacks = tuple(one for one in every if one.activity != "worker") or every
     if not stacks:
         return None
+    busy = tuple(map(_in_worker, (one for one in every if one not in stacks)))
+    busy = tuple(one for one in busy if one.calls)[:1]
+    loads = tuple(one for one in stacks if one.activity == "data loader")
     shared: tuple[str, ...] = _SHARED
     if not any(one.activity in _SHARED for one in stacks):
         shared = ("GPU",)  # a kernel that does not end is most often that of a collective
     waiting = [one for one in stacks if one.activity in shared]
     elsewhere = [one for one in stacks if one.activity not in shared]
-    if busy and any(one.activity == "data loader" for one in elsewhere):
-        return _loading(elsewhere, busy[0])
+    of_worker = f", whose worker is in {_place(busy[0])}" if busy and loads else ""
     if not waiting or not elsewhere:
         # All processes in a collective, or none
         if len({_site(one) for one in waiting if _site(one)}) > 1:
             return _apart(waiting)
         count = sum(one.count for one in stacks)
-        parts = [f"{_who(one)} {_verb(one)} in {_place(one)}" for one in stacks[-3:]]
         held = [one for one in stacks if one.activity in ("lock", "lock file")]
-        said = (
-            "Not decided: " + "; ".join(parts) + ". No stack shows a rank that the others wait for."
-        )
-        if held:
-            said = f"Stuck: {_who(held[0])} {_verb(held[0])} in {_place(held[0])}."
+        held = held or [*(loads[:1] if of_worker else ())]
+        parts = [f"{_who(one)} {_verb(one)} in {_place(one)}" for one in held or stacks[-3:]]
+        said = f"Stuck: {'; '.join(parts)}{of_worker}."
+        if not held:
+            said = (
+                f"Not decided: {'; '.join(parts)}. No stack shows a rank that the others wait for."
+            )
         return EndingResult(
             state=STUCK if held or (waiting and count > 1) else "",
             cause="stacks",
             verdict=said,
             alternatives=(_ONE_SNAPSHOT,) if held else (),
             next_steps=(
-                *(_STEPS[one.activity] for one in held or stacks[-3:] if one.activity in _STEPS),
+                *_steps(busy or held or stacks[-3:]),
                 "Add the stacks of all ranks (py-spy dump --pid PID): a rank without a stack may "
                 "be the one behind.",
             ),
@@ -162,36 +160,27 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
     return EndingResult(
         state=STUCK,
         cause="stacks",
-        verdict=f"Stuck: {who} {'wait' if count > 1 else 'waits'} in {where}; {'; '.join(parts)}.",
+        verdict=f"Stuck: {who} {'wait' if count > 1 else 'waits'} in {where}; {'; '.join(parts)}"
+        f"{of_worker}.",
         ranks=ranks,
         why=("A collective ends only when every rank of its group has launched it.",),
         alternatives=(_ONE_SNAPSHOT,),
         next_steps=(
             f"Find out why {_call(elsewhere[0])} does not return on {_who(elsewhere[0])}.",
-            *(_STEPS[one.activity] for one in elsewhere[:1] if one.activity in _STEPS),
+            *_steps(busy or elsewhere[:1]),
         ),
     )
 
 
-def _loading(elsewhere: Sequence[EndingStack], worker: EndingStack) -> EndingResult:
-    """Ranks that wait for a worker of their data loader, whose stack is known."""
-    loading = next(one for one in elsewhere if one.activity == "data loader")
-    call, own = worker.calls[0], [c for c in worker.calls if c.startswith("__getitem__")]
-    by = f", called by {own[0]}" if own and own[0] != call else ""
-    who = f"{_who(loading)} {'wait' if loading.count > 1 else 'waits'} for its data loader"
-    is_in, step = "is", f"Find out why {call} does not return in the worker."
-    if re.match(_LOCKS, call):
-        by += ": most likely a thread of its parent held the lock when the worker was forked"
-        is_in = "waits for a lock"
-        step = "Start workers by multiprocessing_context='forkserver' or 'spawn', or start no "
-        step += "threads, and take no locks, before the loader starts."
-    return EndingResult(
-        state=STUCK,
-        cause="stacks",
-        verdict=f"Stuck: {who}. Its worker {is_in} in {call}{by}.",
-        ranks=loading.ranks,
-        next_steps=(step,),
-    )
+def _in_worker(one: EndingStack) -> EndingStack:
+    """What a worker of a data loader does below its loop; without calls if it is idle."""
+    ends = (at for at, call in enumerate(one.calls) if call.startswith("_worker_loop"))
+    calls = one.calls[: next(ends, 0)]
+    return replace(one, calls=calls, activity=_activity(calls))
+
+
+def _steps(stacks: Sequence[EndingStack]) -> tuple[str, ...]:
+    return tuple(_STEPS[one.activity] for one in stacks if one.activity in _STEPS)
 
 
 def _site(one: EndingStack) -> tuple[str, ...]:
@@ -277,6 +266,7 @@ def _call(one: EndingStack) -> str:
     """The call that shows what a process does; without any, the innermost."""
     calls = [c for c in one.calls for n, p in _ACTIVITIES if n == one.activity and p.match(c)]
     if one.activity == "lock":  # what takes it says more
-        return next((call for call in one.calls if _activity([call]) != "lock"), calls[0])
+        native = (call for call in one.calls if _activity([call]) != "lock")
+        return calls[0] if calls[0].startswith("acquire") else next(native, calls[0])
     named = (call for call in calls if not _WAIT.match(call))
     return next(named, next(iter(calls), one.calls[0]))
