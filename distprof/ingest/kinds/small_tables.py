@@ -398,6 +398,9 @@ _EACH_NODE = re.compile(r"(?i)\b(?:each|(?:per|a) node)\b|/node")
 _FLOAT = r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?"
 _ITERATION = r"(?:it|iter|iteration|step|batch)(?:e?s)?"
 _IS_ITERATION = re.compile(rf"(?i){_ITERATION}\b")
+_OF_ITERATIONS = re.compile(
+    rf"(?i)\b(?:each|every|per|an?) (?:training )?{_ITERATION}\b|\b{_ITERATION} (?:time|takes)\b"
+)
 _PER_S = (
     r"(?:(?<![a-z])[twis]ps|(?![kmgt]i?b)(?:[a-z]{2,12}|(?<=\d))(?: ?/ ?|[_ ]per[_ ])"
     r"s(?:ec(?:ond)?)?)(?![a-z])"
@@ -443,6 +446,8 @@ class _Value(msgspec.Struct, frozen=True):
 
 
 def _values(line: str) -> Iterator[_Value]:
+    is_of_epoch = "epoch" in line.lower()
+    of_time = "iterations" if _OF_ITERATIONS.search(line) and not is_of_epoch else "time"
     for found in _VALUE.finditer(line):
         seconds = sum(
             (_number(n.replace(",", "")) or 0.0)
@@ -450,7 +455,7 @@ def _values(line: str) -> Iterator[_Value]:
             for n, u in _DURATION.findall(found["time"] or "")
         )
         if seconds and not _SO_FAR.search(line, 0, found.start()):
-            yield _Value("iterations" if found["each"] else "time", 1 / seconds, found.start())
+            yield _Value("iterations" if found["each"] else of_time, 1 / seconds, found.start())
         is_step = _IS_ITERATION.match(found["unit"] or found["unit_before"] or "")
         for text in filter(None, (found["rate"], found["was"], found["after"])):
             if value := _number(text.replace(",", "")):

@@ -74,7 +74,7 @@ _PER_STEP = _compiled(
 )
 _RATES = (
     _compiled(r"(?<![a-z])WORKIS(?P<value>[\d.,]{1,24})"),
-    _compiled(r"(?P<value>[\d.,]{1,24}) {0,2}WORK"),
+    _compiled(r"(?P<value>[\d.,]{1,24}) {0,2}WORK(?! {0,4}[\d.])"),  # else it may be of either
 )
 _LOSS = _compiled(
     r"(?<![a-z])(?:(?:train|lm|total|avg)[_ /]?)?loss[\"']?(?: {0,3}[:=] {0,8}| {1,4})"
@@ -351,7 +351,13 @@ def _durations(found: list[_Report], factor: float) -> list[float | None]:
             result.append(since * factor / span if span > 0 and since >= 0 else None)
         return result
     return [
-        one.time * factor if one.time is not None else (1 / one.rate if one.rate else None)
+        one.time * factor
+        if one.time is not None
+        else 1 / one.rate
+        if one.rate
+        else sum(one.phases.values()) * factor
+        if one.phases.keys() >= {"forward", "backward"}
+        else None
         for one in found
     ]
 

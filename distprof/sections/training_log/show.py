@@ -28,6 +28,7 @@ _DOUBTS = ("The log does not say", "The log names no unit")
 """Beginnings of notes on which every time depends."""
 
 _REDUCTIONS = ("bwd_allreduce", "bwd_allreduce_microstep", "backward-params-all-reduce",
+               "backward-allreduce",
                "all-grads-sync", "grads-all-reduce")  # fmt: skip
 """Timers of DeepSpeed and Megatron-LM around the reduction of gradients alone."""
 
