@@ -429,6 +429,9 @@ _WAY = re.compile(
     r"allel|(?:deepspeed|zero|stage)\b|gloo|horovod|no[ -]?(?:nvlink|p2p)|with(?:out)? (?:nvl|p2p))"
 )
 _LABEL = 60
+_RANK_LINE = re.compile(
+    rf"(?i)[\W_]*(?:global )?rank[ _#]?(\d{{1,6}})\W{{1,8}}({_FLOAT}) ?(ms|s)?(?:/{_ITERATION})?\W*"
+)
 _EACH = re.compile(
     rf"(?i)(?:/ ?|per[ _])s(?:ec(?:ond)?)?(?: ?/ ?|[ _]per[ _]){_OF}"
     rf"|\bper[- ]?{_OF}\W{{1,4}}(?:[a-z]+ )?(?:throughput|speed)"
@@ -533,6 +536,21 @@ def _table_pairs(lines: Sequence[str]) -> tuple[dict[str, float], str, str]:
     return found[kind], kind, "nodes" if re.search("node|machine", heads) else "GPUs"
 
 
+def _rank_times(lines: Sequence[str]) -> ScalingTable | None:
+    """Rates of ranks that are listed with one time each; None if fewer than three are."""
+    named = re.search(r"\((m?s)\)", " ".join(lines))
+    rates = {
+        int(found[1]): 1 / (time * _SECONDS[(found[3] or (named[1] if named else "s")).lower()])
+        for found in filter(None, map(_RANK_LINE.fullmatch, lines))
+        if (time := _number(found[2])) and (found[3] or named)
+    }
+    if len(rates) < 3:
+        return None
+    names, per_s = zip(*sorted(rates.items(), key=lambda one: one[1]), strict=True)
+    labels = tuple(f"rank {rank}" for rank in names)
+    return ScalingTable(counts=(1,) * len(names), rates=per_s, of="ranks", names=labels)
+
+
 def _sentence_pairs(
     lines: Sequence[tuple[list[tuple[int, str, int]], list[_Value]]], kind: str
 ) -> dict[tuple[str, int], float]:
@@ -573,6 +591,8 @@ def _scaling(text: str) -> ScalingTable | None:
     if len(table) > 1 and all(map(_WAY.match, table)):
         names, rates = zip(*sorted(table.items(), key=lambda way: way[1]), strict=True)
         return ScalingTable(counts=(1,) * len(names), rates=rates, of="ways", names=names)
+    if len(pairs) < 2 and (of_ranks := _rank_times(lines)):
+        return of_ranks
     if len(pairs) < 2:
         read = [(_counts(line), [*_values(line)]) for line in lines]
         fewest = 2 if len(text) <= _SHORT else 3
