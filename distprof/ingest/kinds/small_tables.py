@@ -429,6 +429,7 @@ _WAY = re.compile(
     r"allel|(?:deepspeed|zero|stage)\b|gloo|horovod|no[ -]?(?:nvlink|p2p)|with(?:out)? (?:nvl|p2p))"
 )
 _LABEL = 60
+_COUNTED = re.compile(rf"(?i)\d{{1,7}} ?[x×]? ?{_OF}{_S}")
 _RANK_LINE = re.compile(
     rf"(?i)[\W_]*(?:global )?rank[ _#]?(\d{{1,6}})\W{{1,8}}({_FLOAT}) ?(ms|s)?(?:/{_ITERATION})?\W*"
 )
@@ -511,7 +512,9 @@ def _table_pairs(lines: Sequence[str]) -> tuple[dict[str, float], str, str]:
     for cells in rows:
         kinds = [*map(_head_kind, head)]
         named = (
-            c for c, h in zip(cells, head, strict=False) if _HEADS[0].search(h) or _WAY.match(c)
+            c
+            for c, h in zip(cells, head, strict=False)
+            if _HEADS[0].search(h) or _WAY.match(c) or _COUNTED.match(c)
         )
         name = next(named, "")
         if not name and len(cells) > 1 and any(h.search(c) for c in cells for h in _HEADS[1:]):
@@ -532,8 +535,14 @@ def _table_pairs(lines: Sequence[str]) -> tuple[dict[str, float], str, str]:
     found["time"] = found["time"] or (typed if turned is None and not found["rate"] else {})
     by_way = _WAY.match(next(iter(found["time"]), ""))
     kind = next((k for k in (("time",) if by_way else found) if found[k]), "iterations")
-    heads = " ".join(filter(_HEADS[0].search, head)).lower()
-    return found[kind], kind, "nodes" if re.search("node|machine", heads) else "GPUs"
+    heads = " ".join(
+        (*filter(_HEADS[0].search, head), *(n for n in found[kind] if _COUNTED.match(n)))
+    ).lower()
+    return (
+        found[kind],
+        kind,
+        "nodes" if re.match(r"[^a-z]*(?:num\w*)?(?: ?of )?(?:node|machine)", heads) else "GPUs",
+    )
 
 
 def _rank_times(lines: Sequence[str]) -> ScalingTable | None:
