@@ -259,8 +259,8 @@ class ScalingTable(msgspec.Struct, frozen=True, kw_only=True):
 
     counts: tuple[int, ...]  # GPUs or nodes, ascending.
     rates: tuple[float, ...]  # Throughput of all together, in the unit of the table.
-    of: str = "GPUs"  # What the counts count: "GPUs" (or workers), "nodes", or "ways".
-    names: tuple[str, ...] = ()  # Of ways to train on the same GPUs, the slowest first.
+    of: str = "GPUs"  # What the counts count: "GPUs" (or workers), "nodes", "ways" or "ranks".
+    names: tuple[str, ...] = ()  # Of ways or ranks, the slowest first.
     notes: tuple[str, ...] = ()  # What is assumed, one sentence each.
 
 

@@ -398,6 +398,9 @@ _EACH_NODE = re.compile(r"(?i)\b(?:each|(?:per|a) node)\b|/node")
 _FLOAT = r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?"
 _ITERATION = r"(?:it|iter|iteration|step|batch)(?:e?s)?"
 _IS_ITERATION = re.compile(rf"(?i){_ITERATION}\b")
+_OF_ITERATIONS = re.compile(
+    rf"(?i)\b(?:each|every|per|an?) (?:training )?{_ITERATION}\b|\b{_ITERATION} (?:time|takes)\b"
+)
 _PER_S = (
     r"(?:(?<![a-z])[twis]ps|(?![kmgt]i?b)(?:[a-z]{2,12}|(?<=\d))(?: ?/ ?|[_ ]per[_ ])"
     r"s(?:ec(?:ond)?)?)(?![a-z])"
@@ -426,6 +429,10 @@ _WAY = re.compile(
     r"allel|(?:deepspeed|zero|stage)\b|gloo|horovod|no[ -]?(?:nvlink|p2p)|with(?:out)? (?:nvl|p2p))"
 )
 _LABEL = 60
+_COUNTED = re.compile(rf"(?i)\d{{1,7}} ?[x×]? ?{_OF}{_S}")
+_RANK_LINE = re.compile(
+    rf"(?i)[\W_]*(?:global )?rank[ _#]?(\d{{1,6}})\W{{1,8}}({_FLOAT}) ?(ms|s)?(?:/{_ITERATION})?\W*"
+)
 _EACH = re.compile(
     rf"(?i)(?:/ ?|per[ _])s(?:ec(?:ond)?)?(?: ?/ ?|[ _]per[ _]){_OF}"
     rf"|\bper[- ]?{_OF}\W{{1,4}}(?:[a-z]+ )?(?:throughput|speed)"
@@ -443,6 +450,8 @@ class _Value(msgspec.Struct, frozen=True):
 
 
 def _values(line: str) -> Iterator[_Value]:
+    is_of_epoch = "epoch" in line.lower()
+    of_time = "iterations" if _OF_ITERATIONS.search(line) and not is_of_epoch else "time"
     for found in _VALUE.finditer(line):
         seconds = sum(
             (_number(n.replace(",", "")) or 0.0)
@@ -450,7 +459,7 @@ def _values(line: str) -> Iterator[_Value]:
             for n, u in _DURATION.findall(found["time"] or "")
         )
         if seconds and not _SO_FAR.search(line, 0, found.start()):
-            yield _Value("iterations" if found["each"] else "time", 1 / seconds, found.start())
+            yield _Value("iterations" if found["each"] else of_time, 1 / seconds, found.start())
         is_step = _IS_ITERATION.match(found["unit"] or found["unit_before"] or "")
         for text in filter(None, (found["rate"], found["was"], found["after"])):
             if value := _number(text.replace(",", "")):
@@ -503,7 +512,9 @@ def _table_pairs(lines: Sequence[str]) -> tuple[dict[str, float], str, str]:
     for cells in rows:
         kinds = [*map(_head_kind, head)]
         named = (
-            c for c, h in zip(cells, head, strict=False) if _HEADS[0].search(h) or _WAY.match(c)
+            c
+            for c, h in zip(cells, head, strict=False)
+            if _HEADS[0].search(h) or _WAY.match(c) or _COUNTED.match(c)
         )
         name = next(named, "")
         if not name and len(cells) > 1 and any(h.search(c) for c in cells for h in _HEADS[1:]):
@@ -524,8 +535,29 @@ def _table_pairs(lines: Sequence[str]) -> tuple[dict[str, float], str, str]:
     found["time"] = found["time"] or (typed if turned is None and not found["rate"] else {})
     by_way = _WAY.match(next(iter(found["time"]), ""))
     kind = next((k for k in (("time",) if by_way else found) if found[k]), "iterations")
-    heads = " ".join(filter(_HEADS[0].search, head)).lower()
-    return found[kind], kind, "nodes" if re.search("node|machine", heads) else "GPUs"
+    heads = " ".join(
+        (*filter(_HEADS[0].search, head), *(n for n in found[kind] if _COUNTED.match(n)))
+    ).lower()
+    return (
+        found[kind],
+        kind,
+        "nodes" if re.match(r"[^a-z]*(?:num\w*)?(?: ?of )?(?:node|machine)", heads) else "GPUs",
+    )
+
+
+def _rank_times(lines: Sequence[str]) -> ScalingTable | None:
+    """Rates of ranks that are listed with one time each; None if fewer than three are."""
+    named = re.search(r"\((m?s)\)", " ".join(lines))
+    rates = {
+        int(found[1]): 1 / (time * _SECONDS[(found[3] or (named[1] if named else "s")).lower()])
+        for found in filter(None, map(_RANK_LINE.fullmatch, lines))
+        if (time := _number(found[2])) and (found[3] or named)
+    }
+    if len(rates) < 3:
+        return None
+    names, per_s = zip(*sorted(rates.items(), key=lambda one: one[1]), strict=True)
+    labels = tuple(f"rank {rank}" for rank in names)
+    return ScalingTable(counts=(1,) * len(names), rates=per_s, of="ranks", names=labels)
 
 
 def _sentence_pairs(
@@ -568,6 +600,8 @@ def _scaling(text: str) -> ScalingTable | None:
     if len(table) > 1 and all(map(_WAY.match, table)):
         names, rates = zip(*sorted(table.items(), key=lambda way: way[1]), strict=True)
         return ScalingTable(counts=(1,) * len(names), rates=rates, of="ways", names=names)
+    if len(pairs) < 2 and (of_ranks := _rank_times(lines)):
+        return of_ranks
     if len(pairs) < 2:
         read = [(_counts(line), [*_values(line)]) for line in lines]
         fewest = 2 if len(text) <= _SHORT else 3

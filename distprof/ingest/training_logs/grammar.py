@@ -191,7 +191,7 @@ def best_of(grammars: Sequence[Grammar]) -> Grammar | None:
     return max(with_rows, key=lambda g: (_has_times(g), -grammars.index(g)))
 
 
-OF_THE_JOB = ("GPU memory is short", "torch.compile compiled")
+OF_THE_JOB = ("GPU memory is short", "torch.compile compiled", "Lightning warns")
 """Beginnings of notes that hold whichever program's reports are used."""
 
 

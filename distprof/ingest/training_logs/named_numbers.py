@@ -74,7 +74,7 @@ _PER_STEP = _compiled(
 )
 _RATES = (
     _compiled(r"(?<![a-z])WORKIS(?P<value>[\d.,]{1,24})"),
-    _compiled(r"(?P<value>[\d.,]{1,24}) {0,2}WORK"),
+    _compiled(r"(?P<value>[\d.,]{1,24}) {0,2}WORK(?! {0,4}[\d.])"),  # else it may be of either
 )
 _LOSS = _compiled(
     r"(?<![a-z])(?:(?:train|lm|total|avg)[_ /]?)?loss[\"']?(?: {0,3}[:=] {0,8}| {1,4})"
@@ -114,7 +114,8 @@ _PHASES = {
     "data loading": r"(?:data|batch|input)?[ _-]?load(?:ing|er)?|data|reader|fetch|input",
     "forward": r"f(?:or)?wa?r?d", "backward": r"b(?:ack)?wa?r?d|backprop", "idle time": "idle",
     "optimizer": r"optim(?:i[sz]er)?", "other kernels": r"non[-_ ]?compute",
-    "generation": r"generat(?:e|ion)|rollout", "": r"total(?: (?:step|iteration))?",
+    "generation": r"generat(?:e|ion)|rollout",
+    "": r"total(?: (?:step|iteration))?|(?:step|iter|iteration)(?:[ _]time)?",
     "policy training": r"(?:policy|actor)[ _]?train(?:ing)?|update[ _]actor",
 }  # fmt: skip
 """Phases of an iteration by the names that people give them."""
@@ -122,11 +123,12 @@ _PHASES = {
 _PHASE = _compiled(
     rf"(?i)(?<![\w.])(?:avg_)?"
     rf"(?:{'|'.join(f'(?P<p{i}>{p})' for i, p in enumerate(_PHASES.values()))})"
-    r"(?:[ _-](?:pass|phase|steps?|per|time|data|of|each|training|batch|wait|cost)){0,4}"
+    r"(?:[ _.-](?:pass|phase|steps?|per|time|data|of|each|training|batch|wait|cost)){0,4}"
     r"(?:[_ ]?\(?(?P<in>UNIT)\)?)?[\"'*]{0,3}(?: {0,4}[:=|\t] {0,8}(?P<exact>(?=\d{1,6}\.\d))?"
     r"| (?:takes? |took |is |was |about |~){0,3})VALUE ?(?P<unit>UNIT)?(?![\w%])"
 )
-_WORK = {"computation", "forward", "backward", "optimizer", "generation"}
+_OF_EPOCHS = re.compile(r"(?i)\bepoch (?:\d{1,6} )?(?:took|times?\b|takes)|\b(?:per|each) epoch\b")
+_WORK = {"", "computation", "forward", "backward", "optimizer", "generation"}
 _COLUMN = r"[a-z_]{2,30}(?:\([a-z]{1,3}\))?"
 _COLUMNS = re.compile(rf"(?m)^[^\S\n]*({_COLUMN}(?:[^\S\n]+{_COLUMN}){{2,30}})$")
 
@@ -149,6 +151,7 @@ class PhasesGrammar(Grammar):
     def take(self, block: bytes) -> None:
         """Read phases with their times, or a table with a column for each phase."""
         text = block.decode("utf-8", "replace")
+        self.name += " of epochs" * bool(_OF_EPOCHS.search(text))
         if head := _COLUMNS.search(text):
             names = head[1].split()
             rows = (line.split()[-len(names) :] for line in text[head.end() :].splitlines())
@@ -169,6 +172,11 @@ class PhasesGrammar(Grammar):
             return
         if not self._found[0][2]:
             self.notes.append("The log names no unit of times: distprof reads them as seconds.")
+        if not all("" in one for one in iterations if len(one) == most):
+            self.notes.append(
+                "The log does not say how long a whole iteration takes: shares are those of the "
+                "phases that distprof knows by name."
+            )
         for phases in (one for one in iterations if len(one) == most):
             parts = sum(time for name, time in phases.items() if name)
             self.add(Row(None, duration_ns=s_to_ns(max(parts, phases.pop("", 0.0)))))
@@ -351,7 +359,13 @@ def _durations(found: list[_Report], factor: float) -> list[float | None]:
             result.append(since * factor / span if span > 0 and since >= 0 else None)
         return result
     return [
-        one.time * factor if one.time is not None else (1 / one.rate if one.rate else None)
+        one.time * factor
+        if one.time is not None
+        else 1 / one.rate
+        if one.rate
+        else sum(one.phases.values()) * factor
+        if one.phases.keys() >= {"forward", "backward"}
+        else None
         for one in found
     ]
 

@@ -29,6 +29,7 @@ _UNITS = {"_ns": 1.0, "_us": 1e3, "_ms": 1e6, "_s": 1e9, "_seconds": 1e9, "_sec"
 _LOSSES = ("loss", "train_loss", "lm_loss")
 _RANK = "rank"
 _MAX_HEADER = 1 << 16
+_MOST_WORDS = 20  # Lines before the header of a table that is pasted with words about it.
 
 
 def find_columns(names: Sequence[Any]) -> tuple[str, str, float] | None:
@@ -40,6 +41,10 @@ def find_columns(names: Sequence[Any]) -> tuple[str, str, float] | None:
     return None if step is None or time is None else (step, *time)
 
 
+def _is_header(line: bytes) -> bool:
+    return b"," in line and find_columns(_cells(line)) is not None
+
+
 class ColumnsGrammar(Grammar):
     """A table of steps, which always comprises the whole file."""
 
@@ -47,11 +52,11 @@ class ColumnsGrammar(Grammar):
 
     def fits(self, start: bytes) -> bool:
         """Whether a file with this beginning is a table of steps."""
-        line = start[:_MAX_HEADER].lstrip(b"\xef\xbb\xbf \r\n").split(b"\n", 1)[0]
+        line, *more = start[:_MAX_HEADER].lstrip(b"\xef\xbb\xbf \r\n").split(b"\n")
         if line.startswith(b"{"):
             first = _object(line)
             return first is not None and find_columns(list(first)) is not None
-        return b"," in line and find_columns(_cells(line)) is not None
+        return any(map(_is_header, (line, *more[:_MOST_WORDS])))
 
     def read(self, blocks: Blocks) -> None:
         """Read all rows."""
@@ -62,7 +67,7 @@ class ColumnsGrammar(Grammar):
                 entry: Mapping[str, Any] | None = _object(line)
                 found = found or (None if entry is None else find_columns(list(entry)))
             elif not header:
-                header = _cells(line)
+                header = _cells(line) if _is_header(line) else []
                 found = find_columns(header)
                 continue
             else:

@@ -91,9 +91,9 @@ class ScalingTableResult(Result, frozen=True, kw_only=True):
     """Throughput by the number of GPUs, as people type it."""
 
     counts: tuple[int, ...] = ()  # GPUs or nodes, ascending; empty without a table.
-    # What the counts count: "GPUs" (or workers), "nodes" or "ways"; empty without a table.
+    # What the counts count: "GPUs" (or workers), "nodes", "ways" or "ranks"; empty without a table.
     of: str = ""
-    names: tuple[str, ...] = ()  # Of ways to train on the same GPUs, the slowest first.
+    names: tuple[str, ...] = ()  # Of ways or ranks, the slowest first.
     rates: tuple[float, ...] = ()  # Throughput of all together, in the unit of the table.
     # Throughput per GPU, relative to that in the first row.
     efficiency_ratio: tuple[float, ...] = ()

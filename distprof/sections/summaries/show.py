@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from statistics import median
 from typing import TYPE_CHECKING
 
 from distprof.escape import shorten
@@ -26,7 +27,7 @@ from distprof.sections.table import (
     ranks_table,
     rows_table,
 )
-from distprof.units import format_bytes, format_duration, format_ratio
+from distprof.units import capitalized, format_bytes, format_duration, format_ratio
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
@@ -148,6 +149,7 @@ def operators_table(report: Report, *, show_all: bool) -> TableView | None:
 
 READY_RATIO = 0.9
 _SCALES = 0.8
+_STRAGGLES = 1.05
 _IN_A_NODE = 8  # More GPUs are usually in several nodes
 _SAME = 0.97  # Throughput below this share of another is lower
 MIN_WORK_RATIO = 0.3
@@ -200,7 +202,7 @@ def summaries_origin(report: Report) -> str:
         facts.append(counted(readiness.num_samples, "sample"))
     if rows := len(report.scaling_table.counts):
         of = report.scaling_table.of
-        by = "way" if of == "ways" else f"the number of {of}"
+        by = of.removesuffix("s") if report.scaling_table.names else f"the number of {of}"
         facts.append(f"throughput by {by} · {counted(rows, 'row')}")
     if report.operator_table.num_rows:
         facts.append(f"table of operators · {counted(report.operator_table.num_rows, 'row')}")
@@ -254,6 +256,17 @@ def _scaling(result: ScalingTableResult) -> list[str]:
     if not result.counts:
         return []
     counts, rates, ratios, of = result.counts, result.rates, result.efficiency_ratio, result.of
+    if of == "ranks":
+        slowest, usual = 1 / rates[0], 1 / median(rates)
+        times = (
+            f"{format_duration(round(slowest * 1e9))}, median {format_duration(round(usual * 1e9))}"
+        )
+        if slowest < _STRAGGLES * usual:
+            return [f"The times of {len(rates)} ranks differ little: the longest is {times}."]
+        return [
+            f"{capitalized(result.names[0])} is the slowest of {len(rates)} ranks: {times}.",
+            "Compare its GPU (clocks, other processes), its input and its batch with the others.",
+        ]
     if result.names:
         *others, fastest = result.names
         shares = [

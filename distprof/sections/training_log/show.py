@@ -24,13 +24,11 @@ MOST_REST_RATIO = 0.3
 
 MOST_PARTS = 4
 
-_FEW_REPORTS = 3
-"""Up to this many reports, someone chose them one by one."""
-
 _DOUBTS = ("The log does not say", "The log names no unit")
 """Beginnings of notes on which every time depends."""
 
 _REDUCTIONS = ("bwd_allreduce", "bwd_allreduce_microstep", "backward-params-all-reduce",
+               "backward-allreduce",
                "all-grads-sync", "grads-all-reduce")  # fmt: skip
 """Timers of DeepSpeed and Megatron-LM around the reduction of gradients alone."""
 
@@ -50,6 +48,7 @@ _PHASES = {
 }  # fmt: skip
 """Names of timers around the phases of an iteration; the last three are those of Ascend."""
 
+_FAR_LONGER = 10
 _MOST_OF_IT, _MOST_OF_BACKWARD = 0.4, 0.75
 _OF_NETWORK = (
     "Compare it with the speed of the network (all_reduce_perf of nccl-tests; NCCL_DEBUG=INFO "
@@ -95,7 +94,8 @@ def training_verdict(report: Report) -> VerdictText:
     why = (
         *(_waiting(log), _reducing(log), _advice(log), _input_sentence(log), slower_sentence(log)),
         *(_slow_sentence(log), f"Throughput: {rates}." if (rates := rate_text(log)) else ""),
-        *(nccl_line, _left_out(log)),
+        nccl_line,
+        _first_sentence(log),
         *(note for note in log.unavailable if note.startswith(_DOUBTS)),
     )
     return line, tuple(sentence for sentence in why if sentence and sentence not in line)
@@ -204,11 +204,13 @@ def _shares(log: TrainingLogResult) -> dict[str, float]:
     """Share of an iteration by phase, the longest first, then the rest; empty if unknown."""
     times, whole = _phase_times(log)
     rest = whole - sum(times.values())
-    is_few = log.origin == "timed phases" or times.keys() <= {"optimizer", "waiting for input"}
+    are_typed = log.origin.startswith("timed phases")
+    is_few = are_typed or times.keys() <= {"optimizer", "waiting for input"}
     if is_few or rest < -MIN_IDLE_RATIO * whole:
         times = {timer.name: timer.mean_ns for timer in log.timers}
         rest = whole - sum(times.values())
-        if not -MIN_IDLE_RATIO * whole <= rest <= MOST_REST_RATIO * whole or len(times) < 2:
+        is_whole = len(times) > 1 and rest <= MOST_REST_RATIO * whole
+        if rest < -MIN_IDLE_RATIO * whole or not (is_whole or are_typed):
             return {}
     order = sorted(filter(times.get, times), key=lambda phase: -times[phase])
     shares = {phase: times[phase] / whole for phase in order[:MOST_PARTS]}
@@ -423,10 +425,11 @@ def _first(log: TrainingLogResult) -> str:
     return f"{format_duration(log.first_ns)} per iteration, left out of all figures"
 
 
-def _left_out(log: TrainingLogResult) -> str:
-    """The first report, if it is much longer than the few others: it may be what matters."""
-    is_told = log.num_steady <= _FEW_REPORTS and _first(log)
-    return f"The first report does not count: {_first(log).partition(',')[0]}." if is_told else ""
+def _first_sentence(log: TrainingLogResult) -> str:
+    if not log.first_ns or not log.median_ns or log.first_ns < _FAR_LONGER * log.median_ns:
+        return ""
+    first = format_duration(log.first_ns)
+    return f"The first took {first}, which does not count: programs compile, allocate and connect."
 
 
 def _traced(report: Report) -> str:
