@@ -394,6 +394,9 @@ _COUNT = re.compile(
 _NUMBER = rf"(?:\d{{1,7}}|{'|'.join(_WORDS)})"
 _ALIKE = re.compile(rf"(?i)\b({_NUMBER})(?= (?:or|and|to|vs\.?|->|→) {_NUMBER} ({_OF}{_S}))")
 _THOUSANDS = re.compile(r"(?<![\w.])(\d{1,6}(?:\.\d{1,3})?)[kK](?=[ ./,)]|$)")
+_CLOCK = re.compile(r"(?<=[:=])\s{1,4}(?:(\d{1,3}):)?(\d{1,3}):(\d\d(?:\.\d{1,9})?)\s*$", re.M)
+"""A duration at the end of a line."""
+
 _EACH_NODE = re.compile(r"(?i)\b(?:each|(?:per|a) node)\b|/node")
 _FLOAT = r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?"
 _ITERATION = r"(?:it|iter|iteration|step|batch)(?:e?s)?"
@@ -484,7 +487,7 @@ def _counts(line: str) -> list[tuple[int, str, int]]:
     if len(nodes) == len(gpus) and gpus and _EACH_NODE.search(line):
         pairs = zip(nodes, gpus, strict=True)
         return [(node[0] * gpu[0], "GPUs", node[2]) for node, gpu in pairs]
-    return gpus if len(nodes) == len(gpus) else nodes or gpus
+    return nodes if len(nodes) > len(gpus) else gpus
 
 
 def _head_kind(head: str) -> str:
@@ -593,6 +596,9 @@ def _scaling(text: str) -> ScalingTable | None:
     """Throughput by the number of GPUs or nodes; None if the numbers are not in order."""
     text = _ALIKE.sub(r"\1 \2", text.replace("*", ""))
     text = _THOUSANDS.sub(lambda found: f"{float(found[1]) * 1e3:.0f}", text)
+    text = _CLOCK.sub(
+        lambda t: f" {3_600 * int(t[1] or 0) + 60 * int(t[2]) + float(t[3]):g} s", text
+    )
     lines = [line[:1_000] for line in text.splitlines()]
     table, kind, of = _table_pairs(lines)
     numbers = {_whole(name.split(" ")[0].replace(",", "")): rate for name, rate in table.items()}
