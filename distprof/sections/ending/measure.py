@@ -622,8 +622,8 @@ _LAUNCHING = re.compile(
 
 _OF_OTHERS = re.compile(
     r"(?i)nccl(?!_)|hccl|groupucc|gloo|watchdog|communicator|broken pipe|socket timeout"
-    r"|client socket|connection (?:\w+ ){0,2}(?:closed|reset|refused|aborted|lost|time)"
-    r"|^Connection\w*Error"
+    r"|client socket|^Connection\w*Error"
+    r"|connection (?:\w+ ){0,2}(?:closed|reset|refused|aborted|lost|time)"
     r"|connect\(\) timed out|RuntimeError wait timeout|rendezvous|monitoredbarrier"
     r"|timed out waiting|store based barrier|mismatch between collectives|out of memory|CUDA error"
     r"|ACL stream synchronize|engine core|error code is (?:50704[68]|107020)\b"
