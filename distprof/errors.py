@@ -6,7 +6,7 @@
     ├── UsageError           exit code 2: an option or a combination of options is wrong
     │   └── MissingExtraError    an optional dependency is missing; the message names the extra
     └── InputError           exit code 3: a file or folder is bad or insufficient
-        ├── FabricGivenError a file for distprof fabric was named instead of a recording
+        ├── OtherVerbError   files of another verb were named instead of a recording
         └── SchemaError      a saved file has a schema or version that this program cannot read
 
 The command line catches :class:`DistprofError` in one place, prints its message and exits with its
@@ -73,8 +73,8 @@ class InputError(DistprofError):
         return made, (self.source,)
 
 
-class FabricGivenError(InputError):
-    """A file that ``distprof fabric`` reads was named where a recording is expected."""
+class OtherVerbError(InputError):
+    """Files of another verb were named where a recording is expected; the fix is its command."""
 
 
 class SchemaError(InputError):

@@ -9,9 +9,9 @@ import pytest
 from distprof.bounds import NotAFileError, TooLargeError, UnpackedTooLargeError
 from distprof.errors import (
     DistprofError,
-    FabricGivenError,
     InputError,
     MissingExtraError,
+    OtherVerbError,
     SchemaError,
     UsageError,
     WebError,
@@ -25,7 +25,7 @@ ERRORS = [
     *(kind("why") for kind in (DistprofError, UsageError, ClusterError, DamagedTablesError)),
     *(
         kind("a.json", expected="x", found="y", fix="z")
-        for kind in (InputError, FabricGivenError, SchemaError)
+        for kind in (InputError, OtherVerbError, SchemaError)
     ),
     *(kind("why", "fix") for kind in (StoreError, ChangedError, UnusableStoreError)),
     *(kind("why") for kind in (TooLargeError, NotAFileError, UnpackedTooLargeError)),

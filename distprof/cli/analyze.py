@@ -21,10 +21,11 @@ from distprof.cli.output import (
     note,
     show,
     show_fabric,
+    show_hang,
     show_in_step_summary,
     verdict_code,
 )
-from distprof.errors import FabricGivenError
+from distprof.errors import OtherVerbError
 from distprof.units import MOST_COLLECTIVES
 from distprof.verbs.sources import check_source, single_source, spooled
 
@@ -108,7 +109,7 @@ def analyze(sources: tuple[str, ...], save_report: str | None, **options: Any) -
 
     SOURCE is a Kineto trace, a folder or glob of traces (one per rank), a run directory, or any
     fsspec URL of one of these. It may also be what a job printed: a log, a folder or glob of logs,
-    or - for standard input.
+    or - for standard input; or a folder of dumps of torch's Flight Recorder, as for distprof hang.
 
     \b
       distprof analyze traces/
@@ -128,10 +129,11 @@ def analyze(sources: tuple[str, ...], save_report: str | None, **options: Any) -
         report = _analyzed(
             source, quiet=output.quiet, debug=state is not None and state.debug, **options
         )
-    except FabricGivenError:
-        if options["evidence"] or save_report or Path(source).is_dir():
+    except OtherVerbError as error:
+        has_dumps = error.fix.startswith("distprof hang ")
+        if options["evidence"] or save_report or (Path(source).is_dir() and not has_dumps):
             raise
-        return show_fabric(source, output)
+        return show_hang(source, output) if has_dumps else show_fabric(source, output)
     saved_as = _save(report, source, save_report, quiet=output.quiet)
     show(report, output, saved_as=saved_as)
     show_in_step_summary(REPORT, report, output)

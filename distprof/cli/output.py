@@ -148,6 +148,18 @@ def show_fabric(file: str, output: Output) -> int:
     return ExitCode.FINE
 
 
+def show_hang(source: str, output: Output) -> int:
+    """Show what dumps of the Flight Recorder say; 1 if ``--fail-on`` is given and the job hangs."""
+    from distprof.verbs.functions import hang
+    from distprof.verbs.hang.show import HANG
+
+    output.check(HANG)
+    report = hang(source)
+    deliver(HANG, report, output)
+    hangs = report.state.value in ("stuck", "failed")
+    return ExitCode.FINDINGS if hangs and output.fail_on else ExitCode.FINE
+
+
 def show_in_step_summary(document: Document[T], result: T, output: Output) -> None:
     """Append a result to the step summary of GitHub, unless ``-o`` writes to it."""
     file = os.environ.get(_STEP_SUMMARY)

@@ -34,6 +34,7 @@ _FIX_LINES = 3  # of the first fix, in any text
 MAX_BRIEF = 20
 """Lines of a short text."""
 _MAX_NAME = 400  # longer names are cut before layout: a name in a trace may hold megabytes
+_MAX_CELL = 4_000  # a cell may list many names
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _SEVERITY_STYLES = {"error": "bold red", "warning": "bold yellow", "info": "cyan"}
 
@@ -360,7 +361,7 @@ def _natural_width(view: TableView, index: int) -> int:
     cells = [row[index] for row in view.rows]
     texts = [view.columns[index].title, *(c for c in cells if isinstance(c, str))]
     bar = _BAR_CELLS if any(isinstance(cell, Bar) for cell in cells) else 0
-    return max(bar, *(cell_len(plain(text[:_MAX_NAME])) for text in texts))
+    return max(bar, *(cell_len(plain(shorten(text, _MAX_CELL))) for text in texts))
 
 
 def _drawn_cell(cell: Cell, bar_cells: int, room: int) -> Text:
@@ -369,7 +370,7 @@ def _drawn_cell(cell: Cell, bar_cells: int, room: int) -> Text:
     if isinstance(cell, Bar):
         group = group_of(cell.key)
         return Text(group.glyph * cell.length(bar_cells), style=group.style)
-    return Text(plain(cell[:_MAX_NAME]))
+    return Text(plain(shorten(cell, _MAX_CELL)))
 
 
 def sentence(text: str, width: int, *, style: str = "") -> Padding:

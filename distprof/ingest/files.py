@@ -284,7 +284,7 @@ def begins_object(start: bytes) -> bool:
     return _OBJECT.match(start) is not None
 
 
-_WRAPPED = re.compile(rb'\s*\{[^\n]{0,2000}?"(?:log|message|msg|textPayload)": ?"')
+_WRAPPED = re.compile(rb'\s*\{[^\n]{0,2000}?"(?:log|message|msg|event|textPayload)": ?"')
 INNER = b"\x1f"
 """Stands before a line end within a text, so that lines are counted as the file has them."""
 
@@ -296,16 +296,20 @@ def unwrapped(block: bytes) -> bytes:
     return b"".join(map(_text_of, block.splitlines(keepends=True)))
 
 
+_TEXTS = ("log", "message", "msg", "event", "textPayload", "exception", "exc_info", "traceback")
+
+
 def _text_of(line: bytes) -> bytes:
     """The text in a JSON object; other lines as they are."""
     try:
         record = msgspec.json.decode(line)
         record = record.get("jsonPayload") or record
-        texts = (record.get(name) for name in ("log", "message", "msg", "textPayload"))
-        text = next(one for one in texts if isinstance(one, str) and "loss" not in record)
-    except (msgspec.DecodeError, AttributeError, StopIteration, RecursionError):
+        texts = [record[name] for name in _TEXTS if isinstance(record.get(name), str)]
+    except (msgspec.DecodeError, AttributeError, RecursionError):
         return line
-    lines = text.encode("utf-8", "replace").rstrip().splitlines()
+    if not texts or "loss" in record:
+        return line
+    lines = "\n".join(texts).encode("utf-8", "replace").rstrip().splitlines()
     return (INNER + b"\n").join(lines) + b"\n"
 
 

@@ -23,7 +23,7 @@ import msgspec
 from distprof.artefacts import REPORT_FILE, REPORT_SCHEMA, RUN_FILE
 from distprof.artefacts.summary_file import SUMMARY_SCHEMA
 from distprof.bounds import open_plain
-from distprof.errors import FabricGivenError, InputError
+from distprof.errors import InputError, OtherVerbError
 from distprof.escape import plain
 from distprof.ingest.files import beginning
 
@@ -129,8 +129,8 @@ def refuse_foreign(path: Path) -> None:
     for file in _files(path):
         foreign = foreign_format(file.name, _head(file))
         if foreign is not None:
-            is_fabric = foreign.fix.startswith("distprof fabric ")
-            raise (FabricGivenError if is_fabric else InputError)(
+            is_read = foreign.fix.startswith(("distprof fabric ", "distprof hang "))
+            raise (OtherVerbError if is_read else InputError)(
                 str(file),
                 expected=_EXPECTED,
                 found=foreign.name,

@@ -316,6 +316,8 @@ def _as_simulated(judged: Judged) -> Draft:
     saved = max(judged.recoverable_ns, judged.remaining_ns or 0)
     if 2 * saved >= draft.cost_ns_per_step:
         return draft
+    if saved and judged.remaining_ns in (None, saved):
+        return replace(draft, cost_ns_per_step=saved)  # every document says it as the gain
     amount = format_duration(saved) if saved else "nothing"
     change = "Removing all of it" if judged.is_bound else "Its repair alone"
     message = f"{draft.message} {change} would save {amount} (simulated)."

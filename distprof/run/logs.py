@@ -389,4 +389,5 @@ class JobOutput(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int | None = None
     num_lines: int = 0  # Lines read.
     lines_of: Mapping[str, int] = {}  # Lines of each file.
+    last_lines: Mapping[int, str] = {}  # The last line of each rank near the end of its file.
     notes: tuple[str, ...] = ()  # Damaged or left-out data, one sentence each.

@@ -180,7 +180,7 @@ def explain_untraced(run: Run, results: Mapping[str, Result]) -> dict[str, Resul
     if run.ranks or not run.origin:
         return dict(results)
     article = "an" if run.origin[:1] in "aeiou" else "a"
-    why = f"The source is {article} {run.origin}: only traces show this, so it was not measured."
+    why = f"The source, {article} {run.origin}, holds no traces."
     return {
         name: msgspec.structs.replace(result, unavailable=(why,)) if result.needs_traces else result
         for name, result in results.items()

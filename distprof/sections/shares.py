@@ -95,7 +95,7 @@ class StepTimes(msgspec.Struct, Evidence, frozen=True):
         samples = self.waterfall.num_ranks * max(self.waterfall.num_steps, 1)
         if total is None or samples == 0 or total.span_ns < samples:
             why = "; ".join(self.waterfall.unavailable)
-            raise InsufficientEvidenceError("no step was measured" + (f": {why}" if why else ""))
+            raise InsufficientEvidenceError(f"no step was measured. {why}".rstrip(". "))
         return MeanStep(
             step_ns=total.span_ns // samples,
             word="capture" if self.step_time.median_ns is None else "step",

@@ -193,3 +193,22 @@ def test_a_real_hang_over_gloo_names_the_rank(capsys: pytest.CaptureFixture[str]
     assert main(["hang", str(GOLDEN / "gloo-ddp-3ranks-hang")]) == 1
     first = capsys.readouterr().out.splitlines()[0]
     assert first == "Stuck: rank 1 never launched all_reduce 79 of default_pg, and ranks 0,2 wait"
+
+
+def test_analyze_answers_for_dumps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder of dumps has no traces, and still it says what the job waits for."""
+    folder = str(stuck(tmp_path))
+    main(["hang", folder])
+    answer = capsys.readouterr().out
+    assert main(["analyze", folder]) == 0
+    assert capsys.readouterr().out == answer
+    assert main(["analyze", folder, "--fail-on", "error"]) == 1
+    file = next(path for path in Path(folder).iterdir() if path.is_file())
+    capsys.readouterr()
+    assert main(["analyze", str(file)]) == 0
+    assert capsys.readouterr().out.startswith("Stuck")
+
+
+def test_dumps_make_no_report_to_save(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", str(stuck(tmp_path)), "--save-report", str(tmp_path / "r.json")]) == 3
+    assert "try: distprof hang " in capsys.readouterr().err

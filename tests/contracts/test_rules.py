@@ -40,7 +40,7 @@ from distprof.sections.summaries import (
     OperatorTableResult,
 )
 from distprof.sections.telemetry import TelemetryResult
-from distprof.sections.time import BreakdownResult, WaterfallResult
+from distprof.sections.time import BreakdownResult, RankWaterfall, WaterfallResult
 from distprof.sections.training_log import TrainingLogResult
 from distprof.sections.whatif import WhatIfResult
 from distprof.terms import Confidence
@@ -188,9 +188,11 @@ def test_a_finding_is_a_readable_statement_with_cost_and_fix(rule):
         assert finding.fix
         assert finding.evidence
         for place in finding.evidence:
-            section, _, key = place.partition(".")
+            section, _, path = place.partition(".")
             assert section in SECTIONS
+            key, _, part = path.partition(".")
             assert not key or key in SECTIONS[section].__struct_fields__
+            assert not part or (key == "all" and part in RankWaterfall.__struct_fields__)
         assert finding.docs == f"reference/rules/{rule.name}.md"
         if rule.code.startswith("CFG"):
             assert finding.confidence is Confidence.MODELLED

@@ -400,6 +400,8 @@ def test_a_slow_worker_is_dark_in_its_stage_and_replica() -> None:
     assert '<path d="M2 1.5h1" class="h7"/>' in figure
     assert 'data-values="0000000000dw"' in figure  # 500 per mille
     assert workers_figure(WhatIfResult()) == ""
+    one_replica = tuple(worker for worker in workers if worker.dp_rank == 2)
+    assert workers_figure(WhatIfResult(workers=one_replica)) == ""  # the table has each stage
 
 
 def test_marks_of_collectives_stand_at_their_size_and_time() -> None:

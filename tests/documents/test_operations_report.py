@@ -28,10 +28,7 @@ def test_the_verdict_is_the_first_finding_and_names_the_stage(report):
 
 def test_the_reasons_give_the_slowdown_the_plan_shares_ideal_and_model_error(report):
     slowdown, last, worst, model, plan = judge(report).why
-    assert slowdown == (
-        "Steps take 17.9 % longer than with even operations. Stage 3 explains it: move layers "
-        "from it to the others."
-    )
+    assert slowdown == "Steps take 17.9 % longer than with even operations. Stage 3 explains it."
     assert plan.startswith("Plan: 2.21 s → 1.92 s (stages balanced) → 1.38 s (16 micro-batches")
     assert plan.endswith("simulated, with operations launched as late as measured.")
     assert last.startswith("The last pipeline stage explains 122 %, the slowest 3 % of the workers")
@@ -55,7 +52,7 @@ def test_without_a_known_schedule_the_finding_names_the_stage(tmp_path):
     path = write_table(tmp_path / "t.parquet", log_of(rows, unit=1), mb_id=[-1] * len(rows))
     finding = uneven(distprof.analyze(path))
     assert finding.ranks == (3, 7)
-    assert "stage 3 (ranks 3,7) computes for 32.0 ms per step" in finding.message
+    assert "Stage 3 (ranks 3,7) computes for 32.0 ms per step" in finding.message
     assert finding.recoverable_ns == finding.cost_ns_per_step
 
 
@@ -155,7 +152,7 @@ def test_uneven_transfers_are_named(tmp_path):
     report = distprof.analyze(write_table(tmp_path / "t.parquet", log_of(late, unit=1)))
     messages = [finding.message for finding in report.findings]
     assert any(
-        "transfers of kind optimizer-clip-main-grad vary in duration" in text for text in messages
+        "Transfers of kind optimizer-clip-main-grad vary in duration" in text for text in messages
     )
 
 

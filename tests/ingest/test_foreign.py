@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import distprof
 from distprof.cli.app import main
+from distprof.errors import OtherVerbError
 
 FILES = {
     "report.nsys-rep": (b"\0", "Nsight Systems"),
@@ -31,11 +33,6 @@ FILES = {
         b"#  size time algbw busbw\n",
         "nccl-tests",
     ),
-    "_dump_0": (
-        b"\x80\x02}(X\7\0\0\0versionX\3\0\0\x002.1X\x09\0\0\0pg_config}",
-        "distprof hang",
-    ),
-    "nccl_trace_rank_0": (b'{"version": "2.9", "pg_config": {}, "entries": []}', "distprof hang"),
     "part_of_rank_0.json": (b'{"1": {"total": 3.0, "fwd_start": [], "bwd_start": []}}', "folder"),
     "py-spy.json": (
         b'{"$schema":"https://www.speedscope.app/file-format-schema.json"}',
@@ -58,6 +55,22 @@ def test_the_tool_is_named(
     said = capsys.readouterr().err
     assert tool in said
     assert name in said
+
+
+DUMPS = {
+    "_dump_0": b"\x80\x02}(X\7\0\0\0versionX\3\0\0\x002.1X\x09\0\0\0pg_config}",
+    "nccl_trace_rank_0": b'{"version": "2.9", "pg_config": {}, "entries": []}',
+}
+
+
+@pytest.mark.parametrize("name", DUMPS)
+@pytest.mark.parametrize("in_folder", [False, True])
+def test_the_function_names_the_verb_that_reads_dumps(
+    name: str, in_folder: bool, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(DUMPS[name])
+    with pytest.raises(OtherVerbError, match=f"{name}:(.|\n)*try: distprof hang "):
+        distprof.analyze(tmp_path if in_folder else tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["results.json", "et.json", "inspector.jsonl", "all_reduce.log"])

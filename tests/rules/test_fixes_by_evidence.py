@@ -10,8 +10,10 @@ from distprof.intervals import Intervals
 from distprof.rules.engine import run_rules
 from distprof.sections.collectives import CollectivesResult
 from distprof.sections.ending import EndingResult
+from distprof.sections.gradients import GradientsResult
 from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.nccl import NcclResult, NcclSetting, NcclTransport
+from distprof.sections.sharding import ShardingResult
 from distprof.sections.stragglers import StepBlame, StragglersResult
 from distprof.sections.summaries import InputReadinessResult, LatePeriod
 from distprof.sections.time import ExposedCopies, WaterfallResult
@@ -21,7 +23,7 @@ from tests.rules.fixtures.collectives import bad_arrival_skew_bound_collectives
 from tests.rules.fixtures.ending import bad_job_stopped
 from tests.rules.fixtures.input import bad_input_bound, bad_loader_without_workers
 from tests.rules.fixtures.job import bad_job_failed
-from tests.rules.fixtures.overlap import bad_exposed_communication
+from tests.rules.fixtures.overlap import bad_exposed_communication, bad_low_overlap
 from tests.rules.fixtures.whatif import bad_unexplained_loss
 from tests.rules.samples import (
     MS,
@@ -29,10 +31,13 @@ from tests.rules.samples import (
     changed,
     collective_class,
     collectives,
+    gradient_group,
+    gradients,
     healthy,
     nccl_host,
     nccl_setting,
     pauses,
+    sharded_axis,
     straggler,
     stragglers,
 )
@@ -70,6 +75,49 @@ def test_collections_are_compared_with_the_steps_that_they_are_in():
     found = finding("HST103", {**healthy(), PausesResult: PausesResult(ranks=rows)})
     assert "40.0 % of each step" in found.headline
     assert "13.6 ms of 34.0 ms" in found.message
+
+
+# COM101
+
+
+@pytest.mark.parametrize(
+    ("classes", "means"),
+    [
+        ([("all_reduce", "world", 3)], "bucket_cap_mb (DDP)"),
+        ([("all_gather", "dp_shard", 3)], "set_modules_to_forward_prefetch and "),
+        ([("all_reduce", "tp", 3)], "asynchronous tensor parallelism"),
+        ([("all_to_all", "ep", 3)], "run the all-to-all of one half of the batch "),
+        ([("all_gather", "cp", 3)], "async_op=True"),
+    ],
+)
+def test_overlap_is_gained_by_what_this_job_uses(classes, means):
+    assert means_of(classes).startswith(means)
+    assert ";" not in means_of(classes)
+
+
+def test_means_come_in_the_order_of_the_time_that_they_are_for():
+    classes = [("all_reduce", "world", 2), ("all_to_all", "ep", 3), ("all_reduce", "tp", 0.4)]
+    first, second = means_of(classes).split("; ")
+    assert first.startswith("run the all-to-all")
+    assert second == "bucket_cap_mb (DDP)."  # a tenth of the time at least
+
+
+def means_of(classes):
+    """What COM101 advises for classes of kind, axis and exposed transfer in ms."""
+    rows = [
+        collective_class(kind=kind, axis=axis, exposed_ns_per_step=ns, exposed_wait_ns_per_step=0)
+        for kind, axis, ms in classes
+        for ns in [round(ms * MS)]
+    ]
+    results = {
+        **bad_low_overlap(),
+        CollectivesResult: collectives(*rows),
+        GradientsResult: gradients(gradient_group(axis="world")),
+        ShardingResult: ShardingResult(axes=(sharded_axis(),)),
+    }
+    before, means = finding("COM101", results).fix.split("during computation: ")
+    assert before == "Start transfers earlier, "
+    return means
 
 
 # MEM101

@@ -11,7 +11,7 @@ from distprof.ingest.open import open_run
 from distprof.intervals import Intervals
 from distprof.rules.engine import run_rules
 from distprof.sections.computation import CompiledCode, ComputationResult
-from distprof.sections.computation.compiled import compiled_code
+from distprof.sections.computation.modules import compiled_code
 from distprof.sections.computation.operators import Operators
 from distprof.sections.idle import COMPILES, PYTHON, IdleResult
 from tests.builders import MAIN_THREAD, RankBuilder

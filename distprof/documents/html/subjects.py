@@ -29,7 +29,7 @@ from distprof.escape import short_ranks
 from distprof.rules.base import Finding
 from distprof.sections.moe import MoeResult
 from distprof.sections.overlap import AxisOverlap, OverlapResult
-from distprof.sections.parts import window_word
+from distprof.sections.parts import mean_span_ns, window_word
 from distprof.sections.report import Report
 from distprof.sections.stragglers import RankStraggler, StragglerSet, StragglersResult
 from distprof.sections.table import Bar, TableView
@@ -52,11 +52,9 @@ _SUBJECTS = {
     "exposed_comm_unsplit": ("collectives", "gradients", "overlap", "sharding"),
     "exposed_wait": ("stragglers", "moe"),
     "exposed_p2p_wait": ("pipeline", "messages"),
-    "exposed_copy": ("copies",),
-    "other": (),
+    "idle_pause": ("pauses",),
 }
-"""Part of a step to the sections that its findings name as evidence."""
-_IDLE_SUBJECTS = ("idle", "pauses", "settings")
+"""Part of a step to the sections that its findings name as evidence, if they do not name it."""
 _STEP_WORDS = {
     "computation_ns": "Computation",
     "exposed_copy_ns": "Exposed copies",
@@ -72,27 +70,23 @@ def waterfall_figure(
     view = next((view for view in views if view.is_main), None)
     if view is None:
         return EMPTY
-    lines, start = [], 0.0
-    for cells in view.rows:
-        label, text, share, drawn = cells
+    span = mean_span_ns(report) or 0.0
+    lines, start, told = [], 0.0, _where_steps_are_told(view)
+    for label, _, share, drawn in view.rows:
         if not isinstance(drawn, Bar) or not drawn.ratio:
             continue
         piece = Segment(kind=group_of(drawn.key).key, ratio=drawn.ratio)
-        name, value = str(label), f"{text}  {share}"
+        name, value = str(label), f"{format_duration(drawn.ratio * span)}  {share}"
         line = row(name, bar((piece,), label=f"{name}: {value}", start=start), value, tag="span")
-        parts = (
-            _by_rank(report, drawn.key),
-            _by_step(report, drawn.key),
-            _findings(report, drawn.key, anchor_of),
-        )
+        by_step = _by_step(report, drawn.key) if drawn.key in told else EMPTY
+        parts = (_by_rank(report, drawn.key), by_step, _findings(report, drawn.key, anchor_of))
         lines.append(
             element(
                 "details",
                 element("summary", line),
                 element(
                     "div",
-                    joined(parts)
-                    or sentence("The recording does not show which ranks or steps it is from."),
+                    joined(parts) or sentence(_nothing_more(report)),
                     class_="inside",
                 ),
                 class_="row-details",
@@ -103,6 +97,19 @@ def waterfall_figure(
     return captioned(f"{view.caption}. {hint}".lstrip(". "), rows(lines))
 
 
+def _where_steps_are_told(view: TableView) -> set[str]:
+    """The largest part of each field of the per-step breakdown: its steps are not said twice."""
+    bars = sorted((b for *_, b in view.rows if isinstance(b, Bar)), key=lambda bar: bar.ratio)
+    return {*{_FIELDS.get(one.key, "idle_ns"): one.key for one in bars}.values()}
+
+
+def _nothing_more(report: Report) -> str:
+    ranks = report.waterfall.ranks
+    if len(ranks) == 1:
+        return f"Rank {ranks[0].rank} is the only rank recorded."
+    return "The recording does not show which ranks or steps it is from."
+
+
 def _by_rank(report: Report, key: str) -> Markup:
     field = f"{key}_ns"
     ranks = report.waterfall.ranks
@@ -111,7 +118,7 @@ def _by_rank(report: Report, key: str) -> Markup:
     steps = max(report.waterfall.num_steps, 1)
     by_rank = [(each.rank, getattr(each, field) / steps) for each in ranks]
     if len(by_rank) == 1:
-        return sentence(f"Rank {by_rank[0][0]} is the only rank recorded.")
+        return EMPTY
     text = f"By rank: {_spread(by_rank, 'rank')}"
     return joined((sentence(text), columns([ns for _, ns in by_rank], text, group_of(key).key)))
 
@@ -135,19 +142,21 @@ def _spread(values: Sequence[tuple[int, float]], word: str) -> str:
     order = sorted(values, key=lambda pair: -pair[1])
     if order[0][1] == order[-1][1]:
         return f"{format_duration(order[0][1])} on each {word}."
-    largest = ", ".join(f"{word} {n} ({format_duration(ns)})" for n, ns in order[:_MOST_RANKS])
+    named = [f"{word} {n} ({format_duration(ns)})" for n, ns in order]
+    if len(named) <= _MOST_RANKS:
+        return f"{', '.join(named)}."
     middle = format_duration(statistics.median(ns for _, ns in values))
-    least = f"{word} {order[-1][0]} ({format_duration(order[-1][1])})"
-    return f"most in {largest}; median {middle}; least in {least}."
+    largest = ", ".join(named[:_MOST_RANKS])
+    return f"most in {largest}; median {middle}; least in {named[-1]}."
 
 
 def _findings(report: Report, key: str, anchor_of: Callable[[Finding], str]) -> Markup:
     """Links to the findings whose evidence concerns this part."""
-    subjects = _SUBJECTS.get(key, _IDLE_SUBJECTS)
+    subjects, part = _SUBJECTS.get(key, ()), f"waterfall.all.{key}_ns"
     links = [
         element("a", f"{one.code} {one.name}", href=f"#{anchor_of(one)}")
         for one in report.findings
-        if any(place.partition(".")[0] in subjects for place in one.evidence)
+        if any(place == part or place.partition(".")[0] in subjects for place in one.evidence)
     ]
     spaced = joined(part for link in links for part in (Markup(" "), link))
     return element("p", "Findings on this part:", spaced) if links else EMPTY
@@ -178,7 +187,9 @@ def _straggler(rank: RankStraggler, most: int) -> Markup:
     piece = Segment(kind="exposed_wait", ratio=rank.lost_ns_per_step / max(most, 1))
     line = row(name, bar((piece,), label=f"{name}: {value}"), value, tag="span")
     pattern, cause = rank.pattern.value, rank.cause.value.replace("_", " ")
-    facts = f"Pattern: {pattern}. Cause: {cause}. Confidence: {format_ratio(rank.confidence)}."
+    facts = "No pattern and no cause found."
+    if rank.confidence > 0:
+        facts = f"Pattern: {pattern}. Cause: {cause}. Confidence: {format_ratio(rank.confidence)}."
     if rank.late_ratio is not None:
         facts += f" Last in {format_ratio(rank.late_ratio)} of its judged collectives."
     inside = element("div", sentence(facts), bullets(rank.evidence), class_="inside")
@@ -199,9 +210,9 @@ def _blame(result: StragglersResult) -> Markup:
     if len(result.steps) < 2 or not any(step.lost_ns for step in result.steps):
         return EMPTY
     worst = sorted(result.steps, key=lambda step: -step.lost_ns)[:3]
-    ranks = ["" if step.rank is None else f" (rank {step.rank})" for step in worst]
+    ranks = ["" if step.rank is None else f", rank {step.rank}" for step in worst]
     named = ", ".join(
-        f"step {step.step} {format_duration(step.lost_ns)}{rank}"
+        f"step {step.step} ({format_duration(step.lost_ns)}{rank})"
         for step, rank in zip(worst, ranks, strict=True)
     )
     text = f"Time lost to late ranks, by step. Most in {named}."
@@ -241,7 +252,7 @@ def workers_figure(result: WhatIfResult) -> Markup:
     placed = [w for w in result.workers if w.stage is not None and w.dp_rank is not None]
     stages = sorted({w.stage for w in placed if w.stage is not None})
     replicas = sorted({w.dp_rank for w in placed if w.dp_rank is not None})
-    if len(stages) * len(replicas) < 2:
+    if len(replicas) < 2:  # the table has each stage
         return EMPTY
     values = np.full((len(stages), len(replicas)), np.nan)
     for worker in placed:
@@ -304,6 +315,8 @@ def _traffic(result: MoeResult) -> Markup:
     if not most:
         return EMPTY
     ranks = sorted({rank for pair in pairs for rank in (pair.sender, pair.receiver)})
+    if len(ranks) == 2:  # what one sends, the other receives
+        return EMPTY
     place = {rank: i for i, rank in enumerate(ranks)}
     values = np.full((len(ranks), len(ranks)), np.nan)
     for pair in pairs:

@@ -344,7 +344,9 @@ def _is_output(path: str, *, is_alone: bool) -> bool:
     found = _kinds(path)
     kinds = found - _STARTS
     if found and not kinds:
-        is_other = fits_nccl_log(path) or fits_device_log(path) or fits_training_log(path)
+        least = 1 + ("calls" in found)
+        is_other = fits_nccl_log(path) or fits_device_log(path)
+        is_other = is_other or fits_training_log(path, least=least)
         return is_alone and not is_other
     if kinds <= _ERROR and not is_alone:
         return False

@@ -61,14 +61,13 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 class Advice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What to do about an error."""
 
-    about: str  # Kind of error.
-    fits: str  # Regular expression that its text contains.
+    fits: str  # Regular expression that the text of an error contains.
     text: str  # The advice.
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expression: tuple[Expression, ...]
-    advice: tuple[Advice, ...]
+    advice: dict[str, tuple[Advice, ...]]  # By the kind of error.
 
 
 @cache
@@ -84,7 +83,7 @@ def expressions() -> tuple[Expression, ...]:
 
 def advice_on(about: str, text: str) -> tuple[str, ...]:
     """What to do about an error: the first row of its kind that fits, if any."""
-    rows = (row for row in _table().advice if row.about == about)
+    rows = _table().advice.get(about, ())
     return tuple(islice((row.text for row in rows if re.search(row.fits, text)), 1))
 
 

@@ -28,6 +28,9 @@ MAX_OF_A_KIND = 64
 
 MAX_STACKS = 20_000
 MAX_TEXT = 300
+_END = 1 << 16
+"""Bytes at the end of a file of which the last line of each rank is kept."""
+
 QUIET = {"warning", "phase", "preparing", "aside", "begun", "finished", "closed", "cpu"}
 """Kinds of lines that healthy jobs print, too: alone, they are no evidence of an end."""
 
@@ -96,6 +99,7 @@ _PREFIX = re.compile(
 _HEADING = re.compile(
     r"(?i)^(?:Process \d{1,9}: (?!\S{1,40}PP[1-9])\S{1,40}_TP(?=\d{1,5}$)"
     r"|[^\n(]{1,40}\(rank[ =:]{1,4}(?=\d{1,7}\))"
+    r"|[^\w\n]{0,12}\S{0,120}/rank[_-]?|[$>#] (?:sudo )?py-spy [^\n#]{1,120}# ?rank[ =:]?"
     r"|[^\w\n]{0,12}(?:(?:py-spy|gdb|stacks?|dump|trace|output|main thread)\W{1,3}){0,3}"
     r"(?:(?:of|on|from|for|global)\W){0,2}(?:rank|\w{1,20}[_-]rank)[ _:=#-]{0,3})(\d{1,7})\b"
 )
@@ -103,7 +107,7 @@ _HEADING = re.compile(
 
 _BETWEEN = re.compile(
     r"\s*$|\W{3,}\w{0,10}$|\(gdb\)|Process \d|Python v|`|\$|\[(?:New|Thread)|Using host"
-    r"|0x[0-9a-f]+ in "
+    r"|0x[0-9a-f]+ in |[^\n|]{1,80}\d%\|"
     r"|(?:Current t|T)hread 0x|\s+<no Python frame>"
 )
 """Lines between a heading and its stack."""
@@ -150,6 +154,7 @@ class Reader:
         self.ranks: set[int] = set()
         self.notes: list[str] = []
         self.lines_of: dict[str, int] = {}
+        self.last_lines: dict[int, str] = {}
         self._counts: Counter[tuple[object, ...]] = Counter()
         self._again: dict[tuple[object, ...], tuple[str, int]] = {}
         self._tries: Counter[str] = Counter()
@@ -183,8 +188,10 @@ class Reader:
         A record of several lines near the end of a block is read with the next block.
         """
         rest, before, self._time = b"", 0, None
+        end = b""
         for block in blocks:
             data = rest + block if rest else block
+            end = (end + block)[-_END:]
             keep = self._take(data, before, shown, rank, is_last=False)
             before += len(_line_ends(data[:keep]))
             self._time = _time_of(data[max(keep - _WINDOW, 0) : keep]) or self._time
@@ -194,6 +201,16 @@ class Reader:
         self.lines_of[shown] = self.lines_of.get(shown, 0) + number
         if rank is not None:
             self.ranks.add(rank)
+        self._keep_last(end, rank)
+
+    def _keep_last(self, end: bytes, rank: int | None) -> None:
+        """Keep the last line of each rank at the end of a file; a bar of progress is one line."""
+        for line in cleaned(end.replace(b"\r", b"\n")).split("\n"):
+            writer = prefix_rank(line)
+            text = line if writer is None else _PREFIX.sub("", line, count=1)
+            writer = rank if writer is None else writer
+            if writer is not None and text.strip():
+                self.last_lines[writer] = text.strip()[:MAX_TEXT]
 
     def _take(
         self, data: bytes, before: int, shown: str, rank: int | None, *, is_last: bool
@@ -243,7 +260,7 @@ class Reader:
         if row.yields == "stack":
             if row.search(cleaned(data[start:end])) is not None:
                 writer = _prefixed(data, start, at, end, row)
-                if row.name == "stack-listed":
+                if row.name in ("stack-listed", "stack-chained"):
                     if writer is None:
                         first = _line_back(data, start, row.before)
                         self._keep_listed(data, first, start, number, shown)
@@ -348,6 +365,7 @@ class Reader:
             world_size=max(self._worlds, default=None),
             num_lines=sum(self.lines_of.values()),
             lines_of=dict(self.lines_of),
+            last_lines=dict(self.last_lines),
             notes=tuple(notes),
         )
 

@@ -35,6 +35,20 @@ _NATIVE_BORN = re.compile(
 )
 _PROCESS_HEAD = re.compile(r"^(?:Process \d|[^\n]{0,200}MainThread\")")
 
+_ARROW = re.compile(r"\s{0,4}(?:-{1,2}>|→|=>|»| > )\s{0,4}")
+"""Between the calls of a stack in one line, outermost first."""
+
+_CHAINED = re.compile(
+    r"(?:(?P<file>[^\s:()]{1,200}\.(?:py|pyx|cpp|cc|cu))[:/ ](?:(?P<line>\d{1,7})[: ])?)?"
+    r"(?P<name>[\w.<>]{2,200})(?:\(\))?(?: ?[@(](?P<where>[^()]{1,200})\)?)?$"
+)
+"""A call of such a stack."""
+
+_OUTERMOST = re.compile(r"(?:<module>|_?_?main(?:__|_loop)?|run|train|fit|launch) \(")
+_SAME = re.compile(
+    r"(?i)^(?:the )?(?:same|identical|ditto|like)\b(?:[^\n\d]{0,30}?(?:rank ?)?(\d{1,7}))?"
+)
+
 _LISTED = re.compile(
     r"^\s*(?P<name>[^\s(:][^()\n]{0,200}?) {1,40}\("
     r"(?P<file>[^()\s]{1,400}?\.(?:py|pyx|so[.\d]{0,9}|cpp|cc|cu))(?::(?P<line>\d{1,7}))?\)"
@@ -51,12 +65,16 @@ _HEAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-fA-F]+ .{0,80}\(most rec
 _NAMED_RANK = re.compile(r"(?i)(?:local[_-])?\brank[ =:_-]{0,2}(\d{1,7})\b")
 _TELLING = (
     ("distributed_c10d", re.compile(r"(?!wrapper|_)\w+$")),
-    ("torch/utils/data", re.compile(r"__next__$")),
+    ("deepspeed/", re.compile(r"_?wait$|barrier$")),
+    ("accelerate/", re.compile(r"wait_for_everyone$")),
+    ("lightning", re.compile(r"barrier$")),
+    ("torch/utils/data", re.compile(r"(?:__next__|_worker_loop)$")),
+    ("torch/autograd/__init__", re.compile(r"backward$")),
     ("torch/cuda", re.compile(r"synchronize$")),
     ("torch/utils/file_baton", re.compile(r"wait$")),
     ("torch/serialization", re.compile(r"(?:save|load)$")),
 )
-"""Calls inside torch that show what a process waits for: part of the path, name."""
+"""Calls inside libraries that show what a process waits for: part of the path, name."""
 
 _WAITS = re.compile(
     r"(?i)^(?:p?nccl[a-z]|p?mpi_[a-z]|ompi_coll|hccl|rccl|ccl::|c10d::\S{0,200}(?:wait|synchronize|barrier|destroy|shutdown)|gloo::"
@@ -72,7 +90,7 @@ _RUNTIME = re.compile(
 """Native calls of every program: the interpreter, the C library."""
 
 _LIBRARY = re.compile(
-    rf"{LIBRARY.pattern}|\.so(?:\.\d+)*$|^(?:torch|threading|queue|multiprocessing|selectors|socket|asyncio|concurrent|io)(?:/|\.py$)"
+    rf"{LIBRARY.pattern}|\.so(?:\.\d+)*$|^\.{{1,2}}/(?:sysdeps|nptl)/|^(?:torch|threading|queue|multiprocessing|selectors|socket|asyncio|concurrent|io)(?:/|\.py$)"
     r"|^(?:deepspeed|accelerate|transformers|lightning|pytorch_lightning|tqdm)/"
 )
 
@@ -133,15 +151,44 @@ def listed_stacks(
             spans = (range(int(a), min(int(b or a), int(a) + 4096) + 1) for a, b in ends)
             found.append((tuple(chain(*spans)), []))
         frame = head["rest"] if head else line
-        if found and _LISTED.match(frame):
+        if found and (own := _chain(frame) or _same(frame, found)):
+            found[-1][1].extend(own)
+        elif found and _LISTED.match(frame):
             found[-1][1].append(frame)
         elif not head and line.strip(" `."):
             if at > 0:
                 break
             found.clear()
         count = at
-    stacks = ((ranks, calls_of(frames, _LISTED)) for ranks, frames in found if frames)
+    stacks = (
+        (ranks, calls_of(frames, _LISTED) if all(map(_LISTED.match, frames)) else tuple(frames))
+        for ranks, frames in found
+        if frames
+    )
     return [(ranks, calls) for ranks, calls in stacks if calls], count
+
+
+def _chain(text: str) -> list[str]:
+    """Frames, innermost first, of a stack in one line such as ``main -> train -> all_reduce``."""
+    calls = [_CHAINED.match(part) for part in _ARROW.split(text.strip(" `\"',.;"))[:MAX_CALLS]]
+    if sum(one is not None for one in calls) < max(2, len(calls) - 1):
+        return []
+    frames = []
+    for one in filter(None, calls):
+        line = f":{one['line']}" if one["line"] else ""
+        place = f"{one['file']}{line}" if one["file"] else one["where"] or "?"
+        frames.append(f"{one['name'].rpartition('.')[2]} ({place})")
+    is_outermost_last = _OUTERMOST.match(frames[-1]) and not _OUTERMOST.match(frames[0])
+    return frames if is_outermost_last else frames[::-1]
+
+
+def _same(text: str, found: Sequence[tuple[tuple[int, ...], list[str]]]) -> list[str]:
+    """The frames of the ranks whose stack a list does not repeat: ``same as rank 0``."""
+    named = _SAME.search(text)
+    if named is None:
+        return []
+    frames = (own for ranks, own in found[:-1] if not named[1] or int(named[1]) in ranks)
+    return [*next(frames, [])]
 
 
 def _native(lines: Sequence[str]) -> tuple[tuple[str, ...], None, int]:
@@ -214,6 +261,12 @@ def calls_of(frames: Sequence[str], pattern: re.Pattern[str] = FRAME) -> tuple[s
         calls = [(f"{match['name']} (native)"[:_MAX_TEXT], True)]
     has_own = any(is_own for _, is_own in calls)
     return tuple(call for call, is_own in calls if is_own or not has_own)
+
+
+def calls_of_traceback(text: str) -> tuple[str, ...]:
+    """The calls of a traceback, innermost first, as of a stack."""
+    frames = [f" {line}" for line in text.splitlines() if _DEBUGGED.match(f" {line}")]
+    return calls_of(frames[::-1], _DEBUGGED)
 
 
 def last_own(text: str) -> str:

@@ -332,11 +332,13 @@ def _begins_with_tables(text: str) -> bool:
 
 
 _TABLES = re.compile(rb"\| NVIDIA-SMI |\dMiB \|  {0,6}\d{1,3}%  {0,9}(?:Default|E\. Process)")
+_REASONS = re.compile(rb"\n *Clocks (?:Throttle|Event) Reasons\s")
 
 
 def holds_tables(start: bytes) -> bool:
-    """Whether a text holds a table of nvidia-smi or rocm-smi somewhere."""
-    return bool(_TABLES.search(start)) or (b"VRAM%" in start and b"GPU%" in start)
+    """Whether a text holds a table of nvidia-smi or rocm-smi, or a part of one, somewhere."""
+    is_cut_out = b"NVSMI LOG" not in start and _REASONS.search(start)
+    return bool(is_cut_out or _TABLES.search(start) or (b"VRAM%" in start and b"GPU%" in start))
 
 
 def _kind(line: str, *, is_first: bool) -> str:

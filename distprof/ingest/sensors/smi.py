@@ -222,6 +222,9 @@ class SmiTables:
 
 
 _TITLE = re.compile(r"=+NVSMI LOG=+\s*")
+_PART = re.compile(r" *Clocks (?:Throttle|Event) Reasons\s*")
+"""What people cut out of the text form."""
+
 _GPU = re.compile(r"GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s*")
 _FACT = re.compile(r"( *)([A-Za-z][^:|,]{0,80}?)\s*(?:\s: (.*))?")
 _SPACES = re.compile(r"\s+")
@@ -236,8 +239,8 @@ _MAX_TAG = 1 << 18
 
 
 def begins_query(line: str) -> bool:
-    """Whether a line is the first line of the text form."""
-    return line.startswith("=") and _TITLE.fullmatch(line) is not None
+    """Whether a line is the first line of the text form, or of a part that is cut out of it."""
+    return bool(_TITLE.fullmatch(line) if line.startswith("=") else _PART.fullmatch(line))
 
 
 def begins_xml(line: str) -> bool:
@@ -297,10 +300,12 @@ class SmiText:
 
     def take(self, line: str) -> bool:
         """Read a line; False if it is not part of the output, which then ends."""
-        if begins_query(line):
+        if _TITLE.fullmatch(line):
             self.close()
             self._snapshot = _Snapshot()
             return True
+        if self._snapshot is None and _PART.fullmatch(line):
+            self._snapshot = _Snapshot(gpus=[_Gpu("")])
         if self._snapshot is None:
             return False
         if not line.strip():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
@@ -89,6 +91,14 @@ class OperatorStats(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int = 0  # Thread blocks of this kernel; not positive if unknown.
 
 
+_Row = TypeVar("_Row", bound=msgspec.Struct)
+
+
+def added(one: _Row, other: _Row, *fields: str) -> _Row:
+    """The first row with the sums of both in some fields."""
+    return replace(one, **{field: getattr(one, field) + getattr(other, field) for field in fields})
+
+
 class Saving(Record, frozen=True, kw_only=True):
     """What one change of the program would save, on one rank or on all explained ones together."""
 
@@ -141,11 +151,9 @@ class CompiledCode(Record, frozen=True, kw_only=True):
 
     def and_of(self, other: CompiledCode) -> CompiledCode:
         """Both ranks together."""
-        return CompiledCode(
-            num_regions=self.num_regions + other.num_regions,
-            num_breaks=self.num_breaks + other.num_breaks,
+        return replace(
+            added(self, other, "num_regions", "num_breaks", "num_compiles"),
             num_functions=max(self.num_functions, other.num_functions),
-            num_compiles=self.num_compiles + other.num_compiles,
             most_versions=max(self.most_versions, other.most_versions),
         )
 

@@ -84,17 +84,14 @@ def _of_inductor(kernel: str, kind: str) -> int:
 
     Only templates multiply: others with a product in their name add its bias, for example.
     """
-    words = {name: one.fused for name, one in categories().items()}
-    if kind == _TEMPLATE:
-        fused = (name for name in PRODUCTS if any(word in kernel for word in words[name]))
-        return number_of(next(fused, "gemm"))
     if _ONLY_COPIES.fullmatch(kernel):
         return number_of("copy")
-    rest = "reduction" if kind in _REDUCING else "elementwise"
+    is_product = kind == _TEMPLATE
+    rest = "gemm" if is_product else "reduction" if kind in _REDUCING else "elementwise"
     fused = (
         name
-        for name in words
-        if name not in PRODUCTS and any(word in kernel for word in words[name])
+        for name, one in categories().items()
+        if (name in PRODUCTS) == is_product and any(word in kernel for word in one.fused)
     )
     return number_of(next(fused, rest))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from math import prod
 
 import msgspec
@@ -11,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.costs.operators import Inputs, Size, Work, element_bytes, parse_inputs, work_of
-from distprof.sections.computation.categories import number_of
-from distprof.sections.computation.operators import Alike, KernelCalls
+from distprof.run.tables import encode, runs_of
+from distprof.sections.computation import Pass
+from distprof.sections.computation.categories import categories, number_of
+from distprof.sections.computation.operators import KernelCalls
 from distprof.sections.computation.shapes import tensors
 
 MEMORY_BOUND = ("elementwise", "copy", "random", "normalisation", "reduction", "softmax")
@@ -21,45 +24,64 @@ _OF_LARGEST = 0.5
 """Share of the bytes of the largest transfer from which the launch hardly counts."""
 
 
-class Groups(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of each group of alike kernels."""
+class Groups:
+    """Kernels that have operator, inputs, category and pass in common."""
 
-    calls: KernelCalls
-    alike: Alike
-    inputs: tuple[Inputs | None, ...]
-    work: tuple[Work, ...]
-    category: NDArray[np.int32]
-    part: NDArray[np.int32]
-    num_calls: NDArray[np.int64]  # Operators.
-    own_ns: NDArray[np.float64]  # Time of their kernels.
-    moved: NDArray[np.float64]  # Bytes of all calls; 0 where they are unknown.
+    def __init__(self, calls: KernelCalls) -> None:
+        self.calls = calls
+        names = calls.host.coded("name")
+        known = calls.row >= 0
+        shown = len(names.values) + calls.kernel
+        shown[known] = names.codes[calls.row[known]]
+        given = np.zeros(len(shown), np.int64)
+        given[known] = calls.inputs[known] + 1
+        _, group = encode(shown)
+        for column, size in (
+            (given, len(calls.given) + 1),
+            (calls.category, len(categories())),
+            (calls.part, len(Pass)),
+        ):
+            _, group = encode(group * size + column)
+        order = np.lexsort((-calls.counted_ns, group))
+        size = len(calls.host) + len(known)
+        call = np.where(known, calls.row, len(calls.host) + np.arange(len(known)))
+        texts, inputs = (*names.values, *calls.kernel_names), ("", *calls.given)
+        self.group = group  # Group of each kernel.
+        self.longest = order[runs_of(group[order])[0]]  # The longest kernel of each group.
+        # Operators of each group, or kernels without an operator; their names and HOST's inputs.
+        self.num_calls = np.bincount(np.unique(group * size + call) // size)
+        self.names: tuple[str, ...] = tuple(texts[code] for code in shown[self.longest].tolist())
+        self.given = tuple(inputs[code] for code in given[self.longest].tolist())
+        self.category, self.part = calls.category[self.longest], calls.part[self.longest]
 
-    @staticmethod
-    def of(calls: KernelCalls) -> Groups:
-        """The groups of one rank."""
-        alike = Alike.of(calls)
-        work = tuple(map(work_of, alike.names, alike.inputs))
-        pairs = np.unique(np.stack((alike.group, calls.row)), axis=1)
-        num_calls = np.bincount(pairs[0], minlength=len(work)).astype(np.int64)
-        return Groups(
-            calls=calls,
-            alike=alike,
-            inputs=tuple(map(parse_inputs, alike.inputs)),
-            work=work,
-            category=calls.category[alike.longest],
-            part=calls.part[alike.longest],
-            num_calls=num_calls,
-            own_ns=np.bincount(alike.group, calls.own_ns, len(work)).astype(np.float64),
-            moved=(num_calls * np.array([one.bytes or 0 for one in work])).astype(np.float64),
-        )
+    @cached_property
+    def inputs(self) -> tuple[Inputs | None, ...]:
+        """The inputs of each group."""
+        return tuple(map(parse_inputs, self.given))
 
-    @property
+    @cached_property
+    def work(self) -> tuple[Work, ...]:
+        """FLOP and bytes of one call of each group."""
+        return tuple(map(work_of, self.names, self.given))
+
+    @cached_property
+    def own_ns(self) -> NDArray[np.float64]:
+        """Time of the kernels of each group."""
+        return np.bincount(self.group, self.calls.own_ns, len(self.names)).astype(np.float64)
+
+    @cached_property
+    def moved(self) -> NDArray[np.float64]:
+        """Bytes of all calls of each group; 0 where they are unknown."""
+        each = np.array([one.bytes or 0 for one in self.work])
+        return np.asarray(self.num_calls * each, np.float64)
+
+    @cached_property
     def memory_rate(self) -> float | None:
         """Bytes per ns that the largest transfers reach; None if no sizes are known."""
         known = self.is_a(*MEMORY_BOUND, "optimizer") & (self.moved > 0) & (self.own_ns > 0)
         if not known.any():
             return None
-        each = self.moved / np.maximum(self.num_calls, 1)
+        each = self.moved / self.num_calls
         known &= each >= _OF_LARGEST * each[known].max()
         return float((self.moved[known] / self.own_ns[known]).max())
 
@@ -78,28 +100,26 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
 
     def named(self, *names: str) -> Iterator[int]:
         """Groups of operators that end with one of these names."""
-        for group, name in enumerate(self.alike.names):
-            if name.rpartition("::")[2] in names:
-                yield group
+        return (group for group in range(len(self.names)) if self.operator(group) in names)
 
     def operator(self, group: int) -> str:
         """Its name without the library."""
-        return self.alike.names[group].rpartition("::")[2]
+        return self.names[group].rpartition("::")[2]
 
     def call(self, group: int) -> str:
         """Its name with its tensors, for example ``aten::mm on bf16[8, 4] · bf16[4, 2]``."""
-        sizes = " · ".join(tensors(self.alike.inputs[group]))
-        return f"{self.alike.names[group]} on {sizes}" if sizes else self.alike.names[group]
+        sizes = " · ".join(tensors(self.given[group]))
+        return f"{self.names[group]} on {sizes}" if sizes else self.names[group]
 
     def kernel(self, group: int) -> str:
         """Name of its longest kernel."""
-        return self.calls.kernel_names[int(self.calls.kernel[self.alike.longest[group]])]
+        return self.calls.kernel_names[int(self.calls.kernel[self.longest[group]])]
 
     def followed(self, chosen: Iterable[int], most: int) -> Iterator[tuple[int, list[int]]]:
         """Kernels of some groups, each with the next ones of its stream."""
         order = np.lexsort((self.calls.start_ns, self.calls.stream))
         stream = self.calls.stream[order]
-        places = np.flatnonzero(np.isin(self.alike.group[order], list(chosen)))
+        places = np.flatnonzero(np.isin(self.group[order], list(chosen)))
         ends = np.minimum(np.searchsorted(stream, stream[places], "right"), places + 1 + most)
         ordered = order.tolist()
         for place, end in zip(places.tolist(), ends.tolist(), strict=True):

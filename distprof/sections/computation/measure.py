@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
-from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -13,9 +12,11 @@ from msgspec.structs import replace
 
 from distprof.artefacts.fabric_file import FabricFile
 from distprof.costs.operators import parse_inputs, work_of
-from distprof.hardware import Sheet
+from distprof.hardware import Sheet, recognise_gpu
 from distprof.intervals import Intervals
 from distprof.run.run import Run
+from distprof.run.tables import RankTables
+from distprof.schema import Table
 from distprof.sections.computation import (
     NO_OPERATORS,
     NO_SHAPES,
@@ -34,15 +35,15 @@ from distprof.sections.computation import (
     Region,
     Roof,
     Saving,
+    added,
 )
 from distprof.sections.computation.categories import categories
-from distprof.sections.computation.compiled import compiled_code
-from distprof.sections.computation.limits import Limits, limits_of
-from distprof.sections.computation.modules import modules_of
-from distprof.sections.computation.operators import Alike, KernelCalls, rank_kernel_calls
+from distprof.sections.computation.groups import Groups
+from distprof.sections.computation.modules import compiled_code, modules_of
+from distprof.sections.computation.operators import KernelCalls, kernels_of
 from distprof.sections.computation.savings import FP32_SPEED_UP, Savings, rank_savings
 from distprof.sections.computation.shapes import SHORT_TYPES, tensors
-from distprof.sections.context import RankAnalyses
+from distprof.sections.context import RankAnalyses, RankContext
 from distprof.units import NS_PER_S
 
 __all__ = ["analyze_computation", "rank_computation", "rank_kernel_calls", "rank_savings"]
@@ -56,7 +57,8 @@ SMALL_KERNEL = 0.5
 TABLE_LIMIT = 200
 """Operators of a report; the rest is summed up."""
 
-_Row = TypeVar("_Row", bound=msgspec.Struct)
+_MOST_RATIO = 1.05
+"""Share of a measured limit up to which an operator reached it: other sizes are faster."""
 
 _TF32 = re.compile(r"tf32|s1688")
 """In the names of kernels that multiply fp32 on tensor cores, at half the speed of bf16."""
@@ -65,44 +67,102 @@ _FP8 = re.compile(r"E4m3(?:_Fp32|O)")
 """In the names of TensorRT-LLM's kernels that quantise their inputs, whatever the operator got."""
 
 
-def rank_computation(
-    kernel_calls: KernelCalls | None, savings: Savings | None, windows: Intervals
-) -> RankComputation | None:
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What operators are compared with; empty if the GPU is unknown."""
+
+    peaks: dict[str, float] = {}  # FLOP per second by type.
+    memory: float | None = None  # Bytes per second.
+    is_measured: bool = False  # Whether ``distprof bench --compute`` measured them.
+    unavailable: tuple[str, ...] = ()  # Why a measurement is not used.
+
+    def judge(
+        self, kind: str, flop: float | None, moved: float | None, seconds: float
+    ) -> tuple[str, float | None]:
+        """What limits an operator, and its time at that limit as a share of the one it took.
+
+        Empty and None if that is unknown: caches may be faster than memory, and damaged sizes too.
+        """
+        limits = {}
+        if self.memory is not None and moved is not None:
+            limits["memory"] = moved / self.memory
+        peak = self.peaks.get(kind)
+        if peak is not None and flop is not None:
+            limits["computation"] = flop / peak
+        if not limits or (flop is not None and "computation" not in limits):
+            return "", None
+        bound = max(limits, key=lambda one: limits[one])
+        ratio = limits[bound] / seconds
+        most = _MOST_RATIO if self.is_measured else 1
+        return (bound, min(ratio, 1.0)) if ratio <= most else ("", None)
+
+
+def limits_of(run: Run, sheet: Sheet, profile: FabricFile | None) -> Limits:
+    """The limits of the GPU that all ranks have.
+
+    A product in fp32 has one in the sheet only if it runs on tensor cores.
+    """
+    names = {rank.device.name for rank in run.ranks}
+    name = names.pop() if len(names) == 1 else ""
+    unused: tuple[str, ...] = ()
+    if profile is not None and (profile.rates or profile.memory_bytes_per_s):
+        if profile.device == name:
+            return Limits(
+                peaks={rate.dtype: rate.flops for rate in profile.rates},
+                memory=profile.memory_bytes_per_s,
+                is_measured=True,
+            )
+        ran = name or "several kinds of GPUs"
+        unused = (f"the measured speed is not used: it is that of {profile.device}, not of {ran}",)
+    gpu = recognise_gpu(sheet, name) if name else None
+    if gpu is None:
+        return Limits(unavailable=unused)
+    peaks = {"bf16": gpu.bf16_flops, "fp16": gpu.bf16_flops, "tf32": gpu.bf16_flops / 2}
+    fp8 = {} if gpu.fp8_flops is None else {"fp8": gpu.fp8_flops}
+    return Limits(peaks={**peaks, **fp8}, memory=gpu.memory_bandwidth, unavailable=unused)
+
+
+def rank_kernel_calls(
+    tables: RankTables, context: RankContext, load_host: Callable[[], Table] | None
+) -> KernelCalls | None:
+    """The kernels of one rank; None on a CPU, or if its computation is not to be explained."""
+    is_wanted = context.is_explained and not context.is_cpu
+    return kernels_of(tables, context.windows, load_host) if is_wanted else None
+
+
+def rank_computation(savings: Savings | None, windows: Intervals) -> RankComputation | None:
     """The computation of one rank by operator and module; None if it is not explained."""
-    if kernel_calls is None or savings is None:
+    if savings is None:
         return None
-    rows = operator_stats(kernel_calls, savings.alike)
+    calls, rows = savings.groups.calls, operator_stats(savings.groups)
     rest = (replace(row, name=REST, inputs="", kernel="", blocks=0) for row in rows[MOST_ROWS:])
     return RankComputation(
         rows=(*rows[:MOST_ROWS], *_together(rest)),
-        has_operators=bool((kernel_calls.row >= 0).any()),
+        has_operators=bool((calls.row >= 0).any()),
         savings=savings.stats,
         regions=savings.regions,
-        modules=modules_of(kernel_calls),
-        graph_ns=int(kernel_calls.counted_ns[kernel_calls.in_graph].sum()),
-        compiled=compiled_code(kernel_calls.operators, kernel_calls.host, windows),
+        modules=modules_of(calls),
+        graph_ns=int(calls.counted_ns[calls.in_graph].sum()),
+        compiled=compiled_code(calls.operators, calls.host, windows),
     )
 
 
-def operator_stats(calls: KernelCalls, alike: Alike) -> list[OperatorStats]:
+def operator_stats(groups: Groups) -> list[OperatorStats]:
     """Operators with different inputs, longest first."""
-    total = np.bincount(alike.group, weights=calls.counted_ns).astype(np.int64)
-    size = len(calls.host) + len(calls.row)
-    call = np.where(calls.row >= 0, calls.row, len(calls.host) + np.arange(len(calls.row)))
-    num_calls = np.bincount(np.unique(alike.group * size + call) // size)
+    calls = groups.calls
+    total = np.bincount(groups.group, weights=calls.counted_ns).astype(np.int64)
     return [
         OperatorStats(
-            name=alike.names[one],
-            inputs=alike.inputs[one],
+            name=groups.names[one],
+            inputs=groups.given[one],
             category=int(calls.category[at]),
             part=int(calls.part[at]),
-            num_calls=int(num_calls[one]),
+            num_calls=int(groups.num_calls[one]),
             total_ns=int(total[one]),
             kernel=calls.kernel_names[calls.kernel[at]],
             blocks=int(calls.blocks[at]),
         )
         for one in np.argsort(-total, kind="stable").tolist()
-        for at in (int(alike.longest[one]),)
+        for at in (int(groups.longest[one]),)
         if total[one]
     ]
 
@@ -112,13 +172,8 @@ def _together(rows: Iterable[OperatorStats]) -> list[OperatorStats]:
     found: dict[tuple[str, str, int, int], OperatorStats] = {}
     for row in rows:
         key = (row.name, row.inputs, row.category, row.part)
-        found[key] = _added(found[key], row, "num_calls", "total_ns") if key in found else row
+        found[key] = added(found[key], row, "num_calls", "total_ns") if key in found else row
     return sorted(found.values(), key=lambda row: -row.total_ns)
-
-
-def _added(one: _Row, other: _Row, *fields: str) -> _Row:
-    """The first row with the sums of both in some fields."""
-    return replace(one, **{field: getattr(one, field) + getattr(other, field) for field in fields})
 
 
 def analyze_computation(
@@ -227,7 +282,7 @@ def _savings(explained: Iterable[RankComputation]) -> tuple[Saving, ...]:
     for one in (saving for rank in explained for saving in rank.savings):
         before = rows.get(one.what)
         sums = ("spent_ns", "saved_ns", "idle_ns")
-        rows[one.what] = one if before is None else _added(one, before, *sums)
+        rows[one.what] = one if before is None else added(one, before, *sums)
     return tuple(sorted(rows.values(), key=lambda row: -row.saved_ns))
 
 
@@ -237,7 +292,7 @@ def _module_rows(explained: Iterable[RankComputation], total_ns: int) -> tuple[M
     for row in (row for rank in explained for row in rank.modules):
         if (before := own.get(row.path)) is not None:
             most = max(before.num_modules, row.num_modules)
-            row = replace(_added(before, row, *_SUMS), num_modules=most)
+            row = replace(added(before, row, *_SUMS), num_modules=most)
         own[row.path] = row
     if not own:
         return ()

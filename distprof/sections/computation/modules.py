@@ -1,8 +1,12 @@
-"""From operators to the modules that call them, on one rank.
+"""From operators to what calls them: modules, and code of ``torch.compile``; on one rank.
 
 Calls of an ``nn.Module`` are rows of the trace if stacks were recorded. Where there are none,
 annotations of the user stand for them if they look like names of modules (``layers.3.attention``).
 Modules of one class under the same one count together: ``Block`` instead of forty-eight blocks.
+
+A region of compiled code lasts until its function returns. Code after a graph break is a function
+of its own, which the broken one calls, so its region runs inside. Regions side by side prove no
+graph break: they may be functions that were compiled one by one.
 """
 
 from __future__ import annotations
@@ -13,16 +17,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.intervals import Intervals, covered
 from distprof.run.tables import MODULE_CATEGORY
 from distprof.schema import Int64Array, Table
-from distprof.sections.computation import ModuleStats, Pass
+from distprof.sections.computation import CompiledCode, ModuleStats, Pass
 from distprof.sections.computation.categories import UNKNOWN
 from distprof.sections.computation.operators import (
     BACKWARD,
     OF_AUTOGRAD,
     KernelCalls,
     Operators,
-    launched_inside,
 )
 
 MOST_PATHS = 500
@@ -54,9 +58,8 @@ def modules_of(calls: KernelCalls) -> tuple[ModuleStats, ...]:
     if not tree.paths:
         return ()
     around = _around(operators, calls.host, tree.is_call)
-    inside = launched_inside(operators, calls.launches)
-    counted = (inside >= 0) & (calls.counted_ns > 0)
-    called = np.where(counted, around[inside], UNKNOWN)
+    counted = (calls.inside >= 0) & (calls.counted_ns > 0)
+    called = np.where(counted, around[calls.inside], UNKNOWN)
     known = np.flatnonzero((called >= 0) & (tree.path[called] >= 0))
     path, spent = tree.path[called[known]], calls.counted_ns[known]
     is_backward = calls.part[known] == Pass.BACKWARD
@@ -69,9 +72,12 @@ def modules_of(calls: KernelCalls) -> tuple[ModuleStats, ...]:
     names = calls.host.coded("name").codes[operators.row[used]].astype(np.int64)
     modules = np.unique(names * size + tree.path[used]) % size
     num_modules = np.bincount(modules, minlength=size)
+    paths: list[tuple[str, ...]] = []
+    for above, name in tree.paths:
+        paths.append((*(paths[above] if above != UNKNOWN else ()), name))
     return tuple(
         ModuleStats(
-            path=_path(tree, number),
+            path=paths[number],
             num_modules=int(num_modules[number]),
             num_calls=int(num_calls[number]),
             self_ns=int(own[number]),
@@ -87,14 +93,6 @@ def _with_paths_above(tree: _Tree, shown: NDArray[np.bool_]) -> list[int]:
         if shown[number] and above != UNKNOWN:
             shown[above] = True
     return np.flatnonzero(shown).tolist()
-
-
-def _path(tree: _Tree, number: int) -> tuple[str, ...]:
-    names: list[str] = []
-    while number != UNKNOWN:
-        number, name = tree.paths[number]
-        names.append(name)
-    return tuple(reversed(names))
 
 
 def is_module(operators: Operators, host: Table) -> NDArray[np.bool_]:
@@ -185,3 +183,51 @@ def _with_those_around(
         above = operators.parent[rows[used[rows]]]
         used[above[above >= 0]] = True
     return np.flatnonzero(used & is_call)
+
+
+# Compiled code ------------------------------------------------------------------------------------
+
+_REGION = re.compile(
+    r"Torch-Compiled Region(?:: (?:!\d+/)?(?P<frame>\d+)/(?P<version>\d{1,9})(?:_\d+)?)?"
+)
+"""A compiled function; unless PyTorch is old with its number and its version, both from 0."""
+
+_COMPILES = re.compile(
+    r"^(?:entire_frame_compile|_compile\.(?:<locals>\.)?compile_inner)(?: \(dynamo_timed\))?$"
+)
+"""Compilation of one function; rows of both names are inside each other."""
+
+
+def compiled_code(operators: Operators, host: Table, windows: Intervals) -> CompiledCode | None:
+    """Counts over the windows, disjoint and in order; None if nothing there was compiled."""
+    names = host.coded("name")
+    matches = [_REGION.fullmatch(name) for name in names.values]
+    is_region = names.where([match is not None for match in matches])[operators.row]
+    is_compiling = names.finds(_COMPILES)[operators.row]
+    regions = _inside(operators, is_region, windows)
+    compiles = _inside(operators, is_compiling, windows)
+    if not len(regions) and not len(compiles):
+        return None
+    broken = _outside(operators, is_region, regions)
+    called = [matches[code] for code in np.unique(names.codes[operators.row[regions]]).tolist()]
+    numbered = [one for one in called if one is not None and one["frame"]]
+    return CompiledCode(
+        num_regions=len(regions),
+        num_breaks=len(np.unique(broken[broken >= 0])),
+        num_functions=len({one["frame"] for one in numbered}),
+        num_compiles=int((_outside(operators, is_compiling, compiles) < 0).sum()),
+        most_versions=1 + max((int(one["version"]) for one in numbered), default=-1),
+    )
+
+
+def _inside(operators: Operators, chosen: NDArray[np.bool_], windows: Intervals) -> Int64Array:
+    """The chosen operators that start in the windows."""
+    rows = np.flatnonzero(chosen)
+    start = operators.start_ns[rows]
+    return rows[covered(Intervals(start, start + 1), windows) > 0]
+
+
+def _outside(operators: Operators, chosen: NDArray[np.bool_], rows: Int64Array) -> Int64Array:
+    """The innermost chosen operator around each row, itself excluded; UNKNOWN without one."""
+    parent = operators.parent[rows]
+    return np.where(parent >= 0, operators.innermost(chosen)[parent], UNKNOWN).astype(np.int64)

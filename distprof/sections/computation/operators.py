@@ -25,24 +25,20 @@ from distprof.costs.operators import (
 from distprof.intervals import Intervals, covered
 from distprof.run.tables import (
     MODULE_CATEGORY,
-    Launches,
     RankTables,
-    encode,
     intervals_of,
     join_launches,
-    runs_of,
+    parts_by,
 )
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.computation import Pass
 from distprof.sections.computation.categories import (
     UNKNOWN,
-    categories,
     number_of,
     of_kernel,
     strong,
     weak,
 )
-from distprof.sections.context import RankContext
 from distprof.terms import ActivityKind
 
 BACKWARD = re.compile(r"^autograd::engine::evaluate_function")
@@ -68,7 +64,6 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
     thread: NDArray[np.int32]  # Code of the thread.
     start_ns: Int64Array
     end_ns: Int64Array
-    depth: NDArray[np.int32]  # Number of operators around it.
     parent: NDArray[np.int32]  # The innermost one around it; ABSENT without one.
     levels: Sequence[Int64Array]  # Operators of each depth, outermost first.
 
@@ -86,9 +81,8 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
             thread=thread,
             start_ns=start,
             end_ns=end,
-            depth=depth,
             parent=parent,
-            levels=_by_depth(depth),
+            levels=list(parts_by(depth, np.arange(len(depth))).values()),
         )
 
     def around(self, thread: Int64Array, start: Int64Array) -> Int64Array:
@@ -158,11 +152,6 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
 _NESTED = ("cpu_op", "annotation", MODULE_CATEGORY)
 
 
-def _by_depth(depth: NDArray[np.int32]) -> list[Int64Array]:
-    order = np.argsort(depth, kind="stable")
-    return np.split(order, np.cumsum(np.bincount(depth))[:-1]) if len(order) else []
-
-
 _ROWS_AT_ONCE = 1 << 14  # as Python objects, which take ten times the memory
 
 MOST_NESTED = 256
@@ -203,7 +192,8 @@ class KernelCalls(msgspec.Struct, frozen=True, kw_only=True):
     stream: Int64Array
     blocks: NDArray[np.int32]  # Thread blocks; ABSENT if unknown.
     kernel: Int64Array  # Code of its name.
-    launches: Launches
+    launched_ns: Int64Array  # Start of the call that launched it; ABSENT if unknown.
+    inside: Int64Array  # The innermost of the operators around this call; ABSENT without one.
     operators: Operators
     in_graph: NDArray[np.bool_]  # Whether a CUDA graph launched it, so no operator is known.
     row: Int64Array  # Row of the operator in HOST; UNKNOWN without one.
@@ -215,13 +205,13 @@ class KernelCalls(msgspec.Struct, frozen=True, kw_only=True):
     host: Table  # HOST.
 
 
-def rank_kernel_calls(
-    tables: RankTables, context: RankContext, load_host: Callable[[], Table] | None
+def kernels_of(
+    tables: RankTables, windows: Intervals, load_host: Callable[[], Table] | None
 ) -> KernelCalls | None:
-    """The kernels of one rank; None on a CPU, or if its computation is not to be explained."""
+    """The kernels of one rank; None without any."""
     activity = tables.activity
     rows = np.flatnonzero(activity["kind"] == ActivityKind.COMPUTATION)
-    if context.is_cpu or not context.is_explained or not len(rows):
+    if not len(rows):
         return None
     rows = rows[np.lexsort((-activity["end_ns"][rows], activity["start_ns"][rows]))]
     start, end = activity["start_ns"][rows], activity["end_ns"][rows]
@@ -229,7 +219,8 @@ def rank_kernel_calls(
     start = np.minimum(np.maximum(start, before), end)
     host = load_host() if load_host is not None and tables.has_host else tables.host
     operators, launches = Operators.of(host), join_launches(activity["correlation"][rows], host)
-    row, category, part = _launched_by(operators, launches, host)
+    inside = operators.around(launches.thread.astype(np.int64), launches.start)
+    row, category, part = _launched_by(operators, inside, host)
     names = host.coded("name")
     replays = names.where([_GRAPH_LAUNCH.match(name) is not None for name in names.values])
     in_graph = launches.known.copy()
@@ -242,11 +233,12 @@ def rank_kernel_calls(
     found = KernelCalls(
         start_ns=start,
         own_ns=end - start,
-        counted_ns=covered(Intervals(start, end), context.windows),
+        counted_ns=covered(Intervals(start, end), windows),
         stream=activity["stream"][rows],
         blocks=activity["blocks"][rows],
         kernel=kernel,
-        launches=launches,
+        launched_ns=launches.start,
+        inside=inside,
         operators=operators,
         in_graph=in_graph,
         row=row,
@@ -265,11 +257,8 @@ def with_grids(calls: KernelCalls) -> KernelCalls:
     is_product = _verdicts(calls.kernel_names, lambda name: bool(PRODUCT_OF_EXPERTS.match(name)))
     rows = np.flatnonzero((is_product[calls.kernel] > 0) & (calls.row >= 0))
     rows = rows[calls.host.coded("name").equals(ROUTED_EXPERTS)[calls.row[rows]]]
-    launched: dict[int, list[int]] = {}
-    for at, row in zip(rows.tolist(), calls.row[rows].tolist(), strict=True):
-        launched.setdefault(row, []).append(at)
     inputs, texts = calls.inputs.copy(), {text: code for code, text in enumerate(calls.given)}
-    for own in launched.values():
+    for own in parts_by(calls.row[rows], rows).values():
         names = (calls.kernel_names[code] for code in calls.kernel[own].tolist())
         launches = tuple(zip(names, calls.blocks[own].tolist(), strict=True))
         text = with_experts(calls.given[inputs[own[0]]], launches)
@@ -277,20 +266,14 @@ def with_grids(calls: KernelCalls) -> KernelCalls:
     return replace(calls, inputs=inputs, given=tuple(texts))
 
 
-def launched_inside(operators: Operators, launches: Launches) -> Int64Array:
-    """The innermost operator, annotation or call of a module around each launch, or ABSENT."""
-    return operators.around(launches.thread.astype(np.int64), launches.start)
-
-
 def _launched_by(
-    operators: Operators, launches: Launches, host: Table
+    operators: Operators, inside: Int64Array, host: Table
 ) -> tuple[Int64Array, NDArray[np.int32], NDArray[np.int32]]:
     """Row of the operator that launched each kernel, its category, and its Pass.
 
     The operator is the outermost one that FLOP are known of, or else the innermost one around the
     launch.
     """
-    inside = launched_inside(operators, launches)
     known = inside >= 0
     if not known.any():
         nothing = np.full(len(inside), UNKNOWN, np.int32)
@@ -356,38 +339,3 @@ def completed_inputs(
 
 def _verdicts(names: Sequence[str], judge: Callable[[str], int]) -> NDArray[np.int32]:
     return np.array([judge(name) for name in names], np.int32)
-
-
-class Alike(msgspec.Struct, frozen=True, kw_only=True):
-    """Kernels that have operator, inputs, category and pass in common."""
-
-    group: Int64Array  # Group of each kernel.
-    longest: Int64Array  # The kernel of each group that takes longest.
-    names: tuple[str, ...]  # Operator of each group, or kernel without an operator.
-    inputs: tuple[str, ...]  # Column ``inputs`` of HOST; empty if unknown.
-
-    @staticmethod
-    def of(calls: KernelCalls) -> Alike:
-        """Group the kernels."""
-        names = calls.host.coded("name")
-        known = calls.row >= 0
-        shown = len(names.values) + calls.kernel
-        shown[known] = names.codes[calls.row[known]]
-        given = np.zeros(len(shown), np.int64)
-        given[known] = calls.inputs[known] + 1
-        _, group = encode(shown)
-        for column, size in (
-            (given, len(calls.given) + 1),
-            (calls.category, len(categories())),
-            (calls.part, len(Pass)),
-        ):
-            _, group = encode(group * size + column)
-        order = np.lexsort((-calls.counted_ns, group))
-        longest = order[runs_of(group[order])[0]]
-        texts = (*names.values, *calls.kernel_names)
-        return Alike(
-            group=group,
-            longest=longest,
-            names=tuple(texts[code] for code in shown[longest].tolist()),
-            inputs=tuple(calls.given[code - 1] if code else "" for code in given[longest].tolist()),
-        )

@@ -17,7 +17,7 @@ from distprof.sections.computation import Pass, Region
 from distprof.sections.computation.categories import UNKNOWN
 from distprof.sections.computation.groups import Change, Groups
 from distprof.sections.computation.modules import is_module
-from distprof.sections.computation.operators import BACKWARD, launched_inside
+from distprof.sections.computation.operators import BACKWARD
 
 MOST_REGIONS = 1_000
 """Regions of one backward pass that are kept."""
@@ -37,9 +37,8 @@ def recomputed_regions(groups: Groups) -> tuple[Region, ...]:
     calls, operators = groups.calls, groups.calls.operators
     if not (calls.part == Pass.RECOMPUTATION).any():
         return ()
-    inside = launched_inside(operators, calls.launches)
     is_node = calls.host.coded("name").finds(BACKWARD)[operators.row]
-    node = np.where(inside >= 0, operators.innermost(is_node)[inside], UNKNOWN)
+    node = np.where(calls.inside >= 0, operators.innermost(is_node)[calls.inside], UNKNOWN)
     alike: dict[tuple[_Work, ...], list[_Backward]] = defaultdict(list)
     passes = _backward_passes(groups, node)
     for one in passes:
@@ -82,7 +81,7 @@ def _backward_passes(groups: Groups, node: NDArray[np.int32]) -> list[_Backward]
     """The backward passes that recompute, in order; work of the forward pass is between them."""
     calls, passes, forward_ns = groups.calls, [], 0.0
     known = np.flatnonzero((node >= 0) | (calls.part == Pass.FORWARD))
-    order = known[np.argsort(calls.launches.start[known], kind="stable")]
+    order = known[np.argsort(calls.launched_ns[known], kind="stable")]
     for is_forward, kernels in groupby(order.tolist(), lambda at: calls.part[at] == Pass.FORWARD):
         inside = list(kernels)
         if is_forward:
@@ -111,7 +110,7 @@ def _most_alive(passes: list[_Backward]) -> int:
 
 
 def _work(groups: Groups, kernels: _Kernels) -> _Work:
-    rows = {(int(groups.calls.row[at]), int(groups.alike.group[at])) for at in kernels}
+    rows = {(int(groups.calls.row[at]), int(groups.group[at])) for at in kernels}
     return frozenset(Counter(group for _, group in rows).items())
 
 
@@ -140,19 +139,11 @@ def without_recomputation(groups: Groups, regions: tuple[Region, ...]) -> Change
     chosen = groups.calls.part == Pass.RECOMPUTATION
     if not chosen.any():
         return None
-    spent = np.bincount(groups.alike.group[chosen], groups.calls.own_ns[chosen])
-    worth = [
-        group
-        for group in np.flatnonzero(spent >= _WORTH_KEEPING * spent.sum()).tolist()
-        if groups.work[group].written
-    ]
-
-    def rate(group: int) -> float:
-        return (
-            float(spent[group]) / int(groups.num_calls[group]) / (groups.work[group].written or 1)
-        )
-
-    first = max(worth, key=rate, default=None)
+    spent = np.bincount(groups.group[chosen], groups.calls.own_ns[chosen])
+    kept = (group for group in range(len(spent)) if groups.work[group].written)
+    worth = [group for group in kept if spent[group] >= _WORTH_KEEPING * spent.sum()]
+    each = spent / groups.num_calls[: len(spent)]
+    first = max(worth, key=lambda n: each[n] / (groups.work[n].written or 1), default=None)
     return Change(
         share=chosen.astype(float),
         num_bytes=min(sum(region.num_bytes for region in regions), _MOST_BYTES),

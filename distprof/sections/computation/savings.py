@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from distprof.intervals import EMPTY, Intervals, covered
 from distprof.sections.computation import FP32_KERNELS, Pass, Region, Saves, Saving
 from distprof.sections.computation.groups import MEMORY_BOUND, Change, Groups
-from distprof.sections.computation.operators import Alike, KernelCalls
+from distprof.sections.computation.operators import KernelCalls
 from distprof.sections.computation.recomputation import recomputed_regions, without_recomputation
 from distprof.sections.context import RankContext
 
@@ -27,7 +27,7 @@ from distprof.sections.context import RankContext
 class Savings(msgspec.Struct, frozen=True, kw_only=True):
     """Savings of one rank."""
 
-    alike: Alike  # Groups of its kernels.
+    groups: Groups  # Its kernels.
     spans: Mapping[str, Intervals]  # Key of a change to the time that it saves, a set; own clock.
     idle: Mapping[str, Intervals]  # Key to time between its kernels, a set.
     stats: tuple[Saving, ...]  # The same, summed up.
@@ -38,7 +38,7 @@ def rank_savings(kernel_calls: KernelCalls | None, context: RankContext) -> Savi
     """What each change would save on one rank; None if its computation is not explained."""
     if kernel_calls is None:
         return None
-    groups = Groups.of(kernel_calls)
+    groups = Groups(kernel_calls)
     regions = recomputed_regions(groups)
     changes = {Saves.NO_RECOMPUTATION: without_recomputation(groups, regions)}
     changes |= {what: change(groups) for what, change in _CHANGES.items()}
@@ -67,7 +67,7 @@ def rank_savings(kernel_calls: KernelCalls | None, context: RankContext) -> Savi
                 size=change.size,
             )
         )
-    return Savings(alike=groups.alike, spans=spans, idle=idle, stats=tuple(stats), regions=regions)
+    return Savings(groups=groups, spans=spans, idle=idle, stats=tuple(stats), regions=regions)
 
 
 def _between(calls: KernelCalls, chosen: NDArray[np.bool_]) -> Intervals:
@@ -114,7 +114,7 @@ _SIXTEEN_BITS = ("c10::BFloat16", "c10::Half")
 
 
 def _on_tensor_cores(groups: Groups) -> Change:
-    chosen = groups.running(_FP32) & groups.is_a("gemm", "convolution")[groups.alike.group]
+    chosen = groups.running(_FP32) & groups.is_a("gemm", "convolution")[groups.group]
     return Change(share=np.where(chosen, 1 - 1 / FP32_SPEED_UP, 0.0))
 
 
@@ -139,7 +139,7 @@ def _with_fused_attention(groups: Groups) -> Change | None:
     share = groups.on(sizes).astype(float)
     for group, concerned in products:
         share[group] = PRODUCTS_OF_ATTENTION if concerned & sizes else 0.0
-    return Change(share=share[groups.alike.group], size=str(list(scores[max(sizes)])))
+    return Change(share=share[groups.group], size=str(list(scores[max(sizes)])))
 
 
 _SCORES = 3
@@ -163,7 +163,7 @@ def _with_fused_loss(groups: Groups) -> Change | None:
     kept = min(least / moved, 1.0) if moved else 1.0
     rows, vocabulary = prod(logits[largest][:-1]), logits[largest][-1]
     share = np.where(chosen, 1 - kept, 0.0)
-    return Change(share=share[groups.alike.group], size=f"{rows:,} × {vocabulary:,}")
+    return Change(share=share[groups.group], size=f"{rows:,} × {vocabulary:,}")
 
 
 _BYTES_OF_LOGIT = 2
@@ -201,7 +201,7 @@ def _with_padded_products(groups: Groups) -> Change:
         if share[group] * spent[group] > worst:
             worst = float(share[group] * spent[group])
             size = str(next(n for n in whole if n % ALIGNED))
-    return Change(share=share[groups.alike.group], size=size)
+    return Change(share=share[groups.group], size=size)
 
 
 _LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw|convertTensor_kernel|batched_transpose_\d+x\d+")
@@ -245,7 +245,7 @@ def _with_fused_optimizer(groups: Groups) -> Change | None:
     states = 2 if "addcdiv_" in elements else int("mul_" in elements)
     width = max(groups.width(group) for group in chosen)
     least = (_PARAMETER_AND_GRADIENT + 2 * states) * width * median_low(elements.values())
-    where = np.isin(groups.alike.group, chosen)
+    where = np.isin(groups.group, chosen)
     return Change(share=np.where(where, max(0.0, 1 - least / rate / spent), 0.0), ends_idling=True)
 
 
@@ -265,7 +265,7 @@ def _with_unset_gradients(groups: Groups) -> Change:
         is_gradient = groups.part[group] == Pass.BACKWARD and size in filled
         if is_gradient and size == groups.tensor(group, 1):
             share[group] = min(1.0, filled[size] / max(int(calls[group]), 1))
-    return Change(share=share[groups.alike.group])
+    return Change(share=share[groups.group])
 
 
 # Kernels bound by memory --------------------------------------------------------------------------
@@ -290,8 +290,8 @@ def _with_spread_indices(groups: Groups) -> Change | None:
         if moved[group] and spent[group] >= HOT_SPOT * moved[group] / rate:
             share[group] = 1 - moved[group] / rate / spent[group]
             if spent[group] > worst:
-                worst, name = float(spent[group]), groups.alike.names[group]
-    return Change(share=share[groups.alike.group], size=name.removeprefix("aten::"))
+                worst, name = float(spent[group]), groups.names[group]
+    return Change(share=share[groups.group], size=name.removeprefix("aten::"))
 
 
 _RANDOM = ("bernoulli_", "uniform_", "normal_", "random_", "exponential_")
@@ -304,7 +304,7 @@ def _with_fused_dropout(groups: Groups) -> Change:
 
     Dropout in one kernel reads its input, and writes its output and a mask of one byte.
     """
-    group_of, share = groups.alike.group.tolist(), np.zeros(len(groups.alike.group))
+    group_of, share = groups.group.tolist(), np.zeros(len(groups.group))
     random, fits = list(groups.named(*_RANDOM)), groups.is_a("elementwise", "random")
     fits[random] = False
     for at, later in groups.followed(random, _LONGEST_CHAIN):
@@ -328,7 +328,7 @@ def _with_fused_dropout(groups: Groups) -> Change:
 
 def _with_narrow_casts(groups: Groups) -> Change:
     """Casts to fp32 and back around small kernels: both casts, and half of the bytes between."""
-    part, group_of = groups.calls.part, groups.alike.group.tolist()
+    part, group_of = groups.calls.part, groups.group.tolist()
     casts = {group: _cast(groups, group) for group in groups.named("copy_")}
     is_small, share = groups.is_a(*MEMORY_BOUND), np.zeros(len(group_of))
     up = [
@@ -365,7 +365,7 @@ def _cast(groups: Groups, group: int) -> tuple[str, str, int]:
 
 def _with_merged_kernels(groups: Groups) -> Change:
     """A kernel that reads what the one before it wrote, in the same pass, need not read it."""
-    calls, group = groups.calls, groups.alike.group
+    calls, group = groups.calls, groups.group
     merged = groups.is_a(*MEMORY_BOUND)[group]
     merged &= np.isin(calls.part, (Pass.FORWARD, Pass.BACKWARD, Pass.RECOMPUTATION))
     order = np.lexsort((calls.start_ns, calls.stream))
@@ -388,7 +388,7 @@ def _handed_over(groups: Groups, first: int, second: int) -> float:
     written = groups.work[first].written
     if not work.bytes or not written or inputs is None:
         return 0.0
-    if any(groups.alike.names[one].startswith("triton_") for one in (first, second)):
+    if any(groups.names[one].startswith("triton_") for one in (first, second)):
         return 0.0
     sizes = [inputs.bytes(at) for at, size in enumerate(inputs.sizes) if size is not None]
     return written / work.bytes if written in sizes else 0.0

@@ -14,7 +14,7 @@ import numpy as np
 
 from distprof.costs.operators import parse_inputs, work_of
 from distprof.escape import shorten
-from distprof.sections.computation import RankComputation
+from distprof.sections.computation import OperatorStats, RankComputation, added
 
 ALMOST_ALL = 0.7
 """Share of the computation with known inputs from which it counts as known."""
@@ -54,16 +54,9 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     slower: str  # How much longer calls with the same inputs take, as a clause; empty if none do.
 
 
-class _Calls(msgspec.Struct):
-    """Calls of one operator with tensors of the same sizes on one rank."""
-
-    inputs: str
-    num_calls: int = 0
-    total_ns: int = 0
-
-
 _Tensors: TypeAlias = tuple[str, ...]
-_Operator: TypeAlias = dict[_Tensors, _Calls]
+_Operator: TypeAlias = dict[_Tensors, OperatorStats]
+"""Calls of one operator with tensors of the same sizes on one rank."""
 
 
 def compare_sizes(own: RankComputation, peers: Sequence[RankComputation]) -> Sizes | None:
@@ -96,9 +89,9 @@ def _by_operator(rank: RankComputation) -> dict[str, _Operator]:
     found: dict[str, _Operator] = {}
     for row in rank.rows:
         if sizes := tensors(row.inputs):
-            calls = found.setdefault(row.name, {}).setdefault(sizes, _Calls(row.inputs))
-            calls.num_calls += row.num_calls
-            calls.total_ns += row.total_ns
+            calls = found.setdefault(row.name, {})
+            before = calls.get(sizes)
+            calls[sizes] = added(before, row, "num_calls", "total_ns") if before else row
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from distprof.sections.computation import (
     OperatorRow,
 )
 from distprof.sections.parts import each_window, parts_of
-from distprof.sections.table import Bar, Column, TableView, counted, rows_table
+from distprof.sections.table import Bar, Column, TableView, counted, first_rows, rows_table
 from distprof.units import (
     NS_PER_S,
     fold_ranks,
@@ -28,9 +29,8 @@ from distprof.units import (
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-MAX_OPERATORS_SHOWN = 12
-
-MAX_MODULES_SHOWN = 12
+MAX_SHOWN = 12
+"""Operators, and modules, of a table that is cut."""
 
 _LONGEST_NAME = 32
 
@@ -71,13 +71,7 @@ def categories_table(report: Report, *, show_all: bool) -> TableView | None:
         ),
         rows,
         caption=_who(report),
-        notes=(
-            *result.unavailable,
-            *_of_unknown_flop(result),
-            *_of_graphs(result),
-            *_of_compiled(result),
-            *_left_out(result, rows),
-        ),
+        notes=_category_notes(result, len(result.categories) - len(rows)),
     )
 
 
@@ -89,45 +83,37 @@ def most_computation(report: Report) -> str:
     return f"Of it, {', '.join(parts)}." if parts else ""
 
 
-def _of_unknown_flop(result: ComputationResult) -> tuple[str, ...]:
+def _category_notes(result: ComputationResult, num_left_out: int) -> Iterator[str]:
+    yield from result.unavailable
+    if result.counted_ratio is not None and result.counted_ratio < LEAST_COUNTED and result.flop:
+        yield _unknown_flop(result, result.counted_ratio)
+    if result.graph_ratio >= _SMALL:
+        yield (
+            f"CUDA graphs launched {format_ratio(result.graph_ratio)} of this time: the trace holds"
+            " no operators of these kernels, so only their names say what they compute"
+        )
+    if (code := result.compiled) is not None:
+        calls = counted(result.per_step(code.num_regions), "compiled region")
+        functions = f" of {counted(code.num_functions, 'function')}" if code.num_functions else ""
+        breaks = result.per_step(code.num_breaks)
+        compiles = counted(code.num_compiles, "time")
+        yield (
+            f"torch.compile: {calls}{functions} per step and rank"
+            + (f", at least {breaks:,} of which end in a graph break" if breaks else "")
+            + (f"; it compiled {compiles} while recorded" if code.num_compiles else "")
+        )
+    if num_left_out:
+        yield f"and {counted(num_left_out, 'category')} under 0.5 %"
+
+
+def _unknown_flop(result: ComputationResult, known: float) -> str:
     """How much of the products has no FLOP, and most of it."""
-    if result.counted_ratio is None or result.counted_ratio >= LEAST_COUNTED or not result.flop:
-        return ()
     left = [row for row in result.operators if row.category in PRODUCTS and row.flop is None]
     reason = "whose inputs do not show them" if left and left[0].inputs else "without inputs"
     most = f"; most of the rest is {_short_name(left[0])}, {reason}" if left else ""
-    known, recorded = format_ratio(result.counted_ratio), format_ratio(result.recorded_ratio or 0)
     return (
-        f"FLOP are known of {known} of {_PRODUCTS_TIME}; sizes were recorded of {recorded}{most}",
-    )
-
-
-_PRODUCTS_TIME = "the time in matrix products, attention and convolutions"
-
-
-def _of_graphs(result: ComputationResult) -> tuple[str, ...]:
-    """What CUDA graphs hide."""
-    if result.graph_ratio < _SMALL:
-        return ()
-    return (
-        f"CUDA graphs launched {format_ratio(result.graph_ratio)} of this time: the trace holds no "
-        "operators of these kernels, so only their names say what they compute",
-    )
-
-
-def _of_compiled(result: ComputationResult) -> tuple[str, ...]:
-    """Calls of compiled functions, graph breaks and compilations."""
-    code = result.compiled
-    if code is None:
-        return ()
-    calls = counted(result.per_step(code.num_regions), "compiled region")
-    functions = f" of {counted(code.num_functions, 'function')}" if code.num_functions else ""
-    breaks = result.per_step(code.num_breaks)
-    compiles = counted(code.num_compiles, "time")
-    return (
-        f"torch.compile: {calls}{functions} per step and rank"
-        + (f", at least {breaks:,} of which end in a graph break" if breaks else "")
-        + (f"; it compiled {compiles} while recorded" if code.num_compiles else ""),
+        f"FLOP are known of {format_ratio(known)} of the time in matrix products, attention and "
+        f"convolutions; sizes were recorded of {format_ratio(result.recorded_ratio or 0)}{most}"
     )
 
 
@@ -137,11 +123,6 @@ def _who(report: Report) -> str:
     if len(ranks) == len(report.run.ranks):
         return "GPU time by kind of operator and pass, mean per step and rank"
     return f"mean per step of ranks {fold_ranks(ranks)}, by kind of operator and pass"
-
-
-def _left_out(result: ComputationResult, rows: list[CategoryRow]) -> tuple[str, ...]:
-    missing = len(result.categories) - len(rows)
-    return (f"and {counted(missing, 'category')} under 0.5 %",) if missing else ()
 
 
 def _flops_text(row: CategoryRow) -> str:
@@ -221,6 +202,7 @@ def peak_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: 
     if not rows:
         return None
     span = sum(ns for _, ns in rows)
+    fp8 = format_duration(result.per_step(result.fp8_bound_ns or 0))
     return rows_table(
         "From the peak to the step",
         (
@@ -232,26 +214,24 @@ def peak_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: 
         [row for row in rows if row[1] >= _WORTH_SHOWING * span],
         caption="mean step; the first row is what "
         f"{format_flop(report.efficiency.peak_flops or 0)}/s would take",
-        notes=_fp8_notes(result),
+        notes=(
+            f"fp8 could save at most {fp8} of the products: a bound, casts and scales cost time",
+        )
+        if result.fp8_bound_ns
+        else (),
     )
-
-
-def _fp8_notes(result: ComputationResult) -> tuple[str, ...]:
-    """What fp8 could save at most."""
-    if not result.fp8_bound_ns:
-        return ()
-    saved = format_duration(result.per_step(result.fp8_bound_ns))
-    return (f"fp8 could save at most {saved} of the products: a bound, casts and scales cost time",)
 
 
 def operators_table(report: Report, *, show_all: bool) -> TableView | None:
     """Operators with the same inputs, and how close they come to the limit of the GPU."""
     result = report.computation
-    rows = result.operators if show_all else result.operators[:MAX_OPERATORS_SHOWN]
-    if not rows or not any(row.inputs for row in rows):
+    rows, more = first_rows(
+        result.operators, MAX_SHOWN, show_all=show_all, noun="operator", note="and {}"
+    )
+    if not any(row.inputs for row in rows):
         return None  # the table of kernels says as much
     samples = result.num_samples
-    left_out = len(result.operators) - len(rows)
+    small = f"{format_ratio(result.small_ratio or 0)} of the time is in kernels with thread blocks"
     return rows_table(
         "Operators by shape",
         (
@@ -267,20 +247,9 @@ def operators_table(report: Report, *, show_all: bool) -> TableView | None:
         rows,
         caption="mean per step and rank; the limit is that of computation or memory, as "
         + ("measured" if result.is_measured else "the hardware sheet has it"),
-        notes=(
-            *_of_small_kernels(result),
-            *((f"and {counted(left_out, 'more operator')}",) if left_out else ()),
-        ),
-    )
-
-
-def _of_small_kernels(result: ComputationResult) -> tuple[str, ...]:
-    """Kernels that leave multiprocessors idle, because they have too few blocks."""
-    if not result.small_ratio or result.small_ratio < _SMALL:
-        return ()
-    return (
-        f"{format_ratio(result.small_ratio)} of the time is in kernels with thread blocks for less "
-        "than half of the GPU's multiprocessors",
+        notes=(f"{small} for less than half of the GPU's multiprocessors", *more)
+        if (result.small_ratio or 0) >= _SMALL
+        else more,
     )
 
 
@@ -290,7 +259,7 @@ def modules_table(report: Report, *, show_all: bool) -> TableView | None:
     if len(result.modules) <= 1:
         return None
     samples = result.num_samples
-    longest = sorted(result.modules, key=lambda row: -row.total_ns)[:MAX_MODULES_SHOWN]
+    longest = sorted(result.modules, key=lambda row: -row.total_ns)[:MAX_SHOWN]
     least = 0 if show_all else longest[-1].total_ns
     rows = [row for row in result.modules if row.total_ns >= max(least, 1)]
     left_out = len(result.modules) - len(rows)

@@ -11,13 +11,13 @@ import re
 import signal
 from bisect import bisect
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
 from distprof.ingest.output.expressions import Expression, advice_on, expressions
-from distprof.ingest.output.stacks import last_own
-from distprof.run.logs import JobOutput, OutputEvent
+from distprof.ingest.output.stacks import calls_of_traceback, last_own
+from distprof.run.logs import JobOutput, OutputEvent, OutputStack
 from distprof.run.run import Run
 from distprof.sections.ending import FAILED, STUCK, EndingLine, EndingResult
 from distprof.sections.ending.positions import diagnose_positions, operation_kind, timeout_sentences
@@ -30,6 +30,7 @@ UNSAID = ("phase", "preparing", "setup", "calls", "agents", "joining", "world", 
 """Kinds of lines that reports do not list."""
 
 _MAX_QUOTE = 200
+_MAX_SAID = 110
 _FATAL = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 _FOLLOWING = ("peer", "timeout", "position", "missing", "mismatch", "store", "nccl", "network")
 _NOT_OWN = re.compile(
@@ -175,15 +176,19 @@ def _without_asides(output: JobOutput) -> Iterator[OutputEvent]:
     begins = sorted((e.file, e.line) for e in _of(output, "exception"))
     inside = set()
     for event in _of(output, "aside"):
+        is_inner = event.name == "queue-feeder"  # it is in the traceback, not before it
         following = bisect(begins, (event.file, event.line))
-        following += following < len(begins) and begins[following] <= (event.file, event.line + 5)
+        following += not is_inner and begins[following : following + 1] <= [
+            (event.file, event.line + 5)
+        ]
         file, line = begins[following] if following < len(begins) else ("", 0)
         last = event.line + _BETWEEN_RUNS
         last = min(last, line) if file == event.file else last
-        inside |= {(event.file, number) for number in range(event.line, last)}
+        numbers = range(event.line - is_inner, last)
+        inside |= {(event.file, number, event.rank) for number in numbers}
     for event in output.events:
         is_inside = event.yields in _OF_ASIDES or event.name == "last-line"
-        if not (is_inside and (event.file, event.line) in inside):
+        if not (is_inside and (event.file, event.line, event.rank) in inside):
             yield event
 
 
@@ -204,11 +209,15 @@ def _elsewhere(found: EndingResult, output: JobOutput) -> EndingResult:
     first = next((e for e in output.events if e.yields == "timeout"), None)
     for event in _of(output, "gil", "network"):
         text = f"A thread of rank {event.number('own')} holds Python's lock (GIL)."
+        step = "Get its native stack: py-spy dump --native --pid PID."
         if event.yields == "network":
             if first is None or event.file != first.file or event.line > first.line:
                 continue
-            text = f"Before that, NCCL reported “{event.fields.get('what', event.text)}”."
-        return replace(found, verdict=f"{found.verdict.rstrip('.')}. {text}")
+            what = event.fields.get("what", event.text).partition("NCCL WARN ")
+            text = f"Before that, NCCL reported “{(what[2] or what[0])[:_MAX_SAID]}”."
+            step = "Check the network of this host and its peer: link and port counters, "
+            step += "perftest between the two, NCCL_IB_TIMEOUT, NCCL_IB_RETRY_CNT."
+        return _amid(found, text, step)
     return found
 
 
@@ -220,15 +229,32 @@ def _while_preparing(found: EndingResult, output: JobOutput) -> EndingResult:
         return found
     fields = event.fields
     took = f" after {fields['took']}" if "took" in fields else ""
+    is_data = not _LATER.search(fields["phase"])
+    what, alone = ("prepared data", "Prepare the data set in a job of its own")
+    if not is_data:
+        what, alone = ("had work to do", "Share this work among all ranks")
+    return _amid(
+        found,
+        f"Meanwhile a process still {what}: “{fields['phase']}” was at {fields['percent']} %"
+        f"{took}.",
+        f"{alone}, or raise the timeout (ddp_timeout, or init_process_group(timeout=…)): ranks "
+        f"that wait for the one that {'prepares' if is_data else 'does it'} time out.",
+    )
+
+
+_LATER = re.compile(
+    r"(?i)evaluat|validat|predict|generat|infer|test|sampl|saving|writing|benchmark"
+)
+"""Work after which a training goes on."""
+
+
+def _amid(found: EndingResult, sentence: str, step: str) -> EndingResult:
+    """A wait with what else happened, said right after where the ranks wait."""
+    first, _, rest = found.verdict.rstrip(".").partition(". ")
     return replace(
         found,
-        verdict=f"{found.verdict} Meanwhile a process still prepared data: “{fields['phase']}” was "
-        f"at {fields['percent']} %{took}.",
-        next_steps=(
-            "Prepare the data set in a job of its own, or raise the timeout (ddp_timeout, or "
-            "init_process_group(timeout=…)): ranks that wait for the one that prepares time out.",
-            *(found.next_steps or _steps(found)),
-        ),
+        verdict=f"{first}. {sentence}{f' {rest}.' if rest else ''}",
+        next_steps=(step, *(found.next_steps or _steps(found))),
     )
 
 
@@ -260,7 +286,16 @@ def _during_phase(found: EndingResult, output: JobOutput) -> EndingResult:
     why = f"“{last.fields['phase']}” (line {last.line:,}): perhaps one rank takes longer for it "
     why += "than the timeout, and the watchdog ends a job that is only slow."
     if first.line - last.line <= _JUST_BEFORE:
-        return replace(found, verdict=f"{found.verdict} Before that, the log names {why}")
+        if found.cause in ("mismatch", "behind"):
+            return _amid(
+                found,
+                f"Before that, the log names {why.partition(':')[0]}.",
+                "If only some ranks do this, let all of them: a save or an evaluation of a model "
+                "that is sharded (FSDP, ZeRO-3) launches collectives.",
+            )
+        step = "If so, raise the timeout (init_process_group(timeout=…), ddp_timeout, "
+        step += "--distributed-timeout-minutes), or make this work shorter or that of all ranks."
+        return _amid(found, f"Before that, the log names {why}", step)
     also = f"The last phase that the log names before is {why}"
     return replace(found, alternatives=(*found.alternatives, also))
 
@@ -278,6 +313,11 @@ def _steps(found: EndingResult) -> Iterator[str]:
             "batches, or a step that one rank skips."
         )
     blamed = found.ranks or found.suspects
+    if found.cause == "silent" and _AT_WORK.search(found.verdict):
+        yield (
+            "If it is only slow in what its last line shows, raise the timeout (ddp_timeout, or "
+            "init_process_group(timeout=…)), or do this work on all ranks or beside the training."
+        )
     if blamed:
         who = name_ranks(blamed)
         yield f"Read the end of the log of {who}, and get its Python stack: py-spy dump."
@@ -294,6 +334,13 @@ def _steps(found: EndingResult) -> Iterator[str]:
         "Record the operations of every rank: TORCH_FR_BUFFER_SIZE=2000 and "
         "TORCH_NCCL_DUMP_ON_TIMEOUT=1, then distprof hang on the dumps and logs."
     )
+
+
+_AT_WORK = re.compile(
+    r"(?i)The last line of rank \d+: “[^”]*?(?:upload|download|sav(?:e|ing)|checkpoint|compil"
+    r"|autotun|evaluat|validat|generat|token|load|shard|\bmap\b|\d ?%|\d/\d)"
+)
+"""A last line of work that may take longer than the timeout."""
 
 
 # Causes, from the most to the least decisive ------------------------------------------------------
@@ -429,10 +476,13 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     following = [e for e in tracebacks if (e.file, e.rank, e.line) in lost]  # raised from that
     foreign = {_key(e) for e in tracebacks if not is_own(e) or e in following}
     is_survived = _survived(output)
+    traps = ("device",) if any(e.name == "deepep-barrier" for e in output.events) else ()
     events = [
         e
         for e in _of(output, *_PRECEDENCE)
-        if not (is_survived(e) or (e.yields == "port" and _is_avoided(e, output)))
+        if not (
+            is_survived(e) or e.yields in traps or (e.yields == "port" and _is_avoided(e, output))
+        )
         and e not in following
         and (e.yields not in _SURVIVABLE or is_own(e))
         and not (e.yields == "error" and _key(e) in foreign)  # the last line of one
@@ -571,7 +621,7 @@ def _key(event: OutputEvent) -> tuple[str, str]:
 
 
 _OWN = re.compile(
-    r"^(?:[\w.]+\.)?(?:Import|ModuleNotFound|Attribute|Name|Type|Key|Index|Value|Syntax|Assertion"
+    r"^(?:[\w.]+\.)?(?:Import|ModuleNotFound|NotImplemented|Attribute|Name|Type|Key|Index|Value|Syntax|Assertion"
     r"|FileNotFound|Permission|Memory)Error(?:: |$)|HTTPS?ConnectionPool|built in$|no GPUs"
     r"|third-party dynamic library"
     r"|use_libuv|CalledProcessError: Command (?!\W{0,3}[^',]*"
@@ -587,7 +637,7 @@ _LAUNCHING = re.compile(
 
 
 _OF_OTHERS = re.compile(
-    r"(?i)nccl|hccl|gloo|watchdog|communicator|broken pipe|socket timeout|client socket"
+    r"(?i)nccl(?!_)|hccl|gloo|watchdog|communicator|broken pipe|socket timeout|client socket"
     r"|connection (?:\w+ ){0,2}(?:closed|reset|refused|aborted|lost|time)|^Connection\w*Error"
     r"|connect\(\) timed out|RuntimeError wait timeout|rendezvous|monitoredbarrier"
     r"|timed out waiting|store based barrier|mismatch between collectives|out of memory|CUDA error"
@@ -631,15 +681,36 @@ def _memory(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     fields = event.fields
     wanted = f" when it asked for {fields['size']}" if "size" in fields else ""
     free = f"; {fields['free']} of {fields['total']} were free" if "free" in fields else ""
-    kept = fields.get("reserved", "")
+    kept, others = fields.get("reserved", ""), _held_by_others(fields)
     steps = ["Use a smaller micro-batch, activation checkpointing, or more shards."]
-    if kept:
+    if others:
+        free += f", and other processes held {others:.1f} GiB"
+        steps = [
+            "End the other processes on that GPU (nvidia-smi lists them), or give each rank its "
+            "own GPU: torch.cuda.set_device(local_rank)."
+        ]
+    elif kept:
         free += f", and PyTorch held {kept} that it did not use"
         steps.append(
             "If the unused part is a large share, set "
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: memory is fragmented."
         )
     return f"its GPU had no memory left{wanted}{free}", tuple(steps)
+
+
+def _held_by_others(fields: Mapping[str, str]) -> float:
+    """GiB of a GPU that other processes held, if they are more than those of the own one."""
+    own = fields.get("used", "") or fields.get("kept", "")
+    texts = (fields.get("total", ""), fields.get("free", ""), own)
+    try:
+        sizes = (text.split() for text in texts)
+        total, free, used = (float(number) * _GIB[unit] for number, unit in sizes)
+    except (KeyError, ValueError):
+        return 0.0
+    return total - free - used if total - free > 2 * used else 0.0
+
+
+_GIB = {"KiB": 2.0**-20, "MiB": 2.0**-10, "GiB": 1.0}
 
 
 def _device(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
@@ -708,15 +779,17 @@ def _where_to_look(event: OutputEvent) -> str:
     place = last_own(_frames(event))
     name, _, at = place.rstrip(")").partition(" (")
     where = at if name == "<module>" else f"{name} in {at}"
-    return f"Read {where}." if place else "Read the traceback of that rank."
+    if not place:
+        return "Read the traceback of that rank."
+    return f"Read {where}: one process with the same configuration and data may show it sooner."
 
 
 _PACKAGE = re.compile(r'  File "[^"\n]{0,300}?(?:(?:site|dist)-packages/(\w{1,60})[^"\n]{0,300})?"')
 """A frame of a traceback, with the package that it is in."""
 
 _HINT = re.compile(
-    r"(?:^|[.!?;:,)]\s+)((?:Please|Try(?:ing)?|Consider|Make sure|Ensure|Set|Use|Pass|Install|Run"
-    r"|Increas(?:e|ing)|Decreas(?:e|ing)|Reduc(?:e|ing)|Upgrade|Specify|Did you"
+    r"(?:^|[.!?;:,)]\s+)((?:Please|Try(?:ing)?|Consider|Make sure|Ensure|Set|Restart|Use|Pass"
+    r"|Install|Run|Increas(?:e|ing)|Decreas(?:e|ing)|Reduc(?:e|ing)|Upgrade|Specify|Did you"
     r"|You (?:can|may|should|must|need)|To (?:fix|solve|avoid|disable|enable))\b"
     r"(?! (?:report|file|open|submit|see|refer)\b)(?:[^.\n]|\.(?=\w)){8,200})"
 )
@@ -793,10 +866,12 @@ def _exits(output: JobOutput) -> list[OutputEvent]:
     """Ends of processes, those that a launcher calls the first failure before others."""
     order = ("exit", "local_exit", "job_exit", "died")
     cancelled = {e.file: e.line for e in reversed(_of(output, "cancelled"))}
+    whole = {e.file: e.line for e in _of(output, "cancelled") if e.fields.get("what") == "JOB"}
     exits = [
         e
         for e in _of(output, *order)
-        if _signal(e) not in ("SIGTERM", "SIGKILL") or e.line < cancelled.get(e.file, e.line + 1)
+        if not (e.line > whole.get(e.file, e.line))
+        and (_signal(e) not in ("SIGTERM", "SIGKILL") or e.line < cancelled.get(e.file, e.line + 1))
     ]
     if all(e.at_s is not None for e in exits):
         exits.sort(key=lambda e: e.at_s or 0.0)
@@ -902,6 +977,7 @@ _MEANINGS = {
     "SIGBUS": " (bus error), most often because shared memory is too small",
     "SIGABRT": " (abort)",
     "SIGILL": " (illegal instruction)",
+    "SIGFPE": " (an arithmetic error, most often in a library)",
     "SIGTERM": ", from outside or by its launcher",
 }
 """What signals most often mean."""
@@ -1000,6 +1076,8 @@ def _missing(output: JobOutput) -> EndingResult | None:
     elif "Barrier" in event.text:
         kind = "barrier of JAX" if event.name == "jax-barrier" else "monitored barrier"
         what = f"never arrived in a {kind}"
+    elif event.name == "deepep-barrier":
+        what = "(of the group of experts) never arrived in a barrier of DeepEP"
     ranks = {rank for e in events if e.name == event.name for rank in _absent(e)}
     if re.search(r"Connect|RegisterTask|task(?:s)?_to_register", fields.get("at", "")):
         what = f"{name_ranks(ranks)} never connected to JAX's coordinator, and the others wait"
@@ -1303,7 +1381,9 @@ def _with_fewest_pending(events: Iterable[OutputEvent]) -> tuple[tuple[int, ...]
 def _died(output: JobOutput) -> EndingResult | None:
     """A process whose end its scheduler noticed: what others lost then only follows."""
     events = (e for e in _of(output, "died") if not _signal(e))
-    event = min(events, key=lambda e: e.name != "ray-node", default=None)
+    event = min(
+        events, key=lambda e: (e.name != "ray-node", e.name == "pod-restarts"), default=None
+    )
     return None if event is None else _ended(event, output)
 
 
@@ -1332,7 +1412,9 @@ def _stopped(output: JobOutput) -> EndingResult | None:
     if number == signal.SIGHUP:
         how = "its terminal was closed (SIGHUP)"
         step = "Start it with nohup or setsid, in tmux, or by a scheduler."
-    how = how if event.yields == "stopped" else "it was cancelled"
+    if event.yields == "cancelled":
+        how = "it was cancelled, and the text does not say why"
+        step = "sacct -j JOB -o State,End,Comment shows who ended it, such as CANCELLED by UID."
     return _made("stopped", f"The job was ended from outside: {how}.", event, step, ranks=())
 
 
@@ -1342,6 +1424,15 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
     event = next((e for e in events if _is_interrupt(e) and not is_survived(e)), None)
     if event is None:
         return None
+    stacks = tuple(
+        OutputStack(file=e.file, line=e.line, rank=e.rank, calls=calls)
+        for e in events
+        if _is_interrupt(e) and (calls := calls_of_traceback(_frames(e)))
+    )
+    shown = diagnose_stacks(replace(output, stacks=stacks)) if len(stacks) > 1 else None
+    shown = next((one for one in (shown, _set_up(output)) if one and one.state), None)
+    if shown is not None:  # what it waited for is known
+        return shown
     place = last_own(_frames(event))
     return _made(
         "interrupted",
@@ -1450,6 +1541,14 @@ def _calls(output: JobOutput) -> EndingResult | None:
         highest = max(number for number, _ in last.values())
         late = {rank: one for rank, one in last.items() if one[0] < highest}
         is_whole = len(last) == int(size) if size else len(last) > 1
+        kinds: dict[str, list[int]] = {}
+        for rank, (_, event) in last.items():
+            kinds.setdefault(_launch(event), []).append(rank)
+        if is_whole and not late and len(kinds) > 1:
+            told = (f"{name_ranks(ranks)} {kind}" for kind, ranks in kinds.items())
+            text = f"ranks launched different collectives as number {highest:,}: "
+            text += "; ".join([*told][:4])
+            return _stuck("mismatch", text, next(e for _, e in last.values()))
         if not is_whole or not late or 2 * len(late) > len(last):
             continue
         at, event = min(late.values(), key=lambda one: one[0])

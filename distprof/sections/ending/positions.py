@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from distprof.run.logs import JobOutput, OutputEvent
 from distprof.run.topology import DEFAULT_GROUPS
 from distprof.sections.ending import STUCK, EndingPosition, EndingResult
@@ -20,6 +22,7 @@ _MAX_GAP = 1_000
 """A rank can be ahead of another in one group by what NCCL buffers: some dozens of broadcasts."""
 
 
+_MAX_QUOTE = 120
 _CUT_LINES = 2  # a fence, or the beginning of a line that is cut off
 
 
@@ -115,9 +118,35 @@ def diagnose_positions(output: JobOutput) -> EndingResult | None:
     found = [_of_group(name, some, output) for name, some in waiting.items()]
     order = ("mismatch", "behind", "silent", "unfinished")
     first = min(found, key=lambda one: order.index(one.cause))
+    if first.cause == "behind" and (root := _root(first, dict(zip(waiting, found, strict=True)))):
+        return root
     if first.cause == "unfinished" and len(found) > 1 and "" not in waiting:
         return _in_groups(waiting)
     return first
+
+
+def _root(late: EndingResult, found: Mapping[str, EndingResult]) -> EndingResult | None:
+    """What ranks that are behind in one group wait for in another; None if they wait in none."""
+    for other in found.values():
+        held = {p.rank for p in other.positions if p.is_global and p.op} & set(late.ranks)
+        if other is late or held != set(late.ranks) or not held or held & set(other.ranks):
+            continue
+        if other.cause == "behind" and set(other.ranks) <= {p.rank for p in late.positions if p.op}:
+            texts = (one.verdict.removeprefix("Stuck: ").rstrip(".") for one in (late, other))
+            return _stuck(
+                "mismatch",
+                "ranks launched operations of two process groups in opposite orders, and wait for "
+                f"each other in a circle. {capitalized('. '.join(texts))}.",
+                (*late.positions, *other.positions),
+                next_steps=(
+                    "Let all ranks launch the operations of these groups in one order, from one "
+                    "thread and stream, or wait for one before the next.",
+                ),
+            )
+        if other.cause != "behind":
+            who = name_ranks(sorted(held))
+            return replace(other, why=(*other.why, f"In another group, others wait for {who}."))
+    return None
 
 
 def _in_groups(waiting: Mapping[str, Sequence[EndingPosition]]) -> EndingResult:
@@ -174,6 +203,11 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
     if silent:
         of_them, are = name_ranks(silent), "they are" if len(silent) > 1 else "it is"
         rest = f", and {of_them} printed nothing about it: {are} the first suspect."
+        at_last = [f"{name_ranks([rank])}: “{output.last_lines[rank][:_MAX_QUOTE]}”"
+                   for rank in silent if rank in output.last_lines]  # fmt: skip
+        if at_last:  # it did print, but not about the time-out
+            rest += f" The last line of {', of '.join(at_last[:3])}."
+            return _stuck("silent", text + rest, positions, suspects=silent)
         # Whether a file ends in the lines of its watchdogs: those of other ranks may be cut off
         lines = {
             e.file: e.line for e in output.events if e.yields in ("timeout", "position", "frozen")
@@ -182,6 +216,11 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
             rest = f", and the text ends there. If {of_them} printed nothing about it, {are} the "
             rest += "first suspect."
         return _stuck("silent", text + rest, positions, suspects=silent)
+    frozen = sorted(_ranks_of("frozen", output) - {one.rank for one in waiting})
+    if frozen and all(one.is_global for one in positions):
+        text += f". {capitalized(name_ranks(frozen))} {_verb(frozen, 'report')} that the watchdog "
+        text += "itself stands there, in a call of CUDA or NCCL or for the GIL: look there first."
+        return _stuck("unfinished", text, positions, suspects=tuple(frozen))
     return _stuck("unfinished", f"{text}. {_whether_behind(waiting, positions, output)}", positions)
 
 
@@ -194,8 +233,7 @@ def _whether_behind(
     if everyone:
         who = capitalized(name_ranks(sorted(everyone)))
         return f"{who} launched it, and it did not finish: no rank is behind."
-    lost = {e.rank for e in output.events if e.yields == "peer" and e.rank is not None}
-    lost -= {one.rank for one in positions}
+    lost = _ranks_of("peer", output) - {one.rank for one in positions}
     if len(positions) > 1 and lost and all(one.is_global for one in positions):
         reports = f"{capitalized(name_ranks(lost))} report{'s' if len(lost) == 1 else ''}"
         return (
@@ -205,6 +243,10 @@ def _whether_behind(
     if len(positions) > 1:
         return "No rank that printed is behind."
     return "No other rank printed where it stands."
+
+
+def _ranks_of(kind: str, output: JobOutput) -> set[int]:
+    return {e.rank for e in output.events if e.yields == kind and e.rank is not None}
 
 
 def _launched(one: EndingPosition) -> int | None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from itertools import chain
+
+from msgspec.structs import replace
 
 from distprof.run.logs import JobOutput
 from distprof.sections.ending import STUCK, EndingResult, EndingStack
@@ -18,8 +21,8 @@ _ACTIVITIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             r"|send|recv|isend|irecv|batch_isend|reduce|gather|scatter|synchronize|item"
             r"|new_group|init_process_group)\w*"
             r"|_?wait(?:_?(?:all|tensor|work|stream|event|for_everyone)\w*)?)"
-            r" \((?!threading|queue|socket|poll|connection|selectors|file_baton|shm_broadcast"
-            r"|subprocess|process|worker|multiproc|asyncio|base_events|_base|futures)|^(?:p?nccl|p?mpi_|ompi_coll|hccl|rccl|ccl::|c10d::|gloo::)",
+            r" \((?!threading|queue|socket|ssl|http|urllib|poll|connection|selectors|file_baton"
+            r"|shm_broadcast|subprocess|process|worker|multiproc|asyncio|base_events|_base|futures)|^(?:p?nccl|p?mpi_|ompi_coll|hccl|rccl|ccl::|c10d::|gloo::)",
         ),
         (
             "teardown",
@@ -28,14 +31,41 @@ _ACTIVITIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ),
         ("memory", r"(?i)^(?:cu|cuda|hip)(?:mem)?(?:host)?(?:free|alloc|malloc|register)"),
         ("multicast", r"^cuMulticast"),
+        ("worker", r"^_worker_loop \("),
+        ("backward", r"^backward \("),
         ("GPU", r"(?i)^(?:cu|cuda|hip)(?:stream|device|event|ctx)synchronize|^_value \(array"),
         ("lock file", r"^wait \(file_baton"),
+        (
+            "lock",
+            r"^(?:futex_wait|_*(?:GI_+)?lll_\w*lock|_*pthread_(?:mutex|rwlock)_\w*lock)\w* \(",
+        ),
         ("data loader", r"^(?:__next__|_next_data|_get_data|_try_get_data|fetch|collate\w*) \("),
         ("checkpoint", r"(?i)^\w*(?:checkpoint|save|state_dict)\w* \("),
         ("compilation", r"(?i)^\w*(?:compile|inductor|dynamo)\w* \("),
     )
 )
 
+
+_STEPS = {
+    "data loader": "Get the stacks of its workers, which are processes of their own, and try "
+    "num_workers=0.",
+    "checkpoint": "If it still writes, look at the storage, and raise the timeout of the process "
+    "group or save asynchronously.",
+    "lock": "If the process was forked while threads ran, as workers of a loader are, the lock is "
+    "never released: use multiprocessing_context='spawn', or no threads before the fork "
+    "(cv2.setNumThreads(0), OMP_NUM_THREADS=1).",
+    "lock file": "Unless another process still builds it, delete the file lock in the extension's "
+    "folder (~/.cache/torch_extensions, or TORCH_EXTENSIONS_DIR), and start again.",
+}
+"""What to do about a process that does not return from an activity."""
+
+_ONE_SNAPSHOT = "A single snapshot may show a job that runs: dump the stacks again after a minute."
+
+_SHARED = ("collective", "backward")
+"""Activities in which a rank waits for the others of its group."""
+
+_LOCKS = r"(?:acquire|_?acquire\w*|__enter__|lock|wait|_\w*lock\w*|futex\w*|omp_\w+|pthread_\w+) \("
+"""Calls in which a process waits for a lock."""
 
 _WAIT = re.compile(r"(?i)_?wait|synchronize|item")
 """Calls that wait for an operation which they do not name."""
@@ -48,6 +78,9 @@ _NAMES = {
     "GPU": "a wait for its GPU",
     "memory": "a call for memory, which waits until all kernels have ended",
     "multicast": "the set-up of NVLink SHARP (try NCCL_NVLS_ENABLE=0, look at the fabric manager)",
+    "backward": "its backward pass, which launches collectives,",
+    "worker": "a worker of a data loader",
+    "lock": "a wait for a lock",
     "lock file": "a wait for the lock file of an extension's build, which a killed build leaves",
 }
 
@@ -73,35 +106,53 @@ def stacks_of(output: JobOutput) -> tuple[EndingStack, ...]:
 def _activity(calls: Sequence[str]) -> str:
     """What a process does, by its innermost known call."""
     known = [name for call in calls for name, pattern in _ACTIVITIES if pattern.match(call)]
-    first = (name for name in ("multicast", "teardown", "memory") if name in known)
+    first = (name for name in ("worker", "multicast", "teardown", "memory") if name in known)
     return next(first, known[0] if known else "")
 
 
 def diagnose_stacks(output: JobOutput) -> EndingResult | None:
     """The ranks that are elsewhere while others wait in a collective."""
     stacks = stacks_of(output)
-    waiting = [one for one in stacks if one.activity == "collective"]
-    elsewhere = [one for one in stacks if one.activity != "collective"]
+    workers = [one for one in stacks if one.activity == "worker"]
+    busy = [one for one in workers if not one.calls[0].startswith("_worker_loop")]
+    stacks = tuple(one for one in stacks if one.activity != "worker") or stacks
     if not stacks:
         return None
+    shared: tuple[str, ...] = _SHARED
+    if not any(one.activity in _SHARED for one in stacks):
+        shared = ("GPU",)  # a kernel that does not end is most often that of a collective
+    waiting = [one for one in stacks if one.activity in shared]
+    elsewhere = [one for one in stacks if one.activity not in shared]
+    if busy and any(one.activity == "data loader" for one in elsewhere):
+        return _loading(elsewhere, busy[0])
     if not waiting or not elsewhere:
         # All processes in a collective, or none
         if len({_site(one) for one in waiting if _site(one)}) > 1:
             return _apart(waiting)
         count = sum(one.count for one in stacks)
         parts = [f"{_who(one)} {_verb(one)} in {_place(one)}" for one in stacks[-3:]]
+        held = [one for one in stacks if one.activity in ("lock", "lock file")]
+        said = (
+            "Not decided: " + "; ".join(parts) + ". No stack shows a rank that the others wait for."
+        )
+        if held:
+            said = f"Stuck: {_who(held[0])} {_verb(held[0])} in {_place(held[0])}."
         return EndingResult(
-            state=STUCK if waiting and count > 1 else "",
+            state=STUCK if held or (waiting and count > 1) else "",
             cause="stacks",
-            verdict=f"Not decided: {'; '.join(parts)}. No stack shows a rank that the others wait "
-            "for.",
+            verdict=said,
+            alternatives=(_ONE_SNAPSHOT,) if held else (),
             next_steps=(
+                *(_STEPS[one.activity] for one in held or stacks[-3:] if one.activity in _STEPS),
                 "Add the stacks of all ranks (py-spy dump --pid PID): a rank without a stack may "
                 "be the one behind.",
             ),
         )
     ranks = tuple(sorted(rank for one in elsewhere for rank in one.ranks))
-    parts = [f"{_who(one)} {_verb(one)} in {_place(one)}" for one in elsewhere[:3]]
+    common = {_function(call) for one in waiting for call in one.calls}
+    parts = [
+        f"{_who(one)} {_verb(one)} in {_place(one)}{_under(one, common)}" for one in elsewhere[:3]
+    ]
     others = sorted(rank for one in waiting for rank in one.ranks)
     count = sum(one.count for one in waiting)
     who = name_ranks(others) if len(others) == count else f"{count:,} process"
@@ -114,30 +165,66 @@ def diagnose_stacks(output: JobOutput) -> EndingResult | None:
         verdict=f"Stuck: {who} {'wait' if count > 1 else 'waits'} in {where}; {'; '.join(parts)}.",
         ranks=ranks,
         why=("A collective ends only when every rank of its group has launched it.",),
-        alternatives=(
-            "A single snapshot may show a job that runs: dump the stacks again after a minute.",
-        ),
+        alternatives=(_ONE_SNAPSHOT,),
         next_steps=(
             f"Find out why {_call(elsewhere[0])} does not return on {_who(elsewhere[0])}.",
+            *(_STEPS[one.activity] for one in elsewhere[:1] if one.activity in _STEPS),
         ),
+    )
+
+
+def _loading(elsewhere: Sequence[EndingStack], worker: EndingStack) -> EndingResult:
+    """Ranks that wait for a worker of their data loader, whose stack is known."""
+    loading = next(one for one in elsewhere if one.activity == "data loader")
+    call, own = worker.calls[0], [c for c in worker.calls if c.startswith("__getitem__")]
+    by = f", called by {own[0]}" if own and own[0] != call else ""
+    who = f"{_who(loading)} {'wait' if loading.count > 1 else 'waits'} for its data loader"
+    is_in, step = "is", f"Find out why {call} does not return in the worker."
+    if re.match(_LOCKS, call):
+        by += ": most likely a thread of its parent held the lock when the worker was forked"
+        is_in = "waits for a lock"
+        step = "Start workers by multiprocessing_context='forkserver' or 'spawn', or start no "
+        step += "threads, and take no locks, before the loader starts."
+    return EndingResult(
+        state=STUCK,
+        cause="stacks",
+        verdict=f"Stuck: {who}. Its worker {is_in} in {call}{by}.",
+        ranks=loading.ranks,
+        next_steps=(step,),
     )
 
 
 def _site(one: EndingStack) -> tuple[str, ...]:
     """The operation of a process and the calls that lead to it; empty if it is not named."""
     call = _call(one)
-    return () if _WAIT.match(call) else one.calls[one.calls.index(call) :]
+    own = [place for place in one.calls[one.calls.index(call) + 1 :] if place.count(":")]
+    return () if _WAIT.match(call) and not own else one.calls[one.calls.index(call) :]
 
 
 def _apart(waiting: Sequence[EndingStack]) -> EndingResult:
     """Processes that wait in different collectives, or in those of different lines."""
     shared = set.intersection(*(set(one.calls) for one in waiting))
-    parts = []
-    for one in waiting[-4:]:
+    common = set.intersection(*({*map(_function, one.calls)} for one in waiting))
+    places: dict[str, list[EndingStack]] = {}
+    for one in waiting:
         calls = one.calls[one.calls.index(_call(one)) + 1 :]
-        by = next((call for call in calls if call not in shared), "")
-        parts.append(f"{_who(one)} {_verb(one)} in {_call(one)}{f', called by {by}' if by else ''}")
-    is_odd = waiting[0].count < waiting[1].count
+        by = next((c for c in reversed(calls) if _function(c) not in common), "")
+        by = by or next((call for call in calls if call not in shared), "")
+        places.setdefault(f"{_call(one)}{f', called by {by}' if by else ''}", []).append(one)
+    merged = [
+        (
+            replace(
+                some[0],
+                ranks=tuple(chain(*(one.ranks for one in some))),
+                count=sum(one.count for one in some),
+            ),
+            place,
+        )
+        for place, some in places.items()
+    ]
+    parts = [f"{_who(one)} {_verb(one)} in {place}" for one, place in merged[-4:]]
+    waiting = sorted((one for one, _ in merged), key=lambda one: one.count)
+    is_odd = len(waiting) > 1 and waiting[0].count < waiting[1].count
     return EndingResult(
         state=STUCK,
         cause="stacks",
@@ -173,7 +260,23 @@ def _place(one: EndingStack) -> str:
     return f"{name} ({_call(one)})" if name else _call(one)
 
 
+def _function(call: str) -> str:
+    """A call without its line, in which processes differ that are in the same function."""
+    return re.sub(r":\d+\)$", ")", call)
+
+
+def _under(one: EndingStack, common: Container[str]) -> str:
+    """Where the path of a process leaves that of others, if its call does not show it."""
+    call = _call(one)
+    outer = one.calls[one.calls.index(call) + 1 :]
+    left = next((place for place in reversed(outer) if _function(place) not in common), "")
+    return f", called by {left}" if left and not one.activity else ""
+
+
 def _call(one: EndingStack) -> str:
     """The call that shows what a process does; without any, the innermost."""
-    calls = (c for c in one.calls for n, p in _ACTIVITIES if n == one.activity and p.match(c))
-    return next(calls, one.calls[0])
+    calls = [c for c in one.calls for n, p in _ACTIVITIES if n == one.activity and p.match(c)]
+    if one.activity == "lock":  # what takes it says more
+        return next((call for call in one.calls if _activity([call]) != "lock"), calls[0])
+    named = (call for call in calls if not _WAIT.match(call))
+    return next(named, next(iter(calls), one.calls[0]))

@@ -411,7 +411,7 @@ def memory_copy_bound(times: StepTimes, limits: Limits) -> Iterator[Draft]:
             for rank in times.waterfall.ranks
             if rank.exposed_copy_ns >= limit * rank.span_ns > 0
         ),
-        evidence=("breakdown.ranks", "waterfall.all", "waterfall.copies"),
+        evidence=("breakdown.ranks", "waterfall.all.exposed_copy_ns", "waterfall.copies"),
         without="copies",
     )
 

@@ -122,7 +122,7 @@ def overloaded_expert(
         load = sum(_load(layer) for layer in layers) / len(layers)
         yield _draft(
             f"Expert {expert} gets {load:.1f} times the tokens of the mean expert",
-            f"This is the mean of {len(layers)} of {len(moe.layers)} layers",
+            f"This is the mean of {_share_of(moe.layers, len(layers))}",
             cost,
             is_measured=is_measured,
             is_only=has_one,
@@ -132,13 +132,19 @@ def overloaded_expert(
         cost, is_measured = _cost(moe, others, len(overloaded), collectives)
         yield _draft(
             f"Single experts get up to {_load(worst):.1f} times the tokens of the mean expert",
-            f"In {len(others)} of {len(moe.layers)} layers one expert, which differs by layer, "
+            f"In {_share_of(moe.layers, len(others))} one expert, which differs by layer, "
             f"gets at least {limits['load_ratio']:g} times as many; the busiest is expert "
             f"{worst.busiest_expert} of {name_layer(worst)}",
             cost,
             is_measured=is_measured,
             is_only=has_one,
         )
+
+
+def _share_of(rows: Sequence[MoeLayer | MoePlacement], count: int) -> str:
+    """So many of these rows, in words: there is a row for each layer and part of the data."""
+    parts = " and parts of the data" if any(row.part for row in rows) else ""
+    return f"{count} of {len(rows)} layers{parts}"
 
 
 def _draft(
@@ -373,9 +379,10 @@ def unbalanced_expert_placement(moe: MoeResult, limits: Limits) -> Iterator[Draf
             f"Placement of experts: the busiest rank gets {worst.max_over_mean:.2f} times the mean"
         ),
         message=(
-            f"Ranks that share experts are uneven in {len(uneven)} of {len(rows)} layers, most in "
-            f"{name_layer(worst)}. Placed by measured loads, the busiest of {worst.num_ranks} "
-            f"ranks would get {replaced:.2f} times."
+            f"In {_share_of(rows, len(uneven))}, placement by measured loads would remove at "
+            f"least {format_ratio(limits['gain_ratio'])} of the excess. In the most uneven of "
+            f"these, {name_layer(worst)}, the busiest of {worst.num_ranks} ranks would get "
+            f"{replaced:.2f} times."
         ),
         fix=(
             "Place experts by their loads, layer by layer (as expert-parallel load balancers do). "

@@ -40,6 +40,8 @@ def low_overlap(
     times: StepTimes,
     capture: CaptureResult,
     collectives: CollectivesResult,
+    gradients: GradientsResult,
+    sharding: ShardingResult,
     limits: Limits,
 ) -> Iterator[Draft]:
     """Communication runs while the GPU computes nothing, although the same step has computation
@@ -67,7 +69,8 @@ def low_overlap(
     `set_modules_to_forward_prefetch` and `set_modules_to_backward_prefetch`, and wrap one
     transformer block per unit. FSDP1: `forward_prefetch=True`, `backward_prefetch=BACKWARD_PRE`,
     `limit_all_gathers=False` if memory allows. Tensor parallelism: use asynchronous tensor
-    parallelism or sequence parallelism.
+    parallelism or sequence parallelism. All-to-all: compute one half of the batch meanwhile. The
+    finding names the means for the transfers of this job.
 
     ## When it is wrong
     The data flow may forbid overlap: an all-to-all whose result the next kernel needs, or the
@@ -104,6 +107,7 @@ def low_overlap(
     waits_for = "" if is_sure else who
     what = "communication" if waits_for else "transfer"
     caveat = f", part of which may be waiting for {waits_for}" if waits_for else ""
+    means = _means(collectives, gradients, sharding)
     part = "all" if cost >= step.exposed_transfer_ns else format_duration(cost)
     yield Draft(
         headline=(
@@ -116,17 +120,45 @@ def low_overlap(
             f"concurrent communication could hide {part} of it."
         ),
         fix=("" if has_all_members(capture) else "Record all ranks to see how much. ")
-        + (
-            "Start transfers earlier, during computation: bucket_cap_mb (DDP), "
-            "set_modules_to_forward_prefetch and set_modules_to_backward_prefetch (FSDP2), "
-            "asynchronous tensor parallelism."
-        ),
+        + f"Start transfers earlier, during computation: {means}.",
         cost_ns_per_step=cost,
         confidence=Confidence.MEASURED if is_sure else Confidence.INFERRED,
         ranks=() if len(below) == len(ratios) else below,
         evidence=("overlap.ranks", "waterfall.all"),
         without="overlap",
     )
+
+
+_BUCKETS = "bucket_cap_mb (DDP)"
+_PREFETCH = "set_modules_to_forward_prefetch and set_modules_to_backward_prefetch (FSDP2)"
+_TENSOR = "asynchronous tensor parallelism"
+_HALVES = "run the all-to-all of one half of the batch while the other half computes"
+_ASYNC = "async_op=True, with wait() only where the result is needed"
+WORTH_NAMING = 0.1  # Share of the exposed transfer from which its remedy is named
+
+
+def _means(
+    collectives: CollectivesResult, gradients: GradientsResult, sharding: ShardingResult
+) -> str:
+    """What starts the exposed transfers of this job earlier, for the longest first."""
+    reduced = {group.axis for group in gradients.groups}
+    sharded = {axis.axis for axis in sharding.axes}
+    exposed: dict[str, int] = {}
+    for one in collectives.classes:
+        if one.kind == "all_to_all":
+            means = _HALVES
+        elif one.axis == MeshAxis.TP:
+            means = _TENSOR
+        elif one.axis in sharded:
+            means = _PREFETCH
+        elif one.kind == "all_reduce" and one.axis in reduced:
+            means = _BUCKETS
+        else:
+            means = _ASYNC
+        exposed[means] = exposed.get(means, 0) + one.exposed_transfer_ns_per_step
+    least = WORTH_NAMING * sum(exposed.values())
+    named = [means for means, ns in exposed.items() if ns > 0 and ns >= least]
+    return "; ".join(sorted(named, key=lambda means: -exposed[means])) or _ASYNC
 
 
 MOSTLY = 0.8  # Share of the exposed transfer that scalars must take

@@ -11,6 +11,7 @@ from distprof.escape import fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.idle import IdleResult, PausesResult
 from distprof.sections.pipeline import (
+    MICRO_BATCHES,
     PipelineGroup,
     PipelinePosition,
     PipelinePrediction,
@@ -21,7 +22,7 @@ from distprof.sections.settings import SettingsResult
 from distprof.sections.stragglers import StragglersResult
 from distprof.sections.training_log import TrainingLogResult
 from distprof.terms import Confidence, MeshAxis, Severity, StragglerCause
-from distprof.units import format_duration, format_ratio, name_ranks
+from distprof.units import capitalized, format_duration, format_ratio, name_ranks
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +30,6 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
     group: PipelineGroup  # The pipeline.
     span_ns: int  # Span of the pipeline, above 0.
-    step_ns: int  # Training step.
     idle_ns: int  # Idle time of the mean rank.
     warm_up_drain_ns: int  # Part of the idle time due to warm-up and drain.
     exposed_p2p_ns: int  # Part of the idle time due to exposed messages.
@@ -42,11 +42,6 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     def ratio(self, ns: float) -> float:
         """Share of the span."""
         return ns / self.span_ns
-
-    def promise(self, prediction: PipelinePrediction) -> str:
-        """A sentence that compares a prediction with the present step."""
-        now, then = format_duration(self.step_ns), format_duration(prediction.step_ns)
-        return f"{prediction.what} would take {then} instead of {now} (predicted)"
 
 
 def judged_groups(pipeline: PipelineResult) -> Iterator[Judged]:
@@ -70,7 +65,6 @@ def _judged(group: PipelineGroup) -> Judged | None:
     return Judged(
         group=group,
         span_ns=group.span_ns,
-        step_ns=group.step_ns or group.span_ns,
         idle_ns=group.idle_ns or 0,
         warm_up_drain_ns=group.warm_up_drain_ns or 0,
         exposed_p2p_ns=group.exposed_p2p_ns or 0,
@@ -192,13 +186,19 @@ def _more(group: PipelineGroup, ranks: int) -> str:
 
 
 def _fix(judged: Judged) -> str:
-    """The best predictions with more micro-batches and with another schedule."""
+    """The best change of the order, which the plan prices, and the next with its prediction."""
     best = judged.group.better
     if not best:
         more = _more(judged.group, judged.group.num_positions)
         return f"{more}several stages per rank, or a zero-bubble schedule."
-    promises = "; ".join(judged.promise(row) for row in best)
-    return f"For the same batch, {promises}."
+    others = [f", or {_change(row)}: {format_duration(row.step_ns)} per step" for row in best[1:]]
+    return f"{capitalized(_change(best[0]))}{''.join(others)}{' (predicted)' if others else ''}."
+
+
+def _change(prediction: PipelinePrediction) -> str:
+    if prediction.change == MICRO_BATCHES:
+        return f"divide the same batch into {prediction.num_micro_batches} micro-batches"
+    return f"use {prediction.what}"
 
 
 _IMBALANCE, _VARIATION = "unequal stages", "uneven micro-batches"

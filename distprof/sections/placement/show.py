@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 
 from distprof.artefacts.fabric_file import GpuCopies
 from distprof.sections.base import VerdictText
-from distprof.sections.placement import CardPath, PlacedMachine, PlacementResult
+from distprof.sections.placement import (
+    ACROSS_SOCKETS,
+    CardPath,
+    PlacedMachine,
+    PlacementResult,
+)
 from distprof.sections.table import Column, TableView, counted, first_rows, rows_table
 from distprof.units import format_bandwidth
 
@@ -128,18 +133,19 @@ def machine_verdict(report: Report) -> VerdictText:
     machines = report.placement.machines
     if report.run.ranks:
         return None
-    copies = report.placement.copies
+    copies, cards = report.placement.copies, report.placement.cards
+    shown = (_sentence(machine, cards) for machine in machines[:_MOST_NAMED])
     if said := [*filter(None, (_copies(copies), *_host_copies(copies)))]:
-        return said[0], (*said[1:], *(_sentence(machine) for machine in machines[:_MOST_NAMED]))
+        return said[0], (*said[1:], *shown)
     if not machines:
         return None
     gpus = sum(machine.num_gpus for machine in machines)
     line = f"{counted(len(machines), 'machine')}, {counted(gpus, 'GPU')}: no ranks, no steps."
     if len(machines) == 1:
-        return _sentence(machines[0]), ()
+        return next(shown), ()
     more = len(machines) - _MOST_NAMED
     rest = (f"{more:,} more machines.",) if more > 0 else ()
-    return line, (*(_sentence(machine) for machine in machines[:_MOST_NAMED]), *rest)
+    return line, (*shown, *rest)
 
 
 def _copies(measured: Sequence[GpuCopies]) -> str:
@@ -194,10 +200,14 @@ def _host_copies(measured: Sequence[GpuCopies]) -> tuple[str, ...]:
     )
 
 
-def _sentence(machine: PlacedMachine) -> str:
+def _sentence(machine: PlacedMachine, paths: Sequence[CardPath]) -> str:
     name = f"{machine.host}: " if machine.host else ""
     cards = counted(len(machine.cards), "network card")
     joined = f", {_joined(machine)}" if machine.num_gpus > 1 else ""
+    of = {one.gpu: one.path for one in paths if one.host == machine.host and one.path}
+    far = [gpu for gpu, path in of.items() if path == ACROSS_SOCKETS]
+    if 0 < len(far) < len(of):
+        cards += f", none of them near {', '.join(far)}"
     return f"{name}{counted(machine.num_gpus, 'GPU')}{joined}; {cards}."
 
 

@@ -151,9 +151,12 @@ def culprit_sentence(report: Report) -> str:
         because = f"cause: {first.cause.value.replace('_', ' ')}{confidence}"
     once = report.waterfall.num_steps == 1
     pattern = "one step cannot show whether it lasts" if once else f"{first.pattern.value} pattern"
+    amount = format_duration(first.lost_ns_per_step)
+    cost = f" and costs a typical other rank {amount} per {window_word(report)}"
+    if any(first.rank in one.ranks and amount in one.message for one in report.findings):
+        cost = ""
     return (
-        f"Rank {first.rank} {how_often} and costs a typical other rank "
-        f"{format_duration(first.lost_ns_per_step)} per {window_word(report)}: "
+        f"Rank {first.rank} {how_often}{cost}: "
         f"{pattern} (confidence {100 * first.confidence:.0f} %), {because}."
     )
 

@@ -224,8 +224,8 @@ def _collectives(result: CollectiveSummaryResult) -> list[str]:
     size = f" of {format_bytes(worst.num_bytes)}" if worst.num_bytes is not None else ""
     detail = (
         f"The mean {worst.kind}{size} takes {format_duration(worst.mean_ns)}, but only "
-        f"{format_duration(worst.shortest_ns)} on rank {worst.last_rank}: "
-        f"{format_duration(worst.wait_ns)} is waiting. Rank {worst.first_rank} waits longest."
+        f"{format_duration(worst.shortest_ns)} on rank {worst.last_rank}. "
+        f"Rank {worst.first_rank} waits longest."
     )
     return [f"{text}.", detail]
 

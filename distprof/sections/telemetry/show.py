@@ -312,14 +312,14 @@ def _heat(result: TelemetryResult) -> str:
 
 
 def _slowed(result: TelemetryResult) -> str:
-    known = [
-        device.sensors.throttled_ratio
-        for device in result.devices
-        if device.sensors.throttled_ratio is not None
-    ]
+    known = [one.sensors for one in result.devices if one.sensors.throttled_ratio is not None]
     if not known:
         return ""
-    worst = max(known)
-    if not worst:
+    worst = max(known, key=lambda sensors: sensors.throttled_ratio or 0.0)
+    if not worst.throttled_ratio:
         return "No GPU was throttled."
-    return f"The most throttled GPU was slowed down in {format_ratio(worst)} of its samples."
+    reasons = worst.throttle_reasons
+    most = max(reasons, key=lambda reason: reasons[reason], default="").replace("_", " ")
+    by = f" ({most})" if most else ""
+    share = format_ratio(worst.throttled_ratio)
+    return f"The most throttled GPU was slowed down{by} in {share} of its samples."

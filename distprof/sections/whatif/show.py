@@ -232,7 +232,9 @@ def _rows(whatif: WhatIfResult, *, show_all: bool) -> Iterator[tuple[str, str, s
         yield name, _beyond(stage.slowdown), _saves(saved.get(key)), computes
     for kind in whatif.kinds if show_all else whatif.kinds[:MAX_KINDS_SHOWN]:
         yield kind.kind, _beyond(kind.slowdown), _saves(saved.get(f"kind {kind.kind}")), ""
-    for worker in whatif.workers if show_all else whatif.workers[:MAX_WORKERS_SHOWN]:
+    stage_alone = {one.ranks for one in whatif.stages}
+    workers = [one for one in whatif.workers if (one.rank,) not in stage_alone]
+    for worker in workers if show_all else workers[:MAX_WORKERS_SHOWN]:
         name = f"rank {worker.rank} (dp_rank {worker.dp_rank}, stage {worker.stage})"
         yield name, _beyond(worker.slowdown), _saves(saved.get(f"rank {worker.rank}")), ""
 
@@ -290,7 +292,8 @@ def operations_verdict(report: Report) -> VerdictText:
     causes = causes_of(whatif, MIN_SHARE)
     beyond = format_ratio(whatif.slowdown - 1)
     cause = capitalized(_subject(whatif, causes[0]) if causes else "no single cause explains it")
-    action = f": {_ACTIONS[causes[0].kind]}" if causes else ""
+    # a finding says what to do about it
+    action = f": {_ACTIONS[causes[0].kind]}" if causes and not report.findings else ""
     line = f"Steps take {beyond} longer than with even operations. {cause}{action}."
     # M_S and M_W in words
     shares = (

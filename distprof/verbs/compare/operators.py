@@ -37,12 +37,12 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True):
     """An operator with its inputs, per step and rank."""
 
     name: str
-    part: str
-    category: str
-    inputs: str
-    kernel: str
-    num_calls: float
     ns: int
+    part: str = ""
+    category: str = ""
+    inputs: str = ""
+    kernel: str = ""
+    num_calls: float = 0
 
 
 _Pair = tuple[list[_Row], list[_Row]]
@@ -93,11 +93,7 @@ def _rows(result: ComputationResult, parts: StepParts | None) -> list[_Row]:
             )
         )
     whole = result.total_ns // samples if parts is None else parts.computation_ns
-    return [*rows, _rest_row(whole - listed)]
-
-
-def _rest_row(ns: int) -> _Row:
-    return _Row(name=REST, part="", category="", inputs="", kernel="", num_calls=0, ns=ns)
+    return [*rows, _Row(name=REST, ns=whole - listed)]
 
 
 def _listed(sides: tuple[list[_Row], list[_Row]]) -> tuple[_Pair, _Pair]:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from distprof.artefacts.fabric_file import FabricFile
 from distprof.artefacts.record import Record
@@ -23,21 +24,17 @@ from distprof.escape import plain, shorten
 from distprof.hardware import Sheet
 from distprof.ingest.kineto.arguments import find_launches, find_strides
 from distprof.run.run import Rank, Run
-from distprof.schema import ABSENT, Int64Array
+from distprof.schema import ABSENT
 from distprof.sections.base import Result
 from distprof.sections.computation import OperatorRow, OperatorStats
-from distprof.sections.computation.limits import limits_of
-from distprof.sections.computation.measure import operator_rows, operator_stats
+from distprof.sections.computation.groups import Groups
+from distprof.sections.computation.measure import limits_of, operator_rows, operator_stats
 from distprof.sections.computation.modules import module_class
 from distprof.sections.computation.operators import (
-    Alike,
     KernelCalls,
-    Operators,
     completed_inputs,
-    launched_inside,
-    rank_kernel_calls,
+    kernels_of,
 )
-from distprof.sections.context import RankContext
 from distprof.sections.measure_run import analysed_windows, capture_window
 from distprof.units import format_duration
 from distprof.verbs import Displayed
@@ -117,17 +114,10 @@ def tell(
     chosen = _rank(run, windows, rank)
     tables = chosen.tables.load()
     found = windows.get(chosen.rank)
-    nothing = np.zeros(0, np.int64)
-    context = RankContext(
-        rank=chosen.rank,
-        steps=nothing,
-        windows=capture_window(tables.activity) if found is None else found,
-        wait_end_ns=nothing,
-        axis=np.zeros(0, np.int32),
-        axis_names=(),
-        is_cpu=chosen.device.name == "cpu",
-    )
-    every = rank_kernel_calls(tables, context, lambda: chosen.tables.load(every_host_row=True).host)
+    whole = capture_window(tables.activity) if found is None else found
+    every = None
+    if chosen.device.name != "cpu":
+        every = kernels_of(tables, whole, lambda: chosen.tables.load(every_host_row=True).host)
     if every is None:
         raise InputError(
             chosen.path,
@@ -135,12 +125,10 @@ def tell(
             found="none",
             fix="capture with torch.profiler.ProfilerActivity.CUDA",
         )
-    tree, place = every.operators, launched_inside(every.operators, every.launches)
-    full, is_kernel = _resolve(name, _times(every, place))
-    chosen_calls = _of_kernel if is_kernel else _of_operator
-    calls, owner = chosen_calls(every, place, full)
+    full, is_kernel = _resolve(name, _times(every))
+    calls = _of_kernel(every, full) if is_kernel else _of_operator(every, full)
     limits = limits_of(run, sheet, fabric)
-    stats = operator_stats(calls, Alike.of(calls))
+    stats = operator_stats(Groups(calls))
     rows = operator_rows(stats, run, limits)
     if is_kernel:
         whole = every.counted_ns[np.isin(every.row, calls.row)].sum()
@@ -158,7 +146,7 @@ def tell(
         computation_ns=int(every.counted_ns.sum()),
         calls=rows,
         kernels=_kernels(calls, chosen.path, chosen.device.num_multiprocessors),
-        callers=_callers(calls, owner, tree),
+        callers=_callers(calls),
         is_measured=limits.is_measured,
     )
     return Told(story=story, calls=stats, trace=chosen.path)
@@ -191,11 +179,11 @@ def _resolve(name: str, times: dict[tuple[str, bool], int]) -> tuple[str, bool]:
     raise UsageError(f"no operator or kernel {plain(name)!r} in the analysed steps{hint}")
 
 
-def _times(calls: KernelCalls, place: Int64Array) -> dict[tuple[str, bool], int]:
+def _times(calls: KernelCalls) -> dict[tuple[str, bool], int]:
     """Time of each operator that launched kernels, itself or inside it, and of each kernel."""
     tree, names = calls.operators, calls.host.coded("name")
     is_operator = calls.host.coded("category").equals("cpu_op")[tree.row]
-    kernels = np.arange(len(place))
+    place, kernels = calls.inside, np.arange(len(calls.inside))
     pairs = []  # kernel, and name of an operator around its launch
     while len(kernels := kernels[place >= 0]):
         place = place[place >= 0]
@@ -222,27 +210,23 @@ def _several(
     return text + "\n".join((*lines[:_MOST_LISTED], *more))
 
 
-def _of_kernel(calls: KernelCalls, place: Int64Array, name: str) -> tuple[KernelCalls, Int64Array]:
-    """Calls of a kernel, and the place of what launched each."""
-    rows = np.flatnonzero(calls.kernel == calls.kernel_names.index(name))
-    return _taken(calls, rows), place[rows]
+def _of_kernel(calls: KernelCalls, name: str) -> KernelCalls:
+    """Calls of a kernel."""
+    return _taken(calls, calls.kernel == calls.kernel_names.index(name))
 
 
-def _of_operator(
-    calls: KernelCalls, place: Int64Array, name: str
-) -> tuple[KernelCalls, Int64Array]:
-    """Calls of all kernels inside an operator, and its place; autocast calls it inside itself."""
+def _of_operator(calls: KernelCalls, name: str) -> KernelCalls:
+    """Calls of all kernels inside an operator; autocast calls it inside itself."""
     tree = calls.operators
     is_named = calls.host.coded("name").equals(name)[tree.row]
     own = np.where(is_named, np.arange(len(tree.row)), ABSENT).astype(np.int32)
-    owner = np.where(place >= 0, tree.outermost(own)[place], ABSENT).astype(np.int64)
-    rows = np.flatnonzero(owner >= 0)
-    taken, owner = _taken(calls, rows), owner[rows]
-    row = tree.row[owner].astype(np.int64)
+    owner = np.where(calls.inside >= 0, tree.outermost(own)[calls.inside], ABSENT)
+    taken = _taken(replace(calls, inside=owner.astype(np.int64)), owner >= 0)
+    row = tree.row[taken.inside].astype(np.int64)
     inputs, given = completed_inputs(tree, row, calls.host)
     most = taken.category[np.argmax(taken.own_ns)]  # a call is one row, whatever is inside
     category = np.full_like(taken.category, most)
-    return replace(taken, row=row, inputs=inputs, given=given, category=category), owner
+    return replace(taken, row=row, inputs=inputs, given=given, category=category)
 
 
 _LEAST_WHOLE = 0.95
@@ -254,9 +238,9 @@ def _without_work(row: OperatorRow) -> OperatorRow:
     return replace(row, bound="", **nothing)
 
 
-def _taken(calls: KernelCalls, rows: Int64Array) -> KernelCalls:
+def _taken(calls: KernelCalls, chosen: NDArray[np.bool_]) -> KernelCalls:
     columns = {
-        name: value[rows]
+        name: value[chosen]
         for name, value in msgspec.structs.asdict(calls).items()
         if isinstance(value, np.ndarray)
     }
@@ -320,11 +304,11 @@ _USUAL_RESIDENT, _MOST_RESIDENT = 32, {(7, 5): 16, (8, 6): 16, (8, 7): 16, (8, 9
 """Blocks of a multiprocessor at most, by compute capability."""
 
 
-def _callers(calls: KernelCalls, owner: Int64Array, tree: Operators) -> tuple[Caller, ...]:
+def _callers(calls: KernelCalls) -> tuple[Caller, ...]:
     """What is around each call; those of a kernel include the operator that launched it."""
-    names = calls.host.coded("name")
+    tree, names = calls.operators, calls.host.coded("name")
     found: dict[str, tuple[set[int], int]] = {}
-    for place, ns in zip(owner.tolist(), calls.counted_ns.tolist(), strict=True):
+    for place, ns in zip(calls.inside.tolist(), calls.counted_ns.tolist(), strict=True):
         path: list[str] = []
         at = int(tree.parent[place]) if place >= 0 else -1
         while at >= 0 and len(path) < _MOST_AROUND:

@@ -11,7 +11,7 @@ from distprof.escape import plain, shorten
 from distprof.formats import RenderOptions
 from distprof.sections.computation.show import reached_text
 from distprof.sections.kernels.show import short_kernel_name
-from distprof.sections.table import Column, TableView, counted, present, rows_table
+from distprof.sections.table import Column, TableView, counted, first_rows, present, rows_table
 from distprof.units import format_bytes, format_duration, format_flop, format_ratio
 from distprof.verbs.op import OPERATOR_SCHEMA, OperatorStory
 
@@ -38,9 +38,7 @@ def _tables(story: OperatorStory, *, show_all: bool) -> Iterator[TableView | Non
     steps = max(story.num_steps, 1)
 
     def cut(title: str, columns: tuple[Column, ...], rows: tuple[object, ...]) -> TableView | None:
-        shown = rows if show_all else rows[:_FEW]
-        more = len(rows) - len(shown)
-        notes = (f"and {more} more: --all",) if more else ()
+        shown, notes = first_rows(rows, _FEW, show_all=show_all, note="and {}: --all")
         return rows_table(title, columns, shown, caption="per step", notes=notes)
 
     numbered = {id(row): number for number, row in enumerate(story.calls, 1)}
@@ -98,10 +96,8 @@ def waves_sentence(story: OperatorStory) -> str:
     worst = max(story.kernels, key=lambda row: row.total_ns * row.unused_ratio, default=None)
     if worst is None or worst.total_ns * worst.unused_ratio < _WORTH_SAYING * story.total_ns:
         return ""
-    name, unused = (
-        shorten(plain(short_kernel_name(worst.name)), 60),
-        format_ratio(worst.unused_ratio),
-    )
+    name = shorten(plain(short_kernel_name(worst.name)), 60)
+    unused = format_ratio(worst.unused_ratio)
     if (worst.waves or 0) < 1:
         return f"{name} has too few thread blocks: {unused} of the GPU's room for them is empty."
     return (

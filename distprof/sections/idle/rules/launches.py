@@ -99,7 +99,7 @@ def launch_bound_host(
         ),
         cost_ns_per_step=cost,
         ranks=tuple(r.rank for r in idle.ranks if r.host_ns * 2 >= r.idle_ns > 0),
-        evidence=("idle.ranks", "waterfall.all"),
+        evidence=("idle.ranks", "waterfall.all.idle_host_ns"),
         without="launch-gaps",
     )
 
@@ -120,7 +120,7 @@ def _undecided(perturbation: PerturbationResult, step: MeanStep, cost: int) -> D
         ),
         severity=Severity.INFO,
         confidence=Confidence.INFERRED,
-        evidence=("perturbation", "idle.ranks"),
+        evidence=("perturbation", "waterfall.all.idle_host_ns"),
     )
 
 
@@ -233,7 +233,7 @@ def work_between_launches(
             fix=_fix(pause),
             cost_ns_per_step=cost,
             ranks=pause.ranks,
-            evidence=("idle.pauses", "waterfall.all"),
+            evidence=("idle.pauses", "waterfall.all.idle_pause_ns"),
             without=CPU_OPTIMIZER if is_optimizer(pause.caller) else f"pause {pause.name}",
         )
 

@@ -82,7 +82,7 @@ def synchronising_calls(idle: IdleResult, times: StepTimes, limits: Limits) -> I
         ),
         cost_ns_per_step=cost,
         ranks=worst.ranks,
-        evidence=("idle.pauses", "waterfall.all"),
+        evidence=("idle.pauses", "waterfall.all.idle_sync_ns"),
         without="sync-calls",
     )
 
@@ -208,7 +208,7 @@ def unexplained_idle(
         fix=fix,
         cost_ns_per_step=cost,
         confidence=Confidence.INFERRED,
-        evidence=("idle.ranks", "waterfall.all"),
+        evidence=("idle.ranks", "waterfall.all.idle_unknown_ns"),
         comes_first=step.ratio(cost) >= DOMINATES,
     )
 
@@ -292,6 +292,6 @@ def memory_calls(idle: IdleResult, times: StepTimes, limits: Limits) -> Iterator
         ),
         cost_ns_per_step=cost,
         ranks=worst.ranks,
-        evidence=("idle.pauses", "waterfall.all"),
+        evidence=("idle.pauses", "waterfall.all.idle_pause_ns"),
         without=f"pause {MEMORY}",
     )

@@ -228,7 +228,7 @@ def pageable_copies(settings: SettingsResult, times: StepTimes, limits: Limits) 
             for rank in settings.feed
             if rank.exposed_pageable_ns >= limits["exposed_ratio"] * spans.get(rank.rank, 0) > 0
         ),
-        evidence=("settings.feed", "waterfall.all"),
+        evidence=("settings.feed", "waterfall.all.exposed_copy_ns"),
         severity=Severity.WARNING if step.ratio(cost) >= limits["warning_ratio"] else None,
         explains=("MEM101",),
     )

@@ -12,7 +12,7 @@ from distprof.sections.shares import WIDER_WAIT
 from distprof.sections.stragglers import SequenceImbalance, StragglersResult
 from distprof.sections.whatif import Cause, CauseKind, WhatIfResult, causes_of, limiting_stage
 from distprof.terms import Confidence, Severity
-from distprof.units import format_duration, format_ratio, name_ranks
+from distprof.units import capitalized, format_duration, format_ratio, name_ranks
 
 NAMED_RATIO = 1.08
 """Imbalance of stages from which `unequal-stages` names the longest."""
@@ -120,8 +120,7 @@ def uneven_operations(
         yield Draft(
             headline=_lost_to(cause, f"{format_ratio(gain_ns / step_ns)} of each step"),
             message=(
-                f"Steps take {format_ratio(whatif.slowdown - 1)} longer than with even operations: "
-                f"{_because(whatif, cause)} {_SAVES.get(kind, _SAVES_EVENNESS)} "
+                f"{capitalized(_because(whatif, cause))} {_SAVES.get(kind, _SAVES_EVENNESS)} "
                 f"{format_duration(gain_ns)}{'' if kind is CauseKind.WORKERS else ' of each step'}."
             ),
             fix=_FIX[kind],
