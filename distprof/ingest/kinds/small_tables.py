@@ -431,7 +431,7 @@ _WAY = re.compile(
     r"(?i)\W*(?:(?:1|single)[ -]?gpu|(?:ddp|dp|fsdp2?|hsdp)(?![a-z])|(?:distributed ?)?data ?par"
     r"allel|(?:deepspeed|zero|stage)\b|gloo|horovod|no[ -]?(?:nvlink|p2p)|with(?:out)? (?:nvl|p2p))"
 )
-_LABEL = 60
+_LABEL, _MOST_ROWS = 60, 200  # Characters of a name, and rows of a table of ways.
 _COUNTED = re.compile(rf"(?i)\d{{1,7}} ?[x×]? ?{_OF}{_S}")
 _RANK_LINE = re.compile(
     rf"(?i)[\W_]*(?:global )?rank[ _#]?(\d{{1,6}})\W{{1,8}}({_FLOAT}) ?(ms|s)?(?:/{_ITERATION})?\W*"
@@ -509,7 +509,10 @@ def _table_pairs(lines: Sequence[str]) -> tuple[dict[str, float], str, str]:
     ]
     turned = next((i for i, row in enumerate(rows) if len([*filter(_WAY.match, row)]) > 1), None)
     if turned is not None:
-        rows = [list(column) for column in zip_longest(*rows[turned:], fillvalue="")]
+        rows = [
+            list(column)
+            for column in zip_longest(*rows[turned : turned + _MOST_ROWS], fillvalue="")
+        ]
     found: dict[str, dict[str, float]] = {"rate": {}, "time": {}, "iterations": {}}
     head: list[str] = []
     for cells in rows:

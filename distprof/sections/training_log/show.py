@@ -24,6 +24,9 @@ MOST_REST_RATIO = 0.3
 
 MOST_PARTS = 4
 
+_FEW_REPORTS, _FAR_LONGER = 3, 10
+"""Up to this many reports, someone chose them one by one."""
+
 _DOUBTS = ("The log does not say", "The log names no unit")
 """Beginnings of notes on which every time depends."""
 
@@ -48,7 +51,6 @@ _PHASES = {
 }  # fmt: skip
 """Names of timers around the phases of an iteration; the last three are those of Ascend."""
 
-_FAR_LONGER = 10
 _MOST_OF_IT, _MOST_OF_BACKWARD = 0.4, 0.75
 _OF_NETWORK = (
     "Compare it with the speed of the network (all_reduce_perf of nccl-tests; NCCL_DEBUG=INFO "
@@ -94,8 +96,7 @@ def training_verdict(report: Report) -> VerdictText:
     why = (
         *(_waiting(log), _reducing(log), _advice(log), _input_sentence(log), slower_sentence(log)),
         *(_slow_sentence(log), f"Throughput: {rates}." if (rates := rate_text(log)) else ""),
-        nccl_line,
-        _first_sentence(log),
+        *(nccl_line, _left_out(log)),
         *(note for note in log.unavailable if note.startswith(_DOUBTS)),
     )
     return line, tuple(sentence for sentence in why if sentence and sentence not in line)
@@ -425,11 +426,11 @@ def _first(log: TrainingLogResult) -> str:
     return f"{format_duration(log.first_ns)} per iteration, left out of all figures"
 
 
-def _first_sentence(log: TrainingLogResult) -> str:
-    if not log.first_ns or not log.median_ns or log.first_ns < _FAR_LONGER * log.median_ns:
-        return ""
-    first = format_duration(log.first_ns)
-    return f"The first took {first}, which does not count: programs compile, allocate and connect."
+def _left_out(log: TrainingLogResult) -> str:
+    """The first report, if it is far longer, or longer than few others: it may be what matters."""
+    is_far = (log.first_ns or 0) > _FAR_LONGER * (log.median_ns or 0)
+    is_told = (is_far or log.num_steady <= _FEW_REPORTS) and _first(log)
+    return f"The first report does not count: {_first(log).partition(',')[0]}." if is_told else ""
 
 
 def _traced(report: Report) -> str:
