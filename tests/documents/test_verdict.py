@@ -356,3 +356,12 @@ def test_a_warning_on_the_job_is_the_verdict_although_one_on_the_recording_is_li
         "NET102", severity=Severity.WARNING, headline="No GPUDirect", message="It is off."
     )
     assert said(with_findings(finding("CAP104"), job)) == "No GPUDirect. It is off."
+
+
+def test_the_sentence_on_the_late_rank_leaves_out_a_time_that_its_finding_says() -> None:
+    """The sentence has what the finding lacks: how often, how regularly, how surely."""
+    report = straggler()
+    said = next(text for text in judge(report).why if text.startswith("Rank 2 "))
+    assert said.startswith("Rank 2 is last to arrive at 93.0 % of collectives: persistent pattern")
+    unsaid = judge(msgspec.structs.replace(report, findings=()))
+    assert any("and costs a typical other rank 6.91 ms" in text for text in unsaid.why)

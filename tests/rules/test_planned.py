@@ -73,6 +73,16 @@ def test_each_finding_has_a_price_alone_and_one_after_those_above() -> None:
     assert prices == {"TST101": (100, 100), "TST102": (60, 55)}
 
 
+def test_a_gain_that_documents_show_beside_the_finding_is_not_a_sentence_too() -> None:
+    """Both costs are more than twice what the simulation recovers."""
+    rank = of("TST101", draft(900, without="rank 3"))  # alone and in the plan: 100
+    overlap = of("TST102", draft(200, without="overlap"))  # alone 60, in the plan 55
+    first, second = found(rank, overlap)
+    assert first.cost_ns_per_step == first.remaining_ns == 100
+    assert "(simulated)" not in first.message
+    assert second.message.endswith("Its repair alone would save 60 ns (simulated).")
+
+
 def test_a_wide_finding_of_which_little_is_left_is_left_out() -> None:
     assert "TST103" not in {one.code for one in found(WIDE, RANK)}  # 20 of 150
 

@@ -80,18 +80,9 @@ def waterfall_figure(
         line = row(name, bar((piece,), label=f"{name}: {value}", start=start), value, tag="span")
         by_step = _by_step(report, drawn.key) if drawn.key in told else EMPTY
         parts = (_by_rank(report, drawn.key), by_step, _findings(report, drawn.key, anchor_of))
-        lines.append(
-            element(
-                "details",
-                element("summary", line),
-                element(
-                    "div",
-                    joined(parts) or sentence(_nothing_more(report)),
-                    class_="inside",
-                ),
-                class_="row-details",
-            )
-        )
+        told_of = joined(parts) or sentence("The recording says no more about this part.")
+        inside = element("div", told_of, class_="inside")
+        lines.append(element("details", element("summary", line), inside, class_="row-details"))
         start += drawn.ratio
     hint = "Open a part to see which ranks and steps it comes from."
     return captioned(f"{view.caption}. {hint}".lstrip(". "), rows(lines))
@@ -103,22 +94,13 @@ def _where_steps_are_told(view: TableView) -> set[str]:
     return {*{_FIELDS.get(one.key, "idle_ns"): one.key for one in bars}.values()}
 
 
-def _nothing_more(report: Report) -> str:
-    ranks = report.waterfall.ranks
-    if len(ranks) == 1:
-        return f"Rank {ranks[0].rank} is the only rank recorded."
-    return "The recording does not show which ranks or steps it is from."
-
-
 def _by_rank(report: Report, key: str) -> Markup:
     field = f"{key}_ns"
     ranks = report.waterfall.ranks
-    if not ranks or not hasattr(ranks[0], field):
+    if len(ranks) < 2 or not hasattr(ranks[0], field):
         return EMPTY
     steps = max(report.waterfall.num_steps, 1)
     by_rank = [(each.rank, getattr(each, field) / steps) for each in ranks]
-    if len(by_rank) == 1:
-        return EMPTY
     text = f"By rank: {_spread(by_rank, 'rank')}"
     return joined((sentence(text), columns([ns for _, ns in by_rank], text, group_of(key).key)))
 

@@ -259,14 +259,6 @@ MIN_SLOWDOWN = 1.03
 MIN_SHARE = 0.25
 NEARLY_ALL = 0.8
 
-_ACTIONS = {
-    CauseKind.WORKERS: "take their machines out of the job and test them",
-    CauseKind.STAGES: "move layers from it to the others",
-    CauseKind.DATA: "give micro-batches equal work",
-    CauseKind.STALLS: "look for stalls such as garbage collection and other processes on the hosts",
-    CauseKind.TRANSFERS: "check the network between its members",
-}
-
 
 def operations_origin(report: Report) -> str:
     """The size of the job, and the steps that a log of operations holds."""
@@ -292,9 +284,7 @@ def operations_verdict(report: Report) -> VerdictText:
     causes = causes_of(whatif, MIN_SHARE)
     beyond = format_ratio(whatif.slowdown - 1)
     cause = capitalized(_subject(whatif, causes[0]) if causes else "no single cause explains it")
-    # a finding says what to do about it
-    action = f": {_ACTIONS[causes[0].kind]}" if causes and not report.findings else ""
-    line = f"Steps take {beyond} longer than with even operations. {cause}{action}."
+    line = f"Steps take {beyond} longer than with even operations. {cause}."
     # M_S and M_W in words
     shares = (
         ("the last pipeline stage explains", whatif.m_s),
