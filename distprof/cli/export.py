@@ -9,7 +9,7 @@ import click
 
 from distprof.cli.app import ExitCode
 from distprof.cli.options import RankList, StepList, debug_option
-from distprof.cli.output import check_free, note, to_stdout
+from distprof.cli.output import check_free, note, progress_bar, to_stdout
 from distprof.errors import UsageError
 from distprof.escape import plain
 from distprof.units import MOST_RANKS, finite_range
@@ -93,7 +93,6 @@ def perfetto(
     check_source(source)
     check_free(output, force=force)
     examined = _examined(source, cache_dir, config, evidence, quiet=quiet)
-    from distprof.cli.output import progress_bar
     from distprof.verbs.export.perfetto import Choice, export_perfetto
     from distprof.verbs.export.rank_tracks import ONLY
 
@@ -241,7 +240,6 @@ def _examined(
     quiet: bool,
 ) -> Examined:
     from distprof import api
-    from distprof.cli.output import progress_bar
     from distprof.config import load_config
 
     settings = load_config(config)

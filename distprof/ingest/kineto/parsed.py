@@ -6,6 +6,7 @@ import mmap
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import compress, islice
 from typing import Any, Generic, TypeVar
@@ -35,6 +36,8 @@ _MANY_NAMES = 1 << 14
 _CODES_AT_ONCE = 1 << 16
 HOST = -1
 DROPPED = -2
+Texts = Callable[[Sequence[Any]], list[str]]  # what keys are called
+_DECODE_EACH = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class Symbols(dict[Any, int]):
@@ -48,31 +51,33 @@ class Symbols(dict[Any, int]):
     become :data:`OTHER_NAMES`, so a trace in which every name is new cannot fill the memory.
     """
 
-    def __init__(self, text: Callable[[Any], str] | None = None, most: int | None = None) -> None:
+    def __init__(self, texts: Texts = list, most: int | None = None) -> None:
         super().__init__()
-        self._text = text
+        self._texts = texts
         self._most = most
         self._codes: dict[str, int] = {}
         self._num_characters = 0
         self.is_full = False
 
     def of(self, keys: Sequence[Any]) -> list[int]:
-        """Codes of keys. New ones that are their own texts are entered together: it is faster."""
-        codes, first, largest = self._codes, len(self._codes), self._most or 0
+        """Codes of keys. If all are new, they are entered together, which is faster."""
+        codes, first = self._codes, len(self._codes)
         size = first + len(keys)
-        if self._text is None and keys and size <= MAX_NAMES:
-            new, lengths = dict(zip(keys, range(first, size), strict=True)), [*map(len, keys)]
+        if keys and size <= MAX_NAMES:
+            texts = self._texts(keys)
+            new, lengths = dict(zip(texts, range(first, size), strict=True)), [*map(len, texts)]
             length = self._num_characters + sum(lengths)
-            is_short = max(lengths) <= largest and length <= MAX_NAME_CHARACTERS
-            if is_short and len(new) == len(keys) and codes.keys().isdisjoint(new):
+            is_short = self._most is None or max(lengths) <= self._most
+            is_new = len(new) == len(keys) and codes.keys().isdisjoint(new)
+            if is_short and is_new and length <= MAX_NAME_CHARACTERS:
                 codes.update(new)
-                self.update(new)
+                self.update(zip(keys, new.values(), strict=True))
                 self._num_characters = length
                 return [*new.values()]
         return [self[key] for key in keys]
 
     def __missing__(self, key: Any) -> int:
-        text = key if self._text is None else self._text(key)
+        (text,) = self._texts([key])
         codes, most = self._codes, self._most
         if most is not None and len(text) > most:  # is cut, and not kept as a key
             from hashlib import blake2b
@@ -134,9 +139,9 @@ class SymbolTable:
         for name in ("collective", "dtype", "group", "group_desc", "comms_id"):
             self.arguments[name] = Symbols(most=MOST_OF_A_NAME)  # others are lists
         self.names = Symbols(most=MOST_OF_A_NAME)
-        self.categories = Symbols(normalise, MOST_OF_A_NAME)
-        self.threads = Symbols(lambda key: f"{key[0]}/{key[1]}", MOST_OF_A_NAME)
-        self.inputs = Symbols(_as_text)
+        self.categories = Symbols(lambda keys: [*map(normalise, keys)], MOST_OF_A_NAME)
+        self.threads = Symbols(lambda keys: [f"{a}/{b}" for a, b in keys], MOST_OF_A_NAME)
+        self.inputs = Symbols(_inputs_as_text)
         self.kinds = Verdicts(self.categories, kind_of, np.int8)
         self.is_spare = Verdicts(self.categories, ("cpu_op", PYTHON_FRAME).__contains__, np.bool_)
         self.is_frame = Verdicts(self.categories, PYTHON_FRAME.__eq__, np.bool_)
@@ -151,15 +156,15 @@ class SymbolTable:
         return ~self.is_spare.of(host["category"]) | self.is_kept.of(host["name"])
 
 
-def _as_text(inputs: bytes) -> str:
-    """Sizes, types and values as one JSON text, however the trace spaces them."""
-    if not inputs:
-        return ""
-    lists = b",".join([part or b"[]" for part in inputs.split(b"\0")])
-    try:
-        return msgspec.json.format(b"[%b]" % lists, indent=-1).decode()
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return ""
+def _inputs_as_text(keys: Sequence[bytes]) -> list[str]:
+    """Sizes, types and values of each operator as one JSON text, however the trace spaces them."""
+    lists = b"[[%b]]" % b"],[".join(keys)
+    lists = lists.replace(b"\0\0", b"\0[]\0").replace(b"\0]", b"\0[]]").replace(b"\0", b",")
+    with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
+        found = _DECODE_EACH(msgspec.json.format(lists, indent=-1))
+        if len(found) == len(keys):
+            return [str(one, "utf-8") if key else "" for key, one in zip(keys, found, strict=True)]
+    return [""] if len(keys) == 1 else [text for key in keys for text in _inputs_as_text([key])]
 
 
 @lru_cache(_MANY_NAMES)  # the ranks of a job have the same names

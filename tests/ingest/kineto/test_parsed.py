@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 import distprof
 from distprof.ingest.kineto import parsed
-from distprof.ingest.kineto.parsed import MOST_OF_A_NAME, Symbols
+from distprof.ingest.kineto.parsed import MOST_OF_A_NAME, Symbols, SymbolTable
 from distprof.run.tables import ACTIVITY
 
 LONG = "kernel<" * 100_000
@@ -62,6 +63,30 @@ def test_texts_have_the_same_codes_together_and_one_by_one(batches, monkeypatch)
         assert together.of(batch) == [alone[key] for key in batch]
     assert together.texts == alone.texts
     assert together.is_full == alone.is_full
+
+
+INPUTS = {
+    b"": "",  # no sizes
+    b'[[8, 2], []]\0["float", "Scalar"]\0["", "1"]': '[[[8,2],[]],["float","Scalar"],["","1"]]',
+    b"[[8,2]]\0\0": "[[[8,2]],[],[]]",
+    b'[[8]]\0\0["[1, 2]"]': '[[[8]],[],["[1, 2]"]]',
+    b'[ [ 8 ] ]\0["\\u00b5, b"]\0': r'[[[8]],["\u00b5, b"],[]]',
+    b"[1],[2]\0\0": "[[1],[2],[],[]]",
+    # damaged
+    b"[[8\0\0": "",
+    b"[8]],[[9]\0\0": "",
+    b'[8]\0["\xff"]\0': "",
+    b'["\0\0': "",
+}
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_inputs_have_the_same_text_together_and_one_by_one(most):
+    for keys in itertools.permutations(INPUTS, most):
+        together, alone = SymbolTable().inputs, SymbolTable().inputs
+        codes = together.of(keys)
+        assert codes == [alone[key] for key in keys]
+        assert [together.texts[code] for code in codes] == [INPUTS[key] for key in keys]
 
 
 def trace_of(names: list[str]) -> bytes:
