@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from distprof.bounds import Bound, expanded
@@ -168,13 +169,7 @@ def _read_nccl(paths: Mapping[str, int | None]) -> NcclLog:
 
 
 def _is_nccl_log(path: str) -> bool:
-    if path.lower().endswith(NOT_LOGS):
-        return False
-    try:
-        with opened(path) as stream:
-            start, _ = read_some(stream, _NCCL_BYTES)
-    except DAMAGE:
-        return False
+    start = b"" if path.lower().endswith(NOT_LOGS) else beginning(path, _NCCL_BYTES)
     if begins_object(start):
         return False
     if all(sign in start for sign in _TEST_SIGNS):
@@ -189,8 +184,10 @@ def _with_other_lines(run: Run) -> Run:
     """
     log = run.get(NcclLog)
     files = log.files[:_MAX_FILES_CHECKED] if log is not None and log.num_jobs < 2 else ()
-    if any(_kinds(path) & _STARTS for path in files):
-        run = run.having(read_job_output(run.source))
+    with suppress(InputError):  # no line about the start or the end
+        output = read_job_output(run.source) if files else JobOutput()
+        if _STARTS & {event.yields for event in output.events}:
+            run = run.having(output)
     found = next((path for path in files if TRAINING_LOG.fits(path)), None)
     return run if found is None else TRAINING_LOG.joined(run, found)
 
