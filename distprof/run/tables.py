@@ -184,7 +184,8 @@ def encode(values: NDArray[Any]) -> tuple[Int64Array, Int64Array]:
     Same as ``np.unique(values, return_inverse=True)``, but in linear time for small non-negative
     values such as ranks, groups and pairs of them.
     """
-    if len(values) == 0 or values.min() < 0 or values.max() >= _MAX_TABLE:
+    largest = min(_MAX_TABLE, 8 * len(values) + _SMALL_TABLE)  # sizes in bytes are few and large
+    if len(values) == 0 or values.min() < 0 or values.max() >= largest:
         distinct, code = np.unique(values, return_inverse=True)
         return distinct.astype(np.int64), code.astype(np.int64)
     used = np.zeros(int(values.max()) + 1, np.bool_)
