@@ -307,7 +307,7 @@ def _steps(found: EndingResult) -> Iterator[str]:
     if " The last line of rank" in found.verdict:
         yield (
             "If that is work which takes long, raise the timeout (init_process_group(timeout=…)), "
-            "or do it on all ranks or beside the training."
+            "or do it on all ranks or apart from the training."
         )
     if blamed:
         who = name_ranks(blamed)
