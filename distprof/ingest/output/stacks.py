@@ -65,7 +65,7 @@ _HEAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-fA-F]+ .{0,80}\(most rec
 _NAMED_RANK = re.compile(r"(?i)(?:local[_-])?\brank[ =:_-]{0,2}(\d{1,7})\b")
 _TELLING = (
     ("distributed_c10d", re.compile(r"(?!wrapper|_)\w+$")),
-    ("torch/utils/data", re.compile(r"(?:__next__|_worker_loop)$")),
+    ("torch/utils/data", re.compile(r"(?:__next__|_worker_loop|_shutdown_workers)$")),
     ("torch/autograd/__init__", re.compile(r"backward$")),
     ("torch/cuda", re.compile(r"synchronize$")),
     ("torch/utils/file_baton", re.compile(r"wait$")),
