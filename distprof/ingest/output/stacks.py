@@ -68,7 +68,7 @@ _TELLING = (
     ("deepspeed/", re.compile(r"_?wait$|barrier$")),
     ("accelerate/", re.compile(r"wait_for_everyone$")),
     ("lightning", re.compile(r"barrier$")),
-    ("torch/utils/data", re.compile(r"(?:__next__|_worker_loop)$")),
+    ("torch/utils/data", re.compile(r"(?:__next__|_worker_loop|_shutdown_workers)$")),
     ("torch/autograd/__init__", re.compile(r"backward$")),
     ("torch/cuda", re.compile(r"synchronize$")),
     ("torch/utils/file_baton", re.compile(r"wait$")),

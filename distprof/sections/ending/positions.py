@@ -146,7 +146,7 @@ def _root(late: EndingResult, found: Mapping[str, EndingResult]) -> EndingResult
                     "thread and stream, or wait for one before the next.",
                 ),
             )
-        if other.cause != "behind":
+        if other.cause != "behind" and len({p.rank for p in other.positions}) > len(held):
             who = name_ranks(sorted(held))
             return replace(other, why=(*other.why, f"In another group, others wait for {who}."))
     return None

@@ -39,7 +39,10 @@ _ACTIVITIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             "lock",
             r"^(?:futex_wait|acquire|_*(?:GI_+)?lll_\w*lock|_*pthread_\w{2,8}_\w*lock)\w* \(",
         ),
-        ("data loader", r"^(?:__next__|_next_data|_get_data|_try_get_data|fetch|collate\w*) \("),
+        (
+            "data loader",
+            r"^(?:__next__|_shutdown_workers|_next_data|_(?:try_)?get_data|fetch|collate\w*) \(",
+        ),
         ("checkpoint", r"(?i)^\w*(?:checkpoint|save(?!fig|_?im)|state_dict)\w* \("),
         ("compilation", r"(?i)^\w*(?:compile|inductor|dynamo)\w* \("),
     )
