@@ -229,7 +229,7 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
     frozen = sorted(_ranks_of("frozen", output) - {one.rank for one in waiting})
     if frozen and all(one.is_global for one in positions):
         text += f". {capitalized(name_ranks(frozen))} {_verb(frozen, 'report')} that the watchdog "
-        text += "itself stands there, in a call of CUDA or NCCL or for the GIL: look there first."
+        text += "itself hangs in a call of CUDA or NCCL, or waits for the GIL: look there first."
         return _stuck("unfinished", text, positions, suspects=tuple(frozen))
     if len(waiting) > 1 and all(one.op == "SEND" for one in waiting):
         text += ". All of them send, and none receives: let one of two neighbours receive first."

@@ -142,7 +142,7 @@ def overloaded_expert(
 
 
 def _share_of(rows: Sequence[MoeLayer | MoePlacement], count: int) -> str:
-    """So many of these rows, in words: there is a row for each layer and part of the data."""
+    """For example "3 of 15 layers": there is a row for each layer and part of the data."""
     parts = " and parts of the data" if any(row.part for row in rows) else ""
     return f"{count} of {len(rows)} layers{parts}"
 
