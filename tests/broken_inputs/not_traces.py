@@ -45,7 +45,6 @@ def _archive(kind: str) -> bytes:
 REPORT = {"schema": "distprof.report/2", "distprof_version": "0.1.0", "findings": []}
 RUN_JSON = {"schema": "distprof.run/1", "command": ["python", "train.py"], "world_size": 8}
 EXECUTION_TRACE = {"schema": "1.1.1-chakra.0.0.4", "pid": 1, "time": "now", "nodes": []}
-FLIGHT_RECORDER = {"version": "2.4", "pg_config": {}, "pg_status": {}, "entries": []}
 CHROME = {
     "traceEvents": [
         {"ph": p, "name": "x", "ts": t, "pid": 1, "tid": 1} for t, p in [(1, "B"), (2, "E")]
@@ -96,7 +95,6 @@ NOT_A_TRACE = {
     "saved report": (dumped(REPORT), "trace.json"),
     "run description": (dumped(RUN_JSON), "trace.json"),
     "execution trace": (dumped(EXECUTION_TRACE), "trace.json"),
-    "flight recorder dump": (dumped(FLIGHT_RECORDER), "trace.json"),
     "notebook": (dumped({"cells": [], "nbformat": 4, "metadata": {}}), "trace.json"),
     "trace of a browser": (dumped(CHROME), "trace.json"),
     "traceEvents is null": (b'{"traceEvents": null}', "trace.json"),
