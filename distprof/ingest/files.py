@@ -234,7 +234,7 @@ def read_some(stream: BinaryIO, size: int) -> tuple[bytes, str]:
 
 
 def table_beside(package: str, name: str) -> dict[str, Any]:
-    """The TOML table that lies next to the code of a package of distprof."""
+    """The TOML table next to the code of a package of distprof."""
     return tomllib.loads(resources.files(package).joinpath(name).read_text("utf-8"))
 
 
