@@ -10,17 +10,15 @@ header have the columns that torch prints by default. Functions as cProfile, lin
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Sequence
 from functools import cache
-from importlib import resources
 from itertools import chain
 
 import msgspec
 
 from distprof.bounds import Bound
 from distprof.ingest.communication import collective_kind
-from distprof.ingest.files import beginning, refusing, whole
+from distprof.ingest.files import beginning, refusing, table_beside, whole
 from distprof.ingest.kinds import Source
 from distprof.run.evidence import OperatorTable, TableOperator
 from distprof.terms import CollectiveKind
@@ -80,8 +78,8 @@ class _Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def _layouts() -> tuple[tuple[re.Pattern[str], _Layout], ...]:
     """Header of each table of functions or kernels, and its layout."""
-    text = resources.files(__package__).joinpath("function_tables.toml").read_text("utf-8")
-    known = msgspec.convert(tomllib.loads(text)["table"], tuple[_Layout, ...])
+    table = table_beside(__package__, "function_tables.toml")
+    known = msgspec.convert(table["table"], tuple[_Layout, ...])
     return tuple((re.compile(one.header, re.M), one) for one in known)
 
 

@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 
 from distprof.bounds import Bound
 from distprof.ingest.communication import collective_kind
-from distprof.ingest.files import beginning, decoded, refusing, whole
+from distprof.ingest.files import beginning, decoded, patterns_beside, refusing, whole
 from distprof.ingest.kinds import Source
 from distprof.ingest.kinds.logs import TRAINING_LOG
 from distprof.ingest.metadata import parse_ranks
@@ -381,66 +381,13 @@ _MOST_GPUS = 1 << 20
 _SHORT = 4_000
 """Characters of a text in which two numbers of GPUs make a comparison; a longer one needs three."""
 _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight")
-_OF = r"(?:gpu|npu|node|machine|device|worker|rank|card|[vahb]\d00)"
-_S = r"(?:'?s)?\b"
-_COUNT = re.compile(
-    r"(?<![\d.])(?P<hosts>\d{1,5}) ?[MN] ?[/x×-]? ?(?P<each>\d{1,4}) ?G\b|(?i:"
-    rf"(?<![a-z\d.])(?P<n>\d{{1,7}}) ?[x×]? ?(?:[a-z]\w{{2,8}}[ -]){{0,2}}(?P<of_n>{_OF}){_S}"
-    rf"|\b(?P<word>{'|'.join(_WORDS)}|(?:a )?single|only)[ -](?:[a-z]\w{{2,8}}[ -])?"
-    rf"(?P<of_word>{_OF}){_S}"
-    rf"|\b(?:num_|n_?)?(?P<of_set>{_OF}){_S} ?[:=] ?(?P<set>\d{{1,7}})\b(?!,)"
-    rf"|\b{_OF}s?[ =](?P<list>0|\d{{1,4}}(?:,\d{{1,4}})+)(?!\S))"
-)
-_NUMBER = rf"(?:\d{{1,7}}|{'|'.join(_WORDS)})"
-_ALIKE = re.compile(rf"(?i)\b({_NUMBER})(?= (?:or|and|to|vs\.?|->|→) {_NUMBER} ({_OF}{_S}))")
-_THOUSANDS = re.compile(r"(?<![\w.])(\d{1,6}(?:\.\d{1,3})?)[kK](?=[ ./,)]|$)")
-_CLOCK = re.compile(r"(?<=[:=])\s{1,4}(?:(\d{1,3}):)?(\d{1,3}):(\d\d(?:\.\d{1,9})?)\s*$", re.M)
-"""A duration at the end of a line."""
-
-_EACH_NODE = re.compile(r"(?i)\b(?:each|(?:per|a) node)\b|/node")
-_FLOAT = r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?"
-_ITERATION = r"(?:it|iter|iteration|step|batch)(?:e?s)?"
-_IS_ITERATION = re.compile(rf"(?i){_ITERATION}\b")
-_OF_ITERATIONS = re.compile(
-    rf"(?i)\b(?:each|every|per|an?) (?:training )?{_ITERATION}\b|\b{_ITERATION} (?:time|takes)\b"
-)
-_PER_S = (
-    r"(?:(?<![a-z])[twis]ps|(?![kmgt]i?b)(?:[a-z]{2,12}|(?<=\d))(?: ?/ ?|[_ ]per[_ ])"
-    r"s(?:ec(?:ond)?)?)(?![a-z])"
-)
-_SAYS = (
-    r"(?: (?:is|was|of|at|to|just|over|about|around|only|drop\w*|f[ae]ll\w*|decreas\w*)){0,4} ~?"
-)
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_UNIT = r"(?:ms|s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)"
-_DURATION = re.compile(rf"(?i)({_FLOAT}) ?({_UNIT})")
-_VALUE = re.compile(
-    rf"(?i)(?<![\w.])(?P<rate>{_FLOAT}) {{0,2}}(?P<unit>{_PER_S})"
-    rf"|(?P<unit_before>{_PER_S})[)\"']{{0,2}}(?:[ :=]{{1,4}}|{_SAYS}"
-    rf"(?:from (?P<was>{_FLOAT}) to )?)(?P<after>{_FLOAT})(?! ?{_OF})"
-    rf"|(?<![\w.:])(?P<time>(?:{_FLOAT} ?{_UNIT} ?){{1,3}})(?<! )(?![a-z\d])"
-    rf"(?P<each> ?(?:/|per|for (?:each|one|an?)) ?{_ITERATION}\b)?"
-)
-_SO_FAR = re.compile(r"(?i)(?:elapsed|remaining|eta)\w*[\"']?[:= ]{1,3}[\"']?$")
-_HEADS = (
-    re.compile(rf"(?i)^(?:#|num(?:ber of)?|n)?[ _]?{_OF}s?$"),
-    re.compile(rf"(?i){_PER_S}|throughput|^speed"),
-    re.compile(r"(?i)time\b"),
-)
-_WAY = re.compile(
-    r"(?i)\W*(?:(?:1|single)[ -]?gpu|(?:ddp|dp|fsdp2?|hsdp)(?![a-z])|(?:distributed ?)?data ?par"
-    r"allel|(?:deepspeed|zero|stage)\b|gloo|horovod|no[ -]?(?:nvlink|p2p)|with(?:out)? (?:nvl|p2p))"
-)
+_FEWEST_RANKS = 3
 _LABEL, _MOST_ROWS = 60, 200  # Characters of a name, and rows of a table of ways.
-_COUNTED = re.compile(rf"(?i)\d{{1,7}} ?[x×]? ?{_OF}{_S}")
-_RANK_LINE = re.compile(
-    rf"(?i)[\W_]*(?:global )?rank[ _#]?(\d{{1,6}})\W{{1,8}}({_FLOAT}) ?(ms|s)?(?:/{_ITERATION})?\W*"
-)
-_EACH = re.compile(
-    rf"(?i)(?:/ ?|per[ _])s(?:ec(?:ond)?)?(?: ?/ ?|[ _]per[ _]){_OF}"
-    rf"|\bper[- ]?{_OF}\W{{1,4}}(?:[a-z]+ )?(?:throughput|speed)"
-)
-_HEADING = re.compile(r"#.{1,100}|[^:=]{1,100}:[*`\s]{0,4}")
+_PATTERNS = {
+    name: re.compile(pattern)
+    for name, pattern in patterns_beside(__package__, "scaling.toml", WORD="|".join(_WORDS)).items()
+}
 _refuse_scaling = refusing("throughput of several numbers of GPUs", "name a file with such a table")
 
 
@@ -454,25 +401,34 @@ class _Value(msgspec.Struct, frozen=True):
 
 def _values(line: str) -> Iterator[_Value]:
     is_of_epoch = "epoch" in line.lower()
-    of_time = "iterations" if _OF_ITERATIONS.search(line) and not is_of_epoch else "time"
-    for found in _VALUE.finditer(line):
+    is_of_step = _PATTERNS["of_iterations"].search(line) and not is_of_epoch
+    for found in _PATTERNS["value"].finditer(line):
         seconds = sum(
-            (_number(n.replace(",", "")) or 0.0)
-            * _SECONDS["ms" if u.lower() == "ms" else u[0].lower()]
-            for n, u in _DURATION.findall(found["time"] or "")
+            (_typed(number) or 0.0) * _SECONDS["ms" if unit == "ms" else unit[0]]
+            for number, unit in _PATTERNS["duration"].findall((found["time"] or "").lower())
         )
-        if seconds and not _SO_FAR.search(line, 0, found.start()):
-            yield _Value("iterations" if found["each"] else of_time, 1 / seconds, found.start())
-        is_step = _IS_ITERATION.match(found["unit"] or found["unit_before"] or "")
+        if seconds and not _PATTERNS["so_far"].search(line, 0, found.start()):
+            kind = "iterations" if found["each"] or is_of_step else "time"
+            yield _Value(kind, 1 / seconds, found.start())
+        kind = _kind_of_rate(found["unit"] or found["unit_before"] or "")
         for text in filter(None, (found["rate"], found["was"], found["after"])):
-            if value := _number(text.replace(",", "")):
-                yield _Value("iterations" if is_step else "rate", value, found.start())
+            if value := _typed(text):
+                yield _Value(kind, value, found.start())
+
+
+def _kind_of_rate(unit: str) -> str:
+    return "iterations" if _PATTERNS["is_iteration"].match(unit) else "rate"
+
+
+def _typed(text: str) -> float | None:
+    """A number with or without commas between thousands; None for anything else."""
+    return _number(text.replace(",", ""))
 
 
 def _counts(line: str) -> list[tuple[int, str, int]]:
     """Numbers of GPUs or nodes in a line, with what they count and their places."""
     found = []
-    for match in _COUNT.finditer(line):
+    for match in _PATTERNS["count"].finditer(line):
         word = (match["word"] or "").lower()
         listed = match["list"].count(",") + 1 if match["list"] else 0
         named = _WORDS.index(word) if word in _WORDS else 1
@@ -484,7 +440,7 @@ def _counts(line: str) -> list[tuple[int, str, int]]:
             found.append((count, "nodes" if of in ("node", "machine") else "GPUs", match.start()))
     nodes = [one for one in found if one[1] == "nodes"]
     gpus = [one for one in found if one[1] == "GPUs"]
-    if len(nodes) == len(gpus) and gpus and _EACH_NODE.search(line):
+    if len(nodes) == len(gpus) and gpus and _PATTERNS["each_node"].search(line):
         pairs = zip(nodes, gpus, strict=True)
         return [(node[0] * gpu[0], "GPUs", node[2]) for node, gpu in pairs]
     return nodes if len(nodes) > len(gpus) else gpus
@@ -492,10 +448,10 @@ def _counts(line: str) -> list[tuple[int, str, int]]:
 
 def _head_kind(head: str) -> str:
     """What a column with this head holds: "time", "iterations" or "rate"; empty for another."""
-    if _HEADS[2].search(head):
+    if _PATTERNS["head_of_times"].search(head):
         return "time"
-    rate = _HEADS[1].search(head)
-    return "" if rate is None else "iterations" if _IS_ITERATION.match(rate[0]) else "rate"
+    rate = _PATTERNS["head_of_rates"].search(head)
+    return _kind_of_rate(rate[0]) if rate else ""
 
 
 def _table_pairs(lines: Sequence[str]) -> tuple[dict[str, float], str, str]:
@@ -503,67 +459,54 @@ def _table_pairs(lines: Sequence[str]) -> tuple[dict[str, float], str, str]:
 
     Also what the throughput is one of: "rate", "time" or "iterations", and what is counted.
     """
+    is_count, is_way = _PATTERNS["counted"].match, _PATTERNS["way"].match
+    heads_counts = _PATTERNS["head_of_counts"].search
     rows = [
         re.split(r"\s*\|\s*" if "|" in line else r"\t|\s{2,}|\s*[,;]\s*", line.strip("| \t"))
         for line in lines
     ]
-    turned = next((i for i, row in enumerate(rows) if len([*filter(_WAY.match, row)]) > 1), None)
+    turned = next((i for i, row in enumerate(rows) if len([*filter(is_way, row)]) > 1), None)
     if turned is not None:
-        rows = [
-            list(column)
-            for column in zip_longest(*rows[turned : turned + _MOST_ROWS], fillvalue="")
-        ]
+        columns = zip_longest(*rows[turned : turned + _MOST_ROWS], fillvalue="")
+        rows = [*map(list, columns)]
     found: dict[str, dict[str, float]] = {"rate": {}, "time": {}, "iterations": {}}
     head: list[str] = []
     for cells in rows:
-        kinds = [*map(_head_kind, head)]
-        named = (
-            c
-            for c, h in zip(cells, head, strict=False)
-            if _HEADS[0].search(h) or _WAY.match(c) or _COUNTED.match(c)
-        )
-        name = next(named, "")
-        if not name and len(cells) > 1 and any(h.search(c) for c in cells for h in _HEADS[1:]):
+        below = [*zip(cells, head, strict=False)]
+        name = next((c for c, h in below if heads_counts(h) or is_way(c) or is_count(c)), "")
+        if not name and len(cells) > 1 and any(map(_head_kind, cells)):
             head = cells
-        for cell, kind in zip(cells, kinds, strict=False):
-            printed, number = (
-                next(_values(cell), None),
-                _number(cell.split(" ")[0].replace(",", "")),
-            )
-            if name and kind and printed:
+        for cell, kind in ((cell, _head_kind(of)) for cell, of in below if name):
+            if kind and (printed := next(_values(cell), None)):
                 found[printed.kind].setdefault(name, printed.per_s)
-            elif name and kind and number:
+            elif kind and (number := _typed(cell.split(" ")[0])):
                 found[kind].setdefault(name, 1 / number if kind == "time" else number)
-    listed = ((line.split(":")[0].strip(), [*_values(line)]) for line in lines if _WAY.match(line))
-    typed = {
-        way: values[0].per_s for way, values in listed if len(values) == 1 and len(way) < _LABEL
-    }
-    found["time"] = found["time"] or (typed if turned is None and not found["rate"] else {})
-    by_way = _WAY.match(next(iter(found["time"]), ""))
+    if turned is None and not (found["time"] or found["rate"]):
+        listed = ((line.split(":")[0].strip(), [*_values(line)]) for line in filter(is_way, lines))
+        found["time"] = {
+            way: values[0].per_s for way, values in listed if len(values) == 1 and len(way) < _LABEL
+        }
+    by_way = is_way(next(iter(found["time"]), ""))
     kind = next((k for k in (("time",) if by_way else found) if found[k]), "iterations")
-    heads = " ".join(
-        (*filter(_HEADS[0].search, head), *(n for n in found[kind] if _COUNTED.match(n)))
-    ).lower()
-    return (
-        found[kind],
-        kind,
-        "nodes" if re.match(r"[^a-z]*(?:num\w*)?(?: ?of )?(?:node|machine)", heads) else "GPUs",
-    )
+    heads = " ".join((*filter(heads_counts, head), *filter(is_count, found[kind]))).lower()
+    return found[kind], kind, "nodes" if _PATTERNS["of_nodes"].match(heads) else "GPUs"
 
 
-def _rank_times(lines: Sequence[str]) -> ScalingTable | None:
-    """Rates of ranks that are listed with one time each; None if fewer than three are."""
+def _by_name(rates: Mapping[str, float], of: str) -> ScalingTable:
+    """Ranks or ways to train, the slowest first."""
+    names, per_s = zip(*sorted(rates.items(), key=lambda one: one[1]), strict=True)
+    return ScalingTable(counts=(1,) * len(names), rates=per_s, of=of, names=names)
+
+
+def _rank_rates(lines: Sequence[str]) -> dict[str, float]:
+    """Rates of ranks that are listed with one time each."""
     named = re.search(r"\((m?s)\)", " ".join(lines))
-    rates = {
-        int(found[1]): 1 / (time * _SECONDS[(found[3] or (named[1] if named else "s")).lower()])
-        for found in filter(None, map(_RANK_LINE.fullmatch, lines))
+    return {
+        f"rank {int(found[1])}": 1
+        / (time * _SECONDS[(found[3] or (named[1] if named else "s")).lower()])
+        for found in filter(None, map(_PATTERNS["of_rank"].fullmatch, lines))
         if (time := _number(found[2])) and (found[3] or named)
     }
-    if len(rates) < 3:
-        return None
-    names, per_s = zip(*sorted(rates.items(), key=lambda one: one[1]), strict=True)
-    labels = tuple(f"rank {rank}" for rank in names)
-    return ScalingTable(counts=(1,) * len(names), rates=per_s, of="ranks", names=labels)
 
 
 def _sentence_pairs(
@@ -597,21 +540,20 @@ def _sentence_pairs(
 
 def _scaling(text: str) -> ScalingTable | None:
     """Throughput by the number of GPUs or nodes; None if the numbers are not in order."""
-    text = _ALIKE.sub(r"\1 \2", text.replace("*", ""))
-    text = _THOUSANDS.sub(lambda found: f"{float(found[1]) * 1e3:.0f}", text)
-    text = _CLOCK.sub(
+    text = _PATTERNS["alike"].sub(r"\1 \2", text.replace("*", ""))
+    text = _PATTERNS["thousands"].sub(lambda found: f"{float(found[1]) * 1e3:.0f}", text)
+    text = _PATTERNS["clock"].sub(
         lambda t: f" {3_600 * int(t[1] or 0) + 60 * int(t[2]) + float(t[3]):g} s", text
     )
     lines = [line[:1_000] for line in text.splitlines()]
     table, kind, of = _table_pairs(lines)
+    if len(table) > 1 and all(map(_PATTERNS["way"].match, table)):
+        return _by_name(table, "ways")
     numbers = {_whole(name.split(" ")[0].replace(",", "")): rate for name, rate in table.items()}
     pairs = {number: rate for number, rate in numbers.items() if number and number < _MOST_GPUS}
-    if len(table) > 1 and all(map(_WAY.match, table)):
-        names, rates = zip(*sorted(table.items(), key=lambda way: way[1]), strict=True)
-        return ScalingTable(counts=(1,) * len(names), rates=rates, of="ways", names=names)
-    if len(pairs) < 2 and (of_ranks := _rank_times(lines)):
-        return of_ranks
     if len(pairs) < 2:
+        if len(of_ranks := _rank_rates(lines)) >= _FEWEST_RANKS:
+            return _by_name(of_ranks, "ranks")
         read = [(_counts(line), [*_values(line)]) for line in lines]
         fewest = 2 if len(text) <= _SHORT else 3
         by_iterations = (
@@ -626,7 +568,7 @@ def _scaling(text: str) -> ScalingTable | None:
         kind, of, pairs = next((one for one in options if len(one[2]) >= fewest), ("", of, {}))
     if len(pairs) < 2 or [*pairs] not in (sorted(pairs), sorted(pairs, reverse=True)):
         return None
-    grows = kind == "iterations" or _EACH.search(text)
+    grows = kind == "iterations" or _PATTERNS["per_gpu"].search(text)
     by_count = {count: rate * count if grows else rate for count, rate in sorted(pairs.items())}
     note = f"This holds if the batch grows with the number of {of}."
     return ScalingTable(
@@ -646,7 +588,7 @@ def fits_scaling(source: str) -> bool:
     if b"\0" in start or len(start) == SCALING_BOUND.num_bytes:
         return False
     text = start.decode("utf-8", "replace")
-    headings = (line for line in text.splitlines() if _HEADING.fullmatch(line))
+    headings = (line for line in text.splitlines() if _PATTERNS["heading"].fullmatch(line))
     counts = {count[:2] for heading in headings for count in _counts(heading)}
     return _scaling(text) is not None and (len(counts) > 1 or not TRAINING_LOG.fits(source))
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cache, lru_cache
-from importlib import resources
 from typing import Any, Literal
 
 import msgspec
@@ -18,6 +16,7 @@ import numpy as np
 from msgspec.structs import asdict, replace
 
 from distprof.artefacts.records import throttle_reasons
+from distprof.ingest.files import table_beside
 from distprof.run.logs import Clock, DeviceEvent, DeviceLinks, DeviceLog, DeviceSeries, DeviceState
 from distprof.run.records import NO_THROTTLING, TELEMETRY
 from distprof.schema import ABSENT, Coded, Int64Array, Table
@@ -45,8 +44,7 @@ class _Names(msgspec.Struct, frozen=True):
 
 @cache
 def _names() -> _Names:
-    text = resources.files(__package__).joinpath("columns.toml").read_text("utf-8")
-    return msgspec.convert(tomllib.loads(text), _Names)
+    return msgspec.convert(table_beside(__package__, "columns.toml"), _Names)
 
 
 def columns_of(tool: str) -> dict[str, tuple[str, float]]:

@@ -22,6 +22,7 @@ from statistics import median
 
 import msgspec
 
+from distprof.ingest.files import patterns_beside
 from distprof.ingest.output.read import prefix_rank
 from distprof.ingest.training_logs.grammar import (
     MAX_COUNT,
@@ -39,48 +40,15 @@ FEWEST = 3
 
 _UNITS = {b"ns": 1e-9, b"us": 1e-6, b"\xc2\xb5s": 1e-6, b"ms": 1e-3, b"msec": 1e-3,
           b"milliseconds": 1e-3, b"s": 1.0, b"sec": 1.0, b"secs": 1.0, b"seconds": 1.0}  # fmt: skip
-_PARTS = {
-    "BEFORE": r"(?:IS| (?=[\d.]{1,12} ?UNIT(?!\w)))",
-    "VALUE": rf"(?P<value>{NUMBER.decode()})",
-    "UNIT": "(?:ns|us|µs|ms|msec|milliseconds|s|secs?|seconds)",
-    "STEPS": "(?:step|iter|itr|iteration|batch|it|update)",
-    "IS": r"[\"']? {0,4}[:=] {0,8}[\"']?",
-    "WORK": r"(?P<what>tokens?|toks?|samples?|images?|imgs?|seqs?|sequences?|examples?|it|iters?"
-    r"|iterations?|steps?|batches)(?:/ ?|[_ ]?per[_ ]?)(?:s|sec|second)\b"
-    r"(?P<each>(?:/|[_ ]?per[_ ])(?:gpu|device|rank))?",
+_PATTERNS = {
+    name: re.compile(pattern.encode())
+    for name, pattern in patterns_beside(
+        __package__, "named_numbers.toml", NUMBER=NUMBER.decode()
+    ).items()
 }
+_PHASES = _PATTERNS["phase"].groupindex.keys() - {"in", "exact", "value", "unit"}
+"""Groups of the phases of an iteration by the names that people give them."""
 
-
-def _compiled(pattern: str) -> re.Pattern[bytes]:
-    """An expression in which words in capitals stand for its usual parts."""
-    for word, part in _PARTS.items():
-        pattern = pattern.replace(word, part)
-    return re.compile(pattern.encode())
-
-
-_STEP = _compiled(
-    r"(?<![a-z_/])(?:global[_ ]|train(?:ing)?[_ /])?STEPSs?[\"']?"
-    r"(?: {0,3}[:=#] {0,8}| at | {1,8}| {0,2}\[)\[? {0,8}(\d{1,12})(?![\d.]*\d*(?:ms|s|it)\b)"
-)
-_TIME = _compiled(
-    r"(?<![a-z])(?<!data[_ ])(?<!load[_ ])(?<!loading[_ ])(?<!fetch[_ ])(?<!wait[_ ])"
-    r"(?P<name>(?:(?:avg|mean|average|train|elapsed|sec(?:ond)?s?|ms)[_ /]{1,2}(?:per[_ ])?)?"
-    r"(?:STEPS[_ -]?(?:time|duration|dt|latency|cost)|time[_ ]?(?:per|/)[_ ]?STEPS"
-    r"|time|total|dt|duration|elapsed|(?:s|sec|ms)(?:/|[_ ]per[_ ])STEPS))"
-    r"(?:[_ ]?\(?(?P<in>UNIT)\)?)?BEFOREVALUE ?(?P<unit>UNIT)?(?![\w:])"
-)
-_PER_STEP = _compiled(
-    r"VALUE(?:\([^()\n]{1,40}\))? ?(?P<unit>UNIT) ?(?:/|per) ?STEPS\b(?! {0,3}[:=])"
-)
-_RATES = (
-    _compiled(r"(?<![a-z])WORKIS(?P<value>[\d.,]{1,24})"),
-    _compiled(r"(?P<value>[\d.,]{1,24}) {0,2}WORK(?! {0,4}[\d.])"),  # else it may be of either
-)
-_LOSS = _compiled(
-    r"(?<![a-z])(?:(?:train|lm|total|avg)[_ /]?)?loss[\"']?(?: {0,3}[:=] {0,8}| {1,4})"
-    r"(?:VALUE|nan)"
-)
-_CANDIDATE = _compiled(r"(?i)STEPS[^\n]{0,60}?\d")
 _BARE = (b"time", b"elapsed", b"duration")
 _LONG_S, _MANY = 10.0, 10
 """A time from here on, with this many steps since the last report, is that of all of them."""
@@ -108,25 +76,6 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float | None = None
 
 
-_PHASES = {
-    "computation": r"comput\w{1,5}", "communication": "comm(?:unication|s)?",
-    "reduction of gradients": "all[-_ ]?reduce|grad[-_ ]?sync",
-    "data loading": r"(?:data|batch|input)?[ _-]?load(?:ing|er)?|data|reader|fetch|input",
-    "forward": r"f(?:or)?wa?r?d", "backward": r"b(?:ack)?wa?r?d|backprop", "idle time": "idle",
-    "optimizer": r"optim(?:i[sz]er)?", "other kernels": r"non[-_ ]?compute",
-    "generation": r"generat(?:e|ion)|rollout",
-    "": r"total(?: (?:step|iteration))?|(?:step|iter|iteration)(?:[ _]time)?",
-    "policy training": r"(?:policy|actor)[ _]?train(?:ing)?|update[ _]actor",
-}  # fmt: skip
-"""Phases of an iteration by the names that people give them."""
-
-_PHASE = _compiled(
-    rf"(?i)(?<![\w.])(?:avg_)?"
-    rf"(?:{'|'.join(f'(?P<p{i}>{p})' for i, p in enumerate(_PHASES.values()))})"
-    r"(?:[ _.-](?:pass|phase|steps?|per|time|data|of|each|training|batch|wait|cost)){0,4}"
-    r"(?:[_ ]?\(?(?P<in>UNIT)\)?)?[\"'*]{0,3}(?: {0,4}[:=|\t] {0,8}(?P<exact>(?=\d{1,6}\.\d))?"
-    r"| (?:takes? |took |is |was |about |~){0,3})VALUE ?(?P<unit>UNIT)?(?![\w%])"
-)
 _OF_EPOCHS = re.compile(r"(?i)\bepoch (?:\d{1,6} )?(?:took|times?\b|takes)|\b(?:per|each) epoch\b")
 _WORK = {"", "computation", "forward", "backward", "optimizer", "generation"}
 _COLUMN = r"[a-z_]{2,30}(?:\([a-z]{1,3}\))?"
@@ -135,11 +84,11 @@ _COLUMNS = re.compile(rf"(?m)^[^\S\n]*({_COLUMN}(?:[^\S\n]+{_COLUMN}){{2,30}})$"
 
 def _phases(text: bytes) -> Iterator[tuple[str, float, bool]]:
     """Phases with their times, as :func:`_time` reads them."""
-    for match in _PHASE.finditer(text):
+    for match in _PATTERNS["phase"].finditer(text):
         time, has_unit = _time(match)
         if time is not None and (has_unit or match["exact"] is not None):
-            name = next(name for i, name in enumerate(_PHASES) if match[f"p{i}"])
-            yield name, time, has_unit
+            name = next(name for name in _PHASES if match[name]).replace("_", " ")
+            yield name.removeprefix("iteration"), time, has_unit
 
 
 class PhasesGrammar(Grammar):
@@ -196,7 +145,7 @@ class NamedNumbersGrammar(Grammar):
         if len(self._found) >= _MAX_KEPT:
             self.is_full = True
             return
-        for match in _CANDIDATE.finditer(block):
+        for match in _PATTERNS["candidate"].finditer(block):
             if match.start() < end:
                 continue
             start, end = line_around(block, match.start(), _MAX_LINE)
@@ -254,22 +203,22 @@ class NamedNumbersGrammar(Grammar):
 
 def _read(text: bytes) -> _Report | None:
     line = text.lower()
-    step = _STEP.search(line)
+    step = _PATTERNS["step"].search(line)
     if step is None or int(step[1]) >= MAX_COUNT:
         return None
     has_time = any(
         word in line for word in (b"time", b"dt", b"dur", b"elaps", b"laten", b"cost", b"s/")
     )
     has_rate = b"/" in line or b"per" in line
-    per_step = _PER_STEP.search(line) if has_rate else None
-    named = per_step or (_TIME.search(line) if has_time else None)
+    per_step = _PATTERNS["per_step"].search(line) if has_rate else None
+    named = per_step or (_PATTERNS["time"].search(line) if has_time else None)
     time, has_unit = _time(named)
     has_phases = any(
         word in line for word in (b"data", b"load", b"read", b"fetch", b"ward", b"fwd")
     )
     phases = {name: time for name, time, _ in _phases(line) if name} if has_phases else {}
     rates = _rates(line) if has_rate else {}
-    loss = _LOSS.search(line) if b"loss" in line else None
+    loss = _PATTERNS["loss"].search(line) if b"loss" in line else None
     stamp = stamp_s(line[:200])
     if time is None and not rates and (loss is None or stamp is None):
         return None
@@ -303,8 +252,8 @@ def _time(found: re.Match[bytes] | None) -> tuple[float | None, bool]:
 
 def _rates(line: bytes) -> dict[str, float]:
     found: dict[str, float] = {}
-    for pattern in _RATES:
-        for match in pattern.finditer(line):
+    for order in ("rate_behind_its_name", "rate_before_its_name"):
+        for match in _PATTERNS[order].finditer(line):
             value = to_float(match["value"].rstrip(b".,"))
             if value is None or value <= 0:
                 continue

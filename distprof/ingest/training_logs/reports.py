@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib import resources
 
 import msgspec
 
+from distprof.ingest.files import table_beside
 from distprof.ingest.output.expressions import Signs
 from distprof.ingest.output.read import prefix_rank
 from distprof.ingest.training_logs.grammar import (
@@ -91,8 +90,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def wordings() -> tuple[Wording, ...]:
     """All rows of the table; the first program wins a tie."""
-    text = resources.files(__package__).joinpath("reports.toml").read_text("utf-8")
-    return msgspec.convert(tomllib.loads(text), _Table).report
+    return msgspec.convert(table_beside(__package__, "reports.toml"), _Table).report
 
 
 @cache

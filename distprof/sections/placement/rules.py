@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
+from typing import Any
 
 from distprof.escape import fitting
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
@@ -125,6 +126,20 @@ def _could_swap(outer: PlacedAxis, inner: PlacedAxis, placement: PlacementResult
     return stays * outer.size <= (placement.domain_size or 0)
 
 
+def _transfer(
+    axis: PlacedAxis, cost_ns: int | None, where: str = "placement.nodes"
+) -> dict[str, Any]:
+    """What findings on the transfer of an axis have in common; a cost of None is unknown."""
+    return {
+        "cost_ns_per_step": cost_ns,
+        "confidence": Confidence.INFERRED if cost_ns is None else Confidence.MODELLED,
+        "ranks": axis.ranks,
+        "evidence": ("placement.axes", where),
+        "without": f"axis {axis.axis}",
+        "explains": WIDER_TRANSFER,
+    }
+
+
 def _known(placement: PlacementResult) -> tuple[PlacedAxis, ...]:
     return tuple(axis for axis in placement.axes if axis.axis != MeshAxis.WORLD.value)
 
@@ -190,12 +205,7 @@ def tp_across_nodes(
                 f"{step.amount(cost)}.{modelled_inside(axis, placement)}"
             ),
             fix=_fix(axis, placement),
-            cost_ns_per_step=cost,
-            confidence=Confidence.MODELLED,
-            ranks=axis.ranks,
-            evidence=("placement.axes", "placement.nodes"),
-            without=f"axis {axis.axis}",
-            explains=WIDER_TRANSFER,
+            **_transfer(axis, cost),
             severity=None if axis.axis == MeshAxis.TP.value else Severity.WARNING,
         )
 
@@ -298,12 +308,7 @@ def expert_exchange_across_nodes(
                 "Otherwise limit the nodes that a token is routed to and exchange in two stages "
                 "(DeepEP)."
             ),
-            cost_ns_per_step=cost,
-            confidence=Confidence.MODELLED,
-            ranks=axis.ranks,
-            evidence=("placement.axes", "placement.nodes"),
-            without=f"axis {axis.axis}",
-            explains=WIDER_TRANSFER,
+            **_transfer(axis, cost),
         )
 
 
@@ -375,13 +380,8 @@ def group_straddles_nodes(
                 "Choose a size that divides the ranks of a node, or start a multiple of it on each "
                 "node."
             ),
-            cost_ns_per_step=cost,
-            confidence=Confidence.MODELLED if cost is not None else Confidence.INFERRED,
             severity=None if cost is not None else Severity.INFO,
-            ranks=axis.ranks,
-            evidence=("placement.axes", "placement.nodes"),
-            without=f"axis {axis.axis}",
-            explains=WIDER_TRANSFER,
+            **_transfer(axis, cost),
         )
 
 
@@ -451,12 +451,7 @@ def mesh_order(placement: PlacementResult, times: StepTimes, limits: Limits) -> 
                 f"Swap the mesh axes, {inner.axis} outside and {outer.axis} inside: the last axis "
                 "of a mesh connects neighbouring ranks."
             ),
-            cost_ns_per_step=cost,
-            confidence=Confidence.MODELLED,
-            ranks=outer.ranks,
-            evidence=("placement.axes", "run.mesh"),
-            without=f"axis {outer.axis}",
-            explains=WIDER_TRANSFER,
+            **_transfer(outer, cost, "run.mesh"),
         )
 
 

@@ -8,6 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from distprof.escape import shorten
+from distprof.ingest.files import table_beside
 from distprof.sections.base import VerdictText
 from distprof.sections.parts import is_recorded
 from distprof.sections.summaries import (
@@ -32,6 +33,7 @@ from distprof.units import capitalized, format_bytes, format_duration, format_ra
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
+_TABLE = table_beside(__package__, "known.toml")
 MAX_ROWS = 12
 _MAX_NAME = 60
 _NAMED_ROWS = 3
@@ -276,7 +278,7 @@ def _scaling(result: ScalingTableResult) -> list[str]:
         line = (
             f"{fastest} is the fastest of {len(rates)} ways: {', '.join(shares)} of its throughput"
         )
-        known = (why for way, why in _OF_WAYS.items() if re.search(way, " ".join(others)))
+        known = (way["text"] for way in _TABLE["way"] if re.search(way["name"], " ".join(others)))
         return [f"{line}.", *known]
     first, last, best = counts[0], counts[-1], counts[rates.index(max(rates))]
     text = f"Scaling is {format_ratio(ratios[-1])} efficient from {first:,} to {last:,} {of}"
@@ -307,31 +309,6 @@ def _scaling(result: ScalingTableResult) -> list[str]:
     ]
 
 
-_OF_WAYS = {
-    "(?i)offload": "Offload moves state over PCIe in each step: use it only if memory requires it.",
-    r"(?i)(?<!d)\bdp\b|(?<!distributed)(?<!distributed )data ?parallel": "DataParallel copies the "
-    "model to all GPUs in each step, from one process: use DistributedDataParallel.",
-    "(?i)no[ _-]?(?:nv|p2p)|without (?:nv|p2p)": "Without NVLink or P2P, data goes through host "
-    "memory: unset NCCL_P2P_DISABLE, and look at nvidia-smi topo -m.",
-}
-"""What is known of ways to train, by their names."""
-
-_KNOWN_WORK = {
-    "allocating and freeing GPU memory": r"^(?:cuda|hip)(?:Malloc|Free)\b",
-    "launching kernels": r"^(?:cu|cuda|hip|hipModule|hipExt)LaunchKernel|^(?:cuda|hip)GraphLaunch",
-    "loading data in the training process": r"\bfetch\.py:\d+\(fetch\)",
-    "waiting for the data loader": r"\bdataloader\.py:\d+\(__next__|DataLoaderIter|\(DataLoader\)"
-    r"|^for .{1,80}\bin\b.{0,40}(?i:load)|\bnext\(.{0,40}(?i:load|iter)",
-    "reading and decoding files": r"\bPIL/|\bcv2\b|imread|decode_(?:jpeg|image)|^_?open \(",
-    "waiting for the GPU": r"\.(?:item|tolist)\(\)|\{method '(?:item|cpu|tolist|numpy)' of 'torch"
-    r"|_local_scalar_dense|(?:[cC]uda|hip)\w{0,20}[sS]ynchronize",
-    "collectives": r"\bdistributed_c10d\b|^c10d::",
-    "the backward pass": r"run_backward|\.backward\(\)",
-    "the optimizer's step, with the closure that it calls": r"^Optimizer\.step",
-}
-"""What rows of the CPU with everything inside are, the more specific first."""
-
-
 def _known_work(result: OperatorTableResult) -> list[str]:
     """What takes most of the CPU's time, if a row tells; else the deepest function that does."""
     rows = sorted(result.rows, key=lambda row: row.cpu_ns)
@@ -340,7 +317,7 @@ def _known_work(result: OperatorTableResult) -> list[str]:
         return []
     spent = {
         what: max((row.cpu_ns for row in rows if re.search(known, row.name)), default=0)
-        for what, known in _KNOWN_WORK.items()
+        for what, known in _TABLE["work"].items()
     }
     outside = [row.self_cpu_ns for row in rows if row.name.startswith("ProfilerStep")]
     spent["Python code outside of operators"] = sum(outside)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from distprof.ingest.files import table_beside
 from distprof.ingest.training_logs.grammar import OF_THE_JOB
 from distprof.sections.base import VerdictText
 from distprof.sections.nccl.show import jobs_fact, nccl_verdict
@@ -30,54 +31,11 @@ _FEW_REPORTS, _FAR_LONGER = 3, 10
 _DOUBTS = ("The log does not say", "The log names no unit")
 """Beginnings of notes on which every time depends."""
 
-_REDUCTIONS = ("bwd_allreduce", "bwd_allreduce_microstep", "backward-params-all-reduce",
-               "backward-allreduce",
-               "all-grads-sync", "grads-all-reduce")  # fmt: skip
-"""Timers of DeepSpeed and Megatron-LM around the reduction of gradients alone."""
-
-
-_PHASES = {
-    "forward": re.compile(r"^(?:fwd|forward)(?:_microstep|-compute)?$|^model_forward$"
-                          r"|(?:^|\.)training_step$"),
-    "backward": re.compile(r"^(?:bwd|backward)(?:_microstep|-compute)?$|^model_backward$"
-                           r"|\.backward$"),
-    "forward and backward": re.compile(r"^forward-backward$|^training_step_and_backward$"),
-    "optimizer": re.compile(r"^step(?:_microstep)?$|^optim(?:izer)?(?:_step)?$"),
-    "reduction of gradients": re.compile(r"^reduction of gradients$"),
-    "forward, backward and optimizer": re.compile(r"^train_wall$"),
-    "computation": re.compile(r"^Computing$"),
-    "exposed communication": re.compile(r"^Communication\(Not Overlapped\)$"),
-    "idle time": re.compile(r"^Free$"),
-}  # fmt: skip
-"""Names of timers around the phases of an iteration; the last three are those of Ascend."""
-
-_MOST_OF_IT, _MOST_OF_BACKWARD = 0.4, 0.75
-_OF_NETWORK = (
-    "Compare it with the speed of the network (all_reduce_perf of nccl-tests; NCCL_DEBUG=INFO "
-    "shows sockets), overlap it with the backward pass (overlap_comm, --overlap-grad-reduce), or "
-    "accumulate gradients."
-)
+_TABLE = table_beside(__package__, "phases.toml")
+_PHASES = {phase: re.compile(known) for phase, known in _TABLE["timers"].items()}
+_ADVICE = {phase: advice["text"] for advice in _TABLE["advice"] for phase in advice["on"]}
 _OUTSIDE = "outside of these"
-_ADVICE = {
-    "optimizer": "Look at offload to the CPU and at the all-gather of parameters, which run in the "
-    "optimizer's step; then use a fused optimizer.",
-    "reduction of gradients": _OF_NETWORK,
-    "communication": _OF_NETWORK,
-    "data loading": "Raise num_workers and prefetch_factor; then look at decoding and storage.",
-    _OUTSIDE: "Look at what the loop does outside of the timers: it waits for input, "
-    "copies, logs, or saves checkpoints.",
-    "backward": "In data-parallel training, it contains the wait for other ranks and for the "
-    "reduction of gradients: a trace of all ranks (distprof capture -- COMMAND) separates them.",
-    "generation": "All ranks wait for the longest response: look at its length, and at the batch "
-    "and the GPUs of the engine that generates.",
-}
-"""What to do about a phase that takes most of an iteration."""
-
-_TIMERS_OF = {
-    "Megatron-LM": "log with --timing-log-level 2",
-    "DeepSpeed": 'set "wall_clock_breakdown": true',
-}
-"""How programs are made to print timers."""
+_MOST_OF_IT, _MOST_OF_BACKWARD = 0.4, 0.75
 
 
 def training_verdict(report: Report) -> VerdictText:
@@ -235,7 +193,7 @@ def _undecided(log: TrainingLogResult) -> str:
         known = f" Waiting for input takes {format_ratio(waiting)} of it."
         if waiting < MIN_IDLE_RATIO:
             known = f" Input is not the limit: waiting for it takes {format_ratio(waiting)}."
-    how = "" if log.timers else _TIMERS_OF.get(log.origin, "")
+    how = "" if log.timers else _TABLE["how_to_print_timers"].get(log.origin, "")
     return (
         f"{mean}.{known} Where {'the rest' if known else 'the time'} goes is not decided, because "
         f"the log has no timers of it: {f'{how}, or ' if how else ''}record a trace with distprof "
@@ -255,7 +213,7 @@ def _waiting(log: TrainingLogResult) -> str:
 def _reducing(log: TrainingLogResult) -> str:
     """The timer of the gradients' reduction, if the program waits for it."""
     _, whole = _phase_times(log)
-    for timer in (one for one in log.timers if one.name in _REDUCTIONS):
+    for timer in (one for one in log.timers if one.name in _TABLE["reductions"]):
         ratio = timer.mean_ns / whole if whole else 0.0
         if ratio >= MIN_IDLE_RATIO or log.origin == "DeepSpeed":
             return (
@@ -269,7 +227,7 @@ def _advice(log: TrainingLogResult) -> str:
     """What to do about a phase that takes most of the time; empty if none does."""
     _, whole = _phase_times(log)
     shares = _shares(log)
-    for timer in (one for one in log.timers if one.name in _REDUCTIONS and whole):
+    for timer in (one for one in log.timers if one.name in _TABLE["reductions"] and whole):
         shares["reduction of gradients"] = timer.mean_ns / whole
         shares["backward"] = 0.0  # It contains the reduction, which says more.
     most = max(_ADVICE, key=lambda phase: shares.get(phase, 0.0))
