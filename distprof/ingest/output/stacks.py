@@ -78,7 +78,7 @@ _TELLING = (
 
 _WAITS = re.compile(
     r"(?i)^(?:p?nccl[a-z]|p?mpi_[a-z]|ompi_coll|hccl|rccl|ccl::|c10d::\S{0,200}(?:wait|synchronize|barrier|destroy|shutdown)|gloo::"
-    r"\S{0,200}wait|(?:cu|cuda|hip)(?:stream|device|event|ctx)synchronize|cumulticast"
+    r"\S{0,200}wait|(?:cu|cuda|hip)(?:(?:stream|device|event|ctx)synchronize|launchkernel)|cumulticast"
     r"|(?:cu|cuda|hip)(?:mem)?(?:host)?(?:free|alloc|malloc|register))"
 )
 """Native calls that show what a process waits for."""

@@ -22,6 +22,7 @@ from distprof.run.run import Run
 from distprof.sections.ending import FAILED, STUCK, EndingLine, EndingResult
 from distprof.sections.ending.positions import diagnose_positions, operation_kind, timeout_sentences
 from distprof.sections.ending.stacks import diagnose_stacks, stacks_of
+from distprof.sections.ending.words import words
 from distprof.units import capitalized, format_bytes, format_duration, name_ranks
 
 _MAX_LINES = 200
@@ -41,27 +42,10 @@ _NOT_OWN = re.compile(
 )
 """Exceptions that report the end of another process, or that another expression reads."""
 
-_ABOUT = {
-    "timeout": "timeout",
-    "position": "timeout",
-    "frozen": "timeout",
-    "missing": "timeout",
-    "mismatch": "timeout",
-    "store": "peer",
-    "peer": "peer",
-    "nccl": "nccl",
-    "network": "nccl",
-    "usage": "nccl",
-    "warning": "nccl",
-    "device": "device",
-    "assert": "device",
-    "xid": "device",
-}
-
 
 def about_of(event: OutputEvent) -> str:
     """What a line is about, in the words of hang reports: others are ``error``."""
-    return _ABOUT.get(event.yields, "error")
+    return words().about.get(event.yields, "error")
 
 
 def analyze_ending(run: Run) -> EndingResult:
@@ -802,32 +786,6 @@ _WORDS: dict[str, Callable[[OutputEvent], tuple[str, tuple[str, ...]]]] = {
 }
 
 
-_SIGNAL_OF = {
-    "Aborted": signal.SIGABRT,
-    "Bus error": signal.SIGBUS,
-    "Floating point exception": signal.SIGFPE,
-    "Illegal instruction": signal.SIGILL,
-    "Killed": signal.SIGKILL,
-    "Out of memory": signal.SIGKILL,
-    "Segmentation fault": signal.SIGSEGV,
-    "Terminated": signal.SIGTERM,
-    "Termination signal": signal.SIGTERM,
-    "User defined signal 1": signal.SIGUSR1,
-    "User defined signal 2": signal.SIGUSR2,
-}
-"""What shells and schedulers call signals."""
-
-_OF_WINDOWS = {
-    0xC0000005: signal.SIGSEGV,
-    0xC000001D: signal.SIGILL,
-    0xC00000FD: signal.SIGSEGV,
-    0xC000013A: signal.SIGINT,
-    0xC0000374: signal.SIGABRT,
-    0xC0000409: signal.SIGABRT,
-}
-"""Exit codes of Windows, such as an access violation, and the signals that are most like them."""
-
-
 def _signal(event: OutputEvent) -> str:
     """Name of the signal that ended a process; empty if it exited by itself."""
     named = event.fields.get("signal", "")
@@ -835,9 +793,9 @@ def _signal(event: OutputEvent) -> str:
     number = event.number("number") or (-code if code and code < 0 else 0)
     if code is not None and 128 < code <= 128 + 64:
         number = code - 128
-    number = _OF_WINDOWS.get((code or 0) & 0xFFFFFFFF, number)
-    what = _SIGNAL_OF.get(event.fields.get("what", "").capitalize(), number)
-    return named or (_signal_name(what) if what else "")
+    said = words().signals.get(event.fields.get("what", "").capitalize())
+    said = said or words().windows.get(f"0x{(code or 0) & 0xFFFFFFFF:X}")
+    return named or said or (_signal_name(number) if number else "")
 
 
 def _signal_name(number: int) -> str:
@@ -890,8 +848,8 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
         who = f"{capitalized(name_ranks(ranks))}{_at(event)}"
     elif event.rank is None and "local" in event.fields:
         who = f"A process with local rank {event.fields['local']}"
-    elif event.name in _WHO:
-        who = f"{_WHO[event.name]}{_at(event)}"
+    elif event.name in words().who:
+        who = f"{words().who[event.name]}{_at(event)}"
     if name:
         how = f"was ended by {name}"
     elif event.number("code") is not None:
@@ -902,8 +860,8 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
             if "why" in event.fields
             else "died"
         )
-    if name in _MEANINGS:
-        meaning, steps = _MEANINGS[name], advice_on("signal", name)
+    if name in words().meanings:
+        meaning, steps = words().meanings[name], advice_on("signal", name)
     else:
         why = event.fields.get("why", "")
         meaning, steps = "" if why else _reason(output), advice_on("exit", f"{event.name} {why}")
@@ -945,29 +903,6 @@ def _reason(output: JobOutput) -> str:
     return "; the output does not show why"
 
 
-_WHO = {
-    "container-start": "A container",
-    "engine-died": "A process of the engine",
-    "ray-died": "A Ray worker",
-    "ray-node": "A node of Ray",
-    "kernel-died": "The kernel of a notebook",
-    "not-started": "The job",
-    "mpi-daemon": "The daemon of mpirun",
-}
-"""Who ended, if a line names neither rank nor host."""
-
-_MEANINGS = {
-    "SIGKILL": ", most often by the kernel's out-of-memory killer or a limit of the scheduler",
-    "SIGSEGV": " (segmentation fault)",
-    "SIGBUS": " (bus error), most often because shared memory is too small",
-    "SIGABRT": " (abort)",
-    "SIGILL": " (illegal instruction)",
-    "SIGFPE": " (an arithmetic error, most often in a library)",
-    "SIGTERM": ", from outside or by its launcher",
-}
-"""What signals most often mean."""
-
-
 def _crash(output: JobOutput) -> EndingResult | None:
     """A crash; what aborts after a time-out or a lost peer, only follows from it."""
     followed = bool(_of(output, *_FOLLOWING, "died"))
@@ -979,7 +914,7 @@ def _crash(output: JobOutput) -> EndingResult | None:
         return None
     what = event.fields.get("what", "the output does not name the signal")
     is_bus = re.search("Bus error|SIGBUS", what)
-    meaning = _MEANINGS["SIGBUS"].replace(" (bus error)", "") if is_bus else ""
+    meaning = words().meanings["SIGBUS"].replace(" (bus error)", "") if is_bus else ""
     stacks = (s for s in output.stacks if s.file == event.file and s.line >= event.line)
     stack = next(stacks, None)
     own = (f"Read the code of {stack.calls[0]}.",) if stack else advice_on("signal", "SIGSEGV")
@@ -1257,7 +1192,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
         kind = event.fields.get("type") or _RESULTS[int(event.fields["result"])]
         line = f"{who} failed in NCCL: {kind}{f' ({last})' if last else ''}."
         suspects = ()
-    steps, tail = _PEER_STEPS[event.yields], ""
+    steps, tail = words().peer_steps[event.yields], ""
     warned = [e for e in _of(output, "warning") if e.file == event.file and e.line < event.line]
     if suspects:
         tail = f" {capitalized(name_ranks(suspects))} reported nothing."
@@ -1275,32 +1210,6 @@ _RESULTS = ("ncclSuccess", "ncclUnhandledCudaError", "ncclSystemError", "ncclInt
             "ncclInvalidArgument", "ncclInvalidUsage", "ncclRemoteError")  # fmt: skip
 """NCCL's errors, by number."""
 
-_PEER_STEPS: dict[str, tuple[str, ...]] = {
-    "peer": (
-        "Read the log of the rank at the other end: it failed before.",
-        "Run with NCCL_DEBUG=INFO if no rank reports an own error. If the address is one of the "
-        "wrong network, or 127.x, set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME.",
-    ),
-    "nccl": (
-        "Run with NCCL_DEBUG=WARN: the warning before the error names the call that failed.",
-        "Read the logs of the other ranks: one of them may have failed before.",
-    ),
-    "network": (
-        "Check the links, GIDs (NCCL_IB_GID_INDEX) and routes between the network cards of all "
-        "hosts with ib_write_bw, and that ulimit -l is unlimited.",
-        "Read the log of the rank at the other end: it may have failed before.",
-    ),
-}
-
-
-_WAITED = {
-    "hccl-timeout": "until HCCL's time-out",
-    "hccl-notify": "until HCCL's time-out",
-    "rpc-timeout": "until its call timed out, and the lines do not name that rank",
-    "gloo-timeout": "(gloo)",
-}
-"""Time-outs that no watchdog reports."""
-
 _UNNAMED = ", and its lines do not name that rank"
 
 
@@ -1310,7 +1219,7 @@ def _frozen(output: JobOutput) -> EndingResult | None:
         return None
     ranks = sorted({event.rank for event in events if event.rank is not None})
     event = next((e for e in events if "tag" in e.fields), events[0])
-    if event.name in _WAITED:
+    if event.name in words().waited:
         who = name_ranks(ranks) if ranks else "a process"
         fields, limit = event.fields, event.number("timeout_ms")
         whom = f"rank {fields['remote']}" if "remote" in fields else "another rank"
@@ -1323,7 +1232,7 @@ def _frozen(output: JobOutput) -> EndingResult | None:
         took = f"for {format_duration(limit * 1_000_000)} " if limit else ""
         return _stuck(
             "frozen",
-            f"{who} waited {took}for {whom}{where} {_WAITED[event.name]}{unnamed}",
+            f"{who} waited {took}for {whom}{where} {words().waited[event.name]}{unnamed}",
             event,
             "Read the logs of the ranks that report no time-out: one of them failed or is late.",
             "Get the Python stacks of all ranks: py-spy dump.",
@@ -1593,7 +1502,7 @@ def _set_up(output: JobOutput) -> EndingResult | None:
     return EndingResult(
         cause="set-up",
         verdict=f"Not decided: the text ends while NCCL sets up: {came} to “{_READY}”, and {which} "
-        f"stand after {_STAGES[stage]}.",
+        f"stand after {words().stages[stage]}.",
         next_steps=(
             "If no more lines came: every rank must start, and hosts must reach each other over "
             "this interface at any port. Set NCCL_SOCKET_IFNAME, and look at the firewall."
@@ -1631,14 +1540,6 @@ _LOCAL = re.compile(
 """Interfaces that do not leave their host."""
 
 _READY = "Init COMPLETE"
-_STAGES = {
-    "Bootstrap": "the choice of an interface",
-    "Using network": "the choice of a network",
-    "Init START": "“Init START”",
-    "Trees": "the choice of trees",
-    "Connected": "connecting channels",
-}
-"""Stages of NCCL's set-up, as a sentence names them."""
 
 
 def _count(number: int) -> str:

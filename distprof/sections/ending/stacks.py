@@ -10,57 +10,8 @@ from msgspec.structs import replace
 
 from distprof.run.logs import JobOutput
 from distprof.sections.ending import STUCK, EndingResult, EndingStack
+from distprof.sections.ending.words import words
 from distprof.units import name_ranks
-
-_ACTIVITIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (name, re.compile(pattern))
-    for name, pattern in (
-        (
-            "collective",
-            r"(?i)^(?:(?:all_?reduce|all_?gather|reduce_?scatter|broadcast|barrier|all_to_all|monitored_"
-            r"|send|recv|isend|irecv|batch_isend|reduce|gather|scatter|synchronize|item"
-            r"|new_group|init_process_group)\w*"
-            r"|_?wait(?:_?(?:all|tensor|work|stream|event|for_everyone)\w*)?)"
-            r" \((?!threading|queue|socket|ssl|http|urllib|poll|connection|selectors|file_baton"
-            r"|shm_broadcast|subprocess|process|worker|multiproc|asyncio|base_events|_base|futures)|^(?:p?nccl|p?mpi_|ompi_coll|hccl|rccl|ccl::|c10d::|gloo::)",
-        ),
-        (
-            "teardown",
-            r"^(?:ncclComm(?:Abort|Destroy|Finalize)|destroy_process_group|_?abort_process_group"
-            r"|c10d::ProcessGroup\w+::(?:abort|shutdown|~)) ?\(",
-        ),
-        ("memory", r"(?i)^(?:cu|cuda|hip)(?:mem)?(?:host)?(?:free|alloc|malloc|register)"),
-        ("multicast", r"^cuMulticast"),
-        ("worker", r"^_worker_loop \("),
-        ("backward", r"^backward \("),
-        ("GPU", r"(?i)^(?:cu|cuda|hip)(?:stream|device|event|ctx)synchronize|^_value \(array"),
-        ("lock file", r"^wait \(file_baton"),
-        (
-            "lock",
-            r"^(?:futex_wait|acquire|_*(?:GI_+)?lll_\w*lock|_*pthread_\w{2,8}_\w*lock)\w* \(",
-        ),
-        (
-            "data loader",
-            r"^(?:__next__|_shutdown_workers|_next_data|_(?:try_)?get_data|fetch|collate\w*) \(",
-        ),
-        ("checkpoint", r"(?i)^\w*(?:checkpoint|save(?!fig|_?im)|state_dict)\w* \("),
-        ("compilation", r"(?i)^\w*(?:compile|inductor|dynamo)\w* \("),
-    )
-)
-
-
-_STEPS = {
-    "data loader": "Get the stacks of its workers, which are processes of their own, and try "
-    "num_workers=0.",
-    "checkpoint": "If it still writes, look at the storage, and raise the timeout of the process "
-    "group or save asynchronously.",
-    "lock": "If the process was forked while threads ran, as workers of a loader are, the lock is "
-    "never released: use multiprocessing_context='spawn', or no threads before the fork "
-    "(cv2.setNumThreads(0), OMP_NUM_THREADS=1).",
-    "lock file": "Unless another process still builds it, delete the file lock in the extension's "
-    "folder (~/.cache/torch_extensions, or TORCH_EXTENSIONS_DIR), and start again.",
-}
-"""What to do about a process that does not return from an activity."""
 
 _ONE_SNAPSHOT = "A single snapshot may show a job that runs: dump the stacks again after a minute."
 
@@ -69,20 +20,6 @@ _SHARED = ("collective", "backward")
 
 _WAIT = re.compile(r"(?i)_?wait|synchronize|item")
 """Calls that wait for an operation which they do not name."""
-
-_NAMES = {
-    "data loader": "its data loader",
-    "checkpoint": "a checkpoint",
-    "collective": "a collective",
-    "teardown": "the end of its process group",
-    "GPU": "a wait for its GPU",
-    "memory": "a call for memory, which waits until all kernels have ended",
-    "multicast": "the set-up of NVLink SHARP (try NCCL_NVLS_ENABLE=0, look at the fabric manager)",
-    "backward": "its backward pass, which launches collectives,",
-    "worker": "a worker of a data loader",
-    "lock": "a wait for a lock",
-    "lock file": "a wait for the lock file of an extension's build, which a killed build leaves",
-}
 
 
 def stacks_of(output: JobOutput) -> tuple[EndingStack, ...]:
@@ -105,7 +42,8 @@ def stacks_of(output: JobOutput) -> tuple[EndingStack, ...]:
 
 def _activity(calls: Sequence[str]) -> str:
     """What a process does, by its innermost known call."""
-    known = [name for call in calls for name, pattern in _ACTIVITIES if pattern.match(call)]
+    activities = words().activity.items()
+    known = [name for call in calls for name, one in activities if re.match(one.pattern, call)]
     first = (name for name in ("worker", "multicast", "teardown", "memory") if name in known)
     return next(first, known[0] if known else "")
 
@@ -183,7 +121,9 @@ def _in_worker(one: EndingStack) -> EndingStack:
 
 
 def _steps(stacks: Sequence[EndingStack]) -> tuple[str, ...]:
-    return tuple(_STEPS[one.activity] for one in stacks if one.activity in _STEPS)
+    known = words().activity
+    steps = (known[one.activity].step for one in stacks if one.activity)
+    return tuple(filter(None, steps))
 
 
 def _site(one: EndingStack) -> tuple[str, ...]:
@@ -248,7 +188,7 @@ def _verb(one: EndingStack) -> str:
 
 
 def _place(one: EndingStack) -> str:
-    name = _NAMES.get(one.activity, "")
+    name = words().activity[one.activity].place if one.activity else ""
     return f"{name} ({_call(one)})" if name else _call(one)
 
 
@@ -267,7 +207,8 @@ def _under(one: EndingStack, common: Container[str]) -> str:
 
 def _call(one: EndingStack) -> str:
     """The call that shows what a process does; without any, the innermost."""
-    calls = [c for c in one.calls for n, p in _ACTIVITIES if n == one.activity and p.match(c)]
+    pattern = words().activity[one.activity].pattern if one.activity else r"(?!)"
+    calls = [call for call in one.calls if re.match(pattern, call)]
     if one.activity == "lock":  # what takes it says more
         native = (call for call in one.calls if _activity([call]) != "lock")
         return calls[0] if calls[0].startswith("acquire") else next(native, calls[0])

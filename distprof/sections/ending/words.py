@@ -1,0 +1,38 @@
+"""Words of verdicts on how a job ended, and what processes do by their stacks: ``words.toml``."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from importlib import resources
+
+import msgspec
+
+
+class Activity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a process does, by a call of its stack."""
+
+    pattern: str  # Regular expression of the call, ``function (file:line)``.
+    place: str = ""  # What a sentence calls it; empty to name the call alone.
+    step: str = ""  # What to do about a process that does not return from it.
+
+
+class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The tables of the file, which explains each."""
+
+    about: dict[str, str]
+    signals: dict[str, str]
+    windows: dict[str, str]
+    meanings: dict[str, str]
+    who: dict[str, str]
+    waited: dict[str, str]
+    stages: dict[str, str]
+    peer_steps: dict[str, tuple[str, ...]]
+    activity: dict[str, Activity]
+
+
+@cache
+def words() -> Words:
+    """What the file says."""
+    text = resources.files(__package__).joinpath("words.toml").read_text("utf-8")
+    return msgspec.convert(tomllib.loads(text), Words)
