@@ -288,3 +288,27 @@ class GzipLimit(msgspec.Struct):
 
 
 _MOST_FOR_NOTHING = 1 << 20
+
+
+def table_beside(package: str, name: str) -> dict[str, Any]:
+    """The TOML table next to the code of a package of distprof."""
+    import tomllib  # neither is needed within a training process
+    from importlib import resources
+
+    return tomllib.loads(resources.files(package).joinpath(name).read_text("utf-8"))
+
+
+def patterns_beside(package: str, name: str, **parts: str) -> dict[str, str]:
+    """The regular expressions under ``patterns`` of such a table, by name.
+
+    ``<NAME>`` in them stands for one of ``parts``, which the table adds to; a list is alternatives.
+    """
+
+    def whole_of(given: str | list[str]) -> str:
+        text = given if isinstance(given, str) else "|".join(given)
+        return re.sub(r"<([A-Z_]+)>", lambda named: parts[named[1]], text)
+
+    table = table_beside(package, name)
+    for part, given in table.get("parts", {}).items():  # a part may hold those above it
+        parts[part] = whole_of(given)
+    return {name: whole_of(given) for name, given in table["patterns"].items()}

@@ -10,11 +10,9 @@ import gzip
 import io
 import os
 import re
-import tomllib
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import resources
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeVar, cast
 
@@ -231,27 +229,6 @@ def read_some(stream: BinaryIO, size: int) -> tuple[bytes, str]:
         parts.append(part)
         left -= len(part)
     return b"".join(parts), ""
-
-
-def table_beside(package: str, name: str) -> dict[str, Any]:
-    """The TOML table next to the code of a package of distprof."""
-    return tomllib.loads(resources.files(package).joinpath(name).read_text("utf-8"))
-
-
-def patterns_beside(package: str, name: str, **parts: str) -> dict[str, str]:
-    """The regular expressions under ``patterns`` of such a table, by name.
-
-    ``<NAME>`` in them stands for one of ``parts``, which the table adds to; a list is alternatives.
-    """
-
-    def whole_of(given: str | list[str]) -> str:
-        text = given if isinstance(given, str) else "|".join(given)
-        return re.sub(r"<([A-Z_]+)>", lambda named: parts[named[1]], text)
-
-    table = table_beside(package, name)
-    for part, given in table.get("parts", {}).items():  # a part may hold those above it
-        parts[part] = whole_of(given)
-    return {name: whole_of(given) for name, given in table["patterns"].items()}
 
 
 def refusing(expected: str, fix: str) -> Refuse:

@@ -16,9 +16,9 @@ from itertools import chain
 
 import msgspec
 
-from distprof.bounds import Bound
+from distprof.bounds import Bound, table_beside
 from distprof.ingest.communication import collective_kind
-from distprof.ingest.files import beginning, refusing, table_beside, whole
+from distprof.ingest.files import beginning, refusing, whole
 from distprof.ingest.kinds import Source
 from distprof.run.evidence import OperatorTable, TableOperator
 from distprof.terms import CollectiveKind

@@ -39,9 +39,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.bounds import Bound
+from distprof.bounds import Bound, patterns_beside
 from distprof.ingest.communication import collective_kind
-from distprof.ingest.files import beginning, decoded, patterns_beside, refusing, whole
+from distprof.ingest.files import beginning, decoded, refusing, whole
 from distprof.ingest.kinds import Source
 from distprof.ingest.kinds.logs import TRAINING_LOG
 from distprof.ingest.metadata import parse_ranks

@@ -16,7 +16,7 @@ import numpy as np
 from msgspec.structs import asdict, replace
 
 from distprof.artefacts.records import throttle_reasons
-from distprof.ingest.files import table_beside
+from distprof.bounds import table_beside
 from distprof.run.logs import Clock, DeviceEvent, DeviceLinks, DeviceLog, DeviceSeries, DeviceState
 from distprof.run.records import NO_THROTTLING, TELEMETRY
 from distprof.schema import ABSENT, Coded, Int64Array, Table

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from distprof.ingest.files import patterns_beside
+from distprof.bounds import patterns_beside
 from distprof.ingest.sensors.collect import (
     JOURNAL,
     LAST_NS,

@@ -22,7 +22,7 @@ from statistics import median
 
 import msgspec
 
-from distprof.ingest.files import patterns_beside
+from distprof.bounds import patterns_beside
 from distprof.ingest.output.read import prefix_rank
 from distprof.ingest.training_logs.grammar import (
     MAX_COUNT,

@@ -13,7 +13,7 @@ from functools import cache
 
 import msgspec
 
-from distprof.ingest.files import table_beside
+from distprof.bounds import table_beside
 from distprof.ingest.output.expressions import Signs
 from distprof.ingest.output.read import prefix_rank
 from distprof.ingest.training_logs.grammar import (

@@ -7,8 +7,8 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
+from distprof.bounds import table_beside
 from distprof.escape import shorten
-from distprof.ingest.files import table_beside
 from distprof.sections.base import VerdictText
 from distprof.sections.parts import is_recorded
 from distprof.sections.summaries import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from distprof.ingest.files import table_beside
+from distprof.bounds import table_beside
 from distprof.ingest.training_logs.grammar import OF_THE_JOB
 from distprof.sections.base import VerdictText
 from distprof.sections.nccl.show import jobs_fact, nccl_verdict
