@@ -9,15 +9,14 @@ users extend through distprof.toml.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from importlib import resources
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.bounds import table_beside
 from distprof.config import CommunicationConfig, NamePattern, parse_communication
 from distprof.schema import Coded
 from distprof.terms import CollectiveKind
@@ -138,5 +137,5 @@ def _first_match(patterns: _Compiled, name: str) -> Verdict | None:
 @cache
 def shipped_patterns() -> CommunicationConfig:
     """The patterns of ``communication.toml``."""
-    text = resources.files("distprof.ingest").joinpath("communication.toml").read_text("utf-8")
-    return parse_communication(tomllib.loads(text), "communication.toml")
+    name = "communication.toml"
+    return parse_communication(table_beside(__package__, name), name)

@@ -10,11 +10,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from enum import Enum, auto
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ import msgspec
 
 from distprof.artefacts import REPORT_FILE, REPORT_SCHEMA, RUN_FILE
 from distprof.artefacts.summary_file import SUMMARY_SCHEMA
-from distprof.bounds import open_plain
+from distprof.bounds import open_plain, table_beside
 from distprof.errors import InputError, OtherVerbError
 from distprof.escape import plain
 from distprof.ingest.files import beginning
@@ -112,8 +110,8 @@ def _bytes(text: str) -> bytes:
 
 @cache
 def _known() -> tuple[Foreign, ...]:
-    text = resources.files(__package__).joinpath("foreign.toml").read_text("utf-8")
-    return msgspec.convert(tomllib.loads(text)["foreign"], tuple[Foreign, ...])
+    table = table_beside(__package__, "foreign.toml")
+    return msgspec.convert(table["foreign"], tuple[Foreign, ...])
 
 
 def foreign_format(name: str, head: bytes = b"") -> Foreign | None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable
 from functools import cache
-from importlib import resources
 
 import msgspec
 
+from distprof.bounds import table_beside
 from distprof.terms import NcclRemark
 from distprof.units import NS_PER_S
 
@@ -381,5 +380,7 @@ _READERS: tuple[tuple[str, Reader], ...] = (
 @cache
 def _beginnings() -> dict[str, re.Pattern[str]]:
     """Of messages that are not needed (``noise``), and of known ones: ``messages.toml``."""
-    text = resources.files(__package__).joinpath("messages.toml").read_text("utf-8")
-    return {name: re.compile("|".join(each)) for name, each in tomllib.loads(text).items()}
+    return {
+        name: re.compile("|".join(each))
+        for name, each in table_beside(__package__, "messages.toml").items()
+    }

@@ -8,7 +8,6 @@ one pass over a block.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -20,6 +19,8 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from distprof.bounds import table_beside
 
 SHORTEST_SIGN = 7
 """A sign this long covers one aligned word of four bytes, wherever it begins."""
@@ -72,8 +73,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def _table() -> _Table:
-    text = resources.files(__package__).joinpath("expressions.toml").read_text("utf-8")
-    return msgspec.convert(tomllib.loads(text), _Table)
+    return msgspec.convert(table_beside(__package__, "expressions.toml"), _Table)
 
 
 def expressions() -> tuple[Expression, ...]:

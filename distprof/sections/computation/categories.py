@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable
 from functools import cache, lru_cache
-from importlib import resources
 
 import msgspec
 
+from distprof.bounds import table_beside
 from distprof.sections.computation import PRODUCTS
 
 UNKNOWN = -1
@@ -30,7 +29,6 @@ class Category(msgspec.Struct, frozen=True, kw_only=True):
 @cache
 def categories() -> dict[str, Category]:
     """All categories by name, in order of their numbers."""
-    text = resources.files(__package__).joinpath("categories.toml").read_text("utf-8")
     return {
         name: Category(
             title=given["title"],
@@ -40,7 +38,7 @@ def categories() -> dict[str, Category]:
                 for kind in ("strong", "weak", "kernels")
             },
         )
-        for name, given in tomllib.loads(text).items()
+        for name, given in table_beside(__package__, "categories.toml").items()
     }
 
 

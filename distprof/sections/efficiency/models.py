@@ -13,16 +13,15 @@ The trained model is known from run.json, or from the table ``[model]`` of distp
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
 from pathlib import PurePath
 from typing import Any, cast, get_args
 
 from msgspec.structs import replace
 
 from distprof.artefacts.run_file import RunFile
+from distprof.bounds import table_beside
 from distprof.config import ModelConfig, ModelShape
 from distprof.costs.transformer import Latent, Precision, Recomputation, TrainedModel, Transformer
 from distprof.errors import UsageError
@@ -160,7 +159,7 @@ def _preset_values(name: str) -> Mapping[str, Any]:
 
 @cache
 def _presets() -> Mapping[str, Mapping[str, Any]]:
-    return tomllib.loads((files("distprof.sections.efficiency") / "models.toml").read_text("utf-8"))
+    return table_beside(__package__, "models.toml")
 
 
 # The model that a recorded job trained ------------------------------------------------------------

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from functools import cache
-from importlib import resources
 
 import msgspec
+
+from distprof.bounds import table_beside
 
 
 class Activity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,5 +34,4 @@ class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def words() -> Words:
     """What the file says."""
-    text = resources.files(__package__).joinpath("words.toml").read_text("utf-8")
-    return msgspec.convert(tomllib.loads(text), Words)
+    return msgspec.convert(table_beside(__package__, "words.toml"), Words)
