@@ -34,13 +34,6 @@ _MAX_QUOTE = 200
 _MAX_SAID = 110
 _FATAL = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 _FOLLOWING = ("peer", "timeout", "position", "missing", "mismatch", "store", "nccl", "network")
-_NOT_OWN = re.compile(
-    r"(?:^|[.:])(?:Dist(?:Backend|Store|Network)Error|ChildFailedError|SignalException|SystemExit"
-    r"|Process(?:Exited|Raised)Exception|CalledProcessError|KeyboardInterrupt|Rendezvous\w+"
-    r"|Ray\w*Error|GetTimeoutError|WorkerCrashedError|ActorDiedError|BrokenProcessPool"
-    r"|OutOfMemoryError|DeadKernelError|UnexpectedStatusException|EnforceNotMet|EngineDeadError)$"
-)
-"""Exceptions that report the end of another process, or that another expression reads."""
 
 
 def about_of(event: OutputEvent) -> str:
@@ -588,38 +581,12 @@ def _key(event: OutputEvent) -> tuple[str, str]:
     return "error" if event.yields == "exception" else event.yields, text + message
 
 
-_OWN = re.compile(
-    r"^(?:[\w.]+\.)?(?:Import|ModuleNotFound|NotImplemented|Attribute|Name|Type|Key|Index|Value"
-    r"|Syntax|Assertion|FileNotFound|Permission|Memory)Error(?:: |$)|HTTPS?ConnectionPool"
-    r"|https?://|built in$|no GPUs|third-party dynamic library"
-    r"|use_libuv|CalledProcessError: Command (?!\W{0,3}[^',]*"
-    r"(?:python|torchrun|deepspeed|accelerate|srun|bash|\bsh\b))"
-)
-"""Exceptions of the program itself, whatever their message names."""
-
 _LAUNCHING = re.compile(
     r", in (?:launch_agent|\w+_launcher|launch_gloo|gloo_run|join(?=\n *raise Exception\()"
     r"|_recv(?=\n *raise EOFError)|_main(?=\n *self = reduction\.pickle))(?:\n(?!\s*File )[^\n]*)*$"
 )
 """Last frames of launchers, which raise what a rank ended with, and of orphaned children."""
 
-
-_OF_OTHERS = re.compile(
-    r"(?i)nccl(?!_)|hccl|groupucc|gloo|watchdog|communicator|broken pipe|socket timeout"
-    r"|client socket|^Connection\w*Error"
-    r"|connection (?:\w+ ){0,2}(?:closed|reset|refused|aborted|lost|time)"
-    r"|connect\(\) timed out|RuntimeError wait timeout|rendezvous|monitoredbarrier"
-    r"|timed out waiting|store based barrier|mismatch between collectives|out of memory|CUDA error"
-    r"|ACL stream synchronize|engine core|error code is (?:50704[68]|107020)\b"
-    r"|RPC call to \w+ timed out"
-    r"|worker.{0,20}died|processes exited with|process \d+ terminated|received signal"
-    r"|process abort signal|exit (?:code|status)|non-zero|termination signal"
-    r"|Horovod has been shut down|RuntimeError DEADLINE_EXCEEDED: "
-    r"|heartbeat timeout|stopped sending heartbeats|failed to import on the worker"
-    r"|[Rr]emote command exit|failed to run torchrun"
-    r"|failed to connect to all addresses|TaskFailedException|No available node types"
-)
-"""Messages about other processes, or that another expression reads."""
 
 _OF_WORKER = re.compile(
     r"Traceback \(|Caught \w+ in (?:replica|DataLoader|pin memory)|CheckpointException ranks:"
@@ -639,10 +606,10 @@ def _is_of_program(event: OutputEvent) -> bool:
     kind, message = event.fields.get("type", ""), event.fields.get("message", "")
     if "by" in event.fields:
         return False  # an interruption
-    return bool(_OWN.search(f"{kind}: {message}")) or not (
+    return bool(words().search("own", f"{kind}: {message}")) or not (
         _LAUNCHING.search(_frames(event))
-        or _NOT_OWN.search(kind)
-        or _OF_OTHERS.search(f"{kind} {message}")
+        or words().search("not_own", kind)
+        or words().search("of_others", f"{kind} {message}")
     )
 
 
@@ -735,7 +702,7 @@ def _exception(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     text = f"{name.rpartition('.')[2]}: {message}".strip(": .`")
     if not message and code.startswith(("assert ", "return ")):
         text += f" (“{code[:120]}”)"
-    hint = _HINT.search(event.fields.get("message", ""))
+    hint = words().search("hint", event.fields.get("message", ""))
     told = (f"Its message advises: “{hint[1]}”.",) if hint else ()
     return text, (*steps, *told) or (_where_to_look(event),)
 
@@ -755,14 +722,6 @@ def _where_to_look(event: OutputEvent) -> str:
 
 _PACKAGE = re.compile(r'  File "[^"\n]{0,300}?(?:(?:site|dist)-packages/(\w{1,60})[^"\n]{0,300})?"')
 """A frame of a traceback, with the package that it is in."""
-
-_HINT = re.compile(
-    r"(?:^|[.!?;:,)]\s+)((?:Please|Try(?:ing)?|Consider|Make sure|Ensure|Set|Restart|Use|Pass"
-    r"|Install|Run|Increas(?:e|ing)|Decreas(?:e|ing)|Reduc(?:e|ing)|Upgrade|Specify|Did you"
-    r"|You (?:can|may|should|must|need)|To (?:fix|solve|avoid|disable|enable))\b"
-    r"(?! (?:report|file|open|submit|see|refer)\b)(?:[^.\n]|\.(?=\w)){8,200})"
-)
-"""What a message itself advises."""
 
 
 def _row(event: OutputEvent) -> Expression:
@@ -898,7 +857,7 @@ def _reason(output: JobOutput) -> str:
     """What the output shows about an exit that no row explains."""
     is_survived = _survived(output)
     for event in _of(output, "exception", "error"):
-        if not (_NOT_OWN.search(event.fields.get("type", "")) or is_survived(event)):
+        if not (words().search("not_own", event.fields.get("type", "")) or is_survived(event)):
             return f"; the output shows “{_exception(event)[0]}”"
     return "; the output does not show why"
 

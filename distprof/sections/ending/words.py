@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import msgspec
@@ -28,7 +29,12 @@ class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     waited: dict[str, str]
     stages: dict[str, str]
     peer_steps: dict[str, tuple[str, ...]]
+    patterns: dict[str, str]  # Regular expressions.
     activity: dict[str, Activity]
+
+    def search(self, name: str, text: str) -> re.Match[str] | None:
+        """Where one of the patterns matches in a text, if it does."""
+        return re.search(self.patterns[name], text)
 
 
 @cache
