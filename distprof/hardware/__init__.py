@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib.resources import files
 from typing import Any, TypeVar
 
 import msgspec
 
+from distprof.bounds import table_beside
 from distprof.errors import UsageError
 
 SCALE_UP_LATENCY_S = 1e-6
@@ -110,9 +109,7 @@ def parse_bandwidth(text: str) -> float | None:
 
 @cache
 def _shipped() -> Sheet:
-    folder = files("distprof.hardware")
-    gpus = tomllib.loads((folder / "gpus.toml").read_text("utf-8"))
-    links = tomllib.loads((folder / "links.toml").read_text("utf-8"))
+    gpus, links = (table_beside(__package__, f"{name}.toml") for name in ("gpus", "links"))
     return Sheet(
         gpus={name: _gpu(name, table, f"gpus.toml: {name}") for name, table in gpus.items()},
         links={name: _link(name, table, f"links.toml: {name}") for name, table in links.items()},

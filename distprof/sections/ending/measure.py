@@ -960,16 +960,8 @@ def _missing(output: JobOutput) -> EndingResult | None:
     ranks = {rank for e in events if e.name == event.name for rank in _absent(e)}
     if re.search(r"Connect|RegisterTask|task(?:s)?_to_register", fields.get("at", "")):
         what = f"{name_ranks(ranks)} never connected to JAX's coordinator, and the others wait"
-        return _stuck("behind", what, event, *_TO_START, ranks=ranks)
+        return _stuck("behind", what, event, *words().steps["processes of JAX"], ranks=ranks)
     return _stuck("behind", f"{name_ranks(ranks)} {what}, and the others wait", event, ranks=ranks)
-
-
-_TO_START = (
-    "Start all of num_processes, each with its own process_id, and give all of them the address of "
-    "process 0, which they must reach: getent hosts NAME, nc -zv HOST PORT.",
-    "Read their logs: they may have failed before, or start later than initialization_timeout.",
-)
-"""Steps where processes of JAX do not connect."""
 
 
 def _is_past(event: OutputEvent, output: JobOutput) -> bool:
@@ -1151,7 +1143,7 @@ def _peer(output: JobOutput) -> EndingResult | None:
         kind = event.fields.get("type") or _RESULTS[int(event.fields["result"])]
         line = f"{who} failed in NCCL: {kind}{f' ({last})' if last else ''}."
         suspects = ()
-    steps, tail = words().peer_steps[event.yields], ""
+    steps, tail = words().steps[event.yields], ""
     warned = [e for e in _of(output, "warning") if e.file == event.file and e.line < event.line]
     if suspects:
         tail = f" {capitalized(name_ranks(suspects))} reported nothing."
@@ -1356,7 +1348,7 @@ def _joining(output: JobOutput) -> EndingResult | None:
             verdict=f"Not decided: the text ends before all hosts joined. {count} "
             f"({', '.join(sorted(nodes)[:4])}) {'wait' if len(nodes) > 1 else 'waits'} for the "
             "rendezvous: the others did not come to it, or came to another.",
-            next_steps=_JOIN_STEPS,
+            next_steps=words().steps["join"],
         )
     ended = {e.number("complete") for e in events}
     keys = {n for e in events if (n := e.number("key")) is not None} - ended
@@ -1371,15 +1363,8 @@ def _joining(output: JobOutput) -> EndingResult | None:
         verdict="Not decided: the text ends before all joined the process group. "
         f"{capitalized(name_ranks(begun))} of {size:,} {'wait' if len(begun) > 1 else 'waits'} for "
         f"it, and {others} printed nothing about it.",
-        next_steps=_JOIN_STEPS,
+        next_steps=words().steps["join"],
     )
-
-
-_JOIN_STEPS = (
-    "Check that the launcher starts every rank (nodes, ntasks per node, devices) with the same "
-    "rendezvous id, and that each host can reach MASTER_ADDR and MASTER_PORT.",
-    "Read the log of the ranks that did not join: they may have failed before.",
-)
 
 
 def _calls(output: JobOutput) -> EndingResult | None:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from distprof.run.logs import JobOutput, OutputEvent
 from distprof.run.topology import DEFAULT_GROUPS
 from distprof.sections.ending import STUCK, EndingPosition, EndingResult
+from distprof.sections.ending.words import words
 from distprof.sections.table import counted
 from distprof.units import capitalized, format_duration, name_ranks
 
@@ -409,26 +410,10 @@ def _of(group: str) -> str:
     return f" of {'process group ' if group.isdigit() else ''}{group}" if group else ""
 
 
-_NAMES = {
-    "ALLREDUCE": "all-reduce",
-    "ALLGATHER": "all-gather",
-    "REDUCESCATTER": "reduce-scatter",
-    "ALLTOALL": "all-to-all",
-    "BROADCAST": "broadcast",
-    "BARRIER": "barrier",
-    "SEND": "send",
-    "RECV": "receive",
-    "REDUCE": "reduce",
-    "GATHER": "gather",
-    "SCATTER": "scatter",
-    "COALESCED": "coalesced operation",
-}
-
-
 def operation_kind(op: str) -> str:
     """The usual name of an operation: ``all-gather`` for ``_ALLGATHER_BASE``."""
     plain = op.upper().replace("_", "").removesuffix("BASE").removesuffix("COALESCED") or op
-    return _NAMES.get(plain, _NAMES.get(op, op.lower() if op else "collective"))
+    return words().operations.get(plain, op.lower() if op else "collective")
 
 
 def _who(positions: Sequence[EndingPosition], group: str) -> str:

@@ -28,7 +28,8 @@ class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     who: dict[str, str]
     waited: dict[str, str]
     stages: dict[str, str]
-    peer_steps: dict[str, tuple[str, ...]]
+    steps: dict[str, tuple[str, ...]]
+    operations: dict[str, str]
     patterns: dict[str, str]  # Regular expressions.
     activity: dict[str, Activity]
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
-from pathlib import Path
 
 import msgspec
 
+from distprof.bounds import table_beside
 from distprof.escape import fitting, shorten
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limits, rule
 from distprof.sections.table import counted
@@ -87,7 +86,7 @@ _UNKNOWN = Meaning(
 
 @cache
 def _meanings() -> Mapping[int, Meaning]:
-    known = tomllib.loads(Path(__file__).with_name("xids.toml").read_text("utf-8"))
+    known = table_beside(__package__, "xids.toml")
     fixes = known["fixes"]
     return {
         number: Meaning(one["text"], fixes.get(one["fix"], one["fix"]), not one.get("program"))
