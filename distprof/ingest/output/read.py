@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from distprof.ingest.files import DAMAGE, INNER, Blocks, opened
 from distprof.ingest.output.expressions import Expression, signs
-from distprof.ingest.output.stacks import listed_stacks, stacks_in
+from distprof.ingest.output.stacks import headed, listed_stacks, stacks_in
 from distprof.run.logs import JobOutput, OutputEvent, OutputStack
 from distprof.run.topology import DEFAULT_GROUPS
 
@@ -95,22 +95,6 @@ _PREFIX = re.compile(
     r"\w{0,60}[^()]{0,60}\brank[=: ]?(\d{1,7})\b[^()]{0,80}\)"  # Ray
     r"|\[(?:Rank:?|(?:GPU )?[Rr]ank) (\d{1,7})\]|\[?RANK[ =:](\d{1,7})\]?) ?"
 )
-
-_HEADING = re.compile(
-    r"(?i)^(?:Process \d{1,9}: (?!\S{1,40}PP[1-9])\S{1,40}_TP(?=\d{1,5}$)"
-    r"|[^\n(]{1,40}\(rank[ =:]{1,4}(?=\d{1,7}\))"
-    r"|[^\w\n]{0,12}\S{0,120}/rank[_-]?|[$>#] (?:sudo )?py-spy [^\n#]{1,120}# ?rank[ =:]?"
-    r"|[^\w\n]{0,12}(?:(?:py-spy|gdb|stacks?|dump|trace|output|main thread)\W{1,3}){0,3}"
-    r"(?:(?:of|on|from|for|global)\W){0,2}(?:rank|\w{1,20}[_-]rank)[ _:=#-]{0,3})(\d{1,7})\b"
-)
-"""What people write over a rank's stack, and what torch's debug server writes."""
-
-_BETWEEN = re.compile(
-    r"\s*$|\W{3,}\w{0,10}$|\(gdb\)|Process \d|Python v|`|\$|\[(?:New|Thread)|Using host"
-    r"|0x[0-9a-f]+ in |[^\n|]{1,80}\d%\|"
-    r"|(?:Current t|T)hread 0x|\s+<no Python frame>"
-)
-"""Lines between a heading and its stack."""
 
 _TIMES = re.compile(r"\d{1,6}(?:[:.,T/-]\d{1,9}){2,8}")
 """Dates and times, which differ in the prefixes that loggers put before the lines of a record."""
@@ -339,7 +323,7 @@ class Reader:
             text = "\n".join([first.removeprefix(before), *(own or rest)])
         calls, named, count = stacks_in(text)
         if rank is None and named is None:
-            named = _headed(data[max(start - _WINDOW, 0) : start])
+            named = headed(cleaned(data[max(start - _WINDOW, 0) : start]))
         self._dumped = (shown, number + count)
         if calls and len(self.stacks) < MAX_STACKS:
             whose = rank if named is None else named
@@ -404,16 +388,6 @@ def _fields(data: bytes, start: int, at: int, end: int, row: Expression) -> dict
         before = cleaned(data[_start_of_wrapped(data, start) : start])
         fields = fields if _searched(row, before) else _searched(row, before + text) or fields
     return fields
-
-
-def _headed(data: bytes) -> int | None:
-    """The rank that a heading names at the end of a text; None without one."""
-    for line in reversed(cleaned(data).splitlines()):
-        if found := _HEADING.match(line):
-            return int(found[1])
-        if not _BETWEEN.match(line):
-            return None
-    return None
 
 
 def _time_of(data: bytes) -> float | None:

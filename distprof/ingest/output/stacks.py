@@ -63,6 +63,16 @@ def _hooks(lines: Sequence[str]) -> list[str]:
     return []
 
 
+def headed(text: str) -> int | None:
+    """The rank that a heading names at the end of a text; None without one."""
+    for line in reversed(text.splitlines()):
+        if found := _HOW["heading"].match(line):
+            return int(found[1])
+        if not _HOW["between"].match(line):
+            return None
+    return None
+
+
 def listed_stacks(
     before: Sequence[str], lines: Sequence[str]
 ) -> tuple[list[tuple[tuple[int, ...], tuple[str, ...]]], int]:
