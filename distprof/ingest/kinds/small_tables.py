@@ -559,7 +559,8 @@ def _scaling(text: str) -> ScalingTable | None:
         by_iterations = (
             ("time", "iterations") if "epoch" in text.lower() else ("iterations", "time")
         )
-        typed = {kind: _sentence_pairs(read, kind) for kind in ("rate", *by_iterations)}
+        kinds = ("rate", *by_iterations) if fewest == 2 else ("rate",)  # long prose has many times
+        typed = {kind: _sentence_pairs(read, kind) for kind in kinds}
         options = (
             (kind, of, {count: rate for (what, count), rate in found.items() if what == of})
             for kind, found in typed.items()
