@@ -35,17 +35,12 @@ _BYTES = {
 """Bytes per element by the type's name in a trace."""
 
 
-def element_bytes(kind: str) -> int:
-    """Bytes per element of a type as the trace names it; 0 if unknown."""
-    return _BYTES.get(kind, 0)
-
-
 class Inputs(NamedTuple):
-    """The inputs of one call, an entry each."""
+    """The inputs of one call, an entry each; without entries if they are unknown."""
 
-    sizes: tuple[Size | None, ...]  # Of tensors; None for anything else.
-    types: tuple[str, ...]  # As the trace names them; empty if unknown.
-    values: tuple[str, ...]  # Of scalars and lists; empty if not recorded.
+    sizes: tuple[Size | None, ...] = ()  # Of tensors; None for anything else.
+    types: tuple[str, ...] = ()  # As the trace names them; empty if unknown.
+    values: tuple[str, ...] = ()  # Of scalars and lists; empty if not recorded.
     output: Size | None = None  # Size of the output, or what :func:`with_experts` adds.
 
     def bytes(self, which: int) -> int | None:
@@ -59,6 +54,16 @@ class Inputs(NamedTuple):
         found = zip(self.sizes, self.types, strict=True)
         return next((kind for size, kind in found if size is not None), "")
 
+    @property
+    def width(self) -> int:
+        """Bytes per element of the first tensor; 0 if unknown."""
+        return _BYTES.get(self.first_type, 0)
+
+    @property
+    def elements(self) -> list[int]:
+        """Number of elements of each tensor."""
+        return [prod(size) for size in self.sizes if size]
+
 
 class Work(NamedTuple):
     """What one call computes and moves; None means unknown."""
@@ -69,16 +74,16 @@ class Work(NamedTuple):
 
 
 @lru_cache(_MOST_KNOWN)
-def parse_inputs(text: str) -> Inputs | None:
+def parse_inputs(text: str) -> Inputs:
     """The inputs from three lists as JSON: sizes, types and values.
 
-    A fourth one is what other rows show (:func:`with_output`, :func:`with_experts`). None if the
-    profiler recorded no sizes, or if they are damaged.
+    A fourth one is what other rows show (:func:`with_output`, :func:`with_experts`). There are no
+    entries if the profiler recorded no sizes, or if they are damaged.
     """
     try:
         sizes, types, values, *more = msgspec.json.decode(text, type=list[list[Any]])
     except (msgspec.DecodeError, ValueError):
-        return None
+        return Inputs()
     rows = list(zip_longest(sizes, types[: len(sizes)], values[: len(sizes)], fillvalue=""))
     return Inputs(
         tuple(_size(size, kind if types else None) for size, kind, _ in rows),
@@ -116,8 +121,6 @@ def work_of(operator: str, inputs: str) -> Work:
         inputs: Column ``inputs`` of the HOST table.
     """
     known = parse_inputs(inputs)
-    if known is None:
-        return Work()
     if operator == ROUTED_EXPERTS:
         return Work(_applied(_of_experts, known))
     name = operator.rpartition("::")[2]
@@ -172,19 +175,19 @@ def outputs_of_convolutions(backward: Iterable[tuple[str, str]]) -> Outputs:
     found: dict[tuple[Size, Size], set[Size]] = {}
     for name, text in backward:
         gradient, given = _GRADIENT_AND_INPUT[name]
-        inputs = parse_inputs(text)
-        if inputs is None or len(inputs.sizes) <= 2:
+        sizes = parse_inputs(text).sizes
+        if len(sizes) <= 2:
             continue
-        output, size, weight = inputs.sizes[gradient], inputs.sizes[given], inputs.sizes[2]
+        output, size, weight = sizes[gradient], sizes[given], sizes[2]
         if output and size and weight:
             found.setdefault((size, weight), set()).add(output)
-    return {sizes: outputs.pop() for sizes, outputs in found.items() if len(outputs) == 1}
+    return {pair: outputs.pop() for pair, outputs in found.items() if len(outputs) == 1}
 
 
 def with_output(text: str, outputs: Outputs) -> str:
     """The inputs of a convolution with the size of its output, if it is known and needed."""
     inputs = parse_inputs(text)
-    if inputs is None or len(inputs.sizes) < 2 or any(inputs.values):
+    if len(inputs.sizes) < 2 or any(inputs.values):
         return text
     size, weight = inputs.sizes[:2]
     output = outputs.get((size, weight)) if size and weight else None
@@ -214,11 +217,9 @@ def with_experts(text: str, launches: tuple[tuple[str, int], ...]) -> str:
         text: Column ``inputs`` of the HOST table.
         launches: Names and blocks of the two products, in order.
     """
-    inputs, found = parse_inputs(text), [PRODUCT_OF_EXPERTS.match(name) for name, _ in launches]
+    found = [PRODUCT_OF_EXPERTS.match(name) for name, _ in launches]
     try:
-        (tokens, width), (_, experts) = (
-            size or () for size in (inputs.sizes[:2] if inputs else ())
-        )
+        (tokens, width), (_, experts) = (size or () for size in parse_inputs(text).sizes[:2])
         ((height, tile),) = {tuple(map(int, one.groups())) for one in found if one}
         (first, blocks), (_, last_blocks) = launches
         tiles, rest = divmod(last_blocks * height, width)

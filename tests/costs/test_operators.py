@@ -190,7 +190,6 @@ def test_inputs_of_an_unknown_type_have_flop_but_no_bytes() -> None:
 
 def test_inputs_are_read_with_their_values() -> None:
     found = parse_inputs(inputs_text([[4, 3], [], []], ["float", "Scalar", ""], ["", "2", ""]))
-    assert found is not None
     assert found.sizes == ((4, 3), None, None)
     assert found.values == ("", "2", "")
     assert found.first_type == "float"

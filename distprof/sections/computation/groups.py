@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.costs.operators import Inputs, Size, Work, element_bytes, parse_inputs, work_of
+from distprof.costs.operators import Inputs, Size, Work, parse_inputs, work_of
 from distprof.run.tables import encode, runs_of
 from distprof.sections.computation import Pass
 from distprof.sections.computation.categories import categories, number_of
@@ -55,7 +55,7 @@ class Groups:
         self.category, self.part = calls.category[self.longest], calls.part[self.longest]
 
     @cached_property
-    def inputs(self) -> tuple[Inputs | None, ...]:
+    def inputs(self) -> tuple[Inputs, ...]:
         """The inputs of each group."""
         return tuple(map(parse_inputs, self.given))
 
@@ -91,7 +91,7 @@ class Groups:
 
     def on(self, sizes: set[int]) -> NDArray[np.bool_]:
         """Whether each group gets a tensor with one of these numbers of elements."""
-        return np.array([not sizes.isdisjoint(self.elements(n)) for n in range(len(self.work))])
+        return np.array([not sizes.isdisjoint(inputs.elements) for inputs in self.inputs])
 
     def running(self, kernels: re.Pattern[str]) -> NDArray[np.bool_]:
         """Whether each kernel has such a name."""
@@ -133,25 +133,10 @@ class Groups:
             if len(first) >= _MATRIX and len(second) >= _MATRIX:
                 yield group, (prod(first[:-2]), first[-2], first[-1], second[-1])
 
-    def kind(self, group: int) -> str:
-        """Element type of the first tensor; empty if unknown."""
-        inputs = self.inputs[group]
-        return "" if inputs is None else inputs.first_type
-
-    def width(self, group: int) -> int:
-        """Bytes per element of the first tensor; 0 if unknown."""
-        return element_bytes(self.kind(group))
-
-    def elements(self, group: int) -> set[int]:
-        """Number of elements of each tensor among the inputs."""
-        inputs = self.inputs[group]
-        return {prod(size) for size in inputs.sizes if size} if inputs is not None else set()
-
     def tensor(self, group: int, at: int) -> Size:
         """Size of an input; empty if unknown."""
-        inputs = self.inputs[group]
-        known = inputs is not None and len(inputs.sizes) > at
-        return (inputs.sizes[at] or ()) if inputs is not None and known else ()
+        sizes = self.inputs[group].sizes
+        return (sizes[at] if at < len(sizes) else None) or ()
 
 
 _MATRIX = 2

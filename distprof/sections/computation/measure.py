@@ -409,8 +409,7 @@ def _small_ratio(rows: Iterable[OperatorStats], multiprocessors: int | None) -> 
 
 def _multiplied(row: OperatorStats) -> str:
     """The type that it multiplies, as limits name it; empty if unknown."""
-    inputs = parse_inputs(row.inputs)
-    kind = inputs.first_type if inputs is not None else ""
+    kind = parse_inputs(row.inputs).first_type
     if kind.startswith("c10::Float8") or _FP8.search(row.kernel):
         return "fp8"
     return "tf32" if kind == "float" and _TF32.search(row.kernel) else SHORT_TYPES.get(kind, kind)

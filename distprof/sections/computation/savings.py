@@ -180,7 +180,7 @@ def _with_padded_products(groups: Groups) -> Change:
         group: dimensions
         for group, dimensions in groups.products("mm", "bmm", "addmm", "baddbmm")
         if is_product[group]
-        and groups.kind(group) in _SIXTEEN_BITS
+        and groups.inputs[group].first_type in _SIXTEEN_BITS
         and min(dimensions[1:]) >= LEAST_DIMENSION
         and spent[group] > 0
     }
@@ -243,7 +243,7 @@ def _with_fused_optimizer(groups: Groups) -> Change | None:
     if rate is None or not elements or not spent:
         return None
     states = 2 if "addcdiv_" in elements else int("mul_" in elements)
-    width = max(groups.width(group) for group in chosen)
+    width = max(groups.inputs[group].width for group in chosen)
     least = (_PARAMETER_AND_GRADIENT + 2 * states) * width * median_low(elements.values())
     where = np.isin(groups.group, chosen)
     return Change(share=np.where(where, max(0.0, 1 - least / rate / spent), 0.0), ends_idling=True)
@@ -319,9 +319,10 @@ def _with_fused_dropout(groups: Groups) -> Change:
             chain.append(kernel)
         if not chain:
             continue
-        rest = [group_of[kernel] for kernel in chain]
-        width, number = min(map(groups.width, rest)), prod(size)
-        moved = number * groups.width(first) + sum(groups.work[one].bytes or 0 for one in rest)
+        rest, number = [group_of[kernel] for kernel in chain], prod(size)
+        width = min(groups.inputs[one].width for one in rest)
+        moved = sum(groups.work[one].bytes or 0 for one in rest)
+        moved += number * groups.inputs[first].width
         share[[at, *chain]] = max(0.0, 1 - number * (2 * width + 1) / moved) if moved else 0.0
     return Change(share=share)
 
@@ -347,7 +348,7 @@ def _with_narrow_casts(groups: Groups) -> Change:
                 share[[at, kernel]] = 1.0
                 share[inside] = np.maximum(share[inside], _HALF)
                 break
-            if not is_small[group] or number not in groups.elements(group):
+            if not is_small[group] or number not in groups.inputs[group].elements:
                 break
             inside.append(kernel)
     return Change(share=share)
@@ -358,8 +359,7 @@ _HALF = 0.5
 
 def _cast(groups: Groups, group: int) -> tuple[str, str, int]:
     """Type before and after a copy, empty if unknown, and number of elements."""
-    inputs = groups.inputs[group]
-    after, before, *_ = (*(inputs.types if inputs is not None else ()), "", "")
+    after, before, *_ = (*groups.inputs[group].types, "", "")
     return before, after, prod(groups.tensor(group, 0))
 
 
@@ -386,7 +386,7 @@ def _handed_over(groups: Groups, first: int, second: int) -> float:
     """Share of the second operator's bytes that the first one wrote."""
     work, inputs = groups.work[second], groups.inputs[second]
     written = groups.work[first].written
-    if not work.bytes or not written or inputs is None:
+    if not work.bytes or not written:
         return 0.0
     if any(groups.names[one].startswith("triton_") for one in (first, second)):
         return 0.0

@@ -5,8 +5,7 @@ Grids of thread blocks show neither for kernels that always launch as many as fi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from math import prod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -38,8 +37,6 @@ SHORT_TYPES = {
 def tensors(text: str) -> tuple[str, ...]:
     """Each tensor among the inputs as ``bf16[8192, 768]``; empty if unknown."""
     inputs = parse_inputs(text)
-    if inputs is None:
-        return ()
     found = zip(inputs.sizes, inputs.types, strict=True)
     return tuple(f"{SHORT_TYPES.get(kind, kind)}{list(size)}" for size, kind in found if size)
 
@@ -143,9 +140,9 @@ def _sums(operator: _Operator) -> tuple[int, int]:
 
 def _work_per_call(name: str, ranks: Sequence[_Operator]) -> tuple[str, list[float]]:
     """FLOP of a mean call of each rank; bytes or elements of its inputs if those are unknown."""
-    for unit in ("FLOP", "bytes", "elements"):
+    for unit in _UNITS:
         work = [
-            [(_work(unit, name, one.inputs), one.num_calls) for one in rank.values()]
+            [(_UNITS[unit](name, one.inputs) or 0, one.num_calls) for one in rank.values()]
             for rank in ranks
         ]
         if all(each for rank in work for each, _ in rank):
@@ -153,13 +150,12 @@ def _work_per_call(name: str, ranks: Sequence[_Operator]) -> tuple[str, list[flo
     return unit, [sum(n * each for each, n in rank) / sum(n for _, n in rank) for rank in work]
 
 
-def _work(unit: str, name: str, inputs: str) -> int:
-    """Work of one call; 0 if unknown."""
-    if unit == "elements":
-        known = parse_inputs(inputs)
-        return sum(prod(size) for size in known.sizes if size) if known is not None else 0
-    work = work_of(name, inputs)
-    return (work.flop if unit == "FLOP" else work.bytes) or 0
+_UNITS: Mapping[str, Callable[[str, str], int | None]] = {
+    "FLOP": lambda name, inputs: work_of(name, inputs).flop,
+    "bytes": lambda name, inputs: work_of(name, inputs).bytes,
+    "elements": lambda _, inputs: sum(parse_inputs(inputs).elements),
+}
+"""Work of one call of an operator with its inputs, by what is counted, the surest first."""
 
 
 def _most(operator: _Operator, without: _Operator, like: _Tensors = ()) -> _Tensors:

@@ -343,7 +343,7 @@ def script_of(told: Told, which: int) -> str:
     inputs = parse_inputs(stats.inputs)
     if _NAME.fullmatch(stats.name) is None:
         raise _refusal(told, f"{shorten(plain(stats.name), 80)!r}, no operator of PyTorch")
-    if inputs is None or not any(inputs.types):
+    if not any(inputs.types):
         raise _refusal(told, f"{stats.name} without sizes and types of its inputs")
     if sum(prod(size) for size in inputs.sizes if size is not None) > _MOST_ELEMENTS:
         raise _refusal(told, f"{stats.name} on more than {_MOST_ELEMENTS:,} elements")
