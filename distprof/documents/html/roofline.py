@@ -35,9 +35,13 @@ def roofline_figure(result: ComputationResult) -> Markup:
         f"Roofline of {counted(len(points), 'operator')}: FLOP per second against FLOP per byte, "
         "logarithmic"
     )
-    drawn = chart.drawn(
-        _axes(chart), *_roofs(result, points, chart), *marks, *_numbers(points, chart), label=label
+    axes = chart.axes(
+        [(place, f"{value:g}") for place, value in _ticks(chart.left, chart.right)],
+        [(place, f"{format_flop(value)}/s") for place, value in _ticks(chart.least, chart.most)],
+        "FLOP per byte",
     )
+    roofs, numbers = _roofs(result, points, chart), _numbers(points, chart)
+    drawn = chart.drawn(axes, *roofs, *marks, *numbers, label=label)
     return captioned(
         _caption(result),
         drawn,
@@ -47,8 +51,13 @@ def roofline_figure(result: ComputationResult) -> Markup:
 
 
 def _has_place(row: OperatorRow) -> bool:
-    """Whether FLOP and bytes are known; a report from elsewhere may have any number there."""
-    return all(0 < (one or 0) < _IMPOSSIBLE for one in (row.flop, row.bytes, row.flops))
+    """Whether FLOP and bytes are known."""
+    return _is_possible(row.flop) and _is_possible(row.bytes) and _is_possible(row.flops)
+
+
+def _is_possible(figure: float | None) -> bool:
+    """Whether it is known; a report from elsewhere may have any number there."""
+    return 0 < (figure or 0) < _IMPOSSIBLE
 
 
 _IMPOSSIBLE = 1e24
@@ -59,21 +68,9 @@ def _place(row: OperatorRow) -> Point:
     return math.log10((row.flop or 1) / (row.bytes or 1)), math.log10(row.flops or 1)
 
 
-def _ridge(result: ComputationResult, flops: float) -> float | None:
-    """FLOP per byte at which memory and computation take the same time."""
-    memory = result.memory_bytes_per_s
-    known = all(0 < (one or 0) < _IMPOSSIBLE for one in (flops, memory))
-    return flops / memory if known and memory else None
-
-
 def _chart(result: ComputationResult, points: Sequence[OperatorRow]) -> Chart:
     """Both axes show every operator and roof, with some room around them."""
-    found = [
-        (math.log10(ridge), math.log10(roof.flops))
-        for roof in _used(result, points)
-        if (ridge := _ridge(result, roof.flops)) is not None
-    ]
-    found += map(_place, points)
+    found = [*map(_place, points), *_ridges(result, points)]
     xs, ys = ([place[axis] for place in found] for axis in (0, 1))
     return Chart(
         left=min(xs) - _ROOM, right=max(xs) + _ROOM, least=min(ys) - _ROOM, most=max(ys) + _ROOM
@@ -84,20 +81,23 @@ _ROOM = 0.15
 """Powers of ten around operators and roofs."""
 
 
-def _used(result: ComputationResult, points: Sequence[OperatorRow]) -> list[Roof]:
-    """The roofs of types that the operators multiply; all if none has a type with a roof."""
+def _ridges(result: ComputationResult, points: Sequence[OperatorRow]) -> dict[Point, list[Roof]]:
+    """Roofs by where the slope of memory meets them, as powers of ten; those of a speed share one.
+
+    They are those of types that the operators multiply; all if none has a type with a roof.
+    """
+    memory = result.memory_bytes_per_s
+    if not memory or not _is_possible(memory):
+        return {}
     types = {row.inputs.partition("[")[0] for row in points}
     types |= {"tf32"} if "fp32" in types else set()
     types |= {"fp8"} if any("Float8" in kind for kind in types) else set()
-    return [roof for roof in result.roofs if roof.dtype in types] or list(result.roofs)
-
-
-def _axes(chart: Chart) -> Markup:
-    return chart.axes(
-        [(place, f"{value:g}") for place, value in _ticks(chart.left, chart.right)],
-        [(place, f"{format_flop(value)}/s") for place, value in _ticks(chart.least, chart.most)],
-        "FLOP per byte",
-    )
+    found: dict[Point, list[Roof]] = {}
+    for roof in [roof for roof in result.roofs if roof.dtype in types] or result.roofs:
+        if _is_possible(roof.flops):
+            ridge = math.log10(roof.flops / memory), math.log10(roof.flops)
+            found.setdefault(ridge, []).append(roof)
+    return found
 
 
 def _ticks(low: float, high: float) -> Iterator[tuple[float, float]]:
@@ -117,25 +117,21 @@ def _roofs(
     result: ComputationResult, points: Sequence[OperatorRow], chart: Chart
 ) -> Iterator[Markup]:
     """The slope of memory, and a level for each type; types of the same speed share one."""
-    levels: dict[float, list[str]] = {}
-    for roof in _used(result, points):
-        levels.setdefault(roof.flops, []).append(roof.dtype)
-    ridges = {flops: ridge for flops in levels if (ridge := _ridge(result, flops)) is not None}
+    ridges = _ridges(result, points)
     if not ridges:
         return
     memory = math.log10(result.memory_bytes_per_s or 1)
-    top = math.log10(max(ridges))
+    top = max(level for _, level in ridges)
     foot = max(chart.left, chart.least - memory)
     yield chart.curve([(foot, foot + memory), (top - memory, top)], "thin")
-    for flops, ridge in ridges.items():
-        level = math.log10(flops)
-        yield chart.curve([(math.log10(ridge), level), (chart.right, level)], "thin")
-        text = f"{', '.join(levels[flops])} {format_flop(flops)}/s"
-        yield _note(text, chart.x(chart.right), chart.y(level) - 5)
+    for (ridge, level), roofs in ridges.items():
+        yield chart.curve([(ridge, level), (chart.right, level)], "thin")
+        text = f"{', '.join(roof.dtype for roof in roofs)} {format_flop(roofs[0].flops)}/s"
+        yield _note(text, chart.x(chart.right), chart.y(level) - 5, text_anchor="end")
 
 
-def _note(text: str, x: float, y: float) -> Markup:
-    return element("g", element("text", text, x=x, y=y, text_anchor="end"), class_="axis")
+def _note(text: str, x: float, y: float, **style: str) -> Markup:
+    return element("g", element("text", text, x=x, y=y, **style), class_="axis")
 
 
 def _mark(row: OperatorRow, number: int, most_ns: int, chart: Chart) -> Markup:
@@ -164,7 +160,7 @@ def _numbers(points: Sequence[OperatorRow], chart: Chart) -> Iterator[Markup]:
             found.append((x, y, names := []))
         names.append(str(number))
     for x, y, names in found:
-        yield element("g", element("text", ", ".join(names), x=x, y=y), class_="axis")
+        yield _note(", ".join(names), x, y)
 
 
 def _caption(result: ComputationResult) -> str:
