@@ -74,8 +74,6 @@ def of_kernel(kernel: str) -> int:
 
 _INDUCTOR = re.compile(r"triton_(?P<kind>poi|red|per|split_red|mix|for|tem)_fused_")
 
-_TEMPLATE = "tem"
-
 
 def _of_inductor(kernel: str, kind: str) -> int:
     """A kernel that Inductor made and named after the operators that it fuses.
@@ -84,17 +82,16 @@ def _of_inductor(kernel: str, kind: str) -> int:
     """
     if _ONLY_COPIES.fullmatch(kernel):
         return number_of("copy")
-    is_product = kind == _TEMPLATE
-    rest = "gemm" if is_product else "reduction" if kind in _REDUCING else "elementwise"
+    rest = _REST_OF_INDUCTOR.get(kind, "elementwise")
     fused = (
         name
         for name, one in categories().items()
-        if (name in PRODUCTS) == is_product and any(word in kernel for word in one.fused)
+        if (name in PRODUCTS) == (rest == "gemm") and any(word in kernel for word in one.fused)
     )
     return number_of(next(fused, rest))
 
 
-_REDUCING = ("red", "per", "split_red")
+_REST_OF_INDUCTOR = {"tem": "gemm", **dict.fromkeys(("red", "per", "split_red"), "reduction")}
 
 _ONLY_COPIES = re.compile(
     r"triton_poi_fused(?:_(?:_to_copy|_unsafe_view|copy|clone|cat|stack|view|t|transpose|permute|expand"

@@ -75,24 +75,19 @@ def modules_of(calls: KernelCalls) -> tuple[ModuleStats, ...]:
     paths: list[tuple[str, ...]] = []
     for above, name in tree.paths:
         paths.append((*(paths[above] if above != UNKNOWN else ()), name))
+    started = [paths[number] for number in np.flatnonzero(num_calls)]
+    shown = {one[:depth] for one in started for depth in range(1, len(one) + 1)}
     return tuple(
         ModuleStats(
-            path=paths[number],
+            path=one,
             num_modules=int(num_modules[number]),
             num_calls=int(num_calls[number]),
             self_ns=int(own[number]),
             backward_ns=int(backward[number]),
         )
-        for number in _with_paths_above(tree, num_calls > 0)
+        for number, one in enumerate(paths)
+        if one in shown
     )
-
-
-def _with_paths_above(tree: _Tree, shown: NDArray[np.bool_]) -> list[int]:
-    for number in range(len(tree.paths) - 1, -1, -1):
-        above = tree.paths[number][0]
-        if shown[number] and above != UNKNOWN:
-            shown[above] = True
-    return np.flatnonzero(shown).tolist()
 
 
 def is_module(operators: Operators, host: Table) -> NDArray[np.bool_]:

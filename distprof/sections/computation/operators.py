@@ -119,9 +119,9 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
         own = np.where(chosen, np.arange(len(chosen)), UNKNOWN)
         return self.inherited(own.astype(np.int32))
 
-    def outermost(self, own: NDArray[np.int32]) -> NDArray[np.int32]:
-        """The value of the outermost operator around each one that has one, itself included."""
-        values = own.copy()
+    def outermost(self, chosen: NDArray[np.bool_]) -> NDArray[np.int32]:
+        """The outermost chosen operator around each one, itself included; UNKNOWN without one."""
+        values = np.where(chosen, np.arange(len(chosen)), UNKNOWN).astype(np.int32)
         for rows in self.levels:
             outer = self.above(values, rows)
             values[rows] = np.where(outer == UNKNOWN, values[rows], outer)
@@ -134,14 +134,10 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
         recomputation.
         """
         names = host.coded("name")
-        codes = names.codes[self.row]
-        is_backward = names.finds(BACKWARD)
-        is_optimizer = names.finds(_OPTIMIZER)
-        of_autograd = names.finds(OF_AUTOGRAD)
-        numbered = (host["sequence"] >= 0) & ~of_autograd
-        own = np.full(len(codes), UNKNOWN, np.int32)
-        own[is_backward[self.row]] = Pass.BACKWARD
-        own[is_optimizer[self.row]] = Pass.OPTIMIZER
+        numbered = (host["sequence"] >= 0) & ~names.finds(OF_AUTOGRAD)
+        own = np.full(len(self.row), UNKNOWN, np.int32)
+        own[names.finds(BACKWARD)[self.row]] = Pass.BACKWARD
+        own[names.finds(_OPTIMIZER)[self.row]] = Pass.OPTIMIZER
         starts = numbered[self.row] & (own == UNKNOWN)
         for rows in self.levels:
             outer = self.above(own, rows)
@@ -292,9 +288,7 @@ def _launched_by(
     part = operators.passes(host)
     weakly = np.where(part == Pass.OPTIMIZER, number_of("optimizer"), weakly)
     category = np.where(strongly == UNKNOWN, weakly, strongly)
-    counted = _verdicts(names.values, is_counted)[code] > 0
-    place = np.arange(len(code))
-    outer = operators.outermost(np.where(counted, place, UNKNOWN).astype(np.int32))
+    outer = operators.outermost(_verdicts(names.values, is_counted)[code] > 0)
     inner = operators.innermost(~is_call)
     chosen = np.where(outer[inside] >= 0, outer[inside], inner[inside])
     is_operator = categories_of.equals("cpu_op")[operators.row[chosen]] & (chosen >= 0)

@@ -126,7 +126,10 @@ def tell(
             fix="capture with torch.profiler.ProfilerActivity.CUDA",
         )
     full, is_kernel = _resolve(name, _times(every))
-    calls = _of_kernel(every, full) if is_kernel else _of_operator(every, full)
+    if is_kernel:
+        calls = _taken(every, every.kernel == every.kernel_names.index(full))
+    else:
+        calls = _of_operator(every, full)
     limits = limits_of(run, sheet, fabric)
     stats = operator_stats(Groups(calls))
     rows = operator_rows(stats, run, limits)
@@ -210,17 +213,11 @@ def _several(
     return text + "\n".join((*lines[:_MOST_LISTED], *more))
 
 
-def _of_kernel(calls: KernelCalls, name: str) -> KernelCalls:
-    """Calls of a kernel."""
-    return _taken(calls, calls.kernel == calls.kernel_names.index(name))
-
-
 def _of_operator(calls: KernelCalls, name: str) -> KernelCalls:
     """Calls of all kernels inside an operator; autocast calls it inside itself."""
     tree = calls.operators
-    is_named = calls.host.coded("name").equals(name)[tree.row]
-    own = np.where(is_named, np.arange(len(tree.row)), ABSENT).astype(np.int32)
-    owner = np.where(calls.inside >= 0, tree.outermost(own)[calls.inside], ABSENT)
+    outer = tree.outermost(calls.host.coded("name").equals(name)[tree.row])
+    owner = np.where(calls.inside >= 0, outer[calls.inside], ABSENT)
     taken = _taken(replace(calls, inside=owner.astype(np.int64)), owner >= 0)
     row = tree.row[taken.inside].astype(np.int64)
     inputs, given = completed_inputs(tree, row, calls.host)
