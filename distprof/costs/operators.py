@@ -136,7 +136,7 @@ def _applied(formula: Callable[[Inputs], Found] | None, known: Inputs) -> Found 
     """The result of a formula; None without one, or for inputs that do not fit it."""
     try:
         found = None if formula is None else formula(known)
-    except (IndexError, TypeError, ValueError):
+    except (LookupError, TypeError, ValueError):
         return None
     largest = found if isinstance(found, int) else max(found or (0, 0))
     return found if largest <= _MOST else None
@@ -302,10 +302,7 @@ def _convolution_backward(call: Inputs) -> int:
 
 
 def _flag(text: str) -> bool:
-    found = {"true": True, "false": False}.get(text.strip().lower())
-    if found is None:
-        raise ValueError
-    return found
+    return {"true": True, "false": False}[text.strip().lower()]
 
 
 def _gradient(call: Inputs) -> int:
@@ -417,8 +414,6 @@ def _bytes(call: Inputs, at: int) -> int:
 
 
 def _whole(size: Size, kind: str) -> int:
-    if kind not in _BYTES:
-        raise ValueError
     return prod(size) * _BYTES[kind]
 
 
