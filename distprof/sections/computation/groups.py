@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.costs.operators import Inputs, Size, Work, parse_inputs, work_of
-from distprof.run.tables import encode, runs_of
-from distprof.sections.computation import Pass
-from distprof.sections.computation.categories import categories, number_of
+from distprof.run.tables import DistinctRows, runs_of
+from distprof.sections.computation.categories import number_of
 from distprof.sections.computation.operators import KernelCalls
 from distprof.sections.computation.shapes import tensors
 
@@ -35,13 +34,7 @@ class Groups:
         shown[known] = names.codes[calls.row[known]]
         given = np.zeros(len(shown), np.int64)
         given[known] = calls.inputs[known] + 1
-        _, group = encode(shown)
-        for column, size in (
-            (given, len(calls.given) + 1),
-            (calls.category, len(categories())),
-            (calls.part, len(Pass)),
-        ):
-            _, group = encode(group * size + column)
+        _, group = DistinctRows().of((shown, given, calls.category, calls.part))
         order = np.lexsort((-calls.counted_ns, group))
         size = len(calls.host) + len(known)
         call = np.where(known, calls.row, len(calls.host) + np.arange(len(known)))

@@ -37,7 +37,7 @@ from distprof.sections.computation import (
     Saving,
     added,
 )
-from distprof.sections.computation.categories import categories
+from distprof.sections.computation.categories import categories, number_of
 from distprof.sections.computation.groups import Groups
 from distprof.sections.computation.modules import compiled_code, modules_of
 from distprof.sections.computation.operators import KernelCalls, kernels_of
@@ -134,9 +134,8 @@ def rank_computation(savings: Savings | None, windows: Intervals) -> RankComputa
     if savings is None:
         return None
     calls, rows = savings.groups.calls, operator_stats(savings.groups)
-    rest = (replace(row, name=REST, inputs="", kernel="", blocks=0) for row in rows[MOST_ROWS:])
     return RankComputation(
-        rows=(*rows[:MOST_ROWS], *_together(rest)),
+        rows=(*rows[:MOST_ROWS], *_rest(rows[MOST_ROWS:])),
         has_operators=bool((calls.row >= 0).any()),
         savings=savings.stats,
         regions=savings.regions,
@@ -176,6 +175,13 @@ def _together(rows: Iterable[OperatorStats]) -> list[OperatorStats]:
     return sorted(found.values(), key=lambda row: -row.total_ns)
 
 
+def _rest(rows: Iterable[OperatorStats], **same: int) -> list[OperatorStats]:
+    """Rows without their names, summed up by category and pass; ``same`` replaces these."""
+    return _together(
+        replace(row, name=REST, inputs="", kernel="", blocks=0, **same) for row in rows
+    )
+
+
 def analyze_computation(
     run: Run, analyses: RankAnalyses, sheet: Sheet, fabric: FabricFile | None = None
 ) -> ComputationResult:
@@ -194,6 +200,8 @@ def analyze_computation(
     known_ns = _time_of(row for row in products if _flop(row) is not None)
     recorded_ns = _time_of(row for row in products if row.inputs)
     precision = _precision(rows)
+    computed_once = (row for row in products if row.part != Pass.RECOMPUTATION)
+    wide = (row for row in products if _category(row) == "gemm" and _multiplied(row) in _16_BITS)
     compiled = [rank.compiled for rank in explained.values() if rank.compiled is not None]
     return ComputationResult(
         ranks=tuple(explained),
@@ -209,8 +217,8 @@ def analyze_computation(
         flop=_known_flop(rows),
         recomputed_flop=_known_flop(row for row in rows if row.part == Pass.RECOMPUTATION),
         precision=precision,
-        slower_types_ns=_slower_types_ns(products, limits, precision),
-        fp8_bound_ns=_fp8_bound(products, limits),
+        slower_types_ns=_saved_ns(computed_once, limits, precision),
+        fp8_bound_ns=_saved_ns(wide, limits, "fp8") if "fp8" in limits.peaks else None,
         roofs=tuple(Roof(dtype=kind, flops=flops) for kind, flops in limits.peaks.items()),
         memory_bytes_per_s=limits.memory,
         is_measured=limits.is_measured,
@@ -250,18 +258,9 @@ def _precision(rows: Iterable[OperatorStats]) -> str:
     return max(sums, key=lambda kind: sums[kind], default="")
 
 
-def _slower_types_ns(products: Iterable[OperatorStats], limits: Limits, precision: str) -> int:
-    """What products in slower types than that of most FLOP would save in it."""
-    slower = (row for row in products if row.part != Pass.RECOMPUTATION)
-    return round(sum(row.total_ns * _saved_ratio(row, limits, precision) for row in slower))
-
-
-def _fp8_bound(products: Iterable[OperatorStats], limits: Limits) -> int | None:
-    """Time that 16-bit matrix products could save at most if they ran in fp8; None without fp8."""
-    if "fp8" not in limits.peaks:
-        return None
-    wide = (row for row in products if _category(row) == "gemm" and _multiplied(row) in _16_BITS)
-    return round(sum(row.total_ns * _saved_ratio(row, limits, "fp8") for row in wide))
+def _saved_ns(products: Iterable[OperatorStats], limits: Limits, kind: str) -> int:
+    """What products in slower types would save in another one."""
+    return round(sum(row.total_ns * _saved_ratio(row, limits, kind) for row in products))
 
 
 _16_BITS = ("bf16", "fp16")
@@ -304,29 +303,23 @@ def _module_rows(explained: Iterable[RankComputation], total_ns: int) -> tuple[M
     longest_first = sorted(
         own, key=lambda path: [(-total[path[: n + 1]], path[n]) for n in range(len(path))]
     )
-    rows = [
-        ModuleRow(
-            name=path[-1],
-            depth=len(path) - 1,
-            num_modules=own[path].num_modules,
-            num_calls=own[path].num_calls,
-            total_ns=total[path],
-            self_ns=own[path].self_ns,
-            backward_ns=backward[path],
-        )
-        for path in longest_first
-    ]
-    outside_ns = total_ns - sum(row.self_ns for row in rows)
-    outside = ModuleRow(
-        name=OUTSIDE_MODULES,
-        depth=0,
-        num_modules=0,
-        num_calls=0,
-        total_ns=outside_ns,
-        self_ns=outside_ns,
-        backward_ns=0,
+    outside_ns = total_ns - sum(row.self_ns for row in own.values())
+    outside = ModuleStats(
+        path=(OUTSIDE_MODULES,), num_modules=0, num_calls=0, self_ns=outside_ns, backward_ns=0
     )
-    return (*rows, outside)
+    listed = [(own[path], total[path], backward[path]) for path in longest_first]
+    return tuple(
+        ModuleRow(
+            name=stats.path[-1],
+            depth=len(stats.path) - 1,
+            num_modules=stats.num_modules,
+            num_calls=stats.num_calls,
+            total_ns=whole,
+            self_ns=stats.self_ns,
+            backward_ns=of_backward,
+        )
+        for stats, whole, of_backward in (*listed, (outside, outside_ns, 0))
+    )
 
 
 _SUMS = ("num_calls", "self_ns", "backward_ns")
@@ -353,22 +346,12 @@ def operator_rows(
 ) -> tuple[OperatorRow, ...]:
     """Rows of a report, longest first, with what limits them."""
     together, multiprocessors = _together(stats), _multiprocessors(run)
-    rows = [_operator_row(row, limits, multiprocessors) for row in together[:TABLE_LIMIT]]
-    if rest := together[TABLE_LIMIT:]:
-        rows.append(
-            OperatorRow(
-                name=REST,
-                category="other",
-                part=Pass.OTHER.label,
-                num_calls=sum(row.num_calls for row in rest),
-                total_ns=_time_of(rest),
-            )
-        )
-    return tuple(rows)
+    rest = _rest(together[TABLE_LIMIT:], category=number_of("other"), part=Pass.OTHER)
+    rows = (*together[:TABLE_LIMIT], *rest)
+    return tuple(_operator_row(row, limits, multiprocessors) for row in rows)
 
 
 def _operator_row(row: OperatorStats, limits: Limits, multiprocessors: int | None) -> OperatorRow:
-    """The row with its limit on this GPU."""
     work, flop, seconds = work_of(row.name, row.inputs), _flop(row), row.total_ns / NS_PER_S
     moved = None if work.bytes is None else work.bytes * row.num_calls
     bound, ratio = limits.judge(_multiplied(row), flop, moved, seconds)
