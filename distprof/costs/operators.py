@@ -201,7 +201,7 @@ def _with(text: str, more: Size) -> str:
 ROUTED_EXPERTS = "vllm::moe_forward"
 """Called with tokens and the scores of experts for them, but not with their weights."""
 
-PRODUCT_OF_EXPERTS = re.compile(r"bmm_\w+?_t(\d+)x(\d+)x\d+\w*_transOut_\w*dynBatch")
+PRODUCT_OF_EXPERTS = re.compile(r"^bmm_\w+?_t(\d+)x(\d+)x\d+\w*_transOut_\w*dynBatch")
 """A kernel of TensorRT-LLM for all experts, with its tile of columns and of tokens."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from math import prod
@@ -30,7 +29,7 @@ class Groups:
         self.calls = calls
         names = calls.host.coded("name")
         known = calls.row >= 0
-        shown = len(names.values) + calls.kernel
+        shown = len(names.values) + calls.kernels.codes.astype(np.int64)
         shown[known] = names.codes[calls.row[known]]
         given = np.zeros(len(shown), np.int64)
         given[known] = calls.inputs[known] + 1
@@ -38,9 +37,10 @@ class Groups:
         order = np.lexsort((-calls.counted_ns, group))
         size = len(calls.host) + len(known)
         call = np.where(known, calls.row, len(calls.host) + np.arange(len(known)))
-        texts, inputs = (*names.values, *calls.kernel_names), ("", *calls.given)
+        texts, inputs = (*names.values, *calls.kernels.values), ("", *calls.given)
         self.group = group  # Group of each kernel.
         self.longest = order[runs_of(group[order])[0]]  # The longest kernel of each group.
+        self.kernels = calls.kernels.take(self.longest).decode()  # Their names.
         # Operators of each group, or kernels without an operator; their names and HOST's inputs.
         self.num_calls = np.bincount(np.unique(group * size + call) // size)
         self.names: tuple[str, ...] = tuple(texts[code] for code in shown[self.longest].tolist())
@@ -86,11 +86,6 @@ class Groups:
         """Whether each group gets a tensor with one of these numbers of elements."""
         return np.array([not sizes.isdisjoint(inputs.elements) for inputs in self.inputs])
 
-    def running(self, kernels: re.Pattern[str]) -> NDArray[np.bool_]:
-        """Whether each kernel has such a name."""
-        found = [kernels.search(name) is not None for name in self.calls.kernel_names]
-        return np.array(found, np.bool_)[self.calls.kernel]
-
     def named(self, *names: str) -> Iterator[int]:
         """Groups of operators that end with one of these names."""
         return (group for group in range(len(self.names)) if self.operator(group) in names)
@@ -103,10 +98,6 @@ class Groups:
         """Its name with its tensors, for example ``aten::mm on bf16[8, 4] · bf16[4, 2]``."""
         sizes = " · ".join(tensors(self.given[group]))
         return f"{self.names[group]} on {sizes}" if sizes else self.names[group]
-
-    def kernel(self, group: int) -> str:
-        """Name of its longest kernel."""
-        return self.calls.kernel_names[int(self.calls.kernel[self.longest[group]])]
 
     def followed(self, chosen: Iterable[int], most: int) -> Iterator[tuple[int, list[int]]]:
         """Kernels of some groups, each with the next ones of its stream."""

@@ -157,7 +157,7 @@ def operator_stats(groups: Groups) -> list[OperatorStats]:
             part=int(calls.part[at]),
             num_calls=int(groups.num_calls[one]),
             total_ns=int(total[one]),
-            kernel=calls.kernel_names[calls.kernel[at]],
+            kernel=groups.kernels[one],
             blocks=int(calls.blocks[at]),
         )
         for one in np.argsort(-total, kind="stable").tolist()

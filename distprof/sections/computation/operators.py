@@ -30,7 +30,7 @@ from distprof.run.tables import (
     join_launches,
     parts_by,
 )
-from distprof.schema import ABSENT, Int64Array, Table
+from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.sections.computation import Pass
 from distprof.sections.computation.categories import (
     UNKNOWN,
@@ -191,7 +191,7 @@ class KernelCalls(msgspec.Struct, frozen=True, kw_only=True):
     counted_ns: Int64Array  # Own time inside the analysed windows.
     stream: Int64Array
     blocks: NDArray[np.int32]  # Thread blocks; ABSENT if unknown.
-    kernel: Int64Array  # Code of its name.
+    kernels: Coded  # Their names.
     launched_ns: Int64Array  # Start of the call that launched it; ABSENT if unknown.
     inside: Int64Array  # The innermost of the operators around this call; ABSENT without one.
     operators: Operators
@@ -201,7 +201,6 @@ class KernelCalls(msgspec.Struct, frozen=True, kw_only=True):
     given: tuple[str, ...]  # Column ``inputs`` of HOST, completed where other rows say more.
     category: NDArray[np.int32]  # Number of its category.
     part: NDArray[np.int32]  # A Pass.
-    kernel_names: tuple[str, ...]
     host: Table  # HOST.
 
 
@@ -225,16 +224,15 @@ def kernels_of(
     in_graph[in_graph] = host.coded("name").finds(_GRAPH_LAUNCH)[launches.row[in_graph]]
     row[in_graph] = category[in_graph] = UNKNOWN
     inputs, given = completed_inputs(operators, row, host)
-    kernels = activity.coded("name")
-    kernel = kernels.codes[rows].astype(np.int64)
-    by_name = _verdicts(kernels.values, of_kernel)[kernel]
+    kernels = activity.coded("name").take(rows)
+    by_name = _verdicts(kernels.values, of_kernel)[kernels.codes]
     found = KernelCalls(
         start_ns=start,
         own_ns=end - start,
         counted_ns=covered(Intervals(start, end), windows),
         stream=activity["stream"][rows],
         blocks=activity["blocks"][rows],
-        kernel=kernel,
+        kernels=kernels,
         launched_ns=launches.start,
         inside=inside,
         operators=operators,
@@ -244,7 +242,6 @@ def kernels_of(
         given=given,
         category=np.where(category == UNKNOWN, by_name, category),
         part=part,
-        kernel_names=kernels.values,
         host=host,
     )
     return with_grids(found)
@@ -252,13 +249,12 @@ def kernels_of(
 
 def with_grids(calls: KernelCalls) -> KernelCalls:
     """The kernels with what their grids show of the inputs of routed experts."""
-    is_product = _verdicts(calls.kernel_names, lambda name: bool(PRODUCT_OF_EXPERTS.match(name)))
-    rows = np.flatnonzero((is_product[calls.kernel] > 0) & (calls.row >= 0))
+    rows = np.flatnonzero(calls.kernels.finds(PRODUCT_OF_EXPERTS) & (calls.row >= 0))
     rows = rows[calls.host.coded("name").equals(ROUTED_EXPERTS)[calls.row[rows]]]
     inputs, texts = calls.inputs.copy(), {text: code for code, text in enumerate(calls.given)}
     for own in parts_by(calls.row[rows], rows).values():
-        names = (calls.kernel_names[code] for code in calls.kernel[own].tolist())
-        launches = tuple(zip(names, calls.blocks[own].tolist(), strict=True))
+        names, blocks = calls.kernels.take(own).decode(), calls.blocks[own].tolist()
+        launches = tuple(zip(names, blocks, strict=True))
         text = with_experts(calls.given[inputs[own[0]]], launches)
         inputs[own] = texts.setdefault(text, len(texts))
     return replace(calls, inputs=inputs, given=tuple(texts))

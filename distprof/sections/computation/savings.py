@@ -114,7 +114,7 @@ _SIXTEEN_BITS = ("c10::BFloat16", "c10::Half")
 
 
 def _on_tensor_cores(groups: Groups) -> Change:
-    chosen = groups.running(_FP32) & groups.is_a("gemm", "convolution")[groups.group]
+    chosen = groups.calls.kernels.finds(_FP32) & groups.is_a("gemm", "convolution")[groups.group]
     return Change(share=np.where(chosen, 1 - 1 / FP32_SPEED_UP, 0.0))
 
 
@@ -209,7 +209,7 @@ _LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw|convertTensor_kernel|batched_transp
 
 def _with_one_layout(groups: Groups) -> Change:
     """Kernels around convolutions that change the order of channels."""
-    return Change(share=groups.running(_LAYOUT).astype(float))
+    return Change(share=groups.calls.kernels.finds(_LAYOUT).astype(float))
 
 
 # Optimizer ----------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def _with_fused_optimizer(groups: Groups) -> Change | None:
         for group in groups.named(*_ONE_TENSOR)
         if groups.part[group] == Pass.OPTIMIZER
         and groups.tensor(group, 0)
-        and not _MANY_TENSORS.search(groups.kernel(group))
+        and not _MANY_TENSORS.search(groups.kernels[group])
     ]
     elements: dict[str, float] = defaultdict(float)
     for group in chosen:

@@ -24,6 +24,7 @@ from distprof.escape import plain, shorten
 from distprof.hardware import Sheet
 from distprof.ingest.kineto.arguments import find_launches, find_strides
 from distprof.run.run import Rank, Run
+from distprof.run.tables import parts_by
 from distprof.schema import ABSENT
 from distprof.sections.base import Result
 from distprof.sections.computation import OperatorRow, OperatorStats
@@ -126,10 +127,7 @@ def tell(
             fix="capture with torch.profiler.ProfilerActivity.CUDA",
         )
     full, is_kernel = _resolve(name, _times(every))
-    if is_kernel:
-        calls = _taken(every, every.kernel == every.kernel_names.index(full))
-    else:
-        calls = _of_operator(every, full)
+    calls = _taken(every, every.kernels.equals(full)) if is_kernel else _of_operator(every, full)
     limits = limits_of(run, sheet, fabric)
     stats = operator_stats(Groups(calls))
     rows = operator_rows(stats, run, limits)
@@ -199,9 +197,9 @@ def _times(calls: KernelCalls) -> dict[tuple[str, bool], int]:
     )
     sums = np.bincount(code, calls.counted_ns[kernel], len(names.values)).tolist()
     times = {(name, False): int(ns) for name, ns in zip(names.values, sums, strict=True) if ns}
-    sums = np.bincount(calls.kernel, calls.counted_ns, len(calls.kernel_names)).tolist()
-    known_kernels = zip(calls.kernel_names, sums, strict=True)
-    return times | {(name, True): int(ns) for name, ns in known_kernels if ns}
+    texts = calls.kernels.values
+    sums = np.bincount(calls.kernels.codes, calls.counted_ns, len(texts)).tolist()
+    return times | {(name, True): int(ns) for name, ns in zip(texts, sums, strict=True) if ns}
 
 
 def _several(
@@ -241,18 +239,17 @@ def _taken(calls: KernelCalls, chosen: NDArray[np.bool_]) -> KernelCalls:
         for name, value in msgspec.structs.asdict(calls).items()
         if isinstance(value, np.ndarray)
     }
-    return replace(calls, **columns)
+    return replace(calls, kernels=calls.kernels.take(chosen), **columns)
 
 
 def _kernels(calls: KernelCalls, trace: str, multiprocessors: int | None) -> tuple[KernelTime, ...]:
-    counted = calls.counted_ns > 0
-    codes = np.unique(calls.kernel[counted]).tolist()
-    launches = find_launches(trace, [calls.kernel_names[code] for code in codes])
+    counted = np.flatnonzero(calls.counted_ns > 0)
+    launched = parts_by(calls.kernels.codes[counted], counted)
+    launches = find_launches(trace, [calls.kernels.values[code] for code in launched])
     gpu = launches.pop("", {})
     rows = []
-    for code in codes:
-        own = counted & (calls.kernel == code)
-        ns, name = calls.counted_ns[own], calls.kernel_names[code]
+    for code, own in launched.items():
+        ns, name = calls.counted_ns[own], calls.kernels.values[code]
         resident = resident_blocks(launches.get(name, {}), gpu)
         most = int(calls.blocks[own][np.argmax(ns)])
         at_once = resident * (multiprocessors or 0)
