@@ -98,12 +98,17 @@ def _size(size: Any, kind: Any) -> Size | None:
 
     Without types, as PyTorch 1.8 wrote them, such a tensor looks like a number.
     """
-    if not isinstance(size, list) or kind in ("", "Scalar", "ScalarList", "TensorList"):
+    if kind in ("", "Scalar", "ScalarList", "TensorList") or (kind is None and not size):
         return None
-    if kind is None and not size:
-        return None
-    whole = all(type(extent) is int and 0 <= extent < _LARGEST for extent in size)
-    return tuple(size) if whole else None
+    found = whole_numbers(size)
+    return None if found is None else tuple(found)
+
+
+def whole_numbers(found: Any) -> list[int] | None:
+    """A list of sizes or strides; None for anything else, or for damaged ones."""
+    if isinstance(found, list) and all(type(one) is int and 0 <= one < _LARGEST for one in found):
+        return found
+    return None
 
 
 _LARGEST = 1 << 40

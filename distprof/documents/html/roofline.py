@@ -179,7 +179,6 @@ def _caption(result: ComputationResult) -> str:
 
 
 def _list(result: ComputationResult, points: Sequence[OperatorRow]) -> Markup:
-    """The numbered operators in words."""
     items = [
         element(
             "li",

@@ -105,8 +105,7 @@ def _tree(operators: Operators, host: Table) -> _Tree:
     labels = [_NUMBER.sub("*", module_class(name)) for name in names.values]
     name = names.codes[operators.row]
     numbers: dict[tuple[int, str], int] = {}
-    backward = names.finds(BACKWARD)
-    again = operators.inherited(np.where(backward[operators.row], 1, UNKNOWN).astype(np.int32)) > 0
+    again = operators.innermost(names.finds(BACKWARD)[operators.row]) >= 0
     home: dict[int, int] = {}
     for _ in range(2):  # a module that is recomputed has been found elsewhere by then
         path = np.full(len(operators.row), UNKNOWN, np.int32)

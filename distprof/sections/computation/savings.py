@@ -346,15 +346,12 @@ def _with_narrow_casts(groups: Groups) -> Change:
                 break
             if inside and casts.get(group) == (after, before, number):
                 share[[at, kernel]] = 1.0
-                share[inside] = np.maximum(share[inside], _HALF)
+                share[inside] = np.maximum(share[inside], 0.5)
                 break
             if not is_small[group] or number not in groups.inputs[group].elements:
                 break
             inside.append(kernel)
     return Change(share=share)
-
-
-_HALF = 0.5
 
 
 def _cast(groups: Groups, group: int) -> tuple[str, str, int]:

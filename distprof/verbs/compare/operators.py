@@ -74,13 +74,11 @@ def compare_operators(
 def _rows(result: ComputationResult, parts: StepParts | None) -> list[_Row]:
     """Operators per step, rounded so that they add up; the last one is the rest."""
     samples = result.num_samples
-    rows, done, listed = [], 0, 0
+    rows, done = [], 0
     for row in result.operators:
         if row.name == REST:
             continue
         before, done = done, done + row.total_ns
-        ns = done // samples - before // samples
-        listed += ns
         rows.append(
             _Row(
                 name=_LAST_NUMBER.sub("", row.name) if _FUSED.match(row.name) else row.name,
@@ -89,11 +87,11 @@ def _rows(result: ComputationResult, parts: StepParts | None) -> list[_Row]:
                 inputs=row.inputs,
                 kernel=row.kernel,
                 num_calls=row.num_calls / samples,
-                ns=ns,
+                ns=done // samples - before // samples,
             )
         )
     whole = result.total_ns // samples if parts is None else parts.computation_ns
-    return [*rows, _Row(name=REST, ns=whole - listed)]
+    return [*rows, _Row(name=REST, ns=whole - done // samples)]
 
 
 def _listed(sides: tuple[list[_Row], list[_Row]]) -> tuple[_Pair, _Pair]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from distprof.artefacts.fabric_file import FabricFile
 from distprof.artefacts.record import Record
-from distprof.costs.operators import parse_inputs, work_of
+from distprof.costs.operators import parse_inputs, whole_numbers, work_of
 from distprof.errors import InputError, UsageError
 from distprof.escape import plain, shorten
 from distprof.hardware import Sheet
@@ -323,7 +323,6 @@ _TYPE = re.compile(r"[A-Za-z][\w:<> ]{0,39}|", re.ASCII)
 _VALUE = re.compile(r"[\w.,+\-\[\]() ]{0,400}", re.ASCII)
 _DEVICE = re.compile(r"[\w .()/-]{1,99}", re.ASCII)
 _MOST_ELEMENTS = 1 << 36
-_LARGEST = 1 << 40
 
 
 def script_of(told: Told, which: int) -> str:
@@ -349,7 +348,7 @@ def script_of(told: Told, which: int) -> str:
         "sizes": [list(size) if size is not None else [] for size in inputs.sizes],
         "types": [kind if _TYPE.fullmatch(kind) else "" for kind in inputs.types],
         "values": [text if _VALUE.fullmatch(text) else "" for text in inputs.values],
-        "strides": [_stride(one) for one in strides] if len(strides) == count else None,
+        "strides": list(map(whole_numbers, strides)) if len(strides) == count else None,
         "traced_ns": stats.total_ns / stats.num_calls,
         "device": device if _DEVICE.fullmatch(device) else "the GPU of the trace",
         "flop": work.flop,
@@ -357,13 +356,6 @@ def script_of(told: Told, which: int) -> str:
     }
     template = files("distprof.verbs.op").joinpath("call.template").read_text("utf-8")
     return template.replace("@CALL@", pformat(call, width=99, sort_dicts=False))
-
-
-def _stride(found: Any) -> list[int] | None:
-    """The strides of one tensor; None for anything else."""
-    if isinstance(found, list) and all(type(one) is int and 0 <= one < _LARGEST for one in found):
-        return found
-    return None
 
 
 def _refusal(told: Told, found: str) -> InputError:

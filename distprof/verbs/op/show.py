@@ -83,7 +83,6 @@ def _tables(story: OperatorStory, *, show_all: bool) -> Iterator[TableView | Non
 
 
 def _passes(story: OperatorStory) -> str:
-    """Time by pass."""
     sums: Counter[str] = Counter()
     for row in story.calls:
         sums[row.part] += row.total_ns
