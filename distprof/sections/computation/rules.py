@@ -18,22 +18,26 @@ class Worth(msgspec.Struct, frozen=True, kw_only=True):
 
     saving: Saving
     step: MeanStep
-    spent_ns: int  # What its kernels take, per step.
-    between_ns: int  # Idle time between them that it saves, per step.
-    saved_ns: int  # Per step.
+    computation: ComputationResult
 
     @property
     def spent(self) -> str:
         """What its kernels take, with the step."""
-        return self.step.amount(self.spent_ns)
+        return self.step.amount(self.computation.per_step(self.saving.spent_ns))
+
+    @property
+    def between_ns(self) -> int:
+        """Idle time between them that it saves, per step."""
+        return self.computation.per_step(self.saving.idle_ns)
 
     def draft(self, headline: str, message: str, fix: str) -> Draft:
         """The finding; the headline ends with the share of the step."""
+        concerned_ns = self.computation.per_step(self.saving.spent_ns) + self.between_ns
         return Draft(
-            headline=f"{headline} {self.step.part(self.spent_ns + self.between_ns)}",
+            headline=f"{headline} {self.step.part(concerned_ns)}",
             message=message,
             fix=fix,
-            cost_ns_per_step=self.saved_ns,
+            cost_ns_per_step=self.computation.saved_ns_per_step(self.saving.what),
             confidence=Confidence.MODELLED,
             evidence=("computation.savings", "computation.operators"),
             without=self.saving.what,
@@ -64,15 +68,7 @@ def _saving(
             found, saved_ns = computation.saving(what), computation.saved_ns_per_step(what)
             step = times.mean_step()
             if found is not None and step.ratio(saved_ns) >= limits["saved_ratio"]:
-                yield worded(
-                    Worth(
-                        saving=found,
-                        step=step,
-                        spent_ns=computation.per_step(found.spent_ns),
-                        between_ns=computation.per_step(found.idle_ns),
-                        saved_ns=saved_ns,
-                    )
-                )
+                yield worded(Worth(saving=found, step=step, computation=computation))
 
         check.__name__, check.__doc__ = worded.__name__, worded.__doc__
         limit = Limit(least, f"share of the step that {change} must save")
