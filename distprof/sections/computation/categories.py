@@ -29,17 +29,8 @@ class Category(msgspec.Struct, frozen=True, kw_only=True):
 @cache
 def categories() -> dict[str, Category]:
     """All categories by name, in order of their numbers."""
-    return {
-        name: Category(
-            title=given["title"],
-            fused=tuple(given.get("fused", ())),
-            **{
-                kind: tuple(map(re.compile, given.get(kind, ())))
-                for kind in ("strong", "weak", "kernels")
-            },
-        )
-        for name, given in table_beside(__package__, "categories.toml").items()
-    }
+    table = table_beside(__package__, "categories.toml")
+    return msgspec.convert(table, dict[str, Category], dec_hook=lambda _, text: re.compile(text))
 
 
 def number_of(name: str) -> int:
