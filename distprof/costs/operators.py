@@ -159,14 +159,12 @@ CONVOLUTION = "aten::convolution"
 GRADIENT_OF_WEIGHT = "aten::cudnn_convolution_backward_weight"
 """Called until PyTorch 1.10, with the size of the weights as a list that is not recorded."""
 
-_GRADIENT_AND_INPUT = {
+BACKWARD_CONVOLUTIONS = {
     "aten::convolution_backward": (0, 1),
     "aten::cudnn_convolution_backward": (1, 0),
     "aten::convolution_backward_overrideable": (0, 1),
 }
 """Which inputs are the gradient of the output and the input; the third one is the weight."""
-
-BACKWARD_CONVOLUTIONS = tuple(_GRADIENT_AND_INPUT)
 
 Outputs: TypeAlias = Mapping[tuple[Size, Size], Size]
 """Sizes of outputs by sizes of input and weight."""
@@ -179,7 +177,7 @@ def outputs_of_convolutions(backward: Iterable[tuple[str, str]]) -> Outputs:
     """
     found: dict[tuple[Size, Size], set[Size]] = {}
     for name, text in backward:
-        gradient, given = _GRADIENT_AND_INPUT[name]
+        gradient, given = BACKWARD_CONVOLUTIONS[name]
         sizes = parse_inputs(text).sizes
         if len(sizes) <= 2:
             continue
@@ -455,14 +453,10 @@ def _looked_up(call: Inputs) -> _Traffic:
     return found + _bytes(call, 1), found
 
 
-def _indexed(index: int, moved: int) -> _Moved:
+def _indexed(moved: int, *index: int) -> _Moved:
     """Rows of ``moved`` are read, added to others, which are read as well, and written."""
-
-    def traffic(call: Inputs) -> _Traffic:
-        size = _bytes(call, moved)
-        return 2 * size + (_bytes(call, index) if index >= 0 else 0), size
-
-    return traffic
+    read = (moved, moved, *index)
+    return lambda call: (sum(_bytes(call, at) for at in read), _bytes(call, moved))
 
 
 def _gathered(call: Inputs) -> _Traffic:
@@ -508,10 +502,10 @@ _FORMULAS: Mapping[str, tuple[_Flop | None, _Moved | None]] = {
     "copy_": (None, lambda call: (_read(call, 1), _bytes(call, 0))),
     "embedding": (None, _looked_up),
     "gather": (None, _gathered),
-    "embedding_dense_backward": (None, _indexed(1, 0)),
-    "_index_put_impl_": (None, _indexed(-1, 2)),
+    "embedding_dense_backward": (None, _indexed(0, 1)),
+    "_index_put_impl_": (None, _indexed(2)),
     **dict.fromkeys(
-        ("index_add_", "index_add", "scatter_add_", "scatter_add"), (None, _indexed(2, 3))
+        ("index_add_", "index_add", "scatter_add_", "scatter_add"), (None, _indexed(3, 2))
     ),
     # FLOP: torch.utils.flop_counter, mm_flop to _scaled_mm_flop.
     **dict.fromkeys(("mm", "bmm", "_scaled_mm", "_int_mm"), (_products(0), _gemm(0))),

@@ -32,12 +32,12 @@ class Groups:
         shown = len(names.values) + calls.kernels.codes.astype(np.int64)
         shown[known] = names.codes[calls.row[known]]
         given = np.zeros(len(shown), np.int64)
-        given[known] = calls.inputs[known] + 1
+        given[known] = calls.inputs.codes[known] + 1
         _, group = DistinctRows().of((shown, given, calls.category, calls.part))
         order = np.lexsort((-calls.counted_ns, group))
         size = len(calls.host) + len(known)
         call = np.where(known, calls.row, len(calls.host) + np.arange(len(known)))
-        texts, inputs = (*names.values, *calls.kernels.values), ("", *calls.given)
+        texts, inputs = (*names.values, *calls.kernels.values), ("", *calls.inputs.values)
         self.group = group  # Group of each kernel.
         self.longest = order[runs_of(group[order])[0]]  # The longest kernel of each group.
         self.kernels = calls.kernels.take(self.longest).decode()  # Their names.

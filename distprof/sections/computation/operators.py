@@ -197,8 +197,7 @@ class KernelCalls(msgspec.Struct, frozen=True, kw_only=True):
     operators: Operators
     in_graph: NDArray[np.bool_]  # Whether a CUDA graph launched it, so no operator is known.
     row: Int64Array  # Row of the operator in HOST; UNKNOWN without one.
-    inputs: Int64Array  # Code of the operator's inputs in ``given``.
-    given: tuple[str, ...]  # Column ``inputs`` of HOST, completed where other rows say more.
+    inputs: Coded  # Column ``inputs`` of HOST, completed where other rows say more.
     category: NDArray[np.int32]  # Number of its category.
     part: NDArray[np.int32]  # A Pass.
     host: Table  # HOST.
@@ -223,7 +222,6 @@ def kernels_of(
     in_graph = launches.known.copy()
     in_graph[in_graph] = host.coded("name").finds(_GRAPH_LAUNCH)[launches.row[in_graph]]
     row[in_graph] = category[in_graph] = UNKNOWN
-    inputs, given = completed_inputs(operators, row, host)
     kernels = activity.coded("name").take(rows)
     by_name = _verdicts(kernels.values, of_kernel)[kernels.codes]
     found = KernelCalls(
@@ -238,8 +236,7 @@ def kernels_of(
         operators=operators,
         in_graph=in_graph,
         row=row,
-        inputs=inputs,
-        given=given,
+        inputs=completed_inputs(operators, row, host),
         category=np.where(category == UNKNOWN, by_name, category),
         part=part,
         host=host,
@@ -251,13 +248,14 @@ def with_grids(calls: KernelCalls) -> KernelCalls:
     """The kernels with what their grids show of the inputs of routed experts."""
     rows = np.flatnonzero(calls.kernels.finds(PRODUCT_OF_EXPERTS) & (calls.row >= 0))
     rows = rows[calls.host.coded("name").equals(ROUTED_EXPERTS)[calls.row[rows]]]
-    inputs, texts = calls.inputs.copy(), {text: code for code, text in enumerate(calls.given)}
+    inputs, given = calls.inputs.codes.copy(), calls.inputs.values
+    texts = {text: code for code, text in enumerate(given)}
     for own in parts_by(calls.row[rows], rows).values():
         names, blocks = calls.kernels.take(own).decode(), calls.blocks[own].tolist()
         launches = tuple(zip(names, blocks, strict=True))
-        text = with_experts(calls.given[inputs[own[0]]], launches)
+        text = with_experts(given[inputs[own[0]]], launches)
         inputs[own] = texts.setdefault(text, len(texts))
-    return replace(calls, inputs=inputs, given=tuple(texts))
+    return replace(calls, inputs=Coded(inputs, tuple(texts)))
 
 
 def _launched_by(
@@ -296,10 +294,8 @@ def _launched_by(
     )
 
 
-def completed_inputs(
-    operators: Operators, row: Int64Array, host: Table
-) -> tuple[Int64Array, tuple[str, ...]]:
-    """Codes of the inputs of operators, and the texts.
+def completed_inputs(operators: Operators, row: Int64Array, host: Table) -> Coded:
+    """The inputs of each kernel's operator; without meaning where there is none.
 
     Before PyTorch 2.1 traces hold no values, so the size of a convolution's output is that of the
     gradient which its backward pass got, if all convolutions of this size got the same. The
@@ -307,7 +303,7 @@ def completed_inputs(
     """
     names, column = host.coded("name"), host.coded("inputs")
     known = np.flatnonzero(row >= 0)
-    codes = np.zeros(len(row), np.int64)
+    codes = np.zeros(len(row), np.int32)
     codes[known] = column.codes[row[known]]
     texts = dict(zip(column.values, range(len(column.values)), strict=True))
     above = np.full(len(host), UNKNOWN, np.int64)
@@ -315,7 +311,7 @@ def completed_inputs(
     above[operators.row[nested]] = operators.row[operators.parent[nested]]
     borrows = names.equals(GRADIENT_OF_WEIGHT)[row[known]] & (above[row[known]] >= 0)
     codes[known[borrows]] = column.codes[above[row[known[borrows]]]]
-    is_backward = names.isin(BACKWARD_CONVOLUTIONS)
+    is_backward = names.isin(tuple(BACKWARD_CONVOLUTIONS))
     pairs = set(
         zip(names.codes[is_backward].tolist(), column.codes[is_backward].tolist(), strict=True)
     )
@@ -325,7 +321,7 @@ def completed_inputs(
         for code in set(codes[forward].tolist()):
             text = with_output(column.values[code], outputs)
             codes[forward[codes[forward] == code]] = texts.setdefault(text, len(texts))
-    return codes, tuple(texts)
+    return Coded(codes, tuple(texts))
 
 
 def _verdicts(names: Sequence[str], judge: Callable[[str], int]) -> NDArray[np.int32]:

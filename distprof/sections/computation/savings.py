@@ -285,13 +285,12 @@ def _with_spread_indices(groups: Groups) -> Change | None:
     if rate is None:
         return None
     moved, spent = groups.moved, groups.own_ns
-    share, name, worst = np.zeros(len(groups.work)), "", 0.0
+    share = np.zeros(len(groups.work))
     for group in groups.named(*_INDEXED):
         if moved[group] and spent[group] >= HOT_SPOT * moved[group] / rate:
             share[group] = 1 - moved[group] / rate / spent[group]
-            if spent[group] > worst:
-                worst, name = float(spent[group]), groups.names[group]
-    return Change(share=share[groups.group], size=name.removeprefix("aten::"))
+    longest = groups.names[int(np.argmax(np.where(share > 0, spent, 0)))]
+    return Change(share=share[groups.group], size=longest.removeprefix("aten::"))
 
 
 _RANDOM = ("bernoulli_", "uniform_", "normal_", "random_", "exponential_")

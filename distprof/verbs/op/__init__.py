@@ -218,10 +218,10 @@ def _of_operator(calls: KernelCalls, name: str) -> KernelCalls:
     owner = np.where(calls.inside >= 0, outer[calls.inside], ABSENT)
     taken = _taken(replace(calls, inside=owner.astype(np.int64)), owner >= 0)
     row = tree.row[taken.inside].astype(np.int64)
-    inputs, given = completed_inputs(tree, row, calls.host)
+    inputs = completed_inputs(tree, row, calls.host)
     most = taken.category[np.argmax(taken.own_ns)]  # a call is one row, whatever is inside
     category = np.full_like(taken.category, most)
-    return replace(taken, row=row, inputs=inputs, given=given, category=category)
+    return replace(taken, row=row, inputs=inputs, category=category)
 
 
 _LEAST_WHOLE = 0.95
@@ -239,7 +239,8 @@ def _taken(calls: KernelCalls, chosen: NDArray[np.bool_]) -> KernelCalls:
         for name, value in msgspec.structs.asdict(calls).items()
         if isinstance(value, np.ndarray)
     }
-    return replace(calls, kernels=calls.kernels.take(chosen), **columns)
+    kernels, inputs = calls.kernels.take(chosen), calls.inputs.take(chosen)
+    return replace(calls, kernels=kernels, inputs=inputs, **columns)
 
 
 def _kernels(calls: KernelCalls, trace: str, multiprocessors: int | None) -> tuple[KernelTime, ...]:
