@@ -446,22 +446,16 @@ def _attended(call: Inputs) -> _Traffic:
     return _read(call), _whole((*query[:-1], value[-1]), call.types[0])
 
 
-def _looked_up(call: Inputs) -> _Traffic:
-    """Rows of a table; of the table only these are read."""
-    rows, table = _tensor(call, 1), _tensor(call, 0)
-    found = _whole((*rows, *table[1:]), call.types[0])
-    return found + _bytes(call, 1), found
+def _picked(call: Inputs, index: int, row: Size) -> _Traffic:
+    """Rows of the first input, or elements if a row has no size; of it only these are read."""
+    found = _whole((*_tensor(call, index), *row), call.types[0])
+    return found + _bytes(call, index), found
 
 
 def _indexed(moved: int, *index: int) -> _Moved:
     """Rows of ``moved`` are read, added to others, which are read as well, and written."""
     read = (moved, moved, *index)
     return lambda call: (sum(_bytes(call, at) for at in read), _bytes(call, moved))
-
-
-def _gathered(call: Inputs) -> _Traffic:
-    found = _whole(_tensor(call, 2), call.types[0])
-    return found + _bytes(call, 2), found
 
 
 def _convolved(call: Inputs) -> _Traffic:
@@ -500,8 +494,8 @@ _FORMULAS: Mapping[str, tuple[_Flop | None, _Moved | None]] = {
     **dict.fromkeys(_ONLY_READ, (None, _like())),
     **dict.fromkeys(("fill_", "zero_"), (None, lambda call: (0, _read(call)))),
     "copy_": (None, lambda call: (_read(call, 1), _bytes(call, 0))),
-    "embedding": (None, _looked_up),
-    "gather": (None, _gathered),
+    "embedding": (None, lambda call: _picked(call, 1, _tensor(call, 0)[1:])),
+    "gather": (None, lambda call: _picked(call, 2, ())),
     "embedding_dense_backward": (None, _indexed(0, 1)),
     "_index_put_impl_": (None, _indexed(2)),
     **dict.fromkeys(
