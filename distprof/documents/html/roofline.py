@@ -24,7 +24,11 @@ _LEAST_RATIO = 1e-4
 def roofline_figure(result: ComputationResult) -> Markup:
     """Operators whose FLOP and bytes are known; empty without any."""
     least = max(_LEAST_RATIO * result.total_ns, 1)
-    points = [row for row in result.operators if row.total_ns >= least and _has_place(row)]
+    points = [
+        row
+        for row in result.operators
+        if row.total_ns >= least and all(map(_is_possible, (row.flop, row.bytes, row.flops)))
+    ]
     if not points:
         return EMPTY
     chart = _chart(result, points)
@@ -48,11 +52,6 @@ def roofline_figure(result: ComputationResult) -> Markup:
         marks_legend([titles.get(kind, kind) for kind in kinds]),
         _list(result, points),
     )
-
-
-def _has_place(row: OperatorRow) -> bool:
-    """Whether FLOP and bytes are known."""
-    return _is_possible(row.flop) and _is_possible(row.bytes) and _is_possible(row.flops)
 
 
 def _is_possible(figure: float | None) -> bool:

@@ -134,12 +134,11 @@ def _around(operators: Operators, host: Table, is_call: NDArray[np.bool_]) -> ND
     around = operators.innermost(is_call)
     own = np.where(is_call, np.arange(len(is_call)), UNKNOWN).astype(np.int32)
     names = host.coded("name")
-    sequence = host["sequence"][operators.row]
-    of_autograd = names.finds(OF_AUTOGRAD)
-    is_backward = names.finds(BACKWARD)
-    starts = np.flatnonzero((sequence >= 0) & is_backward[operators.row])
-    forward = np.flatnonzero((sequence >= 0) & ~(of_autograd | is_backward)[operators.row])
-    made = _last_before(operators, sequence, forward, starts)
+    is_backward, numbered = names.finds(BACKWARD), host["sequence"] >= 0
+    starts = np.flatnonzero((numbered & is_backward)[operators.row])
+    is_forward = numbered & ~is_backward & ~names.finds(OF_AUTOGRAD)
+    forward = np.flatnonzero(is_forward[operators.row])
+    made = _last_before(operators, host["sequence"][operators.row], forward, starts)
     own[starts[made >= 0]] = around[made[made >= 0]]
     return operators.inherited(own)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from distprof.escape import shorten
 from distprof.sections.computation import (
     LEAST_COUNTED,
     PRODUCTS,
@@ -186,11 +187,9 @@ def largest_saving(report: Report) -> str:
     """The change of computation that recovers most of the step; empty if it is little."""
     step_ns = report.whatif.replayed_ns
     known = [one for one in report.whatif.without if one.what in SAVING_TITLES]
-    if not known or not step_ns:
-        return ""
-    best = max(known, key=lambda one: one.recoverable_ns)
-    share = best.recoverable_ns / step_ns
-    if share < _LEAST_SAVED:
+    best = max(known, key=lambda one: one.recoverable_ns, default=None)
+    share = best.recoverable_ns / step_ns if best is not None and step_ns else 0.0
+    if best is None or share < _LEAST_SAVED:
         return ""
     saved = f"{format_duration(best.recoverable_ns)} ({format_ratio(share)})"
     return f" If {best.title}, the step would take {saved} less."
@@ -291,7 +290,7 @@ def _module_text(row: ModuleRow) -> str:
 
 def _short_name(row: OperatorRow) -> str:
     name = row.name.removeprefix("aten::").replace("_scaled_dot_product_", "sdpa: ")
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+    return shorten(name, _LONGEST_NAME)
 
 
 def reached_text(row: OperatorRow) -> str:
