@@ -65,6 +65,7 @@ class Source(msgspec.Struct, Generic[_T], frozen=True, kw_only=True):
     join: Callable[[Run, _T], Run] | None = None
     # Adds what else the source holds to a run from this source alone.
     complete: Callable[[Run], Run] | None = None
+    is_in_others: bool = False  # Whether files of the other kinds may hold it as well.
 
     def run_of(self, path: str) -> Run:
         """A run of this source alone: it has no ranks, and analyses that need them say so."""
@@ -130,7 +131,13 @@ def known_sources() -> tuple[Source[Any], ...]:
 def open_source(path: str) -> Run | None:
     """The run from a source of one of these kinds; None if it is of none."""
     kind = next((source for source in known_sources() if source.fits(path)), None)
-    return None if kind is None else kind.run_of(path)
+    if kind is None:
+        return None
+    run = kind.run_of(path)
+    for other in (source for source in known_sources() if source.is_in_others):
+        if other is not kind and other.fits(path):
+            run = other.joined(run, path)
+    return run
 
 
 def with_evidence(run: Run, paths: Sequence[str]) -> Run:

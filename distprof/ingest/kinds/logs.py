@@ -203,6 +203,44 @@ NCCL_LOG = Source(
 )
 
 
+SETTINGS_BOUND = Bound(reads="settings of NCCL", num_bytes=1 << 16, beyond="skipped")
+
+
+def fits_nccl_settings(source: str) -> bool:
+    """Whether a text sets variables of NCCL and holds none of its lines."""
+    start = b"" if source.lower().endswith(NOT_LOGS) else beginning(source, _SMALL)
+    return b"NCCL_" in start and bool(_settings(start)) and not _is_nccl_log(source)
+
+
+def read_nccl_settings(source: str) -> NcclLog:
+    """Read the variables of NCCL that a script, a command or a table of the environment sets."""
+    most = SETTINGS_BOUND.num_bytes
+    start = beginning(source, most + 1)
+    return NcclLog(
+        files=(source,),
+        settings={name: {value: ()} for name, value in _settings(start).items()},
+        notes=(f"{source} was read only up to byte {most:,}.",) * (len(start) > most),
+    )
+
+
+def _settings(start: bytes) -> dict[str, str]:
+    from distprof.ingest.nccl.lines import assigned
+
+    return {name.decode(): value.decode("ascii") for name, value in assigned(start).items()}
+
+
+NCCL_SETTINGS = Source(
+    bound=SETTINGS_BOUND,
+    place=110,
+    origin="settings of NCCL",
+    name="a script that sets variables of NCCL",
+    fits=fits_nccl_settings,
+    read=read_nccl_settings,
+    join=lambda run, settings: run if run.get(NcclLog) else run.having(settings),
+    is_in_others=True,
+)
+
+
 MAX_DEVICE_FILES = 10_000
 DEVICE_BOUND = Bound(
     reads="GPU sensors or errors",
@@ -410,4 +448,4 @@ JOB_OUTPUT = Source(
     complete=_with_other_logs,
 )
 
-SOURCES = (TRAINING_LOG, NCCL_LOG, DEVICE_LOG, JOB_OUTPUT)
+SOURCES = (TRAINING_LOG, NCCL_LOG, NCCL_SETTINGS, DEVICE_LOG, JOB_OUTPUT)

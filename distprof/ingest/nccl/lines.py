@@ -26,8 +26,24 @@ _ESCAPES = re.compile(
     rb"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]{0,500}(?:\x07|\x1b\\)|[@-Z\\-_])"
 )
 
+_COMMANDS = re.compile(
+    rb"^[ \t>$+]{0,8}(?:export|setenv|set|env|ENV|-x|-e|--env|os\.environ|"
+    rb"[\"']?[A-Z][A-Z0-9_]{1,60}[\"']?[ \t]{0,8}[=:]|"
+    rb"\S{0,60}(?:run|launch|python3?|deepspeed|docker)[ \t])[^\n]{0,4000}",
+    re.MULTILINE,
+)
+_ASSIGNED = re.compile(
+    rb"(?<![A-Z0-9_])(NCCL_[A-Z][A-Z0-9_]{1,60})"
+    rb"(?:[\"']?\]?[ \t]{0,4}[=:]|[ \t]{1,4}(?=\d))[ \t]{0,4}[\"']?([\w.,:=^/-]{1,200})"
+)
+
 Message = tuple[tuple[bytes, int] | None, bytes, bytes]
 """Process (host and id; None if the line names none), level (empty for a version), text."""
+
+
+def assigned(text: bytes) -> dict[bytes, bytes]:
+    """Variables of NCCL and their values, as scripts and commands set them; the last one counts."""
+    return dict(pair for line in _COMMANDS.finditer(text) for pair in _ASSIGNED.findall(line[0]))
 
 
 class Lines(msgspec.Struct):

@@ -212,7 +212,8 @@ def _read(text: bytes) -> _Report | None:
     has_rate = b"/" in line or b"per" in line
     per_step = _PATTERNS["per_step"].search(line) if has_rate else None
     named = per_step or (_PATTERNS["time"].search(line) if has_time else None)
-    time, has_unit = _time(named)
+    unnamed = () if named else tuple(islice(_PATTERNS["unnamed"].finditer(line), 2))
+    time, has_unit = _time(unnamed[0] if len(unnamed) == 1 else named)
     has_phases = any(
         word in line for word in (b"data", b"load", b"read", b"fetch", b"ward", b"fwd")
     )

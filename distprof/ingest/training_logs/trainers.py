@@ -155,7 +155,7 @@ class BarGrammar(Grammar):
             if label and not longest.is_of_training and _seconds(named[other]) > least:
                 longest = named[other]
                 self.name = f"the progress bar “{plain(label[:-1].decode('utf-8', 'replace'))}”"
-            self.rows = longest.rows or _whole(longest) or _printed(longest)
+            self.rows = longest.rows or _whole(longest) or _printed(longest) or _whole(longest, 2)
             passed, span = _seconds(longest), longest.last_step - longest.first_step
             if span and LEAST_EVALUATION * passed < self._paused_s < passed:
                 ns = s_to_ns((passed - self._paused_s) / span)
@@ -171,10 +171,10 @@ def _seconds(bar: _Bar) -> int:
     return bar.last_second - bar.first_second
 
 
-def _whole(bar: _Bar) -> list[Row]:
+def _whole(bar: _Bar, least: int = _MIN_SPAN) -> list[Row]:
     """The mean over the whole of a short bar, if seconds are fine enough for it."""
     span, passed = bar.last_step - bar.first_step, _seconds(bar)
-    if span < _MIN_SPAN or passed < _FEWEST_SECONDS:
+    if span < least or passed < _FEWEST_SECONDS:
         return []
     return [Row(iteration=bar.last_step, duration_ns=s_to_ns(passed / span), span=span)]
 

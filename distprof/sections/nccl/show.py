@@ -56,7 +56,8 @@ def nccl_origin(report: Report) -> str:
     """Number of log files and jobs."""
     if not _is_alone(report):
         return ""
-    facts = (f"NCCL logs from {counted(report.nccl.num_files, 'file')}", jobs_fact(report.nccl))
+    what = "NCCL logs" if report.nccl.num_texts else "settings of NCCL"
+    facts = (f"{what} from {counted(report.nccl.num_files, 'file')}", jobs_fact(report.nccl))
     return " · ".join([*filter(None, facts), "no timings"])
 
 

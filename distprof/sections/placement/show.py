@@ -216,7 +216,9 @@ _FARTHEST = {"SYS": "across CPU sockets", "NODE": "across host bridges", "PHB": 
 
 def _joined(machine: PlacedMachine) -> str:
     if len(machine.islands) == 1:
-        return "all connected by NVLink"
+        return "all connected by NVLink" + ", some only through others" * bool(
+            machine.farthest_path
+        )
     farthest = _FARTHEST.get(machine.farthest_path, "")
     far = f", the farthest pair {farthest} ({machine.farthest_path})" if farthest else ""
     if len(machine.islands) == machine.num_gpus:

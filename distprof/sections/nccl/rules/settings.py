@@ -93,6 +93,8 @@ def forced_nccl_settings(
     if not named:
         return
     parts = [f"{name}={value} ({what})" for name, (value, what) in named.items()]
+    is_only_known = nccl.num_files > 0 and not nccl.num_texts  # nothing shows what NCCL uses
+    is_heavy = is_only_known or bool(named.keys() & {*_TRANSPORTS, "NCCL_IB_HCA"})
     verb = "restricts" if len(parts) == 1 else "restrict"
     yield Draft(
         headline=f"{counted(len(parts), 'setting')} of the environment {verb} NCCL",
@@ -102,7 +104,7 @@ def forced_nccl_settings(
             "that these machines and this version of NCCL need."
         ),
         confidence=Confidence.MEASURED,
-        severity=Severity.WARNING if named.keys() & {*_TRANSPORTS, "NCCL_IB_HCA"} else None,
+        severity=Severity.WARNING if is_heavy else None,
         evidence=("nccl.settings", "sharding.environment"),
     )
 
