@@ -19,6 +19,10 @@ FILES = {
     "host.xplane.pb": (b"\n\x10", "XPlane"),
     "chakra.0.et": (b"\n\x10", "execution trace"),
     "et.json": (b'{"schema": "1.1.1-chakra.0.0.4", "pid": 1, "nodes": [{"id": 1}]}', "Chakra"),
+    "plug-in.json": (
+        b'[\n{"name": "Group", "cat": "GROUP", "ph": "b", "id": 0, "pid": 1, "tid": 1, "ts": 1.5}]',
+        "profiler plug-in",
+    ),
     "inspector.jsonl": (b'{"header":{"rank":0},"coll_perf":{"coll_sn":1}}', "NCCL Inspector"),
     "events.out.tfevents.1": (b"\x18\0\0\0\0\0\0\0brain.Event:2", "TensorBoard"),
     "snapshot.pickle": (b"\x80\x04}", "pickle"),
