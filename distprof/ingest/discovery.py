@@ -19,7 +19,7 @@ from distprof.artefacts import CACHE_DIR, REQUESTS_DIR, RUN_FILE
 from distprof.bounds import NotAFileError, expanded, open_plain
 from distprof.errors import InputError
 from distprof.ingest.nsys import ENDINGS, opened_process, processes_in, why_not_an_export
-from distprof.ingest.recognise import refuse_foreign
+from distprof.ingest.recognise import foreign_format, refuse_foreign
 from distprof.ingest.rocprof import begins_rocprof, is_rocprof, opened_rocprof, processes_in_rocprof
 from distprof.run.run import Gap
 
@@ -390,7 +390,10 @@ def _judge_head(head: bytes) -> str:
     if all(sign in text for sign in _OPERATION_SIGNS):
         return "an operation timeline"
     if text[:1] == b"[":
-        return "" if b'"ph"' in text else "another kind of JSON"
+        foreign = foreign_format("", text)
+        if b'"ph"' in text:
+            return foreign.name if foreign else ""
+        return "another kind of JSON"
     if text[:1] != b"{":
         return "not JSON"
     return "" if any(key in text for key in _TRACE_KEYS) else "another kind of JSON"
