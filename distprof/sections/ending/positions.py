@@ -22,6 +22,11 @@ _UNEQUAL = ("ALLTOALL", "GATHER", "SCATTER", "SEND", "RECV", "COALESCED", "BROAD
 _MAX_GAP = 1_000
 """A rank can be ahead of another in one group by what NCCL buffers: some dozens of broadcasts."""
 
+_OTHER_GROUPS = (
+    "The lines name no process group. If these ranks wait in different groups, their numbers do not "
+    "say who is behind.",
+)
+
 
 _MAX_QUOTE = 120
 _CUT_LINES = 2  # a fence, or the beginning of a line that is cut off
@@ -202,9 +207,6 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
     late = [p for p in positions if _launched(p) is not None and highest is not None
             and _is_late(p, positions, highest)]  # fmt: skip
     if late and len(late) < len(positions):
-        is_nameless = not name and all(p.enqueued is None for p in positions)
-        if is_nameless and max(known) - min(known) > _MAX_GAP:
-            return _apart(waiting, positions)
         return _behind(name, late, positions)
     unequal = _mismatch(waiting)
     if unequal is not None:
@@ -285,20 +287,6 @@ def _is_late(one: EndingPosition, positions: Sequence[EndingPosition], highest: 
     return one.seq is not None and one.seq < highest and one.seq == lowest
 
 
-def _apart(waiting: Sequence[EndingPosition], positions: Sequence[EndingPosition]) -> EndingResult:
-    """Ranks that wait in numbers too far apart for one group, in lines that name no group."""
-    places: dict[str, list[EndingPosition]] = {}
-    for one in waiting:
-        places.setdefault(_operation(one, ""), []).append(one)
-    texts = [_wait_text("", some) for some in places.values()]
-    return _stuck(
-        "unfinished",
-        f"{'; '.join(texts[:4])}. Numbers so far apart are not of one process group, and the lines "
-        "name no group: which rank is behind is not decided.",
-        positions,
-    )
-
-
 def _behind(
     name: str, late: Sequence[EndingPosition], positions: Sequence[EndingPosition]
 ) -> EndingResult:
@@ -317,7 +305,8 @@ def _behind(
     sizes = {one.size for one in (*waits, ahead)} if waits else set()
     differs = len(sizes) > 1 or bool(waits and waits[0].op != ahead.op)
     path = ", of different operations or sizes: one of them took another path" if differs else ""
-    return _stuck(
+    is_nameless = not name and all(one.enqueued is None for one in positions)
+    found = _stuck(
         "behind",
         f"{_who(late, name)} {stands}. {'They are' if len(late) > 1 else 'It is'} "
         f"{counted(gap, 'collective')} behind {_who(others, name)}, which "
@@ -326,6 +315,7 @@ def _behind(
         ranks=tuple(one.rank for one in late if one.is_global),
         why=(f"The ranks ran different numbers of collectives{path}.",),
     )
+    return replace(found, alternatives=_OTHER_GROUPS) if is_nameless and gap > _MAX_GAP else found
 
 
 def _mismatch(waiting: Sequence[EndingPosition]) -> str | None:
