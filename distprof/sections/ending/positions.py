@@ -23,8 +23,8 @@ _MAX_GAP = 1_000
 """A rank can be ahead of another in one group by what NCCL buffers: some dozens of broadcasts."""
 
 _OTHER_GROUPS = (
-    "The lines name no process group. If these ranks wait in different groups, their numbers do not "
-    "say who is behind.",
+    "The lines name no process group. If these ranks wait in different groups, their numbers do "
+    "not say who is behind.",
 )
 
 
