@@ -276,11 +276,11 @@ def beginning(source: str, size: int, *, endings: tuple[str, ...] = ()) -> bytes
         return b""
 
 
-_OBJECT = re.compile(rb'\s*\{\s*(?:["}]|$)')
+_OBJECT = re.compile(rb'\s*(?:\[\s*)?\{\s*(?:["}]|$)')
 
 
 def begins_object(start: bytes) -> bool:
-    """Whether this may begin a JSON object; dictionaries that trainers print have other quotes."""
+    """Whether this may begin JSON, an object or a list of them; trainers print other quotes."""
     return _OBJECT.match(start) is not None
 
 

@@ -28,7 +28,6 @@ from distprof.ingest.files import (
     unwrapped,
 )
 from distprof.ingest.kinds import Source, machine
-from distprof.ingest.sensors.collect import JOURNAL, is_amd_json
 from distprof.run.logs import DeviceLog, JobOutput, NcclLog, TrainingLog
 from distprof.run.run import Run
 
@@ -253,7 +252,13 @@ DEVICE_BOUND = Bound(
 _DEVICE_BYTES = 1 << 20
 _SNIFFED_JSON = 1 << 14
 _NEVER = (".pkl", ".parquet", ".tar", ".zip", ".py", ".toml", ".md")
-_WORDS = (b"NCCL INFO", b"NCCL WARN", b"traceEvents", b'"distprof.')  # of other kinds of files
+_WORDS = (
+    b"NCCL INFO",
+    b"NCCL WARN",
+    b"traceEvents",
+    b'"ph":',
+    b'"distprof.',
+)  # of other kinds of files
 
 
 def fits_device_log(source: str) -> bool:
@@ -292,12 +297,13 @@ def _shown(path: str, root: str) -> str:
 def _content(path: str) -> str:
     """``samples``, ``errors`` or empty, by the name and the beginning of the file."""
     start = b"" if path.lower().endswith(_NEVER) else beginning(path, _DEVICE_BYTES)
-    if path.lower().endswith(_JSON) and JOURNAL.encode() not in start.split(b"\n", 1)[0]:
-        return "samples" if is_amd_json(start[:_SNIFFED_JSON].decode("utf-8", "replace")) else ""
     if not start or b"\0" in start[:4096] or any(word in start for word in _WORDS):
         return ""
     from distprof.ingest.sensors import content_of, holds_tables
+    from distprof.ingest.sensors.collect import JOURNAL, is_amd_json
 
+    if path.lower().endswith(_JSON) and JOURNAL.encode() not in start.split(b"\n", 1)[0]:
+        return "samples" if is_amd_json(start[:_SNIFFED_JSON].decode("utf-8", "replace")) else ""
     if kind := content_of(start):
         return kind
     # Tables in the middle of text, unless a program printed them between its iterations.
@@ -391,15 +397,16 @@ def _is_output(path: str, *, is_alone: bool) -> bool:
 
 
 def _kinds(path: str) -> set[str]:
-    from distprof.ingest.output.read import kinds_in
-
     if path.lower().endswith(_NOT_READ):
         return set()
     try:
         with opened(path) as stream:
-            start = unwrapped(read_some(stream, _OUTPUT_BYTES)[0])
-            if begins_object(start) or b"\0" in start[:4096]:
+            start = read_some(stream, _SMALL)[0]
+            if begins_object(unwrapped(start)) or b"\0" in start[:4096]:
                 return set()
+            from distprof.ingest.output.read import kinds_in
+
+            start = unwrapped(start + read_some(stream, _OUTPUT_BYTES - len(start))[0])
             kinds = kinds_in(start)
             if kinds - _ERROR - _STARTS or len(start) < _OUTPUT_BYTES:
                 return kinds

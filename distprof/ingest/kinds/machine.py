@@ -19,7 +19,6 @@ from distprof.artefacts.fabric_file import GpuCopies
 from distprof.bounds import Bound
 from distprof.ingest.files import beginning, refusing, whole
 from distprof.ingest.kinds import Source, keep
-from distprof.ingest.sensors.collect import host_named
 from distprof.run.evidence import Machine, Machines
 from distprof.run.run import Run
 
@@ -83,6 +82,8 @@ def read_machine(source: str) -> Machines:
 
 def parse_machines(text: str) -> Machines:
     """The machines in a text; none if it holds no matrix."""
+    from distprof.ingest.sensors.collect import host_named
+
     lines = [
         _SOC.sub("SYS", _CONTROL.sub("", _ESCAPE.sub("", line[:_LONGEST_LINE]))).rstrip()
         for line in text.splitlines()

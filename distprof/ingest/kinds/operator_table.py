@@ -18,7 +18,7 @@ import msgspec
 
 from distprof.bounds import Bound, table_beside
 from distprof.ingest.communication import collective_kind
-from distprof.ingest.files import beginning, refusing, whole
+from distprof.ingest.files import beginning, begins_object, refusing, whole
 from distprof.ingest.kinds import Source
 from distprof.run.evidence import OperatorTable, TableOperator
 from distprof.terms import CollectiveKind
@@ -85,9 +85,10 @@ def _layouts() -> tuple[tuple[re.Pattern[str], _Layout], ...]:
 
 def fits_operator_table(source: str) -> bool:
     """Whether a file holds such a table near its beginning; never raises for other files."""
-    start = beginning(source, _SNIFFED_BYTES).decode("utf-8", "replace")
+    data = beginning(source, _SNIFFED_BYTES)
+    start = "" if begins_object(data) else data.decode("utf-8", "replace")
     headers = (header for header, _ in _layouts())
-    return any(known.search(start) for known in (_HEADER, _HEADLESS, *headers))
+    return bool(start) and any(h.search(start) for h in (_HEADER, _HEADLESS, *headers))
 
 
 def read_operator_table(source: str) -> OperatorTable:
