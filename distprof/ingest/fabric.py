@@ -87,6 +87,9 @@ _RATE_BYTES = 1 << 15
 """Up to this size, messages measure how many a card handles, not how many bytes."""
 
 
+_JOIN = "build nccl-tests with MPI=1 and start one process per GPU, or name GPUs with -g"
+
+
 class _Row(msgspec.Struct):
     """One row of a table."""
 
@@ -175,15 +178,21 @@ def _other_schema(source: str, found: str) -> SchemaError:
 
 
 def _nccl_tests(lines: Iterable[str], source: str) -> FabricFile:
-    tables = [table for table in _tables(lines) if table.rows]
+    every = [*_tables(lines)]
+    tables = [table for table in every if table.rows]
     notes: list[str] = []
     curves = [curve for table in tables for curve in _curves(table, source, notes)]
     if not curves:
+        apart = max(len(table.first_ranks) for table in every)
         raise InputError(
             source,
             expected="a fabric profile of distprof bench, or output of nccl-tests",
-            found="no row of an nccl-tests table",
-            fix="distprof bench -o fabric.json, or all_reduce_perf … | tee all_reduce.log",
+            found=f"{apart} tests that ran each by itself, and no row of their tables"
+            if apart > 1
+            else "no row of an nccl-tests table",
+            fix=_JOIN
+            if apart > 1
+            else "distprof bench -o fabric.json, or all_reduce_perf … | tee all_reduce.log",
         )
     hosts = next(
         (one.hosts for one in tables if one.hosts.keys() == set(range(len(one.hosts)))), {}
@@ -288,7 +297,7 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
             source,
             expected="a test of several ranks",
             found="no bus bandwidth, because each test has a single rank",
-            fix="build nccl-tests with MPI=1 and start one process per GPU, or name GPUs with -g",
+            fix=_JOIN,
         )
     kind = _kind(table, source, notes)
     is_whole = table.hosts.keys() == set(range(len(table.hosts)))
@@ -297,7 +306,7 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
         raise InputError(
             source,
             expected="lines that list the GPUs (# Rank 0 … on HOST)",
-            found="none, and bandwidths that fit no single number of ranks",
+            found=f"none, and bandwidths that fit no single number of ranks: {_best(table)}",
             fix="keep the complete output of nccl-tests",
         )
     nodes = len(set(table.hosts.values())) if table.hosts and is_whole else None
@@ -377,9 +386,15 @@ def _kind(table: _Table, source: str, notes: list[str]) -> CollectiveKind:
     raise InputError(
         source,
         expected="a file name that says which nccl-tests program wrote it",
-        found="a table that fits several programs",
+        found=f"a table that fits several programs: {_best(table)}",
         fix="rename the file after the program, for example all_gather.log",
     )
+
+
+def _best(table: _Table) -> str:
+    """The highest bus bandwidth as printed, which needs no program and no number of ranks."""
+    speed, size = max((half[2], row.num_bytes) for row in table.rows for half in row.halves)
+    return f"its bus bandwidth reaches {speed:g} GB/s at {format_bytes(size)}"
 
 
 def _ratio(table: _Table, least: float = 1.0) -> float | None:

@@ -217,6 +217,22 @@ def test_what_is_no_profile_is_refused_with_a_sentence(tmp_path, content, says):
         read_fabric(str(file))
 
 
+def test_a_refusal_has_the_bandwidth_that_the_table_prints(tmp_path):
+    log = tmp_path / "test.log"
+    log.write_text("1048576 131072 float 47.38 11.06 11.06 0e+00 46.84 11.19 11.19 0e+00\n")
+    with pytest.raises(InputError, match=r"reaches 11\.19 GB/s at 1\.05 MB"):
+        read_fabric(str(log))
+
+
+def test_tests_that_did_not_join_are_named_even_without_rows(tmp_path):
+    log = tmp_path / "test.log"
+    rank = "#   Rank  0 Pid   {} on {} device  0 [0x00] Tesla V100-SXM2-16GB\n"
+    start = "# nThread 1 nGpus 1 minBytes 8 maxBytes 8 step: 2(factor) warmup iters: 5 iters: 20\n"
+    log.write_text(start * 2 + rank.format(1, "a") + rank.format(2, "b"))
+    with pytest.raises(InputError, match=r"2 tests that ran each by itself[\s\S]*MPI=1"):
+        read_fabric(str(log))
+
+
 def test_a_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(InputError, match="No such file"):
         read_fabric(str(tmp_path / "absent.json"))
