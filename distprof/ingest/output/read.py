@@ -41,7 +41,7 @@ _LATEST = ("calls", "preparing")
 """Kinds of lines of which the last of each writer counts."""
 
 _NOISE = re.compile(r"NCCL (?:INFO|TRACE)|\bDEBUG\b|pyxis: {4}")
-_ALWAYS = {"world", "exit", "setup", "calls", "nccl-retries", "nccl-result", "closed",
+_ALWAYS = {"world", "exit", "setup", "calls", "usage", "nccl-retries", "nccl-result", "closed",
            "container-start", "vllm-start"}  # fmt: skip
 """Kinds and names of lines that count although a debugging or quoted log prints them."""
 

@@ -12,6 +12,7 @@ import signal
 from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -530,7 +531,7 @@ def _survived(output: JobOutput) -> Callable[[OutputEvent], bool]:
         of_file[event.yields] = max(of_file.get(event.yields, 0), event.line)
         if event.yields == "error":
             told.setdefault((event.file, event.fields.get("type", "")), []).append(event.line)
-    quiet = {*_SURVIVABLE, *UNSAID, "warning", "nan", "cancelled", "cut", "mixed"}
+    quiet = {*_SURVIVABLE, *UNSAID, "warning", "nan", "cancelled", "cut", "frames", "mixed"}
     quiet |= set(_PRECEDENCE) if is_alone else set()
 
     def is_survived(event: OutputEvent) -> bool:
@@ -564,14 +565,15 @@ _PRECEDENCE = ("assert", "usage", "port", "shm", "threads", "memory", "loader", 
 
 
 def _precedence(event: OutputEvent) -> tuple[int, bool]:
-    """Of one kind, a line that names something explains more than one that does not."""
-    return _PRECEDENCE.index(event.yields), not {"names", "message"} & event.fields.keys()
+    """Of one kind, a line that names something, and is whole, explains more than another."""
+    named = event.fields.get("names") or event.fields.get("message", ":")
+    return _PRECEDENCE.index(event.yields), named.rstrip().endswith(":")
 
 
-def _is_near(one: OutputEvent, other: OutputEvent) -> bool:
-    """Whether a traceback ends with an event: it begins at most some frames before."""
+def _is_near(one: OutputEvent, other: OutputEvent, most: int = _NEAR_LINES) -> bool:
+    """Whether a traceback ends with an event: it begins at most some lines before."""
     gap = other.line - one.line
-    return one.file == other.file and one.rank == other.rank and 0 <= gap <= _NEAR_LINES
+    return one.file == other.file and one.rank == other.rank and 0 <= gap <= most
 
 
 def _key(event: OutputEvent) -> tuple[str, str]:
@@ -694,11 +696,11 @@ _FOLDERS = re.compile(r"(?:https?:/)?(?:/[^\s/()\[\]]{1,255}){2,64}/(?=[^\s/()\[
 
 def _exception(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     message = " ".join(event.fields.get("message", "").split())
-    if len(message) > _MAX_QUOTE:
-        message = _FOLDERS.sub("", message)[:_MAX_QUOTE]
     name = event.fields.get("type", "")
     code = _frames(event).rstrip(" ^~\n").rpartition("\n")[2].strip()
     steps = advice_on("exception", f"{name}: {message}\n{code}")
+    if len(message) > _MAX_QUOTE:
+        message = _FOLDERS.sub("", message)[:_MAX_QUOTE]
     text = f"{name.rpartition('.')[2]}: {message}".strip(": .`")
     if not message and code.startswith(("assert ", "return ")):
         text += f" (“{code[:120]}”)"
@@ -868,10 +870,11 @@ def _crash(output: JobOutput) -> EndingResult | None:
     events = [
         e for e in _of(output, "crash") if not (followed and re.search("Abort|SIGABRT", e.text))
     ]
-    event = next((e for e in events if "what" in e.fields), next(iter(events), None))
-    if event is None:
+    if not events:
         return None
+    event = min(events, key=lambda e: ("library" not in e.fields, "what" not in e.fields))
     what = event.fields.get("what", "the output does not name the signal")
+    library = event.fields.get("library", "")
     is_bus = re.search("Bus error|SIGBUS", what)
     meaning = words().meanings["SIGBUS"].replace(" (bus error)", "") if is_bus else ""
     stacks = (s for s in output.stacks if s.file == event.file and s.line >= event.line)
@@ -879,8 +882,9 @@ def _crash(output: JobOutput) -> EndingResult | None:
     own = (f"Read the code of {stack.calls[0]}.",) if stack else advice_on("signal", "SIGSEGV")
     return _made(
         "crash",
-        f"{_subject(event)} crashed: {what[:_MAX_QUOTE]}{meaning}.",
+        f"{_subject(event)} crashed: {what[:_MAX_QUOTE]}{library and f' in {library}'}{meaning}.",
         event,
+        *(advice_on("crash", library) if library else ()),
         *(advice_on("signal", "SIGBUS") if is_bus else ()),
         *own,
         why=(f"Its last own call was {stack.calls[0]}.",) if stack else (),
@@ -1115,6 +1119,9 @@ def _peer(output: JobOutput) -> EndingResult | None:
         return None
     event = events[0]
     if event.yields != "network":  # NCCL names the reason after the error
+        near = (e for e in events if e.yields == "network" and _is_near(event, e, _TO_NEXT))
+        event = next(near, event)
+    if event.yields != "network":
         same = [e for e in events if e.yields == event.yields]
         named = (
             e for e in same if {"last", "store", "peer"} & e.fields.keys() or e.name == "nccl-cuda"
@@ -1136,8 +1143,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
     elif event.yields == "peer":
         line = f"{who} lost the connection to another rank{whom}. Most often that rank ended first."
     elif event.yields == "network":
-        what = f": {event.fields['what']}" if "what" in event.fields else ""
-        line = f"{who} reported an error of the network{whom}{what}."
+        what = event.fields.get("what", words().completions.get(event.fields.get("code", ""), ""))
+        line = f"{who} reported an error of the network{whom}{what and f': {what}'}."
     else:
         last = event.fields.get("last", "")
         kind = event.fields.get("type") or _RESULTS[int(event.fields["result"])]
@@ -1153,6 +1160,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
         tail = f" Its last warning before: {warned[-1].fields['what'][:_MAX_QUOTE].rstrip('.')}."
         steps = steps[1:]
     advice = advice_on(event.yields, f"{line}{tail} {event.text}")
+    if event.name == "nccl-cuda":  # this is the warning that names the call
+        steps = () if advice else advice_on("device", line)
     steps = (*advice, *steps[1:]) if advice and event.yields == "network" else (*advice, *steps)
     return replace(_made(event.yields, line + tail, event, *steps, ranks=()), suspects=suspects)
 
@@ -1233,7 +1242,7 @@ def _died(output: JobOutput) -> EndingResult | None:
 
 
 def _exited(output: JobOutput) -> EndingResult | None:
-    without_code = ("sagemaker-exit", "elastic-event")
+    without_code = ("sagemaker-exit", "elastic-event", "no-error-file")
     exits = (e for e in _exits(output) if _signal(e) or e.number("code") or e.name in without_code)
     event = next(exits, None)
     if event is None:
@@ -1252,15 +1261,15 @@ def _stopped(output: JobOutput) -> EndingResult | None:
     event = next(iter(_of(output, "stopped", "cancelled")), None)
     if event is None:
         return None
-    number = event.number("code") or event.number("number")
-    how = f"its launcher got {_signal_name(number)}" if number else "its launcher got a signal"
+    name = _signal(event)
+    how = f"its launcher got {name or 'a signal'}"
     step = "Look in the scheduler's log for who ended it."
-    if number == signal.SIGINT:
+    if name == "SIGINT":
         how = "its launcher was interrupted (Ctrl-C or SIGINT)"
         step = _BEFORE_CTRL_C
-    if number == signal.SIGHUP:
+    if name == "SIGHUP":
         how = "its terminal was closed (SIGHUP)"
-        step = "Start it with nohup or setsid, in tmux, or by a scheduler."
+        step = "Start it in tmux, with setsid or by a scheduler: torchrun undoes what nohup does."
     if event.yields == "cancelled":
         how = "it was cancelled, and the text does not say why"
         step = "sacct -j JOB -o State,End,Comment shows who ended it, such as CANCELLED by UID."
@@ -1292,9 +1301,18 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
     )
 
 
-def _cut(output: JobOutput) -> EndingResult | None:
+def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
     is_survived = _survived(output)
-    events = (event for event in _of(output, "cut") if not is_survived(event))
+    wraps = [e for e in _of(output, "exception", "error") if not _is_own(e)]
+    events = (
+        event
+        for event in _of(output, kind)
+        if not (
+            is_survived(event)
+            or _is_launchers(event)
+            or any(_is_near(e, event, _TO_NEXT) for e in wraps)
+        )
+    )
     event = min(events, key=lambda e: (e.rank is None, "type" not in e.fields), default=None)
     if event is None:
         return None
@@ -1311,6 +1329,17 @@ def _cut(output: JobOutput) -> EndingResult | None:
         step or "Add the rest of the output: the last line of a traceback names the error.",
     )
 
+
+def _is_launchers(event: OutputEvent) -> bool:
+    """Whether a traceback is of a launcher, which reports how another process ended."""
+    files = re.findall(r'File "([^"\n]{1,300})"', _frames(event))
+    return bool(files) and bool(_OF_LAUNCHERS.search(files[-1]))
+
+
+_OF_LAUNCHERS = re.compile(
+    r"torch/distributed/(?:run|launch|elastic|launcher)\b|accelerate/commands/|/torchrun$"
+    r"|torch/multiprocessing/spawn|deepspeed/launcher/"
+)
 
 _LAST_LINES = 5
 
@@ -1492,7 +1521,9 @@ def _count(number: int) -> str:
 
 def _unreadable(output: JobOutput) -> list[OutputEvent]:
     """Tracebacks at the end into which several ranks wrote at once, or that are cut off."""
-    return [e for e in _of(output, "mixed") if _is_at_end(e, output)]
+    read = {(e.file, e.line) for e in filter(_is_launchers, _of(output, "cut"))}
+    events = (e for e in _of(output, "mixed") if (e.file, e.line) not in read)
+    return [e for e in events if _is_at_end(e, output)]
 
 
 def _why_mixed(output: JobOutput) -> str:
@@ -1512,8 +1543,9 @@ def _mixed(output: JobOutput) -> EndingResult | None:
         "exception",
         f"A process failed with an exception that cannot be read: its traceback {why}.",
         events[0],
-        "Start the ranks with torchrun --log-dir DIR --redirects 3, or srun --output=%t.log, so "
-        "that each writes its own file.",
+        "Add the rest of the output: the last line of a traceback names the error.",
+        "If several ranks write to one file, start them with torchrun --log-dir DIR --redirects 3, "
+        "or srun --output=%t.log.",
         ranks=(),
     )
 
@@ -1529,6 +1561,7 @@ def _reported(output: JobOutput) -> EndingResult | None:
         "error",
         f"{_subject(events[0])} reports {line}. Most often another failure causes it.",
         events[0],
+        *advice_on("reported", line),
         "Read the output of the other ranks and of their launcher: one of them failed before.",
         ranks=(),
     )
@@ -1536,7 +1569,7 @@ def _reported(output: JobOutput) -> EndingResult | None:
 
 def _closed(output: JobOutput) -> EndingResult | None:
     """Processes that their launcher ended, if the line that says why is missing."""
-    events = _of(output, "closing")
+    events = [*_of(output, "closing"), *filter(_is_launchers, _of(output, "cut", "frames"))]
     if not events:
         return None
     return _made(
@@ -1604,4 +1637,5 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     _calls,
     _set_up,
     _closed,
+    partial(_cut, kind="frames"),
 )
