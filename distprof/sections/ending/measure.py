@@ -362,8 +362,7 @@ def _host_memory(output: JobOutput) -> EndingResult | None:
         f"{_subject(blamed)} was killed because the host or its memory limit had no memory "
         f"left{held}.",
         event,
-        "Use fewer loader workers and less prefetching, do not gather checkpoints on one rank, or "
-        "request more host memory (--mem, the limit of the container).",
+        *advice_on("host_memory", ""),
         ranks=(blamed.rank,) if blamed.rank is not None else _listed(blamed),
     )
 
@@ -382,8 +381,7 @@ def _xid(output: JobOutput) -> EndingResult | None:
         "xid",
         f"A GPU failed: the driver {told}.",
         event,
-        "Look up the Xid (dmesg of the host) in NVIDIA's list, drain the host, and reset or "
-        "replace the GPU.",
+        *advice_on("xid", ""),
     )
 
 
@@ -405,8 +403,7 @@ def _xid_of_program(output: JobOutput) -> EndingResult | None:
         f"A program failed on a GPU: the driver reports Xid {_xid_of(event)} (PCI "
         f"{event.fields['bus']}), most often because of an error of the program itself.",
         event,
-        "Run it with CUDA_LAUNCH_BLOCKING=1 and compute-sanitizer. If several programs fail on one "
-        "GPU only, run dcgmi diag -r 3.",
+        *advice_on("xid", "program"),
     )
 
 
@@ -584,8 +581,9 @@ def _key(event: OutputEvent) -> tuple[str, str]:
 
 
 _LAUNCHING = re.compile(
-    r", in (?:launch_agent|\w+_launcher|launch_gloo|gloo_run|join(?=\n *raise Exception\()"
-    r"|_recv(?=\n *raise EOFError)|_main(?=\n *self = reduction\.pickle))(?:\n(?!\s*File )[^\n]*)*$"
+    r", in (?:launch_agent|execute_subprocess_async|\w+_launcher|launch_gloo|gloo_run"
+    r"|join(?=\n *raise Exception\()|_recv(?=\n *raise EOFError)"
+    r"|_main(?=\n *self = reduction\.pickle))(?:\n(?!\s*File )[^\n]*)*$"
 )
 """Last frames of launchers, which raise what a rank ended with, and of orphaned children."""
 
@@ -620,25 +618,20 @@ def _memory(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     wanted = f" when it asked for {fields['size']}" if "size" in fields else ""
     free = f"; {fields['free']} of {fields['total']} were free" if "free" in fields else ""
     kept, others = fields.get("reserved", ""), _held_by_others(fields)
-    steps = ["Use a smaller micro-batch, activation checkpointing, or more shards."]
+    steps = [*advice_on("memory", fields.get("error", ""))]
     if others:
         free += f", and other processes held {others:.1f} GiB"
-        steps = [
-            "End the other processes on that GPU (nvidia-smi lists them), or give each rank its "
-            "own GPU: torch.cuda.set_device(local_rank)."
-        ]
+        steps = [*advice_on("memory", "others")]
     elif kept:
         free += f", and PyTorch held {kept} that it did not use"
-        steps.append(
-            "If the unused part is a large share, set "
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: memory is fragmented."
-        )
+        steps += advice_on("memory", "unused")
     return f"its GPU had no memory left{wanted}{free}", tuple(steps)
 
 
 def _held_by_others(fields: Mapping[str, str]) -> float:
     """GiB of a GPU that other processes held, if they are more than those of the own one."""
     own = fields.get("used", "") or fields.get("kept", "")
+    own = fields.get("allocated", "") if "others" in fields else own
     texts = (fields.get("total", ""), fields.get("free", ""), own)
     try:
         sizes = (text.split() for text in texts)
@@ -662,32 +655,19 @@ def _device(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
 def _assert(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     what = event.fields.get("assertion", "")
     whose = "a kernel's" if not what or "thread: [" in event.text else "an"
-    shown = f"{whose} assertion failed{f' ({what})' if what else ''}"
-    if whose == "an":
-        return shown, (
-            "Look for that condition in the issues of the library whose file the line names, and "
-            "compare its version with what the program requires.",
-        )
-    return shown, (
-        "Check indices and labels: most often one is outside an embedding, a vocabulary or the "
-        "number of classes. Run the batch on the CPU to see the Python error.",
-    )
+    return f"{whose} assertion failed{f' ({what})' if what else ''}", advice_on("assert", whose)
 
 
 def _port(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     number = event.fields.get("port", "")
-    step = "End the other job on that host, or choose another MASTER_PORT."
-    if event.rank:
-        step += " Only rank 0 listens there: if this rank does, it was not told its rank."
-    return f"{f'port {number}' if number else 'the port of the rendezvous'} is in use", (step,)
+    what = f"port {number}" if number else "the port of the rendezvous"
+    return f"{what} is in use", advice_on("port", "")
 
 
 def _loader(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     how = event.fields.get("signal", "")
-    return f"a worker of its data loader died{f' ({how})' if how else ''}", (
-        "Look in dmesg for the out-of-memory killer, and use fewer workers; for bus errors, give "
-        "the container more shared memory (--shm-size).",
-    )
+    text = f"a worker of its data loader died{f' ({how})' if how else ''}"
+    return text, advice_on("loader", how)
 
 
 _FOLDERS = re.compile(r"(?:https?:/)?(?:/[^\s/()\[\]]{1,255}){2,64}/(?=[^\s/()\[\]]{1,255}\.so)")
@@ -858,8 +838,10 @@ def _key_of_exit(event: OutputEvent) -> tuple[str, str]:
 def _reason(output: JobOutput) -> str:
     """What the output shows about an exit that no row explains."""
     is_survived = _survived(output)
+    launched = {_key(e) for e in _of(output, "exception") if _LAUNCHING.search(_frames(e))}
     for event in _of(output, "exception", "error"):
-        if not (words().search("not_own", event.fields.get("type", "")) or is_survived(event)):
+        is_wrapper = words().search("not_own", event.fields.get("type", ""))
+        if not (is_wrapper or is_survived(event) or _key(event) in launched):
             return f"; the output shows “{_exception(event)[0]}”"
     return "; the output does not show why"
 
@@ -1252,28 +1234,28 @@ def _exited(output: JobOutput) -> EndingResult | None:
     return _ended(event, output) if is_told else _nan(output)
 
 
-_BEFORE_CTRL_C = (
-    "If it seemed to hang, get the stacks of its ranks before the next Ctrl-C: py-spy dump."
-)
-
-
 def _stopped(output: JobOutput) -> EndingResult | None:
     event = next(iter(_of(output, "stopped", "cancelled")), None)
     if event is None:
         return None
     name = _signal(event)
     how = f"its launcher got {name or 'a signal'}"
-    step = "Look in the scheduler's log for who ended it."
-    if name == "SIGINT":
-        how = "its launcher was interrupted (Ctrl-C or SIGINT)"
-        step = _BEFORE_CTRL_C
-    if name == "SIGHUP":
-        how = "its terminal was closed (SIGHUP)"
-        step = "Start it in tmux, with setsid or by a scheduler: torchrun undoes what nohup does."
+    if name in words().stopped:
+        how = words().stopped[name]
     if event.yields == "cancelled":
         how = "it was cancelled, and the text does not say why"
-        step = "sacct -j JOB -o State,End,Comment shows who ended it, such as CANCELLED by UID."
-    return _made("stopped", f"The job was ended from outside: {how}.", event, step, ranks=())
+    found = _made(
+        "stopped",
+        f"The job was ended from outside: {how}.",
+        event,
+        *advice_on("stopped", name or event.yields),
+        ranks=(),
+    )
+    waits = _joining(output)
+    if waits is None:
+        return found
+    why = capitalized(waits.verdict.partition(": ")[2])
+    return replace(found, why=(why, *found.why), next_steps=(*found.next_steps, *waits.next_steps))
 
 
 def _interrupted(output: JobOutput) -> EndingResult | None:
@@ -1296,7 +1278,7 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
         "interrupted",
         f"The job was interrupted (Ctrl-C or SIGINT){f' in {place}' if place else ''}.",
         event,
-        _BEFORE_CTRL_C,
+        *advice_on("stopped", "SIGINT"),
         ranks=(),
     )
 
@@ -1318,27 +1300,27 @@ def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
         return None
     place = event.fields.get("place") or last_own(_frames(event))
     kind = event.fields.get("type", "an exception")
-    lacks, step = "but the text ends before its message", _row(event).advice
+    lacks = "but the text ends before its message"
     if "bare" in event.fields:
-        lacks, step = "which has no message", "Read the traceback of that rank."
+        lacks = "which has no message"
     return _made(
         "exception",
         f"{_subject(event)} failed with {kind}, {lacks}{f', in {place}' if place else ''}.",
         event,
         *advice_on("exception", kind),
-        step or "Add the rest of the output: the last line of a traceback names the error.",
+        *advice_on("cut", f"{event.name} {kind}"),
     )
 
 
 def _is_launchers(event: OutputEvent) -> bool:
     """Whether a traceback is of a launcher, which reports how another process ended."""
     files = re.findall(r'File "([^"\n]{1,300})"', _frames(event))
-    return bool(files) and bool(_OF_LAUNCHERS.search(files[-1]))
+    return bool(_OF_LAUNCHERS.search(files[-1] if files else event.fields.get("type", "")))
 
 
 _OF_LAUNCHERS = re.compile(
     r"torch/distributed/(?:run|launch|elastic|launcher)\b|accelerate/commands/|/torchrun$"
-    r"|torch/multiprocessing/spawn|deepspeed/launcher/"
+    r"|deepspeed/launcher/|CalledProcessError"
 )
 
 _LAST_LINES = 5
@@ -1543,9 +1525,8 @@ def _mixed(output: JobOutput) -> EndingResult | None:
         "exception",
         f"A process failed with an exception that cannot be read: its traceback {why}.",
         events[0],
-        "Add the rest of the output: the last line of a traceback names the error.",
-        "If several ranks write to one file, start them with torchrun --log-dir DIR --redirects 3, "
-        "or srun --output=%t.log.",
+        *advice_on("cut", ""),
+        *advice_on("mixed", ""),
         ranks=(),
     )
 
@@ -1562,7 +1543,6 @@ def _reported(output: JobOutput) -> EndingResult | None:
         f"{_subject(events[0])} reports {line}. Most often another failure causes it.",
         events[0],
         *advice_on("reported", line),
-        "Read the output of the other ranks and of their launcher: one of them failed before.",
         ranks=(),
     )
 
@@ -1575,10 +1555,12 @@ def _closed(output: JobOutput) -> EndingResult | None:
     return _made(
         "exit",
         "A launcher ended its processes, most often because one of them failed; the output does "
-        "not show which.",
+        "not show which."
+        if events[0].yields == "closing"
+        else "A launcher failed, or reports that one of its processes did; the text ends before it "
+        "says which.",
         events[0],
-        "Add the rest of the output: after these lines, the launcher names the process and its "
-        "exit code. The error itself is in the lines before, or in the log of that rank.",
+        *advice_on("closing", ""),
         ranks=(),
     )
 
@@ -1588,9 +1570,13 @@ def _is_at_end(event: OutputEvent, output: JobOutput) -> bool:
 
 
 def _nan(output: JobOutput) -> EndingResult | None:
-    event = next(iter(_of(output, "nan")), None)
-    if event is None:
+    events = _of(output, "nan")
+    if not events:
         return None
+    event = min(events, key=lambda e: e.number("scale") or 0)
+    if "scale" in event.fields:  # one that fell long ago recovered
+        told, steps = _told(event)
+        return _made("nan", f"{told}.", event, *steps) if _is_at_end(event, output) else None
     step = next(
         (event.fields[n] for n in ("step", "iteration", "updates") if n in event.fields), ""
     )
@@ -1599,8 +1585,7 @@ def _nan(output: JobOutput) -> EndingResult | None:
         "nan",
         f"{'A gradient' if 'grad' in event.fields else 'The loss'} became NaN{at}.",
         event,
-        "Look at the gradient norm and the learning rate of the steps before, and at the data of "
-        "that step.",
+        *advice_on("nan", ""),
     )
 
 
