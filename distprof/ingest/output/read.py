@@ -41,7 +41,7 @@ _LATEST = ("calls", "preparing")
 """Kinds of lines of which the last of each writer counts."""
 
 _NOISE = re.compile(r"NCCL (?:INFO|TRACE)|\bDEBUG\b|pyxis: {4}")
-_ALWAYS = {"world", "exit", "setup", "calls", "nccl-retries", "nccl-result", "closed",
+_ALWAYS = {"world", "exit", "setup", "calls", "usage", "nccl-retries", "nccl-result", "closed",
            "container-start", "vllm-start"}  # fmt: skip
 """Kinds and names of lines that count although a debugging or quoted log prints them."""
 
@@ -382,7 +382,7 @@ def _fields(data: bytes, start: int, at: int, end: int, row: Expression) -> dict
         before = "" if row.before else cleaned(data[start:at])
         return row.search(_without_prefixes(text, _prefixed(data, start, at, end, row), before))
     last = _end_of_wrapped(data, end) if row.wraps else end
-    text = cleaned(data[max(start, at - _BEFORE_SIGN) : last])
+    text = cleaned(data[max(start, at - _BEFORE_SIGN) : last]).rstrip()
     fields = _searched(row, text)
     if row.wraps and "own" not in (fields or {}):
         before = cleaned(data[_start_of_wrapped(data, start) : start])

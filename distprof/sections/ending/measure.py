@@ -12,6 +12,7 @@ import signal
 from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -361,8 +362,7 @@ def _host_memory(output: JobOutput) -> EndingResult | None:
         f"{_subject(blamed)} was killed because the host or its memory limit had no memory "
         f"left{held}.",
         event,
-        "Use fewer loader workers and less prefetching, do not gather checkpoints on one rank, or "
-        "request more host memory (--mem, the limit of the container).",
+        *advice_on("host_memory", ""),
         ranks=(blamed.rank,) if blamed.rank is not None else _listed(blamed),
     )
 
@@ -381,8 +381,7 @@ def _xid(output: JobOutput) -> EndingResult | None:
         "xid",
         f"A GPU failed: the driver {told}.",
         event,
-        "Look up the Xid (dmesg of the host) in NVIDIA's list, drain the host, and reset or "
-        "replace the GPU.",
+        *advice_on("xid", ""),
     )
 
 
@@ -404,8 +403,7 @@ def _xid_of_program(output: JobOutput) -> EndingResult | None:
         f"A program failed on a GPU: the driver reports Xid {_xid_of(event)} (PCI "
         f"{event.fields['bus']}), most often because of an error of the program itself.",
         event,
-        "Run it with CUDA_LAUNCH_BLOCKING=1 and compute-sanitizer. If several programs fail on one "
-        "GPU only, run dcgmi diag -r 3.",
+        *advice_on("xid", "program"),
     )
 
 
@@ -530,7 +528,7 @@ def _survived(output: JobOutput) -> Callable[[OutputEvent], bool]:
         of_file[event.yields] = max(of_file.get(event.yields, 0), event.line)
         if event.yields == "error":
             told.setdefault((event.file, event.fields.get("type", "")), []).append(event.line)
-    quiet = {*_SURVIVABLE, *UNSAID, "warning", "nan", "cancelled", "cut", "mixed"}
+    quiet = {*_SURVIVABLE, *UNSAID, "warning", "nan", "cancelled", "cut", "frames", "mixed"}
     quiet |= set(_PRECEDENCE) if is_alone else set()
 
     def is_survived(event: OutputEvent) -> bool:
@@ -564,14 +562,15 @@ _PRECEDENCE = ("assert", "usage", "port", "shm", "threads", "memory", "loader", 
 
 
 def _precedence(event: OutputEvent) -> tuple[int, bool]:
-    """Of one kind, a line that names something explains more than one that does not."""
-    return _PRECEDENCE.index(event.yields), not {"names", "message"} & event.fields.keys()
+    """Of one kind, a line that names something, and is whole, explains more than another."""
+    named = event.fields.get("names") or event.fields.get("message", ":")
+    return _PRECEDENCE.index(event.yields), named.rstrip().endswith(":")
 
 
-def _is_near(one: OutputEvent, other: OutputEvent) -> bool:
-    """Whether a traceback ends with an event: it begins at most some frames before."""
+def _is_near(one: OutputEvent, other: OutputEvent, most: int = _NEAR_LINES) -> bool:
+    """Whether a traceback ends with an event: it begins at most some lines before."""
     gap = other.line - one.line
-    return one.file == other.file and one.rank == other.rank and 0 <= gap <= _NEAR_LINES
+    return one.file == other.file and one.rank == other.rank and 0 <= gap <= most
 
 
 def _key(event: OutputEvent) -> tuple[str, str]:
@@ -582,8 +581,9 @@ def _key(event: OutputEvent) -> tuple[str, str]:
 
 
 _LAUNCHING = re.compile(
-    r", in (?:launch_agent|\w+_launcher|launch_gloo|gloo_run|join(?=\n *raise Exception\()"
-    r"|_recv(?=\n *raise EOFError)|_main(?=\n *self = reduction\.pickle))(?:\n(?!\s*File )[^\n]*)*$"
+    r", in (?:launch_agent|execute_subprocess_async|\w+_launcher|launch_gloo|gloo_run"
+    r"|join(?=\n *raise Exception\()|_recv(?=\n *raise EOFError)"
+    r"|_main(?=\n *self = reduction\.pickle))(?:\n(?!\s*File )[^\n]*)*$"
 )
 """Last frames of launchers, which raise what a rank ended with, and of orphaned children."""
 
@@ -618,25 +618,20 @@ def _memory(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     wanted = f" when it asked for {fields['size']}" if "size" in fields else ""
     free = f"; {fields['free']} of {fields['total']} were free" if "free" in fields else ""
     kept, others = fields.get("reserved", ""), _held_by_others(fields)
-    steps = ["Use a smaller micro-batch, activation checkpointing, or more shards."]
+    steps = [*advice_on("memory", fields.get("error", ""))]
     if others:
         free += f", and other processes held {others:.1f} GiB"
-        steps = [
-            "End the other processes on that GPU (nvidia-smi lists them), or give each rank its "
-            "own GPU: torch.cuda.set_device(local_rank)."
-        ]
+        steps = [*advice_on("memory", "others")]
     elif kept:
         free += f", and PyTorch held {kept} that it did not use"
-        steps.append(
-            "If the unused part is a large share, set "
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: memory is fragmented."
-        )
+        steps += advice_on("memory", "unused")
     return f"its GPU had no memory left{wanted}{free}", tuple(steps)
 
 
 def _held_by_others(fields: Mapping[str, str]) -> float:
     """GiB of a GPU that other processes held, if they are more than those of the own one."""
     own = fields.get("used", "") or fields.get("kept", "")
+    own = fields.get("allocated", "") if "others" in fields else own
     texts = (fields.get("total", ""), fields.get("free", ""), own)
     try:
         sizes = (text.split() for text in texts)
@@ -660,32 +655,19 @@ def _device(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
 def _assert(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     what = event.fields.get("assertion", "")
     whose = "a kernel's" if not what or "thread: [" in event.text else "an"
-    shown = f"{whose} assertion failed{f' ({what})' if what else ''}"
-    if whose == "an":
-        return shown, (
-            "Look for that condition in the issues of the library whose file the line names, and "
-            "compare its version with what the program requires.",
-        )
-    return shown, (
-        "Check indices and labels: most often one is outside an embedding, a vocabulary or the "
-        "number of classes. Run the batch on the CPU to see the Python error.",
-    )
+    return f"{whose} assertion failed{f' ({what})' if what else ''}", advice_on("assert", whose)
 
 
 def _port(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     number = event.fields.get("port", "")
-    step = "End the other job on that host, or choose another MASTER_PORT."
-    if event.rank:
-        step += " Only rank 0 listens there: if this rank does, it was not told its rank."
-    return f"{f'port {number}' if number else 'the port of the rendezvous'} is in use", (step,)
+    what = f"port {number}" if number else "the port of the rendezvous"
+    return f"{what} is in use", advice_on("port", "")
 
 
 def _loader(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     how = event.fields.get("signal", "")
-    return f"a worker of its data loader died{f' ({how})' if how else ''}", (
-        "Look in dmesg for the out-of-memory killer, and use fewer workers; for bus errors, give "
-        "the container more shared memory (--shm-size).",
-    )
+    text = f"a worker of its data loader died{f' ({how})' if how else ''}"
+    return text, advice_on("loader", how)
 
 
 _FOLDERS = re.compile(r"(?:https?:/)?(?:/[^\s/()\[\]]{1,255}){2,64}/(?=[^\s/()\[\]]{1,255}\.so)")
@@ -694,11 +676,11 @@ _FOLDERS = re.compile(r"(?:https?:/)?(?:/[^\s/()\[\]]{1,255}){2,64}/(?=[^\s/()\[
 
 def _exception(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     message = " ".join(event.fields.get("message", "").split())
-    if len(message) > _MAX_QUOTE:
-        message = _FOLDERS.sub("", message)[:_MAX_QUOTE]
     name = event.fields.get("type", "")
     code = _frames(event).rstrip(" ^~\n").rpartition("\n")[2].strip()
     steps = advice_on("exception", f"{name}: {message}\n{code}")
+    if len(message) > _MAX_QUOTE:
+        message = _FOLDERS.sub("", message)[:_MAX_QUOTE]
     text = f"{name.rpartition('.')[2]}: {message}".strip(": .`")
     if not message and code.startswith(("assert ", "return ")):
         text += f" (“{code[:120]}”)"
@@ -856,8 +838,10 @@ def _key_of_exit(event: OutputEvent) -> tuple[str, str]:
 def _reason(output: JobOutput) -> str:
     """What the output shows about an exit that no row explains."""
     is_survived = _survived(output)
+    launched = {_key(e) for e in _of(output, "exception") if _LAUNCHING.search(_frames(e))}
     for event in _of(output, "exception", "error"):
-        if not (words().search("not_own", event.fields.get("type", "")) or is_survived(event)):
+        is_wrapper = words().search("not_own", event.fields.get("type", ""))
+        if not (is_wrapper or is_survived(event) or _key(event) in launched):
             return f"; the output shows “{_exception(event)[0]}”"
     return "; the output does not show why"
 
@@ -868,10 +852,11 @@ def _crash(output: JobOutput) -> EndingResult | None:
     events = [
         e for e in _of(output, "crash") if not (followed and re.search("Abort|SIGABRT", e.text))
     ]
-    event = next((e for e in events if "what" in e.fields), next(iter(events), None))
-    if event is None:
+    if not events:
         return None
+    event = min(events, key=lambda e: ("library" not in e.fields, "what" not in e.fields))
     what = event.fields.get("what", "the output does not name the signal")
+    library = event.fields.get("library", "")
     is_bus = re.search("Bus error|SIGBUS", what)
     meaning = words().meanings["SIGBUS"].replace(" (bus error)", "") if is_bus else ""
     stacks = (s for s in output.stacks if s.file == event.file and s.line >= event.line)
@@ -879,8 +864,9 @@ def _crash(output: JobOutput) -> EndingResult | None:
     own = (f"Read the code of {stack.calls[0]}.",) if stack else advice_on("signal", "SIGSEGV")
     return _made(
         "crash",
-        f"{_subject(event)} crashed: {what[:_MAX_QUOTE]}{meaning}.",
+        f"{_subject(event)} crashed: {what[:_MAX_QUOTE]}{library and f' in {library}'}{meaning}.",
         event,
+        *(advice_on("crash", library) if library else ()),
         *(advice_on("signal", "SIGBUS") if is_bus else ()),
         *own,
         why=(f"Its last own call was {stack.calls[0]}.",) if stack else (),
@@ -1115,6 +1101,9 @@ def _peer(output: JobOutput) -> EndingResult | None:
         return None
     event = events[0]
     if event.yields != "network":  # NCCL names the reason after the error
+        near = (e for e in events if e.yields == "network" and _is_near(event, e, _TO_NEXT))
+        event = next(near, event)
+    if event.yields != "network":
         same = [e for e in events if e.yields == event.yields]
         named = (
             e for e in same if {"last", "store", "peer"} & e.fields.keys() or e.name == "nccl-cuda"
@@ -1136,8 +1125,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
     elif event.yields == "peer":
         line = f"{who} lost the connection to another rank{whom}. Most often that rank ended first."
     elif event.yields == "network":
-        what = f": {event.fields['what']}" if "what" in event.fields else ""
-        line = f"{who} reported an error of the network{whom}{what}."
+        what = event.fields.get("what", words().completions.get(event.fields.get("code", ""), ""))
+        line = f"{who} reported an error of the network{whom}{what and f': {what}'}."
     else:
         last = event.fields.get("last", "")
         kind = event.fields.get("type") or _RESULTS[int(event.fields["result"])]
@@ -1153,6 +1142,8 @@ def _peer(output: JobOutput) -> EndingResult | None:
         tail = f" Its last warning before: {warned[-1].fields['what'][:_MAX_QUOTE].rstrip('.')}."
         steps = steps[1:]
     advice = advice_on(event.yields, f"{line}{tail} {event.text}")
+    if event.name == "nccl-cuda":  # this is the warning that names the call
+        steps = () if advice else advice_on("device", line)
     steps = (*advice, *steps[1:]) if advice and event.yields == "network" else (*advice, *steps)
     return replace(_made(event.yields, line + tail, event, *steps, ranks=()), suspects=suspects)
 
@@ -1233,7 +1224,7 @@ def _died(output: JobOutput) -> EndingResult | None:
 
 
 def _exited(output: JobOutput) -> EndingResult | None:
-    without_code = ("sagemaker-exit", "elastic-event")
+    without_code = ("sagemaker-exit", "elastic-event", "no-error-file")
     exits = (e for e in _exits(output) if _signal(e) or e.number("code") or e.name in without_code)
     event = next(exits, None)
     if event is None:
@@ -1243,28 +1234,28 @@ def _exited(output: JobOutput) -> EndingResult | None:
     return _ended(event, output) if is_told else _nan(output)
 
 
-_BEFORE_CTRL_C = (
-    "If it seemed to hang, get the stacks of its ranks before the next Ctrl-C: py-spy dump."
-)
-
-
 def _stopped(output: JobOutput) -> EndingResult | None:
     event = next(iter(_of(output, "stopped", "cancelled")), None)
     if event is None:
         return None
-    number = event.number("code") or event.number("number")
-    how = f"its launcher got {_signal_name(number)}" if number else "its launcher got a signal"
-    step = "Look in the scheduler's log for who ended it."
-    if number == signal.SIGINT:
-        how = "its launcher was interrupted (Ctrl-C or SIGINT)"
-        step = _BEFORE_CTRL_C
-    if number == signal.SIGHUP:
-        how = "its terminal was closed (SIGHUP)"
-        step = "Start it with nohup or setsid, in tmux, or by a scheduler."
+    name = _signal(event)
+    how = f"its launcher got {name or 'a signal'}"
+    if name in words().stopped:
+        how = words().stopped[name]
     if event.yields == "cancelled":
         how = "it was cancelled, and the text does not say why"
-        step = "sacct -j JOB -o State,End,Comment shows who ended it, such as CANCELLED by UID."
-    return _made("stopped", f"The job was ended from outside: {how}.", event, step, ranks=())
+    found = _made(
+        "stopped",
+        f"The job was ended from outside: {how}.",
+        event,
+        *advice_on("stopped", name or event.yields),
+        ranks=(),
+    )
+    waits = _joining(output)
+    if waits is None:
+        return found
+    why = capitalized(waits.verdict.partition(": ")[2])
+    return replace(found, why=(why, *found.why), next_steps=(*found.next_steps, *waits.next_steps))
 
 
 def _interrupted(output: JobOutput) -> EndingResult | None:
@@ -1287,30 +1278,50 @@ def _interrupted(output: JobOutput) -> EndingResult | None:
         "interrupted",
         f"The job was interrupted (Ctrl-C or SIGINT){f' in {place}' if place else ''}.",
         event,
-        _BEFORE_CTRL_C,
+        *advice_on("stopped", "SIGINT"),
         ranks=(),
     )
 
 
-def _cut(output: JobOutput) -> EndingResult | None:
+def _cut(output: JobOutput, kind: str = "cut") -> EndingResult | None:
     is_survived = _survived(output)
-    events = (event for event in _of(output, "cut") if not is_survived(event))
+    wraps = [e for e in _of(output, "exception", "error") if not _is_own(e)]
+    events = (
+        event
+        for event in _of(output, kind)
+        if not (
+            is_survived(event)
+            or _is_launchers(event)
+            or any(_is_near(e, event, _TO_NEXT) for e in wraps)
+        )
+    )
     event = min(events, key=lambda e: (e.rank is None, "type" not in e.fields), default=None)
     if event is None:
         return None
     place = event.fields.get("place") or last_own(_frames(event))
     kind = event.fields.get("type", "an exception")
-    lacks, step = "but the text ends before its message", _row(event).advice
+    lacks = "but the text ends before its message"
     if "bare" in event.fields:
-        lacks, step = "which has no message", "Read the traceback of that rank."
+        lacks = "which has no message"
     return _made(
         "exception",
         f"{_subject(event)} failed with {kind}, {lacks}{f', in {place}' if place else ''}.",
         event,
         *advice_on("exception", kind),
-        step or "Add the rest of the output: the last line of a traceback names the error.",
+        *advice_on("cut", f"{event.name} {kind}"),
     )
 
+
+def _is_launchers(event: OutputEvent) -> bool:
+    """Whether a traceback is of a launcher, which reports how another process ended."""
+    files = re.findall(r'File "([^"\n]{1,300})"', _frames(event))
+    return bool(_OF_LAUNCHERS.search(files[-1] if files else event.fields.get("type", "")))
+
+
+_OF_LAUNCHERS = re.compile(
+    r"torch/distributed/(?:run|launch|elastic|launcher)\b|accelerate/commands/|/torchrun$"
+    r"|deepspeed/launcher/|CalledProcessError"
+)
 
 _LAST_LINES = 5
 
@@ -1492,7 +1503,9 @@ def _count(number: int) -> str:
 
 def _unreadable(output: JobOutput) -> list[OutputEvent]:
     """Tracebacks at the end into which several ranks wrote at once, or that are cut off."""
-    return [e for e in _of(output, "mixed") if _is_at_end(e, output)]
+    read = {(e.file, e.line) for e in filter(_is_launchers, _of(output, "cut"))}
+    events = (e for e in _of(output, "mixed") if (e.file, e.line) not in read)
+    return [e for e in events if _is_at_end(e, output)]
 
 
 def _why_mixed(output: JobOutput) -> str:
@@ -1512,8 +1525,8 @@ def _mixed(output: JobOutput) -> EndingResult | None:
         "exception",
         f"A process failed with an exception that cannot be read: its traceback {why}.",
         events[0],
-        "Start the ranks with torchrun --log-dir DIR --redirects 3, or srun --output=%t.log, so "
-        "that each writes its own file.",
+        *advice_on("cut", ""),
+        *advice_on("mixed", ""),
         ranks=(),
     )
 
@@ -1529,23 +1542,25 @@ def _reported(output: JobOutput) -> EndingResult | None:
         "error",
         f"{_subject(events[0])} reports {line}. Most often another failure causes it.",
         events[0],
-        "Read the output of the other ranks and of their launcher: one of them failed before.",
+        *advice_on("reported", line),
         ranks=(),
     )
 
 
 def _closed(output: JobOutput) -> EndingResult | None:
     """Processes that their launcher ended, if the line that says why is missing."""
-    events = _of(output, "closing")
+    events = [*_of(output, "closing"), *filter(_is_launchers, _of(output, "cut", "frames"))]
     if not events:
         return None
     return _made(
         "exit",
         "A launcher ended its processes, most often because one of them failed; the output does "
-        "not show which.",
+        "not show which."
+        if events[0].yields == "closing"
+        else "A launcher failed, or reports that one of its processes did; the text ends before it "
+        "says which.",
         events[0],
-        "Add the rest of the output: after these lines, the launcher names the process and its "
-        "exit code. The error itself is in the lines before, or in the log of that rank.",
+        *advice_on("closing", ""),
         ranks=(),
     )
 
@@ -1555,9 +1570,13 @@ def _is_at_end(event: OutputEvent, output: JobOutput) -> bool:
 
 
 def _nan(output: JobOutput) -> EndingResult | None:
-    event = next(iter(_of(output, "nan")), None)
-    if event is None:
+    events = _of(output, "nan")
+    if not events:
         return None
+    event = min(events, key=lambda e: e.number("scale") or 0)
+    if "scale" in event.fields:  # one that fell long ago recovered
+        told, steps = _told(event)
+        return _made("nan", f"{told}.", event, *steps) if _is_at_end(event, output) else None
     step = next(
         (event.fields[n] for n in ("step", "iteration", "updates") if n in event.fields), ""
     )
@@ -1566,8 +1585,7 @@ def _nan(output: JobOutput) -> EndingResult | None:
         "nan",
         f"{'A gradient' if 'grad' in event.fields else 'The loss'} became NaN{at}.",
         event,
-        "Look at the gradient norm and the learning rate of the steps before, and at the data of "
-        "that step.",
+        *advice_on("nan", ""),
     )
 
 
@@ -1604,4 +1622,5 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     _calls,
     _set_up,
     _closed,
+    partial(_cut, kind="frames"),
 )

@@ -27,6 +27,8 @@ class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     meanings: dict[str, str]
     who: dict[str, str]
     waited: dict[str, str]
+    completions: dict[str, str]
+    stopped: dict[str, str]
     stages: dict[str, str]
     steps: dict[str, tuple[str, ...]]
     operations: dict[str, str]

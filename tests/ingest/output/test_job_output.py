@@ -26,7 +26,7 @@ KILLED = (GOLDEN / "torchrun-sigkill.log").read_bytes()
 def test_each_row_reads_its_example(row: Expression) -> None:
     reader = Reader()
     reader.take_blocks([row.example.encode()], "job.out", None)
-    assert all(len(sign) >= SHORTEST_SIGN for sign in row.signs)
+    assert all(len(sign.encode()) >= SHORTEST_SIGN for sign in row.signs)
     assert row.source or row.yields
     if row.yields == "stack":
         assert row.search(row.example) is not None
