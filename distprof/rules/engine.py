@@ -234,14 +234,18 @@ def _is_last_resort_worth(item: Judged, prices: Prices) -> bool:
 def _with_price(item: Judged, remaining_ns: int | None, place: int | None) -> Judged:
     """Add the price. The cost of a last-resort finding is the time that the others leave.
 
-    A scenario that removes only a part of the cost says nothing of it outside the plan.
+    A scenario that removes only a part of the cost, and the time of other causes as well, counts
+    for what the plan leaves to it, and says nothing outside the plan.
     """
     draft = item.draft
     if draft.last_resort_ns is not None:
         draft = replace(draft, cost_ns_per_step=remaining_ns)
     if draft.is_partial and place is None:
         return replace(item, draft=replace(draft, without=""), recoverable_ns=None)
-    return replace(item, draft=draft, remaining_ns=remaining_ns, place=place)
+    alone = remaining_ns if draft.is_partial else item.recoverable_ns
+    return replace(
+        item, draft=draft, recoverable_ns=alone, remaining_ns=remaining_ns, place=place
+    )
 
 
 def _is_used_up(item: Judged) -> bool:
